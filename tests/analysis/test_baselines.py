@@ -1,12 +1,9 @@
 """Baselines of a run: comparison keys, the nearest of many candidates, placements and node layouts."""
 
-from __future__ import annotations
-
 import copy
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +16,6 @@ from scalebench.analysis.identity import comparison_key, placement_of
 from scalebench.analysis.load import frame_of_results
 from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.scaling_curves import make_curves
-from scalebench.core.result import Result
 from scalebench.core.spec import HardwareSpec
 from tests.builders.runs import record
 from tests.report.section_blocks import show_table
@@ -39,7 +35,7 @@ PLACES = [
 ]
 
 
-def run(strategy: str, place: int, repeat: int, minute: int, name: int, gpus: int = 1) -> Result:
+def run(strategy, place, repeat, minute, name, gpus=1):
     made = record(strategy, gpus, block_s=None, hardware=PLACES[place], repeat=repeat)
     made.run_id, made.started_at = f"run-{name}", (START + timedelta(minutes=minute)).isoformat()
     return made
@@ -51,11 +47,11 @@ RUNS = st.builds(
 )  # fmt: skip
 
 
-def nearest(result: Result, candidates: list[Result], bare: bool) -> Result | None:
+def nearest(result, candidates, bare):
     """Return the candidate with the least distance, the first of equal ones: a plain search as reference."""
     is_bare_itself = bare and result.scale.gpus == 1 and result.scale.baseline_bare == result.scale.strategy
 
-    def distance(candidate: Result) -> tuple[Any, ...]:
+    def distance(candidate):
         placement, own_placement = placement_of(candidate), placement_of(result)
         differing = [] if is_bare_itself else [a != b for a, b in zip(placement, own_placement, strict=True)]
         apart_s = abs((start_time(candidate) - start_time(result)).total_seconds())
@@ -66,8 +62,8 @@ def nearest(result: Result, candidates: list[Result], bare: bool) -> Result | No
 
 
 @given(st.lists(RUNS, min_size=1, max_size=12), RUNS, st.booleans())
-def test_the_nearest_candidate_has_the_least_distance(rows: list[Result], asking_run: Result, bare: bool) -> None:
-    index: Candidates[Result] = Candidates()
+def test_the_nearest_candidate_has_the_least_distance(rows, asking_run, bare):
+    index = Candidates()
     for row in rows:
         index.add(row)
     assert index.nearest(asking_run, bare) is nearest(asking_run, rows, bare)
@@ -77,7 +73,7 @@ def test_the_nearest_candidate_has_the_least_distance(rows: list[Result], asking
     )
 
 
-def old_key(result: Result, strategy: bool) -> str:
+def old_key(result, strategy):
     tree = copy.deepcopy(result.spec)
     for key in ("gpus", "repeat", "resume", "strict", "baseline", "dry_run", "debug", "measure", "sweep"):
         tree.pop(key, None)
@@ -87,7 +83,7 @@ def old_key(result: Result, strategy: bool) -> str:
     for key in LATER_TO_TRAIN:
         tree.get("train", {}).pop(key, None)
     chosen = tree.pop("strategy", {})
-    parts: list[Any] = [tree, result.scale.device, sorted({gpu.name or "" for gpu in result.machine.gpus})]
+    parts = [tree, result.scale.device, sorted({gpu.name or "" for gpu in result.machine.gpus})]
     if result.scale.device == "cpu":
         parts.append(result.machine.cpu_model)
     if strategy:
@@ -96,7 +92,7 @@ def old_key(result: Result, strategy: bool) -> str:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_the_comparison_key_has_all_keys_but_the_ignored_ones(device: str) -> None:
+def test_the_comparison_key_has_all_keys_but_the_ignored_ones(device):
     one, bare, old = record(), record("bare_torch"), record()
     old.spec = {"strategy": {"name": "ddp"}, "seed": 1}
     for result in (one, bare, old):
@@ -106,7 +102,7 @@ def test_the_comparison_key_has_all_keys_but_the_ignored_ones(device: str) -> No
     assert comparison_key(one, False) == comparison_key(bare, False) != comparison_key(old, False)
 
 
-def test_trainings_are_compared_only_with_trainings() -> None:
+def test_trainings_are_compared_only_with_trainings():
     plain, one, other, later = record(), record(), record(), record()
     one.spec["train"]["stop"]["epochs"] = other.spec["train"]["stop"]["epochs"] = 3.0
     other.spec["train"]["evaluate_epochs"] = 0.5
@@ -116,13 +112,13 @@ def test_trainings_are_compared_only_with_trainings() -> None:
     assert comparison_key(later, False) == keys[0], "it has no points"
 
 
-def placed(strategy: str, ids: list[int], block_s: float = 0.1, **changes: Any) -> Result:
+def placed(strategy, ids, block_s=0.1, **changes):
     made = HardwareSpec("cpu", devices="cpu", gpus_per_node=2, device_ids=ids, **changes)
     run_id = f"{strategy} {ids} {changes}"
     return record(strategy, gpus=max(1, len(ids)), block_s=block_s, run_id=run_id, hardware=made)
 
 
-def test_each_single_device_is_compared_with_the_first_one() -> None:
+def test_each_single_device_is_compared_with_the_first_one():
     rows = [placed("bare_torch", [0], 0.1), placed("bare_torch", [1], 0.125), placed("bare_torch", [2], 0.08)]
     index = frame_of_results(rows, [Path("x")] * 3)
     assert [round(value, 3) for value in index["speedup_bare"]] == [1.0, 0.8, 1.25]
@@ -131,7 +127,7 @@ def test_each_single_device_is_compared_with_the_first_one() -> None:
     assert list(index["device_ids"]) == ["0", "1", "2"]
 
 
-def test_older_records_have_the_default_placement() -> None:
+def test_older_records_have_the_default_placement():
     old, pair = placed("bare_torch", []), placed("ddp", [0, 1])
     for key in ("device_ids", "bind", "environment"):
         del old.spec["hardware"][key]
@@ -141,16 +137,16 @@ def test_older_records_have_the_default_placement() -> None:
     )
 
 
-def test_the_frame_has_the_configured_placement_and_the_transports_of_nccl() -> None:
+def test_the_frame_has_the_configured_placement_and_the_transports_of_nccl():
     row = placed("ddp", [0, 5], bind="far", environment={"NCCL_SHM_DISABLE": "1", "A": "b c"})
     row.sync.transports = {"0-1": "P2P/IPC", "0-2": "NET/Socket/0 + P2P/IPC"}
     cells = frame_of_results([row], [Path("x")]).iloc[0]
     assert list(cells[["device_ids", "bind", "environment", "transports"]]) == [
-        *("0 5", "far", "NCCL_SHM_DISABLE=1 A=b c", "NET/Socket/0 + P2P/IPC"),
+        *("0 5", "far", "NCCL_SHM_DISABLE=1 A=b c", "NET/Socket/0 + P2P/IPC")
     ]
 
 
-def with_layout(layout: str, gpus: int = 4, block_s: float = 0.1, strategy: str = "ddp") -> Result:
+def with_layout(layout, gpus=4, block_s=0.1, strategy="ddp"):
     """On nodes of four devices."""
     hardware = HardwareSpec("nodes", gpus_per_node=4, max_nodes=2, layout=layout)
     made = record(strategy, gpus, block_s, run_id=f"{strategy}-{layout}-{gpus}-{block_s}", hardware=hardware)
@@ -158,7 +154,7 @@ def with_layout(layout: str, gpus: int = 4, block_s: float = 0.1, strategy: str 
     return made
 
 
-def test_layouts_are_separate_rows_and_curves_with_a_column() -> None:
+def test_layouts_are_separate_rows_and_curves_with_a_column():
     results = [with_layout("sequence"), with_layout("spread"), with_layout("spread", block_s=0.11)]
     frame = pool_results(results, [Path(str(number)) for number in range(3)])
     rows = zip(frame["layout"], frame["repeats"], frame["nodes"], strict=True)
@@ -169,7 +165,7 @@ def test_layouts_are_separate_rows_and_curves_with_a_column() -> None:
     assert "layout" not in show_table(frame[frame["layout"] == "spread"])
 
 
-def test_layouts_share_the_baseline_of_one_device() -> None:
+def test_layouts_share_the_baseline_of_one_device():
     """That run has the default layout, since one device has no other; older records have none."""
     own, bare, older = with_layout("sequence", 1), with_layout("sequence", 1, strategy="bare_torch"), with_layout("", 1)
     for key in ("layout", "interface", "node_copy", "max_jobs", "slurm"):
@@ -180,7 +176,7 @@ def test_layouts_share_the_baseline_of_one_device() -> None:
             assert index.find_self(with_layout(layout)) is one and index.find_bare(with_layout(layout)) is bare
 
 
-def test_layouts_are_compared_by_the_key_hardware_layout() -> None:
+def test_layouts_are_compared_by_the_key_hardware_layout():
     one, other = [[make_compared_run(with_layout(layout), Path(layout))] for layout in ("sequence", "spread")]
     refused = compare(one, other)
     assert refused.status == "not comparable" and "hardware.layout" in (refused.refusal or "")

@@ -1,7 +1,5 @@
 """The blocks that count; throughput in each round, and ratios within rounds on a machine that changes."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from scalebench.analysis.attribution.reference_runs import ReferenceRuns
 from scalebench.analysis.comparison.pairing import make_compared_run
 from scalebench.analysis.repeats import Configuration
 from scalebench.analysis.rows import compare_runs, summarize_run
-from scalebench.core.result import Result, write_result
+from scalebench.core.result import write_result
 from scalebench.core.spec import MeasureSpec
 from scalebench.core.stats.estimates import estimate_ratio_over_rounds
 from tests.builders.runs import rank, record
@@ -23,19 +21,19 @@ from tests.builders.runs import rank, record
 SLOT_S, STEP_NOISE = 0.5, 0.02
 
 
-def slots(strategy: str, seconds_by_round: dict[int, list[float]], gpus: int = 1, **changes: object) -> Result:
+def slots(strategy, seconds_by_round, gpus=1, **changes):
     rounds = [number for number, blocks in seconds_by_round.items() for _ in blocks]
     seconds = [block for blocks in seconds_by_round.values() for block in blocks]
     starts = [100.0 * number for number in rounds]
     ranks = [rank(k, seconds, block_rounds=rounds, block_started_at_s=starts) for k in range(gpus)]
-    return record(strategy, gpus, ranks=ranks, cohort="c", **changes)  # type: ignore[arg-type]
+    return record(strategy, gpus, ranks=ranks, cohort="c", **changes)
 
 
-def round_rates(result: Result) -> dict[int, float]:
+def round_rates(result):
     return throughput.evaluate_blocks(result).round_rates
 
 
-def test_a_round_has_the_throughput_of_its_blocks() -> None:
+def test_a_round_has_the_throughput_of_its_blocks():
     assert round_rates(slots("ddp", {1: [0.1, 0.3], 2: [0.5]})) == pytest.approx({1: 40 / 0.4, 2: 20 / 0.5})
     assert round_rates(slots("ddp", {1: [0.1]}, gpus=2)) == pytest.approx({1: 400.0})
     assert round_rates(record("ddp")) == {}
@@ -44,13 +42,13 @@ def test_a_round_has_the_throughput_of_its_blocks() -> None:
     assert round_rates(two) == pytest.approx({1: 20 / 0.1 + 20 / 0.4}), "a round in which one replica has no block"
 
 
-def test_a_record_whose_blocks_and_rounds_differ_in_number_has_no_rounds() -> None:
+def test_a_record_whose_blocks_and_rounds_differ_in_number_has_no_rounds():
     damaged = slots("ddp", {1: [0.1], 2: [0.2]})
     damaged.ranks[0].block_rounds.append(3)
     assert round_rates(damaged) == {}
 
 
-def test_the_changes_of_the_machine_cancel_within_rounds() -> None:
+def test_the_changes_of_the_machine_cancel_within_rounds():
     level = {1: 1.0, 2: 1.5, 3: 0.7, 4: 1.3}
     bare = slots("bare_torch", {number: [0.1 * factor] for number, factor in level.items()}, run_id="bare")
     fast = slots("ddp", {number: [0.05 * factor] for number, factor in level.items()}, run_id="fast")
@@ -61,7 +59,7 @@ def test_the_changes_of_the_machine_cancel_within_rounds() -> None:
     assert row["speedup_bare_low"] is None, "another start may have another ratio"
 
 
-def test_the_attributed_loss_is_that_of_the_efficiency() -> None:
+def test_the_attributed_loss_is_that_of_the_efficiency():
     bare = slots("bare_torch", {1: [0.1], 2: [0.3]}, run_id="bare")
     other = slots("ddp", {1: [0.05], 2: [0.3]}, run_id="other")
     attribution = attribute_run(other, ReferenceRuns(bare, bare, None))
@@ -70,7 +68,7 @@ def test_the_attributed_loss_is_that_of_the_efficiency() -> None:
 
 
 @pytest.mark.parametrize("change", [{"cohort": "other"}, {"cohort": None}])
-def test_runs_of_different_cohorts_are_compared_by_their_means(change: dict[str, str | None]) -> None:
+def test_runs_of_different_cohorts_are_compared_by_their_means(change):
     bare = slots("bare_torch", {1: [0.1], 2: [0.3]})
     other = slots("ddp", {1: [0.3], 2: [0.1]})
     other.cohort = change["cohort"]
@@ -78,7 +76,7 @@ def test_runs_of_different_cohorts_are_compared_by_their_means(change: dict[str,
     assert throughput.divide_throughputs(runs[1], runs[0]) == pytest.approx(1.0)
 
 
-def test_leftover_warmup_counts_neither_in_throughput_nor_in_ratios(tmp_path: Path) -> None:
+def test_leftover_warmup_counts_neither_in_throughput_nor_in_ratios(tmp_path):
     """Of two runs that are equally fast one began to be measured in its warm-up: 12 of 60 rounds."""
     config = {"measure": MeasureSpec(target=0.01)}
     bare = slots("bare_torch", {number: [0.1] for number in range(60)}, run_id="bare", **config)
@@ -95,7 +93,7 @@ def test_leftover_warmup_counts_neither_in_throughput_nor_in_ratios(tmp_path: Pa
     assert scalebench.load_rounds(tmp_path).counts.tolist() == [number >= 12 for number in range(60)]
 
 
-def test_rounds_in_which_other_programs_took_the_cores_do_not_count(tmp_path: Path) -> None:
+def test_rounds_in_which_other_programs_took_the_cores_do_not_count(tmp_path):
     bare = slots("bare_torch", {number: [0.1] for number in range(12)}, run_id="bare")
     seconds = {number: [0.2 if number < 3 else 0.05] for number in range(12)}
     ddp = slots("ddp", seconds, run_id="ddp", disturbed_rounds=[0, 1, 2], flags=["busy_machine", "swapping"])
@@ -111,7 +109,7 @@ def test_rounds_in_which_other_programs_took_the_cores_do_not_count(tmp_path: Pa
     assert scalebench.load_rounds(tmp_path).disturbed.tolist() == [number < 5 for number in range(12)]
 
 
-def test_rounds_are_a_tidy_frame(tmp_path: Path) -> None:
+def test_rounds_are_a_tidy_frame(tmp_path):
     for name, result in {"a": slots("ddp", {1: [0.1, 0.1], 3: [0.2]}), "b": record("alone")}.items():
         (tmp_path / name).mkdir()
         write_result(result, tmp_path / name)
@@ -122,7 +120,7 @@ def test_rounds_are_a_tidy_frame(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def simulate_rounds(generator: np.random.Generator, rates: list[float], rounds: int) -> list[list[float]]:
+def simulate_rounds(generator, rates, rounds):
     """Return the rate of each run in each round on a machine that is slower by 30 % for seconds at a time."""
     change_s = np.cumsum(generator.exponential(4.0, size=4 * rounds * len(rates)))
     now_s, measured = 0.0, [[0.0] * rounds for _ in rates]
@@ -137,7 +135,7 @@ def simulate_rounds(generator: np.random.Generator, rates: list[float], rounds: 
 
 
 @pytest.mark.parametrize("rounds", [8, 16, 60])
-def test_limits_hold_the_true_ratio_while_the_machine_slows_down_at_times(rounds: int) -> None:
+def test_limits_hold_the_true_ratio_while_the_machine_slows_down_at_times(rounds):
     """In 930 of 1,000 trials at least, as everywhere in this project; 95 % are nominal."""
     generator = np.random.default_rng(rounds)
     held, trials, truth = 0, 1000, (100.0, 140.0, 90.0)

@@ -1,13 +1,9 @@
 """Tables of collective operations and bandwidths: known times give known bandwidths and crossovers."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +13,6 @@ import scalebench
 from scalebench.analysis.collectives import (
     BANDWIDTH_COLUMNS,
     COLLECTIVE_COLUMNS,
-    OperationComparison,
     bus_factor,
     compare_operations,
     count_moved_bytes,
@@ -26,7 +21,7 @@ from scalebench.analysis.collectives import (
     split_lines,
     times_by_size,
 )
-from scalebench.core.result import COLLECTIVES, CollectiveRecord, ProbeRecord, Result, TransferRecord, write_result
+from scalebench.core.result import COLLECTIVES, CollectiveRecord, ProbeRecord, TransferRecord, write_result
 from scalebench.core.units import format_binary_bytes
 from scalebench.measure.collectives import MESSAGE_SIZES
 from tests.builders.runs import rank, record
@@ -35,7 +30,7 @@ NOISE = [0.99, 1.01, 1.0, 1.02, 0.98, 1.0, 1.01, 0.99]  # its mean is 1
 WITHIN = "4 B to 256 MiB"
 
 
-def series(latency_s: float, bytes_per_s: float, name: str = "all_reduce") -> list[CollectiveRecord]:
+def series(latency_s, bytes_per_s, name="all_reduce"):
     """An operation that takes latency + size / rate, in 8 blocks of 10."""
     return [
         CollectiveRecord(name, size, 10, [10 * (latency_s + size / bytes_per_s) * factor for factor in NOISE])
@@ -43,13 +38,13 @@ def series(latency_s: float, bytes_per_s: float, name: str = "all_reduce") -> li
     ]
 
 
-def run(strategy: str, measured: list[CollectiveRecord], gpus: int = 2, **changes: Any) -> Result:
+def run(strategy, measured, gpus=2, **changes):
     """A run whose rank 1 is the slower one by nothing but rounding: it measured the same."""
     ranks = [rank(k, probes=ProbeRecord(collectives=measured)) for k in range(gpus)]
     return record(strategy, gpus, ranks=ranks, **changes)
 
 
-def start_again(result: Result, spread: float = 0.01) -> list[Result]:
+def start_again(result, spread=0.01):
     """Return three starts, of which the first and the last differ by this share; their mean is the result's."""
     starts = []
     for factor in (1 - spread / 2, 1.0, 1 + spread / 2):
@@ -62,13 +57,13 @@ def start_again(result: Result, spread: float = 0.01) -> list[Result]:
     return starts
 
 
-def compared(*results: Result, spread: float = 0.01) -> OperationComparison:
+def compared(*results, spread=0.01):
     starts = [start for result in results for start in start_again(result, spread)]
     (comparison,) = compare_operations(make_collective_table(starts))
     return comparison
 
 
-def test_an_operation_of_known_time_has_its_bandwidths() -> None:
+def test_an_operation_of_known_time_has_its_bandwidths():
     frame = make_collective_table([run("ddp_gloo", series(1e-4, 1e9), gpus=4)])
     assert list(frame.columns) == COLLECTIVE_COLUMNS and len(frame) == len(MESSAGE_SIZES)
     row = frame[frame["size_bytes"] == 2**20].iloc[0]
@@ -82,7 +77,7 @@ def test_an_operation_of_known_time_has_its_bandwidths() -> None:
     assert (row["strategy"], row["gpus"], row["backend_used"]) == ("ddp_gloo", 4, "gloo")
 
 
-def test_the_slowest_rank_of_each_block_counts() -> None:
+def test_the_slowest_rank_of_each_block_counts():
     zero, one = [CollectiveRecord("reduce", 64, 2, [2.0, 4.0])], [CollectiveRecord("reduce", 64, 2, [6.0, 2.0])]
     ranks = [rank(k, probes=ProbeRecord(collectives=c)) for k, c in enumerate((zero, one))]
     (row,) = make_collective_table([record(gpus=2, ranks=ranks)]).to_dict("records")
@@ -90,7 +85,7 @@ def test_the_slowest_rank_of_each_block_counts() -> None:
     assert row["time_low"] == 0.0  # and not less, wide as the interval of two blocks is
 
 
-def test_bus_factors_are_those_of_nccl_tests() -> None:
+def test_bus_factors_are_those_of_nccl_tests():
     comparison = {name: bus_factor(name, 4) for name in COLLECTIVES}
     assert comparison == {
         "all_reduce": 1.5, "reduce": 1.0, "broadcast": 1.0, "all_gather": 0.75, "reduce_scatter": 0.75,
@@ -98,7 +93,7 @@ def test_bus_factors_are_those_of_nccl_tests() -> None:
     }  # fmt: skip
 
 
-def test_runs_without_collectives_have_no_row() -> None:
+def test_runs_without_collectives_have_no_row():
     frame = make_collective_table([record(gpus=2), run("ddp", []), record(status="failed", block_s=None)])
     assert len(frame) == 0 and list(frame.columns) == COLLECTIVE_COLUMNS
     assert compare_operations(frame) == []
@@ -106,7 +101,7 @@ def test_runs_without_collectives_have_no_row() -> None:
     assert len(frame) == 0 and list(frame.columns) == BANDWIDTH_COLUMNS
 
 
-def test_a_known_crossover() -> None:
+def test_a_known_crossover():
     """1e-4 + s / 1e9 = 1e-3 + s / 4e9 at s = 1.2 MB, which lies between two measured sizes."""
     comparison = compared(run("horovod_mpi", series(1e-4, 1e9)), run("ddp_gloo", series(1e-3, 4e9)))
     assert comparison.strategies == ("ddp_gloo", "horovod_mpi") and comparison.fastest == ["horovod_mpi", "ddp_gloo"]
@@ -118,7 +113,7 @@ def test_a_known_crossover() -> None:
     assert comparison.sentence() == f"all_reduce on 2 devices: horovod_mpi is faster below {words}, ddp_gloo above"
 
 
-def test_a_crossover_at_a_measured_size() -> None:
+def test_a_crossover_at_a_measured_size():
     """Equal at 64 KiB: that size decides nothing, and its neighbours do."""
     equal_s = 2**16 / 1e9
     comparison = compared(run("a", series(0.0, 1e9)), run("b", series(equal_s / 2, 2e9)))
@@ -130,20 +125,20 @@ def test_a_crossover_at_a_measured_size() -> None:
     assert comparison.sentence().endswith(f": a is faster below {at} (16 KiB to 256 KiB), b above")
 
 
-def test_no_crossover_if_the_difference_is_not_resolved() -> None:
+def test_no_crossover_if_the_difference_is_not_resolved():
     comparison = compared(run("a", series(1e-4, 1e9)), run("b", series(1.1e-4, 0.9e9)), spread=0.4)
     assert (comparison.fastest, comparison.crossovers, comparison.resolved) == ([], [], 0)
     assert comparison.sentence() == f"all_reduce on 2 devices: no difference between a and b is resolved from {WITHIN}"
 
 
-def test_a_strategy_that_is_always_faster_is_never_overtaken() -> None:
+def test_a_strategy_that_is_always_faster_is_never_overtaken():
     comparison = compared(run("a", series(1e-4, 2e9)), run("b", series(2e-4, 1e9)))
     assert comparison.sentence() == (
         f"all_reduce on 2 devices: a is faster than b at all 14 sizes; never overtaken within {WITHIN}"
     )
 
 
-def test_unresolved_sizes_are_counted() -> None:
+def test_unresolved_sizes_are_counted():
     slower = [CollectiveRecord("all_reduce", c.size_bytes, 10, [s * (1.0001 if i < 4 else 2) for s in c.block_s])
               for i, c in enumerate(series(1e-4, 1e9))]  # fmt: skip
     comparison = compared(run("a", series(1e-4, 1e9)), run("b", slower))
@@ -153,7 +148,7 @@ def test_unresolved_sizes_are_counted() -> None:
     )
 
 
-def test_several_crossovers() -> None:
+def test_several_crossovers():
     plain = series(1e-4, 1e9)
     factors = [0.5] * 4 + [2.0] * 4 + [0.5] * 6  # crosses at 512 B and at 128 KiB
     other = [CollectiveRecord("all_reduce", c.size_bytes, 10, [f * s for s in c.block_s])
@@ -164,7 +159,7 @@ def test_several_crossovers() -> None:
     assert comparison.sentence() == "all_reduce on 2 devices: y is faster below 512 B, x from there to 128 KiB, y above"
 
 
-def test_only_equal_operations_on_equal_devices_are_compared() -> None:
+def test_only_equal_operations_on_equal_devices_are_compared():
     results = [
         run("a", series(1e-4, 1e9)),
         run("b", series(1e-4, 1e9), gpus=4),
@@ -181,7 +176,7 @@ def test_only_equal_operations_on_equal_devices_are_compared() -> None:
     ]
 
 
-def test_sentences_name_the_hardware_where_operations_ran_on_several() -> None:
+def test_sentences_name_the_hardware_where_operations_ran_on_several():
     results = [run(strategy, series(1e-4, 1e9)) for strategy in ("a", "b", "a", "b")]
     for result in results[2:]:
         result.scale.hardware = "alpha"
@@ -192,7 +187,7 @@ def test_sentences_name_the_hardware_where_operations_ran_on_several() -> None:
 
 
 @pytest.mark.parametrize("starts", [1, 2])
-def test_few_starts_have_no_winner(starts: int) -> None:
+def test_few_starts_have_no_winner(starts):
     """However much their times differ, and however alike their blocks are."""
     runs = [start for each in (run("a", series(1e-4, 1e9)), run("b", series(2e-4, 5e8)))
             for start in start_again(each)[:starts]]  # fmt: skip
@@ -204,7 +199,7 @@ def test_few_starts_have_no_winner(starts: int) -> None:
     )
 
 
-def test_transports_of_one_strategy_are_lines_and_no_repeats() -> None:
+def test_transports_of_one_strategy_are_lines_and_no_repeats():
     """Runs that differ in their environment or options were never started again: each has one start."""
     results = [run("ddp_nccl", series(1e-4, rate)) for rate in (1e10, 3e9, 1e9)]
     for result, variables in zip(results, ({}, {"NCCL_P2P_DISABLE": 1}, {"NCCL_SHM_DISABLE": 1}), strict=True):
@@ -223,7 +218,7 @@ def test_transports_of_one_strategy_are_lines_and_no_repeats() -> None:
 @given(
     latencies=st.tuples(*[st.floats(1e-6, 1e-2)] * 2), rates=st.tuples(*[st.floats(1e7, 1e11)] * 2)
 )  # fmt: skip
-def test_a_crossover_is_between_resolved_sizes(latencies: tuple[float, float], rates: tuple[float, float]) -> None:
+def test_a_crossover_is_between_resolved_sizes(latencies, rates):
     comparison = compared(*(run(n, series(a, r)) for n, a, r in zip("ab", latencies, rates, strict=True)))
     swapped = compared(*(run(n, series(a, r)) for n, a, r in zip("ba", latencies, rates, strict=True)))
     assert [{"a": "b", "b": "a"}[name] for name in comparison.fastest] == swapped.fastest
@@ -241,11 +236,11 @@ def test_a_crossover_is_between_resolved_sizes(latencies: tuple[float, float], r
 MEBIBYTE = 2**20
 
 
-def transfer(kind: str, source: int | None, target: int | None, block_s: list[float]) -> TransferRecord:
+def transfer(kind, source, target, block_s):
     return TransferRecord(kind, source, target, MEBIBYTE, 4, block_s)
 
 
-def test_a_transfer_of_known_time_has_its_bandwidth() -> None:
+def test_a_transfer_of_known_time_has_its_bandwidth():
     """The receiver is the slower one, by a factor that differs from block to block."""
     zero, one = transfer("send_one_way", 0, 1, [0.001, 0.001]), transfer("send_one_way", 0, 1, [0.0039, 0.0041])
     ranks = [rank(k, probes=ProbeRecord(bandwidth=[t])) for k, t in enumerate((zero, one))]
@@ -263,11 +258,11 @@ def test_a_transfer_of_known_time_has_its_bandwidth() -> None:
      ("memcpy_all", None, 3), ("host_both_ways", 1, 2), ("host_both_ways_all", None, 6),
      ("device_to_host_all", None, 3)],
 )  # fmt: skip
-def test_all_bytes_that_move_at_once_count(kind: str, source: int | None, moved: int) -> None:
+def test_all_bytes_that_move_at_once_count(kind, source, moved):
     assert count_moved_bytes(transfer(kind, source, source, []), 3) == moved * MEBIBYTE
 
 
-def test_transfers_of_all_ranks_have_no_source_and_unknown_limits_are_null(tmp_path: Path) -> None:
+def test_transfers_of_all_ranks_have_no_source_and_unknown_limits_are_null(tmp_path):
     wide = transfer("memcpy_all", None, None, [0.001, 0.1])
     write_result(record(gpus=2, ranks=[rank(k, probes=ProbeRecord(bandwidth=[wide])) for k in range(2)]), tmp_path)
     frame = scalebench.bandwidth(tmp_path)

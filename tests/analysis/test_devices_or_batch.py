@@ -1,22 +1,18 @@
 """N devices of b samples beside one of N * b, and what fewer exchanges save, against figures worked out here."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from scalebench.analysis.batch_size import make_batch_curves
-from scalebench.analysis.devices_or_batch import BatchGain, DevicesOrBatch, compare_devices_with_batch, list_batch_gains
+from scalebench.analysis.devices_or_batch import BatchGain, compare_devices_with_batch, list_batch_gains
 from scalebench.analysis.load import frame_of_results
 from scalebench.analysis.repeats import pool_results
-from scalebench.analysis.scaling_curves import Curve, make_curves
+from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.time_to_target import summarize_trainings
-from scalebench.core.result import Result
 from scalebench.core.stats.estimates import Estimate, student_t
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
@@ -26,9 +22,7 @@ from tests.builders.sweeps import training_run
 STEP_S = {("bare_torch", 1): 0.01, ("ddp_gloo", 1): 0.01 / 0.95, ("ddp_gloo", 2): 0.01 / 0.95 / 0.9}
 
 
-def batched(
-    strategy: str, gpus: int, batch: int, run: Result | None = None, repeat: int = 0, **settings: Any
-) -> Result:
+def batched(strategy, gpus, batch, run=None, repeat=0, **settings):
     train = dataclasses.replace(simulated_config().train, batch_per_device=batch, **settings)
     made = run or sweeps.run(strategy, gpus, repeat, train=train)
     made.run_id, made.fingerprint = f"{made.run_id}-{batch}", f"{strategy}-{gpus}-{made.scale.seed}-{batch}-{settings}"
@@ -41,20 +35,20 @@ def batched(
     return made
 
 
-def chosen(*results: Result) -> list[DevicesOrBatch]:
+def chosen(*results):
     configurations, folders = sweeps.pool(results), [Path(str(number)) for number in range(len(results))]
     curves, outcomes = make_curves(configurations.make_frame()), summarize_trainings(frame_of_results(results, folders))
     return compare_devices_with_batch(curves, configurations.estimate_ratio, outcomes)
 
 
-def pairs(comparisons: list[DevicesOrBatch]) -> list[tuple[str, int, int, str, int, int]]:
+def pairs(comparisons):
     names = ("strategy", "gpus", "batch_per_device")
     return [
         (*(one.many_devices[name] for name in names), *(one.one_device[name] for name in names)) for one in comparisons
     ]
 
 
-def test_n_devices_are_compared_with_one_device_at_the_same_global_batch() -> None:
+def test_n_devices_are_compared_with_one_device_at_the_same_global_batch():
     runs = [batched(*each, batch, None, repeat) for repeat in range(3) for batch in (10, 20, 40) for each in STEP_S]
     comparisons = chosen(*runs)
     assert pairs(comparisons) == [
@@ -72,7 +66,7 @@ def test_n_devices_are_compared_with_one_device_at_the_same_global_batch() -> No
     assert all(one.throughput.limits == (None, None) for one in chosen(*runs[: len(runs) // 3])), "one repeat"
 
 
-def test_different_work_is_not_compared() -> None:
+def test_different_work_is_not_compared():
     here = batched("ddp_gloo", 2, 10)
     assert chosen(here, batched("ddp_gloo", 1, 20, learning_rate=0.5)) == []
     assert chosen(here, batched("ddp_gloo", 1, 20, optimizer="sgd")) == []
@@ -83,13 +77,13 @@ def test_different_work_is_not_compared() -> None:
     assert [one.same_strategy for one in chosen(here, *bare)] == [True]  # no row says which bare baseline is its own
 
 
-def aimed(gpus: int, batch: int, seed: int, seconds: float, reached: bool = True) -> Result:
+def aimed(gpus, batch, seed, seconds, reached=True):
     values = (0.4, 0.2, 0.1 if reached else 0.16)
     run = training_run("ddp_gloo", gpus, seed, values, epoch_s=seconds / 3, settings={"batch_per_device": batch})
     return batched("ddp_gloo", gpus, batch, run)
 
 
-def test_the_time_ratio_is_that_of_all_seeds() -> None:
+def test_the_time_ratio_is_that_of_all_seeds():
     one = [aimed(1, 20, seed, seconds) for seed, seconds in enumerate((6.0, 6.6, 5.4))]
     two = [aimed(2, 10, seed, seconds) for seed, seconds in enumerate((3.03, 3.3, 2.673))]
     (comparisons,) = chosen(*one, *two)  # of three seeds: one pair, and not three
@@ -104,7 +98,7 @@ def test_the_time_ratio_is_that_of_all_seeds() -> None:
     assert chosen(one[0], two[1])[0].time_ratio is None  # no seed of both
 
 
-def test_there_is_no_time_ratio_if_a_seed_missed_the_target() -> None:
+def test_there_is_no_time_ratio_if_a_seed_missed_the_target():
     one = [aimed(1, 20, seed, 6.0, reached=seed < 2) for seed in range(3)]
     (comparisons,) = chosen(*one, *(aimed(2, 10, seed, 3.0) for seed in range(3)))
     assert comparisons.time_ratio is None and comparisons.trainings is not None
@@ -119,11 +113,11 @@ def test_there_is_no_time_ratio_if_a_seed_missed_the_target() -> None:
     assert other.trainings is None and other.time_ratio is None
 
 
-def over(*results: Result) -> list[Curve]:
+def over(*results):
     return make_batch_curves(make_curves(pool_results(results, [Path(str(number)) for number in range(len(results))])))
 
 
-def test_the_predicted_gain_is_the_saved_exposed_sync() -> None:
+def test_the_predicted_gain_is_the_saved_exposed_sync():
     (curve,) = over(*(batched("ddp_gloo", 2, batch, None, repeat) for batch in (10, 20, 50) for repeat in range(3)))
     comparisons = list(list_batch_gains(curve))
     assert [(one.before["batch_per_device"], one.after["batch_per_device"]) for one in comparisons] == [
@@ -138,7 +132,7 @@ def test_the_predicted_gain_is_the_saved_exposed_sync() -> None:
         assert one.share == pytest.approx(one.predicted.value / one.measured.value)
 
 
-def test_no_gain_on_one_device_and_no_prediction_without_probes() -> None:
+def test_no_gain_on_one_device_and_no_prediction_without_probes():
     (alone,) = over(*(batched("ddp_gloo", 1, batch) for batch in (10, 20)))
     assert list(list_batch_gains(alone)) == []
     runs = [batched("ddp_gloo", 2, batch) for batch in (10, 20)]
@@ -149,7 +143,7 @@ def test_no_gain_on_one_device_and_no_prediction_without_probes() -> None:
     assert comparisons.predicted is None and comparisons.measured is not None and comparisons.share is None
 
 
-def test_there_is_no_share_without_a_gain() -> None:
+def test_there_is_no_share_without_a_gain():
     assert BatchGain({}, {}, Estimate(1.0), Estimate(4.0, 3.0, 5.0)).share == 0.25
     assert BatchGain({}, {}, Estimate(1.0), Estimate(4.0)).share is None  # one repeat
     assert BatchGain({}, {}, Estimate(1.0), Estimate(-4.0, -5.0, -3.0)).share is None

@@ -4,24 +4,19 @@ After a wanted change of figures, columns or words, `python -m tests.analysis.te
 tables anew, and `git diff` shows what changed.
 """
 
-from __future__ import annotations
-
 import json
 import math
-from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 import scalebench
 from scalebench.analysis import comparison, load, ranking, scaling_curves, time_to_target
-from scalebench.analysis.comparison import Comparison
 from scalebench.analysis.comparison.pairing import load_compared_runs
 from scalebench.analysis.repeats import load_configurations
-from scalebench.analysis.scaling_curves import Curve, make_curves, plain_rows
+from scalebench.analysis.scaling_curves import make_curves, plain_rows
 from scalebench.report.comparison.comparison_text import make_json
 
 Row = dict[str, Any]
@@ -35,7 +30,7 @@ KEPT_EFFICIENCY = 0.8
 RELATIVE_TOLERANCE = 1e-12  # sums of a processor with other vector units end in other digits
 
 
-def compute(folder: Path) -> Tables:
+def compute(folder):
     """All tables that are read from a recorded sweep: rows of plain values, None for null, by the name of the table."""
     runs, configurations = scalebench.load(folder), scalebench.pooled(folder)
     all_curves = make_curves(configurations)
@@ -55,11 +50,11 @@ def compute(folder: Path) -> Tables:
     return tables | comparison_tables(folder)
 
 
-def rows_of(table: pd.DataFrame, folder: Path | None = None) -> list[Row]:
+def rows_of(table, folder=None):
     """The rows of a frame; with `folder` their paths are relative to it. Hashes that identify trainings are numbered
     in the order in which they come, since they change with the name of any config key."""
     rows_found = plain_rows(table)
-    trainings: dict[str, str] = {}
+    trainings = {}
     for row in rows_found:
         if folder is not None:
             row["path"] = Path(row["path"]).relative_to(folder).as_posix()
@@ -68,14 +63,14 @@ def rows_of(table: pd.DataFrame, folder: Path | None = None) -> list[Row]:
     return rows_found
 
 
-def against_named_baseline(folder: Path, runs: pd.DataFrame) -> list[Row]:
+def against_named_baseline(folder, runs):
     """Return what `--baseline RUN` adds to the pooled rows, where RUN is the first measured one."""
     run_id = next(run_id for run_id, status in zip(runs["run_id"], runs["status"], strict=True) if status == "ok")
     table = scalebench.pooled(folder, baseline=run_id)
     return rows_of(table[["run_id", *(name for name in table.columns if "given" in name)]])
 
 
-def ranking_rows(folder: Path) -> Iterator[Row]:
+def ranking_rows(folder):
     """A row for the best of each contest, and for each of its rivals in their order."""
     for contest in ranking.rank(folder):
         group = {f"group.{name}": text for name, text in contest.group.items()}
@@ -86,17 +81,17 @@ def ranking_rows(folder: Path) -> Iterator[Row]:
             yield {**common, "run_id": rival.row["run_id"], "rival": rival.name, **ratio, "verdict": rival.verdict}
 
 
-def curve_rows(curve: Curve) -> Iterator[Row]:
+def curve_rows(curve):
     """The points of a scaling curve; their figures stand in the pooled row of the same run_id."""
     group = {f"group.{name}": text for name, text in curve.group.items()}
     for row in curve.rows:
         yield {"curve": curve.name, **group, **curve.tags, "gpus": row["gpus"], "run_id": row["run_id"]}
 
 
-def slope_rows(curve: Curve) -> Iterator[Row]:
+def slope_rows(curve):
     """The line through the points of a scaling curve, and how many devices keep an efficiency."""
     for against in ("bare", "self"):
-        row: Row = {"curve": curve.name, "against": against}
+        row = {"curve": curve.name, "against": against}
         line = scaling_curves.fit_slope(curve, against)
         if line is not None:
             (low, high), value = line.speedup.limits, line.speedup.value
@@ -106,7 +101,7 @@ def slope_rows(curve: Curve) -> Iterator[Row]:
         yield row | counts | {"most_measured": limit.largest_measured}
 
 
-def node_boundary_rows(curve: Curve, folder: Path) -> Iterator[Row]:
+def node_boundary_rows(curve, folder):
     """Yield what a scaling curve loses where it continues on another node."""
     for jump in scaling_curves.find_node_boundaries(curve, load_configurations(folder).estimate_ratio):
         before, after = jump.rows
@@ -117,7 +112,7 @@ def node_boundary_rows(curve: Curve, folder: Path) -> Iterator[Row]:
         yield {"curve": curve.name, **devices, **efficiencies, **limits}
 
 
-def comparison_tables(folder: Path) -> Tables:
+def comparison_tables(folder):
     """`scalebench compare`: the first repeat with the later ones (with all runs, where there is one repeat), and the
     values of each of COMPARED_KEYS."""
     runs = load_compared_runs([folder])
@@ -128,7 +123,7 @@ def comparison_tables(folder: Path) -> Tables:
     return {f"comparison by {key}": list(comparison_rows(actual)) for key, actual in compared.items()}
 
 
-def comparison_rows(rows_found: Comparison) -> Iterator[Row]:
+def comparison_rows(rows_found):
     """The JSON of a comparison as rows: of the comparison, its contrasts with their differences and pairs, and of what
     has no partner."""
     tree = json.loads(make_json(rows_found, 0))
@@ -141,22 +136,22 @@ def comparison_rows(rows_found: Comparison) -> Iterator[Row]:
     yield from ({"row": "unpaired", **_flat(actual, "")} for actual in tree["unpaired"])
 
 
-def _flat(tree: Row, above: str) -> Row:
+def _flat(tree, above):
     """Nested mappings as one, with dotted keys."""
-    rows_found: Row = {}
+    rows_found = {}
     for name, value in tree.items():
         key = f"{above}{name}"
         rows_found |= _flat(value, f"{key}.") if isinstance(value, dict) else {key: value}
     return rows_found
 
 
-def equal(actual: Any, other: Any) -> bool:
+def equal(actual, other):
     if isinstance(actual, float) and isinstance(other, float):
         return math.isclose(actual, other, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-15)
     return type(actual) is type(other) and bool(actual == other)
 
 
-def differences(now: Sequence[Row], expected: Sequence[Row]) -> Iterator[str]:
+def differences(now, expected):
     """A line for each cell that is not as expected; a cell that is missing is null."""
     if len(now) != len(expected):
         yield f"{len(now)} rows, expected {len(expected)}"
@@ -168,16 +163,16 @@ def differences(now: Sequence[Row], expected: Sequence[Row]) -> Iterator[str]:
 
 
 @cache
-def computed(sweep: str) -> Tables:
+def computed(sweep):
     return compute(CORPUS / sweep)
 
 
-def expected_tables(sweep: str) -> Tables:
-    rows_found: Tables = json.loads((CORPUS / sweep / EXPECTED_FILE).read_text(encoding="utf-8"))
+def expected_tables(sweep):
+    rows_found = json.loads((CORPUS / sweep / EXPECTED_FILE).read_text(encoding="utf-8"))
     return rows_found
 
 
-def write_expected(sweep: str) -> None:
+def write_expected(sweep):
     """One line for each row, so that a diff names the rows that changed."""
     tables = []
     for name, rows in compute(CORPUS / sweep).items():
@@ -188,7 +183,7 @@ def write_expected(sweep: str) -> None:
 
 
 @pytest.mark.parametrize("sweep", SWEEPS)
-def test_a_recorded_sweep_reads_as_it_did(sweep: str) -> None:
+def test_a_recorded_sweep_reads_as_it_did(sweep):
     now, expected = computed(sweep), expected_tables(sweep)
     assert list(now) == list(expected)
     rows_found = [
@@ -197,9 +192,9 @@ def test_a_recorded_sweep_reads_as_it_did(sweep: str) -> None:
     assert not rows_found, "\n".join([f"{len(rows_found)} cells differ, the first of them:", *rows_found[:20]])
 
 
-def test_each_difference_is_listed() -> None:
-    before: list[Row] = [{"run_id": "a", "step_s": 1.0, "gpus": 2, "reason": None}]
-    now: list[Row] = [{"run_id": "a", "step_s": 1.0 + 1e-9, "gpus": 2}, {"run_id": "b"}]
+def test_each_difference_is_listed():
+    before = [{"run_id": "a", "step_s": 1.0, "gpus": 2, "reason": None}]
+    now = [{"run_id": "a", "step_s": 1.0 + 1e-9, "gpus": 2}, {"run_id": "b"}]
     lines = ["2 rows, expected 1", "row 0 (a), column step_s: 1.000000001, expected 1.0"]
     assert list(differences(now, before)) == lines
 

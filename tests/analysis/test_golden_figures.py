@@ -1,19 +1,15 @@
 """Figures of records made by hand, as they were before reading was made fast: none of them may change unnoticed."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 
 from scalebench.analysis.load import frame_of_results
 from scalebench.analysis.repeats import pool_results
-from scalebench.core.result import Result
 from scalebench.core.spec import MeasureSpec
 from tests.builders import sweeps
 from tests.builders.runs import rank, record
@@ -22,7 +18,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "figures.json"
 PLACES = ("path", "fingerprint")  # not figures
 
 
-def uneven(count: int, slope: float = 0.0, slow_first: int = 0) -> list[float]:
+def uneven(count, slope=0.0, slow_first=0):
     """Block times with neighbours that resemble each other, a drift, a warm-up, and a block that was interrupted."""
     chance, rows, last = random.Random(f"{count} {slope} {slow_first}"), [], 0.0
     for number in range(count):
@@ -31,7 +27,7 @@ def uneven(count: int, slope: float = 0.0, slow_first: int = 0) -> list[float]:
     return [*rows[:-1], 3 * rows[-1]]
 
 
-def records() -> list[Result]:
+def records():
     """Sweeps with repeats, and one of each kind of trouble."""
     strategies = [("bare_torch", 1), *((name, n) for name in ("ddp_gloo", "horovod_gloo") for n in (1, 2, 3))]
     made = [
@@ -53,7 +49,7 @@ def records() -> list[Result]:
     ]
 
 
-def plain(table: pd.DataFrame) -> list[dict[str, Any]]:
+def plain(table):
     """Return the cells that are not null."""
     return [
         {name: value.item() if hasattr(value, "item") else value for name, value in row.items() if not pd.isna(value)}
@@ -61,20 +57,20 @@ def plain(table: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def rows() -> dict[str, list[dict[str, Any]]]:
+def rows():
     made = records()
     folders = [Path(str(number)) for number in range(len(made))]
     return {"frame": plain(frame_of_results(made, folders)), "pooled": plain(pool_results(made, folders))}
 
 
-def alike(one: Any, other: Any) -> bool:
+def alike(one, other):
     """Sums of a processor with other vector units end in other digits."""
     floats = isinstance(one, float) and isinstance(other, float)
     return math.isclose(one, other, rel_tol=1e-12, abs_tol=1e-15) if floats else bool(one == other)
 
 
 @pytest.mark.parametrize("kind", ["frame", "pooled"])
-def test_figures_match_the_golden_file(kind: str) -> None:
+def test_figures_match_the_golden_file(kind):
     now, before = rows()[kind], json.loads(GOLDEN.read_text(encoding="utf-8"))[kind]
     assert len(now) == len(before) > 10
     for row, expected in zip(now, before, strict=True):

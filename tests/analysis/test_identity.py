@@ -1,7 +1,5 @@
 """Keys by which runs are matched: they exist in the config or frame, so that no renamed one is forgotten."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -29,18 +27,18 @@ CONFIG = dataclasses.asdict(Config())
         (identity.OPERATION_COLUMNS, COLLECTIVE_COLUMNS),
     ],
 )
-def test_keys_and_columns_exist(keys: tuple[str, ...], tree: dict[str, object]) -> None:
+def test_keys_and_columns_exist(keys, tree):
     assert [key for key in keys if key not in tree] == []
 
 
-def test_ignored_facts_are_keys_or_groups_of_the_config() -> None:
+def test_ignored_facts_are_keys_or_groups_of_the_config():
     groups = {group: keys for group, keys in CONFIG.items() if isinstance(keys, dict)}
     keys = {*CONFIG, *(f"{group}.{key}" for group in groups for key in groups[group])}
     assert [key for key in identity.IGNORED_FACTS if key not in keys] == []
     assert set(identity.HIDDEN_FACTS) < set(identity.IGNORED_FACTS)
 
 
-def test_runs_that_differ_only_in_their_batch_share_the_key_without_it() -> None:
+def test_runs_that_differ_only_in_their_batch_share_the_key_without_it():
     small, large = record(), record()
     large.spec["train"]["batch_per_device"] = 2 * small.spec["train"]["batch_per_device"]
     assert identity.comparison_key(small, True) != identity.comparison_key(large, True)

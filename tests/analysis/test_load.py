@@ -1,11 +1,7 @@
 """load: the same columns and types for every record, and figures that are known."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -15,7 +11,7 @@ from scalebench.analysis import throughput
 from scalebench.analysis.load import frame_of_results, load, survey
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
-from scalebench.core.result import Result, write_result
+from scalebench.core.result import write_result
 from scalebench.core.spec import TrainSpec
 from tests.builders.runs import rank, record
 from tests.builders.sweeps import write_results
@@ -37,18 +33,18 @@ COLUMNS = DESIGN.replace(",", " ").split()
 FAILED = record(gpus=2, status="failed", block_s=None, run_id="bad")
 
 
-def of(*results: Result) -> list[dict[str, Any]]:
+def of(*results):
     """Rows as dicts, null as None."""
     table = frame_of_results(results, [Path(f"/runs/{i}") for i in range(len(results))])
     return [{k: None if pd.isna(v) else v for k, v in row.items()} for row in table.to_dict("records")]
 
 
-def test_the_frame_starts_with_the_documented_columns() -> None:
+def test_the_frame_starts_with_the_documented_columns():
     assert list(frame_of_results([record()], [Path("x")]).columns)[: len(COLUMNS)] == COLUMNS
 
 
 @pytest.mark.parametrize("results", [[FAILED], [record(status="unsupported", ranks=[], reason=None)], []])
-def test_column_types_do_not_depend_on_the_rows(results: list[Result]) -> None:
+def test_column_types_do_not_depend_on_the_rows(results):
     full = frame_of_results([record(), record(gpus=2)], [Path("a"), Path("b")])
     table = frame_of_results(results, [Path("x")] * len(results))
     assert table.dtypes.to_dict() == full.dtypes.to_dict()
@@ -59,13 +55,13 @@ def test_column_types_do_not_depend_on_the_rows(results: list[Result]) -> None:
     assert kinds["steady"] == "boolean"
 
 
-def test_the_baseline_itself_has_speedup_one() -> None:
+def test_the_baseline_itself_has_speedup_one():
     _, own = of(record(gpus=2), record())
     assert own["speedup_self"] == own["efficiency_self"] == 1.0
     assert own["speedup_self_low"] is None and own["speedup_self_high"] is None
 
 
-def test_a_missing_baseline_is_null() -> None:
+def test_a_missing_baseline_is_null():
     (row,) = of(record(gpus=2))
     names = [name for name in COLUMNS if name.startswith(("baseline_", "speedup_", "efficiency_"))]
     assert len(names) == 14 and {row[name] for name in names} == {None}
@@ -73,7 +69,7 @@ def test_a_missing_baseline_is_null() -> None:
     assert row["baseline_self_id"] is None
 
 
-def test_a_failed_run_has_its_reason_and_no_figures() -> None:
+def test_a_failed_run_has_its_reason_and_no_figures():
     row, _ = of(FAILED, record())
     assert (row["status"], row["reason"], row["flags"]) == ("failed", "failed as configured", None)
     assert row["baseline_self_id"] is not None
@@ -81,12 +77,12 @@ def test_a_failed_run_has_its_reason_and_no_figures() -> None:
     assert {row[name] for name in [*measured.split(), "warmup_steps", "speedup_self", "efficiency_self"]} == {None}
 
 
-def test_a_rank_that_failed_before_measuring_has_no_steps() -> None:
+def test_a_rank_that_failed_before_measuring_has_no_steps():
     (row,) = of(record(gpus=1, status="failed", ranks=[rank(0)]))
     assert row["measured_steps"] is None and row["warmup_steps"] is None
 
 
-def test_an_infinite_limit_is_null_and_flagged() -> None:
+def test_an_infinite_limit_is_null_and_flagged():
     """Blocks so unlike each other that nothing bounds the throughput from above."""
     wild = record(gpus=2, ranks=[rank(k, [0.01] * 31 + [50.0]) for k in range(2)])
     interval = throughput.throughput(wild)[1]
@@ -99,7 +95,7 @@ def test_an_infinite_limit_is_null_and_flagged() -> None:
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Path:
+def sweep(tmp_path):
     for number, result in enumerate([record(), record(gpus=2), FAILED]):
         (tmp_path / "sweep" / str(number)).mkdir(parents=True)
         write_result(result, tmp_path / "sweep" / str(number))
@@ -116,7 +112,7 @@ def sweep(tmp_path: Path) -> Path:
         lambda sweep: [sweep, sweep.parent.joinpath("sweep", "..", "sweep")],
     ],
 )
-def test_each_run_below_several_paths_is_one_row(paths: Callable[[Path], Any], sweep: Path) -> None:
+def test_each_run_below_several_paths_is_one_row(paths, sweep):
     table = load(paths(sweep))
     assert (
         list(load(sweep / "1" / "result.json")["run_id"]) == list(scalebench.load(sweep / "1")["run_id"]) == ["ddp-2-0"]
@@ -126,7 +122,7 @@ def test_each_run_below_several_paths_is_one_row(paths: Callable[[Path], Any], s
     assert table["speedup_self"].notna().tolist() == [True, True, False]
 
 
-def test_a_frame_for_programs_has_times_and_lists_and_goes_back(tmp_path: Path) -> None:
+def test_a_frame_for_programs_has_times_and_lists_and_goes_back(tmp_path):
     write_results(tmp_path, [record(flags=["busy_machine", "unsteady"]), record(gpus=2, block_s=None, status="failed")])
     frame, texts = scalebench.load(tmp_path), survey(tmp_path).frame
     assert str(frame["started_at"].dtype).endswith("UTC]") and frame["started_at"].notna().all()

@@ -1,7 +1,5 @@
 """Memory per device: shares of a reference, sharding costs and rows out of memory, for records with known bytes."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.memory import MIN_FULL_SHARE as ALL
 from scalebench.analysis.memory import ModelMemory, bytes_per_parameter, format_strategy, group_by_model
-from scalebench.core.result import Result
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
 from tests.builders.sweeps import (
@@ -24,15 +21,15 @@ from tests.builders.sweeps import (
 )
 
 
-def of(*results: Result) -> list[ModelMemory]:
+def of(*results):
     return group_by_model(sweeps.pool(results).make_frame())
 
 
-def shares(model: ModelMemory) -> dict[str, float | None]:
+def shares(model):
     return {f"{row['strategy']} {row['gpus']}": model.share(row) for row in model.rows}
 
 
-def test_state_shares_refer_to_the_bare_baseline() -> None:
+def test_state_shares_refer_to_the_bare_baseline():
     (model,) = of(
         run_with_memory("bare_torch", 1, FULL_STATE_BYTES),
         run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES + 2 * FULL_STATE_BYTES // 10),  # say, with buckets of its own
@@ -48,7 +45,7 @@ def test_state_shares_refer_to_the_bare_baseline() -> None:
     assert format_strategy({"strategy": "ddp", "options": "a=1 b=2"}) == "ddp a=1 b=2"
 
 
-def test_without_a_baseline_state_shares_refer_to_one_device_and_never_to_several() -> None:
+def test_without_a_baseline_state_shares_refer_to_one_device_and_never_to_several():
     half = run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2)
     (model,) = of(run_with_memory("ddp_gloo", 1, FULL_STATE_BYTES), half)
     assert shares(model) == {"ddp_gloo 1": 1.0, "fsdp_gloo 2": 0.5}
@@ -58,7 +55,7 @@ def test_without_a_baseline_state_shares_refer_to_one_device_and_never_to_severa
     assert len(of(half, run_with_memory("ddp_gloo", 4, 4 * PARAMETERS, train=train))) == 2
 
 
-def test_another_framework_or_model_size_has_another_reference() -> None:
+def test_another_framework_or_model_size_has_another_reference():
     small, keras = run_with_memory("fsdp_gloo", 2, 100), run_with_memory("mirrored", 2, 3 * PARAMETERS)
     small.workload.model_params = 50
     keras.scale.framework = "tensorflow"
@@ -66,19 +63,19 @@ def test_another_framework_or_model_size_has_another_reference() -> None:
     assert shares(model) == {"bare_torch 1": 1.0, "fsdp_gloo 2": None, "mirrored 2": None}
 
 
-def test_a_device_without_state_bytes_makes_the_row_null() -> None:
+def test_a_device_without_state_bytes_makes_the_row_null():
     made = run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2)
     made.ranks[1].state_bytes = [None]
     (model,) = of(run_with_memory("bare_torch", 1, FULL_STATE_BYTES), made)
     assert shares(model)["fsdp_gloo 2"] is None and model.rows[1]["state_bytes"] is None
 
 
-def test_models_without_memory_figures_are_left_out() -> None:
+def test_models_without_memory_figures_are_left_out():
     assert of(sweeps.run("ddp_gloo", 2), sweeps.failed_run()) == []
     assert of(out_of_memory("ddp_gloo", 2)) == []  # beside nothing that had room
 
 
-def test_rows_out_of_memory_are_listed() -> None:
+def test_rows_out_of_memory_are_listed():
     (model,) = of(
         run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2),
         out_of_memory("ddp_gloo", 2),
@@ -88,7 +85,7 @@ def test_rows_out_of_memory_are_listed() -> None:
     assert [[row["strategy"] for row in rows] for rows in model.competing_rows()] == [["fsdp_gloo", "ddp_gloo"]]
 
 
-def test_the_sharding_cost_compares_the_fastest_of_both_kinds() -> None:
+def test_the_sharding_cost_compares_the_fastest_of_both_kinds():
     (model,) = of(
         run_with_memory("bare_torch", 1, FULL_STATE_BYTES),
         run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES),  # 0.9 of one device, doubled
@@ -110,7 +107,7 @@ def test_the_sharding_cost_compares_the_fastest_of_both_kinds() -> None:
     assert ratio.low < 0.7 / 0.9 < ratio.high < 1
 
 
-def test_a_control_is_no_alternative_to_sharding() -> None:
+def test_a_control_is_no_alternative_to_sharding():
     (model,) = of(
         run_with_memory("bare_torch", 1, FULL_STATE_BYTES),
         run_with_memory("independent_torch", 2, FULL_STATE_BYTES),
@@ -119,7 +116,7 @@ def test_a_control_is_no_alternative_to_sharding() -> None:
     assert model.rows[1][RATE] and model.sharding_cost(model.competing_rows()[1], ratio_of_rows) is None
 
 
-def test_searches_for_the_largest_batch_do_not_compete() -> None:
+def test_searches_for_the_largest_batch_do_not_compete():
     (model,) = of(
         run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES),
         run_with_batch_search("fsdp_gloo", 2, 400, 10**9, FULL_STATE_BYTES // 2),
@@ -128,7 +125,7 @@ def test_searches_for_the_largest_batch_do_not_compete() -> None:
 
 
 @given(state=st.integers(1, 10**12), whole=st.integers(1, 10**12))
-def test_keeping_less_is_a_share_below_the_minimum_of_full_state(state: int, whole: int) -> None:
+def test_keeping_less_is_a_share_below_the_minimum_of_full_state(state, whole):
     rows = [
         {
             "run_id": name,

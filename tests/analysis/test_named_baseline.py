@@ -1,12 +1,8 @@
 """Speedups over a named baseline: what may name it, which runs it is compared with, and the intervals."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 import pytest
 
 import scalebench
@@ -18,7 +14,6 @@ from scalebench.analysis.repeats import pooled
 from scalebench.analysis.rows import summarize_run
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
-from scalebench.core.result import Result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import DatasetSpec, HardwareSpec, TrainSpec
 from tests.builders import sweeps
@@ -29,18 +24,18 @@ NAMES = ("baseline_given_id", *SPEEDUP, "efficiency_given_low", "efficiency_give
 ALPHA = {"hardware": HardwareSpec("alpha", devices="cpu", gpus_per_node=8)}
 
 
-def by_name(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
+def by_name(table):
     return {row["run_id"]: row for row in plain_rows(table)}
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Path:
+def sweep(tmp_path):
     sweeps.sweep(tmp_path / "sweep")
     return tmp_path / "sweep"
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> Result:
+def other(tmp_path):
     """One device of another machine, under another strategy; alone in its folder."""
     made = sweeps.run("horovod_nccl", 1, run_id="theirs", **ALPHA)
     sweeps.write_results(tmp_path / "other", [made])
@@ -48,7 +43,7 @@ def other(tmp_path: Path) -> Result:
 
 
 @pytest.mark.parametrize("name", ["other", "other/0", "other/0/result.json"])
-def test_a_folder_or_file_of_one_run_names_the_baseline(name: str, sweep: Path, other: Result, tmp_path: Path) -> None:
+def test_a_folder_or_file_of_one_run_names_the_baseline(name, sweep, other, tmp_path):
     rows = by_name(scalebench.load(sweep, baseline=tmp_path / name))
     alone = by_name(load(sweep))
     for run_id, row in rows.items():
@@ -64,7 +59,7 @@ def test_a_folder_or_file_of_one_run_names_the_baseline(name: str, sweep: Path, 
     assert plain_rows(scalebench.pooled(sweep, baseline=tmp_path / name))[0]["baseline_given_id"] == "theirs"
 
 
-def test_a_run_id_among_the_rows_names_the_baseline(sweep: Path) -> None:
+def test_a_run_id_among_the_rows_names_the_baseline(sweep):
     rows = by_name(load(sweep, baseline="ddp_gloo-2-0"))
     assert (rows["ddp_gloo-2-0"]["speedup_given"], rows["ddp_gloo-2-0"]["speedup_given_low"]) == (1.0, None)
     assert rows["ddp_gloo-2-0"]["efficiency_given"] == 1.0
@@ -75,7 +70,7 @@ def test_a_run_id_among_the_rows_names_the_baseline(sweep: Path) -> None:
     assert survey(sweep, "ddp_gloo-2-0").baseline_label == "ddp_gloo gpus=2 on cpu"
 
 
-def test_naming_the_automatic_baseline_gives_its_figures(sweep: Path) -> None:
+def test_naming_the_automatic_baseline_gives_its_figures(sweep):
     for table in (load(sweep, "bare_torch-1-0"), pooled(sweep, "bare_torch-1-0")):
         for row in plain_rows(table):
             for end in ("", "_low", "_high"):
@@ -83,7 +78,7 @@ def test_naming_the_automatic_baseline_gives_its_figures(sweep: Path) -> None:
                 assert row[f"efficiency_given{end}"] == row[f"efficiency_bare{end}"]
 
 
-def test_all_repeats_of_the_named_baseline_count(tmp_path: Path) -> None:
+def test_all_repeats_of_the_named_baseline_count(tmp_path):
     sweeps.sweep(tmp_path / "mine", ("bare_torch", "ddp_gloo"), (1, 2), repeats=3)
     for row in plain_rows(pooled(tmp_path / "mine", "bare_torch-1-1")):
         assert row["baseline_given_id"] == "bare_torch-1-0", "the first repeat stands for all"
@@ -100,11 +95,11 @@ def test_all_repeats_of_the_named_baseline_count(tmp_path: Path) -> None:
     assert row["speedup_given"] is not None and row["speedup_given_low"] is None, "one run says nothing of others"
 
 
-def weak(batch: int, gpus: int, **changes: Any) -> Result:
+def weak(batch, gpus, **changes):
     return record("ddp", gpus, train=TrainSpec(batch_per_device=batch), **changes)
 
 
-def strong(batch: int, gpus: int) -> Result:
+def strong(batch, gpus):
     made = record("ddp", gpus, **sweeps.strong_scaling(batch, gpus))
     made.scale.global_batch = batch
     return made
@@ -134,11 +129,11 @@ def strong(batch: int, gpus: int) -> Result:
         (weak(10, 2), weak(10, 1, seed=7, **ALPHA), True),
     ],
 )  # fmt: skip
-def test_only_equal_samples_at_an_equal_batch_are_comparable(row: Result, baseline: Result, fits: bool) -> None:
+def test_only_equal_samples_at_an_equal_batch_are_comparable(row, baseline, fits):
     assert is_comparable(summarize_run(row, Path("a")), summarize_run(baseline, Path("b"))) is fits
 
 
-def refusal(sweep: Path, baseline: Path | str) -> str:
+def refusal(sweep, baseline):
     lines = set()
     for load_them in (load, pooled, survey):
         with pytest.raises(InputError) as caught:
@@ -149,7 +144,7 @@ def refusal(sweep: Path, baseline: Path | str) -> str:
     return line
 
 
-def test_an_unusable_baseline_is_an_input_error(sweep: Path, tmp_path: Path) -> None:
+def test_an_unusable_baseline_is_an_input_error(sweep, tmp_path):
     assert refusal(sweep, "ddp_gloo-2-1").endswith("no run 'ddp_gloo-2-1'; did you mean 'ddp_gloo-2-0'?")
     assert "holds 7 runs; name one of " in refusal(sweep, sweep) and " and 2 more" in refusal(sweep, sweep)
     (tmp_path / "empty").mkdir()
@@ -170,13 +165,13 @@ def test_an_unusable_baseline_is_an_input_error(sweep: Path, tmp_path: Path) -> 
     assert "is no whole JSON file" in refusal(sweep, tmp_path / "bad")
 
 
-def test_a_baseline_among_failed_rows_only(tmp_path: Path, other: Result) -> None:
+def test_a_baseline_among_failed_rows_only(tmp_path, other):
     sweeps.write_results(tmp_path / "failed", [sweeps.failed_run()])
     (row,) = plain_rows(survey(tmp_path / "failed", tmp_path / "other").pooled)
     assert row["speedup_given"] is None
 
 
-def test_a_named_baseline_is_not_used_as_an_automatic_one(other: Result, tmp_path: Path) -> None:
+def test_a_named_baseline_is_not_used_as_an_automatic_one(other, tmp_path):
     sweeps.sweep(tmp_path / "twos", ("horovod_nccl",), (2,), **ALPHA)
     (row,) = plain_rows(load(tmp_path / "twos", tmp_path / "other"))
     assert row["baseline_self_id"] is None and row["speedup_given"] is not None

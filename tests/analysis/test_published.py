@@ -1,9 +1,6 @@
 """The tables of the studies: their arithmetic holds, every row says where it is from, and names are ours."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 
@@ -19,11 +16,11 @@ MIXED = [("cifar10_batch_sizes", 2, 4096)]
 ROUNDED = {"tf_cnn_best": 0.01}  # efficiency "79 %" of a speedup of 4.774 on 6
 
 
-def key(row: dict[str, Any]) -> tuple[Any, ...]:
+def key(row):
     return row["table"], row["gpus"], row["batch_per_device"]
 
 
-def test_all_studies_are_listed() -> None:
+def test_all_studies_are_listed():
     assert STUDIES == ["keras_multi_gpu", "on_node", "parallel_strategies", "thesis"]
     assert list(ALL.columns) == published.PUBLISHED_COLUMNS
     counts = ALL.groupby("study").size().to_dict()
@@ -31,7 +28,7 @@ def test_all_studies_are_listed() -> None:
     assert all(study.title and study.source for study in map(published.load_study, STUDIES))
 
 
-def test_every_row_has_a_source_and_a_figure() -> None:
+def test_every_row_has_a_source_and_a_figure():
     for row in ROWS:
         assert row["source"] and row["table"]
         assert any(row[name] is not None for name in published.PUBLISHED_FIGURES) != (row["remark"] == "error")
@@ -39,7 +36,7 @@ def test_every_row_has_a_source_and_a_figure() -> None:
         assert set((row["derived"] or "").split()) <= set(published.PUBLISHED_COLUMNS)
 
 
-def test_efficiency_is_speedup_over_gpus() -> None:
+def test_efficiency_is_speedup_over_gpus():
     checked = 0
     for row in ROWS:
         if row["speedup"] is None or row["efficiency"] is None or row["gpus"] is None:
@@ -51,7 +48,7 @@ def test_efficiency_is_speedup_over_gpus() -> None:
     assert checked > 70
 
 
-def test_speedup_is_the_ratio_of_throughputs() -> None:
+def test_speedup_is_the_ratio_of_throughputs():
     checked = 0
     for row in ROWS:
         if row["throughput_samples_per_s"] is None or row["speedup"] is None:
@@ -63,7 +60,7 @@ def test_speedup_is_the_ratio_of_throughputs() -> None:
     assert checked > 40
 
 
-def is_base(other: dict[str, Any], row: dict[str, Any]) -> bool:
+def is_base(other, row):
     """The row that a speedup was divided by: one GPU of that table, with its method."""
     if other["gpus"] != 1 or any(other[name] != row[name] for name in ("study", "table", "model", "hardware")):
         return False
@@ -73,7 +70,7 @@ def is_base(other: dict[str, Any], row: dict[str, Any]) -> bool:
     return same or row["study"] == "parallel_strategies"
 
 
-def test_weak_and_strong_scaling_are_those_of_the_studies() -> None:
+def test_weak_and_strong_scaling_are_those_of_the_studies():
     """Keras rows for ImageNet kept the batch of all GPUs, tf_cnn_benchmarks and the CIFAR-10 network that of each."""
     for row in ROWS:
         if row["table"] == "imagenet_synthetic":
@@ -86,23 +83,23 @@ def test_weak_and_strong_scaling_are_those_of_the_studies() -> None:
             assert row["global_batch"] == row["batch_per_device"] * row["gpus"], row
 
 
-def test_failed_measurements_are_rows_without_figures() -> None:
+def test_failed_measurements_are_rows_without_figures():
     failed = [row for row in ROWS if row["remark"] == "error"]
     assert [(row["strategy"], row["gpus"]) for row in failed] == [("kuza55_ps_cpu", 6), ("kuza55_ps_gpu", 6)] * 2
 
 
 @pytest.mark.parametrize("group", ["model", "dataset", "strategy"])
-def test_models_and_strategies_have_the_names_of_scalebench(group: str) -> None:
+def test_models_and_strategies_have_the_names_of_scalebench(group):
     assert {row[group] for row in ROWS if row[group]} <= set(list_options(group))
 
 
-def test_hardware_is_explained() -> None:
+def test_hardware_is_explained():
     for row in ROWS:
         assert row["hardware"] is None or row["hardware"] in published.load_study(row["study"]).machines
 
 
-def test_some_figures_of_each() -> None:
-    def figure(name: str, **wanted: Any) -> Any:
+def test_some_figures_of_each():
+    def figure(name, **wanted):
         (row,) = [row for row in ROWS if all(row[key] == value for key, value in wanted.items())]
         return row[name]
 
@@ -119,10 +116,10 @@ def test_some_figures_of_each() -> None:
     assert figure("value", quantity="nvlink2_gigabytes_per_s") == 300
 
 
-def test_an_unknown_study() -> None:
+def test_an_unknown_study():
     with pytest.raises(InputError, match="did you mean 'keras_multi_gpu'"):
         published.load_published(["keras_multigpu"])
 
 
-def test_no_study_gives_an_empty_frame() -> None:
+def test_no_study_gives_an_empty_frame():
     assert published.load_published([]).empty and len(published.load_published(["thesis", "thesis"])) == 24

@@ -1,11 +1,6 @@
 """Who is the best: always the fastest, surely only beyond noise, and never against what it may not be compared with."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +9,7 @@ from scipy.stats import t
 
 from scalebench.analysis.advice import list_advice
 from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
-from scalebench.analysis.ranking import Ranking, rank, rank_curves, rank_rows
+from scalebench.analysis.ranking import rank, rank_curves, rank_rows
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.verdicts import explain_no_verdict
 from scalebench.core.result import write_result
@@ -31,22 +26,22 @@ LIMITS = {"throughput_low": None, "throughput_high": None}
 RATES = ("throughput_samples_per_s", *LIMITS)
 
 
-def cells(strategy: str, rate: float, width: float | None = 0.01, **changes: Any) -> dict[str, Any]:
+def cells(strategy, rate, width=0.01, **changes):
     """A row whose limits are a factor of 1 + `width` off."""
     limits = {} if width is None else {"throughput_low": rate / (1 + width), "throughput_high": rate * (1 + width)}
     return {**BASE, "strategy": strategy, "throughput_samples_per_s": rate, **limits, **changes}
 
 
-def ranked(*rows: dict[str, Any]) -> list[Ranking]:
+def ranked(*rows):
     return rank_curves(make_curves(make_frame(list(rows), [*FRAME_COLUMNS, "repeats"])), ratio_of_rows)
 
 
-def only(*rows: dict[str, Any]) -> Ranking:
+def only(*rows):
     (ranking_found,) = ranked(*rows)
     return ranking_found
 
 
-def test_the_fastest_beyond_noise_is_the_best() -> None:
+def test_the_fastest_beyond_noise_is_the_best():
     ranking_found = only(cells("ddp", 31_167.0), cells("mirrored", 40_828.0), cells("horovod_mpi", 20_000.0))
     assert (ranking_found.best, ranking_found.gpus, ranking_found.certainty) == ("mirrored", 2, "best")
     assert [rival.name for rival in ranking_found.rivals] == ["ddp", "horovod_mpi"]
@@ -55,7 +50,7 @@ def test_the_fastest_beyond_noise_is_the_best() -> None:
     assert "within repeats" in ranking_found.test and "Bonferroni over 2 comparisons" in ranking_found.test
 
 
-def test_differences_within_noise_are_ties() -> None:
+def test_differences_within_noise_are_ties():
     ranking_found = only(cells("ddp", 1000.0), cells("mirrored", 1008.0), cells("parameter_server", 500.0))
     assert (ranking_found.best, ranking_found.certainty, [rival.name for rival in ranking_found.tied]) == (
         "mirrored",
@@ -77,7 +72,7 @@ def test_differences_within_noise_are_ties() -> None:
         ({"flags": "oversubscribed"}, "more threads than cores"),
     ],
 )
-def test_a_row_that_does_not_hold_when_run_again_gives_no_verdict(change: dict[str, Any], reason: str) -> None:
+def test_a_row_that_does_not_hold_when_run_again_gives_no_verdict(change, reason):
     slower = cells("ddp", 1000.0, **change)
     ranking_found = only(slower, cells("mirrored", 3000.0))
     assert (ranking_found.certainty, ranking_found.rivals[0].verdict) == ("not sure", "no verdict")
@@ -89,20 +84,20 @@ def test_a_row_that_does_not_hold_when_run_again_gives_no_verdict(change: dict[s
     assert best.certainty == "not sure" and best.explain_doubts() == f"{reason} (mirrored)"
 
 
-def test_the_advice_takes_the_one_device_that_the_ranking_calls_the_best() -> None:
+def test_the_advice_takes_the_one_device_that_the_ranking_calls_the_best():
     """Within repeats ddp is ahead of horovod, whose throughput is larger by what the machine did in between."""
     rows = [cells("ddp", 1000.0, gpus=1, run_id="d1"), cells("horovod", 1001.0, gpus=1, run_id="h1"),
             cells("ddp", 1900.0, run_id="d2")]  # fmt: skip
     levels = {"d1": 0.02, "h1": 0.0, "d2": 0.7}
 
-    def estimate_ratio(row: Mapping[str, Any], base: Mapping[str, Any]) -> LogMean:
+    def estimate_ratio(row, base):
         return LogMean(levels[row["run_id"]] - levels[base["run_id"]], 1e-6, 10)
 
     (advice,) = list_advice(make_curves(make_frame(rows, [*FRAME_COLUMNS, "repeats"])), estimate_ratio)
     assert advice.one_device is not None and advice.one_device[0] == advice.rankings[0].best == "ddp"
 
 
-def test_a_single_strategy_and_none() -> None:
+def test_a_single_strategy_and_none():
     ranking_found = only(cells("ddp", 12.34, gpus=1))
     assert (ranking_found.certainty, ranking_found.rivals, ranking_found.test) == ("alone", [], "")
     assert ranking_found.sentence() == "at 1 device: ddp, 12.3 samples/s; nothing else was measured there"
@@ -117,25 +112,25 @@ def test_a_single_strategy_and_none() -> None:
     ],
     ids=lambda changes: next(iter(changes)),
 )  # fmt: skip
-def test_incomparable_curves_are_ranked_separately(apart: dict[str, Any]) -> None:
+def test_incomparable_curves_are_ranked_separately(apart):
     ranking_found = ranked(cells("ddp", 1000.0), cells("mirrored", 3000.0, **apart))
     assert sorted(one.row["strategy"] for one in ranking_found) == ["ddp", "mirrored"]
     assert all(one.certainty == "alone" for one in ranking_found)
 
 
-def test_frameworks_are_rivals_and_options_too() -> None:
+def test_frameworks_are_rivals_and_options_too():
     rows = [cells("ddp", 1000.0), cells("ddp", 1500.0, options="bucket_cap_mb=1")]
     assert only(*rows, cells("mirrored", 1200.0, framework="tensorflow")).best == "ddp bucket_cap_mb=1"
 
 
-def test_controls_are_rivals_only_of_each_other() -> None:
+def test_controls_are_rivals_only_of_each_other():
     ranking_found = only(cells("independent_torch", 2000.0), cells("simulated", 9000.0), cells("ddp", 1000.0))
     assert (ranking_found.best, ranking_found.certainty) == ("ddp", "alone")
     assert only(cells("simulated", 9000.0)).best == "simulated"
     assert only(cells("of_a_plugin", 9000.0), cells("ddp", 10.0)).best == "of_a_plugin"
 
 
-def test_more_rivals_give_wider_limits() -> None:
+def test_more_rivals_give_wider_limits():
     rivals = [cells(f"s{number}", 900.0 - number) for number in range(10)]
     first = [only(cells("ddp", 1000.0), *rivals[:count]).rivals[0] for count in (1, 10)]
     widths = [math.log(rival.high or 0) - math.log(rival.low or 0) for rival in first]
@@ -143,7 +138,7 @@ def test_more_rivals_give_wider_limits() -> None:
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_what_the_machine_does_in_a_repeat_moves_no_verdict(tmp_path: Path, together: bool) -> None:
+def test_what_the_machine_does_in_a_repeat_moves_no_verdict(tmp_path, together):
     """A lead of 5 % in repeats of which one is at half the speed: found where these were interleaved."""
     for repeat, level in enumerate((1.0, 0.5, 0.9)):
         for number, (strategy, lead) in enumerate((("bare_torch", 1.0), ("ddp_gloo", 0.9), ("horovod_gloo", 0.85))):
@@ -166,7 +161,7 @@ drawn_rows = st.lists(st.tuples(st.floats(1, 1e6), st.none() | st.floats(0, 0.5)
 
 
 @given(drawn_rows, st.randoms(use_true_random=False))
-def test_the_best_is_the_fastest_in_any_order(rows: list[tuple[str, dict[str, Any]]], chance: Any) -> None:
+def test_the_best_is_the_fastest_in_any_order(rows, chance):
     ranking_found = rank_rows({}, 2, rows, ratio_of_rows)
     measured = [row["throughput_samples_per_s"] for _, row in rows]
     assert ranking_found.row["throughput_samples_per_s"] == pytest.approx(max(measured))
@@ -182,7 +177,7 @@ def test_the_best_is_the_fastest_in_any_order(rows: list[tuple[str, dict[str, An
 
 
 @given(drawn_rows, st.floats(0.01, 100))
-def test_the_unit_makes_no_difference(rows: list[tuple[str, dict[str, Any]]], factor: float) -> None:
+def test_the_unit_makes_no_difference(rows, factor):
     scaled = [
         (name, {**row, **{key: None if row[key] is None else row[key] * factor for key in RATES}}) for name, row in rows
     ]
@@ -190,7 +185,7 @@ def test_the_unit_makes_no_difference(rows: list[tuple[str, dict[str, Any]]], fa
     assert [rival.ratio for rival in one.rivals] == pytest.approx([rival.ratio for rival in other.rivals])
 
 
-def test_rows_that_differ_in_the_hooks_that_they_ran_are_not_compared() -> None:
+def test_rows_that_differ_in_the_hooks_that_they_ran_are_not_compared():
     less, more = ({"flags": flags, "repeats": 3, "interval_over": "repeats"} for flags in ("hooks_left_out", ""))
     assert explain_no_verdict(less, less) == explain_no_verdict(more, more) == ""
     assert explain_no_verdict(less, more).startswith("not the same work: hooks of its LightningModule")

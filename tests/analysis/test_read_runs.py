@@ -1,13 +1,9 @@
 """Reading folders of results: readable files become rows, each of the others is listed with a reason."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,21 +23,21 @@ from tests.builders.runs import rank, record
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Path:
+def sweep(tmp_path):
     sweeps.sweep(tmp_path / "sweep", ("bare_torch", "ddp_gloo"), (1, 2))
     return tmp_path / "sweep"
 
 
-def replace_text(old: str, new: str) -> Callable[[Path], object]:
+def replace_text(old, new):
     return lambda file: file.write_text(file.read_text().replace(old, new, 1))
 
 
-def in_place_of(make: Callable[[Path], object]) -> Callable[[Path], object]:
+def in_place_of(make):
     return lambda file: (file.unlink(), make(file))
 
 
-def in_tree(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], object]:
-    def spoil(file: Path) -> None:
+def in_tree(change):
+    def spoil(file):
         tree = read_json(file)
         change(tree)
         file.write_text(json.dumps(tree))
@@ -52,7 +48,7 @@ def in_tree(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], object]
 FAST = {"block_s": [1e-310], "block_samples": [10]}
 ONE_BLOCK = {"name": "all_reduce", "size_bytes": 8, "repeats": 1, "block_s": [0.1]}
 # What makes a good result.json one that cannot be read, and the reason.
-SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
+SPOILT = {
     "half written": (lambda file: file.write_text(file.read_text()[:5000]), "is no whole JSON file"),
     "empty": (lambda file: file.write_text(""), "is no whole JSON file"),
     "no text": (lambda file: file.write_bytes(b"\xff\xfe" + os.urandom(100)), "is no whole JSON file"),
@@ -81,10 +77,7 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "no devices": (in_tree(lambda tree: tree["scale"].update(gpus=0)), "(ValueError: 0 devices)"),
     "large count": (in_tree(lambda tree: tree["workload"].update(model_params=10**30)), "model_params is 1000"),
     "no text in a text": (in_tree(lambda tree: tree["spec"]["hardware"].update(bind=["numa"])), "bind is ['numa']"),
-    "too fast": (
-        in_tree(lambda tree: [rank.update(FAST) for rank in tree["ranks"]]),
-        "(ValueError: inf samples/s)",
-    ),
+    "too fast": (in_tree(lambda tree: [rank.update(FAST) for rank in tree["ranks"]]), "(ValueError: inf samples/s)"),
     "loop": (in_place_of(lambda file: file.symlink_to(file)), "Too many levels of symbolic links"),
     "dangling": (in_place_of(lambda file: file.symlink_to(file.with_name("nowhere"))), "No such file or directory"),
     "folder": (in_place_of(Path.mkdir), "Is a directory"),
@@ -93,7 +86,7 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("spoil", "reason"), SPOILT.values(), ids=list(SPOILT))
-def test_an_unreadable_file_is_listed_and_left_out(spoil: Callable[[Path], object], reason: str, sweep: Path) -> None:
+def test_an_unreadable_file_is_listed_and_left_out(spoil, reason, sweep):
     bad = sweep / "1" / RESULT_FILE
     before = survey(sweep)
     spoil(bad)
@@ -108,7 +101,7 @@ def test_an_unreadable_file_is_listed_and_left_out(spoil: Callable[[Path], objec
         assert str(caught.value) == line
 
 
-def test_runs_below_a_folder_of_that_name_are_read(sweep: Path) -> None:
+def test_runs_below_a_folder_of_that_name_are_read(sweep):
     (sweep / "1").rename(sweep / "moved")
     (sweep / RESULT_FILE).mkdir()
     (sweep / "moved").rename(sweep / RESULT_FILE / "1")
@@ -116,7 +109,7 @@ def test_runs_below_a_folder_of_that_name_are_read(sweep: Path) -> None:
     assert len(surveyed.frame) == 3 and [path for path, _ in surveyed.unreadable] == [sweep / RESULT_FILE]
 
 
-def test_no_readable_file_is_an_input_error(sweep: Path, tmp_path: Path) -> None:
+def test_no_readable_file_is_an_input_error(sweep, tmp_path):
     for file in find_results([sweep]):
         file.write_text("")
     with pytest.raises(InputError, match=r"^not one of 3 files of results can be read; the first: .*0/result\.json"):
@@ -129,7 +122,7 @@ def test_no_readable_file_is_an_input_error(sweep: Path, tmp_path: Path) -> None
             survey(tmp_path / nothing)
 
 
-def test_a_survey_has_the_frames_of_load_and_pooled(sweep: Path) -> None:
+def test_a_survey_has_the_frames_of_load_and_pooled(sweep):
     surveyed = survey(sweep)
     assert (
         isinstance(surveyed, Survey)
@@ -145,11 +138,11 @@ def test_a_survey_has_the_frames_of_load_and_pooled(sweep: Path) -> None:
 
 
 @pytest.fixture
-def closed(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def closed(sweep, monkeypatch):
     """A folder that must not be listed, also where root runs the tests."""
     listed = os.scandir
 
-    def scandir(path: Any = ".") -> Any:
+    def scandir(path="."):
         if Path(path) == sweep / "1":
             raise PermissionError(13, "Permission denied", str(path))
         return listed(path)
@@ -158,7 +151,7 @@ def closed(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return sweep / "1"
 
 
-def test_a_folder_without_permission_is_listed_as_unreadable(closed: Path, sweep: Path) -> None:
+def test_a_folder_without_permission_is_listed_as_unreadable(closed, sweep):
     line = f"{closed}: Permission denied"
     surveyed = survey(sweep)
     assert surveyed.unreadable == [(closed, line)] and len(surveyed.frame) == 2
@@ -170,26 +163,26 @@ def test_a_folder_without_permission_is_listed_as_unreadable(closed: Path, sweep
         survey(closed)
 
 
-def test_circular_links_are_not_followed(sweep: Path) -> None:
+def test_circular_links_are_not_followed(sweep):
     (sweep / "again").symlink_to(sweep)
     (sweep / "1" / "up").symlink_to("..")
     assert len(find_results([sweep])) == 3
     assert len(find_results([sweep, sweep / "again", sweep / "again" / "1"])) == 3, "each run once, by whatever name"
 
 
-def test_files_are_read_in_order_and_the_first_error_is_raised(sweep: Path) -> None:
+def test_files_are_read_in_order_and_the_first_error_is_raised(sweep):
     files = find_results([sweep])
     assert [run.cells["path"] for run in summarize_files(files)] == [str(file.parent) for file in files]
     for number in (2, 1):
         files[number].write_text("")
     with pytest.raises(InputError, match=r"1/result\.json"):
         summarize_files(files)
-    unreadable: list[tuple[Path, str]] = []
+    unreadable = []
     assert len(summarize_readable(files, unreadable)) == 1 and [path for path, _ in unreadable] == files[1:]
 
 
 @pytest.fixture
-def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def many(tmp_path, monkeypatch):
     """Files that two processes read, since few are enough for them here; the fourth is damaged."""
     wild = record(gpus=2, ranks=[rank(k, [0.01] * 31 + [50.0]) for k in range(2)])  # its interval has no upper limit
     sweeps.write_results(
@@ -203,11 +196,11 @@ def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return find_results([tmp_path])
 
 
-def processes_of(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> tuple[set[int], list[Any]]:
+def processes_of(files, monkeypatch):
     """The processes that read the files, and what came of each."""
     seen, read = files[0].parents[1] / "processes", read_result
 
-    def noted(file: Path) -> Any:
+    def noted(file):
         with seen.open("a") as stream:
             stream.write(f"{os.getpid()}\n")
         return read(file)
@@ -219,7 +212,7 @@ def processes_of(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> tuple[se
     return {int(pid) for pid in seen.read_text().split()}, answers
 
 
-def test_several_processes_give_the_summaries_of_one(many: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_give_the_summaries_of_one(many, monkeypatch):
     pids, answers = processes_of(many, monkeypatch)
     assert answers == [read_runs._summarize_file(file) for file in many] and os.getpid() not in pids
     assert [isinstance(answer, str) for answer in answers].index(True) == 3
@@ -227,15 +220,15 @@ def test_several_processes_give_the_summaries_of_one(many: list[Path], monkeypat
     assert few == answers[:5] and pids == {os.getpid()}, "so few are read at once"
 
 
-def test_a_quota_of_one_core_gives_one_process(many: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quota_of_one_core_gives_one_process(many, monkeypatch):
     monkeypatch.setattr(machine, "cpu_quota", lambda: 1.5)
     assert processes_of(many, monkeypatch)[0] == {os.getpid()}
 
 
-def test_the_parent_reads_the_rest_if_a_process_is_killed(many: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parent_reads_the_rest_if_a_process_is_killed(many, monkeypatch):
     expected, here, read = [read_runs._summarize_file(file) for file in many], os.getpid(), read_result
 
-    def killed(file: Path) -> Any:
+    def killed(file):
         if file == many[4] and os.getpid() != here:
             os.kill(os.getpid(), signal.SIGKILL)
         return read(file)

@@ -1,11 +1,8 @@
 """Repeats of one configuration as one row: known figures, and intervals that cover the truth as often as promised."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,13 +15,13 @@ from scalebench.analysis.columns import FRAME_COLUMNS
 from scalebench.analysis.load import frame_of_results
 from scalebench.analysis.repeats import Configurations, holds_over_repeats, pool_results
 from scalebench.analysis.rows import make_row
-from scalebench.core.result import MonitorRecord, Result
+from scalebench.core.result import MonitorRecord
 from scalebench.core.spec import MeasureSpec
 from scalebench.core.stats.log_means import mean_of_repeats
 from tests.builders.runs import MACHINE, rank, record
 
 
-def run_of(repeat: int, seconds: float, minute: int | None = None, **changes: Any) -> Result:
+def run_of(repeat, seconds, minute=None, **changes):
     """Launches of one sweep start ten minutes after each other; within a repeat, a minute."""
     at = 10 * repeat + changes.get("gpus", 1) if minute is None else minute
     started_at = f"2026-01-01T{at // 60:02}:{at % 60:02}:00+00:00"
@@ -32,13 +29,13 @@ def run_of(repeat: int, seconds: float, minute: int | None = None, **changes: An
     return record(**{"repeat": repeat, "block_s": seconds, "started_at": started_at, "run_id": name, **changes})
 
 
-def rows_of(results: list[Result]) -> list[dict[str, Any]]:
+def rows_of(results):
     """Null as None."""
     table = pool_results(results, [Path(f"/runs/{number}") for number in range(len(results))])
     return [{k: None if pd.isna(v) else v for k, v in row.items()} for row in table.to_dict("records")]
 
 
-def log_t(values: list[float], t: float) -> tuple[float, float, float]:
+def log_t(values, t):
     """(low, value, high) by the textbook; t is from its table."""
     logs = np.log(values)
     reach = t * logs.std(ddof=1) / math.sqrt(len(logs))
@@ -49,7 +46,7 @@ T = {3: 4.30265}
 NAMES = ("sync_exposed_s_low", "sync_exposed_s", "sync_exposed_s_high")
 
 
-def test_three_repeats_are_one_row_with_an_interval() -> None:
+def test_three_repeats_are_one_row_with_an_interval():
     (row,) = rows_of([run_of(r, s, gpus=2) for r, s in enumerate((0.1, 0.11, 0.125))])
     low, value, high = log_t([400, 400 / 1.1, 320], T[3])
     pooled_row = [row[f"throughput_{name}"] for name in ("low", "samples_per_s", "high")]
@@ -60,7 +57,7 @@ def test_three_repeats_are_one_row_with_an_interval() -> None:
 
 
 @pytest.mark.parametrize(("repeat_count", "over"), [(1, "blocks"), (2, "repeats"), (3, "repeats")])
-def test_what_intervals_are_over(repeat_count: int, over: str) -> None:
+def test_what_intervals_are_over(repeat_count, over):
     made = [run_of(r, s, gpus=g) for r, s in enumerate((0.1, 0.12, 0.11)[:repeat_count]) for g in (1, 2)]
     one, two = rows_of(made)
     assert (two["interval_over"], two["repeats"]) == (over, repeat_count)
@@ -72,7 +69,7 @@ def test_what_intervals_are_over(repeat_count: int, over: str) -> None:
     assert (one["speedup_self"], one["speedup_self_low"]) == (1, None)
 
 
-def test_single_repeats_are_the_rows_of_load() -> None:
+def test_single_repeats_are_the_rows_of_load():
     made = [record(gpus=2), record(), record("bare_torch"), record("simulated", status="failed", block_s=None)]
     folders = [Path(str(number)) for number in range(4)]
     table = pool_results(made, folders)
@@ -81,7 +78,7 @@ def test_single_repeats_are_the_rows_of_load() -> None:
     assert pool_results([], []).dtypes.equals(table.dtypes)
 
 
-def test_drift_cancels_in_the_ratios_of_interleaved_repeats() -> None:
+def test_drift_cancels_in_the_ratios_of_interleaved_repeats():
     slow = (1.0, 1.3, 1.1)
     made = [run_of(r, 0.1 * s * (1 + 0.01 * g * r), gpus=g) for r, s in enumerate(slow) for g in (1, 2)]
     _, two = rows_of(made)
@@ -92,7 +89,7 @@ def test_drift_cancels_in_the_ratios_of_interleaved_repeats() -> None:
     assert two["baseline_self_id"] == "ddp-1-0-1"
 
 
-def test_repeats_that_were_not_interleaved_are_independent() -> None:
+def test_repeats_that_were_not_interleaved_are_independent():
     """All of one before all of the other: what drifted meanwhile cancels nowhere."""
     ones = [run_of(r, s, minute=r) for r, s in enumerate((0.1, 0.12, 0.11))]
     twos = [run_of(r, s, minute=30 + r, gpus=2) for r, s in enumerate((0.1, 0.12, 0.11))]
@@ -105,7 +102,7 @@ def test_repeats_that_were_not_interleaved_are_independent() -> None:
     assert two["speedup_self_low"] == pytest.approx(expected.low, rel=1e-3) and expected.low < 1.7
 
 
-def test_a_failed_repeat_leaves_the_other_pairs() -> None:
+def test_a_failed_repeat_leaves_the_other_pairs():
     made = [run_of(r, 0.1 + 0.01 * r, gpus=g) for r in range(4) for g in (1, 2)]
     made[5] = run_of(2, 0.5, gpus=2, status="failed")
     _, two, failed = rows_of(made)
@@ -113,7 +110,7 @@ def test_a_failed_repeat_leaves_the_other_pairs() -> None:
     assert (failed["status"], failed["repeats"], failed["speedup_self"]) == ("failed", 1, None)
 
 
-def test_a_baseline_with_one_repeat_gives_no_interval() -> None:
+def test_a_baseline_with_one_repeat_gives_no_interval():
     _, two = rows_of([run_of(0, 0.1), *(run_of(r, 0.1, gpus=2) for r in range(3))])
     assert two["speedup_self"] == pytest.approx(2) and two["speedup_self_low"] is None
     assert two["interval_over"] == "repeats"
@@ -122,13 +119,13 @@ def test_a_baseline_with_one_repeat_gives_no_interval() -> None:
     assert (two["interval_over"], two["flags"]) == ("blocks", None)
 
 
-def test_copies_count_once_and_a_repeat_measured_twice_counts_twice() -> None:
+def test_copies_count_once_and_a_repeat_measured_twice_counts_twice():
     made = [run_of(0, 0.1), run_of(1, 0.1), run_of(1, 0.1), run_of(1, 0.12, minute=40)]
     (row,) = rows_of(made)
     assert row["repeats"] == 3
 
 
-def test_a_difference_besides_the_repeat_is_another_row() -> None:
+def test_a_difference_besides_the_repeat_is_another_row():
     other = dataclasses.replace(MACHINE, cpu_model="another")
     later = run_of(2, 0.1)
     later.scale.framework_version = "3.0"
@@ -136,12 +133,12 @@ def test_a_difference_besides_the_repeat_is_another_row() -> None:
     assert [row["repeats"] for row in rows_of(made)] == [1, 1, 1, 1]
 
 
-def test_runs_that_failed_with_one_reason_are_one_row() -> None:
+def test_runs_that_failed_with_one_reason_are_one_row():
     made = [run_of(r, 0.1, status="failed", reason=reason) for r, reason in enumerate(("a", "b", "a"))]
     assert [(row["reason"], row["repeats"]) for row in rows_of(made)] == [("a", 2), ("b", 1)]
 
 
-def test_other_columns_are_merged_by_their_kind() -> None:
+def test_other_columns_are_merged_by_their_kind():
     made = [run_of(r, 0.1 + 0.001 * r) for r in range(3)]
     for r, result in enumerate(made):
         result.flags = [["oversubscribed"], [], ["hot", "oversubscribed"]][r]
@@ -155,20 +152,18 @@ def test_other_columns_are_merged_by_their_kind() -> None:
 
 
 @pytest.mark.parametrize(("blocks", "steady"), [([32, 32, 32], True), ([32, 32, 15], None)])
-def test_a_row_is_steady_if_every_repeat_is(blocks: list[int], steady: bool | None) -> None:
+def test_a_row_is_steady_if_every_repeat_is(blocks, steady):
     made = [run_of(r, 0.1, ranks=[rank(0, [0.1] * count)]) for r, count in enumerate(blocks)]
     (row,) = rows_of(made)
     assert row["steady"] is steady and row["flags"] is None, "the pooled row has an interval"
 
 
 @pytest.mark.parametrize("repeat_count", [2, 3])
-def test_limits_over_blocks_are_replaced_by_limits_over_repeats(
-    monkeypatch: pytest.MonkeyPatch, repeat_count: int
-) -> None:
+def test_limits_over_blocks_are_replaced_by_limits_over_repeats(monkeypatch, repeat_count):
     """A figure of the probes, which may be negative: its mean, and Student's t over repeats from three on."""
     exposed, of_run = (-0.01, 0.02, 0.05)[:repeat_count], make_row
 
-    def probed(result: Result, *rest: Any) -> dict[str, Any]:
+    def probed(result, *rest):
         value = exposed[result.scale.repeat]
         return of_run(result, *rest) | dict(zip(NAMES, (value - 0.001, value, value + 0.001), strict=True))
 
@@ -188,17 +183,17 @@ def test_limits_over_blocks_are_replaced_by_limits_over_repeats(
 
 @settings(max_examples=10)
 @given(order=st.permutations(range(6)))
-def test_the_order_of_the_records_does_not_matter(order: list[int]) -> None:
+def test_the_order_of_the_records_does_not_matter(order):
     made = [run_of(r, 0.1 * (1 + 0.1 * r * g), gpus=g) for r in range(3) for g in (1, 2)]
     expected = sorted(map(str, (drop_path(row) for row in rows_of(made))))
     assert sorted(map(str, (drop_path(row) for row in rows_of([made[n] for n in order])))) == expected
 
 
-def drop_path(row: dict[str, Any]) -> dict[str, Any]:
+def drop_path(row):
     return {name: value for name, value in row.items() if name != "path"}
 
 
-def test_the_other_configurations_of_a_sweep_moderate_the_variance() -> None:
+def test_the_other_configurations_of_a_sweep_moderate_the_variance():
     """Ten times as wide without them: two degrees of freedom of repeats that differ by 10 %."""
     seconds = {"a": (0.1, 0.101, 0.102), "b": (0.2, 0.203, 0.201), "c": (0.3, 0.302, 0.305), "d": (0.4, 0.402, 0.41)}
     made = [
@@ -216,7 +211,7 @@ def test_the_other_configurations_of_a_sweep_moderate_the_variance() -> None:
     assert last["repeats"] == two_alone["repeats"] == 2 and widths[0] < widths[1] / 2
 
 
-def test_a_baseline_of_the_own_cohort_goes_before_another_of_the_repeat() -> None:
+def test_a_baseline_of_the_own_cohort_goes_before_another_of_the_repeat():
     """The bare baseline takes turns in both cohorts of each repeat; the second one runs on half the machine."""
     made = []
     for r in range(3):
@@ -231,7 +226,7 @@ def test_a_baseline_of_the_own_cohort_goes_before_another_of_the_repeat() -> Non
     assert horovod["throughput_samples_per_s"] == pytest.approx(ddp["throughput_samples_per_s"] / 2)
 
 
-def test_single_repeats_of_different_numbers_have_a_ratio(tmp_path: Path) -> None:
+def test_single_repeats_of_different_numbers_have_a_ratio(tmp_path):
     """As where a sweep was stopped, and the folders of others were removed."""
     runs = [record("bare_torch", 1, repeat=0, run_id="a"), record("ddp", 2, repeat=3, run_id="b")]
     compared = rows.compare_runs([rows.summarize_run(run, tmp_path / run.run_id) for run in runs])

@@ -1,22 +1,19 @@
 """Columns computed for a row: the overhead of a strategy on one device, and the costs of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 
 from scalebench.analysis import throughput
 from scalebench.analysis.load import frame_of_results
-from scalebench.core.result import MonitorRecord, Quality, Result
+from scalebench.core.result import MonitorRecord, Quality
 from tests.builders.runs import rank, record
 
 OVERHEAD_COLUMNS = ("overhead_share_low", "overhead_share", "overhead_share_high")
 
 
-def overheads_of(*results: Result) -> list[tuple[Any, ...]]:
+def overheads_of(*results):
     """(low, value, high) of each row, null as None."""
     table = frame_of_results(results, [Path("x")] * len(results))
     return [
@@ -25,14 +22,14 @@ def overheads_of(*results: Result) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_there_is_no_overhead_without_two_measured_runs() -> None:
+def test_there_is_no_overhead_without_two_measured_runs():
     own, bare = record(), record("bare_torch")
     unmeasured = record(block_s=None, run_id="unmeasured")
     pairs = [(own, None), (None, bare), (None, None), (bare, bare), (unmeasured, bare), (own, unmeasured)]
     assert {throughput.overhead(*pair) for pair in pairs} == {None}
 
 
-def test_rows_with_equal_baselines_have_equal_overheads() -> None:
+def test_rows_with_equal_baselines_have_equal_overheads():
     """It is that on one device, even if runs on several devices failed."""
     failed = record(gpus=8, status="failed", block_s=None)
     rows = [record(block_s=0.1), record(gpus=2, block_s=0.13), record(gpus=4, block_s=0.2), failed]
@@ -44,7 +41,7 @@ def test_rows_with_equal_baselines_have_equal_overheads() -> None:
     assert one == (None, 1 - first["speedup_bare"], None), "limits only over repeats"
 
 
-def test_a_bare_strategy_has_an_overhead_only_with_other_options() -> None:
+def test_a_bare_strategy_has_an_overhead_only_with_other_options():
     plain, again, fit = (record("bare_tensorflow", baseline="bare_tensorflow", run_id=name) for name in "abc")
     plain.spec["strategy"]["options"] = again.spec["strategy"]["options"] = {"loop": "custom"}
     fit.spec["strategy"]["options"] = {"loop": "fit"}
@@ -56,7 +53,7 @@ def test_a_bare_strategy_has_an_overhead_only_with_other_options() -> None:
     assert overheads_of(sleeper, record("simulated", gpus=2, baseline="simulated")) == [(None, None, None)] * 2
 
 
-def test_overheads_use_baselines_of_the_same_repeat() -> None:
+def test_overheads_use_baselines_of_the_same_repeat():
     bares = [record("bare_torch", block_s=block_s, repeat=k) for k, block_s in enumerate((0.08, 0.09))]
     owns = [record(block_s=0.1, repeat=k) for k in range(3)]
     later = record(gpus=2, repeat=1)
@@ -67,12 +64,12 @@ def test_overheads_use_baselines_of_the_same_repeat() -> None:
 COST_COLUMNS = ("device_hours_per_epoch", "device_hours_to_target", "energy_j_per_epoch", "energy_j_to_target")
 
 
-def costs_of(*results: Result, table: Any = frame_of_results) -> list[dict[str, Any]]:
+def costs_of(*results, table=frame_of_results):
     rows = table(list(results), [Path("x")] * len(results)).to_dict("records")
     return [{name: None if pd.isna(row[name]) else row[name] for name in (*COST_COLUMNS, "epoch_s")} for row in rows]
 
 
-def test_costs_of_an_epoch_and_to_the_target() -> None:
+def test_costs_of_an_epoch_and_to_the_target():
     """1,000 samples at 400/s on two devices; 32 blocks of 40 samples took 640 J."""
     monitor = MonitorRecord(energy_j=640.0, gpu_power_w_mean=150.0)
     (row,) = costs_of(record(gpus=2, block_s=0.1, monitor=monitor, quality=Quality(time_to_target_s=36.0)))
@@ -93,7 +90,7 @@ def test_costs_of_an_epoch_and_to_the_target() -> None:
         ({"status": "failed"}, set()),
     ],
 )
-def test_unmeasured_figures_are_null(changes: dict[str, Any], measured: set[str]) -> None:
+def test_unmeasured_figures_are_null(changes, measured):
     (row,) = costs_of(record(**changes))
     assert {name for name in COST_COLUMNS if row[name] is not None} == measured
 
@@ -101,9 +98,7 @@ def test_unmeasured_figures_are_null(changes: dict[str, Any], measured: set[str]
 @pytest.mark.parametrize(
     ("seen", "peaks", "expected"), [(900, [400, 300], 900), (None, [400, 300], 700), (None, [400, None], None)]
 )
-def test_resident_memory_is_the_sum_of_the_peaks_where_the_monitor_saw_none(
-    seen: int | None, peaks: list[int | None], expected: int | None
-) -> None:
+def test_resident_memory_is_the_sum_of_the_peaks_where_the_monitor_saw_none(seen, peaks, expected):
     ranks = [rank(number, [0.1], rss_anon_peak_bytes=peak) for number, peak in enumerate(peaks)]
     run = record(gpus=2, ranks=ranks, monitor=MonitorRecord(rss_anon_bytes_max=seen))
     (value,) = frame_of_results([run], [Path("x")]).rss_anon_bytes_max

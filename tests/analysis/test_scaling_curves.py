@@ -1,12 +1,9 @@
 """Scaling curves: which rows form a curve and a group, their names, slopes, node boundaries and scaling limits."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pandas as pd
@@ -21,7 +18,6 @@ from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.scaling_curves import (
     Curve,
     ScalingLimit,
-    Slope,
     find_node_boundaries,
     find_scaling_limit,
     fit_slope,
@@ -29,7 +25,6 @@ from scalebench.analysis.scaling_curves import (
     group_curves,
     make_curves,
 )
-from scalebench.core.result import Result
 from scalebench.core.spec import StrategySpec, TrainSpec
 from scalebench.core.stats.estimates import student_t
 from tests.builders import sweeps
@@ -37,25 +32,25 @@ from tests.builders.runs import MACHINE
 from tests.builders.sweeps import ratio_of_rows
 
 
-def pooled(*results: Result) -> pd.DataFrame:
+def pooled(*results):
     return pool_results(list(results), [Path("run")] * len(results))
 
 
-def several(strategies: list[str], gpus: tuple[int, ...] = (1, 2, 4), **changes: Any) -> list[Result]:
+def several(strategies, gpus=(1, 2, 4), **changes):
     return [sweeps.run(name, count, **changes) for name in strategies for count in gpus]
 
 
-def named(curves: list[Curve]) -> dict[str, list[int]]:
+def named(curves):
     return {curve.name: curve.gpus for curve in curves}
 
 
-def with_options(name: str, gpus: int, **options: Any) -> Result:
+def with_options(name, gpus, **options):
     result = sweeps.run(name, gpus, run_id=f"{name}-{gpus}-{options}", fingerprint=f"{name}-{gpus}-{options}")
     chosen = dataclasses.asdict(StrategySpec(name, framework="torch", baseline="bare_torch", options=options))
     return dataclasses.replace(result, spec={**result.spec, "strategy": chosen})
 
 
-def test_a_sweep_has_a_curve_for_each_strategy_and_one_point_for_the_bare_run() -> None:
+def test_a_sweep_has_a_curve_for_each_strategy_and_one_point_for_the_bare_run():
     frame = pooled(sweeps.run("bare_torch", 1), *several(["ddp_gloo", "horovod_gloo"], (4, 1, 2)))
     curves = make_curves(frame)
     assert named(curves) == {"bare_torch": [1], "ddp_gloo": [1, 2, 4], "horovod_gloo": [1, 2, 4]}
@@ -68,7 +63,7 @@ def test_a_sweep_has_a_curve_for_each_strategy_and_one_point_for_the_bare_run() 
     )
 
 
-def test_rows_of_a_curve_are_cells_of_the_frame() -> None:
+def test_rows_of_a_curve_are_cells_of_the_frame():
     frame = pooled(*several(["ddp_gloo"]))
     (curve,) = make_curves(frame)
     for cells_of, (_, row) in zip(curve.rows, frame.iterrows(), strict=True):
@@ -78,7 +73,7 @@ def test_rows_of_a_curve_are_cells_of_the_frame() -> None:
         assert cells_of["reason"] is None
 
 
-def test_weak_and_strong_scaling_batches_and_hardware_are_separate_groups() -> None:
+def test_weak_and_strong_scaling_batches_and_hardware_are_separate_groups():
     weak = several(["ddp_gloo"])
     strong = [
         sweeps.run("ddp_gloo", count, run_id=f"s{count}", **sweeps.strong_scaling(40, count)) for count in (1, 2, 4)
@@ -95,26 +90,26 @@ def test_weak_and_strong_scaling_batches_and_hardware_are_separate_groups() -> N
     ]  # fmt: skip
 
 
-def _scaled(result: Result, per_device: int, in_all: int) -> Result:
+def _scaled(result, per_device, in_all):
     scale = dataclasses.replace(result.scale, batch_per_device=per_device, global_batch=in_all)
     return dataclasses.replace(result, scale=scale)
 
 
-def test_options_are_named_if_a_strategy_has_several_values() -> None:
+def test_options_are_named_if_a_strategy_has_several_values():
     both = [with_options("ddp_gloo", gpus, **options) for gpus in (1, 2) for options in ({}, {"bucket_cap_mb": 1})]
     alone = [with_options("horovod_gloo", gpus, fp16_allreduce=True) for gpus in (1, 2)]
     curves = named(make_curves(pooled(*both, *alone)))
     assert curves == {"ddp_gloo": [1, 2], "ddp_gloo bucket_cap_mb=1": [1, 2], "horovod_gloo": [1, 2]}
 
 
-def test_only_differing_options_are_named() -> None:
+def test_only_differing_options_are_named():
     frame = pooled(*several(["ddp_gloo"], (1, 2)))
     other = frame.assign(options="bucket_cap_mb=1 find_unused_parameters=True")
     both = pd.concat([frame.assign(options="find_unused_parameters=True"), other])
     assert named(make_curves(both)) == {"ddp_gloo": [1, 2], "ddp_gloo bucket_cap_mb=1": [1, 2]}
 
 
-def test_a_differing_feed_is_named_everywhere_but_a_format_only_within_a_strategy() -> None:
+def test_a_differing_feed_is_named_everywhere_but_a_format_only_within_a_strategy():
     frame = pooled(*several(["ddp_gloo", "mirrored"], (1, 2)))
     frame.loc[frame["strategy"] == "mirrored", ["feed", "data_format"]] = ["device", "nchw"]
     assert list(named(make_curves(frame))) == ["ddp_gloo feed=host", "mirrored feed=device"]
@@ -122,14 +117,14 @@ def test_a_differing_feed_is_named_everywhere_but_a_format_only_within_a_strateg
     assert list(named(make_curves(both))) == ["ddp_gloo data_format=nhwc", "ddp_gloo data_format=nchw"]
 
 
-def test_a_row_without_a_binding_has_the_default() -> None:
+def test_a_row_without_a_binding_has_the_default():
     frame = pooled(*several(["ddp_gloo"], (1, 2)))
     frame.loc[frame["gpus"] == 2, "bind"] = "numa"
     frame.loc[frame["gpus"] == 1, "bind"] = pd.NA
     assert named(make_curves(frame)) == {"ddp_gloo": [1, 2]}
 
 
-def test_models_of_one_name_but_several_sizes_are_separate_groups() -> None:
+def test_models_of_one_name_but_several_sizes_are_separate_groups():
     frame = pooled(*several(["ddp_gloo"], (1, 2)))
     both = pd.concat([frame, frame.assign(model_params=2_000_000)])
     parts = group_curves(make_curves(both))
@@ -138,7 +133,7 @@ def test_models_of_one_name_but_several_sizes_are_separate_groups() -> None:
     assert [list(named(members)) for _, members in parts] == [["ddp_gloo"], ["ddp_gloo"]]
 
 
-def test_options_tell_models_of_one_name_apart_before_their_sizes() -> None:
+def test_options_tell_models_of_one_name_apart_before_their_sizes():
     frame = pooled(*several(["ddp_gloo"], (1, 2)))
     options = [f"flops=1000 sample_bytes={size}" for size in (12_288, 602_112)]
     both = pd.concat(
@@ -151,7 +146,7 @@ def test_options_tell_models_of_one_name_apart_before_their_sizes() -> None:
     assert [group.get("parameters") for group, _ in group_curves(make_curves(edited))] == ["10", "20", "30", "30"]
 
 
-def test_rows_with_equal_columns_are_split_by_baseline_or_in_order() -> None:
+def test_rows_with_equal_columns_are_split_by_baseline_or_in_order():
     frame = pooled(*several(["ddp_gloo"], (1, 2)))
     other = frame.assign(baseline_self_id="other", throughput_samples_per_s=7.0)
     mixed = pd.concat([other.iloc[[1]], frame, other.iloc[[0]]])
@@ -162,7 +157,7 @@ def test_rows_with_equal_columns_are_split_by_baseline_or_in_order() -> None:
     assert named(make_curves(lost)) == {"ddp_gloo": [1, 2], "ddp_gloo #2": [2]}
 
 
-def test_unmeasured_rows_are_no_points() -> None:
+def test_unmeasured_rows_are_no_points():
     frame = pooled(sweeps.failed_run(), sweeps.run("ddp_gloo", 2))
     assert named(make_curves(frame)) == {"ddp_gloo": [2]}
     assert make_curves(pooled(sweeps.failed_run())) == [] and group_curves([]) == []
@@ -174,7 +169,7 @@ def test_unmeasured_rows_are_no_points() -> None:
 
 
 @pytest.mark.parametrize("given_name", ["frame", "pooled"])
-def test_a_frame_of_single_runs_has_each_repeat_as_a_curve(given_name: str) -> None:
+def test_a_frame_of_single_runs_has_each_repeat_as_a_curve(given_name):
     results = [sweeps.run("ddp_gloo", gpus, repeat) for repeat in range(3) for gpus in (1, 2)]
     make = {"frame": frames.frame_of_results, "pooled": pool_results}[given_name]
     curves = named(make_curves(make(results, [Path("run")] * 6)))
@@ -186,7 +181,7 @@ values = st.sampled_from([None, "x", "y"])
 
 @settings(max_examples=25)  # a frame each
 @given(st.lists(st.tuples(st.sampled_from(["a", "b"]), *[values] * 5), unique=True, max_size=12))
-def test_names_are_unique_in_a_group_and_no_row_is_lost(chosen: list[tuple[Any, ...]]) -> None:
+def test_names_are_unique_in_a_group_and_no_row_is_lost(chosen):
     columns = ("strategy", "options", "environment", "feed", "device_ids", "prefetch")
     base = dict.fromkeys(FRAME_COLUMNS) | {"status": "ok", "throughput_samples_per_s": 1.0, "scaling": "weak"}
     base |= dict.fromkeys(("model", "dataset", "hardware"), "m") | {"batch_per_device": 1}
@@ -197,7 +192,7 @@ def test_names_are_unique_in_a_group_and_no_row_is_lost(chosen: list[tuple[Any, 
     assert sorted(itertools.chain(*(one.gpus for one in curves))) == sorted([1, 2] * len(chosen))
 
 
-def test_two_machines_of_one_hardware_are_separate_groups() -> None:
+def test_two_machines_of_one_hardware_are_separate_groups():
     """hardware=local on two computers."""
     own_curves = several(["bare_torch", "ddp_gloo"], (1, 2))
     other = sweeps.run("ddp_gloo", 2, machine=dataclasses.replace(MACHINE, cpu_model="another"), run_id="other")
@@ -207,13 +202,11 @@ def test_two_machines_of_one_hardware_are_separate_groups() -> None:
     assert "machine" not in format_group_title(group_curves(make_curves(pooled(*own_curves)))[0][0])
 
 
-def curve(
-    speedups: dict[int, float | None], nodes: int | None = None, width: float | None = 0.01, against: str = "bare"
-) -> Curve:
+def curve(speedups, nodes=None, width=0.01, against="bare"):
     """Return a curve with these speedups; `nodes` devices fill a node; limits over repeats differ by `width`."""
     rows = []
     for gpus, value in speedups.items():
-        row: dict[str, Any] = {"gpus": gpus, "run_id": f"{gpus}", f"baseline_{against}_id": "0", "repeats": 3}
+        row = {"gpus": gpus, "run_id": f"{gpus}", f"baseline_{against}_id": "0", "repeats": 3}
         row |= {"interval_over": None if width is None else "repeats", "flags": None}
         row["nodes"] = 1 if nodes is None else math.ceil(gpus / nodes)
         row["throughput_samples_per_s"] = None if value is None else 100 * value
@@ -227,11 +220,11 @@ def curve(
     return Curve("ddp", {}, {}, rows)
 
 
-def fit(made: Curve, against: str = "bare") -> Slope:
+def fit(made, against="bare"):
     return fit_slope(made, against)
 
 
-def test_the_limits_of_a_slope_follow_from_those_of_the_speedups() -> None:
+def test_the_limits_of_a_slope_follow_from_those_of_the_speedups():
     """Factors of the speedups on 1, 2 and 4 devices are those counts less their mean, 7/3, over 14/3."""
     made = fit(curve({1: 0.9, 2: 1.7, 4: 2.8}, width=0.02))
     distances = [factor * 0.02 * y for factor, y in zip((-2 / 7, -1 / 14, 5 / 14), (0.9, 1.7, 2.8), strict=True)]
@@ -245,7 +238,7 @@ def test_the_limits_of_a_slope_follow_from_those_of_the_speedups() -> None:
     assert fit(own, "self").speedup.high < fit(curve({1: 1.0, 2: 1.7, 4: 2.8}, width=0.02)).speedup.high, "1 exactly"
 
 
-def test_a_slope_has_no_limits_unless_those_of_all_rows_hold_over_repeats() -> None:
+def test_a_slope_has_no_limits_unless_those_of_all_rows_hold_over_repeats():
     for change in ({"interval_over": "blocks"}, {"flags": "busy_machine"}, {"flags": "drifts oversubscribed"}):
         made = curve({1: 0.9, 2: 1.7, 4: 2.8})
         made.rows[1] |= change
@@ -254,14 +247,14 @@ def test_a_slope_has_no_limits_unless_those_of_all_rows_hold_over_repeats() -> N
     assert fit(made).speedup.has_limits
 
 
-def test_a_curve_that_bends_has_no_wider_limits_but_a_deviation() -> None:
+def test_a_curve_that_bends_has_no_wider_limits_but_a_deviation():
     bent, straight = fit(curve({1: 1.0, 2: 1.9, 4: 2.4})), fit(curve({1: 1.0, 2: 1.5, 4: 2.5}))
     assert bent.worst > 0.1 > 1e-12 > straight.worst
     widths = [each.speedup.high - each.speedup.low for each in (bent, straight)]
     assert widths[0] == pytest.approx(widths[1], rel=0.1)
 
 
-def test_two_points_give_a_slope_and_one_gives_none() -> None:
+def test_two_points_give_a_slope_and_one_gives_none():
     curves = fit(curve({1: 0.9, 2: 1.7}))
     assert curves.speedup.value == pytest.approx(0.8) and curves.speedup.has_limits and curves.worst < 1e-12
     assert (
@@ -276,14 +269,14 @@ counts = st.lists(st.integers(1, 1000), min_size=2, max_size=8, unique=True).map
 
 
 @given(counts, st.floats(0.01, 1), st.floats(0, 2))
-def test_the_slope_of_an_exact_line_is_exact(gpus: list[int], per_device: float, offset: float) -> None:
+def test_the_slope_of_an_exact_line_is_exact(gpus, per_device, offset):
     curves = fit(curve({n: offset + per_device * n for n in gpus}))
     assert (curves.speedup.value, curves.intercept) == pytest.approx((per_device, offset), rel=1e-6, abs=1e-6)
     assert curves.worst < 1e-6
 
 
 @given(counts, st.lists(st.floats(0.1, 100), min_size=8, max_size=8), st.sampled_from([0.125, 0.5, 8.0]))
-def test_a_slope_scales_with_the_speedups(gpus: list[int], figures: list[float], factor: float) -> None:
+def test_a_slope_scales_with_the_speedups(gpus, figures, factor):
     """Another baseline scales slope and limits by a factor."""
     one, other = (fit(curve(dict(zip(gpus, [f * by for f in figures], strict=False)))) for by in (1.0, factor))
     scaled = [factor * part for part in msgspec.structs.astuple(one.speedup)]
@@ -291,7 +284,7 @@ def test_a_slope_scales_with_the_speedups(gpus: list[int], figures: list[float],
     assert other.worst == pytest.approx(one.worst, rel=1e-6, abs=1e-9)
 
 
-def test_a_node_boundary_is_where_the_next_node_begins() -> None:
+def test_a_node_boundary_is_where_the_next_node_begins():
     made = curve({4: 3.6, 8: 6.4, 9: 3.6, 10: 4.0, 17: 5.1}, nodes=8)
     first, second = find_node_boundaries(made, ratio_of_rows)
     assert [row["gpus"] for row in first.rows] == [8, 9] and [row["gpus"] for row in second.rows] == [10, 17]
@@ -303,7 +296,7 @@ def test_a_node_boundary_is_where_the_next_node_begins() -> None:
     assert find_node_boundaries(curve({1: 1, 2: 1.9, 8: 7}), ratio_of_rows) == []
 
 
-def test_a_node_boundary_has_limits_over_repeats_only() -> None:
+def test_a_node_boundary_has_limits_over_repeats_only():
     (noisy,) = find_node_boundaries(curve({8: 6.4, 9: 7.19}, nodes=8, width=0.05), ratio_of_rows)
     assert noisy.ratio.low < 1 < noisy.ratio.high
     single = curve({8: 6.4, 9: 3.0}, nodes=8)
@@ -324,14 +317,12 @@ def test_a_node_boundary_has_limits_over_repeats_only() -> None:
         ({2: None}, None, None, ()),
     ],
 )
-def test_how_many_devices_keep_an_efficiency(
-    speedups: dict[int, float | None], value: int | None, surely: int | None, again: tuple[int, ...]
-) -> None:
+def test_how_many_devices_keep_an_efficiency(speedups, value, surely, again):
     measured = max((gpus for gpus, speedup in speedups.items() if speedup is not None), default=None)
     assert find_scaling_limit(curve(speedups), 0.8) == ScalingLimit(0.8, value, surely, again, measured)
 
 
-def test_without_intervals_only_the_own_baseline_is_certain() -> None:
+def test_without_intervals_only_the_own_baseline_is_certain():
     assert find_scaling_limit(curve({1: 0.95, 2: 1.8}, width=None), 0.8).certain_gpus is None
     own = curve({1: 1.0, 2: 1.8}, width=None, against="self")
     own.rows[0]["baseline_self_id"] = own.rows[0]["run_id"]
@@ -339,6 +330,6 @@ def test_without_intervals_only_the_own_baseline_is_certain() -> None:
 
 
 @pytest.mark.parametrize("wanted", [0.0, -1.0, math.nan])
-def test_a_wanted_efficiency_is_a_share(wanted: float) -> None:
+def test_a_wanted_efficiency_is_a_share(wanted):
     with pytest.raises(ValueError, match="above 0"):
         find_scaling_limit(curve({1: 1.0}), wanted)

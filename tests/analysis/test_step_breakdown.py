@@ -1,24 +1,18 @@
 """Figures made of the probes' series, from series with known truth."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 
 from scalebench.analysis import step_breakdown
-from scalebench.core.result import ProbeRecord, Profile, Result, Sync
-from scalebench.core.stats.estimates import Estimate
+from scalebench.core.result import ProbeRecord, Profile, Sync
 from tests.builders.runs import rank, record
 
 BLOCKS = 8
 
 
-def probes(**changes: Any) -> ProbeRecord:
+def probes(**changes):
     """Return probes with blocks of two steps, which take 10 ms including everything."""
-    defaults: dict[str, Any] = {
+    defaults = {
         "steps": 2, "sync_on_s": [0.020] * BLOCKS, "sync_off_s": [0.014] * BLOCKS, "fixed_batch_s": [0.012] * BLOCKS,
         "local_step_s": [[0.007] * BLOCKS], "isolated_sync_repeats": 4, "isolated_sync_s": [0.008] * BLOCKS,
         "part_steps": 5, "forward_s": [0.010] * BLOCKS, "backward_s": [0.025] * BLOCKS, "optimizer_s": [0.030] * BLOCKS,
@@ -27,7 +21,7 @@ def probes(**changes: Any) -> ProbeRecord:
     return ProbeRecord(**(defaults | changes))
 
 
-def group(*of_ranks: ProbeRecord | None, **changes: Any) -> Result:
+def group(*of_ranks, **changes):
     ranks = [rank(number, [0.1] * 20, probes=one) for number, one in enumerate(of_ranks)]
     return record(gpus=len(ranks), ranks=ranks, **changes)
 
@@ -45,7 +39,7 @@ def group(*of_ranks: ProbeRecord | None, **changes: Any) -> Result:
         (step_breakdown.imbalance, 0.0),
     ],
 )
-def test_seconds_of_one_step(figure: Callable[[Result], Estimate | None], expected: float) -> None:
+def test_seconds_of_one_step(figure, expected):
     estimate = figure(group(probes(), probes()))
     assert (estimate.low, estimate.value, estimate.high) == pytest.approx((expected, expected, expected), abs=1e-12)
 
@@ -66,7 +60,7 @@ PART_FIGURES = (
         ({}, (None, None, None, None)),
     ],
 )
-def test_parts_of_sync_add_up_to_exposed_sync(without: dict[str, float], expected: tuple[float | None, ...]) -> None:
+def test_parts_of_sync_add_up_to_exposed_sync(without, expected):
     ranks = [probes(sync_parts_s={part: [s + own] * BLOCKS for part, s in without.items()}) for own in (-0.001, 0.001)]
     estimates = [figure(group(*ranks)) for figure in PART_FIGURES]
     assert [None if one is None else one.value for one in estimates] == [
@@ -78,7 +72,7 @@ def test_parts_of_sync_add_up_to_exposed_sync(without: dict[str, float], expecte
         assert step_breakdown.sync_weights_out(group(ranks[0], probes())) is None, "not by half of the ranks"
 
 
-def test_ranks_wait_for_the_slowest_on_average() -> None:
+def test_ranks_wait_for_the_slowest_on_average():
     """The slowest rank loses only the time that it spends on synchronization itself."""
     own = [0.004, 0.006, 0.011]
     ranks = [probes(local_step_s=[[s] * BLOCKS], sync_off_s=[2 * s] * BLOCKS, sync_on_s=[0.026] * BLOCKS) for s in own]
@@ -87,7 +81,7 @@ def test_ranks_wait_for_the_slowest_on_average() -> None:
     assert exposed.value == pytest.approx(0.013 - 0.007)
 
 
-def test_what_is_exchanged_is_exact_whatever_the_noise_of_the_ranks() -> None:
+def test_what_is_exchanged_is_exact_whatever_the_noise_of_the_ranks():
     """Exposed sync less the imbalance: medians over ranks would be 35 % off with rare stalls."""
     random, exchange_s = np.random.default_rng(3), 0.0004
     own = 0.01 * np.where(random.random((4, 4000)) < 0.01, 10, 1)  # seconds of single steps of four ranks
@@ -99,24 +93,24 @@ def test_what_is_exchanged_is_exact_whatever_the_noise_of_the_ranks() -> None:
     assert exposed.value - wait.value == pytest.approx(exchange_s)
 
 
-def test_each_step_has_its_own_slowest_rank() -> None:
+def test_each_step_has_its_own_slowest_rank():
     """Ranks that are slow in turn wait as long as one that always is, though their means are equal."""
     turns = [probes(local_step_s=[[0.01, 0.03] * 4]), probes(local_step_s=[[0.03, 0.01] * 4])]
     wait = step_breakdown.imbalance(group(*turns))
     assert wait.value == pytest.approx(0.01)
 
 
-def test_devices_of_one_process_have_imbalance_too() -> None:
+def test_devices_of_one_process_have_imbalance_too():
     wait = step_breakdown.imbalance(group(probes(local_step_s=[[0.01] * BLOCKS, [0.03] * BLOCKS])))
     assert wait.value == pytest.approx(0.01)
 
 
-def test_isolated_sync_lasts_until_the_last_rank_has_it() -> None:
+def test_isolated_sync_lasts_until_the_last_rank_has_it():
     estimate = step_breakdown.isolated_sync(group(probes(), probes(isolated_sync_s=[0.016] * BLOCKS)))
     assert estimate.value == pytest.approx(0.004)
 
 
-def test_data_loading_without_a_switch_for_synchronization() -> None:
+def test_data_loading_without_a_switch_for_synchronization():
     estimate = step_breakdown.data_loading(
         group(probes(sync_off_s=[], sync_on_s=[0.020] * BLOCKS, fixed_batch_s=[0.018] * BLOCKS))
     )
@@ -124,7 +118,7 @@ def test_data_loading_without_a_switch_for_synchronization() -> None:
 
 
 @pytest.mark.parametrize("empty", [ProbeRecord(), None])
-def test_unmeasured_figures_are_null(empty: ProbeRecord | None) -> None:
+def test_unmeasured_figures_are_null(empty):
     result = group(empty, empty)
     assert {figure(result) for figure in step_breakdown.BREAKDOWN_FIGURES.values()} == {None}
     cells = step_breakdown.breakdown_cells(result, 0.01)
@@ -136,7 +130,7 @@ def test_unmeasured_figures_are_null(empty: ProbeRecord | None) -> None:
     assert step_breakdown.forward_pass(group(probes(), status="failed")) is None
 
 
-def test_a_row_has_shares_and_seconds_per_epoch() -> None:
+def test_a_row_has_shares_and_seconds_per_epoch():
     result = group(probes(), probes(), sync=Sync(message_bytes=[100, 200]))
     cells = step_breakdown.breakdown_cells(result, 0.010)
     assert cells["sync_exposed_share"] == pytest.approx(0.3)
@@ -145,7 +139,7 @@ def test_a_row_has_shares_and_seconds_per_epoch() -> None:
     assert cells["syncs_per_epoch"] == 200
 
 
-def test_the_two_shares_of_collectives_are_independent() -> None:
+def test_the_two_shares_of_collectives_are_independent():
     """0.87 of all kernels' time, as in one study, may be a third of the time of a step."""
     profiles = [Profile(5, step_s=0.030, kernel_s=0.010, collective_s=0.0087) for _ in range(2)]
     of_kernels, of_steps = step_breakdown.collective_shares(group(*(probes(profile=one) for one in profiles)))

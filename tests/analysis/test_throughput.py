@@ -1,9 +1,6 @@
 """Throughput, speedup, baselines and flags of simple records with known throughput."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,40 +10,36 @@ from hypothesis import strategies as st
 from scalebench.analysis import throughput
 from scalebench.analysis.baselines import Baselines
 from scalebench.analysis.blocks import merge_rank_blocks
-from scalebench.core.result import Result
 from scalebench.core.spec import DatasetSpec, HardwareSpec, TrainSpec
 from scalebench.core.stats.estimate_arithmetic import combine
-from scalebench.core.stats.estimates import (
-    Estimate,
-    estimate_throughput,
-)
+from scalebench.core.stats.estimates import Estimate, estimate_throughput
 from tests.builders.runs import MACHINE, rank, record
 
 
-def two_ranks(independent: bool = False) -> Result:
+def two_ranks(independent=False):
     fast = rank(0, [1.0, 2.0, 1.0, 9.0], [10, 10, 10, 10])
     slow = rank(1, [2.0, 1.0, 2.0], [9, 10, 11])
     return record(gpus=2, ranks=[fast, slow], independent=independent)
 
 
-def test_a_group_is_as_slow_as_its_slowest_rank_in_each_block() -> None:
+def test_a_group_is_as_slow_as_its_slowest_rank_in_each_block():
     seconds, samples = merge_rank_blocks(two_ranks().ranks)
     assert (seconds.tolist(), samples.tolist()) == ([2.0, 2.0, 2.0], [19, 20, 21])
     assert throughput.throughput(two_ranks()) == (60 / 6.0, None)
 
 
-def test_throughput_of_replicas_adds_up_without_their_last_blocks() -> None:
+def test_throughput_of_replicas_adds_up_without_their_last_blocks():
     value, interval = throughput.throughput(two_ranks(independent=True))
     assert value == pytest.approx(30 / 4.0 + 19 / 3.0)
     assert interval is None
 
 
-def test_the_only_block_of_a_replica_counts() -> None:
+def test_the_only_block_of_a_replica_counts():
     ranks = [rank(0, [2.0], [10]), rank(1, [4.0], [10])]
     assert throughput.throughput(record(gpus=2, ranks=ranks, independent=True)) == (10 / 2.0 + 10 / 4.0, None)
 
 
-def test_the_interval_is_of_batch_means() -> None:
+def test_the_interval_is_of_batch_means():
     result = record(gpus=2, block_s=0.1)
     seconds = result.ranks[0].block_s
     value, interval = throughput.throughput(result)
@@ -55,14 +48,14 @@ def test_the_interval_is_of_batch_means() -> None:
     assert 0 < interval.relative_half_width() < 0.02
 
 
-def test_the_interval_of_replicas_is_of_the_sum() -> None:
+def test_the_interval_of_replicas_is_of_the_sum():
     result = record(gpus=2, independent=True)
     one = estimate_throughput(result.ranks[0].block_s[:-1], [20] * 31)
     assert throughput.throughput(result)[1] == combine({"first": 1.0, "second": 1.0}, {"first": one, "second": one})
 
 
 @pytest.mark.parametrize("status", ["failed", "oom", "timeout", "unsupported", "cancelled"])
-def test_a_run_that_is_not_ok_has_no_figures(status: str) -> None:
+def test_a_run_that_is_not_ok_has_no_figures(status):
     result = record(status=status)
     assert result.ranks[0].block_s
     assert throughput.throughput(result) == (None, None)
@@ -82,20 +75,20 @@ def test_a_run_that_is_not_ok_has_no_figures(status: str) -> None:
         [rank(0, [1.0]), rank(1)],
     ],
 )
-def test_no_throughput_without_complete_blocks(ranks: list[Any]) -> None:
+def test_no_throughput_without_complete_blocks(ranks):
     assert throughput.throughput(record(ranks=ranks)) == (None, None)
 
 
-def test_seconds_of_one_step() -> None:
+def test_seconds_of_one_step():
     assert throughput.step_s(two_ranks()) == 6.0 / (3 * 2)
     assert throughput.step_s(record(block_s=None)) is None
 
 
-def pair(**changes: Any) -> tuple[Result, Result]:
+def pair(**changes):
     return record(gpus=2, block_s=0.125), record(**{"gpus": 1, "block_s": 0.1, **changes})
 
 
-def test_a_ratio_of_throughputs_needs_both() -> None:
+def test_a_ratio_of_throughputs_needs_both():
     two, one = pair()
     assert throughput.divide_throughputs(two, one) == pytest.approx(1.6)
     assert throughput.divide_throughputs(two, two) == 1.0
@@ -105,7 +98,7 @@ def test_a_ratio_of_throughputs_needs_both() -> None:
     assert throughput.divide_throughputs(two, None) is None
 
 
-def test_self_and_bare_are_found() -> None:
+def test_self_and_bare_are_found():
     two, own = pair()
     bare, other = record("bare_torch"), record("lightning_ddp")
     available = Baselines.among([two, own, bare, other])
@@ -115,7 +108,7 @@ def test_self_and_bare_are_found() -> None:
 
 
 @pytest.mark.parametrize("bad", [record(status="failed"), record(gpus=2, run_id="x"), record(status="cancelled")])
-def test_failed_runs_and_several_devices_are_no_baselines(bad: Result) -> None:
+def test_failed_runs_and_several_devices_are_no_baselines(bad):
     assert Baselines.among([bad]).find_self(record(gpus=2)) is None
 
 
@@ -132,20 +125,20 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("change", DIFFERENT.values(), ids=DIFFERENT)
-def test_runs_that_differ_besides_their_devices_are_not_compared(change: dict[str, Any]) -> None:
+def test_runs_that_differ_besides_their_devices_are_not_compared(change):
     available = Baselines.among([record(**change), record("bare_torch", **change)])
     assert available.find_self(record(gpus=2)) is None and available.find_bare(record(gpus=2)) is None
     run = record(gpus=2, **change)
     assert available.find_self(run) is not None and available.find_bare(run) is not None
 
 
-def with_options(gpus: int, name: str, **options: Any) -> Result:
+def with_options(gpus, name, **options):
     made = record(name, gpus=gpus, baseline="simulated")
     made.spec["strategy"]["options"] = options
     return made
 
 
-def test_records_without_an_option_are_compared_with_its_default() -> None:
+def test_records_without_an_option_are_compared_with_its_default():
     """Other options have another self, and the same bare baseline."""
     older, bare = with_options(1, "ddp", bucket_cap_mb=25.0), with_options(1, "simulated")
     available = Baselines.among([older, bare])
@@ -155,7 +148,7 @@ def test_records_without_an_option_are_compared_with_its_default() -> None:
         assert available.find_self(run) is None and available.find_bare(run) is bare
 
 
-def test_a_strategy_that_is_its_own_bare_baseline_must_have_the_same_options() -> None:
+def test_a_strategy_that_is_its_own_bare_baseline_must_have_the_same_options():
     one, other = with_options(1, "simulated", step_s=0.1), with_options(1, "simulated", step_s=0.2)
     available = Baselines.among([one, other])
     assert available.find_bare(with_options(2, "simulated", step_s=0.1)) is one
@@ -163,14 +156,14 @@ def test_a_strategy_that_is_its_own_bare_baseline_must_have_the_same_options() -
     assert available.find_bare(with_options(2, "simulated", step_s=0.3)) is None
 
 
-def of_tensorflow(loop: str, name: str = "bare_tensorflow", gpus: int = 1) -> Result:
+def of_tensorflow(loop, name="bare_tensorflow", gpus=1):
     made = record(name, gpus=gpus, baseline="bare_tensorflow")
     made.scale.framework = "tensorflow"
     made.spec["strategy"]["options"] = {"loop": loop}
     return made
 
 
-def test_the_bare_baseline_is_the_one_with_its_default_options() -> None:
+def test_the_bare_baseline_is_the_one_with_its_default_options():
     plain, fit = of_tensorflow("custom"), of_tensorflow("fit")
     available = Baselines.among([fit, plain])
     assert (
@@ -197,24 +190,21 @@ NARROW, WIDE, ENDLESS = Estimate(100, 99.5, 100.5), Estimate(100, 90, 110), Esti
         (WIDE, Estimate(1.1, 1.0, 1.2), ["target_missed", "superlinear_within_noise"]),
     ],
 )
-def test_flags_of_a_run(interval: Estimate | None, efficiency: Estimate | None, expected: list[str]) -> None:
+def test_flags_of_a_run(interval, efficiency, expected):
     assert (
         throughput.list_flags(record(), interval, 0.01) + throughput.superlinear_flags(efficiency, "cuda") == expected
     )
 
 
-def test_flags_of_the_run_come_first_and_failed_runs_have_no_others() -> None:
+def test_flags_of_the_run_come_first_and_failed_runs_have_no_others():
     assert throughput.list_flags(record(flags=["oversubscribed"]), None, 0.01) == ["oversubscribed", "no_interval"]
     failed = record(status="failed", flags=["oversubscribed"])
     assert throughput.list_flags(failed, None, 0.01) == ["oversubscribed"]
     assert failed.flags == ["oversubscribed"]
 
 
-@given(
-    seconds=st.lists(st.floats(1e-6, 1e3), min_size=16, max_size=80),
-    devices=st.integers(1, 4),
-)
-def test_throughput_is_samples_over_time_whatever_the_blocks(seconds: list[float], devices: int) -> None:
+@given(seconds=st.lists(st.floats(1e-6, 1e3), min_size=16, max_size=80), devices=st.integers(1, 4))
+def test_throughput_is_samples_over_time_whatever_the_blocks(seconds, devices):
     ranks = [rank(k, seconds, list(range(1, len(seconds) + 1))) for k in range(devices)]
     value, interval = throughput.throughput(record(gpus=devices, ranks=ranks))
     samples = devices * len(seconds) * (len(seconds) + 1) / 2
@@ -222,7 +212,7 @@ def test_throughput_is_samples_over_time_whatever_the_blocks(seconds: list[float
     assert interval.low <= value * (1 + 1e-12) and interval.high >= value * (1 - 1e-12)
 
 
-def test_more_than_so_many_cpu_workers_can_do_is_an_error_of_the_measurement() -> None:
+def test_more_than_so_many_cpu_workers_can_do_is_an_error_of_the_measurement():
     """3.65 times as fast on two cores."""
     assert throughput.superlinear_flags(Estimate(1.8, 1.7, 1.9), "cpu") == ["superlinear_on_cpu"]
     assert throughput.superlinear_flags(Estimate(1.1, 0.9, 1.2), "cpu") == ["superlinear_within_noise"]
@@ -230,12 +220,12 @@ def test_more_than_so_many_cpu_workers_can_do_is_an_error_of_the_measurement() -
 
 
 @pytest.mark.parametrize(("rates", "flags"), [([100, 109, 105], []), ([100, 112, 105], ["repeats_differ"]), ([5], [])])
-def test_repeats_that_differ_by_more_than_a_tenth_are_flagged(rates: list[float], flags: list[str]) -> None:
+def test_repeats_that_differ_by_more_than_a_tenth_are_flagged(rates, flags):
     assert throughput.repeats_differ_flags(rates) == flags
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 40])
-def test_the_spread_of_step_times_is_over_the_means_of_blocks(count: int) -> None:
+def test_the_spread_of_step_times_is_over_the_means_of_blocks(count):
     block_s = [0.2 + 0.01 * (7 * n % 11) for n in range(count)]
     columns = throughput.evaluate_blocks(record(ranks=[rank(0, block_s)])).step_spread
     steps_s = np.array(block_s) / 2  # two steps a block
@@ -244,12 +234,12 @@ def test_the_spread_of_step_times_is_over_the_means_of_blocks(count: int) -> Non
     assert columns["step_cv"] == (None if count == 1 else pytest.approx(steps_s.std(ddof=1) / steps_s.mean()))
 
 
-def test_what_was_not_measured_has_no_spread() -> None:
+def test_what_was_not_measured_has_no_spread():
     columns = throughput.evaluate_blocks(record(status="failed", block_s=None)).step_spread
     assert columns == {"step_s_median": None, "step_s_p95": None, "step_cv": None}
 
 
-def test_one_of_several_repeats_may_have_a_wider_interval() -> None:
+def test_one_of_several_repeats_may_have_a_wider_interval():
     """Their mean is as narrow as requested when each is sqrt(repeats) times as wide."""
     interval = Estimate(100.0, 98.5, 101.5)
     result = record()

@@ -1,10 +1,7 @@
 """Model FLOPs utilization of a run: by hand, null where a part of it is unknown, and flagged above 1."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -13,7 +10,7 @@ from scalebench.analysis.load import frame_of_results
 from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.rows import link_cells
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.result import DeviceMonitorRecord, MonitorRecord, Result
+from scalebench.core.result import DeviceMonitorRecord, MonitorRecord
 from scalebench.report.flag_text import describe_row
 from scalebench.report.tables import make_configuration_table
 from scalebench.report.terminal import list_headline
@@ -24,14 +21,14 @@ A100, V100 = "NVIDIA A100-SXM4-40GB", "Tesla V100-SXM2-16GB"
 RATE = 2 * 2 * 10 / 0.1  # samples/s of two devices: blocks of two steps of 10 samples in 0.1 s
 
 
-def make_gpu(index: int, name: str | None, mig: bool | None = None) -> Gpu:
+def make_gpu(index, name, mig=None):
     return Gpu(index, name, None, None, None, None, None, None, None, mig=mig)
 
 
 def run_on(
-    names: list[str | None], precision: str | None = "tf32", flops: float | None = 1e9,
-    watched: list[int] | None = None, device: str = "cuda", mig: bool | None = None, **changes: Any,
-) -> Result:  # fmt: skip
+    names, precision = "tf32", flops = 1e9,
+    watched = None, device = "cuda", mig = None, **changes
+):  # fmt: skip
     """Make the record of a run on two of these GPUs; the monitor watched those with the numbers `watched`."""
     gpus = [make_gpu(index, name, mig) for index, name in enumerate(names)]
     monitor = MonitorRecord(devices=[DeviceMonitorRecord(index) for index in watched or []])
@@ -42,7 +39,7 @@ def run_on(
     return result
 
 
-def read_mfu(result: Result) -> tuple[float | None, str | None]:
+def read_mfu(result):
     (row,) = frame_of_results([result], [Path("x")])[["mfu", "flags"]].to_dict("records")
     return (None if pd.isna(row["mfu"]) else row["mfu"]), (None if pd.isna(row["flags"]) else row["flags"])
 
@@ -58,7 +55,7 @@ def read_mfu(result: Result) -> tuple[float | None, str | None]:
         ([None, A100, A100], "tf32", [1, 2], 2 * 156),
     ],
 )
-def test_the_arithmetic(names: list[str | None], precision: str, watched: list[int] | None, peak_tflops: float) -> None:
+def test_the_arithmetic(names, precision, watched, peak_tflops):
     mfu, flags = read_mfu(run_on(names, precision, 1e9, watched))
     assert mfu == pytest.approx(RATE * 1e9 / (peak_tflops * 1e12), rel=1e-3)
     assert flags == ("no_tensor_cores" if precision == "float32" else None)
@@ -83,11 +80,11 @@ def test_the_arithmetic(names: list[str | None], precision: str, watched: list[i
         run_on([A100, A100], block_s=None),
     ],
 )
-def test_null_where_a_part_is_unknown(result: Result) -> None:
+def test_null_where_a_part_is_unknown(result):
     assert read_mfu(result)[0] is None
 
 
-def test_gpus_of_all_nodes_count() -> None:
+def test_gpus_of_all_nodes_count():
     two = run_on([A100], "float32", watched=None)
     two.scale.nodes = 2
     assert read_mfu(two)[0] is None  # the other node did not report
@@ -96,7 +93,7 @@ def test_gpus_of_all_nodes_count() -> None:
     assert read_mfu(two)[0] == pytest.approx(RATE * 1e9 / 35.2e12, rel=1e-3)
 
 
-def test_more_than_the_peak_is_flagged_with_advice() -> None:
+def test_more_than_the_peak_is_flagged_with_advice():
     result = run_on([A100, A100], flops=312e12 / RATE * 1.25)
     mfu, flags = read_mfu(result)
     assert mfu == pytest.approx(1.25, rel=1e-3) and flags == "mfu_above_1"
@@ -119,13 +116,11 @@ def test_more_than_the_peak_is_flagged_with_advice() -> None:
         ([A100, A100], "float32", "cpu", False),
     ],
 )
-def test_idle_tensor_cores_are_flagged(
-    names: list[str | None], precision: str | None, device: str, is_flagged: bool
-) -> None:
+def test_idle_tensor_cores_are_flagged(names, precision, device, is_flagged):
     assert (read_mfu(run_on(names, precision, device=device))[1] == "no_tensor_cores") == is_flagged
 
 
-def test_where_it_is_shown() -> None:
+def test_where_it_is_shown():
     result = run_on([A100, A100], flops=312e12 / RATE / 4)
     table = make_configuration_table(pool_results([result], [Path("x")]))
     assert table.rows[0].cells[table.columns.index("MFU")].text == "25 %"
@@ -135,7 +130,7 @@ def test_where_it_is_shown() -> None:
     assert "MFU" not in dict(list_headline(record()))
 
 
-def test_repeats_are_pooled_as_their_throughput_is() -> None:
+def test_repeats_are_pooled_as_their_throughput_is():
     runs = [
         run_on([A100, A100], block_s=seconds, repeat=number, run_id=str(number))
         for number, seconds in enumerate([0.1, 0.2, 0.4])
@@ -145,7 +140,7 @@ def test_repeats_are_pooled_as_their_throughput_is() -> None:
 
 
 @pytest.mark.parametrize(("second", "sent_bytes"), [(3e9, 0.5 * 5e9), (None, None)])
-def test_bytes_of_a_step_over_links(second: float | None, sent_bytes: float | None) -> None:
+def test_bytes_of_a_step_over_links(second, sent_bytes):
     """They are those of all GPUs, and null unless each was measured."""
     devices = [DeviceMonitorRecord(0, pcie_sent_bytes_per_s=2e9), DeviceMonitorRecord(1, pcie_sent_bytes_per_s=second)]
     cells = link_cells(MonitorRecord(devices=devices), step_s=0.5)

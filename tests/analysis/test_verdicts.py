@@ -1,29 +1,22 @@
 """One rule for a verdict on two rows: `show`, rankings and advice have it by decide_ratio, `compare` by its pairs."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 import pytest
 
 from scalebench.analysis.advice import list_advice
-from scalebench.analysis.comparison import Pair, compare, compare_by
+from scalebench.analysis.comparison import compare, compare_by
 from scalebench.analysis.comparison.pairing import load_compared_runs
-from scalebench.analysis.repeats import Configurations, load_configurations
+from scalebench.analysis.repeats import load_configurations
 from scalebench.analysis.scaling_curves import make_curves, plain_rows
 from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict
-from scalebench.core.result import Result
-from scalebench.core.stats.estimates import Estimate
 from tests.builders.runs import rank, record
 from tests.builders.sweeps import write_results
 
 ROUNDS = {1: 1.0, 2: 1.5, 3: 0.7, 4: 1.3}  # seconds of the machine, by round
 
 
-def run(
-    strategy: str, repeat: int, factor: float, cohort: str | None = "c", flags: str = "", blocks: tuple[int, ...] = (1,)
-) -> Result:
+def run(strategy, repeat, factor, cohort="c", flags="", blocks=(1,)):
     """A run whose blocks take `factor` times the seconds of the machine; `blocks` in each round, in turns."""
     counts = {number: blocks[k % len(blocks)] for k, number in enumerate(ROUNDS)}
     rounds = [number for number, count in counts.items() for _ in range(count)]
@@ -37,7 +30,7 @@ def run(
     )  # fmt: skip
 
 
-def write_sweep(folder: Path, results: list[Result]) -> tuple[Configurations, Estimate, Pair]:
+def write_sweep(folder, results):
     """Return the ratio of ddp over bare_torch as `show` has it, and the pair that `compare` makes of both."""
     write_results(folder, results)
     configurations = load_configurations(folder)
@@ -57,9 +50,7 @@ def write_sweep(folder: Path, results: list[Result]) -> tuple[Configurations, Es
         (3, "drifts", True, True),
     ],
 )  # fmt: skip
-def test_show_and_compare_judge_by_one_rule(
-    tmp_path: Path, repeats: int, flag: str, in_turns: bool, apart: bool, cohort: str | None
-) -> None:
+def test_show_and_compare_judge_by_one_rule(tmp_path, repeats, flag, in_turns, apart, cohort):
     """One of the repeats has the flag. `in_turns`, `apart`: whether such runs carry a verdict in turns and without."""
     noise = [1.0, 1.01, 0.995]
     results = [
@@ -80,7 +71,7 @@ def test_show_and_compare_judge_by_one_rule(
     assert (two_sides.verdict, two_sides.ratio) == (pair.verdict, pytest.approx(pair.ratio))
 
 
-def test_compare_forms_ratios_within_rounds(tmp_path: Path) -> None:
+def test_compare_forms_ratios_within_rounds(tmp_path):
     """b is 3 % slower in each round, and had its long slots while the machine was fast."""
     results = [
         one for k in range(3) for one in
@@ -92,7 +83,7 @@ def test_compare_forms_ratios_within_rounds(tmp_path: Path) -> None:
     assert (pair.verdict, pair.test) == ("slower", "paired t, 3 repeats in turns")
 
 
-def test_what_other_programs_do_within_rounds_is_a_label(tmp_path: Path) -> None:
+def test_what_other_programs_do_within_rounds_is_a_label(tmp_path):
     results = [
         one for k in range(3) for one in
         (run("bare_torch", k, 1.0), run("ddp", k, 0.8 + 0.001 * k, flags="busy_machine"))
@@ -105,7 +96,7 @@ def test_what_other_programs_do_within_rounds_is_a_label(tmp_path: Path) -> None
     assert advice.rankings[0].certainty == "best"
 
 
-def test_ratios_between_cohorts_are_quotients_to_the_baseline_of_each(tmp_path: Path) -> None:
+def test_ratios_between_cohorts_are_quotients_to_the_baseline_of_each(tmp_path):
     """The machine is half as fast for the second cohort, which holds horovod and another start of the baseline."""
     results = []
     for k in range(3):

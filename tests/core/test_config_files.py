@@ -1,7 +1,5 @@
 """YAML files, built-in and of plugins, and which of them can be used."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -12,13 +10,13 @@ from scalebench.config.resolve import resolve
 from scalebench.core import config_files
 from scalebench.core.errors import PluginError
 from scalebench.strategies import registry
-from tests.builders.plugins import Distributions, clear_plugin_caches, strategy_yaml
+from tests.builders.plugins import clear_plugin_caches, strategy_yaml
 from tests.builders.plugins import dists as dists
 
 FOLDER = {"configs": {"a": "a.conf"}}
 
 
-def test_the_built_in_groups() -> None:
+def test_the_built_in_groups():
     assert config_files.list_groups() == ["dataset", "hardware", "measure", "model", "strategy", "sweep", "train"]
     assert (config_files.conf_dir() / "config.yaml").is_file()
     assert sorted(config_files.list_options("measure")) == ["default", "max_batch", "quick", "thorough"]
@@ -27,7 +25,7 @@ def test_the_built_in_groups() -> None:
     assert config_files.strategy_option_defaults("hybrid")["micro_batches"] is None
 
 
-def test_the_yaml_of_an_enabled_plugin_is_found(dists: Distributions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_yaml_of_an_enabled_plugin_is_found(dists, monkeypatch):
     files = config_files.find_config_files()
     assert (files.folders, files.problems, files.warnings) == ([], {}, [])
     root = dists.strategy(options={"step_s": 0.25, "mode": "fast"})
@@ -41,7 +39,7 @@ def test_the_yaml_of_an_enabled_plugin_is_found(dists: Distributions, monkeypatc
     assert config_files.plugin_folders() == []
 
 
-def test_folders_are_found_without_importing_anything(dists: Distributions) -> None:
+def test_folders_are_found_without_importing_anything(dists):
     """Also below packages with side effects, and in one without __init__.py."""
     deep = {"big/__init__.py": "raise SystemExit\n", "big/part/__init__.py": "raise SystemExit\n"}
     files = {**deep, "big/part/conf/sweep/s.yaml": "", "spaced/conf/sweep/t.yaml": ""}
@@ -52,7 +50,7 @@ def test_folders_are_found_without_importing_anything(dists: Distributions) -> N
 
 
 @pytest.mark.parametrize("package", ["not_there", "p.not_there", "not_there.conf", "p.code", "p..conf", "p:conf", ""])
-def test_a_plugin_without_its_folder(dists: Distributions, package: str) -> None:
+def test_a_plugin_without_its_folder(dists, package):
     dists.add("my-plugin", {"p/__init__.py": "", "p/code.py": "", "p/conf/x.txt": ""}, {"configs": {"p": package}})
     assert config_files.plugin_folders() == []
     assert config_files.find_config_files().warnings == [
@@ -61,7 +59,7 @@ def test_a_plugin_without_its_folder(dists: Distributions, package: str) -> None
 
 
 @pytest.mark.parametrize("name", ["strategy/ddp", "hardware/local", "model/resnet50", "dataset/materials"])
-def test_a_built_in_yaml_cannot_be_shadowed(dists: Distributions, name: str) -> None:
+def test_a_built_in_yaml_cannot_be_shadowed(dists, name):
     group, _, stem = name.partition("/")
     dists.add("a", {"a/__init__.py": "", f"a/conf/{name}.yaml": strategy_yaml(stem)}, FOLDER)
     assert config_files.find_config_files().problems == {
@@ -71,7 +69,7 @@ def test_a_built_in_yaml_cannot_be_shadowed(dists: Distributions, name: str) -> 
     assert config_files.list_options(group)[stem] == config_files.conf_dir() / f"{name}.yaml"
 
 
-def test_shadowing_files_without_a_name_is_a_warning(dists: Distributions) -> None:
+def test_shadowing_files_without_a_name_is_a_warning(dists):
     names = ["config", "measure/quick", "sweep/demo", "train/default"]
     dists.add("a", {"a/__init__.py": "", **{f"a/conf/{name}.yaml": "" for name in names}}, FOLDER)
     assert sorted(config_files.find_config_files().warnings) == [
@@ -82,14 +80,14 @@ def test_shadowing_files_without_a_name_is_a_warning(dists: Distributions) -> No
     assert config_files.find_config_files().problems == {}
 
 
-def test_two_plugins_with_one_yaml_are_both_named(dists: Distributions) -> None:
+def test_two_plugins_with_one_yaml_are_both_named(dists):
     for dist in ("first", "second"):
         dists.add(dist, {f"{dist}/conf/hardware/h.yaml": "# a comment\nname: h\n"}, {"configs": {dist: f"{dist}.conf"}})
     (line,) = config_files.find_config_files().problems.values()
     assert line == "hardware/h.yaml comes from both first and second; uninstall one of them or set SCALEBENCH_PLUGINS"
 
 
-def test_yaml_files_of_a_plugin_for_a_later_api(dists: Distributions) -> None:
+def test_yaml_files_of_a_plugin_for_a_later_api(dists):
     dists.add("a", {"a/conf/hardware/h.yaml": "name: h", "a/conf/sweep/s.yaml": ""}, FOLDER, api=9)
     reason = "of a is written for version 9 of the plugin API, and this scalebench has 1: "
     files = config_files.find_config_files()
@@ -108,25 +106,25 @@ def test_yaml_files_of_a_plugin_for_a_later_api(dists: Distributions) -> None:
         ("", None),
     ],
 )
-def test_the_name_in_a_file(dists: Distributions, text: str, name: str | None) -> None:
+def test_the_name_in_a_file(dists, text, name):
     root = dists.add(files={"x.yaml": text})
     assert config_files.read_name(root / "x.yaml") == name
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1", "\0", "a: ${", "a: " + "[" * 5000])
-def test_an_invalid_yaml_file_is_named(dists: Distributions, text: str) -> None:
+def test_an_invalid_yaml_file_is_named(dists, text):
     root = dists.add(files={"x.yaml": text})
     with pytest.raises(PluginError) as caught:
         config_files.read_yaml(root / "x.yaml")
     assert str(caught.value).startswith(f"{root / 'x.yaml'} cannot be read: ") and "\n" not in str(caught.value)
 
 
-def python(code: str) -> subprocess.CompletedProcess[str]:
+def python(code):
     """Run code in a new interpreter, in which the plugins are installed."""
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_the_command_line_knows_a_plugins_strategy_and_its_options(dists: Distributions) -> None:
+def test_the_command_line_knows_a_plugins_strategy_and_its_options(dists):
     code = """
 from scalebench.__main__ import main
 print(main(["strategy=my_strategy", "gpus=1", "dry_run=true"]))
@@ -144,7 +142,7 @@ print(main(["strategy=my_strategy", "strategy.options.mode=1"]))
     assert [line for line in done.stdout.splitlines() if line.isdigit()] == ["0", "2", "2", "2"]
 
 
-def test_a_conflict_fails_only_its_runs_and_warnings_appear_once(dists: Distributions) -> None:
+def test_a_conflict_fails_only_its_runs_and_warnings_appear_once(dists):
     dists.add("a", {"a/conf/strategy/ddp.yaml": strategy_yaml("ddp"), "a/conf/sweep/demo.yaml": ""}, FOLDER)
     code = """
 from scalebench.__main__ import main
@@ -171,9 +169,7 @@ FAULTS = {
 
 @pytest.mark.parametrize(("text", "reason"), FAULTS.items())
 @pytest.mark.parametrize("group", ["strategy", "model", "dataset", "hardware"])
-def test_a_file_that_hydra_cannot_compose_is_a_problem_of_its_name(
-    dists: Distributions, group: str, text: str, reason: str
-) -> None:
+def test_a_file_that_hydra_cannot_compose_is_a_problem_of_its_name(dists, group, text, reason):
     text = text.replace("{name}", "mine")
     dists.add("a", {f"a/conf/{group}/mine.yaml": text, f"a/conf/{group}/sound.yaml": "name: sound"}, FOLDER)
     (line,) = config_files.find_config_files().problems.values()
@@ -183,14 +179,14 @@ def test_a_file_that_hydra_cannot_compose_is_a_problem_of_its_name(
     assert group != "strategy" or registry.find_strategy("mine").problem == line
 
 
-def test_a_file_with_interpolations_and_defaults_can_be_composed(dists: Distributions) -> None:
+def test_a_file_with_interpolations_and_defaults_can_be_composed(dists):
     text = "defaults: [resnet50]\nname: x\nbatch_per_device: ${oc.env:NOT_SET}\n"
     dists.add("a", {"a/conf/model/x.yaml": text, "a/conf/strategy/y.yaml": "# @package _global_\ngpus: 1\n"}, FOLDER)
     assert config_files.find_config_files().problems == {} and config_files.find_config_files().unusable == set()
 
 
 @pytest.mark.parametrize("text", ["a: [", "name: mine\nnamex: 1"])
-def test_only_runs_of_a_broken_file_fail_until_it_is_repaired(dists: Distributions, text: str) -> None:
+def test_only_runs_of_a_broken_file_fail_until_it_is_repaired(dists, text):
     root = dists.strategy(yaml=text)
     overrides = ["strategy=mine", "gpus=1", "hardware=cpu"]
     spec = resolve(compose_config(overrides))

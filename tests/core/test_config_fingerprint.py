@@ -1,13 +1,9 @@
 """The fingerprint of a run: which keys change it."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -30,7 +26,7 @@ OF_CHECKS = {
 }
 
 
-def leaves(record: Any, prefix: str = "") -> Iterator[str]:
+def leaves(record, prefix=""):
     for f in dataclasses.fields(record):
         value = getattr(record, f.name)
         if dataclasses.is_dataclass(value):
@@ -39,16 +35,16 @@ def leaves(record: Any, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{f.name}"
 
 
-def changed(config: Config, key: str) -> Config:
+def changed(config, key):
     """Return a copy with another value of a key."""
     result = copy.deepcopy(config)
     *path, name = key.split(".")
-    owner: Any = result
+    owner = result
     for part in path:
         owner = getattr(owner, part)
     value = getattr(owner, name)
     if isinstance(value, bool):
-        other: Any = not value
+        other = not value
     elif isinstance(value, (int, float)):
         other = value + 1
     elif isinstance(value, list):
@@ -61,13 +57,13 @@ def changed(config: Config, key: str) -> Config:
     return result
 
 
-def test_switches_of_the_program_do_not_change_the_fingerprint_and_all_other_keys_do() -> None:
+def test_switches_of_the_program_do_not_change_the_fingerprint_and_all_other_keys_do():
     before = compute_fingerprint(Config(), 2, "cpu")
     same = {key for key in leaves(Config()) if compute_fingerprint(changed(Config(), key), 2, "cpu") == before}
     assert same == OF_THE_PROGRAM | QUEUEING | RESOLVED | OF_CURVES | OF_CHECKS
 
 
-def test_later_keys_do_not_change_the_fingerprint_of_older_runs() -> None:
+def test_later_keys_do_not_change_the_fingerprint_of_older_runs():
     """Older configs lack them, and have an empty `slurm` without a scheduler."""
     tree = dataclasses.asdict(Config())
     for key in ("repeat", "resume", "strict", "baseline", "dry_run", "debug", "sweep"):
@@ -88,8 +84,8 @@ def test_later_keys_do_not_change_the_fingerprint_of_older_runs() -> None:
     assert compute_fingerprint(Config(), 2, "cpu") == hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def test_later_options_do_not_change_the_fingerprint_of_older_runs() -> None:
-    def fingerprint(**options: Any) -> str:
+def test_later_options_do_not_change_the_fingerprint_of_older_runs():
+    def fingerprint(**options):
         return compute_fingerprint(Config(strategy=StrategySpec("ddp", options=options)), 2, "cpu")
 
     assert fingerprint(bucket_cap_mb=1.0) == fingerprint(bucket_cap_mb=1.0, overlap=True)
@@ -97,7 +93,7 @@ def test_later_options_do_not_change_the_fingerprint_of_older_runs() -> None:
     assert len(others) == 4
 
 
-def test_fingerprints_of_recorded_runs_stay() -> None:
+def test_fingerprints_of_recorded_runs_stay():
     """Literal values, so that a change that separates new runs from recorded ones is noticed."""
     config = Config(gpus=2)
     before = copy.deepcopy(config)
@@ -108,12 +104,12 @@ def test_fingerprints_of_recorded_runs_stay() -> None:
 
 
 @pytest.mark.parametrize("key", sorted(OF_CURVES))
-def test_evaluation_counts_for_a_training_with_a_stop(key: str) -> None:
+def test_evaluation_counts_for_a_training_with_a_stop(key):
     config = Config()
     config.train.stop.steps = 10
     assert compute_fingerprint(changed(config, key), 2, "cpu") != compute_fingerprint(config, 2, "cpu")
 
 
-def test_devices_count_for_the_fingerprint() -> None:
+def test_devices_count_for_the_fingerprint():
     fingerprints = {compute_fingerprint(Config(), gpus, device) for gpus in (1, 2) for device in ("cpu", "cuda")}
     assert len(fingerprints) == 4

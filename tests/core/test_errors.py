@@ -1,7 +1,5 @@
 """Foreign exceptions in one line."""
 
-from __future__ import annotations
-
 import pytest
 
 from scalebench.core.errors import describe_exception
@@ -33,5 +31,5 @@ SPAWNED = f"\n\n-- Process 0 terminated with the following error:\n{FRAMES}Value
         (KeyError(), "KeyError"),
     ],
 )
-def test_an_exception_of_another_process_is_described_by_its_own_last_line(error: Exception, line: str) -> None:
+def test_an_exception_of_another_process_is_described_by_its_own_last_line(error, line):
     assert describe_exception(error) == line

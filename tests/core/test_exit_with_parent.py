@@ -1,12 +1,9 @@
 """Processes that end with their parent."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +20,7 @@ time.sleep(600)
 """
 
 
-def test_a_tied_command_gets_sigterm_when_its_parent_is_killed(tmp_path: Path) -> None:
+def test_a_tied_command_gets_sigterm_when_its_parent_is_killed(tmp_path):
     program = (
         "import signal, sys, time\nfrom pathlib import Path\n"
         f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(Path('{tmp_path}/terminated').touch()))\n"
@@ -48,7 +45,7 @@ def test_a_tied_command_gets_sigterm_when_its_parent_is_killed(tmp_path: Path) -
         parent.communicate()
 
 
-def test_the_command_replaces_the_program_that_ties_it() -> None:
+def test_the_command_replaces_the_program_that_ties_it():
     """Its host and pid are in the environment."""
     program = "import os; print(os.getpid(), os.environ['SCALEBENCH_LAUNCHER'])"
     with subprocess.Popen(
@@ -58,20 +55,20 @@ def test_the_command_replaces_the_program_that_ties_it() -> None:
     assert out.split() == [str(child.pid), f"{os.uname().nodename}:{child.pid}"]
 
 
-def test_a_parent_that_has_already_ended(tmp_path: Path) -> None:
+def test_a_parent_that_has_already_ended(tmp_path):
     command = exit_with_parent.tied_command(1, [sys.executable, "-c", f"open('{tmp_path}/ran', 'w')"])
     assert subprocess.run(command, check=False, timeout=60).returncode == 1
     assert not (tmp_path / "ran").exists()
 
 
-def test_ancestors_are_the_chain_of_parents() -> None:
+def test_ancestors_are_the_chain_of_parents():
     pids = exit_with_parent.ancestors(os.getpid())
     assert pids[0] == os.getpid() and os.getppid() in (1, *pids[1:2]) and len(set(pids)) == len(pids)
     assert exit_with_parent.ancestors(1) == []
 
 
 @pytest.mark.parametrize(("launcher", "status"), [("running", 0), ("ended", 1), ("remote", 0), ("none", 0)])
-def test_a_process_checks_whether_its_launcher_still_runs(launcher: str, status: int) -> None:
+def test_a_process_checks_whether_its_launcher_still_runs(launcher, status):
     """A process that mpirun started while it was killed has another parent, and no other sign of it."""
     with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
         ended.wait()

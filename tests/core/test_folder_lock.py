@@ -1,7 +1,5 @@
 """The lock on a sweep's folder: one program at a time, and a killed program loses it."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json
@@ -10,8 +8,6 @@ import platform
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -30,7 +26,7 @@ time.sleep(60)
 """
 
 
-def test_a_folder_is_held_once_and_free_again(tmp_path: Path) -> None:
+def test_a_folder_is_held_once_and_free_again(tmp_path):
     with (
         FolderLock(tmp_path),
         pytest.raises(InputError, match=rf"process {os.getpid()} on {platform.node()} \(since .*\) uses {tmp_path}; "),
@@ -44,7 +40,7 @@ def test_a_folder_is_held_once_and_free_again(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_another_program_holds_it_while_it_lives(tmp_path: Path) -> None:
+def test_another_program_holds_it_while_it_lives(tmp_path):
     with subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE) as other:
         try:
             assert other.stdout is not None and other.stdout.readline() == b"held\n"
@@ -57,7 +53,7 @@ def test_another_program_holds_it_while_it_lives(tmp_path: Path) -> None:
     assert not (tmp_path / LOCK_FILE).exists()
 
 
-def test_child_processes_do_not_inherit_the_lock(tmp_path: Path) -> None:
+def test_child_processes_do_not_inherit_the_lock(tmp_path):
     """Ranks may outlive a parent that was killed."""
     lock = FolderLock(tmp_path)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
@@ -67,14 +63,14 @@ def test_child_processes_do_not_inherit_the_lock(tmp_path: Path) -> None:
         child.communicate(b"\n")
 
 
-def left_by(folder: Path, **changes: Any) -> None:
+def left_by(folder, **changes):
     """The file of a program that did not tidy up: this one, but for `changes`."""
     started_s = psutil.Process().create_time()
     holder = {"hostname": platform.node(), "pid": os.getpid(), "pid_started_s": started_s, "since": "yesterday"}
     (folder / LOCK_FILE).write_text(json.dumps({**holder, **changes}))
 
 
-def test_a_holder_on_another_host_is_assumed_alive(tmp_path: Path) -> None:
+def test_a_holder_on_another_host_is_assumed_alive(tmp_path):
     left_by(tmp_path, hostname="login2")
     for _ in range(2):  # being refused leaves all as it was
         with pytest.raises(InputError, match=rf"on login2 \(since yesterday\) uses .* remove {tmp_path}/{LOCK_FILE}$"):
@@ -83,7 +79,7 @@ def test_a_holder_on_another_host_is_assumed_alive(tmp_path: Path) -> None:
     FolderLock(tmp_path).release()
 
 
-def test_a_lock_tells_more_than_the_number_of_a_process(tmp_path: Path) -> None:
+def test_a_lock_tells_more_than_the_number_of_a_process(tmp_path):
     left_by(tmp_path)
     FolderLock(tmp_path).release()
     (tmp_path / LOCK_FILE).write_text('{"hostname": "lo')
@@ -93,17 +89,15 @@ def test_a_lock_tells_more_than_the_number_of_a_process(tmp_path: Path) -> None:
         assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
 
 
-def without_kernel_locks(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def none_here(file: int, how: int) -> None:
+def without_kernel_locks(monkeypatch, number):
+    def none_here(file, how):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", none_here)
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_without_kernel_locks_the_process_is_checked(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_kernel_locks_the_process_is_checked(number, tmp_path, monkeypatch):
     without_kernel_locks(monkeypatch, number)
     left_by(tmp_path)
     with pytest.raises(InputError, match="choose another folder"):
@@ -117,10 +111,10 @@ def test_without_kernel_locks_the_process_is_checked(
         FolderLock(tmp_path)
 
 
-def test_a_file_that_is_removed_meanwhile_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_removed_meanwhile_is_made_anew(tmp_path, monkeypatch):
     real, removed = fcntl.flock, []
 
-    def slow(file: int, how: int) -> None:
+    def slow(file, how):
         if not removed:  # its holder releases it between our opening and our locking
             (tmp_path / LOCK_FILE).unlink()
             removed.append(file)

@@ -1,14 +1,11 @@
 """JSON files: written completely or not at all, and read back with their types checked. And sweep.json:
 missing runs, and whether its program still runs."""
 
-from __future__ import annotations
-
 import errno
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,11 +47,11 @@ class Outer:
     nested: dict[str, list[list[float]]] = field(default_factory=dict)
 
 
-GOOD: dict[str, Any] = {"inner": {"number": 1}, "names": ["a"]}
+GOOD = {"inner": {"number": 1}, "names": ["a"]}
 
 
 @pytest.mark.parametrize("figure", [float("nan"), float("inf")])
-def test_nan_is_refused_and_the_old_file_stays(tmp_path: Path, figure: float) -> None:
+def test_nan_is_refused_and_the_old_file_stays(tmp_path, figure):
     write_json(tmp_path / "x.json", [1])
     with pytest.raises(ValueError):
         write_json(tmp_path / "x.json", [figure])
@@ -62,7 +59,7 @@ def test_nan_is_refused_and_the_old_file_stays(tmp_path: Path, figure: float) ->
     assert os.listdir(tmp_path) == ["x.json"]
 
 
-def test_a_failed_rename_leaves_no_temporary_file(tmp_path: Path) -> None:
+def test_a_failed_rename_leaves_no_temporary_file(tmp_path):
     (tmp_path / "x.json").mkdir()
     with pytest.raises(OSError):
         write_json(tmp_path / "x.json", 1)
@@ -72,7 +69,7 @@ def test_a_failed_rename_leaves_no_temporary_file(tmp_path: Path) -> None:
         read_json(tmp_path / "y.json")
 
 
-def test_defaults_fill_missing_fields() -> None:
+def test_defaults_fill_missing_fields():
     outer = build_record(Outer, GOOD)
     assert outer == Outer(Inner(1, 0.5), ["a"])
     assert outer.parts is not build_record(Outer, GOOD).parts
@@ -103,14 +100,14 @@ def test_defaults_fill_missing_fields() -> None:
         ({"nested": {"k": [[0.5], [0.5, "x"]]}}, "nested[...][1][1] should be float, not str"),
     ],
 )
-def test_a_wrong_field_is_named(change: dict[str, Any], line: str) -> None:
+def test_a_wrong_field_is_named(change, line):
     with pytest.raises(ValueError) as caught:
         build_record(Outer, GOOD | change)
     assert str(caught.value) == line
 
 
-def test_integers_and_nulls_among_floats() -> None:
-    tree: dict[str, Any] = GOOD | {"losses": [1, None, 0.5], "nested": {"k": [[1], []]}}
+def test_integers_and_nulls_among_floats():
+    tree = GOOD | {"losses": [1, None, 0.5], "nested": {"k": [[1], []]}}
     outer = build_record(Outer, tree)
     assert outer.losses == [1.0, None, 0.5]
     assert type(outer.losses[0]) is type(outer.nested["k"][0][0]) is float
@@ -120,7 +117,7 @@ def test_integers_and_nulls_among_floats() -> None:
             build_record(Outer, other)
 
 
-def test_unknown_fields_can_be_ignored_at_any_depth(tmp_path: Path) -> None:
+def test_unknown_fields_can_be_ignored_at_any_depth(tmp_path):
     tree = GOOD | {"later": 1, "parts": [{"number": 1, "later": 2}]}
     assert build_record(Outer, tree, ignore_unknown=True).parts == [Inner(1)]
     write_json(tmp_path / "x.json", tree)
@@ -144,13 +141,13 @@ anything = st.recursive(
 )  # fmt: skip
 @example(Outer(Inner(1), ["\udcff"]))  # Python uses one for each byte in the environment that is no text
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_record_reads_back(tmp_path: Path, record: Outer) -> None:
+def test_every_record_reads_back(tmp_path, record):
     write_json(tmp_path / "x.json", record)
     assert read_record(tmp_path / "x.json", Outer, ignore_unknown=True) == record
     assert read_record(tmp_path / "x.json", Outer) == record
 
 
-def test_a_record_is_read_back(tmp_path: Path) -> None:
+def test_a_record_is_read_back(tmp_path):
     record = new_sweep_record(["sweep=demo"], "2026-01-01T00:00:00+00:00", "node", 5.0)
     record.runs = [PlannedRun(0, "ddp gpus=1", "abc", 0), PlannedRun(1, "ddp gpus=2", "def", 0, left_out=True)]
     write_sweep(record, tmp_path)
@@ -159,7 +156,7 @@ def test_a_record_is_read_back(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists() and read_sweep(tmp_path / "other") is None
 
 
-def test_missing_are_runs_without_a_result_that_were_not_left_out(tmp_path: Path) -> None:
+def test_missing_are_runs_without_a_result_that_were_not_left_out(tmp_path):
     record = new_sweep_record([], "", "node", None)
     record.runs = [PlannedRun(number, f"run {number}", "", 0, left_out=number == 3) for number in range(4)]
     (tmp_path / "1").mkdir()
@@ -167,7 +164,7 @@ def test_missing_are_runs_without_a_result_that_were_not_left_out(tmp_path: Path
     assert [run.number for run in record.missing(tmp_path)] == [0, 2]
 
 
-def test_a_record_knows_whether_its_program_still_runs() -> None:
+def test_a_record_knows_whether_its_program_still_runs():
     record = new_sweep_record([], "", platform.node(), None)
     assert record.pid == os.getpid()
     assert record.is_alive(platform.node()) is True
@@ -182,17 +179,17 @@ def test_a_record_knows_whether_its_program_still_runs() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"arguments": 3}'])
-def test_an_invalid_file_is_one_line(tmp_path: Path, text: str) -> None:
+def test_an_invalid_file_is_one_line(tmp_path, text):
     (tmp_path / SWEEP_FILE).write_text(text)
     with pytest.raises(InputError, match=r"sweep\.json is no record of a sweep: "):
         read_sweep(tmp_path)
 
 
-def fail_once(error: OSError, write: Callable[[], None]) -> Callable[[], None]:
+def fail_once(error, write):
     """Return a function that raises the error at its first call."""
     errors = [error]
 
-    def fail() -> None:
+    def fail():
         if errors:
             raise errors.pop()
         write()
@@ -200,13 +197,13 @@ def fail_once(error: OSError, write: Callable[[], None]) -> Callable[[], None]:
     return fail
 
 
-def test_reserved_room_is_used_when_the_disk_is_full(tmp_path: Path) -> None:
+def test_reserved_room_is_used_when_the_disk_is_full(tmp_path):
     room = ReservedRoom(tmp_path / "room")
     room.reserve(1 << 16)
     assert (tmp_path / "room").stat().st_size == (tmp_path / "room").stat().st_blocks * 512 == 1 << 16
     full = OSError(errno.ENOSPC, "full")
 
-    def write() -> None:
+    def write():
         assert not (tmp_path / "room").exists()
         (tmp_path / "a").touch()
 
@@ -217,10 +214,10 @@ def test_reserved_room_is_used_when_the_disk_is_full(tmp_path: Path) -> None:
         room.use(fail_once(full, fail_once(full, write)))
 
 
-def test_no_room_is_an_error_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP):  # the last: of file systems that cannot reserve
 
-        def refuse(*_: int, number: int = number) -> None:
+        def refuse(*_, number=number):
             raise OSError(number, os.strerror(number))
 
         monkeypatch.setattr(os, "posix_fallocate", refuse)
@@ -232,11 +229,11 @@ def test_no_room_is_an_error_and_leaves_no_file(tmp_path: Path, monkeypatch: pyt
         assert not (tmp_path / "room").exists()
 
 
-def test_a_file_is_rewritten_in_its_place_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_rewritten_in_its_place_on_a_full_disk(tmp_path, monkeypatch):
     path = tmp_path / "progress.json"
     rewrite_json(path, {"steps": 12345, "phase": "measure"})
 
-    def full(*_: Any, **__: Any) -> None:
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(Path, "write_text", full)
@@ -247,7 +244,7 @@ def test_a_file_is_rewritten_in_its_place_on_a_full_disk(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize(("limit_bytes", "tail"), [(2, "f\ufffd"), (100, "abcdef\ufffd")])
-def test_the_end_of_a_text_is_read(tmp_path: Path, limit_bytes: int, tail: str) -> None:
+def test_the_end_of_a_text_is_read(tmp_path, limit_bytes, tail):
     (tmp_path / "log").write_bytes(b"abcdef\xff")
     assert read_tail(tmp_path / "log", limit_bytes) == tail
 
@@ -271,7 +268,7 @@ threads = [threading.Thread(target=decode) for _ in range(6)]
 """
 
 
-def test_threads_decode_a_type_for_the_first_time() -> None:
+def test_threads_decode_a_type_for_the_first_time():
     """The runs of a cohort have a thread each, which reads the records of its ranks."""
     write_json(Path("result.json"), record())
     for _ in range(2):

@@ -1,7 +1,5 @@
 """Entry points of other packages: which are enabled, and imports that fail."""
 
-from __future__ import annotations
-
 import io
 import sys
 
@@ -10,11 +8,10 @@ import pytest
 from scalebench.core import plugins
 from scalebench.core.errors import PluginError
 from scalebench.core.plugins import PluginEntry
-from tests.builders.plugins import Distributions
 from tests.builders.plugins import dists as dists
 
 
-def test_entries_of_a_kind_are_in_order_and_imported_by_none(dists: Distributions) -> None:
+def test_entries_of_a_kind_are_in_order_and_imported_by_none(dists):
     dists.add("b-dist", {"b.py": "raise SystemExit"}, {"models": {"z": "b:z", "a": "b : a [extra]"}}, version="3.1")
     dists.add("a-dist", {"a.py": "raise SystemExit"}, {"models": {"z": "a:z"}, "datasets": {"d": "a:d"}})
     assert plugins.plugin_entries("models") == (
@@ -39,9 +36,7 @@ def test_entries_of_a_kind_are_in_order_and_imported_by_none(dists: Distribution
         ("one-plugin-too,two-plugin", {"y"}),
     ],
 )
-def test_the_variable_enables_plugins(
-    dists: Distributions, monkeypatch: pytest.MonkeyPatch, variable: str | None, names: set[str]
-) -> None:
+def test_the_variable_enables_plugins(dists, monkeypatch, variable, names):
     dists.add("one-plugin", points={"models": {"x": "m:x"}})
     dists.add("two-plugin", points={"models": {"y": "m:y"}})
     if variable is None:
@@ -53,7 +48,7 @@ def test_the_variable_enables_plugins(
     assert {name for origin, name in added.items() if origin not in plugins.disabled_plugins()} == names
 
 
-def test_names_in_the_variable_without_a_plugin(dists: Distributions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_in_the_variable_without_a_plugin(dists, monkeypatch):
     dists.add("one-plugin", points={"models": {"x": "m:x"}})
     assert plugins.missing_plugins() == []
     monkeypatch.setenv("SCALEBENCH_PLUGINS", "one_plugin,Other.One")
@@ -77,16 +72,14 @@ LATER = plugins.API_VERSION + 1
         ("one", "my-plugin says that it is written for version 'one' of the plugin API, which is no number"),
     ],
 )
-def test_the_version_that_a_plugin_is_written_for(
-    dists: Distributions, version: int | str | None, problem: str | None
-) -> None:
+def test_the_version_that_a_plugin_is_written_for(dists, version, problem):
     dists.add(points={"models": {"x": "m:x"}} | ({} if version is None else {"api": {str(version): "m"}}))
     assert plugins.requested_api_version("my-plugin") == (None if version is None else str(version))
     assert plugins.api_problem("my-plugin") == problem
     assert plugins.api_problem("another-plugin") is None
 
 
-def load_error(dists: Distributions, code: str, target: str = "mod:x") -> PluginError:
+def load_error(dists, code, target="mod:x"):
     dists.add(files={"mod.py": code})
     with pytest.raises(PluginError) as caught:
         plugins.load_object(target, "model 'x' of my-plugin")
@@ -111,27 +104,25 @@ def load_error(dists: Distributions, code: str, target: str = "mod:x") -> Plugin
         ("raise RuntimeError('long ' * 1000)", f"RuntimeError: {'long ' * 60}"),
     ],
 )
-def test_a_failed_import_is_one_line_with_its_traceback(dists: Distributions, code: str, reason: str) -> None:
+def test_a_failed_import_is_one_line_with_its_traceback(dists, code, reason):
     error = load_error(dists, code)
     assert str(error) == f"model 'x' of my-plugin cannot be loaded from mod:x: {reason}"
     assert (error.log.startswith("Traceback") and "mod.py" in error.log) or "no attribute" in reason
 
 
-def test_a_target_without_a_name(dists: Distributions) -> None:
+def test_a_target_without_a_name(dists):
     assert str(load_error(dists, "", "mod")) == (
         "model 'x' of my-plugin cannot be loaded from mod: it should be MODULE:NAME"
     )
 
 
-def test_ctrl_c_is_no_fault_of_a_plugin(dists: Distributions) -> None:
+def test_ctrl_c_is_no_fault_of_a_plugin(dists):
     dists.add(files={"mod.py": "raise KeyboardInterrupt"})
     with pytest.raises(KeyboardInterrupt):
         plugins.load_object("mod:x", "model 'x'")
 
 
-def test_output_of_an_import_goes_to_standard_error_or_elsewhere(
-    dists: Distributions, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_output_of_an_import_goes_to_standard_error_or_elsewhere(dists, capsys):
     dists.add(files={"mod.py": "print('hello')\nx = 1\n"})
     assert plugins.load_object("mod:x", "model 'x'") == 1
     assert capsys.readouterr() == ("", "hello\n")

@@ -1,15 +1,12 @@
 """result.json: read back as written, or refused in one line with the way out; its committed JSON Schema, generated from
 the dataclasses and in agreement with the reader; and curves of several ranks."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import errno
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
@@ -37,7 +34,7 @@ from tests.builders.runs import rank, record, simulated_spec
 from tests.report.section_blocks import show_table
 
 
-def refusal(path: Path) -> str:
+def refusal(path):
     """Return the line in which a file is refused."""
     with pytest.raises(InputError) as caught:
         read_result(path)
@@ -47,12 +44,12 @@ def refusal(path: Path) -> str:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> dict[str, Any]:
+def tree(tmp_path):
     """Return the plain content of a valid result.json."""
     return json.loads(write_result(record(), tmp_path).read_text())
 
 
-def written(tmp_path: Path, content: Any) -> Path:
+def written(tmp_path, content):
     path = tmp_path / RESULT_FILE
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     return path
@@ -68,13 +65,13 @@ def written(tmp_path: Path, content: Any) -> Path:
         *(record(status=status, block_s=None) for status in STATUSES[2:]),
     ],
 )
-def test_a_result_reads_back_equal(result: Result, tmp_path: Path) -> None:
+def test_a_result_reads_back_equal(result, tmp_path):
     path = write_result(result, tmp_path)
     assert path == tmp_path / RESULT_FILE
     assert read_result(path) == result
 
 
-def test_a_file_cut_short_anywhere_is_refused(tree: dict[str, Any], tmp_path: Path) -> None:
+def test_a_file_cut_short_anywhere_is_refused(tree, tmp_path):
     text = json.dumps(tree)
     for length in (1, 2, len(text) // 3, len(text) // 2, len(text) - 1):
         assert "is no whole JSON file" in refusal(written(tmp_path, text[:length]))
@@ -84,7 +81,7 @@ def test_a_file_cut_short_anywhere_is_refused(tree: dict[str, Any], tmp_path: Pa
 
 
 @pytest.mark.parametrize("text", ["", "\n", "null", "[]", "3", '"text"', "{}", "\x00"])
-def test_other_content_is_refused(text: str, tmp_path: Path) -> None:
+def test_other_content_is_refused(text, tmp_path):
     assert "run it again" in refusal(written(tmp_path, text))
 
 
@@ -98,16 +95,14 @@ def test_other_content_is_refused(text: str, tmp_path: Path) -> None:
         (True, "run it again"),
     ],
 )
-def test_another_schema_version_is_refused_with_the_way_out(
-    version: Any, way_out: str, tree: dict[str, Any], tmp_path: Path
-) -> None:
+def test_another_schema_version_is_refused_with_the_way_out(version, way_out, tree, tmp_path):
     line = refusal(written(tmp_path, tree | {"schema_version": version}))
     assert f"has schema version {version}, this scalebench reads {SCHEMA_VERSION}; {way_out}" in line
     del tree["schema_version"]
     assert "schema version None" in refusal(written(tmp_path, tree)), "an older one"
 
 
-def test_an_unknown_status_is_refused(tree: dict[str, Any], tmp_path: Path) -> None:
+def test_an_unknown_status_is_refused(tree, tmp_path):
     line = refusal(written(tmp_path, tree | {"status": "fine"}))
     assert "status 'fine' is none of ok, failed, oom, timeout, unsupported, cancelled" in line
 
@@ -119,30 +114,30 @@ def test_an_unknown_status_is_refused(tree: dict[str, Any], tmp_path: Path) -> N
         (["machine", "cpus"], None, "machine.cpus should be int, not null"),
     ],
 )
-def test_a_wrong_type_is_named(keys: list[Any], value: Any, reason: str, tree: dict[str, Any], tmp_path: Path) -> None:
-    owner: Any = tree
+def test_a_wrong_type_is_named(keys, value, reason, tree, tmp_path):
+    owner = tree
     for key in keys[:-1]:
         owner = owner[key]
     owner[keys[-1]] = value
     assert f"{reason}; run it again" in refusal(written(tmp_path, tree))
 
 
-def test_nullable_fields_of_ranks_may_be_left_out(tree: dict[str, Any], tmp_path: Path) -> None:
+def test_nullable_fields_of_ranks_may_be_left_out(tree, tmp_path):
     del tree["ranks"][0]["cpu_s"]
     del tree["quality"]["final_loss"]
     tree["machine"]["later"] = None  # an unknown field is ignored
     assert read_result(written(tmp_path, tree)).ranks[0].cpu_s is None
 
 
-def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     assert "No such file or directory" in refusal(tmp_path / RESULT_FILE)
     (tmp_path / RESULT_FILE).mkdir()
     assert "Is a directory" in refusal(tmp_path / RESULT_FILE)
 
 
 @pytest.mark.parametrize("call", ["write_text", "replace"])
-def test_a_full_disk_keeps_the_earlier_result(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any, **kwargs: Any) -> None:
+def test_a_full_disk_keeps_the_earlier_result(call, tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
         if call == "write_text":
             args[0].write_bytes(b"{")  # as much as there was room for
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -155,7 +150,7 @@ def test_a_full_disk_keeps_the_earlier_result(call: str, tmp_path: Path, monkeyp
     assert read_result(tmp_path / RESULT_FILE).run_id == "first" and os.listdir(tmp_path) == [RESULT_FILE]
 
 
-def test_a_record_has_no_passwords_and_no_half_characters(tmp_path: Path) -> None:
+def test_a_record_has_no_passwords_and_no_half_characters(tmp_path):
     """os.fsdecode makes half a character of each byte of a name of a file that is no UTF-8."""
     spec = {"hardware": {"environment": {"DATABASE_URL": "postgres://u:p@h/\udcff"}}}
     path = write_result(record(spec=spec, reason="no https://me:pw@host"), tmp_path)
@@ -164,14 +159,14 @@ def test_a_record_has_no_passwords_and_no_half_characters(tmp_path: Path) -> Non
     assert again.reason == "no https://***@host" and "pw" not in path.read_text()
 
 
-def test_an_invalid_start_time_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_start_time_is_refused(tmp_path):
     """Baselines are chosen by it."""
     path = write_result(record(started_at="yesterday"), tmp_path)
     with pytest.raises(InputError, match="is no valid record: Invalid isoformat string: 'yesterday'"):
         read_result(path)
 
 
-def point(step: int = 10, train_s: float = 1.0, loss: float | None = 0.5, n: int = 10, **changes: Any) -> CurvePoint:
+def point(step=10, train_s=1.0, loss=0.5, n=10, **changes):
     return dataclasses.replace(CurvePoint(step, 1.0, 100, train_s, 1e-3, loss, n), **changes)
 
 
@@ -183,20 +178,18 @@ def point(step: int = 10, train_s: float = 1.0, loss: float | None = 0.5, n: int
         ("accuracy", 0.7, 0.8, False), ("top5_accuracy", 0.9, 0.8, True),
     ],
 )  # fmt: skip
-def test_errors_reach_a_target_from_above_and_accuracies_from_below(
-    metric: str, value: float, target: float, reached: bool
-) -> None:
+def test_errors_reach_a_target_from_above_and_accuracies_from_below(metric, value, target, reached):
     assert reaches_target(metric, value, target) is reached
 
 
-def test_the_first_point_at_the_target_counts() -> None:
+def test_the_first_point_at_the_target_counts():
     curve = [point(step, metrics={"mse": mse}) for step, mse in ((1, 0.9), (2, 0.1), (3, 0.05), (4, 0.7))]
     first = first_point_at_target([point(0), *curve], "mse", 0.2)
     assert first is not None and first.step == 2, "points without the metric are ignored"
     assert first_point_at_target(curve, "mse", 0.01) is None and first_point_at_target([], "mse", 1.0) is None
 
 
-def test_merged_points_have_the_seconds_of_the_slowest_rank_and_mean_losses() -> None:
+def test_merged_points_have_the_seconds_of_the_slowest_rank_and_mean_losses():
     """A rank that failed earlier left fewer points; in a pipeline only the last stage has a loss."""
     first = [point(train_s=1.0, loss=0.5, n=30, evaluate_s=0.1, at_s=5.0, metrics={"mse": 0.3})]
     second = [point(train_s=1.5, loss=0.9, n=10, evaluate_s=0.05, at_s=6.0, metrics={"mse": 0.3})]
@@ -220,14 +213,14 @@ FULL = record(
         for k in range(2)
     ],
 )
-TREE: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(FULL)))
+TREE = json.loads(json.dumps(dataclasses.asdict(FULL)))
 # Free content, which a schema does not check.
 FREE = {"spec"}
 # jsonschema accepts 1.0 as an integer and the reader does not, so no such value is among these.
 VALUES = [None, True, 7, 0.5, "text", [], {}, [1], ["a"], {"k": 0.5}, {"k": "v"}, -1]
 
 
-def paths(tree: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def paths(tree, prefix=()):
     """Return every place of a JSON tree but those below free content."""
     items = list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree)) if isinstance(tree, list) else []
     places = [prefix] if prefix else []
@@ -236,12 +229,12 @@ def paths(tree: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return places
 
 
-def test_the_committed_schema_is_the_generated_one() -> None:
+def test_the_committed_schema_is_the_generated_one():
     text = SCHEMA_PATH.read_text(encoding="utf-8")
     assert text == json.dumps(result_schema(), indent=1) + "\n", "run python -m scalebench.core.result"
 
 
-def test_every_field_is_in_the_schema() -> None:
+def test_every_field_is_in_the_schema():
     schema = result_schema()
     Draft202012Validator.check_schema(schema)
     assert list(schema["properties"]) == [f.name for f in dataclasses.fields(Result)]
@@ -251,7 +244,7 @@ def test_every_field_is_in_the_schema() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"fault": "raise", "fault_rank": 1}])
-def test_a_real_result_is_valid(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_real_result_is_valid(options, tmp_path):
     run_spec(simulated_spec(gpus=2, options=options), tmp_path / "run")
     tree = json.loads((tmp_path / "run" / RESULT_FILE).read_text())
     VALIDATOR.validate(tree)
@@ -259,9 +252,9 @@ def test_a_real_result_is_valid(options: dict[str, Any], tmp_path: Path) -> None
     assert set(tree) == set(result_schema()["properties"])
 
 
-def mutated(path: tuple[Any, ...], drop: bool, value: Any) -> dict[str, Any]:
+def mutated(path, drop, value):
     tree = copy.deepcopy(TREE)
-    owner: Any = tree
+    owner = tree
     for key in path[:-1]:
         owner = owner[key]
     if drop:
@@ -278,7 +271,7 @@ def mutated(path: tuple[Any, ...], drop: bool, value: Any) -> dict[str, Any]:
 @example(path=("scale", "gpus"), drop=False, value=-1)
 @example(path=("ranks", 0, "pid"), drop=False, value=True)
 @example(path=("machine", "memory_bytes"), drop=True, value=None)
-def test_reader_and_schema_agree(path: tuple[Any, ...], drop: bool, value: Any, tmp_path: Path) -> None:
+def test_reader_and_schema_agree(path, drop, value, tmp_path):
     assume(path != ("started_at",) or value != "text")  # JSON Schema does not check formats of texts
     tree = mutated(path, drop, value)
     file = tmp_path / RESULT_FILE

@@ -1,9 +1,6 @@
 """The folder of a run: what is ours in it, what is removed and copied, and that nothing else is touched."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import pytest
 
@@ -25,17 +22,17 @@ FOREIGN = (
 )  # fmt: skip
 
 
-def write_files(folder: Path, *names: str) -> None:
+def write_files(folder, *names):
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name)
 
 
-def files_in(folder: Path) -> set[str]:
+def files_in(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()}
 
 
-def fill(folder: Path) -> set[str]:
+def fill(folder):
     """Make a run with a search, and a user's files beside it. Return the user's files and the records."""
     tries = [f"try_8/{name}" for name in OUTPUT + TRANSIENT] + ["try_8_again/try.json"]
     write_files(folder, *RECORDS, *OUTPUT, *TRANSIENT, *FOREIGN, *tries, ".spec.json.123", ".rank0.json.9")
@@ -46,20 +43,20 @@ def fill(folder: Path) -> set[str]:
     return {*RECORDS, *FOREIGN}
 
 
-def test_transient_files_are_removed_also_in_tries(tmp_path: Path) -> None:
+def test_transient_files_are_removed_also_in_tries(tmp_path):
     fill(tmp_path)
     before = files_in(tmp_path)
     run_folder.remove_transient_files(tmp_path)
     assert files_in(tmp_path) == before - set(TRANSIENT) - {f"try_8/{name}" for name in TRANSIENT}
 
 
-def test_leftovers_are_removed_and_other_files_stay(tmp_path: Path) -> None:
+def test_leftovers_are_removed_and_other_files_stay(tmp_path):
     others = fill(tmp_path)
     run_folder.remove_leftovers(tmp_path)
     assert files_in(tmp_path) == {*others, ".spec.json.123"} and not (tmp_path / "try_8").exists()
 
 
-def test_a_run_is_removed_with_its_folder_unless_something_else_is_in_it(tmp_path: Path) -> None:
+def test_a_run_is_removed_with_its_folder_unless_something_else_is_in_it(tmp_path):
     fill(tmp_path / "a")
     write_files(tmp_path / "a", ".hydra/config.yaml", ".hydra/notes", "slurm/job.sh")
     run_folder.remove_run(tmp_path / "a")
@@ -73,7 +70,7 @@ def test_a_run_is_removed_with_its_folder_unless_something_else_is_in_it(tmp_pat
     run_folder.remove_run(tmp_path / "b")
 
 
-def test_only_plain_files_of_ours_are_copied(tmp_path: Path) -> None:
+def test_only_plain_files_of_ours_are_copied(tmp_path):
     """Whoever shares the folder above may have put links into an earlier run."""
     earlier, secret = tmp_path / "earlier", tmp_path / "id_rsa"
     fill(earlier)
@@ -91,7 +88,7 @@ def test_only_plain_files_of_ours_are_copied(tmp_path: Path) -> None:
 @pytest.mark.parametrize("names", [(), ("scalebench.lock",), (".hydra/config.yaml", ".hydra/hydra.yaml"),
                                    (".hydra/config.yaml",), ("conf/hydra.yaml", "conf/config.yaml"),
                                    (".spec.json.123",)])  # fmt: skip
-def test_an_empty_folder_may_be_used_also_with_the_files_of_hydra(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_an_empty_folder_may_be_used_also_with_the_files_of_hydra(tmp_path, names):
     run_folder.refuse_foreign_folder(tmp_path / "absent")
     write_files(tmp_path, *names)
     run_folder.refuse_foreign_folder(tmp_path)
@@ -103,14 +100,14 @@ def test_an_empty_folder_may_be_used_also_with_the_files_of_hydra(tmp_path: Path
     "thesis.tex .hydra/mine conf/config.yaml try_3/thesis.tex rank0.json spec.json result.json .notes.123 slurm/job.sh "
     "sweep.json multirun.yaml".split(),
 )
-def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_folder_of_somebody_else_is_refused(tmp_path, name):
     write_files(tmp_path, name)
     with pytest.raises(InputError, match=f"^{tmp_path} is not empty and holds no run of scalebench; choose an empty"):
         run_folder.refuse_foreign_folder(tmp_path)
     assert files_in(tmp_path) == {name}
 
 
-def test_a_folder_is_known_by_its_spec_also_of_another_version_or_by_its_result(tmp_path: Path) -> None:
+def test_a_folder_is_known_by_its_spec_also_of_another_version_or_by_its_result(tmp_path):
     write_files(tmp_path, "notes.txt")
     for name, marker in {
         "spec.json": {"config": {}, "places": [], "fingerprint": "f", "key_of_tomorrow": 1},
@@ -133,7 +130,7 @@ def test_a_folder_is_known_by_its_spec_also_of_another_version_or_by_its_result(
 
 
 @pytest.mark.parametrize("name", ["rank0.log", "monitor.parquet", "try_3", ".rank0.json.1"])
-def test_a_link_with_a_name_of_ours_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_link_with_a_name_of_ours_is_refused(tmp_path, name):
     """A log would be written through it."""
     write_spec(simulated_spec(), tmp_path)
     (tmp_path / name).symlink_to(tmp_path.parent)
@@ -141,7 +138,7 @@ def test_a_link_with_a_name_of_ours_is_refused(tmp_path: Path, name: str) -> Non
         run_folder.refuse_foreign_folder(tmp_path)
 
 
-def test_a_foreign_try_folder_within_a_run_is_refused(tmp_path: Path) -> None:
+def test_a_foreign_try_folder_within_a_run_is_refused(tmp_path):
     write_spec(simulated_spec(), tmp_path)
     write_files(tmp_path, "try_3/thesis.tex")
     with pytest.raises(InputError, match=f"^{tmp_path}/try_3 is not empty and holds no run"):
@@ -151,7 +148,7 @@ def test_a_foreign_try_folder_within_a_run_is_refused(tmp_path: Path) -> None:
     assert files_in(tmp_path) == {"spec.json", "try_3/thesis.tex"}
 
 
-def test_a_sweep_is_known_by_its_record(tmp_path: Path) -> None:
+def test_a_sweep_is_known_by_its_record(tmp_path):
     write_files(tmp_path, "multirun.yaml", "scalebench.lock")
     refuse_foreign_sweep_folder(tmp_path)
     write_files(tmp_path, "results.csv", "sweep.json")
@@ -161,7 +158,7 @@ def test_a_sweep_is_known_by_its_record(tmp_path: Path) -> None:
     refuse_foreign_sweep_folder(tmp_path)
 
 
-def test_reports_of_another_run_are_as_if_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_of_another_run_are_as_if_absent(tmp_path, monkeypatch):
     """Ranks on other hosts may write for a while after their parent was killed."""
     path, record = tmp_path / "pid0.json", RankProcesses("here", 1, 2)
     monkeypatch.setenv(RUN_ID_VARIABLE, "first")
@@ -176,7 +173,7 @@ def test_reports_of_another_run_are_as_if_absent(tmp_path: Path, monkeypatch: py
     assert read_rank_file(tmp_path / "pid1.json", RankProcesses, "first") is None
 
 
-def test_names_by_rank_node_and_batch(tmp_path: Path) -> None:
+def test_names_by_rank_node_and_batch(tmp_path):
     nodes = [run_folder.monitor_path(tmp_path, node).name for node in (0, 1)]
     tries = [run_folder.try_folder(tmp_path, 8, more_memory).name for more_memory in (False, True)]
     assert (nodes, tries) == (["monitor.parquet", "monitor1.parquet"], ["try_8", "try_8_again"])

@@ -1,13 +1,8 @@
 """The typed config: what each key may hold, the options of a training, and the resolved run as a file."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,9 +25,9 @@ from tests.builders.configs import set_key
 from tests.builders.runs import simulated_spec
 
 
-def fields_of(part: object, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+def fields_of(part, prefix=""):
     """Yield every key of the config with its field."""
-    for f in dataclasses.fields(part):  # type: ignore[arg-type]
+    for f in dataclasses.fields(part):
         value = getattr(part, f.name)
         if dataclasses.is_dataclass(value):
             yield from fields_of(value, f"{prefix}{f.name}.")
@@ -45,7 +40,7 @@ ALLOWED = {key: f.metadata["values"] for key, f in FIELDS.items() if "values" in
 NUMBERS = {key: f.metadata for key, f in FIELDS.items() if "positive" in f.metadata}
 
 
-def refusal(key: str, value: object) -> str:
+def refusal(key, value):
     config = Config()
     set_key(config, key, value)
     with pytest.raises(InputError) as caught:
@@ -53,7 +48,7 @@ def refusal(key: str, value: object) -> str:
     return str(caught.value)
 
 
-def accept(key: str, *values: object) -> None:
+def accept(key, *values):
     config = Config()
     for value in values:
         set_key(config, key, value)
@@ -61,13 +56,13 @@ def accept(key: str, *values: object) -> None:
 
 
 @pytest.mark.parametrize("key", ALLOWED)
-def test_only_listed_values_are_allowed(key: str) -> None:
+def test_only_listed_values_are_allowed(key):
     assert refusal(key, "zzz") == f"{key}=zzz: no such value 'zzz'; known: {', '.join(sorted(ALLOWED[key]))}"
     accept(key, *ALLOWED[key])
 
 
 @pytest.mark.parametrize("key", NUMBERS)
-def test_numbers_outside_their_bounds_are_refused(key: str) -> None:
+def test_numbers_outside_their_bounds_are_refused(key):
     least, most, positive = (NUMBERS[key][name] for name in ("at_least", "at_most", "positive"))
     assert least is not None or positive
     if least is not None:
@@ -83,7 +78,7 @@ def test_numbers_outside_their_bounds_are_refused(key: str) -> None:
         accept(key, None)
 
 
-def test_every_number_that_people_set_has_bounds() -> None:
+def test_every_number_that_people_set_has_bounds():
     numbers = {key for key, f in FIELDS.items() if re.match(r"int|float", str(f.type))}
     sections = ("dataset.", "measure.", "train.", "sweep.")
     settable = {key for key in numbers if key.startswith(sections) or "." not in key}
@@ -94,7 +89,7 @@ LATER = [field.name for field in dataclasses.fields(TrainSpec)][8:]
 
 
 @pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 8.0), ("sqrt", 8**0.5)])
-def test_the_rule_scales_the_learning_rate_by_the_batch(rule: str, factor: float) -> None:
+def test_the_rule_scales_the_learning_rate_by_the_batch(rule, factor):
     train = TrainSpec(learning_rate=0.1, learning_rate_rule=rule, base_batch=75)
     assert peak_learning_rate(train, 600) == pytest.approx(0.1 * factor)
     assert peak_learning_rate(train, 75) == pytest.approx(0.1)
@@ -102,32 +97,32 @@ def test_the_rule_scales_the_learning_rate_by_the_batch(rule: str, factor: float
     assert peak_learning_rate(TrainSpec(learning_rate=0.1, learning_rate_rule=rule), 600) == 0.1
 
 
-def test_each_condition_is_a_stop() -> None:
+def test_each_condition_is_a_stop():
     assert not has_stop(StopSpec())
     for field in dataclasses.fields(StopSpec):
         assert has_stop(StopSpec(**{field.name: 1}))
 
 
-def test_later_train_options_at_their_default_are_left_out() -> None:
+def test_later_train_options_at_their_default_are_left_out():
     tree = dataclasses.asdict(TrainSpec(evaluate_epochs=0.5, evaluate_s=3.0))
     assert LATER[0] == "momentum" and set(normalize_train_options(tree)) == set(tree) - set(LATER)
     assert normalize_train_options(tree | {"accumulate": 2})["accumulate"] == 2
     assert tree == dataclasses.asdict(TrainSpec(evaluate_epochs=0.5, evaluate_s=3.0)), "a copy"
 
 
-def test_evaluation_options_belong_to_trainings_with_a_stop() -> None:
+def test_evaluation_options_belong_to_trainings_with_a_stop():
     kept = normalize_train_options(dataclasses.asdict(TrainSpec(evaluate_epochs=0.5, stop=StopSpec(epochs=2))))
     assert kept["evaluate_epochs"] == 0.5 and kept["stop"]["epochs"] == 2 and "evaluate_s" not in kept
     at_default = normalize_train_options(dataclasses.asdict(TrainSpec(stop=StopSpec(epochs=2))))
     assert "evaluate_epochs" not in at_default
 
 
-def test_older_train_options_stay() -> None:
+def test_older_train_options_stay():
     old = {"optimizer": "sgd", "learning_rate": 0.1}
     assert normalize_train_options(old) == old
 
 
-def run_spec() -> RunSpec:
+def run_spec():
     config = Config(gpus=2)
     config.strategy.options = {"step_s": 0.5, "fault": "none"}
     config.hardware.links = {"intra_node": None}
@@ -135,19 +130,19 @@ def run_spec() -> RunSpec:
     return RunSpec(config, "cpu", 2, 1, places, 75, 150, "0123456789abcdef", ["oversubscribed"], "no GPU")
 
 
-def test_a_run_is_read_back(tmp_path: Path) -> None:
+def test_a_run_is_read_back(tmp_path):
     spec = run_spec()
     write_spec(spec, tmp_path)
     assert read_spec(tmp_path) == spec
 
 
-def test_label_and_processes() -> None:
+def test_label_and_processes():
     spec = run_spec()
     spec.config.strategy.name = "ddp"
     assert (spec.label, spec.processes) == ("ddp gpus=2", 2)
 
 
-def test_the_launcher_detects_a_hang_before_the_ranks_fail() -> None:
+def test_the_launcher_detects_a_hang_before_the_ranks_fail():
     """A waiting rank fails only after the launcher has detected that no rank makes progress."""
     spec = simulated_spec(measure={"hang_s": 7.0})
     assert spec.group_timeout_s > 7.0
@@ -155,7 +150,7 @@ def test_the_launcher_detects_a_hang_before_the_ranks_fail() -> None:
     assert spec.group_timeout_s >= 3600
 
 
-def test_a_repeat_has_its_share_of_the_time_and_only_the_first_has_probes() -> None:
+def test_a_repeat_has_its_share_of_the_time_and_only_the_first_has_probes():
     measure = {
         "min_s": 3.0,
         "max_s": 30.0,
@@ -176,6 +171,6 @@ def test_a_repeat_has_its_share_of_the_time_and_only_the_first_has_probes() -> N
 
 
 @pytest.mark.parametrize("changes", [{"repeats": None}, {"repeats": 1}, {"repeats": 3, "search": "max_batch"}])
-def test_one_repeat_and_a_search_have_the_complete_settings(changes: dict[str, object]) -> None:
+def test_one_repeat_and_a_search_have_the_complete_settings(changes):
     spec = simulated_spec(measure=changes)
     assert spec.repeat_settings is spec.config.measure

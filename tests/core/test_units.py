@@ -1,7 +1,5 @@
 """Figures as text for people, and unknown names: the nearest candidate, or all of them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -29,11 +27,11 @@ from scalebench.core.stats.estimates import Estimate
         (1e-12, 1e-12, 1e-12, "0.00 ns"),
     ],
 )
-def test_durations(value: float, low: float, high: float, text: str) -> None:
+def test_durations(value, low, high, text):
     assert units.format_duration(Estimate(value, low, high)) == text
 
 
-def test_rates() -> None:
+def test_rates():
     assert units.format_rate(Estimate(1234.4, 1200.0, 1270.0), "samples/s") == "1,234 samples/s [1,200, 1,270]"
     assert units.format_rate(Estimate(12.34, 12.0, math.inf), "samples/s") == "12.3 samples/s"
 
@@ -42,11 +40,11 @@ def test_rates() -> None:
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (999_960, "1.00 MB"), (123456789, "123 MB"), (2.5e12, "2.50 TB")],
 )
-def test_sizes(count: float, text: str) -> None:
+def test_sizes(count, text):
     assert units.format_bytes(count) == text
 
 
-def test_shares_and_other_figures() -> None:
+def test_shares_and_other_figures():
     assert [units.format_percent(value) for value in (0.1234, -0.0001, 1.5)] == ["12.3 %", "0.0 %", "150.0 %"]
     assert [units.format_number(value) for value in (0.5, 12.34, 1410.2)] == ["0.50", "12.3", "1,410"]
     assert units.format_seconds(0.00135) == "1.35 ms"
@@ -58,11 +56,11 @@ NAMES = ["mirrored", "ddp", "ddp_gloo"]
 @pytest.mark.parametrize(
     ("name", "nearest"), [("mirorred", "mirrored"), ("dpd", "ddp"), ("ddp_glo", "ddp_gloo"), ("zzz", None), ("", None)]
 )
-def test_the_nearest_name(name: str, nearest: str | None) -> None:
+def test_the_nearest_name(name, nearest):
     assert nearest_name(name, NAMES) == nearest
 
 
-def test_a_near_name_is_suggested_or_all_are_listed_in_order() -> None:
+def test_a_near_name_is_suggested_or_all_are_listed_in_order():
     assert unknown_name_message("strategy", "mirorred", NAMES) == "no strategy 'mirorred'; did you mean 'mirrored'?"
     assert unknown_name_message("verb", "zzz", iter(NAMES)) == "no verb 'zzz'; known: ddp, ddp_gloo, mirrored"
     assert unknown_name_message("option", "x", []) == "no option 'x'; known: none"
@@ -79,12 +77,12 @@ def test_a_near_name_is_suggested_or_all_are_listed_in_order() -> None:
         ("x1", []),
     ],
 )
-def test_names_that_another_may_stand_for(name: str, nearest: list[str]) -> None:
+def test_names_that_another_may_stand_for(name, nearest):
     names = ["ddp_gloo", "resnet152", "resnet50", "resnet101", "model", "y2"]
     assert nearest_names(name, names) == nearest
 
 
 @given(st.sampled_from(NAMES), st.data())
-def test_a_missing_letter_is_always_near(name: str, data: st.DataObject) -> None:
+def test_a_missing_letter_is_always_near(name, data):
     index = data.draw(st.integers(0, len(name) - 1))
     assert nearest_name(name[:index] + name[index + 1 :], [name]) == name

@@ -1,12 +1,8 @@
 """Files and texts that others wrote."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -31,18 +27,18 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
 )
 
 
-def make_socket(path: Path) -> None:
+def make_socket(path):
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(os.path.relpath(path))  # an absolute one may be longer than sockets take
     listening.close()
 
 
-def make_huge(path: Path) -> None:
+def make_huge(path):
     with path.open("wb") as file:
         file.truncate(40 << 30)  # takes no room
 
 
-ODD_FILES: dict[str, Callable[[Path], object]] = {
+ODD_FILES = {
     "pipe": os.mkfifo,
     "socket": make_socket,
     "device": lambda path: path.symlink_to("/dev/zero"),
@@ -54,7 +50,7 @@ ODD_FILES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", ODD_FILES)
-def test_any_file_beside_a_result_is_read_or_refused_at_once(kind: str, tmp_path: Path) -> None:
+def test_any_file_beside_a_result_is_read_or_refused_at_once(kind, tmp_path):
     """Opening a pipe would wait for a writer, and a file may be larger than memory, or nested deeper than the stack."""
     for path in (tmp_path / RESULT_FILE, tmp_path / SWEEP_FILE, progress_path(tmp_path, 0)):
         ODD_FILES[kind](path)
@@ -69,7 +65,7 @@ def test_any_file_beside_a_result_is_read_or_refused_at_once(kind: str, tmp_path
     assert time.monotonic() - started_s < 10.0
 
 
-def test_links_count_only_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_links_count_only_where_they_are_asked_for(tmp_path):
     (tmp_path / "real").write_text("1")
     (tmp_path / "link").symlink_to("real")
     assert read_plain_file(tmp_path / "link", follow_link=True) == b"1"
@@ -83,7 +79,7 @@ def test_links_count_only_where_they_are_asked_for(tmp_path: Path) -> None:
         read_plain_file(tmp_path / "real", max_bytes=0)
 
 
-def test_a_list_of_texts_is_read_as_it_stands(tmp_path: Path) -> None:
+def test_a_list_of_texts_is_read_as_it_stands(tmp_path):
     assert read_text_list(tmp_path, ".hydra/overrides.yaml") == []
     (tmp_path / "list").write_text(
         '- gpus=2\n- "a=\\"b\\""\n- \'note=${oc.env:HOME}\'\n- 3\n- !!binary x\n- >-\n  a\n  b\n'
@@ -110,14 +106,14 @@ def test_a_list_of_texts_is_read_as_it_stands(tmp_path: Path) -> None:
         ("#" * (MAX_LIST_BYTES + 1), "larger than"),
     ],
 )
-def test_anything_but_a_flat_list_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+def test_anything_but_a_flat_list_is_refused(tmp_path, text, reason):
     (tmp_path / "list").write_text(text)
     with pytest.raises(FileRefused, match=reason):
         read_text_list(tmp_path, "list")
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "pipe"])
-def test_a_list_elsewhere_is_refused(tmp_path: Path, kind: str) -> None:
+def test_a_list_elsewhere_is_refused(tmp_path, kind):
     private, folder = tmp_path / "private", tmp_path / "run"
     private.mkdir()
     (private / "overrides.yaml").write_text("- mine\n")
@@ -149,21 +145,21 @@ def test_a_list_elsewhere_is_refused(tmp_path: Path, kind: str) -> None:
         ("a\u200bb\u2028c\ufeff\U000e0041", "a<U+200B>b<U+2028>c<U+FEFF><U+E0041>"),
     ],
 )
-def test_shown_texts_do_nothing(text: str, shown: str | None) -> None:
+def test_shown_texts_do_nothing(text, shown):
     assert clean_text(text) == (text if shown is None else shown)
     assert clean_line(f"  {text}\n") == " ".join(clean_text(text).split())
     assert clean_text(text).encode("utf-8")
 
 
 @pytest.mark.parametrize("pid", [-1, 0, 2**31, 2**80])
-def test_no_number_of_a_process_is_an_error(pid: int) -> None:
+def test_no_number_of_a_process_is_an_error(pid):
     assert SweepRecord("", [], "here", pid, 0.0).is_alive("here") is False
 
 
-def test_the_command_line_in_a_sweep_has_no_passwords() -> None:
+def test_the_command_line_in_a_sweep_has_no_passwords():
     assert new_sweep_record(["a=http://me:pw@host"], "", "here", None).arguments == ["a=http://***@host"]
 
 
-def test_a_sweep_may_lack_the_limit_that_left_runs_out() -> None:
+def test_a_sweep_may_lack_the_limit_that_left_runs_out():
     assert SweepRecord("", [], "here", 1, 0.0).time_limit_text == "sweep.max_minutes"
     assert SweepRecord("", [], "here", 1, 0.0, 30.0).time_limit_text == "sweep.max_minutes=30"

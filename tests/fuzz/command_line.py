@@ -3,18 +3,14 @@
 A line ends well with status 0, or with 2 and a reason in a few lines; never with a traceback, and within MAX_CPU_S.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import signal
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis.strategies import SearchStrategy
 
 from scalebench import __main__ as program
 
@@ -33,7 +29,7 @@ class Ending(NamedTuple):
     err: str
 
 
-def run_line(words: Sequence[str], *, statuses: Sequence[int] = (0, 2)) -> Ending:
+def run_line(words, *, statuses=(0, 2)):
     """Run one command line, check what holds for each, and return how it ended."""
     out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)  # strict, as standard output is
     err = io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace", write_through=True)
@@ -49,7 +45,7 @@ def run_line(words: Sequence[str], *, statuses: Sequence[int] = (0, 2)) -> Endin
 DRAWN_SIGNS = set("\u200c\u200d\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
 
 
-def check_signs(ending: Ending) -> None:
+def check_signs(ending):
     """No control characters, no marks that turn text around: what is printed shows all that it has."""
     signs = set(ending.out + ending.err) - {"\n"} - DRAWN_SIGNS
     odd = {sign for sign in signs if unicodedata.category(sign) in ("Cc", "Cf", "Cs")}
@@ -57,8 +53,8 @@ def check_signs(ending: Ending) -> None:
 
 
 @contextlib.contextmanager
-def _limited_time() -> Iterator[None]:
-    def stop(*_: Any) -> None:
+def _limited_time():
+    def stop(*_):
         raise LineHangs
 
     limits = ((signal.ITIMER_REAL, signal.SIGALRM, MAX_WALL_S), (signal.ITIMER_PROF, signal.SIGPROF, MAX_CPU_S))
@@ -73,12 +69,12 @@ def _limited_time() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def many_examples(few: int, many: int) -> pytest.MarkDecorator:
+def many_examples(few, many):
     """Run a test with `few` examples, always the same, and as a part of `make test-all` with `many` others."""
     return pytest.mark.parametrize("examples", [few, pytest.param(many, marks=pytest.mark.slow)])
 
 
-def try_examples(check: Callable[..., None], examples: int, **drawn: SearchStrategy[Any]) -> None:
+def try_examples(check, examples, **drawn):
     """Call `check` with so many examples of the `drawn` arguments. Those of a slow test differ from run to run; the
     one that fails is printed as it was drawn: to look for a smaller one takes minutes."""
     slow = examples >= 1000

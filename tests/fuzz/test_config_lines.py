@@ -1,7 +1,5 @@
 """Random lines of overrides, dry: no traceback, no hang, the right exit status, nothing started, no file left."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -11,7 +9,7 @@ from scalebench.config.error_messages import list_config_keys
 from scalebench.core import config_files
 from scalebench.core.spec import Config
 from scalebench.runner.launchers import local
-from tests.fuzz.command_line import MAX_ERROR_LINES, Ending, many_examples, run_line, try_examples
+from tests.fuzz.command_line import MAX_ERROR_LINES, many_examples, run_line, try_examples
 
 # What is drawn is made to get far: mostly real keys with values that may even be right.
 KEYS = [*list_config_keys(Config), "strategy.options.step_s", "strategy.options.bucket_cap_mb"]
@@ -86,11 +84,11 @@ WRONG_WORDS = st.one_of(
 
 
 @pytest.fixture(autouse=True)
-def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_starts(monkeypatch):
     monkeypatch.setattr(local, "launch", lambda *_: pytest.fail("a dry run has started a process"))
 
 
-def check_dry(words: list[str]) -> Ending:
+def check_dry(words):
     ending = run_line([*words, "dry_run=true"])
     assert len(ending.err.splitlines()) <= MAX_ERROR_LINES, ending.err
     assert os.listdir() == []
@@ -98,13 +96,13 @@ def check_dry(words: list[str]) -> Ending:
 
 
 @many_examples(40, 10_000)
-def test_random_lines(examples: int) -> None:
+def test_random_lines(examples):
     try_examples(lambda words: check_dry(words) and None, examples, words=LINES)
 
 
 @many_examples(8, 1_000)
-def test_lines_that_are_right_and_the_same_with_one_wrong_word(examples: int) -> None:
-    def check(words: list[str], wrong: str, sweep: bool, place: int) -> None:
+def test_lines_that_are_right_and_the_same_with_one_wrong_word(examples):
+    def check(words, wrong, sweep, place):
         words = ["--multirun", *words] if sweep else words
         assert check_dry(words).status == 0
         assert check_dry([*words[:place], wrong, *words[place:]]).status == 2
@@ -124,5 +122,5 @@ TRACEBACKS = (
     [*([word] for word in TRACEBACKS), ["--run", "--multirun"], ["gpus=" + "[" * 2000], ["-m", "seed=range(10000000)"]],
     ids=lambda words: words[0][:40],
 )
-def test_lines_that_once_had_no_good_end(words: list[str]) -> None:
+def test_lines_that_once_had_no_good_end(words):
     check_dry(words)

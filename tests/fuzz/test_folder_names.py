@@ -1,14 +1,11 @@
 """Names of run folders: whatever a file system allows can be shown and reported, or is refused in one line, and
 nothing is written but what the command is for."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil
 import unicodedata
 from pathlib import Path
-from typing import Any
 
 from hypothesis import strategies as st
 
@@ -75,19 +72,19 @@ NAMES = (st.sampled_from(ODD) | st.builds(str.__add__, st.sampled_from(ODD), LET
 )
 
 
-def _is_possible(name: str) -> bool:
+def _is_possible(name):
     try:
         return len(os.fsencode(name)) <= MAX_NAME_BYTES
     except UnicodeEncodeError:
         return False
 
 
-def _is_utf8(name: str) -> bool:
+def _is_utf8(name):
     """Return whether the name is one of letters; else it has bytes, which Python keeps as lone surrogates."""
     return all(unicodedata.category(sign) != "Cs" for sign in name)
 
 
-def check_commands(name: str) -> None:
+def check_commands(name):
     write_result(run("ddp_gloo", 2), _make(Path("in", name, "0")))
     before = set(os.listdir())
     readable = _is_utf8(name)
@@ -102,7 +99,7 @@ def check_commands(name: str) -> None:
     assert set(os.listdir()) == before
 
 
-def check_dry_run(name: str, key: str, quoted: bool, switches: list[str]) -> None:
+def check_dry_run(name, key, quoted, switches):
     before = set(os.listdir())
     value = "'" + name.replace("\\", "\\\\").replace("'", "\\'") + "'" if quoted else name
     ending = run_line([*switches, "strategy=simulated", f"{key}={value}", "dry_run=true"])
@@ -110,16 +107,16 @@ def check_dry_run(name: str, key: str, quoted: bool, switches: list[str]) -> Non
     assert set(os.listdir()) == before
 
 
-def _make(folder: Path) -> Path:
+def _make(folder):
     folder.mkdir(parents=True)
     return folder
 
 
 @many_examples(10, 1_000)
-def test_names_of_folders(examples: int) -> None:
+def test_names_of_folders(examples):
     start, numbers = Path.cwd(), itertools.count()
 
-    def check(name: str, **override: Any) -> None:
+    def check(name, **override):
         os.chdir(_make(start / str(next(numbers))))
         try:
             check_commands(name)

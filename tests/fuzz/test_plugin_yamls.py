@@ -1,15 +1,12 @@
 """YAML files of plugins, broken in every way: they end no command, and only the runs that choose them fail."""
 
-from __future__ import annotations
-
 import json
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
 
-from tests.builders.plugins import Distributions, clear_plugin_caches, strategy_yaml
+from tests.builders.plugins import clear_plugin_caches, strategy_yaml
 from tests.builders.plugins import dists as dists
 from tests.fuzz.command_line import MAX_ERROR_LINES, many_examples, run_line, try_examples
 
@@ -49,7 +46,7 @@ TEXTS = st.sampled_from(
 BYTES = st.binary(max_size=30) | st.sampled_from([b"\xff\xfea\x00", b"a: \xe4", b"a: \0", b"a\r: 1\r"])
 
 
-def cut(text: str, first: int, last: int) -> bytes:
+def cut(text, first, last):
     return (text[:first] + text[last:]).encode()
 
 
@@ -62,7 +59,7 @@ YAMLS = st.one_of(
 
 
 @pytest.fixture
-def plugin_yaml(dists: Distributions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def plugin_yaml(dists, tmp_path, monkeypatch):
     """The file of an installed plugin's strategy `mine`."""
     root = dists.strategy("mine")
     (tmp_path / "here").mkdir()
@@ -70,14 +67,14 @@ def plugin_yaml(dists: Distributions, tmp_path: Path, monkeypatch: pytest.Monkey
     return next(root.glob("*/conf/strategy/mine.yaml"))
 
 
-def check_commands() -> None:
+def check_commands():
     run_line(["plugins"], statuses=(0, 1))  # 1: not all of them load
     run_line(["list", "strategies"])
 
 
 @many_examples(10, 500)
-def test_yamls_of_plugins(plugin_yaml: Path, examples: int) -> None:
-    def check(content: bytes) -> None:
+def test_yamls_of_plugins(plugin_yaml, examples):
+    def check(content):
         plugin_yaml.write_bytes(content)
         clear_plugin_caches()
         for words in ("strategy=mine", "strategy=simulated", "--multirun strategy=mine,simulated"):
@@ -91,7 +88,7 @@ def test_yamls_of_plugins(plugin_yaml: Path, examples: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["ddp", "a b", "-x", "null", "a=b", "..", "${gpus}", "\u202e", "a,b", "[a]"])
-def test_names_of_yamls(plugin_yaml: Path, name: str) -> None:
+def test_names_of_yamls(plugin_yaml, name):
     plugin_yaml.rename(plugin_yaml.with_name(f"{name}.yaml"))
     clear_plugin_caches()
     assert run_line(["strategy=simulated", "dry_run=true"]).status == 0

@@ -1,16 +1,12 @@
 """Records that somebody has edited, cut or forged, beside one that is good: that one is always shown, and a bad one is
 a row or a line of warning; no traceback, no hang, no control characters, nothing of the reader's environment."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -56,7 +52,7 @@ VERBS = st.sampled_from(
 )
 
 
-def list_places(tree: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def list_places(tree, place=()):
     """Yield the keys that lead to each value of a tree of JSON, of a list to the first two."""
     children = tree.items() if isinstance(tree, dict) else enumerate(tree[:2]) if isinstance(tree, list) else ()
     for key, value in children:
@@ -65,7 +61,7 @@ def list_places(tree: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, .
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def records(tmp_path_factory):
     """What the program writes of a run that went well, and of one that failed."""
     made = []
     for changes in ({}, {"status": "failed", "reason": "failed as configured", "log": "rank0.log"}):
@@ -75,7 +71,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return made
 
 
-def change(tree: Any, place: tuple[Any, ...], value: Any, action: str) -> None:
+def change(tree, place, value, action):
     """Change one value of a tree of JSON; a place that an earlier change has removed stays as it is."""
     for key in place[:-1]:
         try:
@@ -95,11 +91,11 @@ def change(tree: Any, place: tuple[Any, ...], value: Any, action: str) -> None:
 class Mutants:
     """Writes records with one or two changes, and looks at what the program does with them."""
 
-    def __init__(self, records: list[dict[str, Any]]) -> None:
+    def __init__(self, records):
         self.records, self.numbers = records, itertools.count()
         self.places = sorted({place for record in records for place in list_places(record)}, key=str)
 
-    def write(self, data: st.DataObject) -> Path:
+    def write(self, data):
         folder = Path(str(next(self.numbers)))
         for name in ("good", "mutant"):
             (folder / name).mkdir(parents=True)
@@ -114,7 +110,7 @@ class Mutants:
         (folder / "mutant" / RESULT_FILE).write_bytes(text)
         return folder
 
-    def check(self, data: st.DataObject) -> None:
+    def check(self, data):
         folder, start = self.write(data), Path.cwd()
         os.chdir(folder)
         try:
@@ -130,7 +126,7 @@ class Mutants:
             shutil.rmtree(folder)
 
 
-def check_rows(lines: list[str] | None) -> None:
+def check_rows(lines):
     """The mutant is a row, or it is left out with one line that names it, among these where they are printed."""
     try:
         rows = len(scalebench.load("mutant"))
@@ -141,12 +137,12 @@ def check_rows(lines: list[str] | None) -> None:
         assert rows == 1 and not any("left out" in line for line in lines or [])
 
 
-def check_texts(*texts: str) -> None:
+def check_texts(*texts):
     for text in texts:
         assert SECRET not in text and "<img src=x" not in text
 
 
 @many_examples(20, 2_000)
-def test_changed_records(records: list[dict[str, Any]], examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_records(records, examples, monkeypatch):
     monkeypatch.setenv("SECRET", SECRET)
     try_examples(Mutants(records).check, examples, data=st.data())

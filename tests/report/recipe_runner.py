@@ -4,8 +4,6 @@ Standard input is {name: [code, whether to run it]}. Prints a line for each that
 its own, for TensorFlow's devices can be set up once in a process.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect
@@ -14,7 +12,6 @@ import os
 import sys
 import traceback
 import types
-from typing import Any
 
 SETUP_CODE = {
     "torch": """
@@ -57,7 +54,7 @@ CHECK_CODE = {
 }
 
 
-def list_unknown_names(code: str) -> list[str]:
+def list_unknown_names(code):
     """List the names of modules, and the keywords of calls, that the installed frameworks do not have."""
     tree, names, problems = ast.parse(code), {}, []
     for node in ast.walk(tree):
@@ -81,7 +78,7 @@ def list_unknown_names(code: str) -> list[str]:
     return problems
 
 
-def _look_up(node: ast.AST, names: dict[str, Any]) -> Any:
+def _look_up(node, names):
     if isinstance(node, ast.Name):
         return names.get(node.id)
     if not isinstance(node, ast.Attribute):
@@ -90,7 +87,7 @@ def _look_up(node: ast.AST, names: dict[str, Any]) -> Any:
     return getattr(owner, node.attr) if isinstance(owner, (types.ModuleType, type)) else None
 
 
-def _unknown_keywords(target: Any, node: ast.Call) -> list[str]:
+def _unknown_keywords(target, node):
     try:
         parameters = inspect.signature(target).parameters
     except ValueError:  # a function written in C has no signature
@@ -100,11 +97,11 @@ def _unknown_keywords(target: Any, node: ast.Call) -> list[str]:
     return [word.arg for word in node.keywords if word.arg is not None and word.arg not in parameters]
 
 
-def run_code(code: str) -> str | None:
+def run_code(code):
     """Run the code and return its traceback; None if it ran and the model learnt."""
     kind = "tensorflow" if "tensorflow" in code else "torch"
     parts = [kind, "pytorch_lightning"] if "pytorch_lightning" in code else [kind]
-    space: dict[str, Any] = {}
+    space = {}
     # TensorFlow's devices, and its group of workers, come before anything that starts its runtime, such as data.
     before, code = _split_code(code) if kind == "tensorflow" else ("", code)
     try:
@@ -115,15 +112,15 @@ def run_code(code: str) -> str | None:
     return None
 
 
-def _split_code(code: str) -> tuple[str, str]:
+def _split_code(code):
     """Split the code at the statement that builds the model."""
     lines = code.split("\n")
     first = next(node.lineno - 1 for node in ast.parse(code).body if "build_model" in ast.unparse(node))
     return "\n".join(lines[:first]), "\n".join(lines[first:])
 
 
-def main() -> int:
-    cases: dict[str, list[Any]] = json.load(sys.stdin)
+def main():
+    cases = json.load(sys.stdin)
     for name, (code, runs) in cases.items():
         for problem_line in list_unknown_names(code):
             print(f"{name}: {problem_line}", flush=True)

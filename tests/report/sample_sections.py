@@ -1,7 +1,5 @@
 """A small report with every kind of block, for the renderers."""
 
-from __future__ import annotations
-
 from scalebench.report.document import Axis, Cell, Chart, Code, Paragraph, Row, Section, Series, Table, Tile, Verdict
 
 TAGS = {"model": "mlp", "strategy": "ddp_gloo", "hardware": "local"}
@@ -28,7 +26,7 @@ EVIL = [
 ]
 
 
-def line_chart() -> Chart:
+def line_chart():
     gpus = [1.0, 2.0, 4.0]
     return Chart(
         "scaling-efficiency",
@@ -45,7 +43,7 @@ def line_chart() -> Chart:
     )
 
 
-def stacked_chart() -> Chart:
+def stacked_chart():
     parts = [
         Series("transfer", ["1", "2"], [0.1, 0.3]),
         Series("drift", ["1", "2"], [-0.02, 0.01], [-0.05, 0], [0, 0.02]),
@@ -53,13 +51,13 @@ def stacked_chart() -> Chart:
     return Chart("parts", "Lost efficiency", Axis("devices"), Axis("share", percent=True), parts, "stacked")
 
 
-def long_chart() -> Chart:
+def long_chart():
     """Two clocks with times of their own, hundreds of points."""
     clocks = [Series(f"gpu{k}", [i + k / 2 for i in range(500)], [1400.0 - i % 7 for i in range(500)]) for k in (0, 1)]
     return Chart("clocks", "Clocks", Axis("s"), Axis("MHz", from_zero=False), clocks)
 
 
-def sample_report() -> list[Section]:
+def sample_report():
     rows = [
         Row([Cell("ddp_gloo"), Cell("12,345 ± 0.8 %", 12345.0), Cell("log", link="1/rank 0 (b).log")], TAGS),
         Row([Cell("horovod_gloo"), Cell("", None), Cell("no <NCCL> | here")]),
@@ -79,11 +77,11 @@ def sample_report() -> list[Section]:
     ]
 
 
-def make_bars(text: str) -> list[Series]:
+def make_bars(text):
     return [Series(text, [text], [1.0]), Series(text, ["2"], [2.0])]
 
 
-def hostile_sections() -> list[Section]:
+def hostile_sections():
     """EVIL in every text that may come from results."""
     blocks = []
     for text in EVIL:

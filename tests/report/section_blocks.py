@@ -1,17 +1,11 @@
 """Report data of synthetic sweeps, and how tests find and compare the blocks of a section."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-from types import ModuleType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pandas as pd
 
-from scalebench.core.result import Result
-from scalebench.report.document import Block, Chart, Paragraph, Section, Series, Table, Verdict
-from scalebench.report.report_data import ReportData, load_report_data
+from scalebench.report.document import Chart, Paragraph, Table, Verdict
+from scalebench.report.report_data import load_report_data
 from scalebench.report.terminal_table import RunTable
 from tests.builders import sweeps
 
@@ -19,7 +13,7 @@ BlockType = TypeVar("B", Chart, Table, Paragraph)
 SCRIPT = "<script>alert(1)</script>"
 
 
-def write_report_data(folder: Path, results: Sequence[Result] = (), **changes: Any) -> ReportData:
+def write_report_data(folder, results=(), **changes):
     """Write these runs, or the usual sweep if there are none, and load them as report data."""
     if results:
         sweeps.write_results(folder, list(results))
@@ -31,31 +25,31 @@ def write_report_data(folder: Path, results: Sequence[Result] = (), **changes: A
     return report_data
 
 
-def build_section(module: ModuleType, folder: Path, results: Sequence[Result] = ()) -> Section | None:
+def build_section(module, folder, results=()):
     """Write these runs, or the usual sweep, and make the section of this module from them."""
     return module.section(write_report_data(folder, results))
 
 
-def select_blocks(section: Section | None, kind: type[BlockType], id_begins: str = "") -> list[BlockType]:
+def select_blocks(section, kind, id_begins=""):
     blocks = [block for block in section.blocks if isinstance(block, kind)]
     return [block for block in blocks if getattr(block, "id", "").startswith(id_begins)]
 
 
-def get_block(section: Section | None, kind: type[BlockType], id_begins: str = "") -> BlockType:
+def get_block(section, kind, id_begins=""):
     (block,) = select_blocks(section, kind, id_begins)
     return block
 
 
-def list_ids(section: Section | None) -> list[str]:
+def list_ids(section):
     return [block.id for block in section.blocks if isinstance(block, Chart | Table)]
 
 
-def get_series(chart: Chart, name: str) -> Series:
+def get_series(chart, name):
     (series_of_name,) = [series for series in chart.series if series.name == name]
     return series_of_name
 
 
-def get_column(table: Table, head: str) -> dict[str, Any]:
+def get_column(table, head):
     """Return the values of a column by the text of the row's first cells, up to the devices."""
     last = table.columns.index("gpus") if "gpus" in table.columns else 0
     names = [" ".join(cell.text for cell in row.cells[: last + 1]) for row in table.rows]
@@ -64,7 +58,7 @@ def get_column(table: Table, head: str) -> dict[str, Any]:
     return {name: row.cells[number].value for name, row in zip(names, table.rows, strict=True)}
 
 
-def check_points(chart: Chart, pooled: pd.DataFrame, name: str, stem: str = "", x: str = "gpus") -> int:
+def check_points(chart, pooled, name, stem="", x="gpus"):
     """Assert that each point of the curves, which are named by strategy, is the frame's with its limits, and return how
     many points there are."""
     points = 0
@@ -84,22 +78,22 @@ def check_points(chart: Chart, pooled: pd.DataFrame, name: str, stem: str = "", 
     return points
 
 
-def cell_texts(table: Table) -> list[list[str]]:
+def cell_texts(table):
     return [[cell.text for cell in row.cells] for row in table.rows]
 
 
-def show_table(frame: pd.DataFrame, width: int = 80, baseline_name: str | None = None, wide: bool = False) -> str:
+def show_table(frame, width=80, baseline_name=None, wide=False):
     """Return the terminal's table of these runs, and that of their trainings, without colour."""
     table = RunTable(frame, baseline_name)
     lines = [*table.list_lines(width, wide=wide), *table.list_training_lines(width, wide)]
     return "".join(f"{line.plain}\n" for line in lines)
 
 
-def to_float(value: Any) -> float | None:
+def to_float(value):
     return None if pd.isna(value) else float(value)
 
 
-def block_text(block: Block) -> str:
+def block_text(block):
     """Return all text of a block."""
     if isinstance(block, Table):
         cells = [cell.text for row in block.rows for cell in row.cells]

@@ -1,10 +1,7 @@
 """Charts and tables made from rows of the frame."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -36,16 +33,16 @@ from tests.report.section_blocks import SCRIPT
 SHARED = {"model": "m", "dataset": "d", "hardware": "h", "scaling": "weak", "batch": "10 per device"}
 
 
-def row(gpus: int, rate: float = 1.0, **more: Any) -> dict[str, Any]:
+def row(gpus, rate=1.0, **more):
     usual = {"gpus": gpus, "throughput_samples_per_s": rate, "interval_over": "blocks", "repeats": 1, "status": "ok"}
     return {**usual, **more}
 
 
-def curve(name: str, *rows: dict[str, Any], **shared: str) -> Curve:
+def curve(name, *rows, **shared):
     return Curve(name, {**SHARED, **shared}, {"strategy": name}, list(rows))
 
 
-def test_a_row_without_the_figure_is_a_gap_in_a_line_and_no_bar() -> None:
+def test_a_row_without_the_figure_is_a_gap_in_a_line_and_no_bar():
     curve_with_gap = curve("a", row(1, x=0.5), row(2, x=None), row(4, x=0.0, x_low=-1.0, x_high=None))
     (line,) = make_line_series([curve_with_gap, curve("b", row(1, x=None)), curve("c", row(1))], "x")
     assert (line.x, line.y, line.low, line.high) == ([1, 2, 4], [0.5, None, 0], [None, None, -1], [None] * 3)
@@ -56,7 +53,7 @@ def test_a_row_without_the_figure_is_a_gap_in_a_line_and_no_bar() -> None:
     assert point.style == "points" and point.low == ()
 
 
-def test_ids_are_the_only_ones_and_hold_nothing_but_letters() -> None:
+def test_ids_are_the_only_ones_and_hold_nothing_but_letters():
     groups, _ = group_curves([curve("a", row(1), hardware=f"{SCRIPT} {'long ' * 40}{n}") for n in range(12)])
     ids = [group.make_id("usage", "gpu_util") for group in groups]
     assert len(set(ids)) == 12 and max(map(len, ids)) <= document.MAX_ID_LENGTH
@@ -67,7 +64,7 @@ def test_ids_are_the_only_ones_and_hold_nothing_but_letters() -> None:
     )
 
 
-def test_of_many_curves_those_that_are_best_somewhere_are_kept() -> None:
+def test_of_many_curves_those_that_are_best_somewhere_are_kept():
     many = [curve(str(n), row(1, 100.0 - n), row(2, 100.0)) for n in range(40)]
     many.append(curve("late", row(1, 1.0), row(8, 5.0)))
     kept, notes = select_best_curves(many, 10)
@@ -76,7 +73,7 @@ def test_of_many_curves_those_that_are_best_somewhere_are_kept() -> None:
     assert select_best_curves(many[:10], 10) == (many[:10], [])
 
 
-def test_of_many_groups_those_with_most_rows_are_kept() -> None:
+def test_of_many_groups_those_with_most_rows_are_kept():
     small = [curve("a", row(1), hardware=f"h{n}") for n in range(document.MAX_CURVE_GROUPS + 3)]
     large = curve("a", row(1), row(2), hardware="large")
     groups, (note,) = group_curves([*small, large])
@@ -87,19 +84,19 @@ def test_of_many_groups_those_with_most_rows_are_kept() -> None:
     assert [group.shared["hardware"] for group in selected] == ["large"] and no_notes == []
 
 
-def test_sentences_are_joined_and_durations_have_their_limits() -> None:
+def test_sentences_are_joined_and_durations_have_their_limits():
     assert join_sentences("one", "", "Two.") == "One. Two." and join_sentences() == ""
     assert format_duration_column({"x": 0.00135, "x_low": 0.0012, "x_high": 0.00151}, "x") == "1.35 ms [1.20, 1.51]"
     assert format_duration_column({"x": 0.00135, "x_low": 0.0012, "x_high": pd.NA}, "x") == "1.35 ms"
 
 
-def test_few_points_stay_and_a_level_line_needs_one_point_a_stretch() -> None:
+def test_few_points_stay_and_a_level_line_needs_one_point_a_stretch():
     points = [(float(x), float(-x)) for x in range(20)]
     assert downsample(points, 20) == points and downsample([], 4) == []
     assert len(downsample([(float(x), 5.0) for x in range(1000)], 100)) == 51
 
 
-def test_dips_and_peaks_and_ends_stay() -> None:
+def test_dips_and_peaks_and_ends_stay():
     chance = random.Random(1)
     points = [(float(x), 100 + chance.random()) for x in range(10_000)]
     points[4321], points[8765] = (4321.0, 3.0), (8765.0, 900.0)
@@ -123,12 +120,12 @@ def test_dips_and_peaks_and_ends_stay() -> None:
         ("", "./."),
     ],
 )
-def test_links_are_files_beside_the_page(link: str, expected: str) -> None:
+def test_links_are_files_beside_the_page(link, expected):
     assert make_relative_link(link, "/sweep", "/sweep") == expected
     assert make_relative_link("0/trace.json", "/data/sweep", "/reports/today") == "./../../data/sweep/0/trace.json"
 
 
-def test_figures_are_shown_in_units_of_their_size() -> None:
+def test_figures_are_shown_in_units_of_their_size():
     steps = Series("a", [1, 2], [0.025, None], [0.02, None], [0.03, None], repeats=[[0.02, 0.03], []])
     scaled = scale_units(Chart("c", "C", Axis("devices"), Axis("time of a step", unit="s"), [steps]))
     (series,) = scaled.series
@@ -139,13 +136,13 @@ def test_figures_are_shown_in_units_of_their_size() -> None:
     assert scale_units(replace(memory, y=Axis("state"))) == replace(memory, y=Axis("state"))
 
 
-def test_one_place_is_no_chart() -> None:
+def test_one_place_is_no_chart():
     ideal = Series("ideal", [1, 2], [1, 2], style="ideal")
     for figures, expected in (([2.0, 1.0], True), ([2.0, None], False)):
         assert has_shape(Chart("c", "C", Axis("x"), Axis("y"), [Series("a", [1, 2], figures), ideal])) == expected
 
 
-def test_long_texts_of_a_column_are_footnotes() -> None:
+def test_long_texts_of_a_column_are_footnotes():
     rows = [Row([Cell(str(number)), Cell(text)]) for number, text in enumerate(["x", "", "y", "x", "z"])]
     table = move_to_footnotes(Table("t", "T", ["n", "remarks"], rows), "remarks")
     assert [row.cells[1].text for row in table.rows] == ["a", "", "b", "a", "c"]

@@ -1,11 +1,8 @@
 """Flags, intervals and advice as text."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -14,9 +11,9 @@ from scalebench.report import flag_text
 from scalebench.report.flag_text import describe_intervals, describe_row
 
 
-def row(**changes: Any) -> dict[str, Any]:
+def row(**changes):
     """A row on two devices whose baselines are two other runs, clearly faster than either."""
-    usual: dict[str, Any] = {"run_id": "me", "baseline_bare_id": "bare", "baseline_self_id": "self"}
+    usual = {"run_id": "me", "baseline_bare_id": "bare", "baseline_self_id": "self"}
     ratios = {f"speedup_{kind}_{end}": value for kind in ("bare", "self") for end, value in (("low", 1.5), ("high", 2))}
     return {**usual, **ratios, "flags": pd.NA, "steady": True, **changes}
 
@@ -38,7 +35,7 @@ BARE, SELF = "no difference from bare resolved", "no difference from one device 
         (None, None, False),
     ],
 )
-def test_a_difference_is_not_resolved_where_the_interval_holds_one(low: Any, high: Any, is_reported: bool) -> None:
+def test_a_difference_is_not_resolved_where_the_interval_holds_one(low, high, is_reported):
     assert describe_row(row(speedup_bare_low=low, speedup_bare_high=high)) == [BARE] * is_reported
     assert describe_row(row(speedup_self_low=low, speedup_self_high=high)) == [SELF] * is_reported
 
@@ -57,7 +54,7 @@ NOISY = {"speedup_bare_low": 0.9, "speedup_bare_high": 1.1, "speedup_self_low": 
         (None, "self", [SELF]),
     ],
 )
-def test_nothing_differs_from_itself_or_from_what_is_missing(bare: Any, self_baseline: Any, remarks: list[str]) -> None:
+def test_nothing_differs_from_itself_or_from_what_is_missing(bare, self_baseline, remarks):
     assert describe_row(row(baseline_bare_id=bare, baseline_self_id=self_baseline, **NOISY)) == remarks
 
 
@@ -72,11 +69,11 @@ def test_nothing_differs_from_itself_or_from_what_is_missing(bare: Any, self_bas
         ("oversubscribed superlinear_within_noise", True, ["oversubscribed", "superlinear within noise"]),
     ],
 )
-def test_flags_are_plain_words_and_an_unsteady_series_appears_once(flags: Any, steady: Any, remarks: list[str]) -> None:
+def test_flags_are_plain_words_and_an_unsteady_series_appears_once(flags, steady, remarks):
     assert describe_row(row(flags=flags, steady=steady)) == remarks
 
 
-def make_rows(*kinds: tuple[str | None, int]) -> pd.DataFrame:
+def make_rows(*kinds):
     return pd.DataFrame({"interval_over": [k for k, _ in kinds], "repeats": [n for _, n in kinds], "status": "ok"})
 
 
@@ -94,7 +91,7 @@ BLOCKS = "over blocks of one repeat: they miss what differs between repeats (mea
         ([(None, 1)], ""),
     ],
 )
-def test_the_line_below_the_table(kinds: list[tuple[str | None, int]], line: str) -> None:
+def test_the_line_below_the_table(kinds, line):
     assert describe_intervals(make_rows(*kinds)) == line
 
 
@@ -111,7 +108,7 @@ FLAG_MODULES = (
 FLAG_FUNCTIONS = re.compile(r"\w*(flags|find_unsteadiness|_drift|resolve)")
 
 
-def flag_literals() -> set[str]:
+def flag_literals():
     """Collect the literals of lists, keys and appended values in functions that set flags."""
     literals = set()
     for name in FLAG_MODULES:
@@ -120,7 +117,7 @@ def flag_literals() -> set[str]:
         functions = [function for function in functions if FLAG_FUNCTIONS.fullmatch(function.name)]
         assert functions, f"{name} has no function that sets flags"
         for node in (node for function in functions for node in ast.walk(function)):
-            parts: list[ast.expr | None] = []
+            parts = []
             if isinstance(node, ast.List):
                 parts = [inner for element in node.elts for inner in ast.walk(element) if isinstance(inner, ast.expr)]
             elif isinstance(node, ast.Dict):
@@ -131,7 +128,7 @@ def flag_literals() -> set[str]:
     return {name for name in literals if re.fullmatch(r"[a-z_0-9]+", name)}
 
 
-def test_every_flag_of_the_code_has_a_condition_and_advice() -> None:
+def test_every_flag_of_the_code_has_a_condition_and_advice():
     in_code = flag_literals()
     expected = "oversubscribed gpu_lost drifts warmup_left superlinear no_interval mfu_above_1"
     assert set(expected.split()) <= in_code

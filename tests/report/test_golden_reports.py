@@ -4,16 +4,12 @@ After a wanted change of words or figures, `python -m tests.report.test_golden_r
 `git diff` shows what changed.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from scalebench.core.result import Result
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.markdown import render_document
 from scalebench.report.report_data import load_report_data
@@ -31,7 +27,7 @@ from tests.report.sections.test_training import make_seeds
 GOLDEN = Path(__file__).parents[1] / "golden" / "reports"
 
 
-def strategies() -> list[Result]:
+def strategies():
     """Two strategies on one to four devices three times, and one of each kind of trouble."""
     runs = [("bare_torch", 1), *((name, gpus) for name in ("ddp_gloo", "horovod_gloo") for gpus in (1, 2, 4))]
     return [
@@ -42,21 +38,21 @@ def strategies() -> list[Result]:
     ]
 
 
-def trainings() -> list[Result]:
+def trainings():
     return [*make_seeds("bare_torch", 1, [0.1, 0.11, 0.14], 4.0), *make_seeds("ddp_gloo", 2, [0.12, 0.1, 0.3], 2.5)]
 
 
-def batches() -> list[Result]:
+def batches():
     return [*make_saturating_runs(100), *make_saturating_runs(1000, gpus=2)]
 
 
-def more_devices() -> list[Result]:
+def more_devices():
     runs = [devices_or_batch.batched(*each, batch) for batch in (10, 20, 40) for each in devices_or_batch.STEP_S]
     aimed = [(1, 20, 6.0), (2, 10, 3.0)]
     return [*runs, *(devices_or_batch.aimed(*each, seed, s + seed) for *each, s in aimed for seed in range(3))]
 
 
-def memory() -> list[Result]:
+def memory():
     return [
         run_with_memory("bare_torch", 1, FULL_STATE_BYTES, peak=30_000),
         run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES, peak=31_000),
@@ -67,12 +63,12 @@ def memory() -> list[Result]:
     ]
 
 
-def parallelism() -> list[Result]:
+def parallelism():
     return [*make_pairs(), pipeline_run(chain(0.006, 0.003)), pipeline_run(chain(0.006, None), run_id="unmeasured")]
 
 
 # Each with the sections that it is made for.
-SWEEPS: dict[Callable[[], list[Result]], tuple[str, ...]] = {
+SWEEPS = {
     strategies: ("answer", "evidence", "scaling", "strategies", "attribution", "step", "usage", "training", "problems"),
     trainings: ("training",),
     batches: ("batch-size",),
@@ -82,7 +78,7 @@ SWEEPS: dict[Callable[[], list[Result]], tuple[str, ...]] = {
 }
 
 
-def render(make_runs: Callable[[], list[Result]], folder: Path) -> str:
+def render(make_runs, folder):
     sweeps.write_results(folder, make_runs())
     report_data = load_report_data([folder])
     sections = [section for section in make_sections(report_data) if section.id in SWEEPS[make_runs]]
@@ -91,12 +87,12 @@ def render(make_runs: Callable[[], list[Result]], folder: Path) -> str:
 
 
 @pytest.mark.parametrize("make_runs", SWEEPS)
-def test_a_report_reads_as_it_did(make_runs: Callable[[], list[Result]], tmp_path: Path) -> None:
+def test_a_report_reads_as_it_did(make_runs, tmp_path):
     assert render(make_runs, tmp_path) == (GOLDEN / f"{make_runs.__name__}.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("make_runs", SWEEPS)
-def test_names_stay_text_and_ids_are_plain_and_unique(make_runs: Callable[[], list[Result]], tmp_path: Path) -> None:
+def test_names_stay_text_and_ids_are_plain_and_unique(make_runs, tmp_path):
     results = make_runs()
     for result in results:
         result.workload.model = result.scale.hardware = SCRIPT
@@ -109,8 +105,8 @@ def test_names_stay_text_and_ids_are_plain_and_unique(make_runs: Callable[[], li
     assert len(set(ids)) == len(ids) and all(re.fullmatch("[a-z0-9-]+", name) for name in ids)
 
 
-def test_a_section_is_left_out_where_it_has_nothing_to_say(tmp_path: Path) -> None:
-    def list_sections(*results: Result) -> list[str]:
+def test_a_section_is_left_out_where_it_has_nothing_to_say(tmp_path):
+    def list_sections(*results):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         sweeps.write_results(folder, results)
         return [section.id for section in make_sections(load_report_data([folder]))]
@@ -123,7 +119,7 @@ def test_a_section_is_left_out_where_it_has_nothing_to_say(tmp_path: Path) -> No
     assert "training" not in list_sections(sweeps.training_run(status="failed"))
 
 
-def test_parts_of_a_section_have_headings_and_charts_of_one_device_count_are_left_out(tmp_path: Path) -> None:
+def test_parts_of_a_section_have_headings_and_charts_of_one_device_count_are_left_out(tmp_path):
     """A report has at most 14 sections, whatever was measured."""
     sweeps.write_results(tmp_path, [sweeps.run(name, 2) for name in ("ddp_gloo", "horovod_gloo")])
     made = {section.id: section for section in make_sections(load_report_data([tmp_path]))}

@@ -1,25 +1,20 @@
 """Facts of machines, and in what runs differ."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.result import Result
 from scalebench.report import machine_text
 from tests.builders.runs import MACHINE, rank, record
 
 GPU = Gpu(0, "A100", None, 40 * 2**30, 1410, 1215, 400.0, 0, None, pcie_generation_max=4, pcie_width_max=16)
 
 
-def result_on(
-    versions: dict[str, str] | None = None, framework_versions: dict[str, str] | None = None, **changes: object
-) -> Result:
-    machine = dataclasses.replace(MACHINE, versions=versions or {}, **changes)  # type: ignore[arg-type]
+def result_on(versions=None, framework_versions=None, **changes):
+    machine = dataclasses.replace(MACHINE, versions=versions or {}, **changes)
     return record("ddp", 1, machine=machine, ranks=[rank(0, [0.1], versions=framework_versions or {})])
 
 
-def test_what_an_idle_link_happened_to_be_is_no_difference() -> None:
+def test_what_an_idle_link_happened_to_be_is_no_difference():
     slow, fast = (
         dataclasses.replace(GPU, pcie_generation=now, pcie_width=16, sm_clock_mhz=100 * now) for now in (1, 4)
     )
@@ -27,7 +22,7 @@ def test_what_an_idle_link_happened_to_be_is_no_difference() -> None:
     assert machine_text.list_hardware_facts(result_on(gpus=[slow]).machine)["GPU 0"].endswith("PCIe 4 x16")
 
 
-def test_hardware_variables_versions_and_commits_differ() -> None:
+def test_hardware_variables_versions_and_commits_differ():
     limited = dataclasses.replace(GPU, power_limit_w=250.0)
     first = result_on({"torch": "2.9"}, {"torch": "2.9", "nccl": "2.27"}, gpus=[GPU], git_commit="abc")
     second = result_on(
@@ -40,6 +35,6 @@ def test_hardware_variables_versions_and_commits_differ() -> None:
     assert differences["git commit"] == {"abc": ["a"], "unknown": ["b"]}
 
 
-def test_a_package_that_is_not_there_is_no_other_version() -> None:
+def test_a_package_that_is_not_there_is_no_other_version():
     assert machine_text.find_differences([("a", result_on({"torch": "2.9"})), ("b", result_on())]) == {}
     assert machine_text.find_differences([("a", result_on(gpus=[GPU])), ("b", result_on())])["GPU 0"]["none"] == ["b"]

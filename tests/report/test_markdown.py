@@ -1,7 +1,5 @@
 """The report as Markdown: a text that is known, and nothing of a result that becomes markup."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,15 +16,15 @@ MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethro
 
 
 class Tags(HTMLParser):
-    def __init__(self, page: str) -> None:
+    def __init__(self, page):
         super().__init__()
-        self.names: list[str] = []
-        self.links: list[str] = []
-        self.cells: list[int] = []
+        self.names = []
+        self.links = []
+        self.cells = []
         self.text = ""
         self.feed(page)
 
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attributes):
         self.names.append(tag)
         self.links += [value or "" for name, value in attributes if name in ("href", "src")]
         if tag == "tr":
@@ -34,17 +32,17 @@ class Tags(HTMLParser):
         elif tag in ("td", "th"):
             self.cells[-1] += 1
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.text += data
 
 
-def test_a_report_with_every_block_is_the_golden_file() -> None:
+def test_a_report_with_every_block_is_the_golden_file():
     text = render_document(sample_report(), 1234, Path("/runs"), Path("/runs/out"))
     assert text == GOLDEN.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("text", EVIL)
-def test_a_text_stays_text(text: str) -> None:
+def test_a_text_stays_text(text):
     page = Tags(MARKDOWN.render(escape_paragraph(text)))
     assert page.names == ["p"]
     cleaned = re.sub("[\x07\ud800]", "\ufffd", text.replace("\x1b[31m", ""))
@@ -52,7 +50,7 @@ def test_a_text_stays_text(text: str) -> None:
     assert not re.search(r"(?i)://|www\.|@\w|mailto:", escape_paragraph(text))  # what GitHub makes a link
 
 
-def test_results_cannot_break_the_page() -> None:
+def test_results_cannot_break_the_page():
     page = Tags(MARKDOWN.render(render_document(hostile_sections(), 1, Path("/runs"), Path("/runs"))))
     assert set(page.names) == set(
         "h1 h2 h3 p strong table thead tbody tr th td blockquote pre code a details summary".split()
@@ -63,7 +61,7 @@ def test_results_cannot_break_the_page() -> None:
     assert all(link.startswith("./") and ":" not in link for link in page.links)
 
 
-def test_many_points_are_thinned() -> None:
+def test_many_points_are_thinned():
     text = _render_chart(long_chart())
     lines = text.splitlines()
     assert len([line for line in lines if line.startswith("| gpu")]) <= MAX_CHART_ROWS
@@ -71,7 +69,7 @@ def test_many_points_are_thinned() -> None:
     assert "| gpu0 | 0 | 1,400 |" in lines and "| gpu1 | 499.5 | 1,398 |" in lines
 
 
-def test_gaps_are_empty_cells_and_points_at_the_same_x_share_a_cell() -> None:
+def test_gaps_are_empty_cells_and_points_at_the_same_x_share_a_cell():
     chart = Chart(
         "c", "c", Axis("x"), Axis("y"), [Series("a", [2.0, 1.0, 2.0], [None, 1e6, 0.12345]), Series("b", [1.0], [2])]
     )

@@ -1,15 +1,11 @@
 """The lines of a strategy: every built-in strategy has them, they run, and the command composes."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
 import shlex
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,14 +26,14 @@ NOT_RUNNABLE = ("parameter_server", "parameter_server_sync", "mirrored_hierarchi
 UNAVAILABLE = [name for name in NAMES if "nccl" in name or name in NOT_RUNNABLE]
 
 
-def recipe_code(strategy: str, gpus: int = 2, device: str = "cpu", chosen: str | None = None) -> str:
+def recipe_code(strategy, gpus=2, device="cpu", chosen=None):
     recipe = make_recipe(strategy, gpus, device, chosen)
     return recipe.code
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("strategy", NAMES)
-def test_every_strategy_has_lines(strategy: str, device: str) -> None:
+def test_every_strategy_has_lines(strategy, device):
     recipe = make_recipe(strategy, 4, device)
     assert recipe.left_out == ()
     ast.parse(recipe.code)
@@ -45,11 +41,11 @@ def test_every_strategy_has_lines(strategy: str, device: str) -> None:
     assert max(map(len, recipe.code.splitlines())) <= 120
 
 
-def test_a_plugin_has_none() -> None:
+def test_a_plugin_has_none():
     assert make_recipe("of_a_plugin", 2, "cpu") is None and make_recipe("simulated", 2, "cpu") is None
 
 
-def test_lines_are_of_the_strategy_the_device_and_the_count() -> None:
+def test_lines_are_of_the_strategy_the_device_and_the_count():
     assert (
         '"nccl"' in recipe_code("ddp", device="cuda")
         and '"gloo"' in recipe_code("ddp")
@@ -67,7 +63,7 @@ def test_lines_are_of_the_strategy_the_device_and_the_count() -> None:
     assert "CommunicationImplementation.RING" in recipe_code("multiworker_ring")
 
 
-def test_chosen_options_are_in_the_lines_or_listed_as_left_out() -> None:
+def test_chosen_options_are_in_the_lines_or_listed_as_left_out():
     assert "broadcast_buffers=True, bucket_cap_mb=1.0" in recipe_code(
         "ddp", chosen="bucket_cap_mb=1.0 broadcast_buffers=True"
     )
@@ -88,19 +84,19 @@ def test_chosen_options_are_in_the_lines_or_listed_as_left_out() -> None:
     assert beyond.left_out == ("loop=fit", "surprise=$x")
 
 
-def row(folder: Path, **changes: Any) -> dict[str, Any]:
+def row(folder, **changes):
     results = [sweeps.run("ddp_gloo", 2, repeat) for repeat in range(changes.pop("repeats", 1))]
     pooled_row, *_ = plain_rows(pool_results(results, [folder] * len(results)))
     return {**pooled_row, **changes}
 
 
-def compose_command(text: str) -> Any:
+def compose_command(text):
     arguments = shlex.split(text)
     assert arguments[:2] == ["scalebench", "--multirun"]
     return compose_config(arguments[2:])
 
 
-def test_the_command_repeats_the_recorded_overrides(tmp_path: Path) -> None:
+def test_the_command_repeats_the_recorded_overrides(tmp_path):
     (tmp_path / ".hydra").mkdir()
     overrides = ["strategy=simulated", "sweep=demo", "gpus=2", "hydra.verbose=true", "hardware.device_ids=[1,0]"]
     (tmp_path / ".hydra" / "overrides.yaml").write_text("".join(f"- {json.dumps(word)}\n" for word in overrides))
@@ -113,14 +109,14 @@ def test_the_command_repeats_the_recorded_overrides(tmp_path: Path) -> None:
     assert make_command(row(tmp_path)).startswith(with_folder)
 
 
-def test_repeats_are_measured_again_as_often(tmp_path: Path) -> None:
+def test_repeats_are_measured_again_as_often(tmp_path):
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- strategy=ddp_gloo\n- repeat=1\n")
     command = make_command(row(tmp_path, repeats=3))
     assert command == "scalebench --multirun strategy=ddp_gloo gpus=2 measure.repeats=3"
 
 
-def test_without_recorded_overrides_the_command_is_made_from_the_columns(tmp_path: Path) -> None:
+def test_without_recorded_overrides_the_command_is_made_from_the_columns(tmp_path):
     columns = row(
         tmp_path, model="mlp", dataset="random", hardware="local", options="bucket_cap_mb=1.0", feed="device",
         device_ids="1 0", environment="NCCL_DEBUG=INFO A=b", bind="none", precision="bfloat16",
@@ -138,7 +134,7 @@ def test_without_recorded_overrides_the_command_is_made_from_the_columns(tmp_pat
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("framework", ["torch", "tensorflow", "horovod_torch", "horovod_tensorflow"])
-def test_the_lines_run_and_their_names_exist_in_the_frameworks(framework: str, tmp_path: Path) -> None:
+def test_the_lines_run_and_their_names_exist_in_the_frameworks(framework, tmp_path):
     """Where one process can: and then the model has learnt."""
     recipes = {name: recipe_code(name, 2 if "import tensorflow" in recipe_code(name) else 1) for name in NAMES}
     kind = "tensorflow" if framework.endswith("tensorflow") else "torch"
@@ -165,7 +161,7 @@ def test_the_lines_run_and_their_names_exist_in_the_frameworks(framework: str, t
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("device", "is_named"), [("cuda", True), ("cpu", False), (None, True)])
-def test_float32_is_named_where_it_is_not_the_default(device: str | None, is_named: bool, tmp_path: Path) -> None:
+def test_float32_is_named_where_it_is_not_the_default(device, is_named, tmp_path):
     """On a CPU it is; of a row whose record has been removed nobody knows."""
     if device is not None:
         result = record()

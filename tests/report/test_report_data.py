@@ -1,11 +1,8 @@
 """The data of a report: rows, names of runs, records, files of a run, unfinished runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import tracemalloc
-from pathlib import Path
 
 import pytest
 
@@ -32,12 +29,12 @@ from tests.builders.sweeps import sweep as write_sweep
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Path:
+def sweep(tmp_path):
     sweeps.sweep(tmp_path / "sweep", ("bare_torch", "ddp_gloo"), (1, 2), repeats=2)
     return tmp_path / "sweep"
 
 
-def test_rows_are_those_of_load_and_pooled(sweep: Path) -> None:
+def test_rows_are_those_of_load_and_pooled(sweep):
     data = load_report_data([sweep])
     assert convert_types(data.frame).equals(load(sweep)) and len(data.pooled) == 3
     assert convert_types(data.pooled).equals(pooled(sweep))
@@ -45,7 +42,7 @@ def test_rows_are_those_of_load_and_pooled(sweep: Path) -> None:
     assert data.min_efficiency == 0.8 and load_report_data([sweep], 0.5).min_efficiency == 0.5
 
 
-def test_curves_have_the_rows_of_each_repeat(tmp_path: Path) -> None:
+def test_curves_have_the_rows_of_each_repeat(tmp_path):
     sweeps.sweep(tmp_path, repeats=3)
     data = load_report_data([tmp_path])
     for row in (row for curve in data.curves for row in curve.rows):
@@ -59,7 +56,7 @@ def test_curves_have_the_rows_of_each_repeat(tmp_path: Path) -> None:
     assert not any(series.list_dots() for series in make_line_series(single, "throughput_samples_per_s"))
 
 
-def test_a_file_that_cannot_be_read_is_listed(sweep: Path) -> None:
+def test_a_file_that_cannot_be_read_is_listed(sweep):
     bad = sweep / "2" / RESULT_FILE
     bad.write_text("{")
     data = load_report_data([sweep])
@@ -67,13 +64,13 @@ def test_a_file_that_cannot_be_read_is_listed(sweep: Path) -> None:
     assert len(data.frame) == 5 and sorted(data.detailed_run_ids) == sorted(data.frame["run_id"])
 
 
-def test_a_baseline_has_a_label(sweep: Path) -> None:
+def test_a_baseline_has_a_label(sweep):
     data = load_report_data([sweep], baseline="bare_torch-1-0")
     assert data.baseline_name == "bare_torch gpus=1 on cpu"
     assert data.pooled["speedup_given"].equals(data.pooled["speedup_bare"])
 
 
-def test_published_rows_come_on_request(sweep: Path) -> None:
+def test_published_rows_come_on_request(sweep):
     data = load_report_data([sweep], references=["thesis"])
     assert set(data.published["study"]) == {"thesis"}
     assert data.frame.equals(load_report_data([sweep]).frame), "they are no part of what was measured"
@@ -81,7 +78,7 @@ def test_published_rows_come_on_request(sweep: Path) -> None:
         load_report_data([sweep], references=["theses"])
 
 
-def test_records_are_read_again(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_read_again(sweep, monkeypatch):
     data = load_report_data([sweep])
     assert data.folder("ddp_gloo-2-0") == sweep / "2"
     assert data.result("ddp_gloo-2-0").ranks == sweeps.run("ddp_gloo", 2, minute=2).ranks
@@ -91,7 +88,7 @@ def test_records_are_read_again(sweep: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert data.detailed_run_ids == [f"{name}-0" for name in ("bare_torch-1", "ddp_gloo-1", "ddp_gloo-2")]
 
 
-def test_names_of_runs_are_unique(tmp_path: Path) -> None:
+def test_names_of_runs_are_unique(tmp_path):
     write_sweep(tmp_path, ["bare_torch", "ddp_gloo"], gpus=(1, 2), repeats=2)
     again, copied = run("ddp_gloo", 2, repeat=1, run_id="again"), run("ddp_gloo", 2)
     write_results(tmp_path, [again, copied, run("ddp_gloo", 4, status="failed", run_id="f", reason="r")])
@@ -105,13 +102,13 @@ def test_names_of_runs_are_unique(tmp_path: Path) -> None:
     assert name_detailed_runs(tmp_path / "s") == {"ddp_gloo-2-0": weak, "s": strong}
 
 
-def name_detailed_runs(folder: Path) -> dict[str, str]:
+def name_detailed_runs(folder):
     rows = report_data.list_detailed_runs(load_report_data([folder]))
     assert len({row["run_id"] for row in rows}) == len(rows)
     return report_data.name_runs(rows)
 
 
-def test_only_some_of_many_runs_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_some_of_many_runs_are_listed(tmp_path, monkeypatch):
     monkeypatch.setattr(report_data, "MAX_DETAILED_RUNS", 3)
     write_sweep(tmp_path, ["bare_torch", "ddp_gloo"], gpus=(1, 2, 4), repeats=2)
     data = load_report_data([tmp_path])
@@ -122,7 +119,7 @@ def test_only_some_of_many_runs_are_listed(tmp_path: Path, monkeypatch: pytest.M
     assert report_data.list_left_out_runs(load_report_data([tmp_path / "0"])) == []
 
 
-def test_files_named_by_a_record_stay_in_its_folder(tmp_path: Path) -> None:
+def test_files_named_by_a_record_stay_in_its_folder(tmp_path):
     folder = tmp_path / "run"
     (folder / "sub").mkdir(parents=True)
     (tmp_path / "secret.log").write_text("secret")
@@ -146,7 +143,7 @@ def test_files_named_by_a_record_stay_in_its_folder(tmp_path: Path) -> None:
         assert find_run_file(folder, name) is None, name
 
 
-def test_links_are_relative_to_the_first_path(tmp_path: Path) -> None:
+def test_links_are_relative_to_the_first_path(tmp_path):
     write_sweep(tmp_path / "a", ["bare_torch"], gpus=(1,))
     write_sweep(tmp_path / "b", ["ddp_gloo"], gpus=(1,))
     data = load_report_data([tmp_path / "a", tmp_path / "b"])
@@ -156,7 +153,7 @@ def test_links_are_relative_to_the_first_path(tmp_path: Path) -> None:
     assert data_of_file.make_link(tmp_path / "a" / "0" / "trace") == "trace"
 
 
-def test_the_last_lines(tmp_path: Path) -> None:
+def test_the_last_lines(tmp_path):
     path = tmp_path / "log"
     path.write_text("".join(f"line {number}\n" for number in range(100)))
     assert read_log_tail(path).splitlines() == [f"line {number}" for number in range(70, 100)]
@@ -166,7 +163,7 @@ def test_the_last_lines(tmp_path: Path) -> None:
     assert read_log_tail(path) == ""
 
 
-def test_any_bytes_are_plain_text(tmp_path: Path) -> None:
+def test_any_bytes_are_plain_text(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"\x1b[31mred\x1b[0m <b>\xff\xfe\x00\x07 end\r 10 %\r 20 %\n")
     assert read_log_tail(path).splitlines() == ["red <b>\ufffd\ufffd\ufffd\ufffd end", " 10 %", " 20 %"]
@@ -174,7 +171,7 @@ def test_any_bytes_are_plain_text(tmp_path: Path) -> None:
     assert all(char.isprintable() or char in "\n\t\xa0\xad" for char in read_log_tail(path))
 
 
-def test_a_log_larger_than_memory_costs_its_end(tmp_path: Path) -> None:
+def test_a_log_larger_than_memory_costs_its_end(tmp_path):
     path = tmp_path / "log"
     with open(path, "wb") as file:
         file.truncate(100_000_000)
@@ -188,14 +185,14 @@ def test_a_log_larger_than_memory_costs_its_end(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def write_progress(folder: Path, **progress: object) -> None:
+def write_progress(folder, **progress):
     folder.mkdir(parents=True, exist_ok=True)
     write_spec(simulated_spec(2), folder)
     content = {"rank": 0, "pid": 1, "phase": "warmup", "at_s": 1_800_000_000.0, **progress}
     (folder / f"progress{content['rank']}.json").write_text(json.dumps(content))
 
 
-def test_the_last_sign_of_any_rank(tmp_path: Path) -> None:
+def test_the_last_sign_of_any_rank(tmp_path):
     write_sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
     write_spec(simulated_spec(1), tmp_path / "0")
     write_progress(tmp_path / "7")
@@ -209,7 +206,7 @@ def test_the_last_sign_of_any_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at_s", ["soon", None, 1e300, -1e300, {}])
-def test_progress_may_say_anything(tmp_path: Path, at_s: object) -> None:
+def test_progress_may_say_anything(tmp_path, at_s):
     write_progress(tmp_path / "7", at_s=at_s)
     unfinished = describe_unfinished_run(tmp_path / "7")
     assert unfinished.last_sign == ""
@@ -218,7 +215,7 @@ def test_progress_may_say_anything(tmp_path: Path, at_s: object) -> None:
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", '{"config": {"model": 3}}', '{"config": {"strategy": {"name": null}}}']
 )
-def test_a_spec_may_be_half_written(tmp_path: Path, content: str) -> None:
+def test_a_spec_may_be_half_written(tmp_path, content):
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "spec.json").write_text(content)
     unfinished = describe_unfinished_run(tmp_path / "7")

@@ -1,15 +1,10 @@
 """The parts of a step: fixed probes give the expected figures, and missing ones have a reason."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from scalebench.analysis import step_breakdown as probed
 from scalebench.analysis.scaling_curves import make_curves
-from scalebench.core.result import Result, Sync
+from scalebench.core.result import Sync
 from scalebench.core.stats.estimates import Estimate
 from scalebench.report import step_breakdown
 from scalebench.report.document import Chart, Paragraph, Table
@@ -19,13 +14,13 @@ from tests.builders.sweeps import block_times, make_probed_run, make_probes, run
 from tests.report.section_blocks import cell_texts
 
 
-def cells_by_part(result: Result) -> dict[str, list[str]]:
+def cells_by_part(result):
     """Return the non-empty cells of each row by its name."""
     cells = cell_texts(step_breakdown.make_run_breakdown(result))
     return {name: [text for text in texts if text] for name, *texts in cells}
 
 
-def run_without(**reasons: str) -> Result:
+def run_without(**reasons):
     """Make a run that lacks the figures that have a reason."""
     lists = {"forward": "forward_s", "backward": "backward_s", "optimizer": "optimizer_s", "data": "fixed_batch_s"}
     lists |= {"exposed": "sync_off_s", "isolated": "isolated_sync_s", "imbalance": "local_step_s", "copy": "copy_s"}
@@ -33,7 +28,7 @@ def run_without(**reasons: str) -> Result:
     return make_probed_run(*records)
 
 
-def test_a_rest_below_zero_is_within_noise() -> None:
+def test_a_rest_below_zero_is_within_noise():
     noisy = make_probes(optimizer_s=block_times(0.0066, 5, 0.002))
     name, cells = "unattributed", cells_by_part(make_probed_run(noisy, noisy))
     assert cells[name] == ["-0.10 ms [-1.89, 1.69]", "-1.0 %", "cannot be distinguished from 0"]
@@ -54,7 +49,7 @@ def test_a_rest_below_zero_is_within_noise() -> None:
         ("copy", "host-to-device copy", []),
     ],
 )
-def test_what_was_not_measured_is_a_dash_and_its_reason(missing: str, row: str, also: list[str]) -> None:
+def test_what_was_not_measured_is_a_dash_and_its_reason(missing, row, also):
     cells = cells_by_part(run_without(**{missing: "not [b]here[/b]"}))
     for name in (row, *also):
         assert cells[name] == ["-", "not [b]here[/b]"], name
@@ -62,7 +57,7 @@ def test_what_was_not_measured_is_a_dash_and_its_reason(missing: str, row: str, 
     assert not any("-" in cells[name] for name in others)
 
 
-def test_parts_of_sync_have_a_row_or_a_reason_where_synchronization_has_parts() -> None:
+def test_parts_of_sync_have_a_row_or_a_reason_where_synchronization_has_parts():
     assert not {"input", "weights out", "output", "gradients in"} & set(cells_by_part(run_without()))
     reasons = {"sync_input": "copied before", "sync_output": "stays"}
     part = make_probes(sync_parts_s={"weights_out": block_times(0.009, 5)}, reasons=reasons)
@@ -73,10 +68,10 @@ def test_parts_of_sync_have_a_row_or_a_reason_where_synchronization_has_parts() 
     assert sum(float(text.split()[0]) for text in parts) == pytest.approx(float(exposed.split()[0]))
 
 
-def test_the_rest_holds_what_was_not_measured() -> None:
+def test_the_rest_holds_what_was_not_measured():
     cells = cells_by_part(run_without(forward="no", data="no"))
     assert cells["unattributed"][-1] == "contains data loading, forward, backward, not measured"
-    nothing: dict[str, Any] = {"exposed": "no", "data": "no", "forward": "no", "backward": "no", "optimizer": "no"}
+    nothing = {"exposed": "no", "data": "no", "forward": "no", "backward": "no", "optimizer": "no"}
     assert cells_by_part(run_without(**nothing))["unattributed"] == ["-", "no part was measured"]
     result = run_without(exposed="one device has no other to synchronize with")
     assert cells_by_part(result)["unattributed"][-1] == "contains exposed sync, not measured"
@@ -84,7 +79,7 @@ def test_the_rest_holds_what_was_not_measured() -> None:
     assert "contains" not in cells_by_part(result)["unattributed"][-1]
 
 
-def test_missing_figures_without_a_recorded_reason_have_a_general_one() -> None:
+def test_missing_figures_without_a_recorded_reason_have_a_general_one():
     result = make_probed_run(make_probes(copy_s=[0.1]), make_probes(copy_s=[0.1]), sync=Sync())
     cells = cells_by_part(result)
     assert cells["host-to-device copy"] == ["-", "too few blocks for a figure"]
@@ -94,7 +89,7 @@ def test_missing_figures_without_a_recorded_reason_have_a_general_one() -> None:
         assert cells_by_part(result)[name] == ["-", "the steps of an epoch are not known"]
 
 
-def test_the_interval_of_a_step_is_that_of_throughput() -> None:
+def test_the_interval_of_a_step_is_that_of_throughput():
     result = make_probed_run(None, None)
     step = step_interval(result)
     assert [step.low, step.value, step.high] == pytest.approx([0.009943, 0.01, 0.010057], rel=1e-4)
@@ -102,13 +97,13 @@ def test_the_interval_of_a_step_is_that_of_throughput() -> None:
     assert step_interval(result) == Estimate(step.value, step.value, step.value)
 
 
-def test_every_part_of_the_frame_has_a_row() -> None:
+def test_every_part_of_the_frame_has_a_row():
     others = (*step_breakdown.SYNC_PARTS.values(), *step_breakdown.OTHER_FIGURES)
     columns = [part.column for part in (*STEP_PARTS.values(), *others)]
     assert sorted(columns) == sorted(probed.BREAKDOWN_FIGURES)
 
 
-def test_what_was_not_measured_has_its_reason(tmp_path: Path) -> None:
+def test_what_was_not_measured_has_its_reason(tmp_path):
     sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
     report_data = load_report_data([tmp_path])
     chart, table = step_breakdown.make_blocks(report_data, make_curves(report_data.pooled))
@@ -122,7 +117,7 @@ def test_what_was_not_measured_has_its_reason(tmp_path: Path) -> None:
     assert table.rows[0].cells[7].text == ""
 
 
-def test_without_probes_there_is_a_sentence(tmp_path: Path) -> None:
+def test_without_probes_there_is_a_sentence(tmp_path):
     result = run("ddp_gloo", 2)
     for rank in result.ranks:
         rank.probes = None

@@ -1,10 +1,7 @@
 """The table of configurations in the terminal, and files that hold every column."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -28,7 +25,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 Rows = Callable[[Sequence[Result], Sequence[Path]], pd.DataFrame]
 
 
-def repeated(repeats: int, gpus: int, strategy: str = "ddp", block_s: float = 0.1) -> list[Result]:
+def repeated(repeats, gpus, strategy="ddp", block_s=0.1):
     starts = [f"2026-01-01T00:{10 * r + gpus:02}:00+00:00" for r in range(repeats)]
     return [
         record(strategy, gpus=gpus, repeat=r, block_s=block_s * (1 + 0.02 * r * gpus), started_at=start)
@@ -36,7 +33,7 @@ def repeated(repeats: int, gpus: int, strategy: str = "ddp", block_s: float = 0.
     ]
 
 
-def test_the_command_that_makes_a_missing_baseline(tmp_path: Path) -> None:
+def test_the_command_that_makes_a_missing_baseline(tmp_path):
     lone = frame_of_results([record(gpus=4), record(gpus=4)], [tmp_path, tmp_path])
     assert make_baseline_commands(lone) == ["scalebench --multirun strategy=ddp gpus=4"]
     kept = tmp_path / ".hydra" / "overrides.yaml"
@@ -58,7 +55,7 @@ def test_the_command_that_makes_a_missing_baseline(tmp_path: Path) -> None:
     assert make_baseline_commands(complete) == []
 
 
-def cells(name: str, value: Any, low: Any = None, high: Any = None) -> dict[str, Any]:
+def cells(name, value, low=None, high=None):
     stem = "throughput" if name.startswith("throughput") else name
     return {name: value, f"{stem}_low": low, f"{stem}_high": high}
 
@@ -75,7 +72,7 @@ def cells(name: str, value: Any, low: Any = None, high: Any = None) -> dict[str,
         (float("nan"), 1.0, 1.0, ""),
     ],
 )
-def test_throughput(value: Any, low: Any, high: Any, shown: str) -> None:
+def test_throughput(value, low, high, shown):
     row = cells("throughput_samples_per_s", value, low, high)
     assert format_throughput({**row, "interval_over": "repeats"}) == shown
     within = f"{shown} within this repeat" if "±" in shown else shown
@@ -83,7 +80,7 @@ def test_throughput(value: Any, low: Any, high: Any, shown: str) -> None:
     assert format_throughput({**row, "interval_over": "blocks"}, notes_repeat=False) == shown
 
 
-def test_ratios_and_shares() -> None:
+def test_ratios_and_shares():
     assert format_ratio_column(cells("speedup_self", 1.856, 1.82, 1.904), "speedup_self") == "1.86 [1.82, 1.90]"
     assert format_ratio_column(cells("speedup_self", 1.0), "speedup_self") == "1.00"
     assert format_ratio_and_limit(cells("speedup_self", 1.856, 1.82, 1.904), "speedup_self") == "1.86 ± 0.05"
@@ -98,7 +95,7 @@ def test_ratios_and_shares() -> None:
 
 
 @pytest.mark.parametrize("results", [[record(gpus=2), record()], [record(status="failed", block_s=None, ranks=[])]])
-def test_csv_and_parquet_hold_the_frame(results: list[Result], tmp_path: Path) -> None:
+def test_csv_and_parquet_hold_the_frame(results, tmp_path):
     write_results(tmp_path, results)
     frame = write_tables(tmp_path)
     parquet = pd.read_parquet(tmp_path / "results.parquet")
@@ -109,7 +106,7 @@ def test_csv_and_parquet_hold_the_frame(results: list[Result], tmp_path: Path) -
     assert not list(tmp_path.glob("pooled.*"))
 
 
-def test_repeats_leave_their_pooled_rows_too(tmp_path: Path) -> None:
+def test_repeats_leave_their_pooled_rows_too(tmp_path):
     results = repeated(2, 1)
     write_results(tmp_path, results)
     assert len(write_tables(tmp_path)) == len(pd.read_csv(tmp_path / "results.csv")) == 2
@@ -118,7 +115,7 @@ def test_repeats_leave_their_pooled_rows_too(tmp_path: Path) -> None:
     assert len(pd.read_csv(tmp_path / "pooled.csv")) == 1
 
 
-def test_a_csv_reads_back_without_default_null_values(tmp_path: Path) -> None:
+def test_a_csv_reads_back_without_default_null_values(tmp_path):
     """docs/reference/results.md describes these arguments of read_csv: pandas would read some words as null."""
     write_results(tmp_path, [record(name, run_id=name) for name in ("simulated", "ddp")])
     frame = write_tables(tmp_path)

@@ -1,7 +1,5 @@
 """The terminal's tables, and its details of one run."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 from pathlib import Path
@@ -11,17 +9,11 @@ from rich.console import Console as RichConsole
 
 from scalebench.analysis.load import survey
 from scalebench.analysis.throughput import evaluate_blocks, throughput
-from scalebench.core.result import MonitorRecord, RankRecord, Result, write_result
+from scalebench.core.result import MonitorRecord, write_result
 from scalebench.core.units import format_number
 from scalebench.report.document import Cell, Row, Table
 from scalebench.report.sections.data_or_model import make_terminal_blocks
-from scalebench.report.terminal import (
-    USAGE_ROWS,
-    list_headline,
-    list_training_facts,
-    list_usage,
-    make_rich_table,
-)
+from scalebench.report.terminal import USAGE_ROWS, list_headline, list_training_facts, list_usage, make_rich_table
 from scalebench.sweeps.console import Console
 from tests.builders import sweeps
 from tests.builders.runs import rank, record
@@ -31,7 +23,7 @@ from tests.report.sections.test_data_or_model import make_pairs
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-def show_details(capsys: pytest.CaptureFixture[str], result: Result, *files: str) -> list[str]:
+def show_details(capsys, result, *files):
     """Return the lines that a pipe receives, stripped at their end, of a run with these files in its folder."""
     folder = Path("run")
     folder.mkdir(exist_ok=True)
@@ -42,11 +34,11 @@ def show_details(capsys: pytest.CaptureFixture[str], result: Result, *files: str
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
 
-def warm_up_line(result: Result) -> str:
+def warm_up_line(result):
     return dict(list_headline(result))["warm-up"]
 
 
-def test_all_of_a_run_that_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_of_a_run_that_was_measured(capsys):
     monitor = MonitorRecord(
         "monitor.parquet", cpu_util_mean=0.9, cpu_util_ours_mean=0.85, rss_bytes_max=10**9, throttle_reasons=[]
     )
@@ -57,7 +49,7 @@ def test_all_of_a_run_that_was_measured(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("status", ["failed", "oom", "unsupported"])
-def test_a_run_that_is_not_ok_has_no_details(capsys: pytest.CaptureFixture[str], status: str) -> None:
+def test_a_run_that_is_not_ok_has_no_details(capsys, status):
     assert show_details(capsys, record(status=status, block_s=None)) == []
 
 
@@ -65,9 +57,7 @@ def test_a_run_that_is_not_ok_has_no_details(capsys: pytest.CaptureFixture[str],
     ("setting", "reason"),
     [(None, "an older version wrote the record"), (False, "measure.probes=false"), (True, "a rank has no probes")],
 )
-def test_without_probes_the_other_details_are_shown(
-    capsys: pytest.CaptureFixture[str], setting: bool | None, reason: str
-) -> None:
+def test_without_probes_the_other_details_are_shown(capsys, setting, reason):
     result = make_probed_run(make_probes(), None)
     result.spec["measure"]["probes"] = setting
     if setting is None:
@@ -77,13 +67,13 @@ def test_without_probes_the_other_details_are_shown(
     assert any("samples/s" in line for line in lines) and not any("forward" in line for line in lines)
 
 
-def test_few_blocks_have_no_interval() -> None:
+def test_few_blocks_have_no_interval():
     headline = dict(list_headline(record(ranks=[rank(0, [0.1, 0.1])])))
     assert headline["throughput"] == "200 samples/s, too few blocks for an interval"
     assert headline["steady"] == "unknown, too few blocks"
 
 
-def test_warm_up_is_found_or_not_or_of_a_fixed_length() -> None:
+def test_warm_up_is_found_or_not_or_of_a_fixed_length():
     result = make_probed_run(None, None)
     result.ranks[0].steady_after_steps = None
     assert warm_up_line(result) == "its end was not found within 23 steps; 23 steps and 1.00 s were left out"
@@ -92,13 +82,13 @@ def test_warm_up_is_found_or_not_or_of_a_fixed_length() -> None:
     assert warm_up_line(result) == "46 steps and 1.00 s were left out"
 
 
-def test_a_series_that_drifts_is_not_steady() -> None:
+def test_a_series_that_drifts_is_not_steady():
     drifting = [0.1 * (1 + block / 50 + 0.001 * (-1) ** block) for block in range(64)]
     assert dict(list_headline(record(ranks=[rank(0, drifting)])))["steady"] in ("no: drifts", "no: warmup left, drifts")
     assert dict(list_headline(record()))["steady"] == "yes, no drift detected"
 
 
-def test_a_trace_that_was_not_merged_is_where_its_rank_left_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_that_was_not_merged_is_where_its_rank_left_it(capsys):
     result = make_probed_run(make_probes(), make_probes(trace="trace1.json.gz"), trace="trace.json.gz")
     lines = show_details(capsys, result, "trace.json.gz", "trace1.json.gz")
     trace_lines = [line.split() for line in lines if "trace" in line]
@@ -107,14 +97,14 @@ def test_a_trace_that_was_not_merged_is_where_its_rank_left_it(capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../../../../etc/passwd", "link", "missing"])
-def test_only_files_in_the_folder_of_a_run_are_named(capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_only_files_in_the_folder_of_a_run_are_named(capsys, name):
     Path("run").mkdir()
     Path("run/link").symlink_to("/etc/passwd")
     result = make_probed_run(make_probes(), make_probes(trace=name), monitor=MonitorRecord(name), trace=name)
     assert not [line for line in show_details(capsys, result) if name in line]
 
 
-def test_the_reason_of_a_missing_monitor_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_reason_of_a_missing_monitor_is_shown(capsys):
     result = dataclasses.replace(
         make_probed_run(make_probes(), make_probes()), monitor=MonitorRecord(reason="[red]no[/red] NVML here")
     )
@@ -122,12 +112,12 @@ def test_the_reason_of_a_missing_monitor_is_shown(capsys: pytest.CaptureFixture[
     assert line.split(maxsplit=2)[2] == "[red]no[/red] NVML here"
 
 
-def test_lines_are_neither_broken_nor_markup(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_are_neither_broken_nor_markup(capsys):
     none = make_probes(profile=None, reasons={"profile": "[b]no[/b] " * 40 + "profile"})
     assert f"top operations: - ({'[b]no[/b] ' * 40}profile)" in show_details(capsys, make_probed_run(none, none))
 
 
-def test_length_level_target_and_evaluation() -> None:
+def test_length_level_target_and_evaluation():
     assert list_training_facts(training_run()) == [
         ("training", "3 epochs, 150 steps, 6.00 s and 700 ms for the first step, which compiles; stopped by target"),
         ("validation", "mse 0.1, 0.05 worse than on training samples"),
@@ -136,7 +126,7 @@ def test_length_level_target_and_evaluation() -> None:
     ]
 
 
-def test_a_target_that_was_not_reached_and_one_of_accuracy() -> None:
+def test_a_target_that_was_not_reached_and_one_of_accuracy():
     facts = dict(list_training_facts(training_run(values=[0.9, 0.2])))
     assert facts["target"] == "mse 0.15 was not reached" and facts["training"].endswith("stopped by epochs")
     facts = dict(list_training_facts(training_run(values=[0.2, 0.9, 0.8], target=0.9, metric="accuracy")))
@@ -144,7 +134,7 @@ def test_a_target_that_was_not_reached_and_one_of_accuracy() -> None:
     assert facts["validation"] == "accuracy 0.8, 0.4 better than on training samples"
 
 
-def test_nothing_that_was_not_evaluated() -> None:
+def test_nothing_that_was_not_evaluated():
     result = training_run(target=None, values=[0.5])
     result.quality.curve[0].train_metrics = {}
     assert dict(list_training_facts(result))["validation"] == "mse 0.5" and "target" not in dict(
@@ -156,11 +146,11 @@ def test_nothing_that_was_not_evaluated() -> None:
     assert list_training_facts(record("ddp")) == []
 
 
-def usage_facts(monitor: MonitorRecord, ranks: list[RankRecord] | None = None) -> dict[str, str]:
+def usage_facts(monitor, ranks=None):
     return dict(list_usage(record(monitor=monitor, ranks=ranks or [rank(0, [0.1])])))
 
 
-def test_all_figures_have_names_and_units() -> None:
+def test_all_figures_have_names_and_units():
     monitor = MonitorRecord(
         cpu_util_mean=0.9, cpu_util_ours_mean=0.75, cpu_cores_others_mean=0.25, rss_bytes_max=2_500_000_000,
         rss_anon_bytes_max=10**9, swap_in_bytes=0, swap_out_bytes=4096, gpu_util_mean=0.5, gpu_power_w_mean=612.3,
@@ -180,13 +170,13 @@ def test_all_figures_have_names_and_units() -> None:
 
 
 @pytest.mark.gpu
-def test_the_gpus_of_a_run_are_named() -> None:
+def test_the_gpus_of_a_run_are_named():
     names = [f"Tesla V100-SXM2-16GB GPU-{number}b2c4f5e-0000-4000-8000-000000000000" for number in (3, 1)]
     ranks = [rank(0, [0.1], gpus=[names[0], None]), rank(1, [0.1], gpus=[names[1]])]
     assert usage_facts(MonitorRecord(), ranks)["GPUs used"] == "Tesla V100-SXM2-16GB: GPU-3b2c4f5e GPU-1b2c4f5e"
 
 
-def test_every_row_names_fields_of_the_record() -> None:
+def test_every_row_names_fields_of_the_record():
     named = [name for parts in USAGE_ROWS.values() for name, _ in parts]
     fields = {field.name for field in dataclasses.fields(MonitorRecord)}
     assert set(named) <= fields and len(named) == len(set(named))
@@ -194,7 +184,7 @@ def test_every_row_names_fields_of_the_record() -> None:
 
 
 @pytest.mark.parametrize("second", [None, 3 * 10**8])
-def test_peaks_are_those_of_the_largest_rank_if_all_are_known(second: int | None) -> None:
+def test_peaks_are_those_of_the_largest_rank_if_all_are_known(second):
     ranks = [
         rank(0, [0.1], rss_peak_bytes=5 * 10**8, rss_anon_peak_bytes=2 * 10**8, peak_memory_bytes=[10**9, 2 * 10**9]),
         rank(1, [0.1], rss_peak_bytes=6 * 10**8, rss_anon_peak_bytes=second, peak_memory_bytes=[None]),
@@ -207,33 +197,33 @@ def test_peaks_are_those_of_the_largest_rank_if_all_are_known(second: int | None
     ("second", "expected"),
     [(306_882, "1.23 MB of weights, gradients and optimizer's state, 8.0 B a parameter"), (None, None)],
 )
-def test_state_is_that_of_the_fullest_device_if_all_are_known(second: int | None, expected: str | None) -> None:
+def test_state_is_that_of_the_fullest_device_if_all_are_known(second, expected):
     """The model has 153,441 parameters."""
     ranks = [rank(0, [0.1], state_bytes=[1_227_528]), rank(1, [0.1], state_bytes=[second])]
     assert usage_facts(MonitorRecord(), ranks).get("state of a device") == expected
     assert "state of a device" not in usage_facts(MonitorRecord(), [ranks[0], rank(1, [0.1])])
 
 
-def test_text_is_no_markup_and_numbers_stand_to_the_right() -> None:
+def test_text_is_no_markup_and_numbers_stand_to_the_right():
     out = RichConsole(file=io.StringIO(), width=60, color_system=None)
     rows = [Row([Cell("[bold]x"), Cell("1")]), Row([Cell("y"), Cell("1,000")])]
     out.print(make_rich_table(Table("id", "", ["name", "count"], rows, frozenset(["count"])), "of [red]them"))
-    shown = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    shown = out.file.getvalue().splitlines()
     assert shown[0].rstrip() == "of [red]them"
     assert [line.strip() for line in shown if "x" in line or "y" in line] == ["[bold]x      1", "y        1,000"]
 
 
-def test_no_word_and_no_figure_of_a_table_is_cut() -> None:
+def test_no_word_and_no_figure_of_a_table_is_cut():
     out = RichConsole(file=io.StringIO(), width=30, color_system=None)
     rows = [Row([Cell("gloo:all_reduce"), Cell("2,000 samples/s [1,989, 2,011]"), Cell("a remark of several words")])]
     out.print(
         make_rich_table(Table("id", "", ["operation", "figure", "remark"], rows, frozenset(["figure"]))), crop=False
     )
-    shown = out.file.getvalue()  # type: ignore[attr-defined]
+    shown = out.file.getvalue()
     assert "gloo:all_reduce  2,000 samples/s [1,989, 2,011]  a" in shown and "…" not in shown
 
 
-def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path, capsys):
     sweeps.write_results(tmp_path, make_pairs())
     Console().print_table([tmp_path])
     out = capsys.readouterr().out
@@ -245,9 +235,7 @@ def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize(("read_rate", "is_slow"), [(30.0, True), (1e5, False), (None, False)])
-def test_a_dataset_that_was_read_more_slowly_than_it_is_trained_on(
-    capsys: pytest.CaptureFixture[str], read_rate: float | None, is_slow: bool
-) -> None:
+def test_a_dataset_that_was_read_more_slowly_than_it_is_trained_on(capsys, read_rate, is_slow):
     result = make_probed_run(None, None)
     result.workload.dataset, result.workload.read_samples_per_s = "mine:build", read_rate
     rate = throughput(result)[0]
@@ -259,7 +247,7 @@ def test_a_dataset_that_was_read_more_slowly_than_it_is_trained_on(
 
 
 @pytest.mark.gpu
-def test_a_step_that_includes_lightnings_broadcast_says_so() -> None:
+def test_a_step_that_includes_lightnings_broadcast_says_so():
     result = record()
     assert "step" not in dict(list_headline(result))
     result.ranks[0].settings_used = {"sigterm": "broadcast"}

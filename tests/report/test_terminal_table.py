@@ -3,21 +3,16 @@
 After a wanted change, `python -m tests.report.test_terminal_table` writes the golden files anew.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
-from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 import pytest
 
 import scalebench
 from scalebench.analysis.load import frame_of_results
-from scalebench.core.result import ProbeRecord, Result
+from scalebench.core.result import ProbeRecord
 from scalebench.core.spec import HardwareSpec
 from scalebench.report.tables import Footnotes
 from scalebench.report.terminal_table import RunTable, TextTable
@@ -31,7 +26,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "terminal"
 WIDTHS = (80, 100, 140)
 
 
-def small_sweep() -> list[Result]:
+def small_sweep():
     """Runs of all kinds of outcomes: failed, unsupported, without an interval, without baselines."""
     reason = "rank 1: RuntimeError: failed as configured"
     return [
@@ -46,13 +41,13 @@ def small_sweep() -> list[Result]:
     ]
 
 
-def with_options(strategy: str, gpus: int = 2, **options: Any) -> Result:
+def with_options(strategy, gpus=2, **options):
     spec = {"strategy": {"name": strategy, "options": options}}
     name = f"{strategy}-{gpus}-{options}"
     return record(strategy, gpus, run_id=name, spec=spec, fingerprint=name, baseline="bare_tensorflow")
 
 
-def long_names() -> list[Result]:
+def long_names():
     """The longest names of strategies, and options that differ and that do not."""
     return [
         record("bare_tensorflow", baseline="bare_tensorflow"),
@@ -68,7 +63,7 @@ def long_names() -> list[Result]:
     ]
 
 
-def models() -> list[Result]:
+def models():
     """Two models, one with three repeats."""
     results = [
         sweeps.run(name, gpus, repeat)
@@ -83,23 +78,23 @@ def models() -> list[Result]:
     return results
 
 
-MADE_SWEEPS: dict[str, Callable[[], list[Result]]] = {each.__name__: each for each in (small_sweep, long_names, models)}
+MADE_SWEEPS = {each.__name__: each for each in (small_sweep, long_names, models)}
 CASES = [*RECORDED_SWEEPS, *MADE_SWEEPS]
 
 
 @cache
-def pool_recorded(case: str) -> pd.DataFrame:
+def pool_recorded(case):
     return scalebench.pooled(CORPUS / case)
 
 
-def pool_case(case: str, folder: Path) -> pd.DataFrame:
+def pool_case(case, folder):
     if case in RECORDED_SWEEPS:
         return pool_recorded(case)
     sweeps.write_results(folder, MADE_SWEEPS[case]())
     return scalebench.pooled(folder)
 
 
-def render_case(case: str, folder: Path) -> str:
+def render_case(case, folder):
     """Render the table and that of trainings at all widths, and the wide one."""
     frame = pool_case(case, folder)
     parts = [f"=== {width} columns\n{show_table(frame, width)}" for width in WIDTHS]
@@ -107,13 +102,13 @@ def render_case(case: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_table_reads_as_it_did(case: str, tmp_path: Path) -> None:
+def test_a_table_reads_as_it_did(case, tmp_path):
     assert render_case(case, tmp_path) == (GOLDEN / f"{case}.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("width", [10, 72, *WIDTHS])
 @pytest.mark.parametrize("case", CASES)
-def test_nothing_is_cut_or_broken(case: str, width: int, tmp_path: Path) -> None:
+def test_nothing_is_cut_or_broken(case, width, tmp_path):
     """However narrow the window is: each line fits, or is one of the table whose names and figures are as wide."""
     frame = pool_case(case, tmp_path)
     shown = show_table(frame, width)
@@ -127,7 +122,7 @@ def test_nothing_is_cut_or_broken(case: str, width: int, tmp_path: Path) -> None
         assert line.count("±") == len(re.findall(r"[\d.]+ +± +[\d.]+", line)), line
 
 
-def test_options_that_differ_are_whole_and_others_are_not_shown(tmp_path: Path) -> None:
+def test_options_that_differ_are_whole_and_others_are_not_shown(tmp_path):
     frame = pool_case("long_names", tmp_path)
     for width in WIDTHS:
         words = show_table(frame, width).split()
@@ -135,19 +130,19 @@ def test_options_that_differ_are_whole_and_others_are_not_shown(tmp_path: Path) 
         assert not [word for word in words if word.startswith(("step_s=", "compression="))]
 
 
-def test_marks_stand_for_equal_remarks() -> None:
+def test_marks_stand_for_equal_remarks():
     notes = Footnotes()
     assert notes.mark(["late", "cold"]) == ["a", "b"] and notes.mark(["cold", "new", "late"]) == ["a", "b", "c"]
     assert [notes.mark([str(number)])[-1] for number in range(28)][-6:] == ["z", "aa", "ab", "ac", "ad", "ae"]
     assert notes.list_notes()[:3] == [("a", "late"), ("b", "cold"), ("c", "new")]
 
 
-def test_status_and_winner_have_styles_that_no_text_needs() -> None:
+def test_status_and_winner_have_styles_that_no_text_needs():
     table = RunTable(frame_of_results(small_sweep(), [Path("x")] * 8))
     winner = next(row["run_id"] for row in table.rows if (row["strategy"], row["gpus"]) == ("ddp", 2))
     lines = {line.plain: line for line in table.list_lines(80, {winner})}
 
-    def styles(*words: str) -> set[str]:
+    def styles(*words):
         (line,) = [line for text, line in lines.items() if all(word in text for word in words)]
         return {str(line.style), *(str(span.style) for span in line.spans)} - {""}
 
@@ -155,11 +150,11 @@ def test_status_and_winner_have_styles_that_no_text_needs() -> None:
     assert styles("lightning_ddp") == {"red"} and styles("horovod_nccl") == {"dim"}
 
 
-def table_text(*results: Result, **options: Any) -> str:
+def table_text(*results, **options):
     return show_table(frame_of_results(results, [Path("x")] * len(results)), 160, **options)
 
 
-def test_what_a_sweep_varies_follows_the_name_and_brackets_are_no_markup() -> None:
+def test_what_a_sweep_varies_follows_the_name_and_brackets_are_no_markup():
     """Rows of the same model and number of devices would look the same without it."""
     plain, other, larger = record(), record(), record(gpus=2)
     other.workload.data_format = "nchw"
@@ -178,8 +173,8 @@ def test_what_a_sweep_varies_follows_the_name_and_brackets_are_no_markup() -> No
 
 
 @pytest.mark.parametrize("variables", [False, True])
-def test_placement_is_named_where_rows_differ_in_it(variables: bool) -> None:
-    def placed(ids: Sequence[int], environment: dict[str, str]) -> Result:
+def test_placement_is_named_where_rows_differ_in_it(variables):
+    def placed(ids, environment):
         hardware = HardwareSpec("cpu", device_ids=list(ids), environment=environment)
         return record("bare_torch", run_id=f"{ids}{environment}", hardware=hardware)
 
@@ -191,7 +186,7 @@ def test_placement_is_named_where_rows_differ_in_it(variables: bool) -> None:
         assert "bare_torch device_ids=0,1 " in shown and "bare_torch device_ids=5 " in shown
 
 
-def test_figures_that_only_the_wide_table_has() -> None:
+def test_figures_that_only_the_wide_table_has():
     probes = ProbeRecord(steps=2, sync_on_s=[0.2, 0.2], fixed_batch_s=[0.19, 0.19])  # 5 % of a step of 0.1 s
     runs = [record(block_s=0.2, run_id=feed, ranks=[rank(0, [0.2] * 20, probes=probes)]) for feed in ("host", "device")]
     for run, feed in zip(runs, ("host", "device"), strict=True):
@@ -203,7 +198,7 @@ def test_figures_that_only_the_wide_table_has() -> None:
     assert " overhead " in table_text(record("bare_torch"), record(), wide=True)
 
 
-def test_a_named_baseline_takes_the_place_of_the_others() -> None:
+def test_a_named_baseline_takes_the_place_of_the_others():
     table = frame_of_results([record(), record(gpus=2)], [Path("x")] * 2)
     table[["speedup_given", "speedup_given_low", "speedup_given_high"]] = [[1.5, 1.4, 1.7], [None, None, None]]
     table["efficiency_given"] = [0.75, None]
@@ -214,7 +209,7 @@ def test_a_named_baseline_takes_the_place_of_the_others() -> None:
     )
 
 
-def test_a_row_without_a_bare_baseline_says_so_where_others_have_one() -> None:
+def test_a_row_without_a_bare_baseline_says_so_where_others_have_one():
     """It is compared with itself on one device."""
     own = [record("mine", gpus, baseline=None) for gpus in (1, 2)]
     lines = table_text(record("bare_torch"), record(), *own).splitlines()
@@ -222,7 +217,7 @@ def test_a_row_without_a_bare_baseline_says_so_where_others_have_one() -> None:
     assert lines[6].endswith("ok a b") and "200 %" not in lines[6]
 
 
-def test_trainings_have_a_table_with_the_numbers_of_their_runs() -> None:
+def test_trainings_have_a_table_with_the_numbers_of_their_runs():
     runs = [sweeps.training_run("bare_torch", 1), sweeps.training_run(), record("ddp", 4)]
     table = RunTable(frame_of_results(runs, [Path("x")] * 3))
     lines = [line.plain for line in table.list_training_lines(80)]
@@ -234,14 +229,14 @@ def test_trainings_have_a_table_with_the_numbers_of_their_runs() -> None:
     assert list(RunTable(frame_of_results(runs[2:], [Path("x")])).list_training_lines(80)) == []
 
 
-def test_a_long_last_cell_begins_further_left_where_its_row_is_empty() -> None:
+def test_a_long_last_cell_begins_further_left_where_its_row_is_empty():
     columns = {"name": ["x", "a long name"], "rate": ["", "1.5 ± 0.1"], "status": ["unsupported a b", "ok"]}
     table = TextTable(columns, {"rate"})
     lines = [left + last for row in table.rows for left, last in row]
     assert lines == ["x              unsupported a b", "a long name  1.5 ± 0.1  ok"] and table.width == len(lines[0])
 
 
-def write_golden_files() -> None:
+def write_golden_files():
     GOLDEN.mkdir(exist_ok=True)
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,5 @@
 """Finished runs in other trackers: written in their offline modes, and read back by their own readers."""
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 import json
@@ -10,14 +8,13 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import scalebench
 from scalebench.__main__ import main
 from scalebench.core.errors import InputError
-from scalebench.core.result import CurvePoint, Quality, Result
+from scalebench.core.result import CurvePoint, Quality
 from scalebench.report import trackers
 from tests.builders.runs import rank, record
 from tests.builders.sweeps import write_results
@@ -43,7 +40,7 @@ print(json.dumps({
 """
 
 
-def make_results() -> list[Result]:
+def make_results():
     """Make a run with a point of its curve before the last of its four blocks, and one that failed."""
     curve = [CurvePoint(10, 0.1, 200, 1.0, 0.01, 0.7, 200, {"mse": 0.5}), CurvePoint(20, 0.2, 400, 2.0, 0.01, 0.6, 200)]
     first = rank(0, [0.1] * 4, warmup_block_steps=1, warmup_block_s=[0.1] * 3)
@@ -52,12 +49,12 @@ def make_results() -> list[Result]:
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Path:
+def sweep(tmp_path):
     write_results(tmp_path / "s", make_results())
     return tmp_path / "s"
 
 
-def test_a_run_as_trackers_hold_it(sweep: Path) -> None:
+def test_a_run_as_trackers_hold_it(sweep):
     good, bad = trackers.list_tracked_runs(trackers.survey(sweep))
     assert (good.run_id, good.name, good.group, good.is_ok, bad.name, bad.is_ok) == (
         "good",
@@ -77,7 +74,7 @@ def test_a_run_as_trackers_hold_it(sweep: Path) -> None:
     assert [point[::2] for point in good.series["curve/validation/mse"]] == [(10, 0.5)]
 
 
-def test_csv_files_hold_the_frame_and_the_series(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_files_hold_the_frame_and_the_series(sweep, capsys):
     assert main(["export", str(sweep), "--to", "csv"]) == 0
     assert capsys.readouterr().out.split() == [str(sweep / "csv/runs.csv"), str(sweep / "csv/series.csv")]
     with open(sweep / "csv/runs.csv", newline="") as file:
@@ -88,7 +85,7 @@ def test_csv_files_hold_the_frame_and_the_series(sweep: Path, capsys: pytest.Cap
     assert len(scalebench.load(sweep)) == 2, "an export is no run"
 
 
-def test_a_tracker_that_is_not_installed_is_one_line(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_is_not_installed_is_one_line(sweep, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"mlflow is not installed; pip install 'scalebench-train\[trackers\]'"):
         trackers.export("mlflow", [sweep])
@@ -99,7 +96,7 @@ def test_a_tracker_that_is_not_installed_is_one_line(sweep: Path, monkeypatch: p
 
 @pytest.mark.extra("tensorboard")
 @pytest.mark.filterwarnings("ignore")
-def test_tensorboard_reads_what_was_written(sweep: Path) -> None:
+def test_tensorboard_reads_what_was_written(sweep):
     for _ in range(2):  # the second replaces the first
         trackers.export("tensorboard", [sweep], sweep / "events")
     folders = sorted(path.name for path in (sweep / "events").iterdir())
@@ -110,7 +107,7 @@ def test_tensorboard_reads_what_was_written(sweep: Path) -> None:
     assert read["rate"] == pytest.approx(RATE) and read["settings"] == ["ddp", 1]
 
 
-def test_no_name_of_a_record_leads_out_of_the_folder_of_events(tmp_path: Path) -> None:
+def test_no_name_of_a_record_leads_out_of_the_folder_of_events(tmp_path):
     write_results(tmp_path, [record(run_id="/../../kept")])
     (run,) = trackers.list_tracked_runs(trackers.survey(tmp_path))
     assert trackers.name_event_folder(run) == "ddp-1-_.._.._kept"
@@ -118,7 +115,7 @@ def test_no_name_of_a_record_leads_out_of_the_folder_of_events(tmp_path: Path) -
 
 @pytest.mark.extra("mlflow")
 @pytest.mark.filterwarnings("ignore")
-def test_mlflow_reads_what_was_written(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_reads_what_was_written(sweep, monkeypatch):
     from mlflow.tracking import MlflowClient
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -138,7 +135,7 @@ def test_mlflow_reads_what_was_written(sweep: Path, monkeypatch: pytest.MonkeyPa
     assert [point.step for point in client.get_metric_history(good.info.run_id, "curve/train/loss")] == [10, 20]
 
 
-def read_offline_run(file: Path) -> list[Any]:
+def read_offline_run(file):
     """Return the records of wandb's offline file, a log of LevelDB after seven bytes, as its own type: it has no reader
     in Python."""
     from wandb.proto.wandb_internal_pb2 import Record
@@ -160,7 +157,7 @@ def read_offline_run(file: Path) -> list[Any]:
 
 @pytest.mark.extra("wandb")
 @pytest.mark.filterwarnings("ignore")
-def test_wandb_reads_what_was_written(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_reads_what_was_written(sweep, monkeypatch):
     import wandb
 
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -1,17 +1,14 @@
 """Runs on clusters that do not exist, and shell scripts that stand in for the commands of SLURM."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
-from scalebench.core.spec import HardwareSpec, RunSpec, SlurmSpec, StrategySpec
+from scalebench.core.spec import HardwareSpec, SlurmSpec, StrategySpec
 from scalebench.slurm.commands import Slurm
 from tests.builders.configs import make_spec
 
 FOLDER = Path("/scratch/user/sweep/3")
 ROLES = {"roles": {"chief": 1, "ps": 1, "worker": "gpus"}}
-CPU_NODES: dict[str, Any] = {
+CPU_NODES = {
     "name": "cluster", "devices": "cpu", "gpus_per_node": 2, "cpus_per_node": 8, "max_nodes": 4, "this_machine": False,
     "scheduler": "slurm",
 }  # fmt: skip
@@ -28,9 +25,7 @@ h2|main*|drained|8|1:8:1|8000|gpu:a100:2|1:00:00|ssd
 """
 
 
-def run(
-    gpus: int, nodes: dict[str, Any] | None = None, strategy: dict[str, Any] | None = None, **slurm: Any
-) -> RunSpec:
+def run(gpus, nodes=None, strategy=None, **slurm):
     """Make a run of the simulated strategy on `nodes`; `slurm` are keys of hardware.slurm."""
     hardware = HardwareSpec(**(CPU_NODES | (nodes or {})), slurm=SlurmSpec(**slurm))
     return make_spec(gpus=gpus, hardware=hardware, strategy=StrategySpec("simulated", **(strategy or {})))
@@ -39,12 +34,12 @@ def run(
 class Tools:
     """A folder of commands, each of which appends its arguments to NAME.calls, one line per call."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder / "slurm bin"
         self.folder.mkdir()
         self.slurm = Slurm(str(self.folder))
 
-    def put(self, name: str, out: str = "", err: str = "", code: int = 0, then: str = "") -> None:
+    def put(self, name, out="", err="", code=0, then=""):
         """Add a command that prints these texts, after the shell has run `then`."""
         for stream, text in (("out", out), ("err", err)):
             (self.folder / f"{name}.{stream}").write_text(text)
@@ -55,11 +50,11 @@ class Tools:
         )
         path.chmod(0o755)
 
-    def calls(self, name: str) -> list[str]:
+    def calls(self, name):
         path = self.folder / f"{name}.calls"
         return path.read_text().splitlines() if path.exists() else []
 
-    def environment(self) -> dict[str, str]:
+    def environment(self):
         """Return what a command wrote by `env > "$here/env"`."""
         lines = (self.folder / "env").read_text().splitlines()
         return dict(line.split("=", 1) for line in lines if "=" in line)

@@ -1,9 +1,6 @@
 """Stand-ins for the commands of SLURM, and the paths that the scripts of a cluster contain."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,12 +8,12 @@ from tests.slurm.builders import Tools
 
 
 @pytest.fixture
-def tools(tmp_path: Path) -> Tools:
+def tools(tmp_path):
     return Tools(tmp_path)
 
 
 @pytest.fixture
-def cluster_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+def cluster_paths(monkeypatch):
     """Python and the data sets are where they are on that cluster."""
     monkeypatch.setattr(sys, "executable", "/home/user/venv/bin/python")
     monkeypatch.setenv("SCALEBENCH_CACHE", "/scratch/user/cache")

@@ -1,21 +1,15 @@
 """The commands of SLURM: output and errors. The texts are those of SLURM 22.05."""
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
 from scalebench.slurm import commands
 from scalebench.slurm.commands import JobRefused, Slurm, SlurmError, SlurmUnreachable, SubmitLimit, classify_error
-from tests.slurm.builders import Tools
 
 
-def test_a_command_is_searched_in_the_folder_or_on_the_path(
-    tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_is_searched_in_the_folder_or_on_the_path(tools, tmp_path, monkeypatch):
     tools.put("sbatch")
     assert tools.slurm.path("sbatch") == str(tools.folder / "sbatch") and not tools.slurm.has("srun")
     monkeypatch.setenv("PATH", str(tools.folder))
@@ -24,13 +18,13 @@ def test_a_command_is_searched_in_the_folder_or_on_the_path(
     assert Slurm("~/slurm bin").has("sbatch")
 
 
-def test_arguments_are_passed_unchanged_and_the_output_is_returned(tools: Tools) -> None:
+def test_arguments_are_passed_unchanged_and_the_output_is_returned(tools):
     tools.put("scontrol", out="h1\nh2\n", err="a warning\n")
     assert tools.slurm.run("scontrol", "show", "h[1-2] $HOME;") == "h1\nh2\n"
     assert tools.calls("scontrol") == ["show h[1-2] $HOME;"]
 
 
-def test_variables_that_change_the_output_are_not_passed_on(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_change_the_output_are_not_passed_on(tools, monkeypatch):
     for name in ("SQUEUE_STATES", "SACCT_FORMAT", "LC_ALL", "SLURM_TIME_FORMAT", "SLURM_CONF"):
         monkeypatch.setenv(name, "user")
     tools.put("squeue", then='env > "$here/env"')
@@ -43,7 +37,7 @@ def test_variables_that_change_the_output_are_not_passed_on(tools: Tools, monkey
     assert tools.environment()["LC_ALL"] == "user"
 
 
-def test_a_missing_or_broken_command_is_unreachable(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_broken_command_is_unreachable(tools, monkeypatch):
     with pytest.raises(SlurmUnreachable, match=r"there is no sbatch in .*slurm bin"):
         tools.slurm.run("sbatch")
     monkeypatch.setenv("PATH", "")
@@ -55,7 +49,7 @@ def test_a_missing_or_broken_command_is_unreachable(tools: Tools, monkeypatch: p
         tools.slurm.run("sbatch")
 
 
-def test_a_hanging_command_is_killed_with_its_children(tools: Tools) -> None:
+def test_a_hanging_command_is_killed_with_its_children(tools):
     tools.put("squeue", then='cat /proc/$$/stat > "$here/stat"; sleep 300 & echo $! > "$here/pid"; wait')
     with pytest.raises(SlurmUnreachable, match=r"squeue did not answer within 0\.3 s"):
         tools.slurm.run("squeue", timeout_s=0.3)
@@ -95,7 +89,7 @@ LIMITS = [
 OTHERS = [f"{FAILED}Requested partition configuration not available now"]
 # Of other commands, or other texts: what was printed, and the line.
 CONTACT = "Unable to contact slurm controller (connect failure)"
-PRINTED: list[tuple[type[SlurmError], str, str]] = [
+PRINTED = [
     (
         JobRefused,
         "/usr/bin/sbatch: unrecognized option '--bogus'\nTry \"sbatch --help\" for more information\n",
@@ -120,7 +114,7 @@ PRINTED: list[tuple[type[SlurmError], str, str]] = [
 ]
 
 
-def test_errors_are_classified_and_in_one_line() -> None:
+def test_errors_are_classified_and_in_one_line():
     cases = list(PRINTED)
     for kind, lines in (
         (JobRefused, REFUSED),
@@ -137,7 +131,7 @@ def test_errors_are_classified_and_in_one_line() -> None:
     assert len(commands.shorten_message("x" * 5000)) == commands.MAX_MESSAGE_CHARACTERS
 
 
-def test_the_reason_is_read_from_either_output(tools: Tools) -> None:
+def test_the_reason_is_read_from_either_output(tools):
     tools.put("sacct", out="Slurm accounting storage is disabled\n", code=1)
     with pytest.raises(SlurmError, match=r"^Slurm accounting storage is disabled$"):
         tools.slurm.run("sacct")
@@ -146,7 +140,7 @@ def test_the_reason_is_read_from_either_output(tools: Tools) -> None:
         tools.slurm.run("sbatch")
 
 
-def test_an_allocation_is_recognized_by_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocation_is_recognized_by_its_job(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert not commands.in_allocation()
     monkeypatch.setenv("SLURM_JOB_ID", "12")

@@ -1,7 +1,5 @@
 """States of jobs: the output of SLURM 22.05 about real jobs, what it means for a run, and polling."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Callable
 from itertools import pairwise
@@ -25,7 +23,6 @@ from scalebench.slurm.job_states import (
     parse_squeue,
     why_never_starts,
 )
-from tests.slurm.builders import Tools
 
 SQUEUE = """\
 5|PENDING||N/A|1795232069|1:00:00|PartitionNodeLimit
@@ -53,7 +50,7 @@ SCONTROL = (
 )
 
 
-def test_squeue() -> None:
+def test_squeue():
     """Older versions write local times."""
     states = parse_squeue(SQUEUE)
     assert states["5"] == JobState("5", "PENDING", "PartitionNodeLimit", submitted_at_s=1795232069.0, limit="1:00:00")
@@ -66,7 +63,7 @@ def test_squeue() -> None:
     assert old.started_at_s is not None and old.submitted_at_s == old.started_at_s - 20
 
 
-def test_sacct() -> None:
+def test_sacct():
     states = parse_sacct(SACCT)
     assert list(states) == ["1", "2", "14", "17", "18", "30+0"], "job steps are no jobs"
     assert (states["2"].state, states["2"].cancelled_by, states["2"].node_list) == ("CANCELLED", "1000", None)
@@ -74,7 +71,7 @@ def test_sacct() -> None:
     assert states["30+0"].state == "CANCELLED"
 
 
-def test_scontrol() -> None:
+def test_scontrol():
     failed = JobState("25", "FAILED", "JobLaunchFailure", "h1", "0:53", 1795232687.0, 1795232686.0, "00:01:00")
     pending = JobState("26", "PENDING", "Priority", None, "0:0", None, 1795232686.0, "UNLIMITED")
     assert parse_scontrol(SCONTROL) == {"25": failed, "26": pending}
@@ -84,15 +81,15 @@ def test_scontrol() -> None:
 @pytest.mark.parametrize(
     "text", ["", "No jobs in the system\n", "slurm_load_jobs error: Invalid job id\n", "12|RUNNING\n", "||||||\n"]
 )
-def test_lines_without_a_job_are_ignored(parse: object, text: str) -> None:
-    assert parse(text) == {}  # type: ignore[operator]
+def test_lines_without_a_job_are_ignored(parse, text):
+    assert parse(text) == {}
 
 
 texts = st.text(string.ascii_letters + string.digits + "[]-_,.:()%+= ", min_size=0, max_size=12)
 
 
 @given(st.integers(1, 10**9), texts, texts, texts, st.text("abc|,= ()\t", max_size=20))
-def test_any_text_about_a_job_is_parsed(number: int, state: str, nodes: str, at: str, reason: str) -> None:
+def test_any_text_about_a_job_is_parsed(number, state, nodes, at, reason):
     for states in (
         parse_squeue(f"{number}|{state}|{nodes}|{at}|{at}|{at}|{reason}"),
         parse_sacct(f"{number}|{state}|{at}|{nodes}|{at}|{at}|{at}"),
@@ -127,12 +124,12 @@ def test_any_text_about_a_job_is_parsed(number: int, state: str, nodes: str, at:
         ("12|TELEPORTED|0:0|h1|1|1|1:00", "failed", "is lost (TELEPORTED)"),
     ],
 )  # fmt: skip
-def test_the_end_of_a_job_is_one_line(line: str, status: str, reason: str) -> None:
+def test_the_end_of_a_job_is_one_line(line, status, reason):
     (job,) = parse_sacct(line).values()
     assert classify_end(job) == (status, f"SLURM job 12 {reason}")
 
 
-def test_an_unknown_state_is_not_the_end() -> None:
+def test_an_unknown_state_is_not_the_end():
     assert not is_over(JobState("12", "TELEPORTED")) and not is_over("COMPLETING") and is_over("TIMEOUT")
     assert all(is_over(JobState("12", state)) for state in END_STATES)
 
@@ -155,7 +152,7 @@ def test_an_unknown_state_is_not_the_end() -> None:
         ("RUNNING", "PartitionConfig", False),
     ],
 )
-def test_some_pending_jobs_can_never_start(state: str, reason: str | None, final: bool) -> None:
+def test_some_pending_jobs_can_never_start(state, reason, final):
     job = JobState("12", state, reason)
     obstacle = why_never_starts(job)
     assert (obstacle is not None) == final
@@ -171,14 +168,14 @@ Answer = str | Exception
 class FakeSlurm:
     """Answers each command by its name, and records the calls."""
 
-    def __init__(self, **answers: Answer) -> None:
-        self.answers: dict[str, Answer] = answers
-        self.calls: list[tuple[str, ...]] = []
+    def __init__(self, **answers):
+        self.answers = answers
+        self.calls = []
 
-    def has(self, name: str) -> bool:
+    def has(self, name):
         return name in self.answers
 
-    def run(self, name: str, *arguments: str) -> str:
+    def run(self, name, *arguments):
         self.calls.append((name, *arguments))
         answer = self.answers[name]
         if isinstance(answer, Exception):
@@ -186,20 +183,20 @@ class FakeSlurm:
         return answer
 
     @property
-    def commands(self) -> list[str]:
+    def commands(self):
         return [call[0] for call in self.calls]
 
 
-def squeue(**states: str) -> str:
+def squeue(**states):
     return "".join(f"{job[1:]}|{state}|h1|1795232248|1795232200|1:00|None\n" for job, state in states.items())
 
 
-def sacct(**states: str) -> str:
+def sacct(**states):
     return "".join(f"{job[1:]}|{state}|0:0|h1|1795232248|1795232200|1:00\n" for job, state in states.items())
 
 
 @pytest.fixture
-def now() -> list[float]:
+def now():
     return [100.0]
 
 
@@ -208,12 +205,12 @@ MakePoller = Callable[..., tuple[Poll, FakeSlurm]]
 
 
 @pytest.fixture
-def make_poller(now: list[float]) -> MakePoller:
-    def make(interval_s: float = 5.0, **answers: Answer) -> tuple[Poll, FakeSlurm]:
+def make_poller(now):
+    def make(interval_s=5.0, **answers):
         slurm = FakeSlurm(**answers)
-        poller = JobStatePoller(slurm, interval_s, lambda: now[0])  # type: ignore[arg-type]
+        poller = JobStatePoller(slurm, interval_s, lambda: now[0])
 
-        def poll(*job_ids: str, after_s: float = 0.0) -> dict[str, str]:
+        def poll(*job_ids, after_s=0.0):
             now[0] += after_s
             states = {job_id: state.state for job_id, state in poller.look(job_ids).items()}
             assert poller.queries == len(slurm.calls)
@@ -224,14 +221,14 @@ def make_poller(now: list[float]) -> MakePoller:
     return make
 
 
-def test_one_query_an_interval_for_all_jobs(make_poller: MakePoller) -> None:
+def test_one_query_an_interval_for_all_jobs(make_poller):
     jobs = [str(number) for number in range(100)]
     poll, slurm = make_poller(squeue=squeue(**{f"j{job}": "RUNNING" for job in jobs}), sacct="")
     assert all(len(poll(*jobs, after_s=0.5)) == 100 for _ in range(40))
     assert slurm.commands == ["squeue"] * 4
 
 
-def test_jobs_that_are_over_are_not_queried(make_poller: MakePoller) -> None:
+def test_jobs_that_are_over_are_not_queried(make_poller):
     poll, slurm = make_poller(squeue=squeue(j1="COMPLETED", j2="RUNNING"), sacct="")
     assert poll("1", "2") == {"1": "COMPLETED", "2": "RUNNING"}
     slurm.answers["squeue"] = squeue(j2="TIMEOUT")
@@ -240,7 +237,7 @@ def test_jobs_that_are_over_are_not_queried(make_poller: MakePoller) -> None:
     assert poll() == {}
 
 
-def test_sacct_is_queried_for_jobs_that_left_the_queue(make_poller: MakePoller) -> None:
+def test_sacct_is_queried_for_jobs_that_left_the_queue(make_poller):
     running = {"j1": "RUNNING", "j2": "RUNNING", "j3": "RUNNING"}
     poll, slurm = make_poller(squeue=squeue(**running), sacct=sacct(j1="FAILED", j2="RUNNING"))
     poll("1", "2", "3")
@@ -255,7 +252,7 @@ def test_sacct_is_queried_for_jobs_that_left_the_queue(make_poller: MakePoller) 
 
 
 @pytest.mark.parametrize("answer", ["", sacct(j1="RUNNING")])
-def test_a_job_whose_end_is_never_reported_is_dropped(answer: str, make_poller: MakePoller) -> None:
+def test_a_job_whose_end_is_never_reported_is_dropped(answer, make_poller):
     poll, slurm = make_poller(squeue=squeue(j1="RUNNING"), sacct=answer)
     poll("1")
     slurm.answers["squeue"] = ""
@@ -268,7 +265,7 @@ def test_a_job_whose_end_is_never_reported_is_dropped(answer: str, make_poller: 
     assert poll("1", after_s=5.0) == {} and len(slurm.calls) == queries + 1, "callers count the answers without it"
 
 
-def test_without_accounting_scontrol_is_queried(make_poller: MakePoller) -> None:
+def test_without_accounting_scontrol_is_queried(make_poller):
     answers = {"sacct": SlurmError(DISABLED), "scontrol": "JobId=1 JobState=COMPLETED NodeList=h1\n"}
     poll, slurm = make_poller(squeue="", **answers)
     assert [poll("1", "2", after_s=5.0) for _ in range(5)][-1] == {"1": "COMPLETED"}
@@ -279,7 +276,7 @@ def test_without_accounting_scontrol_is_queried(make_poller: MakePoller) -> None
     assert [poll("1", after_s=5.0) for _ in range(4)][-1] == {} and "sacct" not in slurm.commands
 
 
-def test_other_jobs_are_followed_while_accounting_is_down(make_poller: MakePoller) -> None:
+def test_other_jobs_are_followed_while_accounting_is_down(make_poller):
     answers = {"squeue": squeue(j2="RUNNING"), "sacct": SlurmUnreachable("Connection refused"), "scontrol": ""}
     poll, slurm = make_poller(**answers)
     assert all(poll("1", "2", after_s=5.0) == {"2": "RUNNING"} for _ in range(6))
@@ -288,7 +285,7 @@ def test_other_jobs_are_followed_while_accounting_is_down(make_poller: MakePolle
     assert states == {"1": "TIMEOUT", "2": "RUNNING"} and "scontrol" not in slurm.commands
 
 
-def test_a_controller_that_does_not_answer_is_queried_less_often(make_poller: MakePoller, now: list[float]) -> None:
+def test_a_controller_that_does_not_answer_is_queried_less_often(make_poller, now):
     poll, slurm = make_poller(squeue=squeue(j1="RUNNING"), sacct="")
     poll("1")
     slurm.answers["squeue"] = SlurmUnreachable("Unable to contact slurm controller")
@@ -304,7 +301,7 @@ def test_a_controller_that_does_not_answer_is_queried_less_often(make_poller: Ma
     assert poll("1", after_s=MAX_POLL_INTERVAL_S) == {"1": "COMPLETED"}
 
 
-def test_a_single_poll_without_an_interval_uses_all_commands(make_poller: MakePoller) -> None:
+def test_a_single_poll_without_an_interval_uses_all_commands(make_poller):
     poll, slurm = make_poller(0.0, squeue=squeue(j2="RUNNING"), sacct=sacct(j1="FAILED"))
     assert poll("1", "2", "3") == {"1": "FAILED", "2": "RUNNING"} and slurm.commands == ["squeue", "sacct"]
     poll, _ = make_poller(0.0, squeue="", sacct=SlurmError(DISABLED), scontrol="JobId=1 JobState=FAILED\n")
@@ -314,7 +311,7 @@ def test_a_single_poll_without_an_interval_uses_all_commands(make_poller: MakePo
     assert slurm.calls[-1] == ("scontrol", "--oneliner", "show", "job", "1"), "not the jobs of all users"
 
 
-def test_the_arguments_of_the_queries(tools: Tools) -> None:
+def test_the_arguments_of_the_queries(tools):
     tools.put("squeue", out="1|RUNNING|h1|1795232248|1795232200|1:00|None\n")
     tools.put("sacct", out="2|FAILED|1:0|h1|1795232248|1795232200|00:01:00\n")
     states = JobStatePoller(tools.slurm, 0.0).look(["1", "2"])

@@ -1,7 +1,5 @@
 """A partition, from the lines of sinfo and scontrol."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -16,12 +14,12 @@ from scalebench.slurm.partition import (
     parse_sinfo,
     read_partition,
 )
-from tests.slurm.builders import SINFO, Tools
+from tests.slurm.builders import SINFO
 
 NODES = parse_sinfo(SINFO)
 
 
-def test_lines_of_sinfo() -> None:
+def test_lines_of_sinfo():
     assert SINFO_FORMAT.count("|") == SINFO.splitlines()[0].count("|") == 8
     assert NODES[0] == PartitionNode(
         "taurusi8001", "alpha", False, "mixed", 96, 48, 2, 990000 * 2**20, "gpu:8(S:0-1)", 10080, ()
@@ -35,7 +33,7 @@ def test_lines_of_sinfo() -> None:
     ("limit", "expected"),
     [("1:00:00", 60), ("7-00:00:00", 10080), ("30:00", 30), ("1:30", 1.5), ("infinite", None), ("n/a", None)],
 )
-def test_time_limits(limit: str, expected: float | None) -> None:
+def test_time_limits(limit, expected):
     assert parse_limit_minutes(limit) == expected
 
 
@@ -56,17 +54,17 @@ def test_time_limits(limit: str, expected: float | None) -> None:
         ("craynetwork:4,shard:gpu", None, 0),
     ],
 )
-def test_gpus_of_a_node(gres: str, kind: str | None, count: int) -> None:
+def test_gpus_of_a_node(gres, kind, count):
     assert count_gpus(gres, kind) == count
 
 
 @pytest.mark.parametrize("gres", ["gpu:a100:b:4", "gpu=4", "gpu:a100:4:2(S:0)", "gpu:"])
-def test_gpus_in_another_form_are_an_error(gres: str) -> None:
+def test_gpus_in_another_form_are_an_error(gres):
     with pytest.raises(InputError, match=re.escape(f"gres 'nvme:1,{gres}'") + r": .* should be gpu\[:TYPE\]"):
         count_gpus_by_type(f"nvme:1,{gres}")
 
 
-def test_gpus_by_type() -> None:
+def test_gpus_by_type():
     assert count_gpus_by_type("gpu:a100:4(S:0),gpu:v100:2,gpu:1,nvme:1") == {"a100": 4, "v100": 2, "": 1}
 
 
@@ -74,7 +72,7 @@ SCONTROL = "PartitionName=main AllowAccounts=p_a,p_b AllowQos=ALL\n   MaxNodes={
 
 
 @pytest.mark.parametrize(("max_nodes", "expected"), [("1", 1), ("UNLIMITED", None)])
-def test_limits_of_a_job(tools: Tools, max_nodes: str, expected: int | None) -> None:
+def test_limits_of_a_job(tools, max_nodes, expected):
     tools.put("sinfo", SINFO)
     tools.put("scontrol", SCONTROL.format(max_nodes))
     partition = read_partition(tools.slurm, None)

@@ -1,11 +1,8 @@
 """The options, resources, container and srun command of a job."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,7 +19,7 @@ IMAGE = {"container": "/img/scalebench.sif", "container_mounts": ["/data:/data:r
 MOUNTS = "/scratch/user/sweep/3:/scratch/user/sweep/3,/scratch/user/cache:/scratch/user/cache,/data:/data:ro"
 
 
-def check(slurm: dict[str, Any]) -> None:
+def check(slurm):
     config = Config(hardware=HardwareSpec(scheduler="slurm", slurm=SlurmSpec(**slurm)))
     check_fields(config)
     resources.check_slurm_options(config.hardware.slurm)
@@ -42,7 +39,7 @@ def check(slurm: dict[str, Any]) -> None:
         {"container": "nvcr.io#nvidia/pytorch:24.01-py3", "container_runtime": "pyxis", "mpi": "pmix_v5"},
     ],
 )
-def test_valid_options_pass(slurm: dict[str, Any]) -> None:
+def test_valid_options_pass(slurm):
     check(slurm)
 
 
@@ -74,7 +71,7 @@ def test_valid_options_pass(slurm: dict[str, Any]) -> None:
         ({"srun": ["--container-image=x"]}, "--container-image comes from hardware.slurm.container"),
     ],
 )
-def test_an_invalid_option_is_one_line_with_the_way_out(slurm: dict[str, Any], message: str) -> None:
+def test_an_invalid_option_is_one_line_with_the_way_out(slurm, message):
     with pytest.raises(InputError) as caught:
         check(slurm)
     assert message in str(caught.value) and "hardware.slurm" in str(caught.value)
@@ -99,12 +96,12 @@ def test_an_invalid_option_is_one_line_with_the_way_out(slurm: dict[str, Any], m
         (2, {"nodes": {"cpus_per_node": None, "cpus_per_device": 8}}, JobGeometry(1, 2, 2, True, 8, False)),
     ],
 )
-def test_resources_of_a_run(gpus: int, settings: dict[str, Any], expected: JobGeometry) -> None:
+def test_resources_of_a_run(gpus, settings, expected):
     assert job_geometry(run(gpus, **settings)) == expected
 
 
 @given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 16), st.booleans())
-def test_a_job_never_requests_more_cores_than_a_node_has(gpus: int, per_node: int, cores: int, roles: bool) -> None:
+def test_a_job_never_requests_more_cores_than_a_node_has(gpus, per_node, cores, roles):
     nodes = {"gpus_per_node": per_node, "cpus_per_node": cores, "max_nodes": 12}
     spec = run(gpus, nodes, {"processes": ROLES} if roles else None)
     geometry = job_geometry(spec)
@@ -113,7 +110,7 @@ def test_a_job_never_requests_more_cores_than_a_node_has(gpus: int, per_node: in
     assert geometry.even == (geometry.nodes * geometry.tasks_per_node == geometry.tasks)
 
 
-def test_one_job_for_several_runs_is_as_large_as_each_of_them() -> None:
+def test_one_job_for_several_runs_is_as_large_as_each_of_them():
     specs = [run(1, GPU_NODES), run(9, GPU_NODES), run(4, GPU_NODES), run(3, GPU_NODES, {"processes": "one_for_all"})]
     alone, together = list(map(job_geometry, specs)), sweep_geometry(specs)
     assert together.nodes == 2 and together.gpus_per_node == max(each.gpus_per_node or 0 for each in alone)
@@ -126,7 +123,7 @@ def test_one_job_for_several_runs_is_as_large_as_each_of_them() -> None:
         )
 
 
-def test_ranks_may_be_spread_in_any_way_over_nodes_in_order() -> None:
+def test_ranks_may_be_spread_in_any_way_over_nodes_in_order():
     places = [RankPlacement(rank, 0, node, [0], [], 1) for rank, node in enumerate([0, 1, 1])]
     geometry = job_geometry(dataclasses.replace(run(3), places=places))
     assert (geometry.tasks_per_node, geometry.even) == (2, False)
@@ -135,7 +132,7 @@ def test_ranks_may_be_spread_in_any_way_over_nodes_in_order() -> None:
 @pytest.mark.parametrize(
     ("minutes", "timeout_s", "expected"), [(None, 3600.0, 62), (None, 3601.0, 63), (5, 3600.0, 5), (None, 60.0, 3)]
 )
-def test_the_time_limit_includes_time_to_start(minutes: int | None, timeout_s: float, expected: int) -> None:
+def test_the_time_limit_includes_time_to_start(minutes, timeout_s, expected):
     spec = run(1, time_minutes=minutes)
     spec.config.measure.timeout_s = timeout_s
     assert time_limit_minutes([spec], [math.inf]) == expected, "nothing is known of its length"
@@ -146,14 +143,14 @@ def test_the_time_limit_includes_time_to_start(minutes: int | None, timeout_s: f
     ("estimates_s", "expected"),
     [([60.0], 32), ([60.0] * 24, 74), ([1000.0], 52), ([5000.0], 62), ([60.0, math.inf], 65)],
 )
-def test_the_time_limit_follows_the_estimates(estimates_s: list[float], expected: int) -> None:
+def test_the_time_limit_follows_the_estimates(estimates_s, expected):
     """24 runs of a minute do not ask for a day, and no run for less than half an hour."""
     spec = run(1)
     spec.config.measure.timeout_s = 3600.0
     assert time_limit_minutes([spec] * len(estimates_s), estimates_s) == expected
 
 
-def test_gpus_are_put_into_further_options() -> None:
+def test_gpus_are_put_into_further_options():
     lines = ["--gpus-per-node={gpus}", "--constraint-x=a"]
     spec = run(4, GPU_NODES, gres="", lines=lines)
     geometry = sweep_geometry([spec])
@@ -162,7 +159,7 @@ def test_gpus_are_put_into_further_options() -> None:
     assert "gpus-per-node" not in resources.job_options(spec.config.hardware.slurm, None), "a job without GPUs"
 
 
-def test_the_folder_of_the_users_code_is_in_the_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_folder_of_the_users_code_is_in_the_container(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for runtime in ("apptainer", "singularity", "pyxis"):
         spec = run(1, GPU_NODES, **IMAGE, container_runtime=runtime)
@@ -174,14 +171,14 @@ def test_the_folder_of_the_users_code_is_in_the_container(monkeypatch: pytest.Mo
         assert workdir in command and (runtime == "pyxis" or f"--pwd {tmp_path}" in command)
 
 
-def test_options_of_the_container() -> None:
+def test_options_of_the_container():
     spec = run(1, GPU_NODES, **IMAGE, container_runtime="singularity", container_options=["--rocm", "--cleanenv"])
     assert resources.python_command(spec, FOLDER)[:4] == ["singularity", "exec", "--rocm", "--cleanenv"]
     with pytest.raises(InputError, match=r"hardware.slurm.container_options: 'rocm' should be an option"):
         resources.check_slurm_options(SlurmSpec(container_options=["rocm"]))
 
 
-def srun(*arguments: Any, **more: Any) -> list[str]:
+def srun(*arguments, **more):
     """Return the command without the agent that it starts."""
     command = srun_command(*arguments, **more)
     agent = ["-m", "scalebench.runner.launchers.rank_agent", str(FOLDER), "scalebench.runner.worker"]
@@ -191,17 +188,17 @@ def srun(*arguments: Any, **more: Any) -> list[str]:
 
 @pytest.mark.usefixtures("cluster_paths")
 class TestSrunCommand:
-    def test_the_same_number_of_ranks_on_each_node(self) -> None:
+    def test_the_same_number_of_ranks_on_each_node(self):
         assert srun(run(4), FOLDER) == [
             "srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=4", "--threads-per-core=1",
             "--cpu-bind=none", "--kill-on-bad-exit=0", PYTHON, "-P",
         ]  # fmt: skip
 
-    def test_within_a_larger_allocation_the_nodes_are_named(self) -> None:
+    def test_within_a_larger_allocation_the_nodes_are_named(self):
         command = srun(run(4), FOLDER, hosts=["h2", "h2", "h5", "h5"], bin="/opt/slurm/bin")
         assert command[0] == "/opt/slurm/bin/srun" and "--nodelist=h2,h5" in command
 
-    def test_different_numbers_of_ranks_are_placed_by_a_file(self) -> None:
+    def test_different_numbers_of_ranks_are_placed_by_a_file(self):
         command = srun(run(3), FOLDER, hosts=["h1", "h1", "h2"])
         assert command[1:4] == ["--nodes=2", "--ntasks=3", "--distribution=arbitrary"]
         assert not any("nodelist" in option or "per-node" in option for option in command)
@@ -210,7 +207,7 @@ class TestSrunCommand:
         assert srun_command(run(1), FOLDER, "other.module")[-1] == "other.module"
 
     @pytest.mark.gpu
-    def test_each_rank_sees_all_gpus_of_its_node(self) -> None:
+    def test_each_rank_sees_all_gpus_of_its_node(self):
         """As tests/cluster/test_gpu_jobs.py shows, a step without options has all GPUs of its job."""
         on_gpus = run(4, GPU_NODES)
         on_gpus.device = "cuda"
@@ -231,9 +228,7 @@ class TestSrunCommand:
             ({"srun": ["--ntasks-per-core=2"]}, "nomultithread", None),
         ],
     )
-    def test_slurm_counts_cores_unless_a_user_counts_threads(
-        self, slurm: dict[str, Any], hint: str | None, step: str | None
-    ) -> None:
+    def test_slurm_counts_cores_unless_a_user_counts_threads(self, slurm, hint, step):
         """srun refuses the hint beside --cpu-bind, and sbatch beside other options about threads."""
         spec = run(4, **slurm)
         job = resources.job_options(spec.config.hardware.slurm)
@@ -241,11 +236,11 @@ class TestSrunCommand:
         options = [option for option in srun(spec, FOLDER) if option.startswith("--threads-per-core")]
         assert options == ([] if step is None else [f"--threads-per-core={step}"])
 
-    def test_more_ranks_than_cores(self) -> None:
+    def test_more_ranks_than_cores(self):
         spec = run(2, {"cpus_per_node": 3}, {"processes": ROLES})
         assert "--overcommit" in srun(spec, FOLDER) and "--overcommit" not in srun(run(2), FOLDER)
 
-    def test_mpi_through_srun_is_for_strategies_with_mpi_only(self) -> None:
+    def test_mpi_through_srun_is_for_strategies_with_mpi_only(self):
         mpi = {"launcher": "mpi"}
         assert "--mpi=pmix" in srun(run(2, None, mpi, mpi="pmix"), FOLDER)
         assert not any("--mpi" in option for option in srun(run(2, mpi="pmix"), FOLDER))
@@ -254,7 +249,7 @@ class TestSrunCommand:
 
 @pytest.mark.usefixtures("cluster_paths")
 class TestContainer:
-    def test_apptainer_starts_each_rank(self) -> None:
+    def test_apptainer_starts_each_rank(self):
         assert resources.python_command(run(1), FOLDER) == [PYTHON, "-P"], "without an image"
         assert resources.container_options(run(1), FOLDER) == []
         assert resources.python_command(run(1, GPU_NODES, **IMAGE), FOLDER) == [
@@ -262,12 +257,12 @@ class TestContainer:
         ]  # fmt: skip
         assert "--nv" not in resources.python_command(run(1, **IMAGE), FOLDER)
 
-    def test_pyxis_adds_options_to_srun(self) -> None:
+    def test_pyxis_adds_options_to_srun(self):
         spec = run(1, GPU_NODES, **IMAGE, container_runtime="pyxis", container_python="/opt/bin/python")
         options = ["--container-image=/img/scalebench.sif", f"--container-mounts={MOUNTS}"]
         assert srun(spec, FOLDER)[-4:] == [*options, "/opt/bin/python", "-P"]
 
-    def test_the_folders_of_the_data_set_are_mounted(self) -> None:
+    def test_the_folders_of_the_data_set_are_mounted(self):
         spec = run(1)
         dataset = dataclasses.replace(spec.config.dataset, path="/archive/cifar", cache="/scratch/user/cache")
         spec.config.dataset, spec.config.hardware.node_copy = dataset, "/tmp"
@@ -275,6 +270,6 @@ class TestContainer:
             "/scratch/user/sweep/3", "/scratch/user/cache", "/archive/cifar", "/tmp",
         ]  # fmt: skip
 
-    def test_a_folder_that_would_be_two_mounts_is_refused(self) -> None:
+    def test_a_folder_that_would_be_two_mounts_is_refused(self):
         with pytest.raises(InputError, match="/scratch/a,b cannot be mounted in a container"):
             srun_command(run(1, **IMAGE), Path("/scratch/a,b"))

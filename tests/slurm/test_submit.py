@@ -1,7 +1,5 @@
 """The script of a job and its submission. Golden files: tests/golden/slurm, written by write()."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pickletools
@@ -9,9 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,30 +16,30 @@ from scalebench.config.resolve import resolve
 from scalebench.core import config_files
 from scalebench.core.errors import InputError
 from scalebench.core.run_folder import JOB_FILE
-from scalebench.core.spec import RunSpec, SlurmSpec
+from scalebench.core.spec import SlurmSpec
 from scalebench.slurm import submit
 from scalebench.slurm.commands import JobRefused, SlurmError, SlurmUnreachable
 from scalebench.slurm.resources import check_slurm_options, srun_command
 from scalebench.slurm.submit import Submission, read_submission, write_submission
 from tests.builders.configs import ALPHA, make_spec
-from tests.slurm.builders import FOLDER, GPU_NODES, ROLES, Tools, run
+from tests.slurm.builders import FOLDER, GPU_NODES, ROLES, run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "slurm"
-IMAGE: dict[str, Any] = {"container": "/img/scalebench.sif", "container_mounts": ["/data:/data:ro"], "partition": "gpu"}
-ADMIN: dict[str, Any] = {
+IMAGE = {"container": "/img/scalebench.sif", "container_mounts": ["/data:/data:ro"], "partition": "gpu"}
+ADMIN = {
     "account": "p_scaling", "qos": "normal", "reservation": "course", "constraint": "fast", "memory": "64G",
     "lines": ["--mail-type=END", "--hint=nomultithread"], "setup": ["module load CUDA/12.4", ". ~/it\\'s/activate"],
     "srun": ["--label"], "time_minutes": 30,
 }  # fmt: skip
 
 
-def alpha() -> RunSpec:
+def alpha():
     hardware = dataclasses.replace(ALPHA)
     hardware.slurm = dataclasses.replace(hardware.slurm, partition="alpha", exclusive=True)
     return make_spec(gpus=16, hardware=hardware)
 
 
-CASES: dict[str, Callable[[], RunSpec]] = {
+CASES = {
     "two_whole_nodes": alpha,
     "one_cpu_node": lambda: run(2),
     "uneven": lambda: run(3),
@@ -54,14 +50,14 @@ CASES: dict[str, Callable[[], RunSpec]] = {
 }
 
 
-def script_and_srun(case: str) -> str:
+def script_and_srun(case):
     spec = CASES[case]()
     spec.config.strategy.name = {"two_whole_nodes": "horovod_nccl", "parameter_server": case}.get(case, "ddp_gloo")
     ranks = shlex.join(srun_command(spec, FOLDER))
     return f"{submit.render_script(spec, FOLDER)}\n# its ranks are started with\n# {ranks}\n"
 
 
-def write() -> None:
+def write():
     """Write the golden files; within the fixture `cluster_paths`."""
     for case in CASES:
         (GOLDEN / f"{case}.sh").write_text(script_and_srun(case))
@@ -69,7 +65,7 @@ def write() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.usefixtures("cluster_paths")
-def test_a_script_reads_as_its_user_would_write_it(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_reads_as_its_user_would_write_it(case, monkeypatch):
     golden = GOLDEN / f"{case}.sh"
     subprocess.run(["bash", "-n", golden], check=True, timeout=20)
     monkeypatch.setenv("PATH", "")  # without SLURM
@@ -81,14 +77,14 @@ HARDWARE = sorted({path.stem for path in config_files.conf_dir().glob("hardware/
 UNSET = {"slurm": ["hardware.gpus_per_node=8", "hardware.cpus_per_node=64"]}
 
 
-def options_of(lines: Iterable[str]) -> dict[str, str]:
+def options_of(lines):
     return dict(line.partition("=")[::2] for line in lines if line.startswith("--"))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("strategy", ["ddp", "mirrored", "parameter_server"])
 @pytest.mark.parametrize("name", HARDWARE)
-def test_no_script_contradicts_itself_or_its_hardware(name: str, strategy: str) -> None:
+def test_no_script_contradicts_itself_or_its_hardware(name, strategy):
     """Up to four nodes full of devices, for a process per device, one for all, and roles."""
     words = [f"hardware={name}", f"strategy={strategy}", "model=materials_cnn", "dataset.size=100000"]
     config = compose_config([*words, *UNSET.get(name, [])])
@@ -116,7 +112,7 @@ def test_no_script_contradicts_itself_or_its_hardware(name: str, strategy: str) 
     assert rendered >= per_node
 
 
-def test_folder_names_are_quoted_and_without_placeholders(tmp_path: Path) -> None:
+def test_folder_names_are_quoted_and_without_placeholders(tmp_path):
     text = submit.render_script(run(1), tmp_path / "it's 50% done")
     (output,) = [line for line in text.splitlines() if "--output=" in line]
     assert shlex.split(output)[1] == f"--output={tmp_path}/it's 50%% done/job.log"
@@ -129,7 +125,7 @@ BREAKS = [*"\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", "\x00", "\x1b", "\u202e"]
 
 
 @pytest.mark.parametrize("sign", BREAKS, ids=ascii)
-def test_no_sign_in_a_name_or_an_option_makes_a_line_of_its_own(tmp_path: Path, sign: str) -> None:
+def test_no_sign_in_a_name_or_an_option_makes_a_line_of_its_own(tmp_path, sign):
     """Some end a line for str.splitlines, and what stood behind them in a quoted option would be a command."""
     with pytest.raises(InputError, match="would interpret a part of this name"):
         submit.render_script(run(1), tmp_path / f"a{sign}touch PWN #")
@@ -140,20 +136,20 @@ def test_no_sign_in_a_name_or_an_option_makes_a_line_of_its_own(tmp_path: Path, 
         check_slurm_options(SlurmSpec(container=f"a{sign}b"))
 
 
-def test_the_script_is_cut_at_line_feeds_alone() -> None:
+def test_the_script_is_cut_at_line_feeds_alone():
     """What stands in a setup is the user's own shell."""
     setup = "echo 'a\x0b\u2028b'"
     assert setup in submit.render_script(run(1, setup=[setup]), FOLDER).split("\n")
 
 
 @pytest.fixture
-def sbatch(tools: Tools) -> Tools:
+def sbatch(tools):
     then = 'env > "$here/env"; cp "$1" "$here/script"; cp "$(dirname "$1")"/*.pkl "$here/pickle"'
     tools.put("sbatch", out="Submitted batch job 12\n", then=then)
     return tools
 
 
-def test_a_sweep_is_submitted_as_one_job(sbatch: Tools, tmp_path: Path) -> None:
+def test_a_sweep_is_submitted_as_one_job(sbatch, tmp_path):
     specs = [run(gpus, bin=str(sbatch.folder), time_minutes=30) for gpus in (1, 2)]
     submission = submit.submit_sweep(specs, tmp_path / "sweep", ["--multirun", "gpus=1,2"], [60.0, 60.0])
     assert submission == read_submission(tmp_path / "sweep")
@@ -165,7 +161,7 @@ def test_a_sweep_is_submitted_as_one_job(sbatch: Tools, tmp_path: Path) -> None:
     assert {"become_sweep", str(tmp_path / "sweep"), "--multirun", "gpus=1,2"} < set(texts)
 
 
-def test_a_run_is_submitted(sbatch: Tools, tmp_path: Path) -> None:
+def test_a_run_is_submitted(sbatch, tmp_path):
     folder = tmp_path / "it's a run"
     folder.mkdir()
     spec = run(2, bin=str(sbatch.folder), partition="gpu")
@@ -184,7 +180,7 @@ def test_a_run_is_submitted(sbatch: Tools, tmp_path: Path) -> None:
     assert list(script.parent.iterdir()) == [script]
 
 
-def test_the_pickle_contains_only_the_function_and_the_folder(sbatch: Tools, tmp_path: Path) -> None:
+def test_the_pickle_contains_only_the_function_and_the_folder(sbatch, tmp_path):
     submit.submit_job(run(2, bin=str(sbatch.folder)), tmp_path)
     operations = pickletools.genops((sbatch.folder / "pickle").read_bytes())
     assert [text for _, text, _ in operations if isinstance(text, str) and not text.startswith("_")] == [
@@ -193,9 +189,7 @@ def test_the_pickle_contains_only_the_function_and_the_folder(sbatch: Tools, tmp
     ]  # fmt: skip
 
 
-def test_the_job_gets_this_environment_without_variables_of_this_process(
-    sbatch: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_job_gets_this_environment_without_variables_of_this_process(sbatch, tmp_path, monkeypatch):
     user = {"SBATCH_ACCOUNT": "p_x", "LC_ALL": "C.UTF-8", "SCALEBENCH_TEST": "1", "SBATCH_PARTITION": "default"}
     dropped = {"SBATCH_TIMELIMIT": "1", "SBATCH_OUTPUT": "/x", "SBATCH_WAIT": "1", "SBATCH_ARRAY_INX": "0-3"}
     dropped |= dict.fromkeys(submit.PROCESS_VARIABLES, "1")
@@ -226,9 +220,7 @@ def test_the_job_gets_this_environment_without_variables_of_this_process(
         ({"out": "what?\n"}, SlurmError, r"^sbatch did not say which job it is: what\?$"),
     ],
 )  # fmt: skip
-def test_a_failed_submission_leaves_no_job_file(
-    sbatch_output: dict[str, Any], error: type[SlurmError], message: str, tools: Tools, tmp_path: Path
-) -> None:
+def test_a_failed_submission_leaves_no_job_file(sbatch_output, error, message, tools, tmp_path):
     tools.put("sbatch", **sbatch_output)
     with pytest.raises(SlurmError, match=message) as caught:
         submit.submit_job(run(1, bin=str(tools.folder)), tmp_path)
@@ -236,14 +228,14 @@ def test_a_failed_submission_leaves_no_job_file(
     assert [path.name for path in (tmp_path / "slurm").iterdir()] == ["job.sh"]
 
 
-def test_submitit_is_imported_only_to_submit() -> None:
+def test_submitit_is_imported_only_to_submit():
     code = "import sys\nfrom scalebench.slurm import job_states, resources, submit\nprint('submitit' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"job_id": 12, "submitted_at_s": 1.0}', '{"job_id": "12"}'])
-def test_an_invalid_job_file_is_named(text: str, tmp_path: Path) -> None:
+def test_an_invalid_job_file_is_named(text, tmp_path):
     assert read_submission(tmp_path) is None and read_submission(tmp_path / "none") is None
     (tmp_path / JOB_FILE).write_text(text)
     with pytest.raises(InputError, match=r"job\.json cannot be read: .*; remove it"):

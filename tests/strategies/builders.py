@@ -19,6 +19,12 @@ def make_features(count: int) -> tuple[np.ndarray, np.ndarray]:
     return inputs, targets
 
 
+def pairs_of_curves(size, seed):
+    """Return samples of two curves each and their targets, as a user's function that makes a data set."""
+    curves = np.random.default_rng(seed).normal(size=(2, size, 200, 3))
+    return (curves[0], curves[1]), curves.mean((0, 2))[:, :2]
+
+
 def make_images(count: int, classes: int = 10, side: int = 32) -> tuple[np.ndarray, np.ndarray]:
     """Return square images with 3 channels and their labels, which determine the brightness."""
     rng = np.random.default_rng(0)

@@ -1,9 +1,6 @@
 """The attributions of a sweep as a frame."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +13,7 @@ from tests.builders import sweeps
 from tests.builders.attribution_runs import one_device_run, strong_scaling_runs, weak_scaling_runs
 
 
-def test_each_configuration_has_a_row_for_each_part(tmp_path: Path) -> None:
+def test_each_configuration_has_a_row_for_each_part(tmp_path):
     sweeps.sweep(tmp_path, repeats=3)
     frame = scalebench.attribution([str(tmp_path)])
     assert list(frame.columns) == ATTRIBUTION_COLUMNS
@@ -28,14 +25,14 @@ def test_each_configuration_has_a_row_for_each_part(tmp_path: Path) -> None:
     assert (measured["share_low"] <= measured["share"]).all() and (measured["share"] <= measured["share_high"]).all()
 
 
-def test_its_configurations_are_those_of_the_pooled_frame(tmp_path: Path) -> None:
+def test_its_configurations_are_those_of_the_pooled_frame(tmp_path):
     sweeps.sweep(tmp_path, repeats=2)
     frame, pooled = scalebench.attribution(tmp_path), scalebench.pooled(tmp_path).set_index("run_id")
     assert set(frame["run_id"]) == set(pooled.index) - {"bare_torch-1-0"}
     assert frame["share_low"].isna().all()
 
 
-def test_a_sweep_without_baselines_is_an_empty_frame(tmp_path: Path) -> None:
+def test_a_sweep_without_baselines_is_an_empty_frame(tmp_path):
     with pytest.raises(InputError):
         scalebench.attribution(tmp_path)
     sweeps.sweep(tmp_path, strategies=("ddp_gloo",), gpus=(2,))
@@ -43,7 +40,7 @@ def test_a_sweep_without_baselines_is_an_empty_frame(tmp_path: Path) -> None:
     assert list(frame.columns) == ATTRIBUTION_COLUMNS and frame.empty
 
 
-def test_each_repeat_is_measured_against_the_baselines_of_its_repeat() -> None:
+def test_each_repeat_is_measured_against_the_baselines_of_its_repeat():
     first, second = weak_scaling_runs(), weak_scaling_runs(repeat=1)
     slow = [one_device_run(name, step_s, repeat=1) for name, step_s in (("bare_torch", 0.02), ("ddp", 0.0205))]
     results = [*first, second[0], *slow]
@@ -53,18 +50,18 @@ def test_each_repeat_is_measured_against_the_baselines_of_its_repeat() -> None:
     assert run.repeats == 2 and run.ideal_s == pytest.approx(0.015)
 
 
-def test_copies_of_a_run_are_one_repeat() -> None:
+def test_copies_of_a_run_are_one_repeat():
     result, bare, own = weak_scaling_runs()
     (_, run) = attribute_runs([own, result, bare, result, bare])
     assert (run.run_id, run.repeats) == (result.run_id, 1)
 
 
-def test_baselines_at_the_local_batch_separate_all_parts() -> None:
+def test_baselines_at_the_local_batch_separate_all_parts():
     run = next(run for run in attribute_runs(strong_scaling_runs()) if run.gpus == 2)
     assert [part.names for part in run.parts] == [(name,) for name in LOSS_PARTS]
 
 
-def test_the_repeat_that_began_first_names_the_configuration() -> None:
+def test_the_repeat_that_began_first_names_the_configuration():
     result, bare, _ = weak_scaling_runs()
     later = dataclasses.replace(result, run_id="later", started_at="2027-01-01T00:00:00.000+00:00")
     assert [run.run_id for run in attribute_runs([later, result, bare]) if run.gpus == 2] == [result.run_id]

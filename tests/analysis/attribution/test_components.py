@@ -1,7 +1,5 @@
 """Splitting lost time into parts, whatever was measured, and the estimates that come from probes."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -17,18 +15,18 @@ from tests.builders.attribution_runs import one_device_run, probe_series, two_de
 
 ALL = ("ideal", "step", "bare", "self", "self_data", "fixed_batch", "data", "imbalance", "exposed", "probed")
 OPTIONAL = ("bare", "self", "self_data", "imbalance", "exposed")
-LEVELS: tuple[tuple[str, ...], ...] = (("fixed_batch", "data", "probed"), ("fed", "probed"), ())
+LEVELS = (("fixed_batch", "data", "probed"), ("fed", "probed"), ())
 INDEPENDENT = tuple(name for name in LOSS_PARTS if name not in ("imbalance", "transfer"))
 
 
-def possible_measurements() -> list[frozenset[str]]:
+def possible_measurements():
     """Return all sets of names that can be measured together: exposed sync only with a level that it adds to."""
     optional = [names for n in range(6) for names in itertools.combinations(OPTIONAL, n)]
     sets = [frozenset({"ideal", "step", *names, *level}) for names in optional for level in LEVELS]
     return [names for names in sets if "probed" in names or not names & {"exposed", "self_data"}]
 
 
-def test_each_part_has_its_definition_if_everything_was_measured() -> None:
+def test_each_part_has_its_definition_if_everything_was_measured():
     assert split_lost_time(LOSS_PARTS, ALL) == [
         (("batch",), {"bare": 1, "ideal": -1}),
         (("overhead",), {"self": 1, "bare": -1}),
@@ -40,21 +38,20 @@ def test_each_part_has_its_definition_if_everything_was_measured() -> None:
     ]
 
 
-def test_samples_read_within_the_step_count_as_contention() -> None:
+def test_samples_read_within_the_step_count_as_contention():
     measured = (set(ALL) - {"fixed_batch", "data", "self_data"}) | {"fed"}
     assert (("contention", "data"), {"fed": 1, "self": -1}) in split_lost_time(LOSS_PARTS, measured)
 
 
-def test_contention_is_less_by_the_loading_of_one_device_if_that_was_not_measured() -> None:
+def test_contention_is_less_by_the_loading_of_one_device_if_that_was_not_measured():
     parts = dict(split_lost_time(LOSS_PARTS, set(ALL) - {"self_data"}))
     assert parts["contention",] == {"fixed_batch": 1, "self": -1} and parts["data",] == {"data": 1}
 
 
 @pytest.mark.parametrize(
-    "possible",
-    [LOSS_PARTS, LOSS_PARTS[1:], LOSS_PARTS[2:], INDEPENDENT, ("batch", *LOSS_PARTS[2:]), ("overhead",)],
+    "possible", [LOSS_PARTS, LOSS_PARTS[1:], LOSS_PARTS[2:], INDEPENDENT, ("batch", *LOSS_PARTS[2:]), ("overhead",)]
 )
-def test_parts_are_in_order_and_add_up_for_all_measurements(possible: tuple[str, ...]) -> None:
+def test_parts_are_in_order_and_add_up_for_all_measurements(possible):
     measurable = {"ideal", "step"} if possible == ("overhead",) else {*ALL, "fed"}
     measurable -= {"exposed", "imbalance"} if possible == INDEPENDENT else set()
     for measured in {names & measurable for names in possible_measurements()}:
@@ -69,7 +66,7 @@ def test_parts_are_in_order_and_add_up_for_all_measurements(possible: tuple[str,
         assert total == pytest.approx(values["step"] - values["ideal"], abs=1e-9)
 
 
-def test_estimates_from_probes_are_those_of_the_frame() -> None:
+def test_estimates_from_probes_are_those_of_the_frame():
     result = two_device_run()
     estimates, columns = estimate_from_probes(result), step_breakdown.breakdown_cells(result, 0.01)
     for name, column in {"data": "data_s", "imbalance": "imbalance_s", "exposed": "sync_exposed_s"}.items():
@@ -79,7 +76,7 @@ def test_estimates_from_probes_are_those_of_the_frame() -> None:
     assert estimates["probed"].value == pytest.approx(total, abs=1e-12)
 
 
-def test_the_sum_of_all_probes_has_the_interval_of_its_own_blocks() -> None:
+def test_the_sum_of_all_probes_has_the_interval_of_its_own_blocks():
     """Blocks of which one variant is slow when another is quick: their sum hardly scatters."""
     slow, quick = [probe_series(0.010, wobble) for wobble in (0.01, -0.01)]
     estimates = estimate_from_probes(
@@ -91,7 +88,7 @@ def test_the_sum_of_all_probes_has_the_interval_of_its_own_blocks() -> None:
     assert estimates["probed"].high == pytest.approx(only_slow["probed"].high)
 
 
-def test_the_level_is_that_of_the_median_rank() -> None:
+def test_the_level_is_that_of_the_median_rank():
     result = two_device_run()
     for number, rank in enumerate(result.ranks):
         rank.probes.fixed_batch_s = probe_series(0.01 + 0.002 * number)
@@ -110,14 +107,14 @@ def test_the_level_is_that_of_the_median_rank() -> None:
         ({"steps": None, "local_step_s": []}, set()),
     ],
 )
-def test_there_is_no_estimate_of_what_was_not_probed(probes: dict[str, object] | None, names: set[str]) -> None:
+def test_there_is_no_estimate_of_what_was_not_probed(probes, names):
     assert set(estimate_from_probes(two_device_run(probes=probes))) == names
     result = two_device_run()
     result.ranks[1].probes = None
     assert estimate_from_probes(result) == {}, "one rank has none"
 
 
-def test_the_level_includes_sync_if_that_cannot_be_switched_off() -> None:
+def test_the_level_includes_sync_if_that_cannot_be_switched_off():
     series = {"sync_on_s": probe_series(0.012), "fixed_batch_s": probe_series(0.010)}
     estimates = estimate_from_probes(two_device_run(probes={"sync_off_s": [], **series}))
     assert estimates["fixed_batch"].value == pytest.approx(0.010)
@@ -126,7 +123,7 @@ def test_the_level_includes_sync_if_that_cannot_be_switched_off() -> None:
     assert estimates["fed"].value == pytest.approx(estimates["probed"].value - estimates["exposed"].value)
 
 
-def test_blocks_that_only_some_variants_have_count_in_their_own_estimates() -> None:
+def test_blocks_that_only_some_variants_have_count_in_their_own_estimates():
     estimates = estimate_from_probes(two_device_run(probes={"sync_on_s": probe_series(0.02, 0.05)[:3]}))
     probed = estimates["probed"]
     total = sum(estimates[name].value for name in ("fixed_batch", "data", "exposed"))
@@ -134,6 +131,6 @@ def test_blocks_that_only_some_variants_have_count_in_their_own_estimates() -> N
     assert probed.low + probed.high == pytest.approx(2 * probed.value)
 
 
-def test_a_share_of_a_step_takes_its_share_of_the_seconds() -> None:
+def test_a_share_of_a_step_takes_its_share_of_the_seconds():
     estimate = estimate_step_s(one_device_run("ddp", 0.01, batch=8), 4)
     assert estimate.value == pytest.approx(0.005) and 0 < estimate.low < 0.005

@@ -1,12 +1,8 @@
 """Attribution of one run and of several repeats: known parts come back, and add up to what the frame says is lost."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -23,13 +19,7 @@ from scalebench.analysis.attribution.components import (
     NO_WRAPPER,
     SAME_BATCH,
 )
-from scalebench.analysis.attribution.lost_efficiency import (
-    Attribution,
-    MeasuredRepeat,
-    attribute_repeats,
-    attribute_run,
-    measure_repeat,
-)
+from scalebench.analysis.attribution.lost_efficiency import attribute_repeats, attribute_run, measure_repeat
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns
 from tests.builders.attribution_runs import (
     BARE_S,
@@ -57,28 +47,28 @@ PART_S = {
 }  # fmt: skip
 
 
-def attribute_strong(without: str = "", **changes: Any) -> Attribution:
+def attribute_strong(without="", **changes):
     """Attribute a strong-scaling run; `without`: bare, self: without these runs at the local batch."""
     result, full, bare, own = strong_scaling_runs(**changes)
     references = ReferenceRuns(full, None if "bare" in without else bare, None if "self" in without else own)
     return attribute_run(result, references)
 
 
-def attribute_weak(**changes: Any) -> Attribution:
+def attribute_weak(**changes):
     result, bare, own = weak_scaling_runs(**changes)
     return attribute_run(result, ReferenceRuns(bare, bare, own))
 
 
-def seconds(attribution: Attribution) -> dict[tuple[str, ...], float]:
+def seconds(attribution):
     return {part.names: part.step_s.value for part in attribution.parts}
 
 
-def adds_up(run: Attribution) -> bool:
+def adds_up(run):
     total_s, shares = (sum(getattr(part, name).value for part in run.parts) for name in ("step_s", "share"))
     return abs(total_s - (run.step_s - run.ideal_s)) < SUM_TOLERANCE and abs(shares - run.lost.value) < SUM_TOLERANCE
 
 
-def test_each_known_part_comes_back() -> None:
+def test_each_known_part_comes_back():
     run = attribute_strong()
     assert seconds(run) == pytest.approx({(name,): PART_S[name] for name in LOSS_PARTS}, abs=TOLERANCE_S)
     shares = {part.names[0]: part.share.value for part in run.parts}
@@ -87,13 +77,13 @@ def test_each_known_part_comes_back() -> None:
     assert (run.missing, run.against, run.repeats) == ({}, "bare", 1) and adds_up(run)
 
 
-def test_weak_scaling_has_no_batch_part() -> None:
+def test_weak_scaling_has_no_batch_part():
     run = attribute_weak()
     assert adds_up(run) and run.missing == {"batch": SAME_BATCH}
     assert seconds(run) == pytest.approx({(name,): PART_S[name] for name in LOSS_PARTS[1:]}, abs=TOLERANCE_S)
 
 
-def test_the_parts_agree_with_the_columns_of_the_frame() -> None:
+def test_the_parts_agree_with_the_columns_of_the_frame():
     result, bare, own = weak_scaling_runs()
     run = attribute_weak()
     cells = load.frame_of_results([result, bare, own], [Path()] * 3).to_dict("records")[0]
@@ -112,7 +102,7 @@ def test_the_parts_agree_with_the_columns_of_the_frame() -> None:
         ("bare self", ("batch", "overhead", "contention"), "no good run of bare_torch"),
     ],
 )
-def test_parts_merge_without_a_run_at_the_local_batch(without: str, merged: Any, reason: str) -> None:
+def test_parts_merge_without_a_run_at_the_local_batch(without, merged, reason):
     run = attribute_strong(without)
     assert seconds(run)[merged] == pytest.approx(sum(PART_S[name] for name in merged), abs=TOLERANCE_S)
     assert seconds(run)["data",] == pytest.approx(LOADING_S, abs=TOLERANCE_S)  # less that of any one-device run
@@ -128,14 +118,14 @@ def test_parts_merge_without_a_run_at_the_local_batch(without: str, merged: Any,
         ({"local_step_s": []}, ("imbalance", "transfer")),
     ],
 )
-def test_parts_that_were_not_probed_merge_with_a_reason(probes: Any, merged: tuple[str, ...]) -> None:
+def test_parts_that_were_not_probed_merge_with_a_reason(probes, merged):
     run = attribute_strong(probes=probes)
     assert merged in seconds(run) and adds_up(run)
     reasons = [] if probes is None else list(probes.get("reasons", {}).values())
     assert set(run.missing) & set(merged) and set(reasons) <= set(run.missing.values())
 
 
-def test_data_has_all_loading_if_that_of_one_device_was_not_measured() -> None:
+def test_data_has_all_loading_if_that_of_one_device_was_not_measured():
     result, full, bare, _ = strong_scaling_runs()
     run = attribute_run(result, ReferenceRuns(full, bare, one_device_run("ddp", SELF_S, data_s=None)))
     assert adds_up(run) and "all loading" in run.missing["data"]
@@ -146,14 +136,14 @@ def test_data_has_all_loading_if_that_of_one_device_was_not_measured() -> None:
 @pytest.mark.parametrize(
     ("setting", "reason"), [(False, "(measure.probes=false)"), (None, "older version"), (True, "a rank has no probes")]
 )
-def test_a_run_without_probes_says_why(setting: bool | None, reason: str) -> None:
+def test_a_run_without_probes_says_why(setting, reason):
     result, bare, own = weak_scaling_runs(probes=None)
     result.spec["measure"] = {} if setting is None else {"probes": setting}
     run = attribute_run(result, ReferenceRuns(bare, bare, own))
     assert reason in run.missing["drift"]
 
 
-def test_a_run_on_one_device_has_only_overhead() -> None:
+def test_a_run_on_one_device_has_only_overhead():
     own, bare = one_device_run("ddp", SELF_S), one_device_run("bare_torch", BARE_S)
     run = attribute_run(own, ReferenceRuns(bare, bare, own))
     assert run is not None and adds_up(run)
@@ -161,7 +151,7 @@ def test_a_run_on_one_device_has_only_overhead() -> None:
     assert run.missing == dict.fromkeys(("batch", *LOSS_PARTS[2:]), NO_OTHER_DEVICE)
 
 
-def test_a_run_without_anything_to_explain_has_no_attribution() -> None:
+def test_a_run_without_anything_to_explain_has_no_attribution():
     bare = one_device_run("bare_torch", BARE_S, baseline="bare_torch")
     references = ReferenceRuns(bare, bare, bare)
     assert attribute_run(bare, references) is None
@@ -171,7 +161,7 @@ def test_a_run_without_anything_to_explain_has_no_attribution() -> None:
     assert attribute_run(other, ReferenceRuns(bare, bare, other)) is None
 
 
-def test_the_strategy_itself_is_the_baseline_if_there_is_no_bare_run() -> None:
+def test_the_strategy_itself_is_the_baseline_if_there_is_no_bare_run():
     result, _, _, own = strong_scaling_runs()
     full = one_device_run("ddp", FULL_BARE_S, 20, scaling="strong")
     run = attribute_run(result, ReferenceRuns(None, None, own, full))
@@ -182,7 +172,7 @@ def test_the_strategy_itself_is_the_baseline_if_there_is_no_bare_run() -> None:
     assert attribute_run(own, ReferenceRuns(None, None, own, own)) is None
 
 
-def test_a_strategy_that_is_its_own_baseline_has_no_overhead() -> None:
+def test_a_strategy_that_is_its_own_baseline_has_no_overhead():
     own = one_device_run("simulated", SELF_S, baseline="simulated")
     run = attribute_run(two_device_run(strategy="simulated", baseline="simulated"), ReferenceRuns(own, own, own))
     assert run is not None and adds_up(run)
@@ -190,7 +180,7 @@ def test_a_strategy_that_is_its_own_baseline_has_no_overhead() -> None:
     assert seconds(run)["contention",] == pytest.approx(CONTENTION_S, abs=TOLERANCE_S)
 
 
-def test_independent_replicas_have_no_imbalance_and_no_transfer() -> None:
+def test_independent_replicas_have_no_imbalance_and_no_transfer():
     probes = {"sync_off_s": [], "local_step_s": [], "reasons": {"exposed": INDEPENDENT_REPLICAS}}
     run = attribute_weak(independent=True, probes=probes)
     assert adds_up(run)
@@ -198,14 +188,14 @@ def test_independent_replicas_have_no_imbalance_and_no_transfer() -> None:
     assert run.missing["imbalance"] == run.missing["transfer"] == INDEPENDENT_REPLICAS
 
 
-def test_a_batch_that_no_single_device_can_have_is_named() -> None:
+def test_a_batch_that_no_single_device_can_have_is_named():
     result, full, _, _ = strong_scaling_runs()
     result = dataclasses.replace(result, scale=dataclasses.replace(result.scale, global_batch=21))
     run = attribute_run(result, ReferenceRuns(full, None, None))
     assert "21 samples on 2 devices are 10.5 each" in run.missing["batch"]
 
 
-def test_one_repeat_has_limits_only_of_what_compares_conditions_of_one_process() -> None:
+def test_one_repeat_has_limits_only_of_what_compares_conditions_of_one_process():
     run = attribute_strong()
     without = {part.names[0] for part in run.parts if not (part.step_s.has_limits or part.share.has_limits)}
     assert without == {"batch", "overhead", "contention"} and not run.lost.has_limits
@@ -215,7 +205,7 @@ def test_one_repeat_has_limits_only_of_what_compares_conditions_of_one_process()
     assert merged.names == ("imbalance", "transfer") and merged.share.has_limits
 
 
-def make_repeats(factors: Sequence[float], probed: Sequence[int]) -> list[MeasuredRepeat]:
+def make_repeats(factors, probed):
     """Return repeats of a run in strong scaling whose own steps take these factors longer; some have no probes."""
     repeats = []
     for number, factor in enumerate(factors):
@@ -226,7 +216,7 @@ def make_repeats(factors: Sequence[float], probed: Sequence[int]) -> list[Measur
     return repeats
 
 
-def test_each_repeat_is_one_observation() -> None:
+def test_each_repeat_is_one_observation():
     """Only the steps of the group differ: what compares them with one device has the spread of three means."""
     run = attribute_repeats(make_repeats((0.98, 1.0, 1.05), range(3)))
     steps_s = [STEP_S * factor for factor in (0.98, 1.0, 1.05)]
@@ -239,7 +229,7 @@ def test_each_repeat_is_one_observation() -> None:
     assert run.lost.low < run.lost.value < run.lost.high
 
 
-def test_repeats_without_probes_count_with_those_of_the_first() -> None:
+def test_repeats_without_probes_count_with_those_of_the_first():
     """What their steps take longer is in contention, which compares processes."""
     run = attribute_repeats(make_repeats((1.0, 1.02, 1.04), [0]))
     one = attribute_strong()
@@ -253,7 +243,7 @@ def test_repeats_without_probes_count_with_those_of_the_first() -> None:
     assert spread < contention.value - contention.low < 1.1 * spread
 
 
-def test_what_one_repeat_lacks_of_one_device_is_missing_in_all() -> None:
+def test_what_one_repeat_lacks_of_one_device_is_missing_in_all():
     result, full, bare, own = strong_scaling_runs()
     complete = measure_repeat(result, ReferenceRuns(full, bare, own))
     lacking = measure_repeat(result, ReferenceRuns(full, bare, None))
@@ -274,9 +264,7 @@ INCOMPLETE_PROBES = st.fixed_dictionaries(
 
 
 @given(INCOMPLETE_PROBES, st.sampled_from(["", "bare", "self", "bare self"]), st.booleans(), st.data())
-def test_parts_always_add_up_to_what_is_lost(
-    probes: dict[str, Any], without: str, independent: bool, data: st.DataObject
-) -> None:
+def test_parts_always_add_up_to_what_is_lost(probes, without, independent, data):
     """Of one repeat, and of several that differ, of which only some were probed."""
     repeats = []
     for number in range(data.draw(st.integers(1, 4))):

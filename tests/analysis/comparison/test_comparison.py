@@ -1,14 +1,10 @@
 """Comparison of two sides, or of the values of a key: pairs and verdicts."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import pytest
 
-from scalebench.analysis.comparison import Comparison, compare, compare_by
-from scalebench.analysis.comparison.pairing import ComparedRun
+from scalebench.analysis.comparison import compare, compare_by
 from scalebench.core.errors import InputError
 from scalebench.core.spec import HardwareSpec
 from tests.builders.comparisons import machine_settings, make_failed_run, make_results, make_runs, train_settings
@@ -17,16 +13,16 @@ from tests.builders.runs import simulated_config
 STEADY = [0.1, 0.1005, 0.0995, 0.1002, 0.0998]  # five repeats within 0.5 %
 
 
-def slower(share: float) -> list[float]:
+def slower(share):
     return [each * (1 + share) for each in STEADY]
 
 
-def only(actual: Comparison) -> Any:
+def only(actual):
     (pair,) = actual.pairs
     return pair
 
 
-def test_a_slow_down_is_a_regression_only_beyond_the_threshold() -> None:
+def test_a_slow_down_is_a_regression_only_beyond_the_threshold():
     a, b = make_runs("a", STEADY), make_runs("b", slower(0.05))
     pair = only(compare(a, b))
     assert (pair.verdict, pair.regression) == ("slower", False)
@@ -37,13 +33,13 @@ def test_a_slow_down_is_a_regression_only_beyond_the_threshold() -> None:
         assert actual.status == status and only(actual).verdict == "slower"
 
 
-def test_a_large_ratio_that_noise_explains_is_no_regression() -> None:
+def test_a_large_ratio_that_noise_explains_is_no_regression():
     noisy = [0.08, 0.12, 0.1, 0.13]
     actual = compare(make_runs("a", noisy), make_runs("b", [each * 1.1 for each in noisy]), threshold=0.03)
     assert (actual.status, only(actual).verdict) == ("ok", "no difference resolved")
 
 
-def test_the_same_runs_have_their_own_verdict() -> None:
+def test_the_same_runs_have_their_own_verdict():
     runs = [*make_runs("a", STEADY), *make_runs("a", [0.1], gpus=2)]
     actual = compare(runs, runs, threshold=0.0)
     assert (
@@ -52,7 +48,7 @@ def test_the_same_runs_have_their_own_verdict() -> None:
     )
 
 
-def test_a_gate_without_enough_data_has_a_status_of_its_own() -> None:
+def test_a_gate_without_enough_data_has_a_status_of_its_own():
     """One that passes would hide that nothing was compared, one that fails would call it a regression."""
     a, b = make_runs("a", STEADY[:1]), make_runs("b", slower(0.5)[:1])
     actual = compare(a, b, threshold=0.0)
@@ -63,7 +59,7 @@ def test_a_gate_without_enough_data_has_a_status_of_its_own() -> None:
     assert compare(a, [*b, *make_runs("b", slower(0.5), gpus=2)], threshold=0.0).status == "regression"
 
 
-def test_verdicts_are_adjusted_for_the_number_of_pairs() -> None:
+def test_verdicts_are_adjusted_for_the_number_of_pairs():
     """One pair alone is resolved, and is not among eight that are not."""
     a, b = [0.1, 0.102, 0.098, 0.101, 0.099], [0.1 * 1.025 * w for w in (1, 1.02, 0.98, 1.01, 0.99)]
     alone = only(compare(make_runs("a", a), make_runs("b", b)))
@@ -77,7 +73,7 @@ def test_verdicts_are_adjusted_for_the_number_of_pairs() -> None:
     assert first.interval.limits == pytest.approx(alone.interval.limits), "the interval is that of the pair alone"
 
 
-def test_pairs_share_everything_but_what_may_differ() -> None:
+def test_pairs_share_everything_but_what_may_differ():
     a = [
         *make_runs("a", [0.1]),
         *make_runs("a", [0.1], gpus=2),
@@ -93,7 +89,7 @@ def test_pairs_share_everything_but_what_may_differ() -> None:
     assert reported == {("machine.hostname", "node", "other", 1), ("versions.torch", "none", "2.9", 1)}
 
 
-def test_the_way_out_of_a_refusal_is_one() -> None:
+def test_the_way_out_of_a_refusal_is_one():
     a, b = make_runs("a", STEADY), make_runs("b", slower(0.2), **train_settings(batch_per_device=20))
     assert compare(a, b).refusal.endswith("; --ignore train.batch_per_device pairs them")
     actual = compare(a, b, ignore=["train.batch_per_device"])
@@ -102,13 +98,13 @@ def test_the_way_out_of_a_refusal_is_one() -> None:
     assert compare(a, b, ignore=["train"]).status == "ok"
 
 
-def test_keys_are_left_out_beside_the_one_that_is_compared() -> None:
+def test_keys_are_left_out_beside_the_one_that_is_compared():
     a, b = make_runs("a", STEADY), make_runs("b", STEADY, seed=1, **train_settings(precision="tf32"))
     assert compare_by([*a, *b], "train.precision").refusal.endswith("seed: 0 and 1; --ignore seed pairs them")
     assert len(compare_by([*a, *b], "train.precision", ignore=["seed"]).pairs) == 1
 
 
-def test_nothing_that_went_well() -> None:
+def test_nothing_that_went_well():
     assert compare([make_failed_run("a")], make_runs("b", [0.1])).refusal == "no run of A went well"
     assert compare(make_runs("a", [0.1]), [make_failed_run("b")]).refusal == "no run of B went well"
 
@@ -116,14 +112,14 @@ def test_nothing_that_went_well() -> None:
 @pytest.mark.parametrize(
     ("keys", "reason"), [(["precision"], "did you mean 'train.precision'"), (["x"], "no key 'x'; known: ")]
 )
-def test_unknown_keys(keys: list[str], reason: str) -> None:
+def test_unknown_keys(keys, reason):
     with pytest.raises(InputError, match=reason):
         compare(make_runs("a", [0.1]), make_runs("b", [0.1]), ignore=keys)
     with pytest.raises(InputError, match=reason):
         compare_by(make_runs("a", [0.1]), keys[0])
 
 
-def formats(share: float = 1.25, side: str = "a") -> list[ComparedRun]:
+def formats(share=1.25, side="a"):
     """Six device counts in two formats, of which the second is faster by about `share`, side by side with the first or
     after it."""
     actual = []
@@ -134,7 +130,7 @@ def formats(share: float = 1.25, side: str = "a") -> list[ComparedRun]:
     return actual
 
 
-def test_by_a_key_gives_the_median_over_the_pairs() -> None:
+def test_by_a_key_gives_the_median_over_the_pairs():
     (contrast,) = compare_by(formats(), "train.data_format", base="nhwc").contrasts
     assert (contrast.a, contrast.b, len(contrast.pairs)) == ("nhwc", "nchw", 6)
     assert contrast.median == pytest.approx(1.25, rel=1e-3)
@@ -149,7 +145,7 @@ def test_by_a_key_gives_the_median_over_the_pairs() -> None:
     assert (turned.a, turned.b) == ("nchw", "nhwc") and turned.median == pytest.approx(1 / 1.25, rel=1e-2)
 
 
-def test_by_hardware_the_machine_may_differ_and_is_told() -> None:
+def test_by_hardware_the_machine_may_differ_and_is_told():
     big = {"hardware": HardwareSpec("p100", devices="cpu", gpus_per_node=4), **machine_settings(cpu_model="another")}
     actual = compare_by([*make_runs("a", STEADY), *make_runs("b", [each / 4.4 for each in STEADY], **big)], "hardware")
     (contrast,) = actual.contrasts
@@ -158,21 +154,21 @@ def test_by_hardware_the_machine_may_differ_and_is_told() -> None:
     assert {"machine.cpu_model", "hardware.gpus_per_node"} <= keys and "hardware.name" not in keys
 
 
-def test_of_other_models_it_is_told_that_samples_differ() -> None:
+def test_of_other_models_it_is_told_that_samples_differ():
     other = dataclasses.replace(make_results("a", [0.1])[0].spec and simulated_config().model, name="mlp")
     actual = compare_by([*make_runs("a", [0.1]), *make_runs("b", [0.05], model=other)], "model")
     assert len(actual.pairs) == 1 and any("a sample is not the same work" in note for note in actual.notes)
     assert compare(make_runs("a", [0.1]), make_runs("b", [0.1])).notes == []
 
 
-def test_one_value_is_nothing_to_compare() -> None:
+def test_one_value_is_nothing_to_compare():
     actual = compare_by(make_runs("a", [0.1]), "train.precision")
     assert (actual.status, actual.refusal) == (
         "not comparable", "train.precision is float32 in all rows: nothing to compare"
     )  # fmt: skip
 
 
-def test_several_values_are_one_family() -> None:
+def test_several_values_are_one_family():
     runs = []
     for number, precision in enumerate(("float32", "tf32", "bfloat16")):
         block_s = [each * (1 + 0.1 * number) for each in STEADY]
@@ -183,7 +179,7 @@ def test_several_values_are_one_family() -> None:
     assert min(pair.p_holm for pair in reported.pairs) == pytest.approx(2 * least)
 
 
-def test_a_failed_run_goes_before_a_regression_and_only_with_a_threshold() -> None:
+def test_a_failed_run_goes_before_a_regression_and_only_with_a_threshold():
     a = [*make_runs("a", STEADY), *make_runs("a", STEADY, gpus=2)]
     b = [*make_runs("b", slower(0.2)), make_failed_run("b", gpus=2)]
     assert compare(a, b, threshold=0.03).status == "failed run"

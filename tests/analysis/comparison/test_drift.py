@@ -1,23 +1,17 @@
 """The sessions of a baseline over time: the session in which a configuration changed is marked, and nothing else."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from scalebench.analysis.comparison.drift import MIN_SESSIONS, ConfigurationHistory, find_changes
-from scalebench.analysis.comparison.pairing import ComparedRun
+from scalebench.analysis.comparison.drift import MIN_SESSIONS, find_changes
 from tests.builders.comparisons import make_failed_run, make_runs
 
 SPREAD = 0.01  # between sessions, and between repeats of one
 
 
-def make_sessions(
-    shares: Sequence[float], seed: int = 0, strategy: str = "ddp", repeats: int = 3, **changes: object
-) -> list[ComparedRun]:
+def make_sessions(shares, seed=0, strategy="ddp", repeats=3, **changes):
     """Make a session a day whose throughput is a share of the first one's, with noise."""
     random = np.random.default_rng(seed)
     runs = []
@@ -28,12 +22,12 @@ def make_sessions(
     return runs
 
 
-def find_one(runs: Sequence[ComparedRun]) -> ConfigurationHistory:
+def find_one(runs):
     (history,) = find_changes(runs)
     return history
 
 
-def test_a_step_of_8_percent_in_the_seventh_of_ten_sessions_is_marked_there() -> None:
+def test_a_step_of_8_percent_in_the_seventh_of_ten_sessions_is_marked_there():
     history = find_one(make_sessions([1.0] * 6 + [0.92] * 4))
     assert history.change is not None and history.change.first == 6 and history.change.is_slower
     assert history.change.ratio.ratio == pytest.approx(0.92, abs=0.02) and history.change.p_holm < 0.01
@@ -43,12 +37,12 @@ def test_a_step_of_8_percent_in_the_seventh_of_ten_sessions_is_marked_there() ->
 
 
 @pytest.mark.parametrize("place", [3, 9])
-def test_a_step_may_be_the_last_session_or_follow_three(place: int) -> None:
+def test_a_step_may_be_the_last_session_or_follow_three(place):
     history = find_one(make_sessions([1.0] * place + [1.2] * (10 - place), seed=1))
     assert history.change is not None and (history.change.first, history.change.is_slower) == (place, False)
 
 
-def test_histories_without_a_change_are_rarely_marked() -> None:
+def test_histories_without_a_change_are_rarely_marked():
     """Of 60 histories of three configurations each, 5 % at most would have a mark; 8 are what chance allows."""
     marked = 0
     for seed in range(60):
@@ -58,12 +52,12 @@ def test_histories_without_a_change_are_rarely_marked() -> None:
     assert marked <= 8
 
 
-def test_three_sessions_give_no_verdict_however_large_the_step() -> None:
+def test_three_sessions_give_no_verdict_however_large_the_step():
     history = find_one(make_sessions([1.0, 1.0, 0.5]))
     assert (history.change, history.has_verdict, MIN_SESSIONS) == (None, False, 4)
 
 
-def test_an_upgrade_is_part_of_the_history_and_named() -> None:
+def test_an_upgrade_is_part_of_the_history_and_named():
     runs = make_sessions([1.0] * 5 + [0.8] * 3)
     for run in runs:
         run.record.scale.framework_version = "2.9" if run.started.day > 5 else "2.8"
@@ -73,7 +67,7 @@ def test_an_upgrade_is_part_of_the_history_and_named() -> None:
     assert [each[:3] for each in history.change.differences] == [("framework_version", "2.8", "2.9")]
 
 
-def test_sessions_that_failed_or_were_disturbed_are_shown_and_not_judged() -> None:
+def test_sessions_that_failed_or_were_disturbed_are_shown_and_not_judged():
     runs = make_sessions([1.0] * 4 + [0.2] + [1.0] * 3)
     for run in runs:
         if run.started.day == 5:

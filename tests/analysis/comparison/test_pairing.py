@@ -1,10 +1,7 @@
 """Repeats as rows, rows without some keys, the closest row."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,17 +13,16 @@ from scalebench.analysis.comparison.pairing import (
     make_comparison_rows,
     merge_rows,
 )
-from scalebench.core.result import Result
 from tests.builders.comparisons import make_failed_run, make_results, make_runs, train_settings, write_folder
 from tests.builders.sweeps import write_results
 
 
-def with_version(side: str, block_s: list[float], version: str, **changes: Any) -> list[Result]:
+def with_version(side, block_s, version, **changes):
     plain = make_results(side, block_s, **changes)
     return [dataclasses.replace(one, scale=dataclasses.replace(one.scale, framework_version=version)) for one in plain]
 
 
-def test_repeats_of_one_configuration_are_a_row() -> None:
+def test_repeats_of_one_configuration_are_a_row():
     actual = make_comparison_rows(
         [
             *make_runs("a", [0.1, 0.4]),
@@ -40,14 +36,14 @@ def test_repeats_of_one_configuration_are_a_row() -> None:
     assert actual[0].rate == pytest.approx(100.0, rel=0.01), "the geometric mean"
 
 
-def test_a_copy_of_a_run_counts_once() -> None:
+def test_a_copy_of_a_run_counts_once():
     write_folder("a", [0.1, 0.1])
     write_results(Path("copies"), make_results("a", [0.1]))
     assert [one.run_id for one in load_compared_runs(["a", "copies"])] == ["a-ddp-1-0", "a-ddp-1-1"]
     assert all(one.record.ranks == [] and one.record.spec == {} for one in load_compared_runs(["a"]))
 
 
-def test_a_row_has_only_its_latest_framework_version() -> None:
+def test_a_row_has_only_its_latest_framework_version():
     write_results(Path("a"), with_version("a", [0.1, 0.2], "2.8"))
     write_results(Path("a"), with_version("b", [0.4], "2.9"))
     (row,) = make_comparison_rows(load_compared_runs(["a"]))
@@ -55,7 +51,7 @@ def test_a_row_has_only_its_latest_framework_version() -> None:
     assert row.notes == ["repeats of 2.8 are left out beside those of 2.9"]
 
 
-def test_rows_are_merged_only_without_the_seed() -> None:
+def test_rows_are_merged_only_without_the_seed():
     seeds = [*make_runs("a", [0.1]), *make_runs("a", [0.2], seed=1, run_id="other")]
     (row,) = merge_rows(make_comparison_rows(seeds), ["seed"])[0].values()
     assert len(row.measured) == 2
@@ -70,7 +66,7 @@ def test_rows_are_merged_only_without_the_seed() -> None:
     )
 
 
-def test_the_closest_row_has_the_fewest_differing_keys() -> None:
+def test_the_closest_row_has_the_fewest_differing_keys():
     (this_row,) = make_comparison_rows(make_runs("a", [0.1]))
     others = make_comparison_rows(
         [
@@ -85,7 +81,7 @@ def test_the_closest_row_has_the_fewest_differing_keys() -> None:
     assert find_closest_row(this_row.identity, [], []) is None
 
 
-def test_only_the_name_of_another_strategy_is_shown() -> None:
+def test_only_the_name_of_another_strategy_is_shown():
     (this_row,), others = (
         make_comparison_rows(make_runs("a", [0.1])),
         make_comparison_rows(make_runs("b", [0.1], "horovod_gloo")),
@@ -93,7 +89,7 @@ def test_only_the_name_of_another_strategy_is_shown() -> None:
     assert find_closest_row(this_row.identity, others, [])[1] == ["strategy.name"]
 
 
-def test_many_differences_are_counted() -> None:
+def test_many_differences_are_counted():
     one, other = ({"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}, {"a": 2, "b": 2, "c": 2, "d": 2})
     assert describe_differences(one, other, [*"abcde"]) == "a: 1 and 2; b: 1 and 2; c: 1 and 2; and 2 more"
 
@@ -103,7 +99,7 @@ def test_many_differences_are_counted() -> None:
     [("12", "34", ("12", "34")), ("12", "12", None), ("123", "12", ("3", "12")), ("12", "123", ("12", "3")),
      ("12", "23", ("1", "23"))],
 )  # fmt: skip
-def test_shared_runs_are_dropped_from_the_row_with_others(a: str, b: str, left: tuple[str, str] | None) -> None:
+def test_shared_runs_are_dropped_from_the_row_with_others(a, b, left):
     (one,), (other,) = (
         make_comparison_rows([one for k in ids for one in make_runs("a", [0.1], run_id=k)]) for ids in (a, b)
     )

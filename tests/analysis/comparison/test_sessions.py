@@ -1,15 +1,11 @@
 """Sessions, and which level of repetition decides about a pair of rows."""
 
-from __future__ import annotations
-
 import math
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
-from scalebench.analysis.comparison import Pair, compare, compare_by
-from scalebench.analysis.comparison.pairing import ComparedRun
+from scalebench.analysis.comparison import compare, compare_by
 from scalebench.analysis.comparison.sessions import number_sessions
 from scalebench.analysis.verdicts import DOUBTS
 from scalebench.core.result import Phases
@@ -20,7 +16,7 @@ STEADY = [0.1, 0.1005, 0.0995]
 LEVELS = [1.0, 1.04, 0.97, 1.02, 0.99]  # of five sessions
 
 
-def number(*starts: tuple[float, float, str]) -> list[int]:
+def number(*starts):
     """Number the sessions of runs, each a start (in hours), its length (in hours) and a host."""
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     runs = [
@@ -32,38 +28,38 @@ def number(*starts: tuple[float, float, str]) -> list[int]:
     return [numbers[str(n)] for n in range(len(runs))]
 
 
-def test_a_session_ends_with_an_hour_in_which_nothing_ran() -> None:
+def test_a_session_ends_with_an_hour_in_which_nothing_ran():
     assert number((0, 0.1, "x"), (1, 0.1, "x"), (2.05, 0.1, "x")) == [0, 0, 0]
     assert number((0, 0.1, "x"), (1.2, 0.1, "x"), (2, 0.1, "x")) == [0, 1, 1]
     assert number((0, 5, "x"), (5.9, 0.1, "x")) == [0, 0], "the pause begins at the end of a run"
     assert number((0, 5, "x"), (1, 0.1, "x"), (5.5, 0.1, "x")) == [0, 0, 0], "of whichever run ended last"
 
 
-def test_each_host_has_its_own_sessions() -> None:
+def test_each_host_has_its_own_sessions():
     assert number((0, 0.1, "x"), (0.5, 0.1, "y"), (1, 0.1, "x"), (9, 0.1, "y")) == [0, 1, 0, 3]
 
 
-def test_a_runner_that_never_rests_has_a_session_a_day() -> None:
+def test_a_runner_that_never_rests_has_a_session_a_day():
     hours = [(float(hour), 0.9, "x") for hour in range(50)]
     assert number(*hours) == [0] * 25 + [25] * 25
 
 
-def test_later_sessions_have_higher_numbers_whatever_the_order_of_the_runs() -> None:
+def test_later_sessions_have_higher_numbers_whatever_the_order_of_the_runs():
     assert number((9, 0.1, "x"), (0, 0.1, "x")) == [1, 0]
 
 
-def sessions(side: str, levels: list[float], repeats: int = 3, first: int = 1, **changes: Any) -> list[ComparedRun]:
+def sessions(side, levels, repeats=3, first=1, **changes):
     """Make a session a day, whose repeats share its level."""
     return [run for day, level in enumerate(levels, first)
             for run in make_runs(side, [level * each for each in STEADY[:repeats]], day=day, **changes)]  # fmt: skip
 
 
-def only(a: list[ComparedRun], b: list[ComparedRun], **options: Any) -> Pair:
+def only(a, b, **options):
     (pair,) = compare(a, b, **options).pairs
     return pair
 
 
-def test_one_repeat_gives_no_verdict_and_the_note_names_what_gives_one() -> None:
+def test_one_repeat_gives_no_verdict_and_the_note_names_what_gives_one():
     for repeats in (1, 2, 3):
         pair = only(make_runs("a", STEADY[:repeats]), make_runs("b", [0.2]))
         assert (pair.verdict, pair.interval, pair.p, pair.test) == ("no verdict", None, None, "none")
@@ -71,7 +67,7 @@ def test_one_repeat_gives_no_verdict_and_the_note_names_what_gives_one() -> None
         assert pair.notes == ["no verdict: one repeat, measure.repeats=3 decides"]
 
 
-def test_two_repeats_decide_where_their_interval_does() -> None:
+def test_two_repeats_decide_where_their_interval_does():
     """Twelve standard errors off, but for what the other configurations of the sweep say of the variance."""
     a, b = make_runs("a", STEADY[:2]), make_runs("b", [1.01 * each for each in STEADY[:2]])
     assert only(a, b).verdict == "no difference resolved" and only(a, b).interval is not None
@@ -79,13 +75,13 @@ def test_two_repeats_decide_where_their_interval_does() -> None:
     assert (only(a, b).verdict, only(a, b).test) == ("slower", "Welch's t, 2 and 2 repeats")
 
 
-def test_repeats_of_one_session_decide_and_what_they_miss_is_noted() -> None:
+def test_repeats_of_one_session_decide_and_what_they_miss_is_noted():
     pair = only(make_runs("a", STEADY), make_runs("b", [1.1 * each for each in STEADY]))
     assert (pair.verdict, pair.test) == ("slower", "Welch's t, 3 and 3 repeats")
     assert "if the machine changed between A and B, these intervals do not hold it" in pair.notes[-1]
 
 
-def test_repeats_of_two_sessions_alone_decide_nothing() -> None:
+def test_repeats_of_two_sessions_alone_decide_nothing():
     pair = only(make_runs("a", STEADY), make_runs("b", [2 * each for each in STEADY], day=2), threshold=0.0)
     assert (pair.verdict, pair.interval, pair.regression) == ("no verdict", None, False)
     assert pair.test == "none"
@@ -94,7 +90,7 @@ def test_repeats_of_two_sessions_alone_decide_nothing() -> None:
     assert few.notes[-1].startswith("2 and 1 sessions give no verdict")
 
 
-def test_another_host_is_another_session_unless_they_are_declared_one() -> None:
+def test_another_host_is_another_session_unless_they_are_declared_one():
     a, b = make_runs("a", STEADY), make_runs("b", [2 * each for each in STEADY], **machine_settings(hostname="other"))
     assert only(a, b).test == "none"
     assert only(a, b, same_session=True).test == "Welch's t, 3 and 3 repeats"
@@ -103,7 +99,7 @@ def test_another_host_is_another_session_unless_they_are_declared_one() -> None:
     assert by.test == "Welch's t, 3 and 3 repeats" and compare_by([*a, *b], "machine.hostname").pairs[0].p is None
 
 
-def test_saved_sessions_count_by_their_means() -> None:
+def test_saved_sessions_count_by_their_means():
     """A new session within the spread of five earlier ones is no regression, however well its repeats agree."""
     saved = sessions("a", LEVELS)
     pair = only(saved, make_runs("b", [1.05 * each for each in STEADY], day=9), threshold=0.03)
@@ -114,7 +110,7 @@ def test_saved_sessions_count_by_their_means() -> None:
     assert slow.ratio == pytest.approx(mean / 1.3)
 
 
-def test_a_session_with_more_repeats_weighs_no_more_than_another() -> None:
+def test_a_session_with_more_repeats_weighs_no_more_than_another():
     a = [*sessions("a", [1.0, 1.1]), *sessions("a", [1.2], repeats=1, first=3)]
     pair = only(a, sessions("b", [1.0, 1.1, 1.2], first=5))
     assert pair.test == "Welch's t, 3 and 3 sessions"
@@ -122,7 +118,7 @@ def test_a_session_with_more_repeats_weighs_no_more_than_another() -> None:
     assert pair.ratio == pytest.approx(mean_s / math.exp(math.log(STEADY[0] * STEADY[1] * STEADY[2]) / 3))
 
 
-def test_sessions_are_no_steadier_for_having_more_repeats_than_the_new_one() -> None:
+def test_sessions_are_no_steadier_for_having_more_repeats_than_the_new_one():
     """Where the new session has one repeat, the first one of each saved session is what it is compared with."""
     saved, first = (
         sessions("a", LEVELS),
@@ -133,7 +129,7 @@ def test_sessions_are_no_steadier_for_having_more_repeats_than_the_new_one() -> 
     assert (pair.ratio, pair.p) == pytest.approx((expected.ratio, expected.p)) and pair.p is not None
 
 
-def test_both_sides_in_three_sessions_are_paired_by_session() -> None:
+def test_both_sides_in_three_sessions_are_paired_by_session():
     """What a day is like cancels, although no repeats took turns."""
     pair = only(
         sessions("a", LEVELS), sessions("b", [1.02 * level * (1 + 0.001 * n) for n, level in enumerate(LEVELS)])
@@ -141,7 +137,7 @@ def test_both_sides_in_three_sessions_are_paired_by_session() -> None:
     assert (pair.test, pair.verdict) == ("paired t, 5 sessions", "slower")
 
 
-def test_interleaved_repeats_of_one_sweep_are_paired() -> None:
+def test_interleaved_repeats_of_one_sweep_are_paired():
     """Both drift by 30 %, which cancels."""
     drift = [0.1, 0.11, 0.12]
     a = make_runs("a", drift)
@@ -153,14 +149,14 @@ def test_interleaved_repeats_of_one_sweep_are_paired() -> None:
 
 
 @pytest.mark.parametrize("flag", ["busy_machine", "foreign_process", "oversubscribed", "shared_gpu"])
-def test_a_repeat_that_was_disturbed_gives_no_verdict(flag: str) -> None:
-    flags: list[list[str]] = [[], [flag], []]
+def test_a_repeat_that_was_disturbed_gives_no_verdict(flag):
+    flags = [[], [flag], []]
     b = [make_runs("b", [0.2], flags=flags[n], run_id=f"b{n}", repeat=n)[0] for n in range(3)]
     pair = only(make_runs("a", STEADY), b, threshold=0.0)
     assert (pair.verdict, pair.test, pair.notes) == ("no verdict", "none", [f"no verdict: {DOUBTS[flag]}"])
 
 
-def test_a_session_that_was_disturbed_does_not_count() -> None:
+def test_a_session_that_was_disturbed_does_not_count():
     saved, new = sessions("a", LEVELS), make_runs("b", [1.3 * each for each in STEADY], day=9)
     saved[0].record.flags.append("busy_machine")
     assert only(saved, new).test == "Student's t, 4 and 1 sessions"

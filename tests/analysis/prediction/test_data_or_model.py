@@ -1,17 +1,13 @@
 """Predicted and measured winners of made-up runs, against figures worked out here."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
 
-from scalebench.analysis.prediction.data_or_model import ParallelismComparison, compare_parallelism
-from scalebench.analysis.prediction.link_rates import Row
+from scalebench.analysis.prediction.data_or_model import compare_parallelism
 from scalebench.analysis.prediction.step_model import GROWTH, LAUNCH_S, OVERLAP
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
-from scalebench.core.result import Result
 from tests.builders import sweeps
 from tests.builders.parallelism_runs import (
     BYTES_PER_S,
@@ -31,23 +27,23 @@ from tests.builders.parallelism_runs import (
 )
 
 
-def compared(*runs: Result) -> list[ParallelismComparison]:
+def compared(*runs):
     by_id = {run.run_id: run for run in runs}
     configurations = sweeps.pool(runs)
     rows = plain_rows(configurations.make_frame())
     return compare_parallelism(rows, lambda row: by_id[row["run_id"]], configurations.estimate_ratio)
 
 
-def predicted_s(comparison: ParallelismComparison, kind: str) -> float | None:
+def predicted_s(comparison, kind):
     return comparison.results[kind].predicted_s
 
 
-def growth_s(batch: int) -> float:
+def growth_s(batch):
     """Return the expected wait for the slower one of two devices (Blom 1958)."""
     return GROWTH * 0.564 * batch * FLOPS / FLOPS_PER_S / 2
 
 
-def test_predictions_are_of_one_device_the_link_and_the_network() -> None:
+def test_predictions_are_of_one_device_the_link_and_the_network():
     others = [
         ddp_run(16, 0.11, messages=5),
         make_parallel_run("model_parallel", 8, 0.05),
@@ -75,7 +71,7 @@ def test_predictions_are_of_one_device_the_link_and_the_network() -> None:
 
 
 @pytest.mark.parametrize(("device", "overlap"), [("gpu", OVERLAP), ("cpu", 0.0)])
-def test_several_messages_hide_behind_the_backward_pass_of_gpus(device: str, overlap: float) -> None:
+def test_several_messages_hide_behind_the_backward_pass_of_gpus(device, overlap):
     """On CPUs synchronization takes the cores that compute."""
     runs = [bare_run(64), ddp_run(64, 0.1, messages=4), make_parallel_run("model_parallel", 64, 0.05)]
     for run in runs:
@@ -90,7 +86,7 @@ def test_several_messages_hide_behind_the_backward_pass_of_gpus(device: str, ove
     assert (sync_s < 0.9 * SYNC_S) == (device == "gpu")
 
 
-def test_the_step_that_is_predicted_has_no_part_in_it() -> None:
+def test_the_step_that_is_predicted_has_no_part_in_it():
     steps = [(0.1, 0.05), (0.02, 3.0)]
     runs = [
         (bare_run(8), ddp_run(8, data_s), make_parallel_run("model_parallel", 8, model_s)) for data_s, model_s in steps
@@ -101,7 +97,7 @@ def test_the_step_that_is_predicted_has_no_part_in_it() -> None:
     assert (one.predicted, one.right, other.right) == ("model", True, False)
 
 
-def test_the_winner_changes_with_the_batch() -> None:
+def test_the_winner_changes_with_the_batch():
     runs = [
         run
         for batch in (8, 64)
@@ -121,7 +117,7 @@ def test_the_winner_changes_with_the_batch() -> None:
     assert (small.tied, large.tied) == ([], []), "one repeat resolves no tie"
 
 
-def test_two_batches_determine_the_cost_of_a_pass() -> None:
+def test_two_batches_determine_the_cost_of_a_pass():
     """3 ms of it on top of the work of either batch."""
     runs = [run for batch in (8, 64) for run in (bare_run(batch, pass_s=0.003), ddp_run(batch, 0.1),
                                                  make_parallel_run("pipeline_gpipe", batch, 0.1))]  # fmt: skip
@@ -135,7 +131,7 @@ def test_two_batches_determine_the_cost_of_a_pass() -> None:
     assert predicted_s(large, "data") == pytest.approx(expected_s, rel=1e-2)
 
 
-def test_a_record_tells_how_its_model_was_cut() -> None:
+def test_a_record_tells_how_its_model_was_cut():
     """Behind the first layer, which has a hundredth of the work."""
     (actual,) = compared(bare_run(8), ddp_run(8, 0.1), pipeline_run("pipeline_1f1b", 8, 0.1, micro_batches=4))
     model = actual.results["pipeline"].prediction.model
@@ -146,7 +142,7 @@ def test_a_record_tells_how_its_model_was_cut() -> None:
     assert predicted_s(actual, "pipeline") == pytest.approx(expected_s, rel=1e-3)
 
 
-def test_of_several_strategies_of_a_kind_the_fastest_counts() -> None:
+def test_of_several_strategies_of_a_kind_the_fastest_counts():
     pipelines = [make_parallel_run("pipeline_gpipe", 8, 0.07), make_parallel_run("pipeline_1f1b", 8, 0.06)]
     (actual,) = compared(bare_run(8), ddp_run(8, 0.1), *pipelines)
     assert actual.results["pipeline"].row["strategy"] == "pipeline_1f1b" and list(actual.results) == [
@@ -155,7 +151,7 @@ def test_of_several_strategies_of_a_kind_the_fastest_counts() -> None:
     ]
 
 
-def test_a_failed_run_is_predicted_too() -> None:
+def test_a_failed_run_is_predicted_too():
     (actual,) = compared(bare_run(8), ddp_run(8, 0.1), make_parallel_run("model_parallel", 8, None))
     assert (actual.predicted, actual.measured, actual.right) == ("model", None, None)
     assert actual.results["model"].measured_s is None
@@ -168,7 +164,7 @@ def test_a_failed_run_is_predicted_too() -> None:
     assert actual.predicted == "pipeline" and actual.right is False  # of the two that ran, model should have won
 
 
-def test_a_missing_measurement_is_the_reason_for_no_prediction() -> None:
+def test_a_missing_measurement_is_the_reason_for_no_prediction():
     split = make_parallel_run("model_parallel", 8, 0.05)
     cases = [
         ([ddp_run(8, 0.1)], "no bare run on one device was measured: baseline=bare adds it"),
@@ -201,14 +197,14 @@ def test_a_missing_measurement_is_the_reason_for_no_prediction() -> None:
     assert actual.results["data"].reason == "how many parameters there are is not known of this model"
 
 
-def test_a_model_with_too_few_layers_for_the_stages_is_not_predicted() -> None:
+def test_a_model_with_too_few_layers_for_the_stages_is_not_predicted():
     runs = [bare_run(8), make_parallel_run("model_parallel", 8, None, gpus=8), ddp_run(8, 0.1, gpus=8)]
     (actual,) = compared(*runs)
     assert actual.predicted is None and predicted_s(actual, "data") is not None
     assert "at most 5 stages" in str(actual.results["model"].reason)
 
 
-def test_only_the_same_work_stands_beside_each_other() -> None:
+def test_only_the_same_work_stands_beside_each_other():
     split = make_parallel_run("model_parallel", 8, 0.05)
     assert compared(bare_run(8), bare_run(16), ddp_run(16, 0.1), split) == []
     assert compared(bare_run(8), ddp_run(8, 0.1)) == [] and compared(bare_run(8), split) == []
@@ -218,11 +214,11 @@ def test_only_the_same_work_stands_beside_each_other() -> None:
     assert compared(bare_run(8), ddp_run(8, 0.1), other) == []
 
 
-def test_a_record_that_has_gone_is_left_out() -> None:
+def test_a_record_that_has_gone_is_left_out():
     runs = [bare_run(8), ddp_run(8, 0.1), make_parallel_run("model_parallel", 8, 0.05)]
     rows = plain_rows(sweeps.pool(runs).make_frame())
 
-    def gone(row: Row) -> Result:
+    def gone(row):
         raise InputError(f"{row['path']}: gone")
 
     assert compare_parallelism(rows, gone, sweeps.ratio_of_rows) == []

@@ -1,10 +1,7 @@
 """Step models drawn through points, their errors, and the published curves that these come from."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,14 +18,14 @@ HEAD = SERIES_FILE.read_text(encoding="utf-8").partition("\n")[0] + "\n"
 
 
 @given(st.floats(1e-3, 10.0), st.floats(1.0, 1000.0))
-def test_one_device_gives_its_own_measured_step(step_s: float, batch: float) -> None:
+def test_one_device_gives_its_own_measured_step(step_s, batch):
     drawn = extrapolate(MODEL, [MeasuredStep(1, batch, step_s)])
     assert float(drawn.step_s(1, batch)) == pytest.approx(step_s, rel=1e-9)
     assert float(drawn.error_scale(1, batch)) == 0.0
 
 
 @given(st.floats(0.01, 1.0), st.lists(st.floats(1.0, 1.5), min_size=1, max_size=4))
-def test_the_last_point_is_met(first_s: float, losses: list[float]) -> None:
+def test_the_last_point_is_met(first_s, losses):
     points = [MeasuredStep(1, 32, first_s)]
     points += [MeasuredStep(2**k, 32, points[0].step_s * loss) for k, loss in enumerate(losses, 1)]
     drawn = extrapolate(MODEL, points)
@@ -36,7 +33,7 @@ def test_the_last_point_is_met(first_s: float, losses: list[float]) -> None:
     assert np.isfinite(drawn.step_s([16, 1024], 32)).all()
 
 
-def test_points_of_the_model_itself_change_nothing() -> None:
+def test_points_of_the_model_itself_change_nothing():
     truth = replace(MODEL, sample_s=1e-3)
     counts = np.array([1.0, 2, 4])
     points = [
@@ -51,14 +48,14 @@ def test_points_of_the_model_itself_change_nothing() -> None:
     )
 
 
-def test_overheads_that_are_larger_than_modelled_stay_so() -> None:
+def test_overheads_that_are_larger_than_modelled_stay_so():
     cheap = extrapolate(MODEL, [MeasuredStep(1, 32, 0.1), MeasuredStep(2, 32, 0.102)])
     dear = extrapolate(MODEL, [MeasuredStep(1, 32, 0.1), MeasuredStep(2, 32, 0.14)])
     assert dear.model.overhead_factor > cheap.model.overhead_factor
     assert (dear.step_s([4, 64], 32) > cheap.step_s([4, 64], 32)).all()
 
 
-def test_the_error_grows_with_the_distance_and_where_the_network_is_unknown() -> None:
+def test_the_error_grows_with_the_distance_and_where_the_network_is_unknown():
     drawn = extrapolate(MODEL, [MeasuredStep(1, 32, 0.1)])
     scales = drawn.error_scale([1, 2, 4, 8, 64], 32)
     assert (np.diff(scales) > 0).all()
@@ -68,17 +65,17 @@ def test_the_error_grows_with_the_distance_and_where_the_network_is_unknown() ->
 @pytest.mark.parametrize(
     ("counts", "measured"), [([1], "one_point"), ([1, 4], "one_node"), ([4, 8], "several_nodes"), ([8], "one_point")]
 )
-def test_what_is_measured_decides_the_limits(counts: list[int], measured: str) -> None:
+def test_what_is_measured_decides_the_limits(counts, measured):
     drawn = extrapolate(MODEL, [MeasuredStep(count, 32, 0.1 + 0.01 * count) for count in counts])
     assert drawn.measured == measured and measured in load_limits()
 
 
-def test_no_points_are_an_error() -> None:
+def test_no_points_are_an_error():
     with pytest.raises(ValueError, match="no points"):
         extrapolate(MODEL, [])
 
 
-def test_the_published_curves_are_complete() -> None:
+def test_the_published_curves_are_complete():
     series = load_series()
     assert {each.source for each in series} == {
         "tensorflow_2017", "pytorch_ddp", "mlperf_resnet", "llm_foundry", "nvidia_bert"
@@ -89,13 +86,13 @@ def test_the_published_curves_are_complete() -> None:
     assert alexnet.points[1].step_s == pytest.approx(2 * 512 / 4448)
 
 
-def test_protocols_split_a_curve_at_devices_and_nodes() -> None:
+def test_protocols_split_a_curve_at_devices_and_nodes():
     (series,) = (each for each in load_series() if "tf32, 128" in each.name)
     splits = {trial.protocol: [point.devices for point in trial.seen] for trial in list_trials(series)}
     assert splits == {"P2": [8], "P2b": [8, 16], "P3": [8, 16]}
 
 
-def test_more_than_half_of_the_predictions_from_one_device_are_within_a_few_per_cent() -> None:
+def test_more_than_half_of_the_predictions_from_one_device_are_within_a_few_per_cent():
     errors = [
         abs(point.step_s / float(trial.extrapolate().step_s(point.devices, point.batch)) - 1)
         for series in load_series() for trial in list_trials(series) if trial.protocol == "P1" for point in trial.unseen
@@ -114,7 +111,7 @@ def test_more_than_half_of_the_predictions_from_one_device_are_within_a_few_per_
         ("a,b,c,,all_reduce,1,nvlink,8,,,1x32=0", "division by zero"),
     ],
 )
-def test_a_bad_row_is_named_in_one_line(tmp_path: Path, row: str, reason: str) -> None:
+def test_a_bad_row_is_named_in_one_line(tmp_path, row, reason):
     file = tmp_path / "series.csv"
     file.write_text(f"{HEAD}{row}\n")
     with pytest.raises(InputError, match=f"series.csv:2 is no scaling curve .*{reason}"):
@@ -123,7 +120,7 @@ def test_a_bad_row_is_named_in_one_line(tmp_path: Path, row: str, reason: str) -
         load_series(tmp_path / "none.csv")
 
 
-def test_unknown_links_cost_nothing(tmp_path: Path) -> None:
+def test_unknown_links_cost_nothing(tmp_path):
     file = tmp_path / "series.csv"
     file.write_text(f"{HEAD}a,b,c,,all_reduce,,nvlink,8,,,1x32=10 2x32=20\n")
     (series,) = load_series(file)

@@ -1,9 +1,5 @@
 """The link's two figures come back from synchronizations that were made of them."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,24 +12,24 @@ from scalebench.analysis.prediction.link_rates import (
     ring_bytes,
 )
 from scalebench.core.errors import InputError
-from scalebench.core.result import CollectiveRecord, ProbeRecord, Result
+from scalebench.core.result import CollectiveRecord, ProbeRecord
 from tests.builders.parallelism_runs import ddp_run
 
-DATA: dict[str, Any] = {
+DATA = {
     "hardware": "cpu", "machine": "a", "framework": "torch", "backend_used": "gloo", "gpus": 2, "nodes": 1,
     "sync_isolated_s": 0.04,
 }  # fmt: skip
 
 
-def record(row: object) -> Result:
+def record(row):
     return ddp_run(8, 0.1, messages=4)
 
 
-def gone(row: object) -> Result:
+def gone(row):
     raise InputError("gone")
 
 
-def test_links_are_those_of_a_backend_on_as_many_devices_of_a_machine() -> None:
+def test_links_are_those_of_a_backend_on_as_many_devices_of_a_machine():
     rows = [DATA, {**DATA, "gpus": 4}, {**DATA, "sync_isolated_s": None}, {**DATA, "gpus": 1},
             {**DATA, "backend_used": "mpi"}]  # fmt: skip
     actual = group_syncs_by_link(rows, record)
@@ -44,7 +40,7 @@ def test_links_are_those_of_a_backend_on_as_many_devices_of_a_machine() -> None:
     assert group_syncs_by_link(rows, gone) == {}
 
 
-def test_all_reduces_of_about_a_message_tell_the_rate_as_well() -> None:
+def test_all_reduces_of_about_a_message_tell_the_rate_as_well():
     """Messages of 1 MB; an all-reduce of 64 MB goes through other memory, and a broadcast another way."""
     run = ddp_run(8, 0.1, messages=4)
     times = [("all_reduce", 2**20, 0.011), ("all_reduce", 2**22, 0.041)]
@@ -61,7 +57,7 @@ def test_all_reduces_of_about_a_message_tell_the_rate_as_well() -> None:
 
 
 @given(st.floats(1.0, 1e12), st.integers(1, 10_000))
-def test_a_ring_sends_less_than_twice_the_gradients(size: float, devices: int) -> None:
+def test_a_ring_sends_less_than_twice_the_gradients(size, devices):
     assert 0 <= ring_bytes(size, devices) < 2 * size
     assert ring_bytes(size, devices) <= ring_bytes(size, devices + 1)
 
@@ -70,14 +66,14 @@ latencies = st.floats(1e-6, 1e-2)
 bandwidths = st.floats(1e6, 1e12)
 
 
-def taken(devices: int, messages: int, size_bytes: float, latency_s: float, bytes_per_s: float) -> MeasuredSync:
+def taken(devices, messages, size_bytes, latency_s, bytes_per_s):
     """A ring: each message in 2 (n - 1) rounds, all bytes but the own part sent twice."""
     seconds = messages * 2 * (devices - 1) * latency_s + 2 * (devices - 1) / devices * size_bytes / bytes_per_s
     return MeasuredSync(devices, messages, size_bytes, seconds)
 
 
 @given(latencies, bandwidths, st.integers(2, 16))
-def test_latency_and_rate_come_back(latency_s: float, bytes_per_s: float, devices: int) -> None:
+def test_latency_and_rate_come_back(latency_s, bytes_per_s, devices):
     """Of sizes around the one where half of the time is latency."""
     half = latency_s * bytes_per_s
     actual = fit_link_rate([taken(devices, 1, size * half, latency_s, bytes_per_s) for size in (0.1, 1, 10)])
@@ -87,13 +83,13 @@ def test_latency_and_rate_come_back(latency_s: float, bytes_per_s: float, device
 
 
 @given(bandwidths, st.floats(1.0, 1e9))
-def test_one_size_gives_the_rate_alone(bytes_per_s: float, size: float) -> None:
+def test_one_size_gives_the_rate_alone(bytes_per_s, size):
     actual = fit_link_rate([taken(2, 1, size, 0.0, bytes_per_s)] * 2)
     assert actual.latency_s is None
     assert actual.bytes_per_s == pytest.approx(bytes_per_s)
 
 
-def test_a_latency_below_zero_is_none() -> None:
+def test_a_latency_below_zero_is_none():
     actual = fit_link_rate(
         [MeasuredSync(2, 1, 1e3, 0.5e-6), MeasuredSync(2, 1, 1e6, 1e-3)]
     )  # the small one is twice as fast a byte
@@ -101,7 +97,7 @@ def test_a_latency_below_zero_is_none() -> None:
     assert 1e9 < actual.bytes_per_s < 2e9
 
 
-def test_nothing_exchanged_is_no_link() -> None:
+def test_nothing_exchanged_is_no_link():
     assert fit_link_rate([]) is None
     assert (
         fit_link_rate([MeasuredSync(1, 1, 1e6, 1e-3), MeasuredSync(2, 1, 0.0, 1e-3), MeasuredSync(2, 1, 1e6, 0.0)])
@@ -109,7 +105,7 @@ def test_nothing_exchanged_is_no_link() -> None:
     )
 
 
-def test_more_bytes_in_less_time_leave_the_rate_of_all() -> None:
+def test_more_bytes_in_less_time_leave_the_rate_of_all():
     """As where the processors are busy."""
     actual = fit_link_rate([MeasuredSync(2, 1, 1e6, 1e-3), MeasuredSync(2, 1, 1e3, 2e-3)])
     assert actual is not None and actual.latency_s is None

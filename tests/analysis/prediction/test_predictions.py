@@ -1,11 +1,8 @@
 """Predictions of made-up sweeps: probes and links, what limits them, memory, and what to measure next."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,44 +10,40 @@ import pytest
 from scalebench.analysis.prediction import predictions
 from scalebench.analysis.prediction.curve_models import sync_kind
 from scalebench.analysis.prediction.extrapolation import load_limits
-from scalebench.analysis.prediction.predictions import CurvePrediction, PredictedGroup
-from scalebench.analysis.scaling_curves import Curve, make_curves
+from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.config_files import read_yaml
 from scalebench.core.errors import InputError
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.result import Result
 from tests.builders import sweeps
 from tests.builders.runs import record
 
-ALPHA: dict[str, Any] = {
+ALPHA = {
     "name": "alpha", "gpus_per_node": 8, "gpu_memory_bytes": 40e9,
     "links": {"intra_node_bytes_per_s": 300e9, "inter_node_bytes_per_s": 50e9, "intra_node": "NVLink 3"},
 }  # fmt: skip
 HARDWARE_FILES = sorted((Path(__file__).parents[3] / "conf" / "hardware").glob("*.yaml"))
 
 
-def make_runs(
-    strategies: tuple[str, ...] = ("ddp_gloo",), gpus: tuple[int, ...] = (1, 2), **changes: Any
-) -> list[Result]:
+def make_runs(strategies=("ddp_gloo",), gpus=(1, 2), **changes):
     return [sweeps.run(name, count, repeat, **changes) for name in strategies for count in gpus for repeat in range(3)]
 
 
-def make_read(runs: list[Result]) -> tuple[list[Curve], Any]:
+def make_read(runs):
     by_id = {run.run_id: run for run in runs}
     return make_curves(sweeps.pool(runs).make_frame()), lambda row: by_id[row["run_id"]]
 
 
-def predict(runs: list[Result], **changes: Any) -> PredictedGroup:
+def predict(runs, **changes):
     (group,) = predictions.predict_curves(*make_read(runs), **changes)
     return group
 
 
-def predict_one(runs: list[Result], **changes: Any) -> CurvePrediction:
+def predict_one(runs, **changes):
     (prediction,) = predict(runs, **changes).predictions
     return prediction
 
 
-def test_measured_points_are_met_and_more_devices_are_less_certain() -> None:
+def test_measured_points_are_met_and_more_devices_are_less_certain():
     forecast = predict_one(make_runs()).forecast([2, 4, 8, 64])
     assert forecast.throughput[0] == pytest.approx(2 * sweeps.BATCH / sweeps.step_s("ddp_gloo", 2), rel=0.01)
     assert (np.diff(forecast.throughput) > 0).all() and (np.diff(forecast.efficiency) < 0).all()
@@ -59,7 +52,7 @@ def test_measured_points_are_met_and_more_devices_are_less_certain() -> None:
     assert forecast.efficiency[0] == pytest.approx(0.9, rel=0.01)
 
 
-def test_links_are_measured_else_those_of_the_hardware() -> None:
+def test_links_are_measured_else_those_of_the_hardware():
     links = predict_one(make_runs()).extrapolation.model.links
     assert links.bytes_per_s == pytest.approx(613_764 / 0.002) and links.network_bytes_per_s is None
     alpha = predict_one(make_runs(), hardware=ALPHA)
@@ -71,7 +64,7 @@ def test_links_are_measured_else_those_of_the_hardware() -> None:
     assert alpha.forecast([64]).throughput[0] > predict_one(make_runs()).forecast([64]).throughput[0]
 
 
-def test_one_device_is_predicted_with_links_alone_and_never_ranked() -> None:
+def test_one_device_is_predicted_with_links_alone_and_never_ranked():
     one = predict(make_runs(("ddp_gloo", "horovod_gloo"), (1,)))
     assert not one.predictions and all("has no links" in reason for reason in one.reasons.values())
     alpha = predict(make_runs(("ddp_gloo", "horovod_gloo"), (1,)), hardware=ALPHA)
@@ -83,7 +76,7 @@ def test_one_device_is_predicted_with_links_alone_and_never_ranked() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ddp_gloo", "fsdp_gloo", "central_storage_cpu"])
-def test_one_device_whose_bytes_nobody_counted_is_not_predicted(strategy: str) -> None:
+def test_one_device_whose_bytes_nobody_counted_is_not_predicted(strategy):
     runs = make_runs((strategy,), (1,))
     for run in runs:
         run.workload.gradient_bytes = None
@@ -92,7 +85,7 @@ def test_one_device_whose_bytes_nobody_counted_is_not_predicted(strategy: str) -
     assert split["tensor_parallel"].endswith("no formula says what split layers send: measure gpus=2")
 
 
-def test_runs_without_probes_take_the_rate_of_the_hardware() -> None:
+def test_runs_without_probes_take_the_rate_of_the_hardware():
     runs = make_runs()
     for run in runs:
         for rank in run.ranks:
@@ -103,7 +96,7 @@ def test_runs_without_probes_take_the_rate_of_the_hardware() -> None:
     assert math.isfinite(prediction.forecast([8]).throughput[0])
 
 
-def test_hardware_without_links_is_a_reason_in_one_line() -> None:
+def test_hardware_without_links_is_a_reason_in_one_line():
     group = predict(make_runs(), hardware={"name": "cpu", "links": {"inter_node": None}})
     assert group.reasons == {
         "ddp_gloo": "hardware cpu has no links: set links.inter_node_bytes_per_s in its YAML"
@@ -112,7 +105,7 @@ def test_hardware_without_links_is_a_reason_in_one_line() -> None:
     assert "links.kind=rope should be one of nvlink" in predict(make_runs(), hardware=wrong).reasons["ddp_gloo"]
 
 
-def test_what_does_not_fit_is_no_number_to_rely_on() -> None:
+def test_what_does_not_fit_is_no_number_to_rely_on():
     prediction = predict_one(make_runs())
     row = {**prediction.curve.rows[-1], "peak_memory_bytes": 50_000_000_000, "state_bytes": 48_000_000_000}
     curve = replace(prediction.curve, rows=[*prediction.curve.rows[:-1], row])
@@ -125,7 +118,7 @@ def test_what_does_not_fit_is_no_number_to_rely_on() -> None:
     assert np.isnan(prediction.forecast([4]).memory_bytes).all()
 
 
-def test_one_process_has_no_more_devices_than_a_node() -> None:
+def test_one_process_has_no_more_devices_than_a_node():
     runs = make_runs(("mirrored",))
     for run in runs:
         run.spec["strategy"]["processes"] = "one_for_all"
@@ -138,7 +131,7 @@ def test_one_process_has_no_more_devices_than_a_node() -> None:
     assert predictions.suggest_measurement(prediction, 16) is None
 
 
-def test_strong_scaling_ends_where_the_samples_do() -> None:
+def test_strong_scaling_ends_where_the_samples_do():
     prediction = predict_one(make_runs())
     rows = [{**row, "scaling": "strong", "global_batch": 20} for row in prediction.curve.rows]
     strong = replace(prediction, curve=replace(prediction.curve, rows=rows))
@@ -146,7 +139,7 @@ def test_strong_scaling_ends_where_the_samples_do() -> None:
     assert forecast.batch[:2].tolist() == [5, 1] and math.isnan(forecast.throughput[2])
 
 
-def test_how_far_scaling_goes() -> None:
+def test_how_far_scaling_goes():
     prediction = predict_one(make_runs())
     reach = prediction.find_reach(0.8, 1000)
     assert reach.surely is not None and reach.by_figures is not None and 2 <= reach.surely <= reach.by_figures < 1000
@@ -157,7 +150,7 @@ def test_how_far_scaling_goes() -> None:
     assert slow.poor_doubling == 1  # two devices have 1.4 times the throughput of one
 
 
-def test_checks_predict_each_row_from_the_smaller_ones() -> None:
+def test_checks_predict_each_row_from_the_smaller_ones():
     curves, read = make_read(make_runs(gpus=(1, 2, 4)))
     (check,) = predictions.check_curves(curves, read)  # from one device nothing is known of its links
     assert [point.devices for point in check.seen] == [1, 2] and check.row["gpus"] == 4
@@ -167,14 +160,14 @@ def test_checks_predict_each_row_from_the_smaller_ones() -> None:
     assert own is not None and own.keys() == load_limits().keys()
 
 
-def on_two_cores(runs: list[Result], **hardware: Any) -> list[Result]:
+def on_two_cores(runs, **hardware):
     for run in runs:
         cores = {"cpus_per_node": 2, "cpus_per_device": 1}
         run.spec["hardware"] = {"devices": "cpu", "gpus_per_node": 2, **cores, **hardware}
     return runs
 
 
-def test_workers_that_share_cores_take_turns_on_them() -> None:
+def test_workers_that_share_cores_take_turns_on_them():
     curves, read = make_read(on_two_cores(make_runs(gpus=(1, 2, 4))))
     (check,) = predictions.check_curves(curves, read)
     two_workers = curves[0].rows[1]["throughput_samples_per_s"]
@@ -190,7 +183,7 @@ def test_workers_that_share_cores_take_turns_on_them() -> None:
     assert four.forecast([4]).throughput == pytest.approx(apart.throughput[1:2], rel=0.1)
 
 
-def test_one_worker_that_has_all_cores_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_worker_that_has_all_cores_is_met(monkeypatch):
     """Two workers wait for each other on the cores that one alone uses: their rate is no limit for one."""
     monkeypatch.setitem(sweeps.EFFICIENCY, "ddp_gloo", 0.3)
     prediction = predict_one(on_two_cores(make_runs(), this_machine=True, max_nodes=1))
@@ -201,7 +194,7 @@ def test_one_worker_that_has_all_cores_is_met(monkeypatch: pytest.MonkeyPatch) -
     assert prediction.list_remarks(4) == []  # workers of one machine are on one node
 
 
-def test_cores_of_other_hardware() -> None:
+def test_cores_of_other_hardware():
     runs = on_two_cores(make_runs())
     target = {**ALPHA, "devices": "cpu", "cpus_per_node": 4}
     four, eight = (predict_one(runs, hardware={**target, "cpus_per_node": cores}).forecast([8]) for cores in (4, 8))
@@ -211,7 +204,7 @@ def test_cores_of_other_hardware() -> None:
     assert predict_one(runs, hardware={**ALPHA, "cpus_per_node": 1}).forecast([8]).limited_by(0) != "host"  # GPUs
 
 
-def on_gpus(runs: list[Result], model: str = "NVIDIA A100-SXM4-40GB", device: str = "cuda") -> list[Result]:
+def on_gpus(runs, model="NVIDIA A100-SXM4-40GB", device="cuda"):
     """Return the runs as of a machine with such GPUs, made on them or on its cores."""
     for run in runs:
         run.scale.device = run.spec["hardware"]["devices"] = device
@@ -220,7 +213,7 @@ def on_gpus(runs: list[Result], model: str = "NVIDIA A100-SXM4-40GB", device: st
 
 
 @pytest.mark.parametrize("path", HARDWARE_FILES, ids=lambda path: path.stem)
-def test_gpus_of_other_hardware_are_compared_by_their_peaks(path: Path) -> None:
+def test_gpus_of_other_hardware_are_compared_by_their_peaks(path):
     hardware = {**read_yaml(path), "links": ALPHA["links"]}
     faster = "times as fast, by their peak FLOP/s, as those measured"
     (remark,) = predict_one(on_gpus(make_runs()), hardware=hardware).remarks
@@ -232,7 +225,7 @@ def test_gpus_of_other_hardware_are_compared_by_their_peaks(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("model", "speed"), [("Tesla K80", 4.37 / 19.5), ("H100 80GB HBM3", 67 / 19.5)])
-def test_efficiency_on_other_devices_is_over_one_of_them(model: str, speed: float) -> None:
+def test_efficiency_on_other_devices_is_over_one_of_them(model, speed):
     one = predict_one(on_gpus(make_runs()), hardware=ALPHA).forecast([1, 64])
     other = predict_one(on_gpus(make_runs()), hardware={**ALPHA, "gpu_model": model}).forecast([1, 64])
     assert other.throughput[0] == pytest.approx(one.throughput[0] * speed, rel=0.01)
@@ -241,7 +234,7 @@ def test_efficiency_on_other_devices_is_over_one_of_them(model: str, speed: floa
 
 
 @pytest.mark.parametrize("cores", [12, 48])
-def test_cores_that_a_job_lacked_are_there_on_a_full_node(cores: int) -> None:
+def test_cores_that_a_job_lacked_are_there_on_a_full_node(cores):
     """Two of eight GPUs use all of the cores that the job has: a quarter of the node's, or all of them."""
     runs = on_gpus(make_runs())
     for run in runs:
@@ -250,7 +243,7 @@ def test_cores_that_a_job_lacked_are_there_on_a_full_node(cores: int) -> None:
     assert (predict_one(runs).forecast([8]).limited_by(0) == "host") == (cores == 48)
 
 
-def test_nothing_superlinear_is_predicted() -> None:
+def test_nothing_superlinear_is_predicted():
     prediction = predict_one(make_runs())
     wide = {**prediction.curve.rows[-1], "throughput_high": 2 * prediction.curve.rows[-1]["throughput_samples_per_s"]}
     curve = replace(prediction.curve, rows=[*prediction.curve.rows[:-1], wide])
@@ -258,7 +251,7 @@ def test_nothing_superlinear_is_predicted() -> None:
     assert forecast.efficiency_high[0] > 1.5 and forecast.efficiency_high[1:].tolist() == [1, 1]
 
 
-def make_two_models() -> list[Result]:
+def make_two_models():
     """Make runs of a model on up to four devices, and of another one on up to two."""
     other = make_runs(gpus=(1, 2))
     for run in other:
@@ -267,7 +260,7 @@ def make_two_models() -> list[Result]:
     return [*make_runs(gpus=(1, 2, 4)), *other]
 
 
-def test_siblings_correct_what_all_models_share() -> None:
+def test_siblings_correct_what_all_models_share():
     curves, read = make_read(make_two_models())
     (sibling,) = (curve for curve in curves if curve.group["model"] == "other")
     corrections = predictions.measure_siblings(sibling, curves, read)
@@ -290,12 +283,12 @@ def test_siblings_correct_what_all_models_share() -> None:
         ("torch_distributed_data_parallel", "all_reduce"), ("nonzero_ddp", "all_reduce"),
     ],
 )  # fmt: skip
-def test_what_devices_exchange_is_what_the_yaml_of_their_strategy_says(name: str, kind: str) -> None:
+def test_what_devices_exchange_is_what_the_yaml_of_their_strategy_says(name, kind):
     """Whatever the name: a plugin's may hold any word."""
     assert sync_kind(record(name, 2)) == kind
 
 
-def test_a_record_that_does_not_say_what_is_exchanged_is_not_predicted() -> None:
+def test_a_record_that_does_not_say_what_is_exchanged_is_not_predicted():
     made = record("ddp", 2)
     del made.spec["strategy"]["sync"]
     with pytest.raises(InputError, match=r"strategy\.sync"):

@@ -1,7 +1,5 @@
 """The step model against an event simulation, at its limits, and along its inputs."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -21,11 +19,11 @@ seconds = st.floats(1e-4, 10.0)
 kinds = st.sampled_from([kind for kind in step_model.SYNC_KINDS if kind != "stages"])
 
 
-def step_s(model: StepModel, devices: float, batch: float = 32.0) -> float:
+def step_s(model, devices, batch=32.0):
     return float(predict_parts(model, devices, batch).step_s)
 
 
-def simulate_exposed_s(sync_s: float, messages: int, hidden_s: float) -> float:
+def simulate_exposed_s(sync_s, messages, hidden_s):
     """Send each message when its gradients are there and the one before is done; return what is left afterwards."""
     done_s = 0.0
     for number in range(1, messages + 1):
@@ -35,52 +33,50 @@ def simulate_exposed_s(sync_s: float, messages: int, hidden_s: float) -> float:
 
 
 @given(seconds, st.integers(1, 50), seconds, st.floats(0.0, 1.0))
-def test_what_stays_exposed_equals_a_simulation_of_equal_messages(
-    sync_s: float, messages: int, compute_s: float, overlap: float
-) -> None:
+def test_what_stays_exposed_equals_a_simulation_of_equal_messages(sync_s, messages, compute_s, overlap):
     model = replace(MODEL, messages=messages, overlap=overlap)
     actual = step_model.hide_sync(np.array(sync_s), model, np.array(compute_s), 0.5)
     assert float(actual) == pytest.approx(simulate_exposed_s(sync_s, messages, overlap * 0.5 * compute_s), rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", step_model.SYNC_KINDS)
-def test_an_infinite_link_leaves_computation_alone(kind: str) -> None:
+def test_an_infinite_link_leaves_computation_alone(kind):
     model = replace(MODEL, links=FREE, sync=kind, growth=0.0, stages=1, micro_batches=10**9)
     waits = step_model.STAGES  # for the first of its micro-batches, on any link
     for devices in (1, 2, 8, 4096) if kind != waits else (1,):
         assert step_s(model, devices) == pytest.approx(0.032)
 
 
-def test_one_device_has_no_synchronization_and_no_growth() -> None:
+def test_one_device_has_no_synchronization_and_no_growth():
     for kind in step_model.SYNC_KINDS:
         assert step_s(replace(MODEL, sync=kind, optimizer_s=0.004), 1) == pytest.approx(0.036)
 
 
 @given(kinds, st.floats(1e6, 1e12), st.floats(1.0, 100.0), st.integers(2, 10_000))
-def test_more_bandwidth_never_makes_a_step_longer(kind: str, rate: float, times: float, devices: int) -> None:
+def test_more_bandwidth_never_makes_a_step_longer(kind, rate, times, devices):
     slow = replace(MODEL, sync=kind, stages=2, links=Links(4, rate, rate / 2))
     fast = replace(slow, links=Links(4, rate * times, rate * times / 2))
     assert step_s(fast, devices) <= step_s(slow, devices) * (1 + 1e-12)
 
 
 @given(kinds, st.integers(1, 5000), st.floats(1.0, 512.0))
-def test_a_step_is_no_shorter_than_its_computation(kind: str, devices: int, batch: float) -> None:
+def test_a_step_is_no_shorter_than_its_computation(kind, devices, batch):
     parts = predict_parts(replace(MODEL, sync=kind, stages=2), devices, batch)
     assert float(parts.step_s) >= 1e-3 * batch * (1 - 1e-12) and 0 <= float(parts.loss) < 1
 
 
-def test_arrays_equal_single_counts() -> None:
+def test_arrays_equal_single_counts():
     together = predict_parts(MODEL, COUNTS, 32.0).step_s
     assert together == pytest.approx([step_s(MODEL, count) for count in COUNTS])
     assert (np.diff(together) > 0).all()
 
 
-def test_a_ring_of_two_sends_its_bytes_once_each_way() -> None:
+def test_a_ring_of_two_sends_its_bytes_once_each_way():
     links = Links(8, 1e9, None, latency_s=0.0, launch_s=0.0)
     assert step_model.all_reduce_s(links, np.array([1.0, 2, 4]), 1e9) == pytest.approx([0.0, 1.0, 1.5])
 
 
-def test_between_nodes_the_slower_link_counts_and_a_tree_saves_hops() -> None:
+def test_between_nodes_the_slower_link_counts_and_a_tree_saves_hops():
     links = Links(4, 1e9, 1e8, latency_s=0.0, launch_s=0.0, network_latency_s=1e-3)
     inside, outside = step_model.all_reduce_s(links, np.array([4.0, 4096]), 0.0, messages=1)
     assert (inside, outside) == pytest.approx((0.0, 2e-3 * 10))  # log2 of 1,024 nodes there and back
@@ -91,7 +87,7 @@ def test_between_nodes_the_slower_link_counts_and_a_tree_saves_hops() -> None:
     assert unknown.rate(np.array([1.0, 2.0])) == pytest.approx([1e9, 1e9])
 
 
-def test_a_pipeline_waits_for_its_first_micro_batch() -> None:
+def test_a_pipeline_waits_for_its_first_micro_batch():
     model = StepModel(1e-3, FREE, step_model.STAGES, growth=0.0, micro_batches=8)
     assert step_s(model, 4) == pytest.approx(0.032 * (8 + 3) / 8)
     alone = replace(model, micro_batches=1)  # the stages work one after the other
@@ -99,7 +95,7 @@ def test_a_pipeline_waits_for_its_first_micro_batch() -> None:
 
 
 @given(st.lists(st.floats(0.01, 1.0), min_size=2, max_size=6), st.integers(1, 12), st.floats(0.0, 0.1))
-def test_unequal_stages_equal_a_simulation(work: list[float], micro_batches: int, pass_s: float) -> None:
+def test_unequal_stages_equal_a_simulation(work, micro_batches, pass_s):
     """Each micro-batch enters a stage when it has left the one before and the stage is free."""
     stages, samples = len(work), 8 * len(work) / micro_batches
     seconds = [part / sum(work) * (pass_s + samples * 1e-3) for part in work]
@@ -113,7 +109,7 @@ def test_unequal_stages_equal_a_simulation(work: list[float], micro_batches: int
     assert step_s(model, stages, 8.0) == pytest.approx(done_s[-1])
 
 
-def test_two_stages_by_hand() -> None:
+def test_two_stages_by_hand():
     """8 samples' 1000 bytes go forward and come back in four micro-batches; the optimizer of one stage has 3/4 to do.
 
     Four micro-batches of two equal stages take five of their eight half steps.
@@ -128,13 +124,13 @@ def test_two_stages_by_hand() -> None:
     assert step_s(far, 2, 4.0) == pytest.approx(expected)
 
 
-def test_each_device_updates_its_share_of_the_state() -> None:
+def test_each_device_updates_its_share_of_the_state():
     for kind, share in (("all_reduce", 1), ("zero1", 1 / 8), ("sharded", 1 / 8), ("hsdp", 1 / 4), ("stages", 1 / 8)):
         actual = predict_parts(replace(MODEL, sync=kind, optimizer_s=0.8), 8, 32.0).optimizer_s
         assert float(actual) == pytest.approx(0.8 * share), kind
 
 
-def test_copies_of_shards_cross_nodes_once_for_each_node() -> None:
+def test_copies_of_shards_cross_nodes_once_for_each_node():
     links = Links(4, 1e12, 1e9, latency_s=0.0, network_latency_s=0.0, launch_s=0.0)
     model = StepModel(1e-9, links, step_model.HSDP, 1e9, growth=0.0)
     assert step_s(model, 8) == pytest.approx(2 * 1 / 2, rel=0.01)  # a full copy of the gradients there and back, halved
@@ -143,7 +139,7 @@ def test_copies_of_shards_cross_nodes_once_for_each_node() -> None:
     assert step_s(replace(model, stages=8), 8) == pytest.approx(step_s(sharded, 8), rel=1e-6)
 
 
-def test_devices_that_are_processors_wait_for_the_network() -> None:
+def test_devices_that_are_processors_wait_for_the_network():
     model = replace(MODEL, host_sample_s=0.01)
     nodes = [1.0, model.links.devices_per_node, 2 * model.links.devices_per_node]
     alone, waiting = (predict_parts(each, nodes, 8) for each in (model, replace(model, computes_on_host=True)))
@@ -152,7 +148,7 @@ def test_devices_that_are_processors_wait_for_the_network() -> None:
     assert predict_parts(unknown, nodes, 8).host_s.tolist() == [0, 0, 0]
 
 
-def test_replicas_of_pipelines_meet_on_the_network_from_the_second_node_on() -> None:
+def test_replicas_of_pipelines_meet_on_the_network_from_the_second_node_on():
     """Pipelines of two stages: both stages' sums share a node's network, and no cut between stages crosses it."""
     links = Links(4, 1e12, 1e9, latency_s=0.0, network_latency_s=1.0, launch_s=0.0)
     model = StepModel(1e-9, links, step_model.HYBRID, 1e9, growth=0.0, stages=2, cut_bytes=1e3)
@@ -163,20 +159,20 @@ def test_replicas_of_pipelines_meet_on_the_network_from_the_second_node_on() -> 
     assert step_s(replace(model, stages=8), 8) > 1  # one pipeline over two nodes
 
 
-def test_the_host_limits_and_is_not_added() -> None:
+def test_the_host_limits_and_is_not_added():
     model = replace(MODEL, host_sample_s=0.01)
     assert step_s(model, 4) == pytest.approx(4 * 32 * 0.01)
     assert step_s(replace(model, host_sample_s=1e-6), 4) == step_s(MODEL, 4)
 
 
 @pytest.mark.parametrize(("n", "expected"), [(1, 0.0), (2, 0.564), (10, 1.539), (100, 2.508), (1000, 3.241)])
-def test_the_expected_maximum_is_that_of_normal_variables(n: int, expected: float) -> None:
+def test_the_expected_maximum_is_that_of_normal_variables(n, expected):
     """Against the tables of Harter 1961."""
     assert float(step_model.expected_maximum(np.array(float(n)))) == pytest.approx(expected, abs=0.03)
 
 
 @given(st.integers(1, 64), seconds)
-def test_the_seconds_of_a_sample_give_the_measured_step(devices: int, measured_s: float) -> None:
+def test_the_seconds_of_a_sample_give_the_measured_step(devices, measured_s):
     free = replace(MODEL, links=FREE)
     solved = step_model.solve_sample_s(free, devices, 32, measured_s)
     assert step_s(solved, devices) == pytest.approx(measured_s, rel=1e-9)

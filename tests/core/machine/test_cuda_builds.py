@@ -1,9 +1,5 @@
 """Which CUDA builds of PyTorch and TensorFlow fit a machine, and the check of those that are installed."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from scalebench.core.errors import InputError
@@ -38,9 +34,7 @@ CU126_CODE = "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90".split()
         ("535.183.01", [(5, 2)], CU126),  # M60
     ],
 )
-def test_the_build_is_the_newest_that_driver_and_all_gpus_allow(
-    driver: str | None, capabilities: list[tuple[int, int]], index: str
-) -> None:
+def test_the_build_is_the_newest_that_driver_and_all_gpus_allow(driver, capabilities, index):
     assert choose_torch_build(driver, capabilities).index == index
 
 
@@ -53,12 +47,12 @@ def test_the_build_is_the_newest_that_driver_and_all_gpus_allow(
         ("580.65.06", [(12, 0), (7, 0), (7, 0)], "on GPUs of compute capability 7.0 and 12.0"),
     ],
 )
-def test_no_build_fits(driver: str, capabilities: list[tuple[int, int]], message: str) -> None:
+def test_no_build_fits(driver, capabilities, message):
     with pytest.raises(InputError, match=f"no CUDA build of PyTorch runs {message}"):
         choose_torch_build(driver, capabilities)
 
 
-def put_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+def put_nvidia_smi(folder, monkeypatch, script):
     (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
     (folder / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
@@ -77,9 +71,7 @@ OLD = 'case "$1" in *compute_cap*) echo "Field \\"compute_cap\\" is not a valid 
         ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", None),
     ],
 )
-def test_nvidia_smi_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, answer: tuple[str, list[tuple[int, int]]] | None
-) -> None:
+def test_nvidia_smi_is_read(tmp_path, monkeypatch, script, answer):
     put_nvidia_smi(tmp_path, monkeypatch, script)
     assert read_nvidia_smi() == answer
     (tmp_path / "nvidia-smi").unlink()
@@ -87,7 +79,7 @@ def test_nvidia_smi_is_read(
 
 
 @pytest.mark.parametrize("smi", ["echo '535.183.01, 8.0'", "exit 9"], ids=["GPU", "no GPU"])
-def test_the_variables_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smi: str) -> None:
+def test_the_variables_come_first(tmp_path, monkeypatch, smi):
     put_nvidia_smi(tmp_path, monkeypatch, smi)
     has_gpu = smi.startswith("echo")
     assert choose_index({}) == (CU126 if has_gpu else CPU_INDEX)
@@ -102,9 +94,7 @@ def test_the_variables_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ("torch_cuda", "requirement"),
     [(None, "tensorflow-cpu==2.21.0"), ("12.6", "tensorflow[and-cuda]==2.21.0"), ("13.0", "tensorflow-cpu==2.21.0")],
 )
-def test_tensorflow_for_gpus_only_beside_pytorch_of_its_cuda(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, torch_cuda: str | None, requirement: str
-) -> None:
+def test_tensorflow_for_gpus_only_beside_pytorch_of_its_cuda(capsys, monkeypatch, torch_cuda, requirement):
     chosen, remark = choose_tensorflow(torch_cuda, "2.21.0")
     assert (chosen, remark is not None) == (requirement, torch_cuda == "13.0")
     monkeypatch.setattr(cuda_builds, "detect_torch_cuda", lambda: torch_cuda)
@@ -136,9 +126,7 @@ NO_CODE = "PyTorch 2.13.0+cu130 has no code for compute capability 7.0, only for
         (None, [], "580.65.06", (9, 0), "is a build without CUDA", CU130),
     ],
 )
-def test_an_installed_pytorch_is_checked_against_driver_and_gpu(
-    cuda: str | None, code: list[str], driver: str | None, capability: tuple[int, int], message: str, index: str
-) -> None:
+def test_an_installed_pytorch_is_checked_against_driver_and_gpu(cuda, code, driver, capability, message, index):
     problem = find_torch_problem("2.13.0+cu130", cuda, code, driver, [capability])
     if message is None:
         assert problem is None
@@ -147,14 +135,14 @@ def test_an_installed_pytorch_is_checked_against_driver_and_gpu(
         assert problem.endswith(f": pip install --force-reinstall torch --index-url {index}")
 
 
-def put_package(site: Path, name: str, version: str, *files: str) -> None:
+def put_package(site, name, version, *files):
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
     (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
 
 
-def test_two_packages_that_own_the_same_library_are_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_packages_that_own_the_same_library_are_a_problem(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     nccl, cudnn = "nvidia/nccl/lib/libnccl.so.2", "nvidia/cudnn/lib/libcudnn.so.9"
     put_package(tmp_path, "nvidia-nccl-cu13", "2.29.7", nccl, "nvidia/__init__.py")

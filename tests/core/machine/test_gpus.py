@@ -1,13 +1,10 @@
 """GPUs and their links: as reported by a made-up NVML, and by the stand-in library through ctypes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -26,16 +23,16 @@ UUIDS = [f"GPU-{i}b2c4f5e-0000-4000-8000-00000000000{i}" for i in range(4)]
 A100 = "NVIDIA A100-SXM4-40GB"
 
 
-def refuse(*_: object) -> Any:
+def refuse(*_):
     raise RuntimeError("Not Supported")  # stands for an NVMLError
 
 
 @pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def nvml(monkeypatch):
     """Return the functions of pynvml that gpus.py calls: four A100 in two pairs; handles are plain indices."""
-    links: dict[int, list[Any]] = {}  # GPU -> the other end of each of its links
+    links = {}  # GPU -> the other end of each of its links
 
-    def bus(handle: int) -> SimpleNamespace:
+    def bus(handle):
         return SimpleNamespace(busId=f"00000000:{handle:X}A:00.0")
 
     fake = SimpleNamespace(
@@ -79,7 +76,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return fake
 
 
-def test_all_fields_of_a_gpu(nvml: SimpleNamespace, root: Path) -> None:
+def test_all_fields_of_a_gpu(nvml, root):
     put(root, "sys/bus/pci/devices/0000:2a:00.0/numa_node", "1\n")
     put(root, "sys/bus/pci/devices/0000:3a:00.0/numa_node", "-1\n")
     found = gpus.detect_gpus()
@@ -122,14 +119,14 @@ def test_all_fields_of_a_gpu(nvml: SimpleNamespace, root: Path) -> None:
         ("nvmlDeviceGetCudaComputeCapability", {"compute_capability"}),
     ],
 )
-def test_a_refused_field_is_none(nvml: SimpleNamespace, root: Path, call: str, fields: set[str]) -> None:
+def test_a_refused_field_is_none(nvml, root, call, fields):
     put(root, "sys/bus/pci/devices/0000:0a:00.0/numa_node", "0\n")
     setattr(nvml, call, refuse)
     gpu = dataclasses.asdict(gpus.detect_gpus().gpus[0])
     assert {name for name, value in gpu.items() if value is None} == fields
 
 
-def test_a_broken_nvml(nvml: SimpleNamespace) -> None:
+def test_a_broken_nvml(nvml):
     nvml.nvmlDeviceGetPciInfo = lambda handle: SimpleNamespace(busId="what:ever")
     assert gpus.detect_gpus().gpus[0].numa_node is None
     nvml.nvmlDeviceGetHandleByIndex = refuse  # lost GPUs stay counted
@@ -138,7 +135,7 @@ def test_a_broken_nvml(nvml: SimpleNamespace) -> None:
     assert (gpus.detect_gpus().gpus, gpus.count_gpus()) == ([], 0)
 
 
-def test_topology(nvml: SimpleNamespace) -> None:
+def test_topology(nvml):
     assert (gpus.detect_gpus().topology or [])[1:3] == [["PXB", "X", "SYS", "SYS"], ["SYS", "SYS", "X", "PXB"]]
     nvml.links |= {0: [1, 1, 2], 1: [0, 0], 2: [0]}
     assert (gpus.detect_gpus().topology or [])[:2] == [["X", "NV2", "NV1", "SYS"], ["NV2", "X", "SYS", "SYS"]]
@@ -146,7 +143,7 @@ def test_topology(nvml: SimpleNamespace) -> None:
     assert (gpus.detect_gpus().topology or [])[3] == ["NV12", "NV12", "NV12", "X"]
 
 
-def test_an_unknown_topology_is_none(nvml: SimpleNamespace) -> None:
+def test_an_unknown_topology_is_none(nvml):
     del nvml.nvmlDeviceGetTopologyCommonAncestor  # a library older than this function
     assert gpus.detect_gpus().topology is None
     nvml.nvmlDeviceGetCount = lambda: 1
@@ -155,13 +152,13 @@ def test_an_unknown_topology_is_none(nvml: SimpleNamespace) -> None:
     assert gpus.detect_gpus().topology is None
 
 
-VISIBLE: dict[str, list[int | None]] = {"": [], "0": [0], "2, 0": [2, 0], "0,1,2,3": [0, 1, 2, 3], "-1": []}
+VISIBLE = {"": [], "0": [0], "2, 0": [2, 0], "0,1,2,3": [0, 1, 2, 3], "-1": []}
 VISIBLE |= {"1,-1,2": [1], "0,7,1": [0], "0,0": [], "none": [], UUIDS[3]: [3], f"{UUIDS[3]},{UUIDS[0]}": [3, 0]}
 VISIBLE |= {"GPU-2b2c": [2], "GPU-ffff": [], "G": [], "MIG-known": [None], "MIG-unknown": []}
 VISIBLE |= {"GPU-": []}  # matches several
 
 
-def test_the_visible_gpus_are_those_that_cuda_shows(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_visible_gpus_are_those_that_cuda_shows(nvml, monkeypatch):
     assert (gpus.visible_gpus(), gpus.count_gpus()) == ([0, 1, 2, 3], 4)
     for visible, found in VISIBLE.items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -169,7 +166,7 @@ def test_the_visible_gpus_are_those_that_cuda_shows(nvml: SimpleNamespace, monke
 
 
 @pytest.mark.gpu
-def test_devices_are_named_whatever_their_numbers_mean(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_are_named_whatever_their_numbers_mean(nvml, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"3,{UUIDS[1]}")
     assert gpus.name_visible_gpus([1, 0, 2]) == [f"{A100} {UUIDS[1]}", f"{A100} {UUIDS[3]}", None]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")  # of one rank: it takes the GPU that it sees, whatever its number
@@ -184,18 +181,14 @@ def test_devices_are_named_whatever_their_numbers_mean(nvml: SimpleNamespace, mo
 @pytest.mark.parametrize(
     ("split", "seen"), [(set(), [0, 1, 2, 3]), ({0, 1, 2, 3}, [None]), ({1}, [0, 2, 3])], ids=["none", "all", "one"]
 )
-def test_of_gpus_that_are_split_a_process_sees_one_instance(
-    split: set[int], seen: list[int | None], nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_gpus_that_are_split_a_process_sees_one_instance(split, seen, nvml, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     nvml.nvmlDeviceGetMigMode = lambda handle: [int(handle in split), 0]
     assert (gpus.visible_gpus(), gpus.count_gpus()) == (seen, len(seen))
 
 
 @pytest.mark.gpu
-def test_gpus_whose_library_does_not_answer_are_no_machine_without_gpus(
-    nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_gpus_whose_library_does_not_answer_are_no_machine_without_gpus(nvml, monkeypatch, tmp_path):
     """After an update of the driver, a machine with GPUs must not be measured as one without."""
     monkeypatch.setattr(system_files, "SYSTEM_ROOT", tmp_path)
     nvml.nvmlInit = refuse
@@ -209,7 +202,7 @@ def test_gpus_whose_library_does_not_answer_are_no_machine_without_gpus(
     assert gpus.find_nvml_problem() is None and detect_hardware(HardwareSpec("local")).devices == "cuda"
 
 
-def test_amd_gpus_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amd_gpus_are_named(tmp_path, monkeypatch):
     """A run that takes the CPU beside them says so, one that asks for CPU workers does not."""
     monkeypatch.setattr(system_files, "SYSTEM_ROOT", tmp_path)
     monkeypatch.setattr(gpus.importlib.metadata, "version", lambda name: "2.13.0+cpu")
@@ -226,14 +219,12 @@ def test_amd_gpus_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert asked.unsupported is not None and "0 GPUs here; there are AMD GPUs (/dev/kfd" in asked.unsupported
 
 
-def test_the_room_on_each_visible_gpu(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_room_on_each_visible_gpu(nvml, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert gpus.read_gpu_room() == [gpus.GpuRoom(1, 42_949_672_960, "exclusive_process")]
 
 
-def test_facts_of_the_visible_gpus_are_in_their_order(
-    nvml: SimpleNamespace, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_facts_of_the_visible_gpus_are_in_their_order(nvml, root, monkeypatch):
     for index, node in enumerate([0, 0, 1, 1]):
         put(root, f"sys/bus/pci/devices/0000:{index}a:00.0/numa_node", f"{node}\n")
     assert gpus.gpu_numa_nodes() == [0, 0, 1, 1]
@@ -245,16 +236,16 @@ def test_facts_of_the_visible_gpus_are_in_their_order(
     assert (gpus.gpu_numa_nodes(), gpus.pair_of_each_link()) == ([None], [])
 
 
-def test_pairs_by_link() -> None:
+def test_pairs_by_link():
     topology = [["X", "PIX", "PHB", "SYS"], ["PIX", "X", "PHB", "SYS"], ["PHB", "PHB", "X", "SYS"], ["SYS"] * 3 + ["X"]]
     expected = {"PIX": [(0, 1)], "PHB": [(0, 2), (1, 2)], "SYS": [(0, 3), (1, 3), (2, 3)]}
     assert gpus.pairs_by_link(topology) == expected and gpus.pairs_by_link([["X"]]) == {}
 
 
-def test_peer_access_has_the_names_of_nvidia_smi(nvml: SimpleNamespace) -> None:
+def test_peer_access_has_the_names_of_nvidia_smi(nvml):
     states = {(0, 1): 0, (1, 0): 1, (0, 2): 2, (2, 0): 3, (1, 2): 4, (2, 1): 5}
 
-    def ask(name: str, a: int, b: int, kind: int) -> int | None:
+    def ask(name, a, b, kind):
         assert name == "nvmlDeviceGetP2PStatus"
         return states[a, b] if kind == 1 else 6 if kind == 0 else None
 
@@ -268,7 +259,7 @@ def test_peer_access_has_the_names_of_nvidia_smi(nvml: SimpleNamespace) -> None:
     assert (peers["read"][1], peers["nvlink"][0]) == (["OK", "X", "OK", "OK"], ["X", "NS", "NS", "NS"])
 
 
-def test_constants_are_those_of_the_library() -> None:
+def test_constants_are_those_of_the_library():
     pynvml = pytest.importorskip("pynvml")
     kinds = {kind: getattr(pynvml, f"NVML_P2P_CAPS_INDEX_{kind.upper()}") for kind in gpus.PEER_KINDS}
     # A comma too many makes tuples of some of them.
@@ -286,9 +277,7 @@ def test_constants_are_those_of_the_library() -> None:
         ({"NVLINKS": 0, "ANCESTOR": 50, "P2P": 1}, "SYS", "CNS"),
     ],
 )
-def test_links_through_the_library(
-    nvml_library: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, int], topology: str, peers: str
-) -> None:
+def test_links_through_the_library(nvml_library, monkeypatch, settings, topology, peers):
     put_in(monkeypatch, nvml_library, **settings)
     found = gpus.detect_gpus()
     assert found.topology == [["X", topology], [topology, "X"]]
@@ -305,9 +294,7 @@ def test_links_through_the_library(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("table", sorted(path.stem for path in TABLES.glob("*.json") if path.stem != "two_gpus"))
-def test_public_machines_have_the_published_topology(
-    table: str, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_public_machines_have_the_published_topology(table, nvml_library, monkeypatch):
     put_in(monkeypatch, nvml_library, table)
     published = parse_matrix("\n".join(read_table(table).get("topology", [])))
     found = gpus.detect_gpus()
@@ -333,9 +320,7 @@ PXB_PAIRS = [["X" if a == b else "PXB" if a // 2 == b // 2 else "SYS" for b in r
         ("dgx_a100", {"State": [0]}, "PXB"),
     ],
 )
-def test_links_whose_other_end_is_not_named(
-    table: str, changes: dict[str, Any], link: str, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_whose_other_end_is_not_named(table, changes, link, nvml_library, monkeypatch):
     rows = {f"nvmlDeviceGetNvLink{name} {number}": cell for name, cell in changes.items() for number in range(18)}
     put_in(monkeypatch, nvml_library, table, rows)
     topology = gpus.detect_gpus().topology
@@ -354,9 +339,7 @@ def test_links_whose_other_end_is_not_named(
         ("hgx_h100", {"mig": False, "persistence": False, "slowdown_temperature_c": None}),
     ],
 )
-def test_a_fact_that_a_card_does_not_support_is_none(
-    table: str, facts: dict[str, Any], nvml_library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fact_that_a_card_does_not_support_is_none(table, facts, nvml_library, monkeypatch):
     put_in(monkeypatch, nvml_library, table)
     found = gpus.detect_gpus()
     assert {name: getattr(found.gpus[0], name) for name in facts} == facts
@@ -365,15 +348,13 @@ def test_a_fact_that_a_card_does_not_support_is_none(
 
 
 @pytest.mark.gpu
-def test_memory_of_0_bytes_is_unknown(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_0_bytes_is_unknown(nvml_library, monkeypatch):
     put_in(monkeypatch, nvml_library, "gb10", {"nvmlDeviceGetMemoryInfo": [{"total": 0, "free": 0, "used": 0}]})
     assert gpus.detect_gpus().gpus[0].memory_bytes is None
 
 
 @pytest.mark.gpu
-def test_of_gpus_with_instances_a_process_sees_one_instance(
-    nvml_library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_gpus_with_instances_a_process_sees_one_instance(nvml_library, monkeypatch):
     put_in(monkeypatch, nvml_library, "mig_a100")
     assert gpus.visible_gpus() == [None]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-e07a497d-1bb6-5a42-b670-1c33bf55ab6e")
@@ -405,13 +386,13 @@ LINES = {
 }
 
 
-def test_each_line() -> None:
+def test_each_line():
     for line, transports in LINES.items():
         assert nccl_log.parse_transports([line]) == nccl_log.parse_transports([f"{line}\r"]) == transports, line
 
 
 @pytest.mark.gpu
-def test_multicast_through_nvswitch_is_a_transport_of_all_pairs() -> None:
+def test_multicast_through_nvswitch_is_a_transport_of_all_pairs():
     """Lines of public logs: an HGX H100, and two GPUs, for which NCCL has it but does not use it."""
     channel = "h1:422771:422793 [7] NCCL INFO Channel 03/0 : 7[7] -> 4[4] via P2P/direct pointer"
     available = "h1:1795:1795 [0] NCCL INFO NVLS multicast support is available on dev 0 (NVLS_NCHANNELS 24)"
@@ -440,13 +421,10 @@ RECORDINGS = Path(__file__).parents[2] / "golden" / "recordings"
             "nccl_sharp_connected",
             {"all": "COLLNET/SHARP/1/GDRDMA + COLLNET/SHARP/1/GDRDMA(PCI) + COLLNET/SHARP/5/GDRDMA"},
         ),
-        (
-            "nccl_sharp_failed",
-            {"0-1": "P2P/CUMEM/read", "0-7": "NET/IBext_v8/1(6)/GDRDMA + NET/IBext_v8/1/GDRDMA"},
-        ),
+        ("nccl_sharp_failed", {"0-1": "P2P/CUMEM/read", "0-7": "NET/IBext_v8/1(6)/GDRDMA + NET/IBext_v8/1/GDRDMA"}),
     ],
 )
-def test_logs_of_gpu_machines(name: str, transports: dict[str, str]) -> None:
+def test_logs_of_gpu_machines(name, transports):
     assert nccl_log.read_transports([RECORDINGS / f"{name}.log"]) == transports
 
 
@@ -462,12 +440,12 @@ def test_logs_of_gpu_machines(name: str, transports: dict[str, str]) -> None:
         ("^ring", True, True),
     ],
 )
-def test_algorithms_that_the_environment_allows(algorithms: str, nvls: bool, collnet: bool) -> None:
+def test_algorithms_that_the_environment_allows(algorithms, nvls, collnet):
     assert nccl_log.allows_transport(algorithms, "NVLS") == nvls
     assert nccl_log.allows_transport(algorithms, "COLLNET") == collnet
 
 
-def test_pairs_are_sorted_with_all_transports_of_each() -> None:
+def test_pairs_are_sorted_with_all_transports_of_each():
     connections = [(10, 2, "SHM/direct/direct"), (0, 1, "NET/IB/1"), (2, 3, "P2P/IPC")]
     connections += [(1, 0, "NET/IB/0"), (0, 1, "NET/IB/1")]
     lines = [f"a [0] NCCL INFO Channel 00/0 : {a}[0] -> {b}[1] via {transport}" for a, b, transport in connections]
@@ -477,7 +455,7 @@ def test_pairs_are_sorted_with_all_transports_of_each() -> None:
     assert nccl_log.summarize_transports(None) is None
 
 
-def test_logs_are_read_together_up_to_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_logs_are_read_together_up_to_a_limit(monkeypatch, tmp_path):
     logs = [tmp_path / f"rank{rank}.log" for rank in range(3)]
     line = b"a [0] NCCL INFO Channel 00/0 : %d[0] -> %d[1] via P2P/IPC\n"
     logs[0].write_bytes(b"\xff\xfe no text\n" + line % (0, 1))

@@ -1,8 +1,6 @@
 """The facts of this machine: real ones where possible, else from made-up system files. Processors and cgroups: the
 affinity of this process, and made-up files for the rest."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -26,7 +24,7 @@ from tests.nvml_stand_in import put_in
 A100 = "NVIDIA A100-SXM4-40GB"
 
 
-def test_this_machine_is_detected_and_written_as_json() -> None:
+def test_this_machine_is_detected_and_written_as_json():
     found = machine.detect_machine()
     assert json.loads(json.dumps(dataclasses.asdict(found))) == dataclasses.asdict(found)
     assert found.cpus == len(os.sched_getaffinity(0))
@@ -34,14 +32,14 @@ def test_this_machine_is_detected_and_written_as_json() -> None:
     assert {"numpy", "hydra-core"} <= found.versions.keys()
 
 
-def test_the_import_loads_no_heavy_library() -> None:
+def test_the_import_loads_no_heavy_library():
     heavy = "{'torch', 'tensorflow', 'psutil', 'pynvml', 'numpy', 'pandas', 'hydra'}"
     code = f"import sys, scalebench.core.machine.machine; print(sorted({heavy} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_a_machine_without_any_information(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_any_information(root, monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)  # an import of it fails
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setenv("PATH", "")
@@ -62,14 +60,14 @@ def test_a_machine_without_any_information(root: Path, monkeypatch: pytest.Monke
         ("processor\t: 0\nCPU implementer\t: 0x41\n", None),
     ],
 )
-def test_processors_and_oom_kills_from_proc(root: Path, cpuinfo: str, model: str | None) -> None:
+def test_processors_and_oom_kills_from_proc(root, cpuinfo, model):
     put(root, "proc/cpuinfo", cpuinfo)
     put(root, "proc/vmstat", "oom_kill_other 3\noom_kill 12\n")
     found = machine.detect_machine()
     assert (found.cpu_model, machine.oom_kills()) == (model, 12)
 
 
-def test_processors_and_cgroups_are_in_the_record(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processors_and_cgroups_are_in_the_record(root, monkeypatch):
     monkeypatch.setattr(machine, "usable_cpus", lambda: [1, 3])
     for cpu, governor in enumerate(["powersave", "performance", "powersave", "schedutil"]):
         put(root, f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor", f"{governor}\n")
@@ -94,9 +92,7 @@ def test_processors_and_cgroups_are_in_the_record(root: Path, monkeypatch: pytes
         ("echo late; exec sleep 60", None),
     ],
 )
-def test_the_version_of_mpi_is_queried_once_and_with_a_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, version: str | None
-) -> None:
+def test_the_version_of_mpi_is_queried_once_and_with_a_limit(tmp_path, monkeypatch, script, version):
     monkeypatch.setattr(machine, "MPI_VERSION_TIMEOUT_S", 0.5 if "sleep" in script else 30.0)
     program, calls = tmp_path / "mpirun", tmp_path / "calls"
     program.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\necho x >> '{calls}'\n{script}\n")
@@ -108,7 +104,7 @@ def test_the_version_of_mpi_is_queried_once_and_with_a_limit(
     assert machine.mpi_version() is None
 
 
-def test_the_innermost_container_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_innermost_container_is_named(root, monkeypatch):
     assert machine.detect_machine().container is None
     put(root, ".dockerenv")
     assert machine.detect_machine().container == "docker"
@@ -120,7 +116,7 @@ def test_the_innermost_container_is_named(root: Path, monkeypatch: pytest.Monkey
     assert machine.detect_machine().container == "apptainer"
 
 
-def test_the_environment_has_relevant_variables_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_has_relevant_variables_and_no_secrets(monkeypatch):
     kept = ("NCCL_DEBUG", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "TF_XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")
     kept += ("SLURM_JOB_ID", "SLURM_CPUS_PER_TASK", "SLURM_CPU_BIND", "SLURM_NTASKS_PER_NODE")
     kept += ("UCX_TLS", "OMPI_MCA_btl")
@@ -133,8 +129,8 @@ def test_the_environment_has_relevant_variables_and_no_secrets(monkeypatch: pyte
     assert not found.keys() & set(hidden)
 
 
-def test_git_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def git(*arguments: str) -> str:
+def test_git_commit(tmp_path, monkeypatch):
+    def git(*arguments):
         who = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false"]
         done = subprocess.run(["git", *who, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
         return done.stdout.strip()
@@ -168,7 +164,7 @@ def test_git_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([], "AMD EPYC 7352 24-Core Processor", None, "48 x AMD EPYC 7352 cores, 1000 GiB, no GPU"),
     ],
 )
-def test_a_machine_in_one_line(names: list[str | None], cpu: str | None, quota: float | None, line: str) -> None:
+def test_a_machine_in_one_line(names, cpu, quota, line):
     gpus = [Gpu(i, name, None, None, None, None, None, None, None) for i, name in enumerate(names)]
     facts = {"cpus": 48, "memory_bytes": 1000 * 2**30, "gpus": gpus, "cpu_model": cpu, "cpu_quota": quota}
     assert machine.describe_machine(dataclasses.replace(MACHINE, **facts)) == line
@@ -183,7 +179,7 @@ def test_a_machine_in_one_line(names: list[str | None], cpu: str | None, quota: 
         ({"HOME": "/c"}, "/c/.cache/scalebench"),
     ],
 )
-def test_the_cache_folder(variables: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_folder(variables, folder, monkeypatch):
     for name in ("SCALEBENCH_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -191,9 +187,7 @@ def test_the_cache_folder(variables: dict[str, str], folder: str, monkeypatch: p
     assert machine.cache_folder() == Path(folder)
 
 
-def test_older_records_lack_later_fields_and_new_ones_read_back(
-    nvml_library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_older_records_lack_later_fields_and_new_ones_read_back(nvml_library, monkeypatch):
     put_in(monkeypatch, nvml_library)
     found = machine.detect_machine()
     parts = found.gpus, found.topology, found.driver_version, found.cuda_driver_version, found.peer_access
@@ -209,7 +203,7 @@ def test_older_records_lack_later_fields_and_new_ones_read_back(
     assert old.versions == found.versions
 
 
-def test_usable_cpus_follow_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usable_cpus_follow_the_affinity(monkeypatch):
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(before)})
@@ -222,7 +216,7 @@ def test_usable_cpus_follow_the_affinity(monkeypatch: pytest.MonkeyPatch) -> Non
     assert cpus.usable_cpus() == [0, 1, 2]
 
 
-def test_numa_nodes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numa_nodes(root, monkeypatch):
     for node, (cpu_list, distances) in {0: ("0-1,8", "10 21 31"), 2: ("2,3", "21 10 31"), 10: ("", "31 31 10")}.items():
         folder = f"sys/devices/system/node/node{node}"
         put(root, f"{folder}/cpulist", f"{cpu_list}\n")
@@ -238,19 +232,19 @@ def test_numa_nodes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_distances_that_do_not_fit_the_nodes_are_left_out(root: Path) -> None:
+def test_distances_that_do_not_fit_the_nodes_are_left_out(root):
     put(root, "sys/devices/system/node/node0/distance", "10 21\n")
     assert cpus.numa_nodes() == [NumaNode(0, [], None, {})]
 
 
-def test_unknown_facts_are_none(root: Path) -> None:
+def test_unknown_facts_are_none(root):
     put(root, "sys/devices/system/cpu/cpu0/topology/physical_package_id", "-1\n")  # so on some virtual machines
     assert cpus.cpu_governors([0]) is cpus.max_frequency_mhz([0]) is None
     assert cpus.count_sockets() is cpus.has_smt() is None
     assert cpus.numa_nodes() == []
 
 
-def test_system_files_that_exist_and_others(root: Path) -> None:
+def test_system_files_that_exist_and_others(root):
     (root / "sys").mkdir()
     (root / "sys/text").write_bytes(b"a: 1\nb:  two \xff\n")
     put(root, "sys/number", " -12\n")
@@ -264,7 +258,7 @@ def test_system_files_that_exist_and_others(root: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "numbers"), [("0-2,8\n", [0, 1, 2, 8]), ("3\n", [3]), ("\n", []), ("10-11,0", [10, 11, 0])]
 )
-def test_lists_of_processors(text: str, numbers: list[int]) -> None:
+def test_lists_of_processors(text, numbers):
     assert cpus.parse_cpu_list(text) == numbers
 
 
@@ -286,7 +280,7 @@ QUOTA_FILES = ("cpu,cpuacct/cpu.cfs_quota_us", "cpu,cpuacct/cpu.cfs_period_us")
         ("", {}, None),
     ],
 )
-def test_cpu_quota(root: Path, cgroup: str, files: dict[str, str], quota: float | None) -> None:
+def test_cpu_quota(root, cgroup, files, quota):
     put(root, "proc/self/cgroup", cgroup)
     for name, text in files.items():
         put(root, f"sys/fs/cgroup/{name}", text)
@@ -309,14 +303,14 @@ V1 = "memory/memory.limit_in_bytes"
         ("", {}, None),
     ],
 )
-def test_memory_limit(root: Path, cgroup: str, files: dict[str, str], limit: int | None) -> None:
+def test_memory_limit(root, cgroup, files, limit):
     put(root, "proc/self/cgroup", cgroup)
     for name, text in files.items():
         put(root, f"sys/fs/cgroup/{name}", text)
     assert cpus.memory_limit_bytes() == limit
 
 
-def test_links_between_devices_are_unknown_where_devices_have_other_numbers_than_gpus() -> None:
+def test_links_between_devices_are_unknown_where_devices_have_other_numbers_than_gpus():
     topology = [["X", "PIX", "PHB"], ["PIX", "X", "PHB"], ["PHB", "PHB", "X"]]
     known = dataclasses.replace(MACHINE, topology=topology, environment={})
     assert [known.list_links(devices) for devices in ([0, 1], [2, 0], [0, 1, 2], [0], [0, 3], [])] == [
@@ -326,7 +320,7 @@ def test_links_between_devices_are_unknown_where_devices_have_other_numbers_than
         assert dataclasses.replace(known, **changes).list_links([0, 1]) == []
 
 
-def test_a_user_without_a_home_folder_has_no_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_folder_has_no_cache_folder(monkeypatch):
     """A container that is started with a user's number only."""
     for name in ("HOME", "SCALEBENCH_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)

@@ -1,7 +1,5 @@
 """Peak FLOP/s of cards: names as drivers report them, precisions that a card lacks, and names that are not listed."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -44,9 +42,7 @@ pytestmark = pytest.mark.gpu
         ("Tesla K80", 4.37, None, None, None),
     ],
 )  # fmt: skip
-def test_dense_peaks_by_the_name_of_the_driver(
-    name: str, float32: float, tf32: float | None, bfloat16: float | None, float16: float | None
-) -> None:
+def test_dense_peaks_by_the_name_of_the_driver(name, float32, tf32, bfloat16, float16):
     precisions = {"float32": float32, "tf32": tf32, "bfloat16": bfloat16, "float16": float16}
     for precision, tera in precisions.items():
         assert find_peak_flops(name, precision) == (None if tera is None else pytest.approx(tera * 1e12))
@@ -60,7 +56,7 @@ def test_dense_peaks_by_the_name_of_the_driver(
         "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 3080 Laptop GPU", "Tesla V100-FHHL-16GB", "MI300X",
     ],
 )  # fmt: skip
-def test_other_names_have_no_peak(name: str | None) -> None:
+def test_other_names_have_no_peak(name):
     assert find_peak_flops(name, "float32") is None
 
 
@@ -68,12 +64,12 @@ def test_other_names_have_no_peak(name: str | None) -> None:
     ("precision", "tera"),
     [(None, None), ("", None), ("float64", None), ("tf32+float64", None), ("bfloat16+float32", 312), ("float32", 19.5)],
 )
-def test_of_several_precisions_the_fastest_counts(precision: str | None, tera: float | None) -> None:
+def test_of_several_precisions_the_fastest_counts(precision, tera):
     expected = None if tera is None else tera * 1e12
     assert find_peak_flops("NVIDIA A100-SXM4-40GB", precision) == expected
 
 
-def test_a_name_has_one_entry() -> None:
+def test_a_name_has_one_entry():
     """No pattern shadows another: each alternative without options is the complete name of one entry alone."""
     for pattern in PEAK_TFLOPS:
         if re.escape(pattern).replace("\\ ", " ") == pattern:

@@ -1,7 +1,5 @@
 """A network of its own for the processes of a run, and the runs that need one."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil
@@ -10,7 +8,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -18,7 +15,7 @@ import pytest
 from scalebench.core.machine import private_network
 from scalebench.core.machine.private_network import PrivateNetwork, explain_refusal, is_wanted, opens_ports
 from scalebench.core.process import is_process_alive, read_anonymous_bytes, wait_until
-from scalebench.core.spec import Config, StrategySpec
+from scalebench.core.spec import StrategySpec
 from scalebench.runner.launchers.supervise import is_stopped
 from tests.builders.runs import simulated_config
 
@@ -41,7 +38,7 @@ print(names, refused, os.getuid(), os.getgid(), sorted(map(int, os.listdir("/pro
 
 
 @needs_network
-def test_a_program_has_a_loopback_its_user_and_nothing_else(tmp_path: Path) -> None:
+def test_a_program_has_a_loopback_its_user_and_nothing_else(tmp_path):
     before = psutil.Process().num_fds(), psutil.Process().children()
     with socket.create_server(("127.0.0.1", 0)) as outside, PrivateNetwork() as network:
         arguments = [sys.executable, "-c", PROGRAM, str(outside.getsockname()[1]), str(tmp_path / "file")]
@@ -58,7 +55,7 @@ def test_a_program_has_a_loopback_its_user_and_nothing_else(tmp_path: Path) -> N
 
 
 @needs_network
-def test_processes_meet_and_are_parked_watched_and_killed_from_outside() -> None:
+def test_processes_meet_and_are_parked_watched_and_killed_from_outside():
     """The namespace outlives the object that made it as long as a process is in it."""
     with PrivateNetwork() as network:
         started = [
@@ -90,7 +87,7 @@ def test_processes_meet_and_are_parked_watched_and_killed_from_outside() -> None
         (["--reuid=1234", "--regid=1234", "--groups=1234,44"], "ready user net"),
     ],
 )
-def test_root_needs_its_rights_and_users_get_a_user_namespace(arguments: list[str], answer: str) -> None:
+def test_root_needs_its_rights_and_users_get_a_user_namespace(arguments, answer):
     interpreter = next((path for path in ("/usr/bin/python3",) if os.access(path, os.X_OK)), None)
     program = Path(private_network.__file__).read_text(encoding="utf-8")
     if interpreter is None:
@@ -100,7 +97,7 @@ def test_root_needs_its_rights_and_users_get_a_user_namespace(arguments: list[st
     assert done.stdout.strip() == answer, done.stderr
 
 
-def config_of(launcher: str = "local", open_port: bool | None = False, **hardware: Any) -> Config:
+def config_of(launcher="local", open_port=False, **hardware):
     config = simulated_config()
     options = {} if open_port is None else {"open_port": open_port}
     strategy = StrategySpec("a_server", framework="tensorflow", launcher=launcher, options=options)
@@ -124,14 +121,7 @@ def config_of(launcher: str = "local", open_port: bool | None = False, **hardwar
         (config_of(this_machine=False), None, False, True, None),
     ],
 )
-def test_who_gets_one_who_is_open_and_who_is_refused(
-    config: Config,
-    problem: str | None,
-    wanted: bool,
-    is_open: bool,
-    refusal: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_gets_one_who_is_open_and_who_is_refused(config, problem, wanted, is_open, refusal, monkeypatch):
     for name in private_network.BATCH_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(private_network, "find_kernel_problem", lambda: problem)
@@ -141,12 +131,12 @@ def test_who_gets_one_who_is_open_and_who_is_refused(
     assert "\n" not in str(actual)
 
 
-def test_mpirun_keeps_its_way_to_the_batch_system(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpirun_keeps_its_way_to_the_batch_system(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert not is_wanted(config_of("mpi", None)) and is_wanted(config_of())
 
 
-def test_a_network_that_is_needed_and_not_possible_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_is_needed_and_not_possible_is_an_error(monkeypatch):
     monkeypatch.setattr(private_network, "__file__", "/no/such/program")
     with pytest.raises(OSError), private_network.private_network(config_of()):
         pass

@@ -1,11 +1,8 @@
 """Estimates against known truth: simulated series, published figures, and properties of all input."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys
-from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -15,19 +12,8 @@ from hypothesis import strategies as st
 from scipy.special import stdtrit
 
 from scalebench.core.stats import estimates
-from scalebench.core.stats.estimate_arithmetic import (
-    combine,
-    divide_by_total,
-    estimate_around,
-    rate_to_seconds,
-)
-from scalebench.core.stats.estimates import (
-    T_QUANTILES,
-    Estimate,
-    estimate_throughput,
-    precise_enough,
-    student_t,
-)
+from scalebench.core.stats.estimate_arithmetic import combine, divide_by_total, estimate_around, rate_to_seconds
+from scalebench.core.stats.estimates import T_QUANTILES, Estimate, estimate_throughput, precise_enough, student_t
 from scalebench.core.stats.log_means import mean_over_repeats
 
 TRUE_S = 0.01  # seconds per sample in every simulation
@@ -35,7 +21,7 @@ SAMPLES = 50
 ALTERNATING = (0.5, 1.5, 0.5, 1.5)  # no positive autocorrelation
 
 
-def autoregressive_s(runs: int, blocks: int, phi: float, spread: float, seed: int) -> np.ndarray:
+def autoregressive_s(runs, blocks, phi, spread, seed):
     """Simulate block times of runs: AR(1) around TRUE_S * SAMPLES, of relative standard deviation `spread`."""
     noise = np.random.default_rng(seed).standard_normal((blocks, runs))
     noise[1:] *= math.sqrt(1 - phi**2)  # the first row is drawn from the stationary distribution
@@ -44,12 +30,12 @@ def autoregressive_s(runs: int, blocks: int, phi: float, spread: float, seed: in
     return TRUE_S * SAMPLES * (1 + spread * noise.T)
 
 
-def covers(interval: Estimate | None) -> bool:
+def covers(interval):
     assert interval is not None
     return interval.low <= 1 / TRUE_S <= interval.high
 
 
-def stopped_by_rule(run_s: np.ndarray, target: float) -> Estimate | None:
+def stopped_by_rule(run_s, target):
     """Return the estimate of a run that stops at the first check that is precise enough, or with its last block."""
     samples = np.full(len(run_s), SAMPLES)
     blocks = estimates.next_check(0)
@@ -58,7 +44,7 @@ def stopped_by_rule(run_s: np.ndarray, target: float) -> Estimate | None:
     return estimate_throughput(run_s[:blocks], samples[:blocks])
 
 
-def naive_coverage(run_s: np.ndarray, target: float) -> float:
+def naive_coverage(run_s, target):
     """Return the coverage when checking after every block, from the 16th, as if blocks were independent."""
     count = np.arange(1, run_s.shape[1] + 1)
     mean = np.cumsum(run_s, axis=1) / count
@@ -73,7 +59,7 @@ def naive_coverage(run_s: np.ndarray, target: float) -> float:
 @pytest.mark.parametrize(
     ("blocks", "confidence", "epoch"), [(31, 0.95, 200), (64, 0.95, 200), (100, 0.95, 7), (64, 0.8, 200)]
 )
-def test_the_interval_of_independent_blocks_has_its_coverage(blocks: int, confidence: float, epoch: int) -> None:
+def test_the_interval_of_independent_blocks_has_its_coverage(blocks, confidence, epoch):
     """Also with a short block at the end of each epoch."""
     samples = np.where(np.arange(blocks) % epoch == epoch - 1, 10, SAMPLES)
     runs = autoregressive_s(3000, blocks, phi=0.0, spread=0.1, seed=blocks) * samples / SAMPLES
@@ -81,19 +67,19 @@ def test_the_interval_of_independent_blocks_has_its_coverage(blocks: int, confid
     assert confidence - 0.025 <= covered <= confidence + 0.025
 
 
-def test_the_stopping_rule_covers_correlated_blocks_and_the_naive_one_does_not() -> None:
+def test_the_stopping_rule_covers_correlated_blocks_and_the_naive_one_does_not():
     runs = autoregressive_s(1500, 4096, phi=0.5, spread=0.1, seed=1)
     by_rule = np.mean([covers(stopped_by_rule(run, target=0.01)) for run in runs])
     assert by_rule >= 0.90
     assert naive_coverage(runs, target=0.01) <= 0.75
 
 
-def test_the_stopping_rule_has_its_coverage_on_independent_blocks() -> None:
+def test_the_stopping_rule_has_its_coverage_on_independent_blocks():
     runs = autoregressive_s(1500, 2048, phi=0.0, spread=0.1, seed=2)
     assert 0.92 <= np.mean([covers(stopped_by_rule(run, target=0.01)) for run in runs]) <= 0.98
 
 
-def test_sum_covers_the_true_sum() -> None:
+def test_sum_covers_the_true_sum():
     parts = np.random.default_rng(6).normal([1.0, 5.0, 20.0], [0.1, 0.2, 0.3], (4000, 3))
     half = 1.96 * np.array([0.1, 0.2, 0.3])
     limits = np.stack([parts, parts - half, parts + half], axis=-1)
@@ -103,11 +89,11 @@ def test_sum_covers_the_true_sum() -> None:
 
 @pytest.mark.parametrize("confidence", [0.5, 0.95, 0.99])
 @pytest.mark.parametrize("freedom", [*range(1, len(T_QUANTILES) + 3), 1000, 2.5, 4.0, 30.5, math.inf])
-def test_student_t_is_that_of_scipy(freedom: float, confidence: float) -> None:
+def test_student_t_is_that_of_scipy(freedom, confidence):
     assert student_t(freedom, confidence) == pytest.approx(float(stdtrit(freedom, (1 + confidence) / 2)), rel=1e-12)
 
 
-def test_the_tabulated_quantiles_need_no_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tabulated_quantiles_need_no_scipy(monkeypatch):
     student_t.cache_clear()
     monkeypatch.setitem(sys.modules, "scipy.special", None)
     assert student_t(15, 0.95) == pytest.approx(2.1314495)
@@ -115,7 +101,7 @@ def test_the_tabulated_quantiles_need_no_scipy(monkeypatch: pytest.MonkeyPatch) 
         student_t(15, 0.9)
 
 
-def test_interval_of_equal_batches_is_the_textbook_one() -> None:
+def test_interval_of_equal_batches_is_the_textbook_one():
     batch_s = np.linspace(0.9, 1.1, 16)
     interval = estimate_throughput(np.outer(batch_s / 4, ALTERNATING).ravel(), np.full(64, 25))
     reach_s = 2.1314495 * batch_s.std(ddof=1) / 4
@@ -124,7 +110,7 @@ def test_interval_of_equal_batches_is_the_textbook_one() -> None:
     assert figures == pytest.approx([100.0, 100 / (1 + reach_s), 100 / (1 - reach_s)], rel=1e-7)
 
 
-def test_autocorrelation_widens_an_interval() -> None:
+def test_autocorrelation_widens_an_interval():
     assert all(estimates.autocorrelation_inflation(values) == 1 for values in ([1.0, 2.0], [1.0, 3.0, 1.0, 3.0]))
     # Of an autoregressive series of 0.5 the mean varies three times as much as of an independent one.
     runs = autoregressive_s(200, 4096, phi=0.5, spread=0.1, seed=9)
@@ -137,7 +123,7 @@ def test_autocorrelation_widens_an_interval() -> None:
 
 
 @pytest.mark.parametrize(("count", "phi"), [(2, 0.0), (8, 0.0), (64, 0.0), (64, 0.5), (400, 0.8)])
-def test_the_interval_of_a_mean_has_its_coverage_despite_autocorrelation(count: int, phi: float) -> None:
+def test_the_interval_of_a_mean_has_its_coverage_despite_autocorrelation(count, phi):
     runs = autoregressive_s(2000, count, phi, spread=0.1, seed=count) / (TRUE_S * SAMPLES)
     means = [estimates.estimate_mean(run - 1) for run in runs]
     covered = np.mean([mean is not None and mean.low <= 0 <= mean.high for mean in means])
@@ -145,14 +131,14 @@ def test_the_interval_of_a_mean_has_its_coverage_despite_autocorrelation(count: 
     assert estimates.estimate_mean([1.0]) is None
 
 
-def test_autocorrelation_is_the_textbook_one() -> None:
+def test_autocorrelation_is_the_textbook_one():
     assert estimates.correlate_neighbours(np.array([1.0, 2.0, 3.0, 4.0])) == pytest.approx(0.25)
     assert estimates.correlate_neighbours(np.array([1.0, 2.0])) is None
     almost_constant = [0.1] * 999 + [math.nextafter(0.1, 1)]
     assert abs(estimates.correlate_neighbours(np.array(almost_constant)) or 0.0) < 0.01
 
 
-def test_blocks_are_merged_until_uncorrelated_or_too_few() -> None:
+def test_blocks_are_merged_until_uncorrelated_or_too_few():
     series = autoregressive_s(1, 8192, phi=0.5, spread=0.1, seed=8)[0]
     assert estimates.uncorrelated_factor(series) == 8  # theory: 0.50, 0.38, 0.21, 0.10 at 1, 2, 4, 8
     assert estimates.uncorrelated_factor(series[:128]) is None
@@ -161,14 +147,14 @@ def test_blocks_are_merged_until_uncorrelated_or_too_few() -> None:
     assert estimates.uncorrelated_factor(np.ones(63)) is None
 
 
-def test_checks_are_rare_and_the_rule_is_false_between_them() -> None:
+def test_checks_are_rare_and_the_rule_is_false_between_them():
     checks = [estimates.next_check(n) for n in (0, 1, 63, 64, 65, 127, 128, 255, 256)]
     assert checks == [64, 64, 64, 128, 128, 128, 256, 256, 512]
     steady = {n for n in range(600) if precise_enough(np.full(n, 0.5), np.full(n, SAMPLES), 0.01)}
     assert steady == {64, 128, 256, 512}
 
 
-def test_rule_waits_for_precision_and_for_uncorrelated_blocks() -> None:
+def test_rule_waits_for_precision_and_for_uncorrelated_blocks():
     samples = np.full(64, SAMPLES)
     rough_s = 1 + 0.1 * np.random.default_rng(0).standard_normal(64)
     interval = estimate_throughput(rough_s, samples)
@@ -180,7 +166,7 @@ def test_rule_waits_for_precision_and_for_uncorrelated_blocks() -> None:
     assert not precise_enough(drifting_s, samples, 0.5)
 
 
-def test_missing_limits_are_infinite_not_negative() -> None:
+def test_missing_limits_are_infinite_not_negative():
     wild = estimate_throughput([1e-6] * 15 + [1.0], [1] * 16)
     assert wild is not None and wild.high == wild.relative_half_width() == math.inf and wild.low > 0
     exact = Estimate(1.0, 1.0, 1.0)
@@ -214,7 +200,7 @@ def test_missing_limits_are_infinite_not_negative() -> None:
         ("by a positive number", lambda: estimates.scale_estimate(Estimate(1.0, 1.0, 1.0), -1)),
     ],
 )
-def test_invalid_input_is_an_error(message: str, call: Callable[[], object]) -> None:
+def test_invalid_input_is_an_error(message, call):
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -227,7 +213,7 @@ intervals = st.tuples(ordinary, ordinary, ordinary).map(sorted).map(lambda x: Es
 
 
 @given(st.lists(st.tuples(positive, counts), min_size=1, max_size=130))
-def test_no_positive_finite_input_gives_nan(blocks: list[tuple[float, int]]) -> None:
+def test_no_positive_finite_input_gives_nan(blocks):
     seconds, samples = (np.array(column, dtype=float) for column in zip(*blocks, strict=True))
     correlation = estimates.correlate_neighbours(np.array(seconds))
     assert correlation is None or -1 <= correlation <= 1
@@ -239,12 +225,12 @@ def test_no_positive_finite_input_gives_nan(blocks: list[tuple[float, int]]) -> 
 
 
 @given(positive, st.integers(min_value=3, max_value=200))
-def test_a_constant_series_counts_as_uncorrelated(seconds: float, blocks: int) -> None:
+def test_a_constant_series_counts_as_uncorrelated(seconds, blocks):
     assert estimates.correlate_neighbours(np.array([seconds] * blocks)) == 0
 
 
 @given(series, ordinary, st.integers(min_value=1, max_value=1000))
-def test_units_do_not_matter(blocks: list[tuple[float, int]], unit_s: float, factor: int) -> None:
+def test_units_do_not_matter(blocks, unit_s, factor):
     seconds, samples = np.array(blocks).T
     before = estimate_throughput(seconds, samples)
     after = estimate_throughput(seconds * unit_s, samples * factor)
@@ -255,7 +241,7 @@ def test_units_do_not_matter(blocks: list[tuple[float, int]], unit_s: float, fac
 
 
 @given(intervals, intervals)
-def test_sums_are_consistent(a: Estimate, b: Estimate) -> None:
+def test_sums_are_consistent(a, b):
     both = combine({"a": 1.0, "b": 1.0}, {"a": a, "b": b})
     assert both.value == a.value + b.value
     rounding = 1e-12 * (a.high + b.high)
@@ -266,7 +252,7 @@ def test_sums_are_consistent(a: Estimate, b: Estimate) -> None:
 
 
 @given(st.lists(ordinary, max_size=100), st.integers(min_value=1, max_value=12))
-def test_merging_conserves_sums(values: list[float], factor: int) -> None:
+def test_merging_conserves_sums(values, factor):
     merged = estimates.merge_blocks(values, factor)
     kept = len(values) // factor * factor
     assert len(merged) == kept // factor
@@ -275,7 +261,7 @@ def test_merging_conserves_sums(values: list[float], factor: int) -> None:
         assert merged[0] == pytest.approx(sum(values[:factor]))
 
 
-def test_importing_it_does_not_import_scipy() -> None:
+def test_importing_it_does_not_import_scipy():
     program = "import sys, scalebench.core.stats.estimates; sys.exit('scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
@@ -302,13 +288,11 @@ HALF = math.sqrt(3) * 4.302653  # of the mean of three values with sd 3: t(0.975
         (mean_over_repeats([1.0, -2.0, 4.0]), 1.0, HALF, HALF),
     ],
 )
-def test_limits_come_from_the_limits_on_the_side_that_they_move_to(
-    estimate: Estimate, value: float, down: float, up: float
-) -> None:
+def test_limits_come_from_the_limits_on_the_side_that_they_move_to(estimate, value, down, up):
     assert msgspec.structs.astuple(estimate) == pytest.approx((value, value - down, value + up), rel=1e-6)
 
 
-def test_an_estimate_without_limits_gives_none() -> None:
+def test_an_estimate_without_limits_gives_none():
     estimates = {**ESTIMATES, "b": Estimate(4.0)}
     assert combine({"a": 1.0, "b": 1.0}, estimates) == Estimate(14.0)
     assert divide_by_total({"a": 1.0}, {**estimates, "total": Estimate(20.0)}, "total") == Estimate(0.5)
@@ -317,7 +301,7 @@ def test_an_estimate_without_limits_gives_none() -> None:
 
 
 @pytest.mark.parametrize("limits", [None, Estimate(2.0, 1.0, math.inf), Estimate(2.0, -math.inf, 3.0)])
-def test_one_infinite_limit_leaves_none(limits: Estimate | None) -> None:
+def test_one_infinite_limit_leaves_none(limits):
     assert estimate_around(2.0, limits) == Estimate(2.0)
 
 
@@ -329,11 +313,11 @@ def test_one_infinite_limit_leaves_none(limits: Estimate | None) -> None:
         (Estimate(50.0, 0.0, 100.0), Estimate(0.2)),
     ],
 )
-def test_a_rate_gives_seconds(limits: Estimate | None, seconds: Estimate) -> None:
+def test_a_rate_gives_seconds(limits, seconds):
     assert rate_to_seconds(50.0, limits, 10) == seconds
 
 
-def test_the_interval_of_a_share_covers_the_truth_in_95_of_100() -> None:
+def test_the_interval_of_a_share_covers_the_truth_in_95_of_100():
     rng, reach, covered = np.random.default_rng(0), 1.96, 0
     for _ in range(2000):
         total, a = rng.normal(20, 0.5), rng.normal(12, 0.4)
@@ -345,7 +329,7 @@ def test_the_interval_of_a_share_covers_the_truth_in_95_of_100() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(-5, 5), st.floats(0, 10), st.floats(0, 10)), min_size=1))
-def test_limits_enclose_the_value(terms: list[tuple[float, float, float, float]]) -> None:
+def test_limits_enclose_the_value(terms):
     estimates = {str(n): Estimate(value, value - down, value + up) for n, (value, _, down, up) in enumerate(terms)}
     total = combine({str(n): factor for n, (_, factor, _, _) in enumerate(terms)}, estimates)
     assert total.has_limits and total.low <= total.value <= total.high

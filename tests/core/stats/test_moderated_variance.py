@@ -1,7 +1,5 @@
 """Variances squeezed towards those of other configurations: limma's figures, the guard, and what repeats share."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -12,7 +10,7 @@ from scalebench.core.stats.moderated_variance import Prior, RepeatTable, fit_pri
 from tests.builders.repeat_worlds import World, make_table
 
 
-def test_the_prior_is_the_distribution_that_variances_were_drawn_from() -> None:
+def test_the_prior_is_the_distribution_that_variances_were_drawn_from():
     rng = np.random.default_rng(1)
     true_variance, true_freedom, count = 0.04, 8.0, 20_000
     variances = true_variance * true_freedom / rng.chisquare(true_freedom, count)
@@ -23,14 +21,14 @@ def test_the_prior_is_the_distribution_that_variances_were_drawn_from() -> None:
     assert prior.degrees_of_freedom == pytest.approx(true_freedom, rel=0.15)
 
 
-def test_alike_variances_are_one_with_as_many_degrees_of_freedom_as_there_are() -> None:
+def test_alike_variances_are_one_with_as_many_degrees_of_freedom_as_there_are():
     assert fit_prior(np.array([1.0, 1.0, 4.0]), np.array([2.0, 2.0, 2.0]), 6.0) == Prior(pytest.approx(2.0), 6.0)
     assert fit_prior(np.array([1.0]), np.array([2.0]), 6.0) is None
     unlike = fit_prior(np.array([1e-6, 1.0, 1e6]), np.array([9.0] * 3), 27.0)
     assert unlike is not None and unlike.degrees_of_freedom < 1
 
 
-def test_a_variance_is_the_mean_of_both_by_degrees_of_freedom() -> None:
+def test_a_variance_is_the_mean_of_both_by_degrees_of_freedom():
     logs, prior = [0.0, 0.02, 0.04], Prior(0.0008, 6.0)
     actual = moderate(logs, prior)
     assert actual.variance == pytest.approx((6 * 0.0008 + 2 * 0.0004) / 8 / 3) and actual.degrees_of_freedom == 8
@@ -38,20 +36,20 @@ def test_a_variance_is_the_mean_of_both_by_degrees_of_freedom() -> None:
     assert moderate([0.1], prior) == mean_of_logs([0.1])
 
 
-def test_a_configuration_that_is_wilder_than_the_others_keeps_to_itself() -> None:
+def test_a_configuration_that_is_wilder_than_the_others_keeps_to_itself():
     logs = [0.0, 0.02, 0.04]  # variance 0.0004; 2.6 times another's is seen in 10.0 % of all cases with 2 and 30 of 30
     assert moderate(logs, Prior(0.0004 / 2.4, 30.0)).degrees_of_freedom == 32
     assert moderate(logs, Prior(0.0004 / 2.6, 30.0)) == mean_of_logs(logs)
 
 
-def test_two_repeats_have_limits_by_the_others() -> None:
+def test_two_repeats_have_limits_by_the_others():
     levels = World("", 0.03).draw(np.random.default_rng(3), 4, 3)
     table = RepeatTable({0: {0: levels[0, 0], 1: levels[0, 1]}, **{k: dict(enumerate(levels[k])) for k in (1, 2, 3)}})
     assert table.mean(0, levels[0, :2]).degrees_of_freedom > 2
     assert make_table(levels[:2, :2]).mean(0, levels[0, :2]).degrees_of_freedom == 1
 
 
-def test_what_the_machine_does_in_a_repeat_is_known_once() -> None:
+def test_what_the_machine_does_in_a_repeat_is_known_once():
     """Ten configurations that all follow the machine tell as much of it as one; of what differs between them, much."""
     rng = np.random.default_rng(5)
     alike = World("", 0.001, drift=0.1).draw(rng, 10, 3)
@@ -62,7 +60,7 @@ def test_what_the_machine_does_in_a_repeat_is_known_once() -> None:
     assert np.median([make_table(each).mean(0, each[0]).degrees_of_freedom for each in independent]) > 12
 
 
-def test_a_repeat_that_failed_leaves_the_others() -> None:
+def test_a_repeat_that_failed_leaves_the_others():
     levels = World("", 0.03, drift=0.2).draw(np.random.default_rng(7), 6, 4)
     full = make_table(levels).difference(0, 1, levels[0] - levels[1])
     rows = {k: dict(enumerate(row)) for k, row in enumerate(levels)}
@@ -74,13 +72,13 @@ def test_a_repeat_that_failed_leaves_the_others() -> None:
     )
 
 
-def test_identical_repeats_have_hardly_any_width() -> None:
+def test_identical_repeats_have_hardly_any_width():
     levels = np.zeros((5, 3)) + np.arange(5)[:, None]
     estimate = make_table(levels).difference(1, 0, levels[1] - levels[0]).to_estimate()
     assert (estimate.low, estimate.high) == pytest.approx((math.e, math.e), rel=1e-6)
 
 
-def test_a_single_other_configuration_is_seen_beside_the_mean_of_two() -> None:
+def test_a_single_other_configuration_is_seen_beside_the_mean_of_two():
     levels = np.array([[0.0, 0.02, 0.01], [1.0, 1.0, 1.03], [2.0, 2.02, 2.06]])
     actual = make_table(levels).difference(0, 1, levels[0] - levels[1])
     own, beside = (levels[0] - levels[1]).var(ddof=1), (levels[2] - levels[:2].mean(axis=0)).var(ddof=1)

@@ -1,7 +1,5 @@
 """Warm-up and drift, against series of which both are known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,18 +8,17 @@ from hypothesis import strategies as st
 from scalebench.analysis import throughput
 from scalebench.analysis.blocks import count_blocks
 from scalebench.core.stats import steady_state
-from scalebench.core.stats.estimates import FloatArray
 from tests.builders.runs import rank, record
 
 BLOCKS, TRIALS, NOISE = 256, 250, 0.01
 Rng = np.random.Generator
 
 
-def white(rng: Rng) -> FloatArray:
+def white(rng):
     return rng.normal(0, NOISE, BLOCKS)
 
 
-def correlated(rng: Rng) -> FloatArray:
+def correlated(rng):
     """Simulate noise of autocorrelation 0.7 and the same standard deviation."""
     steps, noise = rng.normal(0, NOISE * np.sqrt(1 - 0.7**2), BLOCKS), np.zeros(BLOCKS)
     for at in range(1, BLOCKS):
@@ -29,25 +26,25 @@ def correlated(rng: Rng) -> FloatArray:
     return noise
 
 
-def with_spikes(rng: Rng) -> FloatArray:
+def with_spikes(rng):
     """Simulate interruptions of three blocks in a hundred, each as long as a block on average."""
     return white(rng) + np.where(rng.random(BLOCKS) < 0.03, rng.exponential(1.0, BLOCKS), 0.0)
 
 
 @pytest.mark.parametrize("noise", [white, correlated, with_spikes])
 @pytest.mark.parametrize(("length", "height"), [(0, 0.0), (1, 20.0), (5, 3.0), (20, 0.12), (100, 0.5)])
-def test_the_length_of_a_warm_up_is_detected(noise: object, length: int, height: float) -> None:
+def test_the_length_of_a_warm_up_is_detected(noise, length, height):
     """The error is at most one block or a tenth, in at least 930 of 1,000 trials."""
     rng, good = np.random.default_rng(1), 0
     for _ in range(TRIALS):
-        series = np.abs(1 + noise(rng))  # type: ignore[operator]
+        series = np.abs(1 + noise(rng))
         series[:length] += height
         detected = steady_state.find_warmup_length(series)
         good += detected is not None and abs(detected - length) <= max(1, length // 10)
     assert good / TRIALS >= 0.93
 
 
-def test_a_decaying_warm_up_ends_where_it_is_within_the_noise() -> None:
+def test_a_decaying_warm_up_ends_where_it_is_within_the_noise():
     rng = np.random.default_rng(2)
     at = np.arange(BLOCKS)
     lengths = [steady_state.find_warmup_length(1 + 2 * np.exp(-at / 8) + white(rng)) for _ in range(50)]
@@ -56,21 +53,21 @@ def test_a_decaying_warm_up_ends_where_it_is_within_the_noise() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ramp", "late"])
-def test_a_series_that_still_changes_has_no_end_of_warm_up(kind: str) -> None:
+def test_a_series_that_still_changes_has_no_end_of_warm_up(kind):
     at = np.arange(BLOCKS)
     series = 2 - at / BLOCKS if kind == "ramp" else np.where(at < 0.6 * BLOCKS, 2.0, 1.0)
     assert steady_state.find_warmup_length(series + white(np.random.default_rng(3))) is None
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 15])
-def test_too_few_blocks_give_no_answer(blocks: int) -> None:
+def test_too_few_blocks_give_no_answer(blocks):
     series = [0.1] * blocks
     assert steady_state.find_warmup_length(series) is None
     assert steady_state.estimate_drift(np.array(series)) is None
     assert steady_state.find_unsteadiness(series, 0.01) is None
 
 
-def test_a_constant_series() -> None:
+def test_a_constant_series():
     series = [0.1] * 64
     assert steady_state.find_warmup_length(series) == 0
     drift = steady_state.estimate_drift(np.array(series))
@@ -80,19 +77,19 @@ def test_a_constant_series() -> None:
 
 @pytest.mark.parametrize("noise", [white, correlated])
 @pytest.mark.parametrize("change", [0.0, 0.05, -0.02])
-def test_the_interval_of_a_drift_has_its_coverage(noise: object, change: float) -> None:
+def test_the_interval_of_a_drift_has_its_coverage(noise, change):
     """The coverage is 95 %, or nearly so where batch means are still correlated."""
     rng, inside = np.random.default_rng(4), 0
     for _ in range(TRIALS):
         line = 1 + change * (np.arange(BLOCKS) / BLOCKS - 0.5)
-        drift = steady_state.estimate_drift(line + noise(rng))  # type: ignore[operator]
+        drift = steady_state.estimate_drift(line + noise(rng))
         assert drift is not None
         inside += drift.low <= change <= drift.high
     assert inside / TRIALS >= 0.90
 
 
 @given(st.lists(st.floats(0.001, 1000.0), min_size=16, max_size=80), st.floats(0.001, 1000.0))
-def test_units_do_not_matter(series: list[float], factor: float) -> None:
+def test_units_do_not_matter(series, factor):
     once, again = (steady_state.estimate_drift(by * np.array(series)) for by in (1.0, factor))
     assert once is not None and again is not None
     assert again.value == pytest.approx(once.value, rel=1e-6, abs=1e-9)
@@ -110,7 +107,7 @@ def test_units_do_not_matter(series: list[float], factor: float) -> None:
         ([0.1] * 15, None, []),
     ],
 )
-def test_flags_of_a_result(series: list[float], against: list[str] | None, flags: list[str]) -> None:
+def test_flags_of_a_result(series, against, flags):
     result = record(ranks=[rank(0, series)])
     result.spec["measure"] = {"target": 0.01}
     assert throughput.find_drift(result, 0.01) == against
@@ -119,13 +116,13 @@ def test_flags_of_a_result(series: list[float], against: list[str] | None, flags
 
 
 @pytest.mark.parametrize("noise_s", [0.0, 1e-17, 1e-5])
-def test_a_warm_up_is_detected_despite_a_coarse_clock(noise_s: float) -> None:
+def test_a_warm_up_is_detected_despite_a_coarse_clock(noise_s):
     """Two values alternate: half of the blocks are equal, and the median deviation is nearly 0."""
     series = [0.01 + 0.05 * (at < 30) + noise_s * (-1) ** at for at in range(400)]
     assert steady_state.find_warmup_length(series) == 30
 
 
-def test_blocks_that_are_still_warm_up_do_not_count() -> None:
+def test_blocks_that_are_still_warm_up_do_not_count():
     slow_first = record(ranks=[rank(0, [2.0] * 8 + [0.1] * 56), rank(1, [0.05] * 64)])
     assert count_blocks(slow_first.ranks, 0.01).seconds.tolist() == [0.1] * 56
     assert throughput.step_s(slow_first) == pytest.approx(0.05)
@@ -140,7 +137,7 @@ def test_blocks_that_are_still_warm_up_do_not_count() -> None:
     assert "warmup_left" not in throughput.evaluate_blocks(late).flags
 
 
-def test_runs_without_a_series_or_a_target_have_no_flags() -> None:
+def test_runs_without_a_series_or_a_target_have_no_flags():
     assert throughput.find_drift(record(status="failed"), 0.01) is None
     assert throughput.find_drift(record(ranks=[]), 0.01) is None
     assert throughput.find_drift(record(ranks=[rank(0, [0.1] * 64)]), None) is None
@@ -150,7 +147,7 @@ SERIES = st.lists(st.floats(0, 1e3), min_size=1, max_size=40)
 
 
 @given(SERIES)
-def test_medians_are_those_of_numpy(values: list[float]) -> None:
+def test_medians_are_those_of_numpy(values):
     """They are equal to the last digit, since verdicts depend on them."""
     series = np.array(values)
     last = len(values) - 1
@@ -160,7 +157,7 @@ def test_medians_are_those_of_numpy(values: list[float]) -> None:
 
 
 @given(st.lists(st.floats(0.1, 1e3), min_size=16, max_size=80))
-def test_the_drift_is_the_slope_through_the_means_of_sixteen_batches(values: list[float]) -> None:
+def test_the_drift_is_the_slope_through_the_means_of_sixteen_batches(values):
     starts = np.arange(17) * len(values) // 16
     means = [np.mean(part) for part in np.split(np.array(values), starts[1:-1])]
     drift = steady_state.estimate_drift(np.array(values))
@@ -168,7 +165,7 @@ def test_the_drift_is_the_slope_through_the_means_of_sixteen_batches(values: lis
     assert drift is not None and drift.value == pytest.approx(slope, rel=1e-6, abs=1e-9)
 
 
-def test_blocks_that_resemble_their_neighbours_rarely_look_like_a_drift() -> None:
+def test_blocks_that_resemble_their_neighbours_rarely_look_like_a_drift():
     """AR(1) 0.8 between 64 blocks: 0.24 of the series if batch means counted as independent."""
     random = np.random.default_rng(5)
     noise = random.standard_normal((400, 264))

@@ -1,7 +1,5 @@
 """Charts of a comparison: the bars are its figures, one chart for each number of devices."""
 
-from __future__ import annotations
-
 import pytest
 
 from scalebench.analysis import comparison
@@ -11,7 +9,7 @@ from tests.builders.comparisons import make_runs, train_settings
 STEADY = [0.1, 0.1005, 0.0995]
 
 
-def compare_formats(*strategies: str, gpus: tuple[int, ...] = (1, 2), repeats: int = 3) -> comparison.Comparison:
+def compare_formats(*strategies, gpus=(1, 2), repeats=3):
     """nchw is faster than nhwc by a quarter; the two of one configuration take turns."""
     runs = []
     for side, name, factor in (("a", "nchw", 0.8), ("b", "nhwc", 1.0)):
@@ -22,7 +20,7 @@ def compare_formats(*strategies: str, gpus: tuple[int, ...] = (1, 2), repeats: i
     return comparison.compare_by(runs, "train.data_format", "nhwc")
 
 
-def test_bars_are_the_figures_of_the_pairs() -> None:
+def test_bars_are_the_figures_of_the_pairs():
     compared = compare_formats("ddp", "fsdp")
     charts = make_comparison_charts(compared)
     assert [chart.title for chart in charts] == [
@@ -45,20 +43,20 @@ def test_bars_are_the_figures_of_the_pairs() -> None:
         assert ratio.limits == [(pair.interval.low, pair.interval.high) for pair in pairs]
 
 
-def test_one_repeat_has_no_interval_and_nothing_compared_no_chart() -> None:
+def test_one_repeat_has_no_interval_and_nothing_compared_no_chart():
     for chart in make_comparison_charts(compare_formats("ddp", gpus=(1,), repeats=1)):
         assert all(limits == [(None, None)] for limits in (series.limits for series in chart.series))
     only = comparison.compare_by(make_runs("a", STEADY), "train.data_format")
     assert make_comparison_charts(only) == []
 
 
-def test_a_chart_has_as_many_places_as_can_be_read() -> None:
+def test_a_chart_has_as_many_places_as_can_be_read():
     strategies = [f"s{number}" for number in range(MAX_PLACES + 1)]
     chart = make_comparison_charts(compare_formats(*strategies, gpus=(1,), repeats=1))[0]
     assert len(chart.series[0].x) == MAX_PLACES and f"the first {MAX_PLACES} of {MAX_PLACES + 1}" in chart.title
 
 
-def test_two_sides_and_numbers_of_devices() -> None:
+def test_two_sides_and_numbers_of_devices():
     sides = comparison.compare(make_runs("a", STEADY), make_runs("b", STEADY))
     assert [series.name for series in make_comparison_charts(sides)[0].series] == ["A", "B"]
     runs = [run for count in (1, 2, 4) for run in make_runs("a", STEADY, gpus=count)]

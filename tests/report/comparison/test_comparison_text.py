@@ -1,16 +1,13 @@
 """Comparisons as text, JSON, JUnit XML and Markdown."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from scalebench.analysis.comparison import Comparison, compare, compare_by
+from scalebench.analysis.comparison import compare, compare_by
 from scalebench.core.stats.estimates import Estimate
 from scalebench.report.comparison.comparison_text import (
     MAX_LINES,
@@ -30,12 +27,12 @@ STEADY = [0.1, 0.1005, 0.0995, 0.1002, 0.0998]
 SLOW = [each * 1.05 for each in STEADY]
 
 
-def make_regression() -> Comparison:
+def make_regression():
     a, same = [*make_runs("a", STEADY), *make_runs("a", STEADY, gpus=2)], make_runs("b", STEADY, gpus=2)
     return compare(a, [*make_runs("b", SLOW, **machine_settings(driver_version="2")), *same], threshold=0.03)
 
 
-def test_the_table_has_figures_and_the_sentences_end_with_the_verdict() -> None:
+def test_the_table_has_figures_and_the_sentences_end_with_the_verdict():
     lines, (pair, other) = format_comparison(make_regression()).splitlines(), make_regression().pairs
     assert lines[0] == "B over A"
     for word in ("strategy", "gpus", "A samples/s", "B samples/s", "B / A (95 %)", "p (Holm)", "test", "verdict"):
@@ -58,18 +55,18 @@ def test_the_table_has_figures_and_the_sentences_end_with_the_verdict() -> None:
         (STEADY[:2], None, "1 no difference resolved, at 5 % after Holm over 1 pair"),
     ],
 )
-def test_the_last_line_is_the_verdict(b_s: list[float], threshold: float | None, text: str) -> None:
+def test_the_last_line_is_the_verdict(b_s, threshold, text):
     assert describe_verdict(compare(make_runs("a", STEADY), make_runs("b", b_s), threshold=threshold)) == text
 
 
-def test_the_same_runs_and_sides_that_cannot_be_compared_have_a_reason() -> None:
+def test_the_same_runs_and_sides_that_cannot_be_compared_have_a_reason():
     runs = make_runs("a", STEADY)
     assert describe_verdict(compare(runs, runs, threshold=0.03)) == "no difference: 1 pair, both sides the same runs"
     text = format_comparison(compare(runs, make_runs("b", STEADY, **train_settings(batch_per_device=20))))
     assert text.splitlines()[-1].startswith("not comparable: nothing in A pairs with B: closest rows differ in train.")
 
 
-def test_a_failed_run_is_named() -> None:
+def test_a_failed_run_is_named():
     comparison = compare(
         [*make_runs("a", STEADY), *make_runs("a", STEADY, gpus=2)],
         [*make_runs("b", SLOW), make_failed_run("b", gpus=2)],
@@ -79,8 +76,8 @@ def test_a_failed_run_is_named() -> None:
     assert "B ddp gpus=2: failed: failed as configured" in list_sentences(comparison)
 
 
-def test_what_is_lacking_is_in_the_last_line_and_nowhere_else() -> None:
-    def notes(a: list[float], b: list[float]) -> list[str]:
+def test_what_is_lacking_is_in_the_last_line_and_nowhere_else():
+    def notes(a, b):
         return [line for line in list_sentences(compare(make_runs("a", a), make_runs("b", b))) if "repeat" in line]
 
     lacking = "no verdict: one repeat, measure.repeats=3 decides"
@@ -97,7 +94,7 @@ def test_what_is_lacking_is_in_the_last_line_and_nowhere_else() -> None:
     assert "note: left out of the pairing: seed" in list_sentences(ignored)
 
 
-def test_the_median_has_range_and_interval() -> None:
+def test_the_median_has_range_and_interval():
     runs = [
         run
         for gpus in range(1, 7)
@@ -113,13 +110,13 @@ def test_the_median_has_range_and_interval() -> None:
     assert sentence.endswith(", sign test), from 1.250 to 2.500")
 
 
-def test_long_lists_are_cut() -> None:
+def test_long_lists_are_cut():
     others = [run for gpus in range(2, 40) for run in make_runs("a", [0.1], gpus=gpus)]
     lines = list_sentences(compare([*others, *make_runs("a", [0.1])], make_runs("b", [0.1])))
     assert f"and {38 - MAX_LINES} more rows (--format json has all)" in lines
 
 
-def test_nothing_of_a_record_moves_the_cursor_or_is_markup() -> None:
+def test_nothing_of_a_record_moves_the_cursor_or_is_markup():
     evil = "\x1b[31m[red]\nx\ud800\x00"
     comparison = compare(
         [*make_runs("a", STEADY)], [*make_runs("b", STEADY), make_failed_run("b", gpus=2, reason=evil)], threshold=0.0
@@ -138,7 +135,7 @@ def test_nothing_of_a_record_moves_the_cursor_or_is_markup() -> None:
         (12345.6, None, "12,346"),
     ],
 )
-def test_ratios(value: float, interval: Estimate | None, text: str) -> None:
+def test_ratios(value, interval, text):
     assert format_speed_ratio(value, interval) == text
     assert [format_p(p) for p in (None, 0.0001, 0.0123, 1.0)] == ["", "< 0.001", "0.012", "1.000"]
 
@@ -147,7 +144,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "comparison.json"
 EVIL = "<script>alert('x')</script> & | `x` [a](http://b) \x1b[31m \x00 \ud800 ]]> \U0001f600"
 
 
-def make_comparison(reason: str = "failed as configured") -> Comparison:
+def make_comparison(reason="failed as configured"):
     """A regression, a pair without a difference, a failed run, and a row without a partner."""
     a = [run for gpus in (1, 2, 4, 8) for run in make_runs("a", STEADY, gpus=gpus)]
     b = [
@@ -158,7 +155,7 @@ def make_comparison(reason: str = "failed as configured") -> Comparison:
     return compare(a, b, threshold=0.03)
 
 
-def round_floats(tree: Any) -> Any:
+def round_floats(tree):
     if isinstance(tree, dict):
         return {key: round_floats(value) for key, value in tree.items()}
     if isinstance(tree, list):
@@ -166,22 +163,22 @@ def round_floats(tree: Any) -> Any:
     return float(f"{tree:.6g}") if isinstance(tree, float) else tree
 
 
-def test_json_is_as_agreed() -> None:
+def test_json_is_as_agreed():
     """Other programs read it: a change of the golden file is one of theirs."""
     assert round_floats(json.loads(make_json(make_comparison(), 5))) == json.loads(GOLDEN.read_text(encoding="utf-8"))
 
 
-def test_json_has_no_infinity() -> None:
+def test_json_has_no_infinity():
     wide = compare(make_runs("a", [1e-90, 1e90]), make_runs("b", [1e90, 1e-90]))
     (pair,) = json.loads(make_json(wide, 0), parse_constant=pytest.fail)["contrasts"][0]["pairs"]
     assert wide.pairs[0].interval.high == float("inf") and pair["ratio_high"] is None and pair["ratio_low"] == 0.0
 
 
-def cases_by_name(junit: str) -> dict[str, ET.Element]:
+def cases_by_name(junit):
     return {case.get("name", ""): case for case in ET.fromstring(junit).iter("testcase")}
 
 
-def test_junit_has_a_case_for_each_pair() -> None:
+def test_junit_has_a_case_for_each_pair():
     junit = make_junit(make_comparison(), 5)
     by_name = cases_by_name(junit)
     assert {name: [child.tag for child in case] for name, case in by_name.items()} == {
@@ -199,25 +196,25 @@ def test_junit_has_a_case_for_each_pair() -> None:
     assert "machine.driver_version" in suite.findtext("system-out")
 
 
-def test_junit_of_nothing_to_compare() -> None:
+def test_junit_of_nothing_to_compare():
     refused = compare(make_runs("a", STEADY), make_runs("b", STEADY, **train_settings(batch_per_device=20)))
     for code, tag in ((4, "error"), (0, "skipped")):
         (child,) = cases_by_name(make_junit(refused, code))["pairing"]
         assert child.tag == tag and "train.batch_per_device: 10 and 20" in child.get("message")
 
 
-def test_junit_without_a_threshold_fails_nothing() -> None:
+def test_junit_without_a_threshold_fails_nothing():
     junit = make_junit(compare(make_runs("a", STEADY), [*make_runs("b", [0.2] * 3), make_failed_run("b", gpus=2)]), 0)
     assert {child.tag for case in cases_by_name(junit).values() for child in case} == {"system-out", "skipped"}
 
 
-def test_junit_holds_any_text() -> None:
+def test_junit_holds_any_text():
     junit = make_junit(make_comparison(EVIL), 5).encode("utf-8").decode()
     message = cases_by_name(junit)["ddp gpus=4: B b-ddp-4-failed"].find("error").get("message")
     assert message == "failed: <script>alert('x')</script> & | `x` [a](http://b)  \ufffd \ufffd ]]> \U0001f600"
 
 
-def test_markdown_is_a_table_of_plain_text() -> None:
+def test_markdown_is_a_table_of_plain_text():
     lines = make_markdown(make_comparison(EVIL)).splitlines()
     assert lines[0].startswith("**failed run: 1 run failed")
     rows = [line for line in lines if line.startswith("|")]
@@ -246,5 +243,5 @@ PLAIN = {
 
 
 @pytest.mark.parametrize(("text", "plain"), PLAIN.items())
-def test_markup_is_escaped(text: str, plain: str) -> None:
+def test_markup_is_escaped(text, plain):
     assert escape_markup(text) == plain

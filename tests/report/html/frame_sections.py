@@ -1,28 +1,25 @@
 """Sections built directly from a frame, with every kind of block, for tests of the page alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from scalebench.report.document import Axis, Block, Cell, Chart, Code, Paragraph, Row, Section, Series, Table
+from scalebench.report.document import Axis, Cell, Chart, Code, Paragraph, Row, Section, Series, Table
 
 DEVICES = [1.0, 2.0, 4.0]
 THROUGHPUT = "throughput_samples_per_s"
 Tags = dict[str, str]
 
 
-def number(value: Any) -> float | None:
+def number(value):
     return None if pd.isna(value) else float(value)
 
 
-def tags(row: Any) -> Tags:
+def tags(row):
     return {name: str(row[name]) for name in ("model", "strategy", "hardware")}
 
 
-def sections(frame: pd.DataFrame) -> list[Section]:
+def sections(frame):
     """An answer, curves, bars, a stack, a table, code and a log."""
     ok = frame[frame["status"] == "ok"].sort_values("gpus")
     return [
@@ -37,7 +34,7 @@ def sections(frame: pd.DataFrame) -> list[Section]:
     ]
 
 
-def speedups(ok: pd.DataFrame) -> Chart:
+def speedups(ok):
     series = [Series("ideal", DEVICES, DEVICES, style="ideal")]
     for (_, _, strategy), rows in ok.groupby(["model", "hardware", "strategy"]):
         figures = [[number(value) for value in rows[f"speedup_bare{end}"]] for end in ("", "_low", "_high")]
@@ -47,7 +44,7 @@ def speedups(ok: pd.DataFrame) -> Chart:
     return Chart("speedup", "Speedup against bare", axis, Axis("speedup"), series, caption="Bands: 95 % intervals.")
 
 
-def throughputs(ok: pd.DataFrame) -> Chart:
+def throughputs(ok):
     series = [
         Series(f"{row['strategy']}", [f"{row['gpus']} x"], [number(row[THROUGHPUT])],
                [number(row["throughput_low"])], [number(row["throughput_high"])], tags(row))
@@ -56,7 +53,7 @@ def throughputs(ok: pd.DataFrame) -> Chart:
     return Chart("throughput", "Throughput", Axis("devices"), Axis("samples/s"), series, kind="bars")
 
 
-def stack() -> Chart:
+def stack():
     parts = {"overhead": [0.05, 0.05], "data": [0.02, -0.01], "transfer": [0.08, 0.16]}
     names = ["ddp_gloo", "horovod_gloo"]
     points = [{"strategy": name} for name in names]
@@ -64,7 +61,7 @@ def stack() -> Chart:
     return Chart("lost", "Where efficiency goes", Axis("strategy"), Axis("lost", percent=True), series, kind="stacked")
 
 
-def table(ok: pd.DataFrame) -> Table:
+def table(ok):
     rows = [
         Row([Cell(str(row["strategy"]), link=f"{Path(row['path']).name}/result.json"),
              Cell(str(row["gpus"]), int(row["gpus"])),
@@ -77,8 +74,8 @@ def table(ok: pd.DataFrame) -> Table:
     return Table("runs", "Runs", ["strategy", "devices", "samples/s", "speedup"], rows, numeric, "Samples/s over all.")
 
 
-def problems(ok: pd.DataFrame) -> list[Block]:
-    tagged: Tags = {"strategy": str(ok["strategy"].iloc[-1])} if len(ok) else {}
+def problems(ok):
+    tagged = {"strategy": str(ok["strategy"].iloc[-1])} if len(ok) else {}
     return [
         Paragraph("One run was failed as configured.", "warning", tagged),
         Code("scalebench strategy=ddp_gloo gpus=4", title="The same again"),

@@ -1,14 +1,11 @@
 """The page as a file: complete, safe, small, and never half-written."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -17,7 +14,7 @@ from scalebench.core.spec import HardwareSpec
 from scalebench.report.document import Axis, Cell, Chart, Code, Paragraph, Row, Section, Series, Table, Tile, Verdict
 from scalebench.report.html.page import make_title, write
 from scalebench.report.html.render import dump_json, lift_main_charts
-from scalebench.report.report_data import ReportData, load_report_data
+from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import make_sections
 from tests.builders import sweeps
 from tests.report.html.frame_sections import sections
@@ -31,25 +28,25 @@ NASTY = (
 class Tags(HTMLParser):
     """All start tags with their attributes."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.found = []
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.found.append((tag, dict(attrs)))
 
-    def all(self, tag: str) -> list[dict[str, str | None]]:
+    def all(self, tag):
         return [attributes for name, attributes in self.found if name == tag]
 
 
 @pytest.fixture
-def report_data(tmp_path: Path) -> ReportData:
+def report_data(tmp_path):
     sweeps.sweep(tmp_path / "sweep", gpus=(1, 2))
     return load_report_data([tmp_path / "sweep"])
 
 
-def nasty_sections(text: str = NASTY) -> list[Section]:
+def nasty_sections(text=NASTY):
     """`text` in every field of every block."""
     tags = {"strategy": text, "model": text, "hardware": "x"}
     series = Series(text, [text], [1.0], tags=tags, notes=[text])
@@ -64,7 +61,7 @@ def nasty_sections(text: str = NASTY) -> list[Section]:
     ]
 
 
-def test_a_page_requests_nothing_from_elsewhere(report_data: ReportData, tmp_path: Path) -> None:
+def test_a_page_requests_nothing_from_elsewhere(report_data, tmp_path):
     page = write(report_data, tmp_path / "report.html", sections(report_data.frame))
     text = page.read_text(encoding="utf-8")
     tags = Tags(text)
@@ -79,7 +76,7 @@ def test_a_page_requests_nothing_from_elsewhere(report_data: ReportData, tmp_pat
     assert hashes == digests and len(hashes) == 2
 
 
-def test_everything_from_a_result_is_text(report_data: ReportData, tmp_path: Path) -> None:
+def test_everything_from_a_result_is_text(report_data, tmp_path):
     plain, nasty = (write(report_data, tmp_path / name, nasty_sections()) for name in ("a.html", "b.html"))
     tags = Tags(nasty.read_text(encoding="utf-8"))
     assert plain.read_bytes() == nasty.read_bytes()
@@ -88,9 +85,7 @@ def test_everything_from_a_result_is_text(report_data: ReportData, tmp_path: Pat
     assert [str(a["href"])[:2] for a in tags.all("a") if not str(a["href"]).startswith("#")] == ["./"]
 
 
-def test_options_of_filters_are_there_once_and_only_where_there_is_a_choice(
-    report_data: ReportData, tmp_path: Path
-) -> None:
+def test_options_of_filters_are_there_once_and_only_where_there_is_a_choice(report_data, tmp_path):
     tags = Tags(write(report_data, tmp_path / "report.html", sections(report_data.frame)).read_text(encoding="utf-8"))
     boxes = [(box["name"], box["value"]) for box in tags.all("input")]
     assert boxes == [("strategy", name) for name in ("bare_torch", "ddp_gloo", "horovod_gloo")] + [
@@ -99,7 +94,7 @@ def test_options_of_filters_are_there_once_and_only_where_there_is_a_choice(
     ]
 
 
-def make_frame(*rows: tuple[str, int, str, str]) -> pd.DataFrame:
+def make_frame(*rows):
     """Make the columns that a title is made of: strategy, devices, model, status."""
     frame = pd.DataFrame(rows, columns=["strategy", "gpus", "model", "status"])
     return frame.assign(started_at=[f"2026-11-{9 + day:02}T12:00:00+00:00" for day in range(len(rows))])
@@ -118,11 +113,11 @@ def make_frame(*rows: tuple[str, int, str, str]) -> pd.DataFrame:
         ([], "No runs"),
     ],
 )
-def test_the_title_says_what_was_compared(rows: list[tuple[str, int, str, str]], title: str) -> None:
+def test_the_title_says_what_was_compared(rows, title):
     assert make_title(make_frame(*rows)) == title
 
 
-def test_the_two_main_charts_stand_below_the_answer(tmp_path: Path) -> None:
+def test_the_two_main_charts_stand_below_the_answer(tmp_path):
     sweeps.sweep(tmp_path / "one")
     one = list(make_sections(load_report_data([tmp_path / "one"])))
     lifted = {section.id: section for section in lift_main_charts(one)}
@@ -134,7 +129,7 @@ def test_the_two_main_charts_stand_below_the_answer(tmp_path: Path) -> None:
     assert sum(blocks) == sum(len(section.blocks) for section in one)
 
 
-def test_charts_of_several_groups_stay_with_their_names(tmp_path: Path) -> None:
+def test_charts_of_several_groups_stay_with_their_names(tmp_path):
     runs = [sweeps.run("ddp_gloo", n, run_id=f"{n}{hardware}", hardware=HardwareSpec(hardware))
             for n in (1, 2) for hardware in ("alpha", "cpu")]  # fmt: skip
     sweeps.write_results(tmp_path, runs)
@@ -143,7 +138,7 @@ def test_charts_of_several_groups_stay_with_their_names(tmp_path: Path) -> None:
     assert [section.id for section in sections if not section.folded] == ["answer", "scaling"]
 
 
-def test_the_page_links_to_the_table_where_there_is_one(report_data: ReportData, tmp_path: Path) -> None:
+def test_the_page_links_to_the_table_where_there_is_one(report_data, tmp_path):
     links = 'href="./results.csv"', 'href="./sweep/results.csv"'
     assert links[0] not in write(report_data, tmp_path / "sweep" / "report.html").read_text(encoding="utf-8")
     (tmp_path / "sweep" / "results.csv").touch()
@@ -151,16 +146,16 @@ def test_the_page_links_to_the_table_where_there_is_one(report_data: ReportData,
     assert links[1] in write(report_data, tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_page_of_a_sweep_is_small(report_data: ReportData, tmp_path: Path) -> None:
+def test_a_page_of_a_sweep_is_small(report_data, tmp_path):
     assert write(report_data, tmp_path / "report.html").stat().st_size < 2_000_000
 
 
-def test_a_page_without_charts_has_no_plotly(report_data: ReportData, tmp_path: Path) -> None:
+def test_a_page_without_charts_has_no_plotly(report_data, tmp_path):
     page = write(report_data, tmp_path / "report.html", [Section("s", "S", [Paragraph("nothing more")])])
     assert page.stat().st_size < 100_000
 
 
-def test_failed_runs_and_unreadable_files_are_counted(tmp_path: Path) -> None:
+def test_failed_runs_and_unreadable_files_are_counted(tmp_path):
     sweeps.write_results(tmp_path / "sweep", [sweeps.failed_run(reason=NASTY)])
     report_data = load_report_data([tmp_path / "sweep"])
     report_data.unreadable.append((tmp_path / "x", "half a file"))
@@ -168,14 +163,12 @@ def test_failed_runs_and_unreadable_files_are_counted(tmp_path: Path) -> None:
     assert "<b>1</b> failed" in text and "<b>1</b> not readable" in text and "<img" not in text
 
 
-def test_a_page_is_replaced_only_when_it_is_complete(
-    report_data: ReportData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_is_replaced_only_when_it_is_complete(report_data, tmp_path, monkeypatch):
     page = tmp_path / "new" / "report.html"
     write(report_data, page, [])
     before = page.read_bytes()
 
-    def fail_to_write(self: Path, *_: Any, **__: Any) -> None:
+    def fail_to_write(self, *_, **__):
         self.touch()
         raise OSError(28, "No space left on device")
 
@@ -185,13 +178,13 @@ def test_a_page_is_replaced_only_when_it_is_complete(
     assert page.read_bytes() == before and list(page.parent.iterdir()) == [page]
 
 
-def test_a_chart_of_many_points_shows_some_in_its_table(report_data: ReportData, tmp_path: Path) -> None:
+def test_a_chart_of_many_points_shows_some_in_its_table(report_data, tmp_path):
     long = Chart("c", "C", Axis("s"), Axis("MHz"), [Series("a", list(map(float, range(1000))), [1.0] * 1000)])
     text = write(report_data, tmp_path / "report.html", [Section("s", "S", [long])]).read_text(encoding="utf-8")
     assert "1 point of 3" in text and text.count("<tr><td>") == 334
 
 
-def test_links_lead_to_the_runs_wherever_the_page_is(report_data: ReportData, tmp_path: Path) -> None:
+def test_links_lead_to_the_runs_wherever_the_page_is(report_data, tmp_path):
     linked = [Section("s", "S", [Table("t", "T", ["run"], [Row([Cell("0", link="0/result.json")])])])]
     for page in (tmp_path / "sweep" / "report.html", tmp_path / "elsewhere" / "deep" / "report.html"):
         (link,) = re.findall(r'<td><a href="([^"]+)"', write(report_data, page, linked).read_text(encoding="utf-8"))
@@ -201,7 +194,7 @@ def test_links_lead_to_the_runs_wherever_the_page_is(report_data: ReportData, tm
 SCRIPT_ENDS = "</script><script>alert(1)</script><!-- &amp; \u2028 \u2029 ü \ud800"
 
 
-def test_json_in_a_script_has_no_html_characters_and_reads_back() -> None:
+def test_json_in_a_script_has_no_html_characters_and_reads_back():
     text = dump_json({"name": SCRIPT_ENDS, "y": [None, 0.5]})
     assert not set("<>&\u2028\u2029") & set(text)
     assert json.loads(text) == {"name": SCRIPT_ENDS, "y": [None, 0.5]}

@@ -1,11 +1,8 @@
 """Charts as figures of plotly, and their line styles and colours."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re
-from typing import Any
 
 import plotly.graph_objects as go
 import pytest
@@ -16,7 +13,7 @@ from scalebench.report.html.page import read_asset
 from scalebench.report.html.plots import COLOUR_COUNT, ChartStyles, make_figure
 
 
-def draw(*series: Series, **changes: Any) -> dict[str, Any]:
+def draw(*series, **changes):
     """The figure of one chart, which plotly's own checks have seen."""
     chart = Chart("c", "C", Axis("devices"), Axis("speedup"), series)
     chart = dataclasses.replace(chart, **changes)
@@ -25,11 +22,11 @@ def draw(*series: Series, **changes: Any) -> dict[str, Any]:
     return figure
 
 
-def select_traces(figure: dict[str, Any], name: str) -> list[dict[str, Any]]:
+def select_traces(figure, name):
     return [trace for trace in figure["data"] if trace["meta"]["role"] == name]
 
 
-def test_a_line_and_its_band() -> None:
+def test_a_line_and_its_band():
     figure = draw(Series("a", [1, 2, 4], [1.0, 1.9, 3.5], [0.9, 1.8, 3.4], [1.1, 2.0, 3.6], {"strategy": "ddp"}))
     (line,), (band,) = select_traces(figure, "line"), select_traces(figure, "band")
     assert (line["x"], line["y"]) == ([1, 2, 4], [1.0, 1.9, 3.5])
@@ -40,7 +37,7 @@ def test_a_line_and_its_band() -> None:
     assert line["customdata"][1] == "<br>95 %: 1.8 to 2"
 
 
-def test_each_repeat_is_a_dot() -> None:
+def test_each_repeat_is_a_dot():
     figure = draw(Series("a", [1, 2], [1.0, 1.9], tags={"strategy": "ddp"}, repeats=[[0.9, 1.0, 1.1], [1.9]]))
     (line,), (dots,) = select_traces(figure, "line"), select_traces(figure, "repeat")
     assert (dots["x"], dots["y"]) == ([1, 1, 1, 2], [0.9, 1.0, 1.1, 1.9])
@@ -49,7 +46,7 @@ def test_each_repeat_is_a_dot() -> None:
     assert select_traces(draw(Series("a", [1, 2], [1.0, 1.9], repeats=[[], []])), "repeat") == []
 
 
-def test_the_dots_of_bars_are_on_their_bars() -> None:
+def test_the_dots_of_bars_are_on_their_bars():
     """In plotly, points of one offsetgroup are beside each other as bars are."""
     repeated = Series("a", [1, 2], [1.0, 1.9], repeats=[[0.9, 1.0, 1.1], []])
     figure = draw(repeated, Series("b", [1, 2], [1.0, 1.9]), kind="bars")
@@ -61,14 +58,14 @@ def test_the_dots_of_bars_are_on_their_bars() -> None:
     assert select_traces(stacked, "repeat") == [] and "scattermode" not in stacked["layout"]
 
 
-def test_a_fitted_line_is_dotted_and_goes_with_its_points() -> None:
+def test_a_fitted_line_is_dotted_and_goes_with_its_points():
     figure = draw(Series("a", [1, 2, 4], [1.0, 1.9, 3.5], tags={"strategy": "ddp"}, fit=[1.0, 1.8, 3.5]))
     (line,), (fit,) = select_traces(figure, "line"), select_traces(figure, "fit")
     assert (fit["x"], fit["y"], fit["line"]["dash"]) == ([1, 2, 4], [1.0, 1.8, 3.5], "dot")
     assert fit["legendgroup"] == line["legendgroup"] and fit["meta"]["slot"] == line["meta"]["slot"]
 
 
-def test_few_bars_have_their_values_above_all_that_is_drawn_of_them() -> None:
+def test_few_bars_have_their_values_above_all_that_is_drawn_of_them():
     bars = Series(
         "a", ["x", "y", "z"], [1.655, 0.9, None], [1.5, None, None], [1.8, None, None], repeats=[[2.0], [], []]
     )
@@ -80,14 +77,14 @@ def test_few_bars_have_their_values_above_all_that_is_drawn_of_them() -> None:
     assert not select_traces(draw(many, kind="bars"), "label") and not select_traces(draw(bars), "label")
 
 
-def test_dots_of_bars_have_the_tags_of_their_bar() -> None:
+def test_dots_of_bars_have_the_tags_of_their_bar():
     tags = [{"strategy": "one"}, {"strategy": "two"}]
     figure = draw(Series("a", ["x", "y"], [1.0, 2.0], point_tags=tags, repeats=[[0.9, 1.1], [2.0]]), kind="bars")
     (dots,) = select_traces(figure, "repeat")
     assert dots["meta"]["points"] == [tags[0], tags[0], tags[1]]
 
 
-def test_a_gap_parts_the_band_and_a_lone_point_gets_bars() -> None:
+def test_a_gap_parts_the_band_and_a_lone_point_gets_bars():
     low, high = [0.9, 1.8, None, 3.4, None, 7.0], [1.1, 2.0, None, 3.6, None, 7.2]
     figure = draw(Series("a", [1, 2, 3, 4, 5, 6], [1.0, 1.9, None, 3.5, 4.0, 7.1], low, high))
     (line,), (band,) = select_traces(figure, "line"), select_traces(figure, "band")
@@ -95,19 +92,19 @@ def test_a_gap_parts_the_band_and_a_lone_point_gets_bars() -> None:
     assert line["error_y"]["array"] == [None, None, None, pytest.approx(0.1), None, pytest.approx(0.1)]
 
 
-def test_two_stretches_are_two_shapes() -> None:
+def test_two_stretches_are_two_shapes():
     low, high = [1.0, 2.0, None, 4.0, 5.0], [2.0, 3.0, None, 5.0, 6.0]
     (band,) = select_traces(draw(Series("a", [1, 2, 3, 4, 5], [1.5, 2.5, 3.5, 4.5, 5.5], low, high)), "band")
     assert band["x"] == [1, 2, 2, 1, None, 4, 5, 5, 4]
 
 
-def test_a_limit_of_zero_has_no_place_on_a_logarithmic_axis() -> None:
+def test_a_limit_of_zero_has_no_place_on_a_logarithmic_axis():
     series = Series("a", [1, 2], [1.0, 1.0], [0.0, 0.5], [2.0, 2.0])
     assert len(select_traces(draw(series), "band")) == 1
     assert select_traces(draw(series, y=Axis("seconds", log=True)), "band") == []
 
 
-def test_ideal_published_and_points() -> None:
+def test_ideal_published_and_points():
     figure = draw(*(Series(style, [1, 2], [1, 2], style=style) for style in ("ideal", "published", "points")))
     (ideal,), (published,), (points,) = (select_traces(figure, name) for name in ("ideal", "published", "points"))
     assert ideal["line"]["dash"] == "dash" and ideal["meta"]["slot"] is None and ideal["mode"] == "lines"
@@ -115,14 +112,14 @@ def test_ideal_published_and_points() -> None:
     assert published["marker"]["symbol"].endswith("-open") and published["marker"]["size"] > points["marker"]["size"]
 
 
-def test_bars_stand_beside_each_other() -> None:
+def test_bars_stand_beside_each_other():
     series = [Series("data", ["a", "b"], [0.1, -0.1], [0.0, -0.2], [0.2, 0.0]), Series("sync", ["b", "c"], [0.2, 0.3])]
     figure = draw(*series, kind="bars")
     assert figure["layout"]["barmode"] == "group" and figure["layout"]["xaxis"]["categoryarray"] == ["a", "b", "c"]
     assert figure["data"][0]["error_y"]["arrayminus"] == pytest.approx([0.1, 0.1])
 
 
-def test_a_stack_lies_up_to_100_percent_with_a_marker_for_each_gain() -> None:
+def test_a_stack_lies_up_to_100_percent_with_a_marker_for_each_gain():
     parts = [Series("kept", ["a", "b"], [0.9, 0.6]), Series("data", ["a", "b"], [-0.1, 0.1], [-0.2, 0], [0, 0.2])]
     figure = draw(*parts, Series("sync", ["a", "b"], [0.2, 0.3]), kind="stacked", y=Axis("share", percent=True))
     bars = select_traces(figure, "bar")
@@ -135,7 +132,7 @@ def test_a_stack_lies_up_to_100_percent_with_a_marker_for_each_gain() -> None:
     assert gain["customdata"][0] == "-10.0 %<br>95 %: -20.0 % to 0.0 %"
 
 
-def test_parts_have_the_same_colour_in_every_report() -> None:
+def test_parts_have_the_same_colour_in_every_report():
     parts = [Series(name, ["a"], [1], part=name) for name in ("rest", "sync", "data")]
     merged = Series("data + sync", ["b"], [1], part="data")
     charts = [Chart("c", "C", Axis("x"), Axis("y"), each, "stacked") for each in ([*parts, merged], parts[1:])]
@@ -144,7 +141,7 @@ def test_parts_have_the_same_colour_in_every_report() -> None:
     assert ChartStyles(charts).of(charts[0])[3].pattern != "", "a pattern sets merged parts apart"
 
 
-def test_axes_and_what_cannot_be_drawn() -> None:
+def test_axes_and_what_cannot_be_drawn():
     ticks = Axis("devices", log=True, ticks=[1, 2, 4, 8])
     layout = draw(Series("a", [1], [1]), x=ticks, y=Axis("share", percent=True))["layout"]
     assert layout["xaxis"]["type"] == "log" and layout["xaxis"]["ticktext"] == ["1", "2", "4", "8"]
@@ -157,7 +154,7 @@ def test_axes_and_what_cannot_be_drawn() -> None:
     assert line["mode"] == "lines" and "marker" not in line, "so many points have no markers"
 
 
-def test_names_notes_and_titles_are_text() -> None:
+def test_names_notes_and_titles_are_text():
     series = Series("<b>x</b>", ["<i>"], [1.0], notes=["<a href='https://example.org'>go</a>"])
     figure = draw(series, kind="bars", x=Axis("<u>"))
     (bars,) = select_traces(figure, "bar")
@@ -165,12 +162,12 @@ def test_names_notes_and_titles_are_text() -> None:
     assert "<a" not in bars["customdata"][0] and figure["layout"]["xaxis"]["title"]["text"] == "&lt;u&gt;"
 
 
-def chart(*names: str, tagged: bool = True) -> Chart:
+def chart(*names, tagged=True):
     series = [Series(name, [1], [1], tags={"strategy": name} if tagged else {}) for name in names]
     return Chart("c", "C", Axis("x"), Axis("y"), series)
 
 
-def test_a_strategy_keeps_its_style_over_all_charts_and_its_lines_share_a_colour() -> None:
+def test_a_strategy_keeps_its_style_over_all_charts_and_its_lines_share_a_colour():
     first, second = chart("a", "b", "c"), chart("c", "a")
     styles = ChartStyles([first, second])
     a, b, c = styles.of(first)
@@ -181,7 +178,7 @@ def test_a_strategy_keeps_its_style_over_all_charts_and_its_lines_share_a_colour
     assert one.pattern != other.pattern
 
 
-def test_more_strategies_than_colours_stay_distinguishable() -> None:
+def test_more_strategies_than_colours_stay_distinguishable():
     many = chart(*map(str, range(24)))
     styles = ChartStyles([many]).of(many)
     assert {style.slot for style in styles} == set(range(COLOUR_COUNT))
@@ -189,7 +186,7 @@ def test_more_strategies_than_colours_stay_distinguishable() -> None:
     assert len({(style.slot, style.pattern) for style in styles}) == 24
 
 
-def test_parts_of_one_strategy_have_colours_of_their_own() -> None:
+def test_parts_of_one_strategy_have_colours_of_their_own():
     parts = [Series(name, [1], [1], tags={"strategy": "a"}) for name in ("forward", "backward")]
     for kind in ("lines", "bars"):
         parts_chart = dataclasses.replace(chart(), series=parts, kind=kind)
@@ -199,7 +196,7 @@ def test_parts_of_one_strategy_have_colours_of_their_own() -> None:
     assert [style.slot for style in ChartStyles([stack]).of(stack)] == [0, 1, 0]
 
 
-def test_parts_have_colours_of_their_own_and_the_ideal_line_none() -> None:
+def test_parts_have_colours_of_their_own_and_the_ideal_line_none():
     lines, parts = chart("a", "b"), chart("data", "transfer", tagged=False)
     ideal = Chart("i", "I", Axis("x"), Axis("y"), [Series("ideal", [1], [1], style="ideal"), *lines.series])
     styles = ChartStyles([ideal, parts])
@@ -218,46 +215,46 @@ DARK = r':root\[data-theme="dark"\] {(.*?)}'
 WITHOUT_GREEN = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881))
 
 
-def linear(colour: str) -> list[float]:
+def linear(colour):
     parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
 
 
-def luminance(colour: str) -> float:
+def luminance(colour):
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear(colour), strict=True))
 
 
-def contrast(first: str, second: str) -> float:
+def contrast(first, second):
     """WCAG 2.2, 1.4.3."""
     light, dark = sorted((luminance(first), luminance(second)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
 
 @pytest.fixture(params=["light", "dark"])
-def theme(request: pytest.FixtureRequest) -> dict[str, str]:
+def theme(request):
     text = read_asset("page.css")
     match = re.search(r":root {(.*?)}" if request.param == "light" else DARK, text, flags=re.DOTALL)
     assert match
     return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", match[1]))
 
 
-def test_text_can_be_read(theme: dict[str, str]) -> None:
+def test_text_can_be_read(theme):
     low = {pair: contrast(theme[pair[0]], theme[pair[1]]) for pair in TEXT}
     assert {pair: round(value, 2) for pair, value in low.items() if value < 4.5} == {}
 
 
-def test_every_colour_is_in_the_page_and_in_papers(theme: dict[str, str]) -> None:
+def test_every_colour_is_in_the_page_and_in_papers(theme):
     count = COLOUR_COUNT + len(PARTS)
     assert {f"c{number}" for number in range(count)} <= set(theme) and len([*COLOURS, *PART_COLOURS]) == count
     assert f"const SLOTS = {count};" in read_asset("charts.js")
 
 
-def test_lines_can_be_seen(theme: dict[str, str]) -> None:
+def test_lines_can_be_seen(theme):
     contrasts = {f"c{number}": contrast(theme[f"c{number}"], theme["card"]) for number in range(COLOUR_COUNT)}
     assert {name: round(value, 2) for name, value in contrasts.items() if value < 3} == {}
 
 
-def test_colours_stay_distinguishable_without_green_vision(theme: dict[str, str]) -> None:
+def test_colours_stay_distinguishable_without_green_vision(theme):
     perceived = {}
     for number in range(COLOUR_COUNT):
         colour = linear(theme[f"c{number}"])

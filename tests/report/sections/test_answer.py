@@ -1,12 +1,7 @@
 """The answer section: strategy, certainty, number of devices, loss, and nothing that the figures do not support."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,47 +11,44 @@ from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
 from scalebench.analysis.load import survey
 from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.scaling_curves import make_curves
-from scalebench.core.result import Result
 from scalebench.core.spec import TrainSpec
 from scalebench.core.stats.estimates import Estimate
-from scalebench.report.document import Block, Code, Paragraph, Table, Verdict
+from scalebench.report.document import Code, Paragraph, Table, Verdict
 from scalebench.report.report_data import ReportData, load_report_data
 from scalebench.report.sections import answer
 from scalebench.report.sections.answer import MAX_ANSWERS
 from tests.builders import sweeps
 
 
-def get_blocks(report_data: ReportData) -> Sequence[Block]:
+def get_blocks(report_data):
     """Return the blocks of the answer and of its evidence."""
     sections = [answer.section(report_data), answer.evidence_section(report_data)]
     assert [section.id for section in sections if section] == ["answer", "evidence"][: 1 + (sections[1] is not None)]
     return [block for section in sections if section for block in section.blocks]
 
 
-def answer_runs(folder: Path, *results: Result, min_efficiency: float = 0.8) -> Sequence[Block]:
+def answer_runs(folder, *results, min_efficiency=0.8):
     sweeps.write_results(folder, results)
     return get_blocks(load_report_data([folder], min_efficiency))
 
 
-def get_paragraphs(blocks: Sequence[Block], kind: str = "answer") -> list[str]:
+def get_paragraphs(blocks, kind="answer"):
     return [block.text for block in blocks if isinstance(block, Paragraph) and block.kind == kind]
 
 
-def tables(blocks: Sequence[Block]) -> list[Table]:
+def tables(blocks):
     return [block for block in blocks if isinstance(block, Table)]
 
 
-def verdicts(blocks: Sequence[Block]) -> list[Verdict]:
+def verdicts(blocks):
     return [block for block in blocks if isinstance(block, Verdict)]
 
 
-def codes(blocks: Sequence[Block]) -> list[Code]:
+def codes(blocks):
     return [block for block in blocks if isinstance(block, Code)]
 
 
-def make_runs(
-    strategies: Sequence[str], gpus: Sequence[int] = (1, 2, 4), repeats: int = 3, slower: float = 1.0, **changes: Any
-) -> list[Result]:
+def make_runs(strategies, gpus=(1, 2, 4), repeats=3, slower=1.0, **changes):
     """Make the runs of a sweep; steps on several devices take `slower` times as long as usual."""
     pairs = [("bare_torch", 1), *((strategy, count) for strategy in strategies for count in gpus)]
     runs = [sweeps.run(*pair, repeat, minute=n, **changes) for repeat in range(repeats) for n, pair in enumerate(pairs)]
@@ -65,7 +57,7 @@ def make_runs(
     return runs
 
 
-def get_answer(folder: Path, *results: Result) -> str:
+def get_answer(folder, *results):
     """Return the answer's paragraph, which the terminal shows too."""
     (text,) = get_paragraphs(answer_runs(folder, *results))
     runs = survey(folder)
@@ -74,7 +66,7 @@ def get_answer(folder: Path, *results: Result) -> str:
     return text
 
 
-def test_what_is_surely_faster_than_one_device_is_taken(tmp_path: Path) -> None:
+def test_what_is_surely_faster_than_one_device_is_taken(tmp_path):
     blocks = answer_runs(tmp_path, *make_runs(["ddp_gloo", "horovod_gloo"]))
     (text,) = get_paragraphs(blocks)
     assert re.fullmatch(
@@ -84,7 +76,7 @@ def test_what_is_surely_faster_than_one_device_is_taken(tmp_path: Path) -> None:
     assert codes(blocks)[0].text.endswith("measure.repeats=3") and "gpus=4" in codes(blocks)[0].text
 
 
-def test_one_device_is_kept_if_no_number_of_devices_is_faster(tmp_path: Path) -> None:
+def test_one_device_is_kept_if_no_number_of_devices_is_faster(tmp_path):
     runs = make_runs(["ddp_gloo", "horovod_gloo"], (1, 2), slower=2.5)
     text = get_answer(tmp_path, *runs)
     assert re.fullmatch(
@@ -129,16 +121,14 @@ HEADLINES = {
 
 
 @pytest.mark.parametrize(("runs", "headline", "doubts", "rate_of"), HEADLINES.values(), ids=HEADLINES)
-def test_the_verdict_has_a_dozen_words(
-    tmp_path: Path, runs: list[Result], headline: str, doubts: list[str], rate_of: str
-) -> None:
+def test_the_verdict_has_a_dozen_words(tmp_path, runs, headline, doubts, rate_of):
     (verdict,) = verdicts(answer_runs(tmp_path, *runs))
     assert re.fullmatch(headline, verdict.text) and len(verdict.text.split()) <= 12
     assert verdict.doubts == doubts and verdict.group == ""
     assert verdict.tiles[0].note == rate_of
 
 
-def test_figures_of_the_verdict_are_those_of_the_frame(tmp_path: Path) -> None:
+def test_figures_of_the_verdict_are_those_of_the_frame(tmp_path):
     blocks = answer_runs(tmp_path, *make_runs(["ddp_gloo"]))
     pooled = survey(tmp_path).pooled.set_index(["strategy", "gpus"]).loc[("ddp_gloo", 4)]
     rate, speedup, efficiency = verdicts(blocks)[0].tiles
@@ -153,9 +143,7 @@ def test_figures_of_the_verdict_are_those_of_the_frame(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("share", "named"), [(0.2, True), (0.5, False)])
-def test_a_part_above_the_whole_loss_explains_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, named: bool
-) -> None:
+def test_a_part_above_the_whole_loss_explains_nothing(tmp_path, monkeypatch, share, named):
     part = Part(("contention",), Estimate(0.001), Estimate(share))
     monkeypatch.setattr(answer, "find_largest_loss", lambda case: part)
     reason = verdicts(answer_runs(tmp_path, *make_runs(["ddp_gloo"])))[0].reason
@@ -163,7 +151,7 @@ def test_a_part_above_the_whole_loss_explains_nothing(
     assert ("20 % to contention" in reason) == named
 
 
-def test_an_interval_with_1_in_it_is_no_verdict(tmp_path: Path) -> None:
+def test_an_interval_with_1_in_it_is_no_verdict(tmp_path):
     text = get_answer(tmp_path, *make_runs(["ddp_gloo"], (1, 2), slower=1.71, noise=0.2))
     assert text.startswith("Stay on one device for now: ddp_gloo on 2 devices is ")
     assert text.endswith(
@@ -171,7 +159,7 @@ def test_an_interval_with_1_in_it_is_no_verdict(tmp_path: Path) -> None:
     )
 
 
-def test_one_repeat_is_no_verdict(tmp_path: Path) -> None:
+def test_one_repeat_is_no_verdict(tmp_path):
     blocks = answer_runs(tmp_path, *make_runs(["ddp_gloo", "horovod_gloo"], repeats=1))
     (text,) = get_paragraphs(blocks)
     assert re.fullmatch(
@@ -182,7 +170,7 @@ def test_one_repeat_is_no_verdict(tmp_path: Path) -> None:
     assert command.text.endswith("measure.repeats=3"), "and no lines of code"
 
 
-def test_disturbed_rows_carry_no_verdict(tmp_path: Path) -> None:
+def test_disturbed_rows_carry_no_verdict(tmp_path):
     """Four devices on two cores, and a baseline beside other programs."""
     runs = make_runs(["ddp_gloo"])
     for run in runs:
@@ -197,7 +185,7 @@ def test_disturbed_rows_carry_no_verdict(tmp_path: Path) -> None:
     assert text.startswith("Not sure that more devices pay: ") and "other programs kept the processors busy" in text
 
 
-def test_another_precision_than_requested_carries_no_verdict(tmp_path: Path) -> None:
+def test_another_precision_than_requested_carries_no_verdict(tmp_path):
     """However much faster it is: float16 beside float32 is another training."""
     runs = make_runs(["ddp_gloo"])
     for run in runs:
@@ -207,7 +195,7 @@ def test_another_precision_than_requested_carries_no_verdict(tmp_path: Path) -> 
     assert text.endswith("No verdict on ddp_gloo on 4 devices: it computed in another precision than requested.")
 
 
-def test_a_tie_is_no_winner(tmp_path: Path) -> None:
+def test_a_tie_is_no_winner(tmp_path):
     runs = make_runs(["ddp_gloo"])
     others = [dataclasses.replace(run, run_id=f"o{run.run_id}", fingerprint=f"o{run.fingerprint}")
               for run in make_runs(["ddp_gloo"], noise=0.011) if run.scale.strategy != "bare_torch"]  # fmt: skip
@@ -231,19 +219,19 @@ def test_a_tie_is_no_winner(tmp_path: Path) -> None:
         (0.76, 0.1, "up to 4 devices, the most that were measured (with certainty 2 devices)."),
     ],
 )
-def test_how_far_it_goes(tmp_path: Path, min_efficiency: float, noise: float, sentence: str) -> None:
+def test_how_far_it_goes(tmp_path, min_efficiency, noise, sentence):
     runs = make_runs(["ddp_gloo"], noise=noise)
     assert sentence in get_paragraphs(answer_runs(tmp_path, *runs, min_efficiency=min_efficiency), "plain")[0]
 
 
-def test_fewer_devices_that_train_faster_are_taken(tmp_path: Path) -> None:
+def test_fewer_devices_that_train_faster_are_taken(tmp_path):
     runs = make_runs(["ddp_gloo"])
     for rank in (rank for run in runs if run.scale.gpus == 4 for rank in run.ranks):
         rank.block_s = [10 * seconds for seconds in rank.block_s]
     assert get_answer(tmp_path, *runs).startswith("Take ddp_gloo on 2 devices: 1.7")
 
 
-def test_what_spoils_trust_stands_beside_it(tmp_path: Path) -> None:
+def test_what_spoils_trust_stands_beside_it(tmp_path):
     runs = make_runs(["ddp_gloo"])
     runs[-1].flags.append("swapping")
     expected = [sweeps.failed_run("bare_torch", 4, "unsupported"), sweeps.failed_run("simulated", 4)]
@@ -254,7 +242,7 @@ def test_what_spoils_trust_stands_beside_it(tmp_path: Path) -> None:
     assert text == "Limits of these figures: the machine swapped (ddp_gloo on 4 devices)."
 
 
-def test_weak_and_strong_are_answered_apart(tmp_path: Path) -> None:
+def test_weak_and_strong_are_answered_apart(tmp_path):
     weak = make_runs(["ddp_gloo"])
     train_spec = TrainSpec(10, global_batch=40)
     strong = [sweeps.run("horovod_gloo", n, run_id=f"s{n}", scaling="strong", train=train_spec) for n in (1, 2)]
@@ -271,7 +259,7 @@ def test_weak_and_strong_are_answered_apart(tmp_path: Path) -> None:
     assert any("of ideal throughput, in which each device is as fast as one alone, is lost" in text for text in plain)
 
 
-def test_one_row_only_failed_rows_and_none(tmp_path: Path) -> None:
+def test_one_row_only_failed_rows_and_none(tmp_path):
     blocks = answer_runs(tmp_path / "one", sweeps.run("ddp_gloo", 4))
     assert get_paragraphs(blocks)[0].startswith(
         "Whether more devices pay is unknown: nothing was measured on one device"
@@ -286,7 +274,7 @@ def test_one_row_only_failed_rows_and_none(tmp_path: Path) -> None:
     assert answer.section(ReportData([tmp_path], nothing, nothing)) is None
 
 
-def test_a_sweep_of_many_groups_is_short(tmp_path: Path) -> None:
+def test_a_sweep_of_many_groups_is_short(tmp_path):
     batches = range(1, MAX_ANSWERS + 6)
     runs = [sweeps.run("bare_torch", 1, run_id=f"{n}", train=TrainSpec(n)) for n in batches]
     for number, run in zip(batches, runs, strict=True):
@@ -301,7 +289,7 @@ def test_a_sweep_of_many_groups_is_short(tmp_path: Path) -> None:
     assert all(len(row.cells) == len(rest.columns) for row in rest.rows)
 
 
-def test_what_was_scaled_comes_first(tmp_path: Path) -> None:
+def test_what_was_scaled_comes_first(tmp_path):
     single = sweeps.run("bare_torch", 1, run_id="b", train=TrainSpec(20))
     single.scale.batch_per_device = 20
     answers = get_paragraphs(answer_runs(tmp_path, single, *make_runs(["ddp_gloo"])))

@@ -1,32 +1,28 @@
 """The section attribution, and the attributed runs behind it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 import scalebench
 from scalebench.__main__ import main
 from scalebench.report import report_data
-from scalebench.report.document import Chart, Paragraph, Section, Table
+from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.sections import attribution
 from scalebench.report.sections.attribution import MAX_BARS
 from tests.builders import sweeps
 from tests.builders.attribution_runs import one_device_run, strong_scaling_runs, two_device_run, weak_scaling_runs
 
 
-def make_section(folder: Path) -> Section:
+def make_section(folder):
     return attribution.section(report_data.load_report_data([folder]))
 
 
-def split_blocks(section: Section) -> tuple[list[Chart], list[Table], list[str]]:
+def split_blocks(section):
     charts = [block for block in section.blocks if isinstance(block, Chart)]
     tables = [block for block in section.blocks if isinstance(block, Table)]
     return charts, tables, [block.text for block in section.blocks if isinstance(block, Paragraph)]
 
 
-def test_bars_and_cells_are_the_figures_of_the_frame(tmp_path: Path) -> None:
+def test_bars_and_cells_are_the_figures_of_the_frame(tmp_path):
     sweeps.sweep(tmp_path, repeats=3)
     (chart,), (table,), _ = split_blocks(make_section(tmp_path))
     frame = scalebench.attribution(tmp_path).set_index(["strategy", "gpus", "part"]).sort_index()
@@ -56,14 +52,14 @@ def test_bars_and_cells_are_the_figures_of_the_frame(tmp_path: Path) -> None:
             assert cells[part].value == (None if str(share) == "<NA>" else share)
 
 
-def test_a_small_part_of_a_large_loss_is_no_title(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_part_of_a_large_loss_is_no_title(tmp_path, monkeypatch):
     monkeypatch.setattr(attribution, "MIN_TITLE_SHARE", 0.9)
     sweeps.sweep(tmp_path, repeats=3)
     (chart,), _, _ = split_blocks(make_section(tmp_path))
     assert chart.title == "Where the lost efficiency went: most of it is within the noise"
 
 
-def test_only_parts_that_exceed_their_noise_are_drawn(tmp_path: Path) -> None:
+def test_only_parts_that_exceed_their_noise_are_drawn(tmp_path):
     sweeps.sweep(tmp_path, repeats=3, noise=0.2)
     (chart,), (table,), _ = split_blocks(make_section(tmp_path))
     parts = [series for series in chart.series if series.name not in ("kept", "unexplained")]
@@ -72,7 +68,7 @@ def test_only_parts_that_exceed_their_noise_are_drawn(tmp_path: Path) -> None:
     assert "unexplained" in [series.name for series in chart.series] and len(table.columns) > 6 + len(parts)
 
 
-def test_weak_and_strong_scaling_have_charts_of_their_own(tmp_path: Path) -> None:
+def test_weak_and_strong_scaling_have_charts_of_their_own(tmp_path):
     sweeps.write_results(tmp_path, [*weak_scaling_runs(), *strong_scaling_runs()])
     charts, tables, _ = split_blocks(make_section(tmp_path))
     headings = [block.text for block in make_section(tmp_path).blocks if getattr(block, "kind", "") == "label"]
@@ -81,7 +77,7 @@ def test_weak_and_strong_scaling_have_charts_of_their_own(tmp_path: Path) -> Non
     assert [block.name for block in charts[1].series][:2] == ["kept", "batch"]
 
 
-def test_merged_parts_are_named_with_their_reason(tmp_path: Path) -> None:
+def test_merged_parts_are_named_with_their_reason(tmp_path):
     result, full, bare, _ = strong_scaling_runs()
     sweeps.write_results(tmp_path, [result, full, bare])
     (chart,), (table,), sentences = split_blocks(make_section(tmp_path))
@@ -94,7 +90,7 @@ def test_merged_parts_are_named_with_their_reason(tmp_path: Path) -> None:
     )
 
 
-def test_causes_are_listed_once_for_each_curve(tmp_path: Path) -> None:
+def test_causes_are_listed_once_for_each_curve(tmp_path):
     sweeps.sweep(tmp_path, strategies=("bare_torch", "horovod_gloo"), gpus=(1, 2, 4, 8), noise=0.001)
     _, _, sentences = split_blocks(make_section(tmp_path))
     causes = [text for text in sentences if "costs more within training" in text]
@@ -104,13 +100,13 @@ def test_causes_are_listed_once_for_each_curve(tmp_path: Path) -> None:
     assert split_blocks(make_section(tmp_path / "none"))[2] == []
 
 
-def test_without_a_baseline_there_is_no_attribution(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_baseline_there_is_no_attribution(tmp_path, capsys):
     sweeps.write_results(tmp_path, [two_device_run(), sweeps.failed_run()])
     assert attribution.section(report_data.load_report_data([tmp_path])) is None
     assert "lost efficiency" not in show_details(capsys, tmp_path)
 
 
-def test_of_many_runs_the_attribution_is_that_of_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_runs_the_attribution_is_that_of_few(tmp_path, monkeypatch):
     """Where a report shows the first repeats only, the causes are still those of all repeats."""
     sweeps.sweep(tmp_path, repeats=3)
     few, count = make_section(tmp_path), len(report_data.load_report_data([tmp_path]).pooled)
@@ -124,7 +120,7 @@ def test_of_many_runs_the_attribution_is_that_of_few(tmp_path: Path, monkeypatch
     assert repeats == {"3"}
 
 
-def test_more_bars_than_a_chart_can_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_bars_than_a_chart_can_show(tmp_path, monkeypatch):
     monkeypatch.setattr("scalebench.report.sections.attribution.MAX_BARS", 3)
     sweeps.sweep(tmp_path)
     (chart,), (table,), sentences = split_blocks(make_section(tmp_path))
@@ -133,17 +129,17 @@ def test_more_bars_than_a_chart_can_show(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.fixture(autouse=True)
-def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def wide_terminal(monkeypatch):
     """One in which no cell is broken."""
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def show_details(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
+def show_details(capsys, folder):
     assert main(["show", str(folder), "--details"]) == 0
     return capsys.readouterr().out
 
 
-def test_show_prints_where_the_lost_efficiency_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_where_the_lost_efficiency_went(tmp_path, capsys):
     sweeps.write_results(tmp_path, list(weak_scaling_runs(flags=["unequal_clocks"])))
     out = show_details(capsys, tmp_path)
     assert out.count("where the lost efficiency went") == 2  # of the run and of the strategy alone, not of bare
@@ -151,7 +147,7 @@ def test_show_prints_where_the_lost_efficiency_went(tmp_path: Path, capsys: pyte
     assert "imbalance: devices run at different clocks (flagged unequal_clocks)." in out
 
 
-def test_a_local_batch_is_looked_up_among_all_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_local_batch_is_looked_up_among_all_rows(tmp_path, capsys):
     result, full, bare, self_baseline = strong_scaling_runs()
     sweeps.write_results(tmp_path, [result, full, bare, self_baseline, one_device_run("ddp", 0.01, 5)])
     assert "no good run" not in show_details(capsys, tmp_path)

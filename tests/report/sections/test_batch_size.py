@@ -1,34 +1,22 @@
 """The section batch_size, and its sentences."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from scalebench.analysis.scaling_curves import Curve, make_curves
-from scalebench.core.result import Result
 from scalebench.core.spec import HardwareSpec
 from scalebench.report.document import Chart
 from scalebench.report.sections import batch_size
-from scalebench.report.sections.batch_size import (
-    MAX_SENTENCES,
-    describe_curve,
-    list_terminal_sentences,
-)
+from scalebench.report.sections.batch_size import MAX_SENTENCES, describe_curve, list_terminal_sentences
 from scalebench.sweeps.console import Console
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
 from tests.builders.sweeps import ratio_of_rows
-from tests.report.section_blocks import (
-    build_section,
-    select_blocks,
-)
+from tests.report.section_blocks import build_section, select_blocks
 
 
-def make_run(batch: int, gpus: int = 1, strategy: str = "ddp_gloo", bucket: float = 25.0, **changes: Any) -> Result:
+def make_run(batch, gpus=1, strategy="ddp_gloo", bucket=25.0, **changes):
     """A run of `batch` samples a device whose steps take as long as one of ten: batch times the throughput."""
     train = dataclasses.replace(simulated_config().train, batch_per_device=batch)
     result = sweeps.run(strategy, gpus, train=train, **changes)
@@ -40,7 +28,7 @@ def make_run(batch: int, gpus: int = 1, strategy: str = "ddp_gloo", bucket: floa
     return result
 
 
-def make_saturating_runs(batch: int, gpus: int = 1) -> list[Result]:
+def make_saturating_runs(batch, gpus=1):
     """Runs of 10 to 10,000 samples a device; throughput rises with the batch up to this one, and then no more."""
     runs = [make_run(size, gpus) for size in (10, 100, 1000, 10000)]
     for run in runs:
@@ -50,7 +38,7 @@ def make_saturating_runs(batch: int, gpus: int = 1) -> list[Result]:
     return runs
 
 
-def test_one_batch_is_no_curve(tmp_path: Path) -> None:
+def test_one_batch_is_no_curve(tmp_path):
     assert build_section(batch_size, tmp_path / "usual") is None
     assert build_section(batch_size, tmp_path / "failed", [sweeps.failed_run()]) is None
     # Strong scaling gives each number of devices a batch of its own, and another strategy is another configuration.
@@ -58,7 +46,7 @@ def test_one_batch_is_no_curve(tmp_path: Path) -> None:
     assert build_section(batch_size, tmp_path / "strong", [*runs, make_run(50, strategy="horovod_gloo")]) is None
 
 
-def test_options_and_hardware_are_never_mixed(tmp_path: Path) -> None:
+def test_options_and_hardware_are_never_mixed(tmp_path):
     """Alone in its chart over devices, each of the two buckets would be named `ddp_gloo`."""
     assert build_section(batch_size, tmp_path / "x", [make_run(10), make_run(100, bucket=1.0)]) is None
     runs = [make_run(batch, bucket=bucket) for batch in (10, 100) for bucket in (25.0, 1.0)]
@@ -71,9 +59,7 @@ def test_options_and_hardware_are_never_mixed(tmp_path: Path) -> None:
     ]
 
 
-def make_curve(
-    rates: dict[int, float], width: float | None = 0.01, gpus: int = 1, start_s: float | None = None
-) -> Curve:
+def make_curve(rates, width=0.01, gpus=1, start_s=None):
     """Limits lie off by the share `width`; without `start_s` its steps are not known."""
     rows = [
         {"batch_per_device": batch, "throughput_samples_per_s": rate, "gpus": gpus, "flags": None,
@@ -111,7 +97,7 @@ def make_curve(
         ),
     ],
 )
-def test_the_sentence_about_the_saturating_batch(rates: dict[int, float], sentence: str) -> None:
+def test_the_sentence_about_the_saturating_batch(rates, sentence):
     assert describe_curve(make_curve(rates), ratio_of_rows) == sentence
     assert str(describe_curve(make_curve(rates, width=None), ratio_of_rows)).endswith(
         ", which is not sure: one repeat, measure.repeats=3 decides"
@@ -119,7 +105,7 @@ def test_the_sentence_about_the_saturating_batch(rates: dict[int, float], senten
     assert str(describe_curve(make_curve(rates), ratio_of_rows, "mlp")).count("(mlp with ddp, 1 devices)") == 1
 
 
-def test_the_step_time_fit_follows_the_saturating_batch() -> None:
+def test_the_step_time_fit_follows_the_saturating_batch():
     rates = {b: b / (0.01 + 1e-5 * b) for b in (100, 1000, 3000, 4000)}  # n_1/2 1,000, and 100,000 samples/s at most
     sentence = str(describe_curve(make_curve(rates, start_s=0.01), ratio_of_rows))
     assert "; n_1/2 1,000" in sentence and sentence.endswith(
@@ -129,12 +115,12 @@ def test_the_step_time_fit_follows_the_saturating_batch() -> None:
     assert "n_1/2" not in str(describe_curve(make_curve({10: 10.0, 20: 18.0, 40: 30.0, 80: 40.0}), ratio_of_rows))
 
 
-def list_sentences(*results: Result) -> list[str]:
+def list_sentences(*results):
     configurations = sweeps.pool(results)
     return list_terminal_sentences(make_curves(configurations.make_frame()), configurations.estimate_ratio)
 
 
-def test_a_sweep_over_batches_has_a_line_for_each_curve() -> None:
+def test_a_sweep_over_batches_has_a_line_for_each_curve():
     assert [line.partition(":")[0] for line in list_sentences(make_run(10), make_run(20))] == [
         "no saturating batch up to 20 per device (ddp_gloo, 1 device)"
     ]
@@ -146,7 +132,7 @@ def test_a_sweep_over_batches_has_a_line_for_each_curve() -> None:
     assert len(sentences) == MAX_SENTENCES + 1 and sentences[-1].startswith("saturating batches: 2 more")
 
 
-def test_the_terminal_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_shows_it(tmp_path, capsys):
     sweeps.write_results(tmp_path, [make_run(10), make_run(20)])
     Console().print_table([tmp_path])
     lines = capsys.readouterr().out.splitlines()

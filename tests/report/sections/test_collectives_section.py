@@ -1,11 +1,7 @@
 """The section collectives, and the terminal's tables of it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from scalebench.analysis import collectives
-from scalebench.core.result import CollectiveRecord, ProbeRecord, Result, TransferRecord
+from scalebench.core.result import CollectiveRecord, ProbeRecord, TransferRecord
 from scalebench.report import tables
 from scalebench.report.document import Chart, Table
 from scalebench.report.sections import collectives as section
@@ -16,7 +12,7 @@ from tests.report.section_blocks import cell_texts, get_block, get_series, selec
 KIBIBYTE = 2**10
 
 
-def collective_run(strategy: str, **times_s: dict[int, float]) -> Result:
+def collective_run(strategy, **times_s):
     """Make a run whose operations took these seconds by size, within 1 %."""
     measured = [
         CollectiveRecord(name, size, 1, [0.99 * taken_s, 1.01 * taken_s, taken_s])
@@ -26,7 +22,7 @@ def collective_run(strategy: str, **times_s: dict[int, float]) -> Result:
     return record(strategy, 2, ranks=[rank(k, probes=ProbeRecord(collectives=measured)) for k in range(2)])
 
 
-def test_tables() -> None:
+def test_tables():
     results = [
         collective_run("ddp_gloo", all_reduce={KIBIBYTE: 1e-3, 4 * KIBIBYTE: 1.024e-3}, reduce={KIBIBYTE: 1e-3}),
         collective_run("horovod_mpi", all_reduce={KIBIBYTE: 2e-5, 16 * KIBIBYTE: 2.0}),
@@ -41,7 +37,7 @@ def test_tables() -> None:
     ]
 
 
-def test_limits_of_several_runs_are_over_repeats() -> None:
+def test_limits_of_several_runs_are_over_repeats():
     """Three starts of 1, 1.1 and 1.2 ms: Student's t with 2 degrees of freedom, 4.303 * 0.1 / sqrt(3) = 0.248 ms."""
     starts = [collective_run("ddp_gloo", all_reduce={KIBIBYTE: taken_s}) for taken_s in (1e-3, 1.1e-3, 1.2e-3)]
     (table,) = make_collective_tables(collectives.make_collective_table(starts))
@@ -50,7 +46,7 @@ def test_limits_of_several_runs_are_over_repeats() -> None:
     assert cell_texts(table)[0][1] == "1.05 ms"  # two starts have no limits
 
 
-def test_bandwidth() -> None:
+def test_bandwidth():
     measured = [
         TransferRecord("send_both_ways", 0, 1, 10**9, 1, [1.0, 1.0]),
         TransferRecord("send_one_way", 1, 0, 10**9, 1, [0.5, 0.5]),
@@ -69,7 +65,7 @@ def test_bandwidth() -> None:
     ]
 
 
-def test_curves_and_matrices(tmp_path: Path) -> None:
+def test_curves_and_matrices(tmp_path):
     """The page draws what the frames hold: times with limits, bus bandwidths, and a matrix for each way."""
     sizes = {KIBIBYTE: 1e-3, 4 * KIBIBYTE: 2e-3}
     results = [collective_run(name, all_reduce=sizes, reduce=sizes) for name in ("ddp_gloo", "horovod_mpi")]
@@ -95,5 +91,5 @@ def test_curves_and_matrices(tmp_path: Path) -> None:
     assert {name: len(frame) for name, frame in names.items()} == {"collectives": 8, "bandwidth": 2}
 
 
-def test_no_section_without_measurements(tmp_path: Path) -> None:
+def test_no_section_without_measurements(tmp_path):
     assert section.section(write_report_data(tmp_path, [record("ddp_gloo", 2)])) is None

@@ -1,23 +1,19 @@
 """The section data_or_model, and its tables in the terminal."""
 
-from __future__ import annotations
-
-from scalebench.analysis.prediction.data_or_model import NO_PROBES_REASON, ParallelismComparison
-from scalebench.core.result import Result
-from scalebench.report.document import Table
+from scalebench.analysis.prediction.data_or_model import NO_PROBES_REASON
 from scalebench.report.sections import data_or_model
 from tests.builders import sweeps
 from tests.builders.parallelism_runs import bare_run, ddp_run, make_parallel_run
 
 
-def compare(*runs: Result) -> list[ParallelismComparison]:
+def compare(*runs):
     by_id = {run.run_id: run for run in runs}
     configurations = sweeps.pool(runs)
     read, estimate_ratio = (lambda row: by_id[row["run_id"]]), configurations.estimate_ratio
     return data_or_model.compare_kinds(configurations.make_frame(), read, estimate_ratio)
 
 
-def make_pairs() -> list[Result]:
+def make_pairs():
     """Model parallelism is the faster at 8, where that is predicted, and at 64, where it is not."""
     steps = {64: (0.30, 0.25), 8: (0.10, 0.05)}
     return [
@@ -32,15 +28,15 @@ def make_pairs() -> list[Result]:
     ]
 
 
-def row_texts(table: Table) -> list[str]:
+def row_texts(table):
     return [" | ".join(cell.text for cell in row.cells) for row in table.rows]
 
 
-def list_answers(comparisons: list[ParallelismComparison]) -> list[str]:
+def list_answers(comparisons):
     return [text for text, _ in data_or_model.make_answers(comparisons)]
 
 
-def test_a_reason_stands_for_what_is_not_predicted() -> None:
+def test_a_reason_stands_for_what_is_not_predicted():
     comparisons = compare(bare_run(8, probed=False), ddp_run(8, 0.1), make_parallel_run("model_parallel", 8, 0.05))
     assert row_texts(data_or_model.make_table(comparisons, limits=False)) == [
         "mlp | 2 | 8 | data: ddp_gloo |  |  |  | 100 ms | ",
@@ -56,7 +52,7 @@ def test_a_reason_stands_for_what_is_not_predicted() -> None:
     assert list_answers(unmeasured) == ["mlp on 2 devices: neither predicted nor measured both ways"]
 
 
-def test_the_answer_names_the_batch_from_which_on_data_parallelism_wins() -> None:
+def test_the_answer_names_the_batch_from_which_on_data_parallelism_wins():
     comparisons = compare(*make_pairs())
     (text,) = list_answers(comparisons)
     assert "data should win at 64" in text and "model won at 8 and 64" in text
@@ -69,7 +65,7 @@ def test_the_answer_names_the_batch_from_which_on_data_parallelism_wins() -> Non
     )
 
 
-def tied_runs(repeat: int) -> list[Result]:
+def tied_runs(repeat):
     """Runs of equal means, whose repeats differ."""
     data_s, model_s = 0.1 + 0.001 * repeat, 0.102 - 0.001 * repeat
     runs = [ddp_run(8, data_s, repeat=repeat), make_parallel_run("model_parallel", 8, model_s, repeat=repeat)]
@@ -78,7 +74,7 @@ def tied_runs(repeat: int) -> list[Result]:
     return runs
 
 
-def test_a_tie_is_shown() -> None:
+def test_a_tie_is_shown():
     runs = [bare_run(8), *(run for repeat in range(3) for run in tied_runs(repeat))]
     comparisons = compare(*runs)
     places = [row.cells[-1].text for row in data_or_model.make_table(comparisons).rows]

@@ -1,14 +1,11 @@
 """Pages of machines, and in what runs differ."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
 
 import pytest
 
 from scalebench.core.machine.gpus import Gpu
-from scalebench.report.document import Paragraph, Section, Table
+from scalebench.report.document import Paragraph, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import machines
 from tests.builders.runs import MACHINE
@@ -25,16 +22,16 @@ WITH_GPUS = dataclasses.replace(
 )  # fmt: skip
 
 
-def make_section(folder: Path) -> Section:
+def make_section(folder):
     section = machines.section(load_report_data([folder]))
     return section
 
 
-def tables_by_id(section: Section) -> dict[str, Table]:
+def tables_by_id(section):
     return {block.id: block for block in section.blocks if isinstance(block, Table)}
 
 
-def test_one_machine_has_one_page_and_no_warning(tmp_path: Path) -> None:
+def test_one_machine_has_one_page_and_no_warning(tmp_path):
     sweep(tmp_path, ["ddp_gloo"], gpus=(1, 2), machine=WITH_GPUS)
     section = make_section(tmp_path)
     pages = tables_by_id(section)
@@ -53,7 +50,7 @@ def test_one_machine_has_one_page_and_no_warning(tmp_path: Path) -> None:
     assert cell_texts(links)[0] == ["GPU 0", "X", "PIX, no peer access (CNS)"]
 
 
-def test_differences_stand_first_and_warn(tmp_path: Path) -> None:
+def test_differences_stand_first_and_warn(tmp_path):
     other = dataclasses.replace(WITH_GPUS, hostname="other", driver_version="535.1", environment={})
     write_results(
         tmp_path, [run("ddp_gloo", 1, machine=WITH_GPUS), run("ddp_gloo", 2, machine=other), failed_run(machine=other)]
@@ -70,16 +67,16 @@ def test_differences_stand_first_and_warn(tmp_path: Path) -> None:
     assert {"machine-0", "machine-1"} <= set(tables_by_id(section))
 
 
-def test_software_that_changed_on_one_machine_is_one_page_with_a_warning(tmp_path: Path) -> None:
+def test_software_that_changed_on_one_machine_is_one_page_with_a_warning(tmp_path):
     newer = dataclasses.replace(WITH_GPUS, versions={"torch": "2.10"})
     write_results(tmp_path, [run("ddp_gloo", 1, machine=WITH_GPUS), run("ddp_gloo", 2, machine=newer)])
     section = make_section(tmp_path)
-    assert "on one machine, differ" in section.blocks[0].text  # type: ignore[union-attr]
+    assert "on one machine, differ" in section.blocks[0].text
     assert dict(cell_texts(tables_by_id(section)["machine-0"]))["package torch"] == "2.9; 2.10"
     assert "machine-1" not in tables_by_id(section)
 
 
-def test_a_machine_that_was_rebuilt_is_another(tmp_path: Path) -> None:
+def test_a_machine_that_was_rebuilt_is_another(tmp_path):
     limited = [dataclasses.replace(gpu, power_limit_w=250.0) for gpu in GPUS]
     rebuilt = dataclasses.replace(WITH_GPUS, gpus=limited)
     write_results(tmp_path, [run("ddp_gloo", 1, machine=WITH_GPUS), run("ddp_gloo", 2, machine=rebuilt)])
@@ -90,7 +87,7 @@ def test_a_machine_that_was_rebuilt_is_another(tmp_path: Path) -> None:
     )
 
 
-def test_hardware_of_another_name_may_differ(tmp_path: Path) -> None:
+def test_hardware_of_another_name_may_differ(tmp_path):
     remote = run("ddp_gloo", 2, machine=dataclasses.replace(WITH_GPUS, hostname="there"))
     remote.scale.hardware = "alpha"
     write_results(tmp_path, [run("ddp_gloo", 1), remote])
@@ -100,13 +97,13 @@ def test_hardware_of_another_name_may_differ(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("topology", [[["X"], ["PIX", "X", "SYS"]], [["X", "PIX"], []]])
-def test_a_matrix_that_is_none_is_shown_as_far_as_it_goes(tmp_path: Path, topology: list[list[str]]) -> None:
+def test_a_matrix_that_is_none_is_shown_as_far_as_it_goes(tmp_path, topology):
     sweep(tmp_path, ["ddp_gloo"], gpus=(1,), machine=dataclasses.replace(WITH_GPUS, topology=topology))
     links = tables_by_id(make_section(tmp_path))["machine-0-links"]
     assert all(len(row.cells) == len(links.columns) for row in links.rows)
 
 
-def test_many_machines_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_machines_are_too_many(tmp_path, monkeypatch):
     monkeypatch.setattr(machines, "MAX_MACHINES", 1)
     write_results(
         tmp_path, [run("ddp_gloo", n, machine=dataclasses.replace(MACHINE, hostname=f"n{n}")) for n in (1, 2)]

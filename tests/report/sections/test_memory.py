@@ -1,28 +1,17 @@
 """The section memory, and its sentences in the terminal."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-
-import pandas as pd
 import pytest
 
-from scalebench.core.result import Result
 from scalebench.report.document import Chart, Table
 from scalebench.report.sections import memory
 from scalebench.report.sections.memory import MAX_TERMINAL_SENTENCES, list_terminal_sentences, make_terminal_table
 from scalebench.sweeps.console import Console
 from tests.builders import sweeps
 from tests.builders.sweeps import FULL_STATE_BYTES, out_of_memory, run_with_batch_search, run_with_memory
-from tests.report.section_blocks import (
-    build_section,
-    get_block,
-    select_blocks,
-)
+from tests.report.section_blocks import build_section, get_block, select_blocks
 
 
-def test_without_savings_there_is_no_section_and_bars_of_one_height_are_no_chart(tmp_path: Path) -> None:
+def test_without_savings_there_is_no_section_and_bars_of_one_height_are_no_chart(tmp_path):
     full = [run_with_memory("bare_torch", 1, FULL_STATE_BYTES), run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES)]
     assert build_section(memory, tmp_path / "full", full) is None
     section = build_section(memory, tmp_path / "oom", [*full, out_of_memory("ddp_gloo", 4)])
@@ -31,7 +20,7 @@ def test_without_savings_there_is_no_section_and_bars_of_one_height_are_no_chart
     assert build_section(memory, tmp_path / "searched", [*full, *searched]) is not None
 
 
-def test_no_more_rows_than_a_table_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_rows_than_a_table_holds(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "MAX_ROWS", 2)
     results = [run_with_memory("bare_torch", 1, FULL_STATE_BYTES)]
     results += [run_with_memory("fsdp_gloo", gpus, FULL_STATE_BYTES // 2) for gpus in (2, 3, 4, 5)]
@@ -47,11 +36,11 @@ ZERO, SHARDED = (
 ALL = run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES)
 
 
-def pool(*results: Result) -> pd.DataFrame:
+def pool(*results):
     return sweeps.pool(results).make_frame()
 
 
-def list_sentences(*results: Result) -> list[str]:
+def list_sentences(*results):
     configurations = sweeps.pool(results)
     return list_terminal_sentences(configurations.make_frame(), configurations.estimate_ratio)
 
@@ -66,7 +55,7 @@ def list_sentences(*results: Result) -> list[str]:
     ],
     ids=["nothing recorded", "all keep a whole model", "a peak alone", "nothing had room"],
 )
-def test_no_table_where_it_would_say_nothing(results: Sequence[Result]) -> None:
+def test_no_table_where_it_would_say_nothing(results):
     assert make_terminal_table(pool(*results)) is None
 
 
@@ -78,7 +67,7 @@ def test_no_table_where_it_would_say_nothing(results: Sequence[Result]) -> None:
         (1, 0.01, ", which is not sure: one repeat, measure.repeats=3 decides"),
     ],
 )
-def test_the_price_has_its_uncertainty(repeats: int, noise: float, ending: str) -> None:
+def test_the_price_has_its_uncertainty(repeats, noise, ending):
     """0.85 / 0.9."""
     two = [
         run_with_memory(name, 2, state, repeat=repeat, noise=noise)
@@ -88,14 +77,14 @@ def test_the_price_has_its_uncertainty(repeats: int, noise: float, ending: str) 
     assert list_sentences(BARE, *two)[1].endswith(ending)
 
 
-def test_out_of_memory_runs_are_listed() -> None:
+def test_out_of_memory_runs_are_listed():
     full = run_with_memory("ddp_gloo", 1, FULL_STATE_BYTES)
     sentences = list_sentences(SHARDED, full, out_of_memory("ddp_gloo", 2))
     assert sentences[-1] == "on 2 devices out of memory: ddp_gloo; had room: fsdp_gloo"
     assert not [sentence for sentence in sentences if "no run" in sentence]
 
 
-def test_no_more_sentences_than_a_window_holds_and_each_names_its_model() -> None:
+def test_no_more_sentences_than_a_window_holds_and_each_names_its_model():
     results = []
     for number in range(MAX_TERMINAL_SENTENCES + 5):
         for run in (
@@ -110,7 +99,7 @@ def test_no_more_sentences_than_a_window_holds_and_each_names_its_model() -> Non
     assert last.startswith("memory: ") and last.endswith(" more are in the report")
 
 
-def test_below_the_table_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_below_the_table_of_a_sweep(tmp_path, capsys):
     sweeps.write_results(tmp_path, [BARE, SHARDED])
     Console().print_table([tmp_path])
     assert "50 % under fsdp_gloo" in " ".join(capsys.readouterr().out.split())

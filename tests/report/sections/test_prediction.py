@@ -1,9 +1,6 @@
 """The section prediction: measured points, predicted lines with their limits, and the table of checks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +13,7 @@ from tests.builders import sweeps
 from tests.report.section_blocks import build_section, get_block, get_series, select_blocks, write_report_data
 
 
-def test_a_line_with_limits_begins_at_the_last_measured_point(tmp_path: Path) -> None:
+def test_a_line_with_limits_begins_at_the_last_measured_point(tmp_path):
     section = build_section(prediction, tmp_path)
     chart = get_block(section, Chart, "prediction-throughput")
     measured, line = get_series(chart, "ddp_gloo"), get_series(chart, "ddp_gloo, predicted")
@@ -29,7 +26,7 @@ def test_a_line_with_limits_begins_at_the_last_measured_point(tmp_path: Path) ->
     assert [row.cells[2].value for row in table.rows[:5]] == pytest.approx(list(line.y))
 
 
-def test_answers_and_checks_stand_beside_the_band(tmp_path: Path) -> None:
+def test_answers_and_checks_stand_beside_the_band(tmp_path):
     section = build_section(prediction, tmp_path)
     answers = [block.text for block in select_blocks(section, Paragraph) if block.kind == "answer"]
     assert any(text.startswith("ddp_gloo keeps 80 %") for text in answers)
@@ -37,7 +34,7 @@ def test_answers_and_checks_stand_beside_the_band(tmp_path: Path) -> None:
     assert {row.cells[2].text for row in checks.rows} == {"4"}
 
 
-def test_the_page_predicts_what_the_command_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_predicts_what_the_command_predicts(tmp_path, monkeypatch):
     """The errors of one model give the limits of another one, and correct it on as many devices."""
     monkeypatch.setattr(predictions, "MIN_OWN_RESIDUALS", 1)
     report_data = write_report_data(tmp_path, make_two_models())
@@ -56,7 +53,7 @@ def test_the_page_predicts_what_the_command_predicts(tmp_path: Path, monkeypatch
         ]
 
 
-def test_strategies_that_scale_alike_share_a_sentence() -> None:
+def test_strategies_that_scale_alike_share_a_sentence():
     runs = make_runs()
     for run in runs:
         run.spec["hardware"]["this_machine"] = False
@@ -67,7 +64,7 @@ def test_strategies_that_scale_alike_share_a_sentence() -> None:
     assert any(text.startswith("All strategies: nothing between nodes was measured") for text in texts)
 
 
-def test_no_verdict_follows_from_a_model_that_misses_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_verdict_follows_from_a_model_that_misses_what_was_measured(monkeypatch):
     monkeypatch.setattr(sweeps, "step_s", lambda strategy, gpus: {1: 0.01, 2: 0.05, 4: 0.011}[gpus])
     group = predict(make_runs(gpus=(1, 2, 4)))
     table = prediction.make_table(group, [1, 2, 4, 8])
@@ -79,7 +76,7 @@ def test_no_verdict_follows_from_a_model_that_misses_what_was_measured(monkeypat
     assert not any("efficiency" in text or "To know more" in text for text in others)
 
 
-def test_one_number_of_devices_gives_no_confidence_and_names_the_base() -> None:
+def test_one_number_of_devices_gives_no_confidence_and_names_the_base():
     group = predict(make_runs(gpus=(2,)))
     first, *_ = prediction.list_sentences(group, [4], 0.8, 1024)
     assert (
@@ -88,6 +85,6 @@ def test_one_number_of_devices_gives_no_confidence_and_names_the_base() -> None:
     assert "fewest measured devices (2)" in str(prediction.make_table(group, [4]).caption)
 
 
-def test_nothing_is_shown_of_one_device(tmp_path: Path) -> None:
+def test_nothing_is_shown_of_one_device(tmp_path):
     runs = [sweeps.run("bare_torch", 1), sweeps.run("ddp_gloo", 1)]
     assert prediction.section(write_report_data(tmp_path, runs)) is None

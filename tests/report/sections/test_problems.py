@@ -1,16 +1,12 @@
 """The sections problems and unfinished."""
 
-from __future__ import annotations
-
 import json
 import platform
 from pathlib import Path
 
-import pytest
-
 from scalebench.core.spec import write_spec
-from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, SweepRecord, new_sweep_record, write_sweep
-from scalebench.report.document import Code, Paragraph, Section, Table
+from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, new_sweep_record, write_sweep
+from scalebench.report.document import Code, Paragraph, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import problems
 from tests.builders.runs import simulated_spec
@@ -18,26 +14,26 @@ from tests.builders.sweeps import failed_run, run, sweep, write_results
 from tests.report.section_blocks import SCRIPT, cell_texts
 
 
-def make_section(folder: Path) -> Section:
+def make_section(folder):
     section = problems.section(load_report_data([folder]))
     return section
 
 
-def get_tables(section: Section) -> dict[str, Table]:
+def get_tables(section):
     return {block.id: block for block in section.blocks if isinstance(block, Table)}
 
 
-def logs(section: Section) -> list[Code]:
+def logs(section):
     return [block for block in section.blocks if isinstance(block, Code)]
 
 
-def test_without_problems_there_is_no_such_section(tmp_path: Path) -> None:
+def test_without_problems_there_is_no_such_section(tmp_path):
     write_results(tmp_path, [run("ddp_gloo", 2, noise=0.0001)])
     section = problems.section(load_report_data([tmp_path]))
     assert section is None or set(get_tables(section)) <= {"warnings", "flagged"}
 
 
-def test_failed_runs_with_reason_and_the_end_of_their_log(tmp_path: Path) -> None:
+def test_failed_runs_with_reason_and_the_end_of_their_log(tmp_path):
     write_results(tmp_path, [failed_run(reason=SCRIPT), failed_run(gpus=4, status="oom", reason="out of memory")])
     (tmp_path / "0" / "rank0.log").write_text("".join(f"line {n}\n" for n in range(100)) + SCRIPT)
     section = make_section(tmp_path)
@@ -50,7 +46,7 @@ def test_failed_runs_with_reason_and_the_end_of_their_log(tmp_path: Path) -> Non
     assert Paragraph("ddp_gloo on 4 devices: its folder has no log rank0.log.", tags=log.tags) in section.blocks
 
 
-def test_logs_that_say_nothing(tmp_path: Path) -> None:
+def test_logs_that_say_nothing(tmp_path):
     write_results(tmp_path, [failed_run(), failed_run(gpus=4, log=None), failed_run(gpus=2)])
     (tmp_path / "0" / "rank0.log").write_text("\n \n")
     (tmp_path / "2" / "rank0.log").write_bytes(bytes(range(256)))
@@ -63,7 +59,7 @@ def test_logs_that_say_nothing(tmp_path: Path) -> None:
     assert "ABC" in logs(section)[0].text and "\0" not in logs(section)[0].text
 
 
-def test_of_many_logs_those_of_different_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_logs_those_of_different_reasons(tmp_path, monkeypatch):
     monkeypatch.setattr(problems, "MAX_LOGS", 2)
     write_results(tmp_path, [failed_run(gpus=gpus, reason="one" if gpus < 4 else "two") for gpus in (1, 2, 3, 4)])
     for number in range(4):
@@ -74,7 +70,7 @@ def test_of_many_logs_those_of_different_reasons(tmp_path: Path, monkeypatch: py
     assert len(get_tables(section)["failed"].rows) == 4
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read(tmp_path):
     sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
     report_data = load_report_data([tmp_path])
     report_data.unreadable = [(Path("1/result.json"), f"no JSON {SCRIPT}")]
@@ -82,7 +78,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert cell_texts(get_tables(section)["unreadable"]) == [["1/result.json", f"no JSON {SCRIPT}"]]
 
 
-def test_runs_without_a_row(tmp_path: Path) -> None:
+def test_runs_without_a_row(tmp_path):
     sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
     (tmp_path / "7").mkdir()
     write_spec(simulated_spec(2), tmp_path / "7")
@@ -93,7 +89,7 @@ def test_runs_without_a_row(tmp_path: Path) -> None:
     assert table.rows[0].tags["strategy"] == "simulated"
 
 
-def test_flags_with_what_to_do_and_the_rows_that_have_them(tmp_path: Path) -> None:
+def test_flags_with_what_to_do_and_the_rows_that_have_them(tmp_path):
     flags = {1: ["throttled", "of_tomorrow"], 2: ["throttled"], 4: ["oversubscribed"]}
     write_results(tmp_path, [run("ddp_gloo", gpus, flags=names) for gpus, names in flags.items()])
     tables = get_tables(make_section(tmp_path))
@@ -103,7 +99,7 @@ def test_flags_with_what_to_do_and_the_rows_that_have_them(tmp_path: Path) -> No
     assert cell_texts(tables["flagged"])[0] == ["ddp_gloo on 1 device", "throttled, of tomorrow"]
 
 
-def test_an_unsteady_row_without_a_flag_is_a_warning(tmp_path: Path) -> None:
+def test_an_unsteady_row_without_a_flag_is_a_warning(tmp_path):
     sweep(tmp_path, ["ddp_gloo"], gpus=(1, 2))
     report_data = load_report_data([tmp_path])
     report_data.pooled["flags"], report_data.pooled["steady"] = ["busy_machine drifts", None], False
@@ -113,7 +109,7 @@ def test_an_unsteady_row_without_a_flag_is_a_warning(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_long_tables_say_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_tables_say_what_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(problems, "MAX_ROWS", 1)
     write_results(
         tmp_path, [failed_run(gpus=gpus) for gpus in (1, 2)] + [run("ddp_gloo", n, flags=["swapping"]) for n in (1, 2)]
@@ -127,7 +123,7 @@ def test_long_tables_say_what_is_left_out(tmp_path: Path, monkeypatch: pytest.Mo
     assert tables_by_id["warnings"].rows[0].cells[1].value == 2
 
 
-def write_unfinished_sweep(folder: Path, runs: int = 6, **changes: object) -> SweepRecord:
+def write_unfinished_sweep(folder, runs=6, **changes):
     """Two strategies at 1 and 2 devices, and a bare one: five of `runs` rows."""
     sweep(folder, gpus=(1, 2))
     record = new_sweep_record(["--multirun", "strategy=a b", "resume=true"], "", platform.node(), None)
@@ -138,12 +134,12 @@ def write_unfinished_sweep(folder: Path, runs: int = 6, **changes: object) -> Sw
     return record
 
 
-def unfinished_texts(folder: Path) -> list[str]:
+def unfinished_texts(folder):
     section = problems.unfinished_section(load_report_data([folder]))
     return [block.text for block in section.blocks if isinstance(block, Paragraph | Code)] if section else []
 
 
-def test_complete_sweeps_and_single_runs_have_no_unfinished_section(tmp_path: Path) -> None:
+def test_complete_sweeps_and_single_runs_have_no_unfinished_section(tmp_path):
     write_unfinished_sweep(tmp_path / "s", runs=5)
     assert unfinished_texts(tmp_path / "s") == []
     sweep(tmp_path / "t", gpus=(1,))
@@ -154,26 +150,26 @@ def test_complete_sweeps_and_single_runs_have_no_unfinished_section(tmp_path: Pa
     )
 
 
-def test_a_running_sweep_is_reported_without_a_command(tmp_path: Path) -> None:
+def test_a_running_sweep_is_reported_without_a_command(tmp_path):
     write_unfinished_sweep(tmp_path)
     assert unfinished_texts(tmp_path) == [
         f"{tmp_path}: this sweep is still going on: 5 of 6 runs have ended. To come: run 5."
     ]
 
 
-def test_an_interrupted_sweep_has_the_command_that_continues_it(tmp_path: Path) -> None:
+def test_an_interrupted_sweep_has_the_command_that_continues_it(tmp_path):
     write_unfinished_sweep(tmp_path / "s", pid=2**22 + 1)
     first, command = unfinished_texts(tmp_path)  # also from the folder above
     assert "this sweep was cut short: 5 of 6 runs have ended" in first
     assert command == "scalebench --multirun 'strategy=a b' resume=true"
 
 
-def test_a_sweep_of_another_machine_may_still_run(tmp_path: Path) -> None:
+def test_a_sweep_of_another_machine_may_still_run(tmp_path):
     write_unfinished_sweep(tmp_path, hostname="elsewhere")
     assert "may still go on (elsewhere would know)" in unfinished_texts(tmp_path)[0]
 
 
-def test_what_was_left_out_is_named(tmp_path: Path) -> None:
+def test_what_was_left_out_is_named(tmp_path):
     record = write_unfinished_sweep(
         tmp_path, runs=40, ended=True, max_minutes=2.5, arguments=["sweep=demo", "sweep.max_minutes=2.5"]
     )
@@ -187,7 +183,7 @@ def test_what_was_left_out_is_named(tmp_path: Path) -> None:
     assert command == "scalebench sweep=demo resume=true"
 
 
-def test_a_record_that_cannot_be_read_is_a_warning(tmp_path: Path) -> None:
+def test_a_record_that_cannot_be_read_is_a_warning(tmp_path):
     write_unfinished_sweep(tmp_path)
     (tmp_path / SWEEP_FILE).write_text("{")
     assert "is no record of a sweep" in unfinished_texts(tmp_path)[0]

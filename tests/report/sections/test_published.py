@@ -1,35 +1,29 @@
 """Figures of published studies beside measured ones: only like with like, each with its source."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from scalebench.analysis import published
-from scalebench.core.result import Result
-from scalebench.report.document import Chart, Paragraph, Section, Table, has_shape
+from scalebench.report.document import Chart, Paragraph, Table, has_shape
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import published as published_section
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
 
 
-def model_spec(model: str) -> Any:
+def model_spec(model):
     return dataclasses.replace(simulated_config().model, name=model)
 
 
-def write_runs(folder: Path, model: str, strategies: Sequence[str], **changes: Any) -> None:
+def write_runs(folder, model, strategies, **changes):
     """One, two and four devices of each, and the bare baseline."""
-    results: list[Result] = [sweeps.run("bare_torch", 1, model=model_spec(model), **changes)]
+    results = [sweeps.run("bare_torch", 1, model=model_spec(model), **changes)]
     results += [sweeps.run(name, gpus, model=model_spec(model), **changes) for name in strategies for gpus in (1, 2, 4)]
     sweeps.write_results(folder, results)
 
 
-def strong_run(strategy: str, gpus: int) -> Result:
+def strong_run(strategy, gpus):
     """32 samples over all devices, as the study had."""
     train = dataclasses.replace(simulated_config().train, global_batch=32)
     result = sweeps.run(strategy, gpus, model=model_spec("resnet50"), scaling="strong", train=train)
@@ -37,12 +31,12 @@ def strong_run(strategy: str, gpus: int) -> Result:
     return dataclasses.replace(result, scale=scale)
 
 
-def make_section(folder: Path, *studies: str) -> Section:
+def make_section(folder, *studies):
     report_data = dataclasses.replace(load_report_data([folder]), published=published.load_published(studies))
     return published_section.section(report_data)
 
 
-def cells_by_table(section: Section) -> dict[str, list[dict[str, str]]]:
+def cells_by_table(section):
     """Cells of each by column."""
     return {
         block.id: [
@@ -53,11 +47,11 @@ def cells_by_table(section: Section) -> dict[str, list[dict[str, str]]]:
     }  # fmt: skip
 
 
-def charts(section: Section) -> list[Chart]:
+def charts(section):
     return [block for block in section.blocks if isinstance(block, Chart)]
 
 
-def test_strong_scaling_beside_strong(tmp_path: Path) -> None:
+def test_strong_scaling_beside_strong(tmp_path):
     strategies = ["kuza55_ps_cpu", "avolkov1_ps_gpu"]
     for gpus in (1, 2, 4):
         sweeps.write_results(tmp_path, [strong_run(name, gpus) for name in strategies])
@@ -91,7 +85,7 @@ def test_strong_scaling_beside_strong(tmp_path: Path) -> None:
     assert row["hardware published"] == "7gforce" and row["efficiency here"] == "72 %"
 
 
-def test_weak_scaling_is_no_curve_beside_strong(tmp_path: Path) -> None:
+def test_weak_scaling_is_no_curve_beside_strong(tmp_path):
     """The rows stand in the table, each with its scaling; no chart has both."""
     write_runs(tmp_path, "resnet50", ["kuza55_ps_cpu"])
     section = make_section(tmp_path, "keras_multi_gpu")
@@ -100,7 +94,7 @@ def test_weak_scaling_is_no_curve_beside_strong(tmp_path: Path) -> None:
     assert {(row["scaling published"], row["scaling here"]) for row in rows} == {("strong", "weak")}
 
 
-def test_another_model_or_strategy_is_not_compared(tmp_path: Path) -> None:
+def test_another_model_or_strategy_is_not_compared(tmp_path):
     sweeps.sweep(tmp_path)
     section = make_section(tmp_path, "keras_multi_gpu", "parallel_strategies", "on_node")
     assert list(cells_by_table(section)) == [
@@ -111,7 +105,7 @@ def test_another_model_or_strategy_is_not_compared(tmp_path: Path) -> None:
     assert charts(section) == []
 
 
-def test_the_figures_here_are_those_of_the_frame(tmp_path: Path) -> None:
+def test_the_figures_here_are_those_of_the_frame(tmp_path):
     write_runs(tmp_path, "resnet50_v2", ["mirrored_nccl", "mirrored_reduce_cpu"])
     report_data = load_report_data([tmp_path])
     section = make_section(tmp_path, "parallel_strategies")
@@ -128,7 +122,7 @@ def test_the_figures_here_are_those_of_the_frame(tmp_path: Path) -> None:
     assert "ours: scaling, global batch, step s" in table.rows[0].cells[column["remarks"]].text
 
 
-def test_bars_beside_the_published_ones_at_the_same_devices(tmp_path: Path) -> None:
+def test_bars_beside_the_published_ones_at_the_same_devices(tmp_path):
     """The study printed bars for 4 and for 8 GPUs; 8 devices were not measured here."""
     write_runs(tmp_path, "resnet50_v2", ["mirrored_nccl", "mirrored_reduce_cpu"])
     section = make_section(tmp_path, "parallel_strategies")
@@ -145,7 +139,7 @@ def test_bars_beside_the_published_ones_at_the_same_devices(tmp_path: Path) -> N
     }
 
 
-def test_slopes_of_the_thesis(tmp_path: Path) -> None:
+def test_slopes_of_the_thesis(tmp_path):
     write_runs(tmp_path, "materials_cnn", ["horovod_nccl", "horovod_mpi"])
     section = make_section(tmp_path, "thesis")
     rows = cells_by_table(section)["published-thesis-slopes"]
@@ -157,7 +151,7 @@ def test_slopes_of_the_thesis(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("study", published.list_studies())
-def test_all_rows_of_a_study_are_shown_with_their_source(tmp_path: Path, study: str) -> None:
+def test_all_rows_of_a_study_are_shown_with_their_source(tmp_path, study):
     sweeps.sweep(tmp_path)
     section = make_section(tmp_path, study)
     (block,) = [

@@ -1,15 +1,11 @@
 """What real input costs in the report: pairs of runs that differ in nothing but real and generated samples. And which
 Datasets of users were read slowly."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 import pytest
 
 from scalebench.analysis.throughput import throughput
-from scalebench.core.result import Result
 from scalebench.core.units import format_number
 from scalebench.report.document import Paragraph, Table
 from scalebench.report.sections import real_input
@@ -17,7 +13,7 @@ from tests.builders import sweeps
 from tests.report.section_blocks import build_section, get_block, select_blocks
 
 
-def on_dataset(dataset: str, step_s: float, repeat: int, gpus: int = 2) -> Result:
+def on_dataset(dataset, step_s, repeat, gpus=2):
     """Make a run on that data set, whose steps take so long."""
     made = sweeps.run("ddp_gloo", gpus, repeat)
     made.run_id, made.fingerprint = f"{dataset}-{gpus}-{repeat}", f"{dataset}-{gpus}"
@@ -27,11 +23,11 @@ def on_dataset(dataset: str, step_s: float, repeat: int, gpus: int = 2) -> Resul
     return made
 
 
-def runs(real_s: float, real: str = "imagenet_jpeg", generated: str = "imagenet_synthetic", repeats: int = 3):
+def runs(real_s, real="imagenet_jpeg", generated="imagenet_synthetic", repeats=3):
     return [on_dataset(*each, repeat) for repeat in range(repeats) for each in ((real, real_s), (generated, 0.1))]
 
 
-def test_the_cost_is_a_ratio_of_throughputs_and_a_longer_step(tmp_path: Path) -> None:
+def test_the_cost_is_a_ratio_of_throughputs_and_a_longer_step(tmp_path):
     section = build_section(real_input, tmp_path, runs(0.125))
     (answer,) = select_blocks(section, Paragraph)
     end = "has 0.80 times the throughput of imagenet_synthetic under ddp_gloo on 2 devices."
@@ -48,17 +44,17 @@ def test_the_cost_is_a_ratio_of_throughputs_and_a_longer_step(tmp_path: Path) ->
     (runs(0.1), "imagenet_jpeg costs nothing that is resolved under ddp_gloo on 2 devices."),
     (runs(0.125, repeats=1), "; not sure: one repeat, measure.repeats=3 decides."),
 ])  # fmt: skip
-def test_what_is_not_sure_is_reported_as_such(made: list[Result], end: str, tmp_path: Path) -> None:
+def test_what_is_not_sure_is_reported_as_such(made, end, tmp_path):
     (answer,) = select_blocks(build_section(real_input, tmp_path, made), Paragraph)
     assert answer.text.endswith(end)
 
 
-def test_other_samples_and_other_devices_are_no_pair(tmp_path: Path) -> None:
+def test_other_samples_and_other_devices_are_no_pair(tmp_path):
     unlike = [*runs(0.125, real="cifar10"), *[on_dataset("imagenet_jpeg", 0.2, repeat, 1) for repeat in range(3)]]
     assert build_section(real_input, tmp_path, unlike) is None
 
 
-def test_a_dataset_that_was_read_slowly_is_named_once_beside_the_fastest_training(tmp_path: Path) -> None:
+def test_a_dataset_that_was_read_slowly_is_named_once_beside_the_fastest_training(tmp_path):
     """One that was read faster, and one whose reading was not measured, are not."""
     made = [on_dataset(*each) for each in (("mine:slow", 0.1, 0), ("mine:slow", 0.05, 0, 4), ("mine:quick", 0.1, 0))]
     for run, rate in zip([*made, other := on_dataset("mine:arrays", 0.1, 0)], (30.0, 30.0, 1e9, None), strict=True):

@@ -1,9 +1,5 @@
 """Scaling curves of a report: the frame's figures, ideal lines, and what is never in one chart."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -23,7 +19,7 @@ from tests.report.section_blocks import (
 )
 
 
-def test_curves_are_the_frames_figures(tmp_path: Path) -> None:
+def test_curves_are_the_frames_figures(tmp_path):
     report_data = write_report_data(tmp_path)
     section = scaling.section(report_data)
     throughput = get_block(section, Chart, "scaling-throughput")
@@ -37,7 +33,7 @@ def test_curves_are_the_frames_figures(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_lines_of_the_slope_table_are_drawn_in_the_speedup_chart(tmp_path: Path) -> None:
+def test_the_lines_of_the_slope_table_are_drawn_in_the_speedup_chart(tmp_path):
     section = build_section(scaling, tmp_path)
     chart, table = get_block(section, Chart, "scaling-speedup"), get_block(section, Table, "scaling-slopes")
     slopes = {row.cells[0].text: row.cells[1].value for row in table.rows}
@@ -48,7 +44,7 @@ def test_the_lines_of_the_slope_table_are_drawn_in_the_speedup_chart(tmp_path: P
     assert not slopes and get_series(chart, "ideal").y == [1, 2, 4]
 
 
-def test_self_is_shown_only_where_it_differs_much(tmp_path: Path) -> None:
+def test_self_is_shown_only_where_it_differs_much(tmp_path):
     runs = [sweeps.run("bare_torch", 1), *(sweeps.run("ddp_gloo", n) for n in (1, 2, 4))]
     report_data = write_report_data(tmp_path, runs)
     assert "slope, self" in get_block(scaling.section(report_data), Table, "scaling-slopes").columns
@@ -57,12 +53,12 @@ def test_self_is_shown_only_where_it_differs_much(tmp_path: Path) -> None:
     assert "slope, self" not in get_block(scaling.section(report_data), Table, "scaling-slopes").columns
 
 
-def test_two_points_have_no_slope_and_without_a_bare_run_the_strategy_itself_is_the_baseline(tmp_path: Path) -> None:
+def test_two_points_have_no_slope_and_without_a_bare_run_the_strategy_itself_is_the_baseline(tmp_path):
     section = build_section(scaling, tmp_path, [sweeps.run("ddp_gloo", n) for n in (1, 2)])
     assert [name.split("-1-")[0] for name in list_ids(section)] == ["scaling-throughput", "scaling-efficiency-self"]
 
 
-def test_weak_and_strong_hardware_and_models_are_charts_of_their_own(tmp_path: Path) -> None:
+def test_weak_and_strong_hardware_and_models_are_charts_of_their_own(tmp_path):
     runs = [sweeps.run("ddp_gloo", n) for n in (1, 2)]
     runs += [sweeps.run("ddp_gloo", n, run_id=f"strong-{n}", **sweeps.strong_scaling(40, n)) for n in (1, 2)]
     runs += [sweeps.run("ddp_gloo", n, run_id=f"other-{n}", hardware=HardwareSpec("other")) for n in (1, 2)]
@@ -81,7 +77,7 @@ def test_weak_and_strong_hardware_and_models_are_charts_of_their_own(tmp_path: P
     assert shown[1] == [of_run["strong-1"], of_run["strong-2"]]
 
 
-def test_jumps_where_another_node_begins(tmp_path: Path) -> None:
+def test_jumps_where_another_node_begins(tmp_path):
     runs = [sweeps.run("ddp_gloo", n) for n in (1, 2, 4)]
     assert not select_blocks(build_section(scaling, tmp_path / "one", runs), Table, "scaling-nodes")
     runs[2].scale.nodes = 2
@@ -94,7 +90,7 @@ def test_jumps_where_another_node_begins(tmp_path: Path) -> None:
     assert table.rows[0].cells[5].value == pytest.approx(0.9, rel=0.01)
 
 
-def test_a_baseline_of_two_devices_is_half_of_what_it_might_be(tmp_path: Path) -> None:
+def test_a_baseline_of_two_devices_is_half_of_what_it_might_be(tmp_path):
     sweeps.sweep(tmp_path)
     (two,) = [path.parent for path in tmp_path.rglob("result.json") if '"ddp_gloo-2-0"' in path.read_text()]
     report_data = load_report_data([tmp_path], baseline=two)
@@ -108,7 +104,7 @@ def test_a_baseline_of_two_devices_is_half_of_what_it_might_be(tmp_path: Path) -
     assert not select_blocks(scaling.section(report_data), Chart, "scaling-efficiency-given")
 
 
-def test_no_baseline_leaves_throughput_alone(tmp_path: Path) -> None:
+def test_no_baseline_leaves_throughput_alone(tmp_path):
     section = build_section(scaling, tmp_path, [sweeps.run("ddp_gloo", 4)])
     assert [name.split("-1-")[0] for name in list_ids(section)] == ["scaling-throughput"]
     assert [series.style for series in get_block(section, Chart).series] == ["points"]

@@ -1,14 +1,9 @@
 """Bars by strategy and by model, and the table of chosen devices: the frame's figures, like beside like."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from scalebench.core.result import Result
 from scalebench.report.document import Chart, Table, has_shape
 from scalebench.report.flag_text import to_number
 from scalebench.report.sections import side_by_side
@@ -19,7 +14,7 @@ from tests.report.section_blocks import build_section, get_block, select_blocks,
 TOPOLOGY = [["X", "PIX", "PHB"], ["PIX", "X", "PHB"], ["PHB", "PHB", "X"]]
 
 
-def test_bars_by_strategy_are_the_frames_speedups(tmp_path: Path) -> None:
+def test_bars_by_strategy_are_the_frames_speedups(tmp_path):
     report_data = write_report_data(tmp_path)
     chart = get_block(side_by_side.section(report_data), Chart)
     assert (chart.title, chart.kind) == ("Speedup by strategy", "bars") and has_shape(chart)
@@ -32,7 +27,7 @@ def test_bars_by_strategy_are_the_frames_speedups(tmp_path: Path) -> None:
         assert series.low == [to_number(row["speedup_bare_low"]) for row in rows]
 
 
-def test_dots_are_the_repeats_and_without_a_baseline_bars_are_throughputs(tmp_path: Path) -> None:
+def test_dots_are_the_repeats_and_without_a_baseline_bars_are_throughputs(tmp_path):
     runs = [sweeps.run(name, 2, repeat) for repeat in range(3) for name in ("ddp_gloo", "horovod_gloo")]
     report_data = write_report_data(tmp_path, runs)
     chart = get_block(side_by_side.section(report_data), Chart)
@@ -43,11 +38,11 @@ def test_dots_are_the_repeats_and_without_a_baseline_bars_are_throughputs(tmp_pa
         assert dots == list(frame.loc[frame["strategy"] == name, "throughput_samples_per_s"])
 
 
-def test_one_configuration_has_nothing_beside_it(tmp_path: Path) -> None:
+def test_one_configuration_has_nothing_beside_it(tmp_path):
     assert build_section(side_by_side, tmp_path, [sweeps.run("ddp_gloo", gpus) for gpus in (1, 2)]) is None
 
 
-def of_model(model: str, strategy: str, gpus: int) -> Result:
+def of_model(model, strategy, gpus):
     spec = dataclasses.replace(simulated_config().model, name=model)
     return sweeps.run(strategy, gpus, model=spec, run_id=f"{model}-{strategy}-{gpus}")
 
@@ -55,7 +50,7 @@ def of_model(model: str, strategy: str, gpus: int) -> Result:
 @pytest.mark.parametrize(
     ("gpus", "title"), [(2, "Efficiency by model on 2 devices"), (1, "Throughput by model on 1 device")]
 )
-def test_bars_by_model(gpus: int, title: str, tmp_path: Path) -> None:
+def test_bars_by_model(gpus, title, tmp_path):
     runs = [of_model(model, name, count) for model in ("resnet50", "vgg16")
             for name, count in (("bare_torch", 1), ("ddp_gloo", gpus), ("horovod_gloo", gpus))]  # fmt: skip
     runs.append(of_model("alexnet", "ddp_gloo", gpus))
@@ -66,14 +61,14 @@ def test_bars_by_model(gpus: int, title: str, tmp_path: Path) -> None:
     assert bars["horovod_gloo"].x == ["resnet50", "vgg16"] and ("bare_torch" in bars) == (gpus == 1)
 
 
-def on_devices(strategy: str, device_ids: list[int], repeat: int, **machine: Any) -> Result:
+def on_devices(strategy, device_ids, repeat, **machine):
     hardware = dataclasses.replace(simulated_config().hardware, device_ids=device_ids)
     machine = dataclasses.replace(MACHINE, topology=TOPOLOGY, **machine)
     run_id = f"{strategy}-{device_ids}-{repeat}"
     return sweeps.run(strategy, 2, repeat, hardware=hardware, machine=machine, run_id=run_id)
 
 
-def test_pairs_of_devices_are_one_table_with_their_links_and_ratios(tmp_path: Path) -> None:
+def test_pairs_of_devices_are_one_table_with_their_links_and_ratios(tmp_path):
     names = ("ddp_gloo", "horovod_gloo")
     runs = [on_devices(name, ids, repeat) for repeat in range(3) for name in names for ids in ([0, 1], [0, 2])]
     runs = [run for run in runs if run.run_id[:-2] != "horovod_gloo-[0, 2]"] + [on_devices("zero1", [0, 2], 0)]

@@ -1,9 +1,5 @@
 """The table of configurations in a report: the terminal's, with the frame's figures behind its cells."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pandas as pd
 
 from scalebench.report import tables
@@ -11,13 +7,7 @@ from scalebench.report.document import MAX_ROWS, Code, Paragraph, Table
 from scalebench.report.report_data import ReportData, load_report_data
 from scalebench.report.sections.scaling import strategies_section
 from tests.builders import sweeps
-from tests.report.section_blocks import (
-    get_block,
-    get_column,
-    select_blocks,
-    to_float,
-    write_report_data,
-)
+from tests.report.section_blocks import get_block, get_column, select_blocks, to_float, write_report_data
 
 FIGURES = {
     "samples/s (95 %)": "throughput_samples_per_s",
@@ -29,7 +19,7 @@ FIGURES = {
 }
 
 
-def test_cells_are_the_frames_figures_as_the_terminal_shows_them(tmp_path: Path) -> None:
+def test_cells_are_the_frames_figures_as_the_terminal_shows_them(tmp_path):
     report_data = write_report_data(tmp_path)
     report_data.pooled = report_data.pooled.iloc[::-1]  # in whatever order they are found
     table = get_block(strategies_section(report_data), Table)
@@ -50,7 +40,7 @@ def test_cells_are_the_frames_figures_as_the_terminal_shows_them(tmp_path: Path)
     assert table.rows[1].tags == {"model": "materials_cnn", "strategy": "ddp_gloo", "hardware": "cpu"}
 
 
-def test_the_given_baseline_is_in_the_head(tmp_path: Path) -> None:
+def test_the_given_baseline_is_in_the_head(tmp_path):
     sweeps.sweep(tmp_path)
     report_data = load_report_data([tmp_path], baseline="bare_torch-1-0")
     table = get_block(strategies_section(report_data), Table)
@@ -62,7 +52,7 @@ def test_the_given_baseline_is_in_the_head(tmp_path: Path) -> None:
     assert not any(" over " in head for head in without.columns)
 
 
-def test_a_missing_baseline_comes_with_its_command(tmp_path: Path) -> None:
+def test_a_missing_baseline_comes_with_its_command(tmp_path):
     section = strategies_section(write_report_data(tmp_path, [sweeps.run("ddp_gloo", 4)]))
     assert get_block(section, Code).text == "scalebench --multirun strategy=ddp_gloo gpus=4"
     (warning,) = select_blocks(section, Paragraph)
@@ -74,7 +64,7 @@ def test_a_missing_baseline_comes_with_its_command(tmp_path: Path) -> None:
     assert select_blocks(strategies_section(write_report_data(tmp_path / "whole")), Code) == []
 
 
-def test_failed_rows_are_rows(tmp_path: Path) -> None:
+def test_failed_rows_are_rows(tmp_path):
     section = strategies_section(write_report_data(tmp_path, [sweeps.failed_run(), sweeps.failed_run(status="oom")]))
     table = get_block(section, Table)
     cells = [row.cells[table.columns.index("status")] for row in table.rows]
@@ -83,7 +73,7 @@ def test_failed_rows_are_rows(tmp_path: Path) -> None:
     assert [row.cells[table.columns.index("epoch")].value for row in table.rows] == [None, None]
 
 
-def test_beyond_a_table_the_best_of_each_kind_are_kept(tmp_path: Path) -> None:
+def test_beyond_a_table_the_best_of_each_kind_are_kept(tmp_path):
     report_data = write_report_data(tmp_path, [sweeps.run("ddp_gloo", 1), sweeps.failed_run()])
     ok, failed = report_data.pooled.iloc[[0]], report_data.pooled.iloc[[1]]
     many = pd.concat([failed, *[ok] * MAX_ROWS, ok], ignore_index=True)
@@ -98,6 +88,6 @@ def test_beyond_a_table_the_best_of_each_kind_are_kept(tmp_path: Path) -> None:
     )
 
 
-def test_nothing_at_all(tmp_path: Path) -> None:
+def test_nothing_at_all(tmp_path):
     report_data = write_report_data(tmp_path)
     assert strategies_section(ReportData([], report_data.frame.iloc[:0], report_data.pooled.iloc[:0])) is None

@@ -1,11 +1,7 @@
 """The section sync."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
 
-from scalebench.core.result import Result
 from scalebench.report.document import Chart, Table
 from scalebench.report.sections import sync
 from tests.builders import sweeps
@@ -20,7 +16,7 @@ from tests.report.section_blocks import (
 )
 
 
-def test_sync_of_an_epoch_over_its_steps(tmp_path: Path) -> None:
+def test_sync_of_an_epoch_over_its_steps(tmp_path):
     runs = [sweeps.run("ddp_gloo", n) for n in (2, 4)]
     for result, steps in zip(runs, (50, 25), strict=True):
         result.workload.steps_per_epoch = steps
@@ -31,14 +27,14 @@ def test_sync_of_an_epoch_over_its_steps(tmp_path: Path) -> None:
     assert list(series.notes) == ["2 devices, 100 messages an epoch", "4 devices, 50 messages an epoch"]
 
 
-def change_probes(result: Result, **changes: object) -> Result:
+def change_probes(result, **changes):
     """Return the run with these fields of its probes changed on all ranks."""
     for rank_record in result.ranks:
-        rank_record.probes = dataclasses.replace(rank_record.probes, **changes)  # type: ignore[arg-type]
+        rank_record.probes = dataclasses.replace(rank_record.probes, **changes)
     return result
 
 
-def test_what_is_missing_has_its_reason(tmp_path: Path) -> None:
+def test_what_is_missing_has_its_reason(tmp_path):
     reasons = {"exposed": f"it cannot be switched off {SCRIPT}"}
     runs = [change_probes(sweeps.run("ddp_gloo", 2), sync_off_s=[], fixed_batch_s=[], reasons=reasons)]
     runs.append(change_probes(sweeps.run("horovod_gloo", 2), isolated_sync_s=[], sync_off_s=[], reasons={}))

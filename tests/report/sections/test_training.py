@@ -1,19 +1,13 @@
 """The sections training, epochs and learning."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
-
 import pandas as pd
 import pytest
 
 from scalebench.analysis.time_to_target import summarize_trainings
-from scalebench.core.result import Result, read_result, write_result
+from scalebench.core.result import read_result, write_result
 from scalebench.core.spec import HardwareSpec
 from scalebench.report import markdown, training_tables
-from scalebench.report.document import Chart, Paragraph, Section, Table
+from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.html import page
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import make_sections, training
@@ -35,18 +29,18 @@ from tests.report.section_blocks import (
 )
 
 
-def make_section(folder: Path, *results: Result) -> Section:
+def make_section(folder, *results):
     return build_section(training, folder, results)
 
 
-def make_seeds(strategy: str, gpus: int, lasts: Sequence[float], epoch_s: float, **changes: Any) -> Iterator[Result]:
+def make_seeds(strategy, gpus, lasts, epoch_s, **changes):
     for seed, last in enumerate(lasts):
         yield trained(
             strategy, gpus, seed, [0.4, 0.2 + 0.01 * seed, last], epoch_s=epoch_s * (1 + 0.05 * seed), **changes
         )
 
 
-def test_charts_are_means_over_seeds_of_the_records_points(tmp_path: Path) -> None:
+def test_charts_are_means_over_seeds_of_the_records_points(tmp_path):
     results = [*make_seeds("bare_torch", 1, [0.1, 0.11, 0.14], 4.0), *make_seeds("ddp_gloo", 2, [0.12, 0.1, 0.3], 2.5)]
     chart = get_block(make_section(tmp_path, *results), Chart, "training-1-epochs")
     line = get_series(chart, "ddp_gloo on 2 devices")
@@ -58,7 +52,7 @@ def test_charts_are_means_over_seeds_of_the_records_points(tmp_path: Path) -> No
     assert (target.x, target.y, target.style) == ([1.0, 3.0], [0.15, 0.15], "ideal")
 
 
-def test_one_seed_is_its_own_curve_and_has_no_band(tmp_path: Path) -> None:
+def test_one_seed_is_its_own_curve_and_has_no_band(tmp_path):
     shown = make_section(tmp_path, trained(values=falling_metrics(400), target=None))
     chart = select_blocks(shown, Chart, "training-1-epochs")[0]
     (line,) = chart.series
@@ -68,13 +62,13 @@ def test_one_seed_is_its_own_curve_and_has_no_band(tmp_path: Path) -> None:
     assert "seeds" not in chart.caption and not select_blocks(shown, Paragraph)
 
 
-def test_lines_end_where_the_first_seed_does(tmp_path: Path) -> None:
+def test_lines_end_where_the_first_seed_does(tmp_path):
     shown = make_section(tmp_path, trained(seed=0, values=[0.4, 0.3, 0.2, 0.1]), trained(seed=1, values=[0.3, 0.1]))
     line = select_blocks(shown, Chart, "training-1-epochs")[0].series[0]
     assert line.x == [1, 2] and line.y == pytest.approx([0.35, 0.2]) and not line.low
 
 
-def test_seeds_that_were_evaluated_by_the_clock_have_no_mean(tmp_path: Path) -> None:
+def test_seeds_that_were_evaluated_by_the_clock_have_no_mean(tmp_path):
     results = [trained(seed=seed, values=[0.5, 0.4, 0.3, 0.2], target=None) for seed in range(3)]
     for seed, result in enumerate(results):
         for point in result.quality.curve[:-1]:
@@ -83,7 +77,7 @@ def test_seeds_that_were_evaluated_by_the_clock_have_no_mean(tmp_path: Path) -> 
     assert line.y == [0.5, 0.4, 0.3, 0.2] and not line.low
 
 
-def test_rules_and_rates_are_names(tmp_path: Path) -> None:
+def test_rules_and_rates_are_names(tmp_path):
     results = [
         trained(settings={"learning_rate_rule": rule, "base_batch": 10, "learning_rate": 1e-3})
         for rule in ("none", "sqrt")
@@ -97,7 +91,7 @@ def test_rules_and_rates_are_names(tmp_path: Path) -> None:
     ]
 
 
-def test_an_accuracy_rises(tmp_path: Path) -> None:
+def test_an_accuracy_rises(tmp_path):
     shown = make_section(
         tmp_path, *(trained(seed=s, values=[0.02, 0.6, 0.9], target=0.8, metric="accuracy") for s in range(3))
     )
@@ -110,7 +104,7 @@ def test_an_accuracy_rises(tmp_path: Path) -> None:
     )
 
 
-def test_without_validation_the_table_still_has_the_rest(tmp_path: Path) -> None:
+def test_without_validation_the_table_still_has_the_rest(tmp_path):
     bare = trained(target=None)
     for point in bare.quality.curve:
         point.metrics, point.train_metrics = {}, {}
@@ -119,14 +113,14 @@ def test_without_validation_the_table_still_has_the_rest(tmp_path: Path) -> None
     assert not select_blocks(shown, Chart) and get_block(shown, Table).rows[0].cells[6].text == "3"
 
 
-def test_machines_and_models_are_groups_of_their_own(tmp_path: Path) -> None:
+def test_machines_and_models_are_groups_of_their_own(tmp_path):
     other = HardwareSpec("elsewhere", devices="cpu", gpus_per_node=2)
     shown = make_section(tmp_path, trained(), trained(hardware=other, run_id="there"))
     assert [table.id for table in select_blocks(shown, Table)] == ["training-1-ends", "training-2-ends"]
     assert "hardware elsewhere" in select_blocks(shown, Table)[1].title
 
 
-def test_of_many_some_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_some_are_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "MAX_CURVES", 1)
     shown = make_section(tmp_path, trained(), trained("mirrored"))
     assert len(select_blocks(shown, Chart)[0].series) == 2  # and the target
@@ -134,12 +128,12 @@ def test_of_many_some_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(get_block(shown, Table).rows) == 2
 
 
-def test_it_comes_after_the_epochs_and_is_escaped(tmp_path: Path) -> None:
+def test_it_comes_after_the_epochs_and_is_escaped(tmp_path):
     report_data = write_report_data(tmp_path, [trained(settings={"learning_rate_rule": SCRIPT}), trained()])
     (section,) = [section for section in make_sections(report_data) if section.id == "training"]
     headings = [block.text for block in select_blocks(section, Paragraph) if block.kind == "heading"]
     assert [text.split()[0] for text in headings] == ["Epochs:", "Training:", "Loss"]
-    text = " ".join(block_text(block) for block in training.section(report_data).blocks)  # type: ignore[union-attr]
+    text = " ".join(block_text(block) for block in training.section(report_data).blocks)
     assert SCRIPT in text
     for write_report, name in ((markdown.write, "r.md"), (page.write, "r.html")):
         write_report(report_data, tmp_path / name)
@@ -149,7 +143,7 @@ def test_it_comes_after_the_epochs_and_is_escaped(tmp_path: Path) -> None:
 COSTS = [name for name, *_ in training.COSTS]
 
 
-def test_epochs_are_the_frames_figures_with_throughputs_limits_turned_round(tmp_path: Path) -> None:
+def test_epochs_are_the_frames_figures_with_throughputs_limits_turned_round(tmp_path):
     report_data = write_report_data(tmp_path)
     chart = get_block(epochs_section(report_data), Chart, "epochs-epoch-s")
     rows = report_data.pooled.assign(
@@ -173,7 +167,7 @@ def test_epochs_are_the_frames_figures_with_throughputs_limits_turned_round(tmp_
     assert set(get_column(table, "steps per epoch").values()) == {100}
 
 
-def test_costs_are_shown_where_they_are_measured(tmp_path: Path) -> None:
+def test_costs_are_shown_where_they_are_measured(tmp_path):
     report_data = write_report_data(tmp_path)
     bare = report_data.pooled.drop(columns=COSTS, errors="ignore")
     for name in COSTS:
@@ -196,7 +190,7 @@ def test_costs_are_shown_where_they_are_measured(tmp_path: Path) -> None:
     assert len(set(list_ids(epochs))) == len(list_ids(epochs))
 
 
-def test_machines_share_the_chart_under_different_names(tmp_path: Path) -> None:
+def test_machines_share_the_chart_under_different_names(tmp_path):
     runs = [sweeps.run("ddp_gloo", n) for n in (1, 2)]
     runs += [sweeps.run("ddp_gloo", n, run_id=f"other-{n}", hardware=HardwareSpec(SCRIPT)) for n in (1, 2)]
     report_data = write_report_data(tmp_path, runs)
@@ -211,21 +205,21 @@ def test_machines_share_the_chart_under_different_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["failed", "no epoch"])
-def test_no_epoch_is_known(kind: str, tmp_path: Path) -> None:
+def test_no_epoch_is_known(kind, tmp_path):
     run = sweeps.failed_run() if kind == "failed" else sweeps.run("ddp_gloo", 1)
     run.workload.train_samples = None
     assert epochs_section(write_report_data(tmp_path, [run])) is None
 
 
-def make_losses_section(folder: Path) -> Section:
+def make_losses_section(folder):
     return training.losses_section(load_report_data([folder]))
 
 
-def get_charts(section: Section) -> dict[str, Chart]:
+def get_charts(section):
     return {block.id: block for block in section.blocks if isinstance(block, Chart)}
 
 
-def test_the_lines_end_where_the_record_does(tmp_path: Path) -> None:
+def test_the_lines_end_where_the_record_does(tmp_path):
     sweep(tmp_path, ["bare_torch", "ddp_gloo"], gpus=(1, 2))
     report_data, section = load_report_data([tmp_path]), make_losses_section(tmp_path)
     charts_by_id = get_charts(section)
@@ -249,7 +243,7 @@ def test_the_lines_end_where_the_record_does(tmp_path: Path) -> None:
     assert table.rows[2].cells[5].text == "mse 0.01"
 
 
-def test_without_the_size_of_the_data_set_samples_are_shown(tmp_path: Path) -> None:
+def test_without_the_size_of_the_data_set_samples_are_shown(tmp_path):
     sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
     result = read_result(tmp_path / "0" / "result.json")
     result.workload.train_samples = None
@@ -258,7 +252,7 @@ def test_without_the_size_of_the_data_set_samples_are_shown(tmp_path: Path) -> N
     assert "learning-0-epochs" not in charts_by_id and charts_by_id["learning-0-samples"].series[0].x[-1] == 80 * 10
 
 
-def test_long_series_keep_their_spikes(tmp_path: Path) -> None:
+def test_long_series_keep_their_spikes(tmp_path):
     result = run("ddp_gloo", 1, blocks=2000)
     result.ranks[0].block_losses[1234] = 55.0
     write_results(tmp_path, [result])
@@ -266,7 +260,7 @@ def test_long_series_keep_their_spikes(tmp_path: Path) -> None:
         assert len(chart.series[0].x) <= training.MAX_CURVE_POINTS and 55.0 in chart.series[0].y
 
 
-def test_no_more_lines_than_are_distinguishable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_lines_than_are_distinguishable(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "MAX_CURVES", 2)
     sweep(tmp_path, ["ddp_gloo", "horovod_gloo", "lightning_ddp_gloo"], gpus=(1,), repeats=2)
     section = make_losses_section(tmp_path)
@@ -276,7 +270,7 @@ def test_no_more_lines_than_are_distinguishable(tmp_path: Path, monkeypatch: pyt
     assert sentences == ["2 of 3 configurations are drawn."]
 
 
-def test_the_caption_describes_how_long_runs_and_trainings_are(tmp_path: Path) -> None:
+def test_the_caption_describes_how_long_runs_and_trainings_are(tmp_path):
     write_results(tmp_path / "measured", [run("ddp_gloo", 1)])
     write_results(tmp_path / "trained", [trained()])
     captions = [get_block(make_losses_section(tmp_path / name), Table).caption for name in ("measured", "trained", ".")]

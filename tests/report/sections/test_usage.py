@@ -1,15 +1,12 @@
 """The sections usage and clocks."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
-from pathlib import Path
 
 import pytest
 
-from scalebench.core.result import MonitorRecord, Result
-from scalebench.report.document import Chart, Paragraph, Section, Table
+from scalebench.core.result import MonitorRecord
+from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import usage
 from tests.builders import sweeps
@@ -26,7 +23,7 @@ from tests.report.section_blocks import (
 )
 
 
-def test_bars_are_the_frames_figures_and_unmeasured_columns_have_no_chart(tmp_path: Path) -> None:
+def test_bars_are_the_frames_figures_and_unmeasured_columns_have_no_chart(tmp_path):
     report_data = write_report_data(tmp_path)
     section = usage.section(report_data)
     columns = ("gpu_util_mean", "gpu_power_w_mean", "cpu_util_mean")
@@ -44,9 +41,7 @@ def test_bars_are_the_frames_figures_and_unmeasured_columns_have_no_chart(tmp_pa
     assert len(set(list_ids(section))) == len(list_ids(section))
 
 
-def busy_run(
-    gpus: int, share: float | None, seconds: float, noise: float = 0.001, strategy: str = "ddp_gloo"
-) -> Result:
+def busy_run(gpus, share, seconds, noise=0.001, strategy="ddp_gloo"):
     """A run whose steps take `seconds`."""
     monitor = MonitorRecord(gpu_util_mean=share, gpu_power_w_mean=50.0 * gpus)
     result = sweeps.run(strategy, gpus, noise=noise, monitor=monitor)
@@ -56,7 +51,7 @@ def busy_run(
     return result
 
 
-def test_busier_but_not_faster_is_a_warning_with_figures(tmp_path: Path) -> None:
+def test_busier_but_not_faster_is_a_warning_with_figures(tmp_path):
     runs = [busy_run(1, 0.3, 0.01), busy_run(2, 0.9, 0.02, strategy=SCRIPT), busy_run(1, 0.3, 0.01, strategy=SCRIPT)]
     (warning,) = select_blocks(build_section(usage, tmp_path, runs), Paragraph)
     assert warning.text.startswith(
@@ -79,14 +74,12 @@ def test_busier_but_not_faster_is_a_warning_with_figures(tmp_path: Path) -> None
         (None, 0.02, 0.001, False),
     ],
 )
-def test_when_the_warning_is_shown(
-    share: float | None, seconds: float, noise: float, expected: bool, tmp_path: Path
-) -> None:
+def test_when_the_warning_is_shown(share, seconds, noise, expected, tmp_path):
     runs = [busy_run(1, 0.3, 0.01, noise), busy_run(2, share, seconds, noise)]
     assert bool(select_blocks(build_section(usage, tmp_path, runs), Paragraph)) == expected
 
 
-def test_no_monitor(tmp_path: Path) -> None:
+def test_no_monitor(tmp_path):
     runs = [sweeps.run("ddp_gloo", n, monitor=MonitorRecord()) for n in (1, 2)]
     section = build_section(usage, tmp_path / "1", runs)
     assert select_blocks(section, Chart) == []
@@ -102,9 +95,7 @@ def test_no_monitor(tmp_path: Path) -> None:
     ("sent", "nodes", "drawn", "listed"),
     [((0.0, 0.0), 2, False, True), ((0.0, 5.0), 2, True, True), ((0.0, 5.0), 1, False, False)],
 )
-def test_traffic_is_shown_between_nodes_and_bars_that_are_all_0_are_no_chart(
-    sent: tuple[float, float], nodes: int, drawn: bool, listed: bool, tmp_path: Path
-) -> None:
+def test_traffic_is_shown_between_nodes_and_bars_that_are_all_0_are_no_chart(sent, nodes, drawn, listed, tmp_path):
     """On one node the interfaces carry other programs' traffic."""
     monitors = [MonitorRecord(gpu_util_mean=0.5, net_sent_bytes_per_s=sent_per_s) for sent_per_s in sent]
     runs = [sweeps.run("ddp_gloo", gpus, monitor=monitor) for gpus, monitor in zip((1, 2), monitors, strict=True)]
@@ -115,18 +106,18 @@ def test_traffic_is_shown_between_nodes_and_bars_that_are_all_0_are_no_chart(
     assert ("network, sent" in get_block(section, Table).columns) == listed
 
 
-def make_section(folder: Path) -> Section:
+def make_section(folder):
     section = usage.clocks_section(load_report_data([folder]))
     ids = [block.id for block in section.blocks if isinstance(block, Chart)]
     assert len(set(ids)) == len(ids)
     return section
 
 
-def headings(section: Section) -> list[str]:
+def headings(section):
     return [block.text for block in section.blocks if isinstance(block, Paragraph)]
 
 
-def test_the_largest_of_each_curve_and_those_with_flags(tmp_path: Path) -> None:
+def test_the_largest_of_each_curve_and_those_with_flags(tmp_path):
     for number, (gpus, flags) in enumerate([(1, []), (2, ["busy_machine"]), (4, ["swapping"]), (3, ["throttled"])]):
         write_monitored_run(tmp_path / str(number), gpus, flags=flags)
     section = make_section(tmp_path)
@@ -138,7 +129,7 @@ def test_the_largest_of_each_curve_and_those_with_flags(tmp_path: Path) -> None:
     assert first.series[0].tags == {"model": "materials_cnn", "strategy": "ddp_gloo", "hardware": "cpu"}
 
 
-def test_the_number_of_runs_that_are_not_drawn_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_runs_that_are_not_drawn_is_shown(tmp_path, monkeypatch):
     monkeypatch.setattr(usage, "MAX_MONITORED_RUNS", 2)
     for gpus in (1, 2, 3):
         write_monitored_run(tmp_path / str(gpus), gpus, flags=["throttled"])
@@ -147,7 +138,7 @@ def test_the_number_of_runs_that_are_not_drawn_is_shown(tmp_path: Path, monkeypa
     ]
 
 
-def test_runs_without_a_series_have_a_reason(tmp_path: Path) -> None:
+def test_runs_without_a_series_have_a_reason(tmp_path):
     sweep(tmp_path, ["horovod_gloo", "lightning_ddp_gloo"], gpus=(2,))
     write_monitored_run(tmp_path / "broken", 1)
     (tmp_path / "broken" / "monitor.parquet").write_bytes(b"half")
@@ -156,12 +147,12 @@ def test_runs_without_a_series_have_a_reason(tmp_path: Path) -> None:
     assert second.startswith("No series of ddp_gloo on 1 device: monitor.parquet cannot be read: ")
 
 
-def make_charts(result: Result, folder: Path) -> dict[str, Chart]:
+def make_charts(result, folder):
     drawn = usage.make_monitor_charts(result, folder, "clocks-0", "a run", {"strategy": "ddp_gloo"})
     return {chart.id.removeprefix("clocks-0-"): chart for chart in drawn}
 
 
-def test_each_gpu_over_the_seconds_of_the_measured_phase(tmp_path: Path) -> None:
+def test_each_gpu_over_the_seconds_of_the_measured_phase(tmp_path):
     result = write_monitored_run(tmp_path / "run")
     charts_by_name = make_charts(result, tmp_path / "run")
     assert list(charts_by_name) == ["sm-clock", "utilisation", "cores", "memory"]  # what was not sampled has no chart
@@ -174,7 +165,7 @@ def test_each_gpu_over_the_seconds_of_the_measured_phase(tmp_path: Path) -> None
     assert set(charts_by_name["utilisation"].series[0].y) == {0.5}
 
 
-def test_of_several_nodes_the_first_is_drawn(tmp_path: Path) -> None:
+def test_of_several_nodes_the_first_is_drawn(tmp_path):
     """Another node's GPUs are not those of the same number in this series."""
     result = write_monitored_run(tmp_path / "run")
     for node, device in enumerate(result.monitor.devices):
@@ -185,14 +176,14 @@ def test_of_several_nodes_the_first_is_drawn(tmp_path: Path) -> None:
     assert clock.caption.endswith(" Of node 0; there are 2 nodes.")
 
 
-def test_a_dip_of_one_sample_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dip_of_one_sample_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(usage, "MAX_MONITOR_POINTS", 20)
     dipped = make_charts(write_monitored_run(tmp_path / "run"), tmp_path / "run")["sm-clock"].series[1]
     assert len(dipped.x) <= 20
     assert dict(zip(dipped.y, dipped.x, strict=True))[210.0] == pytest.approx(DIP_S)
 
 
-def test_counters_are_shown_as_rates(tmp_path: Path) -> None:
+def test_counters_are_shown_as_rates(tmp_path):
     charts_by_name = make_charts(write_monitored_run(tmp_path / "run"), tmp_path / "run")
     every, ours = charts_by_name["cores"].series
     assert (every.name, ours.name) == ("all programs", "this run")
@@ -201,18 +192,18 @@ def test_counters_are_shown_as_rates(tmp_path: Path) -> None:
     assert [series.y[0] for series in charts_by_name["memory"].series] == [2e9, 2_000_000_001]
 
 
-def test_of_gpus_that_were_hot_before_all_is_shown(tmp_path: Path) -> None:
+def test_of_gpus_that_were_hot_before_all_is_shown(tmp_path):
     result = write_monitored_run(tmp_path / "run", flags=["hot_at_start"])
     assert make_charts(result, tmp_path / "run")["sm-clock"].series[0].x[0] < -7.9
 
 
-def test_many_ranks_are_too_many(tmp_path: Path) -> None:
+def test_many_ranks_are_too_many(tmp_path):
     memory = make_charts(write_monitored_run(tmp_path / "run", 20), tmp_path / "run")["memory"]
     assert [series.name for series in memory.series] == [f"rank {number}" for number in range(16)]
     assert "16 of 20 ranks" in memory.caption
 
 
-def test_a_series_that_was_set_back_has_no_negative_rate() -> None:
+def test_a_series_that_was_set_back_has_no_negative_rate():
     assert usage._compute_rates([(0.0, 5.0), (1.0, 6.0), (1.0, 7.0), (2.0, 1.0), (3.0, 2.5)]) == [
         (1.0, 1.0),
         (3.0, 1.5),
@@ -220,7 +211,7 @@ def test_a_series_that_was_set_back_has_no_negative_rate() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1half", b"PAR1" * 1000, "none", "folder", "elsewhere", "other"])
-def test_an_unreadable_series_has_its_reason(tmp_path: Path, content: bytes | str) -> None:
+def test_an_unreadable_series_has_its_reason(tmp_path, content):
     result = write_monitored_run(tmp_path / "run")
     path = tmp_path / "run" / "monitor.parquet"
     path.rename(tmp_path / "kept.parquet")
@@ -238,11 +229,11 @@ def test_an_unreadable_series_has_its_reason(tmp_path: Path, content: bytes | st
         make_charts(result, tmp_path / "run")
 
 
-def test_reasons_of_the_record_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_of_the_record_are_shown(tmp_path, monkeypatch):
     result = write_monitored_run(tmp_path / "run")
 
-    def raised_reason(**changes: object) -> str:
-        changed = dataclasses.replace(result, monitor=dataclasses.replace(result.monitor, **changes))  # type: ignore[arg-type]
+    def raised_reason(**changes):
+        changed = dataclasses.replace(result, monitor=dataclasses.replace(result.monitor, **changes))
         with pytest.raises(usage.NoSeries) as error:
             make_charts(changed, tmp_path / "run")
         return str(error.value)
@@ -254,7 +245,7 @@ def test_reasons_of_the_record_are_shown(tmp_path: Path, monkeypatch: pytest.Mon
     assert raised_reason() == "monitor.parquet is too large to be drawn"
 
 
-def test_a_run_without_a_measured_phase_has_none(tmp_path: Path) -> None:
+def test_a_run_without_a_measured_phase_has_none(tmp_path):
     result = write_monitored_run(tmp_path / "run")
     for marks in ({}, {"measure": BEGIN_S}):
         result.ranks[0].marks_s = marks

@@ -1,24 +1,31 @@
 """Overrides that many tests share, a model over two devices and samples for it, and how far replicas are apart."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 
 from scalebench.strategies.tensorflow.batches import TfBatch
+from scalebench.workloads.network import Network
 
 BARE = ("strategy=bare_tensorflow", "gpus=1")
 MIRRORED = ("strategy=mirrored", "gpus=2")
 FIT = "strategy.options.loop=fit"
 IMAGES = ("model=resnet20_cifar10", "dataset=cifar10_synthetic", "train.dropout=false")
+SMALL_IMAGES = (*IMAGES, "model.params=null")  # with the fixture `small_network`
+SMALL_PARAMS = (27 * 4 + 4) + 8 + (36 * 6 + 6) + 12 + (24 * 11 + 11)
 BYTES = 4 * 153_441  # of the gradients of the materials CNN
 TWO = ("strategy=model_parallel_tensorflow", "gpus=2", "scaling=strong", "train.global_batch=10", "train.dropout=false")
 RESNET = ("model=resnet20_cifar10", "dataset=cifar10_synthetic")
 
 
-def batches(one: Any, sizes: tuple[int, ...]) -> list[TfBatch]:
+def build_small_network(model):
+    """Build what there is of everything: two convolutions, normalised, and a layer behind them."""
+    net = Network("small", tuple(model.input_shape))
+    x = net.relu(net.batch_norm(net.conv(net.input, "conv1", 4, 3, 4), "bn1"))
+    net.dense(net.flatten(net.batch_norm(net.conv(x, "conv2", 6, 3, 4), "bn2")), "dense", model.outputs)
+    return net
+
+
+def batches(one, sizes):
     """Of made-up samples; the last ones of an epoch are fewer."""
     rng, config, found = np.random.default_rng(0), one.spec.config, []
     for size in sizes:
@@ -33,18 +40,18 @@ def batches(one: Any, sizes: tuple[int, ...]) -> list[TfBatch]:
     return found
 
 
-def on(device: str) -> tuple[str | None, int | None]:
+def on(device):
     spec = tf.DeviceSpec.from_string(device)
     return spec.device_type, spec.device_index
 
 
-def replica_weights(one: Any) -> list[np.ndarray]:
+def replica_weights(one):
     """Return each weight of each replica."""
     local = getattr(getattr(one, "strategy", None), "experimental_local_results", lambda value: [value])
     return [copy.numpy() for variable in one.model.trained for copy in local(variable.value)]
 
 
-def apart(one: Any) -> float:
+def apart(one):
     """Return the largest difference between the weights of two replicas."""
     weights = replica_weights(one)
     return max(float(np.abs(a - b).max()) for a, b in zip(weights[::2], weights[1::2], strict=True))

@@ -1,11 +1,9 @@
-"""`python single_update.py OVERRIDE...`: a single update of a strategy over two devices, in a process of its own.
+"""`python single_update.py JSON`: a single update of each of some strategies over two devices, in a process of its own.
 
 TensorFlow's devices cannot change within a process. The second device is made the strategy's first, so that the first
-one can be told from the CPU that everything is on by default. What is found out goes to standard output as JSON, and
-TensorFlow's log of where it placed which operation to standard error.
+one can be told from the CPU that everything is on by default. What is found out goes to standard output as JSON, a line
+for each list of overrides in the JSON, and TensorFlow's log of where it placed which operation to standard error.
 """
-
-from __future__ import annotations
 
 import json
 import re
@@ -35,21 +33,25 @@ class Update:
     facts: dict[str, Any]
     placed: list[Placed]
 
-    def devices(self, name: str, type: str = "") -> set[str]:
+    def devices(self, name, type=""):
         """Where the operations are whose names match the pattern `name`."""
         wanted = re.compile(name)
         return {one.device for one in self.placed if wanted.search(one.name) and type in ("", one.type)}
 
 
-def one_update(*overrides: str) -> Update:
-    """What became of one update in a process of its own."""
-    ended = subprocess.run([sys.executable, __file__, *overrides], capture_output=True, text=True, timeout=180)
+def run_updates(cases, small=False):
+    """Return what became of one update for each list of overrides, in a process of its own."""
+    words = [sys.executable, __file__, json.dumps(cases), "small" if small else ""]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=180)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    log = ended.stderr.split(MARK)[1]
-    return Update(json.loads(ended.stdout.splitlines()[-1]), [Placed(*found) for found in PLACED.findall(log)])
+    facts, logs = re.findall("^{.*}$", ended.stdout, re.MULTILINE), ended.stderr.split(MARK)[1::2]
+    return [
+        Update(json.loads(line), [Placed(*each) for each in PLACED.findall(log)])
+        for line, log in zip(facts, logs, strict=True)
+    ]
 
 
-def main(overrides: list[str]) -> None:
+def main(cases, small):
     import os
 
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"  # the log of placements is information
@@ -60,19 +62,30 @@ def main(overrides: list[str]) -> None:
     from scalebench.config.compose import compose_config
     from scalebench.config.resolve import resolve
     from scalebench.strategies import registry
-    from scalebench.workloads import datasets
+    from scalebench.strategies.tensorflow import devices
+    from scalebench.workloads import datasets, networks
+    from tests.strategies.tensorflow.builders import build_small_network
 
-    spec = resolve(compose_config(overrides))
-    strategy: Any = registry.load_strategy(spec.config.strategy.name)(spec, 0)
+    if small:
+        networks.build_network = build_small_network
+    configured = []
+    for overrides in cases:
+        spec = resolve(compose_config(overrides))
+        strategy = registry.load_strategy(spec.config.strategy.name)(spec, 0)
+        configured = configured or devices.configure_devices(spec.device, strategy.place)
+        devices.configure_devices = lambda *_, names=tuple(configured): list(names)
+        print(json.dumps(make_update(strategy, *datasets.open_sources(spec, *strategy.shard()))))
+
+
+def make_update(strategy, source, _):
     join = strategy.join
 
-    def join_on_reversed_devices() -> None:
+    def join_on_reversed_devices():
         strategy.devices.reverse()
         assert strategy.devices == DEVICES
         join()
 
     strategy.join = join_on_reversed_devices
-    source, _ = datasets.open_sources(spec, *strategy.shard())
     strategy.setup()
     batch = next(iter(strategy.feed(source)))
     expected = expected_statistics(strategy, batch.parts)
@@ -81,7 +94,7 @@ def main(overrides: list[str]) -> None:
     print(MARK, file=sys.stderr, flush=True)
     function = strategy.step_function().get_concrete_function()
     found = [variable.numpy() for variable in strategy.model.moving_statistics]
-    facts = {
+    return {
         "weights_on": sorted({short(variable.value.device) for variable in strategy.model.variables}),
         "slots_on": sorted({short(variable.value.device) for variable in strategy.optimizer.variables}),
         "fed_on": sorted({short(tensor.device) for part in batch.parts for tensor in part}),
@@ -91,10 +104,9 @@ def main(overrides: list[str]) -> None:
         "compiled": [op.name for op in function.graph.get_operations() if "_XlaMustCompile" in op.node_def.attr],
         "round_trip": round_trip(strategy) if hasattr(strategy, "_round_trip") else None,
     }
-    print(json.dumps(facts))
 
 
-def expected_statistics(strategy: Any, parts: Any) -> list[Any]:
+def expected_statistics(strategy, parts):
     """The mean over the replicas of what each one's moving statistics become, found out one by one.
 
     `parts` are those of the replicas, or the full batch as one, which is then cut in two here.
@@ -111,7 +123,7 @@ def expected_statistics(strategy: Any, parts: Any) -> list[Any]:
     return [np.mean(pair, 0) for pair in zip(*after, strict=True)]
 
 
-def round_trip(strategy: Any) -> list[list[str]]:
+def round_trip(strategy):
     """Devices of the sums and of their copies, in the exchange alone; its buffers are on both."""
     strategy.run_isolated_sync([8, 400])
     _, trip = strategy._round_trip
@@ -123,10 +135,10 @@ def round_trip(strategy: Any) -> list[list[str]]:
     return [sorted({short(op.device) for op in ops}) for ops in (sums, copies)]
 
 
-def short(device: str) -> str:
+def short(device):
     """CPU:0 of /job:localhost/replica:0/task:0/device:CPU:0."""
     return device.rpartition("device:")[2]
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(json.loads(sys.argv[1]), sys.argv[2] == "small")

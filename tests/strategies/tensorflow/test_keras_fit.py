@@ -1,14 +1,10 @@
 """Keras' fit under scalebench's loop: it trains on each batch once, ends when the loop is over, and raises errors."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
 from itertools import islice
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +15,7 @@ from keras.src.utils import python_utils
 from scalebench.measure.timed_loop import LoopPhase, TimedLoop, fixed_length_phase
 from scalebench.strategies.base import LossPart, Unsupported
 from scalebench.strategies.tensorflow.keras_fit import BatchPipeline, FitModel, StepReport
-from scalebench.workloads.source import Batch, Source
+from scalebench.workloads.source import Batch
 from tests.builders.runs import StepLosses
 from tests.strategies.tensorflow.builders import BARE, FIT, MIRRORED
 
@@ -29,20 +25,20 @@ SPECS = (tf.TensorSpec((None, 2), tf.float32), tf.TensorSpec((None,), tf.float32
 class Counted:
     """Batches, and how many of them were drawn."""
 
-    def __init__(self, batches: Any) -> None:
+    def __init__(self, batches):
         self.drawn, self._batches = 0, batches
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         for batch in self._batches:
             self.drawn += 1
             yield batch
 
 
-def batch(number: int, samples: int = 3) -> Batch:
+def batch(number, samples=3):
     return Batch(np.full((samples, 2), number, np.float32), np.full(samples, number, np.float32), 2 * samples)
 
 
-def train(strategy: Any, source: Source, blocks: int, steps: int) -> tuple[int, list[float]]:
+def train(strategy, source, blocks, steps):
     """(batches drawn, losses) of a training of so many blocks."""
     batches, losses = Counted(strategy.feed(source)), StepLosses()
     stage = fixed_length_phase("some", blocks, steps)
@@ -50,9 +46,9 @@ def train(strategy: Any, source: Source, blocks: int, steps: int) -> tuple[int, 
     return batches.drawn, losses.values
 
 
-def test_the_pipeline_yields_each_batch_once() -> None:
+def test_the_pipeline_yields_each_batch_once():
     """In order, with weights that make the sum of losses the mean over the global batch."""
-    noted: list[Batch] = []
+    noted = []
     batches = [batch(number, 3 + number) for number in range(4)]
     pipeline = BatchPipeline(batches, noted.append, probe_samples=0)
     found = list(pipeline.dataset(SPECS, 0).as_numpy_iterator())
@@ -64,7 +60,7 @@ def test_the_pipeline_yields_each_batch_once() -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_the_pipeline_reads_as_many_batches_ahead_as_configured(ahead: int) -> None:
+def test_the_pipeline_reads_as_many_batches_ahead_as_configured(ahead):
     counted = Counted(batch(number) for number in range(100))
     iterator = iter(BatchPipeline(counted, lambda one: None, probe_samples=0).dataset(SPECS, ahead))
     list(islice(iterator, 3))
@@ -72,9 +68,9 @@ def test_the_pipeline_reads_as_many_batches_ahead_as_configured(ahead: int) -> N
     assert 3 + ahead <= counted.drawn <= 4 + ahead
 
 
-def test_the_pipeline_restarts_after_fit_has_inspected_it() -> None:
+def test_the_pipeline_restarts_after_fit_has_inspected_it():
     """By fit under a strategy, which then begins again; what it saw there is drawn a second time."""
-    noted: list[Batch] = []
+    noted = []
     pipeline = BatchPipeline([batch(number) for number in range(3)], noted.append, probe_samples=2)
     dataset = pipeline.dataset(SPECS, 0)
     assert [x.tolist() for x, _, _ in dataset.as_numpy_iterator()] == [[[0, 0], [0, 0]]]
@@ -84,11 +80,11 @@ def test_the_pipeline_restarts_after_fit_has_inspected_it() -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_the_pipeline_reads_nothing_after_stop(ahead: int) -> None:
+def test_the_pipeline_reads_nothing_after_stop(ahead):
     """A batch that is being drawn is waited for: the loop's clock is not to be touched behind its back."""
     drawn, drawing, may_go_on = [], threading.Event(), threading.Event()
 
-    def batches() -> Iterator[Batch]:
+    def batches():
         for number in range(100):
             if number == 3:
                 drawing.set()
@@ -113,10 +109,10 @@ def test_the_pipeline_reads_nothing_after_stop(ahead: int) -> None:
     assert drawn == [0, 1, 2, 3]
 
 
-def test_fit_ends_when_the_loop_is_over() -> None:
-    parts: list[LossPart] = []
-    loop: Any = SimpleNamespace(done=lambda part: parts.append(part) or len(parts) == 2)
-    model: Any = SimpleNamespace(stop_training=False)
+def test_fit_ends_when_the_loop_is_over():
+    parts = []
+    loop = SimpleNamespace(done=lambda part: parts.append(part) or len(parts) == 2)
+    model = SimpleNamespace(stop_training=False)
     report = StepReport(model, loop, iter([5, 4]))
     report({"loss_sum": 3.0})
     assert not model.stop_training
@@ -126,25 +122,23 @@ def test_fit_ends_when_the_loop_is_over() -> None:
 
 
 @pytest.mark.gpu
-def test_fit_waits_for_no_result_between_steps(
-    strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit_waits_for_no_result_between_steps(strategy, source, monkeypatch):
     """In the thread that trains, which would wait for a GPU with every step, unless this Keras lets everybody do so."""
     monkeypatch.setattr(backend, "IS_THREAD_SAFE", True)
-    parts: list[LossPart | None] = []
-    fetching: list[threading.Thread] = []
+    parts = []
+    fetching = []
     fetch = python_utils.pythonify_logs
 
-    def note_thread(logs: Any) -> Any:
+    def note_thread(logs):
         if logs and len(parts) < 3:
             fetching.append(threading.current_thread())
         return fetch(logs)
 
     class ThreeSteps:
-        def __iter__(self) -> Iterator[Any]:
+        def __iter__(self):
             yield from fit.feed(source())
 
-        def done(self, part: LossPart | None) -> bool:
+        def done(self, part):
             parts.append(part)
             return len(parts) == 3
 
@@ -157,7 +151,7 @@ def test_fit_waits_for_no_result_between_steps(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [BARE, MIRRORED, (*BARE, "dataset.prefetch=queue")])
-def test_same_losses_as_the_plain_loop(strategy: Any, source: Callable[..., Source], words: tuple[str, ...]) -> None:
+def test_same_losses_as_the_plain_loop(strategy, source, words):
     """Over the end of an epoch, and over the end of a training; each batch is drawn once, but for those ahead."""
     fit, plain = strategy(*words, FIT), strategy(*BARE)
     assert type(fit.model) is FitModel
@@ -169,12 +163,12 @@ def test_same_losses_as_the_plain_loop(strategy: Any, source: Callable[..., Sour
         assert 0 <= ahead <= (1 if words == BARE else 5)  # fit under a strategy always has some ready
 
 
-def test_a_new_training_restarts_like_the_plain_loop(strategy: Any, source: Callable[..., Source]) -> None:
+def test_a_new_training_restarts_like_the_plain_loop(strategy, source):
     fit = strategy(*BARE, FIT)
     assert train(fit, source(), 1, 2)[1] == pytest.approx(train(strategy(*BARE), source(), 1, 2)[1], rel=1e-6)
 
 
-def test_batches_that_run_out_end_the_training(strategy: Any, source: Callable[..., Source]) -> None:
+def test_batches_that_run_out_end_the_training(strategy, source):
     """Batches that end before the stage does end the training, once."""
     fit = strategy(*BARE, FIT)
     batches, stage = Counted(islice(fit.feed(source()), 3)), fixed_length_phase("some", 1, 100)
@@ -183,8 +177,8 @@ def test_batches_that_run_out_end_the_training(strategy: Any, source: Callable[.
     assert (batches.drawn, stage.series.seconds) == (3, [])
 
 
-def test_an_error_in_the_loop_is_raised(strategy: Any, source: Callable[..., Source]) -> None:
-    def decide(series: Any) -> bool:
+def test_an_error_in_the_loop_is_raised(strategy, source):
+    def decide(series):
         raise RuntimeError("failed as configured")
 
     fit = strategy(*BARE, FIT)
@@ -194,8 +188,8 @@ def test_an_error_in_the_loop_is_raised(strategy: Any, source: Callable[..., Sou
 
 
 @pytest.mark.parametrize("after", [0, 2])
-def test_an_error_in_the_source_is_raised(strategy: Any, source: Callable[..., Source], after: int) -> None:
-    def batches(good: Iterator[Batch]) -> Iterator[Batch]:
+def test_an_error_in_the_source_is_raised(strategy, source, after):
+    def batches(good):
         yield from islice(good, after)
         raise ValueError("a file that is cut")
 
@@ -205,22 +199,20 @@ def test_an_error_in_the_source_is_raised(strategy: Any, source: Callable[..., S
 
 
 @pytest.mark.slow
-def test_synchronization_can_be_switched_while_fit_runs(
-    strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_synchronization_can_be_switched_while_fit_runs(strategy, source, monkeypatch):
     """Between two updates, any number of times, and each way is traced once, by each of two replicas."""
     fit, traced, gaps, step = None, [], [], FitModel.train_step
     monkeypatch.setattr(
         FitModel, "train_step", lambda model, data: traced.append(fit.syncs_gradients) or step(model, data)
     )
-    fit = strategy(*MIRRORED, FIT, "train.optimizer=sgd", "train.learning_rate=0.1")
+    fit = strategy(*MIRRORED, FIT, "train.learning_rate=0.1")
     plan = iter([True, False, True, True, False, False, True, False, True])
 
     class Switching:
-        def __iter__(self) -> Iterator[Any]:
+        def __iter__(self):
             yield from fit.feed(source(first=1))
 
-        def done(self, part: LossPart | None) -> bool:
+        def done(self, part):
             local = fit.strategy.experimental_local_results
             pairs = [local(variable.value) for variable in fit.model.trained]
             gaps.append(np.concatenate([(a.numpy() - b.numpy()).ravel() for a, b in pairs]))
@@ -244,7 +236,7 @@ def test_synchronization_can_be_switched_while_fit_runs(
         ((*MIRRORED, "train.compile=true"), "would merge them; use loop=custom"),
     ],
 )
-def test_settings_that_fit_does_not_support(strategy: Any, words: tuple[str, ...], reason: str) -> None:
+def test_settings_that_fit_does_not_support(strategy, words, reason):
     with pytest.raises(Unsupported, match=f"strategy.options.loop=fit .*{reason}"):
         strategy(*words, FIT)
     strategy(*words)  # which the plain loop can

@@ -1,11 +1,6 @@
 """MirroredStrategy over two CPU devices: sums, statistics per replica, short batches, and cross-device operations."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import islice, repeat
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +10,7 @@ from scalebench.strategies.tensorflow import observed
 from scalebench.strategies.tensorflow.mirrored import MirroredOptions, ReductionInTurns, create_cross_device_ops
 from scalebench.strategies.tensorflow.model import read_weights
 from scalebench.workloads import datasets
-from scalebench.workloads.source import Batch, Source
+from scalebench.workloads.source import Batch
 from tests.strategies.builders import run_training
 from tests.strategies.tensorflow.builders import BYTES, FIT, IMAGES, MIRRORED, apart, replica_weights
 from tests.strategies.tensorflow.conftest import DEVICES
@@ -23,7 +18,7 @@ from tests.strategies.tensorflow.conftest import DEVICES
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["mirrored", "mirrored_hierarchical", "mirrored train.precision=float16"])
-def test_replicas_diverge_without_synchronization(strategy: Any, source: Callable[..., Source], words: str) -> None:
+def test_replicas_diverge_without_synchronization(strategy, source, words):
     one = strategy(*f"strategy={words}".split(), "gpus=2")
     run_training(one, source(), 2)
     one.set_gradient_sync(False)
@@ -36,14 +31,12 @@ def test_replicas_diverge_without_synchronization(strategy: Any, source: Callabl
 
 
 @pytest.mark.parametrize("words", [MIRRORED, (*MIRRORED, FIT)])
-def test_an_overflow_on_one_replica_skips_the_step_of_all(
-    strategy: Any, samples: tuple[np.ndarray, np.ndarray], words: tuple[str, ...]
-) -> None:
+def test_an_overflow_on_one_replica_skips_the_step_of_all(strategy, samples, words):
     """Replica 1's gradients are infinite, and those of replica 0 are not."""
     one = strategy(*words, "train.precision=float16")
     local, inputs, targets = one.strategy.experimental_local_results, samples[0][:20], samples[1][:20]
 
-    def train(targets: np.ndarray) -> list[float]:
+    def train(targets):
         """Train a step, and return the scale of each replica before and after it."""
         scales = local(one.optimizer.dynamic_scale.value)
         before = [copy.numpy() for copy in scales]
@@ -58,7 +51,7 @@ def test_an_overflow_on_one_replica_skips_the_step_of_all(
     assert apart(one) == 0
 
 
-def test_replicas_are_on_their_devices(strategy: Any) -> None:
+def test_replicas_are_on_their_devices(strategy):
     one = strategy(*MIRRORED)
     for variable in (*one.model.variables, *one.optimizer.variables):
         copies = one.strategy.experimental_local_results(variable.value)
@@ -67,7 +60,7 @@ def test_replicas_are_on_their_devices(strategy: Any) -> None:
 
 
 @pytest.mark.slow
-def test_moving_statistics_are_kept_per_replica(strategy: Any, pictures: Callable[..., Source]) -> None:
+def test_moving_statistics_are_kept_per_replica(strategy, pictures):
     """And the mean of them where they are read from outside: here, and by validation."""
     one = strategy(*MIRRORED, *IMAGES)
     batch = next(iter(one.feed(pictures())))
@@ -91,7 +84,7 @@ def test_moving_statistics_are_kept_per_replica(strategy: Any, pictures: Callabl
     assert one.evaluate(pictures(7)) == pytest.approx(bare.evaluate(pictures(7)), rel=1e-4)
 
 
-def test_a_last_batch_of_fewer_samples_than_devices(strategy: Any, tmp_path: Path) -> None:
+def test_a_last_batch_of_fewer_samples_than_devices(strategy, tmp_path):
     """It joins the one before: a device without a sample would have a convolution over nothing."""
     words = ("dataset.size=42", "dataset.validation_share=0.02", "scaling=strong", "train.global_batch=20")
     one = strategy(*MIRRORED, *words, f"dataset.cache={tmp_path}")
@@ -101,7 +94,7 @@ def test_a_last_batch_of_fewer_samples_than_devices(strategy: Any, tmp_path: Pat
     assert all(np.isfinite(float(one.step(batch).loss_sum)) for batch in batches)
 
 
-def test_isolated_synchronization_is_compiled_once_per_size(strategy: Any) -> None:
+def test_isolated_synchronization_is_compiled_once_per_size(strategy):
     """Made once for the same sizes; with one replica there is none."""
     one = strategy(*MIRRORED)
     one.run_isolated_sync([400])
@@ -126,20 +119,20 @@ def test_isolated_synchronization_is_compiled_once_per_size(strategy: Any) -> No
         ("reduce_spread", ReductionInTurns),
     ],
 )
-def test_cross_device_ops(name: str, kind: type) -> None:
+def test_cross_device_ops(name, kind):
     made = create_cross_device_ops(MirroredOptions(name), DEVICES[::-1])
     assert type(made) is kind
     if kind is tf.distribute.ReductionToOneDevice:
         assert made.reduce_to_device.endswith("CPU:0" if name == "reduce_to_cpu" else "CPU:1")
 
 
-def test_devices_take_turns_to_sum_the_gradients(strategy: Any) -> None:
+def test_devices_take_turns_to_sum_the_gradients(strategy):
     function = strategy("strategy=mirrored_reduce_spread", "gpus=2").step_function().get_concrete_function()
     sums = [operation.device.rpartition("device:")[2] for operation in observed.reduction_operations(function)]
     assert len(sums) > 4 and sums == ["CPU:0", "CPU:1"] * (len(sums) // 2) + ["CPU:0"] * (len(sums) % 2)
 
 
-def test_gradients_are_packed_into_messages(strategy: Any) -> None:
+def test_gradients_are_packed_into_messages(strategy):
     one = strategy("strategy=mirrored_hierarchical", "gpus=2", "strategy.options.num_packs=3")
     sizes = one.message_sizes()
     assert len(sizes) == 3 and sum(sizes) == BYTES

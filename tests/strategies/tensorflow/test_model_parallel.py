@@ -1,14 +1,11 @@
 """Model parallelism: placement of all operations, losses, optimizers, stage transfers, and stages by themselves."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("tensorflow")
 
 import re
 from collections import Counter
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +13,7 @@ from scalebench.strategies.base import BACKWARD, FORWARD, NotMeasured, Unsupport
 from scalebench.strategies.tensorflow import model_parallel, observed
 from tests.strategies.tensorflow.builders import RESNET, TWO, batches, on
 from tests.strategies.tensorflow.conftest import DEVICES
-from tests.strategies.tensorflow.single_update import one_update
+from tests.strategies.tensorflow.single_update import run_updates
 
 BARE = ("strategy=bare_tensorflow", "gpus=1", *TWO[2:])
 INCEPTION = ("model=inception_v3", "dataset=imagenet_synthetic", "model.input_shape=[76,76,3]", "train.global_batch=3")
@@ -29,7 +26,7 @@ BACKWARD_OF = {"conv": "Conv2DBackpropFilter", "batch_norm": "FusedBatchNormGrad
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", FAST)
-def test_a_step_equals_that_of_one_device(strategy: Any, model: str) -> None:
+def test_a_step_equals_that_of_one_device(strategy, model):
     """Losses, weights and moving statistics, uneven batches included: a batch stays whole."""
     bare, two = strategy(*BARE, *MODELS[model]), strategy(*TWO, *MODELS[model])
     for batch in batches(two, (3, 3, 2)):
@@ -42,7 +39,7 @@ def test_a_step_equals_that_of_one_device(strategy: Any, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", FAST)
-def test_forward_and_backward_of_a_stage_are_on_its_device(strategy: Any, model: str) -> None:
+def test_forward_and_backward_of_a_stage_are_on_its_device(strategy, model):
     """As many operations of each kind as the stage has nodes of it, in both directions."""
     two = strategy(*TWO, *MODELS[model])
     operations = two.step_function().get_concrete_function().graph.get_operations()
@@ -61,9 +58,9 @@ def test_forward_and_backward_of_a_stage_are_on_its_device(strategy: Any, model:
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_tensorflows_log_confirms_the_placement() -> None:
+def test_tensorflows_log_confirms_the_placement():
     """By its own log, with CPU:1 for the first device, which is not where it puts what names none."""
-    update = one_update(*TWO, *RESNET, "dataset.size=40", "dataset.validation_share=0.1")
+    (update,) = run_updates([[*TWO, *RESNET, "dataset.size=40", "dataset.validation_share=0.1"]])
     first = update.devices("^resnet20_cifar10_1/convolution_1$", "Conv2D")
     last = update.devices("^resnet20_cifar10_1/MatMul$", "MatMul")
     assert (first, last) == ({"CPU:1"}, {"CPU:0"})
@@ -79,7 +76,7 @@ def test_tensorflows_log_confirms_the_placement() -> None:
 
 
 @pytest.mark.slow
-def test_stages_have_sizes_and_times(strategy: Any) -> None:
+def test_stages_have_sizes_and_times(strategy):
     two = strategy(*TWO, *RESNET)
     assert {stage.work_s for stage in two.stages()} == {None}  # nobody trained
     two.step(batches(two, (10,))[0])
@@ -93,13 +90,13 @@ def test_stages_have_sizes_and_times(strategy: Any) -> None:
 
 
 @pytest.mark.slow
-def test_stages_can_balance_bytes(strategy: Any) -> None:
+def test_stages_can_balance_bytes(strategy):
     flops, size = (strategy(*TWO, *RESNET, f"strategy.options.split={by}") for by in ("flops", "size"))
     apart = [abs(one.state_bytes()[0] - one.state_bytes()[1]) for one in (flops, size)]
     assert apart[1] < apart[0] / 2
 
 
-def test_partial_steps(strategy: Any) -> None:
+def test_partial_steps(strategy):
     two = strategy(*TWO)
     (batch,) = batches(two, (10,))
     before = two.parameters()
@@ -123,22 +120,22 @@ def test_partial_steps(strategy: Any) -> None:
         ),
     ],
 )
-def test_unsupported_settings(made: Any, words: tuple[str, ...], said: str) -> None:
+def test_unsupported_settings(made, words, said):
     with pytest.raises(Unsupported, match=said):
         made(*TWO, *words).setup()
 
 
-def test_more_stages_than_the_network_allows(made: Any) -> None:
+def test_more_stages_than_the_network_allows(made):
     with pytest.raises(Unsupported, match=re.escape("can be cut into at most 4 stages")):
         made(*TWO, "gpus=5").setup()
 
 
-def test_synchronization_cannot_be_switched_off(made: Any) -> None:
+def test_synchronization_cannot_be_switched_off(made):
     with pytest.raises(NotMeasured, match="one model over all devices"):
         made(*TWO).set_gradient_sync(False)
 
 
-def test_variables_and_slots_are_on_the_device_of_their_stage(strategy: Any) -> None:
+def test_variables_and_slots_are_on_the_device_of_their_stage(strategy):
     two = strategy(*TWO, *RESNET, "train.optimizer=adam")
     for stage, device in zip(two.network_stages, DEVICES, strict=True):
         names = [array.name for node in stage.nodes for array in node.arrays]
@@ -148,8 +145,8 @@ def test_variables_and_slots_are_on_the_device_of_their_stage(strategy: Any) -> 
         assert len(slots) == 2 + 2 * sum(variable.trainable for variable in held)  # iterations, rate, two moments
 
 
-def test_the_learning_rate_changes_on_all_devices(strategy: Any) -> None:
-    two = strategy(*TWO, "train.optimizer=sgd")
+def test_the_learning_rate_changes_on_all_devices(strategy):
+    two = strategy(*TWO)
     before = [variable.numpy() for variable in two.model.trained]
     two.set_learning_rate(0.0)
     two.step(batches(two, (10,))[0])
@@ -159,7 +156,7 @@ def test_the_learning_rate_changes_on_all_devices(strategy: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "momentum", "rmsprop", "sgd"])
-def test_an_optimizer_step_runs_on_its_device(strategy: Any, optimizer: str) -> None:
+def test_an_optimizer_step_runs_on_its_device(strategy, optimizer):
     """But for what names no device and follows the variable that it reads."""
     two = strategy(*TWO, f"train.optimizer={optimizer}", "train.weight_decay=0.1")
     operations = two.step_function().get_concrete_function().graph.get_operations()
@@ -177,7 +174,7 @@ def test_an_optimizer_step_runs_on_its_device(strategy: Any, optimizer: str) -> 
 
 
 @pytest.mark.slow
-def test_a_stage_computes_only_its_own_gradients(strategy: Any) -> None:
+def test_a_stage_computes_only_its_own_gradients(strategy):
     two = strategy(*TWO, *RESNET)
     inputs, targets = batches(two, (4,))[0].parts[0]
     read = model_parallel._stage_inputs(two.model, two.network_stages, inputs)
@@ -198,7 +195,7 @@ def test_a_stage_computes_only_its_own_gradients(strategy: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [("train.optimizer=adam",), ("train.optimizer=adamw", "train.weight_decay=0.1")])
-def test_only_activations_between_stages_leave_their_device(strategy: Any, words: tuple[str, ...]) -> None:
+def test_only_activations_between_stages_leave_their_device(strategy, words):
     """By the profiler, of an update that ran: beside single numbers the targets, an activation and its gradient."""
     two = strategy(*TWO, *words)
     batch, *_ = batches(two, (10,))
@@ -214,7 +211,7 @@ def test_only_activations_between_stages_leave_their_device(strategy: Any, words
 
 
 @pytest.mark.parametrize(("precision", "size"), [("float32", 4), ("bfloat16", 2)])
-def test_messages_are_the_activations_between_stages(strategy: Any, precision: str, size: int) -> None:
+def test_messages_are_the_activations_between_stages(strategy, precision, size):
     two = strategy(*TWO, *RESNET, f"train.precision={precision}")
     assert two.message_sizes() == [10 * 16 * 16 * 32 * size] * 2
     two.run_isolated_sync(two.message_sizes())
@@ -225,7 +222,7 @@ def test_messages_are_the_activations_between_stages(strategy: Any, precision: s
     assert ways == [(on(DEVICES[0]), on(DEVICES[1])), (on(DEVICES[1]), on(DEVICES[0]))]
 
 
-def test_the_backend_is_observed(strategy: Any) -> None:
+def test_the_backend_is_observed(strategy):
     two = strategy(*TWO)
     with pytest.raises(RuntimeError, match="there was no training"):
         two.backend_used()
@@ -237,6 +234,6 @@ def test_the_backend_is_observed(strategy: Any) -> None:
     one.run_isolated_sync([100])
 
 
-def test_sent_operations_by_event_names() -> None:
+def test_sent_operations_by_event_names():
     events = {"stage/Relu/_29:_Send", "stage/Relu:Relu", "update/stage/MatMul/_3:_Recv", "Sum/_1:_Send"}
     assert model_parallel.sent_operations(events) == {"stage/Relu", "Sum"}

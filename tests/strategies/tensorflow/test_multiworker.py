@@ -1,10 +1,6 @@
 """Clusters of several processes: addresses, ports, validation with moving statistics, and independent replicas."""
 
-from __future__ import annotations
-
 import socket
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +9,6 @@ import tensorflow as tf
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError
-from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers import local
 from scalebench.runner.launchers.rank_environment import find_free_ports
 from scalebench.runner.parent import run_spec
@@ -26,20 +21,20 @@ from tests.strategies.builders import make_features
 
 
 @pytest.fixture
-def three(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def three(monkeypatch):
     addresses = ["10.0.0.1:5000", "10.0.0.1:5001", "10.0.0.2:5000"]
     monkeypatch.setenv("SCALEBENCH_ADDRESSES", ",".join(addresses))
     return addresses
 
 
-def test_addresses_come_from_the_launcher(three: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_come_from_the_launcher(three, monkeypatch):
     assert multiworker.rank_addresses() == three
     monkeypatch.delenv("SCALEBENCH_ADDRESSES")
     with pytest.raises(RuntimeError, match="SCALEBENCH_ADDRESSES is not set"):
         multiworker.rank_addresses()
 
 
-def test_the_cluster_resolver(three: list[str]) -> None:
+def test_the_cluster_resolver(three):
     resolver = multiworker.cluster_resolver({"ps": three[:1], "worker": three[1:]}, "worker", 1, ["/GPU:0"])
     assert resolver.cluster_spec().as_dict() == {"ps": three[:1], "worker": three[1:]}
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 1, "grpc")
@@ -47,7 +42,7 @@ def test_the_cluster_resolver(three: list[str]) -> None:
     assert multiworker.cluster_resolver({"worker": three}, "worker", 0, ["/CPU:0"]).num_accelerators() == {"GPU": 0}
 
 
-def test_a_port_in_use_is_named(three: list[str]) -> None:
+def test_a_port_in_use_is_named(three):
     words = r"10\.0\.0\.1:5001 was taken by another program; run it again"
     with pytest.raises(RuntimeError, match=words), multiworker.explain_port_conflict(1):
         raise tf.errors.UnknownError(None, None, "Could not start gRPC server")
@@ -55,7 +50,7 @@ def test_a_port_in_use_is_named(three: list[str]) -> None:
         raise tf.errors.UnknownError(None, None, "something else")
 
 
-def test_an_unknown_backend_names_the_nearest() -> None:
+def test_an_unknown_backend_names_the_nearest():
     with pytest.raises(InputError, match=r"no strategy\.backend 'rign'; did you mean 'ring'"):
         WorkerGroup(simulated_spec(), 0, ["/CPU:0"], "rign")
 
@@ -63,13 +58,13 @@ def test_an_unknown_backend_names_the_nearest() -> None:
 SHORT = ("measure=quick", "measure.min_s=0", "measure.max_s=1", "measure.hang_s=30", "measure.probes=false")
 
 
-def spec_of(*words: str) -> RunSpec:
+def spec_of(*words):
     return resolve(compose_config(["strategy=multiworker_ring", "gpus=2", *SHORT, *words]))
 
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_validation_with_moving_statistics_and_uneven_parts(tmp_path: Path) -> None:
+def test_validation_with_moving_statistics_and_uneven_parts(tmp_path):
     """55 samples in batches of 18: the last one is of rank 0 alone, which must not wait for the other.
 
     And the gradients travel in messages of the size that was asked for.
@@ -86,7 +81,7 @@ def test_validation_with_moving_statistics_and_uneven_parts(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_an_overflow_on_one_rank_skips_the_step_of_all(tmp_path: Path) -> None:
+def test_an_overflow_on_one_rank_skips_the_step_of_all(tmp_path):
     """Only the rank that has this sample sees it, and the other must not wait for it."""
     inputs, targets = make_features(80)
     targets[0] = 1e4
@@ -100,7 +95,7 @@ def test_an_overflow_on_one_rank_skips_the_step_of_all(tmp_path: Path) -> None:
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_a_port_in_use_fails_the_run_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_fails_the_run_with_its_reason(tmp_path, monkeypatch):
     free = find_free_ports
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -112,7 +107,7 @@ def test_a_port_in_use_fails_the_run_with_its_reason(tmp_path: Path, monkeypatch
     assert result.phases.wall_s is not None and result.phases.wall_s < 30
 
 
-def test_an_independent_replica_trains_on_its_own_mean_loss(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_independent_replica_trains_on_its_own_mean_loss(strategy, monkeypatch):
     """The same update as the baseline's on the same samples, however large the global batch is."""
     monkeypatch.setattr(IndependentTensorFlow, "join", lambda self: None)
     samples = np.random.default_rng(0).normal(size=(6, 200, 3)).astype(np.float32), np.ones((6, 2), np.float32)

@@ -1,12 +1,8 @@
 """The parameter server: failures of its processes, unsupported settings, rows, and what workers do for the chief."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
-from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -15,8 +11,6 @@ import tensorflow as tf
 
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
-from scalebench.core.spec import RunSpec
-from scalebench.measure.progress import RankProgress
 from scalebench.runner.parent import run_spec
 from scalebench.strategies.base import NotMeasured, Unsupported
 from scalebench.strategies.tensorflow import parameter_server
@@ -24,21 +18,20 @@ from scalebench.strategies.tensorflow.parameter_server import EventRecorder, Par
 from scalebench.testing.launch import UNEVEN_WORKLOAD
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
-from scalebench.workloads.source import Source
 from tests.builders.runs import find_running, simulated_spec
 
 
-def spec_of(*words: str) -> RunSpec:
+def spec_of(*words):
     return resolve(compose_config(["strategy=parameter_server", "gpus=2", *UNEVEN_WORKLOAD, *words]))
 
 
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.cold  # looks for its ranks by their commands
-def test_services_end_with_the_chief_and_leave_no_record(tmp_path: Path) -> None:
+def test_services_end_with_the_chief_and_leave_no_record(tmp_path):
     spec, pids = spec_of("measure=quick", "measure.max_s=1", "measure.min_s=0", "strategy.processes.roles.ps=2"), []
 
-    def look(progress: list[RankProgress]) -> None:
+    def look(progress):
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
                 pids.extend([child.pid] if "scalebench.runner.worker" in child.cmdline() else [])
@@ -60,19 +53,19 @@ def test_services_end_with_the_chief_and_leave_no_record(tmp_path: Path) -> None
         ("train.compile=true", "XLA cannot read the weights"),
     ],
 )
-def test_settings_that_workers_do_not_support(word: str, expected: str) -> None:
+def test_settings_that_workers_do_not_support(word, expected):
     with pytest.raises(Unsupported, match=expected):
         ParameterServer(spec_of(word), 0).join()
 
 
-def dealt(source: Source, updates: int, *words: str) -> list[list[list[int]]]:
+def dealt(source, updates, *words):
     """Rows of each part of so many global batches."""
     batches = list(islice(ParameterServer(spec_of(*words), 0).feed(source), updates))
     assert all(batch.samples == sum(len(part) for part in batch.parts) for batch in batches)
     return [[part.numpy().tolist() for part in batch.parts] for batch in batches]
 
 
-def test_every_row_of_a_batch_goes_to_one_worker(source: Callable[..., Source]) -> None:
+def test_every_row_of_a_batch_goes_to_one_worker(source):
     one = source()
     batches = dealt(one, 2 * one.steps_per_epoch)
     for update, parts in enumerate(batches):
@@ -82,12 +75,12 @@ def test_every_row_of_a_batch_goes_to_one_worker(source: Callable[..., Source]) 
     assert [len(parts) for parts in batches[-2:]] == [2, 1], "the last batch has one sample, and no part is empty"
 
 
-def test_a_fixed_batch_is_repeated(source: Callable[..., Source]) -> None:
+def test_a_fixed_batch_is_repeated(source):
     first, *others = dealt(source(feed="fixed"), 8)
     assert all(parts == first for parts in others)
 
 
-def test_the_chief_has_no_probes() -> None:
+def test_the_chief_has_no_probes():
     chief = ParameterServer(spec_of(), 0)
     asked = [
         lambda: chief.partial_step(None, "forward"),
@@ -103,14 +96,14 @@ def test_the_chief_has_no_probes() -> None:
 SPEC = (tf.TensorSpec((None, 200, 3), tf.float32), tf.TensorSpec((None, 2), tf.float32))
 
 
-def feed_spec(feed: str) -> RunSpec:
+def feed_spec(feed):
     spec = simulated_spec(size=64)
     spec.config.dataset = dataclasses.replace(spec.config.dataset, feed=feed)
     return spec
 
 
 @pytest.mark.parametrize("feed", ["host", "fixed", "disk"])
-def test_rows_are_read_in_their_order(feed: str) -> None:
+def test_rows_are_read_in_their_order(feed):
     spec = feed_spec(feed)
     inputs, targets = cache.open_arrays(datasets.prepare(spec.config))
     rows = RowReader(spec)
@@ -120,14 +113,14 @@ def test_rows_are_read_in_their_order(feed: str) -> None:
         np.testing.assert_array_equal(found[1], targets[wanted])
 
 
-def test_a_fixed_batch_is_read_once() -> None:
+def test_a_fixed_batch_is_read_once():
     rows, wanted = RowReader(feed_spec("fixed")), np.array([5, 3])
     assert rows(wanted)[0] is rows(wanted.copy())[0]
     host = RowReader(feed_spec("host"))
     assert host(wanted)[0] is not host(wanted)[0]
 
 
-def test_a_graph_reads_rows_in_the_process_that_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_reads_rows_in_the_process_that_runs_it(monkeypatch):
     monkeypatch.setattr(parameter_server, "_python_functions", {})
     rows = RowReader(feed_spec("host"))
     parameter_server._register_python_function(parameter_server.READ_TOKEN, rows)
@@ -139,7 +132,7 @@ def test_a_graph_reads_rows_in_the_process_that_runs_it(monkeypatch: pytest.Monk
         np.testing.assert_array_equal(part.numpy(), wanted)
 
 
-def test_events_between_two_calls_are_recorded() -> None:
+def test_events_between_two_calls_are_recorded():
     recorder = EventRecorder()
     for _ in range(2):
         assert len(recorder(np.array(True))) == 0
@@ -148,7 +141,7 @@ def test_events_between_two_calls_are_recorded() -> None:
         assert any(event.startswith("MatMul:") for event in events)
 
 
-def test_addresses_by_role(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_by_role(monkeypatch):
     spec = simulated_spec(gpus=4)
     for place, role in zip(spec.places, ("chief", "ps", "worker", "worker"), strict=True):
         place.role = role

@@ -1,8 +1,6 @@
 """Strategies with one copy of weights and statistics for all devices: central storage and replication in the graph."""
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,9 +14,10 @@ from scalebench.strategies.base import Unsupported
 from scalebench.strategies.tensorflow import central_storage
 from scalebench.strategies.tensorflow.in_graph import InGraphOptions
 from scalebench.workloads.source import Source
-from tests.strategies.tensorflow.single_update import Update, one_update
+from tests.strategies.tensorflow.builders import SMALL_IMAGES, SMALL_PARAMS
+from tests.strategies.tensorflow.single_update import run_updates
 
-SMALL = ("model=resnet20_cifar10", "dataset=cifar10_synthetic", "dataset.size=40", "scaling=strong", "gpus=2")
+WORDS = (*SMALL_IMAGES, "dataset.size=40", "scaling=strong", "gpus=2", "dataset.validation_share=0.1")
 
 
 class Places(NamedTuple):
@@ -47,17 +46,16 @@ PLACES = {
 FORWARD = {"Conv2D", "MatMul", "FusedBatchNormV3"}
 BACKWARD = {"Conv2DBackpropInput", "Conv2DBackpropFilter", "MatMul", "FusedBatchNormGradV3"}
 QUICK = ("central_storage_device", "multi_gpu_model")
-ALL = [which if which in QUICK else pytest.param(which, marks=pytest.mark.slow) for which in PLACES]
 
 
-def check_placement(which: str, update: Update) -> None:
+def check_placement(which, update):
     """Check that each replica computes on its device, and that weights, sums, slices and outputs are where they
     should be."""
     central, places = which.startswith("central"), PLACES[which]
     for number, device in enumerate(["CPU:1", "CPU:0"]):
         ahead, back = f"^tower_{number}/", f"^gradients/tower_{number}/"
         if central:
-            replica = "resnet20" if number == 0 else "replica_1/resnet20"
+            replica = "small" if number == 0 else "replica_1/small"
             ahead, back = f"^{replica}", f"^gradient_tape/{replica}"
         for scope, types in ((ahead, FORWARD), (back, BACKWARD)):
             for type in types:
@@ -74,28 +72,34 @@ def check_placement(which: str, update: Update) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("which", ALL)
-def test_one_update_over_two_devices(which: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize(
+    "which", [QUICK, pytest.param([each for each in PLACES if each not in QUICK], marks=pytest.mark.slow)]
+)
+def test_one_update_over_two_devices(which, tmp_path):
     """Placement, statistics and messages of an update of 5 or 6 samples; 5 are cut into 2 and 3, or 3 and 2."""
-    cache, batch = tmp_path_factory.getbasetemp() / "single_copy_data", 6 if which.startswith("kuza55") else 5
-    words = (*SMALL, f"train.global_batch={batch}", f"dataset.cache={cache}", "dataset.validation_share=0.1")
-    update = one_update(*words, *f"strategy={which}".split())
-    check_placement(which, update)
-    # Moving statistics are the mean over the replicas.
-    assert max(update.facts["statistics_off_by"]) < (0.05 if "float16" in which else 1e-6)
-    assert min(update.facts["statistics_moved_by"]) > 1e-5
-    assert sum(update.facts["message_bytes"]) == 4 * 269_787  # of gradients, and neither losses nor statistics
-    assert update.facts["round_trip"] == [PLACES[which].weights, ["CPU:0", "CPU:1"]]
-    assert update.facts["compiled"] == []
+    words = (*WORDS, f"dataset.cache={tmp_path}")
+    sizes = [6 if each.startswith("kuza55") else 5 for each in which]
+    cases = zip(which, sizes, strict=True)
+    updates = run_updates(
+        [[*words, f"train.global_batch={size}", *f"strategy={each}".split()] for each, size in cases], True
+    )
+    for each, update in zip(which, updates, strict=True):
+        check_placement(each, update)
+        # Moving statistics are the mean over the replicas.
+        assert max(update.facts["statistics_off_by"]) < (0.05 if "float16" in each else 1e-6)
+        assert min(update.facts["statistics_moved_by"]) > 1e-5
+        assert sum(update.facts["message_bytes"]) == 4 * SMALL_PARAMS  # of gradients, and neither losses nor statistics
+        assert update.facts["round_trip"] == [PLACES[each].weights, ["CPU:0", "CPU:1"]]
+        assert update.facts["compiled"] == []
 
 
-def strategy(name: str, *overrides: str) -> Any:
+def strategy(name, *overrides):
     """Made, and not set up, as that takes TensorFlow's devices for the whole process."""
     return registry.load_strategy(name)(resolve(compose_config([f"strategy={name}", "gpus=2", *overrides])), 0)
 
 
 @pytest.mark.parametrize("name", ["central_storage_device", "multi_gpu_model", "kuza55_ps_cpu", "avolkov1_ps_gpu"])
-def test_the_compiler_is_refused(name: str) -> None:
+def test_the_compiler_is_refused(name):
     with pytest.raises(Unsupported, match=f"{name} .*train.compile=true"):
         strategy(name, "train.compile=true").setup()
 
@@ -104,7 +108,7 @@ GPUS = ["/GPU:0", "/GPU:1", "/GPU:2"]
 SHAPES = [(2, 3), (5,)]
 
 
-def gradients(devices: list[str]) -> list[list[tf.Tensor]]:
+def gradients(devices):
     """Placeholders, as many of each shape as there are devices."""
     made = []
     for device in devices:
@@ -113,7 +117,7 @@ def gradients(devices: list[str]) -> list[list[tf.Tensor]]:
     return made
 
 
-def test_gradients_are_summed_on_the_target_device() -> None:
+def test_gradients_are_summed_on_the_target_device():
     with tf.Graph().as_default():
         parts = gradients(GPUS)
         sums = central_storage.sum_gradients(parts, ["/CPU:0"])
@@ -123,7 +127,7 @@ def test_gradients_are_summed_on_the_target_device() -> None:
             assert [one.name for one in total.op.inputs] == [of_device[number].name for of_device in parts]
 
 
-def test_nccl_reduces_each_gradient_over_all_devices() -> None:
+def test_nccl_reduces_each_gradient_over_all_devices():
     with tf.Graph().as_default() as graph:
         parts = gradients(GPUS)
         sums = central_storage.all_reduce_gradients(parts, GPUS, "/CPU:0")
@@ -143,7 +147,7 @@ def test_nccl_reduces_each_gradient_over_all_devices() -> None:
             assert set(local[1:]) <= set(total.op.control_inputs)  # or they might never run, and the first one hang
 
 
-def test_one_device_reduces_nothing() -> None:
+def test_one_device_reduces_nothing():
     with tf.Graph().as_default() as graph:
         (alone,) = gradients(["/GPU:0"])
         for sums in (
@@ -154,22 +158,22 @@ def test_one_device_reduces_nothing() -> None:
         assert {op.type for op in graph.get_operations()} == {"Placeholder"}
 
 
-def test_the_defaults_are_those_of_multi_gpu_model() -> None:
+def test_the_defaults_are_those_of_multi_gpu_model():
     assert strategy("multi_gpu_model").options == InGraphOptions()
 
 
-def zeros(samples: int, global_batch: int, **settings: Any) -> Source:
+def zeros(samples, global_batch, **settings):
     arrays = np.zeros((samples, 200, 3), np.float32), np.zeros((samples, 2), np.float32)
     return Source(*arrays, global_batch=global_batch, seed=0, replica=0, replicas=1, **settings)
 
 
-def test_a_batch_that_does_not_divide_is_refused() -> None:
+def test_a_batch_that_does_not_divide_is_refused():
     """The study's error at 6 GPUs: 32 samples, of which the towers of kuza55 took 30."""
     with pytest.raises(Unsupported, match="a global batch of 32 samples does not divide by 6 devices"):
         strategy("kuza55_ps_gpu", "gpus=6", "scaling=strong", "train.global_batch=32").setup()
 
 
-def test_a_last_batch_that_does_not_divide_is_refused() -> None:
+def test_a_last_batch_that_does_not_divide_is_refused():
     """240 = 7 * 30 + 30 divides, 241 leaves a batch of 1."""
     kuza55 = strategy("kuza55_ps_cpu", "scaling=strong", "train.global_batch=30")
     with pytest.raises(Unsupported, match="the last batch of an epoch of 1 samples does not divide by 2 devices"):
@@ -180,7 +184,7 @@ def test_a_last_batch_that_does_not_divide_is_refused() -> None:
         kuza55.feed(full)
 
 
-def test_nccl_needs_its_backend_and_gpus() -> None:
+def test_nccl_needs_its_backend_and_gpus():
     words = ("strategy.options.reduction=nccl", "hardware=cpu")
     with pytest.raises(InputError, match="wants strategy"):
         strategy("avolkov1_ps_gpu", *words)

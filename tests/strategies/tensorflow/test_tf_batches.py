@@ -1,11 +1,7 @@
 """Every way of feeding yields the same batches in the same order, split over the devices; and validation metrics."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,12 +17,12 @@ STEPS = 14  # over two ends of epochs; 101 samples in batches of 20 end with one
 WAYS = [("device", "none"), ("host", "queue"), ("host", "device")]
 
 
-def first_batches(source: Source, feed: str, ahead: str = "none", devices: Any = DEVICES) -> list[tf_batches.TfBatch]:
+def first_batches(source, feed, ahead="none", devices=DEVICES):
     return list(islice(tf_batches.feed_batches(source, devices, feed, ahead), STEPS))
 
 
 @given(samples=st.integers(0, 1000), devices=st.integers(1, 17))
-def test_spans(samples: int, devices: int) -> None:
+def test_spans(samples, devices):
     """One for each device; together they are the samples in order; they differ by at most one."""
     spans = tf_batches.split_evenly(samples, devices)
     assert len(spans) == devices
@@ -37,7 +33,7 @@ def test_spans(samples: int, devices: int) -> None:
 
 @pytest.mark.parametrize("replica", [0, 1, 2])
 @pytest.mark.parametrize("ways", WAYS)
-def test_same_batches_as_from_the_host(source: Callable[..., Source], ways: tuple[str, str], replica: int) -> None:
+def test_same_batches_as_from_the_host(source, ways, replica):
     part = source(replica, 3, first=7)
     for batch, found in zip(first_batches(part, "host"), first_batches(part, *ways), strict=True):
         for one, other in zip(batch.parts, found.parts, strict=True):
@@ -46,7 +42,7 @@ def test_same_batches_as_from_the_host(source: Callable[..., Source], ways: tupl
         assert (batch.samples, float(batch.global_samples)) == (found.samples, float(found.global_samples))
 
 
-def test_host_batches_are_those_of_the_source(source: Callable[..., Source]) -> None:
+def test_host_batches_are_those_of_the_source(source):
     part = source(1, 2)
     for batch, found in zip(islice(part, STEPS), first_batches(part, "host"), strict=True):
         for column, wanted in enumerate((batch.inputs, batch.targets)):
@@ -56,26 +52,26 @@ def test_host_batches_are_those_of_the_source(source: Callable[..., Source]) -> 
 
 
 @pytest.mark.parametrize("ways", [("host", "none"), ("fixed", "none"), *WAYS])
-def test_each_part_is_on_its_device(source: Callable[..., Source], ways: tuple[str, str]) -> None:
+def test_each_part_is_on_its_device(source, ways):
     devices = DEVICES[::-1]  # the first one is where everything is by default
     for batch in first_batches(source(feed="fixed" if "fixed" in ways else "host"), *ways, devices=devices):
         for device, part in zip(devices, batch.parts, strict=True):
             assert [tensor.device.endswith(device.removeprefix("/")) for tensor in part] == [True, True]
 
 
-def test_labels_and_bytes_keep_their_types(pictures: Callable[..., Source]) -> None:
+def test_labels_and_bytes_keep_their_types(pictures):
     for ways in (("host", "none"), *WAYS):
         ((images, labels),) = first_batches(pictures(), *ways, devices=DEVICES[:1])[0].parts
         assert (images.dtype, labels.dtype) == (tf.uint8, tf.int64)
 
 
-def test_a_fixed_batch_is_copied_once(source: Callable[..., Source]) -> None:
+def test_a_fixed_batch_is_copied_once(source):
     found = first_batches(source(feed="fixed"), "fixed")
     assert all(batch is found[0] for batch in found)
     np.testing.assert_array_equal(found[0].parts[1][0], first_batches(source(), "host")[0].parts[1][0])
 
 
-def test_device_copies_the_training_set_once(source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_copies_the_training_set_once(source, monkeypatch):
     """Then only the numbers of its rows go there."""
     part, gathered = source(1, 3), []
     monkeypatch.setattr(part.reader, "read", lambda batches: gathered.append(batches))
@@ -85,7 +81,7 @@ def test_device_copies_the_training_set_once(source: Callable[..., Source], monk
 
 
 @pytest.mark.parametrize("ahead", ["queue", "device"])
-def test_prefetches_in_a_thread_that_closing_ends(source: Callable[..., Source], ahead: str) -> None:
+def test_prefetches_in_a_thread_that_closing_ends(source, ahead):
     batches = tf_batches.feed_batches(source(), DEVICES, "host", ahead)
     next(batches)
     assert any(thread.name == "prefetch" for thread in threading.enumerate())
@@ -94,13 +90,11 @@ def test_prefetches_in_a_thread_that_closing_ends(source: Callable[..., Source],
 
 
 @pytest.mark.parametrize(("ahead", "in_thread"), [("queue", False), ("device", True)])
-def test_only_prefetching_to_the_device_copies_in_the_thread(
-    source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch, ahead: str, in_thread: bool
-) -> None:
-    names: list[str] = []
+def test_only_prefetching_to_the_device_copies_in_the_thread(source, monkeypatch, ahead, in_thread):
+    names = []
     place = tf_batches.place_batch
 
-    def noting(*args: Any) -> tf_batches.TfBatch:
+    def noting(*args):
         names.append(threading.current_thread().name)
         return place(*args)
 
@@ -111,7 +105,7 @@ def test_only_prefetching_to_the_device_copies_in_the_thread(
     assert {name == "prefetch" for name in names} == {in_thread}
 
 
-def test_copies_in_host_memory(source: Callable[..., Source]) -> None:
+def test_copies_in_host_memory(source):
     """Copies of their own, which put back on the devices are the parts again."""
     (batch,) = islice(tf_batches.feed_batches(source(first=1), DEVICES, "host", "none"), 1)
     on_host = tf_batches.copy_to_host(batch)
@@ -130,20 +124,20 @@ KERNEL = RNG.normal(size=(4, 3)).astype(np.float32)
 OUTPUTS = INPUTS @ KERNEL
 
 
-def metrics_of_group(evaluate: Any, targets: np.ndarray, *names: list[str]) -> list[dict[str, float]]:
+def metrics_of_group(evaluate, targets, *names):
     """Return each replica's metrics: a first pass collects their sums, a second one returns the total."""
     sources = [
         Source(INPUTS, targets, global_batch=5, seed=0, replica=replica, replicas=REPLICAS)
         for replica in range(REPLICAS)
     ]
-    sums_of: list[list[float]] = []
+    sums_of = []
     for source in sources:
         evaluate(lambda x: tf.matmul(x, KERNEL), source, *names, lambda sums: sums_of.append(sums) or sums)
     total = np.sum(sums_of, 0).tolist()
     return [evaluate(lambda x: tf.matmul(x, KERNEL), source, *names, lambda sums: total) for source in sources]
 
 
-def test_metrics_are_means_over_the_samples_of_all_replicas() -> None:
+def test_metrics_are_means_over_the_samples_of_all_replicas():
     targets = RNG.normal(size=(SAMPLES, 3)).astype(np.float32)
     squares = np.square(OUTPUTS - targets, dtype=np.float64)
     wanted = {"mse": squares.mean(), **{f"mse_{name}": squares[:, i].mean() for i, name in enumerate("abc")}}

@@ -1,15 +1,11 @@
 """A process's devices, threads, precision and layout, as configured and as observed, and the reasons for unsupported
 ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import islice
-from typing import Any
 
 import keras
 import numpy as np
@@ -21,10 +17,9 @@ from scalebench.strategies.base import Unsupported
 from scalebench.strategies.tensorflow import devices, observed
 from scalebench.strategies.tensorflow.model import NetworkModel
 from scalebench.workloads.network import Network
-from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
-from tests.strategies.tensorflow.builders import BARE, IMAGES, MIRRORED
-from tests.strategies.tensorflow.conftest import DEVICES
+from tests.strategies.tensorflow.builders import BARE, MIRRORED, SMALL_IMAGES
+from tests.strategies.tensorflow.conftest import CONFIGURED, DEVICES
 
 pytestmark = pytest.mark.usefixtures("settings_kept")
 CODE = """
@@ -47,15 +42,23 @@ print(json.dumps({
 """
 
 
+def test_the_devices_of_this_process():
+    """As many parts of the CPU, whatever their numbers, and as many operations at a time as it has threads."""
+    assert devices.configure_devices("cpu", CONFIGURED) == DEVICES == ["/CPU:0", "/CPU:1"]
+    there = []
+    for name in DEVICES:
+        with tf.device(name):
+            there.append(tf.zeros(()).device.rpartition("/device:")[2])
+    assert there == ["CPU:0", "CPU:1"]
+    assert [device.name for device in tf.config.list_logical_devices()] == ["/device:CPU:0", "/device:CPU:1"]
+    threading = tf.config.threading
+    assert [threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()] == [3, 3]
+
+
+@pytest.mark.slow
 @pytest.mark.real
-@pytest.mark.parametrize(
-    ("kind", "own", "count"),
-    [
-        ("cpu", "[3, 1, 2]", 3),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in [("cpu", "[0]", 1), ("cuda", "[]", 1)]),
-    ],
-)
-def test_configure(kind: str, own: str, count: int) -> None:
+@pytest.mark.parametrize(("kind", "own", "count"), [("cpu", "[3, 1, 2]", 3), ("cpu", "[0]", 1), ("cuda", "[]", 1)])
+def test_configure(kind, own, count):
     """As many parts of the CPU, whatever their numbers; a process without devices has the CPU."""
     words = [sys.executable, "-c", CODE, kind, own]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=120)
@@ -68,7 +71,7 @@ def test_configure(kind: str, own: str, count: int) -> None:
 
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU here")
-def test_too_few_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_gpus(monkeypatch):
     for what in ("set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads"):
         monkeypatch.setattr(tf.config.threading, what, lambda threads: None)
     with pytest.raises(Unsupported, match="sees 0 GPUs and this process wants number 3"):
@@ -76,7 +79,7 @@ def test_too_few_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gpu
-def test_gpus_are_those_of_the_placement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_those_of_the_placement(monkeypatch):
     """From then on they are the only ones, and TensorFlow numbers them in their physical order; their memory grows as
     it is needed."""
     visible, growing = [], []
@@ -93,23 +96,23 @@ def test_gpus_are_those_of_the_placement(monkeypatch: pytest.MonkeyPatch) -> Non
     assert visible[-1] == (["d"], "GPU")
 
 
-def test_synchronize_waits_for_every_device_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_synchronize_waits_for_every_device_of_this_process(monkeypatch):
     waited = []
     monkeypatch.setattr(tf.raw_ops, "SyncDevice", lambda: waited.append(tf.zeros(()).device.rpartition("/device:")[2]))
     devices.synchronize()
     assert waited == ["CPU:0", "CPU:1"]
 
 
-def test_the_cpu_has_no_peak_memory() -> None:
+def test_the_cpu_has_no_peak_memory():
     assert [devices.peak_memory_bytes(device) for device in DEVICES] == [None, None]
 
 
-def test_peak_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_memory_of_a_gpu(monkeypatch):
     monkeypatch.setattr(tf.config.experimental, "get_memory_info", {"GPU:1": {"peak": 7, "current": 5}}.__getitem__)
     assert devices.peak_memory_bytes("/GPU:1") == 7
 
 
-def test_the_peak_of_a_gpu_begins_after_setup(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_of_a_gpu_begins_after_setup(strategy, monkeypatch):
     """As PyTorch's does: all initial weights at once are no memory that a step needs."""
     reset = []
     monkeypatch.setattr(devices, "peak_memory_bytes", {DEVICES[0]: 7}.get)
@@ -118,7 +121,7 @@ def test_the_peak_of_a_gpu_begins_after_setup(strategy: Any, monkeypatch: pytest
     assert reset == ["CPU:0"]
 
 
-def test_variable_bytes_by_device() -> None:
+def test_variable_bytes_by_device():
     made = []
     for device, size in (("/CPU:0", 3), ("/CPU:1", 5), ("/CPU:1", 1)):
         with tf.device(device):
@@ -127,11 +130,11 @@ def test_variable_bytes_by_device() -> None:
     assert devices.variable_bytes(["/CPU:1", "/GPU:0"], made) == [24, 0]
 
 
-PICTURES = (*BARE, *IMAGES)
+PICTURES = (*BARE, *SMALL_IMAGES)
 GPU = "/GPU:0"
 
 
-def traced(compute_dtype: str, data_format: str, axes: int = 2) -> Any:
+def traced(compute_dtype, data_format, axes=2):
     """An update of two layers, as a strategy would trace it."""
     net = Network("tiny", (6,) * axes + (3,))
     net.dense(net.flatten(net.conv(net.input, "conv", 4, 3)), "dense", 2)
@@ -139,7 +142,7 @@ def traced(compute_dtype: str, data_format: str, axes: int = 2) -> Any:
     model = NetworkModel(net, arrays, data_format=data_format, compute_dtype=compute_dtype)
 
     @tf.function(autograph=False)
-    def update(x: tf.Tensor) -> list[tf.Tensor]:
+    def update(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(model(x, training=True)))
         return tape.gradient(loss, [variable.value for variable in model.trainable_variables])
@@ -149,7 +152,7 @@ def traced(compute_dtype: str, data_format: str, axes: int = 2) -> Any:
 
 @pytest.mark.parametrize("data_format", ["nhwc", "nchw"])
 @pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16", "float16"])
-def test_precision_and_layout(compute_dtype: str, data_format: str, gpu: Callable[[tuple[int, int]], None]) -> None:
+def test_precision_and_layout(compute_dtype, data_format, gpu):
     gpu((7, 0))
     wanted = {"precision": compute_dtype, "data_format": data_format}
     function = traced(compute_dtype, data_format)
@@ -160,7 +163,7 @@ def test_precision_and_layout(compute_dtype: str, data_format: str, gpu: Callabl
     )  # TensorFlow may have turned it
 
 
-def test_one_dimensional_convolutions_have_no_layout() -> None:
+def test_one_dimensional_convolutions_have_no_layout():
     assert observed.precision_and_layout(traced("float32", "nhwc", axes=1), "/CPU:0", True) == {"precision": "float32"}
 
 
@@ -169,7 +172,8 @@ def test_one_dimensional_convolutions_have_no_layout() -> None:
     [("float32", "default"), ("float32", "nhwc"), ("bfloat16", "default"), ("float16", "default")]
     + [(name, "nchw") for name in ("float32", "bfloat16", "float16")],
 )
-def test_settings_used(strategy: Any, pictures: Callable[..., Source], name: str, layout: str) -> None:
+@pytest.mark.usefixtures("small_network")
+def test_settings_used(strategy, pictures, name, layout):
     """Found in the update of a whole strategy, which trains with them."""
     try:
         one = strategy(*PICTURES, f"train.precision={name}", f"train.data_format={layout}", "train.learning_rate=0.01")
@@ -190,7 +194,7 @@ def test_settings_used(strategy: Any, pictures: Callable[..., Source], name: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [BARE, MIRRORED])
-def test_compiled(strategy: Any, source: Callable[..., Source], words: tuple[str, ...]) -> None:
+def test_compiled(strategy, source, words):
     """The same losses by way of XLA, which is seen; two devices stay two."""
     one, plain = strategy(*words, "train.compile=true"), strategy(*BARE)
     batches = {"first": 1}
@@ -201,7 +205,7 @@ def test_compiled(strategy: Any, source: Callable[..., Source], words: tuple[str
     assert one.backend_used() == ("ring" if "gpus=2" in words else None)
 
 
-def test_float16_scales_and_skips(strategy: Any, source: Callable[..., Source]) -> None:
+def test_float16_scales_and_skips(strategy, source):
     """An update whose gradients overflow leaves the weights alone and halves the scale; the next one is made."""
     one = strategy(*BARE, "train.precision=float16")
     assert isinstance(one.optimizer, keras.optimizers.LossScaleOptimizer)
@@ -218,21 +222,21 @@ def test_float16_scales_and_skips(strategy: Any, source: Callable[..., Source]) 
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "tf32"])
-def test_only_float16_is_scaled(name: str) -> None:
+def test_only_float16_is_scaled(name):
     plain = keras.optimizers.SGD(0.1)
     assert devices.with_loss_scale(plain, name) is plain
 
 
-def test_tf32_needs_a_gpu(strategy: Any) -> None:
+def test_tf32_needs_a_gpu(strategy):
     with pytest.raises(Unsupported, match=r"train\.precision=tf32 .*8\.0 or above; use float32"):
         strategy(*BARE, "train.precision=tf32")
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int]], None]:
+def gpu(monkeypatch):
     """gpu(capability) -> TensorFlow says that there is one of it behind another."""
 
-    def set_to(capability: tuple[int, int]) -> None:
+    def set_to(capability):
         details = {"other": {"compute_capability": (7, 0)}, "one": {"compute_capability": capability}}
         monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["other", "one"])
         monkeypatch.setattr(tf.config.experimental, "get_device_details", details.__getitem__)
@@ -240,7 +244,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int]], None]:
     return set_to
 
 
-def test_tf32_needs_ampere(gpu: Callable[[tuple[int, int]], None]) -> None:
+def test_tf32_needs_ampere(gpu):
     gpu((7, 5))
     with pytest.raises(Unsupported, match=r"compute capability 8\.0"):
         devices.configure_precision("tf32", "/GPU:1")
@@ -251,7 +255,7 @@ def test_tf32_needs_ampere(gpu: Callable[[tuple[int, int]], None]) -> None:
 
 
 @pytest.mark.gpu
-def test_tf32_is_set_and_observed(gpu: Callable[[tuple[int, int]], None]) -> None:
+def test_tf32_is_set_and_observed(gpu):
     """TensorFlow has it on by itself, which `default` leaves so; float32 means float32."""
     gpu((8, 0))
     function = traced("float32", "nhwc")
@@ -267,7 +271,7 @@ def test_tf32_is_set_and_observed(gpu: Callable[[tuple[int, int]], None]) -> Non
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("onednn", ["0", "1"])
-def test_channels_first_needs_kernels(onednn: str) -> None:
+def test_channels_first_needs_kernels(onednn):
     """In another process, since TensorFlow looks at it once."""
     code = (
         "from scalebench.strategies.tensorflow import devices\n"
@@ -283,10 +287,10 @@ def test_channels_first_needs_kernels(onednn: str) -> None:
     assert said == "fine" if onednn == "1" else "TF_ENABLE_ONEDNN_OPTS=1" in said and said.endswith("use nhwc")
 
 
-def test_gpus_have_channels_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_have_channels_first(monkeypatch):
     """Kernels are tried on the CPU only."""
 
-    def refuse(*_: object) -> None:
+    def refuse(*_):
         raise tf.errors.UnimplementedError(None, None, "no kernel")
 
     monkeypatch.setattr(devices, "_channels_first_gradient", refuse)
@@ -295,6 +299,6 @@ def test_gpus_have_channels_first(monkeypatch: pytest.MonkeyPatch) -> None:
         devices.check_channels_first("/CPU:0", "float16")
 
 
-def test_the_layout_optimizer_is_disabled() -> None:
+def test_the_layout_optimizer_is_disabled():
     devices.disable_layout_optimizer()
     assert tf.config.optimizer.get_experimental_options()["layout_optimizer"] is False

@@ -1,10 +1,5 @@
 """train.accumulate: a step in parts equals the full step, and parts are computed one at a time."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,24 +7,24 @@ import tensorflow as tf
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.tensorflow import optimizer
 from scalebench.strategies.tensorflow.bare import IndependentTensorFlow
-from scalebench.workloads.source import Source
 from tests.strategies.builders import run_training
 from tests.strategies.tensorflow.builders import BARE, BYTES, IMAGES, MIRRORED
 
+USERS = "tests.strategies.tensorflow.user_models"
 # Losses of a whole update: 13 samples on each of two devices, or 26 on one; the last of an epoch has 23.
 UNEVEN = {"global_batch": 26, "devices": 2}
 
 
-def losses(one: Any, source: Source, updates: int = 8) -> list[float]:
+def losses(one, source, updates=8):
     return run_training(one, source, updates).losses
 
 
 @pytest.mark.parametrize(("samples", "sizes"), [(7, [3, 2, 2]), (6, [2, 2, 2]), (2, [1, 1]), (1, [1])])
-def test_parts_differ_by_at_most_one_sample(samples: int, sizes: list[int]) -> None:
+def test_parts_differ_by_at_most_one_sample(samples, sizes):
     """Every sample is in one part, with its target, and no part is empty; one function does all."""
-    found: list[list[float]] = []
+    found = []
 
-    def of_part(inputs: tf.Tensor, targets: tf.Tensor) -> list[tf.Tensor]:
+    def of_part(inputs, targets):
         tf.py_function(lambda x, y: found.append([x.numpy().tolist(), y.numpy().tolist()]), [inputs, targets], [])
         return [tf.reduce_sum(inputs), inputs[0] * tf.reduce_sum(targets)]
 
@@ -55,9 +50,7 @@ def test_parts_differ_by_at_most_one_sample(samples: int, sizes: list[int]) -> N
         pytest.param((*MIRRORED, "train.compile=true"), marks=pytest.mark.slow),
     ],
 )
-def test_accumulated_steps_equal_full_steps(
-    strategy: Any, source: Callable[..., Source], words: tuple[str, ...]
-) -> None:
+def test_accumulated_steps_equal_full_steps(strategy, source, words):
     """Over the smaller last batch of an epoch, whose parts are of other sizes; traced once, exchanged once."""
     one = strategy(*words, "train.accumulate=3")
     np.testing.assert_allclose(losses(one, source(**UNEVEN)), losses(strategy(*BARE), source(**UNEVEN)), rtol=1e-6)
@@ -66,9 +59,7 @@ def test_accumulated_steps_equal_full_steps(
     assert one.settings_used()["compiler"] == ("xla" if "train.compile=true" in words else "none")
 
 
-def test_an_independent_replica_averages_over_all_of_its_parts(
-    strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_independent_replica_averages_over_all_of_its_parts(strategy, source, monkeypatch):
     """Not over those of each, nor over the global batch."""
     monkeypatch.setattr(IndependentTensorFlow, "join", lambda self: None)
     one, bare = strategy("strategy=independent_tensorflow", "gpus=1", "train.accumulate=3"), strategy(*BARE)
@@ -83,9 +74,7 @@ def test_an_independent_replica_averages_over_all_of_its_parts(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [BARE, MIRRORED])
-def test_every_part_updates_moving_statistics(
-    strategy: Any, pictures: Callable[..., Source], words: tuple[str, ...]
-) -> None:
+def test_every_part_updates_moving_statistics(strategy, pictures, words):
     one = strategy(*words, *IMAGES, "train.accumulate=2")
     batch = next(iter(one.feed(pictures())))
     wanted = []
@@ -100,13 +89,13 @@ def test_every_part_updates_moving_statistics(
 
 
 @pytest.mark.slow
-def test_probes_accumulate_too(strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes_accumulate_too(strategy, source, monkeypatch):
     """A batch at once may be more than a device can hold."""
-    sizes: list[int] = []
+    sizes = []
     one = strategy(*MIRRORED, "train.accumulate=5")
     call = one.model.call
 
-    def watched(inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
+    def watched(inputs, training=False):
         tf.py_function(lambda x: sizes.append(len(x)), [inputs], [])
         return call(inputs, training)
 
@@ -119,8 +108,8 @@ def test_probes_accumulate_too(strategy: Any, source: Callable[..., Source], mon
     assert len(one.local_step(batch)) == 2
 
 
-def test_evaluation_runs_in_slices(strategy: Any, source: Callable[..., Source]) -> None:
-    sizes: list[int] = []
+def test_evaluation_runs_in_slices(strategy, source):
+    sizes = []
     one = strategy(*BARE, "train.accumulate=4", "train.batch_per_device=20")
     forward = one._forward
     one._forward = lambda inputs: sizes.append(len(inputs)) or forward(inputs)
@@ -135,9 +124,13 @@ def test_evaluation_runs_in_slices(strategy: Any, source: Callable[..., Source])
         ("strategy=kuza55_ps_cpu", "a tower of its graph for each device"),
         ("strategy=mirrored strategy.options.loop=fit", "loop=fit computes the samples of a step at once"),
         ("strategy=central_storage_cpu model=resnet20_cifar10 dataset=cifar10_synthetic", "moving statistics"),
+        (
+            f"strategy=central_storage_device model=custom model.keras={USERS}:normalised",
+            "without batch normalisation, or dropout",
+        ),
     ],
 )
-def test_strategies_without_accumulation(made: Any, words: str, expected: str) -> None:
+def test_strategies_without_accumulation(made, words, expected):
     one = made(*words.split(), "gpus=2", "train.accumulate=2")
     with pytest.raises(Unsupported, match=expected):
         one.setup()

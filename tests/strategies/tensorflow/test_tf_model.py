@@ -1,11 +1,7 @@
 """Layouts, compute dtypes, tables, and weights read back (the operations are in test_network_operations.py); optimizers
 and losses by name, against reference computations."""
 
-from __future__ import annotations
-
 import inspect
-from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -26,23 +22,23 @@ from scalebench.workloads.network import Network
 FORMATS = pytest.mark.parametrize("data_format", ["nhwc", "nchw"])
 
 
-def random_arrays(net: Network) -> dict[str, np.ndarray]:
+def random_arrays(net):
     """All of them, biases and statistics too, variances above zero."""
     rng = np.random.default_rng(0)
     arrays = {a.name: rng.normal(size=a.shape).astype(np.float32) for a in net.arrays}
     return {k: np.abs(v) + 0.5 if k.endswith("variance") else v for k, v in arrays.items()}
 
 
-def model(net: Network, **others: Any) -> tuple[NetworkModel, dict[str, np.ndarray]]:
+def model(net, **others):
     arrays = random_arrays(net)
     return NetworkModel(net, arrays, **others), arrays
 
 
-def random_floats(shape: tuple[int, ...], samples: int = 2) -> np.ndarray:
+def random_floats(shape, samples=2):
     return np.random.default_rng(1).normal(size=(samples, *shape)).astype(np.float32)
 
 
-def residual() -> Network:
+def residual():
     """A little of everything; its first convolution is padded as TensorFlow would not pad it."""
     net = Network("net", (10, 10, 3))
     x = net.relu(net.batch_norm(net.conv(net.input, "conv1", 8, 3, 2, padding=1, bias=False), "bn1"))
@@ -53,11 +49,11 @@ def residual() -> Network:
     return net
 
 
-def outputs_and_gradients(inputs: np.ndarray, **settings: Any) -> dict[str, np.ndarray]:
+def outputs_and_gradients(inputs, **settings):
     made = model(residual(), **settings)[0]
 
     @tf.function(autograph=False)
-    def compute(x: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def compute(x):
         with tf.GradientTape() as tape:
             outputs = made(x, training=True)
             loss = tf.reduce_mean(tf.square(outputs))
@@ -70,7 +66,7 @@ def outputs_and_gradients(inputs: np.ndarray, **settings: Any) -> dict[str, np.n
     return {name: value.numpy() for name, value in found.items()}
 
 
-def test_layouts_give_the_same_outputs_and_gradients() -> None:
+def test_layouts_give_the_same_outputs_and_gradients():
     first, last = (outputs_and_gradients(random_floats((10, 10, 3)), data_format=layout) for layout in ("nchw", "nhwc"))
     assert len(last) == 11
     for name, values in last.items():
@@ -79,7 +75,7 @@ def test_layouts_give_the_same_outputs_and_gradients() -> None:
 
 
 @FORMATS
-def test_bfloat16_is_near_float32(data_format: str) -> None:
+def test_bfloat16_is_near_float32(data_format):
     """Eight bits of mantissa, through a few layers; weights, statistics, outputs and gradients stay float32."""
     if data_format == "nchw":
         try:
@@ -94,7 +90,7 @@ def test_bfloat16_is_near_float32(data_format: str) -> None:
 
 
 @pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16", "float16"])
-def test_bytes_are_scaled_to_minus_one_to_one(compute_dtype: str) -> None:
+def test_bytes_are_scaled_to_minus_one_to_one(compute_dtype):
     """Bit by bit, and not in a function, where TensorFlow multiplies by the inverse instead of dividing."""
     net = Network("net", (4, 4, 3))
     net.dense(net.flatten(net.input), "dense", 3)
@@ -104,12 +100,12 @@ def test_bytes_are_scaled_to_minus_one_to_one(compute_dtype: str) -> None:
     np.testing.assert_array_equal(made(tf.constant(pixels)).numpy(), made(tf.constant(as_floats)).numpy())
 
 
-def test_every_operation_of_networks_is_known() -> None:
+def test_every_operation_of_networks_is_known():
     methods = {name for name, value in vars(Network).items() if inspect.isfunction(value) and name[0] != "_"}
     assert set(OPERATIONS) == methods - {"count"}
 
 
-def test_read_weights() -> None:
+def test_read_weights():
     """Under their neutral names and in their order, as copies; moving statistics if asked for."""
     made, arrays = model(residual())
     assert list(read_weights(made)) == [a.name for a in made.network.arrays if a.trainable]
@@ -123,7 +119,7 @@ def test_read_weights() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_large_indices_are_looked_up_with_bfloat16(dtype: Any) -> None:
+def test_large_indices_are_looked_up_with_bfloat16(dtype):
     """As floats of 16 bits they would be others: 257 is none."""
     net = Network("net", (2,))
     net.embedding(net.input, "tokens", 300, 4)
@@ -132,7 +128,7 @@ def test_large_indices_are_looked_up_with_bfloat16(dtype: Any) -> None:
     np.testing.assert_allclose(looked_up[0], arrays["tokens/embeddings"][[257, 299]], rtol=1e-2)
 
 
-def test_the_gradient_of_a_table_is_dense() -> None:
+def test_the_gradient_of_a_table_is_dense():
     table, rows = tf.Variable(random_floats((3,), 7)), tf.constant([[1, 4, 1], [6, 1, 0]])
     upstream = tf.constant(random_floats((3, 3)))
     with tf.GradientTape(persistent=True) as tape:
@@ -147,21 +143,21 @@ STEPS, RATE = 20, 0.01
 RATES = [RATE * (1 + step % 7) / 7 for step in range(STEPS)]  # as a warm-up, again and again
 
 
-def train_spec(name: str, decay: float = 0.0) -> TrainSpec:
+def train_spec(name, decay=0.0):
     return TrainSpec(optimizer=name, weight_decay=decay, momentum=0.8)
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(tmp_path, monkeypatch):
     """Of torch's compiler, which the first update of an optimizer looks up, and sets by itself."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
 
 
-def gradient_series(scale: float) -> list[np.ndarray]:
+def gradient_series(scale):
     return [np.random.default_rng(i).normal(size=7).astype(np.float32) * np.float32(scale) for i in range(STEPS)]
 
 
-def by_keras(optimizer: keras.optimizers.Optimizer, scale: float) -> np.ndarray:
+def by_keras(optimizer, scale):
     variable = keras.Variable(np.linspace(0.5, 2, 7, dtype=np.float32))
     optimizer.build([variable])
     apply = tf.function(lambda gradient: optimizer.apply([gradient], [variable]), autograph=False)
@@ -172,7 +168,7 @@ def by_keras(optimizer: keras.optimizers.Optimizer, scale: float) -> np.ndarray:
     return variable.numpy()
 
 
-def by_torch(train: TrainSpec, scale: float) -> np.ndarray:
+def by_torch(train, scale):
     """By the optimizers of the PyTorch adapter, which are tested against their formulas."""
     parameter = torch.nn.Parameter(torch.linspace(0.5, 2, 7))
     optimizer = torch_training.build_optimizer(train, [parameter], RATE)
@@ -185,7 +181,7 @@ def by_torch(train: TrainSpec, scale: float) -> np.ndarray:
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 @pytest.mark.parametrize("name", training.OPTIMIZERS)
-def test_optimizers_equal_torchs(name: str, decay: float) -> None:
+def test_optimizers_equal_torchs(name, decay):
     """With gradients of an ordinary size and as small as the epsilon, which Keras' own Adam takes in at another place,
     at rates that change with every update."""
     for scale in (1.0, 1e-6, 1e-7):
@@ -196,18 +192,18 @@ def test_optimizers_equal_torchs(name: str, decay: float) -> None:
         assert np.abs(wanted - by_torch(train_spec(name), scale)).max() > 1e-3
 
 
-def test_all_optimizers_of_the_config_exist() -> None:
+def test_all_optimizers_of_the_config_exist():
     assert set(training.OPTIMIZERS) == set(spec.OPTIMIZERS)
 
 
-def test_the_learning_rate_of_an_optimizer_with_loss_scaling() -> None:
+def test_the_learning_rate_of_an_optimizer_with_loss_scaling():
     optimizer = training.SummingLossScaleOptimizer(training.create_optimizer(train_spec("sgd"), RATE))
     optimizer.build([keras.Variable(np.zeros(2, np.float32))])
     training.set_learning_rate(optimizer, 0.25)
     assert float(optimizer.learning_rate) == 0.25
 
 
-def test_losses_are_per_sample() -> None:
+def test_losses_are_per_sample():
     rng = np.random.default_rng(0)
     outputs, targets = rng.normal(size=(5, 3)).astype(np.float32), rng.normal(size=(5, 3)).astype(np.float32)
     np.testing.assert_allclose(
@@ -220,7 +216,7 @@ def test_losses_are_per_sample() -> None:
     np.testing.assert_allclose(of_tokens, entropies.mean(keepdims=True), rtol=1e-5)
 
 
-def test_unknown_names_show_the_nearest() -> None:
+def test_unknown_names_show_the_nearest():
     with pytest.raises(InputError, match=r"'adm'.*adam"):
         training.create_optimizer(train_spec("adm"), RATE)
     with pytest.raises(InputError, match=r"'cross_entrop'.*cross_entropy"):
@@ -228,7 +224,7 @@ def test_unknown_names_show_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_gradient_reduction_can_be_switched(scaled: bool) -> None:
+def test_gradient_reduction_can_be_switched(scaled):
     """Off, gradients go through untouched; on again, as it was. An optimizer that scales the loss sums before the one
     within it."""
     inner = training.create_optimizer(train_spec("sgd"), RATE)

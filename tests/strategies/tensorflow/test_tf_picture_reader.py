@@ -8,11 +8,10 @@ import tensorflow as tf
 from PIL import Image
 
 from scalebench.core.errors import InputError
-from scalebench.core.spec import Config
 from scalebench.strategies.tensorflow.picture_reader import compute_window, read_with_tensorflow
 from scalebench.workloads.datasets import cache, images, tfrecord
 from scalebench.workloads.datasets.picture_reader import PictureReader, Pictures
-from scalebench.workloads.source import Batch, Source
+from scalebench.workloads.source import Source
 from tests.builders.configs import image_config
 
 COUNT, CLASSES, SIDE = 16, 4, 48
@@ -20,7 +19,7 @@ MAX_MEAN_DIFFERENCE = 1.0  # of 255: both resize in their own way, and central s
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Smooth pictures, whose neighbouring pixels differ little, and one of them in a PNG file named .JPEG."""
     path, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
     for number in range(COUNT):
@@ -31,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def open_source(folder: Path, workers: int, replica: int = 0, names: str = "names.npy", **keys) -> Source:
+def open_source(folder, workers, replica=0, names="names.npy", **keys):
     pictures = Pictures(str(folder / names), str(folder), SIDE, "uint8", 5, True, workers, **keys)
     targets = np.load(Path(names).with_name(cache.TARGETS)) if pictures.records else np.arange(COUNT) % CLASSES
     reader = PictureReader(pictures, targets)
@@ -39,7 +38,7 @@ def open_source(folder: Path, workers: int, replica: int = 0, names: str = "name
     return Source(*arrays, global_batch=6, seed=1, reader=reader, shuffled=not pictures.records, **shares)
 
 
-def take(source: Source, count: int) -> list[Batch]:
+def take(source, count):
     batches = iter(source)
     taken = [next(batches) for _ in range(count)]
     batches.close()
@@ -47,7 +46,7 @@ def take(source: Source, count: int) -> list[Batch]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_both_readers_give_the_same_samples(folder: Path, workers: int) -> None:
+def test_both_readers_give_the_same_samples(folder, workers):
     for expected, batch in zip(
         take(open_source(folder, 0), 7), take(read_with_tensorflow(open_source(folder, workers)), 7), strict=True
     ):
@@ -60,7 +59,7 @@ def test_both_readers_give_the_same_samples(folder: Path, workers: int) -> None:
         assert np.abs(batch.inputs.astype(float) - expected.inputs).mean() < 4 * MAX_MEAN_DIFFERENCE
 
 
-def test_a_damaged_picture_is_named(folder: Path, tmp_path: Path) -> None:
+def test_a_damaged_picture_is_named(folder, tmp_path):
     """Its header is cut off: of a picture that is cut off later TensorFlow decodes crops that are complete."""
     for file in folder.iterdir():
         data = file.read_bytes()
@@ -70,7 +69,7 @@ def test_a_damaged_picture_is_named(folder: Path, tmp_path: Path) -> None:
         take(source, 15)
 
 
-def write_records(folder: Path, out: Path, first_label: int = 1, keys: tuple[str, str] | None = None) -> Config:
+def write_records(folder, out, first_label=1, keys=None):
     """Write three TFRecord files with 5, 5 and 6 records; return the config of a data set of them."""
     image_key, label_key = keys or (key.decode() for key in tfrecord.KEYS)
     for file in range(3):
@@ -85,13 +84,13 @@ def write_records(folder: Path, out: Path, first_label: int = 1, keys: tuple[str
     return image_config("imagenet_tfrecord", out / "cache", SIDE, path=str(out), size=1000)
 
 
-def index_names(config: Config, out: Path) -> str:
+def index_names(config, out):
     index = tfrecord.index_files(config, out / "cache", out)
     return str(index / cache.INPUTS)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_records_are_shared_in_the_order_of_the_files(folder: Path, tmp_path: Path, workers: int) -> None:
+def test_records_are_shared_in_the_order_of_the_files(folder, tmp_path, workers):
     names = index_names(write_records(folder, tmp_path), tmp_path)
     settings = {"names": names, "records": True, "classes": CLASSES}
     shares = [
@@ -104,8 +103,8 @@ def test_records_are_shared_in_the_order_of_the_files(folder: Path, tmp_path: Pa
     assert [batch.targets.tolist() for batch in in_order] == [[3, 0, 1], [1, 2, 3], [2, 3]]
 
 
-def test_mistakes_in_records_are_one_line(folder: Path, tmp_path: Path) -> None:
-    def fail(out: Path, **changes) -> str:
+def test_mistakes_in_records_are_one_line(folder, tmp_path):
+    def fail(out, **changes):
         with pytest.raises(InputError) as caught:
             names = index_names(write_records(folder, out, **changes), out)
             take(read_with_tensorflow(open_source(out, 2, names=names, records=True, classes=CLASSES)), 3)
@@ -129,18 +128,18 @@ def test_mistakes_in_records_are_one_line(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_rank_reads_only_its_own_records(folder: Path, tmp_path: Path, workers: int) -> None:
+def test_a_rank_reads_only_its_own_records(folder, tmp_path, workers):
     """One of them is damaged, and so are all that the other rank reads, each in the first bytes of its data."""
     names = index_names(write_records(folder, tmp_path), tmp_path)
     rows = list(zip(np.load(names), np.load(Path(names).with_name(cache.TARGETS)), strict=True))
 
-    def damage(which: list[int]) -> None:
+    def damage(which):
         for name, offset in (rows[row] for row in which):
             with (tmp_path / name.decode()).open("r+b") as file:
                 file.seek(offset + tfrecord.HEADER_BYTES)
                 file.write(b"!!!!")
 
-    def read() -> list[int]:
+    def read():
         source = open_source(tmp_path, workers, names=names, records=True, classes=CLASSES)
         return [int(label) for batch in take(read_with_tensorflow(source), 3) for label in batch.targets]
 
@@ -156,7 +155,7 @@ def test_a_rank_reads_only_its_own_records(folder: Path, tmp_path: Path, workers
         read()
 
 
-def test_a_crop_ends_within_the_picture() -> None:
+def test_a_crop_ends_within_the_picture():
     """In float32 these shares of what the crop leaves over are 1."""
     crop = np.array([0.5, 0.5, 1 - 1e-12, 1 - 1e-12, 0])
     top, left, height, width = compute_window(tf.constant(crop, tf.float32), tf.constant(40), tf.constant(60)).numpy()

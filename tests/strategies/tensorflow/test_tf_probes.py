@@ -1,12 +1,8 @@
 """Partial steps, the time of each device, and copies of batches."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +10,7 @@ import tensorflow as tf
 
 from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.tensorflow import batches, profiling
-from scalebench.workloads.source import Batch, Source
+from scalebench.workloads.source import Batch
 from tests.strategies.builders import run_training
 from tests.strategies.tensorflow.builders import apart, replica_weights
 from tests.strategies.tensorflow.conftest import DEVICES
@@ -24,11 +20,11 @@ STRATEGIES = {"bare_tensorflow": 1, "mirrored": 2, **dict.fromkeys(ONE_COPY, 2)}
 CONVOLUTIONS = 2  # of the network
 
 
-def made(strategy: Any, name: str, *words: str) -> Any:
-    return strategy(f"strategy={name}", f"gpus={STRATEGIES[name]}", "train.optimizer=sgd", *words)
+def made(strategy, name, *words):
+    return strategy(f"strategy={name}", f"gpus={STRATEGIES[name]}", *words)
 
 
-def ran(action: Callable[[], None]) -> Counter[str]:
+def ran(action):
     """Calls of each type of operation."""
     with profiling.record_lines() as lines:
         action()
@@ -37,7 +33,7 @@ def ran(action: Callable[[], None]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_partial_step_runs_only_its_part(strategy: Any, source: Callable[..., Source], name: str) -> None:
+def test_a_partial_step_runs_only_its_part(strategy, source, name):
     """On all devices; nothing is exchanged and no weight changes before the optimizer."""
     one = made(strategy, name)
     first, other = islice(one.feed(source(first=1, global_batch=27)), 2)
@@ -61,7 +57,7 @@ def test_a_partial_step_runs_only_its_part(strategy: Any, source: Callable[..., 
     assert any(np.abs(now - then).max() > 0 for now, then in zip(replica_weights(one), before, strict=True))
 
 
-def test_synchronized_steps_keep_the_difference_of_replicas(strategy: Any, source: Callable[..., Source]) -> None:
+def test_synchronized_steps_keep_the_difference_of_replicas(strategy, source):
     """As they are given the same sum of gradients: by how much they differ is the difference of their own."""
     one = made(strategy, "mirrored", "train.learning_rate=0.1")
     batch = next(iter(one.feed(source())))
@@ -79,7 +75,7 @@ def test_synchronized_steps_keep_the_difference_of_replicas(strategy: Any, sourc
 
 
 @pytest.mark.parametrize("name", ["mirrored", "multi_gpu_model"])
-def test_a_slow_device_is_detected(strategy: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_slow_device_is_detected(strategy, monkeypatch, name):
     """Also the one in which the clock is read, whose time the others' must not wait for."""
     one = made(strategy, name)
     rng = np.random.default_rng(0)
@@ -103,9 +99,7 @@ def test_a_slow_device_is_detected(strategy: Any, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("name", ["mirrored", *ONE_COPY])
-def test_the_time_of_a_device_depends_on_all_of_its_gradients_only(
-    strategy: Any, source: Callable[..., Source], name: str
-) -> None:
+def test_the_time_of_a_device_depends_on_all_of_its_gradients_only(strategy, source, name):
     """And the whole of that device's work on the time of the start."""
     one = made(strategy, name)
     one.local_step(next(iter(one.feed(source()))))
@@ -117,9 +111,9 @@ def test_the_time_of_a_device_depends_on_all_of_its_gradients_only(
     assert all(start in before(operation) for of_device in work for operation in of_device)
 
 
-def before(operation: tf.Operation) -> set[tf.Operation]:
+def before(operation):
     """All operations that it waits for."""
-    found: set[tf.Operation] = set()
+    found = set()
     left = [operation]
     while left:
         one = left.pop()
@@ -130,19 +124,19 @@ def before(operation: tf.Operation) -> set[tf.Operation]:
 
 
 @pytest.mark.parametrize("words", [(), ("strategy.options.loop=fit",)])
-def test_probes_replay_a_full_batch(strategy: Any, source: Callable[..., Source], words: tuple[str, ...]) -> None:
+def test_probes_replay_a_full_batch(strategy, source, words):
     """The last batch of an epoch has one sample here."""
     one = made(strategy, "bare_tensorflow", *words)
     run_training(one, source(), 6)
     assert one.last_batch.samples == 20
 
 
-def test_one_device_needs_no_local_step(strategy: Any) -> None:
+def test_one_device_needs_no_local_step(strategy):
     with pytest.raises(NotMeasured, match=r"one device.* without the exchange"):
         made(strategy, "bare_tensorflow").local_step(None)
 
 
-def test_partial_steps_are_compiled_by_xla(strategy: Any, source: Callable[..., Source]) -> None:
+def test_partial_steps_are_compiled_by_xla(strategy, source):
     """By XLA, as the update is."""
     one = made(strategy, "bare_tensorflow", "train.compile=true")
     batch = next(iter(one.feed(source())))
@@ -152,9 +146,7 @@ def test_partial_steps_are_compiled_by_xla(strategy: Any, source: Callable[..., 
         assert calls["convolution"] > 0 and calls["Conv2D"] == 0
 
 
-def test_under_fit_a_batch_is_copied_to_the_devices_once(
-    strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_under_fit_a_batch_is_copied_to_the_devices_once(strategy, source, monkeypatch):
     one = made(strategy, "mirrored", "strategy.options.loop=fit")
     placed, place = [], batches.place_batch
     monkeypatch.setattr(batches, "place_batch", lambda *words: placed.append(words) or place(*words))
@@ -168,21 +160,19 @@ def test_under_fit_a_batch_is_copied_to_the_devices_once(
     assert placed == [(batch, DEVICES)]
 
 
-def as_on_gpus(one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def as_on_gpus(one, monkeypatch):
     """The same devices, taken for GPUs."""
     monkeypatch.setattr(one, "spec", dataclasses.replace(one.spec, device="cuda"))
 
 
 @pytest.mark.parametrize("loop", ["custom", "fit"])
-def test_a_batch_copy_sends_each_device_its_part(
-    strategy: Any, source: Callable[..., Source], monkeypatch: pytest.MonkeyPatch, loop: str
-) -> None:
+def test_a_batch_copy_sends_each_device_its_part(strategy, source, monkeypatch, loop):
     one = strategy("strategy=mirrored", "gpus=2", f"strategy.options.loop={loop}")
     batch = next(iter(one.feed(source(first=1, global_batch=27))))
     with pytest.raises(NotMeasured, match="nothing is copied"):
         one.copy_batch(batch)
     as_on_gpus(one, monkeypatch)
-    sent: list[tuple[Any, str]] = []
+    sent = []
     parts = one.to_step_batch(batch).parts
     monkeypatch.setattr(batches, "copy_to_device", lambda arrays, device: sent.append((arrays, device)))
     one.copy_batch(batch)
@@ -194,7 +184,7 @@ def test_a_batch_copy_sends_each_device_its_part(
             np.testing.assert_array_equal(array, tensor)
 
 
-def test_in_graph_copies_are_not_measured(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_graph_copies_are_not_measured(strategy, monkeypatch):
     one = strategy("strategy=multi_gpu_model", "gpus=2")
     as_on_gpus(one, monkeypatch)
     with pytest.raises(NotMeasured, match="the graph of multi_gpu_model itself"):

@@ -1,33 +1,28 @@
 """Recordings of the profiler (one made by hand as for GPUs, one real), exclusive times, profiles of real steps, and
 backends, messages and the compiler as observed."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
 import time
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from scalebench.strategies.base import Loop, NotMeasured
+from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.tensorflow import observed, profiling
 from scalebench.strategies.tensorflow.mirrored import GradientAllReduce
 from scalebench.strategies.tensorflow.profiling import Event, Line
-from scalebench.workloads.source import Source
 from tests.strategies.tensorflow.conftest import DEVICES, mirrored
 from tests.strategies.tensorflow.test_keras_fit import train
 
 START_NS = 1_800_000_000_000_000_000
 
 
-def space(start_ns: int = START_NS, from_ns: int = 0) -> bytes:
+def space(start_ns=START_NS, from_ns=0):
     """A thread, and a stream of a GPU with a line about it; each has one event, 2 ms after `from_ns` and 1 ms long."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
@@ -73,9 +68,7 @@ def space(start_ns: int = START_NS, from_ns: int = 0) -> bytes:
         "nothing sent",
     ],
 )
-def test_a_profiler_without_the_gpus_does_not_take_nccl_for_a_ring(
-    events: dict[str, list[str]], on_gpus: bool, backend: str | None
-) -> None:
+def test_a_profiler_without_the_gpus_does_not_take_nccl_for_a_ring(events, on_gpus, backend):
     lines = [Line("", device, [Event(name, 0, 1) for name in names]) for device, names in events.items()]
     types = {"Reduce": "CollectiveReduceV2"}
     if backend is None:
@@ -88,7 +81,7 @@ def test_a_profiler_without_the_gpus_does_not_take_nccl_for_a_ring(
 RECORDINGS = Path(__file__).parents[2] / "golden" / "recordings"
 
 
-def read_recording(name: str) -> list[Line]:
+def read_recording(name):
     """Return the lines of an XSpace that is written as text."""
     from google.protobuf import text_format
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -98,7 +91,7 @@ def read_recording(name: str) -> list[Line]:
 
 
 @pytest.mark.gpu
-def test_recorded_streams_of_a_gpu() -> None:
+def test_recorded_streams_of_a_gpu():
     """Counters of the GPU are no stream, and a second process has a plane of its own."""
     stream, thread = read_recording("xplane_gpu_stream")
     copies = [Event("MemcpyD2D", 500 * SECOND, 2 * SECOND), Event("MemcpyD2D", 501 * SECOND, SECOND // 2)]
@@ -112,14 +105,14 @@ def test_recorded_streams_of_a_gpu() -> None:
     assert (profile.kernel_s, profile.collective_s) == (2.0, None)
 
 
-def test_a_recorded_thread() -> None:
+def test_a_recorded_thread():
     """An event without metadata has no name, and none of them is an operation."""
     (thread,) = read_recording("xplane_host_thread")
     assert thread == Line("Thread1", "cpu", [Event("test_step", 10**6, 5 * 10**6), Event("", 3 * 10**6, 0)])
     assert profiling.summarize_profile([thread], 1, 1.0, ()).kernel_s is None
 
 
-def test_lines_with_their_operations() -> None:
+def test_lines_with_their_operations():
     found = [
         (line.name, line.device, event.name, event.operation)
         for line in profiling.parse_xspace(space())
@@ -134,7 +127,7 @@ def test_lines_with_their_operations() -> None:
 
 
 @pytest.mark.parametrize("from_ns", [0, START_NS])
-def test_times_are_since_the_epoch(from_ns: int) -> None:
+def test_times_are_since_the_epoch(from_ns):
     """Whether the lines count from the beginning of the recording or from the epoch themselves."""
     for line in profiling.parse_xspace(space(from_ns=from_ns)):
         (event,) = line.events
@@ -142,7 +135,7 @@ def test_times_are_since_the_epoch(from_ns: int) -> None:
         assert event.duration_s == pytest.approx(0.001)
 
 
-def test_a_real_recording_has_the_machines_clock() -> None:
+def test_a_real_recording_has_the_machines_clock():
     with profiling.record_lines() as lines:
         start_s = time.time()
         product = tf.function(tf.linalg.matmul)
@@ -162,31 +155,31 @@ ONE_DEVICE = ("strategy=bare_tensorflow", "gpus=1")
 SECOND = 10**12  # picoseconds
 
 
-def thread(*events: tuple[str, float, float]) -> Line:
+def thread(*events):
     """Name, start and length of each, in seconds."""
     return Line(
         "thread", "cpu", [event(name, start, length, name if ":" in name else "") for name, start, length in events]
     )
 
 
-def event(name: str, start_s: float, length_s: float, operation: str) -> Event:
+def event(name, start_s, length_s, operation):
     return Event(name, round(start_s * SECOND), round(length_s * SECOND), operation)
 
 
-def stream(*events: tuple[str, float, str]) -> Line:
+def stream(*events):
     """One kernel after the other: name, length, operation."""
     starts = [sum(length for _, length, _ in events[:number]) for number in range(len(events))]
     return Line("stream", "cuda", [event(n, s, t, op) for (n, t, op), s in zip(events, starts, strict=True)])
 
 
-def sums(line: Line, *sync_operations: str) -> dict[tuple[str, bool], float]:
-    found: dict[tuple[str, bool], float] = {}
+def sums(line, *sync_operations):
+    found = {}
     for kind, own_s in profiling.exclusive_times(line, sync_operations):
         found[tuple(kind)] = found.get(tuple(kind), 0.0) + own_s
     return found
 
 
-def test_exclusive_time_excludes_nested_operations() -> None:
+def test_exclusive_time_excludes_nested_operations():
     """Each of three in one another; then two side by side in a third; other events are no operations."""
     line = thread(
         ("a:Call", 0, 10), ("Process", 0.5, 9), ("b:While", 1, 6), ("c:Conv2D", 2, 3), ("d:Call", 20, 5),
@@ -195,7 +188,7 @@ def test_exclusive_time_excludes_nested_operations() -> None:
     assert sums(line) == {("Call", False): 4 + 2, ("While", False): 3, ("Conv2D", False): 3 + 1 + 2}
 
 
-def test_adjacent_operations_are_not_nested() -> None:
+def test_adjacent_operations_are_not_nested():
     """Today, when a float of seconds tells times a quarter of a microsecond apart, and operations last less."""
     now_ps, length_ps = 1_795_000_000 * SECOND, 123_456
     events = [Event("a:MatMul", now_ps + at * length_ps, length_ps, "a:MatMul") for at in range(1000)]
@@ -203,7 +196,7 @@ def test_adjacent_operations_are_not_nested() -> None:
     assert own == [length_ps / SECOND] * 1000
 
 
-def test_collective_operations() -> None:
+def test_collective_operations():
     line = thread(("call/add:AddN", 0, 2), ("other:AddN", 3, 1), ("x/y:CollectiveReduceV2", 5, 4), ("Collective", 5, 4))
     assert sums(line, "add") == {("AddN", True): 2, ("AddN", False): 1, ("CollectiveReduceV2", True): 4}
     kernels = stream(
@@ -216,7 +209,7 @@ def test_collective_operations() -> None:
     }  # fmt: skip
 
 
-def test_profile_of_threads() -> None:
+def test_profile_of_threads():
     """Sums of all threads over the updates, the largest first."""
     lines = [thread(("a:Conv2D", 0, 3), ("b:AddN", 4, 1)), thread(("c:Conv2D", 0, 3))]
     found = profiling.summarize_profile(lines, 2, 5.0, {"b"})
@@ -228,14 +221,14 @@ def test_profile_of_threads() -> None:
     assert (len(many.operations), many.kernel_s) == (20, 30)
 
 
-def test_only_gpu_kernels_are_counted() -> None:
+def test_only_gpu_kernels_are_counted():
     """What threads of the host do for them is not counted with them, nor once more."""
     found = profiling.summarize_profile([thread(("a:Conv2D", 0, 9)), stream(("conv", 2, "a:Conv2D"))], 1, 3.0, set())
     assert (found.kernel_s, [(one.name, one.device) for one in found.operations]) == (2, [("conv", "cuda")])
 
 
 @pytest.mark.parametrize("type_", ["Conv2D", "HorovodAllreduce"])
-def test_an_unknown_collective_time_is_not_zero(type_: str) -> None:
+def test_an_unknown_collective_time_is_not_zero(type_):
     """Neither where there is none, nor where only the handing over to another library's thread is seen."""
     found = profiling.summarize_profile([thread((f"a:{type_}", 0, 1))], 1, 1.0, set())
     assert found.collective_s is None and found.operations[0].collective == (type_ == "HorovodAllreduce")
@@ -243,9 +236,7 @@ def test_an_unknown_collective_time_is_not_zero(type_: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["mirrored", "mirrored strategy.options.loop=fit", *COPY])
-def test_a_profile_of_real_steps(
-    strategy: Any, source: Callable[..., Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
-) -> None:
+def test_a_profile_of_real_steps(strategy, source, tmp_path, monkeypatch, words):
     """Those of the updates, no more and no less; and the trace tells when they were."""
     monkeypatch.setattr(profiling, "MAX_OPERATIONS", 10**6)
     one = strategy(*f"strategy={words}".split(), "gpus=2")
@@ -266,7 +257,7 @@ def test_a_profile_of_real_steps(
     check_trace(tmp_path / "trace.json.gz", start_s, lasted_s)
 
 
-def check_trace(path: Path, start_s: float, lasted_s: float) -> None:
+def check_trace(path, start_s, lasted_s):
     content = json.loads(gzip.decompress(path.read_bytes()))
     base_us, events = content["baseTimeNanoseconds"] / 1e3, content["traceEvents"]
     names = {event["name"]: event["args"]["name"] for event in events if event["ph"] == "M" and not event["tid"]}
@@ -282,7 +273,7 @@ def check_trace(path: Path, start_s: float, lasted_s: float) -> None:
         assert base_us + event["ts"] + event["dur"] < (start_s + lasted_s) * 1e6
 
 
-def test_bare_has_no_collective_time(strategy: Any, source: Callable[..., Source]) -> None:
+def test_bare_has_no_collective_time(strategy, source):
     one = strategy(*ONE_DEVICE)
     with pytest.raises(RuntimeError, match="there was no training"):
         one.profile(1, None)
@@ -293,11 +284,11 @@ def test_bare_has_no_collective_time(strategy: Any, source: Callable[..., Source
     assert {operation.device for operation in found.operations} == {"cpu"}
 
 
-def ring(parts: list[tf.Tensor]) -> list[tf.Tensor]:
+def ring(parts):
     """Two collectives on each device: of the numbers, and of their first two."""
     strategy = mirrored(DEVICES)
 
-    def sums(part: tf.Tensor) -> list[tf.Tensor]:
+    def sums(part):
         context, local = tf.distribute.get_replica_context(), part * 2
         return [context.all_reduce("SUM", local), context.all_reduce("SUM", local[:2])]
 
@@ -306,7 +297,7 @@ def ring(parts: list[tf.Tensor]) -> list[tf.Tensor]:
     return [one for total in totals for one in strategy.experimental_local_results(total)]
 
 
-def copy(parts: list[tf.Tensor]) -> list[tf.Tensor]:
+def copy(parts):
     """The sum on one device of what comes from both, and a sum that no gradient crosses devices for."""
     moved = []
     for device, part in zip(DEVICES, parts, strict=True):
@@ -316,7 +307,7 @@ def copy(parts: list[tf.Tensor]) -> list[tf.Tensor]:
         return [tf.add_n(moved), tf.add_n([moved[1], moved[1] * 2])]
 
 
-def nothing(parts: list[tf.Tensor]) -> list[tf.Tensor]:
+def nothing(parts):
     with tf.device(DEVICES[0]):
         return [tf.add_n([parts[0] * 2, parts[0] * 3])]
 
@@ -325,7 +316,7 @@ MADE = {"ring": ring, "copy": copy, None: nothing}
 MESSAGE_BYTES = {"ring": [28, 8], "copy": [28], None: []}
 
 
-def random_parts() -> list[tf.Tensor]:
+def random_parts():
     found = []
     for device in DEVICES:
         with tf.device(device):
@@ -333,7 +324,7 @@ def random_parts() -> list[tf.Tensor]:
     return found
 
 
-def function(which: str | None, nested: bool = False) -> Any:
+def function(which, nested=False):
     inner = tf.function(MADE[which], autograph=False)
     outer = tf.function(lambda given: inner(given), autograph=False) if nested else inner
     outer.get_concrete_function([tf.TensorSpec([7])] * 2)
@@ -342,7 +333,7 @@ def function(which: str | None, nested: bool = False) -> Any:
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("which", MADE)
-def test_message_bytes(which: str | None, nested: bool) -> None:
+def test_message_bytes(which, nested):
     """One of each message, as one device sends it, also where a function calls the one that sends."""
     made = function(which, nested).get_concrete_function([tf.TensorSpec([7])] * 2)
     assert observed.reduction_message_bytes(made) == MESSAGE_BYTES[which]
@@ -350,10 +341,10 @@ def test_message_bytes(which: str | None, nested: bool) -> None:
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("which", MADE)
-def test_the_backend_is_observed(which: str | None, nested: bool) -> None:
+def test_the_backend_is_observed(which, nested):
     made, updates = function(which, nested), []
 
-    def train(loop: Loop) -> None:
+    def train(loop):
         for batch in loop:
             made(batch)
             updates.append(loop.done(None))
@@ -363,13 +354,13 @@ def test_the_backend_is_observed(which: str | None, nested: bool) -> None:
     assert updates == [False, True]
 
 
-def test_a_traced_collective_must_run() -> None:
+def test_a_traced_collective_must_run():
     """A collective that no update comes to carries nothing."""
     made = tf.function(MADE["ring"], autograph=False, input_signature=[[tf.TensorSpec([7])] * 2])
     assert observed.observe_backend(lambda loop: None, made, random_parts()) is None
 
 
-def test_observing_needs_a_training() -> None:
+def test_observing_needs_a_training():
     with pytest.raises(RuntimeError, match="there was no training"):
         observed.observe_backend(lambda loop: None, None, None)
 
@@ -383,19 +374,19 @@ def test_observing_needs_a_training() -> None:
         ("add_1:AddN", "add", False),
     ],
 )
-def test_events_of_an_operation(event: str, name: str, same: bool) -> None:
+def test_events_of_an_operation(event, name, same):
     assert profiling.is_event_of(event, name) is same
 
 
 @pytest.mark.parametrize("jit", [False, True])
-def test_the_compiler_is_observed(jit: bool) -> None:
+def test_the_compiler_is_observed(jit):
     inner = tf.function(lambda x: x * 2 + 1, jit_compile=jit)
     outer = tf.function(lambda x: inner(x)).get_concrete_function(tf.TensorSpec([3]))
     assert observed.compiler_used(outer) == ("xla" if jit else "none")
 
 
 @pytest.mark.parametrize("ops", [None, tf.distribute.HierarchicalCopyAllReduce])
-def test_all_reduce_adds_up_over_the_devices(ops: Any) -> None:
+def test_all_reduce_adds_up_over_the_devices(ops):
     strategy = mirrored(DEVICES, ops() if ops else None)
     alone = GradientAllReduce(strategy, [8, 20])
     alone._buffers = [
@@ -411,7 +402,7 @@ def test_all_reduce_adds_up_over_the_devices(ops: Any) -> None:
             np.testing.assert_array_equal(one, np.full(size, 3.0))
 
 
-def test_all_reduce_has_the_given_sizes_and_runs_each_time() -> None:
+def test_all_reduce_has_the_given_sizes_and_runs_each_time():
     strategy = mirrored(DEVICES)
     alone = GradientAllReduce(strategy, [4, 4000, 0])
     shapes = [[one.shape[0] for one in strategy.experimental_local_results(buffer)] for buffer in alone._buffers]

@@ -1,11 +1,5 @@
 """Training to a target with TensorFlow: learning rates between steps, and evaluation during training."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -14,7 +8,6 @@ from scalebench.config.resolve import resolve
 from scalebench.runner.parent import run_spec
 from scalebench.testing.launch import UNEVEN_WORKLOAD
 from scalebench.workloads import datasets
-from scalebench.workloads.source import Source
 from tests.strategies.builders import run_training
 from tests.strategies.tensorflow.builders import BARE, BYTES, FIT, MIRRORED
 
@@ -31,9 +24,9 @@ EVEN = {"first": 8, "global_batch": 31, "devices": 2}  # of 93 samples
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_every_step_has_its_learning_rate(strategy: Any, source: Callable[..., Source], precision: str) -> None:
+def test_every_step_has_its_learning_rate(strategy, source, precision):
     """With plain gradient descent it is how far the weights go; nothing is traced again."""
-    one = strategy(*BARE, "train.optimizer=sgd", f"train.precision={precision}")
+    one = strategy(*BARE, f"train.precision={precision}")
     rates, moved = [0.0, 1e-4, 0.0, 1e-2, 1e-3], []
     batch = next(iter(one.feed(source())))
     for rate in rates:
@@ -48,13 +41,11 @@ def test_every_step_has_its_learning_rate(strategy: Any, source: Callable[..., S
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", WAYS)
-def test_learning_rates_equal_those_of_the_plain_loop(
-    strategy: Any, source: Callable[..., Source], words: tuple[str, ...]
-) -> None:
+def test_learning_rates_equal_those_of_the_plain_loop(strategy, source, words):
     """Update for update, also within Keras' loop; momentum tells the rate of an update from that of the one before."""
     rates, momentum = [0.02, 0.05, 0.08, 0.01, 0.04, 0.002, 0.05, 0.01], "train.optimizer=momentum"
 
-    def losses(words: tuple[str, ...], rates: list[float]) -> list[float]:
+    def losses(words, rates):
         return run_training(strategy(*words, momentum), source(**EVEN), 8, rates=rates).losses
 
     wanted = losses(BARE, rates)
@@ -64,7 +55,7 @@ def test_learning_rates_equal_those_of_the_plain_loop(
     assert others[7] != pytest.approx(wanted[7], rel=1e-3), "one rate that comes late is seen"
 
 
-def test_the_scaling_rule_applies_to_the_initial_rate(strategy: Any) -> None:
+def test_the_scaling_rule_applies_to_the_initial_rate(strategy):
     one = strategy(*BARE, "train.learning_rate=0.1", "train.learning_rate_rule=sqrt", "train.base_batch=300")
     assert one.spec.global_batch == 75
     assert float(one.optimizer.learning_rate) == pytest.approx(0.05)
@@ -82,9 +73,7 @@ def test_the_scaling_rule_applies_to_the_initial_rate(strategy: Any) -> None:
         pytest.param((*MIRRORED, FIT), "statistics", marks=pytest.mark.slow),
     ],
 )
-def test_evaluation_during_training_changes_nothing(
-    strategy: Any, pictures: Callable[..., Source], words: tuple[str, ...], kind: str
-) -> None:
+def test_evaluation_during_training_changes_nothing(strategy, pictures, words, kind):
     """Neither what is dropped next, nor weights and moving statistics; and it finds what it would find by itself."""
     looked, blind = (strategy(*words, *IMAGES[kind], "train.learning_rate=1e-3") for _ in range(2))
     seen = run_training(looked, pictures(13), 8, evaluate_after=(2, 4, 6, 8), validation=pictures(32))
@@ -99,14 +88,14 @@ def test_evaluation_during_training_changes_nothing(
 
 
 @pytest.mark.parametrize("name", ["central_storage_cpu", "multi_gpu_model"])
-def test_gradient_sums_are_seen_with_weight_decay(strategy: Any, source: Callable[..., Source], name: str) -> None:
+def test_gradient_sums_are_seen_with_weight_decay(strategy, source, name):
     """TensorFlow joins sums of sums where it may, and what carries the gradients would not be found."""
-    one = strategy(f"strategy={name}", "gpus=2", "train.optimizer=sgd", "train.weight_decay=0.01")
+    one = strategy(f"strategy={name}", "gpus=2", "train.weight_decay=0.01")
     one.step(next(iter(one.feed(source()))))
     assert (one.backend_used(), sum(one.message_sizes())) == ("copy", BYTES)
 
 
-def trained(folder: Path, words: list[str]) -> Any:
+def trained(folder, words):
     """The quality of a real training: three epochs of six updates, with warm-up, a schedule and weight decay."""
     learning = ["train.schedule=cosine", "train.warmup_epochs=0.5", "train.stop.epochs=3", "train.weight_decay=0.01"]
     measure = ["measure=quick", "measure.probes=false", "measure.monitor=false", "measure.warmup_steps=2"]
@@ -118,7 +107,7 @@ def trained(folder: Path, words: list[str]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def by_bare(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def by_bare(tmp_path_factory):
     """Evaluated at its end only."""
     return trained(tmp_path_factory.mktemp("bare") / "run", [*BARE, "train.evaluate_epochs=null"])
 
@@ -139,7 +128,7 @@ def by_bare(tmp_path_factory: pytest.TempPathFactory) -> Any:
         "strategy=parameter_server gpus=1",
     ],
 )
-def test_real_trainings_reach_the_same_losses(words: str, by_bare: Any, tmp_path: Path) -> None:
+def test_real_trainings_reach_the_same_losses(words, by_bare, tmp_path):
     """However an update is computed and exchanged, and however often it is looked at."""
     found = trained(tmp_path / "run", [*words.split(), "train.evaluate_epochs=1"])
     assert [point.step for point in found.curve] == [6, 12, 18] and found.stopped_by == "epochs"

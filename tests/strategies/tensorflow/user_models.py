@@ -1,10 +1,7 @@
 """Models as users write them: valid ones, and one for each possible mistake."""
 
-from __future__ import annotations
-
 import os
 import sys
-from typing import Any
 
 import keras
 import numpy as np
@@ -16,89 +13,84 @@ CURVE = (200, 3)
 class Tabled(keras.Model):
     """A table whose rows are looked up often, weights that nothing hangs on, and dropout."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.convolution = layers.Conv1D(4, 5, strides=4, activation="relu")
         self.table, self.drop, self.last = layers.Embedding(4, 2), layers.Dropout(0.4), layers.Dense(2)
         self.idle = self.add_weight(shape=(3, 2), name="idle")
 
-    def call(self, x: Any, training: bool = False) -> Any:
+    def call(self, x, training=False):
         rows = ops.cast(ops.sign(x[:, 20:25, 0]), "int32") + 1
         found = ops.reshape(self.table(rows), (-1, 10))
         joined = ops.concatenate([ops.mean(self.convolution(x), axis=1), found], 1)
         return self.last(self.drop(joined, training=training))
 
 
-def normalised(rate: float = 0.3, frozen: bool = False) -> keras.Model:
+def normalised(rate=0.3, frozen=False):
     first = layers.Conv1D(4, 5, name="first", trainable=not frozen)
     parts = [first, layers.BatchNormalization(), layers.Dropout(rate), layers.Flatten()]
     return keras.Sequential([*parts, layers.Dense(2)])
 
 
-def plain(width: int = 4) -> keras.Model:
+def plain(width=4):
     return keras.Sequential([layers.Flatten(), layers.Dense(width), layers.Dense(2)])
 
 
-def droppers() -> keras.Model:
+def droppers():
     x = taken = keras.Input(CURVE)
     x = layers.SpatialDropout1D(0.2)(layers.GaussianDropout(0.2)(layers.AlphaDropout(0.2)(x)))
-    x = layers.MultiHeadAttention(2, 3, dropout=0.2)(x[:, ::20], x[:, ::20])
+    x = layers.MultiHeadAttention(2, 3, dropout=0.2)(x[:, ::50], x[:, ::50])
     x = layers.LSTM(4, dropout=0.2, recurrent_dropout=0.2)(layers.Dropout(0.2)(x))
     return keras.Model(taken, layers.Dense(2)(x))
 
 
-def pictures(outputs: int = 10, softmax: bool = False) -> keras.Model:
+def pictures(outputs=10, softmax=False):
     last = layers.Dense(outputs, activation="softmax" if softmax else None)
     return keras.Sequential([layers.Conv2D(4, 3, strides=4), layers.GlobalAveragePooling2D(), last])
 
 
 class Noisy(layers.Layer):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.seed_generator = keras.random.SeedGenerator()
 
-    def call(self, x: Any) -> Any:
+    def call(self, x):
         return x + keras.random.normal((1,), seed=self.seed_generator)
 
 
 class Costly(layers.Layer):
-    def call(self, x: Any) -> Any:
+    def call(self, x):
         self.add_loss(ops.mean(x))
         return x
 
 
-def of(*kinds: Any, last: int = 2) -> keras.Model:
+def of(*kinds, last=2):
     return keras.Sequential([layers.Flatten(), *kinds, layers.Dense(last)])
 
 
-def taking(*shape: int | None, dtype: str = "float32", batch: int | None = None) -> keras.Model:
+def taking(*shape, dtype="float32", batch=None):
     taken = keras.Input(batch_shape=(batch, *shape), dtype=dtype)
     return keras.Model(taken, layers.Dense(2)(layers.Flatten()(taken)))
 
 
-def two_inputs() -> keras.Model:
+def two_inputs():
     both = [keras.Input(CURVE), keras.Input(CURVE)]
     return keras.Model(both, layers.Dense(2)(layers.Flatten()(layers.Add()(both))))
 
 
-def pairs_of_curves(size: int, seed: int) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    curves = np.random.default_rng(seed).normal(size=(2, size, *CURVE))
-    return (curves[0], curves[1]), curves.mean((0, 2))[:, :2]
-
-
-def two_outputs() -> keras.Model:
+def two_outputs():
     taken = keras.Input(CURVE)
     flat = layers.Flatten()(taken)
     return keras.Model(taken, [layers.Dense(2)(flat), layers.Dense(2)(flat)])
 
 
-def unlike() -> keras.Model:
+def unlike():
     """Other weights in every process."""
     seed = int.from_bytes(os.urandom(4), "big")
     return of(layers.Dense(3, kernel_initializer=keras.initializers.RandomNormal(seed=seed)))
 
 
-def numpys() -> keras.Model:
+def numpys():
     """Weights that a user draws with numpy."""
     made = plain()
     made.build((None, *CURVE))
@@ -107,29 +99,29 @@ def numpys() -> keras.Model:
 
 
 class OwnStep(keras.Sequential):
-    def train_step(self, data: Any) -> dict[str, Any]:
+    def train_step(self, data):
         raise AssertionError("nobody calls it")
 
 
 class OwnLoss(keras.Model):
     """Functional, with a loss of its own."""
 
-    def compute_loss(self, **_: Any) -> Any:
+    def compute_loss(self, **_):
         raise AssertionError("nobody calls it")
 
 
-def own_loss() -> keras.Model:
+def own_loss():
     curve = keras.Input(CURVE)
     return OwnLoss(curve, layers.Dense(2)(layers.Flatten()(curve)))
 
 
-def half() -> keras.Model:
+def half():
     """As after keras.mixed_precision.set_global_policy at the top of the user's file."""
     keras.config.set_dtype_policy("mixed_float16")
     return plain()
 
 
-FAULTS: dict[str, Any] = {
+FAULTS = {
     "own_step": lambda: OwnStep([layers.Flatten(), layers.Dense(2)]),
     "own_loss": own_loss,
     "half": half,
@@ -156,5 +148,8 @@ FAULTS: dict[str, Any] = {
 not_a_function = 7
 
 
-def fault(kind: str) -> Any:
+noisy = FAULTS["noisy"]
+
+
+def fault(kind):
     return FAULTS[kind]()

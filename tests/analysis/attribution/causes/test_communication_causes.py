@@ -1,19 +1,16 @@
 """Causes of exposed synchronization: reported where the figures say so, and not where they do not."""
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from scalebench.analysis.attribution.causes import AttributedRun, Cause
+from scalebench.analysis.attribution.causes import AttributedRun
 from scalebench.analysis.attribution.causes import communication as checks
 from scalebench.analysis.attribution.lost_efficiency import attribute_run
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns
-from scalebench.core.result import Result, Sync, write_result
+from scalebench.core.result import Sync, write_result
 from tests.builders.attribution_runs import STEPS, TRANSFER_S, probe_series, weak_scaling_runs
 from tests.builders.runs import MACHINE, record
 from tests.builders.sweeps import ratio_of_rows
@@ -27,14 +24,14 @@ ROW = {
 
 
 def attributed(
-    messages: list[int] | None = None,
-    isolated_s: float = TRANSFER_S,
-    backward_s: float | None = None,
-    options: dict[str, Any] | None = None,
-    rows: Any = (),
-    change: Any = lambda result: result,
-    **changes: Any,
-) -> AttributedRun:
+    messages=None,
+    isolated_s=TRANSFER_S,
+    backward_s=None,
+    options=None,
+    rows=(),
+    change=lambda result: result,
+    **changes,
+):
     """Exposed without the wait are 1.2 ms; `isolated_s`: the same exchange alone."""
     parts = {} if backward_s is None else {"part_steps": STEPS, "forward_s": probe_series(0.001),
                                            "backward_s": probe_series(0.001 + backward_s)}  # fmt: skip
@@ -49,12 +46,12 @@ def attributed(
     return run
 
 
-def evidence(cause: Cause | None) -> str:
+def evidence(cause):
     assert cause.part == "transfer"
     return cause.evidence
 
 
-def test_all_gradients_in_one_message() -> None:
+def test_all_gradients_in_one_message():
     cause = checks.check_single_message(attributed([614_000], options={"bucket_cap_mb": 25.0}))
     assert evidence(cause) == "1 message of 614 kB, 1.20 ms exposed, 1.20 ms in isolation"
     assert "(lower strategy.options.bucket_cap_mb, now 25)" in cause.remedy
@@ -65,7 +62,7 @@ def test_all_gradients_in_one_message() -> None:
     )  # nothing is exposed
 
 
-def test_sync_that_is_slower_in_training() -> None:
+def test_sync_that_is_slower_in_training():
     assert (
         evidence(checks.check_sync_slower_in_training(attributed(isolated_s=0.0009)))
         == "1.20 ms of the step without the imbalance, 900 us in isolation"
@@ -74,7 +71,7 @@ def test_sync_that_is_slower_in_training() -> None:
     assert checks.check_sync_slower_in_training(attributed(isolated_s=0.0009, probes={"local_step_s": []})) is None
 
 
-def test_sync_that_is_longer_than_the_backward_pass() -> None:
+def test_sync_that_is_longer_than_the_backward_pass():
     assert (
         evidence(checks.check_sync_longer_than_backward(attributed(backward_s=0.001)))
         == "1.20 ms in isolation, a backward pass of 1.00 ms"
@@ -83,7 +80,7 @@ def test_sync_that_is_longer_than_the_backward_pass() -> None:
     assert checks.check_sync_longer_than_backward(attributed()) is None
 
 
-def test_small_and_large_messages() -> None:
+def test_small_and_large_messages():
     small = checks.check_small_messages(attributed([40_000] * 8, options={"fusion_threshold_mb": 0.5}))
     assert evidence(small) == "8 messages of 40.0 kB, 150 us each in isolation"
     assert "(raise strategy.options.fusion_threshold_mb, now 0.5)" in small.remedy
@@ -102,10 +99,10 @@ def test_small_and_large_messages() -> None:
 
 
 def nccl(
-    topology: Any = PCIE, peers: Any = None, backend: str = "nccl", cpu: float = 3000.0, place: str = "cpu",
-    **changes: Any,
-) -> AttributedRun:  # fmt: skip
-    def on_gpus(result: Result) -> Result:
+    topology = PCIE, peers = None, backend = "nccl", cpu = 3000.0, place = "cpu",
+    **changes
+):  # fmt: skip
+    def on_gpus(result):
         machine = dataclasses.replace(MACHINE, topology=topology, peer_access=peers)
         scale = dataclasses.replace(result.scale, backend_used=backend)
         return dataclasses.replace(result, machine=machine, scale=scale)
@@ -126,7 +123,7 @@ def nccl(
     return attributed(rows=[row, {**other, **limits, **changes}], change=on_gpus)
 
 
-def test_nccl_without_direct_links() -> None:
+def test_nccl_without_direct_links():
     text = evidence(checks.check_nccl_without_links(nccl()))
     assert text == "somebodys 3,000 samples/s, this 2,000; no NVLink (GPUs connected by PHB)"
     no_peers = {"read": [["X", "CNS"], ["CNS", "X"]]}
@@ -150,18 +147,18 @@ def test_nccl_without_direct_links() -> None:
         {"interval_over": "blocks"},
     ],
 )
-def test_nccl_is_no_cause_without_all_its_evidence(changes: dict[str, Any]) -> None:
+def test_nccl_is_no_cause_without_all_its_evidence(changes):
     assert checks.check_nccl_without_links(nccl(**changes)) is None
 
 
-def waiting(**changes: Any) -> AttributedRun:
+def waiting(**changes):
     row = {**ROW, "run_id": "ddp-2-10-weak-0", "gpu_util_mean": 0.9, "gpu_power_w_mean": 210.0, "speedup_self": 1.5,
             "collective_kernel_share": 0.87}  # fmt: skip
     before = {**ROW, "run_id": "one", "gpus": 1, "gpu_util_mean": 0.4, "gpu_power_w_mean": 105.0, "speedup_self": 1.0}
     return attributed(rows=[{**row, **changes}, before])
 
 
-def test_kernels_that_wait_for_other_devices() -> None:
+def test_kernels_that_wait_for_other_devices():
     assert evidence(checks.check_waiting_kernels(waiting())) == (
         "from 1 to 2 devices utilization goes from 40 % to 90 %, power per device from 105 to 105 W, speedup from 1.00 "
         "to 1.50; collective operations are 87 % of kernel time"
@@ -181,5 +178,5 @@ def test_kernels_that_wait_for_other_devices() -> None:
         {"run_id": "another"},
     ],
 )
-def test_kernels_that_work_are_no_cause(changes: dict[str, Any]) -> None:
+def test_kernels_that_work_are_no_cause(changes):
     assert checks.check_waiting_kernels(waiting(**changes)) is None

@@ -1,9 +1,6 @@
 """Causes that each device has by itself: reported where the figures say so, and not where they do not."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import pytest
 
@@ -12,7 +9,7 @@ from scalebench.analysis.attribution.causes import AttributedRun, Cause
 from scalebench.analysis.attribution.causes import per_device as checks
 from scalebench.analysis.attribution.lost_efficiency import attribute_repeats, attribute_run, measure_repeat
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns
-from scalebench.core.result import MonitorRecord, Result
+from scalebench.core.result import MonitorRecord
 from tests.builders.attribution_runs import (
     BARE_S,
     BATCH,
@@ -25,9 +22,7 @@ from tests.builders.attribution_runs import (
 )
 
 
-def attributed(
-    result: Result | None = None, full: Result | None = None, bare: Result | None = None, own: Result | None = None
-) -> AttributedRun:
+def attributed(result=None, full=None, bare=None, own=None):
     """Of strong scaling, in three repeats that are equal."""
     made = strong_scaling_runs()
     result, full, bare, own = (changed or usual for changed, usual in zip((result, full, bare, own), made, strict=True))
@@ -35,7 +30,7 @@ def attributed(
     return AttributedRun(attribute_repeats([measure_repeat(result, references)] * 3), result, references)
 
 
-def with_parts(result: Result, computing_s: float, slower: float = 1.0) -> Result:
+def with_parts(result, computing_s, slower=1.0):
     """Forward and backward of so many seconds in all ranks."""
     for one in result.ranks:
         found_causes = {
@@ -46,7 +41,7 @@ def with_parts(result: Result, computing_s: float, slower: float = 1.0) -> Resul
     return result
 
 
-def contended(**changes: Any) -> Result:
+def contended(**changes):
     """Of whose update a tenth is contention."""
     result = two_device_run("strong", **changes)
     for one in result.ranks:
@@ -56,13 +51,13 @@ def contended(**changes: Any) -> Result:
     return result
 
 
-def require_cause(check: Any, one: AttributedRun) -> Cause:
+def require_cause(check, one):
     cause = check(one)
     assert isinstance(cause, Cause), check
     return cause
 
 
-def test_launch_latency_dominates_small_batches() -> None:
+def test_launch_latency_dominates_small_batches():
     cause = require_cause(
         checks.check_launch_latency, attributed(full=one_device_run("bare_torch", 0.011, 20, scaling="strong"))
     )
@@ -74,7 +69,7 @@ def test_launch_latency_dominates_small_batches() -> None:
     )  # nothing lost
 
 
-def test_samples_take_longer_in_a_small_batch() -> None:
+def test_samples_take_longer_in_a_small_batch():
     full = with_parts(one_device_run("bare_torch", 0.018, 2 * BATCH, scaling="strong"), 0.016)
     bare = with_parts(one_device_run("bare_torch", BARE_S), 0.009)
     cause = require_cause(checks.check_small_kernels, attributed(full=full, bare=bare))
@@ -89,7 +84,7 @@ def test_samples_take_longer_in_a_small_batch() -> None:
 @pytest.mark.parametrize(
     ("strategy", "arguments"), [("lightning_ddp_gloo", "Lightning's Trainer"), ("horovod_gloo", "horovod")]
 )
-def test_overhead_of_a_wrapper(strategy: str, arguments: str) -> None:
+def test_overhead_of_a_wrapper(strategy, arguments):
     own, result = one_device_run(strategy, 0.014), contended(strategy=strategy)
     cause = require_cause(checks.check_wrapper_overhead, attributed(result, own=own))
     assert arguments in cause.cause and "4.00 ms in a step of 10 samples" in cause.evidence
@@ -97,7 +92,7 @@ def test_overhead_of_a_wrapper(strategy: str, arguments: str) -> None:
     assert checks.check_wrapper_overhead(attributed()) is None  # of half a millisecond, less than a tenth
 
 
-def test_merged_overhead_is_not_attributed_to_a_wrapper() -> None:
+def test_merged_overhead_is_not_attributed_to_a_wrapper():
     result, full, _, _ = strong_scaling_runs()
     references = ReferenceRuns(full, None, one_device_run("ddp", 0.02))
     attribution = attribute_run(result, references)
@@ -105,7 +100,7 @@ def test_merged_overhead_is_not_attributed_to_a_wrapper() -> None:
     assert checks.check_wrapper_overhead(AttributedRun(attribution, result, references)) is None
 
 
-def test_more_threads_than_cores() -> None:
+def test_more_threads_than_cores():
     result = contended()
     for one in result.ranks:
         one.threads = 4
@@ -120,7 +115,7 @@ def test_more_threads_than_cores() -> None:
     assert checks.check_oversubscription(attributed(few)) is None
 
 
-def test_a_quota_of_cpu_time_is_named() -> None:
+def test_a_quota_of_cpu_time_is_named():
     """A container that is limited to one CPU's time sees two cores, which two threads do not exceed."""
     result = contended()
     result.machine = dataclasses.replace(result.machine, cpu_quota=1.0)
@@ -131,7 +126,7 @@ def test_a_quota_of_cpu_time_is_named() -> None:
     assert "quota" in cause.cause and "docker --cpus" in cause.remedy
 
 
-def test_cpu_workers_share_memory_bandwidth() -> None:
+def test_cpu_workers_share_memory_bandwidth():
     own = with_parts(one_device_run("ddp", SELF_S), 0.009)
     cause = require_cause(checks.check_shared_memory, attributed(with_parts(contended(), 0.0105), own=own))
     assert cause.evidence == "forward and backward take 10.5 ms here, 9.00 ms on one device alone"
@@ -142,7 +137,7 @@ def test_cpu_workers_share_memory_bandwidth() -> None:
     assert checks.check_shared_memory(attributed(contended(), own=own)) is None
 
 
-def test_clocks_are_lower_together() -> None:
+def test_clocks_are_lower_together():
     own = one_device_run("ddp", SELF_S, monitor=MonitorRecord(sm_clock_mhz_mean=1400.0))
     monitor = MonitorRecord(sm_clock_mhz_mean=1300.0, throttle_reasons=["sw_power_cap"])
     cause = require_cause(checks.check_lower_clocks, attributed(contended(monitor=monitor), own=own))
@@ -158,8 +153,8 @@ def test_clocks_are_lower_together() -> None:
     assert checks.check_lower_clocks(attributed(contended())) is None
 
 
-def test_busy_cores_of_the_host() -> None:
-    def on_gpu(used: float | None) -> AttributedRun:
+def test_busy_cores_of_the_host():
+    def on_gpu(used):
         result = contended(monitor=MonitorRecord(cpu_util_mean=used))
         return attributed(dataclasses.replace(result, scale=dataclasses.replace(result.scale, device="cuda")))
 
@@ -168,9 +163,7 @@ def test_busy_cores_of_the_host() -> None:
     assert checks.check_busy_host(attributed(contended(monitor=MonitorRecord(cpu_util_mean=0.97)))) is None
 
 
-def loaded(
-    feed: str, prefetch: str, loading_s: float = 0.0015, dataset: str = "materials", **monitor: Any
-) -> AttributedRun:
+def loaded(feed, prefetch, loading_s=0.0015, dataset="materials", **monitor):
     """Of whose update `loading_s` more than a device's millisecond is loading."""
     result = two_device_run("strong", monitor=MonitorRecord(**monitor))
     for one in result.ranks:
@@ -180,7 +173,7 @@ def loaded(
     return attributed(dataclasses.replace(result, workload=workload))
 
 
-def test_loading() -> None:
+def test_loading():
     disk = require_cause(checks.check_loading, loaded("disk", "none", disk_read_bytes_per_s=3.2e8))
     assert "share the disk" in disk.cause and "320 MB/s read from disk" in disk.evidence
     assert "dataset.prefetch=queue" in disk.remedy and "1.00 ms on one device" in disk.evidence
@@ -194,14 +187,14 @@ def test_loading() -> None:
     assert checks.check_loading(loaded("host", "none", 0.0)) is None
 
 
-def test_one_process_for_all_devices_has_no_threads_to_count() -> None:
+def test_one_process_for_all_devices_has_no_threads_to_count():
     one = contended(flags=["oversubscribed"])
     one.ranks = one.ranks[:1]
     (cause,) = [cause for cause in [checks.check_oversubscription(attributed(one))] if cause]
     assert cause.evidence == "2 devices on 2 cores, flagged oversubscribed"
 
 
-def test_a_part_that_compares_processes_has_no_cause_in_one_repeat() -> None:
+def test_a_part_that_compares_processes_has_no_cause_in_one_repeat():
     three = attributed(contended(flags=["oversubscribed"]))
     assert require_cause(checks.check_oversubscription, three)
     one = attribute_run(three.result, three.references)
@@ -210,7 +203,7 @@ def test_a_part_that_compares_processes_has_no_cause_in_one_repeat() -> None:
     assert {cause.part for cause in causes_of_one} == {"imbalance", "transfer"}, "within one process"
 
 
-def test_a_sentence_has_part_cause_evidence_and_remedy() -> None:
+def test_a_sentence_has_part_cause_evidence_and_remedy():
     found_causes = causes.find_causes(attributed(contended(flags=["oversubscribed"])))
     assert [one.part for one in found_causes] == ["contention", "imbalance", "transfer"]
     assert found_causes[0].sentence() == (
