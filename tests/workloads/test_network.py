@@ -89,13 +89,9 @@ def test_counting():
     assert [node.name for node in net.nodes] == ["input", "a", "relu_2", "flatten_3", "b", "dropout_5"]
 
 
-def test_small_pictures_are_a_users_mistake():
-    net = image(size=2)
+def test_mistakes():
     with pytest.raises(InputError, match=r"^inputs of 2x2 are too small for net: conv slides a window of 3 over 2; "):
-        net.conv(net.input, "conv", 4, 3, padding="valid")
-
-
-def test_programmers_mistakes():
+        image(size=2).conv(image(size=2).input, "conv", 4, 3, padding="valid")
     net = image()
     net.conv(net.input, "conv", 4, 3)
     with pytest.raises(ValueError, match="two nodes named conv"):

@@ -39,25 +39,21 @@ def calls(monkeypatch):
     return calls
 
 
-def test_classifiers_have_the_classes_of_the_samples_and_no_weights(calls):
+def test_networks_have_the_classes_of_the_samples_and_no_weights(calls):
     libraries.build_torchvision("resnet18", 10)
     libraries.build_timm("resnet18", 10, drop_rate=0.1)
+    libraries.build_transformers("gpt2", n_layer=2)
     assert calls == [
         {"name": "resnet18", "weights": None, "num_classes": 10},
         {"name": "resnet18", "pretrained": False, "num_classes": 10, "drop_rate": 0.1},
+        {"name": "gpt2", "use_cache": False, "n_layer": 2},
     ]
 
 
-def test_transformers_are_built_from_a_configuration(calls):
-    libraries.build_transformers("gpt2", n_layer=2)
-    assert calls == [{"name": "gpt2", "use_cache": False, "n_layer": 2}]
-
-
-@pytest.mark.parametrize("library", ["torchvision", "timm"])
-def test_unknown_names_have_a_neighbour(calls, library):
-    build = getattr(libraries, f"build_{library}")
-    with pytest.raises(UserProblem, match=rf"^is no model of {library}; did you mean resnet18\?$"):
-        build("resnet19", 10)
+def test_unknown_names_have_a_neighbour(calls):
+    for library in ("torchvision", "timm"):
+        with pytest.raises(UserProblem, match=rf"^is no model of {library}; did you mean resnet18\?$"):
+            getattr(libraries, f"build_{library}")("resnet19", 10)
     with pytest.raises(UserProblem, match=r"^is no model type of transformers; did you mean gpt2\?$"):
         libraries.build_transformers("gpt3")
     with pytest.raises(UserProblem, match=r"^has no task 'translation': set model.options.task to causal_lm, "):

@@ -201,10 +201,7 @@ def test_close_after_a_failed_setup(strategy):
         ("13.0", "580.65.06", True, 2, "sees 2 GPUs and this rank wants number 2"),
     ],
 )
-def test_a_gpu_that_pytorch_cannot_use_is_unsupported(
-    monkeypatch, cuda, driver, is_available, index,
-    reason,
-) :  # fmt: skip
+def test_a_gpu_that_pytorch_cannot_use_is_unsupported(monkeypatch, cuda, driver, is_available, index, reason):
     monkeypatch.setattr(gpus, "read_driver_version", lambda: driver)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: is_available)

@@ -72,10 +72,6 @@ def test_losses_of_a_schedule_with_weight_decay(strategy, source, name):
     assert all(group["lr"] == rates[-1] for group in bare.optimizer.param_groups)
 
 
-def test_all_optimizers_of_the_spec_exist():
-    assert tuple(sorted(optimizer.OPTIMIZERS)) == tuple(sorted(OPTIMIZERS))
-
-
 def test_the_first_rate_follows_the_learning_rate_rule(strategy):
     """The rule scales the rate for a batch of 20 from a base batch of 5."""
     bare = strategy("bare_torch", train__learning_rate_rule="sqrt", train__base_batch=5)

@@ -1,8 +1,6 @@
 """Two ranks train like one process, parts of a step do not synchronize and later steps do, sharded strategies send and
 keep what they should, and a user's module that fails or differs between ranks ends both."""
 
-import gzip
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -130,9 +128,8 @@ def test_parts_do_not_synchronize_and_the_profile_shows_synchronization(name, tm
         assert not [name for name in observed["apart_names"] if name.startswith(("gloo:", "c10d::", "horovod:"))]
         assert "aten::_fused_adam_" in observed["apart_names"]
     assert rank0["gradients"] == rank1["gradients"]  # averaged again, although their weights stay apart
-    for rank, observed in enumerate(ranks):
+    for observed in ranks:
         check_profile(observed, ALL_REDUCE.get(name, "horovod:synchronize"))
-        check_trace(tmp_path / f"trace{rank}.json.gz", observed["within_s"], asks=name == "lightning_ddp_gloo")
 
 
 def check_profile(observed: dict[str, Any], all_reduce: str):
@@ -145,19 +142,6 @@ def check_profile(observed: dict[str, Any], all_reduce: str):
     assert 0 < collectives[all_reduce]["self_s"] <= actual["collective_s"] < actual["kernel_s"]
     begin_s, end_s = observed["within_s"]
     assert actual["steps"] == PROFILED_STEPS and 0 < actual["step_s"] < end_s - begin_s
-
-
-def check_trace(path: Path, within_s: list[float], asks: bool):
-    with gzip.open(path, "rt") as file:
-        content = json.load(file)
-    base_s, events = content["baseTimeNanoseconds"] / 1e9, content["traceEvents"]
-    assert within_s[0] < base_s + min(event["ts"] for event in events if "ts" in event) / 1e6
-    assert base_s + max(event["ts"] + event.get("dur", 0) for event in events if "ts" in event) / 1e6 < within_s[1]
-    assert sum(event["name"].startswith("ProfilerStep#") for event in events) == PROFILED_STEPS
-    names = [event["name"] for event in events]
-    # Lightning asks for SIGTERM once in each step; DDP's, of its new buckets, come before the profile.
-    assert names.count("gloo:broadcast") == (PROFILED_STEPS if asks else 0)
-    assert {"process_name", "thread_name"} <= {event["name"] for event in events if event["ph"] == "M"}
 
 
 PARAMETERS = 153441

@@ -155,6 +155,10 @@ def test_a_sweep_waits_once_for_a_failure(tmp_path, calls):
             datasets.fill_from_samples(config(tmp_path, options={"kind": "broken"}))
     assert calls == [(100, 12.0)]
     assert [path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()] == []
+    user_function.forget_failures()  # as a later call does
+    with pytest.raises(PluginError):
+        datasets.fill_from_samples(config(tmp_path, options={"kind": "broken"}))
+    assert len(calls) == 2
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -203,17 +207,10 @@ def test_built_in_networks_that_do_not_fit(tmp_path, calls, case):
         datasets.check(datasets.fill_from_samples(config(tmp_path, model, options={"kind": kind})))
 
 
-@pytest.mark.parametrize(("key", "value"), [("workers", 2), ("augment", False)])
-def test_settings_of_decoding_are_refused_where_samples_are_made_once(key, value, tmp_path):
-    with pytest.raises(
-        InputError, match=rf"^dataset.{key} is of pictures that are decoded during training, and the sa"
-    ):
-        datasets.check(config(tmp_path, **{key: value}))
-
-
-def test_the_label_is_the_function_unless_the_dataset_has_a_name(tmp_path):
-    assert datasets.label(config(tmp_path)) == "made_of:build"
-    assert datasets.label(config(tmp_path, name="theirs")) == "theirs"
+def test_settings_of_decoding_are_refused_where_samples_are_made_once(tmp_path):
+    for key, value in (("workers", 2), ("augment", False)):
+        with pytest.raises(InputError, match=rf"^dataset.{key} is of pictures that are decoded during training, and"):
+            datasets.check(config(tmp_path, **{key: value}))
 
 
 def test_a_dataset_of_a_plugin(tmp_path, calls, dists):
@@ -221,6 +218,7 @@ def test_a_dataset_of_a_plugin(tmp_path, calls, dists):
     dists.add("more-data", {"more_data.py": CODE}, {"datasets": functions})
     full = datasets.fill_from_samples(config(tmp_path, name="more", builder=None))
     assert full.dataset.code_digest and datasets.label(full) == "more"
+    assert datasets.label(config(tmp_path)) == "made_of:build"
     datasets.check(full)
     assert datasets.prepare(full).name.startswith("more-")
     with pytest.raises(InputError, match=r"^dataset=more has its function already: dataset.builder is for dataset=cus"):
@@ -607,14 +605,6 @@ def test_a_file_that_a_dataset_cannot_read_is_not_blamed_on_the_cache(tmp_path):
     exec(LENGTHS.replace("{length}", "10"), values)
     with pytest.raises(OSError, match="Bad file descriptor"):  # not WriteFailed
         user_function_worker.write_samples(values["Broken"](), tmp_path, 10)
-
-
-def test_a_later_call_calls_a_function_again_that_has_failed(tmp_path, calls):
-    for _ in range(2):
-        user_function.forget_failures()
-        with pytest.raises(PluginError):
-            datasets.fill_from_samples(config(tmp_path, options={"kind": "broken"}))
-    assert len(calls) == 2
 
 
 def test_only_the_end_of_a_long_output_is_read(tmp_path, monkeypatch):
