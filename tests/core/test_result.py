@@ -264,7 +264,7 @@ def mutated(path, drop, value):
     return tree
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from(paths(TREE)), drop=st.booleans(), value=st.sampled_from(VALUES))
 @example(path=("status",), drop=False, value="text")
 @example(path=("ranks", 0, "status"), drop=False, value="text")

@@ -112,7 +112,7 @@ def _make(folder):
     return folder
 
 
-@many_examples(10, 1_000)
+@many_examples(5, 1_000)
 def test_names_of_folders(examples):
     start, numbers = Path.cwd(), itertools.count()
 

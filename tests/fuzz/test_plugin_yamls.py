@@ -72,7 +72,7 @@ def check_commands():
     run_line(["list", "strategies"])
 
 
-@many_examples(10, 500)
+@many_examples(4, 500)
 def test_yamls_of_plugins(plugin_yaml, examples):
     def check(content):
         plugin_yaml.write_bytes(content)
@@ -87,7 +87,12 @@ def test_yamls_of_plugins(plugin_yaml, examples):
     try_examples(check, examples, content=YAMLS)
 
 
-@pytest.mark.parametrize("name", ["ddp", "a b", "-x", "null", "a=b", "..", "${gpus}", "\u202e", "a,b", "[a]"])
+NAMES = ["ddp", "a b", "-x", "..", "${gpus}"]
+
+
+@pytest.mark.parametrize(
+    "name", [*NAMES, *(pytest.param(each, marks=pytest.mark.slow) for each in ("null", "a=b", "\u202e", "a,b", "[a]"))]
+)
 def test_names_of_yamls(plugin_yaml, name):
     plugin_yaml.rename(plugin_yaml.with_name(f"{name}.yaml"))
     clear_plugin_caches()

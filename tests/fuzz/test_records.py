@@ -142,7 +142,7 @@ def check_texts(*texts):
         assert SECRET not in text and "<img src=x" not in text
 
 
-@many_examples(20, 2_000)
+@many_examples(8, 2_000)
 def test_changed_records(records, examples, monkeypatch):
     monkeypatch.setenv("SECRET", SECRET)
     try_examples(Mutants(records).check, examples, data=st.data())

@@ -91,7 +91,12 @@ def test_a_report_reads_as_it_did(make_runs, tmp_path):
     assert render(make_runs, tmp_path) == (GOLDEN / f"{make_runs.__name__}.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("make_runs", SWEEPS)
+SLOW = (batches, memory, trainings)  # others have their sections
+
+
+@pytest.mark.parametrize(
+    "make_runs", [pytest.param(each, marks=pytest.mark.slow) if each in SLOW else each for each in SWEEPS]
+)
 def test_names_stay_text_and_ids_are_plain_and_unique(make_runs, tmp_path):
     results = make_runs()
     for result in results:

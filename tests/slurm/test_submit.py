@@ -91,7 +91,9 @@ def test_no_script_contradicts_itself_or_its_hardware(name, strategy):
     hardware, rendered = config.hardware, 0
     per_node = hardware.gpus_per_node
     assert per_node is not None
-    for gpus in range(1, 4 * per_node + 1):
+    for gpus in sorted(
+        {1, 2, 3, *(count + more for count in (per_node, 2 * per_node) for more in (-1, 0, 1)), 4 * per_node} - {0}
+    ):
         spec = resolve(dataclasses.replace(config, gpus=gpus))
         if gpus > per_node * hardware.max_nodes or (strategy == "mirrored" and gpus > per_node):
             assert spec.unsupported or (hardware.devices == "cpu" and hardware.max_nodes == 1), gpus
@@ -109,7 +111,7 @@ def test_no_script_contradicts_itself_or_its_hardware(name, strategy):
         if spec.device == "cuda":
             assert int(script["--gres"].rpartition(":")[2]) == min(gpus, per_node)
         rendered += 1
-    assert rendered >= per_node
+    assert rendered >= min(per_node, 3)
 
 
 def test_folder_names_are_quoted_and_without_placeholders(tmp_path):
@@ -121,19 +123,16 @@ def test_folder_names_are_quoted_and_without_placeholders(tmp_path):
         submit.render_script(run(1), tmp_path / "job%j")
 
 
-BREAKS = [*"\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", "\x00", "\x1b", "\u202e"]
-
-
-@pytest.mark.parametrize("sign", BREAKS, ids=ascii)
-def test_no_sign_in_a_name_or_an_option_makes_a_line_of_its_own(tmp_path, sign):
+def test_no_sign_in_a_name_or_an_option_makes_a_line_of_its_own(tmp_path):
     """Some end a line for str.splitlines, and what stood behind them in a quoted option would be a command."""
-    with pytest.raises(InputError, match="would interpret a part of this name"):
-        submit.render_script(run(1), tmp_path / f"a{sign}touch PWN #")
-    for key in ("lines", "srun"):
-        with pytest.raises(InputError, match="should be --name=value or --name"):
-            check_slurm_options(SlurmSpec(**{key: [f"--comment=a{sign}touch PWN #"]}))
-    with pytest.raises(InputError, match="should be a path in one line"):
-        check_slurm_options(SlurmSpec(container=f"a{sign}b"))
+    for sign in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00\x1b\u202e":
+        with pytest.raises(InputError, match="would interpret a part of this name"):
+            submit.render_script(run(1), tmp_path / f"a{sign}touch PWN #")
+        for key in ("lines", "srun"):
+            with pytest.raises(InputError, match="should be --name=value or --name"):
+                check_slurm_options(SlurmSpec(**{key: [f"--comment=a{sign}touch PWN #"]}))
+        with pytest.raises(InputError, match="should be a path in one line"):
+            check_slurm_options(SlurmSpec(container=f"a{sign}b"))
 
 
 def test_the_script_is_cut_at_line_feeds_alone():

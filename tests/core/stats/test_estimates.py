@@ -67,15 +67,20 @@ def test_the_interval_of_independent_blocks_has_its_coverage(blocks, confidence,
     assert confidence - 0.025 <= covered <= confidence + 0.025
 
 
-def test_the_stopping_rule_covers_correlated_blocks_and_the_naive_one_does_not():
-    runs = autoregressive_s(1500, 4096, phi=0.5, spread=0.1, seed=1)
+RUNS = pytest.mark.parametrize("runs", [500, pytest.param(1500, marks=pytest.mark.slow)])
+
+
+@RUNS
+def test_the_stopping_rule_covers_correlated_blocks_and_the_naive_one_does_not(runs):
+    runs = autoregressive_s(runs, 4096, phi=0.5, spread=0.1, seed=1)
     by_rule = np.mean([covers(stopped_by_rule(run, target=0.01)) for run in runs])
     assert by_rule >= 0.90
     assert naive_coverage(runs, target=0.01) <= 0.75
 
 
-def test_the_stopping_rule_has_its_coverage_on_independent_blocks():
-    runs = autoregressive_s(1500, 2048, phi=0.0, spread=0.1, seed=2)
+@RUNS
+def test_the_stopping_rule_has_its_coverage_on_independent_blocks(runs):
+    runs = autoregressive_s(runs, 2048, phi=0.0, spread=0.1, seed=2)
     assert 0.92 <= np.mean([covers(stopped_by_rule(run, target=0.01)) for run in runs]) <= 0.98
 
 
@@ -87,10 +92,11 @@ def test_sum_covers_the_true_sum():
     assert 0.94 <= np.mean([each.low <= 26 <= each.high for each in sums]) <= 0.96
 
 
-@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.99])
-@pytest.mark.parametrize("freedom", [*range(1, len(T_QUANTILES) + 3), 1000, 2.5, 4.0, 30.5, math.inf])
-def test_student_t_is_that_of_scipy(freedom, confidence):
-    assert student_t(freedom, confidence) == pytest.approx(float(stdtrit(freedom, (1 + confidence) / 2)), rel=1e-12)
+def test_student_t_is_that_of_scipy():
+    for freedom in (*range(1, len(T_QUANTILES) + 3), 1000, 2.5, 4.0, 30.5, math.inf):
+        for confidence in (0.5, 0.95, 0.99):
+            wanted = float(stdtrit(freedom, (1 + confidence) / 2))
+            assert student_t(freedom, confidence) == pytest.approx(wanted, rel=1e-12), (freedom, confidence)
 
 
 def test_the_tabulated_quantiles_need_no_scipy(monkeypatch):
