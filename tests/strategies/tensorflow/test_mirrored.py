@@ -19,7 +19,7 @@ from tests.strategies.tensorflow.conftest import DEVICES
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["mirrored", "mirrored_hierarchical", "mirrored train.precision=float16"])
 def test_replicas_diverge_without_synchronization(strategy, source, words):
-    one = strategy(*f"strategy={words}".split(), "gpus=2")
+    one = strategy(*f"strategy={words}".split(), "gpus=2", "train.learning_rate=0.1")
     run_training(one, source(), 2)
     one.set_gradient_sync(False)
     run_training(one, source(), 2)

@@ -160,7 +160,7 @@ def test_an_optimizer_step_runs_on_its_device(strategy, optimizer):
     """But for what names no device and follows the variable that it reads."""
     two = strategy(*TWO, f"train.optimizer={optimizer}", "train.weight_decay=0.1")
     operations = two.step_function().get_concrete_function().graph.get_operations()
-    names = {one.name for one in two.optimizer.of_device.values()}
+    names = {one.name for one in two.optimizer.by_device.values()}
     steps = [
         op
         for op in operations
