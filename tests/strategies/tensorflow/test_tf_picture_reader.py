@@ -15,6 +15,7 @@ from scalebench.workloads.source import Source
 from tests.builders.configs import image_config
 
 COUNT, CLASSES, SIDE = 16, 4, 48
+WORKERS = pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.slow)])
 MAX_MEAN_DIFFERENCE = 1.0  # of 255: both resize in their own way, and central squares are up to half a pixel apart
 
 
@@ -89,7 +90,7 @@ def index_names(config, out):
     return str(index / cache.INPUTS)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@WORKERS
 def test_records_are_shared_in_the_order_of_the_files(folder, tmp_path, workers):
     names = index_names(write_records(folder, tmp_path), tmp_path)
     settings = {"names": names, "records": True, "classes": CLASSES}
@@ -127,7 +128,7 @@ def test_mistakes_in_records_are_one_line(folder, tmp_path):
         tfrecord.index_files(image_config("imagenet_tfrecord", tmp_path, SIDE), tmp_path, tmp_path)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@WORKERS
 def test_a_rank_reads_only_its_own_records(folder, tmp_path, workers):
     """One of them is damaged, and so are all that the other rank reads, each in the first bytes of its data."""
     names = index_names(write_records(folder, tmp_path), tmp_path)
