@@ -13,8 +13,6 @@ import sysconfig
 import tomllib
 import venv
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -42,16 +40,16 @@ SHOWS: dict[str, tuple[list[str], int, list[str]]] = {
 }  # fmt: skip
 
 
-def project(folder: Path) -> dict[str, Any]:
+def project(folder):
     with (folder / "pyproject.toml").open("rb") as file:
         return dict(tomllib.load(file)["project"])
 
 
-def names(requirements: list[str]) -> set[str]:
+def names(requirements):
     return {Requirement(one).name.replace("-", "_").lower() for one in requirements}
 
 
-def imported(path: Path) -> set[str]:
+def imported(path):
     """Top-level names of what a file imports, wherever in it."""
     actual = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -84,7 +82,7 @@ def wheel(tmp_path_factory):
     return built(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
-def built(folder: Path, into: Path) -> Path:
+def built(folder, into):
     """The wheel that a folder's own pyproject.toml makes of it."""
     run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(into), str(folder)], into)
     (made,) = into.glob("*.whl")
@@ -114,7 +112,7 @@ def test_it_passes_its_own_tests_where_it_is_installed(folder, wheel, tmp_path):
         run([*scalebench, "check", name], away)
 
 
-def installed(folder: Path, wheel: Path, tmp_path: Path) -> str:
+def installed(folder, wheel, tmp_path):
     """Python of a new environment with scalebench and that plugin, behind which is this one. Skips where something
     that the plugin needs is in neither and cannot be had."""
     environment, its = tmp_path / "env", built(folder, tmp_path)
@@ -134,7 +132,7 @@ def installed(folder: Path, wheel: Path, tmp_path: Path) -> str:
     return python
 
 
-def is_here(requirement: str) -> bool:
+def is_here(requirement):
     one = Requirement(requirement)
     try:
         return one.specifier.contains(version(one.name), prereleases=True)
@@ -142,14 +140,14 @@ def is_here(requirement: str) -> bool:
         return False
 
 
-def run(command: list[str], folder: Path) -> str:
+def run(command, folder):
     """What it printed."""
     done = attempt(command, folder)
     assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
 
 
-def attempt(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def attempt(command, folder):
     ours = ("PYTHONPATH", "VIRTUAL_ENV", "SCALEBENCH_PLUGINS")
     environment = {key: value for key, value in os.environ.items() if key not in ours} | {"COLUMNS": "200"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)

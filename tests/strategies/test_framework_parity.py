@@ -3,7 +3,6 @@ also those of keras.applications, the outside oracle."""
 
 import dataclasses
 import math
-from typing import Any
 
 import keras
 import numpy as np
@@ -20,7 +19,6 @@ from scalebench.strategies.torch import model as torch_weights
 from scalebench.strategies.torch import optimizer as torch_training
 from scalebench.strategies.torch.model import NetworkModule
 from scalebench.workloads import networks
-from scalebench.workloads.network import Network
 from scalebench.workloads.weights import initial_weights
 from tests.strategies.torch import conftest as conftest  # it imports Lightning, which sets an environment variable
 
@@ -45,14 +43,14 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
 
 
-def network(name: str) -> Network:
+def network(name):
     """At a size that is quick to compute, and with few outputs."""
     pixels = SIZES.get(name, 32)
     shape = SHAPES.get(name, (pixels, pixels, 3))
     return networks.build_by_name(name, shape, OUTPUTS.get(name, 11), OPTIONS.get(name))
 
 
-def arrays(net: Network, seed: int = 1) -> dict[str, np.ndarray]:
+def arrays(net, seed=1):
     """Biases and statistics that are not 0 and 1, which would hide mistakes.
 
     Kernels as large as He et al. 2015 have them for relu: with those that Keras begins with, and statistics that are
@@ -67,7 +65,7 @@ def arrays(net: Network, seed: int = 1) -> dict[str, np.ndarray]:
     return actual
 
 
-def data(net: Network, seed: int = 2) -> tuple[np.ndarray, np.ndarray, str]:
+def data(net, seed=2):
     """(inputs, targets, loss)."""
     rng = np.random.default_rng(seed)
     inputs = rng.uniform(-1, 1, (SAMPLES, *net.input.shape)).astype(np.float32)
@@ -80,17 +78,17 @@ def data(net: Network, seed: int = 2) -> tuple[np.ndarray, np.ndarray, str]:
     return inputs, rng.integers(0, outputs, SAMPLES), "cross_entropy"
 
 
-def in_torch(net: Network, **settings: Any) -> NetworkModule:
+def in_torch(net, **settings):
     model = NetworkModule(net, dropout=False, **settings)
     torch_weights.load_weights(model, arrays(net))
     return model
 
 
-def in_keras(net: Network, **settings: Any) -> NetworkModel:
+def in_keras(net, **settings):
     return NetworkModel(net, arrays(net), dropout=False, **settings)
 
 
-def assert_close(actual: np.ndarray, wanted: np.ndarray, rtol: float):
+def assert_close(actual, wanted, rtol):
     """Relative to the largest value: a number near 0 among large ones carries their rounding."""
     np.testing.assert_allclose(actual, wanted, rtol=0, atol=rtol * np.abs(wanted).max())
 
@@ -129,7 +127,7 @@ def test_parity_of_losses(name):
         assert_close(actual[array.name], wanted[array.name], 1e-2)
 
 
-def short_rate(net: Network) -> float:
+def short_rate(net):
     """A learning rate at which the first gradient, followed for all updates, would take a fifth off the loss."""
     model, (inputs, targets, loss) = in_torch(net).train(), data(net)
     value = torch_training.select_loss(loss)(model(torch.from_numpy(inputs)), torch.from_numpy(targets))
@@ -138,7 +136,7 @@ def short_rate(net: Network) -> float:
     return 0.2 * value.item() / UPDATES / squares
 
 
-def losses_in_keras(net: Network, rate: float) -> tuple[list[float], NetworkModel]:
+def losses_in_keras(net, rate):
     model, (inputs, targets, loss) = in_keras(net), data(net)
     optimizer = tf_training.create_optimizer(TrainSpec(optimizer="sgd"), rate)
     optimizer.build(model.trainable_variables)
@@ -154,7 +152,7 @@ def losses_in_keras(net: Network, rate: float) -> tuple[list[float], NetworkMode
     return [float(update()) for _ in range(UPDATES)], model
 
 
-def losses_in_torch(net: Network, rate: float) -> tuple[list[float], NetworkModule]:
+def losses_in_torch(net, rate):
     model, (inputs, targets, loss) = in_torch(net).train(), data(net)
     optimizer = torch_training.build_optimizer(TrainSpec(optimizer="sgd"), model.parameters(), rate)
     x, y, of = torch.from_numpy(inputs), torch.from_numpy(targets), torch_training.select_loss(loss)
@@ -192,7 +190,7 @@ APPLICATIONS = {
 }
 
 
-def oracle(net: Network) -> keras.Model:
+def oracle(net):
     """The application that `net` claims to be, with our arrays by their names."""
     keras.utils.clear_session()  # it numbers layers that it does not name
     model = getattr(keras.applications, APPLICATIONS[net.name])(

@@ -1,12 +1,10 @@
 """Names -> classes: the built-ins, plugins of installed packages, and what goes wrong with either."""
 
 import dataclasses
-from typing import Any
 
 import pytest
 
 from scalebench.core.errors import InputError, PluginError
-from scalebench.core.spec import RunSpec
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
 from tests.builders.plugins import CODE, OPTIONS, strategy_yaml
@@ -50,7 +48,7 @@ def test_a_plugin_that_is_not_selected_is_hidden(dists, monkeypatch, chosen):
         registry.find_strategy("mine")
 
 
-def refusal(**changes: Any) -> str | None:
+def refusal(**changes):
     """What is wrong with the plugins of a run of the simulated strategy but for these names; None where nothing is."""
     config = simulated_config()
     for part, name in changes.items():
@@ -156,7 +154,7 @@ def test_entry_points_that_are_no_strategies(dists, target, line):
     assert str(caught.value).startswith(f"strategy 'mine' of my-plugin{line}")
 
 
-def spec_of(options: dict[str, Any]) -> RunSpec:
+def spec_of(options):
     spec = simulated_spec()
     strategy = dataclasses.replace(spec.config.strategy, name="mine", options=options)
     return dataclasses.replace(spec, config=dataclasses.replace(spec.config, strategy=strategy))

@@ -1,14 +1,12 @@
 """The truths of `check --gpu`: each judgement passes what is right and fails what is not, on made-up figures."""
 
-from typing import Any
-
 import pytest
 
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.machine.gpus import Gpu, GpuFacts
 from scalebench.testing import gpu_truths
-from scalebench.testing.gpu_truths import FAIL, JUDGEMENTS, NOT_POSSIBLE, ONE_DEVICE_TRUTHS, PASS, Truth
+from scalebench.testing.gpu_truths import FAIL, JUDGEMENTS, NOT_POSSIBLE, ONE_DEVICE_TRUTHS, PASS
 from scalebench.testing.launch import Refused
 from tests.nvml_stand_in import put_in
 
@@ -21,11 +19,11 @@ FACTS = {"count": 2, "name": "H100", "capability": "9.0", "torch": "2.13.0", "cu
 MIB = 2**20
 
 
-def times(measured_s: float | None, expected_s: float | None = 0.010) -> dict[str, Any]:
+def times(measured_s, expected_s=0.010):
     return {"measured_s": measured_s, "expected_s": expected_s}
 
 
-def sizes(*of_mib: tuple[float, float | None, float]) -> dict[str, Any]:
+def sizes(*of_mib):
     return {"ranks": 4, "sizes": [[int(mib * MIB), measured, expected] for mib, measured, expected in of_mib]}
 
 
@@ -89,7 +87,7 @@ def test_losses_of_two_ranks_on_one_gpu(actual, expected, verdict):
     assert gpu_truths.judge_losses(actual, expected, 1e-4).verdict == verdict
 
 
-def raise_error(error: BaseException) -> list[Truth]:
+def raise_error(error):
     raise error
 
 

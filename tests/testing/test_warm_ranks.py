@@ -4,10 +4,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,10 +13,9 @@ from scalebench.config.resolve import resolve
 from scalebench.core.machine import gpus
 from scalebench.core.machine.private_network import PrivateNetwork, find_kernel_problem
 from scalebench.core.process import build_python_command
-from scalebench.core.spec import RunSpec, write_spec
+from scalebench.core.spec import write_spec
 from scalebench.runner.launchers import local
 from scalebench.runner.launchers.rank_environment import build_environment, find_free_ports
-from scalebench.runner.launchers.supervise import Program, StartProgram
 from scalebench.testing import warm_ranks as module
 from scalebench.testing.launch import EVEN_WORKLOAD
 from scalebench.testing.warm_ranks import WarmProcess, WarmRanks
@@ -40,15 +36,7 @@ LATE = (
 )
 
 
-def start_rank(
-    start: StartProgram,
-    task: str,
-    folder: Path,
-    rank: int = 0,
-    spec: RunSpec | None = None,
-    addresses: Sequence[str] = ("127.0.0.1:1", "127.0.0.1:2"),
-    **variables: str,
-) -> tuple[Program, Path]:
+def start_rank(start, task, folder, rank=0, spec=None, addresses=("127.0.0.1:1", "127.0.0.1:2"), **variables):
     """Start a rank of a run on two devices, and return it and its log."""
     folder.mkdir(exist_ok=True)
     (folder / "task").write_text(task)
@@ -59,13 +47,13 @@ def start_rank(
     return start(build_python_command("-m", RANK, str(folder)), environment, log, False, None), log
 
 
-def read_answer(start: StartProgram, task: str, folder: Path, rank: int = 0) -> Any:
+def read_answer(start, task, folder, rank=0):
     process, log = start_rank(start, task, folder, rank)
     assert process.wait(LIMIT_S) == 0, log.read_text()
     return json.loads(log.read_text())
 
 
-def is_forked(start: StartProgram, folder: Path, **variables: str) -> bool:
+def is_forked(start, folder, **variables):
     process, log = start_rank(start, "end", folder, **variables)
     assert process.wait(LIMIT_S) == 0, log.read_text()
     return isinstance(process, WarmProcess)

@@ -1,10 +1,8 @@
 """Activation checkpointing changes no gradient and no moving statistic, and keeps fewer activations."""
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch.checkpointing import checkpoint_user_module
@@ -16,12 +14,12 @@ from tests.strategies.torch.conftest import model_spec
 SHAPES = {"materials_cnn": (200, 3), "resnet20_cifar10": (32, 32, 3), "densenet40_k12": (32, 32, 3)}
 
 
-def make_inputs(name: str) -> Tensor:
+def make_inputs(name):
     torch.manual_seed(1)
     return torch.randint(512, (3, 64)) if name == "gpt_small" else torch.randn(4, *SHAPES[name])
 
 
-def train_once(name: str, checkpointed: bool, dropout: bool = False) -> tuple[int, list[Tensor]]:
+def train_once(name, checkpointed, dropout=False):
     """Return (bytes kept between the passes, gradients and moving statistics after one step)."""
     network = networks.build_network(model_spec(name))
     model = NetworkModule(network, "nchw", dropout)
@@ -59,7 +57,7 @@ def test_a_step_is_the_same_and_keeps_less(name, dropout):
 
 
 class Switchable(nn.Linear):
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any):
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs):
         self.switched = gradient_checkpointing_kwargs
 
 

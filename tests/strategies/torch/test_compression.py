@@ -1,12 +1,10 @@
 """DistributedDataParallel's hooks send as many bytes as they state, and nothing while synchronization is off."""
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
@@ -19,7 +17,7 @@ SEVERAL = {"strategy__options__bucket_cap_mb": 0.01}  # a bucket for nearly ever
 HOOKS = {"bf16": 2, "fp16": 2, "powersgd": 4}  # bytes of an element that is sent
 
 
-def sent_elements(action: Callable[[], Any]) -> list[int]:
+def sent_elements(action):
     """Return the elements of each tensor that Gloo sends during the action, by any thread."""
     threads = _ExperimentalConfig(profile_all_threads=True)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True, experimental_config=threads) as profiler:
@@ -28,7 +26,7 @@ def sent_elements(action: Callable[[], Any]) -> list[int]:
     return [size for event in sorted(sent, key=lambda event: event.time_range.start) for (size,) in event.input_shapes]
 
 
-def train(strategy: Any, hook: str, **changes: Any) -> Any:
+def train(strategy, hook, **changes):
     """Return rank 0 after the steps in which buckets and factors are set up."""
     adapter = strategy("ddp_gloo", strategy__options__comm_hook=hook, **changes)
     for _ in range(4):
@@ -72,7 +70,7 @@ class Odd(nn.Module):
         self.dense, self.dead = nn.Linear(200 * 3, 2), nn.Linear(200 * 3, 50)
         self.temperature = nn.Parameter(torch.tensor(1.0))
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs):
         inputs = inputs.flatten(1)
         return self.dense(inputs) / self.temperature + 0 * self.dead(inputs).sum()
 

@@ -1,7 +1,5 @@
 """DistributedDataParallel: parts of a step without communication, and synchronization after the backward pass."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -22,7 +20,7 @@ def test_parts_of_a_step_send_nothing(strategy):
     assert gloo_events(lambda: adapter.step(batch)) == {"gloo:all_reduce", "gloo:broadcast"}
 
 
-def gloo_events(action: Any) -> set[str]:
+def gloo_events(action):
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         action()
     return {event.name for event in profiler.events() if event.name.startswith("gloo:")}
@@ -46,7 +44,7 @@ GRADIENT = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad
 BATCH = TorchBatch(torch.linspace(-1, 1, 20 * 600).reshape(20, 200, 3), torch.linspace(0, 1, 40).reshape(20, 2), 20)
 
 
-def sync_starts(adapter: Any) -> tuple[list[float], list[float]]:
+def sync_starts(adapter):
     """Return when the all-reduces of a step started, and when its gradients were ready."""
     for _ in range(3):  # the first steps rebuild the buckets
         adapter.step(BATCH)

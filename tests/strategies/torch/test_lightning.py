@@ -2,10 +2,8 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from itertools import islice
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ import torch
 from scalebench.core.spec import RankPlacement
 from scalebench.measure.timed_loop import LoopPhase, TimedLoop, fixed_length_phase
 from scalebench.strategies.base import BatchReplay, Unsupported
-from scalebench.workloads.source import Source
 from tests.builders.runs import StepLosses
 from tests.strategies.torch.conftest import spec_of
 
@@ -22,16 +19,16 @@ from tests.strategies.torch.conftest import spec_of
 class CountedBatches:
     """Batches that count how many of them were fetched."""
 
-    def __init__(self, batches: Any):
+    def __init__(self, batches):
         self.drawn, self._batches = 0, batches
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         for batch in self._batches:
             self.drawn += 1
             yield batch
 
 
-def train(strategy: Any, source: Source, blocks: int, steps: int) -> tuple[int, list[float]]:
+def train(strategy, source, blocks, steps):
     """Train some blocks and return (fetched batches, mean loss of each step)."""
     batches, losses = CountedBatches(strategy.feed(source)), StepLosses()
     stage = fixed_length_phase("some", blocks, steps)

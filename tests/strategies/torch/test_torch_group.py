@@ -88,7 +88,7 @@ def test_a_copy_to_the_gpu_of_another_rank_that_has_no_room_is_not_measured(mode
         build_transfer(rank, "peer_one_way", 0, 1, 64)
 
 
-def two_gpus(mode: str) -> list[Gpu]:
+def two_gpus(mode):
     return [Gpu(index, *[None] * 8, compute_mode=mode) for index in range(2)]
 
 
@@ -131,16 +131,14 @@ def test_a_group_of_one_rank_sums_and_leaves(strategy):
 class UnjoinedGroup(TorchGroup):
     """A group without processes."""
 
-    def __init__(self, backend: str):
+    def __init__(self, backend):
         self.backend = backend
 
-    def sum(self, values: list[float]) -> list[float]:
+    def sum(self, values):
         return values
 
 
-def transfer_rank(
-    rank: int, ranks: int = 3, kind: str = "cpu", backend: str = "gloo", nodes: tuple[int, ...] = ()
-) -> TransferRank:
+def transfer_rank(rank, ranks=3, kind="cpu", backend="gloo", nodes=()):
     spec = spec_of("ddp_gloo", ranks)
     spec.device = kind
     for place, node in zip(spec.places, nodes, strict=False):
@@ -219,9 +217,7 @@ def test_copies_without_access_are_not_measured(monkeypatch, kind, source, targe
         assert find_problem(kind, 0, 1) == "the process of rank 0 does not see the GPU of rank 1"
 
 
-def find_problem(
-    kind: str, source: int | None, target: int | None, rank: int = 0, nodes: tuple[int, ...] = ()
-) -> str | None:
+def find_problem(kind, source, target, rank=0, nodes=()):
     try:
         bandwidth._check_possible(transfer_rank(rank, kind="cuda", backend="nccl", nodes=nodes), kind, source, target)
     except NotMeasured as reason:

@@ -1,8 +1,6 @@
 """Networks in torch: the plan of the forward pass, weights, and every network of the zoo. The operations are in
 test_network_operations.py."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -16,7 +14,7 @@ from tests.strategies.torch.conftest import model_spec
 FORMATS = pytest.mark.parametrize("data_format", ["nhwc", "nchw"])
 
 
-def module(net: Network, **others: Any) -> tuple[NetworkModule, dict[str, np.ndarray]]:
+def module(net, **others):
     """Return the module with random arrays, including biases and statistics, and these arrays."""
     rng = np.random.default_rng(0)
     arrays = {a.name: rng.normal(size=a.shape).astype(np.float32) for a in net.arrays}
@@ -26,13 +24,13 @@ def module(net: Network, **others: Any) -> tuple[NetworkModule, dict[str, np.nda
     return made, arrays
 
 
-def output(made: NetworkModule, inputs: np.ndarray) -> np.ndarray:
+def output(made, inputs):
     with torch.no_grad():
         actual = made(torch.from_numpy(inputs))
     return actual.movedim(1, -1).numpy()
 
 
-def drawn(shape: tuple[int, ...], samples: int = 2) -> np.ndarray:
+def drawn(shape, samples=2):
     return np.random.default_rng(1).normal(size=(samples, *shape)).astype(np.float32)
 
 
@@ -47,7 +45,7 @@ def test_batch_norm_of_single_values():
     )
 
 
-def residual() -> Network:
+def residual():
     """Return a network with everything that the plan rewrites: padding before convolutions and in-place activations."""
     net = Network("net", (9, 9, 3))
     x = net.relu(net.batch_norm(net.conv(net.zero_pad(net.input, 2), "conv1", 8, 3, 2, "valid"), "bn1"))
@@ -99,7 +97,7 @@ def test_gradients_are_those_without_rewriting(data_format, monkeypatch):
         torch.testing.assert_close(actual[name], gradient, rtol=1e-9, atol=1e-6)
 
 
-def gradients(made: NetworkModule, x: torch.Tensor) -> dict[str, torch.Tensor]:
+def gradients(made, x):
     made.double()(x.double()).square().sum().backward()
     return {name: parameter.grad for name, parameter in made.named_parameters()}
 
@@ -160,11 +158,11 @@ def test_every_network(name):
         assert parameter.grad.stride() == parameter.stride(), f"{key}: a fused optimizer would mix it up"
 
 
-def cnn(positions: int = 200) -> Network:
+def cnn(positions=200):
     return networks.build_by_name("materials_cnn", (positions, 3), 2)
 
 
-def drawn_weights(net: Network) -> dict[str, np.ndarray]:
+def drawn_weights(net):
     """Return random values for every array, including biases, so that no two arrays can be confused."""
     rng = np.random.default_rng(1)
     return {array.name: rng.normal(size=array.shape).astype(np.float32) for array in net.arrays}

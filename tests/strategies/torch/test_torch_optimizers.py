@@ -1,10 +1,8 @@
 """Every optimizer with a schedule and weight decay against its formula."""
 
 import os
-from collections.abc import Iterator
 from functools import partial
 from itertools import islice
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +23,7 @@ RATES = {"sgd": 0.02, "momentum": 0.01, "nesterov": 0.01}
 SETTINGS = {"train__weight_decay": DECAY, "train__momentum": MOMENTUM}
 
 
-def step_weight(name: str, state: dict[str, Tensor], weight: Tensor, gradient: Tensor, rate: float) -> Tensor:
+def step_weight(name, state, weight, gradient, rate):
     """Return the weight after a step by the optimizer's formula; `state` is kept between steps."""
     if name == "adamw":
         weight = weight * (1 - rate * DECAY)
@@ -46,7 +44,7 @@ def step_weight(name: str, state: dict[str, Tensor], weight: Tensor, gradient: T
     return weight - rate * mean / (square.sqrt() + 1e-7)
 
 
-def reference_losses(bare: Any, batches: Iterator[Any], rates: list[float]) -> list[float]:
+def reference_losses(bare, batches, rates):
     """Train the model of `bare` by the formulas instead of an optimizer and return the losses."""
     parameters, losses = list(bare.model.parameters()), []
     states: list[dict[str, Tensor]] = [{} for _ in parameters]
@@ -111,7 +109,7 @@ BUCKETS = {"strategy__options__overlap": False}
 KERNELS = dict.fromkeys(OPTIMIZERS, "fused") | {"rmsprop": "foreach"}
 
 
-def local_weights(adapter: Any) -> list[Tensor]:
+def local_weights(adapter):
     return [getattr(p, "to_local", lambda p=p: p)().detach().clone() for p in adapter.model.parameters()]
 
 

@@ -2,8 +2,6 @@
 keep what they should, and a user's module that fails or differs between ranks ends both."""
 
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from scalebench.config import horovod_build
 from scalebench.core.json_files import read_json, write_json
 from scalebench.core.run_folder import rank_log_name
-from scalebench.core.spec import RunSpec, write_spec
+from scalebench.core.spec import write_spec
 from scalebench.runner import launchers
 from tests.strategies.torch.conftest import USER_MODULES, run_ranks, spec_of, user_model
 from tests.strategies.torch.task_rank import EVALUATED_STEPS, GLOBAL_BATCH, PROFILED_STEPS, run_rank_training
@@ -29,7 +27,7 @@ TRAININGS = [
 ]
 
 
-def skip_without_horovod(spec: RunSpec, folder: Path):
+def skip_without_horovod(spec, folder):
     """Skip a test of Horovod that cannot run here, and write what its ranks read."""
     strategy = spec.config.strategy
     reason = horovod_build.find_horovod_problem("torch", strategy.backend, strategy.launcher)
@@ -132,7 +130,7 @@ def test_parts_do_not_synchronize_and_the_profile_shows_synchronization(name, tm
         check_profile(observed, ALL_REDUCE.get(name, "horovod:synchronize"))
 
 
-def check_profile(observed: dict[str, Any], all_reduce: str):
+def check_profile(observed, all_reduce):
     actual = observed["profile"]
     collectives = {operation["name"]: operation for operation in actual["operations"] if operation["collective"]}
     # Horovod's wait: for all at once under Lightning, else for each of the 8 gradients.
@@ -149,7 +147,7 @@ PARAMETERS = 153441
 TENSORS = [16 * 3 * 7, 16, 24 * 16 * 7, 24, 125 * 1200, 125, 2 * 125, 2]
 
 
-def run_sharded(folder: Path, name: str, **changes: Any) -> list[dict[str, Any]]:
+def run_sharded(folder, name, **changes):
     write_json(folder / "task.json", "shard")
     rank0, rank1 = ranks = run_ranks(spec_of(name, 2, **changes), folder, RANK)
     assert rank0["weights"] == rank1["weights"] and sorted(rank0["sizes"].values()) == sorted(TENSORS)

@@ -1,7 +1,5 @@
 """Faults of a user's code outside of the forward pass, and what some strategies cannot do: one line for each."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -16,7 +14,7 @@ FAULTS = "tests.strategies.torch.user_faults"
 SLOW_TRAINER = pytest.param("lightning_ddp_gloo", marks=pytest.mark.slow)
 
 
-def fault(name: str, **changes: Any) -> dict[str, Any]:
+def fault(name, **changes):
     return user_model(name, **changes) | {"model__torch": f"{FAULTS}:{name}"}
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from scalebench.core.spec import Config, DatasetSpec, ModelSpec, StopSpec, Train
 from scalebench.workloads import datasets, user_code
 from scalebench.workloads.datasets import cache
 from scalebench.workloads.prefetch import prefetch
-from scalebench.workloads.source import Batch
 from tests.builders.configs import image_config
 from tests.builders.runs import simulated_config, simulated_spec
 
@@ -24,7 +22,7 @@ GPT = ModelSpec("gpt_small", input_shape=[64], target_shape=[64], outputs=512)
 MLP = ModelSpec("mlp", input_shape=[8000], target_shape=[1], outputs=1)
 
 
-def config(name: str, model: ModelSpec, **dataset) -> Config:
+def config(name, model, **dataset):
     return Config(model=model, dataset=DatasetSpec(name, **dataset))
 
 
@@ -110,7 +108,7 @@ def test_a_home_folder_in_the_path(tmp_path, monkeypatch):
         datasets.prepare(image_config("cifar10", tmp_path, 32, size=60_000, path="~/cifar"))
 
 
-def batches(cache_dir: Path, count: int, feed: str = "host", dtype: str = "uint8") -> list[Batch]:
+def batches(cache_dir, count, feed="host", dtype="uint8"):
     """The first batches that replica 1 of 2 gets of 100 generated images."""
     spec = resolve(simulated_config(gpus=2))
     made = image_config("cifar10_synthetic", cache_dir, dtype=dtype, feed=feed)
@@ -176,7 +174,7 @@ def test_a_training_to_a_stop_may_evaluate_only_some_samples(steps, requested, e
     assert (validation.first, validation.samples, subset.first, subset.samples) == (3000, evaluated, 0, evaluated)
 
 
-def fill(tmp_path: Path, model: dict[str, Any], name: str, **dataset: Any) -> ModelSpec:
+def fill(tmp_path, model, name, **dataset):
     """Return a user's model, filled from the samples of that dataset."""
     (tmp_path / "mine.py").write_text("def build(): ...\n")
     own = ModelSpec(**{"name": "custom", "torch": "mine:build", "loss": "auto", "metric": "auto", **model})

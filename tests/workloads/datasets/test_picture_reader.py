@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -11,11 +10,10 @@ import pytest
 from PIL import Image
 
 from scalebench.core.errors import InputError
-from scalebench.core.spec import ModelSpec, RunSpec
+from scalebench.core.spec import ModelSpec
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import images, picture_reader
 from scalebench.workloads.datasets.picture_reader import PictureReader, Pictures
-from scalebench.workloads.source import Batch, Source
 from tests.builders.configs import make_spec
 
 PICTURES, CLASSES, SIDE = 5, 3, 32
@@ -34,7 +32,7 @@ def folder(tmp_path_factory):
     return path
 
 
-def pictures_spec(folder: Path, tmp_path: Path, replicas: int = 1, batch: int = 4, **keys) -> RunSpec:
+def pictures_spec(folder, tmp_path, replicas=1, batch=4, **keys):
     changes = {
         "model": MODEL, "dataset__name": "imagenet_jpeg",
         "dataset__path": str(folder), "dataset__classes": 10, "dataset__dtype": "uint8", "dataset__size": 1000,
@@ -44,23 +42,23 @@ def pictures_spec(folder: Path, tmp_path: Path, replicas: int = 1, batch: int = 
     return make_spec(**{**changes, **keys})
 
 
-def open_sources(folder: Path, tmp_path: Path, replica: int = 0, replicas: int = 1, batch: int = 4, **keys):
+def open_sources(folder, tmp_path, replica=0, replicas=1, batch=4, **keys):
     return datasets.open_sources(pictures_spec(folder, tmp_path, replicas, batch, **keys), replica, replicas)
 
 
-def take(source: Source, count: int) -> list[Batch]:
+def take(source, count):
     batches = iter(source)
     taken = [next(batches) for _ in range(count)]
     batches.close()
     return taken
 
 
-def workers_alive() -> list[psutil.Process]:
+def workers_alive():
     children = psutil.Process().children(recursive=True)
     return [child for child in children if "picture_reader" in " ".join(child.cmdline())]
 
 
-def equal(one: list[Batch], other: list[Batch]) -> bool:
+def equal(one, other):
     return all(
         np.array_equal(a.inputs, b.inputs) and np.array_equal(a.targets, b.targets) and a.samples == b.samples
         for a, b in zip(one, other, strict=True)

@@ -2,7 +2,6 @@
 The materials curves: the formula, the padding, the ranges, and that a curve depends on seed and index only."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,22 +19,20 @@ Arrays = tuple[NDArray[Any], NDArray[Any]]
 
 
 def make_random(
-    folder: Path, size: int = 500, seed: int = 0, workers: int = 1, shape: tuple[int, ...] = (300_000,),
-    targets: tuple[int, ...] = (1,),
-) -> Arrays:  # fmt: skip
+    folder, size = 500, seed = 0, workers = 1, shape = (300_000,),
+    targets = (1,),
+) :  # fmt: skip
     model = ModelSpec("mlp", input_shape=list(shape), target_shape=list(targets))
     config = Config(model=model, dataset=DatasetSpec("random", size=size, seed=seed))
     return cache.open_arrays(synthetic.define_random(config).ensure(folder, workers))
 
 
-def make_images(folder: Path, side: int = 8, workers: int = 1, size: int = 135, **changes: Any) -> Arrays:
+def make_images(folder, side=8, workers=1, size=135, **changes):
     config = image_config("cifar10_synthetic", folder, side, **{"size": size, **changes})
     return cache.open_arrays(synthetic.define_images(config).ensure(folder, workers))
 
 
-def make_tokens(
-    folder: Path, size: int = 300, seed: int = 0, workers: int = 1, length: int = 20, classes: int = 50
-) -> Arrays:
+def make_tokens(folder, size=300, seed=0, workers=1, length=20, classes=50):
     model = ModelSpec("gpt_small", input_shape=[length], target_shape=[length])
     dataset = DatasetSpec(synthetic.TOKENS, size=size, seed=seed, classes=classes, dtype="int32")
     return cache.open_arrays(synthetic.define_tokens(Config(model=model, dataset=dataset)).ensure(folder, workers))

@@ -10,12 +10,10 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
@@ -82,7 +80,7 @@ def calls(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def config(tmp_path: Path, model: ModelSpec = USER_MODEL, **changes: Any) -> Config:
+def config(tmp_path, model=USER_MODEL, **changes):
     fields = {"name": "custom", "size": 100, "builder": "made_of:build", "cache": str(tmp_path / "cache"), **changes}
     return Config(model=model, dataset=DatasetSpec(**fields), measure=MeasureSpec(timeout_s=12.0))
 
@@ -253,7 +251,7 @@ def build(size, seed, fault="", times=1):
 """
 
 
-def run_worker(tmp_path: Path, limit_s: float = 60.0, **options: object):
+def run_worker(tmp_path, limit_s=60.0, **options):
     (tmp_path / "mine.py").write_text(WORKER_CODE)
     call = FunctionCall("mine:build", "dataset.builder=mine:build", True, 5, 7, options)
     user_function.run_function(call, limit_s, tmp_path / "made")
@@ -355,7 +353,7 @@ def user_module(tmp_path, monkeypatch):
     sys.modules.pop("made_here", None)
 
 
-def respond(folder: Path, reference: str = "made_here:build", **options: Any) -> dict[str, Any]:
+def respond(folder, reference="made_here:build", **options):
     label = f"dataset.builder={reference}"
     request = {"reference": reference, "label": label, "from_user": True, "size": 5, "seed": 7}
     return user_function_worker.handle_request({**request, "options": options, "folder": str(folder)})
@@ -409,7 +407,7 @@ def test_input_errors_and_failed_writes_are_not_the_functions_fault(tmp_path, mo
     assert respond(tmp_path) == {"errno": errno.ENOSPC}
 
 
-def write(inputs: Any, targets: Any, folder: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+def write(inputs, targets, folder):
     user_function_worker.write_samples((inputs, targets), folder, 10**9)
     return cache.open_arrays(folder)
 
@@ -448,13 +446,13 @@ class Tensor:
 class Table:
     """Stands for a Dataset of torch."""
 
-    def __init__(self, samples: list[Any]):
+    def __init__(self, samples):
         self.samples = samples
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.samples)
 
-    def __getitem__(self, row: int) -> Any:
+    def __getitem__(self, row):
         return self.samples[row]
 
 

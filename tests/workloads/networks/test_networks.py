@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from scalebench.core.errors import InputError, PluginError
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads import networks
-from scalebench.workloads.network import Network
 from scalebench.workloads.weights import initial_weights
-from tests.builders.plugins import Distributions
 from tests.builders.plugins import dists as dists
 
 
@@ -81,7 +79,7 @@ def test_input_shape_follows_from_the_model():
         networks.resolve_input_shape(ModelSpec(name="alexnett"))
 
 
-def build_gpt(outputs: int = 16, **options: Any) -> Network:
+def build_gpt(outputs=16, **options):
     return networks.build_by_name("gpt_small", (options.get("sequence_length", 64),), outputs, options)
 
 
@@ -129,7 +127,7 @@ def test_weights_start_as_those_of_gpt_2():
     assert not any(name.endswith("_key/bias") for name in weights)
 
 
-def build_synthetic(parameters: float, flops: float, sample_bytes: int, outputs: int = 1) -> Network:
+def build_synthetic(parameters, flops, sample_bytes, outputs=1):
     options: dict[str, Any] = {"parameters": parameters, "flops": flops, "sample_bytes": sample_bytes}
     return networks.build_by_name("synthetic", (sample_bytes // 4, 1), outputs, options)
 
@@ -210,9 +208,7 @@ def tiny(network, outputs, width=4, {more}):
 END = 'network.dense(x, "out", outputs)'
 
 
-def add(
-    dists: Distributions, body: str = "pass", end: str = END, more: str = "deep=False", target: str = "tiny_net:tiny"
-):
+def add(dists, body="pass", end=END, more="deep=False", target="tiny_net:tiny"):
     code = CODE.format(body=body, end=end, more=more)
     dists.add("tiny-net", {"tiny_net.py": code}, {"models": {"tiny": target}})
 

@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -10,7 +9,6 @@ from omegaconf import OmegaConf
 from scalebench.core.json_files import build_record
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads import networks
-from scalebench.workloads.network import Network
 
 IMAGENET, CIFAR = (224, 224, 3), (32, 32, 3)
 
@@ -55,6 +53,8 @@ def test_counts_by_hand():
     materials = networks.build_by_name("materials_cnn", (200, 3), 2)
     assert materials.forward_flops == 2 * (200 * 7 * 3 * 16 + 100 * 7 * 16 * 24 + 1200 * 125 + 125 * 2)
     assert materials.training_flops == 2_917_500
+    v2 = networks.build_by_name("resnet50_v2", IMAGENET, 1000)
+    assert v2.forward_flops == 2 * 3_482_255_360  # of the convolutions and dense layers of keras.applications
     mlp = networks.build_by_name("mlp", (8000,), 1)
     assert mlp.forward_flops == 2 * (8000 * 4000 + 4000 * 2000 + 2000 * 500 + 500 * 300 + 300)
     alexnet = networks.build_by_name("alexnet_cifar10", CIFAR, 11)
@@ -69,13 +69,13 @@ def test_counts_by_hand():
 CONF = Path(__file__).parents[3] / "conf" / "model"
 
 
-def load(name: str) -> dict[str, Any]:
+def load(name):
     tree = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
     assert isinstance(tree, dict)
     return {str(key): value for key, value in tree.items() if key != "defaults"}
 
 
-def net(name: str) -> Network:
+def net(name):
     return networks.build_network(build_record(ModelSpec, load(name)))
 
 

@@ -10,8 +10,6 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from scalebench.core.json_files import write_json
-from scalebench.core.result import RankRecord
-from scalebench.core.spec import ModelSpec, RunSpec
 from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.base import BatchReplay
 from scalebench.strategies.torch.batches import TorchBatch
@@ -19,7 +17,7 @@ from scalebench.strategies.torch.batches import TorchBatch
 BATCH_SIZES = (12, 12, 4, 12, 4)  # the smaller ones are the last of an epoch
 
 
-def batches(model: ModelSpec) -> list[TorchBatch]:
+def batches(model):
     """Return the same random batches on every rank."""
     generator = torch.Generator().manual_seed(1)
     batches = []
@@ -33,24 +31,24 @@ def batches(model: ModelSpec) -> list[TorchBatch]:
     return batches
 
 
-def losses(strategy: Any, model: ModelSpec) -> list[float] | None:
+def losses(strategy, model):
     """Train on all batches and return the mean loss of each step; None on a stage that has no loss."""
     parts = [part for batch in batches(model) for part in train(strategy, batch) if part is not None]
     return [float(part.loss_sum) / part.samples for part in parts] or None
 
 
-def train(strategy: Any, batch: TorchBatch) -> list[Any]:
+def train(strategy, batch):
     replay = BatchReplay(batch, 1)
     strategy.train(replay)
     return replay.parts
 
 
-def sums(strategy: Any) -> dict[str, float]:
+def sums(strategy):
     """Return the sum of each array of weights by name."""
     return {name: float(array.astype(float).sum()) for name, array in strategy.parameters().items()}
 
 
-def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any):
+def body(spec, strategy, record, progress):
     strategy.setup()
     model = spec.config.model
     waits = count_waits()
@@ -67,7 +65,7 @@ def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any):
     write_json(progress.folder / f"observed{record.rank}.json", observed)
 
 
-def count_waits() -> list[str]:
+def count_waits():
     """Return a list that from now on grows with each message for which this process waits until it has arrived."""
     waits: list[str] = []
 
@@ -82,7 +80,7 @@ def count_waits() -> list[str]:
     return waits
 
 
-def gloo_events(profiler: Any) -> list[str]:
+def gloo_events(profiler):
     return sorted(event.name for event in profiler.events() if event.name.startswith("gloo:"))
 
 

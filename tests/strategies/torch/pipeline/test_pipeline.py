@@ -1,8 +1,5 @@
 """A model cut into stages trains like the complete model, and what cannot be cut is unsupported with a reason."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -17,19 +14,19 @@ from tests.strategies.torch.pipeline import pipeline_rank
 SMALL = {"dataset__size": 40, "dataset__validation_share": 0.0}  # two batches of 20, or three of 12 and one of 4
 
 
-def run_stages(name: str, processes: int, folder: Path, **changes: Any) -> list[dict[str, Any]]:
+def run_stages(name, processes, folder, **changes):
     spec = spec_of(name, processes, **changes)
     spec.global_batch = 12
     return run_ranks(spec, folder, "pipeline.pipeline_rank")
 
 
-def check_losses(ranks: list[dict[str, Any]], bare: Any, rel: float):
+def check_losses(ranks, bare, rel):
     """Check that the last stage alone reports losses, and that they are those of the complete model."""
     assert [rank["losses"] for rank in ranks[:-1]] == [None] * (len(ranks) - 1)
     assert ranks[-1]["losses"] == pytest.approx(pipeline_rank.losses(bare, bare.spec.config.model), rel=rel)
 
 
-def check_weights(ranks: list[dict[str, Any]], bare: Any):
+def check_weights(ranks, bare):
     """Check that the weights gathered from all stages are those of the complete model after as many steps."""
     for rank in ranks:
         assert rank["weights"] == pytest.approx(pipeline_rank.sums(bare), rel=1e-3, abs=1e-2)
@@ -118,7 +115,7 @@ def test_costs_are_measured_on_the_samples_of_a_micro_batch(strategy, monkeypatc
     assert measured_samples == [5]
 
 
-def as_on_gpus(monkeypatch: pytest.MonkeyPatch):
+def as_on_gpus(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # and after the test
     monkeypatch.setattr(base, "tunes_convolutions", lambda device, is_full: tunes_convolutions("cuda", is_full))
 

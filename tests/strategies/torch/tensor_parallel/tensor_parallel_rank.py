@@ -8,16 +8,13 @@ import hashlib
 import math
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from scalebench.core.json_files import write_json
-from scalebench.core.result import RankRecord
-from scalebench.core.spec import RunSpec, read_spec
+from scalebench.core.spec import read_spec
 from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.base import BatchReplay
 from scalebench.strategies.torch.base import BareTorch
@@ -35,7 +32,7 @@ class SharedGroupTensorParallel(TensorParallel):
 
     shared_group: TorchGroup | None = None
 
-    def join(self) -> TorchGroup | None:
+    def join(self):
         SharedGroupTensorParallel.shared_group = SharedGroupTensorParallel.shared_group or super().join()
         return SharedGroupTensorParallel.shared_group
 
@@ -44,7 +41,7 @@ class SingleDevice(BareTorch):
     Options = TensorParallelOptions  # both use the same spec
 
 
-def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any):
+def body(spec, strategy, record, progress):
     folders = sorted(progress.folder.glob("case*"))
     write_json(
         progress.folder / f"observed{record.rank}.json",
@@ -54,7 +51,7 @@ def body(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any):
         SharedGroupTensorParallel.shared_group.leave()
 
 
-def observe_case(spec: RunSpec, rank: int) -> dict[str, Any]:
+def observe_case(spec, rank):
     batch = make_batch(spec)
     ours, alone = (
         SharedGroupTensorParallel(spec, rank),
@@ -80,7 +77,7 @@ def observe_case(spec: RunSpec, rank: int) -> dict[str, Any]:
     return actual
 
 
-def make_batch(spec: RunSpec) -> TorchBatch:
+def make_batch(spec):
     made, model = torch.Generator().manual_seed(5), spec.config.model
     if model.name == "gpt_small":
         tokens = torch.randint(0, model.outputs, (SAMPLES, *model.input_shape), generator=made)
@@ -91,7 +88,7 @@ def make_batch(spec: RunSpec) -> TorchBatch:
     return TorchBatch(inputs, torch.randn(SAMPLES, *model.target_shape, generator=made), SAMPLES)
 
 
-def train_on(strategy: Any, batch: TorchBatch) -> tuple[list[float | None], dict[str, np.ndarray]]:
+def train_on(strategy, batch):
     """Train some steps and return (loss sums, weights)."""
     strategy.setup()
     replay = BatchReplay(batch, STEPS)
@@ -99,7 +96,7 @@ def train_on(strategy: Any, batch: TorchBatch) -> tuple[list[float | None], dict
     return [None if part is None else float(part.loss_sum) for part in replay.parts], strategy.parameters()
 
 
-def profiled_messages(strategy: Any, batch: TorchBatch) -> list[int]:
+def profiled_messages(strategy, batch):
     """Return the bytes of each message of a profiled step: of the gathered or summed result."""
     replay = ProfiledReplay(batch, 1, shapes=True)
     strategy.train(replay)
@@ -111,11 +108,11 @@ def profiled_messages(strategy: Any, batch: TorchBatch) -> list[int]:
     )
 
 
-def local_tensor(parameter: Tensor) -> Tensor:
+def local_tensor(parameter):
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def digest(*tensors: Tensor) -> str:
+def digest(*tensors):
     return hashlib.sha256(b"".join(tensor.detach().contiguous().numpy().tobytes() for tensor in tensors)).hexdigest()
 
 

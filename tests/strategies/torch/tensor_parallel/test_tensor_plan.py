@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.strategies.torch.tensor_parallel.plan import (
-    RING_PASSES,
-    ActivationMessage,
-    Split,
-    can_share,
-    plan_splits,
-)
+from scalebench.strategies.torch.tensor_parallel.plan import RING_PASSES, can_share, plan_splits
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
 from tests.strategies.torch.conftest import model_spec
@@ -35,19 +29,19 @@ SPLIT = {
 PAIRS = {name: len(splits) // 2 for name, splits in SPLIT.items()}
 
 
-def build_network(name: str) -> Network:
+def build_network(name):
     spec = model_spec(name)
     spec.input_shape = networks.resolve_input_shape(spec)
     return networks.build_network(spec)
 
 
-def list_messages(splits: list[Split]) -> list[ActivationMessage]:
+def list_messages(splits):
     """List the messages of one step in the order of sending."""
     forward = [message for split in splits for message in split.forward]
     return forward + [message for split in reversed(splits) for message in split.backward]
 
 
-def kinds_of(splits: list[Split]) -> list[tuple[str, bool]]:
+def kinds_of(splits):
     return [(split.by, split.paired) for split in splits]
 
 
@@ -105,7 +99,7 @@ def test_dropout_and_relu_are_between_the_layers_of_a_pair():
     assert second.between == () and (first.layer, second.layer) == ("dense1", "dense2")
 
 
-def chain(widths: list[int], between: str = "relu") -> Network:
+def chain(widths, between="relu"):
     """Return a chain of dense layers; the first width is that of the input."""
     net = Network("chain", (widths[0],))
     x = net.input
@@ -153,7 +147,7 @@ def test_no_other_plan_is_better(widths, devices, include_single):
     assert cost(actual, widths) == min(cost_of(way, widths) for way in ways)
 
 
-def possible(way: tuple[str, ...], widths: list[int], devices: int, include_single: bool) -> bool:
+def possible(way, widths, devices, include_single):
     """Return True if the way is possible; c: columns, r: rows, w: not split, p: the second of a pair after a c."""
     for at, kind in enumerate(way):
         paired = at + 1 < len(way) and way[at + 1] == "p"
@@ -166,7 +160,7 @@ def possible(way: tuple[str, ...], widths: list[int], devices: int, include_sing
     return True
 
 
-def cost_of(way: tuple[str, ...], widths: list[int]) -> tuple[int, int]:
+def cost_of(way, widths):
     """Return (weights that are not split, elements sent, each counted as often as a ring sends it)."""
     complete = sent = 0
     for at, kind in enumerate(way):
@@ -177,7 +171,7 @@ def cost_of(way: tuple[str, ...], widths: list[int]) -> tuple[int, int]:
     return complete, sent
 
 
-def cost(splits: list[Split], widths: list[int]) -> tuple[int, int]:
+def cost(splits, widths):
     split = {int(split.layer.removeprefix("dense")) for split in splits}
     complete = sum(math.prod(widths[at : at + 2]) for at in range(len(widths) - 1) if at not in split)
     return complete, sum(
