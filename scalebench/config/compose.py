@@ -1,12 +1,13 @@
 """Compose YAML files and overrides into one config by Hydra's rules, and turn it into the typed `Config`.
 
-Hydra reads every file anew for every run, which takes 0.1 s. A sweep composes each run twice: `CachingLoader` reads a
-file once, merges the files once for each choice of them, and sets the other overrides in a copy of that.
+Hydra reads every file anew for every run, which takes 0.1 s. A sweep composes each run twice: `CachingLoader` reads and
+merges a file once, and sets the overrides of a run in a copy of that.
 """
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -19,9 +20,11 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import yaml
 from hydra import version
+from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.config_repository import ConfigRepository, IConfigRepository
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
@@ -29,7 +32,7 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import create_automatic_config_search_path
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
-from hydra.core.default_element import ResultDefault
+from hydra.core.default_element import InputDefault, ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
@@ -38,7 +41,8 @@ from hydra.errors import ConfigCompositionException, HydraException
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, flag_override, open_dict
+from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, ValueNode, open_dict
+from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
@@ -56,7 +60,11 @@ HYDRA_VERSION = "1.3"  # whose defaults and rules apply
 STAND_IN_VALUES = {"dataset": {"size": 10**9}}  # for YAML files that a broken plugin lacks; large enough for any batch
 PATH_KEYS = ("dataset.path", "dataset.cache", "hydra.run.dir", "hydra.sweep.dir", "hardware.node_copy")
 MAX_CACHED_CONFIGS = 512  # merged configs that a loader keeps; each takes 30 kB
-MAX_CACHED_LINES = 10_000  # overrides
+# OmegaConf's loader with the parser in C, where PyYAML was built with it, which is ten times as fast.
+_YamlLoader = get_yaml_loader()
+if yaml.__with_libyaml__:
+    _YamlLoader = type("_YamlLoader", (yaml.CSafeLoader, _YamlLoader), {})
+_File = tuple[str, str | None]  # path in the config groups, and the package that its content is put into
 read_files: dict[str, Any] = {}  # their keys and values, by group/name, for messages on what stands in them
 _stand_ins_in_store: set[tuple[str, str]] = set()  # (group, name) of those in Hydra's store
 
@@ -64,12 +72,11 @@ _stand_ins_in_store: set[tuple[str, str]] = set()  # (group, name) of those in H
 def register_with_hydra() -> list[str]:
     """Add the typed config, our launcher and stand-ins for broken plugins to Hydra's store. Return warnings about
     plugins, which make no run fail."""
-    OmegaConf.register_new_resolver("each_device", list_each_device, replace=True)
-    OmegaConf.register_new_resolver("device_counts", list_device_counts, replace=True)
-    OmegaConf.register_new_resolver("demo_models", list_demo_models, replace=True)
-    OmegaConf.register_new_resolver("pair_of_each_link", list_pair_of_each_link, replace=True)
+    for resolver in (list_each_device, list_device_counts, list_demo_models, list_pair_of_each_link):
+        OmegaConf.register_new_resolver(resolver.__name__.removeprefix("list_"), resolver, replace=True)
     store = ConfigStore.instance()
-    store.store(name="spine", node=_make_typed_config(), provider="scalebench")
+    if "spine.yaml" not in store.repo or store.repo["spine.yaml"].provider != "scalebench":
+        store.store(name="spine", node=_make_typed_config(), provider="scalebench")
     for group, name in _stand_ins_in_store - registry.names_without_yaml():
         store.repo[group].pop(f"{name}.yaml")
         _stand_ins_in_store.discard((group, name))
@@ -86,9 +93,8 @@ def register_with_hydra() -> list[str]:
     return config_files.find_config_files().warnings
 
 
-@functools.cache
 def _make_typed_config() -> DictConfig:
-    """Return the typed config that every YAML file is merged into. Hydra copies it when it loads it."""
+    """Return the typed config that every YAML file is merged into."""
     typed: DictConfig = OmegaConf.structured(Config)
     # These take keys that nobody can list in advance: Hydra would ask for a + before them.
     for keys in (typed.hardware.environment, typed.model.options, typed.dataset.options, typed.strategy.options):
@@ -257,10 +263,8 @@ class YamlSource(FileConfigSource):
         if not path.exists():
             return super().load_config(config_path)
         text = read_text(path)
-        stream = io.StringIO(text)
-        stream.name = str(path)  # for messages of the parser
         try:
-            config = OmegaConf.load(stream)
+            config = read_yaml(text, str(path))
             header = self._get_header_dict(text)
         except MarkedYAMLError:
             raise
@@ -274,6 +278,19 @@ class YamlSource(FileConfigSource):
         return ConfigResult(config=config, path=f"file://{self.path}", provider=self.provider, header=header)
 
 
+def read_yaml(text: str, name: str) -> DictConfig | ListConfig:
+    """Return the content of a YAML file as OmegaConf reads it."""
+    tree = None
+    if not re.search(r"[\t!?\ufeff]|[|>]\S*#", text):  # what the parser in C may read in another way
+        with contextlib.suppress(YAMLError):
+            tree = yaml.load(text, Loader=_YamlLoader)
+    if isinstance(tree, dict):
+        return OmegaConf.create(tree)
+    stream = io.StringIO(text)
+    stream.name = name  # for messages of the parser
+    return OmegaConf.load(stream)
+
+
 def list_values(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted key, value) of each value in a tree of dictionaries and lists."""
     if not isinstance(tree, (dict, list)):
@@ -283,15 +300,26 @@ def list_values(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield from list_values(value, f"{key}.{name}" if key else str(name))
 
 
-class _ParsedLine(NamedTuple):
-    """An override, and whether it sets a value; the others choose a file or are for Hydra itself."""
+def make_interpolation_map(overrides: Any, defaults: list[InputDefault], self_added: bool) -> DictConfig:
+    """Make what the interpolations among these defaults may name, which Hydra makes also where there are none: for
+    each file, in 1 ms."""
+    has_interpolation = any("${" in str(vars(default)) for default in defaults)
+    return make_hydras_interpolation_map(overrides, defaults, self_added) if has_interpolation else OmegaConf.create()
 
-    override: Override
-    sets_value: bool
+
+make_hydras_interpolation_map = defaults_list._create_interpolation_map
+defaults_list._create_interpolation_map = make_interpolation_map  # type: ignore[assignment]
+
+
+@functools.lru_cache(10_000)
+def _parse(line: str) -> Override:
+    """Parse an override once: the runs of a sweep share most of theirs."""
+    (override,) = OverridesParser.create().parse_overrides([line])
+    return override
 
 
 class CachingLoader(ConfigLoaderImpl):
-    """Composes as Hydra's loader does, but reads each file once.
+    """Composes as Hydra's loader does, but reads and merges each file once.
 
     Hydra's own loader handles hydra.searchpath, which adds files.
     """
@@ -299,11 +327,11 @@ class CachingLoader(ConfigLoaderImpl):
     def __init__(self, search_path: ConfigSearchPath) -> None:
         super().__init__(search_path)
         self.repository = _CachingRepository(search_path)
-        # Merged files, by their choices; pickled in memory, since that copies a config in a sixth of deepcopy's time.
-        self._bases: dict[tuple[str | None, tuple[str, ...]], bytes] = {}
-        self._parsed: dict[str, _ParsedLine] = {}
-        # Hydra's own files merged with the typed config, which every defaults list begins with.
-        self._beginnings: dict[tuple[tuple[str | None, str | None], ...], DictConfig] = {}
+        self._merge_choices_once = functools.lru_cache(MAX_CACHED_CONFIGS)(self._merge_choices)
+        self._embedded: dict[_File, Any] = {}
+        # Pickled in memory, since that copies a config in a sixth of deepcopy's time.
+        self._beginnings: dict[tuple[_File, ...], bytes] = {}
+        self._merged: dict[tuple[Any, tuple[_File, ...]], bytes] = {}  # by a top-level key and all files that set it
 
     def load_command_line(self, config_name: str, overrides: list[str], is_sweep: bool) -> DictConfig:
         """Compose the config of a command line, whose hydra.mode says whether it is a sweep: by an override, by a file,
@@ -312,8 +340,8 @@ class CachingLoader(ConfigLoaderImpl):
         if is_sweep:
             run_mode = RunMode.MULTIRUN
             overrides = [line for line in overrides if not line.startswith("hydra.mode=")] + ["hydra.mode=MULTIRUN"]
-        elif several := {line for line in overrides if self._parse(line).override.is_sweep_override()}:  # for a sweep
-            choices = [line for line in overrides if line not in several and not self._parse(line).sets_value]
+        elif any(_parse(line).is_sweep_override() for line in overrides):  # for a sweep
+            choices, _ = self._divide([_parse(line) for line in overrides])
             run_mode = self.load_configuration(config_name, choices, RunMode.MULTIRUN).hydra.mode or run_mode
         return self.load_configuration(config_name, overrides, run_mode)
 
@@ -326,70 +354,72 @@ class CachingLoader(ConfigLoaderImpl):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         try:
-            if validate_sweep_overrides and not self._adds_files(config_name, overrides):
-                return self._from_base(config_name, overrides, run_mode, from_shell)
+            primary = None if config_name is None else self.repository.load_config(config_name)
+            in_primary = primary is not None and OmegaConf.select(primary.config, "hydra.searchpath") is not None
+            if in_primary or not validate_sweep_overrides or any("hydra.searchpath" in line for line in overrides):
+                hydras = ConfigLoaderImpl(self.config_search_path)
+                return hydras.load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
+            parsed = [_parse(line) for line in overrides]
+            self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)
+            choices, values = self._divide(parsed)
+            composed: DictConfig = pickle.loads(self._merge_choices_once(config_name, tuple(choices), run_mode))
+            self._apply_overrides_to_config(values, composed)
+            task = [override for override in parsed if not override.is_hydra_override()]
+            job = composed.hydra.job
+            composed.hydra.overrides.task = [override.input_line for override in task]
+            job.override_dirname = get_overrides_dirname(task, **job.config.override_dirname)
+            composed.hydra.runtime.cwd = os.getcwd()
         except OmegaConfBaseException as error:
             raise ConfigCompositionException from error  # as Hydra's loader does
-        plain_loader = ConfigLoaderImpl(self.config_search_path)
-        return plain_loader.load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
-
-    def _adds_files(self, config_name: str | None, overrides: list[str]) -> bool:
-        primary = None if config_name is None else self.repository.load_config(config_name)
-        in_primary = primary is not None and OmegaConf.select(primary.config, "hydra.searchpath") is not None
-        return in_primary or any("hydra.searchpath" in line for line in overrides)
-
-    def _from_base(
-        self, config_name: str | None, overrides: list[str], run_mode: RunMode, from_shell: bool
-    ) -> DictConfig:
-        lines = [self._parse(line) for line in overrides]
-        parsed = [line.override for line in lines]
-        self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)
-        fixed = [line for line in lines if not line.override.is_sweep_override()]  # a sweep's runs set the others
-        values = [line.override for line in fixed if line.sets_value]
-        choices = tuple(str(line.override.input_line) for line in fixed if not line.sets_value)
-        content = self._bases.get((config_name, choices))
-        if content is None:
-            base = super().load_configuration(config_name, list(choices), run_mode)
-            content = pickle.dumps(base)
-            if not OmegaConf.missing_keys(base.hydra.runtime.choices):  # a sweep leaves them to its runs
-                if len(self._bases) >= MAX_CACHED_CONFIGS:
-                    del self._bases[next(iter(self._bases))]
-                self._bases[config_name, choices] = content
-        composed: DictConfig = pickle.loads(content)
-        self._apply_overrides_to_config(values, composed)
-        task = [override for override in parsed if not override.is_hydra_override()]
-        job = composed.hydra.job
-        composed.hydra.overrides.task = [override.input_line for override in task]
-        job.override_dirname = get_overrides_dirname(task, **job.config.override_dirname)
-        composed.hydra.runtime.cwd = os.getcwd()
         return composed
 
-    def _parse(self, line: str) -> _ParsedLine:
-        """Parse an override once: the runs of a sweep share most of theirs, and each run is composed twice."""
-        if line not in self._parsed:
-            (override,) = OverridesParser.create().parse_overrides([line])
+    def _divide(self, overrides: list[Override]) -> tuple[list[str], list[Override]]:
+        """Return the overrides that choose a file or are for Hydra itself, and those that set a value. Those of several
+        values are set by the runs of a sweep."""
+        choices: list[str] = []
+        values: list[Override] = []
+        for override in overrides:
             is_group = not isinstance(override.value(), dict) and self.repository.group_exists(override.key_or_group)
-            if len(self._parsed) >= MAX_CACHED_LINES:
-                self._parsed.clear()
-            self._parsed[line] = _ParsedLine(override, not is_group and not override.is_hydra_override())
-        return self._parsed[line]
+            if is_group or override.is_hydra_override():
+                choices += [] if override.is_sweep_override() else [str(override.input_line)]
+            elif not override.is_sweep_override():
+                values.append(override)
+        return choices, values
+
+    def _merge_choices(self, config_name: str | None, choices: tuple[str, ...], run_mode: RunMode) -> bytes:
+        return pickle.dumps(super().load_configuration(config_name, list(choices), run_mode))
 
     def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
-        length = sum(1 for default in defaults if str(default.config_path).startswith("hydra/")) + 1
-        key = tuple((default.config_path, default.package) for default in defaults[:length])
-        if key not in self._beginnings:
-            self._beginnings[key] = super()._compose_config_from_defaults_list(defaults[:length], repo)
-        composed = copy.deepcopy(self._beginnings[key])
-        with flag_override(composed, "no_deepcopy_set_nodes", True):
-            for default in defaults[length:]:
-                loaded = self._load_single_config(default, repo).config
-                # Hydra removes the defaults list of a dataclass only after all is merged.
-                if isinstance(loaded, DictConfig) and loaded._is_typed():
-                    return super()._compose_config_from_defaults_list(defaults, repo)
-                try:
-                    composed.merge_with(loaded)
-                except OmegaConfBaseException:  # of which Hydra names the file
-                    return super()._compose_config_from_defaults_list(defaults, repo)
+        """Merge the files as Hydra does, but what they say about a top-level key once for all choices of others."""
+        files = [(str(default.config_path), default.package) for default in defaults]
+        length = sum(name.startswith("hydra/") for name, _ in files) + 1  # Hydra's own ones and the typed config
+        first = tuple(files[:length])
+        setters: dict[Any, tuple[_File, ...]] = {}
+        for file, default in zip(files[length:], defaults[length:], strict=True):
+            if file not in self._embedded:
+                self._embedded[file] = self._load_single_config(default, repo).config
+            for key in self._embedded[file]:
+                setters[key] = (*setters.get(key, first), file)
+        try:
+            if first not in self._beginnings:
+                beginning = super()._compose_config_from_defaults_list(defaults[:length], repo)
+                self._beginnings[first] = pickle.dumps(beginning)
+            missing = {key for key, of_key in setters.items() if (key, of_key) not in self._merged}
+            merged = pickle.loads(self._beginnings[first]) if missing else None
+            for file in files[length:]:
+                if any(file in setters[key] for key in missing):
+                    _merge(merged, self._embedded[file])
+        except (_DependentError, OmegaConfBaseException):  # of the latter Hydra names the file
+            return super()._compose_config_from_defaults_list(defaults, repo)
+        for key in missing:
+            node = merged._content.pop(key)
+            node._set_parent(None)
+            self._merged[key, setters[key]] = pickle.dumps(node)
+        composed: DictConfig = pickle.loads(self._beginnings[first])
+        content: Any = composed._content
+        for key, of_key in setters.items():
+            content[key] = pickle.loads(self._merged[key, of_key])
+            content[key]._set_parent(composed)
         return composed
 
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
@@ -401,20 +431,45 @@ class CachingLoader(ConfigLoaderImpl):
         return loaded
 
 
+class _DependentError(Exception):
+    """What a file does to a key depends on other keys, or on what is merged after it."""
+
+
+def _merge(config: DictConfig, file: Any) -> None:
+    """Merge a file into a config of which other top-level keys may differ from those of the run."""
+    if not isinstance(file, DictConfig) or file._is_typed():
+        raise _DependentError  # Hydra removes the defaults list of a dataclass after all is merged
+    _refuse_interpolations(config, file)
+    config.merge_with(file)
+
+
+def _refuse_interpolations(old: Any, new: Any) -> None:
+    """Raise _DependentError where `new` sets what is an interpolation in `old`, since Hydra merges into the dictionary
+    or list that it means. A typed value means neither."""
+    if old._is_interpolation() and (isinstance(old, AnyNode) or not isinstance(old, ValueNode)):
+        raise _DependentError
+    before, after = (node._content if isinstance(node, DictConfig) else None for node in (old, new))
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in before.keys() & after.keys():
+            _refuse_interpolations(before[key], after[key])
+
+
 class _CachingRepository(ConfigRepository):
-    """Reads each file once. Its configs must not be changed: `CachingLoader` merges copies."""
+    """Reads each file once. Its configs must not be changed."""
 
     def __init__(self, search_path: ConfigSearchPath) -> None:
         super().__init__(search_path)
-        self._read: dict[str, ConfigResult | None] = {}
+        self._load_once = functools.cache(super().load_config)
+        self._find_group_once = functools.cache(super().group_exists)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _CachingRepository:
         return self  # Hydra copies it for each run in case hydra.searchpath changes it, which is excluded here
 
     def load_config(self, config_path: str) -> ConfigResult | None:
-        if config_path not in self._read:
-            self._read[config_path] = super().load_config(config_path)
-        return self._read[config_path]
+        return self._load_once(config_path)
+
+    def group_exists(self, config_path: str) -> bool:
+        return self._find_group_once(config_path)
 
 
 @functools.lru_cache(maxsize=1)

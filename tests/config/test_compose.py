@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import random
@@ -11,12 +12,15 @@ from typing import Any
 
 import pytest
 from hydra import version
+from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.core.utils import JobRuntime, setup_globals
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from scalebench.__main__ import main
 from scalebench.config import compose as composing
@@ -49,14 +53,14 @@ def loaders() -> tuple[ConfigLoaderImpl, CachingLoader]:
     return ConfigLoaderImpl(path), CachingLoader(path)
 
 
-def content(node: Node) -> list[Any]:
+def content_of(node: Node) -> list[Any]:
     """Return everything in a node: uninterpolated values, types and flags."""
     about = node._metadata
     results = [type(node), about.flags or {}, about.object_type, about.ref_type, about.optional]
     inner = node._content if isinstance(node, DictConfig | ListConfig) else node._value()
     if isinstance(inner, dict):
-        return [*results, {key: content(value) for key, value in inner.items()}]
-    return [*results, [content(value) for value in inner] if isinstance(inner, list) else inner]
+        return [*results, {key: content_of(value) for key, value in inner.items()}]
+    return [*results, [content_of(value) for value in inner] if isinstance(inner, list) else inner]
 
 
 def runs_of(sweep: str) -> list[list[str]]:
@@ -80,6 +84,14 @@ def test_ten_runs_of_every_sweep_are_what_hydra_composes(
     compare(random.Random(1).sample(runs, min(len(runs), 10)), loaders)
 
 
+@pytest.mark.slow
+def test_every_file_of_a_group_is_composed_as_in_hydra(loaders: tuple[ConfigLoaderImpl, CachingLoader]) -> None:
+    groups = ("dataset", "model", "strategy", "hardware", "measure", "train")
+    names = {group: [f"{group}='{path.stem}'" for path in (conf_dir() / group).glob("*.yaml")] for group in groups}
+    lines = max(map(len, names.values()))
+    compare([[choices[line % len(choices)] for choices in names.values()] for line in range(lines)], loaders)
+
+
 OVERRIDES = [
     [],
     ["hydra.sweep.dir=s", "gpus=3", "hydra.job.name=other", "strategy=ddp_gloo", "+hardware.environment.A=b"],
@@ -97,11 +109,75 @@ def test_overrides_of_any_kind_compose_as_in_hydra(
     compare([words, ["gpus=2"], words], loaders)  # earlier configs leave no trace
 
 
+FILES = {
+    # A later file sets what an earlier one only names, in another key.
+    "measure/named.yaml": "defaults: [default]\n",
+    "model/named.yaml": "defaults: [mlp]\noptions: ${hardware.environment}\n",
+    "hardware/named.yaml": "defaults: [cpu]\nenvironment: {A: a}\n",
+    "sweep/sets_named.yaml": "# @package _global_\nmodel: {options: {B: b}}\ntrain: {batch_per_device: 3}\n",
+    # The model is that of the data set's name.
+    "sweep/chooses.yaml": "# @package _global_\ndefaults: [/model@dataset.options.inner: '${dataset}']\n",
+    "dataset/mlp.yaml": "defaults: [random]\nname: mlp\n",
+    "strategy/packages.yaml": "defaults: [/train@options.inner: default, ddp, _self_]\noptions: {x: '???', y: null}\n",
+    "untyped.yaml": "defaults: [measure: quick, _self_]\na: {b: [1, '${measure.max_s}']}\nmeasure: {b: 1}\n",
+}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model=named sweep=sets_named", "model=named hardware=named sweep=sets_named", "sweep=sets_named"],
+        ["strategy=packages", "model=mlp +sweep@measure=sets_named", "strategy=packages dataset=mlp"],
+        ["sweep=chooses dataset=mlp", "sweep=chooses dataset=mlp +dataset@train.stop=mlp", "dataset=mlp"],
+        ["--untyped", "--untyped measure=thorough", "--untyped ~measure", "--untyped measure.b=2 +c=1"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_files_that_name_each_other_compose_as_in_hydra(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    composing.register_with_hydra()
+    ours = composing.make_loader(config_dir=str(tmp_path))
+    for line in [*words, *words[::-1]]:
+        name = "untyped" if line.startswith("--untyped") else "config"
+        overrides = line.removeprefix("--untyped").split()
+        results = []
+        for loader, make_map in (
+            (ours, composing.make_interpolation_map),
+            (ConfigLoaderImpl(ours.get_search_path()), composing.make_hydras_interpolation_map),
+        ):
+            monkeypatch.setattr(defaults_list, "_create_interpolation_map", make_map)
+            try:
+                results.append(content_of(loader.load_configuration(name, overrides, RunMode.RUN)))
+            except HydraException as error:
+                results.append([type(error), str(error)])
+        assert results[0] == results[1], line
+
+
+def test_each_file_is_read_as_by_omegaconf() -> None:
+    for path in conf_dir().rglob("*.yaml"):
+        assert content_of(composing.read_yaml(path.read_text(), path.name)) == content_of(OmegaConf.load(path)), path
+
+
+@pytest.mark.parametrize("text", ["a:\tb", "a: !", "a: [b?c]", "a: |# b", "a: \ufeff", "a: 1\na: 2", "a: [", "a", ""])
+def test_an_odd_text_is_read_as_by_omegaconf(text: str) -> None:
+    results = []
+    for read in (lambda: composing.read_yaml(text, "x"), lambda: OmegaConf.load(io.StringIO(text))):
+        try:
+            results.append(content_of(read()))
+        except (ValueError, YAMLError) as error:
+            results.append([type(error), getattr(error, "problem", str(error))])
+    assert results[0] == results[1]
+
+
 def compare(runs: list[list[str]], loaders: tuple[ConfigLoaderImpl, CachingLoader]) -> None:
     hydras, ours = loaders
     for words in runs:
         composed, expected = (each.load_configuration("config", words, RunMode.RUN) for each in (ours, hydras))
-        assert content(composed) == content(expected), words
+        assert content_of(composed) == content_of(expected), words
 
 
 @pytest.mark.parametrize(
@@ -124,8 +200,8 @@ def test_each_file_of_a_sweep_is_read_once(
     monkeypatch: pytest.MonkeyPatch, loaders: tuple[ConfigLoaderImpl, CachingLoader]
 ) -> None:
     read: list[str] = []
-    load = OmegaConf.load
-    monkeypatch.setattr(OmegaConf, "load", lambda file: (read.append(file.name), load(file))[1])
+    load = composing.read_yaml
+    monkeypatch.setattr(composing, "read_yaml", lambda text, name: (read.append(name), load(text, name))[1])
     ours = CachingLoader(loaders[0].get_search_path())
     for words in runs_of("variable_update")[:7]:
         ours.load_configuration("config", words, RunMode.RUN)
