@@ -405,7 +405,7 @@ class CachingLoader(ConfigLoaderImpl):
                 beginning = super()._compose_config_from_defaults_list(defaults[:length], repo)
                 self._beginnings[first] = pickle.dumps(beginning)
             missing = {key for key, of_key in setters.items() if (key, of_key) not in self._merged}
-            merged = pickle.loads(self._beginnings[first]) if missing else None
+            merged: Any = pickle.loads(self._beginnings[first]) if missing else None
             for file in files[length:]:
                 if any(file in setters[key] for key in missing):
                     _merge(merged, self._embedded[file])
