@@ -40,6 +40,28 @@ def scheduled_rates(spec: RunSpec, steps: int, steps_per_epoch: int) -> list[flo
     return [rates.at_step(number) for number in range(steps)]
 
 
+def step_weight(train, state, weight, gradient, rate):
+    """Return the weight after a step by the optimizer's formula; `state` is kept between steps."""
+    name = train.optimizer
+    if name == "adamw":
+        weight = weight * (1 - rate * train.weight_decay)
+    else:
+        gradient = gradient + train.weight_decay * weight
+    if name == "sgd":
+        return weight - rate * gradient
+    if name in ("momentum", "nesterov"):
+        state["v"] = train.momentum * state.get("v", 0) + gradient
+        return weight - rate * (state["v"] if name == "momentum" else gradient + train.momentum * state["v"])
+    if name == "rmsprop":
+        state["s"] = 0.9 * state.get("s", 0) + 0.1 * gradient**2
+        return weight - rate * gradient / (state["s"] ** 0.5 + 1e-7)
+    state["t"] = state.get("t", 0) + 1
+    state["m"] = 0.9 * state.get("m", 0) + 0.1 * gradient
+    state["s"] = 0.999 * state.get("s", 0) + 0.001 * gradient**2
+    mean, square = state["m"] / (1 - 0.9 ** state["t"]), state["s"] / (1 - 0.999 ** state["t"])
+    return weight - rate * mean / (square**0.5 + 1e-7)
+
+
 class RecordedTraining:
     """A Loop of some steps that records them: `losses` has the mean loss per sample of each step on this process, and
     `metrics` the evaluations by the number of steps before them."""

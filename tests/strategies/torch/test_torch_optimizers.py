@@ -7,7 +7,6 @@ from itertools import islice
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from scalebench.config.horovod_build import find_horovod_problem
@@ -16,44 +15,23 @@ from scalebench.strategies.torch import batches as feeding
 from scalebench.strategies.torch import ddp, optimizer
 from scalebench.strategies.torch import group as torch_group
 from scalebench.strategies.torch.batches import TorchBatch
-from tests.strategies.builders import run_training, scheduled_rates
+from tests.strategies.builders import run_training, scheduled_rates, step_weight
 
 STEPS, STEPS_PER_EPOCH, DECAY, MOMENTUM = 12, 6, 0.03, 0.8  # two epochs of 101 samples in batches of 20
 RATES = {"sgd": 0.02, "momentum": 0.01, "nesterov": 0.01}
 SETTINGS = {"train__weight_decay": DECAY, "train__momentum": MOMENTUM}
 
 
-def step_weight(name, state, weight, gradient, rate):
-    """Return the weight after a step by the optimizer's formula; `state` is kept between steps."""
-    if name == "adamw":
-        weight = weight * (1 - rate * DECAY)
-    else:
-        gradient = gradient + DECAY * weight
-    if name == "sgd":
-        return weight - rate * gradient
-    if name in ("momentum", "nesterov"):
-        state["v"] = MOMENTUM * state.get("v", 0) + gradient
-        return weight - rate * (state["v"] if name == "momentum" else gradient + MOMENTUM * state["v"])
-    if name == "rmsprop":
-        state["s"] = 0.9 * state.get("s", 0) + 0.1 * gradient**2
-        return weight - rate * gradient / (state["s"].sqrt() + 1e-7)
-    state["t"] = state.get("t", 0) + 1
-    state["m"] = 0.9 * state.get("m", 0) + 0.1 * gradient
-    state["s"] = 0.999 * state.get("s", 0) + 0.001 * gradient**2
-    mean, square = state["m"] / (1 - 0.9 ** state["t"]), state["s"] / (1 - 0.999 ** state["t"])
-    return weight - rate * mean / (square.sqrt() + 1e-7)
-
-
 def reference_losses(bare, batches, rates):
     """Train the model of `bare` by the formulas instead of an optimizer and return the losses."""
     parameters, losses = list(bare.model.parameters()), []
-    states: list[dict[str, Tensor]] = [{} for _ in parameters]
+    states = [{} for _ in parameters]
     for batch, rate in zip(batches, rates, strict=True):
         loss = (bare.model(batch.inputs) - batch.targets).square().mean()
         gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
             for weight, gradient, state in zip(parameters, gradients, states, strict=True):
-                weight.copy_(step_weight(bare.spec.config.train.optimizer, state, weight, gradient, rate))
+                weight.copy_(step_weight(bare.spec.config.train, state, weight, gradient, rate))
         losses.append(loss.item())
     return losses
 
