@@ -30,7 +30,8 @@ docs: install
 # Two lanes side by side, one for each framework, and mypy beside them: a lane collects and imports its own tests once,
 # and one process with its framework imported forks the ranks of its contracts.
 TENSORFLOW_LANE := tests/strategies/tensorflow tests/strategies/contracts/test_contract_tensorflow.py \
-  tests/analysis tests/report tests/conf tests/config tests/core tests/slurm tests/fuzz tests/docs
+  tests/analysis tests/report tests/conf tests/config tests/core tests/slurm tests/fuzz tests/docs \
+  tests/measure tests/install tests/faults
 test: install
 	@$(MAKE) --no-print-directory --jobs 3 --keep-going --output-sync=target lint test-tensorflow test-torch
 
