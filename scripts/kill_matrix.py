@@ -13,10 +13,10 @@ coverage.json says which tests run which line. Tests that share a fixture share 
 starts count for it, unless they were killed. Then each mutant's tests run in forks of one process that has collected
 all tests, where live functions have the code of the mutant; the file is changed, too, for processes that these start.
 A test that does not end kills; one that fails without a mutant is left out. mutants.jsonl has a row for each mutant.
-Of the tests that run its line the cheapest of each file come first, up to 60 of them and 60 s, and more while it
-survives; `untried` counts the rest. The checkout stays as it is: all happens in a copy, in a process namespace of its
-own where the system permits one. Started again with the same FOLDER, this goes on where it was; with other tests or
-after a change of the code take another one.
+Of the tests that run its line cheap ones of each file come first, for 10 s (--seconds) or up to 40 of them, and as many
+again where it survives; `untried` counts the rest. The checkout stays as it is: all happens in a copy, in a process
+namespace of its own where the system permits one. Started again with the same FOLDER, this goes on where it was; with
+other tests or after a change of the code take another one.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ from scripts.mutants import Mutant, find_mutants, pair_code
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("analysis", "measure", "config", "runner", "core", "report", "sweeps", "workloads", "cli")
 WEIGHTED, WEIGHT = ROOMS[:4], 0.6
-MAX_TESTS, MAX_TESTS_S = 60, 60.0  # of one mutant
+MAX_TESTS = 40  # of one mutant, and as many again where it survives
 MIN_LIMIT_S = 30.0  # of a test, and five times what it takes
 STDERR = os.dup(2)  # pytest captures the other
-NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")  # a mutant may send a signal anywhere
+# A mutant may send a signal anywhere. The shell is the process there that adopts orphans and waits for them.
+NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", '"$@"; exit $?', "sh")
 # What the processes that tests start have for their coverage: the copy is on their PYTHONPATH.
 CHILD_COVERAGE = """
 import atexit, json, os, time
@@ -150,7 +151,7 @@ class Coverage:
                 line: sets.setdefault(tuple(sorted(tests)), len(sets)) for line, tests in sorted(of_file.items())
             }
             for file, of_file in sorted(self._lines.items())
-            if Path(file).is_file()
+            if file.endswith(".py") and Path(file).is_file()  # templates are compiled, too
         }
         found = {"tests": self._tests, "seconds": self._seconds, "sets": list(sets), "lines": lines}
         write_json(self._out / "coverage.json", found | {"digests": {file: digest(ROOT / file) for file in lines}})
@@ -178,7 +179,8 @@ class Killing:
         table = self._options.out / "mutants.jsonl"
         done = {identify(row) for row in read_rows(table)}
         drawn = draw_mutants(self._options, self._coverage)
-        passing = self._find_passing({test for _, _, covering in drawn for test in covering})
+        first = [spread_over_files(each[2], self._names, self._seconds)[: 2 * MAX_TESTS] for each in drawn]
+        passing = self._find_passing({test for tests in first for test in tests})
         for number, (path, mutant, covering) in enumerate(drawn, 1):
             row = {"file": path, **mutant._asdict(), "digest": self._coverage["digests"][path]}
             tests = spread_over_files([test for test in covering if test in passing], self._names, self._seconds)
@@ -186,7 +188,7 @@ class Killing:
                 begin = time.monotonic()
                 passed = self._try(ROOT / path, mutant, tests, functions[str(ROOT / path)], number)
                 row["killers"] = sorted(self._names[test] for test in passed if not passed[test])
-                row |= {"tried": [self._names[test] for test in passed], "untried": len(tests) - len(passed)}
+                row |= {"tried": [self._names[test] for test in passed], "untried": len(covering) - len(passed)}
                 with table.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 say(f"{number}/{len(drawn)} {path}:{mutant.line} {mutant.change}: {len(row['killers'])} of "
@@ -222,19 +224,17 @@ class Killing:
         mutated = mutant.apply(text)
         codes = pair_code(text, mutated, str(path))
         passed: dict[int, bool] = {}
-        left_s = MAX_TESTS_S
         path.write_bytes(mutated)
         os.utime(path, (times.st_atime, 2_000_000_000 + number))  # no compiled file of another mutant is taken for it
         try:
-            while left_s > 0 and len(passed) < len(tests) and all(passed.values()):
-                batch = []
-                for test in tests[len(passed) :][:MAX_TESTS]:
+            for start in (0, MAX_TESTS):
+                batch, left_s = [], self._options.seconds
+                for test in tests[start : start + MAX_TESTS]:
                     if left_s > 0:
                         batch.append(test)
                         left_s -= self._seconds[test]
-                outcomes = self._run_in_forks(sorted(batch), functions, codes)
-                passed |= {test: outcome[0] for test, outcome in outcomes.items()}
-                if len(outcomes) < len(batch):
+                passed |= {test: ok for test, (ok, _) in self._run_in_forks(sorted(batch), functions, codes).items()}
+                if len(passed) < start + MAX_TESTS or not all(passed.values()):
                     break
         finally:
             path.write_bytes(text)
@@ -265,7 +265,7 @@ class Killing:
                     if outcome:
                         outcomes[current] = (outcome[0], outcome[1])
             outcomes.setdefault(current, (False, 0.0))
-            end_descendants()
+            end_descendants(self._options.contained)
         return outcomes
 
     def _run_in_this_process(
@@ -295,7 +295,8 @@ def draw_mutants(options: argparse.Namespace, coverage: dict[str, Any]) -> list[
         room = path.split("/")[1]
         if room in options.rooms:
             if digest(ROOT / path) != coverage["digests"][path]:
-                sys.exit(f"{path} is not as it was when coverage.json was made; take another folder")
+                say(f"{path} is left out: it is not as it was when coverage.json was made")
+                continue
             tests = {int(line): coverage["sets"][number] for line, number in lines.items()}
             for mutant in find_mutants((ROOT / path).read_bytes()):
                 covering = {
@@ -315,14 +316,14 @@ def draw_mutants(options: argparse.Namespace, coverage: dict[str, Any]) -> list[
 
 
 def spread_over_files(tests: Iterable[int], names: Sequence[str], seconds: Sequence[float]) -> list[int]:
-    """Return the tests with the cheapest of each file first, then the second of each file, and so on."""
-    files: collections.Counter[str] = collections.Counter()
+    """Return the tests with cheap ones first, but few of a file before those of other files."""
+    earlier: collections.Counter[str] = collections.Counter()  # tests of each file
     ranks = []
     for test in sorted(tests, key=lambda test: (seconds[test], test)):
         file = names[test].split("::")[0]
-        ranks.append((files[file], seconds[test], test))
-        files[file] += 1
-    return [test for *_, test in sorted(ranks)]
+        earlier[file] += 1
+        ranks.append((earlier[file] * (seconds[test] + 0.05), test))
+    return [test for _, test in sorted(ranks)]
 
 
 def read_lines(answers: io.FileIO, find_limit_s: Callable[[], float]) -> Iterator[bytes]:
@@ -333,11 +334,13 @@ def read_lines(answers: io.FileIO, find_limit_s: Callable[[], float]) -> Iterato
         yield from lines
 
 
-def end_descendants() -> None:
-    """End all that a fork has left. In a process namespace this process has adopted what its forks started."""
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+def end_descendants(contained: bool) -> None:
+    """End all that forks have left; of a process namespace all but this process and its first one."""
+    ancestor = psutil.Process(1 if contained and os.getppid() == 1 else os.getpid())
+    for process in ancestor.children(recursive=True):
+        if process.pid != os.getpid():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
@@ -371,7 +374,8 @@ def run_steps(options: argparse.Namespace) -> None:
         contained = subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
         command = [*(NAMESPACE if contained else ()), sys.executable, "-m", "scripts.kill_matrix", str(options.out)]
         command += [f"--rooms={','.join(options.rooms)}", f"--tests={','.join(options.tests)}", f"-m={options.markers}"]
-        command += [f"--mutants={options.mutants}", f"--seed={options.seed}"]
+        command += [f"--mutants={options.mutants}", f"--seed={options.seed}", f"--seconds={options.seconds}"]
+        command += [*(["--contained"] if contained else [])]
         environment = {**os.environ, "PYTHONPATH": str(copy), "HOME": str(folder)}
         site = copy / "sitecustomize.py"
         if not (options.out / "coverage.json").exists():
@@ -469,9 +473,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-m", dest="markers", default="not slow and not real")
     parser.add_argument("--mutants", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--may-go", nargs="+", metavar="PATH")
     parser.add_argument("--step", choices=["cover", "kill"], help=argparse.SUPPRESS)  # in the copy
+    parser.add_argument("--contained", action="store_true", help=argparse.SUPPRESS)  # in a process namespace
     options = parser.parse_args(arguments)
     options.tests = options.tests or [f"tests/{room}" for room in options.rooms]
     if options.step:
