@@ -223,6 +223,7 @@ REFUSED = {
     "a a --ignore sed": "no key 'sed'; did you mean 'seed'?",
     "a --by gpus --base 3": "--base: no value of gpus '3'; known: 1",
     "a a --base 3": "compare: --base names a value of the key of --by KEY",
+    "a a --threshold 100%": "--threshold 100%: write a share of throughput from 0 to below 1, such as 3% or 0.03",
     "a a --threshold x": "--threshold x: write a share of throughput from 0 to below 1, such as 3% or 0.03",
     "a a --threshold 3": "--threshold 3: write a share",
     "a a --threshold=-1%": "--threshold -1%: write a share",

@@ -105,7 +105,7 @@ def test_a_cancelled_sweep_reports_its_runs_and_can_be_resumed(tmp_path: Path, n
     folder = tmp_path / "s"
     program = [sys.executable, "-m", "scalebench"]
     words = "strategy=simulated hardware=cpu gpus=1,2 dataset.size=1000 measure=quick measure.probes=false".split()
-    words.append("measure.repeats=2")
+    words += ["measure.repeats=2", "measure.order=given"]
     hanging = ["strategy.options.fault=hang", "strategy.options.fault_rank=1"]
     sweep = [*program, "--multirun", *words, f"hydra.sweep.dir={folder}"]
     with subprocess.Popen([*sweep, *hanging], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
