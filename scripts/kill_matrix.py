@@ -7,7 +7,8 @@ of each test there whether that is so. A test that comes from a corrected defect
     --rooms analysis,config  rooms to mutate; 60 % of the mutants are in analysis, measure, config and runner
     --mutants 400 --seed 1   how many, and which; the same seed draws the same ones
     --tests tests/analysis   tests to judge, else those of the rooms; -m takes markers: "not slow and not real"
-    --csv FILE               also write a short table: each mutant, how many tests kill it, and three of these
+    --csv FILE               also write a short table: each mutant, how many tests kill it, and three of these;
+                             tests/kill_matrix.csv is the one of the last run
 
 coverage.json says which tests run which line. Tests that share a fixture share its lines, and processes that a test
 starts count for it, unless they were killed. Then each mutant's tests run in forks of one process that has collected

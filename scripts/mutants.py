@@ -81,6 +81,10 @@ class _Finder(ast.NodeVisitor):
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         """Skip it: Python 3.11 does not know the places of what is in it."""
 
+    def visit_keyword(self, node: ast.keyword) -> None:
+        if node.arg != "strict":  # of zip: it shows defects and has no other effect
+            self.generic_visit(node)
+
     def visit_Constant(self, node: ast.Constant) -> None:
         old = ast.unparse(node)
         if isinstance(node.value, bool):
