@@ -120,7 +120,7 @@ def test_a_repeat_goes_on_until_a_few_rounds_were_undisturbed(
 def test_a_fault_ends_its_run_alone(fault: str, tmp_path: Path) -> None:
     expected = "timeout" if fault == "stop" else "failed"
     long = {"target": 1e-6, "max_s": 2.0}  # the fault comes within it, after the warm-up, however busy the machine is
-    faulty = simulated(2, {"hang_s": 5.0} | long, fault=fault, fault_rank=1, fault_step=200)
+    faulty = simulated(2, {"hang_s": 5.0} | long, fault=fault, fault_rank=1, fault_step=60)
     results = run_cohort([simulated(1, long), faulty, simulated(2, long)], tmp_path)
     statuses = {n: result.status for n, result in results.items()}
     if fault == "oom":  # it may have enough memory by itself
