@@ -7,7 +7,6 @@ merges a file once, and sets the overrides of a run in a copy of that.
 from __future__ import annotations
 
 import codecs
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -22,9 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import version
-from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.config_repository import ConfigRepository, IConfigRepository
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
@@ -32,7 +29,7 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import create_automatic_config_search_path
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
-from hydra.core.default_element import InputDefault, ResultDefault
+from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
@@ -41,8 +38,7 @@ from hydra.errors import ConfigCompositionException, HydraException
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
-from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, ValueNode, open_dict
-from omegaconf._utils import get_yaml_loader
+from omegaconf import AnyNode, DictConfig, OmegaConf, ValueNode, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
@@ -60,10 +56,6 @@ HYDRA_VERSION = "1.3"  # whose defaults and rules apply
 STAND_IN_VALUES = {"dataset": {"size": 10**9}}  # for YAML files that a broken plugin lacks; large enough for any batch
 PATH_KEYS = ("dataset.path", "dataset.cache", "hydra.run.dir", "hydra.sweep.dir", "hardware.node_copy")
 MAX_CACHED_CONFIGS = 512  # merged configs that a loader keeps; each takes 30 kB
-# OmegaConf's loader with the parser in C, where PyYAML was built with it, which is ten times as fast.
-_YamlLoader = get_yaml_loader()
-if yaml.__with_libyaml__:
-    _YamlLoader = type("_YamlLoader", (yaml.CSafeLoader, _YamlLoader), {})
 _File = tuple[str, str | None]  # path in the config groups, and the package that its content is put into
 read_files: dict[str, Any] = {}  # their keys and values, by group/name, for messages on what stands in them
 _stand_ins_in_store: set[tuple[str, str]] = set()  # (group, name) of those in Hydra's store
@@ -263,8 +255,10 @@ class YamlSource(FileConfigSource):
         if not path.exists():
             return super().load_config(config_path)
         text = read_text(path)
+        stream = io.StringIO(text)
+        stream.name = str(path)  # for messages of the parser
         try:
-            config = read_yaml(text, str(path))
+            config = OmegaConf.load(stream)
             header = self._get_header_dict(text)
         except MarkedYAMLError:
             raise
@@ -278,19 +272,6 @@ class YamlSource(FileConfigSource):
         return ConfigResult(config=config, path=f"file://{self.path}", provider=self.provider, header=header)
 
 
-def read_yaml(text: str, name: str) -> DictConfig | ListConfig:
-    """Return the content of a YAML file as OmegaConf reads it."""
-    tree = None
-    if not re.search(r"[\t!?\ufeff]|[|>]\S*#", text):  # what the parser in C may read in another way
-        with contextlib.suppress(YAMLError):
-            tree = yaml.load(text, Loader=_YamlLoader)
-    if isinstance(tree, dict):
-        return OmegaConf.create(tree)
-    stream = io.StringIO(text)
-    stream.name = name  # for messages of the parser
-    return OmegaConf.load(stream)
-
-
 def list_values(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted key, value) of each value in a tree of dictionaries and lists."""
     if not isinstance(tree, (dict, list)):
@@ -298,17 +279,6 @@ def list_values(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         return
     for name, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
         yield from list_values(value, f"{key}.{name}" if key else str(name))
-
-
-def make_interpolation_map(overrides: Any, defaults: list[InputDefault], self_added: bool) -> DictConfig:
-    """Make what the interpolations among these defaults may name, which Hydra makes also where there are none: for
-    each file, in 1 ms."""
-    has_interpolation = any("${" in str(vars(default)) for default in defaults)
-    return make_hydras_interpolation_map(overrides, defaults, self_added) if has_interpolation else OmegaConf.create()
-
-
-make_hydras_interpolation_map = defaults_list._create_interpolation_map
-defaults_list._create_interpolation_map = make_interpolation_map  # type: ignore[assignment]
 
 
 @functools.lru_cache(10_000)

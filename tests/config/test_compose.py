@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
 import random
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 from hydra import version
-from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.core.utils import JobRuntime, setup_globals
@@ -20,7 +18,6 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from scalebench.__main__ import main
 from scalebench.config import compose as composing
@@ -145,32 +142,12 @@ def test_files_that_name_each_other_compose_as_in_hydra(
         name = "untyped" if line.startswith("--untyped") else "config"
         overrides = line.removeprefix("--untyped").split()
         results = []
-        for loader, make_map in (
-            (ours, composing.make_interpolation_map),
-            (ConfigLoaderImpl(ours.get_search_path()), composing.make_hydras_interpolation_map),
-        ):
-            monkeypatch.setattr(defaults_list, "_create_interpolation_map", make_map)
+        for loader in (ours, ConfigLoaderImpl(ours.get_search_path())):
             try:
                 results.append(content_of(loader.load_configuration(name, overrides, RunMode.RUN)))
             except HydraException as error:
                 results.append([type(error), str(error)])
         assert results[0] == results[1], line
-
-
-def test_each_file_is_read_as_by_omegaconf() -> None:
-    for path in conf_dir().rglob("*.yaml"):
-        assert content_of(composing.read_yaml(path.read_text(), path.name)) == content_of(OmegaConf.load(path)), path
-
-
-@pytest.mark.parametrize("text", ["a:\tb", "a: !", "a: [b?c]", "a: |# b", "a: \ufeff", "a: 1\na: 2", "a: [", "a", ""])
-def test_an_odd_text_is_read_as_by_omegaconf(text: str) -> None:
-    results = []
-    for read in (lambda: composing.read_yaml(text, "x"), lambda: OmegaConf.load(io.StringIO(text))):
-        try:
-            results.append(content_of(read()))
-        except (ValueError, YAMLError) as error:
-            results.append([type(error), getattr(error, "problem", str(error))])
-    assert results[0] == results[1]
 
 
 def compare(runs: list[list[str]], loaders: tuple[ConfigLoaderImpl, CachingLoader]) -> None:
@@ -200,8 +177,8 @@ def test_each_file_of_a_sweep_is_read_once(
     monkeypatch: pytest.MonkeyPatch, loaders: tuple[ConfigLoaderImpl, CachingLoader]
 ) -> None:
     read: list[str] = []
-    load = composing.read_yaml
-    monkeypatch.setattr(composing, "read_yaml", lambda text, name: (read.append(name), load(text, name))[1])
+    load = OmegaConf.load
+    monkeypatch.setattr(OmegaConf, "load", lambda file: (read.append(file.name), load(file))[1])
     ours = CachingLoader(loaders[0].get_search_path())
     for words in runs_of("variable_update")[:7]:
         ours.load_configuration("config", words, RunMode.RUN)
