@@ -2,8 +2,6 @@
 
 A sleep never ends early, so that its time is a lower bound of every block. Only the shortest block is checked from
 above, since other work on the machine only adds time.
-
-progress<k>.json: written at once on a new phase, rarely within one, and always complete.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import itertools
 import math
 import os
 import statistics
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,10 +19,8 @@ import pytest
 from scalebench.analysis import throughput as analysis
 from scalebench.analysis.blocks import merge_rank_blocks
 from scalebench.core.result import COLLECTIVES, RankRecord, Result, TimelineRecord
-from scalebench.core.run_folder import progress_path
 from scalebench.core.spec import DatasetSpec, RunSpec, StrategySpec
-from scalebench.measure import progress
-from scalebench.measure.progress import ProgressFile, RankProgress, read_progress, rss_peak_bytes
+from scalebench.measure.progress import ProgressFile, read_progress
 from scalebench.measure.session import NO_TIMELINE_FILE, Session, WrongBackend, complete_record
 from scalebench.measure.train_to_target import Diverged
 from scalebench.runner.collect import read_ranks
@@ -33,8 +28,7 @@ from scalebench.runner.parent import run_spec
 from scalebench.strategies.base import PARTS, LossPart, NotMeasured, Strategy, WrongGroup
 from scalebench.strategies.simulated import Simulated
 from scalebench.workloads import datasets
-from tests.builders.runs import in_parallel, rank, simulated_spec
-from tests.builders.sweeps import make_curve
+from tests.builders.runs import in_parallel, simulated_spec
 
 PHASES = ["setup", "warmup", "measure", "evaluate", "probes", "close"]
 ABOVE = 1.15  # the most that the shortest block may take, relative to its sleep: a part counted twice would add 20 %
@@ -397,80 +391,6 @@ def test_replicas_stop_at_a_deadline_and_their_throughputs_add_up(tmp_path: Path
     assert min(slow.block_s) / (slow.block_steps or 1) >= 0.03
 
 
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    clock = SimpleNamespace(s=50.0)
-    monkeypatch.setattr(time, "monotonic", lambda: clock.s)
-    monkeypatch.setattr(time, "time", lambda: 1000.0 + clock.s)
-    return clock
-
-
-def read(folder: Path, rank: int = 0) -> RankProgress:
-    current = read_progress(folder, rank)
-    assert current is not None
-    return current
-
-
-def test_a_new_phase_is_written_at_once(now: SimpleNamespace, tmp_path: Path) -> None:
-    file = ProgressFile(tmp_path, 3, 77)
-    assert read_progress(tmp_path, 3) is None
-    file.enter_phase("setup")
-    assert read(tmp_path, 3) == RankProgress(3, 77, "setup", 1050.0)
-    file.enter_phase("measure", 30.0)
-    assert read(tmp_path, 3) == RankProgress(3, 77, "measure", 1050.0, limit_s=30.0)
-    assert os.listdir(tmp_path) == ["progress3.json"]
-
-
-def test_progress_within_a_phase_is_written_at_most_twice_a_second(now: SimpleNamespace, tmp_path: Path) -> None:
-    file = ProgressFile(tmp_path, 0, 77)
-    file.enter_phase("measure", 30.0)
-    now.s += progress.WRITE_INTERVAL_S / 2
-    file.update(10, 100, 0.2)
-    assert (read(tmp_path).steps, read(tmp_path).at_s) == (0, 1050.0)
-    now.s += progress.WRITE_INTERVAL_S / 2
-    file.update(20, 200, 0.5)
-    expected = RankProgress(0, 77, "measure", 1050.5, 20, 400.0, 0.5, 30.0)
-    assert read(tmp_path) == expected
-    file.update(30, 300, 0.6)
-    assert read(tmp_path) == expected
-
-
-def test_without_time_there_is_no_throughput(now: SimpleNamespace, tmp_path: Path) -> None:
-    ProgressFile(tmp_path, 0, 77).update(1, 10, 0.0)
-    assert (read(tmp_path).steps, read(tmp_path).samples_per_s) == (1, None)
-
-
-def test_a_new_phase_begins_from_nothing(tmp_path: Path) -> None:
-    file = ProgressFile(tmp_path, 0, 77)
-    file.update(5, 50, 1.0, 1.5, "mse 0.01")
-    assert (read(tmp_path).epoch, read(tmp_path).metric) == (1.5, "mse 0.01")
-    file.enter_phase("evaluate")
-    current = read(tmp_path)
-    assert (current.steps, current.samples_per_s, current.elapsed_s) == (0, None, 0.0)
-    assert (current.epoch, current.metric) == (None, None)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"rank": 0}', '{"rank": 0, "new": 1}'])
-def test_an_unreadable_file_is_no_progress(text: str, tmp_path: Path) -> None:
-    progress_path(tmp_path, 0).write_text(text)
-    assert read_progress(tmp_path, 0) is None
-
-
-def test_each_write_updates_the_peak_of_memory(tmp_path: Path) -> None:
-    file = ProgressFile(tmp_path, 0, 77)
-    assert file.rss_anon_peak_bytes is None
-    file.enter_phase("setup")
-    before = file.rss_anon_peak_bytes
-    assert before is not None and 1 << 20 < before <= rss_peak_bytes()
-    held = bytearray(os.urandom(1 << 16) * 1024)  # 64 MiB, each page of its own
-    file.enter_phase("measure")
-    during = file.rss_anon_peak_bytes
-    assert during is not None and during >= before + (32 << 20)
-    del held
-    file.enter_phase("close")
-    assert file.rss_anon_peak_bytes == during, "it is a peak"
-
-
 def test_a_metric_that_is_not_finite_fails_the_run(tmp_path: Path) -> None:
     """Where the last update spoils the weights, no loss shows it, and JSON has no such number."""
 
@@ -488,17 +408,3 @@ def test_a_session_reports_how_long_its_last_steps_took(tmp_path: Path, monkeypa
     record, _ = run_session(tmp_path, simulated_spec(options={"step_s": 0.004}))
     blocks = [*record.warmup_block_s, *[block_s / (record.block_steps or 1) for block_s in record.block_s]]
     assert [step_s for (steps, *_), step_s in reported if steps] == pytest.approx(blocks)
-
-
-def test_a_session_reports_the_epoch_and_metric_of_its_training(now: SimpleNamespace, tmp_path: Path) -> None:
-    file = ProgressFile(tmp_path, 0, 77)
-    session = Session(simulated_spec(), SimpleNamespace(spec=simulated_spec()), rank(), file)  # type: ignore[arg-type]
-    source = SimpleNamespace(steps_per_epoch=50)
-    session._report_training(SimpleNamespace(steps=75, samples=750, train_s=3.0, train=source, curve=[]))  # type: ignore[arg-type]
-    current = read(tmp_path)
-    assert (current.steps, current.epoch, current.metric) == (75, 1.5, None)
-    now.s += progress.WRITE_INTERVAL_S
-    points = make_curve([0.5, 0.25])
-    session._report_training(SimpleNamespace(steps=100, samples=1000, train_s=4.0, train=source, curve=points))  # type: ignore[arg-type]
-    current = read(tmp_path)
-    assert (current.epoch, current.metric, current.samples_per_s) == (2.0, "mse 0.25", 250.0)

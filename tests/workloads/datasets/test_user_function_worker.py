@@ -1,0 +1,281 @@
+"""Which samples the process that calls a user's function (here called in this process) accepts, and which problems it
+reports."""
+
+import errno
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scalebench.workloads import records
+from scalebench.workloads.datasets import cache, user_function, user_function_worker
+from scalebench.workloads.datasets.user_function_worker import UnusableSamples
+from tests.builders.plugins import dists as dists
+
+SMALL_CODE = """\
+import sys
+import numpy as np
+from scalebench.core.errors import InputError
+
+
+def build(size, seed, body="", noise=0.0):
+    exec(body)
+    inputs = np.full((size, 3), seed + noise)
+    return inputs, inputs
+
+
+number = 3
+"""
+FLOATS = np.linspace(0, 1, 24).reshape(6, 4)
+
+
+@pytest.fixture(autouse=True)
+def user_module(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "made_here.py").write_text(SMALL_CODE)
+    yield
+    sys.modules.pop("made_here", None)
+
+
+def respond(folder, reference="made_here:build", **options):
+    label = f"dataset.builder={reference}"
+    request = {"reference": reference, "label": label, "from_user": True, "size": 5, "seed": 7}
+    return user_function_worker.handle_request({**request, "options": options, "folder": str(folder)})
+
+
+def test_the_function_is_called_with_size_seed_and_options(tmp_path):
+    assert respond(tmp_path, noise=0.5) == {}
+    inputs, targets = cache.open_arrays(tmp_path)
+    assert np.array_equal(inputs, np.full((5, 3), 7.5, np.float32)) and np.array_equal(inputs, targets)
+
+
+def test_the_function_of_a_plugin(tmp_path, dists):
+    dists.add("more-data", {"more_data.py": SMALL_CODE}, {"datasets": {"more": "more_data:build"}})
+    label = "data set 'more' of more-data"
+    request = {"reference": "more_data:build", "label": label, "from_user": False, "size": 2, "seed": 0}
+    assert user_function_worker.handle_request({**request, "options": {}, "folder": str(tmp_path)}) == {}
+    assert len(cache.open_arrays(tmp_path)[0]) == 2
+    wrong = user_function_worker.handle_request({**request, "options": {"body": "1 / 0"}, "folder": str(tmp_path)})
+    assert wrong["problem"] == "data set 'more' of more-data fails: ZeroDivisionError: division by zero"
+
+
+PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
+    "raises": ({"body": "raise ValueError('bad\\nthings')"}, "fails: ValueError: bad things"),
+    "exits": ({"body": "sys.exit(3)"}, "fails: SystemExit: 3"),
+    "memory": ({"body": "raise MemoryError"}, "ran out of memory: lower dataset.size"),
+    "options": ({"nose": 1}, "fails: TypeError: build() got an unexpected keyword argument"),
+    "unusable": ({"noise": float("nan")}, "returns NaN or an infinite value in inputs, first at sample 0"),
+    "no function": ({"reference": "made_here:number"}, "is no function"),
+    "missing": ({"reference": "made_here:biuld"}, "cannot be loaded"),
+}
+
+
+@pytest.mark.parametrize("case", PROBLEMS)
+def test_problems_are_one_line(tmp_path, case):
+    arguments, line = PROBLEMS[case]
+    response = respond(tmp_path, **arguments)
+    reference = arguments.get("reference", "made_here:build")
+    assert response["problem"].startswith(f"dataset.builder={reference} {line}")
+    assert "\n" not in response["problem"]
+    assert ("Traceback" in response.get("log", "")) == (case not in ("unusable", "no function"))
+
+
+def test_input_errors_and_failed_writes_are_not_the_functions_fault(tmp_path, monkeypatch):
+    line = "noise should be positive"
+    assert respond(tmp_path, body=f"raise InputError('{line}')") == {"input": line}
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(cache, "create_array", full)
+    assert respond(tmp_path) == {"errno": errno.ENOSPC}
+
+
+def write(inputs, targets, folder):
+    user_function_worker.write_samples((inputs, targets), folder, 10**9)
+    return cache.open_arrays(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f8"])
+def test_floats_become_float32(tmp_path, dtype):
+    inputs, targets = write(FLOATS.astype(dtype), FLOATS[:, 1].astype(dtype), tmp_path)
+    assert inputs.dtype == targets.dtype == np.float32
+    assert np.array_equal(inputs, FLOATS.astype(dtype).astype(np.float32))
+    assert targets.shape == (6, 1) and np.array_equal(targets, inputs[:, 1:2])
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int8", "uint16", "bool"])
+def test_integer_targets_are_class_numbers_and_pictures_stay_bytes(tmp_path, dtype):
+    pictures = np.arange(6 * 2 * 2 * 3, dtype=np.uint8).reshape(6, 2, 2, 3)
+    inputs, targets = write(pictures, np.array([0, 1, 1, 0, 1, 0]).astype(dtype), tmp_path)
+    assert inputs.dtype == np.uint8 and np.array_equal(inputs, pictures)
+    assert targets.dtype == np.int64 and targets.tolist() == [0, 1, 1, 0, 1, 0]
+
+
+def test_arrays_larger_than_a_block_and_memory_maps(tmp_path, monkeypatch):
+    monkeypatch.setattr(user_function_worker, "BLOCK_BYTES", 40)
+    np.save(tmp_path / "mapped.npy", FLOATS)
+    inputs, _ = write(np.load(tmp_path / "mapped.npy", mmap_mode="r"), FLOATS, tmp_path)
+    assert np.array_equal(inputs, FLOATS.astype(np.float32))
+    broken = FLOATS.copy()
+    broken[4, 2] = np.nan
+    with pytest.raises(UnusableSamples, match="first at sample 4: "):
+        write(broken, FLOATS, tmp_path)
+
+
+class Tensor:
+    """Stands for an array of another package."""
+
+
+class Table:
+    """Stands for a Dataset of torch."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, row):
+        return self.samples[row]
+
+
+TOKENS = np.arange(24).reshape(6, 4)
+RECORDS: dict[str, tuple[Any, str, str | None]] = {
+    "tokens": ((TOKENS, FLOATS), "f0 int64 (4,)", None),
+    "a dict": (({"ids": TOKENS, "mask": TOKENS > 3}, FLOATS), "ids int64 (4,), mask bool (4,)", None),
+    "its targets": ({"ids": TOKENS.astype(">i4"), "labels": FLOATS}, "ids int32 (4,), labels float32 (4,)", ""),
+    "a tuple": (((TOKENS, FLOATS), FLOATS), "f0 int64 (4,), f1 float32 (4,)", None),
+    "several targets": ((FLOATS, (FLOATS, TOKENS)), "", "f0 float32 (4,), f1 int64 (4,)"),
+    "a table of pairs": (Table([(FLOATS[row], int(TOKENS[row, 0])) for row in range(6)]), "f0 float32 (4,)", None),
+    "a table of dicts": (Table([{"ids": row} for row in TOKENS]), "ids int64 (4,)", ""),
+}  # what is returned -> fields of its inputs, and of its targets (None: one array)
+
+
+@pytest.mark.parametrize("case", RECORDS)
+def test_several_arrays_of_a_sample_and_integers_are_kept_as_records(tmp_path, case, monkeypatch):
+    monkeypatch.setattr(user_function_worker, "BLOCK_BYTES", 100)
+    result, input_fields, target_fields = RECORDS[case]
+    user_function_worker.write_samples(result, tmp_path, 10**9)
+    facts = user_function.read_facts.__wrapped__(tmp_path)
+    inputs, targets = cache.open_arrays(tmp_path)
+    assert (facts.fields or "", facts.samples) == (input_fields, 6)
+    assert facts.needs_loss == (target_fields is not None)
+    if target_fields is not None:
+        assert records.describe_fields(targets.dtype) == (target_fields or "no_targets uint8 ()")
+    kept = records.list_fields(records.split_fields(inputs, lambda array: array))
+    arrays = [FLOATS] if case in ("several targets", "a table of pairs") else [TOKENS]
+    assert np.array_equal(kept[0], arrays[0].astype(kept[0].dtype))
+
+
+UNUSABLE: dict[str, tuple[Any, str]] = {
+    "None": (None, r"^returns None: it should return \(inputs, targets\), a dict of arrays or a Dataset$"),
+    "an array": (FLOATS, r"^returns a numpy ndarray: it should"),
+    "three": ((FLOATS, FLOATS, FLOATS), r"^returns 3 values: it should"),
+    "lists": ((FLOATS.tolist(), FLOATS), r"^returns a list as inputs: it should be a numpy array$"),
+    "tensors": ((FLOATS, Tensor()), r"^returns a tests Tensor as targets: it should be a numpy array$"),
+    "one axis": ((FLOATS[0], FLOATS[0]), r"^returns inputs of shape \(4,\): they should be \(n, \.\.\.\)"),
+    "lengths": ((FLOATS, FLOATS[1:]), r"^returns inputs of shape \(6, 4\) and targets of shape \(5, 4\): they should"),
+    "no samples": ((FLOATS[:0], FLOATS[:0]), r"^returns no samples: "),
+    "strings": ((FLOATS, np.array(["a"] * 6)), r"^returns targets of <U1: cast it to float32, or to integers"),
+    "strings in a dict": ({"ids": FLOATS, "text": np.array(["a"] * 6)}, r"^returns 'text' of <U1 in inputs: cast it"),
+    "lengths in a dict": ({"ids": FLOATS, "mask": FLOATS[1:]},
+     r"^returns 'ids' of shape \(6, 4\) and 'mask' of shape \(5, 4\): they should have the same number of samples$"),
+    "NaN in a dict": ({"ids": np.where(FLOATS > 0.9, np.nan, FLOATS)}, r"^returns NaN .* in 'ids', first at sample 5"),
+    "no targets of an array": ((FLOATS, None), r"^returns None as targets: it should be a numpy array$"),
+    "an empty table": (Table([]), r"^returns a Dataset without samples$"),
+    "a table of other shapes": (Table([{"ids": FLOATS[0]}, {"ids": FLOATS[0, 1:]}]),
+     r"^returns a Dataset whose sample 1 has \(3,\) of 'ids', and sample 0 \(4,\): pad or cut them to one shape$"),
+    "a table of other fields": (Table([{"ids": FLOATS[0]}, {"mask": FLOATS[0]}]), r"sample 1 has no 'ids', "),
+    "infinite": ((np.where(FLOATS > 0.9, np.inf, FLOATS), FLOATS), r"infinite value in inputs, first at sample 5"),
+    "too large": ((FLOATS * 1e300, FLOATS), r"NaN or an infinite value in inputs, first at sample 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_results_that_cannot_be_trained_on(tmp_path, case):
+    result, message = UNUSABLE[case]
+    with pytest.raises(UnusableSamples, match=message):
+        user_function_worker.write_samples(result, tmp_path, 10**9)
+
+
+@pytest.mark.parametrize(
+    ("targets", "unusable"),
+    [
+        (np.arange(6) - 2, "the negative class -2 in targets, first at sample 0"),
+        (np.where(FLOATS > 0.9, -np.inf, FLOATS), "NaN or an infinite value in targets, first at sample 5"),
+        ({"y": np.where(FLOATS > 0.9, np.nan, FLOATS)}, "NaN or an infinite value in 'y', first at sample 5"),
+        (FLOATS, None),
+    ],
+)
+def test_targets_for_a_loss_of_the_user_alone_are_kept(tmp_path, targets, unusable):
+    user_function_worker.write_samples((FLOATS, targets), tmp_path, 6)
+    assert user_function.read_facts.__wrapped__(tmp_path).reading.unusable_targets == unusable
+    written = cache.open_arrays(tmp_path)[1]
+    as_dict = isinstance(targets, dict)
+    np.testing.assert_allclose(written["y"] if as_dict else written, targets["y"] if as_dict else targets)
+
+
+LENGTHS = """
+import numpy as np
+ONE = np.float32([1, 2]), np.float32([3])
+
+class Wish:
+    def __len__(self): return {length}
+    def __getitem__(self, row): return ONE
+
+class Broken(Wish):
+    def __getitem__(self, row):
+        if row < 5: return ONE
+        raise OSError(9, "Bad file descriptor")
+
+class Endless:
+    def __getitem__(self, row): return ONE
+
+class IterableDataset:  # as torch's
+    def __getitem__(self, row): raise NotImplementedError
+    def __iter__(self): return (ONE for _ in range({length}))
+
+class Counted(IterableDataset):
+    def __len__(self): return {length}
+
+def build(size, seed, kind):
+    return (np.zeros(({length}, 2)), np.zeros({length})) if kind == "arrays" else globals()[kind]()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "length", "count", "remark"),
+    [
+        ("Wish", 10**9, 100, "has 1,000,000,000 samples, of which dataset.size=100 takes the first 100"),
+        ("Wish", 10**30, 100, None),  # more than Python counts
+        ("Wish", 40, 40, None),
+        ("Endless", 0, 100, None),
+        ("IterableDataset", 10**9, 100, None),
+        ("IterableDataset", 40, 40, None),
+        ("Counted", 10**9, 100, "has 1,000,000,000 samples, of which dataset.size=100 takes the first 100"),
+        ("Counted", 40, 40, None),
+        ("arrays", 500, 100, "has 500 samples, of which dataset.size=100 takes the first 100"),
+        ("arrays", 40, 40, None),
+    ],
+)
+def test_no_more_samples_are_taken_than_were_requested(tmp_path, monkeypatch, kind, length, count, remark):
+    (tmp_path / "lengths.py").write_text(LENGTHS.replace("{length}", str(length)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    label = "dataset.builder=lengths:build"
+    request = {"reference": "lengths:build", "label": label, "from_user": True, "size": 100, "seed": 0}
+    try:
+        response = user_function_worker.handle_request({**request, "options": {"kind": kind}, "folder": str(tmp_path)})
+    finally:
+        sys.modules.pop("lengths", None)
+    assert response == ({} if remark is None else {"remark": f"{label} {remark}"})
+    assert len(cache.open_arrays(tmp_path)[0]) == count
+
+
+def test_a_file_that_a_dataset_cannot_read_is_not_blamed_on_the_cache(tmp_path):
+    values: dict[str, Any] = {}
+    exec(LENGTHS.replace("{length}", "10"), values)
+    with pytest.raises(OSError, match="Bad file descriptor"):  # not WriteFailed
+        user_function_worker.write_samples(values["Broken"](), tmp_path, 10)
