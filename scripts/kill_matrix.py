@@ -4,7 +4,8 @@ A test may go when everything that it kills is killed by one that stays:
 `python -m scripts.kill_matrix FOLDER --may-go tests/report/html tests/report/test_figures.py` starts nothing, and says
 of each test there whether that is so. A test that comes from a corrected defect stays, whatever this says.
 
-    --rooms analysis,config  rooms to mutate; 60 % of the mutants are in analysis, measure, config and runner
+    --rooms analysis,core/stats  rooms, folders or files to mutate; 60 % of the mutants are in analysis, measure, config
+                             and runner
     --mutants 400 --seed 1   how many, and which; the same seed draws the same ones
     --tests tests/analysis   tests to judge, else those of the rooms; -m takes markers: "not slow and not real"
     --csv FILE               also write a short table: each mutant, how many tests kill it, and three of these;
@@ -294,7 +295,7 @@ def draw_mutants(options: argparse.Namespace, coverage: dict[str, Any]) -> list[
     pools: dict[bool, dict[str, list[tuple[str, Mutant, set[int]]]]] = {True: {}, False: {}}
     for path, lines in coverage["lines"].items():
         room = path.split("/")[1]
-        if room in options.rooms:
+        if any(Path(path).is_relative_to(f"scalebench/{part}") for part in options.rooms):
             if digest(ROOT / path) != coverage["digests"][path]:
                 say(f"{path} is left out: it is not as it was when coverage.json was made")
                 continue
