@@ -1,13 +1,10 @@
 """Guards around every test: environment unchanged, no child process left, nothing written outside tmp_path."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os
 import re
 import sys
-from collections.abc import Generator, Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -39,18 +36,18 @@ IGNORED = {".pytest_cache", ".hypothesis", "__pycache__", ".ruff_cache", ".mypy_
 ALLOWED_SKIPS = (ROOT / "tests/allowed_skips.txt").read_text().splitlines()  # its comments match no reason
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption("--skips-fail", action="store_true", help="skips fail but for tests/allowed_skips.txt")
     parser.addoption("--cold", action="store_true", help="start all ranks as new processes, as runs do")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("real") and "horovod" in item.nodeid.lower():  # of its file, class or parameters
             item.add_marker("horovod")
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_runtest_setup(item):
     if not HAS_HOROVOD and item.get_closest_marker("horovod"):
         pytest.skip("Horovod is not installed; make horovod")
     packages = [str(name) for marker in item.iter_markers("extra") for name in marker.args]
@@ -60,7 +57,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(item):
     report = yield
     if report.skipped and item.config.getoption("skips_fail") and isinstance(report.longrepr, tuple):
         reason = report.longrepr[2].removeprefix("Skipped: ")
@@ -69,7 +66,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+def pytest_collection_finish(session):
     session.config.stash[WARM_RANKS] = WarmRanks()  # by now test files have set what they set in the environment
     # TensorFlow's log would keep a stream of pytest's, and close it where a run sets up the log as Hydra does.
     with contextlib.suppress(ImportError):
@@ -79,7 +76,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
+def pytest_sessionfinish(session):
     """End what forks ranks; after all that pytest prints, say where Horovod was missing."""
     if WARM_RANKS in session.config.stash:
         session.config.stash[WARM_RANKS].close()
@@ -92,7 +89,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(item):
     """Fork the ranks that a test launches in this process, unless it is about how they start or what they use."""
     if item.config.getoption("--cold") or any(item.get_closest_marker(name) for name in COLD):
         return (yield)
@@ -102,19 +99,19 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.fixture(scope="session")
-def warm_ranks(request: pytest.FixtureRequest) -> WarmRanks:
+def warm_ranks(request):
     """Return what forks ranks in this session, whose processes no test has to end."""
     return request.config.stash[WARM_RANKS]
 
 
 @pytest.fixture(scope="session")
-def data_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data_cache(tmp_path_factory):
     """Return the data set cache of the session, so that data are not generated for each test."""
     return tmp_path_factory.mktemp("data_cache")
 
 
 @pytest.fixture
-def environment_unchanged() -> Iterator[None]:
+def environment_unchanged():
     before = dict(os.environ)
     yield
     after = dict(os.environ)
@@ -123,7 +120,7 @@ def environment_unchanged() -> Iterator[None]:
 
 
 @pytest.fixture
-def no_child_left(request: pytest.FixtureRequest) -> Iterator[None]:
+def no_child_left(request):
     before = list_descendants()
     yield
     before |= request.config.stash[WARM_RANKS].pids
@@ -136,13 +133,13 @@ def no_child_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_resource_tracker() -> None:
+def one_resource_tracker():
     """Start the tracker before any test: multiprocessing keeps it as long as the interpreter, so no test left it."""
     resource_tracker.ensure_running()
 
 
 @pytest.fixture
-def nothing_outside_tmp_path() -> Iterator[None]:
+def nothing_outside_tmp_path():
     before = _listing()
     yield
     new = _listing() - before
@@ -150,12 +147,12 @@ def nothing_outside_tmp_path() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def guards(environment_unchanged: None, no_child_left: None, nothing_outside_tmp_path: None) -> None:
+def guards(environment_unchanged, no_child_left, nothing_outside_tmp_path):
     """Set up all guards before monkeypatch, so that they check again after it has undone the changes of a test."""
 
 
 @pytest.fixture(autouse=True)
-def in_tmp_path(guards: None, tmp_path: Path, data_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_tmp_path(guards, tmp_path, data_cache, monkeypatch):
     """Run each test in tmp_path, with the data cache of the session and without the plugins of the machine."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SCALEBENCH_CACHE", str(data_cache))
@@ -163,9 +160,9 @@ def in_tmp_path(guards: None, tmp_path: Path, data_cache: Path, monkeypatch: pyt
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
-def list_descendants() -> set[int]:
+def list_descendants():
     """Return the processes below this one as the kernel lists them: psutil reads all of /proc, 70 times as long."""
-    found: set[int] = set()
+    found = set()
     parents = [os.getpid()]
     while parents:
         for children in Path(f"/proc/{parents.pop()}/task").glob("*/children"):
@@ -176,6 +173,6 @@ def list_descendants() -> set[int]:
     return found
 
 
-def _listing() -> set[tuple[Path, str]]:
+def _listing():
     """Return names only, since this is called twice per test for thousands of tests."""
     return {(folder, name) for folder in WATCHED for name in os.listdir(folder) if name not in IGNORED}

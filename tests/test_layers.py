@@ -1,12 +1,9 @@
 """The house: twelve rooms that import downwards only; frameworks, Hydra and pandas stay where they belong."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,11 +39,11 @@ class Import:
     target: str
     at_top: bool  # runs when the module is imported
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.source} imports {self.target}"
 
 
-def module_name(path: Path) -> str:
+def module_name(path):
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -54,7 +51,7 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in sorted((ROOT / "scalebench").rglob("*.py"))}
 
 
-def imports_in(source: str, tree: ast.AST, at_top: bool = True) -> Iterator[Import]:
+def imports_in(source, tree, at_top=True):
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from (Import(source, alias.name, at_top) for alias in node.names)
@@ -73,17 +70,17 @@ IMPORTS = [line for name, path in MODULES.items() for line in imports_in(name, a
 INTERNAL = [line for line in IMPORTS if line.target.split(".")[0] == "scalebench"]
 
 
-def room(module: str) -> str:
+def room(module):
     """The room of a module, or "" for the files at the top of the package."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and parts[1] in LAYER_OF else ""
 
 
-def below(module: str, *packages: str) -> bool:
+def below(module, *packages):
     return any(f"{module}.".startswith(f"{package}.") for package in packages)
 
 
-def is_upward(line: Import) -> bool:
+def is_upward(line):
     """Whether an import leads to another room of the same or a higher layer. The files at the top stand above all."""
     source, target = room(line.source), room(line.target)
     if source == target or source == "":
@@ -91,13 +88,13 @@ def is_upward(line: Import) -> bool:
     return target == "" or LAYER_OF[target] >= LAYER_OF[source]
 
 
-def test_the_package_has_twelve_rooms_and_five_files() -> None:
+def test_the_package_has_twelve_rooms_and_five_files():
     entries = [path for path in (ROOT / "scalebench").iterdir() if path.name != "__pycache__"]
     assert {path.name for path in entries if path.is_dir()} == set(LAYER_OF)
     assert {path.name for path in entries if path.is_file()} == TOP_FILES
 
 
-def test_imports_are_collected() -> None:
+def test_imports_are_collected():
     assert Import("scalebench.cli.hydra_app", "scalebench.config.resolve", True) in INTERNAL
     assert Import("scalebench.__main__", "scalebench.cli.hydra_app", False) in INTERNAL
     assert Import("scalebench.analysis.load", "pandas", False) in IMPORTS
@@ -105,36 +102,36 @@ def test_imports_are_collected() -> None:
     assert is_upward(Import("scalebench.workloads.source", "scalebench.slurm.submit", False))
 
 
-def test_a_room_imports_only_from_lower_layers() -> None:
+def test_a_room_imports_only_from_lower_layers():
     # scalebench itself is only its version to the rooms; its functions are loaded on first use
     assert [str(line) for line in INTERNAL if is_upward(line) and line.target != "scalebench"] == []
 
 
-def test_no_module_is_imported_in_a_circle() -> None:
+def test_no_module_is_imported_in_a_circle():
     graph = {name: {line.target for line in INTERNAL if line.at_top and line.source == name} for name in MODULES}
     graphlib.TopologicalSorter(graph).prepare()  # CycleError names the cycle
 
 
-def test_hydra_is_imported_where_configs_are_composed_and_sweeps_run() -> None:
+def test_hydra_is_imported_where_configs_are_composed_and_sweeps_run():
     places = [f"scalebench.{place}" for place in HYDRA_PLACES]
     hydra = [line for line in IMPORTS if below(line.target, "hydra", "hydra_plugins")]
     assert [str(line) for line in hydra if not below(line.source, *places)] == []
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_framework_is_imported_in_its_own_strategies_only(framework: str) -> None:
+def test_a_framework_is_imported_in_its_own_strategies_only(framework):
     homes = [f"scalebench.strategies.{name}" for name in FRAMEWORKS[framework].split()]
     assert [str(i) for i in IMPORTS if below(i.target, framework) and not below(i.source, *homes)] == []
 
 
-def test_framework_folders_are_reached_through_the_registry_only() -> None:
+def test_framework_folders_are_reached_through_the_registry_only():
     names = ("torch", "tensorflow", "horovod", "accelerate", "deepspeed")
     folders = [f"scalebench.strategies.{name}" for name in names]
     reached = [line for line in INTERNAL if below(line.target, *folders)]
     assert [str(line) for line in reached if not below(line.source, *folders)] == []
 
 
-def test_only_launches_of_contracts_fork_their_ranks() -> None:
+def test_only_launches_of_contracts_fork_their_ranks():
     """The ranks of a measurement are new processes: copies of one share the layout of its memory."""
     forks = {line.source for line in INTERNAL if line.target == "scalebench.testing.warm_ranks"}
     launches = {line.source for line in INTERNAL if line.target == "scalebench.testing.launch"}
@@ -143,38 +140,38 @@ def test_only_launches_of_contracts_fork_their_ranks() -> None:
 
 
 @pytest.mark.parametrize("heavy", ["pandas", "pyarrow", "scipy", "pynvml", "rich", "omegaconf"])
-def test_low_rooms_import_heavy_libraries_where_they_are_used(heavy: str) -> None:
+def test_low_rooms_import_heavy_libraries_where_they_are_used(heavy):
     low = [line for line in IMPORTS if room(line.source) and LAYER_OF[room(line.source)] <= LAYER_OF["analysis"]]
     assert [str(line) for line in low if below(line.target, heavy) and line.at_top] == []
 
 
-def loaded_after(code: str, *packages: str) -> list[str]:
+def loaded_after(code, *packages):
     """Which of `packages` a fresh interpreter has loaded after `code`; the code's own output is discarded."""
     report = f"import sys\n{code}\nprint('LOADED', *sorted({set(packages)!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, timeout=300, check=True)
     return done.stdout.splitlines()[-1].split()[1:]
 
 
-def test_loaded_packages_are_reported() -> None:
+def test_loaded_packages_are_reported():
     assert loaded_after("import json", "json", "torch") == ["json"]
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_loads_nothing_heavy():
     code = "from scalebench.__main__ import main\nassert main(['--help']) == 0"
     assert loaded_after(code, "hydra", "omegaconf", "numpy", "pandas", "rich", "torch") == []
 
 
-def test_the_package_itself_loads_nothing_heavy() -> None:
+def test_the_package_itself_loads_nothing_heavy():
     code = "import scalebench\nassert callable(scalebench.run)"
     heavy = ("hydra", "omegaconf", "numpy", "pandas", "rich", "plotly", "IPython", *FRAMEWORKS)
     assert loaded_after(code, *heavy) == []
 
 
-def test_the_api_for_plugins_loads_no_framework() -> None:
+def test_the_api_for_plugins_loads_no_framework():
     assert loaded_after("import scalebench.plugin_api", *FRAMEWORKS, "hydra", "pandas") == []
 
 
-def test_the_parent_composes_and_resolves_without_a_framework() -> None:
+def test_the_parent_composes_and_resolves_without_a_framework():
     code = (
         "from scalebench.config import compose, resolve\n"
         "spec = resolve.resolve(compose.to_config(compose.compose(['strategy=ddp', 'gpus=2'])))\n"
@@ -183,7 +180,7 @@ def test_the_parent_composes_and_resolves_without_a_framework() -> None:
     assert loaded_after(code, *FRAMEWORKS, "hydra", "pandas") == ["hydra"]
 
 
-def test_listing_strategies_loads_no_framework() -> None:
+def test_listing_strategies_loads_no_framework():
     code = "from scalebench.__main__ import main\nassert main(['list', 'strategies']) == 0"
     assert loaded_after(code, *FRAMEWORKS, "hydra", "pandas") == []
 
@@ -198,7 +195,7 @@ spec.write_spec(resolve.resolve(compose.to_config(compose.compose(overrides))), 
 """
 
 
-def test_a_worker_loads_neither_hydra_nor_pandas() -> None:
+def test_a_worker_loads_neither_hydra_nor_pandas():
     """Run one rank from beginning to end in a fresh interpreter, then look at what it loaded."""
     loaded_after(WRITE_SPEC)
     code = "import os\nos.environ['RANK'] = '0'\nfrom scalebench.runner import worker\nassert worker.main(['.']) == 0"

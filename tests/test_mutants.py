@@ -1,9 +1,8 @@
 """Mutants of scripts/mutants.py: which there are, and that the code of one fits the live functions of the module."""
 
 import runpy
-from pathlib import Path
 
-from scripts.mutants import Mutant, find_mutants, pair_code
+from scripts.mutants import find_mutants, pair_code
 
 TEXT = b'''
 """A module."""
@@ -29,15 +28,15 @@ CHANGES = [
 ]  # fmt: skip
 
 
-def find(change: str) -> Mutant:
+def find(change):
     return next(mutant for mutant in find_mutants(TEXT) if mutant.change == change)
 
 
-def test_mutants_are_in_the_bodies_of_functions() -> None:
+def test_mutants_are_in_the_bodies_of_functions():
     assert sorted(mutant.change for mutant in find_mutants(TEXT)) == sorted(CHANGES)
 
 
-def test_each_mutant_changes_the_code_of_one_function_and_of_those_around_it() -> None:
+def test_each_mutant_changes_the_code_of_one_function_and_of_those_around_it():
     for mutant in find_mutants(TEXT):
         names = {old.co_qualname for old in pair_code(TEXT, mutant.apply(TEXT), "a.py")}
         assert "outer" in names and names <= {
@@ -48,7 +47,7 @@ def test_each_mutant_changes_the_code_of_one_function_and_of_those_around_it() -
         }
 
 
-def test_a_live_function_becomes_the_mutant(tmp_path: Path) -> None:
+def test_a_live_function_becomes_the_mutant(tmp_path):
     (tmp_path / "a.py").write_bytes(TEXT)
     outer = runpy.run_path("a.py")["outer"]
     assert outer([3, 1]) == [1]

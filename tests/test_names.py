@@ -1,10 +1,7 @@
 """Identifiers are plain English: words that do not say what a name holds may not be part of it."""
 
-from __future__ import annotations
-
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import scalebench
@@ -21,7 +18,7 @@ FORBIDDEN_NAMES = frozenset("found known whole worth here there one".split())
 BASELINE_NAMES = frozenset({"given", "GIVEN", "_start_from_given"})  # the baseline that a user names
 
 
-def find_names(source: str) -> Iterator[tuple[int, str]]:
+def find_names(source):
     """Yield (line, name) of every definition, parameter, variable and assigned attribute of a module."""
     for node in ast.walk(ast.parse(source)):
         match node:
@@ -33,14 +30,14 @@ def find_names(source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
-def is_forbidden(name: str) -> bool:
+def is_forbidden(name):
     if name in BASELINE_NAMES:
         return False
     words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)
     return name.strip("_").lower() in FORBIDDEN_NAMES or any(word.lower() in FORBIDDEN_WORDS for word in words)
 
 
-def test_no_identifier_has_a_forbidden_word() -> None:
+def test_no_identifier_has_a_forbidden_word():
     places = [
         f"{path.relative_to(PACKAGE.parent)}:{line}: {name}"
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -50,7 +47,7 @@ def test_no_identifier_has_a_forbidden_word() -> None:
     assert not places, "rename, since these words do not say what a name holds:\n" + "\n".join(places)
 
 
-def test_every_kind_of_name_is_checked() -> None:
+def test_every_kind_of_name_is_checked():
     source = (
         "import a as told\nclass Asked: said = 1\ndef mine(theirs, *, found=1):\n    self.given_by = lambda known: 1\n"
         "    for whole in ():\n        pass\n    try:\n        pass\n    except E as heard:\n        pass\n"

@@ -1,12 +1,10 @@
 """A headless Chromium for tests of pages: each with a new empty profile and no network, and nothing left at the end."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -22,13 +20,13 @@ EXIT_TIMEOUT_S = 10  # what Chromium's helpers have to end
 Browse = Callable[[Path], Chrome]
 
 
-def missing_programs() -> str | None:
+def missing_programs():
     lacks = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     return f"needs {' and '.join(lacks)}, which scripts/install_browser.sh installs" if lacks else None
 
 
 @pytest.fixture
-def browser(tmp_path: Path, guards: None) -> Iterator[Chrome]:
+def browser(tmp_path, guards):
     """Closed before the guards look for processes that are left."""
     if (lacks := missing_programs()) is not None:
         pytest.skip(lacks)
@@ -56,7 +54,7 @@ def browser(tmp_path: Path, guards: None) -> Iterator[Chrome]:
         psutil.wait_procs(left, timeout=EXIT_TIMEOUT_S)
 
 
-def set_width(driver: Chrome, pixels: int, height: int = 900, dark: bool = False) -> None:
+def set_width(driver, pixels, height=900, dark=False):
     """A window of that many CSS pixels, also below the 500 that a window of Chromium has at least."""
     mobile = {"width": pixels, "height": height, "deviceScaleFactor": 1, "mobile": pixels < 600}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", mobile)

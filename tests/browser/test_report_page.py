@@ -1,17 +1,12 @@
 """The page in a browser, as people use it: filters, sorting, colours, keyboard, and the figures that it shows.
 Nothing in a result runs in a browser, and a screen reader can read the page."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import itertools
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
-from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
@@ -30,50 +25,48 @@ TRACES = "return [...document.querySelector('#speedup .plot').data].filter(t => 
 
 
 @pytest.fixture
-def page(browser: Chrome, tmp_path: Path) -> Chrome:
+def page(browser, tmp_path):
     """A report of two models on two kinds of hardware, drawn."""
     open_page(browser, write_page(tmp_path))
     return browser
 
 
-def write_page(folder: Path) -> Path:
+def write_page(folder):
     sweeps.sweep(folder / "sweep")
     report_data = load_report_data([folder / "sweep"])
     return write(report_data, folder / "sweep" / "report.html", sections(report_data.frame))
 
 
-def open_page(
-    browser: Chrome, path: Path, pixels: int = 1280, dark: bool = False, after: str = "", height: int = 900
-) -> None:
+def open_page(browser, path, pixels=1280, dark=False, after="", height=900):
     set_width(browser, pixels, height, dark)
     browser.get("about:blank")
     browser.get(path.as_uri() + after)
     wait(browser, "return document.querySelectorAll('.plot[data-drawn]').length > 0")
 
 
-def wait(browser: Chrome, script: str) -> None:
+def wait(browser, script):
     WebDriverWait(browser, WAIT_S, 0.1).until(lambda driver: driver.execute_script(script))
 
 
-def status_text(browser: Chrome) -> str:
+def status_text(browser):
     return browser.find_element(By.ID, "shown").text
 
 
-def visible_series(browser: Chrome) -> set[str]:
+def visible_series(browser):
     return {trace["name"] for trace in browser.execute_script(TRACES) if trace.get("visible", True) is True}
 
 
-def visible_rows(browser: Chrome) -> list[str]:
+def visible_rows(browser):
     """First cells of the rows that are to be seen."""
     table_rows = browser.find_elements(By.CSS_SELECTOR, "#runs tbody tr")
     return [row.find_element(By.TAG_NAME, "td").text for row in table_rows if row.is_displayed()]
 
 
-def filter_box(browser: Chrome, name: str, value: str) -> Any:
+def filter_box(browser, name, value):
     return browser.find_element(By.CSS_SELECTOR, f"#filters input[name={name}][value={value}]")
 
 
-def test_filters_hide_rows_and_lines_and_say_so(page: Chrome) -> None:
+def test_filters_hide_rows_and_lines_and_say_so(page):
     assert status_text(page).startswith("7 of 7 rows shown")
     filter_box(page, "strategy", "ddp_gloo").click()
     assert status_text(page).startswith("4 of 7 rows shown")
@@ -90,7 +83,7 @@ def test_filters_hide_rows_and_lines_and_say_so(page: Chrome) -> None:
     assert visible_rows(page) == []
 
 
-def test_bars_with_tags_of_their_own_go_one_by_one(page: Chrome) -> None:
+def test_bars_with_tags_of_their_own_go_one_by_one(page):
     bars = "const p = document.querySelector('#lost .plot'); p.scrollIntoView(); return 'drawn' in p.dataset && %s"
     figures = "[p.data.map(t => [t.meta.role, t.y, t.x]), p.layout.yaxis.categoryarray]"
     wait(page, bars % "true")
@@ -104,7 +97,7 @@ def test_bars_with_tags_of_their_own_go_one_by_one(page: Chrome) -> None:
     wait(page, bars % "p.data[0].x.length === 2")
 
 
-def test_paragraphs_and_code_are_filtered_too(page: Chrome) -> None:
+def test_paragraphs_and_code_are_filtered_too(page):
     page.find_element(By.CSS_SELECTOR, "details.fold > summary").click()
     warning = page.find_element(By.CSS_SELECTOR, ".paragraph.warning")
     assert warning.is_displayed()
@@ -113,7 +106,7 @@ def test_paragraphs_and_code_are_filtered_too(page: Chrome) -> None:
     assert len([code for code in page.find_elements(By.CSS_SELECTOR, ".code") if code.is_displayed()]) == 1
 
 
-def test_the_address_keeps_the_filters(page: Chrome, tmp_path: Path) -> None:
+def test_the_address_keeps_the_filters(page, tmp_path):
     filter_box(page, "strategy", "ddp_gloo").click()
     page.find_element(By.CSS_SELECTOR, "nav a[href='#problems']").click()
     address = page.current_url
@@ -126,7 +119,7 @@ def test_the_address_keeps_the_filters(page: Chrome, tmp_path: Path) -> None:
     assert not filter_box(page, "strategy", "ddp_gloo").is_selected()
 
 
-def test_figures_of_the_page_are_those_of_the_frame(page: Chrome, tmp_path: Path) -> None:
+def test_figures_of_the_page_are_those_of_the_frame(page, tmp_path):
     frame = scalebench.load(tmp_path / "sweep")
     shown = {trace["name"]: trace for trace in page.execute_script(TRACES)}
     for strategy, runs in frame.sort_values("gpus").groupby("strategy"):
@@ -140,7 +133,7 @@ def test_figures_of_the_page_are_those_of_the_frame(page: Chrome, tmp_path: Path
     assert figures == pytest.approx(values, rel=1e-5)
 
 
-def test_a_click_on_a_head_sorts_and_a_second_one_turns_round(page: Chrome) -> None:
+def test_a_click_on_a_head_sorts_and_a_second_one_turns_round(page):
     button = page.find_elements(By.CSS_SELECTOR, "#runs .sort")[2]
     column = "return [...document.querySelectorAll('#runs tbody td:nth-child(3)')].map(td => Number(td.dataset.value))"
     head = "return document.querySelectorAll('#runs th')[2].getAttribute('aria-sort')"
@@ -151,8 +144,8 @@ def test_a_click_on_a_head_sorts_and_a_second_one_turns_round(page: Chrome) -> N
     assert page.execute_script(column) == rising[::-1] and page.execute_script(head) == "descending"
 
 
-def test_colours_follow_the_system_and_the_button(page: Chrome, tmp_path: Path) -> None:
-    def look() -> tuple[str, str]:
+def test_colours_follow_the_system_and_the_button(page, tmp_path):
+    def look():
         line = "return document.querySelector('#speedup .plot').layout.paper_bgcolor"
         return page.execute_script("return getComputedStyle(document.body).backgroundColor"), page.execute_script(line)
 
@@ -168,7 +161,7 @@ def test_colours_follow_the_system_and_the_button(page: Chrome, tmp_path: Path) 
     assert look() == night
 
 
-def test_the_keyboard_reaches_everything(page: Chrome) -> None:
+def test_the_keyboard_reaches_everything(page):
     active = "const a = document.activeElement; return [a.id, a.name || '', a.className, a.dataset.copy || '']"
     page.execute_script("document.body.focus()")
     reached = []
@@ -190,7 +183,7 @@ def test_the_keyboard_reaches_everything(page: Chrome) -> None:
 
 
 @pytest.mark.parametrize("pixels", [1280, 390])
-def test_no_width_makes_the_page_scroll_sideways(browser: Chrome, tmp_path: Path, pixels: int) -> None:
+def test_no_width_makes_the_page_scroll_sideways(browser, tmp_path, pixels):
     open_page(browser, write_page(tmp_path), pixels)
     browser.execute_script("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     size = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
@@ -201,7 +194,7 @@ def test_no_width_makes_the_page_scroll_sideways(browser: Chrome, tmp_path: Path
     assert all(0 < drawn <= pixels for drawn in browser.execute_script(wide))
 
 
-def write_real_page(folder: Path, strategies: tuple[str, ...] = ("bare_torch", "ddp_gloo", "horovod_gloo")) -> Path:
+def write_real_page(folder, strategies=("bare_torch", "ddp_gloo", "horovod_gloo")):
     """Write the page of a sweep with all its sections."""
     sweeps.sweep(folder, strategies, repeats=3)
     return write(load_report_data([folder]), folder / "report.html")
@@ -209,9 +202,7 @@ def write_real_page(folder: Path, strategies: tuple[str, ...] = ("bare_torch", "
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize(("pixels", "height", "last"), [(1400, 900, ".chart .plot"), (390, 844, ".reason")])
-def test_the_answer_is_seen_without_scrolling(
-    browser: Chrome, tmp_path: Path, pixels: int, height: int, last: str, dark: bool
-) -> None:
+def test_the_answer_is_seen_without_scrolling(browser, tmp_path, pixels, height, last, dark):
     open_page(browser, write_real_page(tmp_path), pixels, dark, height=height)
     wait(browser, "return document.querySelectorAll('#answer .plot[data-drawn]').length === 2")
     ends = "return [...document.querySelectorAll(`#answer :is(%s)`)].map(e => e.getBoundingClientRect().bottom)"
@@ -221,7 +212,7 @@ def test_the_answer_is_seen_without_scrolling(
     assert browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]") == [pixels, pixels]
 
 
-def test_the_first_page_of_paper_has_the_answer_and_two_charts(browser: Chrome, tmp_path: Path) -> None:
+def test_the_first_page_of_paper_has_the_answer_and_two_charts(browser, tmp_path):
     open_page(browser, write_real_page(tmp_path), dark=True)
     before = browser.execute_script("return document.querySelectorAll('details[open]').length")
     set_width(browser, 703, dark=True)  # A4 without margins of 12 mm
@@ -241,7 +232,7 @@ def test_the_first_page_of_paper_has_the_answer_and_two_charts(browser: Chrome, 
     assert browser.execute_script("return document.documentElement.dataset.theme") == "dark"
 
 
-def test_charts_are_drawn_when_they_come_near(browser: Chrome, tmp_path: Path) -> None:
+def test_charts_are_drawn_when_they_come_near(browser, tmp_path):
     sweeps.sweep(tmp_path / "sweep", gpus=(1, 2))
     report_data = load_report_data([tmp_path / "sweep"])
     copies = [section for number in range(30) for section in [renamed(sections(report_data.frame)[1], number)]]
@@ -253,12 +244,12 @@ def test_charts_are_drawn_when_they_come_near(browser: Chrome, tmp_path: Path) -
     assert browser.execute_script(count_drawn) < 30
 
 
-def renamed(section: Any, number: int) -> Any:
+def renamed(section, number):
     blocks = [dataclasses.replace(block, id=f"{block.id}-{number}") for block in section.blocks]
     return dataclasses.replace(section, id=f"{section.id}-{number}", blocks=blocks)
 
 
-def test_the_console_has_no_errors_and_nothing_is_requested(page: Chrome) -> None:
+def test_the_console_has_no_errors_and_nothing_is_requested(page):
     page.execute_script("scrollTo(0, document.body.scrollHeight)")
     filter_box(page, "strategy", "ddp_gloo").click()
     assert page.get_log("browser") == []
@@ -272,7 +263,7 @@ def test_the_console_has_no_errors_and_nothing_is_requested(page: Chrome) -> Non
 RAN = "return [window.ran, document.images.length, document.querySelectorAll('script:not([type])').length]"
 
 
-def test_nothing_in_a_result_runs(browser: Chrome, tmp_path: Path) -> None:
+def test_nothing_in_a_result_runs(browser, tmp_path):
     sweeps.sweep(tmp_path / "sweep", gpus=(1,))
     report_data = load_report_data([tmp_path / "sweep"])
     open_page(browser, write(report_data, tmp_path / "report.html", nasty_sections()))
@@ -288,7 +279,7 @@ def test_nothing_in_a_result_runs(browser: Chrome, tmp_path: Path) -> None:
     assert browser.get_log("browser") == []
 
 
-def test_long_words_do_not_make_the_page_wide(browser: Chrome, tmp_path: Path) -> None:
+def test_long_words_do_not_make_the_page_wide(browser, tmp_path):
     sweeps.sweep(tmp_path / "sweep", gpus=(1,))
     report_data = load_report_data([tmp_path / "sweep"])
     open_page(browser, write(report_data, tmp_path / "report.html", nasty_sections("n" * 400)), pixels=390)
@@ -296,7 +287,7 @@ def test_long_words_do_not_make_the_page_wide(browser: Chrome, tmp_path: Path) -
     assert browser.execute_script("return document.documentElement.scrollWidth") == 390
 
 
-def test_a_script_that_came_in_as_text_would_not_run(browser: Chrome, tmp_path: Path) -> None:
+def test_a_script_that_came_in_as_text_would_not_run(browser, tmp_path):
     """The second wall behind the first: the policy knows the page's own scripts only."""
     page = write_page(tmp_path)
     wrong = '<script>window.ran = 1</script><img src="x" onerror="window.ran = 2"><p>'
@@ -309,10 +300,10 @@ def test_a_script_that_came_in_as_text_would_not_run(browser: Chrome, tmp_path: 
     assert any("Content Security Policy" in text and "127.0.0.1" in text for text in refused)
 
 
-def test_the_page_has_what_a_screen_reader_needs(browser: Chrome, tmp_path: Path) -> None:
+def test_the_page_has_what_a_screen_reader_needs(browser, tmp_path):
     open_page(browser, write_page(tmp_path))
 
-    def each(selector: str, what: str) -> list[str]:
+    def each(selector, what):
         return list(browser.execute_script(f"return [...document.querySelectorAll(`{selector}`)].map(e => {what})"))
 
     assert each("html", "e.lang") == ["en"] and len(each("h1", "1")) == len(each("main", "1")) == 1

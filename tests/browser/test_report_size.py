@@ -1,14 +1,9 @@
 """Two hundred runs: the page stays under two million bytes, and all of its charts can be drawn."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
-from selenium.webdriver import Chrome
 
 from scalebench.report.html.page import write
-from scalebench.report.report_data import MAX_DETAILED_RUNS, ReportData, load_report_data
+from scalebench.report.report_data import MAX_DETAILED_RUNS, load_report_data
 from tests.browser.conftest import set_width
 from tests.browser.test_report_page import wait
 from tests.builders import sweeps
@@ -18,7 +13,7 @@ STRATEGIES = ("bare_torch", "ddp_gloo", "ddp_nccl", "horovod_gloo", "horovod_mpi
               "mirrored", "fsdp", "lightning_horovod", "multiworker")  # fmt: skip
 
 
-def write_many_runs(folder: Path) -> ReportData:
+def write_many_runs(folder):
     """Write runs with probes, a few more than are shown in detail."""
     sweeps.sweep(folder, STRATEGIES, gpus=(1, 2, 4, 8), repeats=5)
     report_data = load_report_data([folder])
@@ -27,7 +22,7 @@ def write_many_runs(folder: Path) -> ReportData:
 
 
 @pytest.mark.slow
-def test_two_hundred_runs_are_a_page_of_less_than_two_megabytes(tmp_path: Path) -> None:
+def test_two_hundred_runs_are_a_page_of_less_than_two_megabytes(tmp_path):
     report_data = write_many_runs(tmp_path / "sweep")
     page = write(report_data, tmp_path / "report.html")
     assert page.stat().st_size < LIMIT
@@ -35,7 +30,7 @@ def test_two_hundred_runs_are_a_page_of_less_than_two_megabytes(tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.browser
-def test_all_charts_of_a_complete_report_can_be_drawn(browser: Chrome, tmp_path: Path) -> None:
+def test_all_charts_of_a_complete_report_can_be_drawn(browser, tmp_path):
     sweeps.sweep(tmp_path / "sweep", STRATEGIES[:4])
     set_width(browser, 1280)
     browser.get(write(load_report_data([tmp_path / "sweep"]), tmp_path / "report.html").as_uri())

@@ -1,11 +1,8 @@
 """Runs whose steps consist of known parts, for attribution, its causes and their report."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
-from scalebench.core.result import ProbeRecord, Result
+from scalebench.core.result import ProbeRecord
 from tests.builders.runs import rank, record, simulated_config
 
 STEPS = 2  # in each block
@@ -16,23 +13,16 @@ BARE_S, FULL_BARE_S = 0.010, 0.018  # of 10 samples; of 20, as two devices toget
 BATCH = 10
 
 
-def make_blocks(step_s: float, wobble: float = BLOCK_NOISE) -> list[float]:
+def make_blocks(step_s, wobble=BLOCK_NOISE):
     return [STEPS * step_s * (1 + wobble * (-1) ** (n // 2)) for n in range(32)]
 
 
-def probe_series(step_s: float, wobble: float = 0.0) -> list[float]:
+def probe_series(step_s, wobble=0.0):
     """Return blocks of a probe."""
     return [STEPS * step_s * (1 + wobble * (-1) ** n) for n in range(8)]
 
 
-def one_device_run(
-    strategy: str,
-    step_s: float,
-    batch: int = BATCH,
-    data_s: float | None = DATA_S,
-    scaling: str = "weak",
-    **changes: Any,
-) -> Result:
+def one_device_run(strategy, step_s, batch=BATCH, data_s=DATA_S, scaling="weak", **changes):
     """Make a run on one device with `data_s` of loading; None: not measured."""
     fixed = [] if data_s is None else probe_series(step_s - data_s)
     probes = ProbeRecord(steps=STEPS, sync_on_s=probe_series(step_s), fixed_batch_s=fixed)
@@ -40,12 +30,12 @@ def one_device_run(
     return make_run(strategy, 1, ranks, batch, scaling, **changes)
 
 
-def two_device_run(scaling: str = "weak", strategy: str = "ddp", **changes: Any) -> Result:
+def two_device_run(scaling="weak", strategy="ddp", **changes):
     """Make a run on two devices with all parts. `probes` changes those of both ranks; None: no probes."""
     fixed_s = SELF_S - DATA_S + CONTENTION_S
     sync_off_s = fixed_s + DATA_S + LOADING_S
     sync_on_s = sync_off_s + IMBALANCE_S + TRANSFER_S
-    measured: dict[str, Any] = {
+    measured = {
         "steps": STEPS, "sync_on_s": probe_series(sync_on_s, 0.003), "sync_off_s": probe_series(sync_off_s, 0.002),
         "fixed_batch_s": probe_series(fixed_s, 0.001),
         "isolated_sync_repeats": STEPS, "isolated_sync_s": probe_series(0.001, 0.001),
@@ -60,7 +50,7 @@ def two_device_run(scaling: str = "weak", strategy: str = "ddp", **changes: Any)
     return make_run(strategy, 2, ranks, BATCH, scaling, **changes)
 
 
-def make_run(strategy: str, gpus: int, ranks: list[Any], batch: int, scaling: str, **changes: Any) -> Result:
+def make_run(strategy, gpus, ranks, batch, scaling, **changes):
     """Make a run with the batch set as `scaling` requires: strong scaling has the same settings on all devices."""
     train = simulated_config().train
     batches = {"global_batch": gpus * batch} if scaling == "strong" else {"batch_per_device": batch}
@@ -71,12 +61,12 @@ def make_run(strategy: str, gpus: int, ranks: list[Any], batch: int, scaling: st
     return dataclasses.replace(made, scale=scale, run_id=run_id)
 
 
-def weak_scaling_runs(**changes: Any) -> tuple[Result, Result, Result]:
+def weak_scaling_runs(**changes):
     """Return a run, the bare one and the same strategy on one device."""
     return two_device_run(**changes), one_device_run("bare_torch", BARE_S), one_device_run("ddp", SELF_S)
 
 
-def strong_scaling_runs(**changes: Any) -> tuple[Result, Result, Result, Result]:
+def strong_scaling_runs(**changes):
     """Return a run, bare at the full batch, bare and the same strategy at the local batch."""
     full = one_device_run("bare_torch", FULL_BARE_S, 2 * BATCH, 2 * DATA_S, "strong")
     return (

@@ -1,29 +1,16 @@
 """Runs for comparisons: one for each figure, a side after the other in the session of a day."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from scalebench.analysis.comparison.pairing import ComparedRun, make_compared_run
-from scalebench.core.result import Result
+from scalebench.analysis.comparison.pairing import make_compared_run
 from tests.builders.runs import MACHINE, record, simulated_config
 from tests.builders.sweeps import write_results
 
 MINUTES = {"a": 0, "b": 15, "c": 30}  # of the first repeat of a side; a repeat starts each minute
 
 
-def make_results(
-    side: str,
-    block_s: Sequence[float],
-    strategy: str = "ddp",
-    gpus: int = 1,
-    options: dict[str, Any] | None = None,
-    day: int = 1,
-    **changes: Any,
-) -> list[Result]:
+def make_results(side, block_s, strategy="ddp", gpus=1, options=None, day=1, **changes):
     """Make a repeat for each of `block_s`, the seconds of its blocks of 20 samples per device; each day is a session.
 
     `options` are those of the strategy, `changes` as for `record`.
@@ -42,25 +29,19 @@ def make_results(
     return results
 
 
-def make_runs(
-    side: str, block_s: Sequence[float], strategy: str = "ddp", gpus: int = 1, **changes: Any
-) -> list[ComparedRun]:
+def make_runs(side, block_s, strategy="ddp", gpus=1, **changes):
     """Make runs as a comparison takes them."""
     results = make_results(side, block_s, strategy, gpus, **changes)
     return [make_compared_run(result, Path(side, result.run_id)) for result in results]
 
 
-def write_folder(
-    folder: str, block_s: Sequence[float], strategy: str = "ddp", gpus: int = 1, side: str = "", **changes: Any
-) -> Path:
+def write_folder(folder, block_s, strategy="ddp", gpus=1, side="", **changes):
     """Write runs of `side`, by default that with the name of the folder, to <folder>/<n>, after the existing ones."""
     write_results(Path(folder), make_results(side or folder, block_s, strategy, gpus, **changes))
     return Path(folder)
 
 
-def make_failed_run(
-    side: str, status: str = "failed", strategy: str = "ddp", gpus: int = 1, **changes: Any
-) -> ComparedRun:
+def make_failed_run(side, status="failed", strategy="ddp", gpus=1, **changes):
     """Make a failed run as a comparison takes it."""
     run_id = f"{side}-{strategy}-{gpus}-{status}"
     failed = record(strategy, gpus, None, status=status, **{"baseline": None, "run_id": run_id, **changes})
@@ -69,11 +50,11 @@ def make_failed_run(
     return dataclasses.replace(made, record=dataclasses.replace(made.record, reason=failed.reason))  # with any text
 
 
-def train_settings(**settings: Any) -> dict[str, Any]:
+def train_settings(**settings):
     """Return fields of Config with these settings of training."""
     return {"train": dataclasses.replace(simulated_config().train, **settings)}
 
 
-def machine_settings(**changes: Any) -> dict[str, Any]:
+def machine_settings(**changes):
     """Return a field of Result: the default machine with some changes."""
     return {"machine": dataclasses.replace(MACHINE, **changes)}

@@ -1,26 +1,22 @@
 """Configs of simulated runs, data, machines that do not exist, and the values that Hydra reads in a key of a sweep."""
 
-from __future__ import annotations
-
 import copy
 import shutil
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from PIL import Image
 
 from scalebench.config import compose, resolve
 from scalebench.core.errors import InputError
 from scalebench.core.machine import machine
-from scalebench.core.spec import Config, DatasetSpec, HardwareSpec, ModelSpec, RunSpec
+from scalebench.core.spec import Config, DatasetSpec, HardwareSpec, ModelSpec
 from tests.builders.runs import simulated_config
 
 
-def sweep_choices(values: object, config: DictConfig | None = None) -> list[str]:
+def sweep_choices(values, config=None):
     """Return each value of a sweep's key as it is written on the command line. `config` chooses the hardware."""
     compose.register_with_hydra()
     filled = OmegaConf.create({**(config or {}), "values": values})["values"]  # resolves what depends on the machine
@@ -28,7 +24,7 @@ def sweep_choices(values: object, config: DictConfig | None = None) -> list[str]
     return list(override.sweep_string_iterator()) if override.is_sweep_override() else [str(filled)]
 
 
-def write_pictures(folder: Path, count: int, classes: int) -> Path:
+def write_pictures(folder, count, classes):
     """Write small JPEG files of noise, in one folder per class, as dataset=imagenet_jpeg reads them."""
     rng = np.random.default_rng(0)
     for number in range(count):
@@ -45,7 +41,7 @@ ALPHA = HardwareSpec(
 GPUS_HERE = HardwareSpec("local", devices="cuda")
 
 
-def make_config(**changes: Any) -> Config:
+def make_config(**changes):
     """Make the config of a simulated run on the CPU; `changes` are keys with two underscores: train__global_batch=5."""
     result = simulated_config(size=1000)
     for key, value in changes.items():
@@ -53,34 +49,34 @@ def make_config(**changes: Any) -> Config:
     return result
 
 
-def image_config(name: str, cache_dir: Path, side: int = 8, **changes: Any) -> Config:
+def image_config(name, cache_dir, side=8, **changes):
     """Make the config of a model of ten classes on images of `side` pixels, and of a data set with these `changes`."""
     model = ModelSpec("net", input_shape=[side, side, 3], target_shape=[], outputs=10)
     fields = {"name": name, "size": 100, "classes": 10, "dtype": "uint8", "cache": str(cache_dir), **changes}
     return Config(model=model, dataset=DatasetSpec(**fields))
 
 
-def set_key(config: Config, key: str, value: Any) -> None:
+def set_key(config, key, value):
     *path, name = key.split(".")
-    owner: Any = config
+    owner = config
     for part in path:
         owner = getattr(owner, part)
     assert hasattr(owner, name)
     setattr(owner, name, copy.deepcopy(value))  # later changes must not affect the caller's value
 
 
-def make_spec(**changes: Any) -> RunSpec:
+def make_spec(**changes):
     return resolve.resolve(make_config(**changes))
 
 
-def resolve_error(config: Config) -> str:
+def resolve_error(config):
     with pytest.raises(InputError) as caught:
         resolve.resolve(config)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def fake_machine(monkeypatch: pytest.MonkeyPatch, gpus: int, cpus: int = 8) -> None:
+def fake_machine(monkeypatch, gpus, cpus=8):
     """Replace the machine by one with so many GPUs and cores, and no program on the PATH."""
     monkeypatch.setattr(machine, "count_gpus", lambda: gpus)
     monkeypatch.setattr(machine, "usable_cpus", lambda: list(range(cpus)))

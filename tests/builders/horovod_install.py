@@ -3,14 +3,11 @@
 Folders that look like Horovod and the frameworks it was built for, ahead of those that the machine may have.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +22,7 @@ EXTENSIONS = {"torch": "mpi_lib_v2.x.so", "tensorflow": "mpi_lib.x.so"}
 class Site:
     """A folder of packages. Without `monkeypatch` it is for other processes only."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch | None = None) -> None:
+    def __init__(self, folder, monkeypatch=None):
         self.folder = folder
         folder.mkdir()
         if monkeypatch is not None:
@@ -35,7 +32,7 @@ class Site:
             for name in ("horovod", "torch", "tensorflow"):  # of an earlier test
                 monkeypatch.delitem(sys.modules, name, raising=False)
 
-    def horovod(self, built_for: dict[str, str], holds: str = "mpi gloo", code: str = "") -> Path:
+    def horovod(self, built_for, holds="mpi gloo", code=""):
         """Horovod 0.28.1 with the parts that metadata.json names; `code` stands in front of each. Its folder."""
         folder = self.distribution("horovod", "0.28.1")
         (folder / "metadata.json").write_text(json.dumps({**built_for, "dummy": "none"}))
@@ -47,11 +44,11 @@ class Site:
                 (folder / name / EXTENSIONS[name]).write_text("")
         return folder
 
-    def torch(self, version: str, cuda: str | None = None) -> None:
+    def torch(self, version, cuda=None):
         folder = self.distribution("torch", version.partition("+")[0])
         (folder / "version.py").write_text(f"__version__ = '{version}'\ncuda: Optional[str] = {cuda!r}\n")
 
-    def distribution(self, name: str, version: str) -> Path:
+    def distribution(self, name, version):
         info = self.folder / f"{name}-{version}.dist-info"
         info.mkdir(exist_ok=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -90,7 +87,7 @@ esac
 class Home:
     """PyTorch 2.13.0+cpu and no TensorFlow; of compilers, MPI and GPUs what `programs` puts there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         folder.mkdir()
         self.folder, self.bin, self.site = folder, folder / "bin", Site(folder / "site")
         self.wheels, self.stamp = folder / "wheels", folder / "env" / ".horovod"
@@ -107,17 +104,17 @@ class Home:
             "FAKE_HOME": str(folder), "FAKE_SITE": str(self.site.folder), "SCALEBENCH_CACHE": str(folder / "cache"),
         }  # fmt: skip
 
-    def program(self, path: Path, text: str) -> None:
+    def program(self, path, text):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         path.write_text(text if text.startswith("#!") else f"#!/bin/bash\n{text}\n")
         path.chmod(0o755)
 
-    def programs(self, *groups: dict[str, str]) -> None:
+    def programs(self, *groups):
         for name, text in [pair for group in groups for pair in group.items()]:
             self.program(self.bin / name, text)
 
-    def start(self, *words: str, script: Path | None = None, **variables: str) -> subprocess.Popen[str]:
+    def start(self, *words, script=None, **variables):
         return subprocess.Popen(
             [str(self.bin / "bash"), str(script or HOROVOD_SCRIPT), *words],
             env={**self.environment, **variables},
@@ -126,26 +123,26 @@ class Home:
             text=True,
         )
 
-    def install(self, *words: str, script: Path | None = None, **variables: str) -> tuple[int, list[str], list[str]]:
+    def install(self, *words, script=None, **variables):
         """The script's status, and the lines of its output and of its errors."""
         with self.start(*words, script=script, **variables) as process:
             out, err = process.communicate(timeout=60)
         return process.returncode, out.splitlines(), err.splitlines()
 
-    def environment_of_build(self) -> dict[str, str]:
+    def environment_of_build(self):
         """The variables that the last build was given."""
         lines = (self.folder / "environment").read_text().splitlines()
         return dict(line.split("=", 1) for line in lines if "=" in line)
 
-    def builds(self) -> int:
+    def builds(self):
         """How often a wheel was built."""
         return len([line for line in self.pip() if "--wheel-dir" in line])
 
-    def pip(self) -> list[str]:
+    def pip(self):
         log = self.folder / "pip.log"
         return log.read_text().splitlines() if log.exists() else []
 
-    def kept(self) -> list[str]:
+    def kept(self):
         """All that lies in the folder of wheels, with KEY for what the wheels are tied to."""
         paths = [path.relative_to(self.wheels) for path in self.wheels.rglob("*")]
         keys = {path.stem for path in paths if path.suffix in (".lock", ".log")}
@@ -156,5 +153,5 @@ class Home:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path):
     return Home(tmp_path / "home of mine")

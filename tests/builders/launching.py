@@ -1,7 +1,5 @@
 """Launches of simulated ranks, and a user who starts the torchrun commands that the program prints."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shlex
@@ -9,16 +7,13 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import pytest
 
-from scalebench.core.spec import RunSpec, write_spec
+from scalebench.core.spec import write_spec
 from scalebench.runner.launchers import local
-from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest
+from scalebench.runner.launchers.supervise import LaunchRequest
 
 COMMAND = re.compile(r"([\w.-]+): (\S+ -P -m torch\.distributed\.run .*)")
 
@@ -26,16 +21,10 @@ COMMAND = re.compile(r"([\w.-]+): (\S+ -P -m torch\.distributed\.run .*)")
 class TorchrunUser:
     """Runs scalebench and starts the commands that it prints, each on its host; as a context it ends all of them."""
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        cwd: Path,
-        on: Callable[[str | None, list[str]], list[str]] = lambda host, command: command,
-        willing: bool = True,
-    ) -> None:
+    def __init__(self, words, cwd, on=lambda host, command: command, willing=True):
         """Start the program; `on` returns the command that runs another on a host (None: where the program runs)."""
-        self.said: list[str] = []
-        self.started: list[subprocess.Popen[bytes]] = []
+        self.said = []
+        self.started = []
         self._on, self._cwd, self._willing = on, cwd, willing
         command = on(None, [sys.executable, "-m", "scalebench", "strategy.launcher=by_hand", *words])
         self.program = subprocess.Popen(
@@ -44,7 +33,7 @@ class TorchrunUser:
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
-    def _read(self) -> None:
+    def _read(self):
         assert self.program.stdout is not None
         for line in self.program.stdout:
             self.said.append(line.rstrip())
@@ -55,18 +44,16 @@ class TorchrunUser:
                         subprocess.Popen(words, cwd=self._cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
                     )
 
-    def end(self, limit_s: float = 120.0) -> tuple[int, list[int]]:
+    def end(self, limit_s=120.0):
         """Return the exit statuses of the program and of the commands, in the order of the nodes."""
         status = self.program.wait(limit_s)
         self._reader.join(limit_s)
         return status, [process.wait(limit_s) for process in self.started]
 
-    def __enter__(self) -> TorchrunUser:
+    def __enter__(self):
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind, error, where):
         for process in (self.program, *self.started):
             if process.poll() is None:
                 process.kill()
@@ -84,7 +71,7 @@ class FakeInterrupt(Exception):
     """Replaces KeyboardInterrupt, which would end pytest."""
 
 
-def launch_run(spec: RunSpec, folder: Path, **options: Any) -> GroupExit:
+def launch_run(spec, folder, **options):
     write_spec(spec, folder)
     return local.launch(LaunchRequest(spec, folder, "an id", **options))
 
@@ -93,7 +80,7 @@ class SmallDisk:
     """A file system of a megabyte or two in memory, which only a program started with `command` sees. What it holds is
     in the folder `after` when that program has ended."""
 
-    def __init__(self, folder: Path, size: str = "2m") -> None:
+    def __init__(self, folder, size="2m"):
         """Skip the test where nothing can be mounted, not even in a namespace of one's own."""
         self.folder, self._size = folder, size
         self.after = folder.with_name(f"{folder.name}.after")
@@ -103,17 +90,17 @@ class SmallDisk:
             pytest.skip(f"no file system can be mounted here: {tried.stderr.strip()}")
         shutil.rmtree(self.after)
 
-    def command(self, command: Sequence[str]) -> list[str]:
+    def command(self, command):
         """Return the command that runs another with this file system."""
         script = 'mount -t tmpfs -o size="$0" tmpfs "$1" || exit 99; folder=$1; shift; "$@"; status=$?; '
         script += 'cp -r "$folder" "$folder.after"; exit $status'
         return ["unshare", "-rm", "sh", "-c", script, self._size, str(self.folder), *command]
 
-    def seen_by(self, pid: int) -> Path:
+    def seen_by(self, pid):
         """Return the folder as a process in the namespace sees it."""
         return Path(f"/proc/{pid}/root{self.folder}")
 
-    def fill(self, pid: int) -> None:
+    def fill(self, pid):
         """Leave no byte on it."""
         with contextlib.suppress(OSError), open(self.seen_by(pid) / "filler", "ab", buffering=0) as file:
             while True:

@@ -1,12 +1,9 @@
 """Runs of data and model parallelism on a made-up machine whose figures are known."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
-from typing import Any
 
-from scalebench.core.result import ProbeRecord, Result, StageRecord, Sync
+from scalebench.core.result import ProbeRecord, StageRecord, Sync
 from scalebench.core.spec import ModelSpec
 from tests.builders.runs import rank, record, simulated_config
 
@@ -20,20 +17,12 @@ OPTIMIZER_S = 0.01
 SYNC_S = GRADIENT_BYTES / BYTES_PER_S + 2 * LATENCY_S  # on two devices, in one message
 
 
-def work_s(batch: int) -> float:
+def work_s(batch):
     """Return seconds of forward and backward on one device."""
     return batch * FLOPS / FLOPS_PER_S
 
 
-def make_parallel_run(
-    strategy: str,
-    batch: int,
-    step_s: float | None,
-    gpus: int = 2,
-    probes: ProbeRecord | None = None,
-    model: ModelSpec = MLP,
-    **changes: Any,
-) -> Result:
+def make_parallel_run(strategy, batch, step_s, gpus=2, probes=None, model=MLP, **changes):
     """Make a run of strong scaling with that global batch; an unsupported one without `step_s`."""
     train = dataclasses.replace(simulated_config().train, batch_per_device=batch, global_batch=batch)
     seconds = [] if step_s is None else [2 * step_s * (1 + 0.001 * (-1) ** (n // 2)) for n in range(32)]
@@ -51,7 +40,7 @@ def make_parallel_run(
     return run
 
 
-def bare_run(batch: int, probed: bool = True, pass_s: float = 0.0, **changes: Any) -> Result:
+def bare_run(batch, probed=True, pass_s=0.0, **changes):
     """Make a bare run that takes `pass_s` besides its samples."""
     worked_s = pass_s + work_s(batch)
     parts = ProbeRecord(part_steps=1, forward_s=[worked_s / 3] * 8, backward_s=[worked_s] * 8,
@@ -59,7 +48,7 @@ def bare_run(batch: int, probed: bool = True, pass_s: float = 0.0, **changes: An
     return make_parallel_run("bare_torch", batch, worked_s + OPTIMIZER_S, 1, parts if probed else None, **changes)
 
 
-def ddp_run(batch: int, step_s: float, messages: int = 1, **changes: Any) -> Result:
+def ddp_run(batch, step_s, messages=1, **changes):
     """Make a DDP run whose isolated synchronization has the speed of the link."""
     taken_s = SYNC_S + 2 * (messages - 1) * LATENCY_S
     probes = ProbeRecord(isolated_sync_repeats=2, isolated_sync_s=[2 * taken_s] * 8)
@@ -67,7 +56,7 @@ def ddp_run(batch: int, step_s: float, messages: int = 1, **changes: Any) -> Res
     return make_parallel_run("ddp_gloo", batch, step_s, probes=probes, sync=Sync(message_bytes=sizes), **changes)
 
 
-def pipeline_run(strategy: str, batch: int, step_s: float, micro_batches: int = 1, **changes: Any) -> Result:
+def pipeline_run(strategy, batch, step_s, micro_batches=1, **changes):
     """Make a run split after the first layer, not where operations are balanced."""
     run = make_parallel_run(strategy, batch, step_s, **changes)
     first = StageRecord(0, 2, 0, "dense1", "dense1", 1_000_000, micro_batches, sent_bytes=16_000 * batch)
@@ -76,5 +65,5 @@ def pipeline_run(strategy: str, batch: int, step_s: float, micro_batches: int = 
     return run
 
 
-def run_folders(*runs: Result) -> list[Path]:
+def run_folders(*runs):
     return [Path(str(number)) for number in range(len(runs))]

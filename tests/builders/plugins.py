@@ -3,15 +3,10 @@
 A test file has the fixture by `from tests.builders.plugins import dists as dists`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,14 +25,14 @@ class Mine(Simulated):
 OPTIONS = dataclasses.asdict(Simulated.Options())
 
 
-def strategy_yaml(name: str, **keys: Any) -> str:
+def strategy_yaml(name, **keys):
     """Return strategy/<name>.yaml for a class like that of CODE, with further keys of StrategySpec. (JSON is YAML.)"""
     defaults = {"name": name, "description": "a plugin's own", "framework": "none", "baseline": name}
     defaults |= {"options": OPTIONS}
     return json.dumps({**defaults, **keys}, indent=1)
 
 
-def clear_plugin_caches() -> None:
+def clear_plugin_caches():
     """Forget which plugins are installed."""
     plugins._all_entries.cache_clear()
     for cached in (registry.strategy_entries, config_files.find_config_files, config_files.read_strategy_config):
@@ -47,19 +42,12 @@ def clear_plugin_caches() -> None:
 class Distributions:
     """Installs distributions below `site`; SCALEBENCH_PLUGINS enables only these."""
 
-    def __init__(self, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, site, monkeypatch):
         self.site, self.names, self._monkeypatch = site, list[str](), monkeypatch
         monkeypatch.setenv("SCALEBENCH_PLUGINS", "")
         clear_plugin_caches()
 
-    def add(
-        self,
-        dist: str = "my-plugin",
-        files: Mapping[str, str] | None = None,
-        points: Mapping[str, Mapping[str, str]] | None = None,
-        version: str = "1.0",
-        api: int | None = None,
-    ) -> Path:
+    def add(self, dist="my-plugin", files=None, points=None, version="1.0", api=None):
         """The folder on sys.path and PYTHONPATH that holds one more distribution.
 
         `files`: path below that folder -> its text. `points`: kind (strategies, models, datasets, configs) -> name ->
@@ -85,15 +73,8 @@ class Distributions:
         return root
 
     def strategy(
-        self,
-        name: str = "mine",
-        dist: str = "my-plugin",
-        code: str = CODE,
-        yaml: str | None = "",
-        target: str = "{package}.code:Mine",
-        api: int | None = None,
-        **keys: Any,
-    ) -> Path:
+        self, name="mine", dist="my-plugin", code=CODE, yaml="", target="{package}.code:Mine", api=None, **keys
+    ):
         """A distribution whose package (my_plugin) has code.py, conf/strategy/<name>.yaml and the entry points of both.
 
         `yaml`: its text; empty: that of CODE's class, with `keys` of a StrategySpec; None: there is none, and no entry
@@ -107,7 +88,7 @@ class Distributions:
             points |= {"configs": {package: f"{package}.conf"}}
         return self.add(dist, files, points, api=api)
 
-    def forget_modules(self) -> None:
+    def forget_modules(self):
         """Out of sys.modules with what was imported from them: the next test has others of the same names."""
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", [])), "")
@@ -116,7 +97,7 @@ class Distributions:
 
 
 @pytest.fixture
-def dists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Distributions]:
+def dists(tmp_path, monkeypatch):
     """No plugin is installed but those that the test adds."""
     made = Distributions(tmp_path / "site", monkeypatch)
     yield made

@@ -1,16 +1,11 @@
 """Made-up sweeps whose truth is known: log throughputs of configurations in repeats, on machines of many kinds."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.signal import lfilter
 
-from scalebench.analysis.ranking import Ranking, rank_rows
-from scalebench.core.stats.estimates import FloatArray
+from scalebench.analysis.ranking import rank_rows
 from scalebench.core.stats.log_means import LogMean
 from scalebench.core.stats.moderated_variance import RepeatTable
 
@@ -33,7 +28,7 @@ class World:
     stalls: float = 0.0  # in a repeat on the average, each 3 % of its time
     machine: float = 0.0  # within a repeat, from second to second; configurations take turns
 
-    def draw(self, rng: np.random.Generator, configurations: int, repeats: int) -> FloatArray:
+    def draw(self, rng, configurations, repeats):
         """Return log throughputs around 0, a row for each configuration."""
         scale = self.start * np.exp(self.unlike * rng.standard_normal(configurations))
         scale[0] *= self.wild
@@ -46,18 +41,18 @@ class World:
         return levels + self.drift * rng.standard_normal(repeats)
 
     @property
-    def mean(self) -> float:
+    def mean(self):
         """What the log throughputs vary around."""
         return -0.15 * self.slow - 0.03 * self.stalls
 
 
-def draw_turns(rng: np.random.Generator, configurations: int) -> FloatArray:
+def draw_turns(rng, configurations):
     """Return the mean level of a machine that varies by 1 in the slots of each configuration: one in each round, in
     random order."""
     steps = np.sqrt(1 - MEMORY**2) * rng.standard_normal(ROUNDS * configurations)
     steps[0] = rng.standard_normal()
     speed = lfilter([1.0], [1.0, -MEMORY], steps).reshape(ROUNDS, configurations)
-    mean: FloatArray = rng.permuted(speed, axis=1).mean(axis=0)
+    mean = rng.permuted(speed, axis=1).mean(axis=0)
     return mean
 
 
@@ -75,16 +70,16 @@ IN_TURNS = World("2.5 %, in turns on a machine that varies by 15 %", 0.025, mach
 BIMODAL = World("1 %, a quarter of the starts slower by 15 %", 0.01, slow=0.25)
 
 
-def make_table(levels: FloatArray) -> RepeatTable:
+def make_table(levels):
     return RepeatTable({number: dict(enumerate(row)) for number, row in enumerate(levels.tolist())})
 
 
-def sweeps(world: World, trials: int, configurations: int, repeats: int, seed: int = 0) -> Iterator[FloatArray]:
+def sweeps(world, trials, configurations, repeats, seed=0):
     rng = np.random.default_rng(seed)
     return (world.draw(rng, configurations, repeats) for _ in range(trials))
 
 
-def cover(world: World, trials: int, configurations: int = 5, repeats: int = 3) -> tuple[float, float, float, float]:
+def cover(world, trials, configurations=5, repeats=3):
     """Return the share of intervals that hold the truth, of the throughput of the first configuration and of its ratio
     to the second, and the median half-widths of both (shares)."""
     held, widths = np.zeros(2), []
@@ -98,26 +93,24 @@ def cover(world: World, trials: int, configurations: int = 5, repeats: int = 3) 
     return (*(held / trials), *np.median(widths, axis=0))
 
 
-def rank_levels(levels: FloatArray) -> Ranking:
+def rank_levels(levels):
     """Rank strategies `0`, `1`, ... as a sweep whose configurations these are."""
     table = make_table(levels)
 
-    def estimate_ratio(row: Any, base: Any) -> LogMean:
+    def estimate_ratio(row, base):
         if row is base:
             return LogMean(0.0)
         return table.difference(row["name"], base["name"], levels[row["name"]] - levels[base["name"]])
 
     cells = {"interval_over": "repeats", "flags": None, "repeats": levels.shape[1]}
-    rows: list[tuple[str, dict[str, Any]]] = [
+    rows = [
         (str(k), {**cells, "name": k, "throughput_samples_per_s": RATE * float(np.exp(row.mean()))})
         for k, row in enumerate(levels)
     ]
     return rank_rows({}, 2, rows, estimate_ratio)
 
 
-def rank_many(
-    world: World, trials: int, strategies: int, leads: Sequence[float] = (), repeats: int = 3
-) -> tuple[float, float]:
+def rank_many(world, trials, strategies, leads=(), repeats=3):
     """Return the shares of sweeps in which the first strategy is said to be the best, and in which another one is;
     `leads` are added to the log throughputs of the first strategies."""
     said = [0, 0]

@@ -1,15 +1,12 @@
 """Runs and records for tests: simulated runs of the real program, and results made by hand with known figures."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psutil
 
@@ -25,11 +22,9 @@ from scalebench.core.spec import (
     HardwareSpec,
     MeasureSpec,
     ModelSpec,
-    RunSpec,
     StrategySpec,
     TrainSpec,
 )
-from scalebench.measure.timed_loop import StepBlock
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -47,9 +42,7 @@ MACHINE = Machine(
 )  # fmt: skip
 
 
-def simulated_config(
-    options: dict[str, Any] | None = None, measure: dict[str, Any] | None = None, size: int = 64, **changes: Any
-) -> Config:
+def simulated_config(options=None, measure=None, size=64, **changes):
     """Make the config of a short simulated run; `changes` are fields of Config."""
     return Config(
         **{
@@ -65,20 +58,18 @@ def simulated_config(
     )
 
 
-def simulated_spec(
-    gpus: int = 1, options: dict[str, Any] | None = None, measure: dict[str, Any] | None = None, **changes: Any
-) -> RunSpec:
+def simulated_spec(gpus=1, options=None, measure=None, **changes):
     return resolve(simulated_config(options, measure, gpus=gpus, **changes))
 
 
-def in_parallel(work: Callable[[S], T], cases: Iterable[S], at_once: int = 6) -> dict[S, T]:
+def in_parallel(work, cases, at_once=6):
     """Return the result of `work` for each case; runs mostly sleep, so many of them share the cores."""
     cases = list(cases)
     with ThreadPoolExecutor(at_once) as pool:
         return dict(zip(cases, pool.map(work, cases), strict=True))
 
 
-def wait_until(condition: Callable[[], T], limit_s: float = 30.0) -> T:
+def wait_until(condition, limit_s=30.0):
     """Return the first true answer; AssertionError when there is none in time."""
     deadline_s = time.monotonic() + limit_s
     while not (answer := condition()):
@@ -87,7 +78,7 @@ def wait_until(condition: Callable[[], T], limit_s: float = 30.0) -> T:
     return answer
 
 
-def find_running(pids: Iterable[int]) -> list[int]:
+def find_running(pids):
     """Return those of the processes that still run; zombies do not."""
     running = []
     for pid in pids:
@@ -97,7 +88,7 @@ def find_running(pids: Iterable[int]) -> list[int]:
     return running
 
 
-def find_run_processes(folder: Path) -> list[int]:
+def find_run_processes(folder):
     """Return the ranks and the monitor of the run in `folder`, whatever their parents are now. Forked ranks, whose
     command is that of their zygote, write their log there."""
     pids = []
@@ -117,22 +108,20 @@ class StepLosses:
 
     over = False
 
-    def __init__(self) -> None:
-        self.values: list[float] = []
+    def __init__(self):
+        self.values = []
 
-    def steps_left(self) -> int | None:
+    def steps_left(self):
         return None
 
-    def on_step(self) -> None:
+    def on_step(self):
         """Do nothing: losses are fetched at the ends of blocks."""
 
-    def on_block(self, block: StepBlock) -> None:
+    def on_block(self, block):
         self.values += [loss_sum / samples for loss_sum, samples in block.parts]
 
 
-def rank(
-    number: int = 0, seconds: list[float] | None = None, samples: list[int] | None = None, **changes: Any
-) -> RankRecord:
+def rank(number=0, seconds=None, samples=None, **changes):
     """Make the record of a rank with the `seconds` of its blocks of two steps."""
     seconds = seconds or []
     return RankRecord(
@@ -152,16 +141,16 @@ def rank(
 
 
 def record(
-    strategy: str = "ddp",
-    gpus: int = 1,
-    block_s: float | None = 0.1,
-    run_id: str = "",
-    status: str = "ok",
-    ranks: list[RankRecord] | None = None,
-    baseline: str | None = "bare_torch",
-    independent: bool = False,
-    **changes: Any,
-) -> Result:
+    strategy="ddp",
+    gpus=1,
+    block_s=0.1,
+    run_id="",
+    status="ok",
+    ranks=None,
+    baseline="bare_torch",
+    independent=False,
+    **changes,
+):
     """Make a complete result whose blocks of two steps of 10 samples per device take `block_s`, within 1 %.
 
     `changes` are fields of Config, which are in the spec too, or of Result. Without `block_s` nothing was measured.

@@ -9,14 +9,10 @@ Folders of sweeps made by hand, with known figures: for reports, comparisons and
 Trainings made by hand, with known curves: for what is made of seeds, targets and gaps.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from scalebench.analysis.repeats import Configurations
 from scalebench.analysis.rows import compare_runs, summarize_run
@@ -30,7 +26,6 @@ from scalebench.core.result import (
     Profile,
     ProfiledOperation,
     Quality,
-    Result,
     Sync,
     first_point_at_target,
     write_result,
@@ -49,12 +44,12 @@ OPERATIONS = [
 ]
 
 
-def block_times(step_s: float, steps: int, wobble_s: float = 0.0) -> list[float]:
+def block_times(step_s, steps, wobble_s=0.0):
     """Return eight blocks of `steps` steps, which take alternately `wobble_s` more and less."""
     return [steps * (step_s + wobble_s * (-1) ** block) for block in range(8)]
 
 
-def make_probes(**changes: Any) -> ProbeRecord:
+def make_probes(**changes):
     found = {
         "steps": 4, "sync_on_s": block_times(0.0095, 4), "sync_off_s": block_times(0.007, 4, 0.0001),
         "fixed_batch_s": block_times(0.006, 4), "local_step_s": [[0.006, 0.0061, 0.006, 0.0061]],
@@ -66,7 +61,7 @@ def make_probes(**changes: Any) -> ProbeRecord:
     return ProbeRecord(**{**found, **changes})
 
 
-def make_probed_run(first: ProbeRecord | None, second: ProbeRecord | None, **changes: Any) -> Result:
+def make_probed_run(first, second, **changes):
     """Make a run of blocks of two steps, after a warm-up of single steps of which the first three were slow."""
     blocks = [2 * STEP_S * (1 + 0.01 * (-1) ** (block // 2)) for block in range(32)]
     warmup = {"steady_after_steps": 3, "warmup_block_steps": 1, "warmup_block_s": [0.5, 0.2, 0.1] + [0.01] * 20}
@@ -81,7 +76,7 @@ EFFICIENCY = {"ddp_gloo": 0.9, "horovod_gloo": 0.8, "lightning_ddp_gloo": 0.7}  
 BASELINES = {"mirrored": "bare_tensorflow", "simulated": "simulated"}
 
 
-def step_s(strategy: str, gpus: int) -> float:
+def step_s(strategy, gpus):
     """Return the seconds of a step: the bare one's plus the loss at one device (5 %) and at each doubling."""
     if strategy.startswith("bare_"):
         return BARE_S
@@ -89,9 +84,7 @@ def step_s(strategy: str, gpus: int) -> float:
     return BARE_S / 0.95 / EFFICIENCY.get(strategy, 0.85) ** doublings
 
 
-def run(
-    strategy: str, gpus: int, repeat: int = 0, noise: float = 0.01, blocks: int = 32, minute: int = 0, **changes: Any
-) -> Result:
+def run(strategy, gpus, repeat=0, noise=0.01, blocks=32, minute=0, **changes):
     """Make an ok run with reproducible noise on its blocks of two steps; `changes` as for `record`."""
     chance = random.Random(f"{strategy} {gpus} {repeat} {sorted(map(str, changes))}")
     mean_s = 2 * step_s(strategy, gpus)
@@ -116,13 +109,7 @@ def run(
     return record(strategy, gpus, ranks=ranks, baseline=baseline, repeat=repeat, **{**fields, **changes})
 
 
-def sweep(
-    folder: Path,
-    strategies: Sequence[str] = ("bare_torch", "ddp_gloo", "horovod_gloo"),
-    gpus: Sequence[int] = (1, 2, 4),
-    repeats: int = 1,
-    **changes: Any,
-) -> list[Result]:
+def sweep(folder, strategies=("bare_torch", "ddp_gloo", "horovod_gloo"), gpus=(1, 2, 4), repeats=1, **changes):
     """Write numbered folders of runs, bare strategies on one device only, and return the results."""
     runs = [
         (strategy, count, repeat)
@@ -135,12 +122,12 @@ def sweep(
     return results
 
 
-def pool(results: Sequence[Result]) -> Configurations:
+def pool(results):
     """Return the configurations of runs that lie in folders `0`, `1`, ..."""
     return Configurations(compare_runs([summarize_run(each, Path(str(k))) for k, each in enumerate(results)]))
 
 
-def ratio_of_rows(row: Mapping[str, Any], base: Mapping[str, Any]) -> LogMean:
+def ratio_of_rows(row, base):
     """The ratio of independent rows, with the standard errors of their limits and 15 degrees of freedom."""
     means = []
     for each in (row, base):
@@ -150,7 +137,7 @@ def ratio_of_rows(row: Mapping[str, Any], base: Mapping[str, Any]) -> LogMean:
     return means[0].minus(means[1])
 
 
-def write_results(folder: Path, results: Sequence[Result]) -> None:
+def write_results(folder, results):
     """Write each to <folder>/<n>/result.json, numbered after the existing ones."""
     first = len(list(folder.glob("*/result.json")))
     for number, result in enumerate(results, first):
@@ -158,19 +145,19 @@ def write_results(folder: Path, results: Sequence[Result]) -> None:
         write_result(result, folder / str(number))
 
 
-def failed_run(strategy: str = "ddp_gloo", gpus: int = 8, status: str = "failed", **changes: Any) -> Result:
+def failed_run(strategy="ddp_gloo", gpus=8, status="failed", **changes):
     """Make a failed run; its log is rank0.log, which the caller writes."""
     return record(strategy, gpus, None, status=status, run_id=f"{strategy}-{gpus}-{status}", **changes)
 
 
-def strong_scaling(batch: int, gpus: int) -> dict[str, Any]:
+def strong_scaling(batch, gpus):
     """Return fields of Config for strong scaling with this global batch."""
     config = simulated_config()
     return {"scaling": "strong", "train": dataclasses.replace(config.train, global_batch=batch,
                                                               batch_per_device=batch // gpus)}  # fmt: skip
 
 
-def _probes(strategy: str, gpus: int) -> ProbeRecord:
+def _probes(strategy, gpus):
     """Make probes in which half of the loss over devices is exposed sync, and a tenth of the bare step is data."""
     if gpus == 1 or strategy.startswith("bare_"):
         reasons, one_s = {"exposed": "one device has no other to synchronize with"}, step_s(strategy, 1)
@@ -191,7 +178,7 @@ PARAMETERS = 1000
 FULL_STATE_BYTES = 16 * PARAMETERS  # float32 with Adam
 
 
-def run_with_memory(strategy: str, gpus: int, state: int | None, peak: int | None = None, **changes: Any) -> Result:
+def run_with_memory(strategy, gpus, state, peak=None, **changes):
     """Make an ok run whose last device keeps `state` bytes with a peak of `peak`, the others half of that."""
     result = run(strategy, gpus, monitor=MonitorRecord(rss_anon_bytes_max=10**6 * gpus), **changes)
     result.workload.model_params = PARAMETERS
@@ -202,13 +189,13 @@ def run_with_memory(strategy: str, gpus: int, state: int | None, peak: int | Non
     return result
 
 
-def out_of_memory(strategy: str, gpus: int) -> Result:
+def out_of_memory(strategy, gpus):
     made = failed_run(strategy, gpus, status="oom")
     made.workload.model_params = None
     return made
 
 
-def run_with_batch_search(strategy: str, gpus: int, batch: int, limit: int | None, state: int | None) -> Result:
+def run_with_batch_search(strategy, gpus, batch, limit, state):
     """Make a run of a search for the largest batch."""
     search = MaxBatch(batch, limit, "memory", [BatchTrial(batch, "ok", None, None, None, None)])
     made = run_with_memory(strategy, gpus, state, quality=Quality(max_batch=search))
@@ -221,7 +208,7 @@ BEGIN_S = 1_800_000_000.0  # of the measured phase; it lasts 10 s, and warm-up 5
 DIP_S = 3.35  # when the clock of GPU 1 dips, for one sample
 
 
-def write_monitored_run(folder: Path, gpus: int = 2, strategy: str = "ddp_gloo", **changes: Any) -> Result:
+def write_monitored_run(folder, gpus=2, strategy="ddp_gloo", **changes):
     """Write a run with its monitor series into `folder`, and return it."""
     monitor = MonitorRecord("monitor.parquet", devices=[DeviceMonitorRecord(index) for index in range(gpus)])
     made = run(strategy, gpus, **{"monitor": monitor, **changes})
@@ -250,9 +237,7 @@ STEPS_PER_EPOCH = 50
 EPOCH_SAMPLES = 1000
 
 
-def make_curve(
-    values: Sequence[float], epoch_s: float = 2.0, metric: str = "mse", seen: float = 0.5
-) -> list[CurvePoint]:
+def make_curve(values, epoch_s=2.0, metric="mse", seen=0.5):
     """Return a point per epoch; on training samples the metric is `seen` times as large."""
     return [
         CurvePoint(
@@ -264,22 +249,22 @@ def make_curve(
 
 
 def training_run(
-    strategy: str = "ddp_gloo",
-    gpus: int = 2,
-    seed: int = 0,
-    values: Sequence[float] = (0.4, 0.2, 0.1),
-    target: float | None = 0.15,
-    epoch_s: float = 2.0,
-    repeat: int = 0,
-    settings: dict[str, Any] | None = None,
-    status: str = "ok",
-    metric: str = "mse",
-    **changes: Any,
-) -> Result:
+    strategy="ddp_gloo",
+    gpus=2,
+    seed=0,
+    values=(0.4, 0.2, 0.1),
+    target=0.15,
+    epoch_s=2.0,
+    repeat=0,
+    settings=None,
+    status="ok",
+    metric="mse",
+    **changes,
+):
     """Make a training that ends with the last of `values`, at the target or not; `settings` are keys of `train`."""
     stop = StopSpec(epochs=20.0, target=target)
     train = dataclasses.replace(simulated_config().train, stop=stop, **(settings or {}))
-    made: dict[str, Any] = {
+    made = {
         "run_id": f"{strategy}-{gpus}-s{seed}-r{repeat}-{train.learning_rate_rule}", "seed": seed, "train": train,
         "started_at": f"2026-01-01T{repeat:02}:{seed:02}:{gpus:02}.000+00:00", "repeat": repeat,
     }  # fmt: skip
@@ -294,5 +279,5 @@ def training_run(
     return run(strategy, gpus, noise=0.01, quality=quality, **{**made, **changes})
 
 
-def falling_metrics(epochs: int, rate: float = 0.7) -> list[float]:
+def falling_metrics(epochs, rate=0.7):
     return [math.exp(-rate * epoch) for epoch in range(1, epochs + 1)]

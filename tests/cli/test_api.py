@@ -1,7 +1,5 @@
 """`scalebench.run` and `scalebench.sweep`: what they pass to the command line, and what they return."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -11,7 +9,6 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import hydra
 import numpy as np
@@ -27,13 +24,13 @@ from tests.builders.sweeps import write_results
 from tests.conftest import ROOT
 
 BUILD = "tests.cli.test_api:build"
-QUICK: dict[str, Any] = {
+QUICK = {
     "hardware": "cpu", "measure": "quick", "dataset": {"size": 1000}, "measure.monitor": False, "measure.min_s": 0,
     "measure.max_s": 0.3, "measure.block_s": 0.004, "measure.warmup_max_s": 0.1, "measure.probe_s": 0.1,
 }  # fmt: skip
 
 
-def build() -> None:
+def build():
     """Stands for a function that makes a network."""
 
 
@@ -58,11 +55,11 @@ def build() -> None:
         ({"dataset": [build]}, ["dataset=custom", f"dataset.builder={BUILD}"]),
     ],
 )
-def test_settings_are_words_of_the_command_line(values: dict[str, Any], words: list[str]) -> None:
+def test_settings_are_words_of_the_command_line(values, words):
     assert api.make_words(values, []) == words
 
 
-def test_a_quoted_text_is_read_as_it_was() -> None:
+def test_a_quoted_text_is_read_as_it_was():
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     texts = ["it's", "a b\\", "\\'", "x,y", "{a: b}", "ünï"]
@@ -71,7 +68,7 @@ def test_a_quoted_text_is_read_as_it_was() -> None:
     assert [choice.text for choice in value.list] == texts
 
 
-def test_texts_reach_a_function_as_they_were_passed() -> None:
+def test_texts_reach_a_function_as_they_were_passed():
     """Also those that Hydra and OmegaConf read as numbers, as true, as null or as the values of other keys."""
     options = {
         "a": "true",
@@ -98,12 +95,12 @@ def test_texts_reach_a_function_as_they_were_passed() -> None:
 
 
 @pytest.mark.parametrize("options", [{"größe": 1}, {"a": [{"b c": 1}]}])
-def test_a_name_that_no_override_can_hold_is_one_sentence(options: dict[str, Any]) -> None:
+def test_a_name_that_no_override_can_hold_is_one_sentence(options):
     with pytest.raises(InputError, match="should have letters without accents, digits"):
         api.make_words({"dataset": [{"options": options}]}, [])
 
 
-def test_an_error_comes_without_the_traceback_of_hydra() -> None:
+def test_an_error_comes_without_the_traceback_of_hydra():
     with pytest.raises(InputError) as caught:
         scalebench.run(strategy="dpd")
     assert "hydra" not in "".join(line for line in traceback.format_exception(caught.value) if "site-packages" in line)
@@ -121,14 +118,14 @@ def test_an_error_comes_without_the_traceback_of_hydra() -> None:
         ({"model": "mlp", "dry_run": True}, "in a shell: scalebench model=mlp dry_run=true"),
     ],
 )
-def test_bad_input_is_an_exception_and_starts_nothing(settings: dict[str, Any], line: str) -> None:
+def test_bad_input_is_an_exception_and_starts_nothing(settings, line):
     with pytest.raises(scalebench.InputError) as caught:
         scalebench.run(**settings)
     assert line in str(caught.value) and "\n" not in str(caught.value)
     assert list(Path().iterdir()) == []
 
 
-def test_a_sweep_is_checked_before_its_first_run(tmp_path: Path) -> None:
+def test_a_sweep_is_checked_before_its_first_run(tmp_path):
     with pytest.raises(InputError, match="did you mean 'zero1'"):
         scalebench.sweep({"strategy": ["simulated", "zero_1"]}, **QUICK)
     with pytest.raises(InputError, match="gpus=0 should be at least 1"):
@@ -142,12 +139,12 @@ def test_a_sweep_is_checked_before_its_first_run(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_function_of_a_notebook_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_of_a_notebook_is_refused_with_the_way_out(monkeypatch):
     """IPython's module __main__ has neither a file nor a spec; a script is imported by the name of its file."""
     main = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     exec("def build(): pass", vars(main))
-    functions: list[Any] = []
+    functions = []
     with pytest.raises(InputError, match=r"%%writefile my_training.py\) and pass my_training.build"):
         api.make_words({"model": [vars(main)["build"]]}, functions)
     main.__file__ = "/tmp/of/mytrain.py"
@@ -160,7 +157,7 @@ def test_a_function_of_a_notebook_is_refused_with_the_way_out(monkeypatch: pytes
         assert os.environ["SCALEBENCH_USER_FOLDERS"] == str(ROOT)
 
 
-def test_runs_and_sweeps_return_their_results(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_and_sweeps_return_their_results(capsys):
     run = scalebench.run("seed=1", strategy="simulated", gpus=1, folder="one", **QUICK)
     assert (run.status, run.reason, run.folder, run.result.scale.gpus) == ("ok", None, Path("one").absolute(), 1)
     assert "seed" in str(run.result.spec) and len(run.frame) == 1 and "More than one device was not" in run.answer
@@ -173,7 +170,7 @@ def test_runs_and_sweeps_return_their_results(capsys: pytest.CaptureFixture[str]
         scalebench.run(strategy="simulated", gpus=1, folder="one", **QUICK)
 
 
-def test_the_loggers_of_the_caller_stay_as_they_are() -> None:
+def test_the_loggers_of_the_caller_stay_as_they_are():
     root, own = logging.getLogger(), logging.getLogger("of.the.caller")
     handler = logging.FileHandler("caller.log", mode="w")
     root.addHandler(handler)
@@ -189,11 +186,11 @@ def test_the_loggers_of_the_caller_stay_as_they_are() -> None:
 
 
 @pytest.fixture
-def recorded() -> scalebench.Sweep:
+def recorded():
     return scalebench.Sweep(ROOT / "tests/golden/corpus/repeats")
 
 
-def test_a_caller_keeps_its_own_hydra(tmp_path: Path) -> None:
+def test_a_caller_keeps_its_own_hydra(tmp_path):
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "app.yaml").write_text("width: 7\n")
     with hydra.initialize_config_dir(str(tmp_path / "conf"), version_base=None):
@@ -201,10 +198,10 @@ def test_a_caller_keeps_its_own_hydra(tmp_path: Path) -> None:
         assert (run.status, hydra.compose("app").width) == ("ok", 7)
 
 
-def test_threads_measure_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+def test_threads_measure_one_after_the_other(capsys):
     """Hydra and sys.argv are those of the process: a call could return the record of another."""
 
-    def measure(gpus: int) -> tuple[int, str]:
+    def measure(gpus):
         run = scalebench.run(strategy="simulated", gpus=gpus, folder=f"threads/{gpus}", **QUICK)
         return run.result.scale.gpus, run.result.started_at
 
@@ -214,7 +211,7 @@ def test_threads_measure_one_after_the_other(capsys: pytest.CaptureFixture[str])
     assert "another thread is measuring; this measurement starts when that one is over" in capsys.readouterr().out
 
 
-def test_a_summary_has_ten_columns(recorded: scalebench.Sweep) -> None:
+def test_a_summary_has_ten_columns(recorded):
     pooled, summary = scalebench.pooled(recorded.folder), recorded.summary()
     assert len(summary) == len(pooled) and list(summary.columns) == api.SUMMARY_COLUMNS and len(summary.columns) == 10
     assert sorted(summary["throughput_samples_per_s"].dropna()) == sorted(pooled["throughput_samples_per_s"].dropna())
@@ -222,13 +219,13 @@ def test_a_summary_has_ten_columns(recorded: scalebench.Sweep) -> None:
     assert recorded.answer in repr(recorded) and "on one device" in recorded.answer
 
 
-def test_a_notebook_shows_a_table_in_which_nothing_is_markup(tmp_path: Path) -> None:
+def test_a_notebook_shows_a_table_in_which_nothing_is_markup(tmp_path):
     write_results(tmp_path, [record(strategy="<b>&"), record(strategy="ddp", gpus=2)])
     text = scalebench.Sweep(tmp_path)._repr_html_()
     assert text.startswith("<p><strong>") and "<table>" in text and "&lt;b&gt;&amp;" in text and "<b>" not in text
 
 
-def test_figures_have_the_colours_of_the_page(recorded: scalebench.Sweep) -> None:
+def test_figures_have_the_colours_of_the_page(recorded):
     pytest.importorskip("plotly")
     figures = recorded.plot()
     assert len(figures) >= 2 and all(type(figure).__name__ == "Figure" for figure in figures)
@@ -242,15 +239,15 @@ def test_figures_have_the_colours_of_the_page(recorded: scalebench.Sweep) -> Non
         recorded.plot("published")
 
 
-def test_the_import_is_quick_and_its_names_are_there() -> None:
-    def import_s(name: str) -> float:
+def test_the_import_is_quick_and_its_names_are_there():
+    def import_s(name):
         program = f"import time; t = time.process_time(); import {name}; print(time.process_time() - t)"
         return min(float(subprocess.check_output([sys.executable, "-c", program], timeout=60)) for _ in range(3))
 
     assert import_s("scalebench") < import_s("numpy") / 2
     assert set(dir(scalebench)) == set(scalebench.__all__) and all(hasattr(scalebench, n) for n in scalebench.__all__)
     with pytest.raises(AttributeError, match="no attribute 'sweeep'"):
-        _ = scalebench.sweeep  # type: ignore[attr-defined]
+        _ = scalebench.sweeep
 
 
 SCRIPT = """\
@@ -278,7 +275,7 @@ def build():
     ],
     ids=["guarded", "open"],
 )
-def test_a_script_passes_its_own_function(guard: str, line: str, tmp_path: Path) -> None:
+def test_a_script_passes_its_own_function(guard, line, tmp_path):
     """Its file is imported by the workers; without a guard each of them would start runs of its own."""
     (tmp_path / "src").mkdir()
     file = tmp_path / "src" / "train_mine.py"

@@ -1,7 +1,5 @@
 """`scalebench check`: its arguments, its tests and its exit status."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -10,8 +8,8 @@ from scalebench.__main__ import main
 from scalebench.cli.commands import check
 from scalebench.cli.commands.check import CheckSubject, list_contracts, read_subject
 from scalebench.core.errors import InputError
-from tests.builders.plugins import Distributions, strategy_yaml
 from tests.builders.plugins import dists as dists
+from tests.builders.plugins import strategy_yaml
 
 OWN = ("model.torch=mine:build", "seed=1")
 
@@ -27,7 +25,7 @@ OWN = ("model.torch=mine:build", "seed=1")
         ("strategy=simulated model=mlp", CheckSubject("strategy", "simulated", ("model=mlp",), False)),
     ],
 )
-def test_words(words: str, subject: CheckSubject) -> None:
+def test_words(words, subject):
     names = [word for word in words.split() if word != "--faults"]
     assert read_subject(names, "--faults" in words) == subject
 
@@ -46,7 +44,7 @@ def test_words(words: str, subject: CheckSubject) -> None:
         ("strategy=simul", "no strategy 'simul'; did you mean 'simulated'?"),
     ],
 )
-def test_mistakes_are_one_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(words, line, capsys):
     assert main(["check", *words.split()]) == 2
     message = capsys.readouterr()
     assert message.out == ""
@@ -54,7 +52,7 @@ def test_mistakes_are_one_line(words: str, line: str, capsys: pytest.CaptureFixt
     assert message.err.count("\n") == 1
 
 
-def test_the_subject_is_read_from_arguments() -> None:
+def test_the_subject_is_read_from_arguments():
     (case,) = list_contracts(CheckSubject("strategy", "bare_torch", (), False))
     assert case.settings == {"strategy": "bare_torch", "gpus": 1, "overrides": ()}
     case, faults = list_contracts(CheckSubject("strategy", "parameter_server", ("gpus=3", "seed=1"), True))
@@ -66,7 +64,7 @@ def test_the_subject_is_read_from_arguments() -> None:
         list_contracts(CheckSubject("strategy", "simulated", ("gpus=0",), False))
 
 
-def test_a_strategy_that_holds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strategy_that_holds(capsys, monkeypatch):
     """Whatever pytest is told elsewhere; in a folder whose tests are none of its business."""
     Path("test_other.py").write_text("raise RuntimeError('collected')")
     Path("conftest.py").write_text("raise RuntimeError('read')")
@@ -80,7 +78,7 @@ def test_a_strategy_that_holds(capsys: pytest.CaptureFixture[str], monkeypatch: 
 
 
 @pytest.mark.slow
-def test_a_plugin_that_cannot_be_loaded(dists: Distributions, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plugin_that_cannot_be_loaded(dists, capsys):
     dists.strategy(code="import frobnicate\n", yaml=strategy_yaml("mine"))
     assert main(["check", "mine"]) == 1
     out = capsys.readouterr().out
@@ -92,16 +90,14 @@ def test_a_plugin_that_cannot_be_loaded(dists: Distributions, capsys: pytest.Cap
 
 
 @pytest.mark.slow
-def test_nothing_could_be_run(dists: Distributions, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_could_be_run(dists, capsys):
     dists.strategy(yaml=strategy_yaml("mine", requires=["frobnicate"]))
     assert main(["check", "mine"]) == 1
     out = capsys.readouterr().out
     assert "skipped" in out and "frobnicate" in out and " 0 do not hold" in out
 
 
-def test_pytest_is_named_where_it_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pytest_is_named_where_it_is_missing(monkeypatch, capsys):
     monkeypatch.setattr(check, "find_spec", lambda name: None)
     assert main(["check", "simulated"]) == 2
     assert capsys.readouterr().err == "scalebench: check needs pytest: pip install 'scalebench-train[testing]'\n"

@@ -1,7 +1,5 @@
 """`scalebench compare`: its options, its exit codes and its files."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -21,8 +19,8 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Call:
-    def called(*words: str) -> tuple[int, str, str]:
+def call(capsys):
+    def called(*words):
         status = main(["compare", *words])
         out, err = capsys.readouterr()
         return status, out, err
@@ -30,12 +28,12 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
     return called
 
 
-def failed_run(side: str, gpus: int = 1) -> None:
+def failed_run(side, gpus=1):
     run_id = f"{side}-failed-{gpus}"
     sweeps.write_results(Path(side), [record(gpus=gpus, status="failed", block_s=None, baseline=None, run_id=run_id)])
 
 
-def test_a_sweep_with_itself_finds_nothing(call: Call) -> None:
+def test_a_sweep_with_itself_finds_nothing(call):
     sweeps.sweep(Path("a"), repeats=3)
     sweeps.write_results(Path("a"), [sweeps.failed_run()])
     status, out, err = call("a", "a", "--threshold", "0")
@@ -43,7 +41,7 @@ def test_a_sweep_with_itself_finds_nothing(call: Call) -> None:
     assert out.splitlines()[-1] == "no difference: 7 pairs, both sides the same runs"
 
 
-def test_the_same_sweep_measured_again_finds_nothing(call: Call) -> None:
+def test_the_same_sweep_measured_again_finds_nothing(call):
     sweeps.sweep(Path("a"), repeats=3)
     for repeat in range(3):
         for strategy, gpus in (("bare_torch", 1), ("ddp_gloo", 2), ("horovod_gloo", 4)):
@@ -55,7 +53,7 @@ def test_the_same_sweep_measured_again_finds_nothing(call: Call) -> None:
 
 @pytest.mark.parametrize(("threshold", "status"), [((), 0), (("--threshold", "3%"), 3), (("--threshold", "0.03"), 3),
                                                    (("--threshold", "10 %"), 0), (("--threshold=0",), 3)])  # fmt: skip
-def test_a_slow_down_of_5_percent(call: Call, threshold: tuple[str, ...], status: int) -> None:
+def test_a_slow_down_of_5_percent(call, threshold, status):
     write_folder("a", STEADY)
     write_folder("b", SLOW)
     results, out, err = call("a", "b", *threshold)
@@ -63,7 +61,7 @@ def test_a_slow_down_of_5_percent(call: Call, threshold: tuple[str, ...], status
     assert ("REGRESSION" in out) == (status == 3)
 
 
-def test_not_comparable_is_4(call: Call) -> None:
+def test_not_comparable_is_4(call):
     write_folder("a", STEADY)
     write_folder("b", STEADY, **train_settings(batch_per_device=20))
     status, out, _ = call("a", "b", "--threshold", "3%")
@@ -72,7 +70,7 @@ def test_not_comparable_is_4(call: Call) -> None:
     assert call("a", "b", "--ignore", "train.batch_per_device")[0] == 0
 
 
-def test_a_failed_run_is_5_with_a_threshold(call: Call) -> None:
+def test_a_failed_run_is_5_with_a_threshold(call):
     write_folder("a", STEADY)
     write_folder("b", STEADY)
     failed_run("b", 2)
@@ -81,7 +79,7 @@ def test_a_failed_run_is_5_with_a_threshold(call: Call) -> None:
     assert status == 5 and "B ddp gpus=2: failed: failed as configured" in out
 
 
-def test_only_failed_runs(call: Call) -> None:
+def test_only_failed_runs(call):
     write_folder("a", STEADY)
     failed_run("b")
     assert call("a", "b")[0] == 4 and call("a", "b", "--threshold", "0")[0] == 5
@@ -89,7 +87,7 @@ def test_only_failed_runs(call: Call) -> None:
     assert status == 4 and "not comparable: no run of A went well" in out
 
 
-def test_by_a_key_of_one_folder(call: Call) -> None:
+def test_by_a_key_of_one_folder(call):
     write_folder("a", STEADY, **train_settings(data_format="nhwc"))
     write_folder("b", [each / 1.25 for each in STEADY], **train_settings(data_format="nchw"))
     status, out, _ = call("a", "b", "--by", "train.data_format")
@@ -98,7 +96,7 @@ def test_by_a_key_of_one_folder(call: Call) -> None:
     assert status == 0 and "nchw over nhwc: 1.250 [" in out
 
 
-def test_figures_of_the_values_of_a_key(call: Call) -> None:
+def test_figures_of_the_values_of_a_key(call):
     write_folder("a", STEADY, **train_settings(data_format="nhwc"))
     write_folder("b", [each / 1.25 for each in STEADY], **train_settings(data_format="nchw"))
     words = ("a", "b", "--by", "train.data_format", "--figures", "charts")
@@ -112,14 +110,14 @@ def test_figures_of_the_values_of_a_key(call: Call) -> None:
     assert call("a", "--save", "main", "--figures", "charts")[0] == 2
 
 
-def test_several_keys_are_left_out(call: Call) -> None:
+def test_several_keys_are_left_out(call):
     write_folder("a", STEADY, seed=1)
     write_folder("b", SLOW, **train_settings(batch_per_device=20))
     for words in (["--ignore", "seed,train"], ["--ignore", "seed", "--ignore", "train.batch_per_device"]):
         assert call("a", "b", *words, "--threshold", "3%")[0] == 3
 
 
-def test_formats_and_files(call: Call) -> None:
+def test_formats_and_files(call):
     write_folder("a", STEADY)
     write_folder("b", SLOW)
     status, out, _ = call("a", "b", "--threshold", "3%", "--format", "json")
@@ -133,7 +131,7 @@ def test_formats_and_files(call: Call) -> None:
     assert Path("found.txt").read_text().startswith("B over A") and not list(Path().glob(".found*"))
 
 
-def test_against_a_saved_baseline(call: Call) -> None:
+def test_against_a_saved_baseline(call):
     write_folder("a", STEADY)
     write_folder("b", SLOW)
     status, out, _ = call("--save", "main", "a")
@@ -149,12 +147,12 @@ def test_against_a_saved_baseline(call: Call) -> None:
     assert call("--against", "main", "b", "--threshold", "3%")[0] == 0
 
 
-def save_days(levels: list[float], call: Call) -> None:
+def save_days(levels, call):
     for day, level in enumerate(levels, 1):
         call("--save", "main", str(write_folder(f"day{day}", [level * each for each in STEADY], side="a", day=day)))
 
 
-def test_a_gate_needs_three_sessions_of_its_baseline(call: Call) -> None:
+def test_a_gate_needs_three_sessions_of_its_baseline(call):
     """The recipe for CI: append, and pass until there are enough."""
     gate = ("--against", "main", "today", "--threshold", "3%")
     write_folder("today", [1.05 * each for each in STEADY], side="b", day=9)
@@ -173,14 +171,14 @@ def test_a_gate_needs_three_sessions_of_its_baseline(call: Call) -> None:
     assert call("--against", "main", "slow", "--threshold", "3%", "--missing", "ok")[0] == 3
 
 
-def test_too_little_data_of_the_new_runs_is_not_excused(call: Call) -> None:
+def test_too_little_data_of_the_new_runs_is_not_excused(call):
     save_days([1.0, 1.04, 0.97], call)
     write_folder("today", STEADY, side="b", day=9, flags=["busy_machine"])
     status, out, _ = call("--against", "main", "today", "--threshold", "3%", "--missing", "ok")
     assert status == 6 and "other programs kept the processors busy" in out
 
 
-def test_one_run_each(call: Call) -> None:
+def test_one_run_each(call):
     write_folder("a", [0.1])
     write_folder("b", [0.12])
     status, out, _ = call("a", "b")
@@ -188,14 +186,14 @@ def test_one_run_each(call: Call) -> None:
     assert call("a", "b", "--threshold", "3%")[0] == 6
 
 
-def test_other_days_are_one_session_on_request(call: Call) -> None:
+def test_other_days_are_one_session_on_request(call):
     write_folder("a", STEADY)
     write_folder("b", SLOW, day=2)
     assert call("a", "b", "--threshold", "3%")[0] == 6
     assert call("a", "b", "--threshold", "3%", "--same-session")[0] == 3
 
 
-def test_another_machine_has_no_baseline(call: Call) -> None:
+def test_another_machine_has_no_baseline(call):
     write_folder("a", STEADY)
     write_folder("b", SLOW, **machine_settings(cpus=4))
     call("--save", "main", "a")
@@ -246,7 +244,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("words", "line"), REFUSED.items(), ids=list(REFUSED))
-def test_bad_input_is_one_line_and_status_2(call: Call, words: str, line: str) -> None:
+def test_bad_input_is_one_line_and_status_2(call, words, line):
     write_folder("a", STEADY[:1])
     for name in ("empty", "bad/0", "newer/0"):
         Path(name).mkdir(parents=True)
@@ -258,11 +256,11 @@ def test_bad_input_is_one_line_and_status_2(call: Call, words: str, line: str) -
     assert not list(Path().glob("**/.*"))
 
 
-def test_an_existing_file_survives_a_failed_write(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_file_survives_a_failed_write(call, monkeypatch):
     write_folder("a", STEADY[:1])
     Path("found.txt").write_text("before")
 
-    def full(source: Path, target: Path) -> None:
+    def full(source, target):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("scalebench.core.json_files.os.replace", full)
@@ -270,7 +268,7 @@ def test_an_existing_file_survives_a_failed_write(call: Call, monkeypatch: pytes
     assert Path("found.txt").read_text() == "before" and not list(Path().glob(".found*"))
 
 
-def test_two_machines_in_one_folder_are_not_mixed(call: Call) -> None:
+def test_two_machines_in_one_folder_are_not_mixed(call):
     write_folder("a", [0.1])
     other = Path("a/other")
     other.mkdir()

@@ -1,7 +1,5 @@
 """`scalebench compare --history`: the saved sessions of a machine over time, and the first that differs."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +16,7 @@ from tests.builders.comparisons import write_folder
 
 
 @pytest.fixture
-def ten_sessions(tmp_path: Path) -> None:
+def ten_sessions(tmp_path):
     """Save ten sessions of simulated runs: from the seventh on they are 8 % slower on one device, but not on two."""
     random = np.random.default_rng(0)
     for day in range(1, 11):
@@ -29,7 +27,7 @@ def ten_sessions(tmp_path: Path) -> None:
         assert main(["compare", f"day{day}", "--save", "weekly"]) == 0
 
 
-def test_the_seventh_of_ten_sessions_is_marked(ten_sessions: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_seventh_of_ten_sessions_is_marked(ten_sessions, capsys):
     capsys.readouterr()
     assert main(["compare", "--history"]) == 0, "no gate without a threshold"
     lines = capsys.readouterr().out.splitlines()
@@ -46,7 +44,7 @@ def test_the_seventh_of_ten_sessions_is_marked(ten_sessions: None, capsys: pytes
     assert main(["compare", "--history", "--threshold", "20%"]) == 0
 
 
-def test_runs_beside_the_name_are_the_newest_session(ten_sessions: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_beside_the_name_are_the_newest_session(ten_sessions, capsys):
     write_folder("today", [0.15] * 3, "simulated", 2, side="a", day=20)
     capsys.readouterr()
     assert main(["compare", "today", "--history", "weekly"]) == 0
@@ -65,20 +63,20 @@ def test_runs_beside_the_name_are_the_newest_session(ten_sessions: None, capsys:
         (["--history", "--format", "junit"], "--history knows --format text and json"),
     ],
 )
-def test_a_mistake_is_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_line(words, line, capsys):
     assert main(["compare", *words]) == 2
     err = capsys.readouterr().err
     assert line in err and err.count("\n") == 1
 
 
-def test_few_sessions_are_too_little_data_for_a_gate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_few_sessions_are_too_little_data_for_a_gate(capsys):
     write_folder("a", [0.1] * 3)
     assert main(["compare", "a", "--save", "weekly"]) == 0
     assert main(["compare", "--history", "--threshold", "3%"]) == 6
     assert "no verdict from 1 session: 4 are needed" in capsys.readouterr().out
 
 
-def test_charts_of_several_machines_name_theirs() -> None:
+def test_charts_of_several_machines_name_theirs():
     session = SessionLevel(datetime(2026, 1, 1), Estimate(100.0), [100.0], "")
     configuration = ConfigurationHistory({"strategy": "ddp"}, [session], None)
     kinds = [MachineClass(name, 8, 64, {}) for name in ("Xeon", "EPYC")]

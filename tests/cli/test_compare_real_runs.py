@@ -1,7 +1,5 @@
 """`scalebench compare` on runs of the real program: the simulated strategy, made slower by a known share."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -18,20 +16,20 @@ SHORT = (
 ).split()
 
 
-def scalebench(*words: str) -> subprocess.CompletedProcess[str]:
+def scalebench(*words):
     return subprocess.run(
         [sys.executable, "-m", "scalebench", *words], env=os.environ, capture_output=True, text=True, timeout=300
     )
 
 
-def sweep(folder: str, step_s: float) -> None:
+def sweep(folder, step_s):
     done = scalebench("--multirun", *SHORT, f"strategy.options.step_s={step_s}", f"hydra.sweep.dir={folder}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(list(Path(folder).glob("*/result.json"))) == 3
 
 
 @pytest.mark.slow
-def test_a_slow_down_of_10_percent_is_found_and_the_same_sweep_is_not(tmp_path: Path) -> None:
+def test_a_slow_down_of_10_percent_is_found_and_the_same_sweep_is_not(tmp_path):
     sweep("before", STEP_S)
     sweep("again", STEP_S)
     sweep("after", SLOWER_S)

@@ -1,14 +1,10 @@
 """The Hydra entry point: arguments in any order, one line for each composition error, Ctrl-C and SIGTERM."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -30,7 +26,7 @@ from tests.builders.runs import find_run_processes, wait_until
         ([], [], []),
     ],
 )
-def test_switches_may_be_anywhere(words: list[str], switches: list[str], overrides: list[str]) -> None:
+def test_switches_may_be_anywhere(words, switches, overrides):
     options = hydra_app.read_arguments(words)
     assert (options.switches, options.overrides) == (switches, overrides)
     assert (options.multirun, options.cfg) == ("-m" in words, "job" if "job" in words else None)
@@ -44,7 +40,7 @@ def test_switches_may_be_anywhere(words: list[str], switches: list[str], overrid
         (["-p"], "argument --package/-p: expected one argument; --hydra-help lists the switches"),
     ],
 )
-def test_a_wrong_switch_is_one_line(words: list[str], line: str) -> None:
+def test_a_wrong_switch_is_one_line(words, line):
     with pytest.raises(InputError) as caught:
         hydra_app.read_arguments(words)
     assert str(caught.value).startswith(line)
@@ -58,12 +54,12 @@ def test_a_wrong_switch_is_one_line(words: list[str], line: str) -> None:
         (["hydra.run.dir=r", "hydra.sweep.dir=s"], ["hydra.run.dir=r", "hydra.sweep.dir=s"]),
     ],
 )
-def test_the_words_of_a_run_as_those_of_a_sweep(words: list[str], sweep: list[str]) -> None:
+def test_the_words_of_a_run_as_those_of_a_sweep(words, sweep):
     assert hydra_app.make_sweep_overrides(words) == sweep
 
 
 @pytest.mark.parametrize("number", process.ENDING_SIGNALS)
-def test_a_signal_ends_a_pause_between_runs(number: int) -> None:
+def test_a_signal_ends_a_pause_between_runs(number):
     timer = threading.Timer(0.1, os.kill, (os.getpid(), number))
     with process.interrupt_at_signals(), pytest.raises(KeyboardInterrupt):
         timer.start()
@@ -71,7 +67,7 @@ def test_a_signal_ends_a_pause_between_runs(number: int) -> None:
     timer.join()
 
 
-def test_no_pause_is_no_line_and_a_lost_signal_still_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_pause_is_no_line_and_a_lost_signal_still_ends_it(capsys):
     SweepSession([]).cool_down(0.0)
     assert capsys.readouterr().out == ""
     process.cancelled.set()
@@ -82,13 +78,11 @@ def test_no_pause_is_no_line_and_a_lost_signal_still_ends_it(capsys: pytest.Capt
         process.cancelled.clear()
 
 
-def break_(*_: object) -> NoReturn:
+def break_(*_):
     raise LookupError("broken\nin two lines")
 
 
-def test_an_unexpected_error_is_one_line_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unexpected_error_is_one_line_too(monkeypatch, capsys):
     monkeypatch.setattr(compose, "register_with_hydra", break_)
     assert hydra_app.main(["gpus=1"]) == 2
     line = "scalebench: the overrides cannot be composed: LookupError: broken in two lines (SCALEBENCH_TRACEBACK=1 "
@@ -100,7 +94,7 @@ def test_an_unexpected_error_is_one_line_too(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_cancelled_sweep_reports_its_runs_and_can_be_resumed(tmp_path: Path, number: int) -> None:
+def test_a_cancelled_sweep_reports_its_runs_and_can_be_resumed(tmp_path, number):
     """Its second run hangs; nobody can say a word any more after SIGKILL, but the report can be made."""
     folder = tmp_path / "s"
     program = [sys.executable, "-m", "scalebench"]

@@ -28,7 +28,7 @@ def no_gpu(monkeypatch):
     registry.strategy_entries.cache_clear()
 
 
-def read_list(capsys: Capture, *arguments: str) -> tuple[list[str], dict[str, str]]:
+def read_list(capsys, *arguments):
     """(all lines, what follows each name) of `scalebench list ARGUMENTS`."""
     assert main(["list", *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()

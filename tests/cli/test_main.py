@@ -1,7 +1,5 @@
 """The command line and its exit statuses, in this process and as a program."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -24,10 +22,10 @@ Call = Callable[..., tuple[int, list[str], list[str]]]
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Call:
+def call(capsys):
     """The program with these words: its status, and the lines of its output and of its errors."""
 
-    def called(*words: str) -> tuple[int, list[str], list[str]]:
+    def called(*words):
         status = program.main(list(words))
         out, err = capsys.readouterr()
         return status, out.splitlines(), err.splitlines()
@@ -35,7 +33,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
     return called
 
 
-def test_help_names_every_command_and_the_way_in(call: Call) -> None:
+def test_help_names_every_command_and_the_way_in(call):
     for words in (["--help"], ["-h"], ["gpus=2", "--help"]):
         status, out, err = call(*words)
         assert (status, err) == (0, [])
@@ -46,7 +44,7 @@ def test_help_names_every_command_and_the_way_in(call: Call) -> None:
 
 
 @pytest.mark.parametrize("command", program.COMMANDS)
-def test_each_command_has_a_help_of_its_own(call: Call, command: str) -> None:
+def test_each_command_has_a_help_of_its_own(call, command):
     status, out, err = call(command, "--help")
     assert (status, err) == (0, [])
     assert out[0].startswith(f"usage: scalebench {command} [-h]") and "-h, --help" in "\n".join(out)
@@ -80,7 +78,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("word", "line"), REFUSED.items(), ids=list(REFUSED))
-def test_bad_input_is_one_line_and_status_2_and_leaves_nothing(call: Call, word: str, line: str) -> None:
+def test_bad_input_is_one_line_and_status_2_and_leaves_nothing(call, word, line):
     status, out, err = call(*word.split())
     assert (status, out, len(err)) == (2, [], 1)
     assert err[0].startswith(f"scalebench: {line}")
@@ -101,14 +99,14 @@ def test_bad_input_is_one_line_and_status_2_and_leaves_nothing(call: Call, word:
         (["hardware=dgx1_p100", "gpus=8"], 1),
     ],
 )
-def test_a_dry_run_lists_the_runs_and_leaves_nothing(call: Call, words: list[str], runs: int) -> None:
+def test_a_dry_run_lists_the_runs_and_leaves_nothing(call, words, runs):
     status, out, err = call("hardware=cpu", "strategy=simulated", "measure.repeats=1", *words, "dry_run=true")
     assert (status, err) == (0, [])
     assert len(out) == runs + 1 and out[-1].endswith("nothing was started")
     assert os.listdir() == []
 
 
-def test_a_dry_run_tells_runs_apart_by_what_the_sweep_varies(call: Call) -> None:
+def test_a_dry_run_tells_runs_apart_by_what_the_sweep_varies(call):
     words = "hardware=cpu strategy=simulated gpus=1 measure.repeats=1 train.data_format=nchw,nhwc dataset.size=240,480"
     _, out, _ = call("--multirun", *words.split(), "dry_run=true")
     assert [line.partition(":")[0] for line in out[:-1]] == [
@@ -127,19 +125,19 @@ def test_a_dry_run_tells_runs_apart_by_what_the_sweep_varies(call: Call) -> None
     ],
 )
 def test_a_terminal_has_a_line_before_anything_is_imported(
-    arguments: list[str], in_terminal: bool, announced: bool,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    arguments, in_terminal, announced,
+    monkeypatch, capsys
+):  # fmt: skip
     printed = []
     stand_in = types.ModuleType("hydra_app")
-    stand_in.main = lambda words: printed.append(capsys.readouterr().out) or 0  # type: ignore[attr-defined]
+    stand_in.main = lambda words: printed.append(capsys.readouterr().out) or 0
     monkeypatch.setattr("scalebench.cli.hydra_app", stand_in, raising=False)  # not imported where this test is alone
     monkeypatch.setattr(sys.stdout, "isatty", lambda: in_terminal)
     assert program.main(arguments) == 0
     assert [line.endswith(": preparing the runs\n") for line in printed] == [announced]
 
 
-def test_the_last_word_decides_whether_it_is_dry(call: Call) -> None:
+def test_the_last_word_decides_whether_it_is_dry(call):
     for dry in ("++dry_run=yes", "dry_run='true'", "dry_run=1"):
         assert call("gpus=1", dry)[1][-1].endswith("nothing was started")
     assert os.listdir() == []
@@ -148,7 +146,7 @@ def test_the_last_word_decides_whether_it_is_dry(call: Call) -> None:
     assert call(*SHORT, "dry_run=false", "dry_run=true")[1][-1].endswith("nothing was started")
 
 
-def test_a_run_leaves_its_files_and_a_second_one_is_refused(call: Call, tmp_path: Path) -> None:
+def test_a_run_leaves_its_files_and_a_second_one_is_refused(call, tmp_path):
     folder = tmp_path / "with space"
     words = [*SHORT, "gpus=2", f"hydra.run.dir='{folder}'"]
     status, out, err = call(*words)
@@ -172,7 +170,7 @@ def test_a_run_leaves_its_files_and_a_second_one_is_refused(call: Call, tmp_path
 ALPHA = ("strategy=horovod_nccl", "hardware=alpha", "hardware.slurm.bin=/no/such/folder")
 
 
-def test_an_unsupported_run_alone_is_a_result_and_status_1(call: Call) -> None:
+def test_an_unsupported_run_alone_is_a_result_and_status_1(call):
     status, out, err = call(*ALPHA, "gpus=8", "hydra.run.dir=here")
     assert (status, err) == (1, [])
     message = json.loads(Path("here/result.json").read_text())
@@ -182,14 +180,14 @@ def test_an_unsupported_run_alone_is_a_result_and_status_1(call: Call) -> None:
 
 
 @pytest.mark.parametrize(("strict", "expected"), [("false", 0), ("true", 1)])
-def test_an_unsupported_run_of_a_sweep_is_a_row_unless_strict(call: Call, strict: str, expected: int) -> None:
+def test_an_unsupported_run_of_a_sweep_is_a_row_unless_strict(call, strict, expected):
     sweep = ("--multirun", "strategy=simulated,ddp_nccl", "baseline=none", "measure.repeats=1", f"strict={strict}")
     status, out, _ = call(*SHORT, *sweep, "sweep.report=false", "gpus=2")
     assert status == expected
     assert any("ddp_nccl 2 devices  unsupported: " in line for line in out)
 
 
-def test_a_failed_run_is_a_result_and_status_1(call: Call, tmp_path: Path) -> None:
+def test_a_failed_run_is_a_result_and_status_1(call, tmp_path):
     status, out, err = call(*SHORT, "gpus=1", "strategy.options.fault=raise", "hydra.run.dir=here")
     assert (status, err) == (1, [])
     assert f"✗ simulated 1 device  failed: RuntimeError: failed as configured (log: {tmp_path}/here/rank0.log)" in out
@@ -197,14 +195,14 @@ def test_a_failed_run_is_a_result_and_status_1(call: Call, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("key", ["hydra.run.dir=/proc/x", "hydra.run.dir=/dev/null/x"])
-def test_a_folder_that_cannot_be_made(call: Call, key: str) -> None:
+def test_a_folder_that_cannot_be_made(call, key):
     status, _, err = call(*SHORT, key)
     assert (status, len(err)) == (2, 1)
     assert err[0].startswith(f"scalebench: {key.partition('=')[2]}")
     assert "; choose another " in err[0]
 
 
-def test_as_people_start_it() -> None:
+def test_as_people_start_it():
     command = [sys.executable, "-m", "scalebench", "gpus=0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "scalebench: gpus=0 should be at least 1\n")

@@ -1,7 +1,5 @@
 """Mistakes that people make at the command line: each is answered in one line with the way out, and leaves nothing."""
 
-from __future__ import annotations
-
 import os
 import shlex
 
@@ -117,7 +115,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("typed", "line"), MISTAKES.items(), ids=list(MISTAKES))
-def test_a_mistake_is_one_line_with_the_way_out(capsys: pytest.CaptureFixture[str], typed: str, line: str) -> None:
+def test_a_mistake_is_one_line_with_the_way_out(capsys, typed, line):
     status = program.main(shlex.split(typed))
     out, err = capsys.readouterr()
     assert (status, out, err.count("\n")) == (2, "", 1)
@@ -134,17 +132,17 @@ def test_a_mistake_is_one_line_with_the_way_out(capsys: pytest.CaptureFixture[st
         ("train.precision=tf32 'measure.target=1 %'", "tf32", 0.01),
     ],
 )
-def test_spellings_that_can_mean_only_one_thing_are_accepted(typed: str, precision: str, target: float) -> None:
+def test_spellings_that_can_mean_only_one_thing_are_accepted(typed, precision, target):
     config = compose_config(shlex.split(typed))
     assert (config.train.precision, config.measure.target) == (precision, target)
 
 
-def test_each_value_of_a_sweep_may_be_spelt_so() -> None:
+def test_each_value_of_a_sweep_may_be_spelt_so():
     overrides = read_arguments(["-m", "train.precision=fp32,bf16", "measure.target=1%,5%", "seed=1%"]).overrides
     assert overrides == ["train.precision=float32,bfloat16", "measure.target=0.01,0.05", "seed=1%"]
 
 
-def test_every_name_of_other_programs_leads_to_a_key_of_ours() -> None:
+def test_every_name_of_other_programs_leads_to_a_key_of_ours():
     keys = {*list_config_keys(Config), "model", "dataset", "strategy", "hardware", "hydra.run.dir"}
     assert set(KEY_ALIASES.values()) <= keys
     assert not {key for key in keys if "." not in key} & KEY_ALIASES.keys(), "no alias hides a key"

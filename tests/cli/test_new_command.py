@@ -1,7 +1,5 @@
 """`scalebench new strategy NAME`: what it writes, and what it refuses in one line."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess
@@ -17,7 +15,6 @@ from scalebench.cli.commands import new
 from scalebench.core import plugins
 from scalebench.core.errors import InputError
 from scalebench.core.spec import StrategySpec
-from tests.builders.plugins import Distributions
 from tests.builders.plugins import dists as dists  # a fixture
 from tests.conftest import ROOT
 
@@ -26,18 +23,18 @@ YAML = Path("src/scalebench_my_ring/conf/strategy/my_ring.yaml")
 
 
 @pytest.fixture(scope="module")
-def texts() -> dict[Path, str]:
+def texts():
     return new.render("my_ring")
 
 
-def refused(*words: str) -> str:
+def refused(*words):
     with pytest.raises(InputError) as caught:
         run_command("new", list(words))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_files_and_next_steps(capsys: pytest.CaptureFixture[str], texts: dict[Path, str]) -> None:
+def test_files_and_next_steps(capsys, texts):
     home = Path("my plugins")
     home.mkdir()
     assert run_command("new", ["strategy", "my_ring", "--into", str(home)]) == 0
@@ -49,7 +46,7 @@ def test_files_and_next_steps(capsys: pytest.CaptureFixture[str], texts: dict[Pa
     assert "pip install -e 'my plugins/scalebench-my-ring[test]'\n" in out and "scalebench check my_ring\n" in out
 
 
-def test_entry_points_name_existing_objects(texts: dict[Path, str]) -> None:
+def test_entry_points_name_existing_objects(texts):
     project = tomllib.loads(texts[Path("pyproject.toml")])["project"]
     points = project["entry-points"]
     module, _, kind = points["scalebench.strategies"]["my_ring"].partition(":")
@@ -61,7 +58,7 @@ def test_entry_points_name_existing_objects(texts: dict[Path, str]) -> None:
     assert project["name"] == "scalebench-my-ring"
 
 
-def test_its_yaml_has_the_options_of_its_class(texts: dict[Path, str]) -> None:
+def test_its_yaml_has_the_options_of_its_class(texts):
     message = OmegaConf.to_container(OmegaConf.create(texts[YAML]))
     assert isinstance(message, dict) and message["name"] == "my_ring"
     StrategySpec(**message)  # no key that there is none of
@@ -74,7 +71,7 @@ def test_its_yaml_has_the_options_of_its_class(texts: dict[Path, str]) -> None:
     assert fields == message["options"] != {}
 
 
-def test_it_is_clean(texts: dict[Path, str], tmp_path: Path) -> None:
+def test_it_is_clean(texts, tmp_path):
     """By the rules of this project, and with nothing left of the template's own language."""
     run_command("new", ["strategy", "my_ring"])
     rules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
@@ -87,12 +84,12 @@ def test_it_is_clean(texts: dict[Path, str], tmp_path: Path) -> None:
     assert max(len(text.splitlines()) for text in texts.values()) < 120
 
 
-def test_no_tool_takes_the_template_for_code() -> None:
+def test_no_tool_takes_the_template_for_code():
     files = [path for path in new.TEMPLATE_FOLDER.rglob("*") if path.is_file()]
     assert files and {path.suffix for path in files} == {new.TEMPLATE_SUFFIX}
 
 
-def test_names_that_cannot_be(tmp_path: Path) -> None:
+def test_names_that_cannot_be(tmp_path):
     for name in ("", "My", "my-ring", "2d", "a__b", "a_", "_a", "none", "on", "inf", "ä", "a.b", "a/b"):
         assert refused("strategy", name) == (
             f"'{name}' cannot be both strategy={name} and a Python module: use small letters, digits and "
@@ -101,7 +98,7 @@ def test_names_that_cannot_be(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_classes_that_the_template_imports_cannot_be(texts: dict[Path, str]) -> None:
+def test_classes_that_the_template_imports_cannot_be(texts):
     """Of the module and of the tests."""
     imports = [line for text in texts.values() for line in re.findall(r"^from .* import (.*)$", text, re.MULTILINE)]
     classes = {word for line in imports for word in re.findall(r"\b[A-Z]\w*", line)}
@@ -109,7 +106,7 @@ def test_classes_that_the_template_imports_cannot_be(texts: dict[Path, str]) -> 
     assert "has a class of that name" in refused("strategy", "input_error")
 
 
-def test_names_that_are_taken(dists: Distributions) -> None:
+def test_names_that_are_taken(dists):
     dists.strategy("theirs", "their-plugin")
     assert refused("strategy", "ddp") == "strategy 'ddp' is there already, from scalebench; take another name"
     assert "from scalebench;" in refused("strategy", "hybrid")  # announced
@@ -118,7 +115,7 @@ def test_names_that_are_taken(dists: Distributions) -> None:
     assert refused("strategy", "hidden").startswith("a package scalebench_hidden is there already")
 
 
-def test_folders(tmp_path: Path) -> None:
+def test_folders(tmp_path):
     assert refused("strategy", "mine", "--into", "nowhere") == "--into=nowhere is no folder; make it first"
     run_command("new", ["strategy", "mine"])
     kept = (tmp_path / "scalebench-mine/README.md").read_text()
@@ -131,10 +128,10 @@ def test_folders(tmp_path: Path) -> None:
     assert refused("strategy", "a" * 300).endswith("File name too long; take another place with --into=FOLDER")
 
 
-def test_nothing_is_left_of_an_unwritable_distribution(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nothing_is_left_of_an_unwritable_distribution(monkeypatch, tmp_path):
     write = Path.write_text
 
-    def full(path: Path, *args: str, **kwargs: str) -> int:
+    def full(path, *args, **kwargs):
         if path.suffix == ".yaml":
             raise OSError(28, "No space left on device")
         return write(path, *args, **kwargs)

@@ -1,9 +1,6 @@
 """`scalebench new hardware NAME`: the YAML of a partition, from answers of a fake SLURM, composes and becomes a job."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,7 +27,7 @@ PARTITIONS = "PartitionName=gpu AllowAccounts=p_a,p_b AllowQos=fast\n   MaxNodes
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
+def cluster(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tools = Tools(tmp_path)
     tools.put("sinfo", SINFO)
@@ -38,15 +35,15 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
     return tools
 
 
-def new_hardware(tools: Tools, *words: str) -> int:
+def new_hardware(tools, *words):
     return run_command("new", ["hardware", *words, "--bin", str(tools.folder)])
 
 
-def composed(*arguments: str) -> Any:
+def composed(*arguments):
     return compose_config([f"hydra.searchpath=[file://{Path.cwd()}]", *arguments])
 
 
-def test_a_partition_with_gpus(cluster: Tools, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_partition_with_gpus(cluster, capsys):
     assert new_hardware(cluster, "mine", "--partition", "gpu") == 0
     out = capsys.readouterr().out
     assert out.startswith("hardware/mine.yaml: partition gpu, 3 nodes with 4 x h100, 64 cores, 537 GB\n")
@@ -65,7 +62,7 @@ def test_a_partition_with_gpus(cluster: Tools, capsys: pytest.CaptureFixture[str
         assert f"#SBATCH {line}\n" in script
 
 
-def test_the_default_partition_without_gpus(cluster: Tools) -> None:
+def test_the_default_partition_without_gpus(cluster):
     cluster.put("scontrol", "PartitionName=main AllowAccounts=ALL AllowQos=ALL MaxNodes=UNLIMITED\n")
     Path("sub folder").mkdir()
     assert new_hardware(cluster, "cpus-1", "--into", "sub folder") == 0
@@ -80,7 +77,7 @@ MIXED = parse_sinfo(
 )
 
 
-def test_nodes_that_differ() -> None:
+def test_nodes_that_differ():
     notes = ["the partition has other GPUs, too: 5 x v100", "nodes have 2 to 4 GPUs: the fewest count"]
     notes += [f"nodes have {text}: the fewest count" for text in ("4 to 8 cores", "1 to 2 GiB of memory")]
     assert describe_nodes(MIXED) == NodeShape(2, "cuda", 2, "a100", 4, GIB, notes)
@@ -101,7 +98,7 @@ def test_nodes_that_differ() -> None:
         ),
     ],
 )
-def test_doctor_agrees_with_the_file_for_every_kind_of_gpu(cluster: Tools, sinfo: str, gres: str, gpus: int) -> None:
+def test_doctor_agrees_with_the_file_for_every_kind_of_gpu(cluster, sinfo, gres, gpus):
     cluster.put("sinfo", sinfo)
     cluster.put("scontrol", "PartitionName=p AllowAccounts=ALL AllowQos=ALL MaxNodes=UNLIMITED\n")
     new_hardware(cluster, "mine")
@@ -121,19 +118,19 @@ def test_doctor_agrees_with_the_file_for_every_kind_of_gpu(cluster: Tools, sinfo
         (["mine", "--into", "nowhere"], r"--into=nowhere is no folder; make it first"),
     ],
 )
-def test_refusals_of_one_line(cluster: Tools, words: list[str], reason: str) -> None:
+def test_refusals_of_one_line(cluster, words, reason):
     with pytest.raises(InputError, match=reason) as caught:
         new_hardware(cluster, *words)
     assert "\n" not in str(caught.value) and not Path("hardware").exists()
 
 
-def test_a_file_that_is_there_stays(cluster: Tools) -> None:
+def test_a_file_that_is_there_stays(cluster):
     new_hardware(cluster, "mine", "--partition", "gpu")
     with pytest.raises(InputError, match=r"hardware/mine.yaml is there already; take another name, or remove it"):
         new_hardware(cluster, "mine")
 
 
-def test_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match=r"SLURM does not describe its partitions: there is no sinfo.*login node"):

@@ -1,7 +1,5 @@
 """`scalebench plugins`: which plugins are installed, and whether they load."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -15,7 +13,7 @@ from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core import plugins
 from scalebench.core.errors import InputError
-from tests.builders.plugins import CODE, Distributions
+from tests.builders.plugins import CODE
 from tests.builders.plugins import dists as dists
 
 ODD = """\
@@ -28,18 +26,16 @@ ListPlugins = Callable[[], tuple[int, list[list[str]]]]
 
 
 @pytest.fixture
-def list_plugins(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, dists: Distributions, tmp_path: Path
-) -> ListPlugins:
+def list_plugins(capsys, monkeypatch, dists, tmp_path):
     """Return the command's status, and the cells of its lines; plugins of the environment itself are hidden."""
 
-    def select(group: str) -> list[metadata.EntryPoint]:
+    def select(group):
         points = metadata.entry_points(group=group)
-        return [point for point in points if Path(str(point.dist.locate_file(""))).is_relative_to(tmp_path)]  # type: ignore[union-attr]
+        return [point for point in points if Path(str(point.dist.locate_file(""))).is_relative_to(tmp_path)]
 
     monkeypatch.setattr(plugins, "entry_points", lambda: SimpleNamespace(select=select))
 
-    def call() -> tuple[int, list[list[str]]]:
+    def call():
         status = main(["plugins"])
         out, err = capsys.readouterr()
         assert err == ""
@@ -49,16 +45,14 @@ def list_plugins(
     return call
 
 
-def test_without_plugins_a_line_explains_how_to_make_one(dists: Distributions, list_plugins: ListPlugins) -> None:
+def test_without_plugins_a_line_explains_how_to_make_one(dists, list_plugins):
     status, lines = list_plugins()
     assert (status, lines) == (
         0, [["no plugins are installed; `scalebench new strategy NAME` makes one: docs/guides/plugins.md"]]
     )  # fmt: skip
 
 
-def test_disabled_plugins_are_named_and_not_loaded(
-    dists: Distributions, list_plugins: ListPlugins, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disabled_plugins_are_named_and_not_loaded(dists, list_plugins, monkeypatch):
     dists.strategy(code="open('loaded', 'w').close()\n")
     monkeypatch.setenv("SCALEBENCH_PLUGINS", "")
     assert list_plugins() == (0, [["left out by SCALEBENCH_PLUGINS: my-plugin"]])
@@ -68,7 +62,7 @@ def test_disabled_plugins_are_named_and_not_loaded(
     assert not Path("loaded").exists()
 
 
-def test_each_entry_point_has_a_line(dists: Distributions, list_plugins: ListPlugins) -> None:
+def test_each_entry_point_has_a_line(dists, list_plugins):
     dists.strategy(api=1)
     dists.add(
         "odd-plugin",
@@ -95,7 +89,7 @@ def test_each_entry_point_has_a_line(dists: Distributions, list_plugins: ListPlu
     )
 
 
-def test_a_framework_that_a_model_imports_is_reported(dists: Distributions) -> None:
+def test_a_framework_that_a_model_imports_is_reported(dists):
     dists.add(files={"m.py": "import jax\ndef f(): ...\n", "jax.py": ""}, points={"models": {"f": "m:f"}})
     (point,) = plugins_command.list_allowed_points()
     results = plugins_command.check_entry_point(point)
@@ -112,13 +106,13 @@ def test_a_framework_that_a_model_imports_is_reported(dists: Distributions) -> N
         ("name: mine\noptions: {y: 1}", "y only in strategy/mine.yaml"),
     ],
 )
-def test_yaml_files_with_faults(dists: Distributions, yaml: str, fault: str) -> None:
+def test_yaml_files_with_faults(dists, yaml, fault):
     dists.strategy(yaml=yaml)
     results = [plugins_command.check_entry_point(point).fault for point in plugins_command.list_allowed_points()]
     assert any(fault in (line or "") for line in results)
 
 
-def test_a_data_set_that_nothing_makes_is_a_fault(dists: Distributions, list_plugins: ListPlugins) -> None:
+def test_a_data_set_that_nothing_makes_is_a_fault(dists, list_plugins):
     """Its package has forgotten the entry point; one whose file names a function needs none."""
     files = {"a/__init__.py": "", "a/conf/dataset/mine.yaml": "name: mine\n"}
     files["a/conf/dataset/other.yaml"] = "name: other\nbuilder: a:make\n"

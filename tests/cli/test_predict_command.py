@@ -1,7 +1,5 @@
 """`scalebench predict`: its tables and sentences, its CSV, and what it refuses."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io
@@ -16,7 +14,7 @@ from tests.builders.runs import MACHINE
 
 
 @pytest.fixture(autouse=True)
-def folder() -> Path:
+def folder():
     """Two strategies on one, two and four devices."""
     sweeps.sweep(Path("a"), repeats=3)
     sweeps.sweep(Path("one"), ("bare_torch", "ddp_gloo"), (1,))
@@ -25,7 +23,7 @@ def folder() -> Path:
     return Path("a")
 
 
-def test_tables_and_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_and_sentences(capsys):
     assert main(["predict", "a", "--gpus", "8,64"]) == 0
     out, _ = capsys.readouterr()
     text = " ".join(out.split())
@@ -34,7 +32,7 @@ def test_tables_and_sentences(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no measurement backs" not in text
 
 
-def test_runs_of_several_machines_and_models_are_predicted_apart(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_several_machines_and_models_are_predicted_apart(capsys):
     other = dataclasses.replace(MACHINE, cpu_model="another")
     runs = [sweeps.run("ddp_gloo", count, machine=other, run_id=f"other-{count}") for count in (1, 2)]
     sweeps.write_results(Path("b"), runs)
@@ -50,7 +48,7 @@ def test_runs_of_several_machines_and_models_are_predicted_apart(capsys: pytest.
     assert "measure gpus=2" in err and "runs differ (model other, materials_cnn)" in err and len(err.splitlines()) == 1
 
 
-def test_every_number_up_to_a_most(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_number_up_to_a_most(capsys):
     assert main(["predict", "a", "--most", "100_000", "--strategy", "ddp_gloo", "--hardware", "alpha"]) == 0
     out, _ = capsys.readouterr()
     text = " ".join(out.split())
@@ -58,13 +56,13 @@ def test_every_number_up_to_a_most(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Beyond 4,320 devices no measurement backs this." in text and "links and memory of alpha" in text
 
 
-def test_the_check_of_measured_rows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_check_of_measured_rows(capsys):
     assert main(["predict", "a", "--check"]) == 0
     out, _ = capsys.readouterr()
     assert "Mean error" in out and "2 of 2 in their interval" in " ".join(out.split())
 
 
-def test_csv_has_a_row_for_each_strategy_and_number(capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_has_a_row_for_each_strategy_and_number(capsys):
     assert main(["predict", "a", "--csv", "--gpus", "8,16", "--batch", "20"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [(row["strategy"], row["devices"]) for row in rows] == [
@@ -74,9 +72,7 @@ def test_csv_has_a_row_for_each_strategy_and_number(capsys: pytest.CaptureFixtur
     assert {row["batch_per_device"] for row in rows} == {"20.0"} and {row["memory_bytes"] for row in rows} == {""}
 
 
-def test_to_choose_a_strategy_changes_no_figure(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_to_choose_a_strategy_changes_no_figure(capsys, monkeypatch):
     monkeypatch.setattr(predictions, "MIN_OWN_RESIDUALS", 2)  # the errors of both strategies give the limits
     lines = []
     for words in ([], ["--strategy", "ddp_gloo"]):
@@ -104,7 +100,7 @@ def test_to_choose_a_strategy_changes_no_figure(
         (["none"], "no result.json at or below none"),
     ],
 )
-def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], words: list[str], reason: str) -> None:
+def test_mistakes_are_one_line(capsys, words, reason):
     assert main(["predict", *words]) == 2
     out, err = capsys.readouterr()
     assert out == "" and reason in err and len(err.splitlines()) == 1

@@ -1,15 +1,11 @@
 """How the program ends when something outside its runs fails: signals, a full disk, a lost output, scarce memory."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf.errors import InterpolationResolutionError
@@ -33,7 +29,7 @@ LONG = [*WORDS, "measure.min_s=3", "measure.max_s=3"]
 PROGRAM = [sys.executable, "-m", "scalebench"]
 
 
-def test_a_closed_terminal_ends_a_sweep_with_its_tables_and_nohup_does_not(tmp_path: Path) -> None:
+def test_a_closed_terminal_ends_a_sweep_with_its_tables_and_nohup_does_not(tmp_path):
     words = [*WORDS, "measure.order=given", "measure.repeats=2", "sweep.report=false"]
     hanging = [*PROGRAM, "--multirun", *words, "strategy.options.fault=hang", f"hydra.sweep.dir={tmp_path}/s"]
     with subprocess.Popen(hanging, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
@@ -52,7 +48,7 @@ def test_a_closed_terminal_ends_a_sweep_with_its_tables_and_nohup_does_not(tmp_p
 
 
 @pytest.mark.parametrize("output", ["full", "pipe", "none"])
-def test_an_output_that_cannot_be_written_ends_no_run(tmp_path: Path, output: str) -> None:
+def test_an_output_that_cannot_be_written_ends_no_run(tmp_path, output):
     command, reader = [*PROGRAM, *WORDS, "gpus=1", f"hydra.run.dir={tmp_path}/run"], subprocess.DEVNULL
     if output == "none":
         command = ["sh", "-c", 'exec "$@" >&-', "", *command]
@@ -69,7 +65,7 @@ def test_an_output_that_cannot_be_written_ends_no_run(tmp_path: Path, output: st
     assert read_result(tmp_path / "run/result.json").status == "ok"
 
 
-def test_a_command_whose_output_cannot_be_written_is_one_line() -> None:
+def test_a_command_whose_output_cannot_be_written_is_one_line():
     with open("/dev/full", "wb") as full:
         ended = subprocess.run(
             [*PROGRAM, "list", "strategies"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120
@@ -77,7 +73,7 @@ def test_a_command_whose_output_cannot_be_written_is_one_line() -> None:
     assert (ended.returncode, ended.stderr) == (1, "scalebench: standard output: No space left on device\n")
 
 
-def test_an_output_without_our_signs_replaces_them(tmp_path: Path) -> None:
+def test_an_output_without_our_signs_replaces_them(tmp_path):
     """As batch systems, old images and cron set it: no line of a table may end a sweep."""
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     sweep = ["--multirun", *WORDS, "gpus=1", "measure.repeats=1", "sweep.report=false"]
@@ -89,14 +85,12 @@ def test_an_output_without_our_signs_replaces_them(tmp_path: Path) -> None:
     assert "simulated" in (tmp_path / "s/results.csv").read_text(encoding="utf-8")
 
 
-def is_measuring(folder: Path, ranks: int) -> bool:
+def is_measuring(folder, ranks):
     progress = [read_progress(folder, rank) for rank in range(ranks)]
     return all(rank is not None and rank.phase == "measure" for rank in progress)
 
 
-def run_until_full(
-    disk: SmallDisk, words: Sequence[str], run: str, ready: Sequence[str] = ()
-) -> subprocess.CompletedProcess[str]:
+def run_until_full(disk, words, run, ready=()):
     """Run the program, fill its disk while that run of two ranks measures and the files `ready` exist, and again when
     the run has ended."""
     command = disk.command([*PROGRAM, *words])
@@ -112,7 +106,7 @@ def run_until_full(
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def test_a_disk_that_is_full_in_mid_run_takes_its_result(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_in_mid_run_takes_its_result(tmp_path):
     disk = SmallDisk(tmp_path / "disk")
     ended = run_until_full(disk, [*LONG, f"hydra.run.dir={disk.folder}/run"], "run")
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -122,7 +116,7 @@ def test_a_disk_that_is_full_in_mid_run_takes_its_result(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("order", ["given", "rounds"])
-def test_a_sweep_ends_on_a_full_disk_with_1_and_its_table(tmp_path: Path, order: str) -> None:
+def test_a_sweep_ends_on_a_full_disk_with_1_and_its_table(tmp_path, order):
     """Hydra cannot write into the folder of the next run, or into that of a run that took turns."""
     disk = SmallDisk(tmp_path / "disk")
     sweep = [f"measure.order={order}", "measure.slot_s=0.3", "measure.repeats=2", "gpus=1,2", "baseline=none"]
@@ -134,10 +128,8 @@ def test_a_sweep_ends_on_a_full_disk_with_1_and_its_table(tmp_path: Path, order:
     assert ended.stderr.splitlines()[0].endswith("; the sweep ends here, and resume=true does the rest")
 
 
-def test_a_result_that_cannot_be_written_is_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(*_: Any) -> None:
+def test_a_result_that_cannot_be_written_is_printed(monkeypatch, capsys):
+    def refuse(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(parent, "write_result", refuse)
@@ -152,10 +144,8 @@ def test_a_result_that_cannot_be_written_is_printed(
 @pytest.mark.parametrize(
     "error", [InterpolationResolutionError("${seed}"), OSError(28, "full"), KeyError("defect")], ids=type
 )
-def test_an_error_after_a_run_is_not_the_status_of_a_refusal(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*_: Any) -> None:
+def test_an_error_after_a_run_is_not_the_status_of_a_refusal(error, monkeypatch, capsys):
+    def fail(*_):
         raise error
 
     monkeypatch.setattr(Console, "print_table", fail)
@@ -169,7 +159,7 @@ def test_an_error_after_a_run_is_not_the_status_of_a_refusal(
     assert read_result(Path("run/result.json")).status == "ok"
 
 
-def test_a_limit_of_memory_is_named(tmp_path: Path) -> None:
+def test_a_limit_of_memory_is_named(tmp_path):
     """The ranks need less than the table does."""
     limit = 310_000 << 10
     ended = subprocess.run(
@@ -183,26 +173,24 @@ def test_a_limit_of_memory_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["seed=range(10000000)", "seed=range(0,1,1e-9)", "seed=shuffle(range(10000000))"])
-def test_a_sweep_of_too_many_runs_is_refused_before_they_are_listed(
-    words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_of_too_many_runs_is_refused_before_they_are_listed(words, capsys):
     assert program.main(["--multirun", *WORDS, words, "hydra.sweep.dir=s"]) == 2
     assert "this sweep has more than 10,000 runs" in capsys.readouterr().err and not Path("s").exists()
 
 
-def test_too_many_repeats_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_many_repeats_are_refused(capsys):
     assert program.main(["--multirun", *WORDS, "seed=range(11)", "measure.repeats=1000", "dry_run=true"]) == 2
     assert "this sweep has more than 10,000 runs" in capsys.readouterr().err
 
 
-def test_a_rerun_from_a_pickle_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rerun_from_a_pickle_is_refused(capsys):
     Path("config.pickle").write_bytes(b"cos\nmkdir\n(S'made'\ntR.")
     assert program.main([*WORDS, "--experimental-rerun", "config.pickle"]) == 2
     assert not Path("made").exists()
     assert capsys.readouterr().err.startswith("scalebench: --experimental-rerun is refused: ")
 
 
-def test_a_very_long_message_loses_its_middle(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_very_long_message_loses_its_middle(capsys):
     for arguments in ([f"{'x' * 1_000_000}=1"], ["x" * 1_000_000]):
         assert program.main(arguments) == 2
         err = capsys.readouterr().err

@@ -1,7 +1,5 @@
 """`scalebench report DIR...`: the files it writes, and one line for each mistake."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd
@@ -13,26 +11,26 @@ from tests.builders import sweeps
 
 
 @pytest.fixture(autouse=True)
-def runs() -> None:
+def runs():
     """A sweep of three runs in `a`, one that failed in `b`."""
     sweeps.sweep(Path("a"), strategies=("bare_torch", "ddp_gloo"), gpus=(1, 2))
     sweeps.write_results(Path("b"), [sweeps.failed_run()])
 
 
 @pytest.fixture(autouse=True)
-def empty_reports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def empty_reports(request, monkeypatch):
     """What a report tells is not of the verb; one test has it whole."""
     if request.node.name != "test_a_complete_report":
         monkeypatch.setattr("scalebench.report.sections.SECTIONS", [])
         monkeypatch.setattr("scalebench.report.figures.write", lambda evidence, folder: folder.mkdir())
 
 
-def test_a_complete_report(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_complete_report(capsys):
     assert lines(capsys, 0, "a") == ["a/report.html"]
     assert "ddp_gloo" in Path("a/report.html").read_text(encoding="utf-8")
 
 
-def lines(capsys: pytest.CaptureFixture[str], status: int, *words: str) -> list[str]:
+def lines(capsys, status, *words):
     """Those of the output of a report that went well, or of the errors of one that did not."""
     assert main(["report", *words]) == status
     out, err = capsys.readouterr()
@@ -53,12 +51,12 @@ def lines(capsys: pytest.CaptureFixture[str], status: int, *words: str) -> list[
         (["a", "--baseline", "a/0"], "a/report.html"),
     ],
 )
-def test_the_path_of_the_page_is_printed(capsys: pytest.CaptureFixture[str], words: list[str], page: str) -> None:
+def test_the_path_of_the_page_is_printed(capsys, words, page):
     assert lines(capsys, 0, *words) == [page]
     assert Path(page).read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
-def test_csv_markdown_and_figures_are_beside_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_markdown_and_figures_are_beside_the_page(capsys):
     assert lines(capsys, 0, "a", "--csv", "--markdown", "--figures") == [
         *("a/report.html", "a/report.md", "a/report.csv", "a/figures")
     ]
@@ -89,15 +87,15 @@ def test_csv_markdown_and_figures_are_beside_the_page(capsys: pytest.CaptureFixt
         (["a", "--csv", "empty"], "empty cannot be written"),
     ],
 )
-def test_one_line_for_each_mistake(capsys: pytest.CaptureFixture[str], words: list[str], answer: str) -> None:
+def test_one_line_for_each_mistake(capsys, words, answer):
     Path("empty").mkdir()
     Path("file").touch()
     (line,) = lines(capsys, 2, *words)
     assert line.startswith("scalebench: ") and answer in line
 
 
-def test_a_full_disk(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
+def test_a_full_disk(capsys, monkeypatch):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.replace", full)

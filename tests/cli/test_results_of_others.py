@@ -1,13 +1,10 @@
 """A shared folder in which others wrote: it is read, does nothing to the reader, and gives nothing of his away."""
 
-from __future__ import annotations
-
 import csv
 import html
 import json
 import os
 import re
-from pathlib import Path
 
 import pytest
 
@@ -24,19 +21,19 @@ HOSTILE = "\x1b]52;c;cm0=\x07 \x9b31m \u202egpj"
 
 
 @pytest.fixture(autouse=True)
-def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def secrets(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
 
 
-def write_run(folder: Path, number: int, overrides: str = "- strategy=ddp\n", **changes: object) -> Path:
+def write_run(folder, number, overrides="- strategy=ddp\n", **changes):
     (folder / ".hydra").mkdir(parents=True)
     (folder / ".hydra" / "overrides.yaml").write_text(overrides)
-    write_result(record(run_id=f"run {number}", repeat=number, **changes), folder)  # type: ignore[arg-type]
+    write_result(record(run_id=f"run {number}", repeat=number, **changes), folder)
     return folder
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Path:
+def shared(tmp_path):
     """Nine good runs, and beside them one of each kind that is not."""
     folder = tmp_path / "shared"
     for number in range(9):
@@ -51,7 +48,7 @@ def shared(tmp_path: Path) -> Path:
     return folder
 
 
-def run_command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[str, list[str]]:
+def run_command(capsys, *words):
     assert main(list(map(str, words))) == 0
     out, err = capsys.readouterr()
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", out + err)
@@ -59,7 +56,7 @@ def run_command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[str
     return out, err.splitlines()
 
 
-def test_a_table_of_the_good_runs_and_a_line_for_each_bad_one(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_of_the_good_runs_and_a_line_for_each_bad_one(shared, capsys):
     out, errors = run_command(capsys, "show", shared)
     assert re.search(r"\n\d  ddp +1 +", out) and "intervals: 95 %, over 9 repeats" in out
     assert "<U+202E>gpj" in out
@@ -68,9 +65,7 @@ def test_a_table_of_the_good_runs_and_a_line_for_each_bad_one(shared: Path, caps
     assert "9/.hydra/overrides.yaml takes values from the environment" in errors[1]
 
 
-def test_a_report_of_the_good_runs_and_a_line_for_each_bad_one(
-    shared: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_of_the_good_runs_and_a_line_for_each_bad_one(shared, capsys):
     assert run_command(capsys, "report", shared, "--markdown", "--csv")[1] == []
     page, text = ((shared / name).read_text(encoding="utf-8") for name in ("report.html", "report.md"))
     for content in (page, text, (shared / "report.csv").read_text(encoding="utf-8")):
@@ -81,19 +76,19 @@ def test_a_report_of_the_good_runs_and_a_line_for_each_bad_one(
     assert html.escape("<U+202E>gpj") in page and "&lt;U+202E&gt;gpj" in text
 
 
-def test_load_names_the_file_with_half_a_character(shared: Path) -> None:
+def test_load_names_the_file_with_half_a_character(shared):
     with pytest.raises(InputError, match=r"11: its record holds what no run leaves .*surrogates not allowed"):
         load(shared)
 
 
-def test_an_error_line_does_nothing_to_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_line_does_nothing_to_a_terminal(tmp_path, capsys):
     path = write_run(tmp_path / "0", 0) / RESULT_FILE
     path.write_text(path.read_text().replace('"status": "ok"', f'"status": {json.dumps(HOSTILE)}', 1))
     assert main(["show", str(tmp_path)]) == 2
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", capsys.readouterr().err)
 
 
-def test_overrides_that_resolve_nowhere_cost_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_overrides_that_resolve_nowhere_cost_nothing(tmp_path, capsys):
     """Hydra keeps interpolations as they were typed: they are resolved among keys that are not in that file."""
     write_run(tmp_path / "0", 0, "- strategy=ddp\n- measure.warmup_steps=${seed}\n- train.x=${no.such}\n", gpus=2)
     out, errors = run_command(capsys, "show", tmp_path)
@@ -101,21 +96,19 @@ def test_overrides_that_resolve_nowhere_cost_nothing(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize("text", ["- [\n", "- ${oc.env:NO_SUCH}\n", "a: &a [*a]\n"])
-def test_bad_overrides_are_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_overrides_are_one_line(text, tmp_path, capsys):
     write_run(tmp_path / "0", 0, text, gpus=2)
     out, (line,) = run_command(capsys, "show", tmp_path)
     assert "scalebench: left out: " in line and "overrides.yaml" in line
     assert "for the missing baselines: scalebench --multirun strategy=ddp gpus=2" in out
 
 
-def test_commands_have_no_passwords(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_have_no_passwords(tmp_path, capsys):
     write_run(tmp_path / "0", 0, "- hardware.environment.PROXY=http://me:hidden@host\n", gpus=2)
     assert "PROXY=http://***@host" in run_command(capsys, "show", tmp_path)[0]
 
 
-def test_the_home_folder_is_a_tilde_unless_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_home_folder_is_a_tilde_unless_asked_for(tmp_path, monkeypatch, capsys):
     home = tmp_path / "users" / "ada"
     monkeypatch.setenv("HOME", str(home))
     reason = f"{home}/data is missing, {home}-old, /mnt{home} and {home}."
@@ -135,7 +128,7 @@ def test_the_home_folder_is_a_tilde_unless_asked_for(
     assert all(f"{home}/data is missing" in (sweep / name).read_text(encoding="utf-8") for name in names)
 
 
-def test_a_spreadsheet_takes_no_text_for_a_formula(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_spreadsheet_takes_no_text_for_a_formula(tmp_path, capsys):
     formulas = ["=cmd|'/C calc'!A0", "+HYPERLINK(1)", "-2+3", "@SUM(1)", "\t=1", " =1", "\uff1d1", "plain - text"]
     for number, text in enumerate(formulas):
         write_run(tmp_path / str(number), number, status="failed", block_s=None, reason=text)
@@ -147,7 +140,7 @@ def test_a_spreadsheet_takes_no_text_for_a_formula(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("accumulate", [6.4e-259, 2.5])
-def test_load_names_the_file_with_a_part_of_a_count(tmp_path: Path, accumulate: float) -> None:
+def test_load_names_the_file_with_a_part_of_a_count(tmp_path, accumulate):
     result = record("ddp", 2)
     result.spec["train"] = {**result.spec.get("train", {}), "accumulate": accumulate}
     (tmp_path / "0").mkdir()

@@ -1,7 +1,5 @@
 """`scalebench show DIR...`: the table of finished runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from tests.builders.runs import record
 
 
 @pytest.fixture(autouse=True)
-def runs() -> None:
+def runs():
     """Two sweeps: `a` with one and two devices, `b` with a run that failed."""
     for folder, result in {
         "a/0": record(gpus=1),
@@ -23,7 +21,7 @@ def runs() -> None:
         write_result(result, Path(folder))
 
 
-def rows(out: str) -> list[list[str]]:
+def rows(out):
     """(strategy, gpus) of each row."""
     return [line.split()[1:3] for line in out.splitlines() if line[:1].isdigit()]
 
@@ -39,7 +37,7 @@ def rows(out: str) -> list[list[str]]:
         (["a", "a/0"], "1 2"),
     ],
 )
-def test_all_runs_at_or_below_the_paths(capsys: pytest.CaptureFixture[str], paths: list[str], gpus: str) -> None:
+def test_all_runs_at_or_below_the_paths(capsys, paths, gpus):
     assert main(["show", *paths]) == 0
     out, err = capsys.readouterr()
     assert rows(out) == [["ddp", n] for n in gpus.split()] and err == ""
@@ -57,9 +55,7 @@ def test_all_runs_at_or_below_the_paths(capsys: pytest.CaptureFixture[str], path
         (["b"], []),
     ],
 )
-def test_details_of_one_run_or_of_each(
-    capsys: pytest.CaptureFixture[str], words: list[str], detailed: list[str]
-) -> None:
+def test_details_of_one_run_or_of_each(capsys, words, detailed):
     assert main(["show", *words]) == 0
     heads = [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if line.startswith(("a/", "b/"))]
     assert heads == detailed
@@ -79,7 +75,7 @@ def test_details_of_one_run_or_of_each(
         (["c"], "c/result.json is no whole JSON file"),  # nothing that can be read
     ],
 )
-def test_words_that_are_wrong(capsys: pytest.CaptureFixture[str], words: list[str], line: str) -> None:
+def test_words_that_are_wrong(capsys, words, line):
     Path("c").mkdir()
     Path("c/result.json").write_text("{")
     assert main(["show", *words]) == 2
@@ -87,7 +83,7 @@ def test_words_that_are_wrong(capsys: pytest.CaptureFixture[str], words: list[st
     assert out == "" and err.startswith(f"scalebench: {line}") and err.count("\n") == 1
 
 
-def test_without_a_folder_it_is_the_newest_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_folder_it_is_the_newest_sweep(capsys):
     for folder, gpus in (("multirun/first/0", 1), ("multirun/single/later/", 8)):
         Path(folder).mkdir(parents=True)
         write_result(record(gpus=gpus), Path(folder))
@@ -100,7 +96,7 @@ def test_without_a_folder_it_is_the_newest_sweep(capsys: pytest.CaptureFixture[s
     assert rows(out) == [["ddp", "1"]] and err == "scalebench: multirun/first is the newest sweep\n"
 
 
-def test_a_baseline_has_a_column_that_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_baseline_has_a_column_that_names_it(capsys):
     for baseline in ("ddp-2-0", "a/1"):
         assert main(["show", "a", "b", "--baseline", baseline]) == 0
         out, err = capsys.readouterr()
@@ -113,7 +109,7 @@ def test_a_baseline_has_a_column_that_names_it(capsys: pytest.CaptureFixture[str
     assert "over ddp gpus" not in capsys.readouterr().out
 
 
-def test_one_run_by_its_number_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_run_by_its_number_in_the_table(capsys):
     """Of several repeats the first, with the folders of the others."""
     for repeat in (1, 2):
         Path(f"a/again{repeat}").mkdir()
@@ -126,7 +122,7 @@ def test_one_run_by_its_number_in_the_table(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.splitlines() == ["✗ ddp 4 devices  failed: failed as configured"]
 
 
-def test_a_file_that_cannot_be_read_is_named_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_read_is_named_and_left_out(capsys):
     Path("a/0/result.json").write_text('{"schema_version": 99}')
     Path("b/0/result.json").write_text('{"schema_version": 1, ')
     assert main(["show", "a", "b", "--details"]) == 0
@@ -138,7 +134,7 @@ def test_a_file_that_cannot_be_read_is_named_and_left_out(capsys: pytest.Capture
     assert second.startswith("scalebench: left out: b/0/result.json is no whole JSON file (")
 
 
-def test_of_many_files_that_cannot_be_read_some_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_many_files_that_cannot_be_read_some_are_named(capsys):
     for number in range(13):
         Path(f"c/{number}").mkdir(parents=True)
         Path(f"c/{number}/result.json").touch()

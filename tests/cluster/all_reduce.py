@@ -1,7 +1,5 @@
 """A rank of an all-reduce over Gloo: run by srun on two nodes. Rank 0 prints one JSON object of seconds."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os
@@ -15,7 +13,7 @@ import torch.distributed as dist
 PAUSE_S = 0.02  # in which the bucket of the link fills: 128 KiB take 1 ms at 1 Gbit/s
 
 
-def isolated_s(count: int, times: int) -> float:
+def isolated_s(count, times):
     """Median of all-reduces each of which finds the link at rest."""
     values, seconds = torch.ones(count), []
     for _ in range(times):
@@ -29,7 +27,7 @@ def isolated_s(count: int, times: int) -> float:
     return statistics.median(seconds)
 
 
-def in_a_row_s(count: int, times: int) -> float:
+def in_a_row_s(count, times):
     """Mean of all-reduces that follow each other without a gap."""
     values = torch.zeros(count)
     dist.barrier()
@@ -39,7 +37,7 @@ def in_a_row_s(count: int, times: int) -> float:
     return (time.perf_counter() - begin) / times
 
 
-def main() -> None:
+def main():
     torch.set_num_threads(1)
     rank, ranks = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
     limit = datetime.timedelta(seconds=60)

@@ -1,14 +1,11 @@
 """The interface of the test cluster for tests; and `cluster`, one of the session's own, for tests with the marker
 `cluster`."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +28,7 @@ class Cluster:
     settings: Settings
 
     @classmethod
-    def start(cls, folder: Path, **variables: str) -> Cluster:
+    def start(cls, folder, **variables):
         """As make cluster-up does it; `variables` such as NODES="3"."""
         _call("tests.cluster.up", folder, variables)
         settings = read_settings(folder)
@@ -39,38 +36,38 @@ class Cluster:
             raise ClusterError(f"there is no cluster in {folder}")
         return cls(settings)
 
-    def stop(self) -> None:
+    def stop(self):
         _call("tests.cluster.down", self.folder, {})
 
     @property
-    def folder(self) -> Path:
+    def folder(self):
         return self.settings.folder
 
     @property
-    def bin(self) -> Path:
+    def bin(self):
         """sbatch and the others, for the shell of the machine."""
         return self.folder / "bin"
 
     @property
-    def bin_nosacct(self) -> Path:
+    def bin_nosacct(self):
         """The same commands, as where there is no accounting."""
         return self.folder / "bin-nosacct"
 
     @property
-    def nodes(self) -> list[str]:
+    def nodes(self):
         return self.settings.node_names
 
     @property
-    def unshared(self) -> Path:
+    def unshared(self):
         """A folder that is another one on each host, and on the machine."""
         return self.folder / "unshared"
 
     @property
-    def environment(self) -> dict[str, str]:
+    def environment(self):
         """Variables of a `python -m scalebench hardware=testcluster`."""
         return {**os.environ, FOLDER_VARIABLE: str(self.folder)}
 
-    def slurm(self, name: str, *words: str, limit_s: float = 60.0, cwd: Path | None = None) -> str:
+    def slurm(self, name, *words, limit_s=60.0, cwd=None):
         """What a command of SLURM says, such as `cluster.slurm("squeue", "-h")`. ClusterError where it fails."""
         done = subprocess.run(
             [str(self.bin / name), *words], capture_output=True, text=True, timeout=limit_s, cwd=cwd, check=False
@@ -79,25 +76,25 @@ class Cluster:
             raise ClusterError(f"{name} ends with {done.returncode}: {done.stderr.strip()}")
         return done.stdout
 
-    def on(self, host: str, *words: str, limit_s: float = 30.0) -> str:
+    def on(self, host, *words, limit_s=30.0):
         """What a command on a node, or on the head, says, outside any job."""
         return hosts.on(self.folder, host, *words, limit_s=limit_s)
 
-    def cut(self, node: str) -> None:
+    def cut(self, node):
         links.cut(self.settings, node)
 
-    def mend(self, node: str) -> None:
+    def mend(self, node):
         links.mend(self.settings, node)
 
-    def rate(self, node: str, rate: str) -> None:
+    def rate(self, node, rate):
         links.shape(self.settings, node, rate)
 
-    def clock(self, node: str, offset_s: float) -> None:
+    def clock(self, node, offset_s):
         """Have the tasks that start on a node from now on see a clock that is ahead by so much; 0 puts it right."""
         hosts.shift_clock(self.folder, node, offset_s)
 
 
-def _call(module: str, folder: Path, variables: dict[str, str]) -> None:
+def _call(module, folder, variables):
     """In a process of its own: what it starts is no child of ours."""
     environment = {**os.environ, **variables, FOLDER_VARIABLE: str(folder)}
     done = subprocess.run(
@@ -108,7 +105,7 @@ def _call(module: str, folder: Path, variables: dict[str, str]) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def cluster():
     """Two nodes, in a folder outside of pytest's: sockets want short names. Skips where there can be none."""
     reason = obstacle()
     if reason is not None:
@@ -122,7 +119,7 @@ def cluster() -> Iterator[Cluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def clear_left() -> None:
+def clear_left():
     """Stop clusters of sessions that were killed: their folders carry the number of a process that is gone."""
     for folder in Path(tempfile.gettempdir()).resolve().glob(f"{PREFIX}*"):
         owner = folder.name.removeprefix(PREFIX).split("-")[0]

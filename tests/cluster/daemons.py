@@ -1,20 +1,17 @@
 """The programs of a cluster: munge, a database, slurmdbd and slurmctld on the head, slurmd on each node."""
 
-from __future__ import annotations
-
 import os
 import stat
-from pathlib import Path
 
 from tests.cluster import slurm_files
 from tests.cluster.hosts import daemon, on
 from tests.cluster.processes import running, until
-from tests.cluster.settings import HEAD, ClusterError, Settings
+from tests.cluster.settings import HEAD, ClusterError
 
 LIMIT_S = 60.0
 
 
-def write_files(settings: Settings) -> None:
+def write_files(settings):
     folder = settings.folder
     for name in ("etc", "state", "log", "run", "munge", "clock", "gpus", "hosts", "unshared"):
         (folder / name).mkdir(exist_ok=True)
@@ -36,7 +33,7 @@ def write_files(settings: Settings) -> None:
         key.write_bytes(os.urandom(1024))
 
 
-def start(settings: Settings) -> None:
+def start(settings):
     """Start what does not run, in the order in which each needs the ones before."""
     _munge(settings)
     if settings.accounting:
@@ -49,11 +46,11 @@ def start(settings: Settings) -> None:
             daemon(settings, node, ["slurmd"])
 
 
-def wait_for_nodes(settings: Settings) -> None:
+def wait_for_nodes(settings):
     """Until every node can take jobs or has one."""
-    states: list[str] = []
+    states = []
 
-    def ready() -> bool:
+    def ready():
         try:
             states[:] = on(settings.folder, HEAD, "sinfo", "-h", "-N", "-p", "main", "-o", "%T").split()
         except ClusterError as error:
@@ -67,7 +64,7 @@ def wait_for_nodes(settings: Settings) -> None:
         raise ClusterError(f"{error}: {' '.join(states)}; see {settings.folder}/log") from None
 
 
-def _munge(settings: Settings) -> None:
+def _munge(settings):
     folder = settings.folder
     if running(folder, HEAD, "munged") is None:
         words = ["--force", "--num-threads=4", f"--key-file={folder}/munge/key", f"--socket={folder}/munge.socket"]
@@ -75,7 +72,7 @@ def _munge(settings: Settings) -> None:
         daemon(settings, HEAD, ["munged", *words, *files, f"--seed-file={folder}/munge/seed"])
 
 
-def _database(settings: Settings) -> None:
+def _database(settings):
     folder, socket = settings.folder, f"--socket={settings.folder}/mysql.sock"
     data = f"--datadir={folder}/mysql"
     if not (folder / "mysql" / "mysql" / "db.frm").exists():
@@ -90,7 +87,7 @@ def _database(settings: Settings) -> None:
     until(lambda: _answers(folder, "mariadb-admin", "--no-defaults", socket, "ping"), LIMIT_S, "the database")
 
 
-def _accounts(settings: Settings) -> None:
+def _accounts(settings):
     folder = settings.folder
     if running(folder, HEAD, "slurmdbd") is None:
         daemon(settings, HEAD, ["slurmdbd"], MYSQL_UNIX_PORT=f"{folder}/mysql.sock")
@@ -100,13 +97,13 @@ def _accounts(settings: Settings) -> None:
         on(folder, HEAD, "sacctmgr", "--immediate", "--quiet", "add", "cluster", slurm_files.CLUSTER_NAME)
 
 
-def _device(path: Path) -> None:
+def _device(path):
     """A character device, as SLURM wants it of what is a GPU: another door to /dev/null."""
     if not path.exists():
         os.mknod(path, stat.S_IFCHR | 0o600, os.stat(os.devnull).st_rdev)
 
 
-def _answers(folder: Path, *words: str) -> bool:
+def _answers(folder, *words):
     try:
         on(folder, HEAD, *words, limit_s=5.0)
     except ClusterError:
@@ -114,6 +111,6 @@ def _answers(folder: Path, *words: str) -> bool:
     return True
 
 
-def _write(path: Path, text: str, mode: int = 0o644) -> None:
+def _write(path, text, mode=0o644):
     path.write_text(text)
     path.chmod(mode)

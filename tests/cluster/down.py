@@ -1,12 +1,9 @@
 """Stop the test cluster with all that runs on it, and remove its folder: make cluster-down."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sys
 import time
-from pathlib import Path
 
 import psutil
 
@@ -16,7 +13,7 @@ from tests.cluster.settings import SETTINGS_FILE, ClusterError, chosen_folder
 LIMIT_S = 20.0
 
 
-def down(folder: Path) -> bool:
+def down(folder):
     """Whether there was anything. Nothing is asked to end: what it leaves unfinished lies in the folder, which goes."""
     killed = _kill_all(folder)
     if not (folder / SETTINGS_FILE).exists():
@@ -25,7 +22,7 @@ def down(folder: Path) -> bool:
     return True
 
 
-def _kill_all(folder: Path) -> bool:
+def _kill_all(folder):
     """End all processes of the cluster, and say whether there were any."""
     end, some = time.monotonic() + LIMIT_S, False
     while found := everything(folder):  # again: one may have started another since we looked
@@ -39,7 +36,7 @@ def _kill_all(folder: Path) -> bool:
     return some
 
 
-def main() -> int:
+def main():
     folder = chosen_folder()
     try:
         print(f"{folder} is down" if down(folder) else f"there is no test cluster in {folder}")

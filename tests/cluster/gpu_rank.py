@@ -1,7 +1,5 @@
 """A rank that trains nothing: it writes down its cores, and the GPUs that SLURM shows it."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -15,7 +13,7 @@ from scalebench.core.spec import read_spec
 from scalebench.runner.worker import pin_to_cpus
 
 
-def main(folder: Path) -> None:
+def main(folder):
     """Write seen<k>.json."""
     rank = int(os.environ["RANK"])
     pin_to_cpus(read_cpus_variable(os.environ))

@@ -4,17 +4,13 @@ Nothing names these namespaces but the process that holds them: they are gone wi
 The clock of a node can be wrong: libfaketime in the environment of its tasks.
 """
 
-from __future__ import annotations
-
 import glob
 import os
 import subprocess
 from pathlib import Path
 
-import psutil
-
 from tests.cluster import processes
-from tests.cluster.settings import HEAD, SWITCH, ClusterError, Settings
+from tests.cluster.settings import HEAD, SWITCH, ClusterError
 
 HOST_SCRIPT = Path(__file__).with_name("host.sh")
 LIMIT_S = 30.0
@@ -24,7 +20,7 @@ NAMESPACES = ("--net", "--uts", "--ipc", "--mount")
 STAY = 'cd "$0" && exec "$@"'
 
 
-def start(settings: Settings, host: str) -> None:
+def start(settings, host):
     """Have the host."""
     if holder(settings.folder, host) is not None:
         return
@@ -49,12 +45,12 @@ def start(settings: Settings, host: str) -> None:
         raise ClusterError(f"{error}: {' '.join(log.read_text().split())}") from None
 
 
-def holder(folder: Path, host: str) -> psutil.Process | None:
+def holder(folder, host):
     """Process 1 of a node, or what holds the namespaces of the head or the switch."""
     return processes.running(folder, host, "bash")
 
 
-def enter(folder: Path, host: str, words: list[str], cwd: str | Path | None = None) -> list[str]:
+def enter(folder, host, words, cwd=None):
     """Words that run `words` on a host."""
     process = holder(folder, host)
     if process is None:
@@ -64,7 +60,7 @@ def enter(folder: Path, host: str, words: list[str], cwd: str | Path | None = No
     return ["nsenter", "--target", str(process.pid), *NAMESPACES, *pid, "--", *inside]
 
 
-def on(folder: Path, host: str, *words: str, limit_s: float = LIMIT_S) -> str:
+def on(folder, host, *words, limit_s=LIMIT_S):
     """What a command on a host says. Raises ClusterError with what it said where it fails or hangs."""
     environment = {**os.environ, "SLURM_CONF": str(folder / "etc" / "slurm.conf")}
     try:
@@ -84,7 +80,7 @@ def on(folder: Path, host: str, *words: str, limit_s: float = LIMIT_S) -> str:
     return done.stdout
 
 
-def daemon(settings: Settings, host: str, words: list[str], **variables: str) -> None:
+def daemon(settings, host, words, **variables):
     """Start a program that stays. What it says goes to log/NAME.HOST.out, as far as it keeps no log of its own."""
     log = settings.folder / "log" / f"{Path(words[0]).name}.{host}.out"
     environment = {**os.environ, "SLURM_CONF": str(settings.folder / "etc" / "slurm.conf"), **variables}
@@ -102,12 +98,12 @@ def daemon(settings: Settings, host: str, words: list[str], **variables: str) ->
         raise ClusterError(f"{words[0]} on {host} does not start: {' '.join(log.read_text().split())[-400:]}")
 
 
-def faketime_library() -> str | None:
+def faketime_library():
     """libfaketime of the distribution; None where it is not installed."""
     return next(iter(sorted(glob.glob(FAKETIME_LIBRARIES))), None)
 
 
-def shift_clock(folder: Path, node: str, offset_s: float) -> None:
+def shift_clock(folder, node, offset_s):
     """Tasks that start on the node from now on see a clock ahead by `offset_s`; what counts seconds stays right."""
     path, preload = folder / "clock" / node, faketime_library()
     if offset_s == 0:

@@ -3,20 +3,17 @@
 python -m tests.cluster.links NODE RATE|none|cut|mend changes a cable of the running test cluster.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
-from pathlib import Path
 
 from tests.cluster.hosts import holder, on
-from tests.cluster.settings import SWITCH, ClusterError, Settings, chosen_folder, read_settings
+from tests.cluster.settings import SWITCH, ClusterError, chosen_folder, read_settings
 
 # A burst of two of the largest segments (64 KiB) that the stack hands down; less, and tbf cannot pass them whole.
 SHAPED = "burst 128kb latency 20ms"
 
 
-def connect(settings: Settings, host: str) -> None:
+def connect(settings, host):
     """Lay the cable of a host that has none, as fast as the machine copies."""
     folder, port, there = settings.folder, _port(settings, host), holder(settings.folder, host)
     if there is None:
@@ -31,14 +28,14 @@ def connect(settings: Settings, host: str) -> None:
     on(folder, host, *"ip link set eth0 up".split())
 
 
-def lay_switch(folder: Path) -> None:
+def lay_switch(folder):
     if "bridge" in on(folder, SWITCH, "ls", "/sys/class/net").split():
         return
     on(folder, SWITCH, *"ip link add bridge type bridge".split())
     on(folder, SWITCH, *"ip link set bridge up".split())
 
 
-def shape(settings: Settings, node: str, rate: str) -> None:
+def shape(settings, node, rate):
     """Give a node's link a rate, such as 1gbit or 100mbit, both ways; `none` takes the limit away."""
     for host, device in ((node, "eth0"), (SWITCH, _port(settings, node))):
         limited = "tbf" in on(settings.folder, host, *f"tc qdisc show dev {device} root".split())
@@ -48,22 +45,22 @@ def shape(settings: Settings, node: str, rate: str) -> None:
             on(settings.folder, host, *f"tc qdisc del dev {device} root".split())
 
 
-def cut(settings: Settings, node: str) -> None:
+def cut(settings, node):
     """Pull a node's cable out of the switch."""
     on(settings.folder, SWITCH, *f"ip link set {_port(settings, node)} down".split())
 
 
-def mend(settings: Settings, node: str) -> None:
+def mend(settings, node):
     on(settings.folder, SWITCH, *f"ip link set {_port(settings, node)} up".split())
 
 
-def _port(settings: Settings, host: str) -> str:
+def _port(settings, host):
     if host not in settings.hosts:
         raise ClusterError(f"{host} is none of {', '.join(settings.hosts)}")
     return f"port{settings.hosts.index(host)}"
 
 
-def main(words: list[str]) -> int:
+def main(words):
     settings = read_settings(chosen_folder())
     try:
         if settings is None:

@@ -1,11 +1,7 @@
 """The processes of a test cluster: identified by a mark in their environment, and by their network namespace."""
 
-from __future__ import annotations
-
 import os
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 
@@ -16,21 +12,21 @@ FOLDER_MARK = "SCALEBENCH_TESTCLUSTER_OF"
 HOST_MARK = "SCALEBENCH_TESTCLUSTER_HOST"
 
 
-def mark(folder: Path, host: str) -> dict[str, str]:
+def mark(folder, host):
     """Variables by which a process that stays is found again."""
     return {FOLDER_MARK: str(folder), HOST_MARK: host}
 
 
-def marked(folder: Path) -> list[psutil.Process]:
+def marked(folder):
     """The daemons of the cluster in `folder`, and what holds its namespaces."""
     return [process for process in psutil.process_iter() if _variable(process, FOLDER_MARK) == str(folder)]
 
 
-def host_of(process: psutil.Process) -> str | None:
+def host_of(process):
     return _variable(process, HOST_MARK)
 
 
-def running(folder: Path, host: str, name: str) -> psutil.Process | None:
+def running(folder, host, name):
     """The daemon `name` of `host`."""
     for process in marked(folder):
         if _name(process) == name and host_of(process) == host:
@@ -38,7 +34,7 @@ def running(folder: Path, host: str, name: str) -> psutil.Process | None:
     return None
 
 
-def network(pid: int) -> str | None:
+def network(pid):
     """The network namespace of a process, such as net:[4026532173]."""
     try:
         return os.readlink(f"/proc/{pid}/ns/net")
@@ -46,7 +42,7 @@ def network(pid: int) -> str | None:
         return None
 
 
-def everything(folder: Path) -> list[psutil.Process]:
+def everything(folder):
     """All that keeps a namespace of the cluster alive: its daemons, the jobs, and commands of users on the head."""
     ours = marked(folder)
     networks = {network(process.pid) for process in ours} - {None, network(os.getpid())}
@@ -54,7 +50,7 @@ def everything(folder: Path) -> list[psutil.Process]:
     return list({process.pid: process for process in [*ours, *inside] if process.pid != os.getpid()}.values())
 
 
-def until(check: Callable[[], bool], limit_s: float, what: str) -> None:
+def until(check, limit_s, what):
     """Wait for `check`; ClusterError says what did not come."""
     end = time.monotonic() + limit_s
     while not check():
@@ -63,14 +59,14 @@ def until(check: Callable[[], bool], limit_s: float, what: str) -> None:
         time.sleep(0.1)
 
 
-def _variable(process: psutil.Process, name: str) -> str | None:
+def _variable(process, name):
     try:
         return process.environ().get(name)
     except (psutil.Error, OSError):
         return None
 
 
-def _name(process: psutil.Process) -> str | None:
+def _name(process):
     try:
         return process.name() if process.status() != psutil.STATUS_ZOMBIE else None
     except psutil.Error:

@@ -1,21 +1,17 @@
 """The program as its users start it, on a test cluster, with commands of SLURM that log each call."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
-from scalebench.core.result import Result, read_result
+from scalebench.core.result import read_result
 from scalebench.measure.progress import read_progress
 from scalebench.slurm.submit import read_submission
-from tests.cluster.cluster import ROOT, Cluster
+from tests.cluster.cluster import ROOT
 from tests.cluster.processes import until
 from tests.cluster.settings import ClusterError
 
@@ -49,7 +45,7 @@ class Done:
 class Program:
     """`python -m scalebench --multirun` in a folder of its own, which holds the sweep."""
 
-    def __init__(self, cluster: Cluster, folder: Path, cache: Path) -> None:
+    def __init__(self, cluster, folder, cache):
         self.cluster, self.folder, self.sweep = cluster, folder, folder / "sweep"
         self.cache, self.bin, self._log = cache, folder / "bin", folder / "calls"
         self.bin.mkdir(parents=True)
@@ -60,22 +56,20 @@ class Program:
         own = {"SCALEBENCH_CACHE": str(cache), "SCALEBENCH_PLUGINS": "", "PYTHONPATH": str(ROOT)}
         self.environment = {**cluster.environment, **own}
 
-    def words(self, text: str, *more: str, report: bool = False, several: bool = True) -> list[str]:
+    def words(self, text, *more, report=False, several=True):
         """Of the command line; `text` is cut into words as a shell does it."""
         where = [f"hydra.sweep.dir={self.sweep}", f"hardware.slurm.bin={self.bin}"]
         told = [*TINY, f"sweep.report={str(report).lower()}", *where, *shlex.split(text), *more]
         return [sys.executable, "-m", "scalebench", *(["--multirun", "measure.repeats=1"] if several else []), *told]
 
-    def run(self, text: str, *more: str, report: bool = False) -> Done:
+    def run(self, text, *more, report=False):
         begin_s = time.monotonic()
         with self.started(text, *more, report=report) as process:
             out, err = process.communicate(timeout=LIMIT_S)
         return Done(process.returncode, out, err, time.monotonic() - begin_s)
 
     @contextmanager
-    def started(
-        self, text: str, *more: str, report: bool = False, several: bool = True, before: Sequence[str] = ()
-    ) -> Iterator[subprocess.Popen[str]]:
+    def started(self, text, *more, report=False, several=True, before=()):
         """While it goes on. Nobody sits at a terminal. What is left of it at the end is killed. `before` are words
         that start it, such as nohup."""
         process = subprocess.Popen(
@@ -89,32 +83,32 @@ class Program:
             process.kill()
             process.communicate()
 
-    def rows(self) -> dict[int, Result]:
+    def rows(self):
         """By the number of the run in the sweep."""
         found = {int(path.parent.name): path for path in self.sweep.glob("*/result.json")}
         return {number: read_result(found[number]) for number in sorted(found)}
 
-    def calls(self, name: str) -> list[str]:
+    def calls(self, name):
         """Of a command of SLURM, with its words; those from within jobs are left out."""
         lines = self._log.read_text().splitlines() if self._log.exists() else []
         return [line for line in lines if line.split()[0] == name]
 
-    def states(self) -> dict[str, str]:
+    def states(self):
         """SLURM's word on each job of this sweep that the queue still knows: number -> state."""
         ids = self.ids()
         told = self.cluster.slurm("squeue", "--noheader", "--states=all", "--format=%i %T").splitlines()
         return {job: state for job, state in (line.split() for line in told) if job in ids}
 
-    def ids(self) -> set[str]:
+    def ids(self):
         """Numbers of the jobs that were last submitted from the folders of runs."""
         found = [read_submission(path.parent) for path in self.folder.rglob("job.json")]
         return {submission.job_id for submission in found if submission is not None}
 
-    def jobs_are(self, **wanted: int) -> None:
+    def jobs_are(self, **wanted):
         """Wait until so many jobs are in these states, and none in another: RUNNING=2."""
-        found: Counter[str] = Counter()
+        found = Counter()
 
-        def come() -> bool:
+        def come():
             found.clear()
             found.update(self.states().values())
             return found == wanted
@@ -124,16 +118,16 @@ class Program:
         except ClusterError as error:
             raise ClusterError(f"{error}: they are {dict(found)}") from None
 
-    def measuring(self, number: int) -> None:
+    def measuring(self, number):
         """Wait until that run has come so far."""
 
-        def come() -> bool:
+        def come():
             progress = read_progress(self.sweep / str(number), 0)
             return progress is not None and progress.phase == "measure"
 
         until(come, PATIENCE_S, f"run {number}'s phase of measuring")
 
-    def clear(self) -> None:
+    def clear(self):
         """Cancel what was left to go on, and have the nodes free for others."""
         unfinished = [job for job, state in self.states().items() if state in ("PENDING", "RUNNING")]
         if unfinished:

@@ -1,8 +1,6 @@
 """The settings of a test cluster: its folder, nodes and links. They are stored in the folder for later
 commands. And what a test cluster requires of this machine."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -40,31 +38,31 @@ class Settings:
     accounting: bool = True
 
     @property
-    def node_names(self) -> list[str]:
+    def node_names(self):
         return [f"node{number}" for number in range(1, self.nodes + 1)]
 
     @property
-    def hosts(self) -> list[str]:
+    def hosts(self):
         """All that have an address: the head, where the controller runs, and the nodes."""
         return [HEAD, *self.node_names]
 
-    def address(self, host: str) -> str:
+    def address(self, host):
         return f"10.77.0.{10 + self.hosts.index(host)}"  # in a network of its own: the same for every cluster
 
-    def write(self) -> None:
+    def write(self):
         words = {**dataclasses.asdict(self), "folder": str(self.folder)}
         (self.folder / SETTINGS_FILE).write_text(json.dumps(words, indent=2) + "\n")
 
 
-def usual_folder() -> Path:
+def usual_folder():
     return Path(tempfile.gettempdir()).resolve() / "scalebench-testcluster"
 
 
-def chosen_folder() -> Path:
+def chosen_folder():
     return Path(os.environ.get(FOLDER_VARIABLE) or usual_folder()).resolve()
 
 
-def from_environment(folder: Path) -> Settings:
+def from_environment(folder):
     """Settings of `make cluster-up NODES=3 RATE=100mbit ACCOUNTING=no`."""
     usual = Settings(folder)
     try:
@@ -78,7 +76,7 @@ def from_environment(folder: Path) -> Settings:
     return Settings(folder, **counts, rate=os.environ.get("RATE", usual.rate), accounting=accounting)
 
 
-def read_settings(folder: Path) -> Settings | None:
+def read_settings(folder):
     """Those of the cluster in `folder`; None where there is none."""
     try:
         words = json.loads((folder / SETTINGS_FILE).read_text())
@@ -98,7 +96,7 @@ ACCOUNTING_PROGRAMS = {
 }  # fmt: skip
 
 
-def obstacle(accounting: bool = True) -> str | None:
+def obstacle(accounting=True):
     """Why there can be no test cluster here, in one line; None where there can."""
     wanted = {**PROGRAMS, **(ACCOUNTING_PROGRAMS if accounting else {})}
     missing = [name for name in wanted if shutil.which(name) is None]

@@ -1,14 +1,11 @@
 """The settings of SLURM for a test cluster, and their reasons; and its commands that work from a shell of the machine:
 FOLDER/bin/sbatch and the others."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 from tests.cluster.hosts import NAMESPACES, STAY, holder
 from tests.cluster.processes import network
-from tests.cluster.settings import HEAD, ClusterError, Settings
+from tests.cluster.settings import HEAD, ClusterError
 
 CLUSTER_NAME = "testcluster"
 DBD_PORT = 6819
@@ -87,7 +84,7 @@ if [ -s {folder}/clock/$SLURMD_NODENAME ]; then cat {folder}/clock/$SLURMD_NODEN
 """
 
 
-def slurm_conf(settings: Settings) -> str:
+def slurm_conf(settings):
     words = {"folder": settings.folder, "address": settings.address(HEAD), "port": DBD_PORT}
     accounting = ACCOUNTING.format(**words) if settings.accounting else "AccountingStorageType=accounting_storage/none"
     return SLURM_CONF.format(
@@ -101,30 +98,30 @@ def slurm_conf(settings: Settings) -> str:
     )
 
 
-def slurmdbd_conf(settings: Settings) -> str:
+def slurmdbd_conf(settings):
     return SLURMDBD_CONF.format(folder=settings.folder, head=HEAD, address=settings.address(HEAD), port=DBD_PORT)
 
 
-def gres_conf(settings: Settings) -> str:
+def gres_conf(settings):
     """GPUs are device files to SLURM; which, is nobody's business here, as no plugin holds jobs to them."""
     files = f"{settings.folder}/gpus/gpu[0-{settings.gpus - 1}]"
     return f"AutoDetect=off\nNodeName=node[1-{settings.nodes}] Name=gpu File={files}\n"
 
 
-def cgroup_conf() -> str:
+def cgroup_conf():
     return "CgroupAutomount=no\nConstrainCores=no\nConstrainDevices=no\nConstrainRAMSpace=no\n"
 
 
-def hosts(settings: Settings) -> str:
+def hosts(settings):
     lines = [f"{settings.address(host)} {host}" for host in settings.hosts]
     return "\n".join(["127.0.0.1 localhost", *lines]) + "\n"
 
 
-def task_prolog(settings: Settings) -> str:
+def task_prolog(settings):
     return TASK_PROLOG.format(folder=settings.folder)
 
 
-def _node(settings: Settings, node: str) -> str:
+def _node(settings, node):
     cores = f"CoresPerSocket={settings.cpus // settings.threads} ThreadsPerCore={settings.threads}"
     shape = f"Boards=1 SocketsPerBoard=1 {cores}"
     has = f"RealMemory={settings.memory_mib} Gres=gpu:{settings.gpus}"
@@ -147,7 +144,7 @@ exec nsenter --target {pid} {namespaces} -- sh -c '{stay}' "$PWD" {program} "$@"
 """
 
 
-def write_commands(folder: Path) -> None:
+def write_commands(folder):
     """bin/ has all commands; bin-nosacct/ is that of a cluster that keeps no accounts."""
     process = holder(folder, HEAD)
     if process is None:

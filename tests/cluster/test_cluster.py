@@ -1,14 +1,11 @@
 """The test cluster behaves like a real one, its links have their stated rates, and it leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -24,7 +21,7 @@ LIMIT_S = 90.0  # of what SLURM gets round to sooner or later
 
 
 @pytest.fixture
-def own(cluster: Cluster) -> Iterator[Cluster]:
+def own(cluster):
     """Another cluster, for a test that breaks it: beside that of the session."""
     with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", ignore_cleanup_errors=True) as folder:
         another = Cluster.start(Path(folder).resolve(), NODES="1", ACCOUNTING="no")
@@ -34,17 +31,17 @@ def own(cluster: Cluster) -> Iterator[Cluster]:
             another.stop()
 
 
-def wait_for(cluster: Cluster, job: str, *states: str) -> str:
+def wait_for(cluster, job, *states):
     processes.until(lambda: state_of(cluster, job) in states, LIMIT_S, f"{' or '.join(states)} of job {job}")
     return state_of(cluster, job)
 
 
-def submit(cluster: Cluster, folder: Path, script: str, *options: str) -> str:
+def submit(cluster, folder, script, *options):
     words = ["--parsable", f"--output={folder}/job.log", "--no-requeue", *options, f"--wrap={script}"]
     return cluster.slurm("sbatch", *words, cwd=folder).strip()
 
 
-def test_a_job_over_two_nodes_and_its_accounts(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_job_over_two_nodes_and_its_accounts(cluster, tmp_path):
     script = 'srun sh -c "echo \\$SLURM_PROCID \\$(hostname) \\$CUDA_VISIBLE_DEVICES"; exit 3'
     job = submit(cluster, tmp_path, script, "--nodes=2", "--ntasks-per-node=1", "--gres=gpu:2")
     assert wait_for(cluster, job, "FAILED", "COMPLETED") == "FAILED"
@@ -54,7 +51,7 @@ def test_a_job_over_two_nodes_and_its_accounts(cluster: Cluster, tmp_path: Path)
     processes.until(lambda: cluster.slurm(*asked).strip() == "FAILED|3:0|node[1-2]", LIMIT_S, "the job's account")
 
 
-def test_nodes_are_machines_of_their_own(cluster: Cluster) -> None:
+def test_nodes_are_machines_of_their_own(cluster):
     seen = {node: cluster.on(node, "hostname").strip() for node in cluster.nodes}
     assert seen == {node: node for node in cluster.nodes}
     assert cluster.on("node1", "ls", "/sys/class/net").split() == ["eth0", "lo"]
@@ -65,7 +62,7 @@ def test_nodes_are_machines_of_their_own(cluster: Cluster) -> None:
     assert str(os.getpid()) not in cluster.on("node1", "ls", "/proc").split()
 
 
-def test_nothing_of_it_is_on_an_address_of_the_machine(cluster: Cluster) -> None:
+def test_nothing_of_it_is_on_an_address_of_the_machine(cluster):
     ours = {process.pid for process in processes.everything(cluster.folder)}
     assert len(ours) > 10
     assert not {found.pid for found in psutil.net_connections("inet")} & ours
@@ -74,7 +71,7 @@ def test_nothing_of_it_is_on_an_address_of_the_machine(cluster: Cluster) -> None
     assert not any(cluster.folder.name in str(path) for path in Path("/etc").glob("netns/*"))
 
 
-def test_a_cut_cable_is_a_dead_node_until_it_is_mended(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_cut_cable_is_a_dead_node_until_it_is_mended(cluster, tmp_path):
     job = submit(cluster, tmp_path, "srun sleep 600", "--nodes=2")
     wait_for(cluster, job, "RUNNING")
     try:
@@ -86,14 +83,14 @@ def test_a_cut_cable_is_a_dead_node_until_it_is_mended(cluster: Cluster, tmp_pat
     processes.until(lambda: cluster.slurm(*asked).split() == ["idle", "idle"], LIMIT_S, "two idle nodes")
 
 
-def test_a_job_of_the_low_partition_gives_way(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_job_of_the_low_partition_gives_way(cluster, tmp_path):
     low = submit(cluster, tmp_path, "sleep 600", "--partition=low", "--nodes=2", "--exclusive")
     wait_for(cluster, low, "RUNNING")
     cluster.slurm("srun", "--partition=main", "--nodes=2", "true")
     assert state_of(cluster, low) == "PREEMPTED"
 
 
-def test_a_task_with_more_memory_than_requested_is_killed(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_task_with_more_memory_than_requested_is_killed(cluster, tmp_path):
     grow = "import time; kept = bytes(b'x' * 400_000_000); time.sleep(60)"
     job = submit(cluster, tmp_path, f'srun python3 -c "{grow}"; exit 7', "--mem=100")
     assert wait_for(cluster, job, "FAILED", "COMPLETED") == "FAILED"  # the shell's word, not OUT_OF_MEMORY
@@ -101,7 +98,7 @@ def test_a_task_with_more_memory_than_requested_is_killed(cluster: Cluster, tmp_
 
 
 @pytest.mark.skipif(hosts.faketime_library() is None, reason="needs libfaketime: scripts/install_slurm.sh")
-def test_the_clock_of_one_node_is_wrong(cluster: Cluster) -> None:
+def test_the_clock_of_one_node_is_wrong(cluster):
     words = ("srun", "--nodes=2", "--label", "python3", "-c", "import time; print(time.time())")
     cluster.clock("node2", 120.0)
     try:
@@ -111,7 +108,7 @@ def test_the_clock_of_one_node_is_wrong(cluster: Cluster) -> None:
     assert float(times["1"]) - float(times["0"]) == pytest.approx(120.0, abs=30.0)
 
 
-def test_without_accounting(own: Cluster) -> None:
+def test_without_accounting(own):
     with pytest.raises(ClusterError, match="Slurm accounting storage is disabled"):
         own.slurm("sacct")
     assert not (own.bin_nosacct / "sacct").exists()
@@ -120,7 +117,7 @@ def test_without_accounting(own: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("host", "name"), [("node1", "bash"), ("node1", "slurmd"), (HEAD, "munged"), (HEAD, "bash")])
-def test_up_repairs_what_is_broken(own: Cluster, host: str, name: str) -> None:
+def test_up_repairs_what_is_broken(own, host, name):
     broken = processes.running(own.folder, host, name)
     assert broken is not None
     broken.kill()
@@ -129,7 +126,7 @@ def test_up_repairs_what_is_broken(own: Cluster, host: str, name: str) -> None:
     assert again.slurm("srun", "hostname").split() == ["node1"]
 
 
-def test_down_leaves_nothing(own: Cluster, tmp_path: Path) -> None:
+def test_down_leaves_nothing(own, tmp_path):
     submit(own, tmp_path, "setsid sleep 612 & srun sleep 612")
     with subprocess.Popen([str(own.bin / "salloc"), "sleep", "612"], stderr=subprocess.DEVNULL) as waiting:
         try:
@@ -145,7 +142,7 @@ def test_down_leaves_nothing(own: Cluster, tmp_path: Path) -> None:
     own.folder.mkdir()  # for its TemporaryDirectory
 
 
-def test_the_next_session_stops_what_a_killed_one_left(cluster: Cluster) -> None:
+def test_the_next_session_stops_what_a_killed_one_left(cluster):
     with subprocess.Popen(["true"]) as gone:
         pass
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{gone.pid}-")).resolve()
@@ -156,7 +153,7 @@ def test_the_next_session_stops_what_a_killed_one_left(cluster: Cluster) -> None
     assert cluster.slurm("srun", "hostname").strip() in cluster.nodes
 
 
-def test_a_second_up_changes_nothing(cluster: Cluster) -> None:
+def test_a_second_up_changes_nothing(cluster):
     before = {process.pid for process in processes.marked(cluster.folder)}
     begin = time.monotonic()
     Cluster.start(cluster.folder, NODES="2", ACCOUNTING="yes", RATE="1gbit")
@@ -179,22 +176,22 @@ TOLERANCE = 0.10
 ATTEMPTS = 4
 
 
-def wire_s(gradient_bytes: float, burst_bytes: float) -> float:
+def wire_s(gradient_bytes, burst_bytes):
     """Seconds of a link for so many bytes of values, with so much of its bucket full."""
     return (gradient_bytes * PACKET - burst_bytes) * 8 / RATE_BITS_PER_S
 
 
-def measured(cluster: Cluster, large_bytes: int = LARGE_BYTES) -> dict[str, float]:
+def measured(cluster, large_bytes=LARGE_BYTES):
     node = cluster.nodes[0]
     variables = f"ALL,GLOO_SOCKET_IFNAME=eth0,MASTER_ADDR={node},MASTER_PORT=29400"
     ranks = [f"--nodelist={','.join(cluster.nodes[:2])}", "--ntasks-per-node=1", f"--export={variables}"]
     program = [sys.executable, str(PROGRAM), str(large_bytes), str(SMALL_BYTES)]
-    found: dict[str, float] = json.loads(cluster.slurm("srun", *ranks, *program, limit_s=120))
+    found = json.loads(cluster.slurm("srun", *ranks, *program, limit_s=120))
     return found
 
 
-def test_all_reduces_take_the_time_of_the_link(cluster: Cluster) -> None:
-    best: dict[str, float] = {}
+def test_all_reduces_take_the_time_of_the_link(cluster):
+    best = {}
     for _ in range(ATTEMPTS):  # whatever else runs here makes them slower; nothing makes them faster than the wire
         for name, seconds in measured(cluster).items():
             best[name] = min(seconds, best.get(name, seconds))
@@ -209,7 +206,7 @@ def test_all_reduces_take_the_time_of_the_link(cluster: Cluster) -> None:
     raise AssertionError(f"measured over theory: {found}, {best}")
 
 
-def test_a_tenth_of_the_rate_takes_ten_times_as_long(cluster: Cluster) -> None:
+def test_a_tenth_of_the_rate_takes_ten_times_as_long(cluster):
     node = cluster.nodes[1]
     try:
         cluster.rate(node, "100mbit")

@@ -1,17 +1,13 @@
 """A sweep of strategies over one and two nodes: the same command as on one machine, and its results."""
 
-from __future__ import annotations
-
 import itertools
 import re
-from pathlib import Path
 
 import pytest
 
-from scalebench.core.result import Result
 from scalebench.core.sweep_file import read_sweep
 from tests.builders.launching import NEEDS_MPIRUN
-from tests.cluster.program import Done, Program
+from tests.cluster.program import Program
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.real, pytest.mark.horovod, NEEDS_MPIRUN]
 BACKENDS = {
@@ -25,22 +21,22 @@ Case = tuple[str, int]
 
 
 @pytest.fixture(scope="module")
-def done(shared_program: Program) -> Done:
+def done(shared_program):
     return shared_program.run(f"strategy={','.join(BACKENDS)} gpus=1,2,4", report=True)
 
 
 @pytest.fixture(scope="module")
-def rows(done: Done, shared_program: Program) -> dict[Case, Result]:
+def rows(done, shared_program):
     return {(row.scale.strategy, row.scale.gpus): row for row in shared_program.rows().values()}
 
 
-def test_every_run_is_done_and_so_are_the_baselines(done: Done, rows: dict[Case, Result]) -> None:
+def test_every_run_is_done_and_so_are_the_baselines(done, rows):
     assert (done.status, done.err) == (0, "")
     assert {case: row.reason for case, row in rows.items() if row.status != "ok"} == {}
     assert set(rows) == {*itertools.product(BACKENDS, NODES), *((name, 1) for name in BASELINES)}
 
 
-def test_each_has_nodes_of_its_own_number(rows: dict[Case, Result], shared_program: Program) -> None:
+def test_each_has_nodes_of_its_own_number(rows, shared_program):
     for (_, gpus), row in rows.items():
         assert row.scale.nodes == NODES[gpus]
         places = [rank.hostname for rank in row.ranks]
@@ -52,13 +48,13 @@ def test_each_has_nodes_of_its_own_number(rows: dict[Case, Result], shared_progr
             assert len(set(places)) == 1
 
 
-def test_the_backend_is_the_requested_one(rows: dict[Case, Result]) -> None:
+def test_the_backend_is_the_requested_one(rows):
     assert {case: row.scale.backend_used for case, row in rows.items() if case[1] > 1} == {
         (name, gpus): backend for name, backend in BACKENDS.items() for gpus in (2, 4)
     }
 
 
-def test_the_record_tells_of_the_job(rows: dict[Case, Result], shared_program: Program) -> None:
+def test_the_record_tells_of_the_job(rows, shared_program):
     jobs = [row.scheduler for row in rows.values()]
     assert {job.job_id for job in jobs if job is not None} == shared_program.ids() and len(shared_program.ids()) == 17
     for job in jobs:
@@ -68,7 +64,7 @@ def test_the_record_tells_of_the_job(rows: dict[Case, Result], shared_program: P
     assert max(job.queued_s for job in jobs if job is not None and job.queued_s is not None) > 0
 
 
-def test_one_table_tells_the_nodes(done: Done) -> None:
+def test_one_table_tells_the_nodes(done):
     """In its footnotes."""
     notes = {mark: int(nodes) for mark, nodes in re.findall(r"^([a-z]+) on (\d+) nodes$", done.out, re.MULTILINE)}
     rows = re.findall(r"^ *\d+ +(\w+) +(\d+) .* ok((?: [a-z]+)*)$", done.out, re.MULTILINE)
@@ -80,7 +76,7 @@ def test_one_table_tells_the_nodes(done: Done) -> None:
     assert actual == [(name, gpus, nodes) for name in sorted(BACKENDS) for gpus, nodes in NODES.items()], done.out
 
 
-def test_the_sweep_leaves_its_files(done: Done, shared_program: Program) -> None:
+def test_the_sweep_leaves_its_files(done, shared_program):
     assert "17 of 17 runs over" in done.out
     page = (shared_program.sweep / "report.html").read_text()
     assert "lightning_ddp_gloo" in page and f"report: {shared_program.sweep}/report.html" in done.out
@@ -90,7 +86,7 @@ def test_the_sweep_leaves_its_files(done: Done, shared_program: Program) -> None
     assert not list(shared_program.sweep.rglob("*.pkl")), "submitit's hand-over, which nobody needs any more"
 
 
-def test_slurm_is_queried_rarely(done: Done, shared_program: Program) -> None:
+def test_slurm_is_queried_rarely(done, shared_program):
     """All jobs were submitted at once, and one question in five seconds is for all of them."""
     assert len(shared_program.calls("sbatch")) == 17
     questions = [*shared_program.calls("squeue"), *shared_program.calls("sacct")]
@@ -100,9 +96,7 @@ def test_slurm_is_queried_rarely(done: Done, shared_program: Program) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ddp_gloo", "horovod_gloo"])
-def test_losses_are_those_of_one_machine(
-    strategy: str, rows: dict[Case, Result], shared_program: Program, tmp_path: Path
-) -> None:
+def test_losses_are_those_of_one_machine(strategy, rows, shared_program, tmp_path):
     """Which node a rank stands on is no part of what is computed."""
     here = Program(shared_program.cluster, tmp_path / "here", shared_program.cache)
     here.run(f"hardware=cpu hardware.gpus_per_node=4 strategy={strategy} gpus=4 baseline=none")

@@ -1,19 +1,15 @@
 """Jobs that end from outside, folders that nodes cannot access, nodes that die, ranks that are killed, jobs that SLURM
 refuses or never starts, and a scheduler with less information."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from scalebench.core.result import Result, read_result
+from scalebench.core.result import read_result
 from tests.cluster import processes
-from tests.cluster.cluster import Cluster
-from tests.cluster.fault_cases import JOB_LIMIT_S, LASTING, SHORT, Program, case, cases, run, started
+from tests.cluster.fault_cases import JOB_LIMIT_S, LASTING, SHORT, case, cases, run, started
 from tests.cluster.fault_cases import no_job_left as no_job_left
 from tests.cluster.settings import HEAD
 
@@ -21,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.usefixtures("no
 CANCELLED, LATE, LOW, WAITING = range(4)
 
 
-def test_every_end_from_outside_has_its_row_and_the_rest_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+def test_every_end_from_outside_has_its_row_and_the_rest_goes_on(cluster, tmp_path):
     """Each job fills a node."""
     told = {
         "cancelled": case("cancelled", gpus=2, lasting=True),
@@ -54,7 +50,7 @@ def test_every_end_from_outside_has_its_row_and_the_rest_goes_on(cluster: Cluste
 
 
 @pytest.fixture
-def unshared(cluster: Cluster) -> Iterator[Path]:
+def unshared(cluster):
     """A folder that is another one on each host."""
     folder = cluster.unshared / "results"
     yield folder
@@ -62,7 +58,7 @@ def unshared(cluster: Cluster) -> Iterator[Path]:
         cluster.on(host, "rm", "-rf", str(folder))
 
 
-def test_a_folder_that_no_node_sees(cluster: Cluster, tmp_path: Path, unshared: Path) -> None:
+def test_a_folder_that_no_node_sees(cluster, tmp_path, unshared):
     """The program is on the head, and its results would be there."""
     status, said = run(cluster, unshared, *SHORT, "--multirun", "gpus=1,4", host=HEAD)
     rows = [_copied(cluster, HEAD, unshared / str(number), tmp_path) for number in range(2)]
@@ -75,7 +71,7 @@ def test_a_folder_that_no_node_sees(cluster: Cluster, tmp_path: Path, unshared: 
     assert status == 1
 
 
-def test_a_folder_that_one_node_does_not_see(cluster: Cluster, tmp_path: Path, unshared: Path) -> None:
+def test_a_folder_that_one_node_does_not_see(cluster, tmp_path, unshared):
     """The program is on the first node, and so is the job's. There SLURM's commands are the system's own."""
     first, second = cluster.nodes
     words = [*SHORT, "gpus=4", "hardware.slurm.bin=null"]
@@ -88,7 +84,7 @@ def test_a_folder_that_one_node_does_not_see(cluster: Cluster, tmp_path: Path, u
     assert status == 1
 
 
-def test_two_sweeps_in_one_folder(cluster: Cluster, tmp_path: Path) -> None:
+def test_two_sweeps_in_one_folder(cluster, tmp_path):
     """The second is refused, and harms nothing; one in another folder runs beside the first."""
     sweep = tmp_path / "sweep"
     with started(cluster, sweep, *LASTING, "--multirun", "gpus=2") as first:
@@ -107,7 +103,7 @@ def test_two_sweeps_in_one_folder(cluster: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sweep", [False, True])
-def test_a_job_that_was_left_behind_is_not_spoilt(cluster: Cluster, tmp_path: Path, sweep: bool) -> None:
+def test_a_job_that_was_left_behind_is_not_spoilt(cluster, tmp_path, sweep):
     """Its program was killed. The same words are refused, and wait for it with resume=true."""
     folder, words = tmp_path / "left", [*LASTING, "gpus=2", *(["--multirun"] if sweep else [])]
     number = 0 if sweep else None
@@ -127,7 +123,7 @@ def test_a_job_that_was_left_behind_is_not_spoilt(cluster: Cluster, tmp_path: Pa
         assert row.scheduler is not None and row.scheduler.job_id == job
 
 
-def _copied(cluster: Cluster, host: str, folder: Path, tmp_path: Path) -> Result:
+def _copied(cluster, host, folder, tmp_path):
     """The row that is to be seen on that host only."""
     copy = tmp_path / "copied.json"
     copy.write_text(cluster.on(host, "cat", str(folder / "result.json")))
@@ -137,7 +133,7 @@ def _copied(cluster: Cluster, host: str, folder: Path, tmp_path: Path) -> Result
 NODES = "--noheader", "--Node", "--partition=main", "--format=%T"
 
 
-def test_a_node_that_dies_is_a_row_and_its_return_brings_the_next(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_node_that_dies_is_a_row_and_its_return_brings_the_next(cluster, tmp_path):
     """Four ranks on two nodes. The program waits on the head, which sees the other nodes still."""
     told = {
         "second": case("second", gpus=4, lasting=True),
@@ -157,7 +153,7 @@ def test_a_node_that_dies_is_a_row_and_its_return_brings_the_next(cluster: Clust
     assert status == 1, said
 
 
-def _lose(program: Program, cluster: Cluster, number: int, node: str) -> Result:
+def _lose(program, cluster, number, node):
     job = program.working(number, 4)
     cluster.cut(node)
     try:
@@ -173,7 +169,7 @@ MEMORY, WORKER, AGENT, PARENT, GOOD = range(5)
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_reason_of_killed_ranks_is_reported_and_other_runs_go_on(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_reason_of_killed_ranks_is_reported_and_other_runs_go_on(cluster, tmp_path):
     """Four ranks on two nodes."""
     (tmp_path / "greedy").mkdir()
     (tmp_path / "greedy" / "sitecustomize.py").write_text(GREEDY)
@@ -204,13 +200,13 @@ def test_the_reason_of_killed_ranks_is_reported_and_other_runs_go_on(cluster: Cl
     assert status == 1, said
 
 
-def _pids(program: Program, number: int, rank: int) -> dict[str, object]:
+def _pids(program, number, rank):
     """Of a rank and its agent, in the numbers of their node."""
-    found: dict[str, object] = json.loads((program.folder / str(number) / f"pid{rank}.json").read_text())
+    found = json.loads((program.folder / str(number) / f"pid{rank}.json").read_text())
     return found
 
 
-def _nodes(cluster: Cluster) -> list[str]:
+def _nodes(cluster):
     return [node for node in cluster.nodes for _ in range(2)]
 
 
@@ -228,14 +224,14 @@ REFUSED = {
 
 
 @pytest.fixture
-def narrow(cluster: Cluster) -> Iterator[None]:
+def narrow(cluster):
     """Partition `short` gives a job one node."""
     cluster.slurm("scontrol", "update", "PartitionName=short", "MaxNodes=1")
     yield
     cluster.slurm("scontrol", "update", "PartitionName=short", "MaxNodes=UNLIMITED")
 
 
-def test_a_refusal_of_sbatch_is_a_result_with_its_reason(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_refusal_of_sbatch_is_a_result_with_its_reason(cluster, tmp_path):
     told = {name: case(name, slurm=slurm) for name, (slurm, _) in REFUSED.items()} | {"good": case("good")}
     status, said = run(cluster, tmp_path / "sweep", *cases(tmp_path / "cases", **told))
     rows = [_row(tmp_path / "sweep", number) for number in range(len(told))]
@@ -247,9 +243,7 @@ def test_a_refusal_of_sbatch_is_a_result_with_its_reason(cluster: Cluster, tmp_p
     assert status == 0, said
 
 
-def test_a_job_that_would_wait_forever_is_removed_from_the_queue(
-    cluster: Cluster, tmp_path: Path, narrow: None
-) -> None:
+def test_a_job_that_would_wait_forever_is_removed_from_the_queue(cluster, tmp_path, narrow):
     """A job that waits for its turn stays."""
     told = {
         "nodes": case("nodes", gpus=5, more="gpus_per_node: 1\nmax_nodes: 5"),  # more than there are
@@ -267,7 +261,7 @@ def test_a_job_that_would_wait_forever_is_removed_from_the_queue(
     assert status == 0, said
 
 
-def _row(folder: Path, number: int) -> Result:
+def _row(folder, number):
     return read_result(folder / str(number) / "result.json")
 
 
@@ -276,7 +270,7 @@ FORGETS = '#!/bin/bash\nexec {bin}/squeue "${{@/#--states=all/--states=PD,R,CF}}
 NOTHING = '#!/bin/sh\n[ "$*" = "--oneliner show job" ] || exec {bin}/scontrol "$@"\necho "No jobs in the system"\n'
 
 
-def commands(cluster: Cluster, folder: Path, **other: str) -> Path:
+def commands(cluster, folder, **other):
     """SLURM's without sacct, some of them changed."""
     folder.mkdir()
     for path in cluster.bin_nosacct.iterdir():
@@ -289,7 +283,7 @@ def commands(cluster: Cluster, folder: Path, **other: str) -> Path:
 
 
 @pytest.mark.parametrize("forgotten", ["nothing", "by the queue", "by all"])
-def test_a_killed_job_is_not_waited_for_without_accounts(cluster: Cluster, tmp_path: Path, forgotten: str) -> None:
+def test_a_killed_job_is_not_waited_for_without_accounts(cluster, tmp_path, forgotten):
     """All of its processes are killed at once, so that none leaves a word."""
     squeue, scontrol = FORGETS.format(bin=cluster.bin), NOTHING.format(bin=cluster.bin)
     changed = {"nothing": {}, "by the queue": {"squeue": squeue}, "by all": {"squeue": squeue, "scontrol": scontrol}}
@@ -307,7 +301,7 @@ def test_a_killed_job_is_not_waited_for_without_accounts(cluster: Cluster, tmp_p
 
 
 @pytest.fixture
-def away(cluster: Cluster, tmp_path: Path) -> Path:
+def away(cluster, tmp_path):
     """A file; as long as it is there, the commands ask where no controller listens."""
     conf = tmp_path / "slurm.conf"
     told = (cluster.folder / "etc" / "slurm.conf").read_text()
@@ -317,7 +311,7 @@ def away(cluster: Cluster, tmp_path: Path) -> Path:
     return flag
 
 
-def without_controller(cluster: Cluster, tmp_path: Path, flag: Path) -> str:
+def without_controller(cluster, tmp_path, flag):
     changed = {}
     for name in ("sbatch", "squeue", "scontrol", "scancel"):
         text = (cluster.bin / name).read_text()
@@ -328,7 +322,7 @@ def without_controller(cluster: Cluster, tmp_path: Path, flag: Path) -> str:
     return f"hardware.slurm.bin={commands(cluster, tmp_path / 'bin', **changed)}"
 
 
-def test_a_controller_that_is_away_is_a_row_and_the_sweep_ends(cluster: Cluster, tmp_path: Path, away: Path) -> None:
+def test_a_controller_that_is_away_is_a_row_and_the_sweep_ends(cluster, tmp_path, away):
     bin = without_controller(cluster, tmp_path, away)
     words = [*SHORT, "--multirun", "gpus=1,2", bin]
     with started(cluster, tmp_path / "sweep", *words) as program:
@@ -344,7 +338,7 @@ def test_a_controller_that_is_away_is_a_row_and_the_sweep_ends(cluster: Cluster,
     assert status == 0, said
 
 
-def test_a_controller_that_starts_anew_costs_no_run(cluster: Cluster, tmp_path: Path, away: Path) -> None:
+def test_a_controller_that_starts_anew_costs_no_run(cluster, tmp_path, away):
     """It is away when jobs are submitted, and again while they run."""
     bin = without_controller(cluster, tmp_path, away)
     words = [*SHORT, "measure.max_s=15", "measure.min_s=15", "strategy.options.step_s=0.02", bin]

@@ -3,8 +3,6 @@
 The GPUs are device files without a device, and CUDA_VISIBLE_DEVICES is what SLURM makes of them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -14,13 +12,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from scalebench.core.spec import HardwareSpec, RunSpec, SlurmSpec, write_spec
+from scalebench.core.spec import HardwareSpec, SlurmSpec, write_spec
 from scalebench.slurm import submit
 from tests.builders.runs import simulated_spec
 from tests.cluster.cluster import PREFIX, ROOT, Cluster
@@ -40,7 +36,7 @@ ALL_GPUS, OWN_GPU = [["0", "1"]] * 2, [["0"], ["1"]]
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Cluster]:
+def nodes():
     """Two nodes with two GPUs and four cores each, which SLURM counts as eight CPUs."""
     reason = obstacle(accounting=False)
     if reason is not None:
@@ -65,7 +61,7 @@ class GpuRun:
     srun: tuple[str, ...] = ()
 
     @property
-    def spec(self) -> RunSpec:
+    def spec(self):
         hardware = HardwareSpec(
             "testcluster", devices="cuda", gpus_per_node=GPUS, cpus_per_node=CORES, cpus_per_device=self.cores,
             max_nodes=2, this_machine=False, scheduler="slurm",
@@ -75,7 +71,7 @@ class GpuRun:
         spec.device, spec.unsupported = "cuda", None
         return spec
 
-    def script(self, options: str = "") -> str:
+    def script(self, options=""):
         """Write the script that runs in the job, with the options of the batch script in front."""
         write_spec(self.spec, self.folder)
         path, python = self.folder / "launch.sh", shlex.join([sys.executable, "-c", LAUNCH, str(self.folder)])
@@ -84,7 +80,7 @@ class GpuRun:
         path.chmod(0o755)
         return str(path)
 
-    def start(self, *words: str, **variables: str) -> list[dict[str, Any]]:
+    def start(self, *words, **variables):
         """Run a command of SLURM to its end, and return what each rank saw."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
         done = subprocess.run(
@@ -96,17 +92,17 @@ class GpuRun:
         assert log.read_text() == f"{[0] * self.gpus} None\n"
         return [json.loads((self.folder / f"seen{rank}.json").read_text()) for rank in range(self.gpus)]
 
-    def allocated_cpus(self) -> list[str]:
+    def allocated_cpus(self):
         """Return the CPUs of the job on each kind of its nodes, as SLURM numbers them."""
         return re.findall(r"CPU_IDs=(\S+)", (self.folder / "job.txt").read_text())
 
 
 @pytest.fixture
-def gpu_run(nodes: Cluster, tmp_path: Path) -> GpuRun:
+def gpu_run(nodes, tmp_path):
     return GpuRun(nodes, tmp_path)
 
 
-def check(run: GpuRun, seen: list[dict[str, Any]], visible: list[list[str]]) -> None:
+def check(run, seen, visible):
     """Each rank is on the node of its place, and takes the GPU of its number among those that it sees."""
     for rank, facts in enumerate(seen):
         local = rank % GPUS
@@ -117,7 +113,7 @@ def check(run: GpuRun, seen: list[dict[str, Any]], visible: list[list[str]]) -> 
 
 
 @pytest.mark.parametrize("cores", [2, 1])
-def test_a_submitted_job_has_whole_cores(gpu_run: GpuRun, cores: int) -> None:
+def test_a_submitted_job_has_whole_cores(gpu_run, cores):
     """Its options are those of `dry_run=true`. Two ranks of two cores each take all eight CPUs of a node."""
     gpu_run.cores = cores
     script = submit.render_script(gpu_run.spec, gpu_run.folder)
@@ -143,9 +139,7 @@ def test_a_submitted_job_has_whole_cores(gpu_run: GpuRun, cores: int) -> None:
         ("--gres=gpu:2 --threads-per-core=1", {}),
     ],
 )
-def test_in_an_allocation_of_any_kind_ranks_see_all_gpus_of_their_node(
-    options: str, variables: dict[str, str], gpu_run: GpuRun
-) -> None:
+def test_in_an_allocation_of_any_kind_ranks_see_all_gpus_of_their_node(options, variables, gpu_run):
     words = ["salloc", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=2", "--time=5", *options.split()]
     seen = gpu_run.start(*words, gpu_run.script(), **variables)
     check(gpu_run, seen, ALL_GPUS)
@@ -154,7 +148,7 @@ def test_in_an_allocation_of_any_kind_ranks_see_all_gpus_of_their_node(
     assert {facts["slurm"].get("SLURM_THREADS_PER_CORE") for facts in seen} == {"1" if whole else None}
 
 
-def test_within_a_step_that_holds_all_of_the_job(gpu_run: GpuRun) -> None:
+def test_within_a_step_that_holds_all_of_the_job(gpu_run):
     """As `srun --pty bash` is: the ranks share its cores and GPUs, and do not wait for them."""
     gpu_run.gpus = GPUS
     words = ["srun", "--nodes=1", "--ntasks=1", f"--cpus-per-task={CORES * THREADS}", "--gres=gpu:2", "--time=5"]
@@ -164,7 +158,7 @@ def test_within_a_step_that_holds_all_of_the_job(gpu_run: GpuRun) -> None:
 
 
 @pytest.mark.parametrize("option", ["--gpu-bind=per_task:1", "--gpus-per-task=1", "--gpu-bind=map_gpu:0,1"])
-def test_a_rank_takes_the_one_gpu_that_slurm_shows_it(option: str, gpu_run: GpuRun) -> None:
+def test_a_rank_takes_the_one_gpu_that_slurm_shows_it(option, gpu_run):
     """Where a user, or the site's own srun, binds each task to a GPU."""
     gpu_run.srun = (option,)
     words = ["salloc", "--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=2", "--time=5", "--gres=gpu:2"]

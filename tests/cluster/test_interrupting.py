@@ -1,8 +1,6 @@
 """Ctrl-C, SIGTERM and nohup while jobs run: the question, the fate of the jobs, and the messages;
 and sweeps whose program was killed or whose runs failed, continued by a second command."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -11,15 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
 
-from scalebench.core.result import Result
 from scalebench.slurm.submit import read_submission
 from tests.cluster.processes import until
-from tests.cluster.program import ENDLESS, PATIENCE_S, Program
+from tests.cluster.program import ENDLESS, PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 # One run that measures on one node, one on both that waits for that, and one that is not even submitted.
@@ -31,7 +27,7 @@ CTRL_C = b"\x03"
 class Terminal:
     """Somebody's window, with the program in it."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program):
         self.said = ""
         self._window, its = os.openpty()
         command = [sys.executable, "-c", LOGIN, *program.words(*WORDS)[1:]]
@@ -41,28 +37,28 @@ class Terminal:
         )
         os.close(its)
 
-    def press(self, keys: bytes) -> None:
+    def press(self, keys):
         os.write(self._window, keys)
 
-    def wait_for(self, words: str) -> None:
+    def wait_for(self, words):
         """Until the program has said so, and all that it says before."""
         end_s = time.monotonic() + PATIENCE_S
         while words not in self.said:
             assert self._read(end_s - time.monotonic()), self.said
 
-    def end(self) -> int:
+    def end(self):
         """Its exit status; what it said is complete."""
         end_s = time.monotonic() + PATIENCE_S
         while self._read(end_s - time.monotonic()):
             pass
         return self.process.wait(PATIENCE_S)
 
-    def close(self) -> None:
+    def close(self):
         self.process.kill()
         self.process.wait()
         os.close(self._window)
 
-    def _read(self, limit_s: float) -> bool:
+    def _read(self, limit_s):
         """Whether there was more."""
         if limit_s > 0 and select.select([self._window], [], [], limit_s)[0]:
             with suppress(OSError):  # EIO: nobody holds the other side any more
@@ -72,7 +68,7 @@ class Terminal:
 
 
 @contextmanager
-def terminal(program: Program) -> Iterator[Terminal]:
+def terminal(program):
     made = Terminal(program)
     try:
         program.jobs_are(RUNNING=1, PENDING=1)
@@ -82,7 +78,7 @@ def terminal(program: Program) -> Iterator[Terminal]:
         made.close()
 
 
-def cancelled(program: Program) -> None:
+def cancelled(program):
     """All jobs are over, and each run has a row that says so."""
     program.jobs_are(CANCELLED=2)
     assert {number: row.status for number, row in program.rows().items()} == dict.fromkeys(range(3), "cancelled")
@@ -93,7 +89,7 @@ def cancelled(program: Program) -> None:
     assert len(program.calls("sbatch")) == 2
 
 
-def table_of(said: str) -> list[list[str]]:
+def table_of(said):
     """Strategy and devices of its rows, and whether they were cancelled."""
     rows = re.findall(r"^\d+ +(simulated) +(\d+) +(?:\x1b\[\d+m)?(\w+)", said, re.MULTILINE)
     return sorted([name, devices, status == "cancelled"] for name, devices, status in rows)
@@ -102,7 +98,7 @@ def table_of(said: str) -> list[list[str]]:
 ALL_CANCELLED = [["simulated", "1", True], ["simulated", "3", True], ["simulated", "4", True]]
 
 
-def test_ctrl_c_asks_and_no_lets_the_jobs_go_on(program: Program) -> None:
+def test_ctrl_c_asks_and_no_lets_the_jobs_go_on(program):
     with terminal(program) as window:
         window.press(CTRL_C)
         window.wait_for("cancel all 2 jobs? Otherwise they keep running [Y/n]")
@@ -114,7 +110,7 @@ def test_ctrl_c_asks_and_no_lets_the_jobs_go_on(program: Program) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"y\r", CTRL_C], ids=["yes", "a second Ctrl-C"])
-def test_ctrl_c_and_yes_cancels_them(answer: bytes, program: Program) -> None:
+def test_ctrl_c_and_yes_cancels_them(answer, program):
     with terminal(program) as window:
         window.press(CTRL_C)
         window.wait_for("[Y/n]")
@@ -125,7 +121,7 @@ def test_ctrl_c_and_yes_cancels_them(answer: bytes, program: Program) -> None:
 
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
-def test_jobs_are_cancelled_without_a_terminal_to_ask(sign: signal.Signals, program: Program) -> None:
+def test_jobs_are_cancelled_without_a_terminal_to_ask(sign, program):
     with program.started(*WORDS) as process:
         program.jobs_are(RUNNING=1, PENDING=1)
         program.measuring(0)
@@ -136,7 +132,7 @@ def test_jobs_are_cancelled_without_a_terminal_to_ask(sign: signal.Signals, prog
     assert "[Y/n]" not in out and table_of(out) == ALL_CANCELLED
 
 
-def test_the_terminal_is_closed(program: Program) -> None:
+def test_the_terminal_is_closed(program):
     """SIGHUP ends the program at once, and leaves its jobs; under nohup it stays, and follows them."""
     with terminal(program) as window:
         window.process.send_signal(signal.SIGHUP)
@@ -157,17 +153,17 @@ def test_the_terminal_is_closed(program: Program) -> None:
     assert {row.status for row in program.rows().values()} == {"cancelled"}
 
 
-def job_of(program: Program, number: int) -> str:
+def job_of(program, number):
     found = read_submission(program.sweep / str(number))
     assert found is not None
     return found.job_id
 
 
-def ok(rows: dict[int, Result]) -> dict[int, bool]:
+def ok(rows):
     return {number: row.status == "ok" for number, row in rows.items()}
 
 
-def test_a_killed_program_leaves_its_jobs_to_the_next(program: Program) -> None:
+def test_a_killed_program_leaves_its_jobs_to_the_next(program):
     """Of four runs one is over, two go on, and one has not been submitted; then one of the two ends by itself."""
     words = (
         "strategy=simulated gpus=1,2,3,4 hardware.max_jobs=2 baseline=none measure.min_s=8 measure.max_s=8 "
@@ -190,7 +186,7 @@ def test_a_killed_program_leaves_its_jobs_to_the_next(program: Program) -> None:
     assert [row.scheduler.job_id for row in program.rows().values() if row.scheduler][:3] == list(first.values())
 
 
-def test_a_single_run_is_resumed_as_well(program: Program) -> None:
+def test_a_single_run_is_resumed_as_well(program):
     """Its folder is named by whoever comes back."""
     words = ["strategy=simulated", "gpus=2", *ENDLESS]
     folder = program.folder / "run"

@@ -1,16 +1,12 @@
 """The settings of a job: set-up lines, options, the starter of MPI ranks, an image; and facts of its nodes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
 import pytest
 
-from scalebench.core.result import Result
 from scalebench.slurm.resources import RANK_AGENT
 from tests.builders.launching import NEEDS_MPIRUN
-from tests.cluster.program import Program
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 # In place of Apptainer, which is not in the distribution: shows its words, and runs the rest on the node itself.
@@ -23,7 +19,7 @@ IN_IMAGE=yes exec "$@"
 """
 
 
-def row(program: Program, text: str, status: int = 0) -> Result:
+def row(program, text, status=0):
     done = program.run(f"{text} baseline=none")
     assert (done.status, done.err) == (status, ""), done.out
     (found,) = program.rows().values()
@@ -34,7 +30,7 @@ def row(program: Program, text: str, status: int = 0) -> Result:
 @pytest.mark.real
 @pytest.mark.horovod
 @pytest.mark.parametrize("gpus", [3, 4])
-def test_srun_starts_ranks_of_mpi(gpus: int, program: Program) -> None:
+def test_srun_starts_ranks_of_mpi(gpus, program):
     words = [str(program.cluster.bin / "srun"), "--mpi=list"]
     said = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     if "pmix" not in said.stdout + said.stderr:
@@ -46,7 +42,7 @@ def test_srun_starts_ranks_of_mpi(gpus: int, program: Program) -> None:
     assert not (program.sweep / "0" / "mpirun.log").exists()
 
 
-def test_setup_lines_and_options_take_effect(program: Program) -> None:
+def test_setup_lines_and_options_take_effect(program):
     words = """hardware.slurm.setup='["export NCCL_DEBUG=WARN"]' hardware.slurm.lines='["--comment=words of mine"]'"""
     found = row(program, f"strategy=simulated gpus=4 {words}")
     assert found.status == "ok" and found.machine.environment["NCCL_DEBUG"] == "WARN"
@@ -54,7 +50,7 @@ def test_setup_lines_and_options_take_effect(program: Program) -> None:
     assert "Comment=words of mine" in program.cluster.slurm("scontrol", "show", "job", job)
 
 
-def test_a_yaml_written_from_what_slurm_says_runs(program: Program) -> None:
+def test_a_yaml_written_from_what_slurm_says_runs(program):
     words = ["new", "hardware", "mine", "--partition", "main", "--cpu", "--bin", str(program.cluster.bin)]
     command = [sys.executable, "-m", "scalebench", *words]
     subprocess.run(command, cwd=program.folder, env=program.environment, timeout=60, check=True)
@@ -64,13 +60,13 @@ def test_a_yaml_written_from_what_slurm_says_runs(program: Program) -> None:
     assert (slurm["partition"], slurm["time_minutes"], slurm["exclusive"]) == ("main", 60, True)
 
 
-def test_options_of_the_step_take_effect(program: Program) -> None:
+def test_options_of_the_step_take_effect(program):
     found = row(program, """strategy=simulated gpus=4 hardware.slurm.srun='["--no-such-option"]'""", status=1)
     assert found.status == "failed" and "no-such-option" in (found.reason or ""), found.reason
 
 
 @pytest.mark.real
-def test_ranks_run_in_an_image(program: Program) -> None:
+def test_ranks_run_in_an_image(program):
     """In a stand-in for Apptainer: that it is asked for the right thing, and that what it starts works."""
     image, log = program.folder / "torch.sif", program.folder / "apptainer.calls"
     command = program.bin / "apptainer"

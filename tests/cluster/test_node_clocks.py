@@ -1,19 +1,14 @@
 """Nodes whose clocks differ, and the work of each node, on the test cluster."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from scalebench.core.result import Result, read_result
+from scalebench.core.result import read_result
 from scalebench.core.run_folder import monitor_path
 from scalebench.measure.monitor.time_series import read_series
 from tests.cluster import hosts
-from tests.cluster.cluster import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 LIMIT_S = 240.0
@@ -26,7 +21,7 @@ AHEAD = f"import time; real = time.time; time.time = lambda: real() + {AHEAD_S}"
 
 
 @pytest.fixture
-def skewed(cluster: Cluster) -> Iterator[Cluster]:
+def skewed(cluster):
     """The second node's clock is ahead."""
     if hosts.faketime_library() is None:
         pytest.skip("a wrong clock needs libfaketime: make test-all installs it")
@@ -36,7 +31,7 @@ def skewed(cluster: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def skewed_python(cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
+def skewed_python(cluster, tmp_path):
     """The same, for programs in Python."""
     (tmp_path / "sitecustomize.py").write_text(AHEAD)
     (cluster.folder / "clock" / cluster.nodes[1]).write_text(f"export PYTHONPATH={tmp_path}\n")
@@ -44,7 +39,7 @@ def skewed_python(cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
     cluster.clock(cluster.nodes[1], 0.0)
 
 
-def run(cluster: Cluster, folder: Path, strategy: str, *more: str) -> Result:
+def run(cluster, folder, strategy, *more):
     """Four ranks on two nodes."""
     words = f"{SHORT} gpus=4 hardware=testcluster sweep.report=false dataset.size=2000 strategy={strategy}"
     subprocess.run(
@@ -54,7 +49,7 @@ def run(cluster: Cluster, folder: Path, strategy: str, *more: str) -> Result:
     return read_result(folder / "result.json")
 
 
-def test_each_node_tells_of_itself_by_its_own_clock(skewed: Cluster, tmp_path: Path) -> None:
+def test_each_node_tells_of_itself_by_its_own_clock(skewed, tmp_path):
     folder = tmp_path / "run"
     result = run(skewed, folder, "ddp_gloo")
     assert result.status == "ok", result.reason
@@ -70,7 +65,7 @@ def test_each_node_tells_of_itself_by_its_own_clock(skewed: Cluster, tmp_path: P
     assert not list(folder.glob("machine*.json")) and not list(folder.glob("pid*.json"))
 
 
-def test_the_first_failure_is_reported_despite_different_clocks(skewed_python: Cluster, tmp_path: Path) -> None:
+def test_the_first_failure_is_reported_despite_different_clocks(skewed_python, tmp_path):
     """The others tell of lost connections, and by their clocks a minute and more before."""
     options = ("fault", "raise"), ("fault_phase", "step"), ("fault_rank", "2"), ("fault_step", "200")
     result = run(
@@ -81,7 +76,7 @@ def test_the_first_failure_is_reported_despite_different_clocks(skewed_python: C
     assert len(told) > 1 and min(told, key=lambda rank: told[rank]) != 2  # as they stand
 
 
-def test_the_data_set_is_copied_once_per_node(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_data_set_is_copied_once_per_node(cluster, tmp_path):
     """To a folder that is another one on each node."""
     stage = cluster.unshared / "stage"
     result = run(cluster, tmp_path / "run", "simulated", f"hardware.node_copy={stage}")

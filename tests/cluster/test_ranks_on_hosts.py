@@ -3,21 +3,16 @@
 mpirun reaches them with an agent in the place of ssh, and the program runs on the head, where no rank does.
 """
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from scalebench.core.result import Result, read_result
+from scalebench.core.result import read_result
 from tests.builders.launching import NEEDS_MPIRUN, TorchrunUser
 from tests.builders.runs import find_run_processes
 from tests.cluster import hosts
-from tests.cluster.cluster import Cluster
 from tests.cluster.settings import HEAD
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
@@ -29,7 +24,7 @@ SHORT = (
 
 
 @pytest.fixture
-def agent(cluster: Cluster, tmp_path: Path) -> Path:
+def agent(cluster, tmp_path):
     """What `ssh HOST WORDS...` is elsewhere."""
     script = tmp_path / "agent"
     cases = [
@@ -42,11 +37,11 @@ def agent(cluster: Cluster, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def mpi(cluster: Cluster, agent: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def mpi(cluster, agent, monkeypatch):
     """Run with mpirun, on the hosts that are named."""
     monkeypatch.setenv("OMPI_MCA_plm_rsh_agent", str(agent))
 
-    def run(folder: Path, named: str, *words: str) -> Result:
+    def run(folder, named, *words):
         command = [sys.executable, "-m", "scalebench", "strategy.launcher=mpi", f"hardware.hosts={named}"]
         command += [*SHORT, f"hydra.run.dir={folder}", *words]
         subprocess.run(hosts.enter(cluster.folder, HEAD, command), timeout=LIMIT_S, check=False)
@@ -57,20 +52,18 @@ def mpi(cluster: Cluster, agent: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
     return run
 
 
-def uneven(cluster: Cluster) -> str:
+def uneven(cluster):
     return f"[{cluster.nodes[0]}:1,{cluster.nodes[1]}:2]"
 
 
-def stand(cluster: Cluster, *nodes: int) -> list[str]:
+def stand(cluster, *nodes):
     return [cluster.nodes[node] for node in nodes]
 
 
 @NEEDS_MPIRUN
 @pytest.mark.real
 @pytest.mark.parametrize("strategy", ["ddp_gloo", "horovod_mpi", "multiworker_ring", "parameter_server"])
-def test_mpirun_starts_the_ranks_on_both_hosts(
-    strategy: str, mpi: Callable[..., Result], cluster: Cluster, tmp_path: Path
-) -> None:
+def test_mpirun_starts_the_ranks_on_both_hosts(strategy, mpi, cluster, tmp_path):
     result = mpi(tmp_path / "run", uneven(cluster), f"strategy={strategy}")
     assert (result.status, result.reason, result.scale.nodes) == ("ok", None, 2)
     measured = [0] if strategy == "parameter_server" else [0, 1, 1]
@@ -79,7 +72,7 @@ def test_mpirun_starts_the_ranks_on_both_hosts(
 
 
 @NEEDS_MPIRUN
-def test_hosts_are_spread_over(mpi: Callable[..., Result], cluster: Cluster, tmp_path: Path) -> None:
+def test_hosts_are_spread_over(mpi, cluster, tmp_path):
     named = f"[{cluster.nodes[0]}:2,{cluster.nodes[1]}:2]"
     result = mpi(tmp_path / "run", named, "strategy=simulated", "gpus=2", "hardware.layout=spread")
     assert (result.status, result.scale.nodes) == ("ok", 2)
@@ -94,9 +87,7 @@ def test_hosts_are_spread_over(mpi: Callable[..., Result], cluster: Cluster, tmp
         ("hang", "timeout", "no rank made progress for 4 s (measure.hang_s)"),
     ],
 )
-def test_a_rank_on_the_other_host_goes_wrong(
-    fault: str, status: str, reason: str, mpi: Callable[..., Result], cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_rank_on_the_other_host_goes_wrong(fault, status, reason, mpi, cluster, tmp_path):
     options = [f"strategy.options.fault={fault}", "strategy.options.fault_rank=2", "measure.hang_s=4"]
     result = mpi(tmp_path / "run", uneven(cluster), "strategy=simulated", *options)
     assert (result.status, result.reason) == (status, reason)
@@ -104,20 +95,20 @@ def test_a_rank_on_the_other_host_goes_wrong(
 
 
 @NEEDS_MPIRUN
-def test_a_host_that_cannot_be_reached(mpi: Callable[..., Result], cluster: Cluster, tmp_path: Path) -> None:
+def test_a_host_that_cannot_be_reached(mpi, cluster, tmp_path):
     result = mpi(tmp_path / "run", f"[{cluster.nodes[0]}:1,nowhere:2]", "strategy=simulated")
     assert (result.status, result.reason, result.log) == ("failed", "mpirun: no host nowhere", "mpirun.log")
 
 
 @NEEDS_MPIRUN
-def test_a_folder_that_the_hosts_do_not_share(mpi: Callable[..., Result], cluster: Cluster) -> None:
+def test_a_folder_that_the_hosts_do_not_share(mpi, cluster):
     folder = cluster.unshared / "run"
     result = mpi(folder, uneven(cluster), "strategy=simulated")
     assert result.status == "failed" and result.log == "mpirun.log"
     assert f"cannot read {folder / 'spec.json'} (No such file or directory)" in (result.reason or "")
 
 
-def hands(cluster: Cluster, tmp_path: Path, *words: str) -> TorchrunUser:
+def hands(cluster, tmp_path, *words):
     """The program on the head, and somebody who is on the nodes."""
     named = [f"hardware.hosts={uneven(cluster)}", f"hydra.run.dir={tmp_path / 'run'}"]
     return TorchrunUser(
@@ -129,7 +120,7 @@ def hands(cluster: Cluster, tmp_path: Path, *words: str) -> TorchrunUser:
 
 @pytest.mark.real
 @pytest.mark.parametrize("strategy", ["ddp_gloo", "horovod_gloo", "multiworker_ring", "parameter_server"])
-def test_torchrun_on_both_hosts(strategy: str, cluster: Cluster, tmp_path: Path) -> None:
+def test_torchrun_on_both_hosts(strategy, cluster, tmp_path):
     with hands(cluster, tmp_path, f"strategy={strategy}") as somebody:
         assert somebody.end(LIMIT_S) == (0, [0, 0]), somebody.said
     result = read_result(tmp_path / "run" / "result.json")
@@ -138,7 +129,7 @@ def test_torchrun_on_both_hosts(strategy: str, cluster: Cluster, tmp_path: Path)
     assert [rank.hostname for rank in result.ranks] == stand(cluster, *measured)
 
 
-def test_a_rank_by_hand_is_killed_on_the_other_host(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_rank_by_hand_is_killed_on_the_other_host(cluster, tmp_path):
     options = ["strategy=simulated", "strategy.options.fault=kill", "strategy.options.fault_rank=2"]
     with hands(cluster, tmp_path, *options) as somebody:
         assert somebody.end(LIMIT_S) == (1, [1, 1]), somebody.said

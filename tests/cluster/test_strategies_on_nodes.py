@@ -1,12 +1,8 @@
 """Every strategy on one and two nodes: where its ranks run, and what is unsupported there."""
 
-from __future__ import annotations
-
 import pytest
 
-from scalebench.core.result import Result
 from tests.builders.launching import NEEDS_MPIRUN
-from tests.cluster.program import Program
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.real]
 FULL = {
@@ -18,24 +14,24 @@ UNEVEN = ["ddp_gloo", "horovod_mpi", "horovod_tensorflow_gloo", "multiworker_rin
 UNEVEN += ["parameter_server", "parameter_server_sync"]
 
 
-def rows(program: Program, text: str) -> list[Result]:
+def rows(program, text):
     done = program.run(f"{text} baseline=none")
     assert (done.status, done.err) == (0, ""), done.out
     return list(program.rows().values())
 
 
-def stand(program: Program, *nodes: int) -> list[str]:
+def stand(program, *nodes):
     return [program.cluster.nodes[node] for node in nodes]
 
 
-def measured(strategy: str, nodes: list[str]) -> list[str]:
+def measured(strategy, nodes):
     """The hosts of the ranks that measure: the chief alone, where workers take their steps from it."""
     return nodes[:1] if strategy.startswith("parameter_server") else nodes
 
 
 @NEEDS_MPIRUN
 @pytest.mark.horovod
-def test_all_devices_of_both_nodes(program: Program) -> None:
+def test_all_devices_of_both_nodes(program):
     for row in rows(program, f"strategy={','.join(FULL)} gpus=4"):
         name = row.scale.strategy
         assert (name, row.status, row.reason, row.scale.nodes) == (name, "ok", None, 2)
@@ -46,7 +42,7 @@ def test_all_devices_of_both_nodes(program: Program) -> None:
 
 @NEEDS_MPIRUN
 @pytest.mark.horovod
-def test_nodes_that_are_not_full(program: Program) -> None:
+def test_nodes_that_are_not_full(program):
     found = {row.scale.strategy: row for row in rows(program, f"strategy={','.join(UNEVEN)},lightning_ddp_gloo gpus=3")}
     assert sorted(found) == sorted([*UNEVEN, "lightning_ddp_gloo"])
     for name in UNEVEN:
@@ -58,7 +54,7 @@ def test_nodes_that_are_not_full(program: Program) -> None:
     assert "Lightning wants as many processes on every node, and here are [2, 1]" in (lightning.reason or "")
 
 
-def test_layouts_are_rows_of_their_own(program: Program) -> None:
+def test_layouts_are_rows_of_their_own(program):
     done = program.run(
         "strategy=ddp_gloo,mirrored hardware.layout=sequence,spread hardware.max_nodes=2 gpus=2 baseline=none"
     )

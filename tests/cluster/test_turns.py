@@ -1,26 +1,21 @@
 """Runs that take turns as steps of one job: a cohort in an allocation, its faults, and a sweep that is one job."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import pytest
 
 from scalebench.core.json_files import read_json
-from scalebench.core.result import Result
 from scalebench.core.run_folder import turn_path
 from scalebench.runner.launchers.supervise import WORKER
 from tests.builders.launching import NEEDS_MPIRUN
 from tests.builders.runs import find_run_processes
 from tests.cluster.processes import until
-from tests.cluster.program import LIMIT_S, PATIENCE_S, Program
+from tests.cluster.program import LIMIT_S, PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 TURNS = "measure.slot_s=0.2 measure.block_s=0.004 measure.min_s=0.5 measure.max_s=2 measure.target=0.5 baseline=none"
@@ -28,7 +23,7 @@ LASTING = f"{TURNS} measure.min_s=300 measure.max_s=300 measure.target=0.000001"
 
 
 @contextmanager
-def in_salloc(program: Program, text: str, report: bool = False) -> Iterator[subprocess.Popen[str]]:
+def in_salloc(program, text, report=False):
     """The program in an allocation of both nodes, while it goes on; its standard output is that of salloc."""
     salloc = [str(program.cluster.bin / "salloc"), "-N2", "-n4", "--overcommit"]
     words = program.words(f"measure.monitor=true {text}", report=report)
@@ -43,13 +38,13 @@ def in_salloc(program: Program, text: str, report: bool = False) -> Iterator[sub
         process.communicate()
 
 
-def run_in_salloc(program: Program, text: str) -> tuple[int, str]:
+def run_in_salloc(program, text):
     with in_salloc(program, text) as process:
         out, _ = process.communicate(timeout=LIMIT_S)
     return process.returncode, out
 
 
-def check_turns(rows: Sequence[Result]) -> None:
+def check_turns(rows):
     """Assert that these runs took turns with each other."""
     assert [(row.scale.strategy, row.status, row.reason) for row in rows if row.status != "ok"] == []
     assert None not in {row.cohort for row in rows} and len({row.cohort for row in rows}) == 1
@@ -66,20 +61,20 @@ def check_turns(rows: Sequence[Result]) -> None:
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans)), "two runs measured at the same time"
 
 
-def wait_for_turn(program: Program, numbers: Sequence[int]) -> None:
+def wait_for_turn(program, numbers):
     """Wait until these runs have each had a turn."""
 
-    def had_one(folder: Path) -> bool:
+    def had_one(folder):
         return turn_path(folder).exists() and read_json(turn_path(folder))["number"] >= 2
 
     until(lambda: all(had_one(program.sweep / str(n)) for n in numbers), PATIENCE_S, f"turns of {numbers}")
 
 
-def parked_workers(program: Program, number: int) -> list[psutil.Process]:
+def parked_workers(program, number):
     """Wait until the workers of a run are all stopped, and return them by rank."""
     folder, found = program.sweep / str(number), []
 
-    def stopped() -> bool:
+    def stopped():
         processes = map(psutil.Process, find_run_processes(folder))
         found[:] = [process for process in processes if process.cmdline()[1:3] == ["-m", WORKER]]
         return bool(found) and all(process.status() == psutil.STATUS_STOPPED for process in found)
@@ -88,15 +83,15 @@ def parked_workers(program: Program, number: int) -> list[psutil.Process]:
     return sorted(found, key=lambda process: int(process.environ()["RANK"]))
 
 
-def no_process_left(program: Program) -> None:
+def no_process_left(program):
     for folder in program.sweep.iterdir():
-        until(lambda folder=folder: not find_run_processes(folder), PATIENCE_S, f"the end of {folder}")  # type: ignore[misc]
+        until(lambda folder=folder: not find_run_processes(folder), PATIENCE_S, f"the end of {folder}")
 
 
 @NEEDS_MPIRUN
 @pytest.mark.real
 @pytest.mark.horovod
-def test_runs_in_an_allocation_take_turns(program: Program) -> None:
+def test_runs_in_an_allocation_take_turns(program):
     """Started by srun and by mpirun, on both nodes and on one of them."""
     status, out = run_in_salloc(program, f"strategy=ddp_gloo,horovod_mpi,simulated gpus=4 {TURNS}")
     assert status == 0, out
@@ -110,7 +105,7 @@ def test_runs_in_an_allocation_take_turns(program: Program) -> None:
         }  # fmt: skip
 
 
-def test_a_parked_rank_that_is_killed_ends_its_run_alone(program: Program) -> None:
+def test_a_parked_rank_that_is_killed_ends_its_run_alone(program):
     with in_salloc(program, f"strategy=simulated gpus=4,3,2 {TURNS} measure.min_s=6 measure.max_s=6") as process:
         wait_for_turn(program, [0, 1, 2])
         parked_workers(program, 1)[-1].kill()
@@ -121,7 +116,7 @@ def test_a_parked_rank_that_is_killed_ends_its_run_alone(program: Program) -> No
     no_process_left(program)
 
 
-def test_a_step_that_is_cancelled_while_it_is_parked_ends_alone(program: Program) -> None:
+def test_a_step_that_is_cancelled_while_it_is_parked_ends_alone(program):
     with in_salloc(program, f"strategy=simulated gpus=4,3,2 {TURNS} measure.min_s=6 measure.max_s=6") as process:
         wait_for_turn(program, [0, 1, 2])
         environment = parked_workers(program, 1)[0].environ()
@@ -136,7 +131,7 @@ def test_a_step_that_is_cancelled_while_it_is_parked_ends_alone(program: Program
 @pytest.mark.real
 @pytest.mark.horovod
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
-def test_no_process_survives_the_program(sign: signal.Signals, program: Program) -> None:
+def test_no_process_survives_the_program(sign, program):
     with in_salloc(program, f"strategy=simulated,horovod_mpi gpus=4 {LASTING}") as process:
         wait_for_turn(program, [0, 1])
         (child,) = (child for child in psutil.Process(process.pid).children() if "scalebench" in child.cmdline())
@@ -147,7 +142,7 @@ def test_no_process_survives_the_program(sign: signal.Signals, program: Program)
     assert statuses == ([] if sign == signal.SIGKILL else ["cancelled"] * 2), out
 
 
-def test_a_sweep_that_is_one_job(program: Program) -> None:
+def test_a_sweep_that_is_one_job(program):
     done = program.run(f"strategy=simulated gpus=1,2,4 hardware.slurm.one_job=true {TURNS}", report=True)
     assert (done.status, done.err) == (0, ""), done.out
     rows = list(program.rows().values())
@@ -158,7 +153,7 @@ def test_a_sweep_that_is_one_job(program: Program) -> None:
     assert "3 of 3 runs over" in done.out and f"report: {program.sweep}/report.html" in done.out
 
 
-def test_a_sweep_that_is_one_job_is_followed_again_and_cancelled(program: Program) -> None:
+def test_a_sweep_that_is_one_job_is_followed_again_and_cancelled(program):
     words = f"strategy=simulated gpus=2,4 hardware.slurm.one_job=true {LASTING}"
     with program.started(words) as process:
         wait_for_turn(program, [0, 1])
@@ -177,7 +172,7 @@ def test_a_sweep_that_is_one_job_is_followed_again_and_cancelled(program: Progra
     no_process_left(program)
 
 
-def test_rounds_over_jobs_are_refused(program: Program) -> None:
+def test_rounds_over_jobs_are_refused(program):
     done = program.run("strategy=simulated gpus=1,2 baseline=none measure.order=rounds")
     reason = "simulated gpus=1 cannot take turns, since each run is a job of its own"
     way_out = "set hardware.slurm.one_job=true, or leave it out"

@@ -1,7 +1,5 @@
 """Start the test cluster, or its missing parts: make cluster-up [NODES=2] [RATE=1gbit] [ACCOUNTING=no]."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 import time
@@ -14,7 +12,6 @@ from tests.cluster.settings import (
     LONGEST_FOLDER,
     SWITCH,
     ClusterError,
-    Settings,
     chosen_folder,
     from_environment,
     obstacle,
@@ -23,7 +20,7 @@ from tests.cluster.settings import (
 )
 
 
-def up(settings: Settings) -> None:
+def up(settings):
     """Have the cluster as `settings` say. What runs already stays; ClusterError says why there is none."""
     reason = obstacle(settings.accounting)
     if reason is not None:
@@ -49,7 +46,7 @@ def up(settings: Settings) -> None:
     daemons.wait_for_nodes(settings)
 
 
-def _claim(settings: Settings) -> None:
+def _claim(settings):
     """Have the folder, empty or with the same cluster."""
     folder, there = settings.folder, read_settings(settings.folder)
     if len(str(folder)) > LONGEST_FOLDER:
@@ -63,7 +60,7 @@ def _claim(settings: Settings) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def main() -> int:
+def main():
     begin = time.monotonic()
     folder = chosen_folder()
     new = read_settings(folder) is None

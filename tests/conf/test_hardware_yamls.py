@@ -1,10 +1,7 @@
 """Every hardware YAML has the keys of the typed config, and every figure of a named machine has a source."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -15,7 +12,7 @@ HARDWARE = Path(__file__).parents[2] / "conf" / "hardware"
 FILES = sorted(HARDWARE.glob("*.yaml"))
 SLURM_KEYS = [f.name for f in dataclasses.fields(SlurmSpec)]
 OPTIONAL_INT, OPTIONAL_STR = (int, type(None)), (str, type(None))
-KEYS: dict[str, tuple[type, ...]] = {
+KEYS = {
     "name": (str,), "description": (str,), "devices": (str,), "gpus_per_node": OPTIONAL_INT,
     "cpus_per_node": OPTIONAL_INT, "cpus_per_device": OPTIONAL_INT, "max_nodes": (int,), "memory_bytes": OPTIONAL_INT,
     "gpu_model": OPTIONAL_STR, "gpu_memory_bytes": OPTIONAL_INT, "device_ids": (list,), "bind": (str,),
@@ -23,13 +20,13 @@ KEYS: dict[str, tuple[type, ...]] = {
     "interface": OPTIONAL_STR, "ports": OPTIONAL_STR, "node_copy": OPTIONAL_STR, "scheduler": (str,),
     "max_jobs": OPTIONAL_INT, "slurm": (dict,), "links": (dict,), "unsupported": (dict,), "sources": (list,),
 }  # fmt: skip
-LINKS: dict[str, tuple[type, ...]] = {
+LINKS = {
     "intra_node_bytes_per_s": (float, type(None)),
     "inter_node_bytes_per_s": (float, type(None)),
     "intra_node": (str, type(None)),
     "inter_node": (str, type(None)),
 }
-OPTIONAL_LINKS: dict[str, tuple[type, ...]] = {
+OPTIONAL_LINKS = {
     "kind": (str,),
     "intra_node_latency_s": (float,),
     "inter_node_latency_s": (float,),
@@ -40,18 +37,18 @@ FIGURES = [*list(KEYS)[list(KEYS).index("gpus_per_node") : list(KEYS).index("dev
 MACHINES = [path for path in FILES if path.stem not in ("cpu", "local", "slurm", "testcluster")]
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path):
     loaded = OmegaConf.to_container(OmegaConf.load(path))
     assert isinstance(loaded, dict)
     return {str(key): value for key, value in loaded.items()}
 
 
-def stem(path: Path) -> str:
+def stem(path):
     return path.stem
 
 
 @pytest.mark.parametrize("path", FILES, ids=stem)
-def test_keys_order_and_types(path: Path) -> None:
+def test_keys_order_and_types(path):
     results = load(path)
     assert list(results) == list(KEYS)
     optional = [key for key in OPTIONAL_LINKS if key in results["links"]]
@@ -69,7 +66,7 @@ def test_keys_order_and_types(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=stem)
-def test_values_make_sense(path: Path) -> None:
+def test_values_make_sense(path):
     results = load(path)
     assert results["name"] == path.stem
     assert results["description"]
@@ -84,7 +81,7 @@ def test_values_make_sense(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=stem)
-def test_every_figure_of_another_machine_has_a_source(path: Path) -> None:
+def test_every_figure_of_another_machine_has_a_source(path):
     results = load(path)
     if path not in MACHINES:
         assert results["sources"] == []  # what stands there is our choice, the rest is detected
@@ -98,14 +95,14 @@ def test_every_figure_of_another_machine_has_a_source(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "cpus_per_device"), [("alpha", 6), ("gpu2", 6), ("hpdlf", 4)])
-def test_cpus_per_device_follow_the_rule_of_the_thesis(name: str, cpus_per_device: int) -> None:
+def test_cpus_per_device_follow_the_rule_of_the_thesis(name, cpus_per_device):
     results = load(HARDWARE / f"{name}.yaml")
     assert results["cpus_per_device"] is None  # null = floor(cpus / GPUs)
     assert results["cpus_per_node"] // results["gpus_per_node"] == cpus_per_device
     assert (results["this_machine"], results["scheduler"], results["slurm"]["partition"]) == (False, "slurm", name)
 
 
-def test_cpu_and_local_assume_nothing() -> None:
+def test_cpu_and_local_assume_nothing():
     cpu, local = load(HARDWARE / "cpu.yaml"), load(HARDWARE / "local.yaml")
     assert (cpu["devices"], cpu["gpus_per_node"], local["devices"]) == ("cpu", 2, "auto")
     for results in (cpu | {"gpus_per_node": None}, local):
@@ -113,19 +110,19 @@ def test_cpu_and_local_assume_nothing() -> None:
         assert all(results[key] is None for key in FIGURES if key != "max_nodes")
 
 
-def test_slurm_is_a_parent_of_no_cluster() -> None:
+def test_slurm_is_a_parent_of_no_cluster():
     results = load(HARDWARE / "slurm.yaml")
     assert (results["scheduler"], results["slurm"]) == ("slurm", {"exclusive": True})
     assert all(results[key] is None for key in FIGURES if key != "max_nodes")
     assert not any(results["links"].values()) and results["unsupported"] == {}
 
 
-def test_mpi_is_unsupported_on_gpu2_with_its_reason() -> None:
+def test_mpi_is_unsupported_on_gpu2_with_its_reason():
     assert "InfiniBand" in load(HARDWARE / "gpu2.yaml")["unsupported"]["horovod_mpi"]
 
 
 # name: nodes, cores and GB of a node, GPUs of a node (node_specs.csv, or the page that the YAML cites)
-NODES: dict[str, tuple[int, int | None, float | None, int]] = {
+NODES = {
     "alpha": (34, 48, 1000, 8),  # alpha_centauri.md
     "gpu2": (64, 24, 64, 4),  # hardware_overview.md: 4 GPUs, 2 cards
     "hpdlf": (14, 12, 95, 3),  # partitions_and_limits.md
@@ -162,17 +159,17 @@ NODE_COPIES = {"alpha": "/tmp"}  # local_storage of alpha_centauri.md: 3.5 TB NV
 UNSUPPORTED = {"gpu2": {"horovod_mpi", "horovod_tensorflow_mpi"}}  # seeds/001
 
 
-def scaled(figure: float | None, by: float) -> float | None:
+def scaled(figure, by):
     return None if figure is None else figure * by
 
 
-def test_every_machine_is_looked_at() -> None:
+def test_every_machine_is_looked_at():
     assert {"cpu", "local"} < {path.stem for path in FILES}
     assert {path.stem for path in MACHINES} == set(NODES) == set(MODELS)
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_figures_are_those_of_their_sources(name: str) -> None:
+def test_figures_are_those_of_their_sources(name):
     """The sources are tables beside the project, so their numbers stand here as there: GB, Gbit/s, GB/s."""
     nodes, cores, gb, gpus = NODES[name]
     results = load(HARDWARE / f"{name}.yaml")

@@ -1,16 +1,12 @@
 """Sweeps that repeat the studies have the studies' settings, and others what their questions need, on any machine."""
 
-from __future__ import annotations
-
 import itertools
-from pathlib import Path
 
 import pytest
 
 from scalebench.config.compose import compose, compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.machine import machine
-from scalebench.core.spec import RunSpec
 from scalebench.sweeps.plan import plan_sweep
 from scalebench.workloads import datasets, networks
 from scalebench.workloads.partition import max_stages
@@ -24,17 +20,17 @@ CIFAR_MODELS = [
 
 
 @pytest.fixture(autouse=True)
-def archive(monkeypatch: pytest.MonkeyPatch) -> None:
+def archive(monkeypatch):
     monkeypatch.setenv("SCALEBENCH_CIFAR10", "cifar-10-python.tar.gz")  # no file is looked at before a run starts
 
 
-def values(sweep: str) -> dict[str, list[str]]:
+def values(sweep):
     """What it varies, key by key in its order."""
     params = load(f"sweep/{sweep}.yaml")["hydra"]["sweeper"]["params"]
     return {key: sweep_choices(value) for key, value in params.items()}
 
 
-def runs(sweep: str, *words: str, **chosen: list[str]) -> list[RunSpec]:
+def runs(sweep, *words, **chosen):
     """Its runs on the CPU, without baselines; `chosen` values stand for those of its own."""
     varied = {**values(sweep), **chosen}
     each = itertools.product(*([f"{key}={value}" for value in results] for key, results in varied.items()))
@@ -42,7 +38,7 @@ def runs(sweep: str, *words: str, **chosen: list[str]) -> list[RunSpec]:
     return [resolve(compose_config(run)) for run in overrides]
 
 
-def test_repeats_come_first_in_sweeps_that_have_them() -> None:
+def test_repeats_come_first_in_sweeps_that_have_them():
     """The last key varies fastest, and a key on the command line keeps the place it has in the file."""
     keys = [list(values(path.stem)) for path in SWEEPS]
     firsts = [results[0] for results in keys if "repeat" in results]
@@ -60,9 +56,9 @@ def test_repeats_come_first_in_sweeps_that_have_them() -> None:
     ],
 )
 def test_the_demo_is_composed_for_the_machine(
-    monkeypatch: pytest.MonkeyPatch, gpus_here: int, hardware: str, device: str, counts: tuple[int, ...],
-    models: list[str],
-) -> None:  # fmt: skip
+    monkeypatch, gpus_here, hardware, device, counts,
+    models
+):  # fmt: skip
     fake_machine(monkeypatch, gpus_here)
     chosen = compose([f"hardware={hardware}", "sweep=demo"])
     filled = {
@@ -82,9 +78,7 @@ def test_the_demo_is_composed_for_the_machine(
 
 @pytest.mark.parametrize("gpus_here", [0, 8])
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
-def test_no_sweep_has_runs_that_no_machine_could_do(
-    monkeypatch: pytest.MonkeyPatch, path: Path, gpus_here: int
-) -> None:
+def test_no_sweep_has_runs_that_no_machine_could_do(monkeypatch, path, gpus_here):
     """Such as a strategy of one device on two of them. Its baselines are added by themselves."""
     fake_machine(monkeypatch, gpus_here)
     monkeypatch.setenv("SCALEBENCH_IMAGENET", "imagenet")  # no file is looked at before a run starts
@@ -97,7 +91,7 @@ def test_no_sweep_has_runs_that_no_machine_could_do(
         assert most is None or spec.gpus <= most, spec.label
 
 
-def test_cross_device_ops_is_the_parallel_strategies_study() -> None:
+def test_cross_device_ops_is_the_parallel_strategies_study():
     results = runs("cross_device_ops")
     for spec in results:
         config = spec.config
@@ -109,7 +103,7 @@ def test_cross_device_ops_is_the_parallel_strategies_study() -> None:
     assert len(results) == 5
 
 
-def test_cross_device_ops_goes_without_the_archive() -> None:
+def test_cross_device_ops_goes_without_the_archive():
     chosen = ["dataset=cifar10_synthetic", "measure=quick", "train.batch_per_device=8"]
     spec = runs("cross_device_ops", *chosen, strategy=["mirrored"])[0]
     assert (spec.config.dataset.name, spec.config.dataset.image_size) == ("cifar10_synthetic", 64)
@@ -117,7 +111,7 @@ def test_cross_device_ops_goes_without_the_archive() -> None:
 
 
 @pytest.mark.parametrize("gpus, strong", [(1, 32), (2, 16), (4, 8), (6, 6)])
-def test_keras_multi_gpu_is_what_the_study_ran_and_what_it_meant(gpus: int, strong: int) -> None:
+def test_keras_multi_gpu_is_what_the_study_ran_and_what_it_meant(gpus, strong):
     results = runs("keras_multi_gpu", f"gpus={gpus}", scaling=["strong", "weak"], strategy=["avolkov1_ps_gpu"])
     assert [(s.batch_per_device, s.global_batch) for s in results] == [(strong, 32), (32, 32 * gpus)]
     studied = {(s.config.model.name, s.config.dataset.name, s.config.train.optimizer) for s in results}
@@ -126,7 +120,7 @@ def test_keras_multi_gpu_is_what_the_study_ran_and_what_it_meant(gpus: int, stro
 
 @pytest.mark.parametrize("data", ["imagenet_synthetic", "cifar10_synthetic"])
 @pytest.mark.parametrize("batch", [32, 8])
-def test_keras_multi_gpu_cuts_every_batch_evenly(data: str, batch: int) -> None:
+def test_keras_multi_gpu_cuts_every_batch_evenly(data, batch):
     """kuza55's method refuses what does not divide, the last batch of an epoch included."""
     words = [f"dataset={data}", f"train.batch_per_device={batch}"]
     for gpus, scaling in itertools.product((1, 2, 3, 4, 6, 8), ("strong", "weak")):
@@ -136,14 +130,14 @@ def test_keras_multi_gpu_cuts_every_batch_evenly(data: str, batch: int) -> None:
             assert rest % gpus == 0
 
 
-def test_keras_multi_gpu_has_the_three_methods_and_both_parameter_devices() -> None:
+def test_keras_multi_gpu_has_the_three_methods_and_both_parameter_devices():
     studied = {f"{method}_ps_{device}" for method in ("kuza55", "avolkov1") for device in ("cpu", "gpu")}
     assert set(values("keras_multi_gpu")["strategy"]) == studied | {"multi_gpu_model"}
     (spec,) = runs("keras_multi_gpu", strategy=["multi_gpu_model"])
     assert spec.config.strategy.options["slice_device"] == "each"  # as Keras had it in 2017
 
 
-def test_variable_update_has_the_modes_and_settings_of_tf_cnn_benchmarks() -> None:
+def test_variable_update_has_the_modes_and_settings_of_tf_cnn_benchmarks():
     results = runs("variable_update", model=["alexnet"])
     trained = {(s.config.train.optimizer, s.config.train.weight_decay, s.config.dataset.feed) for s in results}
     assert trained == {("sgd", 4e-5, "fixed")}
@@ -154,7 +148,7 @@ def test_variable_update_has_the_modes_and_settings_of_tf_cnn_benchmarks() -> No
     assert set(options) >= {"central_storage_cpu", "independent_tensorflow"} and len(results) == 5
 
 
-def test_models_of_a_sweep_bring_their_data_and_batch_sizes() -> None:
+def test_models_of_a_sweep_bring_their_data_and_batch_sizes():
     results = runs("variable_update", strategy=["central_storage_cpu"])
     message = {
         s.config.model.name: (s.config.dataset.name, s.batch_per_device, s.config.train.data_format) for s in results
@@ -163,13 +157,13 @@ def test_models_of_a_sweep_bring_their_data_and_batch_sizes() -> None:
     assert message == {"alexnet": ("imagenet_synthetic", 512, "nchw"), **cifar}
 
 
-def test_each_cifar_sweep_has_the_eight_networks() -> None:
+def test_each_cifar_sweep_has_the_eight_networks():
     assert values("cifar_models")["model"] == CIFAR_MODELS
     assert values("variable_update")["model"] == ["alexnet", *CIFAR_MODELS]
     assert values("data_format")["model"] == ["inception_v3", "resnet50", *CIFAR_MODELS]
 
 
-def test_thesis_scaling_is_what_the_study_trained() -> None:
+def test_thesis_scaling_is_what_the_study_trained():
     results = runs("thesis_scaling", gpus=["1", "10"])
     strategies = ["horovod_nccl", "horovod_mpi", "horovod_gloo"]
     assert [(s.config.strategy.name, s.gpus) for s in results] == list(itertools.product(strategies, (1, 10)))
@@ -180,12 +174,12 @@ def test_thesis_scaling_is_what_the_study_trained() -> None:
         assert spec.global_batch == 75 * spec.gpus
 
 
-def test_thesis_scaling_keeps_its_settings_whatever_the_model_says() -> None:
+def test_thesis_scaling_keeps_its_settings_whatever_the_model_says():
     spec = runs("thesis_scaling", "model=mlp", strategy=["bare_torch"], gpus=["1"])[0]
     assert (spec.config.model.name, spec.batch_per_device, spec.config.train.learning_rate) == ("mlp", 75, 4.7331e-4)
 
 
-def test_a_cpu_explains_missing_nccl_and_defaults_to_two_workers() -> None:
+def test_a_cpu_explains_missing_nccl_and_defaults_to_two_workers():
     for sweep in ("thesis_scaling", "backends"):
         assert values(sweep)["gpus"] == ["1", "2"]
         over_nccl = [name for name in values(sweep)["strategy"] if name.endswith("_nccl")]
@@ -197,7 +191,7 @@ def test_a_cpu_explains_missing_nccl_and_defaults_to_two_workers() -> None:
     ("hardware", "gpus", "nodes"),
     [("alpha", 8, [8]), ("alpha", 9, [8, 1]), ("alpha", 10, [8, 2]), ("hpdlf", 6, [3, 3]), ("gpu2", 8, [4, 4])],
 )
-def test_nodes_of_the_thesis_fill_in_sequence(hardware: str, gpus: int, nodes: list[int]) -> None:
+def test_nodes_of_the_thesis_fill_in_sequence(hardware, gpus, nodes):
     """And what is too much for the machine at hand is a row, not an error."""
     words = ["sweep=thesis_scaling", "strategy=horovod_mpi", "hardware.slurm.bin=/none"]
     spec = resolve(compose_config([*words, f"hardware={hardware}", f"gpus={gpus}"]))
@@ -206,8 +200,8 @@ def test_nodes_of_the_thesis_fill_in_sequence(hardware: str, gpus: int, nodes: l
     assert ("InfiniBand did not work with MPI" in str(spec.unsupported)) == (hardware == "gpu2")
 
 
-def test_backends_has_ddp_lightning_and_horovod_over_each_transport() -> None:
-    results: dict[str, list[str]] = {}
+def test_backends_has_ddp_lightning_and_horovod_over_each_transport():
+    results = {}
     for spec in runs("backends", gpus=["2"]):
         results.setdefault(str(spec.config.strategy.backend), []).append(spec.config.strategy.name)
     assert results == {
@@ -219,14 +213,14 @@ def test_backends_has_ddp_lightning_and_horovod_over_each_transport() -> None:
     assert list(values("backends")) == ["repeat", "gpus", "strategy"]  # what is compared runs one after the other
 
 
-def test_strategies_has_every_way_of_training_with_pytorch() -> None:
+def test_strategies_has_every_way_of_training_with_pytorch():
     known_names = {name: load(f"strategy/{name}.yaml") for name in STRATEGIES}
     several = {name for name, tree in known_names.items() if tree["framework"] == "torch" and tree["max_gpus"] is None}
     over_one = {name for name in several if name.endswith(("_nccl", "_gloo"))}  # backends, which the others choose
     assert set(values("strategies")["strategy"]) == several - over_one
 
 
-def test_samples_and_parameters_vary_each_on_its_own() -> None:
+def test_samples_and_parameters_vary_each_on_its_own():
     results = runs("samples_or_parameters")
     message = [(s.config.model.params, s.config.model.input_shape, s.config.dataset.name) for s in results]
     small, big = [3072, 1], [224 * 224 * 3, 1]
@@ -237,26 +231,26 @@ def test_samples_and_parameters_vary_each_on_its_own() -> None:
     assert kept == {(10**9, 1024, 32, "strong")}
 
 
-def test_transport_takes_the_ways_away_one_by_one() -> None:
+def test_transport_takes_the_ways_away_one_by_one():
     results = [spec.config.hardware.environment for spec in runs("transport", gpus=["2"])]
     off = [sorted(name for name in names if name.endswith("_DISABLE")) for names in results]
     assert off == [[], ["NCCL_P2P_DISABLE"], ["NCCL_SHM_DISABLE"], ["NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"]]
     assert all(names["NCCL_DEBUG"] == "INFO" and set(names.values()) <= {"INFO", "1"} for names in results)
 
 
-def test_placement_has_near_and_far_of_each_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placement_has_near_and_far_of_each_pair(monkeypatch):
     monkeypatch.setattr(machine, "pair_of_each_link", lambda: [(0, 1), (0, 4)])
     results = [(spec.config.hardware.bind, spec.config.hardware.device_ids, spec.gpus) for spec in runs("placement")]
     assert results == [(bind, ids, 2) for bind in ("numa", "far") for ids in ([0, 1], [0, 4])]
 
 
-def test_each_device_is_a_bare_run_on_every_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_device_is_a_bare_run_on_every_one(monkeypatch):
     monkeypatch.setattr(machine, "count_gpus", lambda: 3)
     results = [(s.config.strategy.name, s.places[0].devices, s.gpus) for s in runs("each_device")]
     assert results == [("bare_torch", [device], 1) for device in range(3)]
 
 
-def test_batch_size_goes_from_75_to_5000_on_one_device() -> None:
+def test_batch_size_goes_from_75_to_5000_on_one_device():
     results = runs("batch_size")
     assert [spec.batch_per_device for spec in results] == [75, 150, 350, 700, 1000, 2000, 5000]
     studied = {(s.config.strategy.name, s.gpus, s.config.model.name) for s in results}
@@ -264,7 +258,7 @@ def test_batch_size_goes_from_75_to_5000_on_one_device() -> None:
     assert not any(spec.unsupported for spec in results)
 
 
-def test_batch_size_takes_any_model_strategy_and_batches() -> None:
+def test_batch_size_takes_any_model_strategy_and_batches():
     chosen = {"train.batch_per_device": ["8", "16"], "gpus": ["2"]}
     results = runs("batch_size", "model=cifar10_cnn", "strategy=ddp_gloo", **chosen)
     message = {(s.config.model.name, s.config.dataset.name, s.config.strategy.name) for s in results}
@@ -273,7 +267,7 @@ def test_batch_size_takes_any_model_strategy_and_batches() -> None:
 
 
 @pytest.mark.slow
-def test_devices_or_batch_has_both_sides_of_a_pair() -> None:
+def test_devices_or_batch_has_both_sides_of_a_pair():
     for gpus in ([1, 2], [1, 2, 4, 8], [1, 10]):
         results = runs("devices_or_batch", gpus=[str(count) for count in gpus])
         alone = {spec.batch_per_device for spec in results if spec.gpus == 1}
@@ -282,9 +276,9 @@ def test_devices_or_batch_has_both_sides_of_a_pair() -> None:
     assert list(values("devices_or_batch")) == ["repeat", "train.batch_per_device", "gpus"]
 
 
-def test_devices_or_batch_scales_both_learning_rates_equally() -> None:
+def test_devices_or_batch_scales_both_learning_rates_equally():
     results = runs("devices_or_batch", "train.learning_rate_rule=linear", "train.base_batch=75")
-    rates: dict[int, set[float]] = {}
+    rates = {}
     for spec in results:
         rates.setdefault(spec.global_batch, set()).add(spec.learning_rate)
     assert all(len(results) == 1 for results in rates.values()) and len(rates) > 5
@@ -292,7 +286,7 @@ def test_devices_or_batch_scales_both_learning_rates_equally() -> None:
     assert all(rates[small].pop() * large / small - min(rates[large]) < 1e-9 for small, large in pairs)
 
 
-def test_data_or_model_tries_each_kind_on_the_same_work() -> None:
+def test_data_or_model_tries_each_kind_on_the_same_work():
     results = runs("data_or_model", model=["materials_cnn"])
     message = {(spec.config.strategy.name, spec.global_batch, spec.gpus, spec.config.scaling) for spec in results}
     strategies, batches = (values("data_or_model")[key] for key in ("strategy", "train.global_batch"))
@@ -302,13 +296,13 @@ def test_data_or_model_tries_each_kind_on_the_same_work() -> None:
 
 
 @pytest.mark.parametrize("model", ["mlp", "resnet20_cifar10", "materials_cnn"])
-def test_its_models_can_be_cut(model: str) -> None:
+def test_its_models_can_be_cut(model):
     assert model in values("data_or_model")["model"]
     (spec, *_) = runs("data_or_model", model=[model], strategy=["ddp_gloo"])
     assert max_stages(networks.build_network(spec.config.model)) >= 2
 
 
-def test_thesis_batch_size_sweeps_devices_and_batches() -> None:
+def test_thesis_batch_size_sweeps_devices_and_batches():
     results = runs("thesis_batch_size")
     assert {spec.config.model.name for spec in results} == {"materials_cnn"}
     assert not any(spec.unsupported for spec in results)
@@ -320,7 +314,7 @@ def test_thesis_batch_size_sweeps_devices_and_batches() -> None:
 @pytest.mark.parametrize(
     "rule, k, batch", [("none", 1, 700), ("sqrt", (700 / 75) ** 0.5, 700), ("linear", 700 / 75, 700), ("linear", 1, 75)]
 )
-def test_thesis_accuracy_scales_the_rate_of_a_batch_of_75(rule: str, k: float, batch: int) -> None:
+def test_thesis_accuracy_scales_the_rate_of_a_batch_of_75(rule, k, batch):
     chosen = {"train.learning_rate_rule": [rule], "train.batch_per_device": [str(batch)]}
     (spec,) = runs("thesis_accuracy", **chosen)
     assert spec.learning_rate == pytest.approx(4.7331e-4 * k)
@@ -329,7 +323,7 @@ def test_thesis_accuracy_scales_the_rate_of_a_batch_of_75(rule: str, k: float, b
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 6])
-def test_cifar_scaling_is_what_the_study_ran(gpus: int) -> None:
+def test_cifar_scaling_is_what_the_study_ran(gpus):
     """cifar10_cnn_mgpu.py: RMSprop at 1e-4 times the GPUs, and a batch times the GPUs."""
     results = runs("cifar_scaling", gpus=[str(gpus)])
     assert [spec.batch_per_device for spec in results] == [4096, 512, 32]

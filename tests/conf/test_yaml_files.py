@@ -1,14 +1,11 @@
 """Every YAML in conf/ composes, and agrees with the typed config and the registry."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -46,18 +43,18 @@ MODELS = [path for path in IN_GROUPS if path.parent.name == "model"]
 STRATEGIES = [path.stem for path in IN_GROUPS if path.parent.name == "strategy"]
 
 
-def load(path: Path | str) -> dict[str, Any]:
+def load(path):
     tree = OmegaConf.to_container(OmegaConf.load(CONF / path))
     assert isinstance(tree, dict)
     return {str(key): value for key, value in tree.items()}
 
 
-def test_every_file_is_looked_at() -> None:
+def test_every_file_is_looked_at():
     assert sorted([Path("config.yaml"), *IN_GROUPS, *SWEEPS]) == FILES
     assert {path.parent.name for path in IN_GROUPS} == set(KINDS) and SWEEPS
 
 
-def test_each_file_of_a_group_composes_into_the_spine(subtests: pytest.Subtests) -> None:
+def test_each_file_of_a_group_composes_into_the_spine(subtests):
     for path in IN_GROUPS:
         with subtests.test(str(path)):
             config = compose_config([f"{path.parent}='{path.stem}'"])
@@ -66,9 +63,7 @@ def test_each_file_of_a_group_composes_into_the_spine(subtests: pytest.Subtests)
                 assert chosen.name == path.stem
 
 
-def test_each_sweep_is_a_multirun_whose_every_run_resolves(
-    subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_sweep_is_a_multirun_whose_every_run_resolves(subtests, monkeypatch):
     for path in SWEEPS:
         with subtests.test(str(path)):
             monkeypatch.setenv(
@@ -85,7 +80,7 @@ def test_each_sweep_is_a_multirun_whose_every_run_resolves(
                     resolve.resolve(compose_config([f"sweep={path.stem}", *first, f"{key}={value}"]))
 
 
-def test_each_file_has_the_fields_of_its_dataclass_in_their_order(subtests: pytest.Subtests) -> None:
+def test_each_file_has_the_fields_of_its_dataclass_in_their_order(subtests):
     for path in IN_GROUPS:
         with subtests.test(str(path)):
             fields = [f.name for f in dataclasses.fields(KINDS[path.parent.name])]
@@ -94,7 +89,7 @@ def test_each_file_has_the_fields_of_its_dataclass_in_their_order(subtests: pyte
             assert keys == [name for name in fields if name not in left_out]
 
 
-def test_the_top_level_keys_are_the_spines() -> None:
+def test_the_top_level_keys_are_the_spines():
     tree = load("config.yaml")
     groups = [next(iter(entry)) for entry in tree["defaults"] if isinstance(entry, dict)]
     chosen = [name for name in groups if not name.startswith("override ") and name != "sweep"]
@@ -103,7 +98,7 @@ def test_the_top_level_keys_are_the_spines() -> None:
     assert tree["defaults"][0] == "spine" and tree["defaults"][-1] == "_self_"
 
 
-def test_the_defaults_are_those_of_the_design() -> None:
+def test_the_defaults_are_those_of_the_design():
     config = compose_config([])
     chosen = config.model.name, config.dataset.name, config.strategy.name, config.hardware.name
     assert chosen == ("materials_cnn", "materials", "ddp", "local")
@@ -119,7 +114,7 @@ def test_the_defaults_are_those_of_the_design() -> None:
 FROM_FUNCTIONS = ("custom", "hf", "timm", "torchvision")
 
 
-def test_a_model_has_the_parameters_that_its_yaml_expects(subtests: pytest.Subtests) -> None:
+def test_a_model_has_the_parameters_that_its_yaml_expects(subtests):
     for path in (path for path in MODELS if path.stem not in FROM_FUNCTIONS):
         with subtests.test(str(path)):
             model = build_record(ModelSpec, {key: value for key, value in load(path).items() if key != "defaults"})
@@ -128,11 +123,11 @@ def test_a_model_has_the_parameters_that_its_yaml_expects(subtests: pytest.Subte
             assert model.sources
 
 
-def test_every_built_in_strategy_has_a_yaml_and_every_yaml_is_registered() -> None:
+def test_every_built_in_strategy_has_a_yaml_and_every_yaml_is_registered():
     assert set(STRATEGIES) == set(registry.BUILT_IN_STRATEGIES)
 
 
-def test_a_strategys_yaml_is_consistent(subtests: pytest.Subtests) -> None:
+def test_a_strategys_yaml_is_consistent(subtests):
     for name in STRATEGIES:
         with subtests.test(str(name)):
             strategy = build_record(StrategySpec, load(f"strategy/{name}.yaml"))
@@ -148,14 +143,14 @@ def test_a_strategys_yaml_is_consistent(subtests: pytest.Subtests) -> None:
                 assert strategy.framework in strategy.requires
 
 
-def test_the_yaml_lists_every_option_with_its_default() -> None:
+def test_the_yaml_lists_every_option_with_its_default():
     options = registry.load_strategy("simulated").Options
     assert list(load("strategy/simulated.yaml")["options"].items()) == list(dataclasses.asdict(options()).items())
 
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_the_yaml_lists_every_option_of_a_framework() -> None:
+def test_the_yaml_lists_every_option_of_a_framework():
     """In an interpreter of its own, since the frameworks are imported for it."""
     code = (
         "import dataclasses, json, sys\nfrom scalebench.strategies import registry\n"
@@ -175,7 +170,7 @@ def test_the_yaml_lists_every_option_of_a_framework() -> None:
     assert ours == {name: message[name] for name in ours}
 
 
-def test_the_choices_of_options_are_those_of_its_comments(subtests: pytest.Subtests) -> None:
+def test_the_choices_of_options_are_those_of_its_comments(subtests):
     for name in STRATEGIES:
         with subtests.test(str(name)):
             stated = build_record(StrategySpec, load(f"strategy/{name}.yaml"))
@@ -189,7 +184,7 @@ def test_the_choices_of_options_are_those_of_its_comments(subtests: pytest.Subte
                 assert sorted(words) == sorted(stated.choices[option]), option
 
 
-def test_a_value_that_an_option_cannot_have_is_refused_by_name(subtests: pytest.Subtests) -> None:
+def test_a_value_that_an_option_cannot_have_is_refused_by_name(subtests):
     for name in STRATEGIES:
         with subtests.test(str(name)):
             stated = build_record(StrategySpec, load(f"strategy/{name}.yaml"))
@@ -200,7 +195,7 @@ def test_a_value_that_an_option_cannot_have_is_refused_by_name(subtests: pytest.
                     check_values(one)
 
 
-def test_measuring_gets_longer_and_finer() -> None:
+def test_measuring_gets_longer_and_finer():
     quick, default, thorough = (
         build_record(MeasureSpec, load(f"measure/{n}.yaml")) for n in ("quick", "default", "thorough")
     )

@@ -1,13 +1,10 @@
 """Composing gives what Hydra itself would compose, errors included, from files that are read once."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hydra import version
@@ -16,7 +13,7 @@ from hydra._internal.utils import create_config_search_path
 from hydra.core.utils import JobRuntime, setup_globals
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, Node, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from scalebench.__main__ import main
@@ -40,7 +37,7 @@ SWEEPS = sorted(path.stem for path in (conf_dir() / "sweep").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
-def loaders() -> tuple[ConfigLoaderImpl, CachingLoader]:
+def loaders():
     """Hydra's loader and ours, on the same files."""
     composing.register_with_hydra()
     setup_globals()
@@ -50,7 +47,7 @@ def loaders() -> tuple[ConfigLoaderImpl, CachingLoader]:
     return ConfigLoaderImpl(path), CachingLoader(path)
 
 
-def content_of(node: Node) -> list[Any]:
+def content_of(node):
     """Return everything in a node: uninterpolated values, types and flags."""
     about = node._metadata
     results = [type(node), about.flags or {}, about.object_type, about.ref_type, about.optional]
@@ -60,7 +57,7 @@ def content_of(node: Node) -> list[Any]:
     return [*results, [content_of(value) for value in inner] if isinstance(inner, list) else inner]
 
 
-def runs_of(sweep: str) -> list[list[str]]:
+def runs_of(sweep):
     tree = OmegaConf.load(conf_dir() / "sweep" / f"{sweep}.yaml")
     params = OmegaConf.to_container(tree)["hydra"]["sweeper"]["params"]
     values = [[f"{key}={value}" for value in sweep_choices(choices)] for key, choices in params.items()]
@@ -68,21 +65,19 @@ def runs_of(sweep: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("sweep", random.Random(0).sample(SWEEPS, 5))
-def test_a_run_of_a_sweep_is_what_hydra_composes(sweep: str, loaders: tuple[ConfigLoaderImpl, CachingLoader]) -> None:
+def test_a_run_of_a_sweep_is_what_hydra_composes(sweep, loaders):
     compare(random.Random(0).sample(runs_of(sweep), 2), loaders)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sweep", SWEEPS)
-def test_ten_runs_of_every_sweep_are_what_hydra_composes(
-    sweep: str, loaders: tuple[ConfigLoaderImpl, CachingLoader]
-) -> None:
+def test_ten_runs_of_every_sweep_are_what_hydra_composes(sweep, loaders):
     runs = runs_of(sweep)
     compare(random.Random(1).sample(runs, min(len(runs), 10)), loaders)
 
 
 @pytest.mark.slow
-def test_every_file_of_a_group_is_composed_as_in_hydra(loaders: tuple[ConfigLoaderImpl, CachingLoader]) -> None:
+def test_every_file_of_a_group_is_composed_as_in_hydra(loaders):
     groups = ("dataset", "model", "strategy", "hardware", "measure", "train")
     names = {group: [f"{group}='{path.stem}'" for path in (conf_dir() / group).glob("*.yaml")] for group in groups}
     lines = max(map(len, names.values()))
@@ -100,9 +95,7 @@ OVERRIDES = [
 
 
 @pytest.mark.parametrize("words", OVERRIDES, ids=str)
-def test_overrides_of_any_kind_compose_as_in_hydra(
-    words: list[str], loaders: tuple[ConfigLoaderImpl, CachingLoader], recwarn: pytest.WarningsRecorder
-) -> None:
+def test_overrides_of_any_kind_compose_as_in_hydra(words, loaders, recwarn):
     compare([words, ["gpus=2"], words], loaders)  # earlier configs leave no trace
 
 
@@ -130,9 +123,7 @@ FILES = {
     ],
     ids=lambda words: words[0],
 )
-def test_files_that_name_each_other_compose_as_in_hydra(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_name_each_other_compose_as_in_hydra(words, tmp_path, monkeypatch):
     for name, content in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
@@ -150,7 +141,7 @@ def test_files_that_name_each_other_compose_as_in_hydra(
         assert results[0] == results[1], line
 
 
-def compare(runs: list[list[str]], loaders: tuple[ConfigLoaderImpl, CachingLoader]) -> None:
+def compare(runs, loaders):
     hydras, ours = loaders
     for words in runs:
         composed, expected = (each.load_configuration("config", words, RunMode.RUN) for each in (ours, hydras))
@@ -164,7 +155,7 @@ def compare(runs: list[list[str]], loaders: tuple[ConfigLoaderImpl, CachingLoade
         *("dataset@x=random", "train.optimizer=null strategy=nothing"),
     ],
 )
-def test_errors_are_those_of_hydra(words: str, loaders: tuple[ConfigLoaderImpl, CachingLoader]) -> None:
+def test_errors_are_those_of_hydra(words, loaders):
     caught = []
     for each in loaders:
         with pytest.raises(Exception) as error:
@@ -173,10 +164,8 @@ def test_errors_are_those_of_hydra(words: str, loaders: tuple[ConfigLoaderImpl, 
     assert caught[0] == caught[1]
 
 
-def test_each_file_of_a_sweep_is_read_once(
-    monkeypatch: pytest.MonkeyPatch, loaders: tuple[ConfigLoaderImpl, CachingLoader]
-) -> None:
-    read: list[str] = []
+def test_each_file_of_a_sweep_is_read_once(monkeypatch, loaders):
+    read = []
     load = OmegaConf.load
     monkeypatch.setattr(OmegaConf, "load", lambda file: (read.append(file.name), load(file))[1])
     ours = CachingLoader(loaders[0].get_search_path())
@@ -185,14 +174,14 @@ def test_each_file_of_a_sweep_is_read_once(
     assert len(read) == len(set(read)) > 10
 
 
-def test_changes_to_a_config_do_not_reach_others() -> None:
+def test_changes_to_a_config_do_not_reach_others():
     first = compose(["gpus=1"])
     first.hardware.environment = {"A": "b"}
     first.train.stop.epochs = 3
     assert compose(["gpus=1"]) == compose(["gpus=1"]) != first
 
 
-def test_a_changed_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_file_is_read_again(tmp_path, monkeypatch):
     shutil.copytree(conf_dir(), tmp_path / "conf")
     monkeypatch.setattr(composing, "conf_dir", lambda: tmp_path / "conf")
     file = tmp_path / "conf" / "measure" / "quick.yaml"
@@ -201,7 +190,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path, monkeypatch: pytest.Monkey
     assert compose_config(["measure=quick"]).measure.max_s == 123.25 != before
 
 
-def test_compose_works_as_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compose_works_as_the_command_line(monkeypatch):
     composed = compose(["strategy=simulated", "gpus=3", "measure=quick"])
     assert (composed.strategy.name, composed.gpus, composed.measure.max_s) == ("simulated", 3, 8.0)
     assert "hydra" not in composed
@@ -219,9 +208,7 @@ def test_compose_works_as_the_command_line(monkeypatch: pytest.MonkeyPatch) -> N
         (["sweep=each_device", "hardware.device_ids=[0],[2]"], ["simulated gpus=1"] * 2),
     ],
 )
-def test_a_sweep_is_filled_in(
-    words: list[str], planned: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_is_filled_in(words, planned, monkeypatch, capsys):
     monkeypatch.setattr(machine, "count_gpus", lambda: 3)
     monkeypatch.setattr(machine, "pair_of_each_link", lambda: [(0, 2)])
     assert main([*words, "strategy=simulated", "hardware=cpu", "measure.repeats=1", "dry_run=true"]) == 0
@@ -229,7 +216,7 @@ def test_a_sweep_is_filled_in(
     assert [line[: len(message)] for line, message in zip(lines, planned, strict=True)] == planned
 
 
-def test_devices_and_one_pair_of_each_link_are_listed(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_and_one_pair_of_each_link_are_listed(nvml_library, monkeypatch):
     with monkeypatch.context() as patch:
         for here, values in ((0, "[0],[1]"), (1, "[0]"), (3, "[0],[1],[2]")):
             patch.setattr(machine, "count_gpus", lambda here=here: here)
@@ -242,20 +229,20 @@ def test_devices_and_one_pair_of_each_link_are_listed(nvml_library: Path, monkey
     assert gpus.count_gpus() == 2
 
 
-def test_variables_are_set_by_name_or_together_and_add_up() -> None:
+def test_variables_are_set_by_name_or_together_and_add_up():
     for words in (["hardware.environment={A:1,B:x y}"], ["hardware.environment.A=1", "hardware.environment.B='x y'"]):
         assert compose_config(words).hardware.environment == {"A": "1", "B": "x y"}
     added = compose_config(["sweep=transport", "hardware.environment={A:1}"]).hardware.environment
     assert added == {"NCCL_DEBUG": "INFO", "A": "1"}
 
 
-def test_the_typed_config_is_plain_and_resolved() -> None:
+def test_the_typed_config_is_plain_and_resolved():
     config = to_config(compose(["gpus=2"]))
     assert isinstance(config, Config) and config.train.batch_per_device == 75
     assert type(config.model.input_shape) is list
 
 
-def test_a_value_of_a_wrong_type_or_a_missing_value() -> None:
+def test_a_value_of_a_wrong_type_or_a_missing_value():
     with pytest.raises(InputError, match=r"^no key 'gpu'; did you mean 'gpus'\?$"):
         to_config(compose(["+gpu=1"]))
     with pytest.raises(InputError, match=r"^seed should be int, not str$"):
@@ -268,24 +255,24 @@ NAMES = ["epoch=3-fold=1.npz", "my data (v2).npz", "Kurven_Prüfung.npz", "it's.
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_name_of_a_file_may_hold_what_hydra_cannot_read(name: str) -> None:
+def test_the_name_of_a_file_may_hold_what_hydra_cannot_read(name):
     Path(name).touch()
     assert compose([f"dataset.path={name}"]).dataset.path == name
     assert compose([f"model.description={name}"]).model.description == name  # any key, since there is such a file
 
 
-def test_two_files_in_a_sweep_are_two_values() -> None:
+def test_two_files_in_a_sweep_are_two_values():
     Path("a=1.npz").touch()
     Path("b=2.npz").touch()
     assert composing.accept_words(["dataset.path=a=1.npz,b=2.npz"]) == ["dataset.path='a=1.npz','b=2.npz'"]
 
 
-def test_a_path_need_not_exist_to_be_a_text() -> None:
+def test_a_path_need_not_exist_to_be_a_text():
     assert compose(["dataset.cache=/scratch/größe=1"]).dataset.cache == "/scratch/größe=1"
 
 
 @pytest.mark.parametrize("value", ["12e4567", "1e999", "[1,-1e999]"])
-def test_a_number_that_would_be_infinite_is_refused_with_its_key(value: str) -> None:
+def test_a_number_that_would_be_infinite_is_refused_with_its_key(value):
     with pytest.raises(InputError, match=r"dataset.options.commit: \S+ is too large for a number; where it is a text "):
         compose([f"+dataset.options.commit={value}"])
     assert compose(["dataset.options.commit='12e4567'"]).dataset.options.commit == "12e4567"

@@ -1,11 +1,7 @@
 """Which cores go to which device: machines with made-up NUMA nodes, and no core given twice while there are enough."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,21 +12,21 @@ from scalebench.config import placement as placing
 from scalebench.core.machine import cpus as system_files
 from scalebench.core.machine import machine
 from scalebench.core.machine.cpus import NumaNode
-from scalebench.core.spec import HardwareSpec, RankPlacement, RunSpec
+from scalebench.core.spec import HardwareSpec, RankPlacement
 from tests.builders.configs import ALPHA, make_config, make_spec
 from tests.builders.runs import simulated_spec
 
 Nodes = list[int | None]
 
 
-def nodes_of(sizes: list[int]) -> list[NumaNode]:
+def nodes_of(sizes):
     """Nodes in a row with so many cores each, numbered through; the further apart, the farther."""
     ends = list(itertools.accumulate(sizes, initial=0))
     away = [{str(b): 10 + 11 * abs(a - b) for b in range(len(sizes))} for a in range(len(sizes))]
     return [NumaNode(n, list(range(ends[n], ends[n + 1])), None, away[n]) for n in range(len(sizes))]
 
 
-def pretend(patch: pytest.MonkeyPatch, sizes: list[int], gpus: Nodes, usable: list[int] | None = None) -> None:
+def pretend(patch, sizes, gpus, usable=None):
     patch.setattr(machine, "numa_nodes", lambda: nodes_of(sizes))
     patch.setattr(machine, "usable_cpus", lambda: list(range(sum(sizes))) if usable is None else usable)
     patch.setattr(machine, "order_by_core", sorted)
@@ -38,7 +34,7 @@ def pretend(patch: pytest.MonkeyPatch, sizes: list[int], gpus: Nodes, usable: li
     patch.setattr(machine, "count_gpus", lambda: len(gpus))
 
 
-def hardware(gpus: int, threads: int, bind: str = "numa", devices: str = "cuda") -> HardwareSpec:
+def hardware(gpus, threads, bind="numa", devices="cuda"):
     return HardwareSpec("local", devices=devices, gpus_per_node=gpus, cpus_per_device=threads, bind=bind)
 
 
@@ -59,14 +55,12 @@ def hardware(gpus: int, threads: int, bind: str = "numa", devices: str = "cuda")
         ([7, 7], [0, 1], "numa", [[0, 1], [2, 3]]),  # nor a node 7
     ],
 )
-def test_two_nodes_of_four_cores(
-    monkeypatch: pytest.MonkeyPatch, gpus: Nodes, devices: list[int], bind: str, shares: list[list[int]]
-) -> None:
+def test_two_nodes_of_four_cores(monkeypatch, gpus, devices, bind, shares):
     pretend(monkeypatch, [4, 4], gpus)
     assert placement.assign_cores(hardware(len(gpus), 2, bind), devices) == shares
 
 
-def test_near_and_far_follow_the_distances(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_and_far_follow_the_distances(monkeypatch):
     pretend(monkeypatch, [2, 2, 0, 2], [0, 2, 3])
     # Node 2 has no cores, node 1 is as near as 3.
     assert placement.assign_cores(hardware(3, 1), [0, 1, 2]) == [[0], [2], [4]]
@@ -78,20 +72,20 @@ def test_near_and_far_follow_the_distances(monkeypatch: pytest.MonkeyPatch) -> N
     assert placement.assign_cores(hardware(3, 1, "far"), [0]) == [[2]]  # not the one of the highest number
 
 
-def test_cores_that_this_process_may_not_use_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_that_this_process_may_not_use_are_left_alone(monkeypatch):
     pretend(monkeypatch, [4, 4], [0, 1], usable=[1, 2, 3, 6])
     assert placement.assign_cores(hardware(2, 1), [0, 1]) == [[1], [6]]
     pretend(monkeypatch, [4, 4], [0, 1], usable=[1, 2, 3])
     assert placement.assign_cores(hardware(2, 1), [0, 1]) == [[1], [2]]
 
 
-def test_cpu_workers_have_their_cores_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_workers_have_their_cores_by_number(monkeypatch):
     pretend(monkeypatch, [4, 4], [1, 1])
     for devices, shares in (([0, 1], [[0, 1, 2], [3, 4, 5]]), ([1], [[3, 4, 5]]), ([2], [[0, 6, 7]])):
         assert placement.assign_cores(hardware(2, 3, devices="cpu"), devices) == shares
 
 
-def test_the_kernels_own_files_lead_to_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_kernels_own_files_lead_to_the_cores(monkeypatch, tmp_path):
     monkeypatch.setattr(system_files, "SYSTEM_ROOT", tmp_path)
     for node, (cpus, distances) in {0: ("0,2", "10 32"), 1: ("1,3", "32 10")}.items():
         folder = tmp_path / f"sys/devices/system/node/node{node}"
@@ -105,7 +99,7 @@ def test_the_kernels_own_files_lead_to_the_cores(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def two_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def two_threads(monkeypatch, tmp_path):
     """Two sockets of 24 cores with two threads each, as Linux numbers them, and eight GPUs."""
     monkeypatch.setattr(system_files, "SYSTEM_ROOT", tmp_path)
     for node in (0, 1):
@@ -123,7 +117,7 @@ def two_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("two_threads")
-def test_gpus_of_one_node_share_no_core() -> None:
+def test_gpus_of_one_node_share_no_core():
     """Each has six whole cores, however many of them a run takes."""
     for gpus in (1, 2, 4, 8):
         assigned = placement.assign_cores(hardware(8, 12), list(range(gpus)))
@@ -135,7 +129,7 @@ def test_gpus_of_one_node_share_no_core() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("two_threads")
-def test_a_remote_node_counts_cores_as_its_yaml_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_node_counts_cores_as_its_yaml_does(monkeypatch):
     """SLURM counts threads, of which a rank of six cores would get those of three."""
     gpus = {"devices": "cuda", "threads": 6}
     assigned = placement.assign_cores_on_this_node(spec_of([list(range(8))], **gpus))
@@ -148,7 +142,7 @@ def test_a_remote_node_counts_cores_as_its_yaml_does(monkeypatch: pytest.MonkeyP
     assert placement.assign_cores_on_this_node(spec_of([[0, 6]], devices="cpu")) == [[6], [7]]
 
 
-def test_one_process_for_all_has_the_cores_of_all_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_for_all_has_the_cores_of_all_its_devices(monkeypatch):
     pretend(monkeypatch, [4, 4], [1, 0, 1])
     near = HardwareSpec("local", devices="cuda", cpus_per_device=2, device_ids=[2, 0])
     (place,) = make_spec(gpus=2, hardware=near, strategy__processes="one_for_all").places
@@ -171,16 +165,14 @@ def test_one_process_for_all_has_the_cores_of_all_its_devices(monkeypatch: pytes
         ([4, 4], [1, 0], {}, None),
     ],
 )
-def test_far_that_means_nothing_here_says_why(
-    monkeypatch: pytest.MonkeyPatch, sizes: list[int], gpus: Nodes, changes: dict[str, object], message: str | None
-) -> None:
+def test_far_that_means_nothing_here_says_why(monkeypatch, sizes, gpus, changes, message):
     pretend(monkeypatch, sizes, gpus)
     far = HardwareSpec("local", devices="cuda", bind="far")
     reason = make_spec(**{"hardware": far, "gpus": 2, **changes}).unsupported
     assert message in reason if message is not None and reason is not None else reason == message
 
 
-def test_another_machine_is_asked_about_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_machine_is_asked_about_itself_only(monkeypatch):
     pretend(monkeypatch, [4], [])
     assert "NUMA" not in (make_spec(gpus=2, hardware=dataclasses.replace(ALPHA, bind="far")).unsupported or "")
 
@@ -192,9 +184,7 @@ def test_another_machine_is_asked_about_itself_only(monkeypatch: pytest.MonkeyPa
     st.sampled_from(["numa", "far", "none"]),
     st.data(),
 )
-def test_no_core_is_given_twice_unless_that_is_told(
-    sizes: list[int], gpus: Nodes, threads: int, bind: str, data: st.DataObject
-) -> None:
+def test_no_core_is_given_twice_unless_that_is_told(sizes, gpus, threads, bind, data):
     ids = data.draw(st.permutations(range(len(gpus))))[: data.draw(st.integers(1, len(gpus)))]
     with pytest.MonkeyPatch.context() as patch:
         pretend(patch, [sizes[0] + 1, *sizes[1:]], gpus)
@@ -212,11 +202,11 @@ def test_no_core_is_given_twice_unless_that_is_told(
             assert len(set(taken)) == len(ids) * threads
 
 
-def spec_of(nodes: Sequence[Sequence[int]], threads: int = 1, **changes: object) -> RunSpec:
+def spec_of(nodes, threads=1, **changes):
     """Return a spec with a rank for each device of each node."""
     spec = simulated_spec(gpus=sum(map(len, nodes)), size=1000)
     fields = {"devices": "cpu", "cpus_per_device": threads, "this_machine": False, **changes}
-    spec.config.hardware = HardwareSpec("cluster", **fields)  # type: ignore[arg-type]
+    spec.config.hardware = HardwareSpec("cluster", **fields)
     placed = [(node, devices, k) for node, devices in enumerate(nodes) for k in range(len(devices))]
     spec.places = [
         RankPlacement(rank, k, node, [devices[k]], [], threads) for rank, (node, devices, k) in enumerate(placed)
@@ -225,14 +215,14 @@ def spec_of(nodes: Sequence[Sequence[int]], threads: int = 1, **changes: object)
 
 
 @pytest.fixture
-def cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def cores(monkeypatch):
     """Four cores, and not the first ones, as in a job with a part of the node."""
     results = [4, 5, 6, 7]
     monkeypatch.setattr(machine, "usable_cpus", lambda: results)
     return results
 
 
-def test_a_remote_node_assigns_its_own_cores(cores: list[int]) -> None:
+def test_a_remote_node_assigns_its_own_cores(cores):
     """Its ranks have cores of their own while there are enough; one without a device is not pinned."""
     on_node = placement.assign_cores_on_this_node
     assert on_node(spec_of([[0, 1], [0, 1]], threads=2)) == [[4, 5], [6, 7], [4, 5], [6, 7]]
@@ -245,14 +235,14 @@ def test_a_remote_node_assigns_its_own_cores(cores: list[int]) -> None:
         assert on_node(spec) == expected
 
 
-def test_gpus_of_a_remote_node_keep_their_numbers(cores: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_of_a_remote_node_keep_their_numbers(cores, monkeypatch):
     monkeypatch.setattr(machine, "gpu_numa_nodes", lambda: [0, 0, 1, 1])
     nodes = [NumaNode(0, [0, 1, 4, 5], None, {}), NumaNode(1, [2, 3, 6, 7], None, {})]
     monkeypatch.setattr(machine, "numa_nodes", lambda: nodes)
     assert placement.assign_cores_on_this_node(spec_of([[0, 2]], devices="cuda")) == [[4], [6]]
 
 
-def test_the_variable_with_the_cores_of_a_rank(cores: list[int]) -> None:
+def test_the_variable_with_the_cores_of_a_rank(cores):
     spec = spec_of([[0, 1]], threads=2)
     message = placement.make_cpus_variable(spec, 1)
     assert message == {"SCALEBENCH_CPUS": "6,7"}

@@ -1,10 +1,7 @@
 """`hardware.device_ids`: device k of a run is the physical device of that number."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-from typing import Any
 
 import pytest
 
@@ -15,23 +12,23 @@ from tests.builders.configs import ALPHA, GPUS_HERE, fake_machine, make_config, 
 ROLES = {"roles": {"chief": 1, "ps": 1, "worker": "gpus"}}
 
 
-def chosen(hardware: HardwareSpec, ids: list[int], **changes: Any) -> HardwareSpec:
+def chosen(hardware, ids, **changes):
     return dataclasses.replace(hardware, device_ids=ids, **changes)
 
 
 @pytest.fixture
-def machine_with(monkeypatch: pytest.MonkeyPatch) -> Any:
+def machine_with(monkeypatch):
     return functools.partial(fake_machine, monkeypatch)
 
 
-def test_devices_are_used_in_the_named_order(machine_with: Any) -> None:
+def test_devices_are_used_in_the_named_order(machine_with):
     machine_with(8, cpus=16)
     spec = make_spec(gpus=None, hardware=chosen(GPUS_HERE, [5, 0]))
     assert [(p.devices, p.cpus) for p in spec.places] == [([5], [10, 11]), ([0], [0, 1])]
     assert (spec.gpus, spec.unsupported) == (2, None)  # gpus left out is their number
 
 
-def test_one_process_and_roles_use_them_too(machine_with: Any) -> None:
+def test_one_process_and_roles_use_them_too(machine_with):
     machine_with(0, cpus=8)
     workers = HardwareSpec("local", devices="cpu", cpus_per_device=2, device_ids=[3, 1])
     (only,) = make_spec(gpus=2, hardware=workers, strategy__processes="one_for_all").places
@@ -42,7 +39,7 @@ def test_one_process_and_roles_use_them_too(machine_with: Any) -> None:
     ]  # fmt: skip
 
 
-def test_every_node_uses_the_same_ids() -> None:
+def test_every_node_uses_the_same_ids():
     spec = make_spec(gpus=4, hardware=chosen(ALPHA, [6, 7], gpus_per_node=2))
     places = [(p.node, p.local_rank, p.devices) for p in spec.places]
     assert places == [(0, 0, [6]), (0, 1, [7]), (1, 0, [6]), (1, 1, [7])]
@@ -56,7 +53,7 @@ def test_every_node_uses_the_same_ids() -> None:
         ([0, 1], 4, "gpus=4 wants 4 devices a node, hardware.device_ids names 2; name more of them or lower gpus"),
     ],
 )
-def test_invalid_ids(machine_with: Any, ids: list[int], gpus: int | None, message: str) -> None:
+def test_invalid_ids(machine_with, ids, gpus, message):
     machine_with(8)
     for processes in ("one_per_device", "one_for_all"):
         requested = make_config(gpus=gpus, hardware=chosen(GPUS_HERE, ids), strategy__processes=processes)
@@ -72,24 +69,22 @@ def test_invalid_ids(machine_with: Any, ids: list[int], gpus: int | None, messag
         (2, [0, 1, 2], 3, "gpus=3 asks for more than the 2 GPUs here"),
     ],
 )
-def test_an_id_of_a_missing_gpu_is_unsupported(
-    machine_with: Any, here: int, ids: list[int], gpus: int, message: str
-) -> None:
+def test_an_id_of_a_missing_gpu_is_unsupported(machine_with, here, ids, gpus, message):
     machine_with(here)
     assert make_spec(gpus=gpus, hardware=chosen(GPUS_HERE, ids)).unsupported == message
 
 
-def test_workers_with_the_same_cores_are_flagged(machine_with: Any) -> None:
+def test_workers_with_the_same_cores_are_flagged(machine_with):
     machine_with(0, cpus=2)
     workers = HardwareSpec("local", devices="cpu")
     assert make_spec(gpus=2, hardware=chosen(workers, [1, 0])).flags == []
     assert make_spec(gpus=2, hardware=chosen(workers, [0, 2])).flags == ["oversubscribed"]
 
 
-def test_runs_on_the_same_devices_are_one_run(machine_with: Any) -> None:
+def test_runs_on_the_same_devices_are_one_run(machine_with):
     machine_with(8)
 
-    def mark(gpus: int, ids: list[int]) -> str:
+    def mark(gpus, ids):
         return make_spec(gpus=gpus, hardware=chosen(GPUS_HERE, ids)).fingerprint
 
     assert mark(1, []) == mark(1, [0]) == mark(1, [0, 5])

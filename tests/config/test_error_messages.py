@@ -1,11 +1,7 @@
 """Errors of composing become one line with the nearest valid name."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
@@ -24,7 +20,6 @@ from scalebench.config.error_messages import (
 from scalebench.core import plugins
 from scalebench.core.errors import InputError
 from scalebench.core.spec import Config, TrainSpec
-from tests.builders.plugins import Distributions
 from tests.builders.plugins import dists as dists
 
 TRAIN = ", ".join(sorted(f"train.{key}" for key in flatten(dataclasses.asdict(TrainSpec()))))
@@ -33,7 +28,7 @@ TOP = (
 )
 
 
-def message(*words: str) -> str:
+def message(*words):
     with pytest.raises(EXPECTED_ERRORS) as caught:
         compose_config(words)
     line = explain_error(caught.value, list(words))
@@ -69,7 +64,7 @@ def message(*words: str) -> str:
         (["gpus=(1"], "cannot read the override 'gpus=(1': "),
     ],
 )
-def test_each_kind_of_error(words: list[str], line: str) -> None:
+def test_each_kind_of_error(words, line):
     assert message(*words).startswith(line)
     assert message(*words) == line or line.endswith(": ")
 
@@ -97,23 +92,23 @@ SEVERAL = "Ambiguous value for argument 'gpus=1,2'\n1. To use it as a list, use 
         (InputError("gpus=0 should be at least 1"), "gpus=0 should be at least 1"),
     ],
 )
-def test_an_error_is_explained_in_one_line(error: Exception, line: str) -> None:
+def test_an_error_is_explained_in_one_line(error, line):
     assert explain_error(error, ["gpus=1,2"]) == line
 
 
-def test_errors_of_both_libraries_are_caught() -> None:
+def test_errors_of_both_libraries_are_caught():
     assert issubclass(OverrideParseException, EXPECTED_ERRORS) and issubclass(OmegaConfBaseException, EXPECTED_ERRORS)
     with pytest.raises(EXPECTED_ERRORS):
         OmegaConf.to_container(OmegaConf.create({"a": "${b}"}), resolve=True)
 
 
-def test_all_keys_of_the_typed_config_are_listed() -> None:
+def test_all_keys_of_the_typed_config_are_listed():
     keys = list(list_config_keys(Config))
     assert {"gpus", "train.learning_rate", "strategy.options", "hardware.links", "measure.hang_s"} <= set(keys)
     assert "train" not in keys and len(keys) == len(set(keys))
 
 
-def test_a_file_that_is_no_yaml_is_named_with_its_line(dists: Distributions) -> None:
+def test_a_file_that_is_no_yaml_is_named_with_its_line(dists):
     root = dists.add(files={"a/conf/sweep/bad.yaml": "x: 1\ny: [\n"}, points={"configs": {"a": "a.conf"}})
     with pytest.raises(YAMLError) as caught:
         compose(["sweep=bad"])
@@ -129,17 +124,13 @@ def test_a_file_that_is_no_yaml_is_named_with_its_line(dists: Distributions) -> 
         (["scalebench-search"], "is in scalebench-search, which SCALEBENCH_PLUGINS leaves out"),
     ],
 )
-def test_files_of_the_search_plugin_are_explained(
-    monkeypatch: pytest.MonkeyPatch, word: str, left_out: list[str], line: str
-) -> None:
+def test_files_of_the_search_plugin_are_explained(monkeypatch, word, left_out, line):
     monkeypatch.setattr(plugins, "disabled_plugins", lambda: left_out)
     assert message(word) == f"{word} {line}"
 
 
 @pytest.mark.parametrize("folder", [".", "conf"])
-def test_an_own_file_in_the_working_folder_needs_its_folder_named(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_own_file_in_the_working_folder_needs_its_folder_named(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "--config-dir" not in explain_unknown_choice("hardware", "mine", ["local"])
     own = tmp_path / folder / "hardware" / "mine.yaml"
@@ -171,10 +162,10 @@ OWN_FILES = {  # the content of a file of the user's, and the line
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Callable[[str, bytes], tuple[list[str], Path]]:
+def own(tmp_path):
     """Write a YAML file into a folder of the user's: the words that choose it, and its path."""
 
-    def write(name: str, content: bytes) -> tuple[list[str], Path]:
+    def write(name, content):
         path = tmp_path / f"{name}.yaml"
         path.parent.mkdir()
         path.write_bytes(content)
@@ -184,9 +175,7 @@ def own(tmp_path: Path) -> Callable[[str, bytes], tuple[list[str], Path]]:
 
 
 @pytest.mark.parametrize(("name", "content"), OWN_FILES)
-def test_a_fault_in_a_file_is_named_with_the_file_and_the_key(
-    own: Callable[[str, bytes], tuple[list[str], Path]], name: str, content: str
-) -> None:
+def test_a_fault_in_a_file_is_named_with_the_file_and_the_key(own, name, content):
     words, path = own(name, content.encode())
     with pytest.raises(Exception) as caught:
         compose_config(words)
@@ -202,9 +191,7 @@ def test_a_fault_in_a_file_is_named_with_the_file_and_the_key(
         ("strategy=dpd", "no strategy 'dpd'; did you mean 'ddp'?"),
     ],
 )
-def test_a_fault_in_what_a_sweep_varies_is_named_with_its_file(
-    own: Callable[[str, bytes], tuple[list[str], Path]], swept: str, line: str
-) -> None:
+def test_a_fault_in_what_a_sweep_varies_is_named_with_its_file(own, swept, line):
     key, value = swept.split("=")
     content = f"# @package _global_\nhydra: {{mode: MULTIRUN, sweeper: {{params: {{{key}: '{value}'}}}}}}"
     words, _ = own("sweep/a", content.encode())
@@ -216,9 +203,7 @@ def test_a_fault_in_what_a_sweep_varies_is_named_with_its_file(
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_a_byte_order_mark_is_read_as_if_it_were_not_there(
-    own: Callable[[str, bytes], tuple[list[str], Path]], end: str
-) -> None:
+def test_a_byte_order_mark_is_read_as_if_it_were_not_there(own, end):
     text = "# @package _global_\n# Zeitschritt für Läufe\ntrain:\n  momentum: 0.5\n".replace("\n", end)
     words, _ = own("sweep/a", text.encode("utf-8-sig"))
     assert compose(words).train.momentum == 0.5
@@ -228,9 +213,7 @@ def test_a_byte_order_mark_is_read_as_if_it_were_not_there(
     ("encoding", "line"),
     [("utf-16", "in UTF-16"), ("cp1252", "not in UTF-8 (line 2; perhaps in cp1252, as of Windows)")],
 )
-def test_a_file_of_another_encoding_is_named(
-    own: Callable[[str, bytes], tuple[list[str], Path]], encoding: str, line: str
-) -> None:
+def test_a_file_of_another_encoding_is_named(own, encoding, line):
     words, path = own("sweep/a", "# @package _global_\n# Läufe\n".encode(encoding))
     with pytest.raises(InputError, match=re.escape(f"{path} is {line}: save it in UTF-8")):
         compose(words)

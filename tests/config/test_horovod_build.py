@@ -1,13 +1,8 @@
 """The inspection of an installed Horovod: versions, frameworks, transports and problems."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +15,7 @@ BOTH = {"pytorch": "2.13.0+cpu", "tensorflow": "2.21.0"}
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(tmp_path, monkeypatch):
     """PyTorch 2.13.0+cpu and TensorFlow 2.21.0, an empty cache, and no Horovod yet."""
     monkeypatch.setenv("SCALEBENCH_CACHE", str(tmp_path / "cache"))
     made = Site(tmp_path / "site", monkeypatch)
@@ -32,12 +27,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 @pytest.fixture
-def requested(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def requested(monkeypatch):
     """Record the processes that import Horovod."""
-    calls: list[Any] = []
+    calls = []
     run = subprocess.run
 
-    def counted(command: Any, **options: Any) -> Any:
+    def counted(command, **options):
         calls.append(command)
         return run(command, **options)
 
@@ -45,7 +40,7 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def again(framework: str = "torch") -> HorovodBuild:
+def again(framework="torch"):
     """Inspect Horovod as another process would."""
     inspect_horovod.cache_clear()
     build = inspect_horovod(framework)
@@ -57,7 +52,7 @@ def again(framework: str = "torch") -> HorovodBuild:
 @pytest.mark.parametrize(
     ("holds", "message"), [("mpi gloo", "MPI, Gloo (no NCCL)"), ("gloo", "Gloo (no MPI, NCCL)"), ("mpi gloo nccl", "")]
 )
-def test_a_build_lists_its_transports(site: Site, framework: str, version: str, holds: str, message: str) -> None:
+def test_a_build_lists_its_transports(site, framework, version, holds, message):
     site.horovod(BOTH, holds)
     assert inspect_horovod(framework) == HorovodBuild("0.28.1", version, tuple(holds.split()), None)
     name = horovod_build.FRAMEWORKS[framework]
@@ -65,7 +60,7 @@ def test_a_build_lists_its_transports(site: Site, framework: str, version: str, 
     assert horovod_build.describe_horovod(framework) == line
 
 
-def test_none_is_installed(monkeypatch: pytest.MonkeyPatch, site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_none_is_installed(monkeypatch, site, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert inspect_horovod("torch") is None
     assert (
@@ -87,9 +82,7 @@ def test_none_is_installed(monkeypatch: pytest.MonkeyPatch, site: Site, capsys: 
         ("tensorflow", {"pytorch": "2.13.0+cpu"}, "without TensorFlow: HOROVOD_GPU_OPERATIONS=none "),
     ],
 )
-def test_an_unsuitable_build_is_recognized_without_an_import(
-    site: Site, requested: list[Any], framework: str, built_for: dict[str, str], message: str
-) -> None:
+def test_an_unsuitable_build_is_recognized_without_an_import(site, requested, framework, built_for, message):
     site.horovod(built_for)
     build = again(framework)
     assert build.problem == f"Horovod 0.28.1 was built {message}scalebench install horovod builds it anew"
@@ -100,13 +93,13 @@ def test_an_unsuitable_build_is_recognized_without_an_import(
 
 
 @pytest.mark.parametrize("lost", ["torch/mpi_lib_v2.x.so", "metadata.json"])
-def test_a_build_with_missing_files(site: Site, requested: list[Any], lost: str) -> None:
+def test_a_build_with_missing_files(site, requested, lost):
     (site.horovod(BOTH) / lost).unlink()
     assert again().problem == "Horovod 0.28.1 was built without PyTorch: scalebench install horovod builds it anew"
     assert requested == []
 
 
-def test_versions_are_those_that_the_frameworks_report(site: Site) -> None:
+def test_versions_are_those_that_the_frameworks_report(site):
     """The package index has torch 2.13.0 that reports 2.13.0+cu130, and TensorFlow writes 2.21.0-rc1."""
     site.torch("2.13.0+cu130")
     site.distribution("tensorflow", "2.21.0rc1")
@@ -118,7 +111,7 @@ def test_versions_are_those_that_the_frameworks_report(site: Site) -> None:
     assert again("tensorflow").problem is None
 
 
-BROKEN: dict[str, tuple[str, str]] = {
+BROKEN = {
     "library": ("raise ImportError('libmpi.so.40: cannot open')\n", "ImportError: libmpi.so.40: cannot open"),
     "abort": ("import os, sys\nprint('x', file=sys.stderr, flush=True)\nos.abort()\n", "exit status -6"),
     "silent": ("import os\nos._exit(0)\n", "exit status 0"),
@@ -127,9 +120,7 @@ BROKEN: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize(("code", "message"), BROKEN.values(), ids=list(BROKEN))
-def test_a_failing_import_is_explained_and_tried_again(
-    site: Site, monkeypatch: pytest.MonkeyPatch, code: str, message: str
-) -> None:
+def test_a_failing_import_is_explained_and_tried_again(site, monkeypatch, code, message):
     monkeypatch.setattr(horovod_build, "MAX_PROBE_S", 1.0 if "sleep" in code else 60.0)
     site.horovod(BOTH, code=code)
     build = again()
@@ -144,7 +135,7 @@ def test_a_failing_import_is_explained_and_tried_again(
     assert again().problem is None
 
 
-def test_the_cache_is_used_until_the_build_or_the_framework_changes(site: Site, requested: list[Any]) -> None:
+def test_the_cache_is_used_until_the_build_or_the_framework_changes(site, requested):
     extension = site.horovod(BOTH, "gloo") / "torch" / "mpi_lib_v2.x.so"
     assert inspect_horovod("torch") == inspect_horovod("torch") == again()
     assert len(requested) == 1
@@ -162,9 +153,7 @@ def test_the_cache_is_used_until_the_build_or_the_framework_changes(site: Site, 
 
 
 @pytest.mark.parametrize("garbage", ["", "{", "[]", '{"features": "mpi"}', '{"features": [1]}'])
-def test_a_broken_file_of_the_cache_is_written_anew(
-    site: Site, requested: list[Any], tmp_path: Path, garbage: str
-) -> None:
+def test_a_broken_file_of_the_cache_is_written_anew(site, requested, tmp_path, garbage):
     site.horovod(BOTH, "gloo")
     again()
     (kept,) = (tmp_path / "cache" / "horovod").iterdir()
@@ -174,7 +163,7 @@ def test_a_broken_file_of_the_cache_is_written_anew(
     assert len(requested) == 2 and kept.read_text() == complete
 
 
-def test_an_unwritable_cache_is_ignored(site: Site, requested: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_is_ignored(site, requested, monkeypatch):
     monkeypatch.setenv("SCALEBENCH_CACHE", "/dev/null/cache")
     # Other output of the import is ignored.
     site.horovod(BOTH, "gloo", code="print('[1]')\nimport atexit\natexit.register(print, '[2]')\n")
@@ -223,9 +212,9 @@ NO_TENSORFLOW_NCCL = (
     ],
 )
 def test_why_a_strategy_cannot_run_with_this_build(
-    monkeypatch: pytest.MonkeyPatch, holds: str, framework: str, transport: str | None, launcher: str,
-    message: str | None,
-) -> None:  # fmt: skip
+    monkeypatch, holds, framework, transport, launcher,
+    message
+):  # fmt: skip
     build = HorovodBuild("0.28.1", "1", tuple(holds.split()), None)
     monkeypatch.setattr(horovod_build, "inspect_horovod", lambda framework: build)
     assert find_horovod_problem(framework, transport, launcher) == message
@@ -234,9 +223,7 @@ def test_why_a_strategy_cannot_run_with_this_build(
 @pytest.mark.gpu
 @pytest.mark.parametrize("holds", ["mpi gloo cuda", "mpi gloo nccl cuda"])
 @pytest.mark.parametrize(("transport", "launcher"), [("gloo", "local"), ("mpi", "mpi"), ("nccl", "mpi"), (None, "mpi")])
-def test_a_build_with_nccl_carries_gradients_on_gpus_over_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, holds: str, transport: str | None, launcher: str
-) -> None:
+def test_a_build_with_nccl_carries_gradients_on_gpus_over_nothing_else(monkeypatch, holds, transport, launcher):
     build = HorovodBuild("0.28.1", "1", tuple(holds.split()), None)
     monkeypatch.setattr(horovod_build, "inspect_horovod", lambda framework: build)
     strategy = StrategySpec("x", framework="torch", backend=transport, launcher=launcher, requires=["horovod"])
@@ -253,9 +240,7 @@ def test_a_build_with_nccl_carries_gradients_on_gpus_over_nothing_else(
 @pytest.mark.parametrize("holds", ["gloo", "gloo cuda"])
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 @pytest.mark.parametrize("devices", ["cpu", "cuda"])
-def test_a_build_without_cuda_does_not_wait_for_gradients_on_gpus(
-    monkeypatch: pytest.MonkeyPatch, holds: str, framework: str, devices: str
-) -> None:
+def test_a_build_without_cuda_does_not_wait_for_gradients_on_gpus(monkeypatch, holds, framework, devices):
     """TensorFlow copies the tensors of Horovod's operations on CPUs by itself."""
     build = HorovodBuild("0.28.1", "1", tuple(holds.split()), None)
     monkeypatch.setattr(horovod_build, "inspect_horovod", lambda framework: build)
@@ -267,7 +252,7 @@ def test_a_build_without_cuda_does_not_wait_for_gradients_on_gpus(
 
 
 @pytest.mark.real
-def test_the_one_that_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_one_that_is_installed(monkeypatch, tmp_path):
     monkeypatch.setenv("SCALEBENCH_CACHE", str(tmp_path))
     build = again()
     assert build.problem is None and "gloo" in build.features

@@ -1,10 +1,7 @@
 """Which process stands on which node, drives which devices and has which cores."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,16 +10,16 @@ from hypothesis import strategies as st
 from scalebench.config import placement as placing
 from scalebench.config import resolve
 from scalebench.core.machine import machine
-from scalebench.core.spec import HardwareSpec, RunSpec
+from scalebench.core.spec import HardwareSpec
 from tests.builders.configs import ALPHA, fake_machine, make_config, make_spec, resolve_error
 
 
 @pytest.fixture
-def machine_with(monkeypatch: pytest.MonkeyPatch) -> Any:
+def machine_with(monkeypatch):
     return functools.partial(fake_machine, monkeypatch)
 
 
-def test_processes_are_pinned_in_sequence(machine_with: Any) -> None:
+def test_processes_are_pinned_in_sequence(machine_with):
     machine_with(0, cpus=8)
     spec = make_spec(gpus=2, hardware=HardwareSpec("local", devices="cpu"))
     assert [p.cpus for p in spec.places] == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -35,7 +32,7 @@ def test_processes_are_pinned_in_sequence(machine_with: Any) -> None:
 
 
 @pytest.mark.parametrize(("gpus", "flags"), [(2, []), (3, ["oversubscribed"]), (8, ["oversubscribed"])])
-def test_more_workers_than_cores_are_allowed_and_flagged(machine_with: Any, gpus: int, flags: list[str]) -> None:
+def test_more_workers_than_cores_are_allowed_and_flagged(machine_with, gpus, flags):
     machine_with(0, cpus=2)
     spec = make_spec(gpus=gpus, hardware=HardwareSpec("local", devices="cpu"))
     assert (spec.flags, spec.unsupported, spec.nodes) == (flags, None, 1)
@@ -45,7 +42,7 @@ def test_more_workers_than_cores_are_allowed_and_flagged(machine_with: Any, gpus
 ROLES = {"roles": {"chief": 1, "ps": 1, "worker": "gpus"}}
 
 
-def test_roles_stand_before_the_workers_and_take_no_device(machine_with: Any) -> None:
+def test_roles_stand_before_the_workers_and_take_no_device(machine_with):
     machine_with(0, cpus=8)
     made = make_config(gpus=2, hardware=HardwareSpec("local", devices="cpu", cpus_per_device=2))
     made.strategy.processes = {"roles": {**ROLES["roles"], "ps": 2}}
@@ -58,7 +55,7 @@ def test_roles_stand_before_the_workers_and_take_no_device(machine_with: Any) ->
     assert make_spec(gpus=2).services == {}
 
 
-def test_processes_without_a_core_of_their_own_are_flagged(machine_with: Any) -> None:
+def test_processes_without_a_core_of_their_own_are_flagged(machine_with):
     machine_with(0, cpus=3)
     hardware = HardwareSpec("local", devices="cpu")
     assert make_spec(gpus=2, hardware=hardware).flags == []
@@ -77,12 +74,12 @@ def test_processes_without_a_core_of_their_own_are_flagged(machine_with: Any) ->
         (None, "strategy.processes={'roles': None} should be one_per_device, one_for_all or roles"),
     ],
 )
-def test_roles_that_make_no_sense(roles: Any, message: str) -> None:
+def test_roles_that_make_no_sense(roles, message):
     assert message in resolve_error(make_config(strategy__processes={"roles": roles}))
 
 
 @pytest.mark.parametrize(("gpus", "per_node"), [(1, [1]), (8, [8]), (10, [8, 2]), (24, [8, 8, 8])])
-def test_a_second_node_only_when_the_first_is_full(gpus: int, per_node: list[int]) -> None:
+def test_a_second_node_only_when_the_first_is_full(gpus, per_node):
     spec = make_spec(gpus=gpus, hardware=ALPHA)
     assert spec.nodes == len(per_node)
     assert [sum(p.node == node for p in spec.places) for node in range(spec.nodes)] == per_node
@@ -93,12 +90,12 @@ def test_a_second_node_only_when_the_first_is_full(gpus: int, per_node: list[int
 NODES = HardwareSpec("nodes", devices="cuda", gpus_per_node=8, max_nodes=4, this_machine=False)
 
 
-def counts_of(spec: RunSpec) -> list[int]:
+def counts_of(spec):
     return [sum(p.node == node for p in spec.places) for node in range(spec.nodes)]
 
 
 @given(data=st.data(), layout=st.sampled_from(["sequence", "spread"]), others=st.integers(0, 3))
-def test_every_device_has_one_place(data: st.DataObject, layout: str, others: int) -> None:
+def test_every_device_has_one_place(data, layout, others):
     """On named hosts or on nodes of one kind, with processes beside those of the devices and without."""
     rooms = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
     named = data.draw(st.booleans())
@@ -131,7 +128,7 @@ def test_every_device_has_one_place(data: st.DataObject, layout: str, others: in
         assert roomy == sorted(roomy, reverse=True)
 
 
-def test_a_layout_that_makes_no_difference_is_the_usual_one() -> None:
+def test_a_layout_that_makes_no_difference_is_the_usual_one():
     """So that such runs of a sweep are one run: on one device, on full nodes, in one process."""
     for gpus, changes, layout in (
         (1, {}, "sequence"),
@@ -148,7 +145,7 @@ def test_a_layout_that_makes_no_difference_is_the_usual_one() -> None:
         assert (spread.places == usual.places) == (layout == "sequence")
 
 
-def test_device_ids_are_those_of_the_fullest_node() -> None:
+def test_device_ids_are_those_of_the_fullest_node():
     hardware = dataclasses.replace(NODES, layout="spread", max_nodes=2, device_ids=[3, 5])
     spec = make_spec(gpus=3, hardware=hardware)
     assert [p.devices for p in spec.places] == [[3], [5], [3]]
@@ -157,7 +154,7 @@ def test_device_ids_are_those_of_the_fullest_node() -> None:
     assert "gpus=3 wants 3 devices a node" in resolve_error(make_config(gpus=3, hardware=in_sequence))
 
 
-def test_cpu_workers_of_several_nodes_fill_them_as_gpus_do() -> None:
+def test_cpu_workers_of_several_nodes_fill_them_as_gpus_do():
     """A node alone takes more workers than it has cores; of several, each takes its own."""
     hardware = dataclasses.replace(NODES, devices="cpu", gpus_per_node=2, cpus_per_node=8, cpus_per_device=4)
     assert counts_of(make_spec(gpus=5, hardware=hardware)) == [2, 2, 1]
@@ -167,7 +164,7 @@ def test_cpu_workers_of_several_nodes_fill_them_as_gpus_do() -> None:
 
 
 @pytest.mark.parametrize("layout", ["sequence", "spread"])
-def test_more_devices_than_all_nodes_hold(layout: str) -> None:
+def test_more_devices_than_all_nodes_hold(layout):
     made = make_config(gpus=33, hardware=dataclasses.replace(NODES, layout=layout))
     message = "gpus=33 asks for 5 nodes, hardware=nodes has 4 of 8 devices each"
     assert placing.compute_placement(made, 33).shortage == message
@@ -180,7 +177,7 @@ def test_more_devices_than_all_nodes_hold(layout: str) -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 16))
-def test_no_two_processes_share_a_core_while_there_are_enough(gpus: int, threads: int, cores: int) -> None:
+def test_no_two_processes_share_a_core_while_there_are_enough(gpus, threads, cores):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "usable_cpus", lambda: list(range(cores)))
         hardware = HardwareSpec("local", devices="cpu", gpus_per_node=2, cpus_per_node=cores, cpus_per_device=threads)
@@ -195,9 +192,7 @@ def test_no_two_processes_share_a_core_while_there_are_enough(gpus: int, threads
     ("quota", "gpus", "cores", "threads", "flagged"),
     [(1.0, 2, 1, 1, True), (1.0, 1, 1, 1, False), (0.5, 1, 1, 1, True), (3.0, 2, 3, 1, False), (9.0, 2, 4, 2, False)],
 )
-def test_a_quota_of_cpu_time_counts_as_fewer_cores(
-    quota: float, gpus: int, cores: int, threads: int, flagged: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quota_of_cpu_time_counts_as_fewer_cores(quota, gpus, cores, threads, flagged, monkeypatch):
     """A container that is started with --cpus sees all cores of its machine."""
     monkeypatch.setattr(machine, "usable_cpus", lambda: [0, 1, 2, 3])
     monkeypatch.setattr(machine, "cpu_quota", lambda: quota)
@@ -206,7 +201,7 @@ def test_a_quota_of_cpu_time_counts_as_fewer_cores(
     assert spec.flags == (["oversubscribed"] if flagged else [])
 
 
-def test_named_hosts_are_filled_in_their_order() -> None:
+def test_named_hosts_are_filled_in_their_order():
     """Whatever gpus_per_node says: their slots count."""
     spec = make_spec(gpus=5, hardware__hosts=["a:2", "b", "c:4"], strategy__launcher="mpi")
     places = [(p.node, p.local_rank, p.devices) for p in spec.places]

@@ -1,10 +1,7 @@
 """A config becomes a RunSpec: names, numbers and batches, and every reason to refuse a run."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,18 +15,18 @@ from tests.builders.configs import ALPHA, fake_machine, make_config, make_spec, 
 
 
 @pytest.fixture
-def machine_with(monkeypatch: pytest.MonkeyPatch) -> Any:
+def machine_with(monkeypatch):
     return functools.partial(fake_machine, monkeypatch)
 
 
 @given(st.integers(1, 64), st.integers(1, 500))
-def test_weak_scaling_keeps_the_batch_of_a_device(gpus: int, batch: int) -> None:
+def test_weak_scaling_keeps_the_batch_of_a_device(gpus, batch):
     spec = make_spec(gpus=gpus, train__batch_per_device=batch, dataset__size=100_000)
     assert (spec.batch_per_device, spec.global_batch) == (batch, batch * gpus)
 
 
 @given(st.integers(1, 64), st.integers(1, 5000))
-def test_strong_scaling_keeps_the_global_batch_and_shards_differ_by_one(gpus: int, batch: int) -> None:
+def test_strong_scaling_keeps_the_global_batch_and_shards_differ_by_one(gpus, batch):
     made = make_config(gpus=gpus, scaling="strong", train__global_batch=batch, dataset__size=100_000)
     if batch < gpus:
         assert "fewer than" in resolve_error(made)
@@ -40,7 +37,7 @@ def test_strong_scaling_keeps_the_global_batch_and_shards_differ_by_one(gpus: in
 
 
 @pytest.mark.gpu
-def test_the_default_precision_is_float32_on_cpus_and_the_frameworks_own_on_gpus() -> None:
+def test_the_default_precision_is_float32_on_cpus_and_the_frameworks_own_on_gpus():
     """On a CPU both words are one run: resume, history and comparisons find it by its fingerprint."""
     specs = {
         (devices, precision): make_spec(
@@ -55,7 +52,7 @@ def test_the_default_precision_is_float32_on_cpus_and_the_frameworks_own_on_gpus
     assert fingerprints[0] == fingerprints[1] and len(set(fingerprints)) == 3
 
 
-def test_strong_scaling_falls_back_on_the_batch_of_one_device() -> None:
+def test_strong_scaling_falls_back_on_the_batch_of_one_device():
     spec = make_spec(gpus=2, scaling="strong", train__batch_per_device=75)
     assert (spec.batch_per_device, spec.global_batch) == (38, 75)
     assert make_spec(dataset__size=1, dataset__path="/some.npz").global_batch == 10, "a file is counted later"
@@ -79,7 +76,7 @@ def test_strong_scaling_falls_back_on_the_batch_of_one_device() -> None:
         ),
     ],
 )
-def test_batches_that_leave_a_device_without_samples(changes: dict[str, Any], message: str) -> None:
+def test_batches_that_leave_a_device_without_samples(changes, message):
     assert resolve_error(make_config(**changes)) == message
 
 
@@ -110,12 +107,12 @@ def test_batches_that_leave_a_device_without_samples(changes: dict[str, Any], me
         ),
     ],
 )
-def test_invalid_names_and_numbers(changes: dict[str, Any], message: str) -> None:
+def test_invalid_names_and_numbers(changes, message):
     assert resolve_error(make_config(**changes)) == message
 
 
 @pytest.mark.parametrize(("gpus_here", "hardware", "want"), [(0, "auto", 2), (4, "auto", 4), (4, "cpu", 2)])
-def test_gpus_left_out_means_all_devices(machine_with: Any, gpus_here: int, hardware: str, want: int) -> None:
+def test_gpus_left_out_means_all_devices(machine_with, gpus_here, hardware, want):
     machine_with(gpus_here)
     spec = make_spec(gpus=None, hardware=HardwareSpec("local", devices=hardware))
     assert make_spec(gpus="all", hardware=HardwareSpec("local", devices=hardware)) == spec
@@ -130,7 +127,7 @@ def test_gpus_left_out_means_all_devices(machine_with: Any, gpus_here: int, hard
     assert dataclasses.asdict(made) == before
 
 
-def test_another_machine_must_be_described_completely() -> None:
+def test_another_machine_must_be_described_completely():
     with pytest.raises(InputError, match=r"hardware=alpha is another machine, .* set devices: "):
         make_spec(hardware=dataclasses.replace(ALPHA, devices="auto"))
     with pytest.raises(InputError, match=r"hardware.node_copy=data should be an absolute path"):
@@ -139,7 +136,7 @@ def test_another_machine_must_be_described_completely() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), True, "many"])
-def test_an_option_below_its_bound_is_refused(value: Any) -> None:
+def test_an_option_below_its_bound_is_refused(value):
     stated = StrategySpec("pipeline_gpipe", options={"micro_batches": value}, at_least={"micro_batches": 1})
     with pytest.raises(InputError, match=f"strategy.options.micro_batches={value} should be at least 1"):
         check_values(stated)
@@ -158,9 +155,7 @@ def test_an_option_below_its_bound_is_refused(value: Any) -> None:
         (32, "rounds to 16 bits", {}, False),
     ],
 )
-def test_options_can_make_the_steps_of_a_strategy_exact(
-    bits: int, approximate: str, exact_with: dict[str, Any], is_exact: bool
-) -> None:
+def test_options_can_make_the_steps_of_a_strategy_exact(bits, approximate, exact_with, is_exact):
     options = {"bits": bits, "top_k": 0.1}
     strategy = StrategySpec("mine", approximate=approximate, tolerance=None, exact_with=exact_with, options=options)
     resolved = resolve.set_exactness(strategy)

@@ -1,11 +1,8 @@
 """The reasons why a well-formed run is unsupported here, each in one sentence with the way out."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import shutil
-from typing import Any
 
 import pytest
 
@@ -17,11 +14,11 @@ from tests.builders.configs import ALPHA, GPUS_HERE, fake_machine, make_spec
 
 
 @pytest.fixture
-def machine_with(monkeypatch: pytest.MonkeyPatch) -> Any:
+def machine_with(monkeypatch):
     return functools.partial(fake_machine, monkeypatch)
 
 
-def test_one_process_drives_the_devices_of_one_node() -> None:
+def test_one_process_drives_the_devices_of_one_node():
     message = "simulated has one process for all devices, which are on 2 nodes with gpus=16"
     strategy = StrategySpec("simulated", processes="one_for_all", options={})
     for gpus, expected in ((8, False), (16, True)):
@@ -70,9 +67,7 @@ READ_BY_TENSORFLOW = "dataset=imagenet_tfrecord is read by TensorFlow, and simul
         ),
     ],
 )
-def test_what_is_impossible_here_says_why(
-    machine_with: Any, gpus_here: int, changes: dict[str, Any], message: str | None
-) -> None:
+def test_what_is_impossible_here_says_why(machine_with, gpus_here, changes, message):
     machine_with(gpus_here)
     assert make_spec(**changes).unsupported == message
 
@@ -80,13 +75,13 @@ def test_what_is_impossible_here_says_why(
 @pytest.mark.parametrize(
     ("requested", "instead"), [("multiworker_nccl", "multiworker_ring"), ("mirrored_nccl", "mirrored")]
 )
-def test_nccl_on_the_cpu_names_a_strategy_that_there_is(machine_with: Any, requested: str, instead: str) -> None:
+def test_nccl_on_the_cpu_names_a_strategy_that_there_is(machine_with, requested, instead):
     machine_with(0)
     reason = make_spec(strategy=StrategySpec(requested, devices=["cuda"], backend="nccl")).unsupported
     assert reason == f"{requested} exchanges {NEEDS_GPUS}; use strategy={instead} on CPU"
 
 
-def test_all_reasons_are_listed(machine_with: Any) -> None:
+def test_all_reasons_are_listed(machine_with):
     machine_with(0)
     reasons = make_spec(gpus=2, strategy__max_gpus=1, strategy__requires=["no_such_package_x"]).unsupported
     assert str(reasons).split("; ") == ["simulated runs on 1 device only, gpus=2", NO_PACKAGE]
@@ -94,9 +89,7 @@ def test_all_reasons_are_listed(machine_with: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("devices", ["cpu", "cuda"])
-def test_two_owners_of_nccl_are_a_reason_on_gpus(
-    machine_with: Any, monkeypatch: pytest.MonkeyPatch, devices: str
-) -> None:
+def test_two_owners_of_nccl_are_a_reason_on_gpus(machine_with, monkeypatch, devices):
     machine_with(2)
     owners = {"nvidia/nccl/lib/libnccl.so.2": ["nvidia-nccl-cu12 2.27.7", "nvidia-nccl-cu13 2.29.7"]}
     monkeypatch.setattr(cuda_builds, "find_library_owners", lambda: owners)
@@ -117,7 +110,7 @@ NO_NCCL = (
 HERE = HardwareSpec("local")
 
 
-def horovod(backend: str, **changes: Any) -> StrategySpec:
+def horovod(backend, **changes):
     """A strategy of Horovod with PyTorch, as its YAML says."""
     made = StrategySpec(f"horovod_{backend}", framework="torch", requires=["torch", "horovod"], backend=backend)
     made.devices = ["cuda"] if backend == "nccl" else ["cpu", "cuda"]
@@ -126,11 +119,11 @@ def horovod(backend: str, **changes: Any) -> StrategySpec:
 
 
 @pytest.fixture
-def inspections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def inspections(monkeypatch):
     """Record the inspections of Horovod 0.28.1, which is installed with MPI and Gloo."""
-    taken: list[str] = []
+    taken = []
 
-    def find(framework: str) -> horovod_build.HorovodBuild:
+    def find(framework):
         taken.append(framework)
         return horovod_build.HorovodBuild("0.28.1", "2.13.0", ("mpi", "gloo"), None)
 
@@ -151,17 +144,13 @@ def inspections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (0, horovod("gloo", max_gpus=1), "horovod_gloo runs on 1 device only, gpus=2", False),
     ],
 )
-def test_reasons_why_horovod_cannot_run(
-    machine_with: Any, inspections: list[str], gpus_here: int, strategy: StrategySpec, message: str | None, looked: bool
-) -> None:
+def test_reasons_why_horovod_cannot_run(machine_with, inspections, gpus_here, strategy, message, looked):
     machine_with(gpus_here)
     assert make_spec(gpus=2, hardware=HERE, strategy=strategy).unsupported == message
     assert inspections == (["torch"] if looked else [])
 
 
-def test_horovod_is_not_inspected_in_vain(
-    machine_with: Any, inspections: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_horovod_is_not_inspected_in_vain(machine_with, inspections, monkeypatch):
     """Neither for another machine nor where it is missing."""
     machine_with(0)
     assert (make_spec(gpus=2, hardware=ALPHA, strategy=horovod("nccl")).unsupported or "").startswith(ANOTHER)
@@ -170,7 +159,7 @@ def test_horovod_is_not_inspected_in_vain(
     assert inspections == []
 
 
-def test_mpirun_on_the_path_is_used(machine_with: Any, inspections: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpirun_on_the_path_is_used(machine_with, inspections, monkeypatch):
     machine_with(0)
     monkeypatch.setattr(shutil, "which", lambda name, **where: f"/usr/bin/{name}")
     assert make_spec(gpus=2, hardware=HERE, strategy=horovod("mpi")).unsupported is None
@@ -182,7 +171,7 @@ HOSTS = {"hardware__hosts": ["a:2", "b:2"], "strategy__launcher": "mpi"}
 NODES = HardwareSpec("nodes", devices="cpu", gpus_per_node=2, max_nodes=2)
 
 
-def test_named_hosts_are_not_limited_by_this_machine(machine_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_hosts_are_not_limited_by_this_machine(machine_with, monkeypatch):
     machine_with(2)
     monkeypatch.setattr(shutil, "which", lambda name, **where: f"/usr/bin/{name}")
     assert make_spec(gpus=4, hardware=GPUS_HERE, **HOSTS).unsupported is None
@@ -190,7 +179,7 @@ def test_named_hosts_are_not_limited_by_this_machine(machine_with: Any, monkeypa
     assert make_spec(gpus=4, hardware=elsewhere, **HOSTS).unsupported is None
 
 
-def test_one_process_stays_on_one_host(machine_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_stays_on_one_host(machine_with, monkeypatch):
     machine_with(0)
     monkeypatch.setattr(shutil, "which", lambda name, **where: f"/usr/bin/{name}")
     changes = {**HOSTS, "strategy__processes": "one_for_all", "hardware__layout": "spread"}
@@ -199,7 +188,7 @@ def test_one_process_stays_on_one_host(machine_with: Any, monkeypatch: pytest.Mo
     assert make_spec(gpus=3, **changes).unsupported == message
 
 
-def test_several_nodes_need_named_hosts(machine_with: Any) -> None:
+def test_several_nodes_need_named_hosts(machine_with):
     machine_with(0)
     message = "gpus=3 need 2 nodes and only this machine is here; name them in hardware.hosts"
     assert make_spec(gpus=3, hardware=NODES).unsupported == message
@@ -208,20 +197,20 @@ def test_several_nodes_need_named_hosts(machine_with: Any) -> None:
 
 
 @pytest.mark.parametrize("layout", ["sequence", "spread"])
-def test_more_devices_than_all_nodes_have(machine_with: Any, layout: str) -> None:
+def test_more_devices_than_all_nodes_have(machine_with, layout):
     machine_with(0)
     reason = make_spec(gpus=5, hardware=dataclasses.replace(NODES, this_machine=False, layout=layout)).unsupported or ""
     assert reason.endswith("gpus=5 asks for 3 nodes, hardware=nodes has 2 of 2 devices each")
 
 
-def test_by_hand_is_for_hosts_without_a_scheduler(machine_with: Any) -> None:
+def test_by_hand_is_for_hosts_without_a_scheduler(machine_with):
     machine_with(0)
     reason = make_spec(gpus=2, hardware=ALPHA, strategy__launcher="by_hand").unsupported or ""
     assert reason.endswith("strategy.launcher=by_hand is for hosts without a scheduler, and there is slurm")
     assert make_spec(gpus=2, strategy__launcher="by_hand", hardware__hosts=["a:1", "b:1"]).unsupported is None
 
 
-def test_an_allocation_with_too_few_nodes(machine_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocation_with_too_few_nodes(machine_with, monkeypatch):
     machine_with(0)
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
@@ -232,7 +221,7 @@ def test_an_allocation_with_too_few_nodes(machine_with: Any, monkeypatch: pytest
     assert make_spec(gpus=16, hardware=ALPHA).unsupported is None
 
 
-def test_mpirun_starts_no_containers(machine_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpirun_starts_no_containers(machine_with, monkeypatch):
     machine_with(0)
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     hardware = dataclasses.replace(ALPHA, slurm=SlurmSpec(container="/images/torch.sif"))

@@ -1,15 +1,11 @@
 """Invalid settings of a training, and of `hardware.environment`, are refused in one line with the way out."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from scalebench.config import validate
 from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError
-from scalebench.core.spec import Config, DatasetSpec, StopSpec, StrategySpec, TrainSpec
+from scalebench.core.spec import DatasetSpec, StopSpec, StrategySpec, TrainSpec
 from scalebench.runner.launchers.rank_environment import build_environment
 from tests.builders.configs import make_config, make_spec, resolve_error
 from tests.builders.runs import simulated_config
@@ -17,7 +13,7 @@ from tests.builders.runs import simulated_config
 TO_END = {"stop": {"epochs": 3.0}}
 
 
-def config(train: dict[str, Any], gpus: int = 1, measure: dict[str, Any] | None = None, **dataset: Any) -> Config:
+def config(train, gpus=1, measure=None, **dataset):
     train = {**train, "stop": StopSpec(**train.get("stop", {}))}
     data = DatasetSpec("materials", **{"size": 64, **dataset})
     return simulated_config(
@@ -25,7 +21,7 @@ def config(train: dict[str, Any], gpus: int = 1, measure: dict[str, Any] | None 
     )
 
 
-def line(*args: Any, **kwargs: Any) -> str:
+def line(*args, **kwargs):
     with pytest.raises(InputError) as error:
         resolve(config(*args, **kwargs))
     results = str(error.value)
@@ -33,7 +29,7 @@ def line(*args: Any, **kwargs: Any) -> str:
     return results
 
 
-def test_a_rule_without_a_base_batch() -> None:
+def test_a_rule_without_a_base_batch():
     assert line({"learning_rate_rule": "linear"}) == (
         "train.learning_rate_rule=linear scales the learning rate of a base batch: set train.base_batch, the global "
         "batch that train.learning_rate=0.001 is for"
@@ -58,11 +54,11 @@ def test_a_rule_without_a_base_batch() -> None:
         ({"stop": {"seconds": 120}}, "train.stop.seconds=120 is not below measure.timeout_s=120"),
     ],
 )
-def test_settings_that_contradict_each_other(train: dict[str, Any], message: str) -> None:
+def test_settings_that_contradict_each_other(train, message):
     assert message in line(train)
 
 
-def test_the_smallest_shard_limits_micro_batches() -> None:
+def test_the_smallest_shard_limits_micro_batches():
     """Of a global batch that does not divide: 11 samples on two devices are 6 and 5."""
     made = config({"batch_per_device": 1, "global_batch": 11, "accumulate": 6}, gpus=2)
     made.scaling = "strong"
@@ -72,7 +68,7 @@ def test_the_smallest_shard_limits_micro_batches() -> None:
     resolve(made)
 
 
-def test_a_training_to_a_stop_needs_several_batches() -> None:
+def test_a_training_to_a_stop_needs_several_batches():
     assert "dataset.feed=fixed gives one batch again and again" in line(TO_END, feed="fixed")
     resolve(config({}, feed="fixed"))
 
@@ -85,7 +81,7 @@ def test_a_training_to_a_stop_needs_several_batches() -> None:
         ({}, {"validation_share": 0.01}, 2, "fewer samples to validate than replicas: raise dataset.size or"),
     ],
 )
-def test_a_target_needs_evaluations(measure: dict[str, Any], dataset: dict[str, Any], gpus: int, message: str) -> None:
+def test_a_target_needs_evaluations(measure, dataset, gpus, message):
     assert message in line({"stop": {"target": 0.1}}, gpus, measure, **dataset)
     resolve(config({"stop": {"epochs": 1.0}}, gpus, measure, **dataset))
     # One sample is enough for one replica, and those of a file are counted later.
@@ -93,7 +89,7 @@ def test_a_target_needs_evaluations(measure: dict[str, Any], dataset: dict[str, 
     resolve(config({"stop": {"target": 0.1}}, 2, validation_share=0.01, path="/some.npz"))
 
 
-def test_a_target_alone_has_a_time_limit() -> None:
+def test_a_target_alone_has_a_time_limit():
     train = TrainSpec(stop=StopSpec(target=0.1))
     assert validate.limit_training_time(train, 3600.0).stop == StopSpec(seconds=600.0, target=0.1)
     assert validate.limit_training_time(train, 100.0).stop.seconds == 50.0, "before the whole run is ended"
@@ -103,7 +99,7 @@ def test_a_target_alone_has_a_time_limit() -> None:
     assert resolve(config({"stop": {"target": 0.1}})).config.train.stop.seconds == 60.0
 
 
-def test_replicas_without_sync_cannot_train_to_a_stop() -> None:
+def test_replicas_without_sync_cannot_train_to_a_stop():
     made = config(TO_END, gpus=2)
     made.strategy = StrategySpec("simulated", baseline="simulated", independent=True)
     assert resolve(made).unsupported == (
@@ -129,12 +125,12 @@ def test_replicas_without_sync_cannot_train_to_a_stop() -> None:
         ("", "hardware.environment: '' is no name of a variable"),
     ],
 )
-def test_names_that_are_refused(name: str, message: str) -> None:
+def test_names_that_are_refused(name, message):
     assert message in resolve_error(make_config(hardware__environment={name: "1"}))
     assert "zero byte" in resolve_error(make_config(hardware__environment={"A": "1\0"}))
 
 
-def test_variables_reach_every_process_and_override_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_reach_every_process_and_override_the_shell(monkeypatch):
     monkeypatch.setenv("NCCL_P2P_LEVEL", "SYS")
     chosen = {"NCCL_P2P_LEVEL": "PIX", "GLOO_SOCKET_IFNAME": "eth1", "RANKS": "0"}
     spec = make_spec(gpus=2, hardware__environment=chosen)
@@ -144,13 +140,13 @@ def test_variables_reach_every_process_and_override_the_shell(monkeypatch: pytes
         assert (variables["RANK"], variables["CUDA_DEVICE_ORDER"]) == (str(rank), "PCI_BUS_ID")
 
 
-def test_variables_are_part_of_the_fingerprint_in_any_order() -> None:
+def test_variables_are_part_of_the_fingerprint_in_any_order():
     one, two = {"A": "1", "B": "2"}, {"B": "2", "A": "1"}
     prints = [make_spec(gpus=2, hardware__environment=chosen).fingerprint for chosen in (one, two, {"A": "1"}, {})]
     assert prints[0] == prints[1] and len(set(prints)) == 3
 
 
-def test_nccl_variables_do_not_matter_on_one_device() -> None:
+def test_nccl_variables_do_not_matter_on_one_device():
     made = {gpus: make_spec(gpus=gpus, hardware__environment={"NCCL_P2P_DISABLE": "1", "A": "b"}) for gpus in (1, 2)}
     assert made[2].config.hardware.environment == {"A": "b", "NCCL_P2P_DISABLE": "1"}
     assert made[1].config.hardware.environment == {"A": "b"}

@@ -1,7 +1,5 @@
 """What the kernel says of a process."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from scalebench.core.process import read_process_stat
 
 
-def test_cpu_seconds_are_those_of_the_program_and_of_the_kernel() -> None:
+def test_cpu_seconds_are_those_of_the_program_and_of_the_kernel():
     while os.times().system < 0.3:
         os.listdir("/proc")
     stat, times = read_process_stat(os.getpid()), os.times()

@@ -1,7 +1,5 @@
 """What docs/guides/plugins.md prints: its files, its commands with what they answer, its table of faults."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -19,18 +17,18 @@ class Command(NamedTuple):
     answer: list[str]
 
 
-def files() -> dict[Path, str]:
+def files():
     """Path within the distribution -> text, of the blocks that a path introduces."""
     actual = re.findall(r"^`([\w./-]+)`:\n\n```\w+\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
     return {Path(path): text for path, text in actual}
 
 
-def blocks(kind: str) -> list[str]:
+def blocks(kind):
     return re.findall(rf"^```{kind}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
-def commands() -> list[Command]:
-    actual: list[Command] = []
+def commands():
+    actual = []
     for line in "".join(blocks("console")).splitlines():
         if line.startswith("$ "):
             actual.append(Command(line.removeprefix("$ "), []))
@@ -39,13 +37,13 @@ def commands() -> list[Command]:
     return actual
 
 
-def faults() -> dict[str, str]:
+def faults():
     """What is wrong -> the line."""
     table = TEXT.split("| what is wrong | the line |")[1].split("\n\n")[0]
     return dict(re.findall(r"^\| ([^|]+) \| `(.+)` \|$", table, re.MULTILINE))
 
 
-def answers(expected: list[str], printed: str) -> bool:
+def answers(expected, printed):
     """Whether the printed lines are the expected ones, but for blanks. A line of ANY stands for any lines."""
     parts = [r"(?:.*\n)*?" if line.strip() == ANY else _line(line) for line in expected]
     lines = [" ".join(line.split()) for line in printed.splitlines()]
@@ -53,5 +51,5 @@ def answers(expected: list[str], printed: str) -> bool:
     return re.fullmatch("".join(parts), text) is not None
 
 
-def _line(line: str) -> str:
+def _line(line):
     return ".*".join(re.escape(" ".join(part.split())) for part in line.split(ANY)).replace(".*", " ?.* ?") + "\n"

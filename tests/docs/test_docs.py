@@ -1,12 +1,9 @@
 """What the documentation says is there: its links lead somewhere, its commands compose."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,13 +16,13 @@ PAGES = sorted(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links(page: Path) -> None:
+def test_links(page):
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
     missing = [target for target in targets if not (page.parent / target).exists()]
     assert not missing
 
 
-def test_the_page_of_the_results_folder_names_every_file() -> None:
+def test_the_page_of_the_results_folder_names_every_file():
     text = (ROOT / "multirun/README.md").read_text(encoding="utf-8")
     kinds = ("_FILE", "_LOG", "_SCRIPT", "_FOLDER")
     names = {value for name, value in vars(run_folder).items() if name.endswith(kinds) and isinstance(value, str)}
@@ -34,7 +31,7 @@ def test_the_page_of_the_results_folder_names_every_file() -> None:
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_benchmarks_run(tmp_path: Path) -> None:
+def test_benchmarks_run(tmp_path):
     """They still do what they are for; what they print is for people."""
     env = {**os.environ, "BENCHMARK_LAUNCHES": "1", "BENCHMARK_RUNS": "1000", "BENCHMARK_SOAK_RUNS": "20"}
     program = [sys.executable, "-m", "benchmarks"]
@@ -44,9 +41,7 @@ def test_benchmarks_run(tmp_path: Path) -> None:
         assert subject in done.stdout
 
 
-def test_the_code_of_the_notebook(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_code_of_the_notebook(tmp_path, monkeypatch, capsys):
     """All that starts no run, on a recorded sweep; test_notebook.py starts some."""
     (tmp_path / "multirun").symlink_to(ROOT / "tests/golden/corpus/target")
     monkeypatch.chdir(tmp_path)

@@ -1,14 +1,10 @@
 """Every command in the documentation is accepted as it is written: runs are planned with dry_run=true, the other
 commands are parsed. It happens in this process, since 80 starts of Python would take minutes."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import shlex
-from collections.abc import Callable, Iterator
 from importlib.metadata import distributions
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +22,7 @@ PLUGINS = [folder.name for folder in sorted(ROOT.glob("plugins/scalebench-*"))]
 DOCUMENTED = [page for page in PAGES if page.name not in ("plugins.md", "CHANGELOG.md")]
 
 
-def shell_commands(text: str) -> list[str]:
+def shell_commands(text):
     """Return the arguments of every `scalebench ...` in a page: lines of shell blocks, indented blocks, steps of a CI,
     and code within text."""
     blocks = re.findall(r"^ *```(?:sh|yaml)\n(.*?)^ *```", text, flags=re.MULTILINE | re.DOTALL)
@@ -37,21 +33,21 @@ def shell_commands(text: str) -> list[str]:
     return [line.strip() for line in [*lines, *re.findall(r"`(?:python -m )?scalebench( [^`\n]*)`", prose)]]
 
 
-def table_commands(text: str) -> list[str]:
+def table_commands(text):
     """Return the overrides in the second column of a table, which leaves out the word scalebench."""
     return re.findall(r"^\|[^|\n]*\| `((?:--multirun |sweep=|strategy=)[^`\n]*)`", text, flags=re.MULTILINE)
 
 
-def comment_commands(text: str) -> list[str]:
+def comment_commands(text):
     """Return the arguments of the commands in the comments of a YAML file, which may begin with a variable."""
     lines = re.findall(r"^# +(?:[A-Z_\d]+=\S+ )?(?:python -m )?scalebench ([^\n]*)$", text, re.MULTILINE)
     return [line for line in lines if "=" in line.split()[0] or line.split()[0] in ("--multirun", *COMMANDS)]
 
 
-def documented_commands(enabled: list[str]) -> dict[tuple[str, ...], str]:
+def documented_commands(enabled):
     """Map the arguments of every documented command to the file that has it first. Plugins are those in `enabled`."""
     plugin_pages = [ROOT / "plugins" / name / "README.md" for name in enabled]
-    places: dict[tuple[str, ...], str] = {}
+    places = {}
     for path in [*DOCUMENTED, *plugin_pages, *sorted(ROOT.glob("conf/**/*.yaml"))]:
         text = path.read_text(encoding="utf-8")
         commands = comment_commands(text) if path.suffix == ".yaml" else shell_commands(text) + table_commands(text)
@@ -61,12 +57,12 @@ def documented_commands(enabled: list[str]) -> dict[tuple[str, ...], str]:
     return places
 
 
-def is_run(arguments: tuple[str, ...]) -> bool:
+def is_run(arguments):
     return not arguments or "=" in arguments[0] or arguments[0] == "--multirun"
 
 
 @pytest.fixture
-def enabled_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def enabled_plugins(monkeypatch):
     """Enable the plugins of this repository that are installed."""
     installed = {distribution.name for distribution in distributions()}
     names = [name for name in PLUGINS if name in installed]
@@ -77,9 +73,7 @@ def enabled_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def find_problem(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[[tuple[str, ...]], str | None]:
+def find_problem(tmp_path_factory, monkeypatch, capsys):
     """Return the function that plans a run, and returns the error of a command that is refused."""
     own = tmp_path_factory.mktemp("own")
     page = (ROOT / "docs/guides/own-model.md").read_text(encoding="utf-8")
@@ -94,7 +88,7 @@ def find_problem(
     monkeypatch.setenv("SCALEBENCH_IMAGENET", str(own / "images"))
     monkeypatch.setattr(support, "find_launch_problem", lambda *arguments: None)  # looking at Horovod takes seconds
 
-    def plan(arguments: tuple[str, ...]) -> str | None:
+    def plan(arguments):
         dry = () if "dry_run=true" in arguments else ("dry_run=true",)
         status = main([*arguments, *dry])
         printed = capsys.readouterr()
@@ -105,9 +99,7 @@ def find_problem(
     return plan
 
 
-def test_every_documented_run_is_planned(
-    tmp_path: Path, enabled_plugins: list[str], find_problem: Callable[[tuple[str, ...]], str | None]
-) -> None:
+def test_every_documented_run_is_planned(tmp_path, enabled_plugins, find_problem):
     runs = {command: place for command, place in documented_commands(enabled_plugins).items() if is_run(command)}
     assert {"README.md", "docs/quickstart.md", "conf/sweep/real_or_synthetic.yaml"} < set(runs.values())
     problems = {command: find_problem(command) for command in runs}
@@ -115,7 +107,7 @@ def test_every_documented_run_is_planned(
     assert not list(tmp_path.iterdir())
 
 
-def test_every_setting_beside_a_flag_composes() -> None:
+def test_every_setting_beside_a_flag_composes():
     """Settings stand alone in the tables for people who come from tf_cnn_benchmarks."""
     text = (ROOT / "docs/studies/from-tf-cnn-benchmarks.md").read_text(encoding="utf-8")
     settings = [line for line in re.findall(r"`([a-z_.]+=[^`\n]*)`", text) if not line.startswith("sweep=")]
@@ -133,20 +125,18 @@ def test_every_setting_beside_a_flag_composes() -> None:
         ("strategy=ddp strategy.options.bucket=1", "bucket"),
     ],
 )
-def test_a_broken_command_would_be_seen(
-    broken: str, problem: str, find_problem: Callable[[tuple[str, ...]], str | None]
-) -> None:
+def test_a_broken_command_would_be_seen(broken, problem, find_problem):
     assert problem in (find_problem(tuple(broken.split())) or "")
 
 
-def test_every_other_documented_command_is_parsed(enabled_plugins: list[str]) -> None:
+def test_every_other_documented_command_is_parsed(enabled_plugins):
     commands = {c: place for c, place in documented_commands(enabled_plugins).items() if not is_run(c)}
     assert {"show", "report", "doctor", "list", "compare", "new", "check"} <= {command[0] for command in commands}
     problems = {f"{place}: {shlex.join(command)}": parsing_problem(command) for command, place in commands.items()}
     assert {command: problem for command, problem in problems.items() if problem} == {}
 
 
-def parsing_problem(command: tuple[str, ...]) -> str | None:
+def parsing_problem(command):
     name, *arguments = command
     if name not in COMMANDS:
         return "no such command"
@@ -159,12 +149,12 @@ def parsing_problem(command: tuple[str, ...]) -> str | None:
     return None
 
 
-def test_a_broken_option_would_be_seen() -> None:
+def test_a_broken_option_would_be_seen():
     assert "--treshold" in (parsing_problem(("compare", "a", "b", "--treshold", "3%")) or "")
     assert parsing_problem(("cmpare", "a", "b")) == "no such command"
 
 
-def test_commands_are_found_in_a_page() -> None:
+def test_commands_are_found_in_a_page():
     page = (
         "scalebench is a word. `scalebench show a`\n\n```sh\nscalebench gpus=1  # one\nscalebench\n```\n"
         "   ```yaml\n   - run: scalebench compare b\n   ```\n```console\n$ scalebench check c\n```\n"

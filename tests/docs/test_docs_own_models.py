@@ -1,14 +1,11 @@
 """docs/guides/own-model.md: its files are made as they stand there, and its commands do what it says."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -25,17 +22,17 @@ SHORT = ["measure=quick", "measure.probes=false", "measure.monitor=false", "meas
 
 
 @pytest.fixture(autouse=True)
-def files(tmp_path: Path) -> None:
+def files(tmp_path):
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
 
 
-def scalebench(*arguments: str) -> subprocess.CompletedProcess[str]:
+def scalebench(*arguments):
     command = [sys.executable, "-m", "scalebench", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, "COLUMNS": "200"})
 
 
-def test_files_and_commands_are_found() -> None:
+def test_files_and_commands_are_found():
     assert set(FILES) == {"mynet.py", "mynet_keras.py", "mydata.py"} and len(COMMANDS) >= 6
     assert all(len(text.strip().splitlines()) <= 20 for text in FILES.values())
 
@@ -50,7 +47,7 @@ def test_files_and_commands_are_found() -> None:
     ],
     ids=range(len(COMMANDS)),
 )
-def test_each_command_runs(arguments: list[str], tmp_path: Path) -> None:
+def test_each_command_runs(arguments, tmp_path):
     """As it stands there, though not for long."""
     if "check" in arguments:
         done = scalebench(*arguments)

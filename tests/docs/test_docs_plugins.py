@@ -1,10 +1,7 @@
 """docs/guides/plugins.md: its files make a plugin, its faults have its lines. Output: test_plugin_from_template.py."""
 
-from __future__ import annotations
-
 import re
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,10 +12,10 @@ from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core import config_files, plugins
 from scalebench.core.errors import PluginError
-from scalebench.core.spec import Config, RunSpec, StrategySpec
+from scalebench.core.spec import Config, StrategySpec
 from scalebench.strategies import registry
 from scalebench.workloads import datasets, networks
-from tests.builders.plugins import CODE, Distributions
+from tests.builders.plugins import CODE
 from tests.builders.plugins import dists as dists  # a fixture
 from tests.docs import plugin_page
 from tests.docs.plugin_page import ANY, answers
@@ -46,12 +43,12 @@ FAULTS = PAGE_FAULTS | {
 }
 
 
-def resolved(*arguments: str) -> RunSpec:
+def resolved(*arguments):
     return resolve(compose_config(["strategy=bare_torch", "gpus=1", *arguments]))
 
 
 @pytest.fixture
-def page(dists: Distributions) -> None:
+def page(dists):
     """An installed plugin, of the template's files and those of the page; its pyproject.toml is added to."""
     template, reported = new.render("mine"), plugin_page.files()
     project = tomllib.loads(template[PROJECT] + reported[PROJECT])["project"]
@@ -63,7 +60,7 @@ def page(dists: Distributions) -> None:
     )
 
 
-def test_the_model_of_the_page(page: None) -> None:
+def test_the_model_of_the_page(page):
     spec = resolved("model=one_hidden")
     network = networks.build_network(spec.config.model)
     assert network.parameters == spec.config.model.params
@@ -75,7 +72,7 @@ def test_the_model_of_the_page(page: None) -> None:
     assert steps[-1] == {"run": "python -m pytest"}, "its CI runs the tests"
 
 
-def test_the_data_of_the_page(page: None) -> None:
+def test_the_data_of_the_page(page):
     spec = resolved("model=one_hidden", "dataset.size=100")
     datasets.prepare(spec.config)
     train, validation = datasets.open_sources(spec, 0, 1)
@@ -84,7 +81,7 @@ def test_the_data_of_the_page(page: None) -> None:
     assert batch.inputs.shape == (32, 32) and batch.targets.shape == (32, 1)
 
 
-def test_keys_of_a_strategy_that_the_page_tells_of() -> None:
+def test_keys_of_a_strategy_that_the_page_tells_of():
     blocks = [block for block in plugin_page.blocks("yaml") if not block.startswith(("defaults", "name"))]
     reported = [yaml.safe_load(block) for block in blocks]
     keys = ["options choices at_least", "approximate tolerance", "framework requires baseline"]
@@ -98,7 +95,7 @@ OTHER = (
 )
 ABSTRACT = f"{CODE}    broadcast = abstractmethod(lambda self, value: value)\n"
 # What is wrong -> how such a plugin is made: code, YAML, entry points.
-MADE: dict[str, Callable[[Distributions], object]] = {
+MADE = {
     "the module is not there": lambda dists: mine(dists, target="scalebench_mine.nowhere:Mine"),
     "the class is not there": lambda dists: mine(dists, target="scalebench_mine.strategy:Yours"),
     "the import fails": lambda dists: mine(dists, "1 / 0\n"),
@@ -118,15 +115,15 @@ CONFIGS = {"scalebench_mine": "scalebench_mine.conf"}
 
 
 def mine(
-    dists: Distributions,
-    code: str = CODE,
-    yaml: str | None = "name: mine\n",
-    name: str = "mine",
-    target: str = STRATEGY,
-    dist: str = MINE,
-    folder: str = "scalebench_mine.conf",
-    api: int | None = None,
-) -> None:
+    dists,
+    code=CODE,
+    yaml="name: mine\n",
+    name="mine",
+    target=STRATEGY,
+    dist=MINE,
+    folder="scalebench_mine.conf",
+    api=None,
+):
     """A distribution with that strategy."""
     package = dist.replace("-", "_")
     files = {f"{package}/__init__.py": "", f"{package}/strategy.py": code}
@@ -136,7 +133,7 @@ def mine(
     dists.add(dist, files, points, api=api)
 
 
-def problem(line: str) -> str:
+def problem(line):
     """What a run with that strategy would fail with."""
     name = re.search(r"strategy '(\w+)'", line)
     if name is None:  # it fails none
@@ -152,17 +149,17 @@ def problem(line: str) -> str:
     return str(caught.value)
 
 
-def test_each_fault_of_the_page_is_made() -> None:
+def test_each_fault_of_the_page_is_made():
     assert set(MADE) == set(FAULTS) and len(PAGE_FAULTS) == 5
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_and_their_lines(fault: str, dists: Distributions) -> None:
+def test_faults_and_their_lines(fault, dists):
     MADE[fault](dists)
     assert problem(FAULTS[fault]) == FAULTS[fault]
 
 
-def test_printed_lines_are_compared() -> None:
+def test_printed_lines_are_compared():
     """By the helper that the commands of the page are compared with."""
     printed = "\n  one   two \n\n three 3.5 4\nfour\n"
     for right in (["one two", "three 3.5 4", "four"], [ANY], ["one ...", ANY, "four"], [ANY, "three ... 4", ANY]):

@@ -1,10 +1,7 @@
 """The recipe of docs/guides/cluster.md works: its YAML composes as it says, and its tables tell the truth."""
 
-from __future__ import annotations
-
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -12,7 +9,7 @@ from omegaconf import OmegaConf
 from scalebench.__main__ import main
 from scalebench.config import resolve
 from scalebench.config.compose import compose_config
-from scalebench.core.spec import Config, SlurmSpec
+from scalebench.core.spec import SlurmSpec
 from scalebench.slurm import submit
 from scalebench.slurm.job_states import END_STATES, PERMANENT_REASONS
 from tests.conftest import ROOT
@@ -22,7 +19,7 @@ NAME = "mine"
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
+def own(tmp_path):
     """The folder of the recipe, with its YAML."""
     actual = re.findall(r"^    ```yaml\n(.*?)^    ```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(actual) == 1
@@ -32,11 +29,11 @@ def own(tmp_path: Path) -> Path:
     return folder
 
 
-def composed(own: Path, *arguments: str) -> Config:
+def composed(own, *arguments):
     return compose_config([f"hydra.searchpath=[file://{own}]", f"hardware={NAME}", *arguments])
 
 
-def test_the_yaml_stands_on_one_of_ours(own: Path) -> None:
+def test_the_yaml_stands_on_one_of_ours(own):
     tree = OmegaConf.load(own / "hardware" / f"{NAME}.yaml")
     assert len(tree) == 11 and "defaults" in tree
     hardware = composed(own).hardware
@@ -47,7 +44,7 @@ def test_the_yaml_stands_on_one_of_ours(own: Path) -> None:
     assert not any(hardware.links.values()) and hardware.unsupported == {} and hardware.sources == ["our admins"]
 
 
-def test_it_becomes_the_job_that_the_table_says(own: Path, tmp_path: Path) -> None:
+def test_it_becomes_the_job_that_the_table_says(own, tmp_path):
     settings = {
         "qos": "fast", "reservation": "course", "constraint": "ssd", "memory": "64G", "time_minutes": "7",
         "lines": '["--mail-type=END"]', "setup": '["module load CUDA"]',
@@ -67,19 +64,19 @@ def test_it_becomes_the_job_that_the_table_says(own: Path, tmp_path: Path) -> No
     assert all(f"--{key}" in table or f"`{key}`" in table for key in wanted if key != "mail-type")
 
 
-def test_the_command_line_finds_it(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_finds_it(own, capsys):
     assert main(["--config-dir", str(own), f"hardware={NAME}", "strategy=simulated", "gpus=1", "dry_run=true"]) == 0
     assert "[1/1] simulated gpus=1" in capsys.readouterr().out
     assert main([f"hardware={NAME}"]) == 2  # not without the folder
 
 
-def test_every_key_of_slurm_is_explained() -> None:
+def test_every_key_of_slurm_is_explained():
     """On this page, or in the tables of all keys."""
     text = PAGE + (ROOT / "docs/reference/config.md").read_text(encoding="utf-8")
     assert [key for key in vars(SlurmSpec()) if not re.search(rf"[`.]{re.escape(key)}[`=]", text)] == []
 
 
-def test_the_states_are_those_that_there_are() -> None:
+def test_the_states_are_those_that_there_are():
     table = PAGE[PAGE.index("| SLURM says") :].split("\n\n")[0]
     rows = re.findall(r"^\| ([A-Z_, ]+?)(?: without a row)? \| `(\w+)`", table, re.MULTILINE)
     reported = {state: status for states, status in rows for state in states.split(", ")}
@@ -87,7 +84,7 @@ def test_the_states_are_those_that_there_are() -> None:
     assert set(re.findall(r"(?:Partition|Invalid)\w+", table)) <= set(PERMANENT_REASONS)
 
 
-def test_settings_in_the_text_compose(own: Path) -> None:
+def test_settings_in_the_text_compose(own):
     """Those in backticks, such as `hardware.interface=ib0`; the first value of several."""
     actual = re.findall(r"`((?:hardware|measure|dataset)\.[a-z_.A-Z]+=[^`\n]+)`", PAGE)
     arguments = [word for text in actual for word in shlex.split(text)]

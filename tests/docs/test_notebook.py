@@ -1,11 +1,6 @@
 """The notebook of the examples, executed as a person would: a run, a sweep, its answer and its charts."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,13 +10,13 @@ NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
 LIMIT_S = 1200  # of a cell, on a busy machine
 
 
-def read_cells() -> dict[str, str]:
+def read_cells():
     """Return the sources of the code cells by their ids."""
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     return {cell["id"]: "".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"}
 
 
-def test_the_notebook_holds_no_outputs_and_shows_what_the_guide_names() -> None:
+def test_the_notebook_holds_no_outputs_and_shows_what_the_guide_names():
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     assert all(cell["outputs"] == [] for cell in cells if cell["cell_type"] == "code")
     code = "\n".join(read_cells().values())
@@ -31,7 +26,7 @@ def test_the_notebook_holds_no_outputs_and_shows_what_the_guide_names() -> None:
 
 
 @pytest.fixture
-def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+def execute(tmp_path, monkeypatch):
     """Return the function that executes a notebook in tmp_path."""
     import nbclient
 
@@ -55,7 +50,7 @@ console.print_line("✓ done")
 
 @pytest.mark.extra("nbclient", "ipykernel")
 @pytest.mark.filterwarnings("ignore")
-def test_progress_is_one_line_below_the_cell(execute: Callable[[Any], None]) -> None:
+def test_progress_is_one_line_below_the_cell(execute):
     """The stream of a notebook says that it is a terminal, and would keep each picture of a spinner."""
     from nbformat.v4 import new_code_cell, new_notebook
 
@@ -69,7 +64,7 @@ def test_progress_is_one_line_below_the_cell(execute: Callable[[Any], None]) -> 
 @pytest.mark.real
 @pytest.mark.extra("nbclient", "ipykernel", "plotly")
 @pytest.mark.filterwarnings("ignore")
-def test_the_notebook_runs(execute: Callable[[Any], None], tmp_path: Path) -> None:
+def test_the_notebook_runs(execute, tmp_path):
     import nbformat
 
     book = nbformat.read(NOTEBOOK, as_version=4)
@@ -87,5 +82,5 @@ def test_the_notebook_runs(execute: Callable[[Any], None], tmp_path: Path) -> No
     assert (tmp_path / "my_training.py").exists() and list((tmp_path / "multirun").glob("*/report.html"))
 
 
-def find_data(outputs: list[Any], kind: str) -> list[Any]:
+def find_data(outputs, kind):
     return [output["data"][kind] for output in outputs if kind in output.get("data", {})]

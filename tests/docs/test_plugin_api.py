@@ -1,12 +1,9 @@
 """What plugins may use: exported, listed in the reference, and enough for the plugins of this repository."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect
 import re
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +18,7 @@ TORCH, TENSORFLOW = "scalebench.strategies.torch", "scalebench.strategies.tensor
 PACKAGES = ("scalebench.plugin_api", TORCH, TENSORFLOW, "scalebench.testing")
 
 
-def exported(package: str) -> set[str]:
+def exported(package):
     """The names in `__all__` of a package of a framework, without importing it."""
     tree = ast.parse((ROOT / package.replace(".", "/") / "__init__.py").read_text())
     (names,) = [n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"]
@@ -31,11 +28,11 @@ def exported(package: str) -> set[str]:
 EXPORTED = {package: exported(package) for package in PACKAGES[1:]} | {PACKAGES[0]: set(plugin_api.__all__)}
 
 
-def listed(section: str) -> set[str]:
+def listed(section):
     return set(re.findall(r"^\| `(\w+)` \| ", section, re.MULTILINE))
 
 
-def private_imports(tree: ast.Module) -> set[str]:
+def private_imports(tree):
     """The names of scalebench that a file imports and that are no part of the API."""
     names = set()
     for node in ast.walk(tree):
@@ -47,13 +44,13 @@ def private_imports(tree: ast.Module) -> set[str]:
     return names
 
 
-def test_the_page_lists_what_is_exported_and_nothing_else() -> None:
+def test_the_page_lists_what_is_exported_and_nothing_else():
     sections = re.findall(r"^## `([\w.]+)`\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
     assert {package: listed(section) for package, section in sections} == EXPORTED
 
 
 @pytest.mark.parametrize("kind", [Strategy, Probes])
-def test_the_page_names_every_method(kind: type) -> None:
+def test_the_page_names_every_method(kind):
     """Those that a subclass has to define in bold."""
     section = PAGE.split(f"| method of `{kind.__name__}` |")[1].split("\n\n")[0]
     methods = [name for name, method in vars(kind).items() if inspect.isfunction(method) and not name.startswith("_")]
@@ -63,25 +60,25 @@ def test_the_page_names_every_method(kind: type) -> None:
     )
 
 
-def test_the_page_names_the_groups_and_the_version() -> None:
+def test_the_page_names_the_groups_and_the_version():
     groups = set(re.findall(r"^\| `(scalebench\.\w+)` \| (?:of|any|the)", PAGE, re.MULTILINE))
     assert groups == {f"scalebench.{kind}" for kind in (*plugins.KINDS, plugins.API_KIND)}
     assert f"now **{plugins.API_VERSION}**" in PAGE
 
 
-def test_every_exported_name_is_there() -> None:
+def test_every_exported_name_is_there():
     for package in (plugin_api, testing, importlib.import_module(TORCH)):
         assert all(hasattr(package, name) for name in package.__all__), package.__name__
 
 
-def test_private_imports_are_seen() -> None:
+def test_private_imports_are_seen():
     code = "from scalebench.runner import parent\nimport scalebench.analysis.load\n"
     code += "from scalebench.plugin_api import Strategy, Ddp\n"
     seen = {"scalebench.runner.parent", "scalebench.analysis.load", "scalebench.plugin_api.Ddp"}
     assert private_imports(ast.parse(code)) == seen
 
 
-def test_the_template_keeps_to_the_api() -> None:
+def test_the_template_keeps_to_the_api():
     texts = {path: text for path, text in new.render("mine").items() if path.suffix == ".py"}
     assert len(texts) == 3
     assert {path: names for path, text in texts.items() if (names := private_imports(ast.parse(text)))} == {}
@@ -92,7 +89,7 @@ PLUGINS = sorted(set(ROOT.glob("plugins/*/src")) - {ROOT / "plugins/scalebench-s
 
 
 @pytest.mark.parametrize("folder", PLUGINS, ids=lambda folder: folder.parent.name)
-def test_our_own_plugins_keep_to_the_api(folder: Path) -> None:
+def test_our_own_plugins_keep_to_the_api(folder):
     files = sorted(folder.rglob("*.py"))
     assert files
     imports = {str(path.relative_to(folder)): private_imports(ast.parse(path.read_text())) for path in files}

@@ -1,10 +1,7 @@
 """docs/reference is current: what `python -m scripts.docs` writes, complete and of what the code has."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
-from pathlib import Path
 
 import pytest
 
@@ -19,34 +16,34 @@ PAGES = sorted(docs.PAGES.glob("*.md"))
 SECTION = re.compile(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 
 
-def read(page: str) -> str:
+def read(page):
     return (docs.PAGES / page).read_text(encoding="utf-8")
 
 
-def names_of(table: str) -> list[str]:
+def names_of(table):
     """The names in the first column."""
     return [name for cell in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_is_current(page: Path) -> None:
+def test_a_page_is_current(page):
     text = page.read_text(encoding="utf-8")
     assert docs.update_page(text) == text, f"{page.name} is of other code: python -m scripts.docs writes it anew"
 
 
-def test_each_generated_part_is_in_one_page() -> None:
+def test_each_generated_part_is_in_one_page():
     names = [name for page in PAGES for _, name, _ in docs.PART.findall(page.read_text(encoding="utf-8"))]
     assert sorted(names) == sorted(docs.FORMATS)
 
 
-def test_each_strategy_once() -> None:
+def test_each_strategy_once():
     tables = re.findall(r"^\| strategy \|.*?\n\n", read("strategies.md"), re.MULTILINE | re.DOTALL)
     named = [name for table in tables for name in names_of(table)]
     assert len(named) == len(set(named))
     assert set(named) == set(BUILT_IN_STRATEGIES)
 
 
-def test_options_are_those_of_the_strategies_of_their_section() -> None:
+def test_options_are_those_of_the_strategies_of_their_section():
     sections = dict(SECTION.findall(read("strategies.md")))
     assert len(sections) > 5
     for heading, text in sections.items():
@@ -63,7 +60,7 @@ def test_options_are_those_of_the_strategies_of_their_section() -> None:
         ("Hardware", HardwareSpec, ""), ("Hardware", SlurmSpec, ""),
     ],
 )  # fmt: skip
-def test_every_key_is_in_the_config_page(section: str, kind: type, prefix: str) -> None:
+def test_every_key_is_in_the_config_page(section, kind, prefix):
     page = read("config.md")
     text = dict(SECTION.findall(page))[section] if section else page.partition("\n## ")[0]
     named = {name for cell in re.findall(r"`([\w.]+)`", text) for name in (cell, cell.partition(".")[0])}
@@ -72,7 +69,7 @@ def test_every_key_is_in_the_config_page(section: str, kind: type, prefix: str) 
     assert fields - groups - docs.SKIPPED <= named
 
 
-def test_every_variable_of_a_user_is_in_the_config_page() -> None:
+def test_every_variable_of_a_user_is_in_the_config_page():
     ours = {
         "PARENT_PID",
         "LAUNCHER",
@@ -90,12 +87,12 @@ def test_every_variable_of_a_user_is_in_the_config_page() -> None:
     assert read_names - ours == set(re.findall(r"`SCALEBENCH_([A-Z0-9_]+)`", read("config.md")))
 
 
-def test_every_column_is_described() -> None:
+def test_every_column_is_described():
     limits = {name for name in FRAME_COLUMNS if name.endswith(("_low", "_high"))}
     assert set(COLUMN_DESCRIPTIONS) == set(FRAME_COLUMNS) - limits
 
 
-def test_a_key_that_holds_others_stands_before_them(tmp_path: Path) -> None:
+def test_a_key_that_holds_others_stands_before_them(tmp_path):
     path = tmp_path / "some.yaml"
     path.write_text("# Header.\nkind: a # a or b\nstop: # half\n  seconds: null # minute\n  steps: 1\n")
     assert docs.read_keys(path) == [
@@ -103,6 +100,6 @@ def test_a_key_that_holds_others_stands_before_them(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_cell_is_text() -> None:
+def test_a_cell_is_text():
     assert docs.format_table(["a"], [["x | <k>"]]).endswith("| x \\| &lt;k> |")
     assert docs.format_table(["a"], [["(docs/guides/cluster.md)"]]).endswith("| ([cluster](../guides/cluster.md)) |")

@@ -1,11 +1,8 @@
 """The site of docs/ builds without a warning, as `make docs` builds it, and each page says whom it is for."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +13,7 @@ NO_MKDOCS = "mkdocs-material is not installed: pip install -e '.[docs]'"
 
 
 @pytest.mark.skipif(find_spec("material") is None, reason=NO_MKDOCS)
-def test_the_site_builds_strictly(tmp_path: Path) -> None:
+def test_the_site_builds_strictly(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -26,13 +23,13 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_says_whom_it_is_for(page: Path) -> None:
+def test_a_page_says_whom_it_is_for(page):
     """In its first line of text: below the title, in italics."""
     lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line and not line.startswith("<!--")]
     assert lines[0].startswith("# ") and lines[1].startswith("*For ") and "*" in " ".join(lines[1:4])[1:]
 
 
-def test_what_people_write_is_short() -> None:
+def test_what_people_write_is_short():
     """README and all pages but the generated ones."""
     pages = [ROOT / "README.md", *(page for page in PAGES if page.parent.name != "reference")]
     words = {str(page.relative_to(ROOT)): len(page.read_text(encoding="utf-8").split()) for page in pages}

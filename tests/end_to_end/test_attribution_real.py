@@ -1,10 +1,7 @@
 """The attribution of real strategies: whatever a machine makes of them, the parts add up to the loss."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +22,7 @@ WORDS = (
 @pytest.mark.parametrize(
     "arguments", [["scaling=weak"], ["scaling=strong", "train.global_batch=64", "baseline=attribution"]]
 )
-def test_parts_add_up_to_the_loss(tmp_path: Path, arguments: list[str]) -> None:
+def test_parts_add_up_to_the_loss(tmp_path, arguments):
     chosen = [*WORDS, *arguments, f"strategy={','.join(STRATEGIES)}", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
     program = [sys.executable, "-m", "scalebench", "--multirun", "measure.repeats=1"]
     done = subprocess.run([*program, *chosen], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S)

@@ -1,14 +1,11 @@
 """A sweep among plugins with a fault of each kind: it fails its own runs, in one line, and no others."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -16,7 +13,7 @@ from scalebench.__main__ import main
 from scalebench.config.compose import compose, to_config
 from scalebench.config.resolve import resolve
 from scalebench.core.run_folder import PLUGIN_LOG
-from scalebench.core.spec import ModelSpec, RunSpec, StopSpec, TrainSpec, write_spec
+from scalebench.core.spec import ModelSpec, StopSpec, TrainSpec, write_spec
 from scalebench.runner import launchers, parent
 from scalebench.runner.jobs import JobRequest
 from scalebench.runner.jobs.submit import Submitter
@@ -25,7 +22,7 @@ from scalebench.sweeps import plan as jobs
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.execute import RunningSweep
 from scalebench.workloads import datasets
-from tests.builders.plugins import CODE, Distributions, strategy_yaml
+from tests.builders.plugins import CODE, strategy_yaml
 from tests.builders.plugins import dists as dists
 from tests.builders.runs import simulated_config, simulated_spec
 
@@ -115,22 +112,20 @@ OF_METADATA = {
 }
 
 
-def install(dists: Distributions, faults: dict[str, Fault]) -> None:
+def install(dists, faults):
     for name, fault in faults.items():
-        dists.strategy(name, f"{name.replace('_', '-')}-dist", **fault.how)  # type: ignore[arg-type]
+        dists.strategy(name, f"{name.replace('_', '-')}-dist", **fault.how)
     if "twice" in faults:
         dists.strategy("twice", "second-dist", yaml=None)
 
 
-def sweep(names: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+def sweep(names, *arguments):
     strategies = ",".join(names)
     command = [sys.executable, "-m", "scalebench", "--multirun", f"strategy={strategies}", *SHORT, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
-def check_rows(
-    done: subprocess.CompletedProcess[str], faults: dict[str, Fault], sound: tuple[str, ...] = ("simulated",)
-) -> None:
+def check_rows(done, faults, sound=("simulated",)):
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     actual = {}
@@ -152,7 +147,7 @@ def check_rows(
 
 
 @pytest.mark.slow
-def test_what_is_wrong_before_its_code_runs_fails_its_own_runs(dists: Distributions) -> None:
+def test_what_is_wrong_before_its_code_runs_fails_its_own_runs(dists):
     install(dists, OF_METADATA)
     done = sweep(["simulated", *OF_METADATA], "measure.cool_down_s=100")
     check_rows(done, OF_METADATA)
@@ -161,7 +156,7 @@ def test_what_is_wrong_before_its_code_runs_fails_its_own_runs(dists: Distributi
 
 
 @pytest.mark.slow
-def test_a_dry_run_of_a_sweep_among_them(dists: Distributions, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_of_a_sweep_among_them(dists, capsys):
     install(dists, OF_METADATA)
     strategies = ",".join(["simulated", *OF_METADATA])
     assert (
@@ -178,7 +173,7 @@ def test_a_dry_run_of_a_sweep_among_them(dists: Distributions, capsys: pytest.Ca
 
 
 @pytest.mark.slow
-def test_what_is_wrong_with_its_code_fails_its_own_runs_and_prints_do_no_harm(dists: Distributions) -> None:
+def test_what_is_wrong_with_its_code_fails_its_own_runs_and_prints_do_no_harm(dists):
     install(dists, OF_CODE)
     dists.strategy("prints", "prints-dist", code=f"print('hello from a plugin')\n{CODE}")
     done = sweep(["simulated", "prints", *OF_CODE])
@@ -189,12 +184,12 @@ def test_what_is_wrong_with_its_code_fails_its_own_runs_and_prints_do_no_harm(di
 LINE = "strategy 'mine' of my-plugin cannot go"
 
 
-def broken(log: str = "", **changes: Any) -> RunSpec:
+def broken(log="", **changes):
     return dataclasses.replace(simulated_spec(**changes), plugin_error=LINE, plugin_traceback=log)
 
 
 @pytest.mark.parametrize("log", ["", "Traceback: here\n"])
-def test_its_row_is_made_without_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str) -> None:
+def test_its_row_is_made_without_a_process(tmp_path, monkeypatch, log):
     monkeypatch.setattr(launchers, "launch", None)
     spec = dataclasses.replace(broken(log), unsupported="it needs a GPU")
     (tmp_path / "run").mkdir()
@@ -206,7 +201,7 @@ def test_its_row_is_made_without_a_process(tmp_path: Path, monkeypatch: pytest.M
     assert not log or (tmp_path / "run" / PLUGIN_LOG).read_text() == log
 
 
-def test_it_is_not_submitted_and_no_data_are_made_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_not_submitted_and_no_data_are_made_for_it(monkeypatch):
     spec = simulated_spec()
     hardware = dataclasses.replace(spec.config.hardware, scheduler="slurm", this_machine=False)
     spec = dataclasses.replace(spec, config=dataclasses.replace(spec.config, hardware=hardware))
@@ -218,10 +213,10 @@ def test_it_is_not_submitted_and_no_data_are_made_for_it(monkeypatch: pytest.Mon
     submitter = Submitter(lambda spec, folder: pytest.fail("it was submitted"), clock=lambda: 0.0)
     submitter.add([JobRequest(0, broken(), Path("run"))])
     _, row = submitter.next()
-    assert (row.status, row.reason) == ("failed", LINE)  # type: ignore[union-attr]
+    assert (row.status, row.reason) == ("failed", LINE)
 
 
-def test_it_takes_no_time_and_no_part_in_a_curve() -> None:
+def test_it_takes_no_time_and_no_part_in_a_curve():
     future, sound = time_estimate.TimeEstimate(), simulated_spec(measure={"cool_down_s": 5.0})
     endless = broken(train=TrainSpec(batch_per_device=10, stop=StopSpec(epochs=3)))
     assert future.expected_s(endless) == 0.0 and future.has_basis(endless)
@@ -234,28 +229,28 @@ def test_it_takes_no_time_and_no_part_in_a_curve() -> None:
     assert time_budget._find_curve_ends(runs, curves) == time_budget._find_curve_ends(runs[:2], curves)
 
 
-def test_no_baselines_are_added_for_it_and_a_broken_one_is_not_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    def plan(faulty: Sequence[int]) -> list[int]:
-        def resolve(config: Any) -> RunSpec:
+def test_no_baselines_are_added_for_it_and_a_broken_one_is_not_added(monkeypatch):
+    def plan(faulty):
+        def resolve(config):
             spec = simulated_spec(measure={"repeats": 1}, gpus=config.gpus)
             return dataclasses.replace(spec, plugin_error=LINE) if config.gpus in faulty else spec
 
         monkeypatch.setattr(jobs, "resolve", resolve)
         monkeypatch.setattr(jobs, "to_config", lambda arguments: simulated_config(None, {"repeats": 1}, gpus=arguments))
-        compose: Any = lambda arguments: int(arguments[-1].partition("=")[2])  # noqa: E731
+        compose = lambda arguments: int(arguments[-1].partition("=")[2])  # noqa: E731
         return [job.spec.gpus for job in jobs.plan_sweep([["gpus=2"]], compose)]
 
     assert [plan([]), plan([2]), plan([1])] == [[1, 2], [2], [2]]
 
 
-def test_a_dry_run_says_what_will_fail(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_says_what_will_fail(capsys):
     Console().print_plan([jobs.SweepRun([], broken()), jobs.SweepRun([], simulated_spec())])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"[1/2] simulated gpus=1: will fail: {LINE}"
     assert lines[1].startswith("[2/2] simulated gpus=1: batch ")
 
 
-def test_a_sweep_does_not_judge_the_others_by_it(tmp_path: Path) -> None:
+def test_a_sweep_does_not_judge_the_others_by_it(tmp_path):
     now_s = [0.0]
     sweep = RunningSweep(tmp_path, [], None, clock=lambda: now_s[0])
     for _ in sweep.iterate([jobs.SweepRun([], broken()), jobs.SweepRun([], simulated_spec())], iter(())):
@@ -263,7 +258,7 @@ def test_a_sweep_does_not_judge_the_others_by_it(tmp_path: Path) -> None:
     assert [(spec.plugin_error, took_s) for spec, took_s in sweep._estimate._durations_s] == [(None, 7.0)]
 
 
-def test_a_model_whose_code_fails_has_a_row_with_its_traceback(dists: Distributions, tmp_path: Path) -> None:
+def test_a_model_whose_code_fails_has_a_row_with_its_traceback(dists, tmp_path):
     code = "def f(network, outputs):\n    return 1 / 0\n"
     files = {"a/__init__.py": "", "a/nets.py": code, "a/conf/model/mine.yaml": "name: mine\n"}
     dists.add("a-dist", files, {"models": {"mine": "a.nets:f"}, "configs": {"a": "a.conf"}})
@@ -275,7 +270,7 @@ def test_a_model_whose_code_fails_has_a_row_with_its_traceback(dists: Distributi
 
 
 @pytest.mark.parametrize("part", ["model", "dataset"])
-def test_what_is_registered_without_a_yaml_has_a_row(dists: Distributions, tmp_path: Path, part: str) -> None:
+def test_what_is_registered_without_a_yaml_has_a_row(dists, tmp_path, part):
     dists.add("a-dist", points={f"{part}s": {"mine": "a:f"}})
     composed = compose(["strategy=simulated", "gpus=1", "hardware=cpu", f"{part}=mine"])
     result = parent.run_spec(resolve(to_config(composed)), tmp_path / "run")

@@ -1,19 +1,16 @@
 """examples/: each file is short, its command is a run, and its losses are the bare run's under every strategy."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from scalebench.config import resolve
 from scalebench.config.compose import compose_config
-from scalebench.testing.launch import UNEVEN_WORKLOAD, ContractRanks, launch_checks
+from scalebench.testing.launch import UNEVEN_WORKLOAD, launch_checks
 from tests.conftest import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -29,7 +26,7 @@ STRATEGIES = {
 }  # of each example: its baseline, and strategies that repeat its steps
 
 
-def read_overrides(example: Path) -> list[str]:
+def read_overrides(example):
     """Return the overrides of the command in the docstring, without what a sweep varies."""
     docstring = example.read_text(encoding="utf-8").split('"""')[1].replace("\\\n", " ")
     command = re.search(r"^scalebench (.*)", docstring, re.MULTILINE)
@@ -39,19 +36,19 @@ def read_overrides(example: Path) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def folder(tmp_path, monkeypatch):
     """Run in a folder with the examples, which ranks find on their path, too."""
     for example in EXAMPLES:
         shutil.copy(example, tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
 
 
-def test_each_example_has_strategies_and_is_short() -> None:
+def test_each_example_has_strategies_and_is_short():
     assert {example.stem for example in EXAMPLES} == set(STRATEGIES)
     assert all(len(example.read_text(encoding="utf-8").splitlines()) < MAX_LINES for example in EXAMPLES)
 
 
-def launch(example: str, strategy: str, gpus: int, folder: Path) -> ContractRanks:
+def launch(example, strategy, gpus, folder):
     overrides = read_overrides(ROOT / "examples" / f"{example}.py")
     return launch_checks([*UNEVEN_WORKLOAD, *overrides, f"strategy={strategy}", f"gpus={gpus}"], folder)
 
@@ -59,7 +56,7 @@ def launch(example: str, strategy: str, gpus: int, folder: Path) -> ContractRank
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("example", STRATEGIES)
-def test_losses_are_those_of_the_bare_run(example: str, tmp_path: Path) -> None:
+def test_losses_are_those_of_the_bare_run(example, tmp_path):
     """On one and two devices, with uneven parts and an uneven last batch of an epoch."""
     baseline, strategies = STRATEGIES[example]
     bare = launch(example, baseline, 1, tmp_path / "bare")
@@ -73,7 +70,7 @@ def test_losses_are_those_of_the_bare_run(example: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["pipeline_gpipe", "hybrid", "tensor_parallel", "mirrored"])
-def test_strategies_that_cannot_take_them_say_so_in_the_plan(strategy: str) -> None:
+def test_strategies_that_cannot_take_them_say_so_in_the_plan(strategy):
     overrides = read_overrides(ROOT / "examples" / "token_transformer.py")
     spec = resolve.resolve(compose_config([*overrides, f"strategy={strategy}", "gpus=2", "dataset.size=200"]))
     assert spec.unsupported and spec.config.dataset.dtype == "record"

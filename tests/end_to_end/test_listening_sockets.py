@@ -1,7 +1,5 @@
 """What listens during a run on one machine: the loopback, a network of the run's own, or a flag in its row says so."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import os
@@ -51,7 +49,7 @@ class Listener(NamedTuple):
     program: str
 
 
-def list_listeners() -> set[Listener]:
+def list_listeners():
     """List the listening TCP sockets of this process and of all below it, in whichever network they are."""
     listeners = set()
     for pid in [os.getpid(), *list_descendants()]:
@@ -70,7 +68,7 @@ def list_listeners() -> set[Listener]:
     return listeners
 
 
-def parse_address(text: str) -> str:
+def parse_address(text):
     """Parse the address of a line in /proc/PID/net/tcp or tcp6, whose words of 32 bits are in the order of the host."""
     raw = bytes.fromhex(text.partition(":")[0])
     in_order = b"".join(
@@ -79,12 +77,12 @@ def parse_address(text: str) -> str:
     return str(ipaddress.ip_address(in_order))
 
 
-def listeners_of_run(folder: Path, *words: str) -> tuple[set[Listener], list[str]]:
+def listeners_of_run(folder, *words):
     """Run in this process; return all that listened below it meanwhile, looked at ten times a second, and the flags."""
-    listeners: set[Listener] = set()
+    listeners = set()
     ended = threading.Event()
 
-    def look() -> None:
+    def look():
         while not ended.wait(0.1):
             listeners.update(list_listeners() - before)
 
@@ -101,17 +99,17 @@ def listeners_of_run(folder: Path, *words: str) -> tuple[set[Listener], list[str
     return listeners, result.flags
 
 
-def is_open(listener: Listener) -> bool:
+def is_open(listener):
     return not listener.is_private and not ipaddress.ip_address(listener.address).is_loopback
 
 
-def test_addresses_of_the_kernel_are_read() -> None:
+def test_addresses_of_the_kernel_are_read():
     assert (parse_address("0100007F:1F90"), parse_address("0" * 32 + ":01BB")) == ("127.0.0.1", "::")
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("strategy", [*STRATEGIES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
-def test_nothing_listens_beyond_the_loopback_of_the_run(strategy: str, tmp_path: Path) -> None:
+def test_nothing_listens_beyond_the_loopback_of_the_run(strategy, tmp_path):
     needs_network = strategy.startswith(("parameter", "multiworker", "independent_tensorflow"))
     if needs_network and private_network.find_kernel_problem() is not None:
         pytest.skip(str(private_network.find_kernel_problem()))
@@ -124,7 +122,7 @@ def test_nothing_listens_beyond_the_loopback_of_the_run(strategy: str, tmp_path:
 
 
 @pytest.mark.real
-def test_what_listens_for_everybody_is_seen_and_flagged(tmp_path: Path) -> None:
+def test_what_listens_for_everybody_is_seen_and_flagged(tmp_path):
     """With the user's consent; also proof that these tests would see it."""
     words = ["strategy=multiworker_ring", "strategy.options.open_port=true", "measure.probes=false"]
     listeners, flags = listeners_of_run(tmp_path / "run", *words)

@@ -1,7 +1,5 @@
 """A plugin from `scalebench new` to its wheel, in a fresh environment, as docs/guides/plugins.md prints it."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil
@@ -16,7 +14,7 @@ import pytest
 from scalebench.__main__ import run_command
 from scalebench.cli.commands import new
 from tests.conftest import ROOT
-from tests.docs.plugin_page import Command, answers, commands, files
+from tests.docs.plugin_page import answers, commands, files
 
 SITE = Path(pytest.__file__).parents[1]  # of these tests: PyTorch and all else that scalebench needs
 OFFLINE = ["--no-deps", "--no-index", "--no-build-isolation", "--quiet", "--disable-pip-version-check"]
@@ -27,7 +25,7 @@ ONE_FAULT = ["-m", "pytest", "-q", "-k", "Faults and exit"]  # it stands for all
 class Environment:
     """A virtual environment that has what these tests have, but for scalebench, which is installed from its wheel."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         venv.create(folder / "env", with_pip=False)
         self.bin, self.folder = folder / "env" / "bin", folder / "at work"
         (site,) = (folder / "env" / "lib").glob("python*/site-packages")
@@ -38,32 +36,32 @@ class Environment:
         self.wheel = self.build(ROOT, folder / "dist")
         self.pip(str(self.wheel))
 
-    def run(self, arguments: list[str], status: int = 0) -> str:
+    def run(self, arguments, status=0):
         done = subprocess.run(
             arguments, cwd=self.folder, env=self.variables, capture_output=True, text=True, timeout=600
         )
         assert done.returncode == status, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    def pip(self, *arguments: str) -> str:
+    def pip(self, *arguments):
         return self.run(
             [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "install", *OFFLINE, *arguments]
         )
 
-    def build(self, project: Path, out: Path) -> Path:
+    def build(self, project, out):
         """Its wheel."""
         self.run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(project)])
         (wheel,) = out.glob("*.whl")
         return wheel
 
-    def put_files(self) -> None:
+    def put_files(self):
         """Those that the page shows, into the plugin; what it shows of pyproject.toml is more of that."""
         for path, text in files().items():
             file = self.folder / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text((file.read_text() if file.name == "pyproject.toml" else "") + text)
 
-    def printed(self, command: Command) -> str:
+    def printed(self, command):
         """What a command of the page prints here, where it is quick, and its packages come from no index."""
         program, *arguments = shlex.split(command.arguments)
         if program == "cd":
@@ -79,13 +77,13 @@ class Environment:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+def environment(tmp_path_factory):
     return Environment(tmp_path_factory.mktemp("fresh"))
 
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_the_commands_of_the_page(environment: Environment) -> None:
+def test_the_commands_of_the_page(environment):
     """One after the other, each as the page has it."""
     reported = commands()
     assert [shlex.split(command.arguments)[:2] for command in reported][:5] == [
@@ -99,7 +97,7 @@ def test_the_commands_of_the_page(environment: Environment) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_published(environment: Environment, tmp_path: Path) -> None:
+def test_what_is_published(environment, tmp_path):
     """Wheels have all that is needed: ours the template, that of a plugin its YAML, and it works uninstalled."""
     prefix = "scalebench/cli/commands/template/strategy/"
     inside = {name.removeprefix(prefix) for name in zipfile.ZipFile(environment.wheel).namelist()}

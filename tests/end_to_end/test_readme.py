@@ -1,7 +1,5 @@
 """README is true: the demo, the model of one's own, the answer, the attribution and how sure a figure is."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -30,9 +28,7 @@ BRIEFLY = (
 ANSWER = re.compile(r"^(Take \w+ on|Stay on one device|Not sure that|No verdict on|.* are equally fast)", re.MULTILINE)
 
 
-def test_a_model_of_ones_own_under_two_strategies_and_after_a_crash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_of_ones_own_under_two_strategies_and_after_a_crash(tmp_path, monkeypatch, capsys):
     """The code and the command as they stand there, though not for long; then the call in Python takes up the sweep."""
     ((name, code),) = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", README, re.DOTALL)
     (tmp_path / name).write_text(code)
@@ -73,7 +69,7 @@ def test_a_model_of_ones_own_under_two_strategies_and_after_a_crash(
 
 @pytest.mark.slow
 @pytest.mark.cold
-def test_the_demo_measures_what_readme_shows() -> None:
+def test_the_demo_measures_what_readme_shows():
     """`make demo` runs it: each row three times, with a table that adds up and an answer that names its best row."""
     program = [sys.executable, "-m", "scalebench", "sweep=demo", "hardware=cpu", "hydra.sweep.dir=demo"]
     environment = {**os.environ, "COLUMNS": str(COLUMNS)}
@@ -104,7 +100,7 @@ def test_the_demo_measures_what_readme_shows() -> None:
 
 @pytest.mark.slow
 @pytest.mark.cold
-def test_a_figure_that_is_measured_again_lies_within_its_limits(tmp_path: Path) -> None:
+def test_a_figure_that_is_measured_again_lies_within_its_limits(tmp_path):
     """Of four sweeps, each speedup in the limits of the same one of another sweep, in 24 pairs.
 
     Were nothing between starts but noise, nine in ten would: a mean of three repeats lies in the interval of another

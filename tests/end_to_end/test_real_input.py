@@ -1,18 +1,14 @@
 """Runs on JPEG files that are decoded while they train: all frameworks, and what happens to the decoding processes."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import psutil
 import pytest
 
-from scalebench.core.result import Result, read_result
+from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
 from tests.builders.configs import write_pictures
 from tests.builders.runs import wait_until
@@ -21,12 +17,12 @@ START_LIMIT_S = 300.0  # for a run to start on a busy machine
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pictures(tmp_path_factory):
     return write_pictures(tmp_path_factory.mktemp("pictures"), 40, classes=4)
 
 
 @contextmanager
-def start(pictures: Path, folder: Path, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
+def start(pictures, folder, *overrides):
     words = [
         "hardware=cpu", "model=resnet20_cifar10", "model.outputs=10", "model.params=null", "dataset=imagenet_jpeg",
         f"dataset.path={pictures}", "dataset.image_size=32", "dataset.classes=10", "dataset.validation_share=0.2",
@@ -41,7 +37,7 @@ def start(pictures: Path, folder: Path, *overrides: str) -> Iterator[subprocess.
             process.kill()
 
 
-def find_decoders(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+def find_decoders(process):
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
         with suppress(psutil.Error):
@@ -50,11 +46,11 @@ def find_decoders(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return found
 
 
-def read_results(folder: Path) -> list[Result]:
+def read_results(folder):
     return [read_result(path) for path in sorted(folder.rglob(RESULT_FILE))]
 
 
-def test_a_killed_decoder_is_a_failed_row_and_leaves_no_process(pictures: Path, tmp_path: Path) -> None:
+def test_a_killed_decoder_is_a_failed_row_and_leaves_no_process(pictures, tmp_path):
     long = ("strategy=simulated", "gpus=2", "dataset.workers=2", "measure.min_s=300", "measure.max_s=300")
     with start(pictures, tmp_path, *long) as process:
         decoders = wait_until(lambda: found if len(found := find_decoders(process)) == 4 else None, START_LIMIT_S)
@@ -66,7 +62,7 @@ def test_a_killed_decoder_is_a_failed_row_and_leaves_no_process(pictures: Path, 
     assert not psutil.wait_procs(decoders, 10)[1]
 
 
-def test_no_decoder_survives_the_parent(pictures: Path, tmp_path: Path) -> None:
+def test_no_decoder_survives_the_parent(pictures, tmp_path):
     long = ("strategy=simulated", "gpus=1", "dataset.workers=2", "measure.min_s=300", "measure.max_s=300")
     with start(pictures, tmp_path, *long) as process:
         decoders = wait_until(lambda: found if len(found := find_decoders(process)) == 2 else None, START_LIMIT_S)
@@ -74,7 +70,7 @@ def test_no_decoder_survives_the_parent(pictures: Path, tmp_path: Path) -> None:
     assert not psutil.wait_procs(decoders, 30)[1]
 
 
-def test_decoders_are_parked_with_their_run(pictures: Path, tmp_path: Path) -> None:
+def test_decoders_are_parked_with_their_run(pictures, tmp_path):
     """Of two runs that take turns, one stands still with all of its decoders while the other trains."""
     turns = (
         "--multirun",
@@ -85,8 +81,8 @@ def test_decoders_are_parked_with_their_run(pictures: Path, tmp_path: Path) -> N
         "measure.slot_s=0.5",
     )
 
-    def one_is_parked(process: subprocess.Popen[bytes]) -> bool:
-        stopped: dict[str, list[bool]] = {}  # of the decoders of a run, by its folder
+    def one_is_parked(process):
+        stopped = {}  # of the decoders of a run, by its folder
         for decoder in find_decoders(process):
             with suppress(psutil.Error):
                 folder = psutil.Process(decoder.ppid()).cmdline()[-1]
@@ -107,7 +103,7 @@ def test_decoders_are_parked_with_their_run(pictures: Path, tmp_path: Path) -> N
     ("strategy", "gpus"),
     [("bare_torch", 1), ("ddp_gloo", 2), ("horovod_gloo", 2), ("bare_tensorflow", 1), ("mirrored", 2)],
 )
-def test_every_framework_trains_on_files(strategy: str, gpus: int, pictures: Path, tmp_path: Path) -> None:
+def test_every_framework_trains_on_files(strategy, gpus, pictures, tmp_path):
     overrides = (f"strategy={strategy}", f"gpus={gpus}", "dataset.workers=1", "measure.min_s=1", "measure.max_s=5")
     with start(pictures, tmp_path, *overrides) as process:
         assert process.wait(2 * START_LIMIT_S) == 0

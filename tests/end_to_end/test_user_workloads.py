@@ -1,20 +1,14 @@
 """A user's own network and samples as a run: resolved, refused, failed, and what its row says."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from scalebench.config import resolve
 from scalebench.config.compose import compose_config
 from scalebench.core.errors import InputError
-from scalebench.core.result import RankRecord, Result
-from scalebench.core.spec import RunSpec
+from scalebench.core.result import RankRecord
 from scalebench.runner import collect
 from scalebench.runner.collect import RunOutcome
 from scalebench.workloads.datasets import user_function
-from tests.builders.plugins import Distributions
 from tests.builders.plugins import dists as dists
 
 OWN = ["model=custom", "model.torch=mynet:build", "strategy=bare_torch", "gpus=1"]
@@ -23,31 +17,31 @@ NETWORK = "def tiny(network, outputs):\n    network.dense(network.flatten(networ
 
 
 @pytest.fixture(autouse=True)
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def files(tmp_path, monkeypatch):
     (tmp_path / "mynet.py").write_text("def build(width=3): ...\ndef other(width=3): ...\n")
     (tmp_path / "mydata.py").write_text("def build(size, seed):\n    raise ValueError('empty shelf')\n")
     monkeypatch.setattr(user_function, "_failed", {})
 
 
-def of(*arguments: str) -> RunSpec:
+def of(*arguments):
     return resolve.resolve(compose_config(arguments))
 
 
-def test_each_function_is_a_model_of_its_own() -> None:
+def test_each_function_is_a_model_of_its_own():
     specs = [of(*OWN), of(*OWN, "model.torch=mynet:other"), of(*OWN, "+model.options.width=4")]
     assert [spec.config.model.name for spec in specs] == ["mynet:build", "mynet:other", "mynet:build"]
     assert len({spec.fingerprint for spec in specs}) == 3
     assert (specs[0].config.model.input_shape, specs[0].config.model.params) == ([200, 3], None)
 
 
-def test_another_text_of_the_file_is_another_run(tmp_path: Path) -> None:
+def test_another_text_of_the_file_is_another_run(tmp_path):
     before = of(*OWN).fingerprint
     assert of(*OWN).fingerprint == before
     (tmp_path / "mynet.py").write_text("def build(width=4): ...\n")
     assert of(*OWN).fingerprint != before
 
 
-def test_pictures_of_the_size_that_the_data_set_says() -> None:
+def test_pictures_of_the_size_that_the_data_set_says():
     spec = of(*OWN, "dataset=imagenet_synthetic", "dataset.image_size=64")
     assert (spec.config.model.input_shape, spec.config.model.outputs) == ([64, 64, 3], 1000)
 
@@ -65,25 +59,25 @@ def test_pictures_of_the_size_that_the_data_set_says() -> None:
         (["strategy=simulated"], None),
     ],
 )
-def test_a_framework_that_it_is_not_there_for(arguments: list[str], reported: str | None) -> None:
+def test_a_framework_that_it_is_not_there_for(arguments, reported):
     reason = of(*OWN, *arguments).unsupported
     assert (reason is None) == (reported is None)
     assert (reported or "") in (reason or "")
 
 
 @pytest.mark.parametrize("strategy", ["fsdp_gloo", "hsdp", "lightning_fsdp_gloo"])
-def test_options_of_units_that_have_no_effect_are_flagged(strategy: str) -> None:
+def test_options_of_units_that_have_no_effect_are_flagged(strategy):
     words = (f"strategy={strategy}", "gpus=2")
     assert "one_unit" in of(*OWN, *words).flags
     assert "one_unit" not in of(*OWN, *words, "strategy.options.units=whole").flags
     assert "one_unit" not in of(*words).flags
 
 
-def assembled(spec: RunSpec, outcome: RunOutcome) -> Result:
+def assembled(spec, outcome):
     return collect.assemble_result(spec, collect.RunId.new(), outcome, collect.ResultParts())
 
 
-def test_a_fault_of_the_samples_fails_their_runs_only() -> None:
+def test_a_fault_of_the_samples_fails_their_runs_only():
     spec = of(*OWN, *DATA)
     assert spec.plugin_error == "dataset.builder=mydata:build fails: ValueError: empty shelf"
     assert 'mydata.py", line 2' in spec.plugin_traceback
@@ -92,7 +86,7 @@ def test_a_fault_of_the_samples_fails_their_runs_only() -> None:
     assert row.workload.flops_per_sample is None
 
 
-def test_fewer_samples_than_a_batch_name_the_function_that_gave_them(tmp_path: Path) -> None:
+def test_fewer_samples_than_a_batch_name_the_function_that_gave_them(tmp_path):
     code = "import numpy as np\ndef build(size, seed):\n    return np.zeros((20, 3)), np.zeros((20, 2))\n"
     (tmp_path / "mydata.py").write_text(code)
     line = (
@@ -103,8 +97,8 @@ def test_fewer_samples_than_a_batch_name_the_function_that_gave_them(tmp_path: P
         of(*OWN, *DATA, "train.batch_per_device=64")
 
 
-def test_flops_of_a_network_of_ones_own_are_the_workers_count() -> None:
-    def flops(*arguments: str) -> float | None:
+def test_flops_of_a_network_of_ones_own_are_the_workers_count():
+    def flops(*arguments):
         row = assembled(of(*arguments), RunOutcome("ok"))
         return row.workload.flops_per_sample
 
@@ -118,13 +112,13 @@ def test_flops_of_a_network_of_ones_own_are_the_workers_count() -> None:
 PLUGIN_YAML = "name: {name}\nloss: auto\nmetric: auto\nbatch_per_device: 8\n"
 
 
-def plugin(dists: Distributions, yaml: str = PLUGIN_YAML, code: str = NETWORK) -> None:
+def plugin(dists, yaml=PLUGIN_YAML, code=NETWORK):
     files = {"tiny_net/__init__.py": "", "tiny_net/nets.py": code, "tiny_net/conf/model/tiny.yaml": yaml}
     points = {"models": {"tiny": "tiny_net.nets:tiny"}, "configs": {"tiny_net": "tiny_net.conf"}}
     dists.add("tiny-net", {name: text.replace("{name}", "tiny") for name, text in files.items()}, points)
 
 
-def test_a_network_of_a_plugin_is_counted_as_ours_are(dists: Distributions) -> None:
+def test_a_network_of_a_plugin_is_counted_as_ours_are(dists):
     plugin(dists)
     spec = of("model=tiny", "strategy=bare_torch", "gpus=1", "dataset=cifar10_synthetic")
     assert (spec.config.model.params, spec.config.model.loss) == (32 * 32 * 3 * 10 + 10, "cross_entropy")
@@ -132,7 +126,7 @@ def test_a_network_of_a_plugin_is_counted_as_ours_are(dists: Distributions) -> N
     assert row.workload.flops_per_sample == 3 * 2 * 32 * 32 * 3 * 10
 
 
-def test_a_network_of_a_plugin_that_fails(dists: Distributions) -> None:
+def test_a_network_of_a_plugin_that_fails(dists):
     plugin(dists, code="def tiny(network, outputs):\n    1 / 0\n")
     spec = of("model=tiny", "strategy=bare_torch", "gpus=1")
     assert spec.plugin_error == "model 'tiny' of tiny-net fails: ZeroDivisionError: division by zero"
@@ -141,13 +135,13 @@ def test_a_network_of_a_plugin_that_fails(dists: Distributions) -> None:
     assert row.workload.flops_per_sample is None
 
 
-def test_a_network_of_a_plugin_has_no_function_of_a_user_beside_it(dists: Distributions) -> None:
+def test_a_network_of_a_plugin_has_no_function_of_a_user_beside_it(dists):
     plugin(dists)
     with pytest.raises(InputError, match=r"^model=tiny has its network already: model.torch is for model=custom$"):
         of("model=tiny", "model.torch=mynet:build", "strategy=bare_torch", "gpus=1")
 
 
-def test_the_network_of_a_plugin_may_be_one_of_a_framework(dists: Distributions) -> None:
+def test_the_network_of_a_plugin_may_be_one_of_a_framework(dists):
     yaml = PLUGIN_YAML + "torch: tiny_net.nets:tiny\n"
     files = {"tiny_net/__init__.py": "", "tiny_net/nets.py": NETWORK, "tiny_net/conf/model/tiny.yaml": yaml}
     dists.add(

@@ -4,29 +4,26 @@ Rows are named `fault, phase, strategy, launcher`. `--page` runs nothing, and wr
 docs/reference/faults.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from scalebench.core.json_files import write_text
 from tests.faults.harness import missing_requirement, run_row
-from tests.faults.table import FAULTS, Row, covering_sample, planned_rows, untried
+from tests.faults.table import FAULTS, covering_sample, planned_rows, untried
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/faults.md"
 BEGIN, END = "<!-- written by python -m tests.faults --page -->", "<!-- end of what it writes -->"
 
 
-def run_rows(rows: Sequence[Row], at_once: int) -> bool:
+def run_rows(rows, at_once):
     """Run rows beside each other, print their outcomes, and return whether all ended as expected."""
     scratch = Path(tempfile.mkdtemp(prefix="faults"))
 
-    def run(row: Row) -> bool:
+    def run(row):
         if (reason := missing_requirement(row)) is not None:
             print(f"not run  {row}: {reason}", flush=True)
             return True
@@ -44,13 +41,13 @@ def run_rows(rows: Sequence[Row], at_once: int) -> bool:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def replace_table(page: str) -> str:
+def replace_table(page):
     """Return the page with the table of faults as the tests have it now."""
     head, _, rest = page.partition(BEGIN)
     return f"{head}{BEGIN}\n\n{format_table()}\n{END}{rest.partition(END)[2]}"
 
 
-def format_table() -> str:
+def format_table():
     """Return a row for each fault: how its run has to end, and the number of phases in which that is tried."""
     rows = planned_rows()
     columns = list(dict.fromkeys(map(_column, rows)))
@@ -66,14 +63,14 @@ def format_table() -> str:
     return "\n".join([*lines, *(f"- {name}: {reason}." for name, reason in untried().items()), ""])
 
 
-def _column(row: Row) -> str:
+def _column(row):
     """Return the column of the table that a row is part of: its framework, or the launcher of simulated ranks."""
     if not row.family.is_real:
         return "simulated" if row.launcher == "local" else "mpirun, torchrun"
     return row.family.framework
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("rows", nargs="?", default=".*", metavar="REGEX", help="the rows to run; all by default")
     parser.add_argument("--at-once", type=int, default=4, help="rows that run beside each other (default: 4)")

@@ -1,7 +1,5 @@
 """Runs one row of the table: starts the program, brings about the fault, and checks how that ended."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json
@@ -14,19 +12,18 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from scalebench.core.result import Result, read_result
+from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE, TRANSIENT_FILES
 from tests.builders.configs import write_pictures
 from tests.builders.launching import TorchrunUser
 from tests.builders.runs import find_running, wait_until
 from tests.faults.program import FAULT_VARIABLE, MODULE, PHASE_NAMES, RankFault
-from tests.faults.table import CANCELLED, LAUNCH, PARKED, PROBES, Row
+from tests.faults.table import CANCELLED, LAUNCH, PARKED, PROBES
 
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 240.0  # until the fault, on a busy machine
@@ -59,7 +56,7 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
 
 
-def missing_requirement(row: Row) -> str | None:
+def missing_requirement(row):
     """Return why a row cannot be tried on this machine."""
     package = FRAMEWORK_PACKAGES.get(row.family.strategy.split("_")[0], "torch")
     if (row.family.is_real or row.launcher == "by_hand") and importlib.util.find_spec(package) is None:
@@ -73,7 +70,7 @@ def missing_requirement(row: Row) -> str | None:
     return None
 
 
-def run_row(row: Row, scratch: Path, cache: Path) -> Outcome:
+def run_row(row, scratch, cache):
     """Run the program with the fault of `row`. `cache` holds data sets, which rows share."""
     scratch.mkdir(parents=True)
     running = RunningProgram(row, scratch, cache)
@@ -103,14 +100,14 @@ def run_row(row: Row, scratch: Path, cache: Path) -> Outcome:
     return outcome
 
 
-def describe_process(process: psutil.Process) -> str:
+def describe_process(process):
     """Return the command of a process, which may end meanwhile."""
     with contextlib.suppress(psutil.Error):
         return " ".join(process.cmdline()[:5])
     return f"process {process.pid}, which has ended"
 
 
-def judge(row: Row, running: RunningProgram, outcome: Outcome, printed: str) -> None:
+def judge(row, running, outcome, printed):
     """Compare how a row ended with what is expected."""
     expected, problems = row.expected, outcome.problems
     result = running.read_row()
@@ -148,12 +145,12 @@ def judge(row: Row, running: RunningProgram, outcome: Outcome, printed: str) -> 
         problems.append(f"it printed: {printed[-6000:]}")
 
 
-def _are_possible(phases_s: dict[str, float | None]) -> bool:
+def _are_possible(phases_s):
     longest_s = math.inf if phases_s["wall_s"] is None else phases_s["wall_s"] + 1.0
     return all(value is None or 0 <= value <= longest_s for value in phases_s.values())
 
 
-def check_log(row: Row, result: Result, folder: Path) -> list[str]:
+def check_log(row, result, folder):
     """Return what is wrong with the log that the row of a failed rank names."""
     if result.log is None or not (folder / result.log).is_file():
         return [f"no log: {result.log}"]
@@ -168,7 +165,7 @@ def check_log(row: Row, result: Result, folder: Path) -> list[str]:
 class RunningProgram:
     """The program of one row, with all processes that it starts."""
 
-    def __init__(self, row: Row, scratch: Path, cache: Path) -> None:
+    def __init__(self, row, scratch, cache):
         self.row, self._scratch, self._cache, self._id = row, scratch, cache, uuid.uuid4().hex
         self._disk = scratch / "disk"
         self._sweep = self._disk / "sweep"
@@ -177,13 +174,13 @@ class RunningProgram:
             row.fault.name if row.fault.inside and row.phase != PARKED else None,
             PHASE_NAMES.get(row.phase, ""), row.rank, self.folder.name, str(scratch),
         )  # fmt: skip
-        self._user: TorchrunUser | None = None
-        self._reader: subprocess.Popen[bytes] | None = None
+        self._user = None
+        self._reader = None
         self._clock = scratch / "clock"
 
     # Start and end.
 
-    def overrides(self) -> list[str]:
+    def overrides(self):
         """Return the arguments of the program: of one run, or of a sweep of two that take turns."""
         row, strategy = self.row, self.row.family.strategy
         has_monitor = row.fault.victim == "monitor" or row.fault.name in ("SIGINT", "SIGKILL")
@@ -203,12 +200,12 @@ class RunningProgram:
             both = [f"strategy=simulated,{strategy}", "gpus=2"]
         return ["--multirun", *both, *words, *TURNS, f"hydra.sweep.dir={self._sweep}"]
 
-    def _pictures(self) -> list[str]:
+    def _pictures(self):
         if self.row.fault.victim != "decoder":
             return []
         return [*PICTURES, f"dataset.path={write_pictures(self._scratch / 'pictures', 240, classes=10)}"]
 
-    def start(self) -> None:
+    def start(self):
         """Start the program; its output goes to a file, or to a reader that can go away."""
         self._disk.mkdir()
         if self.row.fault.name == "disk full":
@@ -221,7 +218,7 @@ class RunningProgram:
                 lambda host, command: [*pairs, *(MODULE if word == "scalebench" else word for word in command)],
                 willing=self.row.phase != LAUNCH,
             )  # fmt: skip
-            self.process: subprocess.Popen[str] = self._user.program
+            self.process = self._user.program
             return
         command = [sys.executable, "-X", "faulthandler", "-m", MODULE, *self.overrides()]
         if os.geteuid() == 0 and self.row.fault.name == "folder read-only":  # root may write anywhere otherwise
@@ -232,7 +229,7 @@ class RunningProgram:
                 stdout=out, stderr=err, text=True,
             )  # fmt: skip
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self):
         variables = {
             ROW_VARIABLE: self._id, FAULT_VARIABLE: self.fault.to_variable(), "PYTHONPATH": str(ROOT),
             "SCALEBENCH_CACHE": str(self._cache), "SCALEBENCH_PACE": "off", "SCALEBENCH_PLUGINS": "",
@@ -246,7 +243,7 @@ class RunningProgram:
         return variables
 
     @contextlib.contextmanager
-    def _open_stdout(self) -> Iterator[int]:
+    def _open_stdout(self):
         if self.row.fault.name == "stdout closed":
             with open(self._scratch / "out", "wb") as out:
                 self._reader = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=out)
@@ -257,7 +254,7 @@ class RunningProgram:
         with open("/dev/full" if self.row.fault.name == "stdout full" else self._scratch / "out", "wb") as out:
             yield out.fileno()
 
-    def end(self) -> str:
+    def end(self):
         """End whatever is left, and return what the program printed."""
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
@@ -273,13 +270,13 @@ class RunningProgram:
         files = [self._scratch / name for name in ("out", "err")]
         return "".join(path.read_text(errors="replace") for path in files if path.exists())
 
-    def remove_disk(self) -> None:
+    def remove_disk(self):
         if os.path.ismount(self._disk):
             subprocess.run(["umount", "--lazy", self._disk], check=True)
 
     # What there is.
 
-    def processes(self) -> list[psutil.Process]:
+    def processes(self):
         """Return all processes that descend from the program, whoever their parents are now."""
         mark, marked = f"{ROW_VARIABLE}={self._id}".encode(), []
         for process in psutil.process_iter():
@@ -288,23 +285,23 @@ class RunningProgram:
                     marked.append(process)
         return marked
 
-    def other_statuses(self) -> set[str]:
+    def other_statuses(self):
         """Return the statuses of the other runs of a cohort."""
         paths = self._sweep.glob(f"*/{RESULT_FILE}")
         return {read_result(path).status for path in paths if path.parent != self.folder}
 
-    def read_row(self) -> Result | None:
+    def read_row(self):
         """Return the row of the run with the fault."""
         path = self.folder / RESULT_FILE
         return read_result(path) if path.is_file() else None
 
-    def printed_row(self, printed: str) -> bool:
+    def printed_row(self, printed):
         """Return whether the row is on the terminal, where no file could hold it."""
         return self.row.fault.victim == "surroundings" and '"schema_version"' in printed
 
     # The fault.
 
-    def bring_about_fault(self) -> float:
+    def bring_about_fault(self):
         """Wait for the phase, bring about the fault, and return when that was, in seconds since the epoch."""
         fault = self.row.fault
         if self.fault.name is not None:
@@ -323,11 +320,11 @@ class RunningProgram:
             self.fault.released.touch()
         return began_s
 
-    def _wait(self, condition: Callable[[], object]) -> None:
+    def _wait(self, condition):
         wait_until(lambda: condition() or self.process.poll() is not None, START_LIMIT_S)
         assert condition(), f"the program ended before, with exit status {self.process.poll()}"
 
-    def _reach_phase(self) -> None:
+    def _reach_phase(self):
         if self.row.phase == LAUNCH:
             first = {"local": "rank0.log", "mpi": "mpirun.log", "by_hand": "by_hand.json"}[self.row.launcher]
             self._wait((self.folder / first).exists)
@@ -337,44 +334,44 @@ class RunningProgram:
         else:
             self._wait(self.fault.reached.exists)
 
-    def _turn(self) -> int:
+    def _turn(self):
         with contextlib.suppress(OSError, ValueError):
             return int(json.loads((self.folder / "turn.json").read_text())["number"])
         return 0
 
-    def _victim(self) -> psutil.Process:
+    def _victim(self):
         progress = json.loads((self.folder / f"progress{self.row.rank}.json").read_text())
         return psutil.Process(progress["pid"])
 
-    def _decoder(self) -> psutil.Process:
+    def _decoder(self):
         """Return one of the processes that decode pictures for the rank."""
         children = self._victim().children()
         return next(child for child in children if "picture_reader" in " ".join(child.cmdline()))
 
-    def _program_of(self, *words: str) -> psutil.Process:
+    def _program_of(self, *words):
         """Return the process of the program with these words in its command."""
 
-        def find() -> list[psutil.Process]:
+        def find():
             commands = [(process, " ".join(process.cmdline())) for process in self.processes()]
             return [process for process, command in commands if all(word in command for word in words)]
 
         return wait_until(find)[0]
 
-    def _process_of_rank(self, rank: int) -> psutil.Process:
+    def _process_of_rank(self, rank):
         """Return a rank that this machine's launcher started; a rank that serves others reports no progress."""
         return next(process for process in self.processes() if process.environ().get("RANK") == str(rank))
 
-    def _agent(self) -> psutil.Process:
+    def _agent(self):
         return psutil.Process(json.loads((self.folder / "pid1.json").read_text())["agent"])
 
-    def _launcher(self) -> psutil.Process:
+    def _launcher(self):
         return (
             self._program_of("torch.distributed.run")
             if self._user is not None
             else psutil.Process(self._agent().ppid())
         )
 
-    def _actions(self) -> dict[str, Callable[[], object]]:
+    def _actions(self):
         send = self.process.send_signal
         monitor = ("scalebench.measure.monitor", str(self.folder))
         return {
@@ -404,18 +401,18 @@ class RunningProgram:
             "stall": self._stall,
         }
 
-    def _fill_disk(self) -> None:
+    def _fill_disk(self):
         with open(self._disk / "filler", "wb") as file, contextlib.suppress(OSError):
             while True:
                 file.write(bytes(1 << 16))
                 file.flush()
 
-    def _leave_few_descriptors(self) -> None:
+    def _leave_few_descriptors(self):
         pid = self.process.pid
         used = len(os.listdir(f"/proc/{pid}/fd"))
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 4, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
-    def _stall(self) -> None:
+    def _stall(self):
         """Put a pipe that nobody writes to in the place of a progress file."""
         pipe = self._scratch / "pipe"
         os.mkfifo(pipe)

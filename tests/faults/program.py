@@ -3,8 +3,6 @@
 The environment variable FAULT_VARIABLE says what a rank does to itself, or where it waits for a fault from outside.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -16,7 +14,6 @@ import time
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session
@@ -43,16 +40,16 @@ class RankFault:
     run: str  # name of the run's folder
     scratch: str  # a folder by which the rank and the harness communicate, which no fault concerns
 
-    def to_variable(self) -> str:
+    def to_variable(self):
         return json.dumps(asdict(self))
 
     @property
-    def reached(self) -> Path:
+    def reached(self):
         """The file that exists once the rank is where the fault happens."""
         return Path(self.scratch) / "reached"
 
     @property
-    def released(self) -> Path:
+    def released(self):
         """The file that exists once a waiting rank may go on."""
         return Path(self.scratch) / "released"
 
@@ -60,24 +57,24 @@ class RankFault:
 class FaultInjector:
     """Counts what a rank reports of its phases, and fails or waits at the right one."""
 
-    def __init__(self, fault: RankFault) -> None:
+    def __init__(self, fault):
         self._fault, self._phase, self._count = fault, "", 0
 
-    def on_phase(self, name: str) -> None:
+    def on_phase(self, name):
         self._count = self._count + 1 if name == self._phase else 1
         self._phase = name
         # The first report of setup comes before the strategy exists, and the second before it joins its group.
         if name == self._fault.phase and name not in ("warmup", "measure") and self._count == 1 + (name == "setup"):
             self._act()
 
-    def on_update(self) -> None:
+    def on_update(self):
         self._count += 1
         # A turn, too, begins with a report of its phase, so that no update need be the one with this very number.
         is_late = self._count > UPDATES_BEFORE_FAULT and not self._fault.reached.exists()
         if is_late and self._phase == self._fault.phase in ("warmup", "measure"):
             self._act()
 
-    def _act(self) -> None:
+    def _act(self):
         self._fault.reached.touch()
         if self._fault.name is None:
             deadline_s = time.monotonic() + HOLD_LIMIT_S
@@ -96,28 +93,28 @@ class FaultInjector:
             raise_fault(self._fault.name)
 
 
-def install_injector(fault: RankFault) -> None:
+def install_injector(fault):
     """Have every report of progress of this process pass through an injector."""
     injector, enter, update = FaultInjector(fault), ProgressFile.enter_phase, ProgressFile.update
 
-    def enter_phase(self: ProgressFile, name: str, limit_s: float | None = None) -> None:
+    def enter_phase(self, name, limit_s=None):
         enter(self, name, limit_s)
         injector.on_phase(name)
 
-    def update_with_fault(self: ProgressFile, *values: Any, **named: Any) -> None:
+    def update_with_fault(self, *values, **named):
         update(self, *values, **named)
         injector.on_update()
 
-    ProgressFile.enter_phase, ProgressFile.update = enter_phase, update_with_fault  # type: ignore[method-assign]
+    ProgressFile.enter_phase, ProgressFile.update = enter_phase, update_with_fault
 
 
-def avoid_broken_sleep() -> None:
+def avoid_broken_sleep():
     """Sleep by select: with libfaketime 0.9.10 an absolute clock_nanosleep fails, which is what Python's sleep uses."""
     if "FAKETIME_TIMESTAMP_FILE" in os.environ:
-        time.sleep = lambda seconds: select.select([], [], [], seconds) and None  # type: ignore[assignment]
+        time.sleep = lambda seconds: select.select([], [], [], seconds) and None
 
 
-def run_worker(folder: Path) -> int:
+def run_worker(folder):
     """Run one rank, as scalebench.runner.worker does, with the fault where it is that of this rank."""
     fault = RankFault(**json.loads(os.environ[FAULT_VARIABLE]))
     if (int(os.environ["RANK"]), folder.name) == (fault.rank, fault.run):
@@ -125,7 +122,7 @@ def run_worker(folder: Path) -> int:
     return run_rank(folder, lambda *parts: Session(*parts).run())
 
 
-def run_program(arguments: list[str]) -> int:
+def run_program(arguments):
     """Run scalebench with this module as that of its ranks."""
     from scalebench import __main__ as scalebench
     from scalebench.runner import parent
@@ -133,8 +130,8 @@ def run_program(arguments: list[str]) -> int:
 
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored, and a background job of a shell SIGINT
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    parent.run_spec = partial(parent.run_spec, module=MODULE)  # type: ignore[assignment]
-    cohort.Cohort = partial(cohort.Cohort, module=MODULE)  # type: ignore[assignment,misc]
+    parent.run_spec = partial(parent.run_spec, module=MODULE)
+    cohort.Cohort = partial(cohort.Cohort, module=MODULE)
     return scalebench.main(arguments)
 
 

@@ -3,12 +3,8 @@
 `planned_rows` lists the combinations that are tried, `untried` says what is not, and why. harness.py runs a row.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 LAUNCH, SETUP, WARMUP, MEASURING = "launch", "setup", "warm-up", "measuring"
 AWAKE, PARKED = "awake", "parked"  # of two runs that take turns, the first while it has its turn
@@ -47,11 +43,11 @@ class Fault:
     elsewhere: dict[str, Expected] = field(default_factory=dict, hash=False)  # by phase or launcher, where it differs
 
 
-def _failed(reason: str) -> Expected:
+def _failed(reason):
     return Expected("failed", 1, reason)
 
 
-def _rank_fault(name: str, text: str, expected: Expected, phases: tuple[str, ...] = IN_A_RANK, **changes: Any) -> Fault:
+def _rank_fault(name, text, expected, phases=IN_A_RANK, **changes):
     return Fault(name, "rank", text, expected, phases, inside=True, **changes)
 
 
@@ -139,7 +135,7 @@ class Family:
     framework: str = ""
 
     @property
-    def is_real(self) -> bool:
+    def is_real(self):
         return self.strategy != "simulated"
 
 
@@ -169,53 +165,53 @@ class Row:
     family: Family
     launcher: str
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.fault.name}, {self.phase}, {self.family.strategy}, {self.launcher}"
 
     @property
-    def rank(self) -> int:
+    def rank(self):
         """Return the rank that fails; rank 0 listens for the others."""
         return 0 if self.fault.name == "port" else self.family.rank
 
     @property
-    def takes_turns(self) -> bool:
+    def takes_turns(self):
         return self.phase in (AWAKE, PARKED)
 
     @property
-    def expected(self) -> Expected:
+    def expected(self):
         if self.phase in (EVALUATING, PROBES, END) and self.fault.name in AFTER_THE_FIGURES:
             return OK
         return self.fault.elsewhere.get(self.phase) or self.fault.elsewhere.get(self.launcher, self.fault.expected)
 
     @property
-    def bound_s(self) -> float:
+    def bound_s(self):
         """Return the limit in seconds from the fault to the end of the last process."""
         is_slow = self.family.is_real or self.launcher == "by_hand"
         # The other run goes on for a while, and one that was out of memory starts anew.
         return self.fault.bound_s + (30.0 if is_slow else 0.0) + (30.0 if self.takes_turns else 0.0)
 
     @property
-    def hang_s(self) -> float:
+    def hang_s(self):
         if self.fault.name not in ("stop", "hang"):
             return 240.0
         return REAL_HANG_S if self.family.is_real else RANK_HANG_S
 
     @property
-    def cost(self) -> float:
+    def cost(self):
         """Return about the processor seconds that it takes, with its waits."""
         base = {"local": 4.0, "mpi": 6.0, "by_hand": 16.0}[self.launcher] + (12.0 if self.family.is_real else 0.0)
         base *= 2 if self.takes_turns else 1  # a second run, and rounds of both
         return base + (self.hang_s if self.fault.name in ("stop", "hang") else 0.0)
 
 
-def _rows(names: Iterable[str], phases: Iterable[str], family: Family, launcher: str) -> Iterator[Row]:
+def _rows(names, phases, family, launcher):
     wanted = tuple(phases)
     for name in names:
         fault = BY_NAME[name]
         yield from (Row(fault, phase, family, launcher) for phase in fault.phases if phase in wanted)
 
 
-def planned_rows() -> list[Row]:
+def planned_rows():
     """List all rows that are tried."""
     of_ranks = ("raise", "exit", "kill", "stop", "oom")
     of_mpi, of_servers = ("kill launcher", "end launcher", "kill agent"), ("kill ps", "kill service")
@@ -235,16 +231,16 @@ def planned_rows() -> list[Row]:
     return rows
 
 
-def covering_sample(rows: Iterable[Row]) -> list[Row]:
+def covering_sample(rows):
     """Return few and cheap rows of `simulated` that have every kind of victim and every phase at least once, locally
     and under MPI: what make test runs."""
     left = sorted(
         (row for row in rows if row.family is SIMULATED and row.launcher != "by_hand"), key=lambda row: row.cost
     )
     facets = {row: {row.fault.victim, row.phase, row.launcher} for row in left}
-    missing: set[str] = set().union(*facets.values())
-    sample: list[Row] = []
-    used: Counter[str] = Counter()
+    missing = set().union(*facets.values())
+    sample = []
+    used = Counter()
     while missing:
         best = max(left, key=lambda row: len(facets[row] & missing) / (row.cost * (1 + used[row.fault.name])))
         sample.append(best)
@@ -254,7 +250,7 @@ def covering_sample(rows: Iterable[Row]) -> list[Row]:
     return [row for row in facets if row in sample]
 
 
-def untried() -> dict[str, str]:
+def untried():
     """Return what is not tried, and why."""
     return {
         "a fault inside of a parked rank": "it is stopped and does nothing; only SIGKILL can reach it",

@@ -12,7 +12,7 @@ from tests.builders.horovod_install import home as home
 SMI = {"nvidia-smi": "echo 'GPU 0: some GPU'"}
 
 
-def nvcc(version: str) -> dict[str, str]:
+def nvcc(version):
     return {"nvcc": f"echo 'Cuda compilation tools, release {version}, V{version}.88'"}
 
 

@@ -2,7 +2,6 @@
 
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -53,7 +52,7 @@ def put(tmp_path):
     return program
 
 
-def call(script: Script, folder: Path) -> tuple[str, list[str]]:
+def call(script, folder):
     """What the script said and what it asked for; it always ends well."""
     command = [BASH, str(ROOT / "scripts" / script.name)]
     done = subprocess.run(command, env={"PATH": f"{folder}/bin"}, capture_output=True, text=True, timeout=30)

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -42,13 +41,13 @@ def checkout(tmp_path):
     return folder
 
 
-def put(path: Path, text: str):
+def put(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)
 
 
-def install(checkout: Path, *arguments: str, **variables: str) -> tuple[int, list[str], str]:
+def install(checkout, *arguments, **variables):
     """Return the status, the calls of pip, and everything printed."""
     environment = {"PATH": str(checkout / "bin"), "SCALEBENCH_HOROVOD": "no", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(

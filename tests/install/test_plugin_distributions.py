@@ -32,7 +32,7 @@ QUICK = [
 LIMIT_S = 1800.0
 TRIALS = ["hydra.sweeper.n_trials=2", "train.stop.seconds=1", "train.batch_per_device=100"]
 # For each plugin: a sweep, how many of its runs are ok (with the baselines that it adds), and the strategies to check.
-SHOWS: dict[str, tuple[list[str], int, list[str]]] = {
+SHOWS = {
     "scalebench-jax": (["--multirun", "strategy=jax_data_parallel,ddp_gloo,mirrored", "gpus=1,2"], 9,
      ["jax_data_parallel"]),
     "scalebench-compression": (["--multirun", "strategy=ddp_gloo,ddp_topk", "gpus=2"], 9, ["ddp_topk"]),

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tomllib
 import venv
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -18,7 +17,7 @@ OK_ROW = re.compile(r"^\d+ .*\bok\b", re.MULTILINE)  # of the table that ends a 
 QUICK = ["measure=quick", "measure.min_s=0", "measure.max_s=0.5", "measure.repeats=1", "dataset.size=1000"]
 
 
-def run(command: list[str], folder: Path, status: int = 0) -> str:
+def run(command, folder, status=0):
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == status, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"

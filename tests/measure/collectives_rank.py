@@ -1,39 +1,35 @@
 """A rank that does every collective operation once on numbers it is given, then measures them, and bandwidth, on small
 buffers; what came of it stays in the run's folder."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from scalebench.core.json_files import write_json
-from scalebench.core.result import COLLECTIVES, ProbeRecord, RankRecord
-from scalebench.core.spec import RunSpec
+from scalebench.core.result import COLLECTIVES, ProbeRecord
 from scalebench.measure import bandwidth, collectives
 from scalebench.measure.collectives import list_message_sizes
 from scalebench.runner.worker import exit_without_cleanup, run_rank
-from scalebench.strategies.base import NotMeasured, Strategy
+from scalebench.strategies.base import NotMeasured
 
 SIZES = (4, 16, 4096, 65536)
 TRANSFERS = (65536, 262144)
 
 
-def sent(name: str, size_bytes: int, ranks: int, rank: int) -> np.ndarray:
+def sent(name, size_bytes, ranks, rank):
     """Of one rank; small whole numbers, whose sums are exact."""
     count = size_bytes // 4 // (ranks if name in ("all_gather", "gather") else 1)
     return (np.arange(count) % 1000 + 1000 * rank + 1).astype(np.float32)
 
 
-def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Any) -> None:
+def body(spec, strategy, record, progress):
     strategy.setup()
     arrays = {}
     for name in COLLECTIVES:
         for size in list_message_sizes(name, spec.gpus, SIZES):
             try:
-                action: Any = strategy.collective(name, size)
+                action = strategy.collective(name, size)
             except NotMeasured:
                 break
             action.put(lambda rank, name=name, size=size: sent(name, size, spec.gpus, rank))

@@ -1,12 +1,8 @@
 """Which sizes of collectives, and which transfers, are measured, and how often; on a clock that only the operations
 advance."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,32 +34,32 @@ Memory = dataclasses.make_dataclass("Memory", ["available"])
 class FakeStrategy(Probes):
     """One rank; `rank_0_values` are the values that rank 0 broadcasts, in order, for a rank other than 0."""
 
-    def __init__(self, seconds: Callable[..., float], gpus: int = 2, rank_0_values: list[float] | None = None) -> None:
+    def __init__(self, seconds, gpus=2, rank_0_values=None):
         """`seconds(name, size_bytes)` of an operation, or of a transfer `(kind, source, target, size_bytes)`."""
         self.spec = simulated_spec(gpus)
         self.now_s, self.seconds = 0.0, seconds
-        self.requests: list[tuple[Any, ...]] = []
-        self.broadcasts: list[float] = []
-        self._rank_0_values: Iterator[float] | None = None if rank_0_values is None else iter(rank_0_values)
+        self.requests = []
+        self.broadcasts = []
+        self._rank_0_values = None if rank_0_values is None else iter(rank_0_values)
 
-    def clock(self) -> float:
+    def clock(self):
         return self.now_s
 
-    def broadcast(self, value: float) -> float:
+    def broadcast(self, value):
         value = value if self._rank_0_values is None else next(self._rank_0_values)
         self.broadcasts.append(value)
         return value
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         """Return at once, since operations finish immediately."""
 
-    def collective(self, *request: Any) -> Callable[[], None]:
+    def collective(self, *request):
         self.requests.append(request)
         taken_s = self.seconds(*request)
         if taken_s < 0:
             raise NotMeasured(f"no {request[0]} here")
 
-        def action() -> None:
+        def action():
             self.now_s += taken_s
 
         return action
@@ -72,25 +68,25 @@ class FakeStrategy(Probes):
 
 
 @pytest.fixture(autouse=True)
-def memory(monkeypatch: pytest.MonkeyPatch) -> Any:
+def memory(monkeypatch):
     """Return a function that sets the available memory in bytes, which is plenty at first."""
 
-    def set_available(count: int) -> None:
+    def set_available(count):
         monkeypatch.setattr(timing.psutil, "virtual_memory", lambda: Memory(count))
 
     set_available(2**40)
     return set_available
 
 
-def latency_and_rate(name: str, size_bytes: int) -> float:
+def latency_and_rate(name, size_bytes):
     return 2e-3 + size_bytes / 1e9
 
 
-def run(fake: FakeStrategy, **changes: Any) -> Any:
+def run(fake, **changes):
     return measure_collectives(fake, dataclasses.replace(SETTINGS, **changes), fake.clock)
 
 
-def test_sizes_are_rounded_down_to_a_part_for_each_rank() -> None:
+def test_sizes_are_rounded_down_to_a_part_for_each_rank():
     assert (MESSAGE_SIZES[0], MESSAGE_SIZES[-1], len(MESSAGE_SIZES)) == (4, LARGEST, 14)
     assert list_message_sizes("all_reduce", 3) == list(MESSAGE_SIZES)
     assert list_message_sizes("all_gather", 2) == list(MESSAGE_SIZES[1:])
@@ -99,7 +95,7 @@ def test_sizes_are_rounded_down_to_a_part_for_each_rank() -> None:
     assert list_message_sizes("scatter", 5, [4, 16, 20, 24]) == [20]
 
 
-def test_every_operation_and_size_is_measured_for_its_share_of_the_time() -> None:
+def test_every_operation_and_size_is_measured_for_its_share_of_the_time():
     measured, reasons = run(FakeStrategy(latency_and_rate))
     assert reasons == {}
     expected = [(name, size) for name in COLLECTIVES for size in list_message_sizes(name, 2)]
@@ -114,20 +110,20 @@ def test_every_operation_and_size_is_measured_for_its_share_of_the_time() -> Non
         assert len(each.block_s) == max(3, min(8, round(share_s / (each.repeats * once_s))))
 
 
-def test_a_block_is_at_most_as_long_as_requested() -> None:
+def test_a_block_is_at_most_as_long_as_requested():
     measured, _ = run(FakeStrategy(latency_and_rate), block_s=0.008)
     assert measured[0].repeats == 4 and len(measured[0].block_s) == 8
 
 
-def test_calls_before_the_blocks_do_not_count() -> None:
-    calls: list[int] = []
+def test_calls_before_the_blocks_do_not_count():
+    calls = []
 
     class Slow(FakeStrategy):
-        def collective(self, *what: Any) -> Any:
+        def collective(self, *what):
             action, number = super().collective(*what), len(calls)
             calls.append(0)
 
-            def slow_at_first() -> None:
+            def slow_at_first():
                 calls[number] += 1
                 self.now_s += 100.0 if calls[number] <= 2 else 0.0
                 action()
@@ -142,7 +138,7 @@ def test_calls_before_the_blocks_do_not_count() -> None:
     ]
 
 
-def test_larger_sizes_are_left_out_where_one_would_take_too_long() -> None:
+def test_larger_sizes_are_left_out_where_one_would_take_too_long():
     measured, reasons = run(FakeStrategy(lambda name, size: 1e-3 + 1e-6 * size if name == "gather" else 1e-3))
     largest = max(each.size_bytes for each in measured if each.name == "gather")
     assert largest == 2**20  # 1.05 s; the next would take 4.2 s
@@ -150,7 +146,7 @@ def test_larger_sizes_are_left_out_where_one_would_take_too_long() -> None:
     assert max(each.size_bytes for each in measured if each.name == "scatter") == LARGEST
 
 
-def test_unsupported_operations_have_a_reason_and_the_others_measured() -> None:
+def test_unsupported_operations_have_a_reason_and_the_others_measured():
     fake = FakeStrategy(lambda name, size: -1.0 if name in ("reduce", "all_to_all") else 2e-3)
     measured, reasons = run(fake)
     assert reasons == {"reduce": "no reduce here", "all_to_all": "no all_to_all here"}
@@ -158,7 +154,7 @@ def test_unsupported_operations_have_a_reason_and_the_others_measured() -> None:
     assert [name for name, _ in fake.requests].count("reduce") == 1
 
 
-def test_sizes_too_large_for_memory_are_left_out(memory: Any) -> None:
+def test_sizes_too_large_for_memory_are_left_out(memory):
     memory(6 * 64 * 2**20)
     measured, reasons = run(FakeStrategy(latency_and_rate))
     assert {
@@ -167,7 +163,7 @@ def test_sizes_too_large_for_memory_are_left_out(memory: Any) -> None:
     assert reasons["reduce"] == "buffers of 256 MiB would take 1.5 GiB of memory here, and 384 MiB are available"
 
 
-def test_all_devices_of_a_node_share_its_memory(memory: Any) -> None:
+def test_all_devices_of_a_node_share_its_memory(memory):
     memory(6 * 64 * 2**20)
     fake = FakeStrategy(latency_and_rate)
     fake.spec = dataclasses.replace(fake.spec, places=[RankPlacement(0, 0, 0, [0, 1, 2, 3], [], 1)])
@@ -176,13 +172,13 @@ def test_all_devices_of_a_node_share_its_memory(memory: Any) -> None:
     assert max(each.size_bytes for each in run(fake)[0]) == LARGEST
 
 
-def test_one_device_has_no_collectives() -> None:
+def test_one_device_has_no_collectives():
     fake = FakeStrategy(latency_and_rate, gpus=1)
     assert run(fake) == ([], dict.fromkeys(COLLECTIVES, ONE_DEVICE))
     assert fake.requests == []
 
 
-def test_every_rank_follows_rank_0() -> None:
+def test_every_rank_follows_rank_0():
     """A rank that is slower, and has less memory, measures the same."""
     rank_0 = FakeStrategy(lambda name, size: 2e-3 + size / 1e8)
     measured, reasons = run(rank_0)
@@ -194,13 +190,13 @@ def test_every_rank_follows_rank_0() -> None:
     ]
 
 
-def test_a_sign_of_life_before_each_size() -> None:
+def test_a_sign_of_life_before_each_size():
     fake, signs = FakeStrategy(latency_and_rate), []
     measured, _ = measure_collectives(fake, SETTINGS, fake.clock, lambda: signs.append(len(fake.requests)))
     assert signs == list(range(len(measured)))
 
 
-def test_routes_of_cpus() -> None:
+def test_routes_of_cpus():
     assert list_routes(1, "cpu") == [Route("memcpy", 0, 0)]
     three = list_routes(3, "cpu")
     assert [(r.source, r.target) for r in three if r.kind == "send_one_way"] == [
@@ -211,7 +207,7 @@ def test_routes_of_cpus() -> None:
     assert [r.source for r in three if r.kind == "memcpy"] == [0, 1, 2]
 
 
-def test_routes_of_gpus() -> None:
+def test_routes_of_gpus():
     kinds = {route.kind for route in list_routes(2, "cuda")}
     patterns = ("latency", "one_way", "both_ways", "ring")
     between = {f"{way}_{pattern}" for way in ("send", "peer", "staged") for pattern in patterns}
@@ -219,7 +215,7 @@ def test_routes_of_gpus() -> None:
     assert kinds == between | with_host | {f"{kind}_all" for kind in with_host}
 
 
-def test_blocks_and_sizes() -> None:
+def test_blocks_and_sizes():
     fake = FakeStrategy(lambda kind, source, target, size: size / (2e9 if kind == "memcpy_all" else 1e10))
     measured, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
     assert reasons == {} and len(measured) == len(list_routes(2, "cpu"))
@@ -232,16 +228,16 @@ def test_blocks_and_sizes() -> None:
         assert each.block_s == pytest.approx([each.repeats * once_s] * 8)
 
 
-def test_the_slowest_rank_sets_the_repeats() -> None:
+def test_the_slowest_rank_sets_the_repeats():
     """Rank 0 takes no part in a transfer from 1 to 2, and waits for its end at the next broadcast."""
 
     class Waiting(FakeStrategy):
         pending_s = 0.0
 
-        def collective(self, kind: str, source: int | None, target: int | None, size: int) -> Any:
+        def collective(self, kind, source, target, size):
             elsewhere = source not in (None, 0) and target != 0
 
-            def action() -> None:
+            def action():
                 if elsewhere:
                     self.pending_s += 0.01
                 else:
@@ -251,7 +247,7 @@ def test_the_slowest_rank_sets_the_repeats() -> None:
 
         transfer = collective
 
-        def broadcast(self, value: float) -> float:
+        def broadcast(self, value):
             self.now_s, self.pending_s = self.now_s + self.pending_s, 0.0
             return super().broadcast(value)
 
@@ -260,14 +256,14 @@ def test_the_slowest_rank_sets_the_repeats() -> None:
     assert {each.repeats for each in measured} == {5}
 
 
-def test_each_kind_that_a_strategy_lacks_has_one_reason() -> None:
+def test_each_kind_that_a_strategy_lacks_has_one_reason():
     fake = FakeStrategy(lambda kind, *rest: -1.0 if kind.startswith("send") else 1e-3, gpus=3)
     measured, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
     assert reasons == {f"send_{way}": f"no send_{way} here" for way in ("latency", "one_way", "both_ways", "ring")}
     assert {each.kind for each in measured} == {"memcpy", "memcpy_all"}
 
 
-def test_transfers_too_large_for_memory_are_left_out(memory: Any) -> None:
+def test_transfers_too_large_for_memory_are_left_out(memory):
     memory(2 * TRANSFER_COPIES * TRANSFER_BYTES)
     fake = FakeStrategy(lambda *what: 1e-3)
     measured, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
@@ -275,12 +271,12 @@ def test_transfers_too_large_for_memory_are_left_out(memory: Any) -> None:
     assert reasons["memcpy"] == "memcpy of 256 MiB would take 2 GiB of memory here, and 512 MiB are available"
 
 
-def group(now: SimpleNamespace, events: list[str]) -> SimpleNamespace:
-    def synchronize() -> None:
+def group(now, events):
+    def synchronize():
         events.append("synchronize")
         now.s += 10.0
 
-    def broadcast(value: float) -> float:
+    def broadcast(value):
         events.append("barrier")
         now.s += 1000.0
         return value
@@ -288,18 +284,18 @@ def group(now: SimpleNamespace, events: list[str]) -> SimpleNamespace:
     return SimpleNamespace(synchronize=synchronize, broadcast=broadcast)
 
 
-def test_a_block_has_its_calls_and_one_synchronization() -> None:
+def test_a_block_has_its_calls_and_one_synchronization():
     now, events = SimpleNamespace(s=0.0), []
 
-    def action() -> None:
+    def action():
         events.append("call")
         now.s += 1.0
 
-    seconds = time_blocks(group(now, events), action, repeats=3, blocks=2, clock=lambda: now.s)  # type: ignore[arg-type]
+    seconds = time_blocks(group(now, events), action, repeats=3, blocks=2, clock=lambda: now.s)
     assert seconds == [13.0, 13.0]
     assert events == ["barrier", *["call"] * 3, "synchronize"] * 2
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.integers(1, 100), st.integers(0, 100))
-def test_repeats_never_exceed_their_bounds(limit_s: float, each_s: float, minimum: int, more: int) -> None:
+def test_repeats_never_exceed_their_bounds(limit_s, each_s, minimum, more):
     assert minimum <= repeats_within(limit_s, each_s, minimum, minimum + more) <= minimum + more

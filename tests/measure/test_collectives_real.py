@@ -1,10 +1,6 @@
 """Collective operations of real groups of two: what comes of them, and that they can be measured."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,11 +27,11 @@ class Left:
     arrays: dict[str, np.ndarray]  # by operation, size and rank
     probes: list[ProbeRecord]
 
-    def operations(self) -> set[str]:
+    def operations(self):
         return {key.partition(" ")[0] for key in self.arrays}
 
 
-def launch(strategy: str, folder: Path) -> Left:
+def launch(strategy, folder):
     spec = resolve(compose_config([f"strategy={strategy}", *WORDS]))
     if spec.unsupported is not None:
         pytest.skip(spec.unsupported)
@@ -43,18 +39,18 @@ def launch(strategy: str, folder: Path) -> Left:
     write_spec(spec, folder)
     ended = launchers.launch(spec, folder, "collectives", module=RANK)
     assert ended.exit_codes == [0] * spec.processes, (folder / "rank0.log").read_text()[-3000:]
-    arrays: dict[str, np.ndarray] = {}
+    arrays = {}
     for rank in range(spec.processes):
         with np.load(folder / f"results{rank}.npz") as found:
             arrays |= dict(found)
     return Left(arrays, [read_record(folder / f"probes{k}.json", ProbeRecord) for k in range(spec.processes)])
 
 
-def expected(name: str, size: int, rank: int) -> np.ndarray | None:
+def expected(name, size, rank):
     """What a rank of two has afterwards; None: nothing."""
     inputs = [sent(name, size, 2, r) for r in range(2)]
     whole = sum(inputs[1:], inputs[0])
-    of_rank: dict[str, Callable[[], np.ndarray]] = {
+    of_rank = {
         "all_reduce": lambda: whole,
         "reduce": lambda: whole,
         "broadcast": lambda: inputs[0],
@@ -67,7 +63,7 @@ def expected(name: str, size: int, rank: int) -> np.ndarray | None:
     return None if name in ("reduce", "gather") and rank else of_rank[name]()
 
 
-def check(left: Left, operations: set[str]) -> None:
+def check(left, operations):
     """Every result is right, and every operation was measured at every size, alike on all ranks."""
     assert left.operations() == operations
     for name in operations:
@@ -86,7 +82,7 @@ def check(left: Left, operations: set[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_ddp_gloo(tmp_path: Path) -> None:
+def test_ddp_gloo(tmp_path):
     left = launch("ddp_gloo", tmp_path / "run")
     check(left, set(COLLECTIVES))
     zero, one = ([(t.kind, t.source, t.target, t.size_bytes) for t in p.bandwidth] for p in left.probes)
@@ -104,7 +100,7 @@ def test_ddp_gloo(tmp_path: Path) -> None:
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["horovod_gloo", "horovod_mpi", "horovod_tensorflow_gloo", "lightning_horovod"])
-def test_horovod(strategy: str, tmp_path: Path) -> None:
+def test_horovod(strategy, tmp_path):
     left = launch(strategy, tmp_path / "run")
     check(left, OF_HOROVOD)
     assert left.probes[0].reasons["gather"] == "Horovod has no gather"
@@ -115,7 +111,7 @@ def test_horovod(strategy: str, tmp_path: Path) -> None:
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["multiworker_ring", "mirrored", "mirrored_reduce_cpu"])
-def test_tensorflow(strategy: str, tmp_path: Path) -> None:
+def test_tensorflow(strategy, tmp_path):
     left = launch(strategy, tmp_path / "run")
     check(left, OF_TENSORFLOW)
     assert "only all_reduce and all_gather" in left.probes[0].reasons["broadcast"]
@@ -124,7 +120,7 @@ def test_tensorflow(strategy: str, tmp_path: Path) -> None:
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_a_transfer_that_falls_back_to_another_path_is_not_measured(tmp_path: Path) -> None:
+def test_a_transfer_that_falls_back_to_another_path_is_not_measured(tmp_path):
     left = launch("mirrored_hierarchical", tmp_path / "run")
     check(left, {"all_reduce"})
     assert "leaves it to another" in left.probes[0].reasons["all_gather"]

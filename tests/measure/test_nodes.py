@@ -1,14 +1,10 @@
 """The report of a node, written with the real monitor and machine, and its part of the record; and clock offsets
 from broadcasts, in a simulation with known clocks and delays."""
 
-from __future__ import annotations
-
 import dataclasses
 import platform
 import random
 import socket
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,9 +13,8 @@ import pytest
 from scalebench.core.json_files import write_json
 from scalebench.core.machine import machine
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.machine.machine import Machine
 from scalebench.core.run_folder import monitor_path, node_report_path
-from scalebench.core.spec import RankPlacement, RunSpec, write_spec
+from scalebench.core.spec import RankPlacement, write_spec
 from scalebench.measure import clock_sync, nodes
 from scalebench.measure.monitor.time_series import read_series
 from scalebench.measure.nodes import NodeReport, has_node_reports, make_machines_part, record_node
@@ -28,7 +23,7 @@ from tests.builders.runs import MACHINE, rank, simulated_config, simulated_spec
 PLACES = [RankPlacement(0, 0, 0, [0], [], 1), RankPlacement(1, 1, 0, [1], [], 1), RankPlacement(2, 0, 1, [0], [], 1)]
 
 
-def on_nodes(folder: Path, monitor: bool = True) -> RunSpec:
+def on_nodes(folder, monitor=True):
     """Return a run on two nodes, whose spec is in `folder`."""
     spec = simulated_spec(measure={"monitor": monitor})
     spec = dataclasses.replace(spec, nodes=2, places=PLACES)
@@ -37,7 +32,7 @@ def on_nodes(folder: Path, monitor: bool = True) -> RunSpec:
     return spec
 
 
-def test_nodes_report_under_slurm_on_hosts_and_by_hand() -> None:
+def test_nodes_report_under_slurm_on_hosts_and_by_hand():
     config = simulated_config()
     assert not has_node_reports(simulated_spec())
     for hardware in ({"scheduler": "slurm"}, {"hosts": ["a:2"]}):
@@ -47,7 +42,7 @@ def test_nodes_report_under_slurm_on_hosts_and_by_hand() -> None:
     assert has_node_reports(dataclasses.replace(simulated_spec(), config=by_hand))
 
 
-def test_the_second_node_writes_its_report(tmp_path: Path) -> None:
+def test_the_second_node_writes_its_report(tmp_path):
     spec = on_nodes(tmp_path)
     with record_node(spec, tmp_path, 1, 2, {"GLOO_SOCKET_IFNAME": "ib0"}):
         pass
@@ -60,7 +55,7 @@ def test_the_second_node_writes_its_report(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["machine1.json", "monitor1.parquet", "spec.json"]
 
 
-def test_without_a_monitor_the_machine_is_still_reported(tmp_path: Path) -> None:
+def test_without_a_monitor_the_machine_is_still_reported(tmp_path):
     spec = on_nodes(tmp_path, monitor=False)
     with record_node(spec, tmp_path, 0, 0, {}):
         pass
@@ -72,7 +67,7 @@ def test_without_a_monitor_the_machine_is_still_reported(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("hosts", "number"), [(["a:2", "b:1"], 1), ([], 0)], ids=["second rank", "launched on this host"]
 )
-def test_other_ranks_write_no_report(tmp_path: Path, hosts: list[str], number: int) -> None:
+def test_other_ranks_write_no_report(tmp_path, hosts, number):
     spec = on_nodes(tmp_path)
     spec.config.hardware.hosts = hosts
     with record_node(spec, tmp_path, 0, number, {}):
@@ -80,8 +75,8 @@ def test_other_ranks_write_no_report(tmp_path: Path, hosts: list[str], number: i
     assert [path.name for path in tmp_path.iterdir()] == ["spec.json"]
 
 
-def test_a_machine_that_cannot_be_detected_is_no_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(variables: object) -> None:
+def test_a_machine_that_cannot_be_detected_is_no_failed_run(tmp_path, monkeypatch):
+    def broken(variables):
         raise RuntimeError("no such luck")
 
     monkeypatch.setattr(machine, "detect_machine", broken)
@@ -90,7 +85,7 @@ def test_a_machine_that_cannot_be_detected_is_no_failed_run(tmp_path: Path, monk
     assert not node_report_path(tmp_path, 0).exists() and monitor_path(tmp_path).exists()
 
 
-def test_an_out_of_memory_kill_on_the_node_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_out_of_memory_kill_on_the_node_is_reported(tmp_path, monkeypatch):
     counts = iter([3, 4])
     monkeypatch.setattr(machine, "oom_kills", lambda: next(counts))
     spec = on_nodes(tmp_path, monitor=False)
@@ -102,22 +97,22 @@ def test_an_out_of_memory_kill_on_the_node_is_reported(tmp_path: Path, monkeypat
 GPU = Gpu(0, "made up", "GPU-0", 2**35, 1410, 1215, 400.0, 0, None)
 
 
-def report_of(number: int, over: bool = True, **machine: object) -> NodeReport:
-    of_node: Machine = dataclasses.replace(MACHINE, **{"hostname": f"n{number}", **machine})  # type: ignore[arg-type]
+def report_of(number, over=True, **machine):
+    of_node = dataclasses.replace(MACHINE, **{"hostname": f"n{number}", **machine})
     return NodeReport(number, 2 * number, of_node, [], over)
 
 
-def on_slurm_nodes(count: int) -> RunSpec:
+def on_slurm_nodes(count):
     spec = dataclasses.replace(simulated_spec(), nodes=count)
     spec.config.hardware.scheduler = "slurm"
     return spec
 
 
-def write_report(folder: Path, report: NodeReport) -> None:
+def write_report(folder, report):
     write_json(node_report_path(folder, report.node), report)
 
 
-def test_the_machine_is_that_of_the_first_node_and_others_are_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machine_is_that_of_the_first_node_and_others_are_all_or_none(monkeypatch):
     part = make_machines_part([report_of(0), report_of(1), report_of(2)], [])
     assert part.machine.hostname == "n0" and [m.hostname for m in part.others or []] == ["n1", "n2"]
     assert part.flags == []
@@ -139,18 +134,18 @@ def test_the_machine_is_that_of_the_first_node_and_others_are_all_or_none(monkey
         ({"memory_bytes": 2**33 - 2**28}, False),  # reserved by the kernel
     ],
 )
-def test_unequal_nodes_are_flagged(other: dict[str, object], flagged: bool) -> None:
+def test_unequal_nodes_are_flagged(other, flagged):
     part = make_machines_part([report_of(0), report_of(1), report_of(2, **other)], [])
     assert part.flags == ["unequal_nodes"] * flagged
 
 
-def test_flags_of_more_gpus_of_the_same_kind_and_of_clocks_that_differ() -> None:
+def test_flags_of_more_gpus_of_the_same_kind_and_of_clocks_that_differ():
     assert make_machines_part([report_of(0, gpus=[GPU]), report_of(1, gpus=[GPU, GPU])], []).flags == []
     ranks = [rank(0), rank(1, clock_offset_s=0.2)]
     assert make_machines_part([report_of(0), report_of(1)], ranks).flags == ["clocks_differ"]
 
 
-def test_reports_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_are_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(nodes, "REPORT_LIMIT_S", 0.1)
     monkeypatch.setattr(nodes, "FAILED_REPORT_LIMIT_S", 0.0)
     spec = on_slurm_nodes(2)
@@ -161,7 +156,7 @@ def test_reports_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(nodes, "REPORT_LIMIT_S", 60.0)
     original, reads = nodes._read, []
 
-    def late(folder: Path, number: int, run_id: str | None) -> NodeReport | None:
+    def late(folder, number, run_id):
         reads.append(number)
         if len(reads) == 6:
             write_report(folder, report_of(1))
@@ -173,7 +168,7 @@ def test_reports_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert reads.count(0) == 1  # a complete report is not read again
 
 
-def test_an_incomplete_report_is_none(tmp_path: Path) -> None:
+def test_an_incomplete_report_is_none(tmp_path):
     node_report_path(tmp_path, 0).write_text('{"node": 0')
     assert nodes.read_reports(on_slurm_nodes(1), tmp_path) == [None]
     # Launched on this host: files in the folder do not count.
@@ -183,7 +178,7 @@ def test_an_incomplete_report_is_none(tmp_path: Path) -> None:
 NOON_S = 1_799_999_937.25  # a float32 misses it by a minute
 
 
-def two_nodes() -> RunSpec:
+def two_nodes():
     """Ranks 0 and 1 on node 0, rank 2 on node 1."""
     places = [
         RankPlacement(0, 0, 0, [0], [], 1),
@@ -196,17 +191,17 @@ def two_nodes() -> RunSpec:
 class SimulatedGroup:
     """Rank 0, and one other, whose clock is `offset_s` ahead; a message takes `delays_s()` each way."""
 
-    def __init__(self, offset_s: float, delays_s: Callable[[], float], kind: Callable[[float], float] = float) -> None:
+    def __init__(self, offset_s, delays_s, kind=float):
         self.true_s, self._offset_s, self._delays_s, self._kind = NOON_S, offset_s, delays_s, kind
         self._rank_0 = self._broadcasts()
 
-    def time(self) -> float:
+    def time(self):
         return self.true_s + self._offset_s
 
-    def broadcast(self, value: float) -> float:
+    def broadcast(self, value):
         return next(self._rank_0)
 
-    def _broadcasts(self) -> Iterator[float]:
+    def _broadcasts(self):
         """Yield the broadcasts of rank 0, which starts each when the last one is over; that needs the other rank."""
         base = NOON_S // clock_sync.BASE_STEP_S  # rank 0 may get back its exact value
         sent, base_s, started_s = self._kind(base), base * clock_sync.BASE_STEP_S, self.true_s
@@ -218,21 +213,19 @@ class SimulatedGroup:
             sent = self._kind(started_s - base_s)
 
 
-def measure_offset(monkeypatch: pytest.MonkeyPatch, world: SimulatedGroup, number: int = 2) -> float | None:
+def measure_offset(monkeypatch, world, number=2):
     monkeypatch.setattr(clock_sync, "time", SimpleNamespace(time=world.time))
     return clock_sync.measure_clock_offset_s(two_nodes(), number, world.broadcast)
 
 
 @pytest.mark.parametrize("offset_s", [0.0, 2.5, -86400.0])
 @pytest.mark.parametrize("kind", [float, lambda value: float(np.float32(value))], ids=["float64", "float32"])
-def test_the_offset_is_measured(
-    monkeypatch: pytest.MonkeyPatch, offset_s: float, kind: Callable[[float], float]
-) -> None:
+def test_the_offset_is_measured(monkeypatch, offset_s, kind):
     world = SimulatedGroup(offset_s, lambda: 0.001, kind)
     assert measure_offset(monkeypatch, world) == pytest.approx(offset_s, abs=0.0016)
 
 
-def test_the_quickest_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quickest_round_counts(monkeypatch):
     """Most rounds take a tenth of a second, one way more than the other."""
     at_random = random.Random(0)
     quiet = iter([*[0.05] * 15, *[0.001] * 8, *[0.05] * 100])
@@ -240,22 +233,22 @@ def test_the_quickest_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measure_offset(monkeypatch, world) == pytest.approx(3.0, abs=0.01)
 
 
-def test_rank_0_and_runs_on_one_node_have_no_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_and_runs_on_one_node_have_no_offset(monkeypatch):
     for number in (0, 1):  # both on rank 0's host
         assert measure_offset(monkeypatch, SimulatedGroup(5.0, lambda: 0.001), number) is None
     assert clock_sync.measure_clock_offset_s(two_nodes(), 2, lambda value: value) is None  # nothing comes from rank 0
 
 
-def test_every_rank_broadcasts_as_often() -> None:
+def test_every_rank_broadcasts_as_often():
     """Else one would wait for ever; on one node nobody is kept waiting."""
     for spec, rounds in ((two_nodes(), clock_sync.CLOCK_ROUNDS + 1), (simulated_spec(3), 0)):
         for number in range(3):
-            sent: list[float] = []
+            sent = []
             clock_sync.measure_clock_offset_s(spec, number, lambda value, sent=sent: sent.append(value) or 1.0)
             assert len(sent) == rounds
 
 
-def test_times_of_day_of_two_hosts() -> None:
+def test_times_of_day_of_two_hosts():
     here = socket.gethostname()
     first, same = rank(0, hostname="a"), rank(1, hostname="a")
     ahead = rank(2, hostname="b", clock_offset_s=5.0)

@@ -1,17 +1,12 @@
 """All probes of one rank, with a strategy on a clock of the test: which run, in which state, and the reasons where they
 cannot run; and the interleaved variants of a step. Figures against known truth are in tests/truth."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from scalebench.core.result import SYNC_PARTS, ProbeRecord, Profile, RankRecord
-from scalebench.core.spec import RunSpec, StrategySpec
+from scalebench.core.result import SYNC_PARTS, Profile, RankRecord
+from scalebench.core.spec import StrategySpec
 from scalebench.measure.probes import NO_SYNC, ONE_DEVICE, InterleavedLoop, ProbeRunner, Variant
 from scalebench.strategies.base import PARTS, LossPart, NotMeasured, Probes
 from scalebench.strategies.simulated import Simulated
@@ -26,52 +21,50 @@ class Timed(Simulated):
 
     lacks: frozenset[str] = frozenset()
 
-    def __init__(self, spec: RunSpec) -> None:
+    def __init__(self, spec):
         super().__init__(spec, 0)
         self.now_s, self.syncing = 0.0, True
-        self.during: dict[str, set[bool]] = {}  # method -> whether synchronization was on
+        self.during = {}  # method -> whether synchronization was on
 
-    def take(self, method: str, seconds: float) -> None:
+    def take(self, method, seconds):
         if method in self.lacks:
             raise NotMeasured(f"no {method} here")
         self.during.setdefault(method, set()).add(self.syncing)
         self.now_s += seconds
 
-    def set_gradient_sync(self, on: bool) -> None:
+    def set_gradient_sync(self, on):
         self.take("set_gradient_sync", 0.0)
         self.syncing = on
 
-    def step(self, batch: Any) -> LossPart:
+    def step(self, batch):
         self.take("step", STEP_S + (SYNC_S if self.syncing else 0.0))
         return LossPart(1.0, 1)
 
-    def partial_step(self, batch: Any, until: str) -> None:
+    def partial_step(self, batch, until):
         self.take(until, PART_S[until])
 
-    def run_isolated_sync(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes):
         self.take("run_isolated_sync", SYNC_S * len(sizes))
 
-    def copy_batch(self, batch: Any) -> None:
+    def copy_batch(self, batch):
         self.take("copy", COPY_S)
 
-    def profile(self, steps: int, trace: Path | None) -> Profile:
+    def profile(self, steps, trace):
         self.take("profile", 0.1)
         if trace is not None:
             trace.write_bytes(b"")
         return Profile(steps, 0.02)
 
-    def broadcast(self, value: float) -> float:
+    def broadcast(self, value):
         return value
 
 
-def run_probes(
-    folder: Path, kind: type[Timed] = Timed, gpus: int = 2, message_bytes: tuple[int, ...] = (8, 8), **changes: Any
-) -> tuple[ProbeRecord, Timed, list[float]]:
+def run_probes(folder, kind=Timed, gpus=2, message_bytes=(8, 8), **changes):
     measure = {"block_s": 0.05, "probe_s": 2.0, **changes.pop("measure", {})}
     spec = simulated_spec(gpus, measure=measure, **changes)
     strategy, reports = kind(spec), []
     train, _ = datasets.open_sources(spec, 0, gpus)
-    report: Callable[[], None] = lambda: reports.append(strategy.now_s)  # noqa: E731
+    report = lambda: reports.append(strategy.now_s)  # noqa: E731
     rank = RankRecord(0, "here", 1, message_bytes=list(message_bytes))
     runner = ProbeRunner(spec, strategy, STEP_S + SYNC_S, rank, report, lambda: strategy.now_s)
     runner.run_step_probes(train)
@@ -80,7 +73,7 @@ def run_probes(
     return runner.record, strategy, reports
 
 
-def test_every_quantity_is_measured_in_blocks(tmp_path: Path) -> None:
+def test_every_quantity_is_measured_in_blocks(tmp_path):
     record, strategy, reports = run_probes(tmp_path)
     assert record.reasons == {}
     steps = record.steps or 0
@@ -107,20 +100,20 @@ def test_every_quantity_is_measured_in_blocks(tmp_path: Path) -> None:
     assert strategy.syncing
 
 
-def test_parts_of_a_step_are_timed_without_synchronization_and_the_rest_with_it(tmp_path: Path) -> None:
+def test_parts_of_a_step_are_timed_without_synchronization_and_the_rest_with_it(tmp_path):
     _, strategy, _ = run_probes(tmp_path)
     assert all(strategy.during[part] == {False} for part in PARTS)
     assert strategy.during["profile"] == strategy.during["run_isolated_sync"] == {True}
     assert strategy.during["step"] == {True, False}
 
 
-def test_probes_take_about_the_configured_time(tmp_path: Path) -> None:
+def test_probes_take_about_the_configured_time(tmp_path):
     short, long = (run_probes(tmp_path, measure={"probe_s": seconds})[1].now_s for seconds in (1.0, 4.0))
     assert 3 * short < long < 5 * short
 
 
 @pytest.mark.parametrize(("gpus", "others"), [(2, set()), (1, {"isolated"})])
-def test_probes_of_many_steps_are_left_out_where_steps_are_slow(tmp_path: Path, gpus: int, others: set[str]) -> None:
+def test_probes_of_many_steps_are_left_out_where_steps_are_slow(tmp_path, gpus, others):
     record, strategy, _ = run_probes(tmp_path, gpus=gpus, measure={"probe_s": 0.01})
     assert set(record.reasons) == {"exposed", "data", "imbalance", *PARTS} | others
     why = "a step takes 0.014 s, longer than measure.probe_s: raise that to have its parts measured"
@@ -141,9 +134,7 @@ def test_probes_of_many_steps_are_left_out_where_steps_are_slow(tmp_path: Path, 
         (set(PARTS), set(PARTS)),
     ],
 )
-def test_a_probe_that_a_strategy_lacks_is_left_out_with_its_reason(
-    lacks: set[str], unmeasured: set[str], tmp_path: Path
-) -> None:
+def test_a_probe_that_a_strategy_lacks_is_left_out_with_its_reason(lacks, unmeasured, tmp_path):
     kind = type("Limited", (Timed,), {"lacks": frozenset(lacks)})
     record, strategy, _ = run_probes(tmp_path, kind)
     assert set(record.reasons) == unmeasured
@@ -161,23 +152,23 @@ class InParts(Timed):
 
     off: tuple[str, ...] = ()
 
-    def set_gradient_sync(self, on: bool) -> None:
+    def set_gradient_sync(self, on):
         super().set_gradient_sync(on)
         self.off = ()
 
-    def inseparable_sync_parts(self) -> dict[str, str]:
+    def inseparable_sync_parts(self):
         return {"input": "read elsewhere"}
 
-    def leave_out_sync_parts(self, parts: tuple[str, ...]) -> None:
+    def leave_out_sync_parts(self, parts):
         self.syncing, self.off = True, parts
 
-    def step(self, batch: Any) -> LossPart:
+    def step(self, batch):
         part_s = {"weights_out": 0.001, "output": 0.002}
         self.now_s -= sum(part_s[part] for part in self.off)
         return super().step(batch)
 
 
-def test_parts_of_synchronization_are_left_out_one_after_the_other(tmp_path: Path) -> None:
+def test_parts_of_synchronization_are_left_out_one_after_the_other(tmp_path):
     record, strategy, _ = run_probes(tmp_path, InParts)
     assert record.reasons == {"sync_input": "read elsewhere"}
     steps, off_s = record.steps or 0, {"weights_out": 0.001, "output": 0.003}
@@ -191,41 +182,41 @@ def test_parts_of_synchronization_are_left_out_one_after_the_other(tmp_path: Pat
     assert strategy.syncing and not strategy.off
 
 
-def test_parts_of_synchronization_have_a_reason_where_steps_are_slow(tmp_path: Path) -> None:
+def test_parts_of_synchronization_have_a_reason_where_steps_are_slow(tmp_path):
     record, _, _ = run_probes(tmp_path, InParts, measure={"probe_s": 0.01})
     reasons = [record.reasons[f"sync_{part}"] for part in SYNC_PARTS]
     assert reasons == ["read elsewhere", *[record.reasons["exposed"]] * 3] and not record.sync_parts_s
 
 
-def test_without_a_switch_the_feed_is_measured_with_synchronization(tmp_path: Path) -> None:
+def test_without_a_switch_the_feed_is_measured_with_synchronization(tmp_path):
     kind = type("Limited", (Timed,), {"lacks": frozenset({"set_gradient_sync"})})
     record, strategy, _ = run_probes(tmp_path, kind)
     assert record.fixed_batch_s == pytest.approx(record.sync_on_s) and strategy.during["step"] == {True}
 
 
-def test_one_device_has_no_synchronization_to_measure(tmp_path: Path) -> None:
+def test_one_device_has_no_synchronization_to_measure(tmp_path):
     record, _, _ = run_probes(tmp_path, gpus=1)
     assert record.reasons == dict.fromkeys(("exposed", "imbalance", "isolated"), ONE_DEVICE)
     assert record.sync_on_s and record.fixed_batch_s and record.forward_s and not record.sync_off_s
 
 
-def test_replicas_without_synchronization_have_none_to_measure(tmp_path: Path) -> None:
+def test_replicas_without_synchronization_have_none_to_measure(tmp_path):
     strategy = StrategySpec("simulated", baseline="simulated", independent=True)
     record, _, _ = run_probes(tmp_path, strategy=strategy)
     assert record.reasons == dict.fromkeys(("exposed", "imbalance", "isolated"), NO_SYNC)
 
 
-def test_messages_of_unknown_size_are_not_measured(tmp_path: Path) -> None:
+def test_messages_of_unknown_size_are_not_measured(tmp_path):
     record, _, _ = run_probes(tmp_path, message_bytes=())
     assert record.reasons == {"isolated": "simulated does not know the sizes of its messages"}
 
 
-def test_the_feed_is_not_measured_where_samples_are_read_within_the_step(tmp_path: Path) -> None:
+def test_the_feed_is_not_measured_where_samples_are_read_within_the_step(tmp_path):
     record, _, _ = run_probes(tmp_path, type("Remote", (Timed,), {"reads_in_step": True}))
     assert set(record.reasons) == {"data"} and not record.fixed_batch_s
 
 
-def test_a_requested_trace_is_kept(tmp_path: Path) -> None:
+def test_a_requested_trace_is_kept(tmp_path):
     record, _, _ = run_probes(tmp_path, measure={"trace": True})
     assert record.trace == "trace0.json.gz"
     assert (tmp_path / record.trace).exists()
@@ -238,35 +229,35 @@ ON, OFF, FIXED = Variant("on"), Variant("off", sync=False), Variant("fixed", syn
 class Trainer(Probes):
     """The part of a strategy that the loop uses; the first step after a switch costs more."""
 
-    def __init__(self, ahead: int = 0) -> None:
+    def __init__(self, ahead=0):
         self.now_s = 0.0
         self.syncing = True
-        self.events: list[str] = []
+        self.events = []
         self._ahead, self._switched = ahead, False
 
-    def batches(self) -> Iterator[int]:
+    def batches(self):
         for number in itertools.count():
             self.now_s += LOADING_S
             yield number
 
-    def set_gradient_sync(self, on: bool) -> None:
+    def set_gradient_sync(self, on):
         self.events.append("on" if on else "off")
         self.syncing, self._switched = on, True
 
-    def broadcast(self, value: float) -> float:
+    def broadcast(self, value):
         self.events.append("barrier")
         return value
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         self.events.append("synchronize")
 
-    def step(self, batch: int) -> None:
+    def step(self, batch):
         self.events.append(f"step {batch}")
         self.now_s += COMPUTE_S + (EXCHANGE_S if self.syncing else 0) + (SWITCH_S if self._switched else 0)
         self._switched = False
 
-    def train(self, loop: InterleavedLoop) -> None:
-        drawn: list[Any] = []
+    def train(self, loop):
+        drawn = []
         for batch in loop:
             drawn.append(batch)
             if len(drawn) > self._ahead:
@@ -275,33 +266,33 @@ class Trainer(Probes):
                     return
 
 
-def loop(trainer: Trainer, variants: list[Variant], steps: int, rounds: int) -> InterleavedLoop:
-    interleaved = InterleavedLoop(trainer, trainer.batches(), variants, steps, rounds, lambda: trainer.now_s)  # type: ignore[arg-type]
+def loop(trainer, variants, steps, rounds):
+    interleaved = InterleavedLoop(trainer, trainer.batches(), variants, steps, rounds, lambda: trainer.now_s)
     trainer.train(interleaved)
     return interleaved
 
 
 @pytest.mark.parametrize(("steps", "rounds"), [(1, 1), (1, 4), (3, 2), (5, 3)])
-def test_each_variant_is_timed_as_often_without_its_first_update(steps: int, rounds: int) -> None:
+def test_each_variant_is_timed_as_often_without_its_first_update(steps, rounds):
     seconds = loop(Trainer(), [ON, OFF, FIXED], steps, rounds).seconds
     step_seconds = {"on": COMPUTE_S + EXCHANGE_S + LOADING_S, "off": COMPUTE_S + LOADING_S, "fixed": COMPUTE_S}
     assert seconds == {name: [steps * step_s] * rounds for name, step_s in step_seconds.items()}
 
 
-def test_every_second_round_runs_in_reverse() -> None:
+def test_every_second_round_runs_in_reverse():
     trainer = Trainer()
     loop(trainer, [ON, OFF], 1, 2)
     assert [event for event in trainer.events if event in ("on", "off")] == ["on", "off", "off", "on"]
 
 
-def test_ranks_begin_each_block_together_and_wait_for_the_device_at_both_ends() -> None:
+def test_ranks_begin_each_block_together_and_wait_for_the_device_at_both_ends():
     trainer = Trainer()
     loop(trainer, [ON, OFF], 2, 1)
     block = ["barrier", "step", "synchronize", "step", "step", "synchronize"]
     assert [event.split()[0] for event in trainer.events] == ["on", *block, "off", *block]
 
 
-def test_a_held_batch_is_the_first_of_the_feed() -> None:
+def test_a_held_batch_is_the_first_of_the_feed():
     """It is full, and one that was drawn later may be the smaller one at the end of an epoch."""
     trainer = Trainer()
     held = loop(trainer, [ON, FIXED], 2, 2).first_batch
@@ -311,7 +302,7 @@ def test_a_held_batch_is_the_first_of_the_feed() -> None:
 
 
 @pytest.mark.parametrize("ahead", [1, 2])
-def test_a_trainer_that_draws_ahead_gets_the_batches_of_each_block(ahead: int) -> None:
+def test_a_trainer_that_draws_ahead_gets_the_batches_of_each_block(ahead):
     trainer = Trainer(ahead)
     loop(trainer, [ON, FIXED], 3, 1)
     steps = [int(event.split()[1]) for event in trainer.events if event.startswith("step")]

@@ -1,10 +1,7 @@
 """progress<k>.json is written at once on a new phase, rarely within one, and is always complete."""
 
-from __future__ import annotations
-
 import os
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,20 +15,20 @@ from tests.builders.sweeps import make_curve
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def now(monkeypatch):
     clock = SimpleNamespace(s=50.0)
     monkeypatch.setattr(time, "monotonic", lambda: clock.s)
     monkeypatch.setattr(time, "time", lambda: 1000.0 + clock.s)
     return clock
 
 
-def read(folder: Path, rank: int = 0) -> RankProgress:
+def read(folder, rank=0):
     current = read_progress(folder, rank)
     assert current is not None
     return current
 
 
-def test_a_new_phase_is_written_at_once(now: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_new_phase_is_written_at_once(now, tmp_path):
     file = ProgressFile(tmp_path, 3, 77)
     assert read_progress(tmp_path, 3) is None
     file.enter_phase("setup")
@@ -41,7 +38,7 @@ def test_a_new_phase_is_written_at_once(now: SimpleNamespace, tmp_path: Path) ->
     assert os.listdir(tmp_path) == ["progress3.json"]
 
 
-def test_progress_within_a_phase_is_written_at_most_twice_a_second(now: SimpleNamespace, tmp_path: Path) -> None:
+def test_progress_within_a_phase_is_written_at_most_twice_a_second(now, tmp_path):
     file = ProgressFile(tmp_path, 0, 77)
     file.enter_phase("measure", 30.0)
     now.s += progress.WRITE_INTERVAL_S / 2
@@ -55,12 +52,12 @@ def test_progress_within_a_phase_is_written_at_most_twice_a_second(now: SimpleNa
     assert read(tmp_path) == expected
 
 
-def test_without_time_there_is_no_throughput(now: SimpleNamespace, tmp_path: Path) -> None:
+def test_without_time_there_is_no_throughput(now, tmp_path):
     ProgressFile(tmp_path, 0, 77).update(1, 10, 0.0)
     assert (read(tmp_path).steps, read(tmp_path).samples_per_s) == (1, None)
 
 
-def test_a_new_phase_begins_from_nothing(tmp_path: Path) -> None:
+def test_a_new_phase_begins_from_nothing(tmp_path):
     file = ProgressFile(tmp_path, 0, 77)
     file.update(5, 50, 1.0, 1.5, "mse 0.01")
     assert (read(tmp_path).epoch, read(tmp_path).metric) == (1.5, "mse 0.01")
@@ -71,12 +68,12 @@ def test_a_new_phase_begins_from_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"rank": 0}', '{"rank": 0, "new": 1}'])
-def test_an_unreadable_file_is_no_progress(text: str, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_no_progress(text, tmp_path):
     progress_path(tmp_path, 0).write_text(text)
     assert read_progress(tmp_path, 0) is None
 
 
-def test_each_write_updates_the_peak_of_memory(tmp_path: Path) -> None:
+def test_each_write_updates_the_peak_of_memory(tmp_path):
     file = ProgressFile(tmp_path, 0, 77)
     assert file.rss_anon_peak_bytes is None
     file.enter_phase("setup")
@@ -91,15 +88,15 @@ def test_each_write_updates_the_peak_of_memory(tmp_path: Path) -> None:
     assert file.rss_anon_peak_bytes == during, "it is a peak"
 
 
-def test_a_session_reports_the_epoch_and_metric_of_its_training(now: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_session_reports_the_epoch_and_metric_of_its_training(now, tmp_path):
     file = ProgressFile(tmp_path, 0, 77)
-    session = Session(simulated_spec(), SimpleNamespace(spec=simulated_spec()), rank(), file)  # type: ignore[arg-type]
+    session = Session(simulated_spec(), SimpleNamespace(spec=simulated_spec()), rank(), file)
     source = SimpleNamespace(steps_per_epoch=50)
-    session._report_training(SimpleNamespace(steps=75, samples=750, train_s=3.0, train=source, curve=[]))  # type: ignore[arg-type]
+    session._report_training(SimpleNamespace(steps=75, samples=750, train_s=3.0, train=source, curve=[]))
     current = read(tmp_path)
     assert (current.steps, current.epoch, current.metric) == (75, 1.5, None)
     now.s += progress.WRITE_INTERVAL_S
     points = make_curve([0.5, 0.25])
-    session._report_training(SimpleNamespace(steps=100, samples=1000, train_s=4.0, train=source, curve=points))  # type: ignore[arg-type]
+    session._report_training(SimpleNamespace(steps=100, samples=1000, train_s=4.0, train=source, curve=points))
     current = read(tmp_path)
     assert (current.epoch, current.metric, current.samples_per_s) == (2.0, "mse 0.25", 250.0)

@@ -4,22 +4,18 @@ A sleep never ends early, so that its time is a lower bound of every block. Only
 above, since other work on the machine only adds time.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os
 import statistics
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from scalebench.analysis import throughput as analysis
 from scalebench.analysis.blocks import merge_rank_blocks
-from scalebench.core.result import COLLECTIVES, RankRecord, Result, TimelineRecord
-from scalebench.core.spec import DatasetSpec, RunSpec, StrategySpec
+from scalebench.core.result import COLLECTIVES, RankRecord, TimelineRecord
+from scalebench.core.spec import DatasetSpec, StrategySpec
 from scalebench.measure.progress import ProgressFile, read_progress
 from scalebench.measure.session import NO_TIMELINE_FILE, Session, WrongBackend, complete_record
 from scalebench.measure.train_to_target import Diverged
@@ -39,11 +35,11 @@ LONG = {"block_s": 0.05, "min_s": 1.0, "max_s": 1.0}
 class Recording(Simulated):
     """A simulated strategy that records the calls of its methods."""
 
-    def __init__(self, spec: RunSpec, rank: int = 0) -> None:
+    def __init__(self, spec, rank=0):
         super().__init__(spec, rank)
-        self.calls: list[str] = []
+        self.calls = []
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self, name):
         found = super().__getattribute__(name)
         if callable(found) and not name.startswith("_") and name not in ("calls", "Options"):
             super().__getattribute__("calls").append(name)
@@ -53,7 +49,7 @@ class Recording(Simulated):
 class Alone(Simulated):
     """Rank 0 of a group whose other ranks it never waits for."""
 
-    def setup(self) -> None: ...
+    def setup(self): ...
 
 
 class WithoutProbes(Strategy):
@@ -61,30 +57,30 @@ class WithoutProbes(Strategy):
 
     Options = Simulated.Options
 
-    def setup(self) -> None: ...
+    def setup(self): ...
 
-    def step(self, batch: Any) -> LossPart:
+    def step(self, batch):
         return LossPart(float(batch.samples), batch.samples)
 
-    def synchronize(self) -> None: ...
+    def synchronize(self): ...
 
-    def broadcast(self, value: float) -> float:
+    def broadcast(self, value):
         return value
 
-    def backend_used(self) -> None: ...
+    def backend_used(self): ...
 
-    def evaluate(self, source: Any) -> dict[str, float]:
+    def evaluate(self, source):
         return {"mse": 1.0}
 
 
-def run_session(tmp_path: Path, spec: RunSpec, kind: type[Strategy] = Simulated) -> tuple[RankRecord, Strategy]:
+def run_session(tmp_path, spec, kind=Simulated):
     """Run the session of one rank in this process."""
     record, strategy = RankRecord(0, "here", os.getpid()), kind(spec, 0)
     Session(spec, strategy, record, ProgressFile(tmp_path, 0, os.getpid())).run()
     return record, strategy
 
 
-def test_phases_come_in_order_and_are_marked(tmp_path: Path) -> None:
+def test_phases_come_in_order_and_are_marked(tmp_path):
     record, strategy = run_session(tmp_path, simulated_spec(), Recording)
     assert isinstance(strategy, Recording)
     assert list(record.marks_s) == PHASES
@@ -99,7 +95,7 @@ def test_phases_come_in_order_and_are_marked(tmp_path: Path) -> None:
     assert progress is not None and progress.phase == "close"
 
 
-def test_a_session_fills_the_record(tmp_path: Path) -> None:
+def test_a_session_fills_the_record(tmp_path):
     record, _ = run_session(tmp_path, simulated_spec(options={"message_bytes": 77}, size=80))
     assert (record.train_samples, record.steps_per_epoch, record.params) == (60, 6, None)
     assert (record.metrics, record.message_bytes, record.backend_used) == ({"mse": 0.0}, [77], None)
@@ -111,7 +107,7 @@ def test_a_session_fills_the_record(tmp_path: Path) -> None:
     assert losses[0] == 1.0 and losses == sorted(losses, reverse=True), "1/k at step k"
 
 
-def test_a_strategy_without_probes_has_nulls_and_a_reason(tmp_path: Path) -> None:
+def test_a_strategy_without_probes_has_nulls_and_a_reason(tmp_path):
     measure = {"probes": True, "probe_s": 0.2, "collectives": True, "bandwidth": True, "timeline": True}
     record, _ = run_session(tmp_path, simulated_spec(2, measure=measure), WithoutProbes)
     assert record.block_s and record.metrics == {"mse": 1.0}
@@ -123,7 +119,7 @@ def test_a_strategy_without_probes_has_nulls_and_a_reason(tmp_path: Path) -> Non
     assert record.timeline is not None and record.timeline.reason == "strategy simulated has no probes"
 
 
-def test_a_rank_that_rank_0_does_not_reach_fails(tmp_path: Path) -> None:
+def test_a_rank_that_rank_0_does_not_reach_fails(tmp_path):
     """Each process is in a group of its own, in which it is the root: together they would scale perfectly."""
     spec = simulated_spec(2)
     record, progress = RankRecord(1, "here", os.getpid()), ProgressFile(tmp_path, 1, os.getpid())
@@ -132,11 +128,11 @@ def test_a_rank_that_rank_0_does_not_reach_fails(tmp_path: Path) -> None:
     assert record.block_s == []
 
 
-def test_a_trainer_that_ends_too_early_fails_the_run(tmp_path: Path) -> None:
+def test_a_trainer_that_ends_too_early_fails_the_run(tmp_path):
     """As Lightning's does at a limit that a hook, a callback or a variable has set: its figures are of few steps."""
 
     class Impatient(Simulated):
-        def train(self, loop: Any) -> None:
+        def train(self, loop):
             for batch, _ in zip(loop, range(9), strict=False):
                 loop.done(self.step(batch))
 
@@ -147,14 +143,14 @@ def test_a_trainer_that_ends_too_early_fails_the_run(tmp_path: Path) -> None:
 class WithPhases(Alone):
     """A strategy whose framework times the phases of synchronization, if there is any."""
 
-    def sync_phases(self) -> tuple[int, dict[str, float]]:
+    def sync_phases(self):
         if self.options.message_bytes == 0:
             raise NotMeasured("nothing was synchronized")
         return 5, {"negotiate_s": 0.1, "queue_s": 0.2, "memcpy_s": 0.0, "allreduce_s": 0.4}
 
 
 @pytest.mark.parametrize("message_bytes", [0, 8])
-def test_phases_are_recorded_without_a_timeline(message_bytes: int, tmp_path: Path) -> None:
+def test_phases_are_recorded_without_a_timeline(message_bytes, tmp_path):
     options = {"message_bytes": message_bytes, "sync_s": 0.001}
     record, _ = run_session(tmp_path, simulated_spec(2, options=options), WithPhases)
     timeline = TimelineRecord(None, NO_TIMELINE_FILE, 5, 0.1, 0.2, 0.0, 0.4)
@@ -162,7 +158,7 @@ def test_phases_are_recorded_without_a_timeline(message_bytes: int, tmp_path: Pa
 
 
 @pytest.mark.parametrize("changes", [{"measure": {"evaluate": False}}, {"share": 0.0}])
-def test_without_validation_there_is_no_evaluate_phase(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_without_validation_there_is_no_evaluate_phase(changes, tmp_path):
     share = changes.pop("share", 0.25)
     spec = simulated_spec(dataset=DatasetSpec("materials", size=64, validation_share=share), **changes)
     record, _ = run_session(tmp_path, spec)
@@ -175,7 +171,7 @@ def test_without_validation_there_is_no_evaluate_phase(changes: dict[str, Any], 
     [("gloo", "simulated requested gloo"), ("auto", "requested any backend")],
     ids=["named", "auto"],
 )
-def test_another_backend_than_the_requested_one_is_a_failure(backend: str, message: str, tmp_path: Path) -> None:
+def test_another_backend_than_the_requested_one_is_a_failure(backend, message, tmp_path):
     """Replicas that silently do not average gradients must not be taken for the strategy."""
     strategy = StrategySpec("simulated", baseline="simulated", backend=backend)
     spec = simulated_spec(gpus=2, strategy=strategy)
@@ -204,12 +200,10 @@ PROBE_METHODS = {
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", PROBE_METHODS)
-def test_a_probe_that_raises_leaves_the_throughput(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_probe_that_raises_leaves_the_throughput(method, tmp_path, monkeypatch, capfd):
     """Whatever a GPU's libraries raise after the measurement is a null with its reason."""
 
-    def fail(*_: Any) -> None:
+    def fail(*_):
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(Simulated, method, fail)
@@ -230,11 +224,11 @@ def test_a_probe_that_raises_leaves_the_throughput(
         assert record.timeline is not None and record.timeline.reason == error
 
 
-def test_the_record_is_on_disk_before_the_first_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_is_on_disk_before_the_first_probe(tmp_path, monkeypatch):
     spec = simulated_spec(2)
     saved = []
 
-    def see(self: Simulated) -> list[int]:
+    def see(self):
         saved.extend(read_ranks(tmp_path, 1))
         return []
 
@@ -246,7 +240,7 @@ def test_the_record_is_on_disk_before_the_first_probe(tmp_path: Path, monkeypatc
     assert "probes" not in headline.marks_s and "end" not in record.marks_s
 
 
-def test_a_failure_leaves_the_marks_so_far(tmp_path: Path) -> None:
+def test_a_failure_leaves_the_marks_so_far(tmp_path):
     spec = simulated_spec(options={"fault": "raise", "fault_phase": "evaluate"})
     record = RankRecord(0, "here", 1)
     with pytest.raises(RuntimeError, match="failed as configured"):
@@ -255,12 +249,12 @@ def test_a_failure_leaves_the_marks_so_far(tmp_path: Path) -> None:
     assert record.block_s and record.backend_used is None
 
 
-def test_the_headline_is_on_disk_before_evaluation(tmp_path: Path) -> None:
+def test_the_headline_is_on_disk_before_evaluation(tmp_path):
     """Evaluation may need more memory than training: where it fails, the throughput stands."""
-    saved: list[RankRecord | None] = []
+    saved = []
 
     class Gathering(Simulated):
-        def evaluate(self, source: Any) -> dict[str, float]:
+        def evaluate(self, source):
             saved.extend(read_ranks(tmp_path, 1))
             return super().evaluate(source)
 
@@ -275,11 +269,11 @@ def test_the_headline_is_on_disk_before_evaluation(tmp_path: Path) -> None:
     )
 
 
-def test_the_feed_is_closed_after_training(tmp_path: Path) -> None:
+def test_the_feed_is_closed_after_training(tmp_path):
     closed = []
 
     class Feeding(Simulated):
-        def feed(self, source: Any) -> Any:
+        def feed(self, source):
             try:
                 yield from source
             finally:
@@ -289,16 +283,16 @@ def test_the_feed_is_closed_after_training(tmp_path: Path) -> None:
     assert closed == [True]
 
 
-def test_complete_record_adds_peaks_and_processor_time() -> None:
+def test_complete_record_adds_peaks_and_processor_time():
     record = RankRecord(0, "here", 1)
-    complete_record(record, SimpleNamespace(rss_anon_peak_bytes=5))  # type: ignore[arg-type]
+    complete_record(record, SimpleNamespace(rss_anon_peak_bytes=5))
     assert record.rss_anon_peak_bytes == 5
     assert record.rss_peak_bytes is not None and record.rss_peak_bytes > 1 << 20
     assert record.cpu_s is not None and record.cpu_s > 0
     assert list(record.marks_s) == ["end"]
 
 
-def test_step_times_are_the_configured_sleeps(tmp_path: Path) -> None:
+def test_step_times_are_the_configured_sleeps(tmp_path):
     """Loading, step, sync and straggler, alone and together, on one and two ranks."""
     cases = {
         "step": (1, {"step_s": 0.02}, 0.02),
@@ -311,7 +305,7 @@ def test_step_times_are_the_configured_sleeps(tmp_path: Path) -> None:
         "all": (2, {"step_s": 0.01, "loading_s": 0.01, "sync_s": 0.01, **STRAGGLER, "straggler_s": 0.01}, 0.04),
     }  # fmt: skip
 
-    def measured(name: str) -> Result:
+    def measured(name):
         gpus, options, _ = cases[name]
         return run_spec(simulated_spec(gpus, options=options, measure=LONG, size=160), tmp_path / name)
 
@@ -328,7 +322,7 @@ def test_step_times_are_the_configured_sleeps(tmp_path: Path) -> None:
         assert throughput == pytest.approx(gpus * 10 / step_s)
 
 
-def test_warmup_does_not_count(tmp_path: Path) -> None:
+def test_warmup_does_not_count(tmp_path):
     options = {"step_s": 0.002, "warmup_s": 0.1, "warmup_steps": 10}
     record, _ = run_session(
         tmp_path, simulated_spec(options=options, measure={"warmup_steps": 10, "warmup_max_s": 3.0})
@@ -341,7 +335,7 @@ def test_warmup_does_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gpus", [1, 3])
-def test_every_sample_counts_also_in_an_uneven_last_batch(gpus: int, tmp_path: Path) -> None:
+def test_every_sample_counts_also_in_an_uneven_last_batch(gpus, tmp_path):
     """94 samples in batches of 7 per device; each block against the sizes of its steps."""
     spec = simulated_spec(gpus, size=125, measure={"block_s": 0.006, "warmup_steps": 7})
     spec.batch_per_device, spec.global_batch = 7, 7 * gpus
@@ -360,7 +354,7 @@ def test_every_sample_counts_also_in_an_uneven_last_batch(gpus: int, tmp_path: P
         assert sum(rank.block_samples[block] for rank in result.ranks) == expected
 
 
-def test_all_ranks_stop_at_the_same_step(tmp_path: Path) -> None:
+def test_all_ranks_stop_at_the_same_step(tmp_path):
     options = {"straggler_rank": 1, "straggler_s": 0.003}
     result = run_spec(simulated_spec(3, options=options), tmp_path / "run")
     assert result.status == "ok", result.reason
@@ -373,7 +367,7 @@ def test_all_ranks_stop_at_the_same_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_replicas_stop_at_a_deadline_and_their_throughputs_add_up(tmp_path: Path) -> None:
+def test_replicas_stop_at_a_deadline_and_their_throughputs_add_up(tmp_path):
     strategy = StrategySpec("simulated", baseline="simulated", independent=True)
     strategy.options = {"step_s": 0.01, **STRAGGLER}
     result = run_spec(simulated_spec(2, strategy=strategy, measure=LONG), tmp_path / "run")
@@ -391,18 +385,18 @@ def test_replicas_stop_at_a_deadline_and_their_throughputs_add_up(tmp_path: Path
     assert min(slow.block_s) / (slow.block_steps or 1) >= 0.03
 
 
-def test_a_metric_that_is_not_finite_fails_the_run(tmp_path: Path) -> None:
+def test_a_metric_that_is_not_finite_fails_the_run(tmp_path):
     """Where the last update spoils the weights, no loss shows it, and JSON has no such number."""
 
     class Spoilt(Simulated):
-        def evaluate(self, source: Any) -> dict[str, float]:
+        def evaluate(self, source):
             return {"mse": math.nan}
 
     with pytest.raises(Diverged, match=r"^mse is nan after step \d+; lower train.learning_rate$"):
         run_session(tmp_path, simulated_spec(), Spoilt)
 
 
-def test_a_session_reports_how_long_its_last_steps_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_reports_how_long_its_last_steps_took(tmp_path, monkeypatch):
     reported = []
     monkeypatch.setattr(ProgressFile, "update", lambda self, *state, step_s=None: reported.append((state, step_s)))
     record, _ = run_session(tmp_path, simulated_spec(options={"step_s": 0.004}))

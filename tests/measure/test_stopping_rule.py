@@ -1,13 +1,9 @@
 """How long warm-up and measuring last, and which rank decides."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,34 +18,34 @@ from scalebench.measure.stopping_rule import (
     fit_steps_to_interval,
     is_long_enough,
 )
-from scalebench.measure.timed_loop import BlockSeries, LoopPhase
+from scalebench.measure.timed_loop import BlockSeries
 
 SETTINGS = MeasureSpec(warmup_steps=50, block_s=0.05, min_s=3.0, max_s=30.0, target=0.01)
 
 
-def series(seconds: list[float], steps: int = 1) -> BlockSeries:
+def series(seconds, steps=1):
     return BlockSeries(steps, seconds, [10] * len(seconds))
 
 
-def precise(blocks: int = 64) -> BlockSeries:
+def precise(blocks=64):
     return series([0.1 + 1e-4 * (-1) ** i for i in range(blocks)])
 
 
 class Rank:
     """The part of a strategy that the phases use; `from_rank_0` returns the value that rank 0 broadcasts."""
 
-    def __init__(self, rank: int, from_rank_0: Callable[[float], float] = lambda value: value) -> None:
+    def __init__(self, rank, from_rank_0=lambda value: value):
         self.place, self.spec = SimpleNamespace(rank=rank), SimpleNamespace(device="cpu")
-        self.broadcasts: list[float] = []
+        self.broadcasts = []
         self._from_rank_0 = from_rank_0
 
-    def broadcast(self, value: float) -> float:
+    def broadcast(self, value):
         self.broadcasts.append(value)
         return self._from_rank_0(value)
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def now(monkeypatch):
     clock = SimpleNamespace(s=1000.0)
     for name in ("time", "perf_counter"):
         monkeypatch.setattr(time, name, lambda: clock.s)
@@ -68,9 +64,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         ([], 5, 0.05, 1),
     ],
 )
-def test_a_block_has_the_steps_that_fill_its_time(
-    seconds: list[float], steps: int, block_s: float, expected: int
-) -> None:
+def test_a_block_has_the_steps_that_fill_its_time(seconds, steps, block_s, expected):
     assert choose_steps_per_block(series(seconds, steps), block_s, "cpu") == expected
     assert choose_steps_per_block(None, block_s, "cpu") == 1
 
@@ -86,23 +80,19 @@ def test_a_block_has_the_steps_that_fill_its_time(
         (0.001, 1.0, 1000),  # as long as requested
     ],
 )
-def test_a_block_on_a_gpu_is_long_beside_the_emptying_of_its_queue(
-    step_s: float, block_s: float, expected: int
-) -> None:
+def test_a_block_on_a_gpu_is_long_beside_the_emptying_of_its_queue(step_s, block_s, expected):
     assert choose_steps_per_block(series([step_s] * 5), block_s, "cuda") == expected
 
 
 @given(st.lists(st.floats(1e-6, 10), min_size=1, max_size=20), st.integers(1, 100), st.floats(1e-3, 1))
-def test_a_block_takes_about_the_requested_time(seconds: list[float], steps: int, block_s: float) -> None:
+def test_a_block_takes_about_the_requested_time(seconds, steps, block_s):
     chosen = choose_steps_per_block(series(seconds, steps), block_s, "cpu")
     later = seconds[len(seconds) // 2 :]
     assert chosen >= 1
     assert chosen == 1 or (chosen - 1) * min(later) / steps < block_s < (chosen + 1) * max(later) / steps
 
 
-def run_warmup(
-    step_s: Callable[[int], float], strategy: Any = None, synchronous: bool = True, **settings: Any
-) -> Warmup:
+def run_warmup(step_s, strategy=None, synchronous=True, **settings):
     """Run a warm-up to its end; step k takes `step_s(k)`."""
     clock = SimpleNamespace(s=0.0)
     changed = dataclasses.replace(SETTINGS, **settings)
@@ -117,7 +107,7 @@ def run_warmup(
     raise AssertionError("it never ends")
 
 
-def jitter(number: int) -> float:
+def jitter(number):
     return 1e-4 * math.sin(number * number)
 
 
@@ -125,14 +115,14 @@ def jitter(number: int) -> float:
     ("length", "slow_s", "steps"),
     [(0, 0.1, 50), (1, 0.1, 50), (10, 0.1, 50), (30, 0.1, 100), (40, 0.012, 100)],
 )
-def test_warmup_lasts_until_steady_state_is_visible(length: int, slow_s: float, steps: int) -> None:
+def test_warmup_lasts_until_steady_state_is_visible(length, slow_s, steps):
     """Where 40 of the first 50 steps are slow, the fast ones could be the exception: a second check is needed."""
     warmup = run_warmup(lambda k: (slow_s if k < length else 0.01) + jitter(k), warmup_max_s=1e9)
     assert (warmup.steady_after_steps, len(warmup.phase.series.seconds)) == (length, steps)
 
 
 @pytest.mark.parametrize("length", [10, 40, 200])
-def test_a_warmup_that_fades_is_waited_for(length: int) -> None:
+def test_a_warmup_that_fades_is_waited_for(length):
     warmup = run_warmup(lambda k: 0.01 + 0.05 * math.exp(-3 * k / length) + jitter(k) / 10, warmup_max_s=1e9)
     assert warmup.steady_after_steps is not None
     assert length <= 3 * warmup.steady_after_steps and warmup.steady_after_steps <= 3 * length
@@ -141,29 +131,29 @@ def test_a_warmup_that_fades_is_waited_for(length: int) -> None:
 @pytest.mark.parametrize(
     ("minimum", "maximum", "steps"), [(50, 120, 120), (50, 20, 50), (0, 0, 1), (7, 7, 7), (0, 40, 40)]
 )
-def test_warmup_is_bounded_in_steps(minimum: int, maximum: int, steps: int) -> None:
+def test_warmup_is_bounded_in_steps(minimum, maximum, steps):
     warmup = run_warmup(lambda k: 1 / (k + 1), warmup_steps=minimum, warmup_max_steps=maximum, warmup_max_s=1e9)
     assert (warmup.steady_after_steps, len(warmup.phase.series.seconds)) == (None, steps)
 
 
-def test_warmup_is_bounded_in_time_after_its_minimum_of_steps() -> None:
+def test_warmup_is_bounded_in_time_after_its_minimum_of_steps():
     warmup = run_warmup(lambda k: 0.1 + k / 100, warmup_steps=30, warmup_max_s=5.0)
     assert (warmup.steady_after_steps, len(warmup.phase.series.seconds)) == (None, 30)
 
 
 @pytest.mark.parametrize(("step_s", "steps"), [(0.1, 50), (0.5, 40), (1.0, 20), (3.0, 7), (10.0, 5), (1000.0, 5)])
-def test_as_many_slow_steps_as_fit_are_enough(step_s: float, steps: int) -> None:
+def test_as_many_slow_steps_as_fit_are_enough(step_s, steps):
     warmup = run_warmup(lambda k: 60.0 if k == 0 else step_s, warmup_max_s=20.0)  # the first one compiles
     assert len(warmup.phase.series.seconds) == steps
 
 
-def test_rank_0_decides_how_many_slow_steps_are_enough() -> None:
+def test_rank_0_decides_how_many_slow_steps_are_enough():
     decisions = [6.2, -1.0, 1.0]
     other = run_warmup(lambda k: 1e-3 + jitter(k), Rank(1, lambda value: decisions.pop(0)))
     assert len(other.phase.series.seconds) == 7
 
 
-def test_rank_0_ends_the_warmup_of_all_ranks() -> None:
+def test_rank_0_ends_the_warmup_of_all_ranks():
     rank_0 = Rank(0)
     first = run_warmup(lambda k: (0.1 if k < 10 else 0.01) + jitter(k), rank_0)
     decisions = list(rank_0.broadcasts)
@@ -172,13 +162,13 @@ def test_rank_0_ends_the_warmup_of_all_ranks() -> None:
     assert len(first.phase.series.seconds) == len(other.phase.series.seconds)
 
 
-def test_replicas_without_synchronization_warm_up_without_communication() -> None:
+def test_replicas_without_synchronization_warm_up_without_communication():
     replica = Rank(1)
     assert run_warmup(lambda k: 0.01 + jitter(k), replica, synchronous=False).steady_after_steps == 0
     assert replica.broadcasts == []
 
 
-def start_measuring(strategy: Any, synchronous: bool = True, reports: list[Any] | None = None) -> LoopPhase:
+def start_measuring(strategy, synchronous=True, reports=None):
     report = (reports if reports is not None else []).append
     phase = create_measure_phase(strategy, SETTINGS, synchronous, report, lambda: time.perf_counter())
     phase.series.steps = phase.start(series([0.01] * 5))
@@ -189,9 +179,7 @@ def start_measuring(strategy: Any, synchronous: bool = True, reports: list[Any] 
     ("blocks", "elapsed_s", "stops"),
     [(64, 2.9, False), (64, 3.0, True), (63, 3.0, False), (65, 29.9, False), (128, 3.0, True), (1, 30.0, True)],
 )
-def test_measuring_stops_when_precise_after_the_minimum_or_at_the_maximum(
-    blocks: int, elapsed_s: float, stops: bool, now: SimpleNamespace
-) -> None:
+def test_measuring_stops_when_precise_after_the_minimum_or_at_the_maximum(blocks, elapsed_s, stops, now):
     phase = start_measuring(Rank(0))
     now.s += elapsed_s
     assert phase.decide(precise(blocks)) is stops
@@ -201,13 +189,13 @@ def test_measuring_stops_when_precise_after_the_minimum_or_at_the_maximum(
     ("blocks", "elapsed_s", "stops"),
     [(8, 9.9, False), (8, 10.0, True), (7, 10.0, False), (1, 29.9, False), (1, 30.0, True)],
 )
-def test_a_third_of_the_time_may_be_too_short_for_eight_blocks(blocks: int, elapsed_s: float, stops: bool) -> None:
+def test_a_third_of_the_time_may_be_too_short_for_eight_blocks(blocks, elapsed_s, stops):
     """Then a repeat takes longer, but not longer than all three may take together."""
     settings = dataclasses.replace(SETTINGS, max_s=10.0, repeats=3)
     assert is_long_enough(precise(blocks), settings, elapsed_s) is stops
 
 
-def test_measuring_goes_on_while_the_interval_is_wide(now: SimpleNamespace) -> None:
+def test_measuring_goes_on_while_the_interval_is_wide(now):
     wide = series([0.1 + 0.09 * (-1) ** i for i in range(64)] + [0.5] * 64)
     phase = start_measuring(Rank(0))
     now.s = math.nextafter(1030.0, 0)
@@ -216,7 +204,7 @@ def test_measuring_goes_on_while_the_interval_is_wide(now: SimpleNamespace) -> N
     assert phase.decide(wide)
 
 
-def test_rank_0_decides_for_synchronous_ranks(now: SimpleNamespace) -> None:
+def test_rank_0_decides_for_synchronous_ranks(now):
     strategy, reports = Rank(0), []
     phase = start_measuring(strategy, reports=reports)
     assert (phase.name, phase.limit_s, phase.series.steps) == ("measure", 30.0, 5)
@@ -228,7 +216,7 @@ def test_rank_0_decides_for_synchronous_ranks(now: SimpleNamespace) -> None:
     assert len(reports) == 2
 
 
-def test_the_other_ranks_follow_rank_0_whatever_they_measure(now: SimpleNamespace) -> None:
+def test_the_other_ranks_follow_rank_0_whatever_they_measure(now):
     decisions = [7.0, 0.0, 1.0]
     strategy = Rank(1, lambda value: decisions.pop(0))
     phase = start_measuring(strategy)
@@ -240,7 +228,7 @@ def test_the_other_ranks_follow_rank_0_whatever_they_measure(now: SimpleNamespac
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_replicas_without_synchronization_stop_at_a_common_deadline(rank: int, now: SimpleNamespace) -> None:
+def test_replicas_without_synchronization_stop_at_a_common_deadline(rank, now):
     strategy = Rank(rank, lambda value: value if value < 100 else 998.0)  # rank 0 began 2 s ago
     phase = start_measuring(strategy, synchronous=False)
     assert strategy.broadcasts == [5.0, 1000.0]
@@ -255,20 +243,20 @@ def test_replicas_without_synchronization_stop_at_a_common_deadline(rank: int, n
     ("steps", "interval", "expected"),
     [(5, None, 5), (5, 100, 5), (60, 100, 50), (60, 101, 50), (4, 7, 3), (50, 10, 10), (1, 10, 1), (7, 1, 1)],
 )
-def test_blocks_fit_between_two_points_of_the_curve(steps: int, interval: int | None, expected: int) -> None:
+def test_blocks_fit_between_two_points_of_the_curve(steps, interval, expected):
     assert fit_steps_to_interval(steps, interval) == expected
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
-def test_hardly_a_step_is_left_over_between_two_points(steps: int, interval: int) -> None:
+def test_hardly_a_step_is_left_over_between_two_points(steps, interval):
     fitted = fit_steps_to_interval(steps, interval)
     blocks = interval // fitted
     assert 1 <= fitted <= steps and interval - blocks * fitted < blocks + 1
 
 
-def test_a_training_with_a_stop_does_not_end_when_precise() -> None:
+def test_a_training_with_a_stop_does_not_end_when_precise():
     strategy = Rank(1, lambda value: 7.0)
-    phase = create_training_phase(strategy, SETTINGS, lambda: 10, 4.0)  # type: ignore[arg-type]
+    phase = create_training_phase(strategy, SETTINGS, lambda: 10, 4.0)
     assert (phase.name, phase.limit_s, phase.start(series([0.01] * 5))) == ("measure", 4.0, 5)
     assert not phase.decide(precise())
     assert len(strategy.broadcasts) == 1, "no rank communicates at the end of a block"

@@ -1,16 +1,12 @@
 """The timed loop on a clock of the test: the order of events between blocks, and that nothing happens inside."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scalebench.measure.timed_loop import BlockSeries, LoopPhase, StepBlock, TimedLoop, fixed_length_phase
+from scalebench.measure.timed_loop import LoopPhase, TimedLoop, fixed_length_phase
 from scalebench.strategies.base import LossPart
 
 LOADING_S, STEP_S, DEVICE_SYNC_S, BROADCAST_S, FETCH_S = 1.0, 10.0, 100.0, 1e4, 1e6
@@ -19,27 +15,27 @@ LOADING_S, STEP_S, DEVICE_SYNC_S, BROADCAST_S, FETCH_S = 1.0, 10.0, 100.0, 1e4, 
 class Clock:
     """A clock that advances only with events, and records them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now_s = 0.0
-        self.events: list[str] = []
+        self.events = []
 
-    def record(self, event: str, takes_s: float) -> None:
+    def record(self, event, takes_s):
         self.events.append(event)
         self.now_s += takes_s
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
 class LazyLoss:
     """A loss on a device, which takes long to fetch."""
 
-    def __init__(self, clock: Clock, value: float) -> None:
+    def __init__(self, clock, value):
         self.clock, self.value = clock, value
 
-    def __float__(self) -> float:
+    def __float__(self):
         self.clock.record("fetch", FETCH_S)
         return self.value
 
@@ -47,48 +43,48 @@ class LazyLoss:
 class Trainer:
     """The part of a strategy that the loop uses, and the loop of a trainer."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock):
         self.clock = clock
         self.drawn = self.steps = 0
 
-    def batches(self) -> Iterator[int]:
+    def batches(self):
         for number in itertools.count():
             self.drawn += 1
             self.clock.record("draw", LOADING_S)
             yield number
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         self.clock.record("synchronize", DEVICE_SYNC_S)
 
-    def step(self, batch: int) -> LossPart | None:
+    def step(self, batch):
         self.steps += 1
         self.clock.record("step", STEP_S)
         return LossPart(LazyLoss(self.clock, 2.0 * (batch + 1)), batch + 1)
 
-    def train(self, loop: TimedLoop) -> None:
+    def train(self, loop):
         for batch in loop:
             loop.done(self.step(batch))
 
 
-def create_phase(clock: Clock, name: str, blocks: int, steps: int) -> LoopPhase:
-    def start(before: BlockSeries | None) -> int:
+def create_phase(clock, name, blocks, steps):
+    def start(before):
         clock.record(f"start {name}", BROADCAST_S)
         return steps
 
-    def decide(series: BlockSeries) -> bool:
+    def decide(series):
         clock.record(f"decide {name}", BROADCAST_S)
         return len(series.seconds) == blocks
 
     return LoopPhase(name, start, decide)
 
 
-def train_through(clock: Clock, *phases: LoopPhase, **options: Any) -> Trainer:
+def train_through(clock, *phases, **options):
     trainer = Trainer(clock)
-    trainer.train(TimedLoop(trainer, trainer.batches(), list(phases), clock=lambda: trainer.clock.now_s, **options))  # type: ignore[arg-type]
+    trainer.train(TimedLoop(trainer, trainer.batches(), list(phases), clock=lambda: trainer.clock.now_s, **options))
     return trainer
 
 
-def test_the_order_of_events(clock: Clock) -> None:
+def test_the_order_of_events(clock):
     train_through(
         clock,
         create_phase(clock, "warmup", 2, 1),
@@ -115,41 +111,39 @@ def test_the_order_of_events(clock: Clock) -> None:
         ((None, None), 0, None),
     ],
 )
-def test_the_loss_of_a_block_is_the_mean_over_its_samples(
-    parts: tuple[LossPart | None, ...], samples: int, loss: float | None, clock: Clock
-) -> None:
+def test_the_loss_of_a_block_is_the_mean_over_its_samples(parts, samples, loss, clock):
     phase = fixed_length_phase("measure", 1, len(parts))
-    loop = TimedLoop(Trainer(clock), iter(parts), [phase])  # type: ignore[arg-type]
+    loop = TimedLoop(Trainer(clock), iter(parts), [phase])
     for part in loop:
         loop.done(part)
     assert (phase.series.samples, phase.series.losses) == ([samples], [loss])
 
 
-def test_each_phase_gets_the_series_of_the_one_before(clock: Clock) -> None:
-    received: list[BlockSeries | None] = []
+def test_each_phase_gets_the_series_of_the_one_before(clock):
+    received = []
     first, second = fixed_length_phase("first", 2, 1), fixed_length_phase("second", 1, 1)
     for phase in (first, second):
-        phase.start = lambda before: received.append(before) or 1  # type: ignore[func-returns-value]
+        phase.start = lambda before: received.append(before) or 1
     train_through(clock, first, second)
     assert received == [None, first.series]
     assert [len(s.series.seconds) for s in (first, second)] == [2, 1]
 
 
-def test_done_returns_whether_the_loop_is_over(clock: Clock) -> None:
-    loop = TimedLoop(Trainer(clock), [], [fixed_length_phase("one", 1, 1), fixed_length_phase("two", 1, 2)])  # type: ignore[arg-type]
+def test_done_returns_whether_the_loop_is_over(clock):
+    loop = TimedLoop(Trainer(clock), [], [fixed_length_phase("one", 1, 1), fixed_length_phase("two", 1, 2)])
     assert list(loop) == []
     assert [loop.done(None) for _ in range(3)] == [False, False, True]
     assert loop.done(None), "a step too many of a trainer that runs ahead changes nothing"
 
 
-def test_without_a_phase_at_most_one_batch_is_drawn(clock: Clock) -> None:
+def test_without_a_phase_at_most_one_batch_is_drawn(clock):
     trainer = train_through(clock)
     assert trainer.drawn <= 1
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(plan=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 6)), min_size=1, max_size=4))
-def test_a_block_contains_only_batches_and_steps(plan: list[tuple[int, int]], clock: Clock) -> None:
+def test_a_block_contains_only_batches_and_steps(plan, clock):
     clock.events.clear()
     phases = [create_phase(clock, str(i), blocks, steps) for i, (blocks, steps) in enumerate(plan)]
     trainer = train_through(clock, *phases)
@@ -167,17 +161,17 @@ def test_a_block_contains_only_batches_and_steps(plan: list[tuple[int, int]], cl
 class Observer:
     """An observer that ends blocks after `limits` steps each, and the training after the last."""
 
-    def __init__(self, clock: Clock, limits: list[int]) -> None:
+    def __init__(self, clock, limits):
         self.clock, self.limits, self.over = clock, limits, False
-        self.blocks: list[StepBlock] = []
+        self.blocks = []
 
-    def steps_left(self) -> int | None:
+    def steps_left(self):
         return self.limits[0]
 
-    def on_step(self) -> None:
+    def on_step(self):
         self.clock.record("on_step", 0.0)
 
-    def on_block(self, block: StepBlock) -> None:
+    def on_block(self, block):
         self.clock.record("on_block", BROADCAST_S)
         self.blocks.append(block)
         self.limits[0] -= block.steps
@@ -185,7 +179,7 @@ class Observer:
         self.over = not self.limits
 
 
-def test_an_observer_shortens_blocks_and_only_full_ones_are_kept(clock: Clock) -> None:
+def test_an_observer_shortens_blocks_and_only_full_ones_are_kept(clock):
     observer, measure = Observer(clock, [7, 1, 3]), create_phase(clock, "measure", 99, 3)
     train_through(clock, measure, observer=observer)
     assert [block.steps for block in observer.blocks] == [3, 3, 1, 1, 3]
@@ -194,7 +188,7 @@ def test_an_observer_shortens_blocks_and_only_full_ones_are_kept(clock: Clock) -
     assert clock.events.count("on_step") == 11
 
 
-def test_an_observer_comes_before_the_decision_of_its_phase_and_ends_the_loop(clock: Clock) -> None:
+def test_an_observer_comes_before_the_decision_of_its_phase_and_ends_the_loop(clock):
     train_through(
         clock, create_phase(clock, "warmup", 2, 1), create_phase(clock, "measure", 9, 2), observer=Observer(clock, [3])
     )
@@ -207,13 +201,13 @@ def test_an_observer_comes_before_the_decision_of_its_phase_and_ends_the_loop(cl
     ], "the last block is shortened, and its phase decides nothing any more"
 
 
-def test_a_block_that_its_observer_refuses_is_not_kept(clock: Clock) -> None:
+def test_a_block_that_its_observer_refuses_is_not_kept(clock):
     observer, measure = Observer(clock, [9]), fixed_length_phase("measure", 9, 1)
 
-    def refuse(block: StepBlock) -> None:
+    def refuse(block):
         raise ArithmeticError
 
-    observer.on_block = refuse  # type: ignore[method-assign]
+    observer.on_block = refuse
     with pytest.raises(ArithmeticError):
         train_through(clock, measure, observer=observer)
     assert measure.series.losses == []

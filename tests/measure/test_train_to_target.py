@@ -1,15 +1,10 @@
 """A training with a stop of its own, on a clock of the test and with a strategy that only records its calls; and
 whole runs that train to a stop, of the strategy that sleeps as configured: what they leave in their record."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,8 +14,8 @@ from hypothesis import strategies as st
 
 from scalebench.analysis.load import load
 from scalebench.core.errors import InputError
-from scalebench.core.result import FINAL_LOSS_STEPS, CurvePoint, RankRecord, Result
-from scalebench.core.spec import DatasetSpec, MeasureSpec, ModelSpec, RunSpec, StopSpec, TrainSpec
+from scalebench.core.result import FINAL_LOSS_STEPS, RankRecord
+from scalebench.core.spec import DatasetSpec, MeasureSpec, ModelSpec, StopSpec, TrainSpec
 from scalebench.measure import stopping_rule
 from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session
@@ -40,37 +35,37 @@ BASE = simulated_spec()
 class Trainer:
     """A rank whose step number k takes `step_s(k)` and has a loss of 1/k; evaluations and broadcasts take long."""
 
-    def __init__(self, rank: int = 0, from_rank_0: list[float] | None = None, **changes: Any) -> None:
+    def __init__(self, rank=0, from_rank_0=None, **changes):
         self.place, self.spec = SimpleNamespace(rank=rank), SimpleNamespace(device="cpu")
         self.now_s, self.steps = 0.0, 0
-        self.broadcasts: list[float] = []
-        self.rates: list[tuple[int, float]] = []
-        self.evaluations: list[tuple[int, int]] = []  # (after which step, number of the first sample)
+        self.broadcasts = []
+        self.rates = []
+        self.evaluations = []  # (after which step, number of the first sample)
         self._from_rank_0 = from_rank_0
-        self.step_s: Callable[[int], float] = changes.get("step_s", lambda number: 1.0)
-        self.loss: Callable[[int], float] = changes.get("loss", lambda number: 1 / number)
-        self.metric: Callable[[int], float] = changes.get("metric", lambda number: 1 / number)
+        self.step_s = changes.get("step_s", lambda number: 1.0)
+        self.loss = changes.get("loss", lambda number: 1 / number)
+        self.metric = changes.get("metric", lambda number: 1 / number)
 
-    def broadcast(self, value: float) -> float:
+    def broadcast(self, value):
         self.now_s += 100.0
         self.broadcasts.append(value)
         return value if self._from_rank_0 is None else self._from_rank_0.pop(0)
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         pass
 
-    def set_learning_rate(self, rate: float) -> None:
+    def set_learning_rate(self, rate):
         self.rates.append((self.steps, rate))
 
-    def peak_memory_bytes(self) -> list[int | None]:
+    def peak_memory_bytes(self):
         return [self.steps + 1000 * len(self.evaluations)]
 
-    def evaluate(self, source: Source) -> dict[str, float]:
+    def evaluate(self, source):
         self.now_s += 1000.0
         self.evaluations.append((self.steps, source.first))
         return {"mse": self.metric(self.steps) / (1 if source.first else 2)}
 
-    def train(self, loop: TimedLoop, source: Source) -> None:
+    def train(self, loop, source):
         for batch in loop:
             self.steps += 1
             self.now_s += self.step_s(self.steps)
@@ -86,12 +81,12 @@ class TrainedRun:
     block_steps: int
 
 
-def source(samples: int = 40, first: int = 0) -> Source:
+def source(samples=40, first=0):
     rows = np.zeros((samples, 1), np.float32)
     return Source(rows, rows, global_batch=BATCH, seed=0, replica=0, replicas=1, first=first)
 
 
-def training_spec(**train: Any) -> RunSpec:
+def training_spec(**train):
     spec = dataclasses.replace(BASE)
     stop = StopSpec(**train.pop("stop", {}))
     spec.config = dataclasses.replace(BASE.config, train=TrainSpec(BATCH, stop=stop, **train))
@@ -99,29 +94,22 @@ def training_spec(**train: Any) -> RunSpec:
     return spec
 
 
-def train(
-    trainer: Trainer | None = None,
-    samples: int = 40,
-    warm: int = 3,
-    block: int = 5,
-    evaluates: bool = True,
-    **options: Any,
-) -> TrainedRun:
+def train(trainer=None, samples=40, warm=3, block=5, evaluates=True, **options):
     trainer = trainer or Trainer()
     data = source(samples)
     evaluated = (source(50, 40), source(10)) if evaluates else (None, None)
-    training = TrainingRun(training_spec(**options), trainer, data, evaluated, lambda training: None)  # type: ignore[arg-type]
+    training = TrainingRun(training_spec(**options), trainer, data, evaluated, lambda training: None)
     settings = MeasureSpec(block_s=float(block))
     warmup = fixed_length_phase("warmup", warm, 1)
-    measure = stopping_rule.create_training_phase(trainer, settings, training.steps_between_points, None)  # type: ignore[arg-type]
-    loop = TimedLoop(trainer, data, [warmup, measure], clock=lambda: trainer.now_s, observer=training)  # type: ignore[arg-type]
+    measure = stopping_rule.create_training_phase(trainer, settings, training.steps_between_points, None)
+    loop = TimedLoop(trainer, data, [warmup, measure], clock=lambda: trainer.now_s, observer=training)
     trainer.train(loop, data)
     return TrainedRun(
         training, trainer, warmup.series.seconds, [*map(round, measure.series.seconds)], measure.series.steps
     )
 
 
-def point_steps(curve: list[CurvePoint]) -> list[int]:
+def point_steps(curve):
     return [point.step for point in curve]
 
 
@@ -147,7 +135,7 @@ def point_steps(curve: list[CurvePoint]) -> list[int]:
         ({"stop": {"target": 1e-9, "epochs": 3}}, [10, 20, 30], "epochs"),
     ],
 )
-def test_points_and_the_end_are_as_requested(options: dict[str, Any], points: list[int], by: str) -> None:
+def test_points_and_the_end_are_as_requested(options, points, by):
     run = train(**options)
     assert point_steps(run.training.curve) == points
     assert (run.training.stopped_by, run.trainer.steps) == (by, points[-1])
@@ -163,22 +151,20 @@ def test_points_and_the_end_are_as_requested(options: dict[str, Any], points: li
         ({"stop": {"steps": 30}, "evaluate_s": 7.0}, [8, 10, 20, 30], 7.0),
     ],
 )
-def test_limits_in_seconds_count_at_the_end_of_a_block(
-    options: dict[str, Any], points: list[int], first_s: float
-) -> None:
+def test_limits_in_seconds_count_at_the_end_of_a_block(options, points, first_s):
     """Of three steps of warm-up, the first of which does not count, and blocks of five."""
     training = train(**options).training
     assert (point_steps(training.curve), training.curve[0].train_s) == (points, first_s)
     assert training.stopped_by == next(iter(options["stop"]))
 
 
-def test_rank_0_decides_by_seconds_for_all() -> None:
+def test_rank_0_decides_by_seconds_for_all():
     """The steps of this rank take a hundred times as long."""
     slow = Trainer(1, [0.0, 0.0, 0.0, 1.0, 2.0], step_s=lambda number: 100.0)
     assert point_steps(train(slow, warm=50, stop={"seconds": 8.5}, evaluate_epochs=None).training.curve) == [4, 5]
 
 
-def test_a_point_has_the_state_of_the_training() -> None:
+def test_a_point_has_the_state_of_the_training():
     """42 samples in batches of 4: the last of an epoch has 2."""
     run = train(samples=42, stop={"steps": 13}, schedule="linear")
     first, last = run.training.curve
@@ -194,14 +180,14 @@ def test_a_point_has_the_state_of_the_training() -> None:
     assert run.training.first_step_s == 1.0
 
 
-def test_time_between_blocks_does_not_count() -> None:
+def test_time_between_blocks_does_not_count():
     """A broadcast takes 100 s, an evaluation 1000 s."""
     run = train(Trainer(step_s=lambda k: 50.0 if k == 1 else 1.0), stop={"steps": 40, "seconds": 1e6})
     assert run.training.curve[-1].train_s == 39.0 and run.training.first_step_s == 50.0
     assert run.trainer.now_s > 3000.0
 
 
-def test_blocks_fit_between_points_and_only_full_ones_are_kept() -> None:
+def test_blocks_fit_between_points_and_only_full_ones_are_kept():
     run = train(stop={"epochs": 4}, block=7)
     assert run.block_steps == 5, "two of them to an epoch of ten steps, where seven would be one and a part"
     # Three steps of warm-up leave seven of the first epoch: a full block, and two in a shortened one.
@@ -211,24 +197,24 @@ def test_blocks_fit_between_points_and_only_full_ones_are_kept() -> None:
     assert train(stop={"seconds": 9}, evaluate_epochs=None, block=4).block_steps == 4
 
 
-def test_a_training_that_ends_within_warmup_measures_nothing() -> None:
+def test_a_training_that_ends_within_warmup_measures_nothing():
     run = train(warm=50, stop={"epochs": 2})
     assert point_steps(run.training.curve) == [10, 20] and run.blocks == [] and len(run.warm) == 20
 
 
-def test_without_evaluation_a_point_still_has_its_loss() -> None:
+def test_without_evaluation_a_point_still_has_its_loss():
     run = train(evaluates=False, stop={"epochs": 1})
     (point,) = run.training.curve
     assert (point.metrics, point.train_metrics) == ({}, {}) and point.loss is not None
     silent = training_spec(stop={"steps": 3})
     silent.config.measure = dataclasses.replace(silent.config.measure, evaluate=False)
     trainer, data = Trainer(), source()
-    training = TrainingRun(silent, trainer, data, (data, data), lambda training: None)  # type: ignore[arg-type]
-    trainer.train(TimedLoop(trainer, data, [fixed_length_phase("one", 9, 1)], observer=training), data)  # type: ignore[arg-type]
+    training = TrainingRun(silent, trainer, data, (data, data), lambda training: None)
+    trainer.train(TimedLoop(trainer, data, [fixed_length_phase("one", 9, 1)], observer=training), data)
     assert trainer.evaluations == [] and training.curve[-1].metrics == {}
 
 
-def test_the_learning_rate_is_set_before_each_step_where_it_changes() -> None:
+def test_the_learning_rate_is_set_before_each_step_where_it_changes():
     assert train(stop={"epochs": 1}).trainer.rates == [], "the strategy begins with its only one"
     run = train(stop={"epochs": 3}, schedule="step", decay_epochs=[1.0, 2.0], decay=0.5)
     assert run.trainer.rates == [(0, 1e-3), (10, 5e-4), (20, 2.5e-4)]
@@ -236,7 +222,7 @@ def test_the_learning_rate_is_set_before_each_step_where_it_changes() -> None:
     assert run.trainer.rates == [(0, pytest.approx(1e-3 / 3)), (1, pytest.approx(2e-3 / 3)), (2, 1e-3)]
 
 
-def test_peak_memory_is_of_steps_and_not_of_evaluations() -> None:
+def test_peak_memory_is_of_steps_and_not_of_evaluations():
     assert train(stop={"epochs": 2}).training.peak_memory_bytes == [10]
     assert train(stop={"steps": 3}, evaluate_epochs=0.1).training.peak_memory_bytes == [2002], (
         "the first step is left out"
@@ -244,12 +230,12 @@ def test_peak_memory_is_of_steps_and_not_of_evaluations() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_ends_the_training_with_its_step(bad: float) -> None:
+def test_a_loss_that_is_not_finite_ends_the_training_with_its_step(bad):
     with pytest.raises(Diverged, match=f"the loss of step 17 is {bad:g}; lower train.learning_rate"):
         train(Trainer(loss=lambda number: bad if number == 17 else 1.0), stop={"epochs": 3})
 
 
-def test_a_metric_that_is_not_finite_ends_the_training() -> None:
+def test_a_metric_that_is_not_finite_ends_the_training():
     trainer = Trainer(metric=lambda number: math.nan if number == 20 else 1.0)
     with pytest.raises(Diverged, match="mse is nan after step 20; lower"):
         train(trainer, stop={"epochs": 3})
@@ -272,9 +258,7 @@ STOPS = st.fixed_dictionaries(
     stop=STOPS, every=st.none() | st.floats(0.05, 3.0), every_s=st.none() | st.floats(0.5, 20.0),
     samples=st.integers(4, 50), warm=st.integers(1, 20), block=st.integers(1, 12), slow=st.floats(0.1, 3.0),
 )  # fmt: skip
-def test_every_combination_of_stops_and_points(
-    stop: dict[str, Any], every: float | None, every_s: float | None, samples: int, warm: int, block: int, slow: float
-) -> None:
+def test_every_combination_of_stops_and_points(stop, every, every_s, samples, warm, block, slow):
     """Every step counts once, no point is missed, and a second rank with another clock does the same."""
     requested = {"stop": stop, "evaluate_epochs": every, "evaluate_s": every_s}
     first = train(Trainer(), samples, warm, block, **requested)
@@ -307,7 +291,7 @@ def test_every_combination_of_stops_and_points(
     assert reached in ([], [steps]), "it ends at the first point that is as good"
 
 
-def _epoch_steps(epochs: float | None, data: Source) -> int | None:
+def _epoch_steps(epochs, data):
     return None if epochs is None else max(1, round(epochs * data.steps_per_epoch))
 
 
@@ -315,27 +299,19 @@ LEARNS = {"step_s": 0.001, "learning": 0.05}  # mse after n steps: exp(-n / 20)
 PER_EPOCH = 24  # steps, of 480 samples on two devices
 
 
-def spec_of(
-    gpus: int = 2,
-    stop: dict[str, Any] | None = None,
-    options: dict[str, Any] | None = None,
-    measure: dict[str, Any] | None = None,
-    size: int = 640,
-    share: float = 0.25,
-    **train: Any,
-) -> RunSpec:
+def spec_of(gpus=2, stop=None, options=None, measure=None, size=640, share=0.25, **train):
     trains = TrainSpec(batch_per_device=10, stop=StopSpec(**(stop or {})), **train)
     data = DatasetSpec("materials", size=size, validation_share=share)
     return simulated_spec(gpus, {**LEARNS, **(options or {})}, measure, train=trains, dataset=data)
 
 
-def one_rank(tmp_path: Path, spec: RunSpec) -> tuple[RankRecord, Simulated]:
+def one_rank(tmp_path, spec):
     record, strategy = RankRecord(0, "here", os.getpid()), Simulated(spec, 0)
     Session(spec, strategy, record, ProgressFile(tmp_path, 0, os.getpid())).run()
     return record, strategy
 
 
-RUNS: dict[str, dict[str, Any]] = {
+RUNS = {
     "epochs": {"stop": {"epochs": 2.5}, "options": {"evaluate_s": 0.05}},
     "slow": {"stop": {"epochs": 2.5}, "options": {"step_s": 0.03}},
     "early": {"stop": {"steps": 3}, "size": 80},
@@ -351,12 +327,12 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Result, Path]]:
+def results(tmp_path_factory):
     top = tmp_path_factory.mktemp("trainings")
     return in_parallel(lambda name: (run_spec(spec_of(**RUNS[name]), top / name), top / name), RUNS, at_once=3)
 
 
-def test_a_training_leaves_its_curve(results: dict[str, tuple[Result, Path]]) -> None:
+def test_a_training_leaves_its_curve(results):
     result, folder = results["epochs"]
     quality = result.quality
     assert (result.status, quality.stopped_by, quality.time_to_target_s) == ("ok", "epochs", None)
@@ -379,22 +355,22 @@ def test_a_training_leaves_its_curve(results: dict[str, tuple[Result, Path]]) ->
 
 
 @pytest.mark.parametrize("name", ["epochs", "slow"])
-def test_the_final_loss_is_of_the_same_steps_at_any_speed(name: str, results: dict[str, tuple[Result, Path]]) -> None:
+def test_the_final_loss_is_of_the_same_steps_at_any_speed(name, results):
     last = range(61 - FINAL_LOSS_STEPS, 61)
     assert results[name][0].quality.final_loss == pytest.approx(sum(1 / step for step in last) / len(last))
 
 
-def test_evaluations_are_in_no_other_phase(results: dict[str, tuple[Result, Path]]) -> None:
+def test_evaluations_are_in_no_other_phase(results):
     """Three points of two evaluations of 50 ms each, between steps of 1 ms."""
     result, _ = results["epochs"]
     phases = result.phases
     assert phases.evaluate_s is not None and phases.evaluate_s >= 0.3
     total_s = result.ranks[0].marks_s["probes"] - result.ranks[0].marks_s["warmup"]
-    assert phases.warmup_s + phases.measure_s + phases.evaluate_s == pytest.approx(total_s)  # type: ignore[operator]
+    assert phases.warmup_s + phases.measure_s + phases.evaluate_s == pytest.approx(total_s)
     assert result.quality.curve[-1].train_s < total_s - 0.3
 
 
-def test_a_training_that_was_over_within_warm_up(results: dict[str, tuple[Result, Path]]) -> None:
+def test_a_training_that_was_over_within_warm_up(results):
     """An epoch is three steps: its seconds are those of the training, of which the first does not count."""
     result, folder = results["early"]
     assert (result.status, result.flags, result.phases.measure_s) == ("ok", ["over_in_warmup"], None)
@@ -404,7 +380,7 @@ def test_a_training_that_was_over_within_warm_up(results: dict[str, tuple[Result
     assert row["trained_s"] == result.quality.curve[-1].train_s and "over_in_warmup" in row["flags"]
 
 
-def test_the_time_to_the_target_is_of_its_first_point(results: dict[str, tuple[Result, Path]]) -> None:
+def test_the_time_to_the_target_is_of_its_first_point(results):
     result, _ = results["target"]
     curve = result.quality.curve
     assert [point.step for point in curve] == [12, 24, 36, 48], "exp(-48 / 20) is the first below 0.1"
@@ -413,7 +389,7 @@ def test_the_time_to_the_target_is_of_its_first_point(results: dict[str, tuple[R
     assert result.spec["train"]["stop"]["seconds"] == 60.0, "a target alone gives up"
 
 
-def test_seconds_are_of_rank_0_and_all_stop_at_its_word(results: dict[str, tuple[Result, Path]]) -> None:
+def test_seconds_are_of_rank_0_and_all_stop_at_its_word(results):
     result, _ = results["seconds"]
     first, second = result.ranks
     assert result.quality.stopped_by == "seconds" and first.curve[-1].train_s >= 0.3
@@ -421,7 +397,7 @@ def test_seconds_are_of_rank_0_and_all_stop_at_its_word(results: dict[str, tuple
     assert len(first.block_s) == len(second.block_s)
 
 
-def test_without_validation_there_are_losses_alone(results: dict[str, tuple[Result, Path]]) -> None:
+def test_without_validation_there_are_losses_alone(results):
     result, folder = results["nothing to validate"]
     (point,) = result.quality.curve
     assert (result.status, point.metrics, point.train_metrics) == ("ok", {}, {}) and point.loss is not None
@@ -429,7 +405,7 @@ def test_without_validation_there_are_losses_alone(results: dict[str, tuple[Resu
     assert load(folder)[["metric", "generalisation_gap", "train_metric"]].isna().all(axis=None)
 
 
-def test_a_loss_that_is_no_number_is_a_failed_run_with_its_step(results: dict[str, tuple[Result, Path]]) -> None:
+def test_a_loss_that_is_no_number_is_a_failed_run_with_its_step(results):
     for name in ("loss", "loss of a throughput run"):
         result, _ = results[name]
         assert result.status == "failed" and result.reason is not None
@@ -437,12 +413,12 @@ def test_a_loss_that_is_no_number_is_a_failed_run_with_its_step(results: dict[st
     assert [point.step for point in results["loss"][0].quality.curve] == [24], "what there was before"
 
 
-def test_probes_come_after_a_training_that_measured_nothing(results: dict[str, tuple[Result, Path]]) -> None:
+def test_probes_come_after_a_training_that_measured_nothing(results):
     result, _ = results["probed"]
     assert result.status == "ok" and all(rank.probes is not None and rank.probes.sync_on_s for rank in result.ranks)
 
 
-def test_rates_follow_the_schedule_through_both_stages(tmp_path: Path) -> None:
+def test_rates_follow_the_schedule_through_both_stages(tmp_path):
     spec = spec_of(1, {"steps": 400}, schedule="linear", learning_rate=0.4, evaluate_epochs=None)
     record, strategy = one_rank(tmp_path, spec)
     assert strategy.rates[:400] == pytest.approx([0.4 * (1 - k / 400) for k in range(400)])
@@ -450,9 +426,9 @@ def test_rates_follow_the_schedule_through_both_stages(tmp_path: Path) -> None:
     assert record.block_s, "warm-up is over before"
 
 
-def test_an_evaluation_that_gives_no_number_fails(tmp_path: Path) -> None:
+def test_an_evaluation_that_gives_no_number_fails(tmp_path):
     class Lost(Simulated):
-        def evaluate(self, source: Any) -> dict[str, float]:
+        def evaluate(self, source):
             return {"mse": float("nan")}
 
     spec = spec_of(1, {"steps": 40}, evaluate_epochs=0.5)
@@ -462,7 +438,7 @@ def test_an_evaluation_that_gives_no_number_fails(tmp_path: Path) -> None:
     assert record.curve == [] and record.metrics == {}
 
 
-def test_a_file_with_too_few_samples_to_validate(tmp_path: Path) -> None:
+def test_a_file_with_too_few_samples_to_validate(tmp_path):
     """How many it has is not known before."""
     spec = spec_of(1, {"target": 0.1, "steps": 40})
     spec.config.dataset = dataclasses.replace(spec.config.dataset, validation_share=0.0)
@@ -470,7 +446,7 @@ def test_a_file_with_too_few_samples_to_validate(tmp_path: Path) -> None:
         one_rank(tmp_path, spec)
 
 
-def test_as_many_samples_trained_on_as_there_are_to_validate() -> None:
+def test_as_many_samples_trained_on_as_there_are_to_validate():
     spec = spec_of(2, size=100)
     alike = datasets.open_training_subset(spec, 0, 2)
     assert alike is not None and (alike.samples, alike.first) == (25, 0)
@@ -483,7 +459,7 @@ def test_as_many_samples_trained_on_as_there_are_to_validate() -> None:
 @pytest.mark.parametrize(
     ("loss", "named"), [("mse", "mine:build"), ("module", "mine:build"), ("mine:loss", "mine:loss")]
 )
-def test_a_loss_that_is_not_finite_names_the_function_that_gave_it(loss: str, named: str) -> None:
+def test_a_loss_that_is_not_finite_names_the_function_that_gave_it(loss, named):
     check = DivergenceCheck(ModelSpec("mine:build", torch="mine:build", loss=loss))
     with pytest.raises(Diverged, match=rf"^the loss of step 1 with {named} is nan; check the samples, "):
         check.on_block(StepBlock(2, 1.0, [(math.nan, 2), (math.nan, 2)]))
@@ -492,7 +468,7 @@ def test_a_loss_that_is_not_finite_names_the_function_that_gave_it(loss: str, na
         check.on_block(StepBlock(2, 1.0, [(3.0, 2), (math.nan, 2)]))
 
 
-def test_a_loss_of_a_network_of_scalebench_names_the_key_of_its_rate() -> None:
+def test_a_loss_of_a_network_of_scalebench_names_the_key_of_its_rate():
     check = DivergenceCheck(ModelSpec("materials_cnn", loss="mse"))
     check.on_block(StepBlock(1, 1.0, [(3.0, 2)]))
     with pytest.raises(Diverged, match=r"^the loss of step 2 is nan; lower train.learning_rate$"):

@@ -23,8 +23,6 @@ and some are events:
 python -m scalebench doctor`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import json
@@ -61,7 +59,7 @@ Table = dict[str, Any]
 Rows = Mapping[str, list[Any]]
 
 
-def build(folder: Path) -> Path:
+def build(folder):
     """Compile the library into `folder` and give its path; the test is skipped where there is no C compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
@@ -72,7 +70,7 @@ def build(folder: Path) -> Path:
     return library
 
 
-def read_table(table: str | Path) -> Table:
+def read_table(table):
     """Read one of the tables by its name, or a file."""
     path = Path(table)
     content = json.loads((path if path.suffix else TABLES / f"{table}.json").read_text(encoding="utf-8"))
@@ -80,16 +78,14 @@ def read_table(table: str | Path) -> Table:
     return content
 
 
-def parse_matrix(text: str) -> list[list[str]]:
+def parse_matrix(text):
     """Read the rows of GPUs from what `nvidia-smi topo -m` prints, without network cards and affinities."""
     rows = [line.split() for line in text.splitlines() if re.match(r"GPU\d+\s.*\bX\b", line)]
     # SOC was the name of SYS before driver 384.
     return [[cell.replace("SOC", "SYS") for cell in row[1 : len(rows) + 1]] for row in rows]
 
 
-def variables(
-    library: Path, table: str | Path = TWO_GPUS, changes: Rows | None = None, **settings: object
-) -> dict[str, str]:
+def variables(library, table=TWO_GPUS, changes=None, **settings):
     """What a process needs in its environment, before it starts, to find this library and this table, with rows
     replaced by `changes`."""
     content = read_table(table)
@@ -108,13 +104,7 @@ def variables(
     }
 
 
-def put_in(
-    monkeypatch: pytest.MonkeyPatch,
-    library: Path,
-    table: str | Path = TWO_GPUS,
-    changes: Rows | None = None,
-    **settings: object,
-) -> None:
+def put_in(monkeypatch, library, table=TWO_GPUS, changes=None, **settings):
     """Have pynvml in this process, and in all that it starts, talk to `library`, until the end of the test."""
     import pynvml
 
@@ -126,7 +116,7 @@ def put_in(
         monkeypatch.setenv(name, value)
 
 
-def _change(table: Table, setting: str, value: object) -> None:
+def _change(table, setting, value):
     name, _, gpu = setting.rpartition("_") if re.search(r"_\d$", setting) else (setting, "", "")
     if name == "NVLINKS":
         table["rows"] |= _direct_links(table["rows"]["nvmlDeviceGetPciInfo"], int(str(value)))
@@ -137,7 +127,7 @@ def _change(table: Table, setting: str, value: object) -> None:
         table["rows"][row] = [cell if gpu in ("", str(index)) else old for index, old in enumerate(cells)]
 
 
-def _direct_links(addresses: list[Any], count: int) -> Rows:
+def _direct_links(addresses, count):
     """Make the rows of `count` NVLinks between two GPUs, with 1 GiB/s on all of them together."""
     counters = {f"nvmlDeviceGetFieldValues {field}": [{"per_s": 2**20}] for field in (138, 139) if count}
     links = {
@@ -152,11 +142,11 @@ def _direct_links(addresses: list[Any], count: int) -> Rows:
     return counters | links
 
 
-def _spread(cells: list[Any], gpus: int) -> list[Any]:
+def _spread(cells, gpus):
     return cells * gpus if len(cells) == 1 else cells
 
 
-def _format_lines(gpus: int, rows: Rows) -> str:
+def _format_lines(gpus, rows):
     lines = [f"nvmlDeviceGetCount\t0\t0\t{gpus}"]
     for call, cells in rows.items():
         for gpu, cell in enumerate(_spread(cells, gpus)):
@@ -167,7 +157,7 @@ def _format_lines(gpus: int, rows: Rows) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _format_cell(cell: Any) -> str:
+def _format_cell(cell):
     if isinstance(cell, dict):
         if "per_s" in cell:
             return f"@{cell['per_s']}"
@@ -176,6 +166,6 @@ def _format_cell(cell: Any) -> str:
 
 
 @pytest.fixture(scope="session")
-def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def nvml_library(tmp_path_factory):
     """The stand-in, built once."""
     return build(tmp_path_factory.mktemp("nvml"))

@@ -1,7 +1,5 @@
 """Runs a command with the stand-in: `python -m tests.nvml_stand_in hgx_h100 python -m scalebench doctor`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,18 +1,15 @@
 """The stand-in is what the tests of the monitor and of the machine lean on."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.nvml_stand_in import put_in, variables
 
 
-def test_a_gpu_is_lost_after_so_many_questions(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_lost_after_so_many_questions(nvml_library, monkeypatch):
     import pynvml
 
     put_in(monkeypatch, nvml_library, LOST_AFTER=0, PROCESSES_0="11 12", REASONS_0=0x24)
@@ -29,7 +26,7 @@ def test_a_gpu_is_lost_after_so_many_questions(nvml_library: Path, monkeypatch: 
     pynvml.nvmlShutdown()
 
 
-def test_another_process_finds_it_by_its_name(nvml_library: Path) -> None:
+def test_another_process_finds_it_by_its_name(nvml_library):
     code = "from scalebench.core.machine import gpus; print(len(gpus.detect_gpus().gpus))"
     env = os.environ | variables(nvml_library)
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)

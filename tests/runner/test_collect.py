@@ -1,21 +1,16 @@
 """Exit codes and rank files -> one status, one reason, one record."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import signal
 import socket
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from scalebench.core.machine import machine
-from scalebench.core.result import CurvePoint, RankRecord, Result
+from scalebench.core.result import CurvePoint, RankRecord
 from scalebench.core.run_folder import rank_record_path
-from scalebench.core.spec import DatasetSpec, RunSpec, StopSpec, TrainSpec
+from scalebench.core.spec import DatasetSpec, StopSpec, TrainSpec
 from scalebench.runner import memory_limit
 from scalebench.runner.collect import (
     MonitorPart,
@@ -32,14 +27,14 @@ from tests.builders.runs import MACHINE, rank, simulated_spec
 NOW = RunId("an id", "now")
 
 
-def assemble(spec: RunSpec, ranks: Sequence[RankRecord | None], outcome: RunOutcome, **parts: Any) -> Result:
+def assemble(spec, ranks, outcome, **parts):
     return assemble_result(spec, NOW, outcome, ResultParts(ranks=list(ranks), **parts))
 
 
 KILLED, TERMINATED = -signal.SIGKILL, -signal.SIGTERM
 
 
-def ended(*codes: int | None, **changes: Any) -> GroupExit:
+def ended(*codes, **changes):
     """Return the exit of a group with these codes, the first failure being the first seen."""
     first = [i for i, code in enumerate(codes) if code not in (None, 0)][:1]
     return GroupExit(
@@ -47,15 +42,15 @@ def ended(*codes: int | None, **changes: Any) -> GroupExit:
     )
 
 
-def timed_out(*codes: int | None, **changes: Any) -> GroupExit:
+def timed_out(*codes, **changes):
     return ended(*codes, timeout="no progress", timeout_at_s=109.0, died_first=[], **changes)
 
 
-def failed(number: int, at_s: float, reason: str = "RuntimeError: broke", status: str = "failed") -> RankRecord:
+def failed(number, at_s, reason="RuntimeError: broke", status="failed"):
     return rank(number, status=status, reason=reason, failed_at_s=at_s)
 
 
-CASES: dict[str, tuple[GroupExit, list[RankRecord | None], bool, tuple[str, str | None, int | None]]] = {
+CASES = {
     "all ok": (ended(0, 0), [rank(0), rank(1)], False, ("ok", None, None)),
     "all ok, another process of the host was killed": (ended(0), [rank(0)], True, ("ok", None, None)),
     "one raised, the other followed": (
@@ -154,7 +149,7 @@ CASES: dict[str, tuple[GroupExit, list[RankRecord | None], bool, tuple[str, str 
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_exits_and_records_become_one_outcome(case: Any) -> None:
+def test_exits_and_records_become_one_outcome(case):
     end, ranks, oom_kill, expected = case
     outcome = classify_exit(end, ranks, oom_kill)
     assert (outcome.status, outcome.reason, outcome.rank) == expected
@@ -180,8 +175,8 @@ def test_exits_and_records_become_one_outcome(case: Any) -> None:
     ],
 )
 def test_a_rank_that_a_fault_killed_has_the_last_error_of_its_log_in_its_reason(
-    code: int, log: str | None, small: str | None, reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    code, log, small, reason, tmp_path, monkeypatch
+):
     monkeypatch.setattr(memory_limit, "small_shared_memory_reason", lambda: small)
     if log is not None:
         (tmp_path / "rank1.log").write_text(log)
@@ -191,9 +186,9 @@ def test_a_rank_that_a_fault_killed_has_the_last_error_of_its_log_in_its_reason(
 
 
 @pytest.mark.parametrize(("independent", "status"), [(False, "failed"), (True, "ok")])
-def test_ranks_that_counted_different_steps_did_not_train_together(independent: bool, status: str) -> None:
+def test_ranks_that_counted_different_steps_did_not_train_together(independent, status):
     """As where each process is in a group of its own, whose throughputs would add up to a perfect scaling."""
-    ranks: list[RankRecord | None] = [rank(0, [0.1] * 5, warmup_block_s=[0.1] * 3, warmup_block_steps=1)]
+    ranks = [rank(0, [0.1] * 5, warmup_block_s=[0.1] * 3, warmup_block_steps=1)]
     ranks.append(rank(1, [0.1] * 4, warmup_block_s=[0.1] * 3, warmup_block_steps=1))
     outcome = classify_exit(ended(0, 0), ranks, False, independent=independent)
     assert outcome.status == status
@@ -202,7 +197,7 @@ def test_ranks_that_counted_different_steps_did_not_train_together(independent: 
     assert classify_exit(ended(0, 0), [ranks[0], dataclasses.replace(ranks[0], rank=1)], False).status == "ok"
 
 
-def test_a_missing_or_incomplete_record_is_none(tmp_path: Path) -> None:
+def test_a_missing_or_incomplete_record_is_none(tmp_path):
     complete = dataclasses.asdict(rank(0, [0.1]))
     odd = [json.dumps(complete | change) for change in ({"pid": "x"}, {"later": 1})]
     texts = [json.dumps(complete), None, json.dumps(complete)[:-5], "", "[]", *odd]
@@ -218,7 +213,7 @@ MARKS_S = {
 }  # fmt: skip
 
 
-def test_the_record_of_a_run_that_is_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_of_a_run_that_is_ok(monkeypatch):
     monkeypatch.setattr(machine, "detect_machine", lambda: MACHINE)
     spec = simulated_spec(gpus=2, repeat=3, seed=4)
     spec.flags, spec.read_samples_per_s = ["oversubscribed"], 50.0
@@ -248,7 +243,7 @@ def test_the_record_of_a_run_that_is_ok(monkeypatch: pytest.MonkeyPatch) -> None
     assert result.sync.message_bytes == [8, 8]
 
 
-def test_the_record_of_a_run_without_rank_records() -> None:
+def test_the_record_of_a_run_without_rank_records():
     spec = simulated_spec(dataset=DatasetSpec("materials", size=64, path="/data/mine.npz"))
     result = assemble(spec, [None], RunOutcome("failed", "rank 0 was killed by SIGKILL", 0))
     assert (result.status, result.reason) == ("failed", "rank 0 was killed by SIGKILL")
@@ -261,13 +256,13 @@ def test_the_record_of_a_run_without_rank_records() -> None:
     ("losses", "expected"),
     [([(0.0, 0), (20.0, 10)], 2.0), ([(0.0, 0), (0.0, 0)], None), ([(5.0, 10), (25.0, 30)], 0.75)],
 )
-def test_ranks_without_a_loss_do_not_count(losses: list[tuple[float, int]], expected: float | None) -> None:
+def test_ranks_without_a_loss_do_not_count(losses, expected):
     """As the first stages of a pipeline have none."""
     ranks = [rank(k, last_loss_sum=total, last_loss_samples=samples) for k, (total, samples) in enumerate(losses)]
     assert assemble(simulated_spec(2), ranks, RunOutcome("ok")).quality.final_loss == expected
 
 
-def trained_rank(number: int, train_s: float, blocks: list[float]) -> RankRecord:
+def trained_rank(number, train_s, blocks):
     """Return a rank that evaluated twice, once in warm-up."""
     points = [
         CurvePoint(10, 0.5, 50, train_s / 2, 1e-3, 0.9, 50, {"mse": 0.4}, {"mse": 0.3}, 0.5, 104.0),
@@ -279,9 +274,9 @@ def trained_rank(number: int, train_s: float, blocks: list[float]) -> RankRecord
     )  # fmt: skip
 
 
-def test_the_record_of_a_training() -> None:
+def test_the_record_of_a_training():
     spec = simulated_spec(2, train=TrainSpec(10, stop=StopSpec(target=0.3), learning_rate_rule="linear", base_batch=10))
-    ranks: list[RankRecord | None] = [trained_rank(0, 4.0, [0.1]), trained_rank(1, 8.0, [0.1])]
+    ranks = [trained_rank(0, 4.0, [0.1]), trained_rank(1, 8.0, [0.1])]
     ranks[0].learning_rate = 2e-3
     result = assemble(spec, ranks, RunOutcome("ok"))
     q, p = result.quality, result.phases
@@ -292,7 +287,7 @@ def test_the_record_of_a_training() -> None:
     assert result.flags == []
 
 
-def test_a_training_that_ended_in_warmup_is_flagged() -> None:
+def test_a_training_that_ended_in_warmup_is_flagged():
     spec = simulated_spec(train=TrainSpec(10, stop=StopSpec(steps=20)))
     result = assemble(spec, [trained_rank(0, 4.0, [])], RunOutcome("ok"))
     assert (result.flags, result.quality.final_loss) == (["over_in_warmup"], 0.5)
@@ -308,7 +303,7 @@ def test_a_training_that_ended_in_warmup_is_flagged() -> None:
         ("float32", None, False),
     ],
 )  # fmt: skip
-def test_another_precision_than_requested_is_flagged(requested: str, used: str | None, differs: bool) -> None:
+def test_another_precision_than_requested_is_flagged(requested, used, differs):
     """A network may set its own, such as a policy of Keras; a row that observed none is not accused of it."""
     made = rank(0, [0.1], settings_used={} if used is None else {"precision": used})
     result = assemble(simulated_spec(train=TrainSpec(10, precision=requested)), [made], RunOutcome("ok"))
@@ -326,7 +321,7 @@ def test_another_precision_than_requested_is_flagged(requested: str, used: str |
     ],
     ids=["one", "of two hosts", "two", "unknown"],
 )
-def test_processes_that_drove_the_same_gpu_are_flagged(hosts: str, gpus: list[Any], flags: list[str]) -> None:
+def test_processes_that_drove_the_same_gpu_are_flagged(hosts, gpus, flags):
     """Each sees one GPU, which may be the same: its throughput would be that of a machine with fewer."""
     ranks = [rank(k, [1.0] * 4, [2] * 4, hostname=hosts[k], gpus=gpus[k]) for k in range(2)]
     assert assemble(simulated_spec(2), ranks, RunOutcome("ok")).flags == flags
@@ -341,13 +336,13 @@ def test_processes_that_drove_the_same_gpu_are_flagged(hosts: str, gpus: list[An
         ({"left_out": ["backward", "train_dataloader"]}, ["hooks_left_out", "loader_left_out"]),
     ],
 )
-def test_what_a_module_changed_or_lacked_is_flagged(changes: dict[str, Any], flags: list[str]) -> None:
+def test_what_a_module_changed_or_lacked_is_flagged(changes, flags):
     spec = simulated_spec(1)
     rank = RankRecord(0, "host", 1, **{"threads": spec.places[0].threads} | changes)
     assert assemble(spec, [rank], RunOutcome("ok")).flags == flags
 
 
-def on_hosts(*failures: tuple[str, float, float | None]) -> list[RankRecord | None]:
+def on_hosts(*failures):
     """Return failed ranks, from (host, time by its clock, offset of that clock from rank 0's)."""
     return [
         rank(number, status="failed", reason="broke", hostname=host, failed_at_s=at_s, clock_offset_s=offset_s)
@@ -365,14 +360,12 @@ def on_hosts(*failures: tuple[str, float, float | None]) -> list[RankRecord | No
         (on_hosts(("a", 105.0, None), ("b", 65.1, None)), [], 1),
     ],
 )
-def test_the_first_failure_is_determined_across_clocks(
-    ranks: list[RankRecord | None], died_first: list[int], first: int
-) -> None:
+def test_the_first_failure_is_determined_across_clocks(ranks, died_first, first):
     assert classify_exit(ended(*[1] * len(ranks), died_first=died_first), ranks, False).rank == first
 
 
 @pytest.mark.parametrize(("offset_s", "status"), [(None, "timeout"), (50.0, "failed"), (-50.0, "timeout")])
-def test_a_failure_is_compared_with_the_timeout_across_clocks(offset_s: float | None, status: str) -> None:
+def test_a_failure_is_compared_with_the_timeout_across_clocks(offset_s, status):
     """The timeout is at 109 s by the clock of this host, which is rank 0's."""
     ranks = [None, *on_hosts(("other", 0.0, None), ("other", 150.0, offset_s))[1:]]
     ranks[0] = rank(0, hostname=socket.gethostname())
@@ -388,9 +381,7 @@ def test_a_failure_is_compared_with_the_timeout_across_clocks(offset_s: float | 
         (["a:2"], True, (100.5, 101.0), 0.5),
     ],
 )
-def test_launch_time_needs_one_clock(
-    hosts: list[str], local: bool, marks_s: tuple[float, float], launch_s: float | None
-) -> None:
+def test_launch_time_needs_one_clock(hosts, local, marks_s, launch_s):
     spec = simulated_spec()
     spec.config.hardware.hosts = hosts
     host = socket.gethostname() if local else "node"
@@ -402,9 +393,7 @@ def test_launch_time_needs_one_clock(
     ("disturbed", "seen", "flags"),
     [([1, 2], [], ["busy_machine"]), ([1, 2], ["busy_machine"], ["busy_machine"]), ([1], [], []), ([], [], [])],
 )
-def test_a_run_whose_rounds_were_all_disturbed_had_a_busy_machine(
-    disturbed: list[int], seen: list[str], flags: list[str]
-) -> None:
+def test_a_run_whose_rounds_were_all_disturbed_had_a_busy_machine(disturbed, seen, flags):
     """The monitor sees nothing where the measured phase was shorter than a second, as with a single slow step."""
     monitor = MonitorPart(flags=seen)
     ranks = [rank(0, block_rounds=[1, 2])]

@@ -1,11 +1,7 @@
 """The search for the largest batch: its tries, its result, and its failures, with stand-ins for the ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,25 +10,24 @@ from hypothesis import strategies as st
 from scalebench.analysis import load
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE, rank_record_path, write_rank_file
-from scalebench.core.spec import Config, DatasetSpec, RunSpec, StopSpec, TrainSpec, write_spec
+from scalebench.core.spec import DatasetSpec, StopSpec, TrainSpec, write_spec
 from scalebench.report import terminal
 from scalebench.runner import max_batch, memory_limit
-from scalebench.runner.launchers.supervise import GroupExit
 from scalebench.runner.max_batch import RESOLUTION, estimate_try_counts, largest_batch, max_samples_per_device
 from scalebench.runner.parent import run_spec
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
 from tests.builders.runs import rank, simulated_config
-from tests.runner.builders import Ends, aborted, hung, ok, oom, searching, tried
+from tests.runner.builders import aborted, hung, ok, oom, searching, tried
 from tests.runner.builders import stand_in as stand_in  # a fixture
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("retries", "flags"), [(3, ["memory_full"]), (0, []), (None, [])])
-def test_a_full_memory_is_flagged(stand_in: Any, tmp_path: Path, retries: int | None, flags: list[str]) -> None:
+def test_a_full_memory_is_flagged(stand_in, tmp_path, retries, flags):
     """A batch fits even where the allocator keeps giving back its cache; what it reserved is what must fit."""
 
-    def full(spec: RunSpec, folder: Path) -> GroupExit:
+    def full(spec, folder):
         ended = ok(spec, folder)
         memory = {"peak_memory_bytes": [5 * 10**9], "reserved_memory_bytes": [7 * 10**9], "allocator_retries": retries}
         write_rank_file(rank_record_path(folder, 0), rank(0, [1.0] * 4, [2] * 4, **memory))
@@ -45,7 +40,7 @@ def test_a_full_memory_is_flagged(stand_in: Any, tmp_path: Path, retries: int | 
     assert [flag for flag in result.flags if flag == "memory_full"] == flags
 
 
-def test_the_result_is_that_of_the_largest_batch_that_fits(stand_in: Any, tmp_path: Path) -> None:
+def test_the_result_is_that_of_the_largest_batch_that_fits(stand_in, tmp_path):
     tries = stand_in(100)
     spec = searching(batch=75)
     result = run_spec(spec, tmp_path / "run")
@@ -68,7 +63,7 @@ def test_the_result_is_that_of_the_largest_batch_that_fits(stand_in: Any, tmp_pa
     )
 
 
-def test_a_try_trains_a_few_steps_and_nothing_else(stand_in: Any, tmp_path: Path) -> None:
+def test_a_try_trains_a_few_steps_and_nothing_else(stand_in, tmp_path):
     tries = stand_in(100)
     run_spec(
         searching(train=TrainSpec(10, schedule="cosine", warmup_epochs=1.0, stop=StopSpec(epochs=3))), tmp_path / "run"
@@ -81,7 +76,7 @@ def test_a_try_trains_a_few_steps_and_nothing_else(stand_in: Any, tmp_path: Path
         assert train.batch_per_device == spec.batch_per_device == spec.global_batch // 2
 
 
-def test_a_search_leaves_one_result_and_the_files_of_each_try(stand_in: Any, tmp_path: Path) -> None:
+def test_a_search_leaves_one_result_and_the_files_of_each_try(stand_in, tmp_path):
     """Files of a search that was killed are removed."""
     for name in (".", "try_77", "try_mine"):
         (tmp_path / "run" / name).mkdir(parents=True, exist_ok=True)
@@ -97,9 +92,9 @@ def test_a_search_leaves_one_result_and_the_files_of_each_try(stand_in: Any, tmp
     assert len(load.load(tmp_path)) == 1, "a try is no run"
 
 
-def test_the_data_set_may_bound_the_batch(stand_in: Any, tmp_path: Path) -> None:
+def test_the_data_set_may_bound_the_batch(stand_in, tmp_path):
     stand_in(10**6)
-    phases: list[str] = []
+    phases = []
     result = run_spec(searching(batch=700), tmp_path / "run", lambda ranks: phases.extend(p.phase for p in ranks))
     answer = result.quality.max_batch
     assert answer is not None and (answer.batch_per_device, answer.bounded_by) == (1500, "data")
@@ -108,7 +103,7 @@ def test_the_data_set_may_bound_the_batch(stand_in: Any, tmp_path: Path) -> None
     assert "has no larger one (3000 of the 1000 training" in terminal.describe_largest_batch(result)
 
 
-def test_a_search_is_oom_where_not_even_one_sample_fits(stand_in: Any, tmp_path: Path) -> None:
+def test_a_search_is_oom_where_not_even_one_sample_fits(stand_in, tmp_path):
     stand_in(0)
     result = run_spec(searching(batch=3), tmp_path / "run")
     assert (result.status, result.log) == ("oom", "try_1/rank0.log")
@@ -120,7 +115,7 @@ def test_a_search_is_oom_where_not_even_one_sample_fits(stand_in: Any, tmp_path:
     assert row["status"] == "oom" and row["memory_limit_bytes"] == 10**9
 
 
-def test_every_part_of_an_accumulated_step_needs_a_sample(stand_in: Any, tmp_path: Path) -> None:
+def test_every_part_of_an_accumulated_step_needs_a_sample(stand_in, tmp_path):
     tries = stand_in(3)
     result = run_spec(searching(train=TrainSpec(8, accumulate=4)), tmp_path / "run")
     assert [spec.batch_per_device for spec in tries] == [8, 4]
@@ -135,7 +130,7 @@ def test_every_part_of_an_accumulated_step_needs_a_sample(stand_in: Any, tmp_pat
         hung("  what():  Resource temporarily unavailable"),
     ],
 )
-def test_a_process_that_died_or_hung_for_memory_is_out_of_memory(end: Ends, stand_in: Any, tmp_path: Path) -> None:
+def test_a_process_that_died_or_hung_for_memory_is_out_of_memory(end, stand_in, tmp_path):
     stand_in(8, end)
     result = run_spec(searching(batch=8), tmp_path / "run")
     assert result.status == "ok" and tried(result)[:2] == [(8, "ok"), (16, "oom")]
@@ -150,23 +145,21 @@ def test_a_process_that_died_or_hung_for_memory_is_out_of_memory(end: Ends, stan
         (hung("a bug"), "timeout", "batch 16 per device: no rank made progress for 9 s (measure.hang_s)"),
     ],
 )
-def test_another_failure_fails_the_run(end: Ends, status: str, reason: str, stand_in: Any, tmp_path: Path) -> None:
+def test_another_failure_fails_the_run(end, status, reason, stand_in, tmp_path):
     tries = stand_in(8, end)
     result = run_spec(searching(batch=8), tmp_path / "run")
     assert (result.status, result.reason) == (status, reason)
     assert str(result.log).startswith("try_16/rank")
-    assert tried(result) == [(8, "ok")] and result.quality.max_batch.batch_per_device is None  # type: ignore[union-attr]
+    assert tried(result) == [(8, "ok")] and result.quality.max_batch.batch_per_device is None
     assert result.scale.batch_per_device == 16
     assert [spec.config.measure.memory_limit_bytes for spec in tries] == [10**9, 10**9, 2 * 10**9]
 
 
 @pytest.mark.parametrize(("second", "text"), [(ok, "is ok"), (oom, "reports to be out of memory")])
-def test_an_unexplained_failure_is_repeated_with_more_memory(
-    second: Ends, text: str, stand_in: Any, tmp_path: Path
-) -> None:
+def test_an_unexplained_failure_is_repeated_with_more_memory(second, text, stand_in, tmp_path):
     """TensorFlow fails so: it does not check a null pointer, and ends by SIGSEGV."""
 
-    def end(spec: RunSpec, folder: Path) -> GroupExit:
+    def end(spec, folder):
         return (second if folder.name.endswith("_again") else aborted("a bug"))(spec, folder)
 
     tries = stand_in(15, end)
@@ -179,20 +172,18 @@ def test_an_unexplained_failure_is_repeated_with_more_memory(
     assert tried(result) == [(15, "ok"), (30, "oom"), (22, "oom"), (18, "oom"), (16, "oom")]
 
 
-def test_without_more_memory_there_is_no_second_try(
-    stand_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_more_memory_there_is_no_second_try(stand_in, tmp_path, monkeypatch):
     monkeypatch.setattr(memory_limit, "raised_limit_bytes", lambda limit, processes: limit)
     tries = stand_in(15, aborted("a bug"))
     assert run_spec(searching(batch=15), tmp_path / "run").status == "failed"
     assert [spec.batch_per_device for spec in tries] == [15, 30]
 
 
-def test_the_tries_share_the_time_of_the_run(stand_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tries_share_the_time_of_the_run(stand_in, tmp_path, monkeypatch):
     now_s = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now_s[0])
 
-    def slow(spec: RunSpec, folder: Path) -> GroupExit:
+    def slow(spec, folder):
         now_s[0] += 20.0
         return oom(spec, folder)
 
@@ -204,8 +195,8 @@ def test_the_tries_share_the_time_of_the_run(stand_in: Any, tmp_path: Path, monk
     assert result.phases.wall_s == 60.0
 
 
-def test_a_cancelled_search_records_its_tries(stand_in: Any, tmp_path: Path) -> None:
-    def interrupted(spec: RunSpec, folder: Path) -> GroupExit:
+def test_a_cancelled_search_records_its_tries(stand_in, tmp_path):
+    def interrupted(spec, folder):
         (folder / "progress0.json").touch()
         raise KeyboardInterrupt
 
@@ -226,9 +217,7 @@ def test_a_cancelled_search_records_its_tries(stand_in: Any, tmp_path: Path) -> 
         ({"device": "cuda"}, "a GPU has its own memory; leave it out"),
     ],
 )
-def test_a_search_is_unsupported_where_it_cannot_work(
-    change: dict[str, Any], text: str, stand_in: Any, tmp_path: Path
-) -> None:
+def test_a_search_is_unsupported_where_it_cannot_work(change, text, stand_in, tmp_path):
     tries = stand_in(100)
     spec = searching(measure={"memory_limit_bytes": None if "hosts" in change else 10**9})
     spec.config.scaling = change.get("scaling", "weak")
@@ -238,9 +227,7 @@ def test_a_search_is_unsupported_where_it_cannot_work(
     assert result.status == "unsupported" and text in str(result.reason) and tries == []
 
 
-def test_the_memory_limit_is_the_share_of_each_process(
-    stand_in: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_memory_limit_is_the_share_of_each_process(stand_in, tmp_path, monkeypatch):
     monkeypatch.setattr(memory_limit, "limit_per_process_bytes", lambda processes: 12345 * processes)
     tries = stand_in(100)
     run_spec(searching(gpus=3, measure={"memory_limit_bytes": None}), tmp_path / "run")
@@ -252,7 +239,7 @@ def test_the_memory_limit_is_the_share_of_each_process(
 
 
 @pytest.mark.slow
-def test_real_processes_fit_as_many_samples_as_their_limit_allows(tmp_path: Path) -> None:
+def test_real_processes_fit_as_many_samples_as_their_limit_allows(tmp_path):
     """With less memory, by that of three samples, three samples fewer fit."""
     sample, limit = 32_000_000, 600_000_000
     answer = []
@@ -268,11 +255,11 @@ def test_real_processes_fit_as_many_samples_as_their_limit_allows(tmp_path: Path
     assert 0 < limit - answer[0] * sample < 200_000_000, "the rest is used by the interpreter"
 
 
-def search_order(start: int, border: int, maximum: int, minimum: int = 1) -> tuple[int | None, list[int]]:
+def search_order(start, border, maximum, minimum=1):
     """Return (answer, tried batches) where `border` is the largest that fits."""
-    batches: list[int] = []
+    batches = []
 
-    def fits(batch: int) -> bool:
+    def fits(batch):
         batches.append(batch)
         return batch <= border
 
@@ -292,16 +279,12 @@ def search_order(start: int, border: int, maximum: int, minimum: int = 1) -> tup
         (1, 1, 1, 1, [1]),
     ],
 )
-def test_batches_are_doubled_then_bisected(
-    start: int, border: int, maximum: int, answer: int | None, order: list[int]
-) -> None:
+def test_batches_are_doubled_then_bisected(start, border, maximum, answer, order):
     assert search_order(start, border, maximum) == (answer, order)
 
 
 @given(st.integers(1, 10_000), st.integers(0, 20_000), st.integers(1, 20_000), st.integers(1, 4))
-def test_the_answer_is_within_a_sixteenth_and_no_batch_is_tried_twice(
-    start: int, border: int, maximum: int, minimum: int
-) -> None:
+def test_the_answer_is_within_a_sixteenth_and_no_batch_is_tried_twice(start, border, maximum, minimum):
     maximum = max(maximum, minimum)
     answer, batches = search_order(start, border, maximum, minimum)
     assert len(batches) == len(set(batches)) and all(minimum <= batch <= maximum for batch in batches)
@@ -314,20 +297,20 @@ def test_the_answer_is_within_a_sixteenth_and_no_batch_is_tried_twice(
     assert answer in batches
 
 
-def config_of_size(size: int, batch: int = 10) -> Config:
+def config_of_size(size, batch=10):
     config = simulated_config(size=size)
     config.dataset.validation_share = 0.25
     return dataclasses.replace(config, train=dataclasses.replace(config.train, batch_per_device=batch))
 
 
 @given(st.integers(1, 500), st.integers(0, 2000))
-def test_a_search_takes_as_many_tries_as_estimated(start: int, border: int) -> None:
+def test_a_search_takes_as_many_tries_as_estimated(start, border):
     config = config_of_size(2000, start)
     fewest, maximum = estimate_try_counts(config, 2)
     assert fewest <= len(search_order(start, border, max_samples_per_device(config, 2))[1]) <= maximum
 
 
-def test_the_training_samples_bound_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_training_samples_bound_the_batch(monkeypatch):
     """Samples of a user's files are counted."""
     assert [max_samples_per_device(config_of_size(100), gpus) for gpus in (1, 2, 4)] == [75, 37, 18]
     monkeypatch.setattr(datasets, "prepare", lambda config: "folder")

@@ -1,16 +1,13 @@
 """The search for the largest batch with real processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from scalebench.core.result import Result, read_result
+from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE, try_folders
 from tests.builders.runs import find_run_processes, wait_until
 
@@ -18,7 +15,7 @@ pytestmark = pytest.mark.slow
 SEARCH = [sys.executable, "-m", "scalebench", "measure=max_batch", "gpus=2", "dataset.size=30000", "sweep.report=false"]
 
 
-def search(folder: Path, *words: str) -> tuple[Result, str]:
+def search(folder, *words):
     """The row, and what was printed."""
     command = [*SEARCH, *words, f"hydra.run.dir={folder}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
@@ -36,7 +33,7 @@ def search(folder: Path, *words: str) -> tuple[Result, str]:
         ("multiworker_ring", 1000, 1_500_000_000),
     ],
 )
-def test_a_framework_finds_its_largest_batch(strategy: str, start: int, limit_bytes: int, tmp_path: Path) -> None:
+def test_a_framework_finds_its_largest_batch(strategy, start, limit_bytes, tmp_path):
     folder = tmp_path / "run"
     words = [f"strategy={strategy}", f"train.batch_per_device={start}", f"measure.memory_limit_bytes={limit_bytes}"]
     result, said = search(folder, *words)
@@ -55,14 +52,14 @@ def test_a_framework_finds_its_largest_batch(strategy: str, start: int, limit_by
 
 @pytest.mark.real
 @pytest.mark.parametrize("strategy", ["ddp_gloo", "mirrored"])
-def test_not_even_the_framework_itself_fits(strategy: str, tmp_path: Path) -> None:
+def test_not_even_the_framework_itself_fits(strategy, tmp_path):
     words = [f"strategy={strategy}", "train.batch_per_device=2", "measure.memory_limit_bytes=100000000"]
     result, said = search(tmp_path / "run", *words)
     assert result.status == "oom" and "not even one sample per device fits within 0.1 GB" in str(result.reason)
     assert "oom: not even one sample" in said
 
 
-def test_ctrl_c_ends_the_try_and_leaves_a_result(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_try_and_leaves_a_result(tmp_path):
     folder = tmp_path / "run"
     words = ["strategy=simulated", "strategy.options.step_s=60", f"hydra.run.dir={folder}"]
     program = subprocess.Popen([*SEARCH, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -78,7 +75,7 @@ def test_ctrl_c_ends_the_try_and_leaves_a_result(tmp_path: Path) -> None:
     assert program.returncode not in (0, 2)
 
 
-def test_resumed_it_is_not_searched_again(tmp_path: Path) -> None:
+def test_resumed_it_is_not_searched_again(tmp_path):
     words = ["strategy=simulated", "train.batch_per_device=8000", "measure.max_s=0.1", "measure.min_s=0.0"]
     first, _ = search(tmp_path / "run", *words)
     again, said = search(tmp_path / "run", *words, "resume=true")

@@ -1,12 +1,9 @@
 """The memory limit of a process, and the signs that it was reached."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -39,7 +36,7 @@ except MemoryError:
 """
 
 
-def test_only_private_writable_memory_counts(tmp_path: Path) -> None:
+def test_only_private_writable_memory_counts(tmp_path):
     """A mapped file of the data set does not count, nor do reserved addresses."""
     with open(tmp_path / "data", "wb") as file:
         file.truncate(2**30)
@@ -57,10 +54,8 @@ def test_only_private_writable_memory_counts(tmp_path: Path) -> None:
     ("limit", "hard", "set_to"),
     [(None, resource.RLIM_INFINITY, None), (1000, resource.RLIM_INFINITY, 1000), (1000, 300, 300)],
 )
-def test_a_lower_hard_limit_stays(
-    limit: int | None, hard: int, set_to: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[object] = []
+def test_a_lower_hard_limit_stays(limit, hard, set_to, monkeypatch):
+    calls = []
     monkeypatch.setattr(resource, "getrlimit", lambda which: (hard, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda *limits: calls.append(limits))
     apply_limit(limit)
@@ -77,9 +72,7 @@ def test_a_lower_hard_limit_stays(
         (None, 100, 1, 80),
     ],
 )
-def test_the_limit_is_a_share_of_memory(
-    cgroup: int | None, hard: int, processes: int, each: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_limit_is_a_share_of_memory(cgroup, hard, processes, each, monkeypatch):
     monkeypatch.setattr("os.sysconf", lambda name: {"SC_PHYS_PAGES": 10, "SC_PAGE_SIZE": 100}[name])
     monkeypatch.setattr(memory_limit, "memory_limit_bytes", lambda: cgroup)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (hard, hard))
@@ -87,14 +80,12 @@ def test_the_limit_is_a_share_of_memory(
 
 
 @pytest.mark.parametrize(("limit", "processes", "more"), [(100, 1, 200), (400, 2, 475), (480, 2, 475)])
-def test_a_raised_limit_is_at_most_the_memory_of_the_node(
-    limit: int, processes: int, more: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_raised_limit_is_at_most_the_memory_of_the_node(limit, processes, more, monkeypatch):
     monkeypatch.setattr(memory_limit, "_node_bytes", lambda: 1000)
     assert raised_limit_bytes(limit, processes) == more
 
 
-def test_a_limit_needs_linux_4_7(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_needs_linux_4_7(monkeypatch):
     for platform, releases in {"linux": "4.7.0 6.18.44-x 4.4.0 odd", "darwin": "23.1.0"}.items():
         for release in releases.split():
             monkeypatch.setattr("sys.platform", platform)
@@ -139,14 +130,14 @@ SHARED_MEMORY_LINES = [
 
 
 @pytest.mark.parametrize("line", [*OUT_OF_MEMORY_LINES, *OTHER_LINES])
-def test_messages_of_a_process_at_its_limit_are_recognized(line: str) -> None:
+def test_messages_of_a_process_at_its_limit_are_recognized(line):
     """Messages that frameworks have printed."""
     assert (AT_LIMIT.search(line) is not None) == (line in OUT_OF_MEMORY_LINES)
     assert (OUT_OF_MEMORY.search(line) is not None) == (line in OUT_OF_MEMORY_LINES and line not in LIMIT_ONLY)
 
 
 @pytest.mark.parametrize("line", SHARED_MEMORY_LINES)
-def test_full_shared_memory_is_no_lack_of_memory(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_shared_memory_is_no_lack_of_memory(line, tmp_path, monkeypatch):
     """A search for the largest batch would take a smaller one for it."""
     found = os.statvfs_result((1, 4096, (64 << 20) // 4096, *[0] * 7))
     monkeypatch.setattr(os, "statvfs", lambda path: found)
@@ -160,7 +151,7 @@ def test_full_shared_memory_is_no_lack_of_memory(line: str, tmp_path: Path, monk
 
 
 @pytest.mark.gpu
-def test_tensorflow_may_go_on_with_less_memory(tmp_path: Path) -> None:
+def test_tensorflow_may_go_on_with_less_memory(tmp_path):
     log = tmp_path / "rank0.log"
     log.write_text(
         "Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.00GiB with freed_by_count=0. The caller "
@@ -170,7 +161,7 @@ def test_tensorflow_may_go_on_with_less_memory(tmp_path: Path) -> None:
     assert find_out_of_memory_line(log) is None
 
 
-def test_the_last_message_in_the_end_of_a_log_is_found(tmp_path: Path) -> None:
+def test_the_last_message_in_the_end_of_a_log_is_found(tmp_path):
     log = tmp_path / "rank0.log"
     assert find_out_of_memory_line(log) is None
     log.write_text("x" * 300_000 + "\nMemoryError\n  what():   std::bad_alloc\nlater\n")

@@ -1,7 +1,5 @@
 """One run from its spec to its result, also where something fails on the way."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import json
@@ -10,7 +8,6 @@ import shutil
 import signal
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +15,7 @@ from scalebench.analysis import load
 from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.machine import machine
-from scalebench.core.result import ProbeRecord, RankRecord, Result, read_result, write_result
+from scalebench.core.result import ProbeRecord, RankRecord, read_result, write_result
 from scalebench.core.run_folder import (
     LOCK_FILE,
     MPIRUN_LOG,
@@ -29,17 +26,16 @@ from scalebench.core.run_folder import (
 )
 from scalebench.core.spec import HardwareSpec, read_spec, write_spec
 from scalebench.measure import nodes
-from scalebench.measure.progress import RankProgress
 from scalebench.runner import parent as parent
 from scalebench.runner import trace_merge
 from scalebench.runner.launchers import local, mpi
-from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest
+from scalebench.runner.launchers.supervise import GroupExit
 from scalebench.runner.parent import UnwrittenResult, run_spec
 from tests.builders.runs import simulated_spec
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
-def test_a_run_leaves_its_files_and_its_result(gpus: int, tmp_path: Path) -> None:
+def test_a_run_leaves_its_files_and_its_result(gpus, tmp_path):
     spec = simulated_spec(gpus, options={"step_s": 0.002})
     folder = tmp_path / "deep" / "run"
     result = run_spec(spec, folder)
@@ -59,7 +55,7 @@ def test_a_run_leaves_its_files_and_its_result(gpus: int, tmp_path: Path) -> Non
     assert row["throughput_samples_per_s"] > 0 and row["gpus"] == gpus and row["path"] == str(folder)
 
 
-def test_a_folder_with_a_result_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_a_result_is_refused(tmp_path):
     """Another repeat goes to another folder; the two share a fingerprint and differ in id."""
     first, second = (run_spec(simulated_spec(repeat=k), tmp_path / str(k)) for k in range(2))
     assert first.fingerprint == second.fingerprint and first.run_id != second.run_id
@@ -70,7 +66,7 @@ def test_a_folder_with_a_result_is_refused(tmp_path: Path) -> None:
     assert read_spec(tmp_path / "0").gpus == 1
 
 
-def test_an_impossible_run_is_unsupported_and_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_run_is_unsupported_and_starts_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "launch", lambda *args, **options: pytest.fail("it was started"))
     far = HardwareSpec("far", devices="cuda", gpus_per_node=8, this_machine=False, gpu_model="X")
     result = run_spec(simulated_spec(hardware=far, gpus=3), tmp_path / "run")
@@ -80,14 +76,14 @@ def test_an_impossible_run_is_unsupported_and_starts_nothing(tmp_path: Path, mon
     assert read_result(tmp_path / "run" / RESULT_FILE) == result
 
 
-def launcher_that_raises(error: BaseException) -> Any:
-    def stand_in(*args: Any) -> GroupExit:
+def launcher_that_raises(error):
+    def stand_in(*args):
         raise error
 
     return stand_in
 
 
-def test_a_cancelled_run_leaves_a_result_and_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_run_leaves_a_result_and_raises(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "launch", launcher_that_raises(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         run_spec(simulated_spec(), tmp_path / "run")
@@ -95,7 +91,7 @@ def test_a_cancelled_run_leaves_a_result_and_raises(tmp_path: Path, monkeypatch:
     assert (result.status, result.reason, result.log) == ("cancelled", "cancelled while it ran", None)
 
 
-def test_a_run_whose_processes_cannot_start_is_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_processes_cannot_start_is_failed(tmp_path, monkeypatch):
     error = process.StartError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     monkeypatch.setattr(local, "launch", launcher_that_raises(error))
     result = run_spec(simulated_spec(), tmp_path / "run")
@@ -105,7 +101,7 @@ def test_a_run_whose_processes_cannot_start_is_failed(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("launcher", ["local", "mpi"])
-def test_the_launcher_of_the_strategy_is_used(launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_of_the_strategy_is_used(launcher, tmp_path, monkeypatch):
     for module in (local, mpi):
         ended = GroupExit([0], 0.0, 1.0, broken=f"{module.__name__} was used")
         monkeypatch.setattr(module, "launch", lambda *args, ended=ended: ended)
@@ -115,8 +111,8 @@ def test_the_launcher_of_the_strategy_is_used(launcher: str, tmp_path: Path, mon
     assert (result.status, result.reason) == ("failed", f"scalebench.runner.launchers.{launcher} was used")
 
 
-def test_transports_logged_by_nccl_are_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stand_in(request: LaunchRequest) -> GroupExit:
+def test_transports_logged_by_nccl_are_in_the_record(tmp_path, monkeypatch):
+    def stand_in(request):
         (request.folder / "rank0.log").write_text("host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC\n")
         return GroupExit([0, 0], 5.0, 2.0, [])
 
@@ -126,12 +122,10 @@ def test_transports_logged_by_nccl_are_in_the_record(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("log", [None, MPIRUN_LOG])
-def test_a_failed_launcher_is_the_reason_rather_than_its_consequences(
-    log: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_launcher_is_the_reason_rather_than_its_consequences(log, tmp_path, monkeypatch):
     folder = tmp_path / "run"
 
-    def stand_in(request: LaunchRequest) -> GroupExit:
+    def stand_in(request):
         monkeypatch.setenv(RUN_ID_VARIABLE, request.run_id)
         record = RankRecord(0, "here", 1, status="failed", reason="connection lost", failed_at_s=1.0)
         write_rank_file(rank_record_path(folder, 0), record)
@@ -146,9 +140,7 @@ def test_a_failed_launcher_is_the_reason_rather_than_its_consequences(
 
 
 @pytest.mark.parametrize(("before", "after", "status"), [(5, 6, "oom"), (5, 5, "failed"), (None, 6, "failed")])
-def test_a_killed_rank_is_oom_where_the_kernel_killed_for_memory(
-    before: int | None, after: int, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_rank_is_oom_where_the_kernel_killed_for_memory(before, after, status, tmp_path, monkeypatch):
     counts = [before, after]
     monkeypatch.setattr(machine, "oom_kills", lambda: counts.pop(0))
     monkeypatch.setattr(local, "launch", lambda *args: GroupExit([-signal.SIGKILL], 0.0, 1.0, [0]))
@@ -161,15 +153,13 @@ class Interrupted(Exception):
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_signals_wait_while_the_result_is_written(
-    sign: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signals_wait_while_the_result_is_written(sign, tmp_path, monkeypatch):
     """The command line handles SIGTERM as Ctrl-C; schedulers send it more than once."""
 
-    def handler(number: int, frame: Any) -> None:
+    def handler(number, frame):
         raise Interrupted
 
-    def interrupted(*args: Any) -> Any:
+    def interrupted(*args):
         signal.raise_signal(sign)
         return write(*args)
 
@@ -183,20 +173,18 @@ def test_signals_wait_while_the_result_is_written(
     assert read_result(tmp_path / "run" / RESULT_FILE).status == "ok"
 
 
-def test_a_run_works_outside_the_main_thread(tmp_path: Path) -> None:
-    done: list[Result] = []
+def test_a_run_works_outside_the_main_thread(tmp_path):
+    done = []
     thread = threading.Thread(target=lambda: done.append(run_spec(simulated_spec(), tmp_path / "run")))
     thread.start()
     thread.join()
     assert [result.status for result in done] == ["ok"]
 
 
-def test_a_full_disk_is_an_error_and_leaves_no_incomplete_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_an_error_and_leaves_no_incomplete_result(tmp_path, monkeypatch):
     replace = os.replace
 
-    def full(source: Any, target: Any) -> None:
+    def full(source, target):
         if Path(target).name == RESULT_FILE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         replace(source, target)
@@ -208,19 +196,19 @@ def test_a_full_disk_is_an_error_and_leaves_no_incomplete_result(
     assert not [name for name in os.listdir(tmp_path / "run") if "result" in name]
 
 
-def test_nothing_transient_is_left_beside_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_transient_is_left_beside_a_result(tmp_path, monkeypatch):
     """The parent may be killed as soon as the result is there."""
-    beside: list[str] = []
+    beside = []
     monkeypatch.setattr(parent, "write_result", lambda result, folder: beside.extend(os.listdir(folder)))
     run_spec(simulated_spec(), tmp_path / "run")
     assert sorted(beside) == ["rank0.json", "rank0.log", "room", LOCK_FILE, "spec.json"]
 
 
 @pytest.mark.parametrize("instead", ["nothing", "a file"])
-def test_a_folder_that_is_removed_in_mid_run_gets_its_row(tmp_path: Path, instead: str) -> None:
+def test_a_folder_that_is_removed_in_mid_run_gets_its_row(tmp_path, instead):
     folder = tmp_path / "run"
 
-    def remove(progress: list[RankProgress]) -> None:
+    def remove(progress):
         if folder.is_dir() and any(rank.phase == "measure" for rank in progress):
             folder.rename(tmp_path / "gone")  # at once: ranks write to it, and it would not be empty
             shutil.rmtree(tmp_path / "gone", ignore_errors=True)
@@ -240,11 +228,11 @@ def test_a_folder_that_is_removed_in_mid_run_gets_its_row(tmp_path: Path, instea
     assert caught.value.folder == folder and folder.read_text() == ""
 
 
-def test_a_failure_on_a_full_disk_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_on_a_full_disk_names_it(tmp_path, monkeypatch):
     """The rank could neither write its record nor its traceback."""
 
-    def fill(*_: Any) -> GroupExit:
-        def refuse(*_: Any) -> None:
+    def fill(*_):
+        def refuse(*_):
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
         monkeypatch.setattr(os, "posix_fallocate", refuse)
@@ -257,10 +245,10 @@ def test_a_failure_on_a_full_disk_names_it(tmp_path: Path, monkeypatch: pytest.M
     assert sorted(os.listdir(tmp_path / "run")) == ["result.json", "spec.json"]
 
 
-def run_with_traces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
+def run_with_traces(folder, monkeypatch):
     """Run two ranks, of which the second died while it wrote its trace."""
 
-    def stand_in(request: LaunchRequest) -> GroupExit:
+    def stand_in(request):
         monkeypatch.setenv(RUN_ID_VARIABLE, request.run_id)
         for k in (0, 1):
             probes = ProbeRecord(trace=f"trace{k}.json.gz")
@@ -273,7 +261,7 @@ def run_with_traces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
     return run_spec(simulated_spec(gpus=2), folder)
 
 
-def test_the_traces_of_the_ranks_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_traces_of_the_ranks_are_merged(tmp_path, monkeypatch):
     write_spec(simulated_spec(), tmp_path)
     (tmp_path / "trace9.json.gz").write_bytes(b"half")  # of a run that was killed
     result = run_with_traces(tmp_path, monkeypatch)
@@ -284,10 +272,8 @@ def test_the_traces_of_the_ranks_are_merged(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), ValueError("odd")])
-def test_a_run_whose_traces_cannot_be_merged_is_ok(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    def broken(folder: Path, offsets_s: dict[int, float]) -> list[int]:
+def test_a_run_whose_traces_cannot_be_merged_is_ok(tmp_path, monkeypatch, error):
+    def broken(folder, offsets_s):
         raise error
 
     monkeypatch.setattr(trace_merge, "merge_traces", broken)
@@ -296,7 +282,7 @@ def test_a_run_whose_traces_cannot_be_merged_is_ok(
     assert [rank.probes.trace for rank in result.ranks if rank.probes] == ["trace0.json.gz", "trace1.json.gz"]
 
 
-def test_rank_files_of_an_earlier_run_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_files_of_an_earlier_run_are_removed(tmp_path, monkeypatch):
     """A run whose parent was killed left rank files; the next one in this folder starts nothing."""
     folder = tmp_path / "run"
     run_spec(simulated_spec(), folder)
@@ -305,7 +291,7 @@ def test_rank_files_of_an_earlier_run_are_removed(tmp_path: Path, monkeypatch: p
     for name in left:
         (folder / name).touch()
 
-    def stand_in(*args: Any) -> GroupExit:
+    def stand_in(*args):
         assert sorted(os.listdir(folder)) == ["room", LOCK_FILE, "spec.json"]
         for name in left[:-1]:
             (folder / name).touch()
@@ -318,15 +304,13 @@ def test_rank_files_of_an_earlier_run_are_removed(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "none"])
-def test_a_result_that_the_job_tracker_wrote_meanwhile_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduler: str
-) -> None:
+def test_a_result_that_the_job_tracker_wrote_meanwhile_stays(tmp_path, monkeypatch, scheduler):
     """A job tracker writes one where it assumes that a node is dead; the node may come back. Without a scheduler it is
     another program's, and this run has not gone well."""
     monkeypatch.setattr(nodes, "REPORT_LIMIT_S", 0.0)
     tracked = run_spec(simulated_spec(), tmp_path / "another")
 
-    def write(progress: object) -> None:
+    def write(progress):
         (tmp_path / "run").mkdir(exist_ok=True)
         shutil.copy(tmp_path / "another" / "result.json", tmp_path / "run" / "result.json")
 

@@ -1,22 +1,17 @@
 """The launch that observes how ranks synchronize: when there is one, what the run takes from it, and its failures."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from scalebench.config.resolve import resolve
 from scalebench.core.result import TimelineRecord
 from scalebench.core.run_folder import RUN_ID_VARIABLE, rank_record_path, try_folders, write_rank_file
-from scalebench.core.spec import RunSpec, StrategySpec, SyncObservation
+from scalebench.core.spec import StrategySpec, SyncObservation
 from scalebench.runner import sync_observation
 from scalebench.runner.collect import RunOutcome
 from tests.builders.runs import rank, simulated_config, simulated_spec
 
 
-def with_options(**options: Any) -> RunSpec:
+def with_options(**options):
     spec = resolve(simulated_config(gpus=2))
     spec.config.strategy = StrategySpec("horovod_gloo", framework="torch", launcher="local", options=options)
     return spec
@@ -26,15 +21,15 @@ def with_options(**options: Any) -> RunSpec:
     ("options", "is_needed"),
     [({}, False), ({"cycle_time_ms": 1.0, "fusion_threshold_mb": 1.0}, False), ({"cycle_time_ms": 2.0}, True)],
 )
-def test_only_a_cycle_time_needs_it(options: dict[str, float], is_needed: bool) -> None:
+def test_only_a_cycle_time_needs_it(options, is_needed):
     assert sync_observation.needs_own_launch(with_options(**options)) == is_needed
     assert not sync_observation.needs_own_launch(simulated_spec(2))
 
 
-def test_the_run_takes_what_was_observed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_takes_what_was_observed(tmp_path, monkeypatch):
     monkeypatch.setenv(RUN_ID_VARIABLE, "id")
 
-    def attempt(spec: RunSpec, folder: Path, _: Any) -> RunOutcome:
+    def attempt(spec, folder, _):
         assert spec.observes_sync
         timeline = TimelineRecord(None, None, 5, 0.1, 0.2, 0.0, 0.4)
         record = rank(backend_used="gloo", message_bytes=[8, 4], timeline=timeline)
@@ -48,7 +43,7 @@ def test_the_run_takes_what_was_observed(tmp_path: Path, monkeypatch: pytest.Mon
     assert [path.name for path in try_folders(tmp_path)] == ["try_sync"]
 
 
-def test_a_failure_names_the_launch_and_its_log(tmp_path: Path) -> None:
+def test_a_failure_names_the_launch_and_its_log(tmp_path):
     failed = RunOutcome("failed", "rank 1 died", rank=1)
     spec, outcome = sync_observation.observe(with_options(), tmp_path, "id", lambda *_: failed, lambda progress: None)
     assert spec.sync_observation is None

@@ -1,14 +1,11 @@
 """The traces of all ranks as one: on one clock, with all events, and with separate processes and arrows."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,25 +18,25 @@ from scalebench.runner.trace_merge import merge_traces
 NOON_US = 1_767_268_800_000_000  # of a day in 2026, microseconds since the epoch
 
 
-def slice_(name: str, ts: float, pid: Any = 7, tid: int = 1, **more: Any) -> dict[str, Any]:
+def slice_(name, ts, pid=7, tid=1, **more):
     return {"ph": "X", "name": name, "ts": ts, "dur": 5.25, "pid": pid, "tid": tid, **more}
 
 
-def fact(kind: str, value: Any, pid: Any = 7, tid: int = 0) -> dict[str, Any]:
+def fact(kind, value, pid=7, tid=0):
     key = {"process_labels": "labels", "process_sort_index": "sort_index"}.get(kind, "name")
     return {"ph": "M", "name": kind, "ts": 0, "pid": pid, "tid": tid, "args": {key: value}}
 
 
-def write_trace(folder: Path, rank: int, events: list[dict[str, Any]], **more: Any) -> Path:
+def write_trace(folder, rank, events, **more):
     path = folder / f"trace{rank}.json.gz"
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": events, **more}).encode()))
     return path
 
 
-def read_merged(folder: Path) -> list[dict[str, Any]]:
+def read_merged(folder):
     """All events of the merged file, which has to be JSON without NaN."""
 
-    def refuse(constant: str) -> None:
+    def refuse(constant):
         raise AssertionError(constant)
 
     with gzip.open(folder / MERGED_TRACE_FILE, "rt", encoding="utf-8") as file:
@@ -48,15 +45,15 @@ def read_merged(folder: Path) -> list[dict[str, Any]]:
     return list(content["traceEvents"])
 
 
-def events_by_name(folder: Path) -> dict[str, dict[str, Any]]:
+def events_by_name(folder):
     return {event["name"]: event for event in read_merged(folder) if event["ph"] != "M"}
 
 
-def names(folder: Path, kind: str = "process_name") -> dict[int, Any]:
+def names(folder, kind="process_name"):
     return {event["pid"]: next(iter(event["args"].values())) for event in read_merged(folder) if event["name"] == kind}
 
 
-def test_simultaneous_events_stay_simultaneous(tmp_path: Path) -> None:
+def test_simultaneous_events_stay_simultaneous(tmp_path):
     write_trace(tmp_path, 0, [slice_("early", NOON_US - 1000.5), slice_("on_0", NOON_US + 0.25)])
     nan = {"occupancy": float("nan")}
     write_trace(tmp_path, 1, [slice_("on_1", NOON_US + 0.25, args=nan), slice_("late", NOON_US + 2e6)])
@@ -69,7 +66,7 @@ def test_simultaneous_events_stay_simultaneous(tmp_path: Path) -> None:
     assert events["on_1"]["args"] == {"occupancy": None}, "JSON has no NaN"
 
 
-def test_clock_offsets_are_corrected(tmp_path: Path) -> None:
+def test_clock_offsets_are_corrected(tmp_path):
     """The clock of rank 1 is two seconds ahead, rank 2's an hour behind."""
     write_trace(tmp_path, 0, [slice_("on_0", NOON_US)])
     write_trace(tmp_path, 1, [slice_("on_1", NOON_US + 2e6 + 10.0)])
@@ -79,14 +76,14 @@ def test_clock_offsets_are_corrected(tmp_path: Path) -> None:
     assert at == {"on_0": 0.0, "on_1": 10.0, "late": 20.0}
 
 
-def test_a_base_keeps_the_nanoseconds(tmp_path: Path) -> None:
+def test_a_base_keeps_the_nanoseconds(tmp_path):
     write_trace(tmp_path, 0, [slice_("a", 10.001), slice_("b", 10.002)], baseTimeNanoseconds=NOON_US * 1000 + 1)
     write_trace(tmp_path, 1, [slice_("c", 20.0)], baseTimeNanoseconds=NOON_US * 1000)
     merge_traces(tmp_path)
     assert {name: event["ts"] for name, event in events_by_name(tmp_path).items()} == {"a": 0.0, "b": 0.001, "c": 9.998}
 
 
-def test_processes_are_separate_and_named(tmp_path: Path) -> None:
+def test_processes_are_separate_and_named(tmp_path):
     """Two ranks with the same process id, as in two containers; the first has a GPU, which counts as a process."""
     gpu = [fact("process_name", "python", 0), fact("process_labels", "GPU 0", 0), fact("process_sort_index", 4, 0)]
     gpu.append(slice_("kernel", NOON_US, pid=0))
@@ -104,7 +101,7 @@ def test_processes_are_separate_and_named(tmp_path: Path) -> None:
     assert not any("ts" in event for event in read_merged(tmp_path) if event["ph"] == "M")
 
 
-def test_arrows_stay_within_their_rank(tmp_path: Path) -> None:
+def test_arrows_stay_within_their_rank(tmp_path):
     for rank in (0, 1):
         begin, end = ({"ph": ph, "id": 12, "ts": NOON_US, "pid": 7, "tid": 1} for ph in "sf")
         bound = slice_(f"bound{rank}", NOON_US, bind_id="0x1f", id2={"global": 12})
@@ -132,7 +129,7 @@ def test_arrows_stay_within_their_rank(tmp_path: Path) -> None:
         gzip.compress(b"[]", mtime=0),
     ],
 )
-def test_a_broken_file_is_skipped_and_stays(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_file_is_skipped_and_stays(tmp_path, content):
     (tmp_path / "trace0.json.gz").write_bytes(content)
     assert merge_traces(tmp_path) == []
     assert os.listdir(tmp_path) == ["trace0.json.gz"]
@@ -142,7 +139,7 @@ def test_a_broken_file_is_skipped_and_stays(tmp_path: Path, content: bytes) -> N
     assert list(events_by_name(tmp_path)) == ["complete"]
 
 
-def test_other_files_are_ignored(tmp_path: Path) -> None:
+def test_other_files_are_ignored(tmp_path):
     names = [MERGED_TRACE_FILE, "trace0.json.gz.part", "trace0.json", "my_trace0.json.gz"]
     original = write_trace(tmp_path, 0, [slice_("a", NOON_US)])
     before = original.read_bytes()
@@ -153,10 +150,10 @@ def test_other_files_are_ignored(tmp_path: Path) -> None:
     assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} == dict.fromkeys(names, before)
 
 
-def test_a_full_folder_keeps_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_folder_keeps_its_files(tmp_path, monkeypatch):
     write_trace(tmp_path, 0, [slice_("a", NOON_US)])
 
-    def full(*_: Any) -> None:
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(trace_merge.os, "replace", full)
@@ -181,7 +178,7 @@ EVENTS = st.lists(
 
 
 @given(ranks=st.lists(EVENTS, min_size=1, max_size=3))
-def test_no_event_is_lost_or_changed(ranks: list[list[dict[str, Any]]]) -> None:
+def test_no_event_is_lost_or_changed(ranks):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for rank, events in enumerate(ranks):

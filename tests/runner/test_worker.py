@@ -1,22 +1,18 @@
 """The worker process: its placement, its record, its end."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import os
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from scalebench.core.errors import InputError
 from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import rank_record_path, read_rank_file
-from scalebench.core.spec import RunSpec, write_spec
+from scalebench.core.spec import write_spec
 from scalebench.measure.train_to_target import Diverged
 from scalebench.runner import worker
 from scalebench.runner.launchers.rank_environment import build_environment, find_free_ports
@@ -27,7 +23,7 @@ from tests.builders.runs import simulated_spec
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """Return a run's folder with its spec, with this process as rank 0, not pinned."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv("SCALEBENCH_PARENT_PID", raising=False)
@@ -36,13 +32,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def record_in(folder: Path, rank: int = 0) -> RankRecord:
+def record_in(folder, rank=0):
     record = read_rank_file(rank_record_path(folder, rank), RankRecord)
     assert record is not None
     return record
 
 
-def test_a_rank_that_succeeds_is_ok(folder: Path) -> None:
+def test_a_rank_that_succeeds_is_ok(folder):
     assert worker.main([str(folder)]) == 0
     record = record_in(folder)
     assert (record.status, record.reason, record.rank, record.pid) == ("ok", None, 0, os.getpid())
@@ -54,7 +50,7 @@ def test_a_rank_that_succeeds_is_ok(folder: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_a_rank_on_gpus_names_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_on_gpus_names_them(folder, monkeypatch):
     """Their numbers alone say nothing under CUDA_VISIBLE_DEVICES."""
     monkeypatch.setattr(worker.gpus, "name_visible_gpus", lambda devices: [f"card {device}" for device in devices])
     assert worker.main([str(folder)]) == 0 and record_in(folder).gpus == []
@@ -64,8 +60,8 @@ def test_a_rank_on_gpus_names_them(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert record_in(folder).gpus == [f"card {device}" for device in spec.places[0].devices] != []
 
 
-def body(error: BaseException) -> Any:
-    def raising(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> None:
+def body(error):
+    def raising(spec, strategy, record, progress):
         record.block_s = [0.5]
         raise error
 
@@ -109,9 +105,7 @@ def body(error: BaseException) -> Any:
         (KeyboardInterrupt(), "failed", "KeyboardInterrupt: KeyboardInterrupt"),
     ],
 )
-def test_a_failure_is_classified_and_recorded(
-    error: BaseException, status: str, reason: str | None, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_is_classified_and_recorded(error, status, reason, folder, capsys):
     assert run_rank(folder, body(error)) == 1
     record = record_in(folder)
     assert record.status == status and record.reason is not None and "\n" not in record.reason
@@ -126,10 +120,10 @@ def test_a_failure_is_classified_and_recorded(
 @pytest.mark.parametrize(
     ("error", "is_ok"), [(RuntimeError("CUDA out of memory. Tried to"), True), (Diverged("mse is nan"), False)]
 )
-def test_figures_outlive_a_failure_after_them(phase: str, error: Exception, is_ok: bool, folder: Path) -> None:
+def test_figures_outlive_a_failure_after_them(phase, error, is_ok, folder):
     """A model that trains sharded may not fit whole; a metric that is no number says that training went wrong."""
 
-    def fail_in_phase(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any) -> None:
+    def fail_in_phase(spec, strategy, record, progress):
         record.marks_s[phase] = time.time()
         raise error
 
@@ -139,7 +133,7 @@ def test_figures_outlive_a_failure_after_them(phase: str, error: Exception, is_o
     assert record.probe_failures == ({phase: "RuntimeError: CUDA out of memory. Tried to"} if is_ok else {})
 
 
-def test_a_strategy_that_cannot_be_created_fails_the_rank(folder: Path) -> None:
+def test_a_strategy_that_cannot_be_created_fails_the_rank(folder):
     spec = simulated_spec()
     spec.config.strategy.options = {"stepp_s": 1.0}
     write_spec(spec, folder)
@@ -149,11 +143,11 @@ def test_a_strategy_that_cannot_be_created_fails_the_rank(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_ranks_wait_for_each_other_before_they_end(gone: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_wait_for_each_other_before_they_end(gone, folder, monkeypatch):
     """A rank that exits too early can break the last collective of another; a peer that has exited is no failure."""
-    done: list[str] = []
+    done = []
 
-    def broadcast(self: Simulated, value: float) -> float:
+    def broadcast(self, value):
         done.append("broadcast")
         if gone:
             raise EOFError("the other has left")
@@ -166,12 +160,10 @@ def test_ranks_wait_for_each_other_before_they_end(gone: bool, folder: Path, mon
     assert record_in(folder).status == "ok"
 
 
-def test_a_failure_in_closing_is_a_failure_and_after_another_only_printed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_in_closing_is_a_failure_and_after_another_only_printed(folder, monkeypatch, capsys):
     closed = []
 
-    def close(self: Simulated) -> None:
+    def close(self):
         closed.append(rank_record_path(folder, 0).exists())
         raise RuntimeError("the group is broken")
 
@@ -184,7 +176,7 @@ def test_a_failure_in_closing_is_a_failure_and_after_another_only_printed(
     assert record_in(folder).reason == "RuntimeError: the group is broken"
 
 
-def test_a_worker_is_pinned_to_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_is_pinned_to_its_cores(monkeypatch):
     before = os.sched_getaffinity(0)
     try:
         worker.pin_to_cpus([min(before)])
@@ -195,7 +187,7 @@ def test_a_worker_is_pinned_to_its_cores(monkeypatch: pytest.MonkeyPatch) -> Non
         os.sched_setaffinity(0, before)
 
 
-def test_stacks_are_written_also_where_a_user_handles_sigusr1(tmp_path: Path) -> None:
+def test_stacks_are_written_also_where_a_user_handles_sigusr1(tmp_path):
     code = (
         "import os, signal\nfrom scalebench.runner.launchers.supervise import STACK_SIGNAL\n"
         "from scalebench.runner.worker import end_with_parent\nend_with_parent()\n"
@@ -207,7 +199,7 @@ def test_stacks_are_written_also_where_a_user_handles_sigusr1(tmp_path: Path) ->
     assert done.returncode == 0 and "in step_of_the_user" in done.stderr
 
 
-def environment(spec: RunSpec) -> dict[str, str]:
+def environment(spec):
     return build_environment(spec, "an id", 0, [f"127.0.0.1:{find_free_ports(1)[0]}"])
 
 
@@ -217,9 +209,7 @@ def environment(spec: RunSpec) -> dict[str, str]:
     ids=["a thread that never ends", "an abort by the interpreter's end"],
 )
 @pytest.mark.parametrize(("fault", "status"), [("raise", 1), ("none", 0)])
-def test_the_clean_up_of_the_interpreter_does_not_affect_a_worker(
-    trap: str, fault: str, status: int, tmp_path: Path
-) -> None:
+def test_the_clean_up_of_the_interpreter_does_not_affect_a_worker(trap, fault, status, tmp_path):
     (tmp_path / "stuck.py").write_text(
         f"import atexit, os, runpy, sys, threading\n{trap}\nprint('said', end='')\n"
         "runpy.run_module('scalebench.runner.worker', run_name='__main__')\n"
@@ -234,7 +224,7 @@ def test_the_clean_up_of_the_interpreter_does_not_affect_a_worker(
     assert record_in(tmp_path).status == ("ok" if status == 0 else "failed")
 
 
-def test_a_worker_ends_whose_parent_is_gone_at_its_start(tmp_path: Path) -> None:
+def test_a_worker_ends_whose_parent_is_gone_at_its_start(tmp_path):
     """Its parent is another process than the variable names."""
     write_spec(spec := simulated_spec(options={"setup_s": 600.0}), tmp_path)
     variables = environment(spec) | {"SCALEBENCH_PARENT_PID": "1"}
@@ -245,7 +235,7 @@ def test_a_worker_ends_whose_parent_is_gone_at_its_start(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def service_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def service_folder(folder, monkeypatch):
     """Return a folder in which this process is rank 1, which serves the chief."""
     monkeypatch.setenv("RANK", "1")
     spec = simulated_spec(gpus=2)
@@ -254,7 +244,7 @@ def service_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_service_leaves_no_record_and_exits_with_1(service_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_leaves_no_record_and_exits_with_1(service_folder, monkeypatch):
     served = []
     monkeypatch.setattr(Simulated, "serve", lambda self: served.append(self.place.role))
     assert run_rank(service_folder, lambda *parts: pytest.fail("a service has no body")) == 1
@@ -262,7 +252,7 @@ def test_a_service_leaves_no_record_and_exits_with_1(service_folder: Path, monke
     assert not list(service_folder.glob("rank*.json")) and not list(service_folder.glob("progress*"))
 
 
-def test_a_service_that_fails_leaves_a_record(service_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_service_that_fails_leaves_a_record(service_folder, capsys):
     assert worker.main([str(service_folder)]) == 1
     record = record_in(service_folder, 1)
     reason = "simulated has no process that serves others"

@@ -1,17 +1,14 @@
 """Synthetic samples, and trainings with a learning rate for each step and evaluations in between."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
-from scalebench.core.spec import RunSpec, StopSpec
+from scalebench.core.spec import StopSpec
 from scalebench.workloads.learning_rate import LearningRateSchedule
-from scalebench.workloads.source import Source
 
 
-def make_features(count: int) -> tuple[np.ndarray, np.ndarray]:
+def make_features(count):
     """Return (inputs, targets) that a network can learn from: the targets are features of the inputs."""
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(count, 200, 3)).astype(np.float32)
@@ -25,7 +22,7 @@ def pairs_of_curves(size, seed):
     return (curves[0], curves[1]), curves.mean((0, 2))[:, :2]
 
 
-def make_images(count: int, classes: int = 10, side: int = 32) -> tuple[np.ndarray, np.ndarray]:
+def make_images(count, classes=10, side=32):
     """Return square images with 3 channels and their labels, which determine the brightness."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, classes, count)
@@ -33,7 +30,7 @@ def make_images(count: int, classes: int = 10, side: int = 32) -> tuple[np.ndarr
     return images.astype(np.uint8), labels
 
 
-def scheduled_rates(spec: RunSpec, steps: int, steps_per_epoch: int) -> list[float]:
+def scheduled_rates(spec, steps, steps_per_epoch):
     """Return the learning rate of each step with a warm-up of one epoch and a cosine decay to 0."""
     train = dataclasses.replace(spec.config.train, schedule="cosine", warmup_epochs=1.0, stop=StopSpec(steps=steps))
     rates = LearningRateSchedule(train, spec.learning_rate, steps_per_epoch)
@@ -68,29 +65,29 @@ class RecordedTraining:
 
     def __init__(
         self,
-        strategy: Any,
-        batches: Iterable[Any],
-        steps: int,
-        rates: Sequence[float] = (),
-        evaluate_after: Collection[int] = (),
-        validation: Source | None = None,
+        strategy,
+        batches,
+        steps,
+        rates=(),
+        evaluate_after=(),
+        validation=None,
     ):
         """`rates`: the learning rate of each step, by default the strategy's. `evaluate_after`: numbers of steps after
         which to evaluate on `validation`."""
         self._strategy, self._batches, self._steps = strategy, batches, steps
         self._rates, self._evaluate_after, self._validation = rates, evaluate_after, validation
-        self.losses: list[float] = []
-        self.sums: list[float] = []
-        self.metrics: dict[int, dict[str, float]] = {}
+        self.losses = []
+        self.sums = []
+        self.metrics = {}
         self._set_rate()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         for batch in self._batches:
             yield batch
             if len(self.losses) == self._steps:
                 return
 
-    def done(self, part: Any) -> bool:
+    def done(self, part):
         self.sums.append(float(part.loss_sum))
         self.losses.append(self.sums[-1] / part.samples)
         finished = len(self.losses)
@@ -105,7 +102,7 @@ class RecordedTraining:
             self._strategy.set_learning_rate(self._rates[len(self.losses)])
 
 
-def run_training(strategy: Any, source: Source, steps: int, **settings: Any) -> RecordedTraining:
+def run_training(strategy, source, steps, **settings):
     """Train some steps and return what was recorded; `settings` are those of RecordedTraining."""
     training = RecordedTraining(strategy, strategy.feed(source), steps, **settings)
     strategy.train(training)

@@ -2,15 +2,15 @@
 
 import pytest
 
-from scalebench.strategies.base import GroupSum, NotMeasured, create_on_all_ranks, not_measured_if_unsupported
+from scalebench.strategies.base import NotMeasured, create_on_all_ranks, not_measured_if_unsupported
 
 
-def with_others(failed: float) -> GroupSum:
+def with_others(failed):
     """Sums over ranks of which so many others failed."""
     return lambda values: [values[0] + failed]
 
 
-def fails() -> int:
+def fails():
     raise MemoryError
 
 

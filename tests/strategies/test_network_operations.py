@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 
 from scalebench.strategies.tensorflow import model as tensorflow_model
 from scalebench.strategies.torch import model as torch_model
-from scalebench.workloads.network import Network, Node
+from scalebench.workloads.network import Network
 
 SHAPES = {1: (11, 3), 2: (9, 12, 3)}  # positions, channels; height, width, channels
 # In TensorFlow only images lie in memory one way or the other.
@@ -36,7 +36,7 @@ class Model(NamedTuple):
     read: Callable[[], dict[str, np.ndarray]]
 
 
-def build(framework: str, net: Network, **settings: Any) -> Model:
+def build(framework, net, **settings):
     rng = np.random.default_rng(0)
     arrays = {a.name: rng.normal(size=a.shape).astype(np.float32) for a in net.arrays}
     arrays = {k: np.abs(v) + 0.5 if k.endswith("variance") else v for k, v in arrays.items()}
@@ -45,7 +45,7 @@ def build(framework: str, net: Network, **settings: Any) -> Model:
     return Model(run, arrays, partial(read, statistics=True))
 
 
-def run_in_torch(net: Network, arrays: dict[str, np.ndarray], **settings: Any) -> tuple[Any, Any]:
+def run_in_torch(net, arrays, **settings):
     made = torch_model.NetworkModule(net, **settings)
     torch_model.load_weights(made, arrays)
 
@@ -56,7 +56,7 @@ def run_in_torch(net: Network, arrays: dict[str, np.ndarray], **settings: Any) -
     return run, partial(torch_model.read_weights, made)
 
 
-def run_in_tensorflow(net: Network, arrays: dict[str, np.ndarray], **settings: Any) -> tuple[Any, Any]:
+def run_in_tensorflow(net, arrays, **settings):
     made = tensorflow_model.NetworkModel(net, arrays, **settings)
 
     def run(inputs, training=False):
@@ -68,11 +68,11 @@ def run_in_tensorflow(net: Network, arrays: dict[str, np.ndarray], **settings: A
     return run, partial(tensorflow_model.read_weights, made)
 
 
-def random_floats(shape: tuple[int, ...], samples: int = 2) -> np.ndarray:
+def random_floats(shape, samples=2):
     return np.random.default_rng(1).normal(size=(samples, *shape)).astype(np.float32)
 
 
-def windows(x: np.ndarray, node: Node, window: tuple[int, ...], fill: float) -> np.ndarray:
+def windows(x, node, window, fill):
     """(samples, ...positions, channels, ...window) of the padded inputs."""
     padded = np.pad(x, [(0, 0), *node.settings["pads"], (0, 0)], constant_values=fill)
     axes = tuple(range(1, x.ndim - 1))

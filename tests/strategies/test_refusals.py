@@ -7,7 +7,6 @@ import pytest
 
 from scalebench.config import resolve, support
 from scalebench.config.compose import compose_config
-from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals, registry
 from tests.conftest import ROOT
 
@@ -54,7 +53,7 @@ REFUSED = [
 ]
 
 
-def plan(overrides: str, monkeypatch: pytest.MonkeyPatch) -> RunSpec:
+def plan(overrides, monkeypatch):
     """The run as the plan has it, on a machine that lacks nothing for it."""
     monkeypatch.setattr(support, "find_unsupported_reasons", lambda *arguments: [])
     return resolve.resolve(compose_config(["hardware=cpu", *overrides.split()]))

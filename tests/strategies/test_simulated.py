@@ -27,7 +27,7 @@ BATCH = SimpleNamespace(samples=10)
 @pytest.fixture
 def slept(monkeypatch):
     """What was slept, without sleeping; a wait of 0 is none."""
-    times: list[float] = []
+    times = []
     monkeypatch.setattr(simulated, "time", SimpleNamespace(sleep=lambda s: times.append(s) if s else None))
     return times
 
@@ -139,7 +139,7 @@ def test_a_broadcast_returns_rank_0s_value(gpus, meet):
 
 
 def test_a_broadcast_is_a_barrier(meet):
-    arrived: list[int] = []
+    arrived = []
 
     def work(strategy):
         time.sleep(0.1 * strategy.place.rank)

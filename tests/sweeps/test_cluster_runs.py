@@ -1,16 +1,13 @@
 """Runs that are jobs of a scheduler, from the command line: submitted together, adopted, detached or cancelled."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
 import re
 import select
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +16,7 @@ import scalebench.runner.jobs
 from scalebench import __main__ as program
 from scalebench.core import process
 from scalebench.core.errors import InputError
-from scalebench.core.spec import RunSpec, write_spec
+from scalebench.core.spec import write_spec
 from scalebench.runner.collect import RunOutcome
 from scalebench.runner.jobs import JobRequest, QueueState, outcome
 from scalebench.runner.parent import run_spec
@@ -46,18 +43,18 @@ class LocalCluster:
     limits: list[int | None]
     cancelled: int
 
-    def __init__(self, slurm: Any, max_jobs: int | None, on_change: Any, submit: Any) -> None:
+    def __init__(self, slurm, max_jobs, on_change, submit):
         LocalCluster.limits.append(max_jobs)
         self.unfinished, self._on_change = 0, on_change
 
-    def follow(self, requests: Sequence[JobRequest], submission: Submission | None = None) -> Iterator[Any]:
+    def follow(self, requests, submission=None):
         LocalCluster.seen += requests
         self._left, self._yielded = list(requests), 0
         self.unfinished = len(requests)
         self._on_change(QueueState(0, len(requests), "Priority", (), 0))
         return iter(self._next, None)
 
-    def _next(self) -> Any:
+    def _next(self):
         if not self._left:
             return None
         if self._yielded == LocalCluster.interrupt_after or process.cancelled.is_set():
@@ -69,18 +66,18 @@ class LocalCluster:
             return request, outcome.write_result_for(request, RunOutcome("cancelled", "cancelled"))
         return request, run_spec(without_nodes(request.spec), request.folder)
 
-    def cancel(self) -> None:
+    def cancel(self):
         LocalCluster.cancelled += 1
 
 
-def without_nodes(spec: RunSpec) -> RunSpec:
+def without_nodes(spec):
     """The same run by processes of this machine."""
     hardware = dataclasses.replace(spec.config.hardware, scheduler="none")
     return dataclasses.replace(spec, config=dataclasses.replace(spec.config, hardware=hardware))
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
+def call(capsys, monkeypatch, tmp_path):
     """The program with these words on a machine with a cluster: status, output, errors."""
     LocalCluster.seen, LocalCluster.limits, LocalCluster.cancelled, LocalCluster.interrupt_after = [], [], 0, None
     LocalCluster.sign = signal.SIGINT
@@ -89,7 +86,7 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "bin" / "sbatch").chmod(0o755)
 
-    def called(*words: str) -> tuple[int, str, str]:
+    def called(*words):
         status = program.main([*WORDS, f"hardware.slurm.bin={tmp_path}/bin", *words])
         out, err = capsys.readouterr()
         return status, out, err
@@ -97,11 +94,11 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     return called
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, word: str) -> list[int]:
+def answer(monkeypatch, word):
     """Answer the question at Ctrl-C like a user at a terminal; return the numbers of jobs in the questions."""
-    questions: list[int] = []
+    questions = []
 
-    def confirm_cancel(self: Console, jobs: int, ask: bool) -> bool:
+    def confirm_cancel(self, jobs, ask):
         questions.append(jobs)
         return word == "y"
 
@@ -109,7 +106,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, word: str) -> list[int]:
     return questions
 
 
-def test_a_sweep_is_submitted_whole_and_ends_with_its_table(call: Call) -> None:
+def test_a_sweep_is_submitted_whole_and_ends_with_its_table(call):
     status, out, err = call("--multirun", "gpus=1,2,4", "hydra.sweep.dir=s", "hardware.max_jobs=2")
     assert (status, err) == (0, "")
     assert [(run.spec.gpus, run.spec.nodes) for run in LocalCluster.seen] == [(1, 1), (2, 1), (4, 2)]
@@ -125,10 +122,10 @@ def test_a_sweep_is_submitted_whole_and_ends_with_its_table(call: Call) -> None:
 ONE_JOB = ("--multirun", "gpus=1,4", "hydra.sweep.dir=s", "baseline=none", "hardware.slurm.one_job=true")
 
 
-def test_a_sweep_that_is_one_job_is_submitted_once_and_followed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs: list[tuple[list[RunSpec], Path, list[str]]] = []
+def test_a_sweep_that_is_one_job_is_submitted_once_and_followed(call, monkeypatch):
+    jobs = []
 
-    def submit(specs: list[RunSpec], folder: Path, arguments: list[str], estimates_s: list[float]) -> Submission:
+    def submit(specs, folder, arguments, estimates_s):
         jobs.append((specs, folder, arguments))
         write_submission(Submission("7", 0.0), folder)
         return Submission("7", 0.0)
@@ -156,11 +153,11 @@ def test_a_sweep_that_is_one_job_is_submitted_once_and_followed(call: Call, monk
     assert len(jobs) == 1
 
 
-def at_once(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, list[str]]]:
+def at_once(monkeypatch):
     """Have jobs that do a sweep submitted; return the files of each run of the sweep at that time."""
-    seen: list[dict[str, list[str]]] = []
+    seen = []
 
-    def submit(specs: list[RunSpec], folder: Path, arguments: list[str], estimates_s: list[float]) -> Submission:
+    def submit(specs, folder, arguments, estimates_s):
         seen.append({path.name: sorted(os.listdir(path)) for path in folder.glob("[0-9]*")})
         return Submission("7", 0.0)
 
@@ -169,9 +166,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, list[str]]]:
     return seen
 
 
-def test_the_job_of_a_resumed_sweep_finds_no_result_that_would_be_taken_for_its_own(
-    call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_job_of_a_resumed_sweep_finds_no_result_that_would_be_taken_for_its_own(call, monkeypatch):
     """It numbers its runs as the program does that follows it, also where the arguments are others."""
     seen = at_once(monkeypatch)
     assert call(*ONE_JOB, "strategy.options.fault=raise")[0] == 1
@@ -181,7 +176,7 @@ def test_the_job_of_a_resumed_sweep_finds_no_result_that_would_be_taken_for_its_
 
 
 @pytest.mark.parametrize(("strict", "expected"), [("false", 0), ("true", 1)])
-def test_one_job_is_strict_too(call: Call, monkeypatch: pytest.MonkeyPatch, strict: str, expected: int) -> None:
+def test_one_job_is_strict_too(call, monkeypatch, strict, expected):
     at_once(monkeypatch)
     words = ("gpus=1,64", "train.batch_per_device=4", f"strict={strict}")
     status, out, _ = call(*ONE_JOB, *words)
@@ -196,21 +191,21 @@ def test_one_job_is_strict_too(call: Call, monkeypatch: pytest.MonkeyPatch, stri
         ((*ONE_JOB[:-1], "measure.order=rounds"), "each run is a job of its own; set hardware.slurm.one_job=true"),
     ],
 )
-def test_what_one_job_cannot_do(words: tuple[str, ...], reason: str, call: Call) -> None:
+def test_what_one_job_cannot_do(words, reason, call):
     for more in ([], ["dry_run=true"]):
         status, _, err = call(*words, *more)
         assert status == 2 and reason in err and err.count("\n") == 1
     assert not LocalCluster.seen
 
 
-def test_a_single_run_is_a_job_too(call: Call) -> None:
+def test_a_single_run_is_a_job_too(call):
     status, out, _ = call("gpus=3", "hydra.run.dir=r")
     assert status == 0 and [run.folder for run in LocalCluster.seen] == [Path("r").absolute()]
     assert "testcluster" in out
 
 
 @pytest.mark.slow
-def test_only_runs_that_fit_the_cluster_are_submitted(call: Call) -> None:
+def test_only_runs_that_fit_the_cluster_are_submitted(call):
     """Those of this machine follow."""
     words = ("hardware=cpu,testcluster", "gpus=1,64", "train.batch_per_device=4", "baseline=none")
     status, out, _ = call("--multirun", *words, "hydra.sweep.dir=s")
@@ -220,7 +215,7 @@ def test_only_runs_that_fit_the_cluster_are_submitted(call: Call) -> None:
 
 
 @pytest.mark.slow
-def test_resume_keeps_successful_runs_and_adopts_running_jobs(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_keeps_successful_runs_and_adopts_running_jobs(call, monkeypatch):
     """The first sweep's program was killed while the job of gpus=2 ran in its folder."""
     call("--multirun", "gpus=1", "hydra.sweep.dir=m/one")
     running = Path("m/killed/0").absolute()
@@ -240,7 +235,7 @@ def test_resume_keeps_successful_runs_and_adopts_running_jobs(call: Call, monkey
 
 
 @pytest.mark.slow
-def test_cancelled_at_ctrl_c(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_at_ctrl_c(call, monkeypatch):
     """The user decides once; finished runs stay, the others are recorded as cancelled, and all are reported."""
     questions = answer(monkeypatch, "y")
     LocalCluster.interrupt_after = 1
@@ -252,12 +247,12 @@ def test_cancelled_at_ctrl_c(call: Call, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_a_result_is_handled(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_a_result_is_handled(call, monkeypatch):
     """It takes effect afterwards, and asks as always: no job keeps running unnoticed."""
     questions = answer(monkeypatch, "y")
     come = iter([True])
 
-    def run_job(**words: Any) -> Any:
+    def run_job(**words):
         if next(come, False):
             os.kill(os.getpid(), signal.SIGINT)
         return real(**words)
@@ -272,9 +267,7 @@ def test_ctrl_c_while_a_result_is_handled(call: Call, monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sign", "questions"), [(signal.SIGINT, [2]), (signal.SIGHUP, [])])
-def test_the_user_detaches_at_ctrl_c_or_is_gone(
-    call: Call, monkeypatch: pytest.MonkeyPatch, sign: signal.Signals, questions: list[int]
-) -> None:
+def test_the_user_detaches_at_ctrl_c_or_is_gone(call, monkeypatch, sign, questions):
     """The jobs keep running, and their folders are not touched."""
     asked = answer(monkeypatch, "n")
     LocalCluster.interrupt_after, LocalCluster.sign = 1, sign
@@ -288,17 +281,17 @@ def test_the_user_detaches_at_ctrl_c_or_is_gone(
 class InspectingSelect:
     """Replaces the module `select`, to inspect the terminal while an answer is awaited."""
 
-    def __init__(self, inspect: Callable[[], Any]) -> None:
+    def __init__(self, inspect):
         self._inspect = inspect
 
-    def select(self, *words: Any) -> Any:
+    def select(self, *words):
         self._inspect()
         return select.select(*words)
 
 
 @pytest.mark.parametrize(("answer", "cancels"), [("", True), ("y", True), ("n", False), (" No ", False)])
-def test_the_answer_decides(monkeypatch: pytest.MonkeyPatch, answer: str, cancels: bool) -> None:
-    console, questions = Console(), []  # type: ignore[var-annotated]
+def test_the_answer_decides(monkeypatch, answer, cancels):
+    console, questions = Console(), []
     assert console.confirm_cancel(3, ask=False) and console.confirm_cancel(3, ask=True), "there is no terminal here"
     monkeypatch.setattr(console_module, "_read_answer", lambda question: questions.append(question) or answer)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
@@ -308,7 +301,7 @@ def test_the_answer_decides(monkeypatch: pytest.MonkeyPatch, answer: str, cancel
     assert console.confirm_cancel(0, ask=True) and len(questions) == 1, "without jobs there is no question"
 
 
-def test_the_question_is_not_overwritten(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_question_is_not_overwritten(monkeypatch, capsys):
     """What is typed is read up to the end of the line, and the progress line is not written over it."""
     window, terminal = os.openpty()
     with os.fdopen(window, "wb", buffering=0) as keys, os.fdopen(terminal) as stdin:
@@ -319,13 +312,13 @@ def test_the_question_is_not_overwritten(monkeypatch: pytest.MonkeyPatch, capsys
             line = console._queue_status._live
             keys.write(b"n\n")
             monkeypatch.setattr(console_module, "select", InspectingSelect(lambda: seen.append(line.is_started)))
-            seen: list[bool] = []
+            seen = []
             assert not console.confirm_cancel(2, ask=True) and seen == [False] and line.is_started
         assert not line.is_started and console._queue_status is None
     assert "cancel all 2 jobs? Otherwise they keep running [Y/n] " in capsys.readouterr().out
 
 
-def test_clusters_are_not_mixed(tmp_path: Path) -> None:
+def test_clusters_are_not_mixed(tmp_path):
     requests = [JobRequest(number, simulated_spec(), tmp_path / str(number)) for number in range(2)]
     requests[1].spec.config.hardware.slurm.bin = "/opt/other/bin"
     with pytest.raises(InputError, match=r"hardware.slurm.bin differs between the runs of one sweep; "):
@@ -333,12 +326,12 @@ def test_clusters_are_not_mixed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dry", ["true", "false"])
-def test_jobs_have_no_time_limit_of_the_sweep(call: Call, dry: str) -> None:
+def test_jobs_have_no_time_limit_of_the_sweep(call, dry):
     status, _, err = call("--multirun", "gpus=1", "hydra.sweep.dir=s", "sweep.max_minutes=5", f"dry_run={dry}")
     assert (status, LocalCluster.seen) == (2, []) and "hardware.slurm.time_minutes limits each job" in err
 
 
-def test_a_dry_run_prints_the_script_and_submits_nothing(call: Call) -> None:
+def test_a_dry_run_prints_the_script_and_submits_nothing(call):
     status, out, _ = call("gpus=4", "dry_run=true")
     assert (status, LocalCluster.seen) == (0, [])
     assert table_rows(out) == {"simulated gpus=4": ["1", "2", "2", "1", "-", "10"]}
@@ -350,13 +343,13 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(call: Call) -> None:
     assert "srun --nodes=2 --ntasks=4 --ntasks-per-node=2" in out and not Path("multirun").exists()
 
 
-def table_rows(out: str) -> dict[str, list[str]]:
+def table_rows(out):
     """Return the numbers of each row of the table of jobs, by its run."""
     rows = [re.split(r"\s{2,}", line.strip()) for line in out.splitlines() if "gpus=" in line]
     return {cells[0]: cells[1:] for cells in rows if len(cells) == 7}
 
 
-def test_the_plan_of_a_sweep_is_one_table_and_the_script_of_the_largest_job(call: Call) -> None:
+def test_the_plan_of_a_sweep_is_one_table_and_the_script_of_the_largest_job(call):
     words = ["strategy=simulated,bare_torch", "gpus=1,4", "measure.repeats=2", "hydra.sweep.dir=s", "baseline=none"]
     status, out, _ = call("--multirun", *words, "dry_run=true")
     assert (status, LocalCluster.seen) == (0, [])
@@ -375,9 +368,7 @@ def test_the_plan_of_a_sweep_is_one_table_and_the_script_of_the_largest_job(call
 
 
 @pytest.mark.parametrize(("words", "marks"), [([], ["0"]), (["hardware.slurm.one_job=true"], ["s"])])
-def test_a_plan_needs_neither_slurm_nor_the_packages_of_the_cluster(
-    call: Call, words: list[str], marks: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_needs_neither_slurm_nor_the_packages_of_the_cluster(call, words, marks, monkeypatch):
     monkeypatch.setattr("scalebench.strategies.registry.missing_packages", list)
     on_alpha = ["hardware=alpha", "hardware.slurm.bin=/nowhere", "dataset.size=5000"]
     sweep = [*on_alpha, "strategy=ddp_nccl", "gpus=16", "baseline=none", *words]
@@ -392,14 +383,14 @@ def test_a_plan_needs_neither_slurm_nor_the_packages_of_the_cluster(
     assert "hardware=alpha is another machine" in out + err
 
 
-def test_a_plan_that_cannot_happen_has_no_script(call: Call) -> None:
+def test_a_plan_that_cannot_happen_has_no_script(call):
     """One process drives the devices of one node: a script for two of them would contradict itself."""
     status, out, _ = call("hardware=alpha", "strategy=mirrored", "gpus=16", "dry_run=true", "dataset.size=5000")
     assert status == 0 and "unsupported: mirrored has one process for all devices, which are on 2 nodes" in out
     assert "#SBATCH" not in out and table_rows(out) == {}
 
 
-def test_a_running_job_keeps_its_folder(tmp_path: Path) -> None:
+def test_a_running_job_keeps_its_folder(tmp_path):
     """Where two runs of a sweep are swapped, the result of one job would be copied over the other."""
     first, second = (JobRequest(number, simulated_spec(seed=number), tmp_path / str(number)) for number in (0, 1))
     key_first, key_second = ((run.spec.fingerprint, 0) for run in (first, second))
@@ -413,7 +404,7 @@ def test_a_running_job_keeps_its_folder(tmp_path: Path) -> None:
     assert cluster_runs._adopt_running_jobs([first], {key_first: elsewhere})[0].folder == elsewhere
 
 
-def test_the_plan_of_a_resumed_sweep_has_jobs_for_the_other_runs(call: Call) -> None:
+def test_the_plan_of_a_resumed_sweep_has_jobs_for_the_other_runs(call):
     words = ("--multirun", "hydra.sweep.dir=s", "baseline=none")
     assert call(*words, "gpus=1")[0] == 0
     status, out, _ = call(*words, "gpus=1,4", "resume=true", "dry_run=true")

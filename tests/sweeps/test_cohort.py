@@ -1,7 +1,5 @@
 """Cohorts of real processes: rounds, faults of single members, and their end with the program."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess
@@ -11,7 +9,6 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -19,44 +16,43 @@ import pytest
 from scalebench.core import process
 from scalebench.core.json_files import read_json
 from scalebench.core.machine.gpus import GpuRoom
-from scalebench.core.result import Result, read_result
-from scalebench.core.spec import RunSpec
+from scalebench.core.result import read_result
 from scalebench.runner.turns import FolderWatch, Turns
-from scalebench.sweeps.cohort import PROCESS_BYTES, Cohort, CohortProgress, CohortRun, Member
+from scalebench.sweeps.cohort import PROCESS_BYTES, Cohort, CohortRun
 from scalebench.workloads import datasets
 from tests.builders.runs import find_run_processes, simulated_spec, wait_until
 
-SETTINGS: dict[str, Any] = {
+SETTINGS = {
     "slot_s": 0.05, "min_s": 0.4, "max_s": 0.6, "block_s": 0.004, "warmup_steps": 5, "probes": False, "target": 0.5,
     "hang_s": 20.0, "monitor": False,
 }  # fmt: skip
 
 
-def simulated(gpus: int = 1, measure: dict[str, Any] | None = None, **options: Any) -> RunSpec:
+def simulated(gpus=1, measure=None, **options):
     spec = simulated_spec(gpus, measure=SETTINGS | (measure or {}), options={"step_s": 0.001} | options)
     datasets.prepare(spec.config)
     return spec
 
 
-def run_cohort(specs: list[RunSpec], folder: Path, on_progress: Any = lambda progress: None) -> dict[int, Result]:
+def run_cohort(specs, folder, on_progress=lambda progress: None):
     cohort = Cohort([CohortRun(n, spec, folder / str(n)) for n, spec in enumerate(specs)], on_progress)
     return dict(cohort.run())
 
 
-def turn_number(folder: Path) -> int:
+def turn_number(folder):
     try:
         return int(read_json(folder / "turn.json")["number"])
     except (OSError, ValueError):
         return 0
 
 
-def test_runs_take_turns_and_measure_what_they_measure_by_themselves(tmp_path: Path) -> None:
-    seen: list[CohortProgress] = []
+def test_runs_take_turns_and_measure_what_they_measure_by_themselves(tmp_path):
+    seen = []
     specs = [simulated(1), simulated(2), simulated(2, step_s=0.002, setup_s=0.1), simulated(1, warmup_steps=3)]
     results = run_cohort(specs, tmp_path, seen.append)
     assert [result.status for result in results.values()] == ["ok"] * 4
     assert len({result.cohort for result in results.values()}) == 1
-    spans: list[tuple[float, float, int]] = []
+    spans = []
     for number, result in results.items():
         first, *others = result.ranks
         assert all(rank.block_rounds == first.block_rounds for rank in others), "ranks parked at different steps"
@@ -79,7 +75,7 @@ def test_runs_take_turns_and_measure_what_they_measure_by_themselves(tmp_path: P
     assert any(progress.leader and progress.ratio for progress in seen)
 
 
-def test_rounds_in_which_other_programs_take_the_cores_are_known(tmp_path: Path) -> None:
+def test_rounds_in_which_other_programs_take_the_cores_are_known(tmp_path):
     burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
     try:
         results = run_cohort([simulated(1), simulated(2)], tmp_path)
@@ -94,13 +90,11 @@ def test_rounds_in_which_other_programs_take_the_cores_are_known(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("every", "undisturbed"), [(4, 8), (1000, 0)])
-def test_a_repeat_goes_on_until_a_few_rounds_were_undisturbed(
-    every: int, undisturbed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repeat_goes_on_until_a_few_rounds_were_undisturbed(every, undisturbed, tmp_path, monkeypatch):
     """It takes at most the time of all repeats for them, and no longer than its share where there are none."""
-    slots: Counter[Turns] = Counter()
+    slots = Counter()
 
-    def is_disturbed(turns: Turns, *_: object) -> bool:
+    def is_disturbed(turns, *_):
         slots[turns] += 1
         return slots[turns] % every > 0
 
@@ -117,7 +111,7 @@ def test_a_repeat_goes_on_until_a_few_rounds_were_undisturbed(
 @pytest.mark.parametrize(
     "fault", ["kill", "stop", "oom", *(pytest.param(name, marks=pytest.mark.slow) for name in ("raise", "exit"))]
 )
-def test_a_fault_ends_its_run_alone(fault: str, tmp_path: Path) -> None:
+def test_a_fault_ends_its_run_alone(fault, tmp_path):
     expected = "timeout" if fault == "stop" else "failed"
     long = {"target": 1e-6, "max_s": 2.0}  # the fault comes within it, after the warm-up, however busy the machine is
     faulty = simulated(2, {"hang_s": 5.0} | long, fault=fault, fault_rank=1, fault_step=60)
@@ -130,7 +124,7 @@ def test_a_fault_ends_its_run_alone(fault: str, tmp_path: Path) -> None:
         assert "rank 1" in (results[1].reason or "")
 
 
-def test_a_run_that_cannot_be_stopped_is_left_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_cannot_be_stopped_is_left_for_later(tmp_path, monkeypatch):
     park = Turns.park
     monkeypatch.setattr(Turns, "park", lambda self: park(self) and self._folder.name != "1")
     specs = [simulated(1), simulated(2), simulated(2)]
@@ -141,7 +135,7 @@ def test_a_run_that_cannot_be_stopped_is_left_for_later(tmp_path: Path, monkeypa
     assert not find_run_processes(tmp_path / "1")
 
 
-def test_a_cohort_grows_only_as_far_as_there_is_memory(tmp_path: Path) -> None:
+def test_a_cohort_grows_only_as_far_as_there_is_memory(tmp_path):
     """On this machine: two small runs, and one whose processes would need more memory than it has."""
     small, large = simulated(1), simulated(2)
     count = psutil.virtual_memory().total // PROCESS_BYTES["none"] + 1
@@ -163,15 +157,15 @@ GIB = 2**30
         ([None, None], None, True),  # NVML does not say it
     ],
 )
-def test_a_cohort_grows_only_as_far_as_the_gpus_allow(free: list[int | None], mode: str | None, fits: bool) -> None:
+def test_a_cohort_grows_only_as_far_as_the_gpus_allow(free, mode, fits):
     cohort = Cohort([CohortRun(0, simulated(1), Path("unused"))], lambda progress: None)
     rooms = [[GpuRoom(None if each is None else each * GIB, 80 * GIB, mode)] for each in free]
     assert cohort._fits_on_gpus(rooms) is fits
     assert cohort._fits_on_gpus([[] for _ in free]), "no GPU"
 
 
-def test_cancelling_ends_all_runs_with_a_result(tmp_path: Path) -> None:
-    def cancel() -> None:
+def test_cancelling_ends_all_runs_with_a_result(tmp_path):
+    def cancel():
         wait_until(lambda: turn_number(tmp_path / "1") >= 2)
         process.cancelled.set()
 
@@ -191,7 +185,7 @@ class IdleCohort(Cohort):
 
     used_s = -1.0
 
-    def _do_rounds(self, members: list[Member]) -> None:
+    def _do_rounds(self, members):
         processes = [psutil.Process(pid) for member in members for pid in find_run_processes(member.folder)]
         ranks = [each for each in processes if "scalebench.measure.monitor" not in each.cmdline()]
         assert [rank.status() for rank in ranks] == ["stopped"] * 3
@@ -201,11 +195,11 @@ class IdleCohort(Cohort):
         super()._do_rounds(members)
 
     @staticmethod
-    def cpu_s(processes: list[psutil.Process]) -> float:
+    def cpu_s(processes):
         return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
-def test_a_report_that_is_renamed_into_the_folder_ends_a_wait(tmp_path: Path) -> None:
+def test_a_report_that_is_renamed_into_the_folder_ends_a_wait(tmp_path):
     """Before the next look that is due without it; what came before `clear` does not count."""
     watch = FolderWatch(tmp_path)
     (tmp_path / "early").touch()
@@ -221,7 +215,7 @@ def test_a_report_that_is_renamed_into_the_folder_ends_a_wait(tmp_path: Path) ->
     assert time.monotonic() - begin_s < 30.0
 
 
-def test_parked_runs_use_no_processor_time(tmp_path: Path) -> None:
+def test_parked_runs_use_no_processor_time(tmp_path):
     specs = [simulated(1, {"monitor": True}), simulated(2)]
     runs = [CohortRun(n, spec, tmp_path / str(n)) for n, spec in enumerate(specs)]
     cohort = IdleCohort(runs, lambda progress: None)

@@ -1,12 +1,9 @@
 """Terminal output while runs go on, and below a sweep."""
 
-from __future__ import annotations
-
 import io
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console as RichConsole
@@ -26,24 +23,24 @@ from tests.builders.runs import rank, record, simulated_spec
 from tests.builders.sweeps import training_run
 
 
-def terminal_console() -> Console:
+def terminal_console():
     console = Console()
     console._rich = RichConsole(file=io.StringIO(), force_terminal=True, width=150, highlight=False, color_system=None)
     return console
 
 
-def read_output(console: Console) -> str:
+def read_output(console):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.rich.file.getvalue())
 
 
-def test_lines_are_neither_broken_nor_markup(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_are_neither_broken_nor_markup(capsys):
     line = "[bold]" + "a b " * 100 + "[/nothing]"
     Console().print_line(line)
     Console().print_error("a\nb   [red]c")
     assert capsys.readouterr() == (line + "\n", "scalebench: a b [red]c\n")
 
 
-def test_a_pause_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pause_is_one_line(capsys):
     with Console().show_pause(2.5):
         pass
     assert capsys.readouterr().out == "cooling down for 2.5 s ...\n"
@@ -54,7 +51,7 @@ def test_a_pause_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_exceptions_pass_through_an_activity_line(terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exceptions_pass_through_an_activity_line(terminal, capsys):
     console = terminal_console() if terminal else Console()
     with pytest.raises(KeyError), console.show_activity("data"):
         raise KeyError
@@ -93,13 +90,13 @@ WITH_SLOW_STEPS = "warmup, 2.7 samples/s, a step takes 12 s, about 2 min left"
         ),
     ],
 )
-def test_progress_is_described_by_rank_0(ranks: list[RankProgress], line: str) -> None:
+def test_progress_is_described_by_rank_0(ranks, line):
     """14 s after the last report of the ranks."""
     spec = simulated_spec(measure={"min_s": 30.0, "max_s": 30.0, "warmup_max_s": 20.0, "evaluate": False})
     assert describe_progress(ranks, spec, now_s=14.0) == line
 
 
-def test_a_run_that_has_ended_gets_a_line_with_its_figure_or_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_has_ended_gets_a_line_with_its_figure_or_its_reason(capsys):
     console, folder = Console(), Path("1")
     folder.mkdir()
     (folder / "rank0.log").touch()
@@ -124,9 +121,7 @@ def test_a_run_that_has_ended_gets_a_line_with_its_figure_or_its_reason(capsys: 
 
 
 @pytest.mark.parametrize(("columns", "width"), [(None, 80), ("100", 100), ("wide", 80), ("0", 80)])
-def test_without_a_terminal_a_line_is_as_wide_as_columns_says(
-    columns: str | None, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_terminal_a_line_is_as_wide_as_columns_says(columns, width, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
@@ -134,9 +129,7 @@ def test_without_a_terminal_a_line_is_as_wide_as_columns_says(
 
 
 @pytest.mark.parametrize(("variable", "is_plain"), [("", False), ("1", True)])
-def test_colours_are_for_terminals_that_want_them(
-    variable: str, is_plain: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_colours_are_for_terminals_that_want_them(variable, is_plain, monkeypatch, capsys):
     sweeps.write_results(Path("all"), [*(sweeps.run("bare_torch", 1, k) for k in range(3)),
                                        *(sweeps.run("ddp_gloo", 2, k) for k in range(3))])  # fmt: skip
     Console().print_table([Path("all")])
@@ -151,9 +144,7 @@ def test_colours_are_for_terminals_that_want_them(
     assert [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()] == piped.splitlines()
 
 
-def test_the_plan_lists_each_run_and_the_time_of_all(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_plan_lists_each_run_and_the_time_of_all(monkeypatch, capsys):
     measure = {"min_s": 10.0, "max_s": 20.0}
     small, large = simulated_spec(measure=measure), simulated_spec(gpus=64, size=2000, measure=measure)
     cannot = simulated_spec()
@@ -180,7 +171,7 @@ def test_the_plan_lists_each_run_and_the_time_of_all(
     assert capsys.readouterr().out.startswith(line)
 
 
-def test_the_plan_numbers_repeats_and_counts_pauses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_numbers_repeats_and_counts_pauses(capsys):
     """There is no pause before the first run, nor for a run that cannot happen."""
     measure = {"min_s": 10.0, "max_s": 20.0, "repeats": 2, "cool_down_s": 30.0}
     cannot, *runs = simulated_spec(), *(simulated_spec(measure=measure, repeat=repeat) for repeat in (0, 1, 0, 1))
@@ -194,7 +185,7 @@ def test_the_plan_numbers_repeats_and_counts_pauses(capsys: pytest.CaptureFixtur
     assert last == f"5 runs, about {low_s:.0f} to {high_s:.0f} s, 90 s of them cooling down; nothing was started"
 
 
-def test_progress_is_a_line_per_run_or_in_a_terminal_one_that_changes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_a_line_per_run_or_in_a_terminal_one_that_changes(capsys):
     """With how long the rest of a sweep will take; debugging keeps the terminal free."""
     with Console().show_progress(simulated_spec(gpus=2), 2, 3, lambda: "about 5 s left") as on_look:
         on_look([RankProgress(0, 1, "warmup", 0.0)])
@@ -214,7 +205,7 @@ def test_progress_is_a_line_per_run_or_in_a_terminal_one_that_changes(capsys: py
     assert read_output(console) == "[1/1] simulated gpus=1 ...\n"
 
 
-def test_runs_left_out_for_lack_of_time_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_left_out_for_lack_of_time_are_listed(capsys):
     record = new_sweep_record([], "", "", 1.5)
     record.runs = [
         PlannedRun(number, f"run {number // 2}", f"{number}", 0, left_out=number > 3) for number in range(30)
@@ -232,17 +223,17 @@ def test_runs_left_out_for_lack_of_time_are_listed(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == ""
 
 
-def test_the_table_of_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_folders(tmp_path, capsys):
     write_result(record(), tmp_path)
     Console().print_table([tmp_path])
-    out: Any = capsys.readouterr().out
+    out = capsys.readouterr().out
     assert "efficiency" in out and "ddp" in out
     assert out.splitlines()[-1] == f"results: {tmp_path}"
     with pytest.raises(InputError):
         Console().print_table([tmp_path / "none"])
 
 
-def test_collectives_and_bandwidths_are_below_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_collectives_and_bandwidths_are_below_the_table(tmp_path, capsys):
     for strategy, times_s in (("ddp_gloo", [1e-3, 1e-3]), ("horovod_mpi", [5e-4, 2e-3])):
         measured = [
             CollectiveRecord("all_reduce", 4**k * 1024, 1, [0.99 * mean_s, 1.01 * mean_s, mean_s])
@@ -260,7 +251,7 @@ def test_collectives_and_bandwidths_are_below_the_table(tmp_path: Path, capsys: 
     assert "bandwidth" in out and "memcpy" in out
 
 
-def test_a_table_of_trainings_summarizes_all_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_of_trainings_summarizes_all_seeds(tmp_path, capsys):
     sweeps.write_results(tmp_path, [training_run(seed=seed, values=[0.4, 0.1 + 0.1 * (seed > 1)]) for seed in range(4)])
     Console().print_table([tmp_path])
     lines = capsys.readouterr().out.splitlines()
@@ -271,8 +262,8 @@ def test_a_table_of_trainings_summarizes_all_seeds(tmp_path: Path, capsys: pytes
     assert "time to" in out and "of training" not in out  # one seed each: the table says it all
 
 
-def queue(**parts: object) -> QueueState:
-    return QueueState(**{"waiting": 0, "pending": 0, "reason": None, "runs": (), "over": 0, **parts})  # type: ignore[arg-type]
+def queue(**parts):
+    return QueueState(**{"waiting": 0, "pending": 0, "reason": None, "runs": (), "over": 0, **parts})
 
 
 @pytest.mark.parametrize(
@@ -285,11 +276,11 @@ def queue(**parts: object) -> QueueState:
         ({"pending": 1, "error": "timed out"}, "0 of 1 run over, 1 pending, no answer from SLURM: timed out"),
     ],
 )
-def test_queue_counts_omit_what_is_zero(parts: dict[str, object], line: str) -> None:
+def test_queue_counts_omit_what_is_zero(parts, line):
     assert describe_queue_counts(queue(**parts)) == line
 
 
-def test_the_first_running_jobs_show_their_phase(tmp_path: Path) -> None:
+def test_the_first_running_jobs_show_their_phase(tmp_path):
     """A job without a progress file has no phase; a line has room for two jobs, not for the third."""
     runs = []
     for number, gpus in enumerate((1, 2, 4)):

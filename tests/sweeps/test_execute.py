@@ -1,11 +1,6 @@
 """The execution of a sweep: order of runs, time limit, time left and sweep.json."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -17,15 +12,15 @@ from tests.builders.runs import simulated_spec
 MEASURE = {"min_s": 10.0, "max_s": 20.0, "warmup_max_s": 0.0, "order": "given"}  # 15.3 s in the middle of the estimate
 
 
-def planned(*counts: int) -> list[SweepRun]:
+def planned(*counts):
     return [SweepRun([], simulated_spec(gpus=gpus, measure=MEASURE, size=1000)) for gpus in counts]
 
 
-def iterate(sweep: RunningSweep, runs: list[SweepRun], first: int = 0, **how: Any) -> Iterator[SweepRun]:
+def iterate(sweep, runs, first=0, **how):
     return sweep.iterate(runs, number_runs(runs, first), **how)
 
 
-def test_runs_come_in_order_and_the_record_has_them_all(tmp_path: Path) -> None:
+def test_runs_come_in_order_and_the_record_has_them_all(tmp_path):
     sweep = RunningSweep(tmp_path / "s", ["sweep=demo"], None)
     jobs = planned(1, 2)
     assert list(iterate(sweep, jobs, 3)) == jobs
@@ -34,10 +29,10 @@ def test_runs_come_in_order_and_the_record_has_them_all(tmp_path: Path) -> None:
     assert [(run.number, run.label) for run in record.runs] == [(3, "simulated gpus=1"), (4, "simulated gpus=2")]
     assert (record.runs[0].fingerprint, record.runs[0].repeat) == jobs[0].key
     sweep.mark_ended()
-    assert read_sweep(tmp_path / "s").ended  # type: ignore[union-attr]
+    assert read_sweep(tmp_path / "s").ended
 
 
-def test_runs_without_time_wait_and_are_left_out(tmp_path: Path) -> None:
+def test_runs_without_time_wait_and_are_left_out(tmp_path):
     clock = SimpleNamespace(now_s=0.0)
     sweep, done = RunningSweep(tmp_path, [], 1.0, clock=lambda: clock.now_s), []
     for job in iterate(sweep, planned(1, 2, 4, 8)):  # each takes 25 s instead of 15
@@ -47,7 +42,7 @@ def test_runs_without_time_wait_and_are_left_out(tmp_path: Path) -> None:
     assert [run.label for run in sweep.record.left_out] == ["simulated gpus=2", "simulated gpus=4"]
 
 
-def test_fast_runs_leave_time_for_waiting_runs(tmp_path: Path) -> None:
+def test_fast_runs_leave_time_for_waiting_runs(tmp_path):
     clock = SimpleNamespace(now_s=0.0)
     sweep, done = RunningSweep(tmp_path, [], 0.6, clock=lambda: clock.now_s), []  # 36 s: for two
     for job in iterate(sweep, planned(1, 2, 4)):
@@ -56,15 +51,15 @@ def test_fast_runs_leave_time_for_waiting_runs(tmp_path: Path) -> None:
     assert done == [1, 2, 4] and not sweep.record.left_out
 
 
-def in_turns(*counts: int, bare: str | None = None) -> list[SweepRun]:
+def in_turns(*counts, bare=None):
     specs = [simulated_spec(gpus=gpus, measure=MEASURE | {"order": "auto"}, size=1000) for gpus in counts]
     return [SweepRun([], spec, bare=bare or specs[0].fingerprint) for spec in specs]
 
 
-def test_runs_that_take_turns_are_done_together_the_baseline_first(tmp_path: Path) -> None:
+def test_runs_that_take_turns_are_done_together_the_baseline_first(tmp_path):
     sweep, units = RunningSweep(tmp_path, [], None), []
 
-    def take_turns(positions: Sequence[int]) -> Iterator[int]:
+    def take_turns(positions):
         units.append(list(positions))
         yield from positions
 
@@ -73,22 +68,22 @@ def test_runs_that_take_turns_are_done_together_the_baseline_first(tmp_path: Pat
     assert units == [[2, 0, 1]]
 
 
-def test_a_second_cohort_has_the_baseline_again_and_what_fits_nowhere_is_done_by_itself(tmp_path: Path) -> None:
+def test_a_second_cohort_has_the_baseline_again_and_what_fits_nowhere_is_done_by_itself(tmp_path):
     sweep, units = RunningSweep(tmp_path, [], None), []
 
-    def take_turns(positions: Sequence[int]) -> Iterator[int]:
+    def take_turns(positions):
         units.append(list(positions))
         yield from (position for position in positions[:2] if jobs[position].spec.gpus != 3)
 
     jobs = in_turns(1, 2, 4, 3)
     assert [run.number for run in iterate(sweep, jobs, take_turns=take_turns)] == [0, 1, 4, 2, 5, 3]
     assert units == [[0, 1, 2, 3], [4, 2, 3], [5, 3]]
-    assert [(run.number, run.label, run.left_out) for run in read_sweep(tmp_path).runs[4:]] == [  # type: ignore[union-attr]
+    assert [(run.number, run.label, run.left_out) for run in read_sweep(tmp_path).runs[4:]] == [
         (4, "simulated gpus=1", False), (5, "simulated gpus=1", False)
     ]  # fmt: skip
 
 
-def test_a_later_batch_has_the_time_that_the_first_one_left(tmp_path: Path) -> None:
+def test_a_later_batch_has_the_time_that_the_first_one_left(tmp_path):
     clock = SimpleNamespace(now_s=0.0)
     sweep = RunningSweep(tmp_path, [], 0.5, clock=lambda: clock.now_s)
     for _ in iterate(sweep, planned(1)):
@@ -97,13 +92,13 @@ def test_a_later_batch_has_the_time_that_the_first_one_left(tmp_path: Path) -> N
     assert [run.left_out for run in sweep.record.runs] == [False, True]
 
 
-def test_a_run_with_an_earlier_result_needs_no_time(tmp_path: Path) -> None:
+def test_a_run_with_an_earlier_result_needs_no_time(tmp_path):
     jobs = planned(1, 2)
     jobs[1].earlier = tmp_path / "earlier"
     assert list(iterate(RunningSweep(tmp_path, [], 1e-6), jobs)) == [jobs[1]]
 
 
-def test_the_time_left_follows_measured_durations(tmp_path: Path) -> None:
+def test_the_time_left_follows_measured_durations(tmp_path):
     clock = SimpleNamespace(now_s=0.0)
     sweep, message = RunningSweep(tmp_path, [], None, clock=lambda: clock.now_s), []
     assert sweep.format_time_left() == ""
@@ -119,7 +114,7 @@ def test_the_time_left_follows_measured_durations(tmp_path: Path) -> None:
     ]
 
 
-def test_the_time_left_follows_the_steps_of_the_current_run(tmp_path: Path) -> None:
+def test_the_time_left_follows_the_steps_of_the_current_run(tmp_path):
     clock = SimpleNamespace(now_s=0.0)
     sweep, message = RunningSweep(tmp_path, [], None, clock=lambda: clock.now_s), []
     sweep.update_time_left(50.0)  # before a run
@@ -132,7 +127,7 @@ def test_the_time_left_follows_the_steps_of_the_current_run(tmp_path: Path) -> N
     assert message[:2] == ["about 26 s of the sweep left", "about 60 s of the sweep left"]  # the other takes 15.3 s
 
 
-def test_trainings_of_unknown_length_are_at_least_a_guess(tmp_path: Path) -> None:
+def test_trainings_of_unknown_length_are_at_least_a_guess(tmp_path):
     clock = SimpleNamespace(now_s=0.0)
     sweep, message = RunningSweep(tmp_path, [], None, clock=lambda: clock.now_s), []
     jobs = planned(1, 1, 1)
@@ -144,17 +139,17 @@ def test_trainings_of_unknown_length_are_at_least_a_guess(tmp_path: Path) -> Non
     assert message[0].startswith("at least about ") and message[1] == "about 10 s of the sweep left"
 
 
-def test_an_interrupted_sweep_lists_the_missing_runs(tmp_path: Path) -> None:
+def test_an_interrupted_sweep_lists_the_missing_runs(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         for _ in iterate(RunningSweep(tmp_path, [], None), planned(1, 2)):
-            assert len(read_sweep(tmp_path).runs) == 2, "before the first run"  # type: ignore[union-attr]
+            assert len(read_sweep(tmp_path).runs) == 2, "before the first run"
             raise KeyboardInterrupt
     record = read_sweep(tmp_path)
     assert record is not None and not record.ended and len(record.missing(tmp_path)) == 2
 
 
-def test_the_time_left_holds_no_run_that_an_error_has_ended(tmp_path: Path) -> None:
-    def interrupt(positions: Sequence[int]) -> Iterator[int]:
+def test_the_time_left_holds_no_run_that_an_error_has_ended(tmp_path):
+    def interrupt(positions):
         raise KeyboardInterrupt
 
     sweep = RunningSweep(tmp_path, [], None, clock=lambda: 0.0)

@@ -1,14 +1,11 @@
 """Sweeps: all runs are checked before the first, baselines join, failed ones do not stop the others, resume."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pandas as pd
@@ -33,10 +30,10 @@ Sweep = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def sweep(capsys: pytest.CaptureFixture[str]) -> Sweep:
+def sweep(capsys):
     """A sweep into the folder `s`: status, output, errors."""
 
-    def swept(*words: str, folder: str = "s") -> tuple[int, str, str]:
+    def swept(*words, folder="s"):
         status = program.main([*SHORT, "--multirun", "measure.repeats=1", f"hydra.sweep.dir={folder}", *words])
         out, err = capsys.readouterr()
         return status, out, err
@@ -44,13 +41,13 @@ def sweep(capsys: pytest.CaptureFixture[str]) -> Sweep:
     return swept
 
 
-def rows(folder: str = "s") -> pd.DataFrame:
+def rows(folder="s"):
     """In the order of their folders, which are numbered."""
     frame = scalebench.load(folder)
     return frame.iloc[frame.path.map(lambda path: int(Path(path).name)).argsort()]
 
 
-def test_a_sweep_adds_its_baselines_and_continues_after_a_failed_run(sweep: Sweep) -> None:
+def test_a_sweep_adds_its_baselines_and_continues_after_a_failed_run(sweep):
     """Rank 1 fails, so that the run on two devices does, and those on one do not."""
     words = ["gpus=2,1", "seed=0,1", "strategy.options.fault=raise", "strategy.options.fault_rank=1"]
     status, out, err = sweep(*words)
@@ -71,7 +68,7 @@ def test_a_sweep_adds_its_baselines_and_continues_after_a_failed_run(sweep: Swee
 
 
 @pytest.mark.slow
-def test_resume_keeps_successful_runs_and_repeats_others(sweep: Sweep) -> None:
+def test_resume_keeps_successful_runs_and_repeats_others(sweep):
     options = ["strategy.options.fault=raise", "strategy.options.fault_rank=1"]
     assert sweep("gpus=2", *options)[0] == 1
     first = rows()
@@ -96,7 +93,7 @@ def test_resume_keeps_successful_runs_and_repeats_others(sweep: Sweep) -> None:
     assert last.gpus.tolist() == [1, 2, 1, 1] and last.run_id.tolist()[::2] == again.run_id.tolist()[::2]
 
 
-def test_resumed_with_other_arguments_a_sweep_keeps_its_runs_under_their_numbers(sweep: Sweep) -> None:
+def test_resumed_with_other_arguments_a_sweep_keeps_its_runs_under_their_numbers(sweep):
     """The table has them all, those of new arguments after the others, and their plan says so too."""
     words = ["measure.repeats=2", "measure.order=given", "baseline=none"]
     assert sweep("gpus=1", *words)[0] == 0
@@ -112,7 +109,7 @@ def test_resumed_with_other_arguments_a_sweep_keeps_its_runs_under_their_numbers
 
 
 @pytest.mark.slow
-def test_a_folder_in_use_or_of_a_finished_sweep_is_refused(sweep: Sweep) -> None:
+def test_a_folder_in_use_or_of_a_finished_sweep_is_refused(sweep):
     """An ended sweep leaves its folder unlocked."""
     os.mkdir("s")
     with FolderLock(Path("s")):
@@ -139,9 +136,7 @@ def test_a_folder_in_use_or_of_a_finished_sweep_is_refused(sweep: Sweep) -> None
         (["gpus=1,2", "sweep.export=wandb"], "wandb is not installed; "),
     ],
 )
-def test_one_bad_member_starts_nothing_and_leaves_no_folder(
-    sweep: Sweep, words: list[str], line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_bad_member_starts_nothing_and_leaves_no_folder(sweep, words, line, monkeypatch):
     """Nor does a dry run plan it."""
     missing = InputError("wandb is not installed; pip install it")
     monkeypatch.setattr(trackers, "check_installed", Mock(side_effect=missing))
@@ -152,7 +147,7 @@ def test_one_bad_member_starts_nothing_and_leaves_no_folder(
         assert os.listdir() == []
 
 
-def test_a_foreign_launcher_is_refused_and_leaves_nothing(sweep: Sweep) -> None:
+def test_a_foreign_launcher_is_refused_and_leaves_nothing(sweep):
     line = "scalebench: a sweep of scalebench needs its own launcher: leave out hydra/launcher\n"
     assert sweep("gpus=1,2", "hydra/launcher=basic") == (2, "", line) and os.listdir() == []
 
@@ -160,21 +155,21 @@ def test_a_foreign_launcher_is_refused_and_leaves_nothing(sweep: Sweep) -> None:
 class BatchSweeper(Sweeper):
     """A sweeper of somebody else, which lists one run after the other."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings):
         pass
 
-    def setup(self, **context: Any) -> None:
+    def setup(self, **context):
         self.launcher = Plugins.instance().instantiate_launcher(**context)
 
-    def sweep(self, arguments: list[str]) -> None:
+    def sweep(self, arguments):
         for number, gpus in enumerate(("gpus=1", "gpus=2")):
             self.launcher.launch([[*arguments, gpus]], number)
 
 
-def test_a_foreign_sweeper_gets_our_launcher(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_foreign_sweeper_gets_our_launcher(sweep, monkeypatch):
     compose.register_with_hydra()  # imports hydra_plugins, in which Hydra looks for sweepers
     module = types.ModuleType("hydra_plugins.stand_in")
-    module.BatchSweeper = BatchSweeper  # type: ignore[attr-defined]
+    module.BatchSweeper = BatchSweeper
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(sys.modules["hydra_plugins"], "stand_in", module, raising=False)
     target = f"{module.__name__}.BatchSweeper"
@@ -184,7 +179,7 @@ def test_a_foreign_sweeper_gets_our_launcher(sweep: Sweep, monkeypatch: pytest.M
     assert sweep(f"hydra.sweeper._target_={target}", "seed=x", "dry_run=true")[0] == 2 and os.listdir() == []
 
 
-def test_a_bad_sweep_leaves_a_folder_of_somebody_else_alone(sweep: Sweep) -> None:
+def test_a_bad_sweep_leaves_a_folder_of_somebody_else_alone(sweep):
     Path("s").mkdir()
     Path("s/note.txt").touch()
     assert sweep("gpus=1,0")[0] == 2
@@ -192,9 +187,7 @@ def test_a_bad_sweep_leaves_a_folder_of_somebody_else_alone(sweep: Sweep) -> Non
 
 
 @pytest.mark.slow
-def test_a_single_run_with_repeats_is_a_sweep_that_can_be_lengthened(
-    capsys: pytest.CaptureFixture[str], sweep: Sweep
-) -> None:
+def test_a_single_run_with_repeats_is_a_sweep_that_can_be_lengthened(capsys, sweep):
     """No pause before the first run, nor before what was kept: it heated nothing."""
     assert program.main([*SHORT, "gpus=1", "measure.repeats=2", "measure.cool_down_s=0.2", "hydra.run.dir=s"]) == 0
     out = capsys.readouterr().out.splitlines()
@@ -217,7 +210,7 @@ def test_a_single_run_with_repeats_is_a_sweep_that_can_be_lengthened(
 
 
 @pytest.mark.parametrize("words", [["measure.repeats=2"], ["--run", "hydra.mode=RUN", "measure.repeats=2"]])
-def test_a_dry_run_with_repeats_lists_them_all(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+def test_a_dry_run_with_repeats_lists_them_all(capsys, words):
     assert program.main([*SHORT, *words, "gpus=1", "measure.cool_down_s=60", "dry_run=true"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines] == [f"[{k + 1}/2] simulated gpus=1 repeat={k}" for k in (0, 1)]
@@ -238,7 +231,7 @@ def test_a_dry_run_with_repeats_lists_them_all(capsys: pytest.CaptureFixture[str
     ],
 )
 @pytest.mark.parametrize("words", [["dry_run=true"], []])
-def test_each_run_of_a_sweep_needs_a_folder_of_its_own(sweep: Sweep, subdir: str, line: str, words: list[str]) -> None:
+def test_each_run_of_a_sweep_needs_a_folder_of_its_own(sweep, subdir, line, words):
     status, out, err = sweep(
         "gpus=1,2", "measure.repeats=2", f"hydra.sweep.subdir={subdir}", f"model.description='{'x' * 250}'", *words
     )
@@ -255,19 +248,19 @@ def test_each_run_of_a_sweep_needs_a_folder_of_its_own(sweep: Sweep, subdir: str
         ["strategy=fsdp,hsdp", "strategy.options={unit_mb:0}"],
     ],
 )
-def test_options_of_swept_strategies_are_those_of_each_and_not_of_the_default(sweep: Sweep, words: list[str]) -> None:
+def test_options_of_swept_strategies_are_those_of_each_and_not_of_the_default(sweep, words):
     """The default, ddp, has no such option."""
     status, out, err = sweep("gpus=2", "baseline=bare", "dry_run=true", *words)
     assert (status, err) == (0, "") and "/3] fsdp gpus=2" in out and "/3] hsdp gpus=2" in out
 
 
-def test_an_option_that_one_of_the_swept_strategies_lacks_is_refused_with_its_name(sweep: Sweep) -> None:
+def test_an_option_that_one_of_the_swept_strategies_lacks_is_refused_with_its_name(sweep):
     status, _, err = sweep("gpus=2", "strategy=fsdp,ddp", "strategy.options.unit_mb=0", "dry_run=true")
     assert status == 2 and err.startswith("scalebench: strategy ddp has no option 'unit_mb'; known: ")
 
 
 @pytest.mark.slow
-def test_an_unsupported_run_of_a_sweep_gets_its_result(sweep: Sweep) -> None:
+def test_an_unsupported_run_of_a_sweep_gets_its_result(sweep):
     """And no pause before it, which heats nothing."""
     status, out, err = sweep("strategy=simulated,horovod_nccl", "gpus=1", "measure.cool_down_s=50")
     assert (status, err) == (0, "") and "cooling down" not in out
@@ -276,27 +269,27 @@ def test_an_unsupported_run_of_a_sweep_gets_its_result(sweep: Sweep) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_from_its_file(sweep: Sweep) -> None:
+def test_a_sweep_from_its_file(sweep):
     """`sweep=gpus` with the two values that fit here; the command line wins over the file."""
     status, _, _ = sweep("sweep=gpus", "gpus=1,2", "baseline=none")
     assert status == 0 and rows().gpus.tolist() == [1, 2]
 
 
-def test_a_folder_that_cannot_be_made(sweep: Sweep) -> None:
+def test_a_folder_that_cannot_be_made(sweep):
     status, _, err = sweep("gpus=1,2", folder="/proc/x")
     assert status == 2
     assert err == "scalebench: /proc/x: No such file or directory; choose another hydra.run.dir or hydra.sweep.dir\n"
 
 
 @pytest.mark.slow
-def test_a_sweep_without_time_lists_the_runs_left_out(sweep: Sweep) -> None:
+def test_a_sweep_without_time_lists_the_runs_left_out(sweep):
     status, _, err = sweep("gpus=1,2", "sweep.max_minutes=1e-6")
     assert (status, err) == (1, "scalebench: s: no report: not one run fits into sweep.max_minutes=1e-06\n")
     status, out, _ = sweep("gpus=1,2", "sweep.max_minutes=10", "resume=true")
     assert status == 0 and len(rows()) == 2 and "left out" not in out
 
 
-def test_a_sweep_starts_each_run_three_times_and_probes_the_first(sweep: Sweep) -> None:
+def test_a_sweep_starts_each_run_three_times_and_probes_the_first(sweep):
     words = ["gpus=1", "measure.repeats=null", "measure.probes=true", "measure.probe_s=0.01", "measure.evaluate=true"]
     status, _, _ = sweep(*words)
     assert status == 0 and rows().repeat.tolist() == [0, 1, 2] and rows().fingerprint.nunique() == 1

@@ -1,14 +1,8 @@
 """The step times of earlier runs on this machine, and what they say of planned ones."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from scalebench.core.result import MaxBatch, Phases, Quality
-from scalebench.core.spec import RunSpec
 from scalebench.sweeps import pace
 from scalebench.sweeps.pace import PaceEntry, estimate_step, read_pace, record_pace
 from tests.builders.configs import make_spec
@@ -16,18 +10,18 @@ from tests.builders.runs import rank, record
 
 
 @pytest.fixture(autouse=True)
-def pace_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def pace_file(monkeypatch, tmp_path):
     monkeypatch.setenv("SCALEBENCH_PACE", str(tmp_path / "cache" / "host.jsonl"))
 
 
-def planned(**changes: Any) -> RunSpec:
+def planned(**changes):
     """Return a run of the materials CNN under ddp on two CPU workers, with 10 samples on each."""
     spec = make_spec(gpus=2, **changes)
     spec.config.strategy.name, spec.config.strategy.framework = "ddp", "torch"
     return spec
 
 
-def entry(step_s: float = 0.1, **changes: Any) -> PaceEntry:
+def entry(step_s=0.1, **changes):
     """Return the entry of an equal run, but for the changes."""
     spec = planned()
     made = PaceEntry(
@@ -37,13 +31,13 @@ def entry(step_s: float = 0.1, **changes: Any) -> PaceEntry:
     return type(made)(**{name: changes.get(name, getattr(made, name)) for name in made.__struct_fields__})
 
 
-def flops(spec: RunSpec) -> float:
+def flops(spec):
     counted = pace.count_training_flops(spec)
     assert counted
     return counted
 
 
-def test_a_run_is_recorded_and_read_again() -> None:
+def test_a_run_is_recorded_and_read_again():
     ranks = [rank(0, [0.2, 0.4], warmup_block_s=[1.0, 0.2], warmup_block_steps=1)]
     result = record("ddp", 2, ranks=ranks, phases=Phases(launch_s=1.0, setup_s=2.0, measure_s=60.0, wall_s=70.0))
     record_pace(result)
@@ -58,7 +52,7 @@ def test_a_run_is_recorded_and_read_again() -> None:
     assert len(read_pace()) == 1
 
 
-def test_a_file_that_cannot_be_read_or_written_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_or_written_is_left_out(monkeypatch, tmp_path):
     record_pace(record("ddp", 2, ranks=[rank(0, [0.2])]))
     (file,) = (tmp_path / "cache").glob("*.jsonl")
     file.write_text("{no json\n")
@@ -92,20 +86,20 @@ def test_a_file_that_cannot_be_read_or_written_is_left_out(monkeypatch: pytest.M
         ),
     ],
 )
-def test_the_nearest_runs_count(entries: list[PaceEntry], likely_s: float, factor: float) -> None:
+def test_the_nearest_runs_count(entries, likely_s, factor):
     others = [entry(9.0, device="cuda"), entry(9.0, framework="tensorflow"), entry(9.0, settings="bfloat16 default")]
     step = estimate_step(planned(), [*others, *entries, *others])
     assert step is not None and step.likely_s == pytest.approx(likely_s, rel=0.02)
     assert (step.low_s, step.high_s) == pytest.approx((likely_s / factor, likely_s * factor), rel=0.03)
 
 
-def test_an_estimate_spans_runs_that_differ_and_has_their_start() -> None:
+def test_an_estimate_spans_runs_that_differ_and_has_their_start():
     step = estimate_step(planned(), [entry(0.1), entry(0.4, start_s=15.0)])
     assert step is not None and (step.start_s, step.first_step_s) == pytest.approx((10.0, 0.5))
     assert (step.low_s, step.high_s) == pytest.approx((0.08, 0.5))
 
 
-def test_without_an_earlier_run_the_work_of_a_step_decides() -> None:
+def test_without_an_earlier_run_the_work_of_a_step_decides():
     small, large = (estimate_step(planned(train__batch_per_device=batch), []) for batch in (10, 100))
     assert small is not None and large is not None and not small.is_slow and small.start_s is None
     assert (large.low_s, large.high_s) == pytest.approx((10 * small.low_s, 10 * small.high_s))
@@ -115,7 +109,7 @@ def test_without_an_earlier_run_the_work_of_a_step_decides() -> None:
 
 
 @pytest.mark.parametrize(("step_s", "is_clipped"), [(1e-4, True), (0.04, True), (1.0, False)])
-def test_a_small_model_says_little_of_a_large_one(step_s: float, is_clipped: bool) -> None:
+def test_a_small_model_says_little_of_a_large_one(step_s, is_clipped):
     """The limits are those of the FLOPs where both overlap, which a pace far below any core's does not; a short
     step may be overhead alone."""
     guess = estimate_step(planned(), [])
@@ -124,7 +118,7 @@ def test_a_small_model_says_little_of_a_large_one(step_s: float, is_clipped: boo
     assert (step.high_s == guess.high_s, step.start_s) == (is_clipped, 5.0)
 
 
-def test_nothing_is_known_of_a_users_model_before_its_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_known_of_a_users_model_before_its_first_run(monkeypatch):
     same, simulated = entry(0.1, flops_per_sample=None), planned()
     counted = entry(0.1, flops_per_sample=5e6)  # by the workers of an earlier run
     simulated.config.strategy.framework = "none"  # whose steps take no time for their FLOPs
@@ -135,7 +129,7 @@ def test_nothing_is_known_of_a_users_model_before_its_first_run(monkeypatch: pyt
         assert estimate_step(planned(), [earlier]) is not None
 
 
-def test_functions_of_one_name_are_models_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_of_one_name_are_models_apart(monkeypatch):
     """Two users' files may both have a function `build`."""
     spec = planned()
     spec.config.model.code_digest = "1234"

@@ -1,16 +1,11 @@
 """The plan of a sweep: its runs in order, each once, and the baselines that they are compared with."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from hydra.errors import HydraException
-from omegaconf import DictConfig
 
 from scalebench.config.compose import compose, to_config
 from scalebench.config.resolve import resolve
@@ -19,28 +14,27 @@ from scalebench.core.errors import InputError
 from scalebench.core.json_files import write_json
 from scalebench.core.machine import machine
 from scalebench.sweeps import plan as plan_module
-from scalebench.sweeps.plan import SweepRun
 from tests.builders.runs import record
 
 BASE = ["hardware=cpu", "dataset.size=1000", "measure.repeats=1"]
 
 
 @pytest.fixture(autouse=True)
-def cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def cpu_only(monkeypatch):
     monkeypatch.setattr(machine, "count_gpus", lambda: 0)
 
 
-def on_cpu(words: Sequence[str]) -> DictConfig:
+def on_cpu(words):
     return compose([*BASE, *words])
 
 
-def plan(*words: str) -> list[SweepRun]:
+def plan(*words):
     """Plan the full product of `key=a,b` words, the last key varying fastest, as Hydra's sweeper makes it."""
     values = [[f"{word.partition('=')[0]}={v}" for v in word.partition("=")[2].split(",")] for word in words]
     return plan_module.plan_sweep([list(line) for line in itertools.product(*values)], on_cpu)
 
 
-def describe(planned: Sequence[SweepRun]) -> list[str]:
+def describe(planned):
     """Return strategy and devices of each run; `+` marks an added baseline."""
     return [f"{'+' if run.added else ''}{run.spec.config.strategy.name} {run.spec.gpus}" for run in planned]
 
@@ -65,11 +59,11 @@ PLANS = {
 
 
 @pytest.mark.parametrize("words", PLANS)
-def test_baselines_come_once_and_before_their_first_use(words: str) -> None:
+def test_baselines_come_once_and_before_their_first_use(words):
     assert describe(plan(*words.split())) == PLANS[words].split(", ")
 
 
-def test_baselines_keep_every_other_override() -> None:
+def test_baselines_keep_every_other_override():
     words = ("seed=7", "strategy=ddp_gloo", "strategy.options.bucket_cap_mb=1.0", "train.batch_per_device=5", "gpus=2")
     bare, own, requested = plan(*words)
     assert {job.spec.config.seed for job in (bare, own, requested)} == {7}
@@ -78,14 +72,14 @@ def test_baselines_keep_every_other_override() -> None:
     assert bare.spec.config.strategy.options == {}
 
 
-def with_repeat(planned: Sequence[SweepRun]) -> list[tuple[int, str]]:
+def with_repeat(planned):
     return [(job.spec.config.repeat, name) for job, name in zip(planned, describe(planned), strict=True)]
 
 
 @pytest.mark.parametrize(
     "words", [["gpus=2,4", "measure.repeats=3"], ["repeat=0,1,2", "gpus=2,4"]], ids=["unrolled", "named"]
 )
-def test_repeats_come_with_their_baselines_one_after_the_other(words: list[str]) -> None:
+def test_repeats_come_with_their_baselines_one_after_the_other(words):
     """So that a slow drift of the machine spreads evenly over all runs; a repeat keeps the fingerprint."""
     named = words[0].startswith("repeat")
     planned = plan(*words[:named], "strategy=ddp_gloo", *words[named:])
@@ -108,7 +102,7 @@ def test_repeats_come_with_their_baselines_one_after_the_other(words: list[str])
         ("gpus=2 strategy=ddp_nccl", 1),  # which cannot happen here
     ],
 )
-def test_a_sweep_starts_what_it_measures_three_times(words: str, repeats: int) -> None:
+def test_a_sweep_starts_what_it_measures_three_times(words, repeats):
     lines = [["strategy=ddp_gloo", "baseline=none", *words.split()]]
     planned = plan_module.plan_sweep(lines, lambda line: compose([*BASE[:2], *line]))
     assert [run.spec.config.repeat for run in planned] == list(range(repeats))
@@ -117,14 +111,14 @@ def test_a_sweep_starts_what_it_measures_three_times(words: str, repeats: int) -
         assert run.spec.repeats == repeats
 
 
-def test_a_sweep_that_numbers_its_repeats_makes_no_others() -> None:
+def test_a_sweep_that_numbers_its_repeats_makes_no_others():
     lines = [["strategy=ddp_gloo", f"repeat={number}", "gpus=2"] for number in (0, 1)]
     planned = plan_module.plan_sweep(lines, lambda line: compose([*BASE[:2], *line]))
     assert [run.spec.config.repeat for run in planned] == [0, 0, 0, 1, 1, 1]
     assert {run.spec.repeats for run in planned} == {1}, "each is measured completely"
 
 
-def test_a_repeat_is_what_its_overrides_compose_to() -> None:
+def test_a_repeat_is_what_its_overrides_compose_to():
     """Repeats are not composed for the plan, and are when they run; the files of sweeps set repeat=0."""
     planned = plan("strategy=ddp_gloo", "repeat=0", "gpus=2", "measure.repeats=2")
     assert [word for word in planned[-1].overrides if "repeat" in word] == ["measure.repeats=2", "repeat=1"]
@@ -133,19 +127,19 @@ def test_a_repeat_is_what_its_overrides_compose_to() -> None:
     assert plan("strategy=bare_torch", "gpus=1")[0].overrides == ["strategy=bare_torch", "gpus=1"], "one adds none"
 
 
-def test_runs_may_differ_in_their_repeats() -> None:
+def test_runs_may_differ_in_their_repeats():
     lines = [["strategy=bare_torch", f"seed={n}", "gpus=1", f"measure.repeats={n}"] for n in (1, 2, 3)]
     planned = [(job.spec.config.repeat, job.spec.config.seed) for job in plan_module.plan_sweep(lines, on_cpu)]
     assert planned == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
 
 
-def test_the_same_run_with_other_repeats_is_run_as_often_as_most() -> None:
+def test_the_same_run_with_other_repeats_is_run_as_often_as_most():
     planned = plan("baseline=none", "strategy=ddp_gloo", "measure.repeats=1,2", "gpus=1,2")
     assert with_repeat(planned) == [(repeat, f"ddp_gloo {gpus}") for repeat in (0, 1) for gpus in (1, 2)]
 
 
 @pytest.mark.parametrize("word", ["repeat=1", "repeat=0,1", "repeat=2"])
-def test_repeat_and_measure_repeats_exclude_each_other(word: str) -> None:
+def test_repeat_and_measure_repeats_exclude_each_other(word):
     repeat = word[-1]
     with pytest.raises(InputError) as caught:
         plan("gpus=1", word, "measure.repeats=3")
@@ -164,9 +158,7 @@ ROUNDS_REFUSED = {
 
 
 @pytest.mark.parametrize("words", ROUNDS_REFUSED)
-def test_rounds_are_refused_where_runs_cannot_take_turns(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_are_refused_where_runs_cannot_take_turns(words, tmp_path, monkeypatch):
     sbatch = tmp_path / "sbatch"  # Without one, alpha is unsupported here, and nothing could take turns.
     sbatch.touch(mode=0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -176,7 +168,7 @@ def test_rounds_are_refused_where_runs_cannot_take_turns(
     plan("strategy=ddp_gloo", *words.split())  # by default such runs are done by themselves
 
 
-def test_runs_of_one_repeat_and_model_take_turns() -> None:
+def test_runs_of_one_repeat_and_model_take_turns():
     runs = plan("strategy=ddp_gloo", "gpus=2", "measure.repeats=2")
     keys = [plan_module.cohort_key(run.spec) for run in runs]
     assert len(runs) == 6
@@ -188,7 +180,7 @@ def test_runs_of_one_repeat_and_model_take_turns() -> None:
 
 
 @pytest.mark.parametrize("repeats", ["measure.repeats=3", pytest.param("repeat=0,1,2", marks=pytest.mark.slow)])
-def test_random_order_is_within_each_repeat_and_fixed_by_the_seed(repeats: str) -> None:
+def test_random_order_is_within_each_repeat_and_fixed_by_the_seed(repeats):
     words = ("strategy=ddp_gloo", "gpus=1,2,4,8", repeats)
     in_order, shuffled = with_repeat(plan(*words)), with_repeat(plan("measure.order=random", *words))
     assert [repeat for repeat, _ in shuffled] == [0] * 5 + [1] * 5 + [2] * 5
@@ -202,18 +194,18 @@ def test_random_order_is_within_each_repeat_and_fixed_by_the_seed(repeats: str) 
 @pytest.mark.parametrize(
     "word", ["gpus=2,0", "baseline=atribution", "scaling=weak,week", "strategy=ddp,mirorred", "train.optimizer=adam,x"]
 )
-def test_one_bad_member_refuses_the_sweep(word: str) -> None:
+def test_one_bad_member_refuses_the_sweep(word):
     with pytest.raises((InputError, HydraException)):
         plan(word)
 
 
-def leave(folder: Path, started_at: str, **changes: object) -> Path:
+def leave(folder, started_at, **changes):
     folder.mkdir(parents=True)
-    result.write_result(record(started_at=started_at, **changes), folder)  # type: ignore[arg-type]
+    result.write_result(record(started_at=started_at, **changes), folder)
     return folder
 
 
-def test_earlier_results_are_the_latest_good_ones(tmp_path: Path) -> None:
+def test_earlier_results_are_the_latest_good_ones(tmp_path):
     leave(tmp_path / "a" / "0", "2026-01-02T00:00:00.000+00:00", fingerprint="f" * 16)
     latest = leave(tmp_path / "b" / "0", "2026-01-03T00:00:00.000+00:00", fingerprint="f" * 16)
     leave(tmp_path / "c" / "0", "2026-01-01T00:00:00.000+00:00", fingerprint="f" * 16)
@@ -223,13 +215,13 @@ def test_earlier_results_are_the_latest_good_ones(tmp_path: Path) -> None:
     assert earlier == {("f" * 16, 0): latest, ("0" * 16, 0): other}
 
 
-def test_a_run_of_the_sweep_itself_is_kept_and_not_replaced_by_a_later_one_beside_it(tmp_path: Path) -> None:
+def test_a_run_of_the_sweep_itself_is_kept_and_not_replaced_by_a_later_one_beside_it(tmp_path):
     own = leave(tmp_path / "a" / "0", "2026-01-02T00:00:00.000+00:00", fingerprint="f" * 16)
     leave(tmp_path / "b" / "0", "2026-01-03T00:00:00.000+00:00", fingerprint="f" * 16)
     assert plan_module.find_earlier_results(tmp_path / "a") == {("f" * 16, 0): own}
 
 
-def test_earlier_results_skip_unreadable_files(tmp_path: Path) -> None:
+def test_earlier_results_skip_unreadable_files(tmp_path):
     good = leave(tmp_path / "z", "2026-01-01T00:00:00.000+00:00", fingerprint="f" * 16)
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "result.json").write_text((good / "result.json").read_text()[:500])
@@ -250,13 +242,13 @@ def test_earlier_results_skip_unreadable_files(tmp_path: Path) -> None:
         *((failed, 1, 1) for failed in ("ok failed", "oom", "timeout", "ok cancelled")),
     ],
 )
-def test_exit_status(statuses: str, status: int, if_strict: int) -> None:
+def test_exit_status(statuses, status, if_strict):
     done = [record(status=name) for name in statuses.split()]
     assert plan_module.compute_exit_status(done) == status
     assert plan_module.compute_exit_status(done, strict=True) == if_strict
 
 
-def test_strong_scaling_gets_both_baselines_at_the_local_batch() -> None:
+def test_strong_scaling_gets_both_baselines_at_the_local_batch():
     planned = plan(*STRONG.split(), "baseline=attribution", "gpus=4")
     assert describe(planned) == ["+bare_torch 1", "+ddp_gloo 1"] * 2 + ["ddp_gloo 4"]
     batches = [(run.spec.batch_per_device, run.spec.config.scaling) for run in planned]

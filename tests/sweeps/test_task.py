@@ -1,10 +1,7 @@
 """One call of the program: what is refused before a run, and how a sweep ends."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
@@ -25,7 +22,7 @@ from scalebench.sweeps.task import SweepSession
 from tests.builders.runs import record, simulated_spec
 
 
-def run_single(*words: str) -> SweepSession:
+def run_single(*words):
     """Run or plan a single run as the command line does, but for the processes of the run."""
     compose.register_with_hydra()
     loader = compose.make_loader()
@@ -35,10 +32,10 @@ def run_single(*words: str) -> SweepSession:
     return session
 
 
-def test_a_folder_is_locked_and_known_as_a_runs_before_hydra_writes_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
+def test_a_folder_is_locked_and_known_as_a_runs_before_hydra_writes_there(monkeypatch):
+    seen = []
 
-    def run_job(**words: Any) -> JobReturn:
+    def run_job(**words):
         seen.extend(sorted(os.listdir("r")))
         return JobReturn(status=JobStatus.COMPLETED)
 
@@ -49,9 +46,7 @@ def test_a_folder_is_locked_and_known_as_a_runs_before_hydra_writes_there(monkey
     assert os.listdir("r") == ["spec.json"]
 
 
-def test_a_run_that_would_serve_strangers_needs_consent(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_would_serve_strangers_needs_consent(capsys, monkeypatch):
     """A single run is refused, a sweep has a row that says why, and with consent it is said and flagged."""
     monkeypatch.setattr(private_network, "find_kernel_problem", lambda: "not here")
     words = ["strategy=multiworker_ring", "gpus=2", "hardware=cpu", "dataset.size=400"]
@@ -70,7 +65,7 @@ def test_a_run_that_would_serve_strangers_needs_consent(
     assert resolve(compose.compose_config(words)).flags == []
 
 
-def session_with(status: str, report: bool = False) -> SweepSession:
+def session_with(status, report=False):
     """A session that has done one run of a sweep in the folder `s`."""
     folder = Path("s/0")
     folder.mkdir(parents=True)
@@ -85,9 +80,7 @@ def session_with(status: str, report: bool = False) -> SweepSession:
     return session
 
 
-def test_the_end_of_a_sweep_is_its_table_and_its_report(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_a_sweep_is_its_table_and_its_report(capsys, monkeypatch):
     """Both come of one load: of ten thousand runs it takes seconds."""
     session, load, loads = session_with("ok", report=True), summarize_readable, []
     monkeypatch.setattr(frame, "summarize_readable", lambda *paths: loads.append(paths) or load(*paths))
@@ -103,16 +96,14 @@ def test_the_end_of_a_sweep_is_its_table_and_its_report(
 
 
 @pytest.mark.parametrize(("status", "code"), [("ok", 0), ("unsupported", 1), ("failed", 1)])
-def test_a_sweep_without_a_good_run_ends_with_1_after_its_table(
-    status: str, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_without_a_good_run_ends_with_1_after_its_table(status, code, capsys):
     assert session_with(status).finish() == code
     assert Path("s/results.csv").exists() and not Path("s/report.html").exists()
     assert "report" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("trouble", ["nothing", "cut short", "in the way", "of the page"])
-def test_tables_that_cannot_be_made_end_with_1(capsys: pytest.CaptureFixture[str], trouble: str) -> None:
+def test_tables_that_cannot_be_made_end_with_1(capsys, trouble):
     session = session_with("ok", report=trouble == "of the page")
     if trouble == "of the page":
         Path("s/report.html").mkdir()

@@ -1,11 +1,8 @@
 """The runs of a sweep that are worth the time that is left."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.core.spec import RunSpec
 from scalebench.sweeps.time_budget import select_affordable
 from tests.builders.runs import simulated_spec
 
@@ -13,17 +10,17 @@ COUNTS, REPEATS = (1, 2, 4, 8), 4
 PLANNED = [simulated_spec(size=1000, gpus=gpus, repeat=repeat) for repeat in range(REPEATS) for gpus in COUNTS]
 
 
-def names(specs: list[RunSpec]) -> list[tuple[int, int]]:
+def names(specs):
     return [(spec.gpus, spec.config.repeat) for spec in specs]
 
 
-def keep(seconds: float) -> list[tuple[int, int]]:
+def keep(seconds):
     """Return what is kept of runs that take a second each."""
     kept = select_affordable(PLANNED, PLANNED, [1.0] * len(PLANNED), seconds)
     return names([PLANNED[place] for place in kept])
 
 
-def test_the_least_informative_runs_are_dropped_first() -> None:
+def test_the_least_informative_runs_are_dropped_first():
     """A configuration is dropped with all its repeats: fewer than three allow no verdict."""
     first_three = [(gpus, repeat) for repeat in range(3) for gpus in COUNTS]
     assert set(names(PLANNED)) - set(keep(15)) == {(4, 3)}, "a fourth repeat, between the ends of the curve"
@@ -33,11 +30,11 @@ def test_the_least_informative_runs_are_dropped_first() -> None:
     assert keep(5) == keep(3) == [(1, 0), (1, 1), (1, 2)]
 
 
-def test_of_the_last_configuration_as_many_repeats_are_kept_as_fit() -> None:
+def test_of_the_last_configuration_as_many_repeats_are_kept_as_fit():
     assert [keep(seconds) for seconds in (2, 1, 0)] == [[(1, 0), (1, 1)], [(1, 0)], []]
 
 
-def test_strategies_have_curves_of_their_own() -> None:
+def test_strategies_have_curves_of_their_own():
     other = [simulated_spec(options={"step_s": 0.5}, size=1000, gpus=gpus) for gpus in (1, 2)]
     planned = [*(simulated_spec(size=1000, gpus=gpus) for gpus in COUNTS), *other]
     kept = select_affordable(planned, planned, [1.0] * 6, 4)
@@ -46,7 +43,7 @@ def test_strategies_have_curves_of_their_own() -> None:
     assert select_affordable(planned, planned, [1.0] * 6, 2) == [0, 3]
 
 
-def test_an_unsupported_run_is_no_end_of_a_curve_and_costs_nothing() -> None:
+def test_an_unsupported_run_is_no_end_of_a_curve_and_costs_nothing():
     planned = [simulated_spec(size=1000, gpus=gpus) for gpus in (1, 2, 4)]
     planned[2].unsupported = "too many"
     assert select_affordable(planned, planned, [1.0, 1.0, 0.0], 1.0) == [0, 2]
@@ -55,7 +52,7 @@ def test_an_unsupported_run_is_no_end_of_a_curve_and_costs_nothing() -> None:
     assert select_affordable(only, only, [0.0], 0.0) == [0]
 
 
-def test_curve_ends_are_those_of_the_entire_sweep() -> None:
+def test_curve_ends_are_those_of_the_entire_sweep():
     """Two devices are not the most because four have been measured before."""
     planned = [simulated_spec(size=1000, gpus=gpus, repeat=repeat) for repeat in (0, 1) for gpus in (1, 2, 4)]
     rest = [planned[1], planned[3]]  # two devices; the second repeat of one
@@ -63,7 +60,7 @@ def test_curve_ends_are_those_of_the_entire_sweep() -> None:
 
 
 @given(st.lists(st.floats(0.0, 100.0), min_size=len(PLANNED), max_size=len(PLANNED)), st.floats(-10.0, 2000.0))
-def test_selected_runs_fit_and_keep_their_order(costs_s: list[float], left_s: float) -> None:
+def test_selected_runs_fit_and_keep_their_order(costs_s, left_s):
     kept = select_affordable(PLANNED, PLANNED, costs_s, left_s)
     assert kept == sorted(set(kept))
     spent_s = sum(costs_s[place] for place in kept)

@@ -1,13 +1,11 @@
 """Estimates of how long runs will take."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
 import pytest
 
-from scalebench.core.spec import RunSpec, StopSpec, TrainSpec
+from scalebench.core.spec import StopSpec, TrainSpec
 from scalebench.measure.progress import RankProgress
 from scalebench.sweeps import time_estimate
 from scalebench.sweeps.pace import StepEstimate
@@ -26,14 +24,14 @@ from tests.builders.runs import simulated_spec
 MEASURE = {"min_s": 10.0, "max_s": 20.0, "warmup_max_s": 0.0}  # with a start of 0.3 s: 15.3 s in the middle
 
 
-def spec(gpus: int = 1, strategy: str = "simulated", **changes: object) -> RunSpec:
+def spec(gpus=1, strategy="simulated", **changes):
     made = simulated_spec(gpus=gpus, measure=MEASURE, **changes)
     made.config.strategy.name = strategy
     return made
 
 
 @pytest.mark.parametrize("framework", ["none", "torch", "a new one"])
-def test_an_estimate_is_start_up_and_measuring(framework: str) -> None:
+def test_an_estimate_is_start_up_and_measuring(framework):
     one = simulated_spec(measure={"min_s": 1.0, "max_s": 5.0})
     one.config.strategy.framework = framework
     start_s = SETUP_S.get(framework, 4.0)
@@ -42,14 +40,14 @@ def test_an_estimate_is_start_up_and_measuring(framework: str) -> None:
     assert estimate_s(one)[0] == 1.0 + start_s + PROBE_PHASES * 2.0
 
 
-def test_before_any_run_it_is_the_middle_of_the_estimate() -> None:
+def test_before_any_run_it_is_the_middle_of_the_estimate():
     assert TimeEstimate().expected_s(spec()) == pytest.approx(15.3)
     cannot = spec()
     cannot.unsupported = "not here"
     assert TimeEstimate().expected_s(cannot) == 0.0
 
 
-def test_similar_runs_count_first_then_how_far_estimates_were_off() -> None:
+def test_similar_runs_count_first_then_how_far_estimates_were_off():
     estimate = TimeEstimate()
     estimate.record_duration(spec(1), 10.0)
     estimate.record_duration(spec(2), 20.0)
@@ -59,7 +57,7 @@ def test_similar_runs_count_first_then_how_far_estimates_were_off() -> None:
     assert estimate.expected_s(spec(2, "other")) == pytest.approx(60 / 3 / 15.3 * 15.3), "what the others took"
 
 
-def test_a_repeat_has_its_share_of_the_time_and_the_first_one_the_probes() -> None:
+def test_a_repeat_has_its_share_of_the_time_and_the_first_one_the_probes():
     measure = {"min_s": 3.0, "max_s": 6.0, "warmup_max_s": 0.0, "probes": True, "probe_s": 2.0, "repeats": 3}
     first, second = (simulated_spec(measure=measure, repeat=repeat) for repeat in (0, 1))
     probes_s = PROBE_PHASES * 2.0
@@ -70,7 +68,7 @@ def test_a_repeat_has_its_share_of_the_time_and_the_first_one_the_probes() -> No
     assert estimate.expected_s(second) == pytest.approx(2 * 1.8), "not what the first one took, which had probes"
 
 
-def test_the_rest_is_its_runs_and_their_pauses() -> None:
+def test_the_rest_is_its_runs_and_their_pauses():
     paused = spec()
     paused.config.measure.cool_down_s = 5.0
     cannot = spec()
@@ -88,11 +86,11 @@ def test_the_rest_is_its_runs_and_their_pauses() -> None:
         (5400.0, "about 1.5 h"),
     ],
 )
-def test_durations_are_rounded(seconds: float, words: str) -> None:
+def test_durations_are_rounded(seconds, words):
     assert format_about(seconds) == words
 
 
-def step(low_s: float, high_s: float | None = None) -> StepEstimate:
+def step(low_s, high_s=None):
     return StepEstimate(low_s, low_s, low_s if high_s is None else high_s)
 
 
@@ -114,9 +112,7 @@ MEASURED = {"warmup_steps": 20, "warmup_max_steps": 400, "warmup_max_s": 4.0, "m
         (1.5, 3, {"warmup": (7.5, 7.5), "measure": (9.0, 9.0), "evaluate": 1.5 * 1.6 / 3, "probes": (9.0, 18.0)}),
     ],
 )
-def test_the_phases_of_a_run_follow_from_its_steps(
-    step_s: float, repeats: int, phases: dict[str, float | tuple[float, float]]
-) -> None:
+def test_the_phases_of_a_run_follow_from_its_steps(step_s, repeats, phases):
     """As runs of 0.07 to 5 s a step have shown, whose probes took 59 and 67 steps, and slow ones 7 to 12."""
     measure = {**MEASURED, "block_s": 0.05, "evaluate": True, "probes": True, "probe_s": 1.0, "repeats": repeats}
     found = estimate_phases(simulated_spec(measure=measure), step_s)
@@ -124,7 +120,7 @@ def test_the_phases_of_a_run_follow_from_its_steps(
     assert found == {name: pytest.approx(times) for name, times in expected.items()}
 
 
-def test_an_estimate_covers_the_length_of_its_steps() -> None:
+def test_an_estimate_covers_the_length_of_its_steps():
     """The probes of steps longer than measure.probe_s are fewer, so that the longest steps need not take longest."""
     measure = {**MEASURED, "evaluate": False, "probes": True, "probe_s": 1.0}
     one = simulated_spec(measure=measure)
@@ -136,10 +132,10 @@ def test_an_estimate_covers_the_length_of_its_steps() -> None:
     assert estimate_s(one, started)[0] == pytest.approx(estimate_s(one, step(0.1))[0] + 29.0 - SETUP_S["none"])
 
 
-def test_a_planned_run_is_estimated_from_the_pace_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planned_run_is_estimated_from_the_pace_of_this_machine(monkeypatch):
     calls = []
     monkeypatch.setattr(time_estimate, "estimate_step", lambda spec, pace: calls.append(pace) or step(2.0, 8.0))
-    estimate, one = TimeEstimate(["of the cache"]), spec()  # type: ignore[list-item]
+    estimate, one = TimeEstimate(["of the cache"]), spec()
     assert estimate.range_s(one) == pytest.approx(estimate_s(one, step(2.0, 8.0)))
     likely_s = sum(estimate_s(one, step(2.0))) / 2
     assert estimate.expected_s(one) == pytest.approx(likely_s) and calls == [["of the cache"]]
@@ -155,9 +151,7 @@ def test_a_planned_run_is_estimated_from_the_pace_of_this_machine(monkeypatch: p
         ("setup", 0.0, 0.0, None),
     ],
 )
-def test_steps_so_far_tell_how_long_a_run_still_takes(
-    phase: str, elapsed_s: float, since_s: float, left_s: float | None
-) -> None:
+def test_steps_so_far_tell_how_long_a_run_still_takes(phase, elapsed_s, since_s, left_s):
     one = simulated_spec(measure={**MEASURED, "max_s": 20.0, "warmup_max_s": 4.0, "evaluate": False})
     first = RankProgress(0, 1, phase, 100.0, 2, 1.0, elapsed_s, step_s=10.0)
     second = RankProgress(1, 1, "setup", 0.0)
@@ -165,7 +159,7 @@ def test_steps_so_far_tell_how_long_a_run_still_takes(
     assert found == (None if left_s is None else pytest.approx(left_s))
 
 
-def test_a_training_is_over_at_its_stop() -> None:
+def test_a_training_is_over_at_its_stop():
     first = RankProgress(0, 1, "measure", 0.0, 2, 1.0, 20.0, step_s=0.5)
     # 48 training samples in batches of 10, twice; four steps more for the facts of its record.
     assert estimate_left_s(training(epochs=20.0), [first], 0.0) == pytest.approx(20 * 4.8 * 0.5 - 20.0 + 2.0)
@@ -175,8 +169,8 @@ def test_a_training_is_over_at_its_stop() -> None:
     assert estimate_left_s(training(epochs=20.0), [], 0.0) is None
 
 
-def training(strategy: str = "simulated", gpus: int = 1, size: int = 64, **stop: float) -> RunSpec:
-    return spec(gpus, strategy, train=TrainSpec(10, stop=StopSpec(**stop)), size=size)  # type: ignore[arg-type]
+def training(strategy="simulated", gpus=1, size=64, **stop):
+    return spec(gpus, strategy, train=TrainSpec(10, stop=StopSpec(**stop)), size=size)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +182,7 @@ def training(strategy: str = "simulated", gpus: int = 1, size: int = 64, **stop:
         ({"epochs": 2.0}, (0.3, math.inf)),
     ],
 )
-def test_a_training_lasts_as_long_as_its_stop_says(stop: dict[str, float], estimate: tuple[float, float]) -> None:
+def test_a_training_lasts_as_long_as_its_stop_says(stop, estimate):
     assert estimate_s(training(**stop)) == pytest.approx(estimate)
     assert format_range(*estimate_s(training(epochs=2.0))) == "0 s and a training of unknown length"
     assert format_range(1.0, 5.0) == "1 to 5 s" and format_range(95.0, 590.0) == "95 to 590 s"
@@ -196,7 +190,7 @@ def test_a_training_lasts_as_long_as_its_stop_says(stop: dict[str, float], estim
     assert format_range(900.0, 9000.0) == "15 min to 2.5 h"
 
 
-def test_trainings_are_estimated_from_trainings() -> None:
+def test_trainings_are_estimated_from_trainings():
     estimate, short, long = TimeEstimate(), training(epochs=2.0), training(epochs=4.0)
     assert not estimate.has_basis(short) and estimate.expected_s(short) == pytest.approx(0.3 + 20.0), "a guess"
     assert estimate.has_basis(spec()) and estimate.has_basis(training(seconds=5.0))

@@ -1,7 +1,5 @@
 """The files of a user: no run or sweep removes, overwrites or copies what scalebench did not make."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -30,23 +28,23 @@ Call = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Call:
+def call(capsys):
     """Call the program: status, errors."""
 
-    def called(*arguments: str) -> tuple[int, str]:
+    def called(*arguments):
         return program.main(list(arguments)), capsys.readouterr().err
 
     return called
 
 
-def write_files(*names: str) -> dict[str, bytes]:
+def write_files(*names):
     for name in names:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(f"content of {name}")
     return files()
 
 
-def files() -> dict[str, bytes]:
+def files():
     """The content of each file; Hydra writes a sweep's multirun.yaml before it calls us."""
     paths = (path for path in Path().rglob("*") if path.is_file() and path.name != MULTIRUN_FILE)
     return {str(path): path.read_bytes() for path in paths}
@@ -64,14 +62,14 @@ def files() -> dict[str, bytes]:
     ],
     ids=lambda words: " ".join(words[len(SHORT) :]),
 )
-def test_a_folder_with_files_of_a_user_is_refused_and_nothing_is_touched(call: Call, words: list[str]) -> None:
+def test_a_folder_with_files_of_a_user_is_refused_and_nothing_is_touched(call, words):
     before = write_files("monitor.py", "try_3/thesis.tex", "results.csv", "rank_list.json", "conf/config.yaml")
     status, err = call(*words)
     assert status == 2 and err.count("\n") == 1
     assert err.startswith("scalebench: . is not empty and holds no ") and files() == before
 
 
-def test_a_run_in_its_own_unfinished_folder_removes_only_files_of_runs(call: Call) -> None:
+def test_a_run_in_its_own_unfinished_folder_removes_only_files_of_runs(call):
     Path("r").mkdir()
     assert call(*SHORT, "hydra.run.dir=r")[0] == 0
     Path("r/result.json").unlink()
@@ -90,7 +88,7 @@ def test_a_run_in_its_own_unfinished_folder_removes_only_files_of_runs(call: Cal
     assert set(os.listdir("r")) == left
 
 
-def test_hydra_may_write_before_us(call: Call) -> None:
+def test_hydra_may_write_before_us(call):
     assert call(*SHORT, "hydra.run.dir=r", "hydra/job_logging=default", "hydra.output_subdir=conf")[0] == 0
     words = ["hydra.sweep.dir=s", "hydra/job_logging=default", "hydra.output_subdir=conf", "hydra.sweep.subdir=a/b"]
     assert call(*SWEEP, *words)[0] == 0
@@ -109,7 +107,7 @@ def test_hydra_may_write_before_us(call: Call) -> None:
     ids=["0", "..", ".", "absolute", "link"],
 )
 @pytest.mark.parametrize("resume", ["resume=true", "resume=false"])
-def test_a_sweep_touches_nothing_but_its_own_runs(call: Call, words: list[str], line: str, resume: str) -> None:
+def test_a_sweep_touches_nothing_but_its_own_runs(call, words, line, resume):
     """A user has made a folder `0` in the folder of a sweep that was cut short."""
     Path("home/s/1").mkdir(parents=True)
     write_sweep(new_sweep_record([], "", "here", None), Path("home/s"))
@@ -122,7 +120,7 @@ def test_a_sweep_touches_nothing_but_its_own_runs(call: Call, words: list[str], 
     assert line.format(here=here) in err.replace(f"{here}/home", "home") and files() == before
 
 
-def test_resume_repeats_a_failed_run_and_keeps_what_a_user_put_beside_it(call: Call) -> None:
+def test_resume_repeats_a_failed_run_and_keeps_what_a_user_put_beside_it(call):
     assert call(*SWEEP, "hydra.sweep.dir=s", "strategy.options.fault=raise")[0] == 1
     first = read_result(Path("s/0/result.json"))
     Path("s/0/notes.txt").write_text("mine")
@@ -131,7 +129,7 @@ def test_resume_repeats_a_failed_run_and_keeps_what_a_user_put_beside_it(call: C
     assert read_result(Path("s/0/result.json")).run_id != first.run_id
 
 
-def test_resume_copies_no_links_and_nothing_of_other_users(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_copies_no_links_and_nothing_of_other_users(call, monkeypatch):
     assert call(*SWEEP, "hydra.sweep.dir=w/one")[0] == 0
     run_id = read_result(Path("w/one/0/result.json")).run_id
     Path("id_rsa").write_text("key")
@@ -145,7 +143,7 @@ def test_resume_copies_no_links_and_nothing_of_other_users(call: Call, monkeypat
     assert read_result(Path("w/three/0/result.json")).run_id != run_id
 
 
-def test_a_second_run_into_a_folder_in_use_is_refused_and_the_first_keeps_its_figures(call: Call) -> None:
+def test_a_second_run_into_a_folder_in_use_is_refused_and_the_first_keeps_its_figures(call):
     """The second has another configuration and other files of Hydra; neither reaches the record of the first."""
     words = [*SHORT, "hydra.run.dir=r", "measure.max_s=60", "measure.min_s=60", "strategy.options.step_s=0.02"]
     first = subprocess.Popen([sys.executable, "-m", "scalebench", *words], stdout=subprocess.DEVNULL)
@@ -166,11 +164,11 @@ def test_a_second_run_into_a_folder_in_use_is_refused_and_the_first_keeps_its_fi
     assert not Path("r", LOCK_FILE).exists()
 
 
-def test_a_run_does_not_take_the_record_of_another(call: Call) -> None:
+def test_a_run_does_not_take_the_record_of_another(call):
     """A rank of an earlier run, whose parent was killed, writes while this one goes on."""
     over = threading.Event()
 
-    def write() -> None:
+    def write():
         while not over.wait(0.01):
             for name in ("rank0.json", "rank1.json", "progress1.json"):
                 if Path("r/spec.json").exists():
@@ -188,14 +186,14 @@ def test_a_run_does_not_take_the_record_of_another(call: Call) -> None:
 
 
 @pytest.mark.parametrize("words", [SHORT, SWEEP])
-def test_a_folder_that_could_not_be_shown_later_is_refused(call: Call, words: list[str]) -> None:
+def test_a_folder_that_could_not_be_shown_later_is_refused(call, words):
     """A name with bytes that are no UTF-8: neither a frame nor a page could hold it."""
     status, err = call(*words, "hydra.run.dir='r\udcff'", "hydra.sweep.dir='s\udcff'")
     assert status == 2 and err.count("\n") == 1 and "is no UTF-8: rename it, or choose another folder" in err
     assert files() == {}
 
 
-def test_a_resumed_sweep_replaces_no_successful_run(call: Call) -> None:
+def test_a_resumed_sweep_replaces_no_successful_run(call):
     """Where the folders of its runs have no numbers, two of them may have the same."""
     words = [*SWEEP, "hydra.sweep.dir=s", "hydra.sweep.subdir=a", "resume=true"]
     assert call(*words)[0] == 0
@@ -205,7 +203,7 @@ def test_a_resumed_sweep_replaces_no_successful_run(call: Call) -> None:
     assert call(*words)[0] == 0 and files()["s/a/result.json"] == before["s/a/result.json"]
 
 
-def test_a_single_run_is_resumed_by_itself_only(call: Call) -> None:
+def test_a_single_run_is_resumed_by_itself_only(call):
     words = [*SHORT, "hydra.run.dir=r", "resume=true"]
     assert call(*words, "strategy.options.fault=raise")[0] == 1
     failed = read_result(Path("r/result.json"))

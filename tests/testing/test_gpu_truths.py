@@ -61,7 +61,7 @@ def test_judgements(name, observed, verdict, text):
 
 
 def test_every_judgement_is_seen_to_fail():
-    cases = test_judgements.pytestmark[0].args[1]  # type: ignore[attr-defined]
+    cases = test_judgements.pytestmark[0].args[1]
     assert {name for name, _, verdict, _ in cases if verdict == FAIL} == set(JUDGEMENTS)
     assert {*ONE_DEVICE_TRUTHS, "all_reduce"} == set(JUDGEMENTS) <= gpu_truths.TITLES.keys()
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ def test_of_my_own():
 LIMIT_S = 120
 
 
-def collected(folder: Path, *switches: str) -> list[str]:
+def collected(folder, *switches):
     """Names of the tests that a pytest finds there, with nothing but the plugin."""
     plugin = ["--disable-plugin-autoload", "-p", "scalebench.testing.pytest_plugin", "-p", "no:cacheprovider", "-q"]
     strict = ["--strict-markers", "-W", "error", "--collect-only"]

@@ -5,13 +5,11 @@ import re
 import signal
 from collections import defaultdict
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from scalebench.cli.commands.check import FAILS, HOLDS, ContractCase, ContractResult, run_contracts
+from scalebench.cli.commands.check import FAILS, HOLDS, ContractCase, run_contracts
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.strategies import registry
@@ -50,7 +48,7 @@ FAULTS = {
     "all ranks start with the same weights": "def parameters(self): return {'w': np.array([float(self.place.rank)])}",
     "training makes progress": "def parameters(self): return {'w': np.ones(2)}",
 }
-YAMLS: dict[str, dict[str, Any]] = {
+YAMLS = {
     "yaml has a description": {"description": " "},
     "yaml has requirements": {"devices": ["tpu"]},
     "yaml declares exactness": {"tolerance": 0.5},
@@ -58,7 +56,7 @@ YAMLS: dict[str, dict[str, Any]] = {
 }
 
 
-def answers(folder: Path, **settings: Any) -> dict[str, ContractResult]:
+def answers(folder, **settings):
     folder.mkdir()
     actual = run_contracts([ContractCase("StrategyContract", {"strategy": "mine", **settings})], folder)
     return {result.test: result for result in actual}
@@ -129,7 +127,7 @@ def test_each_strategy_has_a_contract_and_each_adapter_class_one_that_is_not_slo
     named = [one for name, one in files.items() if name.startswith("Test")]
     contracts = [one for one in named if issubclass(one, StrategyContract)]
     assert {one.strategy for one in contracts} == set(registry.BUILT_IN_STRATEGIES)
-    quick: dict[str | None, int] = defaultdict(int)
+    quick = defaultdict(int)
     for one in contracts:
         marks = {mark.name for mark in one.pytestmark} if hasattr(one, "pytestmark") else set()
         quick[registry.find_strategy(one.strategy).target] += "slow" not in marks
@@ -139,7 +137,7 @@ def test_each_strategy_has_a_contract_and_each_adapter_class_one_that_is_not_slo
 
 def test_names_of_one_adapter_class_have_the_same_options():
     """So that the contract of one of them holds for all, but for the values of the options."""
-    options: dict[str | None, dict[str, set[str]]] = defaultdict(dict)
+    options = defaultdict(dict)
     for name in registry.BUILT_IN_STRATEGIES:
         stated = type("Stated", (YamlContract,), {"strategy": name}).stated()
         options[registry.find_strategy(name).target][name] = set(stated.options)

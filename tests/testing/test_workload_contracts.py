@@ -2,17 +2,16 @@
 for one that does not. And PyTorch's weights for Keras, by order and kind."""
 
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
 
-from scalebench.cli.commands.check import FAILS, HOLDS, SKIPPED, ContractCase, ContractResult, run_contracts
+from scalebench.cli.commands.check import FAILS, HOLDS, SKIPPED, ContractCase, run_contracts
 from scalebench.testing import DatasetContract, ModelContract
 from scalebench.testing.model_worker import UnmappableWeights, map_torch_weights
 
 
-def dataset_contract(dataset: str, *overrides: str) -> type[DatasetContract]:
+def dataset_contract(dataset, *overrides):
     attributes = {"dataset": dataset, "overrides": overrides, "has_stable_prefix": True}
     return type("Stated", (DatasetContract,), attributes)
 
@@ -53,7 +52,7 @@ FAULTS = {
 }
 
 
-def dataset_verdicts(answers: Any, body: str) -> dict[str, str]:
+def dataset_verdicts(answers, body):
     settings = {"dataset": "custom", "overrides": ("dataset.builder=mine:data",), "has_stable_prefix": True}
     actual = answers("DatasetContract", f"{DATA}{body}\n    return inputs, labels\n", **settings)
     return {question: answer.verdict for question, answer in actual.items()}
@@ -138,7 +137,7 @@ def deep():
 SAME, COUNT = "same network in both frameworks", "parameter count in both frameworks"
 
 
-def network_answers(answers: Any, *overrides: str, code: str = OWN) -> dict[str, ContractResult]:
+def network_answers(answers, *overrides, code=OWN):
     settings = {"model": "custom", "overrides": ("model.torch=mine:build", *overrides)}
     return dict(answers("ModelContract", code + IN_KERAS, **settings))
 

@@ -16,7 +16,7 @@ from scalebench.testing import strategy_worker
 FOREVER_S = 600.0
 
 
-def describe_process() -> dict[str, object]:
+def describe_process():
     """Return what a program can see of the way in which it was started."""
     mask = os.umask(0)
     os.umask(mask)
@@ -42,7 +42,7 @@ def describe_process() -> dict[str, object]:
     }
 
 
-def main(folder: Path) -> int:
+def main(folder):
     task = (folder / "task").read_text()
     rank = os.environ["RANK"]
     if task == "describe":

@@ -1,7 +1,5 @@
 """`python -m tests.truth.link_worker FOLDER`: scalebench.runner.worker in the network namespace of its rank."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys
@@ -13,7 +11,7 @@ ADDRESS = "10.77.0.{}"
 CLONE_NEWNET = 0x40000000
 
 
-def enter(path: str) -> None:
+def enter(path):
     """Move this thread, from which all later ones come, into a network namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(path, "rb") as namespace:

@@ -6,24 +6,20 @@ what rank 0 broadcast is kept and told to the others.
 Noise of known shape: factors that durations are multiplied by, update after update.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 from scipy.signal import lfilter
 
-from scalebench.core.result import RankRecord, Result
-from scalebench.core.spec import MeasureSpec, RunSpec
-from scalebench.core.stats.estimates import Estimate, FloatArray
+from scalebench.core.result import RankRecord
+from scalebench.core.spec import MeasureSpec
+from scalebench.core.stats.estimates import FloatArray
 from scalebench.measure.session import Session
 from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, LossPart, Probes, Strategy
-from scalebench.workloads.source import Source
 from tests.builders.runs import record, simulated_spec
 
 Shape = tuple[int, ...]  # the last axis is time
@@ -31,34 +27,34 @@ Noise = Callable[[np.random.Generator, Shape], FloatArray]
 SPIKE, SPIKES = 5.0, 0.01  # how much longer, and how often
 
 
-def white(width: float = 0.05) -> Noise:
+def white(width=0.05):
     """Independent and normal; `width` is the standard deviation, here and below."""
     return lambda rng, shape: 1 + width * rng.standard_normal(shape)
 
 
-def lognormal(width: float = 0.15) -> Noise:
+def lognormal(width=0.15):
     """Skewed, as times are; of median less than 1 and mean 1."""
     return lambda rng, shape: np.exp(width * rng.standard_normal(shape) - width**2 / 2)
 
 
-def spikes(width: float = 0.01) -> Noise:
+def spikes(width=0.01):
     """The machine interrupts one update in a hundred, which then takes five times as long."""
 
-    def noise(rng: np.random.Generator, shape: Shape) -> FloatArray:
+    def noise(rng, shape):
         hit = np.where(rng.random(shape) < SPIKES, SPIKE, 1.0)
-        actual: FloatArray = hit * (1 + width * rng.standard_normal(shape))
+        actual = hit * (1 + width * rng.standard_normal(shape))
         return actual
 
     return noise
 
 
-def autoregressive(correlation: float, width: float = 0.05) -> Noise:
+def autoregressive(correlation, width=0.05):
     """AR(1): neighbours resemble each other by so much, from the first on."""
 
-    def noise(rng: np.random.Generator, shape: Shape) -> FloatArray:
+    def noise(rng, shape):
         steps = rng.standard_normal(shape)
         steps[..., 1:] *= np.sqrt(1 - correlation**2)
-        actual: FloatArray = 1 + width * lfilter([1.0], [1.0, -correlation], steps, axis=-1)
+        actual = 1 + width * lfilter([1.0], [1.0, -correlation], steps, axis=-1)
         return actual
 
     return noise
@@ -91,13 +87,13 @@ class Draws:
     sync_s: list[float]
 
     @classmethod
-    def of(cls, times: Times, noise: Noise, ranks: int, updates: int, seed: int) -> Draws:
+    def of(cls, times, noise, ranks, updates, seed):
         own, loading, sync = arrays(times, noise, ranks, updates, np.random.default_rng(seed))
         own[:, : len(times.warmup_s)] += np.array(times.warmup_s)
         return cls(own.tolist(), loading.tolist(), sync.tolist())
 
 
-def arrays(times: Times, noise: Noise, ranks: int, updates: int, rng: np.random.Generator) -> tuple[Any, Any, Any]:
+def arrays(times, noise, ranks, updates, rng):
     """(own, loading, sync) seconds: shapes (ranks, updates), (ranks, updates), (updates,)."""
     straggles = np.arange(ranks) == (ranks - 1 if ranks > 1 else -1)
     mean_s = times.step_s + times.straggler_s * straggles
@@ -108,7 +104,7 @@ def arrays(times: Times, noise: Noise, ranks: int, updates: int, rng: np.random.
 class Simulated(Strategy, Probes):
     """One rank of the group; `words` are what rank 0 broadcast, in order."""
 
-    def __init__(self, spec: RunSpec, rank: int, times: Times, draws: Draws, arguments: list[float]) -> None:
+    def __init__(self, spec, rank, times, draws, arguments):
         super().__init__(spec, rank)
         self.times, self._draws = times, draws
         self._words, self._heard = arguments, iter(list(arguments))
@@ -116,92 +112,92 @@ class Simulated(Strategy, Probes):
         self._at = 0  # which update's draws come next
         self._syncing = spec.processes > 1
 
-    def clock(self) -> float:
+    def clock(self):
         return self._now_s[self.place.rank]
 
-    def setup(self) -> None:
+    def setup(self):
         pass
 
-    def feed(self, source: Source) -> Iterator[Any]:
+    def feed(self, source):
         """Batches without content: to draw real ones would take longer than all else here."""
         batch = SimpleNamespace(samples=BATCH)
         while True:
             self._pass(self._draws.loading_s)
             yield batch
 
-    def step(self, batch: Any) -> LossPart:
+    def step(self, batch):
         self._pass(self._draws.own_s)
         if self._syncing:
             self._meet(self._draws.sync_s[self._at])
         self._at += 1
         return LossPart(0.0, batch.samples)
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         pass
 
-    def broadcast(self, value: float) -> float:
+    def broadcast(self, value):
         self._meet()
         if self.place.rank == 0:
             self._words.append(value)
             return value
         return next(self._heard)
 
-    def set_gradient_sync(self, on: bool) -> None:
+    def set_gradient_sync(self, on):
         self._syncing = on
 
-    def message_sizes(self) -> list[int]:
+    def message_sizes(self):
         return [MESSAGE_BYTES] if self.spec.processes > 1 else []
 
-    def run_isolated_sync(self, sizes: list[int]) -> None:
+    def run_isolated_sync(self, sizes):
         self._meet(self._draws.sync_s[self._at])
         self._at += 1
 
-    def partial_step(self, batch: Any, until: str) -> None:
+    def partial_step(self, batch, until):
         self._pass(self._draws.own_s, UNTIL[until])
         self._at += 1
 
-    def copy_batch(self, batch: Any) -> None:
+    def copy_batch(self, batch):
         self._pass(self._draws.loading_s, self.times.copy_s / self.times.loading_s)
         self._at += 1
 
-    def backend_used(self) -> str | None:
+    def backend_used(self):
         return None
 
-    def evaluate(self, source: Source) -> dict[str, float]:
+    def evaluate(self, source):
         return {}
 
-    def _pass(self, of_ranks: list[list[float]], share: float = 1.0) -> None:
+    def _pass(self, of_ranks, share=1.0):
         at = self._at
         self._now_s = [now_s + share * seconds[at] for now_s, seconds in zip(self._now_s, of_ranks, strict=False)]
 
-    def _meet(self, sync_s: float = 0.0) -> None:
+    def _meet(self, sync_s=0.0):
         self._now_s = [max(self._now_s) + sync_s] * self.spec.processes
 
 
 @cache
-def _spec(ranks: int) -> RunSpec:
+def _spec(ranks):
     return simulated_spec(ranks)
 
 
 @cache
-def _result(ranks: int) -> Result:
+def _result(ranks):
     return record("simulated", gpus=ranks)
 
 
-def spec_of(ranks: int, **measure: Any) -> RunSpec:
+def spec_of(ranks, **measure):
     """With the settings of conf/measure/default.yaml, but for `measure`: fields of MeasureSpec."""
     spec = _spec(ranks)
     settings = MeasureSpec(**{"evaluate": False, **measure})
     return replace(spec, config=replace(spec.config, measure=settings))
 
 
-def run(spec: RunSpec, times: Times, noise: Noise, updates: int, seed: int) -> Result:
+def run(spec, times, noise, updates, seed):
     """All sessions of one run; `updates` bound how many it can have."""
     draws, arguments, ranks = Draws.of(times, noise, spec.processes, updates, seed), [], []
     for rank in range(spec.processes):
         strategy = Simulated(spec, rank, times, draws, arguments)
         actual = RankRecord(rank, "simulated", rank)
-        Session(spec, strategy, actual, _NoProgress(), strategy.clock).run()  # type: ignore[arg-type]
+        Session(spec, strategy, actual, _NoProgress(), strategy.clock).run()
         ranks.append(actual)
     return replace(_result(spec.processes), ranks=ranks)
 
@@ -211,10 +207,10 @@ class _NoProgress(SimpleNamespace):
 
     folder = Path()
 
-    def enter_phase(self, name: str, limit_s: float | None = None) -> None:
+    def enter_phase(self, name, limit_s=None):
         pass
 
-    def update(self, steps: int, samples: int, elapsed_s: float) -> None:
+    def update(self, steps, samples, elapsed_s):
         pass
 
 
@@ -222,11 +218,11 @@ UPDATES = 1_000_000
 ROUNDING = 1e-9
 
 
-def contains(one: Estimate | None, value: float) -> bool:
+def contains(one, value):
     return one is not None and one.has_limits and one.low - ROUNDING <= value <= one.high + ROUNDING
 
 
-def truths(times: Times, noise: Noise, ranks: int) -> dict[str, float]:
+def truths(times, noise, ranks):
     """What each figure is by its definition, from a million updates: means over ranks."""
     own, loading, sync = arrays(times, noise, ranks, UPDATES, np.random.default_rng(99))
     alone = own + loading

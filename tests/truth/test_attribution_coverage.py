@@ -4,24 +4,18 @@ Each trial is a sweep of three repeats in strong scaling on an injected clock: b
 the strategy alone, and a group of it, each a whole session with the settings of conf/measure/default.yaml.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from scalebench.analysis.attribution.components import LOSS_PARTS
-from scalebench.analysis.attribution.lost_efficiency import Attribution, attribute_repeats, measure_repeat
+from scalebench.analysis.attribution.lost_efficiency import attribute_repeats, measure_repeat
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns
-from scalebench.core.result import Result
-from scalebench.core.stats.estimates import Estimate
 from tests.truth.simulated_group import (
     BATCH,
-    Noise,
     Times,
     arrays,
     autoregressive,
@@ -45,7 +39,7 @@ SELF = Times(step_s=0.0011, loading_s=0.0002)
 GROUP = Times(step_s=0.0013, loading_s=0.0003, sync_s=0.0004, straggler_s=0.0005)
 
 
-def run_trial(ranks: int, noise: Noise, seed: int) -> Attribution:
+def run_trial(ranks, noise, seed):
     """Return the attribution from three repeats of four runs.
 
     Each start computes faster or slower by a share of its own; only the first repeat has probes.
@@ -74,7 +68,7 @@ def run_trial(ranks: int, noise: Noise, seed: int) -> Attribution:
     return attribute_repeats(repeats)
 
 
-def _rename_run(result: Result, strategy: str, run_id: str, devices: int = 1) -> Result:
+def _rename_run(result, strategy, run_id, devices=1):
     """Name a run and its strategy; its one device has the batch of `devices` devices."""
     batch = result.scale.global_batch * devices
     ranks = [replace(one, block_samples=[count * devices for count in one.block_samples]) for one in result.ranks]
@@ -83,7 +77,7 @@ def _rename_run(result: Result, strategy: str, run_id: str, devices: int = 1) ->
     return replace(result, run_id=run_id, ranks=ranks, spec=spec, scale=scale)
 
 
-def true_parts(ranks: int, noise: Noise) -> tuple[dict[str, float], float]:
+def true_parts(ranks, noise):
     """Return the seconds of each part and of a step by their definitions."""
     alone = {name: BATCH / truths(times, noise, 1)["throughput"] for name, times in
              (("full", FULL), ("bare", BARE), ("own", SELF))}  # fmt: skip
@@ -103,12 +97,12 @@ def true_parts(ranks: int, noise: Noise) -> tuple[dict[str, float], float]:
     return actual, update_s
 
 
-def measure_coverage(ranks: int, noise: Noise, trials: int) -> tuple[Counter[str], dict[str, float]]:
+def measure_coverage(ranks, noise, trials):
     """Count the trials whose interval contains the truth, for the seconds and the share of each part and for all that
     is lost, with mean half-widths in points of efficiency; the parts must add up in every trial."""
     parts_s, update_s = true_parts(ranks, noise)
-    held: Counter[str] = Counter()
-    widths: dict[str, float] = {}
+    held = Counter()
+    widths = {}
     for seed in range(trials):
         actual = run_trial(ranks, noise, seed)
         assert [part.names for part in actual.parts] == [(name,) for name in LOSS_PARTS]
@@ -123,11 +117,11 @@ def measure_coverage(ranks: int, noise: Noise, trials: int) -> tuple[Counter[str
     return held, widths
 
 
-def _half_width(one: Estimate) -> float:
+def _half_width(one):
     return (one.high - one.low) / 2
 
 
-def describe_coverage(case: str, trials: int, held: Counter[str], widths: dict[str, Any]) -> str:
+def describe_coverage(case, trials, held, widths):
     shares = [f"{name} {held[name] / trials:.3f} (+-{100 * widths[name]:.2g} points)" for name in widths]
     return f"{case}: {', '.join(shares)}; seconds { ({n: held[n] / trials for n in held if n.endswith('_s')}) }"
 
@@ -144,7 +138,7 @@ TRIALS, LEAST = 300, 276
     ],
     ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
 )
-def test_every_part_lies_in_its_interval(case: str, ranks: int, noise: Noise) -> None:
+def test_every_part_lies_in_its_interval(case, ranks, noise):
     """Its seconds, its share, and all that is lost, in at least 0.92 of 300 trials."""
     held, widths = measure_coverage(ranks, noise, TRIALS)
     print(f"\n{describe_coverage(case, TRIALS, held, widths)}")
@@ -152,7 +146,7 @@ def test_every_part_lies_in_its_interval(case: str, ranks: int, noise: Noise) ->
     assert min(held.values()) >= LEAST, held
 
 
-def test_truths_are_those_of_the_definitions() -> None:
+def test_truths_are_those_of_the_definitions():
     """Where they can be told without a simulation: no noise, one straggler of three."""
     actual, update_s = true_parts(3, white(0.0))
     alone_s = {name: times.step_s + times.loading_s for name, times in (("full", FULL), ("bare", BARE), ("own", SELF))}

@@ -4,17 +4,13 @@ Bare, the strategy on one device and on several are runs of the simulated strate
 straggler differ.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from scalebench.analysis.attribution.components import LOSS_PARTS
-from scalebench.analysis.attribution.lost_efficiency import Attribution, attribute_run
+from scalebench.analysis.attribution.lost_efficiency import attribute_run
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns
 from scalebench.core.spec import TrainSpec
 from scalebench.runner.parent import run_spec
@@ -30,7 +26,7 @@ MIN_COVERED = 17
 BATCH, DEVICES, SIZE = 10, 2, 80  # samples per device; in the data set, of which 60 are trained: complete batches
 STRAGGLER_S = 0.020
 # Run -> devices, samples, options, whether probes are needed.
-RUNS: dict[str, tuple[int, int, dict[str, Any], bool]] = {
+RUNS = {
     "full": (1, BATCH * DEVICES, {"step_s": 0.050, "loading_s": 0.016}, False),
     "bare": (1, BATCH, {"step_s": 0.032, "loading_s": 0.008}, False),
     "self": (1, BATCH, {"step_s": 0.038, "loading_s": 0.008}, True),
@@ -48,7 +44,7 @@ COMPARING_PARTS = ("batch", "overhead", "contention")  # of processes, which one
 MAX_DEVIATION = 0.03  # of a step: how far the median trial may be off, since the harness takes time beside the sleeps
 
 
-def run_trial(folder: Path, trial: int) -> Attribution:
+def run_trial(folder, trial):
     results = {}
     for name, (devices, batch, options, probes) in RUNS.items():
         scaling, train = ("strong", TrainSpec(global_batch=batch)) if devices > 1 else ("weak", TrainSpec(batch))
@@ -62,7 +58,7 @@ def run_trial(folder: Path, trial: int) -> Attribution:
     return attribution
 
 
-def truths(slept: Slept) -> tuple[dict[str, float], float]:
+def truths(slept):
     """Return the seconds of each part and of a step."""
     options = {name: run[2] for name, run in RUNS.items()}
     alone_s = {name: float(sum(slept(name, 0, options[name][key]).mean() for key in ("step_s", "loading_s")))
@@ -84,7 +80,7 @@ def truths(slept: Slept) -> tuple[dict[str, float], float]:
     return {name: float(value) for name, value in actual.items()}, float(together_s + sync_s)
 
 
-def test_the_intervals_contain_what_was_slept(tmp_path: Path) -> None:
+def test_the_intervals_contain_what_was_slept(tmp_path):
     attributions = list(in_parallel(partial(run_trial, tmp_path), range(TRIALS), at_once=4).values())
     truth, update_s = truths(Slept(tmp_path, TRIALS))
     held, off = {}, {}

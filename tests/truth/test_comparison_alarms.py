@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from scalebench.analysis.comparison import Comparison, compare
-from scalebench.analysis.comparison.pairing import ComparedRun
+from scalebench.analysis.comparison import compare
 from scalebench.analysis.comparison.ratio_tests import compare_independent, median_with_interval
 from scalebench.analysis.comparison.run_facts import RunFacts
 from tests.builders.comparisons import make_runs
@@ -32,7 +31,7 @@ class World:
     slower: float = 0.0  # share of throughput that the first row of B lost
     every_row: bool = False  # all rows of B lost it
 
-    def templates(self) -> list[tuple[ComparedRun, int, float]]:
+    def templates(self):
         """Return each run with its day and its mean; made once, a trial gives them other rates. They have few facts,
         whose comparison would take most of the time."""
         days = {"a": range(1, self.saved + 1) if self.saved else [1], "b": [self.saved + 1]}
@@ -48,11 +47,11 @@ class World:
         return templates
 
 
-def trials(world: World, threshold: float, number: int) -> list[Comparison]:
+def trials(world, threshold, number):
     chance, templates, compared = random.Random(f"{world} {threshold}"), world.templates(), []
     for _ in range(number):
         levels = [chance.lognormvariate(0, DAY_NOISE) for _ in range(world.saved + 2)]
-        sides: dict[str, list[ComparedRun]] = {"a": [], "b": []}
+        sides = {"a": [], "b": []}
         for run, day, mean in templates:
             rate = mean * levels[day] * chance.lognormvariate(0, NOISE)
             cells = {**run.summary.cells, "throughput_samples_per_s": rate}
@@ -62,7 +61,7 @@ def trials(world: World, threshold: float, number: int) -> list[Comparison]:
     return compared
 
 
-def count_regressions(world: World, threshold: float, number: int) -> float:
+def count_regressions(world, threshold, number):
     """Return the share of trials that end as a regression."""
     return sum(each.status == "regression" for each in trials(world, threshold, number)) / number
 

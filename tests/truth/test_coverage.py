@@ -4,18 +4,13 @@ Each trial is a run of its own seed: warm-up, the stopping rule with its looks, 
 conf/measure/default.yaml, on the sessions of all ranks; the figures are those of the record that they leave.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from scalebench.analysis import step_breakdown, throughput
-from scalebench.core.result import Result
-from scalebench.core.stats.estimates import Estimate
 from tests.truth.simulated_group import (
-    Noise,
     Times,
     autoregressive,
     contains,
@@ -34,13 +29,11 @@ UPDATES = 50_000  # more than a run can have
 QUICK, SLOW = Times(), Times(step_s=0.05, loading_s=0.01, sync_s=0.02, straggler_s=0.025, copy_s=0.01)
 
 
-def figure(result: Result, name: str) -> Estimate | None:
+def figure(result, name):
     return throughput.throughput(result)[1] if name == "throughput" else step_breakdown.BREAKDOWN_FIGURES[name](result)
 
 
-def coverage(
-    ranks: int, noise: Noise, times: Times, trials: int = TRIALS
-) -> tuple[Counter[str], dict[str, float], Counter[str]]:
+def coverage(ranks, noise, times, trials=TRIALS):
     """(trials that hold the truth, mean half-width over the truth) by figure; and how often a row is flagged."""
     spec = spec_of(ranks)
     reference = truths(times, noise, ranks)
@@ -51,11 +44,11 @@ def coverage(
         for name, truth in reference.items():
             actual = figure(result, name)
             held[name] += contains(actual, truth)
-            widths[name] += 0.0 if actual is None else (actual.high - actual.low) / 2 / truth  # type: ignore[assignment]
+            widths[name] += 0.0 if actual is None else (actual.high - actual.low) / 2 / truth
     return held, {name: total / trials for name, total in widths.items()}, flags
 
 
-def told(case: str, held: Counter[str], widths: dict[str, float], flags: Counter[str]) -> None:
+def told(case, held, widths, flags):
     summaries = [f"{name} {held[name] / TRIALS:.3f} (+-{100 * widths[name]:.2g} %)" for name in held]
     print(f"\n{case}: {', '.join(summaries)}; flagged {dict(flags)}")
 
@@ -72,7 +65,7 @@ def told(case: str, held: Counter[str], widths: dict[str, float], flags: Counter
     ],
     ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
 )
-def test_every_figure_lies_in_its_interval(case: str, ranks: int, noise: Noise) -> None:
+def test_every_figure_lies_in_its_interval(case, ranks, noise):
     """In at least 930 of 1,000 trials; many updates to a block."""
     held, widths, flags = coverage(ranks, noise, QUICK)
     told(case, held, widths, flags)
@@ -82,14 +75,14 @@ def test_every_figure_lies_in_its_interval(case: str, ranks: int, noise: Noise) 
 
 
 @pytest.mark.parametrize(("correlation", "ranks"), [(0.5, 3), (0.8, 2)])
-def test_throughput_lies_in_its_interval_where_blocks_resemble_each_other(correlation: float, ranks: int) -> None:
+def test_throughput_lies_in_its_interval_where_blocks_resemble_each_other(correlation, ranks):
     """One update to a block. Probes then have a dozen values, too few to tell that they are correlated."""
     held, widths, flags = coverage(ranks, autoregressive(correlation), SLOW)
     told(f"AR(1) {correlation} between blocks, {ranks} ranks", held, widths, flags)
     assert held["throughput"] >= LEAST
 
 
-def test_truths_are_those_of_the_definitions() -> None:
+def test_truths_are_those_of_the_definitions():
     """Where they can be told without a simulation: no noise, one straggler."""
     still = white(0.0)
     one, three = truths(QUICK, still, 1), truths(QUICK, still, 3)

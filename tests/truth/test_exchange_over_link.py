@@ -3,22 +3,17 @@
 The namespaces are those of two processes that sleep, and go with them; no interface of the machine itself is touched.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 from scalebench.analysis import step_breakdown
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
-from scalebench.core.result import Result
 from scalebench.runner.parent import run_spec
 from tests.truth.link_worker import ADDRESS, NAMESPACES
 
@@ -34,7 +29,7 @@ OVERRIDES = """strategy=ddp_gloo hardware=cpu gpus=2 model=synthetic dataset.siz
 
 
 @pytest.fixture
-def namespaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def namespaces(monkeypatch):
     """Paths of two, each with one end of the cable as eth0."""
     if os.geteuid() != 0 or not all(map(shutil.which, PROGRAMS)):
         pytest.skip(f"network namespaces need root and {', '.join(PROGRAMS)}")
@@ -54,7 +49,7 @@ def namespaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         yield paths
 
 
-def _wait_until_apart(paths: list[str]) -> None:
+def _wait_until_apart(paths):
     here, deadline_s = os.stat("/proc/self/ns/net").st_ino, time.monotonic() + 5
     while any(os.stat(path).st_ino == here for path in paths):
         if time.monotonic() > deadline_s:
@@ -62,19 +57,19 @@ def _wait_until_apart(paths: list[str]) -> None:
         time.sleep(0.01)
 
 
-def _do(path: str, command: str) -> None:
+def _do(path, command):
     reported = subprocess.run(["nsenter", f"--net={path}", *command.split()], capture_output=True, text=True)
     if reported.returncode != 0:
         pytest.skip(f"this machine gives no shaped link: {command}: {reported.stderr.strip()}")
 
 
-def exchanged(folder: Path) -> Result:
+def exchanged(folder):
     result = run_spec(resolve(compose_config(OVERRIDES)), folder, module="tests.truth.link_worker")
     assert result.status == "ok", result.reason
     return result
 
 
-def test_the_exchange_alone_takes_what_the_link_takes(namespaces: list[str], tmp_path: Path) -> None:
+def test_the_exchange_alone_takes_what_the_link_takes(namespaces, tmp_path):
     """Each of two ranks sends as many bytes as the gradients have, and receives as many at the same time.
 
     In one of three runs: the machine's other work, which only ever adds, can take more than 5 % from two busy ranks."""

@@ -1,16 +1,11 @@
 """Whole runs of real processes, which sleep as the simulated strategy does, against what they really slept."""
 
-from __future__ import annotations
-
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from scalebench.analysis import step_breakdown, throughput
-from scalebench.core.result import Result
-from scalebench.core.stats.estimates import Estimate, FloatArray
 from scalebench.runner.parent import run_spec
 from tests.builders.runs import in_parallel, simulated_spec
 from tests.truth.sleeping_worker import SYNC_S, Slept
@@ -35,17 +30,17 @@ BATCH, SIZE = 10, 80  # samples of each device; of the data set, of which 60 are
 NEAR = 0.03  # of an update: how far the mean of all trials may lie off, since the harness takes time beside the sleeps
 
 
-def one(folder: Path, trial: int) -> Result:
+def one(folder, trial):
     spec = simulated_spec(2, OPTIONS, MEASURE, seed=trial, size=SIZE)
     result = run_spec(spec, folder / f"run{trial}", module="tests.truth.sleeping_worker")
     assert result.status == "ok", result.reason
     return result
 
 
-def truths(folder: Path) -> dict[str, float]:
+def truths(folder):
     slept = partial(Slept(folder, TRIALS), "run")
 
-    def both(*nominal_s: float) -> FloatArray:
+    def both(*nominal_s):
         """Shape (ranks, steps); one duration for both ranks, or one for each."""
         return np.array([slept(rank, nominal_s[rank % len(nominal_s)]) for rank in (0, 1)])
 
@@ -68,7 +63,7 @@ def truths(folder: Path) -> dict[str, float]:
     return {name: float(value) for name, value in actual.items()}
 
 
-def figure(result: Result, name: str) -> Estimate:
+def figure(result, name):
     actual = (
         throughput.throughput(result)[1] if name == "throughput" else step_breakdown.BREAKDOWN_FIGURES[name](result)
     )
@@ -76,7 +71,7 @@ def figure(result: Result, name: str) -> Estimate:
     return actual
 
 
-def test_what_was_slept_lies_in_the_intervals(tmp_path: Path) -> None:
+def test_what_was_slept_lies_in_the_intervals(tmp_path):
     results = in_parallel(partial(one, tmp_path), range(TRIALS), at_once=3)
     truth = truths(tmp_path)
     update_s = 2 * BATCH / truth["throughput"]

@@ -4,10 +4,7 @@ Repeats of each number of devices differ by a share that is their own, and by on
 cancels in speedups. The rows have the moderated limits that a sweep's have.
 """
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,22 +16,22 @@ COUNTS = {"1 to 4": (1, 2, 4), "1 to 8": (1, 2, 4, 8), "each to 8": tuple(range(
 COMMON_SD, TRIALS, MIN_COVERED, MAX_COVERED = 0.05, 1000, 0.92, 0.99
 
 
-def straight(gpus: int) -> float:
+def straight(gpus):
     return 0.1 + 0.9 * gpus
 
 
-def amdahl(gpus: int) -> float:
+def amdahl(gpus):
     return 1 / (0.03 + 0.97 / gpus)
 
 
-def make_curve(chance: np.random.Generator, speedups: dict[int, float], repeats: int, sd: float, against: str) -> Curve:
+def make_curve(chance, speedups, repeats, sd, against):
     """Make the curve of one sweep: `bare` is a row beside it on one device, `self` its own row on one device."""
     common = chance.normal(0, COMMON_SD, repeats)
     levels = {gpus: math.log(value) + common + chance.normal(0, sd, repeats) for gpus, value in speedups.items()}
     levels[0] = common + chance.normal(0, sd, repeats)  # one device of the bare baseline
     base = 1 if against == "self" else 0
     table = RepeatTable({gpus: dict(enumerate(each)) for gpus, each in levels.items()})
-    rows: list[dict[str, Any]] = []
+    rows = []
     for gpus in speedups:
         row = {"gpus": gpus, "run_id": str(gpus), f"baseline_{against}_id": str(base), "interval_over": "repeats"}
         ratio = table.difference(gpus, base, list(levels[gpus] - levels[base])).to_estimate()
@@ -44,7 +41,7 @@ def make_curve(chance: np.random.Generator, speedups: dict[int, float], repeats:
     return Curve("ddp", {}, {}, rows)
 
 
-def count_covered(counts: tuple[int, ...], repeats: int, sd: float, against: str, law: Any, trials: int) -> int:
+def count_covered(counts, repeats, sd, against, law, trials):
     chance = np.random.default_rng(len(counts) + repeats)
     speedups = {gpus: law(gpus) / (law(1) if against == "self" else 1.0) for gpus in counts}
     actual = np.polyfit(counts, list(speedups.values()), 1)[0]
@@ -56,7 +53,7 @@ def count_covered(counts: tuple[int, ...], repeats: int, sd: float, against: str
     return covered
 
 
-def test_a_slope_to_32_devices_holds_the_truth() -> None:
+def test_a_slope_to_32_devices_holds_the_truth():
     """The case that ordinary least squares covers in 0.48 of the sweeps, since one point decides the slope."""
     assert count_covered(COUNTS["1 to 32"], 3, 0.03, "self", straight, 300) >= 0.9 * 300
 
@@ -67,7 +64,7 @@ def test_a_slope_to_32_devices_holds_the_truth() -> None:
 @pytest.mark.parametrize("against", ["bare", "self"])
 @pytest.mark.parametrize("repeats", [3, 5])
 @pytest.mark.parametrize("name", COUNTS)
-def test_slopes_hold_the_truth(name: str, repeats: int, against: str, law: Any) -> None:
+def test_slopes_hold_the_truth(name, repeats, against, law):
     """Of lines and of curves, in 0.92 to 0.99 of 1,000 sweeps."""
     share = count_covered(COUNTS[name], repeats, 0.03, against, law, TRIALS) / TRIALS
     print(f"\n{name}, {repeats} repeats, against {against}, {law.__name__}: {share:.3f}")

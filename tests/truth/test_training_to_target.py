@@ -1,14 +1,11 @@
 """Trainings of real processes with a known course, against what it must come to."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 import pytest
 
 import scalebench
-from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
+from scalebench.analysis.time_to_target import summarize_trainings
 from scalebench.core.spec import StopSpec, TrainSpec
 from scalebench.core.stats.estimates import Estimate
 from scalebench.runner.parent import run_spec
@@ -24,10 +21,10 @@ UPDATES = {1: 90, 2: 75}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, TrainingOutcome]]:
+def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trainings")
 
-    def one(case: tuple[int, int]) -> str:
+    def one(case):
         gpus, seed = case
         train = TrainSpec(batch_per_device=BATCH, stop=StopSpec(epochs=9.0, target=TARGET))
         spec = simulated_spec(gpus, {"learning": RATE, "step_s": STEP_S}, size=SIZE, train=train, seed=seed)
@@ -38,7 +35,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, Tra
     return folder, {one.first_run["gpus"]: one for one in summarize_trainings(scalebench.load(folder))}
 
 
-def test_epochs_metric_and_gap_are_those_of_the_course(found: tuple[Path, dict[int, TrainingOutcome]]) -> None:
+def test_epochs_metric_and_gap_are_those_of_the_course(found):
     for gpus, one in found[1].items():
         assert (one.seeds, one.reached, one.stopped_by) == (3, 3, ["target"])
         last = math.exp(-RATE * UPDATES[gpus])
@@ -46,7 +43,7 @@ def test_epochs_metric_and_gap_are_those_of_the_course(found: tuple[Path, dict[i
         assert {name: one.figures[name].value for name in expected} == pytest.approx(expected)
 
 
-def test_seconds_are_of_all_updates_but_the_first(found: tuple[Path, dict[int, TrainingOutcome]]) -> None:
+def test_seconds_are_of_all_updates_but_the_first(found):
     for gpus, one in found[1].items():
         interval = one.figures["time_to_target_s"]
         seconds = interval.value
@@ -54,7 +51,7 @@ def test_seconds_are_of_all_updates_but_the_first(found: tuple[Path, dict[int, T
         assert seconds == one.figures["trained_s"].value
 
 
-def test_the_speedup_is_that_of_updates_and_not_of_samples(found: tuple[Path, dict[int, TrainingOutcome]]) -> None:
+def test_the_speedup_is_that_of_updates_and_not_of_samples(found):
     """Two devices see twice the samples in an update that takes as long, and need 5 epochs for 3."""
     one, two = found[1][1], found[1][2]
     assert one.figures["speedup_target_bare"] == Estimate(1.0)

@@ -1,16 +1,12 @@
 """A programmed warm-up against the one that is found, a drift against the flag, in whole sessions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from scalebench.analysis import throughput
-from scalebench.core.result import Result
 from scalebench.runner.parent import run_spec as run_processes
 from tests.builders.runs import in_parallel, simulated_spec
 from tests.truth.simulated_group import Noise, Times, autoregressive, lognormal, run, spec_of, spikes, truths, white
@@ -27,12 +23,12 @@ FLAT = [(length, height) for length in (0, 1, 3, 10, 40, 100, 300) for height in
 Of = Callable[[float], Noise]
 
 
-def near(actual: int | None, length: int) -> bool:
+def near(actual, length):
     """Within one block, which warm-up has of single updates, or a tenth of its length."""
     return actual is not None and abs(actual - length) <= max(1, length // 10)
 
 
-def found_steps(length: int, height: float, noise: Noise, seed: int) -> int | None:
+def found_steps(length, height, noise, seed):
     """As the record has it, of a warm-up that stays the same until it ends; looked for where it can have ended."""
     spec = spec_of(1, warmup_steps=50 if length < 50 else 400, **BRIEF)
     times = Times(warmup_s=(height * STEP_S,) * length)
@@ -50,7 +46,7 @@ def found_steps(length: int, height: float, noise: Noise, seed: int) -> int | No
     ],
     ids=["white", "lognormal", "ar5", "ar8", "spikes"],
 )
-def test_a_warm_up_that_ends_at_once_is_found(name: str, of: Of, widest: float, heights: tuple[float, ...]) -> None:
+def test_a_warm_up_that_ends_at_once_is_found(name, of, widest, heights):
     shares = {}
     for length, height in FLAT:
         if height in heights:
@@ -66,7 +62,7 @@ def test_a_warm_up_that_ends_at_once_is_found(name: str, of: Of, widest: float, 
 
 
 @pytest.mark.parametrize("fall", [3.0, 20.0, 100.0], ids=lambda fall: f"{fall:g}_updates")
-def test_a_warm_up_that_decays_ends_where_it_sinks_into_the_noise(fall: float) -> None:
+def test_a_warm_up_that_decays_ends_where_it_sinks_into_the_noise(fall):
     """By e in `fall` updates. What is left is less than six standard deviations of the noise, and not nothing."""
     width, spec = 0.05, spec_of(1, **BRIEF)
     times = Times(warmup_s=tuple(2 * STEP_S * np.exp(-np.arange(2000) / fall)))
@@ -77,11 +73,11 @@ def test_a_warm_up_that_decays_ends_where_it_sinks_into_the_noise(fall: float) -
     assert len(left) >= 0.85 * TRIALS, "the tail of a slow decay may pass for a drift until the bounds are reached"
 
 
-def measured(times: Times, seed: int) -> Result:
+def measured(times, seed):
     return run(spec_of(2, probes=False, max_s=5.0), times, white(), 50_000, seed)
 
 
-def test_a_warm_up_that_nothing_tells_beforehand_is_left_out_on_loading() -> None:
+def test_a_warm_up_that_nothing_tells_beforehand_is_left_out_on_loading():
     """As long as it stays the same it is like a steady state; when it ends within the measured blocks, these tell."""
     times = Times(warmup_s=(5 * STEP_S,) * 100)
     truth = truths(times, white(), 2)["throughput"]
@@ -91,11 +87,11 @@ def test_a_warm_up_that_nothing_tells_beforehand_is_left_out_on_loading() -> Non
     assert held >= 0.9 * 2 * TRIALS
 
 
-def unsteady(times: Times, seed: int) -> list[str]:
+def unsteady(times, seed):
     return throughput.find_drift(measured(times, seed), 0.01) or []
 
 
-def test_a_drift_is_flagged_and_none_is_not() -> None:
+def test_a_drift_is_flagged_and_none_is_not():
     drifting = sum("drifts" in unsteady(Times(drift=0.3), seed) for seed in range(TRIALS))
     false = sum(bool(unsteady(Times(), seed)) for seed in range(4 * TRIALS))
     print(f"\ndrift: flagged in {drifting} of {TRIALS}; without any in {false} of {4 * TRIALS}")
@@ -103,17 +99,17 @@ def test_a_drift_is_flagged_and_none_is_not() -> None:
     assert false <= 0.05 * 4 * TRIALS
 
 
-def test_where_no_steady_state_comes_none_is_found() -> None:
+def test_where_no_steady_state_comes_none_is_found():
     """Null, and nothing wrong, where each update takes longer than the one before."""
     spec = spec_of(1, warmup_max_steps=400, **BRIEF)
     founds = [run(spec, Times(drift=30.0), white(), 6000, seed).ranks[0].steady_after_steps for seed in range(TRIALS)]
     assert founds == [None] * TRIALS
 
 
-def test_a_warm_up_that_was_slept_is_found(tmp_path: Path) -> None:
+def test_a_warm_up_that_was_slept_is_found(tmp_path):
     """With real processes, in noise beside which what the machine's other work does to a sleep is small."""
 
-    def slept(length: int) -> Result:
+    def slept(length):
         options = {"step_s": 0.02, "warmup_s": 0.2, "warmup_steps": length}
         measure = {"warmup_steps": 50, "warmup_max_s": 30.0, "target": 0.05}
         return run_processes(simulated_spec(1, options, measure), tmp_path / str(length), module=SLEEPING)

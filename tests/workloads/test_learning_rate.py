@@ -11,7 +11,7 @@ from tests.builders.runs import simulated_spec
 PER_EPOCH = 10
 
 
-def rates(updates: int = 0, **changes: object) -> list[float]:
+def rates(updates=0, **changes):
     """Those of the first updates, the highest being 1."""
     made = LearningRateSchedule(TrainSpec(**changes), 1.0, PER_EPOCH)
     return [made.at_step(number) for number in range(updates)]

@@ -8,7 +8,7 @@ from scalebench.core.errors import InputError
 from scalebench.workloads.network import Network
 
 
-def image(size: int = 8, channels: int = 3) -> Network:
+def image(size=8, channels=3):
     return Network("net", (size, size, channels))
 
 
@@ -102,7 +102,7 @@ def test_mistakes():
         net.conv(net.input, "other", 4, (3,))
 
 
-def tokens(length: int = 5) -> Network:
+def tokens(length=5):
     return Network("net", (length,))
 
 

@@ -5,7 +5,6 @@ import itertools
 import math
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -39,12 +38,12 @@ BLOCKS = ("dense", "relu", "residual", "branches", "dead_end")
 
 
 @functools.cache
-def load_model(name: str) -> Network:
+def load_model(name):
     model = yaml.safe_load((CONF / f"{name}.yaml").read_text())
     return networks.build_by_name(name, model["input_shape"], model["outputs"], model["options"])
 
 
-def build_blocks(blocks: list[str]) -> Network:
+def build_blocks(blocks):
     """Build a network of dense layers of one width, some of which are read past their successors."""
     net = Network("net", (4,))
     x = net.input
@@ -62,17 +61,17 @@ def build_blocks(blocks: list[str]) -> Network:
     return net
 
 
-def values_read_behind(net: Network, position: int) -> set[str]:
+def values_read_behind(net, position):
     """Return the values made up to this position that later nodes read."""
     made = {node.name for node in net.nodes[: position + 1]}
     return made & {name for node in net.nodes[position + 1 :] for name in node.inputs}
 
 
-def has_weights(stage: NetworkStage) -> bool:
+def has_weights(stage):
     return any(array.trainable for node in stage.nodes for array in node.arrays)
 
 
-def check(net: Network, stages: list[NetworkStage]):
+def check(net, stages):
     """Assert that stages are consecutive, have weights, and pass on one value."""
     assert [node for stage in stages for node in stage.nodes] == net.nodes[1:]
     assert [stage.index for stage in stages] == list(range(len(stages)))
@@ -83,7 +82,7 @@ def check(net: Network, stages: list[NetworkStage]):
     assert all(has_weights(stage) for stage in stages)
 
 
-def most_expensive(net: Network, stages: list[NetworkStage], costs: list[float]) -> float:
+def most_expensive(net, stages, costs):
     cost = dict(zip((node.name for node in net.nodes), costs, strict=True))
     return max(sum(cost[node.name] for node in stage.nodes) for stage in stages)
 
@@ -98,9 +97,7 @@ def test_a_cut_is_where_only_one_value_is_passed_on(blocks):
 @given(st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=7), st.integers(1, 4), st.data())
 def test_the_most_expensive_stage_is_as_cheap_as_possible(blocks, count, data):
     net = build_blocks([*blocks, "dense"])
-    costs: list[float] = data.draw(
-        st.lists(st.integers(0, 9).map(float), min_size=len(net.nodes), max_size=len(net.nodes))
-    )
+    costs = data.draw(st.lists(st.integers(0, 9).map(float), min_size=len(net.nodes), max_size=len(net.nodes)))
     costs[0] = 0.0
     ways = []
     for inner in itertools.combinations(find_cuts(net), count - 1):
@@ -217,14 +214,14 @@ def test_costs_that_are_not_of_these_nodes(wrong):
 
 def test_a_deep_network_is_cut_quickly():
     """All costs differ, so that nothing is cut short; 0.2 s of 300 layers through 8 stages."""
-    net: Any = build_blocks(["dense"] * 300)
+    net = build_blocks(["dense"] * 300)
     seeded = random.Random(1)
     costs = [0.0, *(seeded.random() for _ in range(300))]
     stages = split_into_stages(net, 8, costs)
     assert most_expensive(net, stages, costs) < 1.1 * sum(costs) / 8
 
 
-def spec_of(samples: int, global_batch: int, gpus: int, feed: str = "host") -> RunSpec:
+def spec_of(samples, global_batch, gpus, feed="host"):
     config = Config(dataset=DatasetSpec(size=samples, validation_share=0.0, feed=feed))
     places = [RankPlacement(rank, rank, 0, [rank], [], 1) for rank in range(gpus)]
     return RunSpec(config, "cpu", gpus, 1, places, -(-global_batch // gpus), global_batch, "0" * 16)

@@ -20,22 +20,22 @@ from scalebench.workloads.source import Source
 from scalebench.workloads.uncached_rows import UncachedRows
 
 
-def arrays(samples: int) -> tuple[np.ndarray, np.ndarray]:
+def arrays(samples):
     """Each sample's input and target say which sample it is."""
     rows = np.arange(samples)
     return np.repeat(rows[:, None], 3, axis=1).astype(np.float32), rows
 
 
-def source(samples=20, global_batch=6, replica=0, replicas=1, seed=0, **options) -> Source:
+def source(samples=20, global_batch=6, replica=0, replicas=1, seed=0, **options):
     return Source(*arrays(samples), global_batch=global_batch, seed=seed, replica=replica, replicas=replicas, **options)
 
 
-def group(samples, global_batch, replicas, **options) -> list[Source]:
+def group(samples, global_batch, replicas, **options):
     return [source(samples, global_batch, replica, replicas, **options) for replica in range(replicas)]
 
 
 @st.composite
-def sizes(draw) -> tuple[int, int, int]:
+def sizes(draw):
     replicas = draw(st.integers(1, 6))
     return draw(st.integers(replicas, 80)), draw(st.integers(replicas, 30)), replicas
 
@@ -198,12 +198,12 @@ def array(tmp_path):
     return saved(tmp_path / "inputs.npy", rows)
 
 
-def saved(path: Path, rows: np.ndarray) -> np.memmap:
+def saved(path, rows):
     np.save(path, rows)
     return np.load(path, mmap_mode="r")
 
 
-def disk_rows(array: np.memmap) -> UncachedRows:
+def disk_rows(array):
     try:
         return UncachedRows(array)
     except InputError as error:
@@ -219,7 +219,7 @@ def test_rows_equal_those_of_the_map(array, tmp_path):
     assert disk_rows(labels)(np.array([3, 49, 0])).tolist() == [3, 49, 0]
 
 
-def read_bytes() -> int:
+def read_bytes():
     """Bytes that this process made the disk deliver (man 5 proc)."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(dict(line.split(": ") for line in lines)["read_bytes"])

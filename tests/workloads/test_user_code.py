@@ -172,11 +172,11 @@ def test_a_wrong_model_is_the_users_mistake_unless_it_is_of_a_plugin(case):
     assert isinstance(caught.value, PluginError) == (case == "of a plugin")
 
 
-def filled_keys(model: ModelSpec) -> tuple[object, ...]:
+def filled_keys(model):
     return model.input_shape, model.target_shape, model.outputs, model.loss, model.metric
 
 
-COMPLETED: dict[str, tuple[ModelSpec, SampleShape, tuple[object, ...]]] = {
+COMPLETED = {
     "quantities": (USER_MODEL, CURVES, ([200, 3], [2], 2, "mse", "mse")),
     "classes": (USER_MODEL, PICTURES, ([32, 32, 3], [], 10, "cross_entropy", "accuracy")),
     "two axes": (USER_MODEL, SampleShape((4,), (3, 2)), ([4], [3, 2], 6, "mse", "mse")),

@@ -12,7 +12,6 @@ from scalebench.cli.commands.doctor import cuda_check
 from scalebench.core.machine import machine
 from scalebench.core.machine.cpus import NumaNode
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.machine.machine import Machine
 from tests.builders.runs import MACHINE
 from tests.nvml_stand_in import parse_matrix, put_in, read_table
 
@@ -21,13 +20,13 @@ TOPOLOGY = [["X", "PIX", "SYS"], ["PIX", "X", "SYS"], ["SYS", "SYS", "X"]]
 NODES = [NumaNode(0, [0, 1, 2, 3], 64 * 2**30, {}), NumaNode(1, [4, 5, 6, 7], None, {})]
 
 
-def rows(**changes: object) -> dict[str, str]:
-    results = doctor.list_machine_rows(dataclasses.replace(MACHINE, **changes))  # type: ignore[arg-type]
+def rows(**changes):
+    results = doctor.list_machine_rows(dataclasses.replace(MACHINE, **changes))
     assert len({name for name, _ in results}) == len(results)
     return dict(results)
 
 
-def drawn(here: Machine) -> list[str]:
+def drawn(here):
     console = Console(width=200, record=True, color_system=None, file=io.StringIO())
     table = doctor.make_link_table(here)
     assert table is not None
@@ -73,7 +72,7 @@ def test_processors_nodes_and_limits():
 )
 def test_unusual_facts_of_a_gpu_are_shown(changes, message):
     usual = ["A100", "40 GiB", "400 W", "NUMA node 0", "SM up to 1410 MHz", "memory up to 1215 MHz"]
-    words = rows(gpus=[dataclasses.replace(PLAIN, **changes)])["GPU 0"].split(", ")  # type: ignore[arg-type]
+    words = rows(gpus=[dataclasses.replace(PLAIN, **changes)])["GPU 0"].split(", ")
     new = [word for word in words if word not in usual]
     assert new == ([message] if message not in ("", *usual) else [])
 

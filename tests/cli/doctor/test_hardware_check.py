@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from scalebench.__main__ import main
-from scalebench.cli.commands.doctor.check_result import DIFFERS, OK, UNCHECKED, CheckResult, is_near
+from scalebench.cli.commands.doctor.check_result import DIFFERS, OK, UNCHECKED, is_near
 from scalebench.cli.commands.doctor.hardware_check import (
     check_container,
     check_node,
@@ -22,7 +22,6 @@ from scalebench.cli.commands.doctor.hardware_check import (
 )
 from scalebench.core.machine import machine
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.machine.machine import Machine
 from scalebench.core.spec import Config, HardwareSpec, SlurmSpec
 from tests.builders.runs import MACHINE
 from tests.cli.doctor.test_slurm_check import SINFO
@@ -33,17 +32,17 @@ A100_NODE = HardwareSpec(
 )  # fmt: skip
 
 
-def gpu(index: int, name: str | None = "NVIDIA A100-SXM4-40GB", memory_bytes: int | None = 40 * 2**30) -> Gpu:
+def gpu(index, name="NVIDIA A100-SXM4-40GB", memory_bytes=40 * 2**30):
     return Gpu(index, name, f"GPU-{index}", memory_bytes, None, None, None, None, None)
 
 
-def host(*gpus: Gpu, **changes: object) -> Machine:
+def host(*gpus, **changes):
     """A machine with 48 cores and 1 TiB."""
     figures = {"cpus": 48, "cpus_physical": 48, "memory_bytes": 2**40, "gpus": list(gpus)}
-    return dataclasses.replace(MACHINE, **{**figures, **changes})  # type: ignore[arg-type]
+    return dataclasses.replace(MACHINE, **{**figures, **changes})
 
 
-def node_results(hardware: HardwareSpec, here: Machine, in_job: bool = False) -> dict[str, CheckResult]:
+def node_results(hardware, here, in_job=False):
     return {line.key: line for line in check_node(hardware, here, in_job)}
 
 
@@ -119,7 +118,7 @@ CLUSTER = HardwareSpec("mine", this_machine=False, scheduler="slurm")
 MOUNTS = [("/", "ext4"), ("/home", "nfs4"), ("/home/me/local", "xfs"), ("/scratch", "fuse.x")]
 
 
-def verdicts(hardware: HardwareSpec) -> dict[str, tuple[str, str]]:
+def verdicts(hardware):
     return {line.key: (line.actual, line.verdict) for line in check_node(hardware, MACHINE)}
 
 

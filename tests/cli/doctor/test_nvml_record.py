@@ -12,7 +12,7 @@ from tests.nvml_stand_in import TABLES, UUIDS, put_in, read_table
 pytestmark = pytest.mark.gpu
 
 
-def record(path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def record(path, capsys):
     assert main(["doctor", "--record", str(path)]) == 0
     return capsys.readouterr().out.splitlines()
 

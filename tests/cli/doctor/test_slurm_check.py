@@ -1,7 +1,6 @@
 """SLURM's answers, from sinfo's lines and made-up commands, checked against a YAML."""
 
 import dataclasses
-from typing import Any
 
 import pytest
 
@@ -9,7 +8,7 @@ from scalebench.cli.commands.doctor.check_result import DIFFERS, OK, UNCHECKED, 
 from scalebench.cli.commands.doctor.slurm_check import check_partition, check_slurm
 from scalebench.core.spec import Config, HardwareSpec, MeasureSpec, SlurmSpec
 from scalebench.slurm.commands import Slurm, SlurmError, SlurmUnreachable
-from scalebench.slurm.partition import PartitionNode, parse_sinfo
+from scalebench.slurm.partition import parse_sinfo
 from tests.slurm.builders import SINFO
 
 NODES = parse_sinfo(SINFO)
@@ -19,9 +18,7 @@ ALPHA = HardwareSpec(
 )  # fmt: skip
 
 
-def partition_results(
-    hardware: dict[str, Any] | None = None, nodes: list[PartitionNode] = NODES, **slurm: Any
-) -> dict[str, CheckResult]:
+def partition_results(hardware=None, nodes=NODES, **slurm):
     wants = dataclasses.replace(ALPHA.slurm, **slurm)
     config = Config(hardware=dataclasses.replace(ALPHA, slurm=wants, **(hardware or {})), measure=MeasureSpec())
     return {line.key: line for line in check_partition(config, nodes)}
@@ -101,17 +98,17 @@ MPI = "MPI plugin types are...\n\tpmix\n\tnone\n\tpmi2\nspecific pmix plugin ver
 class FakeSlurm(Slurm):
     """Answers by the first words of a command; None raises what SLURM would say."""
 
-    def __init__(self, answers: dict[str, str] | None = None, there: bool = True):
+    def __init__(self, answers=None, there=True):
         super().__init__(None)
         usual = {"sbatch --version": "slurm 22.05.8\n", "sinfo": SINFO, "scontrol show partition alpha": SHOWN}
         self.answers = usual | {"srun --mpi": MPI, "srun --help": "--container\n"} | (answers or {})
         self.there = there
-        self.asked: list[str] = []
+        self.asked = []
 
-    def path(self, name: str) -> str | None:
+    def path(self, name):
         return f"/opt/slurm/bin/{name}" if self.there else None
 
-    def run(self, name: str, *words: str, limit_s: float = 20.0, **more: Any) -> str:
+    def run(self, name, *words, limit_s=20.0, **more):
         command = " ".join([name, *words])
         self.asked.append(command)
         answer = next((text for start, text in self.answers.items() if command.startswith(start)), None)
@@ -120,12 +117,12 @@ class FakeSlurm(Slurm):
         return answer
 
 
-def wanting(partition: str = "alpha", **wants: Any) -> Config:
+def wanting(partition="alpha", **wants):
     slurm = SlurmSpec(partition, **wants)
     return Config(hardware=HardwareSpec("alpha", devices="cuda", this_machine=False, scheduler="slurm", slurm=slurm))
 
 
-def slurm_results(slurm: FakeSlurm, **wants: Any) -> dict[str, tuple[str, str]]:
+def slurm_results(slurm, **wants):
     results, _ = check_slurm(slurm, wanting(**wants))
     return {line.key: (line.actual, line.verdict) for line in results}
 

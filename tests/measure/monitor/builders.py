@@ -1,7 +1,5 @@
 """Artificial time series, whose figures are known."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -13,7 +11,7 @@ WINDOW = TimeWindow(BEGIN_S + 10.0, BEGIN_S + 20.0)
 Curve = float | Callable[[float], float]
 
 
-def series(columns: dict[str, Curve], begin_s: float = 0.0, end_s: float = 30.0, every_s: float = 0.1) -> TimeSeries:
+def series(columns, begin_s=0.0, end_s=30.0, every_s=0.1):
     """Return a series sampled in [begin_s, end_s]: `source/quantity` -> a constant, or a function of the seconds since
     BEGIN_S."""
     at_s = np.arange(round((end_s - begin_s) / every_s) + 1) * every_s + begin_s
@@ -25,6 +23,6 @@ def series(columns: dict[str, Curve], begin_s: float = 0.0, end_s: float = 30.0,
     return TimeSeries(by_name)
 
 
-def join(*parts: TimeSeries) -> TimeSeries:
+def join(*parts):
     """Join several series with different columns."""
     return TimeSeries({key: column for part in parts for key, column in part._columns.items()})

@@ -1,32 +1,28 @@
 """The monitor's part of the record: from runs with real processes, and from artificial series of several nodes, each by
 its own clock, combined into the figures of one run."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
-from pathlib import Path
 
 import pytest
 
 from scalebench.analysis import load
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.result import MonitorRecord, RankRecord, Result, read_result
+from scalebench.core.result import MonitorRecord, read_result
 from scalebench.core.run_folder import MONITOR_FILE, monitor_path
-from scalebench.core.spec import RankPlacement, RunSpec
+from scalebench.core.spec import RankPlacement
 from scalebench.measure.monitor import aggregate
 from scalebench.measure.monitor.aggregate import MonitorPart, list_used_gpus, make_monitor_part
-from scalebench.measure.monitor.time_series import TimeSeries
 from scalebench.measure.nodes import NodeReport
 from scalebench.runner.parent import run_spec
 from tests.builders.runs import MACHINE, rank, simulated_spec
-from tests.measure.monitor.builders import BEGIN_S, Curve, series
+from tests.measure.monitor.builders import BEGIN_S, series
 from tests.nvml_stand_in import put_in
 
 FLAGS_OF_OTHERS = {"busy_machine", "swapping"}  # depend on other programs on this machine
 
 
-def gpu_spec(setup_s: float) -> RunSpec:
+def gpu_spec(setup_s):
     """Return a run of two processes that sleep, each of which claims to drive a GPU.
 
     `setup_s` gives the monitor time to start where it has to wait for a core.
@@ -36,12 +32,12 @@ def gpu_spec(setup_s: float) -> RunSpec:
     return dataclasses.replace(spec, device="cuda")
 
 
-def flags(result: Result) -> set[str]:
+def flags(result):
     return set(result.flags) - FLAGS_OF_OTHERS - {"oversubscribed"}
 
 
 @pytest.mark.slow
-def test_a_run_on_cores(tmp_path: Path) -> None:
+def test_a_run_on_cores(tmp_path):
     spec = simulated_spec(options={"step_s": 0.002}, measure={"monitor": True, "min_s": 2.0, "max_s": 2.0})
     result = run_spec(spec, tmp_path / "run")
     m = result.monitor
@@ -58,7 +54,7 @@ def test_a_run_on_cores(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_on_gpus(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_gpus(tmp_path, nvml_library, monkeypatch):
     put_in(monkeypatch, nvml_library, PROCESSES_0=os.getpid())  # this process, which is not foreign
     result = run_spec(gpu_spec(setup_s=1.0), tmp_path / "run")
     m, seconds = result.monitor, result.phases.measure_s
@@ -73,9 +69,7 @@ def test_a_run_on_gpus(tmp_path: Path, nvml_library: Path, monkeypatch: pytest.M
     assert row["energy_j_per_sample"] == pytest.approx(m.energy_j / samples) and row["energy_from"] == "counter+power"
 
 
-def test_conditions_of_the_devices_are_flagged(
-    tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_conditions_of_the_devices_are_flagged(tmp_path, nvml_library, monkeypatch):
     conditions = {"TEMPERATURE_0": 88, "REASONS_0": 0x8, "SM_CLOCK_1": 1300, "PROCESSES_1": os.getppid()}
     put_in(monkeypatch, nvml_library, **conditions)
     result = run_spec(gpu_spec(setup_s=2.0), tmp_path / "run")
@@ -85,8 +79,8 @@ def test_conditions_of_the_devices_are_flagged(
     assert row["throttle_reasons"] == "hw_slowdown" and "foreign_process" in row["flags"]
 
 
-def test_a_monitor_that_fails_is_no_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: object) -> None:
+def test_a_monitor_that_fails_is_no_failed_run(tmp_path, monkeypatch):
+    def broken(*args):
         raise ValueError("two\nlines")
 
     monkeypatch.setattr(aggregate, "summarize_monitor", broken)
@@ -95,7 +89,7 @@ def test_a_monitor_that_fails_is_no_failed_run(tmp_path: Path, monkeypatch: pyte
     assert result.monitor == MonitorRecord(reason="the series could not be read: ValueError: two lines")
 
 
-def test_a_missing_series_has_a_reason(tmp_path: Path) -> None:
+def test_a_missing_series_has_a_reason(tmp_path):
     part = make_monitor_part(simulated_spec(), tmp_path, [], MACHINE, "measure.monitor=false")
     assert part == MonitorPart(MonitorRecord(reason="measure.monitor=false"), [])
     (tmp_path / MONITOR_FILE).write_bytes(b"half")
@@ -103,14 +97,14 @@ def test_a_missing_series_has_a_reason(tmp_path: Path) -> None:
     assert part.monitor.file is None and (part.monitor.reason or "").startswith("the series could not be read")
 
 
-def test_a_run_that_measured_nothing_has_a_reason(tmp_path: Path) -> None:
+def test_a_run_that_measured_nothing_has_a_reason(tmp_path):
     options = {"fault": "raise", "fault_phase": "setup"}
     result = run_spec(simulated_spec(options=options, measure={"monitor": True}), tmp_path / "r")
     expected = MonitorRecord(file=MONITOR_FILE, reason="nothing was measured")
     assert (result.status, result.monitor) == ("failed", expected)
 
 
-def test_the_gpus_of_a_run_are_identified() -> None:
+def test_the_gpus_of_a_run_are_identified():
     spec = dataclasses.replace(gpu_spec(0.0), places=[RankPlacement(r, r, 0, [r], [], 1) for r in range(3)])
     local = [rank(r, hostname=os.uname().nodename) for r in range(3)]
     assert list_used_gpus(spec, local, lambda: [5, 2, 0]) == [0, 2, 5]
@@ -126,11 +120,11 @@ AHEAD_S = 15.0  # of node 1's clock: by that of node 0 its measured phase would 
 GPUS = [Gpu(index, "samples up", f"GPU-{index}", 2**35, 1410, 1215, 400.0, 0, None) for index in range(3)]
 
 
-def columns(node: int, util_share: float, sm_clock_mhz: float = 1400.0) -> dict[str, Curve]:
+def columns(node, util_share, sm_clock_mhz=1400.0):
     """Return the columns of a node with 4 x (node + 1) cores, half of them busy; its two GPUs are NVML's 1 and 2."""
     cores, ranks = 4.0 * (node + 1), [2 * node, 2 * node + 1]
     at = AHEAD_S * node
-    values: dict[str, Curve] = {
+    values = {
         "cpu/cores": cores, "cpu/busy_s": lambda t: cores / 2 * t, "cpu/programs_s": lambda t: 1.05 * t,
         "ours/cpu_s": lambda t: 1.0 * t, "memory/available_bytes": 1e9 * (node + 1), "swap/in_bytes": 0.0,
         "swap/out_bytes": 0.0, "net:eth0/sent_bytes": lambda t: 1e6 * (node + 1) * t, "net:eth0/received_bytes": 0.0,
@@ -147,14 +141,14 @@ def columns(node: int, util_share: float, sm_clock_mhz: float = 1400.0) -> dict[
     return values
 
 
-def measured_rank(number: int) -> RankRecord:
+def measured_rank(number):
     node = number // 2
     begin_s = BEGIN_S + 10.0 + AHEAD_S * node
     marks_s = {"warmup": begin_s - 5.0, "measure": begin_s, "evaluate": begin_s + 10.0}
     return rank(number, hostname=f"n{node}", marks_s=marks_s, clock_offset_s=AHEAD_S if node else None)
 
 
-def spec_of(device: str = "cuda") -> RunSpec:
+def spec_of(device="cuda"):
     places = [RankPlacement(r, r % 2, r // 2, [r % 2], [], 1) for r in range(4)]
     spec = dataclasses.replace(simulated_spec(), nodes=2, places=places, device=device)
     spec.config.hardware.hosts = ["n0:2", "n1:2"]
@@ -167,13 +161,7 @@ REPORTS = [
 ]
 
 
-def combine(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    samples: list[TimeSeries | None],
-    reports: list[NodeReport | None] | None = None,
-    device: str = "cuda",
-) -> MonitorPart:
+def combine(tmp_path, monkeypatch, samples, reports=None, device="cuda"):
     by_path = {}
     for node, each in enumerate(samples):
         if each is not None:
@@ -187,11 +175,11 @@ def combine(
     )
 
 
-def both(**changes: float) -> list[TimeSeries | None]:
+def both(**changes):
     return [series(columns(0, 0.9), end_s=60.0), series(columns(1, 0.5, **changes), end_s=60.0)]
 
 
-def test_figures_of_two_nodes_are_combined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_of_two_nodes_are_combined(tmp_path, monkeypatch):
     result = combine(tmp_path, monkeypatch, both())
     m = result.monitor
     assert (m.file, m.reason, result.flags) == ("monitor.parquet", None, [])
@@ -208,9 +196,7 @@ def test_figures_of_two_nodes_are_combined(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("named", "expected"), [((1, 2), [1, 2]), ((1, None), [1])], ids=["recorded", "unknown"])
-def test_gpus_of_a_node_are_those_that_its_ranks_recorded(
-    named: tuple[int | None, int | None], expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_of_a_node_are_those_that_its_ranks_recorded(named, expected, tmp_path, monkeypatch):
     """Where SLURM shows each rank one GPU, the agent with the monitor sees that of the first rank alone."""
     monkeypatch.setattr(aggregate, "read_series", lambda path: both()[0])
     monitor_path(tmp_path, 0).touch()
@@ -222,7 +208,7 @@ def test_gpus_of_a_node_are_those_that_its_ranks_recorded(
 
 
 @pytest.mark.parametrize("lost", ["series", "facts"])
-def test_a_missing_part_makes_a_figure_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+def test_a_missing_part_makes_a_figure_null(tmp_path, monkeypatch, lost):
     if lost == "series":
         killed = dataclasses.replace(REPORTS[1], monitor_reason="the monitor was killed by SIGKILL")
         m = combine(tmp_path, monkeypatch, [both()[0], None], [REPORTS[0], killed]).monitor
@@ -234,9 +220,7 @@ def test_a_missing_part_makes_a_figure_null(tmp_path: Path, monkeypatch: pytest.
     assert MonitorRecord(file=m.file, reason=m.reason, devices=m.devices) == m
 
 
-def test_a_node_without_gpu_figures_makes_those_of_the_run_null(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_without_gpu_figures_makes_those_of_the_run_null(tmp_path, monkeypatch):
     blind = dataclasses.replace(REPORTS[1], visible_gpus=[], monitor_reason="no GPU figures: no NVML")
     m = combine(tmp_path, monkeypatch, both(), [REPORTS[0], blind]).monitor
     assert (m.gpu_util_mean, m.energy_j, len(m.devices)) == (None, None, 2)
@@ -246,9 +230,7 @@ def test_a_node_without_gpu_figures_makes_those_of_the_run_null(
     assert (m.gpu_util_mean, len(m.devices)) == (None, 2)
 
 
-def test_a_common_reason_of_all_nodes_stands_once_and_a_run_on_cores_has_no_devices(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_common_reason_of_all_nodes_stands_once_and_a_run_on_cores_has_no_devices(tmp_path, monkeypatch):
     reports = [dataclasses.replace(facts, monitor_reason="measure.monitor=false") for facts in REPORTS]
     m = combine(tmp_path, monkeypatch, [None, None], reports).monitor
     assert m == MonitorRecord(reason="measure.monitor=false")
@@ -256,7 +238,7 @@ def test_a_common_reason_of_all_nodes_stands_once_and_a_run_on_cores_has_no_devi
     assert m.devices == [] and m.gpu_util_mean is None and m.cpu_util_mean == pytest.approx(0.5)
 
 
-def test_flags_of_all_nodes_are_combined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_of_all_nodes_are_combined(tmp_path, monkeypatch):
     """The time of a lost GPU is by the clock of rank 0."""
     busy = columns(1, 0.5) | {"cpu/programs_s": lambda t: 3.0 * t, "swap/in_bytes": lambda t: 1e7 * t}
     result = combine(tmp_path, monkeypatch, [both()[0], series(busy, end_s=60.0)])

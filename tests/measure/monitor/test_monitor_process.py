@@ -2,8 +2,6 @@
 And how often it takes each kind of sample, on a clock of the test.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -38,22 +36,20 @@ with MonitorProcess(read_spec(Path(".")), Path(".")) as monitor:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")  # for modules of the tests
     write_spec(SPEC, tmp_path)
     return tmp_path
 
 
-def stand_in(folder: Path, code: str) -> str:
+def stand_in(folder, code):
     """Return a module that runs `code` in place of the monitor."""
     (folder / "monitor_stand_in.py").write_text(code)
     return "monitor_stand_in"
 
 
 @pytest.mark.slow
-def test_gpus_are_sampled_ten_times_and_the_host_twice_a_second(
-    folder: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_are_sampled_ten_times_and_the_host_twice_a_second(folder, nvml_library, monkeypatch):
     put_in(monkeypatch, nvml_library, LOST_AFTER=100)
     with MonitorProcess(SPEC, folder) as monitor:
         assert monitor._process is not None
@@ -63,7 +59,7 @@ def test_gpus_are_sampled_ten_times_and_the_host_twice_a_second(
     assert monitor.reason is None and niceness == 10 and threads == 1  # neither numpy nor pyarrow is loaded yet
     series = read_series(folder / MONITOR_FILE)
 
-    def rate_hz(source: str, quantity: str) -> float:
+    def rate_hz(source, quantity):
         times_s = series.times_s(source, quantity)
         return (len(times_s) - 1) / (times_s[-1] - times_s[0])
 
@@ -76,7 +72,7 @@ def test_gpus_are_sampled_ten_times_and_the_host_twice_a_second(
     assert not series.sources("process:")  # the monitor is no rank
 
 
-def test_a_parked_run_is_not_sampled_and_short_slots_only_now_and_then(folder: Path) -> None:
+def test_a_parked_run_is_not_sampled_and_short_slots_only_now_and_then(folder):
     with MonitorProcess(SPEC, folder) as monitor:
         time.sleep(1.0)
         monitor.pause()
@@ -97,7 +93,7 @@ def test_a_parked_run_is_not_sampled_and_short_slots_only_now_and_then(folder: P
     assert len(series.times_s(MONITOR, RESUMED)) == 1
 
 
-def test_a_monitor_ended_during_its_start_leaves_a_series(folder: Path) -> None:
+def test_a_monitor_ended_during_its_start_leaves_a_series(folder):
     with MonitorProcess(SPEC, folder) as monitor:
         assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, []), "restored after the start"
     assert monitor.reason is None
@@ -113,14 +109,14 @@ def test_a_monitor_ended_during_its_start_leaves_a_series(folder: Path) -> None:
         ("1 / 0", "ZeroDivisionError: division by zero"),
     ],
 )
-def test_a_monitor_that_crashes_is_a_reason(code: str, reason: str, folder: Path) -> None:
+def test_a_monitor_that_crashes_is_a_reason(code, reason, folder):
     with MonitorProcess(SPEC, folder, stand_in(folder, code)) as monitor:
         assert monitor._process is not None
         wait_until(lambda: not find_running([monitor._process.pid]))
     assert monitor.reason == reason
 
 
-def test_a_monitor_that_hangs_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_monitor_that_hangs_is_killed(folder, monkeypatch):
     monkeypatch.setattr(monitor_process, "END_LIMIT_S", 0.3)
     # SIGTERM is blocked from the start, so that the stand-in ignores it.
     with MonitorProcess(SPEC, folder, stand_in(folder, "import time; time.sleep(600)")) as monitor:
@@ -129,8 +125,8 @@ def test_a_monitor_that_hangs_is_killed(folder: Path, monkeypatch: pytest.Monkey
     assert monitor.reason == "the monitor did not end within 0.3 s" and not find_running([pid])
 
 
-def test_ctrl_c_while_a_monitor_ends_kills_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*args: object, **more: object) -> None:
+def test_ctrl_c_while_a_monitor_ends_kills_it(folder, monkeypatch):
+    def interrupted(*args, **more):
         raise KeyboardInterrupt
 
     with (
@@ -142,8 +138,8 @@ def test_ctrl_c_while_a_monitor_ends_kills_it(folder: Path, monkeypatch: pytest.
     assert not find_running([k._process.pid])
 
 
-def test_a_monitor_that_cannot_start_is_a_reason(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object, **more: object) -> None:
+def test_a_monitor_that_cannot_start_is_a_reason(folder, monkeypatch):
+    def refuse(*args, **more):
         raise BlockingIOError(11, os.strerror(11))
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
@@ -153,23 +149,21 @@ def test_a_monitor_that_cannot_start_is_a_reason(folder: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("reason", ["measure.monitor=false", "debug=true"])
-def test_a_monitor_that_is_switched_off_is_not_started(reason: str, tmp_path: Path) -> None:
+def test_a_monitor_that_is_switched_off_is_not_started(reason, tmp_path):
     spec = simulated_spec(measure={"monitor": reason == "debug=true"}, debug=reason == "debug=true")
     with MonitorProcess(spec, tmp_path) as monitor:
         assert monitor._process is None
     assert monitor.reason == reason
 
 
-def test_a_series_that_cannot_be_written_is_a_reason(folder: Path) -> None:
+def test_a_series_that_cannot_be_written_is_a_reason(folder):
     (folder / MONITOR_FILE).mkdir()
     with MonitorProcess(SPEC, folder) as monitor:
         pass
     assert monitor.reason == "the series could not be written: Is a directory"
 
 
-def test_missing_gpu_figures_are_a_reason_for_a_run_on_gpus(
-    folder: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_gpu_figures_are_a_reason_for_a_run_on_gpus(folder, nvml_library, monkeypatch):
 
     put_in(monkeypatch, nvml_library, INIT=9)
     spec = replace(SPEC, device="cuda")
@@ -182,7 +176,7 @@ def test_missing_gpu_figures_are_a_reason_for_a_run_on_gpus(
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def clock(monkeypatch):
     clock = SimpleNamespace(now_s=1000.0)
     clock.monotonic = clock.time = lambda: clock.now_s
     monkeypatch.setattr(sampling, "time", clock)
@@ -190,17 +184,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 @pytest.fixture
-def counts(
-    tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
-) -> tuple[Sampler, dict[str, int]]:
+def counts(tmp_path, nvml_library, monkeypatch, clock):
     """Return a sampler, and how often it took each kind of sample."""
     put_in(monkeypatch, nvml_library)
     write_spec(simulated_spec(), tmp_path)
     sampler = Sampler(tmp_path, os.getpid())
-    taken_by_name: dict[str, int] = {}
+    taken_by_name = {}
 
-    def count(name: str):
-        def part() -> None:
+    def count(name):
+        def part():
             taken_by_name[name] = taken_by_name.get(name, 0) + 1
             sampler.rows.add(1.0, "gpu0", name, 1.0)
 
@@ -224,9 +216,9 @@ def counts(
     ],
 )
 def test_processes_on_a_gpu_are_compared_with_those_before_the_run(
-    before: str, later: str, foreign: int, is_known: bool,
-    tmp_path: Path, nvml_library: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    before, later, foreign, is_known,
+    tmp_path, nvml_library, monkeypatch
+):  # fmt: skip
     put_in(monkeypatch, nvml_library, PROCESSES_0=before.format(run=os.getpid()))
     write_spec(replace(SPEC, device="cuda"), tmp_path)
     monkeypatch.setattr(Path, "exists", lambda path: path != Path("/proc/1"))
@@ -239,7 +231,7 @@ def test_processes_on_a_gpu_are_compared_with_those_before_the_run(
     assert (sampler.describe_missing() is None) == is_known
 
 
-def sample_for(sampler: Sampler, clock: SimpleNamespace, seconds: float) -> None:
+def sample_for(sampler, clock, seconds):
     end_s = clock.now_s + seconds
     while clock.now_s < end_s:
         sampler.sample()
@@ -248,7 +240,7 @@ def sample_for(sampler: Sampler, clock: SimpleNamespace, seconds: float) -> None
         clock.now_s += rest_s
 
 
-def test_each_kind_of_sample_has_its_interval(counts: tuple[Sampler, dict[str, int]], clock: SimpleNamespace) -> None:
+def test_each_kind_of_sample_has_its_interval(counts, clock):
     sampler, taken_by_name = counts
     sample_for(sampler, clock, 10.0)
     assert {name: pytest.approx(n, abs=2) for name, n in taken_by_name.items()} == {
@@ -262,9 +254,7 @@ def test_each_kind_of_sample_has_its_interval(counts: tuple[Sampler, dict[str, i
     assert taken_by_name["sample"] <= before["sample"] + 13, "samples missed in a stall are not made up for"
 
 
-def test_a_long_run_is_sampled_less_and_less_often(
-    counts: tuple[Sampler, dict[str, int]], clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_run_is_sampled_less_and_less_often(counts, clock, monkeypatch):
     sampler, taken_by_name = counts
     sampler._slowing_rows = 200
     monkeypatch.setattr(sampling, "ROWS_BEFORE_SLOWING", 200)

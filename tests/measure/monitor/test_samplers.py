@@ -1,15 +1,12 @@
 """Samples of GPUs, through the real pynvml and a library of two made-up ones; of the machine, its files made up where
 the figures must be known; and of real processes whose load is known."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,17 +21,17 @@ from scalebench.measure.monitor import host_sampler
 from scalebench.measure.monitor.gpu_sampler import GpuSampler
 from scalebench.measure.monitor.host_sampler import HostSampler
 from scalebench.measure.monitor.process_sampler import ProcessSampler
-from scalebench.measure.monitor.time_series import SampleRows, TimeSeries, TimeWindow, read_series
+from scalebench.measure.monitor.time_series import SampleRows, TimeWindow, read_series
 from scalebench.measure.progress import RankProgress
 from tests.nvml_stand_in import put_in, read_table
 
 
-def read(rows: SampleRows, folder: Path) -> TimeSeries:
+def read(rows, folder):
     rows.write(folder / "monitor.parquet")
     return read_series(folder / "monitor.parquet")
 
 
-def test_everything_that_nvml_tells(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_that_nvml_tells(nvml_library, tmp_path, monkeypatch):
     put_in(monkeypatch, nvml_library, REASONS_1=0x24, NVLINKS=2, SM_CLOCK_1=1200)
     rows = SampleRows()
     gpus = GpuSampler(rows)
@@ -66,9 +63,7 @@ def test_everything_that_nvml_tells(nvml_library: Path, tmp_path: Path, monkeypa
     [([123456], 123.456), ([{"error": 3}], 250.0), ([{"error": 2}], 250.0), ([0], 250.0)],
     ids=["power of this moment", "not supported", "an older driver", "left as it was"],
 )
-def test_power_is_that_of_the_moment_where_nvml_has_it(
-    field_mw: list[object], power_w: float, nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_power_is_that_of_the_moment_where_nvml_has_it(field_mw, power_w, nvml_library, tmp_path, monkeypatch):
     put_in(monkeypatch, nvml_library, changes={"nvmlDeviceGetFieldValues 186": field_mw})
     rows = SampleRows()
     GpuSampler(rows).sample()
@@ -85,9 +80,7 @@ def test_power_is_that_of_the_moment_where_nvml_has_it(
         ("dgx1_v100", ""),
     ],
 )
-def test_a_quantity_that_a_card_does_not_support_has_no_row(
-    table: str, quantities: str, nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quantity_that_a_card_does_not_support_has_no_row(table, quantities, nvml_library, tmp_path, monkeypatch):
     put_in(monkeypatch, nvml_library, table)
     rows = SampleRows()
     gpus = GpuSampler(rows)
@@ -99,9 +92,7 @@ def test_a_quantity_that_a_card_does_not_support_has_no_row(
     )
 
 
-def test_a_lost_gpu_is_recorded_once_and_its_rows_stop(
-    nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_gpu_is_recorded_once_and_its_rows_stop(nvml_library, tmp_path, monkeypatch):
     lost = tmp_path / "lost"
     put_in(monkeypatch, nvml_library, LOST_FILE=lost)
     rows = SampleRows()
@@ -120,12 +111,12 @@ def test_a_lost_gpu_is_recorded_once_and_its_rows_stop(
     assert read(from_the_start, tmp_path).values("gpu1", "lost", TimeWindow(0.0, 2e9)) == [1.0]
 
 
-def test_compute_processes(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compute_processes(nvml_library, monkeypatch):
     put_in(monkeypatch, nvml_library, PROCESSES_1="17 18")
     assert list(GpuSampler(SampleRows()).compute_processes()) == [(0, []), (1, [17, 18])]
 
 
-def test_without_a_driver_there_is_a_reason(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_there_is_a_reason(nvml_library, monkeypatch):
     put_in(monkeypatch, nvml_library, INIT=9)
     rows = SampleRows()
     gpus = GpuSampler(rows)
@@ -139,7 +130,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @pytest.fixture
-def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def root(monkeypatch, tmp_path):
     """An empty file system in place of /proc and /sys."""
     monkeypatch.setattr(host_sampler, "_ROOT", tmp_path / "root")
     monkeypatch.setattr(cpus, "SYSTEM_ROOT", tmp_path / "root")
@@ -148,7 +139,7 @@ def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def sampled_host(folder: Path) -> TimeSeries:
+def sampled_host(folder):
     rows = SampleRows()
     HostSampler(rows).sample()
     return read(rows, folder)
@@ -158,7 +149,7 @@ STAT = "usage_usec 9\nnr_periods 80\nnr_throttled 7\nthrottled_usec 5\n"
 V1_FILES = {"cpu.cfs_quota_us": "250000\n", "cpu.cfs_period_us": "100000\n", "cpu.stat": STAT}
 
 
-def test_the_cores_that_we_may_use(root: Path, tmp_path: Path) -> None:
+def test_the_cores_that_we_may_use(root, tmp_path):
     cores = "\n".join(f"cpu{n} {100 * n} {n} {10 * n} 7000 9 {4 * n} {2 * n} {n} 0 0" for n in range(4))
     (root / "proc/stat").write_text(f"cpu  9 9 9 9 9 9 9 9 0 0\n{cores}\nintr 1 2 3\n")
     found = sampled_host(tmp_path)
@@ -180,7 +171,7 @@ QUOTAS = {
 
 
 @pytest.mark.parametrize("case", QUOTAS)
-def test_how_often_the_quota_of_cpu_time_was_used_up(case: str, root: Path, tmp_path: Path) -> None:
+def test_how_often_the_quota_of_cpu_time_was_used_up(case, root, tmp_path):
     cgroup, files = QUOTAS[case]
     for name, text in {"proc/self/cgroup": cgroup, **{f"sys/fs/cgroup/{name}": files[name] for name in files}}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -191,14 +182,14 @@ def test_how_often_the_quota_of_cpu_time_was_used_up(case: str, root: Path, tmp_
 
 
 @pytest.mark.parametrize("text", ["", "cpu1 0 0 0 0 0 0 0 0\ncpu2 0 0 0 0 0 0 0 0\n", "cpu1 a b c\n"])
-def test_cores_without_times_have_no_row(text: str, root: Path, tmp_path: Path) -> None:
+def test_cores_without_times_have_no_row(text, root, tmp_path):
     (root / "proc/stat").write_text(text)
     found = sampled_host(tmp_path)
     assert [quantity for source, quantity in found.names if source == "cpu"] == ["cores"]
     assert found.values("memory", "available_bytes")[0] > 0  # and nothing else is kept from being told
 
 
-def test_infiniband_counts_in_fours(root: Path, tmp_path: Path) -> None:
+def test_infiniband_counts_in_fours(root, tmp_path):
     for port, sent in (("1", "1000\n"), ("2", "N/A\n")):
         counters = root / "sys/class/infiniband/mlx5_0/ports" / port / "counters"
         counters.mkdir(parents=True)
@@ -211,7 +202,7 @@ def test_infiniband_counts_in_fours(root: Path, tmp_path: Path) -> None:
     assert not found.values("infiniband:mlx5_0/2", "sent_bytes")
 
 
-def test_the_loopback_of_a_run_in_a_network_of_its_own(root: Path, tmp_path: Path) -> None:
+def test_the_loopback_of_a_run_in_a_network_of_its_own(root, tmp_path):
     """The machine's own counts other programs, and none of the run's bytes."""
     (root / "proc/7/net").mkdir(parents=True)
     counters = "3000 9 0 0 0 0 0 0 2000 8 0 0 0 0 0 0"
@@ -223,10 +214,10 @@ def test_the_loopback_of_a_run_in_a_network_of_its_own(root: Path, tmp_path: Pat
     assert len(sampled_host(tmp_path).values("net:lo", "sent_bytes")) == 1
 
 
-def test_swap_counters_that_psutil_did_not_find_are_not_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swap_counters_that_psutil_did_not_find_are_not_0(tmp_path, monkeypatch):
     found = psutil.swap_memory()
 
-    def none() -> object:
+    def none():
         warnings.warn("no counters", RuntimeWarning, stacklevel=1)
         return found
 
@@ -247,7 +238,7 @@ CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {HOLD!r}
 
 
 @contextmanager
-def running(code: str) -> Iterator[int]:
+def running(code):
     """Yield the process id of a Python that runs `code` and has printed that it is ready."""
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
         try:
@@ -257,11 +248,11 @@ def running(code: str) -> Iterator[int]:
             os.killpg(process.pid, 9)
 
 
-def is_rank(folder: Path, rank: int, pid: int) -> None:
+def is_rank(folder, rank, pid):
     write_json(progress_path(folder, rank), RankProgress(rank, pid, "measure", time.time()))
 
 
-def test_the_time_of_a_spinning_rank_is_that_of_the_kernel(tmp_path: Path) -> None:
+def test_the_time_of_a_spinning_rank_is_that_of_the_kernel(tmp_path):
     """On a busy machine it may get less than a core: compared with the count of the kernel."""
 
     rows = SampleRows()
@@ -287,7 +278,7 @@ def test_the_time_of_a_spinning_rank_is_that_of_the_kernel(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("code", [HOLD, CHILD], ids=["its own", "of a child"])
-def test_memory_of_a_rank_includes_its_children(code: str, tmp_path: Path) -> None:
+def test_memory_of_a_rank_includes_its_children(code, tmp_path):
     rows = SampleRows()
     processes = ProcessSampler(rows, tmp_path, ROOT_PID, range(1))
     with running(code) as pid:
@@ -299,7 +290,7 @@ def test_memory_of_a_rank_includes_its_children(code: str, tmp_path: Path) -> No
     assert anonymous < resident < 400e6
 
 
-def test_processes_that_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_come_and_go(tmp_path, monkeypatch):
     rows = SampleRows()
     processes = ProcessSampler(rows, tmp_path, ROOT_PID, range(1))
     with running(SPIN) as pid:
@@ -315,7 +306,7 @@ def test_processes_that_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert series.values("ours", "cpu_s") == sorted(series.values("ours", "cpu_s"))
 
 
-def test_incomplete_progress_files_and_ranks_of_other_hosts_are_not_sampled(tmp_path: Path) -> None:
+def test_incomplete_progress_files_and_ranks_of_other_hosts_are_not_sampled(tmp_path):
     progress_path(tmp_path, 0).write_text("{")
     is_rank(tmp_path, 1, os.getppid())  # the id of another process on this host
     rows = SampleRows()
@@ -327,7 +318,7 @@ def test_incomplete_progress_files_and_ranks_of_other_hosts_are_not_sampled(tmp_
     assert series.sources("process:") == ["process:0"] and len(series.values("process:0", "cpu_s")) == 1
 
 
-def test_ranks_with_agents_are_all_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_with_agents_are_all_ours(tmp_path, monkeypatch):
     """On a node each rank has an agent; process ids of other hosts, and ranks of other nodes, do not count."""
     monkeypatch.delenv(exit_with_parent.LAUNCHER_VARIABLE, raising=False)
     rows = SampleRows()
@@ -346,7 +337,7 @@ def test_ranks_with_agents_are_all_ours(tmp_path: Path, monkeypatch: pytest.Monk
     assert read(rows, tmp_path).sources("process:") == ["process:1"]
 
 
-def test_the_launching_program_is_ours_if_it_is_on_this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launching_program_is_ours_if_it_is_on_this_host(tmp_path, monkeypatch):
     with running(SPIN) as rank_0, running("print(1, flush=True)\nimport time; time.sleep(60)") as launched:
         for host, ours in ((socket.gethostname(), True), ("another", False)):
             monkeypatch.setenv(exit_with_parent.LAUNCHER_VARIABLE, f"{host}:{launched}")
@@ -356,8 +347,8 @@ def test_the_launching_program_is_ours_if_it_is_on_this_host(tmp_path: Path, mon
 
 
 def test_the_energy_counter_agrees_with_the_power_and_an_unsupported_one_has_no_row(
-    nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    nvml_library, tmp_path, monkeypatch
+):
     put_in(monkeypatch, nvml_library)
     rows = SampleRows()
     gpus = GpuSampler(rows)

@@ -1,12 +1,9 @@
 """Figures of a time series over a window."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -15,7 +12,7 @@ from scalebench.measure.monitor.time_series import SampleRows, TimeSeries, TimeW
 from tests.measure.monitor.builders import BEGIN_S, WINDOW, series
 
 
-def test_gauges_are_cut_to_the_window() -> None:
+def test_gauges_are_cut_to_the_window():
     samples = series({"gpu0/power_w": lambda t: 100.0 if 10 <= t <= 20 else 900.0})
     assert samples.mean("gpu0", "power_w", WINDOW) == 100.0
     assert samples.largest("gpu0", "power_w", WINDOW) == samples.smallest("gpu0", "power_w", WINDOW) == 100.0
@@ -23,7 +20,7 @@ def test_gauges_are_cut_to_the_window() -> None:
     assert samples.mean("gpu0", "power_w", TimeWindow(BEGIN_S + 40, BEGIN_S + 50)) is None
 
 
-def test_counters_and_integrals_are_linear_between_their_samples() -> None:
+def test_counters_and_integrals_are_linear_between_their_samples():
     samples = series({"cpu/busy_s": lambda t: 5 + 3 * t, "gpu0/power_w": lambda t: 2 * t}, every_s=0.7)
     assert samples.counter_growth("cpu", "busy_s", WINDOW) == pytest.approx(30.0)
     short = TimeWindow(BEGIN_S + 10.1, BEGIN_S + 10.2)
@@ -34,11 +31,11 @@ def test_counters_and_integrals_are_linear_between_their_samples() -> None:
 GAPS = ((8.0, 9.0), (9.5, 11.0), (14.0, 16.0), (19.0, 40.0))  # seconds since BEGIN_S; 6 of 10 are left of WINDOW
 
 
-def window_with_gaps(gaps: tuple[tuple[float, float], ...] = GAPS) -> TimeWindow:
+def window_with_gaps(gaps=GAPS):
     return TimeWindow(WINDOW.begin_s, WINDOW.end_s, tuple((BEGIN_S + begin, BEGIN_S + end) for begin, end in gaps))
 
 
-def test_gaps_are_no_part_of_a_window() -> None:
+def test_gaps_are_no_part_of_a_window():
     pieces = [(begin - BEGIN_S, end - BEGIN_S) for begin, end in window_with_gaps().pieces]
     assert pieces == [(11.0, 14.0), (16.0, 19.0)]
     assert window_with_gaps().seconds == 6.0 and WINDOW.pieces == [(WINDOW.begin_s, WINDOW.end_s)]
@@ -46,8 +43,8 @@ def test_gaps_are_no_part_of_a_window() -> None:
     assert window_with_gaps(((21.0, 30.0),)).pieces == WINDOW.pieces
 
 
-def test_figures_exclude_the_gaps() -> None:
-    def within(t: float) -> bool:
+def test_figures_exclude_the_gaps():
+    def within(t):
         return any(begin < t < end for begin, end in GAPS)
 
     samples = series({"gpu0/power_w": lambda t: 900.0 if within(t) else 100.0}, every_s=0.01)
@@ -62,7 +59,7 @@ def test_figures_exclude_the_gaps() -> None:
 
 
 @pytest.mark.parametrize(("end_s", "covered"), [(19.5, True), (18.5, False), (9.0, False)])
-def test_a_counter_needs_samples_over_nearly_all_of_the_window(end_s: float, covered: bool) -> None:
+def test_a_counter_needs_samples_over_nearly_all_of_the_window(end_s, covered):
     samples = series({"cpu/busy_s": lambda t: 3 * t, "gpu0/power_w": 7.0}, end_s=end_s)
     assert (samples.counter_growth("cpu", "busy_s", WINDOW) is not None) == covered
     assert (samples.integral("gpu0", "power_w", WINDOW) is not None) == covered
@@ -71,7 +68,7 @@ def test_a_counter_needs_samples_over_nearly_all_of_the_window(end_s: float, cov
         assert samples.integral("gpu0", "power_w", WINDOW) == pytest.approx(70.0)
 
 
-def test_a_counter_that_was_reset_and_a_single_sample_give_no_figure() -> None:
+def test_a_counter_that_was_reset_and_a_single_sample_give_no_figure():
     samples = series({"net:eth0/sent_bytes": lambda t: 100 * t if t < 15 else t})
     assert samples.counter_growth("net:eth0", "sent_bytes", WINDOW) is None
     samples = series({"cpu/busy_s": 1.0}, begin_s=15.0, end_s=15.0)
@@ -79,13 +76,13 @@ def test_a_counter_that_was_reset_and_a_single_sample_give_no_figure() -> None:
     assert TimeSeries({}).counter_growth("cpu", "busy_s", WINDOW) is None
 
 
-def test_an_incomplete_file_is_an_error(tmp_path: Path) -> None:
+def test_an_incomplete_file_is_an_error(tmp_path):
     (tmp_path / "monitor.parquet").write_bytes(b"PAR1half")
     with pytest.raises((OSError, ValueError)):
         read_series(tmp_path / "monitor.parquet")
 
 
-def test_reading_loads_no_pandas(tmp_path: Path) -> None:
+def test_reading_loads_no_pandas(tmp_path):
     """Pandas would take half a second at the end of each run."""
     rows = SampleRows()
     rows.add(1.0, "cpu", "busy_s", 2.0)
@@ -98,7 +95,7 @@ def test_reading_loads_no_pandas(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
 
-def test_rows_are_read_again_in_order_of_time(tmp_path: Path) -> None:
+def test_rows_are_read_again_in_order_of_time(tmp_path):
     rows = SampleRows()
     rows.add(2.0, "gpu0", "power_w", 20.0)
     rows.add(1.0, "cpu", "busy_s", 7.0)
@@ -115,7 +112,7 @@ def test_rows_are_read_again_in_order_of_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf])
-def test_a_value_that_is_not_finite_is_no_row(value: float | None, tmp_path: Path) -> None:
+def test_a_value_that_is_not_finite_is_no_row(value, tmp_path):
     rows = SampleRows()
     rows.add(1.0, "gpu0", "power_w", value)
     assert len(rows) == 0
@@ -123,8 +120,8 @@ def test_a_value_that_is_not_finite_is_no_row(value: float | None, tmp_path: Pat
     assert read_series(tmp_path / "monitor.parquet").names == []
 
 
-def test_a_file_that_cannot_be_completed_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(source: object, target: object) -> None:
+def test_a_file_that_cannot_be_completed_is_removed(tmp_path, monkeypatch):
+    def full(source, target):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)

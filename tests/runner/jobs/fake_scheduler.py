@@ -1,15 +1,11 @@
 """A scheduler whose jobs follow a script of a test, on a clock that only waiting advances."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from scalebench.core.result import Result, write_result
+from scalebench.core.result import write_result
 from scalebench.core.run_folder import JOB_LOG
-from scalebench.core.spec import RunSpec
 from scalebench.runner.jobs import JobFollower, JobRequest, QueueState
 from scalebench.slurm.commands import SlurmError, SlurmUnreachable
 from scalebench.slurm.job_states import JobState
@@ -23,10 +19,10 @@ Event = Callable[["Scheduler", str, Path], None]
 Script = Sequence[tuple[float, Event]]  # (seconds after submission, event)
 
 
-def state(name: str, reason: str | None = None, nodes: str | None = None) -> Event:
+def state(name, reason=None, nodes=None):
     """Return an event that changes the state of a job; nodes and times of before stay."""
 
-    def change(scheduler: Scheduler, job_id: str, folder: Path) -> None:
+    def change(scheduler, job_id, folder):
         before = scheduler.states[job_id]
         begun = scheduler.now_s + BEGUN_S if nodes is not None else before.started_at_s
         scheduler.states[job_id] = replace(
@@ -36,23 +32,23 @@ def state(name: str, reason: str | None = None, nodes: str | None = None) -> Eve
     return change
 
 
-def forgotten(scheduler: Scheduler, job_id: str, folder: Path) -> None:
+def forgotten(scheduler, job_id, folder):
     """Drop a job from the answers of the scheduler."""
     del scheduler.states[job_id]
 
 
-def leaves(name: str, text: str = "") -> Event:
+def leaves(name, text=""):
     return lambda scheduler, job_id, folder: (folder / name).write_text(text) and None
 
 
-def leaves_result(status: str = "ok", reason: str | None = None, **changes: Any) -> Event:
-    def change(scheduler: Scheduler, job_id: str, folder: Path) -> None:
+def leaves_result(status="ok", reason=None, **changes):
+    def change(scheduler, job_id, folder):
         write_result(record(status=status, reason=reason, run_id=f"of job {job_id}", **changes), folder)
 
     return change
 
 
-def runs(*then: tuple[float, Event], nodes: str = "h1") -> Script:
+def runs(*then, nodes="h1"):
     """A job that waits for 8 s, starts on `nodes`, and has its log there."""
     start = (8.0, state("RUNNING", nodes=nodes)), (8.0, leaves(JOB_LOG, "begun\n"))
     return [*start, *then]
@@ -78,10 +74,10 @@ class Scheduler:
     _to_come: list[tuple[float, Event, str, Path]] = field(default_factory=list)
     _answer: dict[str, JobState] = field(default_factory=dict)
 
-    def clock(self) -> float:
+    def clock(self):
         return self.now_s
 
-    def pause(self, seconds: float) -> None:
+    def pause(self, seconds):
         self.now_s += seconds
         assert self.now_s < MAX_WAIT_S, "the follower waits for ever"
         due = [each for each in self._to_come if each[0] <= self.now_s]
@@ -89,7 +85,7 @@ class Scheduler:
         for _, event, job_id, folder in due:
             event(self, job_id, folder)
 
-    def submit(self, spec: RunSpec, folder: Path) -> Submission:
+    def submit(self, spec, folder):
         script = self.scripts.pop(0)
         if isinstance(script, BaseException):
             raise script
@@ -98,14 +94,14 @@ class Scheduler:
         write_submission(submission, folder)
         return submission
 
-    def start(self, script: Script, folder: Path) -> Submission:
+    def start(self, script, folder):
         job_id = str(100 + len(self.submitted))
         pending = JobState(job_id, "PENDING", "Priority", submitted_at_s=self.now_s + BEGUN_S)
         self.states[job_id] = pending
         self._to_come += [(self.now_s + after_s, event, job_id, folder) for after_s, event in script]
         return Submission(job_id, self.now_s + BEGUN_S, "main")
 
-    def run(self, name: str, *arguments: str, limit_s: float = 20.0) -> str:
+    def run(self, name, *arguments, limit_s=20.0):
         self.commands.append((name, *arguments))
         if name in self.unreachable:
             raise SlurmUnreachable(f"{name}: Unable to contact slurm controller (connect failure)")
@@ -114,12 +110,12 @@ class Scheduler:
                 self.end(job_id, "CANCELLED")
         return "h1\nh2\n" if arguments[:2] == ("show", "hostnames") else ""
 
-    def end(self, job_id: str, name: str) -> None:
+    def end(self, job_id, name):
         """End a job at once, without the rest of its script."""
         self._to_come = [each for each in self._to_come if each[2] != job_id]
         self.states[job_id] = replace(self.states[job_id], state=name)
 
-    def look(self, job_ids: Sequence[str]) -> dict[str, JobState]:
+    def look(self, job_ids):
         if not self.looks_s or self.now_s - self.looks_s[-1] >= self.interval_s:
             self.looks_s.append(self.now_s)
             self.queries += 1
@@ -138,7 +134,7 @@ class Sweep:
     max_jobs: int | None = None
     states_reported: list[QueueState] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         s = self.scheduler
         self.follower = JobFollower(
             s,
@@ -147,22 +143,22 @@ class Sweep:
             submit=s.submit,
             watcher=s,
             clock=s.clock,
-            pause=s.pause,  # type: ignore
+            pause=s.pause,
         )
 
-    def requests(self, count: int | None = None, gpus: int = 1) -> list[JobRequest]:
+    def requests(self, count=None, gpus=1):
         count = len(self.scheduler.scripts) if count is None else count
         return [
             JobRequest(number, simulated_spec(gpus, repeat=number), self.folder / str(number))
             for number in range(count)
         ]
 
-    def ends(self, requests: list[JobRequest] | None = None) -> list[tuple[int, Result]]:
+    def ends(self, requests=None):
         requests = self.requests() if requests is None else requests
         return [(each.number, result) for each, result in self.follower.follow(requests)]
 
 
-def end_of(folder: Path, script: Script, gpus: int = 1) -> Result:
+def end_of(folder, script, gpus=1):
     """Return the result of a sweep with a single run."""
     sweep = Sweep(folder, Scheduler([script]))
     ((_, result),) = sweep.ends(sweep.requests(gpus=gpus))

@@ -1,13 +1,9 @@
 """Jobs followed to their results: when these are read, how often the scheduler is queried, and what is reported."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import itertools
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,11 +14,11 @@ from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import read_spec
 from scalebench.runner import parent as run_module
 from scalebench.runner.jobs import JobFollower, follow, outcome
-from scalebench.slurm.job_states import JobState, JobStatePoller
+from scalebench.slurm.job_states import JobStatePoller
 from tests.runner.jobs.fake_scheduler import SUCCESSFUL, Scheduler, Sweep, end_of, leaves, leaves_result, runs, state
 
 
-def test_results_come_in_the_order_of_completion_and_are_those_of_the_jobs(tmp_path: Path) -> None:
+def test_results_come_in_the_order_of_completion_and_are_those_of_the_jobs(tmp_path):
     slow = runs((60.0, leaves_result()), (60.5, state("COMPLETED")))
     sweep = Sweep(tmp_path, Scheduler([slow, SUCCESSFUL]))
     requests = sweep.requests()
@@ -35,20 +31,20 @@ def test_results_come_in_the_order_of_completion_and_are_those_of_the_jobs(tmp_p
     assert sweep.follower.unfinished == 0 and sweep.ends([]) == []
 
 
-def test_a_result_that_is_ok_does_not_wait_for_the_scheduler(tmp_path: Path) -> None:
+def test_a_result_that_is_ok_does_not_wait_for_the_scheduler(tmp_path):
     sweep = Sweep(tmp_path, Scheduler([runs((31.0, leaves_result()))]))
     sweep.ends()
     assert sweep.scheduler.now_s - 31.0 <= follow.POLL_INTERVAL_S
 
 
-def test_a_result_that_appears_late_or_in_pieces_is_used(tmp_path: Path) -> None:
+def test_a_result_that_appears_late_or_in_pieces_is_used(tmp_path):
     for first, ending in ((state("COMPLETED"), "COMPLETED"), (leaves(RESULT_FILE, '{"sche'), None)):
         result = end_of(tmp_path / str(ending), runs((20.0, first), (26.0, leaves_result())))
         assert (result.run_id, result.status) == ("of job 101", "ok")
         assert result.scheduler is not None and result.scheduler.state == ending
 
 
-def test_the_facts_of_the_scheduler_are_in_the_result(tmp_path: Path) -> None:
+def test_the_facts_of_the_scheduler_are_in_the_result(tmp_path):
     """Seconds in the queue by its own clock, from submission to start."""
     result = end_of(tmp_path, runs((30.0, leaves_result()), nodes="h[1-2]"))
     s = result.scheduler
@@ -57,7 +53,7 @@ def test_the_facts_of_the_scheduler_are_in_the_result(tmp_path: Path) -> None:
     assert read_result(tmp_path / "0" / RESULT_FILE) == result
 
 
-def test_the_clock_of_the_scheduler_takes_precedence_over_those_of_two_hosts(tmp_path: Path) -> None:
+def test_the_clock_of_the_scheduler_takes_precedence_over_those_of_two_hosts(tmp_path):
     """The job computes its time in the queue from the clocks of the login host and of its node."""
     own = SchedulerRecord("slurm", "101", "main", ["h1"], queued_s=3600.0)
     result = end_of(tmp_path, runs((30.0, leaves_result(scheduler=own)), nodes="h[1-2]"))
@@ -66,14 +62,14 @@ def test_the_clock_of_the_scheduler_takes_precedence_over_those_of_two_hosts(tmp
     assert end_of(tmp_path / "short", short).scheduler == own, "which is better than none"
 
 
-def test_a_pending_job_has_no_start(tmp_path: Path) -> None:
+def test_a_pending_job_has_no_start(tmp_path):
     """SLURM tells when it expects one to start."""
     result = end_of(tmp_path, [(1.0, state("PENDING", "Priority", nodes="h1")), (7.0, leaves_result())])
     assert result.scheduler is not None and (result.scheduler.queued_s, result.scheduler.nodes) == (None, ["h1"])
 
 
 @pytest.mark.parametrize("most", [1, 2, None])
-def test_no_more_jobs_than_allowed_are_unfinished_at_a_time(most: int | None, tmp_path: Path) -> None:
+def test_no_more_jobs_than_allowed_are_unfinished_at_a_time(most, tmp_path):
     sweep = Sweep(tmp_path, Scheduler([SUCCESSFUL] * 4), most)
     unfinished = []
     for each, _ in sweep.follower.follow(sweep.requests()):
@@ -83,25 +79,25 @@ def test_no_more_jobs_than_allowed_are_unfinished_at_a_time(most: int | None, tm
     assert sweep.scheduler.submitted == [tmp_path / str(number) for number in range(4)]
 
 
-def test_with_the_real_poller_one_command_in_five_seconds_is_run_for_all_jobs(tmp_path: Path) -> None:
+def test_with_the_real_poller_one_command_in_five_seconds_is_run_for_all_jobs(tmp_path):
     class Queue(Scheduler):
-        def has(self, name: str) -> bool:
+        def has(self, name):
             return True
 
-        def run(self, name: str, *words: str, limit_s: float = 20.0) -> str:
+        def run(self, name, *words, limit_s=20.0):
             asked_s.append(self.now_s)
             assert name == "squeue", "the jobs are all in the queue"
             return "".join(f"{job_id}|PENDING||N/A|1700000000|5:00|Priority\n" for job_id in self.states)
 
-    asked_s: list[float] = []
+    asked_s = []
     scheduler = Queue([[(60.0, leaves_result())]] * 100)
-    s, watcher = scheduler, JobStatePoller(scheduler, clock=scheduler.clock)  # type: ignore[arg-type]
-    cluster = JobFollower(s, submit=s.submit, watcher=watcher, clock=s.clock, pause=s.pause)  # type: ignore[arg-type]
+    s, watcher = scheduler, JobStatePoller(scheduler, clock=scheduler.clock)
+    cluster = JobFollower(s, submit=s.submit, watcher=watcher, clock=s.clock, pause=s.pause)
     assert len(list(cluster.follow(Sweep(tmp_path, scheduler).requests()))) == 100
     assert len(asked_s) > 10 and min(b - a for a, b in itertools.pairwise(asked_s)) >= 5.0
 
 
-def test_changes_are_reported_and_running_jobs_at_every_check(tmp_path: Path) -> None:
+def test_changes_are_reported_and_running_jobs_at_every_check(tmp_path):
     sweep = Sweep(tmp_path, Scheduler([SUCCESSFUL, runs((40.0, leaves_result()))]), max_jobs=1)
     sweep.ends()
     told = [(s.waiting, s.pending, s.reason, [r.number for r in s.runs], s.over) for s in sweep.states_reported]
@@ -111,7 +107,7 @@ def test_changes_are_reported_and_running_jobs_at_every_check(tmp_path: Path) ->
     assert told.count((1, 0, None, [0], 0)) == 40, "from the answer at 10 s to the row at 30 s"
 
 
-def test_while_the_scheduler_does_not_answer_results_still_come_in(tmp_path: Path) -> None:
+def test_while_the_scheduler_does_not_answer_results_still_come_in(tmp_path):
     scheduler = Scheduler([SUCCESSFUL], unreachable={"squeue"})
     sweep = Sweep(tmp_path, scheduler)
     ((_, result),) = sweep.ends()
@@ -119,41 +115,41 @@ def test_while_the_scheduler_does_not_answer_results_still_come_in(tmp_path: Pat
     assert {s.error for s in sweep.states_reported} == {"squeue: Unable to contact slurm controller (connect failure)"}
 
 
-def test_a_job_is_given_up_where_the_scheduler_stays_silent(tmp_path: Path) -> None:
+def test_a_job_is_given_up_where_the_scheduler_stays_silent(tmp_path):
     scheduler = Scheduler([[]], unreachable={"squeue"})
     ((_, result),) = Sweep(tmp_path, scheduler).ends()
     assert result.status == "failed" and scheduler.now_s >= follow.SILENCE_LIMIT_S
     assert result.reason is not None and result.reason.startswith("no news of job 101 for 60 min: squeue: ")
 
 
-def test_folders_of_running_jobs_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_running_jobs_are_listed(tmp_path, monkeypatch):
     """Over NFS a mere look at the file may say for a minute that there is none."""
     monkeypatch.setattr(outcome.os.path, "exists", lambda path: False)
     sweep = Sweep(tmp_path, Scheduler([runs((30.0, leaves_result()))]))
     assert [result.status for _, result in sweep.ends()] == ["ok"] and sweep.scheduler.now_s <= 31.0
 
 
-def test_files_of_the_submission_are_removed_with_the_result(tmp_path: Path) -> None:
+def test_files_of_the_submission_are_removed_with_the_result(tmp_path):
     hand_over = leaves("slurm/101_submitted.pkl")
     (tmp_path / "0" / "slurm").mkdir(parents=True)
     end_of(tmp_path, runs((9.0, hand_over), (30.0, leaves_result())))
     assert list((tmp_path / "0" / "slurm").iterdir()) == []
 
 
-def test_a_job_that_the_scheduler_does_not_list_yet_is_not_over(tmp_path: Path) -> None:
+def test_a_job_that_the_scheduler_does_not_list_yet_is_not_over(tmp_path):
     """The queue may drop a short job before the first query, and accounting lists it a little later."""
 
-    def hidden(scheduler: Scheduler, job_id: str, folder: Path) -> None:
+    def hidden(scheduler, job_id, folder):
         kept[job_id] = scheduler.states.pop(job_id)
 
-    kept: dict[str, JobState] = {}
+    kept = {}
     comes = (22.0, lambda scheduler, job_id, folder: scheduler.states.update(kept))
     scheduler = Scheduler([[(0.2, hidden), comes, (60.0, leaves_result())]])
     scheduler.looks_s.append(-4.0)  # the first answer comes when it is hidden
     assert [result.status for _, result in Sweep(tmp_path, scheduler).ends()] == ["ok"]
 
 
-def test_adopted_jobs_are_followed_and_not_submitted(tmp_path: Path) -> None:
+def test_adopted_jobs_are_followed_and_not_submitted(tmp_path):
     first = Sweep(tmp_path, Scheduler([SUCCESSFUL, SUCCESSFUL]))
     requests = first.requests()
     results = first.follower.follow(requests)
@@ -169,7 +165,7 @@ def test_adopted_jobs_are_followed_and_not_submitted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("left", "word"), [(None, "holds no job.json"), ('{"job', "job.json cannot be read")])
-def test_an_adopted_run_without_a_job_id_is_a_failed_result(left: str | None, word: str, tmp_path: Path) -> None:
+def test_an_adopted_run_without_a_job_id_is_a_failed_result(left, word, tmp_path):
     sweep = Sweep(tmp_path, Scheduler())
     (each,) = sweep.requests(1)
     each.adopted = True
@@ -180,7 +176,7 @@ def test_an_adopted_run_without_a_job_id_is_a_failed_result(left: str | None, wo
     assert result.status == "failed" and result.reason is not None and word in result.reason
 
 
-def test_nothing_is_submitted_where_a_folder_holds_a_result(tmp_path: Path) -> None:
+def test_nothing_is_submitted_where_a_folder_holds_a_result(tmp_path):
     sweep = Sweep(tmp_path, Scheduler([SUCCESSFUL, SUCCESSFUL]))
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / RESULT_FILE).write_text("{}")
@@ -189,10 +185,10 @@ def test_nothing_is_submitted_where_a_folder_holds_a_result(tmp_path: Path) -> N
     assert sweep.scheduler.submitted == [] and sweep.follower.unfinished == 0
 
 
-def test_a_full_disk_fails_one_run_and_not_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_fails_one_run_and_not_the_sweep(tmp_path, monkeypatch):
     real = write_result
 
-    def full(result: Any, folder: Path) -> Path:
+    def full(result, folder):
         if folder.name == "0":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(result, folder)
@@ -207,7 +203,7 @@ def test_a_full_disk_fails_one_run_and_not_the_sweep(tmp_path: Path, monkeypatch
     assert os.path.exists(tmp_path / "1" / RESULT_FILE) and not os.path.exists(tmp_path / "0" / RESULT_FILE)
 
 
-def test_a_pause_ends_at_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_ends_at_ctrl_c(monkeypatch):
     monkeypatch.setattr(process, "cancelled", process.threading.Event())
     follow.sleep_until_cancelled(0.001)
     process.cancelled.set()

@@ -1,19 +1,14 @@
 """What a job of SLURM runs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from scalebench.core import process
-from scalebench.core.result import Result, read_result
+from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
 from scalebench.core.spec import write_spec
 from scalebench.runner.jobs import job_main
@@ -23,7 +18,7 @@ BATCH = "import sys; from scalebench.runner.jobs.job_main import run_job; run_jo
 
 
 @pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
+def handlers():
     """It is the only thing that its process does, and leaves its handlers."""
     before = {sign: signal.getsignal(sign) for sign in (signal.SIGINT, signal.SIGTERM)}
     yield
@@ -32,18 +27,16 @@ def handlers() -> Iterator[None]:
     process.cancelled.clear()
 
 
-def replaced(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
+def replaced(monkeypatch, run):
     monkeypatch.setattr(job_main, "run_spec", run)
 
 
-def test_a_job_performs_the_run_of_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_performs_the_run_of_its_folder(tmp_path, monkeypatch, capsys):
     spec = simulated_spec(gpus=2)
     write_spec(spec, tmp_path)
-    requests: list[Any] = []
+    requests = []
 
-    def run(*words: Any) -> Result:
+    def run(*words):
         requests.append(words)
         return record("simulated", gpus=2, status="failed", reason="failed as configured")
 
@@ -53,9 +46,7 @@ def test_a_job_performs_the_run_of_its_folder(
     assert capsys.readouterr().out == "scalebench: simulated gpus=2 failed: failed as configured\n"
 
 
-def test_sigterm_cancels_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sigterm_cancels_the_run(tmp_path, monkeypatch, capsys):
     """Whatever handler stood there before: submitit's passes it by."""
     write_spec(simulated_spec(), tmp_path)
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -65,9 +56,7 @@ def test_sigterm_cancels_the_run(
 
 
 @pytest.mark.parametrize("lacking", [SPEC_FILE, RESULT_FILE])
-def test_a_folder_without_a_valid_run_is_an_error_in_the_log(
-    lacking: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_without_a_valid_run_is_an_error_in_the_log(lacking, tmp_path, capsys):
     """A job that SLURM has restarted finds the result of the first start."""
     if lacking == RESULT_FILE:
         write_spec(simulated_spec(), tmp_path)
@@ -76,7 +65,7 @@ def test_a_folder_without_a_valid_run_is_an_error_in_the_log(
     assert str(tmp_path) in capsys.readouterr().out
 
 
-def test_a_cancelled_job_leaves_a_result_and_no_process(tmp_path: Path) -> None:
+def test_a_cancelled_job_leaves_a_result_and_no_process(tmp_path):
     spec = simulated_spec(gpus=2, measure={"min_s": 600.0, "max_s": 600.0})
     write_spec(spec, tmp_path)
     job = subprocess.Popen([sys.executable, "-c", BATCH, str(tmp_path)], stdout=subprocess.PIPE, text=True)

@@ -1,9 +1,6 @@
 """The result of a job that failed: its status, the reason of the scheduler, and the log with details."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +11,6 @@ from scalebench.slurm.job_states import JobState, classify_end
 from tests.builders.runs import rank
 from tests.runner.jobs.fake_scheduler import (
     BEGUN_S,
-    Event,
-    Scheduler,
-    Script,
     end_of,
     forgotten,
     leaves,
@@ -31,10 +25,10 @@ ENDINGS = [
 ]  # fmt: skip
 
 
-def leaves_failed_rank(number: int, reason: str, at_s: float = 1.0) -> Event:
+def leaves_failed_rank(number, reason, at_s=1.0):
     """Return an event in which a rank leaves the record of a failure."""
 
-    def happens(scheduler: Scheduler, job_id: str, folder: Path) -> None:
+    def happens(scheduler, job_id, folder):
         failed = rank(number, status="failed", reason=reason, failed_at_s=at_s)
         write_json(rank_record_path(folder, number), failed)
         leaves(f"rank{number}.log")(scheduler, job_id, folder)
@@ -42,12 +36,12 @@ def leaves_failed_rank(number: int, reason: str, at_s: float = 1.0) -> Event:
     return happens
 
 
-def reason_of_end(ending: str) -> str | None:
+def reason_of_end(ending):
     return classify_end(JobState("101", ending, node_list="h1"))[1]
 
 
 @pytest.mark.parametrize(("ending", "status"), ENDINGS)
-def test_an_external_end_is_the_reason(ending: str, status: str, tmp_path: Path) -> None:
+def test_an_external_end_is_the_reason(ending, status, tmp_path):
     """Also where ranks report its consequences."""
     script = runs(
         (20.0, leaves_failed_rank(1, "Connection reset by peer")),
@@ -66,7 +60,7 @@ def test_an_external_end_is_the_reason(ending: str, status: str, tmp_path: Path)
 
 @pytest.mark.parametrize(("ending", "status"), ENDINGS)
 @pytest.mark.parametrize("own", ["cancelled", "failed"])
-def test_a_result_of_an_ended_job_names_the_external_reason(own: str, ending: str, status: str, tmp_path: Path) -> None:
+def test_a_result_of_an_ended_job_names_the_external_reason(own, ending, status, tmp_path):
     left = leaves_result(own, "cancelled while it ran", gpus=2, block_s=None)
     result = end_of(tmp_path, runs((20.0, left), (22.0, state(ending))))
     assert (result.status, result.reason, result.run_id) == (status, reason_of_end(ending), "of job 101")
@@ -74,7 +68,7 @@ def test_a_result_of_an_ended_job_names_the_external_reason(own: str, ending: st
     assert read_result(tmp_path / "0" / RESULT_FILE) == result
 
 
-def leaves_measured_rank(number: int) -> Event:
+def leaves_measured_rank(number):
     """Return an event in which a rank leaves the figures that it measured before its probes."""
     return lambda scheduler, job_id, folder: write_json(rank_record_path(folder, number), rank(number, [0.1] * 4))
 
@@ -83,9 +77,7 @@ def leaves_measured_rank(number: int) -> Event:
 @pytest.mark.parametrize(("ending", "status"), ENDINGS)
 @pytest.mark.parametrize("measured", [1, 2])
 @pytest.mark.parametrize("leaves_row", [True, False])
-def test_an_external_end_during_the_probes_keeps_the_figures(
-    leaves_row: bool, measured: int, ending: str, status: str, tmp_path: Path
-) -> None:
+def test_an_external_end_during_the_probes_keeps_the_figures(leaves_row, measured, ending, status, tmp_path):
     """Somebody who cancels a run means all of it."""
     ranks = [rank(number, [0.1] * 4) for number in range(measured)]
     left = [leaves_result("cancelled", "cancelled while it ran", gpus=2, ranks=ranks)] if leaves_row else []
@@ -99,14 +91,14 @@ def test_an_external_end_during_the_probes_keeps_the_figures(
 
 
 @pytest.mark.parametrize("ending", ["COMPLETED", "FAILED"])
-def test_a_result_with_a_better_reason_stays(ending: str, tmp_path: Path) -> None:
+def test_a_result_with_a_better_reason_stays(ending, tmp_path):
     result = end_of(tmp_path, runs((20.0, leaves_result("failed", "rank 1: no such layer")), (22.0, state(ending))))
     assert (result.status, result.reason, result.log) == ("failed", "rank 1: no such layer", "rank0.log")
     assert result.scheduler is not None and result.scheduler.state == ending
 
 
 @pytest.mark.parametrize("own", ["ok", "timeout", "oom", "unsupported"])
-def test_a_status_that_the_run_recorded_itself_stays(own: str, tmp_path: Path) -> None:
+def test_a_status_that_the_run_recorded_itself_stays(own, tmp_path):
     result = end_of(tmp_path, runs((20.0, leaves_result(own, "its own")), (20.0, state("CANCELLED"))))
     assert (result.status, result.reason) == (own, "its own")
 
@@ -118,7 +110,7 @@ LOG_OF_NO_MEMORY = f"slurmstepd-h1: error: {NO_MEMORY}\nslurmstepd-h1: error: **
 LAUNCH_FAILURE = "SLURM job 101 failed (FAILED, JobLaunchFailure)"
 LOST = (20.0, leaves_failed_rank(1, "lost connection"))
 # script, status, reason, log
-OUTCOMES: dict[str, tuple[Script, str, str | None, str | None]] = {
+OUTCOMES = {
     "rank records give the reason where the scheduler has none": (
         runs(
             (20.0, leaves_failed_rank(0, "Connection reset", 5.0)),
@@ -154,14 +146,14 @@ OUTCOMES: dict[str, tuple[Script, str, str | None, str | None]] = {
 
 
 @pytest.mark.parametrize("name", OUTCOMES)
-def test_the_reason_of_a_failed_job(name: str, tmp_path: Path) -> None:
+def test_the_reason_of_a_failed_job(name, tmp_path):
     script, *expected = OUTCOMES[name]
     result = end_of(tmp_path, script, gpus=2)
     assert [result.status, result.reason, result.log] == expected
 
 
-def test_a_folder_that_the_nodes_do_not_see_is_the_reason(tmp_path: Path) -> None:
-    nothing: Script = [(1.0, state("RUNNING", nodes="h1")), (2.0, state("FAILED", "NonZeroExitCode"))]
+def test_a_folder_that_the_nodes_do_not_see_is_the_reason(tmp_path):
+    nothing = [(1.0, state("RUNNING", nodes="h1")), (2.0, state("FAILED", "NonZeroExitCode"))]
     result = end_of(tmp_path, nothing)
     assert (result.status, result.log) == ("failed", None)
     assert result.reason == (
@@ -171,15 +163,15 @@ def test_a_folder_that_the_nodes_do_not_see_is_the_reason(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("start", [0.0, 8.0])
-def test_a_job_that_the_scheduler_does_not_list_any_more_failed(start: float, tmp_path: Path) -> None:
+def test_a_job_that_the_scheduler_does_not_list_any_more_failed(start, tmp_path):
     """Without accounting SLURM forgets jobs after some minutes, and at once when it is set up anew."""
-    script: Script = [(1.0, forgotten)] if not start else runs((20.0, forgotten))
+    script = [(1.0, forgotten)] if not start else runs((20.0, forgotten))
     result = end_of(tmp_path, script)
     assert result.status == "failed" and result.scheduler is not None and result.scheduler.state is None
     assert result.reason == "SLURM does not list job 101 any more, and it left no result.json"
 
 
-def test_an_incomplete_result_is_kept_beside_its_replacement(tmp_path: Path) -> None:
+def test_an_incomplete_result_is_kept_beside_its_replacement(tmp_path):
     result = end_of(tmp_path, runs((20.0, leaves(RESULT_FILE, '{"schema')), (22.0, state("FAILED"))))
     assert result.status == "failed" and result.reason is not None and UNREADABLE_RESULT_FILE in result.reason
     assert (tmp_path / "0" / UNREADABLE_RESULT_FILE).read_text() == '{"schema'

@@ -1,9 +1,5 @@
 """After a parent was killed: its running jobs are found again, and ended ones get results."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from scalebench.core.errors import InputError
@@ -13,12 +9,12 @@ from scalebench.core.spec import write_spec
 from scalebench.runner.jobs import find_running_jobs
 from scalebench.slurm.submit import Submission, write_submission
 from tests.builders.runs import simulated_spec
-from tests.runner.jobs.fake_scheduler import BEGUN_S, Scheduler, Script, forgotten, leaves, leaves_result, runs, state
+from tests.runner.jobs.fake_scheduler import BEGUN_S, Scheduler, forgotten, leaves, leaves_result, runs, state
 
-PENDING: Script = []
+PENDING = []
 
 
-def submit_and_forget(root: Path, scripts: list[Script], scheduler: Scheduler) -> list[Path]:
+def submit_and_forget(root, scripts, scheduler):
     """Return the folders of a sweep whose parent was killed after it had submitted these jobs."""
     folders = []
     for number, script in enumerate(scripts):
@@ -31,13 +27,13 @@ def submit_and_forget(root: Path, scripts: list[Script], scheduler: Scheduler) -
     return folders
 
 
-def find(root: Path, scheduler: Scheduler) -> dict[int, Path]:
-    found = find_running_jobs(root, scheduler, watcher=scheduler, pause=scheduler.pause)  # type: ignore[arg-type]
+def find(root, scheduler):
+    found = find_running_jobs(root, scheduler, watcher=scheduler, pause=scheduler.pause)
     assert {key[0] for key in found} <= {simulated_spec().fingerprint}
     return {repeat: folder for (_, repeat), folder in found.items()}
 
 
-def test_running_jobs_are_found_and_ended_ones_get_results(tmp_path: Path) -> None:
+def test_running_jobs_are_found_and_ended_ones_get_results(tmp_path):
     scheduler = Scheduler()
     died = runs((20.0, state("NODE_FAIL")))
     done = runs((20.0, leaves_result()))
@@ -48,11 +44,11 @@ def test_running_jobs_are_found_and_ended_ones_get_results(tmp_path: Path) -> No
     assert [read_result(folder / RESULT_FILE).status for folder in folders[2:4]] == ["failed", "ok"]
     assert not (folders[4] / RESULT_FILE).exists(), "it may be another cluster's"
     assert (folders[3] / RESULT_FILE).read_bytes() == kept and not (folders[0] / RESULT_FILE).exists()
-    assert read_result(folders[2] / RESULT_FILE).scheduler.state == "NODE_FAIL"  # type: ignore[union-attr]
+    assert read_result(folders[2] / RESULT_FILE).scheduler.state == "NODE_FAIL"
     assert scheduler.queries == 1
 
 
-def test_a_result_that_appears_late_is_waited_for(tmp_path: Path) -> None:
+def test_a_result_that_appears_late_is_waited_for(tmp_path):
     scheduler = Scheduler()
     (folder,) = submit_and_forget(tmp_path, [runs((20.0, state("COMPLETED")), (24.0, leaves_result()))], scheduler)
     scheduler.pause(21.0)
@@ -60,7 +56,7 @@ def test_a_result_that_appears_late_is_waited_for(tmp_path: Path) -> None:
     assert read_result(folder / RESULT_FILE).run_id == "of job 101"
 
 
-def test_of_equal_runs_the_last_submitted_is_used(tmp_path: Path) -> None:
+def test_of_equal_runs_the_last_submitted_is_used(tmp_path):
     scheduler = Scheduler()
     _, two = submit_and_forget(tmp_path, [PENDING, PENDING], scheduler)
     write_spec(simulated_spec(repeat=0), two)
@@ -69,7 +65,7 @@ def test_of_equal_runs_the_last_submitted_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["RUNNING", "FAILED"])
-def test_a_reused_job_id_is_another_job(ending: str, tmp_path: Path) -> None:
+def test_a_reused_job_id_is_another_job(ending, tmp_path):
     scheduler = Scheduler()
     (folder,) = submit_and_forget(tmp_path, [[(1.0, state(ending, nodes="h1"))]], scheduler)
     write_submission(Submission("101", BEGUN_S - 86400.0, "main"), folder)
@@ -77,14 +73,14 @@ def test_a_reused_job_id_is_another_job(ending: str, tmp_path: Path) -> None:
     assert find(tmp_path, scheduler) == {} and not (folder / RESULT_FILE).exists()
 
 
-def test_the_scheduler_is_not_queried_where_nothing_was_submitted(tmp_path: Path) -> None:
+def test_the_scheduler_is_not_queried_where_nothing_was_submitted(tmp_path):
     (tmp_path / "0").mkdir()
     write_spec(simulated_spec(), tmp_path / "0")
     scheduler = Scheduler(unreachable={"squeue"})
     assert find(tmp_path, scheduler) == {} and scheduler.queries == 0
 
 
-def test_without_an_answer_of_the_scheduler_recovery_is_an_error(tmp_path: Path) -> None:
+def test_without_an_answer_of_the_scheduler_recovery_is_an_error(tmp_path):
     scheduler = Scheduler(unreachable={"squeue"})
     (folder,) = submit_and_forget(tmp_path, [runs()], scheduler)
     with pytest.raises(InputError, match=rf"it is unknown whether job 101 of {folder} still runs \(squeue: .*\); try"):
@@ -92,7 +88,7 @@ def test_without_an_answer_of_the_scheduler_recovery_is_an_error(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", [JOB_FILE, "spec.json"])
-def test_folders_that_cannot_be_read_are_skipped(name: str, tmp_path: Path) -> None:
+def test_folders_that_cannot_be_read_are_skipped(name, tmp_path):
     scheduler = Scheduler()
     one, two = submit_and_forget(tmp_path, [PENDING, PENDING], scheduler)
     leaves(name, '{"jo')(scheduler, "101", one)

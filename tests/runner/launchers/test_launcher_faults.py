@@ -4,8 +4,6 @@ The cases of one test run side by side, since they mostly wait. A rank in a grou
 to say so (FOLLOW_S) before it is ended.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os
@@ -14,11 +12,10 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from scalebench.core.result import Result, read_result
+from scalebench.core.result import read_result
 from scalebench.core.run_folder import MPIRUN_LOG, RESULT_FILE, TRANSIENT_FILES
 from scalebench.measure.progress import read_progress
 from scalebench.runner.launchers import supervise
@@ -42,7 +39,7 @@ class Case:
     step: int = 8  # after the warm-up of 5
     launcher: str = "local"
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.fault} in {self.phase} of {self.rank}/{self.ranks} under {self.launcher}"
 
 
@@ -63,7 +60,7 @@ RARE = [
 UNDER_MPI = [dataclasses.replace(case, launcher="mpi") for case in COMMON]
 
 
-def expected(case: Case) -> tuple[str, str | None, str | None]:
+def expected(case):
     """Status, reason and log. Which of several waiting ranks hangs cannot be told, unless the others are done; a run
     whose figures are on disk is ok, however it ends."""
     if case.phase in ("evaluate", "close"):
@@ -83,12 +80,12 @@ def expected(case: Case) -> tuple[str, str | None, str | None]:
     }[case.fault]
 
 
-def is_hidden(case: Case) -> bool:
+def is_hidden(case):
     """Return whether another rank waits for this one, and so hangs as well."""
     return (case.fault, case.phase) == ("hang", "evaluate")
 
 
-def gone_wrong(case: Case, folder: Path) -> tuple[Result, float]:
+def gone_wrong(case, folder):
     options = {"fault": case.fault, "fault_phase": case.phase, "fault_rank": case.rank, "fault_step": case.step}
     spec = simulated_spec(
         case.ranks, options=options, measure={"hang_s": HANG_S if case.fault in ("stop", "hang") else 60.0}
@@ -107,7 +104,7 @@ def gone_wrong(case: Case, folder: Path) -> tuple[Result, float]:
     ],
     ids=["common", "rare", "mpi"],
 )
-def test_a_rank_that_goes_wrong(cases: list[Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_goes_wrong(cases, tmp_path, monkeypatch):
     monkeypatch.setattr(supervise, "FOLLOW_LIMIT_S", 2.0)
     assert len(set(cases)) == len(cases)
     done = in_parallel(lambda case: gone_wrong(case, tmp_path / str(case).replace("/", " of ")), cases)
@@ -140,7 +137,7 @@ class Ended:
     phase: str
     launcher: str = "local"
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.sign.name} in {self.phase} under {self.launcher}"
 
 
@@ -162,7 +159,7 @@ QUICK = [Ended(sign, phase) for sign, phase in zip(SIGNALS * 2, TO_STAY_IN, stri
 ENDINGS_UNDER_MPI = [dataclasses.replace(ending, launcher="mpi") for ending in ENDINGS]
 
 
-def ended(ending: Ended, folder: Path) -> tuple[int, str, list[int]]:
+def ended(ending, folder):
     """(exit status, what was printed, worker processes) of a program that was signalled in that phase."""
     program = [sys.executable, "-X", "faulthandler", "-m", "scalebench"]
     words = [f"strategy.launcher={ending.launcher}", f"hydra.run.dir={folder}"]
@@ -174,7 +171,7 @@ def ended(ending: Ended, folder: Path) -> tuple[int, str, list[int]]:
         if ending.phase == "launch":
             first = "rank0.log" if ending.launcher == "local" else MPIRUN_LOG
             wait_until(lambda: (folder / first).exists() or process.poll() is not None, LIMIT_S)
-            pids: list[int] = []
+            pids = []
         else:
             wait_until(lambda: in_phase(folder, ending.phase) or process.poll() is not None, LIMIT_S)
             pids = [p.pid for p in (read_progress(folder, rank) for rank in range(2)) if p is not None]
@@ -189,7 +186,7 @@ def ended(ending: Ended, folder: Path) -> tuple[int, str, list[int]]:
         process.wait()
 
 
-def in_phase(folder: Path, phase: str) -> bool:
+def in_phase(folder, phase):
     """Rank 0 in that phase, and rank 1 at least begun."""
     ranks = [read_progress(folder, rank) for rank in range(2)]
     return ranks[1] is not None and ranks[0] is not None and ranks[0].phase == phase
@@ -204,7 +201,7 @@ def in_phase(folder: Path, phase: str) -> bool:
     ],
     ids=["quick", "rest", "mpi"],
 )
-def test_the_parent_is_ended(endings: list[Ended], tmp_path: Path) -> None:
+def test_the_parent_is_ended(endings, tmp_path):
     folders = {ending: tmp_path / str(ending) for ending in endings}
     done = in_parallel(lambda ending: ended(ending, folders[ending]), endings, at_once=4)
     for ending, (code, out, pids) in done.items():

@@ -1,14 +1,9 @@
 """Processes on this machine: started with their own environment, and always ended."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +15,7 @@ from tests.builders.launching import FOREVER, FakeInterrupt, launch_run
 from tests.builders.runs import find_running, simulated_spec, wait_until
 
 
-def test_ranks_run_according_to_their_placement(tmp_path: Path) -> None:
+def test_ranks_run_according_to_their_placement(tmp_path):
     spec = simulated_spec(gpus=2)
     cores = machine.usable_cpus()
     for place, core in zip(spec.places, (cores[-1], cores[0]), strict=True):
@@ -37,11 +32,11 @@ def test_ranks_run_according_to_their_placement(tmp_path: Path) -> None:
     assert not find_running(ended.pids)
 
 
-def test_a_start_that_fails_half_way_ends_those_that_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[int] = []
+def test_a_start_that_fails_half_way_ends_those_that_started(tmp_path, monkeypatch):
+    started = []
     start = local._start
 
-    def two_only(*arguments: Any) -> Any:
+    def two_only(*arguments):
         if len(started) == 2:
             raise OSError("no more processes")
         process = start(*arguments)
@@ -54,7 +49,7 @@ def test_a_start_that_fails_half_way_ends_those_that_started(tmp_path: Path, mon
     assert len(started) == 2 and not find_running(started)
 
 
-def test_a_process_that_a_driver_holds_does_not_hold_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_a_driver_holds_does_not_hold_the_run(monkeypatch):
     """The kernel ends a killed process only when its driver lets go of it, which may take for ever."""
     monkeypatch.setattr(local, "REAP_LIMIT_S", 0.01)
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as started:
@@ -67,19 +62,17 @@ def test_a_process_that_a_driver_holds_does_not_hold_the_run(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_during_a_start_does_not_lose_the_process(
-    sign: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_during_a_start_does_not_lose_the_process(sign, tmp_path, monkeypatch):
     """Between the fork and its entry in the group, only this thread has its process id."""
-    started: list[Any] = []
+    started = []
     start = local._start
 
-    def interrupted(*arguments: Any) -> Any:
+    def interrupted(*arguments):
         started.append(start(*arguments))
         signal.raise_signal(sign)
         return started[-1]
 
-    def handler(number: int, frame: Any) -> None:
+    def handler(number, frame):
         raise FakeInterrupt
 
     monkeypatch.setattr(local, "_start", interrupted)
@@ -93,7 +86,7 @@ def test_a_signal_during_a_start_does_not_lose_the_process(
     assert len(started) == 1 and not find_running([started[0].pid])
 
 
-def test_processes_of_workers_end_with_them(tmp_path: Path, program: Callable[[str], str]) -> None:
+def test_processes_of_workers_end_with_them(tmp_path, program):
     """Loader processes, say, of a rank that was killed."""
     module = program("""
         child = os.fork()
@@ -109,9 +102,7 @@ def test_processes_of_workers_end_with_them(tmp_path: Path, program: Callable[[s
     wait_until(lambda: not find_running(children), 5.0)
 
 
-def test_debugging_knows_no_limits_and_keeps_rank_0_in_the_foreground(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], program: Callable[[str], str]
-) -> None:
+def test_debugging_knows_no_limits_and_keeps_rank_0_in_the_foreground(tmp_path, capfd, program):
     spec = simulated_spec(gpus=2, measure={"hang_s": 0.1, "timeout_s": 0.1}, debug=True)
     module = program("print('this is', rank, os.getpgid(os.getppid()) == os.getpgid(0)); time.sleep(1)")
     ended = launch_run(spec, tmp_path, module=module)

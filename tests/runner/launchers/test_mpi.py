@@ -1,22 +1,16 @@
 """Ranks under one mpirun: placed, watched, and always ended."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from scalebench.config.resolve import resolve
 from scalebench.core.run_folder import MPIRUN_LOG, rank_log_name
-from scalebench.core.spec import RunSpec, write_spec
+from scalebench.core.spec import write_spec
 from scalebench.runner import launchers
 from scalebench.runner.launchers import mpi
-from scalebench.runner.launchers.supervise import GroupExit
 from scalebench.runner.parent import run_spec
 from tests.builders.launching import NEEDS_MPIRUN
 from tests.builders.runs import find_running, simulated_config
@@ -27,22 +21,20 @@ LONG = {"min_s": 600.0, "max_s": 600.0}
 LIMIT_S = 45.0
 
 
-def spec_of(gpus: int = 2, hosts: list[str] | None = None, **changes: Any) -> RunSpec:
+def spec_of(gpus=2, hosts=None, **changes):
     config = simulated_config(gpus=gpus, **changes)
     config.strategy.launcher, config.hardware.hosts = "mpi", hosts or []
     return resolve(config)
 
 
-def launched(spec: RunSpec, folder: Path, **options: Any) -> GroupExit:
+def launched(spec, folder, **options):
     write_spec(spec, folder)
     return launchers.launch(spec, folder, "an id", **options)
 
 
 @NEEDS_MPIRUN
 @pytest.mark.parametrize("hosts", [[], ["localhost:3"]], ids=["here", "named"])
-def test_ranks_run_according_to_their_placement(
-    hosts: list[str], tmp_path: Path, program: Callable[[str], str]
-) -> None:
+def test_ranks_run_according_to_their_placement(hosts, tmp_path, program):
     """All ranks run, however many slots mpirun counts; the worker's variables agree with mpirun's."""
     names = "RANK OMPI_COMM_WORLD_RANK WORLD_SIZE OMPI_COMM_WORLD_SIZE LOCAL_RANK MASTER_ADDR SCALEBENCH_RUN_ID"
     module = program(f"print(*(os.environ.get(n) for n in '{names}'.split())); print('error', file=sys.stderr)")
@@ -55,11 +47,11 @@ def test_ranks_run_according_to_their_placement(
     assert not (tmp_path / MPIRUN_LOG).exists(), "it is empty"
 
 
-def test_the_hosts_of_the_ranks() -> None:
+def test_the_hosts_of_the_ranks():
     assert [mpi._hosts(spec_of(3, hosts)) for hosts in ([], ["a:2", "b:2"])] == [[], ["a", "a", "b"]]
 
 
-def test_a_missing_mpirun_is_a_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_mpirun_is_a_failed_run(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     spec = spec_of()
     spec.unsupported = None  # it was there when the run was resolved
@@ -73,7 +65,7 @@ def test_a_missing_mpirun_is_a_failed_run(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 @NEEDS_MPIRUN
-def test_the_message_of_mpirun_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_message_of_mpirun_is_the_reason(tmp_path, monkeypatch):
     """There are more ranks than slots, which is not allowed here."""
     monkeypatch.setattr(mpi, "count_local_slots", lambda processes: None)
     monkeypatch.setenv("OMPI_MCA_rmaps_base_oversubscribe", "0")
@@ -89,7 +81,7 @@ def test_the_message_of_mpirun_is_the_reason(tmp_path: Path, monkeypatch: pytest
     assert result.reason.split()[-1] in (tmp_path / "run" / MPIRUN_LOG).read_text()
 
 
-def test_the_first_message_of_mpirun_is_taken(tmp_path: Path) -> None:
+def test_the_first_message_of_mpirun_is_taken(tmp_path):
     log = tmp_path / MPIRUN_LOG
     assert mpi.find_mpirun_failure(log) is None
     for text, reason in {
@@ -107,9 +99,7 @@ def test_the_first_message_of_mpirun_is_taken(tmp_path: Path) -> None:
 
 
 @NEEDS_MPIRUN
-def test_debugging_keeps_rank_0_in_the_foreground(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], program: Callable[[str], str]
-) -> None:
+def test_debugging_keeps_rank_0_in_the_foreground(tmp_path, capfd, program):
     spec = spec_of(measure={"hang_s": 0.1, "timeout_s": 0.1}, debug=True)
     ended = launched(spec, tmp_path, module=program("print('this is', rank); time.sleep(0.5)"))
     assert (ended.timeout, ended.exit_codes) == (None, [0, 0])

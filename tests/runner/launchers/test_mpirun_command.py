@@ -1,12 +1,8 @@
 """The command line of mpirun, for each implementation."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,18 +21,18 @@ VERSIONS = {
 
 
 @pytest.fixture(autouse=True)
-def not_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def not_root(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     mpi.identify_mpirun.cache_clear()
     mpi.count_local_slots.cache_clear()
 
 
-def command_line(mpirun: Mpirun, ranks: int = 2, **more: Any) -> str:
+def command_line(mpirun, ranks=2, **more):
     return " ".join(mpirun_command(mpirun, ranks, ["program"], **more))
 
 
 @pytest.mark.parametrize("mpirun", [OPEN_MPI_4, OPEN_MPI_5])
-def test_open_mpi_maps_by_slot(mpirun: Mpirun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_mpi_maps_by_slot(mpirun, monkeypatch):
     assert command_line(mpirun, slots=2) == "mpirun -n 2 --bind-to none --map-by slot program"
     assert command_line(mpirun, 3, slots=2) == "mpirun -n 3 --bind-to none --map-by slot:OVERSUBSCRIBE program"
     assert command_line(mpirun, 3) == "mpirun -n 3 --bind-to none --map-by slot program", "an unknown number of slots"
@@ -44,7 +40,7 @@ def test_open_mpi_maps_by_slot(mpirun: Mpirun, monkeypatch: pytest.MonkeyPatch) 
     assert command_line(mpirun, slots=2) == "mpirun -n 2 --allow-run-as-root --bind-to none --map-by slot program"
 
 
-def test_open_mpi_on_several_hosts() -> None:
+def test_open_mpi_on_several_hosts():
     """Slots are not counted; variables that a rank would lack are forwarded, and no secrets."""
     names = ["HOME", "PATH", "PYTHONPATH", "OMP_NUM_THREADS", "NCCL_DEBUG", "SCALEBENCH_RUN_ID", "TF_VAR_password"]
     line = command_line(OPEN_MPI_4, 4, hosts=["a:2", "b:2"], slots=1, variables=names, folder="/here")
@@ -54,7 +50,7 @@ def test_open_mpi_on_several_hosts() -> None:
     )
 
 
-def test_hydra_gets_its_own_options() -> None:
+def test_hydra_gets_its_own_options():
     mpirun, options = Mpirun("mpirun", HYDRA), {"folder": "/here"}
     assert command_line(mpirun, 8, slots=2) == "mpirun -n 8 program"
     even = command_line(mpirun, 4, hosts=["a:2", "b:2"], **options)
@@ -65,10 +61,10 @@ def test_hydra_gets_its_own_options() -> None:
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path) -> Any:
+def stand_in(tmp_path):
     """Return a function that makes an mpirun from shell text."""
 
-    def make(text: str) -> str:
+    def make(text):
         path = tmp_path / "mpirun"
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
@@ -78,7 +74,7 @@ def stand_in(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_implementation_is_identified_by_one_query(version: str, stand_in: Any, tmp_path: Path) -> None:
+def test_the_implementation_is_identified_by_one_query(version, stand_in, tmp_path):
     path = stand_in(f"echo query >>{tmp_path}/queries; cat <<'END'\n{version}\nEND")
     assert mpi.identify_mpirun(path) == mpi.identify_mpirun(path) == Mpirun(path, *VERSIONS[version])
     assert (tmp_path / "queries").read_text() == "query\n"
@@ -91,7 +87,7 @@ ALLOCATION = """
 ================================================================="""
 
 
-def test_slots_are_read_from_open_mpi(stand_in: Any, tmp_path: Path) -> None:
+def test_slots_are_read_from_open_mpi(stand_in, tmp_path):
     path = stand_in(f"echo \"$@\" >>{tmp_path}/queries\ncat <<'END'\n{ALLOCATION}\nEND")
     assert mpi.count_local_slots(Mpirun(path, OPEN_MPI, 4)) == 5
     assert mpi.count_local_slots(Mpirun(path, OPEN_MPI, 5)) == 5
@@ -100,14 +96,12 @@ def test_slots_are_read_from_open_mpi(stand_in: Any, tmp_path: Path) -> None:
     assert mpi.count_local_slots(Mpirun(stand_in("exit 1"), OPEN_MPI)) is None
 
 
-def test_an_mpirun_that_does_not_answer_is_unknown_and_leaves_no_process(
-    stand_in: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_mpirun_that_does_not_answer_is_unknown_and_leaves_no_process(stand_in, monkeypatch):
     """The check after every test looks for children; here there was one."""
-    started: list[Any] = []
+    started = []
     start = subprocess.Popen
 
-    def recorded(*args: Any, **options: Any) -> Any:
+    def recorded(*args, **options):
         started.append(start(*args, **options))
         return started[-1]
 

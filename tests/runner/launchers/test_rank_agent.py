@@ -1,16 +1,11 @@
 """The agent of a rank: what mpirun or torchrun starts, here started by the test."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -18,7 +13,7 @@ import pytest
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import write_json
 from scalebench.core.run_folder import STOP_FILE, TORCHRUN_FILE, Turn, turn_path
-from scalebench.core.spec import RunSpec, write_spec
+from scalebench.core.spec import write_spec
 from scalebench.runner.launchers import rank_agent
 from scalebench.runner.launchers.rank_agent import read_torchrun_rank
 from scalebench.runner.launchers.supervise import STACK_SIGNAL, TURN_SIGNAL
@@ -39,11 +34,11 @@ STAY_S = 60.0  # longer than any test takes
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Any:
+def agent(tmp_path):
     """Start the agent of rank 1 of 2 with a module as its worker."""
-    started: list[subprocess.Popen[str]] = []
+    started = []
 
-    def start(module: str, stay_s: float = STAY_S, first: str = "pass") -> subprocess.Popen[str]:
+    def start(module, stay_s=STAY_S, first="pass"):
         write_spec(simulated_spec(gpus=2), tmp_path)
         group = {"SCALEBENCH_ADDRESSES": "127.0.0.1:5000,127.0.0.1:5001", "SCALEBENCH_RUN_ID": "an id"}
         env = {**os.environ, "OMPI_COMM_WORLD_RANK": "1", **group}
@@ -57,14 +52,14 @@ def agent(tmp_path: Path) -> Any:
         each.communicate()
 
 
-def read_when_written(path: Path) -> Any:
+def read_when_written(path):
     wait_until(path.exists)
     tree = json.loads(path.read_text())
     assert tree.pop("run_id") == "an id"
     return tree
 
 
-def test_a_worker_that_succeeds(agent: Any, program: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_worker_that_succeeds(agent, program, tmp_path):
     names = "RANK WORLD_SIZE MASTER_PORT SCALEBENCH_ADDRESSES SCALEBENCH_RUN_ID SCALEBENCH_PARENT_PID"
     process = agent(program(f"print(os.getpid(), *(os.environ[n] for n in '{names}'.split()), file=sys.stderr)"))
     assert process.wait(60) == 0
@@ -78,9 +73,7 @@ def test_a_worker_that_succeeds(agent: Any, program: Callable[[str], str], tmp_p
 @pytest.mark.parametrize(
     ("end", "code", "status"), [("sys.exit(7)", 7, 7), ("os.kill(os.getpid(), signal.SIGKILL)", -9, 137)]
 )
-def test_after_a_failure_the_agent_stays_for_a_while(
-    end: str, code: int, status: int, agent: Any, program: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_after_a_failure_the_agent_stays_for_a_while(end, code, status, agent, program, tmp_path):
     module = program(end)
     process = agent(module)
     assert read_when_written(tmp_path / "exit1.json") == {"code": code, "terminated_by_launcher": False}
@@ -104,9 +97,7 @@ rank_agent.subprocess.Popen = late
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["while it runs", "while it is being started"])
-def test_sigterm_is_forwarded_to_the_worker(
-    early: bool, agent: Any, program: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_sigterm_is_forwarded_to_the_worker(early, agent, program, tmp_path):
     (tmp_path / "early.py").write_text(EARLY)
     module = program("(folder / 'up').touch(); time.sleep(600)")
     process = agent(module, first="import early" if early else "pass")
@@ -117,9 +108,7 @@ def test_sigterm_is_forwarded_to_the_worker(
     assert read_when_written(tmp_path / "exit1.json") == {"code": -signal.SIGTERM, "terminated_by_launcher": True}
 
 
-def test_an_agent_parks_its_worker_when_its_turn_is_over(
-    agent: Any, program: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_an_agent_parks_its_worker_when_its_turn_is_over(agent, program, tmp_path):
     """SLURM sends the signal to all processes of a step. A parked worker is ended like any other."""
     process = agent(program("(folder / 'up').touch(); time.sleep(600)"))
     wait_until((tmp_path / "up").exists)
@@ -128,7 +117,7 @@ def test_an_agent_parks_its_worker_when_its_turn_is_over(
         write_json(turn_path(tmp_path), Turn(number, over=True))
         for receiver in (worker, process):
             receiver.send_signal(TURN_SIGNAL)
-        wait_until(lambda number=number: (tmp_path / "paused1.json").exists() and paused_turn(tmp_path) == number)  # type: ignore[misc]
+        wait_until(lambda number=number: (tmp_path / "paused1.json").exists() and paused_turn(tmp_path) == number)
         assert worker.status() == psutil.STATUS_STOPPED
         if number == 0:
             process.send_signal(TURN_SIGNAL)  # before a shared file system shows the turn
@@ -140,11 +129,11 @@ def test_an_agent_parks_its_worker_when_its_turn_is_over(
     assert read_when_written(tmp_path / "exit1.json") == {"code": -signal.SIGTERM, "terminated_by_launcher": True}
 
 
-def paused_turn(folder: Path) -> Any:
+def paused_turn(folder):
     return json.loads((folder / "paused1.json").read_text())["turn"]
 
 
-def test_a_request_for_stacks_is_forwarded(agent: Any, program: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_request_for_stacks_is_forwarded(agent, program, tmp_path):
     """Not as SIGUSR1, for which the user's code may have a handler."""
     handler = f"signal.signal({int(STACK_SIGNAL)}, lambda *_: sys.exit(3))"
     process = agent(program(f"{handler}; (folder / 'up').touch(); signal.pause()"))
@@ -153,16 +142,14 @@ def test_a_request_for_stacks_is_forwarded(agent: Any, program: Callable[[str], 
     assert read_when_written(tmp_path / "exit1.json") == {"code": 3, "terminated_by_launcher": False}
 
 
-def test_children_that_outlive_the_worker_are_ended(agent: Any, program: Callable[[str], str], tmp_path: Path) -> None:
+def test_children_that_outlive_the_worker_are_ended(agent, program, tmp_path):
     text = "child = os.fork()\nif child == 0:\n    time.sleep(600)\n(folder / 'child').write_text(str(child))"
     assert agent(program(text)).wait(60) == 0
     wait_until(lambda: not find_running([int((tmp_path / "child").read_text())]), 5.0)
 
 
 @pytest.mark.parametrize(("step", "terminated"), [("0", True), (None, False)])
-def test_in_a_step_the_worker_may_get_sigterm_first(
-    step: str | None, terminated: bool, agent: Any, program: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_in_a_step_the_worker_may_get_sigterm_first(step, terminated, agent, program, tmp_path):
     """SLURM sends SIGTERM to every process of a step; elsewhere a worker that is the only one to get it was killed."""
     first = "import os; from scalebench.runner.launchers import rank_agent; rank_agent.SIGTERM_GAP_S = 5.0"
     if step is not None:
@@ -176,7 +163,7 @@ def test_in_a_step_the_worker_may_get_sigterm_first(
     assert read_when_written(tmp_path / "exit1.json") == {"code": -signal.SIGTERM, "terminated_by_launcher": terminated}
 
 
-def test_an_agent_ends_with_the_program_that_started_it(tmp_path: Path, program: Callable[[str], str]) -> None:
+def test_an_agent_ends_with_the_program_that_started_it(tmp_path, program):
     """mpirun may be killed; the worker ends with the agent."""
     write_spec(simulated_spec(), tmp_path)
     command = [sys.executable, "-m", "scalebench.runner.launchers.rank_agent", str(tmp_path), program(WITH_PARENT)]
@@ -197,13 +184,13 @@ def test_an_agent_ends_with_the_program_that_started_it(tmp_path: Path, program:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_an_agent_has_one_thread() -> None:
+def test_an_agent_has_one_thread():
     """Those of numpy would take signals, and leave the main thread waiting for its worker."""
     text = "import os; from scalebench.runner.launchers import rank_agent; print(len(os.listdir('/proc/self/task')))"
     assert subprocess.check_output([sys.executable, "-c", text], timeout=60) == b"1\n"
 
 
-def test_an_agent_that_mpirun_did_not_start_is_refused(tmp_path: Path) -> None:
+def test_an_agent_that_mpirun_did_not_start_is_refused(tmp_path):
     env = {name: value for name, value in os.environ.items() if name not in rank_agent.RANK_VARIABLES}
     command = [sys.executable, "-m", "scalebench.runner.launchers.rank_agent", str(tmp_path), "stand_in"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
@@ -221,7 +208,7 @@ def test_an_agent_that_mpirun_did_not_start_is_refused(tmp_path: Path) -> None:
         ({"SLURM_PROCID": "0", "OMPI_COMM_WORLD_RANK": "2"}, 2),  # mpirun within a job
     ],
 )
-def test_the_rank_is_read_from_the_variables_of_each_mpirun(variables: dict[str, str], rank: int) -> None:
+def test_the_rank_is_read_from_the_variables_of_each_mpirun(variables, rank):
     assert rank_agent.read_mpi_rank(variables) == rank
 
 
@@ -229,18 +216,18 @@ ADDRESSES = ["127.0.0.1:5000", "127.0.0.1:5001"]
 RANK_1 = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "GROUP_RANK": "0"}
 
 
-def by_hand_spec() -> RunSpec:
+def by_hand_spec():
     spec = simulated_spec(2)
     spec.config.strategy.launcher = "by_hand"
     return spec
 
 
 @pytest.fixture
-def by_hand(tmp_path: Path) -> Iterator[Any]:
+def by_hand(tmp_path):
     """Start `python -m scalebench.runner.worker FOLDER`, as torchrun does for rank 1 of 2."""
-    started: list[subprocess.Popen[str]] = []
+    started = []
 
-    def start(module: str | None, **changes: str) -> subprocess.Popen[str]:
+    def start(module, **changes):
         write_spec(by_hand_spec(), tmp_path)
         if module is not None:
             waiting = {"run_id": "an id", "addresses": ADDRESSES, "module": module}
@@ -256,9 +243,7 @@ def by_hand(tmp_path: Path) -> Iterator[Any]:
         each.communicate()
 
 
-def test_under_torchrun_a_rank_has_the_usual_environment(
-    by_hand: Any, program: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_under_torchrun_a_rank_has_the_usual_environment(by_hand, program, tmp_path):
     names = (
         "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT OMP_NUM_THREADS TORCHELASTIC_USE_AGENT_STORE GROUP_RANK "
         "GLOO_SOCKET_IFNAME SCALEBENCH_ADDRESSES SCALEBENCH_RUN_ID"
@@ -285,15 +270,8 @@ def test_under_torchrun_a_rank_has_the_usual_environment(
     ids=["succeeded", "failed", "a result, and a worker that ignores SIGTERM"],
 )
 def test_under_torchrun_stop_json_or_a_result_ends_the_agent(
-    name: str,
-    text: str,
-    first: str,
-    status: int,
-    code: int,
-    by_hand: Any,
-    program: Callable[[str], str],
-    tmp_path: Path,
-) -> None:
+    name, text, first, status, code, by_hand, program, tmp_path
+):
     """The exit status is 1 where the run failed, since torchrun would wait for other nodes otherwise."""
     process = by_hand(program(f"{first}(folder / 'up').touch(); time.sleep(600)"))
     wait_until((tmp_path / "up").exists)
@@ -302,9 +280,7 @@ def test_under_torchrun_stop_json_or_a_result_ends_the_agent(
     assert read_when_written(tmp_path / "exit1.json") == {"code": code, "terminated_by_launcher": True}
 
 
-def test_under_torchrun_the_agent_stays_after_a_failure_until_stop_json(
-    by_hand: Any, program: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_under_torchrun_the_agent_stays_after_a_failure_until_stop_json(by_hand, program, tmp_path):
     process = by_hand(program("sys.exit(7)"))
     wait_until((tmp_path / "exit1.json").exists)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -314,7 +290,7 @@ def test_under_torchrun_the_agent_stays_after_a_failure_until_stop_json(
     assert read_when_written(tmp_path / "exit1.json") == {"code": 7, "terminated_by_launcher": False}
 
 
-def test_under_torchrun_an_agent_needs_a_launcher_that_waits(by_hand: Any, tmp_path: Path) -> None:
+def test_under_torchrun_an_agent_needs_a_launcher_that_waits(by_hand, tmp_path):
     process = by_hand(None)
     reason = f"no scalebench waits for ranks of {tmp_path}; start one with strategy.launcher=by_hand"
     assert (process.wait(60), process.stderr.read()) == (2, f"scalebench.runner.worker: {reason}\n")
@@ -322,7 +298,7 @@ def test_under_torchrun_an_agent_needs_a_launcher_that_waits(by_hand: Any, tmp_p
     assert "its run is over" in by_hand(None).stderr.read()
 
 
-def test_a_folder_that_the_host_does_not_see_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_that_the_host_does_not_see_is_an_error(tmp_path):
     command = [sys.executable, "-m", "scalebench.runner.worker", str(tmp_path / "elsewhere")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     reason = f"{os.uname().nodename} sees no {tmp_path}/elsewhere/spec.json; a run's folder has to be on a file system"
@@ -345,7 +321,7 @@ def test_a_folder_that_the_host_does_not_see_is_an_error(tmp_path: Path) -> None
         ({"GROUP_RANK": "1"}, "rank 1 should have GROUP_RANK=0 and has 1"),
     ],
 )
-def test_torchrun_variables_have_to_fit_the_run(changes: dict[str, str | None], reason: str | None) -> None:
+def test_torchrun_variables_have_to_fit_the_run(changes, reason):
     variables = {name: value for name, value in (RANK_1 | changes).items() if value is not None}
     if reason is None:
         assert read_torchrun_rank(variables, by_hand_spec()) == 1

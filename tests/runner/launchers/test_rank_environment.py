@@ -1,11 +1,8 @@
 """The environment of a rank: variables, network interface, ports."""
 
-from __future__ import annotations
-
 import os
 import random
 import socket
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -27,7 +24,7 @@ from scalebench.runner.launchers.rank_environment import (
 from tests.builders.runs import simulated_spec
 
 
-def test_each_rank_has_its_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_has_its_own_variables(monkeypatch):
     monkeypatch.setenv(rank_environment.EXCLUDED_INTERFACES, "lo")  # which Open MPI takes for a contradiction
     spec = simulated_spec(gpus=3)
     spec.places[1].threads = 7
@@ -49,9 +46,7 @@ def test_each_rank_has_its_own_variables(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("own", [None, "MALLOC_ARENA_MAX"])
-def test_the_heap_keeps_what_a_step_frees_unless_the_shell_says_otherwise(
-    own: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_heap_keeps_what_a_step_frees_unless_the_shell_says_otherwise(own, monkeypatch):
     for name in (*HEAP_VARIABLES, "MALLOC_ARENA_MAX"):
         monkeypatch.delenv(name, raising=False)
     if own:
@@ -71,9 +66,7 @@ OTHER_LAUNCH = {
 
 
 @pytest.mark.parametrize("by_mpi", [False, True])
-def test_ranks_do_not_inherit_what_other_programs_left_in_the_shell(
-    by_mpi: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_do_not_inherit_what_other_programs_left_in_the_shell(by_mpi, monkeypatch):
     """Accelerate and Lightning prefer variables to their arguments; MPI needs those of the mpirun that started it."""
     for name, value in {**LEFT_BEHIND, **OTHER_LAUNCH, "WORLD_SIZE": "9", "OMPI_MCA_btl": "tcp"}.items():
         monkeypatch.setenv(name, value)
@@ -88,7 +81,7 @@ def test_ranks_do_not_inherit_what_other_programs_left_in_the_shell(
     assert {recorded[name] for name in LEFT_BEHIND} == {"set, not passed to ranks"}
 
 
-def test_ranks_reach_each_other_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_reach_each_other_without_a_proxy(monkeypatch):
     for name in (*PROXIES, *map(str.upper, PROXIES), *NO_PROXY):
         monkeypatch.delenv(name, raising=False)
     spec = simulated_spec(gpus=2)
@@ -101,7 +94,7 @@ def test_ranks_reach_each_other_without_a_proxy(monkeypatch: pytest.MonkeyPatch)
     assert variables["HTTPS_PROXY"] == "http://proxy:3128"
 
 
-def test_a_user_without_a_name_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_name_gets_one(monkeypatch):
     """torch's compiler asks for it, for the name of a folder."""
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)
@@ -110,7 +103,7 @@ def test_a_user_without_a_name_gets_one(monkeypatch: pytest.MonkeyPatch) -> None
     assert build_environment(simulated_spec(), "an id", 0, ["a:1"])["USER"] == f"uid{os.getuid()}"
 
 
-def test_variables_of_the_user_take_precedence() -> None:
+def test_variables_of_the_user_take_precedence():
     spec = simulated_spec(gpus=2)
     spec.config.hardware.interface = "ib0"
     spec.config.hardware.environment = {"NCCL_SOCKET_IFNAME": "eth5"}
@@ -119,7 +112,7 @@ def test_variables_of_the_user_take_precedence() -> None:
 
 
 @pytest.fixture(autouse=True)
-def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+def unset(monkeypatch):
     monkeypatch.delenv(rank_environment.GLOO_INTERFACE, raising=False)
 
 
@@ -137,9 +130,9 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", 
     ],
 )
 def test_the_interface_to_other_hosts(
-    configured: str | None, shell: str | None, hosts: str, rank: int, expected: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    configured, shell, hosts, rank, expected,
+    monkeypatch
+):  # fmt: skip
     monkeypatch.setattr(rank_environment, "find_interface_to", lambda host: f"to_{host}")
     if shell is not None:
         monkeypatch.setenv(rank_environment.GLOO_INTERFACE, shell)
@@ -162,10 +155,8 @@ def test_the_interface_to_other_hosts(
         (None, ["2001:db8::99"], ""),
     ],
 )
-def test_rank_0_listens_where_its_name_leads(
-    interface: str | None, resolved: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def look_up(*words: object) -> list[tuple[object, ...]]:
+def test_rank_0_listens_where_its_name_leads(interface, resolved, expected, monkeypatch):
+    def look_up(*words):
         if not resolved:
             raise socket.gaierror
         families = [socket.AF_INET6 if ":" in address else socket.AF_INET for address in resolved]
@@ -179,7 +170,7 @@ def test_rank_0_listens_where_its_name_leads(
     assert rank_environment.choose_listen_address(HardwareSpec("cluster", interface=interface), "node1") == expected
 
 
-def test_this_host_is_reached_over_its_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_host_is_reached_over_its_loopback(monkeypatch):
     """An address of version 6 carries its interface."""
     assert rank_environment.find_interface_to("127.0.0.1") == "lo"
     assert rank_environment.find_interface_to("127.0.0.300") is None
@@ -188,7 +179,7 @@ def test_this_host_is_reached_over_its_loopback(monkeypatch: pytest.MonkeyPatch)
     assert rank_environment.find_interface_to("127.0.0.1") == "eth3"
 
 
-def test_ranks_of_one_host_have_different_ports() -> None:
+def test_ranks_of_one_host_have_different_ports():
     """There may be more ranks than ports."""
     for hosts in (["a"] * 50 + ["b"] * 50, [f"n{k // 100}" for k in range(50_000)]):
         ports = rank_environment.choose_likely_free_ports(hosts, "a run")
@@ -208,9 +199,7 @@ def test_ranks_of_one_host_have_different_ports() -> None:
         ("40000\t50000\n", 20_000, 32_767),  # hosts that are set up otherwise have Linux's range
     ],
 )
-def test_ports_are_outside_the_ephemeral_range(
-    text: str, low: int, high: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ports_are_outside_the_ephemeral_range(text, low, high, tmp_path, monkeypatch):
     monkeypatch.setattr(cpus, "SYSTEM_ROOT", tmp_path)
     path = tmp_path / rank_environment.EPHEMERAL_PORTS
     path.parent.mkdir(parents=True)
@@ -220,7 +209,7 @@ def test_ports_are_outside_the_ephemeral_range(
     assert high - (high - low) / 10 < max(ports) <= high
 
 
-def test_a_port_in_use_on_this_host_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_in_use_on_this_host_is_left_out(monkeypatch):
     local = socket.gethostname()
     with socket.socket() as taken:
         taken.bind(("", 0))
@@ -232,7 +221,7 @@ def test_a_port_in_use_on_this_host_is_left_out(monkeypatch: pytest.MonkeyPatch)
         assert rank_environment.choose_likely_free_ports(["far", "far"], "a run") == [port, port + 1]
 
 
-def test_ports_of_a_firewall() -> None:
+def test_ports_of_a_firewall():
     """More ranks than ports share them between hosts, and runs that are alive at once do as far as it goes."""
     for seed in ("a", "b", "c"):
         addresses = rank_environment.assign_rank_addresses(["a", "b", "b"], seed, "21000-21003")
@@ -253,9 +242,7 @@ def test_ports_of_a_firewall() -> None:
         ("n1", "localhost", True),
     ],
 )
-def test_hosts_are_compared_with_and_without_a_domain(
-    own: str, name: str, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hosts_are_compared_with_and_without_a_domain(own, name, expected, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: own)
     assert rank_environment.is_this_host(name) is expected
     if name == "n1":
@@ -266,7 +253,7 @@ def test_hosts_are_compared_with_and_without_a_domain(
         assert rank_environment.choose_likely_free_ports(["n1", "n2"], "")[0] == 7001
 
 
-def test_addresses_of_version_6_stand_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_of_version_6_stand_in_brackets(monkeypatch):
     hosts = [name for name, _ in placement.parse_hosts(["[2001:db8::1]:8", "[2001:db8::2]"])]
     assert hosts == ["2001:db8::1", "2001:db8::2"]
     addresses = rank_environment.assign_rank_addresses(hosts, "")
@@ -276,7 +263,7 @@ def test_addresses_of_version_6_stand_in_brackets(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("framework", "expected"), [("torch", "ib0"), ("none", "ib0"), ("tensorflow", "to n1")])
-def test_the_interface_in_use(framework: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_interface_in_use(framework, expected, monkeypatch):
     """TensorFlow's servers know no variable."""
     monkeypatch.setattr(rank_environment, "find_interface_to", lambda host: f"to {host}")
     monkeypatch.setenv("SCALEBENCH_ADDRESSES", "n1:20000,n2:20001")
@@ -295,6 +282,6 @@ def test_the_interface_in_use(framework: str, expected: str, monkeypatch: pytest
         (["a", "b"], ["a", "b"]),
     ],
 )
-def test_ranks_of_one_host_use_its_loopback(hosts: list[str], expected: list[str]) -> None:
+def test_ranks_of_one_host_use_its_loopback(hosts, expected):
     addresses = rank_environment.assign_rank_addresses(hosts, "")
     assert [address.rpartition(":")[0] for address in addresses] == expected

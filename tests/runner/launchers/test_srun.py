@@ -4,8 +4,6 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -25,10 +23,9 @@ from scalebench.core.run_folder import (
     rank_processes_path,
     worker_exit_path,
 )
-from scalebench.core.spec import RunSpec, write_spec
+from scalebench.core.spec import write_spec
 from scalebench.runner import launchers
 from scalebench.runner.launchers import mpi, srun, supervise
-from scalebench.runner.launchers.supervise import GroupExit
 from scalebench.runner.parent import run_spec
 from scalebench.slurm.commands import SlurmError
 from scalebench.slurm.resources import JobGeometry
@@ -37,7 +34,7 @@ from scalebench.sweeps.cohort import Cohort, CohortRun
 from scalebench.workloads import datasets
 from tests.builders.runs import find_run_processes, find_running, simulated_spec, wait_until
 from tests.runner.launchers import fake_srun
-from tests.runner.launchers.fake_srun import NOISE, StandIn
+from tests.runner.launchers.fake_srun import NOISE
 from tests.runner.launchers.fake_srun import job as job  # a fixture
 
 pytestmark = pytest.mark.cold
@@ -46,7 +43,7 @@ LONG = {"min_s": 600.0, "max_s": 600.0}
 Program = Callable[[str], str]
 
 
-def launched(spec: RunSpec, folder: Path, **options: Any) -> GroupExit:
+def launched(spec, folder, **options):
     write_spec(spec, folder)
     return launchers.launch(spec, folder, "an id", **options)
 
@@ -235,7 +232,7 @@ def test_a_folder_that_a_node_does_not_see_is_a_failure(job, tmp_path):
     )
 
 
-def _body(job: StandIn) -> str:
+def _body(job):
     return (job.bin / "srun").read_text().removeprefix("#!/bin/sh\n")
 
 
@@ -295,18 +292,18 @@ class Srun:
     """A stand-in for srun that records the signals that it gets."""
 
     def __init__(self):
-        self.sent: list[signal.Signals] = []
+        self.sent = []
 
-    def signal(self, sign: signal.Signals):
+    def signal(self, sign):
         self.sent.append(sign)
 
-    def poll(self) -> int | None:
+    def poll(self):
         return None
 
 
 def test_ranks_on_other_nodes_get_the_request_for_stacks_through_srun(tmp_path, monkeypatch):
     monkeypatch.setattr(srun, "STACK_LIMIT_S", 0.0)
-    group: Any = srun.StepRanks(tmp_path, 2)
+    group = srun.StepRanks(tmp_path, 2)
     group.starter = Srun()
     group.request_stacks()
     assert group.starter.sent == [], "no rank has started yet, and srun would end them"
@@ -317,7 +314,7 @@ def test_ranks_on_other_nodes_get_the_request_for_stacks_through_srun(tmp_path, 
 
 def test_killed_ranks_are_the_cause_of_lost_connections(job, tmp_path, monkeypatch):
     """A rank may report a lost connection before srun has reported the cause."""
-    group: Any = srun.StepRanks(tmp_path, 3)
+    group = srun.StepRanks(tmp_path, 3)
     group.starter = Srun()
     write_json(worker_exit_path(tmp_path, 0), vars(WorkerExit(1, False)))
     assert group.broken() is None

@@ -1,9 +1,5 @@
 """The log of srun: the reason of a failure, the outcome of a step, and the tasks that ended."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from scalebench.core.run_folder import SRUN_LOG
@@ -51,7 +47,7 @@ CGROUP = (
         ("x" * 1000, "srun: " + "x" * 300),
     ],
 )  # fmt: skip
-def test_the_reason_is_the_most_specific_line(text: str, reason: str | None, tmp_path: Path) -> None:
+def test_the_reason_is_the_most_specific_line(text, reason, tmp_path):
     log = tmp_path / SRUN_LOG
     assert srun.find_srun_failure(log) is None
     log.write_text(text)
@@ -76,17 +72,17 @@ def test_the_reason_is_the_most_specific_line(text: str, reason: str | None, tmp
         ),
     ],
 )
-def test_the_log_of_a_step_gives_its_outcome(text: str, outcome: tuple[str, str] | None) -> None:
+def test_the_log_of_a_step_gives_its_outcome(text, outcome):
     assert srun.step_outcome(text) == outcome
 
 
-def test_only_memory_counts_after_the_step_was_ended() -> None:
+def test_only_memory_counts_after_the_step_was_ended():
     assert srun.memory_outcome(ENDED + CANCELLED_STEP.format("")) is None
     for text in (MEMORY_LIMIT, CGROUP, "srun: error: n1: task 0: Out Of Memory\n"):
         assert (outcome := srun.memory_outcome(text)) is not None and outcome[0] == "oom"
 
 
-def test_failed_tasks_are_parsed() -> None:
+def test_failed_tasks_are_parsed():
     text = NOISE + "srun: error: h1: tasks 0-1,4: Killed\nsrun: error: h2: task 3: Exited with exit code 2\n"
     killed = dict.fromkeys((0, 1, 4), "Killed")
     assert srun.parse_ended_tasks(text) == {**killed, 3: "Exited with exit code 2"}

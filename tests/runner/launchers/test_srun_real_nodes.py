@@ -1,20 +1,15 @@
 """Ranks on two real nodes of a real SLURM: as a job that it starts, and in an allocation somebody has."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from scalebench.core.result import Result, read_result
+from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
-from scalebench.core.spec import HardwareSpec, RunSpec, SlurmSpec, write_spec
+from scalebench.core.spec import HardwareSpec, SlurmSpec, write_spec
 from tests.builders.runs import find_running, simulated_spec, wait_until
-from tests.cluster.cluster import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 BATCH = "import sys; from scalebench.runner.jobs.job_main import run_job; run_job(sys.argv[1])"
@@ -23,14 +18,14 @@ LIMIT_S = 90.0
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Of a run, on a path that every node sees."""
     path = tmp_path / "run"
     path.mkdir()
     return path
 
 
-def spec_of(cluster: Cluster, gpus: int = 4, **changes: Any) -> RunSpec:
+def spec_of(cluster, gpus=4, **changes):
     hardware = HardwareSpec(
         "testcluster", devices="cpu", gpus_per_node=2, cpus_per_node=8, cpus_per_device=1, max_nodes=2,
         this_machine=False,
@@ -41,7 +36,7 @@ def spec_of(cluster: Cluster, gpus: int = 4, **changes: Any) -> RunSpec:
     return spec
 
 
-def submitted(cluster: Cluster, spec: RunSpec, folder: Path) -> str:
+def submitted(cluster, spec, folder):
     """The job's number; one line of Python is all that it runs, on the first of its nodes."""
     write_spec(spec, folder)
     script = folder / "job.sh"
@@ -50,21 +45,21 @@ def submitted(cluster: Cluster, spec: RunSpec, folder: Path) -> str:
     return cluster.slurm("sbatch", *words, str(script)).strip()
 
 
-def row(folder: Path, limit_s: float = LIMIT_S) -> Result:
+def row(folder, limit_s=LIMIT_S):
     wait_until((folder / RESULT_FILE).exists, limit_s)
     return read_result(folder / RESULT_FILE)
 
 
-def measuring(folder: Path, ranks: int = 4) -> None:
+def measuring(folder, ranks=4):
     """Wait until all ranks are at it."""
 
-    def phases() -> list[str]:
+    def phases():
         return [json.loads(path.read_text())["phase"] for path in folder.glob("progress*.json")]
 
     wait_until(lambda: phases().count("measure") == ranks, LIMIT_S)
 
 
-def test_a_job_over_two_nodes(cluster: Cluster, folder: Path) -> None:
+def test_a_job_over_two_nodes(cluster, folder):
     job = submitted(cluster, spec_of(cluster), folder)
     result = row(folder)
     assert (result.status, result.reason, result.log) == ("ok", None, None)
@@ -75,7 +70,7 @@ def test_a_job_over_two_nodes(cluster: Cluster, folder: Path) -> None:
     assert all(len(rank.affinity) == 1 for rank in result.ranks), "each rank is pinned on its own node"
 
 
-def test_a_rank_that_is_killed_on_the_other_node(cluster: Cluster, folder: Path) -> None:
+def test_a_rank_that_is_killed_on_the_other_node(cluster, folder):
     submitted(cluster, spec_of(cluster, measure=LONG), folder)
     measuring(folder)
     pids = json.loads((folder / "pid3.json").read_text())
@@ -85,7 +80,7 @@ def test_a_rank_that_is_killed_on_the_other_node(cluster: Cluster, folder: Path)
     assert (result.status, result.reason) == ("failed", "rank 3 was killed by SIGKILL")
 
 
-def test_a_job_that_is_cancelled(cluster: Cluster, folder: Path) -> None:
+def test_a_job_that_is_cancelled(cluster, folder):
     """Its ranks and whoever watches them are told in the same moment."""
     job = submitted(cluster, spec_of(cluster, measure=LONG), folder)
     measuring(folder)
@@ -93,7 +88,7 @@ def test_a_job_that_is_cancelled(cluster: Cluster, folder: Path) -> None:
     assert row(folder, 20.0).status == "cancelled"
 
 
-def allocation(cluster: Cluster, folder: Path) -> subprocess.Popen[str]:
+def allocation(cluster, folder):
     """Of four tasks, which SLURM may lay three on one node and one on the other; the shell is on neither."""
     words = ["--nodes=2", "--ntasks=4", "--mem=2000", "--time=5", sys.executable, "-c", BATCH, str(folder)]
     return subprocess.Popen(
@@ -101,7 +96,7 @@ def allocation(cluster: Cluster, folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_in_an_allocation_from_a_host_that_is_no_node(cluster: Cluster, folder: Path) -> None:
+def test_in_an_allocation_from_a_host_that_is_no_node(cluster, folder):
     write_spec(spec_of(cluster), folder)
     shell = allocation(cluster, folder)
     said = shell.communicate(timeout=LIMIT_S)[0]
@@ -110,7 +105,7 @@ def test_in_an_allocation_from_a_host_that_is_no_node(cluster: Cluster, folder: 
     assert [rank.hostname for rank in row(folder).ranks] == [first, first, second, second]
 
 
-def test_nothing_is_left_of_an_allocation_whose_shell_is_killed(cluster: Cluster, folder: Path) -> None:
+def test_nothing_is_left_of_an_allocation_whose_shell_is_killed(cluster, folder):
     write_spec(spec_of(cluster, measure=LONG), folder)
     shell = allocation(cluster, folder)
     try:

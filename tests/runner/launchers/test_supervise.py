@@ -1,30 +1,24 @@
 """Processes are watched, and always ended."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import time
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from scalebench.core import process
 from scalebench.core.run_folder import rank_log_name
-from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers import supervise
 from tests.builders.launching import FOREVER, launch_run
 from tests.builders.runs import find_running, simulated_spec, wait_until
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the callback failed"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
-def test_an_exception_while_watching_ends_the_group(error: BaseException, tmp_path: Path) -> None:
-    pids: list[int] = []
+def test_an_exception_while_watching_ends_the_group(error, tmp_path):
+    pids = []
 
-    def on_progress(progress: list[Any]) -> None:
+    def on_progress(progress):
         if {p.rank for p in progress if p.phase == "measure"} == {0, 1}:
             pids.extend(p.pid for p in progress)
             raise error
@@ -34,14 +28,12 @@ def test_an_exception_while_watching_ends_the_group(error: BaseException, tmp_pa
     assert len(pids) == 2 and not find_running(pids)
 
 
-def test_an_interrupt_whose_exception_got_lost_still_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_whose_exception_got_lost_still_ends_the_run(tmp_path, monkeypatch):
     """Python drops what a signal handler raises within a __del__; the handler's flag stays."""
     monkeypatch.setattr(supervise, "PROGRESS_INTERVAL_S", 0.02)
-    pids: list[int] = []
+    pids = []
 
-    def on_progress(progress: list[Any]) -> None:
+    def on_progress(progress):
         pids.extend(p.pid for p in progress)
         if pids:
             process.cancelled.set()
@@ -54,9 +46,7 @@ def test_an_interrupt_whose_exception_got_lost_still_ends_the_run(
     assert pids and not find_running(pids)
 
 
-def test_a_worker_that_ignores_sigterm_is_killed(
-    tmp_path: Path, program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_ignores_sigterm_is_killed(tmp_path, program, monkeypatch):
     monkeypatch.setattr(supervise, "GRACE_PERIOD_S", 0.5)
     monkeypatch.setattr(supervise, "FOLLOW_LIMIT_S", 0.2)
     module = program("""
@@ -77,9 +67,7 @@ def test_a_worker_that_ignores_sigterm_is_killed(
     assert not find_running(ended.pids)
 
 
-def test_a_second_ctrl_c_kills_at_once(
-    tmp_path: Path, program: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_ctrl_c_kills_at_once(tmp_path, program, monkeypatch):
     """A user who presses it again does not want to wait for a slow worker."""
     monkeypatch.setattr(supervise, "GRACE_PERIOD_S", 60.0)
     wait = process.wait_until
@@ -89,12 +77,12 @@ def test_a_second_ctrl_c_kills_at_once(
         time.sleep(600)
     """)
 
-    def interrupted(condition: Callable[[], bool], limit_s: float) -> bool:
+    def interrupted(condition, limit_s):
         if limit_s == 60.0:
             raise KeyboardInterrupt
         return wait(condition, limit_s)
 
-    def on_progress(progress: list[Any]) -> None:
+    def on_progress(progress):
         if (tmp_path / "ready").exists():
             raise KeyboardInterrupt
 
@@ -106,23 +94,23 @@ def test_a_second_ctrl_c_kills_at_once(
     assert not find_running([int((tmp_path / "ready").read_text())])
 
 
-def test_states_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_of_processes(monkeypatch):
     """A debugger stops a process in another state than SIGSTOP; one that is gone has none."""
     states = {1: b"S", 2: b"T", 3: b"t", 4: b"Z"}
     monkeypatch.setattr(supervise, "_read_state", states.get)
     pids = [1, 2, 3, 4, 5, None]
     assert [supervise.is_stopped(pid) for pid in pids] == [False, True, True, True, True, True]
-    assert supervise.find_stopped([SimpleNamespace(pid=pid) for pid in pids]) == [1, 2]  # type: ignore[arg-type]
+    assert supervise.find_stopped([SimpleNamespace(pid=pid) for pid in pids]) == [1, 2]
 
 
-def test_the_state_of_a_process_that_is_stopped_and_ends() -> None:
+def test_the_state_of_a_process_that_is_stopped_and_ends():
     with subprocess.Popen(["sleep", "60"]) as started:
         assert not supervise.is_stopped(started.pid)
         started.send_signal(signal.SIGSTOP)
         assert wait_until(lambda: supervise.is_stopped(started.pid))
-        assert supervise.find_stopped([started]) == [0]  # type: ignore[list-item]
+        assert supervise.find_stopped([started]) == [0]
         started.kill()
-        assert wait_until(lambda: not supervise.find_stopped([started]))  # type: ignore[list-item]
+        assert wait_until(lambda: not supervise.find_stopped([started]))
     assert supervise.is_stopped(started.pid)
 
 
@@ -141,9 +129,9 @@ def test_the_state_of_a_process_that_is_stopped_and_ends() -> None:
     ids=["a hang", "progress postpones hang_s", "timeout_s in spite of progress"],
 )  # fmt: skip
 def test_a_run_without_progress_or_time_is_ended(
-    options: dict[str, Any], measure: dict[str, float], timeout: str | None, exit_codes: list[int | None] | None,
-    least_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    options, measure, timeout, exit_codes,
+    least_s, tmp_path, monkeypatch
+):  # fmt: skip
     monkeypatch.setattr(supervise, "PROGRESS_INTERVAL_S", 0.05)
     spec = simulated_spec(gpus=1 if timeout is None else 2, options=options, measure=measure)
     ended = launch_run(spec, tmp_path)
@@ -153,7 +141,7 @@ def test_a_run_without_progress_or_time_is_ended(
     assert not find_running(ended.pids)
 
 
-def with_services(spec: RunSpec) -> RunSpec:
+def with_services(spec):
     """Return the spec with rank 0 as the chief, and the others as services."""
     for place, role in zip(spec.places, ("chief", "ps", "worker"), strict=True):
         place.role = role
@@ -161,7 +149,7 @@ def with_services(spec: RunSpec) -> RunSpec:
 
 
 @pytest.mark.slow
-def test_services_end_with_the_chief(tmp_path: Path, program: Callable[[str], str]) -> None:
+def test_services_end_with_the_chief(tmp_path, program):
     """Also one that ignores SIGTERM; none of them counts as failed."""
     module = program("""
         if rank == 1:
@@ -178,9 +166,7 @@ def test_services_end_with_the_chief(tmp_path: Path, program: Callable[[str], st
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_service_that_ends_before_the_chief_ends_the_run(
-    code: int, tmp_path: Path, program: Callable[[str], str]
-) -> None:
+def test_a_service_that_ends_before_the_chief_ends_the_run(code, tmp_path, program):
     """With any exit status, since the chief would wait for it. The other services are ended at once."""
     module = program(f"""
         if rank == 2:

@@ -1,12 +1,9 @@
 """Ranks that somebody starts by hand: what is asked for, and what becomes of the run."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +11,7 @@ from scalebench.config.resolve import resolve
 from scalebench.core.process import StartError
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import STOP_FILE, TORCHRUN_FILE
-from scalebench.core.spec import RunSpec, write_spec
+from scalebench.core.spec import write_spec
 from scalebench.runner import launchers
 from scalebench.runner.launchers import torchrun
 from scalebench.runner.parent import run_spec
@@ -24,13 +21,13 @@ from tests.builders.runs import simulated_config, simulated_spec
 pytestmark = pytest.mark.cold
 
 
-def spec_of(gpus: int, hosts: list[str], **measure: float) -> RunSpec:
+def spec_of(gpus, hosts, **measure):
     made = simulated_config(gpus=gpus, measure=measure)
     made.strategy.launcher, made.hardware.hosts = "by_hand", hosts
     return resolve(made)
 
 
-def test_a_command_for_each_node(tmp_path: Path) -> None:
+def test_a_command_for_each_node(tmp_path):
     spec = spec_of(3, ["a:2", "b:2"])
     commands = torchrun.node_commands(spec, tmp_path / "a run", "a:4711")
     for node, (host, ranks) in enumerate([("a", 2), ("b", 1)]):
@@ -45,7 +42,7 @@ def test_a_command_for_each_node(tmp_path: Path) -> None:
     assert host == "localhost" and "--master-addr=127.0.0.1" in words and "--nproc-per-node=2" in words
 
 
-def test_processes_without_a_device_are_started_too(tmp_path: Path) -> None:
+def test_processes_without_a_device_are_started_too(tmp_path):
     made = simulated_config(gpus=2)
     made.strategy.processes = {"roles": {"chief": 1, "ps": 1, "worker": "gpus"}}
     made.hardware.hosts = ["a:1", "b:1"]
@@ -53,7 +50,7 @@ def test_processes_without_a_device_are_started_too(tmp_path: Path) -> None:
     assert ["--nproc-per-node=3" in words[0], "--nproc-per-node=1" in words[1]] == [True, True]
 
 
-def test_addresses_of_ranks_and_one_for_torchrun() -> None:
+def test_addresses_of_ranks_and_one_for_torchrun():
     found = [address.rpartition(":") for address in torchrun.choose_addresses(spec_of(3, ["a:2", "b:2"]), "an id")]
     assert [host for host, _, _ in found] == ["a", "a", "b", "a"]
     assert len({(host, port) for host, _, port in found}) == 4
@@ -61,7 +58,7 @@ def test_addresses_of_ranks_and_one_for_torchrun() -> None:
     assert len(set(here)) == 3 and {address.rpartition(":")[0] for address in here} == {"127.0.0.1"}
 
 
-def test_ranks_that_nobody_starts_are_a_failed_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_nobody_starts_are_a_failed_run(tmp_path, capsys):
     result = run_spec(spec_of(2, ["a:1", "b:1"], timeout_s=0.2), tmp_path / "run")
     reason = "the processes could not be started: nobody started one within 0.2 s (measure.timeout_s)"
     assert (result.status, result.reason, result.log) == ("failed", reason, None)
@@ -71,7 +68,7 @@ def test_ranks_that_nobody_starts_are_a_failed_run(tmp_path: Path, capsys: pytes
     assert [line.partition(": ")[0] for line in rest] == ["a", "b"]
 
 
-def test_a_rank_started_later_is_refused(tmp_path: Path) -> None:
+def test_a_rank_started_later_is_refused(tmp_path):
     spec = spec_of(2, ["a:1", "b:1"], timeout_s=0.2)
     write_spec(spec, tmp_path)
     with pytest.raises(StartError):
@@ -88,7 +85,7 @@ WORDS = (
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("strategy", ["ddp_gloo", "multiworker_ring", "parameter_server"])
-def test_torchrun_starts_the_ranks_of_every_framework(strategy: str, tmp_path: Path) -> None:
+def test_torchrun_starts_the_ranks_of_every_framework(strategy, tmp_path):
     """Two nodes, which are one here, with ranks that measure and ranks that serve them."""
     with TorchrunUser([f"strategy={strategy}", *WORDS], tmp_path) as hands:
         assert hands.end() == (0, [0, 0]), hands.said

@@ -3,10 +3,7 @@
 Each is one test, which asks all questions of one launch; a question that fails or is skipped is a subtest.
 """
 
-from __future__ import annotations
-
 import inspect
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +34,7 @@ class Contract:
 QUESTIONS = [name for name in dir(StrategyContract) if name.startswith("test_")]
 
 
-def ask_all(self: StrategyContract, request: pytest.FixtureRequest, subtests: pytest.Subtests) -> None:
+def ask_all(self, request, subtests):
     request.getfixturevalue("group")  # where it fails or is skipped, so is the test
     for name in QUESTIONS:
         question = getattr(StrategyContract, name)
@@ -46,23 +43,19 @@ def ask_all(self: StrategyContract, request: pytest.FixtureRequest, subtests: py
             question(self, *map(request.getfixturevalue, fixtures))
 
 
-def contract(
-    strategy: str, *overrides: str, gpus: int = 2, name: str = "", slow: bool = False, **attributes: Any
-) -> Contract:
+def contract(strategy, *overrides, gpus=2, name="", slow=False, **attributes):
     return Contract(strategy, overrides, gpus, name, slow, attributes)
 
 
-def contract_classes(
-    contracts: Iterable[Contract], base: type[StrategyContract] = StrategyContract, suffix: str = ""
-) -> dict[str, Any]:
+def contract_classes(contracts, base=StrategyContract, suffix=""):
     """Return test classes by their name, which ends with `suffix`, for the globals of a test module."""
-    classes: dict[str, Any] = {}
+    classes = {}
     for one in contracts:
         words = "".join(word.capitalize() for word in [*one.strategy.split("_"), *one.name.split()])
         name = f"Test{words}{'' if one.gpus == 2 else one.gpus}{suffix}"
         assert name not in classes, name
         own = {"strategy": one.strategy, "gpus": one.gpus, "overrides": (*base.overrides, *one.overrides)}
-        made: Any = type(name, (base,), {**one.attributes, **own, **dict.fromkeys(QUESTIONS), "test_contract": ask_all})
+        made = type(name, (base,), {**one.attributes, **own, **dict.fromkeys(QUESTIONS), "test_contract": ask_all})
         made = pytest.mark.contract(made)
         made = made if one.strategy == "simulated" else pytest.mark.real(made)
         for package in {"accelerate", "deepspeed"} & {one.strategy.partition("_")[0]}:

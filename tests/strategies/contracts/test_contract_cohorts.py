@@ -1,20 +1,14 @@
 """Strategies of each adapter family in a cohort train as by themselves; a hang and Ctrl-C end a real collective."""
 
-from __future__ import annotations
-
 import signal
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
-from scalebench.core.result import RankRecord, Result, read_result
+from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
-from scalebench.core.spec import RunSpec
-from scalebench.measure.progress import RankProgress
 from scalebench.runner.parent import run_spec
 from scalebench.sweeps.cohort import Cohort, CohortRun
 from scalebench.testing import FaultContract
@@ -39,21 +33,21 @@ SETTINGS = (
 MIN_COMPARED_STEPS = 15
 
 
-def make_spec(strategy: str, gpus: int, tmp_path: Path, *overrides: str) -> RunSpec:
+def make_spec(strategy, gpus, tmp_path, *overrides):
     cache = f"dataset.cache={tmp_path / 'data'}"
     spec = resolve(compose_config([f"strategy={strategy}", f"gpus={gpus}", *SETTINGS, cache, *overrides]))
     datasets.prepare(spec.config)
     return spec
 
 
-def run_cohort(specs: list[RunSpec], folder: Path, **options: Any) -> list[Result]:
+def run_cohort(specs, folder, **options):
     cohort = Cohort(
         [CohortRun(n, spec, folder / str(n)) for n, spec in enumerate(specs)], lambda progress: None, **options
     )
     return [result for _, result in cohort.run()]
 
 
-def losses_by_step(rank: RankRecord) -> dict[int, float | None]:
+def losses_by_step(rank):
     """Return the loss of each kept step by its number; the first block of each slot is not kept."""
     assert (rank.warmup_block_steps, rank.block_steps) == (1, 1)
     losses = dict(enumerate(rank.warmup_losses))
@@ -64,7 +58,7 @@ def losses_by_step(rank: RankRecord) -> dict[int, float | None]:
 
 
 @pytest.mark.parametrize("strategy", FAMILIES)
-def test_it_trains_in_turns_as_by_itself(strategy: str, tmp_path: Path) -> None:
+def test_it_trains_in_turns_as_by_itself(strategy, tmp_path):
     spec = make_spec(strategy, 2, tmp_path, "measure.hang_s=60")  # TensorFlow starts slowly on a busy machine
     results = run_cohort([make_spec("simulated", 1, tmp_path), spec, spec], tmp_path)
     assert [result.status for result in results] == ["ok"] * 3, [result.reason for result in results]
@@ -87,7 +81,7 @@ class DdpFaults(FaultContract):
     hang_s = 8.0
 
 
-def test_an_all_reduce_that_a_stopped_rank_never_enters_is_a_timeout_with_its_stacks(tmp_path: Path) -> None:
+def test_an_all_reduce_that_a_stopped_rank_never_enters_is_a_timeout_with_its_stacks(tmp_path):
     result, folder = DdpFaults().run_with("stop", tmp_path)
     reason = "no rank made progress for 8 s (measure.hang_s); rank 1 is stopped"
     assert (result.status, result.reason, result.log) == ("timeout", reason, "rank1.log")
@@ -96,11 +90,11 @@ def test_an_all_reduce_that_a_stopped_rank_never_enters_is_a_timeout_with_its_st
     assert "most recent call first" in waiting and "backward" in waiting, "it waits where gradients are exchanged"
 
 
-def test_ctrl_c_ends_ranks_in_their_collectives(tmp_path: Path) -> None:
+def test_ctrl_c_ends_ranks_in_their_collectives(tmp_path):
     """Of a run that trains for a minute; the signal is that of a terminal, to this process."""
-    pids: set[int] = set()
+    pids = set()
 
-    def interrupt(progress: list[RankProgress]) -> None:
+    def interrupt(progress):
         if len(progress) == 2 and all(rank.phase == "measure" for rank in progress):
             pids.update(rank.pid for rank in progress)
             signal.raise_signal(signal.SIGINT)

@@ -3,8 +3,6 @@
 Each adapter class has one launch that is not slow, where its options and its number of devices show the most.
 """
 
-from __future__ import annotations
-
 from tests.strategies.contracts.contract_classes import ONLY_ACTIVATIONS, contract, contract_classes
 
 SMALL_BUCKETS = "strategy.options.bucket_cap_mb=0.2"  # two buckets for the gradients of the materials CNN

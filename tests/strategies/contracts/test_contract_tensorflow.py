@@ -1,7 +1,5 @@
 """The contract for each strategy of TensorFlow: a process that has imported TensorFlow forks the ranks of this file."""
 
-from __future__ import annotations
-
 from tests.strategies.contracts.contract_classes import ONLY_ACTIVATIONS, contract, contract_classes
 
 FIT = "strategy.options.loop=fit"

@@ -2,9 +2,6 @@
 up), a recurrence over positions, pictures (bytes, labels, accuracy, kernels in channels-last order), the same
 decoded from files while they train, and a user's network from a file in the current folder."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import ClassVar
 
 import pytest
@@ -65,7 +62,7 @@ class OnFiles(StrategyContract):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def picture_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def picture_folder(tmp_path_factory):
     """A folder of pictures, which the data set finds through the environment."""
     # As many samples as the workload of the contract has.
     folder = write_pictures(tmp_path_factory.mktemp("pictures"), 221, classes=10)
@@ -197,7 +194,7 @@ class OfUserNetwork(StrategyContract):
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
-    def user_folder(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    def user_folder(cls, tmp_path_factory):
         folder = tmp_path_factory.mktemp("user")
         (folder / "mynet.py").write_text(cls.network)
         with pytest.MonkeyPatch.context() as patch:

@@ -1,14 +1,9 @@
 """Specs of Horovod runs on this machine."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
-from scalebench.core.spec import RunSpec
 
 SHORT = (
     "measure=quick", "measure.min_s=0", "measure.max_s=1", "measure.hang_s=60", "dataset.size=2000",
@@ -17,10 +12,10 @@ SHORT = (
 
 
 @pytest.fixture
-def spec_of() -> Callable[..., RunSpec]:
+def spec_of():
     """Return spec_of(strategy, *overrides) with two devices; it skips tests that cannot run here."""
 
-    def of(strategy: str, *words: str) -> RunSpec:
+    def of(strategy, *words):
         spec = resolve(compose_config([f"strategy={strategy}", "gpus=2", *SHORT, *words]))
         if spec.unsupported is not None:
             pytest.skip(spec.unsupported)

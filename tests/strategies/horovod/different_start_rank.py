@@ -1,27 +1,21 @@
 """A rank with different initial weights, or one that ends before rank 0's broadcast, according to start.json."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from scalebench.core.json_files import read_json
-from scalebench.core.result import RankRecord
-from scalebench.core.spec import RunSpec
 from scalebench.measure.session import Session
 from scalebench.runner.worker import exit_without_cleanup, run_rank
-from scalebench.strategies.base import Strategy
 
 
-def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Any) -> None:
+def body(spec, strategy, record, progress):
     start = read_json(progress.folder / "start.json")
     build = strategy._build_model
 
-    def build_differently(*arguments: Any) -> Any:
+    def build_differently(*arguments):
         if start == "ends" and record.rank == 1:
             os._exit(7)
         spec.config.seed += record.rank  # seeds the weights; the samples are assigned already

@@ -1,13 +1,10 @@
 """Horovod's options, the variables that set them, and joining its group."""
 
-from __future__ import annotations
-
 import dataclasses
 import socket
 import threading
 import time
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +12,7 @@ import torch
 pytest.importorskip("horovod", reason="Horovod is not installed; make horovod")
 
 from scalebench.config.resolve import resolve
-from scalebench.core.spec import RankPlacement, RunSpec, StrategySpec
+from scalebench.core.spec import RankPlacement, StrategySpec
 from scalebench.runner.launchers.rank_environment import find_free_ports
 from scalebench.strategies import refusals
 from scalebench.strategies.base import Unsupported, WrongGroup
@@ -26,9 +23,7 @@ from scalebench.strategies.horovod.lightning import LightningHorovod
 from tests.builders.runs import simulated_config, simulated_spec
 
 
-def spec(
-    name: str = "horovod_mpi", launcher: str = "mpi", backend: str = "mpi", gpus: int = 2, **train: Any
-) -> RunSpec:
+def spec(name="horovod_mpi", launcher="mpi", backend="mpi", gpus=2, **train):
     made = resolve(simulated_config(size=1000, gpus=gpus))
     made.config.strategy = StrategySpec(name, framework="torch", launcher=launcher, backend=backend)
     made.config.train = dataclasses.replace(made.config.train, **train)
@@ -38,7 +33,7 @@ def spec(
 GLOO = spec("horovod_gloo", "local", "gloo")
 
 
-def test_default_options_set_no_variables() -> None:
+def test_default_options_set_no_variables():
     """Autotune does not vary a value that is set, even to Horovod's default."""
     transport = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
     actual = group.horovod_variables(GLOO, HorovodOptions())
@@ -56,11 +51,11 @@ def test_default_options_set_no_variables() -> None:
         ({"autotune": True}, "HOROVOD_AUTOTUNE", "1"),
     ],
 )
-def test_chosen_options_become_variables(chosen: dict[str, Any], name: str, value: str) -> None:
+def test_chosen_options_become_variables(chosen, name, value):
     assert group.horovod_variables(GLOO, HorovodOptions(**chosen))[name] == value
 
 
-def test_under_mpirun_everything_is_sent_over_mpi() -> None:
+def test_under_mpirun_everything_is_sent_over_mpi():
     actual = group.horovod_variables(spec(), HorovodOptions())
     assert (actual["HOROVOD_CONTROLLER"], actual["HOROVOD_CPU_OPERATIONS"]) == ("mpi", "mpi")
 
@@ -76,14 +71,14 @@ def test_under_mpirun_everything_is_sent_over_mpi() -> None:
         (spec("horovod_gloo", "by_hand", "gloo"), {"cycle_time_ms": 5.0}, "the ranks are started twice"),
     ],
 )
-def test_incompatible_options_are_unsupported(run: RunSpec, chosen: dict[str, Any], reported: str) -> None:
+def test_incompatible_options_are_unsupported(run, chosen, reported):
     with pytest.raises(Unsupported, match=reported) as caught:
         refusals.refuse(refusals.horovod_rule(run, HorovodOptions(**chosen)))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("run", [GLOO, spec(), spec("horovod_nccl", "local", "nccl")])
-def test_compatible_options_are_supported(run: RunSpec) -> None:
+def test_compatible_options_are_supported(run):
     refusals.refuse(refusals.horovod_rule(run, HorovodOptions()))
     refusals.refuse(
         refusals.horovod_rule(spec(), HorovodOptions(op="adasum", compression="fp16", fusion_threshold_mb=0.0))
@@ -93,9 +88,9 @@ def test_compatible_options_are_supported(run: RunSpec) -> None:
     )
 
 
-def test_isolated_synchronization_sends_the_same_buffers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_isolated_synchronization_sends_the_same_buffers_again(monkeypatch):
     """Making them takes longer than sending them within a host, and is no part of it."""
-    sent: list[Any] = []
+    sent = []
     monkeypatch.setattr(horovod_tensorflow.hvd, "allreduce", lambda tensor, **keywords: sent.append(tensor))
     one = horovod_tensorflow.HorovodTensorFlow(GLOO, 0)
     one.devices = ["/CPU:0"]
@@ -106,7 +101,7 @@ def test_isolated_synchronization_sends_the_same_buffers_again(monkeypatch: pyte
 
 
 @pytest.mark.gpu
-def test_lightning_trains_on_the_gpu_by_its_number_in_this_process() -> None:
+def test_lightning_trains_on_the_gpu_by_its_number_in_this_process():
     """Where SLURM shows each rank its own GPU, that is 0, whatever its number on the node."""
     one = LightningHorovod(GLOO, 0)
     one.place, one.device = dataclasses.replace(one.place, devices=[1]), torch.device("cuda", 0)
@@ -116,22 +111,20 @@ def test_lightning_trains_on_the_gpu_by_its_number_in_this_process() -> None:
 class FakeMpi:
     """Open MPI's library as Horovod is linked to it."""
 
-    def MPI_Init_thread(self, *arguments: Any) -> int:
+    def MPI_Init_thread(self, *arguments):
         return 0
 
-    def MPI_Get_library_version(self, text: Any, length: Any) -> int:
+    def MPI_Get_library_version(self, text, length):
         text.value = b"Open MPI v4.1.4, package: Debian OpenMPI"
         return 0
 
 
 @pytest.mark.parametrize(("rank", "position"), [(1, (0, 1)), (0, (0, 1)), (1, (0, 2)), (1, (1, 3))])
-def test_a_group_of_another_size_or_order_is_refused(
-    rank: int, position: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_of_another_size_or_order_is_refused(rank, position, monkeypatch):
     """Under the mpirun of another MPI than Horovod's each process is rank 0 of 1, and would scale perfectly."""
     monkeypatch.setattr(group.os, "environ", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "PMI_RANK": str(rank)})
     basics = SimpleNamespace(MPI_LIB_CTYPES=FakeMpi())
-    hvd: Any = SimpleNamespace(
+    hvd = SimpleNamespace(
         init=lambda: None, rank=lambda: position[0], size=lambda: position[1], mpi_ops=SimpleNamespace(_basics=basics)
     )
     with pytest.raises(WrongGroup) as caught:
@@ -144,19 +137,17 @@ def test_a_group_of_another_size_or_order_is_refused(
     )
 
 
-def test_a_group_as_the_run_has_it_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_as_the_run_has_it_is_joined(monkeypatch):
     monkeypatch.setattr(group.os, "environ", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"})
     basics = SimpleNamespace(MPI_LIB_CTYPES=FakeMpi())
-    hvd: Any = SimpleNamespace(
-        init=lambda: None, rank=lambda: 1, size=lambda: 2, mpi_ops=SimpleNamespace(_basics=basics)
-    )
+    hvd = SimpleNamespace(init=lambda: None, rank=lambda: 1, size=lambda: 2, mpi_ops=SimpleNamespace(_basics=basics))
     group.HorovodGroup(hvd, spec(), 1, HorovodOptions())
 
 
-def test_waiting_for_a_late_rank_0() -> None:
+def test_waiting_for_a_late_rank_0():
     port, arrived = find_free_ports(1)[0], []
 
-    def wait() -> None:
+    def wait():
         group._wait_for_server("127.0.0.1", port, 30.0)
         arrived.append(time.monotonic())
 
@@ -171,7 +162,7 @@ def test_waiting_for_a_late_rank_0() -> None:
     assert arrived[0] >= opened
 
 
-def test_waiting_for_a_missing_rank_0() -> None:
+def test_waiting_for_a_missing_rank_0():
     port = find_free_ports(1)[0]
     with pytest.raises(
         RuntimeError, match=f"^rank 0 did not open its rendezvous at 127.0.0.1:{port}: Connection refused"
@@ -180,9 +171,7 @@ def test_waiting_for_a_missing_rank_0() -> None:
 
 
 @pytest.mark.parametrize(("rank", "local", "cross"), [(0, (0, 3), (0, 2)), (2, (2, 3), (0, 1)), (4, (1, 2), (1, 2))])
-def test_position_of_each_rank(
-    rank: int, local: tuple[int, int], cross: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_position_of_each_rank(rank, local, cross, monkeypatch):
     """Two nodes have three and two ranks; pairs are (rank, size) on the node and among equal local ranks."""
     monkeypatch.setenv("MASTER_ADDR", "node1")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")

@@ -1,20 +1,14 @@
 """Complete runs with Horovod's options and with its timeline, from rank 0's weights, and of a rank that ends early."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from scalebench.core.json_files import write_json
-from scalebench.core.result import Result
-from scalebench.core.spec import RunSpec, write_spec
+from scalebench.core.spec import write_spec
 from scalebench.runner import launchers
 from scalebench.runner.parent import run_spec
 from scalebench.workloads import datasets
@@ -36,13 +30,13 @@ CHOICES = [
 ]
 
 
-def run(spec: RunSpec, folder: Path, **settings: Any) -> Result:
+def run(spec, folder, **settings):
     datasets.prepare(spec.config)
     return run_spec(spec, folder / "run", **settings)
 
 
 @pytest.mark.parametrize(("strategy", "word", "backend"), CHOICES)
-def test_options(strategy: str, word: str, backend: str, spec_of: Callable[..., RunSpec], tmp_path: Path) -> None:
+def test_options(strategy, word, backend, spec_of, tmp_path):
     spec = spec_of(strategy, word)
     result = run(spec, tmp_path)
     assert (result.status, result.reason) == ("ok", None)
@@ -65,9 +59,7 @@ wait
 
 
 @pytest.mark.parametrize("strategy", [MPI, TF_MPI])
-def test_the_mpirun_of_another_mpi(
-    strategy: str, spec_of: Callable[..., RunSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_mpirun_of_another_mpi(strategy, spec_of, tmp_path, monkeypatch):
     program = tmp_path / "bin" / "mpirun"
     program.parent.mkdir()
     program.write_text(STRANGE_MPIRUN)
@@ -86,9 +78,7 @@ def test_the_mpirun_of_another_mpi(
 
 @pytest.mark.parametrize("strategy", [GLOO, MPI, "horovod_tensorflow_gloo", "lightning_horovod"])
 @pytest.mark.parametrize("keeps", [False, True])
-def test_fusion_threshold_with_a_cycle_time(
-    strategy: str, keeps: bool, spec_of: Callable[..., RunSpec], tmp_path: Path
-) -> None:
+def test_fusion_threshold_with_a_cycle_time(strategy, keeps, spec_of, tmp_path):
     """A launch of its own observes what a restarted Horovod would do in another way, if it did not crash."""
     options = ["strategy.options.cycle_time_ms=5.0", "strategy.options.fusion_threshold_mb=0.2"]
     spec = spec_of(strategy, *options, f"measure.timeline={str(keeps).lower()}")
@@ -102,7 +92,7 @@ def test_fusion_threshold_with_a_cycle_time(
 
 
 @pytest.mark.parametrize("strategy", [MPI, "horovod_tensorflow_gloo", "lightning_horovod"])
-def test_timeline(strategy: str, spec_of: Callable[..., RunSpec], tmp_path: Path) -> None:
+def test_timeline(strategy, spec_of, tmp_path):
     spec = spec_of(strategy, "measure.timeline=true")
     result = run(spec, tmp_path)
     actual = result.sync.timeline
@@ -115,16 +105,14 @@ def test_timeline(strategy: str, spec_of: Callable[..., RunSpec], tmp_path: Path
         assert phase_s is not None and 0 < phase_s < 60
 
 
-def test_strategies_without_a_timeline_have_a_reason(spec_of: Callable[..., RunSpec], tmp_path: Path) -> None:
+def test_strategies_without_a_timeline_have_a_reason(spec_of, tmp_path):
     spec = spec_of("ddp_gloo", "measure.timeline=true")
     actual = run(spec, tmp_path).sync.timeline
     assert actual is not None and (actual.file, actual.reason) == (None, "ddp_gloo has no timeline of its own")
 
 
 @pytest.mark.parametrize("strategy", ["horovod_gloo", "horovod_tensorflow_mpi", "lightning_horovod"])
-def test_all_ranks_start_from_the_weights_of_rank_0(
-    strategy: str, spec_of: Callable[..., RunSpec], tmp_path: Path
-) -> None:
+def test_all_ranks_start_from_the_weights_of_rank_0(strategy, spec_of, tmp_path):
     spec = spec_of(strategy)
     write_spec(spec, tmp_path)
     write_json(tmp_path / "start.json", "different weights")
@@ -138,9 +126,7 @@ def test_all_ranks_start_from_the_weights_of_rank_0(
 
 
 @pytest.mark.parametrize("strategy", ["horovod_gloo", "horovod_mpi", "horovod_tensorflow_gloo"])
-def test_a_rank_that_ends_before_the_broadcast_ends_the_run(
-    strategy: str, spec_of: Callable[..., RunSpec], tmp_path: Path
-) -> None:
+def test_a_rank_that_ends_before_the_broadcast_ends_the_run(strategy, spec_of, tmp_path):
     spec = spec_of(strategy)
     (tmp_path / "run").mkdir()
     write_json(tmp_path / "run" / "start.json", "ends")

@@ -1,10 +1,7 @@
 """Reading Horovod's timeline: events as Horovod 0.28.1 writes them, with chosen times."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,11 +17,11 @@ STEP_S = 1.0
 MICRO = 1_000_000
 
 
-def step_events(start_s: float, carrier: str, fused: bool) -> list[dict[str, Any]]:
+def step_events(start_s, carrier, fused):
     """Return the events of a step: 0.1 s negotiation, 0.02 s copies if fused, and 0.2 s all-reduce per message."""
-    actual: list[dict[str, Any]] = []
+    actual = []
 
-    def at(after_s: float, pids: list[int], ph: str, name: str | None = None) -> None:
+    def at(after_s, pids, ph, name=None):
         for pid in pids:
             event = {"ph": ph, "ts": round((start_s + after_s) * MICRO), "pid": pid}
             actual.append(event if name is None else {**event, "name": name})
@@ -55,7 +52,7 @@ HEAD = [
 ]
 
 
-def events(steps: int, carrier: str = "GLOO_ALLREDUCE", last_fused: bool = True) -> list[dict[str, Any]]:
+def events(steps, carrier="GLOO_ALLREDUCE", last_fused=True):
     """Return the events of some steps; the first one negotiates ten times as long and fuses nothing."""
     actual = list(HEAD)
     for number in range(steps):
@@ -65,11 +62,11 @@ def events(steps: int, carrier: str = "GLOO_ALLREDUCE", last_fused: bool = True)
 
 
 @pytest.mark.parametrize(("carrier", "backend"), CARRIER_BACKENDS.items())
-def test_the_backend_of_the_messages(carrier: str, backend: str) -> None:
+def test_the_backend_of_the_messages(carrier, backend):
     assert timeline.parse_timeline(events(3, carrier)).backend() == backend
 
 
-def test_adasums_inner_all_reduce_is_no_message() -> None:
+def test_adasums_inner_all_reduce_is_no_message():
     """It is one message and not two, although both operations send."""
     actual = []
     for event in events(3, "MPI_ADASUM_ALLREDUCE"):
@@ -80,7 +77,7 @@ def test_adasums_inner_all_reduce_is_no_message() -> None:
 
 
 @pytest.mark.gpu
-def test_a_hierarchical_all_reduce_is_one_message() -> None:
+def test_a_hierarchical_all_reduce_is_one_message():
     """NCCL within the nodes, then MPI between them: it is NCCL's message, and its seconds reach to the last part."""
     actual, sending = [], set()
     for event in events(3, "NCCL_REDUCESCATTER"):
@@ -110,46 +107,46 @@ RECORDINGS = Path(__file__).parents[2] / "golden" / "recordings"
         ("horovod_hierarchical", [2600], {"negotiate_s": 100, "queue_s": 20, "memcpy_s": 90, "allreduce_s": 480}),
     ],
 )
-def test_timelines_of_gpus(name: str, message_bytes: list[int], phases_us: dict[str, int]) -> None:
+def test_timelines_of_gpus(name, message_bytes, phases_us):
     parsed = timeline.read_timeline(RECORDINGS / f"{name}.json")
     assert (parsed.backend(), parsed.message_bytes()) == ("nccl", message_bytes)
     assert {key: round(seconds * 1e6) for key, seconds in parsed.phases_s(2).items()} == phases_us
 
 
-def test_two_backends_are_both_reported() -> None:
+def test_two_backends_are_both_reported():
     both = events(2, "MPI_ALLREDUCE") + step_events(9.0, "NCCL_ALLREDUCE", True)
     assert timeline.parse_timeline(both).backend() == "mpi+nccl"
 
 
-def test_a_timeline_without_synchronization() -> None:
+def test_a_timeline_without_synchronization():
     actual = timeline.parse_timeline(HEAD)
     assert (actual.backend(), actual.message_bytes(), actual.phases_s(3)) == (None, [], dict.fromkeys(PHASES, 0.0))
 
 
-def test_messages_are_those_of_the_last_step() -> None:
+def test_messages_are_those_of_the_last_step():
     assert timeline.parse_timeline(events(3)).message_bytes() == [40_400]
     assert timeline.parse_timeline(events(3, last_fused=False)).message_bytes() == [40_000, 400]
     assert timeline.parse_timeline(events(1)).message_bytes() == [40_000, 400]
 
 
-def test_phases_leave_out_the_first_step() -> None:
+def test_phases_leave_out_the_first_step():
     actual = timeline.parse_timeline(events(5)).phases_s(5)
     assert actual == pytest.approx({"negotiate_s": 0.1, "queue_s": 0.0, "memcpy_s": 0.02, "allreduce_s": 0.2})
 
 
-def test_events_of_an_earlier_timeline_are_ignored() -> None:
+def test_events_of_an_earlier_timeline_are_ignored():
     """Horovod writes events that were pending when it stopped into the next file."""
     left = [{"ph": "E", "ts": 1, "pid": 1}, {"ph": "E", "ts": 2, "pid": 1, "args": {}}]
     assert timeline.parse_timeline(HEAD + left + events(3)[len(HEAD) :]) == timeline.parse_timeline(events(3))
 
 
-def test_half_precision_has_half_the_bytes() -> None:
+def test_half_precision_has_half_the_bytes():
     text = json.dumps(events(3)).replace("float32", "float16")
     assert timeline.parse_timeline(json.loads(text)).message_bytes() == [20_200]
 
 
 @pytest.mark.parametrize("text", ["", "[", "{}", '[{"ph": "B"'])
-def test_other_files_are_no_timeline(text: str, tmp_path: Path) -> None:
+def test_other_files_are_no_timeline(text, tmp_path):
     path = tmp_path / "timeline.json"
     path.write_text(text)
     with pytest.raises(ValueError):
@@ -160,7 +157,7 @@ spans = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda pa
 
 
 @given(spans)
-def test_union_of_spans(pairs: list[tuple[int, int]]) -> None:
+def test_union_of_spans(pairs):
     """Compare with the number of covered unit intervals."""
     covered = {unit for begin, end in pairs for unit in range(begin, end)}
     assert union_length([(float(a), float(b)) for a, b in pairs]) == len(covered)
@@ -170,7 +167,7 @@ def test_union_of_spans(pairs: list[tuple[int, int]]) -> None:
     ("dtype", "size_bytes"),
     [("float16", 20), ("bfloat16", 20), ("float64", 80), ("int64", 80), ("uint8", 10), ("bool", 10)],
 )
-def test_tensors_of_any_type_have_a_size(dtype: str, size_bytes: int) -> None:
+def test_tensors_of_any_type_have_a_size(dtype, size_bytes):
     """The indices of sparse gradients are int64."""
     args = {"dtype": dtype, "shape": "[2, 5]"}
     sent = [{"ph": "B", "ts": 1, "pid": 1, "name": "GLOO_ALLREDUCE"}, {"ph": "E", "ts": 2, "pid": 1, "args": args}]

@@ -5,11 +5,10 @@ import warnings
 from dataclasses import is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 pytest.importorskip("torch")
 with warnings.catch_warnings():
@@ -23,7 +22,6 @@ from scalebench.core.spec import Config, ModelSpec, RankPlacement, RunSpec, writ
 from scalebench.runner import launchers
 from scalebench.runner.launchers.rank_environment import find_free_ports
 from scalebench.strategies import registry
-from scalebench.strategies.base import Strategy
 from scalebench.workloads import datasets
 
 torch.set_num_threads(1)  # of networks this small, two threads mostly wait for each other
@@ -31,26 +29,26 @@ CONF = Path(__file__).parents[3] / "conf"
 USER_MODULES = "tests.strategies.torch.user_modules"
 
 
-def load(group: str, name: str) -> DictConfig:
+def load(group, name):
     loaded = OmegaConf.load(CONF / group / f"{name}.yaml")
     loaded.pop("defaults", None)  # which data set a model is for
     return loaded
 
 
 @cache
-def _compose(strategy: str, model: str) -> Config:
+def _compose(strategy, model):
     groups = {"model": model, "dataset": "materials", "strategy": strategy, "train": "default", "measure": "default"}
     loaded = {group: load(group, name) for group, name in groups.items()}
     own = {"measure": {"hang_s": 20.0}, "hardware": {"name": "cpu"}}
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), loaded, own))
 
 
-def spec_of(strategy: str, processes: int = 1, model: str = "materials_cnn", **changes: Any) -> RunSpec:
+def spec_of(strategy, processes=1, model="materials_cnn", **changes):
     """Return the spec of a run with CPU ranks; `changes` to the config are written as dataset__feed='device'."""
     config = copy.deepcopy(_compose(strategy, model))
     for key, value in changes.items():
         *groups, name = key.split("__")
-        owner: Any = config
+        owner = config
         for group in groups:
             owner = getattr(owner, group) if is_dataclass(owner) else owner[group]
         if not is_dataclass(owner):
@@ -63,7 +61,7 @@ def spec_of(strategy: str, processes: int = 1, model: str = "materials_cnn", **c
     return RunSpec(config, "cpu", processes, 1, places, 20, 20 * processes, "0" * 16)
 
 
-def run_ranks(spec: RunSpec, folder: Path, module: str) -> list[dict[str, Any]]:
+def run_ranks(spec, folder, module):
     """Run all ranks of `spec` with that module below tests.strategies.torch; return the observations of each."""
     write_spec(spec, folder)
     ended = launchers.launch(spec, folder, "observed", module=f"tests.strategies.torch.{module}")
@@ -72,19 +70,19 @@ def run_ranks(spec: RunSpec, folder: Path, module: str) -> list[dict[str, Any]]:
     return [read_json(folder / f"observed{rank}.json") for rank in range(spec.processes)]
 
 
-def model_spec(name: str) -> ModelSpec:
+def model_spec(name):
     """Load a model's YAML as a ModelSpec."""
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelSpec), load("model", name)))
 
 
-def user_model(name: str, **changes: Any) -> dict[str, Any]:
+def user_model(name, **changes):
     """Return the changes to a config for that module of `user_modules` with two targets for a (200, 3) sample."""
     shapes = {"model__input_shape": [200, 3], "model__target_shape": [2], "model__outputs": 2}
     measured = {"model__loss": "mse", "model__metric": "mse", "model__torch": f"{USER_MODULES}:{name}"}
     return {"model": "custom", **shapes, **measured, **changes}
 
 
-def _make_samples(spec: RunSpec) -> tuple[Any, Any]:
+def _make_samples(spec):
     """Return noise of the shapes of the config, on which a user's module is checked."""
     model, dataset = spec.config.model, spec.config.dataset
     random, size = np.random.default_rng(1), 2 * spec.global_batch
@@ -109,7 +107,7 @@ def strategy(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
-    made: list[Strategy] = []
+    made = []
 
     def make(name, processes=1, **changes):
         made.append(registry.load_strategy(name)(spec_of(name, processes, **changes), 0))

@@ -6,15 +6,13 @@ import sys
 import time
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from scalebench.core.json_files import read_json, write_json
-from scalebench.core.result import SYNC_PARTS, RankRecord
-from scalebench.core.spec import RunSpec
+from scalebench.core.result import SYNC_PARTS
 from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.base import FORWARD, OPTIMIZER, PARTS, BatchReplay, NotMeasured
 from scalebench.strategies.torch import profiling
@@ -27,20 +25,20 @@ GLOBAL_BATCH, TRAINING, SAMPLES = 41, 167, 221  # ranks differ, and parts; an ep
 STEPS, STEPS_PER_EPOCH, EVALUATED_STEPS = 11, 5, (2, 5, 6)
 
 
-def sources(replica: int, replicas: int) -> tuple[Source, Source]:
+def sources(replica, replicas):
     """Return (training source, validation source)."""
-    share: dict[str, Any] = {"seed": 3, "replica": replica, "replicas": replicas, "global_batch": GLOBAL_BATCH}
+    share = {"seed": 3, "replica": replica, "replicas": replicas, "global_batch": GLOBAL_BATCH}
     arrays = make_features(SAMPLES)
     return Source(*arrays, last=TRAINING, **share), Source(*arrays, first=TRAINING, **share)
 
 
-def run_rank_training(spec: RunSpec, strategy: Any) -> Any:
+def run_rank_training(spec, strategy):
     training, validation = sources(*strategy.shard())
     rates = scheduled_rates(spec, STEPS, STEPS_PER_EPOCH)
     return run_training(strategy, training, STEPS, rates=rates, evaluate_after=EVALUATED_STEPS, validation=validation)
 
 
-def accumulate(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any):
+def accumulate(spec, strategy, record, progress):
     """Train in parts, with a schedule and evaluations."""
     strategy.setup()
     actual = run_rank_training(spec, strategy)
@@ -57,13 +55,13 @@ def accumulate(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any):
     write_json(progress.folder / f"observed{record.rank}.json", observed)
 
 
-def shard(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any):
+def shard(spec, strategy, record, progress):
     """Train one of two ranks of a sharded strategy."""
     strategy.setup()
     inputs, targets = map(torch.from_numpy, make_features(22))
     shard = slice(None, 9) if record.rank else slice(9, 22)
     batch = TorchBatch(inputs[shard], targets[shard], 22)
-    observations: dict[str, Any] = {"start_bytes": strategy.state_bytes()}
+    observations = {"start_bytes": strategy.state_bytes()}
     strategy.train(BatchReplay(batch, 3))
     observations["state_bytes"], observations["messages"] = strategy.state_bytes(), strategy.message_sizes()
     observations["step"] = gloo_messages(lambda: strategy.train(BatchReplay(batch, 1)))
@@ -72,7 +70,7 @@ def shard(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any):
     # One batch for both and one more for rank 0, which the other one knows nothing of.
     uneven = Source(*make_features(5), global_batch=4, seed=3, replica=record.rank, replicas=2)
     observations["batches"] = len(list(uneven.in_order()))
-    metrics: dict[str, float] = {}
+    metrics = {}
     observations["evaluation"] = gloo_messages(lambda: metrics.update(strategy.evaluate(uneven)))
     observations["metrics"] = metrics
     strategy.train(BatchReplay(batch, 1))
@@ -90,7 +88,7 @@ def shard(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any):
     write_json(progress.folder / f"observed{record.rank}.json", observations)
 
 
-def gloo_messages(action: Any) -> list[tuple[str, int]]:
+def gloo_messages(action):
     """Return (operation, input bytes) of what Gloo sent during the action, without single numbers."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         action()
@@ -103,13 +101,13 @@ def gloo_messages(action: Any) -> list[tuple[str, int]]:
 PROFILED_STEPS = 3
 
 
-def take_parts(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any):
+def take_parts(spec, strategy, record, progress):
     """Train parts of steps on one of two ranks, and profile steps."""
     torch.manual_seed(record.rank)  # other samples on each rank, so that gradients differ where they are not averaged
     strategy.setup()
     batch = TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 40)
     strategy.train(BatchReplay(batch, 3))
-    observations: dict[str, Any] = {"trained": sum_weights(strategy)}
+    observations = {"trained": sum_weights(strategy)}
     strategy.set_gradient_sync(False)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for part in (*PARTS, FORWARD, OPTIMIZER):
@@ -128,12 +126,12 @@ def take_parts(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any):
     write_json(progress.folder / f"observed{record.rank}.json", observations)
 
 
-def sum_weights(strategy: Any) -> float:
+def sum_weights(strategy):
     """Sum up all weights: the sums are equal on ranks with the same weights."""
     return float(sum(array.sum(dtype=np.float64) for array in strategy.parameters().values()))
 
 
-def count_broadcasts(spec: RunSpec, strategy: Any, record: RankRecord, progress: Any):
+def count_broadcasts(spec, strategy, record, progress):
     """Count Lightning's broadcasts in three steps, by the option and by whether gradients are synchronized."""
     strategy.setup()
     batch = TorchBatch(*map(torch.from_numpy, make_features(20)), 40)

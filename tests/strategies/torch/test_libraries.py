@@ -2,7 +2,6 @@
 
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from scalebench.strategies.torch.user_module import UserProblem, function_label
 @pytest.fixture
 def calls(monkeypatch):
     """Put stand-ins of the libraries in their place; return the arguments of their calls."""
-    calls: list[dict[str, Any]] = []
+    calls = []
 
     def create(name, **arguments):
         calls.append({"name": name, **arguments})
@@ -26,14 +25,12 @@ def calls(monkeypatch):
         return SimpleNamespace(name=name, use_cache=True, **settings)
 
     vision, timm, transformers = ModuleType("torchvision"), ModuleType("timm"), ModuleType("transformers")
-    vision.models = SimpleNamespace(get_model=create, list_models=lambda: ["resnet18"])  # type: ignore[attr-defined]
-    timm.create_model, timm.list_models = create, lambda: ["resnet18"]  # type: ignore[attr-defined]
-    timm.is_model = lambda name: name == "resnet18"  # type: ignore[attr-defined]
-    transformers.CONFIG_MAPPING = {"gpt2": None}  # type: ignore[attr-defined]
-    transformers.AutoConfig = SimpleNamespace(for_model=for_model)  # type: ignore[attr-defined]
-    transformers.AutoModelForCausalLM = SimpleNamespace(  # type: ignore[attr-defined]
-        from_config=lambda config: create(**vars(config))
-    )
+    vision.models = SimpleNamespace(get_model=create, list_models=lambda: ["resnet18"])
+    timm.create_model, timm.list_models = create, lambda: ["resnet18"]
+    timm.is_model = lambda name: name == "resnet18"
+    transformers.CONFIG_MAPPING = {"gpt2": None}
+    transformers.AutoConfig = SimpleNamespace(for_model=for_model)
+    transformers.AutoModelForCausalLM = SimpleNamespace(from_config=lambda config: create(**vars(config)))
     for module in (vision, timm, transformers):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return calls

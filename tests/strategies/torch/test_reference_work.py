@@ -14,14 +14,14 @@ CLOCK_HZ = 1.5e9
 class CountingGpu:
     """A GPU whose kernels take no time: each adds its cycles to a clock, which events read in milliseconds."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+    def __init__(self, monkeypatch):
         gpu = self
         self.now_s, self.kernels = 0.0, 0
 
         class Event:
             def __init__(self, enable_timing):
                 assert enable_timing
-                self.at_s: float | None = None
+                self.at_s = None
                 self.is_complete = False
 
             def record(self):
@@ -37,15 +37,15 @@ class CountingGpu:
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "_sleep", self.sleep)
 
-    def sleep(self, cycles: int):
+    def sleep(self, cycles):
         assert isinstance(cycles, int)
         self.kernels += 1
         self.now_s += cycles / CLOCK_HZ
 
 
-def work_on(kind: str) -> ReferenceWork:
+def work_on(kind):
     device = torch.device(kind, 0) if kind == "cuda" else torch.device(kind)
-    return ReferenceWork(SimpleNamespace(device=device))  # type: ignore[arg-type]
+    return ReferenceWork(SimpleNamespace(device=device))
 
 
 def test_a_kernel_is_as_long_as_requested(monkeypatch):
@@ -72,7 +72,7 @@ def test_all_bytes_arrive(size_bytes, monkeypatch):
 
 def test_a_full_memory_is_an_error_and_is_freed(monkeypatch):
     """Nothing keeps the chunks that did fit."""
-    alive: list[int] = []
+    alive = []
 
     class Chunk:
         def __init__(self, size, **others):

@@ -3,7 +3,6 @@
 import re
 from itertools import islice
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -112,13 +111,13 @@ def test_weighted_shards_average_to_the_global_batch(strategy, source):
     assert max(float((a - b).abs().max()) for a, b in zip(plain, expected, strict=True)) > 1e-4
 
 
-def gradients(bare: Any, batch: batches.TorchBatch) -> list[torch.Tensor]:
+def gradients(bare, batch):
     bare.model.zero_grad()
     bare.forward(bare.net, batch)[0].backward()
     return [parameter.grad.clone() for parameter in bare.model.parameters()]
 
 
-def unweighted(bare: Any, batch: batches.TorchBatch) -> list[torch.Tensor]:
+def unweighted(bare, batch):
     return gradients(bare, batch._replace(global_samples=batch.samples * bare.shard()[1]))
 
 
@@ -223,7 +222,7 @@ def test_a_gpu_that_pytorch_cannot_use_is_unsupported(monkeypatch, cuda, driver,
     ids=["all of the node", "one for each rank", "the only one", "too few", "none"],
 )
 def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_it_sees(visible, index, chosen, monkeypatch):
-    current: list[torch.device] = []
+    current = []
     for name, value in {
         "is_available": visible > 0,
         "device_count": visible,

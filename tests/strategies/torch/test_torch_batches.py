@@ -3,19 +3,17 @@
 import threading
 from contextlib import nullcontext
 from itertools import islice
-from typing import Any
 
 import pytest
 import torch
 
 from scalebench.strategies.torch import batches as feeding
-from scalebench.workloads.source import Source
 
 CPU = torch.device("cpu")
 BATCHES = 14  # over two ends of epochs; 101 samples in batches of 20 end with one of a single sample
 
 
-def first_batches(source: Source, feed: str, ahead: str = "none") -> list[feeding.TorchBatch]:
+def first_batches(source, feed, ahead="none"):
     return list(islice(feeding.feed_batches(source, CPU, feed, ahead), BATCHES))
 
 
@@ -43,7 +41,7 @@ def test_fixed_makes_its_tensors_once(source):
 
 
 def test_closing_ends_the_thread(source):
-    batches: Any = feeding.feed_batches(source(), CPU, "host", "queue")
+    batches = feeding.feed_batches(source(), CPU, "host", "queue")
     next(batches)
     assert any(thread.name == "prefetch" for thread in threading.enumerate())
     batches.close()
@@ -52,7 +50,7 @@ def test_closing_ends_the_thread(source):
 
 def test_next_copy_is_issued_after_waiting_for_this_one(source, monkeypatch):
     """The double buffer, with fake streams, yields the same batches and waits before it issues the next copy."""
-    notes: list[str] = []
+    notes = []
 
     class Stream:
         def __init__(self, device):

@@ -21,7 +21,7 @@ IMAGES = make_images(70)
 EVALUATED_STEPS = (1, 3, 4)  # after the last step of an epoch, and after consecutive steps
 
 
-def images(first: int = 0, last: int = 50, batch: int = 20) -> Source:
+def images(first=0, last=50, batch=20):
     return Source(*IMAGES, first=first, last=last, global_batch=batch, seed=3, replica=0, replicas=1)
 
 

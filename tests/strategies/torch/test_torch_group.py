@@ -167,7 +167,7 @@ def test_a_rank_without_a_part_does_nothing():
 
 @pytest.mark.parametrize("kind", ["memcpy", "memcpy_all"])
 def test_a_copy_in_host_memory_copies(kind, monkeypatch):
-    made: list[torch.Tensor] = []
+    made = []
     buffer = bandwidth._allocate_bytes
     monkeypatch.setattr(bandwidth, "_allocate_bytes", lambda *words: made.append(buffer(*words)) or made[-1])
     action = build_transfer(transfer_rank(1), kind, None if kind.endswith("_all") else 1, 1, 4096)

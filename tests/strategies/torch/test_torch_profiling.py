@@ -5,7 +5,6 @@ import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -48,7 +47,7 @@ def test_profile_of_one_rank(strategy, source, tmp_path, name):
     check_trace(tmp_path, began_s, ended_s)
 
 
-def check_trace(folder: Path, began_s: float, ended_s: float):
+def check_trace(folder, began_s, ended_s):
     assert [path.name for path in folder.iterdir()] == ["trace.json.gz"]
     with gzip.open(folder / "trace.json.gz", "rt") as file:
         content = json.load(file)
@@ -59,7 +58,7 @@ def check_trace(folder: Path, began_s: float, ended_s: float):
     assert any(name.startswith("thread ") for name in named)
 
 
-def event(name: str, took_us: float, own_us: float, **others: Any) -> Any:
+def event(name, took_us, own_us, **others):
     """Return an object like torch's FunctionEvent."""
     settings = {"is_async": False, "is_user_annotation": False, "device_type": DeviceType.CPU, **others}
     spent = SimpleNamespace(elapsed_us=lambda: took_us)
@@ -85,7 +84,7 @@ EVENTS = [
 ]
 
 
-def listed(cuda: bool) -> list[tuple[str, float, float, bool, str]]:
+def listed(cuda):
     return [
         (operation.name, operation.calls, pytest.approx(operation.self_s * 1e6), operation.collective, operation.device)
         for operation in summarize_operations(EVENTS, 2, cuda)
@@ -180,7 +179,7 @@ def test_kernels_of_tf32(name, is_tf32):
 RECORDINGS = Path(__file__).parents[2] / "golden" / "recordings"
 
 
-def read_recording(name: str) -> list[Any]:
+def read_recording(name):
     """Return the events of a Chrome trace as torch's profiler has them before it writes one."""
     traced = json.loads((RECORDINGS / f"{name}.json").read_text())
     return [
@@ -250,11 +249,11 @@ FLOAT, HALF = torch.float32, torch.float16
 IMAGES, LAST = (192, 64, 8, 1), (192, 1, 24, 3)  # strides of 2 pictures of 8 x 8 in 3 colours
 
 
-def conv(dtype: torch.dtype, strides: tuple[int, ...], name: str = "aten::convolution") -> OperatorCall:
+def conv(dtype, strides, name="aten::convolution"):
     return OperatorCall(name, dtype, (2, 3, 8, 8), strides)
 
 
-def product(dtype: torch.dtype, name: str = "aten::addmm") -> OperatorCall:
+def product(dtype, name="aten::addmm"):
     return OperatorCall(name, dtype, (2, 3), (3, 1))
 
 

@@ -1,11 +1,9 @@
 """Transformers in PyTorch against torch.nn's own layer, and their memory layout."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from scalebench.strategies.torch import evaluation, optimizer
@@ -21,14 +19,14 @@ TOKENS = torch.from_numpy(RNG.integers(0, VOCABULARY, (4, LENGTH)).astype(np.int
 Arrays = dict[str, np.ndarray]
 
 
-def gpt() -> Network:
+def gpt():
     options = {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "sequence_length": LENGTH}
     return networks.build_by_name("gpt_small", (LENGTH,), VOCABULARY, options)
 
 
 def test_an_lstm_on_a_gpu_has_its_weights_in_one_chunk(monkeypatch):
     """After each move, by the call with which nn.LSTM does it; on a CPU there is no need to."""
-    calls: list[tuple[Any, ...]] = []
+    calls = []
     monkeypatch.setattr(torch, "_cudnn_rnn_flatten_weight", lambda *arguments: calls.append(arguments))
     lstm = Lstm(3, 5).to("cpu")
     assert calls == []
@@ -40,7 +38,7 @@ def test_an_lstm_on_a_gpu_has_its_weights_in_one_chunk(monkeypatch):
     assert settings == [4, 3, 2, 5, 0, 1, True, False]  # weights, inputs, CUDNN_LSTM, units, ..., batch first
 
 
-def module(net: Network) -> tuple[NetworkModule, Arrays]:
+def module(net):
     """Return the module with random arrays, so that no offset is 0 and no scale is 1, and these arrays."""
     rng = np.random.default_rng(1)
     arrays = {a.name: rng.normal(scale=0.3, size=a.shape).astype(np.float32) for a in net.arrays}
@@ -52,12 +50,12 @@ def module(net: Network) -> tuple[NetworkModule, Arrays]:
 class Reference(nn.Module):
     """The same transformer with torch.nn.TransformerEncoderLayer, whose attention has fused projections."""
 
-    def __init__(self, arrays: Arrays):
+    def __init__(self, arrays):
         super().__init__()
         self.arrays = {name: torch.from_numpy(array) for name, array in arrays.items()}
         self.blocks = nn.ModuleList(self._block(f"block{number}") for number in range(1, LAYERS + 1))
 
-    def _block(self, name: str) -> nn.Module:
+    def _block(self, name):
         block = nn.TransformerEncoderLayer(
             WIDTH, HEADS, 4 * WIDTH, 0.0, lambda x: functional.gelu(x, approximate="tanh"), 1e-5, True, norm_first=True
         )
@@ -75,7 +73,7 @@ class Reference(nn.Module):
         block.load_state_dict(given)
         return block
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         """Return (samples, positions, logits)."""
         a = self.arrays
         x = functional.one_hot(tokens.long(), VOCABULARY).float() @ a["tokens/embeddings"] + a["positions/embeddings"]

@@ -2,7 +2,6 @@
 
 import re
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ NAMES = ["bare_torch", "ddp_gloo", "independent_torch", LIGHTNING]
 
 
 class RecordedInput(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         self.x = x
         return x
 
@@ -40,7 +39,7 @@ def test_channels_come_first(shape):
 
 
 class FailsInEvaluation(nn.Linear):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         if not self.training:
             raise ValueError("no statistics yet")
         return super().forward(x)
@@ -198,7 +197,7 @@ def test_all_probes_of_one_rank(strategy, source, name, options):
     assert adapter.profile(1, None).steps == 1
 
 
-def user_fault(name: str, **changes: Any) -> tuple[str, dict[str, Any]]:
+def user_fault(name, **changes):
     """Return (name of the user's function, changes to a config) of a module, also of those in FAULTS."""
     if name not in user_modules.FAULTS:
         return name, user_model(name, **changes)
@@ -430,13 +429,13 @@ def test_random_numbers_that_cannot_be_switched_off_are_refused(strategy, kind):
 class OtherRank:
     """Represents rank 1, to which rank 0 broadcasts the checksum of its module."""
 
-    def __init__(self, module: UserModule):
+    def __init__(self, module):
         self.module = module
 
-    def broadcast(self, value: float) -> float:
+    def broadcast(self, value):
         return float(user_checks._checksum(self.module.state_dict().values()))
 
-    def sum(self, values: list[float]) -> list[float]:
+    def sum(self, values):
         return values
 
 

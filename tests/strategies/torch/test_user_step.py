@@ -30,7 +30,7 @@ NUMBERS = RANDOM.normal(size=(SAMPLES, 5)).astype(np.float32)
 FLOATS = NUMBERS, NUMBERS[:, :2] + 1
 
 
-def pack(*fields: np.ndarray, **named: np.ndarray) -> np.ndarray:
+def pack(*fields, **named):
     """Return records as a cache has them."""
     arrays = named or records.name_fields(fields)
     packed = np.empty(SAMPLES, records.record_type(arrays))
@@ -40,7 +40,7 @@ def pack(*fields: np.ndarray, **named: np.ndarray) -> np.ndarray:
 
 
 NO_TARGETS = np.zeros(SAMPLES, records.NO_TARGETS)
-KINDS: dict[str, tuple[str, str, Arrays]] = {
+KINDS = {
     "TokenSums": ("TokenSums", f"{STEPS}:token_loss", (pack(ids=IDS, mask=MASK), LABELS)),
     "OneDict": ("OneDict", f"{STEPS}:token_loss", (pack(ids=IDS, mask=MASK), LABELS)),
     "TwoTensors": ("TwoTensors", f"{STEPS}:token_loss", (pack(IDS, MASK), pack(LABELS))),
@@ -73,7 +73,7 @@ def own_step(strategy, monkeypatch):
     return make
 
 
-def train_by_hand(kind: str, steps: int) -> list[float]:
+def train_by_hand(kind, steps):
     """Return the losses of the same steps in a loop of PyTorch alone."""
     torch.manual_seed(0)
     function, _, (inputs, targets) = KINDS[kind]

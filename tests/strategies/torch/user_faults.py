@@ -2,11 +2,10 @@
 
 import threading
 import warnings
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -22,26 +21,26 @@ class Net(nn.Module):
         super().__init__()
         self.last = nn.Linear(600, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.last(x.flatten(1))
 
 
 class _Raise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(ctx, *gradients):
         raise ValueError("no gradient")
 
 
 class Backward(Net):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return _Raise.apply(super().forward(x))
 
 
-def hook() -> nn.Module:
+def hook():
     def refuse(gradient):
         raise ValueError("no gradient")
 
@@ -54,12 +53,12 @@ class Rated(Optimizer):
     """SGD with an argument that is required, a count of its steps and, with `fault`, an error in the second one. Its
     groups have no `lr`, and it does not call Lightning's closure."""
 
-    def __init__(self, params: Any, rate: float, fault: bool = False):
+    def __init__(self, params, rate, fault=False):
         super().__init__(params, {"rate": rate})
         self.count, self.fault = 0, fault
 
     @torch.no_grad()
-    def step(self, closure: Any = None):
+    def step(self, closure=None):
         self.count += 1
         if self.fault and self.count > 1:
             raise ValueError("no second step")
@@ -72,12 +71,12 @@ class Rated(Optimizer):
 class Listed(Rated):
     """Keeps its state in a list by the order of the parameters."""
 
-    def __init__(self, params: Any, rate: float):
+    def __init__(self, params, rate):
         super().__init__(params, rate)
         self.moments = [torch.zeros_like(each) for group in self.param_groups for each in group["params"]]
 
 
-def with_optimizer(kind: str = "Rated", **options: Any) -> Any:
+def with_optimizer(kind="Rated", **options):
     net = Net()
     if kind == "LBFGS":
         return net, torch.optim.LBFGS(net.parameters())
@@ -91,14 +90,14 @@ class Module(pl.LightningModule):
         super().__init__()
         self.net = Net()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.net(x)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         inputs, targets = batch
         return nn.functional.mse_loss(self(inputs), targets)
 
-    def configure_optimizers(self) -> Optimizer:
+    def configure_optimizers(self):
         return Rated(self.parameters(), rate=0.1)
 
 
@@ -109,11 +108,11 @@ class Sparse(Net):
         super().__init__()
         self.embedding = nn.Embedding(4, 1, sparse=True)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return super().forward(x) + self.embedding((x.flatten(1)[:, 0] > 0).long())
 
 
-def scheduler() -> Any:
+def scheduler():
     net = Net()
     optimizer = SGD(net.parameters(), lr=0.1)
     factors = [1.0, 0.5]
@@ -123,7 +122,7 @@ def scheduler() -> Any:
     }
 
 
-def step() -> Any:
+def step():
     return with_optimizer(fault=True)
 
 
@@ -149,7 +148,7 @@ class Scalar(Net):
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(1.5))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return super().forward(x) * self.scale
 
 
@@ -159,9 +158,9 @@ class Locked(Net):
     def __init__(self):
         super().__init__()
         self.lock = threading.Lock()
-        self.features: Tensor | None = None
+        self.features = None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         with self.lock:
             self.features = super().forward(x)
             return self.features * 1.0
@@ -170,7 +169,7 @@ class Locked(Net):
 class Gathering(Net):
     """Sums up over the ranks within its forward pass, where there are any."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if dist.is_initialized():
             dist.all_reduce(torch.zeros(1))
         return super().forward(x)

@@ -3,13 +3,11 @@
 import random
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
@@ -18,7 +16,7 @@ from torch.utils.data import DataLoader
 class Series(nn.Module):
     """(n, 3, 200) -> (n, outputs), with features of users' modules: `view`, frozen and tied weights, a counter."""
 
-    def __init__(self, width: int = 4, outputs: int = 2, rate: float = 0.0):
+    def __init__(self, width=4, outputs=2, rate=0.0):
         super().__init__()
         self.first = nn.Conv1d(3, width, 5, stride=5)
         self.norm = nn.BatchNorm1d(width)
@@ -31,7 +29,7 @@ class Series(nn.Module):
         self.order = nn.Parameter(torch.arange(width), requires_grad=False)
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         flat = x.view(len(x), -1)  # as samples without an axis of channels would not allow
         x = functional.relu(self.norm(self.first(flat.view(x.shape)))) * self.scale
         x = self.again(self.square(x.movedim(1, 2))).movedim(1, 2)[:, self.order]
@@ -43,12 +41,12 @@ class Series(nn.Module):
 class Images(nn.Module):
     """(n, 3, 32, 32) -> (n, classes)."""
 
-    def __init__(self, classes: int = 10, view: bool = True):
+    def __init__(self, classes=10, view=True):
         super().__init__()
         self.view = view
         self.first, self.last = nn.Conv2d(3, 8, 3, stride=2), nn.Linear(8 * 15 * 15, classes)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = functional.relu(self.first(x))
         return self.last(x.view(len(x), -1) if self.view else x.flatten(1))
 
@@ -60,29 +58,29 @@ class Tensors(nn.Module):
         super().__init__()
         self.last = nn.Linear(600, 6)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.last(x.flatten(1)).reshape(-1, 2, 3)
 
 
 class Changed(Series):
     """A Series with a function that changes its outputs."""
 
-    def __init__(self, change: Any, **options: Any):
+    def __init__(self, change, **options):
         super().__init__(**options)
         self.change = change
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         return self.change(self, super().forward(x))
 
 
 class Plain(nn.Module):
     """Two dense layers without batch statistics, which would differ between shards."""
 
-    def __init__(self, outputs: int = 2):
+    def __init__(self, outputs=2):
         super().__init__()
         self.first, self.last = nn.Linear(600, 16), nn.Linear(16, outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.last(torch.tanh(self.first(x.reshape(len(x), -1))))
 
 
@@ -98,16 +96,16 @@ class Stateful(Plain):
     """A module with state between its batches in plain attributes: the first batch's mean, a memory with one row per
     sample, and `how` it cannot be copied: by a lock, or by a function that leads back to the original."""
 
-    def __init__(self, how: str = ""):
+    def __init__(self, how=""):
         super().__init__()
-        self.mean: Tensor | None = None
-        self.memory: Tensor | None = None
+        self.mean = None
+        self.memory = None
         if how == "lock":
             self.lock = threading.Lock()
         if how == "closure":
             self.last.register_forward_pre_hook(lambda layer, inputs: (torch.tanh(self.first.bias) + inputs[0],))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.mean is None:
             self.mean = x.detach().mean(0)
         outputs = super().forward(x - self.mean)
@@ -118,12 +116,12 @@ class Stateful(Plain):
 class TwoHeads(Plain):
     """Trains another head than it evaluates; `layers` are in a plain list, so that they are no part of it."""
 
-    def __init__(self, layers: int = 0):
+    def __init__(self, layers=0):
         super().__init__()
         self.final = nn.Linear(16, 2)
         self.layers = [nn.Linear(16, 16) for _ in range(layers)]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         hidden = self.first(x.flatten(1).requires_grad_())  # as for a derivative with respect to the inputs
         for layer in self.layers:
             hidden = layer(hidden)
@@ -137,7 +135,7 @@ class Recomputed(Plain):
         super().__init__()
         self.spare = nn.Linear(16, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return checkpoint(self.last, torch.tanh(self.first(x.flatten(1))), use_reentrant=True)
 
 
@@ -152,7 +150,7 @@ class Noisy(nn.Module):
         self.drop = nn.ModuleList([nn.Dropout1d(0.5), nn.AlphaDropout(0.5), nn.FeatureAlphaDropout(0.5)])
         self.norm, self.last = nn.BatchNorm1d(4), nn.Linear(20, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = functional.pad(x[:, :, :5], (0, 0, 0, 1)).movedim(1, 2)
         x = self.layer(self.memory(self.attention(x, x, x)[0])[0])
         for drop in self.drop:
@@ -167,26 +165,26 @@ class Transformer(nn.Module):
         super().__init__()
         self.layer, self.last = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), nn.Linear(24, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.last(self.layer(x.flatten(1)[:, :24].reshape(-1, 6, 4)).flatten(1))
 
 
 class Uncountable(Plain):
     """A module that does not work under a mode that watches its operators."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if torch._C._len_torch_dispatch_stack():
             raise TypeError("no operators to watch")
         return super().forward(x)
 
 
-def seeded() -> nn.Module:
+def seeded():
     torch.manual_seed(1)
     np.random.seed(1)
     return Plain()
 
 
-def drawn_elsewhere() -> nn.Module:
+def drawn_elsewhere():
     """Draw weights from numpy's and Python's own generators."""
     model = Plain()
     with torch.no_grad():
@@ -195,29 +193,29 @@ def drawn_elsewhere() -> nn.Module:
     return model
 
 
-def from_file(path: str) -> nn.Module:
+def from_file(path):
     model = Plain()
     model.load_state_dict(torch.load(Path(path), weights_only=True))
     return model.eval()  # as one who only wants to use it
 
 
-def unseeded() -> nn.Module:
+def unseeded():
     model = Plain()
     with torch.no_grad():
         model.last.bias.copy_(torch.from_numpy(np.random.default_rng().normal(size=2)))
     return model
 
 
-def fails() -> nn.Module:
+def fails():
     raise KeyError("weights of last year")
 
 
-def on_meta() -> nn.Module:
+def on_meta():
     with torch.device("meta"):
         return Plain()
 
 
-FAULTS: dict[str, Callable[[], Any]] = {
+FAULTS = {
     "leaves": lambda: sys.exit("nothing to do"),
     "loader": lambda: DataLoader([1]),
     "the_class": lambda: Plain,
@@ -243,11 +241,11 @@ def nothing_returned():
     """Return nothing, as a function does that forgets to."""
 
 
-def fault(kind: str) -> Any:
+def fault(kind):
     return FAULTS[kind]()
 
 
-def too_large() -> nn.Module:
+def too_large():
     raise MemoryError
 
 
@@ -260,7 +258,7 @@ class Caching(Series):
 
     def __init__(self):
         super().__init__()
-        self.factors: dict[int, Tensor] = {}
+        self.factors = {}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return super().forward(x) * self.factors.setdefault(len(x), x.new_ones(1) * 2)

@@ -1,10 +1,9 @@
 """Functions that users may name as model.torch and model.loss: modules with a step of their own, and their faults."""
 
 import warnings
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 with warnings.catch_warnings():
@@ -21,33 +20,33 @@ class TokenSums(nn.Module):
         super().__init__()
         self.table, self.scores = nn.Embedding(TOKENS, 8), nn.Linear(8, TOKENS)
 
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, ids, mask):
         return self.scores((self.table(ids) * mask[..., None]).cumsum(1))
 
 
 class OneDict(TokenSums):
     """Takes its inputs as one dict."""
 
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+    def forward(self, batch):
         return super().forward(batch["ids"], batch["mask"])
 
 
 class TwoTensors(TokenSums):
     """Takes its inputs as two arguments that have other names."""
 
-    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+    def forward(self, first, second):
         return super().forward(first, second)
 
 
 class LossAmongOutputs(TokenSums):
     """Gives its loss among its outputs, as the models of Hugging Face do."""
 
-    def forward(self, ids: Tensor, mask: Tensor, labels: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+    def forward(self, ids, mask, labels):
         scores = super().forward(ids, mask)
         return {"loss": token_loss(scores, labels), "logits": scores}
 
 
-def token_loss(scores: Tensor, labels: Tensor) -> Tensor:
+def token_loss(scores, labels):
     return functional.cross_entropy(scores.flatten(0, 1), labels.flatten())
 
 
@@ -58,7 +57,7 @@ class Numbered(nn.Module):
         super().__init__()
         self.last = nn.Linear(5, 2)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch, batch_idx):
         return functional.mse_loss(self.last(batch[0]), batch[1]) + batch_idx
 
 
@@ -66,15 +65,15 @@ class Regression(pl.LightningModule):
     """A LightningModule that takes (inputs, targets); `fault` is one word for what is wrong with it, and `frequency`
     the number of steps between the advances of its scheduler, if it has one."""
 
-    def __init__(self, fault: str = "", frequency: int = 0, schedule_ends: str = ""):
+    def __init__(self, fault="", frequency=0, schedule_ends=""):
         super().__init__()
         self.fault, self.frequency, self.schedule_ends = fault, frequency, schedule_ends
         self.first, self.last = nn.Linear(5, 7), nn.Linear(7, 2)
-        self.seen: list[int] = []
+        self.seen = []
         if fault == "manual":
             self.automatic_optimization = False
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         inputs, targets = batch
         self.seen.append(batch_idx)
         loss = functional.huber_loss(self.last(self.first(inputs).tanh()), targets)
@@ -83,7 +82,7 @@ class Regression(pl.LightningModule):
         self.log("loss", loss)
         return {"nan": loss * torch.nan, "none": None, "vector": loss.repeat(3)}.get(self.fault, loss)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         if self.fault == "none_made":
             return None
         if self.fault == "two":
@@ -109,24 +108,24 @@ class WithTrainer(Regression):
     """A Regression that a Trainer sets up, with a schedule by epoch, which notes its step and epoch in each step; with
     `gathers` it wants more of a Trainer."""
 
-    def __init__(self, gathers: bool = False, ends: bool = False):
+    def __init__(self, gathers=False, ends=False):
         super().__init__()
         self.gathers, self.ends = gathers, ends
-        self.counts: list[tuple[int, int]] = []
-        self.calls: list[str] = []
+        self.counts = []
+        self.calls = []
         del self.last
 
-    def setup(self, stage: str):
+    def setup(self, stage):
         self.calls.append(f"setup {stage}")
         self.last = nn.Linear(7, 2)
 
     def on_train_start(self):
         self.calls.append("start")
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+    def on_train_batch_start(self, batch, batch_idx):
         return -1 if self.ends and batch_idx == 2 else None
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         self.counts.append((self.global_step, self.current_epoch))
         self.logger.experiment.add_scalar("step", self.global_step)
         if self.gathers:
@@ -134,7 +133,7 @@ class WithTrainer(Regression):
             batch = [self.all_gather(part) for part in batch]
         return super().training_step(batch, batch_idx)
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
 
@@ -148,60 +147,60 @@ class Hooked(Regression):
 
     def __init__(self):
         super().__init__()
-        self.sums: list[float] = []
+        self.sums = []
 
-    def on_before_batch_transfer(self, batch: tuple[Tensor, Tensor], dataloader_idx: int) -> tuple[Tensor, Tensor]:
+    def on_before_batch_transfer(self, batch, dataloader_idx):
         inputs, targets = batch
         return inputs, targets + 1
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+    def transfer_batch_to_device(self, batch, device, dataloader_idx):
         inputs, targets = batch
         return inputs.to(device), 2 * targets.to(device)
 
-    def on_after_batch_transfer(self, batch: tuple[Tensor, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
+    def on_after_batch_transfer(self, batch, dataloader_idx):
         return dict(zip(("inputs", "targets"), batch, strict=True))
 
-    def on_train_batch_start(self, batch: dict[str, Tensor], batch_idx: int):
+    def on_train_batch_start(self, batch, batch_idx):
         self.sums.append(float(batch["targets"].sum()))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
+    def training_step(self, batch, batch_idx):
         if isinstance(batch, dict):  # and not the check before training
             self.sums.append(float(batch["targets"].sum()))
             batch = tuple(batch.values())
         return super().training_step(batch, batch_idx)
 
-    def on_train_batch_end(self, outputs: Any, batch: dict[str, Tensor], batch_idx: int):
+    def on_train_batch_end(self, outputs, batch, batch_idx):
         self.sums.append(float(batch["targets"].sum()))
 
 
-def one_cycle(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+def one_cycle(optimizer):
     """Return a schedule of three rates, the last of which is 0.1 / 1000."""
     limits = {"max_lr": 0.2, "div_factor": 2, "final_div_factor": 1000}
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, total_steps=3, **limits)
 
 
-def takes_threads() -> nn.Module:
+def takes_threads():
     """Return a module from a file that sets the number of threads."""
     torch.set_num_threads(torch.get_num_threads() + 1)
     return TokenSums()
 
 
-def with_optimizer(rate: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:
+def with_optimizer(rate=0.1):
     """Return a module with an optimizer of two groups."""
     module = TokenSums()
     groups = [{"params": module.table.parameters(), "lr": 2 * rate}, {"params": module.scores.parameters()}]
     return module, torch.optim.Adagrad(groups, lr=rate)
 
 
-def needs_gpu() -> nn.Module:
+def needs_gpu():
     return TokenSums().to("cuda")
 
 
-def nan_loss(scores: Tensor, labels: Tensor) -> Tensor:
+def nan_loss(scores, labels):
     return token_loss(scores, labels) * torch.nan
 
 
-def no_loss(scores: Tensor, labels: Tensor) -> str:
+def no_loss(scores, labels):
     return "small"
 
 

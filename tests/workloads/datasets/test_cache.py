@@ -13,7 +13,6 @@ import sys
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,16 +27,16 @@ IDENTITY = {"seed": 0}
 SIZE_BYTES = 1000
 
 
-def write(folder: Path, value: float = 1.0):
+def write(folder, value=1.0):
     for file, shape in ((cache.INPUTS, (5, 4, 3)), (cache.TARGETS, (5, 2))):
         cache.create_array(folder / file, shape, "float32")[:] = value
 
 
-def ensure(cache_dir: Path, writer=write, identity=IDENTITY) -> Path:
+def ensure(cache_dir, writer=write, identity=IDENTITY):
     return cache.ensure_folder(cache_dir, "toy", identity, SIZE_BYTES, writer)
 
 
-def temporaries(cache_dir: Path) -> list[str]:
+def temporaries(cache_dir):
     return [path.name for path in cache_dir.iterdir() if ".tmp-" in path.name]
 
 
@@ -58,15 +57,15 @@ def test_another_identity_or_name_is_another_folder(tmp_path):
     assert len(folders) == 3
 
 
-def cut(path: Path):
+def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def other_shape(path: Path):
+def other_shape(path):
     np.save(path, np.ones((5, 3, 4), np.float32))  # as many bytes as before
 
 
-def other_mark(path: Path):
+def other_mark(path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"fingerprint": "0" * 16}))
 
 
@@ -173,7 +172,7 @@ SCRIPT = textwrap.dedent(
 )
 
 
-def start_writer(cache_dir: Path, log: Path, build_s: float, seed: int = 0) -> subprocess.Popen:
+def start_writer(cache_dir, log, build_s, seed=0):
     command = [sys.executable, "-c", SCRIPT, str(cache_dir), str(log), str(build_s), str(seed)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -211,7 +210,7 @@ def test_files_equal_the_generator(tmp_path):
     assert inputs.dtype == targets.dtype == np.float32
 
 
-def make(start: int, count: int):
+def make(start, count):
     rows = np.arange(start, start + count)
     return np.repeat(rows[:, None], 3, axis=1), rows
 
@@ -259,7 +258,7 @@ class Counted:
             log.write("sent\n")
         return self.__dict__
 
-    def __call__(self, start: int, count: int):
+    def __call__(self, start, count):
         return make(start, count)
 
 
@@ -320,7 +319,7 @@ def test_a_killed_worker_is_one_line(tmp_path):
 WAIT_S = 60.0
 
 
-def write_more(folder: Path):
+def write_more(folder):
     for file, shape in ((cache.INPUTS, (50, 4, 3)), (cache.TARGETS, (50, 2))):
         cache.create_array(folder / file, shape, "float32")[:] = np.arange(np.prod(shape)).reshape(shape)
 
@@ -330,18 +329,18 @@ def folder(tmp_path):
     return cache.ensure_folder(tmp_path / "shared", "toy", {"seed": 0, "shape": [4, 3]}, 1000, write_more)
 
 
-def copy_to(folder: Path, stage: Path | str, **more: Any) -> Path:
+def copy_to(folder, stage, **more):
     return node_copy.copy_to_node(folder, str(stage), WAIT_S, **more)
 
 
-def is_same(one: Path, other: Path) -> bool:
+def is_same(one, other):
     return all(
         (one / file).read_bytes() == (other / file).read_bytes() for file in ("inputs.npy", "targets.npy", cache.META)
     )
 
 
 def test_copied_once_and_kept(folder, tmp_path):
-    chunks: list[int] = []
+    chunks = []
     stage = tmp_path / "disk" / "stage"
     copy = copy_to(folder, stage, on_copied=lambda: chunks.append(1))
     assert copy == stage / folder.name and is_same(copy, folder) and len(chunks) == 2
@@ -382,7 +381,7 @@ COPIER = """
 """
 
 
-def start_copier(folder: Path, stage: Path, mode: str = "copy") -> subprocess.Popen[str]:
+def start_copier(folder, stage, mode="copy"):
     code = textwrap.dedent(COPIER)
     return subprocess.Popen([sys.executable, "-c", code, str(folder), str(stage), mode], stdout=-1, text=True)
 

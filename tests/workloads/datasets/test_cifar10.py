@@ -8,7 +8,6 @@ import os
 import pickle
 import tarfile
 import tracemalloc
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -28,30 +27,30 @@ NAMES = [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]
 PYTHON, BINARY = "cifar-10-batches-py", "cifar-10-batches-bin"
 
 
-def expected_images() -> tuple[np.ndarray, np.ndarray]:
+def expected_images():
     """All 60 images (height, width, channels) in order, and their labels."""
     rng = np.random.default_rng(0)
     return rng.integers(0, 256, (60, 32, 32, 3), np.uint8), np.arange(60) * 7 % 10
 
 
-def string(text: bytes) -> bytes:
+def string(text):
     """A str of Python 2, as its pickle protocol 2 has it."""
     return b"U" + bytes([len(text)]) + text if len(text) < 256 else b"T" + len(text).to_bytes(4, "little") + text
 
 
-def number(value: int) -> bytes:
+def number(value):
     if 0 <= value < 256:
         return b"K" + bytes([value])
     return b"M" + value.to_bytes(2, "little") if 0 <= value < 2**16 else b"J" + value.to_bytes(4, "little", signed=True)
 
 
-def listed(items: Iterable[bytes]) -> bytes:
+def listed(items):
     """A list, whose elements Python 2 wrote in parts of 1,000."""
     parts = list(items)
     return b"]" + b"".join(b"(" + b"".join(parts[n : n + 1000]) + b"e" for n in range(0, len(parts), 1000))
 
 
-def python_batch(pixels: np.ndarray, labels: list[int], fortran: bool = False, dtype: bytes = b"u1") -> bytes:
+def python_batch(pixels, labels, fortran=False, dtype=b"u1"):
     """What Python 2 and numpy 1 wrote for {batch_label, labels, data, filenames}, opcode by opcode."""
     stored = 0
 
@@ -72,7 +71,7 @@ def python_batch(pixels: np.ndarray, labels: list[int], fortran: bool = False, d
     return items + listed(put(string(b"leptodactylus_%d.png" % n)) for n in range(len(labels))) + b"u."
 
 
-def files(python: bool) -> dict[str, bytes]:
+def files(python):
     """Name -> content, in the order in which the real archive has them."""
     inputs, labels = expected_images()
     rows = inputs.transpose(0, 3, 1, 2).reshape(60, 3072)
@@ -87,7 +86,7 @@ def files(python: bool) -> dict[str, bytes]:
     return made
 
 
-def archive(path: Path, contents: dict[str, bytes], folder: str) -> Path:
+def archive(path, contents, folder):
     """A .tar.gz with `contents`, and with a readme, like the real archives."""
     with tarfile.open(path, "w:gz") as tar:
         for name, content in {"readme.html": b"<html>", **contents}.items():
@@ -97,7 +96,7 @@ def archive(path: Path, contents: dict[str, bytes], folder: str) -> Path:
     return path
 
 
-def directory(path: Path, contents: dict[str, bytes]) -> Path:
+def directory(path, contents):
     path.mkdir(parents=True)
     for name, content in contents.items():
         (path / name).write_bytes(content)
@@ -112,7 +111,7 @@ def ten_images_a_file(monkeypatch):
     monkeypatch.setattr(cifar10, "IMAGES_PER_FILE", RECORDS)
 
 
-def prepare(tmp_path: Path, path: Path, side: int = 32, **changes) -> tuple[np.ndarray, np.ndarray]:
+def prepare(tmp_path, path, side=32, **changes):
     config = image_config("cifar10", tmp_path / "cache", side, **{"size": 60, "path": str(path), **changes})
     return cache.open_arrays(datasets.prepare(config))
 
@@ -187,7 +186,7 @@ def test_members_of_any_name_stay_in_the_archive(tmp_path):
     assert {entry.name for entry in tmp_path.iterdir()} == {"a.tar.gz", "b.tar.gz", "links.tar", "cache"}
 
 
-def changed(name: str, content: bytes | None, python: bool = False) -> dict[str, bytes]:
+def changed(name, content, python=False):
     contents = files(python)
     if content is None:
         del contents[name]
@@ -196,12 +195,12 @@ def changed(name: str, content: bytes | None, python: bool = False) -> dict[str,
     return contents
 
 
-def cut(path: Path, share: float) -> Path:
+def cut(path, share):
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
     return path
 
 
-def foreign(path: Path) -> Path:
+def foreign(path):
     with tarfile.open(path, "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("notes.txt"), io.BytesIO())
     return path
@@ -247,7 +246,7 @@ def test_a_huge_member_is_not_read(tmp_path, monkeypatch):
             prepare(tmp_path, path)
 
 
-def zeros(name: str, kind: bytes, size: int) -> bytes:
+def zeros(name, kind, size):
     info = tarfile.TarInfo(name)
     info.type, info.size = kind, size
     return info.tobuf() + bytes(size)
@@ -321,7 +320,7 @@ PIXELS = np.arange(4 * 6, dtype=np.uint8).reshape(4, 6)
 LABELS = [3, 9, 0, 255]
 
 
-def batch(pixels=PIXELS, labels=LABELS, **options) -> bytes:
+def batch(pixels=PIXELS, labels=LABELS, **options):
     return python_batch(pixels, labels, **options)
 
 
@@ -375,7 +374,7 @@ def test_a_repeated_string_is_read_again():
     assert parse_pickle(again, 4, 6)[1].tolist() == LABELS
 
 
-def head(value: bytes) -> bytes:
+def head(value):
     """A batch whose `data` are these operations."""
     return b"\x80\x02}(" + string(b"data") + value + b"u."
 

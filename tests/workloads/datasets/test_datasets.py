@@ -2,7 +2,6 @@
 
 import dataclasses
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import pytest
@@ -183,7 +182,7 @@ def fill(tmp_path, model, name, **dataset):
     ).model
 
 
-NATIVE_SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[list[int], list[int], int]]] = {
+NATIVE_SHAPES = {
     "materials": ({}, {}, ([200, 3], [2], 2)),
     "random": ({"input_shape": [30, 2], "target_shape": [3]}, {}, ([30, 2], [3], 3)),
     "random of one output": ({"input_shape": [30]}, {}, ([30], [1], 1)),

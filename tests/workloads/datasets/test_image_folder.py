@@ -20,7 +20,7 @@ from tests.builders.configs import image_config
 CLASSES = ("n01", "n02", "n10")
 
 
-def picture(path: Path, colour: int, mode: str = "RGB", size: tuple[int, int] = (40, 30), **options):
+def picture(path, colour, mode="RGB", size=(40, 30), **options):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, (colour, colour, colour)).convert(mode).save(path, **{"format": "JPEG", **options})
 
@@ -34,12 +34,12 @@ def folder(tmp_path):
     return tmp_path / "data"
 
 
-def prepare(folder: Path, **changes) -> tuple[np.ndarray, np.ndarray]:
+def prepare(folder, **changes):
     changes = {"path": str(folder), **changes}
     return cache.open_arrays(datasets.prepare(image_config("imagenet", folder.parent / "cache", 16, **changes)))
 
 
-def brightness(inputs: np.ndarray) -> list[int]:
+def brightness(inputs):
     return [round(float(picture.mean()), -1) for picture in inputs]
 
 
@@ -95,16 +95,16 @@ def test_decoded_once_and_again_when_files_come_or_go(folder, monkeypatch):
     assert len(prepare(folder)[0]) == 11
 
 
-def cut(path: Path):
+def cut(path):
     picture(path, 90, size=(400, 300))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def foreign(path: Path):
+def foreign(path):
     Image.new("RGB", (40, 30)).save(path, format="GIF")
 
 
-def empty(path: Path):
+def empty(path):
     path.write_bytes(b"")
 
 

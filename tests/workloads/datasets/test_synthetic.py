@@ -78,7 +78,7 @@ def test_whatever_changes_the_images_changes_the_folder(tmp_path):
     base = image_config("cifar10_synthetic", tmp_path)
     narrow = image_config("imagenet_synthetic", tmp_path, size=3)
     narrow.model = dataclasses.replace(narrow.model, input_shape=[5, 3, 1])
-    changes: list[dict[str, Any]] = [{"dtype": "float32"}, {"classes": 9}, {"size": 99}, {"seed": 1}, {"side": 9}]
+    changes = [{"dtype": "float32"}, {"classes": 9}, {"size": 99}, {"seed": 1}, {"side": 9}]
     others = [narrow, *(image_config("cifar10_synthetic", tmp_path, **change) for change in changes)]
     folders = {synthetic.define_images(config).ensure(tmp_path) for config in (base, *others)}
     assert len(folders) == 1 + len(others)

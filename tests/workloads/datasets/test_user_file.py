@@ -20,12 +20,12 @@ from scalebench.workloads.datasets import cache, user_file
 SHAPES = ((200, 3), (2,))
 
 
-def good(samples: int = 5, dtype: str = "float64") -> dict[str, np.ndarray]:
+def good(samples=5, dtype="float64"):
     rng = np.random.default_rng(0)
     return {"inputs": rng.random((samples, 200, 3)).astype(dtype), "targets": rng.random((samples, 2)).astype(dtype)}
 
 
-def ensure(tmp_path: Path, arrays: dict[str, np.ndarray] | None = None) -> Path:
+def ensure(tmp_path, arrays=None):
     path = tmp_path / "data.npz"
     if arrays is not None:
         np.savez(path, **arrays)
@@ -59,7 +59,7 @@ def test_read_once_and_again_when_it_changed(tmp_path, monkeypatch):
     assert ensure(tmp_path) != folder
 
 
-def spoiled(name: str, index: tuple[int, ...], *values: float) -> dict[str, np.ndarray]:
+def spoiled(name, index, *values):
     arrays = good()
     for offset, value in enumerate(values):
         arrays[name][(index[0] + offset, *index[1:])] = value

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from typing import Any
 
 import numpy as np
 import pytest
@@ -54,8 +53,8 @@ def build(size, seed, kind="quantities", returned=None):
         inputs = np.zeros((size, 8, 8, 3), np.uint8)
     return inputs, np.arange(size) % 7
 """
-PICTURES: dict[str, Any] = {"options": {"kind": "pictures"}}
-CLASSES: dict[str, Any] = {"options": {"kind": "classes"}}
+PICTURES = {"options": {"kind": "pictures"}}
+CLASSES = {"options": {"kind": "classes"}}
 
 
 @pytest.fixture
@@ -157,7 +156,7 @@ def test_a_sweep_waits_once_for_a_failure(tmp_path, calls):
     assert len(calls) == 2
 
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
+WRONG = {
     "a path": ({"path": "/x.npz"}, r"^dataset=custom is made by a function, not read: leave out dataset.path$"),
     "pixels": ({"image_size": 32}, r"^dataset=custom has samples as its function makes them: leave out"),
     "classes": ({"classes": 3}, r"^dataset=custom has quantities as targets: leave out dataset.classes$"),

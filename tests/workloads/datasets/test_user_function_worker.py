@@ -3,7 +3,6 @@ reports."""
 
 import errno
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -60,7 +59,7 @@ def test_the_function_of_a_plugin(tmp_path, dists):
     assert wrong["problem"] == "data set 'more' of more-data fails: ZeroDivisionError: division by zero"
 
 
-PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
+PROBLEMS = {
     "raises": ({"body": "raise ValueError('bad\\nthings')"}, "fails: ValueError: bad things"),
     "exits": ({"body": "sys.exit(3)"}, "fails: SystemExit: 3"),
     "memory": ({"body": "raise MemoryError"}, "ran out of memory: lower dataset.size"),
@@ -142,7 +141,7 @@ class Table:
 
 
 TOKENS = np.arange(24).reshape(6, 4)
-RECORDS: dict[str, tuple[Any, str, str | None]] = {
+RECORDS = {
     "tokens": ((TOKENS, FLOATS), "f0 int64 (4,)", None),
     "a dict": (({"ids": TOKENS, "mask": TOKENS > 3}, FLOATS), "ids int64 (4,), mask bool (4,)", None),
     "its targets": ({"ids": TOKENS.astype(">i4"), "labels": FLOATS}, "ids int32 (4,), labels float32 (4,)", ""),
@@ -169,7 +168,7 @@ def test_several_arrays_of_a_sample_and_integers_are_kept_as_records(tmp_path, c
     assert np.array_equal(kept[0], arrays[0].astype(kept[0].dtype))
 
 
-UNUSABLE: dict[str, tuple[Any, str]] = {
+UNUSABLE = {
     "None": (None, r"^returns None: it should return \(inputs, targets\), a dict of arrays or a Dataset$"),
     "an array": (FLOATS, r"^returns a numpy ndarray: it should"),
     "three": ((FLOATS, FLOATS, FLOATS), r"^returns 3 values: it should"),
@@ -275,7 +274,7 @@ def test_no_more_samples_are_taken_than_were_requested(tmp_path, monkeypatch, ki
 
 
 def test_a_file_that_a_dataset_cannot_read_is_not_blamed_on_the_cache(tmp_path):
-    values: dict[str, Any] = {}
+    values = {}
     exec(LENGTHS.replace("{length}", "10"), values)
     with pytest.raises(OSError, match="Bad file descriptor"):  # not WriteFailed
         user_function_worker.write_samples(values["Broken"](), tmp_path, 10)

@@ -3,18 +3,17 @@
 import pytest
 
 from scalebench.workloads import networks
-from scalebench.workloads.network import Network, Node
 
 
-def build(name: str, size: int, outputs: int = 10) -> Network:
+def build(name, size, outputs=10):
     return networks.build_by_name(name, (size, size, 3), outputs)
 
 
-def node(net: Network, name: str) -> Node:
+def node(net, name):
     return next(node for node in net.nodes if node.name == name)
 
 
-def strided(net: Network) -> list[str]:
+def strided(net):
     return [node.name for node in net.nodes if node.op == "conv" and node.settings["strides"] > 1]
 
 

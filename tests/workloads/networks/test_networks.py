@@ -3,7 +3,6 @@ parameters, FLOPs and bytes of a sample are set each on its own. Networks of plu
 every fault is one line with its place."""
 
 import math
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -128,7 +127,7 @@ def test_weights_start_as_those_of_gpt_2():
 
 
 def build_synthetic(parameters, flops, sample_bytes, outputs=1):
-    options: dict[str, Any] = {"parameters": parameters, "flops": flops, "sample_bytes": sample_bytes}
+    options = {"parameters": parameters, "flops": flops, "sample_bytes": sample_bytes}
     return networks.build_by_name("synthetic", (sample_bytes // 4, 1), outputs, options)
 
 
@@ -230,7 +229,7 @@ def test_unknown_names_look_at_plugins_too(dists):
         networks.build_by_name("tinny", (3,), 1)
 
 
-WRONG_OPTIONS: dict[str, tuple[str, dict[str, Any], str]] = {
+WRONG_OPTIONS = {
     "unknown": ("deep=False", {"widht": 3}, r"^no option of model 'tiny' 'widht'; did you mean 'width'\?$"),
     "type": ("deep=False", {"width": "wide"}, r"^model.options.width='wide' should be int, as its default 4$"),
     "missing": ("*, depth", {}, r"^model=tiny needs an option 'depth': set \+model.options.depth$"),

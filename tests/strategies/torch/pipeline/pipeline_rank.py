@@ -3,7 +3,6 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,7 +51,7 @@ def body(spec, strategy, record, progress):
     strategy.setup()
     model = spec.config.model
     waits = count_waits()
-    observed: dict[str, Any] = {"losses": losses(strategy, model), "waits": len(waits)}
+    observed = {"losses": losses(strategy, model), "waits": len(waits)}
     observed["weights"] = sums(strategy)
     observed["params"], observed["messages"] = strategy.num_params(), strategy.message_sizes()
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
@@ -67,7 +66,7 @@ def body(spec, strategy, record, progress):
 
 def count_waits():
     """Return a list that from now on grows with each message for which this process waits until it has arrived."""
-    waits: list[str] = []
+    waits = []
 
     def count(message):
         def counted(*args, **keys):

@@ -99,7 +99,7 @@ def test_the_learning_rate_can_be_set(strategy):
 
 
 def test_costs_are_measured_on_the_samples_of_a_micro_batch(strategy, monkeypatch):
-    measured_samples: list[int] = []
+    measured_samples = []
 
     def measured(network, config, samples, *others):
         measured_samples.append(samples)

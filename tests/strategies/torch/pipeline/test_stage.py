@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from scalebench.strategies.torch.pipeline.stage import (
     ActivationLayout,
@@ -56,7 +56,7 @@ def test_outputs_in_another_layout_are_copied():
 def test_gradients_of_received_activations_are_contiguous():
     """They can be sent on without a copy."""
     layout = ActivationLayout.from_outputs(LAYOUTS["channels last"])
-    stage = StageModule(Doubled(), nullcontext, layout, layout)  # type: ignore[arg-type]
+    stage = StageModule(Doubled(), nullcontext, layout, layout)
     received = layout.pack(LAYOUTS["channels last"]).requires_grad_()
     outputs = stage(received)
     outputs.backward(torch.randn_like(outputs))
@@ -67,7 +67,7 @@ def test_gradients_of_received_activations_are_contiguous():
 class Doubled(nn.Module):
     """Takes inputs like a NetworkModule and returns twice their values in torch's order."""
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs):
         return 2 * inputs.movedim(-1, 1)
 
 
@@ -79,7 +79,7 @@ class RecordedPasses(nn.Module):
         self.layer = nn.Linear(3, 2)
         self.passes = ""
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs):
         self.passes += "F"
         outputs = self.layer(inputs)
         outputs.register_hook(lambda gradient: self.record_backward())
@@ -122,7 +122,7 @@ def test_layers_without_weights_that_read_samples_have_no_backward_pass():
 
 def test_the_median_leaves_out_the_first_call():
     delays = iter([0.05, 0.01, 0.0, 0.02])
-    slept: list[float] = []
+    slept = []
 
     def action():
         slept.append(next(delays))

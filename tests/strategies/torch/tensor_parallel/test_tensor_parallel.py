@@ -1,8 +1,5 @@
 """Split layers train like complete ones: each case on several ranks and on a single device."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from scalebench.core.spec import write_spec
@@ -12,7 +9,7 @@ from tests.strategies.torch.conftest import run_ranks, spec_of, user_model
 PAIRED = {"strategy__options__layers": "paired"}
 SMALL_MLP = {"model": "mlp", "model__input_shape": [41], "model__params": None}
 SMALL = {"parameters": 1e5, "flops": 1e6, "sample_bytes": 1600}
-CASES: dict[str, dict[str, Any]] = {
+CASES = {
     "rows": {},
     "a pair": {**PAIRED, "train__optimizer": "adamw", "train__weight_decay": 0.02},
     "parts of a batch": {"train__accumulate": 3, "train__optimizer": "sgd"},
@@ -27,7 +24,7 @@ ALIKE = ("unsplit", "weights", "generator")
 HALF = "bfloat16"  # sums over devices are rounded to 8 bits
 
 
-def observe_ranks(processes: int, folder: Path) -> dict[str, list[dict[str, Any]]]:
+def observe_ranks(processes, folder):
     """Run all cases on that many ranks and return the observations of each rank by case."""
     spec = spec_of("tensor_parallel", processes, measure__hang_s=240.0)
     for number, case in enumerate(CASES.values()):
