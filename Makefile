@@ -1,6 +1,8 @@
 # Each target sets up .venv itself; nothing is done twice.
 .PHONY: install extras horovod demo docs test test-tensorflow test-torch test-extras test-all lint bench cluster-up cluster-down clean
 PY := .venv/bin/python
+# Hundreds of processes of the tests import scalebench: compiled once, though the environment may ask for no such files.
+export PYTHONDONTWRITEBYTECODE :=
 
 install:
 	@scripts/install.sh
