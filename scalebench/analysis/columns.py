@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -266,16 +265,6 @@ def convert_types(frame: pd.DataFrame, dtypes: str = "nullable") -> pd.DataFrame
         columns[name] = pd.Series([(text or "").split() for text in frame[name].astype(object).where(
             frame[name].notna(), None)], frame.index, dtype=object)  # fmt: skip
     return pd.DataFrame(columns, index=frame.index)
-
-
-def list_cells(frame: pd.DataFrame, name: str) -> list[Any]:
-    """Return a column in plain Python, None for null, with times and flags as texts, whatever `convert_types` made."""
-    cells: list[Any] = frame[name].to_numpy(dtype=object, na_value=None).tolist()
-    if name == "started_at":
-        return [cell.isoformat(timespec="milliseconds") if isinstance(cell, datetime) else cell for cell in cells]
-    if name == "flags":
-        return [" ".join(cell) or None if isinstance(cell, list) else cell for cell in cells]
-    return cells
 
 
 def _to_numpy(column: pd.Series[Any]) -> pd.Series[Any]:

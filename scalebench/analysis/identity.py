@@ -24,7 +24,8 @@ import dataclasses
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -239,16 +240,16 @@ _DESCRIPTIVE_FACTS = (
     "strategy.sync strategy.reduces_on "
     "hardware.description hardware.sources hardware.links hardware.unsupported"
 ).split()
-IGNORED_FACTS = (
+IGNORED_FACTS = {
     *UNTRAINED_KEYS,
     *(f"dataset.{key}" for key in DATASET_PATH_KEYS),
     *(f"hardware.{key}" for key in QUEUE_KEYS),
     *_DESCRIPTIVE_FACTS,
     *("model.params", "hardware.this_machine", "hardware.hosts"),
     *("hardware.scheduler", "hardware.memory_bytes", "hardware.gpu_memory_bytes"),
-)
+}
 # The ignored facts whose differences a comparison does not show either.
-HIDDEN_FACTS = (*PROGRAM_KEYS, *_DESCRIPTIVE_FACTS)
+HIDDEN_FACTS = {*PROGRAM_KEYS, *_DESCRIPTIVE_FACTS}
 # Facts that change together with a key by which runs are compared: another machine has another processor.
 BOUND_FACTS = {
     "hardware": ("device", "nodes", "machine.cpu_model", "machine.gpus"),
@@ -257,9 +258,9 @@ BOUND_FACTS = {
 }
 
 
-def is_under(key: str, prefixes: Iterable[str]) -> bool:
+def is_under(key: str, prefixes: Container[str]) -> bool:
     """Return whether a dotted key is one of `prefixes` or below one of them."""
-    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
+    return any(above in prefixes for above in accumulate(key.split("."), "{}.{}".format))
 
 
 def facts_key(facts: Mapping[str, Any], without: Sequence[str] = ()) -> str:

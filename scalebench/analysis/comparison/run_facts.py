@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -56,9 +57,13 @@ def collect_facts(result: Result) -> RunFacts:
 
 
 def _default_facts(strategy: str) -> Facts:
+    return _list_defaults() | flatten({"strategy": {"options": strategy_option_defaults(strategy)}})
+
+
+@functools.cache
+def _list_defaults() -> Facts:
     defaults = flatten(dataclasses.asdict(Config()))
-    defaults = {key: value for key, value in defaults.items() if not is_under(key, IGNORED_FACTS) and value != "???"}
-    return defaults | flatten({"strategy": {"options": strategy_option_defaults(strategy)}})
+    return {key: value for key, value in defaults.items() if not is_under(key, IGNORED_FACTS) and value != "???"}
 
 
 def _machine_facts(machine: Machine) -> Facts:
