@@ -30,9 +30,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -55,8 +53,6 @@ ROWS_OF_SETTINGS = {
     "ANCESTOR": ("nvmlDeviceGetTopologyCommonAncestor gpu0", "nvmlDeviceGetTopologyCommonAncestor gpu1"),
     "P2P": tuple(f"nvmlDeviceGetP2PStatus gpu{gpu} {kind}" for gpu in range(2) for kind in range(4)),
 }
-Table = dict[str, Any]
-Rows = Mapping[str, list[Any]]
 
 
 def build(folder):

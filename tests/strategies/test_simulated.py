@@ -7,7 +7,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import TypeVar
 
 import pytest
 
@@ -20,7 +19,6 @@ from scalebench.strategies.simulated import Simulated, raise_fault
 from scalebench.workloads import datasets
 from tests.builders.runs import simulated_spec
 
-T = TypeVar("T")
 BATCH = SimpleNamespace(samples=10)
 
 

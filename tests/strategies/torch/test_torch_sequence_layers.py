@@ -16,7 +16,6 @@ from scalebench.workloads.network import Network
 LAYERS, WIDTH, HEADS, LENGTH, VOCABULARY = 2, 24, 3, 10, 17
 RNG = np.random.default_rng(0)
 TOKENS = torch.from_numpy(RNG.integers(0, VOCABULARY, (4, LENGTH)).astype(np.int32))
-Arrays = dict[str, np.ndarray]
 
 
 def gpt():

@@ -21,7 +21,6 @@ STEPS = "tests.strategies.torch.user_steps"
 SAMPLES, BATCH = 48, 12
 SLOW = ("fsdp_gloo", "zero1", "lightning_ddp_gloo", "lightning_fsdp_gloo")
 NAMES = ["bare_torch", "ddp_gloo", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
-Arrays = tuple[np.ndarray, np.ndarray]
 RANDOM = np.random.default_rng(0)
 IDS = RANDOM.integers(TOKENS, size=(SAMPLES, LENGTH))
 MASK = RANDOM.random((SAMPLES, LENGTH)) > 0.2

@@ -2,20 +2,16 @@
 The materials curves: the formula, the padding, the ranges, and that a curve depends on seed and index only."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from scalebench.core.spec import Config, DatasetSpec, ModelSpec
 from scalebench.workloads.datasets import cache, images, materials, synthetic
 from scalebench.workloads.datasets.materials import CHUNK, generate_curves
 from tests.builders.configs import image_config
-
-Arrays = tuple[NDArray[Any], NDArray[Any]]
 
 
 def make_random(
