@@ -56,37 +56,36 @@ def test_what_a_strategy_cannot_take_is_refused_when_it_is_read(strategy, name, 
 
 @pytest.mark.parametrize("name", ["ddp_gloo", "fsdp_gloo", "zero1", "lightning_ddp_gloo"])
 def test_an_optimizer_with_required_arguments_and_without_lr_steps_as_in_a_plain_loop(strategy, source, name):
-    expected = run_training(strategy("bare_torch", **fault("with_optimizer")), source(), 3)
-    trained = strategy(name, **fault("with_optimizer"))
+    """A schedule of scalebench needs a rate."""
+    bare, trained = (strategy(each, **fault("with_optimizer")) for each in ("bare_torch", name))
     assert trained.learning_rate() is None
-    assert run_training(trained, source(), 3).sums == pytest.approx(expected.sums)
-
-
-def test_an_optimizer_that_computes_no_gradients_for_lightning_names_the_way_out(strategy, source):
-    with pytest.raises(Unsupported, match=f"^model.torch={FAULTS}:Module has an optimizer whose step does not call"):
-        run_training(strategy("lightning_ddp_gloo", **fault("Module", model__loss="module")), source(), 3)
-
-
-def test_sparse_gradients_name_the_way_out(strategy, source):
-    with pytest.raises(Unsupported, match=f"^model.torch={FAULTS}:Sparse has sparse gradients, which this strategy"):
-        run_training(strategy("fsdp_gloo", **fault("Sparse", train__optimizer="sgd")), source(), 3)
-
-
-def test_a_schedule_of_scalebench_needs_a_rate(strategy):
-    bare = strategy("bare_torch", **fault("with_optimizer"))
+    assert run_training(trained, source(), 3).sums == pytest.approx(run_training(bare, source(), 3).sums)
     bare.set_learning_rate(bare.spec.learning_rate)
     with pytest.raises(PluginError, match=f"^model.torch={FAULTS}:with_optimizer .* have no 'lr' to change"):
         bare.set_learning_rate(bare.spec.learning_rate / 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "function", "changes", "reason"),
+    [
+        ("lightning_ddp_gloo", "Module", {"model__loss": "module"}, "has an optimizer whose step does not call"),
+        ("fsdp_gloo", "Sparse", {"train__optimizer": "sgd"}, "has sparse gradients, which this strategy"),
+    ],
+)
+def test_what_a_step_cannot_do_names_the_way_out(strategy, source, name, function, changes, reason):
+    with pytest.raises(Unsupported, match=f"^model.torch={FAULTS}:{function} {reason}"):
+        run_training(strategy(name, **fault(function, **changes)), source(), 3)
+
+
 @pytest.mark.parametrize("name", ["ddp_gloo", "zero1", "fsdp_gloo", SLOW_TRAINER])
 def test_constants_that_cannot_be_sent_or_sharded_are_left_out(strategy, source, name):
-    expected = run_training(strategy("bare_torch", **fault("Constants")), source(), 3)
-    actual = run_training(strategy(name, **fault("Constants")), source(), 3)
-    assert actual.sums == pytest.approx(expected.sums)
+    bare, other = (strategy(each, **fault("Constants")) for each in ("bare_torch", name))
+    assert run_training(other, source(), 3).sums == pytest.approx(run_training(bare, source(), 3).sums)
 
 
 def test_what_a_strategy_cannot_wrap_is_unsupported_and_names_the_function(strategy, monkeypatch):
+    """A copy without values, of a module that DeepSpeed has sharded, shares what cannot be copied."""
+
     def refuse(*arguments, **keywords):
         raise TypeError("cannot pickle '_thread.lock' object")
 
@@ -94,10 +93,6 @@ def test_what_a_strategy_cannot_wrap_is_unsupported_and_names_the_function(strat
     reason = "makes a module that strategy=ddp_gloo cannot take, though others may: TypeError: cannot pickle"
     with pytest.raises(Unsupported, match=f"^model.torch={FAULTS}:Locked {reason}"):
         strategy("ddp_gloo", **fault("Locked"))
-
-
-def test_a_copy_without_values_shares_what_cannot_be_copied():
-    """For a module that DeepSpeed has sharded."""
     module = user_faults.Locked()
     module(torch.ones(2, 3, 200))
     copied = copy_without_values(module, torch.device("meta"))
@@ -106,20 +101,17 @@ def test_a_copy_without_values_shares_what_cannot_be_copied():
 
 
 def test_code_that_communicates_needs_even_parts(strategy, source, monkeypatch):
-    adapter = strategy("ddp_gloo", **fault("Gathering"))
-    run_training(adapter, source(), 2)
-    monkeypatch.setattr(adapter, "shard", lambda: (0, 3))
-    reason = (
-        r"communicates between ranks, whose parts of the last batch differ \(6 and 7 samples\): change dataset.size"
-    )
+    """Parts of other code may differ."""
+    for function in ("Net", "Gathering"):
+        adapter = strategy("ddp_gloo", **fault(function))
+        run_training(adapter, source(), 2)
+        monkeypatch.setattr(adapter, "shard", lambda: (0, 3))
+        if function == "Net":
+            run_training(adapter, source(), 2)
+            adapter.close()
+    reason = r"communicates between ranks, whose parts of .* differ \(6 and 7 samples\): change dataset.size"
     with pytest.raises(PluginError, match=f"^model.torch={FAULTS}:Gathering {reason}$"):
         run_training(adapter, source(), 2)
-
-
-def test_parts_of_other_code_may_differ(strategy, source, monkeypatch):
-    adapter = strategy("ddp_gloo", **fault("Net"))
-    monkeypatch.setattr(adapter, "shard", lambda: (0, 3))
-    run_training(adapter, source(), 2)
 
 
 def test_the_control_without_communication_refuses_code_that_communicates(strategy, source):

@@ -38,12 +38,16 @@ def pack(*fields, **named):
     return packed
 
 
-NO_TARGETS = np.zeros(SAMPLES, records.NO_TARGETS)
+LABELLED = pack(ids=IDS, mask=MASK, labels=LABELS), np.zeros(SAMPLES, records.NO_TARGETS)
 KINDS = {
     "TokenSums": ("TokenSums", f"{STEPS}:token_loss", (pack(ids=IDS, mask=MASK), LABELS)),
     "OneDict": ("OneDict", f"{STEPS}:token_loss", (pack(ids=IDS, mask=MASK), LABELS)),
     "TwoTensors": ("TwoTensors", f"{STEPS}:token_loss", (pack(IDS, MASK), pack(LABELS))),
-    "LossAmongOutputs": ("LossAmongOutputs", "module", (pack(ids=IDS, mask=MASK, labels=LABELS), NO_TARGETS)),
+    "LossAmongOutputs": (
+        "LossAmongOutputs",
+        "module",
+        (pack(ids=IDS, mask=MASK, labels=LABELS), np.zeros(SAMPLES, records.NO_TARGETS)),
+    ),
     "with_optimizer": ("with_optimizer", f"{STEPS}:token_loss", (pack(ids=IDS, mask=MASK), LABELS)),
     "Regression": ("Regression", "module", FLOATS),
 }
@@ -114,14 +118,10 @@ def test_steps_are_those_of_a_loop_by_hand(own_step, name, kind):
 def test_every_feed_gives_the_fields(own_step, feed):
     adapter, source = own_step("bare_torch", "LossAmongOutputs", dataset__feed=feed)
     batch = next(iter(adapter.feed(source)))
-    rows = source.batch_indices(0, 0)
     assert batch.targets is None and batch.samples == BATCH
-    assert {name: part.dtype for name, part in batch.inputs.items()} == {
-        "ids": torch.int64,
-        "mask": torch.bool,
-        "labels": torch.int64,
-    }
-    assert torch.equal(batch.inputs["ids"], torch.from_numpy(IDS[rows]))
+    types = {"ids": torch.int64, "mask": torch.bool, "labels": torch.int64}
+    assert {name: part.dtype for name, part in batch.inputs.items()} == types
+    assert torch.equal(batch.inputs["ids"], torch.from_numpy(IDS[source.batch_indices(0, 0)]))
     assert all(part.is_contiguous() for part in batch.tensors())
 
 
@@ -167,30 +167,30 @@ def test_probes_work(own_step, name):
     assert adapter.backend_used() == "gloo" and adapter.profile(1, None).steps == 1
 
 
-@pytest.mark.parametrize(
-    ("steps", "options", "factor"),
-    [
+@pytest.mark.parametrize("name", NAMES)
+def test_schedulers_go_on_with_the_steps(own_step, name):
+    for steps, options, factor in (
         (3, {"frequency": 1}, 2**3),
         (3, {"frequency": 2}, 2),
         (6, {"frequency": 1, "schedule_ends": "once"}, 1000),  # where a schedule with a number of steps ended
         (6, {"frequency": 1, "schedule_ends": "second"}, 1000),
-    ],
-)
-@pytest.mark.parametrize("name", NAMES)
-def test_schedulers_go_on_with_the_steps(own_step, name, steps, options, factor):
-    adapter, source = own_step(name, "Regression", model__options=options)
-    run_training(adapter, source, steps)
-    assert adapter.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / factor)
+    ):
+        adapter, source = own_step(name, "Regression", model__options=options)
+        run_training(adapter, source, steps)
+        assert adapter.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / factor)
+        adapter.close()
 
 
 @pytest.mark.parametrize("name", ["lightning_ddp_gloo", pytest.param("lightning_fsdp_gloo", marks=pytest.mark.slow)])
 def test_hooks_of_a_lightning_module_get_its_own_batches(own_step, name):
+    """Those on batches run without a Trainer, too."""
     adapter, source = own_step(name, "Regression", model__torch=f"{STEPS}:Hooked")
     adapter.model.module.sums.clear()  # those of the check
     losses = run_training(adapter, source, 3).losses
     expected = [float(2 * (FLOATS[1][source.batch_indices(0, step)] + 1).sum()) for step in range(3)]
     assert adapter.model.module.sums == pytest.approx(np.repeat(expected, 3), rel=1e-5)
-    assert losses[-1] < losses[0]
+    bare = run_training(*own_step("bare_torch", "Regression", model__torch=f"{STEPS}:Hooked"), 3)
+    np.testing.assert_allclose(losses, bare.losses, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -204,10 +204,13 @@ def test_a_module_has_what_a_trainer_knows(own_step, name):
     assert adapter.left_out() == [*(["on_train_batch_start"] if "lightning" not in name else []), "train_dataloader"]
 
 
+GATHERS = {"model__torch": f"{STEPS}:WithTrainer", "model__options": {"gathers": True}}
+
+
 @pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo"])
 def test_a_module_that_needs_a_trainer_is_unsupported_where_there_is_none(own_step, name):
     with pytest.raises(Unsupported, match=r"WithTrainer needs a Trainer .*: take lightning_ddp or lightning_fsdp$"):
-        own_step(name, "Regression", model__torch=f"{STEPS}:WithTrainer", model__options={"gathers": True})
+        own_step(name, "Regression", **GATHERS)
 
 
 @pytest.mark.parametrize("name", ["lightning_ddp_gloo", pytest.param("lightning_fsdp_gloo", marks=pytest.mark.slow)])
@@ -219,28 +222,10 @@ def test_a_module_reaches_the_trainer_that_there_is(own_step, name):
     assert losses[-1] < losses[0] and adapter.evaluate(source)["loss"] > 0
 
 
-def test_a_training_that_a_hook_ends_is_refused(own_step):
-    adapter, source = own_step(
-        "lightning_ddp_gloo", "Regression", model__torch=f"{STEPS}:WithTrainer", model__options={"ends": True}
-    )
-    with pytest.raises(PluginError, match="WithTrainer returns -1 in on_train_batch_start, which ends a training"):
-        run_training(adapter, source, 4)
-
-
-def test_hooks_on_batches_run_without_a_trainer_too(own_step):
-    losses = [
-        run_training(*own_step(name, "Regression", model__torch=f"{STEPS}:Hooked"), 3).losses
-        for name in ("bare_torch", "lightning_ddp_gloo")
-    ]
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
-
-
-def test_threads_are_those_of_the_run_whatever_the_file_sets(own_step):
+def test_threads_and_rates_are_those_of_the_run(own_step):
+    """Whatever the file sets; a schedule of scalebench scales the user's rates."""
     adapter, _ = own_step("bare_torch", "TokenSums", model__torch=f"{STEPS}:takes_threads")
     assert adapter.threads_used() == adapter.place.threads
-
-
-def test_a_schedule_of_scalebench_scales_the_users_rates(own_step):
     adapter, _ = own_step("bare_torch", "with_optimizer", train__learning_rate=0.01)
     adapter.set_learning_rate(0.005)
     assert [group["lr"] for group in adapter.optimizer.param_groups] == pytest.approx([0.1, 0.05])
@@ -296,14 +281,11 @@ def test_a_module_without_a_loss_in_evaluation_mode(own_step):
         own_step("bare_torch", "Regression", model__options={"fault": "silent"})
 
 
-def test_a_lightning_module_knows_its_device():
+def test_a_lightning_module_knows_its_device_and_an_optimizer_its_rate():
+    """The rate before any scheduler lowers it; unknown where groups of parameters have different ones."""
     spec = spec_of("bare_torch", model="custom", model__torch=f"{STEPS}:Regression", model__loss="module")
     module = user_checks.build_user_module(spec.config, torch.device("meta")).module
     assert module.device.type == "meta" and module.last.weight.is_meta
-
-
-def test_the_rate_of_a_users_optimizer_is_its_own():
-    """Before any scheduler lowers it; unknown where groups of parameters have different ones."""
     module = torch.nn.Linear(2, 1)
     adam = torch.optim.Adam(module.parameters(), lr=0.03)
     warmup = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 0.1)
