@@ -1,6 +1,9 @@
-"""One rank: steps, weights of uneven shards, metrics, options, and errors during set-up."""
+"""One rank: steps, weights of uneven shards, ways of feeding, metrics, options, memory, and errors during set-up."""
 
 import re
+import threading
+import weakref
+from contextlib import nullcontext
 from itertools import islice
 from types import SimpleNamespace
 
@@ -12,25 +15,33 @@ from torch.profiler import ProfilerActivity
 from scalebench.core.errors import InputError
 from scalebench.core.machine import gpus
 from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, NotMeasured, Unsupported
-from scalebench.strategies.deepspeed import choose_engine_arguments
-from scalebench.strategies.torch import batches
-from scalebench.strategies.torch.base import choose_backend, choose_device
+from scalebench.strategies.deepspeed import DeepSpeedZero3, choose_engine_arguments, copy_without_values
+from scalebench.strategies.torch import base, batches
+from scalebench.strategies.torch import batches as feeding
+from scalebench.strategies.torch.base import PeakMemory, choose_backend, choose_device, count_state_bytes
+from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.data_parallel import SingleProcessDataParallel
 from scalebench.strategies.torch.ddp import choose_device_ids
 from scalebench.strategies.torch.group import choose_bound_device
 from scalebench.strategies.torch.lightning.trainer import choose_trainer_devices
 from scalebench.strategies.torch.observed import choose_activities
 from scalebench.workloads import networks
+from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
-from tests.strategies.torch.conftest import spec_of
+from tests.strategies.builders import make_images, run_training
+from tests.strategies.torch.conftest import spec_of, user_model
 
 
-def test_weights_start_from_the_seed(strategy):
+def test_weights_start_from_the_seed_and_errors_of_the_setup_are_raised(strategy):
     bare = strategy("bare_torch", seed=5)
     arrays = networks.build_network(bare.spec.config.model).arrays
     for name, array in initial_weights(((a.name, a.shape, a.init) for a in arrays), 5).items():
         np.testing.assert_array_equal(bare.parameters()[name], array)
     assert bare.num_params() == 153441
+    with pytest.raises(RuntimeError, match="153441 parameters here and 7 in its YAML"):
+        strategy("bare_torch", model__params=7)
+    with pytest.raises(InputError, match="adam"):
+        strategy("ddp_gloo", train__optimizer="adamm")  # after the group was joined; the fixture closes it
 
 
 @pytest.mark.gpu
@@ -85,52 +96,48 @@ def test_choices_by_kind_of_device(chosen, expected):
     assert choose(*arguments) == expected
 
 
-def test_loss_is_reported_as_a_lazy_sum(strategy, source):
-    bare = strategy("bare_torch")
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_loss_is_reported_as_a_lazy_sum(strategy, source, accumulate):
+    """Of the complete batch, and nothing of an earlier step."""
+    bare = strategy("bare_torch", train__accumulate=accumulate, train__learning_rate=0.0)
     batch = next(iter(bare.feed(source())))
     with torch.no_grad():
         expected = (bare.model(batch.inputs) - batch.targets).square().mean(1).sum()
-    part = bare.step(batch)
-    assert isinstance(part.loss_sum, torch.Tensor)
-    assert not part.loss_sum.requires_grad
-    assert (part.samples, float(part.loss_sum)) == (20, pytest.approx(float(expected), rel=1e-6))
+    for part in (bare.step(batch), bare.step(batch)):
+        assert isinstance(part.loss_sum, torch.Tensor) and not part.loss_sum.requires_grad
+        assert (part.samples, float(part.loss_sum)) == (20, pytest.approx(float(expected), rel=1e-6))
 
 
 def test_weighted_shards_average_to_the_global_batch(strategy, source):
     """Three replicas have 7, 7 and 6 samples; without weights the average would differ by far more."""
     bare = strategy("bare_torch")
-    complete = batches.to_tensors(next(iter(source())))
-    expected = gradients(bare, complete)
+
+    def gradients(batch):
+        bare.model.zero_grad()
+        bare.forward(bare.net, batch)[0].backward()
+        return [parameter.grad.clone() for parameter in bare.model.parameters()]
+
+    expected = gradients(batches.to_tensors(next(iter(source()))))
     shards = [batches.to_tensors(next(iter(source(replica, 3)))) for replica in range(3)]
     assert [shard.samples for shard in shards] == [7, 7, 6]
     bare.shard = lambda: (0, 3)
-    averaged = [sum(parts) / 3 for parts in zip(*(gradients(bare, shard) for shard in shards), strict=True)]
-    for actual, reference in zip(averaged, expected, strict=True):
-        assert torch.allclose(actual, reference, rtol=0, atol=1e-6)
-    plain = [sum(parts) / 3 for parts in zip(*(unweighted(bare, shard) for shard in shards), strict=True)]
-    assert max(float((a - b).abs().max()) for a, b in zip(plain, expected, strict=True)) > 1e-4
+    unweighted = [shard._replace(global_samples=3 * shard.samples) for shard in shards]
+    for parts, within in ((shards, True), (unweighted, False)):
+        averages = [sum(each) / 3 for each in zip(*map(gradients, parts), strict=True)]
+        apart = max(float((a - b).abs().max()) for a, b in zip(averages, expected, strict=True))
+        assert apart < 1e-6 if within else apart > 1e-4
 
 
-def gradients(bare, batch):
-    bare.model.zero_grad()
-    bare.forward(bare.net, batch)[0].backward()
-    return [parameter.grad.clone() for parameter in bare.model.parameters()]
-
-
-def unweighted(bare, batch):
-    return gradients(bare, batch._replace(global_samples=batch.samples * bare.shard()[1]))
-
-
-def test_evaluate_is_the_mean_over_all_samples(strategy, source, samples):
-    bare = strategy("bare_torch")
+def test_evaluate_is_the_mean_over_all_samples(strategy, source, samples, monkeypatch):
+    """Which is no peak of memory of the training."""
+    bare, within = strategy("bare_torch"), []
     inputs, targets = (torch.from_numpy(array) for array in samples)
     with torch.no_grad():
         errors = (bare.model(inputs) - targets).double().square()
-    actual = bare.evaluate(source())
-    assert actual == pytest.approx(
-        {"mse": float(errors.mean()), "mse_G0": float(errors[:, 0].mean()), "mse_a": float(errors[:, 1].mean())},
-        rel=1e-6,
-    )
+    expected = {"mse": errors.mean(), "mse_G0": errors[:, 0].mean(), "mse_a": errors[:, 1].mean()}
+    monkeypatch.setattr(PeakMemory, "paused", lambda peak, device: within.append(device) or torch.no_grad())
+    assert bare.evaluate(source()) == pytest.approx({name: float(mean) for name, mean in expected.items()}, rel=1e-6)
+    assert within == [torch.device("cpu")]
     assert bare.model.training
     assert all(parameter.grad is None for parameter in bare.model.parameters())
 
@@ -139,25 +146,20 @@ def test_evaluate_is_the_mean_over_all_samples(strategy, source, samples):
 @pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "lightning_ddp_gloo", "independent_torch"])
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_parts_of_a_step(strategy, source, name, precision):
+    """Gradients are of one pass, not added up over several."""
     adapter = strategy(name, train__precision=precision)
     batch = next(iter(adapter.feed(source())))
     adapter.step(batch)
-
-    def weights():
-        return torch.cat([parameter.detach().flatten().clone() for parameter in adapter.model.parameters()])
-
-    before = weights()
+    parameters, before = list(adapter.model.parameters()), adapter.parameters()
     for part, gradients in ((FORWARD, 0), (BACKWARD, 8), (FORWARD, 0), (BACKWARD, 8), (BACKWARD, 8)):
         adapter.partial_step(batch, part)
-        assert sum(parameter.grad is not None for parameter in adapter.model.parameters()) == gradients
-        assert torch.equal(weights(), before)
-    once = [parameter.grad.clone() for parameter in adapter.model.parameters()]
+        assert sum(parameter.grad is not None for parameter in parameters) == gradients
+        assert all((adapter.parameters()[key] == weights).all() for key, weights in before.items())
+    once = [parameter.grad.clone() for parameter in parameters]
     adapter.partial_step(batch, OPTIMIZER)
-    for parameter, gradient in zip(
-        adapter.model.parameters(), once, strict=True
-    ):  # of one pass, not added up over several
+    for parameter, gradient in zip(parameters, once, strict=True):
         assert torch.equal(parameter.grad, gradient) or precision == "float16"  # whose scaler takes its factor out
-    assert not torch.equal(weights(), before)
+    assert any((adapter.parameters()[key] != weights).any() for key, weights in before.items())
 
 
 def test_batches_are_pinned_once_per_shape(strategy, source, monkeypatch):
@@ -166,31 +168,41 @@ def test_batches_are_pinned_once_per_shape(strategy, source, monkeypatch):
     batches = list(islice(bare.feed(source()), 6))  # the last has another shape
     with pytest.raises(NotMeasured, match="nothing is copied"):
         bare.copy_batch(batches[0])
-    pinned, copied, bare.device = [], [], torch.device("meta")
+    pinned, copied, bare.device, plain = [], [], torch.device("meta"), torch.Tensor.to
+
+    def copy(tensor, *to, **how):
+        copied.append((*to, how))
+        return plain(tensor, *to, **how)
+
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(len(tensor)) or tensor)
-    plain = torch.Tensor.to
-    monkeypatch.setattr(
-        torch.Tensor, "to", lambda tensor, *to, **how: copied.append((*to, how)) or plain(tensor, *to, **how)
-    )
+    monkeypatch.setattr(torch.Tensor, "to", copy)
     for batch in batches:
         bare.copy_batch(batch)
     assert pinned == [20, 20, 1, 1]
     assert copied == [(bare.device, {"non_blocking": True})] * 12
 
 
-def test_a_wrong_parameter_count_is_an_error(strategy):
-    with pytest.raises(RuntimeError, match="153441 parameters here and 7 in its YAML"):
-        strategy("bare_torch", model__params=7)
+@pytest.fixture
+def gpus_seen(monkeypatch):
+    """Return gpus_seen(count, **others) -> the numbers of the GPUs that a rank makes its own."""
 
+    def see(count, driver=None, cuda="13.0", available=True, codes=("sm_75", "sm_90"), capabilities=((9, 0),) * 4):
+        current, has_gpus = [], available and count > 0
+        monkeypatch.setattr(gpus, "read_driver_version", lambda: driver)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpus)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: list(codes) if has_gpus else [])
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: capabilities[number])
+        monkeypatch.setattr(torch.cuda, "set_device", current.append)
+        return current
 
-def test_close_after_a_failed_setup(strategy):
-    with pytest.raises(InputError, match="adam"):
-        strategy("ddp_gloo", train__optimizer="adamm")  # after the group was joined; the fixture closes it
+    return see
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("cuda", "driver", "is_available", "index", "reason"),
+    ("cuda", "driver", "available", "index", "reason"),
     [
         (None, None, False, 0, f"PyTorch {torch.__version__} is a build without CUDA: pip install "),
         ("13.0", "535.183.01", False, 0, "needs NVIDIA driver 580 or newer, and 535.183.01 is installed: pip install "),
@@ -200,56 +212,216 @@ def test_close_after_a_failed_setup(strategy):
         ("13.0", "580.65.06", True, 2, "sees 2 GPUs and this rank wants number 2"),
     ],
 )
-def test_a_gpu_that_pytorch_cannot_use_is_unsupported(monkeypatch, cuda, driver, is_available, index, reason):
-    monkeypatch.setattr(gpus, "read_driver_version", lambda: driver)
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: is_available)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"] if is_available else [])
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: [(9, 0), (7, 0)][number])
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+def test_a_gpu_that_pytorch_cannot_use_is_unsupported(gpus_seen, cuda, driver, available, index, reason):
+    gpus_seen(2, driver, cuda, available, capabilities=[(9, 0), (7, 0)])
     if reason is None:
         assert choose_device("cuda", index) == torch.device("cuda", index)
-    else:
-        with pytest.raises(Unsupported, match=re.escape(reason)):
-            choose_device("cuda", index)
+        return
+    with pytest.raises(Unsupported, match=re.escape(reason)):
+        choose_device("cuda", index)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("visible", "index", "chosen"),
-    [(4, 3, 3), (1, 3, 0), (1, 0, 0), (2, 3, None), (0, 0, None)],
-    ids=["all of the node", "one for each rank", "the only one", "too few", "none"],
-)
-def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_it_sees(visible, index, chosen, monkeypatch):
-    current = []
-    for name, value in {
-        "is_available": visible > 0,
-        "device_count": visible,
-        "get_arch_list": ["sm_90"],
-        "get_device_capability": (9, 0),
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, lambda *device, value=value: value)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(gpus, "read_driver_version", lambda: None)
-    monkeypatch.setattr(torch.cuda, "set_device", current.append)
-    if chosen is None:
+def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_it_sees(gpus_seen):
+    """All of the node, one for each rank, or the only one; not of too few."""
+    for visible, index, chosen in ((4, 3, 3), (1, 3, 0), (1, 0, 0)):
+        current = gpus_seen(visible)
+        assert [choose_device("cuda", index)] == current == [torch.device("cuda", chosen)]
+    for visible, index in ((2, 3), (0, 0)):
+        gpus_seen(visible)
         with pytest.raises(Unsupported, match=f"sees {visible} GPUs and this rank wants number {index}"):
             choose_device("cuda", index)
-        return
-    assert [choose_device("cuda", index)] == current == [torch.device("cuda", chosen)]
 
 
-@pytest.mark.parametrize("probe", [lambda adapter: adapter.profile(1, None), lambda adapter: adapter.backend_used()])
-def test_probes_need_a_training(strategy, probe):
-    with pytest.raises(RuntimeError, match="there was no training"):
-        probe(strategy("ddp_gloo"))
-
-
-def test_versions_name_installed_libraries_only(strategy, monkeypatch):
-    adapter = strategy("bare_torch")
+def test_probes_need_a_training_and_versions_an_installed_library(strategy, monkeypatch):
+    adapter = strategy("ddp_gloo")
+    for probe in (lambda: adapter.profile(1, None), adapter.backend_used):
+        with pytest.raises(RuntimeError, match="there was no training"):
+            probe()
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
     assert "cudnn" not in adapter.versions()
     monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 90100)
     assert adapter.versions()["cudnn"] == "90100"
+
+
+BATCHES = 14  # over two ends of epochs; 101 samples in batches of 20 end with one of a single sample
+
+
+def first_batches(source, feed, ahead="none"):
+    return list(islice(feeding.feed_batches(source, CPU, feed, ahead), BATCHES))
+
+
+@pytest.mark.parametrize("replica", [0, 1, 2])
+@pytest.mark.parametrize("ways", [("device", "none"), ("host", "queue"), ("device", "queue")])
+def test_same_batches_as_from_the_host(source, ways, replica):
+    part = source(replica, 3, first=7)
+    expected = first_batches(part, "host")
+    for batch, actual in zip(expected, first_batches(part, *ways), strict=True):
+        assert torch.equal(batch.inputs, actual.inputs)
+        assert torch.equal(batch.targets, actual.targets)
+        assert (batch.global_samples, batch.samples) == (actual.global_samples, actual.samples)
+
+
+def test_host_batches_are_the_sources_and_fixed_ones_are_made_once(source):
+    for batch, actual in zip(islice(source(), BATCHES), first_batches(source(), "host"), strict=True):
+        assert (actual.inputs.numpy() == batch.inputs).all()
+        assert (actual.targets.numpy() == batch.targets).all()
+    actual = first_batches(source(feed="fixed"), "fixed")
+    assert all(batch is actual[0] for batch in actual)
+    assert torch.equal(actual[0].inputs, first_batches(source(), "host")[0].inputs)
+
+
+def test_closing_ends_the_thread(source):
+    batches = feeding.feed_batches(source(), CPU, "host", "queue")
+    next(batches)
+    assert any(thread.name == "prefetch" for thread in threading.enumerate())
+    batches.close()
+    assert not any(thread.name == "prefetch" for thread in threading.enumerate())
+
+
+def test_next_copy_is_issued_after_waiting_for_this_one(source, monkeypatch):
+    """The double buffer, with fake streams, yields the same batches and waits before it issues the next copy."""
+    notes, stream = [], SimpleNamespace(wait_stream=lambda other: notes.append("wait"))
+
+    def copying(stream):
+        notes.append("copy")
+        return nullcontext()
+
+    for name, fake in (("Stream", lambda _: stream), ("current_stream", lambda _: stream), ("stream", copying)):
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: notes.append("record"))
+    actual = list(islice(feeding._copy_ahead(feeding.feed_batches(source(), CPU, "host", "none"), CPU), BATCHES))
+    for batch, expected in zip(actual, first_batches(source(), "host"), strict=True):
+        assert torch.equal(batch.inputs, expected.inputs)
+    assert notes == ["copy"] + ["wait", "record", "record", "copy"] * BATCHES
+
+
+IMAGES = make_images(70)
+EVALUATED_STEPS = (1, 3, 4)  # after the last step of an epoch, and after consecutive steps
+
+
+def images(first=0, last=50, batch=20):
+    return Source(*IMAGES, first=first, last=last, global_batch=batch, seed=3, replica=0, replicas=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["cifar10_cnn", "resnet20_cifar10"])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("bare_torch", {}),
+        ("ddp_gloo", {"strategy__options__broadcast_buffers": True}),
+        ("lightning_ddp_gloo", {}),
+        ("bare_torch", {"dataset__feed": "device"}),
+        ("bare_torch", {"dataset__prefetch": "queue", "train__accumulate": 3}),
+    ],
+)
+def test_evaluations_do_not_change_the_training(strategy, name, model, changes):
+    """Dropout and batch normalization are the same to the last bit."""
+    settings = {"model": model, "train__learning_rate": 0.01, "train__dropout": True, **changes}
+    plain = strategy(name, **settings)
+    torch.manual_seed(7)
+    expected = run_training(plain, images(), 6)
+    weights = plain.parameters()
+    plain.close()  # one group for a process
+    looking = strategy(name, **settings)
+    torch.manual_seed(7)
+    actual = run_training(looking, images(), 6, evaluate_after=EVALUATED_STEPS, validation=images(50, 70, 8))
+    assert actual.sums == expected.sums
+    assert sorted(actual.metrics) == list(EVALUATED_STEPS)
+    assert len({metrics["cross_entropy"] for metrics in actual.metrics.values()}) == len(EVALUATED_STEPS)
+    assert all(np.array_equal(array, looking.parameters()[key]) for key, array in weights.items())
+    assert all(torch.equal(*pair) for pair in zip(plain.model.buffers(), looking.model.buffers(), strict=True))
+
+
+def test_metrics_are_those_of_the_current_model(strategy):
+    adapter, other = (strategy("bare_torch", model="resnet20_cifar10", train__learning_rate=0.01) for _ in range(2))
+    actual = run_training(adapter, images(), 3, evaluate_after=[2], validation=images(50, 70, 8)).metrics[2]
+    for batch in islice(other.feed(images()), 2):
+        other.step(batch)
+    inputs, labels = (torch.from_numpy(array[50:]) for array in IMAGES)
+    with torch.no_grad():
+        outputs = other.model.eval()(inputs)
+    assert actual["cross_entropy"] == pytest.approx(float(torch.nn.functional.cross_entropy(outputs, labels)), rel=1e-5)
+    assert actual["accuracy"] == pytest.approx(float((outputs.argmax(1) == labels).float().mean()))
+
+
+@pytest.mark.usefixtures("strategy")
+def test_the_peak_excludes_pauses(monkeypatch):
+    """The GPU's allocator is replaced by a fake."""
+    peak, device, observed = PeakMemory(), torch.device("cuda", 0), {"bytes": 100}
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: observed["bytes"])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: observed.update(bytes=40))
+    assert peak.read_bytes(device) == 100
+    with pytest.raises(RuntimeError), peak.paused(device):
+        observed["bytes"] = 900
+        raise RuntimeError
+    assert peak.read_bytes(device) == 100
+    observed["bytes"] = 120
+    assert peak.read_bytes(device) == 120
+    with peak.paused(torch.device("cpu")):
+        assert peak.read_bytes(torch.device("cpu")) is None
+
+
+def test_zero3_evaluates_a_copy_that_shares_what_the_model_shares(strategy, source):
+    """Without DeepSpeed, whose engine leaves the module as it is; two layers of it have the same weights."""
+    bare = strategy("bare_torch", **user_model("Series"))
+    zero3, empty = DeepSpeedZero3(bare.spec, 0), copy_without_values(bare.model, torch.device("meta"))
+    assert {each.device.type for each in (*empty.parameters(), *empty.buffers())} == {"meta"}
+    assert empty.module.again.weight is empty.module.square.weight
+    zero3.__dict__.update({name: value for name, value in bare.__dict__.items() if name != "net"})
+    zero3._empty_model, zero3.group = empty, SimpleNamespace(sum=lambda values: values)
+    assert zero3.evaluate(source()) == bare.evaluate(source())
+
+
+@pytest.mark.parametrize(("name", "optimizers"), [("bare_torch", 1), ("fsdp_gloo", 2), ("zero1", 2)])
+def test_the_peak_begins_after_setup(strategy, name, optimizers, monkeypatch):
+    """It begins once the optimizer of the complete weights is gone, which would hold them."""
+    built, alive, build = [], [], base.optimizer.build_optimizer
+
+    def remember(*arguments):
+        built.append(weakref.ref(made := build(*arguments)))
+        return made
+
+    monkeypatch.setattr(base.optimizer, "build_optimizer", remember)
+    monkeypatch.setattr(base, "reset_peak", lambda device: alive.append([each() is not None for each in built]))
+    adapter = strategy(name)
+    assert alive == [[False] * (optimizers - 1) + [True]] and adapter.net is not None
+
+
+PARAMETERS = 153441  # of materials_cnn, in 8 tensors
+BATCH = TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 20)
+COUNTS = 4 * 8  # Adam's steps, of each tensor
+# Adam keeps two moments of each weight, momentum one.
+OF_OPTIMIZER = {"adam": 8 * PARAMETERS + COUNTS, "sgd": 0, "momentum": 4 * PARAMETERS}
+
+
+@pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "zero1", "fsdp_gloo"])
+@pytest.mark.parametrize("optimizer", OF_OPTIMIZER)
+def test_state_bytes_of_weights_gradients_and_optimizer(strategy, name, optimizer):
+    """Adam keeps four times the weights, to the byte except for its step counts. One process has all shards."""
+    adapter = strategy(name, train__optimizer=optimizer)
+    assert adapter.state_bytes() == [4 * PARAMETERS]
+    for _ in range(2):
+        adapter.step(BATCH)
+        assert adapter.state_bytes() == [8 * PARAMETERS + OF_OPTIMIZER[optimizer]]
+
+
+def test_state_bytes_of_statistics_of_shared_tensors_and_of_other_devices(strategy):
+    adapter = strategy("bare_torch", model="resnet20_cifar10")
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in adapter.model.buffers())
+    assert buffers > 0 and adapter.state_bytes() == [4 * adapter.num_params() + buffers]
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    model[1].weight = model[0].weight  # counts once
+    state = {0: {"moment": torch.zeros(5), "far": torch.zeros(7, device="meta"), "step": 3}}
+    assert count_state_bytes(model, state, torch.device("cpu")) == 4 * (9 + 3 + 3 + 5)
+    assert count_state_bytes(model, state, torch.device("meta")) == 4 * 7
+
+
+def test_a_module_that_keeps_tensors_of_an_evaluation_can_be_trained_on(strategy, source):
+    """Tensors made in inference_mode cannot be saved for the backward pass."""
+    bare = strategy("bare_torch", **user_model("Caching"))
+    bare.evaluate(source())
+    run_training(bare, source(), 2)
+    assert len(bare.model.module.factors) > 1, "the evaluation had batches of a size that the check had not"

@@ -19,20 +19,16 @@ STEPS = 8  # the sixth is of one sample: the last of an epoch of 101 in batches 
 
 
 def test_a_batch_is_split_into_views():
+    """The last of fewer samples than parts has one, since it synchronizes the gradients."""
     batch = TorchBatch(torch.arange(20.0)[:, None], torch.arange(20), 35)
     parts = batch.split(3)
-    assert [(part.samples, part.last, part.global_samples) for part in parts] == [
-        (6, False, 35), (7, False, 35), (7, True, 35),
-    ]  # fmt: skip
+    sizes = [(6, False, 35), (7, False, 35), (7, True, 35)]
+    assert [(part.samples, part.last, part.global_samples) for part in parts] == sizes
     assert torch.equal(torch.cat([part.inputs for part in parts]), batch.inputs)
     assert torch.equal(torch.cat([part.targets for part in parts]), batch.targets)
     assert sum(part.share for part in parts) == pytest.approx(1)
     assert parts[1].inputs.data_ptr() == batch.inputs[6:].data_ptr()  # a view
     assert batch.split(1) == [batch] and (batch.share, batch.last) == (1, True)
-
-
-def test_fewer_samples_than_parts_leave_the_first_parts_empty():
-    """The last part has a sample, since it synchronizes the gradients."""
     parts = TorchBatch(torch.zeros(2, 1), torch.zeros(2), 2).split(3)
     assert [(part.samples, part.last) for part in parts] == [(0, False), (1, False), (1, True)]
 
@@ -47,15 +43,6 @@ def test_accumulation_keeps_the_losses(strategy, source, name, optimizer):
     assert actual == pytest.approx(expected, rel=1e-5)
     assert actual[-1] < actual[0]
     assert parts.last_batch.samples == 20
-
-
-def test_the_reported_loss_is_that_of_the_complete_batch(strategy, source):
-    """The reported loss is a lazy one of the complete batch, and contains nothing of an earlier step."""
-    parts = strategy("bare_torch", train__accumulate=3, train__learning_rate=0.0)
-    batch = next(iter(parts.feed(source())))
-    first, second = parts.step(batch), parts.step(batch)
-    assert isinstance(first.loss_sum, torch.Tensor) and not first.loss_sum.requires_grad
-    assert (first.samples, float(first.loss_sum)) == (20, pytest.approx(float(second.loss_sum), rel=1e-6))
 
 
 @pytest.mark.parametrize("name", ["ddp_gloo", LIGHTNING])
@@ -120,9 +107,11 @@ def test_parts_of_a_step_use_all_its_samples(strategy, source, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bare_torch", "lightning_ddp_gloo"])
 def test_float16_scales_every_part(strategy, source, name):
-    parts = strategy(name, train__precision="float16", train__accumulate=3)
-    actual = run_training(parts, source(), 4).losses
-    expected = run_training(strategy("bare_torch", train__precision="float16"), source(), 4).losses
+    parts, bare = (
+        strategy(name, train__precision="float16", train__accumulate=3),
+        strategy("bare_torch", train__precision="float16"),
+    )
+    actual, expected = (run_training(each, source(), 4).losses for each in (parts, bare))
     assert actual == pytest.approx(expected, rel=1e-3)
     assert parts.precision.scaler.get_scale() == 65536
 
