@@ -1,23 +1,40 @@
-"""DistributedDataParallel: parts of a step without communication, and synchronization after the backward pass."""
+"""DistributedDataParallel: parts of a step without communication, synchronization after the backward pass, and hooks
+that send as many bytes as they state; groups behind the meshes of FSDP; and activations that are not kept."""
+
+from collections import Counter
+from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER
+from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, Unsupported
 from scalebench.strategies.torch.batches import TorchBatch
+from scalebench.strategies.torch.checkpointing import checkpoint_user_module
+from scalebench.strategies.torch.model import NetworkModule, load_weights
+from scalebench.strategies.torch.sharded.fsdp import Fsdp, Hsdp
+from scalebench.workloads import networks
+from scalebench.workloads.weights import initial_weights
+from tests.strategies.torch.conftest import model_spec
 
 
-def test_parts_of_a_step_send_nothing(strategy):
+@pytest.mark.parametrize("broadcast", [True, False])
+def test_parts_of_a_step_send_nothing(strategy, broadcast):
     """Neither gradients are sent nor moving statistics, which the forward pass after a step would broadcast."""
-    adapter = strategy("ddp_gloo", model="resnet20_cifar10", strategy__options__broadcast_buffers=True)
+    adapter = strategy("ddp_gloo", model="resnet20_cifar10", strategy__options__broadcast_buffers=broadcast)
     batch = TorchBatch(torch.rand(2, 32, 32, 3), torch.tensor([1, 2]), 2)
-    for _ in range(3):
+    expected = {"gloo:all_reduce"} | ({"gloo:broadcast"} if broadcast else set())
+    for _ in range(3):  # the first steps rebuild the buckets and broadcast their order
         adapter.step(batch)
-    assert gloo_events(lambda: adapter.step(batch)) == {"gloo:all_reduce", "gloo:broadcast"}
+    assert gloo_events(lambda: adapter.step(batch)) == expected
     assert gloo_events(lambda: [adapter.partial_step(batch, part) for part in (FORWARD, BACKWARD, OPTIMIZER)]) == set()
     adapter.step(batch)
-    assert gloo_events(lambda: adapter.step(batch)) == {"gloo:all_reduce", "gloo:broadcast"}
+    assert gloo_events(lambda: adapter.step(batch)) == expected
 
 
 def gloo_events(action):
@@ -30,17 +47,14 @@ def gloo_events(action):
 def test_parts_of_a_step_under_every_option(strategy, option):
     """The reducer tolerates forward passes without a backward pass, and backward passes without an optimizer step."""
     adapter = strategy("ddp_gloo", **{f"strategy__options__{option}": True})
-    batch = TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 20)
-    for _ in range(3):  # the first steps rebuild the buckets and broadcast their order
-        adapter.step(batch)
+    for _ in range(3):
+        adapter.step(BATCH)
     for part in (FORWARD, FORWARD, BACKWARD, BACKWARD, OPTIMIZER):
-        adapter.partial_step(batch, part)
-    adapter.step(batch)
-    assert gloo_events(lambda: adapter.step(batch)) == {"gloo:all_reduce"}
+        adapter.partial_step(BATCH, part)
+    adapter.step(BATCH)
+    assert gloo_events(lambda: adapter.step(BATCH)) == {"gloo:all_reduce"}
 
 
-ALL_REDUCE = "gloo:all_reduce"
-GRADIENT = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
 BATCH = TorchBatch(torch.linspace(-1, 1, 20 * 600).reshape(20, 200, 3), torch.linspace(0, 1, 40).reshape(20, 2), 20)
 
 
@@ -51,7 +65,8 @@ def sync_starts(adapter):
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         adapter.step(BATCH)
     actual = [(event.name, event.time_range.start) for event in profiler.events()]
-    return tuple(sorted(start for name, start in actual if name == expected) for expected in (ALL_REDUCE, GRADIENT))
+    gradient = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+    return tuple(sorted(start for name, start in actual if name == each) for each in ("gloo:all_reduce", gradient))
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -87,3 +102,170 @@ def test_a_failed_backward_pass_leaves_no_bucket(strategy):
     with pytest.raises(IndexError):
         adapter.step(BATCH)
     fails.remove()
+
+
+CURVES = TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 20)
+WEIGHTS = 153441  # of the materials CNN
+SEVERAL = {"strategy__options__bucket_cap_mb": 0.01}  # a bucket for nearly every layer
+HOOKS = {"bf16": 2, "fp16": 2, "powersgd": 4}  # bytes of an element that is sent
+
+
+def sent_elements(action):
+    """Return the elements of each tensor that Gloo sends during the action, by any thread."""
+    threads = _ExperimentalConfig(profile_all_threads=True)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, experimental_config=threads) as profiler:
+        action()
+    sent = [event for event in profiler.events() if event.name.startswith("gloo:all_")]
+    return [size for event in sorted(sent, key=lambda event: event.time_range.start) for (size,) in event.input_shapes]
+
+
+def train(strategy, hook, **changes):
+    """Return rank 0 after the steps in which buckets and factors are set up."""
+    adapter = strategy("ddp_gloo", strategy__options__comm_hook=hook, **changes)
+    for _ in range(4):
+        adapter.step(CURVES)
+    return adapter
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("changes", [{}, SEVERAL], ids=["one bucket", "several"])
+def test_messages_are_those_that_are_sent(strategy, hook, changes, monkeypatch):
+    """Steps are timed: what is known of a bucket is not worked out again."""
+    adapter = train(strategy, hook, **changes)
+    sizes = adapter.message_sizes()
+    expected = Counter(size // HOOKS[hook] for size in sizes)
+    assert Counter(filter(None, sent_elements(lambda: adapter.step(CURVES)))) == expected
+    assert Counter(sent_elements(lambda: adapter.run_isolated_sync(sizes))) == expected
+    if hook == "powersgd":
+        shapes = [(each.shape[0], each[0].numel()) for each in adapter.model.parameters()]
+        assert sum(sizes) == 4 * sum(min(4 * (a + b), a * b) if 8 * (a + b) < a * b else a * b for a, b in shapes)
+        assert sum(sizes) < 4 * WEIGHTS / 10
+    else:
+        assert sum(sizes) == 2 * WEIGHTS
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter, "_message_bytes", lambda bucket: pytest.fail("counted in a step"))
+        adapter.step(CURVES)
+        assert adapter.message_sizes() == sizes
+    adapter.set_gradient_sync(False)
+    assert sent_elements(lambda: adapter.step(CURVES)) == []
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_odd_parameters_have_finite_gradients(strategy, hook):
+    adapter = strategy("ddp_gloo", strategy__options__comm_hook=hook)
+    adapter.net = adapter.wrap(Odd())
+    for _ in range(4):
+        adapter.accumulate_gradients(CURVES)
+    assert all(parameter.grad.isfinite().all() for parameter in adapter.net.parameters())
+
+
+class Odd(nn.Module):
+    """A module with a parameter that is a single number, and with a layer whose gradients are 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.dead = nn.Linear(200 * 3, 2), nn.Linear(200 * 3, 50)
+        self.temperature = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, inputs):
+        inputs = inputs.flatten(1)
+        return self.dense(inputs) / self.temperature + 0 * self.dead(inputs).sum()
+
+
+@pytest.mark.gpu
+def test_powersgd_on_the_cpu_of_a_machine_with_gpus(strategy, monkeypatch):
+    """PyTorch's hook would let CUDA wait for a device that is the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(Unsupported, match="set CUDA_VISIBLE_DEVICES= before the command"):
+        strategy("ddp_gloo", strategy__options__comm_hook="powersgd")
+
+
+@pytest.fixture
+def four_processes():
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def strategy(kind, **options):
+    made = object.__new__(kind)
+    made.device = torch.device("cuda:0")
+    made.spec = SimpleNamespace(processes=4, nodes=1, group_timeout_s=77.0)
+    made.options = SimpleNamespace(**options)
+    return made
+
+
+@pytest.mark.usefixtures("four_processes")
+def test_groups_of_meshes(monkeypatch):
+    """That of all processes is the group itself: another one would have the backend that PyTorch prefers for GPUs, and
+    its own time limit. Those along the axes have the limit of the run."""
+    mesh = strategy(Fsdp).build_mesh()
+    assert mesh.get_group() is dist.group.WORLD and mesh.size() == 4
+    made, new_group = [], dist.new_group
+
+    def record(ranks=None, timeout=None, **more):
+        made.append((ranks, timeout))
+        return new_group(ranks, timeout, **more)
+
+    monkeypatch.setattr(dist.distributed_c10d, "new_group", record)
+    mesh = strategy(Hsdp, shards=2).build_mesh()
+    assert mesh.mesh_dim_names == ("copy", "shard") and mesh.mesh.tolist() == [[0, 1], [2, 3]]
+    assert made and {timeout for _, timeout in made} == {timedelta(seconds=77)}
+    groups = [dist.get_process_group_ranks(mesh.get_group(axis)) for axis in ("copy", "shard")]
+    assert groups == [[0, 2], [0, 1]]
+
+
+def make_inputs(name):
+    torch.manual_seed(1)
+    pictures = torch.randn(4, 32, 32, 3)
+    return {"gpt_small": torch.randint(512, (3, 64)), "materials_cnn": torch.randn(4, 200, 3)}.get(name, pictures)
+
+
+def train_once(name, checkpointed, dropout=False):
+    """Return (bytes kept between the passes, gradients and moving statistics after one step)."""
+    network = networks.build_network(model_spec(name))
+    model = NetworkModule(network, "nchw", dropout)
+    load_weights(model, initial_weights(((array.name, array.shape, array.init) for array in network.arrays), 3))
+    if checkpointed:
+        model.checkpoint_activations()
+    kept = {}
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def count(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    inputs = make_inputs(name)
+    torch.manual_seed(2)  # of dropout
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        outputs = model(inputs)
+    outputs.square().mean().backward()
+    state = [parameter.grad for parameter in model.parameters()] + list(model.buffers())
+    return sum(kept.values()), [each.clone() for each in state]
+
+
+@pytest.mark.parametrize(
+    ("name", "dropout"),
+    [("materials_cnn", True), ("resnet20_cifar10", False), ("gpt_small", False), ("densenet40_k12", False)],
+)
+def test_a_step_is_the_same_and_keeps_less(name, dropout):
+    kept, plain = train_once(name, False, dropout)
+    kept_with, state = train_once(name, True, dropout)
+    assert kept_with < 0.8 * kept
+    for actual, expected in zip(state, plain, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
+
+
+class Switchable(nn.Linear):
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs):
+        self.switched = gradient_checkpointing_kwargs
+
+
+def test_a_users_module_checkpoints_its_own_parts():
+    module = Switchable(2, 2)
+    checkpoint_user_module(module)
+    assert module.switched == {"use_reentrant": False}
+    with pytest.raises(Unsupported, match="Linear has no method gradient_checkpointing_enable"):
+        checkpoint_user_module(nn.Linear(2, 2))

@@ -45,6 +45,8 @@ def test_networks_have_the_classes_of_the_samples_and_no_weights(calls):
         {"name": "resnet18", "pretrained": False, "num_classes": 10, "drop_rate": 0.1},
         {"name": "gpt2", "use_cache": False, "n_layer": 2},
     ]
+    model = ModelSpec("timm/resnet19", torch="scalebench.strategies.torch.libraries:build_timm")
+    assert function_label(model) == "model=timm/resnet19"
 
 
 def test_unknown_names_have_a_neighbour(calls):
@@ -55,11 +57,6 @@ def test_unknown_names_have_a_neighbour(calls):
         libraries.build_transformers("gpt3")
     with pytest.raises(UserProblem, match=r"^has no task 'translation': set model.options.task to causal_lm, "):
         libraries.build_transformers("gpt2", task="translation")
-
-
-def test_a_network_of_a_library_is_named_as_it_was_asked_for():
-    model = ModelSpec("timm/resnet19", torch="scalebench.strategies.torch.libraries:build_timm")
-    assert function_label(model) == "model=timm/resnet19"
 
 
 @pytest.mark.extra("transformers")

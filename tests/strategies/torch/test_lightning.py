@@ -12,53 +12,42 @@ import torch
 from scalebench.core.spec import RankPlacement
 from scalebench.measure.timed_loop import LoopPhase, TimedLoop, fixed_length_phase
 from scalebench.strategies.base import BatchReplay, Unsupported
+from scalebench.strategies.torch.lightning import trainer
+from scalebench.strategies.torch.lightning.ddp import LightningDdp
 from tests.builders.runs import StepLosses
 from tests.strategies.torch.conftest import spec_of
 
 
-class CountedBatches:
-    """Batches that count how many of them were fetched."""
-
-    def __init__(self, batches):
-        self.drawn, self._batches = 0, batches
-
-    def __iter__(self):
-        for batch in self._batches:
-            self.drawn += 1
-            yield batch
+def count_batches(batches, fetched):
+    """Yield them, and note each one that is fetched."""
+    for batch in batches:
+        fetched.append(batch)
+        yield batch
 
 
-def train(strategy, source, blocks, steps):
-    """Train some blocks and return (fetched batches, mean loss of each step)."""
-    batches, losses = CountedBatches(strategy.feed(source)), StepLosses()
-    stage = fixed_length_phase("some", blocks, steps)
+def train(strategy, source, blocks, steps, last=None):
+    """Train some blocks and return (number of fetched batches, mean loss of each step, seconds of each block)."""
+    fetched, losses, stage = [], StepLosses(), fixed_length_phase("some", blocks, steps)
+    batches = count_batches(islice(strategy.feed(source), last), fetched)
     strategy.train(TimedLoop(strategy, batches, [stage], observer=losses))
-    return batches.drawn, losses.values
+    return len(fetched), losses.values, stage.series.seconds
 
 
 def test_losses_are_those_of_bare(strategy, source):
-    """Also at the end of an epoch, and in a second training, as probes want it; no batch is fetched ahead."""
+    """Also at the end of an epoch, and in a second training, as probes want it; no batch is fetched ahead. Batches that
+    end before the stage end the training, once."""
     lightning, bare = strategy("lightning_ddp_gloo"), strategy("bare_torch")
     for blocks in (2, 1):
-        drawn, losses = train(lightning, source(), blocks, 4)
-        assert drawn == len(losses) == 4 * blocks
+        fetched, losses, _ = train(lightning, source(), blocks, 4)
+        assert fetched == len(losses) == 4 * blocks
         np.testing.assert_allclose(losses, train(bare, source(), blocks, 4)[1], rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_loop_without_further_batches_ends_the_training(strategy, source):
-    """Batches that end before the stage end the training, once."""
-    lightning = strategy("lightning_ddp_gloo")
-    batches = CountedBatches(islice(lightning.feed(source()), 3))
-    stage = fixed_length_phase("some", 1, 100)
-    lightning.train(TimedLoop(lightning, batches, [stage]))
-    assert (batches.drawn, stage.series.seconds) == (3, [])
+    fetched, _, seconds = train(lightning, source(), 1, 100, last=3)
+    assert (fetched, seconds) == (3, [])
 
 
 def test_a_training_leaves_nothing_behind(strategy, source, tmp_path):
-    on_sigterm = signal.getsignal(signal.SIGTERM)
+    on_sigterm, handlers = signal.getsignal(signal.SIGTERM), []
     lightning = strategy("lightning_ddp_gloo")
-    handlers = []
 
     class Asking(BatchReplay):
         def done(self, part):
@@ -66,10 +55,8 @@ def test_a_training_leaves_nothing_behind(strategy, source, tmp_path):
             return super().done(part)
 
     lightning.train(Asking(next(iter(lightning.feed(source()))), 2))
-    assert handlers == [on_sigterm, on_sigterm]
-    assert signal.getsignal(signal.SIGTERM) == on_sigterm
-    assert os.environ["WORLD_SIZE"] == "1"
-    assert list(tmp_path.iterdir()) == []
+    assert [*handlers, signal.getsignal(signal.SIGTERM)] == [on_sigterm] * 3
+    assert os.environ["WORLD_SIZE"] == "1" and list(tmp_path.iterdir()) == []
     assert lightning.broadcast(4.0) == 4.0
     assert lightning.evaluate(source())["mse"] > 0
 
@@ -86,15 +73,12 @@ def test_errors_in_the_loop_are_raised(strategy, source):
 
 def test_the_optimizer_state_follows_the_model(strategy, source):
     """Lightning leaves both on the CPU; here meta stands for a GPU. Step counts stay where they were created."""
-    from scalebench.strategies.torch.lightning.trainer import move_optimizer_state
-
     bare = strategy("bare_torch")
     bare.step(next(iter(bare.feed(source()))))
-    move_optimizer_state(bare.optimizer, torch.device("meta"))
+    trainer.move_optimizer_state(bare.optimizer, torch.device("meta"))
+    devices = {"step": "cpu", "exp_avg": "meta", "exp_avg_sq": "meta"}
     for state in bare.optimizer.state.values():
-        assert {name: value.device.type for name, value in state.items()} == {
-            "step": "cpu", "exp_avg": "meta", "exp_avg_sq": "meta",
-        }  # fmt: skip
+        assert {name: value.device.type for name, value in state.items()} == devices
 
 
 @pytest.mark.gpu
@@ -112,8 +96,6 @@ def test_the_broadcast_of_sigterm_is_part_of_the_synchronization(strategy, sigte
 @pytest.mark.gpu
 def test_a_lightning_without_that_broadcast(strategy, monkeypatch):
     """It has nothing to switch off, or something that cannot be."""
-    from scalebench.strategies.torch.lightning import trainer
-
     monkeypatch.delattr(trainer._TrainingEpochLoop, trainer.SIGTERM_HOOK)
     strategy("lightning_ddp_gloo")._switch_sigterm_broadcast(SimpleNamespace())
     with pytest.raises(Unsupported, match=r"sigterm=never: pytorch_lightning .* leave it at lightning"):
@@ -121,7 +103,6 @@ def test_a_lightning_without_that_broadcast(strategy, monkeypatch):
 
 
 def test_uneven_nodes_are_unsupported():
-    from scalebench.strategies.torch.lightning.ddp import LightningDdp
 
     spec = spec_of("lightning_ddp_gloo", 3)
     spec.nodes, spec.places[2] = 2, RankPlacement(2, 0, 1, [0], [], 1)

@@ -43,7 +43,7 @@ def test_buffers_are_freed_with_the_action(strategy):
         gc.enable()
 
 
-def test_operations_that_the_backend_lacks_are_not_measured(strategy, monkeypatch):
+def test_operations_and_memory_that_are_lacking_are_not_measured(strategy, monkeypatch):
     def lacks(*words, **others):
         raise RuntimeError("ProcessGroupGloo does not support reduce")
 
@@ -52,13 +52,10 @@ def test_operations_that_the_backend_lacks_are_not_measured(strategy, monkeypatc
     with pytest.raises(NotMeasured, match=r"^gloo of PyTorch .* has no reduce: ProcessGroupGloo does not support"):
         torch_group.build_torch_collective(group, "reduce", 64)
 
-
-def test_lack_of_memory_on_the_gpu_is_not_measured(strategy, monkeypatch):
     def full(*words):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch_group, "_allocate_floats", full)
-    group = strategy("ddp_gloo").group
     with pytest.raises(NotMeasured, match="buffers of 64 bytes do not fit"):
         torch_group.build_torch_collective(group, "reduce", 64)
 
@@ -100,9 +97,6 @@ def test_cudnn_tunes_only_for_full_batches_of_gpus(strategy, source):
     assert not torch.backends.cudnn.benchmark and "convolutions" not in adapter.settings_used()
 
 
-CPU = torch.device("cpu")
-
-
 def test_a_taken_port_is_named(strategy, monkeypatch):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -111,12 +105,9 @@ def test_a_taken_port_is_named(strategy, monkeypatch):
         monkeypatch.setenv("MASTER_PORT", str(port))
         with pytest.raises(RuntimeError, match=f"^port {port} of the rendezvous was taken by another program"):
             strategy("ddp_gloo")
-
-
-@pytest.mark.skipif(dist.is_nccl_available(), reason="this PyTorch has NCCL")
-def test_a_missing_backend_is_unsupported():
-    with pytest.raises(Unsupported, match="without NCCL"):
-        TorchGroup("nccl", CPU, 0, 1, 10.0)
+    if not dist.is_nccl_available():
+        with pytest.raises(Unsupported, match="without NCCL"):
+            TorchGroup("nccl", torch.device("cpu"), 0, 1, 10.0)
 
 
 def test_a_group_of_one_rank_sums_and_leaves(strategy):
@@ -128,47 +119,31 @@ def test_a_group_of_one_rank_sums_and_leaves(strategy):
     assert not dist.is_initialized()
 
 
-class UnjoinedGroup(TorchGroup):
-    """A group without processes."""
-
-    def __init__(self, backend):
-        self.backend = backend
-
-    def sum(self, values):
-        return values
-
-
 def transfer_rank(rank, ranks=3, kind="cpu", backend="gloo", nodes=()):
+    """Return a rank of a group without processes."""
     spec = spec_of("ddp_gloo", ranks)
     spec.device = kind
     for place, node in zip(spec.places, nodes, strict=False):
         place.node = node
     device = torch.device("cpu") if kind == "cpu" else torch.device("cuda", rank)
-    return TransferRank(spec, rank, device, UnjoinedGroup(backend))
+    group = object.__new__(TorchGroup)
+    group.backend, group.sum = backend, lambda values: values
+    return TransferRank(spec, rank, device, group)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "peers"),
-    [
-        ("one_way", [(None, None), (2, None), (None, 1)]),
-        ("both_ways", [(None, None), (2, 2), (1, 1)]),
-        ("ring", [(1, 2), (2, 0), (0, 1)]),
-    ],
-)
-def test_peers_of_each_rank(pattern, peers):
+def test_peers_of_each_rank():
     """Three ranks with a transfer from rank 1 to rank 2."""
-    assert [bandwidth._find_peers(transfer_rank(rank), pattern, 1, 2) for rank in range(3)] == peers
-
-
-def test_a_rank_without_a_part_does_nothing():
-    for kind, source, target in (("send_one_way", 1, 2), ("memcpy", 1, 1)):
-        assert build_transfer(transfer_rank(0), kind, source, target, 1024) is bandwidth._do_nothing
+    for pattern, peers in {
+        "one_way": [(None, None), (2, None), (None, 1)],
+        "both_ways": [(None, None), (2, 2), (1, 1)],
+        "ring": [(1, 2), (2, 0), (0, 1)],
+    }.items():
+        assert [bandwidth._find_peers(transfer_rank(rank), pattern, 1, 2) for rank in range(3)] == peers
 
 
 @pytest.mark.parametrize("kind", ["memcpy", "memcpy_all"])
 def test_a_copy_in_host_memory_copies(kind, monkeypatch):
-    made = []
-    buffer = bandwidth._allocate_bytes
+    made, buffer = [], bandwidth._allocate_bytes
     monkeypatch.setattr(bandwidth, "_allocate_bytes", lambda *words: made.append(buffer(*words)) or made[-1])
     action = build_transfer(transfer_rank(1), kind, None if kind.endswith("_all") else 1, 1, 4096)
     sent, received = made
@@ -176,15 +151,22 @@ def test_a_copy_in_host_memory_copies(kind, monkeypatch):
     sent.fill_(7)
     assert action() is None
     assert bool((received == 7).all())
+    for other, source, target in (("send_one_way", 1, 2), ("memcpy", 1, 1)):  # in which this rank has no part
+        assert build_transfer(transfer_rank(0), other, source, target, 1024) is bandwidth._do_nothing
 
 
-def test_sends_without_a_suitable_group_are_not_measured():
+def test_sends_without_a_suitable_group_are_not_measured(strategy):
+    """A single device without a group can still copy within host memory."""
     without_group = transfer_rank(0)
     without_group.group = None
     with pytest.raises(NotMeasured, match=r"^ddp_gloo has no group of torch"):
         build_transfer(without_group, "send_one_way", 0, 1, 1024)
     with pytest.raises(NotMeasured, match="gloo sends no buffers of a GPU"):
         build_transfer(transfer_rank(0, kind="cuda"), "send_ring", None, None, 1024)
+    bare = strategy("bare_torch")
+    bare.transfer("memcpy", 0, 0, 4096)()
+    with pytest.raises(NotMeasured, match="bare_torch has no collective operations of its own"):
+        bare.collective("all_reduce", 4)
 
 
 PEER, ALL = {(0, 1), (1, 2)}, (0, 0, 0)
@@ -223,11 +205,3 @@ def find_problem(kind, source, target, rank=0, nodes=()):
     except NotMeasured as reason:
         return str(reason)
     return None
-
-
-def test_bare_copies_in_host_memory_only(strategy):
-    """A single device without a group can still copy within host memory."""
-    without_group = strategy("bare_torch")
-    without_group.transfer("memcpy", 0, 0, 4096)()
-    with pytest.raises(NotMeasured, match="bare_torch has no collective operations of its own"):
-        without_group.collective("all_reduce", 4)

@@ -1,11 +1,16 @@
-"""Networks in torch: the plan of the forward pass, weights, and every network of the zoo. The operations are in
-test_network_operations.py."""
+"""Networks in torch: the plan of the forward pass, weights, every network of the zoo, and transformers against
+torch.nn's own layer. The operations are in test_network_operations.py."""
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
 
-from scalebench.strategies.torch.model import NetworkModule, load_weights, read_weights
+from scalebench.strategies.torch import evaluation, optimizer
+from scalebench.strategies.torch.batches import TorchBatch
+from scalebench.strategies.torch.model import Lstm, NetworkModule, load_weights, read_weights
+from scalebench.strategies.torch.profiling import count_flops
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
 from scalebench.workloads.weights import initial_weights
@@ -14,10 +19,10 @@ from tests.strategies.torch.conftest import model_spec
 FORMATS = pytest.mark.parametrize("data_format", ["nhwc", "nchw"])
 
 
-def module(net, **others):
+def module(net, scale=1.0, **others):
     """Return the module with random arrays, including biases and statistics, and these arrays."""
     rng = np.random.default_rng(0)
-    arrays = {a.name: rng.normal(size=a.shape).astype(np.float32) for a in net.arrays}
+    arrays = {a.name: rng.normal(scale=scale, size=a.shape).astype(np.float32) for a in net.arrays}
     arrays = {k: np.abs(v) + 0.5 if k.endswith("variance") else v for k, v in arrays.items()}
     made = NetworkModule(net, **others)
     load_weights(made, arrays)
@@ -34,7 +39,7 @@ def drawn(shape, samples=2):
     return np.random.default_rng(1).normal(size=(samples, *shape)).astype(np.float32)
 
 
-def test_batch_norm_of_single_values():
+def test_batch_norm_of_single_values_and_bytes_around_0():
     """The last batch of an epoch may have one sample: its output is the offset, and statistics stay as they are."""
     net = Network("net", (6,))
     net.batch_norm(net.input, "bn")
@@ -43,6 +48,10 @@ def test_batch_norm_of_single_values():
     np.testing.assert_array_equal(
         read_weights(made, statistics=True)["bn/moving_variance"], arrays["bn/moving_variance"]
     )
+    made = module(residual())[0].eval()
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 9, 9, 3), np.uint8)
+    as_floats = (pixels / np.float32(127.5) - 1).astype(np.float32)
+    np.testing.assert_array_equal(output(made, pixels), output(made, as_floats))
 
 
 def residual():
@@ -102,13 +111,6 @@ def gradients(made, x):
     return {name: parameter.grad for name, parameter in made.named_parameters()}
 
 
-def test_bytes_become_minus_one_to_one():
-    made = module(residual())[0].eval()
-    pixels = np.random.default_rng(0).integers(0, 256, (2, 9, 9, 3), np.uint8)
-    as_floats = (pixels / np.float32(127.5) - 1).astype(np.float32)
-    np.testing.assert_array_equal(output(made, pixels), output(made, as_floats))
-
-
 def test_images_are_not_copied(monkeypatch):
     """A batch is channels_last in memory already, and every activation stays so."""
     made = module(residual())[0]
@@ -158,17 +160,13 @@ def test_every_network(name):
         assert parameter.grad.stride() == parameter.stride(), f"{key}: a fused optimizer would mix it up"
 
 
-def cnn(positions=200):
-    return networks.build_by_name("materials_cnn", (positions, 3), 2)
-
-
 def drawn_weights(net):
     """Return random values for every array, including biases, so that no two arrays can be confused."""
     rng = np.random.default_rng(1)
     return {array.name: rng.normal(size=array.shape).astype(np.float32) for array in net.arrays}
 
 
-def test_layout_of_a_2d_convolution_and_statistics():
+def test_layout_of_a_2d_convolution_and_names_of_mismatching_weights():
     net = Network("net", (6, 6, 2))
     net.batch_norm(net.conv(net.input, "block1/conv", 5, (3, 4), bias=False), "block1/bn")
     model, arrays = NetworkModule(net), drawn_weights(net)
@@ -181,14 +179,133 @@ def test_layout_of_a_2d_convolution_and_statistics():
         np.testing.assert_array_equal(getattr(norm, torchs).detach().numpy(), arrays[f"block1/bn/{neutral}"])
     assert list(read_weights(model)) == ["block1/conv/kernel", "block1/bn/gamma", "block1/bn/beta"]
     assert read_weights(model, statistics=True).keys() == arrays.keys()
-
-
-def test_mismatching_weights_are_named():
-    net = cnn()
+    net = networks.build_by_name("materials_cnn", (200, 3), 2)
     model, arrays = NetworkModule(net), drawn_weights(net)
     with pytest.raises(ValueError, match="dense3/bias"):
         load_weights(model, {**arrays, "dense3/bias": np.zeros(2, np.float32)})
     with pytest.raises(ValueError, match="conv2/bias"):
         load_weights(model, {k: v for k, v in arrays.items() if k != "conv2/bias"})
     with pytest.raises(ValueError, match="dense1/kernel"):
-        load_weights(NetworkModule(cnn(100)), arrays)
+        load_weights(NetworkModule(networks.build_by_name("materials_cnn", (100, 3), 2)), arrays)
+
+
+LAYERS, WIDTH, HEADS, LENGTH, VOCABULARY = 2, 24, 3, 10, 17
+RNG = np.random.default_rng(0)
+TOKENS = torch.from_numpy(RNG.integers(0, VOCABULARY, (4, LENGTH)).astype(np.int32))
+
+
+def gpt():
+    options = {"layers": LAYERS, "width": WIDTH, "heads": HEADS, "sequence_length": LENGTH}
+    return networks.build_by_name("gpt_small", (LENGTH,), VOCABULARY, options)
+
+
+def test_an_lstm_on_a_gpu_has_its_weights_in_one_chunk(monkeypatch):
+    """After each move, by the call with which nn.LSTM does it; on a CPU there is no need to."""
+    calls = []
+    monkeypatch.setattr(torch, "_cudnn_rnn_flatten_weight", lambda *arguments: calls.append(arguments))
+    lstm = Lstm(3, 5).to("cpu")
+    assert calls == []
+    monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda tensor: True)
+    lstm.to("cpu")
+    ((weights, *settings),) = calls
+    assert [tuple(each.shape) for each in weights] == [(20, 3), (20, 5), (20,), (20,)]
+    assert not weights[3].any() and [*lstm.parameters()] == weights[:3]
+    assert settings == [4, 3, 2, 5, 0, 1, True, False]  # weights, inputs, CUDNN_LSTM, units, ..., batch first
+
+
+class Reference(nn.Module):
+    """The same transformer with torch.nn.TransformerEncoderLayer, whose attention has fused projections."""
+
+    def __init__(self, arrays):
+        super().__init__()
+        self.arrays = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        self.blocks = nn.ModuleList(self._block(f"block{number}") for number in range(1, LAYERS + 1))
+
+    def _block(self, name):
+        block = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 4 * WIDTH, 0.0, lambda x: functional.gelu(x, approximate="tanh"), 1e-5, True, norm_first=True
+        )
+        a = self.arrays
+        parts = [f"{name}_{part}" for part in ("query", "key", "value")]
+        biases = [a.get(f"{part}/bias", torch.zeros(WIDTH)) for part in parts]
+        given = {
+            "self_attn.in_proj_weight": torch.cat([a[f"{part}/kernel"].T for part in parts]),
+            "self_attn.in_proj_bias": torch.cat(biases),
+        }
+        for ours, theirs in (("project", "self_attn.out_proj"), ("expand", "linear1"), ("contract", "linear2")):
+            given |= {f"{theirs}.weight": a[f"{name}_{ours}/kernel"].T, f"{theirs}.bias": a[f"{name}_{ours}/bias"]}
+        for norm in ("norm1", "norm2"):
+            given |= {f"{norm}.weight": a[f"{name}_{norm}/gamma"], f"{norm}.bias": a[f"{name}_{norm}/beta"]}
+        block.load_state_dict(given)
+        return block
+
+    def forward(self, tokens):
+        """Return (samples, positions, logits)."""
+        a = self.arrays
+        x = functional.one_hot(tokens.long(), VOCABULARY).float() @ a["tokens/embeddings"] + a["positions/embeddings"]
+        for block in self.blocks:
+            x = block(x, src_mask=nn.Transformer.generate_square_subsequent_mask(LENGTH), is_causal=True)
+        return functional.layer_norm(x, (WIDTH,), a["norm/gamma"], a["norm/beta"]) @ a["head/kernel"]
+
+
+def test_outputs_and_gradients_are_those_of_torchs_layers():
+    """The count of FLOPs includes masked pairs."""
+    made, arrays = module(gpt(), 0.3)
+    reference = Reference(arrays)
+    assert made(TOKENS).shape == (4, VOCABULARY, LENGTH)
+    torch.testing.assert_close(made(TOKENS).movedim(1, -1), reference(TOKENS), rtol=1e-4, atol=1e-5)
+    for model in (made, reference):
+        model(TOKENS).square().mean().backward()
+    expected = reference.blocks[0].self_attn.in_proj_weight.grad.chunk(3)
+    for name, gradient in zip(("query", "key", "value"), expected, strict=True):
+        actual = made.get_submodule(f"block1_{name}").weight.grad
+        torch.testing.assert_close(actual, gradient, rtol=1e-4, atol=1e-6)
+    net = gpt()
+    made, _ = module(net, 0.3)
+    with torch.no_grad():
+        assert count_flops(lambda: made(TOKENS)) == len(TOKENS) * net.forward_flops
+
+
+def test_channels_stay_contiguous_and_are_not_moved():
+    """Tensor parallelism gives each device some of the heads."""
+    made, _ = module(gpt(), 0.3)
+    assert [step.module for step in made.plan if "/" in step.module] == ["head/first"]
+    observed = []
+    for name, layer in made.named_modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_pre_hook(lambda _, args, name=name: observed.append((name, args[0].is_contiguous())))
+    assert made(TOKENS).stride(1) == 1
+    assert len(observed) == 6 * LAYERS + 1 and all(contiguous for _, contiguous in observed)
+    attention = module(gpt(), 0.3)[0].get_submodule("block1_attention")
+    complete = [torch.randn(2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    head = WIDTH // HEADS
+    parts = [attention(*(x[..., i * head : (i + 1) * head] for x in complete)) for i in range(HEADS)]
+    torch.testing.assert_close(torch.cat(parts, -1), attention(*complete))
+
+
+def test_sequence_layers_between_convolutions():
+    """Each layer reads channels in the order that it needs, whatever the previous layer returned."""
+    net = Network("net", (8, 3))
+    x = net.conv(net.input, "conv", 4, 3)
+    y = net.relu(net.dense(x, "dense", 4))
+    net.global_avg_pool(net.conv(net.layer_norm(net.add(x, y), "norm"), "last", 5, 1))
+    made, arrays = module(net, 0.3)
+    x = torch.from_numpy(RNG.normal(size=(2, 8, 3)).astype(np.float32))
+    a = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    reference = functional.conv1d(x.mT, a["conv/kernel"].permute(2, 1, 0), a["conv/bias"], padding=1).mT
+    reference = reference + (reference @ a["dense/kernel"] + a["dense/bias"]).relu()
+    reference = functional.layer_norm(reference, (4,), a["norm/gamma"], a["norm/beta"])
+    reference = (reference @ a["last/kernel"][0] + a["last/bias"]).mean(1)
+    torch.testing.assert_close(made(x), reference, rtol=1e-4, atol=1e-5)
+
+
+def test_the_loss_is_the_mean_over_all_tokens():
+    made, _ = module(gpt(), 0.3)
+    outputs, labels = made(TOKENS), TOKENS.roll(-1, 1)
+    reference = functional.cross_entropy(outputs, labels.long())
+    torch.testing.assert_close(optimizer.select_loss("cross_entropy")(outputs, labels), reference)
+    sums = evaluation._sum_classification(made, TorchBatch(TOKENS, labels, len(TOKENS)))
+    assert sums is not None
+    loss, right = sums.tolist()
+    assert loss / len(TOKENS) == pytest.approx(reference.item(), rel=1e-5)
+    assert right / len(TOKENS) == pytest.approx((outputs.argmax(1) == labels).float().mean().item())

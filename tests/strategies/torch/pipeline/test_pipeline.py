@@ -1,23 +1,33 @@
-"""A model cut into stages trains like the complete model, and what cannot be cut is unsupported with a reason."""
+"""Stages of a pipeline: the layout of activations between them, the order of their passes, and their measured costs. A
+model cut into stages trains like the complete model, and what cannot be cut is unsupported with a reason."""
+
+import time
+from contextlib import nullcontext
 
 import pytest
 import torch
+from torch import nn
 
 from scalebench.core.errors import InputError
 from scalebench.strategies import registry
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch import base, pipeline
 from scalebench.strategies.torch.base import tunes_convolutions
+from scalebench.strategies.torch.pipeline.stage import (
+    ActivationLayout,
+    StageModule,
+    StagePasses,
+    cut_into_segments,
+    measure_median_s,
+    measure_node_costs,
+)
+from scalebench.strategies.torch.precision import Precision
+from scalebench.workloads import networks
+from scalebench.workloads.partition import split_into_stages
 from tests.strategies.torch.conftest import run_ranks, spec_of, user_model
 from tests.strategies.torch.pipeline import pipeline_rank
 
 SMALL = {"dataset__size": 40, "dataset__validation_share": 0.0}  # two batches of 20, or three of 12 and one of 4
-
-
-def run_stages(name, processes, folder, **changes):
-    spec = spec_of(name, processes, **changes)
-    spec.global_batch = 12
-    return run_ranks(spec, folder, "pipeline.pipeline_rank")
 
 
 def check_losses(ranks, bare, rel):
@@ -26,29 +36,23 @@ def check_losses(ranks, bare, rel):
     assert ranks[-1]["losses"] == pytest.approx(pipeline_rank.losses(bare, bare.spec.config.model), rel=rel)
 
 
-def check_weights(ranks, bare):
-    """Check that the weights gathered from all stages are those of the complete model after as many steps."""
-    for rank in ranks:
-        assert rank["weights"] == pytest.approx(pipeline_rank.sums(bare), rel=1e-3, abs=1e-2)
-        assert rank["params"] == bare.num_params()
+def run_stages(name, processes, folder, **changes):
+    spec = spec_of(name, processes, **changes)
+    spec.global_batch = 12
+    return run_ranks(spec, folder, "pipeline.pipeline_rank")
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("data_format", ["nhwc", pytest.param("nchw", marks=pytest.mark.slow)])
 def test_stages_with_batch_norm_train_like_the_complete_model(strategy, tmp_path, data_format):
     """With sgd: Adam divides small gradients by their own size, and so makes steps of their rounding errors."""
-    changes = {
-        "model": "resnet20_cifar10",
-        "train__optimizer": "sgd",
-        "train__data_format": data_format,
-        "strategy__options__split": "size",
-        **SMALL,
-    }
-    ranks = run_stages("model_parallel", 2, tmp_path, **changes)
-    del changes["strategy__options__split"]
+    changes = {"model": "resnet20_cifar10", "train__optimizer": "sgd", "train__data_format": data_format, **SMALL}
+    ranks = run_stages("model_parallel", 2, tmp_path, strategy__options__split="size", **changes)
     bare = strategy("bare_torch", **changes)
     check_losses(ranks, bare, rel=1e-5)
-    check_weights(ranks, bare)
+    for rank in ranks:  # weights gathered from all stages
+        assert rank["weights"] == pytest.approx(pipeline_rank.sums(bare), rel=1e-3, abs=1e-2)
+        assert rank["params"] == bare.num_params()
     assert [rank["waits"] for rank in ranks] == [0, 0], "no step waits for a message, not the first smaller one either"
     first, second = (rank["stages"][0] for rank in ranks)
     assert [len(rank["stages"]) for rank in ranks] == [1, 1]
@@ -83,46 +87,41 @@ def test_micro_batches_in_half_precision(strategy, tmp_path, name):
 
 @pytest.mark.parametrize("name", ["model_parallel", "pipeline_gpipe", "pipeline_1f1b"])
 def test_one_stage_is_the_complete_model(strategy, name):
-    bare = strategy("bare_torch", **SMALL)
+    """The learning rate can be set."""
+    bare, staged = (strategy(each, **SMALL) for each in ("bare_torch", name))
     expected = pipeline_rank.losses(bare, bare.spec.config.model)
-    staged = strategy(name, **SMALL)
     assert pipeline_rank.losses(staged, staged.spec.config.model) == pytest.approx(expected, rel=1e-5)
     assert (staged.stages(), staged.message_sizes(), staged.backend_used()) == ([], [], None)
-
-
-def test_the_learning_rate_can_be_set(strategy):
-    staged = strategy("model_parallel", **SMALL)
     before = pipeline_rank.sums(staged)
     staged.set_learning_rate(0.0)
     pipeline_rank.losses(staged, staged.spec.config.model)
     assert pipeline_rank.sums(staged) == before
 
 
-def test_costs_are_measured_on_the_samples_of_a_micro_batch(strategy, monkeypatch):
-    measured_samples = []
-
-    def measured(network, config, samples, *others):
-        measured_samples.append(samples)
-        assert torch.backends.cudnn.benchmark, "with the convolutions that the stages will have"
-        return [0.0] * len(network.nodes)
-
-    monkeypatch.setattr(pipeline, "measure_node_costs", measured)
-    as_on_gpus(monkeypatch)
-    staged = strategy("pipeline_gpipe", **SMALL, strategy__options__micro_batches=4)
-    assert measured_samples == []  # one stage has nothing to balance
-    staged.stage_count = 2
-    staged._node_costs(staged.model.network)
-    assert measured_samples == [5]
-
-
+@pytest.fixture
 def as_on_gpus(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # and after the test
     monkeypatch.setattr(base, "tunes_convolutions", lambda device, is_full: tunes_convolutions("cuda", is_full))
 
 
-def test_cudnn_tunes_for_full_batches_as_in_other_strategies(strategy, monkeypatch):
-    as_on_gpus(monkeypatch)
-    staged, tuned = strategy("model_parallel", **SMALL), []
+@pytest.mark.usefixtures("as_on_gpus")
+def test_costs_are_measured_on_the_samples_of_a_micro_batch(strategy, monkeypatch):
+    """With the convolutions that the stages will have: cuDNN tunes for full batches, as in other strategies."""
+    measured_samples, tuned = [], []
+
+    def measured(network, config, samples, *others):
+        measured_samples.append(samples)
+        assert torch.backends.cudnn.benchmark
+        return [0.0] * len(network.nodes)
+
+    monkeypatch.setattr(pipeline, "measure_node_costs", measured)
+    staged = strategy("pipeline_gpipe", **SMALL, strategy__options__micro_batches=4)
+    assert measured_samples == []  # one stage has nothing to balance
+    staged.stage_count = 2
+    staged._node_costs(staged.model.network)
+    assert measured_samples == [5]
+    staged.close()
+    staged = strategy("model_parallel", **SMALL)
     for batch in pipeline_rank.batches(staged.spec.config.model):
         staged.step(batch)
         tuned.append(torch.backends.cudnn.benchmark)
@@ -146,13 +145,142 @@ def test_unsupported_runs_are_refused_before_processes_meet(name, gpus, changes,
         strategy.setup()
 
 
-def test_invalid_options_are_named():
-    for name, option, value, message in [
+@pytest.mark.parametrize(
+    ("name", "option", "value", "message"),
+    [
         ("model_parallel", "split", "sise", "did you mean 'size'"),
         ("pipeline_gpipe", "micro_batches", 0, "should be at least 1"),
         ("pipeline_gpipe", "micro_batches", 1.5, "should be a whole number"),
         ("hybrid", "stages", 0, "should be at least 1"),
         ("hybrid", "schedule", "gpip", "did you mean 'gpipe'"),
-    ]:
-        with pytest.raises(InputError, match=message):
-            registry.load_strategy(name)(spec_of(name, 2, **{f"strategy__options__{option}": value}), 0)
+    ],
+)
+def test_invalid_options_are_named(name, option, value, message):
+    with pytest.raises(InputError, match=message):
+        registry.load_strategy(name)(spec_of(name, 2, **{f"strategy__options__{option}": value}), 0)
+
+
+CPU = torch.device("cpu")
+LAYOUTS = {
+    "vectors": torch.randn(4, 6),
+    "curves": torch.randn(4, 3, 5),
+    "tokens": torch.randn(4, 5, 3).movedim(-1, 1),
+    "channels first": torch.randn(4, 3, 5, 7),
+    "channels last": torch.randn(4, 3, 5, 7).contiguous(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_outputs_are_sent_in_their_memory_layout(name):
+    outputs = LAYOUTS[name]
+    layout = ActivationLayout.from_outputs(outputs)
+    packed = layout.pack(outputs)
+    assert packed.is_contiguous()
+    assert packed.data_ptr() == outputs.data_ptr()
+    assert packed.shape == layout.empty(4, "cpu").shape
+    assert layout.size_bytes(4) == 4 * outputs.numel()
+    unpacked = layout.unpack(packed)
+    assert unpacked.data_ptr() == outputs.data_ptr()
+    ordered = unpacked.movedim(-1, 1) if unpacked.dim() > 2 else unpacked  # as in NetworkModule.forward
+    assert torch.equal(ordered, outputs)
+    assert ordered.stride() == outputs.stride()
+
+
+def test_outputs_in_another_layout_are_copied():
+    layout = ActivationLayout.from_outputs(LAYOUTS["channels last"])
+    packed = layout.pack(LAYOUTS["channels first"])
+    assert packed.is_contiguous()
+    assert torch.equal(layout.unpack(packed).movedim(-1, 1), LAYOUTS["channels first"])
+
+
+def test_gradients_of_received_activations_are_contiguous():
+    """They can be sent on without a copy."""
+    layout = ActivationLayout.from_outputs(LAYOUTS["channels last"])
+    stage = StageModule(Doubled(), nullcontext, layout, layout)
+    received = layout.pack(LAYOUTS["channels last"]).requires_grad_()
+    outputs = stage(received)
+    outputs.backward(torch.randn_like(outputs))
+    assert received.grad is not None and received.grad.is_contiguous()
+    assert torch.equal(outputs, 2 * received)
+
+
+class Doubled(nn.Module):
+    """Takes inputs like a NetworkModule and returns twice their values in torch's order."""
+
+    def forward(self, inputs):
+        return 2 * inputs.movedim(-1, 1)
+
+
+class RecordedPasses(nn.Module):
+    """Records its forward (F) and backward (B) passes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.passes = nn.Linear(3, 2), ""
+
+    def forward(self, inputs):
+        self.passes += "F"
+        outputs = self.layer(inputs)
+        outputs.register_hook(lambda gradient: setattr(self, "passes", self.passes + "B"))
+        return outputs
+
+
+@pytest.mark.parametrize(("forwards_ahead", "order"), [(1, "FBFBFB"), (2, "FFBFBB"), (3, "FFFBBB")])
+def test_passes_run_in_the_order_of_the_schedule(forwards_ahead, order):
+    """Gradients of repeated ones are those of the whole batch."""
+    module, inputs, targets = RecordedPasses(), torch.randn(6, 3), torch.randn(6, 2).split(2)
+
+    def loss(number, outputs):
+        return (outputs - targets[number]).square().mean() / 3
+
+    passes = StagePasses(module, list(inputs.split(2)), forwards_ahead, loss)
+    passes()
+    passes()
+    assert module.passes == 2 * order
+    gradient = module.layer.weight.grad
+    module.zero_grad()
+    (module.layer(inputs) - torch.cat(targets)).square().mean().backward()
+    torch.testing.assert_close(gradient, module.layer.weight.grad)
+
+
+def test_layers_without_weights_that_read_samples_have_no_backward_pass():
+    module, passes = nn.ReLU(), []
+    module.register_forward_hook(lambda *_: passes.append("F"))
+    module.register_full_backward_hook(lambda *_: passes.append("B"))
+    StagePasses(module, [torch.randn(2, 3), torch.randn(2, 3)], 1)()
+    assert passes == ["F", "F"]
+
+
+def test_the_median_leaves_out_the_first_call():
+    delays = iter([0.05, 0.01, 0.0, 0.02])
+    slept = []
+
+    def action():
+        slept.append(next(delays))
+        time.sleep(slept[-1])
+
+    median_s = measure_median_s(action, lambda: None, repeats=3)
+    assert slept == [0.05, 0.01, 0.0, 0.02]
+    assert 0.01 <= median_s < 0.05
+
+
+@pytest.mark.parametrize("model", ["materials_cnn", "resnet20_cifar10"])
+def test_segments_are_the_complete_network(model):
+    network = networks.build_network(spec_of("model_parallel", model=model).config.model)
+    segments = list(cut_into_segments(network))
+    assert [node for segment in segments for node in segment.nodes] == network.nodes[1:]
+    assert [segment.source for segment in segments[1:]] == [segment.output for segment in segments[:-1]]
+
+
+def test_measured_seconds_balance_the_stages():
+    config = spec_of("model_parallel").config
+    network = networks.build_network(config.model)
+    few, many = (
+        measure_node_costs(network, config, samples, CPU, Precision("float32", CPU), lambda: None)
+        for samples in (2, 256)
+    )
+    ends = {segment.output.name for segment in cut_into_segments(network)}
+    for costs in (few, many):
+        assert {node.name for node, cost in zip(network.nodes, costs, strict=True) if cost > 0} == ends
+    assert sum(many) > sum(few)
+    assert len(split_into_stages(network, 3, many)) == 3
