@@ -19,135 +19,107 @@ from scalebench.core.machine.gpus import Gpu
 from scalebench.core.machine.machine import classify_machine
 from scalebench.core.result import write_result
 from tests.builders.comparisons import machine_settings, write_folder
-from tests.builders.runs import MACHINE, record
+from tests.builders.runs import record
 
-GPU = Gpu(0, "Tesla K80", "GPU-1", 2**33, 875, 2505, 149.0, 0, None)
-GIB = 2**30
+GPU, OTHER_GPU = (Gpu(n, "Tesla K80", f"GPU-{n}", 2**33, 875, 2505, 149.0 + n, 0, None) for n in range(2))
 
 
 def kind(**changes):
     return classify_machine(machine_settings(**changes)["machine"])
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"hostname": "x"},
-        {"versions": {"torch": "3"}},
-        {"driver_version": "1"},
-        {"memory_bytes": 2**33 - 400 * 2**20},
-        {"kernel": "7"},
-        {"cpu_quota": 4.0},
-    ],
-)
-def test_the_same_kind_of_machine(changes):
-    assert kind(**changes).fingerprint == kind().fingerprint
+def save(folder, **options):
+    """Save a folder as `main`, and return its numbers of runs and sessions."""
+    (saved,) = save_baseline("main", [folder], **options)
+    return saved.runs, saved.sessions
 
 
-@pytest.mark.parametrize("changes", [{"cpu_model": "x"}, {"cpus": 4}, {"cpu_quota": 1.5}, {"memory_bytes": 2**34},
-                                     {"gpus": [GPU]}, {"cpu_model": None}, {"memory_bytes": None}])  # fmt: skip
-def test_another_kind_of_machine(changes):
-    assert kind(**changes).fingerprint != kind().fingerprint
+def saved_ids():
+    return [one.run_id for one in load_compared_runs(find_baseline_folders("main", [kind()]))]
 
 
-def test_the_number_of_gpus_counts_and_their_ids_do_not():
-    other = Gpu(1, "Tesla K80", "GPU-2", 2**33, 875, 2505, 100.0, 0, None)
-    assert kind(gpus=[GPU]).fingerprint == kind(gpus=[other]).fingerprint != kind(gpus=[GPU, other]).fingerprint
+def saved_names():
+    return sorted(path.name for path in (store_folder() / kind().fingerprint).iterdir())
 
 
-@pytest.mark.parametrize(("size", "gib"), [(15.6 * GIB, 16), (16.0 * GIB, 16), (7.7 * GIB, 8), (24.2 * GIB, 24),
-                                           (94 * GIB, 96), (0.5 * GIB, 0.5), (0, None), (None, None)])  # fmt: skip
-def test_memory_is_rounded(size, gib):
-    assert kind(memory_bytes=None if size is None else int(size)).memory_gib == gib
+@pytest.mark.parametrize(("changes", "is_same"), [
+    ({"hostname": "x"}, True), ({"versions": {"torch": "3"}}, True), ({"driver_version": "1"}, True),
+    ({"memory_bytes": 2**33 - 400 * 2**20}, True), ({"kernel": "7"}, True), ({"cpu_quota": 4.0}, True),
+    ({"cpu_model": "x"}, False), ({"cpus": 4}, False), ({"cpu_quota": 1.5}, False), ({"memory_bytes": 2**34}, False),
+    ({"gpus": [GPU]}, False), ({"cpu_model": None}, False), ({"memory_bytes": None}, False),
+])  # fmt: skip
+def test_what_makes_another_kind_of_machine(changes, is_same):
+    assert (kind(**changes).fingerprint == kind().fingerprint) == is_same
 
 
-def test_a_kind_in_words():
-    assert str(kind(gpus=[GPU, GPU])) == "cpu a processor, 2 cores, about 8 GiB, 2 x Tesla K80"
+def test_a_kind_has_numbers_of_gpus_without_ids_and_rounded_memory():
+    one, other, both = (kind(gpus=gpus) for gpus in ([GPU], [OTHER_GPU], [GPU, OTHER_GPU]))
+    assert one.fingerprint == other.fingerprint != both.fingerprint
+    assert str(both) == "cpu a processor, 2 cores, about 8 GiB, 2 x Tesla K80"
     assert str(kind(cpu_model=None, memory_bytes=None)) == "cpu unknown, 2 cores, unknown memory, no GPU"
+    for size, gib in ((15.6, 16), (16.0, 16), (7.7, 8), (24.2, 24), (94, 96), (0.5, 0.5), (0, None)):
+        assert kind(memory_bytes=int(size * 2**30)).memory_gib == gib
 
 
 def test_saved_records_come_back_as_they_were():
     write_folder("a", [0.1, 0.2])
     (saved,) = save_baseline("main", ["a", "a/0"])
-    target = saved.folder
-    assert (saved.runs, saved.sessions, target) == (2, 1, Path(f".scalebench/baselines/{kind().fingerprint}/main"))
-    assert saved.kind == kind()
-    assert (target / "0" / "result.json").read_bytes() == Path("a/0/result.json").read_bytes()
-    assert [one.run_id for one in load_compared_runs(find_baseline_folders("main", [kind()]))] == [
-        "a-ddp-1-0",
-        "a-ddp-1-1",
-    ]
+    folder = Path(f".scalebench/baselines/{kind().fingerprint}/main")
+    assert (saved.runs, saved.sessions, saved.folder, saved.kind) == (2, 1, folder, kind())
+    assert (folder / "0" / "result.json").read_bytes() == Path("a/0/result.json").read_bytes()
+    assert saved_ids() == ["a-ddp-1-0", "a-ddp-1-1"]
     assert find_baseline_folders("main", [kind(cpus=4)]) == find_baseline_folders("other", [kind()]) == []
+    (folder.parent / ".other.123.new" / "0").mkdir(parents=True)  # what a killed save left
     assert list_saved_baselines() == [(kind(), ["main"])]
 
 
 def test_each_machine_has_its_own():
     write_folder("a", [0.1])
     write_folder("a", [0.1], gpus=2, **machine_settings(cpus=4))
-    actual = save_baseline("main", ["a"])
-    assert {one.kind.fingerprint for one in actual} == {kind().fingerprint, kind(cpus=4).fingerprint}
+    assert {one.kind.fingerprint for one in save_baseline("main", ["a"])} == {
+        kind().fingerprint, kind(cpus=4).fingerprint
+    }  # fmt: skip
     assert len(find_baseline_folders("main", [kind(), kind(cpus=4)])) == 2
-
-
-def saved_ids(name="main"):
-    return [one.run_id for one in load_compared_runs(find_baseline_folders(name, [kind()]))]
 
 
 def test_a_save_adds_a_session_and_replaces_only_on_request():
     write_folder("a", [0.1, 0.2])
     write_folder("b", [0.3], day=2)
-    assert [(one.runs, one.sessions) for one in save_baseline("main", ["a"])] == [(2, 1)]
-    assert [(one.runs, one.sessions) for one in save_baseline("main", ["b"])] == [(3, 2)]
-    assert [(one.runs, one.sessions) for one in save_baseline("main", ["a"])] == [(3, 2)], "the same runs"
+    assert (save("a"), save("b"), save("a")) == ((2, 1), (3, 2), (3, 2)), "the same runs count once"
     assert saved_ids() == ["a-ddp-1-0", "a-ddp-1-1", "b-ddp-1-0-2"]
-    assert [(one.runs, one.sessions) for one in save_baseline("main", ["b"], replace=True)] == [(1, 1)]
-    assert saved_ids() == ["b-ddp-1-0-2"]
-    assert sorted(path.name for path in (store_folder() / kind().fingerprint).iterdir()) == ["machine.json", "main"]
+    assert save("b", replace=True) == (1, 1)
+    assert saved_ids() == ["b-ddp-1-0-2"] and saved_names() == ["machine.json", "main"]
 
 
 def test_the_last_ten_sessions_are_kept():
     for day in range(1, 13):
         write_folder(str(day), [0.1, 0.1], side="a", day=day)
-        (saved,) = save_baseline("main", [str(day)])
-    assert (saved.runs, saved.sessions) == (20, 10)
+        last = save(str(day))
+    assert last == (20, 10)
     assert saved_ids() == [f"a-ddp-1-{repeat}-{day}" for day in range(3, 13) for repeat in (0, 1)]
     write_folder("again", [0.1], side="c", day=12)
-    assert [(one.runs, one.sessions) for one in save_baseline("main", ["again"])] == [(21, 10)], "of the last session"
+    assert save("again") == (21, 10), "of the last session"
 
 
-def test_a_baseline_is_whole_or_not_there(monkeypatch):
+@pytest.mark.parametrize("call", ["copyfile", "rename"])
+def test_where_the_new_one_cannot_take_its_place_the_old_one_stays(monkeypatch, call):
     write_folder("a", [0.1, 0.2])
-    save_baseline("main", ["a"])
+    save("a")
     before = (find_baseline_folders("main", [kind()])[0] / "0" / "result.json").read_bytes()
     write_folder("b", [0.3, 0.4])
-    real = baseline_store.shutil.copyfile
+    module, fails_at = (baseline_store.shutil, "/1/") if call == "copyfile" else (os, ".new")
+    real = getattr(module, call)
 
-    def full(source, target):
-        if "/1/" in str(target):
+    def fail(source, target):
+        if fails_at in str(target if call == "copyfile" else source):
             raise OSError(28, "No space left on device")
         real(source, target)
 
-    monkeypatch.setattr(baseline_store.shutil, "copyfile", full)
+    monkeypatch.setattr(module, call, fail)
     with pytest.raises(InputError, match="No space left on device; set SCALEBENCH_BASELINES"):
-        save_baseline("main", ["b"], replace=True)
+        save("b", replace=True)
     assert (find_baseline_folders("main", [kind()])[0] / "0" / "result.json").read_bytes() == before
-    assert sorted(path.name for path in (store_folder() / kind().fingerprint).iterdir()) == ["machine.json", "main"]
-
-
-def test_the_old_one_stays_where_the_new_one_cannot_take_its_place(monkeypatch):
-    write_folder("a", [0.1])
-    save_baseline("main", ["a"])
-    real = os.rename
-
-    def stuck(source, target):
-        if source.name.endswith(".new"):
-            raise OSError(5, "Input/output error")
-        real(source, target)
-
-    monkeypatch.setattr(baseline_store.os, "rename", stuck)
-    with pytest.raises(InputError, match="Input/output error"):
-        save_baseline("main", ["a"], replace=True)
-    assert len(load_compared_runs(find_baseline_folders("main", [kind()]))) == 1
+    assert len(saved_ids()) == 2 and saved_names() == ["machine.json", "main"]
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "/etc", ".hidden", "a b", "a\n", "x" * 65, "é"])
@@ -159,59 +131,42 @@ def test_names_that_are_no_plain_folder(name):
     assert not store_folder().exists()
 
 
-def test_nothing_that_went_well_is_no_baseline():
-    Path("a/0").mkdir(parents=True)
-    write_result(record(status="failed", block_s=None), Path("a/0"))
-    with pytest.raises(InputError, match=r"^no run of a went well"):
-        save_baseline("main", ["a"])
-
-
-def test_what_a_killed_save_left_is_no_baseline():
-    write_folder("a", [0.1])
-    (saved,) = save_baseline("main", ["a"])
-    target = saved.folder
-    (target.parent / ".other.123.new" / "0").mkdir(parents=True)
-    assert [names for _, names in list_saved_baselines()] == [["main"]]
-
-
-def test_a_run_id_names_no_file():
+def test_what_is_no_baseline_and_names_no_file():
+    Path("failed/0").mkdir(parents=True)
+    write_result(record(status="failed", block_s=None), Path("failed/0"))
+    with pytest.raises(InputError, match=r"^no run of failed went well"):
+        save("failed")
     write_folder("a", [0.1], run_id="../../../escaped")
     (saved,) = save_baseline("main", ["a"])
-    target = saved.folder
-    assert [path.name for path in target.iterdir()] == ["0"]
+    assert [path.name for path in saved.folder.iterdir()] == ["0"]
 
 
-def test_the_store_can_be_elsewhere(tmp_path, monkeypatch):
-    monkeypatch.setenv("SCALEBENCH_BASELINES", str(tmp_path / "there"))
-    write_folder("a", [0.1])
-    save_baseline("main", ["a"])
-    assert (tmp_path / "there" / kind().fingerprint / "main").is_dir() and not Path(".scalebench").exists()
-
-
-def test_a_store_that_is_a_file():
+def test_the_store_can_be_elsewhere_and_no_file(tmp_path, monkeypatch):
     write_folder("a", [0.1])
     Path(".scalebench").write_text("")
     with pytest.raises(InputError, match="set SCALEBENCH_BASELINES to a folder that can be written"):
-        save_baseline("main", ["a"])
+        save("a")
     assert list_saved_baselines() == [] and find_baseline_folders("main", [kind()]) == []
+    monkeypatch.setenv("SCALEBENCH_BASELINES", str(tmp_path / "there"))
+    save("a")
+    assert (tmp_path / "there" / kind().fingerprint / "main").is_dir() and Path(".scalebench").read_text() == ""
 
 
 def test_what_there_is_instead():
+    here = "cpu a processor, 2 cores, about 8 GiB, no GPU"
     assert explain_missing_baseline("main", [kind()]) == (
-        "no baseline 'main' in .scalebench/baselines (cpu a processor, 2 cores, about 8 GiB, no GPU); saved names: none"
+        f"no baseline 'main' in .scalebench/baselines ({here}); saved names: none"
     )
     write_folder("a", [0.1], **machine_settings(cpus=4))
-    save_baseline("main", ["a"])
+    save("a")
     assert explain_missing_baseline("main", [kind(), kind()]) == (
-        "no baseline 'main' for this machine (cpu a processor, 2 cores, about 8 GiB, no GPU); "
-        "saved ones are for cpu a processor, 4 cores, about 8 GiB, no GPU"
+        f"no baseline 'main' for this machine ({here}); saved ones are for {here.replace('2 cores', '4 cores')}"
     )
     assert explain_missing_baseline("other", [kind()]).endswith("saved names: main")
 
 
 def test_a_machine_file_that_is_broken_is_passed_over():
     write_folder("a", [0.1])
-    save_baseline("main", ["a"])
+    save("a")
     (store_folder() / kind().fingerprint / "machine.json").write_text("{")
     assert list_saved_baselines() == [] and len(find_baseline_folders("main", [kind()])) == 1
-    assert MACHINE.cpus == 2

@@ -1,4 +1,4 @@
-"""Comparison of two sides, or of the values of a key: pairs and verdicts."""
+"""Comparison of two sides, or of the values of a key: pairs and verdicts, rows without a partner, failures that count."""
 
 import dataclasses
 
@@ -7,8 +7,8 @@ import pytest
 from scalebench.analysis.comparison import compare, compare_by
 from scalebench.core.errors import InputError
 from scalebench.core.spec import HardwareSpec
-from tests.builders.comparisons import machine_settings, make_failed_run, make_results, make_runs, train_settings
-from tests.builders.runs import simulated_config
+from tests.builders.comparisons import machine_settings, make_failed_run, make_runs, train_settings
+from tests.builders.runs import MODEL
 
 STEADY = [0.1, 0.1005, 0.0995, 0.1002, 0.0998]  # five repeats within 0.5 %
 
@@ -31,21 +31,16 @@ def test_a_slow_down_is_a_regression_only_beyond_the_threshold():
     for threshold, status in [(None, "ok"), (0.0, "regression"), (0.03, "regression"), (0.05, "ok")]:
         actual = compare(a, b, threshold=threshold)
         assert actual.status == status and only(actual).verdict == "slower"
-
-
-def test_a_large_ratio_that_noise_explains_is_no_regression():
     noisy = [0.08, 0.12, 0.1, 0.13]
     actual = compare(make_runs("a", noisy), make_runs("b", [each * 1.1 for each in noisy]), threshold=0.03)
-    assert (actual.status, only(actual).verdict) == ("ok", "no difference resolved")
+    assert (actual.status, only(actual).verdict) == ("ok", "no difference resolved"), "noise explains it"
 
 
 def test_the_same_runs_have_their_own_verdict():
-    runs = [*make_runs("a", STEADY), *make_runs("a", [0.1], gpus=2)]
+    runs = [*make_runs("a", STEADY), *make_runs("a", [0.1], gpus=2), make_failed_run("a", gpus=2)]
     actual = compare(runs, runs, threshold=0.0)
-    assert (
-        actual.status == "ok"
-        and [(p.ratio, p.interval, p.verdict) for p in actual.pairs] == [(1.0, None, "the same run")] * 2
-    )
+    assert [(p.ratio, p.interval, p.verdict) for p in actual.pairs] == [(1.0, None, "the same run")] * 2
+    assert actual.status == "ok" and [one.failed for one in actual.unmatched] == [False]
 
 
 def test_a_gate_without_enough_data_has_a_status_of_its_own():
@@ -55,8 +50,8 @@ def test_a_gate_without_enough_data_has_a_status_of_its_own():
     assert (only(actual).verdict, only(actual).interval, actual.status) == ("no verdict", None, "too little data")
     assert compare(a, b).status == "ok"
     a += make_runs("a", STEADY, gpus=2)
-    assert compare(a, [*b, *make_runs("b", STEADY, gpus=2)], threshold=0.0).status == "too little data"
-    assert compare(a, [*b, *make_runs("b", slower(0.5), gpus=2)], threshold=0.0).status == "regression"
+    for block_s, status in ((STEADY, "too little data"), (slower(0.5), "regression")):
+        assert compare(a, [*b, *make_runs("b", block_s, gpus=2)], threshold=0.0).status == status
 
 
 def test_verdicts_are_adjusted_for_the_number_of_pairs():
@@ -74,19 +69,14 @@ def test_verdicts_are_adjusted_for_the_number_of_pairs():
 
 
 def test_pairs_share_everything_but_what_may_differ():
-    a = [
-        *make_runs("a", [0.1]),
-        *make_runs("a", [0.1], gpus=2),
-        *make_runs("a", [0.1], **train_settings(precision="tf32")),
-    ]
-    b = [
-        *make_runs("b", [0.1], **machine_settings(hostname="other", versions={"torch": "2.9"})),
-        *make_runs("b", [0.1], gpus=4),
-    ]
-    actual = compare(a, b)
+    a = [*make_runs("a", [0.1]), *make_runs("a", [0.1], gpus=2)]
+    a += make_runs("a", [0.1], **train_settings(precision="tf32"))
+    b = make_runs("b", [0.1], **machine_settings(hostname="other", versions={"torch": "2.9"}))
+    actual = compare(a, [*b, *make_runs("b", [0.1], gpus=4)])
     assert [pair.label for pair in actual.pairs] == [{"strategy": "ddp", "gpus": "1", "precision": "float32"}]
-    reported = {(key, x, y, n) for key, x, y, n in actual.contrasts[0].differences}
-    assert reported == {("machine.hostname", "node", "other", 1), ("versions.torch", "none", "2.9", 1)}
+    assert set(actual.contrasts[0].differences) == {
+        ("machine.hostname", "node", "other", 1), ("versions.torch", "none", "2.9", 1)
+    }  # fmt: skip
 
 
 def test_the_way_out_of_a_refusal_is_one():
@@ -96,27 +86,22 @@ def test_the_way_out_of_a_refusal_is_one():
     assert actual.status == "ok" and only(actual).verdict == "slower"
     assert actual.contrasts[0].differences == [("train.batch_per_device", "10", "20", 1)]
     assert compare(a, b, ignore=["train"]).status == "ok"
+    by = [*a, *make_runs("b", STEADY, seed=1, **train_settings(precision="tf32"))]
+    assert compare_by(by, "train.precision").refusal.endswith("seed: 0 and 1; --ignore seed pairs them")
+    assert len(compare_by(by, "train.precision", ignore=["seed"]).pairs) == 1
 
 
-def test_keys_are_left_out_beside_the_one_that_is_compared():
-    a, b = make_runs("a", STEADY), make_runs("b", STEADY, seed=1, **train_settings(precision="tf32"))
-    assert compare_by([*a, *b], "train.precision").refusal.endswith("seed: 0 and 1; --ignore seed pairs them")
-    assert len(compare_by([*a, *b], "train.precision", ignore=["seed"]).pairs) == 1
-
-
-def test_nothing_that_went_well():
+def test_nothing_to_compare_has_its_reason():
     assert compare([make_failed_run("a")], make_runs("b", [0.1])).refusal == "no run of A went well"
     assert compare(make_runs("a", [0.1]), [make_failed_run("b")]).refusal == "no run of B went well"
-
-
-@pytest.mark.parametrize(
-    ("keys", "reason"), [(["precision"], "did you mean 'train.precision'"), (["x"], "no key 'x'; known: ")]
-)
-def test_unknown_keys(keys, reason):
-    with pytest.raises(InputError, match=reason):
-        compare(make_runs("a", [0.1]), make_runs("b", [0.1]), ignore=keys)
-    with pytest.raises(InputError, match=reason):
-        compare_by(make_runs("a", [0.1]), keys[0])
+    actual = compare_by(make_runs("a", [0.1]), "train.precision")
+    assert actual.status == "not comparable"
+    assert actual.refusal == "train.precision is float32 in all rows: nothing to compare"
+    for key, reason in (("precision", "did you mean 'train.precision'"), ("x", "no key 'x'; known: ")):
+        with pytest.raises(InputError, match=reason):
+            compare(make_runs("a", [0.1]), make_runs("b", [0.1]), ignore=[key])
+        with pytest.raises(InputError, match=reason):
+            compare_by(make_runs("a", [0.1]), key)
 
 
 def formats(share=1.25, side="a"):
@@ -134,9 +119,7 @@ def test_by_a_key_gives_the_median_over_the_pairs():
     (contrast,) = compare_by(formats(), "train.data_format", base="nhwc").contrasts
     assert (contrast.a, contrast.b, len(contrast.pairs)) == ("nhwc", "nchw", 6)
     assert contrast.median == pytest.approx(1.25, rel=1e-3)
-    assert contrast.median_interval.low == pytest.approx(1.225) and contrast.median_interval.high == pytest.approx(
-        1.275
-    )
+    assert contrast.median_interval.limits == pytest.approx((1.225, 1.275))
     assert [pair.label for pair in contrast.pairs] == [{"strategy": "ddp", "gpus": str(n)} for n in range(1, 7)]
     assert contrast.differences == []
     after = compare_by(formats(side="b"), "train.data_format", base="nhwc").contrasts[0]
@@ -145,34 +128,23 @@ def test_by_a_key_gives_the_median_over_the_pairs():
     assert (turned.a, turned.b) == ("nchw", "nhwc") and turned.median == pytest.approx(1 / 1.25, rel=1e-2)
 
 
-def test_by_hardware_the_machine_may_differ_and_is_told():
+def test_what_differs_with_the_key_is_told():
     big = {"hardware": HardwareSpec("p100", devices="cpu", gpus_per_node=4), **machine_settings(cpu_model="another")}
-    actual = compare_by([*make_runs("a", STEADY), *make_runs("b", [each / 4.4 for each in STEADY], **big)], "hardware")
-    (contrast,) = actual.contrasts
+    fast = make_runs("b", [each / 4.4 for each in STEADY], **big)
+    (contrast,) = compare_by([*make_runs("a", STEADY), *fast], "hardware").contrasts
     assert (contrast.a, contrast.b) == ("cpu", "p100") and contrast.median == pytest.approx(4.4)
     keys = {key for key, *_ in contrast.differences}
     assert {"machine.cpu_model", "hardware.gpus_per_node"} <= keys and "hardware.name" not in keys
-
-
-def test_of_other_models_it_is_told_that_samples_differ():
-    other = dataclasses.replace(make_results("a", [0.1])[0].spec and simulated_config().model, name="mlp")
-    actual = compare_by([*make_runs("a", [0.1]), *make_runs("b", [0.05], model=other)], "model")
+    mlp = make_runs("b", [0.05], model=dataclasses.replace(MODEL, name="mlp"))
+    actual = compare_by([*make_runs("a", [0.1]), *mlp], "model")
     assert len(actual.pairs) == 1 and any("a sample is not the same work" in note for note in actual.notes)
     assert compare(make_runs("a", [0.1]), make_runs("b", [0.1])).notes == []
-
-
-def test_one_value_is_nothing_to_compare():
-    actual = compare_by(make_runs("a", [0.1]), "train.precision")
-    assert (actual.status, actual.refusal) == (
-        "not comparable", "train.precision is float32 in all rows: nothing to compare"
-    )  # fmt: skip
 
 
 def test_several_values_are_one_family():
     runs = []
     for number, precision in enumerate(("float32", "tf32", "bfloat16")):
-        block_s = [each * (1 + 0.1 * number) for each in STEADY]
-        runs += make_runs("abc"[number], block_s, **train_settings(precision=precision))
+        runs += make_runs("abc"[number], slower(0.1 * number), **train_settings(precision=precision))
     reported = compare_by(runs, "train.precision", base="float32")
     assert [(c.a, c.b) for c in reported.contrasts] == [("float32", "bfloat16"), ("float32", "tf32")]
     least = min(pair.p for pair in reported.pairs)
@@ -184,3 +156,71 @@ def test_a_failed_run_goes_before_a_regression_and_only_with_a_threshold():
     b = [*make_runs("b", slower(0.2)), make_failed_run("b", gpus=2)]
     assert compare(a, b, threshold=0.03).status == "failed run"
     assert compare(a, b).status == "ok"
+
+
+OK = "ok"  # a run that went well; else its status
+
+
+def left(a, b):
+    """Return what is unmatched of the runs on two devices, beside a pair that there is in any case."""
+    sides = [
+        [*make_runs(side, [0.1], gpus=8),
+         *(run for status in statuses for run in
+           (make_runs(side, [0.1], gpus=2) if status == OK else [make_failed_run(side, status, gpus=2)]))]
+        for side, statuses in (("a", a), ("b", b))
+    ]  # fmt: skip
+    return compare(*sides, threshold=0.0).unmatched
+
+
+def test_a_row_of_one_side_names_the_closest_of_the_other():
+    (one,), (other,) = left([OK], []), left([], [OK])
+    assert (one.side, one.label, one.failed) == ("A", {"strategy": "ddp", "gpus": "2"}, False)
+    assert one.reason == "not in B; the closest row there differs in gpus: 2 and 8"
+    assert (other.side, other.reason) == ("B", "not in A; the closest row there differs in gpus: 2 and 8")
+    many = [one for gpus in range(8, 40) for one in make_runs("a", [0.1], gpus=gpus)]
+    reasons = [one.reason for one in compare(many, make_runs("b", [0.1], gpus=8)).unmatched]
+    assert len(reasons) == 31 and reasons.count("not in B") == 11, "it is searched only a few times"
+
+
+@pytest.mark.parametrize(("a", "b", "counts"), [
+    *(([OK], [status], True) for status in ("failed", "oom", "timeout", "cancelled", "unsupported")),
+    ([OK], [OK, "failed"], True), ([OK, "failed"], ["failed"], True),  # one failed repeat of several counts
+    ([], ["oom"], True), ([], ["unsupported"], False),  # a new row
+    (["failed"], ["failed"], False), (["oom"], ["timeout"], False), (["unsupported"], ["unsupported"], False),
+    (["unsupported"], ["failed"], True), (["failed"], [OK], False),
+])  # fmt: skip
+def test_a_failure_counts_if_the_partner_was_ok(a, b, counts):
+    (one,) = left(a, b)
+    assert one.failed == counts
+    if b == [OK]:
+        assert (one.side, one.reason) == ("A", "failed in A: failed as configured")
+    else:
+        in_both = " (in A too)" if a and OK not in a and not counts else ""
+        assert (one.side, one.run_id) == ("B", f"b-ddp-2-{b[-1]}")
+        assert one.reason == f"{b[-1]}: failed as configured{in_both}"
+
+
+def test_an_ok_run_without_a_figure_failed():
+    (one,) = compare(make_runs("a", [0.1, 0.1]), make_runs("b", [0.0]), threshold=0.0).unmatched
+    assert one.failed and one.reason == "nothing was measured"
+
+
+def test_rows_that_cannot_be_merged_are_listed():
+    steps = [*make_runs("a", [0.1], options={"bucket_cap_mb": 1.0}), *make_runs("a", [0.2])]
+    actual = compare(steps, make_runs("b", [0.1]), ignore=["strategy.options.bucket_cap_mb"])
+    reported = [one.reason for one in actual.unmatched if one.side == "A"]
+    assert reported == ["without strategy.options.bucket_cap_mb several rows are one: 1, 25"]
+    assert actual.refusal == reported[0]
+
+
+def test_of_several_values_a_row_is_listed_once_and_nothing_may_pair():
+    def by(base, gpus):
+        runs = make_runs("a", [0.1])
+        for side, precision in (("b", "tf32"), ("c", "bfloat16")):
+            runs += make_runs(side, [0.1], gpus=gpus, **train_settings(precision=precision))
+        return compare_by([*runs, make_failed_run("a", gpus=3)], "train.precision", base=base, threshold=0.0)
+
+    assert [(one.side, one.run_id) for one in by("tf32", 1).unmatched] == [("float32", "a-ddp-3-failed")]
+    assert by("float32", 2).refusal == (
+        "nothing in float32 pairs with the others: closest rows differ in gpus: 1 and 2; --ignore gpus pairs them"
+    )

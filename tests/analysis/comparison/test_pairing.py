@@ -1,42 +1,158 @@
-"""Repeats as rows, rows without some keys, the closest row."""
+"""Facts of runs, the rows that repeats make, their labels and differences, and the values of a key."""
 
 import dataclasses
 from pathlib import Path
 
 import pytest
 
+from scalebench.analysis.comparison.labels import Labels, find_differences, find_key_values
 from scalebench.analysis.comparison.pairing import (
     describe_differences,
     drop_shared_runs,
     find_closest_row,
     load_compared_runs,
+    make_compared_run,
     make_comparison_rows,
     merge_rows,
 )
-from tests.builders.comparisons import make_failed_run, make_results, make_runs, train_settings, write_folder
+from scalebench.analysis.comparison.run_facts import (
+    canonical_value,
+    collect_facts,
+    explain_unknown_key,
+    flatten,
+    keys_bound_to,
+    main_key,
+)
+from scalebench.analysis.identity import HIDDEN_FACTS, IGNORED_FACTS, is_under
+from scalebench.core.errors import InputError
+from scalebench.core.machine.gpus import Gpu
+from scalebench.core.result import MonitorRecord
+from scalebench.core.spec import HardwareSpec, MeasureSpec
+from tests.builders.comparisons import (
+    machine_settings,
+    make_failed_run,
+    make_results,
+    make_runs,
+    train_settings,
+    write_folder,
+)
+from tests.builders.runs import MODEL, record, simulated_config
 from tests.builders.sweeps import write_results
 
-
-def with_version(side, block_s, version, **changes):
-    plain = make_results(side, block_s, **changes)
-    return [dataclasses.replace(one, scale=dataclasses.replace(one.scale, framework_version=version)) for one in plain]
+CONFIG = simulated_config()
+GPU = Gpu(0, "Tesla K80", None, 2**33, 875, 2505, 149.0, 0, None)
 
 
-def test_repeats_of_one_configuration_are_a_row():
-    actual = make_comparison_rows(
-        [
-            *make_runs("a", [0.1, 0.4]),
-            *make_runs("a", [0.1], gpus=2),
-            make_failed_run("a"),
-            *make_runs("a", [0.1], **train_settings(precision="tf32")),
-        ]
-    )
+def hardware(**changes):
+    return {"hardware": dataclasses.replace(CONFIG.hardware, **changes)}
+
+
+def model(**changes):
+    return {"model": dataclasses.replace(MODEL, **changes)}
+
+
+def rows(*runs):
+    return make_comparison_rows([run for several in runs for run in several])
+
+
+def row(side, **changes):
+    (actual,) = rows(make_runs(side, [0.1], **changes))
+    return actual
+
+
+def facts(**changes):
+    return collect_facts(record(**changes))
+
+
+@pytest.mark.parametrize(("key", "changes"), [
+    ("model.name", model(name="mlp")), ("model.options.depth", model(options={"depth": 2})),
+    ("dataset.feed", {"dataset": dataclasses.replace(CONFIG.dataset, feed="device")}), ("seed", {"seed": 1}),
+    ("train.batch_per_device", train_settings(batch_per_device=20)),
+    ("train.precision", train_settings(precision="bfloat16")),
+    ("hardware.name", hardware(name="gpu2")), ("hardware.bind", hardware(bind="none")),
+    ("hardware.environment.NCCL_P2P_DISABLE", hardware(environment={"NCCL_P2P_DISABLE": "1"})),
+    ("machine.cpu_model", machine_settings(cpu_model="another")), ("machine.gpus", machine_settings(gpus=[GPU])),
+])  # fmt: skip
+def test_facts_of_the_identity_must_agree(key, changes):
+    assert facts().identity.get(key) != facts(**changes).identity.get(key)
+
+
+@pytest.mark.parametrize(("key", "changes"), [
+    ("machine.hostname", machine_settings(hostname="node2")),
+    ("machine.driver_version", machine_settings(driver_version="550")),
+    ("machine.git_commit", machine_settings(git_commit="abc")),
+    ("machine.memory_bytes", machine_settings(memory_bytes=2**33 - 1)),
+    ("versions.torch", machine_settings(versions={"torch": "2.9"})),
+    ("environment.OMP_NUM_THREADS", machine_settings(environment={"OMP_NUM_THREADS": "4"})),
+    ("hardware.memory_bytes", hardware(memory_bytes=2**33)), ("measure.min_s", {"measure": MeasureSpec(min_s=1.0)}),
+    (None, {**model(description="told better", sources=["a paper"]), "repeat": 3, "run_id": "x", "resume": True}),
+])  # fmt: skip
+def test_other_facts_may_differ_and_descriptions_and_repeats_are_none(key, changes):
+    before, after = facts(), facts(**changes)
+    assert before.identity == after.identity
+    assert (before.other == after.other) if key is None else (before.other.get(key) != after.other.get(key))
+
+
+def test_facts_of_gpus():
+    result = record(**machine_settings(cpu_model="another"))
+    result.scale.device = "cuda"
+    assert "machine.cpu_model" not in collect_facts(result).identity, "it may differ beside GPUs"
+    assert collect_facts(result).other["machine.cpu_model"] == "another"
+    two = [GPU, dataclasses.replace(GPU, power_limit_w=100.0)]
+    assert facts(**machine_settings(gpus=two)).other["machine.gpu.power_limit_w"] == "[149.0, 100.0]"
+    assert facts(**machine_settings(gpus=[GPU, GPU])).other["machine.gpu.power_limit_w"] == 149
+
+
+def test_what_an_older_or_empty_spec_lacks_has_the_value_of_then():
+    complete, older = record("ddp"), record("ddp")
+    del older.spec["train"]["dropout"], older.spec["strategy"]["options"]
+    assert collect_facts(older).identity == collect_facts(complete).identity
+    assert collect_facts(older).identity["train.dropout"] is True
+    assert collect_facts(complete).identity["strategy.options.bucket_cap_mb"] == 25
+    older.spec = {}
+    assert collect_facts(older).identity["gpus"] == 1 and "model.name" not in collect_facts(older).identity
+
+
+def test_what_means_the_same_is_the_same():
+    as_it_comes, chosen, other = (row("a", options=options).identity for options in
+                                  (None, {"bucket_cap_mb": 25.0}, {"bucket_cap_mb": 1.0}))  # fmt: skip
+    assert chosen == as_it_comes != other
+    by_total, by_device = (facts(gpus=2, scaling="strong", **train_settings(batch_per_device=10, **more)).identity
+                           for more in ({"global_batch": 20}, {}))  # fmt: skip
+    assert by_total == by_device and by_total["train.global_batch"] == 20
+    for value, same in ((1.0, 1), (True, True), ([1, 2], "[1, 2]"), ([], None), (0.5, 0.5), (1e300, 1e300),
+                        ("1", "1"), (None, None)):  # fmt: skip
+        assert canonical_value(value) == same and type(canonical_value(value)) is type(same)
+
+
+def test_keys():
+    assert flatten({"a": {"b": {"c": 1}, "d": {}}, "e": [1]}) == {"a.b.c": 1, "e": "[1]"}
+    assert [is_under(key, ["train"]) for key in ("train.precision", "train", "trainer")] == [True, True, False]
+    assert keys_bound_to("hardware")[0] == "hardware" and "machine.gpus" in keys_bound_to("hardware")
+    assert keys_bound_to("seed") == ("seed",)
+    assert (main_key("model"), main_key("gpus")) == ("model.name", "gpus")
+    checks = ("at_least.bucket_cap_mb", "choices.op", "tolerance", "approximate", "exact_with.bits", "max_gpus")
+    assert all(is_under(f"strategy.{key}", IGNORED_FACTS) and is_under(f"strategy.{key}", HIDDEN_FACTS)
+               for key in checks), "checks of options never keep two runs from being a pair"  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "reason"), [
+    ("train", None), ("train.precision", None), ("gpus", None),
+    ("train.precison", "no key 'train.precison'; did you mean 'train.precision'?"),
+    ("precision", "no key 'precision'; did you mean 'train.precision'?"),
+    ("op", "no key 'op'; did you mean 'strategy.options.op'?"),
+    ("x", "no key 'x'; known: gpus, strategy, strategy.options, strategy.options.op, train, train.precision"),
+])  # fmt: skip
+def test_unknown_keys(key, reason):
+    assert explain_unknown_key(key, ["train.precision", "gpus", "strategy.options.op"]) == reason
+
+
+def test_repeats_of_one_configuration_are_a_row_and_a_copy_of_a_run_counts_once():
+    tf32 = make_runs("a", [0.1], **train_settings(precision="tf32"))
+    actual = rows(make_runs("a", [0.1, 0.4]), make_runs("a", [0.1], gpus=2), [make_failed_run("a")], tf32)
     assert [len(row.measured) for row in actual] == [2, 1, 1] and [len(row.unmeasured) for row in actual] == [1, 0, 0]
     assert actual[0].rates == pytest.approx([200.0, 50.0], rel=0.01)
     assert actual[0].rate == pytest.approx(100.0, rel=0.01), "the geometric mean"
-
-
-def test_a_copy_of_a_run_counts_once():
     write_folder("a", [0.1, 0.1])
     write_results(Path("copies"), make_results("a", [0.1]))
     assert [one.run_id for one in load_compared_runs(["a", "copies"])] == ["a-ddp-1-0", "a-ddp-1-1"]
@@ -44,53 +160,36 @@ def test_a_copy_of_a_run_counts_once():
 
 
 def test_a_row_has_only_its_latest_framework_version():
-    write_results(Path("a"), with_version("a", [0.1, 0.2], "2.8"))
-    write_results(Path("a"), with_version("b", [0.4], "2.9"))
+    for side, block_s, version in (("a", [0.1, 0.2], "2.8"), ("b", [0.4], "2.9")):
+        results = make_results(side, block_s)
+        for result in results:
+            result.scale.framework_version = version
+        write_results(Path("a"), results)
     (row,) = make_comparison_rows(load_compared_runs(["a"]))
     assert [one.run_id for one in row.measured] == ["b-ddp-1-0"]
     assert row.notes == ["repeats of 2.8 are left out beside those of 2.9"]
 
 
 def test_rows_are_merged_only_without_the_seed():
-    seeds = [*make_runs("a", [0.1]), *make_runs("a", [0.2], seed=1, run_id="other")]
-    (row,) = merge_rows(make_comparison_rows(seeds), ["seed"])[0].values()
+    seeds = rows(make_runs("a", [0.1]), make_runs("a", [0.2], seed=1, run_id="other"))
+    (row,) = merge_rows(seeds, ["seed"])[0].values()
     assert len(row.measured) == 2
-    steps = [
-        *make_runs("a", [0.1], "simulated", options={"step_s": 1.0}),
-        *make_runs("a", [0.2], "simulated", run_id="other", options={"step_s": 2.0}),
-    ]
-    complete, refused = merge_rows(make_comparison_rows(steps), ["strategy.options.step_s"])
-    assert (
-        complete == {}
-        and [reason for _, reason in refused] == ["without strategy.options.step_s several rows are one: 1, 2"] * 2
-    )
+    key = "strategy.options.step_s"
+    steps = [make_runs("a", [0.1 * s], "simulated", run_id=str(s), options={"step_s": float(s)}) for s in (1, 2)]
+    complete, refused = merge_rows(rows(*steps), [key])
+    assert complete == {} and [reason for _, reason in refused] == [f"without {key} several rows are one: 1, 2"] * 2
 
 
 def test_the_closest_row_has_the_fewest_differing_keys():
-    (this_row,) = make_comparison_rows(make_runs("a", [0.1]))
-    others = make_comparison_rows(
-        [
-            *make_runs("b", [0.1], gpus=4, **train_settings(precision="tf32")),
-            *make_runs("b", [0.1], **train_settings(batch_per_device=20)),
-        ]
-    )
-    row, keys = find_closest_row(this_row.identity, others, [])
+    identity = row("a").identity
+    others = [row("b", gpus=4, **train_settings(precision="tf32")), row("b", **train_settings(batch_per_device=20))]
+    closest, keys = find_closest_row(identity, others, [])
     assert keys == ["train.batch_per_device"]
-    assert describe_differences(this_row.identity, row.identity, keys) == "train.batch_per_device: 10 and 20"
-    assert find_closest_row(this_row.identity, others[:1], ["train"])[1] == ["gpus"]
-    assert find_closest_row(this_row.identity, [], []) is None
-
-
-def test_only_the_name_of_another_strategy_is_shown():
-    (this_row,), others = (
-        make_comparison_rows(make_runs("a", [0.1])),
-        make_comparison_rows(make_runs("b", [0.1], "horovod_gloo")),
-    )
-    assert find_closest_row(this_row.identity, others, [])[1] == ["strategy.name"]
-
-
-def test_many_differences_are_counted():
-    one, other = ({"a": 1, "b": 1, "c": 1, "d": 1, "e": 1}, {"a": 2, "b": 2, "c": 2, "d": 2})
+    assert describe_differences(identity, closest.identity, keys) == "train.batch_per_device: 10 and 20"
+    assert find_closest_row(identity, others[:1], ["train"])[1] == ["gpus"]
+    assert find_closest_row(identity, [row("b", strategy="horovod_gloo")], [])[1] == ["strategy.name"]
+    assert find_closest_row(identity, [], []) is None
+    one, other = dict.fromkeys("abcde", 1), dict.fromkeys("abcd", 2)
     assert describe_differences(one, other, [*"abcde"]) == "a: 1 and 2; b: 1 and 2; c: 1 and 2; and 2 more"
 
 
@@ -100,12 +199,104 @@ def test_many_differences_are_counted():
      ("12", "23", ("1", "23"))],
 )  # fmt: skip
 def test_shared_runs_are_dropped_from_the_row_with_others(a, b, left):
-    (one,), (other,) = (
-        make_comparison_rows([one for k in ids for one in make_runs("a", [0.1], run_id=k)]) for ids in (a, b)
-    )
+    (one,), (other,) = (rows(*(make_runs("a", [0.1], run_id=name) for name in names)) for names in (a, b))
     actual = drop_shared_runs(one, other)
-    kept = None if actual is None else tuple("".join(one.run_id for one in row.measured) for row in actual)
-    assert kept == left
-    if actual is not None:
-        shared = set(a) & set(b)
-        assert any("both sides" in note for row in actual for note in row.notes) == bool(shared)
+    assert left == (actual and tuple("".join(one.run_id for one in row.measured) for row in actual))
+    notes = [note for row in actual or () for note in row.notes]
+    assert any("both sides" in note for note in notes) == (left is not None and bool(set(a) & set(b)))
+
+
+def labels(*actual, without=()):
+    reported = Labels(actual, without)
+    return [reported.of(row) for row in actual]
+
+
+def test_labels_have_the_fewest_keys_that_distinguish_rows():
+    """What goes with the model, its shape and outputs, is not told beside its name."""
+    mlp, tf32 = model(name="mlp", input_shape=[3, 3], outputs=7), train_settings(precision="tf32")
+    assert labels(row("a"), row("a", **mlp), row("a", **tf32)) == [
+        {"model": "materials_cnn", "strategy": "ddp", "gpus": "1", "precision": "float32"},
+        {"model": "mlp", "strategy": "ddp", "gpus": "1", "precision": "float32"},
+        {"model": "materials_cnn", "strategy": "ddp", "gpus": "1", "precision": "tf32"},
+    ]
+    assert labels(row("a"), row("a", gpus=2), without=("gpus",)) == [{"strategy": "ddp"}] * 2
+    options = [row("a", options={"bucket_cap_mb": 1.0}), row("a"), row("a", strategy="bare_torch")]
+    assert [one.get("bucket_cap_mb") for one in labels(*options)] == ["1", "25", "none"]
+    assert "bucket_cap_mb" not in labels(*options[1:])[0]
+
+
+def test_differences_are_counted_over_the_pairs():
+    new = machine_settings(driver_version="2")
+    pairs = [(row("a"), row("b", **new)), (row("a", gpus=2), row("b", gpus=2, **new)), (row("a"), row("b"))]
+    assert find_differences(pairs, None) == [("machine.driver_version", "none", "2", 2)]
+    (both,) = rows(make_runs("a", [0.1]), make_runs("b", [0.1], **machine_settings(git_commit="abc")))
+    assert find_differences([(both, row("c", **machine_settings(git_commit="def")))], None) == [
+        ("machine.git_commit", "none or abc", "def", 1)
+    ]
+    for clock, reported in ((1405.0, []), (1300.0, [("sm_clock_mhz_mean", "1400", "1300", 1)]), (None, [])):
+        a, b = (row("a", monitor=MonitorRecord(sm_clock_mhz_mean=mhz)) for mhz in (1400.0, clock))
+        assert find_differences([(a, b)], None) == reported, "from one per cent on"
+
+
+def test_the_compared_key_and_options_of_another_strategy_are_no_differences():
+    ddp, bare = row("a"), row("b", strategy="bare_torch")
+    assert find_differences([(ddp, bare)], "strategy") == []
+    assert find_differences([(ddp, bare)], None) == [("strategy.name", "ddp", "bare_torch", 1)]
+    bare.identity["strategy.launcher"] = "mpi"
+    assert find_differences([(ddp, bare)], None) == [("strategy.name", "ddp", "bare_torch", 1)], "it follows from that"
+    for key, option, before in (("strategy", "bucket_cap_mb", "25"), (None, "of_a_later_version", "none")):
+        other = row("b", options={option: 1})
+        assert find_differences([(ddp, other)], key) == [(f"strategy.options.{option}", before, "1", 1)]
+
+
+def names(runs, key, base=None):
+    return [value.name for value in find_key_values(runs, key, base)]
+
+
+def test_strategies_of_one_name_differ_by_their_options_and_the_base_goes_first():
+    runs = [
+        *make_runs("a", [0.1, 0.1], "horovod_gloo"), *make_runs("a", [0.1]),
+        *make_runs("b", [0.1], options={"bucket_cap_mb": 1.0}),
+    ]  # fmt: skip
+    one, plain, horovod = find_key_values(runs, "strategy", None)
+    assert [one.name, plain.name, horovod.name] == ["ddp bucket_cap_mb=1", "ddp bucket_cap_mb=25", "horovod_gloo"]
+    assert horovod.run_ids == {"a-horovod_gloo-1-0", "a-horovod_gloo-1-1"}
+    for base in names(runs, "strategy"):
+        assert names(runs, "strategy", base) == [base, *(name for name in names(runs, "strategy") if name != base)]
+    expected = r"^--base: no value of strategy 'horovod_glo'; did you mean 'horovod_gloo'\?$"
+    with pytest.raises(InputError, match=expected):
+        find_key_values(runs, "strategy", "horovod_glo")
+
+
+def test_numbers_are_in_natural_order_and_the_first_folder_goes_first():
+    runs = [one for gpus in (10, 2, 1) for one in make_runs("a", [0.1], gpus=gpus)]
+    assert names(runs, "gpus") == ["1", "2", "10"] and names(runs, "gpus", "10") == ["10", "1", "2"]
+    later = [dataclasses.replace(one, side=1) for one in make_runs("b", [0.1], **train_settings(precision="bfloat16"))]
+    assert names([*later, *make_runs("a", [0.1])], "train.precision") == ["float32", "bfloat16"]
+
+
+def test_machines_of_one_name_differ_by_their_processor():
+    results = [*make_results("a", [0.1]), *make_results("b", [0.1], **machine_settings(cpu_model="another"))]
+    for result in results:
+        result.scale.device = "cpu"
+    one, other = ([make_compared_run(result, Path(result.run_id))] for result in results)
+    assert names([*one, *other], "hardware") == ["cpu cpu_model=a processor", "cpu cpu_model=another"]
+    renamed = make_runs("b", [0.1], hardware=HardwareSpec("big", devices="cpu", gpus_per_node=2))
+    assert names([*one, *renamed], "hardware") == ["big", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("key", "values"), [("versions.torch", ["2.8", "2.9"]), ("versions", ["none torch=2.8", "none torch=2.9"]),
+                        ("machine.cpus", ["2"]), ("strategy.options.bucket_cap_mb", ["25", "none"])],
+)  # fmt: skip
+def test_other_facts_can_be_compared_too(key, values):
+    runs = [run for strategy, version in (("ddp", "2.8"), ("bare_torch", "2.9"))
+            for run in make_runs("a", [0.1], strategy, **machine_settings(versions={"torch": version}))]  # fmt: skip
+    assert names(runs, key) == values
+
+
+def test_chosen_devices_are_named_with_their_connection():
+    machine = machine_settings(topology=[["X", "PIX", "PHB"], ["PIX", "X", "PHB"], ["PHB", "PHB", "X"]])
+    runs = [run for ids in ([0, 1], [0, 2])
+            for run in make_runs("a", [0.1], gpus=2, **hardware(device_ids=ids), **machine)]  # fmt: skip
+    assert names(runs, "hardware.device_ids", "[0, 2]") == ["[0, 2] PHB", "[0, 1] PIX"]
