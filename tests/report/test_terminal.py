@@ -15,10 +15,10 @@ from scalebench.report.document import Cell, Row, Table
 from scalebench.report.sections.data_or_model import make_terminal_blocks
 from scalebench.report.terminal import USAGE_ROWS, list_headline, list_training_facts, list_usage, make_rich_table
 from scalebench.sweeps.console import Console
+from tests.analysis.prediction.test_data_or_model import make_pairs
 from tests.builders import sweeps
 from tests.builders.runs import rank, record
 from tests.builders.sweeps import make_probed_run, make_probes, training_run
-from tests.report.sections.test_data_or_model import make_pairs
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

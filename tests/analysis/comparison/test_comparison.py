@@ -1,4 +1,4 @@
-"""Comparison of two sides, or of the values of a key: pairs and verdicts, rows without a partner, failures that count."""
+"""Comparison of two sides or of the values of a key: pairs, verdicts, what has no partner, failures that count."""
 
 import dataclasses
 
