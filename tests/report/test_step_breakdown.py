@@ -7,10 +7,10 @@ from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.result import Sync
 from scalebench.core.stats.estimates import Estimate
 from scalebench.report import step_breakdown
-from scalebench.report.document import Chart, Paragraph, Table
+from scalebench.report.document import Paragraph
 from scalebench.report.report_data import load_report_data
 from scalebench.report.step_breakdown import STEP_PARTS, step_interval
-from tests.builders.sweeps import block_times, make_probed_run, make_probes, run, sweep, write_results
+from tests.builders.sweeps import block_times, make_probed_run, make_probes, run, write_results
 from tests.report.section_blocks import cell_texts
 
 
@@ -101,20 +101,6 @@ def test_every_part_of_the_frame_has_a_row():
     others = (*step_breakdown.SYNC_PARTS.values(), *step_breakdown.OTHER_FIGURES)
     columns = [part.column for part in (*STEP_PARTS.values(), *others)]
     assert sorted(columns) == sorted(probed.BREAKDOWN_FIGURES)
-
-
-def test_what_was_not_measured_has_its_reason(tmp_path):
-    sweep(tmp_path, ["ddp_gloo"], gpus=(1,))
-    report_data = load_report_data([tmp_path])
-    chart, table = step_breakdown.make_blocks(report_data, make_curves(report_data.pooled))
-    assert isinstance(table, Table) and isinstance(chart, Chart)
-    assert [series.part for series in chart.series] == ["data", "rest"] and chart.series[0].x == ["ddp_gloo x 1"]
-    assert sum(series.y[0] for series in chart.series) == pytest.approx(table.rows[0].cells[2].value)
-    ((mark, remark),) = table.footnotes
-    assert table.rows[0].cells[-1].text == mark == "a"
-    assert "exposed sync: one device " in remark
-    assert f"forward, backward, optimizer: {step_breakdown.TOO_FEW_BLOCKS}" in remark
-    assert table.rows[0].cells[7].text == ""
 
 
 def test_without_probes_there_is_a_sentence(tmp_path):

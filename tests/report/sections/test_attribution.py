@@ -2,7 +2,6 @@
 
 import pytest
 
-import scalebench
 from scalebench.__main__ import main
 from scalebench.report import report_data
 from scalebench.report.document import Chart, Paragraph, Table
@@ -22,36 +21,6 @@ def split_blocks(section):
     return charts, tables, [block.text for block in section.blocks if isinstance(block, Paragraph)]
 
 
-def test_bars_and_cells_are_the_figures_of_the_frame(tmp_path):
-    sweeps.sweep(tmp_path, repeats=3)
-    (chart,), (table,), _ = split_blocks(make_section(tmp_path))
-    frame = scalebench.attribution(tmp_path).set_index(["strategy", "gpus", "part"]).sort_index()
-    assert chart.kind == "stacked" and chart.y.percent
-    for series in chart.series:  # so that a reader's filter takes single bars
-        assert all(
-            str(x).startswith(f"{tags['strategy']} x") for x, tags in zip(series.x, series.point_tags, strict=True)
-        )
-    totals = dict.fromkeys(chart.series[0].x, 0.0)
-    for series in chart.series:
-        for name, value in zip(series.x, series.y, strict=True):
-            strategy, gpus = str(name).split(" x ")
-            totals[name] += value or 0.0
-            if series.name == "kept":
-                assert value == 1 - frame.loc[(strategy, int(gpus)), "lost"].iloc[0]
-            elif value is not None and series.name != "unexplained":
-                assert value == frame.loc[(strategy, int(gpus), series.name), "share"]
-    assert all(total == pytest.approx(1, abs=0.02) for total in totals.values())
-    assert list(chart.series[0].y) == sorted(chart.series[0].y, reverse=True), "the best bar comes first"
-    assert chart.title == "horovod_gloo on 4 devices loses 18 % to contention: devices that slow each other down"
-    for row in table.rows:
-        cells = dict(zip(table.columns, row.cells, strict=True))
-        expected = frame.loc[(cells["strategy"].value, cells["devices"].value)]
-        assert cells["lost"].value == expected["lost"].iloc[0] and cells["repeats"].text == "3"
-        for part in set(table.columns) & set(expected.index):
-            share = expected.loc[part, "share"]
-            assert cells[part].value == (None if str(share) == "<NA>" else share)
-
-
 def test_a_small_part_of_a_large_loss_is_no_title(tmp_path, monkeypatch):
     monkeypatch.setattr(attribution, "MIN_TITLE_SHARE", 0.9)
     sweeps.sweep(tmp_path, repeats=3)
@@ -66,28 +35,6 @@ def test_only_parts_that_exceed_their_noise_are_drawn(tmp_path):
     limits = [pair for series in parts for pair in series.limits if pair[0] is not None]
     assert not any(low <= 0 <= high for low, high in limits)
     assert "unexplained" in [series.name for series in chart.series] and len(table.columns) > 6 + len(parts)
-
-
-def test_weak_and_strong_scaling_have_charts_of_their_own(tmp_path):
-    sweeps.write_results(tmp_path, [*weak_scaling_runs(), *strong_scaling_runs()])
-    charts, tables, _ = split_blocks(make_section(tmp_path))
-    headings = [block.text for block in make_section(tmp_path).blocks if getattr(block, "kind", "") == "label"]
-    assert [("strong" in text, "weak" in text) for text in headings] == [(False, True), (True, False)]
-    assert len({block.id for block in (*charts, *tables)}) == 4
-    assert [block.name for block in charts[1].series][:2] == ["kept", "batch"]
-
-
-def test_merged_parts_are_named_with_their_reason(tmp_path):
-    result, full, bare, _ = strong_scaling_runs()
-    sweeps.write_results(tmp_path, [result, full, bare])
-    (chart,), (table,), sentences = split_blocks(make_section(tmp_path))
-    assert "overhead + contention" in [series.name for series in chart.series]
-    cells = dict(zip(table.columns, table.rows[0].cells, strict=True))
-    assert cells["contention"].text == "in overhead" and cells["contention"].value is None
-    assert any(
-        "overhead of ddp x 2 could not be measured separately: no good run of ddp on one device" in text
-        for text in sentences
-    )
 
 
 def test_causes_are_listed_once_for_each_curve(tmp_path):

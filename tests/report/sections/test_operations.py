@@ -77,16 +77,6 @@ def test_traces_are_linked_from_where_the_report_is(tmp_path):
     assert len(tables(make_section(tmp_path / "a", tmp_path / "b"), "traces")[0].rows) == 1
 
 
-def test_runs_without_probes_say_so(tmp_path):
-    result = run("ddp_gloo", 2)
-    for rank in result.ranks:
-        rank.probes = None
-    write_results(tmp_path, [result])
-    section = make_section(tmp_path)
-    assert "these runs have no probes" in paragraph_text(section)
-    assert "No operations of ddp_gloo on 2 devices: they were run without probes." in paragraph_text(section)
-
-
 def test_a_profile_without_collectives_is_described_as_one():
     none = make_probes(profile=Profile(3, 0.02, 0.01, None))
     line = describe_collectives(make_probed_run(none, none))

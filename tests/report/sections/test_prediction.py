@@ -6,32 +6,11 @@ import pytest
 
 from scalebench.analysis.prediction import predictions
 from scalebench.analysis.prediction.extrapolation import load_limits
-from scalebench.report.document import Chart, Paragraph, Table
+from scalebench.report.document import Table
 from scalebench.report.sections import prediction
 from tests.analysis.prediction.test_predictions import make_runs, make_two_models, predict
 from tests.builders import sweeps
-from tests.report.section_blocks import build_section, get_block, get_series, select_blocks, write_report_data
-
-
-def test_a_line_with_limits_begins_at_the_last_measured_point(tmp_path):
-    section = build_section(prediction, tmp_path)
-    chart = get_block(section, Chart, "prediction-throughput")
-    measured, line = get_series(chart, "ddp_gloo"), get_series(chart, "ddp_gloo, predicted")
-    assert measured.style == "points" and list(measured.x) == [1, 2, 4]
-    assert list(line.x) == [4, 8, 16, 32, 64] and line.y[0] == pytest.approx(measured.y[-1])
-    for y, (low, high) in zip(line.y, line.limits, strict=True):
-        assert low is not None and high is not None and low <= y <= high
-    table = get_block(section, Table, "prediction-table")
-    assert [row.cells[1].value for row in table.rows[:5]] == list(line.x)
-    assert [row.cells[2].value for row in table.rows[:5]] == pytest.approx(list(line.y))
-
-
-def test_answers_and_checks_stand_beside_the_band(tmp_path):
-    section = build_section(prediction, tmp_path)
-    answers = [block.text for block in select_blocks(section, Paragraph) if block.kind == "answer"]
-    assert any(text.startswith("ddp_gloo keeps 80 %") for text in answers)
-    checks = get_block(section, Table, "prediction-check")
-    assert {row.cells[2].text for row in checks.rows} == {"4"}
+from tests.report.section_blocks import select_blocks, write_report_data
 
 
 def test_the_page_predicts_what_the_command_predicts(tmp_path, monkeypatch):

@@ -2,12 +2,11 @@
 
 import pandas as pd
 
-from scalebench.report import tables
-from scalebench.report.document import MAX_ROWS, Code, Paragraph, Table
+from scalebench.report.document import MAX_ROWS, Paragraph, Table
 from scalebench.report.report_data import ReportData, load_report_data
 from scalebench.report.sections.scaling import strategies_section
 from tests.builders import sweeps
-from tests.report.section_blocks import get_block, get_column, select_blocks, to_float, write_report_data
+from tests.report.section_blocks import get_block, get_column, select_blocks, write_report_data
 
 FIGURES = {
     "samples/s (95 %)": "throughput_samples_per_s",
@@ -17,27 +16,6 @@ FIGURES = {
     "efficiency self": "efficiency_self",
     "epoch": "epoch_s",
 }
-
-
-def test_cells_are_the_frames_figures_as_the_terminal_shows_them(tmp_path):
-    report_data = write_report_data(tmp_path)
-    report_data.pooled = report_data.pooled.iloc[::-1]  # in whatever order they are found
-    table = get_block(strategies_section(report_data), Table)
-    rows = {f"{row['strategy']} {row['gpus']}": row for row in report_data.pooled.to_dict("records")}
-    for head, name in FIGURES.items():
-        assert get_column(table, head) == {key: to_float(row[name]) for key, row in rows.items()}
-        assert head in table.numeric
-    place = table.columns.index("samples/s (95 %)")
-    assert [row.cells[place].text for row in table.rows] == [
-        tables.format_throughput(row) for row in report_data.pooled.sort_values(tables.SORT_COLUMNS).to_dict("records")
-    ]
-    assert get_column(table, "overhead at 1") == {
-        key: to_float(row["overhead_share"]) if key in ("ddp_gloo 1", "horovod_gloo 1") else None
-        for key, row in rows.items()
-    }
-    assert "Model materials_cnn, hardware cpu, scaling weak. Intervals: 95 %, over blocks" in table.caption
-    assert "repeats" not in table.columns and not {"strategy", "status", "remarks"} & table.numeric
-    assert table.rows[1].tags == {"model": "materials_cnn", "strategy": "ddp_gloo", "hardware": "cpu"}
 
 
 def test_the_given_baseline_is_in_the_head(tmp_path):
@@ -50,27 +28,6 @@ def test_the_given_baseline_is_in_the_head(tmp_path):
     report_data.pooled["efficiency_given"] = report_data.pooled["speedup_given"]
     without = get_block(strategies_section(report_data), Table)
     assert not any(" over " in head for head in without.columns)
-
-
-def test_a_missing_baseline_comes_with_its_command(tmp_path):
-    section = strategies_section(write_report_data(tmp_path, [sweeps.run("ddp_gloo", 4)]))
-    assert get_block(section, Code).text == "scalebench --multirun strategy=ddp_gloo gpus=4"
-    (warning,) = select_blocks(section, Paragraph)
-    assert warning.kind == "warning" and warning.text.startswith("1 row lacks a baseline")
-    table = get_block(section, Table)
-    assert table.footnotes == [("a", "no bare and self baseline")]
-    assert [(cell.text, cell.note) for cell in table.rows[0].cells[3:5]] == [("ok", ""), ("a", table.footnotes[0][1])]
-    assert get_column(table, "speedup bare") == {"ddp_gloo 4": None}
-    assert select_blocks(strategies_section(write_report_data(tmp_path / "whole")), Code) == []
-
-
-def test_failed_rows_are_rows(tmp_path):
-    section = strategies_section(write_report_data(tmp_path, [sweeps.failed_run(), sweeps.failed_run(status="oom")]))
-    table = get_block(section, Table)
-    cells = [row.cells[table.columns.index("status")] for row in table.rows]
-    assert [(cell.text, cell.chip) for cell in cells] == [("failed", "bad"), ("oom", "bad")]
-    assert select_blocks(section, Code) == []
-    assert [row.cells[table.columns.index("epoch")].value for row in table.rows] == [None, None]
 
 
 def test_beyond_a_table_the_best_of_each_kind_are_kept(tmp_path):

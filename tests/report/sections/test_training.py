@@ -5,7 +5,6 @@ import pytest
 
 from scalebench.analysis.time_to_target import summarize_trainings
 from scalebench.core.result import read_result, write_result
-from scalebench.core.spec import HardwareSpec
 from scalebench.report import markdown, training_tables
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.html import page
@@ -22,7 +21,6 @@ from tests.report.section_blocks import (
     check_points,
     get_block,
     get_column,
-    get_series,
     list_ids,
     select_blocks,
     write_report_data,
@@ -33,25 +31,6 @@ def make_section(folder, *results):
     return build_section(training, folder, results)
 
 
-def make_seeds(strategy, gpus, lasts, epoch_s, **changes):
-    for seed, last in enumerate(lasts):
-        yield trained(
-            strategy, gpus, seed, [0.4, 0.2 + 0.01 * seed, last], epoch_s=epoch_s * (1 + 0.05 * seed), **changes
-        )
-
-
-def test_charts_are_means_over_seeds_of_the_records_points(tmp_path):
-    results = [*make_seeds("bare_torch", 1, [0.1, 0.11, 0.14], 4.0), *make_seeds("ddp_gloo", 2, [0.12, 0.1, 0.3], 2.5)]
-    chart = get_block(make_section(tmp_path, *results), Chart, "training-1-epochs")
-    line = get_series(chart, "ddp_gloo on 2 devices")
-    assert line.x == [1, 2, 3] and line.y == pytest.approx([0.4, 0.21, 0.52 / 3])
-    assert line.low[0] == pytest.approx(0.4) == line.high[0] and line.tags["strategy"] == "ddp_gloo"
-    reach = 4.302652729749462 * 0.01 / 3**0.5
-    assert (line.low[1], line.high[1]) == pytest.approx((0.21 - reach, 0.21 + reach))
-    target = get_series(chart, "target mse 0.15")
-    assert (target.x, target.y, target.style) == ([1.0, 3.0], [0.15, 0.15], "ideal")
-
-
 def test_one_seed_is_its_own_curve_and_has_no_band(tmp_path):
     shown = make_section(tmp_path, trained(values=falling_metrics(400), target=None))
     chart = select_blocks(shown, Chart, "training-1-epochs")[0]
@@ -60,21 +39,6 @@ def test_one_seed_is_its_own_curve_and_has_no_band(tmp_path):
     table = get_block(shown, Table)
     assert not {"target", "reached", "time to target (95 %)"} & set(table.columns)
     assert "seeds" not in chart.caption and not select_blocks(shown, Paragraph)
-
-
-def test_lines_end_where_the_first_seed_does(tmp_path):
-    shown = make_section(tmp_path, trained(seed=0, values=[0.4, 0.3, 0.2, 0.1]), trained(seed=1, values=[0.3, 0.1]))
-    line = select_blocks(shown, Chart, "training-1-epochs")[0].series[0]
-    assert line.x == [1, 2] and line.y == pytest.approx([0.35, 0.2]) and not line.low
-
-
-def test_seeds_that_were_evaluated_by_the_clock_have_no_mean(tmp_path):
-    results = [trained(seed=seed, values=[0.5, 0.4, 0.3, 0.2], target=None) for seed in range(3)]
-    for seed, result in enumerate(results):
-        for point in result.quality.curve[:-1]:
-            point.step += seed
-    line = select_blocks(make_section(tmp_path, *results), Chart, "training-1-epochs")[0].series[0]
-    assert line.y == [0.5, 0.4, 0.3, 0.2] and not line.low
 
 
 def test_rules_and_rates_are_names(tmp_path):
@@ -91,19 +55,6 @@ def test_rules_and_rates_are_names(tmp_path):
     ]
 
 
-def test_an_accuracy_rises(tmp_path):
-    shown = make_section(
-        tmp_path, *(trained(seed=s, values=[0.02, 0.6, 0.9], target=0.8, metric="accuracy") for s in range(3))
-    )
-    chart = select_blocks(shown, Chart, "training-1-epochs")[0]
-    assert "higher is better" in chart.caption and not chart.y.log
-    gap = select_blocks(shown, Chart, "training-1-gap")[0].series[0]
-    assert gap.y == pytest.approx([-0.01, -0.3, -0.45])  # better than on what it was trained on
-    assert (
-        get_block(shown, Table).rows[0].cells[get_block(shown, Table).columns.index("reached")].text == "3 of 3 seeds"
-    )
-
-
 def test_without_validation_the_table_still_has_the_rest(tmp_path):
     bare = trained(target=None)
     for point in bare.quality.curve:
@@ -111,13 +62,6 @@ def test_without_validation_the_table_still_has_the_rest(tmp_path):
     bare.quality.metric = bare.quality.metric_name = None
     shown = make_section(tmp_path, bare)
     assert not select_blocks(shown, Chart) and get_block(shown, Table).rows[0].cells[6].text == "3"
-
-
-def test_machines_and_models_are_groups_of_their_own(tmp_path):
-    other = HardwareSpec("elsewhere", devices="cpu", gpus_per_node=2)
-    shown = make_section(tmp_path, trained(), trained(hardware=other, run_id="there"))
-    assert [table.id for table in select_blocks(shown, Table)] == ["training-1-ends", "training-2-ends"]
-    assert "hardware elsewhere" in select_blocks(shown, Table)[1].title
 
 
 def test_of_many_some_are_drawn(tmp_path, monkeypatch):
@@ -143,30 +87,6 @@ def test_it_comes_after_the_epochs_and_is_escaped(tmp_path):
 COSTS = [name for name, *_ in training.COSTS]
 
 
-def test_epochs_are_the_frames_figures_with_throughputs_limits_turned_round(tmp_path):
-    report_data = write_report_data(tmp_path)
-    chart = get_block(epochs_section(report_data), Chart, "epochs-epoch-s")
-    rows = report_data.pooled.assign(
-        epoch_s_low=report_data.pooled["epoch_s"]
-        * report_data.pooled["throughput_samples_per_s"]
-        / report_data.pooled["throughput_high"],
-        epoch_s_high=report_data.pooled["epoch_s"]
-        * report_data.pooled["throughput_samples_per_s"]
-        / report_data.pooled["throughput_low"],
-    )
-    assert check_points(chart, rows, "epoch_s") == 7
-    for series in chart.series:
-        for low, y, high in zip(series.low, series.y, series.high, strict=True):
-            assert low is not None and y is not None and high is not None and low < y < high
-    assert "less is better" in chart.caption and "over blocks of one repeat" in chart.caption
-    hours = get_block(epochs_section(report_data), Chart, "epochs-device-hours-per-epoch")
-    assert check_points(hours, rows, "device_hours_per_epoch") == 7
-    table = get_block(epochs_section(report_data), Table)
-    keys = [f"{row['strategy']} {row['gpus']}" for row in rows.to_dict("records")]
-    assert get_column(table, "epoch (95 %)") == dict(zip(keys, map(float, rows["epoch_s"]), strict=True))
-    assert set(get_column(table, "steps per epoch").values()) == {100}
-
-
 def test_costs_are_shown_where_they_are_measured(tmp_path):
     report_data = write_report_data(tmp_path)
     bare = report_data.pooled.drop(columns=COSTS, errors="ignore")
@@ -190,20 +110,6 @@ def test_costs_are_shown_where_they_are_measured(tmp_path):
     assert len(set(list_ids(epochs))) == len(list_ids(epochs))
 
 
-def test_machines_share_the_chart_under_different_names(tmp_path):
-    runs = [sweeps.run("ddp_gloo", n) for n in (1, 2)]
-    runs += [sweeps.run("ddp_gloo", n, run_id=f"other-{n}", hardware=HardwareSpec(SCRIPT)) for n in (1, 2)]
-    report_data = write_report_data(tmp_path, runs)
-    chart = get_block(epochs_section(report_data), Chart, "epochs-epoch-s")
-    assert [series.name for series in chart.series] == ["ddp_gloo on cpu", f"ddp_gloo on {SCRIPT}"]
-    assert [series.tags["hardware"] for series in chart.series] == ["cpu", SCRIPT]
-    of_run = report_data.pooled.set_index("run_id")["epoch_s"]
-    assert get_series(chart, "ddp_gloo on cpu").y == [of_run["ddp_gloo-1-0"], of_run["ddp_gloo-2-0"]]
-    assert get_series(chart, f"ddp_gloo on {SCRIPT}").y == [of_run["other-1"], of_run["other-2"]]
-    assert "each curve names its own" in chart.caption
-    assert SCRIPT in block_text(get_block(epochs_section(report_data), Table))
-
-
 @pytest.mark.parametrize("kind", ["failed", "no epoch"])
 def test_no_epoch_is_known(kind, tmp_path):
     run = sweeps.failed_run() if kind == "failed" else sweeps.run("ddp_gloo", 1)
@@ -217,30 +123,6 @@ def make_losses_section(folder):
 
 def get_charts(section):
     return {block.id: block for block in section.blocks if isinstance(block, Chart)}
-
-
-def test_the_lines_end_where_the_record_does(tmp_path):
-    sweep(tmp_path, ["bare_torch", "ddp_gloo"], gpus=(1, 2))
-    report_data, section = load_report_data([tmp_path]), make_losses_section(tmp_path)
-    charts_by_id = get_charts(section)
-    assert list(charts_by_id) == ["learning-0-epochs"]
-    names = [series.name for series in charts_by_id["learning-0-epochs"].series]
-    assert names == ["bare_torch on 1 device", "ddp_gloo on 1 device", "ddp_gloo on 2 devices"]
-    row = report_data.frame[report_data.frame["run_id"] == "ddp_gloo-2-0"].iloc[0]
-    epochs = charts_by_id["learning-0-epochs"].series[2]
-    result = report_data.result("ddp_gloo-2-0")
-    assert epochs.y[-1] == row["final_loss"] and epochs.x[-1] == (16 * 20 + 64 * 20) / 1000
-    assert row["warmup_steps"] + row["measured_steps"] == 16 + 64
-    assert epochs.tags == {"model": "materials_cnn", "strategy": "ddp_gloo", "hardware": "cpu"}
-    (table,) = (block for block in section.blocks if isinstance(block, Table))
-    assert [cell.value for cell in table.rows[2].cells][1:] == [
-        80,
-        1.6,
-        pytest.approx(4 * 0.1 + 12 * 0.01 + sum(result.ranks[0].block_s)),
-        row["final_loss"],
-        row["metric"],
-    ]
-    assert table.rows[2].cells[5].text == "mse 0.01"
 
 
 def test_without_the_size_of_the_data_set_samples_are_shown(tmp_path):

@@ -14,31 +14,9 @@ from tests.builders.sweeps import BEGIN_S, DIP_S, sweep, write_monitored_run
 from tests.report.section_blocks import (
     SCRIPT,
     build_section,
-    check_points,
     get_block,
-    get_column,
-    list_ids,
     select_blocks,
-    write_report_data,
 )
-
-
-def test_bars_are_the_frames_figures_and_unmeasured_columns_have_no_chart(tmp_path):
-    report_data = write_report_data(tmp_path)
-    section = usage.section(report_data)
-    columns = ("gpu_util_mean", "gpu_power_w_mean", "cpu_util_mean")
-    assert [chart.id.split("-1-")[0] for chart in select_blocks(section, Chart)] == [
-        f"usage-{n.replace('_', '-')}" for n in columns
-    ]
-    for name in columns:
-        chart = get_block(section, Chart, f"usage-{name.replace('_', '-')}")
-        assert chart.kind == "bars" and check_points(chart, report_data.pooled, name) == 7
-        assert "better" in chart.caption or "not faster" in chart.caption
-    table, rows = get_block(section, Table), report_data.pooled.to_dict("records")
-    for name, head in (("sm_clock_mhz_min", "lowest GPU clock"), ("rss_peak_bytes", "memory of a rank")):
-        assert get_column(table, head) == {f"{row['strategy']} {row['gpus']}": row[name] for row in rows}
-    assert select_blocks(section, Paragraph) == [] and "device memory" not in table.columns
-    assert len(set(list_ids(section))) == len(list_ids(section))
 
 
 def busy_run(gpus, share, seconds, noise=0.001, strategy="ddp_gloo"):
