@@ -92,6 +92,40 @@ def groups():
     return [*runs, *other]
 
 
+def named_baseline():
+    """A baseline of two devices is half of what it might be."""
+    return [sweeps.run(*each) for each in (("bare_torch", 1), *(("ddp_gloo", gpus) for gpus in (1, 2, 4)))]
+
+
+def of_study(model, strategies, gpus=(1, 2, 4), **changes):
+    spec = dataclasses.replace(simulated_config().model, name=model)
+    pairs = [("bare_torch", 1), *itertools.product(strategies, gpus)]
+    return [sweeps.run(*pair, model=spec, **changes) for pair in pairs]
+
+
+def published_strong():
+    """32 samples over all devices, as the study had."""
+    train = dataclasses.replace(simulated_config().train, global_batch=32)
+    runs = of_study("resnet50", ["kuza55_ps_cpu", "avolkov1_ps_gpu"], scaling="strong", train=train)
+    for run in runs:
+        run.scale.batch_per_device, run.scale.global_batch = 32 // run.scale.gpus, 32
+    return runs
+
+
+def published_weak():
+    """Rows stand in the table, each with its scaling; no chart has both."""
+    return of_study("resnet50", ["kuza55_ps_cpu"])
+
+
+def published_bars():
+    """The study printed bars for 4 and for 8 GPUs; 8 devices were not measured here."""
+    return of_study("resnet50_v2", ["mirrored_nccl", "mirrored_reduce_cpu"])
+
+
+def published_slopes():
+    return of_study("materials_cnn", ["horovod_nccl", "horovod_mpi"])
+
+
 def lone_run():
     return [sweeps.run("ddp_gloo", 4)]
 
@@ -239,6 +273,11 @@ SWEEPS = {
     memory: ("usage",),
     parallelism: ("parallelism",),
     groups: ("answer", "evidence", "scaling", "step", "training"),
+    named_baseline: ("scaling", "strategies"),
+    published_strong: ("published",),
+    published_weak: ("published",),
+    published_bars: ("published",),
+    published_slopes: ("published",),
     lone_run: ("answer", "evidence", "strategies"),
     attributed: ("attribution",),
     chosen_devices: ("strategies",),
@@ -256,7 +295,19 @@ SWEEPS = {
 }
 
 
+OPTIONS = {
+    named_baseline: {"baseline": "ddp_gloo-2-0"},
+    published_strong: {"references": ["keras_multi_gpu"]},
+    published_weak: {"references": ["keras_multi_gpu"]},
+    published_bars: {"references": ["parallel_strategies"]},
+    published_slopes: {"references": ["thesis"]},
+}
+STUDIES = re.compile("published-(keras-multi-gpu|parallel-strategies|thesis)")  # tables of all rows of a study
 EMPTY = ("", (), {}, None)
+
+
+def is_study(block):
+    return isinstance(block, Table) and STUDIES.fullmatch(block.id)
 
 
 def list_details(block):
@@ -282,8 +333,11 @@ def simplify(part):
 
 def render(make_runs, folder):
     sweeps.write_results(folder, make_runs())
-    report_data = load_report_data([folder])
-    sections = [section for section in make_sections(report_data) if section.id in SWEEPS[make_runs]]
+    report_data = load_report_data([folder], **OPTIONS.get(make_runs, {}))
+    sections = [
+        dataclasses.replace(section, blocks=[each for each in section.blocks if not is_study(each)])
+        for section in make_sections(report_data) if section.id in SWEEPS[make_runs]
+    ]  # fmt: skip
     assert {section.id for section in sections} == set(SWEEPS[make_runs]), make_runs
     text = render_document(sections, len(report_data.frame), folder, folder)
     details = [each for section in sections for block in section.blocks for each in list_details(block)]

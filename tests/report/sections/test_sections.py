@@ -1,0 +1,168 @@
+"""What sections on scaling, configurations, predictions, machines and operations leave out, and when; all else that
+they show is in the golden reports."""
+
+import dataclasses
+
+import pandas as pd
+import pytest
+
+from scalebench.analysis import published as studies
+from scalebench.analysis.prediction import predictions
+from scalebench.analysis.prediction.extrapolation import load_limits
+from scalebench.core.result import Profile, ProfiledOperation
+from scalebench.report.document import MAX_ROWS, Chart, Paragraph, Table
+from scalebench.report.report_data import ReportData, load_report_data
+from scalebench.report.sections import machines, operations, prediction, published, scaling
+from tests.analysis.prediction.test_predictions import make_runs, make_two_models, predict
+from tests.builders import sweeps
+from tests.builders.runs import MACHINE
+from tests.report.section_blocks import SCRIPT, build_section, cell_texts, get_block, select_blocks, write_report_data
+
+
+def test_self_is_shown_only_where_it_differs_much(tmp_path):
+    runs = [sweeps.run("bare_torch", 1), *(sweeps.run("ddp_gloo", n) for n in (1, 2, 4))]
+    report_data = write_report_data(tmp_path, runs)
+    assert "slope, self" in get_block(scaling.section(report_data), Table, "scaling-slopes").columns
+    report_data.pooled["speedup_self"] = report_data.pooled["speedup_bare"] * 1.04
+    report_data.__dict__.pop("curves")  # made of the rows as they were
+    assert "slope, self" not in get_block(scaling.section(report_data), Table, "scaling-slopes").columns
+
+
+def test_a_named_baseline_with_which_nothing_can_be_compared_is_not_shown(tmp_path):
+    sweeps.sweep(tmp_path)
+    report_data = load_report_data([tmp_path], baseline="bare_torch-1-0")
+    for name in ("speedup_given", "efficiency_given"):
+        report_data.pooled[name] = pd.array([pd.NA] * 7, dtype="Float64")
+    assert not select_blocks(scaling.section(report_data), Chart, "scaling-efficiency-given")
+    assert not any(" over " in head for head in get_block(scaling.strategies_section(report_data), Table).columns)
+
+
+def test_beyond_a_table_the_best_of_each_kind_are_kept(tmp_path):
+    report_data = write_report_data(tmp_path, [sweeps.run("ddp_gloo", 1), sweeps.failed_run()])
+    ok, failed = report_data.pooled.iloc[[0]], report_data.pooled.iloc[[1]]
+    many = pd.concat([failed, *[ok] * MAX_ROWS, ok], ignore_index=True)
+    many["throughput_samples_per_s"] = pd.array([pd.NA, *range(1, MAX_ROWS + 2)], dtype="Float64")
+    section = scaling.strategies_section(ReportData(report_data.paths, many, many))
+    table = get_block(section, Table)
+    place = table.columns.index("samples/s (95 %)")
+    assert sorted(float(row.cells[place].value or 0) for row in table.rows) == list(range(2, MAX_ROWS + 2))
+    text = f"{MAX_ROWS + 2} configurations are more than a table can show"
+    assert select_blocks(section, Paragraph)[0].text.startswith(text)
+    nothing = ReportData([], report_data.frame.iloc[:0], report_data.pooled.iloc[:0])
+    assert scaling.strategies_section(nothing) is None
+
+
+def test_the_page_predicts_what_the_command_predicts(tmp_path, monkeypatch):
+    """The errors of one model give the limits of another one, and correct it on as many devices."""
+    monkeypatch.setattr(predictions, "MIN_OWN_RESIDUALS", 1)
+    report_data = write_report_data(tmp_path, make_two_models())
+    groups = predictions.predict_curves(report_data.curves, lambda row: report_data.result(row["run_id"]))
+    tables = select_blocks(prediction.section(report_data), Table, "prediction-table")
+    assert len(tables) == len(groups) == 2 and all(group.predictions[0].limits != load_limits() for group in groups)
+    assert groups[1].predictions[0].siblings
+    for table, group in zip(tables, groups, strict=True):
+        forecast = group.predictions[0].forecast([row.cells[1].value for row in table.rows])
+        assert [row.cells[2].value for row in table.rows] == forecast.throughput.tolist()
+
+
+def test_strategies_that_scale_alike_share_a_sentence():
+    runs = make_runs()
+    for run in runs:
+        run.spec["hardware"]["this_machine"] = False
+    group = predict(runs)
+    twice = dataclasses.replace(group, predictions=group.predictions * 2)
+    texts = list(prediction.list_sentences(twice, [8], 0.8, 1024))
+    assert [text.partition(" % ")[0] for text in texts if "efficiency" in text] == ["ddp_gloo and ddp_gloo keep 80"]
+    assert any(text.startswith("All strategies: nothing between nodes was measured") for text in texts)
+
+
+def test_no_verdict_follows_from_a_model_that_misses_what_was_measured(monkeypatch):
+    monkeypatch.setattr(sweeps, "step_s", lambda strategy, gpus: {1: 0.01, 2: 0.05, 4: 0.011}[gpus])
+    group = predict(make_runs(gpus=(1, 2, 4)))
+    table = prediction.make_table(group, [1, 2, 4, 8])
+    assert table.columns[3] == "measured"
+    measured = [row.cells[3].value for row in table.rows]
+    assert measured[:3] == pytest.approx([1000, 400, 40 / 0.011], rel=0.02) and measured[3] is None
+    first, *others = prediction.list_sentences(group, [8], 0.8, 1024)
+    assert "misses what was measured, 40" in first and first.endswith(": no verdict follows.") and " on 2 (" in first
+    assert not any("efficiency" in text or "To know more" in text for text in others)
+
+
+def test_one_number_of_devices_gives_no_confidence_and_names_the_base(tmp_path):
+    group = predict(make_runs(gpus=(2,)))
+    first, *_ = prediction.list_sentences(group, [4], 0.8, 1024)
+    assert first.startswith("ddp_gloo keeps 80 % of the throughput per device on 2 up to ")
+    assert "confidence" not in first
+    assert "fewest measured devices (2)" in str(prediction.make_table(group, [4]).caption)
+    one_device = [sweeps.run("bare_torch", 1), sweeps.run("ddp_gloo", 1)]
+    assert build_section(prediction, tmp_path, one_device) is None
+
+
+@pytest.mark.parametrize("topology", [[["X"], ["PIX", "X", "SYS"]], [["X", "PIX"], []]])
+def test_a_matrix_that_is_none_is_shown_as_far_as_it_goes(tmp_path, topology):
+    run = sweeps.run("ddp_gloo", 1, machine=dataclasses.replace(MACHINE, topology=topology))
+    links = get_block(build_section(machines, tmp_path, [run]), Table, "machine-0-links")
+    assert all(len(row.cells) == len(links.columns) for row in links.rows)
+
+
+def test_many_machines_are_too_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(machines, "MAX_MACHINES", 1)
+    runs = [sweeps.run("ddp_gloo", n, machine=dataclasses.replace(MACHINE, hostname=f"n{n}")) for n in (1, 2)]
+    section = build_section(machines, tmp_path, runs)
+    assert [table.id for table in select_blocks(section, Table)] == ["machine-0"]
+    assert section.blocks[-1] == Paragraph("1 of 2 machines are shown.")
+
+
+def paragraph_text(section):
+    return "\n".join(block.text for block in select_blocks(section, Paragraph))
+
+
+def test_operations_are_those_of_the_best_runs_and_lines_of_text(tmp_path, monkeypatch):
+    slow, name = sweeps.run("ddp_gloo", 4), SCRIPT + "x" * 100
+    slow.ranks = sweeps.run("horovod_gloo", 1).ranks
+    runs = [sweeps.run("ddp_gloo", 2), slow]
+    runs[0].ranks[0].probes.profile = Profile(3, 0.02, None, None, [ProfiledOperation(name, 1.0, 0.001)] * 50)
+    section = build_section(operations, tmp_path, runs)
+    (table,) = select_blocks(section, Table, "operations-")
+    assert table.title == "Top operations: ddp_gloo on 2 devices"
+    assert "ddp_gloo on 4 devices: there is no profile" in paragraph_text(section)
+    cells = table.rows[0].cells
+    assert (len(table.rows), cells[0].text, cells[4].text, cells[4].value) == (10, f"{name[:57]}...", "-", None)
+    monkeypatch.setattr(operations, "MAX_PROFILED_RUNS", 1)
+    section = build_section(operations, tmp_path, [sweeps.run("horovod_gloo", 2)])
+    assert "shown for 1 of the 2 best and largest runs" in paragraph_text(section)
+    assert len(select_blocks(section, Table, "operations-")) == 1
+
+
+def test_traces_are_linked_from_where_the_report_is(tmp_path):
+    one, other = sweeps.run("ddp_gloo", 2, trace="trace.json.gz"), sweeps.run("horovod_gloo", 2)
+    other.trace, other.ranks[1].probes.trace = "../0/trace.json.gz", "trace1.json.gz"
+    for folder, run in (("a", one), ("b", other)):
+        sweeps.write_results(tmp_path / folder, [run])
+    for path in ("a/0/trace.json.gz", "b/0/trace.json.gz", "b/0/trace1.json.gz"):
+        (tmp_path / path).touch()
+
+    def find_table():
+        section = operations.section(load_report_data([tmp_path / "a", tmp_path / "b"]))
+        return get_block(section, Table, "traces")
+
+    assert cell_texts(find_table()) == [
+        ["ddp_gloo on 2 devices", "all ranks", "0/trace.json.gz"],
+        ["horovod_gloo on 2 devices", "rank 1", "../b/0/trace1.json.gz"],
+    ]
+    assert find_table().rows[0].cells[2].link == "0/trace.json.gz" and "ui.perfetto.dev" in find_table().caption
+    (tmp_path / "a" / "0" / "trace.json.gz").unlink()
+    assert len(find_table().rows) == 1
+
+
+@pytest.mark.parametrize("study", studies.list_studies())
+def test_all_rows_of_a_study_are_shown_with_their_source(tmp_path, study):
+    """Beside other models and strategies, with which nothing is compared."""
+    sweeps.sweep(tmp_path)
+    section, source = (
+        published.section(load_report_data([tmp_path], references=[study])), studies.load_study(study).source
+    )  # fmt: skip
+    (table,) = select_blocks(section, Table)
+    assert len(table.rows) == len(studies.load_published([study])) and all(row.cells[-1].text for row in table.rows)
+    assert source in table.caption and source.rstrip(".") in paragraph_text(section)
+    assert select_blocks(section, Chart) == []
