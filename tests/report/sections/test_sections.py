@@ -130,7 +130,7 @@ def test_operations_are_those_of_the_best_runs_and_lines_of_text(tmp_path, monke
     assert (len(table.rows), cells[0].text, cells[4].text, cells[4].value) == (10, f"{name[:57]}...", "-", None)
     monkeypatch.setattr(operations, "MAX_PROFILED_RUNS", 1)
     section = build_section(operations, tmp_path, [sweeps.run("horovod_gloo", 2)])
-    assert "shown for 1 of the 2 best and largest runs" in paragraph_text(section)
+    assert "shown for 1 of the 3 best and largest runs" in paragraph_text(section)
     assert len(select_blocks(section, Table, "operations-")) == 1
 
 
