@@ -56,7 +56,7 @@ class FaultContract:
 
     strategy: ClassVar[str] = ""
     overrides: ClassVar[tuple[str, ...]] = ()
-    hang_s: ClassVar[float] = 15.0  # longer than any normal pause of the strategy, its start-up included
+    hang_s: ClassVar[float] = 15.0  # for a rank that stops; longer than any normal pause, the start-up included
     limit_s: ClassVar[float] = 60.0  # from the start of the run to its result
     rank: ClassVar[int] = 1  # that fails
     measuring: ClassVar[int] = 2  # number of ranks that measure in a run on two devices
@@ -110,7 +110,8 @@ class FaultContract:
 
     def run_with(self, fault: str, tmp_path: Path) -> tuple[Result, Path]:
         """Run on two devices, one rank of which fails after a few batches."""
-        overrides = self.common_overrides(f"measure.hang_s={self.hang_s}")
+        hang_s = self.hang_s if fault == "stop" else self.limit_s  # a busy machine may hold up the others
+        overrides = self.common_overrides(f"measure.hang_s={hang_s}")
         spec = resolve(compose_config([*overrides, f"dataset.cache={tmp_path / 'data'}"]))
         datasets.prepare(spec.config)
         folder = tmp_path / "run"
