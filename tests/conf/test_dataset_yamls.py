@@ -2,28 +2,21 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from scalebench.config import resolve
 from scalebench.config.compose import compose_config
 from scalebench.core.errors import InputError
 from scalebench.core.spec import DatasetSpec
 from scalebench.workloads import datasets
+from tests.conf.test_yaml_files import CONF, load
 
-CONF = Path(__file__).parents[2] / "conf"
-GENERATED_IMAGES = ["imagenet_synthetic", "cifar10_synthetic"]
 REAL = {
     "cifar10": "SCALEBENCH_CIFAR10",
     "imagenet": "SCALEBENCH_IMAGENET",
     "imagenet_jpeg": "SCALEBENCH_IMAGENET",
     "imagenet_tfrecord": "SCALEBENCH_IMAGENET_TFRECORD",
-}
-SWEEPS_OF_INPUT = {
-    "real_or_synthetic": ("SCALEBENCH_CIFAR10", "/data/cifar-10-python.tar.gz", "cifar10_cnn"),
-    "real_input": ("SCALEBENCH_IMAGENET", "/data/imagenet", "resnet50"),
 }
 
 
@@ -31,35 +24,23 @@ def config(*words):
     return compose_config(words)
 
 
-def trained_on(config):
-    return datasets.count_train_samples(config.dataset, config.dataset.size)
-
-
-LIBRARIES = ("hf", "timm", "torchvision")  # whose YAML leaves the name of the network to the user
-
-
-def test_every_data_set_is_known_and_has_its_yaml():
+def test_every_data_set_is_known_and_fits_the_models_that_bring_it(subtests):
     assert {path.stem for path in (CONF / "dataset").glob("*.yaml")} == {*datasets.DATASETS, "custom", "token_dicts"}
+    models = {path.stem for path in (CONF / "model").glob("*.yaml")}
+    for model in models - {"custom", "hf", "timm", "torchvision"}:  # which leave the network to the user
+        with subtests.test(model):
+            datasets.check(resolve.resolve(config(f"model={model}", "gpus=1", "strategy=bare_torch")).config)
 
 
-@pytest.mark.parametrize(
-    "model", sorted({path.stem for path in (CONF / "model").glob("*.yaml")} - {"custom", *LIBRARIES})
-)
-def test_a_model_fits_the_data_set_that_it_brings(model):
-    datasets.check(resolve.resolve(config(f"model={model}", "gpus=1", "strategy=bare_torch")).config)
-
-
-@pytest.mark.parametrize("name", ["imagenet_synthetic", "random"])
-def test_generated_samples_are_enough_for_512_on_each_of_8_devices(name):
-    chosen = config(f"dataset={name}")
-    assert trained_on(chosen) == 8 * 512 and chosen.dataset.size - 8 * 512 == 64
-
-
-def test_an_epoch_of_the_generated_cifar10_is_as_long_as_one_of_the_real():
-    real, made = config("dataset=cifar10"), config("dataset=cifar10_synthetic")
-    assert trained_on(real) == trained_on(made) == 50_000
-    assert real.dataset.size - trained_on(real) == 10_000  # the test batch
-    assert (real.dataset.image_size, real.dataset.classes, real.dataset.dtype) == (32, 10, "uint8")
+def test_the_samples_of_an_epoch():
+    """Of generated data as many as for 512 on each of 8 devices, or as the real ones have."""
+    counts = {"imagenet_synthetic": (4096, 64), "random": (4096, 64), "cifar10": (50_000, 10_000)}
+    for name, (trained, validated) in {**counts, "cifar10_synthetic": (50_000, None)}.items():
+        dataset = config(f"dataset={name}").dataset
+        assert datasets.count_train_samples(dataset, dataset.size) == trained, name
+        assert validated in (None, dataset.size - trained)
+    real = config("dataset=cifar10").dataset
+    assert (real.image_size, real.classes, real.dtype) == (32, 10, "uint8")
 
 
 @pytest.mark.parametrize(("name", "model", "megabytes"), [
@@ -69,30 +50,31 @@ def test_an_epoch_of_the_generated_cifar10_is_as_long_as_one_of_the_real():
     ("random", "mlp", 133),
 ])  # fmt: skip
 def test_the_sizes_on_disk_that_the_files_tell(name, model, megabytes):
-    made = datasets.DATASETS[name].define
-    assert made is not None
-    assert round(made(config(f"dataset={name}", f"model={model}")).size_bytes / 1e6) == megabytes
+    made = datasets.DATASETS[name].define(config(f"dataset={name}", f"model={model}"))
+    assert round(made.size_bytes / 1e6) == megabytes
 
 
-@pytest.mark.parametrize("name", REAL)
-def test_the_files_of_a_real_one_are_found_through_the_environment(name, monkeypatch):
-    with pytest.raises(InputError, match=rf"read from files: .*https://.* or \${REAL[name]}$"):
-        datasets.check(config(f"dataset={name}", "model=resnet50"))
-    assert config(f"dataset={name}").dataset.path is None
-    monkeypatch.setenv(REAL[name], "/data/it")
-    assert config(f"dataset={name}").dataset.path == "/data/it"
-    assert config(f"dataset={name}", "dataset.path=/mine").dataset.path == "/mine"
+def test_the_files_of_a_real_one_are_found_through_the_environment(monkeypatch):
+    for name, variable in REAL.items():
+        with pytest.raises(InputError, match=rf"read from files: .*https://.* or \${variable}$"):
+            datasets.check(config(f"dataset={name}", "model=resnet50"))
+        assert config(f"dataset={name}").dataset.path is None
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, "/data/it")
+            assert config(f"dataset={name}").dataset.path == "/data/it"
+            assert config(f"dataset={name}", "dataset.path=/mine").dataset.path == "/mine"
 
 
-@pytest.mark.parametrize("name", SWEEPS_OF_INPUT)
-def test_a_sweep_over_real_input_differs_in_the_data_set_alone(name, monkeypatch):
-    variable, path, model = SWEEPS_OF_INPUT[name]
-    monkeypatch.setenv(variable, path)
-    sweep = OmegaConf.load(CONF / "sweep" / f"{name}.yaml")
-    names = sweep.hydra.sweeper.params.dataset.split(",")
-    specs = [resolve.resolve(config(f"sweep={name}", f"dataset={dataset}")) for dataset in names]
+@pytest.mark.parametrize(
+    ("sweep", "variable", "model"),
+    [("real_or_synthetic", "SCALEBENCH_CIFAR10", "cifar10_cnn"), ("real_input", "SCALEBENCH_IMAGENET", "resnet50")],
+)
+def test_a_sweep_over_real_input_differs_in_the_data_set_alone(sweep, variable, model, monkeypatch):
+    monkeypatch.setenv(variable, "/data/it")
+    names = load(f"sweep/{sweep}.yaml")["hydra"]["sweeper"]["params"]["dataset"].split(",")
+    specs = [resolve.resolve(config(f"sweep={sweep}", f"dataset={dataset}")) for dataset in names]
     real, made = (json.loads(json.dumps(spec.config, default=vars)) for spec in specs)
-    assert (real["dataset"]["path"], made["dataset"]["path"]) == (path, None)
+    assert (real["dataset"]["path"], made["dataset"]["path"]) == ("/data/it", None)
     assert real["model"]["name"] == model
     for tree in (real, made):
         for key in ("name", "path", "size", "validation_share"):
@@ -101,8 +83,7 @@ def test_a_sweep_over_real_input_differs_in_the_data_set_alone(name, monkeypatch
 
 
 def test_the_feeding_sweep_has_every_way_of_feeding():
-    params = OmegaConf.load(CONF / "sweep" / "feeding.yaml").hydra.sweeper.params
-    feeds, ahead = params["dataset.feed"].split(","), params["dataset.prefetch"].split(",")
+    params = load("sweep/feeding.yaml")["hydra"]["sweeper"]["params"]
     allowed = {f.name: f.metadata.get("values") for f in dataclasses.fields(DatasetSpec)}
-    assert set(feeds) == set(allowed["feed"]) and len(feeds) == 4
-    assert set(ahead) == set(allowed["prefetch"])
+    for key in ("feed", "prefetch"):
+        assert set(params[f"dataset.{key}"].split(",")) == set(allowed[key])
