@@ -1,37 +1,69 @@
-"""What the documentation says is there: its links lead somewhere, its commands compose."""
+"""What the documentation says is there: its links, the files that it names, its site, the code of its pages."""
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
 from scalebench.core import run_folder
+from scalebench.strategies.registry import missing_packages
 from tests.conftest import ROOT
 
-PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("plugins/*.md"), ROOT / "multirun/README.md"]
-)
+OF_SITE = sorted(ROOT.glob("docs/**/*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *OF_SITE, *ROOT.glob("plugins/*.md"), ROOT / "multirun/README.md"])
+NO_MKDOCS = "mkdocs-material is not installed: pip install -e '.[docs]'"
+OWN_MODEL = (ROOT / "docs/guides/own-model.md").read_text(encoding="utf-8")
+OWN_FILES = dict(re.findall(r"```python\n# (\S+\.py)\n(.*?)```", OWN_MODEL, flags=re.DOTALL))
+OWN_COMMANDS = [
+    shlex.split(line)[1:] for line in re.findall(r"^scalebench [^\n]*model[.=][^\n]*", OWN_MODEL, flags=re.MULTILINE)
+]
+LIBRARIES = {"model=hf": "transformers", "model=torchvision": "torchvision"}
+SHORT = ["measure=quick", "measure.probes=false", "measure.monitor=false", "measure.max_s=1", "measure.min_s=0"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links(page):
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
-    missing = [target for target in targets if not (page.parent / target).exists()]
-    assert not missing
+def read(page):
+    return (ROOT / page).read_text(encoding="utf-8")
 
 
-def test_the_page_of_the_results_folder_names_every_file():
-    text = (ROOT / "multirun/README.md").read_text(encoding="utf-8")
+def test_links_lead_somewhere_and_the_page_of_the_results_folder_names_every_file():
+    links = [(page, link) for page in PAGES for link in re.findall(r"\]\((?!https?:)([^)#]+)", read(page))]
+    assert [(str(page), link) for page, link in links if not (page.parent / link).exists()] == []
     kinds = ("_FILE", "_LOG", "_SCRIPT", "_FOLDER")
     names = {value for name, value in vars(run_folder).items() if name.endswith(kinds) and isinstance(value, str)}
-    assert len(names) > 15 and [name for name in sorted(names) if name not in text] == []
+    assert len(names) > 15 and [name for name in sorted(names) if name not in read("multirun/README.md")] == []
+
+
+def test_a_page_says_whom_it_is_for_and_what_people_write_is_short():
+    """In its first line of text: below the title, in italics. README and all pages but the generated ones count."""
+    for page in OF_SITE:
+        lines = [line for line in read(page).splitlines() if line and not line.startswith("<!--")]
+        assert lines[0].startswith("# ") and lines[1].startswith("*For ") and "*" in " ".join(lines[1:4])[1:], page
+    pages = [ROOT / "README.md", *(page for page in OF_SITE if page.parent.name != "reference")]
+    words = {str(page.relative_to(ROOT)): len(read(page).split()) for page in pages}
+    # Pages for people who have GPUs come on top of what everybody reads.
+    on_gpus = words.pop("docs/gpu.md") + words.pop("docs/guides/gpu-install.md")
+    assert on_gpus < 1_000 and sum(words.values()) < 18_000, words
+    assert len(read("README.md").splitlines()) <= 90
+
+
+@pytest.mark.skipif(find_spec("material") is None, reason=NO_MKDOCS)
+def test_the_site_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    built = {str(path.relative_to(tmp_path / "site")) for path in (tmp_path / "site").rglob("*.html")}
+    assert built >= {str(page.relative_to(ROOT / "docs").with_suffix(".html")) for page in OF_SITE}
+    assert (tmp_path / "site/search/search_index.json").is_file()
 
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_benchmarks_run(tmp_path):
+def test_benchmarks_run():
     """They still do what they are for; what they print is for people."""
     env = {**os.environ, "BENCHMARK_LAUNCHES": "1", "BENCHMARK_RUNS": "1000", "BENCHMARK_SOAK_RUNS": "20"}
     program = [sys.executable, "-m", "benchmarks"]
@@ -41,13 +73,47 @@ def test_benchmarks_run(tmp_path):
         assert subject in done.stdout
 
 
-def test_the_code_of_the_notebook(tmp_path, monkeypatch, capsys):
+def test_the_code_of_the_notebook_page(tmp_path, capsys):
     """All that starts no run, on a recorded sweep; test_notebook.py starts some."""
     (tmp_path / "multirun").symlink_to(ROOT / "tests/golden/corpus/target")
-    monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs/guides/notebook.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", read("docs/guides/notebook.md"), re.DOTALL)
     reading = [block for block in blocks if "scalebench.run(" not in block]
     assert len(reading) == len(blocks) - 1 >= 3
     exec("\n".join(reading), {})
     assert "time_to_target_s" in capsys.readouterr().out
+
+
+def test_the_files_and_commands_of_own_models():
+    assert set(OWN_FILES) == {"mynet.py", "mynet_keras.py", "mydata.py"} and len(OWN_COMMANDS) >= 6
+    assert all(len(text.strip().splitlines()) <= 20 for text in OWN_FILES.values())
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(words, marks=[pytest.mark.extra(name) for model, name in LIBRARIES.items() if model in words])
+        for words in OWN_COMMANDS
+    ],
+    ids=range(len(OWN_COMMANDS)),
+)
+def test_each_command_of_own_models_runs(arguments, tmp_path):
+    """As it stands there, though not for long."""
+    for name, text in OWN_FILES.items():
+        (tmp_path / name).write_text(text)
+    is_run = "check" not in arguments
+    short = [*SHORT, f"hydra.sweep.dir={tmp_path}/out", f"hydra.run.dir={tmp_path}/out"] if is_run else []
+    command = [sys.executable, "-m", "scalebench", *arguments, *short]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, "COLUMNS": "200"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    if is_run:
+        results = [json.loads(path.read_text()) for path in sorted((tmp_path / "out").rglob("result.json"))]
+        expected = {"ok"} if not missing_packages(["horovod", "pytorch_lightning"]) else {"ok", "unsupported"}
+        assert {result["status"] for result in results} <= expected
+        ran = [result for result in results if result["status"] == "ok"]
+        assert ran and all(result["workload"]["model_params"] for result in ran)
+        if "model=custom" in arguments:
+            torch = [result for result in ran if result["scale"]["framework"] == "torch"]
+            assert all(result["workload"]["flops_per_sample"] for result in torch)
+            assert {result["workload"]["model"] for result in ran} == {"mynet:build"}

@@ -33,7 +33,7 @@ def composed(own, *arguments):
     return compose_config([f"hydra.searchpath=[file://{own}]", f"hardware={NAME}", *arguments])
 
 
-def test_the_yaml_stands_on_one_of_ours(own):
+def test_the_yaml_stands_on_one_of_ours(own, capsys):
     tree = OmegaConf.load(own / "hardware" / f"{NAME}.yaml")
     assert len(tree) == 11 and "defaults" in tree
     hardware = composed(own).hardware
@@ -42,6 +42,9 @@ def test_the_yaml_stands_on_one_of_ours(own):
     assert (hardware.this_machine, hardware.scheduler, hardware.node_copy) == (False, "slurm", None)
     # nothing of the machine below is left that would be wrong here
     assert not any(hardware.links.values()) and hardware.unsupported == {} and hardware.sources == ["our admins"]
+    assert main(["--config-dir", str(own), f"hardware={NAME}", "strategy=simulated", "gpus=1", "dry_run=true"]) == 0
+    assert "[1/1] simulated gpus=1" in capsys.readouterr().out
+    assert main([f"hardware={NAME}"]) == 2  # not without the folder
 
 
 def test_it_becomes_the_job_that_the_table_says(own, tmp_path):
@@ -64,24 +67,14 @@ def test_it_becomes_the_job_that_the_table_says(own, tmp_path):
     assert all(f"--{key}" in table or f"`{key}`" in table for key in wanted if key != "mail-type")
 
 
-def test_the_command_line_finds_it(own, capsys):
-    assert main(["--config-dir", str(own), f"hardware={NAME}", "strategy=simulated", "gpus=1", "dry_run=true"]) == 0
-    assert "[1/1] simulated gpus=1" in capsys.readouterr().out
-    assert main([f"hardware={NAME}"]) == 2  # not without the folder
-
-
-def test_every_key_of_slurm_is_explained():
-    """On this page, or in the tables of all keys."""
-    text = PAGE + (ROOT / "docs/reference/config.md").read_text(encoding="utf-8")
-    assert [key for key in vars(SlurmSpec()) if not re.search(rf"[`.]{re.escape(key)}[`=]", text)] == []
-
-
-def test_the_states_are_those_that_there_are():
+def test_the_states_are_those_that_there_are_and_every_key_is_explained():
     table = PAGE[PAGE.index("| SLURM says") :].split("\n\n")[0]
     rows = re.findall(r"^\| ([A-Z_, ]+?)(?: without a row)? \| `(\w+)`", table, re.MULTILINE)
     reported = {state: status for states, status in rows for state in states.split(", ")}
     assert len(reported) >= 9 and reported == {state: END_STATES[state][0] for state in reported}
     assert set(re.findall(r"(?:Partition|Invalid)\w+", table)) <= set(PERMANENT_REASONS)
+    text = PAGE + (ROOT / "docs/reference/config.md").read_text(encoding="utf-8")  # the tables of all keys
+    assert [key for key in vars(SlurmSpec()) if not re.search(rf"[`.]{re.escape(key)}[`=]", text)] == []
 
 
 def test_settings_in_the_text_compose(own):

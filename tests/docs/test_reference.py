@@ -3,8 +3,6 @@
 import dataclasses
 import re
 
-import pytest
-
 from scalebench.analysis.columns import COLUMN_DESCRIPTIONS, FRAME_COLUMNS
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.spec import Config, HardwareSpec, MeasureSpec, SlurmSpec, StopSpec, TrainSpec
@@ -25,14 +23,11 @@ def names_of(table):
     return [name for cell in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_is_current(page):
-    text = page.read_text(encoding="utf-8")
-    assert docs.update_page(text) == text, f"{page.name} is of other code: python -m scripts.docs writes it anew"
-
-
-def test_each_generated_part_is_in_one_page():
-    names = [name for page in PAGES for _, name, _ in docs.PART.findall(page.read_text(encoding="utf-8"))]
+def test_pages_are_current_and_each_generated_part_is_in_one():
+    texts = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
+    for name, text in texts.items():
+        assert docs.update_page(text) == text, f"{name} is of other code: python -m scripts.docs writes it anew"
+    names = [name for text in texts.values() for _, name, _ in docs.PART.findall(text)]
     assert sorted(names) == sorted(docs.FORMATS)
 
 
@@ -53,34 +48,21 @@ def test_options_are_those_of_the_strategies_of_their_section():
         assert set(names_of(options)) == expected, heading
 
 
-@pytest.mark.parametrize(
-    ("section", "kind", "prefix"),
-    [
-        ("", Config, ""), ("Training", TrainSpec, ""), ("Training", StopSpec, "stop."), ("Measuring", MeasureSpec, ""),
-        ("Hardware", HardwareSpec, ""), ("Hardware", SlurmSpec, ""),
-    ],
-)  # fmt: skip
-def test_every_key_is_in_the_config_page(section, kind, prefix):
+def test_every_key_is_in_the_config_page():
     page = read("config.md")
-    text = dict(SECTION.findall(page))[section] if section else page.partition("\n## ")[0]
-    named = {name for cell in re.findall(r"`([\w.]+)`", text) for name in (cell, cell.partition(".")[0])}
+    sections = {"": page.partition("\n## ")[0], **dict(SECTION.findall(page))}
     groups = {"model", "dataset", "strategy", "hardware", "measure", "train"}  # of Config: sections of their own
-    fields = {f"{prefix}{field.name}" for field in dataclasses.fields(kind)}
-    assert fields - groups - docs.SKIPPED <= named
+    kinds = {Config: "", TrainSpec: "Training", StopSpec: "Training", MeasureSpec: "Measuring"}
+    for kind, section in {**kinds, HardwareSpec: "Hardware", SlurmSpec: "Hardware"}.items():
+        cells = re.findall(r"`([\w.]+)`", sections[section])
+        named = {name for cell in cells for name in (cell, cell.partition(".")[0])}
+        prefix = "stop." if kind is StopSpec else ""
+        fields = {f"{prefix}{field.name}" for field in dataclasses.fields(kind)}
+        assert fields - groups - docs.SKIPPED <= named, kind
 
 
 def test_every_variable_of_a_user_is_in_the_config_page():
-    ours = {
-        "PARENT_PID",
-        "LAUNCHER",
-        "ADDRESSES",
-        "RUN_ID",
-        "LISTEN_ADDRESS",
-        "CPUS",
-        "CXX",
-        "PYTHON",
-        "USER_FOLDERS",
-    }  # of processes
+    ours = set("PARENT_PID LAUNCHER ADDRESSES RUN_ID LISTEN_ADDRESS CPUS CXX PYTHON USER_FOLDERS".split())  # processes'
     folders = [ROOT / name for name in ("scalebench", "conf")]
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".yaml", ".sh")]
     read_names = {name for path in files for name in re.findall(r"SCALEBENCH_([A-Z0-9_]+)\b", path.read_text())}
@@ -92,14 +74,11 @@ def test_every_column_is_described():
     assert set(COLUMN_DESCRIPTIONS) == set(FRAME_COLUMNS) - limits
 
 
-def test_a_key_that_holds_others_stands_before_them(tmp_path):
+def test_cells_are_text_and_a_key_that_holds_others_stands_before_them(tmp_path):
+    assert docs.format_table(["a"], [["x | <k>"]]).endswith("| x \\| &lt;k> |")
+    assert docs.format_table(["a"], [["(docs/guides/cluster.md)"]]).endswith("| ([cluster](../guides/cluster.md)) |")
     path = tmp_path / "some.yaml"
     path.write_text("# Header.\nkind: a # a or b\nstop: # half\n  seconds: null # minute\n  steps: 1\n")
     assert docs.read_keys(path) == [
         ("kind", "a", "a or b"), ("stop", "", "half"), ("stop.seconds", "null", "minute"), ("stop.steps", "1", ""),
     ]  # fmt: skip
-
-
-def test_a_cell_is_text():
-    assert docs.format_table(["a"], [["x | <k>"]]).endswith("| x \\| &lt;k> |")
-    assert docs.format_table(["a"], [["(docs/guides/cluster.md)"]]).endswith("| ([cluster](../guides/cluster.md)) |")

@@ -79,11 +79,7 @@ def try_examples(check, examples, **drawn):
     one that fails is printed as it was drawn: to look for a smaller one takes minutes."""
     slow = examples >= 1000
     chosen = settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=not slow,
-        database=None,
-        phases=[Phase.generate],
+        max_examples=examples, deadline=None, derandomize=not slow, database=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )
+    )  # fmt: skip
     chosen(given(**drawn)(check))()

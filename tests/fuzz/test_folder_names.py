@@ -15,57 +15,11 @@ from tests.fuzz.command_line import check_signs, many_examples, run_line, try_ex
 
 MAX_NAME_BYTES = 255  # of Linux
 ODD = [
-    *(
-        "-x",
-        "--help",
-        "a=b",
-        "a b",
-        " ",
-        "\n",
-        "a\nb",
-        "\t",
-        "'",
-        '"',
-        "`id`",
-        "$(id)",
-        "${gpus}",
-        "${oc.env:HOME}",
-        "~",
-    ),
-    *(
-        "{a: b}",
-        "[a]",
-        "a,b",
-        "\x1b[31m",
-        "\x1b]0;t\x07",
-        "\x9b",
-        "\u202e",
-        "\u2028",
-        "%s",
-        "{}",
-        "*",
-        "?",
-        "<b>",
-        "&amp;",
-    ),
-    *(
-        "[link=x]",
-        "#",
-        "a#b",
-        "%41",
-        "a:b",
-        "\\",
-        "\\n",
-        "...",
-        "result.json",
-        "é",
-        "e\u0301",
-        "x" * 255,
-        "null",
-        "1e5",
-    ),
-    *(os.fsdecode(raw) for raw in (b"\xff", b"a\xe4", b"\xed\xa0\x80")),  # no UTF-8
-]
+    "-x", "--help", "a=b", "a b", " ", "\n", "a\nb", "\t", "'", '"', "`id`", "$(id)", "${gpus}", "${oc.env:HOME}", "~",
+    "{a: b}", "[a]", "a,b", "\x1b[31m", "\x1b]0;t\x07", "\x9b", "\u202e", "\u2028", "%s", "{}", "*", "?",
+    "<b>", "&amp;", "[link=x]", "#", "a#b", "%41", "a:b", "\\", "\\n", "...", "result.json", "é", "e\u0301", "x" * 255,
+    "null", "1e5", *(os.fsdecode(raw) for raw in (b"\xff", b"a\xe4", b"\xed\xa0\x80")),  # no UTF-8
+]  # fmt: skip
 LETTERS = st.binary(min_size=1, max_size=12).map(os.fsdecode) | st.text(max_size=12)
 NAMES = (st.sampled_from(ODD) | st.builds(str.__add__, st.sampled_from(ODD), LETTERS) | LETTERS).filter(
     lambda name: name not in ("", ".", "..") and not set("/\0") & set(name) and _is_possible(name)
@@ -79,15 +33,11 @@ def _is_possible(name):
         return False
 
 
-def _is_utf8(name):
-    """Return whether the name is one of letters; else it has bytes, which Python keeps as lone surrogates."""
-    return all(unicodedata.category(sign) != "Cs" for sign in name)
-
-
 def check_commands(name):
-    write_result(run("ddp_gloo", 2), _make(Path("in", name, "0")))
+    Path("in", name, "0").mkdir(parents=True)
+    write_result(run("ddp_gloo", 2), Path("in", name, "0"))
     before = set(os.listdir())
-    readable = _is_utf8(name)
+    readable = all(unicodedata.category(sign) != "Cs" for sign in name)  # bytes are lone surrogates
     for words in (["show", "in", "--details"], ["report", f"in/{name}", "--markdown"]):
         ending = run_line(words)
         assert ending.status == (0 if readable else 2), (words, ending)
@@ -107,22 +57,18 @@ def check_dry_run(name, key, quoted, switches):
     assert set(os.listdir()) == before
 
 
-def _make(folder):
-    folder.mkdir(parents=True)
-    return folder
-
-
 @many_examples(5, 1_000)
 def test_names_of_folders(examples):
     start, numbers = Path.cwd(), itertools.count()
 
     def check(name, **override):
-        os.chdir(_make(start / str(next(numbers))))
+        here = start / str(next(numbers))
+        here.mkdir()
+        os.chdir(here)
         try:
             check_commands(name)
             check_dry_run(name, **override)
         finally:
-            here = Path.cwd()
             os.chdir(start)
             shutil.rmtree(here)
 
