@@ -90,16 +90,18 @@ class Home:
     def __init__(self, folder):
         folder.mkdir()
         self.folder, self.bin, self.site = folder, folder / "bin", Site(folder / "site")
+        tools = folder / "tools"  # links, apart from what `program` writes
         self.wheels, self.stamp = folder / "wheels", folder / "env" / ".horovod"
-        self.bin.mkdir()
+        for made in (self.bin, tools):
+            made.mkdir()
         for tool in TOOLS.split():
             if (path := shutil.which(tool)) is not None:
-                self.program(self.bin / tool, f'exec {path} "$@"')  # no link, through which a test could write
+                (tools / tool).symlink_to(path)
         self.site.torch("2.13.0+cpu")
         self.site.horovod({"pytorch": "2.13.0+cpu"})
         self.program(folder / "env" / "bin" / "python", PYTHON)
         self.environment = {
-            "PATH": str(self.bin), "HOME": str(folder), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1",
+            "PATH": f"{self.bin}:{tools}", "HOME": str(folder), "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1",
             "SCALEBENCH_PYTHON": str(folder / "env/bin/python"), "SCALEBENCH_WHEELS": str(self.wheels),
             "FAKE_HOME": str(folder), "FAKE_SITE": str(self.site.folder), "SCALEBENCH_CACHE": str(folder / "cache"),
         }  # fmt: skip
@@ -116,7 +118,7 @@ class Home:
 
     def start(self, *words, script=None, **variables):
         return subprocess.Popen(
-            [str(self.bin / "bash"), str(script or HOROVOD_SCRIPT), *words],
+            ["/bin/bash", str(script or HOROVOD_SCRIPT), *words],
             env={**self.environment, **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

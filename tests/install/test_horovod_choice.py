@@ -19,13 +19,15 @@ def nvcc(version):
 GPU = {**SMI, **nvcc("13.0")}
 
 
-def test_both_frameworks(home):
-    home.programs(COMPILER, MPI)
+def test_both_frameworks_and_a_compiler_of_ones_own(home):
+    home.programs(COMPILER, MPI, {"my-c++": "exit 0"})
     home.site.distribution("tensorflow", "2.21.0")
     home.site.horovod({"pytorch": "2.13.0+cpu", "tensorflow": "2.21.0"})
-    status, out, _ = home.install(HOROVOD_WITH_MPI="0")
+    status, out, _ = home.install(HOROVOD_WITH_MPI="0", CXX="my-c++")
     assert (status, out[1:]) == (0, [BUILT, BUILT.replace("PyTorch 2.13.0+cpu", "TensorFlow 2.21.0")])
-    assert home.environment_of_build()["HOROVOD_WITH_TENSORFLOW"] == "1"
+    environment = home.environment_of_build()
+    assert (environment["HOROVOD_WITH_TENSORFLOW"], environment["SCALEBENCH_CXX"]) == ("1", "my-c++")
+    assert environment["CXX"].endswith("horovod_cxx.sh")
 
 
 NO_MPI = "Horovod with Gloo alone, since there is no MPI: apt-get install openmpi-bin libopenmpi-dev, "
@@ -70,13 +72,6 @@ done"""
     assert used[0][1].endswith("update") and used[1][1].endswith("openmpi-bin libopenmpi-dev")
 
 
-def test_a_compiler_of_ones_own(home):
-    home.programs(COMPILER, MPI, {"my-c++": "exit 0"})
-    assert home.install(CXX="my-c++")[0] == 0
-    assert home.environment_of_build()["SCALEBENCH_CXX"] == "my-c++"
-    assert home.environment_of_build()["CXX"].endswith("horovod_cxx.sh")
-
-
 def test_neither_framework_and_no_environment(home):
     shutil.rmtree(home.site.folder / "torch")
     shutil.rmtree(home.site.folder / "torch-2.13.0.dist-info")
@@ -119,33 +114,24 @@ OTHER_NVCC += "HOROVOD_CUDA_HOME=/usr/local/cuda-13.0 names another)"
 @pytest.mark.gpu
 @pytest.mark.parametrize(("compiler", "operations"), [("13.2", "none"), ("12.4", "auto"), (None, "none")])
 def test_horovod_is_built_for_cuda_with_the_nvcc_of_pytorch_alone(home, compiler, operations):
-    """Its CUDA code is compiled wherever PyTorch has CUDA, also without GPU operations."""
+    """Its CUDA code is compiled wherever PyTorch has CUDA, also without GPU operations; NCCL is refused at once."""
     home.programs(COMPILER, MPI, SMI, nvcc(compiler) if compiler else {})
     home.site.torch("2.13.0+cu130", "13.0")
     home.site.horovod({"pytorch": "2.13.0+cu130"}, "mpi gloo cuda")
+    needs = OTHER_NVCC.format(home.bin) if compiler else "nvcc"
+    if compiler == "12.4":
+        (home.folder / "nccl.h").touch()
+        (err,) = home.install(HOROVOD_GPU_OPERATIONS="NCCL", HOROVOD_NCCL_INCLUDE=str(home.folder))[2]
+        assert err == f"Horovod was not installed: HOROVOD_GPU_OPERATIONS=NCCL needs {needs}" and home.builds() == 0
     nowhere = {"HOROVOD_NCCL_INCLUDE": "/nowhere", "CUDA_HOME": "/nowhere"}
     status, out, _ = home.install(HOROVOD_GPU_OPERATIONS=operations, **nowhere)
     environment = home.environment_of_build()
     assert status == 0 and environment["NVCC_APPEND_FLAGS"] == "-std=c++17"
-    is_hidden = ".build-" in environment["PYTHONPATH"]
-    assert is_hidden == (compiler != "13.2")
+    assert (".build-" in environment["PYTHONPATH"]) == (compiler != "13.2"), "where it is hidden"
     if compiler == "13.2":
         assert environment["CUDA_HOME"] == environment["HOROVOD_CUDA_HOME"] == str(home.folder)
     else:
-        needs = OTHER_NVCC.format(home.bin) if compiler else "nvcc"
         assert out[0] == f"Horovod for training on CPUs alone; on GPUs it needs {needs}"
-
-
-@pytest.mark.gpu
-def test_nccl_with_the_nvcc_of_another_cuda_is_refused_at_once(home):
-    home.programs(COMPILER, MPI, nvcc("12.4"))
-    home.site.torch("2.13.0+cu130", "13.0")
-    (home.folder / "nccl.h").touch()
-    variables = {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_INCLUDE": str(home.folder)}
-    status, _, (err,) = home.install(**variables)
-    needs = OTHER_NVCC.format(home.bin)
-    assert (status, err) == (1, f"Horovod was not installed: HOROVOD_GPU_OPERATIONS=NCCL needs {needs}")
-    assert home.builds() == 0
 
 
 @pytest.mark.gpu
@@ -177,7 +163,7 @@ def test_the_compiler_is_asked_for_another_standard_and_no_debug_symbols(home):
     home.programs({"cxx": 'printf "%s\\n" "$@"'})
     arguments = ["-std=c++14", "-g", "-DX=a b", "-std=c++11", "x/xla_mpi_ops.cc", "-o", "y"]
     command = [HOROVOD_SCRIPT.with_name("horovod_cxx.sh"), *arguments]
-    env = {"PATH": str(home.bin), "SCALEBENCH_CXX": "cxx"}
+    env = {"PATH": home.environment["PATH"], "SCALEBENCH_CXX": "cxx"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     reported = ["-std=c++17", "-DX=a b", "-std=c++11", "x/xla_mpi_ops.cc", "-UTENSORFLOW_VERSION", "-o", "y"]
     assert done.stdout.splitlines() == reported

@@ -1,11 +1,15 @@
-"""`make install` on made-up machines: which builds of PyTorch and TensorFlow it asks pip for, and what it says."""
+"""`make install` on made-up machines: which builds of PyTorch and TensorFlow it asks pip for, and what it says. And the
+container files, which agree with the scripts and packages that they use; building them needs a registry of images."""
 
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
+from scalebench.core.machine.cuda_builds import TORCH_BUILDS
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.gpu
@@ -96,3 +100,36 @@ def test_a_machine_without_a_build_is_refused_in_one_line(checkout, smi, variabl
     status, calls, output = install(checkout, "--light", **variables)
     assert status != 0 and not calls
     assert output.startswith(message) and output.count("\n") == 1
+
+
+DOCKERFILE = (ROOT / "docker/Dockerfile").read_text()
+APPTAINER = (ROOT / "docker/torch.def").read_text()
+COMMANDS = re.sub(r"^#.*\n", "", DOCKERFILE, flags=re.MULTILINE).replace("\\\n", " ")
+
+
+def test_images_are_of_builds_that_the_scripts_choose():
+    """The first one unless a build argument chooses the other, and nvcc of its major version."""
+    for image in (DOCKERFILE, APPTAINER):
+        (default,) = re.findall(r"^(?:ARG TORCH_INDEX| +torch_index)=(\S+)$", image, re.MULTILINE)
+        other = re.findall(r"--build-arg (?:TORCH_INDEX|torch_index)=([^\s,]+\w)", image)[0]
+        assert [default, other] == [build.index for build in TORCH_BUILDS[:2]]
+    compilers = re.findall(r"CUDA_IMAGE=nvidia/cuda:(\d+)\.\d+\.\d+-devel-", DOCKERFILE)
+    assert sorted(compilers)[::-1] == [build.cuda.partition(".")[0] for build in TORCH_BUILDS[:2]]
+
+
+def test_images_use_what_exists_and_have_a_target_for_each_framework():
+    stages = re.findall(r"^FROM (\S+) AS (\w+)$", COMMANDS, re.MULTILINE)
+    assert {name for _, name in stages} == {"source", "torch", "tensorflow", "horovod"}
+    assert ("${CUDA_IMAGE}", "horovod") in stages
+    script = (ROOT / "scripts/install.sh").read_text()
+    files = [path for path in (ROOT / "scalebench").rglob("*") if path.suffix in (".py", ".sh")]
+    code = script + "".join(path.read_text() for path in files)
+    for text in (COMMANDS, APPTAINER):
+        assert all(name in code for name in re.findall(r"\b(?:SCALEBENCH|HOROVOD)_\w+(?==)", text))
+        assert all(f"= {option} ]" in script for option in re.findall(r"scripts/install\.sh (--\w+)", text))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"\.\[(\w+)\]", COMMANDS)) == {"tensorflow_cuda"} <= extras.keys()
+    copied = re.findall(r"^ +(\S+) /opt/scalebench/$", APPTAINER, re.MULTILINE)
+    assert all((ROOT / name).exists() for name in copied)
+    needs = {"LICENSE", "README.md", "conf", "constraints.txt", "pyproject.toml", "scalebench", "scripts", "plugins"}
+    assert set(copied) == needs
