@@ -1,27 +1,21 @@
 """The commands of SLURM: output and errors. The texts are those of SLURM 22.05."""
 
-import time
-
-import psutil
 import pytest
 
 from scalebench.slurm import commands
 from scalebench.slurm.commands import JobRefused, Slurm, SlurmError, SlurmUnreachable, SubmitLimit, classify_error
+from tests.builders.runs import find_running, wait_until
 
 
 def test_a_command_is_searched_in_the_folder_or_on_the_path(tools, tmp_path, monkeypatch):
-    tools.put("sbatch")
+    tools.put("sbatch", out="h1\nh2\n", err="a warning\n")
     assert tools.slurm.path("sbatch") == str(tools.folder / "sbatch") and not tools.slurm.has("srun")
+    assert tools.slurm.run("sbatch", "show", "h[1-2] $HOME;") == "h1\nh2\n"
+    assert tools.calls("sbatch") == ["show h[1-2] $HOME;"], "arguments are passed unchanged"
     monkeypatch.setenv("PATH", str(tools.folder))
     assert Slurm().path("sbatch") == str(tools.folder / "sbatch")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert Slurm("~/slurm bin").has("sbatch")
-
-
-def test_arguments_are_passed_unchanged_and_the_output_is_returned(tools):
-    tools.put("scontrol", out="h1\nh2\n", err="a warning\n")
-    assert tools.slurm.run("scontrol", "show", "h[1-2] $HOME;") == "h1\nh2\n"
-    assert tools.calls("scontrol") == ["show h[1-2] $HOME;"]
 
 
 def test_variables_that_change_the_output_are_not_passed_on(tools, monkeypatch):
@@ -55,73 +49,56 @@ def test_a_hanging_command_is_killed_with_its_children(tools):
         tools.slurm.run("squeue", timeout_s=0.3)
     number, *others = (tools.folder / "stat").read_text().split()
     assert others[4] == number, "in its own session, where no Ctrl-C arrives"
-    pid = int((tools.folder / "pid").read_text())
-    for _ in range(500):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return
-        time.sleep(0.01)
-    raise AssertionError("the child of the command still runs")
+    wait_until(lambda: not find_running([int((tools.folder / "pid").read_text())]))
 
 
 POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
 FAILED = "Batch job submission failed: "  # before the reason, behind `sbatch: error: `
-REFUSED = [
-    f"invalid partition specified: nosuch; {FAILED}Invalid partition name specified",
-    f"{FAILED}Requested node configuration is not available",
-    f"Memory specification can not be satisfied; {FAILED}Requested node configuration is not available",
-    "Invalid generic resource (gres) specification",
-    f"{FAILED}Requested reservation is invalid",
-    f"{FAILED}Invalid feature specification",
-    f"{FAILED}Invalid node name specified",
-    "Invalid --mail-type specification",
-    f"{FAILED}Invalid account or account/partition combination specified",
-    f"{FAILED}Invalid qos specification",
-    f"QOSMaxNodePerJobLimit; {FAILED}{POLICY}",
-    f"{FAILED}User's group not permitted to use this partition",
-]
-UNREACHABLE = [f"{FAILED}Socket timed out on send/recv operation"]
-LIMITS = [
-    f"AssocMaxSubmitJobLimit; {FAILED}{POLICY}",
-    f"QOSMaxSubmitJobPerUserLimit; {FAILED}{POLICY}",
-    f"{FAILED}{POLICY}",
-    f"Slurm temporarily unable to accept job, sleeping and retrying; {FAILED}Resource temporarily unavailable",
-]
-OTHERS = [f"{FAILED}Requested partition configuration not available now"]
-# Of other commands, or other texts: what was printed, and the line.
+OF_SBATCH = {
+    JobRefused: [
+        f"invalid partition specified: nosuch; {FAILED}Invalid partition name specified",
+        f"{FAILED}Requested node configuration is not available",
+        f"Memory specification can not be satisfied; {FAILED}Requested node configuration is not available",
+        "Invalid generic resource (gres) specification",
+        f"{FAILED}Requested reservation is invalid",
+        f"{FAILED}Invalid feature specification",
+        f"{FAILED}Invalid node name specified",
+        "Invalid --mail-type specification",
+        f"{FAILED}Invalid account or account/partition combination specified",
+        f"{FAILED}Invalid qos specification",
+        f"QOSMaxNodePerJobLimit; {FAILED}{POLICY}",
+        f"{FAILED}User's group not permitted to use this partition",
+    ],
+    SlurmUnreachable: [f"{FAILED}Socket timed out on send/recv operation"],
+    SubmitLimit: [
+        f"AssocMaxSubmitJobLimit; {FAILED}{POLICY}",
+        f"QOSMaxSubmitJobPerUserLimit; {FAILED}{POLICY}",
+        f"{FAILED}{POLICY}",
+        f"Slurm temporarily unable to accept job, sleeping and retrying; {FAILED}Resource temporarily unavailable",
+    ],
+    SlurmError: [f"{FAILED}Requested partition configuration not available now"],
+}
 CONTACT = "Unable to contact slurm controller (connect failure)"
+PERSIST = "slurm_persist_conn_open_without_init: failed to open persistent connection to host:h0:17900: "
+PERSIST += "Connection refused"
 PRINTED = [
-    (
-        JobRefused,
-        "/usr/bin/sbatch: unrecognized option '--bogus'\nTry \"sbatch --help\" for more information\n",
-        "unrecognized option '--bogus'",
-    ),
+    (JobRefused, "/usr/bin/sbatch: unrecognized option '--bogus'\nTry \"sbatch --help\" for more information\n",
+     "unrecognized option '--bogus'"),
     (SlurmUnreachable, f"slurm_load_jobs error: {CONTACT}\n", CONTACT),
-    (
-        SlurmUnreachable,
-        "sacct: error: slurm_persist_conn_open_without_init: failed to open persistent connection to host:h0:17900: "
-        "Connection refused\nsacct: error: Sending PersistInit msg: Connection refused\n",
-        "slurm_persist_conn_open_without_init: failed to open persistent connection to host:h0:17900: "
-        "Connection refused; Sending PersistInit msg: Connection refused",
-    ),
-    (
-        SlurmUnreachable,
-        "sacct: error: fetch_config: DNS SRV lookup failed\nsacct: fatal: Could not establish a configuration source\n",
-        "fetch_config: DNS SRV lookup failed; Could not establish a configuration source",
-    ),
+    (SlurmUnreachable, f"sacct: error: {PERSIST}\nsacct: error: Sending PersistInit msg: Connection refused\n",
+     f"{PERSIST}; Sending PersistInit msg: Connection refused"),
+    (SlurmUnreachable,
+     "sacct: error: fetch_config: DNS SRV lookup failed\nsacct: fatal: Could not establish a configuration source\n",
+     "fetch_config: DNS SRV lookup failed; Could not establish a configuration source"),
     (SlurmError, "Slurm accounting storage is disabled\n", "Slurm accounting storage is disabled"),
     (SlurmError, "slurm_load_jobs error: Invalid job id specified\n", "Invalid job id specified"),
     (SlurmError, "", "sbatch ended with exit code 3 and printed nothing"),
-]
+]  # fmt: skip
 
 
-def test_errors_are_classified_and_in_one_line():
+def test_errors_are_classified_and_in_one_line(tools):
     cases = list(PRINTED)
-    for kind, lines in (
-        (JobRefused, REFUSED),
-        (SlurmUnreachable, UNREACHABLE),
-        (SubmitLimit, LIMITS),
-        (SlurmError, OTHERS),
-    ):
+    for kind, lines in OF_SBATCH.items():
         for line in lines:
             printed = "".join(f"sbatch: error: {part}\n" for part in line.split("; "))
             cases.append((kind, printed, line.replace(FAILED, "")))
@@ -129,19 +106,9 @@ def test_errors_are_classified_and_in_one_line():
         error = classify_error("sbatch", 3, printed)
         assert (type(error), str(error)) == (kind, line)
     assert len(commands.shorten_message("x" * 5000)) == commands.MAX_MESSAGE_CHARACTERS
-
-
-def test_the_reason_is_read_from_either_output(tools):
     tools.put("sacct", out="Slurm accounting storage is disabled\n", code=1)
     with pytest.raises(SlurmError, match=r"^Slurm accounting storage is disabled$"):
         tools.slurm.run("sacct")
     tools.put("sbatch", out="noise\n", err="sbatch: error: Invalid qos specification\n", code=1)
     with pytest.raises(JobRefused, match=r"^Invalid qos specification$"):
         tools.slurm.run("sbatch")
-
-
-def test_an_allocation_is_recognized_by_its_job(monkeypatch):
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert not commands.in_allocation()
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
-    assert commands.in_allocation()

@@ -1,7 +1,6 @@
 """States of jobs: the output of SLURM 22.05 about real jobs, what it means for a run, and polling."""
 
 import string
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -71,18 +70,12 @@ def test_sacct():
     assert states["30+0"].state == "CANCELLED"
 
 
-def test_scontrol():
+def test_scontrol_and_lines_without_a_job():
     failed = JobState("25", "FAILED", "JobLaunchFailure", "h1", "0:53", 1795232687.0, 1795232686.0, "00:01:00")
     pending = JobState("26", "PENDING", "Priority", None, "0:0", None, 1795232686.0, "UNLIMITED")
     assert parse_scontrol(SCONTROL) == {"25": failed, "26": pending}
-
-
-@pytest.mark.parametrize("parse", [parse_squeue, parse_sacct, parse_scontrol])
-@pytest.mark.parametrize(
-    "text", ["", "No jobs in the system\n", "slurm_load_jobs error: Invalid job id\n", "12|RUNNING\n", "||||||\n"]
-)
-def test_lines_without_a_job_are_ignored(parse, text):
-    assert parse(text) == {}
+    for text in ("", "No jobs in the system\n", "slurm_load_jobs error: Invalid job id\n", "12|RUNNING\n", "||||||\n"):
+        assert parse_squeue(text) == parse_sacct(text) == parse_scontrol(text) == {}
 
 
 texts = st.text(string.ascii_letters + string.digits + "[]-_,.:()%+= ", min_size=0, max_size=12)
@@ -101,90 +94,52 @@ def test_any_text_about_a_job_is_parsed(number, state, nodes, at, reason):
     assert set(parse_scontrol(f"JobId={number} JobState=RUNNING Reason={reason} TimeLimit={at}")) == {str(number)}
 
 
-@pytest.mark.parametrize(
-    ("line", "status", "reason"),
-    [
-        ("12|TIMEOUT|0:0|h1|1|1|00:05:00", "timeout", "ran out of its time limit of 5 minutes (TIMEOUT)"),
-        ("12|TIMEOUT|0:0|h1|1|1|1-01:00:30", "timeout", "ran out of its time limit of 1500 minutes (TIMEOUT)"),
-        ("12|TIMEOUT|0:0|h1|1|1|Partition_Limit", "timeout", "ran out of its time limit (TIMEOUT)"),
-        ("12|NODE_FAIL|0:0|h[1-2]|1|1|1:00", "failed", "lost a node (NODE_FAIL): h[1-2]"),
-        ("12|CANCELLED by 0|0:0|h1|1|1|1:00", "cancelled", "was cancelled by user root (CANCELLED by 0)"),
-        ("12|CANCELLED by 77777|0:0|h1|1|1|1:00", "cancelled", "was cancelled by user 77777 (CANCELLED by 77777)"),
-        ("12|CANCELLED+|0:0|h1|1|1|1:00", "cancelled", "was cancelled (CANCELLED)"),
-        ("12|PREEMPTED|0:0|h1|1|1|1:00", "cancelled", "was preempted: it had to make room for another job (PREEMPTED)"),
-        ("12|REVOKED|0:0|h1|1|1|1:00", "cancelled", "was revoked: another cluster has taken it (REVOKED)"),
-        ("12|DEADLINE|0:0|h1|1|1|1:00", "timeout", "could not be over by its deadline (DEADLINE)"),
-        ("12|OUT_OF_ME+|0:125|h1|1|1|1:00", "failed", "is lost (OUT_OF_ME)"),
-        ("12|OUT_OF_MEMORY|0:125|h1|1|1|1:00", "oom", "ran out of memory (OUT_OF_MEMORY): h1"),
-        ("12|BOOT_FAIL|0:0|h1|1|1|1:00", "failed", "was given a node that did not start (BOOT_FAIL): h1"),
-        ("12|FAILED|3:0|h1|1|1|1:00", "failed", "failed (FAILED, exit code 3:0)"),
-        ("12|FAILED|0:53|h1|1|1|1:00", "failed",
-         "failed (FAILED, exit code 0:53): SLURM could not open its log; do the nodes see the run's folder?"),
-        ("12|COMPLETED|0:0|h1|1|1|1:00", "failed", "ended without a result (COMPLETED)"),
-        ("12|TELEPORTED|0:0|h1|1|1|1:00", "failed", "is lost (TELEPORTED)"),
-    ],
-)  # fmt: skip
-def test_the_end_of_a_job_is_one_line(line, status, reason):
-    (job,) = parse_sacct(line).values()
-    assert classify_end(job) == (status, f"SLURM job 12 {reason}")
+ENDS = {  # state, exit code and time limit of a job: the status of its run, and the reason
+    ("TIMEOUT", "0:0", "00:05:00"): "timeout: ran out of its time limit of 5 minutes (TIMEOUT)",
+    ("TIMEOUT", "0:0", "1-01:00:30"): "timeout: ran out of its time limit of 1500 minutes (TIMEOUT)",
+    ("TIMEOUT", "0:0", "Partition_Limit"): "timeout: ran out of its time limit (TIMEOUT)",
+    ("NODE_FAIL", "0:0", "1:00"): "failed: lost a node (NODE_FAIL): h1",
+    ("CANCELLED by 0", "0:0", "1:00"): "cancelled: was cancelled by user root (CANCELLED by 0)",
+    ("CANCELLED by 77777", "0:0", "1:00"): "cancelled: was cancelled by user 77777 (CANCELLED by 77777)",
+    ("CANCELLED+", "0:0", "1:00"): "cancelled: was cancelled (CANCELLED)",
+    ("PREEMPTED", "0:0", "1:00"): "cancelled: was preempted: it had to make room for another job (PREEMPTED)",
+    ("REVOKED", "0:0", "1:00"): "cancelled: was revoked: another cluster has taken it (REVOKED)",
+    ("DEADLINE", "0:0", "1:00"): "timeout: could not be over by its deadline (DEADLINE)",
+    ("OUT_OF_ME+", "0:125", "1:00"): "failed: is lost (OUT_OF_ME)",
+    ("OUT_OF_MEMORY", "0:125", "1:00"): "oom: ran out of memory (OUT_OF_MEMORY): h1",
+    ("BOOT_FAIL", "0:0", "1:00"): "failed: was given a node that did not start (BOOT_FAIL): h1",
+    ("FAILED", "3:0", "1:00"): "failed: failed (FAILED, exit code 3:0)",
+    ("FAILED", "0:53", "1:00"): "failed: failed (FAILED, exit code 0:53): SLURM could not open its log; do the nodes "
+    "see the run's folder?",
+    ("COMPLETED", "0:0", "1:00"): "failed: ended without a result (COMPLETED)",
+    ("TELEPORTED", "0:0", "1:00"): "failed: is lost (TELEPORTED)",
+}
 
 
-def test_an_unknown_state_is_not_the_end():
+def test_the_end_of_a_job_is_one_line():
+    for (state, exit_code, limit), end in ENDS.items():
+        (job,) = parse_sacct(f"12|{state}|{exit_code}|h1|1|1|{limit}").values()
+        status, reason = end.split(": ", 1)
+        assert classify_end(job) == (status, f"SLURM job 12 {reason}")
     assert not is_over(JobState("12", "TELEPORTED")) and not is_over("COMPLETING") and is_over("TIMEOUT")
     assert all(is_over(JobState("12", state)) for state in END_STATES)
 
 
-@pytest.mark.parametrize(
-    ("state", "reason", "final"),
-    [
-        ("PENDING", "PartitionNodeLimit", True),
-        ("PENDING", "QOSMaxWallDurationPerJobLimit", True),
-        ("PENDING", "AssocMaxGRESPerNode", True),
-        ("PENDING", "QOSMinGRES", True),
-        ("FAILED", "BadConstraints", True),
-        ("PENDING", "QOSMaxGRESPerUser", False),
-        ("PENDING", "AssocGrpCpuLimit", False),
-        ("PENDING", "AssocMaxJobsLimit", False),
-        ("PENDING", "Resources", False),
-        ("PENDING", "ReqNodeNotAvail, UnavailableNodes:h1", False),
-        ("PENDING", None, False),
-        ("CANCELLED", "PartitionConfig", False),
-        ("RUNNING", "PartitionConfig", False),
-    ],
-)
-def test_some_pending_jobs_can_never_start(state, reason, final):
-    job = JobState("12", state, reason)
-    obstacle = why_never_starts(job)
-    assert (obstacle is not None) == final
-    if obstacle is not None:
+def test_some_pending_jobs_can_never_start():
+    for reason in ("PartitionNodeLimit", "QOSMaxWallDurationPerJobLimit", "AssocMaxGRESPerNode", "QOSMinGRES"):
+        job = JobState("12", "PENDING", reason)
+        obstacle = why_never_starts(job)
         assert classify_end(job) == ("unsupported", obstacle)
         assert obstacle.startswith(f"SLURM job 12 cannot start ({reason}): ")
+    assert why_never_starts(JobState("12", "FAILED", "BadConstraints"))
+    for reason in ("QOSMaxGRESPerUser", "AssocGrpCpuLimit", "AssocMaxJobsLimit", "Resources", None):
+        assert why_never_starts(JobState("12", "PENDING", reason)) is None
+    assert why_never_starts(JobState("12", "PENDING", "ReqNodeNotAvail, UnavailableNodes:h1")) is None
+    for state in ("CANCELLED", "RUNNING"):
+        assert why_never_starts(JobState("12", state, "PartitionConfig")) is None
 
 
 DISABLED = "Slurm accounting storage is disabled"
-Answer = str | Exception
-
-
-class FakeSlurm:
-    """Answers each command by its name, and records the calls."""
-
-    def __init__(self, **answers):
-        self.answers = answers
-        self.calls = []
-
-    def has(self, name):
-        return name in self.answers
-
-    def run(self, name, *arguments):
-        self.calls.append((name, *arguments))
-        answer = self.answers[name]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    @property
-    def commands(self):
-        return [call[0] for call in self.calls]
 
 
 def squeue(**states):
@@ -195,56 +150,54 @@ def sacct(**states):
     return "".join(f"{job[1:]}|{state}|0:0|h1|1795232248|1795232200|1:00\n" for job, state in states.items())
 
 
-@pytest.fixture
-def now():
-    return [100.0]
+class Followed:
+    """Jobs that are followed on a clock of the test; each command of SLURM has one answer until that is changed."""
+
+    def __init__(self, interval_s=5.0, **answers):
+        self.answers, self.calls, self.now_s = answers, [], 100.0
+        self._poller = JobStatePoller(self, interval_s, lambda: self.now_s)
+
+    def has(self, name):
+        return name in self.answers
+
+    def run(self, name, *arguments):
+        self.calls.append((name, *arguments))
+        if isinstance(self.answers[name], Exception):
+            raise self.answers[name]
+        return self.answers[name]
+
+    @property
+    def commands(self):
+        return [call[0] for call in self.calls]
+
+    def poll(self, *job_ids, after_s=0.0):
+        self.now_s += after_s
+        states = {job_id: state.state for job_id, state in self._poller.look(job_ids).items()}
+        assert self._poller.queries == len(self.calls)
+        return states
 
 
-Poll = Callable[..., dict[str, str]]
-MakePoller = Callable[..., tuple[Poll, FakeSlurm]]
-
-
-@pytest.fixture
-def make_poller(now):
-    def make(interval_s=5.0, **answers):
-        slurm = FakeSlurm(**answers)
-        poller = JobStatePoller(slurm, interval_s, lambda: now[0])
-
-        def poll(*job_ids, after_s=0.0):
-            now[0] += after_s
-            states = {job_id: state.state for job_id, state in poller.look(job_ids).items()}
-            assert poller.queries == len(slurm.calls)
-            return states
-
-        return poll, slurm
-
-    return make
-
-
-def test_one_query_an_interval_for_all_jobs(make_poller):
+def test_one_query_an_interval_for_all_jobs_that_are_not_over():
     jobs = [str(number) for number in range(100)]
-    poll, slurm = make_poller(squeue=squeue(**{f"j{job}": "RUNNING" for job in jobs}), sacct="")
-    assert all(len(poll(*jobs, after_s=0.5)) == 100 for _ in range(40))
+    slurm = Followed(squeue=squeue(**{f"j{job}": "RUNNING" for job in jobs}), sacct="")
+    assert all(len(slurm.poll(*jobs, after_s=0.5)) == 100 for _ in range(40))
     assert slurm.commands == ["squeue"] * 4
-
-
-def test_jobs_that_are_over_are_not_queried(make_poller):
-    poll, slurm = make_poller(squeue=squeue(j1="COMPLETED", j2="RUNNING"), sacct="")
-    assert poll("1", "2") == {"1": "COMPLETED", "2": "RUNNING"}
+    slurm = Followed(squeue=squeue(j1="COMPLETED", j2="RUNNING"), sacct="")
+    assert slurm.poll("1", "2") == {"1": "COMPLETED", "2": "RUNNING"}
     slurm.answers["squeue"] = squeue(j2="TIMEOUT")
-    assert poll("1", "2", after_s=5.0) == {"1": "COMPLETED", "2": "TIMEOUT"}
-    assert poll("1", "2", after_s=50.0) == {"1": "COMPLETED", "2": "TIMEOUT"} and len(slurm.calls) == 2
-    assert poll() == {}
+    assert slurm.poll("1", "2", after_s=5.0) == {"1": "COMPLETED", "2": "TIMEOUT"}
+    assert slurm.poll("1", "2", after_s=50.0) == {"1": "COMPLETED", "2": "TIMEOUT"} and len(slurm.calls) == 2
+    assert slurm.poll() == {}
 
 
-def test_sacct_is_queried_for_jobs_that_left_the_queue(make_poller):
+def test_sacct_is_queried_for_jobs_that_left_the_queue():
     running = {"j1": "RUNNING", "j2": "RUNNING", "j3": "RUNNING"}
-    poll, slurm = make_poller(squeue=squeue(**running), sacct=sacct(j1="FAILED", j2="RUNNING"))
-    poll("1", "2", "3")
+    slurm = Followed(squeue=squeue(**running), sacct=sacct(j1="FAILED", j2="RUNNING"))
+    slurm.poll("1", "2", "3")
     slurm.answers["squeue"] = squeue(j3="RUNNING")
-    states = [poll("1", "2", "3", after_s=5.0) for _ in range(2)]
+    states = [slurm.poll("1", "2", "3", after_s=5.0) for _ in range(2)]
     slurm.answers["sacct"] = sacct(j1="FAILED", j2="COMPLETED")
-    states += [poll("1", "2", "3", after_s=5.0) for _ in range(2)]
+    states += [slurm.poll("1", "2", "3", after_s=5.0) for _ in range(2)]
     assert slurm.commands == ["squeue", "squeue", "sacct", "squeue", "sacct"], "one at a time, alternating"
     assert slurm.calls[2][-1] == "--jobs=1,2" and slurm.calls[4][-1] == "--jobs=2"
     assert [each["2"] for each in states] == ["RUNNING", "RUNNING", "RUNNING", "COMPLETED"], "sacct was behind"
@@ -252,62 +205,61 @@ def test_sacct_is_queried_for_jobs_that_left_the_queue(make_poller):
 
 
 @pytest.mark.parametrize("answer", ["", sacct(j1="RUNNING")])
-def test_a_job_whose_end_is_never_reported_is_dropped(answer, make_poller):
-    poll, slurm = make_poller(squeue=squeue(j1="RUNNING"), sacct=answer)
-    poll("1")
+def test_a_job_whose_end_is_never_reported_is_dropped(answer):
+    slurm = Followed(squeue=squeue(j1="RUNNING"), sacct=answer)
+    slurm.poll("1")
     slurm.answers["squeue"] = ""
     polls = 0
-    while poll("1", after_s=5.0):
+    while slurm.poll("1", after_s=5.0):
         polls += 1
         assert polls < 50
     assert slurm.commands.count("sacct") == MAX_LATE_ANSWERS
     queries = len(slurm.calls)
-    assert poll("1", after_s=5.0) == {} and len(slurm.calls) == queries + 1, "callers count the answers without it"
+    assert slurm.poll("1", after_s=5.0) == {} and len(slurm.calls) == queries + 1, "callers count answers without it"
 
 
-def test_without_accounting_scontrol_is_queried(make_poller):
+def test_without_accounting_scontrol_is_queried():
     answers = {"sacct": SlurmError(DISABLED), "scontrol": "JobId=1 JobState=COMPLETED NodeList=h1\n"}
-    poll, slurm = make_poller(squeue="", **answers)
-    assert [poll("1", "2", after_s=5.0) for _ in range(5)][-1] == {"1": "COMPLETED"}
+    slurm = Followed(squeue="", **answers)
+    assert [slurm.poll("1", "2", after_s=5.0) for _ in range(5)][-1] == {"1": "COMPLETED"}
     assert slurm.commands.count("sacct") == 1 and slurm.commands.count("scontrol") >= 2
-    poll, slurm = make_poller(squeue=squeue(j1="RUNNING"), scontrol="")
-    poll("1")
+    slurm = Followed(squeue=squeue(j1="RUNNING"), scontrol="")
+    slurm.poll("1")
     slurm.answers["squeue"] = ""
-    assert [poll("1", after_s=5.0) for _ in range(4)][-1] == {} and "sacct" not in slurm.commands
+    assert [slurm.poll("1", after_s=5.0) for _ in range(4)][-1] == {} and "sacct" not in slurm.commands
 
 
-def test_other_jobs_are_followed_while_accounting_is_down(make_poller):
-    answers = {"squeue": squeue(j2="RUNNING"), "sacct": SlurmUnreachable("Connection refused"), "scontrol": ""}
-    poll, slurm = make_poller(**answers)
-    assert all(poll("1", "2", after_s=5.0) == {"2": "RUNNING"} for _ in range(6))
+def test_other_jobs_are_followed_while_accounting_is_down():
+    slurm = Followed(squeue=squeue(j2="RUNNING"), sacct=SlurmUnreachable("Connection refused"), scontrol="")
+    assert all(slurm.poll("1", "2", after_s=5.0) == {"2": "RUNNING"} for _ in range(6))
     slurm.answers["sacct"] = sacct(j1="TIMEOUT")
-    states = [poll("1", "2", after_s=5.0) for _ in range(2)][-1]
+    states = [slurm.poll("1", "2", after_s=5.0) for _ in range(2)][-1]
     assert states == {"1": "TIMEOUT", "2": "RUNNING"} and "scontrol" not in slurm.commands
 
 
-def test_a_controller_that_does_not_answer_is_queried_less_often(make_poller, now):
-    poll, slurm = make_poller(squeue=squeue(j1="RUNNING"), sacct="")
-    poll("1")
+def test_a_controller_that_does_not_answer_is_queried_less_often():
+    slurm = Followed(squeue=squeue(j1="RUNNING"), sacct="")
+    slurm.poll("1")
     slurm.answers["squeue"] = SlurmUnreachable("Unable to contact slurm controller")
     failed_at_s = []
-    while now[0] < 700.0:
+    while slurm.now_s < 700.0:
         try:
-            assert poll("1", after_s=1.0) == {"1": "RUNNING"}, "between two queries the last known state"
+            assert slurm.poll("1", after_s=1.0) == {"1": "RUNNING"}, "between two queries the last known state"
         except SlurmUnreachable:
-            failed_at_s.append(now[0])
+            failed_at_s.append(slurm.now_s)
     pauses_s = [after - before for before, after in pairwise(failed_at_s)]
     assert pauses_s[:3] == [10.0, 20.0, 40.0] and set(pauses_s[3:]) == {MAX_POLL_INTERVAL_S}
     slurm.answers["squeue"] = squeue(j1="COMPLETED")
-    assert poll("1", after_s=MAX_POLL_INTERVAL_S) == {"1": "COMPLETED"}
+    assert slurm.poll("1", after_s=MAX_POLL_INTERVAL_S) == {"1": "COMPLETED"}
 
 
-def test_a_single_poll_without_an_interval_uses_all_commands(make_poller):
-    poll, slurm = make_poller(0.0, squeue=squeue(j2="RUNNING"), sacct=sacct(j1="FAILED"))
-    assert poll("1", "2", "3") == {"1": "FAILED", "2": "RUNNING"} and slurm.commands == ["squeue", "sacct"]
-    poll, _ = make_poller(0.0, squeue="", sacct=SlurmError(DISABLED), scontrol="JobId=1 JobState=FAILED\n")
-    assert poll("1") == {"1": "FAILED"}
-    poll, slurm = make_poller(scontrol="JobId=1 JobState=RUNNING NodeList=h1\n")  # in place of a missing squeue
-    assert poll("1") == {"1": "RUNNING"} and slurm.commands == ["scontrol"]
+def test_a_single_poll_without_an_interval_uses_all_commands():
+    slurm = Followed(0.0, squeue=squeue(j2="RUNNING"), sacct=sacct(j1="FAILED"))
+    assert slurm.poll("1", "2", "3") == {"1": "FAILED", "2": "RUNNING"} and slurm.commands == ["squeue", "sacct"]
+    slurm = Followed(0.0, squeue="", sacct=SlurmError(DISABLED), scontrol="JobId=1 JobState=FAILED\n")
+    assert slurm.poll("1") == {"1": "FAILED"}
+    slurm = Followed(scontrol="JobId=1 JobState=RUNNING NodeList=h1\n")  # in place of a missing squeue
+    assert slurm.poll("1") == {"1": "RUNNING"} and slurm.commands == ["scontrol"]
     assert slurm.calls[-1] == ("scontrol", "--oneliner", "show", "job", "1"), "not the jobs of all users"
 
 

@@ -27,45 +27,23 @@ def test_lines_of_sinfo():
     assert (NODES[3].partition, NODES[3].default, NODES[3].features) == ("main", True, ("ssd", "big"))
     assert [node.usable for node in NODES] == [True, True, False, True, False]
     assert parse_sinfo("\nslurm_load_partitions: Unable to contact\nh1|main|idle|8+|1:8:1|8000|x|1:00|y\n") == []
+    limits = {"1:00:00": 60, "7-00:00:00": 10080, "30:00": 30, "1:30": 1.5, "infinite": None, "n/a": None}
+    assert {limit: parse_limit_minutes(limit) for limit in limits} == limits
 
 
-@pytest.mark.parametrize(
-    ("limit", "expected"),
-    [("1:00:00", 60), ("7-00:00:00", 10080), ("30:00", 30), ("1:30", 1.5), ("infinite", None), ("n/a", None)],
-)
-def test_time_limits(limit, expected):
-    assert parse_limit_minutes(limit) == expected
-
-
-@pytest.mark.parametrize(
-    ("gres", "kind", "count"),
-    [
-        ("gpu:8(S:0-1)", None, 8),
-        ("gpu:a100:8(S:0-1),nvme:1", None, 8),
-        ("gpu:a100:4,gpu:v100:2", None, 6),
-        ("gpu:a100:4,gpu:v100:2", "v100", 2),
-        ("gpu:2", "a100", 0),
-        ("gpu", None, 1),
-        ("gpu:3090:4,gpu:2080ti:2(S:0,2)", "3090", 4),
-        ("gpu:1g.5gb:7,gpu:a100_3g.20gb:2", "1g.5gb", 7),
-        ("gpu:a100", "a100", 1),
-        ("gpumem:80G,gpu_slots:2", None, 0),
-        ("(null)", None, 0),
-        ("craynetwork:4,shard:gpu", None, 0),
-    ],
-)
-def test_gpus_of_a_node(gres, kind, count):
-    assert count_gpus(gres, kind) == count
-
-
-@pytest.mark.parametrize("gres", ["gpu:a100:b:4", "gpu=4", "gpu:a100:4:2(S:0)", "gpu:"])
-def test_gpus_in_another_form_are_an_error(gres):
-    with pytest.raises(InputError, match=re.escape(f"gres 'nvme:1,{gres}'") + r": .* should be gpu\[:TYPE\]"):
-        count_gpus_by_type(f"nvme:1,{gres}")
-
-
-def test_gpus_by_type():
+def test_gpus_of_a_node():
+    counts = {
+        ("gpu:8(S:0-1)", None): 8, ("gpu:a100:8(S:0-1),nvme:1", None): 8, ("gpu:a100:4,gpu:v100:2", None): 6,
+        ("gpu:a100:4,gpu:v100:2", "v100"): 2, ("gpu:2", "a100"): 0, ("gpu", None): 1,
+        ("gpu:3090:4,gpu:2080ti:2(S:0,2)", "3090"): 4, ("gpu:1g.5gb:7,gpu:a100_3g.20gb:2", "1g.5gb"): 7,
+        ("gpu:a100", "a100"): 1, ("gpumem:80G,gpu_slots:2", None): 0, ("(null)", None): 0,
+        ("craynetwork:4,shard:gpu", None): 0,
+    }  # fmt: skip
+    assert {case: count_gpus(*case) for case in counts} == counts
     assert count_gpus_by_type("gpu:a100:4(S:0),gpu:v100:2,gpu:1,nvme:1") == {"a100": 4, "v100": 2, "": 1}
+    for gres in ("gpu:a100:b:4", "gpu=4", "gpu:a100:4:2(S:0)", "gpu:"):
+        with pytest.raises(InputError, match=re.escape(f"gres 'nvme:1,{gres}'") + r": .* should be gpu\[:TYPE\]"):
+            count_gpus_by_type(f"nvme:1,{gres}")
 
 
 SCONTROL = "PartitionName=main AllowAccounts=p_a,p_b AllowQos=ALL\n   MaxNodes={} MaxTime=01:00:00 MinNodes=0\n"

@@ -133,11 +133,7 @@ def test_no_sign_in_a_name_or_an_option_makes_a_line_of_its_own(tmp_path):
                 check_slurm_options(SlurmSpec(**{key: [f"--comment=a{sign}touch PWN #"]}))
         with pytest.raises(InputError, match="should be a path in one line"):
             check_slurm_options(SlurmSpec(container=f"a{sign}b"))
-
-
-def test_the_script_is_cut_at_line_feeds_alone():
-    """What stands in a setup is the user's own shell."""
-    setup = "echo 'a\x0b\u2028b'"
+    setup = "echo 'a\x0b\u2028b'"  # is the user's own shell, and a script is cut at line feeds alone
     assert setup in submit.render_script(run(1, setup=[setup]), FOLDER).split("\n")
 
 
@@ -172,20 +168,16 @@ def test_a_run_is_submitted(sbatch, tmp_path):
     assert sorted(path.name for path in script.parent.iterdir()) == ["12_submitted.pkl", "job.sh"]
     assert (sbatch.folder / "script").read_text() == submit.render_script(spec, folder) == script.read_text()
     assert sbatch.calls("sbatch") == [str(script)]
+    operations = pickletools.genops((sbatch.folder / "pickle").read_bytes())
+    assert [text for _, text, _ in operations if isinstance(text, str) and not text.startswith("_")] == [
+        "submitit.core.utils", "DelayedSubmission", "function", submit.JOB_MODULE, submit.JOB_FUNCTION, "args",
+        str(folder), "kwargs",
+    ]  # fmt: skip
     write_submission(Submission("13", 1795233093.25), folder)
     assert read_submission(folder) == Submission("13", 1795233093.25)
     submit.remove_pickles(folder)
     submit.remove_pickles(tmp_path)
     assert list(script.parent.iterdir()) == [script]
-
-
-def test_the_pickle_contains_only_the_function_and_the_folder(sbatch, tmp_path):
-    submit.submit_job(run(2, bin=str(sbatch.folder)), tmp_path)
-    operations = pickletools.genops((sbatch.folder / "pickle").read_bytes())
-    assert [text for _, text, _ in operations if isinstance(text, str) and not text.startswith("_")] == [
-        "submitit.core.utils", "DelayedSubmission", "function", submit.JOB_MODULE, submit.JOB_FUNCTION, "args",
-        str(tmp_path), "kwargs",
-    ]  # fmt: skip
 
 
 def test_the_job_gets_this_environment_without_variables_of_this_process(sbatch, tmp_path, monkeypatch):

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +14,7 @@ from scalebench.core.machine import cpus as system_files
 from scalebench.core.machine import gpus, machine, nccl_log
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.spec import HardwareSpec
+from tests.conftest import ROOT
 from tests.core.machine.conftest import put
 from tests.nvml_stand_in import TABLES, parse_matrix, put_in, read_table
 from tests.nvml_stand_in import UUIDS as UUIDS_OF_STAND_IN
@@ -91,42 +91,6 @@ def test_all_fields_of_a_gpu(nvml, root):
     assert (found.gpus[3].name, found.gpus[3].numa_node) == (A100, None)
     assert (found.driver_version, found.cuda_driver_version) == ("550.54.15", "12.4")
     json.dumps(dataclasses.asdict(found))
-
-
-@pytest.mark.parametrize(
-    ("call", "fields"),
-    [
-        ("nvmlDeviceGetName", {"name"}),
-        ("nvmlDeviceGetUUID", {"uuid"}),
-        ("nvmlDeviceGetMemoryInfo", {"memory_bytes"}),
-        ("nvmlDeviceGetMaxClockInfo", {"sm_clock_max_mhz", "mem_clock_max_mhz"}),
-        ("nvmlDeviceGetEnforcedPowerLimit", {"power_limit_w"}),
-        ("nvmlDeviceGetPciInfo", {"pci_bus_id", "numa_node"}),
-        ("nvmlDeviceGetClockInfo", {"sm_clock_mhz", "mem_clock_mhz"}),
-        ("nvmlDeviceGetApplicationsClock", {"sm_clock_application_mhz", "mem_clock_application_mhz"}),
-        ("nvmlDeviceGetDefaultApplicationsClock", {"sm_clock_default_mhz", "mem_clock_default_mhz"}),
-        ("nvmlDeviceGetPowerManagementLimitConstraints", {"power_limit_min_w", "power_limit_max_w"}),
-        ("nvmlDeviceGetPowerManagementDefaultLimit", {"power_limit_default_w"}),
-        ("nvmlDeviceGetTemperatureThreshold", {"slowdown_temperature_c"}),
-        ("nvmlDeviceGetMigMode", {"mig"}),
-        ("nvmlDeviceGetEccMode", {"ecc"}),
-        ("nvmlDeviceGetComputeMode", {"compute_mode"}),
-        ("nvmlDeviceGetPersistenceMode", {"persistence"}),
-        ("nvmlDeviceGetCurrPcieLinkGeneration", {"pcie_generation"}),
-        ("nvmlDeviceGetMaxPcieLinkGeneration", {"pcie_generation_max"}),
-        ("nvmlDeviceGetCurrPcieLinkWidth", {"pcie_width"}),
-        ("nvmlDeviceGetMaxPcieLinkWidth", {"pcie_width_max"}),
-        ("nvmlDeviceGetCudaComputeCapability", {"compute_capability"}),
-    ],
-)
-def test_a_refused_field_is_none(nvml, root, call, fields):
-    put(root, "sys/bus/pci/devices/0000:0a:00.0/numa_node", "0\n")
-    setattr(nvml, call, refuse)
-    gpu = dataclasses.asdict(gpus.detect_gpus().gpus[0])
-    assert {name for name, value in gpu.items() if value is None} == fields
-
-
-def test_a_broken_nvml(nvml):
     nvml.nvmlDeviceGetPciInfo = lambda handle: SimpleNamespace(busId="what:ever")
     assert gpus.detect_gpus().gpus[0].numa_node is None
     nvml.nvmlDeviceGetHandleByIndex = refuse  # lost GPUs stay counted
@@ -135,38 +99,61 @@ def test_a_broken_nvml(nvml):
     assert (gpus.detect_gpus().gpus, gpus.count_gpus()) == ([], 0)
 
 
+# What stands behind nvmlDeviceGet in the name of a call: the fields that come from it.
+CALLS = {
+    "Name": "name", "UUID": "uuid", "MemoryInfo": "memory_bytes", "MaxClockInfo": "sm_clock_max_mhz mem_clock_max_mhz",
+    "EnforcedPowerLimit": "power_limit_w", "PciInfo": "pci_bus_id numa_node", "ClockInfo": "sm_clock_mhz mem_clock_mhz",
+    "ApplicationsClock": "sm_clock_application_mhz mem_clock_application_mhz",
+    "DefaultApplicationsClock": "sm_clock_default_mhz mem_clock_default_mhz",
+    "PowerManagementLimitConstraints": "power_limit_min_w power_limit_max_w",
+    "PowerManagementDefaultLimit": "power_limit_default_w", "TemperatureThreshold": "slowdown_temperature_c",
+    "MigMode": "mig", "EccMode": "ecc", "ComputeMode": "compute_mode", "PersistenceMode": "persistence",
+    "CurrPcieLinkGeneration": "pcie_generation", "MaxPcieLinkGeneration": "pcie_generation_max",
+    "CurrPcieLinkWidth": "pcie_width", "MaxPcieLinkWidth": "pcie_width_max",
+    "CudaComputeCapability": "compute_capability",
+}  # fmt: skip
+
+
+def test_a_refused_field_is_none(nvml, root, monkeypatch):
+    put(root, "sys/bus/pci/devices/0000:0a:00.0/numa_node", "0\n")
+    for call, fields in CALLS.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(nvml, f"nvmlDeviceGet{call}", refuse)
+            gpu = dataclasses.asdict(gpus.detect_gpus().gpus[0])
+        assert {name for name, value in gpu.items() if value is None} == set(fields.split()), call
+
+
 def test_topology(nvml):
-    assert (gpus.detect_gpus().topology or [])[1:3] == [["PXB", "X", "SYS", "SYS"], ["SYS", "SYS", "X", "PXB"]]
+    assert gpus.detect_gpus().topology[1:3] == [["PXB", "X", "SYS", "SYS"], ["SYS", "SYS", "X", "PXB"]]
     nvml.links |= {0: [1, 1, 2], 1: [0, 0], 2: [0]}
-    assert (gpus.detect_gpus().topology or [])[:2] == [["X", "NV2", "NV1", "SYS"], ["NV2", "X", "SYS", "SYS"]]
+    assert gpus.detect_gpus().topology[:2] == [["X", "NV2", "NV1", "SYS"], ["NV2", "X", "SYS", "SYS"]]
     nvml.links |= {gpu: ["switch"] * 12 for gpu in range(4)}
-    assert (gpus.detect_gpus().topology or [])[3] == ["NV12", "NV12", "NV12", "X"]
-
-
-def test_an_unknown_topology_is_none(nvml):
+    assert gpus.detect_gpus().topology[3] == ["NV12", "NV12", "NV12", "X"]
+    nvml.links.clear()
     del nvml.nvmlDeviceGetTopologyCommonAncestor  # a library older than this function
     assert gpus.detect_gpus().topology is None
-    nvml.nvmlDeviceGetCount = lambda: 1
-    assert gpus.detect_gpus().topology == [["X"]]
-    nvml.nvmlDeviceGetCount = lambda: 0
-    assert gpus.detect_gpus().topology is None
-
-
-VISIBLE = {"": [], "0": [0], "2, 0": [2, 0], "0,1,2,3": [0, 1, 2, 3], "-1": []}
-VISIBLE |= {"1,-1,2": [1], "0,7,1": [0], "0,0": [], "none": [], UUIDS[3]: [3], f"{UUIDS[3]},{UUIDS[0]}": [3, 0]}
-VISIBLE |= {"GPU-2b2c": [2], "GPU-ffff": [], "G": [], "MIG-known": [None], "MIG-unknown": []}
-VISIBLE |= {"GPU-": []}  # matches several
+    for count, topology in ((1, [["X"]]), (0, None)):
+        nvml.nvmlDeviceGetCount = lambda count=count: count
+        assert gpus.detect_gpus().topology == topology
+    pairs = [["X", "PIX", "PHB", "SYS"], ["PIX", "X", "PHB", "SYS"], ["PHB", "PHB", "X", "SYS"], ["SYS"] * 3 + ["X"]]
+    expected = {"PIX": [(0, 1)], "PHB": [(0, 2), (1, 2)], "SYS": [(0, 3), (1, 3), (2, 3)]}
+    assert gpus.pairs_by_link(pairs) == expected and gpus.pairs_by_link([["X"]]) == {}
 
 
 def test_the_visible_gpus_are_those_that_cuda_shows(nvml, monkeypatch):
     assert (gpus.visible_gpus(), gpus.count_gpus()) == ([0, 1, 2, 3], 4)
-    for visible, found in VISIBLE.items():
+    for split, seen in (({0, 1, 2, 3}, [None]), ({1}, [0, 2, 3])):  # into instances, of which a process sees one
+        with monkeypatch.context() as patch:
+            patch.setattr(nvml, "nvmlDeviceGetMigMode", lambda handle, split=split: [int(handle in split), 0])
+            assert (gpus.visible_gpus(), gpus.count_gpus()) == (seen, len(seen))
+    for visible, found in {
+        "": [], "0": [0], "2, 0": [2, 0], "0,1,2,3": [0, 1, 2, 3], "-1": [], "1,-1,2": [1], "0,7,1": [0], "0,0": [],
+        "none": [], UUIDS[3]: [3], f"{UUIDS[3]},{UUIDS[0]}": [3, 0], "GPU-2b2c": [2], "GPU-ffff": [], "G": [],
+        "GPU-": [], "MIG-known": [None], "MIG-unknown": [],
+    }.items():  # fmt: skip
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert (gpus.visible_gpus(), gpus.count_gpus()) == (found, len(found)), visible
-
-
-@pytest.mark.gpu
-def test_devices_are_named_whatever_their_numbers_mean(nvml, monkeypatch):
+    # Devices are named whatever their numbers mean.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"3,{UUIDS[1]}")
     assert gpus.name_visible_gpus([1, 0, 2]) == [f"{A100} {UUIDS[1]}", f"{A100} {UUIDS[3]}", None]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")  # of one rank: it takes the GPU that it sees, whatever its number
@@ -175,16 +162,6 @@ def test_devices_are_named_whatever_their_numbers_mean(nvml, monkeypatch):
     assert gpus.name_visible_gpus([0]) == [None]
     nvml.nvmlInit = refuse
     assert gpus.name_visible_gpus([0]) == [None]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("split", "seen"), [(set(), [0, 1, 2, 3]), ({0, 1, 2, 3}, [None]), ({1}, [0, 2, 3])], ids=["none", "all", "one"]
-)
-def test_of_gpus_that_are_split_a_process_sees_one_instance(split, seen, nvml, monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    nvml.nvmlDeviceGetMigMode = lambda handle: [int(handle in split), 0]
-    assert (gpus.visible_gpus(), gpus.count_gpus()) == (seen, len(seen))
 
 
 @pytest.mark.gpu
@@ -219,11 +196,6 @@ def test_amd_gpus_are_named(tmp_path, monkeypatch):
     assert asked.unsupported is not None and "0 GPUs here; there are AMD GPUs (/dev/kfd" in asked.unsupported
 
 
-def test_the_room_on_each_visible_gpu(nvml, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert gpus.read_gpu_room() == [gpus.GpuRoom(1, 42_949_672_960, "exclusive_process")]
-
-
 def test_facts_of_the_visible_gpus_are_in_their_order(nvml, root, monkeypatch):
     for index, node in enumerate([0, 0, 1, 1]):
         put(root, f"sys/bus/pci/devices/0000:{index}a:00.0/numa_node", f"{node}\n")
@@ -234,12 +206,8 @@ def test_facts_of_the_visible_gpus_are_in_their_order(nvml, root, monkeypatch):
     assert gpus.pair_of_each_link() == [(0, 1), (1, 2)]  # SYS and PXB, by the numbers that a process sees
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-known")
     assert (gpus.gpu_numa_nodes(), gpus.pair_of_each_link()) == ([None], [])
-
-
-def test_pairs_by_link():
-    topology = [["X", "PIX", "PHB", "SYS"], ["PIX", "X", "PHB", "SYS"], ["PHB", "PHB", "X", "SYS"], ["SYS"] * 3 + ["X"]]
-    expected = {"PIX": [(0, 1)], "PHB": [(0, 2), (1, 2)], "SYS": [(0, 3), (1, 3), (2, 3)]}
-    assert gpus.pairs_by_link(topology) == expected and gpus.pairs_by_link([["X"]]) == {}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert gpus.read_gpu_room() == [gpus.GpuRoom(1, 42_949_672_960, "exclusive_process")]
 
 
 def test_peer_access_has_the_names_of_nvidia_smi(nvml):
@@ -269,25 +237,23 @@ def test_constants_are_those_of_the_library():
     assert numbers == list(gpus.PEER_STATES)
 
 
-@pytest.mark.parametrize(
-    ("settings", "topology", "peers"),
-    [
+def test_links_through_the_library(nvml_library, monkeypatch):
+    for settings, topology, peers in (
         ({"NVLINKS": 4}, "NV4", "OK"),
         ({"NVLINKS": 0, "ANCESTOR": 20}, "PXB", "OK"),
         ({"NVLINKS": 0, "ANCESTOR": 50, "P2P": 1}, "SYS", "CNS"),
-    ],
-)
-def test_links_through_the_library(nvml_library, monkeypatch, settings, topology, peers):
-    put_in(monkeypatch, nvml_library, **settings)
-    found = gpus.detect_gpus()
-    assert found.topology == [["X", topology], [topology, "X"]]
-    assert (found.peer_access or {})["read"] == [["X", peers], [peers, "X"]]
-    assert gpus.pair_of_each_link() == [(0, 1)]
+    ):
+        with monkeypatch.context() as patch:
+            put_in(patch, nvml_library, **settings)
+            found = gpus.detect_gpus()
+            assert gpus.pair_of_each_link() == [(0, 1)]
+        assert found.topology == [["X", topology], [topology, "X"]]
+        assert found.peer_access["read"] == [["X", peers], [peers, "X"]]
     assert (found.driver_version, found.cuda_driver_version) == ("550.54.15", "12.4")
     first = found.gpus[0]
-    assert ([gpu.uuid for gpu in found.gpus], first.name, first.memory_bytes, first.sm_clock_max_mhz) == (
-        UUIDS_OF_STAND_IN, "NVIDIA Stand-in 0", 40 * 2**30, 1410,
-    )  # fmt: skip
+    assert (first.name, first.memory_bytes, first.sm_clock_max_mhz) == ("NVIDIA Stand-in 0", 40 * 2**30, 1410)
+    assert [gpu.uuid for gpu in found.gpus] == UUIDS_OF_STAND_IN
+    put_in(monkeypatch, nvml_library)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", UUIDS_OF_STAND_IN[1])
     assert gpus.count_gpus() == 1
 
@@ -301,9 +267,6 @@ def test_public_machines_have_the_published_topology(table, nvml_library, monkey
     assert len(published) == len(found.gpus) or table in ("mig_a100", "gb10")
     assert found.topology == (published or ([["X"]] if table == "gb10" else None))
     assert all(gpu.name for gpu in found.gpus)
-
-
-PXB_PAIRS = [["X" if a == b else "PXB" if a // 2 == b // 2 else "SYS" for b in range(8)] for a in range(8)]
 
 
 @pytest.mark.gpu
@@ -324,33 +287,28 @@ def test_links_whose_other_end_is_not_named(table, changes, link, nvml_library, 
     rows = {f"nvmlDeviceGetNvLink{name} {number}": cell for name, cell in changes.items() for number in range(18)}
     put_in(monkeypatch, nvml_library, table, rows)
     topology = gpus.detect_gpus().topology
-    assert topology == (PXB_PAIRS if link == "PXB" else parse_matrix("\n".join(read_table(table)["topology"])))
-    assert topology is not None and topology[0][1] == link
+    in_pairs = [["X" if a == b else "PXB" if a // 2 == b // 2 else "SYS" for b in range(8)] for a in range(8)]
+    assert topology == (in_pairs if link == "PXB" else parse_matrix("\n".join(read_table(table)["topology"])))
+    assert topology[0][1] == link
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("table", "facts"),
-    [
-        ("tesla_m60", {"mig": None, "ecc": False, "sm_clock_max_mhz": None, "memory_bytes": 8123 * 2**20}),
-        ("gtx_1070", {"mig": None, "ecc": None, "power_limit_w": 151.0, "pcie_generation": None}),
-        ("gb10", {"memory_bytes": None, "power_limit_w": None, "power_limit_min_w": None, "mig": None}),
-        ("mig_a100", {"mig": True, "ecc": True, "memory_bytes": 80 * 2**30}),
-        ("hgx_h100", {"mig": False, "persistence": False, "slowdown_temperature_c": None}),
-    ],
-)
-def test_a_fact_that_a_card_does_not_support_is_none(table, facts, nvml_library, monkeypatch):
-    put_in(monkeypatch, nvml_library, table)
-    found = gpus.detect_gpus()
-    assert {name: getattr(found.gpus[0], name) for name in facts} == facts
-    if len(found.gpus) > 1:  # one GPU has no peer to be asked about
-        assert set(found.peer_access or {}) == ({"read", "write"} if table == "gtx_1070" else set())
-
-
-@pytest.mark.gpu
-def test_memory_of_0_bytes_is_unknown(nvml_library, monkeypatch):
+def test_a_fact_that_a_card_does_not_support_is_none(nvml_library, monkeypatch):
+    for table, facts in {
+        "tesla_m60": {"mig": None, "ecc": False, "sm_clock_max_mhz": None, "memory_bytes": 8123 * 2**20},
+        "gtx_1070": {"mig": None, "ecc": None, "power_limit_w": 151.0, "pcie_generation": None},
+        "gb10": {"memory_bytes": None, "power_limit_w": None, "power_limit_min_w": None, "mig": None},
+        "mig_a100": {"mig": True, "ecc": True, "memory_bytes": 80 * 2**30},
+        "hgx_h100": {"mig": False, "persistence": False, "slowdown_temperature_c": None},
+    }.items():
+        with monkeypatch.context() as patch:
+            put_in(patch, nvml_library, table)
+            found = gpus.detect_gpus()
+        assert {name: getattr(found.gpus[0], name) for name in facts} == facts, table
+        if len(found.gpus) > 1:  # one GPU has no peer to be asked about
+            assert set(found.peer_access or {}) == ({"read", "write"} if table == "gtx_1070" else set())
     put_in(monkeypatch, nvml_library, "gb10", {"nvmlDeviceGetMemoryInfo": [{"total": 0, "free": 0, "used": 0}]})
-    assert gpus.detect_gpus().gpus[0].memory_bytes is None
+    assert gpus.detect_gpus().gpus[0].memory_bytes is None, "0 is unknown"
 
 
 @pytest.mark.gpu
@@ -363,7 +321,6 @@ def test_of_gpus_with_instances_a_process_sees_one_instance(nvml_library, monkey
     assert gpus.visible_gpus() == []
 
 
-# NVIDIA/nccl issues 147, 226, 385, 429, 629, 952, 1189, 1814, and documentation of NCCL and aws-ofi-nccl.
 LINES = {
     "a:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read": {"0-1": "P2P/CUMEM/read"},
     "a:1:2 [1] NCCL INFO Channel 15/0 : 1[1] -> 0[0] via P2P/IPC": {"0-1": "P2P/IPC"},
@@ -384,16 +341,25 @@ LINES = {
     "Ring 04 : 6[6] -> 5[5] via P2P/IPC": {},  # the rest of the first of them
     "epoch 1 via SHM": {},
 }
+RECORDED = {  # logs of GPU machines in golden/recordings
+    "aws_p5_two_nodes": {"all": "NVLS"},
+    "hgx_ring_and_tree": {"0-7": "P2P/IPC", "0-1": "P2P/IPC"},  # NVLS is set up, and NCCL_ALGO keeps NCCL from using it
+    "sharp_connected": {"all": "COLLNET/SHARP/1/GDRDMA + COLLNET/SHARP/1/GDRDMA(PCI) + COLLNET/SHARP/5/GDRDMA"},
+    "sharp_failed": {"0-1": "P2P/CUMEM/read", "0-7": "NET/IBext_v8/1(6)/GDRDMA + NET/IBext_v8/1/GDRDMA"},
+}
+ALLOWED = {  # NCCL_ALGO: whether NVLS and COLLNET may be used
+    "Ring": (False, False), "NVLS,Tree": (True, False), "^NVLS,NVLSTree": (False, True),
+    "allreduce:nvlstree;allgather:ring": (True, False), "CollnetDirect": (False, True), "^ring": (True, True),
+}  # fmt: skip
 
 
-def test_each_line():
+def test_transports_in_the_logs_of_nccl():
     for line, transports in LINES.items():
         assert nccl_log.parse_transports([line]) == nccl_log.parse_transports([f"{line}\r"]) == transports, line
-
-
-@pytest.mark.gpu
-def test_multicast_through_nvswitch_is_a_transport_of_all_pairs():
-    """Lines of public logs: an HGX H100, and two GPUs, for which NCCL has it but does not use it."""
+    folder = ROOT / "tests/golden/recordings"
+    assert {name: nccl_log.read_transports([folder / f"nccl_{name}.log"]) for name in RECORDED} == RECORDED
+    # Multicast through NVSwitch is one of all pairs. Lines of public logs: an HGX H100, and two GPUs, for which NCCL
+    # has it but does not use it.
     channel = "h1:422771:422793 [7] NCCL INFO Channel 03/0 : 7[7] -> 4[4] via P2P/direct pointer"
     available = "h1:1795:1795 [0] NCCL INFO NVLS multicast support is available on dev 0 (NVLS_NCHANNELS 24)"
     comm = (
@@ -405,44 +371,8 @@ def test_multicast_through_nvswitch_is_a_transport_of_all_pairs():
         found = nccl_log.parse_transports([available, line, channel])
         assert found == {"4-7": "P2P/direct pointer", "all": "NVLS"}
         assert nccl_log.summarize_transports(found) == "NVLS + P2P/direct pointer"
-
-
-RECORDINGS = Path(__file__).parents[2] / "golden" / "recordings"
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("name", "transports"),
-    [
-        ("nccl_aws_p5_two_nodes", {"all": "NVLS"}),
-        # NVLS is set up, and NCCL_ALGO keeps NCCL from using it.
-        ("nccl_hgx_ring_and_tree", {"0-7": "P2P/IPC", "0-1": "P2P/IPC"}),
-        (
-            "nccl_sharp_connected",
-            {"all": "COLLNET/SHARP/1/GDRDMA + COLLNET/SHARP/1/GDRDMA(PCI) + COLLNET/SHARP/5/GDRDMA"},
-        ),
-        ("nccl_sharp_failed", {"0-1": "P2P/CUMEM/read", "0-7": "NET/IBext_v8/1(6)/GDRDMA + NET/IBext_v8/1/GDRDMA"}),
-    ],
-)
-def test_logs_of_gpu_machines(name, transports):
-    assert nccl_log.read_transports([RECORDINGS / f"{name}.log"]) == transports
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("algorithms", "nvls", "collnet"),
-    [
-        ("Ring", False, False),
-        ("NVLS,Tree", True, False),
-        ("^NVLS,NVLSTree", False, True),
-        ("allreduce:nvlstree;allgather:ring", True, False),
-        ("CollnetDirect", False, True),
-        ("^ring", True, True),
-    ],
-)
-def test_algorithms_that_the_environment_allows(algorithms, nvls, collnet):
-    assert nccl_log.allows_transport(algorithms, "NVLS") == nvls
-    assert nccl_log.allows_transport(algorithms, "COLLNET") == collnet
+    for algorithms, allowed in ALLOWED.items():
+        assert (*(nccl_log.allows_transport(algorithms, name) for name in ("NVLS", "COLLNET")),) == allowed
 
 
 def test_pairs_are_sorted_with_all_transports_of_each():
