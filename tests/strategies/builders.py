@@ -59,26 +59,23 @@ def step_weight(train, state, weight, gradient, rate):
     return weight - rate * mean / (square**0.5 + 1e-7)
 
 
+def count_batches(batches, fetched):
+    """Yield them, and note each one that is fetched."""
+    for batch in batches:
+        fetched.append(batch)
+        yield batch
+
+
 class RecordedTraining:
     """A Loop of some steps that records them: `losses` has the mean loss per sample of each step on this process, and
     `metrics` the evaluations by the number of steps before them."""
 
-    def __init__(
-        self,
-        strategy,
-        batches,
-        steps,
-        rates=(),
-        evaluate_after=(),
-        validation=None,
-    ):
+    def __init__(self, strategy, batches, steps, rates=(), evaluate_after=(), validation=None):
         """`rates`: the learning rate of each step, by default the strategy's. `evaluate_after`: numbers of steps after
         which to evaluate on `validation`."""
         self._strategy, self._batches, self._steps = strategy, batches, steps
         self._rates, self._evaluate_after, self._validation = rates, evaluate_after, validation
-        self.losses = []
-        self.sums = []
-        self.metrics = {}
+        self.losses, self.sums, self.metrics = [], [], {}
         self._set_rate()
 
     def __iter__(self):

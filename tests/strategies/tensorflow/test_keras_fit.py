@@ -13,45 +13,39 @@ from keras.src import backend
 from keras.src.utils import python_utils
 
 from scalebench.measure.timed_loop import LoopPhase, TimedLoop, fixed_length_phase
-from scalebench.strategies.base import LossPart, Unsupported
+from scalebench.strategies.base import LossPart
 from scalebench.strategies.tensorflow.keras_fit import BatchPipeline, FitModel, StepReport
 from scalebench.workloads.source import Batch
 from tests.builders.runs import StepLosses
+from tests.strategies.builders import count_batches
 from tests.strategies.tensorflow.builders import BARE, FIT, MIRRORED
 
 SPECS = (tf.TensorSpec((None, 2), tf.float32), tf.TensorSpec((None,), tf.float32))
 
 
-class Counted:
-    """Batches, and how many of them were drawn."""
-
-    def __init__(self, batches):
-        self.drawn, self._batches = 0, batches
-
-    def __iter__(self):
-        for batch in self._batches:
-            self.drawn += 1
-            yield batch
+def train(strategy, source, blocks, steps, last=None):
+    """(batches drawn, losses, seconds of the blocks) of a training of so many blocks."""
+    drawn, losses, stage = [], StepLosses(), fixed_length_phase("some", blocks, steps)
+    batches = count_batches(islice(strategy.feed(source), last), drawn)
+    strategy.train(TimedLoop(strategy, batches, [stage], observer=losses))
+    return len(drawn), losses.values, stage.series.seconds
 
 
 def batch(number, samples=3):
     return Batch(np.full((samples, 2), number, np.float32), np.full(samples, number, np.float32), 2 * samples)
 
 
-def train(strategy, source, blocks, steps):
-    """(batches drawn, losses) of a training of so many blocks."""
-    batches, losses = Counted(strategy.feed(source)), StepLosses()
-    stage = fixed_length_phase("some", blocks, steps)
-    strategy.train(TimedLoop(strategy, batches, [stage], observer=losses))
-    return batches.drawn, losses.values
 
 
 def test_the_pipeline_yields_each_batch_once():
-    """In order, with weights that make the sum of losses the mean over the global batch."""
-    noted = []
-    batches = [batch(number, 3 + number) for number in range(4)]
-    pipeline = BatchPipeline(batches, noted.append, probe_samples=0)
-    found = list(pipeline.dataset(SPECS, 0).as_numpy_iterator())
+    """In order, with weights that make the sum of losses the mean over the global batch. Fit under a strategy inspects
+    it first, and then begins again; what it saw there is drawn a second time."""
+    noted, batches = [], [batch(number, 3 + number) for number in range(4)]
+    pipeline = BatchPipeline(batches, noted.append, probe_samples=2)
+    dataset = pipeline.dataset(SPECS, 0)
+    assert [x.tolist() for x, _, _ in dataset.as_numpy_iterator()] == [[[0, 0], [0, 0]]]
+    assert noted == []
+    found = list(dataset.as_numpy_iterator())
     assert [(len(x), x[0, 0], y[0]) for x, y, _ in found] == [(3 + n, n, n) for n in range(4)]
     for (_, _, weights), one in zip(found, batches, strict=True):
         np.testing.assert_allclose(weights, np.full(one.samples, 1 / one.global_samples))
@@ -61,22 +55,14 @@ def test_the_pipeline_yields_each_batch_once():
 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_the_pipeline_reads_as_many_batches_ahead_as_configured(ahead):
-    counted = Counted(batch(number) for number in range(100))
-    iterator = iter(BatchPipeline(counted, lambda one: None, probe_samples=0).dataset(SPECS, ahead))
+    drawn = []
+    batches = count_batches((batch(number) for number in range(100)), drawn)
+    iterator = iter(BatchPipeline(batches, lambda one: None, probe_samples=0).dataset(SPECS, ahead))
     list(islice(iterator, 3))
     time.sleep(0.3)
-    assert 3 + ahead <= counted.drawn <= 4 + ahead
+    assert 3 + ahead <= len(drawn) <= 4 + ahead
 
 
-def test_the_pipeline_restarts_after_fit_has_inspected_it():
-    """By fit under a strategy, which then begins again; what it saw there is drawn a second time."""
-    noted = []
-    pipeline = BatchPipeline([batch(number) for number in range(3)], noted.append, probe_samples=2)
-    dataset = pipeline.dataset(SPECS, 0)
-    assert [x.tolist() for x, _, _ in dataset.as_numpy_iterator()] == [[[0, 0], [0, 0]]]
-    assert noted == []
-    assert [x[0, 0] for x, _, _ in dataset.as_numpy_iterator()] == [0, 1, 2]
-    assert len(noted) == 3
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -149,53 +135,52 @@ def test_fit_waits_for_no_result_between_steps(strategy, source, monkeypatch):
     assert threading.current_thread() not in fetching
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [BARE, MIRRORED, (*BARE, "dataset.prefetch=queue")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        BARE,
+        pytest.param(MIRRORED, marks=pytest.mark.slow),
+        pytest.param((*BARE, "dataset.prefetch=queue"), marks=pytest.mark.slow),
+    ],
+)
 def test_same_losses_as_the_plain_loop(strategy, source, words):
     """Over the end of an epoch, and over the end of a training; each batch is drawn once, but for those ahead."""
     fit, plain = strategy(*words, FIT), strategy(*BARE)
     assert type(fit.model) is FitModel
     batches = {"first": 8, "global_batch": 31}  # of 93 samples
     for blocks in (3, 1):
-        (drawn, losses), (_, wanted) = (train(one, source(**batches), blocks, 2) for one in (fit, plain))
+        (drawn, losses, _), (_, wanted, _) = (train(one, source(**batches), blocks, 2) for one in (fit, plain))
         np.testing.assert_allclose(losses, wanted, rtol=1e-5)
         ahead = drawn - 2 * blocks
         assert 0 <= ahead <= (1 if words == BARE else 5)  # fit under a strategy always has some ready
 
 
-def test_a_new_training_restarts_like_the_plain_loop(strategy, source):
-    fit = strategy(*BARE, FIT)
-    assert train(fit, source(), 1, 2)[1] == pytest.approx(train(strategy(*BARE), source(), 1, 2)[1], rel=1e-6)
 
 
 def test_batches_that_run_out_end_the_training(strategy, source):
     """Batches that end before the stage does end the training, once."""
-    fit = strategy(*BARE, FIT)
-    batches, stage = Counted(islice(fit.feed(source()), 3)), fixed_length_phase("some", 1, 100)
     with pytest.warns(UserWarning, match="ran out of data"):
-        fit.train(TimedLoop(fit, batches, [stage]))
-    assert (batches.drawn, stage.series.seconds) == (3, [])
+        drawn, _, seconds = train(strategy(*BARE, FIT), source(), 1, 100, last=3)
+    assert (drawn, seconds) == (3, [])
 
 
-def test_an_error_in_the_loop_is_raised(strategy, source):
-    def decide(series):
-        raise RuntimeError("failed as configured")
-
-    fit = strategy(*BARE, FIT)
-    stage = LoopPhase("some", lambda before: 1, decide)
-    with pytest.raises(RuntimeError, match="failed as configured"):
-        fit.train(TimedLoop(fit, fit.feed(source()), [stage]))
 
 
 @pytest.mark.parametrize("after", [0, 2])
-def test_an_error_in_the_source_is_raised(strategy, source, after):
+def test_an_error_in_the_source_or_in_the_loop_is_raised(strategy, source, after):
     def batches(good):
         yield from islice(good, after)
         raise ValueError("a file that is cut")
 
+    def decide(series):
+        raise RuntimeError("failed as configured")
+
     fit = strategy(*BARE, FIT)
     with pytest.raises(Exception, match="a file that is cut"):
         fit.train(TimedLoop(fit, batches(iter(fit.feed(source()))), [fixed_length_phase("some", 1, 100)]))
+    stage = LoopPhase("some", lambda before: 1, decide)
+    with pytest.raises(RuntimeError, match="failed as configured"):
+        fit.train(TimedLoop(fit, fit.feed(source()), [stage]))
 
 
 @pytest.mark.slow
@@ -228,15 +213,3 @@ def test_synchronization_can_be_switched_while_fit_runs(strategy, source, monkey
     assert moved == [not on for on in (True, True, False, True, True, False, False, True, False, True)]
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ((*BARE, "dataset.feed=device"), "dataset.feed=host"),
-        ((*BARE, "dataset.prefetch=device"), "dataset.prefetch=none or queue"),
-        ((*MIRRORED, "train.compile=true"), "would merge them; use loop=custom"),
-    ],
-)
-def test_settings_that_fit_does_not_support(strategy, words, reason):
-    with pytest.raises(Unsupported, match=f"strategy.options.loop=fit .*{reason}"):
-        strategy(*words, FIT)
-    strategy(*words)  # which the plain loop can

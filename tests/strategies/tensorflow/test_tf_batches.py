@@ -52,47 +52,36 @@ def test_host_batches_are_those_of_the_source(source):
 
 
 @pytest.mark.parametrize("ways", [("host", "none"), ("fixed", "none"), *WAYS])
-def test_each_part_is_on_its_device(source, ways):
+def test_each_part_is_on_its_device(source, pictures, ways):
+    """Labels and bytes keep their types."""
     devices = DEVICES[::-1]  # the first one is where everything is by default
     for batch in first_batches(source(feed="fixed" if "fixed" in ways else "host"), *ways, devices=devices):
         for device, part in zip(devices, batch.parts, strict=True):
             assert [tensor.device.endswith(device.removeprefix("/")) for tensor in part] == [True, True]
-
-
-def test_labels_and_bytes_keep_their_types(pictures):
-    for ways in (("host", "none"), *WAYS):
+    if "fixed" not in ways:
         ((images, labels),) = first_batches(pictures(), *ways, devices=DEVICES[:1])[0].parts
         assert (images.dtype, labels.dtype) == (tf.uint8, tf.int64)
 
 
-def test_a_fixed_batch_is_copied_once(source):
+
+
+def test_a_fixed_batch_and_the_training_set_are_copied_once(source, monkeypatch):
+    """Then only the numbers of its rows go to the device."""
     found = first_batches(source(feed="fixed"), "fixed")
     assert all(batch is found[0] for batch in found)
     np.testing.assert_array_equal(found[0].parts[1][0], first_batches(source(), "host")[0].parts[1][0])
-
-
-def test_device_copies_the_training_set_once(source, monkeypatch):
-    """Then only the numbers of its rows go there."""
-    part, gathered = source(1, 3), []
-    monkeypatch.setattr(part.reader, "read", lambda batches: gathered.append(batches))
+    part = source(1, 3)
+    monkeypatch.setattr(part.reader, "read", lambda batches: pytest.fail("read again"))
     first_batches(part, "device")
-    assert gathered == []
     assert (part.replica, part.replicas) == (1, 3)
 
 
-@pytest.mark.parametrize("ahead", ["queue", "device"])
-def test_prefetches_in_a_thread_that_closing_ends(source, ahead):
-    batches = tf_batches.feed_batches(source(), DEVICES, "host", ahead)
-    next(batches)
-    assert any(thread.name == "prefetch" for thread in threading.enumerate())
-    batches.close()
-    assert not any(thread.name == "prefetch" for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize(("ahead", "in_thread"), [("queue", False), ("device", True)])
-def test_only_prefetching_to_the_device_copies_in_the_thread(source, monkeypatch, ahead, in_thread):
-    names = []
-    place = tf_batches.place_batch
+def test_prefetches_in_a_thread_that_closing_ends(source, monkeypatch, ahead, in_thread):
+    """Only prefetching to the device copies there."""
+    names, place = [], tf_batches.place_batch
 
     def noting(*args):
         names.append(threading.current_thread().name)
@@ -101,8 +90,12 @@ def test_only_prefetching_to_the_device_copies_in_the_thread(source, monkeypatch
     monkeypatch.setattr(tf_batches, "place_batch", noting)
     batches = tf_batches.feed_batches(source(), DEVICES, "host", ahead)
     list(islice(batches, 3))
+    assert any(thread.name == "prefetch" for thread in threading.enumerate())
     batches.close()
+    assert not any(thread.name == "prefetch" for thread in threading.enumerate())
     assert {name == "prefetch" for name in names} == {in_thread}
+
+
 
 
 def test_copies_in_host_memory(source):
@@ -126,10 +119,8 @@ OUTPUTS = INPUTS @ KERNEL
 
 def metrics_of_group(evaluate, targets, *names):
     """Return each replica's metrics: a first pass collects their sums, a second one returns the total."""
-    sources = [
-        Source(INPUTS, targets, global_batch=5, seed=0, replica=replica, replicas=REPLICAS)
-        for replica in range(REPLICAS)
-    ]
+    share = {"global_batch": 5, "seed": 0, "replicas": REPLICAS}
+    sources = [Source(INPUTS, targets, replica=replica, **share) for replica in range(REPLICAS)]
     sums_of = []
     for source in sources:
         evaluate(lambda x: tf.matmul(x, KERNEL), source, *names, lambda sums: sums_of.append(sums) or sums)

@@ -4,19 +4,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from scalebench.strategies.base import Unsupported
 from scalebench.strategies.tensorflow import optimizer
 from scalebench.strategies.tensorflow.bare import IndependentTensorFlow
 from tests.strategies.builders import run_training
 from tests.strategies.tensorflow.builders import BARE, BYTES, IMAGES, MIRRORED
 
-USERS = "tests.strategies.tensorflow.user_models"
 # Losses of a whole update: 13 samples on each of two devices, or 26 on one; the last of an epoch has 23.
 UNEVEN = {"global_batch": 26, "devices": 2}
 
 
-def losses(one, source, updates=8):
-    return run_training(one, source, updates).losses
 
 
 @pytest.mark.parametrize(("samples", "sizes"), [(7, [3, 2, 2]), (6, [2, 2, 2]), (2, [1, 1]), (1, [1])])
@@ -53,7 +49,8 @@ def test_parts_differ_by_at_most_one_sample(samples, sizes):
 def test_accumulated_steps_equal_full_steps(strategy, source, words):
     """Over the smaller last batch of an epoch, whose parts are of other sizes; traced once, exchanged once."""
     one = strategy(*words, "train.accumulate=3")
-    np.testing.assert_allclose(losses(one, source(**UNEVEN)), losses(strategy(*BARE), source(**UNEVEN)), rtol=1e-6)
+    found, wanted = (run_training(each, source(**UNEVEN), 8).losses for each in (one, strategy(*BARE)))
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
     assert one.step_function().experimental_get_tracing_count() == 1
     assert sum(one.message_sizes()) == (0 if words[0] == BARE[0] else BYTES)
     assert one.settings_used()["compiler"] == ("xla" if "train.compile=true" in words else "none")
@@ -117,20 +114,3 @@ def test_evaluation_runs_in_slices(strategy, source):
     assert sizes == [5] * 20 + [1]
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("strategy=multi_gpu_model", "a tower of its graph for each device"),
-        ("strategy=kuza55_ps_cpu", "a tower of its graph for each device"),
-        ("strategy=mirrored strategy.options.loop=fit", "loop=fit computes the samples of a step at once"),
-        ("strategy=central_storage_cpu model=resnet20_cifar10 dataset=cifar10_synthetic", "moving statistics"),
-        (
-            f"strategy=central_storage_device model=custom model.keras={USERS}:normalised",
-            "without batch normalisation, or dropout",
-        ),
-    ],
-)
-def test_strategies_without_accumulation(made, words, expected):
-    one = made(*words.split(), "gpus=2", "train.accumulate=2")
-    with pytest.raises(Unsupported, match=expected):
-        one.setup()

@@ -16,8 +16,8 @@ from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.tensorflow import observed, profiling
 from scalebench.strategies.tensorflow.mirrored import GradientAllReduce
 from scalebench.strategies.tensorflow.profiling import Event, Line
+from tests.strategies.builders import run_training
 from tests.strategies.tensorflow.conftest import DEVICES, mirrored
-from tests.strategies.tensorflow.test_keras_fit import train
 
 START_NS = 1_800_000_000_000_000_000
 
@@ -240,7 +240,7 @@ def test_a_profile_of_real_steps(strategy, source, tmp_path, monkeypatch, words)
     """Those of the updates, no more and no less; and the trace tells when they were."""
     monkeypatch.setattr(profiling, "MAX_OPERATIONS", 10**6)
     one = strategy(*f"strategy={words}".split(), "gpus=2")
-    train(one, source(), 1, 1)
+    run_training(one, source(), 1)
     start_s = time.time()
     found = one.profile(3, tmp_path / "trace.json.gz")
     lasted_s = time.time() - start_s

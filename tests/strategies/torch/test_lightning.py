@@ -15,14 +15,8 @@ from scalebench.strategies.base import BatchReplay, Unsupported
 from scalebench.strategies.torch.lightning import trainer
 from scalebench.strategies.torch.lightning.ddp import LightningDdp
 from tests.builders.runs import StepLosses
+from tests.strategies.builders import count_batches
 from tests.strategies.torch.conftest import spec_of
-
-
-def count_batches(batches, fetched):
-    """Yield them, and note each one that is fetched."""
-    for batch in batches:
-        fetched.append(batch)
-        yield batch
 
 
 def train(strategy, source, blocks, steps, last=None):

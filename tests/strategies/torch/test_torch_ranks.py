@@ -76,16 +76,6 @@ def test_lightning_broadcasts_before_each_batch_unless_switched_off(tmp_path):
         assert observed["settings"] == {"lightning": "broadcast", "never": None}
 
 
-@pytest.mark.real
-@pytest.mark.slow
-def test_adasum_with_accumulation_is_unsupported(tmp_path):
-    spec = spec_of("horovod_mpi", 2, train__accumulate=3, strategy__options__op="adasum")
-    skip_without_horovod(spec, tmp_path)
-    write_spec(spec, tmp_path)
-    launchers.launch(spec, tmp_path, "observed", module=f"tests.strategies.torch.{RANK}")
-    record = read_json(tmp_path / "rank0.json")
-    assert record["status"] == "unsupported"
-    assert "take op=average with train.accumulate" in record["reason"]
 
 
 REASONS = {"unseeded": "gives other weights on every rank", "fails": "fails: KeyError: 'weights of last year'"}

@@ -24,7 +24,7 @@ from scalebench.strategies.torch.pipeline.stage import (
 from scalebench.strategies.torch.precision import Precision
 from scalebench.workloads import networks
 from scalebench.workloads.partition import split_into_stages
-from tests.strategies.torch.conftest import run_ranks, spec_of, user_model
+from tests.strategies.torch.conftest import run_ranks, spec_of
 from tests.strategies.torch.pipeline import pipeline_rank
 
 SMALL = {"dataset__size": 40, "dataset__validation_share": 0.0}  # two batches of 20, or three of 12 and one of 4
@@ -131,14 +131,12 @@ def test_costs_are_measured_on_the_samples_of_a_micro_batch(strategy, monkeypatc
 @pytest.mark.parametrize(
     ("name", "gpus", "changes", "reason"),
     [
-        ("model_parallel", 2, {"train__compile": True}, "leave out train.compile"),
-        ("model_parallel", 2, user_model("Convolutional"), "a module of one's own does not say where it can be cut"),
         ("pipeline_gpipe", 2, {"strategy__options__micro_batches": 3}, "has 40 samples, which do not divide into 3"),
         ("hybrid", 3, {}, "gpus=3 is no multiple of it"),
     ],
 )
-def test_unsupported_runs_are_refused_before_processes_meet(name, gpus, changes, reason):
-    """By the rules of test_refusals."""
+def test_a_strategy_refuses_what_its_plan_does(name, gpus, changes, reason):
+    """Before processes meet."""
     strategy = registry.load_strategy(name)(spec_of(name, gpus, **{**SMALL, "dataset__size": 80, **changes}), 0)
     with pytest.raises(Unsupported, match=reason):
         strategy.shard()

@@ -4,7 +4,7 @@ import pytest
 
 from scalebench.core.spec import write_spec
 from scalebench.strategies.base import FORWARD, NotMeasured, Unsupported
-from tests.strategies.torch.conftest import run_ranks, spec_of, user_model
+from tests.strategies.torch.conftest import run_ranks, spec_of
 
 PAIRED = {"strategy__options__layers": "paired"}
 SMALL_MLP = {"model": "mlp", "model__input_shape": [41], "model__params": None}
@@ -69,24 +69,17 @@ def test_a_device_keeps_only_its_shards(ranks):
         assert rank["kept_bytes"] == pytest.approx(complete / len(chain), rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (user_model("Small"), "and not a module of yours"),
-        ({"train__precision": "float16"}, "use bfloat16"),
-        ({"train__compile": True}, "leave out train.compile"),
-        ({"model": "resnet20_cifar10", **PAIRED}, "resnet20_cifar10 has no dense layer that 1 devices could share"),
-    ],
-)
-def test_unsupported_settings(strategy, changes, reason):
-    with pytest.raises(Unsupported, match=reason):
-        strategy("tensor_parallel", **changes)
-
-
-def test_no_part_of_a_step_is_without_communication(strategy):
+def test_what_a_strategy_cannot_do(strategy):
+    """It refuses what its plan does, and models without layers to split."""
+    with pytest.raises(Unsupported, match="use bfloat16"):
+        strategy("tensor_parallel", train__precision="float16")
+    with pytest.raises(Unsupported, match="resnet20_cifar10 has no dense layer that 1 devices could share"):
+        strategy("tensor_parallel", model="resnet20_cifar10", **PAIRED)
     adapter = strategy("tensor_parallel")
     with pytest.raises(NotMeasured, match="without communication"):
         adapter.set_gradient_sync(False)
     with pytest.raises(NotMeasured, match="no part of a step"):
         adapter.partial_step(None, FORWARD)
     assert adapter.message_sizes() == []
+
+
