@@ -98,8 +98,6 @@ def test_no_strategy_refuses_its_defaults_and_what_it_can_do(words, monkeypatch)
     assert plan(f"{words} gpus=2", monkeypatch).can_start
 
 
-
-
 def test_every_rule_belongs_to_a_strategy():
     assert set(refusals.RULES) <= {target.partition(":")[2] for target in registry.BUILT_IN_STRATEGIES.values()}
 

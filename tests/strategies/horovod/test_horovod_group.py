@@ -54,10 +54,6 @@ def test_chosen_options_become_variables():
         assert group.horovod_variables(GLOO, HorovodOptions(**chosen))[name] == value
 
 
-
-
-
-
 def test_a_strategy_refuses_what_its_plan_does():
     with pytest.raises(Unsupported, match="Adasum needs Horovod's MPI operations"):
         group.HorovodGroup(None, GLOO, 0, HorovodOptions(op="adasum"))
@@ -118,10 +114,6 @@ def test_a_group_of_another_size_or_order_is_refused(rank, position, monkeypatch
         "v4.1.4: put the mpirun of that MPI first on the PATH, build Horovod anew with the other (scalebench install "
         "horovod), or use it over Gloo"
     )
-
-
-
-
 
 
 def test_waiting_for_a_late_rank_0():

@@ -35,8 +35,6 @@ def batch(number, samples=3):
     return Batch(np.full((samples, 2), number, np.float32), np.full(samples, number, np.float32), 2 * samples)
 
 
-
-
 def test_the_pipeline_yields_each_batch_once():
     """In order, with weights that make the sum of losses the mean over the global batch. Fit under a strategy inspects
     it first, and then begins again; what it saw there is drawn a second time."""
@@ -61,8 +59,6 @@ def test_the_pipeline_reads_as_many_batches_ahead_as_configured(ahead):
     list(islice(iterator, 3))
     time.sleep(0.3)
     assert 3 + ahead <= len(drawn) <= 4 + ahead
-
-
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -155,15 +151,11 @@ def test_same_losses_as_the_plain_loop(strategy, source, words):
         assert 0 <= ahead <= (1 if words == BARE else 5)  # fit under a strategy always has some ready
 
 
-
-
 def test_batches_that_run_out_end_the_training(strategy, source):
     """Batches that end before the stage does end the training, once."""
     with pytest.warns(UserWarning, match="ran out of data"):
         drawn, _, seconds = train(strategy(*BARE, FIT), source(), 1, 100, last=3)
     assert (drawn, seconds) == (3, [])
-
-
 
 
 @pytest.mark.parametrize("after", [0, 2])
@@ -211,5 +203,3 @@ def test_synchronization_can_be_switched_while_fit_runs(strategy, source, monkey
     # An exchanged update moves both replicas alike: they stay as far apart as they were.
     moved = [np.abs(now - then).max() > 1e-5 for then, now in itertools.pairwise([np.zeros_like(gaps[0]), *gaps])]
     assert moved == [not on for on in (True, True, False, True, True, False, False, True, False, True)]
-
-

@@ -14,10 +14,6 @@ from tests.strategies.tensorflow.builders import BARE, FIT, MIRRORED, SMALL_IMAG
 USERS = "tests.strategies.tensorflow.user_models"
 
 
-
-
-
-
 @pytest.mark.parametrize("words", [BARE, ("strategy=central_storage_cpu", "gpus=2")])
 def test_batches_of_all_sizes_share_one_trace(strategy, source, words):
     """Losses are lazy; the smaller last batch of an epoch is not kept."""
@@ -28,8 +24,6 @@ def test_batches_of_all_sizes_share_one_trace(strategy, source, words):
     one.evaluate(source(global_batch=30))
     for function in (one.step_function(), one._forward):
         assert function.experimental_get_tracing_count() == 1
-
-
 
 
 @pytest.mark.slow
@@ -50,10 +44,6 @@ def test_dropout_is_seeded(strategy, source):
     assert plain[0] == pytest.approx(plain[1], rel=1e-6)
 
 
-
-
-
-
 @pytest.mark.usefixtures("small_network")
 def test_state_bytes_are_weights_statistics_and_optimizer_state(strategy):
     """And two single numbers of the optimizer's: how many updates there were (8 bytes), and the learning rate (4)."""
@@ -70,10 +60,6 @@ def test_state_bytes_are_counted_on_their_device(strategy):
     for name in ("central_storage_cpu", "multi_gpu_model"):
         assert strategy(f"strategy={name}", "gpus=2", momentum).state_bytes() == [full, 0]
     assert sum(strategy("strategy=model_parallel_tensorflow", "gpus=2", momentum).state_bytes()) == full + 12
-
-
-
-
 
 
 REFUSED = [

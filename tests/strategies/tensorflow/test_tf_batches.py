@@ -63,8 +63,6 @@ def test_each_part_is_on_its_device(source, pictures, ways):
         assert (images.dtype, labels.dtype) == (tf.uint8, tf.int64)
 
 
-
-
 def test_a_fixed_batch_and_the_training_set_are_copied_once(source, monkeypatch):
     """Then only the numbers of its rows go to the device."""
     found = first_batches(source(feed="fixed"), "fixed")
@@ -74,8 +72,6 @@ def test_a_fixed_batch_and_the_training_set_are_copied_once(source, monkeypatch)
     monkeypatch.setattr(part.reader, "read", lambda batches: pytest.fail("read again"))
     first_batches(part, "device")
     assert (part.replica, part.replicas) == (1, 3)
-
-
 
 
 @pytest.mark.parametrize(("ahead", "in_thread"), [("queue", False), ("device", True)])
@@ -94,8 +90,6 @@ def test_prefetches_in_a_thread_that_closing_ends(source, monkeypatch, ahead, in
     batches.close()
     assert not any(thread.name == "prefetch" for thread in threading.enumerate())
     assert {name == "prefetch" for name in names} == {in_thread}
-
-
 
 
 def test_copies_in_host_memory(source):

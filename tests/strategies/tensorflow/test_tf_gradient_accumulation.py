@@ -13,8 +13,6 @@ from tests.strategies.tensorflow.builders import BARE, BYTES, IMAGES, MIRRORED
 UNEVEN = {"global_batch": 26, "devices": 2}
 
 
-
-
 @pytest.mark.parametrize(("samples", "sizes"), [(7, [3, 2, 2]), (6, [2, 2, 2]), (2, [1, 1]), (1, [1])])
 def test_parts_differ_by_at_most_one_sample(samples, sizes):
     """Every sample is in one part, with its target, and no part is empty; one function does all."""
@@ -112,5 +110,3 @@ def test_evaluation_runs_in_slices(strategy, source):
     one._forward = lambda inputs: sizes.append(len(inputs)) or forward(inputs)
     assert one.evaluate(source()) == pytest.approx(strategy(*BARE).evaluate(source()), rel=1e-6)
     assert sizes == [5] * 20 + [1]
-
-

@@ -76,8 +76,6 @@ def test_lightning_broadcasts_before_each_batch_unless_switched_off(tmp_path):
         assert observed["settings"] == {"lightning": "broadcast", "never": None}
 
 
-
-
 REASONS = {"unseeded": "gives other weights on every rank", "fails": "fails: KeyError: 'weights of last year'"}
 
 

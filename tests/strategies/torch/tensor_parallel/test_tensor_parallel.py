@@ -81,5 +81,3 @@ def test_what_a_strategy_cannot_do(strategy):
     with pytest.raises(NotMeasured, match="no part of a step"):
         adapter.partial_step(None, FORWARD)
     assert adapter.message_sizes() == []
-
-
