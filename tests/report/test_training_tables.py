@@ -1,4 +1,4 @@
-"""Tables of trainings, and the losses of a run."""
+"""Trainings: their tables and curves, epochs, and the losses of a run."""
 
 from pathlib import Path
 
@@ -6,12 +6,25 @@ import pandas as pd
 import pytest
 
 from scalebench.analysis.load import frame_of_results
+from scalebench.analysis.time_to_target import summarize_trainings
 from scalebench.core.result import CurvePoint, Quality
+from scalebench.report import markdown, training_tables
+from scalebench.report.document import Chart, Paragraph, Table
+from scalebench.report.html import page
+from scalebench.report.sections import make_sections, training
 from scalebench.report.tables import write_tables
 from scalebench.report.training_tables import compute_losses, select_figure_columns
 from tests.builders.runs import rank, record
-from tests.builders.sweeps import run, training_run, write_results
-from tests.report.section_blocks import show_table
+from tests.builders.sweeps import failed_run, falling_metrics, run, training_run, write_results
+from tests.report.section_blocks import (
+    SCRIPT,
+    block_text,
+    get_block,
+    get_column,
+    select_blocks,
+    show_table,
+    write_report_data,
+)
 
 BARE = {"strategy": "bare_torch", "gpus": 1, "epoch_s": 4.0}
 ENDS = {"epochs": "3", "training": "6.00 s", "mse": "0.1", "gap": "0.05"}
@@ -37,29 +50,21 @@ def test_metric_gap_time_and_speedup():
 
 def test_a_target_that_was_not_reached_is_shown():
     trainings = [training_run(values=[0.9]), training_run("mirrored", target=None), training_run("x", status="failed")]
-    assert row_cells(trainings, 0)["time to target"] == "not reached"
-    assert row_cells(trainings, 1)["time to target"] == "" == row_cells(trainings, 2)["time to target"]
+    assert [row_cells(trainings, row)["time to target"] for row in range(3)] == ["not reached", "", ""]
     assert "to target over bare" not in row_cells(trainings)
     assert row_cells([training_run(target=None)]) == ENDS
     both = [training_run(target=None), training_run("mirrored", target=None, metric="accuracy")]
     assert [row_cells(both, row)["metric"] for row in (0, 1)] == ["mse 0.1", "accuracy 0.1"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ({"learning_rate_rule": "sqrt", "base_batch": 10}, "learning_rate_rule"),
-        ({"learning_rate": 0.5}, "learning_rate"),
-        ({"weight_decay": 0.5}, "weight_decay"),
-        ({"schedule": "cosine"}, "schedule"),
-        ({"accumulate": 2}, "accumulate"),
-        ({"seed": 1}, "seed"),
-    ],
-)
-def test_settings_that_differ_are_shown(settings, name):
-    changes = {"seed": 1} if name == "seed" else {"settings": settings}
-    two = training_run(), training_run(run_id="other", **changes)
-    assert f"{name}=" in show_table(make_frame(*two))
+@pytest.mark.parametrize(("name", "settings"), [
+    ("learning_rate_rule", {"learning_rate_rule": "sqrt", "base_batch": 10}), ("learning_rate", {"learning_rate": 0.5}),
+    ("weight_decay", {"weight_decay": 0.5}), ("schedule", {"schedule": "cosine"}), ("accumulate", {"accumulate": 2}),
+    ("seed", None),
+])  # fmt: skip
+def test_settings_that_differ_are_shown(name, settings):
+    other = training_run(run_id="other", **({"seed": 1} if settings is None else {"settings": settings}))
+    assert f"{name}=" in show_table(make_frame(training_run(), other))
     assert f"{name}=" not in show_table(make_frame(training_run(), training_run("mirrored")))
 
 
@@ -74,18 +79,19 @@ def test_files_of_a_sweep_have_a_row_a_training(tmp_path):
 
 
 def two_ranks(**changes):
-    first = {
-        "warmup_block_steps": 3,
-        "warmup_block_s": [0.5, 0.2],
-        "warmup_losses": [9.0, None],
-        "block_losses": [2.0, 1.0],
-    }
+    first = {"warmup_block_steps": 3, "warmup_block_s": [0.5, 0.2], "warmup_losses": [9.0, None],
+             "block_losses": [2.0, 1.0]}  # fmt: skip
     second = {**first, "warmup_losses": [5.0, None], "block_losses": [4.0, None], **changes}
     return [rank(0, [0.1, 0.2], [30, 30], **first), rank(1, [0.3, 0.1], [10, 10], **second)]
 
 
+def losses_of(*ranks, points=()):
+    quality = {"quality": Quality(curve=list(points))} if points else {}
+    return compute_losses(record("ddp", max(1, len(ranks)), ranks=list(ranks), **quality))
+
+
 def test_blocks_of_all_ranks_weighted_by_samples():
-    losses = compute_losses(record("ddp", 2, ranks=two_ranks()))
+    losses = losses_of(*two_ranks())
     assert losses.steps == [3, 6, 8, 10]
     assert losses.samples == [60, 120, 160, 200]  # 20 a step over both, then what each block had
     assert losses.seconds == pytest.approx([0.5, 0.7, 1.0, 1.2])
@@ -93,22 +99,16 @@ def test_blocks_of_all_ranks_weighted_by_samples():
     assert losses.make_points(losses.steps) == [(3, 8.0), (8, 2.5), (10, 1.0)]
 
 
-def test_older_records_have_no_losses_of_the_warm_up_and_yet_its_time():
-    losses = compute_losses(record("ddp", 2, ranks=two_ranks(warmup_losses=[])))
-    assert losses.losses[0] == 9.0  # of the rank that has one
-    ranks = [rank(0, [0.1], [30], warmup_block_s=[0.5, 0.2], warmup_block_steps=3)]
-    assert compute_losses(record("ddp", 1, ranks=ranks)).losses == [None, None, 0.5]
-    assert compute_losses(record("ddp", 1, ranks=ranks)).seconds == pytest.approx([0.5, 0.7, 0.8])
-    ranks = [rank(0, [0.1], [30], warmup_block_s=[0.5])]  # its number of steps is not recorded
-    assert compute_losses(record("ddp", 1, ranks=ranks)).steps == [2]
-
-
-def test_blocks_that_a_rank_did_not_finish_and_ranks_that_measured_nothing():
+def test_older_and_incomplete_records():
+    """Without losses of the warm-up, and yet with its time; blocks that a rank did not finish; nothing measured."""
+    assert losses_of(*two_ranks(warmup_losses=[])).losses[0] == 9.0  # of the rank that has one
+    older = losses_of(rank(0, [0.1], [30], warmup_block_s=[0.5, 0.2], warmup_block_steps=3))
+    assert older.losses == [None, None, 0.5] and older.seconds == pytest.approx([0.5, 0.7, 0.8])
+    assert losses_of(rank(0, [0.1], [30], warmup_block_s=[0.5])).steps == [2]  # its number of steps is not recorded
     ranks = two_ranks()
     ranks[1].block_s, ranks[1].block_samples = [0.3], [10]
-    assert compute_losses(record("ddp", 2, ranks=ranks)).steps == [3, 6, 8]
-    assert compute_losses(record("ddp", 2, ranks=[])).steps == []
-    assert compute_losses(record("ddp", 1, ranks=[rank(0)])).steps == []
+    assert losses_of(*ranks).steps == [3, 6, 8]
+    assert losses_of().steps == losses_of(rank(0)).steps == []
 
 
 def test_blocks_that_a_point_cut_short_are_stepped_over():
@@ -117,26 +117,128 @@ def test_blocks_that_a_point_cut_short_are_stepped_over():
     points = [CurvePoint(step, 0.0, samples, s, 1e-3, 1.0, 1) for step, samples, s in ((7, 60, 1.6), (14, 120, 3.7))]
     warmup = {"warmup_block_steps": 1, "warmup_block_s": [9.0, 0.2, 0.2], "warmup_losses": [5.0, 4.0, 3.0]}
     blocks = {"block_steps": 3, "block_losses": [2.0, 1.0, 0.5]}
-    single_rank = rank(0, [0.6, 0.8, 0.9], [30, 30, 30], **warmup, **blocks)
-    losses = compute_losses(record("ddp", 1, ranks=[single_rank], quality=Quality(curve=points)))
+    losses = losses_of(rank(0, [0.6, 0.8, 0.9], [30, 30, 30], **warmup, **blocks), points=points)
     assert losses.steps == [1, 2, 3, 6, 7, 10, 13, 14]
     assert losses.samples == [10, 20, 30, 60, 60, 90, 120, 120]
     assert losses.seconds == pytest.approx([0.0, 0.2, 0.4, 1.0, 1.6, 2.4, 3.3, 3.7])
     assert losses.losses == [5.0, 4.0, 3.0, 2.0, None, 1.0, 0.5, None]
 
 
-def test_points_between_which_no_block_fits():
+def test_points_between_which_no_block_fits_and_a_training_that_was_over_in_its_warm_up():
     points = [CurvePoint(step, 0.0, 10 * step, 0.1 * step, 1e-3, 1.0, 1) for step in (1, 3, 5, 8)]
     warmup = {"warmup_block_steps": 1, "warmup_block_s": [9.0], "warmup_losses": [5.0]}
-    single_rank = rank(0, [0.6], [30], block_steps=3, block_losses=[2.0], **warmup)
-    losses = compute_losses(record("ddp", 1, ranks=[single_rank], quality=Quality(curve=points)))
+    losses = losses_of(rank(0, [0.6], [30], block_steps=3, block_losses=[2.0], **warmup), points=points)
     assert losses.steps == [1, 3, 5, 8] and losses.samples == [10, 30, 50, 80]
     assert losses.losses == [5.0, None, None, 2.0]
-
-
-def test_a_training_that_was_over_in_its_warm_up():
     points = [CurvePoint(2, 1.0, 15, 0.5, 1e-3, 1.0, 1)]  # the second batch was a smaller one
-    single_rank = rank(0, warmup_block_steps=1, warmup_block_s=[9.0, 0.5], warmup_losses=[5.0, 4.0])
-    losses = compute_losses(record("ddp", 1, ranks=[single_rank], quality=Quality(curve=points)))
+    losses = losses_of(rank(0, warmup_block_steps=1, warmup_block_s=[9.0, 0.5], warmup_losses=[5.0, 4.0]),
+                       points=points)  # fmt: skip
     assert (losses.steps, losses.samples) == ([1, 2], [10, 15])
     assert (losses.seconds, losses.losses) == ([0.0, 0.5], [5.0, 4.0])
+
+
+def make_section(folder, *results):
+    return training.section(write_report_data(folder, results))
+
+
+def test_one_seed_is_its_own_curve_and_has_no_band(tmp_path):
+    section = make_section(tmp_path, training_run(values=falling_metrics(400), target=None))
+    chart, table = get_block(section, Chart, "training-1-epochs"), get_block(section, Table)
+    (line,) = chart.series
+    assert not line.low and len(line.x) <= 300 and (line.x[0], line.x[-1]) == (1, 400) and chart.y.log
+    assert not {"target", "reached", "time to target (95 %)"} & set(table.columns)
+    assert "seeds" not in chart.caption and not select_blocks(section, Paragraph)
+
+
+def test_rules_and_rates_are_names(tmp_path):
+    settings = [{"learning_rate_rule": rule, "base_batch": 10, "learning_rate": 1e-3} for rule in ("none", "sqrt")]
+    settings.append({"schedule": "cosine", "base_batch": 10})
+    results = [training_run(settings=each, run_id=str(number)) for number, each in enumerate(settings)]
+    names = training_tables.name_trainings(summarize_trainings(write_report_data(tmp_path, results).frame))
+    assert sorted(names.values()) == [
+        f"ddp_gloo on 2 devices, {name}" for name in
+        ("learning rate rule none", "learning rate rule sqrt", "schedule=cosine, learning rate rule none")
+    ]  # fmt: skip
+
+
+def test_without_validation_the_table_still_has_the_rest(tmp_path):
+    bare = training_run(target=None)
+    for point in bare.quality.curve:
+        point.metrics, point.train_metrics = {}, {}
+    bare.quality.metric = bare.quality.metric_name = None
+    section = make_section(tmp_path, bare)
+    assert not select_blocks(section, Chart) and get_block(section, Table).rows[0].cells[6].text == "3"
+
+
+def test_of_many_some_are_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "MAX_CURVES", 1)
+    section = make_section(tmp_path, training_run(), training_run("mirrored"))
+    assert len(select_blocks(section, Chart)[0].series) == 2  # and the target
+    assert any(block.text.startswith("1 of 2 trainings are") for block in select_blocks(section, Paragraph))
+    assert len(get_block(section, Table).rows) == 2
+
+
+def test_it_comes_after_the_epochs_and_is_escaped(tmp_path):
+    results = [training_run(settings={"learning_rate_rule": SCRIPT}), training_run()]
+    report_data = write_report_data(tmp_path, results)
+    (section,) = [section for section in make_sections(report_data) if section.id == "training"]
+    headings = [block.text for block in select_blocks(section, Paragraph) if block.kind == "heading"]
+    assert [text.split()[0] for text in headings] == ["Epochs:", "Training:", "Loss"]
+    assert SCRIPT in " ".join(block_text(block) for block in training.section(report_data).blocks)
+    for write_report, name in ((markdown.write, "r.md"), (page.write, "r.html")):
+        write_report(report_data, tmp_path / name)
+        assert SCRIPT not in (tmp_path / name).read_text(encoding="utf-8")
+
+
+def test_costs_are_shown_where_they_are_measured(tmp_path):
+    report_data, names = write_report_data(tmp_path), [name for name, *_ in training.COSTS]
+    for number, name in enumerate(names, 1):
+        values = [pd.NA, *(1000.5 * number + row for row in range(1, len(report_data.pooled)))]
+        report_data.pooled[name] = pd.array(values, dtype="Float64")
+    table = get_block(training.epochs_section(report_data), Table)
+    for name, head, *_ in training.COSTS:
+        assert [*get_column(table, head).values()][1:] == list(report_data.pooled[name][1:])
+    assert [cell.text for cell in table.rows[0].cells[4:]] == [""] * 5
+    assert [cell.text for cell in table.rows[1].cells[4:]] == ["1,002 h", "2,002 J", "3,002 s", "4,003 h", "5,004 J"]
+    for name in names:
+        report_data.pooled[name] = pd.array([pd.NA] * len(report_data.pooled), dtype="Float64")
+    report_data.pooled = report_data.pooled.drop(columns=names[0])  # an older frame
+    report_data.__dict__.pop("curves")
+    assert get_block(training.epochs_section(report_data), Table).columns[-1] == "steps per epoch"
+    no_epoch = run("ddp_gloo", 1)
+    no_epoch.workload.train_samples = None
+    for each in (failed_run(), no_epoch):
+        assert training.epochs_section(write_report_data(tmp_path / each.run_id, [each])) is None
+
+
+def make_losses(folder, *results):
+    return training.losses_section(write_report_data(folder, results))
+
+
+def test_losses_without_the_size_of_the_data_set_and_of_long_series(tmp_path):
+    one = run("ddp_gloo", 1)
+    one.workload.train_samples = None
+    (chart,) = select_blocks(make_losses(tmp_path / "samples", one), Chart)
+    assert (chart.id, chart.series[0].x[-1]) == ("learning-0-samples", 80 * 10)
+    long = run("ddp_gloo", 1, blocks=2000)
+    long.ranks[0].block_losses[1234] = 55.0
+    for chart in select_blocks(make_losses(tmp_path / "long", long), Chart):
+        assert len(chart.series[0].x) <= training.MAX_CURVE_POINTS and 55.0 in chart.series[0].y
+
+
+def test_no_more_losses_than_are_distinguishable(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "MAX_CURVES", 2)
+    runs = [run(name, 1, repeat) for repeat in (0, 1) for name in ("ddp_gloo", "horovod_gloo", "lightning_ddp_gloo")]
+    section = make_losses(tmp_path, *runs)
+    names = [series.name for series in get_block(section, Chart, "learning-0-epochs").series]
+    assert names == ["ddp_gloo on 1 device", "horovod_gloo on 1 device"], "of several repeats the first"
+    assert [block.text for block in select_blocks(section, Paragraph)] == ["2 of 3 configurations are drawn."]
+
+
+def test_the_caption_describes_how_long_runs_and_trainings_are(tmp_path):
+    one, other = run("ddp_gloo", 1), training_run()
+    captions = [get_block(make_losses(tmp_path / str(n), *runs), Table).caption
+                for n, runs in enumerate(([one], [other], [one, other]))]  # fmt: skip
+    assert ["train.stop" in caption for caption in captions] == [False, True, True]
+    assert ["as training would be" in caption for caption in captions] == [True, False, True]
+    assert "The others are as long as their figures" in captions[2]

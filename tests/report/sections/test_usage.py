@@ -3,6 +3,7 @@
 import dataclasses
 import os
 
+import pandas as pd
 import pytest
 
 from scalebench.core.result import MonitorRecord
@@ -11,12 +12,7 @@ from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import usage
 from tests.builders import sweeps
 from tests.builders.sweeps import BEGIN_S, DIP_S, sweep, write_monitored_run
-from tests.report.section_blocks import (
-    SCRIPT,
-    build_section,
-    get_block,
-    select_blocks,
-)
+from tests.report.section_blocks import SCRIPT, build_section, get_block, select_blocks
 
 
 def busy_run(gpus, share, seconds, noise=0.001, strategy="ddp_gloo"):
@@ -40,20 +36,15 @@ def test_busier_but_not_faster_is_a_warning_with_figures(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("share", "seconds", "noise", "expected"),
+    ("share", "seconds", "expected"),
     [
-        (0.9, 0.02, 0.001, True),  # twice the samples in twice the time
-        (0.9, 0.025, 0.001, True),
-        (0.9, 0.0195, 0.001, True),  # more by less than what starts may differ by
-        (0.9, 0.0185, 0.001, False),
-        (0.9, 0.01, 0.001, False),
-        (0.34, 0.02, 0.001, False),
-        (0.2, 0.02, 0.001, False),
-        (None, 0.02, 0.001, False),
+        (0.9, 0.02, True), (0.9, 0.025, True),  # twice the samples in twice the time
+        (0.9, 0.0195, True),  # more by less than what starts may differ by
+        (0.9, 0.0185, False), (0.9, 0.01, False), (0.34, 0.02, False), (0.2, 0.02, False), (None, 0.02, False),
     ],
-)
-def test_when_the_warning_is_shown(share, seconds, noise, expected, tmp_path):
-    runs = [busy_run(1, 0.3, 0.01, noise), busy_run(2, share, seconds, noise)]
+)  # fmt: skip
+def test_when_the_warning_is_shown(share, seconds, expected, tmp_path):
+    runs = [busy_run(1, 0.3, 0.01), busy_run(2, share, seconds)]
     assert bool(select_blocks(build_section(usage, tmp_path, runs), Paragraph)) == expected
 
 
@@ -84,43 +75,31 @@ def test_traffic_is_shown_between_nodes_and_bars_that_are_all_0_are_no_chart(sen
     assert ("network, sent" in get_block(section, Table).columns) == listed
 
 
-def make_section(folder):
+def make_clocks(folder):
+    """Return the section's charts, of which no two have an id, and its texts."""
     section = usage.clocks_section(load_report_data([folder]))
-    ids = [block.id for block in section.blocks if isinstance(block, Chart)]
-    assert len(set(ids)) == len(ids)
-    return section
+    charts = select_blocks(section, Chart)
+    assert len({chart.id for chart in charts}) == len(charts)
+    return charts, [block.text for block in select_blocks(section, Paragraph)]
 
 
-def headings(section):
-    return [block.text for block in section.blocks if isinstance(block, Paragraph)]
-
-
-def test_the_largest_of_each_curve_and_those_with_flags(tmp_path):
+def test_the_largest_of_each_curve_and_those_with_flags(tmp_path, monkeypatch):
     for number, (gpus, flags) in enumerate([(1, []), (2, ["busy_machine"]), (4, ["swapping"]), (3, ["throttled"])]):
         write_monitored_run(tmp_path / str(number), gpus, flags=flags)
-    section = make_section(tmp_path)
-    assert headings(section) == [
-        "ddp_gloo on 3 devices: throttled", "ddp_gloo on 2 devices: busy machine", "ddp_gloo on 4 devices",
-    ]  # fmt: skip
-    first = next(block for block in section.blocks if isinstance(block, Chart))
-    assert len(first.series) == 3
+    (first, *_), texts = make_clocks(tmp_path)
+    names = ["ddp_gloo on 3 devices: throttled", "ddp_gloo on 2 devices: busy machine", "ddp_gloo on 4 devices"]
+    assert texts == names and len(first.series) == 3
     assert first.series[0].tags == {"model": "materials_cnn", "strategy": "ddp_gloo", "hardware": "cpu"}
-
-
-def test_the_number_of_runs_that_are_not_drawn_is_shown(tmp_path, monkeypatch):
     monkeypatch.setattr(usage, "MAX_MONITORED_RUNS", 2)
-    for gpus in (1, 2, 3):
-        write_monitored_run(tmp_path / str(gpus), gpus, flags=["throttled"])
-    assert headings(make_section(tmp_path))[2:] == [
-        "1 more runs with a flag, or of the most devices of a curve, are not drawn here."
-    ]
+    left_out = "1 more runs with a flag, or of the most devices of a curve, are not drawn here."
+    assert make_clocks(tmp_path)[1] == [*names[:2], left_out]
 
 
 def test_runs_without_a_series_have_a_reason(tmp_path):
     sweep(tmp_path, ["horovod_gloo", "lightning_ddp_gloo"], gpus=(2,))
     write_monitored_run(tmp_path / "broken", 1)
     (tmp_path / "broken" / "monitor.parquet").write_bytes(b"half")
-    first, second = headings(make_section(tmp_path))
+    first, second = make_clocks(tmp_path)[1]
     assert first == "No series of horovod_gloo on 2 devices; lightning_ddp_gloo on 2 devices: it was not monitored."
     assert second.startswith("No series of ddp_gloo on 1 device: monitor.parquet cannot be read: ")
 
@@ -130,62 +109,42 @@ def make_charts(result, folder):
     return {chart.id.removeprefix("clocks-0-"): chart for chart in drawn}
 
 
-def test_each_gpu_over_the_seconds_of_the_measured_phase(tmp_path):
+def test_series_over_the_seconds_of_the_measured_phase(tmp_path, monkeypatch):
     result = write_monitored_run(tmp_path / "run")
-    charts_by_name = make_charts(result, tmp_path / "run")
-    assert list(charts_by_name) == ["sm-clock", "utilisation", "cores", "memory"]  # what was not sampled has no chart
-    clock = charts_by_name["sm-clock"]
+    charts = make_charts(result, tmp_path / "run")
+    assert list(charts) == ["sm-clock", "utilisation", "cores", "memory"]  # what was not sampled has no chart
+    clock = charts["sm-clock"]
     assert [series.name for series in clock.series] == ["GPU 0", "GPU 1"]
     assert clock.series[0].tags == {"strategy": "ddp_gloo"} and "a run" in clock.title
     for series in clock.series:
         assert -5 <= series.x[0] < -4.9 and 9.9 < series.x[-1] <= 10
         assert len(series.x) == len(series.y) <= usage.MAX_MONITOR_POINTS
-    assert set(charts_by_name["utilisation"].series[0].y) == {0.5}
+    assert set(charts["utilisation"].series[0].y) == {0.5}
+    every, ours = charts["cores"].series  # counters are shown as rates
+    assert (every.name, ours.name) == ("all programs", "this run") and "4 cores" in charts["cores"].caption
+    assert every.y == pytest.approx([3.0] * len(every.y)) and ours.y == pytest.approx([2.0] * len(ours.y))
+    assert [series.y[0] for series in charts["memory"].series] == [2e9, 2_000_000_001]
+    monkeypatch.setattr(usage, "MAX_MONITOR_POINTS", 20)
+    dipped = make_charts(result, tmp_path / "run")["sm-clock"].series[1]
+    assert len(dipped.x) <= 20
+    assert dict(zip(dipped.y, dipped.x, strict=True))[210.0] == pytest.approx(DIP_S), "of one sample"
+    rates = usage._compute_rates([(0.0, 5.0), (1.0, 6.0), (1.0, 7.0), (2.0, 1.0), (3.0, 2.5)])
+    assert rates == [(1.0, 1.0), (3.0, 1.5)], "a counter that was set back"
 
 
-def test_of_several_nodes_the_first_is_drawn(tmp_path):
+def test_of_several_nodes_the_first_is_drawn_and_of_hot_gpus_all(tmp_path):
     """Another node's GPUs are not those of the same number in this series."""
-    result = write_monitored_run(tmp_path / "run")
+    result = write_monitored_run(tmp_path / "run", flags=["hot_at_start"])
+    assert make_charts(result, tmp_path / "run")["sm-clock"].series[0].x[0] < -7.9
     for node, device in enumerate(result.monitor.devices):
         device.node = node
     result.scale.nodes = 2
     clock = make_charts(result, tmp_path / "run")["sm-clock"]
     assert [series.name for series in clock.series] == ["GPU 0"]
     assert clock.caption.endswith(" Of node 0; there are 2 nodes.")
-
-
-def test_a_dip_of_one_sample_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(usage, "MAX_MONITOR_POINTS", 20)
-    dipped = make_charts(write_monitored_run(tmp_path / "run"), tmp_path / "run")["sm-clock"].series[1]
-    assert len(dipped.x) <= 20
-    assert dict(zip(dipped.y, dipped.x, strict=True))[210.0] == pytest.approx(DIP_S)
-
-
-def test_counters_are_shown_as_rates(tmp_path):
-    charts_by_name = make_charts(write_monitored_run(tmp_path / "run"), tmp_path / "run")
-    every, ours = charts_by_name["cores"].series
-    assert (every.name, ours.name) == ("all programs", "this run")
-    assert every.y == pytest.approx([3.0] * len(every.y)) and ours.y == pytest.approx([2.0] * len(ours.y))
-    assert "4 cores" in charts_by_name["cores"].caption
-    assert [series.y[0] for series in charts_by_name["memory"].series] == [2e9, 2_000_000_001]
-
-
-def test_of_gpus_that_were_hot_before_all_is_shown(tmp_path):
-    result = write_monitored_run(tmp_path / "run", flags=["hot_at_start"])
-    assert make_charts(result, tmp_path / "run")["sm-clock"].series[0].x[0] < -7.9
-
-
-def test_many_ranks_are_too_many(tmp_path):
-    memory = make_charts(write_monitored_run(tmp_path / "run", 20), tmp_path / "run")["memory"]
+    memory = make_charts(write_monitored_run(tmp_path / "many", 20), tmp_path / "many")["memory"]
     assert [series.name for series in memory.series] == [f"rank {number}" for number in range(16)]
     assert "16 of 20 ranks" in memory.caption
-
-
-def test_a_series_that_was_set_back_has_no_negative_rate():
-    assert usage._compute_rates([(0.0, 5.0), (1.0, 6.0), (1.0, 7.0), (2.0, 1.0), (3.0, 2.5)]) == [
-        (1.0, 1.0),
-        (3.0, 1.5),
-    ]
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1half", b"PAR1" * 1000, "none", "folder", "elsewhere", "other"])
@@ -198,10 +157,8 @@ def test_an_unreadable_series_has_its_reason(tmp_path, content):
     elif content == "elsewhere":
         os.symlink(tmp_path / "kept.parquet", path)
     elif content == "other":
-        import pandas as pd
-
         pd.DataFrame({"time_s": ["now"], "gpu": [1]}).to_parquet(path)
-    elif isinstance(content, bytes):
+    elif content != "none":
         path.write_bytes(content)
     with pytest.raises(usage.NoSeries, match=r"monitor\.parquet"):
         make_charts(result, tmp_path / "run")
@@ -210,25 +167,20 @@ def test_an_unreadable_series_has_its_reason(tmp_path, content):
 def test_reasons_of_the_record_are_shown(tmp_path, monkeypatch):
     result = write_monitored_run(tmp_path / "run")
 
-    def raised_reason(**changes):
+    def find_reason(marks=None, **changes):
         changed = dataclasses.replace(result, monitor=dataclasses.replace(result.monitor, **changes))
+        if marks is not None:
+            changed.ranks[0].marks_s = marks
         with pytest.raises(usage.NoSeries) as error:
             make_charts(changed, tmp_path / "run")
         return str(error.value)
 
-    assert raised_reason(file=None) == "it was not monitored"
-    assert raised_reason(file=None, reason="no room") == "no room"
-    assert raised_reason(file="../kept.parquet") == "there is no ../kept.parquet in its folder"
-    monkeypatch.setattr(usage, "MAX_SERIES_BYTES", 100)
-    assert raised_reason() == "monitor.parquet is too large to be drawn"
-
-
-def test_a_run_without_a_measured_phase_has_none(tmp_path):
-    result = write_monitored_run(tmp_path / "run")
-    for marks in ({}, {"measure": BEGIN_S}):
-        result.ranks[0].marks_s = marks
-        with pytest.raises(usage.NoSeries, match="measured phase"):
-            make_charts(result, tmp_path / "run")
-    result.ranks[0].marks_s = {"measure": BEGIN_S + 100, "probes": BEGIN_S + 101}
-    with pytest.raises(usage.NoSeries, match="nothing of the measured phase"):
-        make_charts(result, tmp_path / "run")
+    assert find_reason(file=None) == "it was not monitored"
+    assert find_reason(file=None, reason="no room") == "no room"
+    assert find_reason(file="../kept.parquet") == "there is no ../kept.parquet in its folder"
+    with monkeypatch.context() as patch:
+        patch.setattr(usage, "MAX_SERIES_BYTES", 100)
+        assert find_reason() == "monitor.parquet is too large to be drawn"
+    assert "measured phase" in find_reason({}) and "measured phase" in find_reason({"measure": BEGIN_S})
+    later = {"measure": BEGIN_S + 100, "probes": BEGIN_S + 101}
+    assert "nothing of the measured phase" in find_reason(later)
