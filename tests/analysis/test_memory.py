@@ -7,8 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis.columns import RATE
-from scalebench.analysis.memory import MIN_FULL_SHARE as ALL
-from scalebench.analysis.memory import ModelMemory, bytes_per_parameter, format_strategy, group_by_model
+from scalebench.analysis.memory import (
+    MIN_FULL_SHARE,
+    ModelMemory,
+    bytes_per_parameter,
+    format_strategy,
+    group_by_model,
+)
+from scalebench.report.document import Chart, Table
+from scalebench.report.sections import memory
+from scalebench.report.sections.memory import MAX_TERMINAL_SENTENCES, list_terminal_sentences, make_terminal_table
+from scalebench.sweeps.console import Console
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
 from tests.builders.sweeps import (
@@ -19,6 +28,12 @@ from tests.builders.sweeps import (
     run_with_batch_search,
     run_with_memory,
 )
+from tests.report.section_blocks import build_section, get_block, select_blocks
+
+BARE = run_with_memory("bare_torch", 1, FULL_STATE_BYTES)
+FULL = run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES)
+HALF = run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2, peak=20_000)
+THREE_QUARTERS = run_with_memory("zero1", 2, 3 * FULL_STATE_BYTES // 4)
 
 
 def of(*results):
@@ -29,14 +44,13 @@ def shares(model):
     return {f"{row['strategy']} {row['gpus']}": model.share(row) for row in model.rows}
 
 
+def list_competing(model):
+    return [[row["strategy"] for row in rows] for rows in model.competing_rows()]
+
+
 def test_state_shares_refer_to_the_bare_baseline():
-    (model,) = of(
-        run_with_memory("bare_torch", 1, FULL_STATE_BYTES),
-        run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES + 2 * FULL_STATE_BYTES // 10),  # say, with buckets of its own
-        run_with_memory("zero1", 2, 3 * FULL_STATE_BYTES // 4),
-        run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2),
-        run_with_memory("horovod_gloo", 2, None),
-    )
+    more = run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES + FULL_STATE_BYTES // 5)  # say, with buckets of its own
+    (model,) = of(BARE, more, THREE_QUARTERS, HALF, run_with_memory("horovod_gloo", 2, None))
     assert shares(model) == {
         "bare_torch 1": 1.0, "ddp_gloo 2": 1.2, "zero1 2": 0.75, "fsdp_gloo 2": 0.5, "horovod_gloo 2": None,
     }  # fmt: skip
@@ -46,97 +60,119 @@ def test_state_shares_refer_to_the_bare_baseline():
 
 
 def test_without_a_baseline_state_shares_refer_to_one_device_and_never_to_several():
-    half = run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2)
-    (model,) = of(run_with_memory("ddp_gloo", 1, FULL_STATE_BYTES), half)
+    (model,) = of(run_with_memory("ddp_gloo", 1, FULL_STATE_BYTES), HALF)
     assert shares(model) == {"ddp_gloo 1": 1.0, "fsdp_gloo 2": 0.5}
-    (model,) = of(run_with_memory("zero1", 2, 3 * FULL_STATE_BYTES // 4), half)
+    (model,) = of(THREE_QUARTERS, HALF)
     assert shares(model) == {"zero1 2": None, "fsdp_gloo 2": None}
     train = dataclasses.replace(simulated_config().train, optimizer="sgd")
-    assert len(of(half, run_with_memory("ddp_gloo", 4, 4 * PARAMETERS, train=train))) == 2
-
-
-def test_another_framework_or_model_size_has_another_reference():
+    assert len(of(HALF, run_with_memory("ddp_gloo", 4, 4 * PARAMETERS, train=train))) == 2
     small, keras = run_with_memory("fsdp_gloo", 2, 100), run_with_memory("mirrored", 2, 3 * PARAMETERS)
     small.workload.model_params = 50
     keras.scale.framework = "tensorflow"
-    (model,) = of(run_with_memory("bare_torch", 1, FULL_STATE_BYTES), small, keras)
-    assert shares(model) == {"bare_torch 1": 1.0, "fsdp_gloo 2": None, "mirrored 2": None}
+    unknown = run_with_memory("zero1", 2, FULL_STATE_BYTES // 2)
+    unknown.ranks[1].state_bytes = [None]  # of one device, which makes the row null
+    (model,) = of(BARE, small, keras, unknown)
+    assert shares(model) == {"bare_torch 1": 1.0, "fsdp_gloo 2": None, "mirrored 2": None, "zero1 2": None}
+    assert model.rows[3]["state_bytes"] is None
 
 
-def test_a_device_without_state_bytes_makes_the_row_null():
-    made = run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2)
-    made.ranks[1].state_bytes = [None]
-    (model,) = of(run_with_memory("bare_torch", 1, FULL_STATE_BYTES), made)
-    assert shares(model)["fsdp_gloo 2"] is None and model.rows[1]["state_bytes"] is None
-
-
-def test_models_without_memory_figures_are_left_out():
-    assert of(sweeps.run("ddp_gloo", 2), sweeps.failed_run()) == []
-    assert of(out_of_memory("ddp_gloo", 2)) == []  # beside nothing that had room
-
-
-def test_rows_out_of_memory_are_listed():
-    (model,) = of(
-        run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2),
-        out_of_memory("ddp_gloo", 2),
-        sweeps.failed_run("horovod_gloo"),
-    )
+def test_rows_out_of_memory_are_listed_and_searches_do_not_compete():
+    (model,) = of(HALF, out_of_memory("ddp_gloo", 2), sweeps.failed_run("horovod_gloo"))
     assert [row["strategy"] for row in model.out_of_memory] == ["ddp_gloo"]
-    assert [[row["strategy"] for row in rows] for rows in model.competing_rows()] == [["fsdp_gloo", "ddp_gloo"]]
+    assert list_competing(model) == [["fsdp_gloo", "ddp_gloo"]]
+    (model,) = of(FULL, run_with_batch_search("fsdp_gloo", 2, 400, 10**9, FULL_STATE_BYTES // 2))
+    assert list_competing(model) == [["ddp_gloo"]]
 
 
 def test_the_sharding_cost_compares_the_fastest_of_both_kinds():
-    (model,) = of(
-        run_with_memory("bare_torch", 1, FULL_STATE_BYTES),
-        run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES),  # 0.9 of one device, doubled
-        run_with_memory("horovod_gloo", 2, FULL_STATE_BYTES),  # 0.8
-        run_with_memory("lightning_ddp_gloo", 2, FULL_STATE_BYTES // 2),  # 0.7
-    )
+    """Two devices have 0.9 (ddp), 0.8 (horovod) and 0.7 (lightning) of one, doubled."""
+    others = [run_with_memory("horovod_gloo", 2, FULL_STATE_BYTES)]
+    others.append(run_with_memory("lightning_ddp_gloo", 2, FULL_STATE_BYTES // 2))
+    (model,) = of(BARE, FULL, *others)
     ((alone,), two) = model.competing_rows()
-    assert model.sharding_cost([alone], ratio_of_rows) is None
-    assert model.sharding_cost(two[:2], ratio_of_rows) is None
+    assert model.sharding_cost([alone], ratio_of_rows) is model.sharding_cost(two[:2], ratio_of_rows) is None
     price = model.sharding_cost(two, ratio_of_rows)
     assert (price.sharded["strategy"], price.full["strategy"]) == ("lightning_ddp_gloo", "ddp_gloo")
     assert price.ratio.value == pytest.approx(0.7 / 0.9, rel=0.01)
     assert price.ratio.limits == (None, None), "one repeat"
     states = {"ddp_gloo": FULL_STATE_BYTES, "lightning_ddp_gloo": FULL_STATE_BYTES // 2}
-    repeats = [run_with_memory(*each, repeat=n) for n in range(3) for each in ((k, 2, v) for k, v in states.items())]
-    configurations = sweeps.pool([run_with_memory("bare_torch", 1, FULL_STATE_BYTES), *repeats])
+    repeats = [run_with_memory(name, 2, state, repeat=n) for n in range(3) for name, state in states.items()]
+    configurations = sweeps.pool([BARE, *repeats])
     (model,) = group_by_model(configurations.make_frame())
     ratio = model.sharding_cost(model.competing_rows()[1], configurations.estimate_ratio).ratio
     assert ratio.low < 0.7 / 0.9 < ratio.high < 1
-
-
-def test_a_control_is_no_alternative_to_sharding():
-    (model,) = of(
-        run_with_memory("bare_torch", 1, FULL_STATE_BYTES),
-        run_with_memory("independent_torch", 2, FULL_STATE_BYTES),
-        run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2),
-    )
-    assert model.rows[1][RATE] and model.sharding_cost(model.competing_rows()[1], ratio_of_rows) is None
-
-
-def test_searches_for_the_largest_batch_do_not_compete():
-    (model,) = of(
-        run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES),
-        run_with_batch_search("fsdp_gloo", 2, 400, 10**9, FULL_STATE_BYTES // 2),
-    )
-    assert [[row["strategy"] for row in rows] for rows in model.competing_rows()] == [["ddp_gloo"]]
+    (model,) = of(BARE, run_with_memory("independent_torch", 2, FULL_STATE_BYTES), HALF)
+    assert model.rows[1][RATE] and model.sharding_cost(model.competing_rows()[1], ratio_of_rows) is None, "a control"
 
 
 @given(state=st.integers(1, 10**12), whole=st.integers(1, 10**12))
 def test_keeping_less_is_a_share_below_the_minimum_of_full_state(state, whole):
-    rows = [
-        {
-            "run_id": name,
-            "baseline_bare_id": "bare",
-            "gpus": 2,
-            "state_bytes": size,
-            "model_params": 1,
-            "framework": "t",
-        }
-        for name, size in (("bare", whole), ("fsdp", state))
-    ]
+    common = {"baseline_bare_id": "bare", "gpus": 2, "model_params": 1, "framework": "t"}
+    rows = [{**common, "run_id": name, "state_bytes": size} for name, size in (("bare", whole), ("fsdp", state))]
     model = ModelMemory(rows)
-    assert model.share(rows[1]) == state / whole and model.keeps_less(rows[1]) == (state / whole < ALL)
+    share = state / whole
+    assert model.share(rows[1]) == share and model.keeps_less(rows[1]) == (share < MIN_FULL_SHARE)
     assert not model.keeps_less(rows[0])
+
+
+def test_without_savings_there_is_no_section_and_bars_of_one_height_are_no_chart(tmp_path, monkeypatch):
+    assert build_section(memory, tmp_path / "full", [BARE, FULL]) is None
+    section = build_section(memory, tmp_path / "oom", [BARE, FULL, out_of_memory("ddp_gloo", 4)])
+    assert select_blocks(section, Chart) == [] and len(select_blocks(section, Table)) == 1
+    searched = run_with_batch_search("ddp_gloo", 2, 400, 1_500_000_000, None)
+    assert build_section(memory, tmp_path / "searched", [BARE, FULL, searched]) is not None
+    monkeypatch.setattr(memory, "MAX_ROWS", 2)
+    many = [BARE, *(run_with_memory("fsdp_gloo", gpus, FULL_STATE_BYTES // 2) for gpus in (2, 3, 4, 5))]
+    table = get_block(build_section(memory, tmp_path / "many", many), Table)
+    assert len(table.rows) == 2 and "3 more rows" in table.caption
+
+
+@pytest.mark.parametrize(
+    "results",
+    [[sweeps.run("ddp_gloo", 2), sweeps.failed_run()], [out_of_memory("ddp_gloo", 2)], [BARE, FULL],
+     [BARE, run_with_memory("ddp_gloo", 2, None, peak=10**6)]],
+    ids=["nothing recorded", "nothing had room", "all keep a whole model", "a peak alone"],
+)  # fmt: skip
+def test_no_table_where_it_would_say_nothing(results):
+    assert make_terminal_table(sweeps.pool(results).make_frame()) is None
+    if BARE not in results:
+        assert of(*results) == []
+
+
+def list_sentences(*results):
+    configurations = sweeps.pool(results)
+    return list_terminal_sentences(configurations.make_frame(), configurations.estimate_ratio)
+
+
+@pytest.mark.parametrize(("repeats", "noise", "ending"), [
+    (3, 0.01, "the fastest that keeps all"), (3, 0.9, ", a difference that is not resolved"),
+    (1, 0.01, ", which is not sure: one repeat, measure.repeats=3 decides"),
+])  # fmt: skip
+def test_the_price_has_its_uncertainty(repeats, noise, ending):
+    """0.85 / 0.9."""
+    two = [run_with_memory(name, 2, state, repeat=repeat, noise=noise) for repeat in range(repeats)
+           for name, state in (("ddp_gloo", FULL_STATE_BYTES), ("zero1", 100))]  # fmt: skip
+    assert list_sentences(BARE, *two)[1].endswith(ending)
+
+
+def test_sentences_name_what_had_no_room_and_models_and_are_not_too_many():
+    full = run_with_memory("ddp_gloo", 1, FULL_STATE_BYTES)
+    sentences = list_sentences(HALF, full, out_of_memory("ddp_gloo", 2))
+    assert sentences[-1] == "on 2 devices out of memory: ddp_gloo; had room: fsdp_gloo"
+    assert not [sentence for sentence in sentences if "no run" in sentence]
+    results = []
+    for number in range(MAX_TERMINAL_SENTENCES + 5):
+        for name, gpus, state in (("bare_torch", 1, FULL_STATE_BYTES), ("fsdp_gloo", 2, FULL_STATE_BYTES // 2)):
+            results.append(
+                run_with_memory(name, gpus, state, run_id=f"{name}-{number}", fingerprint=f"{name}-{number}")
+            )
+            results[-1].workload.model = f"m{number}"
+    *sentences, last = list_sentences(*results)
+    assert len(sentences) == MAX_TERMINAL_SENTENCES and sentences[0].startswith("m0, ")
+    assert last.startswith("memory: ") and last.endswith(" more are in the report")
+
+
+def test_below_the_table_of_a_sweep(tmp_path, capsys):
+    sweeps.write_results(tmp_path, [BARE, HALF])
+    Console().print_table([tmp_path])
+    assert "50 % under fsdp_gloo" in " ".join(capsys.readouterr().out.split())

@@ -1,12 +1,18 @@
-"""The columns of a model in stages, of records whose truth is known."""
+"""The columns and the pages of a model in stages, of records whose truth is known."""
+
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis import pipeline_stages
-from scalebench.core.result import StageRecord
+from scalebench.core.result import StageRecord, write_result
+from scalebench.report.document import Paragraph, Table
+from scalebench.report.sections import pipeline_stages as section
+from scalebench.sweeps.console import Console
 from tests.builders.runs import rank, record
+from tests.report.section_blocks import build_section, get_block, select_blocks
 
 STEP_S = 0.01
 SECONDS = st.floats(1e-6, 1e3)
@@ -21,13 +27,11 @@ def chain(*work, replica=0, micro_batches=4):
     """One process for each stage, whose blocks of two steps take 20 ms."""
     return [
         rank(
-            replica * len(work) + index,
-            [2 * STEP_S] * 32,
+            replica * len(work) + index, [2 * STEP_S] * 32, state_bytes=[1000 * (index + 1)],
             stages=[stage(index, one, len(work), replica, micro_batches)],
-            state_bytes=[1000 * (index + 1)],
         )
         for index, one in enumerate(work)
-    ]
+    ]  # fmt: skip
 
 
 def run(*chains, **changes):
@@ -35,63 +39,40 @@ def run(*chains, **changes):
     return record("pipeline_gpipe", gpus=len(ranks), ranks=ranks, **changes)
 
 
+def cells_of(*chains, step_s=STEP_S):
+    return pipeline_stages.stage_cells(run(*chains), step_s)
+
+
 def test_two_stages_without_overlap():
-    assert pipeline_stages.stage_cells(run(chain(0.006, 0.003)), STEP_S) == {
-        "stages": 2,
-        "micro_batches": 4,
-        "stage_balance": pytest.approx(0.75),
-        "bubble_share": pytest.approx(1 - 0.009 / 0.02),
-        "bubble_share_expected": pytest.approx(1 / 5),
-        "state_bytes": 2000,
-    }
-
-
-def test_one_process_may_report_all_stages_in_any_order():
-    apart = run(chain(0.006, 0.003))
+    cells = cells_of(chain(0.006, 0.003))
+    assert cells == {
+        "stages": 2, "micro_batches": 4, "stage_balance": pytest.approx(0.75), "state_bytes": 2000,
+        "bubble_share": pytest.approx(1 - 0.009 / 0.02), "bubble_share_expected": pytest.approx(1 / 5),
+    }  # fmt: skip
     together = run([rank(0, stages=[stage(1, 0.003), stage(0, 0.006)], state_bytes=[1000, 2000])])
-    assert pipeline_stages.stage_cells(together, STEP_S) == pipeline_stages.stage_cells(apart, STEP_S)
+    assert pipeline_stages.stage_cells(together, STEP_S) == cells, "one process may report all in any order"
     assert [one.index for one in pipeline_stages.group_stages(together)[0]] == [0, 1]
+    assert cells_of(chain(0.006, 0.003), step_s=None) == {**cells, "bubble_share": None}
+    assert pipeline_stages.stage_cells(record(gpus=2), STEP_S) == dict.fromkeys(pipeline_stages.STAGE_COLUMNS)
 
 
 def test_a_hybrid_has_the_mean_over_its_replicas():
-    pipelines = pipeline_stages.stage_cells(run(chain(0.01, 0.005), chain(0.005, 0.005, replica=1)), STEP_S)
-    assert pipelines["stage_balance"] == pytest.approx((0.75 + 1) / 2)
-    assert pipelines["bubble_share"] == pytest.approx((0.25 + 0.5) / 2)
-    assert (pipelines["stages"], pipelines["bubble_share_expected"]) == (2, pytest.approx(1 / 5))
+    cells = cells_of(chain(0.01, 0.005), chain(0.005, 0.005, replica=1))
+    assert cells["stage_balance"] == pytest.approx((0.75 + 1) / 2)
+    assert cells["bubble_share"] == pytest.approx((0.25 + 0.5) / 2)
+    assert (cells["stages"], cells["bubble_share_expected"]) == (2, pytest.approx(1 / 5))
+    unequal = cells_of(chain(0.006, 0.003), chain(0.003, 0.003, 0.003, replica=1))
+    assert (unequal["stages"], unequal["micro_batches"], unequal["bubble_share_expected"]) == (None, 4, None)
 
 
-@pytest.mark.parametrize(
-    "ranks",
-    [
-        chain(0.006, None),
-        chain(0.006, 0.003)[:1],
-        chain(0.006, 0.003) + chain(0.006, None, replica=1),
-        chain(0.006, 0.003) + chain(0.006, 0.003, replica=1)[1:],
-    ],
-    ids=["one not measured", "one missing", "one replica not measured", "one replica not whole"],
-)
+@pytest.mark.parametrize("ranks", [
+    chain(0.006, None), chain(0.006, 0.003)[:1], chain(0.006, 0.003) + chain(0.006, None, replica=1),
+    chain(0.006, 0.003) + chain(0.006, 0.003, replica=1)[1:],
+], ids=["one not measured", "one missing", "one replica not measured", "one replica not whole"])  # fmt: skip
 def test_figures_that_a_stage_lacks_are_null(ranks):
-    pipelines = pipeline_stages.stage_cells(run(ranks), STEP_S)
-    assert (pipelines["stage_balance"], pipelines["bubble_share"]) == (None, None)
-    assert (pipelines["stages"], pipelines["micro_batches"], pipelines["bubble_share_expected"]) == (
-        2,
-        4,
-        pytest.approx(0.2),
-    )
-
-
-def test_without_a_step_time_there_is_no_bubble():
-    pipelines = pipeline_stages.stage_cells(run(chain(0.006, 0.003)), None)
-    assert pipelines["bubble_share"] is None and pipelines["stage_balance"] == pytest.approx(0.75)
-
-
-def test_unequal_pipelines_have_no_number_of_stages():
-    pipelines = pipeline_stages.stage_cells(run(chain(0.006, 0.003), chain(0.003, 0.003, 0.003, replica=1)), STEP_S)
-    assert (pipelines["stages"], pipelines["micro_batches"], pipelines["bubble_share_expected"]) == (None, 4, None)
-
-
-def test_a_full_model_on_every_device_has_no_stages():
-    assert pipeline_stages.stage_cells(record(gpus=2), STEP_S) == dict.fromkeys(pipeline_stages.STAGE_COLUMNS)
+    cells = cells_of(ranks)
+    assert [cells[name] for name in ("stage_balance", "bubble_share", "stages", "micro_batches")] == [None, None, 2, 4]
+    assert cells["bubble_share_expected"] == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(
@@ -107,9 +88,8 @@ def test_state_bytes_are_those_of_the_fullest_device(states, largest):
     ("stages", "micro_batches", "share"), [(1, 1, 0), (1, 8, 0), (2, 1, 1 / 2), (4, 1, 3 / 4), (4, 8, 3 / 11)]
 )
 def test_the_expected_bubble_is_that_of_the_papers(stages, micro_batches, share):
+    """As Narayanan et al. put it, over the work it is (stages - 1) / micro_batches."""
     assert pipeline_stages.expected_bubble_share(stages, micro_batches) == pytest.approx(share)
-    over_work = share / (1 - share)
-    assert over_work == pytest.approx((stages - 1) / micro_batches), "as Narayanan et al. put it"
 
 
 def simulated_step_s(work, micro_batches, forward):
@@ -132,25 +112,75 @@ def simulated_step_s(work, micro_batches, forward):
 @given(st.lists(SECONDS, min_size=1, max_size=6), st.integers(1, 12), st.floats(0.1, 0.9))
 def test_the_bubble_of_unequal_stages_is_that_of_the_schedule(work, m, forward):
     step_s = simulated_step_s(work, m, forward)
-    pipelines = pipeline_stages.expected_bubble_share_of_unequal_stages(work, m)
-    assert pipelines == pytest.approx(pipeline_stages.bubble_share(work, step_s), abs=1e-9)
+    share = pipeline_stages.expected_bubble_share_of_unequal_stages(work, m)
+    assert share == pytest.approx(pipeline_stages.bubble_share(work, step_s), abs=1e-9)
     least = pipeline_stages.expected_bubble_share(len(work), m)
-    assert pipelines is not None and pipelines >= least - 1e-9, "equal ones leave the least"
-
-
-@given(st.integers(1, 16), st.integers(1, 64), SECONDS)
-def test_the_bubble_of_equal_stages_is_that_of_the_formula(stages, micro_batches, work_s):
-    pipelines = pipeline_stages.expected_bubble_share_of_unequal_stages([work_s] * stages, micro_batches)
-    assert pipelines == pytest.approx(pipeline_stages.expected_bubble_share(stages, micro_batches), abs=1e-9)
-
-
-@given(st.lists(SECONDS, min_size=1, max_size=8))
-def test_balance_is_between_one_stage_and_even(work):
-    pipelines = pipeline_stages.stage_balance(work)
-    assert pipelines is not None and 1 / len(work) - 1e-12 <= pipelines <= 1 + 1e-12
+    assert share is not None and share >= least - 1e-9, "equal ones leave the least"
+    equal = pipeline_stages.expected_bubble_share_of_unequal_stages(work[:1] * len(work), m)
+    assert equal == pytest.approx(least, abs=1e-9)
+    balance = pipeline_stages.stage_balance(work)
+    assert 1 / len(work) - 1e-12 <= balance <= 1 + 1e-12
     assert pipeline_stages.stage_balance([work[0]] * 3) == pytest.approx(1)
 
 
 def test_no_work_has_no_balance():
     assert pipeline_stages.stage_balance([0.0, 0.0]) is None
     assert pipeline_stages.expected_bubble_share_of_unequal_stages([0.0, 0.0], 4) is None
+
+
+def test_the_section_shows_some_of_many_runs_and_nothing_without_stages(tmp_path, monkeypatch):
+    monkeypatch.setattr(section, "MAX_STAGED_RUNS", 1)
+    results = [run(chain(0.006, 0.003), run_id="a"), run(chain(0.006, 0.003, 0.003), run_id="b")]
+    made = build_section(section, tmp_path / "many", results)
+    assert len(get_block(made, Table).rows) == 2
+    assert select_blocks(made, Paragraph)[-1].text == "Shown are 1 of the 2 runs whose model was cut into stages."
+    for name, result in {"a": record(), "b": run(chain(0.006, 0.003), status="failed")}.items():
+        assert build_section(section, tmp_path / name, [result]) is None
+
+
+EXPECTED = "20.0 % is expected of 4 micro-batches through 2 equal stages"
+
+
+def show_details(capsys, *chains):
+    """The words of each line of the table and of what stands below it."""
+    folder = Path("run")
+    folder.mkdir(exist_ok=True)
+    write_result(run(*chains), folder)
+    console = Console()
+    console.rich.width = 120  # so that no head is broken
+    console.print_details(folder)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    return [" ".join(line) for line in lines[lines.index(["stages", "of", "the", "model"]) :] if line]
+
+
+def test_a_row_for_each_stage_in_the_terminal(capsys):
+    lines = show_details(capsys, chain(0.006, 0.003))
+    assert lines[1] == "stage operations parameters sends per step work per step of the work"
+    assert lines[3:5] == [
+        "0 dense0 .. relu_0 1.00 kB 4.10 kB 6.00 ms 66.7 %", "1 dense1 .. relu_1 1.00 kB 3.00 ms 33.3 %"
+    ]  # fmt: skip
+    assert lines[5].startswith("bubble: 55.0 %")
+    lines = show_details(capsys, chain(0.006, 0.003), chain(0.003, 0.003, replica=1))
+    assert lines[1].startswith("replica stage")
+    words = [line.split() for line in lines[3:7]]
+    assert [(*line[:2], line[-2]) for line in words] == [
+        ("0", "0", "66.7"), ("0", "1", "33.3"), ("1", "0", "50.0"), ("1", "1", "50.0")
+    ]  # fmt: skip
+    lines = show_details(capsys, chain(0.006, None))
+    assert lines[3].endswith("6.00 ms -") and lines[4].endswith("- -")
+    assert lines[5] == f"bubble: not measured; {EXPECTED}"
+
+
+def test_the_measured_bubble_stands_beside_the_expected_one():
+    measured = "of the devices' time is no stage's forward or backward"
+    for chains, begin, end in (
+        ([chain(0.006, 0.006)], f"bubble: 40.0 % {measured}", f"; {EXPECTED}, 20.0 % of stages as unequal as these"),
+        ([chain(0.0, 0.006)], "", f"{EXPECTED}, 50.0 % of stages as unequal as these"),
+        ([chain(0.012, 0.01)],
+         f"bubble: -10.0 % {measured}; below 0, since the isolated stages took longer than in training; 20.0 %", ""),
+        ([chain(0.006, 0.003), chain(0.003, 0.003, 0.003, replica=1)], "", measured),  # unequal replicas
+    ):  # fmt: skip
+        text = section.describe_bubble(run(*chains))
+        assert text.startswith(begin) and text.endswith(end)
+    single = section.describe_bubble(run(chain(0.01, micro_batches=1)))
+    assert "of 1 micro-batch through 1 equal stage," in single
