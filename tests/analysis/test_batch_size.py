@@ -1,7 +1,6 @@
 """Curves over batches: the saturating batch, the fit of step times, and which rows form a curve."""
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,10 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis.batch_size import batch_and_step_s, find_saturating_batch, fit_step_time, make_batch_curves
-from scalebench.analysis.repeats import load_configurations, pool_results
-from scalebench.analysis.scaling_curves import make_curves
-from scalebench.core.spec import TrainSpec
+from scalebench.analysis.repeats import load_configurations
+from scalebench.analysis.scaling_curves import Curve, make_curves
+from scalebench.core.spec import HardwareSpec, TrainSpec
+from scalebench.report.report_data import load_report_data
+from scalebench.report.sections import batch_size
+from scalebench.report.sections.batch_size import MAX_SENTENCES, describe_curve, list_terminal_sentences
 from scalebench.runner.parent import run_spec
+from scalebench.sweeps.console import Console
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config, simulated_spec
 from tests.builders.sweeps import ratio_of_rows
@@ -29,10 +32,6 @@ def rows(rates, batches=BATCHES, width=0.02):
          "throughput_low": None if low is None else low * rate, "throughput_high": high and high * rate}
         for batch, rate in zip(batches, rates, strict=False)
     ]  # fmt: skip
-
-
-def line(start_s, sample_s, batches=BATCHES):
-    return [batch / (start_s + sample_s * batch) for batch in batches]
 
 
 def test_the_smallest_batch_with_nine_tenths_of_the_throughput_saturates():
@@ -56,12 +55,6 @@ def test_candidates_are_chosen_by_their_intervals():
     assert (untold.batch, untold.candidates) == (1000, None)
     one_start = [{**row, "interval_over": "blocks"} for row in rows([10, 20, 40, 80, 95, 100, 99])]
     assert find_saturating_batch(one_start, ratio_of_rows).candidates is None
-
-
-def test_a_saturating_batch_at_an_end_of_the_range_is_marked():
-    rising, flat = (find_saturating_batch(rows(r), ratio_of_rows) for r in ([10, 20, 40, 80], [100, 99, 98, 60]))
-    assert (rising.batch, rising.first, rising.last) == (700, False, True)
-    assert (flat.batch, flat.first, flat.last) == (75, True, False)
     assert find_saturating_batch(rows([10]), ratio_of_rows) is None and find_saturating_batch([], ratio_of_rows) is None
 
 
@@ -167,67 +160,132 @@ def test_simulated_runs_have_their_true_saturating_batch(tmp_path):
     assert made.half_batch == pytest.approx(200, rel=0.2) and made.r_squared > 0.99
 
 
-def batched(batch, gpus=1, **settings):
+def make_run(
+    batch, gpus=1, strategy="ddp_gloo", repeat=0, bucket=25.0, slower=1.0, minute=0, hardware=None, **settings
+):
+    """A run of `batch` samples a device whose steps take as long as one of ten: batch times the throughput."""
     train = dataclasses.replace(simulated_config().train, batch_per_device=batch, **settings)
-    made = sweeps.run("ddp_gloo", gpus, train=train)
-    made.run_id = made.fingerprint = "-".join(map(str, (gpus, batch, *settings.values())))
+    other = {} if hardware is None else {"hardware": HardwareSpec(hardware)}
+    made = sweeps.run(strategy, gpus, repeat, minute=minute, train=train, **other)
+    made.fingerprint = "-".join(map(str, (strategy, gpus, batch, bucket, hardware, *settings.values())))
+    made.run_id = f"{made.fingerprint}-{repeat}"
+    made.spec["strategy"]["options"] = {"bucket_cap_mb": bucket}
     for rank in made.ranks:
         rank.block_samples = [2 * batch] * len(rank.block_s)
+        rank.block_s = [slower * seconds for seconds in rank.block_s]
     return made
 
 
-def saturation(*results):
-    return make_batch_curves(make_curves(pool_results(results, [Path(str(number)) for number in range(len(results))])))
+def make_saturating_runs(batch, gpus=1):
+    """Runs of 10 to 10,000 samples a device; throughput rises with the batch up to this one, and then no more."""
+    return [make_run(size, gpus, slower=max(1.0, size / batch)) for size in (10, 100, 1000, 10000)]
+
+
+def list_curves(*results):
+    curves = make_batch_curves(make_curves(sweeps.pool(results).make_frame()))
+    return [(curve.name, [row["batch_per_device"] for row in curve.rows]) for curve in curves]
 
 
 def test_what_a_machine_does_in_a_repeat_cancels_in_the_saturating_batch():
     """A machine that is 30 % slower in one repeat is so for all batches."""
-    runs = []
-    for minute, (repeat, batch) in enumerate((repeat, batch) for repeat in range(3) for batch in (10, 18, 20)):
-        train = dataclasses.replace(simulated_config().train, batch_per_device=batch)
-        made = sweeps.run("ddp_gloo", 1, repeat, minute=minute, train=train)
-        made.run_id, made.fingerprint = f"{batch}-{repeat}", f"{batch}"
-        for rank in made.ranks:
-            rank.block_samples = [2 * batch] * len(rank.block_s)
-            rank.block_s = [(1.0, 1.3, 1.15)[repeat] * seconds for seconds in rank.block_s]
-        runs.append(made)
+    runs = [make_run(batch, 1, repeat=repeat, slower=(1.0, 1.3, 1.15)[repeat], minute=3 * repeat + n)
+            for repeat in range(3) for n, batch in enumerate((10, 18, 20))]  # fmt: skip
     configurations = sweeps.pool(runs)
     (curve,) = make_batch_curves(make_curves(configurations.make_frame()))
     point = find_saturating_batch(curve.rows, configurations.estimate_ratio, share=0.85)
     assert point is not None and (point.batch, point.candidates) == (18, (18,))
 
 
-def batches(curve):
-    return [row["batch_per_device"] for row in curve.rows]
-
-
 def test_a_batch_curve_is_one_configuration_on_one_number_of_devices():
-    made = saturation(*(batched(batch, gpus) for batch in (100, 10, 1000) for gpus in (1, 2)), batched(10, 4))
-    assert [(curve.name, batches(curve)) for curve in made] == [
-        ("ddp_gloo, 1 device", [10, 100, 1000]),
-        ("ddp_gloo, 2 devices", [10, 100, 1000]),
-    ]
-    assert {curve.group["batch"] for curve in made} == {"10 to 1,000 per device"}
+    runs = [*(make_run(batch, gpus) for batch in (100, 10, 1000) for gpus in (1, 2)), make_run(10, 4)]
+    assert list_curves(*runs) == [(f"ddp_gloo, {devices}", [10, 100, 1000]) for devices in ("1 device", "2 devices")]
+    (one, other) = make_batch_curves(make_curves(sweeps.pool(runs).make_frame()))
+    assert one.group["batch"] == other.group["batch"] == "10 to 1,000 per device"
+    # Strong scaling gives each number of devices a batch of its own, and another strategy is another configuration.
+    strong = [sweeps.run("ddp_gloo", n, **sweeps.strong_scaling(40, n)) for n in (1, 2, 4)]
+    assert list_curves(*strong, make_run(50, strategy="horovod_gloo")) == []
 
 
-def test_other_optimizer_settings_are_other_curves_and_named():
+def test_other_settings_are_other_curves_and_named():
     rules = [
-        batched(batch, learning_rate_rule=rule, base_batch=10) for batch in (10, 100) for rule in ("sqrt", "linear")
+        make_run(batch, learning_rate_rule=rule, base_batch=10) for batch in (10, 100) for rule in ("sqrt", "linear")
     ]
-    assert [(curve.name, batches(curve)) for curve in saturation(*rules)] == [
-        ("ddp_gloo learning_rate_rule=sqrt, 1 device", [10, 100]),
-        ("ddp_gloo learning_rate_rule=linear, 1 device", [10, 100]),
+    assert list_curves(*rules) == [
+        (f"ddp_gloo learning_rate_rule={rule}, 1 device", [10, 100]) for rule in ("sqrt", "linear")
     ]
-    parts = saturation(*(batched(batch, accumulate=parts) for parts in (1, 4) for batch in (100, 1000)))
-    assert [curve.name for curve in parts] == ["ddp_gloo accumulate=1, 1 device", "ddp_gloo accumulate=4, 1 device"]
+    parts = [make_run(batch, accumulate=parts) for parts in (1, 4) for batch in (100, 1000)]
+    assert [name for name, _ in list_curves(*parts)] == [f"ddp_gloo accumulate={n}, 1 device" for n in (1, 4)]
+    buckets = [make_run(batch, bucket=bucket) for batch in (10, 100) for bucket in (25.0, 1.0)]
+    other = [make_run(batch, hardware="other") for batch in (100, 1000)]
+    assert list_curves(*buckets, *other) == [
+        ("ddp_gloo, 1 device", [10, 100]), ("ddp_gloo bucket_cap_mb=1.0, 1 device", [10, 100]),
+        ("ddp_gloo, 1 device", [100, 1000]),
+    ]  # fmt: skip
     # One batch each: neither is a curve, and they are none together.
-    assert saturation(batched(10, optimizer="sgd"), batched(100, optimizer="adam")) == []
+    assert list_curves(make_run(10, optimizer="sgd"), make_run(100, optimizer="adam")) == []
+    assert list_curves(make_run(10), make_run(100, bucket=1.0)) == []
+    again = [make_run(batch, learning_rate=rate) for rate in (0.1, 0.2) for batch in (10, 100)]
+    assert list_curves(*again) == [("ddp_gloo, 1 device", [10, 100]), ("ddp_gloo, 1 device #2", [10, 100])]
+    assert list_curves(make_run(10), make_run(10, learning_rate=0.2)) == []
 
 
-def test_rows_with_one_batch_and_equal_columns_are_split():
-    again = [batched(batch, learning_rate=rate) for rate in (0.1, 0.2) for batch in (10, 100)]
-    assert [(curve.name, batches(curve)) for curve in saturation(*again)] == [
-        ("ddp_gloo, 1 device", [10, 100]),
-        ("ddp_gloo, 1 device #2", [10, 100]),
-    ]
-    assert saturation(batched(10), batched(10, learning_rate=0.2)) == []
+def make_curve(rates, width=0.01, start_s=None):
+    """Limits lie off by the share `width`; without `start_s` its steps are not known."""
+    curve_rows = rows(rates.values(), rates, width)
+    if width is None:
+        curve_rows = [{**row, "interval_over": "blocks", "repeats": 1} for row in curve_rows]
+    if start_s is None:
+        curve_rows = [{**row, "step_s": None} for row in curve_rows]
+    return Curve("ddp, 1 devices", {}, {"model": "mlp"}, curve_rows)
+
+
+ALONE = "and no neighbour could be it by its interval"
+
+
+@pytest.mark.parametrize(("rates", "sentence"), [
+    ({75: 50, 150: 80, 350: 93, 700: 100},
+     f"saturating batch: 350 per device (ddp, 1 devices): 93 % of the highest throughput, that of 700, {ALONE}"),
+    ({75: 50, 150: 89.5, 350: 95, 700: 100, 1000: 99},
+     "saturating batch: 350 per device (ddp, 1 devices): 95 % of the highest throughput, that of 700; "
+     "by their intervals 150 could be it"),
+    ({75: 100, 150: 99}, "saturating batch: 75 per device or less (ddp, 1 devices): no measured batch has a higher "
+                         f"throughput, {ALONE}"),
+    ({75: 50, 5000: 100}, "no saturating batch up to 5,000 per device (ddp, 1 devices): 75 has less than 90 % of its "
+                          f"throughput, which may rise further, {ALONE}"),
+])  # fmt: skip
+def test_the_sentence_about_the_saturating_batch(rates, sentence):
+    assert describe_curve(make_curve(rates), ratio_of_rows) == sentence
+    once = str(describe_curve(make_curve(rates, width=None), ratio_of_rows))
+    assert once.endswith(", which is not sure: one repeat, measure.repeats=3 decides")
+    assert str(describe_curve(make_curve(rates), ratio_of_rows, "mlp")).count("(mlp with ddp, 1 devices)") == 1
+
+
+def test_the_step_time_fit_follows_the_saturating_batch():
+    rates = {b: b / (0.01 + 1e-5 * b) for b in (100, 1000, 3000, 4000)}  # n_1/2 1,000, and 100,000 samples/s at most
+    sentence = str(describe_curve(make_curve(rates, start_s=0.01), ratio_of_rows))
+    end = "; the highest is 80 % of the limit that the line of its steps approaches"
+    assert "; n_1/2 1,000" in sentence and sentence.endswith(end)
+    assert describe_curve(make_curve({75: 50}), ratio_of_rows) is None
+    assert "n_1/2" not in str(describe_curve(make_curve({10: 10.0, 20: 18.0, 40: 30.0, 80: 40.0}), ratio_of_rows))
+
+
+def test_a_sweep_over_batches_has_a_line_for_each_curve(tmp_path, capsys):
+    def list_sentences(*results):
+        configurations = sweeps.pool(results)
+        return list_terminal_sentences(make_curves(configurations.make_frame()), configurations.estimate_ratio)
+
+    runs, begin = [make_run(10), make_run(20)], "no saturating batch up to 20 per device (ddp_gloo, 1 device)"
+    assert [line.partition(":")[0] for line in list_sentences(*runs)] == [begin]
+    assert list_sentences(make_run(10), make_run(10, strategy="horovod_gloo"), sweeps.failed_run()) == []
+    assert len(list_sentences(*runs, sweeps.run("ddp_gloo", 2))) == 1
+    many = [make_run(batch, strategy=f"s{number}") for number in range(MAX_SENTENCES + 2) for batch in (10, 20)]
+    sentences = list_sentences(*many)
+    assert len(sentences) == MAX_SENTENCES + 1 and sentences[-1].startswith("saturating batches: 2 more")
+    sweeps.write_results(tmp_path, runs)
+    Console().print_table([tmp_path])
+    lines = capsys.readouterr().out.splitlines()
+    (sentence,) = [line for line in lines if line.startswith(begin)]
+    assert lines.index(sentence) < next(i for i, line in enumerate(lines) if line.startswith("results:"))
+    assert batch_size.section(load_report_data([tmp_path])) is not None
+    sweeps.write_results(tmp_path / "failed", [sweeps.failed_run()])
+    assert batch_size.section(load_report_data([tmp_path / "failed"])) is None

@@ -10,13 +10,15 @@ import pytest
 from scalebench.analysis.batch_size import make_batch_curves
 from scalebench.analysis.devices_or_batch import BatchGain, compare_devices_with_batch, list_batch_gains
 from scalebench.analysis.load import frame_of_results
-from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.time_to_target import summarize_trainings
 from scalebench.core.stats.estimates import Estimate, student_t
+from scalebench.report.document import Paragraph, Table
+from scalebench.report.sections import devices_or_batch
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
 from tests.builders.sweeps import training_run
+from tests.report.section_blocks import build_section, get_block, select_blocks
 
 # Samples/s of the made-up runs: a step takes as long as one of ten samples does there, whatever its batch.
 STEP_S = {("bare_torch", 1): 0.01, ("ddp_gloo", 1): 0.01 / 0.95, ("ddp_gloo", 2): 0.01 / 0.95 / 0.9}
@@ -35,28 +37,30 @@ def batched(strategy, gpus, batch, run=None, repeat=0, **settings):
     return made
 
 
+def aimed(gpus, batch, seed, seconds, reached=True):
+    values = (0.4, 0.2, 0.1 if reached else 0.16)
+    run = training_run("ddp_gloo", gpus, seed, values, epoch_s=seconds / 3, settings={"batch_per_device": batch})
+    return batched("ddp_gloo", gpus, batch, run)
+
+
 def chosen(*results):
     configurations, folders = sweeps.pool(results), [Path(str(number)) for number in range(len(results))]
     curves, outcomes = make_curves(configurations.make_frame()), summarize_trainings(frame_of_results(results, folders))
     return compare_devices_with_batch(curves, configurations.estimate_ratio, outcomes)
 
 
-def pairs(comparisons):
-    names = ("strategy", "gpus", "batch_per_device")
-    return [
-        (*(one.many_devices[name] for name in names), *(one.one_device[name] for name in names)) for one in comparisons
-    ]
+def over(*results):
+    return make_batch_curves(make_curves(sweeps.pool(results).make_frame()))
 
 
 def test_n_devices_are_compared_with_one_device_at_the_same_global_batch():
     runs = [batched(*each, batch, None, repeat) for repeat in range(3) for batch in (10, 20, 40) for each in STEP_S]
     comparisons = chosen(*runs)
-    assert pairs(comparisons) == [
-        ("ddp_gloo", 2, 10, "ddp_gloo", 1, 20),
-        ("ddp_gloo", 2, 10, "bare_torch", 1, 20),
-        ("ddp_gloo", 2, 20, "ddp_gloo", 1, 40),
-        ("ddp_gloo", 2, 20, "bare_torch", 1, 40),
-    ]
+    names = ("strategy", "gpus", "batch_per_device")
+    pairs = [[tuple(row[name] for name in names) for row in (each.many_devices, each.one_device)]
+             for each in comparisons]  # fmt: skip
+    assert pairs == [[("ddp_gloo", 2, batch), (strategy, 1, 2 * batch)] for batch in (10, 20)
+                     for strategy in ("ddp_gloo", "bare_torch")]  # fmt: skip
     assert [one.same_strategy for one in comparisons] == [True, False, True, False]
     # As many samples in a step, which takes 1 / 0.9 times as long on two devices: fewer devices win.
     for one, expected in zip(comparisons, (0.9, 0.9 * 0.95, 0.9, 0.9 * 0.95), strict=True):
@@ -68,84 +72,83 @@ def test_n_devices_are_compared_with_one_device_at_the_same_global_batch():
 
 def test_different_work_is_not_compared():
     here = batched("ddp_gloo", 2, 10)
-    assert chosen(here, batched("ddp_gloo", 1, 20, learning_rate=0.5)) == []
-    assert chosen(here, batched("ddp_gloo", 1, 20, optimizer="sgd")) == []
-    assert chosen(here, batched("ddp_gloo", 1, 10), batched("horovod_gloo", 1, 20)) == []
-    strong = [sweeps.run("ddp_gloo", gpus, **sweeps.strong_scaling(20, gpus)) for gpus in (1, 2)]
-    assert chosen(*strong) == []
+    for others in (
+        [batched("ddp_gloo", 1, 20, learning_rate=0.5)], [batched("ddp_gloo", 1, 20, optimizer="sgd")],
+        [batched("ddp_gloo", 1, 10), batched("horovod_gloo", 1, 20)],
+    ):  # fmt: skip
+        assert chosen(here, *others) == []
+    assert chosen(*(sweeps.run("ddp_gloo", gpus, **sweeps.strong_scaling(20, gpus)) for gpus in (1, 2))) == []
     bare = [batched("bare_torch", 1, 20), batched("ddp_gloo", 1, 20)]
     assert [one.same_strategy for one in chosen(here, *bare)] == [True]  # no row says which bare baseline is its own
-
-
-def aimed(gpus, batch, seed, seconds, reached=True):
-    values = (0.4, 0.2, 0.1 if reached else 0.16)
-    run = training_run("ddp_gloo", gpus, seed, values, epoch_s=seconds / 3, settings={"batch_per_device": batch})
-    return batched("ddp_gloo", gpus, batch, run)
 
 
 def test_the_time_ratio_is_that_of_all_seeds():
     one = [aimed(1, 20, seed, seconds) for seed, seconds in enumerate((6.0, 6.6, 5.4))]
     two = [aimed(2, 10, seed, seconds) for seed, seconds in enumerate((3.03, 3.3, 2.673))]
-    (comparisons,) = chosen(*one, *two)  # of three seeds: one pair, and not three
-    assert comparisons.trainings is not None and [part.seeds for part in comparisons.trainings] == [3, 3]
-    assert comparisons.time_ratio.value == pytest.approx(2.0, rel=1e-4)
+    (comparison,) = chosen(*one, *two)  # of three seeds: one pair, and not three
+    assert comparison.trainings is not None and [part.seeds for part in comparison.trainings] == [3, 3]
     # Paired by seed: 2 / 1.01, 2 and 2 / 0.99, of which what both have in common has cancelled.
     reach = student_t(2, 0.95) * statistics.stdev(math.log(ratio) for ratio in (1.01, 1.0, 0.99)) / math.sqrt(3)
-    assert comparisons.time_ratio.low == pytest.approx(2 * math.exp(-reach), rel=1e-4)
-    assert comparisons.time_ratio.high == pytest.approx(2 * math.exp(reach), rel=1e-4)
-    (two_seeds,) = chosen(*one[:2], *two[:2])
-    assert two_seeds.time_ratio is not None and not two_seeds.time_ratio.has_limits
+    expected = (2.0, 2 * math.exp(-reach), 2 * math.exp(reach))
+    ratio = comparison.time_ratio
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx(expected, rel=1e-4)
+    for seeds in (1, 2):
+        (few,) = chosen(*one[:seeds], *two[:seeds])
+        assert few.time_ratio is not None and not few.time_ratio.has_limits
+    assert few.time_ratio.value == pytest.approx(2.0, rel=0.02)
     assert chosen(one[0], two[1])[0].time_ratio is None  # no seed of both
-
-
-def test_there_is_no_time_ratio_if_a_seed_missed_the_target():
-    one = [aimed(1, 20, seed, 6.0, reached=seed < 2) for seed in range(3)]
-    (comparisons,) = chosen(*one, *(aimed(2, 10, seed, 3.0) for seed in range(3)))
-    assert comparisons.time_ratio is None and comparisons.trainings is not None
-    assert [part.reached for part in comparisons.trainings] == [3, 2]
-    (single,) = chosen(aimed(1, 20, 0, 6.0), aimed(2, 10, 0, 3.0))
-    assert (
-        single.time_ratio is not None
-        and single.time_ratio.value == pytest.approx(2.0)
-        and single.time_ratio.low == -math.inf
-    )
-    (other,) = chosen(batched("ddp_gloo", 1, 20), aimed(2, 10, 0, 3.0))
+    (other,) = chosen(batched("ddp_gloo", 1, 20), two[0])
     assert other.trainings is None and other.time_ratio is None
-
-
-def over(*results):
-    return make_batch_curves(make_curves(pool_results(results, [Path(str(number)) for number in range(len(results))])))
+    missed = [aimed(1, 20, seed, 6.0, reached=seed < 2) for seed in range(3)]
+    (comparison,) = chosen(*missed, *two)
+    assert comparison.time_ratio is None and [part.reached for part in comparison.trainings] == [3, 2]
 
 
 def test_the_predicted_gain_is_the_saved_exposed_sync():
     (curve,) = over(*(batched("ddp_gloo", 2, batch, None, repeat) for batch in (10, 20, 50) for repeat in range(3)))
-    comparisons = list(list_batch_gains(curve))
-    assert [(one.before["batch_per_device"], one.after["batch_per_device"]) for one in comparisons] == [
-        (10, 20),
-        (20, 50),
-    ]
+    gains = list(list_batch_gains(curve))
+    assert [(one.before["batch_per_device"], one.after["batch_per_device"]) for one in gains] == [(10, 20), (20, 50)]
     exposed_s = (STEP_S["ddp_gloo", 2] - STEP_S["ddp_gloo", 1]) / 2  # as tests.builders.sweeps makes its probes
-    for one, steps in zip(comparisons, (50 - 25, 25 - 10), strict=True):
+    for one, steps in zip(gains, (50 - 25, 25 - 10), strict=True):
         assert one.predicted.value == pytest.approx(exposed_s * steps, rel=0.02)
         assert one.measured.value == pytest.approx(STEP_S["ddp_gloo", 2] * steps, rel=0.02)
         assert one.predicted.has_limits and one.measured.has_limits
         assert one.share == pytest.approx(one.predicted.value / one.measured.value)
-
-
-def test_no_gain_on_one_device_and_no_prediction_without_probes():
     (alone,) = over(*(batched("ddp_gloo", 1, batch) for batch in (10, 20)))
     assert list(list_batch_gains(alone)) == []
     runs = [batched("ddp_gloo", 2, batch) for batch in (10, 20)]
     for rank in runs[0].ranks:
         rank.probes = None
-    (curve,) = over(*runs)
-    (comparisons,) = list_batch_gains(curve)
-    assert comparisons.predicted is None and comparisons.measured is not None and comparisons.share is None
+    (gain,) = list_batch_gains(*over(*runs))
+    assert gain.predicted is None and gain.measured is not None and gain.share is None
 
 
-def test_there_is_no_share_without_a_gain():
-    assert BatchGain({}, {}, Estimate(1.0), Estimate(4.0, 3.0, 5.0)).share == 0.25
-    assert BatchGain({}, {}, Estimate(1.0), Estimate(4.0)).share is None  # one repeat
-    assert BatchGain({}, {}, Estimate(1.0), Estimate(-4.0, -5.0, -3.0)).share is None
-    assert BatchGain({}, {}, Estimate(1.0), Estimate(4.0, -1.0, 9.0)).share is None  # not resolved
-    assert BatchGain({}, {}, Estimate(1.0), None).share is None
+@pytest.mark.parametrize(("measured", "share"), [
+    (Estimate(4.0, 3.0, 5.0), 0.25), (Estimate(4.0), None), (Estimate(-4.0, -5.0, -3.0), None), (None, None),
+    (Estimate(4.0, -1.0, 9.0), None),  # not resolved
+])  # fmt: skip
+def test_there_is_no_share_without_a_gain(measured, share):
+    assert BatchGain({}, {}, Estimate(1.0), measured).share == share
+
+
+@pytest.mark.parametrize(("repeats", "end"), [
+    (3, ": no difference in throughput is resolved."),
+    (1, ", which is not sure: one repeat, measure.repeats=3 decides."),
+])  # fmt: skip
+def test_an_unresolved_pair_is_reported_as_such(tmp_path, repeats, end):
+    pair = [batched("ddp_gloo", *each, None, repeat) for repeat in range(repeats) for each in ((1, 20), (2, 10))]
+    for rank in (rank for run in pair for rank in run.ranks):
+        rank.block_s = [0.64 * seconds / sum(rank.block_s) for seconds in rank.block_s]
+    (answer, *_) = select_blocks(build_section(devices_or_batch, tmp_path, pair), Paragraph)
+    assert answer.text.endswith(end)
+
+
+def test_one_seed_says_nothing_about_the_time_to_the_target(tmp_path):
+    """As with throughput, it takes three; a sentence about it would be one about luck."""
+    for seeds, words in ((1, "it takes 3 seeds of both to tell: seed=0,1,2 decides."), (3, "in 0.50 times its time.")):
+        pair = [aimed(*each, seed, 6.0 / each[0] + seed / 100) for seed in range(seeds) for each in ((1, 20), (2, 10))]
+        made = build_section(devices_or_batch, tmp_path / str(seeds), pair)
+        assert select_blocks(made, Paragraph)[0].text.endswith(words)
+    missed = [aimed(1, 20, 0, 6.0, reached=False), aimed(2, 10, 0, 3.0)]
+    (row,) = get_block(build_section(devices_or_batch, tmp_path / "b", missed), Table, "devices-or-batch-choices").rows
+    assert [cell.text for cell in row.cells[-3:]] == ["3 s", "never", ""]

@@ -22,6 +22,7 @@ from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import SECTIONS, make_sections
 from tests.analysis import test_devices_or_batch as devices_or_batch
 from tests.analysis.prediction.test_data_or_model import make_pairs
+from tests.analysis.test_batch_size import make_saturating_runs
 from tests.analysis.test_pipeline_stages import chain
 from tests.analysis.test_pipeline_stages import run as pipeline_run
 from tests.builders import sweeps
@@ -29,7 +30,6 @@ from tests.builders.attribution_runs import strong_scaling_runs, weak_scaling_ru
 from tests.builders.runs import MACHINE, rank, record, simulated_config
 from tests.builders.sweeps import FULL_STATE_BYTES, out_of_memory, run_with_batch_search, run_with_memory
 from tests.report.section_blocks import SCRIPT, block_text
-from tests.report.sections.test_batch_size import make_saturating_runs
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "reports"
 
