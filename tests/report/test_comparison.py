@@ -1,0 +1,235 @@
+"""Comparisons as text, JSON, JUnit XML, Markdown and charts.
+
+After a wanted change, `python -m tests.report.test_comparison` writes golden/comparison.* anew. Other programs read the
+JSON and the XML: a change of these is one of theirs.
+"""
+
+import dataclasses
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from scalebench.analysis.comparison import compare, compare_by
+from scalebench.core.stats.estimates import Estimate
+from scalebench.report.comparison.comparison_charts import MAX_PLACES, make_comparison_charts
+from scalebench.report.comparison.comparison_text import (
+    MAX_LINES,
+    describe_verdict,
+    escape_markup,
+    format_comparison,
+    format_p,
+    format_speed_ratio,
+    list_sentences,
+    make_json,
+    make_junit,
+    make_markdown,
+)
+from tests.builders.comparisons import machine_settings, make_failed_run, make_runs, train_settings
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+STEADY = [0.1, 0.1005, 0.0995, 0.1002, 0.0998]
+SLOW = [each * 1.05 for each in STEADY]
+EVIL = "<script>alert('x')</script> & | `x` [a](http://b) \x1b[31m \x00 \ud800 ]]> \U0001f600\n"
+LACKING = "no verdict: one repeat, measure.repeats=3 decides"
+
+
+def make_comparison(reason="failed as configured"):
+    """A regression, a pair without a difference, a failed run, and a row without a partner."""
+    a = [run for gpus in (1, 2, 4, 8) for run in make_runs("a", STEADY, gpus=gpus)]
+    b = [
+        *make_runs("b", SLOW, **machine_settings(driver_version="2")),
+        *make_runs("b", STEADY, gpus=2),
+        make_failed_run("b", gpus=4, reason=reason),
+    ]
+    return compare(a, b, threshold=0.03)
+
+
+def refused():
+    return compare(make_runs("a", STEADY), make_runs("b", STEADY, **train_settings(batch_per_device=20)))
+
+
+def make_medians():
+    """Six device counts, and as many ratios."""
+    return compare_by(
+        [run for gpus in range(1, 7) for n, precision in enumerate(("float32", "tf32"))
+         for run in make_runs("a", [0.1 / (1 + n * 0.25 * gpus)], gpus=gpus, run_id=f"{n} {gpus}",
+                              **train_settings(precision=precision))],
+        "train.precision", "float32",
+    )  # fmt: skip
+
+
+def round_floats(tree):
+    if isinstance(tree, dict):
+        return {key: round_floats(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [round_floats(value) for value in tree]
+    return float(f"{tree:.6g}") if isinstance(tree, float) else tree
+
+
+def render(kind):
+    if kind == "json":
+        return json.dumps(round_floats(json.loads(make_json(make_comparison(), 5))), indent=1) + "\n"
+    if kind == "xml":
+        return make_junit(make_comparison(EVIL), 5)
+    if kind == "md":
+        return make_markdown(make_comparison(EVIL))
+    texts = [format_comparison(each) for each in (make_comparison(EVIL), make_medians(), refused())]
+    return "\n----\n".join(texts) + "\n"
+
+
+@pytest.mark.parametrize("kind", ["json", "xml", "md", "txt"])
+def test_a_comparison_reads_as_it_did(kind):
+    expected = (GOLDEN / f"comparison.{kind}").read_text(encoding="utf-8")
+    assert render(kind) == expected
+
+
+@pytest.mark.parametrize(
+    ("b_s", "threshold", "text"),
+    [
+        (SLOW, None, "1 slower, at 5 % after Holm over 1 pair"),
+        (SLOW, 0.03, "regression: 1 of 1 pairs slower by more than 3 %, most ddp gpus=1"),
+        (SLOW, 0.2, "no regression beyond 20 %: 1 slower, at 5 % after Holm over 1 pair"),
+        (STEADY, 0.03, "no regression beyond 3 %: 1 no difference resolved, at 5 % after Holm over 1 pair"),
+        (STEADY[:2], None, "1 no difference resolved, at 5 % after Holm over 1 pair"),
+    ],
+)
+def test_the_last_line_is_the_verdict(b_s, threshold, text):
+    runs = make_runs("a", STEADY)
+    assert describe_verdict(compare(runs, make_runs("b", b_s), threshold=threshold)) == text
+    assert describe_verdict(compare(runs, runs, threshold=0.03)) == "no difference: 1 pair, both sides the same runs"
+
+
+def test_what_is_lacking_is_in_the_last_line_and_nowhere_else():
+    def notes(a, b):
+        return [line for line in list_sentences(compare(make_runs("a", a), make_runs("b", b))) if "repeat" in line]
+
+    assert notes([0.1], [0.1]) == [f"undecided: {LACKING}"]
+    (missing,) = notes(STEADY, STEADY)
+    assert missing.startswith("note: repeats of one session: if the machine changed between A and B, ")
+    some = compare([*make_runs("a", STEADY), *make_runs("a", [0.1], gpus=2)],
+                   [*make_runs("b", SLOW), *make_runs("b", [0.1], gpus=2)])  # fmt: skip
+    assert f"note: {LACKING}" in list_sentences(some)
+    assert describe_verdict(some) == "1 slower, 1 no verdict, at 5 % after Holm over 1 pair"
+    gate = dataclasses.replace(some, threshold=0.3)
+    assert describe_verdict(gate) == f"too little data: 1 of 2 pairs without a verdict, such as ddp gpus=2: {LACKING}"
+    ignored = compare(make_runs("a", STEADY), make_runs("b", STEADY, seed=1), ignore=["seed"])
+    assert "note: left out of the pairing: seed" in list_sentences(ignored)
+    others = [run for gpus in range(2, 40) for run in make_runs("a", [0.1], gpus=gpus)]
+    lines = list_sentences(compare([*others, *make_runs("a", [0.1])], make_runs("b", [0.1])))
+    assert f"and {38 - MAX_LINES} more rows (--format json has all)" in lines
+
+
+@pytest.mark.parametrize(
+    ("value", "interval", "text"),
+    [
+        (0.9524, Estimate(0.9524, 0.94, 0.961), "0.952 [0.940, 0.961]"),
+        (12.34, None, "12.3"),
+        (1.0, Estimate(1.0, 0.0, float("inf")), "1.000 [0.000, inf]"),
+        (12345.6, None, "12,346"),
+    ],
+)
+def test_ratios(value, interval, text):
+    assert format_speed_ratio(value, interval) == text
+    assert [format_p(p) for p in (None, 0.0001, 0.0123, 1.0)] == ["", "< 0.001", "0.012", "1.000"]
+
+
+def test_json_has_no_infinity():
+    wide = compare(make_runs("a", [1e-90, 1e90]), make_runs("b", [1e90, 1e-90]))
+    (pair,) = json.loads(make_json(wide, 0), parse_constant=pytest.fail)["contrasts"][0]["pairs"]
+    assert wide.pairs[0].interval.high == float("inf") and pair["ratio_high"] is None and pair["ratio_low"] == 0.0
+
+
+def list_cases(junit):
+    return [(case.get("name"), child) for case in ET.fromstring(junit).iter("testcase") for child in case]
+
+
+def test_junit_of_nothing_to_compare_and_without_a_threshold():
+    for code, tag in ((4, "error"), (0, "skipped")):
+        child = dict(list_cases(make_junit(refused(), code)))["pairing"]
+        assert child.tag == tag and "train.batch_per_device: 10 and 20" in child.get("message")
+    slow = compare(make_runs("a", STEADY), [*make_runs("b", [0.2] * 3), make_failed_run("b", gpus=2)])
+    assert {child.tag for _, child in list_cases(make_junit(slow, 0))} == {"system-out", "skipped"}
+
+
+def test_nothing_of_a_record_is_markup_or_moves_the_cursor():
+    message = dict(list_cases(make_junit(make_comparison(EVIL), 5)))["ddp gpus=4: B b-ddp-4-failed"].get("message")
+    assert message.strip() == "failed: <script>alert('x')</script> & | `x` [a](http://b)  \ufffd \ufffd ]]> \U0001f600"
+    lines = make_markdown(make_comparison(EVIL)).splitlines()
+    assert len({line.count(" | ") for line in lines if line.startswith("|")}) == 1
+    (line_of_failure,) = [line for line in lines if line.startswith("- B ddp gpus=4")]
+    assert "<" not in line_of_failure
+    for text in (*lines, format_comparison(make_comparison(EVIL))):
+        assert text.encode("utf-8") is not None and "\x1b" not in text
+
+
+PLAIN = {
+    "a_b*c": "a\\_b\\*c", "a\nb": "a b", "- x": "\\- x", "a - b": "a - b", "&lt;": "&amp;lt;",
+    "a:smile: b: c": "a\\:smile: b: c", "@me #1 ~x~": "\\@me \\#1 \\~x\\~", "1.000 [0.9, 1.1]": "1.000 \\[0.9, 1.1\\]",
+    "a\\|b": "a\\\\\\|b",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "plain"), PLAIN.items())
+def test_markup_is_escaped(text, plain):
+    assert escape_markup(text) == plain
+
+
+def compare_formats(*strategies, gpus=(1, 2), repeats=3):
+    """nchw is faster than nhwc by a quarter; the two of one configuration take turns."""
+    runs = []
+    for side, name, factor in (("a", "nchw", 0.8), ("b", "nhwc", 1.0)):
+        for strategy in strategies:
+            for count in gpus:
+                block_s = [each * factor for each in STEADY[:repeats]]
+                runs += make_runs(side, block_s, strategy, count, **train_settings(data_format=name))
+    return compare_by(runs, "train.data_format", "nhwc")
+
+
+def test_bars_are_the_figures_of_the_pairs():
+    compared = compare_formats("ddp", "fsdp")
+    charts = make_comparison_charts(compared)
+    assert [chart.title for chart in charts] == [
+        f"{figure} by train.data_format on {devices}"
+        for devices in ("1 device", "2 devices")
+        for figure in ("Throughput", "Ratio to nhwc")
+    ]
+    assert len({chart.id for chart in charts}) == 4 and {chart.kind for chart in charts} == {"bars"}
+    for count, (rates, ratios) in ((1, charts[:2]), (2, charts[2:])):
+        pairs = [pair for pair in compared.pairs if pair.label["gpus"] == str(count)]
+        nhwc, nchw = rates.series
+        assert (nhwc.name, nchw.name, nhwc.x) == ("nhwc", "nchw", ["ddp", "fsdp"])
+        assert nhwc.y == pytest.approx([pair.a.rate for pair in pairs])
+        assert nchw.y == pytest.approx([pair.b.rate for pair in pairs])
+        assert nchw.repeats == [pair.b.rates for pair in pairs]
+        assert all(low < y for low, y in zip(nchw.low, nchw.y, strict=True))
+        (ratio,) = ratios.series
+        assert ratio.y == [pair.ratio for pair in pairs] == pytest.approx([1.25, 1.25])
+        assert ratio.limits == [(pair.interval.low, pair.interval.high) for pair in pairs]
+
+
+def test_charts_of_one_repeat_of_nothing_and_of_too_many_places():
+    for chart in make_comparison_charts(compare_formats("ddp", gpus=(1,), repeats=1)):
+        assert all(series.limits == [(None, None)] for series in chart.series)
+    assert make_comparison_charts(compare_by(make_runs("a", STEADY), "train.data_format")) == []
+    strategies = [f"s{number}" for number in range(MAX_PLACES + 1)]
+    chart = make_comparison_charts(compare_formats(*strategies, gpus=(1,), repeats=1))[0]
+    assert len(chart.series[0].x) == MAX_PLACES and f"the first {MAX_PLACES} of {MAX_PLACES + 1}" in chart.title
+
+
+def test_charts_of_two_sides_of_strategies_and_numbers_of_devices():
+    sides = make_comparison_charts(compare(make_runs("a", STEADY), make_runs("b", STEADY)))
+    assert [series.name for series in sides[0].series] == ["A", "B"]
+    runs = [run for count in (1, 2, 4) for run in make_runs("a", STEADY, gpus=count)]
+    rates, ratios = make_comparison_charts(compare_by(runs, "gpus"))
+    assert [series.name for series in rates.series] == ["1", "2", "4"] and rates.series[0].x == ["ddp"]
+    assert [series.name for series in ratios.series] == ["2", "4"] and ratios.title == "Ratio to 1 by gpus"
+    runs = [*make_runs("a", STEADY), *make_runs("b", STEADY, "fsdp")]
+    (strategies, _) = make_comparison_charts(compare_by(runs, "strategy"))
+    assert [series.x for series in strategies.series] == [["all"], ["all"]]
+
+
+if __name__ == "__main__":
+    for each in ("json", "xml", "md", "txt"):
+        (GOLDEN / f"comparison.{each}").write_text(render(each), encoding="utf-8")
