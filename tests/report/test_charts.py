@@ -104,7 +104,8 @@ def describe_axes(axes):
               if isinstance(axis.get_major_locator(), FixedLocator)]  # fmt: skip
     legends = [legend for legend in (axes.get_legend(), *axes.figure.legends) if legend]
     return {
-        "lines": lines, "labels": labels, "outside": len(axes.figure.legends), "from_zero": bool(axes.get_ylim()[0] == 0),
+        "lines": lines, "labels": labels, "outside": len(axes.figure.legends),
+        "from_zero": bool(axes.get_ylim()[0] == 0),
         "bars": [[bar.get_x(), bar.get_y(), bar.get_width(), bar.get_height()] for bar in axes.patches],
         "bands": [band.get_datalim(axes.transData).get_points().tolist() for band in axes.collections],
         "texts": [[text.get_text(), *map(float, text.xy)] for text in axes.texts],
