@@ -69,11 +69,11 @@ bench: install
 # NODES=3 RATE=100mbit ACCOUNTING=no
 cluster-up: install
 	@scripts/install_slurm.sh
-	@$(PY) -m tests.cluster.up
+	@$(PY) -m tests.cluster up
 
 cluster-down:
 	@scripts/install.sh --light
-	@$(PY) -m tests.cluster.down
+	@$(PY) -m tests.cluster down
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis dist site

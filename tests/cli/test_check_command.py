@@ -30,28 +30,6 @@ def test_words(words, subject):
     assert read_subject(names, "--faults" in words) == subject
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("", "check what? usage: scalebench check NAME"),
-        ("ddp_glo", "no strategy, model or data set 'ddp_glo'; did you mean 'ddp_gloo'?"),
-        ("custom", "'custom' is a model and a data set: say model=custom or dataset=custom"),
-        ("ddp_gloo mirrored", "check takes one name, not 'ddp_gloo mirrored'"),
-        ("simulated --fault", "check: no option '--fault'; did you mean '--faults'?"),
-        ("materials --faults", "--faults is for strategies, and materials is a data set"),
-        ("simulated strategy.options.step=1", "strategy simulated has no option 'step'"),
-        ("simulated trian.epochs=1", "no key 'trian.epochs'"),
-        ("strategy=simul", "no strategy 'simul'; did you mean 'simulated'?"),
-    ],
-)
-def test_mistakes_are_one_line(words, line, capsys):
-    assert main(["check", *words.split()]) == 2
-    message = capsys.readouterr()
-    assert message.out == ""
-    assert line in message.err
-    assert message.err.count("\n") == 1
-
-
 def test_the_subject_is_read_from_arguments():
     (case,) = list_contracts(CheckSubject("strategy", "bare_torch", (), False))
     assert case.settings == {"strategy": "bare_torch", "gpus": 1, "overrides": ()}

@@ -1,7 +1,6 @@
 """`scalebench check --gpu`: its page, its exit status, and what the page leaves out."""
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from scalebench.testing import gpu_truths
 from scalebench.testing.gpu_truths import FAIL, NOT_POSSIBLE, PASS, Truth
 
 pytestmark = pytest.mark.gpu
-Observe = Callable[..., list[Truth]]
 STEP = Truth("program", PASS, "100 ms, expected 100 ms within 10%", 0.1, 0.1, 0.1)
 
 
@@ -146,23 +144,3 @@ def test_private_names_are_of_this_user_and_host(monkeypatch):
     names = check_gpu.list_private_names()
     assert {name: names[name] for name in list(NAMES)[:4]} == {name: NAMES[name] for name in list(NAMES)[:4]}
     assert "127.0.0.1" not in names and next(iter(names)) != "alice", "the longest first"
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("--gpu ddp", "check --gpu checks this machine: it takes --page and --minutes alone"),
-        ("--gpu --minutes soon", "--minutes takes a number above 0, not 'soon'"),
-        ("--gpu --minutes 0", "--minutes takes a number above 0, not '0'"),
-        ("ddp --page x.md", "--page and --minutes go with --gpu"),
-        ("--gpu --page missing/x.md", "--page: missing is no folder"),
-        ("--gpu --page notes.md", "--page: notes.md is no page of this check, and would be replaced"),
-        ("--gpu --page .", "--page: . is a folder; name a file"),
-    ],
-)
-def test_mistakes_are_one_line(words, line, capsys):
-    Path("notes.md").write_text("mine")
-    assert main(["check", *words.split()]) == 2
-    message = capsys.readouterr()
-    assert message.out == "" and line in message.err and message.err.count("\n") == 1
-    assert Path("notes.md").read_text() == "mine"

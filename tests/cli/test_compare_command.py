@@ -1,21 +1,28 @@
-"""`scalebench compare`: its options, its exit codes and its files."""
+"""`scalebench compare`: its options, exit codes and files, the history of saved sessions, and real runs."""
 
 import json
+import shlex
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from scalebench.__main__ import main
-from scalebench.core.result import write_result
+from scalebench.analysis.comparison.drift import ConfigurationHistory, SessionLevel
+from scalebench.core.machine.machine import MachineClass
+from scalebench.core.stats.estimates import Estimate
+from scalebench.report.comparison.history_text import MachineHistory, make_history_charts
 from tests.builders import sweeps
 from tests.builders.comparisons import machine_settings, train_settings, write_folder
 from tests.builders.runs import record
 
 STEADY = [0.1, 0.1005, 0.0995, 0.1002, 0.0998]
 SLOW = [each * 1.05 for each in STEADY]
-Call = Callable[..., tuple[int, str, str]]
+BATCH_20 = train_settings(batch_per_device=20)
 
 
 @pytest.fixture
@@ -28,72 +35,74 @@ def call(capsys):
     return called
 
 
-def failed_run(side, gpus=1):
-    run_id = f"{side}-failed-{gpus}"
-    sweeps.write_results(Path(side), [record(gpus=gpus, status="failed", block_s=None, baseline=None, run_id=run_id)])
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_folder("steady", STEADY, side="a")
+        write_folder("slow", SLOW, side="b")
+        write_folder("day2", SLOW, side="b", day=2)
+        write_folder("batch", STEADY, side="b", **BATCH_20)
+        write_folder("seed", SLOW, side="b", seed=1, **BATCH_20)
+        write_folder("by/nhwc", STEADY, side="a", **train_settings(data_format="nhwc"))
+        write_folder("by/nchw", [each / 1.25 for each in STEADY], side="b", **train_settings(data_format="nchw"))
+        write_folder("one", [0.1], side="a")
+        write_folder("other", [0.12], side="b")
+        write_folder("partly", STEADY, side="b")
+        for name in ("failed", "partly"):
+            failed = record(gpus=2, status="failed", block_s=None, baseline=None, run_id="failed")
+            sweeps.write_results(Path(name), [failed])
+        write_folder("machines", [0.1], side="a")
+        another = record(block_s=0.2, run_id="other", baseline=None, **machine_settings(cpu_model="another"))
+        sweeps.write_results(Path("machines"), [another])
+        sweeps.sweep(Path("sweep"), repeats=3)
+        sweeps.write_results(Path("sweep"), [sweeps.failed_run()])
+        for repeat in range(3):
+            for strategy, gpus in (("bare_torch", 1), ("ddp_gloo", 2), ("horovod_gloo", 4)):
+                again = sweeps.run(strategy, gpus, repeat, noise=0.012, run_id=f"again-{strategy}-{gpus}-{repeat}")
+                sweeps.write_results(Path("again"), [again])
+    return folder
 
 
-def test_a_sweep_with_itself_finds_nothing(call):
-    sweeps.sweep(Path("a"), repeats=3)
-    sweeps.write_results(Path("a"), [sweeps.failed_run()])
-    status, out, err = call("a", "a", "--threshold", "0")
-    assert (status, err) == (0, "")
-    assert out.splitlines()[-1] == "no difference: 7 pairs, both sides the same runs"
+# Words, and the exit status with a part of the output.
+COMPARISONS = {
+    "sweep sweep --threshold 0": (0, "\nno difference: 7 pairs, both sides the same runs\n"),
+    "sweep again --threshold 1%": (0, "no regression beyond 1 %"),
+    "sweep again --threshold '1 %'": (0, "note: A is sweep, B is again"),
+    "steady slow": (0, "0.952 ["),
+    "steady slow --threshold 3%": (3, "REGRESSION"),
+    "steady slow --threshold 0.03": (3, "REGRESSION"),
+    "steady slow --threshold=0": (3, "REGRESSION"),
+    "steady slow --threshold '10 %'": (0, "0.952 ["),
+    "steady batch --threshold 3%": (
+        4, "closest rows differ in train.batch_per_device: 10 and 20; --ignore train.batch_per_device"
+    ),
+    "steady batch --ignore train.batch_per_device": (0, ""),
+    "steady seed --ignore seed,train --threshold 3%": (3, ""),
+    "steady seed --ignore seed --ignore train.batch_per_device --threshold 3%": (3, ""),
+    "steady partly": (0, ""),
+    "steady partly --threshold 3%": (5, "B ddp gpus=2: failed: failed as configured"),
+    "steady failed": (4, ""),
+    "steady failed --threshold 0": (5, ""),
+    "failed failed": (4, "not comparable: no run of A went well"),
+    "by/nhwc by/nchw --by train.data_format": (0, "nchw over nhwc\n"),  # the first folder's value is the base
+    "by --by train.data_format --base nhwc": (0, "nchw over nhwc: 1.250 ["),
+    "one other": (0, "\nundecided: no verdict: one repeat, measure.repeats=3 decides\n"),
+    "one other --threshold 3%": (6, ""),
+    "steady day2 --threshold 3%": (6, ""),
+    "steady day2 --threshold 3% --same-session": (3, ""),
+    "machines machines": (0, "the same run  "),  # twice: they are not mixed
+}  # fmt: skip
 
 
-def test_the_same_sweep_measured_again_finds_nothing(call):
-    sweeps.sweep(Path("a"), repeats=3)
-    for repeat in range(3):
-        for strategy, gpus in (("bare_torch", 1), ("ddp_gloo", 2), ("horovod_gloo", 4)):
-            again = sweeps.run(strategy, gpus, repeat, noise=0.012, run_id=f"again-{strategy}-{gpus}-{repeat}")
-            sweeps.write_results(Path("b"), [again])
-    status, out, _ = call("a", "b", "--threshold", "1%")
-    assert status == 0 and "no regression beyond 1 %" in out and "note: A is a, B is b" in out
-
-
-@pytest.mark.parametrize(("threshold", "status"), [((), 0), (("--threshold", "3%"), 3), (("--threshold", "0.03"), 3),
-                                                   (("--threshold", "10 %"), 0), (("--threshold=0",), 3)])  # fmt: skip
-def test_a_slow_down_of_5_percent(call, threshold, status):
-    write_folder("a", STEADY)
-    write_folder("b", SLOW)
-    results, out, err = call("a", "b", *threshold)
-    assert (results, err) == (status, "") and "0.952 [" in out
+@pytest.mark.parametrize(("words", "expected"), COMPARISONS.items(), ids=list(COMPARISONS))
+def test_the_exit_status_says_what_was_found(call, words, expected, world, monkeypatch):
+    monkeypatch.chdir(world)
+    status, out, err = call(*shlex.split(words))
+    assert (status, err) == (expected[0], "") and expected[1] in out
     assert ("REGRESSION" in out) == (status == 3)
-
-
-def test_not_comparable_is_4(call):
-    write_folder("a", STEADY)
-    write_folder("b", STEADY, **train_settings(batch_per_device=20))
-    status, out, _ = call("a", "b", "--threshold", "3%")
-    line = "closest rows differ in train.batch_per_device: 10 and 20; --ignore train.batch_per_device"
-    assert status == 4 and line in out
-    assert call("a", "b", "--ignore", "train.batch_per_device")[0] == 0
-
-
-def test_a_failed_run_is_5_with_a_threshold(call):
-    write_folder("a", STEADY)
-    write_folder("b", STEADY)
-    failed_run("b", 2)
-    assert call("a", "b")[0] == 0
-    status, out, _ = call("a", "b", "--threshold", "3%")
-    assert status == 5 and "B ddp gpus=2: failed: failed as configured" in out
-
-
-def test_only_failed_runs(call):
-    write_folder("a", STEADY)
-    failed_run("b")
-    assert call("a", "b")[0] == 4 and call("a", "b", "--threshold", "0")[0] == 5
-    status, out, _ = call("b", "b")
-    assert status == 4 and "not comparable: no run of A went well" in out
-
-
-def test_by_a_key_of_one_folder(call):
-    write_folder("a", STEADY, **train_settings(data_format="nhwc"))
-    write_folder("b", [each / 1.25 for each in STEADY], **train_settings(data_format="nchw"))
-    status, out, _ = call("a", "b", "--by", "train.data_format")
-    assert status == 0 and out.splitlines()[0] == "nchw over nhwc", "the first folder's value is the base"
-    status, out, _ = call(".", "--by", "train.data_format", "--base", "nhwc")
-    assert status == 0 and "nchw over nhwc: 1.250 [" in out
+    assert words != "machines machines" or out.count("the same run  ") == 2
 
 
 def test_figures_of_the_values_of_a_key(call):
@@ -108,13 +117,6 @@ def test_figures_of_the_values_of_a_key(call):
     Path("file").write_text("")
     assert call(*words[:-1], "file")[::2] == (2, "scalebench: --figures file: File exists; choose another folder\n")
     assert call("a", "--save", "main", "--figures", "charts")[0] == 2
-
-
-def test_several_keys_are_left_out(call):
-    write_folder("a", STEADY, seed=1)
-    write_folder("b", SLOW, **train_settings(batch_per_device=20))
-    for words in (["--ignore", "seed,train"], ["--ignore", "seed", "--ignore", "train.batch_per_device"]):
-        assert call("a", "b", *words, "--threshold", "3%")[0] == 3
 
 
 def test_formats_and_files(call):
@@ -178,21 +180,6 @@ def test_too_little_data_of_the_new_runs_is_not_excused(call):
     assert status == 6 and "other programs kept the processors busy" in out
 
 
-def test_one_run_each(call):
-    write_folder("a", [0.1])
-    write_folder("b", [0.12])
-    status, out, _ = call("a", "b")
-    assert status == 0 and out.splitlines()[-1] == "undecided: no verdict: one repeat, measure.repeats=3 decides"
-    assert call("a", "b", "--threshold", "3%")[0] == 6
-
-
-def test_other_days_are_one_session_on_request(call):
-    write_folder("a", STEADY)
-    write_folder("b", SLOW, day=2)
-    assert call("a", "b", "--threshold", "3%")[0] == 6
-    assert call("a", "b", "--threshold", "3%", "--same-session")[0] == 3
-
-
 def test_another_machine_has_no_baseline(call):
     write_folder("a", STEADY)
     write_folder("b", SLOW, **machine_settings(cpus=4))
@@ -209,53 +196,6 @@ def test_another_machine_has_no_baseline(call):
     assert call("--against", "main", "c", "--missing", "ok")[0] == 4, "there is one for this machine"
 
 
-REFUSED = {
-    "": "compare needs two folders, A and B; or one and --by KEY, --against NAME or --save NAME",
-    "a": "compare needs two folders, A and B; ",
-    "a a a": "compare needs two folders, A and B; ",
-    "--by gpus": "no sweep below ./multirun; ",
-    "--against main": "no sweep below ./multirun; ",
-    "a nowhere": "no result.json at or below nowhere; ",
-    "a empty": "no result.json at or below empty; ",
-    "a --by train.precison": "no key 'train.precison'; did you mean 'train.precision'?",
-    "a a --ignore sed": "no key 'sed'; did you mean 'seed'?",
-    "a --by gpus --base 3": "--base: no value of gpus '3'; known: 1",
-    "a a --base 3": "compare: --base names a value of the key of --by KEY",
-    "a a --threshold 100%": "--threshold 100%: write a share of throughput from 0 to below 1, such as 3% or 0.03",
-    "a a --threshold x": "--threshold x: write a share of throughput from 0 to below 1, such as 3% or 0.03",
-    "a a --threshold 3": "--threshold 3: write a share",
-    "a a --threshold=-1%": "--threshold -1%: write a share",
-    "a a --threshold": "compare: argument --threshold: expected one argument; usage: ",
-    "a a --format xml": "compare: argument --format: invalid choice: 'xml'",
-    "a a --nope": "compare: no option '--nope'; known: --against, --base, ",
-    "a a --out nowhere/found.txt": "--out nowhere/found.txt: No such file or directory; choose another file",
-    "a a --out empty": "--out empty: Is a directory; choose another file",
-    "a --save ../x": "baseline name '../x': ",
-    "a --against ..": "baseline name '..': ",
-    "a --save x --by gpus": "compare: --save and --by do not go together",
-    "a a --missing ok": "compare: --missing ok is for --against NAME",
-    "a a --replace": "compare: --replace is for --save NAME",
-    "a --save x --same-session": "compare: --same-session is for A and B, or --by KEY",
-    "a --against x --same-session": "compare: --same-session is for A and B, or --by KEY",
-    "bad --save x": "bad/0/result.json is no whole JSON file",
-    "a bad": "bad/0/result.json is no whole JSON file",
-    "a newer": "newer/0/result.json has schema version 99",
-}
-
-
-@pytest.mark.parametrize(("words", "line"), REFUSED.items(), ids=list(REFUSED))
-def test_bad_input_is_one_line_and_status_2(call, words, line):
-    write_folder("a", STEADY[:1])
-    for name in ("empty", "bad/0", "newer/0"):
-        Path(name).mkdir(parents=True)
-    text = Path("a/0/result.json").read_text()
-    Path("bad/0/result.json").write_text(text[:-100])
-    Path("newer/0/result.json").write_text(text.replace('"schema_version": 2', '"schema_version": 99'))
-    status, out, err = call(*words.split())
-    assert (status, out) == (2, "") and err.startswith(f"scalebench: {line}") and err.count("\n") == 1
-    assert not list(Path().glob("**/.*"))
-
-
 def test_an_existing_file_survives_a_failed_write(call, monkeypatch):
     write_folder("a", STEADY[:1])
     Path("found.txt").write_text("before")
@@ -268,10 +208,103 @@ def test_an_existing_file_survives_a_failed_write(call, monkeypatch):
     assert Path("found.txt").read_text() == "before" and not list(Path().glob(".found*"))
 
 
-def test_two_machines_in_one_folder_are_not_mixed(call):
-    write_folder("a", [0.1])
-    other = Path("a/other")
-    other.mkdir()
-    write_result(record(block_s=0.2, run_id="other", baseline=None, **machine_settings(cpu_model="another")), other)
-    status, out, _ = call("a", "a")
-    assert status == 0 and out.count("the same run  ") == 2
+# `scalebench compare --history`: the saved sessions of a machine over time, and the first that differs.
+@pytest.fixture
+def ten_sessions(tmp_path):
+    """Save ten sessions of simulated runs: from the seventh on they are 8 % slower on one device, but not on two."""
+    random = np.random.default_rng(0)
+    for day in range(1, 11):
+        for gpus, step in ((1, 0.92), (2, 1.0)):
+            level = 0.1 / (step if day >= 7 else 1.0) * np.exp(random.normal(0, 0.01))
+            seconds = (level * np.exp(random.normal(0, 0.01, 3))).tolist()
+            write_folder(f"day{day}", seconds, "simulated", gpus, side="a", day=day)
+        assert main(["compare", f"day{day}", "--save", "weekly"]) == 0
+
+
+def test_the_seventh_of_ten_sessions_is_marked(ten_sessions, capsys):
+    capsys.readouterr()
+    assert main(["compare", "--history"]) == 0, "no gate without a threshold"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("baseline 'weekly' on ") and "verdict" not in lines[-1]
+    marked = [line.split()[0] for line in lines if line.endswith("<- first that differs")]
+    assert marked == ["7"] and sum("samples/s" in line for line in lines) == 20
+    assert any(line.startswith("simulated gpus=1: slower since session 7 (2026-01-07 00:00): 0.9") for line in lines)
+    assert "simulated gpus=2: no change resolved in 10 sessions" in lines
+    assert main(["compare", "--history", "weekly", "--threshold", "3%", "--format", "json", "--figures", "f"]) == 3
+    (machine,) = json.loads(capsys.readouterr().out)["machines"]
+    changes = [each["change"] for each in machine["configurations"]]
+    assert changes[0]["first_session"] == 7 and changes[1] is None
+    assert sorted(path.name for path in Path("f").iterdir()) == ["history-1.png", "history-1.svg"]
+    assert main(["compare", "--history", "--threshold", "20%"]) == 0
+
+
+def test_runs_beside_the_name_are_the_newest_session(ten_sessions, capsys):
+    write_folder("today", [0.15] * 3, "simulated", 2, side="a", day=20)
+    capsys.readouterr()
+    assert main(["compare", "today", "--history", "weekly"]) == 0
+    out = capsys.readouterr().out
+    assert "simulated gpus=2: slower since session 11 (2026-01-20" in out
+    assert len(list(Path(".scalebench").rglob("result.json"))) == 60, "nothing was saved"
+
+
+def test_few_sessions_are_too_little_data_for_a_gate(capsys):
+    write_folder("a", [0.1] * 3)
+    assert main(["compare", "a", "--save", "weekly"]) == 0
+    assert main(["compare", "--history", "--threshold", "3%"]) == 6
+    assert "no verdict from 1 session: 4 are needed" in capsys.readouterr().out
+
+
+def test_charts_of_several_machines_name_theirs():
+    session = SessionLevel(datetime(2026, 1, 1), Estimate(100.0), [100.0], "")
+    configuration = ConfigurationHistory({"strategy": "ddp"}, [session], None)
+    kinds = [MachineClass(name, 8, 64, {}) for name in ("Xeon", "EPYC")]
+    histories = [MachineHistory(kind, [configuration]) for kind in kinds]
+    titles = [chart.title for chart in make_history_charts("weekly", histories)]
+    assert titles == [f"Sessions of baseline weekly on {kind}" for kind in kinds]
+    assert [chart.title for chart in make_history_charts("weekly", histories[:1])] == ["Sessions of baseline weekly"]
+
+
+# `scalebench compare` on runs of the real program: the simulated strategy, made slower by a known share.
+STEP_S = 0.05  # long beside what waking up late costs on a busy machine
+SLOWER_S = 0.055  # by 10 %
+SHORT = (
+    "strategy=simulated hardware=cpu gpus=1 measure=quick measure.min_s=0 measure.max_s=1.5 measure.block_s=0.05 "
+    "measure.warmup_steps=2 measure.warmup_max_s=0.1 measure.probes=false measure.monitor=false "
+    "measure.evaluate=false measure.repeats=3 dataset.size=1000 sweep.report=false"
+).split()
+
+
+def scalebench(*words):
+    return subprocess.run([sys.executable, "-m", "scalebench", *words], capture_output=True, text=True, timeout=300)
+
+
+def measure(folder, step_s):
+    done = scalebench("--multirun", *SHORT, f"strategy.options.step_s={step_s}", f"hydra.sweep.dir={folder}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list(Path(folder).glob("*/result.json"))) == 3
+
+
+# Words, exit status and a part of the output.
+GATE = "--threshold 2% --ignore strategy.options.step_s"
+MEASURED = [
+    (f"before before {GATE}", 0, "both sides the same runs"),
+    (f"before again {GATE}", 0, ""),
+    (f"before/0 again/0 {GATE}", 6, "one repeat each gives no verdict"),
+    ("before/0 again/0", 0, ""),
+    (f"before after {GATE}", 3, "Welch's t, 3 and 3 repeats"),
+    (f"before after {GATE}", 3, "strategy.options.step_s: 0.05, 0.055 (1 of 1 pairs)"),
+    ("before after --threshold 2%", 4, "closest rows differ in strategy.options.step_s"),
+    ("before after --by strategy.options.step_s --base 0.05", 0, "0.055 over 0.05"),
+    ("--save main before", 0, ""),
+    (f"--against main after {GATE}", 3, "REGRESSION"),
+    (f"--against main again {GATE}", 0, ""),
+]
+
+
+@pytest.mark.slow
+def test_a_slow_down_of_10_percent_is_found_and_the_same_sweep_is_not(tmp_path):
+    for folder, step_s in (("before", STEP_S), ("again", STEP_S), ("after", SLOWER_S)):
+        measure(folder, step_s)
+    for words, status, text in MEASURED:
+        done = scalebench("compare", *words.split())
+        assert done.returncode == status and text in done.stdout, done.stdout + done.stderr

@@ -11,7 +11,6 @@ import pytest
 from scalebench.cli import hydra_app
 from scalebench.config import compose
 from scalebench.core import process
-from scalebench.core.errors import InputError
 from scalebench.sweeps.task import SweepSession
 from tests.builders.runs import find_run_processes, wait_until
 
@@ -30,20 +29,6 @@ def test_switches_may_be_anywhere(words, switches, overrides):
     options = hydra_app.read_arguments(words)
     assert (options.switches, options.overrides) == (switches, overrides)
     assert (options.multirun, options.cfg) == ("-m" in words, "job" if "job" in words else None)
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["--mutlirun"], "no option '--mutlirun'; did you mean '--multirun'?"),
-        (["--cfg", "jobs"], "argument --cfg/-c: invalid choice: 'jobs' (choose from "),
-        (["-p"], "argument --package/-p: expected one argument; --hydra-help lists the switches"),
-    ],
-)
-def test_a_wrong_switch_is_one_line(words, line):
-    with pytest.raises(InputError) as caught:
-        hydra_app.read_arguments(words)
-    assert str(caught.value).startswith(line)
 
 
 @pytest.mark.parametrize(

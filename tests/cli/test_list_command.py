@@ -15,8 +15,6 @@ from scalebench.strategies import registry
 from tests.builders.plugins import dists as dists
 from tests.builders.plugins import strategy_yaml
 
-Capture = pytest.CaptureFixture[str]
-
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
@@ -84,23 +82,6 @@ def test_a_comment_below_its_key_belongs_to_it():
     _, beside = config_files.read_comments(config_files.list_options("strategy")["pipeline_1f1b"])
     assert beside["options.micro_batches"].startswith("number of equal parts"), "which is on the line above"
     assert beside["options.split"].endswith("or bytes of weights"), "which is on the next line, indented"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ("strategy", "list: no kind 'strategy'; write: scalebench list strategies"),
-        ("ddp", "list: no kind 'ddp'; write: scalebench list strategies ddp"),
-        ("modles", "list: no kind 'modles'; did you mean 'models'?"),
-        ("strategies dpd", "no strategy 'dpd'; did you mean 'ddp'?"),
-        ("models resnet18", "no model 'resnet18'; write model=torchvision model.name=resnet18"),
-        ("strategies --al", "list: no option '--al'; did you mean '--all'?"),
-    ],
-)
-def test_mistakes_are_one_line(capsys, arguments, line):
-    assert main(["list", *arguments.split()]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith(f"scalebench: {line}") and err.count("\n") == 1
 
 
 def test_broken_plugins_have_their_line_and_hide_no_other(dists, capsys):

@@ -1,6 +1,5 @@
 """`scalebench plugins`: which plugins are installed, and whether they load."""
 
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +19,6 @@ ODD = """\
 print("hello", "world")
 def build(network, outputs): ...
 """
-
-
-ListPlugins = Callable[[], tuple[int, list[list[str]]]]
 
 
 @pytest.fixture

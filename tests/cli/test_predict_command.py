@@ -79,28 +79,3 @@ def test_to_choose_a_strategy_changes_no_figure(capsys, monkeypatch):
         assert main(["predict", "a", "--csv", *words]) == 0
         lines.append([line for line in capsys.readouterr().out.splitlines() if "horovod" not in line])
     assert lines[0] == lines[1] and len(lines[0]) > 1
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["a", "--gpus", "0"], "--gpus=0 should be a whole number from 1"),
-        (["a", "--gpus", "8,x"], "--gpus=x should be"),
-        (["a", "--most", "1e9"], "--most=1e9 should be"),
-        (["a", "--gpus", "8", "--most", "8"], "not allowed with"),
-        (["a", "--batch", "-1"], "--batch=-1 should be"),
-        (["a", "--efficiency", "80"], "--efficiency=80 should be a share"),
-        (["a", "--hardware", "alfa"], "no hardware 'alfa'"),
-        (["a", "--hardware", "cpu"], "hardware cpu has no links: set links.inter_node_bytes_per_s"),
-        (["a", "--strategy", "ddp_glo"], "no measured strategy 'ddp_glo'; did you mean 'ddp_gloo'?"),
-        (["bare"], "no strategy has an ok run; scalebench show says why"),
-        (["failed"], "no strategy has an ok run; scalebench show says why"),
-        (["one"], "has no links, and none was measured: measure gpus=2, or --hardware NAME"),
-        (["one", "--check"], "nothing to check"),
-        (["none"], "no result.json at or below none"),
-    ],
-)
-def test_mistakes_are_one_line(capsys, words, reason):
-    assert main(["predict", *words]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and reason in err and len(err.splitlines()) == 1

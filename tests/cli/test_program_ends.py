@@ -38,7 +38,7 @@ def test_a_closed_terminal_ends_a_sweep_with_its_tables_and_nohup_does_not(tmp_p
         process.send_signal(signal.SIGHUP)  # of the kernel and of the shell
         assert process.wait(timeout=120) == 1
     sweep = read_sweep(tmp_path / "s")
-    assert sweep is not None and sweep.stopped and not sweep.ended
+    assert sweep.stopped and not sweep.ended
     assert "cancelled" in (tmp_path / "s/results.csv").read_text()
     command = ["sh", "-c", 'trap "" HUP; exec "$@"', "", *PROGRAM, *LONG, f"hydra.run.dir={tmp_path}/run"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

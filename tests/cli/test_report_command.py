@@ -68,32 +68,6 @@ def test_csv_markdown_and_figures_are_beside_the_page(capsys):
     assert list(pd.read_csv("a/report.csv")["run_id"]) == list(frame["run_id"])
 
 
-@pytest.mark.parametrize(
-    ("words", "answer"),
-    [
-        ([], "no sweep below ./multirun; name the folder of a run or a sweep, or make one: "),
-        (["nowhere"], "nowhere does not exist"),
-        (["empty"], "no result.json at or below empty"),
-        (["a", "--out", "file/report.html"], "file/report.html cannot be written"),
-        (["a", "--out", "empty"], "empty is a folder"),
-        (["a", "--efficiency", "80"], "--efficiency=80 should be a share"),
-        (["a", "--efficiency", "nan"], "--efficiency=nan should be a share"),
-        (["a", "--efficiency", "much"], "--efficiency"),
-        (["a", "--baseline", "nobody"], "nobody"),
-        (["a", "--reference", "nobody"], "nobody"),
-        (["a", "--effic", "0.8"], "--effic"),
-        (["--csv", "a"], "--csv=a took a folder"),
-        (["a", "--csv", "file/x.csv"], "file/x.csv cannot be written"),
-        (["a", "--csv", "empty"], "empty cannot be written"),
-    ],
-)
-def test_one_line_for_each_mistake(capsys, words, answer):
-    Path("empty").mkdir()
-    Path("file").touch()
-    (line,) = lines(capsys, 2, *words)
-    assert line.startswith("scalebench: ") and answer in line
-
-
 def test_a_full_disk(capsys, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")

@@ -61,28 +61,6 @@ def test_details_of_one_run_or_of_each(capsys, words, detailed):
     assert heads == detailed
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ([], "no sweep below ./multirun; name the folder of a run or a sweep, or make one: scalebench sweep=demo\n"),
-        (["a", "--all"], "show: no option '--all'; known: "),
-        (["a", "--baseline"], "show: argument --baseline: expected one argument"),
-        (["a", "--detail"], "show: no option '--detail'; did you mean '--details'?"),
-        (["a", "--run", "3"], "show: no run 3; the table has runs 1 to 2\n"),
-        (["a", "--run", "x"], "show: argument --run: invalid int value: 'x'; usage: "),
-        (["nowhere"], "no result.json at or below nowhere; give the folder of a run or a sweep\n"),
-        (["a", "--baseline", "ddp-3-0"], "no folder or file ddp-3-0, and no run 'ddp-3-0'; did you mean 'ddp-2-0'?\n"),
-        (["c"], "c/result.json is no whole JSON file"),  # nothing that can be read
-    ],
-)
-def test_words_that_are_wrong(capsys, words, line):
-    Path("c").mkdir()
-    Path("c/result.json").write_text("{")
-    assert main(["show", *words]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith(f"scalebench: {line}") and err.count("\n") == 1
-
-
 def test_without_a_folder_it_is_the_newest_sweep(capsys):
     for folder, gpus in (("multirun/first/0", 1), ("multirun/single/later/", 8)):
         Path(folder).mkdir(parents=True)

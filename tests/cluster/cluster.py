@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +14,8 @@ import psutil
 import pytest
 
 from tests.cluster import hosts, links
-from tests.cluster.down import down
 from tests.cluster.settings import FOLDER_VARIABLE, ClusterError, Settings, obstacle, read_settings
+from tests.cluster.up import down
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 180.0
@@ -30,14 +31,14 @@ class Cluster:
     @classmethod
     def start(cls, folder, **variables):
         """As make cluster-up does it; `variables` such as NODES="3"."""
-        _call("tests.cluster.up", folder, variables)
+        _call("up", folder, variables)
         settings = read_settings(folder)
         if settings is None:
             raise ClusterError(f"there is no cluster in {folder}")
         return cls(settings)
 
     def stop(self):
-        _call("tests.cluster.down", self.folder, {})
+        _call("down", self.folder, {})
 
     @property
     def folder(self):
@@ -76,6 +77,9 @@ class Cluster:
             raise ClusterError(f"{name} ends with {done.returncode}: {done.stderr.strip()}")
         return done.stdout
 
+    def node_states(self):
+        return self.slurm("sinfo", "--noheader", "--Node", "--partition=main", "--format=%T").split()
+
     def on(self, host, *words, limit_s=30.0):
         """What a command on a node, or on the head, says, outside any job."""
         return hosts.on(self.folder, host, *words, limit_s=limit_s)
@@ -94,29 +98,40 @@ class Cluster:
         hosts.shift_clock(self.folder, node, offset_s)
 
 
-def _call(module, folder, variables):
+def _call(command, folder, variables):
     """In a process of its own: what it starts is no child of ours."""
     environment = {**os.environ, **variables, FOLDER_VARIABLE: str(folder)}
     done = subprocess.run(
-        [sys.executable, "-m", module], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+        [sys.executable, "-m", "tests.cluster", command],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
     )
     if done.returncode != 0:
-        raise ClusterError(done.stderr.strip() or f"{module} ends with {done.returncode}")
+        raise ClusterError(done.stderr.strip() or f"cluster-{command} ends with {done.returncode}")
+
+
+@contextmanager
+def temporary_cluster(**variables):
+    """In a folder outside of pytest's: sockets want short names. Skips where there can be none."""
+    if (reason := obstacle(variables.get("ACCOUNTING") != "no")) is not None:
+        pytest.skip(reason)
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")).resolve()
+    try:
+        yield Cluster.start(folder, **variables)
+    finally:
+        down(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
 def cluster():
-    """Two nodes, in a folder outside of pytest's: sockets want short names. Skips where there can be none."""
-    reason = obstacle()
-    if reason is not None:
-        pytest.skip(reason)
+    """Two nodes."""
     clear_left()
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")).resolve()
-    try:
-        yield Cluster.start(folder, NODES="2", RATE="1gbit", ACCOUNTING="yes")
-    finally:
-        down(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+    with temporary_cluster(NODES="2", RATE="1gbit", ACCOUNTING="yes") as made:
+        yield made
 
 
 def clear_left():

@@ -1,13 +1,9 @@
-"""The network of a test cluster: one switch, one cable to each host, and the rate and state of each cable.
-
-python -m tests.cluster.links NODE RATE|none|cut|mend changes a cable of the running test cluster.
-"""
+"""The network of a test cluster: one switch, one cable to each host, and the rate and state of each cable."""
 
 import contextlib
-import sys
 
 from tests.cluster.hosts import holder, on
-from tests.cluster.settings import SWITCH, ClusterError, chosen_folder, read_settings
+from tests.cluster.settings import SWITCH, ClusterError
 
 # A burst of two of the largest segments (64 KiB) that the stack hands down; less, and tbf cannot pass them whole.
 SHAPED = "burst 128kb latency 20ms"
@@ -58,27 +54,3 @@ def _port(settings, host):
     if host not in settings.hosts:
         raise ClusterError(f"{host} is none of {', '.join(settings.hosts)}")
     return f"port{settings.hosts.index(host)}"
-
-
-def main(words):
-    settings = read_settings(chosen_folder())
-    try:
-        if settings is None:
-            raise ClusterError(f"there is no test cluster in {chosen_folder()}: make cluster-up")
-        if len(words) != 2:
-            raise ClusterError("asks for a node and its cable's new state: 1gbit (or another rate), none, cut or mend")
-        node, asked = words
-        if asked == "cut":
-            cut(settings, node)
-        elif asked == "mend":
-            mend(settings, node)
-        else:
-            shape(settings, node, asked)
-    except ClusterError as error:
-        print(f"links: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,8 @@
-"""The test cluster behaves like a real one, its links have their stated rates, and it leaves nothing behind."""
+"""Nodes of the test cluster are apart, its links have their stated rates, and it leaves nothing behind."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,10 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cluster import hosts, processes
-from tests.cluster.cluster import PREFIX, Cluster, clear_left
-from tests.cluster.fault_cases import state_of
-from tests.cluster.settings import HEAD, ClusterError
+from tests.cluster import processes, up
+from tests.cluster.cluster import PREFIX, Cluster, clear_left, temporary_cluster
+from tests.cluster.settings import HEAD, ClusterError, Settings, obstacle
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 LIMIT_S = 90.0  # of what SLURM gets round to sooner or later
@@ -23,32 +23,8 @@ LIMIT_S = 90.0  # of what SLURM gets round to sooner or later
 @pytest.fixture
 def own(cluster):
     """Another cluster, for a test that breaks it: beside that of the session."""
-    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", ignore_cleanup_errors=True) as folder:
-        another = Cluster.start(Path(folder).resolve(), NODES="1", ACCOUNTING="no")
-        try:
-            yield another
-        finally:
-            another.stop()
-
-
-def wait_for(cluster, job, *states):
-    processes.until(lambda: state_of(cluster, job) in states, LIMIT_S, f"{' or '.join(states)} of job {job}")
-    return state_of(cluster, job)
-
-
-def submit(cluster, folder, script, *options):
-    words = ["--parsable", f"--output={folder}/job.log", "--no-requeue", *options, f"--wrap={script}"]
-    return cluster.slurm("sbatch", *words, cwd=folder).strip()
-
-
-def test_a_job_over_two_nodes_and_its_accounts(cluster, tmp_path):
-    script = 'srun sh -c "echo \\$SLURM_PROCID \\$(hostname) \\$CUDA_VISIBLE_DEVICES"; exit 3'
-    job = submit(cluster, tmp_path, script, "--nodes=2", "--ntasks-per-node=1", "--gres=gpu:2")
-    assert wait_for(cluster, job, "FAILED", "COMPLETED") == "FAILED"
-    said = (tmp_path / "job.log").read_text().splitlines()
-    assert {"0 node1 0,1", "1 node2 0,1"} <= set(said)
-    asked = ("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State,ExitCode,NodeList")
-    processes.until(lambda: cluster.slurm(*asked).strip() == "FAILED|3:0|node[1-2]", LIMIT_S, "the job's account")
+    with temporary_cluster(NODES="1", ACCOUNTING="no") as another:
+        yield another
 
 
 def test_nodes_are_machines_of_their_own(cluster):
@@ -60,60 +36,13 @@ def test_nodes_are_machines_of_their_own(cluster):
     assert cluster.on("node2", "ls", str(cluster.unshared), "/dev/shm").split() == ["/dev/shm:", f"{cluster.unshared}:"]
     assert list(cluster.unshared.iterdir()) == []
     assert str(os.getpid()) not in cluster.on("node1", "ls", "/proc").split()
-
-
-def test_nothing_of_it_is_on_an_address_of_the_machine(cluster):
+    # Nothing of it is on an address of the machine.
     ours = {process.pid for process in processes.everything(cluster.folder)}
     assert len(ours) > 10
     assert not {found.pid for found in psutil.net_connections("inet")} & ours
     addresses = [address.address for each in psutil.net_if_addrs().values() for address in each]
     assert not any(address.startswith("10.77.0.") for address in addresses)
     assert not any(cluster.folder.name in str(path) for path in Path("/etc").glob("netns/*"))
-
-
-def test_a_cut_cable_is_a_dead_node_until_it_is_mended(cluster, tmp_path):
-    job = submit(cluster, tmp_path, "srun sleep 600", "--nodes=2")
-    wait_for(cluster, job, "RUNNING")
-    try:
-        cluster.cut("node2")
-        wait_for(cluster, job, "NODE_FAIL")
-    finally:
-        cluster.mend("node2")
-    asked = ("sinfo", "--noheader", "--Node", "--partition=main", "--format=%T")
-    processes.until(lambda: cluster.slurm(*asked).split() == ["idle", "idle"], LIMIT_S, "two idle nodes")
-
-
-def test_a_job_of_the_low_partition_gives_way(cluster, tmp_path):
-    low = submit(cluster, tmp_path, "sleep 600", "--partition=low", "--nodes=2", "--exclusive")
-    wait_for(cluster, low, "RUNNING")
-    cluster.slurm("srun", "--partition=main", "--nodes=2", "true")
-    assert state_of(cluster, low) == "PREEMPTED"
-
-
-def test_a_task_with_more_memory_than_requested_is_killed(cluster, tmp_path):
-    grow = "import time; kept = bytes(b'x' * 400_000_000); time.sleep(60)"
-    job = submit(cluster, tmp_path, f'srun python3 -c "{grow}"; exit 7', "--mem=100")
-    assert wait_for(cluster, job, "FAILED", "COMPLETED") == "FAILED"  # the shell's word, not OUT_OF_MEMORY
-    assert "exceeded memory limit" in (tmp_path / "job.log").read_text()
-
-
-@pytest.mark.skipif(hosts.faketime_library() is None, reason="needs libfaketime: scripts/install_slurm.sh")
-def test_the_clock_of_one_node_is_wrong(cluster):
-    words = ("srun", "--nodes=2", "--label", "python3", "-c", "import time; print(time.time())")
-    cluster.clock("node2", 120.0)
-    try:
-        times = dict(line.split(": ") for line in cluster.slurm(*words).splitlines())
-    finally:
-        cluster.clock("node2", 0.0)
-    assert float(times["1"]) - float(times["0"]) == pytest.approx(120.0, abs=30.0)
-
-
-def test_without_accounting(own):
-    with pytest.raises(ClusterError, match="Slurm accounting storage is disabled"):
-        own.slurm("sacct")
-    assert not (own.bin_nosacct / "sacct").exists()
-    said = subprocess.run([str(own.bin_nosacct / "squeue"), "-h"], capture_output=True, text=True, timeout=30)
-    assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize(("host", "name"), [("node1", "bash"), ("node1", "slurmd"), (HEAD, "munged"), (HEAD, "bash")])
@@ -127,7 +56,8 @@ def test_up_repairs_what_is_broken(own, host, name):
 
 
 def test_down_leaves_nothing(own, tmp_path):
-    submit(own, tmp_path, "setsid sleep 612 & srun sleep 612")
+    words = ["--parsable", f"--output={tmp_path}/job.log", "--no-requeue", "--wrap=setsid sleep 612 & srun sleep 612"]
+    own.slurm("sbatch", *words, cwd=tmp_path)
     with subprocess.Popen([str(own.bin / "salloc"), "sleep", "612"], stderr=subprocess.DEVNULL) as waiting:
         try:
             processes.until(lambda: own.slurm("squeue", "-h", "-o", "%T").split() == ["RUNNING"] * 2, 30, "both jobs")
@@ -139,7 +69,6 @@ def test_down_leaves_nothing(own, tmp_path):
     assert processes.everything(own.folder) == []
     assert not [p.pid for p in psutil.process_iter(["cmdline"]) if "612" in (p.info["cmdline"] or [])]
     assert str(own.folder) not in Path("/proc/mounts").read_text()
-    own.folder.mkdir()  # for its TemporaryDirectory
 
 
 def test_the_next_session_stops_what_a_killed_one_left(cluster):
@@ -159,8 +88,37 @@ def test_a_second_up_changes_nothing(cluster):
     Cluster.start(cluster.folder, NODES="2", ACCOUNTING="yes", RATE="1gbit")
     assert {process.pid for process in processes.marked(cluster.folder)} == before
     assert time.monotonic() - begin < LIMIT_S
-    with pytest.raises(ClusterError, match="other settings"):
-        Cluster.start(cluster.folder, NODES="3")
+
+
+def test_a_folder_that_is_no_place_for_it_is_not_touched(tmp_path, monkeypatch):
+    """Names that sockets or settings cannot have, other files, and a cluster of other settings."""
+    monkeypatch.setattr(up, "obstacle", lambda accounting: None)
+    for name in ("with space", "a" * 100, "100%"):
+        with pytest.raises(ClusterError, match="folder has"):
+            up.up(Settings(tmp_path / name))
+        assert not (tmp_path / name).exists()
+    monkeypatch.setattr(up, "LONGEST_FOLDER", 1000)
+    (tmp_path / "mine").touch()
+    with pytest.raises(ClusterError, match="holds something else"):
+        up.up(Settings(tmp_path))
+    assert not up.down(tmp_path)
+    assert (tmp_path / "mine").exists()
+    Settings(tmp_path, nodes=2).write()
+    with pytest.raises(ClusterError, match="make cluster-down first"):
+        up.up(Settings(tmp_path, nodes=3))
+
+
+def test_what_this_machine_lacks_is_named(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None if name in ("slurmctld", "mariadbd") else f"/bin/{name}")
+    assert "needs slurmctld, mariadbd: make test-all (scripts/install_slurm.sh)" in obstacle()
+    assert "mariadbd" not in obstacle(accounting=False)
+    refused = subprocess.CompletedProcess([], 1, "", "unshare: unshare failed: Operation not permitted\n")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "root" in obstacle()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(subprocess, "run", lambda *words, **options: refused)
+    assert obstacle().endswith("not allowed here: unshare: unshare failed: Operation not permitted")
 
 
 # Of two ranks in an all-reduce each sends half of the values for the other to add up, and the other half's sums back:
@@ -182,12 +140,10 @@ def wire_s(gradient_bytes, burst_bytes):
 
 
 def measured(cluster, large_bytes=LARGE_BYTES):
-    node = cluster.nodes[0]
-    variables = f"ALL,GLOO_SOCKET_IFNAME=eth0,MASTER_ADDR={node},MASTER_PORT=29400"
+    variables = f"ALL,GLOO_SOCKET_IFNAME=eth0,MASTER_ADDR={cluster.nodes[0]},MASTER_PORT=29400"
     ranks = [f"--nodelist={','.join(cluster.nodes[:2])}", "--ntasks-per-node=1", f"--export={variables}"]
     program = [sys.executable, str(PROGRAM), str(large_bytes), str(SMALL_BYTES)]
-    found = json.loads(cluster.slurm("srun", *ranks, *program, limit_s=120))
-    return found
+    return json.loads(cluster.slurm("srun", *ranks, *program, limit_s=120))
 
 
 def test_all_reduces_take_the_time_of_the_link(cluster):

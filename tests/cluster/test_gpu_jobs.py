@@ -8,10 +8,8 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,9 +17,7 @@ import pytest
 from scalebench.core.spec import HardwareSpec, SlurmSpec, write_spec
 from scalebench.slurm import submit
 from tests.builders.runs import simulated_spec
-from tests.cluster.cluster import PREFIX, ROOT, Cluster
-from tests.cluster.down import down
-from tests.cluster.settings import obstacle
+from tests.cluster.cluster import ROOT, Cluster, temporary_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.gpu]
 LIMIT_S = 300.0  # of a job, on a machine that has a lot else to do
@@ -38,16 +34,9 @@ ALL_GPUS, OWN_GPU = [["0", "1"]] * 2, [["0"], ["1"]]
 @pytest.fixture(scope="module")
 def nodes():
     """Two nodes with two GPUs and four cores each, which SLURM counts as eight CPUs."""
-    reason = obstacle(accounting=False)
-    if reason is not None:
-        pytest.skip(reason)
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")).resolve()
-    variables = {"NODES": 2, "CPUS": CORES * THREADS, "THREADS": THREADS, "GPUS": GPUS, "ACCOUNTING": "no"}
-    try:
-        yield Cluster.start(folder, **{name: str(value) for name, value in variables.items()})
-    finally:
-        down(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+    variables = {"NODES": 2, "CPUS": CORES * THREADS, "THREADS": THREADS, "GPUS": GPUS}
+    with temporary_cluster(ACCOUNTING="no", **{name: str(value) for name, value in variables.items()}) as made:
+        yield made
 
 
 @dataclasses.dataclass

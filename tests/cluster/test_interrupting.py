@@ -1,7 +1,6 @@
 """Ctrl-C, SIGTERM and nohup while jobs run: the question, the fate of the jobs, and the messages;
 and sweeps whose program was killed or whose runs failed, continued by a second command."""
 
-import json
 import os
 import re
 import select
@@ -13,7 +12,6 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from scalebench.slurm.submit import read_submission
 from tests.cluster.processes import until
 from tests.cluster.program import ENDLESS, PATIENCE_S
 
@@ -72,7 +70,7 @@ def terminal(program):
     made = Terminal(program)
     try:
         program.jobs_are(RUNNING=1, PENDING=1)
-        program.measuring(0)
+        program.working(0)
         yield made
     finally:
         made.close()
@@ -83,8 +81,8 @@ def cancelled(program):
     program.jobs_are(CANCELLED=2)
     assert {number: row.status for number, row in program.rows().items()} == dict.fromkeys(range(3), "cancelled")
     running, waiting, unsent = program.rows().values()
-    assert running.scheduler is not None and running.scheduler.state == "CANCELLED"
-    assert waiting.scheduler is not None and waiting.scheduler.nodes == []
+    assert running.scheduler.state == "CANCELLED"
+    assert waiting.scheduler.nodes == []
     assert unsent.reason == "cancelled before it was submitted" and unsent.scheduler is None
     assert len(program.calls("sbatch")) == 2
 
@@ -124,7 +122,7 @@ def test_ctrl_c_and_yes_cancels_them(answer, program):
 def test_jobs_are_cancelled_without_a_terminal_to_ask(sign, program):
     with program.started(*WORDS) as process:
         program.jobs_are(RUNNING=1, PENDING=1)
-        program.measuring(0)
+        program.working(0)
         process.send_signal(sign)
         out, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, err) == (1, "scalebench: cancelled\n")
@@ -153,16 +151,6 @@ def test_the_terminal_is_closed(program):
     assert {row.status for row in program.rows().values()} == {"cancelled"}
 
 
-def job_of(program, number):
-    found = read_submission(program.sweep / str(number))
-    assert found is not None
-    return found.job_id
-
-
-def ok(rows):
-    return {number: row.status == "ok" for number, row in rows.items()}
-
-
 def test_a_killed_program_leaves_its_jobs_to_the_next(program):
     """Of four runs one is over, two go on, and one has not been submitted; then one of the two ends by itself."""
     words = (
@@ -174,31 +162,13 @@ def test_a_killed_program_leaves_its_jobs_to_the_next(program):
         until(lambda: len(program.ids()) == 3, PATIENCE_S, "the third job")
         process.send_signal(signal.SIGKILL)
         process.wait()
-    first = {number: job_of(program, number) for number in range(3)}
+    first = {number: program.job(number) for number in range(3)}
     assert not (program.sweep / "3" / "job.json").exists()
     whole = (program.sweep / "0" / "result.json").read_bytes()
     done = program.run(words, "resume=true")
     assert (done.status, done.err) == (0, ""), done.out
-    assert {number: job_of(program, number) for number in range(3)} == first
+    assert {number: program.job(number) for number in range(3)} == first
     assert len(program.calls("sbatch")) == 4, "each run once"
-    assert ok(program.rows()) == dict.fromkeys(range(4), True)
+    assert [row.status for row in program.rows().values()] == ["ok"] * 4
     assert (program.sweep / "0" / "result.json").read_bytes() == whole
     assert [row.scheduler.job_id for row in program.rows().values() if row.scheduler][:3] == list(first.values())
-
-
-def test_a_single_run_is_resumed_as_well(program):
-    """Its folder is named by whoever comes back."""
-    words = ["strategy=simulated", "gpus=2", *ENDLESS]
-    folder = program.folder / "run"
-    with program.started(f"hydra.run.dir={folder}", *words, several=False) as process:
-        until((folder / "job.json").exists, PATIENCE_S, "the job")
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    submission = json.loads((folder / "job.json").read_text())
-    with program.started(f"hydra.run.dir={folder}", *words, "resume=true", several=False) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("0 of 1 run over, 1 ")
-        program.cluster.slurm("scancel", submission["job_id"])
-        out, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 1 and len(program.calls("sbatch")) == 1
-    assert f"SLURM job {submission['job_id']} was cancelled" in " ".join(out.split()), err

@@ -1,10 +1,10 @@
-"""Runs that take turns as steps of one job: a cohort in an allocation, its faults, and a sweep that is one job."""
+"""Runs as steps of an allocation: their turns, their faults, and a sweep that is one job."""
 
 import itertools
 import os
+import shlex
 import signal
 import subprocess
-from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -15,33 +15,21 @@ from scalebench.runner.launchers.supervise import WORKER
 from tests.builders.launching import NEEDS_MPIRUN
 from tests.builders.runs import find_run_processes
 from tests.cluster.processes import until
-from tests.cluster.program import LIMIT_S, PATIENCE_S
+from tests.cluster.program import LIMIT_S, PATIENCE_S, Done
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 TURNS = "measure.slot_s=0.2 measure.block_s=0.004 measure.min_s=0.5 measure.max_s=2 measure.target=0.5 baseline=none"
 LASTING = f"{TURNS} measure.min_s=300 measure.max_s=300 measure.target=0.000001"
 
 
-@contextmanager
-def in_salloc(program, text, report=False):
+def with_mpi(test):
+    return pytest.mark.real(pytest.mark.horovod(NEEDS_MPIRUN(test)))
+
+
+def in_salloc(program, text):
     """The program in an allocation of both nodes, while it goes on; its standard output is that of salloc."""
-    salloc = [str(program.cluster.bin / "salloc"), "-N2", "-n4", "--overcommit"]
-    words = program.words(f"measure.monitor=true {text}", report=report)
-    process = subprocess.Popen(
-        [*salloc, *words], cwd=program.folder, env=program.environment, text=True, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def run_in_salloc(program, text):
-    with in_salloc(program, text) as process:
-        out, _ = process.communicate(timeout=LIMIT_S)
-    return process.returncode, out
+    salloc = program.salloc("-N2 -n4 --overcommit")
+    return program.started(f"measure.monitor=true {text}", before=salloc, stderr=subprocess.STDOUT)
 
 
 def check_turns(rows):
@@ -88,13 +76,12 @@ def no_process_left(program):
         until(lambda folder=folder: not find_run_processes(folder), PATIENCE_S, f"the end of {folder}")
 
 
-@NEEDS_MPIRUN
-@pytest.mark.real
-@pytest.mark.horovod
+@with_mpi
 def test_runs_in_an_allocation_take_turns(program):
     """Started by srun and by mpirun, on both nodes and on one of them."""
-    status, out = run_in_salloc(program, f"strategy=ddp_gloo,horovod_mpi,simulated gpus=4 {TURNS}")
-    assert status == 0, out
+    with in_salloc(program, f"strategy=ddp_gloo,horovod_mpi,simulated gpus=4 {TURNS}") as process:
+        out, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, out
     rows = list(program.rows().values())
     check_turns(rows)
     assert len(rows) == 3 and not program.calls("sbatch")
@@ -105,41 +92,36 @@ def test_runs_in_an_allocation_take_turns(program):
         }  # fmt: skip
 
 
-def test_a_parked_rank_that_is_killed_ends_its_run_alone(program):
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+def test_a_run_that_ends_while_it_is_parked_ends_alone(status, program):
+    """Its last rank is killed, or its step is cancelled."""
     with in_salloc(program, f"strategy=simulated gpus=4,3,2 {TURNS} measure.min_s=6 measure.max_s=6") as process:
         wait_for_turn(program, [0, 1, 2])
-        parked_workers(program, 1)[-1].kill()
+        rank = parked_workers(program, 1)[-1]
+        if status == "failed":
+            rank.kill()
+        else:
+            step = rank.environ()
+            program.cluster.slurm("scancel", f"{step['SLURM_JOB_ID']}.{step['SLURM_STEP_ID']}")
         out, _ = process.communicate(timeout=LIMIT_S)
     rows = program.rows()
-    assert {number: row.status for number, row in rows.items()} == {0: "ok", 1: "failed", 2: "ok"}, out
-    assert "rank 2 was killed by SIGKILL" in (rows[1].reason or "")
+    assert {number: row.status for number, row in rows.items()} == {0: "ok", 1: status, 2: "ok"}, out
+    assert status == "cancelled" or "rank 2 was killed by SIGKILL" in rows[1].reason
     no_process_left(program)
 
 
-def test_a_step_that_is_cancelled_while_it_is_parked_ends_alone(program):
-    with in_salloc(program, f"strategy=simulated gpus=4,3,2 {TURNS} measure.min_s=6 measure.max_s=6") as process:
-        wait_for_turn(program, [0, 1, 2])
-        environment = parked_workers(program, 1)[0].environ()
-        program.cluster.slurm("scancel", f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}")
-        out, _ = process.communicate(timeout=LIMIT_S)
-    rows = program.rows()
-    assert {number: row.status for number, row in rows.items()} == {0: "ok", 1: "cancelled", 2: "ok"}, out
-    no_process_left(program)
-
-
-@NEEDS_MPIRUN
-@pytest.mark.real
-@pytest.mark.horovod
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL])
+@with_mpi
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL, None], ids=["SIGINT", "SIGKILL", "no salloc"])
 def test_no_process_survives_the_program(sign, program):
+    """Nor the salloc in which it stands."""
     with in_salloc(program, f"strategy=simulated,horovod_mpi gpus=4 {LASTING}") as process:
         wait_for_turn(program, [0, 1])
         (child,) = (child for child in psutil.Process(process.pid).children() if "scalebench" in child.cmdline())
-        child.send_signal(sign)
+        child.send_signal(sign) if sign else process.kill()
         out, _ = process.communicate(timeout=LIMIT_S)
     no_process_left(program)
     statuses = [row.status for row in program.rows().values()]
-    assert statuses == ([] if sign == signal.SIGKILL else ["cancelled"] * 2), out
+    assert sign is None or statuses == ([] if sign == signal.SIGKILL else ["cancelled"] * 2), out
 
 
 def test_a_sweep_that_is_one_job(program):
@@ -177,3 +159,65 @@ def test_rounds_over_jobs_are_refused(program):
     reason = "simulated gpus=1 cannot take turns, since each run is a job of its own"
     way_out = "set hardware.slurm.one_job=true, or leave it out"
     assert (done.status, done.err) == (2, f"scalebench: measure.order=rounds: {reason}; {way_out}\n")
+
+
+# Runs inside an existing allocation: ranks start as its job steps, and nothing is submitted.
+STRATEGIES = ("ddp_gloo", "horovod_mpi", "simulated")
+
+
+def run_in_salloc(program, options, text):
+    """From the shell that salloc gives, which stands on the head: no rank does."""
+    salloc = [*program.salloc(options), "sh", "-c", 'hostname >&2; exec "$@"', "sh"]
+    with program.started(text, before=salloc) as process:
+        out, err = process.communicate(timeout=LIMIT_S)
+    lines = [line for line in err.splitlines() if not line.startswith("salloc: ")]
+    assert lines[:1] == ["head"]
+    return Done(process.returncode, out, "\n".join(lines[1:]), 0.0)
+
+
+def checked(program, rows):
+    """Each run that went well within one job, on its nodes."""
+    assert not program.ids() and not program.calls("sbatch")
+    for row in rows.values():
+        assert (row.scale.strategy, row.status, row.reason) == (row.scale.strategy, "ok", None)
+        assert row.scheduler.job_id == rows[0].scheduler.job_id
+        assert (row.scheduler.nodes, row.scheduler.queued_s) == (program.cluster.nodes[: row.scale.nodes], None)
+        filled = [node for node in program.cluster.nodes for _ in range(2)]
+        assert [rank.hostname for rank in row.ranks] == filled[: row.scale.gpus]
+        told = [row.machine.hostname, *(machine.hostname for machine in row.other_machines or [])]
+        assert told == row.scheduler.nodes, "of the nodes, and not of where the program stands"
+        yield row.scale.strategy, row.scale.gpus
+
+
+@with_mpi
+@pytest.mark.parametrize("options", ["-N2 -n4", "-N2 -n3"])
+def test_salloc(options, program):
+    """Also where SLURM counts fewer tasks on a node than there are ranks."""
+    done = run_in_salloc(program, f"{options} --overcommit", f"strategy={','.join(STRATEGIES)} gpus=3,4 baseline=none")
+    assert (done.status, done.err) == (0, ""), done.out
+    assert set(checked(program, program.rows())) == {(name, gpus) for name in STRATEGIES for gpus in (3, 4)}
+
+
+@with_mpi
+def test_a_batch_script(program):
+    """It stands on the first node."""
+    log = program.folder / "script.log"
+    command = shlex.join(program.words("strategy=ddp_gloo,horovod_mpi gpus=2,4 baseline=none"))
+    words = f"{command}; echo status $? on $(hostname)"
+    options = f"--wait --nodes=2 --ntasks-per-node=2 --output={log} --parsable".split()
+    said = subprocess.run(
+        [str(program.cluster.bin / "sbatch"), *options, f"--wrap={words}"],
+        cwd=program.folder, env=program.environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert f"status 0 on {program.cluster.nodes[0]}" in log.read_text()
+    assert len(list(checked(program, rows := program.rows()))) == 4
+    assert {row.scheduler.job_id for row in rows.values() if row.scheduler} == {said.stdout.strip()}
+
+
+@with_mpi
+def test_more_nodes_than_it_has(program):
+    done = run_in_salloc(program, "-N1 -n2", "strategy=simulated,horovod_mpi gpus=2,4 baseline=none")
+    assert (done.status, done.err) == (0, "")
+    lacking = "gpus=4 need 2 nodes, and this job has 1 node; ask for more, or lower gpus"
+    told = {(row.scale.gpus, row.status, row.reason) for row in program.rows().values()}
+    assert told == {(2, "ok", None), (4, "unsupported", lacking)}

@@ -1,23 +1,26 @@
-"""Start the test cluster, or its missing parts: make cluster-up [NODES=2] [RATE=1gbit] [ACCOUNTING=no]."""
+"""Start a test cluster or its missing parts, and stop it with all that runs on it."""
 
+import contextlib
 import dataclasses
-import sys
+import shutil
 import time
 
+import psutil
+
 from tests.cluster import daemons, hosts, links, slurm_files
-from tests.cluster.down import down
+from tests.cluster.processes import everything
 from tests.cluster.settings import (
     FOLDER_VARIABLE,
     HEAD,
     LONGEST_FOLDER,
+    SETTINGS_FILE,
     SWITCH,
     ClusterError,
-    chosen_folder,
-    from_environment,
     obstacle,
     read_settings,
-    usual_folder,
 )
+
+LIMIT_S = 20.0
 
 
 def up(settings):
@@ -60,27 +63,18 @@ def _claim(settings):
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def main():
-    begin = time.monotonic()
-    folder = chosen_folder()
-    new = read_settings(folder) is None
-    try:
-        settings = from_environment(folder)
-        up(settings)
-    except ClusterError as error:
-        print(f"cluster-up: {error}", file=sys.stderr)
-        return 1
-    except BaseException:
-        if new:
-            down(folder)
-        raise
-    elsewhere = f"{FOLDER_VARIABLE}={folder} " if folder != usual_folder() else ""
-    print(f"{', '.join(settings.node_names)} are up after {time.monotonic() - begin:.0f} s; {folder}/bin has sbatch")
-    print(f"  {elsewhere}scalebench hardware=testcluster strategy=ddp_gloo gpus=4")
-    print(f"  {elsewhere}python -m tests.cluster.links node1 100mbit | cut | mend")
-    print(f"  {elsewhere}make cluster-down")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def down(folder):
+    """Whether there was anything. Nothing is asked to end: what it leaves unfinished lies in the folder, which goes."""
+    end, some = time.monotonic() + LIMIT_S, False
+    while found := everything(folder):  # again: one may have started another since we looked
+        if time.monotonic() > end:
+            raise ClusterError(f"processes of {folder} do not end: {[process.pid for process in found]}")
+        some = True
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        time.sleep(0.05)
+    if not (folder / SETTINGS_FILE).exists():
+        return some
+    shutil.rmtree(folder)
+    return True

@@ -11,24 +11,15 @@ from scalebench.core.machine import machine
 from scalebench.core.result import CurvePoint, RankRecord
 from scalebench.core.run_folder import rank_record_path
 from scalebench.core.spec import DatasetSpec, StopSpec, TrainSpec
-from scalebench.runner import memory_limit
-from scalebench.runner.collect import (
-    MonitorPart,
-    ResultParts,
-    RunId,
-    RunOutcome,
-    assemble_result,
-    classify_exit,
-    read_ranks,
-)
+from scalebench.runner import collect, memory_limit
 from scalebench.runner.launchers.supervise import GroupExit
 from tests.builders.runs import MACHINE, rank, simulated_spec
 
-NOW = RunId("an id", "now")
+NOW = collect.RunId("an id", "now")
 
 
 def assemble(spec, ranks, outcome, **parts):
-    return assemble_result(spec, NOW, outcome, ResultParts(ranks=list(ranks), **parts))
+    return collect.assemble_result(spec, NOW, outcome, collect.ResultParts(ranks=list(ranks), **parts))
 
 
 KILLED, TERMINATED = -signal.SIGKILL, -signal.SIGTERM
@@ -151,7 +142,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_exits_and_records_become_one_outcome(case):
     end, ranks, oom_kill, expected = case
-    outcome = classify_exit(end, ranks, oom_kill)
+    outcome = collect.classify_exit(end, ranks, oom_kill)
     assert (outcome.status, outcome.reason, outcome.rank) == expected
     assert (outcome.launched_at_s, outcome.wall_s) == (100.0, 9.0)
     assert (outcome.probe_failure is not None) == (outcome.status == "ok" and outcome.rank is not None)
@@ -180,7 +171,7 @@ def test_a_rank_that_a_fault_killed_has_the_last_error_of_its_log_in_its_reason(
     monkeypatch.setattr(memory_limit, "small_shared_memory_reason", lambda: small)
     if log is not None:
         (tmp_path / "rank1.log").write_text(log)
-    outcome = classify_exit(ended(0, code), [rank(0), None], False, tmp_path)
+    outcome = collect.classify_exit(ended(0, code), [rank(0), None], False, tmp_path)
     cause = "killed by SIGSEGV; the last error in its log: Fatal Python error: Segmentation fault"
     assert outcome.reason == f"rank 1 was {reason or cause}"
 
@@ -190,11 +181,11 @@ def test_ranks_that_counted_different_steps_did_not_train_together(independent, 
     """As where each process is in a group of its own, whose throughputs would add up to a perfect scaling."""
     ranks = [rank(0, [0.1] * 5, warmup_block_s=[0.1] * 3, warmup_block_steps=1)]
     ranks.append(rank(1, [0.1] * 4, warmup_block_s=[0.1] * 3, warmup_block_steps=1))
-    outcome = classify_exit(ended(0, 0), ranks, False, independent=independent)
+    outcome = collect.classify_exit(ended(0, 0), ranks, False, independent=independent)
     assert outcome.status == status
     if not independent:
         assert outcome.reason == "rank 0 trained 13 steps and rank 1 11: they did not train together"
-    assert classify_exit(ended(0, 0), [ranks[0], dataclasses.replace(ranks[0], rank=1)], False).status == "ok"
+    assert collect.classify_exit(ended(0, 0), [ranks[0], dataclasses.replace(ranks[0], rank=1)], False).status == "ok"
 
 
 def test_a_missing_or_incomplete_record_is_none(tmp_path):
@@ -205,7 +196,7 @@ def test_a_missing_or_incomplete_record_is_none(tmp_path):
         if text is not None:
             rank_record_path(tmp_path, number).write_text(text)
     # A field that is not known is ignored, as in every record.
-    assert read_ranks(tmp_path, len(texts)) == [rank(0, [0.1]), *[None] * 5, rank(0, [0.1])]
+    assert collect.read_ranks(tmp_path, len(texts)) == [rank(0, [0.1]), *[None] * 5, rank(0, [0.1])]
 
 
 MARKS_S = {
@@ -223,7 +214,7 @@ def test_the_record_of_a_run_that_is_ok(monkeypatch):
              backend_used="gloo", settings_used={"precision": "float32"}, learning_rate=0.03),
         rank(1, [0.1, 0.2], last_loss_sum=20.0, last_loss_samples=10),
     ]  # fmt: skip
-    result = assemble(spec, ranks, RunOutcome("ok", launched_at_s=100.0, wall_s=13.0))
+    result = assemble(spec, ranks, collect.RunOutcome("ok", launched_at_s=100.0, wall_s=13.0))
     assert (result.run_id, result.started_at) == ("an id", "now")
     assert (result.status, result.reason, result.log) == ("ok", None, None)
     assert (result.fingerprint, result.flags, result.ranks) == (spec.fingerprint, ["oversubscribed"], ranks)
@@ -245,7 +236,7 @@ def test_the_record_of_a_run_that_is_ok(monkeypatch):
 
 def test_the_record_of_a_run_without_rank_records():
     spec = simulated_spec(dataset=DatasetSpec("materials", size=64, path="/data/mine.npz"))
-    result = assemble(spec, [None], RunOutcome("failed", "rank 0 was killed by SIGKILL", 0))
+    result = assemble(spec, [None], collect.RunOutcome("failed", "rank 0 was killed by SIGKILL", 0))
     assert (result.status, result.reason) == ("failed", "rank 0 was killed by SIGKILL")
     assert (result.log, result.ranks, result.workload.dataset) == (None, [], "/data/mine.npz")
     assert (result.workload.model_params, result.scale.framework_version, result.phases.launch_s) == (None, None, None)
@@ -259,7 +250,7 @@ def test_the_record_of_a_run_without_rank_records():
 def test_ranks_without_a_loss_do_not_count(losses, expected):
     """As the first stages of a pipeline have none."""
     ranks = [rank(k, last_loss_sum=total, last_loss_samples=samples) for k, (total, samples) in enumerate(losses)]
-    assert assemble(simulated_spec(2), ranks, RunOutcome("ok")).quality.final_loss == expected
+    assert assemble(simulated_spec(2), ranks, collect.RunOutcome("ok")).quality.final_loss == expected
 
 
 def trained_rank(number, train_s, blocks):
@@ -278,7 +269,7 @@ def test_the_record_of_a_training():
     spec = simulated_spec(2, train=TrainSpec(10, stop=StopSpec(target=0.3), learning_rate_rule="linear", base_batch=10))
     ranks = [trained_rank(0, 4.0, [0.1]), trained_rank(1, 8.0, [0.1])]
     ranks[0].learning_rate = 2e-3
-    result = assemble(spec, ranks, RunOutcome("ok"))
+    result = assemble(spec, ranks, collect.RunOutcome("ok"))
     q, p = result.quality, result.phases
     assert (q.time_to_target_s, q.stopped_by, q.first_step_s) == (8.0, "target", 2.0), "of the slowest rank"
     assert q.learning_rate == 2e-3 and [point.loss_samples for point in q.curve] == [100, 100]
@@ -289,10 +280,10 @@ def test_the_record_of_a_training():
 
 def test_a_training_that_ended_in_warmup_is_flagged():
     spec = simulated_spec(train=TrainSpec(10, stop=StopSpec(steps=20)))
-    result = assemble(spec, [trained_rank(0, 4.0, [])], RunOutcome("ok"))
+    result = assemble(spec, [trained_rank(0, 4.0, [])], collect.RunOutcome("ok"))
     assert (result.flags, result.quality.final_loss) == (["over_in_warmup"], 0.5)
     assert result.quality.time_to_target_s is None, "it had no target"
-    assert assemble(spec, [trained_rank(0, 4.0, [])], RunOutcome("failed", "gone", 0)).flags == []
+    assert assemble(spec, [trained_rank(0, 4.0, [])], collect.RunOutcome("failed", "gone", 0)).flags == []
 
 
 @pytest.mark.parametrize(
@@ -306,7 +297,7 @@ def test_a_training_that_ended_in_warmup_is_flagged():
 def test_another_precision_than_requested_is_flagged(requested, used, differs):
     """A network may set its own, such as a policy of Keras; a row that observed none is not accused of it."""
     made = rank(0, [0.1], settings_used={} if used is None else {"precision": used})
-    result = assemble(simulated_spec(train=TrainSpec(10, precision=requested)), [made], RunOutcome("ok"))
+    result = assemble(simulated_spec(train=TrainSpec(10, precision=requested)), [made], collect.RunOutcome("ok"))
     assert result.flags == (["precision_differs"] if differs else [])
 
 
@@ -324,7 +315,7 @@ def test_another_precision_than_requested_is_flagged(requested, used, differs):
 def test_processes_that_drove_the_same_gpu_are_flagged(hosts, gpus, flags):
     """Each sees one GPU, which may be the same: its throughput would be that of a machine with fewer."""
     ranks = [rank(k, [1.0] * 4, [2] * 4, hostname=hosts[k], gpus=gpus[k]) for k in range(2)]
-    assert assemble(simulated_spec(2), ranks, RunOutcome("ok")).flags == flags
+    assert assemble(simulated_spec(2), ranks, collect.RunOutcome("ok")).flags == flags
 
 
 @pytest.mark.parametrize(
@@ -339,7 +330,7 @@ def test_processes_that_drove_the_same_gpu_are_flagged(hosts, gpus, flags):
 def test_what_a_module_changed_or_lacked_is_flagged(changes, flags):
     spec = simulated_spec(1)
     rank = RankRecord(0, "host", 1, **{"threads": spec.places[0].threads} | changes)
-    assert assemble(spec, [rank], RunOutcome("ok")).flags == flags
+    assert assemble(spec, [rank], collect.RunOutcome("ok")).flags == flags
 
 
 def on_hosts(*failures):
@@ -361,7 +352,7 @@ def on_hosts(*failures):
     ],
 )
 def test_the_first_failure_is_determined_across_clocks(ranks, died_first, first):
-    assert classify_exit(ended(*[1] * len(ranks), died_first=died_first), ranks, False).rank == first
+    assert collect.classify_exit(ended(*[1] * len(ranks), died_first=died_first), ranks, False).rank == first
 
 
 @pytest.mark.parametrize(("offset_s", "status"), [(None, "timeout"), (50.0, "failed"), (-50.0, "timeout")])
@@ -369,7 +360,7 @@ def test_a_failure_is_compared_with_the_timeout_across_clocks(offset_s, status):
     """The timeout is at 109 s by the clock of this host, which is rank 0's."""
     ranks = [None, *on_hosts(("other", 0.0, None), ("other", 150.0, offset_s))[1:]]
     ranks[0] = rank(0, hostname=socket.gethostname())
-    assert classify_exit(timed_out(None, None), ranks, False).status == status
+    assert collect.classify_exit(timed_out(None, None), ranks, False).status == status
 
 
 @pytest.mark.parametrize(
@@ -386,7 +377,7 @@ def test_launch_time_needs_one_clock(hosts, local, marks_s, launch_s):
     spec.config.hardware.hosts = hosts
     host = socket.gethostname() if local else "node"
     first = rank(0, hostname=host, marks_s=dict(zip(("launch", "setup"), marks_s, strict=True)))
-    assert assemble(spec, [first], RunOutcome("ok", launched_at_s=100.0)).phases.launch_s == launch_s
+    assert assemble(spec, [first], collect.RunOutcome("ok", launched_at_s=100.0)).phases.launch_s == launch_s
 
 
 @pytest.mark.parametrize(
@@ -395,7 +386,7 @@ def test_launch_time_needs_one_clock(hosts, local, marks_s, launch_s):
 )
 def test_a_run_whose_rounds_were_all_disturbed_had_a_busy_machine(disturbed, seen, flags):
     """The monitor sees nothing where the measured phase was shorter than a second, as with a single slow step."""
-    monitor = MonitorPart(flags=seen)
+    monitor = collect.MonitorPart(flags=seen)
     ranks = [rank(0, block_rounds=[1, 2])]
-    result = assemble(simulated_spec(1), ranks, RunOutcome("ok"), monitor=monitor, disturbed_rounds=disturbed)
+    result = assemble(simulated_spec(1), ranks, collect.RunOutcome("ok"), monitor=monitor, disturbed_rounds=disturbed)
     assert result.flags == flags

@@ -1,25 +1,96 @@
-"""The search for the largest batch: its tries, its result, and its failures, with stand-ins for the ranks."""
+"""The search for the largest batch: its tries, result and failures, with stand-ins for the ranks, and for real."""
 
 import dataclasses
 import os
+import signal
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis import load
-from scalebench.core.result import read_result
-from scalebench.core.run_folder import RESULT_FILE, rank_record_path, write_rank_file
-from scalebench.core.spec import DatasetSpec, StopSpec, TrainSpec, write_spec
+from scalebench.core.result import RankRecord, read_result
+from scalebench.core.run_folder import RESULT_FILE, RUN_ID_VARIABLE, rank_record_path, try_folders, write_rank_file
+from scalebench.core.spec import DatasetSpec, StopSpec, TrainSpec, read_spec, write_spec
+from scalebench.measure.progress import RankProgress
 from scalebench.report import terminal
 from scalebench.runner import max_batch, memory_limit
+from scalebench.runner.launchers import local
+from scalebench.runner.launchers.supervise import GroupExit
 from scalebench.runner.max_batch import RESOLUTION, estimate_try_counts, largest_batch, max_samples_per_device
 from scalebench.runner.parent import run_spec
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
-from tests.builders.runs import rank, simulated_config
-from tests.runner.builders import aborted, hung, ok, oom, searching, tried
-from tests.runner.builders import stand_in as stand_in  # a fixture
+from tests.builders.runs import find_run_processes, rank, simulated_config, simulated_spec, wait_until
+
+SETTINGS = {"search": "max_batch", "memory_limit_bytes": 10**9, "probes": True, "monitor": True, "evaluate": True}
+
+
+def ok(spec, folder):
+    for k in range(spec.processes):
+        samples = [spec.batch_per_device * 2] * 4
+        write_rank_file(
+            rank_record_path(folder, k), rank(k, [1.0] * 4, samples, rss_anon_peak_bytes=spec.global_batch + k)
+        )
+    return GroupExit([0] * spec.processes, 5.0, 2.0)
+
+
+def oom(spec, folder):
+    record = RankRecord(0, "node", 1, status="oom", reason="out of memory: MemoryError", failed_at_s=1.0)
+    write_rank_file(rank_record_path(folder, 0), record)
+    return GroupExit([1] + [None] * (spec.processes - 1), 5.0, 2.0, [0])
+
+
+def aborted(words):
+    def end(spec, folder):
+        (folder / "rank1.log").write_text(f"begun\n{words}\n")
+        return GroupExit([None, -6], 5.0, 2.0, [1])
+
+    return end
+
+
+def hung(words):
+    def end(spec, folder):
+        (folder / "rank0.log").write_text(f"{words}\n")
+        return GroupExit(
+            [None, None], 5.0, 2.0, timeout="no rank made progress for 9 s (measure.hang_s)", timeout_at_s=9.0
+        )
+
+    return end
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Has every try end as `beyond` says for more than `border` samples per device, and well up to it."""
+
+    def place(border, beyond=oom):
+        tries = []
+
+        def launch(request):
+            spec, folder = request.spec, request.folder
+            assert read_spec(folder) == spec
+            assert folder.name.removesuffix("_again") == f"try_{spec.batch_per_device}"
+            tries.append(spec)
+            monkeypatch.setenv(RUN_ID_VARIABLE, request.run_id)  # the ranks have it, and this is them
+            request.on_progress([RankProgress(0, 1, "measure", 0.0)])
+            return (ok if spec.batch_per_device <= border else beyond)(spec, folder)
+
+        monkeypatch.setattr(local, "launch", launch)
+        return tries
+
+    return place
+
+
+def searching(gpus=2, batch=10, measure=None, **changes):
+    changes = {"train": TrainSpec(batch_per_device=batch), "size": 4000, **changes}
+    return simulated_spec(gpus, measure=SETTINGS | (measure or {}), **changes)
+
+
+def tried(result):
+    assert result.quality.max_batch is not None
+    return [(each.batch_per_device, each.status) for each in result.quality.max_batch.trials]
 
 
 @pytest.mark.gpu
@@ -35,7 +106,7 @@ def test_a_full_memory_is_flagged(stand_in, tmp_path, retries, flags):
 
     stand_in(0, beyond=full)
     result = run_spec(searching(batch=4, size=12), tmp_path / "run")
-    assert result.quality.max_batch is not None and result.quality.max_batch.batch_per_device == 4
+    assert result.quality.max_batch.batch_per_device == 4
     assert [trial.peak_memory_bytes for trial in result.quality.max_batch.trials] == [7 * 10**9]
     assert [flag for flag in result.flags if flag == "memory_full"] == flags
 
@@ -45,7 +116,7 @@ def test_the_result_is_that_of_the_largest_batch_that_fits(stand_in, tmp_path):
     spec = searching(batch=75)
     result = run_spec(spec, tmp_path / "run")
     answer = result.quality.max_batch
-    assert answer is not None and (answer.batch_per_device, answer.bounded_by) == (97, "memory")
+    assert (answer.batch_per_device, answer.bounded_by) == (97, "memory")
     assert answer.limit_bytes == 10**9
     assert tried(result) == [(75, "ok"), (150, "oom"), (112, "oom"), (93, "ok"), (102, "oom"), (97, "ok")]
     assert (result.status, result.reason, result.log) == ("ok", None, None)
@@ -97,7 +168,7 @@ def test_the_data_set_may_bound_the_batch(stand_in, tmp_path):
     phases = []
     result = run_spec(searching(batch=700), tmp_path / "run", lambda ranks: phases.extend(p.phase for p in ranks))
     answer = result.quality.max_batch
-    assert answer is not None and (answer.batch_per_device, answer.bounded_by) == (1500, "data")
+    assert (answer.batch_per_device, answer.bounded_by) == (1500, "data")
     assert tried(result) == [(700, "ok"), (1400, "ok"), (1500, "ok")]
     assert phases == [f"try {k}: batch {batch} per device, measure" for k, batch in enumerate((700, 1400, 1500), 1)]
     assert "has no larger one (3000 of the 1000 training" in terminal.describe_largest_batch(result)
@@ -110,7 +181,7 @@ def test_a_search_is_oom_where_not_even_one_sample_fits(stand_in, tmp_path):
     expected = "not even one sample per device fits within 1 GB per process: rank 0: out of memory: MemoryError"
     assert result.reason == expected
     answer = result.quality.max_batch
-    assert answer is not None and answer.batch_per_device is None and tried(result) == [(3, "oom"), (1, "oom")]
+    assert answer.batch_per_device is None and tried(result) == [(3, "oom"), (1, "oom")]
     (row,) = load.load(tmp_path / "run").to_dict("records")
     assert row["status"] == "oom" and row["memory_limit_bytes"] == 10**9
 
@@ -123,33 +194,26 @@ def test_every_part_of_an_accumulated_step_needs_a_sample(stand_in, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "end",
-    [
-        aborted("terminate called after throwing an instance of 'std::bad_alloc'"),
-        aborted("RuntimeError: can't start new thread"),
-        hung("  what():  Resource temporarily unavailable"),
-    ],
-)
-def test_a_process_that_died_or_hung_for_memory_is_out_of_memory(end, stand_in, tmp_path):
-    stand_in(8, end)
-    result = run_spec(searching(batch=8), tmp_path / "run")
-    assert result.status == "ok" and tried(result)[:2] == [(8, "ok"), (16, "oom")]
-    assert result.quality.max_batch is not None
-    assert str(result.quality.max_batch.trials[1].reason).startswith("out of memory: ")
-
-
-@pytest.mark.parametrize(
     ("end", "status", "reason"),
     [
+        (aborted("terminate called after throwing an instance of 'std::bad_alloc'"), "ok", None),
+        (aborted("RuntimeError: can't start new thread"), "ok", None),
+        (hung("  what():  Resource temporarily unavailable"), "ok", None),
         (aborted("a bug"), "failed", "batch 16 per device: rank 1 was killed by SIGABRT"),
         (hung("a bug"), "timeout", "batch 16 per device: no rank made progress for 9 s (measure.hang_s)"),
     ],
 )
-def test_another_failure_fails_the_run(end, status, reason, stand_in, tmp_path):
+def test_a_process_that_died_or_hung_for_memory_is_out_of_memory_and_another_fails_the_run(
+    end, status, reason, stand_in, tmp_path
+):
     tries = stand_in(8, end)
     result = run_spec(searching(batch=8), tmp_path / "run")
     assert (result.status, result.reason) == (status, reason)
-    assert str(result.log).startswith("try_16/rank")
+    if status == "ok":
+        assert tried(result)[:2] == [(8, "ok"), (16, "oom")]
+        assert result.quality.max_batch.trials[1].reason.startswith("out of memory: ")
+        return
+    assert result.log.startswith("try_16/rank")
     assert tried(result) == [(8, "ok")] and result.quality.max_batch.batch_per_device is None
     assert result.scale.batch_per_device == 16
     assert [spec.config.measure.memory_limit_bytes for spec in tries] == [10**9, 10**9, 2 * 10**9]
@@ -251,7 +315,7 @@ def test_real_processes_fit_as_many_samples_as_their_limit_allows(tmp_path):
         result = run_spec(spec, tmp_path / str(kept))
         assert result.status == "ok" and result.quality.max_batch is not None
         answer.append(result.quality.max_batch.batch_per_device)
-    assert answer[0] is not None and answer[0] - 3 == answer[1]
+    assert answer[0] - 3 == answer[1]
     assert 0 < limit - answer[0] * sample < 200_000_000, "the rest is used by the interpreter"
 
 
@@ -292,7 +356,7 @@ def test_the_answer_is_within_a_sixteenth_and_no_batch_is_tried_twice(start, bor
         assert answer is None
         return
     best = min(border, maximum)
-    assert answer is not None and answer <= best < answer + max(1, answer // RESOLUTION)
+    assert answer <= best < answer + max(1, answer // RESOLUTION)
     assert answer == best or best >= RESOLUTION
     assert answer in batches
 
@@ -319,3 +383,78 @@ def test_the_training_samples_bound_the_batch(monkeypatch):
     config.dataset = DatasetSpec("materials", size=1000, path="own.npz", validation_share=0.25)
     assert max_samples_per_device(config, 3) == 10
     assert estimate_try_counts(config, 3)[1] < 20, "without reading the file"
+
+
+# The search for the largest batch with real processes.
+SEARCH = [sys.executable, "-m", "scalebench", "measure=max_batch", "gpus=2", "dataset.size=30000", "sweep.report=false"]
+
+
+def search(folder, *words):
+    """The row, and what was printed."""
+    command = [*SEARCH, *words, f"hydra.run.dir={folder}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    assert (folder / RESULT_FILE).exists(), done.stderr
+    return read_result(folder / RESULT_FILE), done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("strategy", "start", "limit_bytes"),
+    [
+        ("ddp_gloo", 4000, 1_200_000_000),
+        ("horovod_gloo", 4000, 1_200_000_000),
+        ("mirrored", 2000, 1_500_000_000),
+        ("multiworker_ring", 1000, 1_500_000_000),
+    ],
+)
+def test_a_framework_finds_its_largest_batch(strategy, start, limit_bytes, tmp_path):
+    folder = tmp_path / "run"
+    words = [f"strategy={strategy}", f"train.batch_per_device={start}", f"measure.memory_limit_bytes={limit_bytes}"]
+    result, said = search(folder, *words)
+    assert (result.status, result.reason) == ("ok", None)
+    found = result.quality.max_batch
+    assert found.batch_per_device is not None
+    assert (found.bounded_by, found.limit_bytes) == ("memory", limit_bytes)
+    fits = [each.batch_per_device for each in found.trials if each.status == "ok"]
+    too_large = [each for each in found.trials if each.status == "oom"]
+    assert max(fits) == found.batch_per_device < min(each.batch_per_device for each in too_large)
+    assert all("out of memory" in str(each.reason) for each in too_large)
+    assert f"{strategy} 2 devices  the largest batch is {found.batch_per_device} per device" in said
+    assert all(each.rss_anon_bytes_max < limit_bytes for each in found.trials if each.rss_anon_bytes_max is not None)
+    assert all(find_run_processes(each) == [] for each in try_folders(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize("strategy", ["ddp_gloo", "mirrored"])
+def test_not_even_the_framework_itself_fits(strategy, tmp_path):
+    words = [f"strategy={strategy}", "train.batch_per_device=2", "measure.memory_limit_bytes=100000000"]
+    result, said = search(tmp_path / "run", *words)
+    assert result.status == "oom" and "not even one sample per device fits within 0.1 GB" in str(result.reason)
+    assert "oom: not even one sample" in said
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_try_and_leaves_a_result(tmp_path):
+    folder = tmp_path / "run"
+    words = ["strategy=simulated", "strategy.options.step_s=60", f"hydra.run.dir={folder}"]
+    program = subprocess.Popen([*SEARCH, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        wait_until(lambda: find_run_processes(folder / "try_75"), 120.0)
+        os.kill(program.pid, signal.SIGINT)
+        assert "cancelled" in program.communicate(timeout=60)[0]
+    finally:
+        program.kill()
+        program.wait()
+    assert find_run_processes(folder / "try_75") == []
+    assert read_result(folder / RESULT_FILE).status == "cancelled"
+    assert program.returncode not in (0, 2)
+
+
+@pytest.mark.slow
+def test_resumed_it_is_not_searched_again(tmp_path):
+    words = ["strategy=simulated", "train.batch_per_device=8000", "measure.max_s=0.1", "measure.min_s=0.0"]
+    first, _ = search(tmp_path / "run", *words)
+    again, said = search(tmp_path / "run", *words, "resume=true")
+    assert again == first and "done before, kept" in said

@@ -9,15 +9,6 @@ import pytest
 
 from scalebench.core.result import RankRecord
 from scalebench.runner import memory_limit
-from scalebench.runner.memory_limit import (
-    AT_LIMIT,
-    OUT_OF_MEMORY,
-    apply_limit,
-    find_out_of_memory_line,
-    limit_per_process_bytes,
-    limit_unsupported_reason,
-    raised_limit_bytes,
-)
 from scalebench.runner.worker import classify_error
 
 LIMITED_PROGRAM = """
@@ -58,7 +49,7 @@ def test_a_lower_hard_limit_stays(limit, hard, set_to, monkeypatch):
     calls = []
     monkeypatch.setattr(resource, "getrlimit", lambda which: (hard, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda *limits: calls.append(limits))
-    apply_limit(limit)
+    memory_limit.apply_limit(limit)
     assert calls == ([] if set_to is None else [(resource.RLIMIT_DATA, (set_to, set_to))])
 
 
@@ -76,13 +67,13 @@ def test_the_limit_is_a_share_of_memory(cgroup, hard, processes, each, monkeypat
     monkeypatch.setattr("os.sysconf", lambda name: {"SC_PHYS_PAGES": 10, "SC_PAGE_SIZE": 100}[name])
     monkeypatch.setattr(memory_limit, "memory_limit_bytes", lambda: cgroup)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (hard, hard))
-    assert limit_per_process_bytes(processes) == each
+    assert memory_limit.limit_per_process_bytes(processes) == each
 
 
 @pytest.mark.parametrize(("limit", "processes", "more"), [(100, 1, 200), (400, 2, 475), (480, 2, 475)])
 def test_a_raised_limit_is_at_most_the_memory_of_the_node(limit, processes, more, monkeypatch):
     monkeypatch.setattr(memory_limit, "_node_bytes", lambda: 1000)
-    assert raised_limit_bytes(limit, processes) == more
+    assert memory_limit.raised_limit_bytes(limit, processes) == more
 
 
 def test_a_limit_needs_linux_4_7(monkeypatch):
@@ -90,7 +81,7 @@ def test_a_limit_needs_linux_4_7(monkeypatch):
         for release in releases.split():
             monkeypatch.setattr("sys.platform", platform)
             monkeypatch.setattr("platform.release", lambda release=release: release)
-            reason = limit_unsupported_reason()
+            reason = memory_limit.limit_unsupported_reason()
             assert reason is None if release in ("4.7.0", "6.18.44-x") else release in str(reason)
 
 
@@ -132,8 +123,10 @@ SHARED_MEMORY_LINES = [
 @pytest.mark.parametrize("line", [*OUT_OF_MEMORY_LINES, *OTHER_LINES])
 def test_messages_of_a_process_at_its_limit_are_recognized(line):
     """Messages that frameworks have printed."""
-    assert (AT_LIMIT.search(line) is not None) == (line in OUT_OF_MEMORY_LINES)
-    assert (OUT_OF_MEMORY.search(line) is not None) == (line in OUT_OF_MEMORY_LINES and line not in LIMIT_ONLY)
+    assert (memory_limit.AT_LIMIT.search(line) is not None) == (line in OUT_OF_MEMORY_LINES)
+    assert (memory_limit.OUT_OF_MEMORY.search(line) is not None) == (
+        line in OUT_OF_MEMORY_LINES and line not in LIMIT_ONLY
+    )
 
 
 @pytest.mark.parametrize("line", SHARED_MEMORY_LINES)
@@ -147,7 +140,7 @@ def test_full_shared_memory_is_no_lack_of_memory(line, tmp_path, monkeypatch):
     assert str(record.reason).startswith("/dev/shm is full (64 MB): make it larger, in docker with --shm-size (")
     assert not memory_limit.lacks_memory(str(record.reason))
     (tmp_path / "rank0.log").write_text(line)
-    assert find_out_of_memory_line(tmp_path / "rank0.log") is None
+    assert memory_limit.find_out_of_memory_line(tmp_path / "rank0.log") is None
 
 
 @pytest.mark.gpu
@@ -158,13 +151,13 @@ def test_tensorflow_may_go_on_with_less_memory(tmp_path):
         "indicates that this is not a failure, but this may mean that there could be performance gains if more memory "
         "were available.\nRuntimeError: something else\n"
     )
-    assert find_out_of_memory_line(log) is None
+    assert memory_limit.find_out_of_memory_line(log) is None
 
 
 def test_the_last_message_in_the_end_of_a_log_is_found(tmp_path):
     log = tmp_path / "rank0.log"
-    assert find_out_of_memory_line(log) is None
+    assert memory_limit.find_out_of_memory_line(log) is None
     log.write_text("x" * 300_000 + "\nMemoryError\n  what():   std::bad_alloc\nlater\n")
-    assert find_out_of_memory_line(log) == "what(): std::bad_alloc"
+    assert memory_limit.find_out_of_memory_line(log) == "what(): std::bad_alloc"
     log.write_text("MemoryError of old\n" + "x" * 300_000)
-    assert find_out_of_memory_line(log) is None
+    assert memory_limit.find_out_of_memory_line(log) is None

@@ -6,13 +6,11 @@ import json
 import os
 import shutil
 import signal
-import threading
 from pathlib import Path
 
 import pytest
 
 from scalebench.analysis import load
-from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.machine import machine
 from scalebench.core.result import ProbeRecord, RankRecord, read_result, write_result
@@ -24,13 +22,14 @@ from scalebench.core.run_folder import (
     rank_record_path,
     write_rank_file,
 )
-from scalebench.core.spec import HardwareSpec, read_spec, write_spec
+from scalebench.core.spec import read_spec, write_spec
 from scalebench.measure import nodes
 from scalebench.runner import parent as parent
 from scalebench.runner import trace_merge
-from scalebench.runner.launchers import local, mpi
+from scalebench.runner.launchers import local
 from scalebench.runner.launchers.supervise import GroupExit
 from scalebench.runner.parent import UnwrittenResult, run_spec
+from tests.builders.launching import FakeInterrupt
 from tests.builders.runs import simulated_spec
 
 
@@ -64,51 +63,6 @@ def test_a_folder_with_a_result_is_refused(tmp_path):
         run_spec(simulated_spec(gpus=2), tmp_path / "0")
     assert read_result(tmp_path / "0" / RESULT_FILE) == first
     assert read_spec(tmp_path / "0").gpus == 1
-
-
-def test_an_impossible_run_is_unsupported_and_starts_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "launch", lambda *args, **options: pytest.fail("it was started"))
-    far = HardwareSpec("far", devices="cuda", gpus_per_node=8, this_machine=False, gpu_model="X")
-    result = run_spec(simulated_spec(hardware=far, gpus=3), tmp_path / "run")
-    assert result.status == "unsupported" and result.reason is not None
-    assert "hardware=far is another machine (8 x X a node)" in result.reason
-    assert (result.ranks, result.phases.wall_s) == ([], None)
-    assert read_result(tmp_path / "run" / RESULT_FILE) == result
-
-
-def launcher_that_raises(error):
-    def stand_in(*args):
-        raise error
-
-    return stand_in
-
-
-def test_a_cancelled_run_leaves_a_result_and_raises(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "launch", launcher_that_raises(KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        run_spec(simulated_spec(), tmp_path / "run")
-    result = read_result(tmp_path / "run" / RESULT_FILE)
-    assert (result.status, result.reason, result.log) == ("cancelled", "cancelled while it ran", None)
-
-
-def test_a_run_whose_processes_cannot_start_is_failed(tmp_path, monkeypatch):
-    error = process.StartError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-    monkeypatch.setattr(local, "launch", launcher_that_raises(error))
-    result = run_spec(simulated_spec(), tmp_path / "run")
-    reason = "the processes could not be started: Resource temporarily unavailable"
-    assert (result.status, result.reason) == ("failed", reason)
-    assert read_result(tmp_path / "run" / RESULT_FILE) == result
-
-
-@pytest.mark.parametrize("launcher", ["local", "mpi"])
-def test_the_launcher_of_the_strategy_is_used(launcher, tmp_path, monkeypatch):
-    for module in (local, mpi):
-        ended = GroupExit([0], 0.0, 1.0, broken=f"{module.__name__} was used")
-        monkeypatch.setattr(module, "launch", lambda *args, ended=ended: ended)
-    spec = simulated_spec()
-    spec.config.strategy.launcher = launcher
-    result = run_spec(spec, tmp_path / "run")
-    assert (result.status, result.reason) == ("failed", f"scalebench.runner.launchers.{launcher} was used")
 
 
 def test_transports_logged_by_nccl_are_in_the_record(tmp_path, monkeypatch):
@@ -148,16 +102,12 @@ def test_a_killed_rank_is_oom_where_the_kernel_killed_for_memory(before, after, 
     assert result.status == status and result.reason is not None and "killed by" in result.reason
 
 
-class Interrupted(Exception):
-    """Replaces KeyboardInterrupt, which pytest would handle itself."""
-
-
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_signals_wait_while_the_result_is_written(sign, tmp_path, monkeypatch):
     """The command line handles SIGTERM as Ctrl-C; schedulers send it more than once."""
 
     def handler(number, frame):
-        raise Interrupted
+        raise FakeInterrupt
 
     def interrupted(*args):
         signal.raise_signal(sign)
@@ -171,14 +121,6 @@ def test_signals_wait_while_the_result_is_written(sign, tmp_path, monkeypatch):
     finally:
         signal.signal(sign, before)
     assert read_result(tmp_path / "run" / RESULT_FILE).status == "ok"
-
-
-def test_a_run_works_outside_the_main_thread(tmp_path):
-    done = []
-    thread = threading.Thread(target=lambda: done.append(run_spec(simulated_spec(), tmp_path / "run")))
-    thread.start()
-    thread.join()
-    assert [result.status for result in done] == ["ok"]
 
 
 def test_a_full_disk_is_an_error_and_leaves_no_incomplete_result(tmp_path, monkeypatch):

@@ -6,8 +6,8 @@ import os
 import re
 import select
 import signal
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,17 +31,12 @@ WORDS = [
     *("measure.max_s=0.1", "measure.warmup_steps=2", "measure.evaluate=false", "measure.probes=false"),
     *("measure.monitor=false", "measure.repeats=1", "sweep.report=false"),
 ]
-Call = Callable[..., tuple[int, str, str]]
 
 
 class LocalCluster:
     """A JobFollower without a cluster: this machine does the runs at once, the last of them first."""
 
-    interrupt_after: int | None = None  # results
-    sign = signal.SIGINT
-    seen: list[JobRequest]
-    limits: list[int | None]
-    cancelled: int
+    # `call` sets seen, limits, the number of times it was cancelled, and after how many results which signal comes.
 
     def __init__(self, slurm, max_jobs, on_change, submit):
         LocalCluster.limits.append(max_jobs)
@@ -235,34 +230,24 @@ def test_resume_keeps_successful_runs_and_adopts_running_jobs(call, monkeypatch)
 
 
 @pytest.mark.slow
-def test_cancelled_at_ctrl_c(call, monkeypatch):
-    """The user decides once; finished runs stay, the others are recorded as cancelled, and all are reported."""
+@pytest.mark.parametrize("while_handled", [False, True])
+def test_cancelled_at_ctrl_c(call, monkeypatch, while_handled):
+    """The user decides once; finished runs stay, the others are recorded as cancelled, and all are reported. While a
+    result is handled it takes effect afterwards, and asks as always: no job keeps running unnoticed."""
     questions = answer(monkeypatch, "y")
-    LocalCluster.interrupt_after = 1
-    status, _, err = call("--multirun", "gpus=1,2,4", "hydra.sweep.dir=s")
-    assert (status, questions, LocalCluster.cancelled) == (1, [2], 1)
-    assert err == "scalebench: cancelled\n"
-    assert sorted(scalebench.load("s").status) == ["cancelled", "cancelled", "ok"]
-    assert json.loads(Path("s/sweep.json").read_text())["stopped"]
-
-
-@pytest.mark.slow
-def test_ctrl_c_while_a_result_is_handled(call, monkeypatch):
-    """It takes effect afterwards, and asks as always: no job keeps running unnoticed."""
-    questions = answer(monkeypatch, "y")
-    come = iter([True])
+    LocalCluster.interrupt_after = None if while_handled else 1
+    come, real = iter([while_handled]), hydra_launcher.run_job
 
     def run_job(**words):
         if next(come, False):
             os.kill(os.getpid(), signal.SIGINT)
         return real(**words)
 
-    real = hydra_launcher.run_job
     monkeypatch.setattr(hydra_launcher, "run_job", run_job)
     status, _, err = call("--multirun", "gpus=1,2,4", "hydra.sweep.dir=s")
-    assert (status, questions, err) == (1, [2], "scalebench: cancelled\n")
+    assert (status, questions, err, LocalCluster.cancelled) == (1, [2], "scalebench: cancelled\n", 1)
     assert sorted(scalebench.load("s").status) == ["cancelled", "cancelled", "ok"]
-    assert len(list(Path("s").glob("*/.hydra"))) == 3
+    assert json.loads(Path("s/sweep.json").read_text())["stopped"] and len(list(Path("s").glob("*/.hydra"))) == 3
 
 
 @pytest.mark.slow
@@ -272,21 +257,9 @@ def test_the_user_detaches_at_ctrl_c_or_is_gone(call, monkeypatch, sign, questio
     asked = answer(monkeypatch, "n")
     LocalCluster.interrupt_after, LocalCluster.sign = 1, sign
     status, _, err = call("--multirun", "gpus=1,2,4", "hydra.sweep.dir=s")
-    assert asked == questions
-    assert (status, LocalCluster.cancelled) == (1, 0)
+    assert (status, asked, LocalCluster.cancelled) == (1, questions, 0)
     assert err == "scalebench: 2 jobs keep running; the same command with resume=true waits for the rest\n"
     assert scalebench.load("s").status.tolist() == ["ok"]
-
-
-class InspectingSelect:
-    """Replaces the module `select`, to inspect the terminal while an answer is awaited."""
-
-    def __init__(self, inspect):
-        self._inspect = inspect
-
-    def select(self, *words):
-        self._inspect()
-        return select.select(*words)
 
 
 @pytest.mark.parametrize(("answer", "cancels"), [("", True), ("y", True), ("n", False), (" No ", False)])
@@ -311,8 +284,9 @@ def test_the_question_is_not_overwritten(monkeypatch, capsys):
         with console.show_queue():
             line = console._queue_status._live
             keys.write(b"n\n")
-            monkeypatch.setattr(console_module, "select", InspectingSelect(lambda: seen.append(line.is_started)))
-            seen = []
+            seen, real = [], select.select
+            see = lambda *words: (seen.append(line.is_started), real(*words))[1]  # noqa: E731
+            monkeypatch.setattr(console_module, "select", SimpleNamespace(select=see))
             assert not console.confirm_cancel(2, ask=True) and seen == [False] and line.is_started
         assert not line.is_started and console._queue_status is None
     assert "cancel all 2 jobs? Otherwise they keep running [Y/n] " in capsys.readouterr().out

@@ -58,6 +58,10 @@ def test_exceptions_pass_through_an_activity_line(terminal, capsys):
     assert not capsys.readouterr().out
 
 
+def measuring(steps, samples_per_s, elapsed_s, **facts):
+    return RankProgress(0, 1, "measure", 0.0, steps, samples_per_s, elapsed_s, 30.0, **facts)
+
+
 # 3 of 5 warm-up steps, 3 that fill 30 s and 4 that record how the training ran; 14 s of them have passed.
 WITH_SLOW_STEPS = "warmup, 2.7 samples/s, a step takes 12 s, about 2 min left"
 
@@ -69,25 +73,16 @@ WITH_SLOW_STEPS = "warmup, 2.7 samples/s, a step takes 12 s, about 2 min left"
         ([RankProgress(0, 1, "setup", 0.0)], "setup"),
         ([RankProgress(1, 1, "measure", 0.0), RankProgress(0, 1, "setup", 0.0)], "setup"),
         (
-            [
-                RankProgress(0, 1, "measure", 0.0, 9, 1000.4, 10.0, 30.0),
-                RankProgress(1, 1, "measure", 0.0, 9, 1.0, 1.0, 30.0),
-            ],
+            [measuring(9, 1000.4, 10.0), RankProgress(1, 1, "measure", 0.0, 9, 1.0, 1.0)],
             "measure, 2,001 samples/s",
         ),
-        ([RankProgress(0, 1, "measure", 0.0, 9, 10.0, 31.0, 30.0)], "measure, 10 samples/s"),
+        ([measuring(9, 10.0, 31.0)], "measure, 10 samples/s"),
         ([RankProgress(0, 1, "warmup", 0.0)], "warmup, first step, 14 s so far"),
         ([RankProgress(0, 1, "warmup", 0.0, 2, 2.67, 24.0, 20.0, step_s=12.3)], WITH_SLOW_STEPS),
         # Of 30 s of measuring 6 have passed at the report and 14 since then.
-        (
-            [RankProgress(0, 1, "measure", 0.0, 3, 1e3, 6.0, 30.0, step_s=0.1)],
-            "measure, 1,000 samples/s, about 10 s left",
-        ),
-        ([RankProgress(0, 1, "measure", 0.0, 3, 1e3, 16.5, 30.0, step_s=0.1)], "measure, 1,000 samples/s"),
-        (
-            [RankProgress(0, 1, "measure", 0.0, 9, 10.0, 31.0, epoch=2.24, metric="mse 0.01")],
-            "measure, epoch 2.2, mse 0.01, 10 samples/s",
-        ),
+        ([measuring(3, 1e3, 6.0, step_s=0.1)], "measure, 1,000 samples/s, about 10 s left"),
+        ([measuring(3, 1e3, 16.5, step_s=0.1)], "measure, 1,000 samples/s"),
+        ([measuring(9, 10.0, 31.0, epoch=2.24, metric="mse 0.01")], "measure, epoch 2.2, mse 0.01, 10 samples/s"),
     ],
 )
 def test_progress_is_described_by_rank_0(ranks, line):

@@ -25,7 +25,7 @@ def test_runs_come_in_order_and_the_record_has_them_all(tmp_path):
     jobs = planned(1, 2)
     assert list(iterate(sweep, jobs, 3)) == jobs
     record = read_sweep(tmp_path / "s")
-    assert record is not None and not record.ended and record.arguments == ["sweep=demo"]
+    assert not record.ended and record.arguments == ["sweep=demo"]
     assert [(run.number, run.label) for run in record.runs] == [(3, "simulated gpus=1"), (4, "simulated gpus=2")]
     assert (record.runs[0].fingerprint, record.runs[0].repeat) == jobs[0].key
     sweep.mark_ended()
@@ -145,7 +145,7 @@ def test_an_interrupted_sweep_lists_the_missing_runs(tmp_path):
             assert len(read_sweep(tmp_path).runs) == 2, "before the first run"
             raise KeyboardInterrupt
     record = read_sweep(tmp_path)
-    assert record is not None and not record.ended and len(record.missing(tmp_path)) == 2
+    assert not record.ended and len(record.missing(tmp_path)) == 2
 
 
 def test_the_time_left_holds_no_run_that_an_error_has_ended(tmp_path):

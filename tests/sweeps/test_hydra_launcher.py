@@ -4,7 +4,6 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -26,7 +25,6 @@ SHORT = (
     "hardware=cpu strategy=simulated dataset.size=1000 measure=quick measure.min_s=0 measure.max_s=0.1 "
     "measure.warmup_steps=2 measure.evaluate=false measure.probes=false measure.monitor=false sweep.report=false"
 ).split()
-Sweep = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
@@ -59,9 +57,8 @@ def test_a_sweep_adds_its_baselines_and_continues_after_a_failed_run(sweep):
     assert "[1-4/4] 4 runs in turns ..." in out
     end = r"(failed: rank 1: .*|[\d,]+ samples/s( ± [\d.]+ %)?  \d+ s in turns)"
     assert len(re.findall(rf"^[✓✗] \[[1-4]/4\] simulated [12] devices? seed=[01]  {end}$", out, re.MULTILINE)) == 4
-    assert frame.path.nunique() == 4 and {read_result(Path(path) / "result.json").cohort for path in frame.path} != {
-        None
-    }
+    cohorts = {read_result(Path(path) / "result.json").cohort for path in frame.path}
+    assert frame.path.nunique() == 4 and cohorts != {None}
     files = ["multirun.yaml", "results.csv", "results.parquet", "sweep.json"]
     assert sorted(os.listdir("s")) == ["0", "1", "2", "3", *files]
     assert len(pd.read_csv("s/results.csv")) == len(pd.read_parquet("s/results.parquet")) == 4
@@ -134,6 +131,10 @@ def test_a_folder_in_use_or_of_a_finished_sweep_is_refused(sweep):
         (["gpus=interval(1,2)"], "an interval is for a search, not for a sweep: add --multirun hydra/sweeper=search"),
         (["gpus=1,2", "hydra.sweeper.max_batch_size=1"], "hydra.sweeper.max_batch_size divides a sweep, "),
         (["gpus=1,2", "sweep.export=wandb"], "wandb is not installed; "),
+        (
+            ["gpus=1,2", "hydra/launcher=basic"],
+            "a sweep of scalebench needs its own launcher: leave out ",
+        ),
     ],
 )
 def test_one_bad_member_starts_nothing_and_leaves_no_folder(sweep, words, line, monkeypatch):
@@ -145,11 +146,9 @@ def test_one_bad_member_starts_nothing_and_leaves_no_folder(sweep, words, line, 
         assert (status, out) == (2, "")
         assert err.startswith(f"scalebench: {line}") and err.count("\n") == 1
         assert os.listdir() == []
-
-
-def test_a_foreign_launcher_is_refused_and_leaves_nothing(sweep):
-    line = "scalebench: a sweep of scalebench needs its own launcher: leave out hydra/launcher\n"
-    assert sweep("gpus=1,2", "hydra/launcher=basic") == (2, "", line) and os.listdir() == []
+    Path("s").mkdir()
+    Path("s/note.txt").touch()  # of somebody else
+    assert sweep(*words)[0] == 2 and Path("s/note.txt").exists()
 
 
 class BatchSweeper(Sweeper):
@@ -177,13 +176,6 @@ def test_a_foreign_sweeper_gets_our_launcher(sweep, monkeypatch):
     status, out, err = sweep(f"hydra.sweeper._target_={target}", "seed=3", "baseline=none", "dry_run=true")
     assert (status, err) == (0, "") and re.findall(r"^\[1/1\] simulated gpus=(\d)", out, re.MULTILINE) == ["1", "2"]
     assert sweep(f"hydra.sweeper._target_={target}", "seed=x", "dry_run=true")[0] == 2 and os.listdir() == []
-
-
-def test_a_bad_sweep_leaves_a_folder_of_somebody_else_alone(sweep):
-    Path("s").mkdir()
-    Path("s/note.txt").touch()
-    assert sweep("gpus=1,0")[0] == 2
-    assert Path("s/note.txt").exists()
 
 
 @pytest.mark.slow
@@ -225,7 +217,7 @@ def test_a_dry_run_with_repeats_lists_them_all(capsys, words):
     [
         (
             "${strategy.name}_${gpus}",
-            "gives several runs the same folder, {s}/simulated_1 (simulated gpus=1 repeat=0 and ",
+            "gives several runs the same folder, {s}/simulated_1 (simulated gpus=1 ",
         ),
         ("${hydra.job.override_dirname}", "gives simulated gpus=1 repeat=0 a folder whose name has "),
     ],
@@ -257,28 +249,6 @@ def test_options_of_swept_strategies_are_those_of_each_and_not_of_the_default(sw
 def test_an_option_that_one_of_the_swept_strategies_lacks_is_refused_with_its_name(sweep):
     status, _, err = sweep("gpus=2", "strategy=fsdp,ddp", "strategy.options.unit_mb=0", "dry_run=true")
     assert status == 2 and err.startswith("scalebench: strategy ddp has no option 'unit_mb'; known: ")
-
-
-@pytest.mark.slow
-def test_an_unsupported_run_of_a_sweep_gets_its_result(sweep):
-    """And no pause before it, which heats nothing."""
-    status, out, err = sweep("strategy=simulated,horovod_nccl", "gpus=1", "measure.cool_down_s=50")
-    assert (status, err) == (0, "") and "cooling down" not in out
-    assert rows().status.tolist() == ["ok", "unsupported"]
-    assert "horovod_nccl 1 device  unsupported: horovod_nccl exchanges gradients over NCCL" in out
-
-
-@pytest.mark.slow
-def test_a_sweep_from_its_file(sweep):
-    """`sweep=gpus` with the two values that fit here; the command line wins over the file."""
-    status, _, _ = sweep("sweep=gpus", "gpus=1,2", "baseline=none")
-    assert status == 0 and rows().gpus.tolist() == [1, 2]
-
-
-def test_a_folder_that_cannot_be_made(sweep):
-    status, _, err = sweep("gpus=1,2", folder="/proc/x")
-    assert status == 2
-    assert err == "scalebench: /proc/x: No such file or directory; choose another hydra.run.dir or hydra.sweep.dir\n"
 
 
 @pytest.mark.slow

@@ -89,13 +89,13 @@ def test_a_file_that_cannot_be_read_or_written_is_left_out(monkeypatch, tmp_path
 def test_the_nearest_runs_count(entries, likely_s, factor):
     others = [entry(9.0, device="cuda"), entry(9.0, framework="tensorflow"), entry(9.0, settings="bfloat16 default")]
     step = estimate_step(planned(), [*others, *entries, *others])
-    assert step is not None and step.likely_s == pytest.approx(likely_s, rel=0.02)
+    assert step.likely_s == pytest.approx(likely_s, rel=0.02)
     assert (step.low_s, step.high_s) == pytest.approx((likely_s / factor, likely_s * factor), rel=0.03)
 
 
 def test_an_estimate_spans_runs_that_differ_and_has_their_start():
     step = estimate_step(planned(), [entry(0.1), entry(0.4, start_s=15.0)])
-    assert step is not None and (step.start_s, step.first_step_s) == pytest.approx((10.0, 0.5))
+    assert (step.start_s, step.first_step_s) == pytest.approx((10.0, 0.5))
     assert (step.low_s, step.high_s) == pytest.approx((0.08, 0.5))
 
 

@@ -91,7 +91,7 @@ def test_the_end_of_a_sweep_is_its_table_and_its_report(capsys, monkeypatch):
     files = {"report.html", "results.csv", "results.parquet", "sweep.json"}
     assert {path.name for path in Path("s").iterdir()} == {"0", *files}
     sweep = read_sweep(Path("s"))
-    assert sweep is not None and sweep.ended
+    assert sweep.ended
     assert len(loads) == 1
 
 

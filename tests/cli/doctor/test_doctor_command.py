@@ -1,7 +1,6 @@
 """`scalebench doctor`: the facts of a machine, each in one line, and the commands for what is missing."""
 
 import dataclasses
-from collections.abc import Callable
 
 import pytest
 
@@ -15,7 +14,6 @@ from scalebench.core.machine.gpus import Gpu
 from scalebench.strategies import registry
 from tests.builders.runs import MACHINE
 
-Tell = Callable[..., list[str]]
 HERE = dataclasses.replace(MACHINE, os="Linux-6", versions={"torch": "2.13.0+cpu", "numpy": "2.4.6"})
 GPUS = [
     Gpu(0, "NVIDIA H100", "GPU-a", 80 * 2**30, 1980, 2619, 700.0, 0, "0"),
@@ -92,41 +90,22 @@ _C = types.SimpleNamespace(_cuda_getArchFlags=lambda: "sm_75 sm_90")
 {code}
 """
 CUDA_LINES = {
-    "fits": (
-        True,
-        "",
-        "9.0",
-        "CUDA PyTorch 2.13.0+cu130 has code for sm_75 sm_90; driver 535.1, compute capability 9.0",
-    ),
-    "driver": (
-        False,
-        "",
-        "9.0",
-        "CUDA PyTorch 2.13.0+cu130 needs NVIDIA driver 580 or newer, and 535.1 is installed: ",
-    ),
-    "capability": (True, "", "7.0", "CUDA PyTorch 2.13.0+cu130 has no code for compute capability 7.0, only for sm_75"),
-    "import": (
-        True,
-        "raise ImportError('undefined symbol')",
-        "7.0",
-        "CUDA PyTorch does not import: ImportError: undef",
-    ),
+    "fits": (True, "", "9.0", "2.13.0+cu130 has code for sm_75 sm_90; driver 535.1, compute capability 9.0"),
+    "driver": (False, "", "9.0", "2.13.0+cu130 needs NVIDIA driver 580 or newer, and 535.1 is installed: "),
+    "capability": (True, "", "7.0", "2.13.0+cu130 has no code for compute capability 7.0, only for sm_75"),
+    "import": (True, "raise ImportError('undefined symbol')", "7.0", "does not import: ImportError: undef"),
 }
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("is_available", "code", "capability", "line"), CUDA_LINES.values(), ids=list(CUDA_LINES))
-def test_pytorch_beside_driver_and_gpus(
-    run_command, tmp_path, monkeypatch, is_available, code, capability,
-    line,
-) :  # fmt: skip
+def test_pytorch_beside_driver_and_gpus(is_available, code, capability, line, run_command, tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text(TORCH.format(is_available=is_available, code=code))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    here = dataclasses.replace(
-        HERE, gpus=[dataclasses.replace(GPUS[0], compute_capability=capability)], driver_version="535.1"
-    )
+    gpu = dataclasses.replace(GPUS[0], compute_capability=capability)
+    here = dataclasses.replace(HERE, gpus=[gpu], driver_version="535.1")
     lines = run_command(here)
-    assert [text for text in lines if text.startswith(line)], lines
+    assert [text for text in lines if text.startswith(f"CUDA PyTorch {line}")], lines
     assert f"compute capability {capability}" in lines[2]
 
 
@@ -155,6 +134,9 @@ def test_a_missing_package_has_its_install_command(run_command, monkeypatch):
     assert not [line for line in run_command() if "with TensorFlow" in line]
 
 
+SILENT = "printf 'sbatch: error: a\\nsbatch: fatal: no configuration\\n' >&2; exit 1"
+
+
 @pytest.mark.parametrize(
     ("name", "script", "message"),
     [
@@ -163,11 +145,7 @@ def test_a_missing_package_has_its_install_command(run_command, monkeypatch):
         ("mpirun", "#!/bin/sh\nexit 3", "MPI mpirun prints no version"),
         ("mpirun", "#!/bin/sh\nexec /bin/sleep 60", "MPI mpirun does not answer: "),
         ("sbatch", "no program", "SLURM sbatch does not answer: "),
-        (
-            "sbatch",
-            "#!/bin/sh\nprintf 'sbatch: error: a\\nsbatch: fatal: no configuration\\n' >&2; exit 1",
-            "SLURM sbatch does not answer: no configuration",
-        ),
+        ("sbatch", f"#!/bin/sh\n{SILENT}", "SLURM sbatch does not answer: no configuration"),
     ],
 )
 def test_launchers_show_their_version(run_command, tmp_path, monkeypatch, name, script, message):

@@ -1,7 +1,9 @@
-"""The description of the hardware: its facts, limits and unusual values, and how the GPUs are connected."""
+"""The facts, limits and unusual values of the hardware, its links, and the table of `doctor --record`."""
 
 import dataclasses
 import io
+import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -9,13 +11,14 @@ from rich.console import Console
 from scalebench.__main__ import main
 from scalebench.cli.commands import doctor
 from scalebench.cli.commands.doctor import cuda_check
-from scalebench.core.machine import machine
+from scalebench.core.machine import gpus, machine
 from scalebench.core.machine.cpus import NumaNode
 from scalebench.core.machine.gpus import Gpu
 from tests.builders.runs import MACHINE
-from tests.nvml_stand_in import parse_matrix, put_in, read_table
+from tests.nvml_stand_in import TABLES, UUIDS, parse_matrix, put_in, read_table
 
 PLAIN = Gpu(0, "A100", None, 40 * 2**30, 1410, 1215, 400.0, 0, None, power_limit_default_w=400.0, ecc=True, mig=False)
+PCIE = {"pcie_generation": 4, "pcie_generation_max": 4, "pcie_width": 16, "pcie_width_max": 16}
 TOPOLOGY = [["X", "PIX", "SYS"], ["PIX", "X", "SYS"], ["SYS", "SYS", "X"]]
 NODES = [NumaNode(0, [0, 1, 2, 3], 64 * 2**30, {}), NumaNode(1, [4, 5, 6, 7], None, {})]
 
@@ -59,11 +62,8 @@ def test_processors_nodes_and_limits():
         ({"power_limit_w": 250.0}, "250 W instead of 400 W"),
         ({"sm_clock_application_mhz": 1200, "sm_clock_default_mhz": 1095}, "SM up to 1410 MHz (set to 1200)"),
         ({"mem_clock_application_mhz": 1215, "mem_clock_default_mhz": 1215}, "memory up to 1215 MHz"),
-        (
-            {"pcie_generation": 3, "pcie_generation_max": 4, "pcie_width": 8, "pcie_width_max": 16},
-            "PCIe 4 x16 (now 3 x8)",
-        ),
-        ({"pcie_generation": 4, "pcie_generation_max": 4, "pcie_width": 16, "pcie_width_max": 16}, "PCIe 4 x16"),
+        ({**PCIE, "pcie_generation": 3, "pcie_width": 8}, "PCIe 4 x16 (now 3 x8)"),
+        (PCIE, "PCIe 4 x16"),
         ({"mig": True}, "MIG"),
         ({"ecc": False}, "no ECC"),
         ({"persistence": False}, "no persistence mode"),
@@ -105,12 +105,16 @@ def test_pairs_without_peer_access_are_marked():
     assert drawn(dataclasses.replace(here, peer_access=None))[2:] == plain
 
 
-def test_the_doctor_with_the_stand_in(nvml_library, monkeypatch, capsys):
-    put_in(monkeypatch, nvml_library, NVLINKS=0, ANCESTOR=30, P2P=1, MIG_1=1)
+@pytest.fixture
+def no_frameworks(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(machine, "numa_nodes", lambda: NODES)
-    monkeypatch.setattr(doctor, "list_horovod_builds", list)  # imports frameworks, as the next one
+    monkeypatch.setattr(doctor, "list_horovod_builds", list)
     monkeypatch.setattr(cuda_check, "describe_torch_build", lambda host: "")
+
+
+def test_the_doctor_with_the_stand_in(nvml_library, no_frameworks, monkeypatch, capsys):
+    put_in(monkeypatch, nvml_library, NVLINKS=0, ANCESTOR=30, P2P=1, MIG_1=1)
+    monkeypatch.setattr(machine, "numa_nodes", lambda: NODES)
     assert main(["doctor"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.strip()]
     message = {line.partition(",")[0]: line for line in lines}
@@ -122,14 +126,74 @@ def test_the_doctor_with_the_stand_in(nvml_library, monkeypatch, capsys):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("table", ["hgx_h100", "dgx_a100", "dgx1_v100"])
-def test_the_doctor_draws_the_matrix_that_nvidia_smi_prints(table, nvml_library, monkeypatch, capsys):
+def test_the_doctor_draws_the_matrix_that_nvidia_smi_prints(table, nvml_library, no_frameworks, monkeypatch, capsys):
     put_in(monkeypatch, nvml_library, table)
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(doctor, "list_horovod_builds", list)
-    monkeypatch.setattr(cuda_check, "describe_torch_build", lambda host: "")
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     begin = next(number for number, line in enumerate(lines) if line.split()[:1] == ["links"])
     drawn_rows = [line.replace("GPU ", "GPU") for line in lines[begin:]]
     published = parse_matrix("\n".join(read_table(table)["topology"]))
     assert len(published) == 8 and parse_matrix("\n".join(line.strip() for line in drawn_rows)) == published
+
+
+# `scalebench doctor --record`: the table that it writes, and that the stand-in answers from this table as before.
+
+
+def record(path, capsys):
+    assert main(["doctor", "--record", str(path)]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("table", sorted(path.stem for path in TABLES.glob("*.json")))
+def test_the_stand_in_answers_from_a_recorded_table_as_before(table, nvml_library, tmp_path, monkeypatch, capsys):
+    put_in(monkeypatch, nvml_library, table)
+    first, second, before = tmp_path / "first.json", tmp_path / "second.json", gpus.detect_gpus()
+    count = len(before.gpus)
+    assert record(first, capsys) == [f"what NVML answers of {count} GPUs is in {first}"]
+    put_in(monkeypatch, nvml_library, first)
+    record(second, capsys)
+    after = gpus.detect_gpus()
+    assert (after.topology, after.peer_access, len(after.gpus)) == (before.topology, before.peer_access, count)
+    for gpu, old in zip(after.gpus, before.gpus, strict=True):
+        assert vars(gpu) | {"uuid": None} == vars(old) | {"uuid": None}
+    rows, again = read_table(first)["rows"], read_table(second)["rows"]
+    assert rows.keys() == again.keys()
+    assert {call for call in rows if rows[call] != again[call]} <= {"nvmlDeviceGetUUID"}  # a hash of a hash
+
+
+@pytest.mark.gpu
+def test_a_table_holds_values_and_return_codes_but_nothing_private(nvml_library, tmp_path, monkeypatch, capsys):
+    put_in(monkeypatch, nvml_library, changes={"nvmlDeviceGetFieldValues 186": [90000]}, PROCESSES_0="4711", NVLINKS=2)
+    record(tmp_path / "table.json", capsys)
+    text = (tmp_path / "table.json").read_text()
+    assert "4711" not in text and not any(uuid in text for uuid in UUIDS)
+    rows = json.loads(text)["rows"]
+    hashes = rows["nvmlDeviceGetUUID"]
+    assert [len(each) for each in hashes] == [40, 40] and len(set(hashes)) == 2
+    assert rows["nvmlSystemGetDriverVersion"] == ["550.54.15"]
+    assert rows["nvmlDeviceGetClockInfo 1"] == [1380]
+    assert rows["nvmlDeviceGetMemoryInfo"] == [{"total": 40 * 2**30, "free": 39 * 2**30, "used": 2**30}]
+    assert rows["nvmlDeviceGetTopologyCommonAncestor gpu1"] == [20, None]
+    assert rows["nvmlDeviceGetNvLinkRemotePciInfo 1"][0]["busId"] == "00000000:1A:00.0"
+    assert (rows["nvmlDeviceGetNvLinkState 2"], rows["nvmlDeviceGetFieldValues 186"]) == ([{"error": 3}], [90000])
+    assert rows["nvmlDeviceGetFieldValues 138"][0] > 0
+    assert rows["nvmlDeviceGetTotalEnergyConsumption"][1] == {"error": 3}
+    assert rows["nvmlDeviceGetPcieThroughput 0"] == [1000]
+    assert not any("Serial" in call or "Process" in call for call in rows)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
+    [
+        (["table.json"], {"INIT": 9}, "NVML does not answer here (NVMLError_DriverNotLoaded: Driver Not Loaded)"),
+        (["no/such/table.json"], {}, "cannot write no/such/table.json: No such file or directory"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, settings, message, nvml_library, monkeypatch, capsys):
+    put_in(monkeypatch, nvml_library, **settings)
+    assert main(["doctor", "--record", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.splitlines()) == 1 and message in said.err
+    assert not Path("table.json").exists()

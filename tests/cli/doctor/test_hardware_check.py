@@ -2,7 +2,6 @@
 
 import dataclasses
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,16 +9,8 @@ import psutil
 import pytest
 
 from scalebench.__main__ import main
+from scalebench.cli.commands.doctor import hardware_check
 from scalebench.cli.commands.doctor.check_result import DIFFERS, OK, UNCHECKED, is_near
-from scalebench.cli.commands.doctor.hardware_check import (
-    check_container,
-    check_node,
-    check_shared_folders,
-    compose_hardware,
-    find_file_system,
-    is_same_model,
-    make_srun_hint,
-)
 from scalebench.core.machine import machine
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.spec import Config, HardwareSpec, SlurmSpec
@@ -43,11 +34,11 @@ def host(*gpus, **changes):
 
 
 def node_results(hardware, here, in_job=False):
-    return {line.key: line for line in check_node(hardware, here, in_job)}
+    return {line.key: line for line in hardware_check.check_node(hardware, here, in_job)}
 
 
 def test_a_matching_node():
-    assert [dataclasses.astuple(line) for line in check_node(A100_NODE, host(gpu(0), gpu(1)))] == [
+    assert [dataclasses.astuple(line) for line in hardware_check.check_node(A100_NODE, host(gpu(0), gpu(1)))] == [
         ("gpus_per_node", "2", "2", OK),
         ("gpu_model", "A100 SXM4 40GB", "2 x NVIDIA A100-SXM4-40GB", OK),
         ("gpu_memory_bytes", "40 GB", "2 x 43 GB", OK),
@@ -74,8 +65,8 @@ def test_differences_are_reported(key, here, shown):
 
 def test_unknown_values_are_not_checked():
     nothing = HardwareSpec("local", devices="auto")
-    assert {line.verdict for line in check_node(nothing, host(gpu(0), gpu(1)))} == {UNCHECKED}
-    assert {line.expected for line in check_node(nothing, host())} == {"null"}
+    assert {line.verdict for line in hardware_check.check_node(nothing, host(gpu(0), gpu(1)))} == {UNCHECKED}
+    assert {line.expected for line in hardware_check.check_node(nothing, host())} == {"null"}
     results = node_results(A100_NODE, host(gpu(0, None, None), gpu(1, None, None), memory_bytes=None))
     assert (results["memory_bytes"].actual, results["memory_bytes"].verdict) == ("unknown", UNCHECKED)
     workers = node_results(HardwareSpec("cpu", devices="cpu", gpus_per_node=2, cpus_per_node=48), host())
@@ -104,7 +95,7 @@ def test_a_process_with_few_cores_sees_those_of_the_node():
     ],
 )
 def test_models_by_name(answer, here, same):
-    assert is_same_model(answer, here) == same
+    assert hardware_check.is_same_model(answer, here) == same
 
 
 @pytest.mark.parametrize(
@@ -119,7 +110,7 @@ MOUNTS = [("/", "ext4"), ("/home", "nfs4"), ("/home/me/local", "xfs"), ("/scratc
 
 
 def verdicts(hardware):
-    return {line.key: (line.actual, line.verdict) for line in check_node(hardware, MACHINE)}
+    return {line.key: (line.actual, line.verdict) for line in hardware_check.check_node(hardware, MACHINE)}
 
 
 def test_interfaces(monkeypatch):
@@ -147,8 +138,8 @@ KINDS = {"/opt/x": "ext4", "/home/me": "nfs4", "/homes": "ext4", "/home/me/local
 
 
 def test_the_file_system_of_a_path():
-    assert {path: find_file_system(Path(path), MOUNTS) for path in KINDS} == KINDS
-    assert find_file_system(Path("/opt/x"), []) is None
+    assert {path: hardware_check.find_file_system(Path(path), MOUNTS) for path in KINDS} == KINDS
+    assert hardware_check.find_file_system(Path("/opt/x"), []) is None
 
 
 def test_shared_folders_are_on_a_network_file_system(monkeypatch, tmp_path):
@@ -156,7 +147,7 @@ def test_shared_folders_are_on_a_network_file_system(monkeypatch, tmp_path):
     monkeypatch.setenv("SCALEBENCH_CACHE", "/elsewhere/cache")
     parts = [SimpleNamespace(mountpoint=at, fstype=kind) for at, kind in (("/", "ext4"), (str(tmp_path), "nfs4"))]
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: parts)
-    results = {line.key: line for line in check_shared_folders(Config())}
+    results = {line.key: line for line in hardware_check.check_shared_folders(Config())}
     assert list(results) == ["folder of results", "Python", "scalebench", "data sets"]
     assert (results["folder of results"].actual, results["folder of results"].verdict) == (f"{tmp_path} on nfs4", OK)
     cache = results["data sets"]
@@ -166,7 +157,7 @@ def test_shared_folders_are_on_a_network_file_system(monkeypatch, tmp_path):
 
 def test_images(tmp_path):
     def message(container):
-        (line,) = check_container(dataclasses.replace(CLUSTER, slurm=SlurmSpec(container=container)))
+        (line,) = hardware_check.check_container(dataclasses.replace(CLUSTER, slurm=SlurmSpec(container=container)))
         return line.actual, line.verdict
 
     image = tmp_path / "torch.sif"
@@ -175,10 +166,9 @@ def test_images(tmp_path):
     assert message(str(image)) == ("can be read", OK)
     assert message("docker://nvcr.io/nvidia/pytorch:24.01-py3") == ("an address, which the nodes fetch", UNCHECKED)
     assert message("nvcr.io#nvidia/pytorch:24.01-py3") == ("an address, which the nodes fetch", UNCHECKED)
-    assert check_container(CLUSTER) == []
+    assert hardware_check.check_container(CLUSTER) == []
 
 
-Tell = Callable[..., tuple[int, dict[str, list[str]], str]]
 GPUS = [Gpu(n, "NVIDIA A100-SXM4-40GB", f"GPU-{n}", 40 * 2**30, None, None, None, None, None) for n in range(8)]
 NODE = dataclasses.replace(
     MACHINE, hostname="taurusi8001.example.org", cpus=48, cpus_physical=48, memory_bytes=2**40, gpus=GPUS
@@ -281,30 +271,11 @@ def test_a_folder_with_yaml_files_of_the_user(run_command, tmp_path, capsys):
     assert err.startswith(f"scalebench: {own}/mine.yaml, line 2: ") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("hardware=alpa", "no hardware 'alpa'; did you mean 'alpha'?"),
-        ("ddp", "doctor takes hardware=NAME and settings, not 'ddp'"),
-        ("gpus=2", "doctor compares this host with one hardware YAML: doctor hardware=NAME"),
-        ("hardware=alpha,gpu2", "doctor compares this host with one hardware YAML: doctor hardware=NAME"),
-        ("hardware=alpha hardware.slurm.partitio=x", "no key 'hardware.slurm.partitio'; did you mean"),
-        ("hardware=alpha hardware.max_nodes=0", "hardware.max_nodes=0 should be at least 1"),
-        ("--multirun hardware=alpha", "doctor: no option '--multirun'; known: --config-dir, --help"),
-        ("--config-dir /not/there hardware=alpha", "--config-dir: /not/there is no folder"),
-    ],
-)
-def test_bad_input_of_doctor_is_one_line_and_status_2(words, line, capsys):
-    assert main(["doctor", *words.split()]) == 2
-    answer = capsys.readouterr()
-    assert answer.out == "" and answer.err.startswith(f"scalebench: {line}") and answer.err.count("\n") == 1
-
-
 def test_the_srun_command_names_account_and_qos(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    config = compose_hardware(
+    config = hardware_check.compose_hardware(
         ["hardware=alpha", "hardware.slurm.account=p_a", "hardware.devices=cpu", "hardware.slurm.exclusive=false"]
     )
-    assert make_srun_hint(config.hardware, ["hardware=alpha"]).endswith(
+    assert hardware_check.make_srun_hint(config.hardware, ["hardware=alpha"]).endswith(
         ": srun --nodes=1 --ntasks=1 --partition=alpha --account=p_a scalebench doctor hardware=alpha"
     )

@@ -158,8 +158,8 @@ class Sweep:
         return [(each.number, result) for each, result in self.follower.follow(requests)]
 
 
-def end_of(folder, script, gpus=1):
+def end_of(folder, script=None, gpus=1, scheduler=None):
     """Return the result of a sweep with a single run."""
-    sweep = Sweep(folder, Scheduler([script]))
+    sweep = Sweep(folder, scheduler or Scheduler([script]))
     ((_, result),) = sweep.ends(sweep.requests(gpus=gpus))
     return result

@@ -1,21 +1,35 @@
-"""Jobs followed to their results: when these are read, how often the scheduler is queried, and what is reported."""
+"""Jobs from their submission to their results: how the scheduler is queried, what is reported, and who ends them."""
 
-import dataclasses
 import errno
 import itertools
 import os
+import signal
 
 import pytest
 
 from scalebench.core import process
 from scalebench.core.errors import InputError
-from scalebench.core.result import SchedulerRecord, read_result, write_result
-from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.result import read_result, write_result
+from scalebench.core.run_folder import JOB_FILE, JOB_LOG, RESULT_FILE
 from scalebench.core.spec import read_spec
 from scalebench.runner import parent as run_module
 from scalebench.runner.jobs import JobFollower, follow, outcome
-from scalebench.slurm.job_states import JobStatePoller
-from tests.runner.jobs.fake_scheduler import SUCCESSFUL, Scheduler, Sweep, end_of, leaves, leaves_result, runs, state
+from scalebench.runner.jobs.submit import LIMIT_PAUSE_S, RETRY_PAUSES_S
+from scalebench.slurm.commands import JobRefused, SlurmError, SlurmUnreachable, SubmitLimit
+from scalebench.slurm.job_states import JobState, JobStatePoller, why_never_starts
+from scalebench.slurm.submit import read_submission
+from scalebench.sweeps.console import describe_queue_counts
+from tests.runner.jobs.fake_scheduler import (
+    SUCCESSFUL,
+    Scheduler,
+    Sweep,
+    end_of,
+    forgotten,
+    leaves,
+    leaves_result,
+    runs,
+    state,
+)
 
 
 def test_results_come_in_the_order_of_completion_and_are_those_of_the_jobs(tmp_path):
@@ -29,43 +43,6 @@ def test_results_come_in_the_order_of_completion_and_are_those_of_the_jobs(tmp_p
         assert (each.number, read_spec(each.folder)) == (number, each.spec)
         assert read_result(each.folder / RESULT_FILE) == result and result.status == "ok"
     assert sweep.follower.unfinished == 0 and sweep.ends([]) == []
-
-
-def test_a_result_that_is_ok_does_not_wait_for_the_scheduler(tmp_path):
-    sweep = Sweep(tmp_path, Scheduler([runs((31.0, leaves_result()))]))
-    sweep.ends()
-    assert sweep.scheduler.now_s - 31.0 <= follow.POLL_INTERVAL_S
-
-
-def test_a_result_that_appears_late_or_in_pieces_is_used(tmp_path):
-    for first, ending in ((state("COMPLETED"), "COMPLETED"), (leaves(RESULT_FILE, '{"sche'), None)):
-        result = end_of(tmp_path / str(ending), runs((20.0, first), (26.0, leaves_result())))
-        assert (result.run_id, result.status) == ("of job 101", "ok")
-        assert result.scheduler is not None and result.scheduler.state == ending
-
-
-def test_the_facts_of_the_scheduler_are_in_the_result(tmp_path):
-    """Seconds in the queue by its own clock, from submission to start."""
-    result = end_of(tmp_path, runs((30.0, leaves_result()), nodes="h[1-2]"))
-    s = result.scheduler
-    assert s is not None and (s.name, s.job_id, s.partition, s.nodes) == ("slurm", "101", "main", ["h1", "h2"])
-    assert (s.queued_s, s.state) == (8.0, None), "it was not over yet"
-    assert read_result(tmp_path / "0" / RESULT_FILE) == result
-
-
-def test_the_clock_of_the_scheduler_takes_precedence_over_those_of_two_hosts(tmp_path):
-    """The job computes its time in the queue from the clocks of the login host and of its node."""
-    own = SchedulerRecord("slurm", "101", "main", ["h1"], queued_s=3600.0)
-    result = end_of(tmp_path, runs((30.0, leaves_result(scheduler=own)), nodes="h[1-2]"))
-    assert result.scheduler == dataclasses.replace(own, queued_s=8.0)
-    short = [(1.0, state("RUNNING", nodes="h1")), (2.0, leaves_result(scheduler=own))]
-    assert end_of(tmp_path / "short", short).scheduler == own, "which is better than none"
-
-
-def test_a_pending_job_has_no_start(tmp_path):
-    """SLURM tells when it expects one to start."""
-    result = end_of(tmp_path, [(1.0, state("PENDING", "Priority", nodes="h1")), (7.0, leaves_result())])
-    assert result.scheduler is not None and (result.scheduler.queued_s, result.scheduler.nodes) == (None, ["h1"])
 
 
 @pytest.mark.parametrize("most", [1, 2, None])
@@ -113,13 +90,6 @@ def test_while_the_scheduler_does_not_answer_results_still_come_in(tmp_path):
     ((_, result),) = sweep.ends()
     assert result.status == "ok" and scheduler.now_s <= 30.5
     assert {s.error for s in sweep.states_reported} == {"squeue: Unable to contact slurm controller (connect failure)"}
-
-
-def test_a_job_is_given_up_where_the_scheduler_stays_silent(tmp_path):
-    scheduler = Scheduler([[]], unreachable={"squeue"})
-    ((_, result),) = Sweep(tmp_path, scheduler).ends()
-    assert result.status == "failed" and scheduler.now_s >= follow.SILENCE_LIMIT_S
-    assert result.reason is not None and result.reason.startswith("no news of job 101 for 60 min: squeue: ")
 
 
 def test_folders_of_running_jobs_are_listed(tmp_path, monkeypatch):
@@ -197,9 +167,7 @@ def test_a_full_disk_fails_one_run_and_not_the_sweep(tmp_path, monkeypatch):
     gone = runs((9.0, state("NODE_FAIL")))
     results = Sweep(tmp_path, Scheduler([gone, gone])).ends()
     assert [result.status for _, result in results] == ["failed", "failed"]
-    assert results[0][1].reason is not None and results[0][1].reason.endswith(
-        "cannot be written: No space left on device"
-    )
+    assert results[0][1].reason.endswith("cannot be written: No space left on device")
     assert os.path.exists(tmp_path / "1" / RESULT_FILE) and not os.path.exists(tmp_path / "0" / RESULT_FILE)
 
 
@@ -209,3 +177,186 @@ def test_a_pause_ends_at_ctrl_c(monkeypatch):
     process.cancelled.set()
     with pytest.raises(KeyboardInterrupt):
         follow.sleep_until_cancelled(60.0)
+
+
+# Jobs that the follower ends: one that can never start, and all of them when the sweep is cancelled.
+NEVER = [(1.0, state("PENDING", "PartitionConfig"))]
+
+
+def test_a_job_that_can_never_start_is_unsupported_and_leaves_the_queue(tmp_path):
+    sweep = Sweep(tmp_path, Scheduler([NEVER, SUCCESSFUL]))
+    results = sweep.ends()
+    assert [(number, result.status) for number, result in results] == [(0, "unsupported"), (1, "ok")]
+    assert results[0][1].reason == why_never_starts(JobState("101", "PENDING", "PartitionConfig"))
+    assert sweep.scheduler.commands == [("scancel", "101")]
+    assert read_result(tmp_path / "0" / RESULT_FILE) == results[0][1]
+
+
+def cancel_at(sweep, after_s):
+    """The results after somebody pressed Ctrl-C then, and line yes."""
+    results, real, found = sweep.follower.follow(sweep.requests()), sweep.follower._pause, []
+
+    def pause(seconds):
+        real(seconds)
+        if sweep.scheduler.now_s >= after_s and not pressed:
+            pressed.append(True)
+            process.cancelled.set()
+            raise KeyboardInterrupt
+
+    pressed = []
+    sweep.follower._pause = pause
+    while True:
+        try:
+            for each, result in results:
+                found.append((each.number, result.status, result.reason))  # kept when it is interrupted
+            return found
+        except KeyboardInterrupt:
+            sweep.follower.cancel()
+            assert not process.cancelled.is_set(), "another Ctrl-C is handled again"
+
+
+def test_cancelling_leaves_a_result_of_every_run(tmp_path):
+    sweep = Sweep(tmp_path, Scheduler([SUCCESSFUL, runs(), [], SUCCESSFUL]), max_jobs=2)
+    found = cancel_at(sweep, 31.2)
+    assert [(number, status) for number, status, _ in found] == [
+        (0, "ok"), (3, "cancelled"), (2, "cancelled"), (1, "cancelled")
+    ]  # fmt: skip
+    assert found[1][2] == "cancelled before it was submitted" and len(sweep.scheduler.submitted) == 3
+    assert sweep.scheduler.commands == [("scancel", "102", "103")]
+    assert read_result(tmp_path / "3" / RESULT_FILE).status == "cancelled"
+    assert sweep.follower.unfinished == 0
+
+
+def test_a_result_that_a_cancelled_job_still_writes_is_kept(tmp_path):
+    scheduler = Scheduler([runs()])
+    sweep = Sweep(tmp_path, scheduler)
+    end = scheduler.end
+
+    def end_with_row(job_id, word):
+        leaves_result("cancelled", "cancelled while it ran", gpus=2)(scheduler, job_id, tmp_path / "0")
+        end(job_id, word)
+
+    scheduler.end = end_with_row
+    ((_, status, _),) = cancel_at(sweep, 20.0)
+    result = read_result(tmp_path / "0" / RESULT_FILE)
+    assert status == "cancelled" and len(result.ranks) == 2 and result.scheduler is not None
+    assert result.scheduler.state == "CANCELLED"
+
+
+def test_a_cancellation_that_the_scheduler_does_not_accept_is_repeated(tmp_path):
+    answers = (30.0, lambda scheduler, job_id, folder: scheduler.unreachable.clear())
+    sweep = Sweep(tmp_path, Scheduler([runs(answers)], unreachable={"scancel"}))
+    ((_, status, reason),) = cancel_at(sweep, 20.0)
+    assert status == "cancelled" and reason is not None and "101" in reason
+    assert sweep.scheduler.states["101"].state == "CANCELLED" and sweep.scheduler.now_s < 60.0
+
+
+def test_the_wait_for_a_scheduler_that_never_answers_is_limited(tmp_path):
+    sweep = Sweep(tmp_path, Scheduler([runs()], unreachable={"scancel", "squeue"}))
+    found = cancel_at(sweep, 20.0)
+    assert found == [(0, "cancelled", "cancelled; after 60 s SLURM still did not report job 101 as over: scancel 101")]
+    assert sweep.scheduler.now_s <= 20.0 + follow.CANCEL_LIMIT_S + 2 * follow.POLL_INTERVAL_S
+
+
+def test_a_cancelled_job_that_the_scheduler_forgets_is_cancelled(tmp_path):
+    scheduler = Scheduler([runs((40.0, forgotten))])
+    scheduler.end = lambda job_id, word: None  # it goes on for a while
+    assert cancel_at(Sweep(tmp_path, scheduler), 20.0) == [(0, "cancelled", "cancelled with its job 101")]
+
+
+# Submissions that fail: each is one failed result, and the sweep goes on.
+GONE = SlurmUnreachable("sbatch: Unable to contact slurm controller (connect failure)")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (JobRefused("invalid partition specified: gpux"), "unsupported", "invalid partition specified: gpux"),
+        (SlurmError("sbatch made no sense"), "failed", "it could not be submitted: sbatch made no sense"),
+        (InputError("no such image"), "failed", "it could not be submitted: no such image"),
+    ],
+)
+def test_a_refused_submission_is_a_result_at_once(error, status, reason, tmp_path):
+    sweep = Sweep(tmp_path, Scheduler([error, SUCCESSFUL]))
+    results = sweep.follower.follow(sweep.requests())
+    each, result = next(results)
+    assert (each.number, result.status, result.reason, result.scheduler) == (0, status, reason, None)
+    assert sweep.scheduler.now_s == 0.0 and read_result(tmp_path / "0" / RESULT_FILE) == result
+    assert [(each.number, result.status) for each, result in results] == [(1, "ok")]
+
+
+def test_an_unsupported_run_is_not_submitted(tmp_path):
+    sweep = Sweep(tmp_path, Scheduler([SUCCESSFUL]))
+    requests = sweep.requests(2)
+    requests[0].spec.unsupported = "one process cannot span two nodes"
+    results = sweep.ends(requests)
+    assert (results[0][1].status, results[0][1].reason) == ("unsupported", "one process cannot span two nodes")
+    assert results[1][1].status == "ok" and len(sweep.scheduler.submitted) == 1
+
+
+def test_a_submission_is_repeated_while_the_controller_restarts(tmp_path):
+    sweep = Sweep(tmp_path, Scheduler([GONE, GONE, GONE, SUCCESSFUL, SUCCESSFUL]))
+    results = sweep.ends(sweep.requests(2))
+    assert [result.status for _, result in results] == ["ok", "ok"]
+    assert sweep.scheduler.now_s >= sum(RETRY_PAUSES_S[:3])
+
+
+def test_without_a_controller_each_run_fails_after_one_try(tmp_path):
+    """All pauses are taken once; then each run has one try."""
+    sweep = Sweep(tmp_path, Scheduler([GONE] * (len(RETRY_PAUSES_S) + 3) + [SUCCESSFUL] + [GONE, SUCCESSFUL]))
+    results = sweep.ends(sweep.requests(5))
+    assert [(number, result.status) for number, result in results[:3]] == [(0, "failed"), (1, "failed"), (2, "failed")]
+    assert results[0][1].reason == f"it could not be submitted: {GONE}"
+    assert [result.status for _, result in results[3:]] == ["ok", "ok"], "after an answer all pauses are taken again"
+
+
+def test_a_limit_on_submitted_jobs_is_waited_for(tmp_path):
+    limit = SubmitLimit("AssocMaxSubmitJobLimit")
+    sweep = Sweep(tmp_path, Scheduler([SUCCESSFUL, *[limit] * 60, SUCCESSFUL]))
+    assert [result.status for _, result in sweep.ends(sweep.requests(2))] == ["ok", "ok"]
+    assert sweep.scheduler.now_s >= 60 * LIMIT_PAUSE_S, "longer than for a controller that restarts"
+    lines = [describe_queue_counts(queue) for queue in sweep.states_reported]
+    assert any("1 not submitted yet (AssocMaxSubmitJobLimit)" in line for line in lines)
+    assert "Limit" not in lines[-1]
+
+
+def test_results_come_in_while_a_submission_is_repeated(tmp_path):
+    sweep = Sweep(tmp_path, Scheduler([SUCCESSFUL, *[GONE] * 5]))
+    (first, _), (second, result) = list(sweep.ends(sweep.requests(2)))
+    assert {first, second} == {0, 1} and sweep.scheduler.now_s <= sum(RETRY_PAUSES_S) + 1.0 and result is not None
+
+
+def test_files_of_an_earlier_job_are_removed(tmp_path):
+    folder = tmp_path / "0"
+    folder.mkdir()
+    old = [JOB_FILE, JOB_LOG, "rank3.json", "progress0.json"]
+    for name in [*old, "multirun.yaml"]:
+        (folder / name).write_text("old")
+    sweep = Sweep(tmp_path, Scheduler([JobRefused("no")]))
+    sweep.ends()
+    assert sorted(path.name for path in folder.iterdir()) == ["multirun.yaml", "result.json", "spec.json"]
+
+
+def test_a_folder_that_cannot_be_created_is_a_failed_result(tmp_path):
+    (tmp_path / "0").write_text("in the way")
+    sweep = Sweep(tmp_path, Scheduler([SUCCESSFUL]))
+    results = sweep.ends(sweep.requests(2))
+    assert [result.status for _, result in results] == ["failed", "ok"]
+    assert results[0][1].reason is not None and f"{tmp_path / '0'} cannot be written: " in results[0][1].reason
+
+
+def test_ctrl_c_waits_until_the_job_id_is_recorded(tmp_path):
+    """A job whose id was lost would go on unnoticed."""
+    sweep = Sweep(tmp_path, Scheduler([SUCCESSFUL]))
+    real = sweep.scheduler.submit
+
+    def interrupted(spec, folder):
+        signal.raise_signal(signal.SIGINT)
+        return real(spec, folder)
+
+    sweep.follower._submitter._submit = interrupted
+    results = sweep.follower.follow(sweep.requests())
+    with pytest.raises(KeyboardInterrupt):
+        next(results)
+    assert sweep.follower.unfinished == 1 and read_submission(tmp_path / "0") is not None
+    assert [result.status for _, result in results] == ["ok"], "and the iterator continues"

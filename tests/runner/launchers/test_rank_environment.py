@@ -15,12 +15,6 @@ from scalebench.core.machine.variables import NO_PROXY, PROXIES, select_recorded
 from scalebench.core.process import LISTEN_ADDRESS
 from scalebench.core.spec import HardwareSpec
 from scalebench.runner.launchers import rank_environment
-from scalebench.runner.launchers.rank_environment import (
-    HEAP_VARIABLES,
-    THREAD_VARIABLES,
-    build_environment,
-    find_free_ports,
-)
 from tests.builders.runs import simulated_spec
 
 
@@ -29,7 +23,9 @@ def test_each_rank_has_its_own_variables(monkeypatch):
     spec = simulated_spec(gpus=3)
     spec.places[1].threads = 7
     spec.places[2].node, spec.places[2].local_rank = 1, 0
-    first, second, third = (build_environment(spec, "an id", rank, ["127.0.0.1:12345"]) for rank in range(3))
+    first, second, third = (
+        rank_environment.build_environment(spec, "an id", rank, ["127.0.0.1:12345"]) for rank in range(3)
+    )
     assert (first["RANK"], second["RANK"], third["RANK"]) == ("0", "1", "2")
     assert (first["LOCAL_RANK"], second["LOCAL_RANK"], third["LOCAL_RANK"]) == ("0", "1", "0")
     assert (first["LOCAL_WORLD_SIZE"], third["LOCAL_WORLD_SIZE"], third["NODE_RANK"]) == ("2", "1", "1")
@@ -41,18 +37,18 @@ def test_each_rank_has_its_own_variables(monkeypatch):
         assert variables["PATH"] == os.environ["PATH"], "what is set here reaches the workers"
         assert rank_environment.EXCLUDED_INTERFACES not in variables
     assert first[LISTEN_ADDRESS] == "127.0.0.1" and LISTEN_ADDRESS not in second
-    for name in THREAD_VARIABLES:
+    for name in rank_environment.THREAD_VARIABLES:
         assert (first[name], second[name]) == (str(spec.places[0].threads), "7")
 
 
 @pytest.mark.parametrize("own", [None, "MALLOC_ARENA_MAX"])
 def test_the_heap_keeps_what_a_step_frees_unless_the_shell_says_otherwise(own, monkeypatch):
-    for name in (*HEAP_VARIABLES, "MALLOC_ARENA_MAX"):
+    for name in (*rank_environment.HEAP_VARIABLES, "MALLOC_ARENA_MAX"):
         monkeypatch.delenv(name, raising=False)
     if own:
         monkeypatch.setenv(own, "4")
-    variables = build_environment(simulated_spec(), "an id", 0, ["127.0.0.1:12345"])
-    assert (HEAP_VARIABLES.items() <= variables.items()) is (own is None)
+    variables = rank_environment.build_environment(simulated_spec(), "an id", 0, ["127.0.0.1:12345"])
+    assert (rank_environment.HEAP_VARIABLES.items() <= variables.items()) is (own is None)
 
 
 LEFT_BEHIND = {
@@ -72,7 +68,7 @@ def test_ranks_do_not_inherit_what_other_programs_left_in_the_shell(by_mpi, monk
         monkeypatch.setenv(name, value)
     spec = simulated_spec(gpus=2)
     spec.config.hardware.environment = {"PL_TRAINER_MAX_TIME": "00:00:01:00"}
-    variables = build_environment(spec, "an id", 1, ["127.0.0.1:1", "127.0.0.1:2"], by_mpi)
+    variables = rank_environment.build_environment(spec, "an id", 1, ["127.0.0.1:1", "127.0.0.1:2"], by_mpi)
     assert not LEFT_BEHIND.keys() & variables.keys()
     assert OTHER_LAUNCH.keys() & variables.keys() == (OTHER_LAUNCH.keys() if by_mpi else set())
     assert (variables["WORLD_SIZE"], variables["RANK"], variables["OMPI_MCA_btl"]) == ("2", "1", "tcp")
@@ -85,11 +81,11 @@ def test_ranks_reach_each_other_without_a_proxy(monkeypatch):
     for name in (*PROXIES, *map(str.upper, PROXIES), *NO_PROXY):
         monkeypatch.delenv(name, raising=False)
     spec = simulated_spec(gpus=2)
-    assert "no_proxy" not in build_environment(spec, "an id", 0, ["a:1", "b:2"])
+    assert "no_proxy" not in rank_environment.build_environment(spec, "an id", 0, ["a:1", "b:2"])
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     monkeypatch.setenv("no_proxy", "our.net,a")
     monkeypatch.setenv("no_grpc_proxy", "x")
-    variables = build_environment(spec, "an id", 0, ["a:1", "b:2"])
+    variables = rank_environment.build_environment(spec, "an id", 0, ["a:1", "b:2"])
     assert [variables[name] for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy")] == ["our.net,a,b", "a,b", "x,a,b"]
     assert variables["HTTPS_PROXY"] == "http://proxy:3128"
 
@@ -98,16 +94,16 @@ def test_a_user_without_a_name_gets_one(monkeypatch):
     """torch's compiler asks for it, for the name of a folder."""
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)
-    assert "USER" not in build_environment(simulated_spec(), "an id", 0, ["a:1"])
+    assert "USER" not in rank_environment.build_environment(simulated_spec(), "an id", 0, ["a:1"])
     monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
-    assert build_environment(simulated_spec(), "an id", 0, ["a:1"])["USER"] == f"uid{os.getuid()}"
+    assert rank_environment.build_environment(simulated_spec(), "an id", 0, ["a:1"])["USER"] == f"uid{os.getuid()}"
 
 
 def test_variables_of_the_user_take_precedence():
     spec = simulated_spec(gpus=2)
     spec.config.hardware.interface = "ib0"
     spec.config.hardware.environment = {"NCCL_SOCKET_IFNAME": "eth5"}
-    variables = build_environment(spec, "an id", 0, ["a:1", "b:2"])
+    variables = rank_environment.build_environment(spec, "an id", 0, ["a:1", "b:2"])
     assert (variables["GLOO_SOCKET_IFNAME"], variables["NCCL_SOCKET_IFNAME"]) == ("ib0", "eth5")
 
 
@@ -186,7 +182,7 @@ def test_ranks_of_one_host_have_different_ports():
         assert len(set(zip(hosts, ports, strict=True))) == len(hosts)
         assert ports == rank_environment.choose_likely_free_ports(hosts, "a run")
         assert ports != rank_environment.choose_likely_free_ports(hosts, "another")
-    assert len(set(find_free_ports(50))) == 50
+    assert len(set(rank_environment.find_free_ports(50))) == 50
 
 
 @pytest.mark.parametrize(
@@ -258,7 +254,7 @@ def test_addresses_of_version_6_stand_in_brackets(monkeypatch):
     assert hosts == ["2001:db8::1", "2001:db8::2"]
     addresses = rank_environment.assign_rank_addresses(hosts, "")
     assert addresses[0].startswith("[2001:db8::1]:") and rank_environment.split_address(addresses[1])[0] == hosts[1]
-    variables = build_environment(simulated_spec(gpus=2), "id", 1, addresses)
+    variables = rank_environment.build_environment(simulated_spec(gpus=2), "id", 1, addresses)
     assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == (hosts[0], addresses[0].rpartition(":")[2])
 
 

@@ -3,26 +3,15 @@
 import json
 import os
 import signal
-from collections.abc import Callable
 
 import psutil
 import pytest
 
 from scalebench.config import placement
-from scalebench.core import exit_with_parent
+from scalebench.core import exit_with_parent, run_folder
 from scalebench.core.json_files import write_json
 from scalebench.core.process import StartError
 from scalebench.core.result import SchedulerRecord
-from scalebench.core.run_folder import (
-    JOB_FILE,
-    SRUN_HOSTS_FILE,
-    SRUN_LOG,
-    RankProcesses,
-    WorkerExit,
-    rank_log_name,
-    rank_processes_path,
-    worker_exit_path,
-)
 from scalebench.core.spec import write_spec
 from scalebench.runner import launchers
 from scalebench.runner.launchers import mpi, srun, supervise
@@ -40,7 +29,6 @@ from tests.runner.launchers.fake_srun import job as job  # a fixture
 pytestmark = pytest.mark.cold
 
 LONG = {"min_s": 600.0, "max_s": 600.0}
-Program = Callable[[str], str]
 
 
 def launched(spec, folder, **options):
@@ -53,13 +41,14 @@ def test_ranks_run_on_the_nodes_of_their_placement(job, tmp_path, program):
     module = program(f"print(*(os.environ[n] for n in '{names}'.split())); print(os.environ['SCALEBENCH_ADDRESSES'])")
     ended = launched(job.spec(3), tmp_path, module=module)
     assert (ended.exit_codes, ended.died_first, ended.timeout, ended.broken) == ([0, 0, 0], [], None, None)
-    logs = [(tmp_path / rank_log_name(k)).read_text().splitlines() for k in range(3)]
+    logs = [(tmp_path / run_folder.rank_log_name(k)).read_text().splitlines() for k in range(3)]
     assert [log[0] for log in logs] == ["0 3 0 2 0 n1 n1", "1 3 1 2 0 n1 n1", "2 3 0 1 1 n1 n2"]
     assert {log[1] for log in logs} == {logs[0][1]}
     assert [address.partition(":")[0] for address in logs[0][1].split(",")] == ["n1", "n1", "n2"]
     assert not find_running(ended.pids) and len(ended.pids) == 3
     assert "--distribution=arbitrary" in job.srun_arguments(), "the nodes have different numbers of ranks"
-    assert not {SRUN_LOG, SRUN_HOSTS_FILE} & set(os.listdir(tmp_path)), "they are removed where srun reported nothing"
+    names = {run_folder.SRUN_LOG, run_folder.SRUN_HOSTS_FILE}
+    assert not names & set(os.listdir(tmp_path)), "they are removed where srun reported nothing"
 
 
 @pytest.mark.parametrize("fitting", [2, pytest.param(1, marks=pytest.mark.slow)])
@@ -78,7 +67,7 @@ def test_steps_of_a_job_take_turns(fitting, job, tmp_path, monkeypatch):
     for result in results:
         assert len({tuple(rank.block_rounds) for rank in result.ranks}) == 1
         assert result.ranks[0].block_rounds[-1] > 1
-        assert result.monitor is not None and result.monitor.reason is None
+        assert result.monitor.reason is None
     assert "SLURM_OVERLAP=1" in job.step_environment() and not find_run_processes(tmp_path / "0")
 
 
@@ -91,17 +80,8 @@ def test_ranks_of_one_node_use_its_loopback_and_its_cores(job, tmp_path, program
     assert launched(spec, tmp_path, module=module).exit_codes == [0, 0]
     for rank in range(2):
         cpus = placement.make_cpus_variable(spec, rank)[placement.CPUS_VARIABLE]
-        assert (tmp_path / rank_log_name(rank)).read_text() == f"127.0.0.1 lo {cpus}\n"
+        assert (tmp_path / run_folder.rank_log_name(rank)).read_text() == f"127.0.0.1 lo {cpus}\n"
     assert {"--nodes=1", "--ntasks=2", "--nodelist=n1"} <= set(job.srun_arguments())
-
-
-def test_ranks_are_distributed_explicitly_where_the_tasks_of_the_job_differ(job, monkeypatch):
-    even = ["srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--nodelist=n1,n2", "python"]
-    hosts = ["n1", "n1", "n2", "n2"]
-    assert srun._with_layout(even, hosts) == even
-    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "3,1")
-    assert srun._with_layout(even, hosts) == ["srun", "--distribution=arbitrary", "--nodes=2", "--ntasks=4", "python"]
-    assert srun._with_layout(even, ["n1", "n1"]) == even
 
 
 def test_variables_of_the_job_are_not_passed_to_the_step(job, tmp_path, monkeypatch):
@@ -113,7 +93,10 @@ def test_variables_of_the_job_are_not_passed_to_the_step(job, tmp_path, monkeypa
     assert not variables.keys() & {"SLURM_NTASKS_PER_NODE", *of_job}
     # Ranks descend from a daemon of SLURM, and not from srun.
     assert variables[exit_with_parent.LAUNCHER_VARIABLE] == exit_with_parent.REMOTE_LAUNCHER
-    assert (variables["SLURM_HOSTFILE"], variables["SLURM_JOB_ID"]) == (str(tmp_path / SRUN_HOSTS_FILE), "12")
+    assert (variables["SLURM_HOSTFILE"], variables["SLURM_JOB_ID"]) == (
+        str(tmp_path / run_folder.SRUN_HOSTS_FILE),
+        "12",
+    )
 
 
 @pytest.mark.gpu
@@ -200,7 +183,7 @@ def test_a_failed_step_is_a_failed_run(case, job, tmp_path, monkeypatch):
     job.script("srun", script)
     result = run_spec(job.spec(2), tmp_path / "run")
     assert (result.status, result.reason) == expected
-    assert not (tmp_path / "run" / SRUN_HOSTS_FILE).exists()
+    assert not (tmp_path / "run" / run_folder.SRUN_HOSTS_FILE).exists()
 
 
 def test_a_missing_srun_is_a_failed_run(job, tmp_path):
@@ -225,7 +208,7 @@ def test_a_rank_on_the_wrong_node_is_a_failure(job, tmp_path, program, monkeypat
 def test_a_folder_that_a_node_does_not_see_is_a_failure(job, tmp_path):
     job.script("srun", "touch $SLURM_HOSTFILE; mv $(dirname $SLURM_HOSTFILE)/spec.json $(dirname $0)\n" + _body(job))
     result = run_spec(job.spec(2), tmp_path / "run")
-    assert result.status == "failed" and result.log == SRUN_LOG
+    assert result.status == "failed" and result.log == run_folder.SRUN_LOG
     assert result.reason == (
         f"{os.uname().nodename} cannot read {tmp_path}/run/spec.json (No such file or directory); "
         "a run's folder has to be on a file system that all its hosts share"
@@ -276,7 +259,7 @@ def test_a_step_that_ends_during_the_probes_keeps_its_figures(log, reason, job, 
         if not ended and {p.phase for p in progress} == {"close"} and len(progress) == 2:
             srun = psutil.Process(json.loads((folder / "pid1.json").read_text())["agent"]).parent()
             assert srun is not None
-            with (folder / SRUN_LOG).open("a") as file:
+            with (folder / run_folder.SRUN_LOG).open("a") as file:
                 file.write(f"{log}\n")
             os.kill(srun.pid, signal.SIGKILL)
             ended.append(srun.pid)
@@ -307,7 +290,7 @@ def test_ranks_on_other_nodes_get_the_request_for_stacks_through_srun(tmp_path, 
     group.starter = Srun()
     group.request_stacks()
     assert group.starter.sent == [], "no rank has started yet, and srun would end them"
-    write_json(rank_processes_path(tmp_path, 1), vars(RankProcesses("far", 1, 2)))
+    write_json(run_folder.rank_processes_path(tmp_path, 1), vars(run_folder.RankProcesses("far", 1, 2)))
     group.request_stacks()
     assert group.starter.sent == [signal.SIGUSR1]
 
@@ -316,11 +299,11 @@ def test_killed_ranks_are_the_cause_of_lost_connections(job, tmp_path, monkeypat
     """A rank may report a lost connection before srun has reported the cause."""
     group = srun.StepRanks(tmp_path, 3)
     group.starter = Srun()
-    write_json(worker_exit_path(tmp_path, 0), vars(WorkerExit(1, False)))
+    write_json(run_folder.worker_exit_path(tmp_path, 0), vars(run_folder.WorkerExit(1, False)))
     assert group.broken() is None
     assert group.first_failed([0]) == [0]
     lines = ("task 2: Killed", "task 0: Exited with exit code 1")
-    (tmp_path / SRUN_LOG).write_text("".join(f"srun: error: far: {line}\n" for line in lines))
+    (tmp_path / run_folder.SRUN_LOG).write_text("".join(f"srun: error: far: {line}\n" for line in lines))
     assert group.first_failed([0]) == [2]
     assert [member.poll() for member in group.members] == [1, None, -9]
     monkeypatch.setattr(supervise, "FOLLOW_LIMIT_S", 0.0)
@@ -373,19 +356,16 @@ def test_too_few_nodes_are_an_error(job, monkeypatch):
 
 @pytest.mark.parametrize(
     ("tasks", "hosts", "same"),
-    [
-        ("2(x2)", "aabb", True),
-        ("2(x3)", "aabb", True),
-        ("2", "aa", True),
-        ("3,1", "aabb", False),
-        ("3,1", "aaab", True),
-        ("1(x2)", "aabb", False),
-        ("", "ab", False),
-    ],
-)
+    [("2(x2)", "aabb", True), ("2(x3)", "aabb", True), ("2", "aa", True), ("3,1", "aabb", False), ("3,1", "aaab", True),
+     ("1(x2)", "aabb", False), ("", "ab", False)],
+)  # fmt: skip
 def test_the_default_distribution_of_slurm_may_fit_the_placement(tasks, hosts, same, monkeypatch):
+    """Where it does not, srun is told the host of each rank."""
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", tasks)
     assert srun.has_task_layout(list(hosts)) == same
+    even = ["srun", "--nodes=2", f"--ntasks={len(hosts)}", "--ntasks-per-node=2", "--nodelist=a,b", "python"]
+    arbitrary = ["srun", "--distribution=arbitrary", "--nodes=2", f"--ntasks={len(hosts)}", "python"]
+    assert srun._with_layout(even, list(hosts)) == (even if same or len(set(hosts)) == 1 else arbitrary)
 
 
 def test_the_task_layout_of_a_job_follows_the_ranks(job, monkeypatch):
@@ -418,7 +398,7 @@ def test_the_current_job_is_described(job, tmp_path, monkeypatch):
     assert describe() == SchedulerRecord("slurm", "12", "main", ["n1", "n2"], 9.0)
     write_submission(Submission("11", 990.5), tmp_path)
     assert describe() == current, "an earlier job of this folder"
-    (tmp_path / JOB_FILE).write_text("{")
+    (tmp_path / run_folder.JOB_FILE).write_text("{")
     assert describe() == current
     assert srun.describe_current_job(simulated_spec(), tmp_path) is None
     write_submission(Submission("12", 990.5), tmp_path)
