@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import subprocess
 import sys
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -28,7 +29,7 @@ os.environ["SCALEBENCH_PACE"] = "off"
 # TensorFlow's kernels for images with channels first are oneDNN's, which it takes by itself on some processors only.
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "1"
 WARM_RANKS = pytest.StashKey[WarmRanks]()
-COLD = ("cold", "faults", "truth")  # markers of tests whose ranks are new processes, as in a run
+COLD = ("cold", "faults", "truth")  # markers of tests whose programs and ranks are new processes, as in a run
 HAS_HOROVOD = importlib.util.find_spec("horovod") is not None
 IGNORED = {".pytest_cache", ".hypothesis", "__pycache__", ".ruff_cache", ".mypy_cache"}
 
@@ -38,7 +39,7 @@ ALLOWED_SKIPS = (ROOT / "tests/allowed_skips.txt").read_text().splitlines()  # i
 
 def pytest_addoption(parser):
     parser.addoption("--skips-fail", action="store_true", help="skips fail but for tests/allowed_skips.txt")
-    parser.addoption("--cold", action="store_true", help="start all ranks as new processes, as runs do")
+    parser.addoption("--cold", action="store_true", help="start all programs and ranks as new processes, as users do")
 
 
 def pytest_collection_modifyitems(items):
@@ -90,11 +91,13 @@ def pytest_sessionfinish(session):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Fork the ranks that a test launches in this process, unless it is about how they start or what they use."""
+    """Fork the programs that a test starts and the ranks that it launches, unless it is about how they start or what
+    they use."""
     if item.config.getoption("--cold") or any(item.get_closest_marker(name) for name in COLD):
         return (yield)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local, "start_program", item.config.stash[WARM_RANKS].start_program)
+        patch.setattr(subprocess, "Popen", item.config.stash[WARM_RANKS].popen)
         return (yield)
 
 

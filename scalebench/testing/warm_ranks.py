@@ -1,4 +1,5 @@
-"""Ranks of tests that start as copies of a process which has imported their framework, in a tenth of the time.
+"""Ranks of tests that start as copies of a process which has imported their framework, in a tenth of the time; and the
+program itself where a test starts it as a process.
 
 A measurement has no such ranks: copies share the layout of their memory, so that the spread between starts, which
 intervals rest on, would be understated. Only launches of contracts ask for them.
@@ -6,28 +7,32 @@ intervals rest on, would be understated. Only launches of contracts ask for them
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import faulthandler
 import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from scalebench.core.json_files import read_json
 from scalebench.core.machine import gpus
 from scalebench.core.machine.private_network import PrivateNetwork
 from scalebench.core.process import build_python_command
 from scalebench.core.run_folder import SPEC_FILE
+from scalebench.runner.launchers import local
 from scalebench.runner.launchers.local import start_program
 from scalebench.runner.launchers.rank_environment import THREAD_VARIABLES, common_environment
 from scalebench.runner.launchers.supervise import Program
 from scalebench.strategies import registry
 from scalebench.testing import zygote
-from scalebench.testing.zygote import MAX_MESSAGE_BYTES, drop_per_rank
+from scalebench.testing.zygote import MAX_MESSAGE_BYTES, PROGRAM, drop_per_rank
 
 # Ranks of a framework import these besides the adapter of their strategy; torch imports its compiler at the first step
 # of an optimizer. A test fails where ranks import more than a few small modules after they were forked.
@@ -36,6 +41,10 @@ PRELOADED: dict[str, tuple[str, ...]] = {
     "none": WORKERS,
     "torch": (*WORKERS, "scalebench.strategies.torch.base", "torch._dynamo"),
     "tensorflow": (*WORKERS, "scalebench.strategies.tensorflow.bare"),
+    PROGRAM: (
+        *(*WORKERS, "scalebench.strategies.simulated", PROGRAM, "pandas", "scalebench.cli.hydra_app"),
+        *("scalebench.sweeps.task", "scalebench.runner.parent", "scalebench.report.terminal"),
+    ),
 }
 # A copy of a process with threads is not safe. pyarrow, which Keras imports, would start one that gives back memory.
 ONE_THREAD = {**dict.fromkeys(THREAD_VARIABLES, "1"), "JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -48,7 +57,7 @@ class NotForked(Exception):
 
 
 class WarmProcess:
-    """A rank that a zygote has forked, as subprocess.Popen shows one."""
+    """A process that a zygote has forked, as subprocess.Popen shows one."""
 
     def __init__(self, answers: socket.socket) -> None:
         self._answers = answers
@@ -85,35 +94,50 @@ class WarmProcess:
 
 
 class Forker:
-    """The zygote of one framework, as the program that asks for ranks sees it."""
+    """A zygote, as the program that asks it for processes sees it. It ends when its socket is closed."""
 
-    def __init__(self, variables: dict[str, str]) -> None:
-        self._requests, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, requests: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
+        self._requests, self.process = requests, process
+
+    @classmethod
+    def start(cls, variables: Mapping[str, str]) -> Forker:
+        """Start a zygote with this environment."""
+        requests, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far_end:
-            command = build_python_command("-m", zygote.__name__, str(far_end.fileno()))
-            # It ends when the other end of its socket is closed: the thread that starts it may end before.
-            self.process = subprocess.Popen(
-                command, env=variables | ONE_THREAD, pass_fds=[far_end.fileno()], start_new_session=True,
-                stdin=subprocess.DEVNULL,
+            process = subprocess.Popen(
+                build_python_command("-m", zygote.__name__, str(far_end.fileno())), env={**variables, **ONE_THREAD},
+                pass_fds=[far_end.fileno()], start_new_session=True, stdin=subprocess.DEVNULL,
             )  # fmt: skip
+        return cls(requests, process)
 
     def load(self, modules: Sequence[str]) -> None:
         """Have it import modules, without waiting for that."""
         with contextlib.suppress(ConnectionError):  # it has ended: it will not fork either
             self._requests.sendall(json.dumps({"modules": modules}).encode())
 
-    def fork(self, arguments: Sequence[str], variables: dict[str, str], log: int, network: list[int]) -> WarmProcess:
-        """Fork a rank that runs a module, the first of the arguments, in the current folder and on the same cores."""
-        place = {"folder": os.getcwd(), "cpus": sorted(os.sched_getaffinity(0))}
-        request = {"modules": [], "arguments": arguments, "variables": variables, **place}
+    def fork(
+        self,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        descriptors: Sequence[int],
+        is_safe: bool = sys.flags.safe_path,
+        folder: str | None = None,
+    ) -> WarmProcess:
+        """Fork a process that runs a module, the first of the arguments, on the same cores as this one. The descriptors
+        are its input, output and errors, and its namespaces."""
+        place = {"folder": folder or os.getcwd(), "cpus": sorted(os.sched_getaffinity(0)), "is_safe": is_safe}
+        blocked = [int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, [])]
+        request = {"modules": [], "arguments": arguments, "variables": dict(variables), "blocked": blocked, **place}
         answers, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far_end, contextlib.suppress(ConnectionError):
-            socket.send_fds(self._requests, [json.dumps(request).encode()], [far_end.fileno(), log, *network])
+            socket.send_fds(self._requests, [json.dumps(request).encode()], [far_end.fileno(), *descriptors])
         return WarmProcess(answers)
 
     def close(self) -> None:
-        """End it, and with it all ranks that it has forked."""
+        """End it, and with it all processes that it has forked."""
         self._requests.close()
+        if self.process is None:
+            return
         try:
             self.process.wait(END_LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -122,20 +146,24 @@ class Forker:
 
 
 class WarmRanks:
-    """The zygotes of a session, which start when their first rank does.
+    """The zygotes of a session, which start when their first process does.
 
     There are two for each framework, between which ranks alternate: each has hash seeds of its own, so that an order
     that comes from a set differs between ranks, as it does in a run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rank_zygote: Forker | None = None) -> None:
         self._environment = common_environment()
+        self._program: dict[str, str] | None = None  # the environment of the zygote of programs
         self._zygotes: dict[tuple[str, int], Forker] = {}
+        if rank_zygote is not None:
+            self._zygotes = {("none", number): rank_zygote for number in range(2)}
         self._lock = threading.Lock()
+        self.popen = type("Popen", (WarmPopen,), {"ranks": self})
 
     @property
     def pids(self) -> set[int]:
-        return {each.process.pid for each in self._zygotes.values()}
+        return {each.process.pid for each in self._zygotes.values() if each.process is not None}
 
     def start_program(
         self,
@@ -147,10 +175,11 @@ class WarmRanks:
     ) -> Program:
         """Start a rank as local.start_program does: forked, or where that is not possible as a new process."""
         if not in_foreground:
-            descriptors = [] if network is None else network.descriptors
-            with contextlib.suppress(NotForked), open(log, "wb") as file:
+            namespaces = [] if network is None else network.descriptors
+            with contextlib.suppress(NotForked), open(log, "wb") as file, open(os.devnull, "rb") as nothing:
                 forker = self._find_forker(command, variables)
-                return forker.fork(command[command.index("-m") + 1 :], variables, file.fileno(), descriptors)
+                streams = [nothing.fileno(), file.fileno(), file.fileno()]
+                return forker.fork(command[command.index("-m") + 1 :], variables, [*streams, *namespaces])
         return start_program(command, variables, log, in_foreground, network)
 
     def _find_forker(self, command: list[str], variables: dict[str, str]) -> Forker:
@@ -159,21 +188,108 @@ class WarmRanks:
         kind = strategy.get("framework", "")
         if kind not in PRELOADED:
             raise NotForked(f"unknown framework '{kind}'")
-        if not hasattr(os, "pidfd_open") or gpus.count_gpus():
-            raise NotForked("not on this machine: no Linux, or with GPUs")
-        if drop_per_rank(variables) != drop_per_rank(self._environment):
-            raise NotForked("a library may read another environment when it is imported")
         adapter = registry.BUILT_IN_STRATEGIES.get(strategy["name"], "").partition(":")[0]
+        _check_forks(variables, self._environment)
         with self._lock:
             for number in range(min(2, int(variables["WORLD_SIZE"]))):  # both import at the same time
-                if (kind, number) not in self._zygotes:
-                    self._zygotes[kind, number] = Forker(variables)
-                self._zygotes[kind, number].load([*PRELOADED[kind], *filter(None, [adapter])])
+                self._load(kind, number, variables, adapter)
             return self._zygotes[kind, int(variables["RANK"]) % 2]
+
+    def _load(self, kind: str, number: int, variables: Mapping[str, str], *modules: str) -> Forker:
+        if (kind, number) not in self._zygotes:
+            self._zygotes[kind, number] = Forker.start(variables)
+        self._zygotes[kind, number].load([*PRELOADED[kind], *filter(None, modules)])
+        return self._zygotes[kind, number]
+
+    def fork_program(
+        self, command: Any, streams: Sequence[int], variables: Mapping[str, str] | None, folder: Any
+    ) -> WarmProcess:
+        """Fork the program where this command starts it. Raise NotForked where a copy is no new process's like."""
+        flags, arguments = _parse_command(command)
+        variables = os.environ if variables is None else variables
+        with self._lock:
+            if self._program is None:
+                self._program = dict(os.environ)
+            _check_forks(variables, self._program)
+            forker = self._load(PROGRAM, 0, self._program)
+        folder = None if folder is None else os.fspath(folder)
+        return forker.fork([PROGRAM, *arguments], variables, streams, "-P" in flags, folder)
 
     def close(self) -> None:
         while self._zygotes:
             self._zygotes.popitem()[1].close()
+
+
+class WarmPopen(subprocess.Popen[Any]):
+    """subprocess.Popen that forks the program, and starts everything else as a new process."""
+
+    ranks: ClassVar[WarmRanks]
+    _forked: WarmProcess | None = None
+
+    def _execute_child(
+        self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *rest: Any
+    ) -> None:
+        pipes = rest[3:9]  # of each stream the end that is read and the end that is written
+        streams = [end if end != -1 else n for n, end in enumerate((pipes[0], pipes[3], pipes[5]))]
+        with contextlib.suppress(NotForked):
+            if executable or preexec_fn or pass_fds:
+                raise NotForked("it is started in a way of its own")
+            self._forked = self.ranks.fork_program(args, streams, env, cwd)
+            self.pid = self._forked.pid
+            self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+            return
+        super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)  # type: ignore[misc]
+
+    def poll(self) -> int | None:
+        if self._forked is None:
+            return super().poll()
+        self.returncode = self._forked.poll()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self._forked is None:
+            return super().wait(timeout)
+        self.returncode = self._forked.wait(timeout)
+        return self.returncode
+
+
+def become_program() -> None:
+    """Do what the program needs in a process that was just forked: a copy of it forks its ranks, and ends with it."""
+    faulthandler.enable()
+    zygote.open_streams()
+    requests, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if (pid := os.fork()) == 0:
+        requests.close()
+        os.setsid()
+        zygote.replace_streams([os.open(os.devnull, os.O_RDWR)] * 3)
+        zygote.open_streams(1, "utf-8", "replace")  # as common_environment has it
+        zygote.Zygote(far_end).run()
+        os._exit(0)
+    far_end.close()
+    local.start_program = WarmRanks(Forker(requests)).start_program  # type: ignore[assignment]
+    atexit.register(_end_copy, requests, pid)
+
+
+def _end_copy(requests: socket.socket, pid: int) -> None:
+    requests.close()
+    os.waitpid(pid, 0)
+
+
+def _parse_command(command: Any) -> tuple[list[str], list[str]]:
+    """Return the flags of Python and the arguments of the program."""
+    if isinstance(command, list) and command[:1] == [sys.executable] and "-m" in command:
+        at = command.index("-m")
+        if command[at + 1] == PROGRAM.partition(".")[0] and {*command[1:at]} <= {"-P", "-X", "faulthandler"}:
+            return command[1:at], command[at + 2 :]
+    raise NotForked("it is another program")
+
+
+def _check_forks(variables: Mapping[str, str], environment: Mapping[str, str]) -> None:
+    """Raise NotForked where a copy of a process with this environment is not as a new process with these variables."""
+    if not hasattr(os, "pidfd_open") or gpus.count_gpus():
+        raise NotForked("not on this machine: no Linux, or with GPUs")
+    if drop_per_rank(variables) != drop_per_rank(environment):
+        raise NotForked("a library may read another environment when it is imported")
 
 
 def _read_strategy(folder: Path) -> dict[str, Any]:

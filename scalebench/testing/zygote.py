@@ -1,7 +1,7 @@
 """A process that has imported a framework and forks ranks for tests: `python -m scalebench.testing.zygote DESCRIPTOR`.
 
-It imports what the requests name that it reads from a socket, and forks a rank for each. Such a rank starts with
-modules and nothing else, as a zygote never trains. See warm_ranks, which sends the requests.
+It imports what the requests name that it reads from a socket, and forks a rank or the program for each. These start
+with modules and nothing else, as a zygote never trains. See warm_ranks, which sends the requests.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import re
 import runpy
 import selectors
+import signal
 import socket
 import sys
 import traceback
@@ -24,7 +25,8 @@ from scalebench.core.exit_with_parent import PARENT_VARIABLE
 from scalebench.core.machine.private_network import enter_namespaces
 from scalebench.runner.launchers.rank_environment import RANK_VARIABLES
 
-MAX_MESSAGE_BYTES, MAX_DESCRIPTORS = 100_000, 4
+MAX_MESSAGE_BYTES, MAX_DESCRIPTORS = 100_000, 6
+PROGRAM = "scalebench.__main__"
 PER_RANK = re.compile(rf"({'|'.join(RANK_VARIABLES)}|PYTHONPATH|(SCALEBENCH|PYTEST)_\w+)$")
 
 
@@ -37,7 +39,7 @@ class Zygote:
 
     def __init__(self, requests: socket.socket) -> None:
         self._requests, self._selector = requests, selectors.DefaultSelector()
-        self._environment, self._search_path = dict(os.environ), _search_path()
+        self._environment, self._search_path = dict(os.environ), _search_path(sys.flags.safe_path)
         self._problem: str | None = None  # why it forks no rank
 
     def run(self) -> None:
@@ -76,12 +78,13 @@ class Zygote:
         pid = os.fork() if problem is None else 0
         if problem is None and pid == 0:
             for key in [*self._selector.get_map().values()]:
-                os.close(key.fd)
                 if key.data is not None:
+                    os.close(key.fd)
                     key.data[1].close()
             self._selector.close()
+            self._requests.close()
             answers.close()
-            self._become_rank(request, *descriptors)
+            self._become(request, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         with contextlib.suppress(BrokenPipeError):
@@ -99,44 +102,63 @@ class Zygote:
         with answers, contextlib.suppress(BrokenPipeError):
             answers.send(str(os.waitstatus_to_exitcode(status)).encode())
 
-    def _become_rank(self, request: dict[str, Any], log: int, *network: int) -> NoReturn:
+    def _become(self, request: dict[str, Any], *descriptors: int) -> NoReturn:
         """Run a module as `python -m` does in a new process."""
-        status: object = 1
+        status: Any = 1
+        module, *arguments = request["arguments"]
         try:
             os.setsid()
-            nothing = os.open(os.devnull, os.O_RDONLY)
-            for descriptor, number in ((nothing, 0), (log, 1), (log, 2)):
-                os.dup2(descriptor, number)
-            os.close(nothing)
-            os.close(log)
-            enter_namespaces(network)
+            replace_streams(descriptors[:3])
+            enter_namespaces(descriptors[3:])
             os.chdir(request["folder"])
             os.sched_setaffinity(0, request["cpus"])
-            self._replace_environment(request["variables"])
+            signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
+            self._replace_environment(request["variables"], request["is_safe"])
             sys.modules["numpy"].random.seed()  # else all ranks would draw the same numbers
-            module, *sys.argv[1:] = request["arguments"]
+            sys.argv[1:] = arguments
             sys.modules.pop(module, None)
+            if module == PROGRAM:
+                importlib.import_module("scalebench.testing.warm_ranks").become_program()
             runpy.run_module(module, run_name="__main__", alter_sys=True)
             status = 0
         except SystemExit as end:
             status = end.code
         except BaseException:
             traceback.print_exc()
+        if module == PROGRAM:
+            sys.exit(status)  # ranks end without the clean-up of the interpreter, which the program does
         os._exit(status if isinstance(status, int) else status is not None)
 
-    def _replace_environment(self, variables: dict[str, str]) -> None:
+    def _replace_environment(self, variables: dict[str, str], is_safe: bool) -> None:
         """Take over these variables besides those that imports have set, and the folders in which modules are found."""
         before = self._environment
         set_by_imports = {n: value for n, value in drop_per_rank(os.environ).items() if before.get(n) != value}
         os.environ.clear()
-        os.environ.update(variables | set_by_imports | {PARENT_VARIABLE: str(os.getppid())})
-        sys.path[:] = [*_search_path(), *(entry for entry in sys.path if entry not in self._search_path)]
+        os.environ.update(variables | set_by_imports)
+        if PARENT_VARIABLE in variables:
+            os.environ[PARENT_VARIABLE] = str(os.getppid())
+        sys.path[:] = [*_search_path(is_safe), *(entry for entry in sys.path if entry not in self._search_path)]
         importlib.invalidate_caches()
 
 
-def _search_path() -> list[str]:
+def replace_streams(descriptors: Sequence[int]) -> None:
+    """Make these descriptors standard input, output and errors."""
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+    for descriptor in set(descriptors):
+        os.close(descriptor)
+
+
+def open_streams(buffering: int = -1, encoding: str | None = None, errors: str | None = None) -> None:
+    """Open the standard streams anew, which else would seek as those could that were there before."""
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering, encoding, errors, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, encoding, errors or "backslashreplace", closefd=False)  # noqa: SIM115
+
+
+def _search_path(is_safe: bool) -> list[str]:
     """Return the folders that `python -m` searches for modules before all others."""
-    current = [] if sys.flags.safe_path else [os.getcwd()]
+    current = [] if is_safe else [os.getcwd()]
     return [*current, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
 
 

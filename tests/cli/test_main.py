@@ -167,6 +167,7 @@ def test_a_folder_that_cannot_be_made(call, key):
     assert "; choose another " in err[0]
 
 
+@pytest.mark.cold
 def test_as_people_start_it():
     command = [sys.executable, "-m", "scalebench", "gpus=0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

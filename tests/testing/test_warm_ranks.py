@@ -4,8 +4,11 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from contextlib import closing
+from subprocess import Popen
 
+import psutil
 import pytest
 
 from scalebench.config.compose import compose_config
@@ -138,6 +141,34 @@ def test_nothing_is_forked_after_an_import_that_failed_or_left_a_thread(name, tm
     monkeypatch.setitem(module.PRELOADED, "none", (*module.PRELOADED["none"], name))
     with closing(WarmRanks()) as ranks:
         assert not is_forked(ranks.start_program, tmp_path / "run")
+
+
+NO_RUN = [sys.executable, "-m", "scalebench", "gpus=0"]
+
+
+def test_the_program_does_what_a_new_process_does(warm_ranks, tmp_path):
+    answers = []
+    for start in (warm_ranks.popen, Popen):
+        with start(NO_RUN, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            is_copy = psutil.Process(process.pid).ppid() in warm_ranks.pids
+            answers.append((*process.communicate(timeout=LIMIT_S), process.returncode))
+            assert is_copy == (start is warm_ranks.popen)
+    assert answers[0] == answers[1] == ("", "scalebench: gpus=0 should be at least 1\n", 2)
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        (["sleep", "60"], {}),
+        ([sys.executable, "-S", *NO_RUN[1:]], {}),
+        (NO_RUN, {"env": {}}),
+        (NO_RUN, {"preexec_fn": os.getpid}),
+    ],
+)
+def test_what_starts_in_a_way_of_its_own_is_a_new_process(command, options, warm_ranks):
+    with warm_ranks.popen(command, stderr=subprocess.DEVNULL, **options) as process:
+        assert psutil.Process(process.pid).ppid() == os.getpid()
+        process.kill()
 
 
 @pytest.mark.real
