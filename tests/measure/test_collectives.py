@@ -96,23 +96,22 @@ def test_sizes_are_rounded_down_to_a_part_for_each_rank():
 
 
 def test_every_operation_and_size_is_measured_for_its_share_of_the_time():
-    measured, reasons = run(FakeStrategy(latency_and_rate))
-    assert reasons == {}
+    fake, signs = FakeStrategy(latency_and_rate), []
+    measured, reasons = measure_collectives(fake, SETTINGS, fake.clock, lambda: signs.append(len(fake.requests)))
+    assert reasons == {} and signs == list(range(len(measured))), "a sign of life before each size"
     expected = [(name, size) for name in COLLECTIVES for size in list_message_sizes(name, 2)]
     assert [(each.name, each.size_bytes) for each in measured] == expected
+    share_s = 2.0 / 14  # of one size
     for each in measured:
         once_s = latency_and_rate(each.name, each.size_bytes)
         assert each.block_s == pytest.approx([each.repeats * once_s] * len(each.block_s))
         # A block fills an eighth of the operation's share of the time, or is a single long operation.
-        block_s = 2.0 / 14 / 8
-        assert each.repeats == max(1, round(block_s / once_s))
-        share_s = 2.0 / 14  # of one size
+        assert each.repeats == max(1, round(share_s / 8 / once_s))
         assert len(each.block_s) == max(3, min(8, round(share_s / (each.repeats * once_s))))
-
-
-def test_a_block_is_at_most_as_long_as_requested():
     measured, _ = run(FakeStrategy(latency_and_rate), block_s=0.008)
-    assert measured[0].repeats == 4 and len(measured[0].block_s) == 8
+    assert measured[0].repeats == 4 and len(measured[0].block_s) == 8, "at most as long as requested"
+    fake = FakeStrategy(latency_and_rate, gpus=1)
+    assert run(fake) == ([], dict.fromkeys(COLLECTIVES, ONE_DEVICE)) and fake.requests == []
 
 
 def test_calls_before_the_blocks_do_not_count():
@@ -133,9 +132,11 @@ def test_calls_before_the_blocks_do_not_count():
     measured, reasons = run(Slow(latency_and_rate))
     plain, _ = run(FakeStrategy(latency_and_rate))
     assert reasons == {} and all(max(each.block_s) < 10.0 for each in measured)
-    assert [(each.repeats, len(each.block_s)) for each in measured] == [
-        (each.repeats, len(each.block_s)) for each in plain
-    ]
+    assert [shape_of(each) for each in measured] == [shape_of(each) for each in plain]
+
+
+def shape_of(collective):
+    return collective.name, collective.size_bytes, collective.repeats, len(collective.block_s)
 
 
 def test_larger_sizes_are_left_out_where_one_would_take_too_long():
@@ -154,28 +155,23 @@ def test_unsupported_operations_have_a_reason_and_the_others_measured():
     assert [name for name, _ in fake.requests].count("reduce") == 1
 
 
-def test_sizes_too_large_for_memory_are_left_out(memory):
-    memory(6 * 64 * 2**20)
-    measured, reasons = run(FakeStrategy(latency_and_rate))
-    assert {
-        name: max(each.size_bytes for each in measured if each.name == name) for name in COLLECTIVES
-    } == dict.fromkeys(COLLECTIVES, 64 * 2**20)
-    assert reasons["reduce"] == "buffers of 256 MiB would take 1.5 GiB of memory here, and 384 MiB are available"
-
-
-def test_all_devices_of_a_node_share_its_memory(memory):
+def test_sizes_and_transfers_too_large_for_memory_are_left_out(memory):
     memory(6 * 64 * 2**20)
     fake = FakeStrategy(latency_and_rate)
+    measured, reasons = run(fake)
+    largest = {name: max(each.size_bytes for each in measured if each.name == name) for name in COLLECTIVES}
+    assert largest == dict.fromkeys(COLLECTIVES, 64 * 2**20)
+    assert reasons["reduce"] == "buffers of 256 MiB would take 1.5 GiB of memory here, and 384 MiB are available"
+    # All devices of a node share its memory, and GPUs have their own.
     fake.spec = dataclasses.replace(fake.spec, places=[RankPlacement(0, 0, 0, [0, 1, 2, 3], [], 1)])
     assert max(each.size_bytes for each in run(fake)[0]) == 16 * 2**20
     fake.spec = dataclasses.replace(fake.spec, device="cuda")
     assert max(each.size_bytes for each in run(fake)[0]) == LARGEST
-
-
-def test_one_device_has_no_collectives():
-    fake = FakeStrategy(latency_and_rate, gpus=1)
-    assert run(fake) == ([], dict.fromkeys(COLLECTIVES, ONE_DEVICE))
-    assert fake.requests == []
+    memory(2 * TRANSFER_COPIES * TRANSFER_BYTES)
+    fake = FakeStrategy(lambda *what: 1e-3)
+    measured, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
+    assert {each.kind for each in measured} == {"send_latency", "send_one_way", "send_both_ways", "send_ring"}
+    assert reasons["memcpy"] == "memcpy of 256 MiB would take 2 GiB of memory here, and 512 MiB are available"
 
 
 def test_every_rank_follows_rank_0():
@@ -185,29 +181,19 @@ def test_every_rank_follows_rank_0():
     rank_1 = FakeStrategy(lambda name, size: 9e-3 + size / 2e7, rank_0_values=rank_0.broadcasts)
     others, other_reasons = run(rank_1)
     assert rank_1.broadcasts == rank_0.broadcasts and rank_1.requests == rank_0.requests and other_reasons == reasons
-    assert [(c.name, c.size_bytes, c.repeats, len(c.block_s)) for c in others] == [
-        (c.name, c.size_bytes, c.repeats, len(c.block_s)) for c in measured
-    ]
+    assert [shape_of(each) for each in others] == [shape_of(each) for each in measured]
 
 
-def test_a_sign_of_life_before_each_size():
-    fake, signs = FakeStrategy(latency_and_rate), []
-    measured, _ = measure_collectives(fake, SETTINGS, fake.clock, lambda: signs.append(len(fake.requests)))
-    assert signs == list(range(len(measured)))
-
-
-def test_routes_of_cpus():
+def test_routes_of_cpus_and_gpus():
     assert list_routes(1, "cpu") == [Route("memcpy", 0, 0)]
     three = list_routes(3, "cpu")
-    assert [(r.source, r.target) for r in three if r.kind == "send_one_way"] == [
-        (0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1),
-    ]  # fmt: skip
-    assert [(r.source, r.target) for r in three if r.kind == "send_both_ways"] == [(0, 1), (0, 2), (1, 2)]
+    ways = {
+        kind: [(r.source, r.target) for r in three if r.kind == f"send_{kind}"] for kind in ("one_way", "both_ways")
+    }
+    both = [(0, 1), (0, 2), (1, 2)]
+    assert ways == {"one_way": sorted([*both, *((b, a) for a, b in both)]), "both_ways": both}
     assert [r.kind for r in three if r.source is None] == ["send_ring", "memcpy_all"]
     assert [r.source for r in three if r.kind == "memcpy"] == [0, 1, 2]
-
-
-def test_routes_of_gpus():
     kinds = {route.kind for route in list_routes(2, "cuda")}
     patterns = ("latency", "one_way", "both_ways", "ring")
     between = {f"{way}_{pattern}" for way in ("send", "peer", "staged") for pattern in patterns}
@@ -263,35 +249,17 @@ def test_each_kind_that_a_strategy_lacks_has_one_reason():
     assert {each.kind for each in measured} == {"memcpy", "memcpy_all"}
 
 
-def test_transfers_too_large_for_memory_are_left_out(memory):
-    memory(2 * TRANSFER_COPIES * TRANSFER_BYTES)
-    fake = FakeStrategy(lambda *what: 1e-3)
-    measured, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
-    assert {each.kind for each in measured} == {"send_latency", "send_one_way", "send_both_ways", "send_ring"}
-    assert reasons["memcpy"] == "memcpy of 256 MiB would take 2 GiB of memory here, and 512 MiB are available"
-
-
-def group(now, events):
-    def synchronize():
-        events.append("synchronize")
-        now.s += 10.0
-
-    def broadcast(value):
-        events.append("barrier")
-        now.s += 1000.0
-        return value
-
-    return SimpleNamespace(synchronize=synchronize, broadcast=broadcast)
-
-
 def test_a_block_has_its_calls_and_one_synchronization():
     now, events = SimpleNamespace(s=0.0), []
 
-    def action():
-        events.append("call")
-        now.s += 1.0
+    def take(event, seconds):
+        events.append(event)
+        now.s += seconds
 
-    seconds = time_blocks(group(now, events), action, repeats=3, blocks=2, clock=lambda: now.s)
+    group = SimpleNamespace(
+        synchronize=lambda: take("synchronize", 10.0), broadcast=lambda value: take("barrier", 1000.0) or value
+    )
+    seconds = time_blocks(group, lambda: take("call", 1.0), repeats=3, blocks=2, clock=lambda: now.s)
     assert seconds == [13.0, 13.0]
     assert events == ["barrier", *["call"] * 3, "synchronize"] * 2
 

@@ -18,61 +18,42 @@ from scalebench.core.spec import RankPlacement, write_spec
 from scalebench.measure import clock_sync, nodes
 from scalebench.measure.monitor.time_series import read_series
 from scalebench.measure.nodes import NodeReport, has_node_reports, make_machines_part, record_node
-from tests.builders.runs import MACHINE, rank, simulated_config, simulated_spec
+from tests.builders.runs import MACHINE, rank, simulated_spec
 
 PLACES = [RankPlacement(0, 0, 0, [0], [], 1), RankPlacement(1, 1, 0, [1], [], 1), RankPlacement(2, 0, 1, [0], [], 1)]
 
 
-def on_nodes(folder, monitor=True):
+def on_nodes(folder, monitor=True, hosts=("a:2", "b:1")):
     """Return a run on two nodes, whose spec is in `folder`."""
     spec = simulated_spec(measure={"monitor": monitor})
     spec = dataclasses.replace(spec, nodes=2, places=PLACES)
-    spec.config.hardware.hosts = ["a:2", "b:1"]
+    spec.config.hardware.hosts = list(hosts)
     write_spec(spec, folder)
     return spec
 
 
 def test_nodes_report_under_slurm_on_hosts_and_by_hand():
-    config = simulated_config()
-    assert not has_node_reports(simulated_spec())
-    for hardware in ({"scheduler": "slurm"}, {"hosts": ["a:2"]}):
-        changed = dataclasses.replace(config, hardware=dataclasses.replace(config.hardware, **hardware))
-        assert has_node_reports(dataclasses.replace(simulated_spec(), config=changed))
-    by_hand = dataclasses.replace(config, strategy=dataclasses.replace(config.strategy, launcher="by_hand"))
-    assert has_node_reports(dataclasses.replace(simulated_spec(), config=by_hand))
+    spec = simulated_spec()
+    assert not has_node_reports(spec)
+    for part, changes in (
+        ("hardware", {"scheduler": "slurm"}), ("hardware", {"hosts": ["a:2"]}), ("strategy", {"launcher": "by_hand"}),
+    ):  # fmt: skip
+        changed = dataclasses.replace(getattr(spec.config, part), **changes)
+        config = dataclasses.replace(spec.config, **{part: changed})
+        assert has_node_reports(dataclasses.replace(spec, config=config))
 
 
 def test_the_second_node_writes_its_report(tmp_path):
     spec = on_nodes(tmp_path)
     with record_node(spec, tmp_path, 1, 2, {"GLOO_SOCKET_IFNAME": "ib0"}):
         pass
-    assert nodes.read_reports(spec, tmp_path)[0] is None  # the other node wrote none
-    report = nodes.read_reports(spec, tmp_path)[1]
-    assert report is not None and (report.node, report.rank, report.over, report.monitor_reason) == (1, 2, True, None)
+    first, report = nodes.read_reports(spec, tmp_path)
+    assert first is None  # the other node wrote none
+    assert (report.node, report.rank, report.over, report.monitor_reason) == (1, 2, True, None)
     assert report.machine.environment == {"GLOO_SOCKET_IFNAME": "ib0"}, "the variables of the rank"
     assert report.machine.hostname == platform.node() and report.oom_killed in (False, None)
     assert read_series(monitor_path(tmp_path, 1)).values("memory", "available_bytes")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["machine1.json", "monitor1.parquet", "spec.json"]
-
-
-def test_without_a_monitor_the_machine_is_still_reported(tmp_path):
-    spec = on_nodes(tmp_path, monitor=False)
-    with record_node(spec, tmp_path, 0, 0, {}):
-        pass
-    report = nodes.read_reports(spec, tmp_path)[0]
-    assert report is not None and report.monitor_reason == "measure.monitor=false"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["machine0.json", "spec.json"]
-
-
-@pytest.mark.parametrize(
-    ("hosts", "number"), [(["a:2", "b:1"], 1), ([], 0)], ids=["second rank", "launched on this host"]
-)
-def test_other_ranks_write_no_report(tmp_path, hosts, number):
-    spec = on_nodes(tmp_path)
-    spec.config.hardware.hosts = hosts
-    with record_node(spec, tmp_path, 0, number, {}):
-        pass
-    assert [path.name for path in tmp_path.iterdir()] == ["spec.json"]
 
 
 def test_a_machine_that_cannot_be_detected_is_no_failed_run(tmp_path, monkeypatch):
@@ -85,16 +66,23 @@ def test_a_machine_that_cannot_be_detected_is_no_failed_run(tmp_path, monkeypatc
     assert not node_report_path(tmp_path, 0).exists() and monitor_path(tmp_path).exists()
 
 
-def test_an_out_of_memory_kill_on_the_node_is_reported(tmp_path, monkeypatch):
+def test_without_a_monitor_the_machine_is_still_reported_and_an_out_of_memory_kill(tmp_path, monkeypatch):
     counts = iter([3, 4])
     monkeypatch.setattr(machine, "oom_kills", lambda: next(counts))
     spec = on_nodes(tmp_path, monitor=False)
     with record_node(spec, tmp_path, 0, 0, {}):
         pass
-    assert nodes.any_oom_kill(nodes.read_reports(spec, tmp_path))
-
-
-GPU = Gpu(0, "made up", "GPU-0", 2**35, 1410, 1215, 400.0, 0, None)
+    reports = nodes.read_reports(spec, tmp_path)
+    assert nodes.any_oom_kill(reports) and reports[0].monitor_reason == "measure.monitor=false"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["machine0.json", "spec.json"]
+    node_report_path(tmp_path, 0).write_text('{"node": 0')
+    assert nodes.read_reports(spec, tmp_path)[0] is None
+    assert nodes.read_reports(simulated_spec(), tmp_path) == [], "launched on this host, where files do not count"
+    node_report_path(tmp_path, 0).unlink()
+    for hosts, number in ((("a:2", "b:1"), 1), ((), 0)):  # the second rank of a node, and one that is launched here
+        with record_node(on_nodes(tmp_path, hosts=hosts), tmp_path, 0, number, {}):
+            pass
+        assert [path.name for path in tmp_path.iterdir()] == ["spec.json"]
 
 
 def report_of(number, over=True, **machine):
@@ -102,19 +90,9 @@ def report_of(number, over=True, **machine):
     return NodeReport(number, 2 * number, of_node, [], over)
 
 
-def on_slurm_nodes(count):
-    spec = dataclasses.replace(simulated_spec(), nodes=count)
-    spec.config.hardware.scheduler = "slurm"
-    return spec
-
-
-def write_report(folder, report):
-    write_json(node_report_path(folder, report.node), report)
-
-
 def test_the_machine_is_that_of_the_first_node_and_others_are_all_or_none(monkeypatch):
     part = make_machines_part([report_of(0), report_of(1), report_of(2)], [])
-    assert part.machine.hostname == "n0" and [m.hostname for m in part.others or []] == ["n1", "n2"]
+    assert part.machine.hostname == "n0" and [m.hostname for m in part.others] == ["n1", "n2"]
     assert part.flags == []
     monkeypatch.setattr(machine, "detect_machine", lambda: MACHINE)
     for reports in ([None, report_of(1), None], []):  # the latter: launched on this host
@@ -123,24 +101,16 @@ def test_the_machine_is_that_of_the_first_node_and_others_are_all_or_none(monkey
     assert make_machines_part([report_of(0)], []).others is None
 
 
-@pytest.mark.parametrize(
-    ("other", "flagged"),
-    [
-        ({"cpu_model": "another processor"}, True),
-        ({"memory_bytes": 2**34}, True),
-        ({"cpus_physical": 4}, True),
-        ({"gpus": [GPU]}, True),
-        ({"cpus": 1, "cpus_allowed": [1], "memory_limit_bytes": 2**30}, False),  # the share of the job
-        ({"memory_bytes": 2**33 - 2**28}, False),  # reserved by the kernel
-    ],
-)
-def test_unequal_nodes_are_flagged(other, flagged):
-    part = make_machines_part([report_of(0), report_of(1), report_of(2, **other)], [])
-    assert part.flags == ["unequal_nodes"] * flagged
-
-
-def test_flags_of_more_gpus_of_the_same_kind_and_of_clocks_that_differ():
-    assert make_machines_part([report_of(0, gpus=[GPU]), report_of(1, gpus=[GPU, GPU])], []).flags == []
+def test_unequal_nodes_and_clocks_that_differ_are_flagged():
+    gpu = Gpu(0, "made up", "GPU-0", 2**35, 1410, 1215, 400.0, 0, None)
+    for other in (
+        {"cpu_model": "another processor"}, {"memory_bytes": 2**34}, {"cpus_physical": 4}, {"gpus": [gpu]},
+    ):  # fmt: skip
+        assert make_machines_part([report_of(0), report_of(1), report_of(2, **other)], []).flags == ["unequal_nodes"]
+    share = {"cpus": 1, "cpus_allowed": [1], "memory_limit_bytes": 2**30}  # of the job
+    for other in (share, {"memory_bytes": 2**33 - 2**28}):  # reserved by the kernel
+        assert make_machines_part([report_of(0), report_of(1, **other)], []).flags == []
+    assert make_machines_part([report_of(0, gpus=[gpu]), report_of(1, gpus=[gpu, gpu])], []).flags == []
     ranks = [rank(0), rank(1, clock_offset_s=0.2)]
     assert make_machines_part([report_of(0), report_of(1)], ranks).flags == ["clocks_differ"]
 
@@ -148,44 +118,27 @@ def test_flags_of_more_gpus_of_the_same_kind_and_of_clocks_that_differ():
 def test_reports_are_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(nodes, "REPORT_LIMIT_S", 0.1)
     monkeypatch.setattr(nodes, "FAILED_REPORT_LIMIT_S", 0.0)
-    spec = on_slurm_nodes(2)
-    write_report(tmp_path, report_of(0))
-    write_report(tmp_path, report_of(1, over=False))
+    spec = on_nodes(tmp_path)
+    for report in (report_of(0), report_of(1, over=False)):
+        write_json(node_report_path(tmp_path, report.node), report)
     reports = nodes.wait_for_reports(spec, tmp_path, succeeded=True)
-    assert [report is not None and report.over for report in reports] == [True, False]  # at the time limit
+    assert [report.over for report in reports] == [True, False]  # at the time limit
     monkeypatch.setattr(nodes, "REPORT_LIMIT_S", 60.0)
     original, reads = nodes._read, []
 
     def late(folder, number, run_id):
         reads.append(number)
         if len(reads) == 6:
-            write_report(folder, report_of(1))
+            write_json(node_report_path(folder, 1), report_of(1))
         return original(folder, number, run_id)
 
     monkeypatch.setattr(nodes, "_read", late)
     reports = nodes.wait_for_reports(spec, tmp_path, succeeded=True)
-    assert [report is not None and report.over for report in reports] == [True, True]
+    assert [report.over for report in reports] == [True, True]
     assert reads.count(0) == 1  # a complete report is not read again
 
 
-def test_an_incomplete_report_is_none(tmp_path):
-    node_report_path(tmp_path, 0).write_text('{"node": 0')
-    assert nodes.read_reports(on_slurm_nodes(1), tmp_path) == [None]
-    # Launched on this host: files in the folder do not count.
-    assert nodes.read_reports(simulated_spec(), tmp_path) == []
-
-
 NOON_S = 1_799_999_937.25  # a float32 misses it by a minute
-
-
-def two_nodes():
-    """Ranks 0 and 1 on node 0, rank 2 on node 1."""
-    places = [
-        RankPlacement(0, 0, 0, [0], [], 1),
-        RankPlacement(1, 1, 0, [1], [], 1),
-        RankPlacement(2, 0, 1, [0], [], 1),
-    ]
-    return dataclasses.replace(simulated_spec(), nodes=2, places=places)
 
 
 class SimulatedGroup:
@@ -213,16 +166,22 @@ class SimulatedGroup:
             sent = self._kind(started_s - base_s)
 
 
+TWO_NODES = dataclasses.replace(simulated_spec(), nodes=2, places=PLACES)  # ranks 0 and 1 on node 0, rank 2 on node 1
+
+
 def measure_offset(monkeypatch, world, number=2):
     monkeypatch.setattr(clock_sync, "time", SimpleNamespace(time=world.time))
-    return clock_sync.measure_clock_offset_s(two_nodes(), number, world.broadcast)
+    return clock_sync.measure_clock_offset_s(TWO_NODES, number, world.broadcast)
 
 
-@pytest.mark.parametrize("offset_s", [0.0, 2.5, -86400.0])
 @pytest.mark.parametrize("kind", [float, lambda value: float(np.float32(value))], ids=["float64", "float32"])
-def test_the_offset_is_measured(monkeypatch, offset_s, kind):
-    world = SimulatedGroup(offset_s, lambda: 0.001, kind)
-    assert measure_offset(monkeypatch, world) == pytest.approx(offset_s, abs=0.0016)
+def test_the_offset_is_measured(monkeypatch, kind):
+    for offset_s in (0.0, 2.5, -86400.0):
+        world = SimulatedGroup(offset_s, lambda: 0.001, kind)
+        assert measure_offset(monkeypatch, world) == pytest.approx(offset_s, abs=0.0016)
+    for number in (0, 1):  # both on rank 0's host
+        assert measure_offset(monkeypatch, SimulatedGroup(5.0, lambda: 0.001), number) is None
+    assert clock_sync.measure_clock_offset_s(TWO_NODES, 2, lambda value: value) is None  # nothing comes from rank 0
 
 
 def test_the_quickest_round_counts(monkeypatch):
@@ -233,15 +192,9 @@ def test_the_quickest_round_counts(monkeypatch):
     assert measure_offset(monkeypatch, world) == pytest.approx(3.0, abs=0.01)
 
 
-def test_rank_0_and_runs_on_one_node_have_no_offset(monkeypatch):
-    for number in (0, 1):  # both on rank 0's host
-        assert measure_offset(monkeypatch, SimulatedGroup(5.0, lambda: 0.001), number) is None
-    assert clock_sync.measure_clock_offset_s(two_nodes(), 2, lambda value: value) is None  # nothing comes from rank 0
-
-
 def test_every_rank_broadcasts_as_often():
     """Else one would wait for ever; on one node nobody is kept waiting."""
-    for spec, rounds in ((two_nodes(), clock_sync.CLOCK_ROUNDS + 1), (simulated_spec(3), 0)):
+    for spec, rounds in ((TWO_NODES, clock_sync.CLOCK_ROUNDS + 1), (simulated_spec(3), 0)):
         for number in range(3):
             sent = []
             clock_sync.measure_clock_offset_s(spec, number, lambda value, sent=sent: sent.append(value) or 1.0)

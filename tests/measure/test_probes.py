@@ -76,35 +76,27 @@ def run_probes(folder, kind=Timed, gpus=2, message_bytes=(8, 8), **changes):
 def test_every_quantity_is_measured_in_blocks(tmp_path):
     record, strategy, reports = run_probes(tmp_path)
     assert record.reasons == {}
-    steps = record.steps or 0
-    assert steps == 4, "about block_s"
+    assert record.steps == 4, "about block_s"
     (local,) = record.local_step_s
-    expected = {
-        steps * (STEP_S + SYNC_S): [record.sync_on_s],
-        steps * STEP_S: [record.sync_off_s, record.fixed_batch_s],
-        STEP_S: [local],
-        (record.isolated_sync_repeats or 0) * 2 * SYNC_S: [record.isolated_sync_s],
-        (record.copy_repeats or 0) * COPY_S: [record.copy_s],
-    }
-    expected |= {
-        (record.part_steps or 0) * PART_S[part]: [getattr(record, f"{part}_s")] for part in ("forward", "backward")
-    }
-    for seconds, series in expected.items():
-        for blocks in series:
-            assert len(blocks) >= 4 and blocks == pytest.approx([seconds] * len(blocks))
-    assert record.optimizer_s == pytest.approx(
-        [(record.part_steps or 0) * PART_S["optimizer"]] * len(record.optimizer_s)
-    )
+    parts = {part: record.part_steps * seconds for part, seconds in PART_S.items()}
+    for seconds, blocks in (
+        (record.steps * (STEP_S + SYNC_S), record.sync_on_s),
+        (record.steps * STEP_S, record.sync_off_s),
+        (record.steps * STEP_S, record.fixed_batch_s),
+        (STEP_S, local),
+        (record.isolated_sync_repeats * 2 * SYNC_S, record.isolated_sync_s),
+        (record.copy_repeats * COPY_S, record.copy_s),
+        *((seconds, getattr(record, f"{part}_s")) for part, seconds in parts.items()),
+    ):
+        assert len(blocks) >= 4 and blocks == pytest.approx([seconds] * len(blocks))
     assert record.profile == Profile(5, 0.02) and record.trace is None
     assert len(reports) >= 6, "signs of life between probes"
     assert strategy.syncing
-
-
-def test_parts_of_a_step_are_timed_without_synchronization_and_the_rest_with_it(tmp_path):
-    _, strategy, _ = run_probes(tmp_path)
-    assert all(strategy.during[part] == {False} for part in PARTS)
+    assert all(strategy.during[part] == {False} for part in PARTS), "parts are timed without synchronization"
     assert strategy.during["profile"] == strategy.during["run_isolated_sync"] == {True}
     assert strategy.during["step"] == {True, False}
+    record, _, _ = run_probes(tmp_path, measure={"trace": True})
+    assert record.trace == "trace0.json.gz" and (tmp_path / record.trace).exists()
 
 
 def test_probes_take_about_the_configured_time(tmp_path):
@@ -145,6 +137,8 @@ def test_a_probe_that_a_strategy_lacks_is_left_out_with_its_reason(lacks, unmeas
     assert bool(record.forward_s) == ("forward" not in lacks)
     assert bool(record.optimizer_s) == ("optimizer" not in lacks)
     assert strategy.syncing
+    if "set_gradient_sync" in lacks:  # the feed is measured with synchronization
+        assert record.fixed_batch_s == pytest.approx(record.sync_on_s) and strategy.during["step"] == {True}
 
 
 class InParts(Timed):
@@ -171,55 +165,29 @@ class InParts(Timed):
 def test_parts_of_synchronization_are_left_out_one_after_the_other(tmp_path):
     record, strategy, _ = run_probes(tmp_path, InParts)
     assert record.reasons == {"sync_input": "read elsewhere"}
-    steps, off_s = record.steps or 0, {"weights_out": 0.001, "output": 0.003}
+    off_s = {"weights_out": 0.001, "output": 0.003}
     assert list(record.sync_parts_s) == list(off_s)
     for part, seconds in off_s.items():
         blocks = record.sync_parts_s[part]
-        assert len(blocks) == len(record.sync_on_s) and blocks == pytest.approx(
-            [steps * (STEP_S + SYNC_S - seconds)] * len(blocks)
-        )
-    assert record.sync_off_s == pytest.approx([steps * STEP_S] * len(record.sync_off_s))
+        assert blocks == pytest.approx([record.steps * (STEP_S + SYNC_S - seconds)] * len(record.sync_on_s))
+    assert record.sync_off_s == pytest.approx([record.steps * STEP_S] * len(record.sync_off_s))
     assert strategy.syncing and not strategy.off
-
-
-def test_parts_of_synchronization_have_a_reason_where_steps_are_slow(tmp_path):
-    record, _, _ = run_probes(tmp_path, InParts, measure={"probe_s": 0.01})
+    record, _, _ = run_probes(tmp_path, InParts, measure={"probe_s": 0.01})  # slow steps
     reasons = [record.reasons[f"sync_{part}"] for part in SYNC_PARTS]
     assert reasons == ["read elsewhere", *[record.reasons["exposed"]] * 3] and not record.sync_parts_s
 
 
-def test_without_a_switch_the_feed_is_measured_with_synchronization(tmp_path):
-    kind = type("Limited", (Timed,), {"lacks": frozenset({"set_gradient_sync"})})
-    record, strategy, _ = run_probes(tmp_path, kind)
-    assert record.fixed_batch_s == pytest.approx(record.sync_on_s) and strategy.during["step"] == {True}
-
-
-def test_one_device_has_no_synchronization_to_measure(tmp_path):
+def test_what_there_is_not_is_not_measured(tmp_path):
     record, _, _ = run_probes(tmp_path, gpus=1)
     assert record.reasons == dict.fromkeys(("exposed", "imbalance", "isolated"), ONE_DEVICE)
     assert record.sync_on_s and record.fixed_batch_s and record.forward_s and not record.sync_off_s
-
-
-def test_replicas_without_synchronization_have_none_to_measure(tmp_path):
     strategy = StrategySpec("simulated", baseline="simulated", independent=True)
     record, _, _ = run_probes(tmp_path, strategy=strategy)
     assert record.reasons == dict.fromkeys(("exposed", "imbalance", "isolated"), NO_SYNC)
-
-
-def test_messages_of_unknown_size_are_not_measured(tmp_path):
     record, _, _ = run_probes(tmp_path, message_bytes=())
     assert record.reasons == {"isolated": "simulated does not know the sizes of its messages"}
-
-
-def test_the_feed_is_not_measured_where_samples_are_read_within_the_step(tmp_path):
     record, _, _ = run_probes(tmp_path, type("Remote", (Timed,), {"reads_in_step": True}))
     assert set(record.reasons) == {"data"} and not record.fixed_batch_s
-
-
-def test_a_requested_trace_is_kept(tmp_path):
-    record, _, _ = run_probes(tmp_path, measure={"trace": True})
-    assert record.trace == "trace0.json.gz"
-    assert (tmp_path / record.trace).exists()
 
 
 COMPUTE_S, EXCHANGE_S, LOADING_S, SWITCH_S = 1.0, 10.0, 100.0, 1e4
@@ -256,6 +224,9 @@ class Trainer(Probes):
         self.now_s += COMPUTE_S + (EXCHANGE_S if self.syncing else 0) + (SWITCH_S if self._switched else 0)
         self._switched = False
 
+    def batches_of_steps(self):
+        return [int(event.split()[1]) for event in self.events if event.startswith("step")]
+
     def train(self, loop):
         drawn = []
         for batch in loop:
@@ -272,38 +243,27 @@ def loop(trainer, variants, steps, rounds):
     return interleaved
 
 
-@pytest.mark.parametrize(("steps", "rounds"), [(1, 1), (1, 4), (3, 2), (5, 3)])
-def test_each_variant_is_timed_as_often_without_its_first_update(steps, rounds):
-    seconds = loop(Trainer(), [ON, OFF, FIXED], steps, rounds).seconds
-    step_seconds = {"on": COMPUTE_S + EXCHANGE_S + LOADING_S, "off": COMPUTE_S + LOADING_S, "fixed": COMPUTE_S}
-    assert seconds == {name: [steps * step_s] * rounds for name, step_s in step_seconds.items()}
+def test_each_variant_is_timed_as_often_without_its_first_update():
+    for steps, rounds in ((1, 1), (1, 4), (3, 2), (5, 3)):
+        seconds = loop(Trainer(), [ON, OFF, FIXED], steps, rounds).seconds
+        step_seconds = {"on": COMPUTE_S + EXCHANGE_S + LOADING_S, "off": COMPUTE_S + LOADING_S, "fixed": COMPUTE_S}
+        assert seconds == {name: [steps * step_s] * rounds for name, step_s in step_seconds.items()}
 
 
-def test_every_second_round_runs_in_reverse():
+def test_ranks_begin_each_block_together_and_every_second_round_runs_in_reverse():
     trainer = Trainer()
-    loop(trainer, [ON, OFF], 1, 2)
-    assert [event for event in trainer.events if event in ("on", "off")] == ["on", "off", "off", "on"]
-
-
-def test_ranks_begin_each_block_together_and_wait_for_the_device_at_both_ends():
-    trainer = Trainer()
-    loop(trainer, [ON, OFF], 2, 1)
-    block = ["barrier", "step", "synchronize", "step", "step", "synchronize"]
-    assert [event.split()[0] for event in trainer.events] == ["on", *block, "off", *block]
+    loop(trainer, [ON, OFF], 2, 2)
+    block = ["barrier", "step", "synchronize", "step", "step", "synchronize"]  # waits for the device at both ends
+    expected = ["on", *block, "off", *block, "off", *block, "on", *block]
+    assert [event.split()[0] for event in trainer.events] == expected
 
 
 def test_a_held_batch_is_the_first_of_the_feed():
     """It is full, and one that was drawn later may be the smaller one at the end of an epoch."""
     trainer = Trainer()
-    held = loop(trainer, [ON, FIXED], 2, 2).first_batch
-    steps = [int(event.split()[1]) for event in trainer.events if event.startswith("step")]
-    assert steps == [0, 1, 2, 0, 0, 0, 0, 0, 0, 3, 4, 5]
-    assert held == 0
-
-
-@pytest.mark.parametrize("ahead", [1, 2])
-def test_a_trainer_that_draws_ahead_gets_the_batches_of_each_block(ahead):
-    trainer = Trainer(ahead)
-    loop(trainer, [ON, FIXED], 3, 1)
-    steps = [int(event.split()[1]) for event in trainer.events if event.startswith("step")]
-    assert steps == [0, 1, 2, 3, 0, 0, 0, 0]
+    assert loop(trainer, [ON, FIXED], 2, 2).first_batch == 0
+    assert trainer.batches_of_steps() == [0, 1, 2, 0, 0, 0, 0, 0, 0, 3, 4, 5]
+    for ahead in (1, 2):  # a trainer that draws ahead gets the batches of each block, too
+        trainer = Trainer(ahead)
+        loop(trainer, [ON, FIXED], 3, 1)
+        assert trainer.batches_of_steps() == [0, 1, 2, 3, 0, 0, 0, 0]

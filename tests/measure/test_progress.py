@@ -22,20 +22,20 @@ def now(monkeypatch):
     return clock
 
 
-def read(folder, rank=0):
-    current = read_progress(folder, rank)
-    assert current is not None
-    return current
-
-
-def test_a_new_phase_is_written_at_once(now, tmp_path):
+def test_a_new_phase_is_written_at_once_and_begins_from_nothing(now, tmp_path):
     file = ProgressFile(tmp_path, 3, 77)
     assert read_progress(tmp_path, 3) is None
+    file.update(5, 50, 1.0, 1.5, "mse 0.01")
+    current = read_progress(tmp_path, 3)
+    assert (current.epoch, current.metric, current.samples_per_s) == (1.5, "mse 0.01", 50.0)
     file.enter_phase("setup")
-    assert read(tmp_path, 3) == RankProgress(3, 77, "setup", 1050.0)
+    assert read_progress(tmp_path, 3) == RankProgress(3, 77, "setup", 1050.0)
     file.enter_phase("measure", 30.0)
-    assert read(tmp_path, 3) == RankProgress(3, 77, "measure", 1050.0, limit_s=30.0)
+    assert read_progress(tmp_path, 3) == RankProgress(3, 77, "measure", 1050.0, limit_s=30.0)
     assert os.listdir(tmp_path) == ["progress3.json"]
+    ProgressFile(tmp_path, 0, 77).update(1, 10, 0.0)
+    current = read_progress(tmp_path, 0)
+    assert (current.steps, current.samples_per_s) == (1, None), "without time there is no throughput"
 
 
 def test_progress_within_a_phase_is_written_at_most_twice_a_second(now, tmp_path):
@@ -43,34 +43,17 @@ def test_progress_within_a_phase_is_written_at_most_twice_a_second(now, tmp_path
     file.enter_phase("measure", 30.0)
     now.s += progress.WRITE_INTERVAL_S / 2
     file.update(10, 100, 0.2)
-    assert (read(tmp_path).steps, read(tmp_path).at_s) == (0, 1050.0)
+    assert read_progress(tmp_path, 0) == RankProgress(0, 77, "measure", 1050.0, limit_s=30.0)
     now.s += progress.WRITE_INTERVAL_S / 2
-    file.update(20, 200, 0.5)
-    expected = RankProgress(0, 77, "measure", 1050.5, 20, 400.0, 0.5, 30.0)
-    assert read(tmp_path) == expected
-    file.update(30, 300, 0.6)
-    assert read(tmp_path) == expected
+    for steps, samples, elapsed_s in ((20, 200, 0.5), (30, 300, 0.6)):
+        file.update(steps, samples, elapsed_s)
+        assert read_progress(tmp_path, 0) == RankProgress(0, 77, "measure", 1050.5, 20, 400.0, 0.5, 30.0)
 
 
-def test_without_time_there_is_no_throughput(now, tmp_path):
-    ProgressFile(tmp_path, 0, 77).update(1, 10, 0.0)
-    assert (read(tmp_path).steps, read(tmp_path).samples_per_s) == (1, None)
-
-
-def test_a_new_phase_begins_from_nothing(tmp_path):
-    file = ProgressFile(tmp_path, 0, 77)
-    file.update(5, 50, 1.0, 1.5, "mse 0.01")
-    assert (read(tmp_path).epoch, read(tmp_path).metric) == (1.5, "mse 0.01")
-    file.enter_phase("evaluate")
-    current = read(tmp_path)
-    assert (current.steps, current.samples_per_s, current.elapsed_s) == (0, None, 0.0)
-    assert (current.epoch, current.metric) == (None, None)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"rank": 0}', '{"rank": 0, "new": 1}'])
-def test_an_unreadable_file_is_no_progress(text, tmp_path):
-    progress_path(tmp_path, 0).write_text(text)
-    assert read_progress(tmp_path, 0) is None
+def test_an_unreadable_file_is_no_progress(tmp_path):
+    for text in ("", "{", "[]", "3", '{"rank": 0}', '{"rank": 0, "new": 1}'):
+        progress_path(tmp_path, 0).write_text(text)
+        assert read_progress(tmp_path, 0) is None
 
 
 def test_each_write_updates_the_peak_of_memory(tmp_path):
@@ -78,11 +61,11 @@ def test_each_write_updates_the_peak_of_memory(tmp_path):
     assert file.rss_anon_peak_bytes is None
     file.enter_phase("setup")
     before = file.rss_anon_peak_bytes
-    assert before is not None and 1 << 20 < before <= rss_peak_bytes()
+    assert 1 << 20 < before <= rss_peak_bytes()
     held = bytearray(os.urandom(1 << 16) * 1024)  # 64 MiB, each page of its own
     file.enter_phase("measure")
     during = file.rss_anon_peak_bytes
-    assert during is not None and during >= before + (32 << 20)
+    assert during >= before + (32 << 20)
     del held
     file.enter_phase("close")
     assert file.rss_anon_peak_bytes == during, "it is a peak"
@@ -93,10 +76,10 @@ def test_a_session_reports_the_epoch_and_metric_of_its_training(now, tmp_path):
     session = Session(simulated_spec(), SimpleNamespace(spec=simulated_spec()), rank(), file)
     source = SimpleNamespace(steps_per_epoch=50)
     session._report_training(SimpleNamespace(steps=75, samples=750, train_s=3.0, train=source, curve=[]))
-    current = read(tmp_path)
+    current = read_progress(tmp_path, 0)
     assert (current.steps, current.epoch, current.metric) == (75, 1.5, None)
     now.s += progress.WRITE_INTERVAL_S
     points = make_curve([0.5, 0.25])
     session._report_training(SimpleNamespace(steps=100, samples=1000, train_s=4.0, train=source, curve=points))
-    current = read(tmp_path)
+    current = read_progress(tmp_path, 0)
     assert (current.epoch, current.metric, current.samples_per_s) == (2.0, "mse 0.25", 250.0)

@@ -32,20 +32,6 @@ STRAGGLER = {"straggler_rank": 1, "straggler_s": 0.02}
 LONG = {"block_s": 0.05, "min_s": 1.0, "max_s": 1.0}
 
 
-class Recording(Simulated):
-    """A simulated strategy that records the calls of its methods."""
-
-    def __init__(self, spec, rank=0):
-        super().__init__(spec, rank)
-        self.calls = []
-
-    def __getattribute__(self, name):
-        found = super().__getattribute__(name)
-        if callable(found) and not name.startswith("_") and name not in ("calls", "Options"):
-            super().__getattribute__("calls").append(name)
-        return found
-
-
 class Alone(Simulated):
     """Rank 0 of a group whose other ranks it never waits for."""
 
@@ -81,30 +67,44 @@ def run_session(tmp_path, spec, kind=Simulated):
 
 
 def test_phases_come_in_order_and_are_marked(tmp_path):
-    record, strategy = run_session(tmp_path, simulated_spec(), Recording)
-    assert isinstance(strategy, Recording)
-    assert list(record.marks_s) == PHASES
+    calls, closed = [], []
+
+    class Recording(Simulated):
+        def __getattribute__(self, name):
+            calls.append(name)
+            return super().__getattribute__(name)
+
+        def feed(self, source):
+            try:
+                yield from source
+            finally:
+                closed.append(True)
+
+    record, _ = run_session(tmp_path, simulated_spec(), Recording)
+    assert list(record.marks_s) == PHASES and closed == [True]
     assert list(record.marks_s.values()) == sorted(record.marks_s.values())
-    calls = [name for name, _ in itertools.groupby(strategy.calls)]
     order = ["shard", "setup", "num_params", "feed", "train", "step", "peak_memory_bytes", "evaluate"]
     assert [name for name in dict.fromkeys(calls) if name in order] == order
     # Probes come last; to close is the worker's part.
-    probes = ["message_sizes", "backend_used", "versions"]
-    assert [name for name in calls if name in (*probes, "evaluate", "close")] == ["evaluate", *probes]
-    progress = read_progress(tmp_path, 0)
-    assert progress is not None and progress.phase == "close"
+    last = ["evaluate", "message_sizes", "backend_used", "versions"]
+    assert [name for name, _ in itertools.groupby(calls) if name in (*last, "close")] == last
+    assert read_progress(tmp_path, 0).phase == "close"
 
 
-def test_a_session_fills_the_record(tmp_path):
-    record, _ = run_session(tmp_path, simulated_spec(options={"message_bytes": 77}, size=80))
+def test_a_session_fills_the_record_and_reports_how_long_its_last_steps_took(tmp_path, monkeypatch):
+    reported = []
+    monkeypatch.setattr(ProgressFile, "update", lambda self, *state, step_s=None: reported.append((state, step_s)))
+    record, _ = run_session(tmp_path, simulated_spec(options={"message_bytes": 77, "step_s": 0.004}, size=80))
     assert (record.train_samples, record.steps_per_epoch, record.params) == (60, 6, None)
     assert (record.metrics, record.message_bytes, record.backend_used) == ({"mse": 0.0}, [77], None)
     assert record.peak_memory_bytes == [None]
     assert record.warmup_block_steps == 1 and len(record.warmup_block_s) == len(record.warmup_losses) >= 16
-    assert record.block_steps is not None and record.block_steps >= 1
+    assert record.block_steps >= 1
     assert len(record.block_s) == len(record.block_samples) == len(record.block_losses) > 0
     losses = [loss for loss in record.warmup_losses + record.block_losses if loss is not None]
     assert losses[0] == 1.0 and losses == sorted(losses, reverse=True), "1/k at step k"
+    blocks = [*record.warmup_block_s, *[block_s / record.block_steps for block_s in record.block_s]]
+    assert [step_s for (steps, *_), step_s in reported if steps] == pytest.approx(blocks)
 
 
 def test_a_strategy_without_probes_has_nulls_and_a_reason(tmp_path):
@@ -128,74 +128,69 @@ def test_a_rank_that_rank_0_does_not_reach_fails(tmp_path):
     assert record.block_s == []
 
 
-def test_a_trainer_that_ends_too_early_fails_the_run(tmp_path):
-    """As Lightning's does at a limit that a hook, a callback or a variable has set: its figures are of few steps."""
+def test_a_trainer_that_ends_too_early_or_gives_no_number_fails_the_run(tmp_path):
+    """The figures of one that ends as Lightning's does, at a limit that a hook, a callback or a variable has set, are
+    of few steps. Where the last update spoils the weights, no loss shows it, and JSON has no such number."""
 
     class Impatient(Simulated):
         def train(self, loop):
             for batch, _ in zip(loop, range(9), strict=False):
                 loop.done(self.step(batch))
 
+    class Spoilt(Simulated):
+        def evaluate(self, source):
+            return {"mse": math.nan}
+
     with pytest.raises(RuntimeError, match=r"^simulated ended the training too early, after 9 steps"):
         run_session(tmp_path, simulated_spec(), Impatient)
+    with pytest.raises(Diverged, match=r"^mse is nan after step \d+; lower train.learning_rate$"):
+        run_session(tmp_path, simulated_spec(), Spoilt)
+    spec, record = simulated_spec(options={"fault": "raise", "fault_phase": "evaluate"}), RankRecord(0, "here", 1)
+    with pytest.raises(RuntimeError, match="failed as configured"):
+        Session(spec, Simulated(spec, 0), record, ProgressFile(tmp_path, 0, 1)).run()
+    assert list(record.marks_s) == ["setup", "warmup", "measure", "evaluate"]
+    assert record.block_s and record.backend_used is None
 
 
-class WithPhases(Alone):
-    """A strategy whose framework times the phases of synchronization, if there is any."""
+def test_phases_of_synchronization_are_recorded_without_a_timeline(tmp_path):
+    class WithPhases(Alone):
+        """A strategy whose framework times them, if there are any."""
 
-    def sync_phases(self):
-        if self.options.message_bytes == 0:
-            raise NotMeasured("nothing was synchronized")
-        return 5, {"negotiate_s": 0.1, "queue_s": 0.2, "memcpy_s": 0.0, "allreduce_s": 0.4}
+        def sync_phases(self):
+            if self.options.message_bytes == 0:
+                raise NotMeasured("nothing was synchronized")
+            return 5, {"negotiate_s": 0.1, "queue_s": 0.2, "memcpy_s": 0.0, "allreduce_s": 0.4}
 
-
-@pytest.mark.parametrize("message_bytes", [0, 8])
-def test_phases_are_recorded_without_a_timeline(message_bytes, tmp_path):
-    options = {"message_bytes": message_bytes, "sync_s": 0.001}
-    record, _ = run_session(tmp_path, simulated_spec(2, options=options), WithPhases)
-    timeline = TimelineRecord(None, NO_TIMELINE_FILE, 5, 0.1, 0.2, 0.0, 0.4)
-    assert record.timeline == (timeline if message_bytes else None) and not record.probe_failures
+    for message_bytes, timeline in ((0, None), (8, TimelineRecord(None, NO_TIMELINE_FILE, 5, 0.1, 0.2, 0.0, 0.4))):
+        options = {"message_bytes": message_bytes, "sync_s": 0.001}
+        record, _ = run_session(tmp_path, simulated_spec(2, options=options), WithPhases)
+        assert record.timeline == timeline and not record.probe_failures
 
 
-@pytest.mark.parametrize("changes", [{"measure": {"evaluate": False}}, {"share": 0.0}])
-def test_without_validation_there_is_no_evaluate_phase(changes, tmp_path):
-    share = changes.pop("share", 0.25)
-    spec = simulated_spec(dataset=DatasetSpec("materials", size=64, validation_share=share), **changes)
-    record, _ = run_session(tmp_path, spec)
-    assert list(record.marks_s) == [phase for phase in PHASES if phase != "evaluate"]
-    assert record.metrics == {}
+def test_without_validation_there_is_no_evaluate_phase(tmp_path):
+    nothing = DatasetSpec("materials", size=64, validation_share=0.0)
+    for changes in ({"measure": {"evaluate": False}}, {"dataset": nothing}):
+        record, _ = run_session(tmp_path, simulated_spec(**changes))
+        assert list(record.marks_s) == [phase for phase in PHASES if phase != "evaluate"]
+        assert record.metrics == {}
 
 
-@pytest.mark.parametrize(
-    ("backend", "message"),
-    [("gloo", "simulated requested gloo"), ("auto", "requested any backend")],
-    ids=["named", "auto"],
-)
-def test_another_backend_than_the_requested_one_is_a_failure(backend, message, tmp_path):
+def test_another_backend_than_the_requested_one_is_a_failure(tmp_path):
     """Replicas that silently do not average gradients must not be taken for the strategy."""
-    strategy = StrategySpec("simulated", baseline="simulated", backend=backend)
-    spec = simulated_spec(gpus=2, strategy=strategy)
-    with pytest.raises(WrongBackend, match=f"{message}, but the gradients were carried by nothing"):
-        run_session(tmp_path, spec, Alone)
-    assert run_session(tmp_path, simulated_spec(strategy=strategy))[0].backend_used is None, "one device needs none"
+    for backend, message in (("gloo", "simulated requested gloo"), ("auto", "requested any backend")):
+        strategy = StrategySpec("simulated", baseline="simulated", backend=backend)
+        with pytest.raises(WrongBackend, match=f"{message}, but the gradients were carried by nothing"):
+            run_session(tmp_path, simulated_spec(gpus=2, strategy=strategy), Alone)
+        record, _ = run_session(tmp_path, simulated_spec(strategy=strategy))
+        assert record.backend_used is None, "one device needs none"
 
 
 PROBE_METHODS = {
-    "state_bytes": "state_bytes",
-    "message_sizes": "message_bytes",
-    "set_gradient_sync": "exposed",
-    "run_isolated_sync": "isolated",
-    "partial_step": "forward",
-    "copy_batch": "copy",
-    "profile": "profile",
-    "collective": "collectives",
-    "transfer": "bandwidth",
-    "stages": "stages",
-    "backend_used": "backend_used",
-    "settings_used": "settings_used",
-    "record_timeline": "timeline",
-    "versions": "versions",
-}
+    "state_bytes": "state_bytes", "message_sizes": "message_bytes", "set_gradient_sync": "exposed",
+    "run_isolated_sync": "isolated", "partial_step": "forward", "copy_batch": "copy", "profile": "profile",
+    "collective": "collectives", "transfer": "bandwidth", "stages": "stages", "backend_used": "backend_used",
+    "settings_used": "settings_used", "record_timeline": "timeline", "versions": "versions",
+}  # fmt: skip
 
 
 @pytest.mark.gpu
@@ -224,63 +219,24 @@ def test_a_probe_that_raises_leaves_the_throughput(method, tmp_path, monkeypatch
         assert record.timeline is not None and record.timeline.reason == error
 
 
-def test_the_record_is_on_disk_before_the_first_probe(tmp_path, monkeypatch):
-    spec = simulated_spec(2)
-    saved = []
-
-    def see(self):
-        saved.extend(read_ranks(tmp_path, 1))
-        return []
-
-    monkeypatch.setattr(Simulated, "message_sizes", see)
-    record, _ = run_session(tmp_path, spec, Alone)
-    (headline,) = saved
-    assert headline is not None and headline.status == "ok"
-    assert headline.block_s == record.block_s and headline.metrics == record.metrics and "end" in headline.marks_s
-    assert "probes" not in headline.marks_s and "end" not in record.marks_s
-
-
-def test_a_failure_leaves_the_marks_so_far(tmp_path):
-    spec = simulated_spec(options={"fault": "raise", "fault_phase": "evaluate"})
-    record = RankRecord(0, "here", 1)
-    with pytest.raises(RuntimeError, match="failed as configured"):
-        Session(spec, Simulated(spec, 0), record, ProgressFile(tmp_path, 0, 1)).run()
-    assert list(record.marks_s) == ["setup", "warmup", "measure", "evaluate"]
-    assert record.block_s and record.backend_used is None
-
-
-def test_the_headline_is_on_disk_before_evaluation(tmp_path):
+def test_the_record_is_on_disk_before_evaluation_and_before_the_first_probe(tmp_path):
     """Evaluation may need more memory than training: where it fails, the throughput stands."""
     saved = []
 
-    class Gathering(Simulated):
+    class Looking(Alone):
         def evaluate(self, source):
             saved.extend(read_ranks(tmp_path, 1))
             return super().evaluate(source)
 
-    record, _ = run_session(tmp_path, simulated_spec(), Gathering)
-    (headline,) = saved
-    assert (
-        headline is not None
-        and headline.status == "ok"
-        and headline.block_s == record.block_s
-        and not headline.metrics
-        and record.metrics
-    )
+        def message_sizes(self):
+            saved.extend(read_ranks(tmp_path, 1))
+            return []
 
-
-def test_the_feed_is_closed_after_training(tmp_path):
-    closed = []
-
-    class Feeding(Simulated):
-        def feed(self, source):
-            try:
-                yield from source
-            finally:
-                closed.append(True)
-
-    run_session(tmp_path, simulated_spec(), Feeding)
-    assert closed == [True]
+    record, _ = run_session(tmp_path, simulated_spec(2), Looking)
+    first, headline = saved
+    assert first.status == headline.status == "ok" and first.block_s == headline.block_s == record.block_s
+    assert record.metrics and not first.metrics and headline.metrics == record.metrics
+    assert "end" in headline.marks_s and "probes" not in headline.marks_s and "end" not in record.marks_s
 
 
 def test_complete_record_adds_peaks_and_processor_time():
@@ -359,9 +315,8 @@ def test_all_ranks_stop_at_the_same_step(tmp_path):
     result = run_spec(simulated_spec(3, options=options), tmp_path / "run")
     assert result.status == "ok", result.reason
     assert [r.rank for r in result.ranks] == [0, 1, 2]
-    assert (
-        len({(r.block_steps, len(r.block_s), r.warmup_block_steps, len(r.warmup_block_s)) for r in result.ranks}) == 1
-    )
+    steps = {(r.block_steps, len(r.block_s), r.warmup_block_steps, len(r.warmup_block_s)) for r in result.ranks}
+    assert len(steps) == 1
     ends = [sum(r.block_s) for r in result.ranks]
     assert max(ends) == pytest.approx(min(ends), rel=0.2), "they wait for each other"
 
@@ -383,22 +338,3 @@ def test_replicas_stop_at_a_deadline_and_their_throughputs_add_up(tmp_path):
     assert analysis.throughput(result)[0] == pytest.approx(expected)
     assert min(fast.block_s) / (fast.block_steps or 1) <= 0.01 * ABOVE
     assert min(slow.block_s) / (slow.block_steps or 1) >= 0.03
-
-
-def test_a_metric_that_is_not_finite_fails_the_run(tmp_path):
-    """Where the last update spoils the weights, no loss shows it, and JSON has no such number."""
-
-    class Spoilt(Simulated):
-        def evaluate(self, source):
-            return {"mse": math.nan}
-
-    with pytest.raises(Diverged, match=r"^mse is nan after step \d+; lower train.learning_rate$"):
-        run_session(tmp_path, simulated_spec(), Spoilt)
-
-
-def test_a_session_reports_how_long_its_last_steps_took(tmp_path, monkeypatch):
-    reported = []
-    monkeypatch.setattr(ProgressFile, "update", lambda self, *state, step_s=None: reported.append((state, step_s)))
-    record, _ = run_session(tmp_path, simulated_spec(options={"step_s": 0.004}))
-    blocks = [*record.warmup_block_s, *[block_s / (record.block_steps or 1) for block_s in record.block_s]]
-    assert [step_s for (steps, *_), step_s in reported if steps] == pytest.approx(blocks)

@@ -52,9 +52,8 @@ def now(monkeypatch):
     return clock
 
 
-@pytest.mark.parametrize(
-    ("seconds", "steps", "block_s", "expected"),
-    [
+def test_a_block_has_the_steps_that_fill_its_time():
+    for seconds, steps, block_s, expected in (
         ([0.1, 0.1, 0.1], 1, 0.05, 1),
         ([9.0, 9.0, 0.01, 0.01, 0.01], 1, 0.05, 5),  # the first blocks warm up
         ([9.0, 9.0, 0.01, 9.0, 0.01], 1, 0.05, 5),  # the median: one slow block changes nothing
@@ -62,26 +61,15 @@ def now(monkeypatch):
         ([0.1] * 5, 10, 0.056, 6),
         ([0.0, 0.0], 5, 0.05, 1),  # the clock is too coarse
         ([], 5, 0.05, 1),
-    ],
-)
-def test_a_block_has_the_steps_that_fill_its_time(seconds, steps, block_s, expected):
-    assert choose_steps_per_block(series(seconds, steps), block_s, "cpu") == expected
-    assert choose_steps_per_block(None, block_s, "cpu") == 1
-
-
-@pytest.mark.parametrize(
-    ("step_s", "block_s", "expected"),
-    [
-        (0.001, 0.05, 250),  # a quarter of a second
-        (0.04, 0.05, 10),  # ten steps
-        (0.2, 0.05, 10),
-        (0.5, 0.05, 5),  # as many as fit into 2.5 s
-        (7.0, 0.05, 1),
-        (0.001, 1.0, 1000),  # as long as requested
-    ],
-)
-def test_a_block_on_a_gpu_is_long_beside_the_emptying_of_its_queue(step_s, block_s, expected):
-    assert choose_steps_per_block(series([step_s] * 5), block_s, "cuda") == expected
+    ):
+        assert choose_steps_per_block(series(seconds, steps), block_s, "cpu") == expected, (seconds, steps)
+        assert choose_steps_per_block(None, block_s, "cpu") == 1
+    # On a GPU it is long beside the emptying of its queue: a quarter of a second, ten steps, or as many as fit into
+    # 2.5 s, or as long as requested.
+    for (step_s, block_s), expected in {
+        (0.001, 0.05): 250, (0.04, 0.05): 10, (0.2, 0.05): 10, (0.5, 0.05): 5, (7.0, 0.05): 1, (0.001, 1.0): 1000,
+    }.items():  # fmt: skip
+        assert choose_steps_per_block(series([step_s] * 5), block_s, "cuda") == expected, (step_s, block_s)
 
 
 @given(st.lists(st.floats(1e-6, 10), min_size=1, max_size=20), st.integers(1, 100), st.floats(1e-3, 1))
@@ -111,46 +99,34 @@ def jitter(number):
     return 1e-4 * math.sin(number * number)
 
 
-@pytest.mark.parametrize(
-    ("length", "slow_s", "steps"),
-    [(0, 0.1, 50), (1, 0.1, 50), (10, 0.1, 50), (30, 0.1, 100), (40, 0.012, 100)],
-)
-def test_warmup_lasts_until_steady_state_is_visible(length, slow_s, steps):
+def test_warmup_lasts_until_steady_state_is_visible():
     """Where 40 of the first 50 steps are slow, the fast ones could be the exception: a second check is needed."""
-    warmup = run_warmup(lambda k: (slow_s if k < length else 0.01) + jitter(k), warmup_max_s=1e9)
-    assert (warmup.steady_after_steps, len(warmup.phase.series.seconds)) == (length, steps)
+    for length, slow_s, steps in ((0, 0.1, 50), (1, 0.1, 50), (10, 0.1, 50), (30, 0.1, 100), (40, 0.012, 100)):
+        warmup = run_warmup(lambda k, n=length, s=slow_s: (s if k < n else 0.01) + jitter(k), warmup_max_s=1e9)
+        assert (warmup.steady_after_steps, len(warmup.phase.series.seconds)) == (length, steps)
+    for length in (10, 40, 200):  # of one that fades
+        fading = lambda k, n=length: 0.01 + 0.05 * math.exp(-3 * k / n) + jitter(k) / 10  # noqa: E731
+        steady = run_warmup(fading, warmup_max_s=1e9).steady_after_steps
+        assert length <= 3 * steady and steady <= 3 * length
 
 
-@pytest.mark.parametrize("length", [10, 40, 200])
-def test_a_warmup_that_fades_is_waited_for(length):
-    warmup = run_warmup(lambda k: 0.01 + 0.05 * math.exp(-3 * k / length) + jitter(k) / 10, warmup_max_s=1e9)
-    assert warmup.steady_after_steps is not None
-    assert length <= 3 * warmup.steady_after_steps and warmup.steady_after_steps <= 3 * length
-
-
-@pytest.mark.parametrize(
-    ("minimum", "maximum", "steps"), [(50, 120, 120), (50, 20, 50), (0, 0, 1), (7, 7, 7), (0, 40, 40)]
-)
-def test_warmup_is_bounded_in_steps(minimum, maximum, steps):
-    warmup = run_warmup(lambda k: 1 / (k + 1), warmup_steps=minimum, warmup_max_steps=maximum, warmup_max_s=1e9)
-    assert (warmup.steady_after_steps, len(warmup.phase.series.seconds)) == (None, steps)
-
-
-def test_warmup_is_bounded_in_time_after_its_minimum_of_steps():
+def test_warmup_is_bounded_in_steps_and_in_time_after_its_minimum_of_steps():
+    for minimum, maximum, steps in ((50, 120, 120), (50, 20, 50), (0, 0, 1), (7, 7, 7), (0, 40, 40)):
+        warmup = run_warmup(lambda k: 1 / (k + 1), warmup_steps=minimum, warmup_max_steps=maximum, warmup_max_s=1e9)
+        assert (warmup.steady_after_steps, len(warmup.phase.series.seconds)) == (None, steps)
     warmup = run_warmup(lambda k: 0.1 + k / 100, warmup_steps=30, warmup_max_s=5.0)
     assert (warmup.steady_after_steps, len(warmup.phase.series.seconds)) == (None, 30)
-
-
-@pytest.mark.parametrize(("step_s", "steps"), [(0.1, 50), (0.5, 40), (1.0, 20), (3.0, 7), (10.0, 5), (1000.0, 5)])
-def test_as_many_slow_steps_as_fit_are_enough(step_s, steps):
-    warmup = run_warmup(lambda k: 60.0 if k == 0 else step_s, warmup_max_s=20.0)  # the first one compiles
-    assert len(warmup.phase.series.seconds) == steps
-
-
-def test_rank_0_decides_how_many_slow_steps_are_enough():
-    decisions = [6.2, -1.0, 1.0]
-    other = run_warmup(lambda k: 1e-3 + jitter(k), Rank(1, lambda value: decisions.pop(0)))
-    assert len(other.phase.series.seconds) == 7
+    enough = {
+        0.1: 50,
+        0.5: 40,
+        1.0: 20,
+        3.0: 7,
+        10.0: 5,
+        1000.0: 5,
+    }  # as many slow steps as fit
+    for step_s, steps in enough.items():
+        warmup = run_warmup(lambda k, step_s=step_s: 60.0 if k == 0 else step_s, warmup_max_s=20.0)
+        assert len(warmup.phase.series.seconds) == steps
 
 
 def test_rank_0_ends_the_warmup_of_all_ranks():
@@ -160,6 +136,9 @@ def test_rank_0_ends_the_warmup_of_all_ranks():
     other = run_warmup(lambda k: 0.01 * (k + 1), Rank(1, lambda value: decisions.pop(0)))
     assert (first.steady_after_steps, other.steady_after_steps) == (10, 10)
     assert len(first.phase.series.seconds) == len(other.phase.series.seconds)
+    enough = [6.2, -1.0, 1.0]  # slow steps, and then no end yet
+    other = run_warmup(lambda k: 1e-3 + jitter(k), Rank(1, lambda value: enough.pop(0)))
+    assert len(other.phase.series.seconds) == 7
 
 
 def test_replicas_without_synchronization_warm_up_without_communication():
@@ -175,33 +154,22 @@ def start_measuring(strategy, synchronous=True, reports=None):
     return phase
 
 
-@pytest.mark.parametrize(
-    ("blocks", "elapsed_s", "stops"),
-    [(64, 2.9, False), (64, 3.0, True), (63, 3.0, False), (65, 29.9, False), (128, 3.0, True), (1, 30.0, True)],
-)
-def test_measuring_stops_when_precise_after_the_minimum_or_at_the_maximum(blocks, elapsed_s, stops, now):
-    phase = start_measuring(Rank(0))
-    now.s += elapsed_s
-    assert phase.decide(precise(blocks)) is stops
-
-
-@pytest.mark.parametrize(
-    ("blocks", "elapsed_s", "stops"),
-    [(8, 9.9, False), (8, 10.0, True), (7, 10.0, False), (1, 29.9, False), (1, 30.0, True)],
-)
-def test_a_third_of_the_time_may_be_too_short_for_eight_blocks(blocks, elapsed_s, stops):
-    """Then a repeat takes longer, but not longer than all three may take together."""
+def test_measuring_stops_when_precise_after_the_minimum_or_at_the_maximum(now):
+    for (blocks, elapsed_s), stops in {
+        (64, 2.9): False, (64, 3.0): True, (63, 3.0): False, (65, 29.9): False, (128, 3.0): True, (1, 30.0): True,
+    }.items():  # fmt: skip
+        phase = start_measuring(Rank(0))
+        now.s += elapsed_s
+        assert phase.decide(precise(blocks)) is stops, (blocks, elapsed_s)
+    # A third of the time may be too short for eight blocks: a repeat takes longer then, but not longer than all three
+    # may take together.
     settings = dataclasses.replace(SETTINGS, max_s=10.0, repeats=3)
-    assert is_long_enough(precise(blocks), settings, elapsed_s) is stops
-
-
-def test_measuring_goes_on_while_the_interval_is_wide(now):
+    cases = {(8, 9.9): False, (8, 10.0): True, (7, 10.0): False, (1, 29.9): False, (1, 30.0): True}
+    assert {case: is_long_enough(precise(case[0]), settings, case[1]) for case in cases} == cases
     wide = series([0.1 + 0.09 * (-1) ** i for i in range(64)] + [0.5] * 64)
-    phase = start_measuring(Rank(0))
-    now.s = math.nextafter(1030.0, 0)
-    assert not phase.decide(wide)
-    now.s = 1030.0
-    assert phase.decide(wide)
+    phase, begin_s = start_measuring(Rank(0)), now.s
+    for now.s, stops in ((math.nextafter(begin_s + 30.0, 0), False), (begin_s + 30.0, True)):
+        assert phase.decide(wide) is stops
 
 
 def test_rank_0_decides_for_synchronous_ranks(now):
@@ -212,19 +180,15 @@ def test_rank_0_decides_for_synchronous_ranks(now):
     assert not phase.decide(precise())
     now.s += 3.0
     assert phase.decide(precise())
-    assert strategy.broadcasts[1:] == [0.0, 1.0]
-    assert len(reports) == 2
-
-
-def test_the_other_ranks_follow_rank_0_whatever_they_measure(now):
+    assert strategy.broadcasts[1:] == [0.0, 1.0] and len(reports) == 2
     decisions = [7.0, 0.0, 1.0]
-    strategy = Rank(1, lambda value: decisions.pop(0))
-    phase = start_measuring(strategy)
+    other = Rank(1, lambda value: decisions.pop(0))
+    phase = start_measuring(other)
     assert phase.series.steps == 7, "blocks are as long as those of rank 0"
     now.s += 100.0
     assert not phase.decide(precise())
     assert phase.decide(series([0.1]))
-    assert strategy.broadcasts[1:] == [0.0, 0.0], "only rank 0 decides"
+    assert other.broadcasts[1:] == [0.0, 0.0], "only rank 0 decides"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -239,19 +203,14 @@ def test_replicas_without_synchronization_stop_at_a_common_deadline(rank, now):
     assert len(strategy.broadcasts) == 2
 
 
-@pytest.mark.parametrize(
-    ("steps", "interval", "expected"),
-    [(5, None, 5), (5, 100, 5), (60, 100, 50), (60, 101, 50), (4, 7, 3), (50, 10, 10), (1, 10, 1), (7, 1, 1)],
-)
-def test_blocks_fit_between_two_points_of_the_curve(steps, interval, expected):
-    assert fit_steps_to_interval(steps, interval) == expected
-
-
 @given(st.integers(1, 300), st.integers(1, 300))
-def test_hardly_a_step_is_left_over_between_two_points(steps, interval):
+def test_blocks_fit_between_two_points_of_the_curve(steps, interval):
+    """Hardly a step is left over."""
     fitted = fit_steps_to_interval(steps, interval)
     blocks = interval // fitted
     assert 1 <= fitted <= steps and interval - blocks * fitted < blocks + 1
+    cases = {(5, None): 5, (5, 100): 5, (60, 100): 50, (60, 101): 50, (4, 7): 3, (50, 10): 10, (1, 10): 1, (7, 1): 1}
+    assert {case: fit_steps_to_interval(*case) for case in cases} == cases
 
 
 def test_a_training_with_a_stop_does_not_end_when_precise():

@@ -102,21 +102,18 @@ def test_the_order_of_events(clock):
     ]
 
 
-@pytest.mark.parametrize(
-    ("parts", "samples", "loss"),
-    [
+def test_the_loss_of_a_block_is_the_mean_over_its_samples(clock):
+    for parts, samples, loss in (
         ((LossPart(6.0, 3), LossPart(10.0, 1)), 4, 4.0),  # weighted by samples
         ((LossPart(0.0, 0), LossPart(10.0, 1)), 1, 10.0),
         ((None, LossPart(6.0, 3), None), 3, 2.0),  # steps without a loss in this process
         ((None, None), 0, None),
-    ],
-)
-def test_the_loss_of_a_block_is_the_mean_over_its_samples(parts, samples, loss, clock):
-    phase = fixed_length_phase("measure", 1, len(parts))
-    loop = TimedLoop(Trainer(clock), iter(parts), [phase])
-    for part in loop:
-        loop.done(part)
-    assert (phase.series.samples, phase.series.losses) == ([samples], [loss])
+    ):
+        phase = fixed_length_phase("measure", 1, len(parts))
+        loop = TimedLoop(Trainer(clock), iter(parts), [phase])
+        for part in loop:
+            loop.done(part)
+        assert (phase.series.samples, phase.series.losses) == ([samples], [loss])
 
 
 def test_each_phase_gets_the_series_of_the_one_before(clock):
@@ -127,18 +124,11 @@ def test_each_phase_gets_the_series_of_the_one_before(clock):
     train_through(clock, first, second)
     assert received == [None, first.series]
     assert [len(s.series.seconds) for s in (first, second)] == [2, 1]
-
-
-def test_done_returns_whether_the_loop_is_over(clock):
+    assert train_through(clock).drawn <= 1, "without a phase"
     loop = TimedLoop(Trainer(clock), [], [fixed_length_phase("one", 1, 1), fixed_length_phase("two", 1, 2)])
     assert list(loop) == []
-    assert [loop.done(None) for _ in range(3)] == [False, False, True]
+    assert [loop.done(None) for _ in range(3)] == [False, False, True], "whether the loop is over"
     assert loop.done(None), "a step too many of a trainer that runs ahead changes nothing"
-
-
-def test_without_a_phase_at_most_one_batch_is_drawn(clock):
-    trainer = train_through(clock)
-    assert trainer.drawn <= 1
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -187,6 +177,15 @@ def test_an_observer_shortens_blocks_and_only_full_ones_are_kept(clock):
     assert sum(block.seconds for block in observer.blocks) == 11 * (LOADING_S + STEP_S) + 5 * DEVICE_SYNC_S
     assert clock.events.count("on_step") == 11
 
+    class Refusing(Observer):
+        def on_block(self, block):
+            raise ArithmeticError
+
+    measure = fixed_length_phase("measure", 9, 1)
+    with pytest.raises(ArithmeticError):
+        train_through(clock, measure, observer=Refusing(clock, [9]))
+    assert measure.series.losses == [], "a block that its observer refuses is not kept"
+
 
 def test_an_observer_comes_before_the_decision_of_its_phase_and_ends_the_loop(clock):
     train_through(
@@ -199,15 +198,3 @@ def test_an_observer_comes_before_the_decision_of_its_phase_and_ends_the_loop(cl
         *[*block, "decide warmup", "start measure"],
         *block,
     ], "the last block is shortened, and its phase decides nothing any more"
-
-
-def test_a_block_that_its_observer_refuses_is_not_kept(clock):
-    observer, measure = Observer(clock, [9]), fixed_length_phase("measure", 9, 1)
-
-    def refuse(block):
-        raise ArithmeticError
-
-    observer.on_block = refuse
-    with pytest.raises(ArithmeticError):
-        train_through(clock, measure, observer=observer)
-    assert measure.series.losses == []

@@ -24,7 +24,6 @@ from scalebench.measure.train_to_target import Diverged, DivergenceCheck, Traini
 from scalebench.runner.parent import run_spec
 from scalebench.strategies.base import LossPart
 from scalebench.strategies.simulated import Simulated
-from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
 from tests.builders.runs import in_parallel, simulated_spec
 
@@ -72,15 +71,6 @@ class Trainer:
             loop.done(LossPart(self.loss(self.steps) * batch.samples, batch.samples))
 
 
-@dataclasses.dataclass
-class TrainedRun:
-    training: TrainingRun
-    trainer: Trainer
-    warm: list[float]
-    blocks: list[int]
-    block_steps: int
-
-
 def source(samples=40, first=0):
     rows = np.zeros((samples, 1), np.float32)
     return Source(rows, rows, global_batch=BATCH, seed=0, replica=0, replicas=1, first=first)
@@ -95,6 +85,7 @@ def training_spec(**train):
 
 
 def train(trainer=None, samples=40, warm=3, block=5, evaluates=True, **options):
+    """Return the training, and what its loop has: the warm-up and the measured series."""
     trainer = trainer or Trainer()
     data = source(samples)
     evaluated = (source(50, 40), source(10)) if evaluates else (None, None)
@@ -104,13 +95,12 @@ def train(trainer=None, samples=40, warm=3, block=5, evaluates=True, **options):
     measure = stopping_rule.create_training_phase(trainer, settings, training.steps_between_points, None)
     loop = TimedLoop(trainer, data, [warmup, measure], clock=lambda: trainer.now_s, observer=training)
     trainer.train(loop, data)
-    return TrainedRun(
-        training, trainer, warmup.series.seconds, [*map(round, measure.series.seconds)], measure.series.steps
-    )
-
-
-def point_steps(curve):
-    return [point.step for point in curve]
+    blocks = [*map(round, measure.series.seconds)]
+    points = [point.step for point in training.curve]
+    return SimpleNamespace(
+        training=training, trainer=trainer, warm=warmup.series.seconds, blocks=blocks, points=points,
+        block_steps=measure.series.steps,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -137,35 +127,27 @@ def point_steps(curve):
 )
 def test_points_and_the_end_are_as_requested(options, points, by):
     run = train(**options)
-    assert point_steps(run.training.curve) == points
-    assert (run.training.stopped_by, run.trainer.steps) == (by, points[-1])
+    assert (run.points, run.training.stopped_by, run.trainer.steps) == (points, by, points[-1])
 
 
-@pytest.mark.parametrize(
-    ("options", "points", "first_s"),
-    [
+def test_limits_in_seconds_count_at_the_end_of_a_block():
+    """Of three steps of warm-up, the first of which does not count, and blocks of five. Rank 0 decides for all."""
+    for options, points, first_s in (
         ({"stop": {"seconds": 8.5}, "evaluate_epochs": None}, [13], 12.0),
         ({"stop": {"seconds": 7.0}, "evaluate_epochs": None}, [8], 7.0),
         # of four, as 27 are left
         ({"stop": {"steps": 30}, "evaluate_epochs": None, "evaluate_s": 7.0}, [11, 19, 27, 30], 10.0),
         ({"stop": {"steps": 30}, "evaluate_s": 7.0}, [8, 10, 20, 30], 7.0),
-    ],
-)
-def test_limits_in_seconds_count_at_the_end_of_a_block(options, points, first_s):
-    """Of three steps of warm-up, the first of which does not count, and blocks of five."""
-    training = train(**options).training
-    assert (point_steps(training.curve), training.curve[0].train_s) == (points, first_s)
-    assert training.stopped_by == next(iter(options["stop"]))
-
-
-def test_rank_0_decides_by_seconds_for_all():
-    """The steps of this rank take a hundred times as long."""
+    ):
+        run = train(**options)
+        assert (run.points, run.training.curve[0].train_s) == (points, first_s)
+        assert run.training.stopped_by == next(iter(options["stop"]))
     slow = Trainer(1, [0.0, 0.0, 0.0, 1.0, 2.0], step_s=lambda number: 100.0)
-    assert point_steps(train(slow, warm=50, stop={"seconds": 8.5}, evaluate_epochs=None).training.curve) == [4, 5]
+    assert train(slow, warm=50, stop={"seconds": 8.5}, evaluate_epochs=None).points == [4, 5]
 
 
 def test_a_point_has_the_state_of_the_training():
-    """42 samples in batches of 4: the last of an epoch has 2."""
+    """42 samples in batches of 4: the last of an epoch has 2. Time between blocks does not count."""
     run = train(samples=42, stop={"steps": 13}, schedule="linear")
     first, last = run.training.curve
     assert (first.step, first.epochs, first.samples, first.train_s) == (11, 1.0, 42, 10.0)
@@ -178,13 +160,20 @@ def test_a_point_has_the_state_of_the_training():
     assert first.metrics == {"mse": 1 / 11} and first.train_metrics == {"mse": 1 / 22}
     assert run.trainer.evaluations == [(11, 40), (11, 0), (13, 40), (13, 0)]
     assert run.training.first_step_s == 1.0
-
-
-def test_time_between_blocks_does_not_count():
-    """A broadcast takes 100 s, an evaluation 1000 s."""
     run = train(Trainer(step_s=lambda k: 50.0 if k == 1 else 1.0), stop={"steps": 40, "seconds": 1e6})
     assert run.training.curve[-1].train_s == 39.0 and run.training.first_step_s == 50.0
-    assert run.trainer.now_s > 3000.0
+    assert run.trainer.now_s > 3000.0, "a broadcast takes 100 s, an evaluation 1000 s"
+    assert train(stop={"epochs": 2}).training.peak_memory_bytes == [10], "of steps, not of evaluations"
+    early = train(stop={"steps": 3}, evaluate_epochs=0.1).training
+    assert early.peak_memory_bytes == [2002], "the first step is left out"
+    (point,) = train(evaluates=False, stop={"epochs": 1}).training.curve
+    assert (point.metrics, point.train_metrics) == ({}, {}) and point.loss is not None
+    silent = training_spec(stop={"steps": 3})
+    silent.config.measure = dataclasses.replace(silent.config.measure, evaluate=False)
+    trainer, data = Trainer(), source()
+    training = TrainingRun(silent, trainer, data, (data, data), lambda training: None)
+    trainer.train(TimedLoop(trainer, data, [fixed_length_phase("one", 9, 1)], observer=training), data)
+    assert trainer.evaluations == [] and training.curve[-1].metrics == {}
 
 
 def test_blocks_fit_between_points_and_only_full_ones_are_kept():
@@ -195,23 +184,8 @@ def test_blocks_fit_between_points_and_only_full_ones_are_kept():
     assert run.training.curve[-1].train_s == 39.0
     assert train(stop={"steps": 9}, block=100).block_steps == 6, "until the end"
     assert train(stop={"seconds": 9}, evaluate_epochs=None, block=4).block_steps == 4
-
-
-def test_a_training_that_ends_within_warmup_measures_nothing():
     run = train(warm=50, stop={"epochs": 2})
-    assert point_steps(run.training.curve) == [10, 20] and run.blocks == [] and len(run.warm) == 20
-
-
-def test_without_evaluation_a_point_still_has_its_loss():
-    run = train(evaluates=False, stop={"epochs": 1})
-    (point,) = run.training.curve
-    assert (point.metrics, point.train_metrics) == ({}, {}) and point.loss is not None
-    silent = training_spec(stop={"steps": 3})
-    silent.config.measure = dataclasses.replace(silent.config.measure, evaluate=False)
-    trainer, data = Trainer(), source()
-    training = TrainingRun(silent, trainer, data, (data, data), lambda training: None)
-    trainer.train(TimedLoop(trainer, data, [fixed_length_phase("one", 9, 1)], observer=training), data)
-    assert trainer.evaluations == [] and training.curve[-1].metrics == {}
+    assert run.points == [10, 20] and run.blocks == [] and len(run.warm) == 20, "it ends within warm-up"
 
 
 def test_the_learning_rate_is_set_before_each_step_where_it_changes():
@@ -222,20 +196,10 @@ def test_the_learning_rate_is_set_before_each_step_where_it_changes():
     assert run.trainer.rates == [(0, pytest.approx(1e-3 / 3)), (1, pytest.approx(2e-3 / 3)), (2, 1e-3)]
 
 
-def test_peak_memory_is_of_steps_and_not_of_evaluations():
-    assert train(stop={"epochs": 2}).training.peak_memory_bytes == [10]
-    assert train(stop={"steps": 3}, evaluate_epochs=0.1).training.peak_memory_bytes == [2002], (
-        "the first step is left out"
-    )
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_ends_the_training_with_its_step(bad):
-    with pytest.raises(Diverged, match=f"the loss of step 17 is {bad:g}; lower train.learning_rate"):
-        train(Trainer(loss=lambda number: bad if number == 17 else 1.0), stop={"epochs": 3})
-
-
-def test_a_metric_that_is_not_finite_ends_the_training():
+def test_a_loss_or_metric_that_is_not_finite_ends_the_training_with_its_step():
+    for bad in (math.nan, math.inf, -math.inf):
+        with pytest.raises(Diverged, match=f"the loss of step 17 is {bad:g}; lower train.learning_rate"):
+            train(Trainer(loss=lambda number, bad=bad: bad if number == 17 else 1.0), stop={"epochs": 3})
     trainer = Trainer(metric=lambda number: math.nan if number == 20 else 1.0)
     with pytest.raises(Diverged, match="mse is nan after step 20; lower"):
         train(trainer, stop={"epochs": 3})
@@ -266,17 +230,17 @@ def test_every_combination_of_stops_and_points(stop, every, every_s, samples, wa
     assert other.trainer.evaluations == first.trainer.evaluations and other.trainer.steps == first.trainer.steps
     assert other.training.stopped_by == first.training.stopped_by
 
-    training, steps = first.training, first.trainer.steps
-    data, run = source(samples), point_steps(training.curve)
-    assert run == sorted(set(run)) and run[-1] == steps and training.over
-    ends = [end for end in (stop.get("steps"), _epoch_steps(stop.get("epochs"), data)) if end is not None]
+    training, steps, per_epoch = first.training, first.trainer.steps, source(samples).steps_per_epoch
+    assert first.points == sorted(set(first.points)) and first.points[-1] == steps and training.over
+    ends = [stop["steps"]] if "steps" in stop else []
+    ends += [max(1, round(stop["epochs"] * per_epoch))] if "epochs" in stop else []
     assert steps <= min(ends, default=math.inf)
     if every is not None:
-        per = max(1.0, every * data.steps_per_epoch)
+        per = max(1.0, every * per_epoch)
         multiples = {round(m * per) for m in range(1, steps + 2) if round(m * per) <= steps}
-        assert multiples <= set(run)
+        assert multiples <= set(first.points)
     if every_s is None:
-        assert every is not None or run == [steps]
+        assert every is not None or first.points == [steps]
     assert training.curve[-1].train_s == pytest.approx(steps - 1), "all but the first"
     assert sum(point.loss_samples for point in training.curve) == training.curve[-1].samples
     assert set(first.blocks) <= {first.block_steps}, "only full ones"
@@ -291,10 +255,6 @@ def test_every_combination_of_stops_and_points(stop, every, every_s, samples, wa
     assert reached in ([], [steps]), "it ends at the first point that is as good"
 
 
-def _epoch_steps(epochs, data):
-    return None if epochs is None else max(1, round(epochs * data.steps_per_epoch))
-
-
 LEARNS = {"step_s": 0.001, "learning": 0.05}  # mse after n steps: exp(-n / 20)
 PER_EPOCH = 24  # steps, of 480 samples on two devices
 
@@ -305,25 +265,15 @@ def spec_of(gpus=2, stop=None, options=None, measure=None, size=640, share=0.25,
     return simulated_spec(gpus, {**LEARNS, **(options or {})}, measure, train=trains, dataset=data)
 
 
-def one_rank(tmp_path, spec):
-    record, strategy = RankRecord(0, "here", os.getpid()), Simulated(spec, 0)
-    Session(spec, strategy, record, ProgressFile(tmp_path, 0, os.getpid())).run()
-    return record, strategy
-
-
 RUNS = {
     "epochs": {"stop": {"epochs": 2.5}, "options": {"evaluate_s": 0.05}},
     "slow": {"stop": {"epochs": 2.5}, "options": {"step_s": 0.03}},
-    "early": {"stop": {"steps": 3}, "size": 80},
+    "early": {"stop": {"steps": 3}, "size": 80, "measure": {"probes": True}},
     "target": {"stop": {"target": 0.1}, "evaluate_epochs": 0.5},
-
     "seconds": {"stop": {"seconds": 0.3}, "evaluate_epochs": None, "evaluate_s": 0.1},
-    "nothing to validate": {"stop": {"steps": 5}, "share": 0.0},
-
     "loss": {"stop": {"epochs": 3}, "options": {"diverge_step": 29}},
     "loss of a throughput run": {"options": {"diverge_step": 29}},
-    "probed": {"stop": {"steps": 4}, "measure": {"probes": True}},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -354,10 +304,21 @@ def test_a_training_leaves_its_curve(results):
     assert row["throughput_samples_per_s"] > 0
 
 
-@pytest.mark.parametrize("name", ["epochs", "slow"])
-def test_the_final_loss_is_of_the_same_steps_at_any_speed(name, results):
+def test_the_final_loss_is_of_the_same_steps_at_any_speed_and_the_end_of_ranks_and_targets(results):
     last = range(61 - FINAL_LOSS_STEPS, 61)
-    assert results[name][0].quality.final_loss == pytest.approx(sum(1 / step for step in last) / len(last))
+    for name in ("epochs", "slow"):
+        assert results[name][0].quality.final_loss == pytest.approx(sum(1 / step for step in last) / len(last))
+    result, _ = results["target"]
+    curve = result.quality.curve
+    assert [point.step for point in curve] == [12, 24, 36, 48], "exp(-48 / 20) is the first below 0.1"
+    assert (result.status, result.quality.stopped_by) == ("ok", "target")
+    assert result.quality.time_to_target_s == curve[-1].train_s > 0
+    assert result.spec["train"]["stop"]["seconds"] == 60.0, "a target alone gives up"
+    result, _ = results["seconds"]  # of rank 0, at whose word all stop
+    first, second = result.ranks
+    assert result.quality.stopped_by == "seconds" and first.curve[-1].train_s >= 0.3
+    assert [p.step for p in first.curve] == [p.step for p in second.curve] and len(first.curve) >= 2
+    assert len(first.block_s) == len(second.block_s)
 
 
 def test_evaluations_are_in_no_other_phase(results):
@@ -375,34 +336,10 @@ def test_a_training_that_was_over_within_warm_up(results):
     result, folder = results["early"]
     assert (result.status, result.flags, result.phases.measure_s) == ("ok", ["over_in_warmup"], None)
     assert result.quality.final_loss == pytest.approx(result.quality.curve[-1].loss), "of all steps that there are"
+    assert all(rank.probes.sync_on_s for rank in result.ranks), "probes come nevertheless"
     row = load(folder).iloc[0]
     assert row[["throughput_samples_per_s", "step_s", "epoch_s"]].isna().all()
     assert row["trained_s"] == result.quality.curve[-1].train_s and "over_in_warmup" in row["flags"]
-
-
-def test_the_time_to_the_target_is_of_its_first_point(results):
-    result, _ = results["target"]
-    curve = result.quality.curve
-    assert [point.step for point in curve] == [12, 24, 36, 48], "exp(-48 / 20) is the first below 0.1"
-    assert (result.status, result.quality.stopped_by) == ("ok", "target")
-    assert result.quality.time_to_target_s == curve[-1].train_s > 0
-    assert result.spec["train"]["stop"]["seconds"] == 60.0, "a target alone gives up"
-
-
-def test_seconds_are_of_rank_0_and_all_stop_at_its_word(results):
-    result, _ = results["seconds"]
-    first, second = result.ranks
-    assert result.quality.stopped_by == "seconds" and first.curve[-1].train_s >= 0.3
-    assert [p.step for p in first.curve] == [p.step for p in second.curve] and len(first.curve) >= 2
-    assert len(first.block_s) == len(second.block_s)
-
-
-def test_without_validation_there_are_losses_alone(results):
-    result, folder = results["nothing to validate"]
-    (point,) = result.quality.curve
-    assert (result.status, point.metrics, point.train_metrics) == ("ok", {}, {}) and point.loss is not None
-    assert result.quality.metric is None
-    assert load(folder)[["metric", "generalisation_gap", "train_metric"]].isna().all(axis=None)
 
 
 def test_a_loss_that_is_no_number_is_a_failed_run_with_its_step(results):
@@ -413,63 +350,20 @@ def test_a_loss_that_is_no_number_is_a_failed_run_with_its_step(results):
     assert [point.step for point in results["loss"][0].quality.curve] == [24], "what there was before"
 
 
-def test_probes_come_after_a_training_that_measured_nothing(results):
-    result, _ = results["probed"]
-    assert result.status == "ok" and all(rank.probes is not None and rank.probes.sync_on_s for rank in result.ranks)
-
-
-def test_rates_follow_the_schedule_through_both_stages(tmp_path):
-    spec = spec_of(1, {"steps": 400}, schedule="linear", learning_rate=0.4, evaluate_epochs=None)
-    record, strategy = one_rank(tmp_path, spec)
-    assert strategy.rates[:400] == pytest.approx([0.4 * (1 - k / 400) for k in range(400)])
-    assert [point.learning_rate for point in record.curve] == [pytest.approx(0.001)]
-    assert record.block_s, "warm-up is over before"
-
-
-def test_an_evaluation_that_gives_no_number_fails(tmp_path):
-    class Lost(Simulated):
-        def evaluate(self, source):
-            return {"mse": float("nan")}
-
-    spec = spec_of(1, {"steps": 40}, evaluate_epochs=0.5)
-    record = RankRecord(0, "here", os.getpid())
-    with pytest.raises(RuntimeError, match="mse is nan after step 24"):
-        Session(spec, Lost(spec, 0), record, ProgressFile(tmp_path, 0, os.getpid())).run()
-    assert record.curve == [] and record.metrics == {}
-
-
 def test_a_file_with_too_few_samples_to_validate(tmp_path):
     """How many it has is not known before."""
     spec = spec_of(1, {"target": 0.1, "steps": 40})
     spec.config.dataset = dataclasses.replace(spec.config.dataset, validation_share=0.0)
+    record = RankRecord(0, "here", os.getpid())
     with pytest.raises(InputError, match="fewer samples to validate than replicas"):
-        one_rank(tmp_path, spec)
+        Session(spec, Simulated(spec, 0), record, ProgressFile(tmp_path, 0, os.getpid())).run()
 
 
-def test_as_many_samples_trained_on_as_there_are_to_validate():
-    spec = spec_of(2, size=100)
-    alike = datasets.open_training_subset(spec, 0, 2)
-    assert alike is not None and (alike.samples, alike.first) == (25, 0)
-    mostly = spec_of(2, size=100, share=0.7)
-    alike = datasets.open_training_subset(mostly, 1, 2)
-    assert alike is not None and alike.samples == 30, "all there are"
-    assert datasets.open_training_subset(spec_of(2, size=100, share=0.01), 0, 2) is None
-
-
-@pytest.mark.parametrize(
-    ("loss", "named"), [("mse", "mine:build"), ("module", "mine:build"), ("mine:loss", "mine:loss")]
-)
-def test_a_loss_that_is_not_finite_names_the_function_that_gave_it(loss, named):
-    check = DivergenceCheck(ModelSpec("mine:build", torch="mine:build", loss=loss))
-    with pytest.raises(Diverged, match=rf"^the loss of step 1 with {named} is nan; check the samples, "):
-        check.on_block(StepBlock(2, 1.0, [(math.nan, 2), (math.nan, 2)]))
-    check.on_block(StepBlock(2, 1.0, [(3.0, 2), (4.0, 2)]))
-    with pytest.raises(Diverged, match=rf"^the loss of step 4 with {named} is nan; lower the learning rate$"):
-        check.on_block(StepBlock(2, 1.0, [(3.0, 2), (math.nan, 2)]))
-
-
-def test_a_loss_of_a_network_of_scalebench_names_the_key_of_its_rate():
-    check = DivergenceCheck(ModelSpec("materials_cnn", loss="mse"))
-    check.on_block(StepBlock(1, 1.0, [(3.0, 2)]))
-    with pytest.raises(Diverged, match=r"^the loss of step 2 is nan; lower train.learning_rate$"):
-        check.on_block(StepBlock(1, 1.0, [(math.nan, 2)]))
+def test_a_loss_that_is_not_finite_names_the_function_that_gave_it():
+    for loss, named in (("mse", "mine:build"), ("module", "mine:build"), ("mine:loss", "mine:loss")):
+        check = DivergenceCheck(ModelSpec("mine:build", torch="mine:build", loss=loss))
+        with pytest.raises(Diverged, match=rf"^the loss of step 1 with {named} is nan; check the samples, "):
+            check.on_block(StepBlock(2, 1.0, [(math.nan, 2), (math.nan, 2)]))
+        check.on_block(StepBlock(2, 1.0, [(3.0, 2), (4.0, 2)]))
+        with pytest.raises(Diverged, match=rf"^the loss of step 4 with {named} is nan; lower the learning rate$"):
+            check.on_block(StepBlock(2, 1.0, [(3.0, 2), (math.nan, 2)]))

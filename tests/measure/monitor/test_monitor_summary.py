@@ -48,6 +48,8 @@ def test_the_figures_of_one_gpu():
     assert device.memory_util_mean == pytest.approx(0.3)
     assert (device.pcie_sent_bytes_per_s, device.pcie_received_bytes_per_s) == (5e6, 6e6)
     assert (device.nvlink_sent_bytes_per_s, device.lost_at_s) == (None, None)
+    twice = summarize_monitor(gpu(0), replace(WINDOW, scale=2.0), [0])  # of which half was sampled
+    assert twice.energy_j == 2 * figures.energy_j and twice.gpu_power_w_mean == figures.gpu_power_w_mean
 
 
 def test_the_figures_of_two_gpus_of_three():
@@ -64,7 +66,7 @@ def test_the_figures_of_two_gpus_of_three():
     assert figures.devices[1].nvlink_received_bytes_per_s == pytest.approx(8e9)
 
 
-def test_a_missing_part_makes_a_figure_null():
+def test_a_missing_part_makes_a_figure_null_and_throttle_reasons_are_those_of_the_measured_phase():
     lost = series({"gpu1/power_w": 300.0, "gpu1/sm_clock_mhz": 1380.0}, end_s=15.0)
     marked = series({"gpu1/lost": 1.0}, begin_s=15.0, end_s=15.0)
     figures = summarize_monitor(join(gpu(0), lost, marked), WINDOW, [0, 1])
@@ -73,9 +75,6 @@ def test_a_missing_part_makes_a_figure_null():
     assert (figures.devices[1].energy_j, figures.devices[1].energy_from) == (None, None)
     assert figures.devices[1].lost_at_s == BEGIN_S + 15.0
     assert figures.devices[1].throttle_reasons is None
-
-
-def test_throttle_reasons_are_those_of_the_measured_phase():
     early = series({"gpu0/throttled_hw_slowdown": 1.0}, end_s=9.0)
     capped = series({"gpu0/throttled_sw_power_cap": 1.0, "gpu0/throttled_gpu_idle": 1.0}, begin_s=12.0, end_s=13.0)
     warm = series({"gpu1/throttled_sw_thermal_slowdown": 1.0})
@@ -133,7 +132,7 @@ def test_without_samples_all_figures_are_null():
     assert {value for name, value in vars(device).items() if name != "index"} == {None}
 
 
-def test_only_slots_that_were_sampled_count():
+def test_the_measured_window_has_slots_that_were_sampled_and_no_evaluations():
     starts_s = [10.0, 20.0, 30.0, 40.0]
     blocks = {"block_started_at_s": starts_s, "block_rounds": [1, 2, 3, 4], "block_s": [1.0] * 4}
     taking_turns = rank(marks_s={"measure": 5.0, "end": 50.0}, **blocks)
@@ -141,16 +140,6 @@ def test_only_slots_that_were_sampled_count():
     assert measured_window(taking_turns) == every_slot
     assert measured_window(taking_turns, [9.9, 19.0, 29.0, 40.5]) == every_slot
     assert measured_window(taking_turns, [15.0, 39.0, 45.0]) == TimeWindow(20.0, 41.0, ((21.0, 40.0),), scale=2.0)
-
-
-def test_energy_is_that_of_all_slots():
-    window = replace(WINDOW, scale=2.0)
-    one, two = (summarize_monitor(gpu(0), each, [0]) for each in (WINDOW, window))
-    assert one.energy_j and two.energy_j == 2 * one.energy_j
-    assert one.gpu_power_w_mean == two.gpu_power_w_mean
-
-
-def test_the_measured_window_excludes_evaluations():
     marks = {"launch": 1.0, "setup": 2.0, "warmup": 3.0, "measure": 5.0, "probes": 9.0, "end": 10.0}
     assert measured_window(rank(marks_s=marks)) == TimeWindow(5.0, 9.0)
     assert measured_window(rank(marks_s={"launch": 1.0, "end": 2.0})) is None
@@ -177,103 +166,90 @@ def flags(changes=None, *more, used=(0, 1), window=WINDOW, gpus=GPUS):
     return detect_flags(samples, window, WARMUP_S, figures, [gpus[index] for index in used])
 
 
-def test_a_quiet_machine_has_no_flags():
+CAPPED = "throttled_sw_power_cap"
+LOST = series({"gpu1/lost": 1.0}, begin_s=15.0, end_s=15.0)
+SLOWER = [GPUS[0], replace(GPUS[1], sm_clock_max_mhz=1300)]
+
+
+def programs(cores):
+    """Return changes in which programs of others use so much of eight cores; 0.18 of one are busy."""
+    return {"cpu/programs_s": lambda t: (3.0 + cores) * t}
+
+
+def quota(share):
+    """Return changes in which a share of ten periods a second was cut short; before the measured phase all were."""
+    cut = lambda t: 10.0 * (min(t, 10.0) + share * max(0.0, t - 10.0))  # noqa: E731
+    return {"cpu/quota_periods": lambda t: 10.0 * t, "cpu/quota_periods_used_up": cut}
+
+
+def swapped(way, size_bytes, from_s=12):
+    return {f"swap/{way}_bytes": lambda t: 7e9 + size_bytes * min(max(t - from_s, 0), 1)}
+
+
+def throttled(name, begin_s=0.0, end_s=30.0, gpus=(0,)):
+    return series({f"gpu{index}/{name}": 1.0 for index in gpus}, begin_s=begin_s, end_s=end_s)
+
+
+@pytest.mark.parametrize(
+    ("flag", "raised", "quiet"),
+    [
+        ("busy_machine", [[programs(0.21)]], [
+            [programs(0.15)], [programs(0.21), {"window": None}],
+            [programs(0.21), {"window": TimeWindow(BEGIN_S + 10.0, BEGIN_S + 10.5)}],  # too short
+        ]),
+        ("quota_used_up", [[quota(0.02)]], [[quota(0.0)], [quota(0.009)], [quota(0.02), {"window": None}]]),
+        ("hot_at_start", [
+            [{"gpu1/temperature_c": lambda t: 84.0 if t < 3 else 60.0}],
+            [throttled("throttled_sw_thermal_slowdown", end_s=2.0)],
+        ], [
+            [{"gpu1/temperature_c": lambda t: 83.9 if t < 3 else 60.0}],
+            [{"gpu1/temperature_c": lambda t: 84.0 if t > 6 else 60.0}],  # heated by the run itself
+            [throttled(CAPPED, end_s=2.0)],
+        ]),
+        # Of a hundred samples, more than five; what a user or the power limit sets is none.
+        ("throttled", [[throttled("throttled_hw_slowdown", 9.0, 10.7)]], [
+            [throttled("throttled_hw_slowdown", 9.0, 10.4)], [throttled(CAPPED)], [throttled("throttled_gpu_idle")],
+            *([throttled(f"throttled_{reason}")]
+              for reason in ("applications_clocks_setting", "sync_boost", "display_clock_setting")),
+        ]),
+        # The slow cards of the study had memory clocks that are lower by 5 %. Cards at their power limit may differ.
+        ("unequal_clocks", [
+            [{"gpu1/mem_clock_mhz": 1150.0}], [{"gpus": SLOWER}],
+            [{"gpu0/sm_clock_mhz": 1400.0, "gpu1/sm_clock_mhz": 1300}, throttled(CAPPED, gpus=(0, 1))],
+            [{"gpu0/sm_clock_mhz": 1400.0, "gpu1/sm_clock_mhz": 1350}, throttled(CAPPED, gpus=(1,))],
+        ], [
+            [{"gpu1/mem_clock_mhz": 1198.0}], [{"gpu1/mem_clock_mhz": 1150.0}, {"used": (1,)}],
+            [{"gpu0/sm_clock_mhz": 1400.0, "gpu1/sm_clock_mhz": 1350}, throttled(CAPPED, gpus=(0, 1))],
+            [{"gpus": [GPUS[0], replace(GPUS[1], sm_clock_max_mhz=None)]}],
+            [{"gpu1/sm_clock_mhz": lambda t: 1380.0 if t > 10 else 200.0}],  # before it is measured
+        ]),
+        ("swapping", [[swapped("in", 2e6)], [swapped("out", 2e6)]], [
+            [swapped("in", 1e6)], [swapped("out", 1e6)], [swapped("in", 9e9, from_s=3)],  # before
+        ]),
+        ("gpu_lost", [[LOST], [LOST, {"window": None}]], [[LOST, {"used": (0,)}]]),
+    ],
+)  # fmt: skip
+def test_a_condition_is_flagged_from_its_limit_on(flag, raised, quiet):
     assert flags() == []
+    for cases, expected in ((raised, [flag]), (quiet, [])):
+        for case in cases:
+            found = {}
+            for each in (each for each in case if isinstance(each, dict)):
+                found |= each
+            options = {name: found.pop(name) for name in ("used", "window", "gpus") if name in found}
+            more = [each for each in case if isinstance(each, TimeSeries)]
+            assert flags(found, *more, **options) == expected, case
+
+
+def test_without_a_series_there_are_no_flags():
     assert detect_flags(TimeSeries({}), WINDOW, WARMUP_S, summarize_monitor(TimeSeries({}), WINDOW, [0, 1]), GPUS) == []
     assert detect_flags(TimeSeries({}), None, None, summarize_monitor(TimeSeries({}), WINDOW, []), []) == []
 
 
-@pytest.mark.parametrize(("begin_s", "flagged"), [(0.0, True), (12.0, True), (21.0, False)])
-def test_a_foreign_process_is_flagged(begin_s, flagged):
+def test_a_foreign_process_is_flagged():
     """Before and in the measured phase; later ones have no effect."""
-
-    def count(t):
-        return float(begin_s <= t <= begin_s + 2)
-
-    assert flags({"gpu1/foreign_processes": count}) == ["foreign_process"] * flagged
-    assert flags({"gpu1/foreign_processes": count}, used=(0,)) == []
-    assert flags({"gpu1/foreign_processes": count}, window=None) == ["foreign_process"]
-
-
-@pytest.mark.parametrize(("cores", "flagged"), [(0.15, False), (0.21, True)])
-def test_a_busy_machine_is_flagged(cores, flagged):
-    """Eight cores: from 0.18 of a core on."""
-    changes = {"cpu/programs_s": lambda t: (3.0 + cores) * t}
-    assert flags(changes) == ["busy_machine"] * flagged
-    assert flags(changes, window=TimeWindow(BEGIN_S + 10.0, BEGIN_S + 10.5)) == []  # too short
-    assert flags(changes, window=None) == []
-
-
-@pytest.mark.parametrize(("share", "flagged"), [(0.0, False), (0.009, False), (0.02, True)])
-def test_a_quota_of_cpu_time_that_is_used_up_is_flagged(share, flagged):
-    """Ten periods a second, of which a share was cut short; before the measured phase all were."""
-    counts = {
-        "cpu/quota_periods": lambda t: 10.0 * t,
-        "cpu/quota_periods_used_up": lambda t: 10.0 * (min(t, 10.0) + share * max(0.0, t - 10.0)),
-    }
-    assert flags(counts) == ["quota_used_up"] * flagged
-    assert flags(counts, window=None) == []
-
-
-@pytest.mark.parametrize(("celsius", "flagged"), [(83.9, False), (84.0, True)])
-def test_a_hot_start_is_flagged(celsius, flagged):
-    assert flags({"gpu1/temperature_c": lambda t: celsius if t < 3 else 60.0}) == ["hot_at_start"] * flagged
-    assert flags({"gpu1/temperature_c": lambda t: celsius if t > 6 else 60.0}) == []  # heated by the run itself
-
-
-def test_clocks_limited_for_heat_at_the_start_are_flagged():
-    limited = series({"gpu0/throttled_sw_thermal_slowdown": 1.0}, end_s=2.0)
-    assert flags({}, limited) == ["hot_at_start"]
-    assert flags({}, series({"gpu0/throttled_sw_power_cap": 1.0}, end_s=2.0)) == []
-
-
-@pytest.mark.parametrize(("end_s", "flagged"), [(10.4, False), (10.7, True)])
-def test_throttling_is_flagged(end_s, flagged):
-    """Of a hundred samples, more than five."""
-    limited = series({"gpu1/throttled_hw_slowdown": 1.0}, begin_s=9.0, end_s=end_s)
-    assert flags({}, limited) == ["throttled"] * flagged
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    "reason", ["sw_power_cap", "gpu_idle", "applications_clocks_setting", "sync_boost", "display_clock_setting"]
-)
-def test_clocks_that_a_user_or_the_power_limit_set_are_not_throttled(reason):
-    assert flags({}, series({f"gpu0/throttled_{reason}": 1.0})) == []
-
-
-@pytest.mark.parametrize(("mhz", "flagged"), [(1198.0, False), (1150.0, True)])
-def test_unequal_clocks_are_flagged(mhz, flagged):
-    """The slow cards of the study: memory clocks that are lower by 5 %."""
-    assert flags({"gpu1/mem_clock_mhz": mhz}) == ["unequal_clocks"] * flagged
-    assert flags({"gpu1/mem_clock_mhz": mhz}, used=(1,)) == []
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("mhz", "capped", "flagged"), [(1350, (0, 1), False), (1300, (0, 1), True), (1350, (1,), True)]
-)
-def test_clocks_of_cards_at_their_power_limit_may_differ(mhz, capped, flagged):
-    at_limit = {f"gpu{index}/throttled_sw_power_cap": 1.0 for index in capped}
-    expected = ["unequal_clocks"] * flagged
-    assert flags({"gpu0/sm_clock_mhz": 1400.0, "gpu1/sm_clock_mhz": mhz}, series(at_limit)) == expected
-
-
-def test_maximum_clocks_are_compared_too():
-    assert flags({}, gpus=[GPUS[0], replace(GPUS[1], sm_clock_max_mhz=1300)]) == ["unequal_clocks"]
-    assert flags({}, gpus=[GPUS[0], replace(GPUS[1], sm_clock_max_mhz=None)]) == []
-    assert flags({"gpu1/sm_clock_mhz": lambda t: 1380.0 if t > 10 else 200.0}) == []  # before it is measured
-
-
-@pytest.mark.parametrize(("size_bytes", "flagged"), [(1e6, False), (2e6, True)])
-def test_swapping_is_flagged(size_bytes, flagged):
-    for way in ("in", "out"):
-        moved = lambda t: 7e9 + size_bytes * min(max(t - 12, 0), 1)  # noqa: E731
-        assert flags({f"swap/{way}_bytes": moved}) == ["swapping"] * flagged
-    assert flags({"swap/in_bytes": lambda t: 7e9 + 1e9 * min(t, 9)}) == []  # before
-
-
-def test_a_lost_gpu_is_flagged():
-    lost = series({"gpu1/lost": 1.0}, begin_s=15.0, end_s=15.0)
-    assert flags({}, lost) == flags({}, lost, window=None) == ["gpu_lost"]
-    assert flags({}, lost, used=(0,)) == []
+    for begin_s, flagged in ((0.0, True), (12.0, True), (21.0, False)):
+        found = {"gpu1/foreign_processes": lambda t, begin_s=begin_s: float(begin_s <= t <= begin_s + 2)}
+        assert flags(found) == ["foreign_process"] * flagged
+        assert flags(found, used=(0,)) == []
+        assert flags(found, window=None) == ["foreign_process"]
