@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import time
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,7 +54,6 @@ def stand_in(folder, code):
 def test_gpus_are_sampled_ten_times_and_the_host_twice_a_second(folder, nvml_library, monkeypatch):
     put_in(monkeypatch, nvml_library, LOST_AFTER=100)
     with MonitorProcess(SPEC, folder) as monitor:
-        assert monitor._process is not None
         time.sleep(2.5)
         niceness = psutil.Process(monitor._process.pid).nice()
         threads = psutil.Process(monitor._process.pid).num_threads()
@@ -100,45 +101,40 @@ def test_a_monitor_ended_during_its_start_leaves_a_series(folder):
     assert read_series(folder / MONITOR_FILE).values("memory", "available_bytes")
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("raise SystemExit('no such luck')", "no such luck"),
-        ("import sys; sys.exit(3)", "the monitor ended with exit status 3"),
-        ("import os; os.kill(os.getpid(), 11)", "the monitor was killed by SIGSEGV"),
-        ("1 / 0", "ZeroDivisionError: division by zero"),
-    ],
-)
-def test_a_monitor_that_crashes_is_a_reason(code, reason, folder):
-    with MonitorProcess(SPEC, folder, stand_in(folder, code)) as monitor:
-        assert monitor._process is not None
-        wait_until(lambda: not find_running([monitor._process.pid]))
-    assert monitor.reason == reason
+def test_a_monitor_that_crashes_is_a_reason(folder):
+    for code, reason in {
+        "raise SystemExit('no such luck')": "no such luck",
+        "import sys; sys.exit(3)": "the monitor ended with exit status 3",
+        "import os; os.kill(os.getpid(), 11)": "the monitor was killed by SIGSEGV",
+        "1 / 0": "ZeroDivisionError: division by zero",
+    }.items():
+        with MonitorProcess(SPEC, folder, stand_in(folder, code)) as monitor:
+            wait_until(lambda pid=monitor._process.pid: not find_running([pid]))
+        assert monitor.reason == reason
 
 
 def test_a_monitor_that_hangs_is_killed(folder, monkeypatch):
     monkeypatch.setattr(monitor_process, "END_LIMIT_S", 0.3)
     # SIGTERM is blocked from the start, so that the stand-in ignores it.
-    with MonitorProcess(SPEC, folder, stand_in(folder, "import time; time.sleep(600)")) as monitor:
-        assert monitor._process is not None
+    module = stand_in(folder, "import time; time.sleep(600)")
+    with MonitorProcess(SPEC, folder, module) as monitor:
         pid = monitor._process.pid
     assert monitor.reason == "the monitor did not end within 0.3 s" and not find_running([pid])
 
-
-def test_ctrl_c_while_a_monitor_ends_kills_it(folder, monkeypatch):
     def interrupted(*args, **more):
         raise KeyboardInterrupt
 
-    with (
-        pytest.raises(KeyboardInterrupt),
-        MonitorProcess(SPEC, folder, stand_in(folder, "import time; time.sleep(600)")) as k,
-    ):
-        assert k._process is not None
-        monkeypatch.setattr(k._process, "communicate", interrupted)
-    assert not find_running([k._process.pid])
+    with pytest.raises(KeyboardInterrupt), MonitorProcess(SPEC, folder, module) as monitor:
+        monkeypatch.setattr(monitor._process, "communicate", interrupted)
+    assert not find_running([monitor._process.pid]), "by Ctrl-C while it ends"
 
 
-def test_a_monitor_that_cannot_start_is_a_reason(folder, monkeypatch):
+def test_a_monitor_that_cannot_start_or_write_is_a_reason(folder, monkeypatch):
+    (folder / MONITOR_FILE).mkdir()
+    with MonitorProcess(SPEC, folder) as monitor:
+        pass
+    assert monitor.reason == "the series could not be written: Is a directory"
+
     def refuse(*args, **more):
         raise BlockingIOError(11, os.strerror(11))
 
@@ -146,32 +142,19 @@ def test_a_monitor_that_cannot_start_is_a_reason(folder, monkeypatch):
     with MonitorProcess(SPEC, folder) as monitor:
         pass
     assert monitor.reason == f"the monitor could not be started: {os.strerror(11)}"
-
-
-@pytest.mark.parametrize("reason", ["measure.monitor=false", "debug=true"])
-def test_a_monitor_that_is_switched_off_is_not_started(reason, tmp_path):
-    spec = simulated_spec(measure={"monitor": reason == "debug=true"}, debug=reason == "debug=true")
-    with MonitorProcess(spec, tmp_path) as monitor:
-        assert monitor._process is None
-    assert monitor.reason == reason
-
-
-def test_a_series_that_cannot_be_written_is_a_reason(folder):
-    (folder / MONITOR_FILE).mkdir()
-    with MonitorProcess(SPEC, folder) as monitor:
-        pass
-    assert monitor.reason == "the series could not be written: Is a directory"
+    for measure, debug, reason in ((False, False, "measure.monitor=false"), (True, True, "debug=true")):  # switched off
+        with MonitorProcess(simulated_spec(measure={"monitor": measure}, debug=debug), folder) as monitor:
+            assert monitor._process is None
+        assert monitor.reason == reason
 
 
 def test_missing_gpu_figures_are_a_reason_for_a_run_on_gpus(folder, nvml_library, monkeypatch):
-
     put_in(monkeypatch, nvml_library, INIT=9)
     spec = replace(SPEC, device="cuda")
     write_spec(spec, folder)
     with MonitorProcess(spec, folder) as monitor:
         pass
-    reason = monitor.reason or ""
-    assert reason.startswith("no GPU figures: ") and "Driver Not" in reason
+    assert monitor.reason.startswith("no GPU figures: ") and "Driver Not" in monitor.reason
     assert read_series(folder / MONITOR_FILE).names
 
 
@@ -188,17 +171,13 @@ def counts(tmp_path, nvml_library, monkeypatch, clock):
     """Return a sampler, and how often it took each kind of sample."""
     put_in(monkeypatch, nvml_library)
     write_spec(simulated_spec(), tmp_path)
-    sampler = Sampler(tmp_path, os.getpid())
-    taken_by_name = {}
+    sampler, taken_by_name = Sampler(tmp_path, os.getpid()), Counter()
 
     def count(name):
-        def part():
-            taken_by_name[name] = taken_by_name.get(name, 0) + 1
-            sampler.rows.add(1.0, "gpu0", name, 1.0)
+        taken_by_name[name] += 1
+        sampler.rows.add(1.0, "gpu0", name, 1.0)
 
-        return part
-
-    parts = {part: count(part.__name__) for part in sampler._interval_s}
+    parts = {part: partial(count, part.__name__) for part in sampler._interval_s}
     for name in ("_interval_s", "_due_s"):
         setattr(sampler, name, {parts[part]: value for part, value in getattr(sampler, name).items()})
     return sampler, taken_by_name
@@ -260,7 +239,7 @@ def test_a_long_run_is_sampled_less_and_less_often(counts, clock, monkeypatch):
     monkeypatch.setattr(sampling, "ROWS_BEFORE_SLOWING", 200)
     per_period = []
     for _ in range(4):
-        before = taken_by_name.get("sample", 0)
+        before = taken_by_name["sample"]
         sample_for(sampler, clock, 100.0)
         per_period.append(taken_by_name["sample"] - before)
     assert len(sampler.rows) < 1500 and per_period[0] > 200 and per_period[-1] < per_period[0] / 2

@@ -12,15 +12,13 @@ from scalebench.measure.monitor.time_series import SampleRows, TimeSeries, TimeW
 from tests.measure.monitor.builders import BEGIN_S, WINDOW, series
 
 
-def test_gauges_are_cut_to_the_window():
+def test_figures_are_cut_to_the_window():
     samples = series({"gpu0/power_w": lambda t: 100.0 if 10 <= t <= 20 else 900.0})
     assert samples.mean("gpu0", "power_w", WINDOW) == 100.0
     assert samples.largest("gpu0", "power_w", WINDOW) == samples.smallest("gpu0", "power_w", WINDOW) == 100.0
     assert samples.mean("gpu1", "power_w", WINDOW) is None
     assert samples.mean("gpu0", "power_w", TimeWindow(BEGIN_S + 40, BEGIN_S + 50)) is None
-
-
-def test_counters_and_integrals_are_linear_between_their_samples():
+    # Counters and integrals are linear between their samples.
     samples = series({"cpu/busy_s": lambda t: 5 + 3 * t, "gpu0/power_w": lambda t: 2 * t}, every_s=0.7)
     assert samples.counter_growth("cpu", "busy_s", WINDOW) == pytest.approx(30.0)
     short = TimeWindow(BEGIN_S + 10.1, BEGIN_S + 10.2)
@@ -58,73 +56,56 @@ def test_figures_exclude_the_gaps():
     assert counter.counter_growth("cpu", "busy_s", everything) is counter.mean("cpu", "busy_s", everything) is None
 
 
-@pytest.mark.parametrize(("end_s", "covered"), [(19.5, True), (18.5, False), (9.0, False)])
-def test_a_counter_needs_samples_over_nearly_all_of_the_window(end_s, covered):
-    samples = series({"cpu/busy_s": lambda t: 3 * t, "gpu0/power_w": 7.0}, end_s=end_s)
-    assert (samples.counter_growth("cpu", "busy_s", WINDOW) is not None) == covered
-    assert (samples.integral("gpu0", "power_w", WINDOW) is not None) == covered
-    if covered:
-        assert samples.counter_growth("cpu", "busy_s", WINDOW) == pytest.approx(30.0)
-        assert samples.integral("gpu0", "power_w", WINDOW) == pytest.approx(70.0)
-
-
-def test_a_counter_that_was_reset_and_a_single_sample_give_no_figure():
-    samples = series({"net:eth0/sent_bytes": lambda t: 100 * t if t < 15 else t})
+def test_a_counter_needs_samples_over_nearly_all_of_the_window():
+    for end_s, grown, integral in (
+        (19.5, pytest.approx(30.0), pytest.approx(70.0)),
+        (18.5, None, None),
+        (9.0, None, None),
+    ):
+        samples = series({"cpu/busy_s": lambda t: 3 * t, "gpu0/power_w": 7.0}, end_s=end_s)
+        assert samples.counter_growth("cpu", "busy_s", WINDOW) == grown
+        assert samples.integral("gpu0", "power_w", WINDOW) == integral
+    samples = series({"net:eth0/sent_bytes": lambda t: 100 * t if t < 15 else t})  # was reset
     assert samples.counter_growth("net:eth0", "sent_bytes", WINDOW) is None
     samples = series({"cpu/busy_s": 1.0}, begin_s=15.0, end_s=15.0)
     assert samples.counter_growth("cpu", "busy_s", WINDOW) is None and samples.integral("cpu", "busy_s", WINDOW) is None
     assert TimeSeries({}).counter_growth("cpu", "busy_s", WINDOW) is None
 
 
-def test_an_incomplete_file_is_an_error(tmp_path):
-    (tmp_path / "monitor.parquet").write_bytes(b"PAR1half")
-    with pytest.raises((OSError, ValueError)):
-        read_series(tmp_path / "monitor.parquet")
-
-
-def test_reading_loads_no_pandas(tmp_path):
-    """Pandas would take half a second at the end of each run."""
-    rows = SampleRows()
-    rows.add(1.0, "cpu", "busy_s", 2.0)
-    rows.write(tmp_path / "monitor.parquet")
-    code = (
-        "import sys; from pathlib import Path; from scalebench.measure.monitor.time_series import read_series\n"
-        "assert read_series(Path('monitor.parquet')).values('cpu', 'busy_s') == [2.0]\n"
-        "assert 'pandas' not in sys.modules and 'numpy' in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
-
-
-def test_rows_are_read_again_in_order_of_time(tmp_path):
-    rows = SampleRows()
+def test_rows_are_read_again_in_order_of_time(tmp_path, monkeypatch):
+    path, rows = tmp_path / "monitor.parquet", SampleRows()
+    for value in (None, math.nan, math.inf):
+        rows.add(1.0, "gpu0", "power_w", value)
+    assert len(rows) == 0
+    rows.write(path)
+    assert read_series(path).names == []
     rows.add(2.0, "gpu0", "power_w", 20.0)
     rows.add(1.0, "cpu", "busy_s", 7.0)
     rows.add(1.0, "gpu0", "power_w", 10)
-    rows.write(tmp_path / "monitor.parquet")
-    series = read_series(tmp_path / "monitor.parquet")
+    rows.write(path)
+    series = read_series(path)
     assert series.names == [("cpu", "busy_s"), ("gpu0", "power_w")]
     assert series.values("gpu0", "power_w") == [10.0, 20.0]
     assert series.times_s("gpu0", "power_w") == [1.0, 2.0]
     assert series.values("gpu0", "power_w", TimeWindow(1.5, 2.5)) == [20.0]
-    assert os.listdir(tmp_path) == ["monitor.parquet"]
-    first = pd.read_parquet(tmp_path / "monitor.parquet").to_dict("records")[0]
+    assert os.listdir(tmp_path) == [path.name]
+    first = pd.read_parquet(path).to_dict("records")[0]
     assert first == {"time_s": 2.0, "source": "gpu0", "quantity": "power_w", "value": 20.0}, "the long format"
+    code = (  # pandas would take half a second at the end of each run
+        "import sys; from pathlib import Path; from scalebench.measure.monitor.time_series import read_series\n"
+        "assert read_series(Path('monitor.parquet')).values('cpu', 'busy_s') == [7.0]\n"
+        "assert 'pandas' not in sys.modules and 'numpy' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+    path.write_bytes(b"PAR1half")
+    with pytest.raises((OSError, ValueError)):
+        read_series(path)
+    path.unlink()
 
-
-@pytest.mark.parametrize("value", [None, math.nan, math.inf])
-def test_a_value_that_is_not_finite_is_no_row(value, tmp_path):
-    rows = SampleRows()
-    rows.add(1.0, "gpu0", "power_w", value)
-    assert len(rows) == 0
-    rows.write(tmp_path / "monitor.parquet")
-    assert read_series(tmp_path / "monitor.parquet").names == []
-
-
-def test_a_file_that_cannot_be_completed_is_removed(tmp_path, monkeypatch):
     def full(source, target):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space"):
-        SampleRows().write(tmp_path / "monitor.parquet")
+        rows.write(path)
     assert os.listdir(tmp_path) == []
