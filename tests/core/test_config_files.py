@@ -49,42 +49,35 @@ def test_folders_are_found_without_importing_anything(dists):
     assert "big" not in sys.modules and config_files.find_config_files().warnings == []
 
 
-@pytest.mark.parametrize("package", ["not_there", "p.not_there", "not_there.conf", "p.code", "p..conf", "p:conf", ""])
-def test_a_plugin_without_its_folder(dists, package):
-    dists.add("my-plugin", {"p/__init__.py": "", "p/code.py": "", "p/conf/x.txt": ""}, {"configs": {"p": package}})
+def test_a_plugin_without_its_folder(dists):
+    packages = ["not_there", "p.not_there", "not_there.conf", "p.code", "p..conf", "p:conf", ""]
+    points = {"configs": {f"p{number}": package for number, package in enumerate(packages)}}
+    dists.add("my-plugin", {"p/__init__.py": "", "p/code.py": "", "p/conf/x.txt": ""}, points)
     assert config_files.plugin_folders() == []
-    assert config_files.find_config_files().warnings == [
+    assert sorted(config_files.find_config_files().warnings) == sorted(
         f"plugin my-plugin registers the config package '{package}', which is not there: its YAML files are left out"
-    ]
+        for package in packages
+    )
 
 
-@pytest.mark.parametrize("name", ["strategy/ddp", "hardware/local", "model/resnet50", "dataset/materials"])
-def test_a_built_in_yaml_cannot_be_shadowed(dists, name):
-    group, _, stem = name.partition("/")
-    dists.add("a", {"a/__init__.py": "", f"a/conf/{name}.yaml": strategy_yaml(stem)}, FOLDER)
-    assert config_files.find_config_files().problems == {
-        (group, stem): f"{name}.yaml comes from both scalebench and a; uninstall one of them or set SCALEBENCH_PLUGINS"
-    }
-    assert config_files.find_config_files().warnings == []
-    assert config_files.list_options(group)[stem] == config_files.conf_dir() / f"{name}.yaml"
-
-
-def test_shadowing_files_without_a_name_is_a_warning(dists):
-    names = ["config", "measure/quick", "sweep/demo", "train/default"]
-    dists.add("a", {"a/__init__.py": "", **{f"a/conf/{name}.yaml": "" for name in names}}, FOLDER)
-    assert sorted(config_files.find_config_files().warnings) == [
-        f"{name}.yaml comes from both scalebench and a; uninstall one of them or set SCALEBENCH_PLUGINS; "
-        "until then the one of scalebench counts"
-        for name in names
-    ]
-    assert config_files.find_config_files().problems == {}
-
-
-def test_two_plugins_with_one_yaml_are_both_named(dists):
+def test_a_built_in_yaml_cannot_be_shadowed(dists):
+    """A shadowing file without a name is a warning."""
+    named = ["strategy/ddp", "hardware/local", "model/resnet50", "dataset/materials"]
+    others = ["config", "measure/quick", "sweep/demo", "train/default"]
+    files = {f"a/conf/{name}.yaml": strategy_yaml(name.partition("/")[2]) for name in named}
+    dists.add("a", {"a/__init__.py": "", **files, **{f"a/conf/{name}.yaml": "" for name in others}}, FOLDER)
+    both = "{}.yaml comes from both scalebench and a; uninstall one of them or set SCALEBENCH_PLUGINS"
+    found = config_files.find_config_files()
+    assert found.problems == {tuple(name.split("/")): both.format(name) for name in named}
+    until = "; until then the one of scalebench counts"
+    assert sorted(found.warnings) == [f"{both.format(name)}{until}" for name in others]
+    for name in named:
+        group, stem = name.split("/")
+        assert config_files.list_options(group)[stem] == config_files.conf_dir() / f"{name}.yaml"
     for dist in ("first", "second"):
         dists.add(dist, {f"{dist}/conf/hardware/h.yaml": "# a comment\nname: h\n"}, {"configs": {dist: f"{dist}.conf"}})
-    (line,) = config_files.find_config_files().problems.values()
-    assert line == "hardware/h.yaml comes from both first and second; uninstall one of them or set SCALEBENCH_PLUGINS"
+    line = "hardware/h.yaml comes from both first and second; uninstall one of them or set SCALEBENCH_PLUGINS"
+    assert config_files.find_config_files().problems["hardware", "h"] == line
 
 
 def test_yaml_files_of_a_plugin_for_a_later_api(dists):
@@ -95,45 +88,33 @@ def test_yaml_files_of_a_plugin_for_a_later_api(dists):
     assert len(files.warnings) == 1 and files.warnings[0].startswith(f"sweep/s.yaml {reason}")
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("name: mine\n", "mine"),
-        ("# name: other\ndefaults: [x]\nname: 'mine' # so\n", "mine"),
-        ('{\n "name": "mine"}', "mine"),
-        ('{"name": "mine"}', "mine"),
-        ("filename: x", None),
-        ("", None),
-    ],
-)
-def test_the_name_in_a_file(dists, text, name):
-    root = dists.add(files={"x.yaml": text})
-    assert config_files.read_name(root / "x.yaml") == name
-
-
-@pytest.mark.parametrize("text", ["a: [", "- 1", "\0", "a: ${", "a: " + "[" * 1000])
-def test_an_invalid_yaml_file_is_named(dists, text):
-    root = dists.add(files={"x.yaml": text})
-    with pytest.raises(PluginError) as caught:
-        config_files.read_yaml(root / "x.yaml")
-    assert str(caught.value).startswith(f"{root / 'x.yaml'} cannot be read: ") and "\n" not in str(caught.value)
+def test_the_name_in_a_file_and_an_invalid_one_is_named(dists):
+    path = dists.add(files={"x.yaml": ""}) / "x.yaml"
+    for text, name in {
+        "name: mine\n": "mine",
+        "# name: other\ndefaults: [x]\nname: 'mine' # so\n": "mine",
+        '{\n "name": "mine"}': "mine",
+        '{"name": "mine"}': "mine",
+        "filename: x": None,
+        "": None,
+    }.items():
+        path.write_text(text)
+        assert config_files.read_name(path) == name
+    for text in ("a: [", "- 1", "\0", "a: ${", "a: " + "[" * 1000):
+        path.write_text(text)
+        with pytest.raises(PluginError, match=rf"^{path} cannot be read: [^\n]+$"):
+            config_files.read_yaml(path)
 
 
 def test_the_command_line_knows_a_plugins_strategy_and_its_options(dists):
     dists.strategy("my_strategy", options={"step_s": 0.25, "mode": "fast"})
     assert run_line(["strategy=my_strategy", "gpus=1", "dry_run=true"]).status == 0
-    for words, message in (
-        (["strategy=my_strategi"], "no strategy 'my_strategi'; did you mean 'my_strategy'?"),
-        (
-            ["strategy=my_strategy", "strategy.options.mod=x"],
-            "strategy my_strategy has no option 'mod'; did you mean 'mode'?",
-        ),
-        (
-            ["strategy=my_strategy", "strategy.options.mode=1"],
-            "strategy.options.mode=1 should be str, as its default 'fast'",
-        ),
-    ):
-        ending = run_line(words)
+    for words, message in {
+        "strategy=my_strategi": "no strategy 'my_strategi'; did you mean 'my_strategy'?",
+        "strategy=my_strategy strategy.options.mod=x": "strategy my_strategy has no option 'mod'; did you mean 'mode'?",
+        "strategy=my_strategy strategy.options.mode=1": "strategy.options.mode=1 should be str, as its default 'fast'",
+    }.items():
+        ending = run_line(words.split())
         assert (ending.status, ending.err) == (2, f"scalebench: {message}\n")
 
 
@@ -158,32 +139,33 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(("text", "reason"), FAULTS.items())
-@pytest.mark.parametrize("group", ["strategy", "model", "dataset", "hardware"])
-def test_a_file_that_hydra_cannot_compose_is_a_problem_of_its_name(dists, group, text, reason):
-    text = text.replace("{name}", "mine")
-    dists.add("a", {f"a/conf/{group}/mine.yaml": text, f"a/conf/{group}/sound.yaml": "name: sound"}, FOLDER)
-    (line,) = config_files.find_config_files().problems.values()
-    assert line.startswith(f"{group}/mine.yaml of a cannot be read: {reason}")
-    assert config_files.find_config_files().unusable == {(group, "mine")}
-    assert "sound" in config_files.list_options(group) and "mine" not in config_files.list_options(group)
-    assert group != "strategy" or registry.find_strategy("mine").problem == line
+def test_a_file_that_hydra_cannot_compose_is_a_problem_of_its_name(dists):
+    groups = ["strategy", "model", "dataset", "hardware"]
+    files, problems = {f"a/conf/{group}/sound.yaml": "name: sound" for group in groups}, {}
+    for group in groups:
+        for number, (text, reason) in enumerate(FAULTS.items()):
+            files[f"a/conf/{group}/mine{number}.yaml"] = text.replace("{name}", f"mine{number}")
+            problems[group, f"mine{number}"] = f"{group}/mine{number}.yaml of a cannot be read: {reason}"
+    # One with interpolations and defaults can be composed.
+    files["a/conf/model/x.yaml"] = "defaults: [resnet50]\nname: x\nbatch_per_device: ${oc.env:NOT_SET}\n"
+    files["a/conf/strategy/y.yaml"] = "# @package _global_\ngpus: 1\n"
+    dists.add("a", files, FOLDER)
+    found = config_files.find_config_files()
+    assert found.problems.keys() == found.unusable == problems.keys()
+    assert [key for key in problems if not found.problems[key].startswith(problems[key])] == []
+    assert all("sound" in config_files.list_options(group) for group in groups)
+    assert not [name for group, name in problems if name in config_files.list_options(group)]
+    assert registry.find_strategy("mine0").problem == found.problems["strategy", "mine0"]
 
 
-def test_a_file_with_interpolations_and_defaults_can_be_composed(dists):
-    text = "defaults: [resnet50]\nname: x\nbatch_per_device: ${oc.env:NOT_SET}\n"
-    dists.add("a", {"a/conf/model/x.yaml": text, "a/conf/strategy/y.yaml": "# @package _global_\ngpus: 1\n"}, FOLDER)
-    assert config_files.find_config_files().problems == {} and config_files.find_config_files().unusable == set()
-
-
-@pytest.mark.parametrize("text", ["a: [", "name: mine\nnamex: 1"])
-def test_only_runs_of_a_broken_file_fail_until_it_is_repaired(dists, text):
-    root = dists.strategy(yaml=text)
-    overrides = ["strategy=mine", "gpus=1", "hardware=cpu"]
-    spec = resolve(compose_config(overrides))
-    assert (spec.plugin_error or "").startswith("strategy/mine.yaml of my-plugin cannot be read: ")
-    assert resolve(compose_config(["strategy=simulated", *overrides[1:]])).plugin_error is None
-    (root / "my_plugin/conf/strategy/mine.yaml").write_text(strategy_yaml("mine"))
-    clear_plugin_caches()
-    spec = resolve(compose_config(overrides))
+def test_only_runs_of_a_broken_file_fail_until_it_is_repaired(dists):
+    root = dists.strategy()
+    file, overrides = root / "my_plugin/conf/strategy/mine.yaml", ["strategy=mine", "gpus=1", "hardware=cpu"]
+    for text in ("a: [", "name: mine\nnamex: 1", strategy_yaml("mine")):
+        file.write_text(text)
+        clear_plugin_caches()
+        spec = resolve(compose_config(overrides))
+        if text != strategy_yaml("mine"):
+            assert spec.plugin_error.startswith("strategy/mine.yaml of my-plugin cannot be read: ")
+            assert resolve(compose_config(["strategy=simulated", *overrides[1:]])).plugin_error is None
     assert (spec.plugin_error, spec.config.strategy.description) == (None, "a plugin's own")

@@ -4,8 +4,7 @@ import copy
 import dataclasses
 import hashlib
 import json
-
-import pytest
+import operator
 
 from scalebench.core.config_fingerprint import LATER_KEYS, compute_fingerprint
 from scalebench.core.spec import Config, StrategySpec, TrainSpec
@@ -16,14 +15,7 @@ OF_THE_PROGRAM |= {f"measure.{name}" for name in ("repeats", "order", "slot_s", 
 QUEUEING = {"hardware.max_jobs", "hardware.ports"} | {
     f"hardware.slurm.{name}" for name in ("account", "qos", "reservation", "time_minutes", "bin", "one_job")
 }
-LATER = ("layout", "interface", "node_copy", "max_jobs", "ports")  # keys that older records do not have
 OF_CURVES = {f"train.evaluate_{name}" for name in ("epochs", "s", "samples")}  # only with a stop condition
-TRAIN_KEYS = [f.name for f in dataclasses.fields(TrainSpec)]
-LATER_TRAIN_KEYS = TRAIN_KEYS[TRAIN_KEYS.index("momentum") :]
-RESOLVED = {"gpus"}  # an argument of compute_fingerprint, since null means a default
-OF_CHECKS = {
-    f"strategy.{key}" for key in ("sync", "reduces_on", "approximate", "exact_with", "tolerance", "choices", "at_least")
-}
 
 
 def leaves(record, prefix=""):
@@ -35,13 +27,14 @@ def leaves(record, prefix=""):
             yield f"{prefix}{f.name}"
 
 
+OF_CHECKS = ("sync", "reduces_on", "approximate", "exact_with", "tolerance", "choices", "at_least")
+
+
 def changed(config, key):
     """Return a copy with another value of a key."""
     result = copy.deepcopy(config)
     *path, name = key.split(".")
-    owner = result
-    for part in path:
-        owner = getattr(owner, part)
+    owner = operator.attrgetter(".".join(path))(result) if path else result
     value = getattr(owner, name)
     if isinstance(value, bool):
         other = not value
@@ -49,10 +42,8 @@ def changed(config, key):
         other = value + 1
     elif isinstance(value, list):
         other = [*value, 7]
-    elif isinstance(value, dict):
-        other = {**value, "more": 1}
     else:
-        other = f"{value}x"
+        other = {**value, "more": 1} if isinstance(value, dict) else f"{value}x"
     setattr(owner, name, other)
     return result
 
@@ -60,25 +51,28 @@ def changed(config, key):
 def test_switches_of_the_program_do_not_change_the_fingerprint_and_all_other_keys_do():
     before = compute_fingerprint(Config(), 2, "cpu")
     same = {key for key in leaves(Config()) if compute_fingerprint(changed(Config(), key), 2, "cpu") == before}
-    assert same == OF_THE_PROGRAM | QUEUEING | RESOLVED | OF_CURVES | OF_CHECKS
+    # `gpus` is an argument of compute_fingerprint, since null means a default.
+    assert same == OF_THE_PROGRAM | QUEUEING | {"gpus"} | OF_CURVES | {f"strategy.{key}" for key in OF_CHECKS}
+    config = Config()
+    config.train.stop.steps = 10
+    for key in OF_CURVES:
+        assert compute_fingerprint(changed(config, key), 2, "cpu") != compute_fingerprint(config, 2, "cpu")
+    devices = {compute_fingerprint(Config(), gpus, device) for gpus in (1, 2) for device in ("cpu", "cuda")}
+    assert len(devices) == 4
 
 
 def test_later_keys_do_not_change_the_fingerprint_of_older_runs():
     """Older configs lack them, and have an empty `slurm` without a scheduler."""
     tree = dataclasses.asdict(Config())
+    train = [f.name for f in dataclasses.fields(TrainSpec)]
+    later = {(part, key) for part, key, _ in LATER_KEYS}
+    later |= {("hardware", key) for key in ("layout", "interface", "node_copy", "max_jobs", "ports")}
+    later |= {("measure", key) for key in ("repeats", "order", "slot_s", "cool_down_s")} | {("dataset", "cache")}
+    later |= {("train", key) for key in train[train.index("momentum") :]} | {("strategy", key) for key in OF_CHECKS}
+    for part, key in later:
+        del tree[part][key]
     for key in ("repeat", "resume", "strict", "baseline", "dry_run", "debug", "sweep"):
         del tree[key]
-    for group, keys in {"dataset": ["cache"], "measure": ["repeats", "order", "slot_s", "cool_down_s"]}.items():
-        for key in keys:
-            del tree[group][key]
-    for key in {*LATER} - {key for part, key, _ in LATER_KEYS if part == "hardware"}:
-        del tree["hardware"][key]
-    for key in LATER_TRAIN_KEYS:
-        del tree["train"][key]
-    for part, key, _ in LATER_KEYS:
-        del tree[part][key]
-    for key in ("sync", "reduces_on", "approximate", "exact_with", "tolerance", "choices", "at_least"):
-        del tree["strategy"][key]
     tree["hardware"]["slurm"] = {}
     text = json.dumps(tree | {"gpus": 2, "device": "cpu"}, sort_keys=True, separators=(",", ":"))
     assert compute_fingerprint(Config(), 2, "cpu") == hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -101,15 +95,3 @@ def test_fingerprints_of_recorded_runs_stay():
     config.train.optimizer, config.train.batch_per_device, config.train.learning_rate = "sgd", 75, 0.01
     config.measure.min_s = 1.0
     assert compute_fingerprint(config, 2, "cuda") == "3ea9866daa699ca6"
-
-
-@pytest.mark.parametrize("key", sorted(OF_CURVES))
-def test_evaluation_counts_for_a_training_with_a_stop(key):
-    config = Config()
-    config.train.stop.steps = 10
-    assert compute_fingerprint(changed(config, key), 2, "cpu") != compute_fingerprint(config, 2, "cpu")
-
-
-def test_devices_count_for_the_fingerprint():
-    fingerprints = {compute_fingerprint(Config(), gpus, device) for gpus in (1, 2) for device in ("cpu", "cuda")}
-    assert len(fingerprints) == 4

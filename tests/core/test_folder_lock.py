@@ -27,23 +27,24 @@ time.sleep(60)
 
 
 def test_a_folder_is_held_once_and_free_again(tmp_path):
-    with (
-        FolderLock(tmp_path),
-        pytest.raises(InputError, match=rf"process {os.getpid()} on {platform.node()} \(since .*\) uses {tmp_path}; "),
-    ):
+    """Also while a child of its program lives: ranks may outlive a parent that was killed."""
+    used = rf"process {os.getpid()} on {platform.node()} \(since .*\) uses {tmp_path}; "
+    with FolderLock(tmp_path), pytest.raises(InputError, match=used):
         FolderLock(tmp_path)
     assert os.listdir(tmp_path) == []
     lock = FolderLock(tmp_path)
-    lock.release()
-    lock.release()
-    FolderLock(tmp_path).release()
-    assert os.listdir(tmp_path) == []
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        lock.release()
+        lock.release()
+        FolderLock(tmp_path).release()
+        assert child.poll() is None and os.listdir(tmp_path) == []
+        child.communicate(b"\n")
 
 
 def test_another_program_holds_it_while_it_lives(tmp_path):
     with subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE) as other:
         try:
-            assert other.stdout is not None and other.stdout.readline() == b"held\n"
+            assert other.stdout.readline() == b"held\n"
             with pytest.raises(InputError, match=f"process {other.pid} on "):
                 FolderLock(tmp_path)
         finally:
@@ -53,16 +54,6 @@ def test_another_program_holds_it_while_it_lives(tmp_path):
     assert not (tmp_path / LOCK_FILE).exists()
 
 
-def test_child_processes_do_not_inherit_the_lock(tmp_path):
-    """Ranks may outlive a parent that was killed."""
-    lock = FolderLock(tmp_path)
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        lock.release()
-        with FolderLock(tmp_path):
-            assert child.poll() is None
-        child.communicate(b"\n")
-
-
 def left_by(folder, **changes):
     """The file of a program that did not tidy up: this one, but for `changes`."""
     started_s = psutil.Process().create_time()
@@ -70,16 +61,13 @@ def left_by(folder, **changes):
     (folder / LOCK_FILE).write_text(json.dumps({**holder, **changes}))
 
 
-def test_a_holder_on_another_host_is_assumed_alive(tmp_path):
+def test_a_holder_on_another_host_is_assumed_alive_and_a_lock_tells_more_than_a_number(tmp_path):
     left_by(tmp_path, hostname="login2")
     for _ in range(2):  # being refused leaves all as it was
         with pytest.raises(InputError, match=rf"on login2 \(since yesterday\) uses .* remove {tmp_path}/{LOCK_FILE}$"):
             FolderLock(tmp_path)
     (tmp_path / LOCK_FILE).unlink()
     FolderLock(tmp_path).release()
-
-
-def test_a_lock_tells_more_than_the_number_of_a_process(tmp_path):
     left_by(tmp_path)
     FolderLock(tmp_path).release()
     (tmp_path / LOCK_FILE).write_text('{"hostname": "lo')
@@ -89,26 +77,24 @@ def test_a_lock_tells_more_than_the_number_of_a_process(tmp_path):
         assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
 
 
-def without_kernel_locks(monkeypatch, number):
-    def none_here(file, how):
-        raise OSError(number, os.strerror(number))
+def test_without_kernel_locks_the_process_is_checked(tmp_path, monkeypatch):
+    for number in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO):
 
-    monkeypatch.setattr(fcntl, "flock", none_here)
+        def none_here(file, how, number=number):
+            raise OSError(number, os.strerror(number))
 
-
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_without_kernel_locks_the_process_is_checked(number, tmp_path, monkeypatch):
-    without_kernel_locks(monkeypatch, number)
-    left_by(tmp_path)
-    with pytest.raises(InputError, match="choose another folder"):
-        FolderLock(tmp_path)
-    left_by(tmp_path, pid_started_s=1.0)  # its number is another's by now
-    FolderLock(tmp_path).release()
-    left_by(tmp_path, pid=2**22 + 1)
-    FolderLock(tmp_path).release()
-    without_kernel_locks(monkeypatch, errno.EIO)
-    with pytest.raises(OSError, match="Input/output error"):
-        FolderLock(tmp_path)
+        monkeypatch.setattr(fcntl, "flock", none_here)
+        if number == errno.EIO:
+            with pytest.raises(OSError, match="Input/output error"):
+                FolderLock(tmp_path)
+            break
+        left_by(tmp_path)
+        with pytest.raises(InputError, match="choose another folder"):
+            FolderLock(tmp_path)
+        left_by(tmp_path, pid_started_s=1.0)  # its number is another's by now
+        FolderLock(tmp_path).release()
+        left_by(tmp_path, pid=2**22 + 1)
+        FolderLock(tmp_path).release()
 
 
 def test_a_file_that_is_removed_meanwhile_is_made_anew(tmp_path, monkeypatch):

@@ -50,80 +50,74 @@ class Outer:
 GOOD = {"inner": {"number": 1}, "names": ["a"]}
 
 
-@pytest.mark.parametrize("figure", [float("nan"), float("inf")])
-def test_nan_is_refused_and_the_old_file_stays(tmp_path, figure):
+def test_what_cannot_be_written_leaves_the_old_file_alone(tmp_path, monkeypatch):
     write_json(tmp_path / "x.json", [1])
-    with pytest.raises(ValueError):
-        write_json(tmp_path / "x.json", [figure])
+    for figure in (float("nan"), float("inf")):
+        with pytest.raises(ValueError):
+            write_json(tmp_path / "x.json", [figure])
     assert read_json(tmp_path / "x.json") == [1]
     assert os.listdir(tmp_path) == ["x.json"]
-
-
-def test_a_failed_rename_leaves_no_temporary_file(tmp_path):
+    (tmp_path / "x.json").write_text('{"a": [1, ')  # cut short
+    with pytest.raises(ValueError):
+        read_json(tmp_path / "x.json")
+    (tmp_path / "x.json").unlink()
     (tmp_path / "x.json").mkdir()
     with pytest.raises(OSError):
         write_json(tmp_path / "x.json", 1)
     assert os.listdir(tmp_path) == ["x.json"]
-    (tmp_path / "y.json").write_text('{"a": [1, ')  # cut short
-    with pytest.raises(ValueError):
-        read_json(tmp_path / "y.json")
+    (tmp_path / "log").write_bytes(b"abcdef\xff")
+    assert [read_tail(tmp_path / "log", limit_bytes) for limit_bytes in (2, 100)] == ["f\ufffd", "abcdef\ufffd"]
 
 
-def test_defaults_fill_missing_fields():
-    outer = build_record(Outer, GOOD)
-    assert outer == Outer(Inner(1, 0.5), ["a"])
-    assert outer.parts is not build_record(Outer, GOOD).parts
+WRONG = [
+    ({"inner": 3}, "inner should be an object, not int"),
+    ({"inner": {}}, "inner lacks the field 'number'"),
+    ({"inner": {"number": True}}, "inner.number should be int, not bool"),
+    ({"inner": {"number": 1.0}}, "inner.number should be int, not float"),
+    ({"inner": {"number": 1, "share": "1"}}, "inner.share should be float, not str"),
+    ({"inner": {"number": 1, "share": True}}, "inner.share should be float, not bool"),
+    ({"inner": {"number": 1, "extra": 0}}, "inner has an unknown field 'extra'"),
+    ({"parts": [{"number": 1}, {"number": 1, "extra": 0}]}, "parts[1] has an unknown field 'extra'"),
+    ({"names": "a"}, "names should be a list, not str"),
+    ({"names": ["a", 2]}, "names[1] should be str, not int"),
+    ({"names": None}, "names should be a list, not null"),
+    ({"maybe": "1"}, "maybe should be int, not str"),
+    ({"parts": [{"number": "x"}]}, "parts[0].number should be int, not str"),
+    ({"table": [1]}, "table should be an object, not a list"),
+    ({"table": {"k": "v"}}, "table[...] should be float, not str"),
+    ({"b": 1, "a": 1}, "Outer has an unknown field 'a'"),
+    ({"inner": {"number": 1, "share": 10**400}}, "inner.share is too large a number"),
+    ({"losses": [1.0, None, True]}, "losses[2] should be float, not bool"),
+    ({"losses": [[1.0]]}, "losses[0] should be float, not a list"),
+    ({"nested": {"k": [[0.5], [0.5, "x"]]}}, "nested[...][1][1] should be float, not str"),
+]
 
 
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        ({"inner": 3}, "inner should be an object, not int"),
-        ({"inner": {}}, "inner lacks the field 'number'"),
-        ({"inner": {"number": True}}, "inner.number should be int, not bool"),
-        ({"inner": {"number": 1.0}}, "inner.number should be int, not float"),
-        ({"inner": {"number": 1, "share": "1"}}, "inner.share should be float, not str"),
-        ({"inner": {"number": 1, "share": True}}, "inner.share should be float, not bool"),
-        ({"inner": {"number": 1, "extra": 0}}, "inner has an unknown field 'extra'"),
-        ({"parts": [{"number": 1}, {"number": 1, "extra": 0}]}, "parts[1] has an unknown field 'extra'"),
-        ({"names": "a"}, "names should be a list, not str"),
-        ({"names": ["a", 2]}, "names[1] should be str, not int"),
-        ({"names": None}, "names should be a list, not null"),
-        ({"maybe": "1"}, "maybe should be int, not str"),
-        ({"parts": [{"number": "x"}]}, "parts[0].number should be int, not str"),
-        ({"table": [1]}, "table should be an object, not a list"),
-        ({"table": {"k": "v"}}, "table[...] should be float, not str"),
-        ({"b": 1, "a": 1}, "Outer has an unknown field 'a'"),
-        ({"inner": {"number": 1, "share": 10**400}}, "inner.share is too large a number"),
-        ({"losses": [1.0, None, True]}, "losses[2] should be float, not bool"),
-        ({"losses": [[1.0]]}, "losses[0] should be float, not a list"),
-        ({"nested": {"k": [[0.5], [0.5, "x"]]}}, "nested[...][1][1] should be float, not str"),
-    ],
-)
-def test_a_wrong_field_is_named(change, line):
-    with pytest.raises(ValueError) as caught:
-        build_record(Outer, GOOD | change)
-    assert str(caught.value) == line
-
-
-def test_integers_and_nulls_among_floats():
-    tree = GOOD | {"losses": [1, None, 0.5], "nested": {"k": [[1], []]}}
-    outer = build_record(Outer, tree)
-    assert outer.losses == [1.0, None, 0.5]
-    assert type(outer.losses[0]) is type(outer.nested["k"][0][0]) is float
-    assert outer.names is not tree["names"], "the input does not change with the record"
+def test_a_wrong_field_is_named_and_an_unknown_one_can_be_ignored_at_any_depth(tmp_path):
+    for change, line in WRONG:
+        with pytest.raises(ValueError) as caught:
+            build_record(Outer, GOOD | change)
+        assert str(caught.value) == line
     for other in (None, [], "x", 3):
         with pytest.raises(ValueError, match=r"^Outer should be an object, not "):
             build_record(Outer, other)
-
-
-def test_unknown_fields_can_be_ignored_at_any_depth(tmp_path):
     tree = GOOD | {"later": 1, "parts": [{"number": 1, "later": 2}]}
     assert build_record(Outer, tree, ignore_unknown=True).parts == [Inner(1)]
     write_json(tmp_path / "x.json", tree)
     assert read_record(tmp_path / "x.json", Outer, ignore_unknown=True).parts == [Inner(1)]
     with pytest.raises(ValueError, match=r"^Outer has an unknown field 'later'$"):
         read_record(tmp_path / "x.json", Outer)
+
+
+def test_defaults_fill_missing_fields_and_integers_and_nulls_stand_among_floats():
+    outer = build_record(Outer, GOOD)
+    assert outer == Outer(Inner(1, 0.5), ["a"])
+    assert outer.parts is not build_record(Outer, GOOD).parts
+    tree = GOOD | {"losses": [1, None, 0.5], "nested": {"k": [[1], []]}}
+    outer = build_record(Outer, tree)
+    assert outer.losses == [1.0, None, 0.5]
+    assert type(outer.losses[0]) is type(outer.nested["k"][0][0]) is float
+    assert outer.names is not tree["names"], "the input does not change with the record"
 
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -147,21 +141,20 @@ def test_every_record_reads_back(tmp_path, record):
     assert read_record(tmp_path / "x.json", Outer) == record
 
 
-def test_a_record_is_read_back(tmp_path):
+def test_the_record_of_a_sweep(tmp_path):
     record = new_sweep_record(["sweep=demo"], "2026-01-01T00:00:00+00:00", "node", 5.0)
-    record.runs = [PlannedRun(0, "ddp gpus=1", "abc", 0), PlannedRun(1, "ddp gpus=2", "def", 0, left_out=True)]
+    record.runs = [PlannedRun(number, f"run {number}", "abc", 0, left_out=number == 3) for number in range(4)]
     write_sweep(record, tmp_path)
     again = read_sweep(tmp_path)
-    assert again == record and again.left_out == record.runs[1:]
-    assert not (tmp_path / "other").exists() and read_sweep(tmp_path / "other") is None
-
-
-def test_missing_are_runs_without_a_result_that_were_not_left_out(tmp_path):
-    record = new_sweep_record([], "", "node", None)
-    record.runs = [PlannedRun(number, f"run {number}", "", 0, left_out=number == 3) for number in range(4)]
+    assert again == record and again.left_out == record.runs[3:]
+    assert read_sweep(tmp_path / "other") is None and not (tmp_path / "other").exists()
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / RESULT_FILE).touch()
-    assert [run.number for run in record.missing(tmp_path)] == [0, 2]
+    assert [run.number for run in record.missing(tmp_path)] == [0, 2], "those left out are not missing"
+    for text in ("{", "[]", '{"arguments": 3}'):
+        (tmp_path / SWEEP_FILE).write_text(text)
+        with pytest.raises(InputError, match=r"sweep\.json is no record of a sweep: "):
+            read_sweep(tmp_path)
 
 
 def test_a_record_knows_whether_its_program_still_runs():
@@ -178,16 +171,9 @@ def test_a_record_knows_whether_its_program_still_runs():
     assert record.is_alive(platform.node()) is False
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"arguments": 3}'])
-def test_an_invalid_file_is_one_line(tmp_path, text):
-    (tmp_path / SWEEP_FILE).write_text(text)
-    with pytest.raises(InputError, match=r"sweep\.json is no record of a sweep: "):
-        read_sweep(tmp_path)
-
-
-def fail_once(error, write):
-    """Return a function that raises the error at its first call."""
-    errors = [error]
+def fail_once(write):
+    """Return a function that writes from its second call on: at its first the disk is full."""
+    errors = [OSError(errno.ENOSPC, "full")]
 
     def fail():
         if errors:
@@ -197,36 +183,31 @@ def fail_once(error, write):
     return fail
 
 
-def test_reserved_room_is_used_when_the_disk_is_full(tmp_path):
+def test_reserved_room_is_used_when_the_disk_is_full(tmp_path, monkeypatch):
     room = ReservedRoom(tmp_path / "room")
     room.reserve(1 << 16)
     assert (tmp_path / "room").stat().st_size == (tmp_path / "room").stat().st_blocks * 512 == 1 << 16
-    full = OSError(errno.ENOSPC, "full")
 
     def write():
         assert not (tmp_path / "room").exists()
         (tmp_path / "a").touch()
 
-    room.use(fail_once(full, write))
+    room.use(fail_once(write))
     assert os.listdir(tmp_path) == ["a"]
     room.use(lambda: None)  # with nothing reserved
     with pytest.raises(OSError, match="full"):
-        room.use(fail_once(full, fail_once(full, write)))
-
-
-def test_no_room_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
-    for number in (errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP):  # the last: of file systems that cannot reserve
+        room.use(fail_once(fail_once(write)))
+    for number in (errno.ENOSPC, errno.EDQUOT):
 
         def refuse(*_, number=number):
             raise OSError(number, os.strerror(number))
 
         monkeypatch.setattr(os, "posix_fallocate", refuse)
-        if number == errno.EOPNOTSUPP:
-            ReservedRoom(tmp_path / "room").reserve(10)
-            continue
         with pytest.raises(OSError, match=os.strerror(number)):
-            ReservedRoom(tmp_path / "room").reserve(10)
+            room.reserve(10)
         assert not (tmp_path / "room").exists()
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: refuse(number=errno.EOPNOTSUPP))
+    room.reserve(10)  # on a file system that cannot
 
 
 def test_a_file_is_rewritten_in_its_place_on_a_full_disk(tmp_path, monkeypatch):
@@ -241,12 +222,6 @@ def test_a_file_is_rewritten_in_its_place_on_a_full_disk(tmp_path, monkeypatch):
     assert read_json(path) == {"steps": 7} and os.listdir(tmp_path) == [path.name]
     with pytest.raises(OSError, match="full"):
         rewrite_json(tmp_path / "new.json", {})
-
-
-@pytest.mark.parametrize(("limit_bytes", "tail"), [(2, "f\ufffd"), (100, "abcdef\ufffd")])
-def test_the_end_of_a_text_is_read(tmp_path, limit_bytes, tail):
-    (tmp_path / "log").write_bytes(b"abcdef\xff")
-    assert read_tail(tmp_path / "log", limit_bytes) == tail
 
 
 DECODE_IN_THREADS = """

@@ -43,15 +43,12 @@ def fill(folder):
     return {*RECORDS, *FOREIGN}
 
 
-def test_transient_files_are_removed_also_in_tries(tmp_path):
-    fill(tmp_path)
+def test_transient_files_and_leftovers_are_removed_also_in_tries(tmp_path):
+    others = fill(tmp_path)
     before = files_in(tmp_path)
     run_folder.remove_transient_files(tmp_path)
     assert files_in(tmp_path) == before - set(TRANSIENT) - {f"try_8/{name}" for name in TRANSIENT}
-
-
-def test_leftovers_are_removed_and_other_files_stay(tmp_path):
-    others = fill(tmp_path)
+    fill(tmp_path)
     run_folder.remove_leftovers(tmp_path)
     assert files_in(tmp_path) == {*others, ".spec.json.123"} and not (tmp_path / "try_8").exists()
 
@@ -85,67 +82,61 @@ def test_only_plain_files_of_ours_are_copied(tmp_path):
     assert not [path for path in (tmp_path / "copy").rglob("*") if path.is_symlink()]
 
 
-@pytest.mark.parametrize("names", [(), ("scalebench.lock",), (".hydra/config.yaml", ".hydra/hydra.yaml"),
-                                   (".hydra/config.yaml",), ("conf/hydra.yaml", "conf/config.yaml"),
-                                   (".spec.json.123",)])  # fmt: skip
-def test_an_empty_folder_may_be_used_also_with_the_files_of_hydra(tmp_path, names):
+def test_an_empty_folder_may_be_used_also_with_the_files_of_hydra_and_another_is_refused(tmp_path):
     run_folder.refuse_foreign_folder(tmp_path / "absent")
-    write_files(tmp_path, *names)
-    run_folder.refuse_foreign_folder(tmp_path)
-    assert files_in(tmp_path) == set(names)
-
-
-@pytest.mark.parametrize(
-    "name",
-    "thesis.tex .hydra/mine conf/config.yaml try_3/thesis.tex rank0.json spec.json result.json .notes.123 slurm/job.sh "
-    "sweep.json multirun.yaml".split(),
-)
-def test_a_folder_of_somebody_else_is_refused(tmp_path, name):
-    write_files(tmp_path, name)
-    with pytest.raises(InputError, match=f"^{tmp_path} is not empty and holds no run of scalebench; choose an empty"):
-        run_folder.refuse_foreign_folder(tmp_path)
-    assert files_in(tmp_path) == {name}
+    for number, line in enumerate((
+        "", "scalebench.lock", ".hydra/config.yaml .hydra/hydra.yaml", ".hydra/config.yaml",
+        "conf/hydra.yaml conf/config.yaml", ".spec.json.123",
+    )):  # fmt: skip
+        folder, names = tmp_path / f"empty{number}", line.split()
+        folder.mkdir()
+        write_files(folder, *names)
+        run_folder.refuse_foreign_folder(folder)
+        assert files_in(folder) == set(names)
+    for number, name in enumerate(
+        "thesis.tex .hydra/mine conf/config.yaml try_3/thesis.tex rank0.json spec.json result.json .notes.123 "
+        "slurm/job.sh sweep.json multirun.yaml".split()
+    ):
+        folder = tmp_path / f"of_others{number}"
+        write_files(folder, name)
+        with pytest.raises(InputError, match=f"^{folder} is not empty and holds no run of scalebench; choose an empty"):
+            run_folder.refuse_foreign_folder(folder)
+        assert files_in(folder) == {name}
 
 
 def test_a_folder_is_known_by_its_spec_also_of_another_version_or_by_its_result(tmp_path):
+    def refuse(message="holds no run", folder=tmp_path):
+        with pytest.raises(InputError, match=message):
+            run_folder.refuse_foreign_folder(folder)
+
     write_files(tmp_path, "notes.txt")
     for name, marker in {
         "spec.json": {"config": {}, "places": [], "fingerprint": "f", "key_of_tomorrow": 1},
         "result.json": {"run_id": "r", "fingerprint": "f", "spec": {}, "schema_version": 99},
     }.items():
-        with pytest.raises(InputError, match="holds no run"):
-            run_folder.refuse_foreign_folder(tmp_path)
+        refuse()
         write_json(tmp_path / name, marker)
         run_folder.refuse_foreign_folder(tmp_path)
         os.replace(tmp_path / name, tmp_path / "moved.json")
         (tmp_path / name).symlink_to(tmp_path / "moved.json")
-        with pytest.raises(InputError, match="holds no run"):
-            run_folder.refuse_foreign_folder(tmp_path)
+        refuse()
         (tmp_path / name).unlink()
     os.mkfifo(tmp_path / "spec.json")
-    with pytest.raises(InputError, match="holds no run"):
-        run_folder.refuse_foreign_folder(tmp_path)
-    with pytest.raises(InputError, match=r"notes.txt is no folder; choose another one"):
-        run_folder.refuse_foreign_folder(tmp_path / "notes.txt")
-
-
-@pytest.mark.parametrize("name", ["rank0.log", "monitor.parquet", "try_3", ".rank0.json.1"])
-def test_a_link_with_a_name_of_ours_is_refused(tmp_path, name):
-    """A log would be written through it."""
-    write_spec(simulated_spec(), tmp_path)
-    (tmp_path / name).symlink_to(tmp_path.parent)
-    with pytest.raises(InputError, match=f"^{tmp_path}/{name} is a link, or else no plain file, and scalebench writes"):
-        run_folder.refuse_foreign_folder(tmp_path)
-
-
-def test_a_foreign_try_folder_within_a_run_is_refused(tmp_path):
-    write_spec(simulated_spec(), tmp_path)
-    write_files(tmp_path, "try_3/thesis.tex")
-    with pytest.raises(InputError, match=f"^{tmp_path}/try_3 is not empty and holds no run"):
-        run_folder.refuse_foreign_folder(tmp_path)
-    run_folder.remove_leftovers(tmp_path)
-    run_folder.remove_run(tmp_path)
-    assert files_in(tmp_path) == {"spec.json", "try_3/thesis.tex"}
+    refuse()
+    refuse(r"notes.txt is no folder; choose another one", tmp_path / "notes.txt")
+    # A log would be written through a link with a name of ours.
+    run = tmp_path / "run"
+    run.mkdir()
+    write_spec(simulated_spec(), run)
+    for name in ("rank0.log", "monitor.parquet", "try_3", ".rank0.json.1"):
+        (run / name).symlink_to(tmp_path)
+        refuse(f"^{run}/{name} is a link, or else no plain file, and scalebench writes", run)
+        (run / name).unlink()
+    write_files(run, "try_3/thesis.tex")
+    refuse(f"^{run}/try_3 is not empty and holds no run", run)
+    run_folder.remove_leftovers(run)
+    run_folder.remove_run(run)
+    assert files_in(run) == {"spec.json", "try_3/thesis.tex"}
 
 
 def test_a_sweep_is_known_by_its_record(tmp_path):

@@ -55,10 +55,10 @@ def accept(key, *values):
         check_fields(config)
 
 
-@pytest.mark.parametrize("key", ALLOWED)
-def test_only_listed_values_are_allowed(key):
-    assert refusal(key, "zzz") == f"{key}=zzz: no such value 'zzz'; known: {', '.join(sorted(ALLOWED[key]))}"
-    accept(key, *ALLOWED[key])
+def test_only_listed_values_are_allowed():
+    for key, values in ALLOWED.items():
+        assert refusal(key, "zzz") == f"{key}=zzz: no such value 'zzz'; known: {', '.join(sorted(values))}"
+        accept(key, *values)
 
 
 @pytest.mark.parametrize("key", NUMBERS)
@@ -85,61 +85,40 @@ def test_every_number_that_people_set_has_bounds():
     assert settable - set(NUMBERS) == {"dataset.validation_share"}  # checked by `resolve`
 
 
-LATER = [field.name for field in dataclasses.fields(TrainSpec)][8:]
+def test_the_rule_scales_the_learning_rate_by_the_batch():
+    for rule, factor in {"none": 1.0, "linear": 8.0, "sqrt": 8**0.5}.items():
+        train = TrainSpec(learning_rate=0.1, learning_rate_rule=rule, base_batch=75)
+        assert peak_learning_rate(train, 600) == pytest.approx(0.1 * factor)
+        assert peak_learning_rate(train, 75) == pytest.approx(0.1)
+        # Without a base batch such a config is refused elsewhere; code that sees it nevertheless gets a number.
+        assert peak_learning_rate(TrainSpec(learning_rate=0.1, learning_rate_rule=rule), 600) == 0.1
 
 
-@pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 8.0), ("sqrt", 8**0.5)])
-def test_the_rule_scales_the_learning_rate_by_the_batch(rule, factor):
-    train = TrainSpec(learning_rate=0.1, learning_rate_rule=rule, base_batch=75)
-    assert peak_learning_rate(train, 600) == pytest.approx(0.1 * factor)
-    assert peak_learning_rate(train, 75) == pytest.approx(0.1)
-    # Without a base batch such a config is refused elsewhere; code that sees it nevertheless gets a number.
-    assert peak_learning_rate(TrainSpec(learning_rate=0.1, learning_rate_rule=rule), 600) == 0.1
-
-
-def test_each_condition_is_a_stop():
-    assert not has_stop(StopSpec())
-    for field in dataclasses.fields(StopSpec):
-        assert has_stop(StopSpec(**{field.name: 1}))
-
-
-def test_later_train_options_at_their_default_are_left_out():
+def test_train_options_that_change_nothing_are_left_out():
+    later = [field.name for field in dataclasses.fields(TrainSpec)][8:]
     tree = dataclasses.asdict(TrainSpec(evaluate_epochs=0.5, evaluate_s=3.0))
-    assert LATER[0] == "momentum" and set(normalize_train_options(tree)) == set(tree) - set(LATER)
+    assert later[0] == "momentum" and set(normalize_train_options(tree)) == set(tree) - set(later)
     assert normalize_train_options(tree | {"accumulate": 2})["accumulate"] == 2
     assert tree == dataclasses.asdict(TrainSpec(evaluate_epochs=0.5, evaluate_s=3.0)), "a copy"
-
-
-def test_evaluation_options_belong_to_trainings_with_a_stop():
+    # Options of evaluation belong to trainings with a stop.
     kept = normalize_train_options(dataclasses.asdict(TrainSpec(evaluate_epochs=0.5, stop=StopSpec(epochs=2))))
     assert kept["evaluate_epochs"] == 0.5 and kept["stop"]["epochs"] == 2 and "evaluate_s" not in kept
     at_default = normalize_train_options(dataclasses.asdict(TrainSpec(stop=StopSpec(epochs=2))))
     assert "evaluate_epochs" not in at_default
-
-
-def test_older_train_options_stay():
     old = {"optimizer": "sgd", "learning_rate": 0.1}
     assert normalize_train_options(old) == old
-
-
-def run_spec():
-    config = Config(gpus=2)
-    config.strategy.options = {"step_s": 0.5, "fault": "none"}
-    config.hardware.links = {"intra_node": None}
-    places = [RankPlacement(rank, rank, 0, [rank], [rank], 1) for rank in range(2)]
-    return RunSpec(config, "cpu", 2, 1, places, 75, 150, "0123456789abcdef", ["oversubscribed"], "no GPU")
+    assert not has_stop(StopSpec())
+    assert all(has_stop(StopSpec(**{field.name: 1})) for field in dataclasses.fields(StopSpec))
 
 
 def test_a_run_is_read_back(tmp_path):
-    spec = run_spec()
+    config = Config(gpus=2)
+    config.strategy.name, config.strategy.options = "ddp", {"step_s": 0.5, "fault": "none"}
+    config.hardware.links = {"intra_node": None}
+    places = [RankPlacement(rank, rank, 0, [rank], [rank], 1) for rank in range(2)]
+    spec = RunSpec(config, "cpu", 2, 1, places, 75, 150, "0123456789abcdef", ["oversubscribed"], "no GPU")
     write_spec(spec, tmp_path)
-    assert read_spec(tmp_path) == spec
-
-
-def test_label_and_processes():
-    spec = run_spec()
-    spec.config.strategy.name = "ddp"
-    assert (spec.label, spec.processes) == ("ddp gpus=2", 2)
+    assert read_spec(tmp_path) == spec and (spec.label, spec.processes) == ("ddp gpus=2", 2)
 
 
 def test_the_launcher_detects_a_hang_before_the_ranks_fail():
@@ -151,15 +130,8 @@ def test_the_launcher_detects_a_hang_before_the_ranks_fail():
 
 
 def test_a_repeat_has_its_share_of_the_time_and_only_the_first_has_probes():
-    measure = {
-        "min_s": 3.0,
-        "max_s": 30.0,
-        "target": 0.01,
-        "repeats": 4,
-        "probes": True,
-        "trace": True,
-        "collectives": True,
-    }
+    measure = {"min_s": 3.0, "max_s": 30.0, "target": 0.01, "repeats": 4}
+    measure |= dict.fromkeys(("probes", "trace", "collectives"), True)
     first, second = (simulated_spec(measure=measure, repeat=repeat) for repeat in (0, 1))
     assert first.fingerprint == second.fingerprint == simulated_spec(measure={**measure, "repeats": None}).fingerprint
     for settings in (first.repeat_settings, second.repeat_settings):
@@ -168,9 +140,6 @@ def test_a_repeat_has_its_share_of_the_time_and_only_the_first_has_probes():
     assert not any(getattr(second.repeat_settings, name) for name in FIRST_REPEAT_ONLY)
     assert second.repeat_settings.collectives  # crossovers compare strategies, and need repeats
     assert second.repeat_settings.monitor == second.config.measure.monitor
-
-
-@pytest.mark.parametrize("changes", [{"repeats": None}, {"repeats": 1}, {"repeats": 3, "search": "max_batch"}])
-def test_one_repeat_and_a_search_have_the_complete_settings(changes):
-    spec = simulated_spec(measure=changes)
-    assert spec.repeat_settings is spec.config.measure
+    for changes in ({"repeats": None}, {"repeats": 1}, {"repeats": 3, "search": "max_batch"}):
+        spec = simulated_spec(measure=changes)
+        assert spec.repeat_settings is spec.config.measure

@@ -28,21 +28,15 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
 
 
 def make_socket(path):
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(os.path.relpath(path))  # an absolute one may be longer than sockets take
-    listening.close()
-
-
-def make_huge(path):
-    with path.open("wb") as file:
-        file.truncate(40 << 30)  # takes no room
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(path))  # an absolute one may be longer than sockets take
 
 
 ODD_FILES = {
     "pipe": os.mkfifo,
     "socket": make_socket,
     "device": lambda path: path.symlink_to("/dev/zero"),
-    "huge": make_huge,
+    "huge": lambda path: (path.touch(), os.truncate(path, 40 << 30)),  # takes no room
     "nested": lambda path: path.write_text("[" * 100_000),
     "half": lambda path: path.write_text('{"a": '),
     "latin": lambda path: path.write_bytes(b'"\xff"'),
@@ -79,87 +73,63 @@ def test_links_count_only_where_they_are_asked_for(tmp_path):
         read_plain_file(tmp_path / "real", max_bytes=0)
 
 
-def test_a_list_of_texts_is_read_as_it_stands(tmp_path):
+def test_a_flat_list_of_texts_is_read_as_it_stands_and_anything_else_is_refused(tmp_path):
     assert read_text_list(tmp_path, ".hydra/overrides.yaml") == []
-    (tmp_path / "list").write_text(
-        '- gpus=2\n- "a=\\"b\\""\n- \'note=${oc.env:HOME}\'\n- 3\n- !!binary x\n- >-\n  a\n  b\n'
-    )
+    path = tmp_path / "list"
+    path.write_text('- gpus=2\n- "a=\\"b\\""\n- \'note=${oc.env:HOME}\'\n- 3\n- !!binary x\n- >-\n  a\n  b\n')
     assert read_text_list(tmp_path, "list") == ["gpus=2", 'a="b"', "note=${oc.env:HOME}", "3", "x", "a b"]
-    (tmp_path / "list").write_text("[]\n")
+    path.write_text("[]\n")
     assert read_text_list(tmp_path, "list") == []
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        (BOMB, "no flat list"),
-        ("- &a x\n", "no flat list"),
-        ("- &a x\n- *a\n", "no flat list"),
-        ("- [x]\n", "no flat list"),
-        ("- a: b\n", "no flat list"),
-        ("text\n", "no flat list"),
-        ("- x\n---\n- y\n", "no flat list"),
-        ("- [\n", "no flat list"),
+    odd = ("- &a x\n", "- &a x\n- *a\n", "- [x]\n", "- a: b\n", "text\n", "- x\n---\n- y\n", "- [\n")
+    for text, reason in (
+        *((text, "no flat list") for text in (BOMB, *odd)),
         ("- 'x\n", "is no YAML"),
         ("- \x07\n", "is no YAML"),
         ("- x\n" * (MAX_LIST_WORDS + 1), "more than"),
         ("#" * (MAX_LIST_BYTES + 1), "larger than"),
-    ],
-)
-def test_anything_but_a_flat_list_is_refused(tmp_path, text, reason):
-    (tmp_path / "list").write_text(text)
-    with pytest.raises(FileRefused, match=reason):
-        read_text_list(tmp_path, "list")
-
-
-@pytest.mark.parametrize("kind", ["file", "folder", "pipe"])
-def test_a_list_elsewhere_is_refused(tmp_path, kind):
-    private, folder = tmp_path / "private", tmp_path / "run"
+    ):
+        path.write_text(text)
+        with pytest.raises(FileRefused, match=reason):
+            read_text_list(tmp_path, "list")
+    private = tmp_path / "private"
     private.mkdir()
     (private / "overrides.yaml").write_text("- mine\n")
-    folder.mkdir()
-    if kind == "folder":
-        (folder / ".hydra").symlink_to(private)
-    else:
-        (folder / ".hydra").mkdir()
-        path = folder / ".hydra" / "overrides.yaml"
-        path.symlink_to(private / path.name) if kind == "file" else os.mkfifo(path)
-    with pytest.raises(FileRefused, match="is no plain file inside the folder"):
-        read_text_list(folder, ".hydra/overrides.yaml")
+    for kind in ("file", "folder", "pipe"):  # elsewhere, or none
+        folder = tmp_path / kind
+        folder.mkdir()
+        if kind == "folder":
+            (folder / ".hydra").symlink_to(private)
+        else:
+            (folder / ".hydra").mkdir()
+            path = folder / ".hydra" / "overrides.yaml"
+            path.symlink_to(private / path.name) if kind == "file" else os.mkfifo(path)
+        with pytest.raises(FileRefused, match="is no plain file inside the folder"):
+            read_text_list(folder, ".hydra/overrides.yaml")
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("plain ü 漢字 \N{GRINNING FACE}", None),
-        ("hard\xa0space, joined\u200d", None),
-        ("soft\xadhyphen", "soft<U+00AD>hyphen"),
-        ("note\U0001d173\U00013430", "note<U+1D173><U+13430>"),
-        ("\x1b[31mred\x1b[0m\tone\ntwo", "red\tone\ntwo"),
-        ("\x1b]52;c;cm0=\x07", "\ufffd]52;c;cm0=\ufffd"),
-        ("a\x00\x08\x7f", "a\ufffd\ufffd\ufffd"),
-        ("10 %\r20 %\r\nend", "10 %\n20 %\nend"),
-        ("half \ud800 a sign", "half \ufffd a sign"),
-        ("\x9b31m", "<U+009B>31m"),
-        ("rm \u202egpj", "rm <U+202E>gpj"),
-        ("a\u200bb\u2028c\ufeff\U000e0041", "a<U+200B>b<U+2028>c<U+FEFF><U+E0041>"),
-    ],
-)
-def test_shown_texts_do_nothing(text, shown):
-    assert clean_text(text) == (text if shown is None else shown)
-    assert clean_line(f"  {text}\n") == " ".join(clean_text(text).split())
-    assert clean_text(text).encode("utf-8")
+def test_shown_texts_do_nothing():
+    texts = {
+        "soft\xadhyphen": "soft<U+00AD>hyphen",
+        "note\U0001d173\U00013430": "note<U+1D173><U+13430>",
+        "\x1b[31mred\x1b[0m\tone\ntwo": "red\tone\ntwo",
+        "\x1b]52;c;cm0=\x07": "\ufffd]52;c;cm0=\ufffd",
+        "a\x00\x08\x7f": "a\ufffd\ufffd\ufffd",
+        "10 %\r20 %\r\nend": "10 %\n20 %\nend",
+        "half \ud800 a sign": "half \ufffd a sign",
+        "\x9b31m": "<U+009B>31m",
+        "rm \u202egpj": "rm <U+202E>gpj",
+        "a\u200bb\u2028c\ufeff\U000e0041": "a<U+200B>b<U+2028>c<U+FEFF><U+E0041>",
+    }
+    texts |= {same: same for same in ("plain ü 漢字 \N{GRINNING FACE}", "hard\xa0space, joined\u200d")}
+    for text, shown in texts.items():
+        assert clean_text(text) == shown
+        assert clean_line(f"  {text}\n") == " ".join(clean_text(text).split())
+        assert clean_text(text).encode("utf-8")
 
 
-@pytest.mark.parametrize("pid", [-1, 0, 2**31, 2**80])
-def test_no_number_of_a_process_is_an_error(pid):
-    assert SweepRecord("", [], "here", pid, 0.0).is_alive("here") is False
-
-
-def test_the_command_line_in_a_sweep_has_no_passwords():
+def test_a_sweep_that_somebody_has_edited():
+    for pid in (-1, 0, 2**31, 2**80):  # is no number of a process
+        assert SweepRecord("", [], "here", pid, 0.0).is_alive("here") is False
     assert new_sweep_record(["a=http://me:pw@host"], "", "here", None).arguments == ["a=http://***@host"]
-
-
-def test_a_sweep_may_lack_the_limit_that_left_runs_out():
     assert SweepRecord("", [], "here", 1, 0.0).time_limit_text == "sweep.max_minutes"
     assert SweepRecord("", [], "here", 1, 0.0, 30.0).time_limit_text == "sweep.max_minutes=30"

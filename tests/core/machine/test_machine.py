@@ -21,8 +21,6 @@ from tests.builders.runs import MACHINE
 from tests.core.machine.conftest import put
 from tests.nvml_stand_in import put_in
 
-A100 = "NVIDIA A100-SXM4-40GB"
-
 
 def test_this_machine_is_detected_and_written_as_json():
     found = machine.detect_machine()
@@ -52,19 +50,15 @@ def test_a_machine_without_any_information(root, monkeypatch):
     assert machine.describe_machine(machine.detect_machine()).endswith("unknown cores, no GPU")
 
 
-@pytest.mark.parametrize(
-    ("cpuinfo", "model"),
-    [
-        ("cpu family\t: 6\nmodel name\t: Intel(R) Xeon(R)\ncpu MHz\t: 1\n", "Intel(R) Xeon(R)"),
-        ("processor\t: 0\ncpu\t\t: POWER9, altivec supported\n", "POWER9, altivec supported"),
-        ("processor\t: 0\nCPU implementer\t: 0x41\n", None),
-    ],
-)
-def test_processors_and_oom_kills_from_proc(root, cpuinfo, model):
-    put(root, "proc/cpuinfo", cpuinfo)
+def test_processors_and_oom_kills_from_proc(root):
     put(root, "proc/vmstat", "oom_kill_other 3\noom_kill 12\n")
-    found = machine.detect_machine()
-    assert (found.cpu_model, machine.oom_kills()) == (model, 12)
+    for cpuinfo, model in {
+        "cpu family\t: 6\nmodel name\t: Intel(R) Xeon(R)\ncpu MHz\t: 1\n": "Intel(R) Xeon(R)",
+        "processor\t: 0\ncpu\t\t: POWER9, altivec supported\n": "POWER9, altivec supported",
+        "processor\t: 0\nCPU implementer\t: 0x41\n": None,
+    }.items():
+        put(root, "proc/cpuinfo", cpuinfo)
+        assert (machine.detect_machine().cpu_model, machine.oom_kills()) == (model, 12)
 
 
 def test_processors_and_cgroups_are_in_the_record(root, monkeypatch):
@@ -154,37 +148,39 @@ def test_git_commit(tmp_path, monkeypatch):
     assert machine.git_commit(tmp_path / "absent") is None
 
 
-@pytest.mark.parametrize(
-    ("names", "cpu", "quota", "line"),
-    [
-        ([A100] * 8, None, 96.0, f"8 x {A100}, 48 cores, 1000 GiB"),
+def test_a_machine_in_one_line():
+    a100 = "NVIDIA A100-SXM4-40GB"
+    for names, cpu, quota, line in (
+        ([a100] * 8, None, 96.0, f"8 x {a100}, 48 cores, 1000 GiB"),
         (["K80", "M60", "K80", None], None, None, "2 x K80 + 1 x M60 + 1 x unknown GPU, 48 cores, 1000 GiB"),
         ([], "AMD EPYC", 1.5, "48 x AMD EPYC cores (quota 1.5), 1000 GiB, no GPU"),
         ([], "Intel(R) Xeon(R) CPU E5 v3 @ 2.5GHz", None, "48 x Intel Xeon E5 v3 cores, 1000 GiB, no GPU"),
         ([], "AMD EPYC 7352 24-Core Processor", None, "48 x AMD EPYC 7352 cores, 1000 GiB, no GPU"),
-    ],
-)
-def test_a_machine_in_one_line(names, cpu, quota, line):
-    gpus = [Gpu(i, name, None, None, None, None, None, None, None) for i, name in enumerate(names)]
-    facts = {"cpus": 48, "memory_bytes": 1000 * 2**30, "gpus": gpus, "cpu_model": cpu, "cpu_quota": quota}
-    assert machine.describe_machine(dataclasses.replace(MACHINE, **facts)) == line
+    ):
+        gpus = [Gpu(i, name, None, None, None, None, None, None, None) for i, name in enumerate(names)]
+        facts = {"cpus": 48, "memory_bytes": 1000 * 2**30, "gpus": gpus, "cpu_model": cpu, "cpu_quota": quota}
+        assert machine.describe_machine(dataclasses.replace(MACHINE, **facts)) == line
 
 
-@pytest.mark.parametrize(
-    ("variables", "folder"),
-    [
-        ({"SCALEBENCH_CACHE": "/a", "XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/a"),
-        ({"SCALEBENCH_CACHE": "~/a", "HOME": "/c"}, "/c/a"),
-        ({"XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/b/scalebench"),
-        ({"HOME": "/c"}, "/c/.cache/scalebench"),
-    ],
-)
-def test_the_cache_folder(variables, folder, monkeypatch):
-    for name in ("SCALEBENCH_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert machine.cache_folder() == Path(folder)
+def test_the_cache_folder(monkeypatch):
+    names = ("SCALEBENCH_CACHE", "XDG_CACHE_HOME", "HOME")
+    for values, folder in {
+        ("/a", "/b", "/c"): "/a",
+        ("~/a", None, "/c"): "/c/a",
+        (None, "/b", "/c"): "/b/scalebench",
+        (None, None, "/c"): "/c/.cache/scalebench",
+    }.items():
+        for name, value in zip(names, values, strict=True):
+            monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+        assert machine.cache_folder() == Path(folder)
+    # In a container that is started with a user's number only, which has no entry, there is no home folder.
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert machine.find_cache_folder() is None
+    with pytest.raises(InputError, match=r"^this user has no home folder to .*: set SCALEBENCH_CACHE to a folder$"):
+        machine.cache_folder()
+    monkeypatch.setenv("SCALEBENCH_CACHE", "/somewhere")
+    assert machine.cache_folder() == Path("/somewhere")
 
 
 def test_older_records_lack_later_fields_and_new_ones_read_back(nvml_library, monkeypatch):
@@ -217,6 +213,8 @@ def test_usable_cpus_follow_the_affinity(monkeypatch):
 
 
 def test_numa_nodes(root, monkeypatch):
+    put(root, "sys/devices/system/node/node0/distance", "10 21\n")  # which do not fit the nodes
+    assert cpus.numa_nodes() == [NumaNode(0, [], None, {})]
     for node, (cpu_list, distances) in {0: ("0-1,8", "10 21 31"), 2: ("2,3", "21 10 31"), 10: ("", "31 31 10")}.items():
         folder = f"sys/devices/system/node/node{node}"
         put(root, f"{folder}/cpulist", f"{cpu_list}\n")
@@ -232,20 +230,11 @@ def test_numa_nodes(root, monkeypatch):
     ]
 
 
-def test_distances_that_do_not_fit_the_nodes_are_left_out(root):
-    put(root, "sys/devices/system/node/node0/distance", "10 21\n")
-    assert cpus.numa_nodes() == [NumaNode(0, [], None, {})]
-
-
-def test_unknown_facts_are_none(root):
+def test_system_files_that_exist_and_others(root):
+    assert cpus.numa_nodes() == []
     put(root, "sys/devices/system/cpu/cpu0/topology/physical_package_id", "-1\n")  # so on some virtual machines
     assert cpus.cpu_governors([0]) is cpus.max_frequency_mhz([0]) is None
     assert cpus.count_sockets() is cpus.has_smt() is None
-    assert cpus.numa_nodes() == []
-
-
-def test_system_files_that_exist_and_others(root):
-    (root / "sys").mkdir()
     (root / "sys/text").write_bytes(b"a: 1\nb:  two \xff\n")
     put(root, "sys/number", " -12\n")
     assert cpus.find_in_system_file("^b:(.*)$", "sys", "text") == "two \ufffd"
@@ -253,61 +242,45 @@ def test_system_files_that_exist_and_others(root):
     assert (cpus.read_system_file("sys"), cpus.read_system_file("sys/absent")) == ("", "")
     assert cpus.read_system_number("sys/number") == -12
     assert [cpus.read_system_number(f"sys/{name}") for name in ("text", "absent")] == [None, None]
+    lists = {"0-2,8\n": [0, 1, 2, 8], "3\n": [3], "\n": [], "10-11,0": [10, 11, 0]}
+    assert {text: cpus.parse_cpu_list(text) for text in lists} == lists
+
+
+CPU_V1, MEMORY_V1 = "cpu,cpuacct/cpu.cfs_{}_us", "memory/memory.limit_in_bytes"
+# What a process is in, files of its cgroups, and their limit
+QUOTAS = [
+    ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+    ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "400000 100000\n"}, 4.0),
+    ("0::/a/b\n", {"a/b/cpu.max": "200000 100000\n", "cpu.max": "300000 100000\n"}, 2.0),
+    ("0::/host/only\n", {"cpu.max": "50000 100000\n"}, 0.5),
+    ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+    ("4:cpu,cpuacct:/docker/x\n", {CPU_V1.format("quota"): "250000\n", CPU_V1.format("period"): "100000\n"}, 2.5),
+    ("4:cpu,cpuacct:/\n0::/\n", {CPU_V1.format("quota"): "-1\n", CPU_V1.format("period"): "100000\n"}, None),
+    ("4:cpu,cpuacct:/\n", {CPU_V1.format("quota"): "1000\n"}, None),
+    ("nonsense\n\n", {"cpu.max": "garbage"}, None),
+    ("", {}, None),
+]
+LIMITS = [
+    ("0::/\n", {"memory.max": "1073741824\n"}, 2**30),
+    ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": "4096\n", "memory.max": "8192\n"}, 4096),
+    ("0::/\n", {"memory.max": "max\n"}, None),
+    ("7:memory:/docker/x\n4:cpu:/\n", {MEMORY_V1: "2048\n"}, 2048),
+    ("7:memory:/\n", {MEMORY_V1: "9223372036854771712\n"}, None),
+    ("4:cpu:/\n", {MEMORY_V1: "2048\n", "cpu/memory.limit_in_bytes": "1\n"}, None),
+    ("0::/\n", {"memory.max": "garbage"}, None),
+    ("", {}, None),
+]
 
 
 @pytest.mark.parametrize(
-    ("text", "numbers"), [("0-2,8\n", [0, 1, 2, 8]), ("3\n", [3]), ("\n", []), ("10-11,0", [10, 11, 0])]
+    ("read", "cgroup", "files", "limit"),
+    [*((cpus.cpu_quota, *row) for row in QUOTAS), *((cpus.memory_limit_bytes, *row) for row in LIMITS)],
 )
-def test_lists_of_processors(text, numbers):
-    assert cpus.parse_cpu_list(text) == numbers
-
-
-QUOTA_FILES = ("cpu,cpuacct/cpu.cfs_quota_us", "cpu,cpuacct/cpu.cfs_period_us")
-
-
-@pytest.mark.parametrize(
-    ("cgroup", "files", "quota"),
-    [
-        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
-        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "400000 100000\n"}, 4.0),
-        ("0::/a/b\n", {"a/b/cpu.max": "200000 100000\n", "cpu.max": "300000 100000\n"}, 2.0),
-        ("0::/host/only\n", {"cpu.max": "50000 100000\n"}, 0.5),
-        ("0::/\n", {"cpu.max": "max 100000\n"}, None),
-        ("4:cpu,cpuacct:/docker/x\n", dict(zip(QUOTA_FILES, ("250000\n", "100000\n"), strict=True)), 2.5),
-        ("4:cpu,cpuacct:/\n0::/\n", dict(zip(QUOTA_FILES, ("-1\n", "100000\n"), strict=True)), None),
-        ("4:cpu,cpuacct:/\n", {QUOTA_FILES[0]: "1000\n"}, None),
-        ("nonsense\n\n", {"cpu.max": "garbage"}, None),
-        ("", {}, None),
-    ],
-)
-def test_cpu_quota(root, cgroup, files, quota):
+def test_limits_of_cgroups(root, read, cgroup, files, limit):
     put(root, "proc/self/cgroup", cgroup)
     for name, text in files.items():
         put(root, f"sys/fs/cgroup/{name}", text)
-    assert cpus.cpu_quota() == quota
-
-
-V1 = "memory/memory.limit_in_bytes"
-
-
-@pytest.mark.parametrize(
-    ("cgroup", "files", "limit"),
-    [
-        ("0::/\n", {"memory.max": "1073741824\n"}, 2**30),
-        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": "4096\n", "memory.max": "8192\n"}, 4096),
-        ("0::/\n", {"memory.max": "max\n"}, None),
-        ("7:memory:/docker/x\n4:cpu:/\n", {V1: "2048\n"}, 2048),
-        ("7:memory:/\n", {V1: "9223372036854771712\n"}, None),
-        ("4:cpu:/\n", {V1: "2048\n", "cpu/memory.limit_in_bytes": "1\n"}, None),
-        ("0::/\n", {"memory.max": "garbage"}, None),
-        ("", {}, None),
-    ],
-)
-def test_memory_limit(root, cgroup, files, limit):
-    put(root, "proc/self/cgroup", cgroup)
-    for name, text in files.items():
-        put(root, f"sys/fs/cgroup/{name}", text)
-    assert cpus.memory_limit_bytes() == limit
+    assert read() == limit
 
 
 def test_links_between_devices_are_unknown_where_devices_have_other_numbers_than_gpus():
@@ -318,15 +291,3 @@ def test_links_between_devices_are_unknown_where_devices_have_other_numbers_than
     ]  # fmt: skip
     for changes in ({"environment": {"CUDA_VISIBLE_DEVICES": "4,5,6"}}, {"topology": None}):
         assert dataclasses.replace(known, **changes).list_links([0, 1]) == []
-
-
-def test_a_user_without_a_home_folder_has_no_cache_folder(monkeypatch):
-    """A container that is started with a user's number only."""
-    for name in ("HOME", "SCALEBENCH_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as where the number has no entry
-    assert machine.find_cache_folder() is None
-    with pytest.raises(InputError, match=r"^this user has no home folder to .*: set SCALEBENCH_CACHE to a folder$"):
-        machine.cache_folder()
-    monkeypatch.setenv("SCALEBENCH_CACHE", "/somewhere")
-    assert machine.cache_folder() == Path("/somewhere")

@@ -47,9 +47,7 @@ def test_a_program_has_a_loopback_its_user_and_nothing_else(tmp_path):
     names, rest = done.stdout.split("] ", 1)
     assert "'lo'" in names and "eth" not in names
     assert rest.split()[:3] == ["1", str(os.getuid()), str(os.getgid())]
-    assert len(rest.split("[")[1].split(",")) <= 3, (
-        "the descriptors of the namespace are closed; sockets of its own stay"
-    )
+    assert len(rest.split("[")[1].split(",")) <= 3, "the namespace's descriptors are closed; sockets of its own stay"
     assert ((tmp_path / "file").stat().st_uid, (tmp_path / "file").stat().st_gid) == (os.getuid(), os.getgid())
     assert (psutil.Process().num_fds(), psutil.Process().children()) == before
 
@@ -80,21 +78,18 @@ def test_processes_meet_and_are_parked_watched_and_killed_from_outside():
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root with setpriv shows it")
-@pytest.mark.parametrize(
-    ("arguments", "answer"),
-    [
-        (["--bounding-set=-sys_admin"], "root may not make one: Operation not permitted"),  # as in most containers
-        (["--reuid=1234", "--regid=1234", "--groups=1234,44"], "ready user net"),
-    ],
-)
-def test_root_needs_its_rights_and_users_get_a_user_namespace(arguments, answer):
-    interpreter = next((path for path in ("/usr/bin/python3",) if os.access(path, os.X_OK)), None)
-    program = Path(private_network.__file__).read_text(encoding="utf-8")
-    if interpreter is None:
+def test_root_needs_its_rights_and_users_get_a_user_namespace():
+    interpreter = "/usr/bin/python3"
+    if not os.access(interpreter, os.X_OK):
         pytest.skip("no interpreter that other users can run")
-    command = ["setpriv", *arguments, interpreter, "-I", "-S", "-c", program]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == answer, done.stderr
+    program = Path(private_network.__file__).read_text(encoding="utf-8")
+    for words, answer in {
+        "--bounding-set=-sys_admin": "root may not make one: Operation not permitted",  # as in most containers
+        "--reuid=1234 --regid=1234 --groups=1234,44": "ready user net",
+    }.items():
+        command = ["setpriv", *words.split(), interpreter, "-I", "-S", "-c", program]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        assert done.stdout.strip() == answer, done.stderr
 
 
 def config_of(launcher="local", open_port=False, **hardware):
@@ -105,9 +100,10 @@ def config_of(launcher="local", open_port=False, **hardware):
     return dataclasses.replace(config, strategy=strategy, hardware=hardware)
 
 
-@pytest.mark.parametrize(
-    ("config", "problem", "wanted", "is_open", "refusal"),
-    [
+def test_who_gets_one_who_is_open_and_who_is_refused(monkeypatch):
+    for name in private_network.BATCH_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for config, problem, wanted, is_open, refusal in (
         (config_of(open_port=None), "no", False, False, None),
         (config_of(), None, True, False, None),
         (config_of(), "not here", True, True, "is not possible here (not here); where"),
@@ -119,20 +115,13 @@ def config_of(launcher="local", open_port=False, **hardware):
         (config_of("mpi", None, hosts=["a", "b"]), "not here", False, False, None),
         (config_of("mpi", hosts=["a", "b"]), None, False, True, None),  # several hosts have to reach each other
         (config_of(this_machine=False), None, False, True, None),
-    ],
-)
-def test_who_gets_one_who_is_open_and_who_is_refused(config, problem, wanted, is_open, refusal, monkeypatch):
-    for name in private_network.BATCH_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(private_network, "find_kernel_problem", lambda: problem)
-    assert (is_wanted(config), opens_ports(config)) == (wanted, is_open)
-    actual = explain_refusal(config)
-    assert actual is refusal if refusal is None else refusal in str(actual)
-    assert "\n" not in str(actual)
-
-
-def test_mpirun_keeps_its_way_to_the_batch_system(monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    ):
+        monkeypatch.setattr(private_network, "find_kernel_problem", lambda problem=problem: problem)
+        assert (is_wanted(config), opens_ports(config)) == (wanted, is_open)
+        actual = explain_refusal(config)
+        assert actual is refusal if refusal is None else refusal in str(actual)
+        assert "\n" not in str(actual)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")  # mpirun keeps its way to the batch system
     assert not is_wanted(config_of("mpi", None)) and is_wanted(config_of())
 
 

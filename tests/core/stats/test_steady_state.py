@@ -11,7 +11,6 @@ from scalebench.core.stats import steady_state
 from tests.builders.runs import rank, record
 
 BLOCKS, TRIALS, NOISE = 256, 250, 0.01
-Rng = np.random.Generator
 
 
 def white(rng):
@@ -44,35 +43,26 @@ def test_the_length_of_a_warm_up_is_detected(noise, length, height):
     assert good / TRIALS >= 0.93
 
 
-def test_a_decaying_warm_up_ends_where_it_is_within_the_noise():
-    rng = np.random.default_rng(2)
-    at = np.arange(BLOCKS)
+def test_a_decaying_warm_up_ends_where_it_is_within_the_noise_and_one_that_still_changes_has_no_end():
+    rng, at = np.random.default_rng(2), np.arange(BLOCKS)
     lengths = [steady_state.find_warmup_length(1 + 2 * np.exp(-at / 8) + white(rng)) for _ in range(50)]
-    left = [2 * np.exp(-length / 8) for length in lengths if length is not None]
-    assert len(left) == 50 and max(left) < steady_state.MAX_DEVIATIONS * NOISE
+    assert max(2 * np.exp(-length / 8) for length in lengths) < steady_state.MAX_DEVIATIONS * NOISE
+    for series in (2 - at / BLOCKS, np.where(at < 0.6 * BLOCKS, 2.0, 1.0)):  # a ramp, and a late change
+        assert steady_state.find_warmup_length(series + white(np.random.default_rng(3))) is None
+    for noise_s in (0.0, 1e-17, 1e-5):  # of a coarse clock: half of the blocks are equal, the median deviation nearly 0
+        coarse = [0.01 + 0.05 * (at < 30) + noise_s * (-1) ** at for at in range(400)]
+        assert steady_state.find_warmup_length(coarse) == 30
 
 
-@pytest.mark.parametrize("kind", ["ramp", "late"])
-def test_a_series_that_still_changes_has_no_end_of_warm_up(kind):
-    at = np.arange(BLOCKS)
-    series = 2 - at / BLOCKS if kind == "ramp" else np.where(at < 0.6 * BLOCKS, 2.0, 1.0)
-    assert steady_state.find_warmup_length(series + white(np.random.default_rng(3))) is None
-
-
-@pytest.mark.parametrize("blocks", [0, 1, 15])
-def test_too_few_blocks_give_no_answer(blocks):
-    series = [0.1] * blocks
-    assert steady_state.find_warmup_length(series) is None
-    assert steady_state.estimate_drift(np.array(series)) is None
-    assert steady_state.find_unsteadiness(series, 0.01) is None
-
-
-def test_a_constant_series():
+def test_a_constant_series_and_too_few_blocks():
     series = [0.1] * 64
     assert steady_state.find_warmup_length(series) == 0
-    drift = steady_state.estimate_drift(np.array(series))
-    assert drift is not None and drift.value == pytest.approx(0, abs=1e-12)
+    assert steady_state.estimate_drift(np.array(series)).value == pytest.approx(0, abs=1e-12)
     assert steady_state.find_unsteadiness(series, 0.0) == []
+    for blocks in (0, 1, 15):
+        assert steady_state.find_warmup_length(series[:blocks]) is None
+        assert steady_state.estimate_drift(np.array(series[:blocks])) is None
+        assert steady_state.find_unsteadiness(series[:blocks], 0.01) is None
 
 
 @pytest.mark.parametrize("noise", [white, correlated])
@@ -83,7 +73,6 @@ def test_the_interval_of_a_drift_has_its_coverage(noise, change):
     for _ in range(TRIALS):
         line = 1 + change * (np.arange(BLOCKS) / BLOCKS - 0.5)
         drift = steady_state.estimate_drift(line + noise(rng))
-        assert drift is not None
         inside += drift.low <= change <= drift.high
     assert inside / TRIALS >= 0.90
 
@@ -91,35 +80,26 @@ def test_the_interval_of_a_drift_has_its_coverage(noise, change):
 @given(st.lists(st.floats(0.001, 1000.0), min_size=16, max_size=80), st.floats(0.001, 1000.0))
 def test_units_do_not_matter(series, factor):
     once, again = (steady_state.estimate_drift(by * np.array(series)) for by in (1.0, factor))
-    assert once is not None and again is not None
     assert again.value == pytest.approx(once.value, rel=1e-6, abs=1e-9)
     length = steady_state.find_warmup_length(series)
     assert length is None or 0 <= length <= len(series) // 2
 
 
-@pytest.mark.parametrize(
-    ("series", "against", "flags"),
-    [
+def test_flags_of_a_result():
+    for series, against, flags in (
         ([0.1] * 64, [], []),
         ([0.2] * 8 + [0.1] * 56, [], ["warmup_left"]),  # left out
         ([0.1 * (1 + at / 640) for at in range(64)], ["drifts"], ["drifts"]),
         ([0.1001] * 4 + [0.1] * 60, [], []),  # too little to matter
         ([0.1] * 15, None, []),
-    ],
-)
-def test_flags_of_a_result(series, against, flags):
-    result = record(ranks=[rank(0, series)])
-    result.spec["measure"] = {"target": 0.01}
-    assert throughput.find_drift(result, 0.01) == against
-    found = throughput.evaluate_blocks(result).flags
-    assert [flag for flag in found if flag in ("warmup_left", "drifts")] == flags
-
-
-@pytest.mark.parametrize("noise_s", [0.0, 1e-17, 1e-5])
-def test_a_warm_up_is_detected_despite_a_coarse_clock(noise_s):
-    """Two values alternate: half of the blocks are equal, and the median deviation is nearly 0."""
-    series = [0.01 + 0.05 * (at < 30) + noise_s * (-1) ** at for at in range(400)]
-    assert steady_state.find_warmup_length(series) == 30
+    ):
+        result = record(ranks=[rank(0, series)])
+        result.spec["measure"] = {"target": 0.01}
+        assert throughput.find_drift(result, 0.01) == against
+        found = throughput.evaluate_blocks(result).flags
+        assert [flag for flag in found if flag in ("warmup_left", "drifts")] == flags
+    for result, target in ((record(status="failed"), 0.01), (record(ranks=[]), 0.01), (record(), None)):
+        assert throughput.find_drift(result, target) is None
 
 
 def test_blocks_that_are_still_warm_up_do_not_count():
@@ -137,16 +117,7 @@ def test_blocks_that_are_still_warm_up_do_not_count():
     assert "warmup_left" not in throughput.evaluate_blocks(late).flags
 
 
-def test_runs_without_a_series_or_a_target_have_no_flags():
-    assert throughput.find_drift(record(status="failed"), 0.01) is None
-    assert throughput.find_drift(record(ranks=[]), 0.01) is None
-    assert throughput.find_drift(record(ranks=[rank(0, [0.1] * 64)]), None) is None
-
-
-SERIES = st.lists(st.floats(0, 1e3), min_size=1, max_size=40)
-
-
-@given(SERIES)
+@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=40))
 def test_medians_are_those_of_numpy(values):
     """They are equal to the last digit, since verdicts depend on them."""
     series = np.array(values)
@@ -160,9 +131,8 @@ def test_medians_are_those_of_numpy(values):
 def test_the_drift_is_the_slope_through_the_means_of_sixteen_batches(values):
     starts = np.arange(17) * len(values) // 16
     means = [np.mean(part) for part in np.split(np.array(values), starts[1:-1])]
-    drift = steady_state.estimate_drift(np.array(values))
     slope = np.polyfit((starts[:-1] + starts[1:]) / 2 / len(values), np.array(means) / np.mean(values), 1)[0]
-    assert drift is not None and drift.value == pytest.approx(slope, rel=1e-6, abs=1e-9)
+    assert steady_state.estimate_drift(np.array(values)).value == pytest.approx(slope, rel=1e-6, abs=1e-9)
 
 
 def test_blocks_that_resemble_their_neighbours_rarely_look_like_a_drift():
