@@ -16,8 +16,6 @@ from scalebench.core.spec import HardwareSpec, RankPlacement
 from tests.builders.configs import ALPHA, make_config, make_spec
 from tests.builders.runs import simulated_spec
 
-Nodes = list[int | None]
-
 
 def nodes_of(sizes):
     """Nodes in a row with so many cores each, numbered through; the further apart, the farther."""
@@ -38,9 +36,8 @@ def hardware(gpus, threads, bind="numa", devices="cuda"):
     return HardwareSpec("local", devices=devices, gpus_per_node=gpus, cpus_per_device=threads, bind=bind)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "devices", "bind", "shares"),
-    [
+def test_two_nodes_of_four_cores(monkeypatch):
+    for gpus, devices, bind, shares in (
         ([0, 0, 1, 1], [0, 1, 2, 3], "numa", [[0, 1], [2, 3], [4, 5], [6, 7]]),
         ([1, 1, 0, 0], [0, 1, 2, 3], "numa", [[4, 5], [6, 7], [0, 1], [2, 3]]),
         ([1, 0, 1, 0], [0, 1, 2, 3], "numa", [[4, 5], [0, 1], [6, 7], [2, 3]]),
@@ -53,11 +50,20 @@ def hardware(gpus, threads, bind="numa", devices="cuda"):
         ([0, 0, None, 1], [0, 1, 2, 3], "numa", [[0, 1], [2, 3], [4, 5], [6, 7]]),  # one that is not told
         ([1, 1], [1, 5], "numa", [[2, 3], [2, 3]]),  # there is no device 5: as it comes
         ([7, 7], [0, 1], "numa", [[0, 1], [2, 3]]),  # nor a node 7
-    ],
-)
-def test_two_nodes_of_four_cores(monkeypatch, gpus, devices, bind, shares):
-    pretend(monkeypatch, [4, 4], gpus)
-    assert placement.assign_cores(hardware(len(gpus), 2, bind), devices) == shares
+    ):
+        pretend(monkeypatch, [4, 4], gpus)
+        assert placement.assign_cores(hardware(len(gpus), 2, bind), devices) == shares, (gpus, devices, bind)
+    # Cores that this process may not use are left alone.
+    for usable, shares in (([1, 2, 3, 6], [[1], [6]]), ([1, 2, 3], [[1], [2]])):
+        pretend(monkeypatch, [4, 4], [0, 1], usable)
+        assert placement.assign_cores(hardware(2, 1), [0, 1]) == shares
+    pretend(monkeypatch, [4, 4], [1, 1])  # CPU workers have their cores by number
+    for devices, shares in (([0, 1], [[0, 1, 2], [3, 4, 5]]), ([1], [[3, 4, 5]]), ([2], [[0, 6, 7]])):
+        assert placement.assign_cores(hardware(2, 3, devices="cpu"), devices) == shares
+    pretend(monkeypatch, [4, 4], [1, 0, 1])
+    near = HardwareSpec("local", devices="cuda", cpus_per_device=2, device_ids=[2, 0])
+    (place,) = make_spec(gpus=2, hardware=near, strategy__processes="one_for_all").places
+    assert (place.devices, place.cpus) == ([2, 0], [4, 5, 6, 7]), "one process for all has those of all its devices"
 
 
 def test_near_and_far_follow_the_distances(monkeypatch):
@@ -72,26 +78,16 @@ def test_near_and_far_follow_the_distances(monkeypatch):
     assert placement.assign_cores(hardware(3, 1, "far"), [0]) == [[2]]  # not the one of the highest number
 
 
-def test_cores_that_this_process_may_not_use_are_left_alone(monkeypatch):
-    pretend(monkeypatch, [4, 4], [0, 1], usable=[1, 2, 3, 6])
-    assert placement.assign_cores(hardware(2, 1), [0, 1]) == [[1], [6]]
-    pretend(monkeypatch, [4, 4], [0, 1], usable=[1, 2, 3])
-    assert placement.assign_cores(hardware(2, 1), [0, 1]) == [[1], [2]]
-
-
-def test_cpu_workers_have_their_cores_by_number(monkeypatch):
-    pretend(monkeypatch, [4, 4], [1, 1])
-    for devices, shares in (([0, 1], [[0, 1, 2], [3, 4, 5]]), ([1], [[3, 4, 5]]), ([2], [[0, 6, 7]])):
-        assert placement.assign_cores(hardware(2, 3, devices="cpu"), devices) == shares
+def put(root, name, text):
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(text)
 
 
 def test_the_kernels_own_files_lead_to_the_cores(monkeypatch, tmp_path):
     monkeypatch.setattr(system_files, "SYSTEM_ROOT", tmp_path)
     for node, (cpus, distances) in {0: ("0,2", "10 32"), 1: ("1,3", "32 10")}.items():
-        folder = tmp_path / f"sys/devices/system/node/node{node}"
-        folder.mkdir(parents=True)
-        (folder / "cpulist").write_text(f"{cpus}\n")
-        (folder / "distance").write_text(f"{distances}\n")
+        put(tmp_path, f"sys/devices/system/node/node{node}/cpulist", f"{cpus}\n")
+        put(tmp_path, f"sys/devices/system/node/node{node}/distance", f"{distances}\n")
     monkeypatch.setattr(machine, "usable_cpus", lambda: [0, 1, 2, 3])
     monkeypatch.setattr(machine, "gpu_numa_nodes", lambda: [1, 0])
     assert placement.assign_cores(hardware(2, 2), [0, 1]) == [[1, 3], [0, 2]]
@@ -102,15 +98,13 @@ def test_the_kernels_own_files_lead_to_the_cores(monkeypatch, tmp_path):
 def two_threads(monkeypatch, tmp_path):
     """Two sockets of 24 cores with two threads each, as Linux numbers them, and eight GPUs."""
     monkeypatch.setattr(system_files, "SYSTEM_ROOT", tmp_path)
-    for node in (0, 1):
-        folder = tmp_path / f"sys/devices/system/node/node{node}"
-        folder.mkdir(parents=True)
-        (folder / "cpulist").write_text(f"{24 * node}-{24 * node + 23},{48 + 24 * node}-{48 + 24 * node + 23}\n")
-        (folder / "distance").write_text("10 32\n" if node == 0 else "32 10\n")
+    for node, first in enumerate((0, 24)):
+        folder = f"sys/devices/system/node/node{node}"
+        put(tmp_path, f"{folder}/cpulist", f"{first}-{first + 23},{first + 48}-{first + 71}\n")
+        put(tmp_path, f"{folder}/distance", "10 32\n" if node == 0 else "32 10\n")
     for cpu in range(96):
-        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
-        folder.mkdir(parents=True)
-        (folder / "thread_siblings_list").write_text(f"{cpu % 48},{cpu % 48 + 48}\n")
+        siblings = f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        put(tmp_path, siblings, f"{cpu % 48},{cpu % 48 + 48}\n")
     monkeypatch.setattr(machine, "usable_cpus", lambda: list(range(96)))
     monkeypatch.setattr(machine, "gpu_numa_nodes", lambda: [0, 0, 0, 0, 1, 1, 1, 1])
 
@@ -142,39 +136,21 @@ def test_a_remote_node_counts_cores_as_its_yaml_does(monkeypatch):
     assert placement.assign_cores_on_this_node(spec_of([[0, 6]], devices="cpu")) == [[6], [7]]
 
 
-def test_one_process_for_all_has_the_cores_of_all_its_devices(monkeypatch):
-    pretend(monkeypatch, [4, 4], [1, 0, 1])
-    near = HardwareSpec("local", devices="cuda", cpus_per_device=2, device_ids=[2, 0])
-    (place,) = make_spec(gpus=2, hardware=near, strategy__processes="one_for_all").places
-    assert (place.devices, place.cpus) == ([2, 0], [4, 5, 6, 7])
-
-
-@pytest.mark.parametrize(
-    ("sizes", "gpus", "changes", "message"),
-    [
-        (
-            [4],
-            [0, 0],
-            {},
-            "hardware.bind=far needs cores on a second NUMA node, and here is one node; use numa or none",
-        ),
-        ([4, 0], [0, 0], {}, "needs cores on a second NUMA node"),
+def test_far_that_means_nothing_here_says_why(monkeypatch):
+    far, needs_nodes = HardwareSpec("local", devices="cuda", bind="far"), "needs cores on a second NUMA node"
+    for sizes, gpus, changes, message in (
+        ([4], [0, 0], {}, f"hardware.bind=far {needs_nodes}, and here is one node; use numa or none"),
+        ([4, 0], [0, 0], {}, needs_nodes),
         ([4, 4], [None, 0], {}, "hardware.bind=far needs GPUs whose NUMA node is known, and here it is not"),
         ([4, 4], [None, 0], {"hardware__device_ids": [1], "gpus": 1}, None),
         ([4, 4], [0, 0], {"hardware__devices": "cpu"}, "hardware.bind=far puts a process far from its GPU, and CPU"),
         ([4, 4], [1, 0], {}, None),
-    ],
-)
-def test_far_that_means_nothing_here_says_why(monkeypatch, sizes, gpus, changes, message):
-    pretend(monkeypatch, sizes, gpus)
-    far = HardwareSpec("local", devices="cuda", bind="far")
-    reason = make_spec(**{"hardware": far, "gpus": 2, **changes}).unsupported
-    assert message in reason if message is not None and reason is not None else reason == message
-
-
-def test_another_machine_is_asked_about_itself_only(monkeypatch):
-    pretend(monkeypatch, [4], [])
-    assert "NUMA" not in (make_spec(gpus=2, hardware=dataclasses.replace(ALPHA, bind="far")).unsupported or "")
+    ):
+        pretend(monkeypatch, sizes, gpus)
+        reason = make_spec(**{"hardware": far, "gpus": 2, **changes}).unsupported
+        assert reason is None if message is None else message in reason
+    pretend(monkeypatch, [4], [])  # another machine is asked about itself only
+    assert "NUMA" not in str(make_spec(gpus=2, hardware=dataclasses.replace(ALPHA, bind="far")).unsupported)
 
 
 @given(
@@ -222,7 +198,7 @@ def cores(monkeypatch):
     return results
 
 
-def test_a_remote_node_assigns_its_own_cores(cores):
+def test_a_remote_node_assigns_its_own_cores(cores, monkeypatch):
     """Its ranks have cores of their own while there are enough; one without a device is not pinned."""
     on_node = placement.assign_cores_on_this_node
     assert on_node(spec_of([[0, 1], [0, 1]], threads=2)) == [[4, 5], [6, 7], [4, 5], [6, 7]]
@@ -233,13 +209,10 @@ def test_a_remote_node_assigns_its_own_cores(cores):
         spec = spec_of([ranks])
         spec.places[0].devices = changed
         assert on_node(spec) == expected
-
-
-def test_gpus_of_a_remote_node_keep_their_numbers(cores, monkeypatch):
     monkeypatch.setattr(machine, "gpu_numa_nodes", lambda: [0, 0, 1, 1])
     nodes = [NumaNode(0, [0, 1, 4, 5], None, {}), NumaNode(1, [2, 3, 6, 7], None, {})]
     monkeypatch.setattr(machine, "numa_nodes", lambda: nodes)
-    assert placement.assign_cores_on_this_node(spec_of([[0, 2]], devices="cuda")) == [[4], [6]]
+    assert on_node(spec_of([[0, 2]], devices="cuda")) == [[4], [6]], "GPUs keep their numbers"
 
 
 def test_the_variable_with_the_cores_of_a_rank(cores):

@@ -36,73 +36,53 @@ def message(*words):
     return line
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["gpu=1"], "no key 'gpu'; did you mean 'gpus'?"),
-        (["zzz=1"], f"no key 'zzz'; known: {TOP}, sweep, train"),
-        (["train.lerning_rate=1"], "no key 'train.lerning_rate'; did you mean 'train.learning_rate'?"),
-        (["train.zzzzzz=1"], f"no key 'train.zzzzzz'; known: {TRAIN}"),
-        (["~train.optimiser"], "no key 'train.optimiser'; did you mean 'train.optimizer'?"),
-        (["~train.global_batch"], "train.global_batch cannot be removed; set it instead: train.global_batch=VALUE"),
-        (
-            ["~strategy.options.x"],
-            "strategy.options.x cannot be removed, since it is not there; leave out ~strategy.options.x",
-        ),
-        (["+train.optimiser=sgd"], "no key 'train.optimiser'; did you mean 'train.optimizer'?"),
-        (["+strategy=ddp"], "strategy exists already; leave out the + before it"),
-        (["+train.optimizer=sgd"], "train.optimizer exists already; leave out the + before it"),
-        (["stratgy=ddp"], "no key 'stratgy'; did you mean 'strategy'?"),
-        (["strategy=dpd"], "no strategy 'dpd'; did you mean 'ddp'?"),
-        (["strategy=mirorred"], "no strategy 'mirorred'; did you mean 'mirrored'?"),
-        (["measure=zzz"], "no measure 'zzz'; known: default, max_batch, quick, thorough"),
-        (["train.optimizer=null"], "train.optimizer=null: field 'train.optimizer' is not Optional"),
-        (["seed=x"], "seed=x should be a whole number"),
-        (["~strategy"], "strategy.name has no value; choose strategy=NAME"),
-        (["model.name=???"], "model.name has no value; choose model=NAME"),
-        (["gpus=${oc.env:NO_SUCH}"], "gpus: KeyError raised while resolving interpolation: "),
-        (["gpus=(1"], "cannot read the override 'gpus=(1': "),
-    ],
-)
-def test_each_kind_of_error(words, line):
-    assert message(*words).startswith(line)
-    assert message(*words) == line or line.endswith(": ")
+LINES = {
+    "gpu=1": "no key 'gpu'; did you mean 'gpus'?",
+    "zzz=1": f"no key 'zzz'; known: {TOP}, sweep, train",
+    "train.lerning_rate=1": "no key 'train.lerning_rate'; did you mean 'train.learning_rate'?",
+    "train.zzzzzz=1": f"no key 'train.zzzzzz'; known: {TRAIN}",
+    "~train.optimiser": "no key 'train.optimiser'; did you mean 'train.optimizer'?",
+    "~train.global_batch": "train.global_batch cannot be removed; set it instead: train.global_batch=VALUE",
+    "~strategy.options.x": "strategy.options.x cannot be removed, since it is not there; leave out ~strategy.options.x",
+    "+train.optimiser=sgd": "no key 'train.optimiser'; did you mean 'train.optimizer'?",
+    "+strategy=ddp": "strategy exists already; leave out the + before it",
+    "+train.optimizer=sgd": "train.optimizer exists already; leave out the + before it",
+    "stratgy=ddp": "no key 'stratgy'; did you mean 'strategy'?",
+    "strategy=dpd": "no strategy 'dpd'; did you mean 'ddp'?",
+    "strategy=mirorred": "no strategy 'mirorred'; did you mean 'mirrored'?",
+    "measure=zzz": "no measure 'zzz'; known: default, max_batch, quick, thorough",
+    "train.optimizer=null": "train.optimizer=null: field 'train.optimizer' is not Optional",
+    "seed=x": "seed=x should be a whole number",
+    "~strategy": "strategy.name has no value; choose strategy=NAME",
+    "model.name=???": "model.name has no value; choose model=NAME",
+    "gpus=${oc.env:NO_SUCH}": "gpus: KeyError raised while resolving interpolation: ",
+    "gpus=(1": "cannot read the override 'gpus=(1': ",
+}
 
 
-BEGIN, END = "the overrides cannot be composed: ", " (SCALEBENCH_TRACEBACK=1 shows where)"
-# Only the command line itself finds out that there are several values; the text is Hydra's.
-SEVERAL = "Ambiguous value for argument 'gpus=1,2'\n1. To use it as a list, use key=[value1,value2]\n2. ..."
-
-
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (
-            ConfigCompositionException(SEVERAL),
-            "gpus=1,2 names several values: add --multirun for a sweep over them, or quote the value",
-        ),
+def test_each_kind_of_error_is_one_line():
+    for word, line in LINES.items():
+        assert message(word).startswith(line)
+        assert message(word) == line or line.endswith(": ")
+    begin, end = "the overrides cannot be composed: ", " (SCALEBENCH_TRACEBACK=1 shows where)"
+    # Only the command line itself finds out that there are several values; the text is Hydra's.
+    several = "Ambiguous value for argument 'gpus=1,2'\n1. To use it as a list, use key=[value1,value2]\n2. ..."
+    grammar = OverrideParseException("a=[", "no viable alternative at input '['\nSee https://hydra.cc")
+    for error, line in (
+        (ConfigCompositionException(several),
+         "gpus=1,2 names several values: add --multirun for a sweep over them, or quote the value"),
         (HydraException(""), "HydraException"),
         (HydraException("\n\n  what it is \nand more"), "what it is"),
-        (
-            OverrideParseException("a=[", "no viable alternative at input '['\nSee https://hydra.cc"),
-            "cannot read the override 'a=[': no viable alternative at input '['; for a text write \"a='['\" in a shell",
-        ),
-        (AssertionError(), f"{BEGIN}AssertionError{END}"),
-        (TypeError("no name"), f"{BEGIN}TypeError: no name{END}"),
+        (grammar,
+         "cannot read the override 'a=[': no viable alternative at input '['; for a text write \"a='['\" in a shell"),
+        (AssertionError(), f"{begin}AssertionError{end}"),
+        (TypeError("no name"), f"{begin}TypeError: no name{end}"),
         (InputError("gpus=0 should be at least 1"), "gpus=0 should be at least 1"),
-    ],
-)
-def test_an_error_is_explained_in_one_line(error, line):
-    assert explain_error(error, ["gpus=1,2"]) == line
-
-
-def test_errors_of_both_libraries_are_caught():
+    ):  # fmt: skip
+        assert explain_error(error, ["gpus=1,2"]) == line
     assert issubclass(OverrideParseException, EXPECTED_ERRORS) and issubclass(OmegaConfBaseException, EXPECTED_ERRORS)
     with pytest.raises(EXPECTED_ERRORS):
         OmegaConf.to_container(OmegaConf.create({"a": "${b}"}), resolve=True)
-
-
-def test_all_keys_of_the_typed_config_are_listed():
     keys = list(list_config_keys(Config))
     assert {"gpus", "train.learning_rate", "strategy.options", "hardware.links", "measure.hang_s"} <= set(keys)
     assert "train" not in keys and len(keys) == len(set(keys))
@@ -116,28 +96,25 @@ def test_a_file_that_is_no_yaml_is_named_with_its_line(dists):
     assert line == (f"{root}/a/conf/sweep/bad.yaml, line 3: expected the node content, but found '<stream end>'")
 
 
-@pytest.mark.parametrize("word", ["sweep=lr_search", "hydra/sweeper=search"])
-@pytest.mark.parametrize(
-    ("left_out", "line"),
-    [
+def test_files_of_the_search_plugin_are_explained(monkeypatch):
+    for left_out, line in (
         ([], "needs scalebench-search: pip install ./plugins/scalebench-search in a checkout"),
         (["scalebench-search"], "is in scalebench-search, which SCALEBENCH_PLUGINS leaves out"),
-    ],
-)
-def test_files_of_the_search_plugin_are_explained(monkeypatch, word, left_out, line):
-    monkeypatch.setattr(plugins, "disabled_plugins", lambda: left_out)
-    assert message(word) == f"{word} {line}"
+    ):
+        monkeypatch.setattr(plugins, "disabled_plugins", lambda left_out=left_out: left_out)
+        for word in ("sweep=lr_search", "hydra/sweeper=search"):
+            assert message(word) == f"{word} {line}"
 
 
-@pytest.mark.parametrize("folder", [".", "conf"])
-def test_an_own_file_in_the_working_folder_needs_its_folder_named(folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert "--config-dir" not in explain_unknown_choice("hardware", "mine", ["local"])
-    own = tmp_path / folder / "hardware" / "mine.yaml"
-    own.parent.mkdir(parents=True)
-    own.touch()
-    line = f"no hardware 'mine'; for {folder}/hardware/mine.yaml add: --config-dir {folder}"
-    assert explain_unknown_choice("hardware", "mine", ["local"]) == line
+def test_an_own_file_in_the_working_folder_needs_its_folder_named(tmp_path):
+    for folder in ("conf", "."):
+        assert "--config-dir" not in explain_unknown_choice("hardware", "mine", ["local"])
+        own = tmp_path / folder / "hardware" / "mine.yaml"
+        own.parent.mkdir(parents=True)
+        own.touch()
+        line = f"no hardware 'mine'; for {folder}/hardware/mine.yaml add: --config-dir {folder}"
+        assert explain_unknown_choice("hardware", "mine", ["local"]) == line
+        own.unlink()
 
 
 OWN_FILES = {  # the content of a file of the user's, and the line
@@ -167,53 +144,48 @@ def own(tmp_path):
 
     def write(name, content):
         path = tmp_path / f"{name}.yaml"
-        path.parent.mkdir()
+        path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
         return [f"hydra.searchpath=[file://{tmp_path}]", name.replace("/", "=")], path
 
     return write
 
 
-@pytest.mark.parametrize(("name", "content"), OWN_FILES)
-def test_a_fault_in_a_file_is_named_with_the_file_and_the_key(own, name, content):
-    words, path = own(name, content.encode())
-    with pytest.raises(Exception) as caught:
-        compose_config(words)
-    assert explain_error(caught.value, words).startswith(OWN_FILES[name, content].replace("{file}", str(path)))
+def test_a_fault_in_a_file_is_named_with_the_file_and_the_key(own):
+    for number, ((name, content), line) in enumerate(OWN_FILES.items()):
+        unique = f"{name}{number}"  # loaders keep what they have read
+        words, path = own(unique, content.encode())
+        with pytest.raises(Exception) as caught:
+            compose_config(words)
+        expected = line.replace(f"{name}.yaml", f"{unique}.yaml").replace("{file}", str(path))
+        assert explain_error(caught.value, words).startswith(expected)
 
 
-@pytest.mark.parametrize(
-    ("swept", "line"),
-    [
-        ("train.momentun=0.1", "no key 'train.momentun'; did you mean 'train.momentum'?"),
-        ("train.momentum=high", "train.momentum=high should be a number"),
-        ("gpus=range(1", "cannot read the override 'gpus=range(1'"),
-        ("strategy=dpd", "no strategy 'dpd'; did you mean 'ddp'?"),
-    ],
-)
-def test_a_fault_in_what_a_sweep_varies_is_named_with_its_file(own, swept, line):
-    key, value = swept.split("=")
-    content = f"# @package _global_\nhydra: {{mode: MULTIRUN, sweeper: {{params: {{{key}: '{value}'}}}}}}"
-    words, _ = own("sweep/a", content.encode())
-    compose(words)  # as a sweep is, before its runs
-    with pytest.raises(Exception) as caught:
-        compose_config([*words, swept])
-    assert explain_error(caught.value, words).startswith(f"sweep/a.yaml: {line}")
-    assert explain_error(caught.value, [*words, swept]).startswith(line), "the command line has a value of its own"
+def test_a_fault_in_what_a_sweep_varies_is_named_with_its_file(own):
+    for number, (swept, line) in enumerate({
+        "train.momentun=0.1": "no key 'train.momentun'; did you mean 'train.momentum'?",
+        "train.momentum=high": "train.momentum=high should be a number",
+        "gpus=range(1": "cannot read the override 'gpus=range(1'",
+        "strategy=dpd": "no strategy 'dpd'; did you mean 'ddp'?",
+    }.items()):  # fmt: skip
+        key, value = swept.split("=")
+        content = f"# @package _global_\nhydra: {{mode: MULTIRUN, sweeper: {{params: {{{key}: '{value}'}}}}}}"
+        words, _ = own(f"sweep/a{number}", content.encode())
+        compose(words)  # as a sweep is, before its runs
+        with pytest.raises(Exception) as caught:
+            compose_config([*words, swept])
+        assert explain_error(caught.value, words).startswith(f"sweep/a{number}.yaml: {line}")
+        assert explain_error(caught.value, [*words, swept]).startswith(line), "the command line has a value of its own"
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_a_byte_order_mark_is_read_as_if_it_were_not_there(own, end):
-    text = "# @package _global_\n# Zeitschritt für Läufe\ntrain:\n  momentum: 0.5\n".replace("\n", end)
-    words, _ = own("sweep/a", text.encode("utf-8-sig"))
-    assert compose(words).train.momentum == 0.5
-
-
-@pytest.mark.parametrize(
-    ("encoding", "line"),
-    [("utf-16", "in UTF-16"), ("cp1252", "not in UTF-8 (line 2; perhaps in cp1252, as of Windows)")],
-)
-def test_a_file_of_another_encoding_is_named(own, encoding, line):
-    words, path = own("sweep/a", "# @package _global_\n# Läufe\n".encode(encoding))
-    with pytest.raises(InputError, match=re.escape(f"{path} is {line}: save it in UTF-8")):
-        compose(words)
+def test_a_file_of_another_encoding_is_named_and_a_byte_order_mark_is_as_if_it_were_not_there(own):
+    for number, end in enumerate(("\n", "\r\n")):
+        text = "# @package _global_\n# Zeitschritt für Läufe\ntrain:\n  momentum: 0.5\n".replace("\n", end)
+        words, _ = own(f"sweep/a{number}", text.encode("utf-8-sig"))
+        assert compose(words).train.momentum == 0.5
+    for encoding, line in {
+        "utf-16": "in UTF-16", "cp1252": "not in UTF-8 (line 2; perhaps in cp1252, as of Windows)",
+    }.items():  # fmt: skip
+        words, path = own(f"sweep/{encoding.replace('-', '')}", "# @package _global_\n# Läufe\n".encode(encoding))
+        with pytest.raises(InputError, match=re.escape(f"{path} is {line}: save it in UTF-8")):
+            compose(words)

@@ -1,7 +1,9 @@
 """The inspection of an installed Horovod: versions, frameworks, transports and problems."""
 
 import importlib.util
+import itertools
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -43,59 +45,49 @@ def requested(monkeypatch):
 def again(framework="torch"):
     """Inspect Horovod as another process would."""
     inspect_horovod.cache_clear()
-    build = inspect_horovod(framework)
-    assert build is not None
-    return build
+    return inspect_horovod(framework)
 
 
-@pytest.mark.parametrize(("framework", "version"), [("torch", "2.13.0+cpu"), ("tensorflow", "2.21.0")])
-@pytest.mark.parametrize(
-    ("holds", "message"), [("mpi gloo", "MPI, Gloo (no NCCL)"), ("gloo", "Gloo (no MPI, NCCL)"), ("mpi gloo nccl", "")]
-)
-def test_a_build_lists_its_transports(site, framework, version, holds, message):
-    site.horovod(BOTH, holds)
-    assert inspect_horovod(framework) == HorovodBuild("0.28.1", version, tuple(holds.split()), None)
-    name = horovod_build.FRAMEWORKS[framework]
-    line = f"Horovod 0.28.1 with {name} {version}: {message or 'MPI, Gloo, NCCL'}"
-    assert horovod_build.describe_horovod(framework) == line
+def test_a_build_lists_its_transports(site):
+    for holds, message in {
+        "mpi gloo": "MPI, Gloo (no NCCL)", "gloo": "Gloo (no MPI, NCCL)", "mpi gloo nccl": "MPI, Gloo, NCCL",
+    }.items():  # fmt: skip
+        shutil.rmtree(site.folder / "horovod", ignore_errors=True)
+        site.horovod(BOTH, holds)
+        for framework, version in (("torch", "2.13.0+cpu"), ("tensorflow", "2.21.0")):
+            assert again(framework) == HorovodBuild("0.28.1", version, tuple(holds.split()), None)
+            line = f"Horovod 0.28.1 with {horovod_build.FRAMEWORKS[framework]} {version}: {message}"
+            assert horovod_build.describe_horovod(framework) == line
 
 
 def test_none_is_installed(monkeypatch, site, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert inspect_horovod("torch") is None
-    assert (
-        find_horovod_problem("torch", "gloo", "local")
-        == "Horovod is not installed: scalebench install horovod builds it"
-    )
+    line = "Horovod is not installed: scalebench install horovod builds it"
+    assert find_horovod_problem("torch", "gloo", "local") == line
     assert horovod_build.main(["torch"]) == 1
     assert capsys.readouterr().out == "Horovod is not installed\n"
 
 
-@pytest.mark.parametrize(
-    ("framework", "built_for", "message"),
-    [
+def test_an_unsuitable_build_is_recognized_without_an_import(site, requested):
+    for framework, built_for, message in (
         ("torch", {"pytorch": "2.12.0"}, "for torch 2.12.0, and 2.13.0+cpu is installed: "),
         # Another build of the same version has other libraries.
         ("torch", {"pytorch": "2.13.0+cu130"}, "for torch 2.13.0+cu130, and 2.13.0+cpu is installed: "),
         ("tensorflow", {"tensorflow": "2.20.0"}, "for tensorflow 2.20.0, and 2.21.0 is installed: "),
         ("torch", {"tensorflow": "2.21.0"}, "without PyTorch: "),
         ("tensorflow", {"pytorch": "2.13.0+cpu"}, "without TensorFlow: HOROVOD_GPU_OPERATIONS=none "),
-    ],
-)
-def test_an_unsuitable_build_is_recognized_without_an_import(site, requested, framework, built_for, message):
-    site.horovod(built_for)
-    build = again(framework)
-    assert build.problem == f"Horovod 0.28.1 was built {message}scalebench install horovod builds it anew"
-    assert build.features == ()
-    assert find_horovod_problem(framework, None, "local") == build.problem
-    assert horovod_build.main([framework]) == 1
-    assert requested == []
-
-
-@pytest.mark.parametrize("lost", ["torch/mpi_lib_v2.x.so", "metadata.json"])
-def test_a_build_with_missing_files(site, requested, lost):
-    (site.horovod(BOTH) / lost).unlink()
-    assert again().problem == "Horovod 0.28.1 was built without PyTorch: scalebench install horovod builds it anew"
+    ):
+        shutil.rmtree(site.folder / "horovod", ignore_errors=True)
+        site.horovod(built_for)
+        build = again(framework)
+        assert build.problem == f"Horovod 0.28.1 was built {message}scalebench install horovod builds it anew"
+        assert build.features == ()
+        assert find_horovod_problem(framework, None, "local") == build.problem
+        assert horovod_build.main([framework]) == 1
+    for lost in ("torch/mpi_lib_v2.x.so", "metadata.json"):
+        (site.horovod(BOTH) / lost).unlink()
+        assert again().problem == "Horovod 0.28.1 was built without PyTorch: scalebench install horovod builds it anew"
     assert requested == []
 
 
@@ -111,25 +103,20 @@ def test_versions_are_those_that_the_frameworks_report(site):
     assert again("tensorflow").problem is None
 
 
-BROKEN = {
-    "library": ("raise ImportError('libmpi.so.40: cannot open')\n", "ImportError: libmpi.so.40: cannot open"),
-    "abort": ("import os, sys\nprint('x', file=sys.stderr, flush=True)\nos.abort()\n", "exit status -6"),
-    "silent": ("import os\nos._exit(0)\n", "exit status 0"),
-    "hanging": ("import time\ntime.sleep(60)\n", "no answer in 1 s"),
-}
-
-
-@pytest.mark.parametrize(("code", "message"), BROKEN.values(), ids=list(BROKEN))
-def test_a_failing_import_is_explained_and_tried_again(site, monkeypatch, code, message):
-    monkeypatch.setattr(horovod_build, "MAX_PROBE_S", 1.0 if "sleep" in code else 60.0)
-    site.horovod(BOTH, code=code)
-    build = again()
-    assert (
-        build.problem
-        == f"Horovod 0.28.1 does not import with torch: {message}; scalebench install horovod builds it anew"
-    )
-    assert (build.built_for, build.features) == ("2.13.0+cpu", ())
-    assert find_horovod_problem("torch", "gloo", "local") == build.problem
+def test_a_failing_import_is_explained_and_tried_again(site, monkeypatch):
+    anew = "scalebench install horovod builds it anew"
+    for code, message in {
+        "raise ImportError('libmpi.so.40: cannot open')\n": "ImportError: libmpi.so.40: cannot open",
+        "import os, sys\nprint('x', file=sys.stderr, flush=True)\nos.abort()\n": "exit status -6",
+        "import os\nos._exit(0)\n": "exit status 0",
+        "import time\ntime.sleep(60)\n": "no answer in 1 s",
+    }.items():
+        monkeypatch.setattr(horovod_build, "MAX_PROBE_S", 1.0 if "sleep" in code else 60.0)
+        site.horovod(BOTH, code=code)
+        build = again()
+        assert build.problem == f"Horovod 0.28.1 does not import with torch: {message}; {anew}"
+        assert (build.built_for, build.features) == ("2.13.0+cpu", ())
+        assert find_horovod_problem("torch", "gloo", "local") == build.problem
     monkeypatch.setattr(horovod_build, "MAX_PROBE_S", 60.0)
     site.horovod(BOTH)
     assert again().problem is None
@@ -139,9 +126,8 @@ def test_the_cache_is_used_until_the_build_or_the_framework_changes(site, reques
     extension = site.horovod(BOTH, "gloo") / "torch" / "mpi_lib_v2.x.so"
     assert inspect_horovod("torch") == inspect_horovod("torch") == again()
     assert len(requested) == 1
-    for number, change in enumerate(
-        (lambda: extension.write_text("longer"), lambda: os.utime(extension, ns=(1, 1))), 2
-    ):
+    changes = (lambda: extension.write_text("longer"), lambda: os.utime(extension, ns=(1, 1)))
+    for number, change in enumerate(changes, 2):
         change()
         again()
         assert len(requested) == number
@@ -152,103 +138,88 @@ def test_the_cache_is_used_until_the_build_or_the_framework_changes(site, reques
     assert again().features == ("gloo",) and len(requested) == 4
 
 
-@pytest.mark.parametrize("garbage", ["", "{", "[]", '{"features": "mpi"}', '{"features": [1]}'])
-def test_a_broken_file_of_the_cache_is_written_anew(site, requested, tmp_path, garbage):
-    site.horovod(BOTH, "gloo")
+def test_a_broken_file_of_the_cache_is_written_anew_and_an_unwritable_one_ignored(
+    site, requested, tmp_path, monkeypatch
+):
+    # Other output of the import is ignored.
+    site.horovod(BOTH, "gloo", code="print('[1]')\nimport atexit\natexit.register(print, '[2]')\n")
     again()
     (kept,) = (tmp_path / "cache" / "horovod").iterdir()
     complete = kept.read_text()
-    kept.write_text(garbage)
-    assert again().features == ("gloo",)
-    assert len(requested) == 2 and kept.read_text() == complete
-
-
-def test_an_unwritable_cache_is_ignored(site, requested, monkeypatch):
+    for number, garbage in enumerate(("", "{", "[]", '{"features": "mpi"}', '{"features": [1]}'), 2):
+        kept.write_text(garbage)
+        assert again().features == ("gloo",)
+        assert len(requested) == number and kept.read_text() == complete
     monkeypatch.setenv("SCALEBENCH_CACHE", "/dev/null/cache")
-    # Other output of the import is ignored.
-    site.horovod(BOTH, "gloo", code="print('[1]')\nimport atexit\natexit.register(print, '[2]')\n")
     assert again() == again() == HorovodBuild("0.28.1", "2.13.0+cpu", ("gloo",), None)
-    assert len(requested) == 2
+    assert len(requested) == 8
 
 
-CRASH = "Horovod's Gloo operations crash under mpirun: use strategy.launcher=local"
-STARTED = "Horovod's MPI operations need processes that mpirun started: use strategy.launcher=mpi"
-NO_MPI = (
-    "Horovod 0.28.1 was built without MPI: apt-get install openmpi-bin libopenmpi-dev, then scalebench install horovod"
-)
-NO_NCCL = (
-    "Horovod 0.28.1 was built without NCCL: "
-    "HOROVOD_GPU_OPERATIONS=NCCL scalebench install horovod, on a machine with nvcc and NCCL"
-)  # fmt: skip
-NO_TENSORFLOW_NCCL = (
-    "Horovod 0.28.1 was built without NCCL: its operations for it do not compile with TensorFlow; "
-    "use strategy=multiworker_nccl"
-)
+NO_NCCL = "Horovod 0.28.1 was built without NCCL: HOROVOD_GPU_OPERATIONS=NCCL scalebench install horovod, on a machine "
+NO_NCCL += "with nvcc and NCCL"
 
 
-@pytest.mark.parametrize(
-    ("holds", "framework", "transport", "launcher", "message"),
-    [
-        ("mpi gloo", "torch", "gloo", "local", None),
-        ("mpi gloo", "torch", "mpi", "mpi", None),
-        ("mpi gloo", "tensorflow", "auto", "local", None),
-        ("mpi gloo", "torch", None, "mpi", None),
-        ("mpi gloo", "torch", "gloo", "mpi", CRASH),
-        ("mpi gloo", "torch", "mpi", "local", STARTED),
-        ("mpi gloo", "torch", "nccl", "local", NO_NCCL),
-        ("mpi gloo", "tensorflow", "nccl", "local", NO_TENSORFLOW_NCCL),
-        ("mpi gloo nccl", "torch", "nccl", "local", None),
-        ("mpi gloo nccl", "torch", "nccl", "mpi", None),
-        ("gloo nccl", "torch", "nccl", "mpi", NO_MPI),
-        ("gloo", "torch", "auto", "mpi", NO_MPI),
-        ("gloo", "torch", "mpi", "mpi", NO_MPI),
-        (
-            "mpi",
-            "torch",
-            "auto",
-            "local",
-            "Horovod 0.28.1 was built without Gloo: scalebench install horovod builds it anew",
-        ),
-    ],
-)
-def test_why_a_strategy_cannot_run_with_this_build(
-    monkeypatch, holds, framework, transport, launcher,
-    message
-):  # fmt: skip
-    build = HorovodBuild("0.28.1", "1", tuple(holds.split()), None)
-    monkeypatch.setattr(horovod_build, "inspect_horovod", lambda framework: build)
-    assert find_horovod_problem(framework, transport, launcher) == message
+@pytest.fixture
+def install(monkeypatch):
+    """Return a function that installs Horovod with these transports."""
+
+    def holds(transports):
+        build = HorovodBuild("0.28.1", "1", tuple(transports.split()), None)
+        monkeypatch.setattr(horovod_build, "inspect_horovod", lambda framework: build)
+
+    return holds
+
+
+def test_why_a_strategy_cannot_run_with_this_build(install):
+    crash = "Horovod's Gloo operations crash under mpirun: use strategy.launcher=local"
+    started = "Horovod's MPI operations need processes that mpirun started: use strategy.launcher=mpi"
+    without = "Horovod 0.28.1 was built without "
+    no_mpi = f"{without}MPI: apt-get install openmpi-bin libopenmpi-dev, then scalebench install horovod"
+    no_gloo = f"{without}Gloo: scalebench install horovod builds it anew"
+    no_tensorflow_nccl = f"{without}NCCL: its operations for it do not compile with TensorFlow; use "
+    no_tensorflow_nccl += "strategy=multiworker_nccl"
+    for (holds, *asked), message in {
+        ("mpi gloo", "torch", "gloo", "local"): None,
+        ("mpi gloo", "torch", "mpi", "mpi"): None,
+        ("mpi gloo", "tensorflow", "auto", "local"): None,
+        ("mpi gloo", "torch", None, "mpi"): None,
+        ("mpi gloo", "torch", "gloo", "mpi"): crash,
+        ("mpi gloo", "torch", "mpi", "local"): started,
+        ("mpi gloo", "torch", "nccl", "local"): NO_NCCL,
+        ("mpi gloo", "tensorflow", "nccl", "local"): no_tensorflow_nccl,
+        ("mpi gloo nccl", "torch", "nccl", "local"): None,
+        ("mpi gloo nccl", "torch", "nccl", "mpi"): None,
+        ("gloo nccl", "torch", "nccl", "mpi"): no_mpi,
+        ("gloo", "torch", "auto", "mpi"): no_mpi,
+        ("gloo", "torch", "mpi", "mpi"): no_mpi,
+        ("mpi", "torch", "auto", "local"): no_gloo,
+    }.items():
+        install(holds)
+        assert find_horovod_problem(*asked) == message, (holds, *asked)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("holds", ["mpi gloo cuda", "mpi gloo nccl cuda"])
-@pytest.mark.parametrize(("transport", "launcher"), [("gloo", "local"), ("mpi", "mpi"), ("nccl", "mpi"), (None, "mpi")])
-def test_a_build_with_nccl_carries_gradients_on_gpus_over_nothing_else(monkeypatch, holds, transport, launcher):
-    build = HorovodBuild("0.28.1", "1", tuple(holds.split()), None)
-    monkeypatch.setattr(horovod_build, "inspect_horovod", lambda framework: build)
-    strategy = StrategySpec("x", framework="torch", backend=transport, launcher=launcher, requires=["horovod"])
+def test_a_build_with_nccl_carries_gradients_on_gpus_over_nothing_else(monkeypatch, install):
     monkeypatch.setattr(support.shutil, "which", lambda name: f"/usr/bin/{name}")
-    problem = support.find_launch_problem(strategy, "cuda")
-    if "nccl" in holds and transport in ("gloo", "mpi"):
-        assert problem is not None and "with NCCL, which then carries all gradients on GPUs" in problem
-        assert support.find_launch_problem(strategy, "cpu") is None
-    else:
-        assert problem == (NO_NCCL if transport == "nccl" and "nccl" not in holds else None)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("holds", ["gloo", "gloo cuda"])
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
-@pytest.mark.parametrize("devices", ["cpu", "cuda"])
-def test_a_build_without_cuda_does_not_wait_for_gradients_on_gpus(monkeypatch, holds, framework, devices):
-    """TensorFlow copies the tensors of Horovod's operations on CPUs by itself."""
-    build = HorovodBuild("0.28.1", "1", tuple(holds.split()), None)
-    monkeypatch.setattr(horovod_build, "inspect_horovod", lambda framework: build)
-    problem = find_horovod_problem(framework, "gloo", "local", devices)
-    if (holds, framework, devices) == ("gloo", "torch", "cuda"):
-        assert problem is not None and "would average gradients on GPUs before they are copied" in problem
-    else:
-        assert problem is None
+    for holds in ("mpi gloo cuda", "mpi gloo nccl cuda"):
+        install(holds)
+        for transport, launcher in (("gloo", "local"), ("mpi", "mpi"), ("nccl", "mpi"), (None, "mpi")):
+            strategy = StrategySpec("x", framework="torch", backend=transport, launcher=launcher, requires=["horovod"])
+            problem = support.find_launch_problem(strategy, "cuda")
+            if "nccl" in holds and transport in ("gloo", "mpi"):
+                assert "with NCCL, which then carries all gradients on GPUs" in problem
+                assert support.find_launch_problem(strategy, "cpu") is None
+            else:
+                assert problem == (NO_NCCL if transport == "nccl" and "nccl" not in holds else None)
+    # One without CUDA does not wait for gradients on GPUs; TensorFlow copies tensors of operations on CPUs itself.
+    for case in itertools.product(("gloo", "gloo cuda"), ("torch", "tensorflow"), ("cpu", "cuda")):
+        holds, framework, devices = case
+        install(holds)
+        problem = find_horovod_problem(framework, "gloo", "local", devices)
+        if case == ("gloo", "torch", "cuda"):
+            assert "would average gradients on GPUs before they are copied" in problem
+        else:
+            assert problem is None
 
 
 @pytest.mark.real

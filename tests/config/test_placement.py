@@ -1,4 +1,5 @@
-"""Which process stands on which node, drives which devices and has which cores."""
+"""Which process stands on which node, drives which devices and has which cores. `hardware.device_ids`: device k of a
+run is the physical device of that number."""
 
 import dataclasses
 import functools
@@ -8,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.config import placement as placing
-from scalebench.config import resolve
 from scalebench.core.machine import machine
 from scalebench.core.spec import HardwareSpec
-from tests.builders.configs import ALPHA, fake_machine, make_config, make_spec, resolve_error
+from tests.builders.configs import ALPHA, GPUS_HERE, fake_machine, make_config, make_spec, resolve_error
 
 
 @pytest.fixture
@@ -20,78 +20,75 @@ def machine_with(monkeypatch):
 
 
 def test_processes_are_pinned_in_sequence(machine_with):
+    workers = HardwareSpec("local", devices="cpu")
     machine_with(0, cpus=8)
-    spec = make_spec(gpus=2, hardware=HardwareSpec("local", devices="cpu"))
+    spec = make_spec(gpus=2, hardware=workers)
     assert [p.cpus for p in spec.places] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     places = [(p.rank, p.local_rank, p.node, p.devices, p.threads) for p in spec.places]
     assert places == [(0, 0, 0, [0], 4), (1, 1, 0, [1], 4)] and spec.flags == []
-    made = make_config(gpus=3, hardware=HardwareSpec("local", devices="cpu", cpus_per_device=2))
-    made.strategy.processes = "one_for_all"
-    (only,) = resolve.resolve(made).places
+    two_cores = dataclasses.replace(workers, cpus_per_device=2)
+    (only,) = make_spec(gpus=3, hardware=two_cores, strategy__processes="one_for_all").places
     assert (only.devices, only.cpus, only.threads) == ([0, 1, 2], list(range(6)), 2)
-
-
-@pytest.mark.parametrize(("gpus", "flags"), [(2, []), (3, ["oversubscribed"]), (8, ["oversubscribed"])])
-def test_more_workers_than_cores_are_allowed_and_flagged(machine_with, gpus, flags):
     machine_with(0, cpus=2)
-    spec = make_spec(gpus=gpus, hardware=HardwareSpec("local", devices="cpu"))
-    assert (spec.flags, spec.unsupported, spec.nodes) == (flags, None, 1)
-    assert [p.cpus for p in spec.places] == [[rank % 2] for rank in range(gpus)]
-
-
-ROLES = {"roles": {"chief": 1, "ps": 1, "worker": "gpus"}}
+    for gpus, flags in ((2, []), (3, ["oversubscribed"]), (8, ["oversubscribed"])):  # more than cores are allowed
+        spec = make_spec(gpus=gpus, hardware=workers)
+        assert (spec.flags, spec.unsupported, spec.nodes) == (flags, None, 1)
+        assert [p.cpus for p in spec.places] == [[rank % 2] for rank in range(gpus)]
+    machine_with(0, cpus=3)
+    assert make_spec(gpus=2, hardware=workers).flags == []
+    roles = {"roles": {"chief": 1, "ps": 1, "worker": "gpus"}}
+    assert make_spec(gpus=2, hardware=workers, strategy__processes=roles).flags == ["oversubscribed"]
 
 
 def test_roles_stand_before_the_workers_and_take_no_device(machine_with):
     machine_with(0, cpus=8)
-    made = make_config(gpus=2, hardware=HardwareSpec("local", devices="cpu", cpus_per_device=2))
-    made.strategy.processes = {"roles": {**ROLES["roles"], "ps": 2}}
-    spec = resolve.resolve(made)
+    hardware = HardwareSpec("local", devices="cpu", cpus_per_device=2)
+    roles = {"chief": 1, "ps": 2, "worker": "gpus"}
+    spec = make_spec(gpus=2, hardware=hardware, strategy__processes={"roles": roles})
     services = [(0, 0, "chief", [], []), (1, 1, "ps", [], []), (2, 2, "ps", [], [])]
     workers = [(3, 3, "worker", [0], [0, 1]), (4, 4, "worker", [1], [2, 3])]
     assert [(p.rank, p.local_rank, p.role, p.devices, p.cpus) for p in spec.places] == services + workers
     assert (spec.gpus, spec.processes, spec.flags) == (2, 5, [])
     assert spec.services == {1: "ps", 2: "ps", 3: "worker", 4: "worker"}
     assert make_spec(gpus=2).services == {}
-
-
-def test_processes_without_a_core_of_their_own_are_flagged(machine_with):
-    machine_with(0, cpus=3)
-    hardware = HardwareSpec("local", devices="cpu")
-    assert make_spec(gpus=2, hardware=hardware).flags == []
-    assert make_spec(gpus=2, hardware=hardware, strategy__processes=ROLES).flags == ["oversubscribed"]
-
-
-@pytest.mark.parametrize(
-    ("roles", "message"),
-    [
-        ({"chief": 1, "worker": "gpus"}, "should be chief: 1, ps: a count, worker: gpus"),
-        ({"chief": 2, "ps": 1, "worker": "gpus"}, "should be chief: 1, ps: a count, worker: gpus"),
-        ({"chief": 1, "ps": 1, "worker": 2}, "should be chief: 1, ps: a count, worker: gpus"),
-        ({"chief": 1, "ps": 1, "worker": "gpus", "boss": 1}, "should be chief: 1, ps: a count, worker: gpus"),
-        ({"chief": 1, "ps": 0, "worker": "gpus"}, "strategy.processes.roles.ps=0 should be a count, at least 1"),
-        ({"chief": 1, "ps": "x", "worker": "gpus"}, "strategy.processes.roles.ps=x should be a count, at least 1"),
+    odd, count = "should be chief: 1, ps: a count, worker: gpus", "should be a count, at least 1"
+    for wrong, message in (
+        ({"chief": 1, "worker": "gpus"}, odd),
+        (roles | {"chief": 2}, odd),
+        (roles | {"worker": 2}, odd),
+        (roles | {"boss": 1}, odd),
+        (roles | {"ps": 0}, f"strategy.processes.roles.ps=0 {count}"),
+        (roles | {"ps": "x"}, f"strategy.processes.roles.ps=x {count}"),
         (None, "strategy.processes={'roles': None} should be one_per_device, one_for_all or roles"),
-    ],
-)
-def test_roles_that_make_no_sense(roles, message):
-    assert message in resolve_error(make_config(strategy__processes={"roles": roles}))
+    ):
+        assert message in resolve_error(make_config(strategy__processes={"roles": wrong}))
 
 
-@pytest.mark.parametrize(("gpus", "per_node"), [(1, [1]), (8, [8]), (10, [8, 2]), (24, [8, 8, 8])])
-def test_a_second_node_only_when_the_first_is_full(gpus, per_node):
-    spec = make_spec(gpus=gpus, hardware=ALPHA)
-    assert spec.nodes == len(per_node)
-    assert [sum(p.node == node for p in spec.places) for node in range(spec.nodes)] == per_node
-    assert [p.local_rank for p in spec.places] == [k for count in per_node for k in range(count)]
-    assert {p.threads for p in spec.places} == {6} and all(p.cpus == [] for p in spec.places)
-
-
-NODES = HardwareSpec("nodes", devices="cuda", gpus_per_node=8, max_nodes=4, this_machine=False)
+def test_a_second_node_only_when_the_first_is_full():
+    for gpus, per_node in ((1, [1]), (8, [8]), (10, [8, 2]), (24, [8, 8, 8])):
+        spec = make_spec(gpus=gpus, hardware=ALPHA)
+        assert spec.nodes == len(per_node)
+        assert counts_of(spec) == per_node
+        assert [p.local_rank for p in spec.places] == [k for count in per_node for k in range(count)]
+        assert {p.threads for p in spec.places} == {6} and all(p.cpus == [] for p in spec.places)
+    # CPU workers of several nodes fill them, too. A node alone takes more of them than it has cores.
+    hardware = dataclasses.replace(NODES, devices="cpu", gpus_per_node=2, cpus_per_node=8, cpus_per_device=4)
+    for max_nodes, counts, flags in ((4, [2, 2, 1], []), (1, [5], ["oversubscribed"])):
+        spec = make_spec(gpus=5, hardware=dataclasses.replace(hardware, max_nodes=max_nodes))
+        assert (counts_of(spec), spec.flags) == (counts, flags)
+    # Ids of devices are those of the fullest node.
+    hardware = dataclasses.replace(NODES, layout="spread", max_nodes=2, device_ids=[3, 5])
+    assert [p.devices for p in make_spec(gpus=3, hardware=hardware).places] == [[3], [5], [3]]
+    assert make_spec(gpus=2, hardware=hardware).config.hardware.device_ids == [3]
+    in_sequence = dataclasses.replace(hardware, layout="sequence")
+    assert "gpus=3 wants 3 devices a node" in resolve_error(make_config(gpus=3, hardware=in_sequence))
 
 
 def counts_of(spec):
     return [sum(p.node == node for p in spec.places) for node in range(spec.nodes)]
+
+
+NODES = HardwareSpec("nodes", devices="cuda", gpus_per_node=8, max_nodes=4, this_machine=False)
 
 
 @given(data=st.data(), layout=st.sampled_from(["sequence", "spread"]), others=st.integers(0, 3))
@@ -145,35 +142,16 @@ def test_a_layout_that_makes_no_difference_is_the_usual_one():
         assert (spread.places == usual.places) == (layout == "sequence")
 
 
-def test_device_ids_are_those_of_the_fullest_node():
-    hardware = dataclasses.replace(NODES, layout="spread", max_nodes=2, device_ids=[3, 5])
-    spec = make_spec(gpus=3, hardware=hardware)
-    assert [p.devices for p in spec.places] == [[3], [5], [3]]
-    assert make_spec(gpus=2, hardware=hardware).config.hardware.device_ids == [3]
-    in_sequence = dataclasses.replace(hardware, layout="sequence")
-    assert "gpus=3 wants 3 devices a node" in resolve_error(make_config(gpus=3, hardware=in_sequence))
-
-
-def test_cpu_workers_of_several_nodes_fill_them_as_gpus_do():
-    """A node alone takes more workers than it has cores; of several, each takes its own."""
-    hardware = dataclasses.replace(NODES, devices="cpu", gpus_per_node=2, cpus_per_node=8, cpus_per_device=4)
-    assert counts_of(make_spec(gpus=5, hardware=hardware)) == [2, 2, 1]
-    assert make_spec(gpus=5, hardware=hardware).flags == []
-    assert counts_of(make_spec(gpus=5, hardware=dataclasses.replace(hardware, max_nodes=1))) == [5]
-    assert make_spec(gpus=5, hardware=dataclasses.replace(hardware, max_nodes=1)).flags == ["oversubscribed"]
-
-
-@pytest.mark.parametrize("layout", ["sequence", "spread"])
-def test_more_devices_than_all_nodes_hold(layout):
-    made = make_config(gpus=33, hardware=dataclasses.replace(NODES, layout=layout))
-    message = "gpus=33 asks for 5 nodes, hardware=nodes has 4 of 8 devices each"
-    assert placing.compute_placement(made, 33).shortage == message
-    assert placing.compute_placement(made, 32).shortage is None
-    made.hardware.hosts = ["a:20", "b:12"]
-    assert placing.compute_placement(made, 32).shortage is None
-    assert placing.compute_placement(made, 33).shortage == (
-        "hardware.hosts has 32 slots for 33 processes; give the hosts more slots or lower gpus"
-    )
+def test_more_devices_than_all_nodes_hold():
+    for layout in ("sequence", "spread"):
+        made = make_config(gpus=33, hardware=dataclasses.replace(NODES, layout=layout))
+        message = "gpus=33 asks for 5 nodes, hardware=nodes has 4 of 8 devices each"
+        assert placing.compute_placement(made, 33).shortage == message
+        assert placing.compute_placement(made, 32).shortage is None
+        made.hardware.hosts = ["a:20", "b:12"]
+        assert placing.compute_placement(made, 32).shortage is None
+        message = "hardware.hosts has 32 slots for 33 processes; give the hosts more slots or lower gpus"
+        assert placing.compute_placement(made, 33).shortage == message
 
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 16))
@@ -188,17 +166,16 @@ def test_no_two_processes_share_a_core_while_there_are_enough(gpus, threads, cor
         assert (len(taken) == len(set(taken)) == gpus * threads) if enough else placement.oversubscribed
 
 
-@pytest.mark.parametrize(
-    ("quota", "gpus", "cores", "threads", "flagged"),
-    [(1.0, 2, 1, 1, True), (1.0, 1, 1, 1, False), (0.5, 1, 1, 1, True), (3.0, 2, 3, 1, False), (9.0, 2, 4, 2, False)],
-)
-def test_a_quota_of_cpu_time_counts_as_fewer_cores(quota, gpus, cores, threads, flagged, monkeypatch):
+def test_a_quota_of_cpu_time_counts_as_fewer_cores(monkeypatch):
     """A container that is started with --cpus sees all cores of its machine."""
     monkeypatch.setattr(machine, "usable_cpus", lambda: [0, 1, 2, 3])
-    monkeypatch.setattr(machine, "cpu_quota", lambda: quota)
-    spec = resolve.resolve(make_config(gpus=gpus, hardware=HardwareSpec("cpu", devices="cpu")))
-    assert (spec.config.hardware.cpus_per_node, spec.config.hardware.cpus_per_device) == (cores, threads)
-    assert spec.flags == (["oversubscribed"] if flagged else [])
+    for quota, gpus, cores, threads, flagged in (
+        (1.0, 2, 1, 1, True), (1.0, 1, 1, 1, False), (0.5, 1, 1, 1, True), (3.0, 2, 3, 1, False), (9.0, 2, 4, 2, False),
+    ):  # fmt: skip
+        monkeypatch.setattr(machine, "cpu_quota", lambda quota=quota: quota)
+        spec = make_spec(gpus=gpus, hardware=HardwareSpec("cpu", devices="cpu"))
+        assert (spec.config.hardware.cpus_per_node, spec.config.hardware.cpus_per_device) == (cores, threads)
+        assert spec.flags == (["oversubscribed"] if flagged else [])
 
 
 def test_named_hosts_are_filled_in_their_order():
@@ -208,3 +185,61 @@ def test_named_hosts_are_filled_in_their_order():
     assert places == [(0, 0, [0]), (0, 1, [1]), (1, 0, [0]), (2, 0, [0]), (2, 1, [1])] and spec.nodes == 3
     message = "hardware.hosts: 'a:b:c' should be NAME:SLOTS, such as node1:8 or [2001:db8::1]:8"
     assert resolve_error(make_config(hardware__hosts=["a:b:c"])) == message
+
+
+def chosen(hardware, ids, **changes):
+    return dataclasses.replace(hardware, device_ids=ids, **changes)
+
+
+def test_devices_are_used_in_the_named_order(machine_with):
+    machine_with(8, cpus=16)
+    spec = make_spec(gpus=None, hardware=chosen(GPUS_HERE, [5, 0]))
+    assert [(p.devices, p.cpus) for p in spec.places] == [([5], [10, 11]), ([0], [0, 1])]
+    assert (spec.gpus, spec.unsupported) == (2, None)  # gpus left out is their number
+    spec = make_spec(gpus=4, hardware=chosen(ALPHA, [6, 7], gpus_per_node=2))  # of every node
+    places = [(p.node, p.local_rank, p.devices) for p in spec.places]
+    assert places == [(0, 0, [6]), (0, 1, [7]), (1, 0, [6]), (1, 1, [7])]
+    machine_with(0, cpus=8)
+    workers = HardwareSpec("local", devices="cpu", cpus_per_device=2, device_ids=[3, 1])
+    (only,) = make_spec(gpus=2, hardware=workers, strategy__processes="one_for_all").places
+    assert (only.devices, only.cpus) == ([3, 1], [2, 3, 6, 7])
+    roles = {"roles": {"chief": 1, "ps": 1, "worker": "gpus"}}
+    served = make_spec(gpus=2, hardware=workers, strategy__processes=roles).places
+    assert [(p.role, p.devices, p.cpus) for p in served] == [
+        ("chief", [], []), ("ps", [], []), ("worker", [3], [6, 7]), ("worker", [1], [2, 3]),
+    ]  # fmt: skip
+    machine_with(0, cpus=2)
+    for ids, flags in (([1, 0], []), ([0, 2], ["oversubscribed"])):  # two with the same core
+        assert make_spec(gpus=2, hardware=HardwareSpec("local", devices="cpu", device_ids=ids)).flags == flags
+
+
+def test_invalid_ids_and_those_of_missing_gpus(machine_with):
+    machine_with(8)
+    for ids, gpus, message in (
+        ([0, 5, 0], None, "hardware.device_ids=[0,5,0] names device 0 twice; name each once"),
+        ([0, -1], None, "hardware.device_ids=[0,-1]: there is no device -1; the first one is 0"),
+        ([0, 1], 4, "gpus=4 wants 4 devices a node, hardware.device_ids names 2; name more of them or lower gpus"),
+    ):
+        for processes in ("one_per_device", "one_for_all"):
+            requested = make_config(gpus=gpus, hardware=chosen(GPUS_HERE, ids), strategy__processes=processes)
+            assert resolve_error(requested) == message
+    for here, ids, gpus, message in (
+        (2, [0, 5], 2, "hardware.device_ids names device 5, and the GPUs here are 0 to 1"),
+        (1, [5], 1, "hardware.device_ids names device 5, and the only GPU here is 0"),
+        (2, [0, 5], 1, None),  # the second one is not used
+        (2, [0, 1, 2], 3, "gpus=3 asks for more than the 2 GPUs here"),
+    ):
+        machine_with(here)
+        assert make_spec(gpus=gpus, hardware=chosen(GPUS_HERE, ids)).unsupported == message
+
+
+def test_runs_on_the_same_devices_are_one_run(machine_with):
+    machine_with(8)
+
+    def mark(gpus, ids):
+        return make_spec(gpus=gpus, hardware=chosen(GPUS_HERE, ids)).fingerprint
+
+    assert mark(1, []) == mark(1, [0]) == mark(1, [0, 5])
+    assert mark(2, []) == mark(2, [0, 1]) == mark(2, [0, 1, 2])
+    assert len({mark(1, [0]), mark(1, [1]), mark(2, [0, 1]), mark(2, [1, 0]), mark(2, [0, 5])}) == 5
+    assert make_spec(gpus=1, hardware=chosen(GPUS_HERE, [4, 5])).config.hardware.device_ids == [4]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import pytest
 from hypothesis import given
@@ -19,14 +20,11 @@ def machine_with(monkeypatch):
     return functools.partial(fake_machine, monkeypatch)
 
 
-@given(st.integers(1, 64), st.integers(1, 500))
-def test_weak_scaling_keeps_the_batch_of_a_device(gpus, batch):
-    spec = make_spec(gpus=gpus, train__batch_per_device=batch, dataset__size=100_000)
-    assert (spec.batch_per_device, spec.global_batch) == (batch, batch * gpus)
-
-
 @given(st.integers(1, 64), st.integers(1, 5000))
-def test_strong_scaling_keeps_the_global_batch_and_shards_differ_by_one(gpus, batch):
+def test_weak_scaling_keeps_the_batch_of_a_device_and_strong_scaling_the_global_one(gpus, batch):
+    """Shards differ by one."""
+    spec = make_spec(gpus=gpus, train__batch_per_device=batch, dataset__size=1_000_000)
+    assert (spec.batch_per_device, spec.global_batch) == (batch, batch * gpus)
     made = make_config(gpus=gpus, scaling="strong", train__global_batch=batch, dataset__size=100_000)
     if batch < gpus:
         assert "fewer than" in resolve_error(made)
@@ -39,92 +37,57 @@ def test_strong_scaling_keeps_the_global_batch_and_shards_differ_by_one(gpus, ba
 @pytest.mark.gpu
 def test_the_default_precision_is_float32_on_cpus_and_the_frameworks_own_on_gpus():
     """On a CPU both words are one run: resume, history and comparisons find it by its fingerprint."""
-    specs = {
-        (devices, precision): make_spec(
-            hardware=HardwareSpec("x", devices=devices, gpus_per_node=1, this_machine=False), train__precision=precision
-        )
-        for devices in ("cpu", "cuda")
-        for precision in ("default", "float32")
-    }
-    ran = {case: spec.config.train.precision for case, spec in specs.items()}
-    assert ran == {case: "default" if case == ("cuda", "default") else "float32" for case in specs}
-    fingerprints = [spec.fingerprint for spec in specs.values()]
+    fingerprints = []
+    for devices, precision in itertools.product(("cpu", "cuda"), ("default", "float32")):
+        hardware = HardwareSpec("x", devices=devices, gpus_per_node=1, this_machine=False)
+        spec = make_spec(hardware=hardware, train__precision=precision)
+        assert spec.config.train.precision == ("float32" if devices == "cpu" else precision)
+        fingerprints.append(spec.fingerprint)
     assert fingerprints[0] == fingerprints[1] and len(set(fingerprints)) == 3
 
 
-def test_strong_scaling_falls_back_on_the_batch_of_one_device():
+INVALID = [
+    ({"train__global_batch": 8}, "train.global_batch is kept only with scaling=strong; use train.batch_per_device"),
+    ({"scaling": "strong", "train__global_batch": 3, "gpus": 4},
+     "a global batch of 3 samples is fewer than 4 devices: raise train.global_batch or lower gpus"),
+    ({"dataset__size": 40, "train__batch_per_device": 16, "gpus": 2},
+     "30 training samples are fewer than one global batch of 32: raise dataset.size or lower train.batch_per_device"),
+    ({"strategy__name": "mirorred"}, "no strategy 'mirorred'; did you mean 'mirrored'?"),
+    ({"strategy__options": {"stepp_s": 1.0}}, "strategy simulated has no option 'stepp_s'; did you mean 'step_s'?"),
+    ({"strategy__options": {"step_s": "x"}}, "strategy.options.step_s='x' should be float, as its default 0.001"),
+    ({"strategy__options": {"fault": "kil"}, "strategy__choices": {"fault": ["none", "kill"]}},
+     "no strategy.options.fault 'kil'; did you mean 'kill'?"),
+    ({"strategy__options": {"step_s": -1.0}, "strategy__at_least": {"step_s": 0.0}},
+     "strategy.options.step_s=-1.0 should be at least 0"),
+    ({"dataset__validation_share": 1.0}, "dataset.validation_share=1.0 should be in [0, 1)"),
+    ({"dataset__validation_share": -0.1}, "dataset.validation_share=-0.1 should be in [0, 1)"),
+    ({"measure__min_s": float("nan")}, "measure.min_s=nan should be at least 0"),
+    ({"measure__min_s": 5.0, "measure__max_s": 2.0}, "measure.max_s=2 is below measure.min_s=5"),
+    ({"strategy__processes": "one_per_node"},
+     "strategy.processes=one_per_node should be one_per_device, one_for_all or roles"),
+]  # fmt: skip
+
+
+def test_invalid_names_and_numbers():
+    for changes, message in INVALID:
+        assert resolve_error(make_config(**changes)) == message
     spec = make_spec(gpus=2, scaling="strong", train__batch_per_device=75)
-    assert (spec.batch_per_device, spec.global_batch) == (38, 75)
+    assert (spec.batch_per_device, spec.global_batch) == (38, 75), "it falls back on the batch of one device"
     assert make_spec(dataset__size=1, dataset__path="/some.npz").global_batch == 10, "a file is counted later"
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"train__global_batch": 8},
-            "train.global_batch is kept only with scaling=strong; use train.batch_per_device",
-        ),
-        (
-            {"scaling": "strong", "train__global_batch": 3, "gpus": 4},
-            "a global batch of 3 samples is fewer than 4 devices: raise train.global_batch or lower gpus",
-        ),
-        (
-            {"dataset__size": 40, "train__batch_per_device": 16, "gpus": 2},
-            "30 training samples are fewer than one global batch of 32: raise dataset.size or lower "
-            "train.batch_per_device",
-        ),
-    ],
-)
-def test_batches_that_leave_a_device_without_samples(changes, message):
-    assert resolve_error(make_config(**changes)) == message
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"strategy__name": "mirorred"}, "no strategy 'mirorred'; did you mean 'mirrored'?"),
-        (
-            {"strategy__options": {"stepp_s": 1.0}},
-            "strategy simulated has no option 'stepp_s'; did you mean 'step_s'?",
-        ),
-        ({"strategy__options": {"step_s": "x"}}, "strategy.options.step_s='x' should be float, as its default 0.001"),
-        (
-            {"strategy__options": {"fault": "kil"}, "strategy__choices": {"fault": ["none", "kill"]}},
-            "no strategy.options.fault 'kil'; did you mean 'kill'?",
-        ),
-        (
-            {"strategy__options": {"step_s": -1.0}, "strategy__at_least": {"step_s": 0.0}},
-            "strategy.options.step_s=-1.0 should be at least 0",
-        ),
-        ({"dataset__validation_share": 1.0}, "dataset.validation_share=1.0 should be in [0, 1)"),
-        ({"dataset__validation_share": -0.1}, "dataset.validation_share=-0.1 should be in [0, 1)"),
-        ({"measure__min_s": float("nan")}, "measure.min_s=nan should be at least 0"),
-        ({"measure__min_s": 5.0, "measure__max_s": 2.0}, "measure.max_s=2 is below measure.min_s=5"),
-        (
-            {"strategy__processes": "one_per_node"},
-            "strategy.processes=one_per_node should be one_per_device, one_for_all or roles",
-        ),
-    ],
-)
-def test_invalid_names_and_numbers(changes, message):
-    assert resolve_error(make_config(**changes)) == message
-
-
-@pytest.mark.parametrize(("gpus_here", "hardware", "want"), [(0, "auto", 2), (4, "auto", 4), (4, "cpu", 2)])
-def test_gpus_left_out_means_all_devices(machine_with, gpus_here, hardware, want):
-    machine_with(gpus_here)
-    spec = make_spec(gpus=None, hardware=HardwareSpec("local", devices=hardware))
-    assert make_spec(gpus="all", hardware=HardwareSpec("local", devices=hardware)) == spec
-    assert spec.gpus == spec.config.gpus == want
-    assert spec.device == ("cuda" if gpus_here and hardware == "auto" else "cpu")
-    # One fingerprint, whether gpus was left out or not; and the config itself stays.
-    made = make_config(gpus=want, hardware=HardwareSpec("local", devices=hardware))
-    assert resolve.resolve(made).fingerprint == spec.fingerprint
-    made.gpus = None
-    before = dataclasses.asdict(made)
-    resolve.resolve(made)
-    assert dataclasses.asdict(made) == before
+def test_gpus_left_out_means_all_devices(machine_with):
+    for gpus_here, devices, want in ((0, "auto", 2), (4, "auto", 4), (4, "cpu", 2)):
+        machine_with(gpus_here)
+        hardware = HardwareSpec("local", devices=devices)
+        made = make_config(gpus=None, hardware=hardware)
+        before = dataclasses.asdict(made)
+        spec = resolve.resolve(made)
+        assert dataclasses.asdict(made) == before, "the config itself stays"
+        assert make_spec(gpus="all", hardware=hardware) == spec
+        assert spec.gpus == spec.config.gpus == want
+        assert spec.device == ("cuda" if gpus_here and devices == "auto" else "cpu")
+        assert make_spec(gpus=want, hardware=hardware).fingerprint == spec.fingerprint
 
 
 def test_another_machine_must_be_described_completely():
@@ -135,28 +98,23 @@ def test_another_machine_must_be_described_completely():
     make_spec(hardware=dataclasses.replace(ALPHA, node_copy="$TMPDIR/data"))
 
 
-@pytest.mark.parametrize("value", [0, -1, float("nan"), True, "many"])
-def test_an_option_below_its_bound_is_refused(value):
-    stated = StrategySpec("pipeline_gpipe", options={"micro_batches": value}, at_least={"micro_batches": 1})
-    with pytest.raises(InputError, match=f"strategy.options.micro_batches={value} should be at least 1"):
-        check_values(stated)
+def test_an_option_below_its_bound_is_refused():
+    for value in (0, -1, float("nan"), True, "many"):
+        stated = StrategySpec("pipeline_gpipe", options={"micro_batches": value}, at_least={"micro_batches": 1})
+        with pytest.raises(InputError, match=f"strategy.options.micro_batches={value} should be at least 1"):
+            check_values(stated)
     stated.choices = {"micro_batches": [1, 7]}
     for allowed in (None, 1, 1.0, 7):
         stated.options = {"micro_batches": allowed}
         check_values(stated)
 
 
-@pytest.mark.parametrize(
-    ("bits", "approximate", "exact_with", "is_exact"),
-    [
-        (32, "rounds to 16 bits", {"bits": 32}, True),
-        (16, "rounds to 16 bits", {"bits": 32}, False),
-        (32, "rounds to 16 bits", {"bits": 32, "top_k": 1.0}, False),
-        (32, "rounds to 16 bits", {}, False),
-    ],
-)
-def test_options_can_make_the_steps_of_a_strategy_exact(bits, approximate, exact_with, is_exact):
-    options = {"bits": bits, "top_k": 0.1}
-    strategy = StrategySpec("mine", approximate=approximate, tolerance=None, exact_with=exact_with, options=options)
-    resolved = resolve.set_exactness(strategy)
-    assert (resolved.approximate, resolved.tolerance) == ((None, 1e-4) if is_exact else (approximate, None))
+def test_options_can_make_the_steps_of_a_strategy_exact():
+    rounds = "rounds to 16 bits"
+    for bits, exact_with, is_exact in (
+        (32, {"bits": 32}, True), (16, {"bits": 32}, False), (32, {"bits": 32, "top_k": 1.0}, False), (32, {}, False),
+    ):  # fmt: skip
+        options = {"bits": bits, "top_k": 0.1}
+        strategy = StrategySpec("mine", approximate=rounds, tolerance=None, exact_with=exact_with, options=options)
+        resolved = resolve.set_exactness(strategy)
+        assert (resolved.approximate, resolved.tolerance) == ((None, 1e-4) if is_exact else (rounds, None))

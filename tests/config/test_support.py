@@ -18,12 +18,10 @@ def machine_with(monkeypatch):
     return functools.partial(fake_machine, monkeypatch)
 
 
-def test_one_process_drives_the_devices_of_one_node():
-    message = "simulated has one process for all devices, which are on 2 nodes with gpus=16"
-    strategy = StrategySpec("simulated", processes="one_for_all", options={})
-    for gpus, expected in ((8, False), (16, True)):
-        reason = make_spec(gpus=gpus, hardware=ALPHA, strategy=strategy).unsupported or ""
-        assert (message in reason) == expected
+@pytest.fixture
+def mpirun(machine_with, monkeypatch):
+    machine_with(2)
+    monkeypatch.setattr(shutil, "which", lambda name, **where: f"/usr/bin/{name}")
 
 
 NCCL = StrategySpec("ddp_nccl", devices=["cuda"], requires=[], backend="nccl")
@@ -32,13 +30,18 @@ NCCL = StrategySpec("ddp_nccl", devices=["cuda"], requires=[], backend="nccl")
 UNQUEUED = dataclasses.replace(ALPHA, scheduler="none")
 ANOTHER = "hardware=alpha is another machine (8 x A100 a node"
 NEEDS_GPUS = "gradients over NCCL, which needs GPUs"
-NO_GPU = "copies to a GPU ahead of time and there is none"
-FEW = "hardware.hosts has 1 slots for 2 processes; give the hosts more slots or lower gpus"
-FOR_MPIRUN = "hardware.hosts is for mpirun, and simulated is not; set strategy.launcher=mpi"
 NO_PACKAGE = "simulated needs no_such_package_x, which is not installed: pip install no_such_package_x"
 IMAGES = ModelSpec("resnet20_cifar10", input_shape=[32, 32, 3], outputs=10, loss="cross_entropy", metric="accuracy")
 RECORDS = {"model": IMAGES, "dataset__name": "imagenet_tfrecord", "dataset__path": "/nowhere", "dataset__classes": 10}
-READ_BY_TENSORFLOW = "dataset=imagenet_tfrecord is read by TensorFlow, and simulated trains with torch; use "
+
+
+ONE_FOR_ALL = StrategySpec("simulated", processes="one_for_all", options={})
+ON_TWO_NODES = "simulated has one process for all devices, which are on 2 nodes with gpus={}"
+NODES = HardwareSpec("nodes", devices="cpu", gpus_per_node=2, max_nodes=2)
+ELSEWHERE = dataclasses.replace(NODES, this_machine=False)
+ASKS_FOR_3 = "gpus=5 asks for 3 nodes, hardware=nodes has 2 of 2 devices each"
+BY_HAND = {"strategy__launcher": "by_hand"}
+ALL_REASONS = {"gpus": 2, "strategy__max_gpus": 1, "strategy__requires": ["no_such_package_x"]}
 
 
 @pytest.mark.parametrize(
@@ -49,64 +52,73 @@ READ_BY_TENSORFLOW = "dataset=imagenet_tfrecord is read by TensorFlow, and simul
         (2, {"hardware": GPUS_HERE, "gpus": 4}, "gpus=4 asks for more than the 2 GPUs here"),
         (4, {"hardware": GPUS_HERE, "gpus": 4}, None),
         (0, {"strategy": NCCL}, f"ddp_nccl exchanges {NEEDS_GPUS}; use strategy=ddp on CPU"),
+        *((0, {"strategy": dataclasses.replace(NCCL, name=name)},
+           f"{name} exchanges {NEEDS_GPUS}; use strategy={instead} on CPU")
+          for name, instead in (("multiworker_nccl", "multiworker_ring"), ("mirrored_nccl", "mirrored"))),
         (4, {"hardware": GPUS_HERE, "strategy": NCCL}, None),
         (4, {"hardware": GPUS_HERE, "strategy__devices": ["cpu"]}, "simulated does not run on cuda"),
         (0, {"strategy__max_gpus": 1, "gpus": 2}, "simulated runs on 1 device only, gpus=2"),
         (0, {"strategy__requires": ["no_such_package_x"]}, NO_PACKAGE),
-        (0, {"dataset__prefetch": "device"}, f"dataset.prefetch=device {NO_GPU}; use queue"),
+        (0, ALL_REASONS, f"simulated runs on 1 device only, gpus=2; {NO_PACKAGE}"),
+        (0, {"dataset__prefetch": "device"},
+         "dataset.prefetch=device copies to a GPU ahead of time and there is none; use queue"),
         (4, {"hardware": GPUS_HERE, "dataset__prefetch": "device"}, None),
         (0, {"hardware__unsupported": {"simulated": "it sleeps"}}, "simulated does not work on cpu: it sleeps"),
         (0, {"hardware__unsupported": {"ddp": "it sleeps"}}, None),
-        (0, {"hardware__hosts": ["a:1"], "strategy__launcher": "mpi", "gpus": 2}, FEW),
-        (0, {"hardware__hosts": ["a:2"], "gpus": 2}, FOR_MPIRUN),
+        (0, {"hardware__hosts": ["a:1"], "strategy__launcher": "mpi", "gpus": 2},
+         "hardware.hosts has 1 slots for 2 processes; give the hosts more slots or lower gpus"),
+        (0, {"hardware__hosts": ["a:2"], "gpus": 2},
+         "hardware.hosts is for mpirun, and simulated is not; set strategy.launcher=mpi"),
         (0, {**RECORDS, "strategy__framework": "tensorflow"}, None),
-        (
-            0,
-            {**RECORDS, "strategy__framework": "torch"},
-            f"{READ_BY_TENSORFLOW}dataset=imagenet_jpeg, or a strategy of TensorFlow",
-        ),
+        (0, {**RECORDS, "strategy__framework": "torch"},
+         "dataset=imagenet_tfrecord is read by TensorFlow, and simulated trains with torch; use dataset=imagenet_jpeg, "
+         "or a strategy of TensorFlow"),
+        (0, {"hardware": NODES, "gpus": 3},
+         "gpus=3 need 2 nodes and only this machine is here; name them in hardware.hosts"),
+        (0, {"hardware": NODES, "gpus": 2}, None),
+        (0, {"hardware": dataclasses.replace(NODES, max_nodes=1), "gpus": 3}, None),
+        (0, {"gpus": 2, **BY_HAND, "hardware__hosts": ["a:1", "b:1"]}, None),
     ],
-)
+)  # fmt: skip
 def test_what_is_impossible_here_says_why(machine_with, gpus_here, changes, message):
     machine_with(gpus_here)
     assert make_spec(**changes).unsupported == message
 
 
-@pytest.mark.parametrize(
-    ("requested", "instead"), [("multiworker_nccl", "multiworker_ring"), ("mirrored_nccl", "mirrored")]
-)
-def test_nccl_on_the_cpu_names_a_strategy_that_there_is(machine_with, requested, instead):
+def test_the_last_of_several_reasons(machine_with):
     machine_with(0)
-    reason = make_spec(strategy=StrategySpec(requested, devices=["cuda"], backend="nccl")).unsupported
-    assert reason == f"{requested} exchanges {NEEDS_GPUS}; use strategy={instead} on CPU"
+    for gpus, hardware, changes, message in (
+        (16, ALPHA, {"strategy": ONE_FOR_ALL}, ON_TWO_NODES.format(16)),
+        (2, ALPHA, BY_HAND, "strategy.launcher=by_hand is for hosts without a scheduler, and there is slurm"),
+        *((5, dataclasses.replace(ELSEWHERE, layout=layout), {}, ASKS_FOR_3) for layout in ("sequence", "spread")),
+    ):
+        assert make_spec(gpus=gpus, hardware=hardware, **changes).unsupported.endswith(message)
+    assert "one process" not in make_spec(gpus=8, hardware=ALPHA, strategy=ONE_FOR_ALL).unsupported
 
 
-def test_all_reasons_are_listed(machine_with):
-    machine_with(0)
-    reasons = make_spec(gpus=2, strategy__max_gpus=1, strategy__requires=["no_such_package_x"]).unsupported
-    assert str(reasons).split("; ") == ["simulated runs on 1 device only, gpus=2", NO_PACKAGE]
+def test_named_hosts_are_not_limited_by_this_machine(mpirun):
+    on_hosts = {"hardware__hosts": ["a:2", "b:2"], "strategy__launcher": "mpi"}
+    for hardware in (GPUS_HERE, dataclasses.replace(UNQUEUED, gpus_per_node=2)):
+        assert make_spec(gpus=4, hardware=hardware, **on_hosts).unsupported is None
+    on_hosts |= {"strategy__processes": "one_for_all", "hardware__layout": "spread"}  # one process stays on one host
+    assert make_spec(gpus=2, **on_hosts).unsupported is None
+    assert make_spec(gpus=3, **on_hosts).unsupported == ON_TWO_NODES.format(3)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("devices", ["cpu", "cuda"])
-def test_two_owners_of_nccl_are_a_reason_on_gpus(machine_with, monkeypatch, devices):
+def test_two_owners_of_nccl_are_a_reason_on_gpus(machine_with, monkeypatch):
     machine_with(2)
-    owners = {"nvidia/nccl/lib/libnccl.so.2": ["nvidia-nccl-cu12 2.27.7", "nvidia-nccl-cu13 2.29.7"]}
-    monkeypatch.setattr(cuda_builds, "find_library_owners", lambda: owners)
-    reason = make_spec(gpus=2, hardware=HardwareSpec("local", devices=devices)).unsupported
-    if devices == "cpu":
-        assert reason is None
-    else:
-        assert reason is not None and reason.startswith("nvidia-nccl-cu12 2.27.7 and nvidia-nccl-cu13 2.29.7 both own")
+    owners = ["nvidia-nccl-cu12 2.27.7", "nvidia-nccl-cu13 2.29.7"]
+    monkeypatch.setattr(cuda_builds, "find_library_owners", lambda: {"nvidia/nccl/lib/libnccl.so.2": owners})
+    assert make_spec(gpus=2, hardware=HardwareSpec("local", devices="cpu")).unsupported is None
+    assert make_spec(gpus=2, hardware=GPUS_HERE).unsupported.startswith(" and ".join(owners) + " both own")
 
 
 CPU_ONLY = "horovod_nccl exchanges gradients over NCCL, which needs GPUs; use strategy=horovod on CPU"
 NO_MPIRUN = "horovod_mpi is started by mpirun, which is not on the PATH: apt-get install openmpi-bin"
 NO_HOROVOD = "horovod_gloo needs horovod, which is not installed: scalebench install horovod"
-NO_NCCL = (
-    "Horovod 0.28.1 was built without NCCL: "
-    "HOROVOD_GPU_OPERATIONS=NCCL scalebench install horovod, on a machine with nvcc and NCCL"
-)  # fmt: skip
+NO_NCCL = "Horovod 0.28.1 was built without NCCL: HOROVOD_GPU_OPERATIONS=NCCL scalebench install horovod, on a machine "
+NO_NCCL += "with nvcc and NCCL"
 HERE = HardwareSpec("local")
 
 
@@ -153,61 +165,17 @@ def test_reasons_why_horovod_cannot_run(machine_with, inspections, gpus_here, st
 def test_horovod_is_not_inspected_in_vain(machine_with, inspections, monkeypatch):
     """Neither for another machine nor where it is missing."""
     machine_with(0)
-    assert (make_spec(gpus=2, hardware=ALPHA, strategy=horovod("nccl")).unsupported or "").startswith(ANOTHER)
+    assert make_spec(gpus=2, hardware=ALPHA, strategy=horovod("nccl")).unsupported.startswith(ANOTHER)
     monkeypatch.setattr(registry, "missing_packages", lambda names: ["horovod"])
     assert make_spec(gpus=2, hardware=HERE, strategy=horovod("gloo")).unsupported == NO_HOROVOD
     assert inspections == []
 
 
-def test_mpirun_on_the_path_is_used(machine_with, inspections, monkeypatch):
-    machine_with(0)
-    monkeypatch.setattr(shutil, "which", lambda name, **where: f"/usr/bin/{name}")
-    assert make_spec(gpus=2, hardware=HERE, strategy=horovod("mpi")).unsupported is None
+def test_mpirun_on_the_path_is_used(mpirun, inspections):
+    cpu = HardwareSpec("local", devices="cpu")
+    assert make_spec(gpus=2, hardware=cpu, strategy=horovod("mpi")).unsupported is None
     crash = "Horovod's Gloo operations crash under mpirun: use strategy.launcher=local"
-    assert make_spec(gpus=2, hardware=HERE, strategy=horovod("gloo", launcher="mpi")).unsupported == crash
-
-
-HOSTS = {"hardware__hosts": ["a:2", "b:2"], "strategy__launcher": "mpi"}
-NODES = HardwareSpec("nodes", devices="cpu", gpus_per_node=2, max_nodes=2)
-
-
-def test_named_hosts_are_not_limited_by_this_machine(machine_with, monkeypatch):
-    machine_with(2)
-    monkeypatch.setattr(shutil, "which", lambda name, **where: f"/usr/bin/{name}")
-    assert make_spec(gpus=4, hardware=GPUS_HERE, **HOSTS).unsupported is None
-    elsewhere = dataclasses.replace(UNQUEUED, gpus_per_node=2)
-    assert make_spec(gpus=4, hardware=elsewhere, **HOSTS).unsupported is None
-
-
-def test_one_process_stays_on_one_host(machine_with, monkeypatch):
-    machine_with(0)
-    monkeypatch.setattr(shutil, "which", lambda name, **where: f"/usr/bin/{name}")
-    changes = {**HOSTS, "strategy__processes": "one_for_all", "hardware__layout": "spread"}
-    assert make_spec(gpus=2, **changes).unsupported is None
-    message = "simulated has one process for all devices, which are on 2 nodes with gpus=3"
-    assert make_spec(gpus=3, **changes).unsupported == message
-
-
-def test_several_nodes_need_named_hosts(machine_with):
-    machine_with(0)
-    message = "gpus=3 need 2 nodes and only this machine is here; name them in hardware.hosts"
-    assert make_spec(gpus=3, hardware=NODES).unsupported == message
-    assert make_spec(gpus=2, hardware=NODES).unsupported is None
-    assert make_spec(gpus=3, hardware=dataclasses.replace(NODES, max_nodes=1)).unsupported is None
-
-
-@pytest.mark.parametrize("layout", ["sequence", "spread"])
-def test_more_devices_than_all_nodes_have(machine_with, layout):
-    machine_with(0)
-    reason = make_spec(gpus=5, hardware=dataclasses.replace(NODES, this_machine=False, layout=layout)).unsupported or ""
-    assert reason.endswith("gpus=5 asks for 3 nodes, hardware=nodes has 2 of 2 devices each")
-
-
-def test_by_hand_is_for_hosts_without_a_scheduler(machine_with):
-    machine_with(0)
-    reason = make_spec(gpus=2, hardware=ALPHA, strategy__launcher="by_hand").unsupported or ""
-    assert reason.endswith("strategy.launcher=by_hand is for hosts without a scheduler, and there is slurm")
-    assert make_spec(gpus=2, strategy__launcher="by_hand", hardware__hosts=["a:1", "b:1"]).unsupported is None
+    assert make_spec(gpus=2, hardware=cpu, strategy=horovod("gloo", launcher="mpi")).unsupported == crash
 
 
 def test_an_allocation_with_too_few_nodes(machine_with, monkeypatch):
@@ -224,10 +192,10 @@ def test_an_allocation_with_too_few_nodes(machine_with, monkeypatch):
 def test_mpirun_starts_no_containers(machine_with, monkeypatch):
     machine_with(0)
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    hardware = dataclasses.replace(ALPHA, slurm=SlurmSpec(container="/images/torch.sif"))
-    reason = make_spec(gpus=8, hardware=hardware, strategy__launcher="mpi").unsupported
-    assert (
-        reason == "mpirun starts the ranks of simulated outside hardware.slurm.container; set hardware.slurm.mpi=pmix"
-    )
-    by_srun = dataclasses.replace(hardware, slurm=dataclasses.replace(hardware.slurm, mpi="pmix"))
-    assert make_spec(gpus=8, hardware=by_srun, strategy__launcher="mpi").unsupported is None
+    message = "mpirun starts the ranks of simulated outside hardware.slurm.container; set hardware.slurm.mpi=pmix"
+    for slurm, expected in (
+        (SlurmSpec(container="/x.sif"), message),
+        (SlurmSpec(container="/x.sif", mpi="pmix"), None),
+    ):
+        hardware = dataclasses.replace(ALPHA, slurm=slurm)
+        assert make_spec(gpus=8, hardware=hardware, strategy__launcher="mpi").unsupported == expected

@@ -14,16 +14,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from scalebench.core import json_files
 from scalebench.core.errors import InputError
-from scalebench.core.json_files import (
-    ReservedRoom,
-    build_record,
-    read_json,
-    read_record,
-    read_tail,
-    rewrite_json,
-    write_json,
-)
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, new_sweep_record, read_sweep, write_sweep
 from tests.builders.runs import record
@@ -51,22 +43,25 @@ GOOD = {"inner": {"number": 1}, "names": ["a"]}
 
 
 def test_what_cannot_be_written_leaves_the_old_file_alone(tmp_path, monkeypatch):
-    write_json(tmp_path / "x.json", [1])
+    json_files.write_json(tmp_path / "x.json", [1])
     for figure in (float("nan"), float("inf")):
         with pytest.raises(ValueError):
-            write_json(tmp_path / "x.json", [figure])
-    assert read_json(tmp_path / "x.json") == [1]
+            json_files.write_json(tmp_path / "x.json", [figure])
+    assert json_files.read_json(tmp_path / "x.json") == [1]
     assert os.listdir(tmp_path) == ["x.json"]
     (tmp_path / "x.json").write_text('{"a": [1, ')  # cut short
     with pytest.raises(ValueError):
-        read_json(tmp_path / "x.json")
+        json_files.read_json(tmp_path / "x.json")
     (tmp_path / "x.json").unlink()
     (tmp_path / "x.json").mkdir()
     with pytest.raises(OSError):
-        write_json(tmp_path / "x.json", 1)
+        json_files.write_json(tmp_path / "x.json", 1)
     assert os.listdir(tmp_path) == ["x.json"]
     (tmp_path / "log").write_bytes(b"abcdef\xff")
-    assert [read_tail(tmp_path / "log", limit_bytes) for limit_bytes in (2, 100)] == ["f\ufffd", "abcdef\ufffd"]
+    assert [json_files.read_tail(tmp_path / "log", limit_bytes) for limit_bytes in (2, 100)] == [
+        "f\ufffd",
+        "abcdef\ufffd",
+    ]
 
 
 WRONG = [
@@ -96,25 +91,25 @@ WRONG = [
 def test_a_wrong_field_is_named_and_an_unknown_one_can_be_ignored_at_any_depth(tmp_path):
     for change, line in WRONG:
         with pytest.raises(ValueError) as caught:
-            build_record(Outer, GOOD | change)
+            json_files.build_record(Outer, GOOD | change)
         assert str(caught.value) == line
     for other in (None, [], "x", 3):
         with pytest.raises(ValueError, match=r"^Outer should be an object, not "):
-            build_record(Outer, other)
+            json_files.build_record(Outer, other)
     tree = GOOD | {"later": 1, "parts": [{"number": 1, "later": 2}]}
-    assert build_record(Outer, tree, ignore_unknown=True).parts == [Inner(1)]
-    write_json(tmp_path / "x.json", tree)
-    assert read_record(tmp_path / "x.json", Outer, ignore_unknown=True).parts == [Inner(1)]
+    assert json_files.build_record(Outer, tree, ignore_unknown=True).parts == [Inner(1)]
+    json_files.write_json(tmp_path / "x.json", tree)
+    assert json_files.read_record(tmp_path / "x.json", Outer, ignore_unknown=True).parts == [Inner(1)]
     with pytest.raises(ValueError, match=r"^Outer has an unknown field 'later'$"):
-        read_record(tmp_path / "x.json", Outer)
+        json_files.read_record(tmp_path / "x.json", Outer)
 
 
 def test_defaults_fill_missing_fields_and_integers_and_nulls_stand_among_floats():
-    outer = build_record(Outer, GOOD)
+    outer = json_files.build_record(Outer, GOOD)
     assert outer == Outer(Inner(1, 0.5), ["a"])
-    assert outer.parts is not build_record(Outer, GOOD).parts
+    assert outer.parts is not json_files.build_record(Outer, GOOD).parts
     tree = GOOD | {"losses": [1, None, 0.5], "nested": {"k": [[1], []]}}
-    outer = build_record(Outer, tree)
+    outer = json_files.build_record(Outer, tree)
     assert outer.losses == [1.0, None, 0.5]
     assert type(outer.losses[0]) is type(outer.nested["k"][0][0]) is float
     assert outer.names is not tree["names"], "the input does not change with the record"
@@ -136,9 +131,9 @@ anything = st.recursive(
 @example(Outer(Inner(1), ["\udcff"]))  # Python uses one for each byte in the environment that is no text
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_record_reads_back(tmp_path, record):
-    write_json(tmp_path / "x.json", record)
-    assert read_record(tmp_path / "x.json", Outer, ignore_unknown=True) == record
-    assert read_record(tmp_path / "x.json", Outer) == record
+    json_files.write_json(tmp_path / "x.json", record)
+    assert json_files.read_record(tmp_path / "x.json", Outer, ignore_unknown=True) == record
+    assert json_files.read_record(tmp_path / "x.json", Outer) == record
 
 
 def test_the_record_of_a_sweep(tmp_path):
@@ -184,7 +179,7 @@ def fail_once(write):
 
 
 def test_reserved_room_is_used_when_the_disk_is_full(tmp_path, monkeypatch):
-    room = ReservedRoom(tmp_path / "room")
+    room = json_files.ReservedRoom(tmp_path / "room")
     room.reserve(1 << 16)
     assert (tmp_path / "room").stat().st_size == (tmp_path / "room").stat().st_blocks * 512 == 1 << 16
 
@@ -212,16 +207,16 @@ def test_reserved_room_is_used_when_the_disk_is_full(tmp_path, monkeypatch):
 
 def test_a_file_is_rewritten_in_its_place_on_a_full_disk(tmp_path, monkeypatch):
     path = tmp_path / "progress.json"
-    rewrite_json(path, {"steps": 12345, "phase": "measure"})
+    json_files.rewrite_json(path, {"steps": 12345, "phase": "measure"})
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(Path, "write_text", full)
-    rewrite_json(path, {"steps": 7})
-    assert read_json(path) == {"steps": 7} and os.listdir(tmp_path) == [path.name]
+    json_files.rewrite_json(path, {"steps": 7})
+    assert json_files.read_json(path) == {"steps": 7} and os.listdir(tmp_path) == [path.name]
     with pytest.raises(OSError, match="full"):
-        rewrite_json(tmp_path / "new.json", {})
+        json_files.rewrite_json(tmp_path / "new.json", {})
 
 
 DECODE_IN_THREADS = """
@@ -245,6 +240,6 @@ threads = [threading.Thread(target=decode) for _ in range(6)]
 
 def test_threads_decode_a_type_for_the_first_time():
     """The runs of a cohort have a thread each, which reads the records of its ranks."""
-    write_json(Path("result.json"), record())
+    json_files.write_json(Path("result.json"), record())
     for _ in range(2):
         subprocess.run([sys.executable, "-c", DECODE_IN_THREADS], check=True, timeout=120)

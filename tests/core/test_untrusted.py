@@ -6,20 +6,12 @@ import time
 
 import pytest
 
+from scalebench.core import untrusted
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_json
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE, progress_path
 from scalebench.core.sweep_file import SWEEP_FILE, SweepRecord, new_sweep_record, read_sweep
-from scalebench.core.untrusted import (
-    MAX_LIST_BYTES,
-    MAX_LIST_WORDS,
-    FileRefused,
-    clean_line,
-    clean_text,
-    read_plain_file,
-    read_text_list,
-)
 from scalebench.measure.progress import read_progress
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -62,35 +54,35 @@ def test_any_file_beside_a_result_is_read_or_refused_at_once(kind, tmp_path):
 def test_links_count_only_where_they_are_asked_for(tmp_path):
     (tmp_path / "real").write_text("1")
     (tmp_path / "link").symlink_to("real")
-    assert read_plain_file(tmp_path / "link", follow_link=True) == b"1"
-    with pytest.raises(FileRefused, match="is a link"):
-        read_plain_file(tmp_path / "link")
+    assert untrusted.read_plain_file(tmp_path / "link", follow_link=True) == b"1"
+    with pytest.raises(untrusted.FileRefused, match="is a link"):
+        untrusted.read_plain_file(tmp_path / "link")
     with pytest.raises(IsADirectoryError):
-        read_plain_file(tmp_path)
+        untrusted.read_plain_file(tmp_path)
     with pytest.raises(FileNotFoundError):
-        read_plain_file(tmp_path / "missing")
-    with pytest.raises(FileRefused, match="is larger than 0 bytes"):
-        read_plain_file(tmp_path / "real", max_bytes=0)
+        untrusted.read_plain_file(tmp_path / "missing")
+    with pytest.raises(untrusted.FileRefused, match="is larger than 0 bytes"):
+        untrusted.read_plain_file(tmp_path / "real", max_bytes=0)
 
 
 def test_a_flat_list_of_texts_is_read_as_it_stands_and_anything_else_is_refused(tmp_path):
-    assert read_text_list(tmp_path, ".hydra/overrides.yaml") == []
+    assert untrusted.read_text_list(tmp_path, ".hydra/overrides.yaml") == []
     path = tmp_path / "list"
     path.write_text('- gpus=2\n- "a=\\"b\\""\n- \'note=${oc.env:HOME}\'\n- 3\n- !!binary x\n- >-\n  a\n  b\n')
-    assert read_text_list(tmp_path, "list") == ["gpus=2", 'a="b"', "note=${oc.env:HOME}", "3", "x", "a b"]
+    assert untrusted.read_text_list(tmp_path, "list") == ["gpus=2", 'a="b"', "note=${oc.env:HOME}", "3", "x", "a b"]
     path.write_text("[]\n")
-    assert read_text_list(tmp_path, "list") == []
+    assert untrusted.read_text_list(tmp_path, "list") == []
     odd = ("- &a x\n", "- &a x\n- *a\n", "- [x]\n", "- a: b\n", "text\n", "- x\n---\n- y\n", "- [\n")
     for text, reason in (
         *((text, "no flat list") for text in (BOMB, *odd)),
         ("- 'x\n", "is no YAML"),
         ("- \x07\n", "is no YAML"),
-        ("- x\n" * (MAX_LIST_WORDS + 1), "more than"),
-        ("#" * (MAX_LIST_BYTES + 1), "larger than"),
+        ("- x\n" * (untrusted.MAX_LIST_WORDS + 1), "more than"),
+        ("#" * (untrusted.MAX_LIST_BYTES + 1), "larger than"),
     ):
         path.write_text(text)
-        with pytest.raises(FileRefused, match=reason):
-            read_text_list(tmp_path, "list")
+        with pytest.raises(untrusted.FileRefused, match=reason):
+            untrusted.read_text_list(tmp_path, "list")
     private = tmp_path / "private"
     private.mkdir()
     (private / "overrides.yaml").write_text("- mine\n")
@@ -103,8 +95,8 @@ def test_a_flat_list_of_texts_is_read_as_it_stands_and_anything_else_is_refused(
             (folder / ".hydra").mkdir()
             path = folder / ".hydra" / "overrides.yaml"
             path.symlink_to(private / path.name) if kind == "file" else os.mkfifo(path)
-        with pytest.raises(FileRefused, match="is no plain file inside the folder"):
-            read_text_list(folder, ".hydra/overrides.yaml")
+        with pytest.raises(untrusted.FileRefused, match="is no plain file inside the folder"):
+            untrusted.read_text_list(folder, ".hydra/overrides.yaml")
 
 
 def test_shown_texts_do_nothing():
@@ -122,9 +114,9 @@ def test_shown_texts_do_nothing():
     }
     texts |= {same: same for same in ("plain ü 漢字 \N{GRINNING FACE}", "hard\xa0space, joined\u200d")}
     for text, shown in texts.items():
-        assert clean_text(text) == shown
-        assert clean_line(f"  {text}\n") == " ".join(clean_text(text).split())
-        assert clean_text(text).encode("utf-8")
+        assert untrusted.clean_text(text) == shown
+        assert untrusted.clean_line(f"  {text}\n") == " ".join(untrusted.clean_text(text).split())
+        assert untrusted.clean_text(text).encode("utf-8")
 
 
 def test_a_sweep_that_somebody_has_edited():

@@ -10,17 +10,7 @@ from hypothesis import strategies as st
 
 from scalebench.core.result import COLLECTIVES
 from scalebench.core.spec import MeasureSpec, RankPlacement
-from scalebench.measure import timing
-from scalebench.measure.bandwidth import (
-    HOST_COPY_BYTES,
-    LATENCY_BYTES,
-    MAX_TRANSFERS,
-    TRANSFER_BYTES,
-    TRANSFER_COPIES,
-    Route,
-    list_routes,
-    measure_bandwidth,
-)
+from scalebench.measure import bandwidth, timing
 from scalebench.measure.collectives import MESSAGE_SIZES, ONE_DEVICE, list_message_sizes, measure_collectives
 from scalebench.measure.timing import repeats_within, time_blocks
 from scalebench.strategies.base import NotMeasured, Probes
@@ -167,9 +157,9 @@ def test_sizes_and_transfers_too_large_for_memory_are_left_out(memory):
     assert max(each.size_bytes for each in run(fake)[0]) == 16 * 2**20
     fake.spec = dataclasses.replace(fake.spec, device="cuda")
     assert max(each.size_bytes for each in run(fake)[0]) == LARGEST
-    memory(2 * TRANSFER_COPIES * TRANSFER_BYTES)
+    memory(2 * bandwidth.TRANSFER_COPIES * bandwidth.TRANSFER_BYTES)
     fake = FakeStrategy(lambda *what: 1e-3)
-    measured, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
+    measured, reasons = bandwidth.measure_bandwidth(fake, SETTINGS, fake.clock)
     assert {each.kind for each in measured} == {"send_latency", "send_one_way", "send_both_ways", "send_ring"}
     assert reasons["memcpy"] == "memcpy of 256 MiB would take 2 GiB of memory here, and 512 MiB are available"
 
@@ -185,8 +175,8 @@ def test_every_rank_follows_rank_0():
 
 
 def test_routes_of_cpus_and_gpus():
-    assert list_routes(1, "cpu") == [Route("memcpy", 0, 0)]
-    three = list_routes(3, "cpu")
+    assert bandwidth.list_routes(1, "cpu") == [bandwidth.Route("memcpy", 0, 0)]
+    three = bandwidth.list_routes(3, "cpu")
     ways = {
         kind: [(r.source, r.target) for r in three if r.kind == f"send_{kind}"] for kind in ("one_way", "both_ways")
     }
@@ -194,7 +184,7 @@ def test_routes_of_cpus_and_gpus():
     assert ways == {"one_way": sorted([*both, *((b, a) for a, b in both)]), "both_ways": both}
     assert [r.kind for r in three if r.source is None] == ["send_ring", "memcpy_all"]
     assert [r.source for r in three if r.kind == "memcpy"] == [0, 1, 2]
-    kinds = {route.kind for route in list_routes(2, "cuda")}
+    kinds = {route.kind for route in bandwidth.list_routes(2, "cuda")}
     patterns = ("latency", "one_way", "both_ways", "ring")
     between = {f"{way}_{pattern}" for way in ("send", "peer", "staged") for pattern in patterns}
     with_host = {"memcpy", "device_copy", "host_to_device", "device_to_host", "host_both_ways"}
@@ -203,14 +193,14 @@ def test_routes_of_cpus_and_gpus():
 
 def test_blocks_and_sizes():
     fake = FakeStrategy(lambda kind, source, target, size: size / (2e9 if kind == "memcpy_all" else 1e10))
-    measured, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
-    assert reasons == {} and len(measured) == len(list_routes(2, "cpu"))
+    measured, reasons = bandwidth.measure_bandwidth(fake, SETTINGS, fake.clock)
+    assert reasons == {} and len(measured) == len(bandwidth.list_routes(2, "cpu"))
     for each in measured:
         memory = each.kind.startswith("memcpy")
-        small = LATENCY_BYTES if each.kind == "send_latency" else TRANSFER_BYTES
-        assert each.size_bytes == (HOST_COPY_BYTES if memory else small)
+        small = bandwidth.LATENCY_BYTES if each.kind == "send_latency" else bandwidth.TRANSFER_BYTES
+        assert each.size_bytes == (bandwidth.HOST_COPY_BYTES if memory else small)
         once_s = each.size_bytes / (2e9 if each.kind == "memcpy_all" else 1e10)
-        assert each.repeats == min(MAX_TRANSFERS, max(1, round(0.05 / once_s)))
+        assert each.repeats == min(bandwidth.MAX_TRANSFERS, max(1, round(0.05 / once_s)))
         assert each.block_s == pytest.approx([each.repeats * once_s] * 8)
 
 
@@ -238,13 +228,13 @@ def test_the_slowest_rank_sets_the_repeats():
             return super().broadcast(value)
 
     fake = Waiting(lambda *what: 0.0, gpus=3)
-    measured, _ = measure_bandwidth(fake, SETTINGS, fake.clock)
+    measured, _ = bandwidth.measure_bandwidth(fake, SETTINGS, fake.clock)
     assert {each.repeats for each in measured} == {5}
 
 
 def test_each_kind_that_a_strategy_lacks_has_one_reason():
     fake = FakeStrategy(lambda kind, *rest: -1.0 if kind.startswith("send") else 1e-3, gpus=3)
-    measured, reasons = measure_bandwidth(fake, SETTINGS, fake.clock)
+    measured, reasons = bandwidth.measure_bandwidth(fake, SETTINGS, fake.clock)
     assert reasons == {f"send_{way}": f"no send_{way} here" for way in ("latency", "one_way", "both_ways", "ring")}
     assert {each.kind for each in measured} == {"memcpy", "memcpy_all"}
 

@@ -4,15 +4,6 @@ import pytest
 
 from scalebench.core.errors import InputError
 from scalebench.core.machine import cuda_builds
-from scalebench.core.machine.cuda_builds import (
-    CPU_INDEX,
-    choose_index,
-    choose_tensorflow,
-    choose_torch_build,
-    find_library_conflict,
-    find_torch_problem,
-    read_nvidia_smi,
-)
 
 pytestmark = pytest.mark.gpu
 CU130, CU126 = (f"https://download.pytorch.org/whl/{name}" for name in ("cu130", "cu126"))
@@ -41,10 +32,10 @@ CHOICES = [
 def test_the_build_is_the_newest_that_driver_and_all_gpus_allow():
     for driver, capabilities, answer in CHOICES:
         if answer in (CU130, CU126):
-            assert choose_torch_build(driver, capabilities).index == answer
+            assert cuda_builds.choose_torch_build(driver, capabilities).index == answer
         else:
             with pytest.raises(InputError, match=f"no CUDA build of PyTorch runs {answer}"):
-                choose_torch_build(driver, capabilities)
+                cuda_builds.choose_torch_build(driver, capabilities)
 
 
 def test_nvidia_smi_is_read_and_the_variables_come_first(tmp_path, monkeypatch):
@@ -60,16 +51,19 @@ def test_nvidia_smi_is_read_and_the_variables_come_first(tmp_path, monkeypatch):
     }.items():
         smi.write_text(f"#!/bin/sh\n{script}\n")
         smi.chmod(0o755)
-        assert read_nvidia_smi() == answer
-    for here, by_itself, wanted in ((True, CU126, CU126), (False, CPU_INDEX, CU130)):
+        assert cuda_builds.read_nvidia_smi() == answer
+    for here, by_itself, wanted in ((True, CU126, CU126), (False, cuda_builds.CPU_INDEX, CU130)):
         if not here:
             smi.unlink()
-            assert read_nvidia_smi() is None
-        assert (choose_index({}), choose_index({"SCALEBENCH_GPU": "yes"})) == (by_itself, wanted)
-        assert choose_index({"SCALEBENCH_GPU": "no"}) == CPU_INDEX
-        assert choose_index({"SCALEBENCH_TORCH_INDEX": "https://mirror/cu126"}) == "https://mirror/cu126"
+            assert cuda_builds.read_nvidia_smi() is None
+        assert (cuda_builds.choose_index({}), cuda_builds.choose_index({"SCALEBENCH_GPU": "yes"})) == (
+            by_itself,
+            wanted,
+        )
+        assert cuda_builds.choose_index({"SCALEBENCH_GPU": "no"}) == cuda_builds.CPU_INDEX
+        assert cuda_builds.choose_index({"SCALEBENCH_TORCH_INDEX": "https://mirror/cu126"}) == "https://mirror/cu126"
         with pytest.raises(InputError, match="SCALEBENCH_GPU=1 should be yes or no"):
-            choose_index({"SCALEBENCH_GPU": "1"})
+            cuda_builds.choose_index({"SCALEBENCH_GPU": "1"})
 
 
 @pytest.mark.parametrize(
@@ -77,7 +71,7 @@ def test_nvidia_smi_is_read_and_the_variables_come_first(tmp_path, monkeypatch):
     [(None, "tensorflow-cpu==2.21.0"), ("12.6", "tensorflow[and-cuda]==2.21.0"), ("13.0", "tensorflow-cpu==2.21.0")],
 )
 def test_tensorflow_for_gpus_only_beside_pytorch_of_its_cuda(capsys, monkeypatch, torch_cuda, requirement):
-    chosen, remark = choose_tensorflow(torch_cuda, "2.21.0")
+    chosen, remark = cuda_builds.choose_tensorflow(torch_cuda, "2.21.0")
     assert (chosen, remark is not None) == (requirement, torch_cuda == "13.0")
     monkeypatch.setattr(cuda_builds, "detect_torch_cuda", lambda: torch_cuda)
     assert cuda_builds.main(["tensorflow", "2.21.0"]) == 0
@@ -97,7 +91,7 @@ def test_an_installed_pytorch_is_checked_against_driver_and_gpu():
         ("12.6", ["sm_90a"], None, (9, 0)),
         ("12.6", ["sm_80", "sm_90a"], None, (8, 9)),
     ):
-        assert find_torch_problem("2.13.0+cu130", cuda, code, driver, [capability]) is None
+        assert cuda_builds.find_torch_problem("2.13.0+cu130", cuda, code, driver, [capability]) is None
     for cuda, code, driver, capability, message, index in (
         ("13.0", CU130_CODE, "535.183.01", (8, 0), "needs NVIDIA driver 580 or newer, and 535.183.01 is in", CU126),
         ("13.0", CU130_CODE, None, (7, 0), "has no code for compute capability 7.0, only for sm_75 ", CU126),
@@ -105,7 +99,7 @@ def test_an_installed_pytorch_is_checked_against_driver_and_gpu():
         ("12.6", ["sm_90a"], None, (10, 0), "has no code", CU130),
         (None, [], "580.65.06", (9, 0), "is a build without CUDA", CU130),
     ):
-        problem = find_torch_problem("2.13.0+cu130", cuda, code, driver, [capability])
+        problem = cuda_builds.find_torch_problem("2.13.0+cu130", cuda, code, driver, [capability])
         assert problem.startswith(f"PyTorch 2.13.0+cu130 {message}")
         assert problem.endswith(f": pip install --force-reinstall torch --index-url {index}")
 
@@ -123,8 +117,8 @@ def test_two_packages_that_own_the_same_library_are_a_problem(tmp_path, monkeypa
     put_package("nvidia-nccl-cu13", "2.29.7", nccl, "nvidia/__init__.py")
     put_package("nvidia-cudnn-cu13", "9.20.0", cudnn)
     put_package("nvidia-cudnn-cu12", "9.10.2", f"nvidia/cu12/{cudnn}")
-    assert find_library_conflict() is None
+    assert cuda_builds.find_library_conflict() is None
     put_package("nvidia-nccl-cu12", "2.27.7", nccl, "nvidia/__init__.py")
     assert cuda_builds.find_library_owners()[nccl] == ["nvidia-nccl-cu12 2.27.7", "nvidia-nccl-cu13 2.29.7"]
     owners = "nvidia-nccl-cu12 2.27.7 and nvidia-nccl-cu13 2.29.7"
-    assert find_library_conflict().startswith(f"{owners} both own {nccl}, ")
+    assert cuda_builds.find_library_conflict().startswith(f"{owners} both own {nccl}, ")
