@@ -135,7 +135,7 @@ def test_every_built_in_network_can_be_cut(name):
             assert sum(one.parameters for one in made) == net.parameters == sum(node_parameter_bytes(net)) / 4
 
 
-def test_balancing_memory_and_work_give_different_cuts():
+def test_balance_of_memory_and_of_work():
     """Nearly all of VGG16's parameters are in one dense layer, and nearly all its work is in the convolutions."""
     vgg = load_model("vgg16")
     by_bytes, by_work = (
@@ -145,9 +145,6 @@ def test_balancing_memory_and_work_give_different_cuts():
     assert by_work[0].nodes[-2].name == "block3_conv2"
     work = node_training_flops(vgg)
     assert most_expensive(vgg, by_work, work) < 1.1 * sum(work) / 2 < most_expensive(vgg, by_bytes, work)
-
-
-def test_the_stages_of_the_perceptron():
     mlp = load_model("mlp")
     stages = split_into_stages(mlp, 5, node_training_flops(mlp))
     assert [[node.op for node in stage.nodes] for stage in stages] == [["dense", "relu"]] * 4 + [["dense"]]
@@ -197,19 +194,16 @@ def test_too_many_stages_are_an_input_error():
         split_into_stages(build_blocks(["residual"]), 2, node_training_flops(build_blocks(["residual"])))
 
 
-def test_a_network_without_weights_is_one_stage():
+def test_networks_of_one_stage_and_costs_of_other_nodes():
     net = build_blocks(["relu", "relu"])
     assert find_cuts(net) == [1] and max_stages(net) == 1
     (only,) = split_into_stages(net, 1, [0.0] * 3)
     assert only.nodes == tuple(net.nodes[1:])
-
-
-@pytest.mark.parametrize("wrong", [[1.0], [-1.0] * 5, [math.nan] * 5, [math.inf] * 5])
-def test_costs_that_are_not_of_these_nodes(wrong):
     net = build_blocks(["dense"] * 4)
     assert len(net.nodes) == 5
-    with pytest.raises(ValueError, match="costs of the 5 nodes of net"):
-        split_into_stages(net, 2, wrong)
+    for wrong in ([1.0], [-1.0] * 5, [math.nan] * 5, [math.inf] * 5):
+        with pytest.raises(ValueError, match="costs of the 5 nodes of net"):
+            split_into_stages(net, 2, wrong)
 
 
 def test_a_deep_network_is_cut_quickly():
@@ -239,19 +233,16 @@ def test_sizes_are_those_of_an_epoch(samples, global_batch, devices, data):
     assert set(epoch) == set(sizes)
 
 
-def test_the_fixed_feed_has_no_smaller_last_batch():
+def test_batches_that_do_not_divide_are_named():
+    """The fixed feed has no smaller last batch."""
     assert epoch_batch_sizes(spec_of(25, 10, 2), 0, 1) == [(10, 10), (5, 5)]
     assert epoch_batch_sizes(spec_of(25, 10, 2, "fixed"), 0, 1) == [(10, 10), (10, 10)]
-
-
-@pytest.mark.parametrize(
-    ("last", "micro_batches", "words"),
-    [(8, 2, None), (8, 1, None), (5, 1, None), (5, 2, "the last batch of an epoch has 5 samples"), (8, 4, "a batch")],
-)
-def test_batches_that_do_not_divide_are_named(last, micro_batches, words):
-    reason = indivisible_reason([BatchSize(10, 10), BatchSize(last, last)], micro_batches)
-    assert reason is None if words is None else reason is not None and reason.startswith(words)
-    assert reason is None or "change strategy.options.micro_batches" in reason
+    for last, micro_batches, words in (
+        (8, 2, None), (8, 1, None), (5, 1, None), (5, 2, "the last batch of an epoch has 5 samples"), (8, 4, "a batch"),
+    ):  # fmt: skip
+        reason = indivisible_reason([BatchSize(10, 10), BatchSize(last, last)], micro_batches)
+        assert reason is None if words is None else reason is not None and reason.startswith(words)
+        assert reason is None or "change strategy.options.micro_batches" in reason
 
 
 @pytest.mark.parametrize(

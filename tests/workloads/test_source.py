@@ -53,6 +53,12 @@ def test_every_sample_once_per_epoch_and_no_part_empty(size, epoch):
         # All but the last are full; the last takes a remainder too small to share out.
         assert sum(counts) == size[1] or update == updates - 1
         assert sum(counts) < size[1] + size[2]
+    for number, one in enumerate(sources):
+        for update, batch in enumerate(one.epoch(epoch)):
+            indices = parts[update][number]
+            assert np.array_equal(batch.targets, indices) and np.array_equal(batch.inputs[:, 1], indices)
+            assert batch.global_samples == one.global_samples(update) and batch.samples == len(indices)
+        assert update == updates - 1
 
 
 @given(sizes(), st.integers(0, 3))
@@ -66,17 +72,6 @@ def test_batches_do_not_depend_on_the_number_of_replicas(size, epoch):
             assert update == sources[0].steps_per_epoch - 1
             single = np.concatenate([single, alone.batch_indices(epoch, update + 1)])
         assert np.array_equal(together, single)
-
-
-@given(sizes())
-def test_epoch_yields_what_batch_indices_says(size):
-    for one in group(*size):
-        batches = list(one.epoch(1))
-        assert len(batches) == one.steps_per_epoch
-        for update, batch in enumerate(batches):
-            indices = one.batch_indices(1, update)
-            assert np.array_equal(batch.targets, indices) and np.array_equal(batch.inputs[:, 1], indices)
-            assert batch.global_samples == one.global_samples(update) and batch.samples == len(indices)
 
 
 @pytest.mark.parametrize(
@@ -98,14 +93,12 @@ def test_batch_sizes(samples, global_batch, settings, expected):
 
 
 def test_epochs_and_seeds_shuffle_anew():
+    """Iterating continues through the epochs."""
     one = source(100, 100)
     orders = [one.batch_indices(epoch, 0).tolist() for epoch in (0, 1, 0)]
     assert orders[0] == orders[2] != orders[1]
     assert orders[0] != list(range(100))
     assert source(100, 100, seed=1).batch_indices(0, 0).tolist() != orders[0]
-
-
-def test_iterating_continues_through_the_epochs():
     one = source(20, 6)
     seen = [batch.targets.tolist() for batch in islice(one, 9)]
     expected = [one.batch_indices(epoch, update).tolist() for epoch in range(3) for update in range(4)]
@@ -153,35 +146,18 @@ def test_the_host_feed_gives_new_plain_arrays(tmp_path):
     assert inputs.min() == 0 and mapped.min() == 0
 
 
-def test_disk_gives_the_same_batches(tmp_path):
-    mapped = []
-    for name, array in zip(("inputs", "targets"), arrays(20), strict=True):
-        np.save(tmp_path / f"{name}.npy", array)
-        mapped.append(np.load(tmp_path / f"{name}.npy", mmap_mode="r"))
-    try:
-        one = Source(*mapped, global_batch=6, seed=0, replica=1, replicas=2, feed="disk")
-    except InputError as error:
-        pytest.skip(str(error))  # the temporary folder lies in memory
-    for from_disk, expected in zip(one.epoch(2), source(20, 6, 1, 2).epoch(2), strict=True):
-        assert np.array_equal(from_disk.inputs, expected.inputs)
-        assert np.array_equal(from_disk.targets, expected.targets)
-
-
-def test_too_few_samples_for_all_replicas():
-    with pytest.raises(InputError, match=r"3 samples for 4 replicas.*dataset\.size"):
-        source(3, 8, replicas=4)
-    with pytest.raises(InputError, match="3 samples for 4 replicas"):
-        source(20, 8, replicas=4, first=17)
-    with pytest.raises(InputError, match=r"batch of 3 samples.*4 replicas.*train\.global_batch"):
-        source(20, 3, replicas=4)
-    with pytest.raises(InputError, match=r"dataset\.feed=dsik is unknown.*host, fixed, disk"):
-        source(feed="dsik")
-
-
-@pytest.mark.parametrize("wrong", [{"replica": 2, "replicas": 2}, {"first": 9, "last": 8}, {"last": 21}])
-def test_contradicting_arguments(wrong):
-    with pytest.raises(ValueError):
-        source(**wrong)
+def test_contradicting_arguments():
+    for samples, others, message in (
+        (3, {"global_batch": 8, "replicas": 4}, r"3 samples for 4 replicas.*dataset\.size"),
+        (20, {"global_batch": 8, "replicas": 4, "first": 17}, "3 samples for 4 replicas"),
+        (20, {"global_batch": 3, "replicas": 4}, r"batch of 3 samples.*4 replicas.*train\.global_batch"),
+        (20, {"feed": "dsik"}, r"dataset\.feed=dsik is unknown.*host, fixed, disk"),
+    ):
+        with pytest.raises(InputError, match=message):
+            source(samples, **others)
+    for wrong in ({"replica": 2, "replicas": 2}, {"first": 9, "last": 8}, {"last": 21}):
+        with pytest.raises(ValueError):
+            source(**wrong)
     with pytest.raises(ValueError, match="4 inputs, 5 targets"):
         Source(arrays(4)[0], arrays(5)[1], global_batch=2, seed=0, replica=0, replicas=1)
     for update in (-1, 4):  # past the epoch
@@ -253,14 +229,11 @@ def test_arrays_that_cannot_be_read_from_a_disk(array, monkeypatch):
         UncachedRows(array)
 
 
-def test_a_file_that_got_shorter(array):
+def test_files_that_get_shorter_and_are_closed(array):
     rows = disk_rows(array)
     os.truncate(array.filename, 2400 * 100)
     with pytest.raises(OSError, match="ends before sample 399"):
         rows(np.array([0, 399]))
-
-
-def test_the_file_is_closed_with_the_reader(array):
     rows = disk_rows(array)
     number = rows._file
     os.fstat(number)
@@ -324,7 +297,7 @@ def test_work_overlaps_with_the_consumer():
 
 
 @pytest.mark.slow
-def test_an_error_comes_after_the_items_before_it():
+def test_an_error_comes_after_the_items_before_it_and_ends_the_thread():
     def items():
         yield 1
         raise KeyError("broken")
@@ -334,6 +307,14 @@ def test_an_error_comes_after_the_items_before_it():
     with pytest.raises(KeyError, match="broken"):
         next(ahead)
     assert list(ahead) == []
+
+    def consume():
+        for item in prefetch(count()):
+            if item == 3:
+                raise RuntimeError("consumer")
+
+    with pytest.raises(RuntimeError, match="consumer"):
+        consume()
 
 
 @pytest.mark.slow
@@ -346,14 +327,3 @@ def test_closing_early_ends_the_thread_at_once(depth, wait_s):
     ahead.close()
     assert time.perf_counter() - begin_s < 1
     assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
-
-
-@pytest.mark.slow
-def test_an_error_of_the_consumer_ends_the_thread():
-    def consume():
-        for item in prefetch(count()):
-            if item == 3:
-                raise RuntimeError("consumer")
-
-    with pytest.raises(RuntimeError, match="consumer"):
-        consume()

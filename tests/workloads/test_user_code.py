@@ -38,29 +38,28 @@ def user_files(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_names_are_found_without_importing_their_file():
+def test_names_are_found_without_importing_their_file(user_files):
+    """A star import may define any name; an edited file has another digest."""
     for name in ("taken", "thing", "build", "Net", "first", "rest", "assigned"):
         digest = user_code.file_digest(f"mine:{name}", "model.torch")
         assert digest is not None and len(digest) == 16 and "mine" not in sys.modules
-
-
-def test_a_star_import_may_define_any_name(user_files):
     (user_files / "star.py").write_text("from mine import *\n")
     assert user_code.file_digest("star:any", "model.torch")
-
-
-def test_an_edited_file_has_another_digest(user_files):
     before = user_code.file_digest("mine:build", "model.torch")
     (user_files / "mine.py").write_text(CODE + "\n# changed\n")
     assert user_code.file_digest("mine:build", "model.torch") != before
 
 
-def test_packages_and_installed_modules(user_files):
+def test_packages_installed_modules_and_the_current_folder(user_files, monkeypatch):
     (user_files / "pack" / "age").mkdir(parents=True)
     (user_files / "pack" / "age" / "__init__.py").write_text("def build(): ...\n")
     assert user_code.file_digest("pack.age:build", "model.torch") is not None
     assert user_code.file_digest("json.decoder:JSONDecoder", "model.torch") is not None
     assert user_code.file_digest("sys:path", "model.torch") is None  # no Python file
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    (user_files / "loaded_here.py").write_text("def build(): return 3\n")
+    assert user_code.load_function("loaded_here:build", "model.torch")() == 3
+    del sys.modules["loaded_here"]
 
 
 WRONG_REFERENCES = {
@@ -82,13 +81,6 @@ def test_a_wrong_reference_is_one_line(user_files, reference):
     with pytest.raises(InputError, match=WRONG_REFERENCES[reference]) as caught:
         user_code.file_digest(reference, "dataset.builder")
     assert "\n" not in str(caught.value) and not isinstance(caught.value, PluginError)
-
-
-def test_loading_finds_the_current_folder(user_files, monkeypatch):
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    (user_files / "loaded_here.py").write_text("def build(): return 3\n")
-    assert user_code.load_function("loaded_here:build", "model.torch")() == 3
-    del sys.modules["loaded_here"]
 
 
 def test_files_of_the_user_hide_no_installed_module(user_files):
@@ -123,10 +115,8 @@ def test_a_file_sees_no_arguments_of_this_process(user_files, monkeypatch):
 def test_a_file_that_ends_the_program_is_one_line(line, end, user_files, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["worker"])
     (user_files / "ends.py").write_text(f"def build(): ...\n{line}\n")
-    leave = os._exit
-    with pytest.raises(
-        PluginError, match=f"ends the program when it is imported .{end}.; what it runs, or re"
-    ) as caught:
+    leave, message = os._exit, f"ends the program when it is imported .{end}.; what it runs, or re"
+    with pytest.raises(PluginError, match=message) as caught:
         user_code.load_function("ends:build", "model.torch")
     assert str(caught.value).endswith('should be under `if __name__ == "__main__":`') and "\n" not in str(caught.value)
     assert os._exit is leave
@@ -140,7 +130,8 @@ def test_a_failure_to_load_is_one_line_with_its_traceback(user_files):
     assert 'faulty_here.py", line 2' in caught.value.log
 
 
-def test_a_user_model_has_the_name_of_its_function_and_the_digests_of_its_files():
+def test_names_of_users_models():
+    """Of their function or library, with the digests of their files."""
     torch = user_code.identify_model(USER_MODEL)
     both = user_code.identify_model(dataclasses.replace(USER_MODEL, keras="yours:build"))
     keras = user_code.identify_model(ModelSpec("custom", keras="yours:build"))
@@ -151,53 +142,47 @@ def test_a_user_model_has_the_name_of_its_function_and_the_digests_of_its_files(
     built_in = ModelSpec("mlp")
     assert user_code.identify_model(built_in) == built_in
     assert user_code.is_user_model(keras) and not user_code.is_user_model(built_in)
+    reference = "scalebench.strategies.torch.libraries:build_torchvision"
+    model = user_code.identify_model(ModelSpec("resnet50", torch=reference))
+    assert model.name == user_code.identify_model(model).name == "torchvision/resnet50"
+    with pytest.raises(InputError, match=r"^model=torchvision is all of torchvision: set model.name to one of its net"):
+        user_code.identify_model(ModelSpec("torchvision", torch=reference))
 
 
-WRONG_MODELS = {
-    "no function": (ModelSpec("custom"), r"^model=custom is a network of your own: set model.torch=MODULE:FUNCTION, "),
-    "built-in": (
-        ModelSpec("mlp", keras="mine:build"),
-        r"^model=mlp has its network already: model.keras is for model=custom$",
-    ),
-    "no module": (ModelSpec("custom", keras="his:build"), r"^model.keras=his:build: no module 'his' in "),
-    "of a plugin": (ModelSpec("theirs", torch="his:build"), r"^model=theirs: model.torch=his:build: no module 'his'"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG_MODELS)
-def test_a_wrong_model_is_the_users_mistake_unless_it_is_of_a_plugin(case):
-    model, message = WRONG_MODELS[case]
-    with pytest.raises(PluginError if case == "of a plugin" else InputError, match=message) as caught:
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        (ModelSpec("custom"), InputError, "custom is a network of your own: set model.torch=MODULE:FUNCTION, "),
+        (ModelSpec("mlp", keras="mine:build"), InputError, "mlp has its network already: model.keras is for model=cu"),
+        (ModelSpec("custom", keras="his:build"), InputError, r"\.keras=his:build: no module 'his' in "),
+        (ModelSpec("theirs", torch="his:build"), PluginError, "=theirs: model.torch=his:build: no module 'his'"),
+    ],
+)
+def test_a_wrong_model_is_the_users_mistake_unless_it_is_of_a_plugin(model, error, message):
+    with pytest.raises(InputError, match=rf"^model=?{message}") as caught:
         user_code.identify_model(model)
-    assert isinstance(caught.value, PluginError) == (case == "of a plugin")
+    assert type(caught.value) is error
 
 
-def filled_keys(model):
-    return model.input_shape, model.target_shape, model.outputs, model.loss, model.metric
+OWN = dataclasses.replace(USER_MODEL, input_shape=[64, 64, 3], outputs=11, metric="cross_entropy")
+OF_PLUGIN = ModelSpec("theirs", loss="auto", metric="auto")
+BUILT_IN = ModelSpec("mlp", input_shape=[8000], target_shape=[1])
 
 
-COMPLETED = {
-    "quantities": (USER_MODEL, CURVES, ([200, 3], [2], 2, "mse", "mse")),
-    "classes": (USER_MODEL, PICTURES, ([32, 32, 3], [], 10, "cross_entropy", "accuracy")),
-    "two axes": (USER_MODEL, SampleShape((4,), (3, 2)), ([4], [3, 2], 6, "mse", "mse")),
-    "set in the config": (
-        dataclasses.replace(USER_MODEL, input_shape=[64, 64, 3], outputs=11, metric="cross_entropy"),
-        PICTURES,
-        ([64, 64, 3], [], 11, "cross_entropy", "cross_entropy"),
-    ),
-    "of a plugin": (
-        ModelSpec("theirs", loss="auto", metric="auto"), PICTURES, ([32, 32, 3], [], 10, "cross_entropy", "accuracy"),
-    ),
-    "built-in": (  # that the shapes do not match is reported elsewhere
-        ModelSpec("mlp", input_shape=[8000], target_shape=[1]), CURVES, ([8000], [1], 1, "mse", "mse"),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", COMPLETED)
-def test_samples_complete_what_the_config_leaves_open(case):
-    model, samples, expected = COMPLETED[case]
-    assert filled_keys(user_code.complete_model(model, samples, "it")) == expected
+@pytest.mark.parametrize(
+    ("model", "samples", "expected"),
+    [
+        (USER_MODEL, CURVES, ([200, 3], [2], 2, "mse", "mse")),
+        (USER_MODEL, PICTURES, ([32, 32, 3], [], 10, "cross_entropy", "accuracy")),
+        (USER_MODEL, SampleShape((4,), (3, 2)), ([4], [3, 2], 6, "mse", "mse")),
+        (OWN, PICTURES, ([64, 64, 3], [], 11, "cross_entropy", "cross_entropy")),
+        (OF_PLUGIN, PICTURES, ([32, 32, 3], [], 10, "cross_entropy", "accuracy")),
+        (BUILT_IN, CURVES, ([8000], [1], 1, "mse", "mse")),  # that the shapes do not match is reported elsewhere
+    ],
+)
+def test_samples_complete_what_the_config_leaves_open(model, samples, expected):
+    full = user_code.complete_model(model, samples, "it")
+    assert (full.input_shape, full.target_shape, full.outputs, full.loss, full.metric) == expected
 
 
 @pytest.mark.parametrize(
@@ -268,26 +253,16 @@ def test_the_loss_of_a_users_module(steps_file, function, loss, samples, expecte
 
 
 def test_an_edited_loss_is_another_run(steps_file, tmp_path):
+    """Several arrays of a sample need a network and a loss that take them."""
     model = ModelSpec("custom", torch="plain:build", loss="mysteps:loss")
     before = user_code.identify_model(model).code_digest
     (tmp_path / "mysteps.py").write_text(STEPS_FILE + "# changed\n")
     assert user_code.identify_model(model).code_digest != before
     with pytest.raises(InputError, match=r"^model.loss=mysteps:lose: no function in .* 'lose'; did you mean 'loss'\?$"):
         user_code.identify_model(dataclasses.replace(model, loss="mysteps:lose"))
-
-
-def test_several_arrays_need_a_network_and_a_loss_that_take_them(steps_file):
     models = [ModelSpec("mlp", input_shape=[8]), ModelSpec("custom", torch="plain:build", loss="mse", metric="auto")]
     for model in models:
         with pytest.raises(
             InputError, match=r"dataset=it has several of a sample \(ids int64 \(8,\)\), for which scale"
         ):
             user_code.complete_model(model, TOKENS, "it")
-
-
-def test_networks_of_libraries_have_the_library_in_their_names():
-    reference = "scalebench.strategies.torch.libraries:build_torchvision"
-    model = user_code.identify_model(ModelSpec("resnet50", torch=reference))
-    assert model.name == user_code.identify_model(model).name == "torchvision/resnet50"
-    with pytest.raises(InputError, match=r"^model=torchvision is all of torchvision: set model.name to one of its net"):
-        user_code.identify_model(ModelSpec("torchvision", torch=reference))

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,57 +50,46 @@ def test_written_once_and_opened_as_a_map(tmp_path):
     assert not temporaries(folder.parent)
 
 
-def test_another_identity_or_name_is_another_folder(tmp_path):
-    folders = {ensure(tmp_path), ensure(tmp_path, identity={"seed": 1})}
-    folders.add(cache.ensure_folder(tmp_path, "other", IDENTITY, SIZE_BYTES, write))
-    assert len(folders) == 3
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def other_shape(path):
-    np.save(path, np.ones((5, 3, 4), np.float32))  # as many bytes as before
-
-
-def other_mark(path):
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"fingerprint": "0" * 16}))
-
-
 DAMAGE = {
     "no meta": (cache.META, Path.unlink),
     "garbled meta": (cache.META, lambda path: path.write_bytes(b'{"fingerprint\xff')),
     "meta of another kind": (cache.META, lambda path: path.write_text("[]")),
-    "wrong fingerprint": (cache.META, other_mark),
+    "wrong fingerprint": (
+        cache.META, lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | {"fingerprint": "0" * 16})),
+    ),
     "no targets": (cache.TARGETS, Path.unlink),
     "empty inputs": (cache.INPUTS, lambda path: path.write_bytes(b"")),
-    "cut inputs": (cache.INPUTS, cut),
+    "cut inputs": (cache.INPUTS, lambda path: path.write_bytes(path.read_bytes()[:-1])),
     "longer inputs": (cache.INPUTS, lambda path: path.write_bytes(path.read_bytes() + b"0")),
-    "another shape": (cache.INPUTS, other_shape),
+    "another shape of as many bytes": (cache.INPUTS, lambda path: np.save(path, np.ones((5, 3, 4), np.float32))),
     "a zip": (cache.INPUTS, lambda path: path.write_bytes(b"PK\x03\x04 and so on")),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_cache_is_rebuilt(tmp_path, damage):
-    folder = ensure(tmp_path)
+    folder, calls = ensure(tmp_path), []
     file, spoil = DAMAGE[damage]
     spoil(folder / file)
-    calls = []
     assert ensure(tmp_path, lambda folder: calls.append(write(folder))) == folder
     assert len(calls) == 1 and cache.is_complete(folder, cache.cache_key("toy", IDENTITY))
     assert {path.name for path in folder.iterdir()} == {cache.INPUTS, cache.TARGETS, cache.META}
 
 
-def test_a_failed_writer_leaves_nothing(tmp_path):
-    def fail(folder):
-        write(folder)
-        raise KeyboardInterrupt
+def raising(error):
+    def fail(*_, **__):
+        raise error
 
+    return fail
+
+
+def test_a_failed_writer_leaves_nothing_and_a_complete_cache_may_be_read_only(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
-        ensure(tmp_path, fail)
+        ensure(tmp_path, lambda folder: [write(folder), raising(KeyboardInterrupt())()])
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+    folder = ensure(tmp_path)
+    monkeypatch.setattr(Path, "mkdir", raising(PermissionError(errno.EACCES, "Permission denied")))
+    assert ensure(tmp_path) == folder
 
 
 def test_waiting_for_another_process_is_one_line_and_has_an_end(tmp_path, monkeypatch, capfd):
@@ -118,69 +106,42 @@ def test_waiting_for_another_process_is_one_line_and_has_an_end(tmp_path, monkey
 
 
 def test_a_disk_without_enough_space(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=SIZE_BYTES - 1))
-    with pytest.raises(InputError, match=r"full .*GB needed.*dataset\.cache=/another/folder") as caught:
-        ensure(tmp_path)
-    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+    """That it fills up must be an error of create_array, since a write to mapped memory would kill us."""
 
+    def fails(message, cache_dir=tmp_path):
+        with pytest.raises(InputError, match=rf"{message}.*dataset\.cache=/another/folder") as caught:
+            ensure(cache_dir)
+        assert str(cache_dir) in str(caught.value) and "\n" not in str(caught.value)
+        assert not temporaries(tmp_path)
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_disk_that_fills_up_while_writing(tmp_path, monkeypatch, number):
-    """It must be an error of create_array, since a write to mapped memory would kill us."""
-
-    def no_room(*_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "posix_fallocate", no_room)
-    with pytest.raises(InputError, match=r"is full .*dataset\.cache=/another/folder"):
-        ensure(tmp_path)
-    assert not temporaries(tmp_path)
-
-
-def test_unwritable_folder(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"cannot be written .*dataset\.cache=/another/folder") as caught:
-        ensure(tmp_path / "file" / "cache")
-    assert str(tmp_path / "file" / "cache") in str(caught.value)
+    fails("cannot be written", tmp_path / "file" / "cache")
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", raising(OSError(number, os.strerror(number))))
+            fails("is full")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=SIZE_BYTES - 1))
+    fails("full .*GB needed")
 
 
-def test_a_complete_cache_may_be_read_only(tmp_path, monkeypatch):
-    folder = ensure(tmp_path)
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from scalebench.workloads.datasets import cache
 
-    def refuse(*_, **__):
-        raise PermissionError(errno.EACCES, "Permission denied")
+def write(folder):
+    with open(sys.argv[2], "a") as log:
+        log.write("built\\n")
+    time.sleep(60)
 
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    assert ensure(tmp_path) == folder
-
-
-SCRIPT = textwrap.dedent(
-    """
-    import sys, time
-    from pathlib import Path
-    from scalebench.workloads.datasets import cache
-
-    def write(folder):
-        with open(sys.argv[2], "a") as log:
-            log.write("built\\n")
-        time.sleep(float(sys.argv[3]))
-        for file in (cache.INPUTS, cache.TARGETS):
-            cache.create_array(folder / file, (5, 2), "float32")[:] = 1
-
-    print(cache.ensure_folder(Path(sys.argv[1]), "toy", {"seed": int(sys.argv[4])}, 1000, write))
-    """
-)
-
-
-def start_writer(cache_dir, log, build_s, seed=0):
-    command = [sys.executable, "-c", SCRIPT, str(cache_dir), str(log), str(build_s), str(seed)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+cache.ensure_folder(Path(sys.argv[1]), "toy", {"seed": int(sys.argv[3])}, 1000, write)
+"""
 
 
 def test_leftovers_of_dead_writers_are_removed(tmp_path):
-    log = tmp_path / "log"
-    cache_dir = tmp_path / "cache"
-    writers = [start_writer(cache_dir, log, 60, seed) for seed in (0, 1, 2)]
+    log, cache_dir = tmp_path / "log", tmp_path / "cache"
+    commands = [[sys.executable, "-c", SCRIPT, str(cache_dir), str(log), str(seed)] for seed in (0, 1, 2)]
+    writers = [subprocess.Popen(command) for command in commands]
     try:
         wait_until(lambda: log.exists() and log.read_text().count("\n") == 3)
         (cache_dir / ".foreign.tmp-1234").mkdir()
@@ -203,8 +164,7 @@ SAMPLES = 2 * materials.CHUNK + 100
 
 
 def test_files_equal_the_generator(tmp_path):
-    folder = materials.define_materials(SAMPLES, seed=5).ensure(tmp_path, workers=2)
-    inputs, targets = cache.open_arrays(folder)
+    inputs, targets = cache.open_arrays(materials.define_materials(SAMPLES, seed=5).ensure(tmp_path, workers=2))
     curves, labels = materials.generate_curves(SAMPLES, seed=5)
     assert np.array_equal(inputs, curves) and np.array_equal(targets, labels)
     assert inputs.dtype == targets.dtype == np.float32
@@ -225,26 +185,24 @@ def test_other_shapes_and_types(tmp_path):
     assert TOY.size_bytes == inputs.nbytes + targets.nbytes
 
 
-IDENTITY_CHANGES = [{"version": 2}, {"samples": 11}, {"seed": 1}, {"input_dtype": "int8"}, {"details": {"classes": 3}}]
+def test_changed_files_are_another_folder(tmp_path):
+    """Settings that do not change the files keep the folder."""
+    folder = TOY.ensure(tmp_path)
+    changes = {"name": "b"}, {"version": 2}, {"samples": 11}, {"seed": 1}, {"input_dtype": "i1"}, {"details": {"a": 3}}
+    folders = {dataclasses.replace(TOY, **change).ensure(tmp_path) for change in changes}
+    assert len(folders - {folder}) == len(changes)
+    for change in ({"chunk": 3}, {"min_pool_bytes": 0}, {"details": {}}):
+        assert dataclasses.replace(TOY, **change).ensure(tmp_path, workers=1) == folder
 
 
-@pytest.mark.parametrize("change", IDENTITY_CHANGES)
-def test_changed_files_are_another_folder(tmp_path, change):
-    assert dataclasses.replace(TOY, **change).ensure(tmp_path) != TOY.ensure(tmp_path)
-
-
-@pytest.mark.parametrize("change", [{"chunk": 3}, {"min_pool_bytes": 0}, {"details": {}}])
-def test_settings_that_do_not_change_the_files_keep_the_folder(tmp_path, change):
-    assert dataclasses.replace(TOY, **change).ensure(tmp_path, workers=1) == TOY.ensure(tmp_path)
-
-
-@pytest.mark.parametrize(("missing_bytes", "workers"), [(0, [3]), (1, [])])
-def test_only_large_datasets_start_processes(tmp_path, monkeypatch, missing_bytes, workers):
+def test_only_large_datasets_start_processes(tmp_path, monkeypatch):
     pools = []
     monkeypatch.setattr(cache.ChunkedDataset, "_fill_in_pool", lambda *arguments: pools.append(arguments[-1]))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
-    dataclasses.replace(TOY, chunk=1, min_pool_bytes=TOY.size_bytes + missing_bytes).ensure(tmp_path)
-    assert pools == workers
+    for missing_bytes, workers in ((1, []), (0, [3])):
+        smaller = dataclasses.replace(TOY, chunk=1, seed=missing_bytes, min_pool_bytes=TOY.size_bytes + missing_bytes)
+        smaller.ensure(tmp_path)
+        assert pools == workers
 
 
 class Counted:
@@ -269,24 +227,22 @@ def test_the_dataset_is_sent_once_to_each_process(tmp_path):
     assert log.read_text().splitlines() == ["sent"] * 2
 
 
-POOL_SCRIPT = textwrap.dedent(
-    """
-    import os, signal, sys, time
-    from pathlib import Path
-    import numpy as np
-    from scalebench.workloads.datasets.cache import ChunkedDataset
+POOL_SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+import numpy as np
+from scalebench.workloads.datasets.cache import ChunkedDataset
 
-    def make(start, count):
-        Path(sys.argv[1], f"pid{os.getpid()}").touch()
-        if sys.argv[2] == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(1)
-        return np.zeros((count, 1)), np.zeros((count, 1))
+def make(start, count):
+    Path(sys.argv[1], f"pid{os.getpid()}").touch()
+    if sys.argv[2] == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1)
+    return np.zeros((count, 1)), np.zeros((count, 1))
 
-    if __name__ == "__main__":
-        ChunkedDataset("slow", 1, 100, 0, (1,), (1,), 1, make).ensure(Path(sys.argv[1], "cache"), workers=2)
-    """
-)
+if __name__ == "__main__":
+    ChunkedDataset("slow", 1, 100, 0, (1,), (1,), 1, make).ensure(Path(sys.argv[1], "cache"), workers=2)
+"""
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
@@ -317,6 +273,7 @@ def test_a_killed_worker_is_one_line(tmp_path):
 
 
 WAIT_S = 60.0
+CACHED = (cache.INPUTS, cache.TARGETS, cache.META)
 
 
 def write_more(folder):
@@ -334,9 +291,7 @@ def copy_to(folder, stage, **more):
 
 
 def is_same(one, other):
-    return all(
-        (one / file).read_bytes() == (other / file).read_bytes() for file in ("inputs.npy", "targets.npy", cache.META)
-    )
+    return all((one / file).read_bytes() == (other / file).read_bytes() for file in CACHED)
 
 
 def test_copied_once_and_kept(folder, tmp_path):
@@ -370,20 +325,21 @@ def test_the_stage_may_contain_a_variable(folder, tmp_path, monkeypatch):
 
 
 COPIER = """
-    import sys, time
-    from pathlib import Path
-    from scalebench.workloads.datasets import node_copy
-    folder, stage, mode = sys.argv[1:]
-    def on_copied():
-        print("copied", flush=True)
-        time.sleep(60 if mode == "hang" else 0.05)
-    print(node_copy.copy_to_node(Path(folder), stage, 60.0, on_copied), flush=True)
+import sys, time
+from pathlib import Path
+from scalebench.workloads.datasets import node_copy
+
+def on_copied():
+    print("copied", flush=True)
+    time.sleep(60 if sys.argv[3] == "hang" else 0.05)
+
+print(node_copy.copy_to_node(Path(sys.argv[1]), sys.argv[2], 60.0, on_copied), flush=True)
 """
 
 
 def start_copier(folder, stage, mode="copy"):
-    code = textwrap.dedent(COPIER)
-    return subprocess.Popen([sys.executable, "-c", code, str(folder), str(stage), mode], stdout=-1, text=True)
+    command = [sys.executable, "-c", COPIER, str(folder), str(stage), mode]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def test_of_several_processes_one_copies(folder, tmp_path):
@@ -408,24 +364,18 @@ def test_waiting_is_limited_and_a_killed_copier_is_replaced(folder, tmp_path):
     assert sorted(path.name for path in stage.iterdir()) == [folder.name, f"{folder.name}.lock"]
 
 
-def test_a_stage_that_fills_up(folder, tmp_path, monkeypatch):
-    def full(file):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def test_a_stage_that_fills_up_and_a_dataset_that_this_node_cannot_read(folder, tmp_path, monkeypatch):
+    def fails(message, source=folder):
+        with pytest.raises(InputError, match=message):
+            copy_to(source, tmp_path / "stage")
 
-    monkeypatch.setattr(cache.os, "fsync", full)
-    with pytest.raises(
-        InputError, match=r"^node copy .*/stage is full \(No space left on device\): set hardware.node_copy="
-    ):
-        copy_to(folder, tmp_path / "stage")
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.os, "fsync", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        fails(r"^node copy .*/stage is full \(No space left on device\): set hardware.node_copy=")
     assert [path.name for path in (tmp_path / "stage").iterdir()] == [f"{folder.name}.lock"]
-
-
-def test_a_dataset_that_this_node_cannot_read(folder, tmp_path):
-    with pytest.raises(InputError, match=r"^dataset .*/nowhere cannot be read on this node \(No such file"):
-        copy_to(tmp_path / "nowhere", tmp_path / "stage")
+    fails(r"^dataset .*/nowhere cannot be read on this node \(No such file", tmp_path / "nowhere")
     (folder / cache.TARGETS).unlink()
-    with pytest.raises(InputError, match=r"cannot be read on this node .*: set dataset.cache to a folder that all"):
-        copy_to(folder, tmp_path / "stage")
+    fails("cannot be read on this node .*: set dataset.cache to a folder that all")
 
 
 def test_a_run_reads_from_the_stage(tmp_path):

@@ -27,12 +27,6 @@ NAMES = [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]
 PYTHON, BINARY = "cifar-10-batches-py", "cifar-10-batches-bin"
 
 
-def expected_images():
-    """All 60 images (height, width, channels) in order, and their labels."""
-    rng = np.random.default_rng(0)
-    return rng.integers(0, 256, (60, 32, 32, 3), np.uint8), np.arange(60) * 7 % 10
-
-
 def string(text):
     """A str of Python 2, as its pickle protocol 2 has it."""
     return b"U" + bytes([len(text)]) + text if len(text) < 256 else b"T" + len(text).to_bytes(4, "little") + text
@@ -71,22 +65,22 @@ def python_batch(pixels, labels, fortran=False, dtype=b"u1"):
     return items + listed(put(string(b"leptodactylus_%d.png" % n)) for n in range(len(labels))) + b"u."
 
 
-def files(python):
-    """Name -> content, in the order in which the real archive has them."""
-    inputs, labels = expected_images()
-    rows = inputs.transpose(0, 3, 1, 2).reshape(60, 3072)
-    made = {}
+RANDOM = np.random.default_rng(0)
+IMAGES, CLASSES = RANDOM.integers(0, 256, (60, 32, 32, 3), np.uint8), np.arange(60) * 7 % 10
+
+
+def files(python, **changes):
+    """Name -> content, in the order in which the real archive has them; `changes` by name, None to leave one out."""
+    rows, made = IMAGES.transpose(0, 3, 1, 2).reshape(60, 3072), {}
     for place in (3, 5, 2, 1, 4, 0):
         part = slice(place * RECORDS, (place + 1) * RECORDS)
-        if python:
-            made[NAMES[place]] = python_batch(rows[part], labels[part].tolist())
-        else:
-            records = np.concatenate([labels[part, None].astype(np.uint8), rows[part]], axis=1)
-            made[f"{NAMES[place]}.bin"] = records.tobytes()
-    return made
+        records = np.concatenate([CLASSES[part, None].astype(np.uint8), rows[part]], axis=1).tobytes()
+        content = python_batch(rows[part], CLASSES[part].tolist()) if python else records
+        made[NAMES[place]] = changes.get(NAMES[place], content)
+    return {name if python else f"{name}.bin": content for name, content in made.items() if content is not None}
 
 
-def archive(path, contents, folder):
+def archive(path, contents, folder=BINARY):
     """A .tar.gz with `contents`, and with a readme, like the real archives."""
     with tarfile.open(path, "w:gz") as tar:
         for name, content in {"readme.html": b"<html>", **contents}.items():
@@ -100,6 +94,15 @@ def directory(path, contents):
     path.mkdir(parents=True)
     for name, content in contents.items():
         (path / name).write_bytes(content)
+    return path
+
+
+def spoil(path, share=1.0, byte=None):
+    """Cut the file after this share of it, and change a byte."""
+    content = bytearray(path.read_bytes())
+    if byte is not None:
+        content[byte] ^= 1
+    path.write_bytes(content[: int(share * len(content))])
     return path
 
 
@@ -117,24 +120,21 @@ def prepare(tmp_path, path, side=32, **changes):
 
 
 @pytest.mark.parametrize("python", [True, False])
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("packed", ["gz", "tar", "folder", "the folder above"])
 def test_images_in_order_with_the_test_batch_last(tmp_path, python, packed):
-    if packed:
+    path = tmp_path / "data" / FOLDERS[python]
+    directory(path, files(python))
+    if packed == "gz":
         path = archive(tmp_path / "cifar.tar.gz", files(python), FOLDERS[python])
-    else:
-        path = directory(tmp_path / FOLDERS[python], files(python))
+    elif packed == "tar":
+        with tarfile.open(tmp_path / "cifar.tar", "w") as tar:
+            tar.add(path, FOLDERS[python])
+        path = tmp_path / "cifar.tar"
+    elif packed == "the folder above":
+        path = path.parent
     inputs, targets = prepare(tmp_path, path)
-    expected, labels = expected_images()
     assert inputs.dtype == np.uint8 and targets.dtype == np.int64
-    assert np.array_equal(inputs, expected) and np.array_equal(targets, labels)
-
-
-def test_the_folder_above_and_an_archive_without_compression(tmp_path):
-    directory(tmp_path / "data" / BINARY, files(False))
-    with tarfile.open(tmp_path / "cifar.tar", "w") as tar:
-        tar.add(tmp_path / "data" / BINARY, BINARY)
-    for path in (tmp_path / "data", tmp_path / "cifar.tar"):
-        assert np.array_equal(prepare(tmp_path, path)[0], expected_images()[0])
+    assert np.array_equal(inputs, IMAGES) and np.array_equal(targets, CLASSES)
 
 
 def test_an_archive_that_is_not_the_published_one_is_named(tmp_path, capsys, monkeypatch):
@@ -186,44 +186,25 @@ def test_members_of_any_name_stay_in_the_archive(tmp_path):
     assert {entry.name for entry in tmp_path.iterdir()} == {"a.tar.gz", "b.tar.gz", "links.tar", "cache"}
 
 
-def changed(name, content, python=False):
-    contents = files(python)
-    if content is None:
-        del contents[name]
-    else:
-        contents[name] = content
-    return contents
-
-
-def cut(path, share):
-    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
-    return path
-
-
-def foreign(path):
-    with tarfile.open(path, "w:gz") as tar:
-        tar.addfile(tarfile.TarInfo("notes.txt"), io.BytesIO())
-    return path
-
-
 BAD = {
-    "cut": (lambda p: cut(archive(p, files(False), BINARY), 0.5), "not a complete CIFAR-10 archive"),
-    "cut at the end": (lambda p: cut(archive(p, files(True), PYTHON), 0.999), "not a complete CIFAR-10 archive"),
+    "cut": (lambda p: spoil(archive(p, files(False)), 0.5), "not a complete CIFAR-10 archive"),
+    "cut at the end": (lambda p: spoil(archive(p, files(True), PYTHON), 0.999), "not a complete CIFAR-10 archive"),
+    "a byte before gzip's checksum": (lambda p: spoil(archive(p, files(False)), byte=-8), "CRC check failed"),
     "no archive": (lambda p: p.write_bytes(b"hello") and p, "not a complete CIFAR-10 archive"),
     "empty": (lambda p: p.write_bytes(b"") or p, "not a complete CIFAR-10 archive|lacks"),
     "only gzip": (lambda p: p.write_bytes(gzip.compress(b"hello" * 999)) and p, "not a complete CIFAR-10 archive"),
-    "foreign": (foreign, "lacks data_batch_1, data_batch_2"),
-    "one missing": (lambda p: archive(p, changed("test_batch.bin", None), BINARY), "lacks test_batch:"),
-    "record length": (lambda p: archive(p, changed("data_batch_2.bin", bytes(3072 * 10)), BINARY),
+    "foreign": (lambda p: archive(p, {"notes.txt": b""}), "lacks data_batch_1, data_batch_2"),
+    "one missing": (lambda p: archive(p, files(False, test_batch=None)), "lacks test_batch:"),
+    "record length": (lambda p: archive(p, files(False, data_batch_2=bytes(3072 * 10))),
      "a file of 30720 bytes, expected 30730"),
-    "fewer records": (lambda p: directory(p, changed("data_batch_2.bin", bytes(3073 * 9))),
+    "fewer records": (lambda p: directory(p, files(False, data_batch_2=bytes(3073 * 9))),
      "a file of 27657 bytes, expected 30730"),
-    "labels": (lambda p: archive(p, changed("data_batch_2.bin", b"\x0a" * 30730), BINARY), "labels above 9"),
-    "pickle": (lambda p: archive(p, changed("data_batch_2", b"cos\nsystem\n(S'x'\ntR.", True), PYTHON),
+    "labels": (lambda p: archive(p, files(False, data_batch_2=b"\x0a" * 30730)), "labels above 9"),
+    "pickle": (lambda p: archive(p, files(True, data_batch_2=b"cos\nsystem\n(S'x'\ntR."), PYTHON),
      "GLOBAL b'os system' in place of PROTO"),
     "folder": (lambda p: p.mkdir() or p, f"has no folder {PYTHON} or {BINARY}"),
-    "incomplete folder": (lambda p: directory(p, changed("test_batch", None, True)), "with all six files"),
-    "cut folder": (lambda p: directory(p, changed("test_batch.bin", b"1234")), "a file of 4 bytes"),
+    "incomplete folder": (lambda p: directory(p, files(True, test_batch=None)), "with all six files"),
+    "cut folder": (lambda p: directory(p, files(False, test_batch=b"1234")), "a file of 4 bytes"),
     "missing": (lambda p: p, "does not exist"),
 }  # fmt: skip
 
@@ -284,55 +265,40 @@ def test_a_size_that_is_no_octal_number(tmp_path, field):
         prepare(tmp_path, tmp_path / "a.tar")
 
 
-def test_a_changed_byte_in_a_compressed_archive_is_seen(tmp_path):
-    """By gzip's checksum, which stands behind all that is needed."""
-    content = bytearray(archive(tmp_path / "a", files(False), BINARY).read_bytes())
-    content[-8] ^= 1
-    (tmp_path / "a").write_bytes(content)
-    with pytest.raises(InputError, match="CRC check failed"):
-        prepare(tmp_path, tmp_path / "a")
+def test_size_and_classes_are_fixed(tmp_path, monkeypatch):
+    """Pillow is needed for pictures of another size only."""
 
-
-def test_size_and_classes_are_fixed(tmp_path):
-    path = archive(tmp_path / "cifar.tar.gz", files(False), BINARY)
-    grey = image_config("cifar10", tmp_path, size=60, path=str(path))
-    grey.model.input_shape = [32, 32, 1]
-    with pytest.raises(InputError, match="square pictures of 3 channels"):
-        datasets.prepare(grey)
-    with pytest.raises(InputError, match=r"dataset\.size=50: .* leave its size at 60"):
-        prepare(tmp_path, path, size=50)
-    with pytest.raises(InputError, match=r"dataset\.classes=9: dataset=cifar10 has 10 classes"):
-        prepare(tmp_path, path, classes=9)
-
-
-def test_pillow_is_needed_for_another_size_only(tmp_path, monkeypatch):
     def missing(dataset):
         raise InputError(f"dataset={dataset} reads pictures with Pillow")
 
     monkeypatch.setattr(images, "load_pillow", missing)
-    path = archive(tmp_path / "cifar.tar.gz", files(False), BINARY)
+    path = archive(tmp_path / "cifar.tar.gz", files(False))
     prepare(tmp_path, path)
-    with pytest.raises(InputError, match="dataset=cifar10 reads pictures with Pillow"):
-        prepare(tmp_path, path, side=64)
+    for changes, message in (
+        ({"side": 64}, "dataset=cifar10 reads pictures with Pillow"),
+        ({"size": 50}, r"dataset\.size=50: .* leave its size at 60"),
+        ({"classes": 9}, r"dataset\.classes=9: dataset=cifar10 has 10 classes"),
+    ):
+        with pytest.raises(InputError, match=message):
+            prepare(tmp_path, path, **changes)
+    grey = image_config("cifar10", tmp_path, size=60, path=str(path))
+    grey.model.input_shape = [32, 32, 1]
+    with pytest.raises(InputError, match="square pictures of 3 channels"):
+        datasets.prepare(grey)
 
 
 PIXELS = np.arange(4 * 6, dtype=np.uint8).reshape(4, 6)
 LABELS = [3, 9, 0, 255]
-
-
-def batch(pixels=PIXELS, labels=LABELS, **options):
-    return python_batch(pixels, labels, **options)
-
-
-def test_the_batch_is_a_pickle_of_python_2():
-    """The outside check of the test's own writer: pickle itself reads it."""
-    loaded = pickle.loads(batch(), encoding="bytes")
-    assert np.array_equal(loaded[b"data"], PIXELS) and loaded[b"labels"] == LABELS
+BATCH = python_batch(PIXELS, LABELS)
 
 
 @pytest.mark.parametrize("fortran", [False, True])
 def test_images_and_labels(fortran):
-    pixels, labels = parse_pickle(batch(fortran=fortran), 4, 6)
+    """The outside check of the test's own writer: pickle itself reads it."""
+    batch = python_batch(PIXELS, LABELS, fortran=fortran)
+    loaded = pickle.loads(batch, encoding="bytes")
+    assert np.array_equal(loaded[b"data"], PIXELS) and loaded[b"labels"] == LABELS
+    pixels, labels = parse_pickle(batch, 4, 6)
     assert pixels.dtype == labels.dtype == np.uint8
     assert np.array_equal(pixels, PIXELS) and labels.tolist() == LABELS
 
@@ -361,17 +327,13 @@ def test_no_pickled_function_is_called(tmp_path, name, protocol):
     assert not (tmp_path / "ran").exists()
 
 
-def test_lists_of_more_than_a_thousand():
+def test_lists_of_more_than_a_thousand_and_repeated_strings():
+    """Python 2 wrote an object that it had written before as its number."""
     pixels, labels = np.arange(5000, dtype=np.uint8).reshape(2500, 2), np.arange(2500) % 10
     parsed = parse_pickle(python_batch(pixels, labels.tolist()), 2500, 2)
     assert np.array_equal(parsed[0], pixels) and np.array_equal(parsed[1], labels)
-
-
-def test_a_repeated_string_is_read_again():
-    """Python 2 wrote an object that it had written before as its number."""
-    name = string(b"leptodactylus_3.png")
-    again = batch().replace(name, b"h" + bytes([batch().split(string(b"leptodactylus_0.png") + b"q")[1][0]]))
-    assert parse_pickle(again, 4, 6)[1].tolist() == LABELS
+    stored = bytes([BATCH.split(string(b"leptodactylus_0.png") + b"q")[1][0]])
+    assert parse_pickle(BATCH.replace(string(b"leptodactylus_3.png"), b"h" + stored), 4, 6)[1].tolist() == LABELS
 
 
 def head(value):
@@ -400,15 +362,15 @@ BAD_PICKLES = {
     "bytearray": (head(b"\x96" + (2**31).to_bytes(8, "little")), "code b'.x96'"),
     "stored at a large number": (b"\x80\x02}r\xff\xff\xff\xff.", "STOP in place of MARK"),
     "many empty parts": (b"\x80\x02}(" + string(b"labels") + b"]" + b"(e" * 500, "more than 216 operations"),
-    "rows": (batch(PIXELS[:3]), "INT 3 in place of INT 4"),
-    "dtype": (batch(dtype=b"u2"), "STRING b'u2' in place of STRING b'u1'"),
-    "fewer labels": (batch(labels=LABELS[:3]), "STRING b'data' in place of MARK"),
-    "more labels": (batch(labels=[*LABELS, 1]), "a list of 5, expected 4"),
-    "labels": (batch(labels=[1, 2, 3, 256]), "no class numbers"),
-    "negative": (batch(labels=[1, 2, 3, -1]), "no class numbers"),
-    "cut array": (batch().replace(string(PIXELS.tobytes()), string(PIXELS.tobytes()[:-1])), "cut short"),
-    "more behind": (batch() + b"more", "4 bytes after its end"),
-    "cut": (batch()[:-1], "a pickle that is cut short"),
+    "rows": (python_batch(PIXELS[:3], LABELS), "INT 3 in place of INT 4"),
+    "dtype": (python_batch(PIXELS, LABELS, dtype=b"u2"), "STRING b'u2' in place of STRING b'u1'"),
+    "fewer labels": (python_batch(PIXELS, labels=LABELS[:3]), "STRING b'data' in place of MARK"),
+    "more labels": (python_batch(PIXELS, labels=[*LABELS, 1]), "a list of 5, expected 4"),
+    "labels": (python_batch(PIXELS, labels=[1, 2, 3, 256]), "no class numbers"),
+    "negative": (python_batch(PIXELS, labels=[1, 2, 3, -1]), "no class numbers"),
+    "cut array": (BATCH.replace(string(PIXELS.tobytes()), string(PIXELS.tobytes()[:-1])), "cut short"),
+    "more behind": (BATCH + b"more", "4 bytes after its end"),
+    "cut": (BATCH[:-1], "a pickle that is cut short"),
 }
 
 
@@ -426,7 +388,7 @@ def test_another_layout(case):
 @settings(max_examples=100)
 @given(data=st.data())
 def test_damage_raises_or_changes_values_only(data):
-    content = bytearray(batch())
+    content = bytearray(BATCH)
     for position in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=3)):
         content[position] = data.draw(st.integers(0, 255))
     try:

@@ -1,9 +1,9 @@
 """Class folders of pictures: numbered by name, chosen evenly, decoded once; every mistake is one line. Bytes and
 floats of a picture, and its size."""
 
-import builtins
 import collections
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -67,19 +67,16 @@ def test_pictures_are_chosen_evenly_and_by_the_seed(folder):
     assert len(others) == 3 and tuple(brightness(inputs)) in others
 
 
-def test_several_processes_decode_the_same(folder, monkeypatch):
-    one = prepare(folder)
-    monkeypatch.setattr(image_folder, "MIN_POOL_BYTES", 0)
-    monkeypatch.setattr(image_folder, "CHUNK", 5)
-    two = prepare(folder, cache=str(folder.parent / "other"))
-    assert np.array_equal(one[0], two[0]) and np.array_equal(one[1], two[1])
-
-
-def test_grey_cmyk_and_png_pictures(folder):
+def test_grey_cmyk_and_png_pictures(folder, monkeypatch):
+    """Several processes decode the same."""
     for place, options in enumerate(({"mode": "L"}, {"mode": "CMYK"}, {"mode": "RGBA", "format": "PNG"})):
         picture(folder / "n11" / f"{place}.jpeg", 200, **options)
     inputs, targets = prepare(folder)
     assert brightness(inputs[targets == 3]) == [200, 200, 200]
+    monkeypatch.setattr(image_folder, "MIN_POOL_BYTES", 0)
+    monkeypatch.setattr(image_folder, "CHUNK", 5)
+    pooled = prepare(folder, cache=str(folder.parent / "other"))
+    assert np.array_equal(inputs, pooled[0]) and np.array_equal(targets, pooled[1])
     (folder / "n02" / "9.JPEG").symlink_to(folder / "n01" / "0.JPEG")  # a link to a picture is one
     assert len(prepare(folder)[0]) == 16
 
@@ -100,40 +97,38 @@ def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def foreign(path):
-    Image.new("RGB", (40, 30)).save(path, format="GIF")
+DAMAGES = {
+    "cut": cut,
+    "another format": lambda path: Image.new("RGB", (40, 30)).save(path, format="GIF"),
+    "empty": lambda path: path.write_bytes(b""),
+}
 
 
-def empty(path):
-    path.write_bytes(b"")
-
-
-@pytest.mark.parametrize(("spoil", "pooled"), [(cut, True), (cut, False), (foreign, False), (empty, False)])
-def test_a_damaged_picture_is_named(folder, spoil, pooled, monkeypatch):
+@pytest.mark.parametrize(("damage", "pooled"), [("cut", True), *((damage, False) for damage in DAMAGES)])
+def test_a_damaged_picture_is_named(folder, damage, pooled, monkeypatch):
     if pooled:
         monkeypatch.setattr(image_folder, "MIN_POOL_BYTES", 0)
         monkeypatch.setattr(image_folder, "CHUNK", 5)
-    spoil(folder / "n02" / "2.JPEG")
+    DAMAGES[damage](folder / "n02" / "2.JPEG")
     with pytest.raises(InputError, match=r"n02/2\.JPEG is not a complete JPEG file \(") as caught:
         prepare(folder)
     assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
     assert [path.suffix for path in (folder.parent / "cache").iterdir()] == [".lock"]
 
 
-ODD_FILES = {
-    "pipe": os.mkfifo,
-    "device": lambda path: path.symlink_to("/dev/zero"),
-    "folder": Path.mkdir,
-    "link to nothing": lambda path: path.symlink_to("nothing"),
-}
-
-
-@pytest.mark.parametrize("kind", ODD_FILES)
-def test_pictures_are_regular_files(folder, kind):
+def test_pictures_are_regular_files(folder):
     """Reading a pipe would wait, without a limit, for somebody who writes into it."""
-    ODD_FILES[kind](folder / "n02" / "odd.jpg")
-    with pytest.raises(InputError, match=r"n02/odd\.jpg is not a regular file, or a link to none: remove it"):
-        prepare(folder, size=3)
+    odd = folder / "n02" / "odd.jpg"
+    for make, remove in (
+        (os.mkfifo, Path.unlink),
+        (lambda path: path.symlink_to("/dev/zero"), Path.unlink),
+        (lambda path: path.symlink_to("nothing"), Path.unlink),
+        (Path.mkdir, Path.rmdir),
+    ):
+        make(odd)
+        with pytest.raises(InputError, match=r"n02/odd\.jpg is not a regular file, or a link to none: remove it"):
+            prepare(folder, size=3)
+        remove(odd)
 
 
 def test_no_path_and_no_folders(tmp_path):
@@ -180,12 +175,9 @@ def test_chosen_evenly_and_none_twice(counts, size, seed):
 
 
 def test_without_pillow_no_process_is_started(folder, monkeypatch):
-    def missing(dataset):
-        raise InputError(f"dataset={dataset} reads pictures with Pillow")
-
-    monkeypatch.setattr(images, "load_pillow", missing)
+    monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.setattr(cache, "ensure_folder", lambda *_: pytest.fail("began to unpack"))
-    with pytest.raises(InputError, match="dataset=imagenet reads pictures with Pillow"):
+    with pytest.raises(InputError, match=r"dataset=imagenet reads .* pip install 'scalebench-train\[images\]'"):
         prepare(folder)
 
 
@@ -204,7 +196,7 @@ def test_twice_the_size_is_bilinear_between_pixel_centres():
     assert np.abs(got - padded).max() <= 1
 
 
-def test_the_central_square_keeps_the_middle_and_the_proportions():
+def test_the_central_square_keeps_the_middle_and_is_antialiased():
     wide = np.zeros((256, 512, 3), np.uint8)
     wide[16:240, 144:368] = 200  # the central 224 x 224
     cut = images.crop_and_resize(Image.fromarray(wide), 224)
@@ -212,23 +204,7 @@ def test_the_central_square_keeps_the_middle_and_the_proportions():
     assert (images.crop_and_resize(Image.fromarray(np.swapaxes(wide, 0, 1)), 224) == 200).all()
     gradient = np.repeat(np.linspace(0, 255, 512).astype(np.uint8)[None, :, None], 256, 0).repeat(3, 2)
     assert np.array_equal(images.crop_and_resize(Image.fromarray(gradient), 224), gradient[16:240, 144:368])
-
-
-def test_the_central_square_is_antialiased():
     stripes = np.zeros((256, 256, 3), np.uint8)
     stripes[:, ::2] = 255
     cut = images.crop_and_resize(Image.fromarray(stripes), 28)
     assert 120 < cut.mean() < 135 and cut.std() < 20
-
-
-def test_pillow_that_is_not_installed_is_one_line(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *arguments, **options):
-        if name.partition(".")[0] == "PIL":
-            raise ImportError(name)
-        return real(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InputError, match=r"dataset=imagenet reads .* pip install 'scalebench-train\[images\]'"):
-        images.load_pillow("imagenet")

@@ -75,18 +75,15 @@ def test_samples_do_not_depend_on_the_workers(folder, tmp_path, monkeypatch):
     assert not workers_alive()
 
 
-@pytest.mark.parametrize(
-    ("changes", "workers"),
-    [
+def test_a_rank_has_a_worker_for_each_of_its_cores(folder, tmp_path):
+    """Also where its place does not name them: ranks of other nodes take none of them."""
+    for changes, workers in (
         ({"hardware__bind": "none"}, 3),
         ({"hardware__bind": "none", "strategy__processes": "one_for_all"}, 6),
         ({"hardware__this_machine": False, "hardware__hosts": ["a:1", "b:1"]}, 3),
-    ],
-)
-def test_a_rank_has_a_worker_for_each_of_its_cores(folder, tmp_path, changes, workers):
-    """Also where its place does not name them: ranks of other nodes take none of them."""
-    source, _ = open_sources(folder, tmp_path, 0, 2, dataset__workers=None, hardware__cpus_per_device=3, **changes)
-    assert source.reader.pictures.workers == workers
+    ):
+        source, _ = open_sources(folder, tmp_path, 0, 2, dataset__workers=None, hardware__cpus_per_device=3, **changes)
+        assert source.reader.pictures.workers == workers
 
 
 def test_replicas_share_the_batches_of_one(folder, tmp_path):
@@ -121,8 +118,9 @@ def test_the_first_samples_are_decoded_without_workers(folder, tmp_path, monkeyp
     assert equal([samples], [first]) and samples.inputs.shape == (3, SIDE, SIDE, 3)
 
 
-def test_a_crop_is_a_part_of_the_picture():
-    """Area and aspect ratio are those of Inception's crops; the same (seed, epoch, row) has the same crop."""
+def test_a_crop_is_a_part_of_the_picture(folder):
+    """Area and aspect ratio are those of Inception's crops; the same (seed, epoch, row) has the same crop. A flipped
+    picture is its mirror image."""
     rows = np.arange(2000)
     crops = images.draw_crops(7, 3, rows)
     assert np.array_equal(crops[5:9], images.draw_crops(7, 3, rows[5:9]))
@@ -134,12 +132,9 @@ def test_a_crop_is_a_part_of_the_picture():
         boxes = np.array([images.compute_box(crop, width, height) for crop in crops])
         assert (boxes[:, :2] >= 0).all() and (boxes[:, 2] <= width).all() and (boxes[:, 3] <= height).all()
         assert (boxes[:, 2:] > boxes[:, :2]).all()
-
-
-def test_a_flipped_picture_is_its_mirror_image(folder):
-    path, crop = str(folder / "n0" / "0.JPEG"), np.array([1.0, 1.0, 0.0, 0.0, 0.2])
-    flipped = images.decode(path, SIDE, crop)
-    assert np.array_equal(flipped[:, ::-1], images.decode(path, SIDE, np.array([*crop[:4], 0.7])))
+    path = str(folder / "n0" / "0.JPEG")
+    flipped, plain = (images.decode(path, SIDE, np.array([1.0, 1.0, 0.0, 0.0, half])) for half in (0.2, 0.7))
+    assert np.array_equal(flipped[:, ::-1], plain)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -168,24 +163,18 @@ def test_a_killed_worker_is_an_error_at_once(folder, tmp_path):
     assert time.monotonic() - begin_s < 30 and not workers_alive()
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
+def test_mistakes_are_one_line(folder, tmp_path):
+    for keys, message in (
         ({"dataset__path": "/missing"}, "cannot be read"),
         ({"batch": 13}, "has 12 pictures for training, fewer than one global batch of 13"),
         ({"dataset__feed": "device"}, "dataset.feed=device keeps decoded pictures"),
         ({"dataset__workers": -1}, "dataset.workers=-1 should be at least 0"),
         ({"dataset__name": "random", "dataset__workers": 2}, "dataset.workers is of pictures that are decoded during"),
         ({"hardware__node_copy": "/tmp"}, "hardware.node_copy copies the cache"),
-    ],
-)
-def test_mistakes_are_one_line(folder, tmp_path, keys, message):
-    with pytest.raises(InputError, match=message) as caught:
-        open_sources(folder, tmp_path, **keys)
-    assert "\n" not in str(caught.value)
-
-
-def test_records_are_for_tensorflow(folder):
+    ):
+        with pytest.raises(InputError, match=message) as caught:
+            open_sources(folder, tmp_path, **keys)
+        assert "\n" not in str(caught.value)
     pictures = Pictures("", str(folder), SIDE, "uint8", 0, True, 2, records=True)
     with pytest.raises(InputError, match="TFRecord files are read by TensorFlow"):
         PictureReader(pictures, np.zeros(1, np.int64)).read([])

@@ -35,6 +35,21 @@ class Slow:
     def __getitem__(self, row):
         time.sleep({READ_S})
         return np.ones(4, np.float32), np.ones(1, np.float32)
+
+def build(size, seed, kind="quantities", returned=None):
+    size = returned or size
+    inputs = np.random.default_rng(seed).normal(size=(size, 4))
+    if kind == "quantities":
+        return inputs, inputs[:, 0]
+    if kind == "one_hot":
+        return inputs, np.eye(3, dtype=np.float32)[np.arange(size) % 3]
+    if kind == "slow":
+        return Slow()
+    if kind == "broken":
+        raise ValueError("broken")
+    if kind == "pictures":
+        inputs = np.zeros((size, 8, 8, 3), np.uint8)
+    return inputs, np.arange(size) % 7
 """
 CODE += """
 
@@ -82,30 +97,42 @@ def config(tmp_path, model=USER_MODEL, **changes):
     return Config(model=model, dataset=DatasetSpec(**fields), measure=MeasureSpec(timeout_s=12.0))
 
 
-@pytest.mark.parametrize(
-    ("options", "loss", "flagged"),
-    [({"kind": "one_hot"}, "auto", True), ({"kind": "one_hot"}, "mse", False), ({}, "auto", False)],
-)
-def test_classes_that_are_written_as_floats_are_flagged(calls, tmp_path, options, loss, flagged):
-    """Where auto took mse for them; other targets, and a loss that was chosen, are as they should be."""
-    keys = [f"+dataset.options.{key}={value}" for key, value in options.items()]
-    names = "strategy=bare_torch hardware=cpu gpus=1 model=custom model.torch=made_of:network dataset=custom"
-    keys += ["dataset.builder=made_of:build", "dataset.size=100", f"dataset.cache={tmp_path / 'cache'}"]
-    spec = resolve(compose_config([*names.split(), f"model.loss={loss}", *keys]))
-    assert spec.config.model.loss == "mse"
-    assert ("one_hot_targets" in spec.flags) == flagged
+WORDS = "strategy=bare_torch hardware=cpu gpus=1 model=custom model.torch=made_of:network dataset=custom \
+    dataset.builder=made_of:build train.batch_per_device=4"
 
 
-def test_the_rate_at_which_a_dataset_was_read_is_kept_with_its_samples(calls, tmp_path):
+@pytest.fixture
+def plan(calls, tmp_path):
+    """Return plan(*words) -> the spec of a run on samples of that function."""
+    cached = [*WORDS.split(), f"dataset.cache={tmp_path / 'cache'}"]
+    return lambda *words: resolve(compose_config([*cached, *words]))
+
+
+def test_samples_are_flagged(calls, plan):
+    """Classes that are written as floats, where auto took mse for them: other targets, and a loss that was chosen, are
+    as they should be. And a run on the first of more samples, also the second one, for which they are cached and
+    nothing is printed."""
+    for words, flagged in (
+        (["+dataset.options.kind=one_hot"], True),
+        (["+dataset.options.kind=one_hot", "model.loss=mse"], False),
+        ([], False),
+    ):
+        spec = plan("dataset.size=100", *words)
+        assert spec.config.model.loss == "mse" and ("one_hot_targets" in spec.flags) == flagged
+    for returned, flagged in ((101, True), (100, False), (58, False)):
+        calls.clear()
+        specs = [plan("dataset.size=100", f"+dataset.options.returned={returned}") for _ in range(2)]
+        assert ["samples_cut" in each.flags for each in specs] == [flagged] * 2 and len(calls) == 1
+
+
+def test_the_rate_at_which_a_dataset_was_read_is_kept_with_its_samples(calls, plan, tmp_path):
     """Arrays are not read sample by sample, and have none, as samples that were cached by an earlier version."""
-    keys = f"strategy=bare_torch hardware=cpu gpus=1 model=custom model.torch=made_of:network dataset=custom \
-        dataset.builder=made_of:build dataset.size=40 train.batch_per_device=4 dataset.cache={tmp_path / 'cache'}"
     begin_s = time.perf_counter()
-    first = resolve(compose_config([*keys.split(), "+dataset.options.kind=slow"])).read_samples_per_s
+    first = plan("dataset.size=40", "+dataset.options.kind=slow").read_samples_per_s
     wall_s = time.perf_counter() - begin_s
     assert first is not None and 40 / wall_s <= first <= 1 / READ_S
-    assert resolve(compose_config([*keys.split(), "+dataset.options.kind=slow"])).read_samples_per_s == first
-    assert len(calls) == 1 and resolve(compose_config(keys.split())).read_samples_per_s is None
+    assert plan("dataset.size=40", "+dataset.options.kind=slow").read_samples_per_s == first
+    assert len(calls) == 1 and plan("dataset.size=40").read_samples_per_s is None
     folder = datasets.prepare(datasets.fill_from_samples(config(tmp_path, options={"kind": "slow"}, size=4)))
     (folder / user_function.READING_FILE).unlink()
     assert user_function.read_facts.__wrapped__(folder).reading.samples_per_s is None
@@ -124,24 +151,38 @@ def test_the_samples_decide(tmp_path, calls, changes, expected):
     assert (dataset.size, dataset.classes, dataset.dtype, *shapes) == expected
 
 
-@pytest.mark.parametrize(("options", "size", "requested"), [({}, 100, None), ({"returned": 58}, 58, 100)])
-def test_they_are_made_once_and_read_by_every_process(tmp_path, calls, options, size, requested):
-    full = datasets.fill_from_samples(config(tmp_path, options=options))
-    assert (full.dataset.size, full.dataset.requested_size) == (size, requested)
-    folder = datasets.prepare(full)
-    inputs, targets = cache.open_arrays(folder)
-    assert inputs.shape == (size, 4) and np.array_equal(inputs[:, :1], targets)
-    assert datasets.fill_from_samples(full) == full and calls == [(100, 12.0)]
-    assert folder.parent == tmp_path / "cache" and folder.name.startswith("custom-")
+@pytest.mark.parametrize(
+    ("name", "shapes", "kind", "message"),
+    [
+        ("materials_cnn", {"input_shape": [200, 3], "target_shape": [2]}, "quantities", r"samples of \(4,\)"),
+        ("mlp", {"input_shape": [4], "target_shape": [2]}, "quantities", r"targets of \(1,\)"),
+        ("mlp", {"input_shape": [4], "outputs": 3}, "classes", "7 classes, model=mlp has 3 outputs: "),
+        ("mlp", {"input_shape": [4], "target_shape": [9], "outputs": 9}, "classes", "9 outputs that are quant"),
+    ],
+)
+def test_built_in_networks_that_do_not_fit(tmp_path, calls, name, shapes, kind, message):
+    with pytest.raises(InputError, match=rf"^dataset=made_of:build has .*{message}"):
+        datasets.check(datasets.fill_from_samples(config(tmp_path, ModelSpec(name, **shapes), options={"kind": kind})))
 
 
-def test_whatever_makes_other_samples_makes_another_folder(tmp_path, calls):
-    def folder(**changes):
+def test_they_are_made_once_and_read_by_every_process(tmp_path, calls):
+    """Whatever makes other samples makes another folder."""
+    for options, size, requested in (({}, 100, None), ({"returned": 58}, 58, 100)):
+        calls.clear()
+        full = datasets.fill_from_samples(config(tmp_path, options=options))
+        assert (full.dataset.size, full.dataset.requested_size) == (size, requested)
+        folder = datasets.prepare(full)
+        inputs, targets = cache.open_arrays(folder)
+        assert inputs.shape == (size, 4) and np.array_equal(inputs[:, :1], targets)
+        assert datasets.fill_from_samples(full) == full and calls == [(100, 12.0)]
+        assert folder.parent == tmp_path / "cache" and folder.name.startswith("custom-")
+
+    def make(**changes):
         return datasets.prepare(datasets.fill_from_samples(config(tmp_path, **changes)))
 
-    folders = [folder(), folder(size=90), folder(seed=1), folder(**CLASSES), folder(name="other")]
+    folders = [make(), make(size=90), make(seed=1), make(**CLASSES), make(name="other")]
     (tmp_path / "made_of.py").write_text(CODE + "# changed\n")
-    assert len({*folders, folder()}) == 6
+    assert len({*folders, make()}) == 6
 
 
 def test_a_sweep_waits_once_for_a_failure(tmp_path, calls):
@@ -181,28 +222,11 @@ def test_a_users_mistake(tmp_path, calls, case):
 
 
 def test_built_in_networks_take_pictures_at_their_size(tmp_path, calls):
+    """Settings of decoding are refused where samples are made once."""
     model = ModelSpec("resnet20_cifar10", input_shape=[32, 32, 3], outputs=11, loss="cross_entropy", params=269_787)
     full = datasets.fill_from_samples(config(tmp_path, model, **PICTURES))
     assert (full.model.input_shape, full.model.params, full.model.outputs) == ([8, 8, 3], None, 11)
     datasets.check(full)
-
-
-MISFITS = {
-    "samples": (ModelSpec("materials_cnn", input_shape=[200, 3], target_shape=[2]), "quantities", r"samples of \(4,\)"),
-    "targets": (ModelSpec("mlp", input_shape=[4], target_shape=[2]), "quantities", r"targets of \(1,\)"),
-    "outputs": (ModelSpec("mlp", input_shape=[4], outputs=3), "classes", "7 classes, model=mlp has 3 outputs: "),
-    "kind": (ModelSpec("mlp", input_shape=[4], target_shape=[9], outputs=9), "classes", "9 outputs that are quant"),
-}
-
-
-@pytest.mark.parametrize("case", MISFITS)
-def test_built_in_networks_that_do_not_fit(tmp_path, calls, case):
-    model, kind, message = MISFITS[case]
-    with pytest.raises(InputError, match=rf"^dataset=made_of:build has .*{message}"):
-        datasets.check(datasets.fill_from_samples(config(tmp_path, model, options={"kind": kind})))
-
-
-def test_settings_of_decoding_are_refused_where_samples_are_made_once(tmp_path):
     for key, value in (("workers", 2), ("augment", False)):
         with pytest.raises(InputError, match=rf"^dataset.{key} is of pictures that are decoded during training, and"):
             datasets.check(config(tmp_path, **{key: value}))
@@ -224,7 +248,6 @@ def test_a_dataset_of_a_plugin(tmp_path, calls, dists):
         datasets.fill_from_samples(config(tmp_path, name="broken", builder=None))
 
 
-# From here on every test starts a worker process.
 WORKER_CODE = """\
 import os, pathlib, signal, subprocess, sys, time
 import numpy as np
@@ -257,8 +280,7 @@ def run_worker(tmp_path, limit_s=60.0, **options):
 @pytest.fixture
 def typed_stdin():
     """Standard input with something that is not for the function."""
-    original = os.dup(0)
-    read_end, write_end = os.pipe()
+    original, (read_end, write_end) = os.dup(0), os.pipe()
     os.write(write_end, b"typed\n")
     os.close(write_end)
     os.dup2(read_end, 0)
@@ -269,6 +291,9 @@ def typed_stdin():
 
 
 def test_a_worker_writes_both_arrays(tmp_path, typed_stdin, capfd):
+    with pytest.raises(OSError) as caught:
+        run_worker(tmp_path)  # there is no folder to write to
+    assert caught.value.errno == errno.ENOENT
     (tmp_path / "made").mkdir()
     run_worker(tmp_path, times=2)
     inputs, targets = cache.open_arrays(tmp_path / "made")
@@ -291,12 +316,6 @@ def test_a_fault_is_one_line_with_its_output_in_the_log(tmp_path, fault):
     assert "\n" not in str(caught.value) and "made here" in caught.value.log
     if fault == "raise":
         assert 'mine.py", line' in caught.value.log
-
-
-def test_a_failed_write_is_an_error_of_the_system(tmp_path):
-    with pytest.raises(OSError) as caught:
-        run_worker(tmp_path)  # there is no folder to write to
-    assert caught.value.errno == errno.ENOENT
 
 
 @pytest.mark.slow
@@ -325,15 +344,6 @@ def test_a_worker_ends_with_its_parent(tmp_path):
     os.kill(child, signal.SIGKILL)  # ending its own children would be the function's task
 
 
-@pytest.mark.parametrize(("returned", "is_flagged"), [(101, True), (100, False), (58, False)])
-def test_a_run_on_the_first_of_more_samples_is_flagged(calls, tmp_path, returned, is_flagged):
-    """Also the second one, for which the samples are cached and nothing is printed."""
-    keys = f"strategy=bare_torch hardware=cpu gpus=1 model=custom model.torch=made_of:network dataset=custom \
-        dataset.builder=made_of:build dataset.size=100 dataset.cache={tmp_path / 'cache'} train.batch_per_device=4"
-    flags = [resolve(compose_config([*keys.split(), f"+dataset.options.returned={returned}"])).flags for _ in range(2)]
-    assert ["samples_cut" in each for each in flags] == [is_flagged] * 2 and len(calls) == 1
-
-
 def test_only_the_end_of_a_long_output_is_read(tmp_path, monkeypatch):
     def print_much(command, log, *_):
         os.ftruncate(log, 1 << 30)
@@ -342,10 +352,8 @@ def test_only_the_end_of_a_long_output_is_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr(user_function, "_run_worker", print_much)
     tracemalloc.start()
-    try:
-        with pytest.raises(PluginError) as caught:
-            run_worker(tmp_path)
-        assert tracemalloc.get_traced_memory()[1] < 10 * user_function.MAX_LOG_BYTES
-    finally:
-        tracemalloc.stop()
-    assert caught.value.log.endswith("the end")
+    with pytest.raises(PluginError) as caught:
+        run_worker(tmp_path)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 10 * user_function.MAX_LOG_BYTES and caught.value.log.endswith("the end")

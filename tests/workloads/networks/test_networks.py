@@ -14,17 +14,6 @@ from scalebench.workloads import networks
 from scalebench.workloads.weights import initial_weights
 from tests.builders.plugins import dists as dists
 
-
-def test_materials_cnn_is_that_of_the_thesis():
-    net = networks.build_by_name("materials_cnn", (200, 3), 2)
-    kernels = {"conv1": (7, 3, 16), "conv2": (7, 16, 24), "dense1": (1200, 125), "dense2": (125, 2)}
-    expected = {f"{name}/kernel": shape for name, shape in kernels.items()}
-    expected |= {f"{name}/bias": shape[-1:] for name, shape in kernels.items()}
-    assert {array.name: array.shape for array in net.arrays} == expected
-    weights = initial_weights(((a.name, a.shape, a.init) for a in net.arrays), seed=0)
-    assert sum(array.size for array in weights.values()) == net.parameters == 153_441
-
-
 REFUSED = [
     ("resnet5", (224, 224, 3), 10, {}, r"no model 'resnet5'; did you mean 'resnet50', 'resnet101' or 'resnet152'\?$"),
     ("resnet50", (200, 3), 10, {},
@@ -82,23 +71,17 @@ def build_gpt(outputs=16, **options):
     return networks.build_by_name("gpt_small", (options.get("sequence_length", 64),), outputs, options)
 
 
-def test_parameter_count_of_gpt_2():
-    """124,439,808: sum of the sizes in openai-community/gpt2, without masks (124M in openai/gpt-2's README). There the
-    last layer is tied to the table, and keys have biases."""
+def test_counts_and_shapes_of_gpt_2():
+    """124,439,808 parameters: sum of the sizes in openai-community/gpt2, without masks (124M in openai/gpt-2's README).
+    There the last layer is tied to the table, and keys have biases. FLOPs of a token in training are 6 N + 12 layers
+    heads head_width tokens (PaLM, arXiv:2204.02311, appendix B), where N are the kernels: 12 layers width^2 (Kaplan et
+    al. 2020, arXiv:2001.08361, table 1) and those of the last layer."""
     net = build_gpt(50_257, layers=12, width=768, heads=12, sequence_length=1024)
     assert net.parameters == 124_439_808 + 50_257 * 768 - 12 * 768
-
-
-def test_flops_of_gpt_2():
-    """Of a token in training 6 N + 12 layers heads head_width tokens (PaLM, arXiv:2204.02311, appendix B), where N are
-    the kernels: 12 layers width^2 (Kaplan et al. 2020, arXiv:2001.08361, table 1) and those of the last layer."""
     layers, width, length, vocabulary = 12, 768, 1024, 50_257
     net = build_gpt(vocabulary, layers=layers, width=width, heads=12, sequence_length=length)
     kernels = 12 * layers * width**2 + width * vocabulary
     assert net.training_flops == length * (6 * kernels + 12 * layers * width * length)
-
-
-def test_shapes():
     net = build_gpt(16, layers=2, width=8, heads=2, sequence_length=5)
     assert (net.input.shape, net.output.shape, net.count("attention")) == ((5,), (5, 16), 2)
     assert networks.resolve_input_shape(ModelSpec("gpt_small", options={"sequence_length": 5})) == [5]
@@ -146,31 +129,14 @@ def test_all_three_are_met_within_one_percent(parameters, tens, numbers, outputs
     assert math.prod(net.input.shape) == numbers and net.output.shape == (outputs,)
 
 
-def test_one_number_changes_alone():
-    inception = build_synthetic(23.8e6, 11.43e9, 1_072_812)
-    for changed in (
-        build_synthetic(2.4e6, 11.43e9, 1_072_812),
-        build_synthetic(23.8e6, 1.1e9, 1_072_812),
-        build_synthetic(23.8e6, 11.43e9, 12_288),
-    ):
-        same = [
-            changed.parameters == pytest.approx(inception.parameters, rel=0.02),
-            changed.forward_flops == pytest.approx(inception.forward_flops, rel=0.02),
-            changed.input.shape == inception.input.shape,
-        ]
-        assert sum(same) == 2
-
-
-def test_all_of_a_sample_but_less_than_one_window_is_read():
+def test_parts_of_the_synthetic_network():
+    """All of a sample but less than one window is read, and convolutions hold half of the parameters or fewer."""
     for numbers in (1000, 37_632, 37_633, 99_991):
         net = build_synthetic(1e6, 1e8, 4 * numbers)
         pool = net.nodes[1]
         (window,) = pool.settings["window"]
         assert pool.op == "avg_pool" and pool.settings["strides"] == window
         assert 0 <= numbers - window * pool.shape[0] < window
-
-
-def test_convolutions_hold_half_of_the_parameters_or_fewer():
     net = build_synthetic(25e6, 8e9, 150_528)
     shared = sum(math.prod(a.shape) for a in net.arrays if a.name.startswith("conv"))
     assert 0.2 < shared / net.parameters < 0.51
@@ -223,23 +189,26 @@ def test_a_network_of_a_plugin_is_built_like_a_built_in_one(dists):
     assert networks.build_by_name("tiny", (4, 4, 3), 2).output.shape == (2,)  # any axes
 
 
-def test_unknown_names_look_at_plugins_too(dists):
-    add(dists)
+def test_unknown_names_look_at_plugins_too(dists, capsys):
+    """What they print is not seen."""
+    add(dists, "print('hello')")
+    networks.build_by_name("tiny", (3, 2), 5)
+    assert capsys.readouterr().out == ""
     with pytest.raises(InputError, match=r"^no model 'tinny'; did you mean 'tiny'\?$"):
         networks.build_by_name("tinny", (3,), 1)
 
 
-WRONG_OPTIONS = {
-    "unknown": ("deep=False", {"widht": 3}, r"^no option of model 'tiny' 'widht'; did you mean 'width'\?$"),
-    "type": ("deep=False", {"width": "wide"}, r"^model.options.width='wide' should be int, as its default 4$"),
-    "missing": ("*, depth", {}, r"^model=tiny needs an option 'depth': set \+model.options.depth$"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG_OPTIONS)
-def test_wrong_options_are_the_users_mistake(dists, case):
-    more, options, message = WRONG_OPTIONS[case]
-    add(dists, more=more)
+@pytest.mark.parametrize(
+    ("code", "options", "message"),
+    [
+        ({}, {"widht": 3}, r"^no option of model 'tiny' 'widht'; did you mean 'width'\?$"),
+        ({}, {"width": "wide"}, r"^model.options.width='wide' should be int, as its default 4$"),
+        ({"more": "*, depth"}, {}, r"^model=tiny needs an option 'depth': set \+model.options.depth$"),
+        ({"body": "raise InputError('width should be even')"}, {}, r"^width should be even$"),
+    ],
+)
+def test_wrong_options_are_the_users_mistake(dists, code, options, message):
+    add(dists, **code)
     with pytest.raises(InputError, match=message) as caught:
         networks.build_by_name("tiny", (3, 2), 5, options)
     assert not isinstance(caught.value, PluginError)
@@ -251,13 +220,6 @@ def test_wrong_options_are_the_users_mistake(dists, case):
 def test_options_without_a_known_type_are_accepted(dists, more, options):
     add(dists, more=more)
     assert networks.build_by_name("tiny", (3, 2), 5, options).output.shape == (5,)
-
-
-def test_an_input_error_of_its_own_passes(dists):
-    add(dists, "raise InputError('width should be even')")
-    with pytest.raises(InputError, match=r"^width should be even$") as caught:
-        networks.build_by_name("tiny", (3, 2), 5)
-    assert not isinstance(caught.value, PluginError)
 
 
 FAULTS = {
@@ -286,9 +248,3 @@ def test_a_fault_of_a_plugin_is_one_line(dists, case):
     assert "\n" not in str(caught.value)
     if case in ("raises", "a programmer's mistake"):
         assert 'tiny_net.py", line' in caught.value.log
-
-
-def test_its_output_is_not_printed(dists, capsys):
-    add(dists, "print('hello')")
-    networks.build_by_name("tiny", (3, 2), 5)
-    assert capsys.readouterr().out == ""
