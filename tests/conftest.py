@@ -109,8 +109,8 @@ def warm_ranks(request):
 
 @pytest.fixture(scope="session")
 def data_cache(tmp_path_factory, request):
-    """Return the data set cache of the session, so that data are not generated for each test. What Horovod can do, which
-    the import of each framework shows, is kept from one session to the next under the digest of its build."""
+    """Return the data set cache of the session, so that data are not generated for each test. What Horovod can do, as
+    the import of each framework shows, is kept for other sessions by the digest of its build."""
     folder = tmp_path_factory.mktemp("data_cache")
     if (cache := getattr(request.config, "cache", None)) is not None:
         (folder / "horovod").symlink_to(cache.mkdir("horovod"))
