@@ -117,7 +117,7 @@ def judge(row, running, outcome, printed):
     also = (-signal.SIGINT,) if row.fault.name == "SIGINT twice" else ()
     if outcome.exit_code not in (expected.exit_code, *also) and not problems:
         problems.append(f"exit status {outcome.exit_code} and not {expected.exit_code}")
-    if outcome.status != expected.status and not (expected.status and running.printed_row(printed)):
+    if outcome.status != expected.status and not (expected.status and printed_row(row, printed)):
         problems.append(f"status {outcome.status} and not {expected.status}: {outcome.reason}")
     where = f"rank {row.rank}: " if row.family.processes > 1 else ""
     reason = expected.reason.format(rank=row.rank, where=where)
@@ -143,6 +143,11 @@ def judge(row, running, outcome, printed):
         problems.append(f"the other run of the cohort is {running.other_statuses()}")
     if problems:
         problems.append(f"it printed: {printed[-6000:]}")
+
+
+def printed_row(row, printed):
+    """Return whether the row is on the terminal, where no file could hold it."""
+    return row.fault.victim == "surroundings" and '"schema_version"' in printed
 
 
 def _are_possible(phases_s):
@@ -294,10 +299,6 @@ class RunningProgram:
         """Return the row of the run with the fault."""
         path = self.folder / RESULT_FILE
         return read_result(path) if path.is_file() else None
-
-    def printed_row(self, printed):
-        """Return whether the row is on the terminal, where no file could hold it."""
-        return self.row.fault.victim == "surroundings" and '"schema_version"' in printed
 
     # The fault.
 

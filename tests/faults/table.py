@@ -55,7 +55,10 @@ IN_TURNS = (*IN_A_RANK, AWAKE)
 _HANGS = Expected("timeout", 1, "no rank made progress for")
 FAULTS = (
     _rank_fault("raise", "a rank raises an exception", _failed("{where}RuntimeError: failed as configured"), IN_TURNS),
-    _rank_fault("exit", "a rank exits with status 7", _failed("rank {rank} ended with exit status 7"), IN_TURNS),
+    _rank_fault(
+        "exit", "a rank exits with status 7", _failed("rank {rank} ended with exit status 7 and without a reason"),
+        IN_TURNS,
+    ),
     _rank_fault(
         "kill", "SIGKILL of a rank", _failed("rank {rank} was killed by SIGKILL"),
         phases=(*IN_TURNS, PARKED),
@@ -232,12 +235,13 @@ def planned_rows():
 
 
 def covering_sample(rows):
-    """Return few and cheap rows of `simulated` that have every kind of victim and every phase at least once, locally
-    and under MPI: what make test runs."""
+    """Return few and cheap rows of `simulated` that have every kind of victim, every phase and every way of ending the
+    parent at least once, locally and under MPI: what make test runs."""
+    wanted = {"SIGINT", "SIGTERM", "SIGKILL", "local", "mpi", *PHASES, *(fault.victim for fault in FAULTS)}
     left = sorted(
         (row for row in rows if row.family is SIMULATED and row.launcher != "by_hand"), key=lambda row: row.cost
     )
-    facets = {row: {row.fault.victim, row.phase, row.launcher} for row in left}
+    facets = {row: {row.fault.victim, row.phase, row.launcher, row.fault.name} & wanted for row in left}
     missing = set().union(*facets.values())
     sample = []
     used = Counter()

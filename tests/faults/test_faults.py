@@ -1,13 +1,33 @@
-"""Rows of the table of faults: a sample with every kind of victim and every phase; the other rows are slow."""
+"""Rows of the table of faults: a sample with every kind of victim and every phase; the other rows are slow. And faults
+of ranks that are forked, by which each of them is tried in no time."""
 
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
+from scalebench.core.result import read_result
+from scalebench.core.run_folder import RESULT_FILE
+from scalebench.runner.launchers import supervise
+from scalebench.runner.parent import run_spec
+from scalebench.testing import FaultContract
+from tests.builders.launching import NEEDS_MPIRUN
+from tests.builders.runs import find_run_processes, in_parallel, simulated_spec
 from tests.faults.__main__ import PAGE, replace_table
-from tests.faults.harness import missing_requirement, run_row
-from tests.faults.table import FAULTS, PHASES, Row, covering_sample, planned_rows
+from tests.faults.harness import Outcome, judge, missing_requirement, run_row
+from tests.faults.table import (
+    BY_NAME,
+    END,
+    EVALUATING,
+    FAULTS,
+    MEASURING,
+    PHASES,
+    SETUP,
+    Family,
+    Row,
+    covering_sample,
+    planned_rows,
+)
 
 ROWS = planned_rows()
 SAMPLE = covering_sample(ROWS)
@@ -71,3 +91,46 @@ def test_the_sample_has_each_kind_once():
 def test_the_page_says_what_the_rows_expect():
     """`python -m tests.faults --page` writes it."""
     assert replace_table(PAGE.read_text(encoding="utf-8")) == PAGE.read_text(encoding="utf-8")
+
+
+OF_A_RANK = ("raise", "exit", "kill", "stop", "hang", "oom", "unsupported")
+FORKED = [  # fault, phase, rank that fails, ranks
+    *((name, MEASURING, 1, 2) for name in OF_A_RANK),
+    *(("raise", phase, rank, 2) for phase, rank in ((SETUP, 0), (MEASURING, 0), (EVALUATING, 1), (END, 0))),
+    *(("kill", phase, 0, 2) for phase in (SETUP, END)),
+    ("raise", MEASURING, 0, 1), ("raise", MEASURING, 2, 3), ("hang", END, 1, 2),
+]  # fmt: skip
+OF_SIMULATED = {SETUP: "setup", MEASURING: "step", EVALUATING: "evaluate", END: "close"}
+
+
+def run_forked(row, folder):
+    """Return the result and what is wrong with it, of a run in this process whose rank fails as its options say."""
+    options = {"fault": row.fault.name, "fault_phase": OF_SIMULATED[row.phase], "fault_rank": row.rank, "fault_step": 8}
+    spec = simulated_spec(row.family.processes, options=options, measure={"hang_s": row.hang_s})
+    result, outcome = run_spec(spec, folder), Outcome(exit_code=row.expected.exit_code)
+    judge(row, SimpleNamespace(folder=folder, read_row=lambda: read_result(folder / RESULT_FILE)), outcome, "")
+    return result, outcome.problems
+
+
+def test_a_forked_rank_that_goes_wrong(tmp_path, monkeypatch):
+    """A rank in a group that broke has a few seconds to say so before it is ended."""
+    monkeypatch.setattr(supervise, "FOLLOW_LIMIT_S", 2.0)
+    rows = [Row(BY_NAME[name], phase, Family("simulated", *ranks), "local") for name, phase, *ranks in FORKED]
+    done = in_parallel(lambda row: run_forked(row, tmp_path / str(rows.index(row))), rows)
+    assert {str(row): problems for row, (_, problems) in done.items() if problems} == {}
+    for number, (row, (result, _)) in enumerate(done.items()):
+        assert not find_run_processes(tmp_path / str(number)), row
+        assert read_result(tmp_path / str(number) / RESULT_FILE) == result
+        is_late = row.phase in (EVALUATING, END)
+        assert ("probe_failed" in result.flags) == is_late, row
+        assert row.rank not in [rank.rank for rank in result.ranks if rank.status == "ok" and not rank.probe_failures]
+        if (row.fault.name, row.phase) != ("hang", MEASURING):  # which of several waiting ranks hangs cannot be told
+            assert result.log == f"rank{row.rank}.log", row
+        assert row.fault.name != "stop" or result.reason.endswith(f"; rank {row.rank} is stopped")
+
+
+@NEEDS_MPIRUN
+class TestSimulatedFaultsUnderMpi(FaultContract):
+    strategy = "simulated"
+    overrides = ("strategy.launcher=mpi",)
+    hang_s = 3.0

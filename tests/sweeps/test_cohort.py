@@ -108,9 +108,7 @@ def test_a_repeat_goes_on_until_a_few_rounds_were_undisturbed(every, undisturbed
         assert shares < (3 if undisturbed else 1)
 
 
-@pytest.mark.parametrize(
-    "fault", ["kill", "stop", "oom", *(pytest.param(name, marks=pytest.mark.slow) for name in ("raise", "exit"))]
-)
+@pytest.mark.parametrize("fault", ["kill", "stop", "oom"])  # the others, too, are in the table of tests/faults
 def test_a_fault_ends_its_run_alone(fault, tmp_path):
     expected = "timeout" if fault == "stop" else "failed"
     long = {"target": 1e-6, "max_s": 2.0}  # the fault comes within it, after the warm-up, however busy the machine is
