@@ -14,17 +14,11 @@ def fails():
     raise MemoryError
 
 
-def test_the_result_if_all_ranks_succeed():
+def test_what_one_rank_cannot_do_none_does():
     assert create_on_all_ranks(lambda: 3, with_others(0.0), (MemoryError,), "no room") == 3
-
-
-def test_all_ranks_fail_if_one_does():
     for make, others in ((lambda: 3, 1.0), (fails, 0.0), (fails, 2.0)):
         with pytest.raises(NotMeasured, match=r"^no room$"):
             create_on_all_ranks(make, with_others(others), (MemoryError,), "no room")
-
-
-def test_other_errors_are_raised():
     with pytest.raises(MemoryError):
         create_on_all_ranks(fails, with_others(0.0), (OSError,), "no room")
 

@@ -41,9 +41,6 @@ def test_variables_of_options():
     assert {"HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME", "HOROVOD_AUTOTUNE"} < set(actual)
     actual = group.horovod_variables(spec(), HorovodOptions())
     assert (actual["HOROVOD_CONTROLLER"], actual["HOROVOD_CPU_OPERATIONS"]) == ("mpi", "mpi")
-
-
-def test_chosen_options_become_variables():
     for chosen, name, value in (
         ({"fusion_threshold_mb": 0.5}, "HOROVOD_FUSION_THRESHOLD", "524288"),
         ({"cycle_time_ms": 2.5}, "HOROVOD_CYCLE_TIME", "2.5"),

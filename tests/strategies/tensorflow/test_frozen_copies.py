@@ -74,9 +74,6 @@ def test_frozen_slices_are_as_large_as_those_of_the_batch():
     assert [part.numpy().tolist() for part in frozen.take(tf.constant(9), 1)] == [[0, 1, 2, 3], [4, 0, 1, 2, 3]]
     assert [part.shape for part in frozen.take(tf.constant(5), 0)] == [(2, 2), (3, 2)]
     assert [on(part.device) for part in frozen.take(tf.constant(5), 0)] == [on(device) for device in DEVICES]
-
-
-def test_devices_are_compared_without_the_process():
     complete = "/job:localhost/replica:0/task:0/device:GPU:1"
     assert is_same_device("/GPU:1", complete) and not is_same_device("/GPU:0", complete)
     assert not is_same_device("/CPU:1", complete)

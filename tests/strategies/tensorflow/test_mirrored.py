@@ -52,11 +52,22 @@ def test_an_overflow_on_one_replica_skips_the_step_of_all(strategy, samples, wor
 
 
 def test_replicas_are_on_their_devices(strategy):
+    """Isolated synchronization is made once for the same sizes; with one replica there is none."""
     one = strategy(*MIRRORED)
     for variable in (*one.model.variables, *one.optimizer.variables):
         copies = one.strategy.experimental_local_results(variable.value)
         assert [copy.device.rpartition("/device:")[2] for copy in copies] in (["CPU:0", "CPU:1"], ["CPU:0"])
     assert len(one.strategy.experimental_local_results(one.model.trained[0].value)) == 2
+    one = strategy(*MIRRORED)
+    one.run_isolated_sync([400])
+    made = one._all_reduce
+    one.run_isolated_sync([400])
+    assert one._all_reduce is made
+    one.run_isolated_sync([800])
+    assert one._all_reduce is not made
+    single = strategy("strategy=mirrored", "gpus=1")
+    single.run_isolated_sync([400])
+    assert single._all_reduce is None
 
 
 @pytest.mark.slow
@@ -94,45 +105,25 @@ def test_a_last_batch_of_fewer_samples_than_devices(strategy, tmp_path):
     assert all(np.isfinite(float(one.step(batch).loss_sum)) for batch in batches)
 
 
-def test_isolated_synchronization_is_compiled_once_per_size(strategy):
-    """Made once for the same sizes; with one replica there is none."""
-    one = strategy(*MIRRORED)
-    one.run_isolated_sync([400])
-    made = one._all_reduce
-    one.run_isolated_sync([400])
-    assert one._all_reduce is made
-    one.run_isolated_sync([800])
-    assert one._all_reduce is not made
-    single = strategy("strategy=mirrored", "gpus=1")
-    single.run_isolated_sync([400])
-    assert single._all_reduce is None
+def test_cross_device_ops():
+    for name, kind in {
+        "auto": type(None),
+        "nccl": tf.distribute.NcclAllReduce,
+        "hierarchical_copy": tf.distribute.HierarchicalCopyAllReduce,
+        "reduce_to_cpu": tf.distribute.ReductionToOneDevice,
+        "reduce_to_device": tf.distribute.ReductionToOneDevice,
+        "reduce_spread": ReductionInTurns,
+    }.items():
+        made = create_cross_device_ops(MirroredOptions(name), DEVICES[::-1])
+        assert type(made) is kind
+        if kind is tf.distribute.ReductionToOneDevice:
+            assert made.reduce_to_device.endswith("CPU:0" if name == "reduce_to_cpu" else "CPU:1")
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("auto", type(None)),
-        ("nccl", tf.distribute.NcclAllReduce),
-        ("hierarchical_copy", tf.distribute.HierarchicalCopyAllReduce),
-        ("reduce_to_cpu", tf.distribute.ReductionToOneDevice),
-        ("reduce_to_device", tf.distribute.ReductionToOneDevice),
-        ("reduce_spread", ReductionInTurns),
-    ],
-)
-def test_cross_device_ops(name, kind):
-    made = create_cross_device_ops(MirroredOptions(name), DEVICES[::-1])
-    assert type(made) is kind
-    if kind is tf.distribute.ReductionToOneDevice:
-        assert made.reduce_to_device.endswith("CPU:0" if name == "reduce_to_cpu" else "CPU:1")
-
-
-def test_devices_take_turns_to_sum_the_gradients(strategy):
+def test_messages_are_packed_and_summed_in_turns(strategy):
     function = strategy("strategy=mirrored_reduce_spread", "gpus=2").step_function().get_concrete_function()
     sums = [operation.device.rpartition("device:")[2] for operation in observed.reduction_operations(function)]
     assert len(sums) > 4 and sums == ["CPU:0", "CPU:1"] * (len(sums) // 2) + ["CPU:0"] * (len(sums) % 2)
-
-
-def test_gradients_are_packed_into_messages(strategy):
     one = strategy("strategy=mirrored_hierarchical", "gpus=2", "strategy.options.num_packs=3")
     sizes = one.message_sizes()
     assert len(sizes) == 3 and sum(sizes) == BYTES

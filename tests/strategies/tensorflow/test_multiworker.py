@@ -32,9 +32,6 @@ def test_addresses_come_from_the_launcher(three, monkeypatch):
     monkeypatch.delenv("SCALEBENCH_ADDRESSES")
     with pytest.raises(RuntimeError, match="SCALEBENCH_ADDRESSES is not set"):
         multiworker.rank_addresses()
-
-
-def test_the_cluster_resolver(three):
     resolver = multiworker.cluster_resolver({"ps": three[:1], "worker": three[1:]}, "worker", 1, ["/GPU:0"])
     assert resolver.cluster_spec().as_dict() == {"ps": three[:1], "worker": three[1:]}
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 1, "grpc")
@@ -48,9 +45,6 @@ def test_a_port_in_use_is_named(three):
         raise tf.errors.UnknownError(None, None, "Could not start gRPC server")
     with pytest.raises(tf.errors.UnknownError), multiworker.explain_port_conflict(1):
         raise tf.errors.UnknownError(None, None, "something else")
-
-
-def test_an_unknown_backend_names_the_nearest():
     with pytest.raises(InputError, match=r"no strategy\.backend 'rign'; did you mean 'ring'"):
         WorkerGroup(simulated_spec(), 0, ["/CPU:0"], "rign")
 

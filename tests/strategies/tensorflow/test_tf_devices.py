@@ -1,7 +1,6 @@
 """A process's devices, threads, precision and layout, as configured and as observed, and the reasons for unsupported
 ones."""
 
-import json
 import os
 import subprocess
 import sys
@@ -22,30 +21,13 @@ from tests.strategies.tensorflow.builders import BARE, MIRRORED, SMALL_IMAGES
 from tests.strategies.tensorflow.conftest import CONFIGURED, DEVICES
 
 pytestmark = pytest.mark.usefixtures("settings_kept")
-CODE = """
-import json, sys
-from scalebench.strategies.tensorflow import devices
-from scalebench.core.spec import RankPlacement
-import tensorflow as tf
-found = devices.configure_devices(sys.argv[1], RankPlacement(0, 0, 0, json.loads(sys.argv[2]), [], 3))
-there = []
-for name in found:
-    with tf.device(name):
-        there.append(tf.zeros(()).device)
-threading = tf.config.threading
-print(json.dumps({
-    "found": found,
-    "there": [name.rpartition("/device:")[2] for name in there],
-    "logical": [device.name for device in tf.config.list_logical_devices()],
-    "threads": [threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()],
-}))
-"""
 
 
-def test_the_devices_of_this_process():
-    """As many parts of the CPU, whatever their numbers, and as many operations at a time as it has threads."""
+def test_the_devices_of_this_process(monkeypatch):
+    """As many parts of the CPU, whatever their numbers, and as many operations at a time as it has threads. All of them
+    are waited for."""
     assert devices.configure_devices("cpu", CONFIGURED) == DEVICES == ["/CPU:0", "/CPU:1"]
-    there = []
+    there, waited = [], []
     for name in DEVICES:
         with tf.device(name):
             there.append(tf.zeros(()).device.rpartition("/device:")[2])
@@ -53,38 +35,30 @@ def test_the_devices_of_this_process():
     assert [device.name for device in tf.config.list_logical_devices()] == ["/device:CPU:0", "/device:CPU:1"]
     threading = tf.config.threading
     assert [threading.get_intra_op_parallelism_threads(), threading.get_inter_op_parallelism_threads()] == [3, 3]
+    monkeypatch.setattr(tf.raw_ops, "SyncDevice", lambda: waited.append(tf.zeros(()).device.rpartition("/device:")[2]))
+    devices.synchronize()
+    assert waited == there
 
 
-@pytest.mark.slow
-@pytest.mark.real
-@pytest.mark.parametrize(("kind", "own", "count"), [("cpu", "[3, 1, 2]", 3), ("cpu", "[0]", 1), ("cuda", "[]", 1)])
-def test_configure(kind, own, count):
-    """As many parts of the CPU, whatever their numbers; a process without devices has the CPU."""
-    words = [sys.executable, "-c", CODE, kind, own]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    said = json.loads(ended.stdout.splitlines()[-1])
-    assert said["found"] == [f"/CPU:{index}" for index in range(count)]
-    assert said["there"] == [f"CPU:{index}" for index in range(count)]
-    assert said["logical"] == [f"/device:CPU:{index}" for index in range(count)]
-    assert said["threads"] == [3, 3]  # as many operations at a time as it has threads
-
-
-@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU here")
-def test_too_few_gpus(monkeypatch):
+@pytest.fixture
+def threads_kept(monkeypatch):
     for what in ("set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads"):
         monkeypatch.setattr(tf.config.threading, what, lambda threads: None)
+
+
+@pytest.mark.usefixtures("threads_kept")
+@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU here")
+def test_too_few_gpus():
     with pytest.raises(Unsupported, match="sees 0 GPUs and this process wants number 3"):
         devices.configure_devices("cuda", RankPlacement(0, 0, 0, [1, 3], [], 1))
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("threads_kept")
 def test_gpus_are_those_of_the_placement(monkeypatch):
     """From then on they are the only ones, and TensorFlow numbers them in their physical order; their memory grows as
     it is needed."""
     visible, growing = [], []
-    for what in ("set_intra_op_parallelism_threads", "set_inter_op_parallelism_threads"):
-        monkeypatch.setattr(tf.config.threading, what, lambda threads: None)
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["a", "b", "c", "d"])
     monkeypatch.setattr(tf.config, "set_visible_devices", lambda gpus, kind: visible.append((gpus, kind)))
     monkeypatch.setattr(tf.config.experimental, "set_memory_growth", lambda gpu, on: growing.append((gpu, on)))
@@ -96,20 +70,16 @@ def test_gpus_are_those_of_the_placement(monkeypatch):
     assert visible[-1] == (["d"], "GPU")
 
 
-def test_synchronize_waits_for_every_device_of_this_process(monkeypatch):
-    waited = []
-    monkeypatch.setattr(tf.raw_ops, "SyncDevice", lambda: waited.append(tf.zeros(()).device.rpartition("/device:")[2]))
-    devices.synchronize()
-    assert waited == ["CPU:0", "CPU:1"]
-
-
-def test_the_cpu_has_no_peak_memory():
+def test_peak_memory_and_bytes_of_a_device(monkeypatch):
     assert [devices.peak_memory_bytes(device) for device in DEVICES] == [None, None]
-
-
-def test_peak_memory_of_a_gpu(monkeypatch):
     monkeypatch.setattr(tf.config.experimental, "get_memory_info", {"GPU:1": {"peak": 7, "current": 5}}.__getitem__)
     assert devices.peak_memory_bytes("/GPU:1") == 7
+    made = []
+    for device, size in (("/CPU:0", 3), ("/CPU:1", 5), ("/CPU:1", 1)):
+        with tf.device(device):
+            made.append(keras.Variable(tf.zeros(size), dtype="float32"))
+    assert devices.variable_bytes(DEVICES, made) == [12, 24]
+    assert devices.variable_bytes(["/CPU:1", "/GPU:0"], made) == [24, 0]
 
 
 def test_the_peak_of_a_gpu_begins_after_setup(strategy, monkeypatch):
@@ -119,15 +89,6 @@ def test_the_peak_of_a_gpu_begins_after_setup(strategy, monkeypatch):
     monkeypatch.setattr(tf.config.experimental, "reset_memory_stats", reset.append)
     assert strategy(*BARE).peak_memory_bytes() == [7]
     assert reset == ["CPU:0"]
-
-
-def test_variable_bytes_by_device():
-    made = []
-    for device, size in (("/CPU:0", 3), ("/CPU:1", 5), ("/CPU:1", 1)):
-        with tf.device(device):
-            made.append(keras.Variable(tf.zeros(size), dtype="float32"))
-    assert devices.variable_bytes(DEVICES, made) == [12, 24]
-    assert devices.variable_bytes(["/CPU:1", "/GPU:0"], made) == [24, 0]
 
 
 PICTURES = (*BARE, *SMALL_IMAGES)
@@ -153,18 +114,15 @@ def traced(compute_dtype, data_format, axes=2):
 @pytest.mark.parametrize("data_format", ["nhwc", "nchw"])
 @pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16", "float16"])
 def test_precision_and_layout(compute_dtype, data_format, gpu):
+    """One-dimensional convolutions have no layout, and on a GPU TensorFlow may have turned it."""
     gpu((7, 0))
-    wanted = {"precision": compute_dtype, "data_format": data_format}
-    function = traced(compute_dtype, data_format)
+    wanted, function = {"precision": compute_dtype, "data_format": data_format}, traced(compute_dtype, data_format)
     assert observed.precision_and_layout(function, "/CPU:0", fixed_layout=False) == wanted
     assert observed.precision_and_layout(function, GPU, fixed_layout=True)["data_format"] == data_format
-    assert "data_format" not in observed.precision_and_layout(
-        function, GPU, fixed_layout=False
-    )  # TensorFlow may have turned it
-
-
-def test_one_dimensional_convolutions_have_no_layout():
-    assert observed.precision_and_layout(traced("float32", "nhwc", axes=1), "/CPU:0", True) == {"precision": "float32"}
+    assert "data_format" not in observed.precision_and_layout(function, GPU, fixed_layout=False)
+    if data_format == "nhwc":
+        curves = traced(compute_dtype, "nhwc", axes=1)
+        assert observed.precision_and_layout(curves, "/CPU:0", True) == {"precision": compute_dtype}
 
 
 @pytest.mark.parametrize(
@@ -206,8 +164,10 @@ def test_compiled(strategy, source, words):
 
 
 def test_float16_scales_and_skips(strategy, source):
-    """An update whose gradients overflow leaves the weights alone and halves the scale; the next one is made."""
-    one = strategy(*BARE, "train.precision=float16")
+    """An update whose gradients overflow leaves the weights alone and halves the scale; the next one is made. The
+    optimizer of other precisions is not scaled."""
+    one, plain = strategy(*BARE, "train.precision=float16"), keras.optimizers.SGD(0.1)
+    assert all(devices.with_loss_scale(plain, name) is plain for name in ("float32", "bfloat16", "tf32"))
     assert isinstance(one.optimizer, keras.optimizers.LossScaleOptimizer)
     batch = next(iter(one.feed(source())))
     ((inputs, targets),) = batch.parts
@@ -221,15 +181,16 @@ def test_float16_scales_and_skips(strategy, source):
     assert all(np.abs(one.parameters()[key] - weights).max() > 0 for key, weights in before.items())
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "tf32"])
-def test_only_float16_is_scaled(name):
-    plain = keras.optimizers.SGD(0.1)
-    assert devices.with_loss_scale(plain, name) is plain
-
-
-def test_tf32_needs_a_gpu(strategy):
+def test_tf32_needs_ampere(strategy, gpu):
     with pytest.raises(Unsupported, match=r"train\.precision=tf32 .*8\.0 or above; use float32"):
         strategy(*BARE, "train.precision=tf32")
+    gpu((7, 5))
+    with pytest.raises(Unsupported, match=r"compute capability 8\.0"):
+        devices.configure_precision("tf32", "/GPU:1")
+    gpu((9, 0))
+    assert devices.configure_precision("tf32", "/GPU:1") == "float32"
+    with pytest.raises(Unsupported):
+        devices.configure_precision("tf32", GPU)
 
 
 @pytest.fixture
@@ -242,16 +203,6 @@ def gpu(monkeypatch):
         monkeypatch.setattr(tf.config.experimental, "get_device_details", details.__getitem__)
 
     return set_to
-
-
-def test_tf32_needs_ampere(gpu):
-    gpu((7, 5))
-    with pytest.raises(Unsupported, match=r"compute capability 8\.0"):
-        devices.configure_precision("tf32", "/GPU:1")
-    gpu((9, 0))
-    assert devices.configure_precision("tf32", "/GPU:1") == "float32"
-    with pytest.raises(Unsupported):
-        devices.configure_precision("tf32", GPU)
 
 
 @pytest.mark.gpu
@@ -293,12 +244,9 @@ def test_gpus_have_channels_first(monkeypatch):
     def refuse(*_):
         raise tf.errors.UnimplementedError(None, None, "no kernel")
 
+    devices.disable_layout_optimizer()
+    assert tf.config.optimizer.get_experimental_options()["layout_optimizer"] is False
     monkeypatch.setattr(devices, "_channels_first_gradient", refuse)
     devices.check_channels_first(GPU, "float16")
     with pytest.raises(Unsupported, match="no kernels for float16"):
         devices.check_channels_first("/CPU:0", "float16")
-
-
-def test_the_layout_optimizer_is_disabled():
-    devices.disable_layout_optimizer()
-    assert tf.config.optimizer.get_experimental_options()["layout_optimizer"] is False

@@ -99,9 +99,14 @@ def test_bytes_are_scaled_to_minus_one_to_one(compute_dtype):
     np.testing.assert_array_equal(made(tf.constant(pixels)).numpy(), made(tf.constant(as_floats)).numpy())
 
 
-def test_every_operation_of_networks_is_known():
+def test_operations_optimizers_and_losses_by_name():
     methods = {name for name, value in vars(Network).items() if inspect.isfunction(value) and name[0] != "_"}
     assert set(OPERATIONS) == methods - {"count"}
+    assert set(training.OPTIMIZERS) == set(spec.OPTIMIZERS)
+    with pytest.raises(InputError, match=r"'adm'.*adam"):
+        training.create_optimizer(train_spec("adm"), RATE)
+    with pytest.raises(InputError, match=r"'cross_entrop'.*cross_entropy"):
+        training.loss_function("cross_entrop")
 
 
 def test_read_weights():
@@ -117,17 +122,17 @@ def test_read_weights():
         assert np.abs(read_weights(made, statistics=True)[name] - array).min() > 0.5
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_large_indices_are_looked_up_with_bfloat16(dtype):
+def test_large_indices_are_looked_up_with_bfloat16():
     """As floats of 16 bits they would be others: 257 is none."""
     net = Network("net", (2,))
     net.embedding(net.input, "tokens", 300, 4)
     made, arrays = model(net, compute_dtype="bfloat16")
-    looked_up = made(tf.constant(np.array([[257, 299]], dtype))).numpy()
-    np.testing.assert_allclose(looked_up[0], arrays["tokens/embeddings"][[257, 299]], rtol=1e-2)
+    for dtype in (np.int32, np.int64):
+        looked_up = made(tf.constant(np.array([[257, 299]], dtype))).numpy()
+        np.testing.assert_allclose(looked_up[0], arrays["tokens/embeddings"][[257, 299]], rtol=1e-2)
 
 
-def test_the_gradient_of_a_table_is_dense():
+def test_gradients_of_tables_are_dense_and_large_indices_are_looked_up():
     table, rows = tf.Variable(random_floats((3,), 7)), tf.constant([[1, 4, 1], [6, 1, 0]])
     upstream = tf.constant(random_floats((3, 3)))
     with tf.GradientTape(persistent=True) as tape:
@@ -180,17 +185,6 @@ def test_optimizers_follow_their_formulas(name):
             assert np.abs(wanted - by_formula(train_spec(name), scale)).max() > 1e-3
 
 
-def test_all_optimizers_of_the_config_exist():
-    assert set(training.OPTIMIZERS) == set(spec.OPTIMIZERS)
-
-
-def test_the_learning_rate_of_an_optimizer_with_loss_scaling():
-    optimizer = training.SummingLossScaleOptimizer(training.create_optimizer(train_spec("sgd"), RATE))
-    optimizer.build([keras.Variable(np.zeros(2, np.float32))])
-    training.set_learning_rate(optimizer, 0.25)
-    assert float(optimizer.learning_rate) == 0.25
-
-
 def test_losses_are_per_sample():
     rng = np.random.default_rng(0)
     outputs, targets = rng.normal(size=(5, 3)).astype(np.float32), rng.normal(size=(5, 3)).astype(np.float32)
@@ -204,19 +198,15 @@ def test_losses_are_per_sample():
     np.testing.assert_allclose(of_tokens, entropies.mean(keepdims=True), rtol=1e-5)
 
 
-def test_unknown_names_show_the_nearest():
-    with pytest.raises(InputError, match=r"'adm'.*adam"):
-        training.create_optimizer(train_spec("adm"), RATE)
-    with pytest.raises(InputError, match=r"'cross_entrop'.*cross_entropy"):
-        training.loss_function("cross_entrop")
-
-
 @pytest.mark.parametrize("scaled", [False, True])
 def test_gradient_reduction_can_be_switched(scaled):
     """Off, gradients go through untouched; on again, as it was. An optimizer that scales the loss sums before the one
-    within it."""
+    within it, whose learning rate it has."""
     inner = training.create_optimizer(train_spec("sgd"), RATE)
     optimizer = training.SummingLossScaleOptimizer(inner) if scaled else inner
+    optimizer.build([keras.Variable(np.zeros(2, np.float32))])
+    training.set_learning_rate(optimizer, 0.25)
+    assert float(optimizer.learning_rate) == 0.25
     pairs, own = [("gradient", "variable")], optimizer._all_reduce_sum_gradients.__func__
     for _ in range(2):
         training.set_gradient_reduction(optimizer, False)

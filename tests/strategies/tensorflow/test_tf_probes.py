@@ -128,9 +128,13 @@ def test_probes_replay_a_full_batch(strategy, source, words):
     assert one.last_batch.samples == 20
 
 
-def test_one_device_needs_no_local_step(strategy):
+def test_copies_and_local_steps_that_are_not_measured(strategy, monkeypatch):
     with pytest.raises(NotMeasured, match=r"one device.* without the exchange"):
         made(strategy, "bare_tensorflow").local_step(None)
+    one = strategy("strategy=multi_gpu_model", "gpus=2")
+    as_on_gpus(one, monkeypatch)
+    with pytest.raises(NotMeasured, match="the graph of multi_gpu_model itself"):
+        one.copy_batch(None)
 
 
 @pytest.mark.usefixtures("small_network")
@@ -181,10 +185,3 @@ def test_a_batch_copy_sends_each_device_its_part(strategy, source, monkeypatch, 
         for array, tensor in zip(arrays, part, strict=True):
             assert isinstance(array, np.ndarray) and array.shape == tensor.shape
             np.testing.assert_array_equal(array, tensor)
-
-
-def test_in_graph_copies_are_not_measured(strategy, monkeypatch):
-    one = strategy("strategy=multi_gpu_model", "gpus=2")
-    as_on_gpus(one, monkeypatch)
-    with pytest.raises(NotMeasured, match="the graph of multi_gpu_model itself"):
-        one.copy_batch(None)

@@ -58,15 +58,6 @@ def space(start_ns=START_NS, from_ns=0):
         ({"cpu": ["step/Reduce:CollectiveReduceV2"]}, True, None),
         ({"cpu": ["other:Add"]}, True, "nothing"),
     ],
-    ids=[
-        "kernel of NCCL",
-        "operation",
-        "event of the host",
-        "ring on GPUs",
-        "ring on a CPU",
-        "no CUPTI",
-        "nothing sent",
-    ],
 )
 def test_a_profiler_without_the_gpus_does_not_take_nccl_for_a_ring(events, on_gpus, backend):
     lines = [Line("", device, [Event(name, 0, 1) for name in names]) for device, names in events.items()]
@@ -91,8 +82,9 @@ def read_recording(name):
 
 
 @pytest.mark.gpu
-def test_recorded_streams_of_a_gpu():
-    """Counters of the GPU are no stream, and a second process has a plane of its own."""
+def test_recorded_streams_and_threads():
+    """Counters of the GPU are no stream, and a second process has a plane of its own. An event without metadata has no
+    name, and none of them is an operation."""
     stream, thread = read_recording("xplane_gpu_stream")
     copies = [Event("MemcpyD2D", 500 * SECOND, 2 * SECOND), Event("MemcpyD2D", 501 * SECOND, SECOND // 2)]
     assert stream == Line("GPU 0 Stream #14(MemcpyH2D)", "cuda", copies)
@@ -103,16 +95,12 @@ def test_recorded_streams_of_a_gpu():
         "MemcpyD2D", 2, 2.0, False, "cuda",
     )  # fmt: skip
     assert (profile.kernel_s, profile.collective_s) == (2.0, None)
-
-
-def test_a_recorded_thread():
-    """An event without metadata has no name, and none of them is an operation."""
     (thread,) = read_recording("xplane_host_thread")
     assert thread == Line("Thread1", "cpu", [Event("test_step", 10**6, 5 * 10**6), Event("", 3 * 10**6, 0)])
     assert profiling.summarize_profile([thread], 1, 1.0, ()).kernel_s is None
 
 
-def test_lines_with_their_operations():
+def test_lines_with_their_operations_and_times():
     found = [
         (line.name, line.device, event.name, event.operation)
         for line in profiling.parse_xspace(space())
@@ -148,10 +136,6 @@ def test_a_real_recording_has_the_machines_clock():
     assert found.duration_s > 0
 
 
-COPY = ["mirrored_hierarchical", "multi_gpu_model"]
-ONE_DEVICE = ("strategy=bare_tensorflow", "gpus=1")
-
-
 SECOND = 10**12  # picoseconds
 
 
@@ -179,17 +163,14 @@ def sums(line, *sync_operations):
     return found
 
 
-def test_exclusive_time_excludes_nested_operations():
-    """Each of three in one another; then two side by side in a third; other events are no operations."""
+def test_nested_and_adjacent_operations():
+    """Each of three in one another; then two side by side in a third; other events are no operations. Adjacent ones are
+    not nested today, when a float of seconds tells times a quarter of a microsecond apart, and operations last less."""
     line = thread(
         ("a:Call", 0, 10), ("Process", 0.5, 9), ("b:While", 1, 6), ("c:Conv2D", 2, 3), ("d:Call", 20, 5),
         ("e:_MklNativeConv2D", 20, 1), ("f:Conv2D", 22, 2), ("SyncDevice:SyncDevice", 30, 5),
     )  # fmt: skip
     assert sums(line) == {("Call", False): 4 + 2, ("While", False): 3, ("Conv2D", False): 3 + 1 + 2}
-
-
-def test_adjacent_operations_are_not_nested():
-    """Today, when a float of seconds tells times a quarter of a microsecond apart, and operations last less."""
     now_ps, length_ps = 1_795_000_000 * SECOND, 123_456
     events = [Event("a:MatMul", now_ps + at * length_ps, length_ps, "a:MatMul") for at in range(1000)]
     own = [own_s for _, own_s in profiling.exclusive_times(Line("thread", "cpu", events), [])]
@@ -209,8 +190,10 @@ def test_collective_operations():
     }  # fmt: skip
 
 
-def test_profile_of_threads():
-    """Sums of all threads over the updates, the largest first."""
+def test_profile_of_threads_and_of_kernels():
+    """Sums of all threads over the updates, the largest first. What threads of the host do for kernels of a GPU is not
+    counted with them, nor once more. An unknown time of collectives is not 0, neither where there is none, nor where
+    only the handing over to another library's thread is seen."""
     lines = [thread(("a:Conv2D", 0, 3), ("b:AddN", 4, 1)), thread(("c:Conv2D", 0, 3))]
     found = profiling.summarize_profile(lines, 2, 5.0, {"b"})
     assert (found.steps, found.step_s, found.kernel_s, found.collective_s) == (2, 5.0, 3.5, 0.5)
@@ -219,23 +202,17 @@ def test_profile_of_threads():
     ]  # fmt: skip
     many = profiling.summarize_profile([thread(*((f"a:T{n}", 2 * n, 1) for n in range(30)))], 1, 1.0, set())
     assert (len(many.operations), many.kernel_s) == (20, 30)
-
-
-def test_only_gpu_kernels_are_counted():
-    """What threads of the host do for them is not counted with them, nor once more."""
     found = profiling.summarize_profile([thread(("a:Conv2D", 0, 9)), stream(("conv", 2, "a:Conv2D"))], 1, 3.0, set())
     assert (found.kernel_s, [(one.name, one.device) for one in found.operations]) == (2, [("conv", "cuda")])
-
-
-@pytest.mark.parametrize("type_", ["Conv2D", "HorovodAllreduce"])
-def test_an_unknown_collective_time_is_not_zero(type_):
-    """Neither where there is none, nor where only the handing over to another library's thread is seen."""
-    found = profiling.summarize_profile([thread((f"a:{type_}", 0, 1))], 1, 1.0, set())
-    assert found.collective_s is None and found.operations[0].collective == (type_ == "HorovodAllreduce")
+    for kind in ("Conv2D", "HorovodAllreduce"):
+        found = profiling.summarize_profile([thread((f"a:{kind}", 0, 1))], 1, 1.0, set())
+        assert found.collective_s is None and found.operations[0].collective == (kind == "HorovodAllreduce")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["mirrored", "mirrored strategy.options.loop=fit", *COPY])
+@pytest.mark.parametrize(
+    "words", ["mirrored", "mirrored strategy.options.loop=fit", "mirrored_hierarchical", "multi_gpu_model"]
+)
 def test_a_profile_of_real_steps(strategy, source, tmp_path, monkeypatch, words):
     """Those of the updates, no more and no less; and the trace tells when they were."""
     monkeypatch.setattr(profiling, "MAX_OPERATIONS", 10**6)
@@ -247,7 +224,7 @@ def test_a_profile_of_real_steps(strategy, source, tmp_path, monkeypatch, words)
     calls = {(operation.name, operation.collective): operation.calls for operation in found.operations}
     assert calls["Conv2D", False] == calls["Conv2DBackpropFilter", False] == 4
     messages = len(one.message_sizes())
-    if words in COPY:
+    if words in ("mirrored_hierarchical", "multi_gpu_model"):
         assert calls["AddN", True] == messages
     else:
         assert calls["CollectiveReduceV2", True] == 2 * messages == 2
@@ -274,7 +251,7 @@ def check_trace(path, start_s, lasted_s):
 
 
 def test_bare_has_no_collective_time(strategy, source):
-    one = strategy(*ONE_DEVICE)
+    one = strategy("strategy=bare_tensorflow", "gpus=1")
     with pytest.raises(RuntimeError, match="there was no training"):
         one.profile(1, None)
     for batch in islice(one.feed(source()), 1):
@@ -333,56 +310,32 @@ def function(which, nested=False):
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("which", MADE)
-def test_message_bytes(which, nested):
-    """One of each message, as one device sends it, also where a function calls the one that sends."""
-    made = function(which, nested).get_concrete_function([tf.TensorSpec([7])] * 2)
-    assert observed.reduction_message_bytes(made) == MESSAGE_BYTES[which]
-
-
-@pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize("which", MADE)
-def test_the_backend_is_observed(which, nested):
-    made, updates = function(which, nested), []
+def test_the_backend_and_messages_are_observed(which, nested):
+    """One of each message, as one device sends it, also where a function calls the one that sends. A collective that no
+    update comes to carries nothing."""
+    made, updates, signature = function(which, nested), [], [[tf.TensorSpec([7])] * 2]
+    assert observed.reduction_message_bytes(made.get_concrete_function(*signature)) == MESSAGE_BYTES[which]
 
     def train(loop):
         for batch in loop:
             made(batch)
             updates.append(loop.done(None))
 
-    of_parts = tf.function(lambda given: made(given), autograph=False, input_signature=[[tf.TensorSpec([7])] * 2])
+    of_parts = tf.function(lambda given: made(given), autograph=False, input_signature=signature)
     assert observed.observe_backend(train, of_parts, random_parts()) == which
     assert updates == [False, True]
-
-
-def test_a_traced_collective_must_run():
-    """A collective that no update comes to carries nothing."""
-    made = tf.function(MADE["ring"], autograph=False, input_signature=[[tf.TensorSpec([7])] * 2])
-    assert observed.observe_backend(lambda loop: None, made, random_parts()) is None
-
-
-def test_observing_needs_a_training():
+    assert observed.observe_backend(lambda loop: None, of_parts, random_parts()) is None
     with pytest.raises(RuntimeError, match="there was no training"):
         observed.observe_backend(lambda loop: None, None, None)
 
 
-@pytest.mark.parametrize(
-    ("event", "name", "same"),
-    [
-        ("add:AddN", "add", True),
-        ("call/add:AddN", "add", True),
-        ("badd:AddN", "add", False),
-        ("add_1:AddN", "add", False),
-    ],
-)
-def test_events_of_an_operation(event, name, same):
-    assert profiling.is_event_of(event, name) is same
-
-
-@pytest.mark.parametrize("jit", [False, True])
-def test_the_compiler_is_observed(jit):
-    inner = tf.function(lambda x: x * 2 + 1, jit_compile=jit)
-    outer = tf.function(lambda x: inner(x)).get_concrete_function(tf.TensorSpec([3]))
-    assert observed.compiler_used(outer) == ("xla" if jit else "none")
+def test_the_compiler_is_observed():
+    for jit in (False, True):
+        inner = tf.function(lambda x: x * 2 + 1, jit_compile=jit)
+        outer = tf.function(lambda x, inner=inner: inner(x)).get_concrete_function(tf.TensorSpec([3]))
+        assert observed.compiler_used(outer) == ("xla" if jit else "none")
+    for event, expected in (("add:AddN", True), ("call/add:AddN", True), ("badd:AddN", False), ("add_1:AddN", False)):
+        assert profiling.is_event_of(event, "add") is expected
 
 
 @pytest.mark.parametrize("ops", [None, tf.distribute.HierarchicalCopyAllReduce])

@@ -25,7 +25,6 @@ EVEN = {"first": 8, "global_batch": 31, "devices": 2}  # of 93 samples
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_every_step_has_its_learning_rate(strategy, source, precision):
-    """With plain gradient descent it is how far the weights go; nothing is traced again."""
     one = strategy(*BARE, f"train.precision={precision}")
     rates, moved = [0.0, 1e-4, 0.0, 1e-2, 1e-3], []
     batch = next(iter(one.feed(source())))

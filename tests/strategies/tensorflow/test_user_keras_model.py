@@ -1,6 +1,7 @@
 """A user's Keras model under strategies of one process: steps, statistics, random numbers, and names of weights; and
 the result of a user's function, its weights, and the error line of each possible mistake."""
 
+import dataclasses
 import sys
 
 import keras
@@ -92,8 +93,7 @@ def test_flops_are_counted(layer, multiply_adds):
     assert count_flops(graph) == expected
 
 
-def test_a_strategy_has_the_flops_of_training(strategy):
-    """Of a model that the options of the config reach."""
+def test_flops_of_training(strategy):
     assert strategy(*own("plain", "model.options.width=7"), *BARE).flops_per_sample() == 6 * (600 * 7 + 7 * 2)
     assert strategy("model=materials_cnn", "dataset=materials", *BARE).flops_per_sample() is None
 
@@ -153,11 +153,18 @@ def test_moving_statistics_are_means_over_devices(strategy, source, way):
         np.testing.assert_allclose(variable.numpy(), np.mean(each, 0), atol=1e-6)
 
 
-def test_replicas_draw_different_numbers(strategy, source):
+def test_replicas_and_ranks_draw_different_numbers(strategy, made, source):
     one = strategy(*own("normalised"), "strategy=mirrored", "gpus=2")
     run_training(one, source(), 3)
     ((first, draws), (second, others)) = (own.numpy() for own in one.model.random_states[0].value.values)
     assert (second - first, draws, others) == (1, 3, 3)
+    states = []
+    for rank in (0, 1):
+        one = made(*own("normalised"), *BARE)
+        one.place = dataclasses.replace(one.place, rank=rank)
+        one.setup()
+        states.append(one.model.random_states[0].numpy())
+    assert (states[1] - states[0]).tolist() == [1, 0]
 
 
 def test_towers_continue_the_random_states_and_leave_frozen_layers(strategy, source):
@@ -171,31 +178,19 @@ def test_towers_continue_the_random_states_and_leave_frozen_layers(strategy, sou
     assert all(np.array_equal(a, b) for a, b in zip(before, first.get_weights(), strict=True))
 
 
-def test_ranks_draw_different_numbers(made):
-    states = []
-    for rank in (0, 1):
-        one = made(*own("normalised"), *BARE)
-        one.place = one.place.__class__(**{**vars(one.place), "rank": rank})
-        one.setup()
-        states.append(one.model.random_states[0].numpy())
-    assert (states[1] - states[0]).tolist() == [1, 0]
-
-
-def test_all_kinds_of_dropout_are_switched_off(strategy, source):
+def test_random_numbers_and_dropout(strategy, source):
     one = strategy(*own("droppers", "train.dropout=false"), *BARE)
     inputs = next(iter(source())).inputs
     np.testing.assert_allclose(one.model(inputs, training=True), one.model(inputs, training=False), atol=1e-6)
     assert one.model.random_states == []
     assert len(strategy(*own("droppers"), *BARE).model.random_states) >= 6
+    assert len(strategy(*own("noisy"), *BARE).model.random_states) == 1
 
 
-def test_bytes_are_scaled_around_0():
+def test_bytes_are_scaled_and_layers_have_equal_names():
     identity = keras.Sequential([keras.layers.Lambda(lambda x: x)])
     found = UserModel(identity)(tf.constant([[0, 51, 255]], tf.uint8))
     np.testing.assert_allclose(found, [[-1.0, -0.6, 1.0]], atol=1e-6)
-
-
-def test_layers_with_equal_names():
     taken = keras.Input((4,))
     apart = [keras.Sequential([keras.layers.Dense(4)]) for _ in range(2)]
     both = keras.Model(taken, apart[1](apart[0](taken)))
@@ -242,16 +237,9 @@ def test_mistakes_are_named(made, words, message):
         made(*words, *BARE).setup()
 
 
-def test_random_numbers_without_dropout(strategy):
-    assert len(strategy(*own("noisy"), *BARE).model.random_states) == 1
-
-
-def test_channels_first_is_refused(made):
+def test_models_that_cannot_be_taken(made):
     with pytest.raises(Unsupported, match=r"train.data_format=nchw .*leave it out"):
         made(*PICTURES, "train.data_format=nchw", *BARE).setup()
-
-
-def test_a_missing_function(made):
     one = made(*own("plain"), *BARE)
     one.spec.config.model.keras, one.spec.config.model.torch = None, "mynet:build"
     with pytest.raises(Unsupported, match=r"has no model.keras=MODULE:FUNCTION, which bare_tensorflow needs"):

@@ -73,22 +73,17 @@ def test_an_attention_is_split_by_heads(devices):
         assert sent == [*[("all_reduce", 64, 256)] * 8, ("all_gather", 64, 512), *[("all_reduce", 64, 256)] * 9]
 
 
-def test_an_attention_whose_inputs_have_other_readers_is_not_split():
-    net = Network("attention", (8,))
-    x = net.embedding(net.input, "table", 5, 16)
-    layers = [net.dense(x, name, 16) for name in ("query", "key", "value")]
-    net.add(net.dense(net.attention(*layers, "attention", 4), "project", 16), x)
-    assert [split.shared for split in plan_splits(net, 2)] == [None] * 4
-
-
-def test_messages_of_vgg16():
-    """The gradient of the first layer's wide input is gathered and not summed up, which halves the traffic."""
+def test_messages_of_vgg16_and_of_a_chain():
+    """The gradient of the first layer's wide input is gathered and not summed up, which halves the traffic; that of the
+    input is not sent."""
     assert [(message.kind, message.width) for message in list_messages(plan_splits(build_network("vgg16"), 2))] == [
         ("all_reduce", 4096),
         ("all_reduce", 1000),
         ("all_reduce", 4096),
         ("all_gather", 25088),
     ]
+    (only,) = plan_splits(chain([64, 8]), 2)
+    assert (only.by, [message.kind for message in only.forward], only.backward) == ("columns", ["all_gather"], ())
 
 
 def test_dropout_and_relu_are_between_the_layers_of_a_pair():
@@ -108,21 +103,18 @@ def chain(widths, between="relu"):
     return net
 
 
-def test_a_layer_with_several_readers_is_not_paired():
+def test_layers_that_are_not_split_or_not_paired():
+    """3 devices cannot share 2 outputs, but they can share 5 inputs: 2, 2 and 1."""
     net = Network("branches", (8,))
     first = net.relu(net.dense(net.input, "first", 8))
     net.concat(net.dense(first, "second", 8), first)
     assert [split.paired for split in plan_splits(net, 2)] == [False, False]
     assert plan_splits(net, 2, include_single=False) == []
-
-
-def test_the_gradient_of_the_input_is_not_sent():
-    (only,) = plan_splits(chain([64, 8]), 2)
-    assert (only.by, [message.kind for message in only.forward], only.backward) == ("columns", ["all_gather"], ())
-
-
-def test_a_layer_that_is_too_narrow_is_not_split():
-    """3 devices cannot share 2 outputs, but they can share 5 inputs: 2, 2 and 1."""
+    net = Network("attention", (8,))
+    x = net.embedding(net.input, "table", 5, 16)
+    layers = [net.dense(x, name, 16) for name in ("query", "key", "value")]
+    net.add(net.dense(net.attention(*layers, "attention", 4), "project", 16), x)
+    assert [split.shared for split in plan_splits(net, 2)] == [None] * 4
     assert [(split.layer, split.by) for split in plan_splits(chain([5, 2]), 3)] == [("dense0", "rows")]
     assert plan_splits(chain([2, 2]), 3) == []
     assert [split.layer for split in plan_splits(chain([2, 2, 9]), 3)] == ["dense1"]
