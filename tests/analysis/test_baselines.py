@@ -1,6 +1,7 @@
 """Baselines of a run: comparison keys, the nearest of many candidates, placements and node layouts."""
 
 import copy
+import dataclasses
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,17 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalebench.analysis import identity
 from scalebench.analysis.baselines import Baselines, Candidates, start_time
+from scalebench.analysis.collectives import COLLECTIVE_COLUMNS
+from scalebench.analysis.columns import FRAME_COLUMNS
 from scalebench.analysis.comparison import compare, compare_by
 from scalebench.analysis.comparison.pairing import make_compared_run
 from scalebench.analysis.identity import comparison_key, placement_of
 from scalebench.analysis.load import frame_of_results
 from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.scaling_curves import make_curves
-from scalebench.core.spec import HardwareSpec
-from tests.builders.runs import record
+from scalebench.core.spec import Config, DatasetSpec, HardwareSpec, TrainSpec
+from tests.builders.runs import MACHINE, record
 from tests.report.section_blocks import show_table
 
+CONFIG = dataclasses.asdict(Config())
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LATER_TO_TRAIN = (
     "momentum", "weight_decay", "accumulate", "learning_rate_rule", "base_batch", "schedule", "warmup_epochs",
@@ -33,6 +38,31 @@ PLACES = [
     HardwareSpec("cpu", environment={"A": "1"}),
     HardwareSpec("cpu", environment={"A": "2"}, bind="far"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "tree"),
+    [
+        (identity.UNTRAINED_KEYS, CONFIG),
+        (identity.DATASET_PATH_KEYS, CONFIG["dataset"]),
+        ((*identity.QUEUE_KEYS, *identity.PLACEMENT_KEYS), CONFIG["hardware"]),
+        (identity.BATCH_KEYS, CONFIG["train"]),
+        (identity.MODEL_KEYS, CONFIG["model"]),
+        *((keys, CONFIG[group]) for group, keys in identity.SAMPLE_KEYS.items()),
+        ((*identity.CURVE_COLUMNS, *identity.COLUMN_DEFAULTS, *identity.MEMORY_COLUMNS), FRAME_COLUMNS),
+        ((*identity.PARALLELISM_COLUMNS, *identity.SIZE_COLUMNS), FRAME_COLUMNS),
+        (identity.OPERATION_COLUMNS, COLLECTIVE_COLUMNS),
+    ],
+)
+def test_keys_by_which_runs_are_matched_exist(keys, tree):
+    assert [key for key in keys if key not in tree] == []
+
+
+def test_ignored_facts_are_keys_or_groups_of_the_config():
+    groups = {group: keys for group, keys in CONFIG.items() if isinstance(keys, dict)}
+    keys = {*CONFIG, *(f"{group}.{key}" for group in groups for key in groups[group])}
+    assert [key for key in identity.IGNORED_FACTS if key not in keys] == []
+    assert set(identity.HIDDEN_FACTS) < set(identity.IGNORED_FACTS)
 
 
 def run(strategy, place, repeat, minute, name, gpus=1):
@@ -67,10 +97,8 @@ def test_the_nearest_candidate_has_the_least_distance(rows, asking_run, bare):
     for row in rows:
         index.add(row)
     assert index.nearest(asking_run, bare) is nearest(asking_run, rows, bare)
-    index.add(asking_run)
-    assert index.nearest(asking_run, bare) is nearest(asking_run, [*rows, asking_run], bare), (
-        "one that came later counts too"
-    )
+    index.add(asking_run)  # one that came later counts too
+    assert index.nearest(asking_run, bare) is nearest(asking_run, [*rows, asking_run], bare)
 
 
 def old_key(result, strategy):
@@ -102,14 +130,78 @@ def test_the_comparison_key_has_all_keys_but_the_ignored_ones(device):
     assert comparison_key(one, False) == comparison_key(bare, False) != comparison_key(old, False)
 
 
-def test_trainings_are_compared_only_with_trainings():
+def test_keys_of_trainings_and_of_other_batches():
     plain, one, other, later = record(), record(), record(), record()
     one.spec["train"]["stop"]["epochs"] = other.spec["train"]["stop"]["epochs"] = 3.0
-    other.spec["train"]["evaluate_epochs"] = 0.5
-    later.spec["train"]["evaluate_epochs"] = 0.5
+    other.spec["train"]["evaluate_epochs"] = later.spec["train"]["evaluate_epochs"] = 0.5
     keys = [comparison_key(result, False) for result in (plain, one, other)]
-    assert len(set(keys)) == 3
+    assert len(set(keys)) == 3, "trainings are compared only with trainings"
     assert comparison_key(later, False) == keys[0], "it has no points"
+    large = record(train=TrainSpec(batch_per_device=20))
+    assert comparison_key(plain, True) != comparison_key(large, True)
+    assert len({comparison_key(identity.without_batch(result), True) for result in (plain, large)}) == 1
+    assert plain.spec["train"]["batch_per_device"] == 10
+
+
+def test_self_and_bare_are_found():
+    two, own, bare, other = record(gpus=2), record(), record("bare_torch"), record("lightning_ddp")
+    available = Baselines.among([two, own, bare, other])
+    assert available.find_self(two) is own and available.find_self(own) is own
+    assert available.find_bare(two) is bare and available.find_bare(own) is bare and available.find_bare(bare) is bare
+    assert Baselines.among([own]).find_bare(record(gpus=2, baseline=None)) is None
+    for bad in (record(status="failed"), record(gpus=2, run_id="x"), record(status="cancelled")):
+        assert Baselines.among([bad]).find_self(two) is None
+
+
+DIFFERENT = {
+    "batch": {"train": TrainSpec(batch_per_device=20)},
+    "dataset": {"dataset": DatasetSpec("materials", size=128)},
+    "feed": {"dataset": DatasetSpec("materials", size=64, feed="fixed")},
+    "hardware": {"hardware": HardwareSpec("gpu2", devices="cpu", gpus_per_node=2)},
+    "processor": {"machine": dataclasses.replace(MACHINE, cpu_model="another processor")},
+    "scaling": {"scaling": "strong"},
+    "learning rate": {"train": TrainSpec(batch_per_device=10, learning_rate=0.5)},
+}
+
+
+@pytest.mark.parametrize("change", DIFFERENT.values(), ids=DIFFERENT)
+def test_runs_that_differ_besides_their_devices_are_not_compared(change):
+    available = Baselines.among([record(**change), record("bare_torch", **change)])
+    assert available.find_self(record(gpus=2)) is None and available.find_bare(record(gpus=2)) is None
+    run = record(gpus=2, **change)
+    assert available.find_self(run) is not None and available.find_bare(run) is not None
+
+
+def with_options(gpus, name, baseline="simulated", **options):
+    made = record(name, gpus=gpus, baseline=baseline, run_id=f"{name}-{gpus}-{options}")
+    made.spec["strategy"]["options"] = options
+    return made
+
+
+def test_records_without_an_option_are_compared_with_its_default():
+    """Other options have another self, and the same bare baseline."""
+    older, bare = with_options(1, "ddp", bucket_cap_mb=25.0), with_options(1, "simulated")
+    available = Baselines.among([older, bare])
+    assert available.find_self(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=True)) is older
+    for other in ({"bucket_cap_mb": 25.0, "overlap": False}, {"bucket_cap_mb": 1.0}):
+        run = with_options(2, "ddp", **other)
+        assert available.find_self(run) is None and available.find_bare(run) is bare
+
+
+def test_the_bare_baseline_has_its_default_options_or_those_of_the_strategy_that_it_is():
+    one, other = with_options(1, "simulated", step_s=0.1), with_options(1, "simulated", step_s=0.2)
+    available = Baselines.among([one, other])
+    for step_s, found in ((0.1, one), (0.2, other), (0.3, None)):
+        assert available.find_bare(with_options(2, "simulated", step_s=step_s)) is found
+    tensorflow = "bare_tensorflow"
+    plain, fit = (with_options(1, tensorflow, tensorflow, loop=loop) for loop in ("custom", "fit"))
+    on_two = [with_options(2, "mirrored", tensorflow, loop=loop) for loop in ("custom", "fit")]
+    for run in (plain, fit, *on_two):
+        run.scale.framework = "tensorflow"
+    available, alone = Baselines.among([fit, plain]), Baselines.among([fit])
+    assert available.find_bare(fit) is plain and available.find_self(fit) is fit  # the cost of Keras' loop is a figure
+    assert available.find_bare(on_two[1]) is plain
+    assert alone.find_bare(fit) is fit and alone.find_bare(on_two[0]) is None
 
 
 def placed(strategy, ids, block_s=0.1, **changes):
@@ -118,32 +210,27 @@ def placed(strategy, ids, block_s=0.1, **changes):
     return record(strategy, gpus=max(1, len(ids)), block_s=block_s, run_id=run_id, hardware=made)
 
 
+PLACEMENT = ["device_ids", "bind", "environment", "transports"]
+
+
 def test_each_single_device_is_compared_with_the_first_one():
     rows = [placed("bare_torch", [0], 0.1), placed("bare_torch", [1], 0.125), placed("bare_torch", [2], 0.08)]
-    index = frame_of_results(rows, [Path("x")] * 3)
-    assert [round(value, 3) for value in index["speedup_bare"]] == [1.0, 0.8, 1.25]
-    assert list(index["speedup_self"]) == [1.0, 1.0, 1.0]
-    assert index["overhead_share"].isna().all()  # a bare strategy has none
-    assert list(index["device_ids"]) == ["0", "1", "2"]
-
-
-def test_older_records_have_the_default_placement():
-    old, pair = placed("bare_torch", []), placed("ddp", [0, 1])
+    frame = frame_of_results(rows, [Path("x")] * 3)
+    assert [round(value, 3) for value in frame["speedup_bare"]] == [1.0, 0.8, 1.25]
+    assert list(frame["speedup_self"]) == [1.0, 1.0, 1.0]
+    assert frame["overhead_share"].isna().all()  # a bare strategy has none
+    assert list(frame["device_ids"]) == ["0", "1", "2"]
+    old, pair = (
+        placed("bare_torch", []),
+        placed("ddp", [0, 5], bind="far", environment={"NCCL_SHM_DISABLE": "1", "A": "b"}),
+    )
     for key in ("device_ids", "bind", "environment"):
         del old.spec["hardware"][key]
-    assert Baselines.among([old, pair]).find_bare(pair) is old
-    assert (
-        frame_of_results([old], [Path("x")])[["device_ids", "bind", "environment", "transports"]].isna().all(axis=None)
-    )
-
-
-def test_the_frame_has_the_configured_placement_and_the_transports_of_nccl():
-    row = placed("ddp", [0, 5], bind="far", environment={"NCCL_SHM_DISABLE": "1", "A": "b c"})
-    row.sync.transports = {"0-1": "P2P/IPC", "0-2": "NET/Socket/0 + P2P/IPC"}
-    cells = frame_of_results([row], [Path("x")]).iloc[0]
-    assert list(cells[["device_ids", "bind", "environment", "transports"]]) == [
-        *("0 5", "far", "NCCL_SHM_DISABLE=1 A=b c", "NET/Socket/0 + P2P/IPC")
-    ]
+    pair.sync.transports = {"0-1": "P2P/IPC", "0-2": "NET/Socket/0 + P2P/IPC"}
+    assert Baselines.among([old, pair]).find_bare(pair) is old, "older records have the default placement"
+    cells = frame_of_results([old, pair], [Path("x")] * 2)[PLACEMENT]
+    assert cells.iloc[0].isna().all()
+    assert list(cells.iloc[1]) == ["0 5", "far", "NCCL_SHM_DISABLE=1 A=b", "NET/Socket/0 + P2P/IPC"]
 
 
 def with_layout(layout, gpus=4, block_s=0.1, strategy="ddp"):
@@ -172,8 +259,8 @@ def test_layouts_share_the_baseline_of_one_device():
         del older.spec["hardware"][key]
     for layout in ("sequence", "spread"):
         for one in (own, older):
-            index = Baselines.among([one, bare])
-            assert index.find_self(with_layout(layout)) is one and index.find_bare(with_layout(layout)) is bare
+            available = Baselines.among([one, bare])
+            assert available.find_self(with_layout(layout)) is one and available.find_bare(with_layout(layout)) is bare
 
 
 def test_layouts_are_compared_by_the_key_hardware_layout():

@@ -1,32 +1,30 @@
-"""Columns computed for a row: the overhead of a strategy on one device, and the costs of a run."""
+"""Columns computed for a row: overhead of a strategy on one device, costs of a run, utilization of its FLOPs, links."""
 
+import dataclasses
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from scalebench.analysis import throughput
 from scalebench.analysis.load import frame_of_results
-from scalebench.core.result import MonitorRecord, Quality
-from tests.builders.runs import rank, record
+from scalebench.analysis.repeats import pool_results
+from scalebench.analysis.rows import link_cells
+from scalebench.core.machine.gpus import Gpu
+from scalebench.core.result import DeviceMonitorRecord, MonitorRecord, Quality
+from scalebench.report.flag_text import describe_row
+from scalebench.report.tables import make_configuration_table
+from scalebench.report.terminal import list_headline
+from tests.builders.runs import MACHINE, rank, record
 
-OVERHEAD_COLUMNS = ("overhead_share_low", "overhead_share", "overhead_share_high")
+
+def read_cells(results, *names):
+    """Return the cells of these columns, null as None, for each run."""
+    table = frame_of_results(results, [Path("x")] * len(results))
+    return [tuple(None if pd.isna(row[name]) else row[name] for name in names) for row in table.to_dict("records")]
 
 
 def overheads_of(*results):
-    """(low, value, high) of each row, null as None."""
-    table = frame_of_results(results, [Path("x")] * len(results))
-    return [
-        tuple(None if pd.isna(row[name]) else row[name] for name in OVERHEAD_COLUMNS)
-        for row in table.to_dict("records")
-    ]
-
-
-def test_there_is_no_overhead_without_two_measured_runs():
-    own, bare = record(), record("bare_torch")
-    unmeasured = record(block_s=None, run_id="unmeasured")
-    pairs = [(own, None), (None, bare), (None, None), (bare, bare), (unmeasured, bare), (own, unmeasured)]
-    assert {throughput.overhead(*pair) for pair in pairs} == {None}
+    return read_cells(results, "overhead_share_low", "overhead_share", "overhead_share_high")
 
 
 def test_rows_with_equal_baselines_have_equal_overheads():
@@ -37,62 +35,51 @@ def test_rows_with_equal_baselines_have_equal_overheads():
     one, two, four, eight, alone, without = overheads_of(*rows, bare, other)
     assert one == two == four == eight and one[1] == pytest.approx(0.17)
     assert alone == without == (None, None, None)
-    first = frame_of_results([*rows, bare], [Path("x")] * 5).to_dict("records")[0]
-    assert one == (None, 1 - first["speedup_bare"], None), "limits only over repeats"
+    ((speedup,), *_) = read_cells([*rows, bare], "speedup_bare")
+    assert one == (None, 1 - speedup, None), "limits only over repeats"
 
 
 def test_a_bare_strategy_has_an_overhead_only_with_other_options():
-    plain, again, fit = (record("bare_tensorflow", baseline="bare_tensorflow", run_id=name) for name in "abc")
-    plain.spec["strategy"]["options"] = again.spec["strategy"]["options"] = {"loop": "custom"}
-    fit.spec["strategy"]["options"] = {"loop": "fit"}
-    slow = record("bare_tensorflow", baseline="bare_tensorflow", block_s=0.125, run_id="d")
-    slow.spec["strategy"]["options"] = {"loop": "fit"}
+    plain, again, fit, slow = (
+        record("bare_tensorflow", block_s=block_s, baseline="bare_tensorflow", run_id=name)
+        for name, block_s in zip("abcd", (0.1, 0.1, 0.1, 0.125), strict=True)
+    )
+    for run, loop in zip((plain, again, fit, slow), ("custom", "custom", "fit", "fit"), strict=True):
+        run.spec["strategy"]["options"] = {"loop": loop}
     assert [row[1] for row in overheads_of(plain, again, slow)] == [None, None, pytest.approx(0.2)]
     assert overheads_of(fit) == [(None, None, None)]  # nothing to compare it with
-    sleeper = record("simulated", baseline="simulated")
-    assert overheads_of(sleeper, record("simulated", gpus=2, baseline="simulated")) == [(None, None, None)] * 2
+    sleepers = [record("simulated", gpus=gpus, baseline="simulated") for gpus in (1, 2)]
+    assert overheads_of(*sleepers) == [(None, None, None)] * 2
 
 
 def test_overheads_use_baselines_of_the_same_repeat():
     bares = [record("bare_torch", block_s=block_s, repeat=k) for k, block_s in enumerate((0.08, 0.09))]
     owns = [record(block_s=0.1, repeat=k) for k in range(3)]
-    later = record(gpus=2, repeat=1)
-    shares = [row[1] for row in overheads_of(*owns, later, *bares)]
-    assert shares == [pytest.approx(0.2), pytest.approx(0.1), pytest.approx(0.2), pytest.approx(0.1), None, None]
+    shares = [row[1] for row in overheads_of(*owns, record(gpus=2, repeat=1), *bares)]
+    assert shares == [pytest.approx(share) for share in (0.2, 0.1, 0.2, 0.1)] + [None, None]
 
 
-COST_COLUMNS = ("device_hours_per_epoch", "device_hours_to_target", "energy_j_per_epoch", "energy_j_to_target")
-
-
-def costs_of(*results, table=frame_of_results):
-    rows = table(list(results), [Path("x")] * len(results)).to_dict("records")
-    return [{name: None if pd.isna(row[name]) else row[name] for name in (*COST_COLUMNS, "epoch_s")} for row in rows]
+EPOCH_HOURS, TARGET_HOURS, EPOCH_J, TARGET_J = COSTS = (
+    "device_hours_per_epoch", "device_hours_to_target", "energy_j_per_epoch", "energy_j_to_target",
+)  # fmt: skip
 
 
 def test_costs_of_an_epoch_and_to_the_target():
     """1,000 samples at 400/s on two devices; 32 blocks of 40 samples took 640 J."""
     monitor = MonitorRecord(energy_j=640.0, gpu_power_w_mean=150.0)
-    (row,) = costs_of(record(gpus=2, block_s=0.1, monitor=monitor, quality=Quality(time_to_target_s=36.0)))
-    assert row["device_hours_per_epoch"] == pytest.approx(2 * 2.5 / 3600)
-    assert row["device_hours_to_target"] == pytest.approx(2 * 36 / 3600)
-    assert row["energy_j_per_epoch"] == pytest.approx(0.5 * 1000)
-    assert row["energy_j_to_target"] == pytest.approx(150 * 36)
+    run = record(gpus=2, block_s=0.1, monitor=monitor, quality=Quality(time_to_target_s=36.0))
+    ((*costs,),) = read_cells([run], *COSTS)
+    assert costs == pytest.approx([2 * 2.5 / 3600, 2 * 36 / 3600, 0.5 * 1000, 150 * 36])
 
 
-@pytest.mark.parametrize(
-    ("changes", "measured"),
-    [
-        ({}, {"device_hours_per_epoch"}),
-        ({"monitor": MonitorRecord(energy_j=1.0)}, {"device_hours_per_epoch", "energy_j_per_epoch"}),
-        ({"monitor": MonitorRecord(gpu_power_w_mean=1.0)}, {"device_hours_per_epoch"}),
-        ({"quality": Quality(time_to_target_s=1.0)}, {"device_hours_per_epoch", "device_hours_to_target"}),
-        ({"block_s": None}, set()),
-        ({"status": "failed"}, set()),
-    ],
-)
-def test_unmeasured_figures_are_null(changes, measured):
-    (row,) = costs_of(record(**changes))
-    assert {name for name in COST_COLUMNS if row[name] is not None} == measured
+@pytest.mark.parametrize(("changes", "measured"), [
+    ({}, {EPOCH_HOURS}), ({"monitor": MonitorRecord(energy_j=1.0)}, {EPOCH_HOURS, EPOCH_J}),
+    ({"monitor": MonitorRecord(gpu_power_w_mean=1.0)}, {EPOCH_HOURS}), ({"block_s": None}, set()),
+    ({"quality": Quality(time_to_target_s=1.0)}, {EPOCH_HOURS, TARGET_HOURS}), ({"status": "failed"}, set()),
+])  # fmt: skip
+def test_unmeasured_costs_are_null(changes, measured):
+    (costs,) = read_cells([record(**changes)], *COSTS)
+    assert {name for name, cost in zip(COSTS, costs, strict=True) if cost is not None} == measured
 
 
 @pytest.mark.parametrize(
@@ -101,5 +88,105 @@ def test_unmeasured_figures_are_null(changes, measured):
 def test_resident_memory_is_the_sum_of_the_peaks_where_the_monitor_saw_none(seen, peaks, expected):
     ranks = [rank(number, [0.1], rss_anon_peak_bytes=peak) for number, peak in enumerate(peaks)]
     run = record(gpus=2, ranks=ranks, monitor=MonitorRecord(rss_anon_bytes_max=seen))
-    (value,) = frame_of_results([run], [Path("x")]).rss_anon_bytes_max
-    assert (None if pd.isna(value) else value) == expected
+    assert read_cells([run], "rss_anon_bytes_max") == [(expected,)]
+
+
+@pytest.mark.parametrize(("second", "sent_bytes"), [(3e9, 0.5 * 5e9), (None, None)])
+def test_bytes_of_a_step_over_links(second, sent_bytes):
+    """They are those of all GPUs, and null unless each was measured."""
+    devices = [DeviceMonitorRecord(0, pcie_sent_bytes_per_s=2e9), DeviceMonitorRecord(1, pcie_sent_bytes_per_s=second)]
+    cells = link_cells(MonitorRecord(devices=devices), step_s=0.5)
+    assert cells["pcie_sent_bytes_per_step"] == sent_bytes and cells["nvlink_sent_bytes_per_step"] is None
+    assert set(link_cells(MonitorRecord(), step_s=0.5).values()) == {None}
+
+
+A100, V100, P100 = "NVIDIA A100-SXM4-40GB", "Tesla V100-SXM2-16GB", "Tesla P100-SXM2-16GB"
+RATE = 2 * 2 * 10 / 0.1  # samples/s of two devices: blocks of two steps of 10 samples in 0.1 s
+
+
+def make_gpu(index, name, mig=None):
+    return Gpu(index, name, None, None, None, None, None, None, None, mig=mig)
+
+
+def run_on(
+    names, precision="tf32", watched=None, device="cuda", flops=1e9, mig=None, **changes
+):  # fmt: skip
+    """Make the record of a run on two of these GPUs; the monitor watched those with the numbers `watched`."""
+    gpus = [make_gpu(index, name, mig) for index, name in enumerate(names)]
+    monitor = MonitorRecord(devices=[DeviceMonitorRecord(index) for index in watched or []])
+    changes = {"machine": dataclasses.replace(MACHINE, gpus=gpus), "monitor": monitor, **changes}
+    result = record(gpus=2, **changes)
+    result.workload.precision_used, result.workload.flops_per_sample = precision, flops
+    result.scale.device = device
+    return result
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("names", "precision", "watched", "peak_tflops"), [
+    ([A100, A100], "tf32", None, 2 * 156), ([A100, A100], "bfloat16", None, 2 * 312),
+    ([A100] * 8, "float32", None, 2 * 19.5),  # of eight alike, any two
+    ([V100, A100, V100], "float16", [0, 2], 2 * 125), ([V100, A100], "float32", [0, 1], 15.7 + 19.5),
+    ([None, A100, A100], "tf32", [1, 2], 2 * 156),
+])  # fmt: skip
+def test_utilization_is_the_share_of_the_peak_of_its_devices(names, precision, watched, peak_tflops):
+    ((mfu, flags),) = read_cells([run_on(names, precision, watched)], "mfu", "flags")
+    assert mfu == pytest.approx(RATE * 1e9 / (peak_tflops * 1e12), rel=1e-3)
+    assert flags == ("no_tensor_cores" if precision == "float32" else None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("names", "changes"), [
+    ([None, None], {}), (["some card", "some card"], {}), ([], {}),
+    ([V100, V100], {}),  # has no TF32
+    ([A100, "some card"], {}),  # unknown which of them
+    ([A100, "some card"], {"watched": [0, 1]}),
+    *(([A100, A100], changes) for changes in (
+        {"precision": None}, {"precision": "float8"}, {"flops": None}, {"device": "cpu"}, {"mig": True},
+        {"watched": [0, 7]}, {"status": "failed"}, {"block_s": None},
+    )),
+])  # fmt: skip
+def test_utilization_is_null_where_a_part_is_unknown(names, changes):
+    assert read_cells([run_on(names, **changes)], "mfu") == [(None,)]
+
+
+@pytest.mark.gpu
+def test_gpus_of_all_nodes_count():
+    two = run_on([A100], "float32")
+    two.scale.nodes = 2
+    assert read_cells([two], "mfu") == [(None,)]  # the other node did not report
+    two.other_machines = [dataclasses.replace(MACHINE, gpus=[make_gpu(0, V100)])]
+    two.monitor.devices = [DeviceMonitorRecord(0, node=0), DeviceMonitorRecord(0, node=1)]
+    assert read_cells([two], "mfu") == [(pytest.approx(RATE * 1e9 / 35.2e12, rel=1e-3),)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("names", "precision", "device", "is_flagged"), [
+    ([A100, A100], "float32", "cuda", True), ([V100, V100], "float32", "cuda", True),
+    ([P100, A100], "float32", "cuda", True),  # one is enough
+    ([P100], "float32", "cuda", False),  # has none
+    (["NVIDIA GeForce RTX 3090"], "float32", "cuda", False),  # theirs are hardly faster
+    (["some card", None], "float32", "cuda", False), ([A100, A100], "tf32", "cuda", False),
+    ([A100, A100], "bfloat16+float32", "cuda", False), ([A100, A100], None, "cuda", False),
+    ([A100, A100], "float32", "cpu", False),
+])  # fmt: skip
+def test_idle_tensor_cores_are_flagged(names, precision, device, is_flagged):
+    ((flags,),) = read_cells([run_on(names, precision, device=device)], "flags")
+    assert (flags == "no_tensor_cores") == is_flagged
+
+
+@pytest.mark.gpu
+def test_where_utilization_is_shown_and_how_it_is_pooled():
+    above = run_on([A100, A100], flops=312e12 / RATE * 1.25)
+    assert read_cells([above], "mfu", "flags") == [(pytest.approx(1.25, rel=1e-3), "mfu_above_1")]
+    (row,) = frame_of_results([above], [Path("x")]).to_dict("records")
+    assert describe_row(row, explains=True)[0].startswith("mfu above 1: more FLOP/s than the peak")
+    result = run_on([A100, A100], flops=312e12 / RATE / 4)
+    table = make_configuration_table(pool_results([result], [Path("x")]))
+    assert table.rows[0].cells[table.columns.index("MFU")].text == "25 %"
+    assert ("MFU", "25.0 % of 312 TFLOP/s, the peak of its devices at tf32") in list_headline(result)
+    assert "MFU" not in make_configuration_table(pool_results([record()], [Path("x")])).columns
+    assert "MFU" not in dict(list_headline(record()))
+    runs = [run_on([A100, A100], block_s=seconds, repeat=number, run_id=str(number))
+            for number, seconds in enumerate([0.1, 0.2, 0.4])]  # fmt: skip
+    (row,) = pool_results(runs, [Path(str(number)) for number in range(3)]).to_dict("records")
+    assert row["mfu"] == pytest.approx(row["throughput_samples_per_s"] * 1e9 / 312e12, rel=1e-9)

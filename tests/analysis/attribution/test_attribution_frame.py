@@ -1,4 +1,4 @@
-"""The attributions of a sweep as a frame."""
+"""The attributions of a sweep as a frame, and the one-device runs that they are made with."""
 
 import dataclasses
 
@@ -7,29 +7,22 @@ import pytest
 import scalebench
 from scalebench.analysis.attribution import ATTRIBUTION_COLUMNS, attribute_runs
 from scalebench.analysis.attribution.components import LOSS_PARTS
-from scalebench.analysis.attribution.reference_runs import ReferenceRunFinder
+from scalebench.analysis.attribution.reference_runs import LocalBaselines, ReferenceRunFinder
 from scalebench.core.errors import InputError
 from tests.builders import sweeps
-from tests.builders.attribution_runs import one_device_run, strong_scaling_runs, weak_scaling_runs
+from tests.builders.attribution_runs import one_device_run, strong_scaling_runs, two_device_run, weak_scaling_runs
 
 
 def test_each_configuration_has_a_row_for_each_part(tmp_path):
     sweeps.sweep(tmp_path, repeats=3)
-    frame = scalebench.attribution([str(tmp_path)])
+    frame, pooled = scalebench.attribution([str(tmp_path)]), scalebench.pooled(tmp_path)
     assert list(frame.columns) == ATTRIBUTION_COLUMNS
-    assert len(frame) == 6 * len(LOSS_PARTS) and set(frame["strategy"]) == {"ddp_gloo", "horovod_gloo"}
+    assert set(frame["run_id"]) == set(pooled["run_id"]) - {"bare_torch-1-0"} and len(frame) == 6 * len(LOSS_PARTS)
     assert (frame["repeats"] == 3).all() and (frame["against"] == "bare").all()
     for _, rows in frame.groupby("run_id"):
         assert rows["share"].sum() == pytest.approx(rows["lost"].iloc[0], abs=1e-12)
     measured = frame[frame["part"] == "transfer"].dropna(subset=["share"])
     assert (measured["share_low"] <= measured["share"]).all() and (measured["share"] <= measured["share_high"]).all()
-
-
-def test_its_configurations_are_those_of_the_pooled_frame(tmp_path):
-    sweeps.sweep(tmp_path, repeats=2)
-    frame, pooled = scalebench.attribution(tmp_path), scalebench.pooled(tmp_path).set_index("run_id")
-    assert set(frame["run_id"]) == set(pooled.index) - {"bare_torch-1-0"}
-    assert frame["share_low"].isna().all()
 
 
 def test_a_sweep_without_baselines_is_an_empty_frame(tmp_path):
@@ -50,18 +43,46 @@ def test_each_repeat_is_measured_against_the_baselines_of_its_repeat():
     assert run.repeats == 2 and run.ideal_s == pytest.approx(0.015)
 
 
-def test_copies_of_a_run_are_one_repeat():
+def test_copies_of_a_run_are_one_repeat_and_the_first_names_the_configuration():
     result, bare, own = weak_scaling_runs()
     (_, run) = attribute_runs([own, result, bare, result, bare])
     assert (run.run_id, run.repeats) == (result.run_id, 1)
-
-
-def test_baselines_at_the_local_batch_separate_all_parts():
-    run = next(run for run in attribute_runs(strong_scaling_runs()) if run.gpus == 2)
-    assert [part.names for part in run.parts] == [(name,) for name in LOSS_PARTS]
-
-
-def test_the_repeat_that_began_first_names_the_configuration():
-    result, bare, _ = weak_scaling_runs()
     later = dataclasses.replace(result, run_id="later", started_at="2027-01-01T00:00:00.000+00:00")
     assert [run.run_id for run in attribute_runs([later, result, bare]) if run.gpus == 2] == [result.run_id]
+
+
+def find_local(result, *others):
+    local = LocalBaselines([result, *others])
+    return local.find_bare(result), local.find_self(result)
+
+
+@pytest.mark.parametrize("scaling", ["weak", "strong"])
+def test_runs_of_either_scaling_are_baselines_at_the_local_batch(scaling):
+    bare, own = (one_device_run(name, 0.01, 10, scaling=scaling) for name in ("bare_torch", "ddp"))
+    result, full, *_ = strong_scaling_runs()
+    actual = find_local(result, full, bare, own)
+    assert actual[0] is bare and actual[1] is own
+    (run,) = (run for run in attribute_runs([result, full, bare, own]) if run.gpus == 2)
+    assert [part.names for part in run.parts] == [(name,) for name in LOSS_PARTS]
+    again = one_device_run("bare_torch", 0.01, repeat=1)
+    assert find_local(two_device_run("strong", repeat=1), bare, again)[0] is again, "of the same repeat"
+
+
+def other_precision():
+    bare = one_device_run("bare_torch", 0.01)
+    bare.spec["train"]["precision"] = "bfloat16"
+    return bare
+
+
+@pytest.mark.parametrize("other", [
+    one_device_run("bare_torch", 0.01, 5), one_device_run("ddp", 0.01, 20), one_device_run("bare_torch", 0.01, seed=1),
+    dataclasses.replace(one_device_run("ddp", 0.01), status="failed"), other_precision(),
+], ids=["smaller batch", "larger batch", "seed", "failed", "precision"])  # fmt: skip
+def test_runs_that_differ_in_more_are_no_baselines(other):
+    assert find_local(two_device_run("strong"), other) == (None, None)
+
+
+def test_a_batch_that_is_no_integer_has_no_baseline():
+    result = two_device_run("strong")
+    result.scale.global_batch = 21
+    assert find_local(result, one_device_run("bare_torch", 0.01), one_device_run("ddp", 0.01)) == (None, None)

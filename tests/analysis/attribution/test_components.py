@@ -36,14 +36,10 @@ def test_each_part_has_its_definition_if_everything_was_measured():
         (("transfer",), {"exposed": 1, "imbalance": -1}),
         (("drift",), {"step": 1, "probed": -1}),
     ]
-
-
-def test_samples_read_within_the_step_count_as_contention():
+    # Samples that are read within the step count as contention.
     measured = (set(ALL) - {"fixed_batch", "data", "self_data"}) | {"fed"}
     assert (("contention", "data"), {"fed": 1, "self": -1}) in split_lost_time(LOSS_PARTS, measured)
-
-
-def test_contention_is_less_by_the_loading_of_one_device_if_that_was_not_measured():
+    # Contention is less by the loading of one device if that was not measured.
     parts = dict(split_lost_time(LOSS_PARTS, set(ALL) - {"self_data"}))
     assert parts["contention",] == {"fixed_batch": 1, "self": -1} and parts["data",] == {"data": 1}
 
@@ -88,13 +84,6 @@ def test_the_sum_of_all_probes_has_the_interval_of_its_own_blocks():
     assert estimates["probed"].high == pytest.approx(only_slow["probed"].high)
 
 
-def test_the_level_is_that_of_the_median_rank():
-    result = two_device_run()
-    for number, rank in enumerate(result.ranks):
-        rank.probes.fixed_batch_s = probe_series(0.01 + 0.002 * number)
-    assert estimate_from_probes(result)["fixed_batch"].value == pytest.approx(0.011)
-
-
 @pytest.mark.parametrize(
     ("probes", "names"),
     [
@@ -114,11 +103,14 @@ def test_there_is_no_estimate_of_what_was_not_probed(probes, names):
     assert estimate_from_probes(result) == {}, "one rank has none"
 
 
-def test_the_level_includes_sync_if_that_cannot_be_switched_off():
+def test_the_level_is_that_of_the_median_rank_and_includes_sync_that_cannot_be_switched_off():
+    result = two_device_run()
+    for number, rank in enumerate(result.ranks):
+        rank.probes.fixed_batch_s = probe_series(0.01 + 0.002 * number)
+    assert estimate_from_probes(result)["fixed_batch"].value == pytest.approx(0.011)
     series = {"sync_on_s": probe_series(0.012), "fixed_batch_s": probe_series(0.010)}
     estimates = estimate_from_probes(two_device_run(probes={"sync_off_s": [], **series}))
-    assert estimates["fixed_batch"].value == pytest.approx(0.010)
-    assert estimates["probed"].value == pytest.approx(0.012)
+    assert [estimates[name].value for name in ("fixed_batch", "probed")] == pytest.approx([0.010, 0.012])
     estimates = estimate_from_probes(two_device_run(probes={"fixed_batch_s": []}))
     assert estimates["fed"].value == pytest.approx(estimates["probed"].value - estimates["exposed"].value)
 
