@@ -50,7 +50,6 @@ def start_again(result, spread=0.01):
     for factor in (1 - spread / 2, 1.0, 1 + spread / 2):
         again = copy.deepcopy(result)
         for member in again.ranks:
-            assert member.probes is not None
             member.probes.collectives = [dataclasses.replace(each, block_s=[factor * s for s in each.block_s])
                                          for each in member.probes.collectives]  # fmt: skip
         starts.append(again)
@@ -86,111 +85,81 @@ def test_the_slowest_rank_of_each_block_counts():
 
 
 def test_bus_factors_are_those_of_nccl_tests():
-    comparison = {name: bus_factor(name, 4) for name in COLLECTIVES}
-    assert comparison == {
-        "all_reduce": 1.5, "reduce": 1.0, "broadcast": 1.0, "all_gather": 0.75, "reduce_scatter": 0.75,
-        "gather": 0.75, "scatter": 0.75, "all_to_all": 0.75,
-    }  # fmt: skip
+    factors = {"all_reduce": 1.5, "reduce": 1.0, "broadcast": 1.0, **dict.fromkeys(
+        ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all"), 0.75)}  # fmt: skip
+    assert {name: bus_factor(name, 4) for name in COLLECTIVES} == factors
 
 
 def test_runs_without_collectives_have_no_row():
-    frame = make_collective_table([record(gpus=2), run("ddp", []), record(status="failed", block_s=None)])
-    assert len(frame) == 0 and list(frame.columns) == COLLECTIVE_COLUMNS
-    assert compare_operations(frame) == []
-    frame = make_bandwidth_table([record(gpus=2), record(status="failed", block_s=None)])
+    failed = record(status="failed", block_s=None)
+    frame = make_collective_table([record(gpus=2), run("ddp", []), failed])
+    assert len(frame) == 0 and list(frame.columns) == COLLECTIVE_COLUMNS and compare_operations(frame) == []
+    frame = make_bandwidth_table([record(gpus=2), failed])
     assert len(frame) == 0 and list(frame.columns) == BANDWIDTH_COLUMNS
 
 
-def test_a_known_crossover():
-    """1e-4 + s / 1e9 = 1e-3 + s / 4e9 at s = 1.2 MB, which lies between two measured sizes."""
-    comparison = compared(run("horovod_mpi", series(1e-4, 1e9)), run("ddp_gloo", series(1e-3, 4e9)))
-    assert comparison.strategies == ("ddp_gloo", "horovod_mpi") and comparison.fastest == ["horovod_mpi", "ddp_gloo"]
-    (crossover,) = comparison.crossovers
-    assert (crossover.low_bytes, crossover.high_bytes) == (2**20, 2**22)
+def scaled(factors):
+    """Operations that take the usual time, by these factors from size to size."""
+    return [dataclasses.replace(c, block_s=[f * s for s in c.block_s]) for c, f in zip(USUAL, factors, strict=True)]
+
+
+USUAL = series(1e-4, 1e9)
+# Equal at 64 KiB, a size that decides nothing while its neighbours do.
+EQUAL_S = 2**16 / 1e9
+
+
+@pytest.mark.parametrize(("one", "other", "spread", "fastest", "limits", "resolved", "end"), [
+    # 1e-4 + s / 1e9 = 1e-3 + s / 4e9 at s = 1.2 MB, which lies between two measured sizes.
+    (USUAL, series(1e-3, 4e9), 0.01, "ab", [(2**20, 2**22)], 14, "a is faster below {}, b above"),
+    (series(0.0, 1e9), series(EQUAL_S / 2, 2e9), 0.01, "ab", [(2**14, 2**18)], 13,
+     "a is faster below {} (16 KiB to 256 KiB), b above"),
+    # Crosses at 512 B and at 128 KiB.
+    (USUAL, scaled([0.5] * 4 + [2.0] * 4 + [0.5] * 6), 0.01, "bab", [(2**8, 2**10), (2**16, 2**18)], 14,
+     "b is faster below 512 B, a from there to 128 KiB, b above"),
+    (USUAL, series(1.1e-4, 0.9e9), 0.4, "", [], 0, f"no difference between a and b is resolved from {WITHIN}"),
+    (series(1e-4, 2e9), series(2e-4, 1e9), 0.01, "a", [], 14,
+     f"a is faster than b at all 14 sizes; never overtaken within {WITHIN}"),
+    (USUAL, scaled([1.0001] * 4 + [2.0] * 10), 0.01, "a", [], 10,
+     f"a is faster than b at 10 of 14 sizes, the others unresolved; nowhere seen overtaken within {WITHIN}"),
+], ids=["known", "at a measured size", "several", "unresolved", "never", "some unresolved"])  # fmt: skip
+def test_crossovers(one, other, spread, fastest, limits, resolved, end):
+    comparison = compared(run("a", one), run("b", other), spread=spread)
+    assert (comparison.strategies, comparison.fastest, comparison.resolved) == (("a", "b"), [*fastest], resolved)
+    assert [(each.low_bytes, each.high_bytes) for each in comparison.crossovers] == limits
+    for each, (low, high) in zip(comparison.crossovers, limits, strict=True):
+        assert each.size_bytes == pytest.approx(math.sqrt(low * high), rel=0.5)
+    sizes = [format_binary_bytes(each.size_bytes) for each in comparison.crossovers]
+    assert comparison.sentence() == f"all_reduce on 2 devices: {end.format(*sizes)}"
+
+
+def test_the_size_of_a_crossover_is_near_the_truth():
+    (crossover,) = compared(run("a", USUAL), run("b", series(1e-3, 4e9))).crossovers
     assert crossover.size_bytes == pytest.approx(1.2e6, rel=0.15)  # the curve is no line between 1 and 4 MiB
-    assert comparison.resolved == len(MESSAGE_SIZES)
-    words = format_binary_bytes(crossover.size_bytes)
-    assert comparison.sentence() == f"all_reduce on 2 devices: horovod_mpi is faster below {words}, ddp_gloo above"
-
-
-def test_a_crossover_at_a_measured_size():
-    """Equal at 64 KiB: that size decides nothing, and its neighbours do."""
-    equal_s = 2**16 / 1e9
-    comparison = compared(run("a", series(0.0, 1e9)), run("b", series(equal_s / 2, 2e9)))
-    (crossover,) = comparison.crossovers
-    assert (crossover.low_bytes, crossover.high_bytes) == (2**14, 2**18)
-    assert 2**15 < crossover.size_bytes < 2**17
-    assert comparison.fastest == ["a", "b"] and comparison.resolved == len(MESSAGE_SIZES) - 1
-    at = format_binary_bytes(crossover.size_bytes)
-    assert comparison.sentence().endswith(f": a is faster below {at} (16 KiB to 256 KiB), b above")
-
-
-def test_no_crossover_if_the_difference_is_not_resolved():
-    comparison = compared(run("a", series(1e-4, 1e9)), run("b", series(1.1e-4, 0.9e9)), spread=0.4)
-    assert (comparison.fastest, comparison.crossovers, comparison.resolved) == ([], [], 0)
-    assert comparison.sentence() == f"all_reduce on 2 devices: no difference between a and b is resolved from {WITHIN}"
-
-
-def test_a_strategy_that_is_always_faster_is_never_overtaken():
-    comparison = compared(run("a", series(1e-4, 2e9)), run("b", series(2e-4, 1e9)))
-    assert comparison.sentence() == (
-        f"all_reduce on 2 devices: a is faster than b at all 14 sizes; never overtaken within {WITHIN}"
-    )
-
-
-def test_unresolved_sizes_are_counted():
-    slower = [CollectiveRecord("all_reduce", c.size_bytes, 10, [s * (1.0001 if i < 4 else 2) for s in c.block_s])
-              for i, c in enumerate(series(1e-4, 1e9))]  # fmt: skip
-    comparison = compared(run("a", series(1e-4, 1e9)), run("b", slower))
-    assert comparison.sentence() == (
-        "all_reduce on 2 devices: a is faster than b at 10 of 14 sizes, the others unresolved; "
-        f"nowhere seen overtaken within {WITHIN}"
-    )
-
-
-def test_several_crossovers():
-    plain = series(1e-4, 1e9)
-    factors = [0.5] * 4 + [2.0] * 4 + [0.5] * 6  # crosses at 512 B and at 128 KiB
-    other = [CollectiveRecord("all_reduce", c.size_bytes, 10, [f * s for s in c.block_s])
-             for c, f in zip(plain, factors, strict=True)]  # fmt: skip
-    comparison = compared(run("x", plain), run("y", other))
-    assert comparison.fastest == ["y", "x", "y"]
-    assert [c.size_bytes for c in comparison.crossovers] == pytest.approx([2**9, 2**17])
-    assert comparison.sentence() == "all_reduce on 2 devices: y is faster below 512 B, x from there to 128 KiB, y above"
 
 
 def test_only_equal_operations_on_equal_devices_are_compared():
-    results = [
-        run("a", series(1e-4, 1e9)),
-        run("b", series(1e-4, 1e9), gpus=4),
-        run("c", series(1e-4, 1e9, name="reduce")),
-        run("d", []),
-    ]
-    other = run("e", series(1e-4, 1e9))
+    reduce = series(1e-4, 1e9, name="reduce")
+    results = [run("a", USUAL), run("b", USUAL, gpus=4), run("c", reduce), run("d", [])]
+    other = run("e", USUAL)
     other.scale.framework = "tensorflow"
     assert compare_operations(make_collective_table([*results, other])) == []
-    results.append(run("f", series(1e-4, 1e9) + series(1e-4, 1e9, name="reduce")))
+    results.append(run("f", USUAL + reduce))
     assert [(c.name, c.strategies) for c in compare_operations(make_collective_table(results))] == [
-        ("all_reduce", ("a", "f")),
-        ("reduce", ("c", "f")),
-    ]
-
-
-def test_sentences_name_the_hardware_where_operations_ran_on_several():
-    results = [run(strategy, series(1e-4, 1e9)) for strategy in ("a", "b", "a", "b")]
-    for result in results[2:]:
+        ("all_reduce", ("a", "f")), ("reduce", ("c", "f"))
+    ]  # fmt: skip
+    twice = [run(strategy, USUAL) for strategy in ("a", "b", "a", "b")]
+    for result in twice[2:]:
         result.scale.hardware = "alpha"
-    sentences = [each.sentence() for each in compare_operations(make_collective_table(results))]
+    sentences = [each.sentence() for each in compare_operations(make_collective_table(twice))]
     assert [text.partition(":")[0] for text in sentences] == [
-        f"all_reduce on 2 devices of {name}" for name in sorted(("alpha", results[0].scale.hardware))
+        f"all_reduce on 2 devices of {name}" for name in sorted(("alpha", twice[0].scale.hardware))
     ]
 
 
 @pytest.mark.parametrize("starts", [1, 2])
 def test_few_starts_have_no_winner(starts):
     """However much their times differ, and however alike their blocks are."""
-    runs = [start for each in (run("a", series(1e-4, 1e9)), run("b", series(2e-4, 5e8)))
-            for start in start_again(each)[:starts]]  # fmt: skip
+    runs = [start for each in (run("a", USUAL), run("b", series(2e-4, 5e8))) for start in start_again(each)[:starts]]
     (comparison,) = compare_operations(make_collective_table(runs))
     assert comparison.resolved == 0
     assert comparison.sentence() == (
