@@ -21,20 +21,11 @@ def row(**changes):
 BARE, SELF = "no difference from bare resolved", "no difference from one device resolved"
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "is_reported"),
-    [
-        (0.9, 1.1, True),
-        (1.0, 1.1, True),
-        (1.0001, 1.1, False),
-        (0.9, 1.0, True),
-        (0.9, 0.9999, False),
-        (0.5, pd.NA, True),  # an upper limit that the data cannot give
-        (1.5, pd.NA, False),
-        (pd.NA, pd.NA, False),  # no interval
-        (None, None, False),
-    ],
-)
+@pytest.mark.parametrize(("low", "high", "is_reported"), [
+    (0.9, 1.1, True), (1.0, 1.1, True), (1.0001, 1.1, False), (0.9, 1.0, True), (0.9, 0.9999, False),
+    (0.5, pd.NA, True),  # an upper limit that the data cannot give
+    (1.5, pd.NA, False), (pd.NA, pd.NA, False), (None, None, False),  # no interval
+])  # fmt: skip
 def test_a_difference_is_not_resolved_where_the_interval_holds_one(low, high, is_reported):
     assert describe_row(row(speedup_bare_low=low, speedup_bare_high=high)) == [BARE] * is_reported
     assert describe_row(row(speedup_self_low=low, speedup_self_high=high)) == [SELF] * is_reported
@@ -43,68 +34,45 @@ def test_a_difference_is_not_resolved_where_the_interval_holds_one(low, high, is
 NOISY = {"speedup_bare_low": 0.9, "speedup_bare_high": 1.1, "speedup_self_low": 0.9, "speedup_self_high": 1.1}
 
 
-@pytest.mark.parametrize(
-    ("bare", "self_baseline", "remarks"),
-    [
-        ("bare", "self", [BARE, SELF]),
-        ("bare", "bare", [BARE]),  # one run is both
-        ("bare", "me", [BARE]),  # its own self baseline, on one device
-        ("me", "me", []),
-        (pd.NA, pd.NA, []),
-        (None, "self", [SELF]),
-    ],
-)
+@pytest.mark.parametrize(("bare", "self_baseline", "remarks"), [
+    ("bare", "self", [BARE, SELF]),
+    ("bare", "bare", [BARE]),  # one run is both
+    ("bare", "me", [BARE]),  # its own self baseline, on one device
+    ("me", "me", []), (pd.NA, pd.NA, []), (None, "self", [SELF]),
+])  # fmt: skip
 def test_nothing_differs_from_itself_or_from_what_is_missing(bare, self_baseline, remarks):
     assert describe_row(row(baseline_bare_id=bare, baseline_self_id=self_baseline, **NOISY)) == remarks
 
 
-@pytest.mark.parametrize(
-    ("flags", "steady", "remarks"),
-    [
-        (pd.NA, True, []),
-        (pd.NA, pd.NA, []),
-        (pd.NA, False, ["not steady"]),
-        ("warmup_left", False, ["warmup left"]),
-        ("target_missed drifts", False, ["target missed", "drifts"]),
-        ("oversubscribed superlinear_within_noise", True, ["oversubscribed", "superlinear within noise"]),
-    ],
-)
+@pytest.mark.parametrize(("flags", "steady", "remarks"), [
+    (pd.NA, True, []), (pd.NA, pd.NA, []), (pd.NA, False, ["not steady"]), ("warmup_left", False, ["warmup left"]),
+    ("target_missed drifts", False, ["target missed", "drifts"]),
+    ("oversubscribed superlinear_within_noise", True, ["oversubscribed", "superlinear within noise"]),
+])  # fmt: skip
 def test_flags_are_plain_words_and_an_unsteady_series_appears_once(flags, steady, remarks):
     assert describe_row(row(flags=flags, steady=steady)) == remarks
-
-
-def make_rows(*kinds):
-    return pd.DataFrame({"interval_over": [k for k, _ in kinds], "repeats": [n for _, n in kinds], "status": "ok"})
 
 
 BLOCKS = "over blocks of one repeat: they miss what differs between repeats (measure.repeats=3 shows it)"
 
 
-@pytest.mark.parametrize(
-    ("kinds", "line"),
-    [
-        ([("blocks", 1), (None, 1)], f"intervals: 95 %, {BLOCKS}"),
-        ([("repeats", 3), ("repeats", 3)], "intervals: 95 %, over 3 repeats"),
-        ([("repeats", 3), ("repeats", 5), (None, 9)], "intervals: 95 %, over 3 to 5 repeats"),
-        ([("repeats", 4), ("blocks", 1)], f"intervals: 95 %, over 4 repeats; {BLOCKS}"),
-        ([("repeats", 2), ("repeats", 3)], "intervals: 95 %, over 2 to 3 repeats"),
-        ([(None, 1)], ""),
-    ],
-)
+@pytest.mark.parametrize(("kinds", "line"), [
+    ([("blocks", 1), (None, 1)], f"intervals: 95 %, {BLOCKS}"), ([(None, 1)], ""),
+    ([("repeats", 3), ("repeats", 3)], "intervals: 95 %, over 3 repeats"),
+    ([("repeats", 3), ("repeats", 5), (None, 9)], "intervals: 95 %, over 3 to 5 repeats"),
+    ([("repeats", 4), ("blocks", 1)], f"intervals: 95 %, over 4 repeats; {BLOCKS}"),
+])  # fmt: skip
 def test_the_line_below_the_table(kinds, line):
-    assert describe_intervals(make_rows(*kinds)) == line
+    rows = {"interval_over": [over for over, _ in kinds], "repeats": [count for _, count in kinds], "status": "ok"}
+    assert describe_intervals(pd.DataFrame(rows)) == line
 
 
 ROOT = Path(__file__).parents[2]
 # The modules and functions that set flags; other literals in these modules are no flags.
 FLAG_MODULES = (
-    "analysis/throughput",
-    "core/stats/steady_state",
-    "config/resolve",
-    "measure/monitor/flags",
-    "measure/nodes",
+    "analysis/throughput", "core/stats/steady_state", "config/resolve", "measure/monitor/flags", "measure/nodes",
     "runner/collect",
-)
+)  # fmt: skip
 FLAG_FUNCTIONS = re.compile(r"\w*(flags|find_unsteadiness|_drift|resolve)")
 
 

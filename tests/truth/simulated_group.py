@@ -42,8 +42,7 @@ def spikes(width=0.01):
 
     def noise(rng, shape):
         hit = np.where(rng.random(shape) < SPIKES, SPIKE, 1.0)
-        actual = hit * (1 + width * rng.standard_normal(shape))
-        return actual
+        return hit * (1 + width * rng.standard_normal(shape))
 
     return noise
 
@@ -54,8 +53,7 @@ def autoregressive(correlation, width=0.05):
     def noise(rng, shape):
         steps = rng.standard_normal(shape)
         steps[..., 1:] *= np.sqrt(1 - correlation**2)
-        actual = 1 + width * lfilter([1.0], [1.0, -correlation], steps, axis=-1)
-        return actual
+        return 1 + width * lfilter([1.0], [1.0, -correlation], steps, axis=-1)
 
     return noise
 

@@ -8,7 +8,6 @@ from scalebench.report.document import Axis, Cell, Chart, Code, Paragraph, Row, 
 
 DEVICES = [1.0, 2.0, 4.0]
 THROUGHPUT = "throughput_samples_per_s"
-Tags = dict[str, str]
 
 
 def number(value):
@@ -22,13 +21,9 @@ def tags(row):
 def sections(frame):
     """An answer, curves, bars, a stack, a table, code and a log."""
     ok = frame[frame["status"] == "ok"].sort_values("gpus")
+    answer = Paragraph("Take ddp_gloo on four devices: it keeps 81 % of ideal.", "answer")
     return [
-        Section(
-            "answer",
-            "The answer",
-            [Paragraph("Take ddp_gloo on four devices: it keeps 81 % of ideal.", "answer")],
-            folded=False,
-        ),
+        Section("answer", "The answer", [answer], folded=False),
         Section("scaling", "How it scales", [speedups(ok), throughputs(ok), stack(), table(ok)], folded=False),
         Section("problems", "What went wrong", problems(ok)),
     ]

@@ -50,15 +50,13 @@ def nasty_sections(text=NASTY):
     """`text` in every field of every block."""
     tags = {"strategy": text, "model": text, "hardware": "x"}
     series = Series(text, [text], [1.0], tags=tags, notes=[text])
-    chart = Chart("c", text, Axis(text), Axis(text), [series], "bars", text)
     cells = [Row([Cell(text, text, text)], tags), Row([Cell("b")], {"strategy": "b"})]
-    table = Table("t", text, [text], cells, caption=text)
-    verdict = Verdict(text, [Tile(text, text, text, text, text)], text, [text], text, tags)
-    return [
-        Section(
-            "s", text, [chart, table, verdict, Paragraph(text, tags=tags), Code(text, "log", text, tags)], folded=False
-        )
-    ]
+    blocks = [
+        Chart("c", text, Axis(text), Axis(text), [series], "bars", text), Table("t", text, [text], cells, caption=text),
+        Verdict(text, [Tile(text, text, text, text, text)], text, [text], text, tags),
+        Paragraph(text, tags=tags), Code(text, "log", text, tags),
+    ]  # fmt: skip
+    return [Section("s", text, blocks, folded=False)]
 
 
 def test_a_page_requests_nothing_from_elsewhere(report_data, tmp_path):
@@ -87,34 +85,25 @@ def test_everything_from_a_result_is_text(report_data, tmp_path):
 
 def test_options_of_filters_are_there_once_and_only_where_there_is_a_choice(report_data, tmp_path):
     tags = Tags(write(report_data, tmp_path / "report.html", sections(report_data.frame)).read_text(encoding="utf-8"))
+    strategies = [("strategy", name) for name in ("bare_torch", "ddp_gloo", "horovod_gloo")]
     boxes = [(box["name"], box["value"]) for box in tags.all("input")]
-    assert boxes == [("strategy", name) for name in ("bare_torch", "ddp_gloo", "horovod_gloo")] + [
-        ("hardware", "alpha"),
-        ("hardware", "cpu"),
-    ]
+    assert boxes == [*strategies, ("hardware", "alpha"), ("hardware", "cpu")]
 
 
-def make_frame(*rows):
-    """Make the columns that a title is made of: strategy, devices, model, status."""
-    frame = pd.DataFrame(rows, columns=["strategy", "gpus", "model", "status"])
-    return frame.assign(started_at=[f"2026-11-{9 + day:02}T12:00:00+00:00" for day in range(len(rows))])
+DDP = ("ddp_gloo", 2, "cnn")
 
 
-@pytest.mark.parametrize(
-    ("rows", "title"),
-    [
-        (
-            [("bare_torch", 1, "cnn", "ok"), ("ddp_gloo", 2, "cnn", "ok"), ("horovod_gloo", 4, "cnn", "ok")],
-            "ddp_gloo and horovod_gloo, 2 to 4 devices, cnn, 11 Nov 2026",
-        ),
-        ([("bare_torch", 1, "cnn", "ok"), ("ddp_gloo", 2, "cnn", "failed")], "bare_torch, 1 device, cnn, 9 Nov 2026"),
-        ([("ddp_gloo", 2, "cnn", "failed")], "ddp_gloo, 2 devices, cnn, 9 Nov 2026"),
-        ([(name, 2, name, "ok") for name in "abcd"], "4 strategies, 2 devices, 4 models, 12 Nov 2026"),
-        ([], "No runs"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "title"), [
+    ([("bare_torch", 1, "cnn", "ok"), (*DDP, "ok"), ("horovod_gloo", 4, "cnn", "ok")],
+     "ddp_gloo and horovod_gloo, 2 to 4 devices, cnn, 11 Nov 2026"),
+    ([("bare_torch", 1, "cnn", "ok"), (*DDP, "failed")], "bare_torch, 1 device, cnn, 9 Nov 2026"),
+    ([(*DDP, "failed")], "ddp_gloo, 2 devices, cnn, 9 Nov 2026"),
+    ([(name, 2, name, "ok") for name in "abcd"], "4 strategies, 2 devices, 4 models, 12 Nov 2026"), ([], "No runs"),
+])  # fmt: skip
 def test_the_title_says_what_was_compared(rows, title):
-    assert make_title(make_frame(*rows)) == title
+    frame = pd.DataFrame(rows, columns=["strategy", "gpus", "model", "status"])
+    started_at = [f"2026-11-{9 + day:02}T12:00:00+00:00" for day in range(len(rows))]
+    assert make_title(frame.assign(started_at=started_at)) == title
 
 
 def test_the_two_main_charts_stand_below_the_answer(tmp_path):
@@ -139,20 +128,21 @@ def test_charts_of_several_groups_stay_with_their_names(tmp_path):
 
 
 def test_the_page_links_to_the_table_where_there_is_one(report_data, tmp_path):
-    links = 'href="./results.csv"', 'href="./sweep/results.csv"'
-    assert links[0] not in write(report_data, tmp_path / "sweep" / "report.html").read_text(encoding="utf-8")
+    def has_link(page, link):
+        return f'href="./{link}"' in write(report_data, tmp_path / page).read_text(encoding="utf-8")
+
+    assert not has_link("sweep/report.html", "results.csv")
     (tmp_path / "sweep" / "results.csv").touch()
-    assert links[0] in write(report_data, tmp_path / "sweep" / "report.html").read_text(encoding="utf-8")
-    assert links[1] in write(report_data, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert has_link("sweep/report.html", "results.csv") and has_link("report.html", "sweep/results.csv")
 
 
-def test_a_page_of_a_sweep_is_small(report_data, tmp_path):
+def test_a_page_is_small_and_without_charts_has_no_plotly(report_data, tmp_path):
     assert write(report_data, tmp_path / "report.html").stat().st_size < 2_000_000
-
-
-def test_a_page_without_charts_has_no_plotly(report_data, tmp_path):
-    page = write(report_data, tmp_path / "report.html", [Section("s", "S", [Paragraph("nothing more")])])
-    assert page.stat().st_size < 100_000
+    text = [Section("s", "S", [Paragraph("nothing more")])]
+    assert write(report_data, tmp_path / "report.html", text).stat().st_size < 100_000
+    long = Chart("c", "C", Axis("s"), Axis("MHz"), [Series("a", list(map(float, range(1000))), [1.0] * 1000)])
+    page = write(report_data, tmp_path / "report.html", [Section("s", "S", [long])]).read_text(encoding="utf-8")
+    assert "1 point of 3" in page and page.count("<tr><td>") == 334, "of many points some are in the table"
 
 
 def test_failed_runs_and_unreadable_files_are_counted(tmp_path):
@@ -176,12 +166,6 @@ def test_a_page_is_replaced_only_when_it_is_complete(report_data, tmp_path, monk
     with pytest.raises(OSError, match="No space left"):
         write(report_data, page, [])
     assert page.read_bytes() == before and list(page.parent.iterdir()) == [page]
-
-
-def test_a_chart_of_many_points_shows_some_in_its_table(report_data, tmp_path):
-    long = Chart("c", "C", Axis("s"), Axis("MHz"), [Series("a", list(map(float, range(1000))), [1.0] * 1000)])
-    text = write(report_data, tmp_path / "report.html", [Section("s", "S", [long])]).read_text(encoding="utf-8")
-    assert "1 point of 3" in text and text.count("<tr><td>") == 334
 
 
 def test_links_lead_to_the_runs_wherever_the_page_is(report_data, tmp_path):
