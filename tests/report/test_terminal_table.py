@@ -51,11 +51,7 @@ def long_names():
     """The longest names of strategies, and options that differ and that do not."""
     return [
         record("bare_tensorflow", baseline="bare_tensorflow"),
-        *(
-            with_options("simulated", gpus, step_s=0.01, sync_s=sync_s)
-            for sync_s in (0.0005, 0.003)
-            for gpus in (2, 16)
-        ),
+        *(with_options("simulated", gpus, step_s=0.01, sync_s=s) for s in (0.0005, 0.003) for gpus in (2, 16)),
         with_options("horovod_tensorflow_nccl", 2, compression="fp16"),
         record("model_parallel_tensorflow", 2, block_s=0.2, baseline="bare_tensorflow"),
         record("horovod_tensorflow_mpi", 16, status="oom", block_s=None, reason="rank 15: needs 81 GB of 80 GB " * 3),
@@ -65,13 +61,8 @@ def long_names():
 
 def models():
     """Two models, one with three repeats."""
-    results = [
-        sweeps.run(name, gpus, repeat)
-        for name in ("bare_torch", "ddp_gloo", "lightning_ddp_gloo")
-        for gpus in (1, 2, 4)
-        for repeat in range(3)
-        if gpus == 1 or name != "bare_torch"
-    ]
+    pairs = [("bare_torch", 1), *((name, gpus) for name in ("ddp_gloo", "lightning_ddp_gloo") for gpus in (1, 2, 4))]
+    results = [sweeps.run(*pair, repeat) for pair in pairs for repeat in range(3)]
     for name, gpus in (("bare_torch", 1), ("ddp_gloo", 2)):
         results.append(sweeps.run(name, gpus, run_id=f"gpt-{name}", fingerprint=f"gpt-{name}"))
         results[-1].workload.model, results[-1].workload.dataset = "gpt_small", "tokens_synthetic"
@@ -168,18 +159,15 @@ def test_what_a_sweep_varies_follows_the_name_and_brackets_are_no_markup():
     assert "materials_cnn on materials, hardware box [b]1[/b], weak scaling" in shown.splitlines()[2]
 
 
-@pytest.mark.parametrize("variables", [False, True])
-def test_placement_is_named_where_rows_differ_in_it(variables):
-    def placed(ids, environment):
-        hardware = HardwareSpec("cpu", device_ids=list(ids), environment=environment)
-        return record("bare_torch", run_id=f"{ids}{environment}", hardware=hardware)
+def test_placement_is_named_where_rows_differ_in_it():
+    def show(*places):
+        hardware = [HardwareSpec("cpu", device_ids=ids, environment=variables) for ids, variables in places]
+        return table_text(*(record("bare_torch", run_id=str(n), hardware=each) for n, each in enumerate(hardware)))
 
-    if variables:
-        shown = table_text(placed([], {"A": "1"}), placed([], {"A": "1", "NCCL_P2P_DISABLE": "1"}))
-        assert "bare_torch NCCL_P2P_DISABLE=1 " in shown and "A=1" not in shown and "device_ids" not in shown
-    else:
-        shown = table_text(placed([0, 1], {}), placed([5], {}))
-        assert "bare_torch device_ids=0,1 " in shown and "bare_torch device_ids=5 " in shown
+    shown = show(([], {"A": "1"}), ([], {"A": "1", "NCCL_P2P_DISABLE": "1"}))
+    assert "bare_torch NCCL_P2P_DISABLE=1 " in shown and "A=1" not in shown and "device_ids" not in shown
+    shown = show(([0, 1], {}), ([5], {}))
+    assert "bare_torch device_ids=0,1 " in shown and "bare_torch device_ids=5 " in shown
 
 
 def test_figures_that_only_the_wide_table_has():
@@ -232,12 +220,7 @@ def test_a_long_last_cell_begins_further_left_where_its_row_is_empty():
     assert lines == ["x              unsupported a b", "a long name  1.5 ± 0.1  ok"] and table.width == len(lines[0])
 
 
-def write_golden_files():
-    GOLDEN.mkdir(exist_ok=True)
-    for case in CASES:
-        with tempfile.TemporaryDirectory() as folder:
-            (GOLDEN / f"{case}.txt").write_text(render_case(pool_case(case, Path(folder))), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    write_golden_files()
+    for each in CASES:
+        with tempfile.TemporaryDirectory() as made:
+            (GOLDEN / f"{each}.txt").write_text(render_case(pool_case(each, Path(made))), encoding="utf-8")
