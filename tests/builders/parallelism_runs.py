@@ -1,7 +1,6 @@
 """Runs of data and model parallelism on a made-up machine whose figures are known."""
 
 import dataclasses
-from pathlib import Path
 
 from scalebench.core.result import ProbeRecord, StageRecord, Sync
 from scalebench.core.spec import ModelSpec
@@ -63,7 +62,3 @@ def pipeline_run(strategy, batch, step_s, micro_batches=1, **changes):
     last = StageRecord(1, 2, 0, "relu_2", "dense5", 3_000_000, micro_batches)
     run.ranks[0].stages, run.ranks[1].stages = [first], [last]
     return run
-
-
-def run_folders(*runs):
-    return [Path(str(number)) for number in range(len(runs))]

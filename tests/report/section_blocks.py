@@ -1,15 +1,10 @@
 """Report data of synthetic sweeps, and how tests find and compare the blocks of a section."""
 
-from typing import TypeVar
-
-import pandas as pd
-
-from scalebench.report.document import Chart, Paragraph, Table, Verdict
+from scalebench.report.document import Chart, Table, Verdict
 from scalebench.report.report_data import load_report_data
 from scalebench.report.terminal_table import RunTable
 from tests.builders import sweeps
 
-BlockType = TypeVar("B", Chart, Table, Paragraph)
 SCRIPT = "<script>alert(1)</script>"
 
 
@@ -40,15 +35,6 @@ def get_block(section, kind, id_begins=""):
     return block
 
 
-def list_ids(section):
-    return [block.id for block in section.blocks if isinstance(block, Chart | Table)]
-
-
-def get_series(chart, name):
-    (series_of_name,) = [series for series in chart.series if series.name == name]
-    return series_of_name
-
-
 def get_column(table, head):
     """Return the values of a column by the text of the row's first cells, up to the devices."""
     last = table.columns.index("gpus") if "gpus" in table.columns else 0
@@ -56,26 +42,6 @@ def get_column(table, head):
     assert len(set(names)) == len(names)
     number = table.columns.index(head)
     return {name: row.cells[number].value for name, row in zip(names, table.rows, strict=True)}
-
-
-def check_points(chart, pooled, name, stem="", x="gpus"):
-    """Assert that each point of the curves, which are named by strategy, is the frame's with its limits, and return how
-    many points there are."""
-    points = 0
-    for series in chart.series:
-        if series.style in ("ideal", "published"):
-            continue
-        for position, x_value in enumerate(series.x):
-            rows = pooled[(pooled["strategy"] == series.name) & (pooled[x] == x_value) & (pooled["status"] == "ok")]
-            (row,) = rows.to_dict("records")
-            assert series.y[position] == to_float(row[name])
-            if series.low:
-                assert (series.low[position], series.high[position]) == tuple(
-                    to_float(row[f"{stem or name}_{end}"]) for end in ("low", "high")
-                )
-            assert series.tags["strategy"] == row["strategy"] and series.tags["hardware"] == row["hardware"]
-            points += 1
-    return points
 
 
 def cell_texts(table):
@@ -87,10 +53,6 @@ def show_table(frame, width=80, baseline_name=None, wide=False):
     table = RunTable(frame, baseline_name)
     lines = [*table.list_lines(width, wide=wide), *table.list_training_lines(width, wide)]
     return "".join(f"{line.plain}\n" for line in lines)
-
-
-def to_float(value):
-    return None if pd.isna(value) else float(value)
 
 
 def block_text(block):

@@ -27,8 +27,7 @@ UNAVAILABLE = [name for name in NAMES if "nccl" in name or name in NOT_RUNNABLE]
 
 
 def recipe_code(strategy, gpus=2, device="cpu", chosen=None):
-    recipe = make_recipe(strategy, gpus, device, chosen)
-    return recipe.code
+    return make_recipe(strategy, gpus, device, chosen).code
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -45,41 +44,35 @@ def test_a_plugin_has_none():
     assert make_recipe("of_a_plugin", 2, "cpu") is None and make_recipe("simulated", 2, "cpu") is None
 
 
-def test_lines_are_of_the_strategy_the_device_and_the_count():
-    assert (
-        '"nccl"' in recipe_code("ddp", device="cuda")
-        and '"gloo"' in recipe_code("ddp")
-        and '"gloo"' in recipe_code("ddp_gloo", 2, "cuda")
-    )
-    assert 'ReductionToOneDevice("/CPU:0")' in recipe_code("mirrored_reduce_cpu")
-    assert "ReductionToOneDevice(devices[0])" in recipe_code("mirrored_reduce_device")
-    assert "MirroredStrategy(devices, ReductionInTurns())" in recipe_code("mirrored_reduce_spread")
-    assert "tf.variable_creator_scope(create_on_least_loaded)" in recipe_code("central_storage_spread")
-    assert "MirroredStrategy(devices)" in recipe_code("mirrored") and "range(8)" in recipe_code("mirrored", 8)
-    assert 'parameter_device = "/CPU:0"' in recipe_code("kuza55_ps_cpu") and "= devices[0]" in recipe_code(
-        "kuza55_ps_gpu"
-    )
-    assert "with tf.device(device):\n            part" in recipe_code("kuza55_ps_cpu")
-    assert "CommunicationImplementation.RING" in recipe_code("multiworker_ring")
+@pytest.mark.parametrize(("strategy", "changes", "part"), [
+    ("ddp", {"device": "cuda"}, '"nccl"'), ("ddp", {}, '"gloo"'), ("ddp_gloo", {"device": "cuda"}, '"gloo"'),
+    ("mirrored_reduce_cpu", {}, 'ReductionToOneDevice("/CPU:0")'),
+    ("mirrored_reduce_device", {}, "ReductionToOneDevice(devices[0])"),
+    ("mirrored_reduce_spread", {}, "MirroredStrategy(devices, ReductionInTurns())"),
+    ("central_storage_spread", {}, "tf.variable_creator_scope(create_on_least_loaded)"),
+    ("mirrored", {}, "MirroredStrategy(devices)"), ("mirrored", {"gpus": 8}, "range(8)"),
+    ("kuza55_ps_cpu", {}, 'parameter_device = "/CPU:0"'), ("kuza55_ps_gpu", {}, "= devices[0]"),
+    ("kuza55_ps_cpu", {}, "with tf.device(device):\n            part"),
+    ("multiworker_ring", {}, "CommunicationImplementation.RING"),
+    ("ddp", {"chosen": "bucket_cap_mb=1.0 broadcast_buffers=True"}, "broadcast_buffers=True, bucket_cap_mb=1.0"),
+    ("mirrored_nccl", {"chosen": "num_packs=4"}, "NcclAllReduce(4)"),
+    ("horovod_gloo", {"chosen": "compression=fp16"}, "hvd.Compression.fp16"),
+    ("pipeline_gpipe", {}, "ScheduleGPipe(PipelineStage(stage, rank, stages, device), 2 * stages,"),
+    ("pipeline_1f1b", {"chosen": "micro_batches=8"}, "device), 8, loss_fn=loss)"),
+    ("hybrid", {"chosen": "schedule=1f1b"}, "Schedule1F1B(held"),
+    ("hybrid", {"chosen": "stages=4"}, 'device("cpu"), 4\n'),
+    ("multiworker_ring", {"chosen": "bytes_per_pack=$x"}, "bytes_per_pack=$x"),  # of whatever file a report reads
+])  # fmt: skip
+def test_lines_are_of_the_strategy_its_options_the_device_and_the_count(strategy, changes, part):
+    assert part in recipe_code(strategy, **changes)
 
 
-def test_chosen_options_are_in_the_lines_or_listed_as_left_out():
-    assert "broadcast_buffers=True, bucket_cap_mb=1.0" in recipe_code(
-        "ddp", chosen="bucket_cap_mb=1.0 broadcast_buffers=True"
-    )
-    assert "NcclAllReduce(4)" in recipe_code("mirrored_nccl", chosen="num_packs=4")
-    assert "hvd.Compression.fp16" in recipe_code("horovod_gloo", chosen="compression=fp16")
+def test_chosen_options_are_in_the_command_or_listed_as_left_out():
     horovod = make_recipe("horovod_mpi", 4, "cpu", "cycle_time_ms=0.1 autotune=True cache_capacity=0")
     assert horovod.start_command == (
         "HOROVOD_CPU_OPERATIONS=mpi horovodrun -np 4 --mpi --cycle-time-ms 0.1 --cache-capacity 0 --autotune "
         "python train.py"
     )
-    assert "ScheduleGPipe(PipelineStage(stage, rank, stages, device), 2 * stages," in recipe_code("pipeline_gpipe")
-    assert "device), 8, loss_fn=loss)" in recipe_code("pipeline_1f1b", chosen="micro_batches=8")
-    assert "Schedule1F1B(held" in recipe_code("hybrid", chosen="schedule=1f1b")
-    assert 'device("cpu"), 4\n' in recipe_code("hybrid", chosen="stages=4")
-    odd = recipe_code("multiworker_ring", chosen="bytes_per_pack=$x")  # of whatever file a report reads
-    assert "bytes_per_pack=$x" in odd
     beyond = make_recipe("mirrored", 2, "cpu", "loop=fit surprise=$x words")
     assert beyond.left_out == ("loop=fit", "surprise=$x")
 
@@ -107,11 +100,8 @@ def test_the_command_repeats_the_recorded_overrides(tmp_path):
     (tmp_path / ".hydra" / "hydra.yaml").write_text(f"hydra:\n  runtime:\n    config_sources:\n    {sources}")
     with_folder = "scalebench --multirun '--config-dir=/home/me/my files' strategy="
     assert make_command(row(tmp_path)).startswith(with_folder)
-
-
-def test_repeats_are_measured_again_as_often(tmp_path):
-    (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- strategy=ddp_gloo\n- repeat=1\n")
+    (tmp_path / ".hydra" / "hydra.yaml").unlink()
     command = make_command(row(tmp_path, repeats=3))
     assert command == "scalebench --multirun strategy=ddp_gloo gpus=2 measure.repeats=3"
 

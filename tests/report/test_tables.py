@@ -1,14 +1,11 @@
 """The table of configurations in the terminal, and files that hold every column."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
 from scalebench.analysis.columns import FRAME_COLUMNS
 from scalebench.analysis.load import frame_of_results
-from scalebench.core.result import Result, write_result
+from scalebench.core.result import write_result
 from scalebench.report.repeat_commands import make_baseline_commands
 from scalebench.report.tables import (
     format_percent_column,
@@ -20,17 +17,6 @@ from scalebench.report.tables import (
 )
 from tests.builders.runs import record
 from tests.builders.sweeps import write_results
-
-GOLDEN = Path(__file__).parents[1] / "golden"
-Rows = Callable[[Sequence[Result], Sequence[Path]], pd.DataFrame]
-
-
-def repeated(repeats, gpus, strategy="ddp", block_s=0.1):
-    starts = [f"2026-01-01T00:{10 * r + gpus:02}:00+00:00" for r in range(repeats)]
-    return [
-        record(strategy, gpus=gpus, repeat=r, block_s=block_s * (1 + 0.02 * r * gpus), started_at=start)
-        for r, start in enumerate(starts)
-    ]
 
 
 def test_the_command_that_makes_a_missing_baseline(tmp_path):
@@ -60,18 +46,11 @@ def cells(name, value, low=None, high=None):
     return {name: value, f"{stem}_low": low, f"{stem}_high": high}
 
 
-@pytest.mark.parametrize(
-    ("value", "low", "high", "shown"),
-    [
-        (12345.4, 12246.6, 12444.2, "12,345 ± 0.8 %"),
-        (99.94, None, None, "99.9"),
-        (0.01234, 0.01222, 0.01246, "0.0123 ± 1.0 %"),
-        (100.4, 99.0, None, "100"),
-        (None, None, None, ""),
-        (pd.NA, pd.NA, pd.NA, ""),
-        (float("nan"), 1.0, 1.0, ""),
-    ],
-)
+@pytest.mark.parametrize(("value", "low", "high", "shown"), [
+    (12345.4, 12246.6, 12444.2, "12,345 ± 0.8 %"), (99.94, None, None, "99.9"), (100.4, 99.0, None, "100"),
+    (0.01234, 0.01222, 0.01246, "0.0123 ± 1.0 %"), (None, None, None, ""), (pd.NA, pd.NA, pd.NA, ""),
+    (float("nan"), 1.0, 1.0, ""),
+])  # fmt: skip
 def test_throughput(value, low, high, shown):
     row = cells("throughput_samples_per_s", value, low, high)
     assert format_throughput({**row, "interval_over": "repeats"}) == shown
@@ -80,17 +59,19 @@ def test_throughput(value, low, high, shown):
     assert format_throughput({**row, "interval_over": "blocks"}, notes_repeat=False) == shown
 
 
-def test_ratios_and_shares():
-    assert format_ratio_column(cells("speedup_self", 1.856, 1.82, 1.904), "speedup_self") == "1.86 [1.82, 1.90]"
-    assert format_ratio_column(cells("speedup_self", 1.0), "speedup_self") == "1.00"
-    assert format_ratio_and_limit(cells("speedup_self", 1.856, 1.82, 1.904), "speedup_self") == "1.86 ± 0.05"
-    assert format_ratio_and_limit(cells("speedup_self", 1.856, 1.82), "speedup_self") == "1.86"
-    assert format_ratio_column(cells("speedup_self", pd.NA, pd.NA, pd.NA), "speedup_self") == ""
-    assert format_percent_column(cells("efficiency_self", 0.928, 0.91, 0.952), "efficiency_self") == "93 % [91, 95]"
-    assert format_percent_column(cells("efficiency_self", 0.5, 0.4, pd.NA), "efficiency_self") == "50 %"
-    assert format_percent_column(cells("efficiency_self", pd.NA), "efficiency_self") == ""
-    assert format_percent_column(cells("overhead_share", -0.034, -0.05, -0.001), "overhead_share") == "-3 % [-5, 0]"
-    assert format_percent_column(cells("overhead_share", -0.001, pd.NA, 0.02), "overhead_share") == "0 %"
+@pytest.mark.parametrize(("form", "name", "figures", "text"), [
+    (format_ratio_column, "speedup_self", (1.856, 1.82, 1.904), "1.86 [1.82, 1.90]"),
+    (format_ratio_column, "speedup_self", (1.0,), "1.00"), (format_ratio_column, "speedup_self", [pd.NA] * 3, ""),
+    (format_ratio_and_limit, "speedup_self", (1.856, 1.82, 1.904), "1.86 ± 0.05"),
+    (format_ratio_and_limit, "speedup_self", (1.856, 1.82), "1.86"),
+    (format_percent_column, "efficiency_self", (0.928, 0.91, 0.952), "93 % [91, 95]"),
+    (format_percent_column, "efficiency_self", (0.5, 0.4, pd.NA), "50 %"),
+    (format_percent_column, "efficiency_self", (pd.NA,), ""),
+    (format_percent_column, "overhead_share", (-0.034, -0.05, -0.001), "-3 % [-5, 0]"),
+    (format_percent_column, "overhead_share", (-0.001, pd.NA, 0.02), "0 %"),
+])  # fmt: skip
+def test_ratios_and_shares(form, name, figures, text):
+    assert form(cells(name, *figures), name) == text
     assert (format_seconds(0.123456), format_seconds(pd.NA)) == ("0.123 s", "")
 
 
@@ -107,8 +88,7 @@ def test_csv_and_parquet_hold_the_frame(results, tmp_path):
 
 
 def test_repeats_leave_their_pooled_rows_too(tmp_path):
-    results = repeated(2, 1)
-    write_results(tmp_path, results)
+    write_results(tmp_path, [record(repeat=r, started_at=f"2026-01-01T00:{10 * r:02}:00+00:00") for r in range(2)])
     assert len(write_tables(tmp_path)) == len(pd.read_csv(tmp_path / "results.csv")) == 2
     parquet = pd.read_parquet(tmp_path / "pooled.parquet")
     assert parquet["repeats"].tolist() == [2] and list(parquet.columns) == [*FRAME_COLUMNS, "repeats"]

@@ -34,10 +34,6 @@ def show_details(capsys, result, *files):
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
 
-def warm_up_line(result):
-    return dict(list_headline(result))["warm-up"]
-
-
 def test_all_of_a_run_that_was_measured(capsys):
     monitor = MonitorRecord(
         "monitor.parquet", cpu_util_mean=0.9, cpu_util_ours_mean=0.85, rss_bytes_max=10**9, throttle_reasons=[]
@@ -67,25 +63,20 @@ def test_without_probes_the_other_details_are_shown(capsys, setting, reason):
     assert any("samples/s" in line for line in lines) and not any("forward" in line for line in lines)
 
 
-def test_few_blocks_have_no_interval():
-    headline = dict(list_headline(record(ranks=[rank(0, [0.1, 0.1])])))
-    assert headline["throughput"] == "200 samples/s, too few blocks for an interval"
-    assert headline["steady"] == "unknown, too few blocks"
-
-
-def test_warm_up_is_found_or_not_or_of_a_fixed_length():
-    result = make_probed_run(None, None)
-    result.ranks[0].steady_after_steps = None
-    assert warm_up_line(result) == "its end was not found within 23 steps; 23 steps and 1.00 s were left out"
-    del result.spec["measure"]["warmup_max_steps"]
-    result.ranks[0].warmup_block_steps = 2
-    assert warm_up_line(result) == "46 steps and 1.00 s were left out"
-
-
-def test_a_series_that_drifts_is_not_steady():
+def test_the_headline_says_what_is_not_sure():
+    few = dict(list_headline(record(ranks=[rank(0, [0.1, 0.1])])))
+    assert few["throughput"] == "200 samples/s, too few blocks for an interval"
+    assert few["steady"] == "unknown, too few blocks"
     drifting = [0.1 * (1 + block / 50 + 0.001 * (-1) ** block) for block in range(64)]
     assert dict(list_headline(record(ranks=[rank(0, drifting)])))["steady"] in ("no: drifts", "no: warmup left, drifts")
     assert dict(list_headline(record()))["steady"] == "yes, no drift detected"
+    result = make_probed_run(None, None)
+    result.ranks[0].steady_after_steps = None
+    left_out = "its end was not found within 23 steps; 23 steps and 1.00 s were left out"
+    assert dict(list_headline(result))["warm-up"] == left_out
+    del result.spec["measure"]["warmup_max_steps"]
+    result.ranks[0].warmup_block_steps = 2  # of a fixed length
+    assert dict(list_headline(result))["warm-up"] == "46 steps and 1.00 s were left out"
 
 
 def test_a_trace_that_was_not_merged_is_where_its_rank_left_it(capsys):
@@ -104,17 +95,13 @@ def test_only_files_in_the_folder_of_a_run_are_named(capsys, name):
     assert not [line for line in show_details(capsys, result) if name in line]
 
 
-def test_the_reason_of_a_missing_monitor_is_shown(capsys):
-    result = dataclasses.replace(
-        make_probed_run(make_probes(), make_probes()), monitor=MonitorRecord(reason="[red]no[/red] NVML here")
-    )
-    (line,) = [line for line in show_details(capsys, result) if "not measured" in line]
-    assert line.split(maxsplit=2)[2] == "[red]no[/red] NVML here"
-
-
-def test_lines_are_neither_broken_nor_markup(capsys):
+def test_reasons_are_neither_broken_nor_markup(capsys):
     none = make_probes(profile=None, reasons={"profile": "[b]no[/b] " * 40 + "profile"})
-    assert f"top operations: - ({'[b]no[/b] ' * 40}profile)" in show_details(capsys, make_probed_run(none, none))
+    result = make_probed_run(none, none, monitor=MonitorRecord(reason="[red]no[/red] NVML here"))
+    lines = show_details(capsys, result)
+    (line,) = [line for line in lines if "not measured" in line and "NVML" in line]
+    assert line.split(maxsplit=2)[2] == "[red]no[/red] NVML here"
+    assert f"top operations: - ({'[b]no[/b] ' * 40}profile)" in lines
 
 
 def test_length_level_target_and_evaluation():
@@ -125,8 +112,6 @@ def test_length_level_target_and_evaluation():
         ("evaluation", "3 points, 750 ms, outside the training's seconds"),
     ]
 
-
-def test_a_target_that_was_not_reached_and_one_of_accuracy():
     facts = dict(list_training_facts(training_run(values=[0.9, 0.2])))
     assert facts["target"] == "mse 0.15 was not reached" and facts["training"].endswith("stopped by epochs")
     facts = dict(list_training_facts(training_run(values=[0.2, 0.9, 0.8], target=0.9, metric="accuracy")))
@@ -137,9 +122,8 @@ def test_a_target_that_was_not_reached_and_one_of_accuracy():
 def test_nothing_that_was_not_evaluated():
     result = training_run(target=None, values=[0.5])
     result.quality.curve[0].train_metrics = {}
-    assert dict(list_training_facts(result))["validation"] == "mse 0.5" and "target" not in dict(
-        list_training_facts(result)
-    )
+    facts = dict(list_training_facts(result))
+    assert facts["validation"] == "mse 0.5" and "target" not in facts
     result.quality.curve[0].metrics = {}
     result.quality.metric_name = None
     assert [name for name, _ in list_training_facts(result)] == ["training", "evaluation"]
@@ -204,23 +188,20 @@ def test_state_is_that_of_the_fullest_device_if_all_are_known(second, expected):
     assert "state of a device" not in usage_facts(MonitorRecord(), [ranks[0], rank(1, [0.1])])
 
 
-def test_text_is_no_markup_and_numbers_stand_to_the_right():
-    out = RichConsole(file=io.StringIO(), width=60, color_system=None)
-    rows = [Row([Cell("[bold]x"), Cell("1")]), Row([Cell("y"), Cell("1,000")])]
-    out.print(make_rich_table(Table("id", "", ["name", "count"], rows, frozenset(["count"])), "of [red]them"))
-    shown = out.file.getvalue().splitlines()
+def print_table(width, columns, rows, numeric, title="", **options):
+    out = RichConsole(file=io.StringIO(), width=width, color_system=None)
+    rows = [Row([Cell(text) for text in texts]) for texts in rows]
+    out.print(make_rich_table(Table("id", "", columns, rows, frozenset([numeric])), title), **options)
+    return out.file.getvalue()
+
+
+def test_text_is_no_markup_is_not_cut_and_numbers_stand_to_the_right():
+    shown = print_table(60, ["name", "count"], [["[bold]x", "1"], ["y", "1,000"]], "count", "of [red]them").splitlines()
     assert shown[0].rstrip() == "of [red]them"
     assert [line.strip() for line in shown if "x" in line or "y" in line] == ["[bold]x      1", "y        1,000"]
-
-
-def test_no_word_and_no_figure_of_a_table_is_cut():
-    out = RichConsole(file=io.StringIO(), width=30, color_system=None)
-    rows = [Row([Cell("gloo:all_reduce"), Cell("2,000 samples/s [1,989, 2,011]"), Cell("a remark of several words")])]
-    out.print(
-        make_rich_table(Table("id", "", ["operation", "figure", "remark"], rows, frozenset(["figure"]))), crop=False
-    )
-    shown = out.file.getvalue()
-    assert "gloo:all_reduce  2,000 samples/s [1,989, 2,011]  a" in shown and "…" not in shown
+    row = ["gloo:all_reduce", "2,000 samples/s [1,989, 2,011]", "a remark of several words"]
+    wide = print_table(30, ["operation", "figure", "remark"], [row], "figure", crop=False)
+    assert "gloo:all_reduce  2,000 samples/s [1,989, 2,011]  a" in wide and "…" not in wide
 
 
 def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path, capsys):
