@@ -64,7 +64,7 @@ def run_trial(folder, trial):
 def trials(tmp_path_factory):
     """Return the runs of all trials, and what they slept."""
     folder = tmp_path_factory.mktemp("trials")
-    results = in_parallel(partial(run_trial, folder), range(TRIALS), at_once=4)
+    results = in_parallel(partial(run_trial, folder), range(TRIALS), at_once=3)
     return list(results.values()), Slept(folder, TRIALS)
 
 
