@@ -284,7 +284,7 @@ class Fsdp(TorchStrategy):
         """Build one message of a step, between the processes that exchange it."""
         assert self.group is not None, "setup comes first"
         among = self._mesh.get_group(0 if kind == "all_reduce" else self._mesh.ndim - 1)
-        unit_bytes = FLOAT_BYTES * among.size()
+        unit_bytes = FLOAT_BYTES * (1 if kind == "all_reduce" else among.size())  # the others have parts of one size
         return build_torch_collective(self.group, kind, max(size_bytes // unit_bytes, 1) * unit_bytes, among)
 
     def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
