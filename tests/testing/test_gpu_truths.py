@@ -66,25 +66,21 @@ def test_every_judgement_is_seen_to_fail():
     assert {*ONE_DEVICE_TRUTHS, "all_reduce"} == set(JUDGEMENTS) <= gpu_truths.TITLES.keys()
 
 
-def test_pytorch_has_to_see_the_gpus():
+def test_a_gpu_that_pytorch_does_not_see_fails_one_line(tmp_path, monkeypatch):
     assert gpu_truths.judge_device(FACTS, 2).verdict == PASS
     assert gpu_truths.judge_device(FACTS, 8).verdict == FAIL
     assert gpu_truths.judge_device(None, 8).text == "PyTorch uses the CPU, and NVML reports 8 GPUs"
+    monkeypatch.setattr(gpu_truths, "run_worker_module", lambda *words: raise_error(Refused("sees 0 GPUs")))
+    lines = gpu_truths.observe_rank("bare_torch", 1, ("device", "timer"), tmp_path)
+    assert [(line.verdict, line.text) for line in lines] == [(FAIL, "sees 0 GPUs"), (NOT_POSSIBLE, "sees 0 GPUs")]
 
 
-@pytest.mark.parametrize(
-    ("actual", "expected", "verdict"),
-    [
-        ([0.5, 0.25], [0.5, 0.25], PASS),
-        ([0.5, 0.25 * 1.00005], [0.5, 0.25], PASS),
-        ([0.5, 0.25 * 1.001], [0.5, 0.25], FAIL),
-        ([0.5], [0.5, 0.25], FAIL),
-        ([], [], FAIL),
-        ([NAN, 0.25], [0.5, 0.25], FAIL),
-    ],
-)
-def test_losses_of_two_ranks_on_one_gpu(actual, expected, verdict):
-    assert gpu_truths.judge_losses(actual, expected, 1e-4).verdict == verdict
+def test_losses_of_two_ranks_on_one_gpu():
+    expected = [0.5, 0.25]
+    for actual in (expected, [0.5, 0.25 * 1.00005]):
+        assert gpu_truths.judge_losses(actual, expected, 1e-4).verdict == PASS
+    for actual in ([0.5, 0.25 * 1.001], [0.5], [], [NAN, 0.25]):
+        assert gpu_truths.judge_losses(actual, expected, 1e-4).verdict == FAIL
 
 
 def raise_error(error):
@@ -115,12 +111,6 @@ def test_truths_that_a_rank_did_not_reach_fail():
         (FAIL, "killed by SIGSEGV"),
     ]
     assert lines[0].verdict == PASS and lines[2].detail == "killed by SIGSEGV\nlog"
-
-
-def test_a_gpu_that_pytorch_does_not_see_fails_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_truths, "run_worker_module", lambda *words: raise_error(Refused("sees 0 GPUs")))
-    lines = gpu_truths.observe_rank("bare_torch", 1, ("device", "timer"), tmp_path)
-    assert [(line.verdict, line.text) for line in lines] == [(FAIL, "sees 0 GPUs"), (NOT_POSSIBLE, "sees 0 GPUs")]
 
 
 def test_more_ranks_than_gpus_go_to_the_first_one(nvml_library, monkeypatch):

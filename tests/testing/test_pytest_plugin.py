@@ -1,9 +1,8 @@
-"""What the plugin for pytest gives an author's tests, in a pytest of its own."""
+"""What the plugin for pytest gives the tests of an author, and a contract as one test, in a pytest of its own."""
 
+import re
 import subprocess
 import sys
-
-import pytest
 
 from scalebench.testing.fault_contract import list_own_children
 
@@ -20,17 +19,22 @@ class TestMineFaults(FaultContract):
 def test_of_my_own():
     pass
 """
-LIMIT_S = 120
+LIMIT_S = 300
+ALONE = ["--disable-plugin-autoload", "-p", "scalebench.testing.pytest_plugin", "-p", "no:cacheprovider", "-q"]
+
+
+def run_pytest(folder, *switches):
+    """Return the exit status and the output of a pytest with nothing but the plugin."""
+    command = [sys.executable, "-m", "pytest", *ALONE, *switches]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S)
+    return done.returncode, done.stdout + done.stderr
 
 
 def collected(folder, *switches):
-    """Names of the tests that a pytest finds there, with nothing but the plugin."""
-    plugin = ["--disable-plugin-autoload", "-p", "scalebench.testing.pytest_plugin", "-p", "no:cacheprovider", "-q"]
-    strict = ["--strict-markers", "-W", "error", "--collect-only"]
-    command = [sys.executable, "-m", "pytest", *plugin, *strict, *switches]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [line.rpartition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+    """Names of the tests that a pytest finds there."""
+    status, output = run_pytest(folder, "--strict-markers", "-W", "error", "--collect-only", *switches)
+    assert status == 0, output
+    return [line.rpartition("::")[2] for line in output.splitlines() if "::" in line]
 
 
 def test_contracts_need_no_conftest(tmp_path):
@@ -50,11 +54,30 @@ def test_it_costs_other_projects_nothing():
     assert sorted(done.stdout.split()) == ["scalebench", "scalebench.testing", "scalebench.testing.pytest_plugin"]
 
 
-@pytest.mark.parametrize(
-    ("argument", "counts"), [("/home/me/scalebench/.venv", False), ("scalebench.runner.worker", True)]
-)
-def test_a_process_that_is_left_runs_a_module_of_ours(argument, counts):
+def test_a_process_that_is_left_runs_a_module_of_ours():
     """A clone is called scalebench, and Python's own helpers have its path in their commands."""
-    with subprocess.Popen([sys.executable, "-c", "input()", argument], stdin=subprocess.PIPE) as child:
-        assert [process.pid for process in list_own_children()] == [child.pid] * counts
-        child.communicate(b"\n", timeout=LIMIT_S)
+    for argument, counts in (("/home/me/scalebench/.venv", False), ("scalebench.runner.worker", True)):
+        with subprocess.Popen([sys.executable, "-c", "input()", argument], stdin=subprocess.PIPE) as child:
+            assert [process.pid for process in list_own_children()] == [child.pid] * counts
+            child.communicate(b"\n", timeout=LIMIT_S)
+
+
+CONTRACTS = """
+from tests.strategies.contracts.contract_classes import contract, contract_classes
+
+def why_incomparable(self, group):
+    raise AssertionError("asked")
+
+sound = contract("simulated", gpus=1)
+faulty = contract("simulated", gpus=1, name="faulty", why_incomparable=why_incomparable)
+globals().update(contract_classes([sound, faulty]))
+"""
+
+
+def test_questions_that_fail_are_named(tmp_path):
+    (tmp_path / "test_two.py").write_text(CONTRACTS)
+    status, output = run_pytest(tmp_path, "-W", "ignore", "-o", "markers=real", "test_two.py")
+    assert status == 1, output
+    failed = re.findall(r"^SUBFAILED\[(\w+)\] test_two\.py::(\w+)::test_contract", output, re.MULTILINE)
+    questions = ("evaluation", "losses_equal_the_baselines", "one_optimizer_step_per_batch")
+    assert failed == [(question, "TestSimulatedFaulty1") for question in questions], output

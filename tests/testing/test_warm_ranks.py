@@ -29,14 +29,9 @@ RANK = "tests.testing.warm_rank_modules"
 LIMIT_S = 300.0
 # What ranks import late all the same: small modules, and those that TensorFlow makes of functions as it traces them.
 LATE = (
-    "scalebench.",
-    "__autograph_generated_file",
-    "encodings.",
-    "email.",
-    "tensorflow.tsl",
-    "torch.profiler._cupti",
+    "scalebench.", "__autograph_generated_file", "encodings.", "email.", "tensorflow.tsl", "torch.profiler._cupti",
     "torch.utils._sympy",
-)
+)  # fmt: skip
 
 
 def start_rank(start, task, folder, rank=0, spec=None, addresses=("127.0.0.1:1", "127.0.0.1:2"), **variables):
@@ -126,12 +121,9 @@ def test_it_is_in_the_network_of_its_run(warm_ranks, tmp_path):
         assert read_answer(start, "network", tmp_path / "run") == expected
 
 
-def test_a_variable_that_a_library_may_read_on_import_needs_a_new_process(warm_ranks, tmp_path):
+def test_where_a_gpu_is_visible_or_a_variable_was_read_on_import_nothing_is_forked(warm_ranks, tmp_path, monkeypatch):
     assert not is_forked(warm_ranks.start_program, tmp_path / "run", TF_CPP_MIN_LOG_LEVEL="0")
     assert is_forked(warm_ranks.start_program, tmp_path / "again", OMP_NUM_THREADS="3")
-
-
-def test_where_a_gpu_is_visible_nothing_is_forked(warm_ranks, tmp_path, monkeypatch):
     monkeypatch.setattr(gpus, "count_gpus", lambda: 1)
     assert not is_forked(warm_ranks.start_program, tmp_path / "run")
 

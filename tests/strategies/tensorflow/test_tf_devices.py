@@ -68,6 +68,9 @@ def test_gpus_are_those_of_the_placement(monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["d"])  # the one that SLURM chose for a rank
     assert devices.configure_devices("cuda", RankPlacement(3, 3, 0, [3], [], 1)) == ["/GPU:0"]
     assert visible[-1] == (["d"], "GPU")
+    monkeypatch.setattr(tf.config, "set_logical_device_configuration", lambda cpu, parts: growing.append(len(parts)))
+    assert devices.configure_devices("cuda", RankPlacement(4, 4, 0, [], [], 1)) == ["/CPU:0"]  # of one that has none
+    assert (visible[-1], growing[-1]) == (([], "GPU"), 1)
 
 
 def test_peak_memory_and_bytes_of_a_device(monkeypatch):
