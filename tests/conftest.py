@@ -172,11 +172,12 @@ def list_descendants():
     found = set()
     parents = [os.getpid()]
     while parents:
-        for children in Path(f"/proc/{parents.pop()}/task").glob("*/children"):
-            with contextlib.suppress(OSError):  # a process or thread that has just ended
-                new = [int(pid) for pid in children.read_text().split()]
-                found.update(new)
-                parents += new
+        threads = f"/proc/{parents.pop()}/task"
+        with contextlib.suppress(OSError):  # a process or thread that has just ended
+            for thread in os.listdir(threads):
+                with contextlib.suppress(OSError), open(f"{threads}/{thread}/children", "rb", 0) as file:
+                    parents += (new := [int(pid) for pid in file.read().split()])
+                    found.update(new)
     return found
 
 

@@ -49,23 +49,41 @@ class Listener(NamedTuple):
     program: str
 
 
-def list_listeners():
-    """List the listening TCP sockets of this process and of all below it, in whichever network they are."""
-    listeners = set()
+def list_listeners(known=()):
+    """Map the listening TCP sockets of this process and of all below it, in whichever network they are, to what is
+    seen of them; those that are known already are left out."""
+    places, tables = {}, {}
     for pid in [os.getpid(), *list_descendants()]:
         with contextlib.suppress(OSError):  # it has ended
-            sockets = set()
-            for number in os.listdir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                    sockets.add(os.readlink(f"/proc/{pid}/fd/{number}"))
-            is_private = os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
-            program = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-            for table in ("tcp", "tcp6"):
-                for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-                    words = line.split()
-                    if words[3] == LISTENING and f"socket:[{words[9]}]" in sockets:
-                        listeners.add(Listener(parse_address(words[1]), is_private, program))
+            network = os.readlink(f"/proc/{pid}/ns/net")
+            if network not in tables:
+                tables[network] = read_listening(pid)
+            places[pid] = network
+    unknown = {network: table.keys() - known for network, table in tables.items()}
+    listeners = {}
+    for pid, network in places.items():
+        numbers = unknown[network] and unknown[network] & list_sockets(pid)
+        with contextlib.suppress(OSError):
+            program = numbers and Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+            is_private = network != places[os.getpid()]
+            listeners |= {each: Listener(tables[network][each], is_private, program) for each in numbers}
     return listeners
+
+
+def read_listening(pid):
+    """Map the sockets that listen in the network of a process to their addresses."""
+    text = "".join(Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6"))
+    lines = map(str.split, text.splitlines())
+    return {f"socket:[{words[9]}]": parse_address(words[1]) for words in lines if words[3] == LISTENING}
+
+
+def list_sockets(pid):
+    sockets = set()
+    with contextlib.suppress(OSError):  # it has ended
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                sockets.add(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return sockets
 
 
 def parse_address(text):
@@ -79,14 +97,14 @@ def parse_address(text):
 
 def listeners_of_run(folder, *words):
     """Run in this process; return all that listened below it meanwhile, looked at ten times a second, and the flags."""
-    listeners = set()
+    listeners = {}
     ended = threading.Event()
 
     def look():
         while not ended.wait(0.1):
-            listeners.update(list_listeners() - before)
+            listeners.update(list_listeners(listeners.keys() | before))
 
-    before = list_listeners()
+    before = list_listeners().keys()
     watcher = threading.Thread(target=look)
     watcher.start()
     try:
@@ -96,7 +114,7 @@ def listeners_of_run(folder, *words):
         watcher.join()
     result = read_result(folder / RESULT_FILE)
     assert result.status == "ok", result.reason
-    return listeners, result.flags
+    return set(listeners.values()), result.flags
 
 
 def is_open(listener):
