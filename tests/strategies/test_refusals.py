@@ -1,7 +1,5 @@
-"""A plan states what the strategy would refuse, by the strategy's own rule and without a framework.
-
-That strategies ask their rule is tested beside them: test_a_strategy_refuses_what_its_plan_does.
-"""
+"""A plan states what the strategy would refuse, by the strategy's own rule and without a framework: that strategies ask
+their rule is tested beside them, by test_a_strategy_refuses_what_its_plan_does. What one rank cannot do, none does."""
 
 import subprocess
 import sys
@@ -11,6 +9,7 @@ import pytest
 from scalebench.config import resolve, support
 from scalebench.config.compose import compose_config
 from scalebench.strategies import refusals, registry
+from scalebench.strategies.base import NotMeasured, create_on_all_ranks, not_measured_if_unsupported
 from tests.conftest import ROOT
 
 FRAMEWORKS = ("torch", "tensorflow", "horovod", "pytorch_lightning", "keras", "accelerate", "deepspeed")
@@ -113,3 +112,32 @@ def test_the_plan_imports_no_framework(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "at most 4 stages" in done.stdout
+
+
+def with_others(failed):
+    """Sums over ranks of which so many others failed."""
+    return lambda values: [values[0] + failed]
+
+
+def fails():
+    raise MemoryError
+
+
+def test_what_one_rank_cannot_do_none_does():
+    assert create_on_all_ranks(lambda: 3, with_others(0.0), (MemoryError,), "no room") == 3
+    for make, others in ((lambda: 3, 1.0), (fails, 0.0), (fails, 2.0)):
+        with pytest.raises(NotMeasured, match=r"^no room$"):
+            create_on_all_ranks(make, with_others(others), (MemoryError,), "no room")
+    with pytest.raises(MemoryError):
+        create_on_all_ranks(fails, with_others(0.0), (OSError,), "no room")
+
+
+def test_operations_that_a_library_does_not_support():
+    error = RuntimeError("ProcessGroupX does not support gather\nat somewhere.cc")
+    reason = not_measured_if_unsupported(error, "x of PyTorch 2", "gather")
+    assert str(reason) == "x of PyTorch 2 has no gather: ProcessGroupX does not support gather"
+    assert (
+        str(not_measured_if_unsupported(NotImplementedError(), "x", "gather")) == "x has no gather: NotImplementedError"
+    )
+    with pytest.raises(RuntimeError, match="peer closed"):
+        not_measured_if_unsupported(RuntimeError("Connection closed by peer closed"), "x", "gather")

@@ -1,15 +1,21 @@
-"""One bare replica: steps, uneven shards, metrics, state, and errors of the set-up."""
+"""One replica or several: steps, uneven shards, metrics, state, errors of the set-up; and every way of feeding yields
+the same batches in the same order, split over the devices."""
 
 import math
+import threading
 from itertools import islice
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scalebench.strategies.base import Unsupported
+from scalebench.strategies.tensorflow import batches as tf_batches
 from scalebench.workloads.source import Source
 from tests.strategies.tensorflow.builders import BARE, FIT, MIRRORED, SMALL_IMAGES
+from tests.strategies.tensorflow.conftest import DEVICES
 
 USERS = "tests.strategies.tensorflow.user_models"
 
@@ -99,3 +105,125 @@ def test_each_variable_is_on_the_device_with_the_fewest_bytes_before_it(strategy
     # Slots are beside their weights; the optimizer's two single numbers are on either device.
     single_numbers = [size - 2 * load for size, load in zip(one.state_bytes(), loads, strict=True)]
     assert min(single_numbers) >= 0 and sum(single_numbers) == 12
+
+
+STEPS = 14  # over two ends of epochs; 101 samples in batches of 20 end with one of a single sample
+WAYS = [("device", "none"), ("host", "queue"), ("host", "device")]
+
+
+def first_batches(source, feed, ahead="none", devices=DEVICES):
+    return list(islice(tf_batches.feed_batches(source, devices, feed, ahead), STEPS))
+
+
+@given(samples=st.integers(0, 1000), devices=st.integers(1, 17))
+def test_spans(samples, devices):
+    """One for each device; together they are the samples in order; they differ by at most one."""
+    spans = tf_batches.split_evenly(samples, devices)
+    assert len(spans) == devices
+    assert [row for span in spans for row in range(samples)[span]] == list(range(samples))
+    sizes = [span.stop - span.start for span in spans]
+    assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("replica", [0, 1, 2])
+@pytest.mark.parametrize("ways", WAYS)
+def test_same_batches_as_from_the_host(source, ways, replica):
+    part = source(replica, 3, first=7)
+    for batch, found in zip(first_batches(part, "host"), first_batches(part, *ways), strict=True):
+        for one, other in zip(batch.parts, found.parts, strict=True):
+            np.testing.assert_array_equal(one[0], other[0], strict=True)
+            np.testing.assert_array_equal(one[1], other[1], strict=True)
+        assert (batch.samples, float(batch.global_samples)) == (found.samples, float(found.global_samples))
+
+
+def test_host_batches_are_those_of_the_source(source):
+    part = source(1, 2)
+    for batch, found in zip(islice(part, STEPS), first_batches(part, "host"), strict=True):
+        for column, wanted in enumerate((batch.inputs, batch.targets)):
+            np.testing.assert_array_equal(np.concatenate([one[column] for one in found.parts]), wanted, strict=True)
+        assert (found.samples, float(found.global_samples)) == (batch.samples, batch.global_samples)
+        assert found.global_samples.dtype == tf.float32
+
+
+@pytest.mark.parametrize("ways", [("host", "none"), ("fixed", "none"), *WAYS])
+def test_each_part_is_on_its_device(source, pictures, ways):
+    """Labels and bytes keep their types."""
+    devices = DEVICES[::-1]  # the first one is where everything is by default
+    for batch in first_batches(source(feed="fixed" if "fixed" in ways else "host"), *ways, devices=devices):
+        for device, part in zip(devices, batch.parts, strict=True):
+            assert [tensor.device.endswith(device.removeprefix("/")) for tensor in part] == [True, True]
+    if "fixed" not in ways:
+        ((images, labels),) = first_batches(pictures(), *ways, devices=DEVICES[:1])[0].parts
+        assert (images.dtype, labels.dtype) == (tf.uint8, tf.int64)
+
+
+def test_a_fixed_batch_and_the_training_set_are_copied_once(source, monkeypatch):
+    """Then only the numbers of its rows go to the device."""
+    found = first_batches(source(feed="fixed"), "fixed")
+    assert all(batch is found[0] for batch in found)
+    np.testing.assert_array_equal(found[0].parts[1][0], first_batches(source(), "host")[0].parts[1][0])
+    part = source(1, 3)
+    monkeypatch.setattr(part.reader, "read", lambda batches: pytest.fail("read again"))
+    first_batches(part, "device")
+    assert (part.replica, part.replicas) == (1, 3)
+
+
+@pytest.mark.parametrize(("ahead", "in_thread"), [("queue", False), ("device", True)])
+def test_prefetches_in_a_thread_that_closing_ends(source, monkeypatch, ahead, in_thread):
+    """Only prefetching to the device copies there."""
+    names, place = [], tf_batches.place_batch
+
+    def noting(*args):
+        names.append(threading.current_thread().name)
+        return place(*args)
+
+    monkeypatch.setattr(tf_batches, "place_batch", noting)
+    batches = tf_batches.feed_batches(source(), DEVICES, "host", ahead)
+    list(islice(batches, 3))
+    assert any(thread.name == "prefetch" for thread in threading.enumerate())
+    batches.close()
+    assert not any(thread.name == "prefetch" for thread in threading.enumerate())
+    assert {name == "prefetch" for name in names} == {in_thread}
+
+
+def test_copies_in_host_memory(source):
+    """Copies of their own, which put back on the devices are the parts again."""
+    (batch,) = islice(tf_batches.feed_batches(source(first=1), DEVICES, "host", "none"), 1)
+    on_host = tf_batches.copy_to_host(batch)
+    for device, part, arrays in zip(DEVICES, batch.parts, on_host, strict=True):
+        again = tf_batches.copy_to_device(arrays, device)
+        for tensor, array, other in zip(part, arrays, again, strict=True):
+            assert isinstance(array, np.ndarray) and array.flags.owndata
+            assert other.device == tensor.device and other.device.endswith(device.removeprefix("/"))
+            np.testing.assert_array_equal(other, tensor)
+
+
+SAMPLES, REPLICAS = 23, 3
+RNG = np.random.default_rng(0)
+INPUTS = RNG.normal(size=(SAMPLES, 4)).astype(np.float32)
+KERNEL = RNG.normal(size=(4, 3)).astype(np.float32)
+OUTPUTS = INPUTS @ KERNEL
+
+
+def metrics_of_group(evaluate, targets, *names):
+    """Return each replica's metrics: a first pass collects their sums, a second one returns the total."""
+    share = {"global_batch": 5, "seed": 0, "replicas": REPLICAS}
+    sources = [Source(INPUTS, targets, replica=replica, **share) for replica in range(REPLICAS)]
+    sums_of = []
+    for source in sources:
+        evaluate(lambda x: tf.matmul(x, KERNEL), source, *names, lambda sums: sums_of.append(sums) or sums)
+    total = np.sum(sums_of, 0).tolist()
+    return [evaluate(lambda x: tf.matmul(x, KERNEL), source, *names, lambda sums: total) for source in sources]
+
+
+def test_metrics_are_means_over_the_samples_of_all_replicas():
+    targets = RNG.normal(size=(SAMPLES, 3)).astype(np.float32)
+    squares = np.square(OUTPUTS - targets, dtype=np.float64)
+    wanted = {"mse": squares.mean(), **{f"mse_{name}": squares[:, i].mean() for i, name in enumerate("abc")}}
+    for found in metrics_of_group(tf_batches.regression_metrics, targets, list("abc")):
+        assert found == pytest.approx(wanted, rel=1e-6)
+    labels = OUTPUTS.argmax(1)
+    labels[:9] = (labels[:9] + 1) % 3  # nine are wrong
+    entropies = np.log(np.exp(OUTPUTS).sum(1)) - OUTPUTS[np.arange(SAMPLES), labels]
+    for found in metrics_of_group(tf_batches.classification_metrics, labels):
+        assert found == pytest.approx({"cross_entropy": entropies.mean(), "accuracy": 14 / 23}, rel=1e-5)

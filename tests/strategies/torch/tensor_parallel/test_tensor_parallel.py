@@ -1,10 +1,19 @@
-"""Split layers train like complete ones: each case on several ranks and on a single device."""
+"""Layers split over devices: the plans that split those of each network, the messages that they cause, and trainings
+like complete ones, each case on several ranks and on a single device."""
+
+import itertools
+import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scalebench.core.spec import write_spec
 from scalebench.strategies.base import FORWARD, NotMeasured, Unsupported
-from tests.strategies.torch.conftest import run_ranks, spec_of
+from scalebench.strategies.torch.tensor_parallel.plan import RING_PASSES, can_share, plan_splits
+from scalebench.workloads import networks
+from scalebench.workloads.network import Network
+from tests.strategies.torch.conftest import model_spec, run_ranks, spec_of
 
 PAIRED = {"strategy__options__layers": "paired"}
 SMALL_MLP = {"model": "mlp", "model__input_shape": [41], "model__params": None}
@@ -81,3 +90,162 @@ def test_what_a_strategy_cannot_do(strategy):
     with pytest.raises(NotMeasured, match="no part of a step"):
         adapter.partial_step(None, FORWARD)
     assert adapter.message_sizes() == []
+
+
+LAST_THREE = [("rows", False), ("columns", True), ("rows", True)]
+LAST_LAYER = [("rows", False)]
+TWO_LAYERS = [*LAST_LAYER, *LAST_LAYER]
+ATTENTION = [("columns", True)] * 3 + [("rows", True)]
+HEADS_APART = [("columns", False)] * 4  # 3 devices cannot share 4 heads
+FEED_FORWARD = [("columns", True), ("rows", True)]
+SPLIT = {
+    "mlp": [("columns", True), ("rows", True), *LAST_THREE],
+    "synthetic": [("columns", False), ("columns", True), ("rows", True)],
+    **dict.fromkeys(("alexnet", "alexnet_cifar10", "overfeat", "trivial", "vgg11", "vgg16", "vgg19"), LAST_THREE),
+    **dict.fromkeys(("materials_cnn", "cifar10_cnn"), TWO_LAYERS),
+    "lenet": [("rows", False), ("columns", False)],
+    "lstm_small": [("columns", False)],
+}
+PAIRS = {name: len(splits) // 2 for name, splits in SPLIT.items()}
+
+
+def build_network(name):
+    spec = model_spec(name)
+    spec.input_shape = networks.resolve_input_shape(spec)
+    return networks.build_network(spec)
+
+
+def list_messages(splits):
+    """List the messages of one step in the order of sending."""
+    forward = [message for split in splits for message in split.forward]
+    return forward + [message for split in reversed(splits) for message in split.backward]
+
+
+def kinds_of(splits):
+    return [(split.by, split.paired) for split in splits]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", sorted({*networks.NETWORKS} - {"gpt_small"}))
+def test_every_dense_layer_of_every_network_is_split(name, devices):
+    network = build_network(name)
+    splits = plan_splits(network, devices)
+    assert [split.layer for split in splits] == [node.name for node in network.nodes if node.op == "dense"]
+    expected = SPLIT.get(name, LAST_LAYER)
+    if name == "trivial" and devices == 1:  # its first layer has one unit, which only one device can split
+        expected = [("columns", False), *expected[1:]]
+    assert kinds_of(splits) == expected
+    pairs = plan_splits(network, devices, include_single=False)
+    assert kinds_of(pairs) == [("columns", True), ("rows", True)] * PAIRS.get(name, 0)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+def test_an_attention_is_split_by_heads(devices):
+    """Query, key and value read one tensor, whose gradient is summed up once."""
+    network = build_network("gpt_small")
+    splits = plan_splits(network, devices)
+    block = [*(HEADS_APART if devices == 3 else ATTENTION), *FEED_FORWARD]
+    assert kinds_of(splits) == [*block * 4, ("columns", False)]
+    shared = {split.shared for split in splits[:4]}
+    assert shared == ({None} if devices == 3 else {"block1_norm1"})
+    if devices != 3:
+        sent = [(message.kind, message.positions, message.width) for message in list_messages(splits)]
+        assert sent == [*[("all_reduce", 64, 256)] * 8, ("all_gather", 64, 512), *[("all_reduce", 64, 256)] * 9]
+
+
+def test_messages_of_vgg16_and_of_a_chain():
+    """The gradient of the first layer's wide input is gathered and not summed up, which halves the traffic; that of the
+    input is not sent."""
+    assert [(message.kind, message.width) for message in list_messages(plan_splits(build_network("vgg16"), 2))] == [
+        ("all_reduce", 4096),
+        ("all_reduce", 1000),
+        ("all_reduce", 4096),
+        ("all_gather", 25088),
+    ]
+    (only,) = plan_splits(chain([64, 8]), 2)
+    assert (only.by, [message.kind for message in only.forward], only.backward) == ("columns", ["all_gather"], ())
+
+
+def test_dropout_and_relu_are_between_the_layers_of_a_pair():
+    net = build_network("cifar10_cnn")
+    first, second = plan_splits(net, 2, include_single=False)
+    by_name = {node.name: node for node in net.nodes}
+    assert [by_name[name].op for name in first.between] == ["relu", "dropout"]
+    assert second.between == () and (first.layer, second.layer) == ("dense1", "dense2")
+
+
+def chain(widths, between="relu"):
+    """Return a chain of dense layers; the first width is that of the input."""
+    net = Network("chain", (widths[0],))
+    x = net.input
+    for number, width in enumerate(widths[1:]):
+        x = net.dense(x if number == 0 else getattr(net, between)(x), f"dense{number}", width)
+    return net
+
+
+def test_layers_that_are_not_split_or_not_paired():
+    """3 devices cannot share 2 outputs, but they can share 5 inputs: 2, 2 and 1."""
+    net = Network("branches", (8,))
+    first = net.relu(net.dense(net.input, "first", 8))
+    net.concat(net.dense(first, "second", 8), first)
+    assert [split.paired for split in plan_splits(net, 2)] == [False, False]
+    assert plan_splits(net, 2, include_single=False) == []
+    net = Network("attention", (8,))
+    x = net.embedding(net.input, "table", 5, 16)
+    layers = [net.dense(x, name, 16) for name in ("query", "key", "value")]
+    net.add(net.dense(net.attention(*layers, "attention", 4), "project", 16), x)
+    assert [split.shared for split in plan_splits(net, 2)] == [None] * 4
+    assert [(split.layer, split.by) for split in plan_splits(chain([5, 2]), 3)] == [("dense0", "rows")]
+    assert plan_splits(chain([2, 2]), 3) == []
+    assert [split.layer for split in plan_splits(chain([2, 2, 9]), 3)] == ["dense1"]
+
+
+@given(st.integers(1, 500), st.integers(1, 16))
+def test_shares_are_those_of_torch_chunk(width, devices):
+    import torch
+
+    assert can_share(width, devices) == (len(torch.empty(width).chunk(devices)) == devices)
+
+
+@given(st.lists(st.integers(1, 40), min_size=2, max_size=6), st.integers(1, 4), st.booleans())
+def test_no_other_plan_is_better(widths, devices, include_single):
+    """Compare with all possible plans."""
+    actual = plan_splits(chain(widths), devices, include_single)
+    ways = [
+        way
+        for way in itertools.product("crwp", repeat=len(widths) - 1)
+        if possible(way, widths, devices, include_single)
+    ]
+    assert cost(actual, widths) == min(cost_of(way, widths) for way in ways)
+
+
+def possible(way, widths, devices, include_single):
+    """Return True if the way is possible; c: columns, r: rows, w: not split, p: the second of a pair after a c."""
+    for at, kind in enumerate(way):
+        paired = at + 1 < len(way) and way[at + 1] == "p"
+        if kind == "c" and not ((include_single or paired) and can_share(widths[at + 1], devices)):
+            return False
+        if kind == "r" and not (include_single and can_share(widths[at], devices)):
+            return False
+        if (kind == "p" and (at == 0 or way[at - 1] != "c")) or (kind in "rwp" and paired):
+            return False
+    return True
+
+
+def cost_of(way, widths):
+    """Return (weights that are not split, elements sent, each counted as often as a ring sends it)."""
+    complete = sent = 0
+    for at, kind in enumerate(way):
+        into, out = widths[at] * (at > 0), widths[at + 1]  # the data have no gradient
+        paired = at + 1 < len(way) and way[at + 1] == "p"
+        complete += widths[at] * out * (kind == "w")
+        sent += {"c": (0 if paired else out) + 2 * into, "r": 2 * out + into, "w": 0, "p": 2 * out}[kind]
+    return complete, sent
+
+
+def cost(splits, widths):
+    split = {int(split.layer.removeprefix("dense")) for split in splits}
+    complete = sum(math.prod(widths[at : at + 2]) for at in range(len(widths) - 1) if at not in split)
+    return complete, sum(
+        RING_PASSES[message.kind] * message.positions * message.width for message in list_messages(splits)
+    )
