@@ -7,7 +7,8 @@ python -m tests.cluster NODE RATE|none|cut|mend
 import sys
 import time
 
-from tests.cluster import links
+from tests.cluster import hosts
+from tests.cluster.daemons import down, up
 from tests.cluster.settings import (
     FOLDER_VARIABLE,
     ClusterError,
@@ -16,7 +17,6 @@ from tests.cluster.settings import (
     read_settings,
     usual_folder,
 )
-from tests.cluster.up import down, up
 
 
 def main(words):
@@ -32,9 +32,9 @@ def main(words):
         elif len(words) != 2:
             raise ClusterError("asks for a node and its cable's new state: 1gbit (or another rate), none, cut or mend")
         elif words[1] in ("cut", "mend"):
-            getattr(links, words[1])(settings, words[0])
+            getattr(hosts, words[1])(settings, words[0])
         else:
-            links.shape(settings, *words)
+            hosts.shape(settings, *words)
     except (ClusterError, OSError) as error:
         print(f"tests.cluster: {error}", file=sys.stderr)
         return 1

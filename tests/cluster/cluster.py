@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cluster import hosts, links
+from tests.cluster import hosts
+from tests.cluster.daemons import down
 from tests.cluster.settings import FOLDER_VARIABLE, ClusterError, Settings, obstacle, read_settings
-from tests.cluster.up import down
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 180.0
@@ -85,13 +85,13 @@ class Cluster:
         return hosts.on(self.folder, host, *words, limit_s=limit_s)
 
     def cut(self, node):
-        links.cut(self.settings, node)
+        hosts.cut(self.settings, node)
 
     def mend(self, node):
-        links.mend(self.settings, node)
+        hosts.mend(self.settings, node)
 
     def rate(self, node, rate):
-        links.shape(self.settings, node, rate)
+        hosts.shape(self.settings, node, rate)
 
     def clock(self, node, offset_s):
         """Have the tasks that start on a node from now on see a clock that is ahead by so much; 0 puts it right."""

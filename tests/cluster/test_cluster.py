@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cluster import processes, up
+from tests.cluster import daemons, processes
 from tests.cluster.cluster import PREFIX, Cluster, clear_left, temporary_cluster
 from tests.cluster.settings import HEAD, ClusterError, Settings, obstacle
 
@@ -92,20 +92,20 @@ def test_a_second_up_changes_nothing(cluster):
 
 def test_a_folder_that_is_no_place_for_it_is_not_touched(tmp_path, monkeypatch):
     """Names that sockets or settings cannot have, other files, and a cluster of other settings."""
-    monkeypatch.setattr(up, "obstacle", lambda accounting: None)
+    monkeypatch.setattr(daemons, "obstacle", lambda accounting: None)
     for name in ("with space", "a" * 100, "100%"):
         with pytest.raises(ClusterError, match="folder has"):
-            up.up(Settings(tmp_path / name))
+            daemons.up(Settings(tmp_path / name))
         assert not (tmp_path / name).exists()
-    monkeypatch.setattr(up, "LONGEST_FOLDER", 1000)
+    monkeypatch.setattr(daemons, "LONGEST_FOLDER", 1000)
     (tmp_path / "mine").touch()
     with pytest.raises(ClusterError, match="holds something else"):
-        up.up(Settings(tmp_path))
-    assert not up.down(tmp_path)
+        daemons.up(Settings(tmp_path))
+    assert not daemons.down(tmp_path)
     assert (tmp_path / "mine").exists()
     Settings(tmp_path, nodes=2).write()
     with pytest.raises(ClusterError, match="make cluster-down first"):
-        up.up(Settings(tmp_path, nodes=3))
+        daemons.up(Settings(tmp_path, nodes=3))
 
 
 def test_what_this_machine_lacks_is_named(monkeypatch):

@@ -1,44 +1,12 @@
-"""`python -m tests.faults [REGEX]` runs the rows of the table whose names match, and prints how each ended.
+"""`python -m tests.faults` writes the table of docs/reference/faults.md; pytest runs its rows."""
 
-Rows are named `fault, phase, strategy, launcher`. `--page` runs nothing, and writes the table of
-docs/reference/faults.md.
-"""
-
-import argparse
-import re
-import shutil
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from scalebench.core.json_files import write_text
-from tests.faults.harness import missing_requirement, run_row
-from tests.faults.table import FAULTS, covering_sample, planned_rows, untried
+from tests.faults.table import FAULTS, planned_rows, untried
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/faults.md"
-BEGIN, END = "<!-- written by python -m tests.faults --page -->", "<!-- end of what it writes -->"
-
-
-def run_rows(rows, at_once):
-    """Run rows beside each other, print their outcomes, and return whether all ended as expected."""
-    scratch = Path(tempfile.mkdtemp(prefix="faults"))
-
-    def run(row):
-        if (reason := missing_requirement(row)) is not None:
-            print(f"not run  {row}: {reason}", flush=True)
-            return True
-        folder = scratch / str(rows.index(row))
-        outcome = run_row(row, folder, scratch / "data")
-        shutil.rmtree(folder, ignore_errors=True)
-        verdict = "FAILED  " if outcome.problems else "held    "
-        print("\n    ".join([f"{verdict} {row}: {outcome.status}, {outcome.took_s} s", *outcome.problems]), flush=True)
-        return not outcome.problems
-
-    try:
-        with ThreadPoolExecutor(at_once) as pool:
-            return all(list(pool.map(run, rows)))
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+BEGIN, END = "<!-- written by python -m tests.faults -->", "<!-- end of what it writes -->"
 
 
 def replace_table(page):
@@ -70,19 +38,5 @@ def _column(row):
     return row.family.framework
 
 
-def main():
-    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("rows", nargs="?", default=".*", metavar="REGEX", help="the rows to run; all by default")
-    parser.add_argument("--at-once", type=int, default=4, help="rows that run beside each other (default: 4)")
-    parser.add_argument("--sample", action="store_true", help="only those of `make test`")
-    parser.add_argument("--page", action="store_true", help="run nothing, and write the page")
-    options = parser.parse_args()
-    if options.page:
-        write_text(PAGE, replace_table(PAGE.read_text(encoding="utf-8")))
-        return 0
-    rows = covering_sample(planned_rows()) if options.sample else planned_rows()
-    return 0 if run_rows([row for row in rows if re.fullmatch(options.rows, str(row))], options.at_once) else 1
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    write_text(PAGE, replace_table(PAGE.read_text(encoding="utf-8")))

@@ -89,7 +89,7 @@ def test_the_sample_has_each_kind_once():
 
 
 def test_the_page_says_what_the_rows_expect():
-    """`python -m tests.faults --page` writes it."""
+    """`python -m tests.faults` writes it."""
     assert replace_table(PAGE.read_text(encoding="utf-8")) == PAGE.read_text(encoding="utf-8")
 
 
@@ -133,4 +133,4 @@ def test_a_forked_rank_that_goes_wrong(tmp_path, monkeypatch):
 class TestSimulatedFaultsUnderMpi(FaultContract):
     strategy = "simulated"
     overrides = ("strategy.launcher=mpi",)
-    hang_s = 3.0
+    hang_s = 6.0

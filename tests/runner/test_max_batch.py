@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import signal
 import subprocess
 import sys
 
@@ -23,7 +22,7 @@ from scalebench.runner.max_batch import RESOLUTION, estimate_try_counts, largest
 from scalebench.runner.parent import run_spec
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
-from tests.builders.runs import find_run_processes, rank, simulated_config, simulated_spec, wait_until
+from tests.builders.runs import find_run_processes, rank, simulated_config, simulated_spec
 
 SETTINGS = {"search": "max_batch", "memory_limit_bytes": 10**9, "probes": True, "monitor": True, "evaluate": True}
 
@@ -433,23 +432,6 @@ def test_not_even_the_framework_itself_fits(strategy, tmp_path):
     result, said = search(tmp_path / "run", *words)
     assert result.status == "oom" and "not even one sample per device fits within 0.1 GB" in str(result.reason)
     assert "oom: not even one sample" in said
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_the_try_and_leaves_a_result(tmp_path):
-    folder = tmp_path / "run"
-    words = ["strategy=simulated", "strategy.options.step_s=60", f"hydra.run.dir={folder}"]
-    program = subprocess.Popen([*SEARCH, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        wait_until(lambda: find_run_processes(folder / "try_75"), 120.0)
-        os.kill(program.pid, signal.SIGINT)
-        assert "cancelled" in program.communicate(timeout=60)[0]
-    finally:
-        program.kill()
-        program.wait()
-    assert find_run_processes(folder / "try_75") == []
-    assert read_result(folder / RESULT_FILE).status == "cancelled"
-    assert program.returncode not in (0, 2)
 
 
 @pytest.mark.slow

@@ -68,6 +68,16 @@ def body(error):
     return raising
 
 
+GRAPH_ERROR = (
+    'Graph execution error:\n\nDetected at node add defined at (most recent call last):\n  File "a.py", '
+    'line 1, in f\n\n  File "b.py", line 2, in g\n\nIncompatible\nshapes\n\t [[{{node add}}]]'
+)
+LOADER_ERROR = (
+    "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+    '  File "a.py", line 1, in f\n    raise ValueError("no label")\nValueError: no label\n'
+)
+
+
 @pytest.mark.parametrize(
     ("error", "status", "reason"),
     [
@@ -76,22 +86,8 @@ def body(error):
         (ValueError("x" * 1000), "failed", "ValueError: " + "x" * 300),
         (Unsupported("it takes a GPU"), "unsupported", "it takes a GPU"),
         (InputError("dataset.size is too small"), "failed", "dataset.size is too small"),
-        (
-            RuntimeError(
-                'Graph execution error:\n\nDetected at node add defined at (most recent call last):\n  File "a.py", '
-                'line 1, in f\n\n  File "b.py", line 2, in g\n\nIncompatible\nshapes\n\t [[{{node add}}]]'
-            ),
-            "failed",
-            "RuntimeError: Incompatible shapes",
-        ),
-        (
-            ValueError(
-                "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
-                '  File "a.py", line 1, in f\n    raise ValueError("no label")\nValueError: no label\n'
-            ),
-            "failed",
-            "in DataLoader worker process 0: ValueError: no label",
-        ),
+        (RuntimeError(GRAPH_ERROR), "failed", "RuntimeError: Incompatible shapes"),
+        (ValueError(LOADER_ERROR), "failed", "in DataLoader worker process 0: ValueError: no label"),
         (RuntimeError("Graph execution error:"), "failed", "RuntimeError: Graph execution error:"),
         (RuntimeError("OOM when allocating tensor"), "oom", "out of memory: OOM when allocating tensor"),
         (MemoryError(), "oom", "out of memory: MemoryError"),

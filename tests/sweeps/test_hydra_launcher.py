@@ -16,7 +16,6 @@ import scalebench
 from scalebench import __main__ as program
 from scalebench.config import compose
 from scalebench.core.errors import InputError
-from scalebench.core.folder_lock import FolderLock
 from scalebench.core.result import read_result
 from scalebench.core.sweep_file import read_sweep
 from scalebench.report import trackers
@@ -103,21 +102,6 @@ def test_resumed_with_other_arguments_a_sweep_keeps_its_runs_under_their_numbers
     assert rows().gpus.tolist() == [1, 1, 2, 2] and rows().run_id.tolist()[:2] == first.run_id.tolist()
     record = read_sweep(Path("s"))
     assert record is not None and [run.number for run in record.runs] == [2, 0, 3, 1] and not record.missing(Path("s"))
-
-
-@pytest.mark.slow
-def test_a_folder_in_use_or_of_a_finished_sweep_is_refused(sweep):
-    """An ended sweep leaves its folder unlocked."""
-    os.mkdir("s")
-    with FolderLock(Path("s")):
-        status, _, err = sweep("gpus=1")
-    assert status == 2 and re.fullmatch(r"scalebench: process \d+ on .* uses s; .*, or choose another folder\n", err)
-    assert not Path("s/0").exists()
-    assert sweep("gpus=1")[0] == 0 and not list(Path("s").glob("*.lock"))
-    before = rows().run_id.tolist()
-    line = "scalebench: s/0 already holds a result.json; choose another folder or remove it\n"
-    assert sweep("gpus=1,2") == (2, "", line)
-    assert rows().run_id.tolist() == before
 
 
 @pytest.mark.parametrize(

@@ -46,22 +46,32 @@ STAY_S = 60.0  # longer than any test takes
 
 
 @pytest.fixture
-def agent(tmp_path):
+def started():
+    """Return a function that starts a process, which is killed at the end of the test."""
+    processes = []
+
+    def start(command, **variables):
+        environment = {**os.environ, **variables}
+        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+        return processes[-1]
+
+    yield start
+    for each in processes:
+        each.kill()
+        each.communicate()
+
+
+@pytest.fixture
+def agent(tmp_path, started):
     """Start the agent of rank 1 of 2 with a module as its worker."""
-    started = []
 
     def start(module, stay_s=STAY_S, first="pass"):
         write_spec(simulated_spec(gpus=2), tmp_path)
         group = {"SCALEBENCH_ADDRESSES": "127.0.0.1:5000,127.0.0.1:5001", "SCALEBENCH_RUN_ID": "an id"}
-        env = {**os.environ, "OMPI_COMM_WORLD_RANK": "1", **group}
         command = [sys.executable, "-c", f"{first}; {AGENT.format(stay_s)}", str(tmp_path), module]
-        started.append(subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True))
-        return started[-1]
+        return started(command, OMPI_COMM_WORLD_RANK="1", **group)
 
-    yield start
-    for each in started:
-        each.kill()
-        each.communicate()
+    return start
 
 
 def read_when_written(path):
@@ -125,11 +135,12 @@ def test_an_agent_parks_its_worker_when_its_turn_is_over(agent, program, tmp_pat
     process = agent(program("(folder / 'up').touch(); time.sleep(600)"))
     wait_until((tmp_path / "up").exists)
     worker = psutil.Process(read_when_written(tmp_path / "pid1.json")["worker"])
+    paused = tmp_path / "paused1.json"
     for number in range(2):
         write_json(turn_path(tmp_path), Turn(number, over=True))
         for receiver in (worker, process):
             receiver.send_signal(TURN_SIGNAL)
-        wait_until(lambda number=number: (tmp_path / "paused1.json").exists() and paused_turn(tmp_path) == number)
+        wait_until(lambda number=number: paused.exists() and json.loads(paused.read_text())["turn"] == number)
         assert worker.status() == psutil.STATUS_STOPPED
         if number == 0:
             process.send_signal(TURN_SIGNAL)  # before a shared file system shows the turn
@@ -139,10 +150,6 @@ def test_an_agent_parks_its_worker_when_its_turn_is_over(agent, program, tmp_pat
     process.terminate()
     assert process.wait(60) == 0
     assert read_when_written(tmp_path / "exit1.json") == {"code": -signal.SIGTERM, "terminated_by_launcher": True}
-
-
-def paused_turn(folder):
-    return json.loads((folder / "paused1.json").read_text())["turn"]
 
 
 def test_a_request_for_stacks_is_forwarded(agent, program, tmp_path):
@@ -235,24 +242,18 @@ def by_hand_spec():
 
 
 @pytest.fixture
-def by_hand(tmp_path):
+def by_hand(tmp_path, started):
     """Start `python -m scalebench.runner.worker FOLDER`, as torchrun does for rank 1 of 2."""
-    started = []
 
-    def start(module, **changes):
+    def start(module):
         write_spec(by_hand_spec(), tmp_path)
         if module is not None:
             waiting = {"run_id": "an id", "addresses": ADDRESSES, "module": module}
             (tmp_path / TORCHRUN_FILE).write_text(json.dumps(waiting))
-        env = {**os.environ, "OMP_NUM_THREADS": "7", "TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": "9"}
-        command = [sys.executable, "-m", "scalebench.runner.worker", str(tmp_path)]
-        started.append(subprocess.Popen(command, env={**env, **RANK_1, **changes}, stderr=subprocess.PIPE, text=True))
-        return started[-1]
+        env = {"OMP_NUM_THREADS": "7", "TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": "9", **RANK_1}
+        return started([sys.executable, "-m", "scalebench.runner.worker", str(tmp_path)], **env)
 
-    yield start
-    for each in started:
-        each.kill()
-        each.communicate()
+    return start
 
 
 def test_under_torchrun_a_rank_has_the_usual_environment(by_hand, program, tmp_path):
@@ -358,7 +359,7 @@ def pair():
         process.wait()
 
 
-def started(folder, pair, host=HOST):
+def remote(folder, pair, host=HOST):
     write_json(rank_processes_path(folder, 1), RankProcesses(host, pair[0].pid, pair[1].pid))
     return RemoteRank(folder, 1)
 
@@ -372,7 +373,7 @@ def test_a_rank_that_runs_or_has_not_started(tmp_path, pair):
     rank = RemoteRank(tmp_path, 1)
     assert (rank.pid, rank.alive(), *state(rank)) == (None, False, None, False, False, False)
     rank.signal(signal.SIGKILL)
-    rank = started(tmp_path, pair)
+    rank = remote(tmp_path, pair)
     assert (rank.pid, rank.alive(), *state(rank)) == (pair[1].pid, True, None, False, False, False)
     for process in pair:
         os.kill(process.pid, signal.SIGKILL)
@@ -390,7 +391,7 @@ def test_a_rank_that_runs_or_has_not_started(tmp_path, pair):
     ],
 )
 def test_a_rank_after_its_end(end, expected, tmp_path, pair):
-    rank = started(tmp_path, pair)
+    rank = remote(tmp_path, pair)
     assert rank.poll() is None
     write_json(worker_exit_path(tmp_path, 1), end)
     assert state(rank) == expected
@@ -398,7 +399,7 @@ def test_a_rank_after_its_end(end, expected, tmp_path, pair):
 
 
 def test_a_rank_whose_agent_was_killed_is_lost(tmp_path, pair):
-    rank = started(tmp_path, pair)
+    rank = remote(tmp_path, pair)
     pair[0].kill()
     pair[0].wait()
     assert state(rank) == (-signal.SIGKILL, True, False, True)
@@ -410,7 +411,7 @@ def test_a_rank_whose_agent_was_killed_is_lost(tmp_path, pair):
 
 def test_signals_reach_the_worker_and_its_agent(tmp_path, pair):
     """A request for the stack reaches only the worker."""
-    rank = started(tmp_path, pair)
+    rank = remote(tmp_path, pair)
     rank.signal(STACK_SIGNAL)
     assert pair[1].wait(10) == -STACK_SIGNAL
     assert pair[0].poll() is None
@@ -420,7 +421,7 @@ def test_signals_reach_the_worker_and_its_agent(tmp_path, pair):
 
 def test_a_rank_on_another_host_is_followed_only_by_its_files(tmp_path, pair):
     """Its process ids may belong to other processes on this host."""
-    rank = started(tmp_path, pair, host="far")
+    rank = remote(tmp_path, pair, host="far")
     rank.signal(signal.SIGKILL)
     assert (rank.pid, rank.alive(), *state(rank)) == (None, False, None, False, False, False)
     assert [process.poll() for process in pair] == [None, None]

@@ -58,7 +58,7 @@ def test_addresses_of_ranks_and_one_for_torchrun():
     assert len(set(here)) == 3 and {address.rpartition(":")[0] for address in here} == {"127.0.0.1"}
 
 
-def test_ranks_that_nobody_starts_are_a_failed_run(tmp_path, capsys):
+def test_ranks_that_nobody_starts_are_a_failed_run_and_one_started_later_is_refused(tmp_path, capsys):
     result = run_spec(spec_of(2, ["a:1", "b:1"], timeout_s=0.2), tmp_path / "run")
     reason = "the processes could not be started: nobody started one within 0.2 s (measure.timeout_s)"
     assert (result.status, result.reason, result.log) == ("failed", reason, None)
@@ -66,9 +66,6 @@ def test_ranks_that_nobody_starts_are_a_failed_run(tmp_path, capsys):
     head, *rest = capsys.readouterr().out.splitlines()
     assert head == f"simulated gpus=2 waits 0.2 s for its ranks; start on each host, in {tmp_path}:"
     assert [line.partition(": ")[0] for line in rest] == ["a", "b"]
-
-
-def test_a_rank_started_later_is_refused(tmp_path):
     spec = spec_of(2, ["a:1", "b:1"], timeout_s=0.2)
     write_spec(spec, tmp_path)
     with pytest.raises(StartError):
