@@ -1,0 +1,211 @@
+"""The columns of trainings with known curves, their key, and what their seeds make together."""
+
+import dataclasses
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+
+from scalebench.analysis import training_columns
+from scalebench.analysis.identity import training_key
+from scalebench.analysis.load import frame_of_results
+from scalebench.analysis.rows import summarize_run
+from scalebench.analysis.time_to_target import summarize_trainings
+from scalebench.analysis.training_columns import train_options_text, training_id_cells
+from scalebench.core.result import Quality
+from scalebench.core.spec import DatasetSpec, HardwareSpec, StrategySpec
+from scalebench.core.stats.estimates import T_QUANTILES, Estimate
+from tests.builders.runs import MACHINE, rank, record
+from tests.builders.sweeps import EPOCH_SAMPLES, failed_run, falling_metrics, make_curve, training_run
+
+T2 = T_QUANTILES[1]  # two degrees of freedom, 95 %
+METRICS = ("train_metric", "generalisation_gap", "best_metric")
+
+
+def test_a_lower_accuracy_is_worse():
+    columns = training_columns.training_cells(training_run(values=(0.5, 0.8, 0.6), metric="accuracy", target=None))
+    assert [columns[name] for name in METRICS] == [0.3, pytest.approx(-0.3), 0.8], "half as good on training samples"
+    without = training_run(values=(0.4, 0.2))
+    for point in without.quality.curve:
+        point.metrics, point.train_metrics = {}, {}
+    assert {training_columns.training_cells(without)[name] for name in METRICS} == {None}
+
+
+def test_a_throughput_run_and_an_older_record_have_no_training_columns():
+    columns = training_columns.training_cells(record())
+    null = ("stopped_by", "target", "trained_s", "trained_steps", *METRICS, "points", "first_step_s")
+    assert {columns[name] for name in (*null, "max_batch_per_device")} == {None}
+    assert columns["learning_rate"] == 1e-3, "of its optimizer"
+    assert training_columns.epoch_s_of_training(record()) is None
+    assert training_columns.count_measured_samples(record()) is None
+    assert training_id_cells(record("ddp")) == {"training_id": None, "train_options": None}
+    old, without_stop = record(), record("ddp")
+    old.spec, old.quality.learning_rate = {"strategy": {"name": "ddp"}}, None
+    columns = training_columns.training_cells(old)
+    assert {value for key, value in columns.items() if key != "max_batch_per_device"} == {None}
+    del without_stop.spec["train"]["stop"]
+    assert training_id_cells(without_stop)["training_id"] is None
+
+
+@pytest.mark.parametrize(
+    ("own", "base", "speedup"), [(2.0, 6.0, 3.0), (None, 6.0, None), (2.0, None, None), (0.0, 6.0, None)]
+)
+def test_the_speedup_to_the_target(own, base, speedup, tmp_path):
+    runs = []
+    for time_s in (own, base):
+        made = training_run()
+        made.quality.time_to_target_s = time_s
+        runs.append(summarize_run(made, tmp_path))
+    assert training_columns.target_speedup(*runs) == speedup
+    assert training_columns.target_speedup(runs[0], None) is None
+
+
+def test_the_epoch_of_a_training_that_ended_within_warmup(tmp_path):
+    """Two epochs of 1000 samples in 4 s, of which the first step, of 20, does not count."""
+    early = training_run(values=(0.4, 0.2))
+    early.ranks = [rank(train_samples=EPOCH_SAMPLES, steps_per_epoch=50)]
+    expected = pytest.approx(4.0 / (1980 / 1000))
+    assert summarize_run(early, tmp_path).cells["epoch_s"] == expected
+    assert summarize_run(training_run(values=(0.4, 0.2)), tmp_path).cells["epoch_s"] != expected
+    assert training_columns.epoch_s_of_training(training_run(values=(0.4,))) is None, "less than an epoch is timed"
+    early.status = "failed"
+    assert training_columns.epoch_s_of_training(early) is None
+
+
+def test_energy_counts_all_samples_of_the_measured_phase(tmp_path):
+    """Three epochs less 16 steps of warm-up, however many of these are in complete blocks."""
+    made = training_run(values=(0.4, 0.2, 0.1))
+    assert made.ranks[0].warmup_block_steps == 1 and len(made.ranks[0].warmup_block_s) == 16
+    assert training_columns.count_measured_samples(made) == 3000 - 16 * 20
+    cells = summarize_run(made, tmp_path).cells
+    assert cells["energy_j_per_sample"] == pytest.approx(made.monitor.energy_j / (3000 - 16 * 20))
+    made.quality = Quality(curve=make_curve((0.4,))[:1])
+    made.quality.curve[0].samples = 10
+    assert training_columns.count_measured_samples(made) is None
+    assert math.isfinite(summarize_run(made, tmp_path).cells["energy_j_per_sample"])
+
+
+def test_seeds_repeats_and_what_is_measured_do_not_change_the_training_key():
+    keys = {training_key(training_run(seed=seed, repeat=repeat)) for seed in (0, 1) for repeat in (0, 1)}
+    other = training_run()
+    other.spec["measure"]["block_s"] = 9.0
+    other.spec["dataset"]["cache"] = "elsewhere"
+    other.spec["hardware"]["max_jobs"] = 7
+    assert keys == {training_key(other)} and len(keys.pop()) == 16
+
+
+@pytest.mark.parametrize("changes", [
+    *({"settings": settings} for settings in ({"schedule": "cosine"}, {"warmup_epochs": 1.0}, {"learning_rate": 0.5},
+                                              {"batch_per_device": 11}, {"dropout": False})),
+    {"target": 0.3}, {"gpus": 4}, {"strategy": "horovod_gloo"}, {"dataset": DatasetSpec("materials", size=65)},
+    {"hardware": HardwareSpec("cpu", devices="cpu", gpus_per_node=2, bind="none")},
+    {"machine": dataclasses.replace(MACHINE, cpu_model="a faster one")}, {"options": {"x": 1}},
+], ids=lambda changes: next(iter(changes)))  # fmt: skip
+def test_any_other_difference_changes_the_training_key(changes):
+    options = changes.pop("options", None)
+    other = training_run(**changes)
+    if options:
+        other.spec["strategy"] = dataclasses.asdict(StrategySpec("ddp_gloo", framework="torch", options=options))
+    assert training_key(other) != training_key(training_run())
+
+
+@pytest.mark.parametrize(("train", "text"), [
+    ({}, None), ({"decay_epochs": [1.0, 2.0], "momentum": 0.5}, None),  # idle without their schedule and optimizer
+    ({"schedule": "cosine", "warmup_epochs": 5.0, "dropout": False}, "dropout=false schedule=cosine warmup_epochs=5.0"),
+    ({"schedule": "step", "decay_epochs": [1.0, 2.0]}, "schedule=step decay_epochs=[1.0,2.0]"),
+    ({"optimizer": "momentum", "momentum": 0.5}, "momentum=0.5"),
+])  # fmt: skip
+def test_train_options_are_the_settings_without_a_column(train, text):
+    assert train_options_text(training_run(settings=train).spec["train"]) == text
+    assert train_options_text({}) is None
+
+
+def of(*results):
+    return summarize_trainings(frame_of_results(results, [Path(str(number)) for number in range(len(results))]))
+
+
+def triple(estimate):
+    return estimate.value, estimate.low, estimate.high
+
+
+def geometric(values):
+    logs = [math.log(value) for value in values]
+    mean, reach = statistics.fmean(logs), T2 * statistics.stdev(logs) / math.sqrt(3)
+    return pytest.approx((math.exp(mean), math.exp(mean - reach), math.exp(mean + reach)))
+
+
+def test_seeds_are_the_observations():
+    epochs, lasts = [2, 3, 4], [0.14, 0.13, 0.11]
+    (outcome,) = of(*(
+        training_run(seed=seed, values=[0.9] * (count - 1) + [last], epoch_s=2.0 + seed)
+        for seed, (count, last) in enumerate(zip(epochs, lasts, strict=True))
+    ))  # fmt: skip
+    assert (outcome.seeds, outcome.reached, outcome.failed, len(outcome.runs)) == (3, 3, 0, 3)
+    assert triple(outcome.figures["time_to_target_s"]) == geometric([2 * 2.0, 3 * 3.0, 4 * 4.0])
+    assert triple(outcome.figures["epochs_to_target"]) == geometric(epochs)
+    assert outcome.figures["trained_epochs"].value == outcome.figures["epochs_to_target"].value
+    reach, mean = T2 * statistics.stdev(lasts) / math.sqrt(3), statistics.fmean(lasts)
+    assert triple(outcome.figures["metric"]) == pytest.approx((mean, mean - reach, mean + reach))
+    assert outcome.figures["generalisation_gap"].value == pytest.approx(mean / 2)
+    assert outcome.stopped_by == ["target"]
+
+
+def test_runs_of_a_seed_are_one_observation():
+    made = [training_run(seed=0, repeat=repeat, epoch_s=2.0) for repeat in range(8)]
+    made += [training_run(seed=1, epoch_s=4.0), training_run(seed=2, epoch_s=4.0)]
+    (outcome,) = of(*made, made[-1])  # a copy counts once
+    assert outcome.seeds == 3 and len(outcome.runs) == 10 and len(outcome.by_seed) == 3
+    assert outcome.figures["time_to_target_s"].value == pytest.approx((6 * 12 * 12) ** (1 / 3))
+    (alone,) = of(*made[:8])
+    assert alone.seeds == 1 and alone.figures["time_to_target_s"].value == pytest.approx(6.0)
+    assert not alone.figures["time_to_target_s"].has_limits
+    (at_once,) = of(*(training_run(seed=seed, values=[0.1], epoch_s=0.0) for seed in range(3)))
+    assert at_once.reached == 3 and at_once.figures["time_to_target_s"].value == 0.0, "with the first step"
+
+
+def test_seeds_that_miss_the_target_leave_no_interval():
+    reached = [training_run(seed=seed, epoch_s=2 + seed) for seed in range(3)]
+    never = training_run(seed=3, values=[0.9, 0.8])
+    (outcome,) = of(*reached, never, training_run(seed=4, status="failed"))
+    assert (outcome.seeds, outcome.reached, outcome.failed) == (5, 3, 1)
+    seconds = outcome.figures["time_to_target_s"]
+    assert seconds.value == pytest.approx((6 * 9 * 12) ** (1 / 3)) and not seconds.has_limits
+    assert not outcome.figures["metric"].has_limits  # nor of the metric: one seed has none
+    assert sorted(outcome.stopped_by) == ["epochs", "target"]
+    (outcome,) = of(training_run(), training_run(seed=1, status="cancelled"), training_run(seed=2, status="oom"))
+    assert (outcome.seeds, outcome.failed) == (1, 0), "runs that were not tried do not count"
+    assert of(record("ddp", 2)) == [] and of(failed_run()) == []
+
+
+def test_a_seed_with_a_run_that_misses_the_target_has_not_reached_it():
+    (outcome,) = of(training_run(repeat=0), training_run(repeat=1, values=[0.9]))
+    assert (outcome.seeds, outcome.reached, outcome.figures["time_to_target_s"]) == (1, 0, None)
+    others = [training_run(seed=seed, epoch_s=2 + seed) for seed in (0, 1, 2)]
+    (outcome,) = of(*others, training_run(seed=0, repeat=1, values=[0.9]))
+    assert (outcome.seeds, outcome.reached) == (3, 2)
+    seconds = outcome.figures["time_to_target_s"]
+    assert seconds.value == pytest.approx((9 * 12) ** 0.5) and not seconds.has_limits
+
+
+def test_speedups_to_the_target_are_of_pairs_of_seeds():
+    """A seed that takes twice the epochs does so on one device too: that cancels in its ratio."""
+    made = []
+    for seed, count in enumerate([2, 4, 8]):
+        values = [0.9] * (count - 1) + [0.1]
+        runs = (("bare_torch", 1, 4.0), ("ddp_gloo", 1, 4.5), ("ddp_gloo", 2, 2.0 * (1 + 0.01 * seed)))
+        made += [training_run(name, gpus, seed, values, epoch_s=epoch_s) for name, gpus, epoch_s in runs]
+    bare, one, two = (outcome.figures for outcome in of(*made))
+    assert triple(two["speedup_target_bare"]) == geometric([2.0, 2.0 / 1.01, 2.0 / 1.02])
+    speedup = two["speedup_target_bare"].value
+    assert two["speedup_target_self"].value == pytest.approx(speedup * 4.5 / 4.0)
+    assert two["speedup_bare"].has_limits and two["speedup_bare"].value != pytest.approx(speedup, rel=1e-3)
+    assert bare["speedup_target_bare"] == one["speedup_target_self"] == Estimate(1.0)  # itself: nothing to estimate
+    (_, outcome) = of(training_run("bare_torch", 1, values=[0.9]), training_run("ddp_gloo", 2))
+    assert outcome.figures["speedup_target_bare"] is None and outcome.figures["speedup_bare"] is not None
+
+
+def test_without_a_target_there_are_only_metrics():
+    (outcome,) = of(training_run(target=None, values=falling_metrics(3)))
+    assert outcome.target is None and outcome.reached == 0 and outcome.figures["time_to_target_s"] is None
+    assert outcome.figures["metric"].value == pytest.approx(math.exp(-2.1))
