@@ -1,23 +1,28 @@
-"""load: the same columns and types for every record, and figures that are known."""
+"""load: the same columns and types for every record, and figures that are known; and what --baseline names."""
 
+import dataclasses
 import math
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 import scalebench
 from scalebench.analysis import throughput
+from scalebench.analysis.baselines import Baselines
+from scalebench.analysis.identity import is_comparable
 from scalebench.analysis.load import frame_of_results, load, survey
+from scalebench.analysis.repeats import pooled
+from scalebench.analysis.rows import summarize_run
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
-from scalebench.core.result import write_result
-from scalebench.core.spec import TrainSpec
-from tests.builders.runs import rank, record
+from scalebench.core.run_folder import RESULT_FILE
+from scalebench.core.spec import DatasetSpec, HardwareSpec, TrainSpec
+from tests.builders import sweeps
+from tests.builders.runs import MODEL, rank, record
 from tests.builders.sweeps import write_results
 
 # DESIGN.md's list, in its order. Later work adds columns at the end.
-DESIGN = """
+COLUMNS = """
 run_id, started_at, status, reason, path, fingerprint, repeat, seed, model, dataset, strategy, framework,
 framework_version, backend_used, hardware, gpus, nodes, processes, scaling, batch_per_device, global_batch, precision,
 data_format, feed, model_params, gradient_bytes, flops_per_sample, throughput_samples_per_s, throughput_low,
@@ -28,45 +33,36 @@ efficiency_self_high, efficiency_bare, efficiency_bare_low, efficiency_bare_high
 sync_exposed_s, sync_exposed_share, sync_per_epoch_s, imbalance_s, data_share, forward_s, backward_s,
 optimizer_s, gpu_util_mean, gpu_power_w_mean, energy_j_per_sample, peak_memory_bytes, sm_clock_mhz_min,
 mem_clock_mhz_min, throttle_reasons, cpu_util_mean, rss_peak_bytes, final_loss, metric_name, metric, time_to_target_s
-"""
-COLUMNS = DESIGN.replace(",", " ").split()
+""".replace(",", " ").split()
 FAILED = record(gpus=2, status="failed", block_s=None, run_id="bad")
 
 
 def of(*results):
     """Rows as dicts, null as None."""
-    table = frame_of_results(results, [Path(f"/runs/{i}") for i in range(len(results))])
-    return [{k: None if pd.isna(v) else v for k, v in row.items()} for row in table.to_dict("records")]
-
-
-def test_the_frame_starts_with_the_documented_columns():
-    assert list(frame_of_results([record()], [Path("x")]).columns)[: len(COLUMNS)] == COLUMNS
+    return plain_rows(frame_of_results(results, [Path(f"/runs/{i}") for i in range(len(results))]))
 
 
 @pytest.mark.parametrize("results", [[FAILED], [record(status="unsupported", ranks=[], reason=None)], []])
-def test_column_types_do_not_depend_on_the_rows(results):
+def test_columns_and_types_do_not_depend_on_the_rows(results):
     full = frame_of_results([record(), record(gpus=2)], [Path("a"), Path("b")])
     table = frame_of_results(results, [Path("x")] * len(results))
-    assert table.dtypes.to_dict() == full.dtypes.to_dict()
+    assert table.dtypes.to_dict() == full.dtypes.to_dict() and list(table.columns)[: len(COLUMNS)] == COLUMNS
     kinds = {name: str(kind) for name, kind in full.dtypes.items()}
-    assert {kinds[name] for name in ("run_id", "reason", "flags", "throttle_reasons")} == {"string"}
-    assert {kinds[name] for name in ("gpus", "model_params", "measured_steps", "rss_peak_bytes")} == {"Int64"}
-    assert {kinds[name] for name in ("throughput_samples_per_s", "speedup_self", "mfu", "final_loss")} == {"Float64"}
-    assert kinds["steady"] == "boolean"
+    for kind, names in {
+        "string": ("run_id", "reason", "flags", "throttle_reasons"), "boolean": ("steady",),
+        "Int64": ("gpus", "model_params", "measured_steps", "rss_peak_bytes"),
+        "Float64": ("throughput_samples_per_s", "speedup_self", "mfu", "final_loss"),
+    }.items():  # fmt: skip
+        assert {kinds[name] for name in names} == {kind}
 
 
-def test_the_baseline_itself_has_speedup_one():
+def test_the_baseline_itself_has_speedup_one_and_a_missing_one_is_null():
     _, own = of(record(gpus=2), record())
     assert own["speedup_self"] == own["efficiency_self"] == 1.0
     assert own["speedup_self_low"] is None and own["speedup_self_high"] is None
-
-
-def test_a_missing_baseline_is_null():
     (row,) = of(record(gpus=2))
     names = [name for name in COLUMNS if name.startswith(("baseline_", "speedup_", "efficiency_"))]
     assert len(names) == 14 and {row[name] for name in names} == {None}
-    (row,) = of(record(gpus=2), record(train=TrainSpec(batch_per_device=20)))[:1]
-    assert row["baseline_self_id"] is None
 
 
 def test_a_failed_run_has_its_reason_and_no_figures():
@@ -75,50 +71,33 @@ def test_a_failed_run_has_its_reason_and_no_figures():
     assert row["baseline_self_id"] is not None
     measured = "throughput_samples_per_s throughput_low throughput_high interval_over step_s epoch_s measured_steps"
     assert {row[name] for name in [*measured.split(), "warmup_steps", "speedup_self", "efficiency_self"]} == {None}
-
-
-def test_a_rank_that_failed_before_measuring_has_no_steps():
-    (row,) = of(record(gpus=1, status="failed", ranks=[rank(0)]))
+    (row,) = of(record(gpus=1, status="failed", ranks=[rank(0)]))  # of a rank that failed before measuring
     assert row["measured_steps"] is None and row["warmup_steps"] is None
 
 
 def test_an_infinite_limit_is_null_and_flagged():
     """Blocks so unlike each other that nothing bounds the throughput from above."""
     wild = record(gpus=2, ranks=[rank(k, [0.01] * 31 + [50.0]) for k in range(2)])
-    interval = throughput.throughput(wild)[1]
-    assert math.isinf(interval.high)
+    assert math.isinf(throughput.throughput(wild)[1].high)
     row, _ = of(wild, record())
-    assert row["throughput_low"] is not None and row["throughput_high"] is None
-    assert row["flags"] == "no_interval"
+    assert row["throughput_low"] is not None and row["throughput_high"] is None and row["flags"] == "no_interval"
     table = frame_of_results([wild, record()], [Path("x"), Path("y")])
     assert not [c for c in table if table[c].dtype == "Float64" and (table[c].abs() == math.inf).any()]
 
 
-@pytest.fixture
-def sweep(tmp_path):
-    for number, result in enumerate([record(), record(gpus=2), FAILED]):
-        (tmp_path / "sweep" / str(number)).mkdir(parents=True)
-        write_result(result, tmp_path / "sweep" / str(number))
-    return tmp_path / "sweep"
-
-
-@pytest.mark.parametrize(
-    "paths",
-    [
-        lambda sweep: sweep,
-        lambda sweep: str(sweep),
-        lambda sweep: [sweep / "0", sweep / "1", sweep / "2"],
-        lambda sweep: (sweep, sweep / "1", sweep / "1" / "result.json"),
-        lambda sweep: [sweep, sweep.parent.joinpath("sweep", "..", "sweep")],
-    ],
-)
-def test_each_run_below_several_paths_is_one_row(paths, sweep):
-    table = load(paths(sweep))
-    assert (
-        list(load(sweep / "1" / "result.json")["run_id"]) == list(scalebench.load(sweep / "1")["run_id"]) == ["ddp-2-0"]
-    )
+@pytest.mark.parametrize("paths", [
+    lambda sweep: sweep, str, lambda sweep: [sweep / "0", sweep / "1", sweep / "2"],
+    lambda sweep: (sweep, sweep / "1", sweep / "1" / "result.json"),
+    lambda sweep: [sweep, sweep.parent.joinpath("sweep", "..", "sweep")],
+])  # fmt: skip
+def test_each_run_below_several_paths_is_one_row(paths, tmp_path):
+    folder = tmp_path / "sweep"
+    write_results(folder, [record(), record(gpus=2), FAILED])
+    for one in (load(folder / "1" / "result.json"), scalebench.load(folder / "1")):
+        assert list(one["run_id"]) == ["ddp-2-0"]
+    table = load(paths(folder))
     assert list(table["run_id"]) == ["ddp-1-0", "ddp-2-0", "bad"]
-    assert [Path(path).resolve() for path in table["path"]] == [sweep / "0", sweep / "1", sweep / "2"]
+    assert [Path(path).resolve() for path in table["path"]] == [folder / "0", folder / "1", folder / "2"]
     assert table["speedup_self"].notna().tolist() == [True, True, False]
 
 
@@ -136,3 +115,135 @@ def test_a_frame_for_programs_has_times_and_lists_and_goes_back(tmp_path):
     assert str(scalebench.pooled(tmp_path, dtypes="numpy")["repeats"].dtype) == "int64"
     with pytest.raises(InputError, match="dtypes='nump': no kind of columns 'nump'; did you mean 'numpy'"):
         scalebench.load(tmp_path, dtypes="nump")
+
+
+SPEEDUP = ("speedup_given_low", "speedup_given", "speedup_given_high")
+NAMES = ("baseline_given_id", *SPEEDUP, "efficiency_given_low", "efficiency_given", "efficiency_given_high")
+ALPHA = {"hardware": HardwareSpec("alpha", devices="cpu", gpus_per_node=8)}
+
+
+def by_name(table):
+    return {row["run_id"]: row for row in plain_rows(table)}
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    sweeps.sweep(tmp_path / "sweep")
+    return tmp_path / "sweep"
+
+
+@pytest.fixture
+def other(tmp_path):
+    """One device of another machine, under another strategy; alone in its folder."""
+    made = sweeps.run("horovod_nccl", 1, run_id="theirs", **ALPHA)
+    write_results(tmp_path / "other", [made])
+    return made
+
+
+@pytest.mark.parametrize("name", ["other", "other/0", "other/0/result.json"])
+def test_a_folder_or_file_of_one_run_names_the_baseline(name, sweep, other, tmp_path):
+    rows, alone = by_name(scalebench.load(sweep, baseline=tmp_path / name)), by_name(load(sweep))
+    assert {row["baseline_given_id"] for row in rows.values()} == {"theirs"}
+    for run_id, row in rows.items():
+        own = {key: value for key, value in row.items() if key not in NAMES}
+        assert own == {key: value for key, value in alone[run_id].items() if key not in NAMES}
+    runs = [summarize_run(result, Path("x")) for result in (sweeps.run("ddp_gloo", 4), other)]
+    row = rows["ddp_gloo-4-0"]
+    assert [row[n] for n in SPEEDUP] == [None, throughput.divide_throughputs(*runs), None]
+    assert row["efficiency_given"] == pytest.approx(row["speedup_given"] / 4)
+    assert plain_rows(scalebench.pooled(sweep, baseline=tmp_path / name))[0]["baseline_given_id"] == "theirs"
+
+
+def test_a_run_id_among_the_rows_names_the_baseline(sweep):
+    rows = by_name(load(sweep, baseline="ddp_gloo-2-0"))
+    one, two, four = (rows[run_id] for run_id in ("bare_torch-1-0", "ddp_gloo-2-0", "ddp_gloo-4-0"))
+    assert (two["speedup_given"], two["speedup_given_low"], two["efficiency_given"]) == (1.0, None, 1.0)
+    assert four["speedup_given"] == pytest.approx(2 * 0.9, rel=0.02)
+    assert four["efficiency_given"] == pytest.approx(four["speedup_given"] / 2), "of twice its devices"
+    assert one["efficiency_given"] == pytest.approx(one["speedup_given"] * 2)
+    assert survey(sweep, "ddp_gloo-2-0").baseline_label == "ddp_gloo gpus=2 on cpu"
+    for table in (load(sweep, "bare_torch-1-0"), pooled(sweep, "bare_torch-1-0")):
+        for row in plain_rows(table):  # naming the automatic one gives its figures
+            assert all(row[name] == row[name.replace("given", "bare")] for name in NAMES)
+
+
+def test_all_repeats_of_the_named_baseline_count(tmp_path):
+    sweeps.sweep(tmp_path / "mine", ("bare_torch", "ddp_gloo"), (1, 2), repeats=3)
+    for row in plain_rows(pooled(tmp_path / "mine", "bare_torch-1-1")):
+        assert row["baseline_given_id"] == "bare_torch-1-0", "the first repeat stands for all"
+        assert [row[n] for n in SPEEDUP] == [row[n.replace("given", "bare")] for n in SPEEDUP]
+    later = [sweeps.run("ddp_gloo", 2, r, run_id=f"later-{r}", **ALPHA) for r in range(3)]
+    write_results(tmp_path / "mine", later)
+    write_results(tmp_path / "one", later[:1])  # a copy of a run among the rows stands for all of them
+    write_results(tmp_path / "alone", [sweeps.run("ddp_gloo", 2, run_id="alone", **ALPHA)])
+    for baseline, has_limits in (("later-0", True), (tmp_path / "one", True), (tmp_path / "alone", False)):
+        row = by_name(pooled(tmp_path / "mine", baseline))["ddp_gloo-2-0"]
+        assert row["speedup_given"] is not None and (row["speedup_given_low"] is not None) == has_limits
+
+
+def weak(batch, gpus, **changes):
+    return record("ddp", gpus, train=TrainSpec(batch_per_device=batch), **changes)
+
+
+def strong(batch, gpus):
+    made = record("ddp", gpus, **sweeps.strong_scaling(batch, gpus))
+    made.scale.global_batch = batch
+    return made
+
+
+@pytest.mark.parametrize(("row", "baseline", "fits"), [
+    (weak(10, 4), weak(10, 2), True), (weak(10, 4), weak(20, 2), False), (strong(40, 4), strong(40, 2), True),
+    (strong(40, 4), strong(20, 2), False), (strong(40, 4), weak(10, 4), False), (weak(20, 2), strong(40, 2), False),
+    (strong(40, 4), weak(40, 1), True), (strong(40, 4), weak(10, 1), False), (weak(10, 4), strong(10, 1), True),
+    (weak(10, 4), strong(40, 1), False), (weak(40, 1), strong(40, 4), True), (weak(10, 1), weak(10, 4), True),
+    (weak(10, 1), strong(10, 1), True), (weak(10, 1), weak(20, 1), False),
+    (weak(10, 2), weak(10, 1, model=dataclasses.replace(MODEL, name="other")), False),
+    (weak(10, 2), weak(10, 1, model=dataclasses.replace(MODEL, options={"width": 2})), False),
+    (weak(10, 2), weak(10, 1, dataset=DatasetSpec("cifar10", size=64)), False),
+    (weak(10, 2), weak(10, 1, dataset=DatasetSpec("materials", size=999)), True),
+    (weak(10, 2), weak(10, 1, seed=7, **ALPHA), True),
+])  # fmt: skip
+def test_only_equal_samples_at_an_equal_batch_are_comparable(row, baseline, fits):
+    assert is_comparable(summarize_run(row, Path("a")), summarize_run(baseline, Path("b"))) is fits
+
+
+def refusal(sweep, baseline):
+    lines = set()
+    for load_them in (load, pooled, survey):
+        with pytest.raises(InputError) as caught:
+            load_them(sweep, baseline)
+        lines.add(str(caught.value))
+    (line,) = lines
+    assert "\n" not in line
+    return line
+
+
+def test_an_unusable_baseline_is_an_input_error(sweep, tmp_path):
+    assert refusal(sweep, "ddp_gloo-2-1").endswith("no run 'ddp_gloo-2-1'; did you mean 'ddp_gloo-2-0'?")
+    assert "holds 7 runs; name one of " in refusal(sweep, sweep) and " and 2 more" in refusal(sweep, sweep)
+    (tmp_path / "empty").mkdir()
+    assert refusal(sweep, tmp_path / "empty").startswith(f"no result.json at or below {tmp_path / 'empty'}")
+    none = "none of the rows is (materials_cnn on materials)"
+    for name, run, reason in (
+        ("bad", sweeps.failed_run(), "has no throughput: failed: failed as configured"),
+        ("model", sweeps.run("ddp_gloo", 1, model=dataclasses.replace(MODEL, name="resnet50")),
+         f"is of resnet50 on materials, {none}"),
+        ("data", sweeps.run("ddp_gloo", 1, dataset=DatasetSpec("cifar10", size=64)),
+         f"is of materials_cnn on cifar10, {none}"),
+        ("batch", sweeps.run("ddp_gloo", 1, train=TrainSpec(batch_per_device=75)),
+         "has 75 samples per device, 75 in all, weak scaling, none"),
+    ):  # fmt: skip
+        write_results(tmp_path / name, [run])
+        assert reason in refusal(sweep, tmp_path / name)
+    (tmp_path / "bad" / "0" / RESULT_FILE).write_text("{")
+    assert "is no whole JSON file" in refusal(sweep, tmp_path / "bad")
+
+
+def test_a_named_baseline_is_not_used_as_an_automatic_one(other, tmp_path):
+    sweeps.sweep(tmp_path / "twos", ("horovod_nccl",), (2,), **ALPHA)
+    (row,) = plain_rows(load(tmp_path / "twos", tmp_path / "other"))
+    assert row["baseline_self_id"] is None and row["speedup_given"] is not None
+    assert Baselines.among([other]).find_self(sweeps.run("horovod_nccl", 2, **ALPHA)) is other
+    write_results(tmp_path / "failed", [sweeps.failed_run()])
+    (row,) = plain_rows(survey(tmp_path / "failed", tmp_path / "other").pooled)
+    assert row["speedup_given"] is None
