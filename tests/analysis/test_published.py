@@ -83,43 +83,32 @@ def test_weak_and_strong_scaling_are_those_of_the_studies():
             assert row["global_batch"] == row["batch_per_device"] * row["gpus"], row
 
 
-def test_failed_measurements_are_rows_without_figures():
+def test_names_are_those_of_scalebench_and_hardware_is_explained():
     failed = [row for row in ROWS if row["remark"] == "error"]
     assert [(row["strategy"], row["gpus"]) for row in failed] == [("kuza55_ps_cpu", 6), ("kuza55_ps_gpu", 6)] * 2
-
-
-@pytest.mark.parametrize("group", ["model", "dataset", "strategy"])
-def test_models_and_strategies_have_the_names_of_scalebench(group):
-    assert {row[group] for row in ROWS if row[group]} <= set(list_options(group))
-
-
-def test_hardware_is_explained():
+    for group in ("model", "dataset", "strategy"):
+        assert {row[group] for row in ROWS if row[group]} <= set(list_options(group))
     for row in ROWS:
         assert row["hardware"] is None or row["hardware"] in published.load_study(row["study"]).machines
 
 
-def test_some_figures_of_each():
-    def figure(name, **wanted):
-        (row,) = [row for row in ROWS if all(row[key] == value for key, value in wanted.items())]
-        return row[name]
-
-    assert figure("slope", strategy="horovod_nccl", hardware="alpha") == 0.45
-    assert figure("value", quantity="overhead_share") == 0.17
-    assert figure("efficiency", table="cifar10_models", model="alexnet_cifar10") == 0.587
-    assert figure("step_s", strategy="mirrored_nccl", table="notebook") == 0.6346
-    bars = {"mirrored_reduce_cpu": (1.66, 3.13), "mirrored_nccl": (1.13, 2.55)}
-    for strategy, (on_4, on_8) in bars.items():
-        assert figure("speedup", table="bars", strategy=strategy, gpus=4) == on_4
-        assert figure("speedup", table="bars", strategy=strategy, gpus=8) == on_8
-    assert figure("throughput_samples_per_s", table="az_4x_m60", gpus=4) == 173.5
-    assert figure("throughput_samples_per_s", table="tf_cnn_resnet50", gpus=6) == 571.9
-    assert figure("value", quantity="nvlink2_gigabytes_per_s") == 300
+@pytest.mark.parametrize(("name", "figure", "wanted"), [
+    ("slope", 0.45, {"strategy": "horovod_nccl", "hardware": "alpha"}),
+    ("value", 0.17, {"quantity": "overhead_share"}), ("value", 300, {"quantity": "nvlink2_gigabytes_per_s"}),
+    ("efficiency", 0.587, {"table": "cifar10_models", "model": "alexnet_cifar10"}),
+    ("step_s", 0.6346, {"strategy": "mirrored_nccl", "table": "notebook"}),
+    *(("speedup", figure, {"table": "bars", "strategy": strategy, "gpus": gpus}) for strategy, gpus, figure in (
+        ("mirrored_reduce_cpu", 4, 1.66), ("mirrored_reduce_cpu", 8, 3.13), ("mirrored_nccl", 4, 1.13),
+        ("mirrored_nccl", 8, 2.55))),
+    ("throughput_samples_per_s", 173.5, {"table": "az_4x_m60", "gpus": 4}),
+    ("throughput_samples_per_s", 571.9, {"table": "tf_cnn_resnet50", "gpus": 6}),
+])  # fmt: skip
+def test_some_figures_of_each(name, figure, wanted):
+    (row,) = [row for row in ROWS if all(row[key] == value for key, value in wanted.items())]
+    assert row[name] == figure
 
 
-def test_an_unknown_study():
+def test_an_unknown_study_and_none():
     with pytest.raises(InputError, match="did you mean 'keras_multi_gpu'"):
         published.load_published(["keras_multigpu"])
-
-
-def test_no_study_gives_an_empty_frame():
     assert published.load_published([]).empty and len(published.load_published(["thesis", "thesis"])) == 24

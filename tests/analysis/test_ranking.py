@@ -37,30 +37,28 @@ def ranked(*rows):
 
 
 def only(*rows):
-    (ranking_found,) = ranked(*rows)
-    return ranking_found
+    (contest,) = ranked(*rows)
+    return contest
 
 
 def test_the_fastest_beyond_noise_is_the_best():
-    ranking_found = only(cells("ddp", 31_167.0), cells("mirrored", 40_828.0), cells("horovod_mpi", 20_000.0))
-    assert (ranking_found.best, ranking_found.gpus, ranking_found.certainty) == ("mirrored", 2, "best")
-    assert [rival.name for rival in ranking_found.rivals] == ["ddp", "horovod_mpi"]
+    contest = only(cells("ddp", 31_167.0), cells("mirrored", 40_828.0), cells("horovod_mpi", 20_000.0))
+    assert (contest.best, contest.gpus, contest.certainty) == ("mirrored", 2, "best")
+    assert [rival.name for rival in contest.rivals] == ["ddp", "horovod_mpi"]
     text = "at 2 devices: mirrored, 40,828 samples/s, 1.31 [1.29, 1.33] times as fast as the next (ddp)"
-    assert ranking_found.sentence() == text
-    assert "within repeats" in ranking_found.test and "Bonferroni over 2 comparisons" in ranking_found.test
-
-
-def test_differences_within_noise_are_ties():
-    ranking_found = only(cells("ddp", 1000.0), cells("mirrored", 1008.0), cells("parameter_server", 500.0))
-    assert (ranking_found.best, ranking_found.certainty, [rival.name for rival in ranking_found.tied]) == (
-        "mirrored",
-        "tied",
-        ["ddp"],
-    )
-    assert ranking_found.sentence() == (
+    assert contest.sentence() == text
+    assert "within repeats" in contest.test and "Bonferroni over 2 comparisons" in contest.test
+    contest = only(cells("ddp", 1000.0), cells("mirrored", 1008.0), cells("parameter_server", 500.0))
+    assert (contest.best, contest.certainty) == ("mirrored", "tied")
+    assert [rival.name for rival in contest.tied] == ["ddp"]
+    assert contest.sentence() == (
         "at 2 devices: mirrored, 1,008 samples/s, tied within noise with ddp (1.01 [0.99, 1.02]), "
         "2.02 [1.98, 2.05] times as fast as the first that is slower beyond noise (parameter_server)"
     )
+    alone = only(cells("ddp", 12.34, gpus=1))
+    assert (alone.certainty, alone.rivals, alone.test) == ("alone", [], "")
+    assert alone.sentence() == "at 1 device: ddp, 12.3 samples/s; nothing else was measured there"
+    assert ranked() == [] and ranked({**cells("ddp", 1.0), "status": "failed"}) == []
 
 
 @pytest.mark.parametrize(
@@ -74,10 +72,10 @@ def test_differences_within_noise_are_ties():
 )
 def test_a_row_that_does_not_hold_when_run_again_gives_no_verdict(change, reason):
     slower = cells("ddp", 1000.0, **change)
-    ranking_found = only(slower, cells("mirrored", 3000.0))
-    assert (ranking_found.certainty, ranking_found.rivals[0].verdict) == ("not sure", "no verdict")
+    contest = only(slower, cells("mirrored", 3000.0))
+    assert (contest.certainty, contest.rivals[0].verdict) == ("not sure", "no verdict")
     text = f"at 2 devices: mirrored, 3,000 samples/s, not sure against ddp (3.00): {reason} (ddp)"
-    assert ranking_found.sentence() == text
+    assert contest.sentence() == text
     among_three = only(slower, cells("mirrored", 3000.0), cells("horovod", 2990.0))
     assert among_three.certainty == "not sure" and [rival.name for rival in among_three.undecided] == ["ddp"]
     best = only(cells("ddp", 1000.0), {**cells("mirrored", 3000.0), **change})
@@ -97,13 +95,6 @@ def test_the_advice_takes_the_one_device_that_the_ranking_calls_the_best():
     assert advice.one_device is not None and advice.one_device[0] == advice.rankings[0].best == "ddp"
 
 
-def test_a_single_strategy_and_none():
-    ranking_found = only(cells("ddp", 12.34, gpus=1))
-    assert (ranking_found.certainty, ranking_found.rivals, ranking_found.test) == ("alone", [], "")
-    assert ranking_found.sentence() == "at 1 device: ddp, 12.3 samples/s; nothing else was measured there"
-    assert ranked() == [] and ranked({**cells("ddp", 1.0), "status": "failed"}) == []
-
-
 @pytest.mark.parametrize(
     "apart",
     [
@@ -113,19 +104,16 @@ def test_a_single_strategy_and_none():
     ids=lambda changes: next(iter(changes)),
 )  # fmt: skip
 def test_incomparable_curves_are_ranked_separately(apart):
-    ranking_found = ranked(cells("ddp", 1000.0), cells("mirrored", 3000.0, **apart))
-    assert sorted(one.row["strategy"] for one in ranking_found) == ["ddp", "mirrored"]
-    assert all(one.certainty == "alone" for one in ranking_found)
+    contest = ranked(cells("ddp", 1000.0), cells("mirrored", 3000.0, **apart))
+    assert sorted(one.row["strategy"] for one in contest) == ["ddp", "mirrored"]
+    assert all(one.certainty == "alone" for one in contest)
 
 
-def test_frameworks_are_rivals_and_options_too():
+def test_frameworks_and_options_are_rivals_and_controls_only_of_each_other():
     rows = [cells("ddp", 1000.0), cells("ddp", 1500.0, options="bucket_cap_mb=1")]
     assert only(*rows, cells("mirrored", 1200.0, framework="tensorflow")).best == "ddp bucket_cap_mb=1"
-
-
-def test_controls_are_rivals_only_of_each_other():
-    ranking_found = only(cells("independent_torch", 2000.0), cells("simulated", 9000.0), cells("ddp", 1000.0))
-    assert (ranking_found.best, ranking_found.certainty) == ("ddp", "alone")
+    contest = only(cells("independent_torch", 2000.0), cells("simulated", 9000.0), cells("ddp", 1000.0))
+    assert (contest.best, contest.certainty) == ("ddp", "alone")
     assert only(cells("simulated", 9000.0)).best == "simulated"
     assert only(cells("of_a_plugin", 9000.0), cells("ddp", 10.0)).best == "of_a_plugin"
 
@@ -150,9 +138,9 @@ def test_what_the_machine_does_in_a_repeat_moves_no_verdict(tmp_path, together):
             folder = tmp_path / f"{strategy}-{repeat}"
             folder.mkdir()
             write_result(result, folder)
-    (ranking_found,) = rank(tmp_path)
-    assert ranking_found.best == "bare_torch"
-    assert ranking_found.certainty == ("best" if together else "tied")
+    (contest,) = rank(tmp_path)
+    assert contest.best == "bare_torch"
+    assert contest.certainty == ("best" if together else "tied")
 
 
 drawn_rows = st.lists(st.tuples(st.floats(1, 1e6), st.none() | st.floats(0, 0.5)), min_size=1, max_size=6).map(
@@ -162,18 +150,16 @@ drawn_rows = st.lists(st.tuples(st.floats(1, 1e6), st.none() | st.floats(0, 0.5)
 
 @given(drawn_rows, st.randoms(use_true_random=False))
 def test_the_best_is_the_fastest_in_any_order(rows, chance):
-    ranking_found = rank_rows({}, 2, rows, ratio_of_rows)
+    contest = rank_rows({}, 2, rows, ratio_of_rows)
     measured = [row["throughput_samples_per_s"] for _, row in rows]
-    assert ranking_found.row["throughput_samples_per_s"] == pytest.approx(max(measured))
-    assert sorted([ranking_found.best, *(rival.name for rival in ranking_found.rivals)]) == sorted(
-        name for name, _ in rows
-    )
-    for rival in ranking_found.rivals:
+    assert contest.row["throughput_samples_per_s"] == pytest.approx(max(measured))
+    assert sorted([contest.best, *(rival.name for rival in contest.rivals)]) == sorted(name for name, _ in rows)
+    for rival in contest.rivals:
         assert rival.ratio >= 1 - 1e-9 and (rival.low is None or rival.low <= rival.ratio)
-    assert len(ranking_found.tied) + len(ranking_found.undecided) <= len(ranking_found.rivals)
+    assert len(contest.tied) + len(contest.undecided) <= len(contest.rivals)
     other = rank_rows({}, 2, chance.sample(rows, len(rows)), ratio_of_rows)
     if len({round(math.log(rate), 9) for rate in measured}) == len(measured):
-        assert (other.best, other.certainty) == (ranking_found.best, ranking_found.certainty)
+        assert (other.best, other.certainty) == (contest.best, contest.certainty)
 
 
 @given(drawn_rows, st.floats(0.01, 100))

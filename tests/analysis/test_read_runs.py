@@ -10,7 +10,7 @@ import pytest
 from scalebench.analysis import load as frames
 from scalebench.analysis import read_runs
 from scalebench.analysis.columns import convert_types
-from scalebench.analysis.load import Survey, load, survey
+from scalebench.analysis.load import load, survey
 from scalebench.analysis.read_runs import find_results, summarize_files, summarize_readable
 from scalebench.analysis.repeats import pooled
 from scalebench.core.errors import InputError
@@ -47,33 +47,23 @@ def in_tree(change):
 
 FAST = {"block_s": [1e-310], "block_samples": [10]}
 ONE_BLOCK = {"name": "all_reduce", "size_bytes": 8, "repeats": 1, "block_s": [0.1]}
+NO_JSON, FOREIGN = "is no whole JSON file", "holds what no run leaves"
 # What makes a good result.json one that cannot be read, and the reason.
 SPOILT = {
-    "half written": (lambda file: file.write_text(file.read_text()[:5000]), "is no whole JSON file"),
-    "empty": (lambda file: file.write_text(""), "is no whole JSON file"),
-    "no text": (lambda file: file.write_bytes(b"\xff\xfe" + os.urandom(100)), "is no whole JSON file"),
-    "deep": (lambda file: file.write_text("[" * 200_000), "is no whole JSON file"),
-    "later schema": (
-        in_tree(lambda tree: tree.update(schema_version=99)),
-        "has schema version 99, this scalebench reads 2; update scalebench",
-    ),
-    "wrong type": (
-        in_tree(lambda tree: tree["ranks"][0]["block_s"].append("fast")),
-        "ranks[0].block_s[32] should be float, not str",
-    ),
-    "infinite": (replace_text('"block_s": [\n', '"block_s": [\n1e999,'), "holds what no run leaves"),
-    "huge": (
-        replace_text('"block_s": [\n', f'"block_s": [\n1{"0" * 400},'),
-        "ranks[0].block_s[0] is too large a number",
-    ),
-    "foreign spec": (
-        in_tree(lambda tree: tree.update(spec={"hardware": [], "measure": {"target": 0.1}})),
-        "holds what no run leaves",
-    ),
-    "one block": (
-        in_tree(lambda tree: [rank["probes"].update(collectives=[ONE_BLOCK]) for rank in tree["ranks"]]),
-        "(ValueError: an interval needs at least 2 blocks, not 1)",
-    ),
+    "half written": (lambda file: file.write_text(file.read_text()[:5000]), NO_JSON),
+    "empty": (lambda file: file.write_text(""), NO_JSON),
+    "no text": (lambda file: file.write_bytes(b"\xff\xfe" + os.urandom(100)), NO_JSON),
+    "deep": (lambda file: file.write_text("[" * 200_000), NO_JSON),
+    "later schema": (in_tree(lambda tree: tree.update(schema_version=99)),
+                     "has schema version 99, this scalebench reads 2; update scalebench"),
+    "wrong type": (in_tree(lambda tree: tree["ranks"][0]["block_s"].append("fast")),
+                   "ranks[0].block_s[32] should be float, not str"),
+    "infinite": (replace_text('"block_s": [\n', '"block_s": [\n1e999,'), FOREIGN),
+    "huge": (replace_text('"block_s": [\n', f'"block_s": [\n1{"0" * 400},'),
+             "ranks[0].block_s[0] is too large a number"),
+    "foreign spec": (in_tree(lambda tree: tree.update(spec={"hardware": [], "measure": {"target": 0.1}})), FOREIGN),
+    "one block": (in_tree(lambda tree: [rank["probes"].update(collectives=[ONE_BLOCK]) for rank in tree["ranks"]]),
+                  "(ValueError: an interval needs at least 2 blocks, not 1)"),
     "no devices": (in_tree(lambda tree: tree["scale"].update(gpus=0)), "(ValueError: 0 devices)"),
     "large count": (in_tree(lambda tree: tree["workload"].update(model_params=10**30)), "model_params is 1000"),
     "no text in a text": (in_tree(lambda tree: tree["spec"]["hardware"].update(bind=["numa"])), "bind is ['numa']"),
@@ -82,7 +72,7 @@ SPOILT = {
     "dangling": (in_place_of(lambda file: file.symlink_to(file.with_name("nowhere"))), "No such file or directory"),
     "folder": (in_place_of(Path.mkdir), "Is a directory"),
     "pipe": (in_place_of(os.mkfifo), "is no plain file"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("spoil", "reason"), SPOILT.values(), ids=list(SPOILT))
@@ -124,17 +114,11 @@ def test_no_readable_file_is_an_input_error(sweep, tmp_path):
 
 def test_a_survey_has_the_frames_of_load_and_pooled(sweep):
     surveyed = survey(sweep)
-    assert (
-        isinstance(surveyed, Survey)
-        and surveyed.unreadable == []
-        and surveyed.baseline_label is None
-        and surveyed.probe_folders == []
-    )
-    public = map(convert_types, (surveyed.frame, surveyed.pooled))
-    assert all(made.equals(wanted) for made, wanted in zip(public, (load(sweep), pooled(sweep)), strict=True))
+    assert (surveyed.unreadable, surveyed.baseline_label, surveyed.probe_folders) == ([], None, [])
+    assert convert_types(surveyed.frame).equals(load(sweep)) and convert_types(surveyed.pooled).equals(pooled(sweep))
     files = find_results([sweep])
-    folders = [file.parent for file in files]
-    assert frames.frame_of_results(map(read_result, files), folders).equals(surveyed.frame)
+    results, folders = map(read_result, files), [file.parent for file in files]
+    assert frames.frame_of_results(results, folders).equals(surveyed.frame)
 
 
 @pytest.fixture
