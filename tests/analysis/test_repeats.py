@@ -108,34 +108,26 @@ def test_a_failed_repeat_leaves_the_other_pairs():
     _, two, failed = rows_of(made)
     assert two["repeats"] == 3 and two["speedup_self_low"] == pytest.approx(2) == two["speedup_self_high"]
     assert (failed["status"], failed["repeats"], failed["speedup_self"]) == ("failed", 1, None)
+    made = [run_of(r, 0.1, status="failed", reason=reason) for r, reason in enumerate(("a", "b", "a"))]
+    assert [(row["reason"], row["repeats"]) for row in rows_of(made)] == [("a", 2), ("b", 1)]
 
 
-def test_a_baseline_with_one_repeat_gives_no_interval():
-    _, two = rows_of([run_of(0, 0.1), *(run_of(r, 0.1, gpus=2) for r in range(3))])
-    assert two["speedup_self"] == pytest.approx(2) and two["speedup_self_low"] is None
-    assert two["interval_over"] == "repeats"
-    _, two = rows_of([*(run_of(r, 0.1) for r in range(3)), run_of(0, 0.1, gpus=2)])
-    assert two["speedup_self"] == pytest.approx(2) and two["speedup_self_low"] is None
-    assert (two["interval_over"], two["flags"]) == ("blocks", None)
+def test_one_repeat_on_either_side_gives_no_interval():
+    for ones, twos, over in ((1, 3, "repeats"), (3, 1, "blocks")):
+        _, two = rows_of([*(run_of(r, 0.1) for r in range(ones)), *(run_of(r, 0.1, gpus=2) for r in range(twos))])
+        assert two["speedup_self"] == pytest.approx(2) and two["speedup_self_low"] is None
+        assert (two["interval_over"], two["flags"]) == (over, None)
 
 
-def test_copies_count_once_and_a_repeat_measured_twice_counts_twice():
+def test_copies_count_once_a_repeat_measured_twice_twice_and_other_settings_are_other_rows():
     made = [run_of(0, 0.1), run_of(1, 0.1), run_of(1, 0.1), run_of(1, 0.12, minute=40)]
     (row,) = rows_of(made)
     assert row["repeats"] == 3
-
-
-def test_a_difference_besides_the_repeat_is_another_row():
     other = dataclasses.replace(MACHINE, cpu_model="another")
     later = run_of(2, 0.1)
     later.scale.framework_version = "3.0"
     made = [run_of(0, 0.1), run_of(1, 0.1, machine=other), later, run_of(3, 0.1, measure=MeasureSpec(min_s=0.5))]
     assert [row["repeats"] for row in rows_of(made)] == [1, 1, 1, 1]
-
-
-def test_runs_that_failed_with_one_reason_are_one_row():
-    made = [run_of(r, 0.1, status="failed", reason=reason) for r, reason in enumerate(("a", "b", "a"))]
-    assert [(row["reason"], row["repeats"]) for row in rows_of(made)] == [("a", 2), ("b", 1)]
 
 
 def test_other_columns_are_merged_by_their_kind():
@@ -172,10 +164,7 @@ def test_limits_over_blocks_are_replaced_by_limits_over_repeats(monkeypatch, rep
     low, value, high = (pooled_row[name] for name in NAMES)
     assert value == pytest.approx(np.mean(exposed))
     if repeat_count == 2:
-        limits = {name for name in FRAME_COLUMNS if name.endswith(("_low", "_high"))} - {
-            "throughput_low",
-            "throughput_high",
-        }
+        limits = {name for name in FRAME_COLUMNS if name.endswith(("_low", "_high")) and "throughput" not in name}
         assert {pooled_row[name] for name in limits} == {None}
     else:
         assert [low, high] == pytest.approx([0.02 - T[3] * 0.03 / 3**0.5, 0.02 + T[3] * 0.03 / 3**0.5], rel=1e-5)
@@ -184,13 +173,11 @@ def test_limits_over_blocks_are_replaced_by_limits_over_repeats(monkeypatch, rep
 @settings(max_examples=10)
 @given(order=st.permutations(range(6)))
 def test_the_order_of_the_records_does_not_matter(order):
+    def sort_rows(runs):
+        return sorted(str({name: value for name, value in row.items() if name != "path"}) for row in rows_of(runs))
+
     made = [run_of(r, 0.1 * (1 + 0.1 * r * g), gpus=g) for r in range(3) for g in (1, 2)]
-    expected = sorted(map(str, (drop_path(row) for row in rows_of(made))))
-    assert sorted(map(str, (drop_path(row) for row in rows_of([made[n] for n in order])))) == expected
-
-
-def drop_path(row):
-    return {name: value for name, value in row.items() if name != "path"}
+    assert sort_rows([made[n] for n in order]) == sort_rows(made)
 
 
 def test_the_other_configurations_of_a_sweep_moderate_the_variance():
