@@ -9,39 +9,28 @@ import pytest
 from scalebench.testing import StrategyContract
 from tests.builders.configs import write_pictures
 from tests.conftest import ROOT
-from tests.strategies.contracts.contract_classes import contract, contract_classes
+from tests.strategies.contracts.contract_classes import ONLY_ACTIVATIONS, contract, contract_classes
 
-ONLY_ACTIVATIONS = {"bytes_sent": 0.0}
 BUCKET_VIEW = "strategy.options.parameters_as_bucket_view=true"
 EACH_LAYER = "strategy.options.unit_mb=0"
 
 
 class OnTokens(StrategyContract):
     overrides = (
-        "model=gpt_small",
-        "model.options.layers=1",
-        "model.options.width=32",
-        "model.options.heads=2",
-        "model.options.sequence_length=12",
-        "dataset.classes=64",
-        "dataset.validation_share=0.25",
+        "model=gpt_small", "model.options.layers=1", "model.options.width=32", "model.options.heads=2",
+        "model.options.sequence_length=12", "dataset.classes=64", "dataset.validation_share=0.25",
         "measure.hang_s=240",  # several graphs are traced and optimized, which takes its time on a busy machine
         "train.learning_rate=0.1",
         "train.optimizer=momentum",  # AdamW divides small gradients by themselves, which turns rounding into steps
-    )
+    )  # fmt: skip
 
 
 class OnRecurrence(StrategyContract):
     overrides = (
-        "model=lstm_small",
-        "model.options.width=32",
-        "model.options.sequence_length=12",
-        "model.outputs=64",
-        "model.params=null",
-        "dataset.classes=64",
-        "dataset.validation_share=0.25",
+        "model=lstm_small", "model.options.width=32", "model.options.sequence_length=12", "model.outputs=64",
+        "model.params=null", "dataset.classes=64", "dataset.validation_share=0.25",
         "measure.hang_s=240",  # TensorFlow unrolls the positions, and optimizes several such graphs
-    )
+    )  # fmt: skip
 
 
 class OnPictures(StrategyContract):
@@ -51,14 +40,11 @@ class OnPictures(StrategyContract):
 
 class OnFiles(StrategyContract):
     overrides = (
-        "model=cifar10_cnn",
-        "dataset=imagenet_jpeg",
-        "dataset.image_size=32",
-        "dataset.classes=10",
+        "model=cifar10_cnn", "dataset=imagenet_jpeg", "dataset.image_size=32", "dataset.classes=10",
         "dataset.workers=1",
         "measure.hang_s=240",  # as for tokens
         "train.optimizer=momentum",  # Adam divides small gradients by themselves, which turns rounding into steps
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,67 +57,8 @@ def picture_folder(tmp_path_factory):
         yield
 
 
-globals().update(
-    contract_classes(
-        [
-            contract("bare_tensorflow", gpus=1, baseline="bare_torch"),
-            contract("ddp_gloo", slow=True),
-            contract("fsdp_gloo", EACH_LAYER),  # layers free their weights although nobody overwrites their outputs
-            contract("zero1", slow=True),
-            contract("pipeline_1f1b", slow=True, **ONLY_ACTIVATIONS),
-            contract("tensor_parallel", slow=True, **ONLY_ACTIVATIONS),
-            contract("lightning_ddp_gloo", slow=True),
-            contract("horovod_gloo", slow=True),
-            contract("horovod_tensorflow_gloo", slow=True),
-            contract("model_parallel_tensorflow", slow=True, **ONLY_ACTIVATIONS),
-            contract("mirrored", slow=True),
-            contract("central_storage_cpu", slow=True),
-            contract("kuza55_ps_cpu", slow=True),
-            contract("multiworker_ring", slow=True),
-            contract("parameter_server", slow=True),
-        ],
-        OnTokens,
-        "OnTokens",
-    )
-)
-globals().update(
-    contract_classes(
-        [
-            contract("fsdp_gloo", EACH_LAYER, slow=True),
-            contract("tensor_parallel", slow=True, **ONLY_ACTIVATIONS),
-            contract("mirrored", slow=True),
-        ],
-        OnRecurrence,
-        "OnRecurrence",
-    )
-)
-globals().update(
-    contract_classes(
-        [
-            # By momentum: Adam divides small gradients by themselves, which turns rounding into steps.
-            contract("bare_tensorflow", "train.optimizer=momentum", gpus=1, baseline="bare_torch"),
-            contract("ddp_gloo", slow=True),
-            contract("fsdp_gloo", EACH_LAYER, slow=True),
-            contract("zero1", BUCKET_VIEW, slow=True),
-            contract("mirrored", slow=True),
-        ],
-        OnPictures,
-        "OnPictures",
-    )
-)
-globals().update(
-    contract_classes(
-        [
-            contract("ddp_gloo"),
-            contract("lightning_ddp_gloo", slow=True),
-            contract("horovod_gloo", slow=True),
-            contract("mirrored", slow=True),
-            contract("mirrored", "strategy.options.loop=fit", name="fit", slow=True),
-        ],
-        OnFiles,
-        "OnFiles",
-    )
-)
+def slow(*strategies, **attributes):
+    return [contract(strategy, slow=True, **attributes) for strategy in strategies]
 
 
 # As a user would write it: no scalebench, weights from torch's own generator, one tied, one frozen, state that is no
@@ -214,38 +141,46 @@ class OfKerasModel(OfUserNetwork):
 
 
 FIT = "strategy.options.loop=fit"
-globals().update(
-    contract_classes(
-        [
-            contract("ddp_gloo", slow=True),
-            contract("lightning_ddp_gloo", slow=True),
-            contract("horovod_gloo", slow=True),
-            contract("lightning_horovod", slow=True),
-            contract("independent_torch", slow=True),
-            contract("fsdp_gloo", slow=True),
-            contract("zero1", slow=True),
-        ],
-        OfTorchModule,
-        "OfTorchModule",
-    )
-)
-globals().update(
-    contract_classes(
-        [
-            contract("bare_tensorflow", FIT, gpus=1, baseline="bare_tensorflow", slow=True),
-            contract("mirrored", slow=True),
-            contract("mirrored", FIT, gpus=3, slow=True),
-            contract("mirrored", "train.accumulate=2", name="accumulate", slow=True),
-            contract("multiworker_ring", slow=True),
-            contract("central_storage_cpu", slow=True),
-            contract("multi_gpu_model", slow=True),
-            contract("avolkov1_ps_gpu", "strategy.options.loss=tower", gpus=3, slow=True),
-            contract("parameter_server", slow=True),
-            contract("independent_tensorflow", slow=True),
-            contract("horovod_tensorflow_gloo", slow=True),
-        ],
-        OfKerasModel,
-        "OfKerasModel",
-    )
-)
-del OnTokens, OnRecurrence, OnPictures, OfUserNetwork, OfTorchModule, OfKerasModel  # pytest would collect them
+STAGES = ("tensor_parallel", "model_parallel_tensorflow", "pipeline_1f1b")
+CONTRACTS = {
+    OnTokens: [
+        contract("bare_tensorflow", gpus=1, baseline="bare_torch"),
+        contract("fsdp_gloo", EACH_LAYER),  # layers free their weights although nobody overwrites their outputs
+        *slow(*STAGES, **ONLY_ACTIVATIONS),
+        *slow("ddp_gloo", "zero1", "lightning_ddp_gloo", "horovod_gloo", "horovod_tensorflow_gloo", "mirrored"),
+        *slow("central_storage_cpu", "kuza55_ps_cpu", "multiworker_ring", "parameter_server"),
+    ],
+    OnRecurrence: [
+        contract("fsdp_gloo", EACH_LAYER, slow=True),
+        *slow("tensor_parallel", **ONLY_ACTIVATIONS),
+        *slow("mirrored"),
+    ],
+    OnPictures: [
+        # By momentum: Adam divides small gradients by themselves, which turns rounding into steps.
+        contract("bare_tensorflow", "train.optimizer=momentum", gpus=1, baseline="bare_torch"),
+        contract("fsdp_gloo", EACH_LAYER, slow=True),
+        contract("zero1", BUCKET_VIEW, slow=True),
+        *slow("ddp_gloo", "mirrored"),
+    ],
+    OnFiles: [
+        contract("ddp_gloo"),
+        contract("mirrored", FIT, name="fit", slow=True),
+        *slow("lightning_ddp_gloo", "horovod_gloo", "mirrored"),
+    ],
+    OfTorchModule: [
+        *slow("ddp_gloo", "lightning_ddp_gloo", "horovod_gloo", "lightning_horovod"),
+        *slow("independent_torch", "fsdp_gloo", "zero1"),
+    ],
+    OfKerasModel: [
+        contract("bare_tensorflow", FIT, gpus=1, baseline="bare_tensorflow", slow=True),
+        contract("mirrored", FIT, gpus=3, slow=True),
+        contract("mirrored", "train.accumulate=2", name="accumulate", slow=True),
+        contract("avolkov1_ps_gpu", "strategy.options.loss=tower", gpus=3, slow=True),
+        *slow("mirrored", "multiworker_ring", "central_storage_cpu", "multi_gpu_model"),
+        *slow("parameter_server", "independent_tensorflow", "horovod_tensorflow_gloo"),
+    ],
+}
+for _base, _contracts in CONTRACTS.items():
+    globals().update(contract_classes(_contracts, _base, _base.__name__))
+# pytest would collect them
+del _base, OnTokens, OnRecurrence, OnPictures, OnFiles, OfUserNetwork, OfTorchModule, OfKerasModel
