@@ -47,6 +47,11 @@ def contract(strategy, *overrides, gpus=2, name="", slow=False, **attributes):
     return Contract(strategy, overrides, gpus, name, slow, attributes)
 
 
+def slow(*strategies, **attributes):
+    """Return a slow contract for each of these strategies."""
+    return [contract(strategy, slow=True, **attributes) for strategy in strategies]
+
+
 def contract_classes(contracts, base=StrategyContract, suffix=""):
     """Return test classes by their name, which ends with `suffix`, for the globals of a test module."""
     classes = {}

@@ -3,7 +3,7 @@
 Each adapter class has one launch that is not slow, where its options and its number of devices show the most.
 """
 
-from tests.strategies.contracts.contract_classes import ONLY_ACTIVATIONS, contract, contract_classes
+from tests.strategies.contracts.contract_classes import ONLY_ACTIVATIONS, contract, contract_classes, slow
 
 SMALL_BUCKETS = "strategy.options.bucket_cap_mb=0.2"  # two buckets for the gradients of the materials CNN
 NO_OVERLAP = ("strategy.options.overlap=false", SMALL_BUCKETS)
@@ -20,11 +20,7 @@ TORCH = [
     contract("simulated", gpus=3),
     contract("bare_torch", gpus=1),
     contract("independent_torch"),
-    contract("ddp_gloo", slow=True),
-    contract("ddp_gloo", gpus=1, slow=True),
     contract("ddp_gloo", gpus=3),
-    contract("ddp", slow=True),
-    contract("ddp_nccl", slow=True),
     contract("ddp_gloo", *NO_OVERLAP, name="no overlap", slow=True),
     contract(
         "ddp_gloo", *NO_OVERLAP, "strategy.options.static_graph=true", ACCUMULATE,
@@ -40,75 +36,59 @@ TORCH = [
     contract("ddp_gloo", CHECKPOINTING, name="checkpointing", slow=True),
     contract("fsdp_gloo", EACH_LAYER, CHECKPOINTING, name="checkpointing"),
     contract("accelerate"),
-    contract("accelerate", gpus=1, slow=True),
     contract("accelerate", ACCUMULATE, gpus=3, slow=True),
     contract("deepspeed_zero1"),
     contract("deepspeed_zero2", ACCUMULATE, gpus=3, slow=True),
     contract("deepspeed_zero2"),
     contract("deepspeed_zero3", "strategy.options.persistent_elements=0"),
-    contract("deepspeed_zero3", gpus=1, slow=True),
     contract("deepspeed_zero3", ACCUMULATE, "strategy.options.persistent_elements=0", gpus=3, slow=True),
     contract("lightning_ddp_gloo"),
-    contract("lightning_ddp_gloo", gpus=1, slow=True),
-    contract("lightning_ddp_gloo", gpus=3, slow=True),
     contract("lightning_ddp_gloo", *NO_OVERLAP, name="no overlap", slow=True),
-    contract("lightning_ddp", slow=True),
-    contract("lightning_ddp_nccl", slow=True),
-    contract("data_parallel", slow=True),
     contract("fsdp_gloo", EACH_LAYER, slow=True),
-    contract("fsdp_gloo", gpus=1, slow=True),
     # Uneven parts; layers in groups; nothing gathered twice.
     contract(
         "fsdp_gloo", ACCUMULATE, "strategy.options.unit_mb=0.01",
         "strategy.options.reshard_after_forward=false", gpus=3, slow=True,
     ),
-    contract("fsdp", slow=True),
-    contract("fsdp_nccl", slow=True),
     contract("hsdp", EACH_LAYER, "strategy.options.shards=1"),  # two copies
     contract("hsdp", EACH_LAYER, gpus=1, slow=True),
     contract("hsdp", EACH_LAYER, ACCUMULATE, gpus=4, slow=True),  # two copies in two shards
     contract("lightning_fsdp_gloo", EACH_LAYER),
-    contract("lightning_fsdp_gloo", gpus=1, slow=True),
     contract("lightning_fsdp_gloo", EACH_LAYER, ACCUMULATE, gpus=3, slow=True),
-    contract("lightning_fsdp", slow=True),
-    contract("lightning_fsdp_nccl", slow=True),
     contract("zero1"),
     contract(
         "zero1", ACCUMULATE, "strategy.options.parameters_as_bucket_view=true",
         "strategy.options.gradient_as_bucket_view=true", gpus=3, slow=True,
     ),
     contract("tensor_parallel", **ONLY_ACTIVATIONS),
-    contract("tensor_parallel", gpus=1, slow=True),
-    contract("tensor_parallel", gpus=3, slow=True, **ONLY_ACTIVATIONS),
     contract("model_parallel", **ONLY_ACTIVATIONS),
-    contract("model_parallel", gpus=1, slow=True, **ONLY_ACTIVATIONS),
-    contract("model_parallel", gpus=3, slow=True, **ONLY_ACTIVATIONS),
     contract("pipeline_gpipe", **ONLY_ACTIVATIONS),
-    contract("pipeline_gpipe", gpus=1, slow=True, **ONLY_ACTIVATIONS),
     contract("pipeline_1f1b", **ONLY_ACTIVATIONS),  # another schedule of the same class
-    contract("pipeline_1f1b", gpus=3, slow=True, **ONLY_ACTIVATIONS),
     # Two replicas of one stage: parts that differ by one sample, as one micro-batch.
     contract("hybrid", "strategy.options.stages=1", "strategy.options.micro_batches=1"),
     # Between replicas the gradients of all parameters are sent. 60 samples in parts of 15.
     contract("hybrid", "strategy.options.micro_batches=2", gpus=4, slow=True),
-    # One device has the complete model, whatever the number of stages: its own baseline.
-    contract("hybrid", gpus=1, slow=True),
+    # Other names of a class, and other numbers of devices: one of hybrid has the complete model, its own baseline.
+    *slow("ddp_gloo", "accelerate", "deepspeed_zero3", "lightning_ddp_gloo", "fsdp_gloo", gpus=1),
+    *slow("lightning_fsdp_gloo", "tensor_parallel", "hybrid", gpus=1),
+    *slow("model_parallel", "pipeline_gpipe", gpus=1, **ONLY_ACTIVATIONS),
+    *slow("lightning_ddp_gloo", gpus=3),
+    *slow("tensor_parallel", "model_parallel", "pipeline_1f1b", gpus=3, **ONLY_ACTIVATIONS),
+    *slow("ddp_gloo", "ddp", "ddp_nccl", "lightning_ddp", "lightning_ddp_nccl", "data_parallel", "fsdp", "fsdp_nccl"),
+    *slow("lightning_fsdp", "lightning_fsdp_nccl"),
 ]  # fmt: skip
 
 HOROVOD = [
-    contract("horovod", slow=True),
     contract("horovod_gloo"),
-    contract("horovod_gloo", gpus=1, slow=True),
-    contract("horovod_gloo", gpus=3, slow=True),
     contract("horovod_mpi"),
-    contract("horovod_mpi", gpus=1, slow=True),
-    contract("horovod_mpi", gpus=3, slow=True),
     contract(
         "horovod_mpi", "strategy.options.compression=fp16", "strategy.options.fusion_threshold_mb=0.25",
         name="half precision", slow=True, **HALF_PRECISION,
     ),
-    contract("horovod_nccl", slow=True),
     contract("lightning_horovod"),
+    *slow("horovod_gloo", "horovod_mpi", gpus=1),
+    *slow("horovod_gloo", "horovod_mpi", gpus=3),
+    *slow("horovod", "horovod_nccl"),
 ]  # fmt: skip
 
 globals().update(contract_classes([*TORCH, *HOROVOD]))

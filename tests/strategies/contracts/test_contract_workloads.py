@@ -9,7 +9,7 @@ import pytest
 from scalebench.testing import StrategyContract
 from tests.builders.configs import write_pictures
 from tests.conftest import ROOT
-from tests.strategies.contracts.contract_classes import ONLY_ACTIVATIONS, contract, contract_classes
+from tests.strategies.contracts.contract_classes import ONLY_ACTIVATIONS, contract, contract_classes, slow
 
 BUCKET_VIEW = "strategy.options.parameters_as_bucket_view=true"
 EACH_LAYER = "strategy.options.unit_mb=0"
@@ -55,10 +55,6 @@ def picture_folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCALEBENCH_IMAGENET", str(folder))
         yield
-
-
-def slow(*strategies, **attributes):
-    return [contract(strategy, slow=True, **attributes) for strategy in strategies]
 
 
 # As a user would write it: no scalebench, weights from torch's own generator, one tied, one frozen, state that is no

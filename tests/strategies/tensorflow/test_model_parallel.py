@@ -12,7 +12,6 @@ from scalebench.strategies.base import BACKWARD, FORWARD, NotMeasured
 from scalebench.strategies.tensorflow import model_parallel, observed
 from tests.strategies.tensorflow.builders import RESNET, TWO, batches, on
 from tests.strategies.tensorflow.conftest import DEVICES
-from tests.strategies.tensorflow.single_update import run_updates
 
 BARE = ("strategy=bare_tensorflow", "gpus=1", *TWO[2:])
 INCEPTION = ("model=inception_v3", "dataset=imagenet_synthetic", "model.input_shape=[76,76,3]", "train.global_batch=3")
@@ -54,25 +53,6 @@ def test_forward_and_backward_of_a_stage_are_on_its_device(strategy, model):
         assert len(products) == 2 * nodes["dense"]
     unplaced = {op.type for op in back if not op.device}
     assert not unplaced - {"ReadVariableOp"}, unplaced
-
-
-@pytest.mark.real
-@pytest.mark.slow
-def test_tensorflows_log_confirms_the_placement():
-    """By its own log, with CPU:1 for the first device, which is not where it puts what names none."""
-    (update,) = run_updates([[*TWO, *RESNET, "dataset.size=40", "dataset.validation_share=0.1"]])
-    first = update.devices("^resnet20_cifar10_1/convolution_1$", "Conv2D")
-    last = update.devices("^resnet20_cifar10_1/MatMul$", "MatMul")
-    assert (first, last) == ({"CPU:1"}, {"CPU:0"})
-    convolutions = [one for one in update.placed if one.type == "Conv2DBackpropFilter"]
-    assert Counter(one.device for one in convolutions) == {
-        device: sum(
-            one.type == "Conv2D" and one.device == device and "gradients" not in one.name for one in update.placed
-        )
-        for device in ("CPU:0", "CPU:1")
-    }
-    assert update.facts["weights_on"] == update.facts["slots_on"] == ["CPU:0", "CPU:1"]
-    assert update.facts["fed_on"] == ["CPU:1"]
 
 
 @pytest.mark.slow

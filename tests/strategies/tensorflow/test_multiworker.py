@@ -19,13 +19,11 @@ from scalebench.runner.launchers.rank_environment import find_free_ports
 from scalebench.runner.parent import run_spec
 from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.tensorflow import multiworker, parameter_server
-from scalebench.strategies.tensorflow.bare import IndependentTensorFlow
 from scalebench.strategies.tensorflow.multiworker import WorkerGroup
 from scalebench.strategies.tensorflow.parameter_server import EventRecorder, ParameterServer, RowReader
 from scalebench.testing.launch import UNEVEN_WORKLOAD
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
-from scalebench.workloads.source import Batch
 from tests.builders.runs import find_running, simulated_spec
 from tests.strategies.builders import make_features
 
@@ -109,21 +107,6 @@ def test_a_port_in_use_fails_the_run_with_its_reason(tmp_path, monkeypatch):
     words = f"rank 1: RuntimeError: 127.0.0.1:{port} was taken by another program; run it again"
     assert (result.status, result.reason) == ("failed", words)
     assert result.phases.wall_s is not None and result.phases.wall_s < 30
-
-
-def test_an_independent_replica_trains_on_its_own_mean_loss(strategy, monkeypatch):
-    """The same update as the baseline's on the same samples, however large the global batch is."""
-    monkeypatch.setattr(IndependentTensorFlow, "join", lambda self: None)
-    samples = np.random.default_rng(0).normal(size=(6, 200, 3)).astype(np.float32), np.ones((6, 2), np.float32)
-    weights = []
-    for name, global_samples in (("bare_tensorflow", 6), ("independent_tensorflow", 600)):
-        one = strategy(f"strategy={name}", "gpus=1", "train.optimizer=sgd", "train.learning_rate=0.1")
-        (batch,) = one.feed(iter([Batch(*samples, global_samples)]))
-        one.step(batch)
-        weights.append(one.parameters())
-        assert one.backend_used() is None
-    for name, array in weights[0].items():
-        np.testing.assert_allclose(weights[1][name], array, atol=1e-6, err_msg=name)
 
 
 def spec_of(*words):

@@ -54,11 +54,12 @@ def test_accumulated_steps_equal_full_steps(strategy, source, words):
     assert one.settings_used()["compiler"] == ("xla" if "train.compile=true" in words else "none")
 
 
-def test_an_independent_replica_averages_over_all_of_its_parts(strategy, source, monkeypatch):
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_an_independent_replica_averages_over_all_of_its_parts(strategy, source, monkeypatch, accumulate):
     """Not over those of each, nor over the global batch."""
     monkeypatch.setattr(IndependentTensorFlow, "join", lambda self: None)
-    one, bare = strategy("strategy=independent_tensorflow", "gpus=1", "train.accumulate=3"), strategy(*BARE)
-    batch = next(iter(one.feed(source(0, 2))))
+    one = strategy("strategy=independent_tensorflow", "gpus=1", f"train.accumulate={accumulate}")
+    bare, batch = strategy(*BARE), next(iter(one.feed(source(0, 2))))
     (part,) = batch.parts
     found = one.compute_gradients(*part, batch.global_samples)[1]
     wanted = bare.compute_gradients(*part, tf.constant(float(batch.samples)))[1]
