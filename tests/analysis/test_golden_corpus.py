@@ -1,4 +1,5 @@
-"""Five recorded sweeps (golden/corpus, see its README) load into the same tables as on the day they were recorded.
+"""Five recorded sweeps (golden/corpus, see its README) load into the same tables as on the day they were recorded, and
+records made by hand have the figures that they had before reading was made fast.
 
 After a wanted change of figures, columns or words, `python -m tests.analysis.test_golden_corpus` writes the expected
 tables anew, and `git diff` shows what changed.
@@ -6,21 +7,22 @@ tables anew, and `git diff` shows what changed.
 
 import json
 import math
-from functools import cache
+import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import scalebench
 from scalebench.analysis import comparison, load, ranking, scaling_curves, time_to_target
 from scalebench.analysis.comparison.pairing import load_compared_runs
-from scalebench.analysis.repeats import load_configurations
+from scalebench.analysis.load import frame_of_results
+from scalebench.analysis.repeats import load_configurations, pool_results
 from scalebench.analysis.scaling_curves import make_curves, plain_rows
+from scalebench.core.spec import MeasureSpec
 from scalebench.report.comparison.comparison_text import make_json
+from tests.builders import sweeps
+from tests.builders.runs import rank, record
 
-Row = dict[str, Any]
-Tables = dict[str, list[Row]]
 CORPUS = Path(__file__).parents[1] / "golden" / "corpus"
 EXPECTED_FILE = "expected.json"
 SWEEPS = ("repeats", "failures", "attribution", "target", "two_nodes")
@@ -162,16 +164,6 @@ def differences(now, expected):
                 yield f"row {number} ({name}), column {column}: {row.get(column)!r}, expected {other.get(column)!r}"
 
 
-@cache
-def computed(sweep):
-    return compute(CORPUS / sweep)
-
-
-def expected_tables(sweep):
-    rows_found = json.loads((CORPUS / sweep / EXPECTED_FILE).read_text(encoding="utf-8"))
-    return rows_found
-
-
 def write_expected(sweep):
     """One line for each row, so that a diff names the rows that changed."""
     tables = []
@@ -184,19 +176,53 @@ def write_expected(sweep):
 
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_a_recorded_sweep_reads_as_it_did(sweep):
-    now, expected = computed(sweep), expected_tables(sweep)
+    now, expected = compute(CORPUS / sweep), json.loads((CORPUS / sweep / EXPECTED_FILE).read_text(encoding="utf-8"))
     assert list(now) == list(expected)
-    rows_found = [
-        f"{sweep}: {table}: {line}" for table in expected for line in differences(now[table], expected[table])
+    lines = [f"{sweep}: {table}: {line}" for table in expected for line in differences(now[table], expected[table])]
+    assert not lines, "\n".join([f"{len(lines)} cells differ, the first of them:", *lines[:20]])
+
+
+def uneven(count, slope=0.0, slow_first=0):
+    """Block times with neighbours that resemble each other, a drift, a warm-up, and a block that was interrupted."""
+    chance, rows, last = random.Random(f"{count} {slope} {slow_first}"), [], 0.0
+    for number in range(count):
+        last = 0.6 * last + chance.gauss(0, 0.02)
+        rows.append(0.02 * (1 + last + slope * number / count + (0.5 if number < slow_first else 0.0)))
+    return [*rows[:-1], 3 * rows[-1]]
+
+
+def records():
+    """Sweeps with repeats, and one of each kind of trouble."""
+    strategies = [("bare_torch", 1), *((name, n) for name in ("ddp_gloo", "horovod_gloo") for n in (1, 2, 3))]
+    made = [
+        sweeps.run(name, gpus, repeat, noise=0.02 * (repeat + 1), blocks=40 + 10 * gpus, minute=7 * gpus)
+        for repeat in range(3)
+        for name, gpus in strategies
     ]
-    assert not rows_found, "\n".join([f"{len(rows_found)} cells differ, the first of them:", *rows_found[:20]])
+    series = [uneven(16), uneven(31), uneven(64, 0.2), uneven(100, 0.0, 12), uneven(257, -0.1, 5), uneven(15), []]
+    made += [
+        record("simulated", 2, ranks=[rank(0, times), rank(1, times[::-1])], run_id=f"blocks-{len(times)}",
+               baseline="simulated", independent=independent, repeat=number, measure=MeasureSpec(target=0.01))
+        for independent in (False, True)
+        for number, times in enumerate(series)
+    ]  # fmt: skip
+    return [
+        *made,
+        record("simulated", 1, ranks=[rank(0, uneven(64))], baseline="simulated", run_id="one"),
+        sweeps.failed_run(),
+    ]
 
 
-def test_each_difference_is_listed():
-    before = [{"run_id": "a", "step_s": 1.0, "gpus": 2, "reason": None}]
-    now = [{"run_id": "a", "step_s": 1.0 + 1e-9, "gpus": 2}, {"run_id": "b"}]
-    lines = ["2 rows, expected 1", "row 0 (a), column step_s: 1.000000001, expected 1.0"]
-    assert list(differences(now, before)) == lines
+@pytest.mark.parametrize("kind", ["frame", "pooled"])
+def test_figures_match_the_golden_file(kind):
+    make, made = {"frame": frame_of_results, "pooled": pool_results}[kind], records()
+    table = make(made, [Path(str(number)) for number in range(len(made))])
+    now = plain_rows(table.drop(columns=["path", "fingerprint"]))  # which are no figures
+    before = json.loads((CORPUS.parent / "figures.json").read_text(encoding="utf-8"))[kind]
+    # A cell that was null then may have a figure now.
+    chosen = [{name: row[name] for name in other} for row, other in zip(now, before, strict=True)]
+    lines = list(differences(chosen, before))
+    assert len(before) > 10 and not lines, "\n".join(lines[:20])
 
 
 if __name__ == "__main__":

@@ -28,24 +28,17 @@ def number(*starts):
     return [numbers[str(n)] for n in range(len(runs))]
 
 
-def test_a_session_ends_with_an_hour_in_which_nothing_ran():
-    assert number((0, 0.1, "x"), (1, 0.1, "x"), (2.05, 0.1, "x")) == [0, 0, 0]
-    assert number((0, 0.1, "x"), (1.2, 0.1, "x"), (2, 0.1, "x")) == [0, 1, 1]
-    assert number((0, 5, "x"), (5.9, 0.1, "x")) == [0, 0], "the pause begins at the end of a run"
-    assert number((0, 5, "x"), (1, 0.1, "x"), (5.5, 0.1, "x")) == [0, 0, 0], "of whichever run ended last"
-
-
-def test_each_host_has_its_own_sessions():
-    assert number((0, 0.1, "x"), (0.5, 0.1, "y"), (1, 0.1, "x"), (9, 0.1, "y")) == [0, 1, 0, 3]
-
-
-def test_a_runner_that_never_rests_has_a_session_a_day():
-    hours = [(float(hour), 0.9, "x") for hour in range(50)]
-    assert number(*hours) == [0] * 25 + [25] * 25
-
-
-def test_later_sessions_have_higher_numbers_whatever_the_order_of_the_runs():
-    assert number((9, 0.1, "x"), (0, 0.1, "x")) == [1, 0]
+@pytest.mark.parametrize(("runs", "numbers"), [
+    ([(0, 0.1, "x"), (1, 0.1, "x"), (2.05, 0.1, "x")], [0, 0, 0]),
+    ([(0, 0.1, "x"), (1.2, 0.1, "x"), (2, 0.1, "x")], [0, 1, 1]),  # an hour in which nothing ran ends one
+    ([(0, 5, "x"), (5.9, 0.1, "x")], [0, 0]),  # the pause begins at the end of a run
+    ([(0, 5, "x"), (1, 0.1, "x"), (5.5, 0.1, "x")], [0, 0, 0]),  # of whichever run ended last
+    ([(0, 0.1, "x"), (0.5, 0.1, "y"), (1, 0.1, "x"), (9, 0.1, "y")], [0, 1, 0, 3]),  # each host has its own
+    ([(float(hour), 0.9, "x") for hour in range(50)], [0] * 25 + [25] * 25),  # a runner that never rests: one a day
+    ([(9, 0.1, "x"), (0, 0.1, "x")], [1, 0]),  # whatever the order of the runs
+])  # fmt: skip
+def test_sessions_are_numbered_by_their_beginning(runs, numbers):
+    assert number(*runs) == numbers
 
 
 def sessions(side, levels, repeats=3, first=1, **changes):
@@ -120,20 +113,16 @@ def test_a_session_with_more_repeats_weighs_no_more_than_another():
 
 def test_sessions_are_no_steadier_for_having_more_repeats_than_the_new_one():
     """Where the new session has one repeat, the first one of each saved session is what it is compared with."""
-    saved, first = (
-        sessions("a", LEVELS),
-        [make_runs("a", [level * 0.1], day=day) for day, level in enumerate(LEVELS, 1)],
-    )
+    first = [run for day, level in enumerate(LEVELS, 1) for run in make_runs("a", [level * 0.1], day=day)]
     new = make_runs("b", [0.11], day=9)
-    pair, expected = only(saved, new), only([run for runs in first for run in runs], new)
+    pair, expected = only(sessions("a", LEVELS), new), only(first, new)
     assert (pair.ratio, pair.p) == pytest.approx((expected.ratio, expected.p)) and pair.p is not None
 
 
 def test_both_sides_in_three_sessions_are_paired_by_session():
     """What a day is like cancels, although no repeats took turns."""
-    pair = only(
-        sessions("a", LEVELS), sessions("b", [1.02 * level * (1 + 0.001 * n) for n, level in enumerate(LEVELS)])
-    )
+    other = [1.02 * level * (1 + 0.001 * n) for n, level in enumerate(LEVELS)]
+    pair = only(sessions("a", LEVELS), sessions("b", other))
     assert (pair.test, pair.verdict) == ("paired t, 5 sessions", "slower")
 
 
