@@ -1,4 +1,4 @@
-"""`scalebench new strategy NAME`: what it writes, and what it refuses in one line."""
+"""`scalebench new strategy NAME` and `new hardware NAME`: what they write, and what they refuse in one line."""
 
 import ast
 import re
@@ -12,11 +12,19 @@ from omegaconf import OmegaConf
 
 from scalebench.__main__ import run_command
 from scalebench.cli.commands import new
+from scalebench.cli.commands.doctor.check_result import OK
+from scalebench.cli.commands.doctor.slurm_check import check_partition
+from scalebench.cli.commands.new_hardware import NodeShape, describe_nodes
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
 from scalebench.core import plugins
 from scalebench.core.errors import InputError
-from scalebench.core.spec import StrategySpec
+from scalebench.core.spec import SlurmSpec, StrategySpec
+from scalebench.slurm import submit
+from scalebench.slurm.partition import parse_sinfo
 from tests.builders.plugins import dists as dists  # a fixture
 from tests.conftest import ROOT
+from tests.slurm.builders import Tools
 
 STRATEGY = Path("src/scalebench_my_ring/strategy.py")
 YAML = Path("src/scalebench_my_ring/conf/strategy/my_ring.yaml")
@@ -141,3 +149,127 @@ def test_nothing_is_left_of_an_unwritable_distribution(monkeypatch, tmp_path):
         "scalebench-mine cannot be written: No space left on device; take another place with --into=FOLDER"
     )
     assert not list(tmp_path.iterdir())
+
+
+# `scalebench new hardware NAME`: the YAML of a partition, from answers of a fake SLURM, composes and becomes a job.
+GIB = 2**30
+SINFO = """\
+g1|gpu|idle|128|2:32:2|512000|gpu:h100:4(S:0-1)|1-00:00:00|(null)
+g2|gpu|mixed|128|2:32:2|515000|gpu:h100:4(S:0-1)|1-00:00:00|(null)
+g3|gpu|down*|128|2:32:2|515000|gpu:h100:4(S:0-1)|1-00:00:00|(null)
+c1|main*|idle|8|2:4:1|8000|(null)|30:00|(null)
+"""
+PARTITIONS = "PartitionName=gpu AllowAccounts=p_a,p_b AllowQos=fast\n   MaxNodes=2 MaxTime=1-00:00:00\n"
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tools = Tools(tmp_path)
+    tools.put("sinfo", SINFO)
+    tools.put("scontrol", PARTITIONS)
+    return tools
+
+
+def new_hardware(tools, *words):
+    return run_command("new", ["hardware", *words, "--bin", str(tools.folder)])
+
+
+def composed(*arguments):
+    return compose_config([f"hydra.searchpath=[file://{Path.cwd()}]", *arguments])
+
+
+def test_a_partition_with_gpus(cluster, capsys):
+    assert new_hardware(cluster, "mine", "--partition", "gpu") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("hardware/mine.yaml: partition gpu, 3 nodes with 4 x h100, 64 cores, 537 GB\n")
+    assert "nodes have 500 to 502 GiB of memory: the fewest count" in out
+    assert "scalebench doctor --config-dir . hardware=mine\n" in out
+    hardware = composed("hardware=mine").hardware
+    assert (hardware.name, hardware.devices, hardware.gpus_per_node, hardware.cpus_per_node) == ("mine", "cuda", 4, 64)
+    assert (hardware.max_nodes, hardware.memory_bytes, hardware.gpu_model) == (2, 512000 * 2**20, "h100")
+    assert hardware.slurm == SlurmSpec("gpu", exclusive=True, gres="gpu:h100:{gpus}", bin=str(cluster.folder))
+    assert (hardware.scheduler, hardware.this_machine, hardware.sources) == ("slurm", False, [])
+    text = Path("hardware/mine.yaml").read_text()
+    assert "account: null # the partition takes p_a, p_b\n" in text and "qos: null # the partition takes fast\n" in text
+    assert "max_nodes: 2 # 2 of 3 nodes were up\n" in text
+    script = submit.render_script(resolve(composed("hardware=mine", "strategy=simulated", "gpus=8")), Path("f"))
+    for line in ("--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=16", "--gres=gpu:h100:4", "--partition=gpu"):
+        assert f"#SBATCH {line}\n" in script
+
+
+def test_the_default_partition_without_gpus(cluster):
+    cluster.put("scontrol", "PartitionName=main AllowAccounts=ALL AllowQos=ALL MaxNodes=UNLIMITED\n")
+    Path("sub folder").mkdir()
+    assert new_hardware(cluster, "cpus-1", "--into", "sub folder") == 0
+    hardware = compose_config([f"hydra.searchpath=['file://{Path.cwd()}/sub folder']", "hardware=cpus-1"]).hardware
+    assert (hardware.devices, hardware.gpus_per_node, hardware.cpus_per_node, hardware.max_nodes) == ("cpu", 2, 8, 1)
+    assert (hardware.slurm.partition, hardware.slurm.time_minutes, hardware.gpu_model) == ("main", 30, None)
+
+
+MIXED = parse_sinfo(
+    "a|p|idle|8|1:8:1|1024|gpu:a100:2,gpu:v100:1|1:00|x\nb|p|idle|4|1:4:1|2048|gpu:a100:4|1:00|x\n"
+    "c|p|idle|8|2:4:1|1024|gpu:v100:4|1:00|x\nd|p|idle|2|1:2:1|1024|(null)|1:00|x\n"
+)
+
+
+def test_nodes_that_differ():
+    notes = ["the partition has other GPUs, too: 5 x v100", "nodes have 2 to 4 GPUs: the fewest count"]
+    notes += [f"nodes have {text}: the fewest count" for text in ("4 to 8 cores", "1 to 2 GiB of memory")]
+    assert describe_nodes(MIXED) == NodeShape(2, "cuda", 2, "a100", 4, GIB, notes)
+    shape = describe_nodes(MIXED, cpu_only=True)
+    assert (shape.nodes, shape.devices, shape.devices_per_node, shape.gpu_type, shape.cores) == (4, "cpu", 1, "", 2)
+
+
+@pytest.mark.parametrize(
+    ("sinfo", "gres", "gpus"),
+    [
+        ("a|p*|idle|8|1:8:1|9|gpu:3090:4,gpu:2080ti:2|1:00|x\n", "gpu:3090:{gpus}", 4),
+        ("a|p*|idle|8|1:8:1|9|gpu:1g.5gb:7|1:00|x\n", "gpu:1g.5gb:{gpus}", 7),
+        (
+            "a|p*|idle|8|1:8:1|9|gpu:a100:4(S:0-1)|1:00|x\nb|p*|idle|4|1:4:1|8|gpu:a100:2|1:00|x\n"
+            "v|p*|idle|2|1:2:1|7|gpu:v100:4|1:00|x\n",
+            "gpu:a100:{gpus}",
+            2,
+        ),
+    ],
+)
+def test_doctor_agrees_with_the_file_for_every_kind_of_gpu(cluster, sinfo, gres, gpus):
+    cluster.put("sinfo", sinfo)
+    cluster.put("scontrol", "PartitionName=p AllowAccounts=ALL AllowQos=ALL MaxNodes=UNLIMITED\n")
+    new_hardware(cluster, "mine")
+    config = composed("hardware=mine", "measure.timeout_s=10")
+    assert (config.hardware.slurm.gres, config.hardware.gpus_per_node) == (gres, gpus)
+    config.hardware.slurm.time_minutes = 1
+    assert {row.key for row in check_partition(config, parse_sinfo(sinfo)) if row.verdict != OK} == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["alpha"], r"hardware 'alpha' is there already, in .*alpha.yaml; take another name"),
+        (["no"], r"'no' cannot be hardware=no: use letters, digits, - and _, such as my_cluster"),
+        (["a b"], r"'a b' cannot be hardware=a b"),
+        (["mine", "--partition", "gpus"], r"no partition 'gpus'; did you mean 'gpu'\?"),
+        (["mine", "--into", "nowhere"], r"--into=nowhere is no folder; make it first"),
+    ],
+)
+def test_refusals_of_one_line(cluster, words, reason):
+    with pytest.raises(InputError, match=reason) as caught:
+        new_hardware(cluster, *words)
+    assert "\n" not in str(caught.value) and not Path("hardware").exists()
+
+
+def test_a_file_that_is_there_stays(cluster):
+    new_hardware(cluster, "mine", "--partition", "gpu")
+    with pytest.raises(InputError, match=r"hardware/mine.yaml is there already; take another name, or remove it"):
+        new_hardware(cluster, "mine")
+
+
+def test_without_slurm(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match=r"SLURM does not describe its partitions: there is no sinfo.*login node"):
+        run_command("new", ["hardware", "mine"])
+    with pytest.raises(InputError, match=r"--partition, --bin and --cpu are of new hardware; leave them out"):
+        run_command("new", ["strategy", "mine", "--cpu"])

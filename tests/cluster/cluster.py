@@ -90,9 +90,6 @@ class Cluster:
     def mend(self, node):
         hosts.mend(self.settings, node)
 
-    def rate(self, node, rate):
-        hosts.shape(self.settings, node, rate)
-
     def clock(self, node, offset_s):
         """Have the tasks that start on a node from now on see a clock that is ahead by so much; 0 puts it right."""
         hosts.shift_clock(self.folder, node, offset_s)

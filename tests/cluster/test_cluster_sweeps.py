@@ -30,42 +30,26 @@ def rows(done, shared_program):
     return {(row.scale.strategy, row.scale.gpus): row for row in shared_program.rows().values()}
 
 
-def test_every_run_is_done_and_so_are_the_baselines(done, rows):
+def test_every_run_is_done_on_the_nodes_of_its_number_with_its_backend(done, rows, shared_program):
+    """And so are the baselines. The record tells of the job."""
     assert (done.status, done.err) == (0, "")
     assert {case: row.reason for case, row in rows.items() if row.status != "ok"} == {}
     assert set(rows) == {*itertools.product(BACKENDS, NODES), *((name, 1) for name in BASELINES)}
-
-
-def test_each_has_nodes_of_its_own_number(rows, shared_program):
-    for (_, gpus), row in rows.items():
-        assert row.scale.nodes == NODES[gpus]
-        places = [rank.hostname for rank in row.ranks]
-        assert row.scheduler.nodes == list(dict.fromkeys(places))
-        if gpus == 4:
-            first, second = shared_program.cluster.nodes
-            assert places == [first, first, second, second]
-        else:
-            assert len(set(places)) == 1
-
-
-def test_the_backend_is_the_requested_one(rows):
-    assert {case: row.scale.backend_used for case, row in rows.items() if case[1] > 1} == {
-        (name, gpus): backend for name, backend in BACKENDS.items() for gpus in (2, 4)
-    }
-
-
-def test_the_record_tells_of_the_job(rows, shared_program):
-    jobs = [row.scheduler for row in rows.values()]
-    assert {job.job_id for job in jobs if job is not None} == shared_program.ids() and len(shared_program.ids()) == 17
-    for job in jobs:
-        assert (job.name, job.partition, job.reason) == ("slurm", "main", None)
-        assert job.queued_s >= 0
+    first, second = shared_program.cluster.nodes
+    for (name, gpus), row in rows.items():
+        places, job = [rank.hostname for rank in row.ranks], row.scheduler
+        assert row.scale.nodes == NODES[gpus] and job.nodes == list(dict.fromkeys(places))
+        assert places == [first, first, second, second] if gpus == 4 else len(set(places)) == 1
+        assert gpus == 1 or row.scale.backend_used == BACKENDS[name]
+        assert (job.name, job.partition, job.reason) == ("slurm", "main", None) and job.queued_s >= 0
         assert job.state in (None, "COMPLETED"), "a row that is there says how it went, without SLURM's last word"
-    assert max(job.queued_s for job in jobs if job is not None and job.queued_s is not None) > 0
+    jobs = [row.scheduler for row in rows.values()]
+    assert {job.job_id for job in jobs} == shared_program.ids() and len(shared_program.ids()) == 17
+    assert max(job.queued_s for job in jobs) > 0
 
 
-def test_one_table_tells_the_nodes(done):
-    """In its footnotes."""
+def test_the_sweep_leaves_its_table_and_its_files(done, shared_program):
+    """The table has nodes in its footnotes."""
     notes = {mark: int(nodes) for mark, nodes in re.findall(r"^([a-z]+) on (\d+) nodes$", done.out, re.MULTILINE)}
     rows = re.findall(r"^ *\d+ +(\w+) +(\d+) .* ok((?: [a-z]+)*)$", done.out, re.MULTILINE)
     actual = [
@@ -74,20 +58,13 @@ def test_one_table_tells_the_nodes(done):
         if name in BACKENDS
     ]
     assert actual == [(name, gpus, nodes) for name in sorted(BACKENDS) for gpus, nodes in NODES.items()], done.out
-
-
-def test_the_sweep_leaves_its_files(done, shared_program):
     assert "17 of 17 runs over" in done.out
     page = (shared_program.sweep / "report.html").read_text()
     assert "lightning_ddp_gloo" in page and f"report: {shared_program.sweep}/report.html" in done.out
     assert {"results.csv", "results.parquet"} <= {path.name for path in shared_program.sweep.iterdir()}
     record = read_sweep(shared_program.sweep)
     assert (len(record.runs), record.ended, record.left_out) == (17, True, [])
-    assert not list(shared_program.sweep.rglob("*.pkl")), "submitit's hand-over, which nobody needs any more"
-
-
-def test_slurm_is_queried_rarely(done, shared_program):
-    """All jobs were submitted at once, and one question in five seconds is for all of them."""
+    # All jobs were submitted at once, and one question in five seconds is for all of them.
     assert len(shared_program.calls("sbatch")) == 17
     questions = [*shared_program.calls("squeue"), *shared_program.calls("sacct")]
     assert 0 < len(questions) <= 1 + done.lasted_s / 5.0

@@ -2,6 +2,8 @@
 SLURM refuses or never starts. And folders that nodes cannot access, and a scheduler with less information."""
 
 import json
+import re
+import signal
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from scalebench.core.result import read_result
 from tests.cluster.processes import until
-from tests.cluster.program import LIMIT_S, PATIENCE_S, Case
+from tests.cluster.program import ENDLESS, LIMIT_S, PATIENCE_S, Case
 from tests.cluster.settings import HEAD
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
@@ -320,3 +322,88 @@ def test_a_controller_that_starts_anew_costs_no_run(program, away):
         away.unlink()
     row = program.row()
     assert (process.returncode, row.status, row.reason) == (0, "ok", None)
+
+
+# Ctrl-C, SIGTERM, SIGHUP and nohup while jobs run: the fate of the jobs, and the messages;
+# and sweeps whose program was killed or whose runs failed, continued by a second command.
+# One run that measures on one node, one on both that waits for that, and one that is not even submitted.
+THREE = ("strategy=simulated gpus=1,4,3 hardware.max_jobs=2 baseline=none", *ENDLESS)
+
+
+def cancelled(program):
+    """All jobs are over, and each run has a row that says so."""
+    program.jobs_are(CANCELLED=2)
+    assert {number: row.status for number, row in program.rows().items()} == dict.fromkeys(range(3), "cancelled")
+    running, waiting, unsent = program.rows().values()
+    assert running.scheduler.state == "CANCELLED"
+    assert waiting.scheduler.nodes == []
+    assert unsent.reason == "cancelled before it was submitted" and unsent.scheduler is None
+    assert len(program.calls("sbatch")) == 2
+
+
+def table_of(said):
+    """Strategy and devices of its rows, and whether they were cancelled."""
+    rows = re.findall(r"^\d+ +(simulated) +(\d+) +(?:\x1b\[\d+m)?(\w+)", said, re.MULTILINE)
+    return sorted([name, devices, status == "cancelled"] for name, devices, status in rows)
+
+
+ALL_CANCELLED = [["simulated", "1", True], ["simulated", "3", True], ["simulated", "4", True]]
+
+
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
+def test_jobs_are_cancelled_without_a_terminal_to_ask(sign, program):
+    with program.started(*THREE) as process:
+        program.jobs_are(RUNNING=1, PENDING=1)
+        program.working(0)
+        process.send_signal(sign)
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, err) == (1, "scalebench: cancelled\n")
+    cancelled(program)
+    assert "[Y/n]" not in out and table_of(out) == ALL_CANCELLED
+
+
+def test_the_terminal_is_closed(program):
+    """SIGHUP ends the program at once, and leaves its jobs; under nohup it stays, and follows them."""
+    with program.started(*THREE) as process:
+        program.jobs_are(RUNNING=1, PENDING=1)
+        program.working(0)
+        process.send_signal(signal.SIGHUP)
+        _, err = process.communicate(timeout=PATIENCE_S)
+    line = "scalebench: 2 jobs keep running; the same command with resume=true waits for the rest\n"
+    assert (process.returncode, err, program.rows(), program.calls("scancel")) == (1, line, {}, [])
+    program.jobs_are(RUNNING=1, PENDING=1)
+    with program.started(*THREE, "resume=true", before=("nohup",)) as process:
+        for line in process.stdout:
+            if "1 running" in line:
+                break
+        process.send_signal(signal.SIGHUP)
+        for job in program.ids():
+            program.cluster.slurm("scancel", job)
+        program.jobs_are(CANCELLED=2, RUNNING=1)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1 and len(program.calls("sbatch")) == 3
+    assert {row.status for row in program.rows().values()} == {"cancelled"}
+
+
+def test_a_killed_program_leaves_its_jobs_to_the_next(program):
+    """Of four runs one is over, two go on, and one has not been submitted; then one of the two ends by itself."""
+    words = (
+        "strategy=simulated gpus=1,2,3,4 hardware.max_jobs=2 baseline=none measure.min_s=8 measure.max_s=8 "
+        "strategy.options.step_s=0.01"
+    )
+    with program.started(words) as process:
+        until(lambda: len(program.rows()) == 1, PATIENCE_S, "the first row")
+        until(lambda: len(program.ids()) == 3, PATIENCE_S, "the third job")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    first = {number: program.job(number) for number in range(3)}
+    assert not (program.sweep / "3" / "job.json").exists()
+    whole = (program.sweep / "0" / "result.json").read_bytes()
+    done = program.run(words, "resume=true")
+    assert (done.status, done.err) == (0, ""), done.out
+    assert {number: program.job(number) for number in range(3)} == first
+    assert len(program.calls("sbatch")) == 4, "each run once"
+    assert [row.status for row in program.rows().values()] == ["ok"] * 4
+    assert (program.sweep / "0" / "result.json").read_bytes() == whole
+    assert [row.scheduler.job_id for row in program.rows().values() if row.scheduler][:3] == list(first.values())

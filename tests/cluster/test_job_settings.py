@@ -72,15 +72,9 @@ def test_ranks_run_in_an_image(program):
     command = program.bin / "apptainer"
     command.write_text(STAND_IN.format(log=log, image=image))
     command.chmod(0o755)
-    words = " ".join(
-        f"hardware.slurm.{setting}"
-        for setting in (
-            f"container={image}",
-            f"container_python={sys.executable}",
-            """container_mounts='["/opt:/opt"]'""",
-            f"""setup='["export PATH={program.bin}:$PATH"]'""",
-        )
-    )
+    settings = f"container={image}", f"container_python={sys.executable}", """container_mounts='["/opt:/opt"]'"""
+    settings += (f"""setup='["export PATH={program.bin}:$PATH"]'""",)
+    words = " ".join(f"hardware.slurm.{setting}" for setting in settings)
     found = row(program, f"strategy=ddp_gloo gpus=4 {words}")
     assert (found.status, found.reason) == ("ok", None)
     calls = log.read_text().splitlines()

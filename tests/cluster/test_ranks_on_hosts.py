@@ -24,21 +24,15 @@ SHORT = (
 
 
 @pytest.fixture
-def agent(cluster, tmp_path):
-    """What `ssh HOST WORDS...` is elsewhere."""
-    script = tmp_path / "agent"
+def mpi(cluster, tmp_path, monkeypatch):
+    """Run with mpirun, on the hosts that are named, with what `ssh HOST WORDS...` is elsewhere."""
+    agent = tmp_path / "agent"
     cases = [
         f'{node}) exec {shlex.join(hosts.enter(cluster.folder, node, ["sh", "-c"]))} "$*" ;;' for node in cluster.nodes
     ]
     lines = ["#!/bin/bash", "host=$1; shift", "case $host in", *cases, "esac", 'echo "no host $host" >&2; exit 255']
-    script.write_text("\n".join(lines) + "\n")
-    script.chmod(0o755)
-    return script
-
-
-@pytest.fixture
-def mpi(cluster, agent, monkeypatch):
-    """Run with mpirun, on the hosts that are named."""
+    agent.write_text("\n".join(lines) + "\n")
+    agent.chmod(0o755)
     monkeypatch.setenv("OMPI_MCA_plm_rsh_agent", str(agent))
 
     def run(folder, named, *words):
@@ -50,6 +44,12 @@ def mpi(cluster, agent, monkeypatch):
         return read_result(copy)
 
     return run
+
+
+def check_ranks(result, strategy, cluster):
+    assert (result.status, result.reason, result.scale.nodes) == ("ok", None, 2)
+    measured = [0] if strategy == "parameter_server" else [0, 1, 1]
+    assert [rank.hostname for rank in result.ranks] == stand(cluster, *measured)
 
 
 def uneven(cluster):
@@ -65,9 +65,7 @@ def stand(cluster, *nodes):
 @pytest.mark.parametrize("strategy", ["ddp_gloo", "horovod_mpi", "multiworker_ring", "parameter_server"])
 def test_mpirun_starts_the_ranks_on_both_hosts(strategy, mpi, cluster, tmp_path):
     result = mpi(tmp_path / "run", uneven(cluster), f"strategy={strategy}")
-    assert (result.status, result.reason, result.scale.nodes) == ("ok", None, 2)
-    measured = [0] if strategy == "parameter_server" else [0, 1, 1]
-    assert [rank.hostname for rank in result.ranks] == stand(cluster, *measured)
+    check_ranks(result, strategy, cluster)
     assert [result.machine.hostname, *(m.hostname for m in result.other_machines or [])] == cluster.nodes
 
 
@@ -95,13 +93,9 @@ def test_a_rank_on_the_other_host_goes_wrong(fault, status, reason, mpi, cluster
 
 
 @NEEDS_MPIRUN
-def test_a_host_that_cannot_be_reached(mpi, cluster, tmp_path):
+def test_a_host_that_cannot_be_reached_or_does_not_share_the_folder(mpi, cluster, tmp_path):
     result = mpi(tmp_path / "run", f"[{cluster.nodes[0]}:1,nowhere:2]", "strategy=simulated")
     assert (result.status, result.reason, result.log) == ("failed", "mpirun: no host nowhere", "mpirun.log")
-
-
-@NEEDS_MPIRUN
-def test_a_folder_that_the_hosts_do_not_share(mpi, cluster):
     folder = cluster.unshared / "run"
     result = mpi(folder, uneven(cluster), "strategy=simulated")
     assert result.status == "failed" and result.log == "mpirun.log"
@@ -123,10 +117,7 @@ def hands(cluster, tmp_path, *words):
 def test_torchrun_on_both_hosts(strategy, cluster, tmp_path):
     with hands(cluster, tmp_path, f"strategy={strategy}") as somebody:
         assert somebody.end(LIMIT_S) == (0, [0, 0]), somebody.said
-    result = read_result(tmp_path / "run" / "result.json")
-    assert (result.status, result.reason, result.scale.nodes) == ("ok", None, 2)
-    measured = [0] if strategy == "parameter_server" else [0, 1, 1]
-    assert [rank.hostname for rank in result.ranks] == stand(cluster, *measured)
+    check_ranks(read_result(tmp_path / "run" / "result.json"), strategy, cluster)
 
 
 def test_a_rank_by_hand_is_killed_on_the_other_host(cluster, tmp_path):

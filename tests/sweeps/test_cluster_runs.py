@@ -262,11 +262,21 @@ def test_the_user_detaches_at_ctrl_c_or_is_gone(call, monkeypatch, sign, questio
     assert scalebench.load("s").status.tolist() == ["ok"]
 
 
-@pytest.mark.parametrize(("answer", "cancels"), [("", True), ("y", True), ("n", False), (" No ", False)])
+@pytest.mark.parametrize(
+    ("answer", "cancels"), [("", True), ("y", True), ("n", False), (" No ", False), (KeyboardInterrupt, True)]
+)
 def test_the_answer_decides(monkeypatch, answer, cancels):
+    """A second Ctrl-C is a yes."""
     console, questions = Console(), []
+
+    def read_answer(question):
+        questions.append(question)
+        if answer is KeyboardInterrupt:
+            raise answer
+        return answer
+
     assert console.confirm_cancel(3, ask=False) and console.confirm_cancel(3, ask=True), "there is no terminal here"
-    monkeypatch.setattr(console_module, "_read_answer", lambda question: questions.append(question) or answer)
+    monkeypatch.setattr(console_module, "_read_answer", read_answer)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     console.rich._force_terminal = True
     assert console.confirm_cancel(3, ask=True) == cancels

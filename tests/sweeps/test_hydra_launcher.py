@@ -13,6 +13,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 
 import scalebench
+from benchmarks.soak import soak
 from scalebench import __main__ as program
 from scalebench.config import compose
 from scalebench.core.errors import InputError
@@ -254,3 +255,11 @@ def test_a_sweep_starts_each_run_three_times_and_probes_the_first(sweep):
     assert scalebench.pooled("s").repeats.tolist() == [3]
     status, out, _ = sweep(*words, "resume=true", folder="t")
     assert status == 0 and out.count("done before, kept") == 3
+
+
+@pytest.mark.slow
+def test_a_sweep_that_fails_and_is_killed_again_and_again_comes_to_its_end(tmp_path):
+    report = soak(tmp_path, 24, 10, hang_s=20.0)
+    assert report.problems == []
+    assert report.kills >= 1 and report.starts > 24 and report.rows.total() == 24
+    assert report.statuses["ok"] == report.rows["ok"] > 0 and report.statuses["failed"] > 0

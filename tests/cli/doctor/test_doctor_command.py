@@ -1,18 +1,24 @@
-"""`scalebench doctor`: the facts of a machine, each in one line, and the commands for what is missing."""
+"""`scalebench doctor`: the facts of a machine, each in one line, its links, and commands for what is missing."""
 
 import dataclasses
+import io
+import json
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from scalebench.__main__ import main
 from scalebench.cli.commands import doctor
 from scalebench.cli.commands.doctor import cuda_check
 from scalebench.config import horovod_build
 from scalebench.config.horovod_build import HorovodBuild
-from scalebench.core.machine import cuda_builds, machine, private_network
+from scalebench.core.machine import cuda_builds, gpus, machine, private_network
+from scalebench.core.machine.cpus import NumaNode
 from scalebench.core.machine.gpus import Gpu
 from scalebench.strategies import registry
 from tests.builders.runs import MACHINE
+from tests.nvml_stand_in import TABLES, UUIDS, parse_matrix, put_in, read_table
 
 HERE = dataclasses.replace(MACHINE, os="Linux-6", versions={"torch": "2.13.0+cpu", "numpy": "2.4.6"})
 GPUS = [
@@ -153,3 +159,186 @@ def test_launchers_show_their_version(run_command, tmp_path, monkeypatch, name, 
     (tmp_path / name).write_text(f"{script}\n")
     (tmp_path / name).chmod(0o755)
     assert [line for line in run_command(programs=str(tmp_path)) if line.startswith(message)]
+
+
+# The facts, limits and unusual values of the hardware, its links, and the table of `doctor --record`.
+PLAIN = Gpu(0, "A100", None, 40 * 2**30, 1410, 1215, 400.0, 0, None, power_limit_default_w=400.0, ecc=True, mig=False)
+PCIE = {"pcie_generation": 4, "pcie_generation_max": 4, "pcie_width": 16, "pcie_width_max": 16}
+TOPOLOGY = [["X", "PIX", "SYS"], ["PIX", "X", "SYS"], ["SYS", "SYS", "X"]]
+NODES = [NumaNode(0, [0, 1, 2, 3], 64 * 2**30, {}), NumaNode(1, [4, 5, 6, 7], None, {})]
+
+
+def rows(**changes):
+    results = doctor.list_machine_rows(dataclasses.replace(MACHINE, **changes))
+    assert len({name for name, _ in results}) == len(results)
+    return dict(results)
+
+
+def drawn(here):
+    console = Console(width=200, record=True, color_system=None, file=io.StringIO())
+    table = doctor.make_link_table(here)
+    assert table is not None
+    console.print(table)
+    return [" ".join(line.split()) for line in console.export_text().splitlines() if line.strip()]
+
+
+def test_processors_nodes_and_limits():
+    results = rows(
+        cpu_sockets=2, cpus_allowed=[0, 1, 2, 5], smt=True, cpu_governors=["performance", "powersave"],
+        cpu_max_mhz=3500.4, numa=NODES, cpu_quota=1.5, memory_limit_bytes=3 * 2**29,
+        gpus=[PLAIN, dataclasses.replace(PLAIN, index=1)],
+    )  # fmt: skip
+    assert results["processors"] == (
+        "a processor, 2 sockets, CPUs 0-2,5, two or more threads a core, governor performance and powersave, "
+        "up to 3500 MHz"
+    )
+    assert results["NUMA node 0"] == "CPUs 0-2, 64 GiB, GPU 0-1"
+    assert results["NUMA node 1"] == "CPUs 5"
+    assert results["limits"] == "1.5 CPUs' worth of time, 1.5 GiB of memory"
+    assert rows(numa=NODES, cpus_allowed=[0])["NUMA node 1"] == "no CPU for this process"
+    assert "NUMA node 0" not in rows(numa=NODES[:1])
+    assert rows() == {"machine": "2 x a processor cores, 8 GiB, no GPU"}, "nothing else is known"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, ""),
+        ({"power_limit_w": 250.0}, "250 W instead of 400 W"),
+        ({"sm_clock_application_mhz": 1200, "sm_clock_default_mhz": 1095}, "SM up to 1410 MHz (set to 1200)"),
+        ({"mem_clock_application_mhz": 1215, "mem_clock_default_mhz": 1215}, "memory up to 1215 MHz"),
+        ({**PCIE, "pcie_generation": 3, "pcie_width": 8}, "PCIe 4 x16 (now 3 x8)"),
+        (PCIE, "PCIe 4 x16"),
+        ({"mig": True}, "MIG"),
+        ({"ecc": False}, "no ECC"),
+        ({"persistence": False}, "no persistence mode"),
+        ({"compute_mode": "exclusive_process"}, "compute mode exclusive_process"),
+    ],
+)
+def test_unusual_facts_of_a_gpu_are_shown(changes, message):
+    usual = ["A100", "40 GiB", "400 W", "NUMA node 0", "SM up to 1410 MHz", "memory up to 1215 MHz"]
+    words = rows(gpus=[dataclasses.replace(PLAIN, **changes)])["GPU 0"].split(", ")
+    new = [word for word in words if word not in usual]
+    assert new == ([message] if message not in ("", *usual) else [])
+
+
+def test_pairs_come_with_the_command_that_compares_them():
+    gpus = [dataclasses.replace(PLAIN, index=index) for index in range(3)]
+    results = rows(gpus=gpus, topology=TOPOLOGY)
+    assert (results["PIX pairs"], results["SYS pairs"]) == ("0-1", "0-2 1-2")
+    command = "scalebench --multirun 'hardware.device_ids=[0,1],[0,2]'"
+    assert results["compare them"] == command
+    assert rows(gpus=gpus, topology=TOPOLOGY, numa=NODES)["compare them"] == f"{command} hardware.bind=numa,far"
+    hidden = rows(gpus=gpus, topology=TOPOLOGY, environment={"CUDA_VISIBLE_DEVICES": "2,0"})
+    assert "compare them" not in hidden and hidden[""].startswith("CUDA_VISIBLE_DEVICES=2,0: ")
+    assert "compare them" not in rows(gpus=gpus[:1], topology=[["X"]])
+    many = rows(gpus=gpus, topology=[["X" if a == b else "NV12" for b in range(8)] for a in range(8)])
+    assert many["NV12 pairs"] == "0-1 0-2 0-3 0-4 0-5 0-6 0-7 1-2 and 20 more"
+
+
+def test_pairs_without_peer_access_are_marked():
+    read = [["X", "OK", "OK"], ["OK", "X", "CNS"], ["OK", "CNS", "X"]]
+    write = [["X", "OK", "NS"], ["OK", "X", "CNS"], ["OK", "CNS", "X"]]
+    nvlink = [["X", "NS", "NS"], ["NS", "X", "NS"], ["NS", "NS", "X"]]
+    here = dataclasses.replace(MACHINE, topology=TOPOLOGY, peer_access={"read": read, "write": write, "nvlink": nvlink})
+    assert drawn(here)[2:] == [
+        "GPU 0 X PIX SYS, no peer access (NS)",
+        "GPU 1 PIX X SYS, no peer access (CNS)",
+        "GPU 2 SYS SYS, no peer access (CNS) X",
+    ]
+    plain = ["GPU 0 X PIX SYS", "GPU 1 PIX X SYS", "GPU 2 SYS SYS X"]
+    assert drawn(dataclasses.replace(here, peer_access=None))[2:] == plain
+
+
+@pytest.fixture
+def no_frameworks(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(doctor, "list_horovod_builds", list)
+    monkeypatch.setattr(cuda_check, "describe_torch_build", lambda host: "")
+
+
+def test_the_doctor_with_the_stand_in(nvml_library, no_frameworks, monkeypatch, capsys):
+    put_in(monkeypatch, nvml_library, NVLINKS=0, ANCESTOR=30, P2P=1, MIG_1=1)
+    monkeypatch.setattr(machine, "numa_nodes", lambda: NODES)
+    assert main(["doctor"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.strip()]
+    message = {line.partition(",")[0]: line for line in lines}
+    assert "MIG" not in message["GPU 0 NVIDIA Stand-in 0"] and ", MIG" in message["GPU 1 NVIDIA Stand-in 1"]
+    assert "PCIe 4 x16" in message["GPU 0 NVIDIA Stand-in 0"]
+    assert "PHB pairs 0-1" in lines
+    assert lines[-2:] == ["GPU 0 X PHB, no peer access (CNS)", "GPU 1 PHB, no peer access (CNS) X"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("table", ["hgx_h100", "dgx_a100", "dgx1_v100"])
+def test_the_doctor_draws_the_matrix_that_nvidia_smi_prints(table, nvml_library, no_frameworks, monkeypatch, capsys):
+    put_in(monkeypatch, nvml_library, table)
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.split()[:1] == ["links"])
+    drawn_rows = [line.replace("GPU ", "GPU") for line in lines[begin:]]
+    published = parse_matrix("\n".join(read_table(table)["topology"]))
+    assert len(published) == 8 and parse_matrix("\n".join(line.strip() for line in drawn_rows)) == published
+
+
+# `scalebench doctor --record`: the table that it writes, and that the stand-in answers from this table as before.
+
+
+def record(path, capsys):
+    assert main(["doctor", "--record", str(path)]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("table", sorted(path.stem for path in TABLES.glob("*.json")))
+def test_the_stand_in_answers_from_a_recorded_table_as_before(table, nvml_library, tmp_path, monkeypatch, capsys):
+    put_in(monkeypatch, nvml_library, table)
+    first, second, before = tmp_path / "first.json", tmp_path / "second.json", gpus.detect_gpus()
+    count = len(before.gpus)
+    assert record(first, capsys) == [f"what NVML answers of {count} GPUs is in {first}"]
+    put_in(monkeypatch, nvml_library, first)
+    record(second, capsys)
+    after = gpus.detect_gpus()
+    assert (after.topology, after.peer_access, len(after.gpus)) == (before.topology, before.peer_access, count)
+    for gpu, old in zip(after.gpus, before.gpus, strict=True):
+        assert vars(gpu) | {"uuid": None} == vars(old) | {"uuid": None}
+    rows, again = read_table(first)["rows"], read_table(second)["rows"]
+    assert rows.keys() == again.keys()
+    assert {call for call in rows if rows[call] != again[call]} <= {"nvmlDeviceGetUUID"}  # a hash of a hash
+
+
+@pytest.mark.gpu
+def test_a_table_holds_values_and_return_codes_but_nothing_private(nvml_library, tmp_path, monkeypatch, capsys):
+    put_in(monkeypatch, nvml_library, changes={"nvmlDeviceGetFieldValues 186": [90000]}, PROCESSES_0="4711", NVLINKS=2)
+    record(tmp_path / "table.json", capsys)
+    text = (tmp_path / "table.json").read_text()
+    assert "4711" not in text and not any(uuid in text for uuid in UUIDS)
+    rows = json.loads(text)["rows"]
+    hashes = rows["nvmlDeviceGetUUID"]
+    assert [len(each) for each in hashes] == [40, 40] and len(set(hashes)) == 2
+    assert rows["nvmlSystemGetDriverVersion"] == ["550.54.15"]
+    assert rows["nvmlDeviceGetClockInfo 1"] == [1380]
+    assert rows["nvmlDeviceGetMemoryInfo"] == [{"total": 40 * 2**30, "free": 39 * 2**30, "used": 2**30}]
+    assert rows["nvmlDeviceGetTopologyCommonAncestor gpu1"] == [20, None]
+    assert rows["nvmlDeviceGetNvLinkRemotePciInfo 1"][0]["busId"] == "00000000:1A:00.0"
+    assert (rows["nvmlDeviceGetNvLinkState 2"], rows["nvmlDeviceGetFieldValues 186"]) == ([{"error": 3}], [90000])
+    assert rows["nvmlDeviceGetFieldValues 138"][0] > 0
+    assert rows["nvmlDeviceGetTotalEnergyConsumption"][1] == {"error": 3}
+    assert rows["nvmlDeviceGetPcieThroughput 0"] == [1000]
+    assert not any("Serial" in call or "Process" in call for call in rows)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
+    [
+        (["table.json"], {"INIT": 9}, "NVML does not answer here (NVMLError_DriverNotLoaded: Driver Not Loaded)"),
+        (["no/such/table.json"], {}, "cannot write no/such/table.json: No such file or directory"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, settings, message, nvml_library, monkeypatch, capsys):
+    put_in(monkeypatch, nvml_library, **settings)
+    assert main(["doctor", "--record", *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.splitlines()) == 1 and message in said.err
+    assert not Path("table.json").exists()

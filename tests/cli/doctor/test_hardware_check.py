@@ -1,4 +1,4 @@
-"""This host checked against a hardware YAML: made-up machines, folders, and commands of SLURM."""
+"""This host and SLURM's answers checked against a hardware YAML: made-up machines, folders, and commands of SLURM."""
 
 import dataclasses
 import shlex
@@ -11,11 +11,14 @@ import pytest
 from scalebench.__main__ import main
 from scalebench.cli.commands.doctor import hardware_check
 from scalebench.cli.commands.doctor.check_result import DIFFERS, OK, UNCHECKED, is_near
+from scalebench.cli.commands.doctor.slurm_check import check_partition, check_slurm
 from scalebench.core.machine import machine
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.spec import Config, HardwareSpec, SlurmSpec
+from scalebench.core.spec import Config, HardwareSpec, MeasureSpec, SlurmSpec
+from scalebench.slurm.commands import Slurm, SlurmError, SlurmUnreachable
+from scalebench.slurm.partition import parse_sinfo
 from tests.builders.runs import MACHINE
-from tests.cli.doctor.test_slurm_check import SINFO
+from tests.slurm.builders import SINFO
 
 A100_NODE = HardwareSpec(
     "alpha", devices="cuda", gpus_per_node=2, cpus_per_node=48, memory_bytes=10**12, gpu_model="A100 SXM4 40GB",
@@ -279,3 +282,183 @@ def test_the_srun_command_names_account_and_qos(monkeypatch):
     assert hardware_check.make_srun_hint(config.hardware, ["hardware=alpha"]).endswith(
         ": srun --nodes=1 --ntasks=1 --partition=alpha --account=p_a scalebench doctor hardware=alpha"
     )
+
+
+# SLURM's answers, from sinfo's lines and made-up commands, checked against a YAML.
+NODES = parse_sinfo(SINFO)
+ALPHA_SPEC = HardwareSpec(
+    "alpha", devices="cuda", gpus_per_node=8, cpus_per_node=48, max_nodes=3, memory_bytes=10**12, this_machine=False,
+    scheduler="slurm", slurm=SlurmSpec(partition="alpha", exclusive=True),
+)  # fmt: skip
+
+
+def partition_results(hardware=None, nodes=NODES, **slurm):
+    wants = dataclasses.replace(ALPHA_SPEC.slurm, **slurm)
+    config = Config(hardware=dataclasses.replace(ALPHA_SPEC, slurm=wants, **(hardware or {})), measure=MeasureSpec())
+    return {line.key: line for line in check_partition(config, nodes)}
+
+
+def test_a_matching_partition():
+    assert [dataclasses.astuple(line) for line in partition_results().values()] == [
+        ("slurm.partition", "alpha", "2 of 3 nodes up", OK),
+        ("max_nodes", "3", "3 nodes", OK),
+        ("cpus_per_node of the partition", "48", "3 x 48 cores (96 CPUs)", OK),
+        ("memory_bytes of the partition", "1,000 GB", "3 x 1,038 GB", OK),
+        ("slurm.time_minutes", "null: 62, by measure.timeout_s", "limit 10080 minutes", OK),
+        ("slurm.gres", "gpu:8", "3 x gpu:8(S:0-1)", OK),
+    ]
+
+
+UNLIMITED = [dataclasses.replace(node, limit_minutes=None) for node in NODES]
+MIXED = [*NODES[:2], dataclasses.replace(NODES[2], cores=32, cpus=32, memory_bytes=2**39, gres="gpu:4")]
+TWO = {"gpus_per_node": 2}
+CORES, MEMORY = "cpus_per_node of the partition", "memory_bytes of the partition"
+# Settings of the hardware and of the job, the nodes, and lines of the answer: expected (None: any), actual, verdict.
+PARTITIONS = [
+    # SLURM would refuse 96 whole cores of a node with 48: threads are counted only where the job counts them.
+    ({"cpus_per_node": 96}, {}, NODES, {CORES: (None, None, DIFFERS)}),
+    ({"cpus_per_node": 96}, {"lines": ["--hint=multithread"]}, NODES, {CORES: (None, None, OK)}),
+    (
+        {"max_nodes": 34}, {}, MIXED,
+        dict.fromkeys(["max_nodes", CORES, MEMORY], (None, None, DIFFERS))
+        | {"slurm.gres": (None, "2 x gpu:8(S:0-1), gpu:4", DIFFERS)},
+    ),
+    ({"devices": "cpu"}, {}, NODES, {"slurm.gres": None}),  # a job without GPUs asks for none
+    ({}, {"gres": ""}, NODES, {"slurm.gres": None}),
+    *(
+        (TWO, {"partition": "main", "gres": f"gpu:{kind}:{{gpus}}"}, NODES,
+         {"slurm.gres": (f"gpu:{kind}:2", None, verdict)})
+        for kind, verdict in (("a100", OK), ("A100", OK), ("v100", DIFFERS))
+    ),
+    (
+        {}, {"partition": "alpa"}, NODES,
+        {"slurm.partition": ("alpa", "no partition 'alpa'; did you mean 'alpha'?", DIFFERS), "max_nodes": None},
+    ),
+    ({}, {}, [], {"slurm.partition": (None, "no partition 'alpha'; known: none", DIFFERS), "max_nodes": None}),
+    (TWO, {"partition": None}, NODES, {"slurm.partition": ("null: main", "1 of 2 nodes up", OK)}),
+    ({}, {"partition": None}, NODES[:3], {"slurm.partition": (None, "no default partition; known: alpha", DIFFERS)}),
+    ({}, {}, NODES[2:3], {"slurm.partition": (None, None, DIFFERS)}),  # no node of it is up
+    *(  # null asks for the 60 minutes of measure.timeout_s, and 2 to start
+        row
+        for minutes, verdict in ((30, OK), (60, OK), (61, DIFFERS), (None, DIFFERS))
+        for row in (
+            ({}, {"partition": "main", "time_minutes": minutes}, NODES, {"slurm.time_minutes": (None, None, verdict)}),
+            ({}, {"time_minutes": minutes}, UNLIMITED, {"slurm.time_minutes": (None, None, OK)}),
+        )
+    ),
+    *(
+        ({}, {"partition": "main", "constraint": text}, NODES,
+         {"slurm.constraint": (None, "features big, ssd", verdict)})
+        for text, verdict in (("ssd", OK), ("hdd", DIFFERS), ("ssd&big", UNCHECKED))
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("hardware", "slurm", "nodes", "expected"), PARTITIONS)
+def test_a_partition_is_compared_with_the_settings(hardware, slurm, nodes, expected):
+    results = partition_results(hardware, nodes, **slurm)
+    for key, line in expected.items():
+        assert (key in results) == (line is not None), key
+        for wanted, actual in zip(line or (), dataclasses.astuple(results[key])[1:] if line else (), strict=True):
+            assert wanted in (None, actual), key
+
+
+SHOWN = "PartitionName=alpha\n   AllowGroups=ALL AllowAccounts=p_a,p_b AllowQos=ALL\n   AllocNodes=ALL\n"
+MPI = "MPI plugin types are...\n\tpmix\n\tnone\n\tpmi2\nspecific pmix plugin versions available: pmix_v4\n"
+
+
+class FakeSlurm(Slurm):
+    """Answers by the first words of a command; None raises what SLURM would say."""
+
+    def __init__(self, answers=None, there=True):
+        super().__init__(None)
+        usual = {"sbatch --version": "slurm 22.05.8\n", "sinfo": SINFO, "scontrol show partition alpha": SHOWN}
+        self.answers = usual | {"srun --mpi": MPI, "srun --help": "--container\n"} | (answers or {})
+        self.there = there
+        self.asked = []
+
+    def path(self, name):
+        return f"/opt/slurm/bin/{name}" if self.there else None
+
+    def run(self, name, *words, limit_s=20.0, **more):
+        command = " ".join([name, *words])
+        self.asked.append(command)
+        answer = next((text for start, text in self.answers.items() if command.startswith(start)), None)
+        if answer is None:
+            raise SlurmError(f"no answer to {name}")
+        return answer
+
+
+def wanting(partition="alpha", **wants):
+    slurm = SlurmSpec(partition, **wants)
+    return Config(hardware=HardwareSpec("alpha", devices="cuda", this_machine=False, scheduler="slurm", slurm=slurm))
+
+
+def slurm_results(slurm, **wants):
+    results, _ = check_slurm(slurm, wanting(**wants))
+    return {line.key: (line.actual, line.verdict) for line in results}
+
+
+def test_few_questions_and_none_that_starts_anything():
+    slurm = FakeSlurm()
+    matches = slurm_results(slurm)
+    assert matches["scheduler"] == ("slurm 22.05.8, /opt/slurm/bin/sbatch", OK)
+    assert matches["slurm.partition"] == ("2 of 3 nodes up", OK)
+    assert [command.split()[0] for command in slurm.asked] == ["sbatch", "sinfo"]
+    _, nodes = check_slurm(FakeSlurm(), wanting())
+    assert [node.name for node in nodes] == ["taurusi8001", "taurusi8002", "taurusi8003"], "of the partition"
+    assert check_slurm(FakeSlurm(), wanting("alpa"))[1] == []
+
+
+def test_without_sbatch():
+    assert slurm_results(FakeSlurm(there=False)) == {
+        "scheduler": ("no sbatch on the PATH; hardware.slurm.bin names its folder", DIFFERS)
+    }
+    matches = slurm_results(FakeSlurm(there=False), bin="/opt/slurm/bin")
+    assert matches["scheduler"][0].startswith("no sbatch on /opt/slurm/bin;")
+
+
+def test_a_controller_that_does_not_answer(monkeypatch):
+    def away(*words, **more):
+        raise SlurmUnreachable("Unable to contact slurm controller")
+
+    slurm = FakeSlurm()
+    monkeypatch.setattr(slurm, "run", away)
+    assert slurm_results(slurm) == {"scheduler": ("Unable to contact slurm controller", DIFFERS)}
+
+
+TAKES_ALL = "partition alpha takes all; sbatch decides whether you may"
+COURSE = {"scontrol show reservation": "ReservationName=course StartTime=2026-01-01\n"}
+PYXIS = {"container": "x.sqsh", "container_runtime": "pyxis"}
+RUNTIME = "slurm.container_runtime"
+# What SLURM answers, settings of the job, a line of the answer, what is actual (None: anything), and the verdict.
+ANSWERS = [
+    ({}, {"account": "p_b"}, "slurm.account", "partition alpha takes p_a, p_b", OK),
+    ({}, {"account": "p_c"}, "slurm.account", "partition alpha takes p_a, p_b", DIFFERS),
+    ({}, {"qos": "normal"}, "slurm.qos", TAKES_ALL, UNCHECKED),
+    ({"scontrol show partition alpha": ""}, {"account": "p_b"}, "slurm.account", None, UNCHECKED),
+    (COURSE, {"reservation": "course"}, "slurm.reservation", None, OK),
+    (COURSE, {"reservation": "cours"}, "slurm.reservation", None, DIFFERS),
+    (COURSE, {"reservation": "other"}, "slurm.reservation", None, DIFFERS),
+    ({}, {"mpi": "pmix"}, "slurm.mpi", "srun has pmix, none, pmi2", OK),
+    ({}, {"mpi": "pmi2"}, "slurm.mpi", "srun has pmix, none, pmi2", OK),
+    ({}, {"mpi": "openmpi"}, "slurm.mpi", "srun has pmix, none, pmi2", DIFFERS),
+    ({}, {"mpi": "available"}, "slurm.mpi", "srun has pmix, none, pmi2", DIFFERS),
+    ({"srun --mpi": ""}, {"mpi": "pmix"}, "slurm.mpi", "srun does not list any", UNCHECKED),
+    ({}, {}, "slurm.mpi", None, UNCHECKED),  # there is no mpirun here
+    ({}, PYXIS, RUNTIME, "srun has no --container-image", DIFFERS),
+    ({"srun --help": "  --container-image=[USER@]IMAGE\n"}, PYXIS, RUNTIME, "srun has --container-image", OK),
+    ({}, {"container": "x.sif"}, RUNTIME, None, UNCHECKED),
+]
+
+
+@pytest.mark.parametrize(("answers", "wants", "key", "actual", "verdict"), ANSWERS)
+def test_slurm_is_asked_for_what_a_job_wants(answers, wants, key, actual, verdict, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    results = slurm_results(FakeSlurm(answers), **wants)
+    assert results[key] == (results[key][0] if actual is None else actual, verdict)
+    assert (RUNTIME in results) == ("container" in wants)
+    if not wants:
+        (tmp_path / "mpirun").touch(0o755)
+        assert slurm_results(FakeSlurm())["slurm.mpi"] == (str(tmp_path / "mpirun"), OK)
