@@ -46,13 +46,12 @@ def test_same_gives_a_position_for_each_stride_and_pads_behind(size, width, stri
     assert used == size + before + after or (before == after == 0 and used <= size)
 
 
-@pytest.mark.parametrize(
-    ("padding", "strides", "pads", "size"), [("valid", 1, 0, 6), ("valid", 2, 0, 3), (1, 2, 1, 4), (2, 1, 2, 10)]
-)
-def test_valid_and_numbers_of_zeros(padding, strides, pads, size):
+def test_valid_and_numbers_of_zeros():
     net = image()
-    for node in (net.conv(net.input, "conv", 1, 3, strides, padding), net.max_pool(net.input, 3, strides, padding)):
-        assert node.shape[:2] == (size, size) and node.settings["pads"] == ((pads, pads), (pads, pads))
+    for padding, strides, pads, size in (("valid", 1, 0, 6), ("valid", 2, 0, 3), (1, 2, 1, 4), (2, 1, 2, 10)):
+        name = f"conv{strides}{padding}"
+        for node in (net.conv(net.input, name, 1, 3, strides, padding), net.max_pool(net.input, 3, strides, padding)):
+            assert node.shape[:2] == (size, size) and node.settings["pads"] == ((pads, pads), (pads, pads))
 
 
 def test_dense_and_joining_nodes():
@@ -72,17 +71,15 @@ def test_dense_and_joining_nodes():
         net.concat(net.input, net.max_pool(net.input, 2, 2))
 
 
-@pytest.mark.parametrize(("scale", "trained"), [(True, ["gamma", "beta"]), (False, ["beta"])])
-def test_moving_statistics_are_not_trained(scale, trained):
-    net = image()
-    node = net.batch_norm(net.input, "bn", epsilon=1e-5, momentum=0.9, scale=scale)
-    assert [a.name for a in node.arrays if a.trainable] == [f"bn/{last}" for last in trained]
-    assert [(a.name, a.init) for a in node.arrays if not a.trainable] == [
-        ("bn/moving_mean", "zeros"),
-        ("bn/moving_variance", "ones"),
-    ]
-    assert node.settings == {"epsilon": 1e-5, "momentum": 0.9, "scale": scale}
-    assert net.parameters == 3 * len(trained) and len(net.arrays) == 2 + len(trained)
+def test_moving_statistics_are_not_trained():
+    for scale, trained in ((True, ["bn/gamma", "bn/beta"]), (False, ["bn/beta"])):
+        net = image()
+        node = net.batch_norm(net.input, "bn", epsilon=1e-5, momentum=0.9, scale=scale)
+        assert [a.name for a in node.arrays if a.trainable] == trained
+        moving = [(a.name, a.init) for a in node.arrays if not a.trainable]
+        assert moving == [("bn/moving_mean", "zeros"), ("bn/moving_variance", "ones")]
+        assert node.settings == {"epsilon": 1e-5, "momentum": 0.9, "scale": scale}
+        assert net.parameters == 3 * len(trained) and len(net.arrays) == 2 + len(trained)
 
 
 def test_counting_and_mistakes():
@@ -225,23 +222,16 @@ def test_it_is_never_above_the_highest_nor_below_nothing(warmup_epochs, schedule
     assert found[:warm] == sorted(found[:warm]) and found[warm:] == sorted(found[warm:], reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("stop", "ends"),
-    [
-        (StopSpec(), []),
-        (StopSpec(seconds=1.0, target=0.1), []),
-        (StopSpec(epochs=2.5), [25]),
-        (StopSpec(epochs=0.01), [1]),
-        (StopSpec(steps=7), [7]),
-        (StopSpec(epochs=1.0, steps=7), [10, 7]),
-    ],
-)
-def test_ends_that_are_counted_in_updates(stop, ends):
-    assert list_step_limits(TrainSpec(stop=stop), PER_EPOCH) == ends
+def test_ends_that_are_counted_in_updates():
+    for stop, ends in (
+        (StopSpec(), []), (StopSpec(seconds=1.0, target=0.1), []), (StopSpec(epochs=2.5), [25]),
+        (StopSpec(epochs=0.01), [1]), (StopSpec(steps=7), [7]), (StopSpec(epochs=1.0, steps=7), [10, 7]),
+    ):  # fmt: skip
+        assert list_step_limits(TrainSpec(stop=stop), PER_EPOCH) == ends
 
 
-@pytest.mark.parametrize(("rule", "rate"), [("none", 1e-3), ("linear", 4e-3), ("sqrt", 2e-3)])
-def test_the_highest_is_by_the_rule_for_the_global_batch(rule, rate):
-    spec = simulated_spec(2, train=TrainSpec(10, learning_rate_rule=rule, base_batch=5))
-    assert spec.learning_rate == pytest.approx(rate)
-    assert LearningRateSchedule.from_spec(spec, PER_EPOCH).at_step(3) == spec.learning_rate
+def test_the_highest_is_by_the_rule_for_the_global_batch():
+    for rule, rate in (("none", 1e-3), ("linear", 4e-3), ("sqrt", 2e-3)):
+        spec = simulated_spec(2, train=TrainSpec(10, learning_rate_rule=rule, base_batch=5))
+        assert spec.learning_rate == pytest.approx(rate)
+        assert LearningRateSchedule.from_spec(spec, PER_EPOCH).at_step(3) == spec.learning_rate

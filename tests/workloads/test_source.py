@@ -119,14 +119,12 @@ def test_in_order_gives_each_sample_once(size):
 
 
 def test_two_ranges_share_the_arrays():
+    """The fixed feed gives the same ones again."""
     train, validation = source(20, 6, last=15), source(20, 6, first=15)
     assert train.samples == 15 and validation.samples == 5
     assert sorted(row for batch in train.epoch(0) for row in batch.targets) == list(range(15))
     assert [row for batch in validation.in_order() for row in batch.targets] == list(range(15, 20))
     assert sorted(row for batch in validation.epoch(0) for row in batch.targets) == list(range(15, 20))
-
-
-def test_fixed_gives_the_same_arrays_again():
     one = source(20, 6, replica=1, replicas=2, feed="fixed")
     first, *others = islice(one, 9)
     assert first.targets.tolist() == source(20, 6, replica=1, replicas=2).batch_indices(0, 0).tolist()
@@ -168,15 +166,14 @@ def test_contradicting_arguments():
 SAMPLES = 400
 
 
-@pytest.fixture
-def array(tmp_path):
-    rows = np.arange(SAMPLES * 600, dtype=np.float32).reshape(SAMPLES, 200, 3)
-    return saved(tmp_path / "inputs.npy", rows)
-
-
 def saved(path, rows):
     np.save(path, rows)
     return np.load(path, mmap_mode="r")
+
+
+@pytest.fixture
+def array(tmp_path):
+    return saved(tmp_path / "inputs.npy", np.arange(SAMPLES * 600, dtype=np.float32).reshape(SAMPLES, 200, 3))
 
 
 def disk_rows(array):
@@ -252,18 +249,14 @@ def no_thread_left():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("depth", [1, 2, 50])
-def test_all_items_in_order(depth):
-    assert list(prefetch(range(20), depth)) == list(range(20))
-    assert list(prefetch([], depth)) == []
+def test_items_are_drawn_in_order_in_another_thread():
+    """Up to `depth` ahead, while the consumer works."""
+    for depth in (1, 2, 50):
+        assert list(prefetch(range(20), depth)) == list(range(20))
+        assert list(prefetch([], depth)) == []
     with pytest.raises(ValueError, match="depth=0"):
         prefetch([], 0)
-
-
-@pytest.mark.slow
-def test_drawn_in_another_thread_up_to_depth_ahead():
-    drawn = []
-    reached = threading.Event()
+    drawn, reached = [], threading.Event()
 
     def items():
         for item in count():
@@ -279,21 +272,18 @@ def test_drawn_in_another_thread_up_to_depth_ahead():
     assert len(drawn) == 4 and threading.main_thread() not in drawn
     ahead.close()
 
-
-@pytest.mark.slow
-def test_work_overlaps_with_the_consumer():
-    def items():
-        for item in range(5):
-            time.sleep(0.04)
-            yield item
-
     def consume_s(iterator):
         begin_s = time.perf_counter()
         for _ in iterator:
             time.sleep(0.04)
         return time.perf_counter() - begin_s
 
-    assert consume_s(prefetch(items())) < 0.8 * consume_s(items())
+    def slow_items():
+        for item in range(5):
+            time.sleep(0.04)
+            yield item
+
+    assert consume_s(prefetch(slow_items())) < 0.8 * consume_s(slow_items())
 
 
 @pytest.mark.slow

@@ -24,17 +24,14 @@ from tests.strategies.builders import run_training
 from tests.strategies.torch.conftest import spec_of
 
 
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_collectives_of_one_rank_keep_their_values(name, strategy):
-    action = strategy("ddp_gloo").collective(name, 64)
-    action.put(lambda rank: np.arange(16, dtype=np.float32))
-    action()
-    np.testing.assert_array_equal(action.results()[0], np.arange(16))
-
-
-def test_buffers_are_freed_with_the_action(strategy):
-    """They are freed at once and not by the garbage collector: the buffers of the next size need the memory."""
-    strategy("ddp_gloo")
+def test_collectives_of_one_rank_keep_their_values(strategy):
+    """Buffers are freed at once and not by the garbage collector: those of the next size need the memory."""
+    adapter = strategy("ddp_gloo")
+    for name in COLLECTIVES:
+        action = adapter.collective(name, 64)
+        action.put(lambda rank: np.arange(16, dtype=np.float32))
+        action()
+        np.testing.assert_array_equal(action.results()[0], np.arange(16))
     action = TorchCollective("all_to_all", 64, torch.device("cpu"))
     buffers = [weakref.ref(action._full), weakref.ref(action._output)]
     gc.disable()

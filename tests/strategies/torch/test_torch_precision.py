@@ -73,18 +73,6 @@ def test_images_under_every_strategy(strategy, pictures, name):
     assert adapter.message_sizes() == [4 * adapter.num_params()]
 
 
-@pytest.mark.gpu
-def test_kernels_in_another_layout_are_recorded(strategy, pictures):
-    """FSDP and ZeRO need contiguous kernels, while images stay channels last."""
-    bare = strategy("bare_torch", **IMAGES)
-    bare.step(next(iter(bare.feed(pictures()))))
-    assert bare.settings_used()["data_format"] == "nhwc"
-    for parameter in bare.model.parameters():
-        parameter.data = parameter.data.contiguous()
-        parameter.grad = None
-    assert bare.settings_used()["data_format"] == "nhwc (nchw kernels)"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "lightning_ddp_gloo"])
 def test_float16_scales_and_skips(strategy, source, name):
@@ -102,6 +90,7 @@ def test_float16_scales_and_skips(strategy, source, name):
     assert adapter.settings_used() == {"precision": "float16", "compiler": "none"}
 
 
+@pytest.mark.gpu
 def test_tf32_needs_a_recent_gpu_and_only_the_default_leaves_its_switches(strategy, monkeypatch):
     with pytest.raises(Unsupported, match=r"train\.precision=tf32 is a mode of GPUs"):
         strategy("bare_torch", train__precision="tf32")
@@ -109,15 +98,11 @@ def test_tf32_needs_a_recent_gpu_and_only_the_default_leaves_its_switches(strate
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     with pytest.raises(Unsupported, match=r"8\.0 or newer, and Tesla T4 has 7\.5"):
         precision._check_tf32(torch.device("cuda", 0))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("before", [True, False])
-def test_only_the_default_leaves_the_switches_of_tf32(before):
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = before
-    for name, expected in (("default", before), ("float32", False)):  # the latter for the tests that follow
-        precision.Precision(name, CPU)
-        assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == expected
+    for before in (True, False):
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = before
+        for name, expected in (("default", before), ("float32", False)):  # the latter for the tests that follow
+            precision.Precision(name, CPU)
+            assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32 == expected
 
 
 @pytest.mark.gpu
@@ -141,10 +126,15 @@ def test_the_default_layout_is_that_of_tensor_cores_where_they_are_used(name, ca
 @pytest.mark.gpu
 @pytest.mark.parametrize("expected", ["nhwc", "nchw"])
 def test_networks_are_built_in_the_default_layout(strategy, pictures, expected, monkeypatch):
+    """FSDP and ZeRO need contiguous kernels, while images stay channels last."""
     monkeypatch.setattr(precision, "select_data_format", lambda *facts: expected)
     bare = strategy("bare_torch", **IMAGES)
     bare.step(next(iter(bare.feed(pictures()))))
     assert bare.settings_used()["data_format"] == expected
+    for parameter in bare.model.parameters():
+        parameter.data = parameter.data.contiguous()
+        parameter.grad = None
+    assert bare.settings_used()["data_format"] == ("nhwc (nchw kernels)" if expected == "nhwc" else "nchw")
 
 
 @pytest.mark.parametrize("name", training.OPTIMIZERS)

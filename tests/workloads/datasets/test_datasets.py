@@ -130,28 +130,20 @@ def test_bytes_and_class_numbers_reach_the_ranks_by_every_feed(tmp_path):
     assert np.array_equal(floats.inputs, from_host[0].inputs / np.float32(127.5) - 1)
 
 
-@pytest.mark.parametrize(
-    ("batch", "accumulate", "gpus", "replicas", "per_call"),
-    [
-        (10, 1, 1, 1, 40),
-        (10, 1, 2, 2, 80),
-        (10, 1, 2, 1, 40),
-        (300, 1, 1, 1, 1024),
-        (2000, 1, 1, 1, 2000),
-        (300, 6, 1, 1, 200),
-        (7, 2, 1, 1, 16),
-    ],
-)
-def test_evaluation_batches_hold_several_micro_batches(batch, accumulate, gpus, replicas, per_call):
+def test_evaluation_batches_hold_several_micro_batches():
     """A process with several devices evaluates on one of them."""
-    train = TrainSpec(batch, accumulate=accumulate)
-    spec = simulated_spec(gpus, train=train, dataset=DatasetSpec("materials", size=4000))
-    trains, validation = datasets.open_sources(spec, 0, replicas)
-    subset = datasets.open_training_subset(spec, 0, replicas)
-    assert validation is not None and subset is not None
-    assert (trains.global_batch, validation.global_batch, subset.global_batch) == (batch * gpus, per_call, per_call)
-    seen = [batch.samples for batch in validation.in_order()]
-    assert sum(seen) == validation.samples // replicas and max(seen) <= per_call // replicas
+    for batch, accumulate, gpus, replicas, per_call in (
+        (10, 1, 1, 1, 40), (10, 1, 2, 2, 80), (10, 1, 2, 1, 40), (300, 1, 1, 1, 1024), (2000, 1, 1, 1, 2000),
+        (300, 6, 1, 1, 200), (7, 2, 1, 1, 16),
+    ):  # fmt: skip
+        train = TrainSpec(batch, accumulate=accumulate)
+        spec = simulated_spec(gpus, train=train, dataset=DatasetSpec("materials", size=4000))
+        trains, validation = datasets.open_sources(spec, 0, replicas)
+        subset = datasets.open_training_subset(spec, 0, replicas)
+        assert validation is not None and subset is not None
+        assert (trains.global_batch, validation.global_batch, subset.global_batch) == (batch * gpus, per_call, per_call)
+        seen = [batch.samples for batch in validation.in_order()]
+        assert sum(seen) == validation.samples // replicas and max(seen) <= per_call // replicas
 
 
 def test_a_training_to_a_stop_may_evaluate_only_some_samples():

@@ -132,16 +132,26 @@ def test_pictures_are_regular_files(folder):
 
 
 def test_no_path_and_no_folders(tmp_path):
-    with pytest.raises(InputError, match=r"read from files: have a folder .*image-net.*, then set dataset\.path"):
-        datasets.prepare(image_config("imagenet", tmp_path))
-    with pytest.raises(InputError, match=r"data cannot be read \(No such file"):
-        prepare(tmp_path / "data")
-    (tmp_path / "data").mkdir()
-    with pytest.raises(InputError, match="has no class folders: have a folder"):
-        prepare(tmp_path / "data")
-    (tmp_path / "data" / "n01").mkdir()
-    with pytest.raises(InputError, match="n01 has no JPEG files"):
-        prepare(tmp_path / "data")
+    data = tmp_path / "data"
+
+    def fails(message, read=lambda: prepare(data)):
+        with pytest.raises(InputError, match=message):
+            read()
+
+    unset = image_config("imagenet", tmp_path)
+    fails(r"read from files: have a folder .*image-net.*, then set dataset\.path", lambda: datasets.prepare(unset))
+    fails(r"data cannot be read \(No such file")
+    data.mkdir()
+    fails("has no class folders: have a folder")
+    (data / "n01").mkdir()
+    fails("n01 has no JPEG files")
+
+
+def test_any_picture_may_be_chosen_for_any_position():
+    chosen = [image_folder.choose_pictures([100, 1], 2, seed) for seed in range(20)]
+    assert len({tuple(row) for rows in chosen for row in rows.tolist() if row[0] == 0}) > 10
+    places = [np.flatnonzero(image_folder.choose_pictures([100, 1], 101, seed)[:, 0] == 1)[0] for seed in range(20)]
+    assert max(places) > 50 and min(places) < 50
 
 
 def test_another_size_of_pictures_and_more_classes_than_outputs(folder):
@@ -154,13 +164,6 @@ def test_another_size_of_pictures_and_more_classes_than_outputs(folder):
     config.model.input_shape = [16, 20, 3]
     with pytest.raises(InputError, match="square pictures of 3 channels"):
         datasets.prepare(config)
-
-
-def test_any_picture_may_be_chosen_for_any_position():
-    chosen = [image_folder.choose_pictures([100, 1], 2, seed) for seed in range(20)]
-    assert len({tuple(row) for rows in chosen for row in rows.tolist() if row[0] == 0}) > 10
-    places = [np.flatnonzero(image_folder.choose_pictures([100, 1], 101, seed)[:, 0] == 1)[0] for seed in range(20)]
-    assert max(places) > 50 and min(places) < 50
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 60), st.integers(0, 5))

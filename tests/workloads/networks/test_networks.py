@@ -47,12 +47,12 @@ def test_what_is_refused(name, shape, outputs, options, message):
         networks.build_by_name(name, shape, outputs, options)
 
 
-@pytest.mark.parametrize(("name", "least"), [("inception_v3", 75), ("alexnet", 63), ("vgg16", 32), ("cifar10_cnn", 10)])
-def test_pictures_below_the_least_size_are_refused(name, least):
-    networks.build_by_name(name, (least, least, 3), 10)
-    message = rf"^inputs of {least - 1}x{least - 1} are too small for {name}: .*; raise dataset.image_size"
-    with pytest.raises(InputError, match=message):
-        networks.build_by_name(name, (least - 1, least - 1, 3), 10)
+def test_pictures_below_the_least_size_are_refused():
+    for name, least in (("inception_v3", 75), ("alexnet", 63), ("vgg16", 32), ("cifar10_cnn", 10)):
+        networks.build_by_name(name, (least, least, 3), 10)
+        message = rf"^inputs of {least - 1}x{least - 1} are too small for {name}: .*; raise dataset.image_size"
+        with pytest.raises(InputError, match=message):
+            networks.build_by_name(name, (least - 1, least - 1, 3), 10)
 
 
 def test_input_shape_follows_from_the_model():
@@ -143,21 +143,20 @@ def test_parts_of_the_synthetic_network():
     assert net.count("conv") == 8 and net.count("dense") == 3
 
 
-@pytest.mark.parametrize(
-    ("parameters", "flops", "sample_bytes", "message"),
-    [
-        (1e6, 1e6, 4000, r"^model.options.flops=1e\+06 is below 2 for each of 1e\+06 parameters; raise it to 2e\+06"),
-        (1e6, 1e9, 3996, r"^model.options.sample_bytes=3996 is too small for that many FLOPs .*; raise it to 4000 or"),
-        (1e6, 1e9, 4001, r"^model.options.sample_bytes=4001 should be a multiple of 4"),
-        (0, 1e9, 4000, r"^model.options.parameters=0 should be a finite number above 0$"),
-        (1e6, math.inf, 4000, r"^model.options.flops=inf should be a finite number above 0$"),
-        (math.nan, 1e9, 4000, r"^model.options.parameters=nan should be a finite number above 0$"),
-        (50, 200, 4000, r"^model=synthetic cannot come closer to parameters=50 and flops=200 than .*; raise model.opt"),
-    ],
-)
-def test_impossible_sizes(parameters, flops, sample_bytes, message):
-    with pytest.raises(InputError, match=message):
-        build_synthetic(parameters, flops, sample_bytes)
+def test_impossible_sizes():
+    for sizes, message in (
+        ((1e6, 1e6, 4000), r"flops=1e\+06 is below 2 for each of 1e\+06 parameters; raise it to 2e\+06"),
+        ((1e6, 1e9, 3996), r"sample_bytes=3996 is too small for that many FLOPs .*; raise it to 4000 or"),
+        ((1e6, 1e9, 4001), "sample_bytes=4001 should be a multiple of 4"),
+        ((0, 1e9, 4000), "parameters=0 should be a finite number above 0$"),
+        ((1e6, math.inf, 4000), "flops=inf should be a finite number above 0$"),
+        ((math.nan, 1e9, 4000), "parameters=nan should be a finite number above 0$"),
+    ):
+        with pytest.raises(InputError, match=rf"^model.options.{message}"):
+            build_synthetic(*sizes)
+    close = r"^model=synthetic cannot come closer to parameters=50 and flops=200 than .*; raise model.opt"
+    with pytest.raises(InputError, match=close):
+        build_synthetic(50, 200, 4000)
 
 
 CODE = """\

@@ -165,7 +165,9 @@ def test_every_node_leads_to_the_output(name):
     assert len(net.output.shape) == 1 + (name in ("gpt_small", "lstm_small"))
 
 
-def test_where_the_stride_of_a_resnet_is():
+def test_structure_of_resnets():
+    """Where the strides are; padding can be the maximum in the first pool of v2 only; shortcuts for CIFAR have no
+    parameters."""
     stacks = (3, 4, 5)
     first = [f"conv{n}_block1_{part}_conv" for n in stacks for part in (0, 1)]
     assert strided(build("resnet50", 64)) == ["conv1_conv", *first]
@@ -173,6 +175,20 @@ def test_where_the_stride_of_a_resnet_is():
     assert strided(build("resnet50_v1_5", 64)) == ["conv1_conv", *middle]
     last = ["conv2_block3_2_conv", "conv3_block4_2_conv", "conv4_block6_2_conv"]
     assert strided(build("resnet50_v2", 64)) == ["conv1_conv", *last]
+    for name, before, pads in (("resnet50", "relu", 1), ("resnet50_v2", "zero_pad", 0)):
+        net = build(name, 64)
+        pool = next(node for node in net.nodes if node.op == "max_pool")
+        assert node(net, pool.inputs[0]).op == before and pool.settings["pads"] == ((pads, pads),) * 2
+    net = build("resnet20_cifar10", 32)
+    assert [(n.shape, n.settings["pads"]) for n in net.nodes if n.op == "pad_channels"] == [
+        ((16, 16, 32), (8, 8)),
+        ((8, 8, 64), (16, 16)),
+    ]
+    pools = [n.settings for n in net.nodes if n.op == "avg_pool"]
+    assert pools == [{"window": (1, 1), "strides": 2, "pads": ((0, 0), (0, 0))}] * 2
+    assert strided(net) == ["conv7", "conv13"] and node(net, "conv7").settings["pads"] == ((0, 1), (0, 1))
+    assert node(net, "batchnorm1").inputs == ("conv1",)
+    assert node(net, "conv1").inputs == ("batchnorm0",)  # no relu between, as in the original
 
 
 def test_settings_of_the_normalisation():
@@ -187,26 +203,6 @@ def test_settings_of_the_normalisation():
     for name, expected in settings.items():
         actual = [node.settings for node in build(name, 96).nodes if node.op == "batch_norm"]
         assert actual and all(one == expected for one in actual), name
-
-
-def test_padding_can_be_the_maximum_in_the_first_pool_of_v2_only():
-    for name, before, pads in (("resnet50", "relu", 1), ("resnet50_v2", "zero_pad", 0)):
-        net = build(name, 64)
-        pool = next(node for node in net.nodes if node.op == "max_pool")
-        assert node(net, pool.inputs[0]).op == before and pool.settings["pads"] == ((pads, pads),) * 2
-
-
-def test_shortcuts_of_resnets_for_cifar_have_no_parameters():
-    net = build("resnet20_cifar10", 32)
-    assert [(n.shape, n.settings["pads"]) for n in net.nodes if n.op == "pad_channels"] == [
-        ((16, 16, 32), (8, 8)),
-        ((8, 8, 64), (16, 16)),
-    ]
-    pools = [n.settings for n in net.nodes if n.op == "avg_pool"]
-    assert pools == [{"window": (1, 1), "strides": 2, "pads": ((0, 0), (0, 0))}] * 2
-    assert strided(net) == ["conv7", "conv13"] and node(net, "conv7").settings["pads"] == ((0, 1), (0, 1))
-    assert node(net, "batchnorm1").inputs == ("conv1",)
-    assert node(net, "conv1").inputs == ("batchnorm0",)  # no relu between, as in the original
 
 
 def test_alexnets_and_the_example_for_cifar():
