@@ -187,14 +187,15 @@ class IdleCohort(Cohort):
         processes = [psutil.Process(pid) for member in members for pid in find_run_processes(member.folder)]
         ranks = [each for each in processes if "scalebench.measure.monitor" not in each.cmdline()]
         assert [rank.status() for rank in ranks] == ["stopped"] * 3
-        before_s = self.cpu_s(processes)
-        time.sleep(1.0)
-        self.used_s = self.cpu_s(processes) - before_s
+        wait_until(lambda: self.measure_cpu_s(processes, 0.1) == 0.0)  # a monitor may still be on its way to its pause
+        self.used_s = self.measure_cpu_s(processes, 1.0)
         super()._do_rounds(members)
 
     @staticmethod
-    def cpu_s(processes):
-        return sum(sum(process.cpu_times()[:2]) for process in processes)
+    def measure_cpu_s(processes, wall_s):
+        before_s = sum(sum(process.cpu_times()[:2]) for process in processes)
+        time.sleep(wall_s)
+        return sum(sum(process.cpu_times()[:2]) for process in processes) - before_s
 
 
 def test_a_report_that_is_renamed_into_the_folder_ends_a_wait(tmp_path):
