@@ -62,8 +62,7 @@ def test_a_ring_sends_less_than_twice_the_gradients(size, devices):
     assert ring_bytes(size, devices) <= ring_bytes(size, devices + 1)
 
 
-latencies = st.floats(1e-6, 1e-2)
-bandwidths = st.floats(1e6, 1e12)
+latencies, bandwidths = st.floats(1e-6, 1e-2), st.floats(1e6, 1e12)
 
 
 def taken(devices, messages, size_bytes, latency_s, bytes_per_s):
@@ -89,24 +88,10 @@ def test_one_size_gives_the_rate_alone(bytes_per_s, size):
     assert actual.bytes_per_s == pytest.approx(bytes_per_s)
 
 
-def test_a_latency_below_zero_is_none():
-    actual = fit_link_rate(
-        [MeasuredSync(2, 1, 1e3, 0.5e-6), MeasuredSync(2, 1, 1e6, 1e-3)]
-    )  # the small one is twice as fast a byte
-    assert actual.latency_s == 0.0
-    assert 1e9 < actual.bytes_per_s < 2e9
-
-
-def test_nothing_exchanged_is_no_link():
-    assert fit_link_rate([]) is None
-    assert (
-        fit_link_rate([MeasuredSync(1, 1, 1e6, 1e-3), MeasuredSync(2, 1, 0.0, 1e-3), MeasuredSync(2, 1, 1e6, 0.0)])
-        is None
-    )
-
-
-def test_more_bytes_in_less_time_leave_the_rate_of_all():
-    """As where the processors are busy."""
-    actual = fit_link_rate([MeasuredSync(2, 1, 1e6, 1e-3), MeasuredSync(2, 1, 1e3, 2e-3)])
-    assert actual is not None and actual.latency_s is None
-    assert actual.bytes_per_s == pytest.approx(1e9, rel=1e-3)
+def test_measurements_that_make_no_link():
+    negative = fit_link_rate([MeasuredSync(2, 1, 1e3, 0.5e-6), MeasuredSync(2, 1, 1e6, 1e-3)])
+    assert negative.latency_s == 0.0 and 1e9 < negative.bytes_per_s < 2e9, "the small one is twice as fast a byte"
+    nothing = [MeasuredSync(1, 1, 1e6, 1e-3), MeasuredSync(2, 1, 0.0, 1e-3), MeasuredSync(2, 1, 1e6, 0.0)]
+    assert fit_link_rate([]) is fit_link_rate(nothing) is None
+    busy = fit_link_rate([MeasuredSync(2, 1, 1e6, 1e-3), MeasuredSync(2, 1, 1e3, 2e-3)])  # more bytes in less time
+    assert busy.latency_s is None and busy.bytes_per_s == pytest.approx(1e9, rel=1e-3)
