@@ -21,6 +21,7 @@ from tests.report.html.test_page import nasty_sections
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 WAIT_S = 30
+OPEN_ALL = "document.querySelectorAll('details').forEach(one => { one.open = true; })"
 TRACES = "return [...document.querySelector('#speedup .plot').data].filter(t => t.meta.role !== 'band')"
 
 
@@ -81,6 +82,13 @@ def test_filters_hide_rows_and_lines_and_say_so(page):
     assert "ZIH, published" not in visible_series(page) and len(visible_rows(page)) == 7
     filter_box(page, "hardware", "cpu").click()
     assert visible_rows(page) == []
+    filter_box(page, "hardware", "cpu").click()
+    page.find_element(By.CSS_SELECTOR, "details.fold > summary").click()
+    warning = page.find_element(By.CSS_SELECTOR, ".paragraph.warning")
+    assert warning.is_displayed()
+    filter_box(page, "strategy", "horovod_gloo").click()
+    assert not warning.is_displayed(), "paragraphs and code are filtered too"
+    assert len([code for code in page.find_elements(By.CSS_SELECTOR, ".code") if code.is_displayed()]) == 1
 
 
 def test_bars_with_tags_of_their_own_go_one_by_one(page):
@@ -95,15 +103,6 @@ def test_bars_with_tags_of_their_own_go_one_by_one(page):
     assert pieces == [("bar", [0.05]), ("bar", [None]), ("gain", [-0.01]), ("bar", [0.16])]
     filter_box(page, "strategy", "ddp_gloo").click()
     wait(page, bars % "p.data[0].x.length === 2")
-
-
-def test_paragraphs_and_code_are_filtered_too(page):
-    page.find_element(By.CSS_SELECTOR, "details.fold > summary").click()
-    warning = page.find_element(By.CSS_SELECTOR, ".paragraph.warning")
-    assert warning.is_displayed()
-    filter_box(page, "strategy", "horovod_gloo").click()
-    assert not warning.is_displayed()
-    assert len([code for code in page.find_elements(By.CSS_SELECTOR, ".code") if code.is_displayed()]) == 1
 
 
 def test_the_address_keeps_the_filters(page, tmp_path):
@@ -131,17 +130,11 @@ def test_figures_of_the_page_are_those_of_the_frame(page, tmp_path):
     texts = "return [...document.querySelectorAll('#throughput .figures td:nth-child(2)')].map(td => td.textContent)"
     figures = sorted(float(text) for text in page.execute_script(texts))
     assert figures == pytest.approx(values, rel=1e-5)
-
-
-def test_a_click_on_a_head_sorts_and_a_second_one_turns_round(page):
-    button = page.find_elements(By.CSS_SELECTOR, "#runs .sort")[2]
-    column = "return [...document.querySelectorAll('#runs tbody td:nth-child(3)')].map(td => Number(td.dataset.value))"
+    button = page.find_elements(By.CSS_SELECTOR, "#runs .sort")[2]  # a click sorts, a second one turns round
     head = "return document.querySelectorAll('#runs th')[2].getAttribute('aria-sort')"
-    button.click()
-    rising = page.execute_script(column)
-    assert rising == sorted(rising) and page.execute_script(head) == "ascending"
-    button.click()
-    assert page.execute_script(column) == rising[::-1] and page.execute_script(head) == "descending"
+    for order, direction in ((values, "ascending"), (values[::-1], "descending")):
+        button.click()
+        assert list(map(float, page.execute_script(table))) == order and page.execute_script(head) == direction
 
 
 def test_colours_follow_the_system_and_the_button(page, tmp_path):
@@ -185,7 +178,7 @@ def test_the_keyboard_reaches_everything(page):
 @pytest.mark.parametrize("pixels", [1280, 390])
 def test_no_width_makes_the_page_scroll_sideways(browser, tmp_path, pixels):
     open_page(browser, write_page(tmp_path), pixels)
-    browser.execute_script("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    browser.execute_script(OPEN_ALL)
     size = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
     assert size[0] <= size[1] == pixels
     shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})["data"]
@@ -235,18 +228,16 @@ def test_the_first_page_of_paper_has_the_answer_and_two_charts(browser, tmp_path
 def test_charts_are_drawn_when_they_come_near(browser, tmp_path):
     sweeps.sweep(tmp_path / "sweep", gpus=(1, 2))
     report_data = load_report_data([tmp_path / "sweep"])
-    copies = [section for number in range(30) for section in [renamed(sections(report_data.frame)[1], number)]]
+    section, copies = sections(report_data.frame)[1], []
+    for number in range(30):
+        blocks = [dataclasses.replace(block, id=f"{block.id}-{number}") for block in section.blocks]
+        copies.append(dataclasses.replace(section, id=f"{section.id}-{number}", blocks=blocks))
     open_page(browser, write(report_data, tmp_path / "report.html", copies))
     count_drawn = "return document.querySelectorAll('.plot[data-drawn]').length"
     assert browser.execute_script(count_drawn) < 10
     browser.execute_script("scrollTo({top: document.body.scrollHeight, behavior: 'instant'})")
     wait(browser, "return 'drawn' in [...document.querySelectorAll('.plot')].at(-1).dataset")
     assert browser.execute_script(count_drawn) < 30
-
-
-def renamed(section, number):
-    blocks = [dataclasses.replace(block, id=f"{block.id}-{number}") for block in section.blocks]
-    return dataclasses.replace(section, id=f"{section.id}-{number}", blocks=blocks)
 
 
 def test_the_console_has_no_errors_and_nothing_is_requested(page):
@@ -267,7 +258,7 @@ def test_nothing_in_a_result_runs(browser, tmp_path):
     sweeps.sweep(tmp_path / "sweep", gpus=(1,))
     report_data = load_report_data([tmp_path / "sweep"])
     open_page(browser, write(report_data, tmp_path / "report.html", nasty_sections()))
-    browser.execute_script("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    browser.execute_script(OPEN_ALL)
     for filter_box in browser.find_elements(By.CSS_SELECTOR, "#filters input"):
         filter_box.click()
         filter_box.click()
@@ -277,13 +268,9 @@ def test_nothing_in_a_result_runs(browser, tmp_path):
     assert "<script>" in browser.find_element(By.CSS_SELECTOR, "pre").text  # it is there, as text
     assert browser.find_element(By.CSS_SELECTOR, ".plot .xtick").text.startswith("\"'><img src=x")
     assert browser.get_log("browser") == []
-
-
-def test_long_words_do_not_make_the_page_wide(browser, tmp_path):
-    sweeps.sweep(tmp_path / "sweep", gpus=(1,))
-    report_data = load_report_data([tmp_path / "sweep"])
-    open_page(browser, write(report_data, tmp_path / "report.html", nasty_sections("n" * 400)), pixels=390)
-    browser.execute_script("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    page = write(report_data, tmp_path / "report.html", nasty_sections("n" * 400))
+    open_page(browser, page, pixels=390)  # which long words do not make wide
+    browser.execute_script(OPEN_ALL)
     assert browser.execute_script("return document.documentElement.scrollWidth") == 390
 
 
@@ -322,3 +309,16 @@ def test_the_page_has_what_a_screen_reader_needs(browser, tmp_path):
     assert set(each("thead th", "e.scope")) == {"col"}
     inside = ".plot a, .plot button, .plot [tabindex]"  # what is drawn is one picture: nothing in it can be reached
     assert each(inside, "e.tabIndex") in ([], [-1] * len(each(inside, "1")))
+
+
+def test_all_charts_of_a_complete_report_can_be_drawn(browser, tmp_path):
+    set_width(browser, 1280)
+    browser.get(write_real_page(tmp_path, ("bare_torch", "ddp_gloo", "ddp_nccl", "horovod_gloo")).as_uri())
+    browser.execute_script(OPEN_ALL)
+    for place in range(0, browser.execute_script("return document.documentElement.scrollHeight"), 500):
+        browser.execute_script(f"scrollTo(0, {place})")
+        wait(browser, "return [...near].every(plot => 'drawn' in plot.dataset)")
+    wait(browser, "return plots.every(plot => 'drawn' in plot.dataset)")
+    assert browser.get_log("browser") == []
+    size = browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
+    assert size[0] <= size[1]

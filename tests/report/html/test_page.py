@@ -14,7 +14,7 @@ from scalebench.core.spec import HardwareSpec
 from scalebench.report.document import Axis, Cell, Chart, Code, Paragraph, Row, Section, Series, Table, Tile, Verdict
 from scalebench.report.html.page import make_title, write
 from scalebench.report.html.render import dump_json, lift_main_charts
-from scalebench.report.report_data import load_report_data
+from scalebench.report.report_data import MAX_DETAILED_RUNS, load_report_data
 from scalebench.report.sections import make_sections
 from tests.builders import sweeps
 from tests.report.html.frame_sections import sections
@@ -143,6 +143,16 @@ def test_a_page_is_small_and_without_charts_has_no_plotly(report_data, tmp_path)
     long = Chart("c", "C", Axis("s"), Axis("MHz"), [Series("a", list(map(float, range(1000))), [1.0] * 1000)])
     page = write(report_data, tmp_path / "report.html", [Section("s", "S", [long])]).read_text(encoding="utf-8")
     assert "1 point of 3" in page and page.count("<tr><td>") == 334, "of many points some are in the table"
+
+
+@pytest.mark.slow
+def test_two_hundred_runs_are_a_page_of_less_than_two_megabytes(tmp_path):
+    """With probes, and a few more than are shown in detail."""
+    names = "ddp_gloo ddp_nccl horovod_gloo horovod_mpi horovod_nccl lightning_ddp_gloo mirrored fsdp multiworker zero1"
+    sweeps.sweep(tmp_path, ("bare_torch", *names.split()), gpus=(1, 2, 4, 8), repeats=5)
+    report_data = load_report_data([tmp_path])
+    assert MAX_DETAILED_RUNS <= len(report_data.frame) <= MAX_DETAILED_RUNS + 5
+    assert write(report_data, tmp_path / "report.html").stat().st_size < 2_000_000
 
 
 def test_failed_runs_and_unreadable_files_are_counted(tmp_path):
