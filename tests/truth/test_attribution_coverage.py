@@ -14,18 +14,7 @@ import pytest
 from scalebench.analysis.attribution.components import LOSS_PARTS
 from scalebench.analysis.attribution.lost_efficiency import attribute_repeats, measure_repeat
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns
-from tests.truth.simulated_group import (
-    BATCH,
-    Times,
-    arrays,
-    autoregressive,
-    contains,
-    lognormal,
-    run,
-    spec_of,
-    truths,
-    white,
-)
+from tests.truth import simulated_group as simulated
 from tests.truth.simulated_group import UPDATES as DRAWN
 
 pytestmark = [pytest.mark.truth, pytest.mark.slow]
@@ -33,10 +22,10 @@ pytestmark = [pytest.mark.truth, pytest.mark.slow]
 MAX_STEPS = 50_000  # more than a run can have
 REPEATS, START_SD = 3, 0.03
 # The bare strategy at the full and at the local batch, the strategy on one device, and on several.
-FULL = Times(step_s=0.0016, loading_s=0.0003)
-BARE = Times(step_s=0.0010, loading_s=0.0002)
-SELF = Times(step_s=0.0011, loading_s=0.0002)
-GROUP = Times(step_s=0.0013, loading_s=0.0003, sync_s=0.0004, straggler_s=0.0005)
+FULL = simulated.Times(step_s=0.0016, loading_s=0.0003)
+BARE = simulated.Times(step_s=0.0010, loading_s=0.0002)
+SELF = simulated.Times(step_s=0.0011, loading_s=0.0002)
+GROUP = simulated.Times(step_s=0.0013, loading_s=0.0003, sync_s=0.0004, straggler_s=0.0005)
 
 
 def run_trial(ranks, noise, seed):
@@ -50,12 +39,12 @@ def run_trial(ranks, noise, seed):
         times = [replace(each, step_s=each.step_s * math.exp(chance.normal(0, START_SD)))
                  for each in (FULL, BARE, SELF, GROUP)]  # fmt: skip
         specs = [
-            spec_of(1, probes=False),
-            spec_of(1, probes=False),
-            *(spec_of(n, probes=number == 0) for n in (1, ranks)),
+            simulated.spec_of(1, probes=False),
+            simulated.spec_of(1, probes=False),
+            *(simulated.spec_of(n, probes=number == 0) for n in (1, ranks)),
         ]
         full, bare, own, together = (
-            run(*each[:2], noise, MAX_STEPS, each[2]) for each in zip(specs, times, seeds, strict=True)
+            simulated.run(*each[:2], noise, MAX_STEPS, each[2]) for each in zip(specs, times, seeds, strict=True)
         )
         together = _rename_run(together, "own", f"group{number}")
         together = replace(together, scale=replace(together.scale, scaling="strong"))
@@ -79,12 +68,12 @@ def _rename_run(result, strategy, run_id, devices=1):
 
 def true_parts(ranks, noise):
     """Return the seconds of each part and of a step by their definitions."""
-    alone = {name: BATCH / truths(times, noise, 1)["throughput"] for name, times in
+    alone = {name: simulated.BATCH / simulated.truths(times, noise, 1)["throughput"] for name, times in
              (("full", FULL), ("bare", BARE), ("own", SELF))}  # fmt: skip
-    loading_s = truths(SELF, noise, 1)["data_s"]
-    group = truths(GROUP, noise, ranks)
-    own, _, _ = arrays(GROUP, noise, ranks, DRAWN, np.random.default_rng(99))
-    held_s, update_s = float(own.mean()), BATCH * ranks / group["throughput"]
+    loading_s = simulated.truths(SELF, noise, 1)["data_s"]
+    group = simulated.truths(GROUP, noise, ranks)
+    own, _, _ = simulated.arrays(GROUP, noise, ranks, DRAWN, np.random.default_rng(99))
+    held_s, update_s = float(own.mean()), simulated.BATCH * ranks / group["throughput"]
     actual = {
         "batch": alone["bare"] - alone["full"] / ranks,
         "overhead": alone["own"] - alone["bare"],
@@ -108,9 +97,9 @@ def measure_coverage(ranks, noise, trials):
         assert abs(sum(part.share.value for part in actual.parts) - actual.lost.value) < 1e-9
         for part in actual.parts:
             name = part.names[0]
-            held[f"{name}_s"] += contains(part.step_s, parts_s[name])
-            held[name] += contains(part.share, parts_s[name] / update_s)
-        held["lost"] += contains(actual.lost, sum(parts_s.values()) / update_s)
+            held[f"{name}_s"] += simulated.contains(part.step_s, parts_s[name])
+            held[name] += simulated.contains(part.share, parts_s[name] / update_s)
+        held["lost"] += simulated.contains(actual.lost, sum(parts_s.values()) / update_s)
     return held
 
 
@@ -120,9 +109,9 @@ TRIALS, LEAST = 300, 276
 @pytest.mark.parametrize(
     ("case", "ranks", "noise"),
     [
-        ("white, 2 ranks", 2, white()),
-        ("lognormal, 3 ranks", 3, lognormal()),
-        ("AR(1) 0.5, 2 ranks", 2, autoregressive(0.5)),
+        ("white, 2 ranks", 2, simulated.white()),
+        ("lognormal, 3 ranks", 3, simulated.lognormal()),
+        ("AR(1) 0.5, 2 ranks", 2, simulated.autoregressive(0.5)),
     ],
     ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
 )

@@ -12,25 +12,13 @@ from scalebench.analysis import step_breakdown, throughput
 from scalebench.measure.probes import InterleavedLoop, Variant
 from scalebench.measure.timing import time_blocks
 from scalebench.strategies.base import OPTIMIZER
-from tests.truth.simulated_group import (
-    Draws,
-    Simulated,
-    Times,
-    autoregressive,
-    contains,
-    lognormal,
-    run,
-    spec_of,
-    spikes,
-    truths,
-    white,
-)
+from tests.truth import simulated_group as group
 
 pytestmark = pytest.mark.truth
 
 TRIALS, LEAST = 1000, 930
 UPDATES = 50_000  # more than a run can have
-QUICK, SLOW = Times(), Times(step_s=0.05, loading_s=0.01, sync_s=0.02, straggler_s=0.025, copy_s=0.01)
+QUICK, SLOW = group.Times(), group.Times(step_s=0.05, loading_s=0.01, sync_s=0.02, straggler_s=0.025, copy_s=0.01)
 
 
 def figure(result, name):
@@ -39,14 +27,14 @@ def figure(result, name):
 
 def coverage(case, ranks, noise, times, trials=TRIALS):
     """Return how many trials hold the truth, by figure, and how often a row is flagged."""
-    spec = spec_of(ranks)
-    reference = truths(times, noise, ranks)
+    spec = group.spec_of(ranks)
+    reference = group.truths(times, noise, ranks)
     held, flags = Counter(), Counter()
     for seed in range(trials):
-        result = run(spec, times, noise, UPDATES, seed)
+        result = group.run(spec, times, noise, UPDATES, seed)
         flags.update(throughput.find_drift(result, spec.config.measure.target) or [])
         for name, truth in reference.items():
-            held[name] += contains(figure(result, name), truth)
+            held[name] += group.contains(figure(result, name), truth)
     print(f"\n{case}: of {trials} hold the truth {dict(held)}; flagged {dict(flags)}")
     return held, flags
 
@@ -55,12 +43,12 @@ def coverage(case, ranks, noise, times, trials=TRIALS):
 @pytest.mark.parametrize(
     ("case", "ranks", "noise"),
     [
-        ("white, 1 rank", 1, white()),
-        ("white, 2 ranks", 2, white()),
-        ("lognormal, 3 ranks", 3, lognormal()),
-        ("spikes, 2 ranks", 2, spikes()),
-        ("AR(1) 0.5, 3 ranks", 3, autoregressive(0.5)),
-        ("AR(1) 0.8, 2 ranks", 2, autoregressive(0.8)),
+        ("white, 1 rank", 1, group.white()),
+        ("white, 2 ranks", 2, group.white()),
+        ("lognormal, 3 ranks", 3, group.lognormal()),
+        ("spikes, 2 ranks", 2, group.spikes()),
+        ("AR(1) 0.5, 3 ranks", 3, group.autoregressive(0.5)),
+        ("AR(1) 0.8, 2 ranks", 2, group.autoregressive(0.8)),
     ],
     ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
 )
@@ -76,11 +64,11 @@ def test_every_figure_lies_in_its_interval(case, ranks, noise):
 @pytest.mark.parametrize(("correlation", "ranks"), [(0.5, 3), (0.8, 2)])
 def test_throughput_lies_in_its_interval_where_blocks_resemble_each_other(correlation, ranks):
     """One update to a block. Probes then have a dozen values, too few to tell that they are correlated."""
-    held, _ = coverage(f"AR(1) {correlation}, {ranks} ranks", ranks, autoregressive(correlation), SLOW)
+    held, _ = coverage(f"AR(1) {correlation}, {ranks} ranks", ranks, group.autoregressive(correlation), SLOW)
     assert held["throughput"] >= LEAST
 
 
-class Noted(Simulated):
+class Noted(group.Simulated):
     """Notes how far apart the ranks are whenever the clock is read."""
 
     def clock(self):
@@ -90,17 +78,17 @@ class Noted(Simulated):
 
 @pytest.fixture
 def strategy():
-    return Noted(spec_of(3), 0, Times(), Draws.of(Times(), white(0.0), 3, 1000, 0), [])
+    return Noted(group.spec_of(3), 0, group.Times(), group.Draws.of(group.Times(), group.white(0.0), 3, 1000, 0), [])
 
 
 def test_blocks_of_actions_begin_together(strategy):
     time_blocks(strategy, lambda: strategy.partial_step(None, OPTIMIZER), 5, 4, strategy.clock)
     assert strategy.apart_s[0::2] == [0.0] * 4
-    assert min(strategy.apart_s[1::2]) == pytest.approx(5 * Times().straggler_s), "they came apart in each"
+    assert min(strategy.apart_s[1::2]) == pytest.approx(5 * group.Times().straggler_s), "they came apart in each"
 
 
 def test_blocks_of_updates_that_take_turns_begin_together(strategy):
     """One update is not timed, and may set them apart by as much."""
     loop = InterleavedLoop(strategy, strategy.feed(None), [Variant("off", sync=False)], 5, 4, strategy.clock)
     strategy.train(loop)
-    assert strategy.apart_s[0::2] == pytest.approx([Times().straggler_s] * 4)
+    assert strategy.apart_s[0::2] == pytest.approx([group.Times().straggler_s] * 4)
