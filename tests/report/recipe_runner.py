@@ -61,9 +61,8 @@ def list_unknown_names(code):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 importlib.import_module(alias.name)
-                names[alias.asname or alias.name.split(".")[0]] = importlib.import_module(
-                    alias.name if alias.asname else alias.name.split(".")[0]
-                )
+                name = alias.name if alias.asname else alias.name.split(".")[0]
+                names[alias.asname or name] = importlib.import_module(name)
         elif isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 names[alias.name] = getattr(importlib.import_module(node.module or ""), alias.name)
