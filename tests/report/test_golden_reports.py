@@ -126,6 +126,18 @@ def published_slopes():
     return of_study("materials_cnn", ["horovod_nccl", "horovod_mpi"])
 
 
+def failures():
+    return [sweeps.failed_run(gpus=n, reason=reason, status=status, log=log) for n, (reason, status, log) in enumerate([
+        (SCRIPT, "failed", "rank0.log"), ("out of memory", "oom", "rank0.log"), ("it hung", "timeout", None),
+        (SCRIPT, "failed", "rank0.log"),
+    ], 1)]  # fmt: skip
+
+
+def flags():
+    flags = {1: ["throttled", "of_tomorrow"], 2: ["throttled"], 4: ["oversubscribed"]}
+    return [sweeps.run("ddp_gloo", gpus, flags=names) for gpus, names in flags.items()]
+
+
 def lone_run():
     return [sweeps.run("ddp_gloo", 4)]
 
@@ -214,6 +226,8 @@ def machines():
     runs = [sweeps.run("ddp_gloo", gpus, machine=each)
             for gpus, each in enumerate((WITH_GPUS, newer, rebuilt, other, WITH_GPUS, MACHINE), 1)]  # fmt: skip
     runs[-2].scale.hardware = "alpha"
+    for number, run in enumerate(runs):
+        run.ranks[0].versions = {"torch": "2.9", "nccl": f"2.2{number % 2}"}
     return [*runs, sweeps.failed_run(machine=other)]
 
 
@@ -278,6 +292,8 @@ SWEEPS = {
     published_weak: ("published",),
     published_bars: ("published",),
     published_slopes: ("published",),
+    failures: ("answer", "problems"),
+    flags: ("problems",),
     lone_run: ("answer", "evidence", "strategies"),
     attributed: ("attribution",),
     chosen_devices: ("strategies",),
@@ -302,6 +318,8 @@ OPTIONS = {
     published_bars: {"references": ["parallel_strategies"]},
     published_slopes: {"references": ["thesis"]},
 }
+LOG = "".join(f"line {n}\n" for n in range(100)) + SCRIPT
+FILES = {failures: {"0/rank0.log": LOG, "3/rank0.log": "\n \n"}}
 STUDIES = re.compile("published-(keras-multi-gpu|parallel-strategies|thesis)")  # tables of all rows of a study
 EMPTY = ("", (), {}, None)
 
@@ -333,6 +351,8 @@ def simplify(part):
 
 def render(make_runs, folder):
     sweeps.write_results(folder, make_runs())
+    for name, text in FILES.get(make_runs, {}).items():
+        (folder / name).write_text(text)
     report_data = load_report_data([folder], **OPTIONS.get(make_runs, {}))
     sections = [
         dataclasses.replace(section, blocks=[each for each in section.blocks if not is_study(each)])

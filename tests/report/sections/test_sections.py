@@ -9,13 +9,15 @@ import pytest
 from scalebench.analysis import published as studies
 from scalebench.analysis.prediction import predictions
 from scalebench.analysis.prediction.extrapolation import load_limits
+from scalebench.core.machine.gpus import Gpu
 from scalebench.core.result import Profile, ProfiledOperation
+from scalebench.report import machine_text
 from scalebench.report.document import MAX_ROWS, Chart, Paragraph, Table
 from scalebench.report.report_data import ReportData, load_report_data
 from scalebench.report.sections import machines, operations, prediction, published, scaling
 from tests.analysis.prediction.test_predictions import make_runs, make_two_models, predict
 from tests.builders import sweeps
-from tests.builders.runs import MACHINE
+from tests.builders.runs import MACHINE, record
 from tests.report.section_blocks import SCRIPT, build_section, cell_texts, get_block, select_blocks, write_report_data
 
 
@@ -111,6 +113,21 @@ def test_many_machines_are_too_many(tmp_path, monkeypatch):
     section = build_section(machines, tmp_path, runs)
     assert [table.id for table in select_blocks(section, Table)] == ["machine-0"]
     assert section.blocks[-1] == Paragraph("1 of 2 machines are shown.")
+
+
+def test_what_an_idle_link_happened_to_be_and_a_package_that_is_not_there_are_no_differences():
+    gpu = Gpu(0, "A100", None, 40 * 2**30, 1410, 1215, 400.0, 0, None, pcie_generation_max=4, pcie_width_max=16)
+
+    def find_differences(*changes):
+        results = [record("ddp", 1, machine=dataclasses.replace(MACHINE, **each)) for each in changes]
+        return machine_text.find_differences(zip("ab", results, strict=True))
+
+    slow, fast = (dataclasses.replace(gpu, pcie_generation=n, pcie_width=16, sm_clock_mhz=100 * n) for n in (1, 4))
+    assert find_differences({"gpus": [slow]}, {"gpus": [fast]}) == {}
+    facts = machine_text.list_hardware_facts(dataclasses.replace(MACHINE, gpus=[slow]))
+    assert facts["GPU 0"].endswith("PCIe 4 x16")
+    assert find_differences({"versions": {"torch": "2.9"}}, {}) == {}
+    assert find_differences({"gpus": [gpu]}, {})["GPU 0"]["none"] == ["b"]
 
 
 def paragraph_text(section):
