@@ -256,7 +256,8 @@ class WarmPopen(subprocess.Popen[Any]):
 def become_program() -> None:
     """Do what the program needs in a process that was just forked: a copy of it forks its ranks, and ends with it."""
     faulthandler.enable()
-    zygote.open_streams()
+    encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
+    zygote.open_streams(-1, encoding or None, errors or None)
     requests, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if (pid := os.fork()) == 0:
         requests.close()

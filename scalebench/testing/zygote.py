@@ -27,7 +27,7 @@ from scalebench.runner.launchers.rank_environment import RANK_VARIABLES
 
 MAX_MESSAGE_BYTES, MAX_DESCRIPTORS = 100_000, 6
 PROGRAM = "scalebench.__main__"
-PER_RANK = re.compile(rf"({'|'.join(RANK_VARIABLES)}|PYTHONPATH|(SCALEBENCH|PYTEST)_\w+)$")
+PER_RANK = re.compile(rf"({'|'.join(RANK_VARIABLES)}|PYTHONPATH|PYTHONIOENCODING|COLUMNS|(SCALEBENCH|PYTEST)_\w+)$")
 
 
 def drop_per_rank(variables: Mapping[str, str]) -> dict[str, str]:

@@ -5,7 +5,6 @@ import dataclasses
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
 import psutil
@@ -71,10 +70,11 @@ def in_parallel(work, cases, at_once=6):
 
 def wait_until(condition, limit_s=30.0):
     """Return the first true answer; AssertionError when there is none in time."""
-    deadline_s = time.monotonic() + limit_s
+    deadline_s, interval_s = time.monotonic() + limit_s, 0.01
     while not (answer := condition()):
         assert time.monotonic() < deadline_s, "the condition did not hold in time"
-        time.sleep(0.01)
+        time.sleep(interval_s)
+        interval_s = min(1.2 * interval_s, 0.1)  # looking at all processes takes long
     return answer
 
 
@@ -91,15 +91,14 @@ def find_running(pids):
 def find_run_processes(folder):
     """Return the ranks and the monitor of the run in `folder`, whatever their parents are now. Forked ranks, whose
     command is that of their zygote, write their log there."""
-    pids = []
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        command = process.info["cmdline"] or []
-        output = ""
-        with contextlib.suppress(OSError):
-            output = os.readlink(f"/proc/{process.info['pid']}/fd/1")
-        is_named = str(folder) in command and {"scalebench.runner.worker", "scalebench.measure.monitor"} & set(command)
-        if is_named or Path(output).parent == folder:
-            pids.append(process.info["pid"])
+    pids, modules = [], {b"scalebench.runner.worker", b"scalebench.measure.monitor"}
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it is gone, or of the kernel
+            with open(f"/proc/{pid}/cmdline", "rb", 0) as file:
+                command = file.read().split(b"\0")
+            is_named = os.fsencode(folder) in command and modules & set(command)
+            if is_named or os.path.dirname(os.readlink(f"/proc/{pid}/fd/1")) == str(folder):
+                pids.append(int(pid))
     return find_running(pids)
 
 
