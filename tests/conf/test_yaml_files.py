@@ -1,4 +1,6 @@
-"""Every YAML in conf/ composes, and agrees with the typed config and the registry."""
+"""Every YAML in conf/ composes, and agrees with the typed config and the registry. The data sets in conf/ keep their
+figures, and so do the sweeps over them. Every hardware YAML has the keys of the typed config, and every figure of a
+named machine has a source."""
 
 import dataclasses
 import json
@@ -10,13 +12,23 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from scalebench.config import resolve
 from scalebench.config.compose import compose_config
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import build_record
-from scalebench.core.spec import Config, DatasetSpec, HardwareSpec, MeasureSpec, ModelSpec, StrategySpec, TrainSpec
+from scalebench.core.spec import (
+    Config,
+    DatasetSpec,
+    HardwareSpec,
+    MeasureSpec,
+    ModelSpec,
+    SlurmSpec,
+    StrategySpec,
+    TrainSpec,
+)
 from scalebench.strategies import registry
 from scalebench.strategies.base import check_options, check_values
-from scalebench.workloads import networks
+from scalebench.workloads import datasets, networks
 
 CONF = Path(__file__).parents[2] / "conf"
 KINDS = {
@@ -99,6 +111,8 @@ def test_a_strategys_yaml_is_consistent(subtests):
                 assert strategy.backend == name.rpartition("_")[2]
             if strategy.backend == "nccl":
                 assert strategy.devices == ["cuda"]
+    options = registry.load_strategy("simulated").Options
+    assert list(load("strategy/simulated.yaml")["options"].items()) == list(dataclasses.asdict(options()).items())
 
 
 def test_the_values_of_options_are_those_of_their_comments_and_others_are_refused_by_name(subtests):
@@ -121,11 +135,6 @@ def test_the_values_of_options_are_those_of_their_comments_and_others_are_refuse
                     check_values(one)
 
 
-def test_the_yaml_lists_every_option_with_its_default():
-    options = registry.load_strategy("simulated").Options
-    assert list(load("strategy/simulated.yaml")["options"].items()) == list(dataclasses.asdict(options()).items())
-
-
 @pytest.mark.slow
 @pytest.mark.real
 def test_the_yaml_lists_every_option_of_a_framework():
@@ -143,3 +152,130 @@ def test_the_yaml_lists_every_option_of_a_framework():
         assert sorted(trees[name]["options"]) == sorted(defaults), name
         check_options(name, trees[name]["options"], defaults)  # one class has several names, each with its own choice
         assert name not in ("ddp", "mirrored", "bare_tensorflow") or trees[name]["options"] == defaults
+
+
+REAL = {
+    "cifar10": "SCALEBENCH_CIFAR10",
+    "imagenet": "SCALEBENCH_IMAGENET",
+    "imagenet_jpeg": "SCALEBENCH_IMAGENET",
+    "imagenet_tfrecord": "SCALEBENCH_IMAGENET_TFRECORD",
+}
+
+
+def config(*words):
+    return compose_config(words)
+
+
+def test_every_data_set_is_known_fits_its_models_and_can_be_fed_in_every_way(subtests):
+    assert {path.stem for path in (CONF / "dataset").glob("*.yaml")} == {*datasets.DATASETS, "custom", "token_dicts"}
+    models = {path.stem for path in (CONF / "model").glob("*.yaml")}
+    for model in models - {"custom", "hf", "timm", "torchvision"}:  # which leave the network to the user
+        with subtests.test(model):
+            datasets.check(resolve.resolve(config(f"model={model}", "gpus=1", "strategy=bare_torch")).config)
+    params = load("sweep/feeding.yaml")["hydra"]["sweeper"]["params"]
+    allowed = {f.name: f.metadata.get("values") for f in dataclasses.fields(DatasetSpec)}
+    for key in ("feed", "prefetch"):
+        assert set(params[f"dataset.{key}"].split(",")) == set(allowed[key])
+
+
+def test_the_samples_of_an_epoch():
+    """Of generated data as many as for 512 on each of 8 devices, or as the real ones have."""
+    counts = {"imagenet_synthetic": (4096, 64), "random": (4096, 64), "cifar10": (50_000, 10_000)}
+    for name, (trained, validated) in {**counts, "cifar10_synthetic": (50_000, None)}.items():
+        dataset = config(f"dataset={name}").dataset
+        assert datasets.count_train_samples(dataset, dataset.size) == trained, name
+        assert validated in (None, dataset.size - trained)
+    real = config("dataset=cifar10").dataset
+    assert (real.image_size, real.classes, real.dtype) == (32, 10, "uint8")
+
+
+@pytest.mark.parametrize(("name", "model", "megabytes"), [
+    ("imagenet_synthetic", "resnet50", 626),
+    ("imagenet_synthetic", "inception_v3", 1116),
+    ("cifar10_synthetic", "cifar10_cnn", 154),
+    ("random", "mlp", 133),
+])  # fmt: skip
+def test_the_sizes_on_disk_that_the_files_tell(name, model, megabytes):
+    made = datasets.DATASETS[name].define(config(f"dataset={name}", f"model={model}"))
+    assert round(made.size_bytes / 1e6) == megabytes
+
+
+def test_the_files_of_a_real_one_are_found_through_the_environment(monkeypatch):
+    for name, variable in REAL.items():
+        with pytest.raises(InputError, match=rf"read from files: .*https://.* or \${variable}$"):
+            datasets.check(config(f"dataset={name}", "model=resnet50"))
+        assert config(f"dataset={name}").dataset.path is None
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, "/data/it")
+            assert config(f"dataset={name}").dataset.path == "/data/it"
+            assert config(f"dataset={name}", "dataset.path=/mine").dataset.path == "/mine"
+
+
+@pytest.mark.parametrize(
+    ("sweep", "variable", "model"),
+    [("real_or_synthetic", "SCALEBENCH_CIFAR10", "cifar10_cnn"), ("real_input", "SCALEBENCH_IMAGENET", "resnet50")],
+)
+def test_a_sweep_over_real_input_differs_in_the_data_set_alone(sweep, variable, model, monkeypatch):
+    monkeypatch.setenv(variable, "/data/it")
+    names = load(f"sweep/{sweep}.yaml")["hydra"]["sweeper"]["params"]["dataset"].split(",")
+    specs = [resolve.resolve(config(f"sweep={sweep}", f"dataset={dataset}")) for dataset in names]
+    real, made = (json.loads(json.dumps(spec.config, default=vars)) for spec in specs)
+    assert (real["dataset"]["path"], made["dataset"]["path"]) == ("/data/it", None)
+    assert real["model"]["name"] == model
+    for tree in (real, made):
+        for key in ("name", "path", "size", "validation_share"):
+            del tree["dataset"][key]
+    assert real == made
+
+
+USUAL_SLURM = dataclasses.asdict(SlurmSpec())
+LINKS = dict.fromkeys(("intra_node_bytes_per_s", "inter_node_bytes_per_s"), (float, type(None)))
+LINKS |= dict.fromkeys(("intra_node", "inter_node"), (str, type(None)))
+OPTIONAL_LINKS = {"kind": (str,)}
+OPTIONAL_LINKS |= dict.fromkeys(("intra_node_latency_s", "inter_node_latency_s", "oversubscription"), (float,))
+# What a source has to be named for, besides whatever stands under links.
+SOURCED = "gpus_per_node cpus_per_node cpus_per_device max_nodes memory_bytes gpu_model gpu_memory_bytes".split()
+SOURCED += ["node_copy"]
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("hardware/*.yaml")), ids=lambda path: path.stem)
+def test_hardware_and_the_sources_of_its_figures(path):
+    results = load(path)
+    links = {**LINKS, **{key: kinds for key, kinds in OPTIONAL_LINKS.items() if key in results["links"]}}
+    assert list(results["links"]) == list(links)
+    assert [key for key, kinds in links.items() if type(results["links"][key]) not in kinds] == []
+    assert all(isinstance(text, str) for text in [*results["sources"], *results["unsupported"].values()])
+    assert results["name"] == path.stem and results["description"]
+    assert results["devices"] in ("cuda", "cpu", "auto") and results["scheduler"] in ("none", "slurm")
+    assert not (results["this_machine"] and results["scheduler"] == "slurm")
+    # Are a run's to choose:
+    chosen = [results[key] for key in ("layout", "device_ids", "bind", "environment")]
+    assert chosen == ["sequence", [], "numa", {}]
+    assert bool(results["slurm"]) == (results["scheduler"] == "slurm")
+    # Only the keys that differ, in their order: 18 lines of nulls in each file would hide them.
+    assert list(results["slurm"]) == [key for key in USUAL_SLURM if key in results["slurm"]]
+    numbers = [results[key] for key in SOURCED] + list(results["links"].values())
+    assert all(value > 0 for value in numbers if isinstance(value, (int, float)))
+    if path.stem in ("cpu", "local", "slurm", "testcluster"):
+        assert results["sources"] == []  # what stands there is our choice, the rest is detected
+        return
+    assert [key for key, value in results["slurm"].items() if value == USUAL_SLURM[key]] == []
+    figures = {key: results[key] for key in SOURCED} | results["links"]
+    figures |= {key: results[key] or None for key in ("slurm", "unsupported")}
+    sources = [source.split(": ", 1) for source in results["sources"]]
+    assert all(len(text) > 10 for _, text in sources)
+    named = {key for keys, _ in sources for key in keys.split(", ")}
+    assert named == {key for key, value in figures.items() if value is not None}
+    if path.stem in ("alpha", "gpu2", "hpdlf"):  # of the thesis, whose rule is cores / GPUs
+        assert (results["cpus_per_device"], results["slurm"]["partition"]) == (None, path.stem)
+        assert "horovod_mpi" in results["unsupported"] or path.stem != "gpu2"
+
+
+def test_cpu_local_and_slurm_assume_nothing():
+    cpu, local, slurm = (load(f"hardware/{name}.yaml") for name in ("cpu", "local", "slurm"))
+    assert (cpu["devices"], cpu["gpus_per_node"], local["devices"]) == ("cpu", 2, "auto")
+    for results in (cpu | {"gpus_per_node": None}, local, slurm):
+        assert all(results[key] is None for key in SOURCED if key != "max_nodes")
+        assert results is slurm or (results["this_machine"] and results["max_nodes"] == 1)
+    assert (slurm["scheduler"], slurm["slurm"]) == ("slurm", {"exclusive": True})
+    assert not any(slurm["links"].values()) and slurm["unsupported"] == {}

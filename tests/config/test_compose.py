@@ -68,7 +68,6 @@ def compare(runs, loaders, name="config"):
 
 
 def content_of(node):
-    """Return everything in a node: uninterpolated values, types and flags."""
     about = node._metadata
     results = [type(node), about.flags or {}, about.object_type, about.ref_type, about.optional]
     inner = node._content if isinstance(node, DictConfig | ListConfig) else node._value()
@@ -220,11 +219,16 @@ def test_devices_and_one_pair_of_each_link_are_listed(nvml_library, monkeypatch)
     assert gpus.count_gpus() == 2
 
 
-def test_variables_are_set_by_name_or_together_and_add_up():
+def test_variables_and_numbers_that_would_be_infinite():
     for words in (["hardware.environment={A:1,B:x y}"], ["hardware.environment.A=1", "hardware.environment.B='x y'"]):
         assert compose_config(words).hardware.environment == {"A": "1", "B": "x y"}
     added = compose_config(["sweep=transport", "hardware.environment={A:1}"]).hardware.environment
     assert added == {"NCCL_DEBUG": "INFO", "A": "1"}
+    message = r"dataset.options.commit: \S+ is too large for a number; where it is a text "
+    for value in ("12e4567", "1e999", "[1,-1e999]"):
+        with pytest.raises(InputError, match=message):
+            compose([f"+dataset.options.commit={value}"])
+    assert compose(["dataset.options.commit='12e4567'"]).dataset.options.commit == "12e4567"
 
 
 def test_the_typed_config_is_plain_and_a_value_of_a_wrong_type_or_a_missing_one_is_refused():
@@ -249,11 +253,3 @@ def test_the_name_of_a_file_may_hold_what_hydra_cannot_read():
     Path("a=1.npz").touch()
     Path("b=2.npz").touch()
     assert composing.accept_words(["dataset.path=a=1.npz,b=2.npz"]) == ["dataset.path='a=1.npz','b=2.npz'"]
-
-
-def test_a_number_that_would_be_infinite_is_refused_with_its_key():
-    message = r"dataset.options.commit: \S+ is too large for a number; where it is a text "
-    for value in ("12e4567", "1e999", "[1,-1e999]"):
-        with pytest.raises(InputError, match=message):
-            compose([f"+dataset.options.commit={value}"])
-    assert compose(["dataset.options.commit='12e4567'"]).dataset.options.commit == "12e4567"

@@ -179,7 +179,6 @@ def test_no_core_is_given_twice_unless_that_is_told(sizes, gpus, threads, bind, 
 
 
 def spec_of(nodes, threads=1, **changes):
-    """Return a spec with a rank for each device of each node."""
     spec = simulated_spec(gpus=sum(map(len, nodes)), size=1000)
     fields = {"devices": "cpu", "cpus_per_device": threads, "this_machine": False, **changes}
     spec.config.hardware = HardwareSpec("cluster", **fields)

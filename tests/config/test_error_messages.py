@@ -88,15 +88,12 @@ def test_each_kind_of_error_is_one_line():
     assert "train" not in keys and len(keys) == len(set(keys))
 
 
-def test_a_file_that_is_no_yaml_is_named_with_its_line(dists):
+def test_a_file_that_is_no_yaml_or_of_the_search_plugin_is_explained(dists, monkeypatch):
     root = dists.add(files={"a/conf/sweep/bad.yaml": "x: 1\ny: [\n"}, points={"configs": {"a": "a.conf"}})
     with pytest.raises(YAMLError) as caught:
         compose(["sweep=bad"])
     line = explain_error(caught.value, ["sweep=bad"])
     assert line == (f"{root}/a/conf/sweep/bad.yaml, line 3: expected the node content, but found '<stream end>'")
-
-
-def test_files_of_the_search_plugin_are_explained(monkeypatch):
     for left_out, line in (
         ([], "needs scalebench-search: pip install ./plugins/scalebench-search in a checkout"),
         (["scalebench-search"], "is in scalebench-search, which SCALEBENCH_PLUGINS leaves out"),

@@ -30,7 +30,6 @@ def site(tmp_path, monkeypatch):
 
 @pytest.fixture
 def requested(monkeypatch):
-    """Record the processes that import Horovod."""
     calls = []
     run = subprocess.run
 
@@ -43,7 +42,6 @@ def requested(monkeypatch):
 
 
 def again(framework="torch"):
-    """Inspect Horovod as another process would."""
     inspect_horovod.cache_clear()
     return inspect_horovod(framework)
 
@@ -161,7 +159,6 @@ NO_NCCL += "with nvcc and NCCL"
 
 @pytest.fixture
 def install(monkeypatch):
-    """Return a function that installs Horovod with these transports."""
 
     def holds(transports):
         build = HorovodBuild("0.28.1", "1", tuple(transports.split()), None)

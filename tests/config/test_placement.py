@@ -2,7 +2,6 @@
 run is the physical device of that number."""
 
 import dataclasses
-import functools
 
 import pytest
 from hypothesis import given
@@ -11,12 +10,7 @@ from hypothesis import strategies as st
 from scalebench.config import placement as placing
 from scalebench.core.machine import machine
 from scalebench.core.spec import HardwareSpec
-from tests.builders.configs import ALPHA, GPUS_HERE, fake_machine, make_config, make_spec, resolve_error
-
-
-@pytest.fixture
-def machine_with(monkeypatch):
-    return functools.partial(fake_machine, monkeypatch)
+from tests.builders.configs import ALPHA, GPUS_HERE, make_config, make_spec, resolve_error
 
 
 def test_processes_are_pinned_in_sequence(machine_with):
@@ -64,7 +58,7 @@ def test_roles_stand_before_the_workers_and_take_no_device(machine_with):
         assert message in resolve_error(make_config(strategy__processes={"roles": wrong}))
 
 
-def test_a_second_node_only_when_the_first_is_full():
+def test_nodes_and_named_hosts_are_filled_in_their_order():
     for gpus, per_node in ((1, [1]), (8, [8]), (10, [8, 2]), (24, [8, 8, 8])):
         spec = make_spec(gpus=gpus, hardware=ALPHA)
         assert spec.nodes == len(per_node)
@@ -82,6 +76,12 @@ def test_a_second_node_only_when_the_first_is_full():
     assert make_spec(gpus=2, hardware=hardware).config.hardware.device_ids == [3]
     in_sequence = dataclasses.replace(hardware, layout="sequence")
     assert "gpus=3 wants 3 devices a node" in resolve_error(make_config(gpus=3, hardware=in_sequence))
+    # Whatever gpus_per_node says: their slots count.
+    spec = make_spec(gpus=5, hardware__hosts=["a:2", "b", "c:4"], strategy__launcher="mpi")
+    places = [(p.node, p.local_rank, p.devices) for p in spec.places]
+    assert places == [(0, 0, [0]), (0, 1, [1]), (1, 0, [0]), (2, 0, [0]), (2, 1, [1])] and spec.nodes == 3
+    message = "hardware.hosts: 'a:b:c' should be NAME:SLOTS, such as node1:8 or [2001:db8::1]:8"
+    assert resolve_error(make_config(hardware__hosts=["a:b:c"])) == message
 
 
 def counts_of(spec):
@@ -176,15 +176,6 @@ def test_a_quota_of_cpu_time_counts_as_fewer_cores(monkeypatch):
         spec = make_spec(gpus=gpus, hardware=HardwareSpec("cpu", devices="cpu"))
         assert (spec.config.hardware.cpus_per_node, spec.config.hardware.cpus_per_device) == (cores, threads)
         assert spec.flags == (["oversubscribed"] if flagged else [])
-
-
-def test_named_hosts_are_filled_in_their_order():
-    """Whatever gpus_per_node says: their slots count."""
-    spec = make_spec(gpus=5, hardware__hosts=["a:2", "b", "c:4"], strategy__launcher="mpi")
-    places = [(p.node, p.local_rank, p.devices) for p in spec.places]
-    assert places == [(0, 0, [0]), (0, 1, [1]), (1, 0, [0]), (2, 0, [0]), (2, 1, [1])] and spec.nodes == 3
-    message = "hardware.hosts: 'a:b:c' should be NAME:SLOTS, such as node1:8 or [2001:db8::1]:8"
-    assert resolve_error(make_config(hardware__hosts=["a:b:c"])) == message
 
 
 def chosen(hardware, ids, **changes):

@@ -1,7 +1,6 @@
 """A config becomes a RunSpec: names, numbers and batches, and every reason to refuse a run."""
 
 import dataclasses
-import functools
 import itertools
 
 import pytest
@@ -12,12 +11,7 @@ from scalebench.config import resolve
 from scalebench.core.errors import InputError
 from scalebench.core.spec import HardwareSpec, StrategySpec
 from scalebench.strategies.base import check_values
-from tests.builders.configs import ALPHA, fake_machine, make_config, make_spec, resolve_error
-
-
-@pytest.fixture
-def machine_with(monkeypatch):
-    return functools.partial(fake_machine, monkeypatch)
+from tests.builders.configs import ALPHA, make_config, make_spec, resolve_error
 
 
 @given(st.integers(1, 64), st.integers(1, 5000))
@@ -68,12 +62,17 @@ INVALID = [
 ]  # fmt: skip
 
 
-def test_invalid_names_and_numbers():
+def test_invalid_names_and_numbers_and_machines_that_are_not_described():
     for changes, message in INVALID:
         assert resolve_error(make_config(**changes)) == message
     spec = make_spec(gpus=2, scaling="strong", train__batch_per_device=75)
     assert (spec.batch_per_device, spec.global_batch) == (38, 75), "it falls back on the batch of one device"
     assert make_spec(dataset__size=1, dataset__path="/some.npz").global_batch == 10, "a file is counted later"
+    with pytest.raises(InputError, match=r"hardware=alpha is another machine, .* set devices: "):
+        make_spec(hardware=dataclasses.replace(ALPHA, devices="auto"))
+    with pytest.raises(InputError, match=r"hardware.node_copy=data should be an absolute path"):
+        make_spec(hardware=dataclasses.replace(ALPHA, node_copy="data"))
+    make_spec(hardware=dataclasses.replace(ALPHA, node_copy="$TMPDIR/data"))
 
 
 def test_gpus_left_out_means_all_devices(machine_with):
@@ -88,14 +87,6 @@ def test_gpus_left_out_means_all_devices(machine_with):
         assert spec.gpus == spec.config.gpus == want
         assert spec.device == ("cuda" if gpus_here and devices == "auto" else "cpu")
         assert make_spec(gpus=want, hardware=hardware).fingerprint == spec.fingerprint
-
-
-def test_another_machine_must_be_described_completely():
-    with pytest.raises(InputError, match=r"hardware=alpha is another machine, .* set devices: "):
-        make_spec(hardware=dataclasses.replace(ALPHA, devices="auto"))
-    with pytest.raises(InputError, match=r"hardware.node_copy=data should be an absolute path"):
-        make_spec(hardware=dataclasses.replace(ALPHA, node_copy="data"))
-    make_spec(hardware=dataclasses.replace(ALPHA, node_copy="$TMPDIR/data"))
 
 
 def test_an_option_below_its_bound_is_refused():

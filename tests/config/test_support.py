@@ -1,7 +1,6 @@
 """The reasons why a well-formed run is unsupported here, each in one sentence with the way out."""
 
 import dataclasses
-import functools
 import shutil
 
 import pytest
@@ -10,12 +9,7 @@ from scalebench.config import horovod_build
 from scalebench.core.machine import cuda_builds
 from scalebench.core.spec import HardwareSpec, ModelSpec, SlurmSpec, StrategySpec
 from scalebench.strategies import registry
-from tests.builders.configs import ALPHA, GPUS_HERE, fake_machine, make_spec
-
-
-@pytest.fixture
-def machine_with(monkeypatch):
-    return functools.partial(fake_machine, monkeypatch)
+from tests.builders.configs import ALPHA, GPUS_HERE, make_spec
 
 
 @pytest.fixture
@@ -123,7 +117,6 @@ HERE = HardwareSpec("local")
 
 
 def horovod(backend, **changes):
-    """A strategy of Horovod with PyTorch, as its YAML says."""
     made = StrategySpec(f"horovod_{backend}", framework="torch", requires=["torch", "horovod"], backend=backend)
     made.devices = ["cuda"] if backend == "nccl" else ["cpu", "cuda"]
     made.launcher = "mpi" if backend == "mpi" else "local"

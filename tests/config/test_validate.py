@@ -20,12 +20,22 @@ def line(*args, **kwargs):
     return resolve_error(config(*args, **kwargs))
 
 
-def test_a_rule_without_a_base_batch():
+def test_settings_that_contradict_each_other():
     assert line({"learning_rate_rule": "linear"}) == (
         "train.learning_rate_rule=linear scales the learning rate of a base batch: set train.base_batch, the global "
         "batch that train.learning_rate=0.001 is for"
     )
     assert resolve(config({"base_batch": 7})).learning_rate == 1e-3, "a sweep over rules has none among them"
+    for train, message in CONTRADICTIONS:
+        assert message in line(train)
+    assert "dataset.feed=fixed gives one batch again and again" in line(TO_END, feed="fixed")
+    resolve(config({}, feed="fixed"))
+    # The smallest shard of a global batch that does not divide: 11 samples on two devices are 6 and 5.
+    made = config({"batch_per_device": 1, "global_batch": 11, "accumulate": 6}, gpus=2)
+    made.scaling = "strong"
+    assert "samples of a step, 5" in resolve_error(made)
+    made.train.accumulate = 5
+    resolve(made)
 
 
 CONTRADICTIONS = [
@@ -44,20 +54,7 @@ CONTRADICTIONS = [
 ]
 
 
-def test_settings_that_contradict_each_other():
-    for train, message in CONTRADICTIONS:
-        assert message in line(train)
-    assert "dataset.feed=fixed gives one batch again and again" in line(TO_END, feed="fixed")
-    resolve(config({}, feed="fixed"))
-    # The smallest shard of a global batch that does not divide: 11 samples on two devices are 6 and 5.
-    made = config({"batch_per_device": 1, "global_batch": 11, "accumulate": 6}, gpus=2)
-    made.scaling = "strong"
-    assert "samples of a step, 5" in resolve_error(made)
-    made.train.accumulate = 5
-    resolve(made)
-
-
-def test_a_target_needs_evaluations():
+def test_a_target_needs_evaluations_and_alone_has_a_time_limit():
     for measure, dataset, gpus, message in (
         ({"evaluate": False}, {}, 1, "measure.evaluate=false never computes"),
         ({}, {"validation_share": 0.0}, 1, "dataset.validation_share=0 leaves nothing to validate"),
@@ -68,9 +65,6 @@ def test_a_target_needs_evaluations():
     # One sample is enough for one replica, and those of a file are counted later.
     resolve(config({"stop": {"target": 0.1}}, validation_share=0.01))
     resolve(config({"stop": {"target": 0.1}}, 2, validation_share=0.01, path="/some.npz"))
-
-
-def test_a_target_alone_has_a_time_limit():
     train = TrainSpec(stop=StopSpec(target=0.1))
     assert validate.limit_training_time(train, 3600.0).stop == StopSpec(seconds=600.0, target=0.1)
     assert validate.limit_training_time(train, 100.0).stop.seconds == 50.0, "before the whole run is ended"
@@ -107,7 +101,7 @@ def test_variables_that_are_refused():
     assert "zero byte" in resolve_error(make_config(hardware__environment={"A": "1\0"}))
 
 
-def test_variables_reach_every_process_and_override_the_shell(monkeypatch):
+def test_variables_reach_every_process_and_the_fingerprint(monkeypatch):
     monkeypatch.setenv("NCCL_P2P_LEVEL", "SYS")
     chosen = {"NCCL_P2P_LEVEL": "PIX", "GLOO_SOCKET_IFNAME": "eth1", "RANKS": "0"}
     spec = make_spec(gpus=2, hardware__environment=chosen)
@@ -115,9 +109,6 @@ def test_variables_reach_every_process_and_override_the_shell(monkeypatch):
         variables = build_environment(spec, "an id", rank, ["127.0.0.1:1"])
         assert chosen.items() <= variables.items()
         assert (variables["RANK"], variables["CUDA_DEVICE_ORDER"]) == (str(rank), "PCI_BUS_ID")
-
-
-def test_variables_are_part_of_the_fingerprint_in_any_order():
     one, two = {"A": "1", "B": "2"}, {"B": "2", "A": "1"}
     prints = [make_spec(gpus=2, hardware__environment=chosen).fingerprint for chosen in (one, two, {"A": "1"}, {})]
     assert prints[0] == prints[1] and len(set(prints)) == 3

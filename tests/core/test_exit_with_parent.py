@@ -67,7 +67,6 @@ def test_a_process_checks_whether_its_launcher_still_runs():
 
 
 def test_the_parents_and_the_cpu_seconds_of_a_process():
-    """Those of the program and of the kernel."""
     pids = exit_with_parent.ancestors(os.getpid())
     assert pids[0] == os.getpid() and os.getppid() in (1, *pids[1:2]) and len(set(pids)) == len(pids)
     assert exit_with_parent.ancestors(1) == []

@@ -37,7 +37,6 @@ from tests.report.section_blocks import show_table
 
 
 def refusal(path):
-    """Return the line in which a file is refused."""
     with pytest.raises(InputError) as caught:
         read_result(path)
     line = str(caught.value)
@@ -47,7 +46,6 @@ def refusal(path):
 
 @pytest.fixture
 def tree(tmp_path):
-    """Return the plain content of a valid result.json."""
     return json.loads(write_result(record(), tmp_path).read_text())
 
 

@@ -139,7 +139,7 @@ def test_a_folder_is_known_by_its_spec_also_of_another_version_or_by_its_result(
     assert files_in(run) == {"spec.json", "try_3/thesis.tex"}
 
 
-def test_a_sweep_is_known_by_its_record(tmp_path):
+def test_a_sweep_is_known_by_its_record_and_files_have_names_by_rank_node_and_batch(tmp_path):
     write_files(tmp_path, "multirun.yaml", "scalebench.lock")
     refuse_foreign_sweep_folder(tmp_path)
     write_files(tmp_path, "results.csv", "sweep.json")
@@ -147,6 +147,13 @@ def test_a_sweep_is_known_by_its_record(tmp_path):
         refuse_foreign_sweep_folder(tmp_path)
     write_sweep(new_sweep_record([], "now", "here", None), tmp_path)
     refuse_foreign_sweep_folder(tmp_path)
+    nodes = [run_folder.monitor_path(tmp_path, node).name for node in (0, 1)]
+    tries = [run_folder.try_folder(tmp_path, 8, more_memory).name for more_memory in (False, True)]
+    assert (nodes, tries) == (["monitor.parquet", "monitor1.parquet"], ["try_8", "try_8_again"])
+    for rank in (10, 2):
+        (tmp_path / run_folder.rank_trace_name(rank)).touch()
+    (tmp_path / run_folder.MERGED_TRACE_FILE).touch()
+    assert list(run_folder.rank_traces(tmp_path)) == [2, 10]
 
 
 def test_reports_of_another_run_are_as_if_absent(tmp_path, monkeypatch):
@@ -162,13 +169,3 @@ def test_reports_of_another_run_are_as_if_absent(tmp_path, monkeypatch):
         path.write_text(text)
         assert read_rank_file(path, RankProcesses, "first") is None
     assert read_rank_file(tmp_path / "pid1.json", RankProcesses, "first") is None
-
-
-def test_names_by_rank_node_and_batch(tmp_path):
-    nodes = [run_folder.monitor_path(tmp_path, node).name for node in (0, 1)]
-    tries = [run_folder.try_folder(tmp_path, 8, more_memory).name for more_memory in (False, True)]
-    assert (nodes, tries) == (["monitor.parquet", "monitor1.parquet"], ["try_8", "try_8_again"])
-    for rank in (10, 2):
-        (tmp_path / run_folder.rank_trace_name(rank)).touch()
-    (tmp_path / run_folder.MERGED_TRACE_FILE).touch()
-    assert list(run_folder.rank_traces(tmp_path)) == [2, 10]

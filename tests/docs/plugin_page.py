@@ -38,7 +38,6 @@ def commands():
 
 
 def faults():
-    """What is wrong -> the line."""
     table = TEXT.split("| what is wrong | the line |")[1].split("\n\n")[0]
     return dict(re.findall(r"^\| ([^|]+) \| `(.+)` \|$", table, re.MULTILINE))
 

@@ -63,7 +63,6 @@ def is_run(arguments):
 
 @pytest.fixture
 def enabled_plugins(monkeypatch):
-    """Enable the plugins of this repository that are installed."""
     installed = {distribution.name for distribution in distributions()}
     names = [name for name in PLUGINS if name in installed]
     monkeypatch.setenv("SCALEBENCH_PLUGINS", ",".join(names))

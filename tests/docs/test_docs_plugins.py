@@ -39,7 +39,7 @@ def page(dists):
     )
 
 
-def test_the_model_of_the_page(page):
+def test_the_model_and_the_data_of_the_page(page):
     spec = resolved("model=one_hidden")
     network = networks.build_network(spec.config.model)
     assert network.parameters == spec.config.model.params
@@ -49,9 +49,6 @@ def test_the_model_of_the_page(page):
     assert resolved("hardware=our_box", "strategy=ddp_gloo", "gpus=4").config.hardware.gpus_per_node == 4
     steps = yaml.safe_load(plugin_page.files()[Path(".github/workflows/test.yml")])["jobs"]["test"]["steps"]
     assert steps[-1] == {"run": "python -m pytest"}, "its CI runs the tests"
-
-
-def test_the_data_of_the_page(page):
     spec = resolved("model=one_hidden", "dataset.size=100")
     datasets.prepare(spec.config)
     train, validation = datasets.open_sources(spec, 0, 1)
@@ -82,7 +79,6 @@ MADE = {
 
 
 def problem(name):
-    """What a run with that strategy would fail with."""
     with pytest.raises(PluginError) as caught:
         registry.refuse_broken_plugins(Config(strategy=StrategySpec(name=name)))
         options = config_files.read_yaml(config_files.list_options("strategy")[name])["options"]

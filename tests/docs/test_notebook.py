@@ -11,7 +11,6 @@ LIMIT_S = 1200  # of a cell, on a busy machine
 
 
 def read_cells():
-    """Return the sources of the code cells by their ids."""
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     return {cell["id"]: "".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"}
 
@@ -27,7 +26,6 @@ def test_the_notebook_holds_no_outputs_and_shows_what_the_guide_names():
 
 @pytest.fixture
 def execute(tmp_path, monkeypatch):
-    """Return the function that executes a notebook in tmp_path."""
     import nbclient
 
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))

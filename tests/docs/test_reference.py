@@ -1,11 +1,21 @@
-"""docs/reference is current: what `python -m scripts.docs` writes, complete and of what the code has."""
+"""docs/reference is current: what `python -m scripts.docs` writes, complete and of what the code has. What plugins may
+use: exported, listed in the reference, and enough for the plugins of this repository."""
 
+import ast
 import dataclasses
+import importlib
+import inspect
 import re
 
+import pytest
+
+from scalebench import plugin_api, testing
 from scalebench.analysis.columns import COLUMN_DESCRIPTIONS, FRAME_COLUMNS
+from scalebench.cli.commands import new
+from scalebench.core import plugins
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.spec import Config, HardwareSpec, MeasureSpec, SlurmSpec, StopSpec, TrainSpec
+from scalebench.strategies.base import Probes, Strategy
 from scalebench.strategies.registry import BUILT_IN_STRATEGIES
 from scripts import docs
 from tests.conftest import ROOT
@@ -19,7 +29,6 @@ def read(page):
 
 
 def names_of(table):
-    """The names in the first column."""
     return [name for cell in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", cell)]
 
 
@@ -31,14 +40,11 @@ def test_pages_are_current_and_each_generated_part_is_in_one():
     assert sorted(names) == sorted(docs.FORMATS)
 
 
-def test_each_strategy_once():
+def test_strategies_stand_once_with_the_options_of_their_section():
     tables = re.findall(r"^\| strategy \|.*?\n\n", read("strategies.md"), re.MULTILINE | re.DOTALL)
     named = [name for table in tables for name in names_of(table)]
     assert len(named) == len(set(named))
     assert set(named) == set(BUILT_IN_STRATEGIES)
-
-
-def test_options_are_those_of_the_strategies_of_their_section():
     sections = dict(SECTION.findall(read("strategies.md")))
     assert len(sections) > 5
     for heading, text in sections.items():
@@ -61,15 +67,12 @@ def test_every_key_is_in_the_config_page():
         assert fields - groups - docs.SKIPPED <= named, kind
 
 
-def test_every_variable_of_a_user_is_in_the_config_page():
+def test_every_variable_of_a_user_and_every_column_is_described():
     ours = set("PARENT_PID LAUNCHER ADDRESSES RUN_ID LISTEN_ADDRESS CPUS CXX PYTHON USER_FOLDERS".split())  # processes'
     folders = [ROOT / name for name in ("scalebench", "conf")]
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".yaml", ".sh")]
     read_names = {name for path in files for name in re.findall(r"SCALEBENCH_([A-Z0-9_]+)\b", path.read_text())}
     assert read_names - ours == set(re.findall(r"`SCALEBENCH_([A-Z0-9_]+)`", read("config.md")))
-
-
-def test_every_column_is_described():
     limits = {name for name in FRAME_COLUMNS if name.endswith(("_low", "_high"))}
     assert set(COLUMN_DESCRIPTIONS) == set(FRAME_COLUMNS) - limits
 
@@ -82,3 +85,65 @@ def test_cells_are_text_and_a_key_that_holds_others_stands_before_them(tmp_path)
     assert docs.read_keys(path) == [
         ("kind", "a", "a or b"), ("stop", "", "half"), ("stop.seconds", "null", "minute"), ("stop.steps", "1", ""),
     ]  # fmt: skip
+
+
+API_PAGE = (ROOT / "docs/reference/plugin-api.md").read_text(encoding="utf-8")
+TORCH, TENSORFLOW = "scalebench.strategies.torch", "scalebench.strategies.tensorflow"
+PACKAGES = ("scalebench.plugin_api", TORCH, TENSORFLOW, "scalebench.testing")
+
+
+def exported(package):
+    """The names in `__all__` of a package of a framework, without importing it."""
+    tree = ast.parse((ROOT / package.replace(".", "/") / "__init__.py").read_text())
+    (names,) = [n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"]
+    return set(ast.literal_eval(names))
+
+
+EXPORTED = {package: exported(package) for package in PACKAGES[1:]} | {PACKAGES[0]: set(plugin_api.__all__)}
+
+
+def listed(section):
+    return set(re.findall(r"^\| `(\w+)` \| ", section, re.MULTILINE))
+
+
+def private_imports(tree):
+    """The names of scalebench that a file imports and that are no part of the API."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names if alias.name.split(".")[0] == "scalebench"}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "scalebench":
+            exports = EXPORTED.get(node.module or "", set())
+            names |= {f"{node.module}.{alias.name}" for alias in node.names if alias.name not in exports}
+    return names
+
+
+def test_the_page_lists_what_is_exported_the_groups_and_the_version():
+    sections = re.findall(r"^## `([\w.]+)`\n(.*?)(?=^## |\Z)", API_PAGE, re.MULTILINE | re.DOTALL)
+    assert {package: listed(section) for package, section in sections} == EXPORTED
+    for package in (plugin_api, testing, importlib.import_module(TORCH)):
+        assert all(hasattr(package, name) for name in package.__all__), package.__name__
+    groups = set(re.findall(r"^\| `(scalebench\.\w+)` \| (?:of|any|the)", API_PAGE, re.MULTILINE))
+    assert groups == {f"scalebench.{kind}" for kind in (*plugins.KINDS, plugins.API_KIND)}
+    assert f"now **{plugins.API_VERSION}**" in API_PAGE
+
+
+@pytest.mark.parametrize("kind", [Strategy, Probes])
+def test_the_page_names_every_method(kind):
+    """Those that a subclass has to define in bold."""
+    section = API_PAGE.split(f"| method of `{kind.__name__}` |")[1].split("\n\n")[0]
+    methods = [name for name, method in vars(kind).items() if inspect.isfunction(method) and not name.startswith("_")]
+    assert re.findall(r"^\| (?:\*\*)?`(\w+)`", section, re.MULTILINE) == methods
+    assert set(re.findall(r"^\| \*\*`(\w+)`\*\*", section, re.MULTILINE)) == set(
+        getattr(kind, "__abstractmethods__", ())
+    )
+
+
+def test_the_template_and_our_own_plugins_keep_to_the_api():
+    """But for scalebench-search, a part of the program that is installed apart and runs sweeps."""
+    texts = {str(path): text for path, text in new.render("mine").items() if path.suffix == ".py"}
+    assert len(texts) == 3
+    for folder in set(ROOT.glob("plugins/*/src")) - {ROOT / "plugins/scalebench-search/src"}:
+        texts |= {str(path): path.read_text() for path in folder.rglob("*.py")}
+    assert len(texts) > 5
+    assert {path: names for path, text in texts.items() if (names := private_imports(ast.parse(text)))} == {}

@@ -44,7 +44,6 @@ YAMLS = st.one_of(CHANGED.map(str.encode), TEXTS.map(str.encode), BYTES, CUT)
 
 @pytest.fixture
 def plugin_yaml(dists, tmp_path, monkeypatch):
-    """The file of an installed plugin's strategy `mine`."""
     root = dists.strategy("mine")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

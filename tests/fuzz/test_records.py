@@ -74,8 +74,6 @@ def change(tree, place, value, action):
 
 
 class Mutants:
-    """Writes records with one or two changes, and looks at what the program does with them."""
-
     def __init__(self, records):
         self.records, self.numbers = records, itertools.count()
         self.places = sorted({place for record in records for place in list_places(record)}, key=str)

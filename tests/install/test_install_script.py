@@ -1,5 +1,6 @@
 """`make install` on made-up machines: which builds of PyTorch and TensorFlow it asks pip for, and what it says. And the
-container files, which agree with the scripts and packages that they use; building them needs a registry of images."""
+container files, which agree with the scripts and packages that they use; building them needs a registry of images. The
+scripts that bring a browser and a SLURM for the tests: they do nothing where one is, and never fail."""
 
 import re
 import shutil
@@ -52,7 +53,6 @@ def put(path, text):
 
 
 def install(checkout, *arguments, **variables):
-    """Return the status, the calls of pip, and everything printed."""
     environment = {"PATH": str(checkout / "bin"), "SCALEBENCH_HOROVOD": "no", "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         ["/bin/bash", str(checkout / "scripts/install.sh"), *arguments],
@@ -107,7 +107,7 @@ APPTAINER = (ROOT / "docker/torch.def").read_text()
 COMMANDS = re.sub(r"^#.*\n", "", DOCKERFILE, flags=re.MULTILINE).replace("\\\n", " ")
 
 
-def test_images_are_of_builds_that_the_scripts_choose():
+def test_images_use_what_exists():
     """The first one unless a build argument chooses the other, and nvcc of its major version."""
     for image in (DOCKERFILE, APPTAINER):
         (default,) = re.findall(r"^(?:ARG TORCH_INDEX| +torch_index)=(\S+)$", image, re.MULTILINE)
@@ -115,9 +115,6 @@ def test_images_are_of_builds_that_the_scripts_choose():
         assert [default, other] == [build.index for build in TORCH_BUILDS[:2]]
     compilers = re.findall(r"CUDA_IMAGE=nvidia/cuda:(\d+)\.\d+\.\d+-devel-", DOCKERFILE)
     assert sorted(compilers)[::-1] == [build.cuda.partition(".")[0] for build in TORCH_BUILDS[:2]]
-
-
-def test_images_use_what_exists_and_have_a_target_for_each_framework():
     stages = re.findall(r"^FROM (\S+) AS (\w+)$", COMMANDS, re.MULTILINE)
     assert {name for _, name in stages} == {"source", "torch", "tensorflow", "horovod"}
     assert ("${CUDA_IMAGE}", "horovod") in stages
@@ -133,3 +130,58 @@ def test_images_use_what_exists_and_have_a_target_for_each_framework():
     assert all((ROOT / name).exists() for name in copied)
     needs = {"LICENSE", "README.md", "conf", "constraints.txt", "pyproject.toml", "scalebench", "scripts", "plugins"}
     assert set(copied) == needs
+
+
+# The programs that a script looks for, the packages that have them, and its line without root.
+SCRIPTS = {
+    "install_browser.sh": (
+        "chromium chromedriver",
+        "chromium chromium-driver",
+        "no browser for the tests of reports, which are skipped: sudo apt-get install {} brings one",
+    ),
+    "install_slurm.sh": (
+        "slurmctld slurmd sbatch munged slurmdbd mariadbd mariadb-admin ip tc faketime",
+        "slurmctld slurmd slurm-client munge slurmdbd mariadb-server mariadb-client iproute2 faketime",
+        "no SLURM for the tests of clusters, which are skipped: sudo apt-get install {} brings it",
+    ),
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_what_is_missing_is_installed_in_one_call_where_that_is_possible(script, tmp_path):
+    programs, packages, without_root = SCRIPTS[script]
+    asked = tmp_path / "asked"
+
+    def put(name, text):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+
+    def call():
+        asked.write_text("")
+        command = ["/bin/bash", str(ROOT / "scripts" / script)]
+        done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=30)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.strip(), asked.read_text().splitlines()
+
+    put("timeout", 'shift\nexec "$@"')
+    put("id", "echo 0")
+    put("apt-get", f'echo "$*" >>{asked}')
+    printed, requested = call()
+    assert printed.replace(" and ", " ") == f"installing {packages}"
+    assert requested == [f"install --quiet --quiet --yes --no-install-recommends {packages}"]
+    put("apt-get", f'echo "$1" >>{asked}\n[ "$1" = update ]')  # lists of packages are fetched where the first try fails
+    printed, requested = call()
+    assert requested == ["install", "update", "install"]
+    assert printed.endswith(f"skipped: apt-get install {packages} did not go well")
+    put("id", "echo 1000")
+    assert call() == (without_root.format(packages), [])
+    (tmp_path / "apt-get").unlink()
+    named = programs.replace(" ", " and ") if script == "install_browser.sh" else packages
+    assert call()[0].endswith(f"there is no apt-get; install {named}")
+    put("id", "echo 0")
+    put("apt-get", f'echo "$*" >>{asked}')
+    for name in programs.split()[:-1]:
+        put(name, "exit 1")
+    assert call()[0].removeprefix("installing ") in ("faketime", "chromium and chromium-driver")
+    put(programs.split()[-1], "exit 1")
+    assert call() == ("", [])

@@ -52,7 +52,6 @@ def names(requirements):
 
 
 def run(command, folder, status=0):
-    """Return what it printed."""
     done = attempt(command, folder)
     assert done.returncode == status, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
@@ -65,7 +64,6 @@ def attempt(command, folder):
 
 
 def build(folder, into):
-    """Return the wheel that a folder's own pyproject.toml makes of it."""
     into.mkdir(exist_ok=True)
     run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(into), str(folder)], into)
     (made,) = into.glob("*.whl")
@@ -74,7 +72,6 @@ def build(folder, into):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Of scalebench itself."""
     return build(ROOT, tmp_path_factory.mktemp("wheel"))
 
 

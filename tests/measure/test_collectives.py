@@ -5,14 +5,12 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from scalebench.core.result import COLLECTIVES
 from scalebench.core.spec import MeasureSpec, RankPlacement
 from scalebench.measure import bandwidth, timing
 from scalebench.measure.collectives import MESSAGE_SIZES, ONE_DEVICE, list_message_sizes, measure_collectives
-from scalebench.measure.timing import repeats_within, time_blocks
+from scalebench.measure.timing import time_blocks
 from scalebench.strategies.base import NotMeasured, Probes
 from tests.builders.runs import simulated_spec
 
@@ -41,7 +39,7 @@ class FakeStrategy(Probes):
         return value
 
     def synchronize(self):
-        """Return at once, since operations finish immediately."""
+        pass
 
     def collective(self, *request):
         self.requests.append(request)
@@ -59,7 +57,6 @@ class FakeStrategy(Probes):
 
 @pytest.fixture(autouse=True)
 def memory(monkeypatch):
-    """Return a function that sets the available memory in bytes, which is plenty at first."""
 
     def set_available(count):
         monkeypatch.setattr(timing.psutil, "virtual_memory", lambda: Memory(count))
@@ -76,13 +73,27 @@ def run(fake, **changes):
     return measure_collectives(fake, dataclasses.replace(SETTINGS, **changes), fake.clock)
 
 
-def test_sizes_are_rounded_down_to_a_part_for_each_rank():
+def test_message_sizes_and_routes():
     assert (MESSAGE_SIZES[0], MESSAGE_SIZES[-1], len(MESSAGE_SIZES)) == (4, LARGEST, 14)
     assert list_message_sizes("all_reduce", 3) == list(MESSAGE_SIZES)
     assert list_message_sizes("all_gather", 2) == list(MESSAGE_SIZES[1:])
     assert list_message_sizes("all_to_all", 4) == list(MESSAGE_SIZES[1:])
     assert list_message_sizes("reduce_scatter", 3)[:4] == [12, 60, 252, 1020]
     assert list_message_sizes("scatter", 5, [4, 16, 20, 24]) == [20]
+    assert bandwidth.list_routes(1, "cpu") == [bandwidth.Route("memcpy", 0, 0)]
+    three = bandwidth.list_routes(3, "cpu")
+    ways = {
+        kind: [(r.source, r.target) for r in three if r.kind == f"send_{kind}"] for kind in ("one_way", "both_ways")
+    }
+    both = [(0, 1), (0, 2), (1, 2)]
+    assert ways == {"one_way": sorted([*both, *((b, a) for a, b in both)]), "both_ways": both}
+    assert [r.kind for r in three if r.source is None] == ["send_ring", "memcpy_all"]
+    assert [r.source for r in three if r.kind == "memcpy"] == [0, 1, 2]
+    kinds = {route.kind for route in bandwidth.list_routes(2, "cuda")}
+    patterns = ("latency", "one_way", "both_ways", "ring")
+    between = {f"{way}_{pattern}" for way in ("send", "peer", "staged") for pattern in patterns}
+    with_host = {"memcpy", "device_copy", "host_to_device", "device_to_host", "host_both_ways"}
+    assert kinds == between | with_host | {f"{kind}_all" for kind in with_host}
 
 
 def test_every_operation_and_size_is_measured_for_its_share_of_the_time():
@@ -129,15 +140,12 @@ def shape_of(collective):
     return collective.name, collective.size_bytes, collective.repeats, len(collective.block_s)
 
 
-def test_larger_sizes_are_left_out_where_one_would_take_too_long():
+def test_what_would_take_too_long_or_is_not_supported_is_left_out_with_a_reason():
     measured, reasons = run(FakeStrategy(lambda name, size: 1e-3 + 1e-6 * size if name == "gather" else 1e-3))
     largest = max(each.size_bytes for each in measured if each.name == "gather")
     assert largest == 2**20  # 1.05 s; the next would take 4.2 s
     assert reasons == {"gather": "not above 1 MiB: one more would take about 4.2 s"}
     assert max(each.size_bytes for each in measured if each.name == "scatter") == LARGEST
-
-
-def test_unsupported_operations_have_a_reason_and_the_others_measured():
     fake = FakeStrategy(lambda name, size: -1.0 if name in ("reduce", "all_to_all") else 2e-3)
     measured, reasons = run(fake)
     assert reasons == {"reduce": "no reduce here", "all_to_all": "no all_to_all here"}
@@ -174,24 +182,7 @@ def test_every_rank_follows_rank_0():
     assert [shape_of(each) for each in others] == [shape_of(each) for each in measured]
 
 
-def test_routes_of_cpus_and_gpus():
-    assert bandwidth.list_routes(1, "cpu") == [bandwidth.Route("memcpy", 0, 0)]
-    three = bandwidth.list_routes(3, "cpu")
-    ways = {
-        kind: [(r.source, r.target) for r in three if r.kind == f"send_{kind}"] for kind in ("one_way", "both_ways")
-    }
-    both = [(0, 1), (0, 2), (1, 2)]
-    assert ways == {"one_way": sorted([*both, *((b, a) for a, b in both)]), "both_ways": both}
-    assert [r.kind for r in three if r.source is None] == ["send_ring", "memcpy_all"]
-    assert [r.source for r in three if r.kind == "memcpy"] == [0, 1, 2]
-    kinds = {route.kind for route in bandwidth.list_routes(2, "cuda")}
-    patterns = ("latency", "one_way", "both_ways", "ring")
-    between = {f"{way}_{pattern}" for way in ("send", "peer", "staged") for pattern in patterns}
-    with_host = {"memcpy", "device_copy", "host_to_device", "device_to_host", "host_both_ways"}
-    assert kinds == between | with_host | {f"{kind}_all" for kind in with_host}
-
-
-def test_blocks_and_sizes():
+def test_blocks_and_sizes_of_transfers_and_a_reason_for_each_kind_that_a_strategy_lacks():
     fake = FakeStrategy(lambda kind, source, target, size: size / (2e9 if kind == "memcpy_all" else 1e10))
     measured, reasons = bandwidth.measure_bandwidth(fake, SETTINGS, fake.clock)
     assert reasons == {} and len(measured) == len(bandwidth.list_routes(2, "cpu"))
@@ -202,6 +193,10 @@ def test_blocks_and_sizes():
         once_s = each.size_bytes / (2e9 if each.kind == "memcpy_all" else 1e10)
         assert each.repeats == min(bandwidth.MAX_TRANSFERS, max(1, round(0.05 / once_s)))
         assert each.block_s == pytest.approx([each.repeats * once_s] * 8)
+    fake = FakeStrategy(lambda kind, *rest: -1.0 if kind.startswith("send") else 1e-3, gpus=3)
+    measured, reasons = bandwidth.measure_bandwidth(fake, SETTINGS, fake.clock)
+    assert reasons == {f"send_{way}": f"no send_{way} here" for way in ("latency", "one_way", "both_ways", "ring")}
+    assert {each.kind for each in measured} == {"memcpy", "memcpy_all"}
 
 
 def test_the_slowest_rank_sets_the_repeats():
@@ -232,13 +227,6 @@ def test_the_slowest_rank_sets_the_repeats():
     assert {each.repeats for each in measured} == {5}
 
 
-def test_each_kind_that_a_strategy_lacks_has_one_reason():
-    fake = FakeStrategy(lambda kind, *rest: -1.0 if kind.startswith("send") else 1e-3, gpus=3)
-    measured, reasons = bandwidth.measure_bandwidth(fake, SETTINGS, fake.clock)
-    assert reasons == {f"send_{way}": f"no send_{way} here" for way in ("latency", "one_way", "both_ways", "ring")}
-    assert {each.kind for each in measured} == {"memcpy", "memcpy_all"}
-
-
 def test_a_block_has_its_calls_and_one_synchronization():
     now, events = SimpleNamespace(s=0.0), []
 
@@ -252,8 +240,3 @@ def test_a_block_has_its_calls_and_one_synchronization():
     seconds = time_blocks(group, lambda: take("call", 1.0), repeats=3, blocks=2, clock=lambda: now.s)
     assert seconds == [13.0, 13.0]
     assert events == ["barrier", *["call"] * 3, "synchronize"] * 2
-
-
-@given(st.floats(0, 1e6), st.floats(0, 1e6), st.integers(1, 100), st.integers(0, 100))
-def test_repeats_never_exceed_their_bounds(limit_s, each_s, minimum, more):
-    assert minimum <= repeats_within(limit_s, each_s, minimum, minimum + more) <= minimum + more

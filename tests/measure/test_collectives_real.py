@@ -16,8 +16,6 @@ from tests.measure.collectives_rank import SIZES, TRANSFERS, sent
 
 RANK = "tests.measure.collectives_rank"
 WORDS = ("gpus=2", "measure.block_s=0.002", "measure.probe_s=0.1", "measure.hang_s=60", "dataset.size=1000")
-OF_HOROVOD = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"}
-OF_TENSORFLOW = {"all_reduce", "all_gather"}
 
 
 def launch(strategy, folder):
@@ -37,7 +35,6 @@ def launch(strategy, folder):
 
 
 def expected(name, size, rank):
-    """What a rank of two has afterwards; None: nothing."""
     inputs = [sent(name, size, 2, r) for r in range(2)]
     whole = sum(inputs[1:], inputs[0])
     of_rank = {
@@ -89,28 +86,25 @@ def test_ddp_gloo(tmp_path):
 
 @pytest.mark.real
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["horovod_gloo", "horovod_mpi", "horovod_tensorflow_gloo", "lightning_horovod"])
-def test_horovod(strategy, tmp_path):
-    left = launch(strategy, tmp_path / "run")
-    check(left, OF_HOROVOD)
-    assert left.probes[0].reasons["gather"] == "Horovod has no gather"
-    assert ("memcpy" in {t.kind for t in left.probes[0].bandwidth}) == ("tensorflow" not in strategy)
-    assert left.probes[0].reasons["send_one_way"].startswith(strategy)
-
-
-@pytest.mark.real
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["multiworker_ring", "mirrored", "mirrored_reduce_cpu"])
-def test_tensorflow(strategy, tmp_path):
-    left = launch(strategy, tmp_path / "run")
-    check(left, OF_TENSORFLOW)
-    assert "only all_reduce and all_gather" in left.probes[0].reasons["broadcast"]
-    assert left.probes[0].bandwidth == []
-
-
-@pytest.mark.real
-@pytest.mark.slow
-def test_a_transfer_that_falls_back_to_another_path_is_not_measured(tmp_path):
-    left = launch("mirrored_hierarchical", tmp_path / "run")
-    check(left, {"all_reduce"})
-    assert "leaves it to another" in left.probes[0].reasons["all_gather"]
+@pytest.mark.parametrize(
+    ("strategies", "operations", "lacking", "reason"),
+    [
+        (["horovod_gloo", "horovod_mpi", "horovod_tensorflow_gloo", "lightning_horovod"],
+         {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"}, "gather", "Horovod has no gather"),
+        (["multiworker_ring", "mirrored", "mirrored_reduce_cpu"],
+         {"all_reduce", "all_gather"}, "broadcast", "only all_reduce and all_gather"),
+        (["mirrored_hierarchical"], {"all_reduce"}, "all_gather", "leaves it to another"),  # which is not measured
+    ],
+    ids=["horovod", "tensorflow", "falling back"],
+)  # fmt: skip
+def test_strategies_with_some_operations(strategies, operations, lacking, reason, tmp_path, subtests):
+    for strategy in strategies:
+        with subtests.test(strategy):
+            left = launch(strategy, tmp_path / strategy)
+            check(left, operations)
+            assert reason in left.probes[0].reasons[lacking]
+            kinds = {transfer.kind for transfer in left.probes[0].bandwidth}
+            assert ("memcpy" in kinds) == ("horovod" in strategy and "tensorflow" not in strategy)
+            assert "horovod" in strategy or not kinds
+            if "horovod" in strategy:
+                assert left.probes[0].reasons["send_one_way"].startswith(strategy)

@@ -24,7 +24,6 @@ PLACES = [RankPlacement(0, 0, 0, [0], [], 1), RankPlacement(1, 1, 0, [1], [], 1)
 
 
 def on_nodes(folder, monitor=True, hosts=("a:2", "b:1")):
-    """Return a run on two nodes, whose spec is in `folder`."""
     spec = simulated_spec(measure={"monitor": monitor})
     spec = dataclasses.replace(spec, nodes=2, places=PLACES)
     spec.config.hardware.hosts = list(hosts)
@@ -90,7 +89,7 @@ def report_of(number, over=True, **machine):
     return NodeReport(number, 2 * number, of_node, [], over)
 
 
-def test_the_machine_is_that_of_the_first_node_and_others_are_all_or_none(monkeypatch):
+def test_the_machines_of_a_run_and_flags_of_unequal_ones(monkeypatch):
     part = make_machines_part([report_of(0), report_of(1), report_of(2)], [])
     assert part.machine.hostname == "n0" and [m.hostname for m in part.others] == ["n1", "n2"]
     assert part.flags == []
@@ -99,9 +98,6 @@ def test_the_machine_is_that_of_the_first_node_and_others_are_all_or_none(monkey
         part = make_machines_part(reports, [])
         assert (part.machine, part.others) == (MACHINE, None)
     assert make_machines_part([report_of(0)], []).others is None
-
-
-def test_unequal_nodes_and_clocks_that_differ_are_flagged():
     gpu = Gpu(0, "made up", "GPU-0", 2**35, 1410, 1215, 400.0, 0, None)
     for other in (
         {"cpu_model": "another processor"}, {"memory_bytes": 2**34}, {"cpus_physical": 4}, {"gpus": [gpu]},
@@ -184,16 +180,13 @@ def test_the_offset_is_measured(monkeypatch, kind):
     assert clock_sync.measure_clock_offset_s(TWO_NODES, 2, lambda value: value) is None  # nothing comes from rank 0
 
 
-def test_the_quickest_round_counts(monkeypatch):
+def test_the_quickest_round_counts_and_every_rank_broadcasts_as_often(monkeypatch):
     """Most rounds take a tenth of a second, one way more than the other."""
     at_random = random.Random(0)
     quiet = iter([*[0.05] * 15, *[0.001] * 8, *[0.05] * 100])
     world = SimulatedGroup(3.0, lambda: next(quiet) * at_random.uniform(0.2, 2.0))
     assert measure_offset(monkeypatch, world) == pytest.approx(3.0, abs=0.01)
-
-
-def test_every_rank_broadcasts_as_often():
-    """Else one would wait for ever; on one node nobody is kept waiting."""
+    # Else one would wait for ever; on one node nobody is kept waiting.
     for spec, rounds in ((TWO_NODES, clock_sync.CLOCK_ROUNDS + 1), (simulated_spec(3), 0)):
         for number in range(3):
             sent = []

@@ -1,13 +1,13 @@
-"""A rank's phases, and its figures against the configured times: the simulated strategy sleeps as configured.
-
-A sleep never ends early, so that its time is a lower bound of every block. Only the shortest block is checked from
-above, since other work on the machine only adds time.
-"""
+"""A rank's phases, and its figures against the configured times: the simulated strategy sleeps as configured. A sleep
+never ends early, so that its time is a lower bound of every block. Only the shortest block is checked from above, since
+other work on the machine only adds time. progress<k>.json is written at once on a new phase, rarely within one, and is
+always complete."""
 
 import itertools
 import math
 import os
 import statistics
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -15,8 +15,10 @@ import pytest
 from scalebench.analysis import throughput as analysis
 from scalebench.analysis.blocks import merge_rank_blocks
 from scalebench.core.result import COLLECTIVES, RankRecord, TimelineRecord
+from scalebench.core.run_folder import progress_path
 from scalebench.core.spec import DatasetSpec, StrategySpec
-from scalebench.measure.progress import ProgressFile, read_progress
+from scalebench.measure import progress
+from scalebench.measure.progress import ProgressFile, RankProgress, read_progress, rss_peak_bytes
 from scalebench.measure.session import NO_TIMELINE_FILE, Session, WrongBackend, complete_record
 from scalebench.measure.train_to_target import Diverged
 from scalebench.runner.collect import read_ranks
@@ -24,7 +26,8 @@ from scalebench.runner.parent import run_spec
 from scalebench.strategies.base import PARTS, LossPart, NotMeasured, Strategy, WrongGroup
 from scalebench.strategies.simulated import Simulated
 from scalebench.workloads import datasets
-from tests.builders.runs import in_parallel, simulated_spec
+from tests.builders.runs import in_parallel, rank, simulated_spec
+from tests.builders.sweeps import make_curve
 
 PHASES = ["setup", "warmup", "measure", "evaluate", "probes", "close"]
 ABOVE = 1.15  # the most that the shortest block may take, relative to its sleep: a part counted twice would add 20 %
@@ -39,8 +42,6 @@ class Alone(Simulated):
 
 
 class WithoutProbes(Strategy):
-    """A strategy with only the methods that every author has to write."""
-
     Options = Simulated.Options
 
     def setup(self): ...
@@ -60,7 +61,6 @@ class WithoutProbes(Strategy):
 
 
 def run_session(tmp_path, spec, kind=Simulated):
-    """Run the session of one rank in this process."""
     record, strategy = RankRecord(0, "here", os.getpid()), kind(spec, 0)
     Session(spec, strategy, record, ProgressFile(tmp_path, 0, os.getpid())).run()
     return record, strategy
@@ -112,11 +112,11 @@ def test_a_strategy_without_probes_has_nulls_and_a_reason(tmp_path):
     record, _ = run_session(tmp_path, simulated_spec(2, measure=measure), WithoutProbes)
     assert record.block_s and record.metrics == {"mse": 1.0}
     assert (record.params, record.message_bytes, record.stages, record.state_bytes) == (None, [], [], [])
-    assert record.probes is not None and record.probes.fixed_batch_s and not record.probes.sync_off_s
+    assert record.probes.fixed_batch_s and not record.probes.sync_off_s
     probes = ["exposed", "imbalance", "isolated", *PARTS, "copy", "profile", *COLLECTIVES, "send_one_way", "memcpy"]
     assert record.probes.reasons.keys() >= set(probes)
     assert set(record.probes.reasons.values()) == {"strategy simulated has no probes"}
-    assert record.timeline is not None and record.timeline.reason == "strategy simulated has no probes"
+    assert record.timeline.reason == "strategy simulated has no probes"
 
 
 def test_a_rank_that_rank_0_does_not_reach_fails(tmp_path):
@@ -154,8 +154,6 @@ def test_a_trainer_that_ends_too_early_or_gives_no_number_fails_the_run(tmp_path
 
 def test_phases_of_synchronization_are_recorded_without_a_timeline(tmp_path):
     class WithPhases(Alone):
-        """A strategy whose framework times them, if there are any."""
-
         def sync_phases(self):
             if self.options.message_bytes == 0:
                 raise NotMeasured("nothing was synchronized")
@@ -210,13 +208,12 @@ def test_a_probe_that_raises_leaves_the_throughput(method, tmp_path, monkeypatch
     quantity = PROBE_METHODS[method]
     assert record.probe_failures == dict.fromkeys(record.probe_failures, error) and quantity in record.probe_failures
     assert "in fail" in capfd.readouterr().err, "the log of the rank has the traceback"
-    assert record.probes is not None
     if quantity in ("exposed", "isolated", "forward", "copy", "profile", "collectives", "bandwidth"):
         assert record.probes.reasons[quantity] == error
     if method != "partial_step":
         assert record.probes.optimizer_s, "the other probes went on"
     if method == "record_timeline":
-        assert record.timeline is not None and record.timeline.reason == error
+        assert record.timeline.reason == error
 
 
 def test_the_record_is_on_disk_before_evaluation_and_before_the_first_probe(tmp_path):
@@ -243,19 +240,13 @@ def test_complete_record_adds_peaks_and_processor_time():
     record = RankRecord(0, "here", 1)
     complete_record(record, SimpleNamespace(rss_anon_peak_bytes=5))
     assert record.rss_anon_peak_bytes == 5
-    assert record.rss_peak_bytes is not None and record.rss_peak_bytes > 1 << 20
-    assert record.cpu_s is not None and record.cpu_s > 0
+    assert record.rss_peak_bytes > 1 << 20 and record.cpu_s > 0
     assert list(record.marks_s) == ["end"]
 
 
 def test_step_times_are_the_configured_sleeps(tmp_path):
-    """Loading, step, sync and straggler, alone and together, on one and two ranks."""
     cases = {
-        "step": (1, {"step_s": 0.02}, 0.02),
         "loading": (1, {"step_s": 0.005, "loading_s": 0.02}, 0.025),
-        "group": (2, {"step_s": 0.02}, 0.02),
-        "sync": (2, {"step_s": 0.01, "sync_s": 0.02}, 0.03),
-        "imbalance": (2, {"step_s": 0.01, **STRAGGLER}, 0.03),
         "rank 0 slow": (2, {"step_s": 0.01, "straggler_rank": 0, "straggler_s": 0.02}, 0.03),
         "no slow rank": (2, {"step_s": 0.02, "straggler_rank": 2, "straggler_s": 1.0}, 0.02),
         "all": (2, {"step_s": 0.01, "loading_s": 0.01, "sync_s": 0.01, **STRAGGLER, "straggler_s": 0.01}, 0.04),
@@ -270,29 +261,19 @@ def test_step_times_are_the_configured_sleeps(tmp_path):
         assert result.status == "ok", result.reason
         seconds, samples = merge_rank_blocks(result.ranks)
         steps = result.ranks[0].block_steps
-        assert steps is not None and len(seconds) >= 5
         assert expected_s <= min(seconds) / steps <= expected_s * ABOVE, name
         step_s, (throughput, _) = analysis.step_s(result), analysis.throughput(result)
         assert step_s == pytest.approx(statistics.fmean(seconds) / steps) and step_s >= expected_s
         assert throughput == pytest.approx(sum(samples) / sum(seconds))
         assert throughput == pytest.approx(gpus * 10 / step_s)
+        shapes = {(r.block_steps, len(r.block_s), r.warmup_block_steps, len(r.warmup_block_s)) for r in result.ranks}
+        assert len(shapes) == 1 and len(seconds) >= 5 and [r.rank for r in result.ranks] == list(range(gpus))
+        assert sum(result.ranks[-1].block_s) == pytest.approx(sum(result.ranks[0].block_s), rel=0.2)
 
 
-def test_warmup_does_not_count(tmp_path):
-    options = {"step_s": 0.002, "warmup_s": 0.1, "warmup_steps": 10}
-    record, _ = run_session(
-        tmp_path, simulated_spec(options=options, measure={"warmup_steps": 10, "warmup_max_s": 3.0})
-    )
-    assert record.warmup_block_steps == 1
-    assert len(record.warmup_block_s) >= 20, "sixteen would show ten slow steps and too little of what follows"
-    assert min(record.warmup_block_s[:10]) >= 0.102
-    assert statistics.median(record.block_s) < 0.05
-    assert record.marks_s["measure"] - record.marks_s["warmup"] >= 10 * 0.102
-
-
-@pytest.mark.parametrize("gpus", [1, 3])
-def test_every_sample_counts_also_in_an_uneven_last_batch(gpus, tmp_path):
+def test_every_sample_counts_also_in_an_uneven_last_batch(tmp_path):
     """94 samples in batches of 7 per device; each block against the sizes of its steps."""
+    gpus = 3
     spec = simulated_spec(gpus, size=125, measure={"block_s": 0.006, "warmup_steps": 7})
     spec.batch_per_device, spec.global_batch = 7, 7 * gpus
     result = run_spec(spec, tmp_path / "run")
@@ -301,24 +282,13 @@ def test_every_sample_counts_also_in_an_uneven_last_batch(gpus, tmp_path):
     first = result.ranks[0]
     assert (first.train_samples, first.steps_per_epoch) == (94, train.steps_per_epoch)
     assert train.global_samples(train.steps_per_epoch - 1) != 7 * gpus
-    steps, warm = first.block_steps or 0, (first.warmup_block_steps or 0) * len(first.warmup_block_s)
+    steps, warm = first.block_steps, first.warmup_block_steps * len(first.warmup_block_s)
     assert warm >= 7
     sizes = [train.global_samples(step) for step in range(train.steps_per_epoch)]
     for block in range(len(first.block_s)):
         begin = warm + block * steps
         expected = sum(sizes[step % len(sizes)] for step in range(begin, begin + steps))
         assert sum(rank.block_samples[block] for rank in result.ranks) == expected
-
-
-def test_all_ranks_stop_at_the_same_step(tmp_path):
-    options = {"straggler_rank": 1, "straggler_s": 0.003}
-    result = run_spec(simulated_spec(3, options=options), tmp_path / "run")
-    assert result.status == "ok", result.reason
-    assert [r.rank for r in result.ranks] == [0, 1, 2]
-    steps = {(r.block_steps, len(r.block_s), r.warmup_block_steps, len(r.warmup_block_s)) for r in result.ranks}
-    assert len(steps) == 1
-    ends = [sum(r.block_s) for r in result.ranks]
-    assert max(ends) == pytest.approx(min(ends), rel=0.2), "they wait for each other"
 
 
 @pytest.mark.slow
@@ -338,3 +308,68 @@ def test_replicas_stop_at_a_deadline_and_their_throughputs_add_up(tmp_path):
     assert analysis.throughput(result)[0] == pytest.approx(expected)
     assert min(fast.block_s) / (fast.block_steps or 1) <= 0.01 * ABOVE
     assert min(slow.block_s) / (slow.block_steps or 1) >= 0.03
+
+
+@pytest.fixture
+def now(monkeypatch):
+    clock = SimpleNamespace(s=50.0)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.s)
+    monkeypatch.setattr(time, "time", lambda: 1000.0 + clock.s)
+    return clock
+
+
+def test_progress_is_written_at_once_on_a_new_phase_and_at_most_twice_a_second_within_one(now, tmp_path):
+    file = ProgressFile(tmp_path, 3, 77)
+    assert read_progress(tmp_path, 3) is None
+    file.update(5, 50, 1.0, 1.5, "mse 0.01")
+    current = read_progress(tmp_path, 3)
+    assert (current.epoch, current.metric, current.samples_per_s) == (1.5, "mse 0.01", 50.0)
+    file.enter_phase("setup")
+    assert read_progress(tmp_path, 3) == RankProgress(3, 77, "setup", 1050.0)
+    file.enter_phase("measure", 30.0)
+    assert read_progress(tmp_path, 3) == RankProgress(3, 77, "measure", 1050.0, limit_s=30.0)
+    assert os.listdir(tmp_path) == ["progress3.json"]
+    ProgressFile(tmp_path, 0, 77).update(1, 10, 0.0)
+    current = read_progress(tmp_path, 0)
+    assert (current.steps, current.samples_per_s) == (1, None), "without time there is no throughput"
+    file = ProgressFile(tmp_path, 0, 77)
+    file.enter_phase("measure", 30.0)
+    now.s += progress.WRITE_INTERVAL_S / 2
+    file.update(10, 100, 0.2)
+    assert read_progress(tmp_path, 0) == RankProgress(0, 77, "measure", 1050.0, limit_s=30.0)
+    now.s += progress.WRITE_INTERVAL_S / 2
+    for steps, samples, elapsed_s in ((20, 200, 0.5), (30, 300, 0.6)):
+        file.update(steps, samples, elapsed_s)
+        assert read_progress(tmp_path, 0) == RankProgress(0, 77, "measure", 1050.5, 20, 400.0, 0.5, 30.0)
+    for text in ("", "{", "[]", "3", '{"rank": 0}', '{"rank": 0, "new": 1}'):
+        progress_path(tmp_path, 0).write_text(text)
+        assert read_progress(tmp_path, 0) is None
+
+
+def test_each_write_updates_the_peak_of_memory(tmp_path):
+    file = ProgressFile(tmp_path, 0, 77)
+    assert file.rss_anon_peak_bytes is None
+    file.enter_phase("setup")
+    before = file.rss_anon_peak_bytes
+    assert 1 << 20 < before <= rss_peak_bytes()
+    held = bytearray(os.urandom(1 << 16) * 1024)  # 64 MiB, each page of its own
+    file.enter_phase("measure")
+    during = file.rss_anon_peak_bytes
+    assert during >= before + (32 << 20)
+    del held
+    file.enter_phase("close")
+    assert file.rss_anon_peak_bytes == during, "it is a peak"
+
+
+def test_a_session_reports_the_epoch_and_metric_of_its_training(now, tmp_path):
+    file = ProgressFile(tmp_path, 0, 77)
+    session = Session(simulated_spec(), SimpleNamespace(spec=simulated_spec()), rank(), file)
+    source = SimpleNamespace(steps_per_epoch=50)
+    session._report_training(SimpleNamespace(steps=75, samples=750, train_s=3.0, train=source, curve=[]))
+    current = read_progress(tmp_path, 0)
+    assert (current.steps, current.epoch, current.metric) == (75, 1.5, None)
+    now.s += progress.WRITE_INTERVAL_S
+    points = make_curve([0.5, 0.25])
+    session._report_training(SimpleNamespace(steps=100, samples=1000, train_s=4.0, train=source, curve=points))
+    current = read_progress(tmp_path, 0)
+    assert (current.epoch, current.metric, current.samples_per_s) == (2.0, "mse 0.25", 250.0)

@@ -13,8 +13,6 @@ LOADING_S, STEP_S, DEVICE_SYNC_S, BROADCAST_S, FETCH_S = 1.0, 10.0, 100.0, 1e4, 
 
 
 class Clock:
-    """A clock that advances only with events, and records them."""
-
     def __init__(self):
         self.now_s = 0.0
         self.events = []
@@ -30,8 +28,6 @@ def clock():
 
 
 class LazyLoss:
-    """A loss on a device, which takes long to fetch."""
-
     def __init__(self, clock, value):
         self.clock, self.value = clock, value
 
@@ -41,8 +37,6 @@ class LazyLoss:
 
 
 class Trainer:
-    """The part of a strategy that the loop uses, and the loop of a trainer."""
-
     def __init__(self, clock):
         self.clock = clock
         self.drawn = self.steps = 0

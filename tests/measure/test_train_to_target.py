@@ -85,7 +85,6 @@ def training_spec(**train):
 
 
 def train(trainer=None, samples=40, warm=3, block=5, evaluates=True, **options):
-    """Return the training, and what its loop has: the warm-up and the measured series."""
     trainer = trainer or Trainer()
     data = source(samples)
     evaluated = (source(50, 40), source(10)) if evaluates else (None, None)
@@ -196,13 +195,20 @@ def test_the_learning_rate_is_set_before_each_step_where_it_changes():
     assert run.trainer.rates == [(0, pytest.approx(1e-3 / 3)), (1, pytest.approx(2e-3 / 3)), (2, 1e-3)]
 
 
-def test_a_loss_or_metric_that_is_not_finite_ends_the_training_with_its_step():
+def test_a_loss_or_metric_that_is_not_finite_ends_the_training_and_is_named():
     for bad in (math.nan, math.inf, -math.inf):
         with pytest.raises(Diverged, match=f"the loss of step 17 is {bad:g}; lower train.learning_rate"):
             train(Trainer(loss=lambda number, bad=bad: bad if number == 17 else 1.0), stop={"epochs": 3})
     trainer = Trainer(metric=lambda number: math.nan if number == 20 else 1.0)
     with pytest.raises(Diverged, match="mse is nan after step 20; lower"):
         train(trainer, stop={"epochs": 3})
+    for loss, named in (("mse", "mine:build"), ("module", "mine:build"), ("mine:loss", "mine:loss")):
+        check = DivergenceCheck(ModelSpec("mine:build", torch="mine:build", loss=loss))
+        with pytest.raises(Diverged, match=rf"^the loss of step 1 with {named} is nan; check the samples, "):
+            check.on_block(StepBlock(2, 1.0, [(math.nan, 2), (math.nan, 2)]))
+        check.on_block(StepBlock(2, 1.0, [(3.0, 2), (4.0, 2)]))
+        with pytest.raises(Diverged, match=rf"^the loss of step 4 with {named} is nan; lower the learning rate$"):
+            check.on_block(StepBlock(2, 1.0, [(3.0, 2), (math.nan, 2)]))
 
 
 STOPS = st.fixed_dictionaries(
@@ -282,7 +288,7 @@ def results(tmp_path_factory):
     return in_parallel(lambda name: (run_spec(spec_of(**RUNS[name]), top / name), top / name), RUNS, at_once=3)
 
 
-def test_a_training_leaves_its_curve(results):
+def test_a_training_leaves_its_curve_with_evaluations_in_no_other_phase(results):
     result, folder = results["epochs"]
     quality = result.quality
     assert (result.status, quality.stopped_by, quality.time_to_target_s) == ("ok", "epochs", None)
@@ -302,6 +308,13 @@ def test_a_training_leaves_its_curve(results):
     assert pd.isna(row["time_to_target_s"])
     assert row["generalisation_gap"] == pytest.approx(quality.curve[-1].metrics["mse"] / 2)
     assert row["throughput_samples_per_s"] > 0
+    # Three points of two evaluations of 50 ms each, between steps of 1 ms.
+    result, _ = results["epochs"]
+    phases = result.phases
+    assert phases.evaluate_s is not None and phases.evaluate_s >= 0.3
+    total_s = result.ranks[0].marks_s["probes"] - result.ranks[0].marks_s["warmup"]
+    assert phases.warmup_s + phases.measure_s + phases.evaluate_s == pytest.approx(total_s)
+    assert result.quality.curve[-1].train_s < total_s - 0.3
 
 
 def test_the_final_loss_is_of_the_same_steps_at_any_speed_and_the_end_of_ranks_and_targets(results):
@@ -319,16 +332,6 @@ def test_the_final_loss_is_of_the_same_steps_at_any_speed_and_the_end_of_ranks_a
     assert result.quality.stopped_by == "seconds" and first.curve[-1].train_s >= 0.3
     assert [p.step for p in first.curve] == [p.step for p in second.curve] and len(first.curve) >= 2
     assert len(first.block_s) == len(second.block_s)
-
-
-def test_evaluations_are_in_no_other_phase(results):
-    """Three points of two evaluations of 50 ms each, between steps of 1 ms."""
-    result, _ = results["epochs"]
-    phases = result.phases
-    assert phases.evaluate_s is not None and phases.evaluate_s >= 0.3
-    total_s = result.ranks[0].marks_s["probes"] - result.ranks[0].marks_s["warmup"]
-    assert phases.warmup_s + phases.measure_s + phases.evaluate_s == pytest.approx(total_s)
-    assert result.quality.curve[-1].train_s < total_s - 0.3
 
 
 def test_a_training_that_was_over_within_warm_up(results):
@@ -357,13 +360,3 @@ def test_a_file_with_too_few_samples_to_validate(tmp_path):
     record = RankRecord(0, "here", os.getpid())
     with pytest.raises(InputError, match="fewer samples to validate than replicas"):
         Session(spec, Simulated(spec, 0), record, ProgressFile(tmp_path, 0, os.getpid())).run()
-
-
-def test_a_loss_that_is_not_finite_names_the_function_that_gave_it():
-    for loss, named in (("mse", "mine:build"), ("module", "mine:build"), ("mine:loss", "mine:loss")):
-        check = DivergenceCheck(ModelSpec("mine:build", torch="mine:build", loss=loss))
-        with pytest.raises(Diverged, match=rf"^the loss of step 1 with {named} is nan; check the samples, "):
-            check.on_block(StepBlock(2, 1.0, [(math.nan, 2), (math.nan, 2)]))
-        check.on_block(StepBlock(2, 1.0, [(3.0, 2), (4.0, 2)]))
-        with pytest.raises(Diverged, match=rf"^the loss of step 4 with {named} is nan; lower the learning rate$"):
-            check.on_block(StepBlock(2, 1.0, [(3.0, 2), (math.nan, 2)]))

@@ -40,7 +40,6 @@ class Tools:
         self.slurm = Slurm(str(self.folder))
 
     def put(self, name, out="", err="", code=0, then=""):
-        """Add a command that prints these texts, after the shell has run `then`."""
         for stream, text in (("out", out), ("err", err)):
             (self.folder / f"{name}.{stream}").write_text(text)
         path = self.folder / name

@@ -14,6 +14,5 @@ def tools(tmp_path):
 
 @pytest.fixture
 def cluster_paths(monkeypatch):
-    """Python and the data sets are where they are on that cluster."""
     monkeypatch.setattr(sys, "executable", "/home/user/venv/bin/python")
     monkeypatch.setenv("SCALEBENCH_CACHE", "/scratch/user/cache")

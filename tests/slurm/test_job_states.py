@@ -49,7 +49,7 @@ SCONTROL = (
 )
 
 
-def test_squeue():
+def test_what_squeue_sacct_and_scontrol_print():
     """Older versions write local times."""
     states = parse_squeue(SQUEUE)
     assert states["5"] == JobState("5", "PENDING", "PartitionNodeLimit", submitted_at_s=1795232069.0, limit="1:00:00")
@@ -60,17 +60,11 @@ def test_squeue():
     assert array.reason == "Nodes required for job are DOWN, DRAINED or reserved|(x)" and array.started_at_s is None
     (old,) = parse_squeue("7|RUNNING|h1|2026-11-21T03:34:29|2026-11-21T03:34:09|1:00|None").values()
     assert old.started_at_s is not None and old.submitted_at_s == old.started_at_s - 20
-
-
-def test_sacct():
     states = parse_sacct(SACCT)
     assert list(states) == ["1", "2", "14", "17", "18", "30+0"], "job steps are no jobs"
     assert (states["2"].state, states["2"].cancelled_by, states["2"].node_list) == ("CANCELLED", "1000", None)
     assert (states["14"].exit_code, states["14"].started_at_s) == ("0:9", 1795232248.0)
     assert states["30+0"].state == "CANCELLED"
-
-
-def test_scontrol_and_lines_without_a_job():
     failed = JobState("25", "FAILED", "JobLaunchFailure", "h1", "0:53", 1795232687.0, 1795232686.0, "00:01:00")
     pending = JobState("26", "PENDING", "Priority", None, "0:0", None, 1795232686.0, "UNLIMITED")
     assert parse_scontrol(SCONTROL) == {"25": failed, "26": pending}

@@ -154,7 +154,6 @@ def test_the_folder_of_the_users_code_is_in_the_container(monkeypatch, tmp_path)
 
 
 def srun(*arguments, **more):
-    """Return the command without the agent that it starts."""
     command = srun_command(*arguments, **more)
     agent = ["-m", "scalebench.runner.launchers.rank_agent", str(FOLDER), "scalebench.runner.worker"]
     assert command[-4:] == agent

@@ -114,17 +114,14 @@ def test_no_script_contradicts_itself_or_its_hardware(name, strategy):
     assert rendered >= min(per_node, 3)
 
 
-def test_folder_names_are_quoted_and_without_placeholders(tmp_path):
+def test_names_of_folders_and_options_are_quoted_or_refused(tmp_path):
     text = submit.render_script(run(1), tmp_path / "it's 50% done")
     (output,) = [line for line in text.splitlines() if "--output=" in line]
     assert shlex.split(output)[1] == f"--output={tmp_path}/it's 50%% done/job.log"
     assert shlex.split(text.splitlines()[-1])[-1] == f"{tmp_path}/it's 50% done/slurm"
     with pytest.raises(InputError, match="would interpret a part of this name"):
         submit.render_script(run(1), tmp_path / "job%j")
-
-
-def test_no_sign_in_a_name_or_an_option_makes_a_line_of_its_own(tmp_path):
-    """Some end a line for str.splitlines, and what stood behind them in a quoted option would be a command."""
+    # Some end a line for str.splitlines, and what stood behind them in a quoted option would be a command.
     for sign in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00\x1b\u202e":
         with pytest.raises(InputError, match="would interpret a part of this name"):
             submit.render_script(run(1), tmp_path / f"a{sign}touch PWN #")

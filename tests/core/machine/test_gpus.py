@@ -1,7 +1,9 @@
-"""GPUs and their links: as reported by a made-up NVML, and by the stand-in library through ctypes."""
+"""GPUs and their links: as reported by a made-up NVML, and by the stand-in library through ctypes. Peak FLOP/s of
+cards: names as drivers report them, precisions that a card lacks, and names that are not listed."""
 
 import dataclasses
 import json
+import re
 import sys
 from types import SimpleNamespace
 
@@ -13,12 +15,14 @@ from scalebench.core.errors import InputError
 from scalebench.core.machine import cpus as system_files
 from scalebench.core.machine import gpus, machine, nccl_log
 from scalebench.core.machine.gpus import Gpu
+from scalebench.core.machine.peak_flops import PEAK_TFLOPS, find_peak_flops
 from scalebench.core.spec import HardwareSpec
 from tests.conftest import ROOT
 from tests.core.machine.conftest import put
 from tests.nvml_stand_in import TABLES, parse_matrix, put_in, read_table
 from tests.nvml_stand_in import UUIDS as UUIDS_OF_STAND_IN
 
+pytestmark = pytest.mark.gpu
 UUIDS = [f"GPU-{i}b2c4f5e-0000-4000-8000-00000000000{i}" for i in range(4)]
 A100 = "NVIDIA A100-SXM4-40GB"
 
@@ -35,41 +39,35 @@ def nvml(monkeypatch):
     def bus(handle):
         return SimpleNamespace(busId=f"00000000:{handle:X}A:00.0")
 
+    constants = {
+        "CudaComputeCapability": [8, 0], "Count": 4, "EnforcedPowerLimit": 400_000,
+        "PowerManagementDefaultLimit": 425_500,
+        "MemoryInfo": SimpleNamespace(total=42_949_672_960, free=1, used=2), "MigMode": [0, 1], "EccMode": [1, 0],
+        "PowerManagementLimitConstraints": [100_000, 450_000], "ComputeMode": 3, "PersistenceMode": 0,
+        "CurrPcieLinkGeneration": 1, "MaxPcieLinkGeneration": 4, "CurrPcieLinkWidth": 8, "MaxPcieLinkWidth": 16,
+    }  # fmt: skip
+    by_kind = {
+        "MaxClockInfo": {1: 1410, 2: 1215}, "ClockInfo": {1: 210, 2: 405}, "ApplicationsClock": {1: 1200, 2: 1100},
+        "DefaultApplicationsClock": {1: 1095, 2: 1215}, "TemperatureThreshold": {0: 92, 1: 89},
+    }  # fmt: skip
     fake = SimpleNamespace(
         links=links,
         nvmlInit=lambda: None,
         nvmlShutdown=lambda: None,
-        nvmlDeviceGetCudaComputeCapability=lambda gpu: [8, 0],
         nvmlSystemGetDriverVersion=lambda: b"550.54.15",
         nvmlSystemGetCudaDriverVersion_v2=lambda: 12040,
-        nvmlDeviceGetCount=lambda: 4,
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetHandleByUUID=lambda uuid: 0 if uuid == "MIG-known" else refuse(),
         nvmlDeviceGetName=lambda handle: A100.encode() if handle % 2 else A100,  # older pynvml: bytes
         nvmlDeviceGetUUID=lambda handle: UUIDS[handle],
-        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=42_949_672_960, free=1, used=2),
-        nvmlDeviceGetMaxClockInfo=lambda handle, clock: {1: 1410, 2: 1215}[clock],
-        nvmlDeviceGetEnforcedPowerLimit=lambda handle: 400_000,
         nvmlDeviceGetPciInfo=bus,
-        nvmlDeviceGetClockInfo=lambda handle, clock: {1: 210, 2: 405}[clock],
-        nvmlDeviceGetApplicationsClock=lambda handle, clock: {1: 1200, 2: 1100}[clock],
-        nvmlDeviceGetDefaultApplicationsClock=lambda handle, clock: {1: 1095, 2: 1215}[clock],
-        nvmlDeviceGetPowerManagementLimitConstraints=lambda handle: [100_000, 450_000],
-        nvmlDeviceGetPowerManagementDefaultLimit=lambda handle: 425_500,
-        nvmlDeviceGetTemperatureThreshold=lambda handle, kind: {0: 92, 1: 89}[kind],
-        nvmlDeviceGetMigMode=lambda handle: [0, 1],
-        nvmlDeviceGetEccMode=lambda handle: [1, 0],
-        nvmlDeviceGetComputeMode=lambda handle: 3,
-        nvmlDeviceGetPersistenceMode=lambda handle: 0,
-        nvmlDeviceGetCurrPcieLinkGeneration=lambda handle: 1,
-        nvmlDeviceGetMaxPcieLinkGeneration=lambda handle: 4,
-        nvmlDeviceGetCurrPcieLinkWidth=lambda handle: 8,
-        nvmlDeviceGetMaxPcieLinkWidth=lambda handle: 16,
         nvmlDeviceGetP2PStatus=lambda a, b, kind: 5 if kind == 2 else 0,
         nvmlDeviceGetTopologyCommonAncestor=lambda a, b: 20 if a // 2 == b // 2 else 50,
         nvmlDeviceGetNvLinkState=lambda handle, link: int(link < len(links[handle])),  # no links: KeyError
         nvmlDeviceGetNvLinkRemoteDeviceType=lambda handle, link: 2 if links[handle][link] == "switch" else 0,
         nvmlDeviceGetNvLinkRemotePciInfo=lambda handle, link: bus(links[handle][link]),
+        **{f"nvmlDeviceGet{name}": lambda *_, value=value: value for name, value in constants.items()},
+        **{f"nvmlDeviceGet{name}": lambda _, kind, values=values: values[kind] for name, values in by_kind.items()},
     )
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -164,7 +162,6 @@ def test_the_visible_gpus_are_those_that_cuda_shows(nvml, monkeypatch):
     assert gpus.name_visible_gpus([0]) == [None]
 
 
-@pytest.mark.gpu
 def test_gpus_whose_library_does_not_answer_are_no_machine_without_gpus(nvml, monkeypatch, tmp_path):
     """After an update of the driver, a machine with GPUs must not be measured as one without."""
     monkeypatch.setattr(system_files, "SYSTEM_ROOT", tmp_path)
@@ -258,7 +255,6 @@ def test_links_through_the_library(nvml_library, monkeypatch):
     assert gpus.count_gpus() == 1
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("table", sorted(path.stem for path in TABLES.glob("*.json") if path.stem != "two_gpus"))
 def test_public_machines_have_the_published_topology(table, nvml_library, monkeypatch):
     put_in(monkeypatch, nvml_library, table)
@@ -269,7 +265,6 @@ def test_public_machines_have_the_published_topology(table, nvml_library, monkey
     assert all(gpu.name for gpu in found.gpus)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("table", "changes", "link"),
     [
@@ -292,7 +287,6 @@ def test_links_whose_other_end_is_not_named(table, changes, link, nvml_library, 
     assert topology[0][1] == link
 
 
-@pytest.mark.gpu
 def test_a_fact_that_a_card_does_not_support_is_none(nvml_library, monkeypatch):
     for table, facts in {
         "tesla_m60": {"mig": None, "ecc": False, "sm_clock_max_mhz": None, "memory_bytes": 8123 * 2**20},
@@ -311,7 +305,6 @@ def test_a_fact_that_a_card_does_not_support_is_none(nvml_library, monkeypatch):
     assert gpus.detect_gpus().gpus[0].memory_bytes is None, "0 is unknown"
 
 
-@pytest.mark.gpu
 def test_of_gpus_with_instances_a_process_sees_one_instance(nvml_library, monkeypatch):
     put_in(monkeypatch, nvml_library, "mig_a100")
     assert gpus.visible_gpus() == [None]
@@ -394,3 +387,41 @@ def test_logs_are_read_together_up_to_a_limit(monkeypatch, tmp_path):
     monkeypatch.setattr(nccl_log, "MAX_LOG_BYTES", 1000)
     assert nccl_log.read_transports(logs) == {"0-1": "P2P/IPC", "1-2": "P2P/IPC"}
     assert nccl_log.read_transports([logs[2], tmp_path]) is None
+
+
+# Tera FLOP/s of float32, tf32, bfloat16, float16
+PEAKS = {  # names without NVIDIA in front are of drivers before 470
+    "NVIDIA A100-SXM4-40GB": (19.5, 156, 312, 312), "A100-SXM4-40GB": (19.5, 156, 312, 312),
+    "NVIDIA A100-SXM4-80GB": (19.5, 156, 312, 312), "NVIDIA A100 80GB PCIe": (19.5, 156, 312, 312),
+    "NVIDIA A100-PCIE-40GB": (19.5, 156, 312, 312), "NVIDIA H100 80GB HBM3": (67, 494.5, 989, 989),
+    "NVIDIA H100 PCIe": (51, 378, 756, 756), "NVIDIA H200 NVL": (60, 417.5, 835, 835),
+    "NVIDIA H200": (67, 494.5, 989, 989), "NVIDIA GH200 480GB": (67, 494.5, 989, 989),
+    "NVIDIA B200": (80, 1125, 2250, 2250), "NVIDIA L4": (30.3, 60, 121, 121), "NVIDIA L40S": (91.6, 183, 362, 362),
+    "NVIDIA A10": (31.2, 62.5, 125, 125), "NVIDIA RTX A6000": (38.7, 77.4, 154.8, 154.8),
+    "NVIDIA GeForce RTX 4090": (82.6, 82.6, 165.2, 165.2), "NVIDIA GeForce RTX 3090": (35.6, 35.6, 71.2, 71.2),
+    "NVIDIA GeForce RTX 2080 Ti": (13.4, None, None, 53.8), "GeForce RTX 2080 Ti": (13.4, None, None, 53.8),
+    "Quadro RTX 6000": (16.3, None, None, 130.5), "NVIDIA RTX 6000 Ada Generation": (91.06, 182.12, 364.24, 364.24),
+    "Tesla T4": (8.1, None, None, 65), "Tesla V100-SXM2-16GB": (15.7, None, None, 125),
+    "Tesla V100-PCIE-32GB": (14, None, None, 112), "Tesla P100-SXM2-16GB": (10.6, None, None, 21.2),
+    "GeForce GTX 1080 Ti": (11.34, None, None, None), "Tesla M60": (4.825, None, None, None),
+    "Tesla K80": (4.37, None, None, None),
+}  # fmt: skip
+UNLISTED = [
+    None, "", "NVIDIA", "NVIDIA H100 MIG 1g.10gb", "NVIDIA A100-SXM-64GB", "NVIDIA GeForce RTX 2080 Ti Laptop GPU",
+    "NVIDIA H100 NVL", "NVIDIA H800", "NVIDIA A10G", "NVIDIA A30", "TITAN V", "NVIDIA GeForce RTX 4090 D",
+    "NVIDIA GeForce RTX 3080 Laptop GPU", "Tesla V100-FHHL-16GB", "MI300X",
+]  # fmt: skip
+
+
+def test_dense_peaks_by_the_name_of_the_driver():
+    for name, peaks in PEAKS.items():
+        for precision, tera in zip(("float32", "tf32", "bfloat16", "float16"), peaks, strict=True):
+            assert find_peak_flops(name, precision) == (None if tera is None else pytest.approx(tera * 1e12)), name
+    assert [name for name in UNLISTED if find_peak_flops(name, "float32") is not None] == []
+    for precision in (None, "", "float64", "tf32+float64"):
+        assert find_peak_flops("NVIDIA A100-SXM4-40GB", precision) is None
+    assert find_peak_flops("NVIDIA A100-SXM4-40GB", "bfloat16+float32") == 312e12, "of several the fastest counts"
+    # No pattern shadows another: each alternative without options is the complete name of one entry alone.
+    for pattern in PEAK_TFLOPS:
+        if re.escape(pattern).replace("\\ ", " ") == pattern:
+            assert [each for each in PEAK_TFLOPS if re.fullmatch(each, pattern)] == [pattern]

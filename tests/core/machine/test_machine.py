@@ -1,5 +1,6 @@
 """The facts of this machine: real ones where possible, else from made-up system files. Processors and cgroups: the
-affinity of this process, and made-up files for the rest."""
+affinity of this process, and made-up files for the rest. Which environment variables a record keeps, and that it keeps
+no passwords."""
 
 import dataclasses
 import json
@@ -7,13 +8,14 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from scalebench.core import json_files
 from scalebench.core.errors import InputError
-from scalebench.core.machine import cpus, machine
+from scalebench.core.machine import cpus, machine, variables
 from scalebench.core.machine.cpus import NumaNode
 from scalebench.core.machine.gpus import Gpu, GpuFacts
 from scalebench.core.machine.machine import Machine
@@ -22,15 +24,12 @@ from tests.core.machine.conftest import put
 from tests.nvml_stand_in import put_in
 
 
-def test_this_machine_is_detected_and_written_as_json():
+def test_this_machine_is_detected_written_as_json_and_with_no_heavy_library():
     found = machine.detect_machine()
     assert json.loads(json.dumps(dataclasses.asdict(found))) == dataclasses.asdict(found)
     assert found.cpus == len(os.sched_getaffinity(0))
     assert found.memory_bytes is not None and found.memory_bytes > 2**28
     assert {"numpy", "hydra-core"} <= found.versions.keys()
-
-
-def test_the_import_loads_no_heavy_library():
     heavy = "{'torch', 'tensorflow', 'psutil', 'pynvml', 'numpy', 'pandas', 'hydra'}"
     code = f"import sys, scalebench.core.machine.machine; print(sorted({heavy} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -291,3 +290,44 @@ def test_links_between_devices_are_unknown_where_devices_have_other_numbers_than
     ]  # fmt: skip
     for changes in ({"environment": {"CUDA_VISIBLE_DEVICES": "4,5,6"}}, {"topology": None}):
         assert dataclasses.replace(known, **changes).list_links([0, 1]) == []
+
+
+def test_secrets_are_not_recorded():
+    secrets = (
+        "OMP_api_key NCCL_SOCKET_USER_PASS TORCH_HUB_PAT CUDA_APIKEY HOROVOD_PW XLA_AUTH OMPI_MCA_pw TF_VAR_login "
+        "HOROVOD_SECRET_KEY PYTORCH_hf_token MKL_PASSPHRASE UCX_AUTHORIZATION FI_CREDENTIALS"
+    ).split()
+    assert [name for name in secrets if not variables.SECRET_VARIABLES.search(name)] == []
+    assert variables.select_recorded(dict.fromkeys(secrets, "hidden")) == {}
+    others = ("TOKENIZERS_PARALLELISM", "NCCL_CHECK_BYPASS", "NCCL_P2P_DISABLE", *variables.RECORDED_VARIABLES)
+    assert not [name for name in others if variables.SECRET_VARIABLES.search(name)]
+    # A listed name that no pattern has would not reach ranks on other hosts.
+    assert not [
+        n
+        for n in variables.RECORDED_VARIABLES
+        if not (variables.FRAMEWORK_VARIABLES.match(n) or variables.SYSTEM_VARIABLES.match(n))
+    ]
+
+
+def test_values_are_recorded_by_name_and_never_by_prefix_alone():
+    shell = {"NCCL_DEBUG": "INFO", "TF_HTTP_PROXY": "http://me:pw@proxy", "NCCL_LICENCE": "abc", "HOME": "/root"}
+    assert variables.select_recorded(shell) == {
+        "NCCL_DEBUG": "INFO", "NCCL_LICENCE": variables.HIDDEN_VALUE, "TF_HTTP_PROXY": variables.HIDDEN_VALUE
+    }  # fmt: skip
+    assert variables.select_recorded({"NCCL_CONF_FILE": "http://me:pw@host/x"}) == {
+        "NCCL_CONF_FILE": "http://***@host/x"
+    }
+
+
+def test_addresses_lose_user_and_password():
+    masked = {
+        "postgres://u:p@h/db": "postgres://***@h/db",
+        "https://token@github.com/a/b.git and ssh://git@h": "https://***@github.com/a/b.git and ssh://***@h",
+        "http://u:p@ss@h": "http://***@h",
+        r'{"a": "http://u:\"\\@h"}': r'{"a": "http://***@h"}',
+    }
+    same = ("https://host/path?mail=a@b me@example.com", "https://host:8080")
+    masked |= {text: text for text in (*same, "://" * 300_000, "a" * 1_000_000 + "://" + "b" * 1_000_000)}
+    started_s = time.process_time()
+    assert [text for text in masked if variables.mask_credentials(text) != masked[text]] == []
+    assert time.process_time() - started_s < 5.0, "long texts are masked in little time"

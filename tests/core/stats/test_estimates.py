@@ -199,7 +199,6 @@ positive = st.floats(min_value=0, max_value=1e300, exclude_min=True)
 ordinary = st.floats(min_value=1e-6, max_value=1e6)
 counts = st.integers(min_value=1, max_value=10**9)
 series = st.lists(st.tuples(ordinary, counts), min_size=16, max_size=80)
-intervals = st.tuples(ordinary, ordinary, ordinary).map(sorted).map(lambda x: Estimate(x[1], x[0], x[2]))
 
 
 @given(st.lists(st.tuples(positive, counts), min_size=1, max_size=130), st.integers(min_value=3, max_value=200))
@@ -222,17 +221,6 @@ def test_units_do_not_matter(blocks, unit_s, factor):
     expected = estimates.scale_estimate(estimate_throughput(seconds, samples), factor / unit_s)
     assert [after.value, after.low] == pytest.approx([expected.value, expected.low], rel=1e-9)
     assert 1 / after.high == pytest.approx(1 / expected.high, rel=1e-6, abs=1e-9 / after.value)
-
-
-@given(intervals, intervals)
-def test_sums_are_consistent(a, b):
-    both = combine({"a": 1.0, "b": 1.0}, {"a": a, "b": b})
-    assert both.value == a.value + b.value
-    rounding = 1e-12 * (a.high + b.high)
-    assert a.low + b.low - rounding <= both.low
-    assert max(a.value - a.low, b.value - b.low) - rounding <= both.value - both.low
-    assert max(a.high - a.value, b.high - b.value) - rounding <= both.high - both.value
-    assert both.high <= a.high + b.high + rounding
 
 
 @given(st.lists(ordinary, max_size=100), st.integers(min_value=1, max_value=12))

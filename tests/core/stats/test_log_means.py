@@ -28,25 +28,16 @@ def test_a_mean_over_repeats_has_students_t_and_a_ratio_of_independent_ones_welc
     assert mean.to_estimate(confidence).value == pytest.approx(math.prod(ONE) ** 0.25)
 
 
-def test_a_single_repeat_has_no_limits():
+def test_one_repeat_has_no_limits_equal_ones_no_width_and_what_overflows_is_infinite():
     single = mean_of_repeats([3.0]).to_estimate()
     assert single.value == pytest.approx(3.0) and not single.has_limits
     assert mean_of_repeats([3.0, 4.0]).to_estimate().high == pytest.approx(12**0.5 * (4 / 3) ** (12.706 / 2), rel=1e-3)
     assert not mean_of_repeats(ONE).minus(mean_of_repeats([3.0])).to_estimate().has_limits
     assert not LogMean(0.0, 1.0, 0.9).to_estimate().has_limits
-
-
-def test_equal_repeats_have_no_width_and_what_overflows_is_infinite():
     certain = LogMean(math.log(2), 0.0, 4)
     assert certain.minus(LogMean(0.0, 0.0, 3)) == LogMean(math.log(2), 0.0, 7)
     assert certain.to_estimate().low == certain.to_estimate().high == pytest.approx(2)
     assert LogMean(0.0, 1e5, 2).to_estimate().high == math.inf
-
-
-@given(value=st.floats(1e-3, 1e6), repeats=st.integers(3, 8))
-def test_identical_repeats_have_their_value(value, repeats):
-    estimate = mean_of_repeats([value] * repeats).to_estimate()
-    assert [estimate.low, estimate.value, estimate.high] == pytest.approx([value] * 3)
 
 
 @given(rates=RATES, factor=st.floats(1e-3, 1e3))
@@ -82,25 +73,30 @@ def test_alike_variances_are_one_with_as_many_degrees_of_freedom_as_there_are():
     assert unlike.degrees_of_freedom < 1
 
 
-def test_a_variance_is_the_mean_of_both_by_degrees_of_freedom():
+def test_a_variance_is_the_mean_of_both_by_degrees_of_freedom_unless_it_is_wilder_than_the_others():
     logs, prior = [0.0, 0.02, 0.04], Prior(0.0008, 6.0)
     actual = moderate(logs, prior)
     assert actual.variance == pytest.approx((6 * 0.0008 + 2 * 0.0004) / 8 / 3) and actual.degrees_of_freedom == 8
     assert moderate(logs, None) == mean_of_logs(logs)
     assert moderate([0.1], prior) == mean_of_logs([0.1])
-
-
-def test_a_configuration_that_is_wilder_than_the_others_keeps_to_itself():
     logs = [0.0, 0.02, 0.04]  # variance 0.0004; 2.6 times another's is seen in 10.0 % of all cases with 2 and 30 of 30
     assert moderate(logs, Prior(0.0004 / 2.4, 30.0)).degrees_of_freedom == 32
     assert moderate(logs, Prior(0.0004 / 2.6, 30.0)) == mean_of_logs(logs)
 
 
-def test_two_repeats_have_limits_by_the_others():
+def test_limits_by_the_others_of_two_repeats_or_a_single_other_configuration():
     levels = World("", 0.03).draw(np.random.default_rng(3), 4, 3)
     table = RepeatTable({0: {0: levels[0, 0], 1: levels[0, 1]}, **{k: dict(enumerate(levels[k])) for k in (1, 2, 3)}})
     assert table.mean(0, levels[0, :2]).degrees_of_freedom > 2
     assert make_table(levels[:2, :2]).mean(0, levels[0, :2]).degrees_of_freedom == 1
+    levels = np.zeros((5, 3)) + np.arange(5)[:, None]
+    estimate = make_table(levels).difference(1, 0, levels[1] - levels[0]).to_estimate()
+    assert (estimate.low, estimate.high) == pytest.approx((math.e, math.e), rel=1e-6)
+    levels = np.array([[0.0, 0.02, 0.01], [1.0, 1.0, 1.03], [2.0, 2.02, 2.06]])
+    actual = make_table(levels).difference(0, 1, levels[0] - levels[1])
+    own, beside = (levels[0] - levels[1]).var(ddof=1), (levels[2] - levels[:2].mean(axis=0)).var(ddof=1)
+    assert actual.degrees_of_freedom == 4
+    assert actual.variance == pytest.approx((own + 2 * beside / 1.5) / 2 / 3)
 
 
 def test_what_the_machine_does_in_a_repeat_is_known_once():
@@ -122,17 +118,3 @@ def test_a_repeat_that_failed_leaves_the_others():
     partial = RepeatTable(rows).difference(0, 1, levels[0] - levels[1])
     assert partial.degrees_of_freedom < full.degrees_of_freedom
     assert math.sqrt(partial.variance / full.variance) == pytest.approx(1, rel=0.5), "drift of 20 % cancels"
-
-
-def test_identical_repeats_have_hardly_any_width():
-    levels = np.zeros((5, 3)) + np.arange(5)[:, None]
-    estimate = make_table(levels).difference(1, 0, levels[1] - levels[0]).to_estimate()
-    assert (estimate.low, estimate.high) == pytest.approx((math.e, math.e), rel=1e-6)
-
-
-def test_a_single_other_configuration_is_seen_beside_the_mean_of_two():
-    levels = np.array([[0.0, 0.02, 0.01], [1.0, 1.0, 1.03], [2.0, 2.02, 2.06]])
-    actual = make_table(levels).difference(0, 1, levels[0] - levels[1])
-    own, beside = (levels[0] - levels[1]).var(ddof=1), (levels[2] - levels[:2].mean(axis=0)).var(ddof=1)
-    assert actual.degrees_of_freedom == 4
-    assert actual.variance == pytest.approx((own + 2 * beside / 1.5) / 2 / 3)

@@ -18,7 +18,6 @@ def white(rng):
 
 
 def correlated(rng):
-    """Simulate noise of autocorrelation 0.7 and the same standard deviation."""
     steps, noise = rng.normal(0, NOISE * np.sqrt(1 - 0.7**2), BLOCKS), np.zeros(BLOCKS)
     for at in range(1, BLOCKS):
         noise[at] = 0.7 * noise[at - 1] + steps[at]
@@ -119,7 +118,6 @@ def test_blocks_that_are_still_warm_up_do_not_count():
 
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=40))
 def test_medians_are_those_of_numpy(values):
-    """They are equal to the last digit, since verdicts depend on them."""
     series = np.array(values)
     last = len(values) - 1
     reaches = [min(at, last - at, 2) for at in range(len(values))]

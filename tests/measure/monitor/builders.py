@@ -24,5 +24,4 @@ def series(columns, begin_s=0.0, end_s=30.0, every_s=0.1):
 
 
 def join(*parts):
-    """Join several series with different columns."""
     return TimeSeries({key: column for part in parts for key, column in part._columns.items()})

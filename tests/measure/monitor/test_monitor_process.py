@@ -45,37 +45,16 @@ def folder(tmp_path, monkeypatch):
 
 
 def stand_in(folder, code):
-    """Return a module that runs `code` in place of the monitor."""
     (folder / "monitor_stand_in.py").write_text(code)
     return "monitor_stand_in"
 
 
-@pytest.mark.slow
-def test_gpus_are_sampled_ten_times_and_the_host_twice_a_second(folder, nvml_library, monkeypatch):
-    put_in(monkeypatch, nvml_library, LOST_AFTER=100)
-    with MonitorProcess(SPEC, folder) as monitor:
-        time.sleep(2.5)
-        niceness = psutil.Process(monitor._process.pid).nice()
-        threads = psutil.Process(monitor._process.pid).num_threads()
-    assert monitor.reason is None and niceness == 10 and threads == 1  # neither numpy nor pyarrow is loaded yet
-    series = read_series(folder / MONITOR_FILE)
-
-    def rate_hz(source, quantity):
-        times_s = series.times_s(source, quantity)
-        return (len(times_s) - 1) / (times_s[-1] - times_s[0])
-
-    assert 3 < rate_hz("gpu0", "power_w") < 15  # fewer where the cores are busy
-    assert 0.7 < rate_hz("cpu", "programs_s") < 3.5
-    assert rate_hz("gpu0", "pcie_sent_bytes_per_s") < 3
-    lost_s, last_s = series.times_s("gpu1", "lost"), series.times_s("gpu0", "power_w")[-1]
-    assert len(lost_s) == 1 and series.times_s("gpu1", "power_w")[-1] <= lost_s[0] < last_s
-    assert series.values("gpu0", "energy_j") and not series.values("gpu1", "energy_j")
-    assert not series.sources("process:")  # the monitor is no rank
-
-
 def test_a_parked_run_is_not_sampled_and_short_slots_only_now_and_then(folder):
     with MonitorProcess(SPEC, folder) as monitor:
+        process = psutil.Process(monitor._process.pid)
+        wait_until(lambda: process.nice() == 10)
         time.sleep(1.0)
+        assert process.num_threads() == 1  # neither numpy nor pyarrow is loaded yet
         monitor.pause()
         time.sleep(0.7)  # for the samples at the end
         parked_s = time.time()
@@ -92,6 +71,7 @@ def test_a_parked_run_is_not_sampled_and_short_slots_only_now_and_then(folder):
     assert [time_s for time_s in times_s if time_s < parked_s]
     assert not [time_s for time_s in times_s if parked_s < time_s < resumed_s]
     assert len(series.times_s(MONITOR, RESUMED)) == 1
+    assert not series.sources("process:")  # the monitor is no rank
 
 
 def test_a_monitor_ended_during_its_start_leaves_a_series(folder):

@@ -36,7 +36,7 @@ def gpu(index, has_counter=True, **curves):
     return series({f"gpu{index}/{name}": curve for name, curve in {**columns, **curves}.items()})
 
 
-def test_the_figures_of_one_gpu():
+def test_the_figures_of_one_gpu_and_of_two_of_three():
     figures = summarize_monitor(gpu(0), WINDOW, [0])
     assert (figures.gpu_util_mean, figures.gpu_power_w_mean) == (pytest.approx(0.8), pytest.approx(200.0))
     assert (figures.energy_j, figures.energy_from) == (pytest.approx(2100.0), "counter")
@@ -50,9 +50,6 @@ def test_the_figures_of_one_gpu():
     assert (device.nvlink_sent_bytes_per_s, device.lost_at_s) == (None, None)
     twice = summarize_monitor(gpu(0), replace(WINDOW, scale=2.0), [0])  # of which half was sampled
     assert twice.energy_j == 2 * figures.energy_j and twice.gpu_power_w_mean == figures.gpu_power_w_mean
-
-
-def test_the_figures_of_two_gpus_of_three():
     links = {"nvlink_sent_bytes": counter(7e9, 0.0), "nvlink_received_bytes": counter(8e9, 0.0)}
     two = gpu(2, has_counter=False, sm_clock_mhz=within(1300.0, 300.0), temperature_c=75.0, util_share=0.6, **links)
     figures = summarize_monitor(join(gpu(0), gpu(1), two), WINDOW, [0, 2])
@@ -83,7 +80,7 @@ def test_a_missing_part_makes_a_figure_null_and_throttle_reasons_are_those_of_th
     assert figures.devices[0].throttle_reasons == ["sw_power_cap"]
 
 
-def test_the_figures_of_cores_and_memory():
+def test_the_figures_of_cores_memory_and_traffic():
     figures = summarize_monitor(
         join(
             series({"cpu/cores": 4.0}, end_s=0.0),
@@ -110,9 +107,6 @@ def test_the_figures_of_cores_and_memory():
     assert figures.memory_available_bytes_min == pytest.approx(8e9)
     assert (figures.swap_in_bytes, figures.swap_out_bytes) == (0, 40960)
     assert (figures.gpu_util_mean, figures.energy_j, figures.throttle_reasons) == (None, None, None)
-
-
-def test_the_figures_of_traffic():
     counters = {
         "net:lo/sent_bytes": 1e3, "net:lo/received_bytes": 1e3, "net:eth0/sent_bytes": 2e3, "net:ib0/sent_bytes": 3e3,
         "net:eth0/received_bytes": 4e3, "net:ib0/received_bytes": 5e3, "disk/read_bytes": 6e3,
@@ -126,10 +120,12 @@ def test_the_figures_of_traffic():
     assert (figures.infiniband_sent_bytes_per_s, figures.infiniband_received_bytes_per_s) == (pytest.approx(8e3), None)
 
 
-def test_without_samples_all_figures_are_null():
+def test_without_a_series_there_are_no_figures_and_no_flags():
     assert summarize_monitor(TimeSeries({}), WINDOW, []) == MonitorRecord(file="monitor.parquet")
     (device,) = summarize_monitor(TimeSeries({}), WINDOW, [3]).devices
     assert {value for name, value in vars(device).items() if name != "index"} == {None}
+    assert detect_flags(TimeSeries({}), WINDOW, WARMUP_S, summarize_monitor(TimeSeries({}), WINDOW, [0, 1]), GPUS) == []
+    assert detect_flags(TimeSeries({}), None, None, summarize_monitor(TimeSeries({}), WINDOW, []), []) == []
 
 
 def test_the_measured_window_has_slots_that_were_sampled_and_no_evaluations():
@@ -239,11 +235,6 @@ def test_a_condition_is_flagged_from_its_limit_on(flag, raised, quiet):
             options = {name: found.pop(name) for name in ("used", "window", "gpus") if name in found}
             more = [each for each in case if isinstance(each, TimeSeries)]
             assert flags(found, *more, **options) == expected, case
-
-
-def test_without_a_series_there_are_no_flags():
-    assert detect_flags(TimeSeries({}), WINDOW, WARMUP_S, summarize_monitor(TimeSeries({}), WINDOW, [0, 1]), GPUS) == []
-    assert detect_flags(TimeSeries({}), None, None, summarize_monitor(TimeSeries({}), WINDOW, []), []) == []
 
 
 def test_a_foreign_process_is_flagged():

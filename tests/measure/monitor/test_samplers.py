@@ -32,7 +32,6 @@ def read(rows, folder):
 
 
 def sampled_gpus():
-    """Return a sampler that has taken one sample of each kind, and its rows."""
     rows = SampleRows()
     gpus = GpuSampler(rows)
     gpus.sample()
@@ -121,7 +120,6 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @pytest.fixture
 def put(monkeypatch, tmp_path):
-    """Return a function that writes a file of a file system that stands in for /proc and /sys."""
     root = tmp_path / "root"
     monkeypatch.setattr(host_sampler, "_ROOT", root)
     monkeypatch.setattr(cpus, "SYSTEM_ROOT", root)
@@ -227,7 +225,6 @@ CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {HOLD!r}
 
 @contextmanager
 def running(code):
-    """Yield the process id of a Python that runs `code` and has printed that it is ready."""
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
         try:
             assert process.stdout is not None and process.stdout.readline()

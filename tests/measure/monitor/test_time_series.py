@@ -33,15 +33,13 @@ def window_with_gaps(gaps=GAPS):
     return TimeWindow(WINDOW.begin_s, WINDOW.end_s, tuple((BEGIN_S + begin, BEGIN_S + end) for begin, end in gaps))
 
 
-def test_gaps_are_no_part_of_a_window():
+def test_gaps_are_no_part_of_a_window_nor_of_figures():
     pieces = [(begin - BEGIN_S, end - BEGIN_S) for begin, end in window_with_gaps().pieces]
     assert pieces == [(11.0, 14.0), (16.0, 19.0)]
     assert window_with_gaps().seconds == 6.0 and WINDOW.pieces == [(WINDOW.begin_s, WINDOW.end_s)]
     assert window_with_gaps(((0.0, 30.0),)).pieces == [] and window_with_gaps(((0.0, 30.0),)).seconds == 0
     assert window_with_gaps(((21.0, 30.0),)).pieces == WINDOW.pieces
 
-
-def test_figures_exclude_the_gaps():
     def within(t):
         return any(begin < t < end for begin, end in GAPS)
 
