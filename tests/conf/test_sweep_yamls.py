@@ -93,9 +93,6 @@ STUDIED = {
         "model.name": "resnet50_v2", "model.outputs": 10, "model.params": 23_539_850, "dataset.name": "cifar10",
         "model.input_shape": [64, 64, 3], "train.optimizer": "adam", "train.batch_per_device": 512,
     },
-    "sweep=cross_device_ops dataset=cifar10_synthetic measure=quick": {
-        "dataset.name": "cifar10_synthetic", "dataset.image_size": 64, "train.batch_per_device": 512,
-    },
     "sweep=keras_multi_gpu gpus=4 scaling=strong": {
         "model.name": "resnet50", "dataset.name": "imagenet_synthetic", "train.optimizer": "sgd",
         "train.batch_per_device": 32,
@@ -106,8 +103,6 @@ STUDIED = {
         "train.optimizer": "sgd", "train.weight_decay": 4e-5, "dataset.feed": "fixed",
         "strategy.options": {"parameter_device": "spread"},
     },
-    "sweep=variable_update strategy=mirrored_nccl_unpacked": {"strategy.options.num_packs": 0},
-    "sweep=variable_update strategy=mirrored_reduce_spread": {"strategy.options.cross_device_ops": "reduce_spread"},
     "sweep=thesis_scaling": {
         "model.name": "materials_cnn", "dataset.name": "materials", "train.learning_rate": 4.7331e-4,
         "train.batch_per_device": 75, "scaling": "weak",
@@ -119,8 +114,6 @@ STUDIED = {
         "strategy.name": "bare_torch", "train.learning_rate": 4.7331e-4, "train.base_batch": 75,
         "train.stop.seconds": 30, "train.stop.epochs": None,
     },
-    "sweep=batch_size": {"strategy.name": "bare_torch", "model.name": "materials_cnn"},
-    "sweep=data_or_model": {"measure.probes": True},  # of which the predictions are made
 }  # fmt: skip
 
 

@@ -1,6 +1,4 @@
-"""Every YAML in conf/ composes, and agrees with the typed config and the registry. The data sets in conf/ keep their
-figures, and so do the sweeps over them. Every hardware YAML has the keys of the typed config, and every figure of a
-named machine has a source."""
+"""Every YAML in conf/ composes, agrees with the typed config and the registry, and has the figures that it tells."""
 
 import dataclasses
 import json

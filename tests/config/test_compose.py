@@ -18,14 +18,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from scalebench.__main__ import main
 from scalebench.config import compose as composing
-from scalebench.config.compose import (
-    CachingLoader,
-    compose,
-    compose_config,
-    list_each_device,
-    list_pair_of_each_link,
-    to_config,
-)
 from scalebench.core.config_files import conf_dir
 from scalebench.core.errors import InputError
 from scalebench.core.machine import gpus, machine
@@ -44,7 +36,7 @@ def loaders():
     version.setbase(composing.HYDRA_VERSION)
     JobRuntime.instance().set("name", "scalebench")
     path = create_config_search_path(str(conf_dir()))
-    return KeepingLoader(path), CachingLoader(path)
+    return KeepingLoader(path), composing.CachingLoader(path)
 
 
 class KeepingLoader(ConfigLoaderImpl):
@@ -164,7 +156,7 @@ def test_each_file_of_a_sweep_is_read_once(monkeypatch, loaders):
     read = []
     load = OmegaConf.load
     monkeypatch.setattr(OmegaConf, "load", lambda file: (read.append(file.name), load(file))[1])
-    ours = CachingLoader(loaders[0].get_search_path())
+    ours = composing.CachingLoader(loaders[0].get_search_path())
     for words in runs_of("variable_update")[:7]:
         ours.load_configuration("config", words, RunMode.RUN)
     assert len(read) == len(set(read)) > 10
@@ -174,22 +166,24 @@ def test_a_changed_file_is_read_again(tmp_path, monkeypatch):
     shutil.copytree(conf_dir(), tmp_path / "conf")
     monkeypatch.setattr(composing, "conf_dir", lambda: tmp_path / "conf")
     file = tmp_path / "conf" / "measure" / "quick.yaml"
-    before = compose_config(["measure=quick"]).measure.max_s
+    before = composing.compose_config(["measure=quick"]).measure.max_s
     file.write_text(file.read_text().replace(f"max_s: {before}", "max_s: 123.25", 1))
-    assert compose_config(["measure=quick"]).measure.max_s == 123.25 != before
+    assert composing.compose_config(["measure=quick"]).measure.max_s == 123.25 != before
 
 
 def test_compose_works_as_the_command_line(monkeypatch):
-    composed = compose(["strategy=simulated", "gpus=3", "measure=quick"])
+    composed = composing.compose(["strategy=simulated", "gpus=3", "measure=quick"])
     assert (composed.strategy.name, composed.gpus, composed.measure.max_s) == ("simulated", 3, 8.0)
     assert "hydra" not in composed
     assert "HYDRA_FULL_ERROR" not in os.environ
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")  # what a user has set stays
-    first = compose(["gpus=1"])
+    first = composing.compose(["gpus=1"])
     assert os.environ["HYDRA_FULL_ERROR"] == "0"
     first.hardware.environment = {"A": "b"}
     first.train.stop.epochs = 3
-    assert compose(["gpus=1"]) == compose(["gpus=1"]) != first, "changes to a config do not reach others"
+    assert composing.compose(["gpus=1"]) == composing.compose(["gpus=1"]) != first, (
+        "changes to a config do not reach others"
+    )
 
 
 def test_a_sweep_is_filled_in(monkeypatch, capsys):
@@ -210,46 +204,50 @@ def test_devices_and_one_pair_of_each_link_are_listed(nvml_library, monkeypatch)
     with monkeypatch.context() as patch:
         for here, values in ((0, "[0],[1]"), (1, "[0]"), (3, "[0],[1],[2]")):
             patch.setattr(machine, "count_gpus", lambda here=here: here)
-            assert list_each_device() == values
+            assert composing.list_each_device() == values
         for results, values in (([], "[0,1]"), ([(0, 1), (0, 4)], "[0,1],[0,4]")):
             patch.setattr(machine, "pair_of_each_link", lambda results=results: results)
-            assert list_pair_of_each_link() == values
+            assert composing.list_pair_of_each_link() == values
     put_in(monkeypatch, nvml_library)
-    assert (list_each_device(), list_pair_of_each_link()) == ("[0],[1]", "[0,1]")
+    assert (composing.list_each_device(), composing.list_pair_of_each_link()) == ("[0],[1]", "[0,1]")
     assert gpus.count_gpus() == 2
 
 
 def test_variables_and_numbers_that_would_be_infinite():
     for words in (["hardware.environment={A:1,B:x y}"], ["hardware.environment.A=1", "hardware.environment.B='x y'"]):
-        assert compose_config(words).hardware.environment == {"A": "1", "B": "x y"}
-    added = compose_config(["sweep=transport", "hardware.environment={A:1}"]).hardware.environment
+        assert composing.compose_config(words).hardware.environment == {"A": "1", "B": "x y"}
+    added = composing.compose_config(["sweep=transport", "hardware.environment={A:1}"]).hardware.environment
     assert added == {"NCCL_DEBUG": "INFO", "A": "1"}
     message = r"dataset.options.commit: \S+ is too large for a number; where it is a text "
     for value in ("12e4567", "1e999", "[1,-1e999]"):
         with pytest.raises(InputError, match=message):
-            compose([f"+dataset.options.commit={value}"])
-    assert compose(["dataset.options.commit='12e4567'"]).dataset.options.commit == "12e4567"
+            composing.compose([f"+dataset.options.commit={value}"])
+    assert composing.compose(["dataset.options.commit='12e4567'"]).dataset.options.commit == "12e4567"
 
 
 def test_the_typed_config_is_plain_and_a_value_of_a_wrong_type_or_a_missing_one_is_refused():
-    config = to_config(compose(["gpus=2"]))
+    config = composing.to_config(composing.compose(["gpus=2"]))
     assert isinstance(config, Config) and config.train.batch_per_device == 75
     assert type(config.model.input_shape) is list
     with pytest.raises(InputError, match=r"^no key 'gpu'; did you mean 'gpus'\?$"):
-        to_config(compose(["+gpu=1"]))
+        composing.to_config(composing.compose(["+gpu=1"]))
     with pytest.raises(InputError, match=r"^seed should be int, not str$"):
-        to_config(OmegaConf.create({"seed": "two"}))
+        composing.to_config(OmegaConf.create({"seed": "two"}))
     with pytest.raises(OmegaConfBaseException, match="Missing mandatory value"):
-        to_config(OmegaConf.create({"model": {"name": "???"}}))
+        composing.to_config(OmegaConf.create({"model": {"name": "???"}}))
 
 
 def test_the_name_of_a_file_may_hold_what_hydra_cannot_read():
     odd = ["my data (v2).npz", "Kurven_Prüfung.npz", "it's.npz", "a,b.npz", "50%.npz", "[x].npz"]
     for name in ("epoch=3-fold=1.npz", *odd):
         Path(name).touch()
-        assert compose([f"dataset.path={name}"]).dataset.path == name
-        assert compose([f"model.description={name}"]).model.description == name  # any key, since there is such a file
-    assert compose(["dataset.cache=/scratch/größe=1"]).dataset.cache == "/scratch/größe=1"  # nor need a path exist
+        assert composing.compose([f"dataset.path={name}"]).dataset.path == name
+        assert (
+            composing.compose([f"model.description={name}"]).model.description == name
+        )  # any key, since there is such a file
+    assert (
+        composing.compose(["dataset.cache=/scratch/größe=1"]).dataset.cache == "/scratch/größe=1"
+    )  # nor need a path exist
     Path("a=1.npz").touch()
     Path("b=2.npz").touch()
     assert composing.accept_words(["dataset.path=a=1.npz,b=2.npz"]) == ["dataset.path='a=1.npz','b=2.npz'"]

@@ -11,7 +11,6 @@ from scalebench.config import placement
 from scalebench.config import placement as placing
 from scalebench.core.machine import cpus as system_files
 from scalebench.core.machine import machine
-from scalebench.core.machine.cpus import NumaNode
 from scalebench.core.spec import HardwareSpec, RankPlacement
 from tests.builders.configs import ALPHA, make_config, make_spec
 from tests.builders.runs import simulated_spec
@@ -21,7 +20,7 @@ def nodes_of(sizes):
     """Nodes in a row with so many cores each, numbered through; the further apart, the farther."""
     ends = list(itertools.accumulate(sizes, initial=0))
     away = [{str(b): 10 + 11 * abs(a - b) for b in range(len(sizes))} for a in range(len(sizes))]
-    return [NumaNode(n, list(range(ends[n], ends[n + 1])), None, away[n]) for n in range(len(sizes))]
+    return [system_files.NumaNode(n, list(range(ends[n], ends[n + 1])), None, away[n]) for n in range(len(sizes))]
 
 
 def pretend(patch, sizes, gpus, usable=None):
@@ -209,7 +208,7 @@ def test_a_remote_node_assigns_its_own_cores(cores, monkeypatch):
         spec.places[0].devices = changed
         assert on_node(spec) == expected
     monkeypatch.setattr(machine, "gpu_numa_nodes", lambda: [0, 0, 1, 1])
-    nodes = [NumaNode(0, [0, 1, 4, 5], None, {}), NumaNode(1, [2, 3, 6, 7], None, {})]
+    nodes = [system_files.NumaNode(0, [0, 1, 4, 5], None, {}), system_files.NumaNode(1, [2, 3, 6, 7], None, {})]
     monkeypatch.setattr(machine, "numa_nodes", lambda: nodes)
     assert on_node(spec_of([[0, 2]], devices="cuda")) == [[4], [6]], "GPUs keep their numbers"
 

@@ -9,7 +9,6 @@ import subprocess
 import pytest
 
 from scalebench.config import horovod_build, support
-from scalebench.config.horovod_build import HorovodBuild, find_horovod_problem, inspect_horovod
 from scalebench.core.spec import StrategySpec
 from tests.builders.horovod_install import Site
 
@@ -23,9 +22,9 @@ def site(tmp_path, monkeypatch):
     made = Site(tmp_path / "site", monkeypatch)
     made.torch("2.13.0+cpu")
     made.distribution("tensorflow", "2.21.0")
-    inspect_horovod.cache_clear()
+    horovod_build.inspect_horovod.cache_clear()
     yield made
-    inspect_horovod.cache_clear()
+    horovod_build.inspect_horovod.cache_clear()
 
 
 @pytest.fixture
@@ -42,8 +41,8 @@ def requested(monkeypatch):
 
 
 def again(framework="torch"):
-    inspect_horovod.cache_clear()
-    return inspect_horovod(framework)
+    horovod_build.inspect_horovod.cache_clear()
+    return horovod_build.inspect_horovod(framework)
 
 
 def test_a_build_lists_its_transports(site):
@@ -53,16 +52,16 @@ def test_a_build_lists_its_transports(site):
         shutil.rmtree(site.folder / "horovod", ignore_errors=True)
         site.horovod(BOTH, holds)
         for framework, version in (("torch", "2.13.0+cpu"), ("tensorflow", "2.21.0")):
-            assert again(framework) == HorovodBuild("0.28.1", version, tuple(holds.split()), None)
+            assert again(framework) == horovod_build.HorovodBuild("0.28.1", version, tuple(holds.split()), None)
             line = f"Horovod 0.28.1 with {horovod_build.FRAMEWORKS[framework]} {version}: {message}"
             assert horovod_build.describe_horovod(framework) == line
 
 
 def test_none_is_installed(monkeypatch, site, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert inspect_horovod("torch") is None
+    assert horovod_build.inspect_horovod("torch") is None
     line = "Horovod is not installed: scalebench install horovod builds it"
-    assert find_horovod_problem("torch", "gloo", "local") == line
+    assert horovod_build.find_horovod_problem("torch", "gloo", "local") == line
     assert horovod_build.main(["torch"]) == 1
     assert capsys.readouterr().out == "Horovod is not installed\n"
 
@@ -81,7 +80,7 @@ def test_an_unsuitable_build_is_recognized_without_an_import(site, requested):
         build = again(framework)
         assert build.problem == f"Horovod 0.28.1 was built {message}scalebench install horovod builds it anew"
         assert build.features == ()
-        assert find_horovod_problem(framework, None, "local") == build.problem
+        assert horovod_build.find_horovod_problem(framework, None, "local") == build.problem
         assert horovod_build.main([framework]) == 1
     for lost in ("torch/mpi_lib_v2.x.so", "metadata.json"):
         (site.horovod(BOTH) / lost).unlink()
@@ -114,7 +113,7 @@ def test_a_failing_import_is_explained_and_tried_again(site, monkeypatch):
         build = again()
         assert build.problem == f"Horovod 0.28.1 does not import with torch: {message}; {anew}"
         assert (build.built_for, build.features) == ("2.13.0+cpu", ())
-        assert find_horovod_problem("torch", "gloo", "local") == build.problem
+        assert horovod_build.find_horovod_problem("torch", "gloo", "local") == build.problem
     monkeypatch.setattr(horovod_build, "MAX_PROBE_S", 60.0)
     site.horovod(BOTH)
     assert again().problem is None
@@ -122,7 +121,7 @@ def test_a_failing_import_is_explained_and_tried_again(site, monkeypatch):
 
 def test_the_cache_is_used_until_the_build_or_the_framework_changes(site, requested):
     extension = site.horovod(BOTH, "gloo") / "torch" / "mpi_lib_v2.x.so"
-    assert inspect_horovod("torch") == inspect_horovod("torch") == again()
+    assert horovod_build.inspect_horovod("torch") == horovod_build.inspect_horovod("torch") == again()
     assert len(requested) == 1
     changes = (lambda: extension.write_text("longer"), lambda: os.utime(extension, ns=(1, 1)))
     for number, change in enumerate(changes, 2):
@@ -149,7 +148,7 @@ def test_a_broken_file_of_the_cache_is_written_anew_and_an_unwritable_one_ignore
         assert again().features == ("gloo",)
         assert len(requested) == number and kept.read_text() == complete
     monkeypatch.setenv("SCALEBENCH_CACHE", "/dev/null/cache")
-    assert again() == again() == HorovodBuild("0.28.1", "2.13.0+cpu", ("gloo",), None)
+    assert again() == again() == horovod_build.HorovodBuild("0.28.1", "2.13.0+cpu", ("gloo",), None)
     assert len(requested) == 8
 
 
@@ -161,7 +160,7 @@ NO_NCCL += "with nvcc and NCCL"
 def install(monkeypatch):
 
     def holds(transports):
-        build = HorovodBuild("0.28.1", "1", tuple(transports.split()), None)
+        build = horovod_build.HorovodBuild("0.28.1", "1", tuple(transports.split()), None)
         monkeypatch.setattr(horovod_build, "inspect_horovod", lambda framework: build)
 
     return holds
@@ -192,7 +191,7 @@ def test_why_a_strategy_cannot_run_with_this_build(install):
         ("mpi", "torch", "auto", "local"): no_gloo,
     }.items():
         install(holds)
-        assert find_horovod_problem(*asked) == message, (holds, *asked)
+        assert horovod_build.find_horovod_problem(*asked) == message, (holds, *asked)
 
 
 @pytest.mark.gpu
@@ -212,7 +211,7 @@ def test_a_build_with_nccl_carries_gradients_on_gpus_over_nothing_else(monkeypat
     for case in itertools.product(("gloo", "gloo cuda"), ("torch", "tensorflow"), ("cpu", "cuda")):
         holds, framework, devices = case
         install(holds)
-        problem = find_horovod_problem(framework, "gloo", "local", devices)
+        problem = horovod_build.find_horovod_problem(framework, "gloo", "local", devices)
         if case == ("gloo", "torch", "cuda"):
             assert "would average gradients on GPUs before they are copied" in problem
         else:

@@ -1,5 +1,4 @@
-"""Which process stands on which node, drives which devices and has which cores. `hardware.device_ids`: device k of a
-run is the physical device of that number."""
+"""Which process stands on which node, drives which devices, also those of hardware.device_ids, and has which cores."""
 
 import dataclasses
 

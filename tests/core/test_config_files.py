@@ -1,5 +1,4 @@
-"""YAML files, built-in and of plugins, and which of them can be used. Entry points of other packages: which are
-enabled, and imports that fail."""
+"""YAML files, built-in and of plugins, and which can be used; entry points of other packages, and failed imports."""
 
 import io
 import sys
@@ -10,7 +9,6 @@ from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core import config_files, plugins
 from scalebench.core.errors import PluginError
-from scalebench.core.plugins import PluginEntry
 from scalebench.strategies import registry
 from tests.builders.plugins import clear_plugin_caches, strategy_yaml
 from tests.builders.plugins import dists as dists
@@ -177,9 +175,9 @@ def test_entries_of_a_kind_are_in_order_and_imported_by_none(dists):
     dists.add("b-dist", {"b.py": "raise SystemExit"}, {"models": {"z": "b:z", "a": "b : a [extra]"}}, version="3.1")
     dists.add("a-dist", {"a.py": "raise SystemExit"}, {"models": {"z": "a:z"}, "datasets": {"d": "a:d"}})
     assert plugins.plugin_entries("models") == (
-        PluginEntry("models", "a", "b:a", "b-dist", "3.1"),
-        PluginEntry("models", "z", "a:z", "a-dist", "1.0"),
-        PluginEntry("models", "z", "b:z", "b-dist", "3.1"),
+        plugins.PluginEntry("models", "a", "b:a", "b-dist", "3.1"),
+        plugins.PluginEntry("models", "z", "a:z", "a-dist", "1.0"),
+        plugins.PluginEntry("models", "z", "b:z", "b-dist", "3.1"),
     )
     assert [entry.name for entry in plugins.plugin_entries("datasets")] == ["d"]
     assert plugins.plugin_entries("strategies") == ()

@@ -1,5 +1,4 @@
-"""JSON files: written completely or not at all, and read back with their types checked. And sweep.json:
-missing runs, and whether its program still runs."""
+"""JSON files: written completely or not at all, and read back with their types checked; sweep.json."""
 
 import errno
 import os

@@ -1,5 +1,4 @@
-"""result.json: read back as written, or refused in one line with the way out; its committed JSON Schema, generated from
-the dataclasses and in agreement with the reader; and curves of several ranks."""
+"""result.json: read back as written, or refused with the way out; its JSON Schema; curves of several ranks."""
 
 import copy
 import dataclasses

@@ -1,5 +1,4 @@
-"""The typed config: what each key may hold, the options of a training, and the resolved run as a file. The fingerprint
-of a run: which keys change it."""
+"""The typed config: what each key may hold, the resolved run as a file, and which keys change the fingerprint."""
 
 import copy
 import dataclasses

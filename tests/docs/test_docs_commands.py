@@ -1,5 +1,4 @@
-"""Every command in the documentation is accepted as it is written: runs are planned with dry_run=true, the other
-commands are parsed. It happens in this process, since 80 starts of Python would take minutes."""
+"""Every command in the documentation is accepted as it is written: runs are planned, other commands are parsed."""
 
 import importlib
 import re

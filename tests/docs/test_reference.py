@@ -1,5 +1,4 @@
-"""docs/reference is current: what `python -m scripts.docs` writes, complete and of what the code has. What plugins may
-use: exported, listed in the reference, and enough for the plugins of this repository."""
+"""docs/reference is current and complete, and the API of plugins is as listed, and enough for our own plugins."""
 
 import ast
 import dataclasses

@@ -1,5 +1,4 @@
-"""Names of run folders: whatever a file system allows can be shown and reported, or is refused in one line, and
-nothing is written but what the command is for."""
+"""Whatever a file system allows as a name of a run's folder can be shown and reported, or is refused in one line."""
 
 import itertools
 import os

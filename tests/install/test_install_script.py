@@ -1,6 +1,4 @@
-"""`make install` on made-up machines: which builds of PyTorch and TensorFlow it asks pip for, and what it says. And the
-container files, which agree with the scripts and packages that they use; building them needs a registry of images. The
-scripts that bring a browser and a SLURM for the tests: they do nothing where one is, and never fail."""
+"""`make install` on made-up machines, the container files, and the scripts that bring tools of the tests."""
 
 import re
 import shutil

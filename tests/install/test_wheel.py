@@ -1,9 +1,6 @@
-"""The distributions: their metadata, their wheels in fresh environments, where the same commands do the same, and the
-plugins in plugins/, whose own tests pass beside the built wheel.
+"""The distributions: their metadata, and their wheels in fresh environments, where the same commands do the same.
 
-The environments of plugins are fresh but for large packages, torch and TensorFlow among them, which are those that
-these tests run with: nothing is downloaded but what a plugin needs and is not there, and without that its test is
-skipped.
+Those of plugins have large packages, torch and TensorFlow among them, of the environment that these tests run with.
 """
 
 import ast

@@ -1,5 +1,4 @@
-"""A rank that does every collective operation once on numbers it is given, then measures them, and bandwidth, on small
-buffers; what came of it stays in the run's folder."""
+"""A rank that does every collective operation once, then measures them and bandwidth, on small buffers."""
 
 import sys
 from pathlib import Path
@@ -9,7 +8,6 @@ import numpy as np
 from scalebench.core.json_files import write_json
 from scalebench.core.result import COLLECTIVES, ProbeRecord
 from scalebench.measure import bandwidth, collectives
-from scalebench.measure.collectives import list_message_sizes
 from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.base import NotMeasured
 
@@ -27,7 +25,7 @@ def body(spec, strategy, record, progress):
     strategy.setup()
     arrays = {}
     for name in COLLECTIVES:
-        for size in list_message_sizes(name, spec.gpus, SIZES):
+        for size in collectives.list_message_sizes(name, spec.gpus, SIZES):
             try:
                 action = strategy.collective(name, size)
             except NotMeasured:

@@ -1,5 +1,4 @@
-"""Which sizes of collectives, and which transfers, are measured, and how often; on a clock that only the operations
-advance."""
+"""Which collectives and transfers are measured, and how often, on a clock that only the operations advance."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -10,7 +9,6 @@ from scalebench.core.result import COLLECTIVES
 from scalebench.core.spec import MeasureSpec, RankPlacement
 from scalebench.measure import bandwidth, timing
 from scalebench.measure.collectives import MESSAGE_SIZES, ONE_DEVICE, list_message_sizes, measure_collectives
-from scalebench.measure.timing import time_blocks
 from scalebench.strategies.base import NotMeasured, Probes
 from tests.builders.runs import simulated_spec
 
@@ -237,6 +235,6 @@ def test_a_block_has_its_calls_and_one_synchronization():
     group = SimpleNamespace(
         synchronize=lambda: take("synchronize", 10.0), broadcast=lambda value: take("barrier", 1000.0) or value
     )
-    seconds = time_blocks(group, lambda: take("call", 1.0), repeats=3, blocks=2, clock=lambda: now.s)
+    seconds = timing.time_blocks(group, lambda: take("call", 1.0), repeats=3, blocks=2, clock=lambda: now.s)
     assert seconds == [13.0, 13.0]
     assert events == ["barrier", *["call"] * 3, "synchronize"] * 2

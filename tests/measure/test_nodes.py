@@ -1,5 +1,4 @@
-"""The report of a node, written with the real monitor and machine, and its part of the record; and clock offsets
-from broadcasts, in a simulation with known clocks and delays."""
+"""The report of a node and its part of the record; clock offsets in a simulation with known clocks and delays."""
 
 import dataclasses
 import platform

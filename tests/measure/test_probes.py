@@ -1,5 +1,4 @@
-"""All probes of one rank, with a strategy on a clock of the test: which run, in which state, and the reasons where they
-cannot run; and the interleaved variants of a step. Figures against known truth are in tests/truth."""
+"""All probes of one rank with a strategy on a clock of the test; figures against known truth are in tests/truth."""
 
 import itertools
 
@@ -8,7 +7,7 @@ import pytest
 from scalebench.core.result import SYNC_PARTS, Profile, RankRecord
 from scalebench.core.spec import StrategySpec
 from scalebench.measure.probes import NO_SYNC, ONE_DEVICE, InterleavedLoop, ProbeRunner, Variant
-from scalebench.strategies.base import PARTS, LossPart, NotMeasured, Probes
+from scalebench.strategies.base import PARTS, LossPart, NotMeasured
 from scalebench.strategies.simulated import Simulated
 from scalebench.workloads import datasets
 from tests.builders.runs import simulated_spec
@@ -23,7 +22,8 @@ class Timed(Simulated):
 
     def __init__(self, spec):
         super().__init__(spec, 0)
-        self.now_s, self.syncing = 0.0, True
+        self.now_s, self.syncing, self.switched, self.switch_s = 0.0, True, False, 0.0
+        self.events = []
         self.during = {}  # method -> whether synchronization was on
 
     def take(self, method, seconds):
@@ -34,11 +34,17 @@ class Timed(Simulated):
 
     def set_gradient_sync(self, on):
         self.take("set_gradient_sync", 0.0)
-        self.syncing = on
+        self.syncing, self.switched = on, True
+        self.events.append("on" if on else "off")
 
     def step(self, batch):
-        self.take("step", STEP_S + (SYNC_S if self.syncing else 0.0))
+        self.take("step", STEP_S + SYNC_S * self.syncing + self.switch_s * self.switched)
+        self.switched = False
+        self.events.append(f"step {batch}")
         return LossPart(1.0, 1)
+
+    def synchronize(self):
+        self.events.append("synchronize")
 
     def partial_step(self, batch, until):
         self.take(until, PART_S[until])
@@ -56,6 +62,7 @@ class Timed(Simulated):
         return Profile(steps, 0.02)
 
     def broadcast(self, value):
+        self.events.append("barrier")
         return value
 
 
@@ -187,80 +194,55 @@ def test_what_there_is_not_is_not_measured(tmp_path):
     assert set(record.reasons) == {"data"} and not record.fixed_batch_s
 
 
-COMPUTE_S, EXCHANGE_S, LOADING_S, SWITCH_S = 1.0, 10.0, 100.0, 1e4
 ON, OFF, FIXED = Variant("on"), Variant("off", sync=False), Variant("fixed", sync=False, new_batches=False)
 
 
-class Trainer(Probes):
-    """The part of a strategy that the loop uses; the first step after a switch costs more."""
+LOADING_S, SWITCH_S = 100.0, 1e4
 
-    def __init__(self, ahead=0):
-        self.now_s = 0.0
-        self.syncing = True
-        self.events = []
-        self._ahead, self._switched = ahead, False
 
-    def batches(self):
+def loop(variants, steps, rounds, ahead=0):
+    """Return a loop that has ended, and its strategy, which draws batches ahead of its steps."""
+    strategy = Timed(simulated_spec(2))
+    strategy.switch_s = SWITCH_S
+
+    def load():
         for number in itertools.count():
-            self.now_s += LOADING_S
+            strategy.now_s += LOADING_S
             yield number
 
-    def set_gradient_sync(self, on):
-        self.events.append("on" if on else "off")
-        self.syncing, self._switched = on, True
-
-    def broadcast(self, value):
-        self.events.append("barrier")
-        return value
-
-    def synchronize(self):
-        self.events.append("synchronize")
-
-    def step(self, batch):
-        self.events.append(f"step {batch}")
-        self.now_s += COMPUTE_S + (EXCHANGE_S if self.syncing else 0) + (SWITCH_S if self._switched else 0)
-        self._switched = False
-
-    def batches_of_steps(self):
-        return [int(event.split()[1]) for event in self.events if event.startswith("step")]
-
-    def train(self, loop):
-        drawn = []
-        for batch in loop:
-            drawn.append(batch)
-            if len(drawn) > self._ahead:
-                self.step(drawn.pop(0))
-                if loop.done(None):
-                    return
+    interleaved, drawn = InterleavedLoop(strategy, load(), variants, steps, rounds, lambda: strategy.now_s), []
+    for batch in interleaved:
+        drawn.append(batch)
+        if len(drawn) > ahead:
+            strategy.step(drawn.pop(0))
+            if interleaved.done(None):
+                break
+    return interleaved, strategy
 
 
-def loop(trainer, variants, steps, rounds):
-    interleaved = InterleavedLoop(trainer, trainer.batches(), variants, steps, rounds, lambda: trainer.now_s)
-    trainer.train(interleaved)
-    return interleaved
+def batches_of_steps(strategy):
+    return [int(event.split()[1]) for event in strategy.events if event.startswith("step")]
 
 
 def test_each_variant_is_timed_as_often_without_its_first_update():
     for steps, rounds in ((1, 1), (1, 4), (3, 2), (5, 3)):
-        seconds = loop(Trainer(), [ON, OFF, FIXED], steps, rounds).seconds
-        step_seconds = {"on": COMPUTE_S + EXCHANGE_S + LOADING_S, "off": COMPUTE_S + LOADING_S, "fixed": COMPUTE_S}
-        assert seconds == {name: [steps * step_s] * rounds for name, step_s in step_seconds.items()}
+        seconds = loop([ON, OFF, FIXED], steps, rounds)[0].seconds
+        step_seconds = {"on": STEP_S + SYNC_S + LOADING_S, "off": STEP_S + LOADING_S, "fixed": STEP_S}
+        expected = {name: pytest.approx([steps * step_s] * rounds) for name, step_s in step_seconds.items()}
+        assert seconds == expected
 
 
 def test_ranks_begin_each_block_together_and_every_second_round_runs_in_reverse():
-    trainer = Trainer()
-    loop(trainer, [ON, OFF], 2, 2)
+    _, strategy = loop([ON, OFF], 2, 2)
     block = ["barrier", "step", "synchronize", "step", "step", "synchronize"]  # waits for the device at both ends
     expected = ["on", *block, "off", *block, "off", *block, "on", *block]
-    assert [event.split()[0] for event in trainer.events] == expected
+    assert [event.split()[0] for event in strategy.events] == expected
 
 
 def test_a_held_batch_is_the_first_of_the_feed():
     """It is full, and one that was drawn later may be the smaller one at the end of an epoch."""
-    trainer = Trainer()
-    assert loop(trainer, [ON, FIXED], 2, 2).first_batch == 0
-    assert trainer.batches_of_steps() == [0, 1, 2, 0, 0, 0, 0, 0, 0, 3, 4, 5]
+    interleaved, strategy = loop([ON, FIXED], 2, 2)
+    assert interleaved.first_batch == 0
+    assert batches_of_steps(strategy) == [0, 1, 2, 0, 0, 0, 0, 0, 0, 3, 4, 5]
     for ahead in (1, 2):  # a trainer that draws ahead gets the batches of each block, too
-        trainer = Trainer(ahead)
-        loop(trainer, [ON, FIXED], 3, 1)
-        assert trainer.batches_of_steps() == [0, 1, 2, 3, 0, 0, 0, 0]
+        assert batches_of_steps(loop([ON, FIXED], 3, 1, ahead)[1]) == [0, 1, 2, 3, 0, 0, 0, 0]

@@ -1,7 +1,5 @@
-"""A rank's phases, and its figures against the configured times: the simulated strategy sleeps as configured. A sleep
-never ends early, so that its time is a lower bound of every block. Only the shortest block is checked from above, since
-other work on the machine only adds time. progress<k>.json is written at once on a new phase, rarely within one, and is
-always complete."""
+"""A rank's phases and progress, and its figures against the configured times: the simulated strategy sleeps as
+configured. A sleep never ends early, so only the shortest block is checked from above: other work only adds time."""
 
 import itertools
 import math

@@ -1,13 +1,214 @@
-"""The timed loop on a clock of the test: the order of events between blocks, and that nothing happens inside."""
+"""The timed loop on a clock of the test, how long warm-up and measuring last in it, and which rank decides."""
 
+import dataclasses
 import itertools
+import math
+import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scalebench.measure.timed_loop import LoopPhase, TimedLoop, fixed_length_phase
+from scalebench.core.spec import MeasureSpec
+from scalebench.measure.stopping_rule import (
+    Warmup,
+    choose_steps_per_block,
+    create_measure_phase,
+    create_training_phase,
+    fit_steps_to_interval,
+    is_long_enough,
+)
+from scalebench.measure.timed_loop import BlockSeries, LoopPhase, TimedLoop, fixed_length_phase
 from scalebench.strategies.base import LossPart
+
+SETTINGS = MeasureSpec(warmup_steps=50, block_s=0.05, min_s=3.0, max_s=30.0, target=0.01)
+
+
+def series(seconds, steps=1):
+    return BlockSeries(steps, seconds, [10] * len(seconds))
+
+
+def precise(blocks=64):
+    return series([0.1 + 1e-4 * (-1) ** i for i in range(blocks)])
+
+
+class Rank:
+    """The part of a strategy that the phases use; `from_rank_0` returns the value that rank 0 broadcasts."""
+
+    def __init__(self, rank, from_rank_0=lambda value: value):
+        self.place, self.spec = SimpleNamespace(rank=rank), SimpleNamespace(device="cpu")
+        self.broadcasts = []
+        self._from_rank_0 = from_rank_0
+
+    def broadcast(self, value):
+        self.broadcasts.append(value)
+        return self._from_rank_0(value)
+
+
+@pytest.fixture
+def now(monkeypatch):
+    clock = SimpleNamespace(s=1000.0)
+    for name in ("time", "perf_counter"):
+        monkeypatch.setattr(time, name, lambda: clock.s)
+    return clock
+
+
+def test_a_block_has_the_steps_that_fill_its_time():
+    for seconds, steps, block_s, expected in (
+        ([0.1, 0.1, 0.1], 1, 0.05, 1),
+        ([9.0, 9.0, 0.01, 0.01, 0.01], 1, 0.05, 5),  # the first blocks warm up
+        ([9.0, 9.0, 0.01, 9.0, 0.01], 1, 0.05, 5),  # the median: one slow block changes nothing
+        ([0.1] * 5, 10, 0.054, 5),
+        ([0.1] * 5, 10, 0.056, 6),
+        ([0.0, 0.0], 5, 0.05, 1),  # the clock is too coarse
+        ([], 5, 0.05, 1),
+    ):
+        assert choose_steps_per_block(series(seconds, steps), block_s, "cpu") == expected, (seconds, steps)
+        assert choose_steps_per_block(None, block_s, "cpu") == 1
+    # On a GPU it is long beside the emptying of its queue: a quarter of a second, ten steps, or as many as fit into
+    # 2.5 s, or as long as requested.
+    for (step_s, block_s), expected in {
+        (0.001, 0.05): 250, (0.04, 0.05): 10, (0.2, 0.05): 10, (0.5, 0.05): 5, (7.0, 0.05): 1, (0.001, 1.0): 1000,
+    }.items():  # fmt: skip
+        assert choose_steps_per_block(series([step_s] * 5), block_s, "cuda") == expected, (step_s, block_s)
+
+
+def run_warmup(step_s, strategy=None, synchronous=True, **settings):
+    clock = SimpleNamespace(s=0.0)
+    changed = dataclasses.replace(SETTINGS, **settings)
+    warmup = Warmup(strategy or Rank(0), changed, synchronous, lambda series: None, lambda: clock.s)
+    warmup.phase.series.steps = warmup.phase.start(None)
+    assert warmup.phase.series.steps == 1, "so that a step that compiles is in a block of its own"
+    for number in range(100_000):
+        clock.s += step_s(number)
+        warmup.phase.series.seconds.append(step_s(number))
+        if warmup.phase.decide(warmup.phase.series):
+            return warmup
+    raise AssertionError("it never ends")
+
+
+def jitter(number):
+    return 1e-4 * math.sin(number * number)
+
+
+def test_warmup_lasts_until_steady_state_is_visible():
+    """Where 40 of the first 50 steps are slow, the fast ones could be the exception: a second check is needed."""
+    for length, slow_s, steps in ((0, 0.1, 50), (1, 0.1, 50), (10, 0.1, 50), (30, 0.1, 100), (40, 0.012, 100)):
+        warmup = run_warmup(lambda k, n=length, s=slow_s: (s if k < n else 0.01) + jitter(k), warmup_max_s=1e9)
+        assert (warmup.steady_after_steps, len(warmup.phase.series.seconds)) == (length, steps)
+    for length in (10, 40, 200):  # of one that fades
+        fading = lambda k, n=length: 0.01 + 0.05 * math.exp(-3 * k / n) + jitter(k) / 10  # noqa: E731
+        steady = run_warmup(fading, warmup_max_s=1e9).steady_after_steps
+        assert length <= 3 * steady and steady <= 3 * length
+
+
+def test_warmup_is_bounded_in_steps_and_in_time_after_its_minimum_of_steps():
+    for minimum, maximum, steps in ((50, 120, 120), (50, 20, 50), (0, 0, 1), (7, 7, 7), (0, 40, 40)):
+        warmup = run_warmup(lambda k: 1 / (k + 1), warmup_steps=minimum, warmup_max_steps=maximum, warmup_max_s=1e9)
+        assert (warmup.steady_after_steps, len(warmup.phase.series.seconds)) == (None, steps)
+    warmup = run_warmup(lambda k: 0.1 + k / 100, warmup_steps=30, warmup_max_s=5.0)
+    assert (warmup.steady_after_steps, len(warmup.phase.series.seconds)) == (None, 30)
+    enough = {
+        0.1: 50,
+        0.5: 40,
+        1.0: 20,
+        3.0: 7,
+        10.0: 5,
+        1000.0: 5,
+    }  # as many slow steps as fit
+    for step_s, steps in enough.items():
+        warmup = run_warmup(lambda k, step_s=step_s: 60.0 if k == 0 else step_s, warmup_max_s=20.0)
+        assert len(warmup.phase.series.seconds) == steps
+
+
+def test_rank_0_ends_the_warmup_of_all_ranks_that_synchronize():
+    rank_0 = Rank(0)
+    first = run_warmup(lambda k: (0.1 if k < 10 else 0.01) + jitter(k), rank_0)
+    decisions = list(rank_0.broadcasts)
+    other = run_warmup(lambda k: 0.01 * (k + 1), Rank(1, lambda value: decisions.pop(0)))
+    assert (first.steady_after_steps, other.steady_after_steps) == (10, 10)
+    assert len(first.phase.series.seconds) == len(other.phase.series.seconds)
+    enough = [6.2, -1.0, 1.0]  # slow steps, and then no end yet
+    other = run_warmup(lambda k: 1e-3 + jitter(k), Rank(1, lambda value: enough.pop(0)))
+    assert len(other.phase.series.seconds) == 7
+    replica = Rank(1)
+    assert run_warmup(lambda k: 0.01 + jitter(k), replica, synchronous=False).steady_after_steps == 0
+    assert replica.broadcasts == []
+
+
+def start_measuring(strategy, synchronous=True, reports=None):
+    report = (reports if reports is not None else []).append
+    phase = create_measure_phase(strategy, SETTINGS, synchronous, report, lambda: time.perf_counter())
+    phase.series.steps = phase.start(series([0.01] * 5))
+    return phase
+
+
+def test_measuring_stops_when_precise_after_the_minimum_or_at_the_maximum(now):
+    for (blocks, elapsed_s), stops in {
+        (64, 2.9): False, (64, 3.0): True, (63, 3.0): False, (65, 29.9): False, (128, 3.0): True, (1, 30.0): True,
+    }.items():  # fmt: skip
+        phase = start_measuring(Rank(0))
+        now.s += elapsed_s
+        assert phase.decide(precise(blocks)) is stops, (blocks, elapsed_s)
+    # A third of the time may be too short for eight blocks: a repeat takes longer then, but not longer than all three
+    # may take together.
+    settings = dataclasses.replace(SETTINGS, max_s=10.0, repeats=3)
+    cases = {(8, 9.9): False, (8, 10.0): True, (7, 10.0): False, (1, 29.9): False, (1, 30.0): True}
+    assert {case: is_long_enough(precise(case[0]), settings, case[1]) for case in cases} == cases
+    wide = series([0.1 + 0.09 * (-1) ** i for i in range(64)] + [0.5] * 64)
+    phase, begin_s = start_measuring(Rank(0)), now.s
+    for now.s, stops in ((math.nextafter(begin_s + 30.0, 0), False), (begin_s + 30.0, True)):
+        assert phase.decide(wide) is stops
+
+
+def test_rank_0_decides_for_synchronous_ranks(now):
+    strategy, reports = Rank(0), []
+    phase = start_measuring(strategy, reports=reports)
+    assert (phase.name, phase.limit_s, phase.series.steps) == ("measure", 30.0, 5)
+    assert strategy.broadcasts == [5.0]
+    assert not phase.decide(precise())
+    now.s += 3.0
+    assert phase.decide(precise())
+    assert strategy.broadcasts[1:] == [0.0, 1.0] and len(reports) == 2
+    decisions = [7.0, 0.0, 1.0]
+    other = Rank(1, lambda value: decisions.pop(0))
+    phase = start_measuring(other)
+    assert phase.series.steps == 7, "blocks are as long as those of rank 0"
+    now.s += 100.0
+    assert not phase.decide(precise())
+    assert phase.decide(series([0.1]))
+    assert other.broadcasts[1:] == [0.0, 0.0], "only rank 0 decides"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_replicas_without_synchronization_stop_at_a_common_deadline(rank, now):
+    strategy = Rank(rank, lambda value: value if value < 100 else 998.0)  # rank 0 began 2 s ago
+    phase = start_measuring(strategy, synchronous=False)
+    assert strategy.broadcasts == [5.0, 1000.0]
+    now.s = 998.0 + 29.9
+    assert not phase.decide(precise())
+    now.s = 998.0 + 30.0
+    assert phase.decide(precise(3))
+    assert len(strategy.broadcasts) == 2
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_blocks_fit_between_two_points_of_the_curve(steps, interval):
+    fitted = fit_steps_to_interval(steps, interval)
+    blocks = interval // fitted
+    assert 1 <= fitted <= steps and interval - blocks * fitted < blocks + 1
+    cases = {(5, None): 5, (5, 100): 5, (60, 100): 50, (60, 101): 50, (4, 7): 3, (50, 10): 10, (1, 10): 1, (7, 1): 1}
+    assert {case: fit_steps_to_interval(*case) for case in cases} == cases
+
+
+def test_a_training_with_a_stop_does_not_end_when_precise():
+    strategy = Rank(1, lambda value: 7.0)
+    phase = create_training_phase(strategy, SETTINGS, lambda: 10, 4.0)
+    assert (phase.name, phase.limit_s, phase.start(series([0.01] * 5))) == ("measure", 4.0, 5)
+    assert not phase.decide(precise())
+    assert len(strategy.broadcasts) == 1, "no rank communicates at the end of a block"
+
 
 LOADING_S, STEP_S, DEVICE_SYNC_S, BROADCAST_S, FETCH_S = 1.0, 10.0, 100.0, 1e4, 1e6
 

@@ -1,5 +1,4 @@
-"""The commands of SLURM: output and errors. The texts are those of SLURM 22.05. A partition, from the lines of sinfo
-and scontrol."""
+"""The commands of SLURM, output and errors, and a partition; the texts are those of SLURM 22.05."""
 
 import re
 

@@ -20,7 +20,6 @@ from scalebench.core.spec import SlurmSpec
 from scalebench.slurm import submit
 from scalebench.slurm.commands import JobRefused, SlurmError, SlurmUnreachable
 from scalebench.slurm.resources import check_slurm_options, srun_command
-from scalebench.slurm.submit import Submission, read_submission, write_submission
 from tests.builders.configs import ALPHA, make_spec
 from tests.slurm.builders import FOLDER, GPU_NODES, ROLES, run
 
@@ -144,7 +143,7 @@ def sbatch(tools):
 def test_a_sweep_is_submitted_as_one_job(sbatch, tmp_path):
     specs = [run(gpus, bin=str(sbatch.folder), time_minutes=30) for gpus in (1, 2)]
     submission = submit.submit_sweep(specs, tmp_path / "sweep", ["--multirun", "gpus=1,2"], [60.0, 60.0])
-    assert submission == read_submission(tmp_path / "sweep")
+    assert submission == submit.read_submission(tmp_path / "sweep")
     script = (sbatch.folder / "script").read_text()
     assert script == submit.render_sweep_script(specs, tmp_path / "sweep", [60.0, 60.0])
     assert {"#SBATCH --time=60", "#SBATCH --job-name=scalebench-sweep"} < set(script.splitlines())
@@ -159,7 +158,7 @@ def test_a_run_is_submitted(sbatch, tmp_path):
     spec = run(2, bin=str(sbatch.folder), partition="gpu")
     before_s = time.time()
     submission = submit.submit_job(spec, folder)
-    assert submission == Submission("12", submission.submitted_at_s, "gpu") == read_submission(folder)
+    assert submission == submit.Submission("12", submission.submitted_at_s, "gpu") == submit.read_submission(folder)
     assert before_s <= submission.submitted_at_s <= time.time()
     script = folder / "slurm" / "job.sh"
     assert sorted(path.name for path in script.parent.iterdir()) == ["12_submitted.pkl", "job.sh"]
@@ -170,8 +169,8 @@ def test_a_run_is_submitted(sbatch, tmp_path):
         "submitit.core.utils", "DelayedSubmission", "function", submit.JOB_MODULE, submit.JOB_FUNCTION, "args",
         str(folder), "kwargs",
     ]  # fmt: skip
-    write_submission(Submission("13", 1795233093.25), folder)
-    assert read_submission(folder) == Submission("13", 1795233093.25)
+    submit.write_submission(submit.Submission("13", 1795233093.25), folder)
+    assert submit.read_submission(folder) == submit.Submission("13", 1795233093.25)
     submit.remove_pickles(folder)
     submit.remove_pickles(tmp_path)
     assert list(script.parent.iterdir()) == [script]
@@ -212,7 +211,7 @@ def test_a_failed_submission_leaves_no_job_file(sbatch_output, error, message, t
     tools.put("sbatch", **sbatch_output)
     with pytest.raises(SlurmError, match=message) as caught:
         submit.submit_job(run(1, bin=str(tools.folder)), tmp_path)
-    assert type(caught.value) is error and read_submission(tmp_path) is None
+    assert type(caught.value) is error and submit.read_submission(tmp_path) is None
     assert [path.name for path in (tmp_path / "slurm").iterdir()] == ["job.sh"]
 
 
@@ -224,7 +223,7 @@ def test_submitit_is_imported_only_to_submit():
 
 @pytest.mark.parametrize("text", ["", "[]", '{"job_id": 12, "submitted_at_s": 1.0}', '{"job_id": "12"}'])
 def test_an_invalid_job_file_is_named(text, tmp_path):
-    assert read_submission(tmp_path) is None and read_submission(tmp_path / "none") is None
+    assert submit.read_submission(tmp_path) is None and submit.read_submission(tmp_path / "none") is None
     (tmp_path / JOB_FILE).write_text(text)
     with pytest.raises(InputError, match=r"job\.json cannot be read: .*; remove it"):
-        read_submission(tmp_path)
+        submit.read_submission(tmp_path)

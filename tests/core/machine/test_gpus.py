@@ -1,5 +1,4 @@
-"""GPUs and their links: as reported by a made-up NVML, and by the stand-in library through ctypes. Peak FLOP/s of
-cards: names as drivers report them, precisions that a card lacks, and names that are not listed."""
+"""GPUs and their links, of a made-up NVML and of a stand-in library; what NCCL logs of them; peak FLOP/s of cards."""
 
 import dataclasses
 import json
@@ -14,7 +13,6 @@ from scalebench.config.resolve import detect_hardware, resolve
 from scalebench.core.errors import InputError
 from scalebench.core.machine import cpus as system_files
 from scalebench.core.machine import gpus, machine, nccl_log
-from scalebench.core.machine.gpus import Gpu
 from scalebench.core.machine.peak_flops import PEAK_TFLOPS, find_peak_flops
 from scalebench.core.spec import HardwareSpec
 from tests.conftest import ROOT
@@ -78,7 +76,7 @@ def test_all_fields_of_a_gpu(nvml, root):
     put(root, "sys/bus/pci/devices/0000:2a:00.0/numa_node", "1\n")
     put(root, "sys/bus/pci/devices/0000:3a:00.0/numa_node", "-1\n")
     found = gpus.detect_gpus()
-    assert found.gpus[2] == Gpu(
+    assert found.gpus[2] == gpus.Gpu(
         index=2, name=A100, uuid=UUIDS[2], memory_bytes=42_949_672_960, numa_node=1, pci_bus_id="00000000:2A:00.0",
         sm_clock_max_mhz=1410, sm_clock_mhz=210, sm_clock_application_mhz=1200, sm_clock_default_mhz=1095,
         mem_clock_max_mhz=1215, mem_clock_mhz=405, mem_clock_application_mhz=1100, mem_clock_default_mhz=1215,
@@ -303,15 +301,6 @@ def test_a_fact_that_a_card_does_not_support_is_none(nvml_library, monkeypatch):
             assert set(found.peer_access or {}) == ({"read", "write"} if table == "gtx_1070" else set())
     put_in(monkeypatch, nvml_library, "gb10", {"nvmlDeviceGetMemoryInfo": [{"total": 0, "free": 0, "used": 0}]})
     assert gpus.detect_gpus().gpus[0].memory_bytes is None, "0 is unknown"
-
-
-def test_of_gpus_with_instances_a_process_sees_one_instance(nvml_library, monkeypatch):
-    put_in(monkeypatch, nvml_library, "mig_a100")
-    assert gpus.visible_gpus() == [None]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-e07a497d-1bb6-5a42-b670-1c33bf55ab6e")
-    assert gpus.visible_gpus() == [None] and gpus.gpu_numa_nodes() == [None]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-of-another-machine")
-    assert gpus.visible_gpus() == []
 
 
 LINES = {

@@ -1,6 +1,4 @@
-"""The facts of this machine: real ones where possible, else from made-up system files. Processors and cgroups: the
-affinity of this process, and made-up files for the rest. Which environment variables a record keeps, and that it keeps
-no passwords."""
+"""The facts of this machine, its cgroups and variables: real ones where possible, else from made-up system files."""
 
 import dataclasses
 import json
@@ -16,7 +14,6 @@ import pytest
 from scalebench.core import json_files
 from scalebench.core.errors import InputError
 from scalebench.core.machine import cpus, machine, variables
-from scalebench.core.machine.cpus import NumaNode
 from scalebench.core.machine.gpus import Gpu, GpuFacts
 from scalebench.core.machine.machine import Machine
 from tests.builders.runs import MACHINE
@@ -73,7 +70,7 @@ def test_processors_and_cgroups_are_in_the_record(root, monkeypatch):
     found = machine.detect_machine()
     assert (found.cpus, found.cpus_allowed, found.cpu_sockets, found.smt) == (2, [1, 3], 2, True)
     assert (found.cpu_governors, found.cpu_max_mhz) == (["performance", "schedutil"], 3300.0)
-    assert (found.numa_nodes, found.numa) == (1, [NumaNode(0, [0, 1, 2, 3], None, {})])
+    assert (found.numa_nodes, found.numa) == (1, [cpus.NumaNode(0, [0, 1, 2, 3], None, {})])
     assert (found.memory_limit_bytes, found.kernel) == (2**31, platform.release())
 
 
@@ -213,7 +210,7 @@ def test_usable_cpus_follow_the_affinity(monkeypatch):
 
 def test_numa_nodes(root, monkeypatch):
     put(root, "sys/devices/system/node/node0/distance", "10 21\n")  # which do not fit the nodes
-    assert cpus.numa_nodes() == [NumaNode(0, [], None, {})]
+    assert cpus.numa_nodes() == [cpus.NumaNode(0, [], None, {})]
     for node, (cpu_list, distances) in {0: ("0-1,8", "10 21 31"), 2: ("2,3", "21 10 31"), 10: ("", "31 31 10")}.items():
         folder = f"sys/devices/system/node/node{node}"
         put(root, f"{folder}/cpulist", f"{cpu_list}\n")
@@ -223,9 +220,9 @@ def test_numa_nodes(root, monkeypatch):
     glob = Path.glob
     monkeypatch.setattr(Path, "glob", lambda *args: sorted(glob(*args), reverse=True))
     assert cpus.numa_nodes() == [
-        NumaNode(0, [0, 1, 8], None, {"0": 10, "2": 21, "10": 31}),
-        NumaNode(2, [2, 3], 2**20, {"0": 21, "2": 10, "10": 31}),
-        NumaNode(10, [], None, {"0": 31, "2": 31, "10": 10}),
+        cpus.NumaNode(0, [0, 1, 8], None, {"0": 10, "2": 21, "10": 31}),
+        cpus.NumaNode(2, [2, 3], 2**20, {"0": 21, "2": 10, "10": 31}),
+        cpus.NumaNode(10, [], None, {"0": 31, "2": 31, "10": 10}),
     ]
 
 

@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from scalebench.core.machine import private_network
-from scalebench.core.machine.private_network import PrivateNetwork, explain_refusal, is_wanted, opens_ports
 from scalebench.core.process import is_process_alive, read_anonymous_bytes, wait_until
 from scalebench.core.spec import StrategySpec
 from scalebench.runner.launchers.supervise import is_stopped
@@ -40,7 +39,7 @@ print(names, refused, os.getuid(), os.getgid(), sorted(map(int, os.listdir("/pro
 @needs_network
 def test_a_program_has_a_loopback_its_user_and_nothing_else(tmp_path):
     before = psutil.Process().num_fds(), psutil.Process().children()
-    with socket.create_server(("127.0.0.1", 0)) as outside, PrivateNetwork() as network:
+    with socket.create_server(("127.0.0.1", 0)) as outside, private_network.PrivateNetwork() as network:
         arguments = [sys.executable, "-c", PROGRAM, str(outside.getsockname()[1]), str(tmp_path / "file")]
         command = network.command(arguments)
         done = subprocess.run(command, pass_fds=network.descriptors, capture_output=True, text=True, check=True)
@@ -55,7 +54,7 @@ def test_a_program_has_a_loopback_its_user_and_nothing_else(tmp_path):
 @needs_network
 def test_processes_meet_and_are_parked_watched_and_killed_from_outside():
     """The namespace outlives the object that made it as long as a process is in it."""
-    with PrivateNetwork() as network:
+    with private_network.PrivateNetwork() as network:
         started = [
             subprocess.Popen(network.command(["sleep", "60"]), pass_fds=network.descriptors, start_new_session=True)
             for _ in range(2)
@@ -117,12 +116,12 @@ def test_who_gets_one_who_is_open_and_who_is_refused(monkeypatch):
         (config_of(this_machine=False), None, False, True, None),
     ):
         monkeypatch.setattr(private_network, "find_kernel_problem", lambda problem=problem: problem)
-        assert (is_wanted(config), opens_ports(config)) == (wanted, is_open)
-        actual = explain_refusal(config)
+        assert (private_network.is_wanted(config), private_network.opens_ports(config)) == (wanted, is_open)
+        actual = private_network.explain_refusal(config)
         assert actual is refusal if refusal is None else refusal in str(actual)
         assert "\n" not in str(actual)
     monkeypatch.setenv("SLURM_JOB_ID", "7")  # mpirun keeps its way to the batch system
-    assert not is_wanted(config_of("mpi", None)) and is_wanted(config_of())
+    assert not private_network.is_wanted(config_of("mpi", None)) and private_network.is_wanted(config_of())
 
 
 def test_a_network_that_is_needed_and_not_possible_is_an_error(monkeypatch):

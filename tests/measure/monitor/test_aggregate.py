@@ -1,5 +1,4 @@
-"""The monitor's part of the record: from runs with real processes, and from artificial series of several nodes, each by
-its own clock, combined into the figures of one run."""
+"""The monitor's part of the record: of runs with real processes, and of artificial series of several nodes."""
 
 import dataclasses
 import os
@@ -34,21 +33,6 @@ def flags(result):
     return set(result.flags) - FLAGS_OF_OTHERS - {"oversubscribed"}
 
 
-@pytest.mark.slow
-def test_a_run_on_cores(tmp_path):
-    spec = simulated_spec(options={"step_s": 0.002}, measure={"monitor": True, "min_s": 2.0, "max_s": 2.0})
-    result = run_spec(spec, tmp_path / "run")
-    m = result.monitor
-    assert (result.status, m.file, m.reason) == ("ok", MONITOR_FILE, None)
-    assert (tmp_path / "run" / MONITOR_FILE).exists()
-    assert 0 < m.cpu_util_mean <= 1.05 and 0 <= m.cpu_util_ours_mean < 0.9
-    assert 1e6 < m.rss_anon_bytes_max < m.rss_bytes_max < 1e9
-    assert (m.gpu_util_mean, m.energy_j, m.throttle_reasons, m.devices) == (None, None, None, [])
-    assert read_result(tmp_path / "run" / "result.json") == result
-    (row,) = load.load(tmp_path / "run").to_dict("records")
-    assert row["cpu_util_mean"] == m.cpu_util_mean and row["rss_anon_bytes_max"] == m.rss_anon_bytes_max
-
-
 def test_a_run_on_gpus_and_the_flags_of_their_conditions(tmp_path, nvml_library, monkeypatch):
     """The process on the first one is this test, which is not foreign."""
     conditions = {"TEMPERATURE_0": 88, "REASONS_0": 0x8, "SM_CLOCK_1": 1300, "PROCESSES_1": os.getppid()}
@@ -56,7 +40,10 @@ def test_a_run_on_gpus_and_the_flags_of_their_conditions(tmp_path, nvml_library,
     result = run_spec(gpu_spec(setup_s=2.0), tmp_path / "run")
     m = result.monitor
     assert flags(result) == {"hot_at_start", "throttled", "unequal_clocks", "foreign_process"} and m.reason is None
-    assert m.throttle_reasons == ["hw_slowdown"]
+    assert m.throttle_reasons == ["hw_slowdown"] and (tmp_path / "run" / MONITOR_FILE).exists()
+    assert 0 < m.cpu_util_mean <= 1.05 and 0 <= m.cpu_util_ours_mean < 0.9
+    assert 1e6 < m.rss_anon_bytes_max < m.rss_bytes_max < 1e9
+    assert read_result(tmp_path / "run" / "result.json") == result
     assert m.gpu_util_mean == pytest.approx(0.6) and m.gpu_power_w_mean == pytest.approx(400.0)
     # The made-up counter goes by the clock; the rows bear the time of the sample's begin.
     assert m.energy_j == pytest.approx(400.0 * result.phases.measure_s, rel=0.1) and m.energy_from == "counter+power"
@@ -64,6 +51,7 @@ def test_a_run_on_gpus_and_the_flags_of_their_conditions(tmp_path, nvml_library,
     assert [device.energy_from for device in m.devices] == ["counter", "power"]
     (row,) = load.load(tmp_path / "run").to_dict("records")
     assert row["throttle_reasons"] == "hw_slowdown" and "foreign_process" in row["flags"]
+    assert row["cpu_util_mean"] == m.cpu_util_mean and row["rss_anon_bytes_max"] == m.rss_anon_bytes_max
     samples = sum(sum(r.block_samples) for r in result.ranks)
     assert row["energy_j_per_sample"] == pytest.approx(m.energy_j / samples) and row["energy_from"] == "counter+power"
 

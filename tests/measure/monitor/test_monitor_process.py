@@ -1,6 +1,4 @@
-"""The monitor's own process: how it samples and ends; it is never left behind, and never fails a run.
-And how often it takes each kind of sample, on a clock of the test.
-"""
+"""The monitor's own process: it is never left behind, never fails a run, and samples at its intervals."""
 
 import os
 import signal
@@ -19,7 +17,6 @@ from scalebench.core.run_folder import MONITOR_FILE
 from scalebench.core.spec import write_spec
 from scalebench.measure.monitor import __main__ as sampling
 from scalebench.measure.monitor import monitor_process
-from scalebench.measure.monitor.__main__ import Sampler
 from scalebench.measure.monitor.monitor_process import MonitorProcess
 from scalebench.measure.monitor.time_series import MONITOR, RESUMED, read_series
 from tests.builders.runs import find_running, simulated_spec, wait_until
@@ -151,7 +148,7 @@ def counts(tmp_path, nvml_library, monkeypatch, clock):
     """Return a sampler, and how often it took each kind of sample."""
     put_in(monkeypatch, nvml_library)
     write_spec(simulated_spec(), tmp_path)
-    sampler, taken_by_name = Sampler(tmp_path, os.getpid()), Counter()
+    sampler, taken_by_name = sampling.Sampler(tmp_path, os.getpid()), Counter()
 
     def count(name):
         taken_by_name[name] += 1
@@ -181,7 +178,7 @@ def test_processes_on_a_gpu_are_compared_with_those_before_the_run(
     put_in(monkeypatch, nvml_library, PROCESSES_0=before.format(run=os.getpid()))
     write_spec(replace(SPEC, device="cuda"), tmp_path)
     monkeypatch.setattr(Path, "exists", lambda path: path != Path("/proc/1"))
-    sampler = Sampler(tmp_path, os.getpid())
+    sampler = sampling.Sampler(tmp_path, os.getpid())
     sampler._count_foreign_processes()
     put_in(monkeypatch, nvml_library, PROCESSES_0=later.format(run=os.getpid()))
     sampler._count_foreign_processes()

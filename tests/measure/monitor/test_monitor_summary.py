@@ -1,5 +1,4 @@
-"""Figures of the record, and the flags of a run, from artificial series; the measured phase is the seconds from 10 to
-20 of 30."""
+"""Figures and flags of a run from artificial series, whose measured phase is the seconds from 10 to 20 of 30."""
 
 from dataclasses import replace
 

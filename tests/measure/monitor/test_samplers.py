@@ -1,5 +1,4 @@
-"""Samples of GPUs, through the real pynvml and a library of two made-up ones; of the machine, its files made up where
-the figures must be known; and of real processes whose load is known."""
+"""Samples of made-up GPUs through the real pynvml, of the machine, and of real processes whose load is known."""
 
 import os
 import socket
@@ -19,7 +18,6 @@ from scalebench.core.machine import cpus
 from scalebench.core.run_folder import RankProcesses, progress_path, rank_processes_path
 from scalebench.measure.monitor import host_sampler
 from scalebench.measure.monitor.gpu_sampler import GpuSampler
-from scalebench.measure.monitor.host_sampler import HostSampler
 from scalebench.measure.monitor.process_sampler import ProcessSampler
 from scalebench.measure.monitor.time_series import SampleRows, TimeWindow, read_series
 from scalebench.measure.progress import RankProgress
@@ -135,7 +133,7 @@ def put(monkeypatch, tmp_path):
 
 def sampled_host(folder):
     rows = SampleRows()
-    HostSampler(rows).sample()
+    host_sampler.HostSampler(rows).sample()
     return read(rows, folder)
 
 
@@ -194,7 +192,7 @@ def test_the_loopback_of_a_run_in_a_network_of_its_own(put, tmp_path):
     put("proc/7/net/dev", f"Inter-|\n face |bytes\n  eth0: {counters}\n    lo: {counters}\n")
     for pid, sent in ((7, [2000.0]), (None, []), (8, [])):  # there is none before the first rank, or after the last one
         rows = SampleRows()
-        HostSampler(rows, lambda pid=pid: pid).sample()
+        host_sampler.HostSampler(rows, lambda pid=pid: pid).sample()
         assert read(rows, tmp_path).values("net:lo", "sent_bytes") == sent
     assert len(sampled_host(tmp_path).values("net:lo", "sent_bytes")) == 1
 
