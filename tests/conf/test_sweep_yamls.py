@@ -89,27 +89,14 @@ def test_the_demo_is_composed_for_the_machine(monkeypatch, gpus_here, hardware, 
 
 # Words of the command line: settings of the first run.
 STUDIED = {
-    "sweep=cross_device_ops": {
-        "model.name": "resnet50_v2", "model.outputs": 10, "model.params": 23_539_850, "dataset.name": "cifar10",
-        "model.input_shape": [64, 64, 3], "train.optimizer": "adam", "train.batch_per_device": 512,
-    },
-    "sweep=keras_multi_gpu gpus=4 scaling=strong": {
-        "model.name": "resnet50", "dataset.name": "imagenet_synthetic", "train.optimizer": "sgd",
-        "train.batch_per_device": 32,
-    },
     # As Keras had it in 2017.
     "sweep=keras_multi_gpu strategy=multi_gpu_model": {"strategy.options.slice_device": "each"},
     "sweep=variable_update strategy=central_storage_spread model=alexnet": {
         "train.optimizer": "sgd", "train.weight_decay": 4e-5, "dataset.feed": "fixed",
         "strategy.options": {"parameter_device": "spread"},
     },
-    "sweep=thesis_scaling": {
-        "model.name": "materials_cnn", "dataset.name": "materials", "train.learning_rate": 4.7331e-4,
-        "train.batch_per_device": 75, "scaling": "weak",
-    },
-    "sweep=thesis_scaling model=mlp strategy=bare_torch": {  # whatever the model says
-        "model.name": "mlp", "train.learning_rate": 4.7331e-4, "train.batch_per_device": 75,
-    },
+    # Whatever the model says.
+    "sweep=thesis_scaling model=mlp strategy=bare_torch": {"train.learning_rate": 4.7331e-4, "scaling": "weak"},
     "sweep=thesis_accuracy": {
         "strategy.name": "bare_torch", "train.learning_rate": 4.7331e-4, "train.base_batch": 75,
         "train.stop.seconds": 30, "train.stop.epochs": None,

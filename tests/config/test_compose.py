@@ -181,9 +181,7 @@ def test_compose_works_as_the_command_line(monkeypatch):
     assert os.environ["HYDRA_FULL_ERROR"] == "0"
     first.hardware.environment = {"A": "b"}
     first.train.stop.epochs = 3
-    assert composing.compose(["gpus=1"]) == composing.compose(["gpus=1"]) != first, (
-        "changes to a config do not reach others"
-    )
+    assert composing.compose(["gpus=1"]) == composing.compose(["gpus=1"]) != first, "changes do not reach others"
 
 
 def test_a_sweep_is_filled_in(monkeypatch, capsys):
@@ -213,7 +211,7 @@ def test_devices_and_one_pair_of_each_link_are_listed(nvml_library, monkeypatch)
     assert gpus.count_gpus() == 2
 
 
-def test_variables_and_numbers_that_would_be_infinite():
+def test_the_typed_config_is_plain_with_variables_and_values_of_a_wrong_type_are_refused():
     for words in (["hardware.environment={A:1,B:x y}"], ["hardware.environment.A=1", "hardware.environment.B='x y'"]):
         assert composing.compose_config(words).hardware.environment == {"A": "1", "B": "x y"}
     added = composing.compose_config(["sweep=transport", "hardware.environment={A:1}"]).hardware.environment
@@ -223,9 +221,6 @@ def test_variables_and_numbers_that_would_be_infinite():
         with pytest.raises(InputError, match=message):
             composing.compose([f"+dataset.options.commit={value}"])
     assert composing.compose(["dataset.options.commit='12e4567'"]).dataset.options.commit == "12e4567"
-
-
-def test_the_typed_config_is_plain_and_a_value_of_a_wrong_type_or_a_missing_one_is_refused():
     config = composing.to_config(composing.compose(["gpus=2"]))
     assert isinstance(config, Config) and config.train.batch_per_device == 75
     assert type(config.model.input_shape) is list
@@ -242,12 +237,8 @@ def test_the_name_of_a_file_may_hold_what_hydra_cannot_read():
     for name in ("epoch=3-fold=1.npz", *odd):
         Path(name).touch()
         assert composing.compose([f"dataset.path={name}"]).dataset.path == name
-        assert (
-            composing.compose([f"model.description={name}"]).model.description == name
-        )  # any key, since there is such a file
-    assert (
-        composing.compose(["dataset.cache=/scratch/größe=1"]).dataset.cache == "/scratch/größe=1"
-    )  # nor need a path exist
+        assert composing.compose([f"model.description={name}"]).model.description == name, "any key can have a file"
+    assert composing.compose(["dataset.cache=/scratch/größe=1"]).dataset.cache == "/scratch/größe=1", "or none"
     Path("a=1.npz").touch()
     Path("b=2.npz").touch()
     assert composing.accept_words(["dataset.path=a=1.npz,b=2.npz"]) == ["dataset.path='a=1.npz','b=2.npz'"]

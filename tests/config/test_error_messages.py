@@ -11,12 +11,7 @@ from yaml import YAMLError
 
 from scalebench.analysis.comparison.run_facts import flatten
 from scalebench.config.compose import compose, compose_config
-from scalebench.config.error_messages import (
-    EXPECTED_ERRORS,
-    explain_error,
-    explain_unknown_choice,
-    list_config_keys,
-)
+from scalebench.config.error_messages import EXPECTED_ERRORS, explain_error, explain_unknown_choice, list_config_keys
 from scalebench.core import plugins
 from scalebench.core.errors import InputError
 from scalebench.core.spec import Config, TrainSpec

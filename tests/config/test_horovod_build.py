@@ -158,7 +158,6 @@ NO_NCCL += "with nvcc and NCCL"
 
 @pytest.fixture
 def install(monkeypatch):
-
     def holds(transports):
         build = horovod_build.HorovodBuild("0.28.1", "1", tuple(transports.split()), None)
         monkeypatch.setattr(horovod_build, "inspect_horovod", lambda framework: build)

@@ -156,15 +156,6 @@ QUEUEING = {"hardware.max_jobs", "hardware.ports"} | {
 OF_CURVES = {f"train.evaluate_{name}" for name in ("epochs", "s", "samples")}  # only with a stop condition
 
 
-def leaves(record, prefix=""):
-    for f in dataclasses.fields(record):
-        value = getattr(record, f.name)
-        if dataclasses.is_dataclass(value):
-            yield from leaves(value, f"{prefix}{f.name}.")
-        else:
-            yield f"{prefix}{f.name}"
-
-
 OF_CHECKS = ("sync", "reduces_on", "approximate", "exact_with", "tolerance", "choices", "at_least")
 
 
@@ -187,7 +178,7 @@ def changed(config, key):
 
 def test_switches_of_the_program_do_not_change_the_fingerprint_and_all_other_keys_do():
     before = compute_fingerprint(Config(), 2, "cpu")
-    same = {key for key in leaves(Config()) if compute_fingerprint(changed(Config(), key), 2, "cpu") == before}
+    same = {key for key in FIELDS if compute_fingerprint(changed(Config(), key), 2, "cpu") == before}
     # `gpus` is an argument of compute_fingerprint, since null means a default.
     assert same == OF_THE_PROGRAM | QUEUEING | {"gpus"} | OF_CURVES | {f"strategy.{key}" for key in OF_CHECKS}
     config = Config()

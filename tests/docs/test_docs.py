@@ -1,4 +1,4 @@
-"""What the documentation says is there: links, files, its site, the code of its pages, and the notebook, executed."""
+"""What pages say is there: links, files, the site, their code, the notebook, the guides of plugins and of clusters."""
 
 import json
 import os
@@ -6,13 +6,30 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+import yaml
+from omegaconf import OmegaConf
 
-from scalebench.core import run_folder
+from scalebench.__main__ import main
+from scalebench.cli.commands import new
+from scalebench.config import resolve
+from scalebench.config.compose import compose_config
+from scalebench.core import config_files, plugins, run_folder
+from scalebench.core.errors import PluginError
+from scalebench.core.spec import Config, SlurmSpec, StrategySpec
+from scalebench.slurm import submit
+from scalebench.slurm.job_states import END_STATES, PERMANENT_REASONS
+from scalebench.strategies import registry
 from scalebench.strategies.registry import missing_packages
+from scalebench.workloads import datasets, networks
+from tests.builders.plugins import CODE
+from tests.builders.plugins import dists as dists  # a fixture
 from tests.conftest import ROOT
+from tests.docs import plugin_page
 
 OF_SITE = sorted(ROOT.glob("docs/**/*.md"))
 PAGES = sorted([*ROOT.glob("*.md"), *OF_SITE, *ROOT.glob("plugins/*.md"), ROOT / "multirun/README.md"])
@@ -30,12 +47,14 @@ def read(page):
     return (ROOT / page).read_text(encoding="utf-8")
 
 
-def test_links_lead_somewhere_and_the_page_of_the_results_folder_names_every_file():
+def test_links_lead_somewhere_and_pages_name_every_file():
     links = [(page, link) for page in PAGES for link in re.findall(r"\]\((?!https?:)([^)#]+)", read(page))]
     assert [(str(page), link) for page, link in links if not (page.parent / link).exists()] == []
     kinds = ("_FILE", "_LOG", "_SCRIPT", "_FOLDER")
     names = {value for name, value in vars(run_folder).items() if name.endswith(kinds) and isinstance(value, str)}
     assert len(names) > 15 and [name for name in sorted(names) if name not in read("multirun/README.md")] == []
+    assert set(OWN_FILES) == {"mynet.py", "mynet_keras.py", "mydata.py"} and len(OWN_COMMANDS) >= 6
+    assert all(len(text.strip().splitlines()) <= 20 for text in OWN_FILES.values())
 
 
 def test_a_page_says_whom_it_is_for_and_what_people_write_is_short():
@@ -74,18 +93,13 @@ def test_benchmarks_run():
 
 
 def test_the_code_of_the_notebook_page(tmp_path, capsys):
-    """All that starts no run, on a recorded sweep; test_notebook.py starts some."""
+    """All that starts no run, on a recorded sweep; test_the_notebook_runs starts some."""
     (tmp_path / "multirun").symlink_to(ROOT / "tests/golden/corpus/target")
     blocks = re.findall(r"```python\n(.*?)```", read("docs/guides/notebook.md"), re.DOTALL)
     reading = [block for block in blocks if "scalebench.run(" not in block]
     assert len(reading) == len(blocks) - 1 >= 3
     exec("\n".join(reading), {})
     assert "time_to_target_s" in capsys.readouterr().out
-
-
-def test_the_files_and_commands_of_own_models():
-    assert set(OWN_FILES) == {"mynet.py", "mynet_keras.py", "mydata.py"} and len(OWN_COMMANDS) >= 6
-    assert all(len(text.strip().splitlines()) <= 20 for text in OWN_FILES.values())
 
 
 @pytest.mark.slow
@@ -195,3 +209,153 @@ def test_the_notebook_runs(execute, tmp_path):
 
 def find_data(outputs, kind):
     return [output["data"][kind] for output in outputs if kind in output.get("data", {})]
+
+
+MINE, PROJECT = "scalebench-mine", Path("pyproject.toml")
+FAULTS = plugin_page.faults()
+
+
+def resolved(*arguments):
+    return resolve.resolve(compose_config(["strategy=bare_torch", "gpus=1", *arguments]))
+
+
+@pytest.fixture
+def page(dists):
+    """An installed plugin, of the template's files and those of the page; its pyproject.toml is added to."""
+    template, reported = new.render("mine"), plugin_page.files()
+    project = tomllib.loads(template[PROJECT] + reported[PROJECT])["project"]
+    points = {group.removeprefix("scalebench."): named for group, named in project["entry-points"].items()}
+    del points["api"]
+    files = {path: text for path, text in {**template, **reported}.items() if path.parts[0] == "src"}
+    dists.add(
+        MINE, {str(path.relative_to("src")): text for path, text in files.items()}, points, api=plugins.API_VERSION
+    )
+
+
+def test_the_model_and_the_data_of_the_page(page):
+    spec = resolved("model=one_hidden")
+    network = networks.build_network(spec.config.model)
+    assert network.parameters == spec.config.model.params
+    assert spec.config.dataset.name == "ripples" and spec.global_batch == 32
+    narrow = resolved("model=one_hidden", "model.options.width=8", "model.params=null")
+    assert networks.build_network(narrow.config.model).arrays
+    assert resolved("hardware=our_box", "strategy=ddp_gloo", "gpus=4").config.hardware.gpus_per_node == 4
+    steps = yaml.safe_load(plugin_page.files()[Path(".github/workflows/test.yml")])["jobs"]["test"]["steps"]
+    assert steps[-1] == {"run": "python -m pytest"}, "its CI runs the tests"
+    spec = resolved("model=one_hidden", "dataset.size=100")
+    datasets.prepare(spec.config)
+    train, validation = datasets.open_sources(spec, 0, 1)
+    assert (train.samples, validation.samples if validation else None) == (75, 25)
+    batch = next(iter(train))
+    assert batch.inputs.shape == (32, 32) and batch.targets.shape == (32, 1)
+
+
+def test_keys_of_a_strategy_that_the_page_tells_of():
+    blocks = [block for block in plugin_page.blocks("yaml") if not block.startswith(("defaults", "name"))]
+    reported = [yaml.safe_load(block) for block in blocks]
+    keys = ["options choices at_least", "approximate tolerance", "framework requires baseline"]
+    assert [" ".join(each) for each in reported] == keys
+    resolved(*(f"strategy.{key}=" + str(value).replace("'", "") for key, value in reported[2].items()), "dry_run=true")
+
+
+OTHER = (
+    f"from dataclasses import dataclass\n{CODE}    @dataclass\n    class Options:\n        message_mb: float = 25.0\n"
+)
+# What is wrong -> how such a plugin is made.
+MADE = {
+    "the import fails": {"code": "1 / 0\n"},
+    "YAML and class have other options": {"code": OTHER, "yaml": "name: mine\noptions: {momentum: 0.9}\n"},
+    "there is no YAML": {"yaml": None},
+    "a name is taken by a built-in": {"name": "ddp"},
+    "it is written for a later API": {"api": 99},
+}
+
+
+def problem(name):
+    with pytest.raises(PluginError) as caught:
+        registry.refuse_broken_plugins(Config(strategy=StrategySpec(name=name)))
+        options = config_files.read_yaml(config_files.list_options("strategy")[name])["options"]
+        registry.check_options_agree(name, registry.load_strategy(name), options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_and_their_lines(fault, dists):
+    assert set(MADE) == set(FAULTS)
+    dists.strategy(dist=MINE, **MADE[fault])
+    name = MADE[fault].get("name", "mine")
+    assert problem(name) == FAULTS[fault].replace("scalebench_mine.strategy:", "scalebench_mine.code:")
+
+
+CLUSTER_PAGE = (ROOT / "docs/guides/cluster.md").read_text(encoding="utf-8")
+NAME = "mine"
+
+
+@pytest.fixture
+def own(tmp_path):
+    """The folder of the recipe, with its YAML."""
+    actual = re.findall(r"^    ```yaml\n(.*?)^    ```", CLUSTER_PAGE, re.MULTILINE | re.DOTALL)
+    assert len(actual) == 1
+    folder = tmp_path / "own"
+    (folder / "hardware").mkdir(parents=True)
+    (folder / "hardware" / f"{NAME}.yaml").write_text(re.sub("^    ", "", actual[0], flags=re.MULTILINE))
+    return folder
+
+
+def composed(own, *arguments):
+    return compose_config([f"hydra.searchpath=[file://{own}]", f"hardware={NAME}", *arguments])
+
+
+def test_the_yaml_stands_on_one_of_ours(own, capsys):
+    tree = OmegaConf.load(own / "hardware" / f"{NAME}.yaml")
+    assert len(tree) == 11 and "defaults" in tree
+    hardware = composed(own).hardware
+    assert (hardware.name, hardware.gpus_per_node, hardware.max_nodes) == ("mine", 4, 6)
+    assert hardware.slurm == SlurmSpec("gpu", account="p_ml", gres="gpu:h100:{gpus}", exclusive=True)
+    assert (hardware.this_machine, hardware.scheduler, hardware.node_copy) == (False, "slurm", None)
+    # nothing of the machine below is left that would be wrong here
+    assert not any(hardware.links.values()) and hardware.unsupported == {} and hardware.sources == ["our admins"]
+    assert main(["--config-dir", str(own), f"hardware={NAME}", "strategy=simulated", "gpus=1", "dry_run=true"]) == 0
+    assert "[1/1] simulated gpus=1" in capsys.readouterr().out
+    assert main([f"hardware={NAME}"]) == 2  # not without the folder
+
+
+def test_it_becomes_the_job_that_the_table_says(own, tmp_path):
+    settings = {
+        "qos": "fast", "reservation": "course", "constraint": "ssd", "memory": "64G", "time_minutes": "7",
+        "lines": '["--mail-type=END"]', "setup": '["module load CUDA"]',
+    }  # fmt: skip
+    arguments = [f"hardware.slurm.{key}={value}" for key, value in settings.items()]
+    text = submit.render_script(resolve.resolve(composed(own, "strategy=simulated", "gpus=8", *arguments)), tmp_path)
+    lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH --")]
+    options = dict(line.partition("=")[::2] for line in lines)
+    wanted = {
+        "nodes": "2", "ntasks-per-node": "4", "cpus-per-task": "16", "gres": "gpu:h100:4", "mem": "64G", "time": "7",
+        "partition": "gpu", "account": "p_ml", "qos": "fast", "reservation": "course", "constraint": "ssd",
+        "exclusive": "", "mail-type": "END",
+    }  # fmt: skip
+    assert {key: options.get(key) for key in wanted} == wanted
+    assert re.search(r"^module load CUDA$", text, re.MULTILINE)
+    table = CLUSTER_PAGE[CLUSTER_PAGE.index("## What becomes of each key") :]
+    assert all(f"--{key}" in table or f"`{key}`" in table for key in wanted if key != "mail-type")
+
+
+def test_the_states_are_those_that_there_are_and_every_key_is_explained():
+    table = CLUSTER_PAGE[CLUSTER_PAGE.index("| SLURM says") :].split("\n\n")[0]
+    rows = re.findall(r"^\| ([A-Z_, ]+?)(?: without a row)? \| `(\w+)`", table, re.MULTILINE)
+    reported = {state: status for states, status in rows for state in states.split(", ")}
+    assert len(reported) >= 9 and reported == {state: END_STATES[state][0] for state in reported}
+    assert set(re.findall(r"(?:Partition|Invalid)\w+", table)) <= set(PERMANENT_REASONS)
+    text = CLUSTER_PAGE + (ROOT / "docs/reference/config.md").read_text(encoding="utf-8")  # the tables of all keys
+    assert [key for key in vars(SlurmSpec()) if not re.search(rf"[`.]{re.escape(key)}[`=]", text)] == []
+
+
+def test_settings_in_the_text_compose(own):
+    """Those in backticks, such as `hardware.interface=ib0`; the first value of several."""
+    actual = re.findall(r"`((?:hardware|measure|dataset)\.[a-z_.A-Z]+=[^`\n]+)`", CLUSTER_PAGE)
+    arguments = [word for text in actual for word in shlex.split(text)]
+    assert len(arguments) >= 10
+    for word in dict.fromkeys(arguments):
+        key, _, value = word.partition("=")
+        first = value if value.startswith(("[", "{")) else value.split(",")[0]
+        resolve.check_config(composed(own, f"{key}={first}"))

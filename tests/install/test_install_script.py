@@ -150,9 +150,8 @@ def test_what_is_missing_is_installed_in_one_call_where_that_is_possible(script,
     programs, packages, without_root = SCRIPTS[script]
     asked = tmp_path / "asked"
 
-    def put(name, text):
-        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+    def bring(name, text):
+        put(tmp_path / name, f"#!/bin/bash\n{text}\n")
 
     def call():
         asked.write_text("")
@@ -161,25 +160,25 @@ def test_what_is_missing_is_installed_in_one_call_where_that_is_possible(script,
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout.strip(), asked.read_text().splitlines()
 
-    put("timeout", 'shift\nexec "$@"')
-    put("id", "echo 0")
-    put("apt-get", f'echo "$*" >>{asked}')
+    bring("timeout", 'shift\nexec "$@"')
+    bring("id", "echo 0")
+    bring("apt-get", f'echo "$*" >>{asked}')
     printed, requested = call()
     assert printed.replace(" and ", " ") == f"installing {packages}"
     assert requested == [f"install --quiet --quiet --yes --no-install-recommends {packages}"]
-    put("apt-get", f'echo "$1" >>{asked}\n[ "$1" = update ]')  # lists of packages are fetched where the first try fails
+    bring("apt-get", f'echo "$1" >>{asked}\n[ "$1" = update ]')  # lists are fetched where the first try fails
     printed, requested = call()
     assert requested == ["install", "update", "install"]
     assert printed.endswith(f"skipped: apt-get install {packages} did not go well")
-    put("id", "echo 1000")
+    bring("id", "echo 1000")
     assert call() == (without_root.format(packages), [])
     (tmp_path / "apt-get").unlink()
     named = programs.replace(" ", " and ") if script == "install_browser.sh" else packages
     assert call()[0].endswith(f"there is no apt-get; install {named}")
-    put("id", "echo 0")
-    put("apt-get", f'echo "$*" >>{asked}')
+    bring("id", "echo 0")
+    bring("apt-get", f'echo "$*" >>{asked}')
     for name in programs.split()[:-1]:
-        put(name, "exit 1")
+        bring(name, "exit 1")
     assert call()[0].removeprefix("installing ") in ("faketime", "chromium and chromium-driver")
-    put(programs.split()[-1], "exit 1")
+    bring(programs.split()[-1], "exit 1")
     assert call() == ("", [])

@@ -41,7 +41,7 @@ def test_nodes_report_under_slurm_on_hosts_and_by_hand():
         assert has_node_reports(dataclasses.replace(spec, config=config))
 
 
-def test_the_second_node_writes_its_report(tmp_path):
+def test_the_second_node_writes_its_report_and_a_machine_that_cannot_be_detected_has_none(tmp_path, monkeypatch):
     spec = on_nodes(tmp_path)
     with record_node(spec, tmp_path, 1, 2, {"GLOO_SOCKET_IFNAME": "ib0"}):
         pass
@@ -53,8 +53,6 @@ def test_the_second_node_writes_its_report(tmp_path):
     assert read_series(monitor_path(tmp_path, 1)).values("memory", "available_bytes")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["machine1.json", "monitor1.parquet", "spec.json"]
 
-
-def test_a_machine_that_cannot_be_detected_is_no_failed_run(tmp_path, monkeypatch):
     def broken(variables):
         raise RuntimeError("no such luck")
 

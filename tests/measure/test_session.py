@@ -209,7 +209,8 @@ def test_a_probe_that_raises_leaves_the_throughput(method, tmp_path, monkeypatch
     if quantity in ("exposed", "isolated", "forward", "copy", "profile", "collectives", "bandwidth"):
         assert record.probes.reasons[quantity] == error
     if method != "partial_step":
-        assert record.probes.optimizer_s, "the other probes went on"
+        went_on = record.probes.optimizer_s or "longer than measure.probe_s" in record.probes.reasons["optimizer"]
+        assert went_on, "the other probes"
     if method == "record_timeline":
         assert record.timeline.reason == error
 
@@ -234,12 +235,24 @@ def test_the_record_is_on_disk_before_evaluation_and_before_the_first_probe(tmp_
     assert "end" in headline.marks_s and "probes" not in headline.marks_s and "end" not in record.marks_s
 
 
-def test_complete_record_adds_peaks_and_processor_time():
+def test_each_write_updates_the_peak_of_memory_and_the_end_processor_time(tmp_path):
     record = RankRecord(0, "here", 1)
     complete_record(record, SimpleNamespace(rss_anon_peak_bytes=5))
     assert record.rss_anon_peak_bytes == 5
     assert record.rss_peak_bytes > 1 << 20 and record.cpu_s > 0
     assert list(record.marks_s) == ["end"]
+    file = ProgressFile(tmp_path, 0, 77)
+    assert file.rss_anon_peak_bytes is None
+    file.enter_phase("setup")
+    before = file.rss_anon_peak_bytes
+    assert 1 << 20 < before <= rss_peak_bytes()
+    held = bytearray(os.urandom(1 << 16) * 1024)  # 64 MiB, each page of its own
+    file.enter_phase("measure")
+    during = file.rss_anon_peak_bytes
+    assert during >= before + (32 << 20)
+    del held
+    file.enter_phase("close")
+    assert file.rss_anon_peak_bytes == during, "it is a peak"
 
 
 def test_step_times_are_the_configured_sleeps(tmp_path):
@@ -289,25 +302,6 @@ def test_every_sample_counts_also_in_an_uneven_last_batch(tmp_path):
         assert sum(rank.block_samples[block] for rank in result.ranks) == expected
 
 
-@pytest.mark.slow
-def test_replicas_stop_at_a_deadline_and_their_throughputs_add_up(tmp_path):
-    strategy = StrategySpec("simulated", baseline="simulated", independent=True)
-    strategy.options = {"step_s": 0.01, **STRAGGLER}
-    result = run_spec(simulated_spec(2, strategy=strategy, measure=LONG), tmp_path / "run")
-    assert result.status == "ok", result.reason
-    fast, slow = result.ranks
-    assert fast.block_steps == slow.block_steps
-    assert len(fast.block_s) > 1.5 * len(slow.block_s), "nobody waits for the slower one"
-    ends = [r.marks_s["evaluate"] for r in result.ranks]
-    begin = max(r.marks_s["measure"] for r in result.ranks)
-    assert min(ends) >= begin + 0.5, "measured until the deadline"
-    assert abs(ends[0] - ends[1]) < max(fast.block_s[-1], slow.block_s[-1]) + 0.5
-    expected = sum(sum(r.block_samples[:-1]) / sum(r.block_s[:-1]) for r in result.ranks)
-    assert analysis.throughput(result)[0] == pytest.approx(expected)
-    assert min(fast.block_s) / (fast.block_steps or 1) <= 0.01 * ABOVE
-    assert min(slow.block_s) / (slow.block_steps or 1) >= 0.03
-
-
 @pytest.fixture
 def now(monkeypatch):
     clock = SimpleNamespace(s=50.0)
@@ -342,21 +336,6 @@ def test_progress_is_written_at_once_on_a_new_phase_and_at_most_twice_a_second_w
     for text in ("", "{", "[]", "3", '{"rank": 0}', '{"rank": 0, "new": 1}'):
         progress_path(tmp_path, 0).write_text(text)
         assert read_progress(tmp_path, 0) is None
-
-
-def test_each_write_updates_the_peak_of_memory(tmp_path):
-    file = ProgressFile(tmp_path, 0, 77)
-    assert file.rss_anon_peak_bytes is None
-    file.enter_phase("setup")
-    before = file.rss_anon_peak_bytes
-    assert 1 << 20 < before <= rss_peak_bytes()
-    held = bytearray(os.urandom(1 << 16) * 1024)  # 64 MiB, each page of its own
-    file.enter_phase("measure")
-    during = file.rss_anon_peak_bytes
-    assert during >= before + (32 << 20)
-    del held
-    file.enter_phase("close")
-    assert file.rss_anon_peak_bytes == during, "it is a peak"
 
 
 def test_a_session_reports_the_epoch_and_metric_of_its_training(now, tmp_path):

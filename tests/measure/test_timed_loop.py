@@ -92,7 +92,7 @@ def jitter(number):
     return 1e-4 * math.sin(number * number)
 
 
-def test_warmup_lasts_until_steady_state_is_visible():
+def test_warmup_lasts_until_steady_state_is_visible_and_is_bounded():
     """Where 40 of the first 50 steps are slow, the fast ones could be the exception: a second check is needed."""
     for length, slow_s, steps in ((0, 0.1, 50), (1, 0.1, 50), (10, 0.1, 50), (30, 0.1, 100), (40, 0.012, 100)):
         warmup = run_warmup(lambda k, n=length, s=slow_s: (s if k < n else 0.01) + jitter(k), warmup_max_s=1e9)
@@ -101,22 +101,12 @@ def test_warmup_lasts_until_steady_state_is_visible():
         fading = lambda k, n=length: 0.01 + 0.05 * math.exp(-3 * k / n) + jitter(k) / 10  # noqa: E731
         steady = run_warmup(fading, warmup_max_s=1e9).steady_after_steps
         assert length <= 3 * steady and steady <= 3 * length
-
-
-def test_warmup_is_bounded_in_steps_and_in_time_after_its_minimum_of_steps():
     for minimum, maximum, steps in ((50, 120, 120), (50, 20, 50), (0, 0, 1), (7, 7, 7), (0, 40, 40)):
         warmup = run_warmup(lambda k: 1 / (k + 1), warmup_steps=minimum, warmup_max_steps=maximum, warmup_max_s=1e9)
         assert (warmup.steady_after_steps, len(warmup.phase.series.seconds)) == (None, steps)
     warmup = run_warmup(lambda k: 0.1 + k / 100, warmup_steps=30, warmup_max_s=5.0)
     assert (warmup.steady_after_steps, len(warmup.phase.series.seconds)) == (None, 30)
-    enough = {
-        0.1: 50,
-        0.5: 40,
-        1.0: 20,
-        3.0: 7,
-        10.0: 5,
-        1000.0: 5,
-    }  # as many slow steps as fit
+    enough = {0.1: 50, 0.5: 40, 1.0: 20, 3.0: 7, 10.0: 5, 1000.0: 5}  # as many slow steps as fit
     for step_s, steps in enough.items():
         warmup = run_warmup(lambda k, step_s=step_s: 60.0 if k == 0 else step_s, warmup_max_s=20.0)
         assert len(warmup.phase.series.seconds) == steps

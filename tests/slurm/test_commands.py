@@ -1,12 +1,30 @@
-"""The commands of SLURM, output and errors, and a partition; the texts are those of SLURM 22.05."""
+"""The commands of SLURM 22.05: their output and errors, a partition, states of jobs, and polling."""
 
 import re
+import string
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scalebench.core.errors import InputError
+from scalebench.core.result import STATUSES
 from scalebench.slurm import commands
 from scalebench.slurm.commands import JobRefused, Slurm, SlurmError, SlurmUnreachable, SubmitLimit, classify_error
+from scalebench.slurm.job_states import (
+    END_STATES,
+    MAX_LATE_ANSWERS,
+    MAX_POLL_INTERVAL_S,
+    JobState,
+    JobStatePoller,
+    classify_end,
+    is_over,
+    parse_sacct,
+    parse_scontrol,
+    parse_squeue,
+    why_never_starts,
+)
 from scalebench.slurm.partition import (
     SINFO_FORMAT,
     PartitionNode,
@@ -173,3 +191,242 @@ def test_limits_of_a_job(tools, max_nodes, expected):
         read_partition(tools.slurm, "alpa")
     tools.put("scontrol", code=1)
     assert read_partition(tools.slurm, "alpha").accounts is None
+
+
+SQUEUE = """\
+5|PENDING||N/A|1795232069|1:00:00|PartitionNodeLimit
+7|COMPLETED|h1|1795232069|1795232069|1:00:00|None
+13|CANCELLED||1795232248|1795232069|10:00:00|PartitionTimeLimit
+15|FAILED|h1|1795232248|1795232248|1:00:00|NonZeroExitCode
+17|TIMEOUT|h[1-2]|1795232248|1795232200|1:00|TimeLimit
+20_[1-9%2]|PENDING||1795239999|1795232069|UNLIMITED|Nodes required for job are DOWN, DRAINED or reserved|(x)
+"""
+SACCT = """\
+1|CANCELLED by 0|0:0|h[1-2]|1795231447|1795231447|01:00:00
+2|CANCELLED by 1000|0:0|None assigned|None|1795231459|00:01:00
+14|FAILED|0:9|h1|1795232248|1795232248|01:00:00
+14.batch|CANCELLED by 0|0:9|h1|1795232248|1795232248|
+17|TIMEOUT|0:0|h1|1795232248|1795232248|1-00:01:00
+18|RUNNING|0:0|h1|1795232248|1795232248|Partition_Limit
+30+0|CANCELLED+|0:0|h1|1795232248|1795232248|01:00:00
+"""
+JOBS_OF_SCONTROL = (
+    "JobId=25 JobName=n.sh UserId=root(0) JobState=FAILED Reason=JobLaunchFailure Dependency=(null) ExitCode=0:53 "
+    "RunTime=00:00:00 TimeLimit=00:01:00 SubmitTime=1795232686 EligibleTime=1795232686 AccrueTime=1795232686 "
+    "StartTime=1795232687 EndTime=1795232686 ReqNodeList=(null) ExcNodeList=(null) NodeList=h1 BatchHost=h1\n"
+    "JobId=26 JobName=x JobState=PENDING Reason=Priority ExitCode=0:0 TimeLimit=UNLIMITED SubmitTime=1795232686 "
+    "StartTime=Unknown ReqNodeList=(null) NodeList=(null)\n"
+)
+
+
+def test_what_squeue_sacct_and_scontrol_print():
+    """Older versions write local times."""
+    states = parse_squeue(SQUEUE)
+    assert states["5"] == JobState("5", "PENDING", "PartitionNodeLimit", submitted_at_s=1795232069.0, limit="1:00:00")
+    assert states["17"] == JobState("17", "TIMEOUT", "TimeLimit", "h[1-2]", None, 1795232248.0, 1795232200.0, "1:00")
+    assert states["7"].reason is None
+    assert states["13"].started_at_s is None, "the time of the cancellation is no start"
+    array = states["20_[1-9%2]"]
+    assert array.reason == "Nodes required for job are DOWN, DRAINED or reserved|(x)" and array.started_at_s is None
+    (old,) = parse_squeue("7|RUNNING|h1|2026-11-21T03:34:29|2026-11-21T03:34:09|1:00|None").values()
+    assert old.started_at_s is not None and old.submitted_at_s == old.started_at_s - 20
+    states = parse_sacct(SACCT)
+    assert list(states) == ["1", "2", "14", "17", "18", "30+0"], "job steps are no jobs"
+    assert (states["2"].state, states["2"].cancelled_by, states["2"].node_list) == ("CANCELLED", "1000", None)
+    assert (states["14"].exit_code, states["14"].started_at_s) == ("0:9", 1795232248.0)
+    assert states["30+0"].state == "CANCELLED"
+    failed = JobState("25", "FAILED", "JobLaunchFailure", "h1", "0:53", 1795232687.0, 1795232686.0, "00:01:00")
+    pending = JobState("26", "PENDING", "Priority", None, "0:0", None, 1795232686.0, "UNLIMITED")
+    assert parse_scontrol(JOBS_OF_SCONTROL) == {"25": failed, "26": pending}
+    for text in ("", "No jobs in the system\n", "slurm_load_jobs error: Invalid job id\n", "12|RUNNING\n", "||||||\n"):
+        assert parse_squeue(text) == parse_sacct(text) == parse_scontrol(text) == {}
+
+
+texts = st.text(string.ascii_letters + string.digits + "[]-_,.:()%+= ", min_size=0, max_size=12)
+
+
+@given(st.integers(1, 10**9), texts, texts, texts, st.text("abc|,= ()\t", max_size=20))
+def test_any_text_about_a_job_is_parsed(number, state, nodes, at, reason):
+    for states in (
+        parse_squeue(f"{number}|{state}|{nodes}|{at}|{at}|{at}|{reason}"),
+        parse_sacct(f"{number}|{state}|{at}|{nodes}|{at}|{at}|{at}"),
+    ):
+        (job,) = states.values()
+        assert job.job_id == str(number) and isinstance(is_over(job), bool)
+        status, line = classify_end(job)
+        assert status in STATUSES and str(number) in line and "\n" not in line
+    assert set(parse_scontrol(f"JobId={number} JobState=RUNNING Reason={reason} TimeLimit={at}")) == {str(number)}
+
+
+ENDS = {  # state, exit code and time limit of a job: the status of its run, and the reason
+    ("TIMEOUT", "0:0", "00:05:00"): "timeout: ran out of its time limit of 5 minutes (TIMEOUT)",
+    ("TIMEOUT", "0:0", "1-01:00:30"): "timeout: ran out of its time limit of 1500 minutes (TIMEOUT)",
+    ("TIMEOUT", "0:0", "Partition_Limit"): "timeout: ran out of its time limit (TIMEOUT)",
+    ("NODE_FAIL", "0:0", "1:00"): "failed: lost a node (NODE_FAIL): h1",
+    ("CANCELLED by 0", "0:0", "1:00"): "cancelled: was cancelled by user root (CANCELLED by 0)",
+    ("CANCELLED by 77777", "0:0", "1:00"): "cancelled: was cancelled by user 77777 (CANCELLED by 77777)",
+    ("CANCELLED+", "0:0", "1:00"): "cancelled: was cancelled (CANCELLED)",
+    ("PREEMPTED", "0:0", "1:00"): "cancelled: was preempted: it had to make room for another job (PREEMPTED)",
+    ("REVOKED", "0:0", "1:00"): "cancelled: was revoked: another cluster has taken it (REVOKED)",
+    ("DEADLINE", "0:0", "1:00"): "timeout: could not be over by its deadline (DEADLINE)",
+    ("OUT_OF_ME+", "0:125", "1:00"): "failed: is lost (OUT_OF_ME)",
+    ("OUT_OF_MEMORY", "0:125", "1:00"): "oom: ran out of memory (OUT_OF_MEMORY): h1",
+    ("BOOT_FAIL", "0:0", "1:00"): "failed: was given a node that did not start (BOOT_FAIL): h1",
+    ("FAILED", "3:0", "1:00"): "failed: failed (FAILED, exit code 3:0)",
+    ("FAILED", "0:53", "1:00"): "failed: failed (FAILED, exit code 0:53): SLURM could not open its log; do the nodes "
+    "see the run's folder?",
+    ("COMPLETED", "0:0", "1:00"): "failed: ended without a result (COMPLETED)",
+    ("TELEPORTED", "0:0", "1:00"): "failed: is lost (TELEPORTED)",
+}
+
+
+def test_the_end_of_a_job_is_one_line():
+    for (state, exit_code, limit), end in ENDS.items():
+        (job,) = parse_sacct(f"12|{state}|{exit_code}|h1|1|1|{limit}").values()
+        status, reason = end.split(": ", 1)
+        assert classify_end(job) == (status, f"SLURM job 12 {reason}")
+    assert not is_over(JobState("12", "TELEPORTED")) and not is_over("COMPLETING") and is_over("TIMEOUT")
+    assert all(is_over(JobState("12", state)) for state in END_STATES)
+
+
+def test_some_pending_jobs_can_never_start():
+    for reason in ("PartitionNodeLimit", "QOSMaxWallDurationPerJobLimit", "AssocMaxGRESPerNode", "QOSMinGRES"):
+        job = JobState("12", "PENDING", reason)
+        obstacle = why_never_starts(job)
+        assert classify_end(job) == ("unsupported", obstacle)
+        assert obstacle.startswith(f"SLURM job 12 cannot start ({reason}): ")
+    assert why_never_starts(JobState("12", "FAILED", "BadConstraints"))
+    for reason in ("QOSMaxGRESPerUser", "AssocGrpCpuLimit", "AssocMaxJobsLimit", "Resources", None):
+        assert why_never_starts(JobState("12", "PENDING", reason)) is None
+    assert why_never_starts(JobState("12", "PENDING", "ReqNodeNotAvail, UnavailableNodes:h1")) is None
+    for state in ("CANCELLED", "RUNNING"):
+        assert why_never_starts(JobState("12", state, "PartitionConfig")) is None
+
+
+DISABLED = "Slurm accounting storage is disabled"
+
+
+def squeue(**states):
+    return "".join(f"{job[1:]}|{state}|h1|1795232248|1795232200|1:00|None\n" for job, state in states.items())
+
+
+def sacct(**states):
+    return "".join(f"{job[1:]}|{state}|0:0|h1|1795232248|1795232200|1:00\n" for job, state in states.items())
+
+
+class Followed:
+    """Jobs that are followed on a clock of the test; each command of SLURM has one answer until that is changed."""
+
+    def __init__(self, interval_s=5.0, **answers):
+        self.answers, self.calls, self.now_s = answers, [], 100.0
+        self._poller = JobStatePoller(self, interval_s, lambda: self.now_s)
+
+    def has(self, name):
+        return name in self.answers
+
+    def run(self, name, *arguments):
+        self.calls.append((name, *arguments))
+        if isinstance(self.answers[name], Exception):
+            raise self.answers[name]
+        return self.answers[name]
+
+    @property
+    def commands(self):
+        return [call[0] for call in self.calls]
+
+    def poll(self, *job_ids, after_s=0.0):
+        self.now_s += after_s
+        states = {job_id: state.state for job_id, state in self._poller.look(job_ids).items()}
+        assert self._poller.queries == len(self.calls)
+        return states
+
+
+def test_one_query_an_interval_for_all_jobs_that_are_not_over():
+    jobs = [str(number) for number in range(100)]
+    slurm = Followed(squeue=squeue(**{f"j{job}": "RUNNING" for job in jobs}), sacct="")
+    assert all(len(slurm.poll(*jobs, after_s=0.5)) == 100 for _ in range(40))
+    assert slurm.commands == ["squeue"] * 4
+    slurm = Followed(squeue=squeue(j1="COMPLETED", j2="RUNNING"), sacct="")
+    assert slurm.poll("1", "2") == {"1": "COMPLETED", "2": "RUNNING"}
+    slurm.answers["squeue"] = squeue(j2="TIMEOUT")
+    assert slurm.poll("1", "2", after_s=5.0) == {"1": "COMPLETED", "2": "TIMEOUT"}
+    assert slurm.poll("1", "2", after_s=50.0) == {"1": "COMPLETED", "2": "TIMEOUT"} and len(slurm.calls) == 2
+    assert slurm.poll() == {}
+
+
+def test_sacct_is_queried_for_jobs_that_left_the_queue_and_others_are_followed_while_it_is_down():
+    running = {"j1": "RUNNING", "j2": "RUNNING", "j3": "RUNNING"}
+    slurm = Followed(squeue=squeue(**running), sacct=sacct(j1="FAILED", j2="RUNNING"))
+    slurm.poll("1", "2", "3")
+    slurm.answers["squeue"] = squeue(j3="RUNNING")
+    states = [slurm.poll("1", "2", "3", after_s=5.0) for _ in range(2)]
+    slurm.answers["sacct"] = sacct(j1="FAILED", j2="COMPLETED")
+    states += [slurm.poll("1", "2", "3", after_s=5.0) for _ in range(2)]
+    assert slurm.commands == ["squeue", "squeue", "sacct", "squeue", "sacct"], "one at a time, alternating"
+    assert slurm.calls[2][-1] == "--jobs=1,2" and slurm.calls[4][-1] == "--jobs=2"
+    assert [each["2"] for each in states] == ["RUNNING", "RUNNING", "RUNNING", "COMPLETED"], "sacct was behind"
+    assert states[-1] == {"1": "FAILED", "2": "COMPLETED", "3": "RUNNING"}
+    slurm = Followed(squeue=squeue(j2="RUNNING"), sacct=SlurmUnreachable("Connection refused"), scontrol="")
+    assert all(slurm.poll("1", "2", after_s=5.0) == {"2": "RUNNING"} for _ in range(6))
+    slurm.answers["sacct"] = sacct(j1="TIMEOUT")
+    states = [slurm.poll("1", "2", after_s=5.0) for _ in range(2)][-1]
+    assert states == {"1": "TIMEOUT", "2": "RUNNING"} and "scontrol" not in slurm.commands
+
+
+@pytest.mark.parametrize("answer", ["", sacct(j1="RUNNING")])
+def test_a_job_whose_end_is_never_reported_is_dropped(answer):
+    slurm = Followed(squeue=squeue(j1="RUNNING"), sacct=answer)
+    slurm.poll("1")
+    slurm.answers["squeue"] = ""
+    polls = 0
+    while slurm.poll("1", after_s=5.0):
+        polls += 1
+        assert polls < 50
+    assert slurm.commands.count("sacct") == MAX_LATE_ANSWERS
+    queries = len(slurm.calls)
+    assert slurm.poll("1", after_s=5.0) == {} and len(slurm.calls) == queries + 1, "callers count answers without it"
+
+
+def test_without_accounting_or_an_interval_all_commands_are_used():
+    answers = {"sacct": SlurmError(DISABLED), "scontrol": "JobId=1 JobState=COMPLETED NodeList=h1\n"}
+    slurm = Followed(squeue="", **answers)
+    assert [slurm.poll("1", "2", after_s=5.0) for _ in range(5)][-1] == {"1": "COMPLETED"}
+    assert slurm.commands.count("sacct") == 1 and slurm.commands.count("scontrol") >= 2
+    slurm = Followed(squeue=squeue(j1="RUNNING"), scontrol="")
+    slurm.poll("1")
+    slurm.answers["squeue"] = ""
+    assert [slurm.poll("1", after_s=5.0) for _ in range(4)][-1] == {} and "sacct" not in slurm.commands
+    slurm = Followed(0.0, squeue=squeue(j2="RUNNING"), sacct=sacct(j1="FAILED"))
+    assert slurm.poll("1", "2", "3") == {"1": "FAILED", "2": "RUNNING"} and slurm.commands == ["squeue", "sacct"]
+    slurm = Followed(0.0, squeue="", sacct=SlurmError(DISABLED), scontrol="JobId=1 JobState=FAILED\n")
+    assert slurm.poll("1") == {"1": "FAILED"}
+    slurm = Followed(scontrol="JobId=1 JobState=RUNNING NodeList=h1\n")  # in place of a missing squeue
+    assert slurm.poll("1") == {"1": "RUNNING"} and slurm.commands == ["scontrol"]
+    assert slurm.calls[-1] == ("scontrol", "--oneliner", "show", "job", "1"), "not the jobs of all users"
+
+
+def test_a_controller_that_does_not_answer_is_queried_less_often():
+    slurm = Followed(squeue=squeue(j1="RUNNING"), sacct="")
+    slurm.poll("1")
+    slurm.answers["squeue"] = SlurmUnreachable("Unable to contact slurm controller")
+    failed_at_s = []
+    while slurm.now_s < 700.0:
+        try:
+            assert slurm.poll("1", after_s=1.0) == {"1": "RUNNING"}, "between two queries the last known state"
+        except SlurmUnreachable:
+            failed_at_s.append(slurm.now_s)
+    pauses_s = [after - before for before, after in pairwise(failed_at_s)]
+    assert pauses_s[:3] == [10.0, 20.0, 40.0] and set(pauses_s[3:]) == {MAX_POLL_INTERVAL_S}
+    slurm.answers["squeue"] = squeue(j1="COMPLETED")
+    assert slurm.poll("1", after_s=MAX_POLL_INTERVAL_S) == {"1": "COMPLETED"}
+
+
+def test_the_arguments_of_the_queries(tools):
+    tools.put("squeue", out="1|RUNNING|h1|1795232248|1795232200|1:00|None\n")
+    tools.put("sacct", out="2|FAILED|1:0|h1|1795232248|1795232200|00:01:00\n")
+    states = JobStatePoller(tools.slurm, 0.0).look(["1", "2"])
+    assert (states["1"].state, states["2"].state, states["2"].exit_code) == ("RUNNING", "FAILED", "1:0")
+    (queue,), (accounting,) = tools.calls("squeue"), tools.calls("sacct")
+    assert "--states=all" in queue and "--user=" in queue
+    assert "--job" not in queue, "squeue fails for numbers of jobs that left the queue"
+    assert "--jobs=2" in accounting and "--allocations" in accounting

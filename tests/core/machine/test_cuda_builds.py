@@ -56,10 +56,8 @@ def test_nvidia_smi_is_read_and_the_variables_come_first(tmp_path, monkeypatch):
         if not here:
             smi.unlink()
             assert cuda_builds.read_nvidia_smi() is None
-        assert (cuda_builds.choose_index({}), cuda_builds.choose_index({"SCALEBENCH_GPU": "yes"})) == (
-            by_itself,
-            wanted,
-        )
+        chosen = cuda_builds.choose_index({}), cuda_builds.choose_index({"SCALEBENCH_GPU": "yes"})
+        assert chosen == (by_itself, wanted)
         assert cuda_builds.choose_index({"SCALEBENCH_GPU": "no"}) == cuda_builds.CPU_INDEX
         assert cuda_builds.choose_index({"SCALEBENCH_TORCH_INDEX": "https://mirror/cu126"}) == "https://mirror/cu126"
         with pytest.raises(InputError, match="SCALEBENCH_GPU=1 should be yes or no"):

@@ -335,7 +335,7 @@ ALLOWED = {  # NCCL_ALGO: whether NVLS and COLLNET may be used
 }  # fmt: skip
 
 
-def test_transports_in_the_logs_of_nccl():
+def test_transports_in_the_logs_of_nccl_and_their_pairs():
     for line, transports in LINES.items():
         assert nccl_log.parse_transports([line]) == nccl_log.parse_transports([f"{line}\r"]) == transports, line
     folder = ROOT / "tests/golden/recordings"
@@ -355,9 +355,6 @@ def test_transports_in_the_logs_of_nccl():
         assert nccl_log.summarize_transports(found) == "NVLS + P2P/direct pointer"
     for algorithms, allowed in ALLOWED.items():
         assert (*(nccl_log.allows_transport(algorithms, name) for name in ("NVLS", "COLLNET")),) == allowed
-
-
-def test_pairs_are_sorted_with_all_transports_of_each():
     connections = [(10, 2, "SHM/direct/direct"), (0, 1, "NET/IB/1"), (2, 3, "P2P/IPC")]
     connections += [(1, 0, "NET/IB/0"), (0, 1, "NET/IB/1")]
     lines = [f"a [0] NCCL INFO Channel 00/0 : {a}[0] -> {b}[1] via {transport}" for a, b, transport in connections]

@@ -46,7 +46,7 @@ def test_a_machine_without_any_information(root, monkeypatch):
     assert machine.describe_machine(machine.detect_machine()).endswith("unknown cores, no GPU")
 
 
-def test_processors_and_oom_kills_from_proc(root):
+def test_processors_oom_kills_and_cgroups(root, monkeypatch):
     put(root, "proc/vmstat", "oom_kill_other 3\noom_kill 12\n")
     for cpuinfo, model in {
         "cpu family\t: 6\nmodel name\t: Intel(R) Xeon(R)\ncpu MHz\t: 1\n": "Intel(R) Xeon(R)",
@@ -55,9 +55,6 @@ def test_processors_and_oom_kills_from_proc(root):
     }.items():
         put(root, "proc/cpuinfo", cpuinfo)
         assert (machine.detect_machine().cpu_model, machine.oom_kills()) == (model, 12)
-
-
-def test_processors_and_cgroups_are_in_the_record(root, monkeypatch):
     monkeypatch.setattr(machine, "usable_cpus", lambda: [1, 3])
     for cpu, governor in enumerate(["powersave", "performance", "powersave", "schedutil"]):
         put(root, f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor", f"{governor}\n")
@@ -289,7 +286,7 @@ def test_links_between_devices_are_unknown_where_devices_have_other_numbers_than
         assert dataclasses.replace(known, **changes).list_links([0, 1]) == []
 
 
-def test_secrets_are_not_recorded():
+def test_secrets_are_not_recorded_and_others_by_name_and_never_by_prefix_alone():
     secrets = (
         "OMP_api_key NCCL_SOCKET_USER_PASS TORCH_HUB_PAT CUDA_APIKEY HOROVOD_PW XLA_AUTH OMPI_MCA_pw TF_VAR_login "
         "HOROVOD_SECRET_KEY PYTORCH_hf_token MKL_PASSPHRASE UCX_AUTHORIZATION FI_CREDENTIALS"
@@ -299,14 +296,8 @@ def test_secrets_are_not_recorded():
     others = ("TOKENIZERS_PARALLELISM", "NCCL_CHECK_BYPASS", "NCCL_P2P_DISABLE", *variables.RECORDED_VARIABLES)
     assert not [name for name in others if variables.SECRET_VARIABLES.search(name)]
     # A listed name that no pattern has would not reach ranks on other hosts.
-    assert not [
-        n
-        for n in variables.RECORDED_VARIABLES
-        if not (variables.FRAMEWORK_VARIABLES.match(n) or variables.SYSTEM_VARIABLES.match(n))
-    ]
-
-
-def test_values_are_recorded_by_name_and_never_by_prefix_alone():
+    patterns = variables.FRAMEWORK_VARIABLES, variables.SYSTEM_VARIABLES
+    assert all(any(pattern.match(name) for pattern in patterns) for name in variables.RECORDED_VARIABLES)
     shell = {"NCCL_DEBUG": "INFO", "TF_HTTP_PROXY": "http://me:pw@proxy", "NCCL_LICENCE": "abc", "HOME": "/root"}
     assert variables.select_recorded(shell) == {
         "NCCL_DEBUG": "INFO", "NCCL_LICENCE": variables.HIDDEN_VALUE, "TF_HTTP_PROXY": variables.HIDDEN_VALUE

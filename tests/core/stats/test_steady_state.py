@@ -84,7 +84,7 @@ def test_units_do_not_matter(series, factor):
     assert length is None or 0 <= length <= len(series) // 2
 
 
-def test_flags_of_a_result():
+def test_flags_of_a_result_and_blocks_that_are_still_warm_up():
     for series, against, flags in (
         ([0.1] * 64, [], []),
         ([0.2] * 8 + [0.1] * 56, [], ["warmup_left"]),  # left out
@@ -99,9 +99,6 @@ def test_flags_of_a_result():
         assert [flag for flag in found if flag in ("warmup_left", "drifts")] == flags
     for result, target in ((record(status="failed"), 0.01), (record(ranks=[]), 0.01), (record(), None)):
         assert throughput.find_drift(result, target) is None
-
-
-def test_blocks_that_are_still_warm_up_do_not_count():
     slow_first = record(ranks=[rank(0, [2.0] * 8 + [0.1] * 56), rank(1, [0.05] * 64)])
     assert count_blocks(slow_first.ranks, 0.01).seconds.tolist() == [0.1] * 56
     assert throughput.step_s(slow_first) == pytest.approx(0.05)

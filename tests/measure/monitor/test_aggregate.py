@@ -150,7 +150,7 @@ def both(**changes):
     return [series(columns(0, 0.9), end_s=60.0), series(columns(1, 0.5, **changes), end_s=60.0)]
 
 
-def test_figures_of_two_nodes_are_combined(tmp_path, monkeypatch):
+def test_figures_and_flags_of_two_nodes_are_combined(tmp_path, monkeypatch):
     result = combine(tmp_path, monkeypatch, both())
     m = result.monitor
     assert (m.file, m.reason, result.flags) == ("monitor.parquet", None, [])
@@ -163,6 +163,15 @@ def test_figures_of_two_nodes_are_combined(tmp_path, monkeypatch):
     assert (m.rss_bytes_max, m.memory_available_bytes_min) == (400_000_000, 1_000_000_000)
     assert m.net_sent_bytes_per_s == pytest.approx(3e6) and m.swap_in_bytes == 0
     assert m.infiniband_sent_bytes_per_s is None
+    # The time of a lost GPU is by the clock of rank 0.
+    busy = columns(1, 0.5) | {"cpu/programs_s": lambda t: 3.0 * t, "swap/in_bytes": lambda t: 1e7 * t}
+    result = combine(tmp_path, monkeypatch, [both()[0], series(busy, end_s=60.0)])
+    assert result.flags == ["busy_machine", "swapping"]
+    assert combine(tmp_path, monkeypatch, both(sm_clock_mhz=1300.0)).flags == ["unequal_clocks"]
+    lost = series(columns(1, 0.5) | {"gpu2/lost": 1.0}, end_s=60.0)
+    result = combine(tmp_path, monkeypatch, [both()[0], lost])
+    assert result.flags == ["gpu_lost"]
+    assert [d.lost_at_s for d in result.monitor.devices] == [None, None, None, BEGIN_S - AHEAD_S]
 
 
 @pytest.mark.gpu
@@ -202,15 +211,3 @@ def test_a_missing_part_makes_a_figure_null(tmp_path, monkeypatch):
     off = [dataclasses.replace(report, monitor_reason="measure.monitor=false") for report in REPORTS]
     m = combine(tmp_path, monkeypatch, [None, None], off).monitor
     assert m == MonitorRecord(reason="measure.monitor=false"), "a reason of all nodes stands once"
-
-
-def test_flags_of_all_nodes_are_combined(tmp_path, monkeypatch):
-    """The time of a lost GPU is by the clock of rank 0."""
-    busy = columns(1, 0.5) | {"cpu/programs_s": lambda t: 3.0 * t, "swap/in_bytes": lambda t: 1e7 * t}
-    result = combine(tmp_path, monkeypatch, [both()[0], series(busy, end_s=60.0)])
-    assert result.flags == ["busy_machine", "swapping"]
-    assert combine(tmp_path, monkeypatch, both(sm_clock_mhz=1300.0)).flags == ["unequal_clocks"]
-    lost = series(columns(1, 0.5) | {"gpu2/lost": 1.0}, end_s=60.0)
-    result = combine(tmp_path, monkeypatch, [both()[0], lost])
-    assert result.flags == ["gpu_lost"]
-    assert [d.lost_at_s for d in result.monitor.devices] == [None, None, None, BEGIN_S - AHEAD_S]

@@ -176,7 +176,7 @@ def test_how_often_the_quota_of_cpu_time_was_used_up(is_counted, cgroup, files, 
     assert counts == ([[80.0], [7.0]] if is_counted else [[], []])
 
 
-def test_infiniband_counts_in_fours(put, tmp_path):
+def test_infiniband_counts_in_fours_and_loopbacks_of_their_network(put, tmp_path):
     for port, sent in (("1", "1000\n"), ("2", "N/A\n")):
         put(f"sys/class/infiniband/mlx5_0/ports/{port}/counters/port_xmit_data", sent)
         put(f"sys/class/infiniband/mlx5_0/ports/{port}/counters/port_rcv_data", "50\n")
@@ -184,10 +184,7 @@ def test_infiniband_counts_in_fours(put, tmp_path):
     for port, sent in (("1", [4000.0]), ("2", [])):
         assert found.values(f"infiniband:mlx5_0/{port}", "sent_bytes") == sent
         assert found.values(f"infiniband:mlx5_0/{port}", "received_bytes") == [200.0]
-
-
-def test_the_loopback_of_a_run_in_a_network_of_its_own(put, tmp_path):
-    """The machine's own counts other programs, and none of the run's bytes."""
+    # The machine's own counts other programs, and none of the run's bytes.
     counters = "3000 9 0 0 0 0 0 0 2000 8 0 0 0 0 0 0"
     put("proc/7/net/dev", f"Inter-|\n face |bytes\n  eth0: {counters}\n    lo: {counters}\n")
     for pid, sent in ((7, [2000.0]), (None, []), (8, [])):  # there is none before the first rank, or after the last one
