@@ -51,10 +51,7 @@ def test_a_line_that_fails_is_the_exit_status(no_doctor, monkeypatch):
     page = Path("mine.md").read_text()
     assert "| fail: 200 ms \\| expected 100 ms |" in page
     assert "## Failure: a step of known length, through the whole program\n\n```text\nlog of the rank\n```" in page
-
-
-def test_nvml_that_does_not_answer_fails(no_doctor, monkeypatch):
-    """A GPU machine is not taken for one without."""
+    # A GPU machine is not taken for one without.
     monkeypatch.setattr(check_gpu.gpus, "find_nvml_problem", lambda: "NVMLError: Driver/library version mismatch")
     assert main(["check", "--gpu"]) == 1
     assert "| doctor | fail: NVMLError: Driver/library version mismatch |" in Path("gpu-check.md").read_text()
@@ -84,10 +81,8 @@ def test_contracts_end_with_the_time(monkeypatch, tmp_path):
     monkeypatch.setattr(check_gpu, "check_contract", lambda name, *words: [Truth(name, PASS, "ran")])
     lines = list(check_gpu.check_contracts(["a", "b", "c", "d"], 2, tmp_path / "contracts", lambda: next(left)))
     assert [line.verdict for line in lines] == [PASS, PASS, NOT_POSSIBLE]
-    assert (lines[2].name, lines[2].text) == (
-        "contracts of 2 strategies",
-        "no time is left for c, d; --minutes gives more",
-    )
+    assert lines[2].name == "contracts of 2 strategies"
+    assert lines[2].text == "no time is left for c, d; --minutes gives more"
 
 
 @pytest.mark.parametrize(
@@ -100,12 +95,10 @@ def test_contracts_end_with_the_time(monkeypatch, tmp_path):
     ],
 )
 def test_a_contract_is_one_line(verdicts, verdict, text):
+    """Where only its YAML holds, no test could run."""
     results = [ContractResult(f"test {n}", each, f"reason {n}") for n, each in enumerate(verdicts)]
     line = check_gpu.judge_contract("contract of ddp", results)
     assert (line.verdict, line.text) == (verdict, text)
-
-
-def test_only_the_yaml_holds():
     line = check_gpu.judge_contract("contract", [ContractResult("yaml has a description", HOLDS)])
     assert line.verdict == NOT_POSSIBLE
 

@@ -47,6 +47,13 @@ def test_every_strategy_is_listed_once_and_the_common_ones_first(capsys):
     assert list_command.OTHERS not in lines, "each built-in strategy has a group"
     hidden = entries.keys() - read_list(capsys, "strategies")[1].keys()
     assert {"kuza55_ps_cpu", "avolkov1_ps_gpu", "multi_gpu_model", "simulated"} <= hidden and "ddp" not in hidden
+    # A comment below its key belongs to it.
+    head, beside = config_files.read_comments(config_files.list_options("dataset")["custom"])
+    assert head.startswith("Samples of your own, ")
+    assert "fixed: the same batch in every step" in beside["feed"], "which is on the next line"
+    _, beside = config_files.read_comments(config_files.list_options("strategy")["pipeline_1f1b"])
+    assert beside["options.micro_batches"].startswith("number of equal parts"), "which is on the line above"
+    assert beside["options.split"].endswith("or bytes of weights"), "which is on the next line, indented"
 
 
 @pytest.mark.parametrize("kind", LIST_KINDS)
@@ -80,15 +87,6 @@ def test_an_entry_has_its_options_with_defaults_and_remarks(capsys):
     assert "dataset                 imagenet_synthetic" in [
         line.strip() for line in read_list(capsys, "models", "vgg16")[0]
     ]
-
-
-def test_a_comment_below_its_key_belongs_to_it():
-    head, beside = config_files.read_comments(config_files.list_options("dataset")["custom"])
-    assert head.startswith("Samples of your own, ")
-    assert "fixed: the same batch in every step" in beside["feed"], "which is on the next line"
-    _, beside = config_files.read_comments(config_files.list_options("strategy")["pipeline_1f1b"])
-    assert beside["options.micro_batches"].startswith("number of equal parts"), "which is on the line above"
-    assert beside["options.split"].endswith("or bytes of weights"), "which is on the next line, indented"
 
 
 def test_broken_plugins_have_their_line_and_hide_no_other(dists, capsys):
@@ -179,14 +177,13 @@ def list_plugins(capsys, monkeypatch, dists, tmp_path):
     return call
 
 
-def test_without_plugins_a_line_explains_how_to_make_one(dists, list_plugins):
+def test_disabled_plugins_are_named_and_not_loaded(dists, list_plugins, monkeypatch):
+    # Without plugins a line explains how to make one.
     status, lines = list_plugins()
     assert (status, lines) == (
         0, [["no plugins are installed; `scalebench new strategy NAME` makes one: docs/guides/plugins.md"]]
     )  # fmt: skip
-
-
-def test_disabled_plugins_are_named_and_not_loaded(dists, list_plugins, monkeypatch):
+    # Disabled plugins are named and not loaded.
     dists.strategy(code="open('loaded', 'w').close()\n")
     monkeypatch.setenv("SCALEBENCH_PLUGINS", "")
     assert list_plugins() == (0, [["left out by SCALEBENCH_PLUGINS: my-plugin"]])

@@ -172,17 +172,6 @@ def test_a_limit_of_memory_is_named(tmp_path):
     assert result.status == "ok" and "ulimit -v is 310,000 KiB" in (result.monitor.reason or "")
 
 
-@pytest.mark.parametrize("words", ["seed=range(10000000)", "seed=range(0,1,1e-9)", "seed=shuffle(range(10000000))"])
-def test_a_sweep_of_too_many_runs_is_refused_before_they_are_listed(words, capsys):
-    assert program.main(["--multirun", *WORDS, words, "hydra.sweep.dir=s"]) == 2
-    assert "this sweep has more than 10,000 runs" in capsys.readouterr().err and not Path("s").exists()
-
-
-def test_too_many_repeats_are_refused(capsys):
-    assert program.main(["--multirun", *WORDS, "seed=range(11)", "measure.repeats=1000", "dry_run=true"]) == 2
-    assert "this sweep has more than 10,000 runs" in capsys.readouterr().err
-
-
 def test_a_rerun_from_a_pickle_is_refused(capsys):
     Path("config.pickle").write_bytes(b"cos\nmkdir\n(S'made'\ntR.")
     assert program.main([*WORDS, "--experimental-rerun", "config.pickle"]) == 2

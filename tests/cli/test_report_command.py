@@ -64,6 +64,10 @@ def test_csv_markdown_and_figures_are_beside_the_page(capsys):
     assert Path("a/figures").is_dir()
     assert lines(capsys, 0, "a", "--csv", "new/rows.csv") == ["a/report.html", "new/rows.csv"]
     assert Path("new/rows.csv").exists()
+    Path("empty").mkdir()
+    for file in ("empty", "a/report.md/x.csv"):
+        (line,) = lines(capsys, 2, "a", "--csv", file)
+        assert line.startswith(f"scalebench: {file} cannot be written")
     frame = scalebench.load("a")
     assert list(pd.read_csv("a/report.csv")["run_id"]) == list(frame["run_id"])
 

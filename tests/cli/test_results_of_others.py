@@ -63,6 +63,9 @@ def test_a_table_of_the_good_runs_and_a_line_for_each_bad_one(shared, capsys):
     assert len(errors) == 2
     assert "11: its record holds what no run leaves" in errors[0]
     assert "9/.hydra/overrides.yaml takes values from the environment" in errors[1]
+    # Load names the file with half a character.
+    with pytest.raises(InputError, match=r"11: its record holds what no run leaves .*surrogates not allowed"):
+        load(shared)
 
 
 def test_a_report_of_the_good_runs_and_a_line_for_each_bad_one(shared, capsys):
@@ -74,11 +77,6 @@ def test_a_report_of_the_good_runs_and_a_line_for_each_bad_one(shared, capsys):
                  "its record holds what no run leaves"):  # fmt: skip
         assert line in html.unescape(page)
     assert html.escape("<U+202E>gpj") in page and "&lt;U+202E&gt;gpj" in text
-
-
-def test_load_names_the_file_with_half_a_character(shared):
-    with pytest.raises(InputError, match=r"11: its record holds what no run leaves .*surrogates not allowed"):
-        load(shared)
 
 
 def test_an_error_line_does_nothing_to_a_terminal(tmp_path, capsys):

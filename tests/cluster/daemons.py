@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import time
+from pathlib import Path
 
 import psutil
 
@@ -25,81 +26,13 @@ from tests.cluster.settings import (
 
 LIMIT_S = 60.0
 DOWN_LIMIT_S = 20.0
+TEMPLATES = Path(__file__).with_name("etc")
 CLUSTER_NAME = "testcluster"
 DBD_PORT = 6819
 
-# cgroups are the machine's, not ours: no plugin here may touch them. What a job's processes are, linuxproc finds by
-# their parents; how much memory they take is looked up every other second, which is what ends a job that takes more.
-SLURM_CONF = """\
-ClusterName={cluster}
-SlurmctldHost={head}({address})
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
-CredType=cred/munge
-CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
-MpiDefault=none
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-TaskProlog={folder}/etc/task_prolog
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core_Memory
-SlurmdParameters=config_overrides
-GresTypes=gpu
-SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=5,bf_interval=5,sched_min_interval=100000,batch_sched_delay=0
-PreemptType=preempt/partition_prio
-PreemptMode=CANCEL
-JobAcctGatherType=jobacct_gather/linux
-JobAcctGatherFrequency=task=2
-JobAcctGatherParams=OverMemoryKill
-{accounting}
-ReturnToService=2
-SlurmctldTimeout=30
-SlurmdTimeout=10
-KillWait=5
-MinJobAge=3600
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool.%n
-TmpFS={folder}/tmp.%n
-SlurmctldPidFile={folder}/run/slurmctld.pid
-SlurmdPidFile={folder}/run/slurmd.%n.pid
-SlurmctldLogFile={folder}/log/slurmctld.log
-SlurmdLogFile={folder}/log/slurmd.%n.log
-{nodes}
-PartitionName=main Nodes=ALL Default=YES MaxTime=60 PriorityTier=2 PreemptMode=OFF State=UP {memory}
-PartitionName=short Nodes=ALL MaxTime=1 PriorityTier=2 PreemptMode=OFF State=UP {memory}
-PartitionName=low Nodes=ALL MaxTime=60 PriorityTier=1 PreemptMode=CANCEL State=UP {memory}
-"""
 
-ACCOUNTING = """\
-AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost={address}
-AccountingStoragePort={port}
-AccountingStoragePass={folder}/munge.socket
-AccountingStorageTRES=gres/gpu"""
-
-SLURMDBD_CONF = """\
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
-DbdHost={head}
-DbdAddr={address}
-DbdPort={port}
-SlurmUser=root
-StorageType=accounting_storage/mysql
-StorageHost=localhost
-StorageUser=root
-StorageLoc=slurm_acct
-LogFile={folder}/log/slurmdbd.log
-PidFile={folder}/run/slurmdbd.pid
-"""
-
-# Beside `export`, a line of a prolog's output can be nothing that touches a task.
-TASK_PROLOG = """\
-#!/bin/sh
-if [ -s {folder}/clock/$SLURMD_NODENAME ]; then cat {folder}/clock/$SLURMD_NODENAME; fi
-"""
+def read_template(name, **words):
+    return (TEMPLATES / name).read_text().format(**words)
 
 
 def make_files(settings):
@@ -111,38 +44,30 @@ def make_files(settings):
         f"ThreadsPerCore={settings.threads} RealMemory={settings.memory_mib} Gres=gpu:{settings.gpus} State=UNKNOWN"
         for node in settings.node_names
     )
-    accounting = ACCOUNTING.format(**words) if settings.accounting else "AccountingStorageType=accounting_storage/none"
+    accounting = (
+        read_template("accounting.conf", **words)
+        if settings.accounting
+        else "AccountingStorageType=accounting_storage/none"
+    )
     names = [f"{settings.address(host)} {host}" for host in settings.hosts]
     # What a job gets that asks for none: a job of one rank needs the memory of a framework.
     memory = f"DefMemPerCPU={settings.memory_mib // settings.cpus}"
     gpus = f"{folder}/gpus/gpu[0-{settings.gpus - 1}]"
     return {
         "hosts": "\n".join(["127.0.0.1 localhost", *names]) + "\n",
-        "slurm.conf": SLURM_CONF.format(
-            **words, cluster=CLUSTER_NAME, accounting=accounting, nodes=nodes, memory=memory
+        "slurm.conf": read_template(
+            "slurm.conf", **words, cluster=CLUSTER_NAME, accounting=accounting, nodes=nodes, memory=memory
         ),
-        "slurmdbd.conf": SLURMDBD_CONF.format(**words),
+        "slurmdbd.conf": read_template("slurmdbd.conf", **words),
         # GPUs are device files to SLURM; which, is nobody's business here, as no plugin holds jobs to them.
         "gres.conf": f"AutoDetect=off\nNodeName=node[1-{settings.nodes}] Name=gpu File={gpus}\n",
         "cgroup.conf": "CgroupAutomount=no\nConstrainCores=no\nConstrainDevices=no\nConstrainRAMSpace=no\n",
-        "task_prolog": TASK_PROLOG.format(folder=folder),
+        "task_prolog": read_template("task_prolog", folder=folder),
     }
 
 
 COMMANDS = "sbatch squeue sacct scancel scontrol sinfo srun salloc sacctmgr".split()
 NEED_ACCOUNTING = ("sacct", "sacctmgr")
-# In a job, and in what salloc starts, we are in the network already. Numbers of processes come again after a while,
-# those of namespaces do not before long: a command of a cluster that is gone must not wander elsewhere.
-WRAPPER = """\
-#!/bin/sh
-export SLURM_CONF={folder}/etc/slurm.conf
-[ -z "$SLURM_JOB_ID" ] || exec {program} "$@"
-if [ "$(readlink /proc/{pid}/ns/net)" != "{network}" ]; then
-  echo "{name}: error: the test cluster of {folder} is not up: make cluster-up" >&2
-  exit 1
-fi
-exec nsenter --target {pid} {namespaces} -- sh -c '{stay}' "$PWD" {program} "$@"
-"""
 
 
 def write_commands(folder):
@@ -155,7 +80,7 @@ def write_commands(folder):
         (folder / where).mkdir(exist_ok=True)
     for name in COMMANDS:
         program = shutil.which(name)
-        text = WRAPPER.format(**words, name=name, program=program, namespaces=" ".join(hosts.NAMESPACES))
+        text = read_template("command", **words, name=name, program=program, namespaces=" ".join(hosts.NAMESPACES))
         path = folder / "bin" / name
         path.write_text(text)
         path.chmod(0o755)

@@ -177,7 +177,7 @@ def test_it_is_not_submitted_and_no_data_are_made_for_it(monkeypatch):
     assert (row.status, row.reason) == ("failed", LINE)
 
 
-def test_it_takes_no_time_and_no_part_in_a_curve():
+def test_it_takes_no_time_and_no_part_in_a_curve_and_a_dry_run_says_so(capsys, tmp_path):
     future, sound = time_estimate.TimeEstimate(), simulated_spec(measure={"cool_down_s": 5.0})
     endless = broken(train=TrainSpec(batch_per_device=10, stop=StopSpec(epochs=3)))
     assert future.expected_s(endless) == 0.0 and future.has_basis(endless)
@@ -188,6 +188,17 @@ def test_it_takes_no_time_and_no_part_in_a_curve():
     assert time_budget.select_affordable(runs, runs, [1.0, 1.0, 0.0], 0.0) == [2]
     curves = {run.fingerprint: "curve" for run in runs}
     assert time_budget._find_curve_ends(runs, curves) == time_budget._find_curve_ends(runs[:2], curves)
+    # A dry run says what will fail.
+    Console().print_plan([jobs.SweepRun([], broken()), jobs.SweepRun([], simulated_spec())])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"[1/2] simulated gpus=1: will fail: {LINE}"
+    assert lines[1].startswith("[2/2] simulated gpus=1: batch ")
+    # A sweep does not judge the others by it.
+    now_s = [0.0]
+    sweep = RunningSweep(tmp_path, [], None, clock=lambda: now_s[0])
+    for _ in sweep.iterate([jobs.SweepRun([], broken()), jobs.SweepRun([], simulated_spec())], iter(())):
+        now_s[0] += 7.0
+    assert [(spec.plugin_error, took_s) for spec, took_s in sweep._estimate._durations_s] == [(None, 7.0)]
 
 
 def test_no_baselines_are_added_for_it_and_a_broken_one_is_not_added(monkeypatch):
@@ -202,21 +213,6 @@ def test_no_baselines_are_added_for_it_and_a_broken_one_is_not_added(monkeypatch
         return [job.spec.gpus for job in jobs.plan_sweep([["gpus=2"]], compose)]
 
     assert [plan([]), plan([2]), plan([1])] == [[1, 2], [2], [2]]
-
-
-def test_a_dry_run_says_what_will_fail(capsys):
-    Console().print_plan([jobs.SweepRun([], broken()), jobs.SweepRun([], simulated_spec())])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"[1/2] simulated gpus=1: will fail: {LINE}"
-    assert lines[1].startswith("[2/2] simulated gpus=1: batch ")
-
-
-def test_a_sweep_does_not_judge_the_others_by_it(tmp_path):
-    now_s = [0.0]
-    sweep = RunningSweep(tmp_path, [], None, clock=lambda: now_s[0])
-    for _ in sweep.iterate([jobs.SweepRun([], broken()), jobs.SweepRun([], simulated_spec())], iter(())):
-        now_s[0] += 7.0
-    assert [(spec.plugin_error, took_s) for spec, took_s in sweep._estimate._durations_s] == [(None, 7.0)]
 
 
 def test_a_model_whose_code_fails_has_a_row_with_its_traceback(dists, tmp_path):

@@ -27,21 +27,18 @@ def of(*arguments):
     return resolve.resolve(compose_config(arguments))
 
 
-def test_each_function_is_a_model_of_its_own():
+def test_each_function_and_text_of_its_file_is_a_model_of_its_own(tmp_path):
+    # Each function is a model of its own.
     specs = [of(*OWN), of(*OWN, "model.torch=mynet:other"), of(*OWN, "+model.options.width=4")]
     assert [spec.config.model.name for spec in specs] == ["mynet:build", "mynet:other", "mynet:build"]
     assert len({spec.fingerprint for spec in specs}) == 3
     assert (specs[0].config.model.input_shape, specs[0].config.model.params) == ([200, 3], None)
-
-
-def test_another_text_of_the_file_is_another_run(tmp_path):
+    # Another text of the file is another run.
     before = of(*OWN).fingerprint
     assert of(*OWN).fingerprint == before
     (tmp_path / "mynet.py").write_text("def build(width=4): ...\n")
     assert of(*OWN).fingerprint != before
-
-
-def test_pictures_of_the_size_that_the_data_set_says():
+    # Pictures of the size that the data set says.
     spec = of(*OWN, "dataset=imagenet_synthetic", "dataset.image_size=64")
     assert (spec.config.model.input_shape, spec.config.model.outputs) == ([64, 64, 3], 1000)
 
@@ -117,15 +114,13 @@ def plugin(dists, yaml=PLUGIN_YAML, **points):
     dists.add("tiny-net", files, {"configs": {"tiny_net": "tiny_net.conf"}, **points})
 
 
-def test_a_network_of_a_plugin_is_counted_as_ours_are(dists):
+def test_a_network_of_a_plugin_is_counted_as_ours_are_and_has_none_of_a_user_beside_it(dists):
     plugin(dists, models={"tiny": "tiny_net.nets:tiny"})
     spec = of("model=tiny", "strategy=bare_torch", "gpus=1", "dataset=cifar10_synthetic")
     assert (spec.config.model.params, spec.config.model.loss) == (32 * 32 * 3 * 10 + 10, "cross_entropy")
     row = assembled(spec, RunOutcome("ok"))
     assert row.workload.flops_per_sample == 3 * 2 * 32 * 32 * 3 * 10
-
-
-def test_a_network_of_a_plugin_has_no_function_of_a_user_beside_it(dists):
+    # A network of a plugin has no function of a user beside it.
     plugin(dists, models={"tiny": "tiny_net.nets:tiny"})
     with pytest.raises(InputError, match=r"^model=tiny has its network already: model.torch is for model=custom$"):
         of("model=tiny", "model.torch=mynet:build", "strategy=bare_torch", "gpus=1")

@@ -276,9 +276,7 @@ def test_the_record_of_a_training():
     assert (q.metric_name, q.metric, q.final_loss) == ("mse", 0.2, 0.5)
     assert (p.warmup_s, p.measure_s, p.evaluate_s, p.probes_s) == (2.5, 2.5, 2.0, 0.5)
     assert result.flags == []
-
-
-def test_a_training_that_ended_in_warmup_is_flagged():
+    # A training that ended in warmup is flagged.
     spec = simulated_spec(train=TrainSpec(10, stop=StopSpec(steps=20)))
     result = assemble(spec, [trained_rank(0, 4.0, [])], collect.RunOutcome("ok"))
     assert (result.flags, result.quality.final_loss) == (["over_in_warmup"], 0.5)

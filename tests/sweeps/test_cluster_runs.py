@@ -349,6 +349,10 @@ def test_the_plan_of_a_sweep_is_one_table_and_the_script_of_the_largest_job(call
     _, of_one_job, _ = call("--multirun", *words, "hardware.slurm.one_job=true", "dry_run=true")
     assert table_rows(of_one_job) == table_rows(out)
     assert "1 job, 2.0 node-hours if each takes all of its minutes; nothing was submitted" in of_one_job
+    # One process drives the devices of one node: a script for two of them would contradict itself.
+    status, out, _ = call("hardware=alpha", "strategy=mirrored", "gpus=16", "dry_run=true", "dataset.size=5000")
+    assert status == 0 and "unsupported: mirrored has one process for all devices, which are on 2 nodes" in out
+    assert "#SBATCH" not in out and table_rows(out) == {}
 
 
 @pytest.mark.parametrize(("words", "marks"), [([], ["0"]), (["hardware.slurm.one_job=true"], ["s"])])
@@ -365,13 +369,6 @@ def test_a_plan_needs_neither_slurm_nor_the_packages_of_the_cluster(call, words,
     assert status == 0 and "there is no sbatch here" in out and "unsupported" not in out
     _, out, err = call(*sweep)  # which no run can be
     assert "hardware=alpha is another machine" in out + err
-
-
-def test_a_plan_that_cannot_happen_has_no_script(call):
-    """One process drives the devices of one node: a script for two of them would contradict itself."""
-    status, out, _ = call("hardware=alpha", "strategy=mirrored", "gpus=16", "dry_run=true", "dataset.size=5000")
-    assert status == 0 and "unsupported: mirrored has one process for all devices, which are on 2 nodes" in out
-    assert "#SBATCH" not in out and table_rows(out) == {}
 
 
 def test_a_running_job_keeps_its_folder(tmp_path):

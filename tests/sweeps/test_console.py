@@ -33,14 +33,12 @@ def read_output(console):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.rich.file.getvalue())
 
 
-def test_lines_are_neither_broken_nor_markup(capsys):
+def test_lines_are_neither_broken_nor_markup_and_a_pause_is_one(capsys):
     line = "[bold]" + "a b " * 100 + "[/nothing]"
     Console().print_line(line)
     Console().print_error("a\nb   [red]c")
     assert capsys.readouterr() == (line + "\n", "scalebench: a b [red]c\n")
-
-
-def test_a_pause_is_one_line(capsys):
+    # A pause is one line.
     with Console().show_pause(2.5):
         pass
     assert capsys.readouterr().out == "cooling down for 2.5 s ...\n"

@@ -182,43 +182,35 @@ def keep(seconds):
     return names([PLANNED[place] for place in kept])
 
 
-def test_the_least_informative_runs_are_dropped_first():
-    """A configuration is dropped with all its repeats: fewer than three allow no verdict."""
+def test_a_configuration_is_dropped_with_all_its_repeats_and_the_least_informative_first():
     first_three = [(gpus, repeat) for repeat in range(3) for gpus in COUNTS]
     assert set(names(PLANNED)) - set(keep(15)) == {(4, 3)}, "a fourth repeat, between the ends of the curve"
     assert keep(13) == [*first_three, (1, 3)] and keep(12) == first_three
     assert keep(11) == keep(9) == [run for run in first_three if run[0] != 4]
     assert keep(8) == keep(6) == [run for run in first_three if run[0] in (1, 8)]
     assert keep(5) == keep(3) == [(1, 0), (1, 1), (1, 2)]
-
-
-def test_of_the_last_configuration_as_many_repeats_are_kept_as_fit():
+    # Of the last configuration as many repeats are kept as fit.
     assert [keep(seconds) for seconds in (2, 1, 0)] == [[(1, 0), (1, 1)], [(1, 0)], []]
+    # Two devices are not the most because four have been measured before.
+    planned = [simulated_spec(size=1000, gpus=gpus, repeat=repeat) for repeat in (0, 1) for gpus in (1, 2, 4)]
+    rest = [planned[1], planned[3]]  # two devices; the second repeat of one
+    assert select_affordable(rest, planned, [1.0, 1.0], 1.0) == [1]
 
 
-def test_strategies_have_curves_of_their_own():
+def test_strategies_have_curves_of_their_own_of_which_unsupported_runs_are_no_end():
     other = [simulated_spec(options={"step_s": 0.5}, size=1000, gpus=gpus) for gpus in (1, 2)]
     planned = [*(simulated_spec(size=1000, gpus=gpus) for gpus in COUNTS), *other]
     kept = select_affordable(planned, planned, [1.0] * 6, 4)
     assert names([planned[place] for place in kept]) == [(1, 0), (8, 0), (1, 0), (2, 0)], "two are the other's most"
     assert select_affordable(planned, planned, [1.0] * 6, 3) == [0, 3, 4], "the last curve first"
     assert select_affordable(planned, planned, [1.0] * 6, 2) == [0, 3]
-
-
-def test_an_unsupported_run_is_no_end_of_a_curve_and_costs_nothing():
+    # An unsupported run is no end of a curve and costs nothing.
     planned = [simulated_spec(size=1000, gpus=gpus) for gpus in (1, 2, 4)]
     planned[2].unsupported = "too many"
     assert select_affordable(planned, planned, [1.0, 1.0, 0.0], 1.0) == [0, 2]
     assert select_affordable(planned, planned, [1.0, 1.0, 0.0], 0.0) == [2]
     only = planned[2:]
     assert select_affordable(only, only, [0.0], 0.0) == [0]
-
-
-def test_curve_ends_are_those_of_the_entire_sweep():
-    """Two devices are not the most because four have been measured before."""
-    planned = [simulated_spec(size=1000, gpus=gpus, repeat=repeat) for repeat in (0, 1) for gpus in (1, 2, 4)]
-    rest = [planned[1], planned[3]]  # two devices; the second repeat of one
-    assert select_affordable(rest, planned, [1.0, 1.0], 1.0) == [1]
 
 
 @given(st.lists(st.floats(0.0, 100.0), min_size=len(PLANNED), max_size=len(PLANNED)), st.floats(-10.0, 2000.0))

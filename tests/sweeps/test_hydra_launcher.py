@@ -105,35 +105,14 @@ def test_resumed_with_other_arguments_a_sweep_keeps_its_runs_under_their_numbers
     assert record is not None and [run.number for run in record.runs] == [2, 0, 3, 1] and not record.missing(Path("s"))
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["gpus=1,0"], "gpus=0 should be at least 1"),
-        (["strategy=simulated,mirorred"], "no strategy 'mirorred'; did you mean 'mirrored'?"),
-        (["gpus=1,two"], "gpus=two should be a number of devices, or all"),
-        (["strategy.options.step=0.1,0.2"], "strategy simulated has no option 'step'; did you mean 'step_s'?"),
-        (["gpus=1,2", "dataset.size=100"], "75 training samples are fewer than one global batch of 150: "),
-        (["gpus=interval(1,2)"], "an interval is for a search, not for a sweep: add --multirun hydra/sweeper=search"),
-        (["gpus=1,2", "hydra.sweeper.max_batch_size=1"], "hydra.sweeper.max_batch_size divides a sweep, "),
-        (["gpus=1,2", "sweep.export=wandb"], "wandb is not installed; "),
-        (
-            ["gpus=1,2", "hydra/launcher=basic"],
-            "a sweep of scalebench needs its own launcher: leave out ",
-        ),
-    ],
-)
-def test_one_bad_member_starts_nothing_and_leaves_no_folder(sweep, words, line, monkeypatch):
-    """Nor does a dry run plan it."""
-    missing = InputError("wandb is not installed; pip install it")
-    monkeypatch.setattr(trackers, "check_installed", Mock(side_effect=missing))
-    for more in ([], ["dry_run=true"]):
-        status, out, err = sweep(*words, *more)
-        assert (status, out) == (2, "")
-        assert err.startswith(f"scalebench: {line}") and err.count("\n") == 1
-        assert os.listdir() == []
+def test_a_bad_sweep_leaves_no_folder_and_one_of_somebody_else_alone(sweep, monkeypatch):
+    missing = Mock(side_effect=InputError("wandb is not installed; pip install it"))
+    monkeypatch.setattr(trackers, "check_installed", missing)
+    answer = (2, "", "scalebench: wandb is not installed; pip install it\n")
+    assert sweep("gpus=1,2", "sweep.export=wandb") == answer and os.listdir() == []
     Path("s").mkdir()
-    Path("s/note.txt").touch()  # of somebody else
-    assert sweep(*words)[0] == 2 and Path("s/note.txt").exists()
+    Path("s/note.txt").touch()
+    assert sweep("gpus=1,0")[0] == 2 and Path("s/note.txt").exists()
 
 
 class BatchSweeper(Sweeper):
@@ -229,11 +208,6 @@ def test_options_of_swept_strategies_are_those_of_each_and_not_of_the_default(sw
     """The default, ddp, has no such option."""
     status, out, err = sweep("gpus=2", "baseline=bare", "dry_run=true", *words)
     assert (status, err) == (0, "") and "/3] fsdp gpus=2" in out and "/3] hsdp gpus=2" in out
-
-
-def test_an_option_that_one_of_the_swept_strategies_lacks_is_refused_with_its_name(sweep):
-    status, _, err = sweep("gpus=2", "strategy=fsdp,ddp", "strategy.options.unit_mb=0", "dry_run=true")
-    assert status == 2 and err.startswith("scalebench: strategy ddp has no option 'unit_mb'; known: ")
 
 
 @pytest.mark.slow

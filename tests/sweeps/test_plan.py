@@ -62,13 +62,18 @@ def test_baselines_come_once_and_before_their_first_use(words):
     assert describe(plan(*words.split())) == PLANS[words].split(", ")
 
 
-def test_baselines_keep_every_other_override():
+def test_baselines_keep_every_other_override_and_take_the_local_batch():
     words = ("seed=7", "strategy=ddp_gloo", "strategy.options.bucket_cap_mb=1.0", "train.batch_per_device=5", "gpus=2")
     bare, own, requested = plan(*words)
     assert {job.spec.config.seed for job in (bare, own, requested)} == {7}
     assert {job.spec.batch_per_device for job in (bare, own, requested)} == {5}
     assert own.spec.config.strategy.options["bucket_cap_mb"] == 1.0
     assert bare.spec.config.strategy.options == {}
+    # Strong scaling gets both baselines at the local batch.
+    planned = plan(*STRONG.split(), "baseline=attribution", "gpus=4")
+    assert describe(planned) == ["+bare_torch 1", "+ddp_gloo 1"] * 2 + ["ddp_gloo 4"]
+    batches = [(run.spec.batch_per_device, run.spec.config.scaling) for run in planned]
+    assert batches == [(20, "strong"), (20, "strong"), (5, "weak"), (5, "weak"), (5, "strong")]
 
 
 def with_repeat(planned):
@@ -110,23 +115,19 @@ def test_a_sweep_starts_what_it_measures_three_times(words, repeats):
         assert run.spec.repeats == repeats
 
 
-def test_a_sweep_that_numbers_its_repeats_makes_no_others():
-    lines = [["strategy=ddp_gloo", f"repeat={number}", "gpus=2"] for number in (0, 1)]
-    planned = plan_module.plan_sweep(lines, lambda line: compose([*BASE[:2], *line]))
-    assert [run.spec.config.repeat for run in planned] == [0, 0, 0, 1, 1, 1]
-    assert {run.spec.repeats for run in planned} == {1}, "each is measured completely"
-
-
 def test_a_repeat_is_what_its_overrides_compose_to():
-    """Repeats are not composed for the plan, and are when they run; the files of sweeps set repeat=0."""
+    # Repeats are not composed for the plan, and are when they run; the files of sweeps set repeat=0.
     planned = plan("strategy=ddp_gloo", "repeat=0", "gpus=2", "measure.repeats=2")
     assert [word for word in planned[-1].overrides if "repeat" in word] == ["measure.repeats=2", "repeat=1"]
     for job in planned:
         assert resolve(to_config(on_cpu(job.overrides))) == job.spec
     assert plan("strategy=bare_torch", "gpus=1")[0].overrides == ["strategy=bare_torch", "gpus=1"], "one adds none"
-
-
-def test_runs_may_differ_in_their_repeats_and_the_same_run_is_done_as_often_as_most():
+    # A sweep that numbers its repeats makes no others.
+    lines = [["strategy=ddp_gloo", f"repeat={number}", "gpus=2"] for number in (0, 1)]
+    planned = plan_module.plan_sweep(lines, lambda line: compose([*BASE[:2], *line]))
+    assert [run.spec.config.repeat for run in planned] == [0, 0, 0, 1, 1, 1]
+    assert {run.spec.repeats for run in planned} == {1}, "each is measured completely"
+    # Runs may differ in their repeats and the same run is done as often as most.
     lines = [["strategy=bare_torch", f"seed={n}", "gpus=1", f"measure.repeats={n}"] for n in (1, 2, 3)]
     planned = [(job.spec.config.repeat, job.spec.config.seed) for job in plan_module.plan_sweep(lines, on_cpu)]
     assert planned == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
@@ -134,34 +135,17 @@ def test_runs_may_differ_in_their_repeats_and_the_same_run_is_done_as_often_as_m
     assert with_repeat(planned) == [(repeat, f"ddp_gloo {gpus}") for repeat in (0, 1) for gpus in (1, 2)]
 
 
-@pytest.mark.parametrize("word", ["repeat=1", "repeat=0,1", "repeat=2"])
-def test_repeat_and_measure_repeats_exclude_each_other(word):
-    repeat = word[-1]
-    with pytest.raises(InputError) as caught:
-        plan("gpus=1", word, "measure.repeats=3")
-    line = "and measure.repeats=3: the latter makes repeats 0 to 2 by itself; leave one of them out"
-    assert str(caught.value) == f"repeat={repeat} {line}"
-
-
-ROUNDS_REFUSED = {
-    "gpus=1 strategy=bare_torch": "bare_torch gpus=1 has no other run to take turns with; leave it out",
-    "gpus=1,2 train.stop.steps=3": "cannot take turns, since it trains to a stop; leave it out",
-    "gpus=1,2 measure=max_batch": "cannot take turns, since it searches for a batch size; leave it out",
-    "gpus=1,2 strategy.launcher=by_hand": "cannot take turns, since its ranks are started by hand; leave it out",
-    "gpus=1,2 hardware=alpha hardware.this_machine=false": "cannot take turns, since each run is a job of its own",
-    "gpus=1,2 measure.slot_s=40": "measure.slot_s=40 is longer than measure.max_s=30, the time that each run has",
-}
-
-
-@pytest.mark.parametrize("words", ROUNDS_REFUSED)
-def test_rounds_are_refused_where_runs_cannot_take_turns(words, tmp_path, monkeypatch):
-    sbatch = tmp_path / "sbatch"  # Without one, alpha is unsupported here, and nothing could take turns.
-    sbatch.touch(mode=0o755)
+def test_rounds_are_refused_where_each_run_is_a_job(tmp_path, monkeypatch):
+    """Without sbatch, alpha is unsupported here, and nothing could take turns. By default such runs, and others that
+    cannot take turns, are done by themselves."""
+    (tmp_path / "sbatch").touch(mode=0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(InputError) as caught:
-        plan("strategy=ddp_gloo", *words.split(), "measure.order=rounds")
-    assert ROUNDS_REFUSED[words] in str(caught.value)
-    plan("strategy=ddp_gloo", *words.split())  # by default such runs are done by themselves
+    words = "strategy=ddp_gloo", "gpus=1,2", "hardware=alpha", "hardware.this_machine=false"
+    with pytest.raises(InputError, match="cannot take turns, since each run is a job of its own"):
+        plan(*words, "measure.order=rounds")
+    plan(*words)
+    for word in ("train.stop.steps=3", "measure=max_batch", "strategy.launcher=by_hand", "measure.slot_s=40"):
+        plan(*words[:2], word)
 
 
 def test_runs_of_one_repeat_and_model_take_turns():
@@ -225,10 +209,3 @@ def test_exit_status(statuses, status, if_strict):
     done = [record(status=name) for name in statuses.split()]
     assert plan_module.compute_exit_status(done) == status
     assert plan_module.compute_exit_status(done, strict=True) == if_strict
-
-
-def test_strong_scaling_gets_both_baselines_at_the_local_batch():
-    planned = plan(*STRONG.split(), "baseline=attribution", "gpus=4")
-    assert describe(planned) == ["+bare_torch 1", "+ddp_gloo 1"] * 2 + ["ddp_gloo 4"]
-    batches = [(run.spec.batch_per_device, run.spec.config.scaling) for run in planned]
-    assert batches == [(20, "strong"), (20, "strong"), (5, "weak"), (5, "weak"), (5, "strong")]

@@ -42,14 +42,13 @@ def test_an_estimate_is_start_up_and_measuring(framework):
     assert estimate_s(one)[0] == 1.0 + start_s + PROBE_PHASES * 2.0
 
 
-def test_before_any_run_it_is_the_middle_of_the_estimate():
+def test_similar_runs_count_first_then_how_far_estimates_were_off():
+    # Before any run it is the middle of the estimate.
     assert TimeEstimate().expected_s(spec()) == pytest.approx(15.3)
     cannot = spec()
     cannot.unsupported = "not here"
     assert TimeEstimate().expected_s(cannot) == 0.0
-
-
-def test_similar_runs_count_first_then_how_far_estimates_were_off():
+    # Similar runs count first then how far estimates were off.
     estimate = TimeEstimate()
     estimate.record_duration(spec(1), 10.0)
     estimate.record_duration(spec(2), 20.0)
@@ -57,6 +56,12 @@ def test_similar_runs_count_first_then_how_far_estimates_were_off():
     assert estimate.expected_s(spec(2)) == 25.0, "the same strategy on as many devices"
     assert estimate.expected_s(spec(4)) == 20.0, "the same strategy"
     assert estimate.expected_s(spec(2, "other")) == pytest.approx(60 / 3 / 15.3 * 15.3), "what the others took"
+    # The rest is its runs and their pauses.
+    paused = spec()
+    paused.config.measure.cool_down_s = 5.0
+    cannot = spec()
+    cannot.unsupported, cannot.config.measure.cool_down_s = "not here", 5.0
+    assert TimeEstimate().total_s([spec(), paused, cannot]) == pytest.approx(15.3 + 20.3)
 
 
 def test_a_repeat_has_its_share_of_the_time_and_the_first_one_the_probes():
@@ -68,14 +73,6 @@ def test_a_repeat_has_its_share_of_the_time_and_the_first_one_the_probes():
     estimate = TimeEstimate()
     estimate.record_duration(first, 2 * (1.8 + probes_s))
     assert estimate.expected_s(second) == pytest.approx(2 * 1.8), "not what the first one took, which had probes"
-
-
-def test_the_rest_is_its_runs_and_their_pauses():
-    paused = spec()
-    paused.config.measure.cool_down_s = 5.0
-    cannot = spec()
-    cannot.unsupported, cannot.config.measure.cool_down_s = "not here", 5.0
-    assert TimeEstimate().total_s([spec(), paused, cannot]) == pytest.approx(15.3 + 20.3)
 
 
 @pytest.mark.parametrize(
@@ -291,13 +288,12 @@ def test_the_nearest_runs_count(entries, likely_s, factor):
     assert (step.low_s, step.high_s) == pytest.approx((likely_s / factor, likely_s * factor), rel=0.03)
 
 
-def test_an_estimate_spans_runs_that_differ_and_has_their_start():
+def test_the_work_of_a_step_and_the_runs_that_differ_span_an_estimate():
+    # An estimate spans runs that differ and has their start.
     step = estimate_step(planned(), [entry(0.1), entry(0.4, start_s=15.0)])
     assert (step.start_s, step.first_step_s) == pytest.approx((10.0, 0.5))
     assert (step.low_s, step.high_s) == pytest.approx((0.08, 0.5))
-
-
-def test_without_an_earlier_run_the_work_of_a_step_decides():
+    # Without an earlier run the work of a step decides.
     small, large = (estimate_step(planned(train__batch_per_device=batch), []) for batch in (10, 100))
     assert small is not None and large is not None and not small.is_slow and small.start_s is None
     assert (large.low_s, large.high_s) == pytest.approx((10 * small.low_s, 10 * small.high_s))
@@ -317,6 +313,13 @@ def test_a_small_model_says_little_of_a_large_one(step_s, is_clipped):
 
 
 def test_nothing_is_known_of_a_users_model_before_its_first_run(monkeypatch):
+    # Two users' files may both have a function `build`.
+    spec = planned()
+    spec.config.model.code_digest = "1234"
+    other, named = (
+        entry(0.1, flops_per_sample=None, model=name)
+        for name in (spec.config.model.name, f"{spec.config.model.name} 1234")
+    )
     same, simulated = entry(0.1, flops_per_sample=None), planned()
     counted = entry(0.1, flops_per_sample=5e6)  # by the workers of an earlier run
     simulated.config.strategy.framework = "none"  # whose steps take no time for their FLOPs
@@ -325,16 +328,5 @@ def test_nothing_is_known_of_a_users_model_before_its_first_run(monkeypatch):
     assert estimate_step(planned(), []) is None
     for earlier in (same, counted):
         assert estimate_step(planned(), [earlier]) is not None
-
-
-def test_functions_of_one_name_are_models_apart(monkeypatch):
-    """Two users' files may both have a function `build`."""
-    spec = planned()
-    spec.config.model.code_digest = "1234"
-    other, same = (
-        entry(0.1, flops_per_sample=None, model=name)
-        for name in (spec.config.model.name, f"{spec.config.model.name} 1234")
-    )
-    monkeypatch.setattr(pace, "count_training_flops", lambda spec: None)
     assert estimate_step(spec, [other]) is None
-    assert estimate_step(spec, [same]) is not None
+    assert estimate_step(spec, [named]) is not None

@@ -48,7 +48,7 @@ def run_command(monkeypatch, capsys):
     return message
 
 
-def test_a_machine_without_a_gpu(run_command):
+def test_a_machine_without_a_gpu(run_command, monkeypatch):
     assert run_command() == [
         "machine 2 x a processor cores, 8 GiB, no GPU",
         "system Linux-6, Python 3.11",
@@ -61,9 +61,7 @@ def test_a_machine_without_a_gpu(run_command):
         "TensorFlow's servers and MPI have a network of their own",
         "runs on several hosts: for all who reach these hosts, while a run lasts; docs/guides/cluster.md",
     ]
-
-
-def test_a_machine_without_networks_of_their_own(run_command, monkeypatch):
+    # A machine without networks of their own.
     monkeypatch.setattr(private_network, "find_kernel_problem", lambda: "not here")
     (line,) = (line for line in run_command() if line.startswith("listening"))
     assert "(not here): MPI listens on all interfaces" in line and line.endswith("strategy.options.open_port=true")

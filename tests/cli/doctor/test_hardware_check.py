@@ -66,7 +66,7 @@ def test_differences_are_reported(key, here, shown):
     assert (line.actual, line.verdict) == (shown, DIFFERS)
 
 
-def test_unknown_values_are_not_checked():
+def test_unknown_values_are_not_checked_and_cores_are_those_of_the_node():
     nothing = HardwareSpec("local", devices="auto")
     assert {line.verdict for line in hardware_check.check_node(nothing, host(gpu(0), gpu(1)))} == {UNCHECKED}
     assert {line.expected for line in hardware_check.check_node(nothing, host())} == {"null"}
@@ -74,9 +74,7 @@ def test_unknown_values_are_not_checked():
     assert (results["memory_bytes"].actual, results["memory_bytes"].verdict) == ("unknown", UNCHECKED)
     workers = node_results(HardwareSpec("cpu", devices="cpu", gpus_per_node=2, cpus_per_node=48), host())
     assert list(workers) == ["cpus_per_node", "memory_bytes"], "CPU workers are not checked as GPUs"
-
-
-def test_a_process_with_few_cores_sees_those_of_the_node():
+    # A process with few cores sees those of the node.
     line = node_results(A100_NODE, host(cpus=1))["cpus_per_node"]
     assert (line.actual, line.verdict) == ("48 cores, 1 for this process", OK)
     assert node_results(A100_NODE, host(cpus_physical=None))["cpus_per_node"].verdict == OK
@@ -116,10 +114,13 @@ def verdicts(hardware):
     return {line.key: (line.actual, line.verdict) for line in hardware_check.check_node(hardware, MACHINE)}
 
 
-def test_interfaces(monkeypatch):
+def test_interfaces_and_file_systems(monkeypatch):
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [], "ib0": []})
     assert verdicts(dataclasses.replace(CLUSTER, interface="ib0"))["interface"] == ("is there", OK)
     assert verdicts(dataclasses.replace(CLUSTER, interface="ib1"))["interface"] == ("only ib0 lo", DIFFERS)
+    # The file system of a path.
+    assert {path: hardware_check.find_file_system(Path(path), MOUNTS) for path in KINDS} == KINDS
+    assert hardware_check.find_file_system(Path("/opt/x"), []) is None
 
 
 def test_the_folder_to_copy_to(tmp_path, monkeypatch):
@@ -138,11 +139,6 @@ def test_the_folder_to_copy_to(tmp_path, monkeypatch):
 
 
 KINDS = {"/opt/x": "ext4", "/home/me": "nfs4", "/homes": "ext4", "/home/me/local/x": "xfs", "/scratch": "fuse.x"}
-
-
-def test_the_file_system_of_a_path():
-    assert {path: hardware_check.find_file_system(Path(path), MOUNTS) for path in KINDS} == KINDS
-    assert hardware_check.find_file_system(Path("/opt/x"), []) is None
 
 
 def test_shared_folders_are_on_a_network_file_system(monkeypatch, tmp_path):
@@ -226,14 +222,13 @@ def test_a_login_node_is_recognized(run_command, tmp_path):
     )
 
 
-def test_a_salloc_shell_on_a_login_node(run_command, monkeypatch):
+def test_a_salloc_shell_and_within_a_job(run_command, monkeypatch):
+    # A salloc shell on a login node.
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     _, lines, last = run_command(here=dataclasses.replace(NODE, hostname="login1"))
     assert lines["this host"][1] == "login1, no node of it: a login node?, in job 12"
     assert "/srun --nodes=1 --ntasks=1 scalebench doctor" in last  # the allocation has the rest
-
-
-def test_within_a_job(run_command, monkeypatch):
+    # Within a job.
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURMD_NODENAME", "taurusi8002")
     status, lines, _ = run_command(here=dataclasses.replace(NODE, hostname="anything", gpus=GPUS[:1]))
@@ -411,15 +406,15 @@ def test_few_questions_and_none_that_starts_anything():
     assert check_slurm(FakeSlurm(), wanting("alpa"))[1] == []
 
 
-def test_without_sbatch():
+def test_slurm_that_is_not_there_or_does_not_answer(monkeypatch):
+    # Without sbatch.
     assert slurm_results(FakeSlurm(there=False)) == {
         "scheduler": ("no sbatch on the PATH; hardware.slurm.bin names its folder", DIFFERS)
     }
     matches = slurm_results(FakeSlurm(there=False), bin="/opt/slurm/bin")
     assert matches["scheduler"][0].startswith("no sbatch on /opt/slurm/bin;")
 
-
-def test_a_controller_that_does_not_answer(monkeypatch):
+    # A controller that does not answer.
     def away(*words, **more):
         raise SlurmUnreachable("Unable to contact slurm controller")
 

@@ -138,17 +138,15 @@ def test_open_mpi_maps_by_slot(mpirun, not_root, monkeypatch):
     assert command_line(mpirun, slots=2) == "mpirun -n 2 --allow-run-as-root --bind-to none --map-by slot program"
 
 
-def test_open_mpi_on_several_hosts(not_root):
-    """Slots are not counted; variables that a rank would lack are forwarded, and no secrets."""
+def test_options_for_hosts_are_those_of_the_implementation(not_root):
+    # Slots are not counted; variables that a rank would lack are forwarded, and no secrets.
     names = ["HOME", "PATH", "PYTHONPATH", "OMP_NUM_THREADS", "NCCL_DEBUG", "SCALEBENCH_RUN_ID", "TF_VAR_password"]
     line = command_line(OPEN_MPI_4, 4, hosts=["a:2", "b:2"], slots=1, variables=names, folder="/here")
     assert line == (
         "mpirun -n 4 --bind-to none --map-by slot --host a:2,b:2 --wdir /here "
         "-x NCCL_DEBUG -x OMP_NUM_THREADS -x PATH -x PYTHONPATH -x SCALEBENCH_RUN_ID program"
     )
-
-
-def test_hydra_gets_its_own_options(not_root):
+    # Hydra gets its own options.
     mpirun, options = Mpirun("mpirun", HYDRA), {"folder": "/here"}
     assert command_line(mpirun, 8, slots=2) == "mpirun -n 8 program"
     even = command_line(mpirun, 4, hosts=["a:2", "b:2"], **options)

@@ -90,21 +90,18 @@ def test_ranks_reach_each_other_without_a_proxy(monkeypatch):
     assert variables["HTTPS_PROXY"] == "http://proxy:3128"
 
 
-def test_a_user_without_a_name_gets_one(monkeypatch):
-    """torch's compiler asks for it, for the name of a folder."""
-    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
-        monkeypatch.delenv(name, raising=False)
-    assert "USER" not in rank_environment.build_environment(simulated_spec(), "an id", 0, ["a:1"])
-    monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
-    assert rank_environment.build_environment(simulated_spec(), "an id", 0, ["a:1"])["USER"] == f"uid{os.getuid()}"
-
-
-def test_variables_of_the_user_take_precedence():
+def test_variables_of_the_user_take_precedence(monkeypatch):
     spec = simulated_spec(gpus=2)
     spec.config.hardware.interface = "ib0"
     spec.config.hardware.environment = {"NCCL_SOCKET_IFNAME": "eth5"}
     variables = rank_environment.build_environment(spec, "an id", 0, ["a:1", "b:2"])
     assert (variables["GLOO_SOCKET_IFNAME"], variables["NCCL_SOCKET_IFNAME"]) == ("ib0", "eth5")
+    # torch's compiler asks for it, for the name of a folder.
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    assert "USER" not in rank_environment.build_environment(simulated_spec(), "an id", 0, ["a:1"])
+    monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
+    assert rank_environment.build_environment(simulated_spec(), "an id", 0, ["a:1"])["USER"] == f"uid{os.getuid()}"
 
 
 @pytest.fixture(autouse=True)
@@ -175,14 +172,22 @@ def test_this_host_is_reached_over_its_loopback(monkeypatch):
     assert rank_environment.find_interface_to("127.0.0.1") == "eth3"
 
 
-def test_ranks_of_one_host_have_different_ports():
-    """There may be more ranks than ports."""
+def test_ranks_of_one_host_have_different_ports_also_of_a_firewall():
+    # There may be more ranks than ports.
     for hosts in (["a"] * 50 + ["b"] * 50, [f"n{k // 100}" for k in range(50_000)]):
         ports = rank_environment.choose_likely_free_ports(hosts, "a run")
         assert len(set(zip(hosts, ports, strict=True))) == len(hosts)
         assert ports == rank_environment.choose_likely_free_ports(hosts, "a run")
         assert ports != rank_environment.choose_likely_free_ports(hosts, "another")
     assert len(set(rank_environment.find_free_ports(50))) == 50
+    # More ranks than ports share them between hosts, and runs that are alive at once do as far as it goes.
+    for seed in ("a", "b", "c"):
+        addresses = rank_environment.assign_rank_addresses(["a", "b", "b"], seed, "21000-21003")
+        assert {int(address.rpartition(":")[2]) for address in addresses} <= {21000, 21001, 21002, 21003}
+        assert addresses[1] != addresses[2]
+    for wrong in ("21000", "30000-20000", "80-90", "20000-70000", "a-b"):
+        with pytest.raises(InputError, match=f"hardware.ports: '{wrong}' should be LOW-HIGH within 1024-65535"):
+            placement.parse_ports(wrong)
 
 
 @pytest.mark.parametrize(
@@ -215,17 +220,6 @@ def test_a_port_in_use_on_this_host_is_left_out(monkeypatch):
         monkeypatch.setattr(random.Random, "shuffle", lambda self, ports: None)
         assert port not in rank_environment.choose_likely_free_ports([local, local], "a run")
         assert rank_environment.choose_likely_free_ports(["far", "far"], "a run") == [port, port + 1]
-
-
-def test_ports_of_a_firewall():
-    """More ranks than ports share them between hosts, and runs that are alive at once do as far as it goes."""
-    for seed in ("a", "b", "c"):
-        addresses = rank_environment.assign_rank_addresses(["a", "b", "b"], seed, "21000-21003")
-        assert {int(address.rpartition(":")[2]) for address in addresses} <= {21000, 21001, 21002, 21003}
-        assert addresses[1] != addresses[2]
-    for wrong in ("21000", "30000-20000", "80-90", "20000-70000", "a-b"):
-        with pytest.raises(InputError, match=f"hardware.ports: '{wrong}' should be LOW-HIGH within 1024-65535"):
-            placement.parse_ports(wrong)
 
 
 @pytest.mark.parametrize(

@@ -76,15 +76,13 @@ def test_the_log_of_a_step_gives_its_outcome(text, outcome):
     assert srun.step_outcome(text) == outcome
 
 
-def test_only_memory_counts_after_the_step_was_ended():
-    assert srun.memory_outcome(ENDED + CANCELLED_STEP.format("")) is None
-    for text in (MEMORY_LIMIT, CGROUP, "srun: error: n1: task 0: Out Of Memory\n"):
-        assert (outcome := srun.memory_outcome(text)) is not None and outcome[0] == "oom"
-
-
-def test_failed_tasks_are_parsed():
+def test_failed_tasks_are_parsed_and_only_memory_counts_after_the_end():
     text = NOISE + "srun: error: h1: tasks 0-1,4: Killed\nsrun: error: h2: task 3: Exited with exit code 2\n"
     killed = dict.fromkeys((0, 1, 4), "Killed")
     assert srun.parse_ended_tasks(text) == {**killed, 3: "Exited with exit code 2"}
     assert srun.parse_ended_tasks(NOISE) == {}
     assert [bool(srun.EXITED_BY_ITSELF.match(end)) for end in ("Exited with exit code 2", "Killed")] == [True, False]
+    # Only memory counts after the step was ended.
+    assert srun.memory_outcome(ENDED + CANCELLED_STEP.format("")) is None
+    for text in (MEMORY_LIMIT, CGROUP, "srun: error: n1: task 0: Out Of Memory\n"):
+        assert (outcome := srun.memory_outcome(text)) is not None and outcome[0] == "oom"

@@ -40,9 +40,7 @@ def test_a_command_for_each_node(tmp_path):
     spec = simulated_spec(2)
     ((host, words),) = torchrun.node_commands(spec, tmp_path, torchrun.choose_addresses(spec, "an id")[-1])
     assert host == "localhost" and "--master-addr=127.0.0.1" in words and "--nproc-per-node=2" in words
-
-
-def test_processes_without_a_device_are_started_too(tmp_path):
+    # Processes without a device are started too.
     made = simulated_config(gpus=2)
     made.strategy.processes = {"roles": {"chief": 1, "ps": 1, "worker": "gpus"}}
     made.hardware.hosts = ["a:1", "b:1"]
