@@ -16,6 +16,7 @@ from tests.builders.configs import write_pictures
 from tests.builders.runs import wait_until
 
 START_LIMIT_S = 300.0  # for a run to start on a busy machine
+SIMULATED = ("strategy=simulated", "strategy.options.step_s=0.02")  # so that not all cores decode all the time
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def read_results(folder):
 
 
 def test_a_killed_decoder_is_a_failed_row_and_leaves_no_process(pictures, tmp_path):
-    long = ("strategy=simulated", "gpus=2", "dataset.workers=2", "measure.min_s=300", "measure.max_s=300")
+    long = (*SIMULATED, "gpus=2", "dataset.workers=2", "measure.min_s=300", "measure.max_s=300")
     with start(pictures, tmp_path, *long) as process:
         decoders = wait_until(lambda: found if len(found := find_decoders(process)) == 4 else None, START_LIMIT_S)
         decoders[0].send_signal(signal.SIGKILL)
@@ -65,7 +66,7 @@ def test_a_killed_decoder_is_a_failed_row_and_leaves_no_process(pictures, tmp_pa
 
 
 def test_no_decoder_survives_the_parent(pictures, tmp_path):
-    long = ("strategy=simulated", "gpus=1", "dataset.workers=2", "measure.min_s=300", "measure.max_s=300")
+    long = (*SIMULATED, "gpus=1", "dataset.workers=2", "measure.min_s=300", "measure.max_s=300")
     with start(pictures, tmp_path, *long) as process:
         decoders = wait_until(lambda: found if len(found := find_decoders(process)) == 2 else None, START_LIMIT_S)
         process.kill()
@@ -76,7 +77,7 @@ def test_decoders_are_parked_with_their_run(pictures, tmp_path):
     """Of two runs that take turns, one stands still with all of its decoders while the other trains."""
     turns = (
         "--multirun",
-        "strategy=simulated",
+        *SIMULATED,
         "gpus=1,2",
         "dataset.workers=1",
         "measure.repeats=1",
