@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from scalebench.runner.worker import classify_error, run_rank
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.simulated import Simulated
 from tests.builders.runs import simulated_spec
+from tests.conftest import ROOT
 
 
 @pytest.fixture
@@ -332,51 +334,19 @@ def test_a_limit_needs_linux_4_7(monkeypatch):
             assert reason is None if release in ("4.7.0", "6.18.44-x") else release in str(reason)
 
 
-OUT_OF_MEMORY_LINES = [
-    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried",
-    "  what():  std::bad_alloc",
-    "terminate called after throwing an instance of 'std::bad_alloc'",
-    "  what():  Resource temporarily unavailable",
-    "RuntimeError: can't start new thread",
-    "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 18.3 MiB for an array with shape (8000, 200, 3)",
-    "Status: 1, message: could not create a primitive, in file tensorflow/core/kernels/mkl/mkl_maxpooling_op.cc",
-    "OOM when allocating tensor with shape[8000,200,16] and type float",
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
-    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-    "OSError: [Errno 12] Cannot allocate memory",
-    "CUDA error: out of memory",
-    "RuntimeError: CUDNN_STATUS_ALLOC_FAILED",
-    "RuntimeError: Unable to find an engine to execute this computation",
-    "NOT_FOUND: No valid cuDNN algorithm worked!  Try looking for a valid cuDNN algorithm",
-    "RESOURCE_EXHAUSTED: failed to allocate memory",
-]
-LIMIT_ONLY = OUT_OF_MEMORY_LINES[3:5] + OUT_OF_MEMORY_LINES[6:7]  # which other things cause elsewhere
-OTHER_LINES = [
-    "Allocation of 153600000 exceeds 10% of free system memory.",  # TensorFlow's advice, of a run that is ok
-    "RuntimeError: Connection closed by peer [127.0.0.1]:1234",
-    "Status: 3, message: could not create a primitive descriptor",  # oneDNN: not implemented
-    "This is memory growth of the device 0",
-]
-# Of PyTorch and NCCL, with a /dev/shm of 64 MB.
-SHARED_MEMORY_LINES = [
-    "RuntimeError: unable to allocate shared memory(shm) for file </torch_27_1>: No space left on device (28)",
-    "RuntimeError: unable to write to file </torch_27_2>: No space left on device (28)",
-    "RuntimeError: DataLoader worker (pid 27) is killed by signal: Bus error. It is possible that dataloader's workers "
-    "are out of shared memory. Please try to raise your shared memory limit.",
-    "Error while creating shared memory segment /dev/shm/nccl-abc (size 9637888)",
-]
+MESSAGES = (ROOT / "tests/golden/logs/memory.txt").read_text(encoding="utf-8")
+PARTS = re.split(r"^== .*\n", MESSAGES, flags=re.MULTILINE)
+OUT_OF_MEMORY, AT_LIMIT_ONLY, OTHER, SHARED_MEMORY = (part.splitlines() for part in PARTS[1:])
 
 
-@pytest.mark.parametrize("line", [*OUT_OF_MEMORY_LINES, *OTHER_LINES])
+@pytest.mark.parametrize("line", [*OUT_OF_MEMORY, *AT_LIMIT_ONLY, *OTHER])
 def test_messages_of_a_process_at_its_limit_are_recognized(line):
     """Messages that frameworks have printed."""
-    assert (memory_limit.AT_LIMIT.search(line) is not None) == (line in OUT_OF_MEMORY_LINES)
-    assert (memory_limit.OUT_OF_MEMORY.search(line) is not None) == (
-        line in OUT_OF_MEMORY_LINES and line not in LIMIT_ONLY
-    )
+    assert (memory_limit.AT_LIMIT.search(line) is not None) == (line not in OTHER)
+    assert (memory_limit.OUT_OF_MEMORY.search(line) is not None) == (line in OUT_OF_MEMORY)
 
 
-@pytest.mark.parametrize("line", SHARED_MEMORY_LINES)
+@pytest.mark.parametrize("line", SHARED_MEMORY)
 def test_full_shared_memory_is_no_lack_of_memory(line, tmp_path, monkeypatch):
     """A search for the largest batch would take a smaller one for it."""
     found = os.statvfs_result((1, 4096, (64 << 20) // 4096, *[0] * 7))

@@ -1,28 +1,11 @@
 """A SLURM of shell scripts: srun starts all tasks on this machine, under the node names of the host list."""
 
+from pathlib import Path
+
 import pytest
 
 from scalebench.core.spec import HardwareSpec, SlurmSpec
 from tests.builders.runs import simulated_spec
-
-SCONTROL = """echo "$@" >>{folder}/scontrol_calls.txt
-times="SubmitTime=2026-01-01T00:00:00 StartTime=2026-01-01T00:00:09"
-case "$1 $2" in
-"show hostnames") echo {nodes} | tr ' ' '\\n';;
-"--oneliner show") echo "JobId=$4 JobState=RUNNING NodeList=n[1-2] $times";;
-esac"""
-SRUN = """trap '' USR2  # the tasks get it, which are in its group
-echo "$@" >{folder}/srun_arguments.txt
-env >{folder}/step_environment.txt
-for word; do case $word in --ntasks=*) tasks=${{word#*=}};; esac; done
-while [ "${{1#-}}" != "$1" ]; do shift; done
-task=0
-while [ $task -lt $tasks ]; do
-    node=$(sed -n "$((task + 1))p" "$SLURM_HOSTFILE")
-    SLURM_PROCID=$task SLURM_STEP_ID=0 SLURMD_NODENAME=$node "$@" &
-    task=$((task + 1))
-done
-wait"""
 
 # The srun of a cluster without CPU binding writes it whenever it starts.
 NOISE = "srun: cluster configuration lacks support for cpu binding\n"
@@ -34,8 +17,9 @@ class StandIn:
     def __init__(self, folder):
         self.folder, self.bin = folder, folder / "bin"
         self.bin.mkdir()
-        self.script("scontrol", SCONTROL.format(folder=folder, nodes="n1 n2"))
-        self.script("srun", SRUN.format(folder=folder))
+        for name in ("scontrol", "srun"):
+            script = Path(__file__).with_name(f"fake_{name}.sh").read_text()
+            self.script(name, script.removeprefix("#!/bin/sh\n").format(folder=folder))
 
     def script(self, name, text):
         path = self.bin / name
