@@ -104,9 +104,7 @@ def test_parity_of_outputs(name):
     assert_close(ours, other_side, 1e-4)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("lenet", marks=pytest.mark.slow) if one == "lenet" else one for one in ALL]
-)
+@pytest.mark.parametrize("name", TRAINED)
 def test_parity_of_losses(name):
     """Twenty updates from the same weights, which take a fifth off the loss or so; moving statistics agree as well.
 
@@ -173,33 +171,24 @@ def test_the_yaml_lists_every_option():
         if registry.missing_packages([framework] if framework in ("accelerate", "horovod") else []):
             continue
         listed, options = strategy_option_defaults(name), dataclasses.asdict(registry.load_strategy(name).Options())
-        assert {key: type(value) for key, value in listed.items()} == {
-            key: type(value) for key, value in options.items()
-        }, name
-        assert listed == options or framework == "tensorflow", name
+        types, wanted = ({key: type(value) for key, value in each.items()} for each in (listed, options))
+        assert types == wanted and (listed == options or framework == "tensorflow"), name
 
 
-# keras.applications as the outside oracle: our names of layers are theirs, so that weights are set by name.
 APPLICATIONS = {
-    "inception_v3": "InceptionV3",
-    "resnet50": "ResNet50",
-    "resnet50_v2": "ResNet50V2",
-    "resnet101": "ResNet101",
-    "vgg16": "VGG16",
-    "vgg19": "VGG19",
-}
+    "inception_v3": "InceptionV3", "resnet50": "ResNet50", "resnet50_v2": "ResNet50V2", "resnet101": "ResNet101",
+    "vgg16": "VGG16", "vgg19": "VGG19",
+}  # fmt: skip
 
 
 def oracle(net):
     """The application that `net` claims to be, with our arrays by their names."""
     keras.utils.clear_session()  # it numbers layers that it does not name
-    model = getattr(keras.applications, APPLICATIONS[net.name])(
-        weights=None, input_shape=net.input.shape, classes=net.output.shape[0], classifier_activation=None
-    )
+    settings = {"weights": None, "classes": net.output.shape[0], "classifier_activation": None}
+    model = getattr(keras.applications, APPLICATIONS[net.name])(input_shape=net.input.shape, **settings)
     values = arrays(net)
-    assert {weight.path: tuple(weight.shape) for weight in model.weights} == {
-        name: array.shape for name, array in values.items()
-    }
+    shapes = {name: array.shape for name, array in values.items()}
+    assert {weight.path: tuple(weight.shape) for weight in model.weights} == shapes
     for weight in model.weights:
         weight.assign(values[weight.path])
     return model

@@ -11,19 +11,16 @@ from scalebench.core.json_files import read_json, write_json
 from scalebench.core.run_folder import rank_log_name
 from scalebench.core.spec import write_spec
 from scalebench.runner import launchers
+from scalebench.strategies.torch.sharded.fsdp import default_shards
 from tests.strategies.torch.conftest import USER_MODULES, run_ranks, spec_of, user_model
 from tests.strategies.torch.task_rank import EVALUATED_STEPS, GLOBAL_BATCH, PROFILED_STEPS, run_rank_training
 
 RANK = "task_rank"
 SETTINGS = {"train__weight_decay": 0.02, "train__learning_rate": 5e-3, "train__dropout": False}
 TRAININGS = [
-    ("ddp_gloo", "momentum"),
-    ("ddp_gloo", "adamw"),
-    ("lightning_ddp_gloo", "momentum"),
-    ("horovod_gloo", "sgd"),
-    ("horovod_gloo", "adamw"),
-    ("horovod_mpi", "momentum"),
-    ("lightning_horovod", "sgd"),
+    *((name, "momentum") for name in ("ddp_gloo", "lightning_ddp_gloo", "horovod_mpi")),
+    *((name, "sgd") for name in ("horovod_gloo", "lightning_horovod")),
+    *((name, "adamw") for name in ("ddp_gloo", "horovod_gloo")),
 ]
 
 
@@ -98,7 +95,7 @@ def test_both_ranks_report_an_error_of_the_users_function(name, function, tmp_pa
         assert "Traceback" in log and ("in fails" in log or function == "unseeded")
 
 
-ALL_REDUCE = {"ddp_gloo": "gloo:all_reduce", "lightning_ddp_gloo": "gloo:all_reduce"}
+ALL_REDUCE = dict.fromkeys(("ddp_gloo", "lightning_ddp_gloo"), "gloo:all_reduce")
 
 
 @pytest.mark.slow
@@ -143,6 +140,11 @@ def run_sharded(folder, name, **changes):
     return ranks
 
 
+def count(messages):
+    """Count them, which are lists in a file."""
+    return Counter(map(tuple, messages))
+
+
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("kept", [False, True])
@@ -161,10 +163,10 @@ def test_fsdp_messages_state_and_evaluation(tmp_path, kept):
         sent = [
             (name, size + (4 * 1200 // (2 if name == "all_gather" else 1)) * (size > 100_000)) for name, size in sent
         ]
-        assert Counter(map(tuple, observed["step"])) == Counter(map(tuple, observed["again"])) == Counter(sent)
-        assert Counter(map(tuple, observed["isolated_sync"])) == Counter(sent)
+        assert count(observed["step"]) == count(observed["again"]) == Counter(sent)
+        assert count(observed["isolated_sync"]) == Counter(sent)
         gradients = [message for message in sent if message[0] == "all_reduce"]
-        assert Counter(map(tuple, observed["without weights_out"])) == Counter(gradients)
+        assert count(observed["without weights_out"]) == Counter(gradients)
         assert observed["without gradients_in"] == []
         complete = [2 * size if name == "all_gather" else size for name, size in map(tuple, observed["step"])]
         assert Counter(observed["messages"]) == Counter(observed["messages_again"]) == Counter(complete)
@@ -184,19 +186,16 @@ def test_hsdp_of_complete_copies_sends_gradients_only(tmp_path):
     layers = [4 * (TENSORS[i] + TENSORS[i + 1]) for i in (0, 2, 4, 6)]
     for observed in run_sharded(tmp_path, "hsdp", **options):
         sent = Counter(("all_reduce", size) for size in layers)
-        assert Counter(map(tuple, observed["step"])) == Counter(map(tuple, observed["isolated_sync"])) == sent
+        assert count(observed["step"]) == count(observed["isolated_sync"]) == sent
         assert Counter(observed["messages"]) == Counter(layers)
         assert observed["state_bytes"] == [16 * PARAMETERS + 8 * 4]  # with Adam's counts of steps
 
 
-@pytest.mark.parametrize(
-    ("processes", "nodes", "shards"),
-    [(1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 1, 2), (8, 1, 4), (8, 2, 4), (9, 2, 9), (4, 4, 4)],
-)
-def test_shards_of_a_copy_are_on_one_node(processes, nodes, shards):
-    from scalebench.strategies.torch.sharded.fsdp import default_shards
-
-    assert default_shards(processes, nodes) == shards
+def test_shards_of_a_copy_are_on_one_node():
+    for processes, nodes, shards in (
+        (1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 1, 2), (8, 1, 4), (8, 2, 4), (9, 2, 9), (4, 4, 4),
+    ):  # fmt: skip
+        assert default_shards(processes, nodes) == shards
 
 
 @pytest.mark.slow
@@ -211,7 +210,7 @@ def test_zero1_messages_and_state(tmp_path, views):
     for observed in ranks:
         # Biases of two numbers are as small as what is left out as a single number.
         sent = [("all_reduce", 4 * PARAMETERS)] + [("broadcast", 4 * size) for size in owned if size > 4]
-        assert Counter(map(tuple, observed["step"])) == Counter(map(tuple, observed["isolated_sync"])) == Counter(sent)
+        assert count(observed["step"]) == count(observed["isolated_sync"]) == Counter(sent)
         assert Counter(observed["messages"]) == Counter([4 * PARAMETERS] + [4 * size for size in owned])
     moments = [8 * large + 4, 8 * (PARAMETERS - large) + 4 * 7]
     assert [observed["state_bytes"][0] - 8 * PARAMETERS for observed in ranks] == moments

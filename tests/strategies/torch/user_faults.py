@@ -13,16 +13,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its own dependencies
     import pytorch_lightning as pl
 
-
-class Net(nn.Module):
-    """(n, 3, 200) -> (n, 2)."""
-
-    def __init__(self):
-        super().__init__()
-        self.last = nn.Linear(600, 2)
-
-    def forward(self, x):
-        return self.last(x.flatten(1))
+from tests.strategies.torch.user_modules import Plain as Net
 
 
 class _Raise(torch.autograd.Function):
@@ -90,12 +81,9 @@ class Module(pl.LightningModule):
         super().__init__()
         self.net = Net()
 
-    def forward(self, x):
-        return self.net(x)
-
     def training_step(self, batch, batch_idx):
         inputs, targets = batch
-        return nn.functional.mse_loss(self(inputs), targets)
+        return nn.functional.mse_loss(self.net(inputs), targets)
 
     def configure_optimizers(self):
         return Rated(self.parameters(), rate=0.1)
@@ -115,11 +103,8 @@ class Sparse(Net):
 def scheduler():
     net = Net()
     optimizer = SGD(net.parameters(), lr=0.1)
-    factors = [1.0, 0.5]
-    return net, {
-        "optimizer": optimizer,
-        "lr_scheduler": {"scheduler": LambdaLR(optimizer, lambda step: factors[step]), "interval": "step"},
-    }
+    by_step = LambdaLR(optimizer, lambda step: [1.0, 0.5][step])
+    return net, {"optimizer": optimizer, "lr_scheduler": {"scheduler": by_step, "interval": "step"}}
 
 
 def step():
