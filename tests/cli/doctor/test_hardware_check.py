@@ -1,7 +1,14 @@
-"""This host and SLURM's answers checked against a hardware YAML: made-up machines, folders, and commands of SLURM."""
+"""This host and SLURM's answers checked against a hardware YAML: made-up machines, folders, and commands of SLURM.
 
+After a wanted change `python -m tests.cli.doctor.test_hardware_check` writes golden/doctor.txt anew.
+"""
+
+import contextlib
 import dataclasses
+import io
+import re
 import shlex
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +25,7 @@ from scalebench.core.spec import Config, HardwareSpec, MeasureSpec, SlurmSpec
 from scalebench.slurm.commands import Slurm, SlurmError, SlurmUnreachable
 from scalebench.slurm.partition import parse_sinfo
 from tests.builders.runs import MACHINE
+from tests.conftest import ROOT
 from tests.slurm.builders import SINFO
 
 A100_NODE = HardwareSpec(
@@ -38,16 +46,6 @@ def host(*gpus, **changes):
 
 def node_results(hardware, here, in_job=False):
     return {line.key: line for line in hardware_check.check_node(hardware, here, in_job)}
-
-
-def test_a_matching_node():
-    assert [dataclasses.astuple(line) for line in hardware_check.check_node(A100_NODE, host(gpu(0), gpu(1)))] == [
-        ("gpus_per_node", "2", "2", OK),
-        ("gpu_model", "A100 SXM4 40GB", "2 x NVIDIA A100-SXM4-40GB", OK),
-        ("gpu_memory_bytes", "40 GB", "2 x 43 GB", OK),
-        ("cpus_per_node", "48", "48 cores", OK),
-        ("memory_bytes", "1,000 GB", "1,100 GB", OK),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -175,94 +173,66 @@ NODE = dataclasses.replace(
 ALPHA = "hardware=alpha hardware.max_nodes=3 hardware.interface=lo hardware.node_copy=null"
 
 
-@pytest.fixture
-def run_command(monkeypatch, capsys, tmp_path):
-    """Exit status, the cells of each line by its key, and the last line, for a host with commands of SLURM."""
-    for name in ("SLURM_JOB_ID", "SLURMD_NODENAME"):
-        monkeypatch.delenv(name, raising=False)
-    (tmp_path / "sinfo.txt").write_text(SINFO)
-    programs = {"sbatch": "echo slurm 22.05.8", "sinfo": f"cat {shlex.quote(str(tmp_path / 'sinfo.txt'))}"}
+LOGIN = {"hostname": "login1", "gpus": []}
+UNKNOWN = "hardware.slurm.partition=alpa hardware.slurm.container=/no/torch.sif"
+# Words, changes of the host, and variables of its shell; golden/doctor.txt has the exit status and what is printed.
+CASES = {
+    "a node that fits": (ALPHA, {}, {}),
+    "a node with half of the GPUs": (ALPHA, {"gpus": GPUS[:4]}, {}),
+    "a login node, which need not match": (ALPHA, LOGIN, {}),
+    "a salloc shell on a login node: the allocation has the rest": (
+        ALPHA, {"hostname": "login1"}, {"SLURM_JOB_ID": "12"}
+    ),
+    "within a job that was given one GPU": (
+        ALPHA, {"hostname": "anything", "gpus": GPUS[:1]}, {"SLURM_JOB_ID": "12", "SLURMD_NODENAME": "taurusi8002"}
+    ),
+    "within a job of another partition": (ALPHA, {}, {"SLURM_JOB_ID": "12", "SLURMD_NODENAME": "h1"}),
+    "settings on the same line": (f"{ALPHA} {UNKNOWN}", {}, {}),
+    "a machine without a scheduler is this host": ("hardware=dgx1_p100", {}, {}),
+    "hardware without values to compare": ("hardware=local", {}, {}),
+}  # fmt: skip
+
+
+def run_doctor(folder, words, changes, variables):
+    """Return the exit status and what is printed for a host with commands of SLURM, without what is of this machine."""
+    (folder / "sinfo.txt").write_text(SINFO)
+    programs = {"sbatch": "echo slurm 22.05.8", "sinfo": f"exec /bin/cat {shlex.quote(str(folder / 'sinfo.txt'))}"}
     for name, script in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-
-    def message(words=ALPHA, here=NODE):
-        monkeypatch.setattr(machine, "detect_machine", lambda: here)
-        status = main(["doctor", *words.split(), f"hardware.slurm.bin={tmp_path}"])
-        lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
-        cells = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
-        return status, {line[0]: line[1:] for line in cells}, lines[-1]
-
-    return message
-
-
-def test_a_node_that_fits_and_one_that_does_not(run_command):
-    status, lines, last = run_command()
-    assert status == 0
-    assert lines["this host"] == ["a node of alpha", "taurusi8001", "ok"]
-    assert lines["scheduler"][-1] == lines["slurm.gres"][-1] == lines["gpus_per_node"][-1] == "ok"
-    assert lines["gpu_model"] == ["A100 SXM4 40GB", "8 x NVIDIA A100-SXM4-40GB", "ok"]
-    assert " 0 differs," in last
-    status, lines, _ = run_command(here=dataclasses.replace(NODE, gpus=GPUS[:4]))
-    assert (status, lines["gpus_per_node"]) == (1, ["8", "4", "differs"])
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
+        for name in ("SLURM_JOB_ID", "SLURMD_NODENAME"):
+            patch.delenv(name, raising=False)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        patch.setenv("PATH", str(folder))
+        patch.setattr(psutil, "disk_partitions", lambda all: [])
+        patch.setattr(machine, "detect_machine", lambda: dataclasses.replace(NODE, **changes))
+        status = main(["doctor", *words.split(), f"hardware.slurm.bin={folder}"])
+    left_out = ("folder of results", "Python", "scalebench ", "data sets", "─")
+    lines = [line.strip() for line in out.getvalue().replace(str(folder), "BIN").splitlines()]
+    lines = [re.sub(r" {2,}", "  ", line) for line in lines if line and not line.startswith(left_out)]
+    return "\n".join([f"exit status {status}", *lines]) + "\n"
 
 
-def test_a_login_node_is_recognized(run_command, tmp_path):
-    login = dataclasses.replace(NODE, hostname="login1", gpus=[])
-    status, lines, last = run_command(here=login)
-    assert status == 0  # the partition matches, and this host need not
-    assert lines["this host"] == ["a node of alpha", "login1, no node of it: a login node?", "not checked"]
-    assert lines["gpus_per_node"] == ["8", "0 (not a node)", "not checked"]
-    assert lines["slurm.gres"][-1] == "ok"
-    answer, _, command = last.partition(": ")
-    assert answer == "this host is no node of hardware=alpha; to check one"
-    assert command.startswith(
-        f"{tmp_path}/srun --nodes=1 --ntasks=1 --partition=alpha --exclusive --gres=gpu:8 "
-        f"scalebench doctor {ALPHA} hardware.slurm.bin="
-    )
+GOLDEN = ROOT / "tests/golden/doctor.txt"
 
 
-def test_a_salloc_shell_and_within_a_job(run_command, monkeypatch):
-    # A salloc shell on a login node.
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
-    _, lines, last = run_command(here=dataclasses.replace(NODE, hostname="login1"))
-    assert lines["this host"][1] == "login1, no node of it: a login node?, in job 12"
-    assert "/srun --nodes=1 --ntasks=1 scalebench doctor" in last  # the allocation has the rest
-    # Within a job.
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
-    monkeypatch.setenv("SLURMD_NODENAME", "taurusi8002")
-    status, lines, _ = run_command(here=dataclasses.replace(NODE, hostname="anything", gpus=GPUS[:1]))
-    assert lines["this host"] == ["a node of alpha", "taurusi8002, in job 12", "ok"]
-    assert lines["gpus_per_node"] == ["8", "1, as this job was given", "not checked"]
-    monkeypatch.setenv("SLURMD_NODENAME", "h1")
-    status, lines, _ = run_command()
-    assert (status, lines["this host"][1]) == (1, "h1, of another partition, in job 12")
+def read_golden():
+    return dict(re.findall(r"^== (.*)\n((?:(?!== ).*\n)+)", GOLDEN.read_text(encoding="utf-8"), re.MULTILINE))
 
 
-def test_settings_on_the_same_line(run_command):
-    status, lines, _ = run_command(f"{ALPHA} hardware.slurm.partition=alpa hardware.slurm.container=/no/torch.sif")
-    assert status == 1
-    assert lines["slurm.partition"] == ["alpa", "no partition 'alpa'; did you mean 'alpha'?", "differs"]
-    assert lines["slurm.container"] == ["/no/torch.sif", "no such file", "differs"]
-    assert lines["this host"][-1] == lines["gpus_per_node"][-1] == "not checked"
+@pytest.mark.parametrize("case", CASES)
+def test_a_host_is_compared_with_its_hardware(case, tmp_path):
+    assert run_doctor(tmp_path, *CASES[case]) == read_golden()[case]
 
 
-def test_a_machine_without_a_scheduler_is_this_host(run_command):
-    status, lines, last = run_command("hardware=dgx1_p100")
-    assert (status, "scheduler" in lines, "this host" in lines) == (1, False, False)
-    assert lines["gpus_per_node"] == ["8", "8", "ok"]
-    assert lines["gpu_model"][-1] == "differs"
-    assert last.endswith(" not checked")
-    assert run_command("hardware=local")[0] == 0  # has no values to compare
-
-
-def test_a_folder_with_yaml_files_of_the_user(run_command, tmp_path, capsys):
+def test_a_folder_with_yaml_files_of_the_user(tmp_path, capsys):
     own = tmp_path / "conf" / "hardware"
     own.mkdir(parents=True)
     (own / "mine.yaml").write_text("defaults:\n  - alpha\n  - _self_\nname: mine\ngpus_per_node: 4\n")
     for switch in (f"--config-dir {own.parent}", f"--config-dir={own.parent}", f"-cd {own.parent}"):
-        _, lines, _ = run_command(f"{switch} hardware=mine", dataclasses.replace(NODE, gpus=GPUS[:4]))
-        assert lines["gpus_per_node"] == ["4", "4", "ok"]
+        assert "\ngpus_per_node  4  4  ok\n" in run_doctor(tmp_path, f"{switch} hardware=mine", {"gpus": GPUS[:4]}, {})
     (own / "mine.yaml").write_text("name: [\n")
     assert main(["doctor", "--config-dir", str(own.parent), "hardware=mine"]) == 2
     err = capsys.readouterr().err
@@ -291,17 +261,6 @@ def partition_results(hardware=None, nodes=NODES, **slurm):
     wants = dataclasses.replace(ALPHA_SPEC.slurm, **slurm)
     config = Config(hardware=dataclasses.replace(ALPHA_SPEC, slurm=wants, **(hardware or {})), measure=MeasureSpec())
     return {line.key: line for line in check_partition(config, nodes)}
-
-
-def test_a_matching_partition():
-    assert [dataclasses.astuple(line) for line in partition_results().values()] == [
-        ("slurm.partition", "alpha", "2 of 3 nodes up", OK),
-        ("max_nodes", "3", "3 nodes", OK),
-        ("cpus_per_node of the partition", "48", "3 x 48 cores (96 CPUs)", OK),
-        ("memory_bytes of the partition", "1,000 GB", "3 x 1,038 GB", OK),
-        ("slurm.time_minutes", "null: 62, by measure.timeout_s", "limit 10080 minutes", OK),
-        ("slurm.gres", "gpu:8", "3 x gpu:8(S:0-1)", OK),
-    ]
 
 
 UNLIMITED = [dataclasses.replace(node, limit_minutes=None) for node in NODES]
@@ -457,3 +416,9 @@ def test_slurm_is_asked_for_what_a_job_wants(answers, wants, key, actual, verdic
     if not wants:
         (tmp_path / "mpirun").touch(0o755)
         assert slurm_results(FakeSlurm())["slurm.mpi"] == (str(tmp_path / "mpirun"), OK)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        texts = (f"== {case}\n{run_doctor(Path(folder), *settings)}" for case, settings in CASES.items())
+        GOLDEN.write_text("".join(texts), encoding="utf-8")
