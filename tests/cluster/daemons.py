@@ -31,8 +31,8 @@ CLUSTER_NAME = "testcluster"
 DBD_PORT = 6819
 
 
-def read_template(name, **words):
-    return (TEMPLATES / name).read_text().format(**words)
+def read_template(file, /, **words):
+    return (TEMPLATES / file).read_text().format(**words)
 
 
 def make_files(settings):
