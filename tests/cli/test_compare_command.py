@@ -1,6 +1,7 @@
 """`scalebench compare`: its options, exit codes and files, the history of saved sessions, and real runs."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from scalebench.report.comparison.history_text import MachineHistory, make_histo
 from tests.builders import sweeps
 from tests.builders.comparisons import machine_settings, train_settings, write_folder
 from tests.builders.runs import record
+from tests.conftest import ROOT
 
 STEADY = [0.1, 0.1005, 0.0995, 0.1002, 0.0998]
 SLOW = [each * 1.05 for each in STEADY]
@@ -65,44 +67,20 @@ def world(tmp_path_factory):
     return folder
 
 
-# Words, and the exit status with a part of the output.
-COMPARISONS = {
-    "sweep sweep --threshold 0": (0, "\nno difference: 7 pairs, both sides the same runs\n"),
-    "sweep again --threshold 1%": (0, "no regression beyond 1 %"),
-    "sweep again --threshold '1 %'": (0, "note: A is sweep, B is again"),
-    "steady slow": (0, "0.952 ["),
-    "steady slow --threshold 3%": (3, "REGRESSION"),
-    "steady slow --threshold 0.03": (3, "REGRESSION"),
-    "steady slow --threshold=0": (3, "REGRESSION"),
-    "steady slow --threshold '10 %'": (0, "0.952 ["),
-    "steady batch --threshold 3%": (
-        4, "closest rows differ in train.batch_per_device: 10 and 20; --ignore train.batch_per_device"
-    ),
-    "steady batch --ignore train.batch_per_device": (0, ""),
-    "steady seed --ignore seed,train --threshold 3%": (3, ""),
-    "steady seed --ignore seed --ignore train.batch_per_device --threshold 3%": (3, ""),
-    "steady partly": (0, ""),
-    "steady partly --threshold 3%": (5, "B ddp gpus=2: failed: failed as configured"),
-    "steady failed": (4, ""),
-    "steady failed --threshold 0": (5, ""),
-    "failed failed": (4, "not comparable: no run of A went well"),
-    "by/nhwc by/nchw --by train.data_format": (0, "nchw over nhwc\n"),  # the first folder's value is the base
-    "by --by train.data_format --base nhwc": (0, "nchw over nhwc: 1.250 ["),
-    "one other": (0, "\nundecided: no verdict: one repeat, measure.repeats=3 decides\n"),
-    "one other --threshold 3%": (6, ""),
-    "steady day2 --threshold 3%": (6, ""),
-    "steady day2 --threshold 3% --same-session": (3, ""),
-    "machines machines": (0, "the same run  "),  # twice: they are not mixed
-}  # fmt: skip
+COMPARISONS = re.findall(
+    r"^\$ scalebench compare (.*)\n(\d) ?(.*)$",
+    (ROOT / "tests/golden/comparisons.txt").read_text(encoding="utf-8"),
+    re.MULTILINE,
+)
 
 
-@pytest.mark.parametrize(("words", "expected"), COMPARISONS.items(), ids=list(COMPARISONS))
-def test_the_exit_status_says_what_was_found(call, words, expected, world, monkeypatch):
+@pytest.mark.parametrize(("words", "expected", "part"), COMPARISONS, ids=[words for words, *_ in COMPARISONS])
+def test_the_exit_status_says_what_was_found(call, words, expected, part, world, monkeypatch):
     monkeypatch.chdir(world)
     status, out, err = call(*shlex.split(words))
-    assert (status, err) == (expected[0], "") and expected[1] in out
+    assert (status, err) == (int(expected), "") and part in out
     assert ("REGRESSION" in out) == (status == 3)
-    assert words != "machines machines" or out.count("the same run  ") == 2
+    assert words != "machines machines" or out.count(f"{part}  ") == 2, "they are not mixed"
 
 
 def test_figures_of_the_values_of_a_key(call):

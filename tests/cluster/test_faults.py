@@ -399,11 +399,12 @@ def test_a_killed_program_leaves_its_jobs_to_the_next(program):
         process.wait()
     first = {number: program.job(number) for number in range(3)}
     assert not (program.sweep / "3" / "job.json").exists()
-    whole = (program.sweep / "0" / "result.json").read_bytes()
+    over = next(iter(program.rows()))
+    whole = program.path(over, "result.json").read_bytes()
     done = program.run(words, "resume=true")
     assert (done.status, done.err) == (0, ""), done.out
     assert {number: program.job(number) for number in range(3)} == first
     assert len(program.calls("sbatch")) == 4, "each run once"
     assert [row.status for row in program.rows().values()] == ["ok"] * 4
-    assert (program.sweep / "0" / "result.json").read_bytes() == whole
+    assert program.path(over, "result.json").read_bytes() == whole
     assert [row.scheduler.job_id for row in program.rows().values() if row.scheduler][:3] == list(first.values())

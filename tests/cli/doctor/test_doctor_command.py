@@ -102,103 +102,74 @@ def run_doctor(
     return "".join(f"{' '.join(line.split())}\n" for line in lines if line.strip())
 
 
-GOLDEN = ROOT / "tests/golden/doctor_here.txt"
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("case", CASES)
-def test_the_facts_of_a_machine_are_one_line_each(case, tmp_path):
-    expected = re.findall(r"^== (.*)\n((?:(?!== ).*\n)+)", GOLDEN.read_text(encoding="utf-8"), re.MULTILINE)
-    assert run_doctor(tmp_path, **CASES[case]) == dict(expected)[case]
-
-
-# The facts, limits and unusual values of the hardware, its links, and the table of `doctor --record`.
 PLAIN = Gpu(0, "A100", None, 40 * 2**30, 1410, 1215, 400.0, 0, None, power_limit_default_w=400.0, ecc=True, mig=False)
 PCIE = {"pcie_generation": 4, "pcie_generation_max": 4, "pcie_width": 16, "pcie_width_max": 16}
 TOPOLOGY = [["X", "PIX", "SYS"], ["PIX", "X", "SYS"], ["SYS", "SYS", "X"]]
 NODES = [NumaNode(0, [0, 1, 2, 3], 64 * 2**30, {}), NumaNode(1, [4, 5, 6, 7], None, {})]
+ACCESS = {
+    "read": [["X", "OK", "OK"], ["OK", "X", "CNS"], ["OK", "CNS", "X"]],
+    "write": [["X", "OK", "NS"], ["OK", "X", "CNS"], ["OK", "CNS", "X"]],
+    "nvlink": [["X", "NS", "NS"], ["NS", "X", "NS"], ["NS", "NS", "X"]],
+}
 
 
-def rows(**changes):
-    results = doctor.list_machine_rows(dataclasses.replace(MACHINE, **changes))
-    assert len({name for name, _ in results}) == len(results)
-    return dict(results)
+def several(count):
+    return [dataclasses.replace(PLAIN, index=index) for index in range(count)]
 
 
-def drawn(here):
-    console = Console(width=200, record=True, color_system=None, file=io.StringIO())
-    table = doctor.make_link_table(here)
-    assert table is not None
-    console.print(table)
-    return [" ".join(line.split()) for line in console.export_text().splitlines() if line.strip()]
+CORES = {
+    "cpu_sockets": 2, "cpus_allowed": [0, 1, 2, 5], "smt": True, "cpu_governors": ["performance", "powersave"],
+    "cpu_max_mhz": 3500.4, "cpu_quota": 1.5, "memory_limit_bytes": 3 * 2**29,
+}  # fmt: skip
+PAIRS = {"gpus": several(3), "topology": TOPOLOGY}
+MANY = [["X" if a == b else "NV12" for b in range(8)] for a in range(8)]
+# The hardware alone: its facts, limits, unusual values and links.
+MACHINES = {
+    "nothing else is known": {},
+    "processors, NUMA nodes and limits": CORES | {"numa": NODES, "gpus": several(2)},
+    "one processor of two nodes": {"numa": NODES, "cpus_allowed": [0]},
+    "one NUMA node": {"numa": NODES[:1]},
+    "pairs of GPUs": PAIRS,
+    "pairs of GPUs on two NUMA nodes": PAIRS | {"numa": NODES},
+    "pairs of GPUs, some of them hidden": PAIRS | {"environment": {"CUDA_VISIBLE_DEVICES": "2,0"}},
+    "pairs of GPUs without peer access": PAIRS | {"peer_access": ACCESS},
+    "a GPU at its full PCIe": {"gpus": [dataclasses.replace(PLAIN, **PCIE)]},
+    "one GPU has no pair": {"gpus": several(1), "topology": [["X"]]},
+    "many pairs": {"gpus": several(8), "topology": MANY},
+    **{
+        f"a GPU with {', '.join(changes)}": {"gpus": [dataclasses.replace(PLAIN, **changes)]}
+        for changes in (
+            {"power_limit_w": 250.0}, {"sm_clock_application_mhz": 1200, "sm_clock_default_mhz": 1095},
+            {"mem_clock_application_mhz": 1215, "mem_clock_default_mhz": 1215},
+            PCIE | {"pcie_generation": 3, "pcie_width": 8}, {"mig": True}, {"ecc": False},
+            {"persistence": False}, {"compute_mode": "exclusive_process"},
+        )
+    },
+}  # fmt: skip
 
 
-def test_processors_nodes_and_limits():
-    results = rows(
-        cpu_sockets=2, cpus_allowed=[0, 1, 2, 5], smt=True, cpu_governors=["performance", "powersave"],
-        cpu_max_mhz=3500.4, numa=NODES, cpu_quota=1.5, memory_limit_bytes=3 * 2**29,
-        gpus=[PLAIN, dataclasses.replace(PLAIN, index=1)],
-    )  # fmt: skip
-    assert results["processors"] == (
-        "a processor, 2 sockets, CPUs 0-2,5, two or more threads a core, governor performance and powersave, "
-        "up to 3500 MHz"
-    )
-    assert results["NUMA node 0"] == "CPUs 0-2, 64 GiB, GPU 0-1"
-    assert results["NUMA node 1"] == "CPUs 5"
-    assert results["limits"] == "1.5 CPUs' worth of time, 1.5 GiB of memory"
-    assert rows(numa=NODES, cpus_allowed=[0])["NUMA node 1"] == "no CPU for this process"
-    assert "NUMA node 0" not in rows(numa=NODES[:1])
-    assert rows() == {"machine": "2 x a processor cores, 8 GiB, no GPU"}, "nothing else is known"
+def describe_machine(changes):
+    here = dataclasses.replace(MACHINE, **changes)
+    lines = [f"{name} {value}" for name, value in doctor.list_machine_rows(here)]
+    if (table := doctor.make_link_table(here)) is not None:
+        console = Console(width=200, record=True, color_system=None, file=io.StringIO())
+        console.print(table)
+        lines += console.export_text().splitlines()[2:]
+    return "".join(f"{' '.join(line.split())}\n" for line in lines if line.strip())
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({}, ""),
-        ({"power_limit_w": 250.0}, "250 W instead of 400 W"),
-        ({"sm_clock_application_mhz": 1200, "sm_clock_default_mhz": 1095}, "SM up to 1410 MHz (set to 1200)"),
-        ({"mem_clock_application_mhz": 1215, "mem_clock_default_mhz": 1215}, "memory up to 1215 MHz"),
-        ({**PCIE, "pcie_generation": 3, "pcie_width": 8}, "PCIe 4 x16 (now 3 x8)"),
-        (PCIE, "PCIe 4 x16"),
-        ({"mig": True}, "MIG"),
-        ({"ecc": False}, "no ECC"),
-        ({"persistence": False}, "no persistence mode"),
-        ({"compute_mode": "exclusive_process"}, "compute mode exclusive_process"),
-    ],
-)
-def test_unusual_facts_of_a_gpu_are_shown(changes, message):
-    usual = ["A100", "40 GiB", "400 W", "NUMA node 0", "SM up to 1410 MHz", "memory up to 1215 MHz"]
-    words = rows(gpus=[dataclasses.replace(PLAIN, **changes)])["GPU 0"].split(", ")
-    new = [word for word in words if word not in usual]
-    assert new == ([message] if message not in ("", *usual) else [])
+GOLDEN = ROOT / "tests/golden/doctor_here.txt"
 
 
-def test_pairs_come_with_the_command_that_compares_them():
-    gpus = [dataclasses.replace(PLAIN, index=index) for index in range(3)]
-    results = rows(gpus=gpus, topology=TOPOLOGY)
-    assert (results["PIX pairs"], results["SYS pairs"]) == ("0-1", "0-2 1-2")
-    command = "scalebench --multirun 'hardware.device_ids=[0,1],[0,2]'"
-    assert results["compare them"] == command
-    assert rows(gpus=gpus, topology=TOPOLOGY, numa=NODES)["compare them"] == f"{command} hardware.bind=numa,far"
-    hidden = rows(gpus=gpus, topology=TOPOLOGY, environment={"CUDA_VISIBLE_DEVICES": "2,0"})
-    assert "compare them" not in hidden and hidden[""].startswith("CUDA_VISIBLE_DEVICES=2,0: ")
-    assert "compare them" not in rows(gpus=gpus[:1], topology=[["X"]])
-    many = rows(gpus=gpus, topology=[["X" if a == b else "NV12" for b in range(8)] for a in range(8)])
-    assert many["NV12 pairs"] == "0-1 0-2 0-3 0-4 0-5 0-6 0-7 1-2 and 20 more"
+def describe(case, folder):
+    return run_doctor(folder, **CASES[case]) if case in CASES else describe_machine(MACHINES[case])
 
 
-def test_pairs_without_peer_access_are_marked():
-    read = [["X", "OK", "OK"], ["OK", "X", "CNS"], ["OK", "CNS", "X"]]
-    write = [["X", "OK", "NS"], ["OK", "X", "CNS"], ["OK", "CNS", "X"]]
-    nvlink = [["X", "NS", "NS"], ["NS", "X", "NS"], ["NS", "NS", "X"]]
-    here = dataclasses.replace(MACHINE, topology=TOPOLOGY, peer_access={"read": read, "write": write, "nvlink": nvlink})
-    assert drawn(here)[2:] == [
-        "GPU 0 X PIX SYS, no peer access (NS)",
-        "GPU 1 PIX X SYS, no peer access (CNS)",
-        "GPU 2 SYS SYS, no peer access (CNS) X",
-    ]
-    plain = ["GPU 0 X PIX SYS", "GPU 1 PIX X SYS", "GPU 2 SYS SYS X"]
-    assert drawn(dataclasses.replace(here, peer_access=None))[2:] == plain
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [*CASES, *MACHINES])
+def test_the_facts_of_a_machine_are_one_line_each(case, tmp_path):
+    expected = re.findall(r"^== (.*)\n((?:(?!== ).*\n)+)", GOLDEN.read_text(encoding="utf-8"), re.MULTILINE)
+    assert describe(case, tmp_path) == dict(expected)[case]
 
 
 @pytest.fixture
@@ -297,7 +268,7 @@ def test_a_mistake_is_one_line(arguments, settings, message, nvml_library, monke
 
 if __name__ == "__main__":
     texts = []
-    for case, settings in CASES.items():
+    for case in [*CASES, *MACHINES]:
         with tempfile.TemporaryDirectory() as folder:
-            texts.append(f"== {case}\n{run_doctor(Path(folder), **settings)}")
+            texts.append(f"== {case}\n{describe(case, Path(folder))}")
     GOLDEN.write_text("".join(texts), encoding="utf-8")
