@@ -21,23 +21,13 @@ WORDS = (
     "hardware=cpu gpus=2 model=materials_cnn dataset.size=400 measure=quick measure.min_s=0.3 measure.max_s=1 "
     "measure.warmup_max_s=1 measure.probe_s=0.3"
 ).split()
-# One of each launcher; those of other families are slow. Horovod restarts for the probes, with another rendezvous.
-STRATEGIES = (
-    "simulated",
-    "ddp_gloo",
-    "horovod_mpi",
-    "parameter_server",
-)
+# Ranks that meet through the launcher, through PyTorch, and in a network of their own; other families are slow.
+STRATEGIES = ("simulated", "ddp_gloo", "parameter_server")
+# mpirun starts its ranks as new processes, twice: Horovod restarts for the probes.
 MORE = (
-    "horovod_gloo",
-    "multiworker_ring",
-    "mirrored",
-    "fsdp_gloo",
-    "lightning_ddp_gloo",
-    "pipeline_gpipe",
-    "horovod_tensorflow_gloo",
-    "independent_tensorflow",
-)
+    "horovod_mpi horovod_gloo multiworker_ring mirrored fsdp_gloo lightning_ddp_gloo pipeline_gpipe "
+    "horovod_tensorflow_gloo independent_tensorflow"
+).split()
 BRIEFLY = ("simulated", "mirrored")  # listen for a moment, or have one process, which meets nobody
 
 
