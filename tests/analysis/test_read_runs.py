@@ -202,9 +202,7 @@ def test_several_processes_give_the_summaries_of_one(many, monkeypatch):
     assert [isinstance(answer, str) for answer in answers].index(True) == 3
     pids, few = processes_of(many[:5], monkeypatch)
     assert few == answers[:5] and pids == {os.getpid()}, "so few are read at once"
-
-
-def test_a_quota_of_one_core_gives_one_process(many, monkeypatch):
+    # A quota of one core gives one process.
     monkeypatch.setattr(machine, "cpu_quota", lambda: 1.5)
     assert processes_of(many, monkeypatch)[0] == {os.getpid()}
 

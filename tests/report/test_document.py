@@ -47,16 +47,14 @@ def test_ids_are_the_only_ones_and_hold_nothing_but_letters():
     )
 
 
-def test_of_many_curves_those_that_are_best_somewhere_are_kept():
+def test_of_many_curves_and_groups_the_best_are_kept():
     many = [curve(str(n), row(1, 100.0 - n), row(2, 100.0)) for n in range(40)]
     many.append(curve("late", row(1, 1.0), row(8, 5.0)))
     kept, notes = document.select_best_curves(many, 10)
     assert [each.name for each in kept] == [*map(str, range(9)), "late"]
     assert [each.text[:24] for each in notes] == ["The fastest 10 of 41 cur"]
     assert document.select_best_curves(many[:10], 10) == (many[:10], [])
-
-
-def test_of_many_groups_those_with_most_rows_are_kept():
+    # Of many groups those with most rows are kept.
     small = [curve("a", row(1), hardware=f"h{n}") for n in range(document.MAX_CURVE_GROUPS + 3)]
     large = curve("a", row(1), row(2), hardware="large")
     groups, (note,) = document.group_curves([*small, large])
@@ -109,9 +107,7 @@ def test_figures_are_shown_in_units_of_their_size():
     memory = Chart("c", "C", Axis("devices"), Axis("state", unit="bytes"), [Series("a", [1], [6e8])])
     assert document.scale_units(memory).y.title == "state (MB)" and document.scale_units(memory).series[0].y == [600]
     assert document.scale_units(replace(memory, y=Axis("state"))) == replace(memory, y=Axis("state"))
-
-
-def test_one_place_is_no_chart():
+    # One place is no chart.
     ideal = Series("ideal", [1, 2], [1, 2], style="ideal")
     for figures, expected in (([2.0, 1.0], True), ([2.0, None], False)):
         assert (

@@ -75,9 +75,7 @@ def test_each_known_part_comes_back():
     assert shares == pytest.approx({name: PART_S[name] / STEP_S for name in LOSS_PARTS}, abs=1e-7)
     assert run.lost.value == pytest.approx(1 - FULL_BARE_S / 2 / STEP_S)
     assert (run.missing, run.against, run.repeats) == ({}, "bare", 1) and adds_up(run)
-
-
-def test_weak_scaling_has_no_batch_part():
+    # Weak scaling has no batch part.
     run = attribute_weak()
     assert adds_up(run) and run.missing == {"batch": SAME_BATCH}
     assert seconds(run) == pytest.approx({(name,): PART_S[name] for name in LOSS_PARTS[1:]}, abs=TOLERANCE_S)
@@ -166,9 +164,7 @@ def test_a_strategy_that_is_its_own_baseline_has_no_overhead():
     assert run is not None and adds_up(run)
     assert run.missing["overhead"] == NO_WRAPPER and run.part("overhead") is None
     assert seconds(run)["contention",] == pytest.approx(CONTENTION_S, abs=TOLERANCE_S)
-
-
-def test_independent_replicas_have_no_imbalance_and_no_transfer():
+    # Independent replicas have no imbalance and no transfer.
     probes = {"sync_off_s": [], "local_step_s": [], "reasons": {"exposed": INDEPENDENT_REPLICAS}}
     run = attribute_weak(independent=True, probes=probes)
     assert adds_up(run)

@@ -66,9 +66,7 @@ def test_two_repeats_decide_where_their_interval_does():
     assert only(a, b).verdict == "no difference resolved" and only(a, b).interval is not None
     b = make_runs("b", [2 * each for each in STEADY[:2]])
     assert (only(a, b).verdict, only(a, b).test) == ("slower", "Welch's t, 2 and 2 repeats")
-
-
-def test_repeats_of_one_session_decide_and_what_they_miss_is_noted():
+    # Of one session what repeats miss is noted.
     pair = only(make_runs("a", STEADY), make_runs("b", [1.1 * each for each in STEADY]))
     assert (pair.verdict, pair.test) == ("slower", "Welch's t, 3 and 3 repeats")
     assert "if the machine changed between A and B, these intervals do not hold it" in pair.notes[-1]

@@ -46,9 +46,7 @@ def test_points_of_the_model_itself_change_nothing():
     assert drawn.slope is not None and float(replace(drawn, slope=None).step_s(8, 32)) == pytest.approx(
         expected, rel=1e-3
     )
-
-
-def test_overheads_that_are_larger_than_modelled_stay_so():
+    # Overheads that are larger than modelled stay so.
     cheap = extrapolate(MODEL, [MeasuredStep(1, 32, 0.1), MeasuredStep(2, 32, 0.102)])
     dear = extrapolate(MODEL, [MeasuredStep(1, 32, 0.1), MeasuredStep(2, 32, 0.14)])
     assert dear.model.overhead_factor > cheap.model.overhead_factor
@@ -60,6 +58,8 @@ def test_the_error_grows_with_the_distance_and_where_the_network_is_unknown():
     scales = drawn.error_scale([1, 2, 4, 8, 64], 32)
     assert (np.diff(scales) > 0).all()
     assert float(drawn.error_scale(8, 32)) == pytest.approx(1.5 * float(drawn.error_scale(8, 32, knows_network=True)))
+    with pytest.raises(ValueError, match="no points"):
+        extrapolate(MODEL, [])
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,6 @@ def test_the_error_grows_with_the_distance_and_where_the_network_is_unknown():
 def test_what_is_measured_decides_the_limits(counts, measured):
     drawn = extrapolate(MODEL, [MeasuredStep(count, 32, 0.1 + 0.01 * count) for count in counts])
     assert drawn.measured == measured and measured in load_limits()
-
-
-def test_no_points_are_an_error():
-    with pytest.raises(ValueError, match="no points"):
-        extrapolate(MODEL, [])
 
 
 def test_the_published_curves_are_complete():
@@ -84,9 +79,7 @@ def test_the_published_curves_are_complete():
     alexnet = next(each for each in series if each.name.startswith("DGX-1 P100, replicated_nccl, real, batch 512"))
     assert [point.devices for point in alexnet.points] == [1, 2, 4]
     assert alexnet.points[1].step_s == pytest.approx(2 * 512 / 4448)
-
-
-def test_protocols_split_a_curve_at_devices_and_nodes():
+    # Protocols split a curve at devices and nodes.
     (series,) = (each for each in load_series() if "tf32, 128" in each.name)
     splits = {trial.protocol: [point.devices for point in trial.seen] for trial in list_trials(series)}
     assert splits == {"P2": [8], "P2b": [8, 16], "P3": [8, 16]}

@@ -50,6 +50,10 @@ def test_an_infinite_link_leaves_computation_alone(kind):
 def test_one_device_has_no_synchronization_and_no_growth():
     for kind in step_model.SYNC_KINDS:
         assert step_s(replace(MODEL, sync=kind, optimizer_s=0.004), 1) == pytest.approx(0.036)
+    # Each of eight devices updates its share of the state.
+    for kind, share in (("all_reduce", 1), ("zero1", 1 / 8), ("sharded", 1 / 8), ("hsdp", 1 / 4), ("stages", 1 / 8)):
+        actual = predict_parts(replace(MODEL, sync=kind, optimizer_s=0.8), 8, 32.0).optimizer_s
+        assert float(actual) == pytest.approx(0.8 * share), kind
 
 
 @given(kinds, st.floats(1e6, 1e12), st.floats(1.0, 100.0), st.integers(2, 10_000))
@@ -69,11 +73,10 @@ def test_arrays_equal_single_counts():
     together = predict_parts(MODEL, COUNTS, 32.0).step_s
     assert together == pytest.approx([step_s(MODEL, count) for count in COUNTS])
     assert (np.diff(together) > 0).all()
-
-
-def test_a_ring_of_two_sends_its_bytes_once_each_way():
-    links = Links(8, 1e9, None, latency_s=0.0, launch_s=0.0)
-    assert step_model.all_reduce_s(links, np.array([1.0, 2, 4]), 1e9) == pytest.approx([0.0, 1.0, 1.5])
+    # The host limits and is not added.
+    model = replace(MODEL, host_sample_s=0.01)
+    assert step_s(model, 4) == pytest.approx(4 * 32 * 0.01)
+    assert step_s(replace(model, host_sample_s=1e-6), 4) == step_s(MODEL, 4)
 
 
 def test_between_nodes_the_slower_link_counts_and_a_tree_saves_hops():
@@ -85,13 +88,9 @@ def test_between_nodes_the_slower_link_counts_and_a_tree_saves_hops():
     assert ratio == pytest.approx(4, rel=0.01)
     unknown = replace(links, network_bytes_per_s=None)
     assert unknown.rate(np.array([1.0, 2.0])) == pytest.approx([1e9, 1e9])
-
-
-def test_a_pipeline_waits_for_its_first_micro_batch():
-    model = StepModel(1e-3, FREE, step_model.STAGES, growth=0.0, micro_batches=8)
-    assert step_s(model, 4) == pytest.approx(0.032 * (8 + 3) / 8)
-    alone = replace(model, micro_batches=1)  # the stages work one after the other
-    assert step_s(alone, 4) == pytest.approx(4 * 0.032)
+    # Within a node a ring of two sends its bytes once each way.
+    links = Links(8, 1e9, None, latency_s=0.0, launch_s=0.0)
+    assert step_model.all_reduce_s(links, np.array([1.0, 2, 4]), 1e9) == pytest.approx([0.0, 1.0, 1.5])
 
 
 @given(st.lists(st.floats(0.01, 1.0), min_size=2, max_size=6), st.integers(1, 12), st.floats(0.0, 0.1))
@@ -109,7 +108,7 @@ def test_unequal_stages_equal_a_simulation(work, micro_batches, pass_s):
     assert step_s(model, stages, 8.0) == pytest.approx(done_s[-1])
 
 
-def test_two_stages_by_hand():
+def test_pipelines_by_hand():
     """8 samples' 1000 bytes go forward and come back in four micro-batches; the optimizer of one stage has 3/4 to do.
 
     Four micro-batches of two equal stages take five of their eight half steps.
@@ -122,12 +121,11 @@ def test_two_stages_by_hand():
     assert step_s(model, 1, 4.0) == pytest.approx(4 * 0.006 + 0.01)
     far = replace(model, links=Links(1, 1e9, 1e8, network_latency_s=1e-4))
     assert step_s(far, 2, 4.0) == pytest.approx(expected)
-
-
-def test_each_device_updates_its_share_of_the_state():
-    for kind, share in (("all_reduce", 1), ("zero1", 1 / 8), ("sharded", 1 / 8), ("hsdp", 1 / 4), ("stages", 1 / 8)):
-        actual = predict_parts(replace(MODEL, sync=kind, optimizer_s=0.8), 8, 32.0).optimizer_s
-        assert float(actual) == pytest.approx(0.8 * share), kind
+    # A pipeline waits for its first micro-batch.
+    model = StepModel(1e-3, FREE, step_model.STAGES, growth=0.0, micro_batches=8)
+    assert step_s(model, 4) == pytest.approx(0.032 * (8 + 3) / 8)
+    alone = replace(model, micro_batches=1)  # the stages work one after the other
+    assert step_s(alone, 4) == pytest.approx(4 * 0.032)
 
 
 def test_copies_of_shards_cross_nodes_once_for_each_node():
@@ -157,12 +155,6 @@ def test_replicas_of_pipelines_meet_on_the_network_from_the_second_node_on():
     near = replace(model, links=Links(4, 1e9, 1e12, latency_s=0.0, launch_s=0.0))
     assert step_s(near, 4) == pytest.approx(2 * 1 / 2 / 2, rel=0.01)  # each stage has links of its own
     assert step_s(replace(model, stages=8), 8) > 1  # one pipeline over two nodes
-
-
-def test_the_host_limits_and_is_not_added():
-    model = replace(MODEL, host_sample_s=0.01)
-    assert step_s(model, 4) == pytest.approx(4 * 32 * 0.01)
-    assert step_s(replace(model, host_sample_s=1e-6), 4) == step_s(MODEL, 4)
 
 
 @pytest.mark.parametrize(("n", "expected"), [(1, 0.0), (2, 0.564), (10, 1.539), (100, 2.508), (1000, 3.241)])
