@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis.columns import RATE
-from scalebench.analysis.memory import (
-    MIN_FULL_SHARE,
-    ModelMemory,
-    bytes_per_parameter,
-    format_strategy,
-    group_by_model,
-)
+from scalebench.analysis.memory import MIN_FULL_SHARE, ModelMemory, bytes_per_parameter, format_strategy, group_by_model
 from scalebench.report.document import Chart, Table
 from scalebench.report.sections import memory
 from scalebench.report.sections.memory import MAX_TERMINAL_SENTENCES, list_terminal_sentences, make_terminal_table

@@ -15,15 +15,7 @@ from scalebench.core.config_files import read_strategy_config
 from scalebench.core.config_fingerprint import compute_fingerprint
 from scalebench.core.machine.machine import Machine
 from scalebench.core.result import SCHEMA_VERSION, RankRecord, Result
-from scalebench.core.spec import (
-    Config,
-    DatasetSpec,
-    HardwareSpec,
-    MeasureSpec,
-    ModelSpec,
-    StrategySpec,
-    TrainSpec,
-)
+from scalebench.core.spec import Config, DatasetSpec, HardwareSpec, MeasureSpec, ModelSpec, StrategySpec, TrainSpec
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -7,6 +7,7 @@ After a wanted change of words or figures, `python -m tests.report.test_golden_r
 import dataclasses
 import itertools
 import json
+import platform
 import re
 import tempfile
 from pathlib import Path
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.result import CollectiveRecord, ProbeRecord, TransferRecord
+from scalebench.core.result import CollectiveRecord, MonitorRecord, ProbeRecord, TransferRecord
 from scalebench.core.spec import HardwareSpec
+from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, new_sweep_record, write_sweep
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.markdown import render_document
 from scalebench.report.report_data import load_report_data
@@ -278,6 +280,45 @@ def without_probes():
     return [*runs.values(), sweeps.run("ddp_gloo", 1)]
 
 
+def busy_run(gpus, share, seconds, strategy):
+    """A run whose steps take `seconds`."""
+    monitor = MonitorRecord(gpu_util_mean=share, gpu_power_w_mean=50.0 * gpus)
+    result = sweeps.run(strategy, gpus, noise=0.001, monitor=monitor)
+    mean = sum(result.ranks[0].block_s) / len(result.ranks[0].block_s)
+    for member in result.ranks:
+        member.block_s = [block * 2 * seconds / mean for block in member.block_s]
+    return result
+
+
+def busy_devices():
+    """Twice the samples in twice the time or more are a warning, and more by less than what starts may differ by."""
+    seen = {"as_fast": (0.9, 0.02), "slower": (0.9, 0.025), "hardly_faster": (0.9, 0.0195), "faster": (0.9, 0.0185),
+            "twice": (0.9, 0.01), "as_busy": (0.34, 0.02), "less_busy": (0.2, 0.02), "idle": (None, 0.02)}  # fmt: skip
+    return [busy_run(*each, name) for name, (share, s) in seen.items() for each in ((1, 0.3, 0.01), (2, share, s))]
+
+
+def unfinished():
+    """Nothing but the sweeps of `write_sweeps`, and a run."""
+    return lone_run()
+
+
+def write_sweeps(folder):
+    """Sweeps of three rows: complete ones, and those that go on or may, were cut short, or left runs out."""
+    argument, demo = ["--multirun", "strategy=a b", "resume=true"], ["sweep=demo", "sweep.max_minutes=2.5"]
+    short = {"ended": True, "max_minutes": 2.5, "arguments": demo}
+    for name, runs, left_out, changes in (
+        ("complete", 3, 0, {}), ("ended", 4, 0, {"ended": True}), ("goes_on", 4, 0, {}), ("short", 38, 35, short),
+        ("elsewhere", 4, 0, {"hostname": "elsewhere"}), ("cut_short", 4, 0, {"pid": 2**22 + 1}),
+    ):  # fmt: skip
+        sweeps.sweep(folder / name, gpus=(1,))
+        planned = [PlannedRun(n, f"run {n}", "", 0, left_out=n >= runs - left_out) for n in range(runs)]
+        made = dataclasses.replace(new_sweep_record(argument, "", platform.node(), None), runs=planned, **changes)
+        write_sweep(made, folder / name)
+    sweeps.sweep(folder / "single_runs", gpus=(1,))
+    (folder / "broken").mkdir()
+    (folder / "broken" / SWEEP_FILE).write_text("{")
+
+
 # Each with the sections that it is made for.
 SWEEPS = {
     strategies: ("answer", "evidence", "scaling", "strategies", "attribution", "step", "usage", "training", "problems"),
@@ -308,6 +349,8 @@ SWEEPS = {
     real_input_that_costs_nothing: ("step",),
     real_input_once: ("step",),
     without_probes: ("step",),
+    busy_devices: ("usage",),
+    unfinished: ("unfinished",),
 }
 
 
@@ -351,6 +394,8 @@ def simplify(part):
 
 def render(make_runs, folder):
     sweeps.write_results(folder, make_runs())
+    if make_runs is unfinished:
+        write_sweeps(folder)
     for name, text in FILES.get(make_runs, {}).items():
         (folder / name).write_text(text)
     report_data = load_report_data([folder], **OPTIONS.get(make_runs, {}))

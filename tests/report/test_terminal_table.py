@@ -103,7 +103,39 @@ def no_bare_run():
     return [record(), record(gpus=2)]
 
 
-MAKERS = (small_sweep, long_names, models, formats, model_options, hardware, own_baselines, no_bare_run)
+def trainings():
+    """One reaches its target later, one misses it, two have none, of which one has another metric, and one failed."""
+    made = [("bare_torch", 1, {"epoch_s": 4.0}), ("ddp_gloo", 1, {"epoch_s": 5.0}), ("ddp_gloo", 2, {}),
+            ("mirrored", 2, {"values": [0.9]}), ("fsdp_gloo", 2, {"target": None}),
+            ("zero1", 2, {"target": None, "metric": "mae"}), ("horovod", 2, {"status": "failed"})]  # fmt: skip
+    return [sweeps.training_run(name, gpus, **changes) for name, gpus, changes in made]
+
+
+def lone_training():
+    """Neither a target nor a baseline."""
+    return [sweeps.training_run(target=None)]
+
+
+def training_settings():
+    """Those that differ are shown."""
+    settings = [{}, {"learning_rate_rule": "sqrt", "base_batch": 10}, {"learning_rate": 0.5}, {"weight_decay": 0.5},
+                {"schedule": "cosine"}, {"accumulate": 2}]  # fmt: skip
+    made = [sweeps.training_run(run_id=str(n), settings=each) for n, each in enumerate(settings)]
+    return [*made, sweeps.training_run(seed=1)]
+
+
+def feeds():
+    """Only the wide table has the share of loading, and only where something differs in it."""
+    probes = ProbeRecord(steps=2, sync_on_s=[0.2, 0.2], fixed_batch_s=[0.19, 0.19])  # 5 % of a step of 0.1 s
+    runs = [record(run_id=str(n), fingerprint=str(n), ranks=[rank(0, [0.2] * 20, probes=probes)]) for n in (0, 1)]
+    runs[1].workload.feed = "device"
+    return runs
+
+
+MAKERS = (
+    small_sweep, long_names, models, formats, model_options, hardware, own_baselines, no_bare_run, trainings,
+    lone_training, training_settings, feeds,
+)  # fmt: skip
 MADE_SWEEPS = {each.__name__: each for each in MAKERS}
 CASES = [*RECORDED_SWEEPS, *MADE_SWEEPS]
 
@@ -170,22 +202,6 @@ def test_status_and_winner_have_styles_that_no_text_needs():
 
     assert styles("ddp  ", " 2 ", " ok") == {"bold", "green"} and styles("ddp  ", " 4 ", " ok") == {"green"}
     assert styles("lightning_ddp") == {"red"} and styles("horovod_nccl") == {"dim"}
-
-
-def table_text(*results, **options):
-    return show_table(frame_of_results(results, [Path("x")] * len(results)), 160, **options)
-
-
-def test_figures_that_only_the_wide_table_has():
-    probes = ProbeRecord(steps=2, sync_on_s=[0.2, 0.2], fixed_batch_s=[0.19, 0.19])  # 5 % of a step of 0.1 s
-    runs = [record(block_s=0.2, run_id=feed, ranks=[rank(0, [0.2] * 20, probes=probes)]) for feed in ("host", "device")]
-    for run, feed in zip(runs, ("host", "device"), strict=True):
-        run.workload.feed = feed
-    assert "5.0 % [5.0, 5.0]" in table_text(*runs, wide=True) and "data " not in table_text(*runs)
-    assert "  data  " not in table_text(runs[0], wide=True)  # nothing differs
-    for rows in ([record("bare_torch")], [record()], [record(), record(gpus=2)]):
-        assert "overhead" not in table_text(*rows, wide=True)
-    assert " overhead " in table_text(record("bare_torch"), record(), wide=True)
 
 
 def test_a_named_baseline_takes_the_place_of_the_others():

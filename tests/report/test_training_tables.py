@@ -1,11 +1,8 @@
 """Trainings: their tables and curves, epochs, and the losses of a run."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
-from scalebench.analysis.load import frame_of_results
 from scalebench.analysis.time_to_target import summarize_trainings
 from scalebench.core.result import CurvePoint, Quality
 from scalebench.report import markdown, training_tables
@@ -13,7 +10,7 @@ from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.html import page
 from scalebench.report.sections import make_sections, training
 from scalebench.report.tables import write_tables
-from scalebench.report.training_tables import compute_losses, select_figure_columns
+from scalebench.report.training_tables import compute_losses
 from tests.builders.runs import rank, record
 from tests.builders.sweeps import failed_run, falling_metrics, run, training_run, write_results
 from tests.report.section_blocks import (
@@ -22,50 +19,8 @@ from tests.report.section_blocks import (
     get_block,
     get_column,
     select_blocks,
-    show_table,
     write_report_data,
 )
-
-BARE = {"strategy": "bare_torch", "gpus": 1, "epoch_s": 4.0}
-ENDS = {"epochs": "3", "training": "6.00 s", "mse": "0.1", "gap": "0.05"}
-
-
-def make_frame(*results):
-    return frame_of_results(results, [Path("x")] * len(results))
-
-
-def row_cells(results, row=0):
-    frame = make_frame(*results)
-    return {head: of(frame.to_dict("records")[row]) for head, of in select_figure_columns(frame).items()}
-
-
-def test_metric_gap_time_and_speedup():
-    trainings = [training_run(**BARE), training_run(epoch_s=2.0)]
-    cells = row_cells(trainings, 1)
-    assert cells.pop("samples/s over bare").startswith("1.7")  # of which time to target knows nothing
-    assert cells == {**ENDS, "time to target": "6.00 s", "to target over bare": "2.00"}
-    other = training_run("ddp_gloo", 1, epoch_s=5.0)
-    assert row_cells([*trainings, other], 1)["to target over self"] == "2.50"
-
-
-def test_a_target_that_was_not_reached_is_shown():
-    trainings = [training_run(values=[0.9]), training_run("mirrored", target=None), training_run("x", status="failed")]
-    assert [row_cells(trainings, row)["time to target"] for row in range(3)] == ["not reached", "", ""]
-    assert "to target over bare" not in row_cells(trainings)
-    assert row_cells([training_run(target=None)]) == ENDS
-    both = [training_run(target=None), training_run("mirrored", target=None, metric="accuracy")]
-    assert [row_cells(both, row)["metric"] for row in (0, 1)] == ["mse 0.1", "accuracy 0.1"]
-
-
-@pytest.mark.parametrize(("name", "settings"), [
-    ("learning_rate_rule", {"learning_rate_rule": "sqrt", "base_batch": 10}), ("learning_rate", {"learning_rate": 0.5}),
-    ("weight_decay", {"weight_decay": 0.5}), ("schedule", {"schedule": "cosine"}), ("accumulate", {"accumulate": 2}),
-    ("seed", None),
-])  # fmt: skip
-def test_settings_that_differ_are_shown(name, settings):
-    other = training_run(run_id="other", **({"seed": 1} if settings is None else {"settings": settings}))
-    assert f"{name}=" in show_table(make_frame(training_run(), other))
-    assert f"{name}=" not in show_table(make_frame(training_run(), training_run("mirrored")))
 
 
 def test_files_of_a_sweep_have_a_row_a_training(tmp_path):

@@ -1,12 +1,10 @@
-"""The sections problems and unfinished."""
+"""The section problems."""
 
 import json
-import platform
 from pathlib import Path
 
 from scalebench.core.spec import write_spec
-from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, new_sweep_record, write_sweep
-from scalebench.report.document import Code, Paragraph, Table
+from scalebench.report.document import Code, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import problems
 from tests.builders.runs import simulated_spec
@@ -72,49 +70,3 @@ def test_long_tables_say_what_is_left_out(tmp_path, monkeypatch):
     for name in ("failed", "flagged", "running"):
         assert len(tables[name].rows) == 1 and "The first 1 of 2." in tables[name].caption, name
     assert tables["warnings"].rows[0].cells[1].value == 2
-
-
-def unfinished_texts(folder, runs=6, above=False, left_out=0, **changes):
-    """Write two strategies at 1 and 2 devices, and a bare one: five of `runs` rows; return what the report says."""
-    sweep(folder, gpus=(1, 2))
-    record = new_sweep_record(["--multirun", "strategy=a b", "resume=true"], "", platform.node(), None)
-    record.runs = [PlannedRun(number, f"run {number}", "", 0) for number in range(runs)]
-    for planned in record.runs[runs - left_out :]:
-        planned.left_out = True
-    for name, value in changes.items():
-        setattr(record, name, value)
-    write_sweep(record, folder)
-    return texts_of(folder.parent if above else folder)
-
-
-def texts_of(folder):
-    section = problems.unfinished_section(load_report_data([folder]))
-    return [block.text for block in section.blocks if isinstance(block, Paragraph | Code)] if section else []
-
-
-def test_complete_sweeps_and_single_runs_have_no_unfinished_section(tmp_path):
-    assert unfinished_texts(tmp_path / "s", runs=5) == []
-    sweep(tmp_path / "t", gpus=(1,))
-    assert texts_of(tmp_path / "t") == []
-    assert unfinished_texts(tmp_path / "u", ended=True) == [], "a run that left no row is reported when it happens"
-
-
-def test_an_unfinished_sweep_goes_on_or_has_the_command_that_continues_it(tmp_path):
-    assert unfinished_texts(tmp_path / "s") == [
-        f"{tmp_path / 's'}: this sweep is still going on: 5 of 6 runs have ended. To come: run 5."
-    ]
-    (text, *_) = unfinished_texts(tmp_path / "elsewhere", hostname="elsewhere")
-    assert "may still go on (elsewhere would know)" in text
-    first, command = unfinished_texts(tmp_path / "above" / "s", above=True, pid=2**22 + 1)
-    assert "this sweep was cut short: 5 of 6 runs have ended" in first
-    assert command == "scalebench --multirun 'strategy=a b' resume=true"
-    arguments = ["sweep=demo", "sweep.max_minutes=2.5"]
-    first, command = unfinished_texts(
-        tmp_path / "short", 40, left_out=35, ended=True, max_minutes=2.5, arguments=arguments
-    )
-    assert first.endswith(
-        "sweep.max_minutes=2.5 left out 35 of 40 runs, the least informative ones: run 5 (35 repeats)."
-    )
-    assert command == "scalebench sweep=demo resume=true"
-    (tmp_path / "s" / SWEEP_FILE).write_text("{")
-    assert "is no record of a sweep" in texts_of(tmp_path / "s")[0]

@@ -12,40 +12,7 @@ from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import usage
 from tests.builders import sweeps
 from tests.builders.sweeps import BEGIN_S, DIP_S, sweep, write_monitored_run
-from tests.report.section_blocks import SCRIPT, build_section, get_block, select_blocks
-
-
-def busy_run(gpus, share, seconds, noise=0.001, strategy="ddp_gloo"):
-    """A run whose steps take `seconds`."""
-    monitor = MonitorRecord(gpu_util_mean=share, gpu_power_w_mean=50.0 * gpus)
-    result = sweeps.run(strategy, gpus, noise=noise, monitor=monitor)
-    mean = sum(result.ranks[0].block_s) / len(result.ranks[0].block_s)
-    for rank in result.ranks:
-        rank.block_s = [block * 2 * seconds / mean for block in rank.block_s]
-    return result
-
-
-def test_busier_but_not_faster_is_a_warning_with_figures(tmp_path):
-    runs = [busy_run(1, 0.3, 0.01), busy_run(2, 0.9, 0.02, strategy=SCRIPT), busy_run(1, 0.3, 0.01, strategy=SCRIPT)]
-    (warning,) = select_blocks(build_section(usage, tmp_path, runs), Paragraph)
-    assert warning.text.startswith(
-        f"{SCRIPT}: from 1 to 2 devices GPU utilisation rises from 30.0 % to 90.0 %, but throughput does not: from 1,0"
-    )
-    assert "Power of a device: 50.0 W, then 50.0 W." in warning.text and warning.kind == "warning"
-    assert warning.tags["strategy"] == SCRIPT
-
-
-@pytest.mark.parametrize(
-    ("share", "seconds", "expected"),
-    [
-        (0.9, 0.02, True), (0.9, 0.025, True),  # twice the samples in twice the time
-        (0.9, 0.0195, True),  # more by less than what starts may differ by
-        (0.9, 0.0185, False), (0.9, 0.01, False), (0.34, 0.02, False), (0.2, 0.02, False), (None, 0.02, False),
-    ],
-)  # fmt: skip
-def test_when_the_warning_is_shown(share, seconds, expected, tmp_path):
-    runs = [busy_run(1, 0.3, 0.01), busy_run(2, share, seconds)]
-    assert bool(select_blocks(build_section(usage, tmp_path, runs), Paragraph)) == expected
+from tests.report.section_blocks import build_section, get_block, select_blocks
 
 
 def test_no_monitor(tmp_path):
