@@ -43,7 +43,7 @@ def answers(tmp_path, monkeypatch):
         (tmp_path / "mine.py").write_text(code)
         monkeypatch.chdir(tmp_path)
         (tmp_path / "contract").mkdir()
-        return {one.question: one for one in run_contracts([ContractCase(contract, settings)], tmp_path / "contract")}
+        return {one.test: one for one in run_contracts([ContractCase(contract, settings)], tmp_path / "contract")}
 
     return ask
 
