@@ -167,18 +167,20 @@ def test_probes_work(own_step, name):
     assert adapter.backend_used() == "gloo" and adapter.profile(1, None).steps == 1
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_schedulers_go_on_with_the_steps(own_step, name):
-    for steps, options, factor in (
+@pytest.mark.parametrize(
+    ("steps", "options", "factor"),
+    [
         (3, {"frequency": 1}, 2**3),
         (3, {"frequency": 2}, 2),
         (6, {"frequency": 1, "schedule_ends": "once"}, 1000),  # where a schedule with a number of steps ended
         (6, {"frequency": 1, "schedule_ends": "second"}, 1000),
-    ):
-        adapter, source = own_step(name, "Regression", model__options=options)
-        run_training(adapter, source, steps)
-        assert adapter.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / factor)
-        adapter.close()
+    ],
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_schedulers_go_on_with_the_steps(own_step, name, steps, options, factor):
+    adapter, source = own_step(name, "Regression", model__options=options)
+    run_training(adapter, source, steps)
+    assert adapter.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 / factor)
 
 
 @pytest.mark.parametrize("name", ["lightning_ddp_gloo", pytest.param("lightning_fsdp_gloo", marks=pytest.mark.slow)])
