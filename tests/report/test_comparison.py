@@ -71,7 +71,8 @@ def render(kind):
         return make_junit(make_comparison(EVIL), 5)
     if kind == "md":
         return make_markdown(make_comparison(EVIL))
-    texts = [format_comparison(each) for each in (make_comparison(EVIL), make_medians(), refused())]
+    one_pair = compare(make_runs("a", STEADY), make_runs("b", SLOW))
+    texts = [format_comparison(each) for each in (make_comparison(EVIL), make_medians(), refused(), one_pair)]
     return "\n----\n".join(texts) + "\n"
 
 
