@@ -239,11 +239,8 @@ def test_overhead_of_a_wrapper(strategy, wrapper):
 
 
 def test_more_threads_than_cores():
-    flagged, of_one_process, limited = (
-        contended(flags=["oversubscribed"]),
-        contended(flags=["oversubscribed"]),
-        contended(),
-    )
+    flagged, of_one_process = (contended(flags=["oversubscribed"]) for _ in range(2))
+    limited = contended()
     of_one_process.ranks = of_one_process.ranks[:1]
     limited.machine = dataclasses.replace(limited.machine, cpu_quota=1.0)  # as a container's may be
     for result, evidence in (
@@ -281,12 +278,8 @@ def test_memory_clocks_and_cores_that_devices_share():
     ):  # fmt: skip
         cause = per_device.check_lower_clocks(attributed(result, own=own))
         assert (cause and cause.evidence) == evidence
-    for used, device, is_cause in (
-        (0.97, "cuda", True),
-        (0.5, "cuda", False),
-        (None, "cuda", False),
-        (0.97, "cpu", False),
-    ):
+    used_on = (0.97, "cuda", True), (0.5, "cuda", False), (None, "cuda", False), (0.97, "cpu", False)
+    for used, device, is_cause in used_on:
         result = contended(monitor=MonitorRecord(cpu_util_mean=used))
         result.scale.device = device
         cause = per_device.check_busy_host(attributed(result))
