@@ -163,5 +163,4 @@ def _format_cell(cell):
 
 @pytest.fixture(scope="session")
 def nvml_library(tmp_path_factory):
-    """The stand-in, built once."""
     return build(tmp_path_factory.mktemp("nvml"))

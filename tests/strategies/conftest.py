@@ -10,7 +10,6 @@ SAMPLES = 101  # prime, so that no batch divides it
 
 @pytest.fixture(scope="session")
 def samples():
-    """Return (inputs, targets) that a network can learn from."""
     return make_features(SAMPLES)
 
 

@@ -31,7 +31,6 @@ def run_pytest(folder, *switches):
 
 
 def collected(folder, *switches):
-    """Names of the tests that a pytest finds there."""
     status, output = run_pytest(folder, "--strict-markers", "-W", "error", "--collect-only", *switches)
     assert status == 0, output
     return [line.rpartition("::")[2] for line in output.splitlines() if "::" in line]

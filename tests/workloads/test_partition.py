@@ -72,7 +72,6 @@ def has_weights(stage):
 
 
 def check(net, stages):
-    """Assert that stages are consecutive, have weights, and pass on one value."""
     assert [node for stage in stages for node in stage.nodes] == net.nodes[1:]
     assert [stage.index for stage in stages] == list(range(len(stages)))
     assert stages[0].source == net.input

@@ -48,7 +48,6 @@ def contract(strategy, *overrides, gpus=2, name="", slow=False, **attributes):
 
 
 def slow(*strategies, **attributes):
-    """Return a slow contract for each of these strategies."""
     return [contract(strategy, slow=True, **attributes) for strategy in strategies]
 
 

@@ -46,7 +46,6 @@ def on(device):
 
 
 def replica_weights(one):
-    """Return each weight of each replica."""
     local = getattr(getattr(one, "strategy", None), "experimental_local_results", lambda value: [value])
     return [copy.numpy() for variable in one.model.trained for copy in local(variable.value)]
 

@@ -19,8 +19,6 @@ PLACED = re.compile(r"\] (\S+): \((\w+)\): \S*device:(CPU:\d)$", re.MULTILINE)
 
 @dataclass
 class Placed:
-    """An operation, and where TensorFlow placed it."""
-
     name: str
     type: str
     device: str

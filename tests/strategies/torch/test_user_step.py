@@ -30,7 +30,6 @@ FLOATS = NUMBERS, NUMBERS[:, :2] + 1
 
 
 def pack(*fields, **named):
-    """Return records as a cache has them."""
     arrays = named or records.name_fields(fields)
     packed = np.empty(SAMPLES, records.record_type(arrays))
     for name, array in arrays.items():

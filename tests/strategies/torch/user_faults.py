@@ -90,8 +90,6 @@ class Module(pl.LightningModule):
 
 
 class Sparse(Net):
-    """Its embedding has sparse gradients."""
-
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(4, 1, sparse=True)
@@ -138,8 +136,6 @@ class Scalar(Net):
 
 
 class Locked(Net):
-    """Has a lock and the features of the last pass, which cannot be copied."""
-
     def __init__(self):
         super().__init__()
         self.lock = threading.Lock()

@@ -63,8 +63,6 @@ class Tensors(nn.Module):
 
 
 class Changed(Series):
-    """A Series with a function that changes its outputs."""
-
     def __init__(self, change, **options):
         super().__init__(**options)
         self.change = change

@@ -25,8 +25,6 @@ class TokenSums(nn.Module):
 
 
 class OneDict(TokenSums):
-    """Takes its inputs as one dict."""
-
     def forward(self, batch):
         return super().forward(batch["ids"], batch["mask"])
 
@@ -180,7 +178,6 @@ def one_cycle(optimizer):
 
 
 def takes_threads():
-    """Return a module from a file that sets the number of threads."""
     torch.set_num_threads(torch.get_num_threads() + 1)
     return TokenSums()
 

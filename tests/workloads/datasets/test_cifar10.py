@@ -337,7 +337,6 @@ def test_lists_of_more_than_a_thousand_and_repeated_strings():
 
 
 def head(value):
-    """A batch whose `data` are these operations."""
     return b"\x80\x02}(" + string(b"data") + value + b"u."
 
 

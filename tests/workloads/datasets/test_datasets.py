@@ -158,7 +158,6 @@ def test_a_training_to_a_stop_may_evaluate_only_some_samples():
 
 
 def fill(tmp_path, model, name, **dataset):
-    """Return a user's model, filled from the samples of that dataset."""
     (tmp_path / "mine.py").write_text("def build(): ...\n")
     own = ModelSpec(**{"name": "custom", "torch": "mine:build", "loss": "auto", "metric": "auto", **model})
     return datasets.fill_from_samples(
