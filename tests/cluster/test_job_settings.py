@@ -82,5 +82,5 @@ def test_ranks_run_in_an_image(program):
     mounts = f"{folder}:{folder},{program.cache}:{program.cache},/opt:/opt"
     assert len(calls) == 4
     assert set(calls) == {
-        f"exec --bind {mounts} {image} {sys.executable} -m {RANK_AGENT} {folder} scalebench.runner.worker"
+        f"exec --bind {mounts} {image} {sys.executable} -P -m {RANK_AGENT} {folder} scalebench.runner.worker"
     }
