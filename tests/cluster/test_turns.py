@@ -153,13 +153,6 @@ def test_a_sweep_that_is_one_job_is_followed_again_and_cancelled(program):
     no_process_left(program)
 
 
-def test_rounds_over_jobs_are_refused(program):
-    done = program.run("strategy=simulated gpus=1,2 baseline=none measure.order=rounds")
-    reason = "simulated gpus=1 cannot take turns, since each run is a job of its own"
-    way_out = "set hardware.slurm.one_job=true, or leave it out"
-    assert (done.status, done.err) == (2, f"scalebench: measure.order=rounds: {reason}; {way_out}\n")
-
-
 # Runs inside an existing allocation: ranks start as its job steps, and nothing is submitted.
 STRATEGIES = ("ddp_gloo", "horovod_mpi", "simulated")
 

@@ -178,21 +178,6 @@ def test_one_job_is_strict_too(call, monkeypatch, strict, expected):
     assert status == expected and "gpus=64 asks for 32 nodes" in out
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ((*ONE_JOB, "sweep.max_minutes=5"), "sweep.max_minutes is for runs on this machine"),
-        ((*ONE_JOB, "hardware.slurm.constraint=a,b"), "hardware.slurm differs between the runs of this sweep"),
-        ((*ONE_JOB[:-1], "measure.order=rounds"), "each run is a job of its own; set hardware.slurm.one_job=true"),
-    ],
-)
-def test_what_one_job_cannot_do(words, reason, call):
-    for more in ([], ["dry_run=true"]):
-        status, _, err = call(*words, *more)
-        assert status == 2 and reason in err and err.count("\n") == 1
-    assert not LocalCluster.seen
-
-
 def test_a_single_run_is_a_job_too(call):
     status, out, _ = call("gpus=3", "hydra.run.dir=r")
     assert status == 0 and [run.folder for run in LocalCluster.seen] == [Path("r").absolute()]
@@ -307,12 +292,6 @@ def test_clusters_are_not_mixed(tmp_path):
     requests[1].spec.config.hardware.slurm.bin = "/opt/other/bin"
     with pytest.raises(InputError, match=r"hardware.slurm.bin differs between the runs of one sweep; "):
         list(cluster_runs.follow_jobs(requests, Console(), None))
-
-
-@pytest.mark.parametrize("dry", ["true", "false"])
-def test_jobs_have_no_time_limit_of_the_sweep(call, dry):
-    status, _, err = call("--multirun", "gpus=1", "hydra.sweep.dir=s", "sweep.max_minutes=5", f"dry_run={dry}")
-    assert (status, LocalCluster.seen) == (2, []) and "hardware.slurm.time_minutes limits each job" in err
 
 
 def test_a_dry_run_prints_the_script_and_submits_nothing(call):
