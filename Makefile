@@ -1,5 +1,5 @@
 # Each target sets up .venv itself; nothing is done twice.
-.PHONY: install extras horovod demo docs test test-tensorflow test-torch test-extras test-all lint bench cluster-up cluster-down clean
+.PHONY: install extras horovod demo docs test test-tensorflow test-program test-torch test-extras test-all lint bench cluster-up cluster-down clean
 PY := .venv/bin/python
 # Hundreds of processes of the tests import scalebench: compiled once, though the environment may ask for no such files.
 export PYTHONDONTWRITEBYTECODE :=
@@ -29,21 +29,27 @@ docs: install
 	@$(PY) -m scripts.docs
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
-# Two lanes side by side, one for each framework, and mypy beside them: a lane collects and imports its own tests once,
-# and one process with its framework imported forks the ranks of its contracts.
+# Three lanes side by side, and mypy beside them: of TensorFlow, of what starts the program, and of PyTorch and the rest.
+# A lane collects and imports its own tests once, and one process with its framework imported forks the ranks of its
+# contracts. Many tests wait for processes, so that three lanes are busy enough for two cores.
 TENSORFLOW_LANE := tests/strategies/tensorflow tests/strategies/contracts/test_contract_tensorflow.py \
-  tests/analysis tests/report tests/conf tests/config tests/core tests/slurm tests/fuzz tests/docs \
-  tests/measure tests/install tests/faults
+  tests/report tests/docs tests/conf tests/config tests/fuzz
+PROGRAM_LANE := tests/cli tests/sweeps tests/runner tests/faults tests/core tests/install tests/slurm
 test: install
-	@$(MAKE) --no-print-directory --jobs 3 --keep-going --output-sync=target lint test-tensorflow test-torch
+	@$(MAKE) --no-print-directory --jobs 4 --keep-going --output-sync=target \
+	  lint test-tensorflow test-program test-torch
 
 test-tensorflow: install
-	@echo "tests of TensorFlow, and of what needs no framework"
+	@echo "tests of TensorFlow, of the configuration, the docs and the report"
 	$(PY) -m pytest --quiet -m "not slow" $(TENSORFLOW_LANE)
 
+test-program: install
+	@echo "tests of the command line, of sweeps, of launchers and of faults"
+	$(PY) -m pytest --quiet -m "not slow" $(PROGRAM_LANE)
+
 test-torch: install
-	@echo "tests of PyTorch, of Horovod, and of whole runs and sweeps"
-	$(PY) -m pytest --quiet -m "not slow" tests $(TENSORFLOW_LANE:%=--ignore %)
+	@echo "tests of PyTorch, of Horovod, and all others"
+	$(PY) -m pytest --quiet -m "not slow" tests $(TENSORFLOW_LANE:%=--ignore %) $(PROGRAM_LANE:%=--ignore %)
 	$(PY) -m pytest --quiet -m "not slow" plugins/scalebench-search
 
 # What needs an extra, slow or not. A skip is a failure, unless tests/allowed_skips.txt has its reason.
