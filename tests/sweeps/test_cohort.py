@@ -111,7 +111,8 @@ def test_a_repeat_goes_on_until_a_few_rounds_were_undisturbed(every, undisturbed
 @pytest.mark.parametrize("fault", ["kill", "stop", "oom"])  # the others, too, are in the table of tests/faults
 def test_a_fault_ends_its_run_alone(fault, tmp_path):
     expected = "timeout" if fault == "stop" else "failed"
-    long = {"target": 1e-6, "max_s": 2.0}  # the fault comes within it, after the warm-up, however busy the machine is
+    # The fault comes within this time, and after a warm-up of 25 steps at most, however busy the machine is.
+    long = {"target": 1e-6, "max_s": 2.0, "warmup_max_steps": 25}
     faulty = simulated(2, {"hang_s": 5.0} | long, fault=fault, fault_rank=1, fault_step=60)
     results = run_cohort([simulated(1, long), faulty, simulated(2, long)], tmp_path)
     statuses = {n: result.status for n, result in results.items()}
