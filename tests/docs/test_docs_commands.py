@@ -96,10 +96,15 @@ def find_problem(tmp_path_factory, monkeypatch, capsys):
     return plan
 
 
-def test_every_documented_run_is_planned(tmp_path, enabled_plugins, find_problem):
-    runs = {command: place for command, place in documented_commands(enabled_plugins).items() if is_run(command)}
-    assert {"README.md", "docs/quickstart.md", "conf/sweep/real_or_synthetic.yaml"} < set(runs.values())
-    assert {"sweep=demo", "gpus=1,2"} < {word for command in runs for word in command}
+@pytest.mark.parametrize("of_sweeps", [False, pytest.param(True, marks=pytest.mark.slow)])  # tests/conf plans sweeps
+def test_every_documented_run_is_planned(of_sweeps, tmp_path, enabled_plugins, find_problem):
+    runs = {
+        command: place
+        for command, place in documented_commands(enabled_plugins).items()
+        if is_run(command) and of_sweeps == any(word.startswith("sweep=") for word in command)
+    }
+    assert {"README.md", "docs/quickstart.md"} < set(runs.values())
+    assert ("sweep=demo" if of_sweeps else "gpus=1,2") in {word for command in runs for word in command}
     problems = {command: find_problem(command) for command in runs}
     assert {f"{runs[c]}: {shlex.join(c)}": problem for c, problem in problems.items() if problem} == {}
     assert not list(tmp_path.iterdir())
