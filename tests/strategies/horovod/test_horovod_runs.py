@@ -129,6 +129,7 @@ def test_all_ranks_start_from_the_weights_of_rank_0(strategy, spec_of, tmp_path)
 def test_a_rank_that_ends_before_the_broadcast_ends_the_run(strategy, spec_of, tmp_path):
     spec = spec_of(strategy)
     (tmp_path / "run").mkdir()
+    write_spec(spec, tmp_path / "run")  # else the folder would be refused as that of somebody else
     write_json(tmp_path / "run" / "start.json", "ends")
     result = run(spec, tmp_path, module=DIFFERENT_START)
     assert (result.status, result.reason) == ("failed", "rank 1 ended with exit status 7 and without a reason")
