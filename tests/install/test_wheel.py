@@ -147,7 +147,9 @@ def test_a_plugin_passes_its_own_tests_where_it_is_installed(folder, wheel, tmp_
     program = [python, "-m", "scalebench"]
     away = tmp_path / "away"
     away.mkdir()
-    assert folder.name in run([*program, "plugins"], away)
+    # A plugin of the environment behind may be listed as broken: its .pth file is not followed.
+    rows = [line for line in attempt([*program, "plugins"], away).stdout.splitlines() if folder.name in line]
+    assert rows and all(" ok" in row for row in rows)
     # Its tests alone: what they import of it is what was installed.
     shutil.copy(folder / "pyproject.toml", away)
     shutil.copytree(folder / "tests", away / "tests", ignore=shutil.ignore_patterns("__pycache__"))
