@@ -55,9 +55,9 @@ class TestTopKWithoutErrorFeedback(TestTopKOfFew):
 
     overrides = (*TestTopKOfFew.overrides, "strategy.options.error_feedback=false")
 
-    def test_one_optimizer_step_per_batch(self, group: Any, bare: Any) -> None:
+    def test_one_optimizer_step_per_batch(self, group: Any, bare: Any, explained: Any) -> None:
         with pytest.raises(AssertionError, match="Not equal to tolerance"):
-            super().test_one_optimizer_step_per_batch(group, bare)
+            super().test_one_optimizer_step_per_batch(group, bare, explained)
 
 
 class TestFaults(FaultContract):
