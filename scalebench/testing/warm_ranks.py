@@ -2,7 +2,7 @@
 program itself where a test starts it as a process.
 
 A measurement has no such ranks: copies share the layout of their memory, so that the spread between starts, which
-intervals rest on, would be understated. Only launches of contracts ask for them.
+intervals rest on, would be understated. Only contracts and tests ask for them.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ TRIALS = ["hydra.sweeper.n_trials=2", "train.stop.seconds=1", "train.batch_per_d
 SHOWS = {
     "scalebench-jax": (["--multirun", "strategy=jax_data_parallel,ddp_gloo,mirrored", "gpus=1,2"], 9,
      ["jax_data_parallel"]),
-    "scalebench-compression": (["--multirun", "strategy=ddp_gloo,ddp_topk", "gpus=2"], 9, ["ddp_topk"]),
+    "scalebench-compression": (["--multirun", "strategy=ddp_gloo,ddp_topk", "gpus=2"], 5, ["ddp_topk"]),
     "scalebench-search": (["sweep=lr_search", "strategy=simulated", "gpus=1", *TRIALS], 2, []),
 }  # fmt: skip
 FRAMEWORKS = {"torch", "pytorch-lightning", "accelerate", "deepspeed", "tensorflow", "keras", "horovod"}

@@ -51,23 +51,6 @@ def build(size, seed, kind="quantities", returned=None):
         inputs = np.zeros((size, 8, 8, 3), np.uint8)
     return inputs, np.arange(size) % 7
 """
-CODE += """
-
-def build(size, seed, kind="quantities", returned=None):
-    size = returned or size
-    inputs = np.random.default_rng(seed).normal(size=(size, 4))
-    if kind == "quantities":
-        return inputs, inputs[:, 0]
-    if kind == "one_hot":
-        return inputs, np.eye(3, dtype=np.float32)[np.arange(size) % 3]
-    if kind == "slow":
-        return Slow()
-    if kind == "broken":
-        raise ValueError("broken")
-    if kind == "pictures":
-        inputs = np.zeros((size, 8, 8, 3), np.uint8)
-    return inputs, np.arange(size) % 7
-"""
 PICTURES = {"options": {"kind": "pictures"}}
 CLASSES = {"options": {"kind": "classes"}}
 
