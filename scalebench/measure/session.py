@@ -154,8 +154,8 @@ class Session:
     def _run_probes(self, train: Source) -> None:
         """Measure where the time of a step goes, and observe how the steps really ran.
 
-        Everything that is timed comes before the first profiler: PyTorch's leaves hooks (CUPTI) behind that make each
-        launch of a kernel slower.
+        Everything that is timed comes before the profiler: PyTorch's leaves hooks (CUPTI) behind that make each launch
+        of a kernel slower. Backend and settings are read from the session of the profile where there is one.
         """
         record, settings = self.record, self.spec.repeat_settings
         record.message_bytes = self._observe("message_bytes", self.probes.message_sizes) or []
@@ -167,13 +167,13 @@ class Session:
                 runner.run_step_probes(train)
             runner.run_requested_probes()
         record.stages = self._observe("stages", self.probes.stages) or []
+        record.versions = self._observe("versions", self.probes.versions) or {}
+        record.timeline = self._observe_phases(settings.timeline)
+        if runner is not None and settings.probes:
+            runner.run_profile(self.progress.folder)
         record.backend_used = self._observe("backend_used", self.strategy.backend_used)
         self._check_backend()
         record.settings_used = self._observe("settings_used", self.probes.settings_used) or {}
-        record.timeline = self._observe_phases(settings.timeline)
-        record.versions = self._observe("versions", self.probes.versions) or {}
-        if runner is not None and settings.probes:
-            runner.run_profile(self.progress.folder)
 
     def _observe(self, quantity: str, read: Callable[[], T]) -> T | None:
         """Return what `read` returns; None where it raises, with the error in the record."""

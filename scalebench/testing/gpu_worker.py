@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import itertools
+import os
 import statistics
 import sys
 import time
@@ -174,6 +175,9 @@ def observe_truths(folder: Path, spec: RunSpec, strategy: Strategy, record: Rank
 
 def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
+    # PyTorch's profiler else leaves hooks behind that slow each launch of a kernel: pytorch issue 144455. Not in runs,
+    # where nothing is timed after the profiler: what is torn down can fall into the next session, which sees no kernel.
+    os.environ["TEARDOWN_CUPTI"] = "1"
     return run_rank(folder, partial(observe_truths, folder))
 
 

@@ -94,8 +94,6 @@ def common_environment(by_mpi: bool = False) -> dict[str, str]:
     return variables | {
         "PYTHONUNBUFFERED": "1",
         "PYTHONIOENCODING": "utf-8:replace",  # of its log, whatever a terminal can show
-        # PyTorch's profiler else leaves hooks behind that slow each launch of a kernel: pytorch issue 144455.
-        "TEARDOWN_CUPTI": os.environ.get("TEARDOWN_CUPTI", "1"),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, and so hardware.device_ids and the record
     }
 

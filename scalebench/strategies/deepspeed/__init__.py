@@ -181,7 +181,6 @@ class DeepSpeedZero(TorchStrategy):
         return build_torch_collective(self.group, name, size_bytes)
 
     def backend_used(self) -> str | None:
-        """Observe the backend in two more steps, which spoil the weights."""
         return self.observe_backend()
 
     def evaluate(self, source: Source) -> dict[str, float]:

@@ -4,15 +4,13 @@ from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.ddp import Ddp, DdpOptions
 from scalebench.strategies.torch.group import TorchGroup
-from scalebench.strategies.torch.observed import OBSERVED_STEPS, ProfiledReplay, observe_backend
+from scalebench.strategies.torch.profiling import ProfiledSteps
 
 __all__ = [
-    "OBSERVED_STEPS",
     "Ddp",
     "DdpOptions",
-    "ProfiledReplay",
+    "ProfiledSteps",
     "TorchBatch",
     "TorchGroup",
     "TorchStrategy",
-    "observe_backend",
 ]

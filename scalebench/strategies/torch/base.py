@@ -17,17 +17,32 @@ from scalebench.core.machine import cuda_builds, gpus
 from scalebench.core.result import Profile
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
-from scalebench.strategies.base import BACKWARD, FORWARD, Loop, LossPart, Probes, Strategy, Unsupported, check_group
+from scalebench.strategies.base import (
+    BACKWARD,
+    FORWARD,
+    Loop,
+    LossPart,
+    NotMeasured,
+    Probes,
+    Strategy,
+    Unsupported,
+    check_group,
+)
 from scalebench.strategies.torch import bandwidth, evaluation, optimizer, profiling, user_checks, user_module
 from scalebench.strategies.torch.batches import PinnedCopies, TorchBatch, feed_batches, to_tensors
 from scalebench.strategies.torch.checkpointing import checkpoint_user_module
 from scalebench.strategies.torch.group import TorchGroup, count_messages
 from scalebench.strategies.torch.model import NetworkModule, build_network_module, read_weights
-from scalebench.strategies.torch.observed import observe_backend, observe_settings
+from scalebench.strategies.torch.observed import identify_backend, identify_settings
 from scalebench.strategies.torch.precision import CompiledModel, Precision, input_shapes
 from scalebench.strategies.torch.user_step import DATA_HOOK, STEP_HOOKS, UserOptimizer, list_overridden
 from scalebench.workloads import datasets, networks, user_code
 from scalebench.workloads.source import Source
+
+NO_KERNELS = (
+    "PyTorch's profiler saw no kernel of the GPU: another tool holds CUPTI, or the driver keeps it for administrators "
+    "(NVreg_RestrictProfilingToAdminUsers=0 opens it)"
+)
 
 
 class PeakMemory:
@@ -77,6 +92,7 @@ class TorchStrategy(Strategy, Probes):
         self.accumulate = spec.config.train.accumulate
         self._peak = PeakMemory()
         self._pinned_copies = PinnedCopies()
+        self._profiled: profiling.ProfiledSteps | None = None
         self._user_flops: float | None = None  # of training a user's module on one sample
         self._has_user_loss = user_code.has_user_loss(spec.config.model)
         self._loss = None if self._has_user_loss else optimizer.select_loss(spec.config.model.loss)
@@ -256,9 +272,22 @@ class TorchStrategy(Strategy, Probes):
 
     def profile(self, steps: int, trace: Path | None) -> Profile:
         """Profile steps on the last batch, after a few more that are left out of the profile."""
-        if self.last_batch is None:
-            raise RuntimeError("the profile is of the last batch of the training, and there was no training")
-        return profiling.profile_steps(self.train, self.synchronize, self.last_batch, steps, trace)
+        self._profiled = None
+        profiled = self.observe_steps(steps, trace)
+        if not profiled.sees_kernels:
+            raise NotMeasured(NO_KERNELS)
+        return profiled.profile
+
+    def observe_steps(
+        self, steps: int = profiling.OBSERVED_STEPS, trace: Path | None = None
+    ) -> profiling.ProfiledSteps:
+        """Return what the profiler has seen. The first call trains a few more steps, which spoil the weights; all
+        later ones return the same, since the profiler may miss all kernels in a second session."""
+        if self._profiled is None:
+            if self.last_batch is None:
+                raise RuntimeError("the profile is of the last batch of the training, and there was no training")
+            self._profiled = profiling.profile_steps(self.train, self.synchronize, self.last_batch, steps, trace)
+        return self._profiled
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -275,16 +304,15 @@ class TorchStrategy(Strategy, Probes):
         return None
 
     def observe_backend(self, only: re.Pattern[str] | None = None) -> str | None:
-        """Train two more steps under the profiler and return the backend that communicated, by the events whose names
-        match `only`. Spoils the weights."""
-        if self.last_batch is None:
-            raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
-        return observe_backend(self.train, self.last_batch, only)
+        """Return the backend that communicated in profiled steps, by the events whose names match `only`."""
+        return identify_backend(self.observe_steps().names, only)
 
     def settings_used(self) -> dict[str, str]:
-        """Observe the settings of one more step under the profiler, which spoils the weights."""
+        if self.last_batch is None:
+            return {}
         tuned = {"convolutions": "tuned"} if torch.backends.cudnn.benchmark else {}
-        return {} if self.last_batch is None else observe_settings(self.train, self.last_batch) | tuned
+        seen = self.observe_steps()
+        return identify_settings(seen.names, seen.calls, seen.sees_kernels) | tuned
 
     def evaluate(self, source: Source) -> dict[str, float]:
         """Evaluate each replica's part of the samples with its own model, in the precision of training."""

@@ -13,7 +13,7 @@ from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
 from scalebench.strategies.base import NotMeasured, Unsupported
 from scalebench.strategies.torch.base import PeakMemory, TorchStrategy
-from scalebench.strategies.torch.observed import DEVICE_COPY_EVENTS, OBSERVED_STEPS, ProfiledReplay, identify_backend
+from scalebench.strategies.torch.observed import DEVICE_COPY_EVENTS, identify_backend
 
 MAX_FUSED_BYTES = 10 << 20  # torch.nn.parallel fuses smaller tensors up to this size (comm.broadcast_coalesced)
 
@@ -61,14 +61,10 @@ class SingleProcessDataParallel(TorchStrategy):
                 comm.reduce_add(self._buffers[size], devices[0])
 
     def backend_used(self) -> str | None:
-        """Observe the backend in two more steps, which spoil the weights; copy: GPUs write to each other's memory."""
+        """Observe the backend in profiled steps; copy: GPUs write to each other's memory."""
         if len(self._devices()) == 1:  # nothing is sent, and copies within its memory would look like copies to another
             return None
-        if self.last_batch is None:
-            raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
-        replay = ProfiledReplay(self.last_batch, OBSERVED_STEPS)
-        self.train(replay)
-        names = replay.event_names()
+        names = self.observe_steps().names
         return identify_backend(names) or (
             "copy" if any(name.startswith(DEVICE_COPY_EVENTS) for name in names) else None
         )

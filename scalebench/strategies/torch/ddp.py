@@ -153,7 +153,6 @@ class Ddp(TorchStrategy):
         return build_torch_collective(self.group, name, size_bytes)
 
     def backend_used(self) -> str | None:
-        """Observe the backend in two more steps under the profiler, which spoil the weights."""
         return self.observe_backend(ALL_REDUCE)
 
     def close(self) -> None:

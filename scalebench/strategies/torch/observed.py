@@ -1,18 +1,16 @@
-"""Observation of steps with the profiler instead of trust in settings: the backend that synchronized gradients, and
-the precision, the memory layout and the compiler that were really used."""
+"""What profiled steps show, instead of trust in settings: the backend that synchronized gradients, and the precision,
+the memory layout and the compiler that were really used."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch._C._profiler import _EventType
+from torch.profiler import ProfilerActivity
 
-from scalebench.strategies.base import BatchReplay, Loop, LossPart
-
-OBSERVED_STEPS = 2  # the first one may still set something up
 # Names of events that carry gradients or activations begin like this, by backend. NCCL's kernels appear where the
 # profiler sees the GPU (ncclSymk: over registered memory, from NCCL 2.28 on), its calls also where it does not. A mere
 # broadcast does not count: Lightning sends a flag for SIGTERM in each step.
@@ -35,6 +33,7 @@ CONVOLUTIONS = (PLAIN_CONVOLUTION, "mkldnn::_convolution_pointwise")
 MATRIX_PRODUCTS = ("aten::addmm", "aten::mm", "mkldnn::_linear_pointwise")
 PRECISIONS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 COMPILED_REGION = "Torch-Compiled Region"  # appears where compiled code ran, not where it was only compiled
+DRIVER_CALL = re.compile("cu(?:da)?[A-Z]")  # of the host: cudaLaunchKernel, cuLaunchKernelEx
 
 
 def choose_activities(on_gpu: bool) -> list[ProfilerActivity]:
@@ -43,7 +42,8 @@ def choose_activities(on_gpu: bool) -> list[ProfilerActivity]:
 
 
 class OperatorCall(NamedTuple):
-    """One call of an operator with the type and layout of its first input, and the layout of a convolution's kernel."""
+    """One call of an operator with the type and layout of its first input, the layout of a convolution's kernel, and
+    the kernels that a GPU ran for it."""
 
     name: str
     dtype: torch.dtype
@@ -51,45 +51,30 @@ class OperatorCall(NamedTuple):
     strides: tuple[int, ...]
     kernel_sizes: tuple[int, ...] = ()
     kernel_strides: tuple[int, ...] = ()
+    gpu_kernels: tuple[str, ...] = ()
 
 
-class ProfiledReplay(BatchReplay):
-    """A replay that is profiled from its first batch to its last step, without a trainer's work before and after."""
+def list_operator_calls(roots: Iterable[Any]) -> list[OperatorCall]:
+    """Return all calls of operators whose first input is a tensor, in trees of torch's events."""
+    calls, pending = [], list(roots)
+    while pending:
+        event = pending.pop()
+        pending += event.children
+        first, second, *_ = [*(getattr(event.extra_fields, "inputs", None) or ()), None, None]
+        if hasattr(first, "strides"):
+            # Compiled convolutions have kernels in a format of the library.
+            has_kernel = event.name == PLAIN_CONVOLUTION and hasattr(second, "strides")
+            kernel = (tuple(second.sizes), tuple(second.strides)) if has_kernel else ((), ())
+            ran = tuple(_list_gpu_kernels(event)) if event.name in CONVOLUTIONS + MATRIX_PRODUCTS else ()
+            calls.append(OperatorCall(event.name, first.dtype, tuple(first.sizes), tuple(first.strides), *kernel, ran))
+    return calls
 
-    def __init__(self, batch: Any, steps: int, shapes: bool = False) -> None:
-        super().__init__(batch, steps)
-        self._cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-        self._profiler = profile(activities=choose_activities(self._cuda), record_shapes=shapes)
 
-    def __iter__(self) -> Iterator[Any]:
-        self._profiler.start()
-        yield from super().__iter__()
-
-    def done(self, part: LossPart | None) -> bool:
-        over = super().done(part)
-        if over:
-            if self._cuda:
-                torch.cuda.synchronize()
-            self._profiler.stop()
-        return over
-
-    def event_names(self) -> set[str]:
-        """Return the names of all profiled events."""
-        return {event.name for event in self._profiler.events()}
-
-    def operator_calls(self) -> list[OperatorCall]:
-        """Return all profiled calls of operators whose first input is a tensor."""
-        calls, pending = [], list(self._profiler.profiler.kineto_results.experimental_event_tree())
-        while pending:
-            event = pending.pop()
-            pending += event.children
-            first, second, *_ = [*(getattr(event.extra_fields, "inputs", None) or ()), None, None]
-            if hasattr(first, "strides"):
-                # Compiled convolutions have kernels in a format of the library.
-                has_kernel = event.name == PLAIN_CONVOLUTION and hasattr(second, "strides")
-                kernel = (tuple(second.sizes), tuple(second.strides)) if has_kernel else ()
-                calls.append(OperatorCall(event.name, first.dtype, tuple(first.sizes), tuple(first.strides), *kernel))
-        return calls
+def _list_gpu_kernels(event: Any) -> Iterator[str]:
+    for child in event.children:
+        if child.tag == _EventType.Kineto and not DRIVER_CALL.match(child.name):
+            yield child.name
+        yield from _list_gpu_kernels(child)
 
 
 def identify_backend(names: Iterable[str], only: re.Pattern[str] | None = None) -> str | None:
@@ -99,15 +84,22 @@ def identify_backend(names: Iterable[str], only: re.Pattern[str] | None = None) 
     return "+".join(backend for backend, events in BACKEND_EVENTS.items() if any(map(events.match, names))) or None
 
 
-def identify_settings(names: Iterable[str], operations: Iterable[OperatorCall]) -> dict[str, str]:
-    """Return precision, data_format and compiler of profiled steps; settings that they do not show are left out."""
+def identify_settings(
+    names: Iterable[str], operations: Iterable[OperatorCall], sees_kernels: bool = True
+) -> dict[str, str]:
+    """Return precision, data_format and compiler of profiled steps; settings that they do not show are left out.
+
+    Without `sees_kernels` the profiler saw none of a GPU that ran them: it may have computed float32 in TF32.
+    """
     names, operations = set(names), list(operations)
     settings = {"compiler": "inductor" if any(name.startswith(COMPILED_REGION) for name in names) else "none"}
     products = [call for call in operations if call.name in CONVOLUTIONS + MATRIX_PRODUCTS]
     precisions = {PRECISIONS[call.dtype] for call in products if call.dtype in PRECISIONS}
     if "float32" in precisions and any(map(TF32_KERNEL.search, names)):
-        precisions = precisions - {"float32"} | {"tf32"}
-    if precisions:
+        ran = [call.gpu_kernels for call in products if call.dtype == torch.float32 and call.gpu_kernels]
+        in_float32 = any(not any(map(TF32_KERNEL.search, kernels)) for kernels in ran)
+        precisions = precisions - ({"float32"} if not in_float32 else set()) | {"tf32"}
+    if precisions and (sees_kernels or "float32" not in precisions):
         settings["precision"] = "+".join(sorted(precisions))
     layouts = {layout for call in operations if call.name in CONVOLUTIONS and (layout := describe_layout(call))}
     if layouts:
@@ -132,18 +124,3 @@ def identify_layout(sizes: tuple[int, ...], strides: tuple[int, ...]) -> str | N
     if channels == 1 or height * width == 1:
         return None
     return "nhwc" if strides[1] == 1 else "nchw"
-
-
-def observe_backend(train: Callable[[Loop], None], batch: Any, only: re.Pattern[str] | None = None) -> str | None:
-    """Train on a batch for OBSERVED_STEPS under the profiler and return the backend of its events, of those that match
-    `only`. Spoils the weights."""
-    replay = ProfiledReplay(batch, OBSERVED_STEPS)
-    train(replay)
-    return identify_backend(replay.event_names(), only)
-
-
-def observe_settings(train: Callable[[Loop], None], batch: Any) -> dict[str, str]:
-    """Train on a batch for one step under the profiler and return its settings. Spoils the weights."""
-    replay = ProfiledReplay(batch, 1, shapes=True)
-    train(replay)
-    return identify_settings(replay.event_names(), replay.operator_calls())

@@ -1,4 +1,5 @@
-"""Profiles of steps by torch.profiler: self time of operations, a Chrome trace, and floating point operations.
+"""The session of torch.profiler: self time of operations, the names and operators of its steps, and a Chrome trace.
+Floating point operations, too.
 
 Operations are a GPU's kernels and copies; on the CPU every operator of every thread, autograd's and compiled ones
 included, and each operation that carries data between processes, for as long as it was in flight. Annotations
@@ -13,7 +14,9 @@ import math
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +28,10 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from scalebench.core.result import Profile, ProfiledOperation
 from scalebench.strategies.base import BatchReplay, Loop, LossPart
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.observed import choose_activities
+from scalebench.strategies.torch.observed import OperatorCall, choose_activities, list_operator_calls
 
 MAX_OPERATIONS = 20  # operations in the record
+OBSERVED_STEPS = 2  # where only backend and settings are of interest
 # Steps before the profiled ones. The profiler starts in the first, at a different moment on each rank, so that its
 # synchronization waits for the last rank; DDP rebuilds its buckets in the second, under Lightning in each training.
 WARMUP_STEPS = 2
@@ -37,17 +41,28 @@ COMMUNICATION_PREFIXES = ("gloo:", "mpi:", "horovod:", "ncclDevKernel", "ncclKer
 HOROVOD_WAIT = "horovod:synchronize"
 
 
+@dataclass(frozen=True)
+class ProfiledSteps:
+    """What one session of the profiler has seen."""
+
+    profile: Profile
+    names: Counter[str]  # of all events
+    calls: list[OperatorCall]
+    sees_kernels: bool  # False: the steps ran on a GPU, and the profiler saw none of its kernels
+
+
 class StepProfiler(BatchReplay):
     """A replay of WARMUP_STEPS and of a number of profiled steps after them."""
 
     def __init__(self, batch: TorchBatch, steps: int, synchronize: Callable[[], None]) -> None:
         """`synchronize` waits for the device."""
         super().__init__(batch, WARMUP_STEPS + steps)
-        self.step_s, self.cuda = 0.0, batch.tensors()[0].is_cuda
+        self.step_s, self.cuda = 0.0, is_on_gpu(batch)
         self._profiled_steps, self._synchronize, self._started_s = steps, synchronize, 0.0
         self.profiler = profile(
             activities=choose_activities(self.cuda),
             schedule=schedule(wait=0, warmup=WARMUP_STEPS, active=steps, repeat=1),
+            record_shapes=True,
             acc_events=True,  # otherwise PyTorch warns that it keeps the events of one cycle only; there is just one
         )
 
@@ -68,16 +83,37 @@ class StepProfiler(BatchReplay):
             self._started_s = time.perf_counter()
         return is_over
 
+    def read(self) -> ProfiledSteps:
+        """Return what the profiler saw, once the replay is over."""
+        events = list(self.profiler.events())
+        operations = summarize_operations(events, self._profiled_steps, self.cuda)
+        profile = build_profile(operations, self._profiled_steps, self.step_s)
+        calls = list_operator_calls(self.profiler.profiler.kineto_results.experimental_event_tree())
+        names = Counter(event.name for event in events)
+        return ProfiledSteps(profile, names, calls, bool(operations) or not self.cuda)
+
+
+def is_on_gpu(batch: TorchBatch) -> bool:
+    return batch.tensors()[0].is_cuda
+
 
 def profile_steps(
-    train: Callable[[Loop], None], synchronize: Callable[[], None], batch: TorchBatch, steps: int, trace: Path | None
-) -> Profile:
-    """Train on a batch for WARMUP_STEPS + `steps` steps and profile the last ones. Spoils the weights."""
+    train: Callable[[Loop], None],
+    synchronize: Callable[[], None],
+    batch: TorchBatch,
+    steps: int,
+    trace: Path | None = None,
+) -> ProfiledSteps:
+    """Train on a batch for WARMUP_STEPS + `steps` steps and profile the last ones. Spoils the weights.
+
+    A second session in the same process can come out without any kernel: what CUPTI tears down after the first falls
+    into it (pytorch/kineto pull request 1554).
+    """
     replay = StepProfiler(batch, steps, synchronize)
     train(replay)
     if trace is not None:
         write_trace(replay.profiler, trace)
-    return build_profile(summarize_operations(replay.profiler.events(), steps, replay.cuda), steps, replay.step_s)
+    return replay.read()
 
 
 def summarize_operations(events: Iterable[Any], steps: int, cuda: bool) -> list[ProfiledOperation]:

@@ -17,7 +17,6 @@ from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.base import FORWARD, OPTIMIZER, PARTS, BatchReplay, NotMeasured
 from scalebench.strategies.torch import profiling
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.observed import ProfiledReplay
 from scalebench.workloads.source import Source
 from tests.strategies.builders import make_features, run_training, scheduled_rates
 
@@ -140,10 +139,8 @@ def count_broadcasts(spec, strategy, record, progress):
         for sync in (True, False):
             strategy.options.sigterm = sigterm
             strategy.set_gradient_sync(sync)
-            replay = ProfiledReplay(batch, 4)  # profiled from its first batch on, after the broadcast before that
-            strategy.train(replay)
-            names = [event.name for event in replay._profiler.events()]
-            counts[f"{sigterm} {sync}"] = [names.count("gloo:broadcast"), "gloo:all_reduce" in names]
+            names = profiling.profile_steps(strategy.train, strategy.synchronize, batch, 3).names
+            counts[f"{sigterm} {sync}"] = [names["gloo:broadcast"], names["gloo:all_reduce"] > 0]
     settings = {}
     for sigterm in ("lightning", "never"):
         strategy.options.sigterm = sigterm

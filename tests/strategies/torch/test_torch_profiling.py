@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +12,12 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
-from scalebench.core.result import ProfiledOperation
+from scalebench.core.result import ProfiledOperation, RankRecord
+from scalebench.measure.progress import ProgressFile
+from scalebench.measure.session import Session
+from scalebench.strategies.base import NotMeasured
+from scalebench.strategies.torch import profiling
+from scalebench.strategies.torch.base import NO_KERNELS
 from scalebench.strategies.torch.observed import (
     ALL_REDUCE,
     OperatorCall,
@@ -100,6 +107,52 @@ def test_operations_on_the_cpu_and_on_a_gpu():
         ("c10d::allreduce_", 0.5, 1.0, False, "cpu"),
     ]
     assert listed(cuda=True) == [(NCCL, 0.5, 25.0, True, "cuda"), ("sm90_gemm", 1.0, 12.0, False, "cuda")]
+
+
+@pytest.fixture
+def cupti(monkeypatch):
+    """Return a list with the number of each session so far, in which PyTorch's profiler sees a GPU: kernels in every
+    second session alone, as where what CUPTI tears down after one falls into the next."""
+    sessions, start, read = [], torch.profiler.profile.start, torch.profiler.profile.events
+    kernels = [event("sm90_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32", 12.0, 0.0, **KERNEL)]
+
+    def begin(profiler):
+        sessions.append(len(sessions))
+        start(profiler)
+
+    monkeypatch.setattr(torch.profiler.profile, "start", begin)
+    monkeypatch.setattr(torch.profiler.profile, "events", lambda self: [*read(self), *kernels[sessions[-1] % 2 :]])
+    monkeypatch.setattr(profiling, "is_on_gpu", lambda batch: True)
+    monkeypatch.setattr(profiling, "choose_activities", lambda on_gpu: [torch.profiler.ProfilerActivity.CPU])
+    return sessions
+
+
+MEASURE = {"min_s": 0.1, "max_s": 0.1, "block_s": 0.02, "warmup_max_s": 0.1, "probe_s": 0.05}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("probes", [True, False])
+def test_backend_settings_and_operations_are_of_one_session(strategy, cupti, tmp_path, probes):
+    adapter = strategy("ddp_gloo", measure={**MEASURE, "probes": probes})
+    adapter.setup = lambda: None  # it is done
+    record = RankRecord(0, "here", os.getpid())
+    Session(adapter.spec, adapter, record, ProgressFile(tmp_path, 0, os.getpid())).run()
+    assert cupti == [0] and record.backend_used == "gloo" and not record.probe_failures
+    assert record.settings_used == {"precision": "tf32", "compiler": "none"}
+    if probes:
+        assert record.probes.profile.kernel_s > 0 and "profile" not in record.probes.reasons
+
+
+@pytest.mark.gpu
+def test_a_profile_on_a_gpu_without_kernels_is_a_reason(strategy, cupti, source, tmp_path):
+    """What the host's events tell stays; whether float32 was computed in TF32 they do not tell."""
+    adapter = strategy("ddp_gloo")
+    adapter.step(next(iter(adapter.feed(source()))))
+    cupti.append(0)
+    with pytest.raises(NotMeasured, match=f"^{re.escape(NO_KERNELS)}$"):
+        adapter.profile(2, tmp_path / "trace.json.gz")
+    assert adapter.backend_used() == "gloo" and adapter.settings_used() == {"compiler": "none"}
+    assert cupti == [0, 1]
 
 
 def test_sums_cover_all_operations_and_are_none_without_any():
@@ -227,6 +280,13 @@ def product(dtype, name="aten::addmm"):
     return OperatorCall(name, dtype, (2, 3), (3, 1))
 
 
+TF32_CONV, SMALL_PRODUCT = "sm90_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwc", "gemmSN_TN_kernel<float>"
+
+
+def ran(call, *kernels):
+    return call._replace(gpu_kernels=kernels)
+
+
 @pytest.mark.parametrize(
     ("names", "operations", "settings"),
     [
@@ -236,6 +296,9 @@ def product(dtype, name="aten::addmm"):
         (["cutlass_80_tensorop_s1688gemm_128x256_16x3_nn_align4"], [product(FLOAT)], ("tf32", None, "none")),
         (["turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_tn"], [product(FLOAT)], ("float32", None, "none")),
         (["ampere_sgemm_128x64_tn"], [product(FLOAT)], ("float32", None, "none")),
+        ([TF32_CONV, SMALL_PRODUCT], [ran(conv(FLOAT, IMAGES), TF32_CONV), ran(product(FLOAT), SMALL_PRODUCT)],
+         ("float32+tf32", "nchw", "none")),
+        ([TF32_CONV, "splitK"], [ran(conv(FLOAT, IMAGES), TF32_CONV, "splitK")], ("tf32", "nchw", "none")),
         ([], [conv(HALF, IMAGES), product(FLOAT)], ("float16+float32", "nchw", "none")),
         ([], [OperatorCall("aten::convolution", HALF, (2, 1, 8, 8), (64, 1, 8, 1))], ("float16", None, "none")),
         (["Torch-Compiled Region: 0/0"], [conv(FLOAT, LAST, "mkldnn::_convolution_pointwise")],

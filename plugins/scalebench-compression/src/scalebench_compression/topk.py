@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from scalebench.plugin_api import InputError
-from scalebench.strategies.torch import OBSERVED_STEPS, DdpOptions, ProfiledReplay
+from scalebench.strategies.torch import DdpOptions
 from scalebench_compression import sparse
 from scalebench_compression.compressed import Buffers, CompressedDdp
 
@@ -76,15 +77,11 @@ class DdpTopK(CompressedDdp):
         return _all_gather(*buffers, async_op=True)
 
     def backend_used(self) -> str | None:
-        """Train two more steps under the profiler, which spoil the weights; return the backend of their all-gather."""
-        if self.last_batch is None:
-            raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
-        replay = ProfiledReplay(self.last_batch, OBSERVED_STEPS)
-        self.train(replay)
-        return all_gather_backend(replay.event_names())
+        """Return the backend of the all-gather in profiled steps."""
+        return all_gather_backend(self.observe_steps().names)
 
 
-def all_gather_backend(names: set[str]) -> str | None:
+def all_gather_backend(names: Iterable[str]) -> str | None:
     """Return the backend whose all-gather is among these event names."""
     gathers = [name for name in names if any(word in name for word in GATHERS)]
     backends = {backend for name in gathers for prefix, backend in BACKENDS.items() if name.startswith(prefix)}

@@ -166,7 +166,6 @@ class ModelParallel(TorchStrategy):
         self._transfers()
 
     def backend_used(self) -> str | None:
-        """Observe the backend in two more steps under the profiler, which spoil the weights."""
         return self.observe_backend()
 
     def evaluate(self, source: Source) -> dict[str, float]:

@@ -292,7 +292,7 @@ class Fsdp(TorchStrategy):
         return build_torch_collective(self.group, name, size_bytes)
 
     def backend_used(self) -> str | None:
-        """Observe the backend in two more steps, which spoil the weights; None where one process has all shards."""
+        """Observe the backend in profiled steps; None where one process has all shards."""
         return self.observe_backend()
 
     def evaluate(self, source: Source) -> dict[str, float]:

@@ -84,7 +84,6 @@ class TensorParallel(TorchStrategy):
         return build_torch_collective(self.group, name, size_bytes)
 
     def backend_used(self) -> str | None:
-        """Observe the backend in two more steps under the profiler, which spoil the weights."""
         return self.observe_backend()
 
     def _messages(self) -> list[tuple[str, int]]:

@@ -20,7 +20,7 @@ from scalebench.strategies.base import BatchReplay
 from scalebench.strategies.torch.base import BareTorch
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import TorchGroup
-from scalebench.strategies.torch.observed import ProfiledReplay
+from scalebench.strategies.torch.profiling import profile_steps
 from scalebench.strategies.torch.tensor_parallel import TensorParallel, TensorParallelOptions
 
 STEPS, SAMPLES = 4, 22
@@ -98,12 +98,11 @@ def train_on(strategy, batch):
 
 def profiled_messages(strategy, batch):
     """Return the bytes of each message of a profiled step: of the gathered or summed result."""
-    replay = ProfiledReplay(batch, 1, shapes=True)
-    strategy.train(replay)
+    calls = profile_steps(strategy.train, strategy.synchronize, batch, 1).calls
     ranks = strategy.spec.processes
     return sorted(
         math.prod(call.sizes) * call.dtype.itemsize * (1 if IS_ALL_REDUCE[call.name] else ranks)
-        for call in replay.operator_calls()
+        for call in calls
         if call.name in IS_ALL_REDUCE
     )
 
