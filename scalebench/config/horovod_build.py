@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -227,11 +228,24 @@ def _write_cache(path: Path, answer: CachedFeatures) -> None:
         return  # probed again the next time
 
 
+def find_nccl_package() -> Path | None:
+    """Return the folder of the NCCL that PyTorch's wheels for CUDA bring, with its headers; None where it is not
+    installed."""
+    try:
+        spec = importlib.util.find_spec("nvidia.nccl")
+    except (ImportError, ValueError):
+        return None
+    folders = map(Path, (spec and spec.submodule_search_locations) or ())
+    needed = ("include/nccl.h", "lib/libnccl.so.2")
+    return next((folder for folder in folders if all((folder / path).exists() for path in needed)), None)
+
+
 def describe_environment() -> str:
     """Return, in one line, what a build depends on and what is installed, each "none" where it is missing.
 
-    Python's ABI, the version of PyTorch, that of its CUDA or "cpu", the version of TensorFlow, and a digest of the
-    installed Horovod. Its list of files holds their checksums, and so differs between two builds of one version.
+    Python's ABI, the version of PyTorch, that of its CUDA or "cpu", the version of TensorFlow, a digest of the
+    installed Horovod, and the folder of NCCL's package. Horovod's list of files holds their checksums, and so differs
+    between two builds of one version.
     """
     torch, tensorflow = (detect_framework_version(name) or "none" for name in ("torch", "tensorflow"))
     try:
@@ -239,7 +253,8 @@ def describe_environment() -> str:
         digest = hashlib.sha256(files.encode()).hexdigest()[:16]
     except importlib.metadata.PackageNotFoundError:
         digest = "none"
-    return f"{sys.implementation.cache_tag} {torch} {cuda_builds.detect_torch_cuda() or 'cpu'} {tensorflow} {digest}"
+    cuda, nccl = cuda_builds.detect_torch_cuda() or "cpu", find_nccl_package() or "none"
+    return f"{sys.implementation.cache_tag} {torch} {cuda} {tensorflow} {digest} {nccl}"
 
 
 def main(frameworks: list[str]) -> int:

@@ -328,6 +328,32 @@ def test_nccl_where_everything_for_it_is_there(home):
     assert "HOROVOD_GPU_OPERATIONS" not in home.environment_of_build()
 
 
+@pytest.mark.gpu
+def test_the_nccl_of_pytorchs_wheel_is_taken_unless_another_is_named(home):
+    home.programs(COMPILER, MPI, GPU, {"ln": f'exec {shutil.which("ln")} "$@"'})
+    home.site.torch("2.13.0+cu130", "13.0")
+    home.site.horovod({"pytorch": "2.13.0+cu130"}, "mpi gloo nccl")
+    package = home.site.folder / "nvidia" / "nccl"
+    for path in ("include/nccl.h", "lib/libnccl.so.2"):
+        (package / path).parent.mkdir(parents=True)
+        (package / path).touch()
+    seen = 'readlink "$HOROVOD_NCCL_LIB/libnccl.so" >"$FAKE_HOME/link"'
+    home.programs({"readlink": f'exec {shutil.which("readlink")} "$@"'})
+    status, out, _ = home.install(CUDA_HOME="/nowhere", FAKE_BUILD=seen)
+    assert (status, out[-1]) == (0, "Horovod 0.28.1 with PyTorch 2.13.0+cu130: MPI, Gloo, NCCL")
+    reported = home.environment_of_build()
+    assert (reported["HOROVOD_NCCL_INCLUDE"], reported["HOROVOD_NCCL_LINK"]) == (str(package / "include"), "SHARED")
+    assert (home.folder / "link").read_text().strip() == str(package / "lib/libnccl.so.2")
+    shutil.rmtree(home.wheels)
+    home.stamp.unlink()
+    other = home.folder / "other"
+    other.mkdir()
+    (other / "nccl.h").touch()
+    home.install(HOROVOD_NCCL_INCLUDE=str(other))
+    reported = home.environment_of_build()
+    assert reported["HOROVOD_NCCL_INCLUDE"] == str(other) and "HOROVOD_NCCL_LIB" not in reported
+
+
 OTHER_NVCC = "nvcc of CUDA 13 as PyTorch 2.13.0+cu130 ({}/nvcc is of CUDA 12.4; "
 OTHER_NVCC += "HOROVOD_CUDA_HOME=/usr/local/cuda-13.0 names another)"
 
@@ -393,5 +419,15 @@ def test_the_compiler_is_asked_for_another_standard_and_no_debug_symbols(home):
     command = [HOROVOD_SCRIPT.with_name("horovod_cxx.sh"), *arguments]
     env = {"PATH": home.environment["PATH"], "SCALEBENCH_CXX": "cxx"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    reported = ["-std=c++17", "-DX=a b", "-std=c++11", "x/xla_mpi_ops.cc", "-UTENSORFLOW_VERSION", "-o", "y"]
-    assert done.stdout.splitlines() == reported
+    reported = ["-std=c++17", "-DX=a b", "-std=c++11", "x/xla_mpi_ops.cc", "-UTENSORFLOW_VERSION"]
+    assert done.stdout.splitlines() == [*reported, "-include", "stdexcept", "-include", "cstdint", "-o", "y"]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+def test_what_headers_of_gcc_13_no_longer_include_is_included(tmp_path):
+    """Horovod's common.h throws std::logic_error and uses uint8_t, and includes neither's header."""
+    (tmp_path / "common.cc").write_text('uint8_t byte; void fail() { throw std::logic_error("no"); }\n')
+    command = ["-std=c++14", "-fsyntax-only", "common.cc"]
+    assert subprocess.run(["g++", *command], cwd=tmp_path, capture_output=True).returncode != 0
+    done = subprocess.run([HOROVOD_SCRIPT.with_name("horovod_cxx.sh"), *command], cwd=tmp_path, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -84,7 +84,7 @@ def test_phases_come_in_order_and_are_marked(tmp_path):
     order = ["shard", "setup", "num_params", "feed", "train", "step", "peak_memory_bytes", "evaluate"]
     assert [name for name in dict.fromkeys(calls) if name in order] == order
     # Probes come last; to close is the worker's part.
-    last = ["evaluate", "message_sizes", "backend_used", "versions"]
+    last = ["evaluate", "message_sizes", "versions", "backend_used"]
     assert [name for name, _ in itertools.groupby(calls) if name in (*last, "close")] == last
     assert read_progress(tmp_path, 0).phase == "close"
 

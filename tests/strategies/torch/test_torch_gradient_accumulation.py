@@ -87,6 +87,7 @@ def test_synchronization_can_be_switched_off_and_on(strategy, source, name):
         adapter.set_gradient_sync(False)
         assert adapter.backend_used() is None
         adapter.set_gradient_sync(True)
+        adapter.profile(2, None)  # anew
         assert adapter.backend_used() == "gloo"
 
 

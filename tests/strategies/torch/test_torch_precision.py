@@ -134,6 +134,7 @@ def test_networks_are_built_in_the_default_layout(strategy, pictures, expected, 
     for parameter in bare.model.parameters():
         parameter.data = parameter.data.contiguous()
         parameter.grad = None
+    bare.profile(1, None)  # anew
     assert bare.settings_used()["data_format"] == ("nhwc (nchw kernels)" if expected == "nhwc" else "nchw")
 
 

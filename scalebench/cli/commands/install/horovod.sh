@@ -70,7 +70,14 @@ build_environment() {
   # Horovod pins C++11 for its CUDA kernels, which it compiles wherever PyTorch has CUDA; of two standards nvcc takes
   # the last.
   export NVCC_APPEND_FLAGS="${NVCC_APPEND_FLAGS:+$NVCC_APPEND_FLAGS }-std=c++17"
-  if [ "$gpu" = nccl ]; then export HOROVOD_GPU_OPERATIONS=NCCL; fi
+  if [ "$gpu" = nccl ]; then
+    export HOROVOD_GPU_OPERATIONS=NCCL
+    if takes_nccl_package; then # it has no libnccl.so, by which a linker looks for a library
+      mkdir "$work/nccl"
+      ln -s "$nccl_package/lib/libnccl.so.2" "$work/nccl/libnccl.so"
+      export HOROVOD_NCCL_INCLUDE="$nccl_package/include" HOROVOD_NCCL_LIB="$work/nccl" HOROVOD_NCCL_LINK=SHARED
+    fi
+  fi
   if [ "$torch_cuda" = cpu ]; then
     return 0
   elif [ "$gpu" = cpu ]; then

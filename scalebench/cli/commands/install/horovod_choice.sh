@@ -70,13 +70,19 @@ nccl_lacks() {
   cuda_lacks
 }
 
+# The package that PyTorch's own wheel brings (nccl_package) is the NCCL that PyTorch uses.
 has_nccl_header() {
   local folder
+  if takes_nccl_package; then return 0; fi
   for folder in "${HOROVOD_NCCL_INCLUDE:-}" "${HOROVOD_NCCL_HOME:-}/include" "${CUDA_HOME:-/usr/local/cuda}/include" \
     /usr/include; do
     if [ -e "$folder/nccl.h" ]; then return 0; fi
   done
   return 1
+}
+
+takes_nccl_package() {
+  [ "$nccl_package" != none ] && [ -z "${HOROVOD_NCCL_INCLUDE:-}${HOROVOD_NCCL_HOME:-}" ]
 }
 
 has_gpu() {
@@ -119,14 +125,14 @@ choose_gpu() {
   fi
 }
 
-# Sets torch, tensorflow (versions or none), torch_cuda (a version or cpu), mpi, gpu, frameworks, notes (what is left
+# Sets torch, tensorflow (versions or none), torch_cuda (a version or cpu), nccl_package (a folder or none), mpi, gpu, frameworks, notes (what is left
 # out), installed (the mark of what is there now), and key, the name of the wheel's folder: all that the wheel is tied
 # to.
 choose() {
   local abi
   notes=() frameworks=()
   [ -x "$PYTHON" ] || fail "there is no $PYTHON"
-  read -r abi torch torch_cuda tensorflow installed < <(inspect) ||
+  read -r abi torch torch_cuda tensorflow installed nccl_package < <(inspect) ||
     fail "$PYTHON cannot tell which packages it has"
   [ "$torch$tensorflow" != nonenone ] || fail "$PYTHON has neither PyTorch nor TensorFlow: pip install 'scalebench-train[torch]'"
   mpi=nompi

@@ -9,7 +9,11 @@ for argument in "$@"; do
   # Horovod pins C++14, and today's headers of PyTorch and TensorFlow want 17.
   [ "$argument" != -std=c++14 ] || argument=-std=c++17
   arguments+=("$argument")
-  # Its XLA operations include headers that no TensorFlow wheel has; without this name the file is empty.
-  case "$argument" in *xla_mpi_ops.cc) arguments+=(-UTENSORFLOW_VERSION) ;; esac
+  case "$argument" in
+    # Its XLA operations include headers that no TensorFlow wheel has; without this name the file is empty.
+    *xla_mpi_ops.cc) arguments+=(-UTENSORFLOW_VERSION) ;;
+  esac
+  # Horovod and its Gloo rely on what other headers include by the way, and those of GCC 13 and newer include less.
+  case "$argument" in *.cc) arguments+=(-include stdexcept -include cstdint) ;; esac
 done
 exec "${SCALEBENCH_CXX:-g++}" "${arguments[@]}"
