@@ -115,7 +115,7 @@ def test_a_disk_that_is_full_in_mid_run_takes_its_result(tmp_path):
     assert not list((disk.after / "run").glob("room*"))
 
 
-@pytest.mark.parametrize("order", ["given", "rounds"])
+@pytest.mark.parametrize("order", [pytest.param("given", marks=pytest.mark.slow), "rounds"])
 def test_a_sweep_ends_on_a_full_disk_with_1_and_its_table(tmp_path, order):
     """Hydra cannot write into the folder of the next run, or into that of a run that took turns."""
     disk = SmallDisk(tmp_path / "disk")

@@ -1,7 +1,6 @@
 """Runs on JPEG files that are decoded while they train: all frameworks, and what happens to the decoding processes."""
 
 import os
-import signal
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
@@ -16,7 +15,7 @@ from tests.builders.configs import write_pictures
 from tests.builders.runs import wait_until
 
 START_LIMIT_S = 300.0  # for a run to start on a busy machine
-SIMULATED = ("strategy=simulated", "strategy.options.step_s=0.02")  # so that not all cores decode all the time
+SIMULATED = ("strategy=simulated", "strategy.options.step_s=0.05")  # so that not all cores decode all the time
 
 
 @pytest.fixture(scope="module")
@@ -53,18 +52,6 @@ def read_results(folder):
     return [read_result(path) for path in sorted(folder.rglob(RESULT_FILE))]
 
 
-def test_a_killed_decoder_is_a_failed_row_and_leaves_no_process(pictures, tmp_path):
-    long = (*SIMULATED, "gpus=2", "dataset.workers=2", "measure.min_s=300", "measure.max_s=300")
-    with start(pictures, tmp_path, *long) as process:
-        decoders = wait_until(lambda: found if len(found := find_decoders(process)) == 4 else None, START_LIMIT_S)
-        decoders[0].send_signal(signal.SIGKILL)
-        assert process.wait(START_LIMIT_S) == 1
-    (result,) = read_results(tmp_path / "run")
-    assert result.status == "failed"
-    assert "a process that decodes pictures (dataset.workers=2) was killed by SIGKILL" in (result.reason or "")
-    assert not psutil.wait_procs(decoders, 10)[1]
-
-
 def test_no_decoder_survives_the_parent(pictures, tmp_path):
     long = (*SIMULATED, "gpus=1", "dataset.workers=2", "measure.min_s=300", "measure.max_s=300")
     with start(pictures, tmp_path, *long) as process:
@@ -81,7 +68,7 @@ def test_decoders_are_parked_with_their_run(pictures, tmp_path):
         "gpus=1,2",
         "dataset.workers=1",
         "measure.repeats=1",
-        "measure.slot_s=0.5",
+        "measure.slot_s=0.3",
     )
 
     def one_is_parked(process):
@@ -92,7 +79,7 @@ def test_decoders_are_parked_with_their_run(pictures, tmp_path):
                 stopped.setdefault(folder, []).append(decoder.status() == psutil.STATUS_STOPPED)
         return sorted(stopped.values()) in ([[False], [True, True]], [[False, False], [True]])
 
-    with start(pictures, tmp_path, *turns, "measure.min_s=2", "measure.max_s=4", "sweep.report=false") as process:
+    with start(pictures, tmp_path, *turns, "measure.min_s=1", "measure.max_s=2", "sweep.report=false") as process:
         assert wait_until(lambda: one_is_parked(process), START_LIMIT_S)
         assert process.wait(START_LIMIT_S) == 0
     results = read_results(tmp_path / "run")

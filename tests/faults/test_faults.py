@@ -129,7 +129,7 @@ def test_a_forked_rank_that_goes_wrong(tmp_path, monkeypatch):
         assert row.fault.name != "stop" or result.reason.endswith(f"; rank {row.rank} is stopped")
 
 
-SLOW_UNDER_MPI = [pytest.param(fault, marks=pytest.mark.slow) for fault in ("exit", "oom")]  # a row of SAMPLE exits
+SLOW_UNDER_MPI = [pytest.param(fault, marks=pytest.mark.slow) for fault in ("raise", "exit", "oom")]  # SAMPLE exits
 
 
 @NEEDS_MPIRUN
@@ -138,6 +138,6 @@ class TestSimulatedFaultsUnderMpi(FaultContract):
     overrides = ("strategy.launcher=mpi",)
     hang_s = 6.0
 
-    @pytest.mark.parametrize("fault", ["raise", "kill", "stop", *SLOW_UNDER_MPI])
+    @pytest.mark.parametrize("fault", ["kill", "stop", *SLOW_UNDER_MPI])
     def test_a_failing_rank_ends_the_run(self, fault, tmp_path):
         super().test_a_failing_rank_ends_the_run(fault, tmp_path)

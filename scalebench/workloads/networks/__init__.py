@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -76,11 +78,18 @@ def build_by_name(
     if outputs < 1:
         raise InputError(f"model.outputs={outputs} should be at least 1")
     _check_options(name, options or {}, option_defaults(name))
+    if point is None:
+        return _build_once(name, tuple(input_shape), outputs, json.dumps(options or {}))
     network = Network(name, input_shape)
-    if point is not None:
-        plugin_networks.add_nodes(point, network, outputs, options or {})
-    else:
-        _load(_entry(name).function)(network, outputs, **(options or {}))
+    plugin_networks.add_nodes(point, network, outputs, options or {})
+    return network
+
+
+@functools.lru_cache(16)
+def _build_once(name: str, input_shape: tuple[int, ...], outputs: int, options: str) -> Network:
+    """Build one of our networks, which nobody changes: the runs of a sweep and their baselines share theirs."""
+    network = Network(name, input_shape)
+    _load(_entry(name).function)(network, outputs, **json.loads(options))
     return network
 
 

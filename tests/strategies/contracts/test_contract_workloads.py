@@ -140,7 +140,7 @@ FIT = "strategy.options.loop=fit"
 STAGES = ("tensor_parallel", "model_parallel_tensorflow", "pipeline_1f1b")
 CONTRACTS = {
     OnTokens: [
-        contract("bare_tensorflow", gpus=1, baseline="bare_torch"),
+        contract("bare_tensorflow", gpus=1, baseline="bare_torch", slow=True),
         contract("fsdp_gloo", EACH_LAYER),  # layers free their weights although nobody overwrites their outputs
         *slow(*STAGES, **ONLY_ACTIVATIONS),
         *slow("ddp_gloo", "zero1", "lightning_ddp_gloo", "horovod_gloo", "horovod_tensorflow_gloo", "mirrored"),
