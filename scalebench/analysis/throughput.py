@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ from scalebench.core.stats.estimates import (
 )
 
 MAX_REPEAT_RATIO = 1.1
+MIN_BUSY_SHARE = 0.5  # of a step, from which on a GPU is what limits it
 SPREAD_COLUMNS = ("step_s_median", "step_s_p95", "step_cv")
 Figure = tuple[float | None, Estimate | None]
 
@@ -214,11 +216,25 @@ def utilization_flags(result: Result, mfu: float | None) -> list[str]:
     """Return the flags of a model FLOPs utilization above 1, and of GPUs whose fast tensor cores were left idle."""
     gpus = [gpu for machine in (result.machine, *(result.other_machines or [])) for gpu in machine.gpus]
     computes_float32 = result.scale.device == "cuda" and result.workload.precision_used == "float32"
+    busy = busy_share(result) if computes_float32 else None
+    computes_float32 &= busy is None or busy >= MIN_BUSY_SHARE  # faster kernels shorten no step that waits for its host
     flags = {
         "mfu_above_1": mfu is not None and mfu > 1,
         "no_tensor_cores": computes_float32 and any(has_fast_tensor_cores(gpu.name) for gpu in gpus),
     }
     return [name for name, is_set in flags.items() if is_set]
+
+
+def busy_share(result: Result) -> float | None:
+    """Return the share of a step in which its GPUs run kernels: by the profile, else by NVML; None where both are
+    silent."""
+    profiles = [rank.probes.profile for rank in result.ranks if rank.probes is not None]
+    kernels_s = [each.kernel_s for each in profiles if each is not None and each.kernel_s is not None]
+    seconds = step_s(result)
+    if kernels_s and seconds:
+        return statistics.fmean(kernels_s) / seconds
+    seen = [each.gpu_util_mean for each in result.monitor.devices if each.gpu_util_mean is not None]
+    return statistics.fmean(seen) if seen else None
 
 
 def reading_flags(result: Result, rate: float | None) -> list[str]:

@@ -218,7 +218,7 @@ RAISED_WHEN = {
     "superlinear_on_cpu": "likewise on CPU workers, which share their processors: an error of the measurement",
     "superlinear_within_noise": "efficiency above 1; its interval contains 1",
     "mfu_above_1": "mfu is above 1, which no card can reach at its nominal clock",
-    "no_tensor_cores": "precision_used is float32 on a GPU with tensor cores more than 2.5 times as fast as that",
+    "no_tensor_cores": "precision_used is float32 on a busy GPU with tensor cores more than 2.5 times as fast as that",
     NOT_STEADY: "unsteady for a reason that no other flag names",
 }
 

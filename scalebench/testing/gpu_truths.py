@@ -40,8 +40,10 @@ SIMULATED_STEP_S = 0.1
 MAX_RUN_S = 300.0
 MAX_LOG_CHARS = 2000
 SHORT_RUN = ("measure=quick", "measure.probes=false", "measure.evaluate=false", "measure.repeats=1")
-# A step of it keeps a GPU busy for so long that the host, and with it the wrapper, is hidden; the data stay in memory.
-GPU_BOUND = ("model=resnet50", "train.batch_per_device=32", "dataset.size=320", "dataset.feed=fixed")
+# Steps of it keep a GPU busy for so long that the host, and with it the wrapper, is hidden, with the largest batch that
+# fits into a memory of so many GiB; the data stay in memory.
+GPU_BOUND = ("model=resnet50", "dataset.feed=fixed")
+GPU_BOUND_BATCHES = {20: 128, 10: 64, 0: 32}
 TITLES = {
     "device": "PyTorch sees the GPUs",
     "program": "a step of known length, through the whole program",
@@ -248,7 +250,14 @@ def observe_simulated_step(folder: Path) -> list[Truth]:
     return [judge_seconds("program", seconds, STEP_TOLERANCE)]
 
 
-def observe_bare_and_ddp(folder: Path, workload: Sequence[str] = GPU_BOUND) -> list[Truth]:
+def choose_gpu_bound(total_bytes: int | None) -> list[str]:
+    """Return a workload whose steps are limited by a GPU with so much memory."""
+    gib = (total_bytes or 0) / 2**30
+    batch = next(batch for at_least, batch in GPU_BOUND_BATCHES.items() if gib >= at_least)
+    return [*GPU_BOUND, f"train.batch_per_device={batch}", f"dataset.size={4 * batch}"]
+
+
+def observe_bare_and_ddp(folder: Path, workload: Sequence[str]) -> list[Truth]:
     """Compare the framework with its wrapper on one device, in turns: there is nothing to synchronize."""
     folder.mkdir()
     strategies = ["--multirun", "strategy=bare_torch,ddp", "gpus=1", "baseline=none", *workload]

@@ -10,7 +10,7 @@ from scalebench.analysis.load import frame_of_results
 from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.rows import link_cells
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.result import DeviceMonitorRecord, MonitorRecord, Quality
+from scalebench.core.result import DeviceMonitorRecord, MonitorRecord, ProbeRecord, Profile, Quality
 from scalebench.report.flag_text import describe_row
 from scalebench.report.tables import make_configuration_table
 from scalebench.report.terminal import list_headline
@@ -171,6 +171,21 @@ def test_gpus_of_all_nodes_count():
 ])  # fmt: skip
 def test_idle_tensor_cores_are_flagged(names, precision, device, is_flagged):
     ((flags,),) = read_cells([run_on(names, precision, device=device)], "flags")
+    assert (flags == "no_tensor_cores") == is_flagged
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kernel_s", "gpu_util", "is_flagged"), [
+    (0.006, 0.9, False), (0.04, 0.2, True), (None, 0.2, False), (None, 0.9, True), (None, None, True),
+])  # fmt: skip
+def test_tensor_cores_are_no_advice_where_a_step_waits_for_its_host(kernel_s, gpu_util, is_flagged):
+    """Steps take 50 ms; NVML counts as busy what the profile has seen in detail."""
+    run = run_on([A100, A100], "float32", watched=[0, 1])
+    for device in run.monitor.devices:
+        device.gpu_util_mean = gpu_util
+    for each in run.ranks:
+        each.probes = ProbeRecord(profile=Profile(2, 0.06, kernel_s))
+    ((flags,),) = read_cells([run], "flags")
     assert (flags == "no_tensor_cores") == is_flagged
 
 

@@ -1,13 +1,16 @@
 """`scalebench check --gpu`: its page, its exit status, and what the page leaves out."""
 
 import io
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from scalebench.__main__ import main
 from scalebench.cli.commands import check_gpu
 from scalebench.cli.commands.check import FAILS, HOLDS, SKIPPED, ContractResult
+from scalebench.core.machine.gpus import GpuRoom
 from scalebench.testing import gpu_truths
 from scalebench.testing.gpu_truths import FAIL, NOT_POSSIBLE, PASS, Truth
 
@@ -20,6 +23,7 @@ def no_doctor(monkeypatch):
     monkeypatch.setattr(check_gpu.doctor, "main", lambda options: print("no GPU"))
     monkeypatch.setattr(check_gpu.gpus, "find_nvml_problem", lambda: None)
     monkeypatch.setattr(check_gpu.gpus, "count_gpus", lambda: 0)
+    monkeypatch.setattr(check_gpu.gpus, "read_gpu_room", list)
     monkeypatch.setattr(gpu_truths, "observe_simulated_step", lambda folder: [STEP])
 
 
@@ -65,24 +69,37 @@ def test_a_line_that_fails_is_the_exit_status(no_doctor, monkeypatch):
     ],
 )
 def test_truths_by_the_number_of_gpus(count, reasons, no_doctor, monkeypatch, tmp_path):
-    monkeypatch.setattr(check_gpu.gpus, "count_gpus", lambda: count)
+    monkeypatch.setattr(check_gpu.gpus, "read_gpu_room", lambda: [GpuRoom(2**34, 2**34, None)] * count)
     ran = lambda strategy, gpus, names, folder: [Truth(name, PASS, f"ran {gpus}") for name in names]  # noqa: E731
     monkeypatch.setattr(gpu_truths, "observe_rank", ran)
-    monkeypatch.setattr(gpu_truths, "observe_bare_and_ddp", lambda folder: [Truth("bare", PASS, "ran")])
+    monkeypatch.setattr(gpu_truths, "observe_bare_and_ddp", lambda folder, workload: [Truth("bare", PASS, "ran")])
     monkeypatch.setattr(gpu_truths, "observe_two_ranks_on_one_gpu", lambda folder: [Truth("one_gpu", PASS, "ran")])
-    monkeypatch.setattr(check_gpu, "check_contract", lambda name, *words: [Truth(name, PASS, "ran")])
+    monkeypatch.setattr(check_gpu.check, "resolve_overrides", lambda overrides: SimpleNamespace(unsupported=None))
+    monkeypatch.setattr(check_gpu, "run_contract", lambda name, *words: [Truth(name, PASS, "ran")])
     lines = {line.name: line.text for line in check_gpu.run_checks(tmp_path, check_gpu.io.StringIO(), lambda: 1.0)}
     assert {name: lines[name] for name in reasons} == reasons
     assert lines["contract of fsdp_nccl"] == "ran"
 
 
 def test_contracts_end_with_the_time(monkeypatch, tmp_path):
-    left = iter([100.0, 50.0, -1.0])
-    monkeypatch.setattr(check_gpu, "check_contract", lambda name, *words: [Truth(name, PASS, "ran")])
-    lines = list(check_gpu.check_contracts(["a", "b", "c", "d"], 2, tmp_path / "contracts", lambda: next(left)))
-    assert [line.verdict for line in lines] == [PASS, PASS, NOT_POSSIBLE]
-    assert lines[2].name == "contracts of 2 strategies"
-    assert lines[2].text == "no time is left for c, d; --minutes gives more"
+    """What runs is stopped, its processes too; what has not begun is not."""
+    left = iter([60.0, 0.5, -1.0])
+    sleeps = 'import subprocess, sys; subprocess.run([sys.executable, "-c", "import time; time.sleep(60)"])'
+    monkeypatch.setattr(check_gpu, "build_python_command", lambda *words: [sys.executable, "-c", sleeps])
+    monkeypatch.setattr(check_gpu.check, "resolve_overrides", lambda overrides: SimpleNamespace(unsupported=None))
+    monkeypatch.setattr(check_gpu, "count_usable_cores", lambda: 1)
+    lines = list(check_gpu.check_contracts(["ddp", "fsdp"], 2, tmp_path / "contracts", lambda: next(left)))
+    assert [(line.name, line.verdict) for line in lines] == [
+        ("contract of ddp", NOT_POSSIBLE), ("contract of fsdp", NOT_POSSIBLE)
+    ]  # fmt: skip
+    assert [line.text.partition(";")[0] for line in lines] == [
+        "it was stopped at the end of the time", "no time is left",
+    ]  # fmt: skip
+
+
+def test_the_workload_that_a_gpu_limits_fits_its_memory():
+    batches = [check_gpu.truths.choose_gpu_bound(gib and gib * 2**30)[2] for gib in (None, 8, 16, 80)]
+    assert batches == [f"train.batch_per_device={batch}" for batch in (32, 32, 64, 128)]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +122,7 @@ def test_a_contract_is_one_line(verdicts, verdict, text):
 
 @pytest.mark.slow
 def test_a_contract_runs_and_an_impossible_one_says_why(tmp_path):
-    simulated, nccl = check_gpu.check_contracts(["simulated", "ddp_nccl"], 2, tmp_path / "contracts", lambda: 1.0)
+    nccl, simulated = check_gpu.check_contracts(["simulated", "ddp_nccl"], 2, tmp_path / "contracts", lambda: 60.0)
     assert (simulated.name, simulated.verdict) == ("contract of simulated, gpus=2", PASS), simulated
     assert nccl.verdict == NOT_POSSIBLE and "ddp_nccl" in nccl.text
 

@@ -11,10 +11,14 @@ import io
 import os
 import platform
 import re
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 
@@ -26,14 +30,19 @@ from scalebench.cli.commands.arguments import CommandParser
 from scalebench.cli.commands.check import ContractResult
 from scalebench.core import config_files
 from scalebench.core.errors import InputError
+from scalebench.core.json_files import read_record, write_json
 from scalebench.core.machine import gpus
+from scalebench.core.machine.machine import count_usable_cores
+from scalebench.core.process import build_python_command
 from scalebench.strategies import registry
 from scalebench.testing import gpu_truths as truths
 from scalebench.testing.gpu_truths import FAIL, NOT_POSSIBLE, PASS, TITLES, Truth, try_truths
 
 TITLE = "# scalebench check --gpu"
 NO_GPU = "no GPU"
-LAST_CONTRACT_S = 90.0  # before the end: a contract takes 20 to 60 s, and is not stopped on its way
+RESULTS_FILE = "results.json"  # of one contract
+NO_TIME = "no time is left; --minutes gives more"
+CONTRACT_BYTES = 2**32  # of a GPU's memory, for the two processes of one contract at a time, with their contexts
 FOLDER = re.compile(r"(?<![\w~./])/(?:[\w.@+-]+/)+(?=[\w.@+-])")  # of an absolute path: the file's name stays
 PUBLIC_NAMES = {"root", "localhost", "127.0.0.1", "::1", "00:00:00:00:00:00"}
 
@@ -45,7 +54,7 @@ def main(page: Path, minutes: float) -> int:
     report = io.StringIO()
     lines: list[Truth] = []
     with tempfile.TemporaryDirectory(prefix="scalebench-check-") as folder:
-        for line in run_checks(Path(folder), report, lambda: end_s - LAST_CONTRACT_S - time.monotonic()):
+        for line in run_checks(Path(folder), report, lambda: end_s - time.monotonic()):
             lines.append(line)
             print(hide_private(f"{name_line(line)}: {describe(line)}"), flush=True)
             page.write_text(write_page(lines, report.getvalue()), encoding="utf-8")  # also if the next one never ends
@@ -67,16 +76,19 @@ def run_checks(folder: Path, report: io.StringIO, seconds_left: Callable[[], flo
     """Yield each line as it ends; the doctor's text goes to `report`."""
     yield from try_truths(("doctor",), partial(run_doctor, report))
     yield from try_truths(("program",), lambda: truths.observe_simulated_step(folder / "program"))
-    count = gpus.count_gpus()
+    room = gpus.read_gpu_room()
+    count, memory_bytes = len(room), min((each.total_bytes or 0 for each in room), default=0)
     one_device = ("device", *truths.ONE_DEVICE_TRUTHS)
     steps: list[tuple[tuple[str, ...], Callable[[], list[Truth]]]] = [
         (one_device, lambda: truths.observe_rank("bare_torch", 1, one_device, folder / "one")),
         (("all_reduce",), lambda: truths.observe_rank("ddp", 2, ("all_reduce",), folder / "two")),
-        (("bare",), lambda: truths.observe_bare_and_ddp(folder / "bare")),
+        (("bare",), lambda: truths.observe_bare_and_ddp(folder / "bare", truths.choose_gpu_bound(memory_bytes))),
         (("one_gpu",), lambda: truths.observe_two_ranks_on_one_gpu(folder / "same")),
     ]
     for names, observe in steps:
-        if count < 1 + (names == ("all_reduce",)):
+        if seconds_left() < 0:
+            yield from (Truth(name, NOT_POSSIBLE, NO_TIME) for name in names)
+        elif count < 1 + (names == ("all_reduce",)):
             yield from (Truth(name, NOT_POSSIBLE, "only one GPU" if count else NO_GPU) for name in names)
         else:
             yield from try_truths(names, observe)
@@ -104,27 +116,65 @@ def list_cuda_strategies() -> list[str]:
 def check_contracts(
     strategies: Sequence[str], count: int, folder: Path, seconds_left: Callable[[], float]
 ) -> Iterator[Truth]:
-    """Yield a line for the contract of each strategy on two GPUs, or on one, and one for all that were not begun."""
+    """Yield a line for the contract of each strategy on two GPUs, or on one. They compare losses, not times: as many
+    run at once as cores and memory take, each in a process of its own, which ends with the time."""
     folder.mkdir()
-    begun = 0
-    while count and begun < len(strategies) and seconds_left() > 0:
-        name = f"contract of {strategies[begun]}"
-        yield from try_truths((name,), partial(check_contract, name, strategies[begun], count, folder))
-        begun += 1
-    if begun < len(strategies):
-        reason = f"no time is left for {', '.join(strategies[begun:])}; --minutes gives more" if count else NO_GPU
-        yield Truth(f"contracts of {len(strategies) - begun} strategies", NOT_POSSIBLE, reason)
+    if not count:
+        yield Truth(f"contracts of {len(strategies)} strategies", NOT_POSSIBLE, NO_GPU)
+        return
+    free_bytes = min((room.free_bytes or 0 for room in gpus.read_gpu_room()), default=0)
+    at_once = max(1, min(count_usable_cores(), free_bytes // CONTRACT_BYTES))
+    running: list[Future[list[Truth]]] = []
+    with ThreadPoolExecutor(at_once) as pool:
+        for strategy in strategies:  # Hydra composes in one thread
+            name = f"contract of {strategy}"
+
+            def begin(strategy: str = strategy, name: str = name) -> list[Truth]:
+                limit = config_files.read_yaml(config_files.list_options("strategy")[strategy]).get("max_gpus") or 2
+                devices = f"gpus={min(count, 2, limit)}"
+                spec = check.resolve_overrides([f"strategy={strategy}", devices])
+                if spec.unsupported is not None:
+                    return [Truth(name, NOT_POSSIBLE, spec.unsupported)]
+                run = partial(run_contract, name, strategy, devices, folder / strategy, seconds_left)
+                running.append(pool.submit(try_truths, (name,), run))
+                return []
+
+            yield from try_truths((name,), begin)
+        for ended in as_completed(running):
+            yield from ended.result()
 
 
-def check_contract(name: str, strategy: str, count: int, folder: Path) -> list[Truth]:
-    """Run the contract of a strategy. All share the folder, in which a baseline is trained once."""
-    limit = config_files.read_yaml(config_files.list_options("strategy")[strategy]).get("max_gpus") or 2
-    devices = f"gpus={min(count, 2, limit)}"
-    spec = check.resolve_overrides([f"strategy={strategy}", devices])
-    if spec.unsupported is not None:
-        return [Truth(name, NOT_POSSIBLE, spec.unsupported)]
+def run_contract(
+    name: str, strategy: str, devices: str, folder: Path, seconds_left: Callable[[], float]
+) -> list[Truth]:
+    """Run the contract of a strategy in a process of its own, since pytest is not made for threads."""
+    if seconds_left() <= 0:
+        return [Truth(name, NOT_POSSIBLE, NO_TIME)]
+    folder.mkdir()
+    module = f"{__package__}.{Path(__file__).stem}"
+    command = build_python_command("-m", module, strategy, devices, str(folder))
+    with (
+        (folder / "log").open("wb") as log,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True) as process,
+    ):
+        try:
+            process.wait(timeout=max(0.0, seconds_left()))
+        except subprocess.TimeoutExpired:
+            return [Truth(name, NOT_POSSIBLE, "it was stopped at the end of the time; --minutes gives more")]
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # its ranks end with it
+                os.killpg(process.pid, signal.SIGKILL)
+    if not (folder / RESULTS_FILE).exists():
+        raise RuntimeError((folder / "log").read_text(errors="replace") or f"exit status {process.returncode}")
+    results = read_record(folder / RESULTS_FILE, list[ContractResult])
+    return [judge_contract(f"{name}, {devices}", results)]
+
+
+def write_contract_results(strategy: str, devices: str, folder: Path) -> None:
+    """Run the contract of a strategy, and write its results."""
     cases = check.list_contracts(check.CheckSubject("strategy", strategy, (devices,), False))
-    return [judge_contract(f"{name}, {devices}", check.run_contracts(cases, folder))]
+    (folder / "contract").mkdir()
+    write_json(folder / RESULTS_FILE, check.run_contracts(cases, folder / "contract"))
 
 
 def judge_contract(name: str, results: Iterable[ContractResult]) -> Truth:
@@ -200,3 +250,7 @@ def list_private_names() -> dict[str, str]:
         names |= {address.partition("%")[0]: "ADDRESS" for address in every}
     kept = {name: public for name, public in names.items() if len(name) > 2 and name not in PUBLIC_NAMES}
     return dict(sorted(kept.items(), key=lambda item: -len(item[0])))
+
+
+if __name__ == "__main__":
+    write_contract_results(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

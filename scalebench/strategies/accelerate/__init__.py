@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DistributedDataParallelKwargs, GradientAccumulationPlugin
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from scalebench.strategies import refusals
@@ -69,7 +70,8 @@ class Accelerate(Ddp):
         self.precision = AcceleratePrecision(self.accelerator)
         self.leave_out_unsendable(model)
         net, self.optimizer = self.accelerator.prepare(model, self.optimizer)
-        self.register_hook(net)
+        if isinstance(net, DistributedDataParallel):
+            self.register_hook(net)
         return net
 
     def versions(self) -> dict[str, str]:

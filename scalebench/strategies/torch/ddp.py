@@ -125,24 +125,32 @@ class Ddp(TorchStrategy):
         """Start the synchronization of a bucket for a communication hook; the future holds the bucket's own buffer."""
         return average_bucket(bucket)
 
+    @property
+    def is_wrapped(self) -> bool:
+        """Whether there is something to synchronize: Accelerate wraps nothing in the only process."""
+        return isinstance(self.net, DistributedDataParallel)
+
     def set_gradient_sync(self, on: bool) -> None:
-        switch_sync(self.net, on)
+        if self.is_wrapped:
+            switch_sync(self.net, on)
 
     def without_sync(self) -> AbstractContextManager[Any]:
-        return skip_sync(self.net)
+        return skip_sync(self.net) if self.is_wrapped else nullcontext()
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
         """Train up to one part of a step without synchronization, even where it is on.
 
         Otherwise a forward pass would make the reducer wait for its backward pass.
         """
+        if not self.is_wrapped:
+            return super().partial_step(batch, until)
         self.net.require_forward_param_sync = False  # the first pass would still broadcast moving statistics
         with self.net.no_sync():
             super().partial_step(batch, until)
         forget_used_parameters(self.net)
 
     def message_sizes(self) -> list[int]:
-        return read_bucket_bytes(self.net)
+        return read_bucket_bytes(self.net) if self.is_wrapped else []
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
         assert self.group is not None, "setup comes first"

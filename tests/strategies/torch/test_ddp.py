@@ -16,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, Unsupported
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.checkpointing import checkpoint_user_module
+from scalebench.strategies.torch.ddp import Ddp
 from scalebench.strategies.torch.model import NetworkModule, load_weights
 from scalebench.strategies.torch.sharded.fsdp import Fsdp, Hsdp
 from scalebench.workloads import networks
@@ -41,6 +42,18 @@ def gloo_events(action):
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         action()
     return {event.name for event in profiler.events() if event.name.startswith("gloo:")}
+
+
+def test_parts_of_a_step_where_nothing_is_wrapped(strategy, monkeypatch):
+    """As Accelerate leaves the model of the only process."""
+    monkeypatch.setattr(Ddp, "wrap", lambda self, model: model)
+    adapter = strategy("ddp_gloo", train__accumulate=2)
+    adapter.step(BATCH)
+    adapter.set_gradient_sync(False)
+    for part in (FORWARD, BACKWARD, OPTIMIZER):
+        adapter.partial_step(BATCH, part)
+    adapter.set_gradient_sync(True)
+    assert (adapter.message_sizes(), adapter.backend_used()) == ([], None)
 
 
 @pytest.mark.parametrize("option", ["static_graph", "gradient_as_bucket_view", "find_unused_parameters"])
