@@ -272,10 +272,10 @@ def facts_key(facts: Mapping[str, Any], without: Sequence[str] = ()) -> str:
 
 def planned_curve_key(config: Config) -> str:
     """Return what the runs of one curve of a sweep share: everything but devices and repeat."""
-    tree = dataclasses.asdict(config)
+    tree = msgspec.to_builtins(config, enc_hook=str)
     for key in ("gpus", "repeat"):
         del tree[key]
-    return json.dumps(tree, sort_keys=True, default=str)
+    return json.dumps(tree, sort_keys=True)
 
 
 def duration_key(config: Config, length_unit: str) -> tuple[str, str, str]:

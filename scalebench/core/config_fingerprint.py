@@ -7,6 +7,8 @@ import hashlib
 import json
 from typing import Any
 
+import msgspec
+
 from scalebench.core.spec import Config, SlurmSpec, normalize_train_options
 
 # Keys that say which start of the program a run belongs to: no part of what is trained.
@@ -43,7 +45,7 @@ def normalize_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def compute_fingerprint(config: Config, gpus: int, device: str) -> str:
     """Return 16 hex digits of the spec without repeat, paths and switches of the program itself."""
-    tree = dataclasses.asdict(config)
+    tree = msgspec.to_builtins(config)
     for key in PROGRAM_KEYS:
         del tree[key]
     del tree["dataset"]["cache"]

@@ -206,13 +206,20 @@ def split_shared_columns(frame: pd.DataFrame) -> tuple[str, list[str]]:
 
 def _find_differing_columns(frame: pd.DataFrame) -> list[str]:
     """List the columns in which rows of one model, scaling and device count differ, as a sweep over them does."""
-    same = ["model", "hardware", "scaling", "gpus"]
-    by_size, by_model = (frame.groupby([*same, *more], dropna=False) for more in ((), ("model_options",)))
-    names = [name for name in DIFFERING_COLUMNS if (by_model[name].nunique() > 1).any()]
-    names += [name for name in CHOICE_COLUMNS if (by_size[name].nunique(dropna=False) > 1).any()]
+    same = ("model", "hardware", "scaling", "gpus")
+    rows = plain_rows(frame[[*same, "strategy", "options", *DIFFERING_COLUMNS, *CHOICE_COLUMNS]])
+
+    def differs(name: str, keys: tuple[str, ...], null_is_a_value: bool = True) -> bool:
+        values: dict[tuple[Any, ...], set[Any]] = {}
+        for row in rows:
+            if null_is_a_value or row[name] is not None:
+                values.setdefault(tuple(row[key] for key in keys), set()).add(row[name])
+        return any(len(of_group) > 1 for of_group in values.values())
+
+    names = [name for name in DIFFERING_COLUMNS if differs(name, (*same, "model_options"), null_is_a_value=False)]
+    names += [name for name in CHOICE_COLUMNS if differs(name, same)]
     # Each strategy has its own options, which say nothing beside another strategy's; null means default options.
-    options = frame.groupby([*same, "strategy"], dropna=False)["options"].nunique(dropna=False)
-    return [*names, "options"] if (options > 1).any() else names
+    return [*names, "options"] if differs("options", (*same, "strategy")) else names
 
 
 def drop_common_settings(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

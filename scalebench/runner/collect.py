@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
 from scalebench.core.json_files import read_tail
 from scalebench.core.result import (
     SCHEMA_VERSION,
@@ -112,7 +114,7 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
         reason=outcome.reason,
         log=parts.log,
         fingerprint=spec.fingerprint,
-        spec=dataclasses.asdict(spec.config),
+        spec=msgspec.to_builtins(spec.config),
         workload=workload,
         scale=_scale(spec, first),
         phases=_phases(spec, first, outcome),

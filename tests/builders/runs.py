@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import msgspec
 import psutil
 
 from scalebench.config.resolve import resolve
@@ -165,7 +166,7 @@ def record(
         "reason": None if status == "ok" else "failed as configured",
         "log": None if status == "ok" else "rank0.log",
         "fingerprint": compute_fingerprint(config, gpus, "cpu"),
-        "spec": dataclasses.asdict(config),
+        "spec": msgspec.to_builtins(config),
         "workload": result.Workload(
             config.model.name, 153441, 613764, 1e6, config.dataset.name, first.train_samples if first else None,
             first.steps_per_epoch if first else None, "host", "none", [200, 3], "float32", "default",
