@@ -22,7 +22,7 @@ LAYERS = [
 LAYER_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms.split()}
 TOP_FILES = {"__init__.py", "__main__.py", "plugin_api.py", "py.typed"}  # above all rooms
 FRAMEWORKS = {
-    "torch": "torch horovod accelerate deepspeed",
+    "torch": "torch horovod accelerate deepspeed script",
     "accelerate": "accelerate",
     "deepspeed": "deepspeed",
     "pytorch_lightning": "torch horovod",
@@ -128,7 +128,9 @@ def test_framework_folders_are_reached_through_the_registry_only():
     names = ("torch", "tensorflow", "horovod", "accelerate", "deepspeed")
     folders = [f"scalebench.strategies.{name}" for name in names]
     reached = [line for line in INTERNAL if below(line.target, *folders)]
-    assert [str(line) for line in reached if not below(line.source, *folders)] == []
+    # The steps of a user's program, which has imported torch, are observed as those of scalebench's own.
+    allowed = (*folders, "scalebench.strategies.script.program")
+    assert [str(line) for line in reached if not below(line.source, *allowed)] == []
 
 
 def test_only_launches_of_contracts_fork_their_ranks():

@@ -52,6 +52,8 @@ def _workload(spec: Mapping[str, Any], without: Sequence[str], hardware_without:
     """Return what a recorded config trains, and on what: without the groups `without`, and without these keys of its
     hardware."""
     tree = {key: value for key, value in spec.items() if key not in UNTRAINED_KEYS and key not in without}
+    if (tree.get("script") or {}).get("path") is None:
+        tree.pop("script", None)
     for group, left_out in (("dataset", DATASET_PATH_KEYS), ("hardware", hardware_without)):
         if group in tree:
             tree[group] = {key: value for key, value in tree[group].items() if key not in left_out}
@@ -245,7 +247,7 @@ IGNORED_FACTS = {
     *(f"dataset.{key}" for key in DATASET_PATH_KEYS),
     *(f"hardware.{key}" for key in QUEUE_KEYS),
     *_DESCRIPTIVE_FACTS,
-    *("model.params", "hardware.this_machine", "hardware.hosts"),
+    *("model.params", "script.digest", "hardware.this_machine", "hardware.hosts"),
     *("hardware.scheduler", "hardware.memory_bytes", "hardware.gpu_memory_bytes"),
 }
 # The ignored facts whose differences a comparison does not show either.

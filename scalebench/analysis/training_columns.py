@@ -78,7 +78,7 @@ def epoch_s_of_training(result: Result) -> float | None:
     if result.status != "ok" or not result.quality.curve or not result.workload.train_samples:
         return None
     last = result.quality.curve[-1]
-    epochs = (last.samples - result.scale.global_batch) / result.workload.train_samples
+    epochs = (last.samples - result.scale.samples_per_step) / result.workload.train_samples
     return last.train_s / epochs if epochs >= 1 and last.train_s > 0 else None
 
 
@@ -93,7 +93,7 @@ def count_measured_samples(result: Result) -> int | None:
         return None
     warmup_steps = len(first.warmup_block_s) * (first.warmup_block_steps or 1)
     epochs, steps = divmod(warmup_steps, work.steps_per_epoch)
-    samples = quality.curve[-1].samples - epochs * work.train_samples - steps * result.scale.global_batch
+    samples = quality.curve[-1].samples - epochs * work.train_samples - steps * result.scale.samples_per_step
     return samples if samples > 0 else None
 
 

@@ -26,6 +26,7 @@ from omegaconf import DictConfig
 from scalebench.config import compose
 from scalebench.config.error_messages import EXPECTED_ERRORS, explain_bare_word, explain_error, explain_switch
 from scalebench.config.resolve import resolve
+from scalebench.config.script import split_fixed_arguments
 from scalebench.core import process
 from scalebench.core.config_files import conf_dir
 from scalebench.core.errors import InputError
@@ -150,6 +151,7 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
             explain_switch(message, arguments, [name for a in parser._actions for name in a.option_strings])
         )
 
+    arguments, fixed = split_fixed_arguments(arguments)
     parser = get_args_parser()
     parser.error = refuse  # type: ignore[method-assign]
     options = parser.parse_intermixed_args(arguments)
@@ -163,6 +165,9 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
     options.switches = list(arguments)
     for override in options.overrides:
         options.switches.remove(override)
+    if fixed:
+        words = (compose.quote(word.replace("${", "\\${")) for word in fixed)
+        options.overrides.append(f"script.fixed=[{','.join(words)}]")
     options.overrides = compose.accept_words(options.overrides)
     return options
 

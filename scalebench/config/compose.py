@@ -44,6 +44,7 @@ from yaml import MarkedYAMLError, YAMLError
 
 from scalebench.config.aliases import accept_aliases, split_override
 from scalebench.config.resolve import DEFAULT_CPU_WORKERS, count_all_devices, detect_hardware
+from scalebench.config.script import expand_script
 from scalebench.core import config_files
 from scalebench.core.config_files import conf_dir
 from scalebench.core.errors import InputError, unknown_name_message
@@ -54,7 +55,16 @@ from scalebench.strategies import registry
 
 HYDRA_VERSION = "1.3"  # whose defaults and rules apply
 STAND_IN_VALUES = {"dataset": {"size": 10**9}}  # for YAML files that a broken plugin lacks; large enough for any batch
-PATH_KEYS = ("dataset.path", "dataset.cache", "hydra.run.dir", "hydra.sweep.dir", "hardware.node_copy")
+PATH_KEYS = (
+    "script",
+    "script.path",
+    "script.folder",
+    "dataset.path",
+    "dataset.cache",
+    "hydra.run.dir",
+    "hydra.sweep.dir",
+    "hardware.node_copy",
+)
 MAX_CACHED_CONFIGS = 512  # merged configs that a loader keeps; each takes 30 kB
 _File = tuple[str, str | None]  # path in the config groups, and the package that its content is put into
 read_files: dict[str, Any] = {}  # their keys and values, by group/name, for messages on what stands in them
@@ -89,7 +99,13 @@ def _make_typed_config() -> DictConfig:
     """Return the typed config that every YAML file is merged into."""
     typed: DictConfig = OmegaConf.structured(Config)
     # These take keys that nobody can list in advance: Hydra would ask for a + before them.
-    for keys in (typed.hardware.environment, typed.model.options, typed.dataset.options, typed.strategy.options):
+    for keys in (
+        typed.hardware.environment,
+        typed.model.options,
+        typed.dataset.options,
+        typed.strategy.options,
+        typed.script.args,
+    ):
         OmegaConf.set_struct(keys, False)
     return typed
 
@@ -129,7 +145,7 @@ def compose_config(overrides: Sequence[str]) -> Config:
 def accept_words(overrides: Iterable[str]) -> list[str]:
     """Return overrides with the accepted spellings of values as ours, and with quotes around the paths that Hydra's
     grammar takes for something else, such as `epoch=3,fold=1.npz`."""
-    return accept_aliases(map(_quote_path, overrides))
+    return expand_script(accept_aliases(map(_quote_path, overrides)))
 
 
 def _quote_path(override: str) -> str:
@@ -323,6 +339,7 @@ class CachingLoader(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
+        overrides = expand_script(overrides)  # also those of a sweep's file, and of any sweeper
         try:
             primary = None if config_name is None else self.repository.load_config(config_name)
             in_primary = primary is not None and OmegaConf.select(primary.config, "hydra.searchpath") is not None

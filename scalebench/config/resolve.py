@@ -10,6 +10,7 @@ from typing import Any
 
 from scalebench.config import validate
 from scalebench.config.placement import Placement, compute_placement
+from scalebench.config.script import has_script, settle_script
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.config_fingerprint import compute_fingerprint
 from scalebench.core.errors import InputError, PluginError
@@ -29,6 +30,7 @@ from scalebench.core.spec import (
 from scalebench.slurm import resources
 from scalebench.strategies import registry
 from scalebench.strategies.base import check_options, check_values
+from scalebench.strategies.script.arguments import uses_batch
 from scalebench.workloads import networks, user_code
 
 # Some imports take as long as it takes to refuse a wrong value: they are in the functions that need them.
@@ -56,6 +58,7 @@ def resolve(config: Config) -> RunSpec:
     from scalebench.strategies import refusals
     from scalebench.workloads import datasets
 
+    config = settle_script(config)
     requested_devices, requested_loss = config.hardware.devices, config.model.loss
     draft = Draft(replace(config, strategy=set_exactness(config.strategy)))
     for step in (fill_dataset, size_model, count_devices, set_batches, place_processes):
@@ -135,6 +138,8 @@ def fill_dataset(draft: Draft) -> Draft:
     from scalebench.workloads import datasets
 
     config = draft.config
+    if has_script(config):
+        return draft
     try:
         config = replace(config, model=user_code.identify_model(config.model))  # a failed result has the name, too
         registry.refuse_broken_plugins(draft.config)
@@ -147,7 +152,7 @@ def size_model(draft: Draft) -> Draft:
     """Give the model the shapes of the samples. Raise InputError where the two do not fit together."""
     from scalebench.workloads import datasets
 
-    if draft.plugin_error is not None:
+    if draft.plugin_error is not None or has_script(draft.config):
         return draft
     config = draft.config
     if config.dataset.feed in ("device", "fixed"):  # nothing to prefetch: runs that differ only in that are one run
@@ -253,6 +258,8 @@ def _compute_batches(config: Config, gpus: int, has_samples: bool) -> tuple[int,
     from scalebench.workloads import datasets
 
     train = config.train
+    if has_script(config) and not uses_batch(config):
+        return 0, 0  # the run counts them
     if config.scaling == "weak":
         if train.global_batch is not None:
             raise InputError("train.global_batch is kept only with scaling=strong; use train.batch_per_device")
@@ -266,7 +273,7 @@ def _compute_batches(config: Config, gpus: int, has_samples: bool) -> tuple[int,
             f"raise train.global_batch or lower gpus"
         )
     samples = datasets.count_train_samples(config.dataset)
-    if has_samples and config.dataset.path is None and samples < global_batch:
+    if has_samples and not has_script(config) and config.dataset.path is None and samples < global_batch:
         raise InputError(
             f"{samples} training samples are fewer than one global batch of {global_batch}: "
             f"{_advise_more_samples(config.dataset)} or lower train.batch_per_device"
@@ -285,8 +292,10 @@ def _advise_more_samples(dataset: DatasetSpec) -> str:
 def place_processes(draft: Draft) -> Draft:
     """Place the processes on nodes, devices and cores. Raise InputError where each has too few samples."""
     config, gpus = draft.config, draft.gpus
+    if has_script(config) and config.hardware.devices == "cuda":  # as under torchrun
+        config = replace(config, hardware=replace(config.hardware, bind="none"))
     placement = compute_placement(config, gpus)
-    if draft.plugin_error is None:
+    if draft.plugin_error is None and not has_script(config):
         replicas = sum(place.role in ("", CHIEF) for place in placement.places)
         validate.check_samples(config, gpus, draft.global_batch, replicas)
     config = replace(config, hardware=_drop_unused_settings(config.hardware, gpus, placement))

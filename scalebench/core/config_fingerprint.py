@@ -51,6 +51,10 @@ def compute_fingerprint(config: Config, gpus: int, device: str) -> str:
     del tree["dataset"]["cache"]
     for key in ("repeats", "order", "slot_s", "cool_down_s"):  # they concern a sweep, not a run
         del tree["measure"][key]
+    if config.script.path is None:
+        del tree["script"]
+    else:
+        del tree["script"]["first_step_s"]  # a limit
     for part, key, default in LATER_KEYS:
         if tree[part][key] == default:
             del tree[part][key]

@@ -177,6 +177,16 @@ def read_process_stat(pid: int) -> ProcessStat | None:
         return None
 
 
+def kill_marked(name: str, value: str) -> None:
+    """Kill the processes of this user whose environment has this variable with this value: what a program has started
+    in sessions of their own, which the end of its process group does not reach (Linux)."""
+    mark = f"{name}={value}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
+                os.kill(int(folder.name), signal.SIGKILL)
+
+
 class CpuMeter:
     """The CPU seconds that some processes of this host have used, with the processes that they had started by now."""
 

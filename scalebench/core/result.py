@@ -217,6 +217,20 @@ class TimelineRecord:
 
 
 @dataclass
+class ScriptRecord:
+    """What was seen of a user's program in one process."""
+
+    steps: int = 0  # in all
+    batches: int = 0  # drawn for training, in all
+    tokens: int | None = None  # in these batches, with padding; null: they are not of tokens
+    leader: str | None = None  # class of the optimizer whose steps are the steps
+    optimizers: int = 0
+    wrappers: list[str] = field(default_factory=list)  # that synchronize gradients
+    hooks_s: float | None = None  # seconds that scalebench's own hooks took in a step
+    libraries: list[str] = field(default_factory=list)  # for training, that it has imported
+
+
+@dataclass
 class RankRecord:
     """The measurements of one process, as rank<k>.json holds them."""
 
@@ -233,6 +247,11 @@ class RankRecord:
     block_losses: list[float | None] = field(default_factory=list)  # mean per sample; null: no loss here
     block_started_at_s: list[float] = field(default_factory=list)  # seconds since the epoch
     block_rounds: list[int] = field(default_factory=list)  # round of the cohort; empty: measured by itself
+    # Of a user's program: what each block includes beside training (saving, evaluation, epoch), and the seconds of it
+    # in which the program waited for samples.
+    block_pauses: list[str] = field(default_factory=list)
+    block_data_s: list[float] = field(default_factory=list)
+    script: ScriptRecord | None = None
     steady_after_steps: int | None = None  # null: no steady state within the bounds
     warmup_block_steps: int | None = None
     warmup_block_s: list[float] = field(default_factory=list)
@@ -310,12 +329,19 @@ class Scale:
     nodes: int
     processes: int
     scaling: str
-    batch_per_device: int
-    global_batch: int
+    batch_per_device: int | None  # null: of a user's program whose samples were not counted
+    global_batch: int | None
     independent: bool  # replicas that never synchronize
     repeat: int
     seed: int
     baseline_bare: str | None
+
+    @property
+    def samples_per_step(self) -> int:
+        """The global batch of a run with a throughput, which has one."""
+        if self.global_batch is None:
+            raise ValueError("the samples of a step were not counted")
+        return self.global_batch
 
 
 @dataclass

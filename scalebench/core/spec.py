@@ -272,6 +272,22 @@ class TrainSpec:
 
 
 @dataclass
+class ScriptSpec:
+    """A training program of the user's, which runs as it is: what it is started with, and what cannot be seen of it."""
+
+    path: str | None = None  # a file, or "-m package.module"; null: scalebench's own loop trains
+    args: dict[str, Any] = field(default_factory=dict)  # its arguments by name, after those of `fixed`
+    fixed: list[str] = field(default_factory=list)  # its arguments as they are typed, as those after -- are
+    style: str = choice_field("spaces", "equals", "hydra")  # of args: --key value, --key=value or key=value
+    folder: str | None = None  # that it runs in; null: the current one
+    processes: str = choice_field("one_per_device", "one_for_all")  # the latter starts or drives the devices itself
+    step: str = choice_field("optimizer", "batch")  # what ends a step: the optimizer's step, or the next batch
+    samples_per_step: int | None = number_field(None, at_least=1)  # of all devices; null: counted as they are drawn
+    first_step_s: float = number_field(600.0, positive=True)  # a run without a step for so long is ended
+    digest: str | None = None  # of its file, so that an edited script makes another run
+
+
+@dataclass
 class SweepSpec:
     """Settings of a sweep: its time limit and its report."""
 
@@ -290,6 +306,7 @@ class Config:
     hardware: HardwareSpec = field(default_factory=HardwareSpec)
     measure: MeasureSpec = field(default_factory=MeasureSpec)
     train: TrainSpec = field(default_factory=TrainSpec)
+    script: ScriptSpec = field(default_factory=ScriptSpec)
     sweep: SweepSpec = field(default_factory=SweepSpec)
     # A number, or null or ALL_DEVICES: all devices of one node of the hardware.
     gpus: Any = field(default=None, metadata={"at_least": 1, "at_most": 65_536, "positive": False})

@@ -228,8 +228,8 @@ class ProbeRunner:
     def _probe_variants(self, batches: Iterator[Any], can_switch: bool) -> None:
         variants, parts = [Variant("sync_on")], self._make_part_variants() if can_switch else []
         variants += [*parts, Variant("sync_off", sync=False)] if can_switch else []
-        if self.probes.reads_in_step:
-            self.record.reasons["data"] = "samples are read within the step, by other processes"
+        if (reason := self.probes.why_new_batches()) is not None:
+            self.record.reasons["data"] = reason
         else:
             variants.append(Variant("fixed_batch", sync=not can_switch, new_batches=False))
         steps = self._block_repeats(self.step_s)

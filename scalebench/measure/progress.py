@@ -73,6 +73,11 @@ class ProgressFile:
         self._state.at_s = time.time()
         self._write()
 
+    def keep_alive(self) -> None:
+        """Write that this rank goes on, where a phase takes long before it has anything to report."""
+        self._state.at_s = time.time()
+        self._write()
+
     def _write(self) -> None:
         self._next_s = time.monotonic() + WRITE_INTERVAL_S
         write_rank_file(self._path, self._state, rewrite_json)

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from scalebench.core.errors import InputError, describe_exception
 from scalebench.core.result import RankRecord, TimelineRecord
@@ -23,7 +23,7 @@ from scalebench.core.spec import NO_VALIDATION_SAMPLES, RunSpec, has_stop
 from scalebench.measure.clock_sync import measure_clock_offset_s
 from scalebench.measure.probes import ProbeRunner
 from scalebench.measure.progress import ProgressFile, rss_peak_bytes
-from scalebench.measure.stopping_rule import Warmup, create_measure_phase, create_training_phase
+from scalebench.measure.stopping_rule import MIN_REPEAT_BLOCKS, Warmup, create_measure_phase, create_training_phase
 from scalebench.measure.timed_loop import BlockSeries, LoopPhase, TimedLoop, closable_iterator
 from scalebench.measure.timing import Clock
 from scalebench.measure.train_to_target import DivergenceCheck, TrainingRun
@@ -62,8 +62,13 @@ class Session:
         settings = self.spec.repeat_settings
         self._enter("setup")
         replica, replicas = self.strategy.shard()
-        train, validation = datasets.open_sources(self.spec, replica, replicas, on_copied=self._report_setup)
-        self.record.train_samples, self.record.steps_per_epoch = train.samples, train.steps_per_epoch
+        train: Source | None = None  # a program of the user's has samples of its own
+        validation: Source | None = None
+        if self.strategy.has_program:
+            self.strategy.sign_of_life = self.progress.keep_alive
+        else:
+            train, validation = datasets.open_sources(self.spec, replica, replicas, on_copied=self._report_setup)
+            self.record.train_samples, self.record.steps_per_epoch = train.samples, train.steps_per_epoch
         self.strategy.setup()
         self._check_group()
         self.record.left_out = self.probes.left_out()
@@ -71,9 +76,13 @@ class Session:
         self.record.model_remarks = self.probes.model_remarks()
         self.record.learning_rate = self.strategy.learning_rate()
         self.record.clock_offset_s = measure_clock_offset_s(self.spec, self.record.rank, self.strategy.broadcast)
-        training = self._create_training(train, validation) if has_stop(self.spec.config.train.stop) else None
+        has_end = train is not None and has_stop(self.spec.config.train.stop)
+        training = self._create_training(train, validation) if has_end and train is not None else None
         observer = training or DivergenceCheck(self.spec.config.model)
         self._measure(train, training, observer)
+        if self.strategy.has_program:  # now it has shown what it has
+            self.record.params, self.record.model_remarks = self.probes.num_params(), self.probes.model_remarks()
+            self.record.script, self.record.versions = self.probes.script_record(), self.probes.versions()
         self.record.threads = self.probes.threads_used() or self.record.threads
         self.record.peak_memory_bytes = self.strategy.peak_memory_bytes()
         self.record.reserved_memory_bytes = self.strategy.reserved_memory_bytes()
@@ -106,7 +115,7 @@ class Session:
         subset = datasets.open_training_subset(self.spec, *self.strategy.shard()) if validation is not None else None
         return TrainingRun(self.spec, self.strategy, train, (validation, subset), self._report_training)
 
-    def _measure(self, train: Source, training: TrainingRun | None, observer: DivergenceCheck) -> None:
+    def _measure(self, train: Source | None, training: TrainingRun | None, observer: DivergenceCheck) -> None:
         settings = self.spec.repeat_settings
         synchronous = not self.spec.config.strategy.independent
         # A warm-up that is not over distorts every repeat in the same direction. More repeats do not average that out,
@@ -122,14 +131,15 @@ class Session:
             )
         phases = [warmup.phase, measure]
         try:
-            with closing(closable_iterator(self.strategy.feed(train))) as batches:
+            with closing(closable_iterator(self.strategy.feed(cast("Source", train)))) as batches:
                 loop = TimedLoop(self.strategy, batches, phases, self._on_phase, clock=self._clock, observer=observer)
                 self.strategy.train(loop)
         finally:  # the curve of a training that failed shows how that came about
             if training is not None:
                 self.record.curve, self.record.stopped_by = training.curve, training.stopped_by
                 self.record.first_step_s = training.first_step_s
-        if not loop.over:
+        has_enough = self.strategy.has_program and len(measure.series.seconds) >= MIN_REPEAT_BLOCKS
+        if not loop.over and not has_enough:
             name = self.spec.config.strategy.name
             raise RuntimeError(
                 f"{name} ended the training too early, after {observer.steps} steps: was that a hook, a callback or a "
@@ -147,11 +157,14 @@ class Session:
         self.record.block_losses = measure.series.losses
         self.record.block_started_at_s = measure.series.started_at_s
         self.record.block_rounds = measure.series.rounds
+        if self.strategy.has_program:
+            self.record.block_pauses, self.record.block_data_s = measure.series.pauses, measure.series.data_s
 
     def _on_phase(self, phase: LoopPhase) -> None:
         self._enter(phase.name, phase.limit_s)
+        self.strategy.begin_phase(phase.name)
 
-    def _run_probes(self, train: Source) -> None:
+    def _run_probes(self, train: Source | None) -> None:
         """Measure where the time of a step goes, and observe how the steps really ran.
 
         Everything that is timed comes before the profiler: PyTorch's leaves hooks (CUPTI) behind that make each launch
@@ -164,7 +177,7 @@ class Session:
             runner = self._create_probe_runner()
             record.probes = runner.record
             if settings.probes:
-                runner.run_step_probes(train)
+                runner.run_step_probes(cast("Source", train))
             runner.run_requested_probes()
         record.stages = self._observe("stages", self.probes.stages) or []
         record.versions = self._observe("versions", self.probes.versions) or {}

@@ -24,6 +24,8 @@ class BlockSeries:
     losses: list[float | None] = field(default_factory=list)  # mean per sample of each block
     started_at_s: list[float] = field(default_factory=list)  # of each block, seconds since the epoch
     rounds: list[int] = field(default_factory=list)  # of each block, where runs take turns
+    pauses: list[str] = field(default_factory=list)  # what each block includes beside training; "": nothing
+    data_s: list[float] = field(default_factory=list)  # of each block, spent in waiting for samples
 
 
 class StepBlock(NamedTuple):
@@ -31,7 +33,9 @@ class StepBlock(NamedTuple):
 
     steps: int
     seconds: float
-    parts: list[tuple[float, int]]  # (sum of the losses, samples) of each step that has a loss in this process
+    parts: list[tuple[float | None, int]]  # (sum of the losses, samples) of each step that has some in this process
+    pause: str = ""
+    data_s: float = 0.0
 
     @property
     def samples(self) -> int:
@@ -40,8 +44,9 @@ class StepBlock(NamedTuple):
 
     @property
     def loss(self) -> float | None:
-        """The mean loss per sample; None without samples."""
-        return sum(loss_sum for loss_sum, _ in self.parts) / self.samples if self.samples else None
+        """The mean loss per sample; None without samples, and where the losses are not known."""
+        losses = [loss_sum for loss_sum, _ in self.parts if loss_sum is not None]
+        return sum(losses) / self.samples if self.samples and len(losses) == len(self.parts) else None
 
 
 class LoopObserver(Protocol):
@@ -153,8 +158,10 @@ class TimedLoop:
             self._on_phase(self._phase)
 
     def _fetch_block(self, seconds: float) -> StepBlock:
-        parts = [(float(part.loss_sum), part.samples) for part in self._parts if part is not None]
-        block = StepBlock(len(self._parts), seconds, parts)
+        present = [part for part in self._parts if part is not None]
+        parts = [(None if part.loss_sum is None else float(part.loss_sum), part.samples) for part in present]
+        pauses = dict.fromkeys(word for part in present for word in part.pause.split())
+        block = StepBlock(len(self._parts), seconds, parts, " ".join(pauses), sum(part.data_s for part in present))
         self._parts = []
         return block
 
@@ -165,6 +172,8 @@ class TimedLoop:
         series.seconds.append(block.seconds)
         series.samples.append(block.samples)
         series.losses.append(block.loss)
+        series.pauses.append(block.pause)
+        series.data_s.append(block.data_s)
 
 
 def closable_iterator(batches: Iterable[Any]) -> Generator[Any, None, None]:

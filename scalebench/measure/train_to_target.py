@@ -50,13 +50,13 @@ class DivergenceCheck:
     def on_block(self, block: StepBlock) -> None:
         """Raise Diverged where a loss of the block is not finite."""
         for step, (loss_sum, _) in enumerate(block.parts, self.steps + 1):
-            if not math.isfinite(loss_sum):
+            if loss_sum is not None and not math.isfinite(loss_sum):
                 advice = self._advice
                 if step == 1:  # which no update came before
                     advice = "check the samples, the initial weights and the loss function"
                 raise Diverged(f"the loss of step {step}{self._whose} is {loss_sum:g}; {advice}")
         self.steps += block.steps
-        self.last_steps.extend(block.parts)
+        self.last_steps.extend((loss_sum, samples) for loss_sum, samples in block.parts if loss_sum is not None)
 
     def check_metrics(self, metrics: Mapping[str, float]) -> None:
         """Raise Diverged where a metric of an evaluation is not finite: the last update may have spoilt the weights."""
@@ -146,6 +146,7 @@ class TrainingRun(DivergenceCheck):
             self.train_s += block.seconds
             self.samples += block.samples
         for loss_sum, samples in block.parts:
+            assert loss_sum is not None, "a program of the user's has no stop"
             self._loss_sum, self._loss_samples = self._loss_sum + loss_sum, self._loss_samples + samples
 
     def _decide(self) -> float:

@@ -7,6 +7,7 @@ there: none can then be in the middle of a message to another.
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import signal
@@ -28,16 +29,24 @@ DISCARDED_BLOCKS = 1  # after waking: caches, clocks
 STALE_INTERVAL_S = 0.01
 
 
+@functools.cache
+def open_wakeups() -> int:
+    """Return a descriptor from which each signal that this process gets can be read. Call it in the main thread."""
+    wakeups, writer = os.pipe()
+    os.set_blocking(writer, False)
+    # The wake-up descriptor is written whichever thread gets the signal; a mere handler would wait for this one.
+    signal.signal(signal.SIGCONT, lambda number, frame: None)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # helpers of a rank are continued with it
+    return wakeups
+
+
 class Gate:
-    """A rank waits here until the next turn of its run. Create it in the main thread."""
+    """A rank waits here until the next turn of its run. Create it in the main thread, or after `open_wakeups` there."""
 
     def __init__(self, folder: Path, progress: ProgressFile) -> None:
         self._path, self._progress = turn_path(folder), progress
-        self._wakeups, writer = os.pipe()
-        os.set_blocking(writer, False)
-        # The wake-up descriptor is written whichever thread gets the signal; a mere handler would wait for this one.
-        signal.signal(signal.SIGCONT, lambda number, frame: None)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self._wakeups = open_wakeups()
         self.turn = Turn(0)
 
     def wait(self, steps: int = 0, seconds: float = 0.0) -> Turn:

@@ -328,11 +328,12 @@ def list_remarks(row: dict[str, Any], explains: bool = False) -> list[str]:
     return [*describe_row(row, explains), *([f"no {' and '.join(missing)} baseline"] if missing else [])]
 
 
-BASELINE_COLUMNS = ["status", "max_batch_per_device", "baseline_bare_id", "baseline_self_id"]
+BASELINE_COLUMNS = ["status", "strategy", "max_batch_per_device", "baseline_bare_id", "baseline_self_id"]
 
 
 def find_missing_baselines(row: dict[str, Any]) -> list[str]:
     """List the baselines, bare and self, that a successful run lacks. A largest-batch search needs none."""
     if row["status"] != "ok" or to_number(row["max_batch_per_device"]) is not None:
         return []
-    return [kind for kind in ("bare", "self") if to_text(row[f"baseline_{kind}_id"]) == ""]
+    kinds = ("self",) if row["strategy"] == "script" else ("bare", "self")  # a user's program has no other
+    return [kind for kind in kinds if to_text(row[f"baseline_{kind}_id"]) == ""]

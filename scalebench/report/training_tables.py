@@ -348,7 +348,7 @@ def compute_losses(result: Result) -> LossSeries:
     for seconds, losses in warmup:
         compiles = bool(series.curve) and not series.steps
         loss = _compute_mean(losses, shares)
-        series.add_block(steps, steps * result.scale.global_batch, 0.0 if compiles else seconds, loss)
+        series.add_block(steps, steps * result.scale.samples_per_step, 0.0 if compiles else seconds, loss)
     steps = ranks[0].block_steps or 0
     measured = _iterate_blocks(ranks, "block_s", "block_losses")
     samples_of = zip(*(rank.block_samples for rank in ranks), strict=False)

@@ -116,7 +116,7 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
         fingerprint=spec.fingerprint,
         spec=msgspec.to_builtins(spec.config),
         workload=workload,
-        scale=_scale(spec, first),
+        scale=_scale(spec, ranks),
         phases=_phases(spec, first, outcome),
         ranks=ranks,
         sync=_sync(first, parts.transports),
@@ -367,17 +367,31 @@ def count_training_flops(spec: RunSpec) -> float | None:
     """Return the FLOPs of training on one sample as the model's description gives them; None for a user's own network,
     which the worker counts, and for one that fails."""
     model = spec.config.model
-    if spec.plugin_error is not None or user_code.is_user_model(model):
+    if spec.plugin_error is not None or spec.config.script.path is not None or user_code.is_user_model(model):
         return None
     return networks.build_network(model).training_flops
 
 
-def _scale(spec: RunSpec, first: RankRecord | None) -> Scale:
-    strategy = spec.config.strategy
+def count_samples_per_step(ranks: Sequence[RankRecord]) -> int | None:
+    """Return the samples of a step of all ranks, as they were counted over the measured blocks; None: nothing was."""
+    counts = [sum(rank.block_samples) / (len(rank.block_samples) * rank.block_steps)
+              for rank in ranks if rank.block_samples and rank.block_steps]  # fmt: skip
+    return round(sum(counts)) or None
+
+
+def _scale(spec: RunSpec, ranks: Sequence[RankRecord]) -> Scale:
+    first = ranks[0] if ranks else None
+    strategy, framework = spec.config.strategy, spec.config.strategy.framework
+    batch_per_device: int | None = spec.batch_per_device
+    global_batch: int | None = spec.global_batch
+    if spec.config.script.path is not None:
+        framework = "torch" if first is not None and "torch" in first.versions else framework
+        global_batch = spec.config.script.samples_per_step or count_samples_per_step(ranks)
+        batch_per_device = None if global_batch is None else round(global_batch / spec.gpus)
     return Scale(
         strategy=strategy.name,
-        framework=strategy.framework,
-        framework_version=first.versions.get(strategy.framework) if first else None,
+        framework=framework,
+        framework_version=first.versions.get(framework) if first else None,
         backend_requested=strategy.backend,
         backend_used=first.backend_used if first else None,
         hardware=spec.config.hardware.name,
@@ -386,8 +400,8 @@ def _scale(spec: RunSpec, first: RankRecord | None) -> Scale:
         nodes=spec.nodes,
         processes=spec.processes,
         scaling=spec.config.scaling,
-        batch_per_device=spec.batch_per_device,
-        global_batch=spec.global_batch,
+        batch_per_device=batch_per_device,
+        global_batch=global_batch,
         independent=strategy.independent,
         repeat=spec.config.repeat,
         seed=spec.config.seed,

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from scalebench.core.machine import gpus
 from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import rank_record_path, reserved_room_path, write_rank_file
 from scalebench.core.spec import RunSpec, read_spec
+from scalebench.measure import turns
 from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session, WrongBackend, complete_record
 from scalebench.measure.train_to_target import Diverged
@@ -63,31 +65,48 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
     record.affinity = cpu_affinity()
     record.interface = find_interface_in_use(spec, rank)
     if spec.device == "cuda":
-        record.gpus = gpus.name_visible_gpus(spec.places[rank].devices)
+        place = spec.places[rank]
+        is_script = spec.config.script.path is not None  # which sees the GPUs of its run only
+        first = place.local_rank * len(place.devices)
+        record.gpus = gpus.name_visible_gpus(range(first, first + len(place.devices)) if is_script else place.devices)
     progress = ProgressFile(folder, rank, os.getpid())
     room = ReservedRoom(reserved_room_path(folder, rank))
     strategy: Strategy | None = None
-    try:
-        room.reserve(RECORD_ROOM_BYTES)
-        progress.enter_phase("setup")
-        record.marks_s["setup"] = time.time()  # the framework's import is part of it
-        strategy = registry.create_strategy(spec, rank)
-        body(spec, strategy, record, progress)
-        _final_barrier(strategy)
-        strategy.close()
-    except BaseException as error:
-        if is_headline_safe(error, record):
-            phase = "probes" if "probes" in record.marks_s else "evaluate"
-            record.probe_failures.setdefault(phase, describe_exception(error))
-        else:
-            classify_error(error, record)
-        with contextlib.suppress(OSError):  # the log of this rank is on the same full disk
-            traceback.print_exc()
+
+    def measure() -> int:
+        nonlocal strategy
+        try:
+            room.reserve(RECORD_ROOM_BYTES)
+            progress.enter_phase("setup")
+            record.marks_s["setup"] = time.time()  # the framework's import is part of it
+            strategy = strategy or registry.create_strategy(spec, rank)
+            body(spec, strategy, record, progress)
+            _final_barrier(strategy)
+            strategy.close()
+        except BaseException as error:
+            if is_headline_safe(error, record):
+                phase = "probes" if "probes" in record.marks_s else "evaluate"
+                record.probe_failures.setdefault(phase, describe_exception(error))
+            else:
+                classify_error(error, record)
+            with contextlib.suppress(OSError):  # the log of this rank is on the same full disk
+                traceback.print_exc()
+            write_record(record, progress, folder, room)
+            _close_quietly(strategy)
+            return 1
         write_record(record, progress, folder, room)
-        _close_quietly(strategy)
-        return 1
-    write_record(record, progress, folder, room)
-    return 0
+        return 0
+
+    if spec.config.script.path is None:
+        return measure()
+    strategy = registry.create_strategy(spec, rank)
+    if spec.cohort is not None:
+        turns.open_wakeups()  # a signal handler can only be set here
+    faulthandler.enable()  # a fault of its libraries is the user's to find
+    threading.Thread(target=lambda: exit_without_cleanup(measure()), name="scalebench", daemon=True).start()
+    strategy.run_program()
+    threading.Event().wait()  # the other thread ends the process
+    return 1
 
 
 def serve_rank(spec: RunSpec, rank: int, folder: Path) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from scalebench.core.errors import InputError, suggest_names, unknown_name_message
 from scalebench.core.process import LISTEN_ADDRESS
-from scalebench.core.result import SYNC_PARTS, Profile, StageRecord
+from scalebench.core.result import SYNC_PARTS, Profile, ScriptRecord, StageRecord
 from scalebench.core.spec import RankPlacement, RunSpec, StrategySpec
 
 if TYPE_CHECKING:
@@ -43,8 +43,10 @@ class LossPart(NamedTuple):
     """One process's share of the loss of a step. Where several processes train on the same samples, as the stages of
     one model do, one of them returns it and the others return None."""
 
-    loss_sum: Any  # float or a lazy scalar of the framework: the sum over this process's samples
+    loss_sum: Any  # float or a lazy scalar of the framework: the sum over this process's samples; None: not known
     samples: int
+    pause: str = ""  # what beside training its time includes: saving, evaluation
+    data_s: float = 0.0  # of it, spent in waiting for samples; 0 where the strategy does not measure it
 
 
 class Loop(Protocol):
@@ -83,6 +85,8 @@ class Strategy(ABC):
     It never measures, prints or writes files, and never changes a batch size on its own.
     """
 
+    has_program: ClassVar[bool] = False  # a program of the user's owns the loop and the main thread: `run_program`
+    sign_of_life: Callable[[], None] = staticmethod(lambda: None)  # set by the session: call it in a long wait
     Options: ClassVar[type] = NoOptions  # dataclass; its fields are the keys under strategy.options
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
@@ -147,6 +151,13 @@ class Strategy(ABC):
         tried again, which costs time; None where they do not count it."""
         return None
 
+    def begin_phase(self, name: str) -> None:
+        """Called at the beginning of each phase of the measured loop, on every rank at the same step."""
+
+    def run_program(self) -> None:
+        """Run the user's program in the main thread, while the session runs in another one and ends the process. Only
+        of a strategy that `has_program`."""
+
     def learning_rate(self) -> float | None:
         """Return the peak of the learning rate; None where parts of the model have different ones. Read after setup."""
         return self.spec.learning_rate
@@ -173,7 +184,6 @@ class Probes:
     """
 
     spec: RunSpec  # set by Strategy
-    reads_in_step: ClassVar[bool] = False  # samples are read within `step`, also for a batch that is used again
 
     def not_measured(self, reason: str) -> NotMeasured:
         """Return an exception whose message is the strategy's name and the reason."""
@@ -183,6 +193,10 @@ class Probes:
         """Switch gradient synchronization off or on again; called between blocks. Where devices have no weights of
         their own, each computes with a frozen copy of them while it is off."""
         raise self.not_measured("cannot train without its exchange")
+
+    def why_new_batches(self) -> str | None:
+        """Return why each step reads new samples, also where a batch is used again; None where it does not."""
+        return None
 
     def inseparable_sync_parts(self) -> dict[str, str]:
         """Return the parts of core.result.SYNC_PARTS that leave_out_sync_parts cannot leave out, each with the reason.
@@ -281,6 +295,10 @@ class Probes:
     def parameters(self) -> dict[str, Any]:
         """Return the weights as numpy arrays under the neutral names of workloads.network."""
         raise self.not_measured("does not show its weights")
+
+    def script_record(self) -> ScriptRecord | None:
+        """Return what was seen of a user's program; None where there is none."""
+        return None
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the framework and the libraries that this process loaded."""

@@ -24,6 +24,7 @@ CONFIG_GROUPS = {"strategies": "strategy", "models": "model", "datasets": "datas
 
 BUILT_IN_STRATEGIES: dict[str, str] = {
     "simulated": "scalebench.strategies.simulated:Simulated",
+    "script": "scalebench.strategies.script.program:Script",
     "bare_torch": "scalebench.strategies.torch.base:BareTorch",
     "ddp": "scalebench.strategies.torch.compression:CompressedDdp",
     "ddp_nccl": "scalebench.strategies.torch.compression:CompressedDdp",

@@ -6,14 +6,11 @@ from __future__ import annotations
 import math
 import os
 import signal
-import struct
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from multiprocessing.connection import Client, Connection, Listener, wait
 from typing import Any
 
-from scalebench.core.run_folder import RUN_ID_VARIABLE
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import (
     BACKWARD,
@@ -23,12 +20,9 @@ from scalebench.strategies.base import (
     Probes,
     Strategy,
     Unsupported,
-    listen_address,
 )
+from scalebench.strategies.rank_channel import RankChannel
 from scalebench.workloads.source import Source
-
-JOIN_TIMEOUT_S = 30.0  # the time that ranks have to connect
-NUMBER = struct.Struct("d")
 
 
 @dataclass
@@ -68,7 +62,7 @@ class Simulated(Strategy, Probes):
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
-        self._group: list[Connection] = []
+        self._group: RankChannel | None = None
         self._steps = 0
         self.rates: list[float] = []  # in the order in which they were set, for tests
         self._memory = b""
@@ -79,7 +73,7 @@ class Simulated(Strategy, Probes):
         self._memory = _allocate(self.options.memory_bytes)
         time.sleep(self.options.setup_s)
         if self.spec.processes > 1:
-            self._group = connect_ranks(self.place.rank, self.spec.processes)
+            self._group = RankChannel(self.place.rank, self.spec.processes, int(os.environ["MASTER_PORT"]))
 
     def feed(self, source: Source) -> Iterable[Any]:
         for batch in source:
@@ -109,19 +103,7 @@ class Simulated(Strategy, Probes):
 
     def broadcast(self, value: float) -> float:
         """Collect a message of every rank at rank 0, which then sends its value to all: a barrier with a number."""
-        if self.place.rank == 0:
-            waiting: list[Any] = list(self._group)
-            while waiting:
-                for peer in wait(waiting):
-                    peer.recv_bytes()  # type: ignore[union-attr]
-                    waiting.remove(peer)
-            for peer in self._group:
-                peer.send_bytes(NUMBER.pack(value))
-            return value
-        if not self._group:
-            return value
-        self._group[0].send_bytes(NUMBER.pack(value))
-        return float(NUMBER.unpack(self._group[0].recv_bytes())[0])
+        return value if self._group is None else self._group.broadcast(value)
 
     def set_gradient_sync(self, on: bool) -> None:
         self._syncs_gradients = on
@@ -167,9 +149,9 @@ class Simulated(Strategy, Probes):
 
     def close(self) -> None:
         self._fault("close")
-        for peer in self._group:
-            peer.close()
-        self._group = []
+        if self._group is not None:
+            self._group.close()
+        self._group = None
 
     def _fault(self, phase: str) -> None:
         options = self.options
@@ -204,41 +186,3 @@ def raise_fault(fault: str) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (1 << 28, 1 << 28))
         bytearray(1 << 29)
     raise ValueError(f"no fault '{fault}'")
-
-
-def connect_ranks(rank: int, processes: int) -> list[Connection]:
-    """Return rank 0's connections to the others in order of rank, or on other ranks the one to rank 0."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    key = os.environ.get(RUN_ID_VARIABLE, "").encode() or None
-    if rank == 0:
-        with _listen((listen_address(), port), processes, key) as listener:
-            listener._listener._socket.settimeout(JOIN_TIMEOUT_S)  # type: ignore[attr-defined]
-            peers: dict[int, Connection] = {}
-            for _ in range(processes - 1):
-                try:
-                    peer = listener.accept()
-                except TimeoutError as error:
-                    message = f"only {len(peers) + 1} of {processes} ranks met within {JOIN_TIMEOUT_S:g} s"
-                    raise TimeoutError(message) from error
-                peers[int(NUMBER.unpack(peer.recv_bytes())[0])] = peer
-        return [peers[r] for r in sorted(peers)]
-    deadline = time.monotonic() + JOIN_TIMEOUT_S
-    while True:
-        try:
-            peer = Client((host, port), authkey=key)
-            break
-        except ConnectionRefusedError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-    peer.send_bytes(NUMBER.pack(rank))
-    return [peer]
-
-
-def _listen(address: tuple[str, int], backlog: int, key: bytes | None) -> Listener:
-    try:
-        return Listener(address, backlog=backlog, authkey=key)
-    except OSError as error:
-        host, port = address
-        where = host or "this host"
-        raise OSError(f"cannot listen on port {port} of {where} ({error.strerror}); run it again") from error

@@ -316,6 +316,8 @@ class Console:
             batch = f"batch {spec.batch_per_device} per device, {spec.global_batch} global"
             if spec.config.measure.search == "max_batch":
                 batch = f"the largest batch that fits, from {spec.batch_per_device} per device on"
+            if spec.config.script.path is not None:
+                batch = "its own batch" if not spec.global_batch else batch
             slow = _describe_slow_steps(estimate.step(spec))
             self.print_line(f"[{number}/{len(runs)}] {spec.label}{note}: {batch}, {slow}{format_range(low, high)}")
         count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"

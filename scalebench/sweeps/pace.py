@@ -101,6 +101,8 @@ def estimate_step(spec: RunSpec, entries: Sequence[PaceEntry]) -> StepEstimate |
 
     Returns None where neither is known: of a user's model before its first run.
     """
+    if spec.config.script.path is not None:  # whose batch is not known before it ran
+        return None
     config, flops = spec.config, count_training_flops(spec)
     work = spec.global_batch / spec.gpus
     comparable = [
@@ -178,7 +180,7 @@ def _make_entry(result: Result) -> PaceEntry | None:
     step_s = _mean_step_s(first)
     warmup = first.warmup_block_s[0] / (first.warmup_block_steps or 1) if first.warmup_block_s else step_s
     scale, workload = result.scale, result.workload
-    if not step_s > 0:
+    if not step_s > 0 or scale.global_batch is None or result.spec.get("script", {}).get("path") is not None:
         return None
     return PaceEntry(
         hardware=scale.hardware,

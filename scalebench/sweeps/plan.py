@@ -153,17 +153,24 @@ def _check_repeat(run: SweepRun) -> None:
 
 
 def _order_runs(runs: list[SweepRun]) -> list[SweepRun]:
-    if not any(run.spec.config.measure.order == "random" for run in runs):
+    # Scripts share ports, folders and GPU memory where they are alive together.
+    is_shuffled = {"random": True, "auto": any(map(_is_script, runs))}
+    if not any(is_shuffled.get(run.spec.config.measure.order, False) for run in runs):
         return runs
     shuffled = list(runs)
     random.Random(runs[0].spec.config.seed).shuffle(shuffled)
     return sorted(shuffled, key=lambda run: run.spec.config.repeat)
 
 
+def _is_script(run: SweepRun) -> bool:
+    return run.spec.config.script.path is not None
+
+
 def cohort_key(spec: RunSpec) -> tuple[int, str, str] | None:
     """Return a key that is equal for runs of a sweep that take turns with each other; None for one that takes none."""
     settings = spec.config.measure
-    if not spec.can_start or spec.config.debug or settings.order not in ("auto", "rounds") or turns_reason(spec):
+    in_rounds = settings.order == "rounds" or (settings.order == "auto" and spec.config.script.path is None)
+    if not spec.can_start or spec.config.debug or not in_rounds or turns_reason(spec):
         return None
     return spec.config.repeat, spec.config.model.name, spec.config.hardware.name
 

@@ -114,7 +114,7 @@ def _measure_range_s(spec: RunSpec, step_s: float) -> Range:
 
 def _evaluate_range_s(spec: RunSpec, step_s: float) -> Range:
     dataset = spec.config.dataset
-    if not spec.repeat_settings.evaluate:
+    if not spec.repeat_settings.evaluate or spec.config.script.path is not None:
         return 0.0, 0.0
     samples = dataset.size - datasets.count_train_samples(dataset)
     seconds = samples / spec.global_batch * step_s * EVALUATE_SHARE

@@ -179,8 +179,15 @@ def changed(config, key):
 def test_switches_of_the_program_do_not_change_the_fingerprint_and_all_other_keys_do():
     before = compute_fingerprint(Config(), 2, "cpu")
     same = {key for key in FIELDS if compute_fingerprint(changed(Config(), key), 2, "cpu") == before}
+    script = {
+        key for key in FIELDS if key.startswith("script.") and key != "script.path"
+    }  # without one they are unused
     # `gpus` is an argument of compute_fingerprint, since null means a default.
-    assert same == OF_THE_PROGRAM | QUEUEING | {"gpus"} | OF_CURVES | {f"strategy.{key}" for key in OF_CHECKS}
+    assert same == OF_THE_PROGRAM | QUEUEING | {"gpus"} | OF_CURVES | {f"strategy.{key}" for key in OF_CHECKS} | script
+    config = Config()
+    config.script.path = "train.py"
+    for key in script - {"script.first_step_s"}:
+        assert compute_fingerprint(changed(config, key), 2, "cpu") != compute_fingerprint(config, 2, "cpu")
     config = Config()
     config.train.stop.steps = 10
     for key in OF_CURVES:
@@ -199,7 +206,7 @@ def test_later_keys_do_not_change_the_fingerprint_of_older_runs():
     later |= {("train", key) for key in train[train.index("momentum") :]} | {("strategy", key) for key in OF_CHECKS}
     for part, key in later:
         del tree[part][key]
-    for key in ("repeat", "resume", "strict", "baseline", "dry_run", "debug", "sweep"):
+    for key in ("repeat", "resume", "strict", "baseline", "dry_run", "debug", "sweep", "script"):
         del tree[key]
     tree["hardware"]["slurm"] = {}
     text = json.dumps(tree | {"gpus": 2, "device": "cpu"}, sort_keys=True, separators=(",", ":"))

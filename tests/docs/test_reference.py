@@ -56,7 +56,15 @@ def test_strategies_stand_once_with_the_options_of_their_section():
 def test_every_key_is_in_the_config_page():
     page = read("config.md")
     sections = {"": page.partition("\n## ")[0], **dict(SECTION.findall(page))}
-    groups = {"model", "dataset", "strategy", "hardware", "measure", "train"}  # of Config: sections of their own
+    groups = {
+        "model",
+        "dataset",
+        "strategy",
+        "hardware",
+        "measure",
+        "train",
+        "script",
+    }  # of Config: sections of their own
     kinds = {Config: "", TrainSpec: "Training", StopSpec: "Training", MeasureSpec: "Measuring"}
     for kind, section in {**kinds, HardwareSpec: "Hardware", SlurmSpec: "Hardware"}.items():
         cells = re.findall(r"`([\w.]+)`", sections[section])

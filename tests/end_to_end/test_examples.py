@@ -13,7 +13,8 @@ from scalebench.config.compose import compose_config
 from scalebench.testing.launch import UNEVEN_WORKLOAD, launch_checks
 from tests.conftest import ROOT
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+# Programs that train by themselves, train_*.py, are in test_own_script.py.
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if not path.stem.startswith("train_"))
 MAX_LINES = 60
 TORCH = [
     *("ddp_gloo", "horovod_gloo", "lightning_ddp_gloo", "fsdp_gloo", "lightning_fsdp_gloo", "zero1"),

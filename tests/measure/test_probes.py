@@ -190,7 +190,7 @@ def test_what_there_is_not_is_not_measured(tmp_path):
     assert record.reasons == dict.fromkeys(("exposed", "imbalance", "isolated"), NO_SYNC)
     record, _, _ = run_probes(tmp_path, message_bytes=())
     assert record.reasons == {"isolated": "simulated does not know the sizes of its messages"}
-    record, _, _ = run_probes(tmp_path, type("Remote", (Timed,), {"reads_in_step": True}))
+    record, _, _ = run_probes(tmp_path, type("Remote", (Timed,), {"why_new_batches": lambda self: "elsewhere"}))
     assert set(record.reasons) == {"data"} and not record.fixed_batch_s
 
 

@@ -20,7 +20,7 @@ from tests.builders import sweeps
 from tests.builders.runs import record
 from tests.conftest import ROOT
 
-NAMES = sorted(BUILT_IN_STRATEGIES.keys() - {"simulated"})
+NAMES = sorted(BUILT_IN_STRATEGIES.keys() - {"simulated", "script"})
 # One process without GPUs cannot run them: they need a cluster, NCCL, several devices or two stages.
 NOT_RUNNABLE = ("parameter_server", "parameter_server_sync", "mirrored_hierarchical", "data_parallel", "hybrid")
 UNAVAILABLE = [name for name in NAMES if "nccl" in name or name in NOT_RUNNABLE]

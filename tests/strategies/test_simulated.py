@@ -13,7 +13,7 @@ import pytest
 from scalebench.core.errors import InputError
 from scalebench.core.spec import StrategySpec, TrainSpec
 from scalebench.runner.launchers.rank_environment import find_free_ports
-from scalebench.strategies import simulated
+from scalebench.strategies import rank_channel, simulated
 from scalebench.strategies.base import LossPart, Unsupported
 from scalebench.strategies.simulated import Simulated, raise_fault
 from scalebench.workloads import datasets
@@ -171,7 +171,7 @@ def test_a_lost_rank_is_detected(meet):
 
 
 def test_a_group_that_does_not_connect_fails(meet, monkeypatch):
-    monkeypatch.setattr(simulated, "JOIN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(rank_channel, "JOIN_TIMEOUT_S", 0.2)
     spec = simulated_spec(2)
     with pytest.raises(ConnectionRefusedError):
         Simulated(spec, 1).setup()

@@ -12,7 +12,7 @@ from scalebench.core.result import Result
 
 def samples_per_device(result: Result) -> float:
     """Return the samples of a step on one device; not an integer if the devices' shares differ by one."""
-    return result.scale.global_batch / result.scale.gpus
+    return result.scale.samples_per_step / result.scale.gpus
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class LocalBaselines:
         for result in results:
             if result.scale.gpus == 1:
                 self._records[result.run_id] = result
-                by_batch.setdefault(result.scale.global_batch, []).append(without_batch(result))
+                by_batch.setdefault(result.scale.samples_per_step, []).append(without_batch(result))
         self._by_batch = {batch: Baselines.among(runs) for batch, runs in by_batch.items()}
 
     def find_bare(self, result: Result) -> Result | None:

@@ -38,7 +38,7 @@ def find_stages(result: Result) -> list[ModelStage]:
     network = _build_recorded_network(result)
     if not (recorded := recorded_stages(result)):
         return _plan_stages(network, result.scale.gpus)
-    replica_batch = result.scale.global_batch * len(recorded) / result.scale.gpus
+    replica_batch = result.scale.samples_per_step * len(recorded) / result.scale.gpus
     return _read_stages(network, recorded, replica_batch)
 
 

@@ -33,6 +33,7 @@ UNLISTED_KEYS = ("name", "description", "sources", "requires")  # of a YAML file
 # that it matches.
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "strategy": {
+        "your own program": ("script",),
         "data parallel, PyTorch": (
             *("ddp", "lightning_ddp", "accelerate", "ddp_*", "lightning_ddp_*", "data_parallel"),
         ),

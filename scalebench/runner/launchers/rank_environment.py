@@ -22,6 +22,9 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 # CNN, which differs by 5 % from one start of a program to the next with the layout of its heap. The threshold is the
 # largest that every version of glibc accepts, and that it would reach by itself.
 HEAP_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str((2 << 30) - 1)}
+OUTPUT_VARIABLES = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8:replace"}  # of a log, whatever a terminal shows
+# Trackers that a user's program may use would get a run for each start of it: without these they write into its folder.
+OFFLINE_VARIABLES = {"WANDB_MODE": "offline", "NEPTUNE_MODE": "offline", "CLEARML_OFFLINE_MODE": "1"}
 NCCL_HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"  # 480 s by default
 LOOPBACK, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # also for Horovod's Gloo
@@ -51,8 +54,12 @@ def build_environment(
     place = spec.places[rank]
     host, port = split_address(addresses[0])
     ranks_on_node = sum(p.node == place.node for p in spec.places)
-    variables = common_environment(by_mpi)
-    variables.update({name: str(place.threads) for name in THREAD_VARIABLES})
+    is_script = spec.config.script.path is not None
+    variables = dict(os.environ) | OUTPUT_VARIABLES if is_script else common_environment(by_mpi)
+    if is_script and spec.device == "cuda":  # as torchrun does
+        variables.setdefault("OMP_NUM_THREADS", "1" if ranks_on_node > 1 else str(place.threads))
+    else:
+        variables.update({name: str(place.threads) for name in THREAD_VARIABLES})
     variables.update(
         {
             "RANK": str(rank),
@@ -69,6 +76,8 @@ def build_environment(
     )
     hosts = [split_address(address)[0] for address in addresses]
     variables |= bypass_proxies(variables, hosts)
+    if is_script:
+        variables |= script_variables(spec, run_id, rank)
     if rank == 0:
         variables[LISTEN_ADDRESS] = choose_listen_address(spec.config.hardware, host)
     if set(hosts) == {LOOPBACK}:  # for all libraries, which would listen on another interface otherwise
@@ -82,6 +91,28 @@ def build_environment(
     return variables
 
 
+def script_variables(spec: RunSpec, run_id: str, rank: int) -> dict[str, str]:
+    """Return what torchrun sets besides for a user's program, whose environment is otherwise that of the shell, and
+    what keeps its trackers from a server unless the shell says otherwise."""
+    place = spec.places[rank]
+    variables = {
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "GROUP_RANK": str(place.node),
+        "GROUP_WORLD_SIZE": str(spec.nodes),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(spec.processes),
+    }
+    if spec.device == "cuda":  # exactly those of the run, which a rank counts by LOCAL_RANK
+        visible = list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+        devices = [device for other in spec.places if other.node == place.node for device in other.devices]
+        names = [visible[device] if device < len(visible) else str(device) for device in devices]
+        variables |= {"CUDA_VISIBLE_DEVICES": ",".join(names), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return variables | {name: value for name, value in OFFLINE_VARIABLES.items() if name not in os.environ}
+
+
 def common_environment(by_mpi: bool = False) -> dict[str, str]:
     """Return what is the same for all ranks on this host."""
     variables = drop_foreign_settings(os.environ if by_mpi else drop_launch_variables(os.environ))
@@ -92,8 +123,7 @@ def common_environment(by_mpi: bool = False) -> dict[str, str]:
     except (KeyError, OSError):  # a number without a name, as in many containers: torch's compiler asks for it
         variables["USER"] = f"uid{os.getuid()}"
     return variables | {
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONIOENCODING": "utf-8:replace",  # of its log, whatever a terminal can show
+        **OUTPUT_VARIABLES,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts, and so hardware.device_ids and the record
     }
 

@@ -160,7 +160,10 @@ class ParameterServer(TensorFlowStrategy):
     of the other processes."""
 
     Options = multiworker.ClusterOptions
-    reads_in_step = True
+
+    def why_new_batches(self) -> str:
+        return "samples are read within the step, by other processes"
+
     strategy: tf.distribute.ParameterServerStrategy
     coordinator: tf.distribute.coordinator.ClusterCoordinator
 

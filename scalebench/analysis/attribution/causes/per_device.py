@@ -26,7 +26,7 @@ def check_launch_latency(run: AttributedRun) -> Cause | None:
     full, local = run.references.bare_full, run.references.bare_local
     if run.significant("batch") is None or full is None or local is None:
         return None
-    large, small = full.scale.global_batch, samples_per_device(run.result)
+    large, small = full.scale.samples_per_step, samples_per_device(run.result)
     large_s, small_s = estimate_step_s(full, large), estimate_step_s(local, small)
     if large_s is None or small_s is None or small >= large:
         return None
@@ -53,7 +53,7 @@ def check_small_kernels(run: AttributedRun) -> Cause | None:
     full_s, local_s = _computing_s(full), _computing_s(local)
     if full_s is None or local_s is None:
         return None
-    full_sample_s, local_sample_s = full_s / full.scale.global_batch, local_s / local.scale.global_batch
+    full_sample_s, local_sample_s = full_s / full.scale.samples_per_step, local_s / local.scale.samples_per_step
     if local_sample_s < MIN_TIME_RATIO * full_sample_s:
         return None
     return Cause(

@@ -1,0 +1,402 @@
+"""The strategy whose loop is a user's program: the program runs in the main thread, the session in another, and only
+one of the two at a time.
+
+The session hands a loop to the program. The program's hooks report each of its steps to that loop; when the loop is
+over the program stands still in its own step until the next loop comes, or until the process ends.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import os
+import runpy
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from scalebench.core.errors import InputError
+from scalebench.core.process import RANK_ADDRESSES
+from scalebench.core.result import Profile, ScriptRecord
+from scalebench.core.spec import RunSpec
+from scalebench.strategies.base import Loop, LossPart, NotMeasured, Probes, Strategy, WrongGroup
+from scalebench.strategies.rank_channel import Late, RankChannel
+from scalebench.strategies.script import arguments
+from scalebench.strategies.script.torch_hooks import Hooks
+from scalebench.workloads.source import Source
+
+STEP_LIMIT_S = 60.0  # that ranks wait for each other at the same step
+LEAVE_LIMIT_S = 5.0  # that rank 0, which may hold what the others need, waits for their end
+LOOK_INTERVAL_S = 5.0  # between looks at a program that has the word
+LIBRARIES = ("torch", "pytorch_lightning", "lightning", "transformers", "accelerate", "deepspeed", "horovod", "keras")
+ENDED = "had ended by itself before that was measured"
+
+
+class ProgramEnded(InputError):
+    """The program came to its end before enough was measured."""
+
+
+class Script(Strategy, Probes):
+    """A user's program. Its steps are those of its optimizer, or the batches that it draws."""
+
+    has_program = True
+
+    def __init__(self, spec: RunSpec, rank: int) -> None:
+        super().__init__(spec, rank)
+        script = spec.config.script
+        self.name, self.ends_at_optimizer = spec.config.model.name, script.step == "optimizer"
+        self.hooks = Hooks(self)
+        self._share: int | None = None  # this rank's of the samples of a step that the config says
+        if script.samples_per_step is not None:
+            self._share = len(range(rank, script.samples_per_step, spec.processes))
+        self.steps = 0
+        self._channel: RankChannel | None = None
+        self._limit_s = script.first_step_s  # of the next broadcast
+        # The hand-over between the session's thread and the program's.
+        self._changed = threading.Condition()
+        self._job: Loop | None = None  # for the program's thread
+        self._answer: bool | BaseException | None = None  # for the session's
+        self._ended: BaseException | None = None
+        self._loop: Loop | None = None  # that counts the steps now
+        self._batches: Iterator[Any] = iter(())
+        self._first: Any = None  # of the loop's batches, which stand for those that the program draws
+        self._has_first = False
+
+    # In the session's thread.
+    def setup(self) -> None:
+        if self.spec.processes > 1:
+            # A port of its own on the host of rank 0, where the program uses MASTER_PORT.
+            port = int(os.environ[RANK_ADDRESSES].rpartition(":")[2])
+            self._channel = RankChannel(self.place.rank, self.spec.processes, port)
+            os.register_at_fork(after_in_child=self._channel.close)
+        self._hand_over(None)
+        self._check_group()
+
+    def feed(self, source: Source) -> Iterable[int]:
+        """Yield numbers that stand for the batches that the program draws."""
+        number = 0
+        while True:
+            number += 1
+            yield number
+
+    def train(self, loop: Loop) -> None:
+        if self._ended is not None:
+            raise self.not_measured(ENDED)
+        self._hand_over(loop)
+
+    def step(self, batch: Any) -> LossPart | None:
+        raise NotImplementedError("the program steps by itself")
+
+    def _hand_over(self, loop: Loop | None) -> None:
+        """Have the program's steps counted by this loop, and wait until it is over; None: wait for the first step."""
+        started_s, seen = time.monotonic(), (-1, -1)
+        with self._changed:
+            self._job, self._answer = loop or self._job, None
+            self._changed.notify_all()
+            while self._answer is None and self._ended is None:
+                self._changed.wait(LOOK_INTERVAL_S)
+                now = self.steps, self.hooks.all_batches
+                if now[0] == seen[0] and (now != seen or not self.steps):
+                    self.sign_of_life()  # it evaluates, or loads what it needs
+                seen = now
+                if not self.steps and time.monotonic() - started_s > self.spec.config.script.first_step_s:
+                    raise InputError(self._explain_no_step())
+            answer = self._answer if self._answer is not None else self._ended
+        if isinstance(answer, ProgramEnded) and loop is not None:
+            return  # the session decides whether that was enough
+        if isinstance(answer, BaseException):
+            raise answer
+
+    def _explain_no_step(self) -> str:
+        limit_s, drawn = self.spec.config.script.first_step_s, self.hooks.all_batches
+        line = f"no optimizer step was seen in {limit_s:g} s (script.first_step_s)"
+        if drawn:
+            return f"{line}, although {drawn} batches were drawn: with script.step=batch each batch is a step"
+        if self.hooks.torch is None:
+            return f"{line}, and {self.name} has not imported torch: only steps of PyTorch's optimizers are seen"
+        return f"{line}, and no batch was drawn: does {self.name} train, and in this process?"
+
+    def _check_group(self) -> None:
+        """Raise WrongGroup unless the program's processes train together."""
+        processes, group = self.spec.processes, self.hooks.group()
+        if processes == 1 or self.hooks.torch is None:
+            return
+        if group is None:
+            raise WrongGroup(
+                f"{self.name} formed no group of {processes} processes: these are {processes} independent trainings; "
+                "it ignores WORLD_SIZE, or needs an argument for that"
+            )
+        if group[1] != processes:
+            raise WrongGroup(f"{self.name} formed a group of {group[1]} processes, and was started as {processes}")
+
+    def begin_phase(self, name: str) -> None:
+        """Choose the leading optimizer when the warm-up has shown all of them. The same on every rank."""
+        if name == "measure" and self.hooks.calls:
+            self.hooks.follow(int(self.broadcast(float(self.hooks.choose_leader()))))
+
+    def synchronize(self) -> None:
+        torch = self.hooks.torch
+        if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+
+    def broadcast(self, value: float) -> float:
+        if self._channel is None:
+            return value
+        try:
+            value = self._channel.broadcast(value, self._limit_s)
+        except Late as late:
+            raise InputError(
+                f"rank {self.place.rank} waits after step {self.steps}, and {late} did not come there within "
+                f"{self._limit_s:g} s: ranks take different numbers of steps (uneven data?)"
+            ) from None
+        except (EOFError, OSError) as error:
+            raise WrongGroup(f"another rank of {self.name} has ended after step {self.steps} of this one") from error
+        self._limit_s = STEP_LIMIT_S
+        return value
+
+    def evaluate(self, source: Source) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.wait_for_others(LEAVE_LIMIT_S)
+
+    # In the program's thread.
+    def run_program(self) -> None:
+        """Run the program, as Python itself would."""
+        script, folder = self.spec.config.script, arguments.script_folder(self.spec.config.script)
+        words = arguments.render_arguments(self.spec, Path(sys.argv[1]))
+        os.chdir(folder)
+        after = AfterImport()
+        sys.meta_path.insert(0, after)
+        after.actions = {
+            "torch": self.hooks.install,
+            "safetensors.torch": self.hooks.install_safetensors,
+            "torchdata.stateful_dataloader.stateful_dataloader": self.hooks.install_stateful_loader,
+            "deepspeed.runtime.engine": self.hooks.install_deepspeed,
+        }
+        error: BaseException
+        try:
+            if str(script.path).startswith(arguments.MODULE):
+                module = str(script.path).removeprefix(arguments.MODULE).strip()
+                sys.path.insert(0, str(folder))
+                sys.argv = [module, *words]
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
+            else:
+                path = str(Path(str(script.path)).expanduser())
+                sys.path.insert(0, str((folder / path).resolve().parent))
+                sys.argv = [path, *words]
+                runpy.run_path(path, run_name="__main__")
+            error = self._describe_end()
+        except SystemExit as end:
+            error = self._describe_exit(end)
+        except ModuleNotFoundError as missing:
+            traceback.print_exc()
+            error = InputError(f"{self.name} imports {missing.name}, which is not installed beside scalebench")
+        except BaseException as failure:
+            traceback.print_exc()
+            error = failure
+        with self._changed:
+            self._ended = error
+            self._changed.notify_all()
+
+    def _describe_end(self) -> ProgramEnded:
+        more = "more epochs, or a larger subset" if self.steps else "no optimizer step was seen"
+        return ProgramEnded(f"{self.name} ended by itself after {self.steps} steps, and measuring needs more: {more}")
+
+    def _describe_exit(self, end: SystemExit) -> BaseException:
+        """Return the error of a program that left by sys.exit; its argument parser's message where it is from that."""
+        if end.code in (None, 0):
+            return self._describe_end()
+        frames = [frame for frame, _ in traceback.walk_tb(end.__traceback__)]
+        for frame in frames:
+            if frame.f_code.co_name == "error" and frame.f_code.co_filename.endswith("argparse.py"):
+                return InputError(f"{self.name} refused its arguments: {frame.f_locals.get('message')}")
+        reason = end.code if isinstance(end.code, str) else f"ended with exit status {end.code}"
+        return InputError(f"{self.name}: {reason}")
+
+    def on_step(self) -> None:
+        """Count one step of the program; it stands still in here while the session has the word."""
+        hooks = self.hooks
+        self.steps += 1
+        part = LossPart(
+            None, hooks.samples if self._share is None else self._share, " ".join(hooks.pauses), hooks.data_s
+        )
+        hooks.samples = hooks.batches = 0
+        hooks.data_s = 0.0
+        hooks.pauses.clear()
+        if self._loop is None:  # the very first step, whose beginning nobody saw
+            return self._stand_still(True)
+        try:
+            is_over = self._loop.done(part)
+            if not is_over:
+                return self._advance()
+        except BaseException as error:
+            traceback.print_exc()
+            return self._stand_still(error)
+        return self._stand_still(True)
+
+    def _stand_still(self, answer: bool | BaseException) -> None:
+        """Tell the session that its loop is over, and wait for the next one."""
+        self._loop, self.hooks.replays = None, False
+        with self._changed:
+            self._job, self._answer = None, answer
+            self._changed.notify_all()
+            while self._job is None:
+                self._changed.wait()
+            self._loop = self._job
+        self._batches, self._has_first = iter(self._loop), False
+        try:
+            self._advance()
+        except BaseException as error:
+            traceback.print_exc()
+            self._stand_still(error)
+
+    def _advance(self) -> None:
+        """Take the loop's next batch: where it is its first one again, the program gets its last batch again."""
+        batch = next(self._batches, None)
+        self.hooks.replays = self._has_first and batch is not None and batch == self._first
+        if not self._has_first:
+            self._first, self._has_first = batch, True
+
+    # Probes, in the session's thread while the program stands still.
+    def not_measured(self, reason: str) -> NotMeasured:
+        return NotMeasured(f"{self.name} {reason}")
+
+    def set_gradient_sync(self, on: bool) -> None:
+        if not self.hooks.set_gradient_sync(on):
+            shards = self.hooks.shards()
+            raise self.not_measured(
+                f"trains with {shards}, whose steps cannot be taken without their exchange"
+                if shards
+                else "has no wrapper whose synchronization can be switched off: that of DDP and Horovod can"
+            )
+
+    def why_new_batches(self) -> str | None:
+        if not self.hooks.all_batches:
+            return f"{self.name} draws its samples from no DataLoader"
+        return f"{self.name} changes its batches in place" if self.hooks.changes_batches() else None
+
+    def message_sizes(self) -> list[int]:
+        return self.hooks.bucket_bytes()
+
+    def partial_step(self, batch: Any, until: str) -> None:
+        raise self.not_measured("takes its steps as a whole")
+
+    def copy_batch(self, batch: Any) -> None:
+        raise self.not_measured("copies its batches by itself")
+
+    def run_isolated_sync(self, sizes: list[int]) -> None:
+        raise self.not_measured("exchanges gradients only within its steps")
+
+    def profile(self, steps: int, trace: Path | None) -> Profile:
+        if self.hooks.torch is None:
+            raise self.not_measured("has not imported torch, whose profiler this is")
+        from scalebench.strategies.torch.profiling import profile_steps
+
+        stand_in: Any = SimpleNamespace(tensors=lambda: [SimpleNamespace(is_cuda=self.spec.device == "cuda")])
+        with self.hooks.deferring():
+            return profile_steps(self.train, self.synchronize, stand_in, steps, trace)
+
+    def backend_used(self) -> str | None:
+        if self.spec.gpus == 1 or self.hooks.torch is None or self._ended is not None:
+            return None
+        if self.hooks.horovods():  # which PyTorch's profiler does not see
+            horovod = sys.modules["horovod.torch"]
+            built = {"nccl": self.spec.device == "cuda" and horovod.nccl_built(), "mpi": horovod.mpi_enabled()}
+            return next((name for name, is_used in built.items() if is_used), "gloo")
+        from scalebench.strategies.torch.observed import observe_backend
+
+        with self.hooks.deferring():
+            return observe_backend(self.train, 0)
+
+    def settings_used(self) -> dict[str, str]:
+        if self.hooks.torch is None or self._ended is not None:
+            return {}
+        from scalebench.strategies.torch.observed import observe_settings
+
+        with self.hooks.deferring():
+            return observe_settings(self.train, 0)
+
+    def peak_memory_bytes(self) -> list[int | None]:
+        return self._read_memory("max_memory_allocated")
+
+    def reserved_memory_bytes(self) -> list[int | None]:
+        return self._read_memory("max_memory_reserved")
+
+    def _read_memory(self, function: str) -> list[int | None]:
+        torch = self.hooks.torch
+        if torch is None or self.spec.device == "cpu" or not torch.cuda.is_initialized():
+            return [None for _ in self.place.devices]
+        devices = sorted({p.device.index for p in self.hooks.parameters() if p.device.type == "cuda"})
+        peaks: list[int | None] = [int(getattr(torch.cuda, function)(device)) for device in devices]
+        return peaks if len(peaks) == len(self.place.devices) else [None for _ in self.place.devices]
+
+    def learning_rate(self) -> float | None:
+        return None
+
+    def num_params(self) -> int | None:
+        return sum(int(getattr(p, "ds_numel", p.numel())) for p in self.hooks.parameters()) or None
+
+    def model_remarks(self) -> dict[str, str]:
+        """Return what makes figures of this program mean something else than it seems."""
+        remarks = {}
+        if self._channel is not None and self.steps:
+            own = float(sum(number * place for place, number in enumerate(self.hooks.checksums, 1)))
+            if self.broadcast(own) == own and own and self.place.rank:
+                remarks["same_batches"] = (
+                    f"ranks 0 and {self.place.rank} of {self.name} trained on the same samples: there is no "
+                    "DistributedSampler, or these are parts of one model (then set script.samples_per_step)"
+                )
+        return remarks
+
+    def script_record(self) -> ScriptRecord:
+        """Return what was seen of the program."""
+        hooks, leader = self.hooks, self.hooks.leading_optimizer()
+        kinds = ["DistributedDataParallel"] * bool(hooks.wrappers()) + ["Horovod"] * bool(hooks.horovods())
+        return ScriptRecord(
+            steps=self.steps, batches=hooks.all_batches, tokens=hooks.tokens or None,
+            leader=None if leader is None else type(leader).__name__, optimizers=len(hooks.calls),
+            wrappers=kinds + [each for each in [hooks.shards()] if each],
+            hooks_s=hooks.hooks_s / self.steps if self.steps else None,
+            libraries=[name for name in LIBRARIES if name in sys.modules],
+        )  # fmt: skip
+
+    def versions(self) -> dict[str, str]:
+        loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in LIBRARIES}
+        return {name: str(version) for name, version in loaded.items() if version is not None}
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a function with a module as soon as it has been imported, whoever imports it."""
+
+    def __init__(self) -> None:
+        self.actions: dict[str, Callable[[Any], None]] = {}
+        self._finding: set[str] = set()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name not in self.actions or name in self._finding:
+            return None
+        self._finding.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._finding.discard(name)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_act(module: ModuleType) -> None:
+            execute(module)
+            action = self.actions.pop(name, None)  # a program may look for a module without importing it
+            if action is not None:
+                action(module)
+
+        spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
+        return spec

@@ -1,0 +1,287 @@
+"""What is seen of a program that trains with PyTorch: its steps, batches, pauses and what synchronizes its gradients.
+
+PyTorch's own hooks around Optimizer.step say where a step ends; loaders, wrappers and savers are wrapped. Everything is
+installed when the program imports the library, since it may set variables before. On the way of each step there is only
+a counter and two readings of the clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from functools import wraps
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from scalebench.core.errors import InputError
+from scalebench.strategies.script import batches
+
+if TYPE_CHECKING:
+    from scalebench.strategies.script.program import Script
+
+MIN_LEADER_CALLS, MAX_CALLS_RATIO = 3, 50  # of an optimizer that may lead, against the one that steps most often
+CHECKED_BATCHES = 3  # whose checksums tell whether ranks train on the same samples
+NO_STEPS = 10**9  # passes of Horovod between two exchanges, where there is to be none
+EPOCH, EVALUATION, SAVING = "epoch", "evaluation", "saving"
+
+
+class Hooks:
+    """The hooks of one process, and what they have seen. `script` is told of each step."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.torch: Any = None
+        self.calls: dict[int, int] = {}  # of each optimizer's outermost step, by its id, in order of appearance
+        self.optimizers: list[weakref.ref[Any]] = []
+        self.leader: int | None = None
+        self.wrapped: list[weakref.ref[Any]] = []  # DistributedDataParallel
+        self.samples = self.batches = self.tokens = 0  # since the last step; tokens in all
+        self.all_batches = 0
+        self.data_s = self.hooks_s = 0.0
+        self.pauses: list[str] = []  # since the last step
+        self.replays = False  # the next batches are the last one again
+        self.checksums: list[int] = []
+        self.defers = False  # a step ends before the next draw, rather than within the optimizer's step
+        self._is_pending = False  # a step has been made whose end is deferred
+        self._depth = 0
+        self._last: Any = None
+        self._last_versions: list[int] = []
+        self._without_sync: list[Any] = []  # optimizers of Horovod that exchange nothing now
+
+    def install(self, torch: Any) -> None:
+        """Install the hooks of PyTorch itself."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        self.torch = torch
+        register_optimizer_step_pre_hook(torch._disable_dynamo(lambda *step: self.before_step(*step)))
+        register_optimizer_step_post_hook(torch._disable_dynamo(lambda *step: self.after_step(*step)))
+        loader: Any = torch.utils.data.dataloader
+        loader._BaseDataLoaderIter.__next__ = self._wrap_draw(loader._BaseDataLoaderIter.__next__)
+        loader.DataLoader.__iter__ = self._wrap_pause(loader.DataLoader.__iter__, EPOCH)
+        torch.save = self._wrap_pause(torch.save, SAVING)
+        torch.nn.Module.eval = self._wrap_pause(torch.nn.Module.eval, EVALUATION, lambda module: module.training)
+        ddp = torch.nn.parallel.DistributedDataParallel
+        ddp.__init__ = self._wrap_init(ddp.__init__)
+        torch.multiprocessing.spawn = self._refuse_spawn
+
+    def install_stateful_loader(self, module: Any) -> None:
+        """torchdata's loader has a __next__ of its own."""
+        iterator = module._StatefulBaseDataLoaderIter
+        iterator.__next__ = self._wrap_draw(iterator.__next__)
+
+    def install_safetensors(self, module: Any) -> None:
+        module.save_file = self._wrap_pause(module.save_file, SAVING)
+
+    def install_deepspeed(self, module: Any) -> None:
+        """DeepSpeed steps its optimizer once per group of parameters: the engine's update is the step."""
+        engine = module.DeepSpeedEngine
+        update = engine._take_model_step
+
+        @wraps(update)
+        def take_model_step(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            self.before_step(engine, args, kwargs)
+            result = update(engine, *args, **kwargs)
+            self.after_step(engine, args, kwargs)
+            return result
+
+        engine._take_model_step = take_model_step
+
+    # The optimizer.
+    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._depth += 1
+
+    def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        begin_s = perf_counter()
+        self._depth -= 1
+        if self._depth > 0:  # a step within another one: of ZeRO, Horovod, DeepSpeed
+            return
+        self._depth, key = 0, id(optimizer)
+        for each in self._without_sync:
+            each._handles.clear()
+        if key not in self.calls:
+            self.calls[key] = 0
+            self.optimizers.append(weakref.ref(optimizer))
+        self.calls[key] += 1
+        if self.leader is None:
+            self.leader = key
+        is_step = key == self.leader
+        self.hooks_s += perf_counter() - begin_s
+        if is_step and self.script.ends_at_optimizer:
+            if self.defers:
+                self._is_pending = True
+            else:
+                self.script.on_step()
+
+    @contextlib.contextmanager
+    def deferring(self) -> Iterator[None]:
+        """Let steps end before the next draw in this context. PyTorch marks a call of an optimizer for its profiler,
+        which breaks where the profiler is stopped within one."""
+        handle = None
+        if not self.all_batches:  # where nothing is drawn, before the next forward pass
+            register = self.torch.nn.modules.module.register_module_forward_pre_hook
+            handle = register(lambda *call: self._end_pending_step())
+        self.defers = True
+        try:
+            yield
+        finally:
+            self.defers = False
+            if handle is not None:
+                handle.remove()
+
+    def _end_pending_step(self) -> None:
+        if self._is_pending:
+            self._is_pending = False
+            self.script.on_step()
+
+    def choose_leader(self) -> int:
+        """Return the place of the optimizer that steps least often of those that step regularly, in order of
+        appearance: with several of them its steps are whole iterations."""
+        keys, most = list(self.calls), max(self.calls.values())
+        regular = [
+            key for key in keys if self.calls[key] >= MIN_LEADER_CALLS and MAX_CALLS_RATIO * self.calls[key] >= most
+        ]
+        least = min(regular, key=lambda key: self.calls[key], default=None)
+        # The leader has just stepped, and the others of this iteration may not have.
+        keeps = least is None or self.leader is None or self.calls[least] >= self.calls[self.leader] - 1
+        return keys.index(self.leader if keeps else least)  # type: ignore[arg-type]
+
+    def follow(self, place: int) -> None:
+        """Have the steps of this optimizer be the steps."""
+        keys = list(self.calls)
+        self.leader = keys[place] if place < len(keys) else self.leader
+
+    def leading_optimizer(self) -> Any:
+        """Return the optimizer whose steps are the steps; None where it is gone, or there is none."""
+        keys = list(self.calls)
+        return self.optimizers[keys.index(self.leader)]() if self.leader is not None else None
+
+    def parameters(self) -> list[Any]:
+        """Return the parameters of all optimizers, each once."""
+        seen: dict[int, Any] = {}
+        for optimizer in filter(None, (each() for each in self.optimizers)):
+            if hasattr(optimizer, "param_groups"):
+                seen |= {id(p): p for group in optimizer.param_groups for p in group["params"]}
+            elif hasattr(optimizer, "module"):  # an engine of DeepSpeed
+                seen |= {id(p): p for p in optimizer.module.parameters()}
+        return list(seen.values())
+
+    # Batches and pauses.
+    def _wrap_draw(self, draw: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        torch = self.torch or sys.modules["torch"]
+
+        @wraps(draw)
+        def draw_batch(iterator: Any) -> Any:
+            self._end_pending_step()
+            begin_s = perf_counter()
+            self._depth = 0  # no step is open here: one that raised is forgotten
+            trains = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+            if self.replays and trains and self._last is not None:
+                self._count(self._last)
+                return batches.copy_containers(self._last)
+            try:
+                batch = draw(iterator)
+            except StopIteration:
+                self.pauses.append(EPOCH)
+                raise
+            end_s = perf_counter()
+            self.data_s += end_s - begin_s
+            if not trains:
+                self.pauses.append(EVALUATION)
+                return batch
+            if not self.script.ends_at_optimizer and self.batches:
+                self.script.on_step()
+            self._count(batch)
+            if len(self.checksums) < CHECKED_BATCHES:
+                self.checksums.append(batches.checksum(batch))
+            self._last, self._last_versions = batches.copy_containers(batch), batches.versions(batch)
+            self.hooks_s += perf_counter() - end_s
+            return batch
+
+        return draw_batch
+
+    def _count(self, batch: Any) -> None:
+        self.samples += batches.count_samples(batch)
+        self.tokens += batches.count_tokens(batch) or 0
+        self.batches += 1
+        self.all_batches += 1
+
+    def changes_batches(self) -> bool:
+        """Return whether the last step has changed its batch in place, so that it cannot be used again."""
+        return self._last is not None and batches.versions(self._last) != self._last_versions
+
+    def _wrap_pause(
+        self, function: Callable[..., Any], kind: str, matters: Callable[..., bool] = lambda *args: True
+    ) -> Callable[..., Any]:
+        @wraps(function)
+        def pause(*args: Any, **kwargs: Any) -> Any:
+            if matters(*args[:1]):
+                self.pauses.append(kind)
+            return function(*args, **kwargs)
+
+        return pause
+
+    # Gradient synchronization.
+    def _wrap_init(self, init: Callable[..., None]) -> Callable[..., None]:
+        @wraps(init)
+        def wrapped_init(module: Any, *args: Any, **kwargs: Any) -> None:
+            init(module, *args, **kwargs)
+            self.wrapped.append(weakref.ref(module))
+
+        return wrapped_init
+
+    def wrappers(self) -> list[Any]:
+        """Return the DistributedDataParallel modules that are alive."""
+        return [module for each in self.wrapped if (module := each()) is not None]
+
+    def horovods(self) -> list[Any]:
+        """Return the optimizers of Horovod that are alive."""
+        return [each for ref in self.optimizers if hasattr(each := ref(), "_allreduce_delay")]
+
+    def set_gradient_sync(self, on: bool) -> bool:
+        """Switch synchronization off or on where that is possible; return whether it is."""
+        horovods = self.horovods()
+        for module in self.wrappers():
+            module.require_backward_grad_sync = on
+        for each in horovods:
+            if not hasattr(each, "_scalebench_passes"):
+                each._scalebench_passes = each.backward_passes_per_step
+            each.set_backward_passes_per_step(each._scalebench_passes if on else NO_STEPS)
+            each._should_synchronize = on
+        self._without_sync = [] if on else horovods
+        return bool(self.wrappers() or horovods)
+
+    def bucket_bytes(self) -> list[int]:
+        """Return the bytes of each bucket of the wrappers' gradients; empty: not known."""
+        sizes = []
+        for module in self.wrappers():
+            facts = module._get_ddp_logging_data()
+            text = facts.get("rebuilt_bucket_sizes") or facts.get("bucket_sizes") or ""
+            sizes += [int(size) for size in str(text).split(",") if size.strip().isdigit()]
+        return sizes
+
+    def group(self) -> tuple[int, int] | None:
+        """Return (rank, size) of the group that the program has formed; None where it has formed none."""
+        distributed = getattr(self.torch, "distributed", None)
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return distributed.get_rank(), distributed.get_world_size()
+        horovod = sys.modules.get("horovod.torch")
+        if horovod is not None and horovod.is_initialized():
+            return horovod.rank(), horovod.size()
+        return None
+
+    def shards(self) -> str | None:
+        """Return what exchanges parts of the weights within a step, so that it cannot be left out; None: nothing."""
+        names = {type(parameter.data).__name__ for parameter in self.parameters()}
+        modules = {type(each).__name__ for ref in self.optimizers if (each := ref()) is not None}
+        if "DTensor" in names:
+            return "FSDP2 or tensor parallelism"
+        return "DeepSpeed" if any("DeepSpeed" in name for name in modules) else None
+
+    def _refuse_spawn(self, *args: Any, **kwargs: Any) -> None:
+        name = self.script.name
+        raise InputError(
+            f"{name} starts processes of its own (mp.spawn): have it read RANK and WORLD_SIZE, as under torchrun, "
+            "instead"
+        )

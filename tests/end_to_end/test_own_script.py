@@ -1,0 +1,117 @@
+"""Training programs as their authors write them, run by `script=FILE`: what is seen, and what is one line."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import psutil
+import pytest
+
+from scalebench.core.result import read_result
+from tests.conftest import ROOT
+
+pytestmark = [pytest.mark.real, pytest.mark.cold]
+SHORT = ["measure=quick", "measure.warmup_max_s=2", "measure.min_s=0.3", "measure.max_s=1", "measure.probe_s=0.3"]
+LOOP = """
+import os, torch, torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+data = TensorDataset(torch.randn(4096, 8))
+net = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+def train(model, optimizer, sampler=None):
+    for (x,) in DataLoader(data, 32, sampler=sampler):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+"""
+GROUP = 'dist.init_process_group("gloo")\nmodel = torch.nn.parallel.DistributedDataParallel(net)\n'
+
+
+def run(folder, *words, gpus=2):
+    """Return (exit status, output, result) of a run in a folder."""
+    command = [sys.executable, "-m", "scalebench", *SHORT, f"gpus={gpus}", "hydra.run.dir=run", "hardware=cpu", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    here = [p.pid for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(folder)]
+    assert set(here) <= {os.getpid()}, "a process is left"
+    path = folder / "run" / "result.json"
+    return done.returncode, done.stdout + done.stderr, read_result(path) if path.exists() else None
+
+
+def write(folder, text, name="train.py"):
+    (folder / name).write_text(text)
+    return f"script={name}"
+
+
+def test_a_plain_program_has_its_steps_samples_and_synchronization(tmp_path):
+    status, output, result = run(tmp_path, f"script={ROOT}/examples/train_ddp.py", "script.args.batch-size=16")
+    assert status == 0, output
+    rank = result.ranks[0]
+    assert (result.workload.model, result.scale.batch_per_device, result.scale.global_batch) == ("train_ddp.py", 16, 32)
+    assert rank.params == 301_066 == sum(rank.message_bytes) / 4
+    assert (rank.backend_used, rank.settings_used["precision"]) == ("gloo", "float32")
+    assert (rank.script.leader, rank.script.wrappers) == ("Adam", ["DistributedDataParallel"])
+    assert rank.script.steps == rank.script.batches or rank.script.steps == rank.script.batches - 1
+    assert all(len(getattr(rank.probes, name)) >= 4 for name in ("sync_on_s", "sync_off_s", "fixed_batch_s"))
+    assert rank.probes.profile is not None and rank.probes.profile.collective_s
+    assert rank.block_losses == [None] * len(rank.block_s) and result.quality.final_loss is None
+    assert (rank.probe_failures == {} and not result.flags) or result.flags == ["busy_machine"]
+
+
+FAILURES = {
+    "a module is missing": ("import no_such_module", "train.py imports no_such_module, which is not installed"),
+    "its arguments are refused": (
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', required=True)\np.parse_args()",
+        "train.py refused its arguments: the following arguments are required: --lr",
+    ),
+    "it never steps": ("import time\ntime.sleep(60)", "no optimizer step was seen in 2 s (script.first_step_s)"),
+    "it reads its input": ("input()", "EOFError: EOF when reading a line"),
+    "it is out of memory": ("import torch\ntorch.empty(1 << 50)", "out of memory"),
+    "it leaves with a word": ("import sys\nsys.exit('no data here')", "train.py: no data here"),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_a_program_that_does_not_train_is_one_line(case, tmp_path):
+    text, line = FAILURES[case]
+    status, output, result = run(tmp_path, write(tmp_path, text), "script.first_step_s=2", gpus=1)
+    assert (status, result.status) == (1, "oom" if "memory" in line else "failed")
+    assert line in result.reason, output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("while True: train(net, optimizer)", "formed no group of 2 processes: these are 2 independent trainings"),
+        ('dist.init_process_group("gloo")\nwhile True: train(net, optimizer)', "the gradients were carried by nothing"),
+        (f"{GROUP}for step in range(3): optimizer.step()", "train.py ended by itself after 3 steps"),
+        ("import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)", "starts processes of its own (mp.spawn)"),
+    ],
+)
+def test_ranks_that_do_not_train_together_fail(text, reason, tmp_path):
+    status, output, result = run(tmp_path, write(tmp_path, LOOP + text))
+    assert status == 1 and reason in result.reason, output
+
+
+@pytest.mark.slow
+def test_a_program_that_catches_everything_and_leaves_its_folder_ends(tmp_path):
+    """Its ranks train on the same samples, since it has no DistributedSampler."""
+    text = f"{LOOP}{GROUP}os.chdir('/')\nprint('TOKEN=abc')\nwhile True:\n  try: train(model, optimizer)\n"
+    status, output, result = run(tmp_path, write(tmp_path, text + "  except BaseException: pass\n"))
+    assert (status, result.status) == (0, "ok"), output
+    assert "TOKEN=abc" not in json.dumps(result.spec) + output
+    assert "same_batches" in result.flags
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lightning", "hf"])
+def test_trainers_of_libraries_run_as_they_are(name, tmp_path):
+    library = {"lightning": "pytorch_lightning", "hf": "transformers"}[name]
+    if find_spec(library) is None:
+        pytest.skip(f"{library}: not installed; make extras")
+    status, output, result = run(tmp_path, f"script={ROOT}/examples/train_{name}.py")
+    assert (status, result.status) == (0, "ok"), output
+    assert result.ranks[0].probes.sync_off_s and result.scale.global_batch

@@ -1,0 +1,84 @@
+"""The command line of a user's program, and what is refused before it starts."""
+
+import re
+
+import pytest
+
+from scalebench.config.compose import compose_config
+from scalebench.config.resolve import resolve
+from scalebench.core.errors import InputError
+from scalebench.strategies.script.arguments import render_arguments
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text("import torch\n")
+    (tmp_path / "broken.py").write_text("x = 1\ndef f(:\n")
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+
+def plan(*words):
+    return resolve(compose_config(["hardware=cpu", "gpus=2", *words]))
+
+
+@pytest.mark.parametrize(
+    ("words", "rendered"),
+    [
+        (["script.args.batch-size=32", "script.args.lr=0.1"], "--batch-size 32 --lr 0.1"),
+        (["script.args.b=32", "script.args.amp=true", "script.args.log=false", "script.args.x=null"], "-b 32 --amp"),
+        (["script.args.layers=[1,2]", "script.style=equals"], "--layers=1 --layers=2"),
+        (["script.args.layers=[1,2]"], "--layers 1 2"),
+        (["script.args.model.width=8", "script.style=hydra"], "model={'width': 8}"),
+        (["script.fixed=[fit,'--data=a b']", "script.args.seed=@seed", "seed=7"], "fit --data=a b --seed 7"),
+        (["script.args.devices=@gpus_per_node", "script.args.out=@folder/out"], "--devices 2 --out /run/out"),
+        (["script.args.bs=@batch", "train.batch_per_device=16"], "--bs 16"),
+        (["script.args.bs=@batch", "train.global_batch=64", "scaling=strong"], "--bs 32"),
+    ],
+)
+def test_arguments_are_passed_on_as_a_parser_takes_them(words, rendered, tmp_path):
+    if "model=" in rendered:  # a key with a dot is a group
+        with pytest.raises(InputError, match="should be a value or a list"):
+            plan("script=train.py", *words)
+        return
+    assert " ".join(render_arguments(plan("script=train.py", *words), tmp_path)).replace(str(tmp_path), "/run") == (
+        rendered
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["script=trian.py"], "script=trian.py: no such file; did you mean train.py?"),
+        (["script=pkg"], "script=pkg is a folder: name the file in it that trains"),
+        (["script=broken.py"], r"script=broken.py: .*broken.py, line 2: invalid syntax"),
+        (["script='-m pkg..train'"], "script=-m pkg..train should be a file, or -m PACKAGE.MODULE"),
+        (["script=train.py", "model=resnet50"], "trains its own model and data, in its own way: leave out model=resn"),
+        (["script=train.py", "train.precision=bfloat16"], "leave out train.precision=bfloat16"),
+        (["script=train.py", "measure.search=max_batch"], "leave out measure.search=max_batch"),
+        (["script=train.py", "script.args.n=@gpu"], r"script.args.n=@gpu: no placeholder '@gpu'; did you mean"),
+        (["script=train.py", "script.args.bs=@batch"], "@batch stands for train.batch_per_device"),
+        (["script=train.py", "script.args.api_key=1"], "script.args.api_key looks like a secret and would be in the"),
+        (["script=train.py", "script.fixed=['--token','x']"], "the argument --token looks like a secret"),
+        (["script=train.py", "script.folder=none"], "script.folder=none: no such folder"),
+        (["script=train.py", "script.step=epoch"], "script.step=epoch: no such value 'epoch'"),
+        (["strategy=script"], "strategy=script trains by a program of yours: name it with script=train.py"),
+        (["script=train.py", "strategy=ddp"], "leave out strategy=ddp"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_in_one_line(words, line):
+    with pytest.raises(InputError, match=line if ".*" in line else re.escape(line)):
+        plan(*words)
+
+
+def test_a_run_is_that_of_its_file_and_arguments(tmp_path):
+    first, same, other = (plan("script=train.py", f"script.args.lr={rate}") for rate in (0.1, 0.1, 0.2))
+    assert first.fingerprint == same.fingerprint != other.fingerprint
+    (tmp_path / "train.py").write_text("import torch  # edited\n")
+    assert plan("script=train.py", "script.args.lr=0.1").fingerprint != first.fingerprint
+    # Canonical keys, and what they stand for, are one run; so is a scaling beside the other keys.
+    spec = plan("script.path=train.py", "script.scaling=strong")
+    assert (spec.config.strategy.name, spec.config.model.name, spec.config.scaling) == ("script", "train.py", "strong")
+    assert plan("script='-m pkg.train'").config.script.digest is not None
+    assert plan("script=train.py", "script.processes=one_for_all").processes == 1
