@@ -43,7 +43,7 @@ def read_list(capsys, *arguments):
 def test_every_strategy_is_listed_once_and_the_common_ones_first(capsys):
     lines, entries = read_list(capsys, "strategies", "--all")
     assert sorted(entries) == sorted(registry.strategy_entries())
-    assert lines[0] == "data parallel, PyTorch" and list(entries)[:2] == ["ddp", "lightning_ddp"]
+    assert lines[0] == "your own program" and list(entries)[:3] == ["script", "ddp", "lightning_ddp"]
     assert list_command.OTHERS not in lines, "each built-in strategy has a group"
     hidden = entries.keys() - read_list(capsys, "strategies")[1].keys()
     assert {"kuza55_ps_cpu", "avolkov1_ps_gpu", "multi_gpu_model", "simulated"} <= hidden and "ddp" not in hidden
