@@ -65,6 +65,7 @@ class Script(Strategy, Probes):
         self._ended: BaseException | None = None
         self._loop: Loop | None = None  # that counts the steps now
         self._batches: Iterator[Any] = iter(())
+        self._profiled: Any = None  # the steps of the profiler's one session
         self._first: Any = None  # of the loop's batches, which stand for those that the program draws
         self._has_first = False
 
@@ -296,13 +297,24 @@ class Script(Strategy, Probes):
         raise self.not_measured("exchanges gradients only within its steps")
 
     def profile(self, steps: int, trace: Path | None) -> Profile:
+        seen = self._profile_steps(steps, trace)
+        if not seen.sees_kernels:
+            raise self.not_measured("ran on a GPU of which the profiler saw no kernel")
+        profile: Profile = seen.profile
+        return profile
+
+    def _profile_steps(self, steps: int = 0, trace: Path | None = None) -> Any:
+        """Return the one session of the profiler, with at least so many steps as backend and settings need."""
         if self.hooks.torch is None:
             raise self.not_measured("has not imported torch, whose profiler this is")
-        from scalebench.strategies.torch.profiling import profile_steps
+        from scalebench.strategies.torch import profiling
 
-        stand_in: Any = SimpleNamespace(tensors=lambda: [SimpleNamespace(is_cuda=self.spec.device == "cuda")])
-        with self.hooks.deferring():
-            return profile_steps(self.train, self.synchronize, stand_in, steps, trace)
+        if self._profiled is None:
+            stand_in: Any = SimpleNamespace(tensors=lambda: [SimpleNamespace(is_cuda=self.spec.device == "cuda")])
+            steps = steps or profiling.OBSERVED_STEPS
+            with self.hooks.deferring():
+                self._profiled = profiling.profile_steps(self.train, self.synchronize, stand_in, steps, trace)
+        return self._profiled
 
     def backend_used(self) -> str | None:
         if self.spec.gpus == 1 or self.hooks.torch is None or self._ended is not None:
@@ -311,18 +323,17 @@ class Script(Strategy, Probes):
             horovod = sys.modules["horovod.torch"]
             built = {"nccl": self.spec.device == "cuda" and horovod.nccl_built(), "mpi": horovod.mpi_enabled()}
             return next((name for name, is_used in built.items() if is_used), "gloo")
-        from scalebench.strategies.torch.observed import observe_backend
+        from scalebench.strategies.torch.observed import identify_backend
 
-        with self.hooks.deferring():
-            return observe_backend(self.train, 0)
+        return identify_backend(self._profile_steps().names)
 
     def settings_used(self) -> dict[str, str]:
-        if self.hooks.torch is None or self._ended is not None:
+        if self.hooks.torch is None or (self._ended is not None and self._profiled is None):
             return {}
-        from scalebench.strategies.torch.observed import observe_settings
+        from scalebench.strategies.torch.observed import identify_settings
 
-        with self.hooks.deferring():
-            return observe_settings(self.train, 0)
+        seen = self._profile_steps()
+        return identify_settings(seen.names, seen.calls, seen.sees_kernels)
 
     def peak_memory_bytes(self) -> list[int | None]:
         return self._read_memory("max_memory_allocated")
