@@ -71,8 +71,6 @@ def pytest_runtest_makereport(item):
 def pytest_collection_finish(session):
     session.config.stash[WARM_RANKS] = WarmRanks()  # by now test files have set what they set in the environment
     # A collection walks through all objects of the frameworks; as often as usual, they take a fifth of the time.
-    gc.collect()
-    gc.freeze()
     gc.set_threshold(100_000, 20, 20)
     # TensorFlow's log would keep a stream of pytest's, and close it where a run sets up the log as Hydra does.
     with contextlib.suppress(ImportError):
