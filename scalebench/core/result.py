@@ -41,6 +41,20 @@ class ProfiledOperation:
 
 
 @dataclass
+class GpuTime:
+    """What a GPU did in one step under the profiler, by unions of intervals: compute_s + communication_s - hidden_s +
+    copy_s + the waits are the whole step."""
+
+    compute_s: float  # kernels but NCCL's
+    communication_s: float  # NCCL's kernels, which spin while they wait for their peers
+    hidden_s: float  # of communication_s, while kernels computed
+    copy_s: float  # copies and fills of memory while no kernel ran
+    host_wait_s: float | None  # nothing ran, and the host had not started the next kernel or copy yet
+    kernel_wait_s: float | None  # nothing ran, though the next one had been started
+    kernels: float  # that ran
+
+
+@dataclass
 class Profile:
     """Some steps under the framework's own profiler, which slows them down: compare times with each other only."""
 
@@ -49,6 +63,7 @@ class Profile:
     kernel_s: float | None = None  # own time of all operations of one step, on GPUs if there are any, else on the CPU
     collective_s: float | None = None  # of that, in operations that move data between devices
     operations: list[ProfiledOperation] = field(default_factory=list)  # those with the most own time, in this order
+    gpu: GpuTime | None = None  # mean over the GPUs of this process
 
 
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")

@@ -25,10 +25,18 @@ from torch.autograd import DeviceType
 from torch.profiler import profile, schedule
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from scalebench.core.result import Profile, ProfiledOperation
+from scalebench.core.result import GpuTime, Profile, ProfiledOperation
+from scalebench.core.stats.gpu_time import (
+    COMMUNICATION,
+    COMPUTE,
+    COPY,
+    GpuActivity,
+    mean_gpu_time,
+    sum_up_gpu_time,
+)
 from scalebench.strategies.base import BatchReplay, Loop, LossPart
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.observed import OperatorCall, choose_activities, list_operator_calls
+from scalebench.strategies.torch.observed import DRIVER_CALL, OperatorCall, choose_activities, list_operator_calls
 
 MAX_OPERATIONS = 20  # operations in the record
 OBSERVED_STEPS = 2  # where only backend and settings are of interest
@@ -88,6 +96,7 @@ class StepProfiler(BatchReplay):
         events = list(self.profiler.events())
         operations = summarize_operations(events, self._profiled_steps, self.cuda)
         profile = build_profile(operations, self._profiled_steps, self.step_s)
+        profile.gpu = sum_up_gpus(events, self._profiled_steps) if self.cuda else None
         calls = list_operator_calls(self.profiler.profiler.kineto_results.experimental_event_tree())
         names = Counter(event.name for event in events)
         return ProfiledSteps(profile, names, calls, bool(operations) or not self.cuda)
@@ -132,6 +141,24 @@ def summarize_operations(events: Iterable[Any], steps: int, cuda: bool) -> list[
     for operation in operations.values():
         operation.calls, operation.self_s = operation.calls / steps, operation.self_s / steps
     return sorted(operations.values(), key=lambda operation: -operation.self_s)
+
+
+def sum_up_gpus(events: Iterable[Any], steps: int) -> GpuTime | None:
+    """Return what the GPUs of this process did in one step, their mean, from torch's FunctionEvents."""
+    events = list(events)
+    on_cpu = [event for event in events if event.device_type == DeviceType.CPU and DRIVER_CALL.match(event.name)]
+    returned_us = {event.id: event.time_range.end for event in on_cpu}  # of a call and what it started
+    by_gpu: dict[int, list[GpuActivity]] = {}
+    for event in events:
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
+            is_copy = event.name.startswith(("Memcpy", "Memset"))
+            kind = COPY if is_copy else COMMUNICATION if event.name.startswith(COMMUNICATION_PREFIXES) else COMPUTE
+            returned = returned_us.get(event.id)
+            seconds = event.time_range.start / 1e6, event.time_range.end / 1e6
+            activity = GpuActivity(kind, *seconds, None if returned is None else returned / 1e6)
+            by_gpu.setdefault(event.device_index, []).append(activity)
+    times = [sum_up_gpu_time(activities, steps) for activities in by_gpu.values()]
+    return mean_gpu_time([each for each in times if each is not None])
 
 
 def self_seconds(event: Any) -> float:

@@ -65,12 +65,12 @@ def check_trace(folder, began_s, ended_s):
 
 def event(name, took_us, own_us, **others):
     """Return an object like torch's FunctionEvent."""
-    settings = {"is_async": False, "is_user_annotation": False, "device_type": DeviceType.CPU, **others}
-    spent = SimpleNamespace(elapsed_us=lambda: took_us)
+    settings = {"is_async": False, "is_user_annotation": False, "device_type": DeviceType.CPU, "id": 0, **others}
+    spent = SimpleNamespace(elapsed_us=lambda: took_us, start=0.0, end=took_us)
     return SimpleNamespace(name=name, time_range=spent, self_cpu_time_total=own_us, **settings)
 
 
-KERNEL = {"device_type": DeviceType.CUDA}
+KERNEL = {"device_type": DeviceType.CUDA, "device_index": 0}
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 EVENTS = [
     event("ProfilerStep*", 90.0, 20.0, is_user_annotation=True),
