@@ -27,7 +27,7 @@ FRAMEWORKS = {
     "deepspeed": "deepspeed",
     "pytorch_lightning": "torch horovod",
     "tensorflow": "tensorflow horovod",
-    "keras": "tensorflow horovod",
+    "keras": "tensorflow horovod script",
     "horovod": "horovod",
 }
 HYDRA_PLACES = ("config.compose", "config.error_messages", "sweeps", "cli")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from scalebench.analysis import user_program
 from scalebench.core.result import RankRecord, Result
 from scalebench.core.stats.estimates import FloatArray
 from scalebench.core.stats.steady_state import MIN_BLOCKS, find_unsteadiness, find_warmup_length
@@ -90,15 +91,17 @@ def _merge_rounds(ranks: Sequence[RankRecord]) -> IntArray:
 
 
 def count_blocks(ranks: Sequence[RankRecord], target: Any, left_out: Collection[int] = ()) -> CountedBlocks:
-    """Merge the blocks of a group without the rounds `left_out`, and drop the first ones if they are still warm-up: the
-    warm-up phase ended too soon, and these blocks move the mean by more than `target` (a share).
+    """Merge the blocks of a group without the rounds `left_out` and without pauses. Drop the first ones if they are
+    still warm-up: the warm-up phase ended too soon, and these blocks move the mean by more than `target` (a share).
 
     A level that changes after the first quarter is no warm-up: its blocks stay, and count as a drift of the machine.
     """
     (seconds, samples), rounds = merge_rank_blocks(ranks), _merge_rounds(ranks)
+    kept = user_program.mark_training(ranks, len(seconds))
     if left_out and len(rounds):
-        kept = ~np.isin(rounds, list(left_out))
-        seconds, samples, rounds = seconds[kept], samples[kept], rounds[kept]
+        kept &= ~np.isin(rounds, list(left_out))
+    if not kept.all():
+        seconds, samples, rounds = seconds[kept], samples[kept], rounds[kept] if len(rounds) else rounds
     if not isinstance(target, (int, float)):
         return CountedBlocks(seconds, samples, rounds, 0, None)
     unsteadiness, warmup_blocks = find_unsteadiness(seconds, target), 0

@@ -46,7 +46,8 @@ FRAME_COLUMNS = (
     "sync_input_s sync_input_s_low sync_input_s_high sync_weights_out_s sync_weights_out_s_low "
     "sync_weights_out_s_high sync_output_s sync_output_s_low sync_output_s_high sync_gradients_in_s "
     "sync_gradients_in_s_low sync_gradients_in_s_high "
-    "pcie_sent_bytes_per_step pcie_received_bytes_per_step nvlink_sent_bytes_per_step nvlink_received_bytes_per_step"
+    "pcie_sent_bytes_per_step pcie_received_bytes_per_step nvlink_sent_bytes_per_step nvlink_received_bytes_per_step "
+    "pause_share data_wait_share"
 ).split()
 TEXT_COLUMNS = (
     "run_id started_at status reason path fingerprint model dataset strategy framework framework_version "
@@ -229,6 +230,8 @@ COLUMN_DESCRIPTIONS = {
     "stage_balance": "mean work of the stages / largest; 1 is even",
     "bubble_share": "1 - work of all stages / (stages x step_s)",
     "bubble_share_expected": "(p - 1) / (m + p - 1), p stages, m micro-batches",
+    "pause_share": "of the measured time of your own program: evaluation, saving, ends of epochs; in no rate",
+    "data_wait_share": "of its training: waiting in its DataLoader",
 }  # fmt: skip
 
 

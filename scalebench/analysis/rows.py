@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebench.analysis import collectives, identity, pipeline_stages, step_breakdown, throughput, training_columns
+from scalebench.analysis import (
+    collectives,
+    identity,
+    pipeline_stages,
+    step_breakdown,
+    throughput,
+    training_columns,
+    user_program,
+)
 from scalebench.analysis.baselines import Baselines
 from scalebench.analysis.columns import COUNT_COLUMNS, FRAME_COLUMNS, TEXT_COLUMNS
 from scalebench.analysis.run_summary import RunSummary, join_words, settings_cells, start_time, uses_default_options
@@ -114,6 +122,8 @@ def make_row(run: RunSummary, baselines: Baselines[RunSummary], named: RunSummar
         cells.update(speedup_cells(kind, gpus / devices, throughput.divide_throughputs(run, baseline), None))
         if kind != "given":
             cells[f"speedup_target_{kind}"] = training_columns.target_speedup(run, baseline)
+    if scaling := user_program.scaling_flags(run, self_baseline):
+        cells["flags"] = join_words([*filter(None, [cells["flags"]]), *scaling])
     overhead = throughput.overhead(self_baseline, bare)
     cells.update(interval_cells("overhead_share", "overhead_share", overhead, None))
     return cells
@@ -157,6 +167,7 @@ def _own_cells(result: Result, folder: Path, measurement: throughput.Measurement
         **settings_cells(result), "transports": nccl_log.summarize_transports(result.sync.transports),
         **training_columns.training_cells(result),
         **pipeline_stages.stage_cells(result, step_s),
+        "pause_share": user_program.pause_share(result), "data_wait_share": user_program.data_wait_share(result),
         "steady": measurement.steady, "flags": join_words(measurement.flags),
     }  # fmt: skip
 

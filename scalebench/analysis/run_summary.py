@@ -57,8 +57,10 @@ def settings_cells(result: Result) -> dict[str, str | None]:
     hardware, defaults = result.spec.get("hardware", {}), strategy_option_defaults(result.scale.strategy)
     options = (result.spec.get("strategy", {}).get("options") or {}).items()
     variables = (hardware.get("environment") or {}).items()
+    changed = [f"{key}={value}" for key, value in options if value != defaults.get(key, value)]
+    arguments = ((result.spec.get("script") or {}).get("args") or {}).items()
     return {
-        "options": join_words([f"{key}={value}" for key, value in options if value != defaults.get(key, value)]),
+        "options": join_words([*changed, *(f"{key}={value}".replace(" ", "") for key, value in arguments)]),
         "environment": join_words([f"{name}={value}" for name, value in variables]),
         "bind": hardware.get("bind"),
         "layout": hardware.get("layout"),

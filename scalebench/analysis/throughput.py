@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from scalebench.analysis import user_program
 from scalebench.analysis.blocks import (
     CountedBlocks,
     count_all_blocks,
@@ -60,7 +61,11 @@ def evaluate_blocks(result: Result) -> Measurement:
     steady = None if drift is None else not drift
     flags = list_flags(result, throughput_figure[1], target, groups)
     mfu = flops_utilization(result, throughput_figure[0])
-    flags += [*utilization_flags(result, mfu), *reading_flags(result, throughput_figure[0])]
+    flags += [
+        *user_program.program_flags(result),
+        *utilization_flags(result, mfu),
+        *reading_flags(result, throughput_figure[0]),
+    ]
     blocks, rates = _step_blocks(result, groups), round_rates(groups, result.scale.independent)
     return Measurement(throughput_figure, rates, _step_s(blocks), describe_step_spread(blocks), steady, mfu, flags)
 

@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 SUMMARY_COLUMNS = (
     "strategy gpus settings repeats throughput_samples_per_s throughput_low throughput_high speedup efficiency status"
 ).split()
-OPEN_GROUPS = ("model.options.", "dataset.options.", "hardware.environment.")  # which take keys of the user
+OPEN_GROUPS = (
+    "model.options.",
+    "dataset.options.",
+    "hardware.environment.",
+    "script.args.",
+)  # which take keys of the user
 KEY_NAME = re.compile(r"[\w./@-]+", re.ASCII)  # a part of a key, or several with dots between
 FUNCTION_GROUPS = {"model": ("torch", "keras"), "dataset": ("builder",)}  # and the keys that name functions
 MODEL_KEYS = {"torch": "torch", "tensorflow": "keras"}  # by framework
@@ -180,7 +185,7 @@ def run(
 
 
 def sweep(
-    space: Mapping[str, Any] | str,
+    space: Mapping[str, Any] | str | None = None,
     *words: str,
     folder: str | os.PathLike[str] | None = None,
     **overrides: Any,
@@ -188,11 +193,27 @@ def sweep(
     """Run all combinations of the values in `space`, with their baselines, and return the results.
 
     sweep({"strategy": ["ddp", "fsdp"], "gpus": [1, 2]}, measure="quick"); a text names a file of conf/sweep. The others
-    as for `run`. Raises KeyboardInterrupt for a cancelled sweep, whose finished runs are in its folder.
+    as for `run`, but a list is several values where the key holds one: sweep(script="train.py", gpus=[1, 2]). Raises
+    KeyboardInterrupt for a cancelled sweep, whose finished runs are in its folder.
     """
     if isinstance(space, str):
         return Sweep(_execute([f"sweep={space}"], words, {}, overrides, "hydra.sweep.dir", folder))
-    return Sweep(_execute(["--multirun"], words, space, overrides, "hydra.sweep.dir", folder))
+    flat = {key: each for name, value in overrides.items() for key, (each,) in _flatten(name, [_to_plain(value)])}
+    axes = {key: value for key, value in flat.items() if _is_several(value) and not _holds_list(key)}
+    fixed = {key: value for key, value in flat.items() if key not in axes}
+    if both := sorted(axes.keys() & (space or {}).keys()):
+        raise InputError(f"{both[0]} is both a part of the sweep and set beside it: leave one out")
+    return Sweep(_execute(["--multirun"], words, {**(space or {}), **axes}, fixed, "hydra.sweep.dir", folder))
+
+
+def _holds_list(key: str) -> bool:
+    """Return whether a key of the config holds a list, so that a list is one value of it."""
+    from scalebench.core.spec import Config
+
+    value: Any = Config()
+    for part in key.split("."):
+        value = getattr(value, part, None)
+    return isinstance(value, list)
 
 
 def _execute(

@@ -191,7 +191,7 @@ def count_devices(draft: Draft) -> Draft:
     """Fill in what the hardware's YAML leaves open, from this machine if the YAML means it, and count the devices."""
     hardware = detect_hardware(draft.config.hardware)
     gpus = draft.config.gpus or count_all_devices(hardware)
-    train = resolve_precision(draft.config.train, hardware.devices)
+    train = draft.config.train if has_script(draft.config) else resolve_precision(draft.config.train, hardware.devices)
     return replace(draft, config=replace(draft.config, hardware=hardware, train=train, gpus=gpus), gpus=gpus)
 
 

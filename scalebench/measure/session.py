@@ -129,6 +129,8 @@ class Session:
             measure = create_training_phase(
                 self.strategy, settings, training.steps_between_points, training.stop.seconds
             )
+        if self.strategy.has_program:  # the first block may begin within a step
+            measure.discarded_blocks = 1
         phases = [warmup.phase, measure]
         try:
             with closing(closable_iterator(self.strategy.feed(cast("Source", train)))) as batches:

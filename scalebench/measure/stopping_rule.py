@@ -138,8 +138,14 @@ def is_long_enough(series: BlockSeries, settings: MeasureSpec, elapsed_s: float)
     `settings` are those of one repeat. Where its share of the time is too short for a few blocks it may take longer,
     but not longer than all repeats together.
     """
+    kept = [number for number, pause in enumerate(series.pauses) if not pause] or range(len(series.seconds))
+    if len(kept) >= MIN_REPEAT_BLOCKS:  # blocks of training alone, which evaluation and saving do not use up
+        elapsed_s -= sum(series.seconds) - sum(series.seconds[number] for number in kept)
+    else:
+        kept = range(len(series.seconds))
     if elapsed_s >= settings.max_s:
-        return len(series.seconds) >= MIN_REPEAT_BLOCKS or elapsed_s >= settings.max_s * (settings.repeats or 1)
+        return len(kept) >= MIN_REPEAT_BLOCKS or elapsed_s >= settings.max_s * (settings.repeats or 1)
     # A rank without losses, as the first stage of a pipeline is, counts its steps instead.
     amounts = series.samples if all(series.samples) else [series.steps] * len(series.seconds)
-    return elapsed_s >= settings.min_s and precise_enough(series.seconds, amounts, settings.target)
+    seconds = [series.seconds[number] for number in kept]
+    return elapsed_s >= settings.min_s and precise_enough(seconds, [amounts[n] for n in kept], settings.target)

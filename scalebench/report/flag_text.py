@@ -173,6 +173,18 @@ ADVICE = {
         "so that communication takes a larger share and scaling is worse. train.precision=tf32 (from Ampere on), "
         "bfloat16 or float16 uses them."
     ),
+    "same_batches": (
+        "Ranks trained on the same samples: the program has no DistributedSampler, or each rank draws the same. Parts "
+        "of one model do, too: then script.samples_per_step says how many samples a step has."
+    ),
+    "other_scaling": (
+        "Its samples do not grow with the devices as `scaling` declares, so that its speedup compares other steps: set "
+        "scaling=strong where the batch of all devices is kept, or give each device a batch."
+    ),
+    "hooks_cost": (
+        "scalebench's own hooks took more than 1 % of its steps, which are very short: the rate is that much too low."
+    ),
+    "samples_unknown": "No samples were seen, since it draws from no DataLoader: script.samples_per_step says them.",
     NOT_STEADY: "Its series is not steady, so that one figure does not describe it. Measure longer (measure.min_s).",
 }
 
@@ -219,6 +231,10 @@ RAISED_WHEN = {
     "superlinear_within_noise": "efficiency above 1; its interval contains 1",
     "mfu_above_1": "mfu is above 1, which no card can reach at its nominal clock",
     "no_tensor_cores": "precision_used is float32 on a busy GPU with tensor cores more than 2.5 times as fast as that",
+    "same_batches": "ranks of a user's program drew the same first batches",
+    "other_scaling": "samples per step of a user's program do not grow with the devices as `scaling` says",
+    "hooks_cost": "scalebench's hooks took more than 1 % of a step of a user's program",
+    "samples_unknown": "a user's program drew from no DataLoader: no samples/s",
     NOT_STEADY: "unsteady for a reason that no other flag names",
 }
 

@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from scalebench.analysis import collectives, step_breakdown, throughput
+from scalebench.analysis import collectives, step_breakdown, throughput, user_program
 from scalebench.analysis.advice import Advice, list_advice
 from scalebench.analysis.attribution.causes import find_causes
 from scalebench.analysis.attribution.causes.cause import AttributedRun
@@ -170,6 +170,23 @@ def list_model_remarks(result: Result) -> list[str]:
     return list(dict.fromkeys(text for rank in result.ranks for text in rank.model_remarks.values()))
 
 
+def list_program_facts(result: Result) -> list[tuple[str, str]]:
+    """List what was seen of a user's program; nothing of other runs."""
+    script = result.ranks[0].script if result.ranks else None
+    if script is None:
+        return []
+    of = f" of {script.optimizers} optimizers" if script.optimizers > 1 else ""
+    step = "a batch of fit" if script.leader is None else f"a step of {script.leader}{of}"
+    facts = [("a step is", f"{step}; {script.steps:,} in all")]
+    kinds = " and ".join(user_program.name_pauses(result)) or "nothing"
+    shares = {
+        "beside training": (user_program.pause_share(result), f"of the measured time, in no rate: {kinds}"),
+        "waits for samples": (user_program.data_wait_share(result), "of a step, in its DataLoader"),
+        "scalebench's hooks": (user_program.hooks_share(result), "of a step"),
+    }
+    return [*facts, *((name, f"{format_percent(s)} {text}") for name, (s, text) in shares.items() if s is not None)]
+
+
 def describe_largest_batch(result: Result) -> str:
     """Return `the largest batch is 21 per device, 42 global; 22 does not fit within 500 MB a process (7 tries)`. Raises
     ValueError for a run that did not search for it, or in vain."""
@@ -196,6 +213,7 @@ def make_details(result: Result, folder: Path, case: AttributedRun | None = None
     yield f"{folder}: {result.scale.strategy} gpus={result.scale.gpus}"
     remarks = [("model", text) for text in list_model_remarks(result)]
     facts = [*list_headline(result), *list_training_facts(result), *remarks, *list_data_remarks(result)]
+    facts += list_program_facts(result)
     yield _make_fact_table([*facts, *list_files(result, folder)])
     yield from _with_titles(pipeline_stages.make_run_blocks(result))
     if any(rank.probes is None for rank in result.ranks):

@@ -11,6 +11,7 @@ import itertools
 import re
 import signal
 import socket
+import statistics
 import uuid
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
@@ -373,10 +374,11 @@ def count_training_flops(spec: RunSpec) -> float | None:
 
 
 def count_samples_per_step(ranks: Sequence[RankRecord]) -> int | None:
-    """Return the samples of a step of all ranks, as they were counted over the measured blocks; None: nothing was."""
-    counts = [sum(rank.block_samples) / (len(rank.block_samples) * rank.block_steps)
-              for rank in ranks if rank.block_samples and rank.block_steps]  # fmt: skip
-    return round(sum(counts)) or None
+    """Return the samples of a step of all ranks, the median over blocks: an epoch's last step has fewer, and libraries
+    that draw ahead count a batch one step too soon. None: nothing was counted."""
+    steps = next((rank.block_steps for rank in ranks if rank.block_steps), None)
+    blocks = [sum(samples) for samples in zip(*(rank.block_samples for rank in ranks), strict=False)]
+    return round(statistics.median(blocks) / steps) or None if steps and blocks else None
 
 
 def _scale(spec: RunSpec, ranks: Sequence[RankRecord]) -> Scale:

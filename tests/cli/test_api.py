@@ -120,6 +120,14 @@ def test_a_sweep_is_checked_before_its_first_run(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_list_under_a_key_of_one_value_is_an_axis(tmp_path):
+    script = {"path": "train.py", "args": {"lr": [0.1, 0.2]}, "fixed": ["a", "b"]}
+    with pytest.raises(InputError) as caught:
+        scalebench.sweep(script=script, gpus=[1, 2], dry_run=True)
+    words = "gpus=1,2 ++script.args.lr=0.1,0.2 script.path=train.py 'script.fixed=[a,b]' dry_run=true"
+    assert sorted(words.split()) == sorted(str(caught.value).partition("--multirun ")[2].split())
+
+
 def test_a_function_of_a_notebook_is_refused_with_the_way_out(monkeypatch):
     """IPython's module __main__ has neither a file nor a spec; a script is imported by the name of its file."""
     main = ModuleType("__main__")

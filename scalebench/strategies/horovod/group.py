@@ -92,6 +92,7 @@ LAUNCHERS = {
 # The tensor in which a number is sent, in a timeline: PyTorch's has our name, TensorFlow's that of its operation.
 NUMBER = re.compile(r'scalebench\.number|"HorovodBroadcast"')
 POLL_INTERVAL_S = 0.05
+JOIN_S = 120.0  # that the ranks of a user's program have to find each other
 MAX_TIMELINE_DELAY_S = 60.0
 
 
@@ -183,6 +184,19 @@ class HorovodGroup:
     def _serves(self) -> bool:
         """Return whether this rank runs Horovod's rendezvous server, for which there is none over MPI."""
         return self._rank == 0 and self._mpi is None
+
+
+def prepare_program(spec: RunSpec, rank: int) -> None:
+    """Set what Horovod's start needs in a user's program, as horovodrun would: variables, and on rank 0 the server by
+    which ranks find each other, for as long as the process lives."""
+    port = int(os.environ["MASTER_PORT"])
+    variables = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", **_rank_variables(spec, rank, JOIN_S)}
+    os.environ.update(variables | {"HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)})
+    if rank == 0:
+        server = _RendezvousServer(listen_for_ranks(port))
+        threading.Thread(target=server.serve_forever, args=(POLL_INTERVAL_S,), daemon=True).start()
+    else:
+        _wait_for_server(os.environ["MASTER_ADDR"], port, JOIN_S)
 
 
 class MpiLibrary:

@@ -137,8 +137,3 @@ def render_arguments(spec: RunSpec, folder: Path) -> list[str]:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple))
-
-
-def describe_arguments(script: dict[str, Any]) -> list[str]:
-    """Return `key=value` of each of the args of a recorded program, without blanks."""
-    return [f"{key}={str(value).replace(' ', '')}" for key, value in (script.get("args") or {}).items()]

@@ -28,13 +28,24 @@ from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import Loop, LossPart, NotMeasured, Probes, Strategy, WrongGroup
 from scalebench.strategies.rank_channel import Late, RankChannel
 from scalebench.strategies.script import arguments
+from scalebench.strategies.script.keras_hooks import KerasHooks
 from scalebench.strategies.script.torch_hooks import Hooks
 from scalebench.workloads.source import Source
 
 STEP_LIMIT_S = 60.0  # that ranks wait for each other at the same step
 LEAVE_LIMIT_S = 5.0  # that rank 0, which may hold what the others need, waits for their end
 LOOK_INTERVAL_S = 5.0  # between looks at a program that has the word
-LIBRARIES = ("torch", "pytorch_lightning", "lightning", "transformers", "accelerate", "deepspeed", "horovod", "keras")
+LIBRARIES = (
+    "torch",
+    "pytorch_lightning",
+    "lightning",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "horovod",
+    "keras",
+    "tensorflow",
+)
 ENDED = "had ended by itself before that was measured"
 
 
@@ -55,6 +66,7 @@ class Script(Strategy, Probes):
         self._share: int | None = None  # this rank's of the samples of a step that the config says
         if script.samples_per_step is not None:
             self._share = len(range(rank, script.samples_per_step, spec.processes))
+        self.keras = KerasHooks(self.hooks)
         self.steps = 0
         self._channel: RankChannel | None = None
         self._limit_s = script.first_step_s  # of the next broadcast
@@ -119,12 +131,18 @@ class Script(Strategy, Probes):
         line = f"no optimizer step was seen in {limit_s:g} s (script.first_step_s)"
         if drawn:
             return f"{line}, although {drawn} batches were drawn: with script.step=batch each batch is a step"
-        if self.hooks.torch is None:
-            return f"{line}, and {self.name} has not imported torch: only steps of PyTorch's optimizers are seen"
+        if not {"torch", "keras"} & sys.modules.keys():
+            return f"{line}, and {self.name} imports neither torch nor keras: only steps of their trainings are seen"
         return f"{line}, and no batch was drawn: does {self.name} train, and in this process?"
 
     def _check_group(self) -> None:
         """Raise WrongGroup unless the program's processes train together."""
+        devices = self.keras.replicas if self.spec.processes == 1 else self.spec.gpus
+        if self.keras.model is not None and devices != self.spec.gpus:
+            raise WrongGroup(
+                f"{self.name} fits {self.keras.replicas} replicas of its model in {self.spec.processes} processes, and "
+                f"gpus={self.spec.gpus}: does it take @gpus as an argument?"
+            )
         processes, group = self.spec.processes, self.hooks.group()
         if processes == 1 or self.hooks.torch is None:
             return
@@ -181,6 +199,8 @@ class Script(Strategy, Probes):
             "safetensors.torch": self.hooks.install_safetensors,
             "torchdata.stateful_dataloader.stateful_dataloader": self.hooks.install_stateful_loader,
             "deepspeed.runtime.engine": self.hooks.install_deepspeed,
+            "keras": self.keras.install,
+            "horovod": self._prepare_horovod,
         }
         error: BaseException
         try:
@@ -206,6 +226,12 @@ class Script(Strategy, Probes):
         with self._changed:
             self._ended = error
             self._changed.notify_all()
+
+    def _prepare_horovod(self, package: ModuleType) -> None:
+        if self.spec.processes > 1:
+            from scalebench.strategies.horovod.group import prepare_program
+
+            prepare_program(self.spec, self.place.rank)
 
     def _describe_end(self) -> ProgramEnded:
         more = "more epochs, or a larger subset" if self.steps else "no optimizer step was seen"
@@ -280,6 +306,8 @@ class Script(Strategy, Probes):
             )
 
     def why_new_batches(self) -> str | None:
+        if self.keras.model is not None:
+            return f"{self.name} fits with Keras, which draws its samples within a step"
         if not self.hooks.all_batches:
             return f"{self.name} draws its samples from no DataLoader"
         return f"{self.name} changes its batches in place" if self.hooks.changes_batches() else None
@@ -317,6 +345,8 @@ class Script(Strategy, Probes):
         return self._profiled
 
     def backend_used(self) -> str | None:
+        if self.spec.gpus > 1 and self.keras.model is not None:
+            return type(self.keras.model.distribute_strategy).__name__
         if self.spec.gpus == 1 or self.hooks.torch is None or self._ended is not None:
             return None
         if self.hooks.horovods():  # which PyTorch's profiler does not see
@@ -353,7 +383,8 @@ class Script(Strategy, Probes):
         return None
 
     def num_params(self) -> int | None:
-        return sum(int(getattr(p, "ds_numel", p.numel())) for p in self.hooks.parameters()) or None
+        of_torch = sum(int(getattr(p, "ds_numel", p.numel())) for p in self.hooks.parameters())
+        return of_torch or self.keras.count_parameters()
 
     def model_remarks(self) -> dict[str, str]:
         """Return what makes figures of this program mean something else than it seems."""

@@ -59,9 +59,9 @@ class Hooks:
         register_optimizer_step_post_hook(torch._disable_dynamo(lambda *step: self.after_step(*step)))
         loader: Any = torch.utils.data.dataloader
         loader._BaseDataLoaderIter.__next__ = self._wrap_draw(loader._BaseDataLoaderIter.__next__)
-        loader.DataLoader.__iter__ = self._wrap_pause(loader.DataLoader.__iter__, EPOCH)
-        torch.save = self._wrap_pause(torch.save, SAVING)
-        torch.nn.Module.eval = self._wrap_pause(torch.nn.Module.eval, EVALUATION, lambda module: module.training)
+        loader.DataLoader.__iter__ = self.wrap_pause(loader.DataLoader.__iter__, EPOCH)
+        torch.save = self.wrap_pause(torch.save, SAVING)
+        torch.nn.Module.eval = self.wrap_pause(torch.nn.Module.eval, EVALUATION, lambda module: module.training)
         ddp = torch.nn.parallel.DistributedDataParallel
         ddp.__init__ = self._wrap_init(ddp.__init__)
         torch.multiprocessing.spawn = self._refuse_spawn
@@ -72,7 +72,7 @@ class Hooks:
         iterator.__next__ = self._wrap_draw(iterator.__next__)
 
     def install_safetensors(self, module: Any) -> None:
-        module.save_file = self._wrap_pause(module.save_file, SAVING)
+        module.save_file = self.wrap_pause(module.save_file, SAVING)
 
     def install_deepspeed(self, module: Any) -> None:
         """DeepSpeed steps its optimizer once per group of parameters: the engine's update is the step."""
@@ -211,7 +211,7 @@ class Hooks:
         """Return whether the last step has changed its batch in place, so that it cannot be used again."""
         return self._last is not None and batches.versions(self._last) != self._last_versions
 
-    def _wrap_pause(
+    def wrap_pause(
         self, function: Callable[..., Any], kind: str, matters: Callable[..., bool] = lambda *args: True
     ) -> Callable[..., Any]:
         @wraps(function)
@@ -225,9 +225,9 @@ class Hooks:
     # Gradient synchronization.
     def _wrap_init(self, init: Callable[..., None]) -> Callable[..., None]:
         @wraps(init)
-        def wrapped_init(module: Any, *args: Any, **kwargs: Any) -> None:
-            init(module, *args, **kwargs)
-            self.wrapped.append(weakref.ref(module))
+        def wrapped_init(wrapper: Any, /, *args: Any, **kwargs: Any) -> None:
+            init(wrapper, *args, **kwargs)
+            self.wrapped.append(weakref.ref(wrapper))
 
         return wrapped_init
 

@@ -1,0 +1,65 @@
+"""Runs of a user's own program: which blocks count, and what is said of the others."""
+
+import dataclasses
+
+import pytest
+
+from scalebench.analysis import user_program
+from scalebench.analysis.rows import compare_runs, summarize_run
+from scalebench.core.result import ScriptRecord
+from tests.builders.runs import record
+
+SCRIPT = {"path": "train.py", "args": {"lr": 0.1}}
+
+
+def of_program(pauses=(), hooks_s=1e-5, **changes):
+    """A run of 20 blocks of 10 ms on two ranks, of which the last ones took 60 ms: rank 1 saved in these."""
+    result = record(**changes)
+    scale = dataclasses.replace(result.scale, strategy="script", baseline_bare=None)
+    seconds = [0.06 if number in pauses else 0.01 for number in range(20)]
+    ranks = [
+        dataclasses.replace(
+            result.ranks[0], rank=rank, block_steps=1, block_s=seconds, block_samples=[8] * 20,
+            block_losses=[None] * 20, block_started_at_s=[], block_rounds=[], block_data_s=[0.001] * 20,
+            block_pauses=["saving" if rank and number in pauses else "" for number in range(20)],
+            script=ScriptRecord(steps=20, batches=20, hooks_s=hooks_s),
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    return dataclasses.replace(result, scale=scale, ranks=ranks, spec={**result.spec, "script": SCRIPT})
+
+
+def test_blocks_in_which_any_rank_paused_are_in_no_rate(tmp_path):
+    cells = summarize_run(of_program({4, 19}), tmp_path).cells
+    assert cells["throughput_samples_per_s"] == pytest.approx(1600)
+    assert cells["pause_share"] == pytest.approx(2 * 0.05 / (18 * 0.01 + 2 * 0.06))
+    assert cells["data_wait_share"] == pytest.approx(0.1)
+    assert cells["options"] == "lr=0.1"
+    assert user_program.name_pauses(of_program({4})) == ["saving"]
+
+
+def test_all_blocks_count_where_each_holds_a_pause(tmp_path):
+    cells = summarize_run(of_program(set(range(15))), tmp_path).cells
+    assert cells["throughput_samples_per_s"] == pytest.approx(16 * 20 / (15 * 0.06 + 5 * 0.01))
+    assert cells["pause_share"] is None
+
+
+def test_hooks_that_take_more_than_a_hundredth_of_a_step_are_a_flag(tmp_path):
+    flags = [(summarize_run(of_program(hooks_s=hooks_s), tmp_path).cells["flags"] or "") for hooks_s in (9e-5, 2e-4)]
+    assert ["hooks_cost" in each for each in flags] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "batches", "is_other"),
+    [("weak", (8, 8), False), ("weak", (8, 4), True), ("strong", (8, 4), False), ("strong", (8, 8), True)],
+)
+def test_samples_that_do_not_scale_as_declared_are_a_flag(scaling, batches, is_other, tmp_path):
+    runs = []
+    for gpus, batch in zip((1, 2), batches, strict=True):
+        result = of_program()
+        scale = dataclasses.replace(
+            result.scale, gpus=gpus, batch_per_device=batch, global_batch=batch * gpus, scaling=scaling
+        )
+        runs.append(summarize_run(dataclasses.replace(result, scale=scale, run_id=f"run{gpus}"), tmp_path / str(gpus)))
+    flags = [(row["flags"] or "").split() for row in compare_runs(runs).rows]
+    assert ["other_scaling" in each for each in flags] == [False, is_other]
