@@ -253,6 +253,41 @@ def test_recorded_profiles_of_gpus(name, backend, kernels, collective_us):
     assert (None if collective_s is None else round(collective_s * 1e6)) == collective_us
 
 
+def read_trace(name):
+    """Return the events of a whole Chrome trace of a GPU, without the host's operators, as torch's profiler has them."""
+    with gzip.open(RECORDINGS / f"{name}.json.gz", "rt") as file:
+        traced = json.load(file)
+    return [
+        SimpleNamespace(
+            name=each["name"],
+            id=each["args"].get("correlation", 0),
+            device_type=DeviceType.CPU if each["cat"].startswith("cuda_") else DeviceType.CUDA,
+            device_index=each["args"].get("device", 0),
+            is_user_annotation=each["cat"] == "gpu_user_annotation",
+            time_range=SimpleNamespace(start=each["ts"], end=each["ts"] + each["dur"]),
+        )
+        for each in traced
+    ]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "steps", "compute_us", "copy_us", "host_wait_us", "kernel_wait_us", "kernels"),
+    [
+        ("kineto_h100_ddp", 5, 262.943, 11.718, 5337.537, 85.518, 56),
+        ("kineto_h100_resnet", 1, 12058.075, 87.43, 45645.116, 1631.837, 1018),
+    ],
+)
+def test_what_an_h100_did_in_a_step(name, steps, compute_us, copy_us, host_wait_us, kernel_wait_us, kernels):
+    """materials_cnn at batch 75 under ddp, five steps, and one of ResNet-50 in bfloat16 at batch 32: it waits for its
+    host most of the time. A group of one rank has no kernel of NCCL. The sums were also formed by another way, from
+    one end of an activity to the next."""
+    gpu = profiling.sum_up_gpus(read_trace(name), steps)
+    actual = [1e6 * each for each in (gpu.compute_s, gpu.copy_s, gpu.host_wait_s, gpu.kernel_wait_s)]
+    assert actual == pytest.approx([compute_us, copy_us, host_wait_us, kernel_wait_us], rel=1e-4)
+    assert (gpu.communication_s, gpu.hidden_s, gpu.kernels) == (0.0, 0.0, kernels)
+
+
 @pytest.mark.gpu
 def test_recorded_settings_of_a_gpu():
     """ResNet-50 in float32 on an H100; images and kernels are channels-last."""
