@@ -74,6 +74,10 @@ def resolve(config: Config) -> RunSpec:
         "unsupported_gpus": requested_devices == "auto"
         and config.hardware.devices == "cpu"
         and machine.find_unsupported_gpus() is not None,
+        "hidden_gpus": requested_devices == "auto"
+        and config.hardware.devices == "cpu"
+        and config.hardware.this_machine
+        and machine.find_hidden_gpus() is not None,
         "samples_cut": samples is not None and (samples.reading.available or 0) > samples.samples,
         "one_hot_targets": samples is not None
         and samples.one_hot
@@ -228,6 +232,13 @@ def detect_hardware(hardware: HardwareSpec) -> HardwareSpec:
                 f"this machine has NVIDIA GPUs, and their library NVML does not answer ({problem}); "
                 "see that nvidia-smi works, or take CPU workers with hardware=cpu"
             )
+        if (
+            not gpus_here
+            and devices == "auto"
+            and not machine.has_chosen_no_gpu()
+            and (hidden := machine.find_hidden_gpus())
+        ):
+            raise InputError(f"{hidden}: correct or unset it, or take CPU workers with hardware=cpu")
         if devices == "auto":
             devices = "cuda" if gpus_here else "cpu"
         cpus = cpus or machine.count_usable_cores()

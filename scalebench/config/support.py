@@ -63,7 +63,8 @@ def _check_machine(hardware: HardwareSpec, gpus: int, nodes: int) -> list[str]:
     gpus_here = machine.count_gpus() if hardware.devices == "cuda" else gpus
     if gpus > gpus_here:
         others = machine.find_unsupported_gpus()
-        return [f"gpus={gpus} asks for more than the {gpus_here} GPUs here{f'; there are {others}' if others else ''}"]
+        why = f"; there are {others}" if others else f"; {hidden}" if (hidden := machine.find_hidden_gpus()) else ""
+        return [f"gpus={gpus} asks for more than the {gpus_here} GPUs here{why}"]
     absent = [number for number in hardware.device_ids if number >= gpus_here and hardware.devices == "cuda"]
     present = f"GPUs here are 0 to {gpus_here - 1}" if gpus_here > 1 else "only GPU here is 0"
     return [f"hardware.device_ids names device {absent[0]}, and the {present}"] if absent else []

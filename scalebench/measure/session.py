@@ -120,7 +120,7 @@ class Session:
         synchronous = not self.spec.config.strategy.independent
         # A warm-up that is not over distorts every repeat in the same direction. More repeats do not average that out,
         # so the end of the warm-up is found with the requested precision, and not with that of one repeat.
-        warmup = Warmup(self.strategy, self.spec.config.measure, synchronous, self._report, self._clock)
+        warmup = Warmup(self.strategy, self.spec.config.measure, synchronous, self._report_warmup, self._clock)
         measure = create_measure_phase(self.strategy, settings, synchronous, self._report, self._clock)
         if self._gate is not None:
             slots = SlotPhase(self.strategy, settings, synchronous, self._gate, self._report, self._clock)
@@ -252,6 +252,12 @@ class Session:
         text = None if value is None else f"{metric} {value:.3g}"
         step_s = training.train_s / training.steps if training.steps else None
         self.progress.update(training.steps, training.samples, training.train_s, epoch, text, step_s)
+
+    def _report_warmup(self, series: BlockSeries) -> None:
+        """Report without the time of the first step, in which libraries load, cuDNN tunes and code is compiled."""
+        if len(series.seconds) > 1:
+            return self._report(series)
+        self.progress.update(series.steps, sum(series.samples), sum(series.seconds))
 
     def _report(self, series: BlockSeries) -> None:
         steps, step_s = len(series.seconds) * series.steps, series.seconds[-1] / series.steps

@@ -31,6 +31,10 @@ ADVICE = {
         "It ran on the CPU: this machine has AMD GPUs, by /dev/kfd or by PyTorch's build, and scalebench supports "
         "NVIDIA's only. hardware=cpu says that CPU workers are what you want."
     ),
+    "hidden_gpus": (
+        "It ran on the CPU: CUDA_VISIBLE_DEVICES hides the GPUs of this machine. hardware=cpu says that CPU workers "
+        "are what you want."
+    ),
     "shared_gpu": (
         "Two of its processes drove the same GPU, so its figures are of fewer GPUs. Each process must see all GPUs of "
         "its node, or one of its own: look at CUDA_VISIBLE_DEVICES, and at --gpus-per-task and --gpu-bind of SLURM."
@@ -193,6 +197,7 @@ RAISED_WHEN = {
     "over_in_warmup": "a training reached its stop within warm-up: no throughput",
     "oversubscribed": "more threads than cores",
     "unsupported_gpus": "AMD GPUs were there and the run took the CPU, since only NVIDIA's are supported",
+    "hidden_gpus": "CUDA_VISIBLE_DEVICES hid the GPUs and the run took the CPU",
     "shared_gpu": "two processes drove the same GPU, by the UUIDs that they recorded",
     "untrained_tensors": "a user's module has parameters that the first batch gives no gradient, or uses tensors that "
     "are none of its parameters",

@@ -24,6 +24,7 @@ from scalebench.analysis.training_columns import generalisation_gap
 from scalebench.core import units
 from scalebench.core.machine.peak_flops import TERA
 from scalebench.core.result import CurvePoint, RankRecord, Result, first_point_at_target
+from scalebench.core.stats.steady_state import MIN_BLOCKS
 from scalebench.core.units import format_bytes, format_count, format_number, format_percent
 from scalebench.core.untrusted import clean_line, clean_text, find_run_file
 from scalebench.report import training_tables
@@ -291,7 +292,8 @@ def _describe_warmup(result: Result) -> str:
 def _describe_steadiness(result: Result) -> str:
     flags = throughput.find_drift(result, wanted_half_width(result))
     if flags is None:
-        return "unknown, too few blocks"
+        blocks = min((len(rank.block_s) for rank in result.ranks), default=0)
+        return f"unknown: {blocks} of the {MIN_BLOCKS} blocks that it takes; a larger measure.min_s gives more"
     return f"no: {', '.join(map(format_flag, flags))}" if flags else "yes, no drift detected"
 
 

@@ -305,6 +305,7 @@ class Console:
             note = " ".join([format_repeat(spec), *own])
             note += " (baseline, added)" if run.added else ""
             note += " [oversubscribed]" if "oversubscribed" in spec.flags else ""
+            note += " [on the CPU: CUDA_VISIBLE_DEVICES hides the GPUs]" if "hidden_gpus" in spec.flags else ""
             if "one_hot_targets" in spec.flags:
                 note += " [loss mse, since the targets are floats; targets.argmax(1) gives cross_entropy]"
             if not run.starts:

@@ -73,9 +73,8 @@ def test_truths_by_the_number_of_gpus(count, reasons, no_doctor, monkeypatch, tm
     ran = lambda strategy, gpus, names, folder: [Truth(name, PASS, f"ran {gpus}") for name in names]  # noqa: E731
     monkeypatch.setattr(gpu_truths, "observe_rank", ran)
     monkeypatch.setattr(gpu_truths, "observe_bare_and_ddp", lambda folder, workload: [Truth("bare", PASS, "ran")])
-    monkeypatch.setattr(gpu_truths, "observe_two_ranks_on_one_gpu", lambda folder: [Truth("one_gpu", PASS, "ran")])
     monkeypatch.setattr(check_gpu.check, "resolve_overrides", lambda overrides: SimpleNamespace(unsupported=None))
-    monkeypatch.setattr(check_gpu, "run_contract", lambda name, *words: [Truth(name, PASS, "ran")])
+    monkeypatch.setattr(check_gpu, "run_apart", lambda name, *words: [Truth(name, PASS, "ran")])
     lines = {line.name: line.text for line in check_gpu.run_checks(tmp_path, check_gpu.io.StringIO(), lambda: 1.0)}
     assert {name: lines[name] for name in reasons} == reasons
     assert lines["contract of fsdp_nccl"] == "ran"
@@ -83,18 +82,17 @@ def test_truths_by_the_number_of_gpus(count, reasons, no_doctor, monkeypatch, tm
 
 def test_contracts_end_with_the_time(monkeypatch, tmp_path):
     """What runs is stopped, its processes too; what has not begun is not."""
-    left = iter([60.0, 0.5, -1.0])
+    left = iter([60.0, 0.5, -1.0, -1.0])
     sleeps = 'import subprocess, sys; subprocess.run([sys.executable, "-c", "import time; time.sleep(60)"])'
     monkeypatch.setattr(check_gpu, "build_python_command", lambda *words: [sys.executable, "-c", sleeps])
     monkeypatch.setattr(check_gpu.check, "resolve_overrides", lambda overrides: SimpleNamespace(unsupported=None))
     monkeypatch.setattr(check_gpu, "count_usable_cores", lambda: 1)
-    lines = list(check_gpu.check_contracts(["ddp", "fsdp"], 2, tmp_path / "contracts", lambda: next(left)))
-    assert [(line.name, line.verdict) for line in lines] == [
-        ("contract of ddp", NOT_POSSIBLE), ("contract of fsdp", NOT_POSSIBLE)
-    ]  # fmt: skip
-    assert [line.text.partition(";")[0] for line in lines] == [
-        "it was stopped at the end of the time", "no time is left",
-    ]  # fmt: skip
+    lines = list(check_gpu.check_losses(["ddp", "fsdp"], 2, tmp_path / "losses", lambda: next(left)))
+    assert [(line.name, line.verdict, line.text.partition(";")[0]) for line in lines] == [
+        ("one_gpu", NOT_POSSIBLE, "it was stopped at the end of the time"),
+        ("contract of ddp", NOT_POSSIBLE, "no time is left"),
+        ("contract of fsdp", NOT_POSSIBLE, "no time is left"),
+    ]
 
 
 def test_the_workload_that_a_gpu_limits_fits_its_memory():
@@ -122,7 +120,8 @@ def test_a_contract_is_one_line(verdicts, verdict, text):
 
 @pytest.mark.slow
 def test_a_contract_runs_and_an_impossible_one_says_why(tmp_path):
-    nccl, simulated = check_gpu.check_contracts(["simulated", "ddp_nccl"], 2, tmp_path / "contracts", lambda: 60.0)
+    nccl, *others = check_gpu.check_losses(["simulated", "ddp_nccl"], 2, tmp_path / "losses", lambda: 60.0)
+    (simulated,) = [line for line in others if line.name != "one_gpu"]
     assert (simulated.name, simulated.verdict) == ("contract of simulated, gpus=2", PASS), simulated
     assert nccl.verdict == NOT_POSSIBLE and "ddp_nccl" in nccl.text
 

@@ -40,9 +40,10 @@ from scalebench.testing.gpu_truths import FAIL, NOT_POSSIBLE, PASS, TITLES, Trut
 
 TITLE = "# scalebench check --gpu"
 NO_GPU = "no GPU"
-RESULTS_FILE = "results.json"  # of one contract
+LINES_FILE = "lines.json"  # of one process
 NO_TIME = "no time is left; --minutes gives more"
-CONTRACT_BYTES = 2**32  # of a GPU's memory, for the two processes of one contract at a time, with their contexts
+CONTRACT_BYTES = 3 * 2**30  # of a GPU's memory, and of the machine's, for the processes of one contract
+CONTRACTS_PER_CORE = 2  # they wait for the GPU and for each other's processes
 FOLDER = re.compile(r"(?<![\w~./])/(?:[\w.@+-]+/)+(?=[\w.@+-])")  # of an absolute path: the file's name stays
 PUBLIC_NAMES = {"root", "localhost", "127.0.0.1", "::1", "00:00:00:00:00:00"}
 
@@ -83,7 +84,6 @@ def run_checks(folder: Path, report: io.StringIO, seconds_left: Callable[[], flo
         (one_device, lambda: truths.observe_rank("bare_torch", 1, one_device, folder / "one")),
         (("all_reduce",), lambda: truths.observe_rank("ddp", 2, ("all_reduce",), folder / "two")),
         (("bare",), lambda: truths.observe_bare_and_ddp(folder / "bare", truths.choose_gpu_bound(memory_bytes))),
-        (("one_gpu",), lambda: truths.observe_two_ranks_on_one_gpu(folder / "same")),
     ]
     for names, observe in steps:
         if seconds_left() < 0:
@@ -92,7 +92,7 @@ def run_checks(folder: Path, report: io.StringIO, seconds_left: Callable[[], flo
             yield from (Truth(name, NOT_POSSIBLE, "only one GPU" if count else NO_GPU) for name in names)
         else:
             yield from try_truths(names, observe)
-    yield from check_contracts(list_cuda_strategies(), count, folder / "contracts", seconds_left)
+    yield from check_losses(list_cuda_strategies(), count, folder / "losses", seconds_left)
 
 
 def run_doctor(report: io.StringIO) -> list[Truth]:
@@ -113,46 +113,49 @@ def list_cuda_strategies() -> list[str]:
     return [name for name in names if "cuda" in (config_files.read_yaml(files[name]).get("devices") or [])]
 
 
-def check_contracts(
+def check_losses(
     strategies: Sequence[str], count: int, folder: Path, seconds_left: Callable[[], float]
 ) -> Iterator[Truth]:
-    """Yield a line for the contract of each strategy on two GPUs, or on one. They compare losses, not times: as many
-    run at once as cores and memory take, each in a process of its own, which ends with the time."""
+    """Yield a line for two ranks on one GPU, and for the contract of each strategy on two GPUs, or on one. They compare
+    losses, not times: as many run at once as cores and memory take, each in a process, which ends with the time."""
     folder.mkdir()
     if not count:
+        yield Truth("one_gpu", NOT_POSSIBLE, NO_GPU)
         yield Truth(f"contracts of {len(strategies)} strategies", NOT_POSSIBLE, NO_GPU)
         return
     free_bytes = min((room.free_bytes or 0 for room in gpus.read_gpu_room()), default=0)
-    at_once = max(1, min(count_usable_cores(), free_bytes // CONTRACT_BYTES))
+    free_bytes = min(free_bytes, psutil.virtual_memory().available)
+    at_once = max(1, min(CONTRACTS_PER_CORE * count_usable_cores(), free_bytes // CONTRACT_BYTES))
     running: list[Future[list[Truth]]] = []
     with ThreadPoolExecutor(at_once) as pool:
+
+        def begin(name: str, *words: str) -> None:
+            run = partial(run_apart, name, words, folder / words[0], seconds_left)
+            running.append(pool.submit(try_truths, (name,), run))
+
+        def begin_contract(name: str, strategy: str) -> list[Truth]:
+            limit = config_files.read_yaml(config_files.list_options("strategy")[strategy]).get("max_gpus") or 2
+            devices = f"gpus={min(count, 2, limit)}"
+            spec = check.resolve_overrides([f"strategy={strategy}", devices])
+            if spec.unsupported is not None:
+                return [Truth(name, NOT_POSSIBLE, spec.unsupported)]
+            begin(name, strategy, devices)
+            return []
+
+        begin("one_gpu", "one_gpu")
         for strategy in strategies:  # Hydra composes in one thread
             name = f"contract of {strategy}"
-
-            def begin(strategy: str = strategy, name: str = name) -> list[Truth]:
-                limit = config_files.read_yaml(config_files.list_options("strategy")[strategy]).get("max_gpus") or 2
-                devices = f"gpus={min(count, 2, limit)}"
-                spec = check.resolve_overrides([f"strategy={strategy}", devices])
-                if spec.unsupported is not None:
-                    return [Truth(name, NOT_POSSIBLE, spec.unsupported)]
-                run = partial(run_contract, name, strategy, devices, folder / strategy, seconds_left)
-                running.append(pool.submit(try_truths, (name,), run))
-                return []
-
-            yield from try_truths((name,), begin)
+            yield from try_truths((name,), partial(begin_contract, name, strategy))
         for ended in as_completed(running):
             yield from ended.result()
 
 
-def run_contract(
-    name: str, strategy: str, devices: str, folder: Path, seconds_left: Callable[[], float]
-) -> list[Truth]:
-    """Run the contract of a strategy in a process of its own, since pytest is not made for threads."""
+def run_apart(name: str, words: Sequence[str], folder: Path, seconds_left: Callable[[], float]) -> list[Truth]:
+    """Run write_lines in a process of its own, since neither pytest nor Hydra is made for threads."""
     if seconds_left() <= 0:
         return [Truth(name, NOT_POSSIBLE, NO_TIME)]
     folder.mkdir()
-    module = f"{__package__}.{Path(__file__).stem}"
-    command = build_python_command("-m", module, strategy, devices, str(folder))
+    command = build_python_command("-m", f"{__package__}.{Path(__file__).stem}", str(folder), *words)
     with (
         (folder / "log").open("wb") as log,
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True) as process,
@@ -164,17 +167,21 @@ def run_contract(
         finally:
             with contextlib.suppress(ProcessLookupError):  # its ranks end with it
                 os.killpg(process.pid, signal.SIGKILL)
-    if not (folder / RESULTS_FILE).exists():
+    if not (folder / LINES_FILE).exists():
         raise RuntimeError((folder / "log").read_text(errors="replace") or f"exit status {process.returncode}")
-    results = read_record(folder / RESULTS_FILE, list[ContractResult])
-    return [judge_contract(f"{name}, {devices}", results)]
+    return read_record(folder / LINES_FILE, list[Truth])
 
 
-def write_contract_results(strategy: str, devices: str, folder: Path) -> None:
-    """Run the contract of a strategy, and write its results."""
-    cases = check.list_contracts(check.CheckSubject("strategy", strategy, (devices,), False))
-    (folder / "contract").mkdir()
-    write_json(folder / RESULTS_FILE, check.run_contracts(cases, folder / "contract"))
+def write_lines(folder: Path, subject: str, *words: str) -> None:
+    """Check two ranks on one GPU, or the contract of a strategy with these overrides, and write the lines."""
+    if subject == "one_gpu":
+        lines = try_truths(("one_gpu",), lambda: truths.observe_two_ranks_on_one_gpu(folder / "same"))
+    else:
+        (folder / "contract").mkdir()
+        cases = check.list_contracts(check.CheckSubject("strategy", subject, words, False))
+        results = check.run_contracts(cases, folder / "contract")
+        lines = [judge_contract(", ".join([f"contract of {subject}", *words]), results)]
+    write_json(folder / LINES_FILE, lines)
 
 
 def judge_contract(name: str, results: Iterable[ContractResult]) -> Truth:
@@ -253,4 +260,4 @@ def list_private_names() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    write_contract_results(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    write_lines(Path(sys.argv[1]), *sys.argv[2:])

@@ -56,6 +56,7 @@ def nvml_queries(nvml: Any = None) -> Iterator[NvmlQuery]:
         ask("nvmlShutdown")
 
 
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 # Values of nvml.h, fixed by its binary interface.
 SM_CLOCK, MEM_CLOCK, SLOWDOWN = 1, 2, 1
 COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
@@ -239,6 +240,22 @@ def read_gpu_room() -> list[GpuRoom]:
         return room
 
 
+def find_hidden_gpus() -> str | None:
+    """Return in a clause that CUDA_VISIBLE_DEVICES shows a process none of the GPUs that NVML shows; None where it sees
+    one, or there are none."""
+    with nvml_queries() as ask:
+        count, setting = len(_handles(ask)), os.environ.get(VISIBLE_DEVICES)
+        if not count or setting is None or _visible_indices(ask):
+            return None
+    gpus = "the GPU" if count == 1 else f"all {count} GPUs"
+    return f"CUDA_VISIBLE_DEVICES={setting or chr(39) * 2} hides {gpus} of this machine"
+
+
+def has_chosen_no_gpu() -> bool:
+    """Return whether CUDA_VISIBLE_DEVICES says that no GPU is wanted, rather than naming one that there is not."""
+    return os.environ.get(VISIBLE_DEVICES, "0").strip() in ("", "-1")
+
+
 def find_unsupported_gpus() -> str | None:
     """Return in a clause which GPUs there are that no run can use: AMD's, by the device file of their driver or by
     PyTorch's build for them. None where there are none."""
@@ -368,7 +385,7 @@ def _visible_indices(ask: NvmlQuery) -> list[int | None]:
     Source: NVIDIA Multi-Instance GPU User Guide, "CUDA Device Enumeration".
     """
     handles = _handles(ask)
-    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    setting = os.environ.get(VISIBLE_DEVICES)
     if setting is None:
         is_split = [bool((ask("nvmlDeviceGetMigMode", handle) or [0])[0]) for handle in handles]
         return [None] if handles and all(is_split) else [index for index, split in enumerate(is_split) if not split]

@@ -33,9 +33,11 @@ from scalebench.core.machine.cpus import order_by_core as order_by_core
 from scalebench.core.machine.cpus import usable_cpus as usable_cpus
 from scalebench.core.machine.gpus import Gpu, detect_gpus, value_or_none
 from scalebench.core.machine.gpus import count_gpus as count_gpus  # exported here like usable_cpus
+from scalebench.core.machine.gpus import find_hidden_gpus as find_hidden_gpus
 from scalebench.core.machine.gpus import find_nvml_problem as find_nvml_problem
 from scalebench.core.machine.gpus import find_unsupported_gpus as find_unsupported_gpus
 from scalebench.core.machine.gpus import gpu_numa_nodes as gpu_numa_nodes
+from scalebench.core.machine.gpus import has_chosen_no_gpu as has_chosen_no_gpu
 from scalebench.core.machine.gpus import pair_of_each_link as pair_of_each_link
 from scalebench.core.machine.variables import select_recorded
 

@@ -136,6 +136,24 @@ def test_topology(nvml):
     assert gpus.pairs_by_link(pairs) == expected and gpus.pairs_by_link([["X"]]) == {}
 
 
+@pytest.mark.parametrize(("visible", "is_refused"), [("7", True), ("0,0", True), ("-1", False), ("", False)])
+def test_hidden_gpus_are_named(nvml, monkeypatch, visible, is_refused):
+    """Who chose none gets the CPU and reads so; a number that there is not, or one twice, is a mistake."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    hidden = f"CUDA_VISIBLE_DEVICES={visible or chr(39) * 2} hides all 4 GPUs of this machine"
+    assert gpus.find_hidden_gpus() == hidden
+    words = ["strategy=simulated", "gpus=1"]
+    if is_refused:
+        with pytest.raises(InputError, match=f"^{hidden}: correct or unset it, or take CPU workers with hardware=cpu$"):
+            resolve(compose_config(words))
+    else:
+        local = resolve(compose_config(words))
+        assert local.device == "cpu" and "hidden_gpus" in local.flags
+    assert "hidden_gpus" not in resolve(compose_config([*words, "hardware=cpu"])).flags
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,7")
+    assert gpus.find_hidden_gpus() is None
+
+
 def test_the_visible_gpus_are_those_that_cuda_shows(nvml, monkeypatch):
     assert (gpus.visible_gpus(), gpus.count_gpus()) == ([0, 1, 2, 3], 4)
     for split, seen in (({0, 1, 2, 3}, [None]), ({1}, [0, 2, 3])):  # into instances, of which a process sees one

@@ -254,7 +254,7 @@ def test_recorded_profiles_of_gpus(name, backend, kernels, collective_us):
 
 
 def read_trace(name):
-    """Return the events of a whole Chrome trace of a GPU, without the host's operators, as torch's profiler has them."""
+    """Return the events of a Chrome trace of a GPU, without the host's operators, as torch's profiler has them."""
     with gzip.open(RECORDINGS / f"{name}.json.gz", "rt") as file:
         traced = json.load(file)
     return [

@@ -78,6 +78,8 @@ def list_machine_rows(host: Machine) -> list[machine_text.FactRow]:
     """List the machine's facts, and the command that compares the connections of its GPUs."""
     others = machine.find_unsupported_gpus()
     rows = [("GPUs", f"{others}: runs take the CPU")] if others is not None and not host.gpus else []
+    if (hidden := machine.find_hidden_gpus()) is not None:
+        rows.append(("GPUs", f"{hidden}: runs {'take the CPU' if machine.has_chosen_no_gpu() else 'are refused'}"))
     return [
         *machine_text.list_facts(host),
         *rows,
