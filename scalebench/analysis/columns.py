@@ -47,7 +47,9 @@ FRAME_COLUMNS = (
     "sync_weights_out_s_high sync_output_s sync_output_s_low sync_output_s_high sync_gradients_in_s "
     "sync_gradients_in_s_low sync_gradients_in_s_high "
     "pcie_sent_bytes_per_step pcie_received_bytes_per_step nvlink_sent_bytes_per_step nvlink_received_bytes_per_step "
-    "pause_share data_wait_share"
+    "pause_share data_wait_share "
+    "gpu_compute_share gpu_communication_share gpu_hidden_share gpu_copy_share host_wait_share kernel_wait_share "
+    "gpu_kernels_per_step"
 ).split()
 TEXT_COLUMNS = (
     "run_id started_at status reason path fingerprint model dataset strategy framework framework_version "
@@ -152,6 +154,13 @@ COLUMN_DESCRIPTIONS = {
     "optimizer_s": "",
     "collective_kernel_share": "of all operations' own time, under the profiler",
     "collective_step_share": "of the step's wall time, under the profiler",
+    "gpu_compute_share": "of a step: kernels but NCCL's, by the union of their times under the profiler",
+    "gpu_communication_share": "likewise: NCCL's kernels, which also wait for their peers, while no other computes",
+    "gpu_hidden_share": "of the time of NCCL's kernels: while others compute",
+    "gpu_copy_share": "of a step: copies and fills of memory while no kernel runs",
+    "host_wait_share": "of a step: what the GPU's other times leave, in which the host has started no kernel",
+    "kernel_wait_share": "of a step: no kernel runs though the next is started",
+    "gpu_kernels_per_step": "that a GPU runs",
     "gpu_util_mean": "share of time in which some kernel ran, not how much of the GPU",
     "gpu_power_w_mean": "all GPUs together",
     "energy_j": "all GPUs, measured phase; without the rest of the machine",

@@ -14,8 +14,13 @@ from typing import Any
 
 from scalebench.core.result import SYNC_PARTS, ProbeRecord, Result
 from scalebench.core.stats.estimates import Estimate, estimate_mean
+from scalebench.core.stats.gpu_time import mean_gpu_time
 
 VARIANTS = ("sync_on_s", "sync_off_s", "fixed_batch_s")  # of the steps in blocks that take turns
+GPU_COLUMNS = (
+    *("gpu_compute_share", "gpu_communication_share", "gpu_hidden_share", "gpu_copy_share"),
+    *("host_wait_share", "kernel_wait_share", "gpu_kernels_per_step"),
+)
 PART_BEFORE = {"forward": None, "backward": "forward", "optimizer": "backward"}  # each block includes the part before
 
 
@@ -174,6 +179,7 @@ def breakdown_cells(result: Result, step_s: float | None) -> dict[str, Any]:
     return (
         cells
         | sync_phases(result)
+        | gpu_cells(result, step_s)
         | {
             "sync_exposed_share": exposed_s / step_s if exposed_s is not None and step_s else None,
             "sync_per_epoch_s": exposed_s * steps if exposed_s is not None and steps else None,
@@ -184,6 +190,33 @@ def breakdown_cells(result: Result, step_s: float | None) -> dict[str, Any]:
             "steady_after_steps": result.ranks[0].steady_after_steps if result.ranks else None,
         }
     )
+
+
+def gpu_cells(result: Result, step_s: float | None) -> dict[str, float | None]:
+    """Return what the GPUs do in a step, as shares of the step without the profiler: means over the ranks.
+
+    The profiler slows the host, not the kernels, so the wait for the host is what the others leave of the step.
+    """
+    probes = _probes(result)
+    gpus = [record.profile.gpu for record in probes if record.profile is not None and record.profile.gpu is not None]
+    if not gpus or len(gpus) < len(probes) or not step_s:
+        return dict.fromkeys(GPU_COLUMNS)
+    total = mean_gpu_time(gpus)
+    assert total is not None
+    shown_s = total.communication_s - total.hidden_s
+    cells = {
+        "gpu_compute_share": total.compute_s / step_s,
+        "gpu_communication_share": shown_s / step_s,
+        "gpu_hidden_share": total.hidden_s / total.communication_s if total.communication_s else None,
+        "gpu_copy_share": total.copy_s / step_s,
+        "host_wait_share": None,
+        "kernel_wait_share": None if total.kernel_wait_s is None else total.kernel_wait_s / step_s,
+        "gpu_kernels_per_step": total.kernels,
+    }
+    if total.kernel_wait_s is not None:
+        rest_s = step_s - total.compute_s - shown_s - total.copy_s - total.kernel_wait_s
+        cells["host_wait_share"] = max(0.0, rest_s / step_s)
+    return cells
 
 
 def unmeasured_reasons(result: Result) -> dict[str, str]:

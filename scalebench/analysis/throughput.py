@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from scalebench.analysis import user_program
+from scalebench.analysis import step_breakdown, user_program
 from scalebench.analysis.blocks import (
     CountedBlocks,
     count_all_blocks,
@@ -34,6 +34,7 @@ from scalebench.core.stats.estimates import (
 )
 
 MAX_REPEAT_RATIO = 1.1
+MIN_HOST_WAIT_SHARE = 0.5  # of a step, from which on the host is what limits it
 MIN_BUSY_SHARE = 0.5  # of a step, from which on a GPU is what limits it
 SPREAD_COLUMNS = ("step_s_median", "step_s_p95", "step_cv")
 Figure = tuple[float | None, Estimate | None]
@@ -218,12 +219,15 @@ def superlinear_flags(efficiency: Estimate | None, device: str) -> list[str]:
 
 
 def utilization_flags(result: Result, mfu: float | None) -> list[str]:
-    """Return the flags of a model FLOPs utilization above 1, and of GPUs whose fast tensor cores were left idle."""
+    """Return the flags of GPUs that wait for their host, of a model FLOPs utilization above 1, and of fast tensor cores
+    that were left idle."""
     gpus = [gpu for machine in (result.machine, *(result.other_machines or [])) for gpu in machine.gpus]
     computes_float32 = result.scale.device == "cuda" and result.workload.precision_used == "float32"
     busy = busy_share(result) if computes_float32 else None
     computes_float32 &= busy is None or busy >= MIN_BUSY_SHARE  # faster kernels shorten no step that waits for its host
+    host_wait = step_breakdown.gpu_cells(result, step_s(result))["host_wait_share"]
     flags = {
+        "host_limited": host_wait is not None and host_wait >= MIN_HOST_WAIT_SHARE,
         "mfu_above_1": mfu is not None and mfu > 1,
         "no_tensor_cores": computes_float32 and any(has_fast_tensor_cores(gpu.name) for gpu in gpus),
     }

@@ -168,6 +168,10 @@ ADVICE = {
     "superlinear_within_noise": (
         "More than N times as fast on N devices, but the interval holds N times too: take it for linear."
     ),
+    "host_limited": (
+        "The host is the limit: for more than half of a step its GPUs wait for kernels that the host has not started "
+        "(host_wait_share). A larger batch, or train.compile=true, which starts fewer kernels, helps."
+    ),
     "mfu_above_1": (
         "Its model FLOPs utilization is above 1: the card runs above the vendor's boost clock, or precision_used "
         "or the counted FLOPs are wrong. Compare sm_clock_mhz_mean with the card's data sheet."
@@ -234,6 +238,7 @@ RAISED_WHEN = {
     "superlinear": "efficiency above 1, and so is its interval",
     "superlinear_on_cpu": "likewise on CPU workers, which share their processors: an error of the measurement",
     "superlinear_within_noise": "efficiency above 1; its interval contains 1",
+    "host_limited": "host_wait_share is at least 0.5",
     "mfu_above_1": "mfu is above 1, which no card can reach at its nominal clock",
     "no_tensor_cores": "precision_used is float32 on a busy GPU with tensor cores more than 2.5 times as fast as that",
     "same_batches": "ranks of a user's program drew the same first batches",

@@ -1,10 +1,13 @@
 """Figures made of the probes' series, from series with known truth."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from scalebench.analysis import step_breakdown
-from scalebench.core.result import ProbeRecord, Profile, Sync
+from scalebench.analysis import step_breakdown, throughput
+from scalebench.core.result import GpuTime, ProbeRecord, Profile, Sync
+from scalebench.report.sections.operations import describe_gpus
 from tests.builders.runs import rank, record
 
 BLOCKS = 8
@@ -114,3 +117,56 @@ def test_the_two_shares_of_collectives_are_independent():
     assert (of_kernels, of_steps) == (pytest.approx(0.87), pytest.approx(0.29))
     unknown = Profile(5, step_s=0.030, kernel_s=0.010, collective_s=None)
     assert step_breakdown.collective_shares(group(probes(profile=unknown))) == (None, None)
+
+
+def gpu_run(*times):
+    """Make a run of one-step blocks of 100 ms whose ranks have these profiles."""
+    return group(*(probes(profile=Profile(1, 0.3, 0.05, gpu=gpu)) for gpu in times))
+
+
+BUSY = GpuTime(0.060, 0.030, 0.020, 0.002, host_wait_s=0.200, kernel_wait_s=0.004, kernels=50)
+IDLE = GpuTime(0.008, 0.0, 0.0, 0.0, host_wait_s=0.290, kernel_wait_s=0.002, kernels=70)
+
+
+@pytest.mark.gpu
+def test_what_gpus_do_in_a_step_is_a_share_of_the_step_without_the_profiler():
+    """The profiler slows the host: its wait is what is left of the step, and not the wait under the profiler."""
+    shares = step_breakdown.gpu_cells(gpu_run(BUSY, BUSY), 0.1)
+    parts = {
+        "gpu_compute_share": 0.6,
+        "gpu_communication_share": 0.1,
+        "gpu_copy_share": 0.02,
+        "kernel_wait_share": 0.04,
+    }
+    others = {"gpu_hidden_share": 2 / 3, "host_wait_share": 0.24, "gpu_kernels_per_step": 50}
+    assert shares == pytest.approx({**parts, **others})
+    assert step_breakdown.gpu_cells(gpu_run(BUSY), 0.05)["host_wait_share"] == 0.0  # never less
+    assert step_breakdown.gpu_cells(gpu_run(IDLE, IDLE), 0.1)["gpu_hidden_share"] is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("times", [(BUSY, None), (None, None)])
+def test_what_gpus_do_is_null_where_a_rank_has_not_seen_it(times):
+    assert set(step_breakdown.gpu_cells(gpu_run(*times), 0.1).values()) == {None}
+
+
+@pytest.mark.gpu
+def test_waits_are_null_where_the_profiler_has_not_seen_who_started_a_kernel():
+    unknown = dataclasses.replace(BUSY, host_wait_s=None, kernel_wait_s=None)
+    shares = step_breakdown.gpu_cells(gpu_run(unknown), 0.1)
+    assert (shares["host_wait_share"], shares["kernel_wait_share"]) == (None, None) and shares[
+        "gpu_compute_share"
+    ] == 0.6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("gpu", "is_limited"), [(BUSY, False), (IDLE, True), (None, False)])
+def test_a_host_that_is_the_limit_is_flagged_and_said(gpu, is_limited):
+    run = gpu_run(gpu)
+    assert ("host_limited" in throughput.utilization_flags(run, None)) == is_limited
+    said = describe_gpus(step_breakdown.gpu_cells(run, throughput.step_s(run)))
+    if gpu is None:
+        assert said is None
+    else:
+        assert said.startswith("of a step the GPUs compute ") and f"{gpu.kernels} kernels a step" in said
+        assert ("hidden behind computing" in said) == (gpu is BUSY)

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from scalebench.analysis import step_breakdown
+from scalebench.analysis import step_breakdown, throughput
 from scalebench.analysis.scaling_curves import Curve, group_curves
 from scalebench.core import units
 from scalebench.core.result import Profile, Result
 from scalebench.core.untrusted import find_run_file
-from scalebench.report.document import MAX_ROWS, THROUGHPUT, Block, Cell, Paragraph, Row, Section, Table, Tags, get_tags
+from scalebench.report.document import (
+    MAX_ROWS,
+    THROUGHPUT,
+    Axis,
+    Block,
+    Cell,
+    Chart,
+    Paragraph,
+    Row,
+    Section,
+    Series,
+    Table,
+    Tags,
+    get_tags,
+)
 from scalebench.report.report_data import (
     ReportData,
     list_detailed_runs,
@@ -24,6 +39,10 @@ MAX_PROFILED_RUNS = 6
 MAX_OPERATIONS = 10
 MAX_NAME_LENGTH = 60
 COLUMNS = ("operation", "device", "calls per step", "own time per step", "of all operations", "collective")
+GPU_CAPTION = (
+    "By the union of the times of kernels under the profiler, over the step without it; the wait for the host is what "
+    "they leave. Means over the ranks."
+)
 TRACE_CAPTION = "A trace opens in the browser: drop the file into ui.perfetto.dev, or load it in chrome://tracing."
 
 
@@ -46,6 +65,9 @@ def section(report_data: ReportData) -> Section | None:
             table = make_operations_table(profile, f"operations-{number}", f"Top operations: {name}", tags)
             table = replace(table, caption=table.caption if number == 0 else "")  # the same for all
             blocks += [table, Paragraph(f"{name}: {describe_collectives(result)}.", tags=tags)]
+            if (sentence := describe_gpus(row_of[run_id])) is not None:
+                blocks.append(Paragraph(f"{name}: {sentence}.", tags=tags))
+    blocks += make_gpu_chart([row_of[run_id] for run_id in wanted], names)
     blocks += [Paragraph(f"No operations of {'; '.join(runs)}: {reason}.") for reason, runs in without.items()]
     if len(wanted) > MAX_PROFILED_RUNS:
         text = f"Operations are shown for {MAX_PROFILED_RUNS} of the {len(wanted)} best and largest runs."
@@ -66,6 +88,8 @@ def make_run_blocks(result: Result) -> Iterator[Table | str]:
     rows = [Row([row.cells[0], *row.cells[2:]]) for row in table.rows]  # the device is the same for nearly all of them
     yield Table(table.id, title, [COLUMNS[0], *COLUMNS[2:5], ""], rows, table.numeric)
     yield describe_collectives(result)
+    if (sentence := describe_gpus(step_breakdown.gpu_cells(result, throughput.step_s(result)))) is not None:
+        yield sentence
 
 
 def _select_best_and_largest(curves: Sequence[Curve]) -> list[str]:
@@ -122,6 +146,36 @@ def describe_collectives(result: Result) -> str:
         f"{units.format_percent(of_steps)} of the wall time of a step; much of it may overlap with computing, and "
         "exposed sync is what they add to a step"
     )
+
+
+GPU_PARTS = {
+    "gpu_compute_share": "compute",
+    "gpu_communication_share": "communicate",
+    "gpu_copy_share": "copy",
+    "host_wait_share": "wait for their host",
+    "kernel_wait_share": "wait between kernels",
+}
+
+
+def describe_gpus(row: Mapping[str, Any]) -> str | None:
+    """Return in a sentence what the GPUs of a row do in a step; None where that is not known."""
+    parts = [(verb, row[name]) for name, verb in GPU_PARTS.items() if row.get(name) is not None]
+    if not parts:
+        return None
+    shares = ", ".join(f"{verb} {units.format_percent(share)}" for verb, share in parts)
+    hidden = row.get("gpu_hidden_share")
+    beside = "" if hidden is None else f"; {units.format_percent(hidden)} of communication is hidden behind computing"
+    return f"of a step the GPUs {shares}; {row['gpu_kernels_per_step']:,.0f} kernels a step{beside}"
+
+
+def make_gpu_chart(rows: Sequence[RunRow], names: Mapping[str, str]) -> Iterator[Chart]:
+    """Yield a stacked bar of each run whose GPUs were profiled."""
+    drawn = [row for row in rows if row.get("gpu_compute_share") is not None][:MAX_PROFILED_RUNS]
+    if drawn:
+        runs, tags = [names[row["run_id"]] for row in drawn], [get_tags(row) for row in drawn]
+        series = [Series(verb, runs, [row[name] for row in drawn], point_tags=tags) for name, verb in GPU_PARTS.items()]
+        axes = Axis("run"), Axis("share of a step", percent=True)
+        yield Chart("gpu-time", "What the GPUs do in a step", *axes, series, "stacked", GPU_CAPTION)
 
 
 def _make_trace_table(report_data: ReportData, rows: Sequence[RunRow], names: dict[str, str]) -> Iterator[Block]:
