@@ -57,6 +57,7 @@ def section(report_data: ReportData) -> Section | None:
     wanted = [run_id for run_id in _select_best_and_largest(curves) if run_id in row_of]
     blocks = make_blocks(report_data, curves)
     without: dict[str, list[str]] = {}  # reason -> runs
+    bars: list[tuple[str, Tags, Mapping[str, Any]]] = []
     for number, run_id in enumerate(wanted[:MAX_PROFILED_RUNS]):
         result, name, tags = report_data.result(run_id), names[run_id], get_tags(row_of[run_id])
         if (profile := _get_profile(result)) is None:
@@ -65,9 +66,12 @@ def section(report_data: ReportData) -> Section | None:
             table = make_operations_table(profile, f"operations-{number}", f"Top operations: {name}", tags)
             table = replace(table, caption=table.caption if number == 0 else "")  # the same for all
             blocks += [table, Paragraph(f"{name}: {describe_collectives(result)}.", tags=tags)]
-            if (sentence := describe_gpus(row_of[run_id])) is not None:
+            cells = step_breakdown.gpu_cells(result, throughput.step_s(result))
+            if (sentence := describe_gpus(cells)) is not None:
                 blocks.append(Paragraph(f"{name}: {sentence}.", tags=tags))
-    blocks += make_gpu_chart([row_of[run_id] for run_id in wanted], names)
+                bars.append((name, tags, cells))
+    if bars:
+        blocks.append(make_gpu_chart(bars))
     blocks += [Paragraph(f"No operations of {'; '.join(runs)}: {reason}.") for reason, runs in without.items()]
     if len(wanted) > MAX_PROFILED_RUNS:
         text = f"Operations are shown for {MAX_PROFILED_RUNS} of the {len(wanted)} best and largest runs."
@@ -168,14 +172,15 @@ def describe_gpus(row: Mapping[str, Any]) -> str | None:
     return f"of a step the GPUs {shares}; {row['gpu_kernels_per_step']:,.0f} kernels a step{beside}"
 
 
-def make_gpu_chart(rows: Sequence[RunRow], names: Mapping[str, str]) -> Iterator[Chart]:
-    """Yield a stacked bar of each run whose GPUs were profiled."""
-    drawn = [row for row in rows if row.get("gpu_compute_share") is not None][:MAX_PROFILED_RUNS]
-    if drawn:
-        runs, tags = [names[row["run_id"]] for row in drawn], [get_tags(row) for row in drawn]
-        series = [Series(verb, runs, [row[name] for row in drawn], point_tags=tags) for name, verb in GPU_PARTS.items()]
-        axes = Axis("run"), Axis("share of a step", percent=True)
-        yield Chart("gpu-time", "What the GPUs do in a step", *axes, series, "stacked", GPU_CAPTION)
+def make_gpu_chart(bars: Sequence[tuple[str, Tags, Mapping[str, Any]]]) -> Chart:
+    """Make a stacked bar of each run, given by its name, its tags and its cells."""
+    names, tags = [name for name, _, _ in bars], [tags for _, tags, _ in bars]
+    series = [
+        Series(verb, names, [cells[column] for _, _, cells in bars], point_tags=tags)
+        for column, verb in GPU_PARTS.items()
+    ]
+    axes = Axis("run"), Axis("share of a step", percent=True)
+    return Chart("gpu-time", "What the GPUs do in a step", *axes, series, "stacked", GPU_CAPTION)
 
 
 def _make_trace_table(report_data: ReportData, rows: Sequence[RunRow], names: dict[str, str]) -> Iterator[Block]:

@@ -10,7 +10,7 @@ from scalebench.analysis import published as studies
 from scalebench.analysis.prediction import predictions
 from scalebench.analysis.prediction.extrapolation import load_limits
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.result import Profile, ProfiledOperation
+from scalebench.core.result import GpuTime, Profile, ProfiledOperation
 from scalebench.report import machine_text
 from scalebench.report.document import MAX_ROWS, Chart, Paragraph, Table
 from scalebench.report.report_data import ReportData, load_report_data
@@ -149,6 +149,19 @@ def test_operations_are_those_of_the_best_runs_and_lines_of_text(tmp_path, monke
     section = build_section(operations, tmp_path, [sweeps.run("horovod_gloo", 2)])
     assert "shown for 1 of the 3 best and largest runs" in paragraph_text(section)
     assert len(select_blocks(section, Table, "operations-")) == 1
+
+
+@pytest.mark.gpu
+def test_what_gpus_do_is_a_bar_and_a_sentence(tmp_path):
+    run = sweeps.run("ddp_gloo", 2)
+    assert not select_blocks(build_section(operations, tmp_path / "cpu", [run]), Chart, "gpu-time")
+    for each in run.ranks:
+        gpu = GpuTime(0.001, 0.002, 0.0005, 0.0, host_wait_s=0.01, kernel_wait_s=0.0, kernels=50)
+        each.probes.profile = Profile(3, 0.02, 0.003, 0.002, [ProfiledOperation("gemm", 1.0, 0.001)], gpu)
+    section = build_section(operations, tmp_path / "gpu", [run])
+    (chart,) = select_blocks(section, Chart, "gpu-time")
+    assert sum(series.y[0] for series in chart.series) == pytest.approx(1)
+    assert "of a step the GPUs compute " in paragraph_text(section) and "25.0 % of comm" in paragraph_text(section)
 
 
 def test_traces_are_linked_from_where_the_report_is(tmp_path):
