@@ -3,7 +3,9 @@
 import importlib
 import re
 import shlex
+import shutil
 from importlib.metadata import distributions
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +78,9 @@ def find_problem(tmp_path_factory, monkeypatch, capsys):
     own = tmp_path_factory.mktemp("own")
     for name, code in OWN_FILES.items():
         (own / name).write_text(code)
+    shutil.copytree(ROOT / "examples", own / "examples")
+    shutil.copy(ROOT / "examples/train_ddp.py", own / "train.py")
+    monkeypatch.chdir(own)
     archive = own / "cifar-10-python.tar.gz"
     archive.touch()  # a plan does not open it
     monkeypatch.syspath_prepend(str(own))
@@ -87,7 +92,7 @@ def find_problem(tmp_path_factory, monkeypatch, capsys):
 
     def plan(arguments):
         dry = () if "dry_run=true" in arguments else ("dry_run=true",)
-        status = main([*arguments, *dry])
+        status = main([*dry, *arguments])  # what stands after -- is for the user's program
         printed = capsys.readouterr()
         if status == 0 and "nothing was " not in printed.out:
             return f"no plan: {printed.out}"
@@ -97,7 +102,8 @@ def find_problem(tmp_path_factory, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("of_sweeps", [False, pytest.param(True, marks=pytest.mark.slow)])  # tests/conf plans sweeps
-def test_every_documented_run_is_planned(of_sweeps, tmp_path, enabled_plugins, find_problem):
+def test_every_documented_run_is_planned(of_sweeps, enabled_plugins, find_problem):
+    before = sorted(Path().iterdir())
     runs = {
         command: place
         for command, place in documented_commands(enabled_plugins).items()
@@ -107,7 +113,7 @@ def test_every_documented_run_is_planned(of_sweeps, tmp_path, enabled_plugins, f
     assert ("sweep=demo" if of_sweeps else "gpus=1,2") in {word for command in runs for word in command}
     problems = {command: find_problem(command) for command in runs}
     assert {f"{runs[c]}: {shlex.join(c)}": problem for c, problem in problems.items() if problem} == {}
-    assert not list(tmp_path.iterdir())
+    assert sorted(Path().iterdir()) == before
 
 
 def test_every_setting_beside_a_flag_composes():
