@@ -11,6 +11,7 @@ NAMES = (
     "loop_overhead",
     "ddp_loop",
     "own_step",
+    "gpu",
     "start_up",
     "parent_cpu",
     "turns",

@@ -20,6 +20,8 @@ from scalebench.workloads import datasets, user_code
 
 TURNS = 20
 BLOCKS = 3  # in a turn
+STEPS = 20  # in a block
+BLOCK_S, MAX_STEPS = 0.1, 200  # of a block on a GPU
 
 
 def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile, folder: Path) -> None:
@@ -29,25 +31,38 @@ def body(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: Progre
     module = "own_step" if has_own_step else f"by_hand_{spec.config.strategy.framework}"
     by_hand = importlib.import_module(f"benchmarks.{module}").ByHand(spec, record.rank, strategy)
     batches = iter(strategy.feed(train))
-    steps = _scalebench_turn(strategy, batches, progress, spec)[1]
-    by_hand.train(steps)
-    turns: dict[str, list[float]] = {"by_hand": [], "blocks": [], "wall": []}
+    loops = {"by_hand": by_hand}
+    if spec.device == "cuda" and module == "by_hand_torch" and getattr(strategy, "group", None) is None:
+        loops["graph"] = importlib.import_module(f"benchmarks.{module}").ByGraph(spec, record.rank, strategy)
+    block_s, steps = _scalebench_turn(strategy, batches, progress, spec, STEPS)
+    if spec.device == "cuda":  # whose queue is drained at the end of a block
+        steps = round(strategy.broadcast(min(max(BLOCK_S * steps / block_s, STEPS), MAX_STEPS)))
+    else:
+        steps = STEPS
+    for loop in loops.values():
+        loop.train(STEPS)
+    turns: dict[str, list[float]] = {name: [] for name in ("blocks", "wall", *loops)}
     for turn in range(TURNS):
-        for by_scalebench in (True, False) if turn % 2 else (False, True):  # alternate which is first
+        order = ["blocks", *loops]
+        for name in order if turn % 2 else order[::-1]:  # alternate which is first
             strategy.broadcast(0.0)
+            strategy.synchronize()
             begin_s = time.perf_counter()
-            if by_scalebench:
-                block_s, done = _scalebench_turn(strategy, batches, progress, spec)
+            if name == "blocks":
+                block_s, done = _scalebench_turn(strategy, batches, progress, spec, steps)
                 turns["blocks"].append(block_s / done)
                 turns["wall"].append((time.perf_counter() - begin_s) / done)
             else:
-                by_hand.train(steps)
-                turns["by_hand"].append((time.perf_counter() - begin_s) / steps)
+                loops[name].train(BLOCKS * steps)
+                strategy.synchronize()
+                turns[name].append((time.perf_counter() - begin_s) / (BLOCKS * steps))
     if record.rank == 0:
         write_json(folder / "turns.json", turns)
 
 
-def _scalebench_turn(strategy: Strategy, batches: Any, progress: ProgressFile, spec: RunSpec) -> tuple[float, int]:
+def _scalebench_turn(
+    strategy: Strategy, batches: Any, progress: ProgressFile, spec: RunSpec, steps: int
+) -> tuple[float, int]:
     """Return (seconds inside blocks, steps) of some blocks, with all work of a measured run between them."""
 
     def report(series: BlockSeries) -> None:
@@ -56,7 +71,7 @@ def _scalebench_turn(strategy: Strategy, batches: Any, progress: ProgressFile, s
     settings = spec.config.measure
     phase = stopping_rule.create_measure_phase(strategy, settings, True, report)
     decide = phase.decide
-    phase.start = lambda before: 20
+    phase.start = lambda before: steps
     phase.decide = lambda series: decide(series) | (len(series.seconds) >= BLOCKS)
     strategy.train(TimedLoop(strategy, batches, [phase]))
     return sum(phase.series.seconds), len(phase.series.seconds) * phase.series.steps
