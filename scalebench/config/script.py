@@ -11,6 +11,7 @@ from scalebench.core.spec import Config, DatasetSpec, ModelSpec, TrainSpec, has_
 from scalebench.strategies.script.arguments import BATCH_PLACEHOLDERS, check_script
 
 NAME = "script"  # of the strategy, and the group of keys
+OWN_DATA = "its own data"
 SHORT_KEYS = {"script": "script.path", "script.scaling": "scaling"}
 BATCH_KEYS = ("train.batch_per_device", "train.global_batch")
 OWN_GROUPS = ("model", "dataset", "train", "strategy")  # which a user's program has instead of the config
@@ -78,6 +79,6 @@ def settle_script(config: Config) -> Config:
         script=replace(script, digest=digest),
         strategy=replace(config.strategy, processes=script.processes),
         model=ModelSpec(name=name),
-        dataset=DatasetSpec(name=NAME, validation_share=0.0),
+        dataset=DatasetSpec(name=OWN_DATA, validation_share=0.0),
         train=own,
     )

@@ -41,6 +41,7 @@ from scalebench.workloads.source import Source
 NO_SYNC = "replicas that exchange nothing do not wait for each other"
 MANY_STEP_PROBES = ("exposed", "data", "imbalance", *PARTS)  # each takes dozens of steps
 # (minimum, maximum) of
+MIN_TRAINED_ROUNDS = 3  # without a pause of a user's program
 ROUND_BOUNDS = (4, 100)  # blocks of each variant
 REPEATED_BLOCK_BOUNDS = (8, 64)  # blocks of an action by itself
 SINGLE_STEP_BOUNDS = (8, 2000)  # steps for the imbalance
@@ -83,6 +84,8 @@ class InterleavedLoop:
         self.seconds: dict[str, list[float]] = {variant.name: [] for variant in variants}
         self.first_batch: Any = None
         self._steps_done, self._start_s = 0, 0.0
+        self._variants, self._has_pause = len(variants), False
+        self._paused_rounds: set[int] = set()  # in which rank 0 saw evaluation or saving
 
     def __iter__(self) -> Iterator[Any]:
         self._begin_block(0)
@@ -99,6 +102,7 @@ class InterleavedLoop:
         """Count one step that was issued. True when the loop is over."""
         block, step = divmod(self._steps_done, self._steps + 1)
         self._steps_done += 1
+        self._has_pause |= step > 0 and part is not None and bool(part.pause)
         if step == 0:
             self._strategy.synchronize()
             self._start_s = self._clock()
@@ -107,6 +111,9 @@ class InterleavedLoop:
             self.seconds[self._blocks[block].name].append(self._clock() - self._start_s)
             if not self._is_over:
                 self._begin_block(block + 1)
+            elif self._strategy.has_program:
+                self._meet(block + 1)
+                self._drop_pauses()
         return self._is_over
 
     @property
@@ -121,7 +128,19 @@ class InterleavedLoop:
                 probes.leave_out_sync_parts(variant.without)
             else:
                 probes.set_gradient_sync(variant.sync)
-        self._strategy.broadcast(0.0)  # a barrier
+        self._meet(block)
+
+    def _meet(self, block: int) -> None:
+        """Wait for all ranks before a block, and note whether rank 0 saw a pause in the one before it."""
+        if self._strategy.broadcast(float(self._has_pause)) and block:
+            self._paused_rounds.add((block - 1) // self._variants)
+        self._has_pause = False
+
+    def _drop_pauses(self) -> None:
+        """Drop the rounds with a pause, unless hardly any are left."""
+        for name, seconds in self.seconds.items():
+            kept = [each for round, each in enumerate(seconds) if round not in self._paused_rounds]
+            self.seconds[name] = kept if len(kept) >= MIN_TRAINED_ROUNDS else seconds
 
 
 class ProbeRunner:

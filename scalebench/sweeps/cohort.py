@@ -72,6 +72,8 @@ class Member:
     """One run of a cohort. A thread of its own supervises it, since a rank ends with the thread that started it."""
 
     def __init__(self, run: CohortRun, cohort: str, module: str = WORKER) -> None:
+        # A user's program counts its samples itself: until then as many for each device, or for all.
+        self._samples = run.spec.global_batch or (run.spec.gpus if run.spec.config.scaling == "weak" else 1)
         self.number, self.folder, self.bare, self._module = run.number, run.folder, run.bare, module
         self.spec = replace(run.spec, cohort=cohort)
         self.turns = Turns(self.spec, self.folder)
@@ -117,7 +119,7 @@ class Member:
         if self.turns.is_disturbed(begin, end):
             self.turns.disturbed_rounds.append(round)
         if steps_per_s:
-            self.rates[round] = sum(steps_per_s) / len(reports) * self.spec.global_batch
+            self.rates[round] = sum(steps_per_s) / len(reports) * self._samples
         self.measured_s += max(report.elapsed_s for report in reports)
 
 

@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from functools import wraps
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any
 
 from scalebench.core.errors import InputError
@@ -93,7 +93,7 @@ class Hooks:
         self._depth += 1
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        begin_s = perf_counter()
+        begin_s = thread_time()  # which other programs on the core do not prolong
         self._depth -= 1
         if self._depth > 0:  # a step within another one: of ZeRO, Horovod, DeepSpeed
             return
@@ -107,7 +107,7 @@ class Hooks:
         if self.leader is None:
             self.leader = key
         is_step = key == self.leader
-        self.hooks_s += perf_counter() - begin_s
+        self.hooks_s += thread_time() - begin_s
         if is_step and self.script.ends_at_optimizer:
             if self.defers:
                 self._is_pending = True
@@ -174,9 +174,11 @@ class Hooks:
         @wraps(draw)
         def draw_batch(iterator: Any) -> Any:
             self._end_pending_step()
-            begin_s = perf_counter()
             self._depth = 0  # no step is open here: one that raised is forgotten
             trains = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+            if trains and self.batches and not self.script.ends_at_optimizer:
+                self.script.on_step()
+            begin_s = perf_counter()
             if self.replays and trains and self._last is not None:
                 self._count(self._last)
                 return batches.copy_containers(self._last)
@@ -185,18 +187,16 @@ class Hooks:
             except StopIteration:
                 self.pauses.append(EPOCH)
                 raise
-            end_s = perf_counter()
-            self.data_s += end_s - begin_s
+            self.data_s += perf_counter() - begin_s
+            begin_s = thread_time()
             if not trains:
                 self.pauses.append(EVALUATION)
                 return batch
-            if not self.script.ends_at_optimizer and self.batches:
-                self.script.on_step()
             self._count(batch)
             if len(self.checksums) < CHECKED_BATCHES:
                 self.checksums.append(batches.checksum(batch))
             self._last, self._last_versions = batches.copy_containers(batch), batches.versions(batch)
-            self.hooks_s += perf_counter() - end_s
+            self.hooks_s += thread_time() - begin_s
             return batch
 
         return draw_batch
