@@ -42,7 +42,7 @@ MAX_LOG_CHARS = 2000
 SHORT_RUN = ("measure=quick", "measure.probes=false", "measure.evaluate=false", "measure.repeats=1")
 # Steps of it keep a GPU busy for so long that the host, and with it the wrapper, is hidden, with the largest batch that
 # fits into a memory of so many GiB; the data stay in memory.
-GPU_BOUND = ("model=resnet50", "dataset.feed=fixed")
+GPU_BOUND = ("model=resnet50", "dataset.feed=fixed", "measure.warmup_max_s=2", "measure.max_s=4")
 GPU_BOUND_BATCHES = {20: 128, 10: 64, 0: 32}
 TITLES = {
     "device": "PyTorch sees the GPUs",

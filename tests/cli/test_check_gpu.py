@@ -96,7 +96,7 @@ def test_contracts_end_with_the_time(monkeypatch, tmp_path):
 
 
 def test_the_workload_that_a_gpu_limits_fits_its_memory():
-    batches = [check_gpu.truths.choose_gpu_bound(gib and gib * 2**30)[2] for gib in (None, 8, 16, 80)]
+    batches = [check_gpu.truths.choose_gpu_bound(gib and gib * 2**30)[-2] for gib in (None, 8, 16, 80)]
     assert batches == [f"train.batch_per_device={batch}" for batch in (32, 32, 64, 128)]
 
 
