@@ -34,6 +34,7 @@ JOB_SCRIPT = "job.sh"
 SUBMITIT_FOLDER = "slurm"
 TORCHRUN_FILE = "by_hand.json"  # exists while the launcher `by_hand` waits for the ranks
 TURN_FILE = "turn.json"  # the turn that a run of a cohort has, or had last
+WARM_UP_FILE = "warm_up.txt"  # exists once a run of a cohort that was set up beside others may make its first step
 STALE_TURN_LIMIT_S = 5.0  # for a shared file system to show turn.json as it is
 STOP_FILE = "stop.json"  # exists when the ranks under torchrun must end; says whether the run succeeded
 SRUN_HOSTS_FILE = "srun_hosts.txt"  # the node of each rank, where nodes have different numbers of ranks
@@ -59,6 +60,7 @@ def _match_any(*names: str, numbered: str = "") -> re.Pattern[str]:
 # that is killed leaves them beside it.
 TRANSIENT_FILES = _match_any(
     TURN_FILE,
+    WARM_UP_FILE,
     TORCHRUN_FILE,
     STOP_FILE,
     SRUN_HOSTS_FILE,

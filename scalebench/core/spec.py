@@ -361,6 +361,7 @@ class RunSpec:
     plugin_traceback: str = ""
     read_samples_per_s: float | None = None  # of a user's Dataset, before the run and in one process
     cohort: str | None = None  # the runs that it takes turns with; its ranks park between slots
+    held: bool = False  # set up beside others of its cohort; its ranks wait with their first step for WARM_UP_FILE
     observes_sync: bool = False  # this launch shows how gradients are synchronized, and measures nothing
     sync_observation: SyncObservation | None = None  # null: the ranks of the run observe it
 

@@ -18,11 +18,11 @@ from typing import TypeVar, cast
 
 from scalebench.core.errors import InputError, describe_exception
 from scalebench.core.result import RankRecord, TimelineRecord
-from scalebench.core.run_folder import TIMELINE_FILE, rank_record_path, write_rank_file
+from scalebench.core.run_folder import TIMELINE_FILE, WARM_UP_FILE, rank_record_path, write_rank_file
 from scalebench.core.spec import NO_VALIDATION_SAMPLES, RunSpec, has_stop
 from scalebench.measure.clock_sync import measure_clock_offset_s
 from scalebench.measure.probes import ProbeRunner
-from scalebench.measure.progress import ProgressFile, rss_peak_bytes
+from scalebench.measure.progress import READY, ProgressFile, rss_peak_bytes
 from scalebench.measure.stopping_rule import MIN_REPEAT_BLOCKS, Warmup, create_measure_phase, create_training_phase
 from scalebench.measure.timed_loop import BlockSeries, LoopPhase, TimedLoop, closable_iterator
 from scalebench.measure.timing import Clock
@@ -33,6 +33,7 @@ from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
 
 T = TypeVar("T")
+READY_INTERVAL_S = 0.02
 TIMELINE_STEPS = 20  # enough for a mean, few enough for a large network on a slow machine
 NO_TIMELINE_FILE = "measure.timeline=true keeps the timeline, of more steps"
 
@@ -79,6 +80,8 @@ class Session:
         has_end = train is not None and has_stop(self.spec.config.train.stop)
         training = self._create_training(train, validation) if has_end and train is not None else None
         observer = training or DivergenceCheck(self.spec.config.model)
+        if self.spec.held:
+            self._await_warm_up()
         self._measure(train, training, observer)
         if self.strategy.has_program:  # now it has shown what it has
             self.record.params, self.record.model_remarks = self.probes.num_params(), self.probes.model_remarks()
@@ -101,6 +104,13 @@ class Session:
         self._enter("probes")
         self._run_probes(train)
         self._enter("close")
+
+    def _await_warm_up(self) -> None:
+        """Wait until the first step, in which libraries load and code is compiled, disturbs no other run."""
+        self.progress.enter_phase(READY)
+        while not (self.progress.folder / WARM_UP_FILE).exists():
+            time.sleep(READY_INTERVAL_S)
+            self._report_setup()
 
     def _check_group(self) -> None:
         """Raise WrongGroup on each rank that rank 0 does not reach, as where each process is in a group of its own."""

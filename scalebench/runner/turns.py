@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from scalebench.core.json_files import rewrite_json, write_json
 from scalebench.core.machine.cpus import CpuTimes
 from scalebench.core.process import CpuMeter, cancelled, wait_until
-from scalebench.core.run_folder import Turn, turn_path
+from scalebench.core.run_folder import WARM_UP_FILE, Turn, turn_path
 from scalebench.core.spec import RunSpec
 from scalebench.measure.monitor.monitor_process import MonitorProcess
-from scalebench.measure.progress import PARKED, RankProgress, read_progress
+from scalebench.measure.progress import PARKED, READY, RankProgress, read_progress
 
 if TYPE_CHECKING:
     from scalebench.runner.launchers.supervise import RankGroup
@@ -82,6 +82,26 @@ class Turns:
             self._changed.notify_all()
 
     # For the conductor.
+
+    def await_ready(self) -> bool:
+        """Wait until all ranks that measure are set up and wait with their first step; False when the run is over.
+        Raises KeyboardInterrupt when the program is cancelled."""
+        while not self.over:
+            if cancelled.is_set():
+                raise KeyboardInterrupt
+            if self._run_id is not None:
+                reports = [read_progress(self._folder, rank, self._run_id) for rank in self._measuring]
+                if all(report is not None and report.phase == READY for report in reports):
+                    return True
+            self._wait(AWAKE_INTERVAL_S)
+        return False
+
+    def warm_up(self) -> None:
+        """Let a run that is ready make its first step; if that cannot be written, it fails."""
+        try:
+            (self._folder / WARM_UP_FILE).touch()
+        except OSError as error:
+            self.refuse(f"it cannot be told to go on: {error.strerror}")
 
     def await_gate(self) -> list[RankProgress]:
         """Wait until all ranks that measure are at their gate, and return what they report; an empty list when the run

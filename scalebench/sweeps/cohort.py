@@ -1,6 +1,7 @@
 """A cohort: runs of a sweep that are alive at once and take turns, so that the machine's changes cancel between them.
 
-Each run is started, set up and warmed up while the others are parked. Then come rounds, in which each has one slot, in
+Each run is started, set up and warmed up while the others are parked. On this machine's GPUs all but the first are set
+up at once, as memory allows, and warm up one after the other. Then come rounds, in which each has one slot, in
 random order. Evaluation and probes follow, one run after the other.
 """
 
@@ -71,11 +72,12 @@ class CohortRun:
 class Member:
     """One run of a cohort. A thread of its own supervises it, since a rank ends with the thread that started it."""
 
-    def __init__(self, run: CohortRun, cohort: str, module: str = WORKER) -> None:
+    def __init__(self, run: CohortRun, cohort: str, module: str = WORKER, held: bool = False) -> None:
+        """A run that is `held` waits with its first step until it is told to warm up."""
         # A user's program counts its samples itself: until then as many for each device, or for all.
         self._samples = run.spec.global_batch or (run.spec.gpus if run.spec.config.scaling == "weak" else 1)
         self.number, self.folder, self.bare, self._module = run.number, run.folder, run.bare, module
-        self.spec = replace(run.spec, cohort=cohort)
+        self.spec = replace(run.spec, cohort=cohort, held=held)
         self.turns = Turns(self.spec, self.folder)
         self.rates: dict[int, float] = {}  # samples/s by round
         self.measured_s = 0.0
@@ -130,7 +132,9 @@ class Cohort:
         """The first run is the reference of those whose own baseline is not among `runs`."""
         self.id = uuid.uuid4().hex[:12]
         self.unwritten: list[UnwrittenResult] = []
-        self.members = [Member(run, self.id, module) for run in runs]
+        self.members = [
+            Member(run, self.id, module, number > 0 and can_set_up_ahead(run.spec)) for number, run in enumerate(runs)
+        ]
         self._settings = self.members[0].spec.repeat_settings
         config = self.members[0].spec.config
         self._random = random.Random(f"{config.seed} {config.repeat}")
@@ -169,20 +173,40 @@ class Cohort:
                 raise member.error
 
     def _start(self, started: list[Member]) -> None:
-        """Start the runs one by one, as many as fit beside each other, each up to its gate."""
-        rooms = [self._gpu_room()]
+        """Start the runs, as many as fit beside each other, and take them one by one up to their gates."""
+        rooms, is_full = [self._gpu_room()], False
         for member in self.members:
-            rooms += [self._gpu_room()] if started else []
-            if started and not (self._fits(member, started) and self._fits_on_gpus(rooms)):
-                return
+            if member not in started:
+                rooms += [self._gpu_room()] if started else []
+                if is_full or (started and not (self._fits([member], started) and self._fits_on_gpus(rooms))):
+                    return
+                started.append(member)
+                member.start()
             member.on_progress = self._show_ranks
             self._show(label=member.spec.label)
-            started.append(member)
-            member.start()
+            if member.spec.held and member.turns.await_ready():
+                member.turns.warm_up()
             if member.turns.await_gate():
                 self._park(member)
             elif len(started) > 1 and member.ran_out_of_memory():
-                return
+                is_full = True
+            if len(started) == 1:
+                self._set_up_ahead(started, [*rooms, self._gpu_room()])
+
+    def _set_up_ahead(self, started: list[Member], rooms: Sequence[Sequence[gpus.GpuRoom]]) -> None:
+        """Start those of the other runs that wait with their first step, as many as fit by what the first one needs,
+        and wait until all of these are set up: imports would disturb another's warm-up."""
+        ahead: list[Member] = []
+        for member in self.members:
+            fits = member.spec.held and self._fits([*ahead, member], started)
+            if fits and self._fits_on_gpus(rooms, 1 + len(ahead)):
+                ahead.append(member)
+        started += ahead
+        for member in ahead:
+            member.start()
+        for member in ahead:
+            self._show(label=member.spec.label)
+            member.turns.await_ready()
 
     def _do_rounds(self, members: list[Member]) -> None:
         share_s = sum(member.spec.repeat_settings.max_s for member in members)
@@ -234,14 +258,15 @@ class Cohort:
             member.turns.refuse("its processes could not be stopped, and so cannot take turns")
             member.turns.await_end()
 
-    def _fits(self, member: Member, started: Sequence[Member]) -> bool:
-        """Return whether there is memory for one more run, on this host or on the nodes of the job."""
-        if srun.uses_allocation(member.spec):
-            limit = srun.node_memory_bytes(member.spec)
-            need = sum(_memory_per_node(other, started) for other in [*started, member])
+    def _fits(self, more: Sequence[Member], started: Sequence[Member]) -> bool:
+        """Return whether there is memory for more runs, on this host or on the nodes of the job."""
+        need = sum(_memory_per_node(member, started) for member in more)
+        if srun.uses_allocation(more[0].spec):
+            limit = srun.node_memory_bytes(more[0].spec)
+            need += sum(_memory_per_node(other, started) for other in started)
             return limit is None or need < (1 - FREE_MEMORY_SHARE) * limit
         memory = psutil.virtual_memory()
-        return bool(memory.available - _memory_per_node(member, started) > FREE_MEMORY_SHARE * memory.total)
+        return bool(memory.available - need > FREE_MEMORY_SHARE * memory.total)
 
     def _gpu_room(self) -> list[gpus.GpuRoom]:
         """Return the room on the GPUs that these runs drive on this host."""
@@ -249,15 +274,15 @@ class Cohort:
         room = gpus.read_gpu_room() if any(member.spec.device == "cuda" for member in self.members) else []
         return [each for device, each in enumerate(room) if device in devices]
 
-    def _fits_on_gpus(self, rooms: Sequence[Sequence[gpus.GpuRoom]]) -> bool:
-        """Return whether the GPUs take one more process, and have memory for a run as large as the largest so far;
+    def _fits_on_gpus(self, rooms: Sequence[Sequence[gpus.GpuRoom]], more: int = 1) -> bool:
+        """Return whether the GPUs take more processes, and have memory for `more` runs as large as the largest so far;
         `rooms` are what they had before the first run and after each, since parked runs keep what they have."""
         for room in zip(*rooms, strict=True):
             if room[-1].compute_mode not in (None, "default"):
                 return False
             free = [each.free_bytes for each in room if each.free_bytes is not None]
             need = max((before - after for before, after in pairwise(free)), default=0)
-            if free and free[-1] - need < FREE_MEMORY_SHARE * (room[-1].total_bytes or 0):
+            if free and free[-1] - more * need < FREE_MEMORY_SHARE * (room[-1].total_bytes or 0):
                 return False
         return True
 
@@ -301,6 +326,12 @@ class Cohort:
     def _show(self, ranks: Sequence[RankProgress] = (), **fields: object) -> None:
         self._progress = replace(self._progress, ranks=list(ranks), **fields)  # type: ignore[arg-type]
         self._on_progress(self._progress)
+
+
+def can_set_up_ahead(spec: RunSpec) -> bool:
+    """Return whether a run may be set up while others are: on GPUs of this machine, whose hosts have cores for that."""
+    hardware = spec.config.hardware
+    return spec.device == "cuda" and hardware.this_machine and not hardware.hosts and spec.config.script.path is None
 
 
 def _memory_per_node(member: Member, started: Sequence[Member]) -> int:

@@ -18,6 +18,7 @@ from scalebench.core.json_files import read_json
 from scalebench.core.machine.gpus import GpuRoom
 from scalebench.core.result import read_result
 from scalebench.runner.turns import FolderWatch, Turns
+from scalebench.sweeps import cohort
 from scalebench.sweeps.cohort import PROCESS_BYTES, Cohort, CohortRun
 from scalebench.workloads import datasets
 from tests.builders.runs import find_run_processes, simulated_spec, wait_until
@@ -35,8 +36,8 @@ def simulated(gpus=1, measure=None, **options):
 
 
 def run_cohort(specs, folder, on_progress=lambda progress: None):
-    cohort = Cohort([CohortRun(n, spec, folder / str(n)) for n, spec in enumerate(specs)], on_progress)
-    return dict(cohort.run())
+    runs = [CohortRun(n, spec, folder / str(n)) for n, spec in enumerate(specs)]
+    return dict(Cohort(runs, on_progress).run())
 
 
 def turn_number(folder):
@@ -127,8 +128,8 @@ def test_a_run_that_cannot_be_stopped_is_left_for_later(tmp_path, monkeypatch):
     park = Turns.park
     monkeypatch.setattr(Turns, "park", lambda self: park(self) and self._folder.name != "1")
     specs = [simulated(1), simulated(2), simulated(2)]
-    cohort = Cohort([CohortRun(n, spec, tmp_path / str(n)) for n, spec in enumerate(specs)], lambda progress: None)
-    results = dict(cohort.run())
+    runs = [CohortRun(n, spec, tmp_path / str(n)) for n, spec in enumerate(specs)]
+    results = dict(Cohort(runs, lambda progress: None).run())
     assert {n: result.status for n, result in results.items()} == {0: "ok", 2: "ok"}
     assert not (tmp_path / "1").exists()
     assert not find_run_processes(tmp_path / "1")
@@ -141,6 +142,60 @@ def test_a_cohort_grows_only_as_far_as_there_is_memory(tmp_path):
     large = replace(large, places=[replace(large.places[0], rank=rank) for rank in range(count)])
     assert list(run_cohort([small, simulated(2), large, small], tmp_path)) == [0, 1]
     assert not (tmp_path / "2").exists() and not (tmp_path / "3").exists()
+
+
+@pytest.fixture
+def sets_up_ahead(monkeypatch):
+    """Simulated runs are set up as those of GPUs are."""
+    monkeypatch.setattr(cohort, "can_set_up_ahead", lambda spec: True)
+
+
+@pytest.mark.usefixtures("sets_up_ahead")
+def test_runs_are_set_up_at_once_and_warm_up_one_by_one(tmp_path):
+    specs = [simulated(1), *(simulated(gpus, setup_s=0.5) for gpus in (1, 2, 2))]
+    results = run_cohort(specs, tmp_path)
+    assert [result.status for result in results.values()] == ["ok"] * 4
+    first, *others = [result.ranks[0] for result in results.values()]
+    set_up_s = [rank.marks_s["setup"] for rank in others]
+    assert max(set_up_s) < min(rank.marks_s["warmup"] for rank in others), "all are set up before one warms up"
+    assert min(set_up_s) > first.marks_s["warmup"], "what the first one needs is known by then"
+    spans = [(rank.marks_s["warmup"], rank.marks_s["warmup"] + sum(rank.warmup_block_s)) for rank in others]
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans)), "two runs warmed up at the same time"
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("sets_up_ahead")
+@pytest.mark.parametrize("fault", [{"fault": "raise"}, {"fault": "oom"}, {"fault": "oom", "fault_phase": "step"}])
+def test_a_run_that_fails_beside_others_that_wait_stops_none_of_them(tmp_path, fault):
+    specs = [simulated(1), simulated(2, **{"fault_phase": "setup", **fault}), simulated(2)]
+    results = run_cohort(specs, tmp_path)
+    statuses = {number: result.status for number, result in results.items()}
+    failed = {} if fault["fault"] == "oom" else {1: "failed"}  # beside fewer others it may have enough
+    assert statuses == {0: "ok", 2: "ok", **failed}
+
+
+@pytest.mark.usefixtures("sets_up_ahead")
+def test_cancelling_ends_runs_that_wait_with_their_first_step(tmp_path):
+    def cancel():
+        wait_until((tmp_path / "2" / "progress0.json").exists)
+        process.cancelled.set()
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_cohort([simulated(1), simulated(2, setup_s=60.0), simulated(1)], tmp_path)
+    finally:
+        canceller.join()
+        process.cancelled.clear()
+    assert {read_result(tmp_path / name / "result.json").status for name in "012"} == {"cancelled"}
+
+
+@pytest.mark.gpu
+def test_only_runs_on_gpus_of_this_machine_are_set_up_ahead():
+    spec = simulated(1)
+    assert not cohort.can_set_up_ahead(spec)
+    assert cohort.can_set_up_ahead(replace(spec, device="cuda"))
 
 
 GIB = 2**30
@@ -157,10 +212,11 @@ GIB = 2**30
     ],
 )
 def test_a_cohort_grows_only_as_far_as_the_gpus_allow(free, mode, fits):
-    cohort = Cohort([CohortRun(0, simulated(1), Path("unused"))], lambda progress: None)
+    one = Cohort([CohortRun(0, simulated(1), Path("unused"))], lambda progress: None)
     rooms = [[GpuRoom(None if each is None else each * GIB, 80 * GIB, mode)] for each in free]
-    assert cohort._fits_on_gpus(rooms) is fits
-    assert cohort._fits_on_gpus([[] for _ in free]), "no GPU"
+    assert one._fits_on_gpus(rooms) is fits
+    assert not one._fits_on_gpus(rooms, 4) or not fits or free == [None, None], "four more are too many"
+    assert one._fits_on_gpus([[] for _ in free]), "no GPU"
 
 
 def test_cancelling_ends_all_runs_with_a_result(tmp_path):
@@ -218,6 +274,6 @@ def test_a_report_that_is_renamed_into_the_folder_ends_a_wait(tmp_path):
 def test_parked_runs_use_no_processor_time(tmp_path):
     specs = [simulated(1, {"monitor": True}), simulated(2)]
     runs = [CohortRun(n, spec, tmp_path / str(n)) for n, spec in enumerate(specs)]
-    cohort = IdleCohort(runs, lambda progress: None)
-    assert [result.status for _, result in cohort.run()] == ["ok", "ok"]
-    assert cohort.used_s == pytest.approx(0.0, abs=1e-9)
+    idle = IdleCohort(runs, lambda progress: None)
+    assert [result.status for _, result in idle.run()] == ["ok", "ok"]
+    assert idle.used_s == pytest.approx(0.0, abs=1e-9)
