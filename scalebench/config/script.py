@@ -65,6 +65,8 @@ def settle_script(config: Config) -> Config:
     if not has_script(config):
         if config.strategy.name == NAME:
             raise InputError(f"strategy={NAME} trains by a program of yours: name it with script=train.py")
+        if config.script.fixed:
+            raise InputError("what follows -- are arguments of a program of yours: name it with script=train.py")
         return config
     script, train = config.script, config.train
     if config.strategy.name != NAME:

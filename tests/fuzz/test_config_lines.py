@@ -89,7 +89,7 @@ def nothing_starts(monkeypatch):
 
 
 def check_dry(words):
-    ending = run_line([*words, "dry_run=true"])
+    ending = run_line(["dry_run=true", *words])  # first, since -- may come
     assert len(ending.err.splitlines()) <= MAX_ERROR_LINES, ending.err
     assert os.listdir() == []
     return ending
@@ -105,6 +105,8 @@ def test_lines_that_are_right_and_the_same_with_one_wrong_word(examples):
     def check(words, wrong, sweep, place):
         words = ["--multirun", *words] if sweep else words
         assert check_dry(words).status == 0
+        key = wrong.partition("=")[0]
+        place = len(words) if any(word.startswith(f"{key}=") for word in words[place:]) else place  # the last one holds
         assert check_dry([*words[:place], wrong, *words[place:]]).status == 2
 
     places = st.integers(0, len(RIGHT))
