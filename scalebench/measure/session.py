@@ -152,11 +152,7 @@ class Session:
                 self.record.first_step_s = training.first_step_s
         has_enough = self.strategy.has_program and len(measure.series.seconds) >= MIN_REPEAT_BLOCKS
         if not loop.over and not has_enough:
-            name = self.spec.config.strategy.name
-            raise RuntimeError(
-                f"{name} ended the training too early, after {observer.steps} steps: was that a hook, a callback or a "
-                "limit of its trainer?"
-            )
+            raise self.strategy.explain_early_end(observer.steps)
         self.record.steady_after_steps = warmup.steady_after_steps
         self.record.warmup_block_steps = warmup.phase.series.steps
         self.record.warmup_block_s = warmup.phase.series.seconds
@@ -241,6 +237,11 @@ class Session:
         if "backend_used" in self.record.probe_failures:  # nobody knows: a null, and a flag on the row
             return
         lacks_any = requested == "auto" and used is None
+        if lacks_any and self.strategy.has_program:
+            name = self.spec.config.model.name
+            raise WrongBackend(
+                f"the steps of {name} exchange nothing: is its model wrapped in DistributedDataParallel?"
+            )
         if lacks_any or requested not in (None, "auto", used):
             wanted = "any backend" if lacks_any else requested
             raise WrongBackend(

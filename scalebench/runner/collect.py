@@ -436,7 +436,8 @@ def _possible_s(seconds: float, outcome: RunOutcome) -> float | None:
 
 def _quality(spec: RunSpec, ranks: list[RankRecord], max_batch: MaxBatch | None) -> Quality:
     """Return the loss of the last steps over all ranks, and the validation metrics, which are equal on every rank."""
-    quality = Quality(max_batch=max_batch, learning_rate=ranks[0].learning_rate if ranks else spec.learning_rate)
+    planned_rate = spec.learning_rate if spec.global_batch else None  # 0: of a user's program, which has its own
+    quality = Quality(max_batch=max_batch, learning_rate=ranks[0].learning_rate if ranks else planned_rate)
     if samples := sum(rank.last_loss_samples for rank in ranks):
         quality.final_loss = sum(rank.last_loss_sum for rank in ranks) / samples
     if ranks and ranks[0].curve:

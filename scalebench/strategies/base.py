@@ -154,6 +154,13 @@ class Strategy(ABC):
     def begin_phase(self, name: str) -> None:
         """Called at the beginning of each phase of the measured loop, on every rank at the same step."""
 
+    def explain_early_end(self, steps: int) -> Exception:
+        """Return the error of a `train` that came back before its loop was over, after so many steps."""
+        return RuntimeError(
+            f"{self.spec.config.strategy.name} ended the training too early, after {steps} steps: was that a hook, a "
+            "callback or a limit of its trainer?"
+        )
+
     def run_program(self) -> None:
         """Run the user's program in the main thread, while the session runs in another one and ends the process. Only
         of a strategy that `has_program`."""

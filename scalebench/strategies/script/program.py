@@ -103,6 +103,9 @@ class Script(Strategy, Probes):
             raise self.not_measured(ENDED)
         self._hand_over(loop)
 
+    def explain_early_end(self, steps: int) -> Exception:
+        return self._ended if isinstance(self._ended, Exception) else super().explain_early_end(steps)
+
     def step(self, batch: Any) -> LossPart | None:
         raise NotImplementedError("the program steps by itself")
 

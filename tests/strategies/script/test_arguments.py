@@ -4,9 +4,12 @@ import re
 
 import pytest
 
+from scalebench.analysis.load import load
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError
+from scalebench.core.result import write_result
+from scalebench.runner.collect import ResultParts, RunId, RunOutcome, assemble_result
 from scalebench.strategies.script.arguments import render_arguments
 
 
@@ -82,3 +85,11 @@ def test_a_run_is_that_of_its_file_and_arguments(tmp_path):
     assert (spec.config.strategy.name, spec.config.model.name, spec.config.scaling) == ("script", "train.py", "strong")
     assert plan("script='-m pkg.train'").config.script.digest is not None
     assert plan("script=train.py", "script.processes=one_for_all").processes == 1
+
+
+def test_a_run_that_ended_before_its_samples_were_counted_has_no_batch(tmp_path):
+    spec = plan("script=train.py")
+    result = assemble_result(spec, RunId.new(), RunOutcome("cancelled", "cancelled while it ran"), ResultParts())
+    assert (result.scale.batch_per_device, result.scale.global_batch, result.quality.learning_rate) == (None,) * 3
+    write_result(result, tmp_path)
+    assert load(tmp_path)["batch_per_device"].isna().all()
