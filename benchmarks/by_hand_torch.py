@@ -73,7 +73,7 @@ class ByHand:
         self.batch, self.at = spec.batch_per_device, 0
         model: nn.Module = build_resnet50() if self.is_picture else MaterialsCnn()
         if self.is_picture:
-            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            model = model.to(memory_format=torch.channels_last)
             self.inputs = torch.randn(self.batch, 3, 224, 224).to(self.device, memory_format=torch.channels_last)
             self.targets = torch.randint(0, 1000, (self.batch,)).to(self.device)
         else:

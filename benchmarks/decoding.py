@@ -80,7 +80,7 @@ def make_pictures(folder: Path) -> Pictures:
 
 def load_with_torch(pictures: Pictures) -> Iterator[Any]:
     order = ((epoch, row) for epoch in itertools.count() for row in np.random.default_rng(epoch).permutation(PICTURES))
-    sampler = torch.utils.data.BatchSampler(order, BATCH, drop_last=True)  # type: ignore[arg-type]
+    sampler = torch.utils.data.BatchSampler(order, BATCH, drop_last=True)
     loader = torch.utils.data.DataLoader(DecodedPictures(pictures), batch_sampler=sampler, num_workers=WORKERS)
     yield from loader
 
