@@ -116,7 +116,7 @@ class TruthRank:
         if monitor.reason is not None:
             raise NotMeasured(f"the monitor did not run: {monitor.reason}")
         on_s, off_s = statistics.median(seconds[True]), statistics.median(seconds[False])
-        return {"measured_s": on_s / steps, "expected_s": off_s / steps}
+        return {"measured_s": on_s / steps, "expected_s": off_s / steps, "noise_share": noise_share(seconds[False])}
 
     def exhaust_memory(self) -> dict[str, Any]:
         """Run out of memory, and train on."""
@@ -141,8 +141,7 @@ class TruthRank:
             statistics.median(self._time_steps(steps, BLOCKS)) / steps,
             statistics.median(before) / steps,
         )
-        noise_share = (max(before) - min(before)) / (2 * steps * before_s)
-        return {"measured_s": after_s, "expected_s": before_s, "noise_share": noise_share}
+        return {"measured_s": after_s, "expected_s": before_s, "noise_share": noise_share(before)}
 
     def compare_all_reduce(self) -> dict[str, Any]:
         """Time all-reduces as measure.collectives does, and in a plain loop."""
@@ -164,6 +163,12 @@ class TruthRank:
 
     def _train_step(self, batch: Any) -> None:
         self.strategy.step(batch)
+
+
+def noise_share(seconds: list[float]) -> float:
+    """Return half the range of blocks of the same work, relative to their median: where steps wait for a busy host, two
+    medians differ by some of that for no other reason."""
+    return (max(seconds) - min(seconds)) / (2 * statistics.median(seconds))
 
 
 def observe_truths(folder: Path, spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile) -> None:

@@ -43,7 +43,6 @@ NO_GPU = "no GPU"
 LINES_FILE = "lines.json"  # of one process
 NO_TIME = "no time is left; --minutes gives more"
 CONTRACT_BYTES = 3 * 2**30  # of a GPU's memory, and of the machine's, for the processes of one contract
-CONTRACTS_PER_CORE = 2  # they wait for the GPU and for each other's processes
 FOLDER = re.compile(r"(?<![\w~./])/(?:[\w.@+-]+/)+(?=[\w.@+-])")  # of an absolute path: the file's name stays
 PUBLIC_NAMES = {"root", "localhost", "127.0.0.1", "::1", "00:00:00:00:00:00"}
 
@@ -107,9 +106,10 @@ def run_doctor(report: io.StringIO) -> list[Truth]:
 
 
 def list_cuda_strategies() -> list[str]:
-    """List the strategies whose YAML names CUDA, in the order of the registry: PyTorch's come first."""
+    """List the strategies whose YAML names CUDA, in the order of the registry: PyTorch's come first. `script` has no
+    training of its own."""
     files = config_files.list_options("strategy")
-    names = [name for name in registry.strategy_entries() if name in files]
+    names = [name for name in registry.strategy_entries() if name in files and name != "script"]
     return [name for name in names if "cuda" in (config_files.read_yaml(files[name]).get("devices") or [])]
 
 
@@ -125,7 +125,7 @@ def check_losses(
         return
     free_bytes = min((room.free_bytes or 0 for room in gpus.read_gpu_room()), default=0)
     free_bytes = min(free_bytes, psutil.virtual_memory().available)
-    at_once = max(1, min(CONTRACTS_PER_CORE * count_usable_cores(), free_bytes // CONTRACT_BYTES))
+    at_once = max(1, min(count_usable_cores(), free_bytes // CONTRACT_BYTES))
     running: list[Future[list[Truth]]] = []
     with ThreadPoolExecutor(at_once) as pool:
 
