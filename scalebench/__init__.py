@@ -16,6 +16,7 @@ _PLACES = {  # of the public functions and classes, which are imported on first 
     "load_rounds": "analysis.load:load_rounds",
     "pooled": "analysis.repeats:pooled",
     "run": "cli.api:run",
+    "step": "strategies.script:step",
     "sweep": "cli.api:sweep",
 }
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "load_rounds",
     "pooled",
     "run",
+    "step",
     "sweep",
 ]
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from scalebench.analysis.repeats import pooled
     from scalebench.cli.api import Run, Sweep, run, sweep
     from scalebench.core.errors import InputError
+    from scalebench.strategies.script import step
 
 
 def __getattr__(name: str) -> Any:

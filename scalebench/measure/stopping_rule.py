@@ -16,6 +16,7 @@ from scalebench.strategies.base import Strategy
 
 MIN_WARMUP_STEPS = 5  # however slow they are
 MIN_REPEAT_BLOCKS = 8  # in a share of the time, if those of all repeats together have time for them
+MIN_PROGRAM_STEPS, MIN_PROGRAM_BLOCKS = 4, 32  # of a user's program: in a block, as far as there is time for so many
 Report = Callable[[BlockSeries], None]
 
 
@@ -96,7 +97,12 @@ def create_measure_phase(
 
     def start(warmup: BlockSeries | None) -> int:
         nonlocal start_s
-        steps = int(strategy.broadcast(float(choose_steps_per_block(warmup, settings.block_s, strategy.spec.device))))
+        steps = choose_steps_per_block(warmup, settings.block_s, strategy.spec.device)
+        if strategy.has_program and warmup is not None and warmup.seconds:
+            # Between blocks ranks wait for each other, which their training alone would not: few steps make that much.
+            in_time = settings.max_s / MIN_PROGRAM_BLOCKS / max(statistics.median(warmup.seconds), 1e-9)
+            steps = max(steps, min(MIN_PROGRAM_STEPS, int(in_time)))
+        steps = int(strategy.broadcast(float(steps)))
         start_s = now() if synchronous else strategy.broadcast(now())
         return steps
 

@@ -126,3 +126,11 @@ def test_trainers_of_libraries_run_as_they_are(name, words, tmp_path):
     status, output, result = run(tmp_path, f"script={ROOT}/examples/train_{name}.py", *words)
     assert (status, result.status) == (0, "ok"), output
     assert result.ranks[0].probes.sync_off_s and result.scale.global_batch
+
+
+@pytest.mark.slow
+def test_a_loop_without_an_optimizer_says_its_steps(tmp_path):
+    text = "import time, scalebench\nwhile True:\n    time.sleep(0.002)\n    scalebench.step(samples=8)\n"
+    status, output, result = run(tmp_path, write(tmp_path, text), gpus=1)
+    assert (status, result.status, result.scale.global_batch) == (0, "ok", 8), output
+    assert result.ranks[0].params is None and result.ranks[0].script.leader is None

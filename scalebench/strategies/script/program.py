@@ -27,7 +27,7 @@ from scalebench.core.result import Profile, ScriptRecord
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import Loop, LossPart, NotMeasured, Probes, Strategy, WrongGroup
 from scalebench.strategies.rank_channel import Late, RankChannel
-from scalebench.strategies.script import arguments
+from scalebench.strategies.script import arguments, listeners
 from scalebench.strategies.script.keras_hooks import KerasHooks
 from scalebench.strategies.script.torch_hooks import Hooks
 from scalebench.workloads.source import Source
@@ -61,7 +61,8 @@ class Script(Strategy, Probes):
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         script = spec.config.script
-        self.name, self.ends_at_optimizer = spec.config.model.name, script.step == "optimizer"
+        self.name, self.step_kind = spec.config.model.name, script.step
+        listeners.append(self._on_call)
         self.hooks = Hooks(self)
         self._share: int | None = None  # this rank's of the samples of a step that the config says
         if script.samples_per_step is not None:
@@ -135,7 +136,10 @@ class Script(Strategy, Probes):
         if drawn:
             return f"{line}, although {drawn} batches were drawn: with script.step=batch each batch is a step"
         if not {"torch", "keras"} & sys.modules.keys():
-            return f"{line}, and {self.name} imports neither torch nor keras: only steps of their trainings are seen"
+            return (
+                f"{line}, and {self.name} imports neither torch nor keras, whose steps are seen: "
+                "have it call scalebench.step(samples=n) after each step"
+            )
         return f"{line}, and no batch was drawn: does {self.name} train, and in this process?"
 
     def _check_group(self) -> None:
@@ -250,6 +254,13 @@ class Script(Strategy, Probes):
                 return InputError(f"{self.name} refused its arguments: {frame.f_locals.get('message')}")
         reason = end.code if isinstance(end.code, str) else f"ended with exit status {end.code}"
         return InputError(f"{self.name}: {reason}")
+
+    def _on_call(self, samples: int) -> None:
+        """End a step where the program says so itself, by scalebench.step: from then on nothing else ends one."""
+        self.step_kind = "call"
+        self.hooks.samples = samples or self.hooks.samples
+        self.hooks.all_batches += bool(samples)
+        self.on_step()
 
     def on_step(self) -> None:
         """Count one step of the program; it stands still in here while the session has the word."""

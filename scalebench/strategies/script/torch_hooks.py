@@ -108,7 +108,7 @@ class Hooks:
             self.leader = key
         is_step = key == self.leader
         self.hooks_s += thread_time() - begin_s
-        if is_step and self.script.ends_at_optimizer:
+        if is_step and self.script.step_kind == "optimizer":
             if self.defers:
                 self._is_pending = True
             else:
@@ -176,7 +176,7 @@ class Hooks:
             self._end_pending_step()
             self._depth = 0  # no step is open here: one that raised is forgotten
             trains = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-            if trains and self.batches and not self.script.ends_at_optimizer:
+            if trains and self.batches and self.script.step_kind == "batch":
                 self.script.on_step()
             begin_s = perf_counter()
             if self.replays and trains and self._last is not None:

@@ -100,7 +100,7 @@ class UserStep(UserModule):
             if not getattr(module, "automatic_optimization", True):
                 raise UserProblem(
                     "steps its optimizers by itself (automatic_optimization=False), which every strategy does in "
-                    "another way: return the loss from training_step"
+                    "another way: return the loss from training_step, or run your own script as it is (script=FILE)"
                 )
             self._takes_number = _takes_second_argument(self.training_step)
 
@@ -284,7 +284,8 @@ def read_optimizers(result: Any) -> tuple[Optimizer, list[dict[str, Any]]]:
         optimizers, schedulers = result
     optimizers = list(optimizers) if isinstance(optimizers, (tuple, list)) else [optimizers]
     if len(optimizers) != 1:
-        raise UserProblem(f"gives {len(optimizers)} optimizers, and a step is one of one optimizer")
+        way_out = "; your own script runs as it is: script=FILE" if optimizers else ""
+        raise UserProblem(f"gives {len(optimizers)} optimizers, and a step is one of one optimizer{way_out}")
     (optimizer,) = optimizers
     if isinstance(optimizer, Mapping):
         return read_optimizers(optimizer)
