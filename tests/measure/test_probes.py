@@ -1,6 +1,7 @@
 """All probes of one rank with a strategy on a clock of the test; figures against known truth are in tests/truth."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
@@ -243,3 +244,14 @@ def test_a_held_batch_is_the_first_of_the_feed():
     assert batches_of_steps(strategy) == [0, 1, 2, 0, 0, 0, 0, 0, 0, 3, 4, 5]
     for ahead in (1, 2):  # a trainer that draws ahead gets the batches of each block, too
         assert batches_of_steps(loop([ON, FIXED], 3, 1, ahead)[1]) == [0, 1, 2, 3, 0, 0, 0, 0]
+
+
+def test_rounds_with_a_pause_of_a_users_program_are_left_out():
+    """In the second block rank 0 saves; each block has a step that is not timed, and one that is."""
+    program = SimpleNamespace(has_program=True, synchronize=lambda: None, broadcast=lambda value: value)
+    ticks = itertools.count()
+    variants = [Variant("new"), Variant("same", new_batches=False)]
+    loop = InterleavedLoop(program, iter(range(100)), variants, 1, 4, clock=lambda: next(ticks))
+    for step, _ in enumerate(loop):
+        loop.done(LossPart(None, 1, "saving" if step == 3 else ""))
+    assert [len(seconds) for seconds in loop.seconds.values()] == [3, 3]

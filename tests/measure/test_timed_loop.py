@@ -36,6 +36,8 @@ def precise(blocks=64):
 class Rank:
     """The part of a strategy that the phases use; `from_rank_0` returns the value that rank 0 broadcasts."""
 
+    has_program = False
+
     def __init__(self, rank, from_rank_0=lambda value: value):
         self.place, self.spec = SimpleNamespace(rank=rank), SimpleNamespace(device="cpu")
         self.broadcasts = []
@@ -383,3 +385,10 @@ def test_an_observer_comes_before_the_decision_of_its_phase_and_ends_the_loop(cl
         *[*block, "decide warmup", "start measure"],
         *block,
     ], "the last block is shortened, and its phase decides nothing any more"
+
+
+def test_pauses_use_up_no_time_of_a_program():
+    settings = MeasureSpec(min_s=0.0, max_s=10.0, target=0.01)
+    series = BlockSeries(1, [1.0] * 9 + [30.0], [8] * 10, [None] * 10, pauses=[""] * 9 + ["evaluation"])
+    assert not is_long_enough(series, settings, 39.0)
+    assert is_long_enough(series, settings, 40.5)

@@ -118,7 +118,7 @@ class Script(Strategy, Probes):
             self._changed.notify_all()
             while self._answer is None and self._ended is None:
                 self._changed.wait(LOOK_INTERVAL_S)
-                now = self.steps, self.hooks.all_batches
+                now = self.steps, self.hooks.draws
                 if now[0] == seen[0] and (now != seen or not self.steps):
                     self.sign_of_life()  # it evaluates, or loads what it needs
                 seen = now
@@ -369,7 +369,8 @@ class Script(Strategy, Probes):
             return next((name for name, is_used in built.items() if is_used), "gloo")
         from scalebench.strategies.torch.observed import identify_backend
 
-        return identify_backend(self._profile_steps().names)
+        backend = identify_backend(self._profile_steps().names)
+        return backend or ("in one process" if self.spec.processes == 1 else None)
 
     def settings_used(self) -> dict[str, str]:
         if self.hooks.torch is None or (self._ended is not None and self._profiled is None):

@@ -38,7 +38,7 @@ class Hooks:
         self.leader: int | None = None
         self.wrapped: list[weakref.ref[Any]] = []  # DistributedDataParallel
         self.samples = self.batches = self.tokens = 0  # since the last step; tokens in all
-        self.all_batches = 0
+        self.all_batches = self.draws = 0  # for training, and in all
         self.data_s = self.hooks_s = 0.0
         self.pauses: list[str] = []  # since the last step
         self.replays = False  # the next batches are the last one again
@@ -174,6 +174,7 @@ class Hooks:
         @wraps(draw)
         def draw_batch(iterator: Any) -> Any:
             self._end_pending_step()
+            self.draws += 1
             self._depth = 0  # no step is open here: one that raised is forgotten
             trains = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
             if trains and self.batches and self.script.step_kind == "batch":
