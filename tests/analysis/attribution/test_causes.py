@@ -8,7 +8,7 @@ from scalebench.analysis.attribution import causes
 from scalebench.analysis.attribution.causes import AttributedRun, communication, imbalance, per_device
 from scalebench.analysis.attribution.lost_efficiency import attribute_repeats, attribute_run, measure_repeat
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns
-from scalebench.core.result import DeviceMonitorRecord, MonitorRecord, Sync, write_result
+from scalebench.core.result import DeviceMonitorRecord, GpuTime, MonitorRecord, Profile, Sync, write_result
 from tests.builders.attribution_runs import (
     BARE_S,
     BATCH,
@@ -236,6 +236,18 @@ def test_overhead_of_a_wrapper(strategy, wrapper):
     merged = attribute_run(result, references)
     assert merged.parts[0].names == ("batch", "overhead")
     assert per_device.check_wrapper_overhead(AttributedRun(merged, result, references)) is None
+
+
+@pytest.mark.gpu
+def test_a_wrapper_on_a_host_that_is_the_limit():
+    """The baseline waits for its host as well, so that the wait is no part, and stands beside one."""
+    result = contended(strategy="ddp")
+    for each in result.ranks:
+        gpu = GpuTime(0.002, 0.0, 0.0, 0.0, host_wait_s=0.03, kernel_wait_s=0.0, kernels=74)
+        each.probes.profile = Profile(2, 0.05, 0.002, gpu=gpu)
+    cause = per_device.check_wrapper_overhead(attributed(result, own=one_device_run("ddp", 0.014)))
+    assert cause.cause.endswith("the host is the limit: the GPU waits for all that it does")
+    assert "a step starts 74 kernels, and the GPU computes 1" in cause.evidence
 
 
 def test_more_threads_than_cores():

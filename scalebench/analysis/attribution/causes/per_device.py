@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scalebench.analysis import step_breakdown
+from scalebench.analysis import step_breakdown, throughput
 from scalebench.analysis.attribution.causes.cause import AttributedRun, Cause, format_whole_percent
 from scalebench.analysis.attribution.components import estimate_step_s
 from scalebench.analysis.attribution.reference_runs import samples_per_device
@@ -76,12 +76,20 @@ def check_wrapper_overhead(run: AttributedRun) -> Cause | None:
     lightning = "pytorch_lightning" in (run.result.spec.get("strategy", {}).get("requires") or ())
     work = "Lightning's Trainer runs its loop and its hooks" if lightning else f"{name} does its work"
     less = "fewer callbacks, loggers and progress bars, or " if lightning else ""
+    evidence = (
+        f"{format_seconds(part.step_s.value)} in a step of {samples:g} samples on one device, which takes "
+        f"{format_seconds(run.attribution.ideal_s)} without it"
+    )
+    limit, gpu = "", step_breakdown.gpu_cells(run.result, throughput.step_s(run.result))
+    if (gpu["host_wait_share"] or 0.0) >= throughput.MIN_HOST_WAIT_SHARE:
+        limit = ", and the host is the limit: the GPU waits for all that it does"
+        evidence += f"; a step starts {gpu['gpu_kernels_per_step']:.0f} kernels, and the GPU computes "
+        evidence += f"{format_whole_percent(gpu['gpu_compute_share'] or 0.0)} of it"
     return Cause(
         "overhead",
-        f"{work} at each step, however small its batch",
+        f"{work} at each step, however small its batch{limit}",
         f"Try {less}a larger train.batch_per_device: the overhead does not grow with the batch",
-        f"{format_seconds(part.step_s.value)} in a step of {samples:g} samples on one device, which takes "
-        f"{format_seconds(run.attribution.ideal_s)} without it",
+        evidence,
     )
 
 
