@@ -48,6 +48,7 @@ class CohortProgress:
     """The state of a cohort between two slots, for the progress line."""
 
     runs: int
+    warm: int = 0  # runs that have warmed up
     round: int = 0
     label: str = ""  # of the run that is awake
     ranks: list[RankProgress] = field(default_factory=list)  # its progress while it starts or ends
@@ -188,6 +189,7 @@ class Cohort:
                 member.turns.warm_up()
             if member.turns.await_gate():
                 self._park(member)
+                self._progress.warm += 1
             elif len(started) > 1 and member.ran_out_of_memory():
                 is_full = True
             if len(started) == 1:

@@ -440,7 +440,8 @@ def _format_step_s(seconds: float) -> str:
 def describe_cohort(progress: CohortProgress) -> str:
     """Return a line such as `round 12, ddp_gloo gpus=2 leads: 1.43 [1.40, 1.46], at most 35 s left`."""
     if not progress.round or progress.seconds_left is None:
-        return f"{progress.label}: {describe_progress(progress.ranks)}"
+        warm = "" if progress.round else f"{progress.warm} of {progress.runs} are warm, "
+        return f"{warm}{progress.label}: {describe_progress(progress.ranks)}"
     parts = [f"round {progress.round}"]
     if progress.leader is not None and progress.ratio is not None:
         ratio = progress.ratio

@@ -3,6 +3,7 @@
 import io
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,15 @@ from scalebench.core.sweep_file import PlannedRun, new_sweep_record
 from scalebench.measure.progress import ProgressFile, RankProgress
 from scalebench.runner.jobs import JobRequest, QueueState
 from scalebench.sweeps import time_estimate
-from scalebench.sweeps.console import GUESSED_STEPS, Console, describe_progress, describe_queue, describe_queue_counts
+from scalebench.sweeps.cohort import CohortProgress
+from scalebench.sweeps.console import (
+    GUESSED_STEPS,
+    Console,
+    describe_cohort,
+    describe_progress,
+    describe_queue,
+    describe_queue_counts,
+)
 from scalebench.sweeps.pace import StepEstimate
 from scalebench.sweeps.plan import SweepRun
 from scalebench.sweeps.time_estimate import estimate_s
@@ -111,6 +120,14 @@ def test_a_run_that_has_ended_gets_a_line_with_its_figure_or_its_reason(capsys):
         "- [4/6] ddp 1 device  unsupported: no GPU",
         "✓ [5/6] ddp 2 devices  400 samples/s ± 0.6 %  done before, kept",
     ]
+
+
+def test_a_cohort_that_starts_says_how_many_of_its_runs_are_warm():
+    starting = CohortProgress(8, warm=3, label="ddp gpus=1")
+    assert describe_cohort(starting).startswith("3 of 8 are warm, ddp gpus=1: ")
+    ending = CohortProgress(8, warm=8, round=12, label="ddp gpus=1")
+    assert describe_cohort(ending).startswith("ddp gpus=1: ")
+    assert describe_cohort(replace(ending, seconds_left=1.0)).startswith("round 12")
 
 
 @pytest.mark.parametrize(("columns", "width"), [(None, 80), ("100", 100), ("wide", 80), ("0", 80)])
