@@ -18,9 +18,8 @@ from scalebench.core.spec import Config, TrainSpec
 from tests.builders.plugins import dists as dists
 
 TRAIN = ", ".join(sorted(f"train.{key}" for key in flatten(dataclasses.asdict(TrainSpec()))))
-TOP = (
-    "baseline, dataset, debug, dry_run, gpus, hardware, measure, model, repeat, resume, scaling, seed, strategy, strict"
-)
+TOP = "baseline dataset debug dry_run gpus hardware measure model repeat resume scaling script seed strategy strict"
+TOP = TOP.replace(" ", ", ")
 
 
 def message(*words):
