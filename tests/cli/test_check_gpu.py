@@ -77,7 +77,7 @@ def test_truths_by_the_number_of_gpus(count, reasons, no_doctor, monkeypatch, tm
     monkeypatch.setattr(check_gpu, "run_apart", lambda name, *words: [Truth(name, PASS, "ran")])
     lines = {line.name: line.text for line in check_gpu.run_checks(tmp_path, check_gpu.io.StringIO(), lambda: 1.0)}
     assert {name: lines[name] for name in reasons} == reasons
-    assert lines["contract of fsdp_nccl"] == "ran"
+    assert lines["contract of fsdp"] == "ran" and "contract of fsdp_nccl" not in lines, "it is the same there"
 
 
 def test_contracts_end_with_the_time(monkeypatch, tmp_path):
