@@ -214,6 +214,9 @@ def explain_bare_word(word: str, arguments: Sequence[str]) -> str:
     before, after = ["", *arguments][number], [*arguments, ""][number + 1]
     if before.endswith("="):
         return f"'{word}' is no setting: write {before}{word} without the space"
+    if word in ("script", "torchrun", "python") or word.endswith(".py"):
+        file = next((each for each in (word, *arguments) if each.endswith(".py")), "FILE")
+        return f"'{word}' is no setting: scalebench starts a training script by itself: script={file}"
     name, _, value = word.partition(":")
     keys = [*list_config_keys(Config), *config_files.list_groups()]
     key = name if name in keys else None
