@@ -103,7 +103,7 @@ def test_the_nearest_candidate_has_the_least_distance(rows, asking_run, bare):
 
 def old_key(result, strategy):
     tree = copy.deepcopy(result.spec)
-    for key in ("gpus", "repeat", "resume", "strict", "baseline", "dry_run", "debug", "measure", "sweep"):
+    for key in ("gpus", "repeat", "resume", "strict", "baseline", "dry_run", "debug", "measure", "sweep", "script"):
         tree.pop(key, None)
     tree.get("dataset", {}).pop("cache", None)
     for key in ("device_ids", "bind", "environment", "layout", "interface", "node_copy", "max_jobs", "slurm"):

@@ -101,9 +101,13 @@ def find_problem(tmp_path_factory, monkeypatch, capsys):
     return plan
 
 
+def list_files():
+    return sorted(path for path in Path().iterdir() if path.name != "__pycache__")
+
+
 @pytest.mark.parametrize("of_sweeps", [False, pytest.param(True, marks=pytest.mark.slow)])  # tests/conf plans sweeps
 def test_every_documented_run_is_planned(of_sweeps, enabled_plugins, find_problem):
-    before = sorted(Path().iterdir())
+    before = list_files()
     runs = {
         command: place
         for command, place in documented_commands(enabled_plugins).items()
@@ -113,7 +117,7 @@ def test_every_documented_run_is_planned(of_sweeps, enabled_plugins, find_proble
     assert ("sweep=demo" if of_sweeps else "gpus=1,2") in {word for command in runs for word in command}
     problems = {command: find_problem(command) for command in runs}
     assert {f"{runs[c]}: {shlex.join(c)}": problem for c, problem in problems.items() if problem} == {}
-    assert sorted(Path().iterdir()) == before
+    assert list_files() == before
 
 
 def test_every_setting_beside_a_flag_composes():

@@ -403,10 +403,10 @@ class RunningProgram:
         }
 
     def _fill_disk(self):
-        with open(self._disk / "filler", "wb") as file, contextlib.suppress(OSError):
+        # Without a buffer, whose rest would have to be written when the file is closed.
+        with open(self._disk / "filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(bytes(1 << 16))
-                file.flush()
 
     def _leave_few_descriptors(self):
         pid = self.process.pid
