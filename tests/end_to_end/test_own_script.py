@@ -73,7 +73,12 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("case", FAILURES)
+QUICK = ("a module is missing", "its arguments are refused")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] if case not in QUICK else []) for case in FAILURES]
+)
 def test_a_program_that_does_not_train_is_one_line(case, tmp_path):
     text, line = FAILURES[case]
     limit = ["script.first_step_s=2"] if "first_step_s" in line else []
