@@ -1,6 +1,6 @@
-"""What is particular to runs of a user's own program: pauses, waits for samples, the time of the hooks, its samples.
+"""Reads pauses, waits for samples, the time of the hooks and the samples from runs of a user's own program.
 
-Blocks with a pause (evaluation, saving, the end of an epoch) on any rank are no blocks of training: a rank that saves
+Blocks with a pause (evaluation, saving, the end of an epoch) on any rank do not count as training: a rank that saves
 marks its own, and the others wait for it.
 """
 

@@ -42,8 +42,8 @@ class ProfiledOperation:
 
 @dataclass
 class GpuTime:
-    """What a GPU did in one step under the profiler, by unions of intervals: compute_s + communication_s - hidden_s +
-    copy_s + the waits are the whole step."""
+    """The time of a GPU in one step under the profiler, by unions of intervals. compute_s + communication_s - hidden_s
+    + copy_s and the waits add up to the step."""
 
     compute_s: float  # kernels but NCCL's
     communication_s: float  # NCCL's kernels, which spin while they wait for their peers
@@ -233,7 +233,7 @@ class TimelineRecord:
 
 @dataclass
 class ScriptRecord:
-    """What was seen of a user's program in one process."""
+    """Counts and classes that the hooks found in a user's program, in one process."""
 
     steps: int = 0  # in all
     batches: int = 0  # drawn for training, in all
@@ -262,8 +262,8 @@ class RankRecord:
     block_losses: list[float | None] = field(default_factory=list)  # mean per sample; null: no loss here
     block_started_at_s: list[float] = field(default_factory=list)  # seconds since the epoch
     block_rounds: list[int] = field(default_factory=list)  # round of the cohort; empty: measured by itself
-    # Of a user's program: what each block includes beside training (saving, evaluation, epoch), and the seconds of it
-    # in which the program waited for samples.
+    # A user's program fills these two: words for what a block includes beside training (saving, evaluation, epoch),
+    # and the seconds of the block in which the program waited for samples.
     block_pauses: list[str] = field(default_factory=list)
     block_data_s: list[float] = field(default_factory=list)
     script: ScriptRecord | None = None

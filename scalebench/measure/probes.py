@@ -40,8 +40,8 @@ from scalebench.workloads.source import Source
 
 NO_SYNC = "replicas that exchange nothing do not wait for each other"
 MANY_STEP_PROBES = ("exposed", "data", "imbalance", *PARTS)  # each takes dozens of steps
-# (minimum, maximum) of
 MIN_TRAINED_ROUNDS = 3  # without a pause of a user's program
+# (minimum, maximum) of
 ROUND_BOUNDS = (4, 100)  # blocks of each variant
 REPEATED_BLOCK_BOUNDS = (8, 64)  # blocks of an action by itself
 SINGLE_STEP_BOUNDS = (8, 2000)  # steps for the imbalance
@@ -139,8 +139,8 @@ class InterleavedLoop:
     def _drop_pauses(self) -> None:
         """Drop the rounds with a pause, unless hardly any are left."""
         for name, seconds in self.seconds.items():
-            kept = [each for round, each in enumerate(seconds) if round not in self._paused_rounds]
-            self.seconds[name] = kept if len(kept) >= MIN_TRAINED_ROUNDS else seconds
+            trained = [block_s for number, block_s in enumerate(seconds) if number not in self._paused_rounds]
+            self.seconds[name] = trained if len(trained) >= MIN_TRAINED_ROUNDS else seconds
 
 
 class ProbeRunner:

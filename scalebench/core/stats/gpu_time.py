@@ -1,4 +1,4 @@
-"""What a GPU does in a step, from the intervals of its kernels and copies: unions, so that nothing counts twice.
+"""Computes where the time of a GPU goes in a step, by unions of the intervals of its kernels and copies.
 
 The terms are those of Holistic Trace Analysis. NCCL's kernels are apart from the others, since they spin while they
 wait for their peers.

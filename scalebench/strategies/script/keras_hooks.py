@@ -1,4 +1,4 @@
-"""What is seen of a program that trains with Keras' fit: its steps, its samples and its pauses, by a callback.
+"""Observes steps, samples and pauses of a program that trains with Keras' fit, by a callback.
 
 Keras keeps time by batches; a call of its compiled function may hold several of them (steps_per_execution). Loops of
 the user's own are compiled as a whole by tf.function, and are not seen.

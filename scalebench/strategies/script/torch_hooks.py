@@ -1,4 +1,4 @@
-"""What is seen of a program that trains with PyTorch: its steps, batches, pauses and what synchronizes its gradients.
+"""Observes steps, batches, pauses and gradient synchronization of a program that trains with PyTorch.
 
 PyTorch's own hooks around Optimizer.step say where a step ends; loaders, wrappers and savers are wrapped. Everything is
 installed when the program imports the library, since it may set variables before. On the way of each step there is only

@@ -127,7 +127,7 @@ class Ddp(TorchStrategy):
 
     @property
     def is_wrapped(self) -> bool:
-        """Whether there is something to synchronize: Accelerate wraps nothing in the only process."""
+        """Return whether there is something to synchronize: Accelerate wraps nothing in the only process."""
         return isinstance(self.net, DistributedDataParallel)
 
     def set_gradient_sync(self, on: bool) -> None:
