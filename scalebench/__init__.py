@@ -11,6 +11,7 @@ _PLACES = {  # of the public functions and classes, which are imported on first 
     "Sweep": "cli.api:Sweep",
     "attribution": "analysis.attribution:attribution",
     "bandwidth": "analysis.load:load_bandwidth",
+    "callbacks": "strategies.script.callbacks:",
     "collectives": "analysis.load:load_collectives",
     "load": "analysis.load:load",
     "load_rounds": "analysis.load:load_rounds",
@@ -26,6 +27,7 @@ __all__ = [
     "__version__",
     "attribution",
     "bandwidth",
+    "callbacks",
     "collectives",
     "load",
     "load_rounds",
@@ -43,17 +45,18 @@ if TYPE_CHECKING:
     from scalebench.analysis.repeats import pooled
     from scalebench.cli.api import Run, Sweep, run, sweep
     from scalebench.core.errors import InputError
-    from scalebench.strategies.script import step
+    from scalebench.strategies.script import callbacks, step
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public function or class on first use."""
+    """Import a public function, class or module on first use."""
     if name not in _PLACES:
         raise AttributeError(f"module 'scalebench' has no attribute '{name}'")
     import importlib
 
-    module, _, attribute = _PLACES[name].partition(":")
-    return getattr(importlib.import_module(f"scalebench.{module}"), attribute)
+    module_name, _, attribute = _PLACES[name].partition(":")
+    module = importlib.import_module(f"scalebench.{module_name}")
+    return getattr(module, attribute) if attribute else module
 
 
 def __dir__() -> list[str]:

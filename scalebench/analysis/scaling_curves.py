@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from scalebench.analysis import user_program
 from scalebench.analysis.identity import curve_key, name_curves
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.verdicts import decide_ratio, estimate_of, explain_no_verdict
@@ -124,6 +125,9 @@ def _curves_of_group(group: dict[str, str], rows: list[dict[str, Any]]) -> list[
     for row in rows:
         by_key.setdefault(curve_key(row), []).append(row)
     names = name_curves(list(by_key))
+    for key, members in by_key.items():
+        if members[0]["strategy"] == user_program.PROGRAM:  # named by its file, as everybody calls it
+            names[key] = names[key].replace(user_program.PROGRAM, group["model"], 1)
     curves, uses = [], Counter[str]()
     for key, members in by_key.items():
         tags = {"model": group["model"], "strategy": str(members[0]["strategy"]), "hardware": group["hardware"]}

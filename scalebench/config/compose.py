@@ -58,6 +58,7 @@ STAND_IN_VALUES = {"dataset": {"size": 10**9}}  # for YAML files that a broken p
 PATH_KEYS = (
     "script",
     "script.path",
+    "script.command",
     "script.folder",
     "dataset.path",
     "dataset.cache",

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from scalebench.config.aliases import split_override
 from scalebench.core.errors import InputError
 from scalebench.core.spec import Config, DatasetSpec, ModelSpec, TrainSpec, has_stop
-from scalebench.strategies.script.arguments import BATCH_PLACEHOLDERS, check_script
+from scalebench.strategies.script.arguments import BATCH_PLACEHOLDERS, check_script, find_program
 
 NAME = "script"  # of the strategy, and the group of keys
 OWN_DATA = "its own data"
 SHORT_KEYS = {"script": "script.path", "script.scaling": "scaling"}
+PROGRAM_KEYS = ("script.path", "script.command")
 BATCH_KEYS = ("train.batch_per_device", "train.global_batch")
 OWN_GROUPS = ("model", "dataset", "train", "strategy")  # which a user's program has instead of the config
 ALLOWED_KEYS = (*BATCH_KEYS, "strategy.launcher")
@@ -25,16 +27,19 @@ def expand_script(overrides: Iterable[str]) -> list[str]:
     """
     expanded = [_rename(override) for override in overrides]
     keys = [split_override(override)[0] for override in expanded]
-    if "script.path" not in keys:
+    named = [override for key, override in zip(keys, expanded, strict=True) if key in PROGRAM_KEYS]
+    if not named:
         return expanded
-    path = split_override(expanded[keys.index("script.path")])[1]
+    if set(PROGRAM_KEYS) <= set(keys):
+        raise InputError("script.command names its program itself: leave out script")
+    shown = named[0].replace("script.path=", "script=")
     for key, override in zip(keys, expanded, strict=True):
         is_own = key.partition(".")[0] in OWN_GROUPS and key not in ALLOWED_KEYS
         if is_own and split_override(override) != ("strategy", NAME):
-            raise InputError(f"script={path} trains its own model and data, in its own way: leave out {override}")
+            raise InputError(f"{shown} trains its own model and data, in its own way: leave out {override}")
     texts = [split_override(override)[1] for override in expanded]
     for key, text in zip(keys, texts, strict=True):
-        used = [word for word in BATCH_PLACEHOLDERS if word in text.replace("[", ",").replace("]", ",").split(",")]
+        used = [word for word in BATCH_PLACEHOLDERS if word in re.split(r"[\[\],=\s]", text)]
         if used and not set(BATCH_KEYS) & set(keys):
             raise InputError(f"{key}={used[0]} stands for train.batch_per_device, or train.global_batch: set one")
     return expanded if "strategy" in keys else [*expanded, f"strategy={NAME}"]
@@ -56,7 +61,7 @@ def split_fixed_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str
 
 def has_script(config: Config) -> bool:
     """Return whether a program of the user's trains, rather than scalebench's own loop."""
-    return config.script.path is not None
+    return config.script.path is not None or config.script.command is not None
 
 
 def settle_script(config: Config) -> Config:
@@ -69,6 +74,12 @@ def settle_script(config: Config) -> Config:
             raise InputError("what follows -- are arguments of a program of yours: name it with script=train.py")
         return config
     script, train = config.script, config.train
+    if script.command is not None:
+        script = replace(script, path=find_program(script))
+        if config.strategy.launcher != "local":
+            raise InputError(
+                f"script.command starts the processes: leave out strategy.launcher={config.strategy.launcher}"
+            )
     if config.strategy.name != NAME:
         raise InputError(f"script={script.path} is its own strategy: leave out strategy={config.strategy.name}")
     if has_stop(train.stop) or config.measure.search != "none":

@@ -86,6 +86,11 @@ def _check_launcher(config: Config, gpus: int, nodes: int) -> list[str]:
         return [f"hardware.hosts is for mpirun, and {strategy.name} is not; set strategy.launcher=mpi"]
     if strategy.launcher == "by_hand" and hardware.scheduler != "none":
         return [f"strategy.launcher=by_hand is for hosts without a scheduler, and there is {hardware.scheduler}"]
+    if config.script.command is not None and nodes > 1:
+        return [
+            f"gpus={gpus} need {nodes} nodes, and script.command starts processes on one: "
+            f"use script={config.script.path}, whose processes are started on all of them"
+        ]
     by_mpirun = strategy.launcher == "mpi" and hardware.slurm.mpi == "mpirun" and hardware.scheduler == "slurm"
     if by_mpirun and hardware.slurm.container and not hardware.this_machine:
         return [

@@ -43,7 +43,7 @@ def tie_to_launcher() -> None:
     parent = os.getppid()
     tie_to_parent(parent, signal.SIGKILL)
     host, _, pid = os.environ.get(LAUNCHER_VARIABLE, "").rpartition(":")
-    if host == socket.gethostname() and sys.platform.startswith("linux") and int(pid) not in ancestors(parent):
+    if host == socket.gethostname() and sys.platform.startswith("linux") and int(pid) not in ancestors(os.getpid()):
         os._exit(1)
 
 

@@ -236,6 +236,7 @@ class ScriptRecord:
     """Counts and classes that the hooks found in a user's program, in one process."""
 
     steps: int = 0  # in all
+    step_kind: str = "optimizer"  # what ended them: optimizer, batch, or call of scalebench.step
     batches: int = 0  # drawn for training, in all
     tokens: int | None = None  # in these batches, with padding; null: they are not of tokens
     leader: str | None = None  # class of the optimizer whose steps are the steps

@@ -27,7 +27,8 @@ MONITOR_FILE = "monitor.parquet"  # the time series of the first, or only, node
 MERGED_TRACE_FILE = "trace.json.gz"
 TIMELINE_FILE = "timeline.json"  # Horovod's timeline of gradient synchronizations
 PLUGIN_LOG = "plugin.log"  # the traceback of a plugin that failed before there was a process
-MPIRUN_LOG, SRUN_LOG = "mpirun.log", "srun.log"  # what the program that started the ranks printed
+# What the program that started the ranks printed.
+MPIRUN_LOG, SRUN_LOG, COMMAND_LOG = "mpirun.log", "srun.log", "command.log"
 JOB_FILE = "job.json"  # the job number of a run that is a job of SLURM
 JOB_LOG = "job.log"  # output of the job, besides the logs of its ranks
 JOB_SCRIPT = "job.sh"
@@ -67,7 +68,7 @@ TRANSIENT_FILES = _match_any(
     numbered=r"(progress|pid|exit|paused|machine)\d+\.json|room\d+",
 )
 OUTPUT_FILES = _match_any(
-    MPIRUN_LOG, SRUN_LOG, PLUGIN_LOG, MONITOR_FILE, MERGED_TRACE_FILE, TIMELINE_FILE, ROOM,
+    MPIRUN_LOG, SRUN_LOG, COMMAND_LOG, PLUGIN_LOG, MONITOR_FILE, MERGED_TRACE_FILE, TIMELINE_FILE, ROOM,
     numbered=r"rank\d+\.(json|log)|trace\d+\.json\.gz|monitor\d+\.parquet",
 )  # fmt: skip
 RECORD_FILES = _match_any(SPEC_FILE, TRY_SPEC_FILE, RESULT_FILE, UNREADABLE_RESULT_FILE, JOB_FILE, JOB_LOG)
@@ -220,7 +221,7 @@ def try_folders(folder: Path) -> list[Path]:
 
 def launcher_log_name(folder: Path) -> str | None:
     """Return the name of the log of the program that started the ranks; None where it kept none."""
-    return next((name for name in (MPIRUN_LOG, SRUN_LOG) if (folder / name).exists()), None)
+    return next((name for name in (MPIRUN_LOG, SRUN_LOG, COMMAND_LOG) if (folder / name).exists()), None)
 
 
 def has_rank_files(names: Iterable[str]) -> bool:

@@ -276,6 +276,7 @@ class ScriptSpec:
     """A training program of the user's, which runs as it is: what it is started with, and what cannot be seen of it."""
 
     path: str | None = None  # a file, or "-m package.module"; null: scalebench's own loop trains
+    command: str | None = None  # instead of path: what starts the program, as torchrun or accelerate launch do
     args: dict[str, Any] = field(default_factory=dict)  # its arguments by name, after those of `fixed`
     fixed: list[str] = field(default_factory=list)  # its arguments as they are typed, as those after -- are
     style: str = choice_field("spaces", "equals", "hydra")  # of args: --key value, --key=value or key=value

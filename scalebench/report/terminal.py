@@ -177,7 +177,8 @@ def list_program_facts(result: Result) -> list[tuple[str, str]]:
     if script is None:
         return []
     of = f" of {script.optimizers} optimizers" if script.optimizers > 1 else ""
-    step = "a batch of fit" if script.leader is None else f"a step of {script.leader}{of}"
+    other = {"call": "a call of scalebench.step", "batch": "a batch"}
+    step = other.get(script.step_kind, "a batch of fit" if script.leader is None else f"a step of {script.leader}{of}")
     facts = [("a step is", f"{step}; {script.steps:,} in all")]
     kinds = " and ".join(user_program.name_pauses(result)) or "nothing"
     shares = {

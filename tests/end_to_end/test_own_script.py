@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -133,9 +134,86 @@ def test_trainers_of_libraries_run_as_they_are(name, words, tmp_path):
     assert result.ranks[0].probes.sync_off_s and result.scale.global_batch
 
 
+KERAS = """
+import keras, numpy, scalebench
+model = keras.Sequential([keras.layers.Dense(2)])
+model.compile("sgd", "mse")
+x = numpy.zeros((512, 8), "float32")
+model.fit(x, x[:, :2], batch_size=32, epochs=10_000, verbose=0, callbacks=[scalebench.callbacks.Keras()])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Keras", []),
+        ("Lightning", []),
+        pytest.param(
+            "HuggingFace",
+            ["script.args.use_cpu=true", "script.args.output_dir=@folder/out"],
+            marks=pytest.mark.extra("transformers", "accelerate"),
+        ),
+    ],
+)
+def test_a_callback_says_the_steps_of_a_trainer(name, words, tmp_path):
+    text = KERAS
+    if name != "Keras":
+        text = (ROOT / "examples" / f"train_{ {'HuggingFace': 'hf'}.get(name, name.lower()) }.py").read_text()
+        text = re.sub(r"\bTrainer\(", f"Trainer(callbacks=[scalebench.callbacks.{name}()], ", text)
+    status, output, result = run(tmp_path, write(tmp_path, f"import scalebench\n{text}"), *words, gpus=1)
+    assert (status, result.status) == (0, "ok"), output
+    rank = result.ranks[0]
+    assert rank.script.steps > 8 and result.scale.global_batch and f"train.{name}" not in output
+    assert rank.script.step_kind == "call"
+
+
+SAYS_STEPS = "import time, scalebench\nwhile True:\n    time.sleep(0.002)\n    scalebench.step(samples=8)\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (f"{sys.executable} -W ignore train.py", None),
+        (f"{sys.executable} -c pass train.py", "python ended with exit status 0 and without a reason"),
+        ("no-such-launcher train.py", "there is no no-such-launcher on the PATH, which script.command begins with"),
+    ],
+)
+def test_a_command_starts_the_program_that_it_names(command, reason, tmp_path):
+    write(tmp_path, SAYS_STEPS)
+    status, output, result = run(tmp_path, f"script.command={command}", gpus=1)
+    assert status == (reason is not None) and (reason is None or reason in result.reason), output
+    assert reason or (result.status, result.scale.global_batch) == ("ok", 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "gpus"),
+    [
+        ("torchrun --nproc-per-node=@gpus", 2),
+        (f"mpirun --allow-run-as-root --oversubscribe -np @gpus {sys.executable}", 2),
+        # Which starts one process on CPUs, whatever number it is given.
+        pytest.param("accelerate launch --cpu --num_processes @gpus", 1, marks=pytest.mark.extra("accelerate")),
+    ],
+)
+def test_a_command_of_the_users_starts_the_ranks(command, gpus, tmp_path):
+    text = LOOP + GROUP + "while True: train(model, optimizer, DistributedSampler(data))\n"
+    write(tmp_path, text)
+    status, output, result = run(tmp_path, f"script.command={command} train.py", gpus=gpus)
+    assert (status, result.status) == (0, "ok"), output
+    assert [rank.backend_used for rank in result.ranks] == ([None] if gpus == 1 else ["gloo", "gloo"])
+    assert bool(result.ranks[0].probes.sync_off_s) == (gpus > 1)
+
+
+@pytest.mark.slow
+def test_a_command_that_starts_another_number_of_ranks_is_one_line(tmp_path):
+    write(tmp_path, LOOP + GROUP + "while True: train(model, optimizer)\n")
+    status, output, result = run(tmp_path, "script.command=torchrun --nproc-per-node=1 train.py")
+    assert status == 1 and "does script.command have @gpus where it says how many?" in result.reason, output
+
+
 @pytest.mark.slow
 def test_a_loop_without_an_optimizer_says_its_steps(tmp_path):
-    text = "import time, scalebench\nwhile True:\n    time.sleep(0.002)\n    scalebench.step(samples=8)\n"
-    status, output, result = run(tmp_path, write(tmp_path, text), gpus=1)
+    status, output, result = run(tmp_path, write(tmp_path, SAYS_STEPS), gpus=1)
     assert (status, result.status, result.scale.global_batch) == (0, "ok", 8), output
     assert result.ranks[0].params is None and result.ranks[0].script.leader is None

@@ -51,18 +51,19 @@ def start_program(
     log: Path,
     in_foreground: bool,
     network: PrivateNetwork | None = None,  # None: that of this process
+    folder: Path | None = None,  # that it works in; None: that of this process
 ) -> subprocess.Popen[bytes]:
     """Start a program whose output goes to `log`, or where the output of this process goes."""
     descriptors: Sequence[int] = ()
     if network is not None:
         command, descriptors = network.command(command), network.descriptors
     if in_foreground:
-        return subprocess.Popen(command, env=variables, pass_fds=descriptors)
+        return subprocess.Popen(command, env=variables, pass_fds=descriptors, cwd=folder)
     with open(log, "wb") as file:
         # In a session of its own, so that Ctrl-C reaches only the parent, which then ends the group.
         return subprocess.Popen(
             command, env=variables, pass_fds=descriptors, start_new_session=True, stdin=subprocess.DEVNULL, stdout=file,
-            stderr=file,
+            stderr=file, cwd=folder,
         )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from typing import Any
 
 from scalebench.config import placement
 from scalebench.core import exit_with_parent
+from scalebench.core.claim.sitecustomize import PROGRAM_VARIABLE
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_json, read_record
 from scalebench.core.process import RANK_ADDRESSES, build_python_command, read_anonymous_bytes, wait_until
@@ -67,6 +68,13 @@ STOP_INTERVAL_S = 1.0  # between two checks for the end of the run in its folder
 # torchrun's own variables, for groups that use its own store
 TORCHRUN_VARIABLES = ("TORCHELASTIC_", "TORCH_", "GROUP_", "ROLE_")
 BY_HAND = "by_hand"
+# By which a command of the user's says the rank of a process and how many there are.
+COMMAND_VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("HOROVOD_RANK", "HOROVOD_SIZE"),
+)
 SHARED_FOLDER = "a run's folder has to be on a file system that all its hosts share"
 
 
@@ -229,7 +237,9 @@ def read_mpi_rank(variables: Mapping[str, str]) -> int:
     raise LookupError(f"no rank in {', '.join(RANK_VARIABLES)}: this is for mpirun or srun to start")
 
 
-def read_torchrun_rank(variables: Mapping[str, str], spec: RunSpec) -> int:
+def read_torchrun_rank(
+    variables: Mapping[str, str], spec: RunSpec, hint: str = "see --nnodes and --nproc-per-node"
+) -> int:
     """Return the rank that torchrun assigned to this process; InputError where its variables do not fit the run."""
     numbers = {}
     for name in ("RANK", "WORLD_SIZE"):
@@ -242,8 +252,8 @@ def read_torchrun_rank(variables: Mapping[str, str], spec: RunSpec) -> int:
     rank, size = numbers["RANK"], numbers["WORLD_SIZE"]
     if size != spec.processes or not 0 <= rank < size:
         raise InputError(
-            f"RANK={rank} of WORLD_SIZE={size} does not fit the run, which has {spec.processes} processes on "
-            f"{spec.nodes} nodes; see --nnodes and --nproc-per-node"
+            f"RANK={rank} of WORLD_SIZE={size} does not fit the run, of processes={spec.processes} nodes={spec.nodes}; "
+            f"{hint}"
         )
     place = spec.places[rank]
     for name, expected in (("LOCAL_RANK", place.local_rank), ("GROUP_RANK", place.node)):
@@ -269,8 +279,7 @@ def _run_under_torchrun(folder: Path) -> int:
         rank = read_torchrun_rank(os.environ, spec)
     except (InputError, OSError) as error:
         return _refuse("scalebench.runner.worker", str(error))
-    for name in [name for name in os.environ if name.startswith(TORCHRUN_VARIABLES)]:
-        del os.environ[name]
+    _drop_torchrun_variables()
     os.environ |= {RUN_ID_VARIABLE: group.run_id, RANK_ADDRESSES: ",".join(group.addresses)}
     return TorchrunAgent(folder, rank).run(spec, group.module)
 
@@ -290,6 +299,25 @@ def _run_under_mpi(folder: Path, module: str) -> int:
     return RankAgent(folder, rank).run(spec, module)
 
 
+def _run_under_command(folder: Path, module: str) -> int:
+    """Run a rank whose process a command of the user's has started: torchrun, mpirun, or just Python for one."""
+    spec = read_spec(folder)
+    says = [(os.environ.get(rank), os.environ.get(size)) for rank, size in COMMAND_VARIABLES]
+    number, size = next((each for each in says if None not in each), ("0", "1"))
+    variables = os.environ | {"RANK": str(number), "WORLD_SIZE": str(size)}
+    try:
+        rank = read_torchrun_rank(variables, spec, "does script.command have @gpus where it says how many?")
+    except InputError as error:
+        return _refuse("scalebench", str(error))
+    _drop_torchrun_variables()
+    return RankAgent(folder, rank).run(spec, module)
+
+
+def _drop_torchrun_variables() -> None:
+    for name in [name for name in os.environ if name.startswith(TORCHRUN_VARIABLES)]:
+        del os.environ[name]
+
+
 def _misplaced(rank: int) -> str | None:
     """Return why a rank is not on the node of its placement, which would make its figures misleading; None where it is,
     and where SLURM does not name the node."""
@@ -306,9 +334,11 @@ def _refuse(program: str, reason: str) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one rank in FOLDER; with MODULE under mpirun or srun, else under torchrun."""
+    """Run one rank in FOLDER; with MODULE under mpirun, srun or a command of the user's, else under torchrun."""
     exit_with_parent.tie_to_launcher()
     folder, *module = arguments
+    if PROGRAM_VARIABLE in os.environ:
+        return _run_under_command(Path(folder), *module)
     return _run_under_mpi(Path(folder), *module) if module else _run_under_torchrun(Path(folder).absolute())
 
 

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Collection, Sequence
 
 from scalebench.config.placement import parse_ports
+from scalebench.core.claim.sitecustomize import PROGRAM_VARIABLE
 from scalebench.core.exit_with_parent import PARENT_VARIABLE
 from scalebench.core.machine import cpus
 from scalebench.core.machine.variables import NO_PROXY, bypass_proxies, drop_foreign_settings, drop_launch_variables
@@ -105,12 +106,19 @@ def script_variables(spec: RunSpec, run_id: str, rank: int) -> dict[str, str]:
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": str(spec.processes),
     }
-    if spec.device == "cuda":  # exactly those of the run, which a rank counts by LOCAL_RANK
-        visible = list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
-        devices = [device for other in spec.places if other.node == place.node for device in other.devices]
-        names = [visible[device] if device < len(visible) else str(device) for device in devices]
-        variables |= {"CUDA_VISIBLE_DEVICES": ",".join(names), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if PROGRAM_VARIABLE not in os.environ:  # else the command that started it has those devices
+        variables |= list_visible_devices(spec, place.node)
     return variables | {name: value for name, value in OFFLINE_VARIABLES.items() if name not in os.environ}
+
+
+def list_visible_devices(spec: RunSpec, node: int = 0) -> dict[str, str]:
+    """Return the variables by which a user's program sees exactly the GPUs of the run on a node."""
+    if spec.device != "cuda":
+        return {}
+    visible = list(filter(None, os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+    devices = [device for place in spec.places if place.node == node for device in place.devices]
+    names = [visible[device] if device < len(visible) else str(device) for device in devices]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def common_environment(by_mpi: bool = False) -> dict[str, str]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import ast
 import difflib
 import hashlib
+import itertools
+import os
 import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ from scalebench.core.machine.variables import SECRET_VARIABLES
 from scalebench.core.spec import Config, RunSpec, ScriptSpec
 
 MODULE = "-m "  # before the name of a module in script.path, as Python itself has it
-PLACEHOLDER = re.compile(r"@(\w+)")
+PLACEHOLDER = re.compile(r"(?:^|(?<==))@(\w+)(?=/|$)")  # a word, what stands behind its =, or the first part of a path
 PLACEHOLDERS = ("@gpus", "@gpus_per_node", "@nodes", "@folder", "@seed", "@repeat", "@batch", "@global_batch")
 BATCH_PLACEHOLDERS = ("@batch", "@global_batch")
 
@@ -47,6 +51,38 @@ def script_file(script: ScriptSpec) -> Path | None:
     raise InputError(f"script={path}: no such file{hint}")
 
 
+def find_program(script: ScriptSpec) -> str:
+    """Return the program that script.command starts, as script.path would name it: its first word that is a Python
+    file, else the module behind its last -m. Raises InputError where there is neither."""
+    words = _split_command(script)
+    folder = script_folder(script)
+    for word in words:
+        if word.endswith(".py") and (folder / Path(word).expanduser()).is_file():
+            return word
+    modules = [module for word, module in itertools.pairwise(words) if word in ("-m", "--module")]
+    if modules:
+        return MODULE + modules[-1]
+    file = next((word for word in words if word.endswith(".py")), None)
+    if file is not None:
+        script_file(replace(script, path=file))  # its error says what is there instead
+    raise InputError(f"script.command={script.command} starts no file NAME.py and no -m MODULE")
+
+
+def _split_command(script: ScriptSpec) -> list[str]:
+    try:
+        return shlex.split(str(script.command))
+    except ValueError as error:
+        raise InputError(f"script.command={script.command}: {str(error).lower()}") from None
+
+
+def main_program(script: ScriptSpec) -> str:
+    """Return what the main program of a process is called that runs the script: an absolute path, or a module."""
+    path = str(script.path)
+    if path.startswith(MODULE):
+        return path.removeprefix(MODULE).strip()
+    return os.path.abspath(script_folder(script) / Path(path).expanduser())
+
+
 def check_script(script: ScriptSpec) -> str | None:
     """Return 16 hex digits of the program's file, None for an installed module. Raise InputError for what cannot be
     started: no such file, no valid Python, an unknown placeholder, or a secret that would be in the record."""
@@ -55,7 +91,8 @@ def check_script(script: ScriptSpec) -> str | None:
         if any(isinstance(word, dict) for word in words):
             raise InputError(f"script.args.{key} should be a value or a list: {value}")
         _check_words(f"script.args.{key}", key, [str(word) for word in words])
-    for before, word in zip(["", *script.fixed], script.fixed, strict=False):
+    typed = [*(_split_command(script) if script.command is not None else []), *script.fixed]
+    for before, word in zip(["", *typed], typed, strict=False):
         name = word.partition("=")[0] if word.startswith("-") else before if before.startswith("-") else ""
         _check_words(f"the argument {word.partition('=')[0]}", name.lstrip("-"), [word])
     file = script_file(script)
@@ -75,29 +112,22 @@ def _check_words(label: str, name: str, words: list[str]) -> None:
     if SECRET_VARIABLES.search(name.replace("-", "_")):
         raise InputError(f"{label} looks like a secret and would be in the record: have the script read a variable")
     for word in words:
-        placeholder = _find_placeholder(word)
+        placeholder = PLACEHOLDER.search(word)
         if placeholder is not None and placeholder[0] not in PLACEHOLDERS:
             raise InputError(f"{label}={word}: {unknown_name_message('placeholder', placeholder[0], PLACEHOLDERS)}")
 
 
-def _find_placeholder(word: str) -> re.Match[str] | None:
-    """Return the placeholder that a word is, or that is the first part of a path (`@folder/out`)."""
-    placeholder = PLACEHOLDER.match(word)
-    return (
-        placeholder
-        if placeholder is not None and word[placeholder.end() : placeholder.end() + 1] in ("", "/")
-        else None
-    )
-
-
 def uses_batch(config: Config) -> bool:
     """Return whether the batch that the config says is passed on to the program."""
-    values = [*config.script.fixed, *config.script.args.values()]
-    return any(str(word) in BATCH_PLACEHOLDERS for value in values for word in (value if _is_list(value) else [value]))
+    script = config.script
+    values = [*(_split_command(script) if script.command is not None else []), *script.fixed, *script.args.values()]
+    words = [str(word) for value in values for word in (value if _is_list(value) else [value])]
+    return any(word.rpartition("=")[2] in BATCH_PLACEHOLDERS for word in words)
 
 
 def render_arguments(spec: RunSpec, folder: Path) -> list[str]:
-    """Return the program's arguments in a run whose files are in `folder`: `fixed` as it is, then each of `args`.
+    """Return the program's arguments in a run whose files are in `folder`: `fixed` as it is, then each of `args`. Where
+    script.command starts the program they are all words of that, whose last ones are the program's arguments.
 
     A key of one letter is -k, any other --key. true is the bare key; false and null leave it out; a list is the key
     with several values.
@@ -116,10 +146,10 @@ def render_arguments(spec: RunSpec, folder: Path) -> list[str]:
 
     def fill(value: Any) -> str:
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        placeholder = _find_placeholder(text)
-        return text if placeholder is None else f"{values[placeholder[1]]}{text[placeholder.end() :]}"
+        return PLACEHOLDER.sub(lambda placeholder: str(values[placeholder[1]]), text)
 
-    words = [fill(word) for word in script.fixed]
+    command = _split_command(script) if script.command is not None else []
+    words = [fill(word) for word in [*command, *script.fixed]]
     for key, value in script.args.items():
         several = [fill(each) for each in value] if _is_list(value) else [fill(value)]
         if script.style == "hydra":

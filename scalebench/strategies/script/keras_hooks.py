@@ -65,7 +65,8 @@ class KerasHooks:
                 batches = int(getattr(callback.model, "steps_per_execution", 1) or 1)
                 hooks.samples += (self._batch or 0) * batches
                 hooks.all_batches += batches
-                hooks.script.on_step()
+                if hooks.script.step_kind != "call":  # the program's own callback ends its steps
+                    hooks.script.on_step()
 
             def on_epoch_begin(callback, epoch: int, logs: Any = None) -> None:
                 hooks.pauses.append(EPOCH)

@@ -7,16 +7,12 @@ over the program stands still in its own step until the next loop comes, or unti
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.util
 import os
-import runpy
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from importlib.machinery import ModuleSpec
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -29,6 +25,7 @@ from scalebench.strategies.base import Loop, LossPart, NotMeasured, Probes, Stra
 from scalebench.strategies.rank_channel import Late, RankChannel
 from scalebench.strategies.script import arguments, listeners
 from scalebench.strategies.script.keras_hooks import KerasHooks
+from scalebench.strategies.script.start import AfterImport, read_started_program, run_as_main
 from scalebench.strategies.script.torch_hooks import Hooks
 from scalebench.workloads.source import Source
 
@@ -196,64 +193,35 @@ class Script(Strategy, Probes):
     # In the program's thread.
     def run_program(self) -> None:
         """Run the program, as Python itself would."""
-        script, folder = self.spec.config.script, arguments.script_folder(self.spec.config.script)
-        words = arguments.render_arguments(self.spec, Path(sys.argv[1]))
-        os.chdir(folder)
-        after = AfterImport()
-        sys.meta_path.insert(0, after)
-        after.actions = {
+        started = read_started_program()  # by a command of the user's, which has set its folder
+        script = self.spec.config.script
+        if started is None:
+            started = [str(script.path), *arguments.render_arguments(self.spec, Path(sys.argv[1]))]
+            os.chdir(arguments.script_folder(script))
+        actions = {
             "torch": self.hooks.install,
             "safetensors.torch": self.hooks.install_safetensors,
             "torchdata.stateful_dataloader.stateful_dataloader": self.hooks.install_stateful_loader,
             "deepspeed.runtime.engine": self.hooks.install_deepspeed,
             "keras": self.keras.install,
-            "horovod": self._prepare_horovod,
         }
-        error: BaseException
-        try:
-            if str(script.path).startswith(arguments.MODULE):
-                module = str(script.path).removeprefix(arguments.MODULE).strip()
-                sys.path.insert(0, str(folder))
-                sys.argv = [module, *words]
-                runpy.run_module(module, run_name="__main__", alter_sys=True)
-            else:
-                path = str(Path(str(script.path)).expanduser())
-                sys.path.insert(0, str((folder / path).resolve().parent))
-                sys.argv = [path, *words]
-                runpy.run_path(path, run_name="__main__")
-            error = self._describe_end()
-        except SystemExit as end:
-            error = self._describe_exit(end)
-        except ModuleNotFoundError as missing:
-            traceback.print_exc()
-            error = InputError(f"{self.name} imports {missing.name}, which is not installed beside scalebench")
-        except BaseException as failure:
-            traceback.print_exc()
-            error = failure
+        if script.command is None and self.spec.processes > 1:
+            actions["horovod"] = self._prepare_horovod
+        sys.meta_path.insert(0, AfterImport(actions))
+        failure = run_as_main(*started)
+        if failure is None:
+            more = "more epochs, or a larger subset" if self.steps else "no optimizer step was seen"
+            failure = ProgramEnded(
+                f"{self.name} ended by itself after {self.steps} steps, and measuring needs more: {more}"
+            )
         with self._changed:
-            self._ended = error
+            self._ended = failure
             self._changed.notify_all()
 
     def _prepare_horovod(self, package: ModuleType) -> None:
-        if self.spec.processes > 1:
-            from scalebench.strategies.horovod.group import prepare_program
+        from scalebench.strategies.horovod.group import prepare_program
 
-            prepare_program(self.spec, self.place.rank)
-
-    def _describe_end(self) -> ProgramEnded:
-        more = "more epochs, or a larger subset" if self.steps else "no optimizer step was seen"
-        return ProgramEnded(f"{self.name} ended by itself after {self.steps} steps, and measuring needs more: {more}")
-
-    def _describe_exit(self, end: SystemExit) -> BaseException:
-        """Return the error of a program that left by sys.exit; its argument parser's message where it is from that."""
-        if end.code in (None, 0):
-            return self._describe_end()
-        frames = [frame for frame, _ in traceback.walk_tb(end.__traceback__)]
-        for frame in frames:
-            if frame.f_code.co_name == "error" and frame.f_code.co_filename.endswith("argparse.py"):
-                return InputError(f"{self.name} refused its arguments: {frame.f_locals.get('message')}")
-        reason = end.code if isinstance(end.code, str) else f"ended with exit status {end.code}"
-        return InputError(f"{self.name}: {reason}")
+        prepare_program(self.spec, self.place.rank)
 
     def _on_call(self, samples: int) -> None:
         """End a step where the program says so itself, by scalebench.step: from then on nothing else ends one."""
@@ -418,7 +386,7 @@ class Script(Strategy, Probes):
         hooks, leader = self.hooks, self.hooks.leading_optimizer()
         kinds = ["DistributedDataParallel"] * bool(hooks.wrappers()) + ["Horovod"] * bool(hooks.horovods())
         return ScriptRecord(
-            steps=self.steps, batches=hooks.all_batches, tokens=hooks.tokens or None,
+            steps=self.steps, step_kind=self.step_kind, batches=hooks.all_batches, tokens=hooks.tokens or None,
             leader=None if leader is None else type(leader).__name__, optimizers=len(hooks.calls),
             wrappers=kinds + [each for each in [hooks.shards()] if each],
             hooks_s=hooks.hooks_s / self.steps if self.steps else None,
@@ -428,32 +396,3 @@ class Script(Strategy, Probes):
     def versions(self) -> dict[str, str]:
         loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in LIBRARIES}
         return {name: str(version) for name, version in loaded.items() if version is not None}
-
-
-class AfterImport(importlib.abc.MetaPathFinder):
-    """Calls a function with a module as soon as it has been imported, whoever imports it."""
-
-    def __init__(self) -> None:
-        self.actions: dict[str, Callable[[Any], None]] = {}
-        self._finding: set[str] = set()
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name not in self.actions or name in self._finding:
-            return None
-        self._finding.add(name)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._finding.discard(name)
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
-
-        def execute_and_act(module: ModuleType) -> None:
-            execute(module)
-            action = self.actions.pop(name, None)  # a program may look for a module without importing it
-            if action is not None:
-                action(module)
-
-        spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
-        return spec

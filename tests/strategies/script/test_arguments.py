@@ -68,6 +68,13 @@ def test_arguments_are_passed_on_as_a_parser_takes_them(words, rendered, tmp_pat
         (["script=train.py", "script.step=epoch"], "script.step=epoch: no such value 'epoch'"),
         (["strategy=script"], "strategy=script trains by a program of yours: name it with script=train.py"),
         (["script=train.py", "strategy=ddp"], "leave out strategy=ddp"),
+        (["script=train.py", "script.command=python train.py"], "script.command names its program itself: leave out"),
+        (["script.command=torchrun trian.py"], "script=trian.py: no such file; did you mean train.py?"),
+        (["script.command=bash run.sh"], "script.command=bash run.sh starts no file NAME.py and no -m MODULE"),
+        (["script.command=python 'train.py"], "script.command=python 'train.py: no closing quotation"),
+        (["script.command=torchrun --n=@gpu train.py"], "no placeholder '@gpu'; did you mean"),
+        (["script.command=python train.py", "model=resnet50"], "leave out model=resnet50"),
+        (["script.command=python train.py", "strategy.launcher=mpi"], "leave out strategy.launcher=mpi"),
     ],
 )
 def test_what_cannot_be_started_is_refused_in_one_line(words, line):
@@ -85,6 +92,16 @@ def test_a_run_is_that_of_its_file_and_arguments(tmp_path):
     assert (spec.config.strategy.name, spec.config.model.name, spec.config.scaling) == ("script", "train.py", "strong")
     assert plan("script='-m pkg.train'").config.script.digest is not None
     assert plan("script=train.py", "script.processes=one_for_all").processes == 1
+
+
+def test_a_command_names_its_program_and_ends_with_its_arguments(tmp_path):
+    words = ["script.command=python -m torch.distributed.run --nproc-per-node=@gpus train.py --lr 1", "script.args.b=2"]
+    spec = plan(*words)
+    assert (spec.config.model.name, spec.processes) == ("train.py", 2)
+    assert " ".join(render_arguments(spec, tmp_path)) == (
+        "python -m torch.distributed.run --nproc-per-node=2 train.py --lr 1 -b 2"
+    )
+    assert plan("script.command=accelerate launch -m pkg.train").config.model.name == "-m pkg.train"
 
 
 def test_a_run_that_ended_before_its_samples_were_counted_has_no_batch(tmp_path):

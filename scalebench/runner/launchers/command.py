@@ -1,0 +1,87 @@
+"""Starts the ranks of a run by a command of the user's, such as torchrun or accelerate launch.
+
+Each process of it that runs the user's program becomes the agent of a rank instead (core/claim/sitecustomize), and the
+agent starts the worker. How many there are, with which environment and arguments, is decided by the command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from scalebench.core import exit_with_parent
+from scalebench.core.claim import sitecustomize
+from scalebench.core.machine.private_network import private_network
+from scalebench.core.machine.variables import drop_launch_variables
+from scalebench.core.process import (
+    RANK_ADDRESSES,
+    StartError,
+    as_start_errors,
+    build_python_command,
+    defer_signals,
+    kill_marked,
+)
+from scalebench.core.run_folder import COMMAND_LOG, RUN_ID_VARIABLE
+from scalebench.runner.launchers.local import Child, start_program
+from scalebench.runner.launchers.rank_environment import (
+    LOOPBACK,
+    OUTPUT_VARIABLES,
+    find_free_ports,
+    list_visible_devices,
+)
+from scalebench.runner.launchers.remote_ranks import RemoteRanks
+from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
+from scalebench.slurm.resources import RANK_AGENT
+from scalebench.strategies.script import arguments
+
+CLAIM_FOLDER = Path(sitecustomize.__file__).parent
+
+
+def launch(request: LaunchRequest) -> GroupExit:
+    """Run all ranks to their end; see supervise.Launcher. What the command prints goes to command.log."""
+    spec, folder = request.spec, request.folder.absolute()
+    command = arguments.render_arguments(spec, folder)
+    name = command[0]
+    group = RemoteRanks(
+        folder, spec.processes, name, COMMAND_LOG, lambda log: find_failure(name, log), run_id=request.run_id
+    )
+
+    def start() -> None:
+        # Beside this Python, where its environment has not been activated.
+        path = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+        if path is None:
+            raise StartError(f"there is no {name} on the PATH, which script.command begins with")
+        addresses = [f"{LOOPBACK}:{port}" for port in find_free_ports(spec.processes)]
+        agent = build_python_command("-m", RANK_AGENT, str(folder), request.module)[1:]
+        variables = drop_launch_variables(os.environ) | OUTPUT_VARIABLES | list_visible_devices(spec)
+        variables |= {
+            RANK_ADDRESSES: ",".join(addresses),
+            RUN_ID_VARIABLE: request.run_id,
+            sitecustomize.CLAIM_VARIABLE: json.dumps([arguments.main_program(spec.config.script), *agent]),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(CLAIM_FOLDER), os.environ.get("PYTHONPATH")])),
+        }
+        tied = exit_with_parent.tied_command(os.getpid(), [path, *command[1:]])
+        with as_start_errors(), private_network(spec.config) as network, defer_signals():
+            log, works_in = folder / COMMAND_LOG, arguments.script_folder(spec.config.script)
+            group.starter = Child(start_program(tied, variables, log, spec.config.debug, network, works_in))
+
+    try:
+        return supervise(request, group, start)
+    finally:
+        kill_marked(RUN_ID_VARIABLE, request.run_id)
+
+
+def find_failure(name: str, log: Path) -> str | None:
+    """Return why a command failed, from what it printed: our own line, its first error, or its last line."""
+    try:
+        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    except OSError:
+        return None
+    own = [line.removeprefix("scalebench: ") for line in lines if line.startswith("scalebench: ")]
+    errors = [line for line in lines if re.match(r"[\w. -]*error: ", line, re.IGNORECASE)]
+    last = [f"{name}: {line}" for line in filter(None, lines)][-1:]
+    return next((line[:300] for line in [*own, *errors[:1], *last]), None)

@@ -1,0 +1,91 @@
+"""The start of a user's program in a process of ours: as Python's main program, with what its imports set off."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import json
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from scalebench.core.claim.sitecustomize import PROGRAM_VARIABLE
+from scalebench.core.errors import InputError
+from scalebench.strategies.script.arguments import MODULE
+
+
+def read_started_program() -> list[str] | None:
+    """Return the program and its arguments that a command of the user's gave this process; None where none did."""
+    text = os.environ.pop(PROGRAM_VARIABLE, None)
+    return None if text is None else [str(word) for word in json.loads(text)]
+
+
+def run_as_main(program: str, *words: str) -> BaseException | None:
+    """Run a program, or a module behind `-m `, as the main one. Return why it failed; None where it came to its end."""
+    name = program.rpartition("/")[2]
+    try:
+        if program.startswith(MODULE):
+            module = program.removeprefix(MODULE).strip()
+            sys.path.insert(0, os.getcwd())
+            sys.argv = [module, *words]
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        else:
+            path = str(Path(program).expanduser())
+            sys.path.insert(0, str(Path(path).resolve().parent))
+            sys.argv = [path, *words]
+            runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        return _describe_exit(end, name)
+    except ModuleNotFoundError as missing:
+        traceback.print_exc()
+        return InputError(f"{name} imports {missing.name}, which is not installed beside scalebench")
+    except BaseException as failure:
+        traceback.print_exc()
+        return failure
+    return None
+
+
+def _describe_exit(end: SystemExit, name: str) -> InputError | None:
+    """Return the error of a program that left by sys.exit; its argument parser's message where it is from that."""
+    if end.code in (None, 0):
+        return None
+    for frame, _ in traceback.walk_tb(end.__traceback__):
+        if frame.f_code.co_name == "error" and frame.f_code.co_filename.endswith("argparse.py"):
+            return InputError(f"{name} refused its arguments: {frame.f_locals.get('message')}")
+    reason = end.code if isinstance(end.code, str) else f"ended with exit status {end.code}"
+    return InputError(f"{name}: {reason}")
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a function with a module as soon as it has been imported, whoever imports it."""
+
+    def __init__(self, actions: Mapping[str, Callable[[Any], None]]) -> None:
+        self._actions = dict(actions)
+        self._finding: set[str] = set()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name not in self._actions or name in self._finding:
+            return None
+        self._finding.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._finding.discard(name)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_act(module: ModuleType) -> None:
+            execute(module)
+            action = self._actions.pop(name, None)  # a program may look for a module without importing it
+            if action is not None:
+                action(module)
+
+        spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
+        return spec
