@@ -10,12 +10,12 @@ from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
 from scalebench.core import units
 from scalebench.core.result import FINAL_LOSS_STEPS, LOWER_IS_BETTER
+from scalebench.report import spec
 from scalebench.report.document import (
     MAX_CURVES,
     Axis,
     Block,
     Cell,
-    Cells,
     Chart,
     CurveGroup,
     Paragraph,
@@ -26,15 +26,10 @@ from scalebench.report.document import (
     add_epoch_limits,
     downsample,
     format_cell,
-    format_duration_column,
     get_tags,
-    group_curves,
     join_sentences,
-    make_cell,
-    make_devices_axis,
-    make_line_series,
 )
-from scalebench.report.flag_text import describe_curve_intervals, to_number, to_text
+from scalebench.report.flag_text import describe_curve_intervals, to_text
 from scalebench.report.report_data import (
     ReportData,
     list_detailed_runs,
@@ -43,7 +38,6 @@ from scalebench.report.report_data import (
     select_first_repeats,
 )
 from scalebench.report.report_data import Row as RunRow
-from scalebench.report.tables import format_seconds
 from scalebench.report.training_tables import (
     MAX_CURVE_POINTS,
     LossSeries,
@@ -70,14 +64,6 @@ SEEDS_CAPTION = (
     "were evaluated after different numbers of steps, the first one. "
 )
 POINTS_CAPTION = "Taken at the evaluations of the training, between two steps and outside its clock. "
-# Column, head of the table, title of the chart (none: too few rows have it), unit.
-COSTS = (
-    ("device_hours_per_epoch", "device time per epoch", "Device time of an epoch", "device-hours"),
-    ("energy_j_per_epoch", "GPU energy per epoch", "Energy of the GPUs for an epoch", "J"),
-    ("time_to_target_s", "time to target", "", "s"),
-    ("device_hours_to_target", "device time to target", "", "device-hours"),
-    ("energy_j_to_target", "GPU energy to target", "", "J"),
-)
 LOSS_CAPTION = (
     "Training loss, mean over each block of steps and all ranks, drawn at the block's end, warm-up included. "
     "Of several repeats of a configuration, the first one. "
@@ -188,18 +174,6 @@ def _make_target_lines(metric: str, targets: Sequence[float], series: Sequence[S
         yield Series(name, ends, [target] * len(ends), tags={"model": model}, style="ideal")
 
 
-def epochs_section(report_data: ReportData) -> Section | None:
-    """Return None if no epoch time is known."""
-    groups, left_out = group_curves(
-        _merge_hardware(report_data.curves),
-        lambda members: any(row["epoch_s"] is not None for curve in members for row in curve.rows),
-    )
-    blocks: list[Block] = [*left_out]
-    for group in groups:
-        blocks += [*group.paragraphs, *_make_epoch_charts(group), _make_epoch_table(group)]
-    return Section("epochs", "Epochs: time, devices and energy", blocks) if groups else None
-
-
 def _merge_hardware(curves: Sequence[Curve]) -> list[Curve]:
     """Put the curves of several machines into one group, each named after its own machine: seconds compare across
     hardware where speedups do not."""
@@ -219,59 +193,46 @@ def _key_without_hardware(curve: Curve) -> tuple[str, ...]:
     return tuple(text for name, text in curve.group.items() if name != "hardware")
 
 
-def _make_epoch_charts(group: CurveGroup) -> Iterator[Chart]:
-    about = "seconds that all samples of the training set take at the measured throughput; less is better"
+def _describe_epoch_chart(group: CurveGroup) -> str:
     several = len({curve.tags["hardware"] for curve in group.curves}) > 1
-    more = "machines share this chart, since it is in seconds, and each curve names its own" if several else ""
-    caption = join_sentences(about, more, describe_curve_intervals(group.curves))
-    yield from _make_epoch_chart(group, "epoch_s", "Epoch", Axis("time per epoch", unit="s"), caption)
-    for column, heading, title, unit in COSTS:
-        if title:
-            caption = join_sentences(f"{heading}; less is better")
-            yield from _make_epoch_chart(group, column, title, Axis("per epoch", unit=unit), caption)
-
-
-def _make_epoch_chart(group: CurveGroup, column: str, title: str, axis: Axis, caption: str) -> Iterator[Chart]:
-    if lines := make_line_series(group.curves, column):
-        yield group.make_chart("epochs", column, title, (make_devices_axis(lines), axis), lines, caption)
-
-
-def _make_epoch_table(group: CurveGroup) -> Table:
-    rows = [(curve, row) for curve in group.curves for row in curve.rows]
-    costs = [
-        (column, heading, unit) for column, heading, _, unit in COSTS
-        if any(row.get(column) is not None for _, row in rows)
-    ]  # fmt: skip
-    columns = ["gpus", "epoch (95 %)", "steps per epoch", *(heading for _, heading, _ in costs)]
-    made = [
-        Row([make_cell(curve.name), *_epoch_cells(row), *(_cost_cell(row, column, unit) for column, _, unit in costs)],
-            curve.tags)
-        for curve, row in rows
-    ]  # fmt: skip
-    caption = join_sentences(
-        "less is better in all of them, except for steps", "cells without a measurement are empty",
+    return join_sentences(
+        "seconds that all samples of the training set take at the measured throughput; less is better",
+        "machines share this chart, since it is in seconds, and each curve names its own" if several else "",
         describe_curve_intervals(group.curves),
-    )  # fmt: skip
-    return Table(group.make_id("epochs", "table"), "Epochs", ["strategy", *columns], made, frozenset(columns), caption)
+    )
 
 
-def _epoch_cells(row: Cells) -> list[Cell]:
-    return [
-        make_cell(str(row["gpus"]), row["gpus"]),
-        make_cell(format_duration_column(row, "epoch_s"), row["epoch_s"]),
-        format_cell(row["steps_per_epoch"], "{:,}".format),
-    ]
+def _describe_epoch_table(group: CurveGroup) -> str:
+    return join_sentences(
+        "less is better in all of them, except for steps",
+        "cells without a measurement are empty",
+        describe_curve_intervals(group.curves),
+    )
 
 
-def _cost_cell(row: Cells, column: str, unit: str) -> Cell:
-    return format_cell(to_number(row.get(column)), COST_FORMATS[unit])
-
-
-def _format_joules(value: float) -> str:
-    return f"{units.format_number(value)} J"
-
-
-COST_FORMATS = {"J": _format_joules, "s": format_seconds, "device-hours": units.format_device_hours}
+EPOCH_HEADS = {
+    "epoch_s": "epoch (95 %)",
+    "steps_per_epoch": "steps per epoch",
+    "device_hours_per_epoch": "device time per epoch",
+    "energy_j_per_epoch": "GPU energy per epoch",
+    "time_to_target_s": "time to target",
+    "device_hours_to_target": "device time to target",
+    "energy_j_to_target": "GPU energy to target",
+}
+epochs_section = spec.SectionSpec(
+    "epochs",
+    "Epochs: time, devices and energy",
+    [
+        spec.Drawing("epoch_s", "Epoch", "time per epoch", _describe_epoch_chart, lines=True),
+        spec.Drawing("device_hours_per_epoch", "Device time of an epoch", "per epoch",
+                     "Device time per epoch; less is better.", lines=True),
+        spec.Drawing("energy_j_per_epoch", "Energy of the GPUs for an epoch", "per epoch",
+                     "GPU energy per epoch; less is better.", lines=True),
+        spec.Listing("Epochs", EPOCH_HEADS, _describe_epoch_table, always=("epoch_s", "steps_per_epoch")),
+    ],
+    keep=lambda row: row["epoch_s"] is not None,
+    prepare=_merge_hardware,
+)  # fmt: skip
 
 
 def losses_section(report_data: ReportData) -> Section | None:

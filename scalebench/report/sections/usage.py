@@ -4,44 +4,31 @@ same over the time of single runs."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.verdicts import decide_ratio
 from scalebench.core import units
 from scalebench.core.result import Result
-from scalebench.core.stats.estimates import Estimate
 from scalebench.core.untrusted import find_run_file
 from scalebench.measure.monitor.summary import measured_window
 from scalebench.measure.monitor.time_series import TimeSeries, TimeWindow, read_series
+from scalebench.report import spec
 from scalebench.report.document import (
-    DEVICES,
-    MAX_ROWS,
     Axis,
     Block,
-    Cell,
     Cells,
     Chart,
     CurveGroup,
-    CurveRow,
     Paragraph,
     Points,
     Section,
     Series,
-    Table,
     Tags,
-    build_table,
     downsample,
-    format_cell,
     get_tags,
-    group_curves,
-    join_sentences,
-    make_bar_series,
-    make_cell,
 )
 from scalebench.report.flag_text import format_flag, to_text
 from scalebench.report.report_data import (
@@ -53,50 +40,39 @@ from scalebench.report.report_data import (
 )
 from scalebench.report.tables import format_throughput
 
-TIME_SHARE = Axis("share of the time", percent=True)
-LINK_BYTES = Axis("bytes of a step", unit="bytes")
 AT_EQUAL_THROUGHPUT = "less is better at equal throughput"
-Format = Callable[[float], str]
-
-
-def _format_rate(value: float) -> str:
-    return f"{units.format_bytes(value)}/s"
-
-
-# Column, its head in the table, format.
-FIGURES: tuple[tuple[str, str, Format], ...] = (
-    ("gpu_util_mean", "GPU utilisation", units.format_percent),
-    ("gpu_power_w_mean", "power", "{:,.0f} W".format),
-    ("peak_memory_bytes", "device memory", units.format_bytes),
-    ("sm_clock_mhz_mean", "GPU clock", "{:,.0f} MHz".format),
-    ("sm_clock_mhz_min", "lowest GPU clock", "{:,.0f} MHz".format),
-    ("mem_clock_mhz_min", "lowest memory clock", "{:,.0f} MHz".format),
-    ("cpu_util_mean", "CPU utilisation", units.format_percent),
-    ("rss_peak_bytes", "memory of a rank", units.format_bytes),
-    *(
-        (f"{link.lower()}_{way}_bytes_per_step", f"{link}, {way}, a step", units.format_bytes)
-        for link in ("PCIe", "NVLink")
-        for way in ("sent", "received")
-    ),
-    ("net_sent_bytes_per_s", "network, sent", _format_rate),
-    ("net_received_bytes_per_s", "network, received", _format_rate),
-)
+LINK_CAPTION = f"Of a step, all GPUs; {AT_EQUAL_THROUGHPUT}."
 # The counters of a node's interfaces hold the traffic of all programs, and none of ranks that share the node.
 BETWEEN_NODES = ("net_sent_bytes_per_s", "net_received_bytes_per_s")
-# Column, title, axis, what it is and which way is good. The other figures are in the table alone.
 CHARTS = (
-    ("gpu_util_mean", "GPU utilisation", TIME_SHARE,
-     "share of the time in which some kernel ran, mean of the devices; busier is not faster: a kernel may wait"),
-    ("gpu_power_w_mean", "Power", Axis("watts"), f"of all devices together; {AT_EQUAL_THROUGHPUT}"),
-    ("peak_memory_bytes", "Device memory", Axis("peak of the fullest device", unit="bytes"),
-     "less leaves room for a larger batch"),
-    ("cpu_util_mean", "CPU utilisation", TIME_SHARE,
-     "of the cores that the run may use, by all programs; busier is not faster: a loop may wait"),
-    ("pcie_received_bytes_per_step", "PCIe, received", LINK_BYTES, f"of a step, all GPUs; {AT_EQUAL_THROUGHPUT}"),
-    ("nvlink_received_bytes_per_step", "NVLink, received", LINK_BYTES, f"of a step, all GPUs; {AT_EQUAL_THROUGHPUT}"),
-    ("net_sent_bytes_per_s", "Network between nodes, sent", Axis("traffic of a node", unit="bytes/s"),
-     f"all interfaces except the loopback; {AT_EQUAL_THROUGHPUT}"),
+    spec.Drawing("gpu_util_mean", "GPU utilisation", "share of the time", "Share of the time in which some kernel ran, "
+                 "mean of the devices; busier is not faster: a kernel may wait."),
+    spec.Drawing("gpu_power_w_mean", "Power", "watts", f"Of all devices together; {AT_EQUAL_THROUGHPUT}."),
+    spec.Drawing("peak_memory_bytes", "Device memory", "peak of the fullest device",
+                 "Less leaves room for a larger batch."),
+    spec.Drawing("cpu_util_mean", "CPU utilisation", "share of the time", "Of the cores that the run may use, by all "
+                 "programs; busier is not faster: a loop may wait."),
+    spec.Drawing("pcie_received_bytes_per_step", "PCIe, received", "bytes of a step", LINK_CAPTION),
+    spec.Drawing("nvlink_received_bytes_per_step", "NVLink, received", "bytes of a step", LINK_CAPTION),
+    spec.Drawing("net_sent_bytes_per_s", "Network between nodes, sent", "traffic of a node",
+                 f"All interfaces except the loopback; {AT_EQUAL_THROUGHPUT}."),
 )  # fmt: skip
+HEADS = {
+    "gpu_util_mean": "GPU utilisation",
+    "gpu_power_w_mean": "power",
+    "peak_memory_bytes": "device memory",
+    "sm_clock_mhz_mean": "GPU clock",
+    "sm_clock_mhz_min": "lowest GPU clock",
+    "mem_clock_mhz_min": "lowest memory clock",
+    "cpu_util_mean": "CPU utilisation",
+    "rss_peak_bytes": "memory of a rank",
+    "pcie_sent_bytes_per_step": "PCIe, sent, a step",
+    "pcie_received_bytes_per_step": "PCIe, received, a step",
+    "nvlink_sent_bytes_per_step": "NVLink, sent, a step",
+    "nvlink_received_bytes_per_step": "NVLink, received, a step",
+    "net_sent_bytes_per_s": "network, sent",
+    "net_received_bytes_per_s": "network, received",
+}
 TABLE_CAPTION = (
     "Utilisation, power and clock: means over time; power: of all devices together; "
     "memory: of the fullest device, and of the largest rank. Network: of runs on several nodes only, all interfaces "
@@ -118,62 +94,25 @@ SAMPLES_NOTE = (
 )
 
 
-def section(report_data: ReportData) -> Section | None:
-    """Return None if the monitor measured nothing."""
-    curves = [replace(curve, rows=list(map(_select_traffic, curve.rows))) for curve in report_data.curves]
-    groups, left_out = group_curves(curves, lambda members: any(map(_has_figures, members)))
-    blocks: list[Block] = [*left_out]
-    estimate_ratio = report_data.configurations.estimate_ratio
-    for group in groups:
-        waits = (paragraph for curve in group.curves for paragraph in _find_waits(curve, estimate_ratio))
-        blocks += [*group.paragraphs, *_make_charts(group), _make_table(group), *waits]
-    return Section("usage", "Use of devices, processors and network", blocks) if groups else None
+def _leave_out_traffic_within_nodes(curves: Sequence[Curve]) -> list[Curve]:
+    return [
+        replace(curve, rows=[{**row, **(dict.fromkeys(BETWEEN_NODES) if row["nodes"] == 1 else {})}
+                             for row in curve.rows])
+        for curve in curves
+    ]  # fmt: skip
 
 
-def _select_traffic(row: Cells) -> dict[str, Any]:
-    """Return the row without network traffic, unless its ranks are on several nodes."""
-    return {**row, **dict.fromkeys(BETWEEN_NODES)} if row["nodes"] == 1 else dict(row)
-
-
-def _has_figures(curve: Curve) -> bool:
-    return any(row[column] is not None for row in curve.rows for column, *_ in FIGURES)
-
-
-def _make_charts(group: CurveGroup) -> Iterator[Chart]:
-    for column, title, axis, about in CHARTS:
-        bars = make_bar_series(group.curves, column)
-        if any(y for bar in bars for y in bar.y):  # bars of 0, as of an unused network, cannot be seen
-            caption = join_sentences(about)
-            yield group.make_chart("usage", column, title, (Axis(DEVICES), axis), bars, caption, "bars")
-
-
-def _make_table(group: CurveGroup) -> Table:
-    def make_column(name: str, show: Format) -> Callable[[CurveRow], Cell]:
-        return lambda item: format_cell(item[1][name], show)
-
-    items = group.list_rows()[:MAX_ROWS]
-    columns: dict[str, Callable[[CurveRow], Cell]] = {
-        "strategy": lambda item: make_cell(item[0].name),
-        "gpus": lambda item: format_cell(item[1]["gpus"], str),
-        **{head: make_column(name, show) for name, head, show in FIGURES
-           if any(row[name] is not None for (_, row), _ in items)},
-    }  # fmt: skip
-    table_id, caption = group.make_id("usage", "table"), TABLE_CAPTION if group.number == 1 else ""
-    return build_table(table_id, "While blocks were timed", columns, items, ("strategy",), caption)
-
-
-def _find_waits(curve: Curve, estimate_ratio: EstimateRatio) -> Iterator[Paragraph]:
+def _warn_of_waits(section: str, group: CurveGroup, report_data: ReportData) -> Iterator[Paragraph]:
     """Warn if devices or processors are busier with more devices while throughput does not rise."""
-    for column, name in UTILISATIONS.items():
-        rows = [row for row in curve.rows if row[column] is not None]
-        for fewer, more in itertools.pairwise(rows):
-            if more[column] - fewer[column] > MIN_RISE and not _is_faster(decide_ratio(more, fewer, estimate_ratio)):
-                yield Paragraph(_describe_wait(curve.name, name, column, fewer, more), "warning", curve.tags)
-
-
-def _is_faster(ratio: Estimate) -> bool:
-    """Return whether throughput rises beyond noise; by more than MIN_RISE where no verdict rests on the figures."""
-    return ratio.low > 1 if ratio.has_limits else ratio.value > 1 + MIN_RISE
+    for curve in group.curves:
+        for column, name in UTILISATIONS.items():
+            rows = [row for row in curve.rows if row[column] is not None]
+            for fewer, more in itertools.pairwise(rows):
+                ratio = decide_ratio(more, fewer, report_data.configurations.estimate_ratio)
+                # Where no verdict rests on the figures, they have to differ by more than starts may.
+                is_faster = ratio.low > 1 if ratio.has_limits else ratio.value > 1 + MIN_RISE
+                if more[column] - fewer[column] > MIN_RISE and not is_faster:
+                    yield Paragraph(_describe_wait(curve.name, name, column, fewer, more), "warning", curve.tags)
 
 
 def _describe_wait(curve: str, name: str, column: str, fewer: Cells, more: Cells) -> str:
@@ -186,6 +125,20 @@ def _describe_wait(curve: str, name: str, column: str, fewer: Cells, more: Cells
         before, after = (units.format_number(row["gpu_power_w_mean"] / row["gpus"]) for row in (fewer, more))
         text += f" Power of a device: {before} W, then {after} W."
     return f"{text} Time in which a backend waits within a kernel or in a loop counts as busy."
+
+
+section = spec.SectionSpec(
+    "usage",
+    "Use of devices, processors and network",
+    [
+        *CHARTS,
+        spec.Listing(
+            "While blocks were timed", HEADS, caption=lambda group: TABLE_CAPTION if group.number == 1 else ""
+        ),
+        _warn_of_waits,
+    ],
+    prepare=_leave_out_traffic_within_nodes,
+)
 
 
 def clocks_section(report_data: ReportData) -> Section | None:
