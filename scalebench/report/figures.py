@@ -15,7 +15,7 @@ from typing import Any
 
 from scalebench.core.errors import InputError
 from scalebench.core.untrusted import clean_line
-from scalebench.report.document import Axis, Chart, Number, Series, stack_lengths
+from scalebench.report import document as doc
 from scalebench.report.html.plots import MAX_MARKED_POINTS, ChartStyles, LineStyle, format_bar_label
 from scalebench.report.report_data import ReportData
 from scalebench.report.sections import make_sections
@@ -62,7 +62,7 @@ MARKERS = {
     "hexagon": "h", "cross": "P",
 }  # fmt: skip
 HATCHES = {"": "", "/": "///", "\\": "\\\\\\", ".": "...", "x": "xxx", "-": "---"}
-StyledSeries = Sequence[tuple[Series, LineStyle]]
+StyledSeries = Sequence[tuple[doc.Series, LineStyle]]
 
 
 def write(report_data: ReportData, folder: Path) -> list[Path]:
@@ -71,10 +71,10 @@ def write(report_data: ReportData, folder: Path) -> list[Path]:
     Raises InputError if matplotlib is not installed.
     """
     blocks = (block for section in make_sections(report_data) for block in section.blocks)
-    return save_charts([block for block in blocks if isinstance(block, Chart)], folder)
+    return save_charts([block for block in blocks if isinstance(block, doc.Chart)], folder)
 
 
-def save_charts(charts: Sequence[Chart], folder: Path) -> list[Path]:
+def save_charts(charts: Sequence[doc.Chart], folder: Path) -> list[Path]:
     """Write these charts, and return the files in their order."""
     figure_type = _import_figure()
     folder.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def _paper_style() -> Iterator[None]:
         yield
 
 
-def _make_figure(chart: Chart, styles: Sequence[LineStyle], figure_type: Any) -> Any:
+def _make_figure(chart: doc.Chart, styles: Sequence[LineStyle], figure_type: Any) -> Any:
     styled = zip(chart.series, styles, strict=True)
     drawn = [(series, style) for series, style in styled if any(y is not None for y in series.y)]
     legend_columns, width, height, title = _choose_layout(chart, [series for series, _ in drawn])
@@ -137,7 +137,7 @@ def _make_figure(chart: Chart, styles: Sequence[LineStyle], figure_type: Any) ->
     return figure
 
 
-def _choose_layout(chart: Chart, drawn: Sequence[Series]) -> tuple[int, float, float, str]:
+def _choose_layout(chart: doc.Chart, drawn: Sequence[doc.Series]) -> tuple[int, float, float, str]:
     """Return the columns of the legend below the chart (0: it is inside), width and height in inches, and the title in
     lines that fit."""
     places = {x for series in drawn for x in series.x} if chart.kind != "lines" else set()
@@ -155,7 +155,7 @@ def _choose_layout(chart: Chart, drawn: Sequence[Series]) -> tuple[int, float, f
     return legend_columns, width, height, "\n".join(title)
 
 
-def _set_axis(axes: Any, which: str, axis: Axis, figures: Iterable[float]) -> None:
+def _set_axis(axes: Any, which: str, axis: doc.Axis, figures: Iterable[float]) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
     getattr(axes, f"set_{which}label")(clean_line(axis.title))
@@ -172,7 +172,7 @@ def _set_axis(axes: Any, which: str, axis: Axis, figures: Iterable[float]) -> No
         side.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
 
 
-def _start_at_zero(axes: Any, chart: Chart) -> None:
+def _start_at_zero(axes: Any, chart: doc.Chart) -> None:
     if chart.kind == "stacked":
         return
     if chart.y.from_zero and axes.get_yscale() == "linear" and axes.get_ylim()[0] > 0:
@@ -181,7 +181,7 @@ def _start_at_zero(axes: Any, chart: Chart) -> None:
         axes.axhline(0, color="black", linewidth=0.6)
 
 
-def _draw_series(axes: Any, chart: Chart, drawn: StyledSeries) -> list[Any]:
+def _draw_series(axes: Any, chart: doc.Chart, drawn: StyledSeries) -> list[Any]:
     """Draw the series, and return their handles for a legend."""
     if chart.kind == "lines":
         return [_draw_line(axes, series, style) for series, style in drawn]
@@ -192,7 +192,7 @@ def _get_colour(style: LineStyle) -> str:
     return GREY if style.slot is None else [*COLOURS, *PART_COLOURS][style.slot]
 
 
-def _draw_line(axes: Any, series: Series, style: LineStyle) -> Any:
+def _draw_line(axes: Any, series: doc.Series, style: LineStyle) -> Any:
     ys = [_to_float(y) for y in series.y]
     if series.style == "ideal":
         (handle,) = axes.plot(series.x, ys, color=GREY, linestyle="--", linewidth=0.8, zorder=1)
@@ -218,7 +218,7 @@ def _draw_line(axes: Any, series: Series, style: LineStyle) -> Any:
     return handle
 
 
-def _draw_bars(axes: Any, chart: Chart, drawn: StyledSeries) -> list[Any]:
+def _draw_bars(axes: Any, chart: doc.Chart, drawn: StyledSeries) -> list[Any]:
     """Draw bars side by side, with their values above them if there are few."""
     places = list(dict.fromkeys(x for series, _ in drawn for x in series.x))
     if not any(isinstance(x, str) for x in places):
@@ -245,11 +245,11 @@ def _draw_bars(axes: Any, chart: Chart, drawn: StyledSeries) -> list[Any]:
     return handles
 
 
-def _draw_stack(axes: Any, chart: Chart, drawn: StyledSeries) -> list[Any]:
+def _draw_stack(axes: Any, chart: doc.Chart, drawn: StyledSeries) -> list[Any]:
     """Draw lying bars, the first one on top, and a marker for each negative value."""
     places = list(dict.fromkeys(x for series in chart.series for x in series.x))
     ends = dict.fromkeys(places, 0.0)
-    lengths = {id(series): each for series, each in zip(chart.series, stack_lengths(chart), strict=True)}
+    lengths = {id(series): each for series, each in zip(chart.series, doc.stack_lengths(chart), strict=True)}
     handles = []
     for series, style in drawn:
         pieces = [length or 0.0 for length in lengths[id(series)]]
@@ -271,12 +271,12 @@ def _draw_dots(axes: Any, dots: Sequence[tuple[Any, float]], colour: str) -> Non
     axes.plot(*zip(*dots, strict=True), color=colour, linestyle="none", marker=".", markersize=3, alpha=0.6)
 
 
-def _draw_whiskers(axes: Any, xs: Sequence[Any], series: Series, colour: str) -> None:
+def _draw_whiskers(axes: Any, xs: Sequence[Any], series: doc.Series, colour: str) -> None:
     for x, (low, high) in zip(xs, series.limits, strict=True):
         if low is not None:
             axes.plot([x, x], [low, high], color=colour, linewidth=0.9, marker="_", markersize=3)
 
 
-def _to_float(value: Number) -> float:
+def _to_float(value: doc.Number) -> float:
     """Return NaN, which is a gap, if nothing was measured."""
     return math.nan if value is None or math.isinf(value) else float(value)

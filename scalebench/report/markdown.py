@@ -12,20 +12,7 @@ from html import escape as escape_tags
 from pathlib import Path
 
 from scalebench.core.untrusted import clean_line, clean_text
-from scalebench.report.document import (
-    Axis,
-    Block,
-    Cell,
-    Chart,
-    Code,
-    Number,
-    Paragraph,
-    Section,
-    Series,
-    Table,
-    Verdict,
-    downsample,
-)
+from scalebench.report import document as doc
 from scalebench.report.report_data import ReportData, make_relative_link
 from scalebench.report.sections import make_sections
 
@@ -49,39 +36,39 @@ def write(report_data: ReportData, path: Path) -> Path:
     return path
 
 
-def render_document(sections: Sequence[Section], runs: int, home: Path, folder: Path) -> str:
+def render_document(sections: Sequence[doc.Section], runs: int, home: Path, folder: Path) -> str:
     """Render a report for a file in `folder`; links of its cells are relative to `home`."""
     heading = f"# scalebench: {runs:,} {'run' if runs == 1 else 'runs'}"
     parts = (part for section in sections for part in _render_section(section, home, folder))
     return "\n\n".join([heading, *parts]) + "\n"
 
 
-def _render_section(section: Section, home: Path, folder: Path) -> Iterator[str]:
+def _render_section(section: doc.Section, home: Path, folder: Path) -> Iterator[str]:
     yield f"## {escape(section.title)}"
     for block in section.blocks:
         yield from _render_block(block, home, folder)
 
 
-def _render_block(block: Block, home: Path, folder: Path) -> Iterator[str]:
-    if isinstance(block, Paragraph):
+def _render_block(block: doc.Block, home: Path, folder: Path) -> Iterator[str]:
+    if isinstance(block, doc.Paragraph):
         if block.kind in ("heading", "label"):
             yield f"### {escape(block.text)}"
         elif text := escape_paragraph(block.text):
             yield f"**{text}**" if block.kind == "answer" else ALERTS.get(block.kind, "") + text
-    elif isinstance(block, Verdict):
+    elif isinstance(block, doc.Verdict):
         yield from _render_verdict(block)
-    elif isinstance(block, Code):
+    elif isinstance(block, doc.Code):
         yield from _render_code(block)
     else:
         yield f"### {escape(block.title)}"
-        yield _render_table(block, home, folder) if isinstance(block, Table) else _render_chart(block)
+        yield _render_table(block, home, folder) if isinstance(block, doc.Table) else _render_chart(block)
         if block.caption:
             yield escape_paragraph(block.caption)
-        if isinstance(block, Table) and block.footnotes:
+        if isinstance(block, doc.Table) and block.footnotes:
             yield "\n".join(f"- {escape(mark)}: {escape(text)}" for mark, text in block.footnotes)
 
 
-def _render_verdict(block: Verdict) -> Iterator[str]:
+def _render_verdict(block: doc.Verdict) -> Iterator[str]:
     if block.group:
         yield f"### {escape(block.group)}"
     if block.doubts:
@@ -97,7 +84,7 @@ def _render_verdict(block: Verdict) -> Iterator[str]:
         yield escape_paragraph(block.reason)
 
 
-def _render_code(block: Code) -> Iterator[str]:
+def _render_code(block: doc.Code) -> Iterator[str]:
     code = fence(block.text, LANGUAGES.get(block.language, block.language))
     if block.language == "log":  # folded away, as on the page
         title = escape_tags(clean_line(block.title or "log"), quote=False)
@@ -108,13 +95,13 @@ def _render_code(block: Code) -> Iterator[str]:
     yield code
 
 
-def _render_table(block: Table, home: Path, folder: Path) -> str:
+def _render_table(block: doc.Table, home: Path, folder: Path) -> str:
     rows = [[_render_cell(cell, home, folder) for cell in row.cells] for row in block.rows]
     numeric = [name in block.numeric for name in block.columns]
     return make_table([escape(name) for name in block.columns], rows, numeric)
 
 
-def _render_cell(cell: Cell, home: Path, folder: Path) -> str:
+def _render_cell(cell: doc.Cell, home: Path, folder: Path) -> str:
     text = escape(cell.text)
     if cell.link is None or not text:
         return text
@@ -122,7 +109,7 @@ def _render_cell(cell: Cell, home: Path, folder: Path) -> str:
     return f"[{text}]({target})"
 
 
-def _render_chart(chart: Chart) -> str:
+def _render_chart(chart: doc.Chart) -> str:
     """Render the series as columns if they share their x, else one below the other."""
     places = _list_places(chart)
     longest = max((len(series.x) for series in chart.series), default=0)
@@ -138,25 +125,25 @@ def _render_chart(chart: Chart) -> str:
     return table if len(rows) == points else f"{table}\n\n{len(rows)} of {points:,} points."
 
 
-def _list_places(chart: Chart) -> list[float | str]:
+def _list_places(chart: doc.Chart) -> list[float | str]:
     """List every x once, numbers in their order, texts in order of appearance."""
     places = list(dict.fromkeys(x for series in chart.series for x in series.x))
     return places if any(isinstance(x, str) for x in places) else sorted(places)
 
 
-def _list_points(series: Series, chart: Chart, max_points: int) -> Iterator[list[str]]:
+def _list_points(series: doc.Series, chart: doc.Chart, max_points: int) -> Iterator[list[str]]:
     numbers = [(float(k), y) for k, y in enumerate(series.y) if y is not None]
-    for k, _ in downsample(numbers, max(4, max_points)):
+    for k, _ in doc.downsample(numbers, max(4, max_points)):
         x = series.x[int(k)]
         yield [escape(series.name), _format_x(x, chart.x), _format_value(series, int(k), chart.y)]
 
 
-def _format_at(series: Series, x: float | str, axis: Axis) -> str:
+def _format_at(series: doc.Series, x: float | str, axis: doc.Axis) -> str:
     """Format all values of a series at x, where several points may be above each other."""
     return ", ".join(filter(None, (_format_value(series, k, axis) for k, place in enumerate(series.x) if place == x)))
 
 
-def _format_value(series: Series, k: int, axis: Axis) -> str:
+def _format_value(series: doc.Series, k: int, axis: doc.Axis) -> str:
     """Return `0.93 [0.91, 0.95]`, in per cent `93.0 % [91.0, 95.0]`."""
     y, (low, high) = series.y[k], series.limits[k]
     if y is None:
@@ -166,11 +153,11 @@ def _format_value(series: Series, k: int, axis: Axis) -> str:
     return escape(text + limits)
 
 
-def _format_x(x: float | str, axis: Axis) -> str:
+def _format_x(x: float | str, axis: doc.Axis) -> str:
     return escape(x if isinstance(x, str) else _format_number(x, axis) + (" %" if axis.percent else ""))
 
 
-def _format_number(value: Number, axis: Axis) -> str:
+def _format_number(value: doc.Number, axis: doc.Axis) -> str:
     if value is None:
         return ""
     if axis.percent:

@@ -26,7 +26,7 @@ from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
 from scalebench.core.units import format_count
 from scalebench.core.untrusted import MAX_SMALL_FILE_BYTES, clean_text
 from scalebench.measure.progress import RankProgress, read_progress
-from scalebench.report.document import REPEAT_ROWS, Block, Cell, Paragraph
+from scalebench.report import document as doc
 from scalebench.report.flag_text import to_text
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class ReportData:
             for row in scaling_curves.plain_rows(figures):
                 repeats.setdefault(column_key(row, REPEAT_COLUMNS), []).append(row)
             for row in (row for curve in curves for row in curve.rows if row["repeats"] > 1):
-                row[REPEAT_ROWS] = repeats.get(column_key(row, REPEAT_COLUMNS), [])
+                row[doc.REPEAT_ROWS] = repeats.get(column_key(row, REPEAT_COLUMNS), [])
         return curves
 
     @cached_property
@@ -224,7 +224,7 @@ def name_runs(rows: Sequence[Row]) -> dict[str, str]:
     return names
 
 
-def list_left_out_runs(report_data: ReportData) -> list[Block]:
+def list_left_out_runs(report_data: ReportData) -> list[doc.Block]:
     """Return a paragraph if not all runs are shown in detail."""
     if len(report_data.detailed_run_ids) == len(report_data.frame):
         return []
@@ -232,16 +232,16 @@ def list_left_out_runs(report_data: ReportData) -> list[Block]:
         f"Single runs are shown for the first repeat of {len(report_data.detailed_run_ids)} configurations, out of "
         f"{len(report_data.frame):,} runs."
     )
-    return [Paragraph(text)]
+    return [doc.Paragraph(text)]
 
 
-def list_left_out_configurations(report_data: ReportData) -> list[Block]:
+def list_left_out_configurations(report_data: ReportData) -> list[doc.Block]:
     """Return a paragraph if not all configurations are attributed."""
     count = len(report_data.pooled)
     if count <= MAX_DETAILED_RUNS:
         return []
     text = f"The first {MAX_DETAILED_RUNS} of {count:,} configurations are attributed, each over all its repeats."
-    return [Paragraph(text)]
+    return [doc.Paragraph(text)]
 
 
 def select_first_repeats(rows: Sequence[Row], count: int) -> list[Row]:
@@ -344,7 +344,7 @@ class HomeFolder:
         """Return a section, a block or any part of one with `~` in all its texts; the same object if none changes."""
         if isinstance(part, str):
             return self.hide(part)
-        if isinstance(part, Cell):
+        if isinstance(part, doc.Cell):
             value = self.hide(part.value) if isinstance(part.value, str) else part.value
             texts = {"text": self.hide(part.text), "value": value, "note": self.hide(part.note)}
             same = all(getattr(part, name) == text for name, text in texts.items())

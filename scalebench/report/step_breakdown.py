@@ -14,22 +14,7 @@ from scalebench.core import units
 from scalebench.core.result import Result
 from scalebench.core.stats.estimate_arithmetic import combine
 from scalebench.core.stats.estimates import Estimate, estimate_mean, scale_estimate
-from scalebench.report.document import (
-    MAX_ROWS,
-    Axis,
-    Block,
-    Cell,
-    Cells,
-    Chart,
-    CurveGroup,
-    Paragraph,
-    Row,
-    Series,
-    Table,
-    format_cell,
-    format_duration_column,
-    group_curves,
-)
+from scalebench.report import document as doc
 from scalebench.report.flag_text import to_text
 from scalebench.report.report_data import ReportData
 from scalebench.report.tables import move_to_footnotes
@@ -103,15 +88,15 @@ CAPTION = (
 )
 
 
-def make_run_breakdown(result: Result) -> Table:
+def make_run_breakdown(result: Result) -> doc.Table:
     """Make the table of the parts of a step with their shares, and of what was measured beside them."""
     step_s, step, reasons = throughput.step_s(result), step_interval(result), step_breakdown.unmeasured_reasons(result)
 
-    def make_row(name: str, interval: Estimate | None, remark: str) -> Row:
+    def make_row(name: str, interval: Estimate | None, remark: str) -> doc.Row:
         share = units.format_percent(interval.value / step_s) if interval is not None and step_s else ""
         return _make_row(name, "-" if interval is None else units.format_duration(interval), share, remark)
 
-    def make_part_row(part: StepPart) -> Row:
+    def make_part_row(part: StepPart) -> doc.Row:
         interval = part.measure(result)
         remark = _find_reason(part, reasons) if interval is None else _add_unresolved(part.remark, interval)
         return make_row(part.name, interval, remark)
@@ -126,7 +111,9 @@ def make_run_breakdown(result: Result) -> Table:
         *map(make_part_row, SYNC_PARTS.values() if has_sync_parts(result) else ()),
         *_phase_rows(result, step_s),
     ]
-    return Table("step", "Where the time of a step goes", BREAKDOWN_COLUMNS, rows, frozenset(BREAKDOWN_COLUMNS[1:3]))
+    return doc.Table(
+        "step", "Where the time of a step goes", BREAKDOWN_COLUMNS, rows, frozenset(BREAKDOWN_COLUMNS[1:3])
+    )
 
 
 def has_sync_parts(result: Result) -> bool:
@@ -175,7 +162,7 @@ def _find_reason(part: StepPart, reasons: Mapping[str, str]) -> str:
     return next((reasons[name] for name in part.reasons if name in reasons), TOO_FEW_BLOCKS)
 
 
-def _per_epoch_rows(result: Result, reasons: Mapping[str, str]) -> Iterator[Row]:
+def _per_epoch_rows(result: Result, reasons: Mapping[str, str]) -> Iterator[doc.Row]:
     steps, exposed, messages = (
         result.workload.steps_per_epoch,
         step_breakdown.exposed_sync(result),
@@ -195,7 +182,7 @@ def _per_epoch_rows(result: Result, reasons: Mapping[str, str]) -> Iterator[Row]
         yield _make_row("gradient messages per epoch", f"{messages * steps:,}", "", f"{messages:,} a step")
 
 
-def _phase_rows(result: Result, step_s: float | None) -> Iterator[Row]:
+def _phase_rows(result: Result, step_s: float | None) -> Iterator[doc.Row]:
     """Yield the phases of gradient synchronization by the framework's own timeline, or why that shows none."""
     timeline = result.sync.timeline
     if timeline is None:
@@ -211,32 +198,32 @@ def _phase_rows(result: Result, step_s: float | None) -> Iterator[Row]:
         remark = ""
 
 
-def _make_row(*texts: str) -> Row:
-    return Row([Cell(text) for text in texts])
+def _make_row(*texts: str) -> doc.Row:
+    return doc.Row([doc.Cell(text) for text in texts])
 
 
-def make_blocks(report_data: ReportData, curves: Sequence[Curve]) -> list[Block]:
+def make_blocks(report_data: ReportData, curves: Sequence[Curve]) -> list[doc.Block]:
     """Make a table and a stacked chart for each group of curves, the largest ones; a paragraph if no part is known."""
     filtered = [(curve, [row for row in curve.rows if compute_rest_s(row) is not None]) for curve in curves]
     measured = [Curve(curve.name, curve.group, curve.tags, rows) for curve, rows in filtered if rows]
     if not measured:
         return [
-            Paragraph("Where the time of a step goes was not measured: these runs have no probes (measure.probes).")
+            doc.Paragraph("Where the time of a step goes was not measured: these runs have no probes (measure.probes).")
         ]
-    groups, left_out = group_curves(measured)
-    blocks: list[Block] = [*left_out]
+    groups, left_out = doc.group_curves(measured)
+    blocks: list[doc.Block] = [*left_out]
     for group in groups:
         blocks += [*group.paragraphs, _make_chart(group), _make_table(report_data, group)]
     return blocks
 
 
-def compute_rest_s(row: Cells) -> float | None:
+def compute_rest_s(row: doc.Cells) -> float | None:
     """Return the step time of a row less its known parts; None if no part is known."""
     parts = [row[name] for name in STEP_PARTS if row[name] is not None]
     return row["step_s"] - math.fsum(parts) if parts and row["step_s"] is not None else None
 
 
-def _make_chart(group: CurveGroup) -> Chart:
+def _make_chart(group: doc.CurveGroup) -> doc.Chart:
     bars = [(curve, row) for curve in group.curves for row in curve.rows][:MAX_BARS]
     names, point_tags = [f"{curve.name} x {row['gpus']}" for curve, row in bars], [curve.tags for curve, _ in bars]
     columns = [(part.name, PART_OF_COLUMN[name], [row[name] for _, row in bars]) for name, part in STEP_PARTS.items()]
@@ -245,35 +232,35 @@ def _make_chart(group: CurveGroup) -> Chart:
     for name, part, values in columns:
         drawn = [None if value is None or value < 0 else value for value in values]
         if any(value is not None for value in drawn):
-            series.append(Series(name, names, drawn, tags=group.tags, point_tags=point_tags, part=part))
-    axes = Axis("strategy and devices"), Axis("time of a step", unit="s")
-    return Chart(group.make_id("step"), "Where the time of a step goes", *axes, series, "stacked", CAPTION)
+            series.append(doc.Series(name, names, drawn, tags=group.tags, point_tags=point_tags, part=part))
+    axes = doc.Axis("strategy and devices"), doc.Axis("time of a step", unit="s")
+    return doc.Chart(group.make_id("step"), "Where the time of a step goes", *axes, series, "stacked", CAPTION)
 
 
-def _make_table(report_data: ReportData, group: CurveGroup) -> Table:
+def _make_table(report_data: ReportData, group: doc.CurveGroup) -> doc.Table:
     detailed = set(report_data.detailed_run_ids)
     all_rows = [(curve, row) for curve in group.curves for row in curve.rows]
     rows = [
-        Row(
+        doc.Row(
             [
-                Cell(curve.name, curve.name),
-                Cell(str(row["gpus"]), row["gpus"]),
-                Cell(units.format_seconds(row["step_s"]), row["step_s"]),
-                *(Cell(format_duration_column(row, name), row[name]) for name in STEP_PARTS),
-                format_cell(compute_rest_s(row), units.format_seconds),
-                Cell(_describe_missing(report_data, row) if to_text(row["run_id"]) in detailed else ""),
+                doc.Cell(curve.name, curve.name),
+                doc.Cell(str(row["gpus"]), row["gpus"]),
+                doc.Cell(units.format_seconds(row["step_s"]), row["step_s"]),
+                *(doc.Cell(doc.format_duration_column(row, name), row[name]) for name in STEP_PARTS),
+                doc.format_cell(compute_rest_s(row), units.format_seconds),
+                doc.Cell(_describe_missing(report_data, row) if to_text(row["run_id"]) in detailed else ""),
             ],
             curve.tags,
         )
-        for curve, row in all_rows[:MAX_ROWS]
+        for curve, row in all_rows[: doc.MAX_ROWS]
     ]
-    more = f"{MAX_ROWS} of {len(all_rows)} rows." if len(all_rows) > MAX_ROWS else ""
+    more = f"{doc.MAX_ROWS} of {len(all_rows)} rows." if len(all_rows) > doc.MAX_ROWS else ""
     table_id = group.make_id("step", "parts")
-    table = Table(table_id, "Parts of a step", COLUMNS, rows, frozenset(COLUMNS[1:-1]), more)
+    table = doc.Table(table_id, "Parts of a step", COLUMNS, rows, frozenset(COLUMNS[1:-1]), more)
     return move_to_footnotes(table, "not measured")
 
 
-def _describe_missing(report_data: ReportData, row: Cells) -> str:
+def _describe_missing(report_data: ReportData, row: doc.Cells) -> str:
     names = [name for name in STEP_PARTS if row[name] is None]
     reasons = step_breakdown.unmeasured_reasons(report_data.result(row["run_id"])) if names else {}
     return join_reasons((STEP_PARTS[name].name, _find_reason(STEP_PARTS[name], reasons)) for name in names)

@@ -18,21 +18,8 @@ from rich.text import Text
 from scalebench.analysis.identity import KEY_VALUE_COLUMNS
 from scalebench.analysis.scaling_curves import format_batch, plain_rows
 from scalebench.core.untrusted import clean_line
-from scalebench.report import training_tables
+from scalebench.report import tables, training_tables
 from scalebench.report.flag_text import describe_intervals
-from scalebench.report.tables import (
-    SORT_COLUMNS,
-    Footnotes,
-    drop_common_settings,
-    format_percent,
-    format_ratio_and_limit,
-    format_setting,
-    format_throughput,
-    list_remarks,
-    make_figure_columns,
-    split_settings,
-    split_shared_columns,
-)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,9 +42,9 @@ class RunTable:
 
     def __init__(self, frame: pd.DataFrame, baseline_name: str | None = None) -> None:
         """`baseline_name` is the label of the baseline that the user named; speedups are then over that run."""
-        self.rows = drop_common_settings(plain_rows(frame.sort_values(SORT_COLUMNS)))
+        self.rows = tables.drop_common_settings(plain_rows(frame.sort_values(tables.SORT_COLUMNS)))
         self._frame, self._baseline_name = frame, baseline_name
-        self._varying = [name for name in split_shared_columns(frame)[1] if name not in GROUP_COLUMNS]
+        self._varying = [name for name in tables.split_shared_columns(frame)[1] if name not in GROUP_COLUMNS]
         kinds = BASELINES if baseline_name is None else ("given",)
         self._kinds = [  # the baseline that the speedup of each row is shown over
             next((kind for kind in kinds if row[f"speedup_{kind}"] is not None), kinds[0]) for row in self.rows
@@ -66,7 +53,7 @@ class RunTable:
     def list_lines(self, width: int, winners: Collection[str] = (), wide: bool = False) -> Iterator[Text]:
         """Yield the lines of the table, at most `width` characters long if possible; the rows with a run_id among
         `winners` are bold. With `wide` it has all figures, and is as wide as these are."""
-        numbers, notes = range(len(self.rows)), Footnotes()
+        numbers, notes = range(len(self.rows)), tables.Footnotes()
         marks = [notes.mark(self._list_remarks(number, wide)) for number in numbers]
         statuses = [" ".join([row["status"], *own]) for row, own in zip(self.rows, marks, strict=True)]
         if wide:
@@ -135,20 +122,20 @@ class RunTable:
         rows = list(zip(self.rows, self._kinds, strict=True))
         return {
             "devices": [str(row["gpus"]) for row, _ in rows],
-            "samples/s": [format_throughput(row, notes_repeat=False) for row, _ in rows],
-            "speedup": [format_ratio_and_limit(row, f"speedup_{kind}") for row, kind in rows],
-            "efficiency": [format_percent(row[f"efficiency_{kind}"]) for row, kind in rows],
+            "samples/s": [tables.format_throughput(row, notes_repeat=False) for row, _ in rows],
+            "speedup": [tables.format_ratio_and_limit(row, f"speedup_{kind}") for row, kind in rows],
+            "efficiency": [tables.format_percent(row[f"efficiency_{kind}"]) for row, kind in rows],
         }
 
     def _make_wide_figures(self) -> dict[str, list[str]]:
-        makers = make_figure_columns(self._frame, self._varying, self._baseline_name and "baseline")
+        makers = tables.make_figure_columns(self._frame, self._varying, self._baseline_name and "baseline")
         columns = {clean_line(name): [make(row).text for row in self.rows] for name, make in makers.items()}
-        columns["samples/s (95 %)"] = [format_throughput(row, notes_repeat=False) for row in self.rows]
+        columns["samples/s (95 %)"] = [tables.format_throughput(row, notes_repeat=False) for row in self.rows]
         return {WIDE_HEADS.get(name, name): cells for name, cells in columns.items()}
 
     def _list_remarks(self, number: int, wide: bool) -> list[str]:
         row, kinds = self.rows[number], self._kinds
-        remarks = list_remarks(row, explains=True)
+        remarks = tables.list_remarks(row, explains=True)
         if row["status"] != "ok":
             return remarks
         if (row["nodes"] or 1) > 1 and not wide:
@@ -267,9 +254,9 @@ def _list_settings(row: Cells, varying: Sequence[str]) -> list[str]:
     settings: list[str] = []
     for name in varying:
         if name in KEY_VALUE_COLUMNS:
-            settings += split_settings(row[name])
+            settings += tables.split_settings(row[name])
         elif row[name] is not None:
-            settings.append(f"{name}={format_setting(row[name]).replace(' ', ',')}")
+            settings.append(f"{name}={tables.format_setting(row[name]).replace(' ', ',')}")
     return settings
 
 

@@ -14,17 +14,7 @@ from scalebench.core import units
 from scalebench.core.result import LOWER_IS_BETTER, CurvePoint, RankRecord, Result
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.stats.log_means import mean_over_repeats
-from scalebench.report.document import (
-    Cell,
-    Row,
-    Series,
-    Table,
-    downsample,
-    format_cell,
-    format_duration,
-    get_tags,
-    make_cell,
-)
+from scalebench.report import document as doc
 from scalebench.report.flag_text import to_number, to_text
 from scalebench.report.report_data import name_runs
 from scalebench.report.tables import format_ratio
@@ -55,7 +45,9 @@ def name_trainings(trainings: Sequence[TrainingOutcome]) -> dict[str, str]:
     return {training.first_run["training_id"]: names[training.first_run["run_id"]] for training in trainings}
 
 
-def make_training_table(id_: str, title: str, trainings: Sequence[TrainingOutcome], names: Mapping[str, str]) -> Table:
+def make_training_table(
+    id_: str, title: str, trainings: Sequence[TrainingOutcome], names: Mapping[str, str]
+) -> doc.Table:
     """Make a table with a row for each training, over its seeds."""
     metric = to_text(trainings[0].first_run["metric_name"]) or "metric"
     kinds = [kind for kind in BASELINES
@@ -71,9 +63,9 @@ def make_training_table(id_: str, title: str, trainings: Sequence[TrainingOutcom
     for training in trainings:
         cells = [*_setting_cells(training, names), *_end_cells(training), *(_target_cells(training) if targets else [])]
         cells += [_figure_cell(training.figures[column], format_ratio) for column in ratios.values()]
-        cells.append(make_cell(", ".join(training.stopped_by)))
-        rows.append(Row(cells, get_tags(training.first_run)))
-    return Table(id_, title, columns, rows, frozenset(columns[1:-1]) - {"rule", "reached"}, CAPTION)
+        cells.append(doc.make_cell(", ".join(training.stopped_by)))
+        rows.append(doc.Row(cells, doc.get_tags(training.first_run)))
+    return doc.Table(id_, title, columns, rows, frozenset(columns[1:-1]) - {"rule", "reached"}, CAPTION)
 
 
 def list_terminal_sentences(frame: pd.DataFrame) -> list[str]:
@@ -102,9 +94,8 @@ def describe_training(training: TrainingOutcome, name: str) -> str:
     if not training.reached:
         seeds = f" with any of {training.seeds} seeds" if several else ""
         return f"{name}: {metric} was not reached{seeds}{failed}"
-    text = (
-        f"{name}: {metric} after {_figure_cell(training.figures['time_to_target_s'], format_duration).text} of training"
-    )
+    time = _figure_cell(training.figures["time_to_target_s"], doc.format_duration).text
+    text = f"{name}: {metric} after {time} of training"
     epochs = training.figures["epochs_to_target"]
     text += "" if epochs is None else f", {epochs.value:.3g} epochs"
     return f"{text}; {_count_reached(training)} seeds reached it{failed}" if several else text
@@ -128,40 +119,40 @@ def _count_reached(training: TrainingOutcome) -> str:
     return f"{training.reached} of {training.seeds}"
 
 
-def _setting_cells(training: TrainingOutcome, names: Mapping[str, str]) -> list[Cell]:
+def _setting_cells(training: TrainingOutcome, names: Mapping[str, str]) -> list[doc.Cell]:
     row = training.first_run
     rule = to_text(row["learning_rate_rule"])
     base = f" from {row['base_batch']:,}" if row["base_batch"] is not None and rule != "none" else ""
     return [
-        make_cell(names[row["training_id"]]),
-        make_cell(str(row["gpus"]), row["gpus"]),
-        *(make_cell(f"{row[name]:,}", row[name]) for name in ("batch_per_device", "global_batch")),
-        make_cell(f"{rule}{base}"),
-        format_cell(row["learning_rate"], "{:.4g}".format),
+        doc.make_cell(names[row["training_id"]]),
+        doc.make_cell(str(row["gpus"]), row["gpus"]),
+        *(doc.make_cell(f"{row[name]:,}", row[name]) for name in ("batch_per_device", "global_batch")),
+        doc.make_cell(f"{rule}{base}"),
+        doc.format_cell(row["learning_rate"], "{:.4g}".format),
     ]
 
 
-def _end_cells(training: TrainingOutcome) -> list[Cell]:
+def _end_cells(training: TrainingOutcome) -> list[doc.Cell]:
     return [
         _figure_cell(training.figures["trained_epochs"], _format_epochs),
-        _figure_cell(training.figures["trained_s"], format_duration),
+        _figure_cell(training.figures["trained_s"], doc.format_duration),
         _figure_cell(training.figures["metric"], _format_level),
         _figure_cell(training.figures["generalisation_gap"], _format_level),
     ]
 
 
-def _target_cells(training: TrainingOutcome) -> list[Cell]:
+def _target_cells(training: TrainingOutcome) -> list[doc.Cell]:
     return [
-        format_cell(training.target, "{:g}".format),
-        make_cell("" if training.target is None else f"{_count_reached(training)} seeds"),
+        doc.format_cell(training.target, "{:g}".format),
+        doc.make_cell("" if training.target is None else f"{_count_reached(training)} seeds"),
         _figure_cell(training.figures["epochs_to_target"], _format_epochs),
-        _figure_cell(training.figures["time_to_target_s"], format_duration),
+        _figure_cell(training.figures["time_to_target_s"], doc.format_duration),
     ]
 
 
-def _figure_cell(figure: Figure, show: Callable[[float, float | None, float | None], str]) -> Cell:
+def _figure_cell(figure: Figure, show: Callable[[float, float | None, float | None], str]) -> doc.Cell:
     """Make a cell of a value with its limits, empty if there is none."""
-    return Cell("") if figure is None else Cell(show(figure.value, *figure.limits), figure.value)
+    return doc.Cell("") if figure is None else doc.Cell(show(figure.value, *figure.limits), figure.value)
 
 
 def _format_epochs(value: float, low: float | None, high: float | None) -> str:
@@ -206,7 +197,7 @@ def _format_figure(name: str, row: dict[str, Any]) -> str:
 
 
 def _format_trained_s(row: dict[str, Any]) -> str:
-    return format_duration(to_number(row["trained_s"]), None, None)
+    return doc.format_duration(to_number(row["trained_s"]), None, None)
 
 
 def _format_metric(row: dict[str, Any]) -> str:
@@ -258,7 +249,7 @@ def make_gap_getter(metric: str) -> GetY:
     )
 
 
-def make_curve_series(curves: TrainingCurves, get_y: GetY, get_x: GetX) -> Series | None:
+def make_curve_series(curves: TrainingCurves, get_y: GetY, get_x: GetX) -> doc.Series | None:
     """Make a series of means over the seeds as far as all of them went, with limits from three seeds on; of one seed
     its curve. None if there is no value."""
     x: list[float] = []
@@ -270,11 +261,13 @@ def make_curve_series(curves: TrainingCurves, get_y: GetY, get_x: GetX) -> Serie
             means.append(mean_over_repeats(values))
     if not x:
         return None
-    kept = [int(k) for k, _ in downsample([(float(k), mean.value) for k, mean in enumerate(means)], MAX_CURVE_POINTS)]
+    kept = [
+        int(k) for k, _ in doc.downsample([(float(k), mean.value) for k, mean in enumerate(means)], MAX_CURVE_POINTS)
+    ]
     has_limits = any(means[k].has_limits for k in kept)
     low, high = ([means[k].limits[end] for k in kept] if has_limits else () for end in (0, 1))
     style: Any = "points" if len(kept) == 1 else "line"
-    return Series(curves.name, [x[k] for k in kept], [means[k].value for k in kept], low, high, curves.tags, style)
+    return doc.Series(curves.name, [x[k] for k in kept], [means[k].value for k in kept], low, high, curves.tags, style)
 
 
 def _match_points(curves: Sequence[Sequence[CurvePoint]]) -> list[list[CurvePoint]]:

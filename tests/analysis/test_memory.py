@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.memory import MIN_FULL_SHARE, ModelMemory, bytes_per_parameter, format_strategy, group_by_model
+from scalebench.report import document
 from scalebench.report.document import Chart, Table
 from scalebench.report.sections import memory
 from scalebench.report.sections.memory import MAX_TERMINAL_SENTENCES, list_terminal_sentences, make_terminal_table
@@ -115,7 +116,7 @@ def test_without_savings_there_is_no_section_and_bars_of_one_height_are_no_chart
     assert select_blocks(section, Chart) == [] and len(select_blocks(section, Table)) == 1
     searched = run_with_batch_search("ddp_gloo", 2, 400, 1_500_000_000, None)
     assert build_section(memory, tmp_path / "searched", [BARE, FULL, searched]) is not None
-    monkeypatch.setattr(memory, "MAX_ROWS", 2)
+    monkeypatch.setattr(document, "MAX_ROWS", 2)
     many = [BARE, *(run_with_memory("fsdp_gloo", gpus, FULL_STATE_BYTES // 2) for gpus in (2, 3, 4, 5))]
     table = get_block(build_section(memory, tmp_path / "many", many), Table)
     assert len(table.rows) == 2 and "3 more rows" in table.caption

@@ -5,7 +5,7 @@ import pytest
 
 from scalebench.analysis.time_to_target import summarize_trainings
 from scalebench.core.result import CurvePoint, Quality
-from scalebench.report import markdown, training_tables
+from scalebench.report import document, markdown, training_tables
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.html import page
 from scalebench.report.sections import make_sections, training
@@ -126,7 +126,7 @@ def test_without_validation_the_table_still_has_the_rest(tmp_path):
 
 
 def test_of_many_some_are_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "MAX_CURVES", 1)
+    monkeypatch.setattr(document, "MAX_CURVES", 1)
     section = make_section(tmp_path, training_run(), training_run("mirrored"))
     assert len(select_blocks(section, Chart)[0].series) == 2  # and the target
     assert any(block.text.startswith("1 of 2 trainings are") for block in select_blocks(section, Paragraph))
@@ -182,7 +182,7 @@ def test_losses_without_the_size_of_the_data_set_and_of_long_series(tmp_path):
 
 
 def test_no_more_losses_than_are_distinguishable(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "MAX_CURVES", 2)
+    monkeypatch.setattr(document, "MAX_CURVES", 2)
     runs = [run(name, 1, repeat) for repeat in (0, 1) for name in ("ddp_gloo", "horovod_gloo", "lightning_ddp_gloo")]
     section = make_losses(tmp_path, *runs)
     names = [series.name for series in get_block(section, Chart, "learning-0-epochs").series]

@@ -13,7 +13,7 @@ from scalebench.analysis.comparison.ratio_tests import MIN_UNITS_FOR_TEST
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.stats.log_means import mean_of_repeats
 from scalebench.core.units import format_count
-from scalebench.report.document import MAX_ID_LENGTH, Axis, Chart, Series, Tags, join_sentences
+from scalebench.report import document as doc
 
 MAX_PLACES = 40  # of a chart; names of more are not readable
 DEVICES_KEY = "gpus"  # of labels
@@ -30,7 +30,7 @@ class _Place:
     pairs: dict[str, Pair] = field(default_factory=dict)
 
 
-def make_comparison_charts(comparison: Comparison) -> list[Chart]:
+def make_comparison_charts(comparison: Comparison) -> list[doc.Chart]:
     """Make two charts for each number of devices: samples/s of all values, and their ratios to the base.
 
     Rows without a partner are in neither, as in the tables; without a pair there is no chart.
@@ -40,7 +40,7 @@ def make_comparison_charts(comparison: Comparison) -> list[Chart]:
     base, key = comparison.contrasts[0].a, comparison.by or "side"
     values = list(dict.fromkeys([base, *(contrast.b for contrast in comparison.contrasts)]))
     by_devices = sorted(_list_places(comparison), key=_count_devices)
-    charts: list[Chart] = []
+    charts: list[doc.Chart] = []
     for _, group in groupby(by_devices, key=_count_devices):
         charts += _make_charts_of_count(list(group), values, key)
     return charts
@@ -63,21 +63,21 @@ def _count_devices(place: _Place) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _make_charts_of_count(places: Sequence[_Place], values: Sequence[str], key: str) -> Iterator[Chart]:
+def _make_charts_of_count(places: Sequence[_Place], values: Sequence[str], key: str) -> Iterator[doc.Chart]:
     count = _count_devices(places[0])
     shown = places[:MAX_PLACES]
     on = f" on {format_count(count, 'device')}" if count else ""
     left_out = "" if len(shown) == len(places) else f", the first {MAX_PLACES} of {len(places)} configurations"
-    axis = Axis(" ".join(name for name in shown[0].label if name != DEVICES_KEY))
+    axis = doc.Axis(" ".join(name for name in shown[0].label if name != DEVICES_KEY))
     names = _name_places(shown)
     rates = [_make_series(shown, names, value, False) for value in values]
     title, about = f"Throughput by {key}{on}{left_out}", "samples/s in steady state, more is better"
-    yield Chart(_make_id("throughput", key, count), title, axis, Axis("samples/s"), rates, "bars",
-                join_sentences(about, INTERVALS))  # fmt: skip
+    yield doc.Chart(_make_id("throughput", key, count), title, axis, doc.Axis("samples/s"), rates, "bars",
+                doc.join_sentences(about, INTERVALS))  # fmt: skip
     ratios = [_make_series(shown, names, value, True) for value in values[1:]]
     title, about = f"Ratio to {values[0]} by {key}{on}{left_out}", f"throughput over that of {values[0]}"
-    yield Chart(_make_id("ratio", key, count), title, axis, Axis(f"ratio to {values[0]}"), ratios, "bars",
-                join_sentences(about, "intervals: 95 %, of each pair alone"))  # fmt: skip
+    yield doc.Chart(_make_id("ratio", key, count), title, axis, doc.Axis(f"ratio to {values[0]}"), ratios, "bars",
+                doc.join_sentences(about, "intervals: 95 %, of each pair alone"))  # fmt: skip
 
 
 def _name_places(places: Sequence[_Place]) -> list[str]:
@@ -87,12 +87,12 @@ def _name_places(places: Sequence[_Place]) -> list[str]:
     return [" ".join(place.label[name] for name in names) or "all" for place in places]
 
 
-def _make_series(places: Sequence[_Place], names: Sequence[str], value: str, is_ratio: bool) -> Series:
+def _make_series(places: Sequence[_Place], names: Sequence[str], value: str, is_ratio: bool) -> doc.Series:
     """Make the bars of one value of the key: its throughputs with their repeats, or the ratios of its pairs."""
     x: list[str] = []
     estimates: list[Estimate] = []
     repeats: list[list[float]] = []
-    tags: list[Tags] = []
+    tags: list[doc.Tags] = []
     for place, name in zip(places, names, strict=True):
         if value not in (place.pairs if is_ratio else place.rows):
             continue
@@ -105,7 +105,7 @@ def _make_series(places: Sequence[_Place], names: Sequence[str], value: str, is_
         repeats.append([] if is_ratio else place.rows[value].rates)
         tags.append({key: place.label[key] for key in TAG_KEYS if key in place.label})
     low, high = ([each.limits[end] for each in estimates] for end in (0, 1))
-    return Series(value, x, [each.value for each in estimates], low, high, point_tags=tags, repeats=repeats)
+    return doc.Series(value, x, [each.value for each in estimates], low, high, point_tags=tags, repeats=repeats)
 
 
 def _estimate_rate(row: ComparisonRow) -> Estimate:
@@ -115,4 +115,4 @@ def _estimate_rate(row: ComparisonRow) -> Estimate:
 
 def _make_id(figure: str, key: str, count: int) -> str:
     text = re.sub(r"[^a-z0-9]+", "-", f"compare {figure} {key} {count or ''}".lower())
-    return text.strip("-")[:MAX_ID_LENGTH].strip("-")
+    return text.strip("-")[: doc.MAX_ID_LENGTH].strip("-")

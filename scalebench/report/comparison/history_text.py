@@ -13,8 +13,8 @@ from scalebench.core.machine.machine import MachineClass
 from scalebench.core.stats.estimates import Estimate, scale_estimate
 from scalebench.core.units import format_count
 from scalebench.core.untrusted import clean_line
+from scalebench.report import document as doc
 from scalebench.report.comparison.comparison_text import format_label, format_p, format_speed_ratio
-from scalebench.report.document import MAX_CURVES, THROUGHPUT, Axis, Chart, Series
 from scalebench.report.tables import format_throughput
 
 DRAWING_WIDTH = 40  # characters between the limits of all sessions
@@ -145,25 +145,25 @@ def _make_tree(configuration: ConfigurationHistory) -> dict[str, object]:
 
 
 def _make_rate_cells(rate: Estimate | None) -> dict[str, float | None]:
-    return interval_cells(THROUGHPUT, "throughput", None if rate is None else rate.value, rate)
+    return interval_cells(doc.THROUGHPUT, "throughput", None if rate is None else rate.value, rate)
 
 
-def make_history_charts(name: str, histories: Sequence[MachineHistory]) -> list[Chart]:
+def make_history_charts(name: str, histories: Sequence[MachineHistory]) -> list[doc.Chart]:
     """Make a chart for each class of machine: throughput over sessions, relative to those before the change."""
     charts = []
     for number, history in enumerate(histories, 1):
-        shown = history.configurations[:MAX_CURVES]
+        shown = history.configurations[: doc.MAX_CURVES]
         series = [line for configuration in shown for line in _make_series(configuration)]
         title = f"Sessions of baseline {name}" + (f" on {history.kind}" if len(histories) > 1 else "")
         caption = "Throughput over the mean of the sessions before the change, or of all; limits: 95 %, over repeats"
-        y = Axis("relative throughput", from_zero=False)
+        y = doc.Axis("relative throughput", from_zero=False)
         count = max(len(configuration.sessions) for configuration in shown)
-        x = Axis("session", ticks=range(1, count + 1))
-        charts.append(Chart(f"history-{number}", title, x, y, series, "lines", caption))
+        x = doc.Axis("session", ticks=range(1, count + 1))
+        charts.append(doc.Chart(f"history-{number}", title, x, y, series, "lines", caption))
     return charts
 
 
-def _make_series(configuration: ConfigurationHistory) -> Iterator[Series]:
+def _make_series(configuration: ConfigurationHistory) -> Iterator[doc.Series]:
     """Yield the line of a configuration, and the marker of the first session that differs."""
     sessions, change, name = configuration.sessions, configuration.change, format_label(configuration.label)
     values = [None if session.rate is None else session.rate.value for session in sessions]
@@ -179,7 +179,7 @@ def _make_series(configuration: ConfigurationHistory) -> Iterator[Series]:
     notes = [_format_time(session) for session in sessions]
     shares = [None if value is None else value / mean for value in values]
     low, high = zip(*limits, strict=True)
-    yield Series(name, places, shares, low, high, notes=notes, repeats=repeats)
+    yield doc.Series(name, places, shares, low, high, notes=notes, repeats=repeats)
     if change is not None:
         text = f"{name}: first that is {'slower' if change.is_slower else 'faster'}"
-        yield Series(text, [places[change.first]], [shares[change.first]], style="published")
+        yield doc.Series(text, [places[change.first]], [shares[change.first]], style="published")

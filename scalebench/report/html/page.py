@@ -24,7 +24,7 @@ from scalebench.core.json_files import write_text
 from scalebench.core.machine.machine import describe_machine
 from scalebench.core.units import format_count
 from scalebench.core.untrusted import clean_text
-from scalebench.report.document import Chart, Section, describe_single_group
+from scalebench.report import document as doc
 from scalebench.report.html.render import Renderer, list_filters
 from scalebench.report.report_data import HomeFolder, ReportData, make_relative_link
 from scalebench.report.sections import make_sections
@@ -56,7 +56,7 @@ class Header:
 
 
 @pause_garbage_collection()
-def write(report_data: ReportData, path: Path, sections: Iterable[Section] | None = None) -> Path:
+def write(report_data: ReportData, path: Path, sections: Iterable[doc.Section] | None = None) -> Path:
     """Write the report to `path`, whose folder is made if necessary, with `sections` instead of all if there are any.
 
     An existing page is replaced at the end, in one step. Raises OSError if it cannot be written.
@@ -67,7 +67,7 @@ def write(report_data: ReportData, path: Path, sections: Iterable[Section] | Non
     return path
 
 
-def render_page(report_data: ReportData, folder: Path, sections: list[Section]) -> str:
+def render_page(report_data: ReportData, folder: Path, sections: list[doc.Section]) -> str:
     """Render the page for a file in `folder`."""
     home = report_data.home if report_data.paths else folder
     scripts = {
@@ -92,7 +92,7 @@ def make_header(report_data: ReportData, home: Path, folder: Path) -> Header:
     order = [*STATUSES, *sorted(set(counts) - set(STATUSES))]
     return Header(
         title=make_title(report_data.frame),
-        group=describe_single_group(report_data.curves),
+        group=doc.describe_single_group(report_data.curves),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=__version__,
         paths=paths if report_data.full_paths else list(map(HomeFolder().hide, paths)),
@@ -169,13 +169,13 @@ def read_asset(name: str) -> str:
     return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _read_plotly(sections: list[Section]) -> str:
+def _read_plotly(sections: list[doc.Section]) -> str:
     """Return plotly.js, or nothing if there is no chart.
 
     The asset is plotly-basic.min.js of npm's plotly.js-basic-dist-min 4.1.1, unchanged. It draws lines and bars, and
     has a quarter of the size of the bundle in Python's plotly.
     """
-    has_charts = any(isinstance(block, Chart) for section in sections for block in section.blocks)
+    has_charts = any(isinstance(block, doc.Chart) for section in sections for block in section.blocks)
     return read_asset("plotly-basic.min.js") if has_charts else ""
 
 

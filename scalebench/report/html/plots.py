@@ -16,7 +16,7 @@ from typing import Any
 
 from scalebench.core.errors import InputError
 from scalebench.core.untrusted import clean_text
-from scalebench.report.document import PARTS, Axis, Chart, Number, Series, stack_lengths
+from scalebench.report import document as doc
 
 COLOUR_COUNT = 8  # --c0 to --c7 in page.css, one set for each theme; those of PARTS follow
 DASHES = "solid dash dot dashdot longdash longdashdot".split()
@@ -47,7 +47,7 @@ class ChartStyles:
     If there are more strategies than colours, dashes, markers and patterns distinguish them.
     """
 
-    def __init__(self, charts: Iterable[Chart]) -> None:
+    def __init__(self, charts: Iterable[doc.Chart]) -> None:
         self._positions: dict[tuple[str, str], int] = {}
         counts = {"strategy": 0, "name": 0}
         for key in (key for chart in charts for key in _style_keys(chart) if key is not None):
@@ -55,7 +55,7 @@ class ChartStyles:
                 self._positions[key] = counts[key[0]]
                 counts[key[0]] += 1
 
-    def of(self, chart: Chart) -> Sequence[LineStyle]:
+    def of(self, chart: doc.Chart) -> Sequence[LineStyle]:
         """Return a style for each series. The second line of a strategy in one chart has the same colour, and another
         dash and marker."""
         seen: dict[tuple[str, str], int] = {}
@@ -66,7 +66,7 @@ class ChartStyles:
                 continue
             variant = seen.get(key, 0)
             if key[0] == "part":  # parts that could not be measured apart have the colour of the first, and a pattern
-                slot = COLOUR_COUNT + PARTS.index(key[1])
+                slot = COLOUR_COUNT + doc.PARTS.index(key[1])
                 styles.append(LineStyle(slot, "solid", "diamond", PATTERNS[variant % len(PATTERNS)]))
             else:
                 styles.append(_make_style(self._positions[key], variant))
@@ -74,7 +74,7 @@ class ChartStyles:
         return styles
 
 
-def _style_keys(chart: Chart) -> list[tuple[str, str] | None]:
+def _style_keys(chart: doc.Chart) -> list[tuple[str, str] | None]:
     """Return what determines the style of each series: its strategy, or its name if that is more specific.
 
     Stacked parts and several lines of one strategy go by their names, since they would all have its colour otherwise.
@@ -85,7 +85,7 @@ def _style_keys(chart: Chart) -> list[tuple[str, str] | None]:
     return [_choose_style_key(series, by_name) for series in chart.series]
 
 
-def _choose_style_key(series: Series, by_name: bool) -> tuple[str, str] | None:
+def _choose_style_key(series: doc.Series, by_name: bool) -> tuple[str, str] | None:
     """Return the key of one series; None for an ideal line."""
     if series.style == "ideal":
         return None
@@ -102,10 +102,10 @@ def _make_style(position: int, variant: int) -> LineStyle:
     return LineStyle(slot, DASHES[number % len(DASHES)], symbol, PATTERNS[(variant + cycle) % len(PATTERNS)])
 
 
-def make_figure(chart: Chart, styles: Sequence[LineStyle]) -> Figure:
+def make_figure(chart: doc.Chart, styles: Sequence[LineStyle]) -> Figure:
     """Return `data` and `layout`; `meta` of a trace holds its role, colour, tags and the number of its series."""
     traces: list[Figure] = []
-    lengths = stack_lengths(chart) if chart.kind == "stacked" else []
+    lengths = doc.stack_lengths(chart) if chart.kind == "stacked" else []
     # Dots and values are points, which stand on their bar by its offsetgroup.
     has_points = chart.kind == "bars" and (chart.has_bar_labels or any(each.list_dots() for each in chart.series))
     for number, (series, style) in enumerate(zip(chart.series, styles, strict=True)):
@@ -134,7 +134,7 @@ def make_figure(chart: Chart, styles: Sequence[LineStyle]) -> Figure:
     return {"data": traces, "layout": layout}
 
 
-def make_plotly_figures(charts: Sequence[Chart]) -> list[Any]:
+def make_plotly_figures(charts: Sequence[doc.Chart]) -> list[Any]:
     """Return charts as figures of Python's plotly, in the colours of the page. Raise InputError without plotly."""
     try:
         from plotly.graph_objects import Figure as PlotlyFigure
@@ -184,7 +184,7 @@ def round_number(number: float | str | None) -> float | str | None:
     return int(number) if isinstance(number, int) else float(f"{number:.9g}")
 
 
-def _make_line_trace(chart: Chart, series: Series, style: LineStyle, meta: Figure) -> Figure:
+def _make_line_trace(chart: doc.Chart, series: doc.Series, style: LineStyle, meta: Figure) -> Figure:
     only_points = series.style in ("published", "points")
     marked = only_points or (series.style == "line" and len(series.x) <= MAX_MARKED_POINTS)
     trace = {
@@ -204,7 +204,7 @@ def _make_line_trace(chart: Chart, series: Series, style: LineStyle, meta: Figur
     return trace
 
 
-def _make_bar_trace(chart: Chart, series: Series, style: LineStyle, meta: Figure) -> Figure:
+def _make_bar_trace(chart: doc.Chart, series: doc.Series, style: LineStyle, meta: Figure) -> Figure:
     trace = {**_make_points(chart, series), "type": "bar", "meta": {**meta, "role": "bar"}}
     if style.pattern:
         trace["marker"] = {"pattern": {"shape": style.pattern, "size": 6, "fillmode": "overlay"}}
@@ -215,7 +215,7 @@ def _make_bar_trace(chart: Chart, series: Series, style: LineStyle, meta: Figure
 
 
 def _make_stack_traces(
-    chart: Chart, series: Series, style: LineStyle, meta: Figure, lengths: Sequence[Number]
+    chart: doc.Chart, series: doc.Series, style: LineStyle, meta: Figure, lengths: Sequence[doc.Number]
 ) -> list[Figure]:
     """Return the pieces of lying bars, and a marker for each negative value; both show the value, not the length."""
     figures = ["" if y is None else _format_number(y, chart.y) for y in series.y]
@@ -241,7 +241,7 @@ def _make_stack_traces(
     return [bar, gain]
 
 
-def _make_points(chart: Chart, series: Series) -> Figure:
+def _make_points(chart: doc.Chart, series: doc.Series) -> Figure:
     template = "%{y:.1%}" if chart.y.percent else "%{y:.4g}"
     return {
         "name": escape_plotly(series.name),
@@ -252,12 +252,12 @@ def _make_points(chart: Chart, series: Series) -> Figure:
     }
 
 
-def _make_hover_texts(chart: Chart, series: Series) -> list[str]:
+def _make_hover_texts(chart: doc.Chart, series: doc.Series) -> list[str]:
     notes = itertools.chain(series.notes, itertools.repeat(""))
     return [_make_hover_text(chart, limits, note) for limits, note in zip(series.limits, notes, strict=False)]
 
 
-def _make_hover_text(chart: Chart, limits: tuple[Number, Number], note: str) -> str:
+def _make_hover_text(chart: doc.Chart, limits: tuple[doc.Number, doc.Number], note: str) -> str:
     """Return the lines below a point's value: its interval and its note."""
     low, high = limits
     interval = ""
@@ -266,11 +266,11 @@ def _make_hover_text(chart: Chart, limits: tuple[Number, Number], note: str) -> 
     return interval + (f"<br>{escape_plotly(note)}" if note else "")
 
 
-def _format_number(number: float, axis: Axis) -> str:
+def _format_number(number: float, axis: doc.Axis) -> str:
     return f"{100 * number:.1f} %" if axis.percent else f"{number:.4g}"
 
 
-def _make_band(chart: Chart, series: Series, meta: Figure) -> list[Figure]:
+def _make_band(chart: doc.Chart, series: doc.Series, meta: Figure) -> list[Figure]:
     """Return one closed shape for each stretch of points with limits; None makes plotly leave a gap between two."""
     xs: list[Any] = []
     ys: list[Any] = []
@@ -287,7 +287,7 @@ def _make_band(chart: Chart, series: Series, meta: Figure) -> list[Figure]:
              "meta": {**meta, "role": "band"}}]  # fmt: skip
 
 
-def _make_dots(series: Series, meta: Figure) -> list[Figure]:
+def _make_dots(series: doc.Series, meta: Figure) -> list[Figure]:
     """Return a trace with a dot for each repeat, so that one that differs from the others is seen."""
     if not (dots := series.list_dots()):
         return []
@@ -298,7 +298,7 @@ def _make_dots(series: Series, meta: Figure) -> list[Figure]:
              "meta": {**meta, "role": "repeat", **({"points": tags} if tags else {})}}]  # fmt: skip
 
 
-def _make_fit(series: Series, meta: Figure) -> list[Figure]:
+def _make_fit(series: doc.Series, meta: Figure) -> list[Figure]:
     """Return the fitted line of a series, dotted, in the colour of its points."""
     if not series.fit:
         return []
@@ -307,7 +307,7 @@ def _make_fit(series: Series, meta: Figure) -> list[Figure]:
              "legendgroup": str(meta["series"]), "meta": {**meta, "role": "fit"}}]  # fmt: skip
 
 
-def _make_bar_labels(chart: Chart, series: Series, meta: Figure) -> list[Figure]:
+def _make_bar_labels(chart: doc.Chart, series: doc.Series, meta: Figure) -> list[Figure]:
     """Return the values of bars as texts above their limits and dots, which would hide a text of the bar itself."""
     if not chart.has_bar_labels:
         return []
@@ -319,21 +319,21 @@ def _make_bar_labels(chart: Chart, series: Series, meta: Figure) -> list[Figure]
              "legendgroup": str(meta["series"]), "meta": {**meta, "role": "label"}}]  # fmt: skip
 
 
-def format_bar_label(y: Number, axis: Axis) -> str:
+def format_bar_label(y: doc.Number, axis: doc.Axis) -> str:
     """Return a value with three digits, of a share with whole per cents; empty without a value."""
     if y is None or not math.isfinite(y):
         return ""
     return f"{100 * y:.0f} %" if axis.percent else f"{y:,.0f}" if abs(y) >= 100 else f"{y:.3g}"
 
 
-def _limits_without_band(chart: Chart, series: Series) -> list[tuple[Number, Number]]:
+def _limits_without_band(chart: doc.Chart, series: doc.Series) -> list[tuple[doc.Number, doc.Number]]:
     """Return the limits of the points that no band shows, because no neighbour has any or they are no line."""
     lines = series.style == "line"
     banded = {k for stretch in _find_stretches(chart, series) if lines and len(stretch) > 1 for k in stretch}
     return [(None, None) if k in banded else limits for k, limits in enumerate(series.limits)]
 
 
-def _find_stretches(chart: Chart, series: Series) -> list[list[int]]:
+def _find_stretches(chart: doc.Chart, series: doc.Series) -> list[list[int]]:
     """Return runs of neighbouring points with both limits; a logarithmic axis cannot show a limit of 0 or less."""
     stretches: list[list[int]] = [[]]
     for number, (low, high) in enumerate(series.limits):
@@ -344,7 +344,7 @@ def _find_stretches(chart: Chart, series: Series) -> list[list[int]]:
     return [stretch for stretch in stretches if stretch]
 
 
-def _make_error_bars(series: Series, limits: Sequence[tuple[Number, Number]]) -> Figure:
+def _make_error_bars(series: doc.Series, limits: Sequence[tuple[doc.Number, doc.Number]]) -> Figure:
     up = [
         None if high is None or y is None else round_number(high - y)
         for y, (_, high) in zip(series.y, limits, strict=True)
@@ -356,7 +356,7 @@ def _make_error_bars(series: Series, limits: Sequence[tuple[Number, Number]]) ->
     return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 4}
 
 
-def _make_axis(axis: Axis, chart: Chart, which: str) -> Figure:
+def _make_axis(axis: doc.Axis, chart: doc.Chart, which: str) -> Figure:
     layout: Figure = {"title": {"text": escape_plotly(axis.title)}}
     if which == "x" and (chart.kind != "lines" or _has_text_axis(chart)):
         return layout | {"type": "category", "categoryorder": "array", "categoryarray": _list_categories(chart)}
@@ -372,11 +372,11 @@ def _make_axis(axis: Axis, chart: Chart, which: str) -> Figure:
     return {key: value for key, value in layout.items() if value is not None}
 
 
-def _has_text_axis(chart: Chart) -> bool:
+def _has_text_axis(chart: doc.Chart) -> bool:
     return any(isinstance(x, str) for series in chart.series for x in series.x)
 
 
-def _list_categories(chart: Chart) -> list[Any]:
+def _list_categories(chart: doc.Chart) -> list[Any]:
     """List the values of the x axis: numbers sorted, texts in order of appearance."""
     values = list(dict.fromkeys(x for series in chart.series for x in series.x))
     return [round_number(x) for x in (values if _has_text_axis(chart) else sorted(values, key=float))]

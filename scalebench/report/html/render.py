@@ -18,19 +18,7 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 
 from scalebench.core.untrusted import clean_text
-from scalebench.report.document import (
-    TAG_COLUMNS,
-    Axis,
-    Block,
-    Cell,
-    Chart,
-    Paragraph,
-    Row,
-    Section,
-    Series,
-    Table,
-    Verdict,
-)
+from scalebench.report import document as doc
 from scalebench.report.html.plots import ChartStyles, make_figure
 from scalebench.report.report_data import make_relative_link
 
@@ -44,14 +32,14 @@ View = dict[str, Any]
 class Renderer:
     """Makes views of sections. Links of blocks are relative to `home`, the page is in `folder`."""
 
-    sections: Sequence[Section]
+    sections: Sequence[doc.Section]
     home: Path
     folder: Path
     styles: ChartStyles = field(init=False)
 
     def __post_init__(self) -> None:
         blocks = [block for section in self.sections for block in section.blocks]
-        self.styles = ChartStyles(block for block in blocks if isinstance(block, Chart))
+        self.styles = ChartStyles(block for block in blocks if isinstance(block, doc.Chart))
 
     def make_views(self) -> list[View]:
         return [
@@ -59,7 +47,7 @@ class Renderer:
             for section in lift_main_charts(self.sections)
         ]
 
-    def _group(self, blocks: Sequence[Block]) -> list[list[View]]:
+    def _group(self, blocks: Sequence[doc.Block]) -> list[list[View]]:
         """Group consecutive charts, which share a row if there is room; any other block has a row of its own."""
         groups: list[list[View]] = []
         for block in blocks:
@@ -70,20 +58,20 @@ class Renderer:
                 groups.append([view])
         return groups
 
-    def _make_view(self, block: Block) -> View:
-        if isinstance(block, Chart):
+    def _make_view(self, block: doc.Block) -> View:
+        if isinstance(block, doc.Chart):
             return self._make_chart(block)
-        if isinstance(block, Table):
+        if isinstance(block, doc.Table):
             return self._make_table(block)
         tags = select_filter_tags(block.tags)
-        if isinstance(block, Verdict):
+        if isinstance(block, doc.Verdict):
             return {"kind": "verdict", "verdict": block, "tags": tags}
-        if isinstance(block, Paragraph):
+        if isinstance(block, doc.Paragraph):
             return {"kind": "paragraph", "text": block.text, "style": block.kind, "tags": tags}
         return {"kind": "code", "text": block.text.rstrip("\n"), "language": block.language, "title": block.title,
                 "tags": tags}  # fmt: skip
 
-    def _make_chart(self, chart: Chart) -> View:
+    def _make_chart(self, chart: doc.Chart) -> View:
         points = sum(len(series.x) for series in chart.series)
         step = max(1, math.ceil(points / MAX_TABLE_POINTS))
         limits, notes = any(series.low for series in chart.series), any(any(series.notes) for series in chart.series)
@@ -98,7 +86,7 @@ class Renderer:
             ],
         }  # fmt: skip
 
-    def _make_table(self, table: Table) -> View:
+    def _make_table(self, table: doc.Table) -> View:
         numeric = [column in table.numeric for column in table.columns]
         return {
             "kind": "table", "id": table.id, "title": table.title, "caption": table.caption,
@@ -106,11 +94,11 @@ class Renderer:
             "rows": Markup("".join(self._render_row(row, numeric) for row in table.rows)),
         }  # fmt: skip
 
-    def _render_row(self, row: Row, numeric: Sequence[bool]) -> str:
+    def _render_row(self, row: doc.Row, numeric: Sequence[bool]) -> str:
         cells = [self._render_cell(cell, right) for cell, right in zip(row.cells, numeric, strict=True)]
         return f"<tr{_render_tags(row.tags)}>{''.join(cells)}\n"
 
-    def _render_cell(self, cell: Cell, right: bool) -> str:
+    def _render_cell(self, cell: doc.Cell, right: bool) -> str:
         text, start = _escape(cell.text), '<td class="right"' if right else "<td"
         if cell.chip:
             text = f'<span class="chip {cell.chip}">{text}</span>'
@@ -123,7 +111,7 @@ class Renderer:
         return f'{start} data-value="{_escape(value)}">{text}'
 
 
-def render_table(table: Table) -> str:
+def render_table(table: doc.Table) -> str:
     """Return a table as HTML that stands by itself, such as below a cell of a notebook."""
     right = [column in table.numeric for column in table.columns]
 
@@ -138,7 +126,7 @@ def render_table(table: Table) -> str:
     return "".join(["<table>", *rows, "</table>", *(f"<p>{_escape(note)}</p>" for note in notes if note)])
 
 
-def lift_main_charts(sections: Sequence[Section]) -> list[Section]:
+def lift_main_charts(sections: Sequence[doc.Section]) -> list[doc.Section]:
     """Return the sections with the two charts that everybody wants moved from `scaling` below the first verdict.
 
     That verdict is on the group of these charts: groups with several devices come first, and there is one of them.
@@ -148,11 +136,11 @@ def lift_main_charts(sections: Sequence[Section]) -> list[Section]:
     answer, scaling = by_id.get("answer"), by_id.get("scaling")
     if answer is None or scaling is None or not scaling.folded:
         return list(sections)
-    charts = [block for block in scaling.blocks if isinstance(block, Chart)]
+    charts = [block for block in scaling.blocks if isinstance(block, doc.Chart)]
     main = [next((chart for chart in charts if chart.id.startswith(start)), None) for start in MAIN_CHARTS]
     lifted = [chart for chart in main if chart is not None]
     ids = {chart.id for chart in lifted}
-    rest = [block for block in scaling.blocks if not isinstance(block, Chart) or block.id not in ids]
+    rest = [block for block in scaling.blocks if not isinstance(block, doc.Chart) or block.id not in ids]
     by_id["answer"] = replace(answer, blocks=[*answer.blocks[:1], *lifted, *answer.blocks[1:]])
     by_id["scaling"] = replace(scaling, blocks=rest)
     return [by_id[section.id] for section in sections if by_id[section.id].blocks]
@@ -163,9 +151,9 @@ def dump_json(data: Any) -> Markup:
     return htmlsafe_json_dumps(data, json.dumps, separators=(",", ":"), allow_nan=False)
 
 
-def list_filters(sections: Iterable[Section]) -> dict[str, list[str]]:
+def list_filters(sections: Iterable[doc.Section]) -> dict[str, list[str]]:
     """Return the sorted values of each tag that has two or more."""
-    values: dict[str, set[str]] = {name: set() for name in TAG_COLUMNS}
+    values: dict[str, set[str]] = {name: set() for name in doc.TAG_COLUMNS}
     for tags in (tags for section in sections for block in section.blocks for tags in _list_tags(block)):
         for name, value in select_filter_tags(tags).items():
             values[name].add(value)
@@ -173,10 +161,10 @@ def list_filters(sections: Iterable[Section]) -> dict[str, list[str]]:
 
 
 def select_filter_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    return {name: str(tags[name]) for name in TAG_COLUMNS if tags.get(name)}
+    return {name: str(tags[name]) for name in doc.TAG_COLUMNS if tags.get(name)}
 
 
-def make_label(chart: Chart) -> str:
+def make_label(chart: doc.Chart) -> str:
     """Return what a screen reader says instead of the drawing; the values are in the table below it."""
     names = list(dict.fromkeys(series.name for series in chart.series))
     more = f" and {len(names) - MAX_LABEL_NAMES} more" if len(names) > MAX_LABEL_NAMES else ""
@@ -184,13 +172,13 @@ def make_label(chart: Chart) -> str:
     return f"{chart.title}: {chart.y.title} against {chart.x.title}, {listed}. The values are in the table below."
 
 
-def format_number(number: float | str | None, axis: Axis) -> str:
+def format_number(number: float | str | None, axis: doc.Axis) -> str:
     if number is None or isinstance(number, str):
         return number or ""
     return f"{100 * number:.5g} %" if axis.percent else f"{number:.6g}"
 
 
-def _render_points(chart: Chart, series: Series, step: int, limits: bool, notes: bool) -> Markup:
+def _render_points(chart: doc.Chart, series: doc.Series, step: int, limits: bool, notes: bool) -> Markup:
     rows = []
     for k in range(0, len(series.x), step):
         figures = [format_number(series.x[k], chart.x), format_number(series.y[k], chart.y)]
@@ -212,9 +200,9 @@ def _escape(text: str) -> str:
     return str(escape(clean_text(text)))
 
 
-def _list_tags(block: Block) -> list[Mapping[str, str]]:
-    if isinstance(block, Chart):
+def _list_tags(block: doc.Block) -> list[Mapping[str, str]]:
+    if isinstance(block, doc.Chart):
         return [tags for series in block.series for tags in (series.tags, *series.point_tags)]
-    if isinstance(block, Table):
+    if isinstance(block, doc.Table):
         return [row.tags for row in block.rows]
     return [block.tags]

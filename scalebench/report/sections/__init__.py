@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from scalebench.core.errors import InputError, unknown_name_message
-from scalebench.report.document import Block, Chart, Paragraph, Section, has_shape, scale_units
+from scalebench.report import document as doc
 from scalebench.report.report_data import HomeFolder, ReportData
 
 
@@ -45,49 +45,49 @@ SECTIONS = (
 )
 
 
-def make_charts(report_data: ReportData, name: str) -> list[Chart]:
+def make_charts(report_data: ReportData, name: str) -> list[doc.Chart]:
     """Return the charts of one section. Raise InputError for an unknown one."""
     names = [joined.id for joined in SECTIONS]
     if name not in names:
         raise InputError(unknown_name_message("section", name, names))
     sections = make_sections(report_data, [SECTIONS[names.index(name)]])
-    return [block for section in sections for block in section.blocks if isinstance(block, Chart)]
+    return [block for section in sections for block in section.blocks if isinstance(block, doc.Chart)]
 
 
-def make_sections(report_data: ReportData, chosen: Sequence[JoinedSection] = SECTIONS) -> Iterator[Section]:
+def make_sections(report_data: ReportData, chosen: Sequence[JoinedSection] = SECTIONS) -> Iterator[doc.Section]:
     """Yield the sections that have something to show, without charts that show no more than their table, and with the
     figures of the others in units of their size."""
     yield from (section for joined in chosen if (section := _make_section(joined, report_data)) is not None)
 
 
-def _make_section(joined: JoinedSection, report_data: ReportData) -> Section | None:
+def _make_section(joined: JoinedSection, report_data: ReportData) -> doc.Section | None:
     section = _join(joined, [part for name in joined.parts if (part := _make_part(name, report_data)) is not None])
     return section if section is None or report_data.full_paths else HomeFolder().hide_in(section)
 
 
-def _make_part(name: str, report_data: ReportData) -> Section | None:
+def _make_part(name: str, report_data: ReportData) -> doc.Section | None:
     module, function = name.split(":")
-    section: Section | None = getattr(importlib.import_module(f"{__name__}.{module}"), function)(report_data)
+    section: doc.Section | None = getattr(importlib.import_module(f"{__name__}.{module}"), function)(report_data)
     if section is None:
         return None
-    blocks = [_scale(block) for block in section.blocks if not isinstance(block, Chart) or has_shape(block)]
+    blocks = [_scale(block) for block in section.blocks if not isinstance(block, doc.Chart) or doc.has_shape(block)]
     return replace(section, blocks=blocks) if any(_has_content(block) for block in blocks) else None
 
 
-def _scale(block: Block) -> Block:
-    return scale_units(block) if isinstance(block, Chart) else block
+def _scale(block: doc.Block) -> doc.Block:
+    return doc.scale_units(block) if isinstance(block, doc.Chart) else block
 
 
-def _has_content(block: Block) -> bool:
-    return not (isinstance(block, Paragraph) and block.kind in ("heading", "label"))
+def _has_content(block: doc.Block) -> bool:
+    return not (isinstance(block, doc.Paragraph) and block.kind in ("heading", "label"))
 
 
-def _join(joined: JoinedSection, parts: list[Section]) -> Section | None:
+def _join(joined: JoinedSection, parts: list[doc.Section]) -> doc.Section | None:
     if len(parts) < 2:
         return replace(parts[0], id=joined.id) if parts else None
-    blocks: list[Block] = []
+    blocks: list[doc.Block] = []
     for part in parts:
         # A note that several parts have, as about runs that were left out, is shown once.
-        new = [block for block in part.blocks if not isinstance(block, Paragraph) or block not in blocks]
-        blocks += [Paragraph(part.title, "heading"), *new]
-    return Section(joined.id, joined.title, blocks, parts[0].folded)
+        new = [block for block in part.blocks if not isinstance(block, doc.Paragraph) or block not in blocks]
+        blocks += [doc.Paragraph(part.title, "heading"), *new]
+    return doc.Section(joined.id, joined.title, blocks, parts[0].folded)

@@ -19,21 +19,7 @@ from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import SWEEP_REPEATS
 from scalebench.core.stats.estimates import Estimate
-from scalebench.report.document import (
-    Axis,
-    Block,
-    Cell,
-    Chart,
-    CurveGroup,
-    Paragraph,
-    Row,
-    Section,
-    Series,
-    Table,
-    format_duration,
-    group_curves,
-    join_sentences,
-)
+from scalebench.report import document as doc
 from scalebench.report.report_data import ReportData, list_left_out_configurations
 
 if TYPE_CHECKING:
@@ -130,11 +116,11 @@ def format_share(share: Estimate) -> str:
     return f"{units.format_percent(share.value)} [{100 * share.low:z.1f}, {100 * share.high:z.1f}]"
 
 
-def make_run_table(parts: Attribution) -> Table:
+def make_run_table(parts: Attribution) -> doc.Table:
     """Make the table of one run's parts for the terminal, with the reasons why some could not be measured apart."""
     rows = []
     for part in parts.parts:
-        step_s = format_duration(part.step_s.value, *part.step_s.limits)
+        step_s = doc.format_duration(part.step_s.value, *part.step_s.limits)
         rows.append([" + ".join(part.names), step_s, format_share(part.share), ""])
         reasons = dict.fromkeys(parts.missing[name] for name in part.names if name in parts.missing)
         rows += [["", "", "", reason] for reason in reasons]
@@ -142,22 +128,22 @@ def make_run_table(parts: Attribution) -> Table:
     lost_s = units.format_seconds(parts.step_s - parts.ideal_s)
     rows += [[""] * 4, ["total loss", lost_s, format_share(parts.lost), against]]
     columns = ("part", "of a step (95 %)", "of ideal throughput (95 %)", "remark")
-    made = [Row([Cell(text) for text in row]) for row in rows]
-    return Table("attribution", "Where the lost efficiency went", columns, made, frozenset(columns[1:3]))
+    made = [doc.Row([doc.Cell(text) for text in row]) for row in rows]
+    return doc.Table("attribution", "Where the lost efficiency went", columns, made, frozenset(columns[1:3]))
 
 
-def section(report_data: ReportData) -> Section | None:
+def section(report_data: ReportData) -> doc.Section | None:
     """Return None if no run has a baseline other than itself."""
     cases = attribute_runs(report_data)
-    groups, left_out = group_curves(report_data.curves, lambda members: any(_list_bars(members, cases)))
+    groups, left_out = doc.group_curves(report_data.curves, lambda members: any(_list_bars(members, cases)))
     if not groups:
         return None
-    blocks: list[Block] = [*left_out, *list_left_out_configurations(report_data)]
+    blocks: list[doc.Block] = [*left_out, *list_left_out_configurations(report_data)]
     for group in groups:
         bars = list(_list_bars(group.curves, cases))
         blocks += [*group.paragraphs, *_make_chart(group, bars), _make_table(group, bars)]
         blocks += [*_explain_unmeasured(bars), *_describe_causes(bars)]
-    return Section("attribution", "Where the lost efficiency went", blocks)
+    return doc.Section("attribution", "Where the lost efficiency went", blocks)
 
 
 def find_largest_loss(case: AttributedRun) -> Part | None:
@@ -180,23 +166,23 @@ def _list_bars(curves: list[Curve], cases: Mapping[str, AttributedRun]) -> Itera
                 yield curve, int(row["gpus"]), case
 
 
-def _make_chart(group: CurveGroup, bars: list[Bar]) -> Iterator[Block]:
+def _make_chart(group: doc.CurveGroup, bars: list[Bar]) -> Iterator[doc.Block]:
     """Make bars of ideal throughput, the best one first: the share that is kept, and the lost parts beside it."""
     kept = bars
     if len(bars) > MAX_BARS:
         largest = {id(curve): gpus for curve, gpus, _ in bars}
         kept = [bar for bar in bars if largest[id(bar[0])] == bar[1]][:MAX_BARS]
-        yield Paragraph(f"Of {len(bars)} bars, those of the most devices of each curve are shown.")
+        yield doc.Paragraph(f"Of {len(bars)} bars, those of the most devices of each curve are shown.")
     kept = sorted(kept, key=lambda bar: bar[2].attribution.lost.value)
     names = [f"{curve.name} x {gpus}" for curve, gpus, _ in kept]
     point_tags = [curve.tags for curve, _, _ in kept]
     shown = [{part.names: part.share for part in case.attribution.parts if _is_drawn(part)} for _, _, case in kept]
 
-    def make_series(name: str, shares: Iterable[Estimate | None], part: str) -> Series:
+    def make_series(name: str, shares: Iterable[Estimate | None], part: str) -> doc.Series:
         each = list(shares)
         values = [None if share is None else share.value for share in each]
         low, high = ([None if share is None else share.limits[k] for share in each] for k in (0, 1))
-        return Series(name, names, values, low, high, group.tags, point_tags=point_tags, part=part)
+        return doc.Series(name, names, values, low, high, group.tags, point_tags=point_tags, part=part)
 
     series = [make_series("kept", (Estimate(1 - case.attribution.lost.value) for _, _, case in kept), "kept")]
     for parts in sorted({parts for shares in shown for parts in shares}, key=lambda p: list(map(LOSS_PARTS.index, p))):
@@ -205,14 +191,14 @@ def _make_chart(group: CurveGroup, bars: list[Bar]) -> Iterator[Block]:
     rest = [_compute_rest(case.attribution, shares) for (_, _, case), shares in zip(kept, shown, strict=True)]
     if any(share is not None for share in rest):
         series.append(make_series(REST, rest, "rest"))
-    yield Chart(
+    yield doc.Chart(
         group.make_id("attribution"),
         _make_chart_title(kept),
-        Axis("strategy and devices"),
-        Axis("share of ideal throughput", percent=True),
+        doc.Axis("strategy and devices"),
+        doc.Axis("share of ideal throughput", percent=True),
         series,
         "stacked",
-        join_sentences(
+        doc.join_sentences(
             "ideal is the bare baseline on one device times the devices, at the full batch",
             _legend(names for shares in shown for names in shares),
             f"{REST}: parts that do not exceed their noise, and drift" if series[-1].name == REST else "",
@@ -231,7 +217,7 @@ def _is_drawn(part: Part) -> bool:
     return not share.low <= 0 <= share.high if share.has_limits else abs(share.value) >= MIN_SHARE
 
 
-def _has_gains(series: Iterable[Series]) -> bool:
+def _has_gains(series: Iterable[doc.Series]) -> bool:
     return any(y is not None and y < 0 for each in series for y in each.y)
 
 
@@ -257,17 +243,17 @@ def _legend(groups: Iterable[tuple[str, ...]]) -> str:
     return "; ".join(f"{name}: {PART_MEANINGS[name]}" for name in LOSS_PARTS if name in present)
 
 
-def _make_table(group: CurveGroup, bars: list[Bar]) -> Table:
+def _make_table(group: doc.CurveGroup, bars: list[Bar]) -> doc.Table:
     parts = [name for name in LOSS_PARTS if any(case.attribution.part(name) for _, _, case in bars)]
     columns = ["strategy", "devices", "repeats", "ideal step", "step", "lost", *parts]
     rows = []
     for curve, gpus, case in bars:
         run = case.attribution
-        head = [Cell(curve.name, curve.name), Cell(str(gpus), gpus), Cell(str(run.repeats), run.repeats)]
-        head += [Cell(units.format_seconds(value), value) for value in (run.ideal_s, run.step_s)]
+        head = [doc.Cell(curve.name, curve.name), doc.Cell(str(gpus), gpus), doc.Cell(str(run.repeats), run.repeats)]
+        head += [doc.Cell(units.format_seconds(value), value) for value in (run.ideal_s, run.step_s)]
         against = "" if run.against == "bare" else f" against {run.against}"
-        head.append(Cell(format_share(run.lost) + against, run.lost.value))
-        rows.append(Row([*head, *(_make_part_cell(case, name) for name in parts)], curve.tags))
+        head.append(doc.Cell(format_share(run.lost) + against, run.lost.value))
+        rows.append(doc.Row([*head, *(_make_part_cell(case, name) for name in parts)], curve.tags))
     caption = (
         "Shares of ideal throughput with 95 % intervals. The loss, batch, overhead and contention compare processes: "
         f"they have limits over repeats only (measure.repeats={SWEEP_REPEATS} gives them). The other parts compare "
@@ -275,26 +261,26 @@ def _make_table(group: CurveGroup, bars: list[Bar]) -> Table:
         'step. "in overhead": measured only together with overhead.'
     )
     table_id, title = group.make_id("attribution-parts"), "Parts of the lost efficiency"
-    return Table(table_id, title, columns, rows, frozenset(columns[1:]), caption)
+    return doc.Table(table_id, title, columns, rows, frozenset(columns[1:]), caption)
 
 
-def _make_part_cell(case: AttributedRun, name: str) -> Cell:
+def _make_part_cell(case: AttributedRun, name: str) -> doc.Cell:
     part = case.attribution.part(name)
     if part is None:
-        return Cell("")
+        return doc.Cell("")
     if part.names[0] != name:
-        return Cell(f"in {part.names[0]}")
-    return Cell(format_share(part.share), part.share.value)
+        return doc.Cell(f"in {part.names[0]}")
+    return doc.Cell(format_share(part.share), part.share.value)
 
 
-def _explain_unmeasured(bars: list[Bar]) -> Iterator[Paragraph]:
+def _explain_unmeasured(bars: list[Bar]) -> Iterator[doc.Paragraph]:
     """Say why parts could not be measured apart, and which run would do it."""
     runs_of: dict[tuple[str, str], list[str]] = {}
     for curve, gpus, case in bars:
         for reason, names in find_unmeasured_parts(case.attribution).items():
             runs_of.setdefault((" and ".join(names), reason), []).append(f"{curve.name} x {gpus}")
     for (parts, reason), runs in runs_of.items():
-        yield Paragraph(f"{parts} of {', '.join(runs)} could not be measured separately: {reason}.", "warning")
+        yield doc.Paragraph(f"{parts} of {', '.join(runs)} could not be measured separately: {reason}.", "warning")
 
 
 def find_unmeasured_parts(run: Attribution) -> dict[str, list[str]]:
@@ -310,16 +296,16 @@ def find_unmeasured_parts(run: Attribution) -> dict[str, list[str]]:
     return by_reason
 
 
-def _describe_causes(bars: list[Bar]) -> Iterator[Paragraph]:
+def _describe_causes(bars: list[Bar]) -> Iterator[doc.Paragraph]:
     """Describe each cause once for each curve, with the figures of its run on the most devices."""
     causes: dict[tuple[int, str, str], list[tuple[Curve, int, Cause]]] = {}
     for curve, gpus, case in bars:
         for cause in find_causes(case):
             causes.setdefault((id(curve), cause.part, cause.cause), []).append((curve, gpus, cause))
     if causes:
-        yield Paragraph("Likely causes, with the numbers of these runs that support them; none is proven:")
+        yield doc.Paragraph("Likely causes, with the numbers of these runs that support them; none is proven:")
     for runs in causes.values():
         curve, gpus, cause = runs[-1]
         also = f" (also {', '.join(str(count) for _, count, _ in runs[:-1])})" if runs[:-1] else ""
         text = f"{curve.name} on {units.format_count(gpus, 'device')}{also}, {cause.sentence()}"
-        yield Paragraph(text, tags=curve.tags)
+        yield doc.Paragraph(text, tags=curve.tags)

@@ -21,32 +21,10 @@ from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict
 from scalebench.core import units
-from scalebench.report.document import (
-    MAX_ROWS,
-    THROUGHPUT,
-    Axis,
-    Block,
-    Cell,
-    Chart,
-    CurveGroup,
-    CurveRow,
-    Paragraph,
-    Section,
-    Series,
-    Table,
-    add_epoch_limits,
-    build_table,
-    format_cell,
-    format_duration_column,
-    group_curves,
-    join_sentences,
-    make_batch_axis,
-    make_cell,
-    make_line_series,
-)
+from scalebench.report import document as doc
+from scalebench.report import tables
 from scalebench.report.flag_text import describe_curve_intervals
 from scalebench.report.report_data import ReportData
-from scalebench.report.tables import format_percent, format_ratio, format_throughput
 
 MAX_SENTENCES = 8  # curves described one by one
 NEAR_LIMIT = 0.9  # of the fitted limit; a series whose highest throughput is lower has not levelled off
@@ -62,71 +40,77 @@ CAPTION = (
 )
 
 
-def section(report_data: ReportData) -> Section | None:
+def section(report_data: ReportData) -> doc.Section | None:
     """Return None if no configuration was measured with two batches."""
     batch_curves = [
-        replace(curve, rows=[add_epoch_limits(row) for row in curve.rows])
+        replace(curve, rows=[doc.add_epoch_limits(row) for row in curve.rows])
         for curve in make_batch_curves(report_data.curves)
     ]
-    groups, left_out = group_curves(batch_curves)
-    blocks: list[Block] = [*left_out]
+    groups, left_out = doc.group_curves(batch_curves)
+    blocks: list[doc.Block] = [*left_out]
     estimate_ratio = report_data.configurations.estimate_ratio
     for group in groups:
         points = [(curve, find_saturating_batch(curve.rows, estimate_ratio)) for curve in group.curves]
         saturated = [(curve, point) for curve, point in points if point is not None]
         blocks += [*group.paragraphs, *_make_answers(saturated), *_make_charts(group, saturated)]
         blocks += [_make_saturation_table(group, saturated), _make_table(group, estimate_ratio)]
-    return Section("batch-size", "Batch size", blocks) if groups else None
+    return doc.Section("batch-size", "Batch size", blocks) if groups else None
 
 
-def _make_charts(group: CurveGroup, saturated: Saturated) -> Iterator[Chart]:
+def _make_charts(group: doc.CurveGroup, saturated: Saturated) -> Iterator[doc.Chart]:
     intervals = describe_curve_intervals(group.curves)
     charts = (
-        (THROUGHPUT, "throughput", "Throughput", Axis("samples/s"), "samples/s over all devices; more is better"),
-        ("epoch_s", "epoch_s", "Epoch", Axis("time per epoch", unit="s"), "time of an epoch; less is better"),
+        (
+            doc.THROUGHPUT,
+            "throughput",
+            "Throughput",
+            doc.Axis("samples/s"),
+            "samples/s over all devices; more is better",
+        ),
+        ("epoch_s", "epoch_s", "Epoch", doc.Axis("time per epoch", unit="s"), "time of an epoch; less is better"),
     )
     for column, stem, title, axis, about in charts:
-        if lines := make_line_series(group.curves, column, stem, BATCH):
-            lines += _mark_saturating_batches(group, saturated) if column == THROUGHPUT else []
+        if lines := doc.make_line_series(group.curves, column, stem, BATCH):
+            lines += _mark_saturating_batches(group, saturated) if column == doc.THROUGHPUT else []
             about = f"{about}. A larger batch makes fewer steps per epoch, and may learn less in it"
-            axes, caption = (make_batch_axis("batch per device", lines), axis), join_sentences(about, intervals)
+            axes, caption = (doc.make_batch_axis("batch per device", lines), axis), doc.join_sentences(about, intervals)
             yield group.make_chart("batch_size", title, f"{title} over batch", axes, lines, caption)
 
 
-def _make_answers(saturated: Saturated) -> Iterator[Paragraph]:
+def _make_answers(saturated: Saturated) -> Iterator[doc.Paragraph]:
     for curve, point in saturated[:MAX_SENTENCES]:
         text = _describe_saturation(curve, point)
-        yield Paragraph(f"{text[0].upper()}{text[1:]}.", "answer", curve.tags)
+        yield doc.Paragraph(f"{text[0].upper()}{text[1:]}.", "answer", curve.tags)
 
 
-def _mark_saturating_batches(group: CurveGroup, saturated: Saturated) -> list[Series]:
+def _mark_saturating_batches(group: doc.CurveGroup, saturated: Saturated) -> list[doc.Series]:
     """Make one series of points, the saturating batches of all curves."""
     certain = [(curve, point) for curve, point in saturated if not (point.first or point.last)]
     if not certain:
         return []
     x, y = [float(point.batch) for _, point in certain], [point.rate for _, point in certain]
     notes, tags = [curve.name for curve, _ in certain], [curve.tags for curve, _ in certain]
-    return [Series("saturating batch", x, y, tags=group.tags, style="points", notes=notes, point_tags=tags)]
+    return [doc.Series("saturating batch", x, y, tags=group.tags, style="points", notes=notes, point_tags=tags)]
 
 
-def _make_saturation_table(group: CurveGroup, saturated: Saturated) -> Table:
-    columns: dict[str, Callable[[SaturationRow], Cell]] = {
-        "strategy": lambda row: make_cell(row.curve.name),
-        "saturating batch": lambda row: format_cell(row.point.batch, lambda batch: format_batch(row.point)),
-        "could be": lambda row: make_cell(", ".join(f"{batch:,}" for batch in row.point.candidates or ())),
-        "of the highest": lambda row: format_cell(row.point.share, format_percent),
-        "highest at": lambda row: format_cell(row.point.highest, "{:,}".format),
-        "n_1/2 (95 %)": lambda row: make_cell(format_half_batch(row.line), row.line and row.line.half_batch),
-        "limit, samples/s": lambda row: format_cell(row.limit, "{:,.0f}".format),
-        "R²": lambda row: format_cell(row.line and row.line.r_squared, "{:.3f}".format),
-        "worst": lambda row: format_cell(row.line and row.line.worst, units.format_percent),
+def _make_saturation_table(group: doc.CurveGroup, saturated: Saturated) -> doc.Table:
+    columns: dict[str, Callable[[SaturationRow], doc.Cell]] = {
+        "strategy": lambda row: doc.make_cell(row.curve.name),
+        "saturating batch": lambda row: doc.format_cell(row.point.batch, lambda batch: format_batch(row.point)),
+        "could be": lambda row: doc.make_cell(", ".join(f"{batch:,}" for batch in row.point.candidates or ())),
+        "of the highest": lambda row: doc.format_cell(row.point.share, tables.format_percent),
+        "highest at": lambda row: doc.format_cell(row.point.highest, "{:,}".format),
+        "n_1/2 (95 %)": lambda row: doc.make_cell(format_half_batch(row.line), row.line and row.line.half_batch),
+        "limit, samples/s": lambda row: doc.format_cell(row.limit, "{:,.0f}".format),
+        "R²": lambda row: doc.format_cell(row.line and row.line.r_squared, "{:.3f}".format),
+        "worst": lambda row: doc.format_cell(row.line and row.line.worst, units.format_percent),
     }
     items = [
         (SaturationRow(curve, point, fit_step_time(batch_and_step_s(curve.rows))), curve.tags)
         for curve, point in saturated
     ]
     title, table_id = "Where a larger batch stops to pay", group.make_id("batch_size", "saturation")
-    return build_table(table_id, title, columns, items, ["strategy"], join_sentences(*CAPTION))
+    return doc.build_table(table_id, title, columns, items, ["strategy"], doc.join_sentences(*CAPTION))
 
 
 class SaturationRow(NamedTuple):
@@ -140,24 +124,24 @@ class SaturationRow(NamedTuple):
         return None if self.line is None or self.line.limit is None else self.line.limit * self.curve.rows[0]["gpus"]
 
 
-def _make_table(group: CurveGroup, estimate_ratio: EstimateRatio) -> Table:
-    def make_gain(item: CurveRow) -> Cell:
+def _make_table(group: doc.CurveGroup, estimate_ratio: EstimateRatio) -> doc.Table:
+    def make_gain(item: doc.CurveRow) -> doc.Cell:
         smallest, row = item[0].rows[0], item[1]
         gain = decide_ratio(row, smallest, estimate_ratio)
-        return make_cell("1.00" if row is smallest else format_ratio(gain.value, *gain.limits), gain.value)
+        return doc.make_cell("1.00" if row is smallest else tables.format_ratio(gain.value, *gain.limits), gain.value)
 
-    columns: dict[str, Callable[[CurveRow], Cell]] = {
-        "strategy": lambda item: make_cell(item[0].name),
-        "batch per device": lambda item: format_cell(item[1][BATCH], "{:,}".format),
-        "global batch": lambda item: format_cell(item[1]["global_batch"], "{:,}".format),
-        "samples/s (95 %)": lambda item: make_cell(format_throughput(item[1]), item[1][THROUGHPUT]),
+    columns: dict[str, Callable[[doc.CurveRow], doc.Cell]] = {
+        "strategy": lambda item: doc.make_cell(item[0].name),
+        "batch per device": lambda item: doc.format_cell(item[1][BATCH], "{:,}".format),
+        "global batch": lambda item: doc.format_cell(item[1]["global_batch"], "{:,}".format),
+        "samples/s (95 %)": lambda item: doc.make_cell(tables.format_throughput(item[1]), item[1][doc.THROUGHPUT]),
         "over the smallest": make_gain,
-        "epoch (95 %)": lambda item: make_cell(format_duration_column(item[1], "epoch_s"), item[1]["epoch_s"]),
+        "epoch (95 %)": lambda item: doc.make_cell(doc.format_duration_column(item[1], "epoch_s"), item[1]["epoch_s"]),
     }
     about = "over the smallest: throughput over that with the smallest batch of the same strategy and devices"
-    title, caption = "Batch size", join_sentences(about, describe_curve_intervals(group.curves))
+    title, caption = "Batch size", doc.join_sentences(about, describe_curve_intervals(group.curves))
     table_id = group.make_id("batch_size", "table")
-    return build_table(table_id, title, columns, group.list_rows()[:MAX_ROWS], ["strategy"], caption)
+    return doc.build_table(table_id, title, columns, group.list_rows()[: doc.MAX_ROWS], ["strategy"], caption)
 
 
 def list_terminal_sentences(curves: Sequence[Curve], estimate_ratio: EstimateRatio) -> list[str]:

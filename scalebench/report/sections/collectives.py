@@ -10,20 +10,7 @@ from scalebench.analysis import collectives
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS
 from scalebench.core.units import format_binary_bytes
-from scalebench.report.document import (
-    MAX_ROWS,
-    Axis,
-    Block,
-    Cell,
-    Chart,
-    Paragraph,
-    Row,
-    Section,
-    Series,
-    Table,
-    Tags,
-    make_cell,
-)
+from scalebench.report import document as doc
 from scalebench.report.flag_text import to_text
 from scalebench.report.report_data import ReportData
 
@@ -35,8 +22,8 @@ MAX_GROUPS = 16  # operations by framework, hardware and devices, each with two 
 MAX_MATRICES = 12
 # Column of the frame, title, axis.
 CURVES = (
-    ("time_s", "time", Axis("time of an operation", log=True, unit="s")),
-    ("busbw_bytes_per_s", "bus bandwidth", Axis("bus bandwidth", log=True, unit="bytes/s")),
+    ("time_s", "time", doc.Axis("time of an operation", log=True, unit="s")),
+    ("busbw_bytes_per_s", "bus bandwidth", doc.Axis("bus bandwidth", log=True, unit="bytes/s")),
 )
 LIMITS = (
     f"Intervals: 95 %, from {MIN_REPEATS_FOR_LIMITS} repeats on over these; that of a single run is over its blocks "
@@ -48,18 +35,18 @@ CURVE_CAPTIONS = {
 }
 
 
-def section(report_data: ReportData) -> Section | None:
+def section(report_data: ReportData) -> doc.Section | None:
     """Return None if no run measured collective operations or bandwidths."""
     operations, transfers = report_data.operations
-    blocks: list[Block] = []
+    blocks: list[doc.Block] = []
     if len(operations):
         blocks += _make_operation_blocks(operations)
     if len(transfers):
         blocks += [*_make_matrices(transfers), make_bandwidth_table(transfers)]
-    return Section("collectives", "Collective operations and bandwidths", blocks) if blocks else None
+    return doc.Section("collectives", "Collective operations and bandwidths", blocks) if blocks else None
 
 
-def _make_operation_blocks(frame: pd.DataFrame) -> Iterator[Block]:
+def _make_operation_blocks(frame: pd.DataFrame) -> Iterator[doc.Block]:
     """Yield charts and a table for each operation, and the sizes from which one strategy is faster than another."""
     groups = collectives.group_operations(frame)
     for number, (key, rows) in enumerate(groups[:MAX_GROUPS]):
@@ -67,27 +54,27 @@ def _make_operation_blocks(frame: pd.DataFrame) -> Iterator[Block]:
         lines = collectives.split_lines(rows)
         for column, name, axis in CURVES:
             series = [_make_line(line, own, column, tags) for line, own in lines.items()]
-            title, x = f"{_name_operation(key)}: {name}", Axis("message size (bytes)", log=True)
+            title, x = f"{_name_operation(key)}: {name}", doc.Axis("message size (bytes)", log=True)
             block_id = f"collectives-{number}-{column.partition('_')[0]}"
-            yield Chart(block_id, title, x, axis, series, caption=CURVE_CAPTIONS[column])
+            yield doc.Chart(block_id, title, x, axis, series, caption=CURVE_CAPTIONS[column])
         yield _make_collective_table(number, key, rows)
-    yield from (Paragraph(f"{each.sentence()}.") for each in collectives.compare_operations(frame))
+    yield from (doc.Paragraph(f"{each.sentence()}.") for each in collectives.compare_operations(frame))
     if len(groups) > MAX_GROUPS:
-        yield Paragraph(f"{MAX_GROUPS} of {len(groups)} operations are shown; report --csv has all.")
+        yield doc.Paragraph(f"{MAX_GROUPS} of {len(groups)} operations are shown; report --csv has all.")
 
 
-def _make_line(name: str, rows: pd.DataFrame, column: str, tags: Tags) -> Series:
+def _make_line(name: str, rows: pd.DataFrame, column: str, tags: doc.Tags) -> doc.Series:
     tags = {**tags, "strategy": str(rows["strategy"].iloc[0])}
     if column != "time_s":
         means = rows.groupby("size_bytes")[column].mean()
-        return Series(name, [*map(float, means.index)], [*map(float, means)], tags=tags)
+        return doc.Series(name, [*map(float, means.index)], [*map(float, means)], tags=tags)
     times = collectives.times_by_size(rows, of_blocks=True)
     has_limits = all(time_s.has_limits for time_s in times.values())
     low, high = ([limits[end] for limits in (t.limits for t in times.values())] if has_limits else [] for end in (0, 1))
-    return Series(name, [*map(float, times)], [time_s.value for time_s in times.values()], low, high, tags)
+    return doc.Series(name, [*map(float, times)], [time_s.value for time_s in times.values()], low, high, tags)
 
 
-def _make_matrices(frame: pd.DataFrame) -> Iterator[Table | Paragraph]:
+def _make_matrices(frame: pd.DataFrame) -> Iterator[doc.Table | doc.Paragraph]:
     """Yield a table for each run and way between devices, with a row for each source and a column for each target:
     bandwidth, or latency."""
     one_way = frame[frame["kind"].str.endswith(("_one_way", collectives.LATENCY_KIND))]
@@ -100,22 +87,24 @@ def _make_matrices(frame: pd.DataFrame) -> Iterator[Table | Paragraph]:
         ranks = range(int(first["gpus"]))
         tags = {"hardware": str(first["hardware"]), "strategy": str(first["strategy"])}
         made = [
-            Row([make_cell(str(source)), *(_make_figure(cells.get((source, target))) for target in ranks)], tags)
+            doc.Row(
+                [doc.make_cell(str(source)), *(_make_figure(cells.get((source, target))) for target in ranks)], tags
+            )
             for source in ranks
         ]
         title = f"{kind} ({unit}): {lines[first.name]} on {first['gpus']} devices"
         heads = ["from rank", *(f"to {target}" for target in ranks)]
         caption = f"Transfers of {format_binary_bytes(int(first['size_bytes']))}, one at a time."
-        yield Table(f"bandwidth-matrix-{number}", title, heads, made, frozenset(heads[1:]), caption)
+        yield doc.Table(f"bandwidth-matrix-{number}", title, heads, made, frozenset(heads[1:]), caption)
     if len(groups) > MAX_MATRICES:
-        yield Paragraph(f"{MAX_MATRICES} of {len(groups)} matrices are shown; report --csv has all.")
+        yield doc.Paragraph(f"{MAX_MATRICES} of {len(groups)} matrices are shown; report --csv has all.")
 
 
-def _make_figure(value: float | None) -> Cell:
-    return Cell("") if value is None else Cell(f"{value:.3g}", value)
+def _make_figure(value: float | None) -> doc.Cell:
+    return doc.Cell("") if value is None else doc.Cell(f"{value:.3g}", value)
 
 
-def make_collective_tables(frame: pd.DataFrame) -> list[Table]:
+def make_collective_tables(frame: pd.DataFrame) -> list[doc.Table]:
     """Make the tables of scalebench.collectives: one for each operation and device count, with a row for each size and
     columns for each strategy."""
     return [_make_collective_table(number, *group) for number, group in enumerate(collectives.group_operations(frame))]
@@ -126,7 +115,7 @@ def _name_operation(key: dict[str, Any]) -> str:
     return f"{key['name']} on {key['gpus']} devices{nodes} ({key['framework']}, {key['hardware']})"
 
 
-def _make_collective_table(number: int, key: dict[str, Any], rows: pd.DataFrame) -> Table:
+def _make_collective_table(number: int, key: dict[str, Any], rows: pd.DataFrame) -> doc.Table:
     lines = collectives.split_lines(rows)
     columns = ["size", *(name for line in lines for name in (f"{line} (95 %)", "busbw"))]
     times = [collectives.times_by_size(own, of_blocks=True) for own in lines.values()]
@@ -136,8 +125,8 @@ def _make_collective_table(number: int, key: dict[str, Any], rows: pd.DataFrame)
         cells = [format_binary_bytes(size)]
         for times_s, rate in zip(times, rates, strict=True):
             cells += [_format_time(times_s[size]), format_rate(rate[size])] if size in times_s else ["", ""]
-        made.append(Row([Cell(text) for text in cells]))
-    return Table(f"collectives-{number}", _name_operation(key), columns, made, frozenset(columns), LIMITS)
+        made.append(doc.Row([doc.Cell(text) for text in cells]))
+    return doc.Table(f"collectives-{number}", _name_operation(key), columns, made, frozenset(columns), LIMITS)
 
 
 def _format_time(time_s: Estimate) -> str:
@@ -146,21 +135,23 @@ def _format_time(time_s: Estimate) -> str:
     return f"{text} ± {50 * (time_s.high - time_s.low) / time_s.value:.0f} %" if time_s.has_limits else text
 
 
-def make_bandwidth_table(frame: pd.DataFrame) -> Table:
+def make_bandwidth_table(frame: pd.DataFrame) -> doc.Table:
     """Make the table of scalebench.bandwidth, with a row for each transfer."""
     columns = ("strategy", "gpus", "transfer", "ranks", "size", "time", "GB/s (95 %)")
     rows = []
     lines = collectives.name_lines(frame)
-    for index, row in frame.head(MAX_ROWS).iterrows():
+    for index, row in frame.head(doc.MAX_ROWS).iterrows():
         rate, low, high = (row[f"bytes_per_s{end}"] for end in ("", "_low", "_high"))
         limits = "" if not to_text(high) else f" [{low / GIGA:.3g}, {high / GIGA:.3g}]"
         size = format_binary_bytes(row["size_bytes"])
         is_latency = row["kind"].endswith(collectives.LATENCY_KIND)
         figure = "" if is_latency else f"{rate / GIGA:.3g}{limits}"
         texts = (lines[index], str(row["gpus"]), row["kind"], _format_ranks(row), size)
-        rows.append(Row([Cell(text) for text in (*texts, format_time(row["time_s"]), figure)]))
-    more = f"{MAX_ROWS} of {len(frame)} rows." if len(frame) > MAX_ROWS else ""
-    return Table("bandwidth", "bandwidth", columns, rows, frozenset(columns) - {"strategy", "transfer", "ranks"}, more)
+        rows.append(doc.Row([doc.Cell(text) for text in (*texts, format_time(row["time_s"]), figure)]))
+    more = f"{doc.MAX_ROWS} of {len(frame)} rows." if len(frame) > doc.MAX_ROWS else ""
+    return doc.Table(
+        "bandwidth", "bandwidth", columns, rows, frozenset(columns) - {"strategy", "transfer", "ranks"}, more
+    )
 
 
 def format_time(time_s: float) -> str:

@@ -30,21 +30,7 @@ from scalebench.core import units
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.stats.estimate_arithmetic import rate_to_seconds
-from scalebench.report.document import (
-    DEVICES,
-    MAX_ROWS,
-    Block,
-    Cell,
-    Paragraph,
-    Row,
-    Section,
-    Table,
-    format_cell,
-    format_duration,
-    get_tags,
-    join_sentences,
-    make_cell,
-)
+from scalebench.report import document as doc
 from scalebench.report.report_data import ReportData
 
 if TYPE_CHECKING:
@@ -64,23 +50,23 @@ CAPTION = (
 )
 
 
-def section(report_data: ReportData) -> Section | None:
+def section(report_data: ReportData) -> doc.Section | None:
     """Return None if no model and batch was tried both ways."""
     estimate_ratio = report_data.configurations.estimate_ratio
     compared = compare_kinds(report_data.pooled, lambda row: report_data.result(str(row["run_id"])), estimate_ratio)
     if not compared:
         return None
-    blocks: list[Block] = []
+    blocks: list[doc.Block] = []
     for text, comparison in make_answers(compared):
-        blocks.append(Paragraph(f"{text}.", "answer", get_filter_tags(comparison)))
-    blocks += [Paragraph(join_sentences(text)) for text in list_remarks(compared)]
-    blocks.append(make_table(compared[:MAX_ROWS]))
-    if len(compared) > MAX_ROWS:
-        blocks.append(Paragraph(f"{MAX_ROWS} of {len(compared)} are shown."))
-    return Section(SECTION_ID, "Data or model parallelism", blocks)
+        blocks.append(doc.Paragraph(f"{text}.", "answer", get_filter_tags(comparison)))
+    blocks += [doc.Paragraph(doc.join_sentences(text)) for text in list_remarks(compared)]
+    blocks.append(make_table(compared[: doc.MAX_ROWS]))
+    if len(compared) > doc.MAX_ROWS:
+        blocks.append(doc.Paragraph(f"{doc.MAX_ROWS} of {len(compared)} are shown."))
+    return doc.Section(SECTION_ID, "Data or model parallelism", blocks)
 
 
-def make_terminal_blocks(pooled: pd.DataFrame, estimate_ratio: EstimateRatio) -> Iterator[Table | str]:
+def make_terminal_blocks(pooled: pd.DataFrame, estimate_ratio: EstimateRatio) -> Iterator[doc.Table | str]:
     """Yield a table, then sentences, about the models and batches that were tried both ways."""
     compared = compare_kinds(pooled, lambda row: read_result(Path(str(row["path"])) / RESULT_FILE), estimate_ratio)
     if compared:
@@ -100,32 +86,32 @@ def compare_kinds(pooled: pd.DataFrame, read: ReadRecord, estimate_ratio: Estima
     return sorted(compared, key=lambda each: (places[each.row["model"]], each.row["gpus"], each.row["global_batch"]))
 
 
-def make_table(compared: Sequence[ParallelismComparison], limits: bool = True) -> Table:
+def make_table(compared: Sequence[ParallelismComparison], limits: bool = True) -> doc.Table:
     """Make a row for each kind of each model and batch; `limits` adds those of the measured seconds."""
-    numeric = [DEVICES, "global batch", "sends", "FLOP/B", "should take", "took"]
+    numeric = [doc.DEVICES, "global batch", "sends", "FLOP/B", "should take", "took"]
     rows = []
     for comparison in compared:
         row, batch = comparison.row, comparison.row["global_batch"]
         for kind, result in comparison.results.items():
-            cells = [make_cell(str(row["model"])), make_cell(str(row["gpus"]), row["gpus"]),
-                     make_cell(f"{batch:,}", batch), make_cell(f"{kind}: {result.row['strategy']}"),
-                     format_cell(result.sent_bytes, units.format_bytes),
-                     format_cell(result.flops_per_byte, "{:,.0f}".format),
-                     format_cell(result.predicted_s, units.format_seconds), _make_measured_cell(result, limits),
-                     make_cell(_describe_place(comparison, kind))]  # fmt: skip
-            rows.append(Row(cells, get_filter_tags(comparison)))
+            cells = [doc.make_cell(str(row["model"])), doc.make_cell(str(row["gpus"]), row["gpus"]),
+                     doc.make_cell(f"{batch:,}", batch), doc.make_cell(f"{kind}: {result.row['strategy']}"),
+                     doc.format_cell(result.sent_bytes, units.format_bytes),
+                     doc.format_cell(result.flops_per_byte, "{:,.0f}".format),
+                     doc.format_cell(result.predicted_s, units.format_seconds), _make_measured_cell(result, limits),
+                     doc.make_cell(_describe_place(comparison, kind))]  # fmt: skip
+            rows.append(doc.Row(cells, get_filter_tags(comparison)))
     columns = ["model", *numeric[:2], "kind", *numeric[2:], "fastest"]
-    title, caption = "Data or model parallelism: predicted and measured", join_sentences(*CAPTION)
-    return Table(SECTION_ID, title, columns, rows, frozenset(numeric), caption)
+    title, caption = "Data or model parallelism: predicted and measured", doc.join_sentences(*CAPTION)
+    return doc.Table(SECTION_ID, title, columns, rows, frozenset(numeric), caption)
 
 
-def _make_measured_cell(result: ParallelismResult, limits: bool) -> Cell:
+def _make_measured_cell(result: ParallelismResult, limits: bool) -> doc.Cell:
     """Make a cell of the measured seconds, or of the status of a run that was not successful."""
     if result.measured_s is None:
-        return Cell(str(result.row["status"]))
+        return doc.Cell(str(result.row["status"]))
     estimate = estimate_of(result.row, RATE, "throughput")
     taken = rate_to_seconds(result.row[RATE], estimate, result.row["global_batch"])
-    return make_cell(format_duration(taken.value, *(taken.limits if limits else (None, None))), taken.value)
+    return doc.make_cell(doc.format_duration(taken.value, *(taken.limits if limits else (None, None))), taken.value)
 
 
 def _describe_place(comparison: ParallelismComparison, kind: str) -> str:
@@ -212,4 +198,4 @@ def _describe_rates(result: ParallelismResult) -> str:
 
 def get_filter_tags(comparison: ParallelismComparison) -> dict[str, str]:
     """Return the tags of a comparison without the strategy, of which it has several."""
-    return {name: value for name, value in get_tags(comparison.row).items() if name != "strategy"}
+    return {name: value for name, value in doc.get_tags(comparison.row).items() if name != "strategy"}

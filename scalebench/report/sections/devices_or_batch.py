@@ -12,30 +12,10 @@ from scalebench.analysis.verdicts import explain_no_verdict
 from scalebench.core import units
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS
-from scalebench.report.document import (
-    MAX_ROWS,
-    THROUGHPUT,
-    Axis,
-    Block,
-    Cell,
-    Chart,
-    CurveGroup,
-    Paragraph,
-    Section,
-    Table,
-    build_table,
-    format_cell,
-    format_duration,
-    get_tags,
-    group_curves,
-    join_sentences,
-    make_batch_axis,
-    make_cell,
-    make_line_series,
-)
+from scalebench.report import document as doc
+from scalebench.report import tables
 from scalebench.report.flag_text import describe_curve_intervals
 from scalebench.report.report_data import ReportData
-from scalebench.report.tables import format_seconds, format_throughput, make_ratio_cell
 
 SECTION_ID = "devices-or-batch"
 CHOICES_CAPTION = (
@@ -53,33 +33,33 @@ GAINS_CAPTION = (
 )
 
 
-def section(report_data: ReportData) -> Section | None:
+def section(report_data: ReportData) -> doc.Section | None:
     """Return None if nothing was measured both ways, and no strategy with two batches on several devices."""
     estimate_ratio, outcomes = report_data.configurations.estimate_ratio, summarize_trainings(report_data.frame)
     pairs = compare_devices_with_batch(report_data.curves, estimate_ratio, outcomes)
-    groups, left_out = group_curves(make_batch_curves(report_data.curves))
+    groups, left_out = doc.group_curves(make_batch_curves(report_data.curves))
     steps = [(curve, gain) for group in groups for curve in group.curves for gain in list_batch_gains(curve)]
     if not pairs and not steps:
         return None
-    blocks: list[Block] = [*_make_answers(pairs)]
+    blocks: list[doc.Block] = [*_make_answers(pairs)]
     if pairs:
         blocks += [*left_out, *(chart for group in groups for chart in _make_chart(group, pairs))]
         blocks += _make_choice_blocks(pairs)
     blocks += [_make_gain_table(steps)] if steps else []
-    return Section(SECTION_ID, "More devices or a larger batch", blocks)
+    return doc.Section(SECTION_ID, "More devices or a larger batch", blocks)
 
 
-def _make_answers(pairs: Sequence[DevicesOrBatch]) -> Iterator[Paragraph]:
+def _make_answers(pairs: Sequence[DevicesOrBatch]) -> Iterator[doc.Paragraph]:
     """Say what wins at the largest device count of each strategy, against the same strategy if possible."""
     largest: dict[tuple[str, ...], DevicesOrBatch] = {}
     for choice in pairs:
-        key = (*get_tags(choice.many_devices).values(), str(choice.same_strategy))
+        key = (*doc.get_tags(choice.many_devices).values(), str(choice.same_strategy))
         kept = largest.get(key)
         if kept is None or _size(choice) > _size(kept):
             largest[key] = choice
     for key, choice in largest.items():
         if choice.same_strategy or (*key[:-1], "True") not in largest:
-            yield Paragraph(_describe_choice(choice), "answer", get_tags(choice.many_devices))
+            yield doc.Paragraph(_describe_choice(choice), "answer", doc.get_tags(choice.many_devices))
 
 
 def _size(choice: DevicesOrBatch) -> tuple[int, int]:
@@ -106,67 +86,71 @@ def _is_unresolved(ratio: Estimate) -> bool:
     return ratio.has_limits and ratio.low <= 1 <= ratio.high
 
 
-def _make_chart(group: CurveGroup, pairs: Sequence[DevicesOrBatch]) -> Iterator[Chart]:
+def _make_chart(group: doc.CurveGroup, pairs: Sequence[DevicesOrBatch]) -> Iterator[doc.Chart]:
     """Draw throughput over the samples of a step, of the curves that appear in a pair."""
     run_ids = {choice.many_devices["run_id"] for choice in pairs} | {choice.one_device["run_id"] for choice in pairs}
     kept = [curve for curve in group.curves if any(row["run_id"] in run_ids for row in curve.rows)]
-    lines = make_line_series(kept, THROUGHPUT, "throughput", "global_batch")
+    lines = doc.make_line_series(kept, doc.THROUGHPUT, "throughput", "global_batch")
     if len(lines) > 1:
         about = "samples/s over all devices; more is better. Above each other: the same batch on more or fewer devices"
-        axes = make_batch_axis("global batch", lines), Axis("samples/s")
-        caption = join_sentences(about, describe_curve_intervals(kept))
+        axes = doc.make_batch_axis("global batch", lines), doc.Axis("samples/s")
+        caption = doc.join_sentences(about, describe_curve_intervals(kept))
         yield group.make_chart(SECTION_ID, "throughput", "Throughput over the global batch", axes, lines, caption)
 
 
-def _make_choice_blocks(pairs: Sequence[DevicesOrBatch]) -> Iterator[Block]:
-    columns: dict[str, Callable[[DevicesOrBatch], Cell]] = {
-        "model": lambda pair: make_cell(pair.many_devices["model"]),
-        "strategy": lambda pair: make_cell(pair.many_devices["strategy"]),
-        "gpus": lambda pair: format_cell(pair.many_devices["gpus"], str),
-        "batch per device": lambda pair: format_cell(pair.many_devices[BATCH], "{:,}".format),
-        "samples/s": lambda pair: make_cell(format_throughput(pair.many_devices), pair.many_devices[THROUGHPUT]),
-        "one device": lambda pair: make_cell(pair.one_device["strategy"]),
-        "its batch": lambda pair: format_cell(pair.one_device[BATCH], "{:,}".format),
-        "its samples/s": lambda pair: make_cell(format_throughput(pair.one_device), pair.one_device[THROUGHPUT]),
-        "ratio (95 %)": lambda pair: make_ratio_cell(pair.throughput),
+def _make_choice_blocks(pairs: Sequence[DevicesOrBatch]) -> Iterator[doc.Block]:
+    columns: dict[str, Callable[[DevicesOrBatch], doc.Cell]] = {
+        "model": lambda pair: doc.make_cell(pair.many_devices["model"]),
+        "strategy": lambda pair: doc.make_cell(pair.many_devices["strategy"]),
+        "gpus": lambda pair: doc.format_cell(pair.many_devices["gpus"], str),
+        "batch per device": lambda pair: doc.format_cell(pair.many_devices[BATCH], "{:,}".format),
+        "samples/s": lambda pair: doc.make_cell(
+            tables.format_throughput(pair.many_devices), pair.many_devices[doc.THROUGHPUT]
+        ),
+        "one device": lambda pair: doc.make_cell(pair.one_device["strategy"]),
+        "its batch": lambda pair: doc.format_cell(pair.one_device[BATCH], "{:,}".format),
+        "its samples/s": lambda pair: doc.make_cell(
+            tables.format_throughput(pair.one_device), pair.one_device[doc.THROUGHPUT]
+        ),
+        "ratio (95 %)": lambda pair: tables.make_ratio_cell(pair.throughput),
     }
     if targets := any(choice.trainings is not None for choice in pairs):
         columns["to target"] = lambda pair: _time_cell(pair.trainings and pair.trainings[0])
         columns["one device to target"] = lambda pair: _time_cell(pair.trainings and pair.trainings[1])
-        columns["time ratio (95 %)"] = lambda pair: make_ratio_cell(pair.time_ratio)
-    title, caption = "N devices or N times the batch", join_sentences(*CHOICES_CAPTION[: 3 if targets else 2])
-    items = [(pair, get_tags(pair.many_devices)) for pair in pairs[:MAX_ROWS]]
-    yield build_table(f"{SECTION_ID}-choices", title, columns, items, ("model", "strategy", "one device"), caption)
-    if len(pairs) > MAX_ROWS:
-        yield Paragraph(f"{MAX_ROWS} of {len(pairs)} pairs are shown.")
+        columns["time ratio (95 %)"] = lambda pair: tables.make_ratio_cell(pair.time_ratio)
+    title, caption = "N devices or N times the batch", doc.join_sentences(*CHOICES_CAPTION[: 3 if targets else 2])
+    items = [(pair, doc.get_tags(pair.many_devices)) for pair in pairs[: doc.MAX_ROWS]]
+    yield doc.build_table(f"{SECTION_ID}-choices", title, columns, items, ("model", "strategy", "one device"), caption)
+    if len(pairs) > doc.MAX_ROWS:
+        yield doc.Paragraph(f"{doc.MAX_ROWS} of {len(pairs)} pairs are shown.")
 
 
-def _time_cell(training: TrainingOutcome | None) -> Cell:
+def _time_cell(training: TrainingOutcome | None) -> doc.Cell:
     """Make `12.3 s`, `12.3 s (5 seeds)`, `2 of 3 seeds reached it` or `never`; empty without a target."""
     if training is None:
-        return Cell("")
+        return doc.Cell("")
     seconds = training.figures["time_to_target_s"]
     if training.reached < training.seeds or seconds is None:
-        return Cell("never" if training.seeds == 1 else f"{training.reached} of {training.seeds} seeds reached it")
+        return doc.Cell("never" if training.seeds == 1 else f"{training.reached} of {training.seeds} seeds reached it")
     seeds = f" ({training.seeds} seeds)" if training.seeds > 1 else ""
-    return make_cell(format_seconds(seconds.value) + seeds, seconds.value)
+    return doc.make_cell(tables.format_seconds(seconds.value) + seeds, seconds.value)
 
 
-def _make_gain_table(steps: Sequence[tuple[Curve, BatchGain]]) -> Table:
-    columns: dict[str, Callable[[tuple[Curve, BatchGain]], Cell]] = {
-        "model": lambda step: make_cell(step[0].tags["model"]),
-        "strategy": lambda step: make_cell(step[0].name),
-        "batch per device": lambda step: make_cell(_format_change(step[1], BATCH), step[1].after[BATCH]),
-        "steps per epoch": lambda step: make_cell(
+def _make_gain_table(steps: Sequence[tuple[Curve, BatchGain]]) -> doc.Table:
+    columns: dict[str, Callable[[tuple[Curve, BatchGain]], doc.Cell]] = {
+        "model": lambda step: doc.make_cell(step[0].tags["model"]),
+        "strategy": lambda step: doc.make_cell(step[0].name),
+        "batch per device": lambda step: doc.make_cell(_format_change(step[1], BATCH), step[1].after[BATCH]),
+        "steps per epoch": lambda step: doc.make_cell(
             _format_change(step[1], "steps_per_epoch"), step[1].after["steps_per_epoch"]
         ),
         "predicted gain (95 %)": lambda step: _seconds_cell(step[1].predicted),
         "measured gain (95 %)": lambda step: _seconds_cell(step[1].measured),
-        "predicted of it": lambda step: format_cell(step[1].share, units.format_percent),
+        "predicted of it": lambda step: doc.format_cell(step[1].share, units.format_percent),
     }
-    title, caption = "Fewer synchronizations: predicted and measured", join_sentences(*GAINS_CAPTION)
-    items = [(step, step[0].tags) for step in steps[:MAX_ROWS]]
-    return build_table(f"{SECTION_ID}-gains", title, columns, items, ("model", "strategy"), caption)
+    title, caption = "Fewer synchronizations: predicted and measured", doc.join_sentences(*GAINS_CAPTION)
+    items = [(step, step[0].tags) for step in steps[: doc.MAX_ROWS]]
+    return doc.build_table(f"{SECTION_ID}-gains", title, columns, items, ("model", "strategy"), caption)
 
 
 def _format_change(gain: BatchGain, column: str) -> str:
@@ -175,7 +159,7 @@ def _format_change(gain: BatchGain, column: str) -> str:
     return "" if before is None or after is None else f"{before:,} to {after:,}"
 
 
-def _seconds_cell(seconds: Estimate | None) -> Cell:
+def _seconds_cell(seconds: Estimate | None) -> doc.Cell:
     if seconds is None:
-        return Cell("")
-    return make_cell(format_duration(seconds.value, *seconds.limits), seconds.value)
+        return doc.Cell("")
+    return doc.make_cell(doc.format_duration(seconds.value, *seconds.limits), seconds.value)

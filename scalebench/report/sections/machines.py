@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from scalebench.core.result import Result
 from scalebench.core.units import format_count
-from scalebench.report.document import MAX_ROWS, Block, Cell, Paragraph, Row, Section, Table
+from scalebench.report import document as doc
 from scalebench.report.flag_text import to_text
 from scalebench.report.machine_text import (
     NOT_SET,
@@ -24,7 +24,7 @@ MAX_RUN_NAMES = 4  # listed for one value
 NamedResult = tuple[str, Result]
 
 
-def section(report_data: ReportData) -> Section | None:
+def section(report_data: ReportData) -> doc.Section | None:
     """Return None if there is no run."""
     rows = list_detailed_runs(report_data)
     if not rows:
@@ -41,9 +41,9 @@ def section(report_data: ReportData) -> Section | None:
     for number, members in enumerate(machines[:MAX_MACHINES]):
         blocks += _make_machine_tables(number, members)
     if len(machines) > MAX_MACHINES:
-        blocks.append(Paragraph(f"{MAX_MACHINES} of {len(machines)} machines are shown."))
+        blocks.append(doc.Paragraph(f"{MAX_MACHINES} of {len(machines)} machines are shown."))
     blocks += list_left_out_runs(report_data)
-    return Section("machines", "Machines", blocks)
+    return doc.Section("machines", "Machines", blocks)
 
 
 def _group_by_machine(runs: list[NamedResult]) -> list[list[NamedResult]]:
@@ -56,44 +56,44 @@ def _group_by_machine(runs: list[NamedResult]) -> list[list[NamedResult]]:
     return list(groups.values())
 
 
-def _make_difference_table(number: int, hardware: str, runs: list[NamedResult]) -> Iterator[Block]:
+def _make_difference_table(number: int, hardware: str, runs: list[NamedResult]) -> Iterator[doc.Block]:
     """List the differences within one hardware of the config, whose runs are drawn and compared together."""
     differences = find_differences(runs)
     if not differences:
         return
     tags, hosts = {"hardware": hardware}, {result.machine.hostname for _, result in runs}
     where = "one machine" if len(hosts) == 1 else f"{len(hosts)} machines"
-    yield Paragraph(
+    yield doc.Paragraph(
         f"The runs of hardware {hardware}, on {where}, differ in machine or software, as listed below. Where that "
         "affects what was measured, the runs do not compare.",
         "warning",
         tags,
     )
     rows = [
-        Row([Cell(fact, fact), Cell(value, value), Cell(_list_names(names), len(names))], tags)
+        doc.Row([doc.Cell(fact, fact), doc.Cell(value, value), doc.Cell(_list_names(names), len(names))], tags)
         for fact, values in differences.items()
         for value, names in values.items()
     ]
     columns, title = ("fact", "value", "runs"), f"What differs: hardware {hardware}"
-    yield Table(f"machine-differences-{number}", title, columns, rows[:MAX_ROWS])
+    yield doc.Table(f"machine-differences-{number}", title, columns, rows[: doc.MAX_ROWS])
 
 
-def _make_machine_tables(number: int, runs: list[NamedResult]) -> Iterator[Block]:
+def _make_machine_tables(number: int, runs: list[NamedResult]) -> Iterator[doc.Block]:
     machine = runs[0][1].machine
     hardware = {result.scale.hardware for _, result in runs}
     tags = {"hardware": next(iter(hardware))} if len(hardware) == 1 else {}
     facts = list(list_hardware_facts(machine).items())
     facts += _merge_facts([list_software_facts(result) for _, result in runs], None)
     facts += _merge_facts([list_variables(result.machine) for _, result in runs], NOT_SET)
-    rows = [Row([Cell(name, name), Cell(value, value)], tags) for name, value in facts]
+    rows = [doc.Row([doc.Cell(name, name), doc.Cell(value, value)], tags) for name, value in facts]
     caption = f"{format_count(len(runs), 'run')}. Variables and versions are as the runs found them."
-    yield Table(f"machine-{number}", machine.hostname, ("fact", "value"), rows, caption=caption)
+    yield doc.Table(f"machine-{number}", machine.hostname, ("fact", "value"), rows, caption=caption)
     if (matrix := make_link_matrix(machine)) is not None:
         columns = ("", *(f"GPU {other}" for other in range(len(matrix))))
         padded = ([f"GPU {gpu}", *links, *[""] * len(matrix)][: len(columns)] for gpu, links in enumerate(matrix))
-        rows = [Row([Cell(text, text) for text in texts], tags) for texts in padded]
+        rows = [doc.Row([doc.Cell(text, text) for text in texts], tags) for texts in padded]
         title, caption = f"How the GPUs of {machine.hostname} are connected", "In the terms of `nvidia-smi topo -m`."
-        yield Table(f"machine-{number}-links", title, columns, rows, caption=caption)
+        yield doc.Table(f"machine-{number}-links", title, columns, rows, caption=caption)
 
 
 def _merge_facts(facts: list[Facts], absent: str | None) -> list[tuple[str, str]]:

@@ -15,25 +15,7 @@ from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.verdicts import explain_no_verdict
 from scalebench.core import units
-from scalebench.report.document import (
-    DEVICES,
-    MAX_ROWS,
-    Axis,
-    Block,
-    Cell,
-    Chart,
-    CurveGroup,
-    Paragraph,
-    Section,
-    Table,
-    build_table,
-    format_cell,
-    get_tags,
-    group_curves,
-    join_sentences,
-    make_bar_series,
-    make_cell,
-)
+from scalebench.report import document as doc
 from scalebench.report.report_data import ReportData
 from scalebench.report.tables import format_ratio, format_throughput
 
@@ -53,10 +35,10 @@ CAPTION = (
     "all processes: the most that was resident of them together, without mapped files",
 )
 Item = tuple[ModelMemory, MemoryRow]
-CellMaker = Callable[[Item], Cell]
+CellMaker = Callable[[Item], doc.Cell]
 
 
-def section(report_data: ReportData) -> Section | None:
+def section(report_data: ReportData) -> doc.Section | None:
     """Return None if every device keeps a whole model, all runs had room, and no largest batch was searched: the peak
     memory of devices is in the section on their use."""
     models = [
@@ -68,19 +50,19 @@ def section(report_data: ReportData) -> Section | None:
     if not rows:
         return None
     estimate_ratio, several = report_data.configurations.estimate_ratio, len(models) > 1
-    blocks: list[Block] = []
+    blocks: list[doc.Block] = []
     for model in models:
         blocks += _make_paragraphs(model, several, estimate_ratio)
-    groups, left_out = group_curves(report_data.curves, _states_differ)
+    groups, left_out = doc.group_curves(report_data.curves, _states_differ)
     blocks += [make_table(rows), *left_out, *map(_make_chart, groups)]
-    return Section("memory", "Memory of a device", blocks)
+    return doc.Section("memory", "Memory of a device", blocks)
 
 
-def _make_paragraphs(model: ModelMemory, several: bool, estimate_ratio: EstimateRatio) -> Iterator[Paragraph]:
+def _make_paragraphs(model: ModelMemory, several: bool, estimate_ratio: EstimateRatio) -> Iterator[doc.Paragraph]:
     first = model.rows[0]
     tags = {"model": str(first["model"]), "hardware": str(first["hardware"])}
     for text in describe(model, estimate_ratio):
-        yield Paragraph(join_sentences(f"{first['model']}, {text}" if several else text), "plain", tags)
+        yield doc.Paragraph(doc.join_sentences(f"{first['model']}, {text}" if several else text), "plain", tags)
 
 
 def _states_differ(curves: list[Curve]) -> bool:
@@ -88,14 +70,16 @@ def _states_differ(curves: list[Curve]) -> bool:
     return len({row["state_bytes"] for curve in curves for row in curve.rows} - {None}) > 1
 
 
-def _make_chart(group: CurveGroup) -> Chart:
-    bars = make_bar_series(group.curves, "state_bytes")
-    caption = join_sentences("weights, gradients, optimizer's state of the fullest device; less leaves room for more")
-    axes = Axis(DEVICES), Axis("state", unit="bytes")
+def _make_chart(group: doc.CurveGroup) -> doc.Chart:
+    bars = doc.make_bar_series(group.curves, "state_bytes")
+    caption = doc.join_sentences(
+        "weights, gradients, optimizer's state of the fullest device; less leaves room for more"
+    )
+    axes = doc.Axis(doc.DEVICES), doc.Axis("state", unit="bytes")
     return group.make_chart("memory", "state", "State of a device", axes, bars, caption, "bars")
 
 
-def make_terminal_table(pooled: pd.DataFrame) -> Table | None:
+def make_terminal_table(pooled: pd.DataFrame) -> doc.Table | None:
     """Return None if every device keeps a whole model, and all runs had room for it."""
     rows = [(model, row) for model in group_by_model(pooled) if _has_savings(model) for row in model.rows]
     return make_table(rows) if rows else None
@@ -106,16 +90,16 @@ def _has_savings(model: ModelMemory) -> bool:
     return bool(model.out_of_memory) or any(map(model.keeps_less, model.rows))
 
 
-def make_table(rows: Sequence[Item]) -> Table:
+def make_table(rows: Sequence[Item]) -> doc.Table:
     """Make the table of what devices keep, with the columns that any row has. Unknown figures are empty cells."""
     differing = [head for head, name in SETTING_COLUMNS.items() if len({row[name] for _, row in rows}) > 1]
     filled = [head for head, make in COLUMNS.items() if head not in (*ALWAYS_SHOWN, *SETTING_COLUMNS)
              and any(make(item).text for item in rows)]  # fmt: skip
     columns = {head: make for head, make in COLUMNS.items() if head in (*differing, *ALWAYS_SHOWN, *filled)}
-    more = f"{len(rows) - MAX_ROWS:,} more rows are in results.csv" if len(rows) > MAX_ROWS else ""
-    caption = join_sentences(*CAPTION, more)
-    items = [(item, get_tags(item[1])) for item in rows[:MAX_ROWS]]
-    return build_table("memory-table", "What a device keeps", columns, items, TEXT_COLUMNS, caption)
+    more = f"{len(rows) - doc.MAX_ROWS:,} more rows are in results.csv" if len(rows) > doc.MAX_ROWS else ""
+    caption = doc.join_sentences(*CAPTION, more)
+    items = [(item, doc.get_tags(item[1])) for item in rows[: doc.MAX_ROWS]]
+    return doc.build_table("memory-table", "What a device keeps", columns, items, TEXT_COLUMNS, caption)
 
 
 def list_terminal_sentences(pooled: pd.DataFrame, estimate_ratio: EstimateRatio) -> list[str]:
@@ -210,27 +194,27 @@ def _format_share(share: float) -> str:
 
 
 def _text_column(name: str) -> CellMaker:
-    return lambda item: make_cell(str(item[1][name]))
+    return lambda item: doc.make_cell(str(item[1][name]))
 
 
 def _size_column(name: str) -> CellMaker:
-    return lambda item: format_cell(item[1][name], units.format_bytes)
+    return lambda item: doc.format_cell(item[1][name], units.format_bytes)
 
 
 def _count_column(name: str) -> CellMaker:
-    return lambda item: format_cell(item[1][name], "{:,}".format)
+    return lambda item: doc.format_cell(item[1][name], "{:,}".format)
 
 
 SETTING_COLUMNS = {"model": "model", "data set": "dataset", "hardware": "hardware", "optimizer": "optimizer"}
 COLUMNS: dict[str, CellMaker] = {
     **{head: _text_column(name) for head, name in SETTING_COLUMNS.items()},
-    "strategy": lambda item: make_cell(format_strategy(item[1])),
+    "strategy": lambda item: doc.make_cell(format_strategy(item[1])),
     "gpus": _count_column("gpus"),
     "batch per device": _count_column("batch_per_device"),
-    "samples/s (95 %)": lambda item: make_cell(format_throughput(item[1]), item[1][RATE]),
+    "samples/s (95 %)": lambda item: doc.make_cell(format_throughput(item[1]), item[1][RATE]),
     "state of a device": _size_column("state_bytes"),
-    "of a whole model": lambda item: format_cell(item[0].share(item[1]), _format_share),
-    "of a parameter": lambda item: format_cell(bytes_per_parameter(item[1]), "{:.1f} B".format),
+    "of a whole model": lambda item: doc.format_cell(item[0].share(item[1]), _format_share),
+    "of a parameter": lambda item: doc.format_cell(bytes_per_parameter(item[1]), "{:.1f} B".format),
     "peak of a device": _size_column("peak_memory_bytes"),
     "all processes": _size_column("rss_anon_bytes_max"),
     "largest batch": _count_column("max_batch_per_device"),

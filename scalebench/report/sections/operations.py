@@ -11,21 +11,7 @@ from scalebench.analysis.scaling_curves import Curve, group_curves
 from scalebench.core import units
 from scalebench.core.result import Profile, Result
 from scalebench.core.untrusted import find_run_file
-from scalebench.report.document import (
-    MAX_ROWS,
-    THROUGHPUT,
-    Axis,
-    Block,
-    Cell,
-    Chart,
-    Paragraph,
-    Row,
-    Section,
-    Series,
-    Table,
-    Tags,
-    get_tags,
-)
+from scalebench.report import document as doc
 from scalebench.report.report_data import (
     ReportData,
     list_detailed_runs,
@@ -46,7 +32,7 @@ GPU_CAPTION = (
 TRACE_CAPTION = "A trace opens in the browser: drop the file into ui.perfetto.dev, or load it in chrome://tracing."
 
 
-def section(report_data: ReportData) -> Section | None:
+def section(report_data: ReportData) -> doc.Section | None:
     """Return None if no run was successful."""
     curves = report_data.curves
     if not curves:
@@ -57,31 +43,31 @@ def section(report_data: ReportData) -> Section | None:
     wanted = [run_id for run_id in _select_best_and_largest(curves) if run_id in row_of]
     blocks = make_blocks(report_data, curves)
     without: dict[str, list[str]] = {}  # reason -> runs
-    bars: list[tuple[str, Tags, Mapping[str, Any]]] = []
+    bars: list[tuple[str, doc.Tags, Mapping[str, Any]]] = []
     for number, run_id in enumerate(wanted[:MAX_PROFILED_RUNS]):
-        result, name, tags = report_data.result(run_id), names[run_id], get_tags(row_of[run_id])
+        result, name, tags = report_data.result(run_id), names[run_id], doc.get_tags(row_of[run_id])
         if (profile := _get_profile(result)) is None:
             without.setdefault(_explain_missing_profile(result), []).append(name)
         else:
             table = make_operations_table(profile, f"operations-{number}", f"Top operations: {name}", tags)
             table = replace(table, caption=table.caption if number == 0 else "")  # the same for all
-            blocks += [table, Paragraph(f"{name}: {describe_collectives(result)}.", tags=tags)]
+            blocks += [table, doc.Paragraph(f"{name}: {describe_collectives(result)}.", tags=tags)]
             cells = step_breakdown.gpu_cells(result, throughput.step_s(result))
             if (sentence := describe_gpus(cells)) is not None:
-                blocks.append(Paragraph(f"{name}: {sentence}.", tags=tags))
+                blocks.append(doc.Paragraph(f"{name}: {sentence}.", tags=tags))
                 bars.append((name, tags, cells))
     if bars:
         blocks.append(make_gpu_chart(bars))
-    blocks += [Paragraph(f"No operations of {'; '.join(runs)}: {reason}.") for reason, runs in without.items()]
+    blocks += [doc.Paragraph(f"No operations of {'; '.join(runs)}: {reason}.") for reason, runs in without.items()]
     if len(wanted) > MAX_PROFILED_RUNS:
         text = f"Operations are shown for {MAX_PROFILED_RUNS} of the {len(wanted)} best and largest runs."
-        blocks.append(Paragraph(text))
+        blocks.append(doc.Paragraph(text))
     blocks += _make_trace_table(report_data, rows, names)
     blocks += list_left_out_runs(report_data)
-    return Section("operations", "Parts of a step, and its operations", blocks)
+    return doc.Section("operations", "Parts of a step, and its operations", blocks)
 
 
-def make_run_blocks(result: Result) -> Iterator[Table | str]:
+def make_run_blocks(result: Result) -> Iterator[doc.Table | str]:
     """Yield the largest operations of rank 0 for the terminal, and the shares of collectives."""
     profile = _get_profile(result)
     if profile is None:
@@ -89,8 +75,10 @@ def make_run_blocks(result: Result) -> Iterator[Table | str]:
         return
     title = f"top operations of rank 0, {profile.steps} steps under the profiler, which slows them down"
     table = make_operations_table(profile, "operations", title)
-    rows = [Row([row.cells[0], *row.cells[2:]]) for row in table.rows]  # the device is the same for nearly all of them
-    yield Table(table.id, title, [COLUMNS[0], *COLUMNS[2:5], ""], rows, table.numeric)
+    rows = [
+        doc.Row([row.cells[0], *row.cells[2:]]) for row in table.rows
+    ]  # the device is the same for nearly all of them
+    yield doc.Table(table.id, title, [COLUMNS[0], *COLUMNS[2:5], ""], rows, table.numeric)
     yield describe_collectives(result)
     if (sentence := describe_gpus(step_breakdown.gpu_cells(result, throughput.step_s(result)))) is not None:
         yield sentence
@@ -99,7 +87,7 @@ def make_run_blocks(result: Result) -> Iterator[Table | str]:
 def _select_best_and_largest(curves: Sequence[Curve]) -> list[str]:
     """List the runs with the highest throughput of each group, then those of the most devices of each curve."""
     best = [
-        max((row for curve in members for row in curve.rows), key=lambda row: float(row[THROUGHPUT]))["run_id"]
+        max((row for curve in members for row in curve.rows), key=lambda row: float(row[doc.THROUGHPUT]))["run_id"]
         for _, members in group_curves(curves)
     ]
     return list(dict.fromkeys([*map(str, best), *(str(curve.rows[-1]["run_id"]) for curve in curves)]))
@@ -116,7 +104,7 @@ def _explain_missing_profile(result: Result) -> str:
     return step_breakdown.unmeasured_reasons(result).get("profile", "there is no profile")
 
 
-def make_operations_table(profile: Profile, table_id: str, title: str, tags: Tags | None = None) -> Table:
+def make_operations_table(profile: Profile, table_id: str, title: str, tags: doc.Tags | None = None) -> doc.Table:
     """Make the table of the operations with the largest own time."""
     rows = []
     for operation in profile.operations[:MAX_OPERATIONS]:
@@ -125,19 +113,19 @@ def make_operations_table(profile: Profile, table_id: str, title: str, tags: Tag
         share = operation.self_s / profile.kernel_s if profile.kernel_s else None
         collective = "collective" if operation.collective else ""
         cells = [
-            Cell(text, name),
-            Cell(operation.device, operation.device),
-            Cell(f"{operation.calls:,.4g}", operation.calls),
-            Cell(units.format_seconds(operation.self_s), operation.self_s),
-            Cell("-" if share is None else units.format_percent(share), share),
-            Cell(collective, collective or None),
+            doc.Cell(text, name),
+            doc.Cell(operation.device, operation.device),
+            doc.Cell(f"{operation.calls:,.4g}", operation.calls),
+            doc.Cell(units.format_seconds(operation.self_s), operation.self_s),
+            doc.Cell("-" if share is None else units.format_percent(share), share),
+            doc.Cell(collective, collective or None),
         ]
-        rows.append(Row(cells, tags or {}))
+        rows.append(doc.Row(cells, tags or {}))
     caption = (
         f"The largest by own time, on rank 0, over {profile.steps} steps under the framework's profiler, which "
         "slows them down: the times compare with each other, but not with the step's own."
     )
-    return Table(table_id, title, COLUMNS, rows, frozenset(COLUMNS[2:5]), caption)
+    return doc.Table(table_id, title, COLUMNS, rows, frozenset(COLUMNS[2:5]), caption)
 
 
 def describe_collectives(result: Result) -> str:
@@ -172,18 +160,18 @@ def describe_gpus(row: Mapping[str, Any]) -> str | None:
     return f"of a step the GPUs {shares}; {row['gpu_kernels_per_step']:,.0f} kernels a step{beside}"
 
 
-def make_gpu_chart(bars: Sequence[tuple[str, Tags, Mapping[str, Any]]]) -> Chart:
+def make_gpu_chart(bars: Sequence[tuple[str, doc.Tags, Mapping[str, Any]]]) -> doc.Chart:
     """Make a stacked bar of each run, given by its name, its tags and its cells."""
     names, tags = [name for name, _, _ in bars], [tags for _, tags, _ in bars]
     series = [
-        Series(verb, names, [cells[column] for _, _, cells in bars], point_tags=tags)
+        doc.Series(verb, names, [cells[column] for _, _, cells in bars], point_tags=tags)
         for column, verb in GPU_PARTS.items()
     ]
-    axes = Axis("run"), Axis("share of a step", percent=True)
-    return Chart("gpu-time", "What the GPUs do in a step", *axes, series, "stacked", GPU_CAPTION)
+    axes = doc.Axis("run"), doc.Axis("share of a step", percent=True)
+    return doc.Chart("gpu-time", "What the GPUs do in a step", *axes, series, "stacked", GPU_CAPTION)
 
 
-def _make_trace_table(report_data: ReportData, rows: Sequence[RunRow], names: dict[str, str]) -> Iterator[Block]:
+def _make_trace_table(report_data: ReportData, rows: Sequence[RunRow], names: dict[str, str]) -> Iterator[doc.Block]:
     """Link the traces, of all ranks or of one."""
     made = []
     for row in rows:
@@ -194,6 +182,10 @@ def _make_trace_table(report_data: ReportData, rows: Sequence[RunRow], names: di
             path = None if file is None else find_run_file(report_data.folder(row["run_id"]), file)
             if path is not None:
                 link = report_data.make_link(path)
-                made.append(Row([Cell(name, name), Cell(ranks, ranks), Cell(link, link, link)], get_tags(row)))
+                made.append(
+                    doc.Row(
+                        [doc.Cell(name, name), doc.Cell(ranks, ranks), doc.Cell(link, link, link)], doc.get_tags(row)
+                    )
+                )
     if made:
-        yield Table("traces", "Traces", ("run", "of", "file"), made[:MAX_ROWS], caption=TRACE_CAPTION)
+        yield doc.Table("traces", "Traces", ("run", "of", "file"), made[: doc.MAX_ROWS], caption=TRACE_CAPTION)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from scalebench.analysis import pipeline_stages, throughput
 from scalebench.core import units
 from scalebench.core.result import Result, StageRecord
-from scalebench.report.document import Block, Cell, Paragraph, Row, Section, Table, get_tags
+from scalebench.report import document as doc
 from scalebench.report.report_data import ReportData, list_detailed_runs, list_left_out_runs, name_runs
 
 MAX_STAGED_RUNS = 24
@@ -19,7 +19,7 @@ CAPTION = (
 )
 
 
-def section(report_data: ReportData) -> Section | None:
+def section(report_data: ReportData) -> doc.Section | None:
     """Return None if every device had all of its model."""
     run_ids = set(report_data.frame.loc[report_data.frame["stages"].notna(), "run_id"])
     rows = [row for row in list_detailed_runs(report_data) if row["status"] == "ok" and row["run_id"] in run_ids]
@@ -28,29 +28,31 @@ def section(report_data: ReportData) -> Section | None:
     names, made, paragraphs = name_runs(rows), [], []
     for row in rows[:MAX_STAGED_RUNS]:
         name, result = names[row["run_id"]], report_data.result(row["run_id"])
-        made += [Row([Cell(name, name), *cells], get_tags(row)) for cells in _make_cells(result)]
-        paragraphs.append(Paragraph(f"{name}: {describe_bubble(result)}.", tags=get_tags(row)))
+        made += [doc.Row([doc.Cell(name, name), *cells], doc.get_tags(row)) for cells in _make_cells(result)]
+        paragraphs.append(doc.Paragraph(f"{name}: {describe_bubble(result)}.", tags=doc.get_tags(row)))
     numeric = frozenset(("replica", "stage", *FIGURES))
-    blocks: list[Block] = [Table("stages", "Stages", COLUMNS, made, numeric, CAPTION), *paragraphs]
+    blocks: list[doc.Block] = [doc.Table("stages", "Stages", COLUMNS, made, numeric, CAPTION), *paragraphs]
     if len(rows) > MAX_STAGED_RUNS:
         text = f"Shown are {MAX_STAGED_RUNS} of the {len(rows)} runs whose model was cut into stages."
-        blocks.append(Paragraph(text))
+        blocks.append(doc.Paragraph(text))
     blocks += list_left_out_runs(report_data)
-    return Section("stages", "How models were cut into stages", blocks)
+    return doc.Section("stages", "How models were cut into stages", blocks)
 
 
-def make_run_blocks(result: Result) -> Iterator[Table | str]:
+def make_run_blocks(result: Result) -> Iterator[doc.Table | str]:
     """Yield the stages of a run for the terminal; nothing if every device had all of the model."""
     cells = list(_make_cells(result))
     if not cells:
         return
     first = 0 if len({row[0].text for row in cells}) > 1 else 1  # the replica only if there are several
     columns = COLUMNS[1 + first :]
-    yield Table("stages", "stages of the model", columns, [Row(row[first:]) for row in cells], frozenset(FIGURES))
+    yield doc.Table(
+        "stages", "stages of the model", columns, [doc.Row(row[first:]) for row in cells], frozenset(FIGURES)
+    )
     yield describe_bubble(result)
 
 
-def _make_cells(result: Result) -> Iterator[list[Cell]]:
+def _make_cells(result: Result) -> Iterator[list[doc.Cell]]:
     """Yield the cells of each stage, replica by replica, from the input on."""
     for pipeline in pipeline_stages.group_stages(result):
         work = pipeline_stages.stage_work_s(pipeline)
@@ -59,13 +61,13 @@ def _make_cells(result: Result) -> Iterator[list[Cell]]:
             share = stage.work_s / total_s if stage.work_s is not None and total_s else None
             operations = stage.first if stage.first == stage.last else f"{stage.first} .. {stage.last}"
             yield [
-                Cell(str(stage.replica), stage.replica),
-                Cell(str(stage.index), stage.index),
-                Cell(operations, stage.first),
-                Cell(units.format_bytes(stage.parameter_bytes), stage.parameter_bytes),
-                Cell(_format_sent(stage), stage.sent_bytes),
-                Cell("-" if stage.work_s is None else units.format_seconds(stage.work_s), stage.work_s),
-                Cell("-" if share is None else units.format_percent(share), share),
+                doc.Cell(str(stage.replica), stage.replica),
+                doc.Cell(str(stage.index), stage.index),
+                doc.Cell(operations, stage.first),
+                doc.Cell(units.format_bytes(stage.parameter_bytes), stage.parameter_bytes),
+                doc.Cell(_format_sent(stage), stage.sent_bytes),
+                doc.Cell("-" if stage.work_s is None else units.format_seconds(stage.work_s), stage.work_s),
+                doc.Cell("-" if share is None else units.format_percent(share), share),
             ]
 
 

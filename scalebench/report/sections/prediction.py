@@ -30,24 +30,7 @@ from scalebench.analysis.scaling_curves import Curve, format_group_title
 from scalebench.core import units
 from scalebench.core.result import Result
 from scalebench.core.stats.estimates import CONFIDENCE, Estimate
-from scalebench.report.document import (
-    DEVICES,
-    THROUGHPUT,
-    Axis,
-    Block,
-    Cell,
-    Chart,
-    Paragraph,
-    Row,
-    Section,
-    Series,
-    Table,
-    format_cell,
-    group_curves,
-    join_sentences,
-    make_cell,
-    make_line_series,
-)
+from scalebench.report import document as doc
 from scalebench.report.report_data import ReportData
 
 SECTION_ID = "prediction"
@@ -63,14 +46,14 @@ CAPTION = (
 CHECK_CAPTION = "Each measured number of devices, predicted from the smaller ones of its curve alone"
 
 
-def section(report_data: ReportData) -> Section | None:
+def section(report_data: ReportData) -> doc.Section | None:
     """Return None if no strategy was measured on two numbers of devices."""
     measured = report_data.curves
-    groups, left_out = group_curves(report_data.curves, lambda members: any(map(_is_predictable, members)))
+    groups, left_out = doc.group_curves(report_data.curves, lambda members: any(map(_is_predictable, members)))
     kept = [curve for group in groups for curve in group.curves if _is_predictable(curve)][:MAX_PREDICTED]
     if not kept:
         return None
-    blocks: list[Block] = [*left_out]
+    blocks: list[doc.Block] = [*left_out]
 
     def read(row: Mapping[str, Any]) -> Result:
         return report_data.result(str(row["run_id"]))
@@ -85,7 +68,7 @@ def section(report_data: ReportData) -> Section | None:
         checks = check_curves(curves, read)
         if checks:
             blocks.append(make_check_table(checks, group.make_id(SECTION_ID, "check")))
-    return Section(SECTION_ID, "What more devices would give", blocks)
+    return doc.Section(SECTION_ID, "What more devices would give", blocks)
 
 
 def _is_predictable(curve: Curve) -> bool:
@@ -98,30 +81,32 @@ def choose_counts(curves: Sequence[Curve]) -> list[int]:
     return [most * 2**doubling for doubling in range(DOUBLINGS + 1)]
 
 
-def _list_answers(predicted: PredictedGroup, counts: Sequence[int], share: float) -> Iterator[Paragraph]:
+def _list_answers(predicted: PredictedGroup, counts: Sequence[int], share: float) -> Iterator[doc.Paragraph]:
     for sentence in list_sentences(predicted, counts, share, counts[-1]):
-        yield Paragraph(sentence, "answer" if REACH.search(sentence) else "plain")
+        yield doc.Paragraph(sentence, "answer" if REACH.search(sentence) else "plain")
 
 
-def _make_chart(chart_id: str, curves: Sequence[Curve], predicted: PredictedGroup, counts: Sequence[int]) -> Chart:
+def _make_chart(chart_id: str, curves: Sequence[Curve], predicted: PredictedGroup, counts: Sequence[int]) -> doc.Chart:
     """Draw the measured points and the predicted lines with their limits."""
     lines = [
-        Series(line.name, line.x, line.y, line.low, line.high, line.tags, "points", repeats=line.repeats)
-        for line in make_line_series(curves, THROUGHPUT, "throughput")
+        doc.Series(line.name, line.x, line.y, line.low, line.high, line.tags, "points", repeats=line.repeats)
+        for line in doc.make_line_series(curves, doc.THROUGHPUT, "throughput")
     ]
     for prediction in predicted.predictions:
         forecast = prediction.forecast(counts)
         kept = [i for i, rate in enumerate(forecast.throughput) if math.isfinite(rate) and forecast.fits[i] != 0]
         x, y, low, high = ([float(values[i]) for i in kept] for values in (
             forecast.devices, forecast.throughput, forecast.low, forecast.high))  # fmt: skip
-        lines.append(Series(f"{prediction.name}, predicted", x, y, low, high, prediction.curve.tags))
+        lines.append(doc.Series(f"{prediction.name}, predicted", x, y, low, high, prediction.curve.tags))
     ticks = sorted({float(x) for line in lines for x in line.x})
-    x_axis = Axis(DEVICES, log=True, ticks=ticks, from_zero=False)
-    caption = join_sentences("points: measured; lines: predicted", CAPTION[0])
-    return Chart(chart_id, "Measured and predicted throughput", x_axis, Axis("samples/s"), lines, caption=caption)
+    x_axis = doc.Axis(doc.DEVICES, log=True, ticks=ticks, from_zero=False)
+    caption = doc.join_sentences("points: measured; lines: predicted", CAPTION[0])
+    return doc.Chart(
+        chart_id, "Measured and predicted throughput", x_axis, doc.Axis("samples/s"), lines, caption=caption
+    )
 
 
-def make_table(predicted: PredictedGroup, counts: Sequence[int], table_id: str = SECTION_ID) -> Table:
+def make_table(predicted: PredictedGroup, counts: Sequence[int], table_id: str = SECTION_ID) -> doc.Table:
     """Make a row for each strategy and number of devices, and one for each strategy that cannot be predicted."""
     forecasts = [(prediction, prediction.forecast(counts)) for prediction in predicted.predictions]
     has_memory = any(np.isfinite(forecast.memory_bytes).any() for _, forecast in forecasts)
@@ -130,33 +115,33 @@ def make_table(predicted: PredictedGroup, counts: Sequence[int], table_id: str =
     measured = [[prediction.find_measured(count) for count in counts] for prediction, _ in forecasts]
     has_measured = any(rate is not None for rates in measured for rate in rates)
     seen = ["measured"] if has_measured else []
-    columns = ["strategy", DEVICES, "samples/s (95 %)", *seen, "efficiency", "limited by", *extra]
+    columns = ["strategy", doc.DEVICES, "samples/s (95 %)", *seen, "efficiency", "limited by", *extra]
     rows = []
     for (prediction, forecast), rates in zip(forecasts, measured, strict=True):
         for i, rate in enumerate(rates):
-            cells = [make_cell(prediction.name), *_forecast_cells(forecast, i, has_memory, has_epochs)]
+            cells = [doc.make_cell(prediction.name), *_forecast_cells(forecast, i, has_memory, has_epochs)]
             if has_measured:
-                cells.insert(3, format_cell(rate, "{:,.0f}".format))
-            rows.append(Row(cells, prediction.curve.tags))
+                cells.insert(3, doc.format_cell(rate, "{:,.0f}".format))
+            rows.append(doc.Row(cells, prediction.curve.tags))
     bases = sorted({prediction.points[0].devices for prediction in predicted.predictions})
     base = f"efficiency: throughput per device over that of the fewest measured devices ({', '.join(map(str, bases))})"
     title = f"Predicted: {format_group_title(predicted.group)}"
-    return Table(table_id, title, columns, rows, frozenset(columns) - {"strategy", "limited by"},
-                 join_sentences(CAPTION[0], base, *CAPTION[1:]))  # fmt: skip
+    return doc.Table(table_id, title, columns, rows, frozenset(columns) - {"strategy", "limited by"},
+                 doc.join_sentences(CAPTION[0], base, *CAPTION[1:]))  # fmt: skip
 
 
-def _forecast_cells(forecast: Forecast, i: int, has_memory: bool, has_epochs: bool) -> list[Cell]:
+def _forecast_cells(forecast: Forecast, i: int, has_memory: bool, has_epochs: bool) -> list[doc.Cell]:
     fits = forecast.fits[i] != 0
-    cells = [make_cell(f"{forecast.devices[i]:,.0f}", float(forecast.devices[i]))]
+    cells = [doc.make_cell(f"{forecast.devices[i]:,.0f}", float(forecast.devices[i]))]
     if math.isnan(forecast.throughput[i]):
-        cells += [Cell("fewer samples than devices"), Cell(""), Cell("")]
+        cells += [doc.Cell("fewer samples than devices"), doc.Cell(""), doc.Cell("")]
     elif not fits:
-        cells += [Cell("does not fit"), Cell(""), make_cell(forecast.limited_by(i))]
+        cells += [doc.Cell("does not fit"), doc.Cell(""), doc.make_cell(forecast.limited_by(i))]
     else:
         rate, share = forecast.rate(i), float(forecast.efficiency[i])
         limits = f"[{100 * forecast.efficiency_low[i]:.0f}, {100 * forecast.efficiency_high[i]:.0f}]"
-        cells += [make_cell(_format_rate(rate), rate.value), make_cell(f"{100 * share:.0f} % {limits}", share),
-                  make_cell(forecast.limited_by(i))]  # fmt: skip
+        cells += [doc.make_cell(_format_rate(rate), rate.value), doc.make_cell(f"{100 * share:.0f} % {limits}", share),
+                  doc.make_cell(forecast.limited_by(i))]  # fmt: skip
     if has_memory:
         cells.append(_format_finite(forecast.memory_bytes[i], units.format_bytes))
     if has_epochs:
@@ -169,8 +154,8 @@ def _format_rate(rate: Estimate) -> str:
     return units.format_rate(rate, "").replace("  ", " ").strip()
 
 
-def _format_finite(value: float, show: Callable[[float], str]) -> Cell:
-    return format_cell(float(value) if math.isfinite(value) else None, show)
+def _format_finite(value: float, show: Callable[[float], str]) -> doc.Cell:
+    return doc.format_cell(float(value) if math.isfinite(value) else None, show)
 
 
 def list_sentences(predicted: PredictedGroup, counts: Sequence[int], share: float, most: int) -> Iterator[str]:
@@ -257,25 +242,27 @@ def _describe_next(predictions: Sequence[CurvePrediction], devices: int) -> Iter
         )
 
 
-def make_check_table(checks: Sequence[Check], table_id: str = f"{SECTION_ID}-check") -> Table:
+def make_check_table(checks: Sequence[Check], table_id: str = f"{SECTION_ID}-check") -> doc.Table:
     """Make a row for each check; all are of one workload."""
-    columns = ["strategy", "from", DEVICES, "predicted (95 %)", "measured", "error", "holds"]
+    columns = ["strategy", "from", doc.DEVICES, "predicted (95 %)", "measured", "error", "holds"]
     rows = []
     for check in checks:
         measured = float(check.row[RATE])
         cells = [
-            make_cell(check.curve.name),
-            make_cell(", ".join(str(point.devices) for point in check.seen)),
-            make_cell(str(check.row["gpus"]), check.row["gpus"]),
-            make_cell(_format_rate(check.predicted), check.predicted.value),
-            make_cell(f"{measured:,.0f}", measured),
-            make_cell(f"{100 * check.error:+.1f} %", check.error),
-            make_cell("yes" if check.holds else "no"),
+            doc.make_cell(check.curve.name),
+            doc.make_cell(", ".join(str(point.devices) for point in check.seen)),
+            doc.make_cell(str(check.row["gpus"]), check.row["gpus"]),
+            doc.make_cell(_format_rate(check.predicted), check.predicted.value),
+            doc.make_cell(f"{measured:,.0f}", measured),
+            doc.make_cell(f"{100 * check.error:+.1f} %", check.error),
+            doc.make_cell("yes" if check.holds else "no"),
         ]
-        rows.append(Row(cells, check.curve.tags))
+        rows.append(doc.Row(cells, check.curve.tags))
     held = sum(check.holds for check in checks)
     mean = sum(abs(check.error) for check in checks) / len(checks)
-    caption = join_sentences(CHECK_CAPTION, f"mean error {100 * mean:.1f} %, {held} of {len(checks)} in their interval")
+    caption = doc.join_sentences(
+        CHECK_CAPTION, f"mean error {100 * mean:.1f} %, {held} of {len(checks)} in their interval"
+    )
     numeric = frozenset(columns) - {"strategy", "holds"}
     title = f"Predictions of what was measured: {format_group_title(checks[0].curve.group)}"
-    return Table(table_id, title, columns, rows, numeric, caption)
+    return doc.Table(table_id, title, columns, rows, numeric, caption)

@@ -13,7 +13,7 @@ from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
 from scalebench.core.sweep_file import PlannedRun, SweepRecord, join_labels, read_sweep
 from scalebench.core.untrusted import find_run_file
-from scalebench.report.document import MAX_ROWS, Block, Cell, Code, Paragraph, Row, Section, Table, get_tags
+from scalebench.report import document as doc
 from scalebench.report.flag_text import ADVICE, format_flag, get_advice, list_flags, to_text
 from scalebench.report.report_data import (
     ReportData,
@@ -28,14 +28,14 @@ MAX_LOGS = 20
 MAX_LABELS = 20
 
 
-def section(report_data: ReportData) -> Section | None:
+def section(report_data: ReportData) -> doc.Section | None:
     """Return None if all runs were successful and nothing is flagged."""
     parts = (_list_failed, _list_unreadable, _list_unfinished, _list_unsupported, _list_flags)
     blocks = [block for make in parts for block in make(report_data)]
-    return Section("problems", "Problems and warnings", blocks) if blocks else None
+    return doc.Section("problems", "Problems and warnings", blocks) if blocks else None
 
 
-def _list_failed(report_data: ReportData) -> Iterator[Block]:
+def _list_failed(report_data: ReportData) -> Iterator[doc.Block]:
     """List the failed runs with their reasons, and the ends of their logs, one of each reason first."""
     rows, count = _select_status(report_data, lambda status: status not in ("ok", "unsupported"))
     if not rows:
@@ -55,46 +55,48 @@ def _list_failed(report_data: ReportData) -> Iterator[Block]:
     for _, position in sorted(turns)[:MAX_LOGS]:
         yield _make_log_block(report_data, rows[position], names[rows[position]["run_id"]])
     if count > MAX_LOGS:
-        yield Paragraph(f"The ends of {MAX_LOGS} of {count:,} logs are shown, of different reasons first.")
+        yield doc.Paragraph(f"The ends of {MAX_LOGS} of {count:,} logs are shown, of different reasons first.")
 
 
-def _make_log_block(report_data: ReportData, row: RunRow, name: str) -> Block:
-    log, tags = report_data.result(row["run_id"]).log, get_tags(row)
+def _make_log_block(report_data: ReportData, row: RunRow, name: str) -> doc.Block:
+    log, tags = report_data.result(row["run_id"]).log, doc.get_tags(row)
     if log is None:
-        return Paragraph(f"{name}: its record names no log.", tags=tags)
+        return doc.Paragraph(f"{name}: its record names no log.", tags=tags)
     path = find_run_file(report_data.folder(row["run_id"]), log)
     if path is None:
-        return Paragraph(f"{name}: its folder has no log {log}.", tags=tags)
+        return doc.Paragraph(f"{name}: its folder has no log {log}.", tags=tags)
     try:
         text = read_log_tail(path)
     except OSError as error:
-        return Paragraph(f"{name}: {log} cannot be read: {error.strerror}.", tags=tags)
+        return doc.Paragraph(f"{name}: {log} cannot be read: {error.strerror}.", tags=tags)
     if not text.strip():
-        return Paragraph(f"{name}: {log} is empty.", tags=tags)
-    return Code(text, "log", f"{name}: the end of {log}", tags)
+        return doc.Paragraph(f"{name}: {log} is empty.", tags=tags)
+    return doc.Code(text, "log", f"{name}: the end of {log}", tags)
 
 
-def _list_unreadable(report_data: ReportData) -> Iterator[Block]:
+def _list_unreadable(report_data: ReportData) -> Iterator[doc.Block]:
     files = report_data.unreadable
-    rows = [Row([Cell(str(path), str(path)), Cell(reason, reason)]) for path, reason in files[:MAX_ROWS]]
+    rows = [
+        doc.Row([doc.Cell(str(path), str(path)), doc.Cell(reason, reason)]) for path, reason in files[: doc.MAX_ROWS]
+    ]
     if rows:
         title, caption = "Files that could not be read", _describe_cut(len(files))
-        yield Table("unreadable", title, ("file", "reason"), rows, caption=caption)
+        yield doc.Table("unreadable", title, ("file", "reason"), rows, caption=caption)
 
 
-def _list_unfinished(report_data: ReportData) -> Iterator[Block]:
+def _list_unfinished(report_data: ReportData) -> Iterator[doc.Block]:
     folders, rows = report_data.files.unfinished_folders, []
-    for run in map(describe_unfinished_run, folders[:MAX_ROWS]):
+    for run in map(describe_unfinished_run, folders[: doc.MAX_ROWS]):
         texts = [str(run.folder), run.tags.get("strategy", ""), run.gpus, run.phase, run.last_sign]
-        rows.append(Row([Cell(text, text or None) for text in texts], run.tags))
+        rows.append(doc.Row([doc.Cell(text, text or None) for text in texts], run.tags))
     if rows:
         columns = ("folder", "strategy", "devices", "phase", "last sign (UTC)")
         caption = "They have no result: they are still running, or ended before they could write one."
         caption = f"{caption} {_describe_cut(len(folders))}".strip()
-        yield Table("running", "Running or interrupted", columns, rows, frozenset({"devices"}), caption)
+        yield doc.Table("running", "Running or interrupted", columns, rows, frozenset({"devices"}), caption)
 
 
-def _list_unsupported(report_data: ReportData) -> Iterator[Block]:
+def _list_unsupported(report_data: ReportData) -> Iterator[doc.Block]:
     rows, count = _select_status(report_data, lambda status: status == "unsupported")
     if rows:
         names = name_runs(rows)
@@ -102,7 +104,7 @@ def _list_unsupported(report_data: ReportData) -> Iterator[Block]:
         yield _make_run_table("unsupported", "Unsupported runs", ("run", "reason"), texts, rows, count)
 
 
-def _list_flags(report_data: ReportData) -> Iterator[Block]:
+def _list_flags(report_data: ReportData) -> Iterator[doc.Block]:
     """Say what each flag means, and which rows have it; the repeats of a configuration are one row."""
     frame = report_data.pooled
     pairs = zip(frame["flags"], frame["steady"], strict=True)
@@ -114,11 +116,13 @@ def _list_flags(report_data: ReportData) -> Iterator[Block]:
     rows = []
     for flag in [*documented, *sorted(set(counts) - set(documented))]:
         text, advice = format_flag(flag), get_advice(flag)
-        rows.append(Row([Cell(text, flag), Cell(f"{counts[flag]:,}", counts[flag]), Cell(advice, advice)]))
+        rows.append(
+            doc.Row([doc.Cell(text, flag), doc.Cell(f"{counts[flag]:,}", counts[flag]), doc.Cell(advice, advice)])
+        )
     columns = ("warning", "rows", "what it means, and what to do")
-    yield Table("warnings", "Warnings", columns, rows, frozenset({"rows"}))
+    yield doc.Table("warnings", "Warnings", columns, rows, frozenset({"rows"}))
     flagged = [position for position, names in enumerate(flags) if names]
-    shown = plain_rows(select_run_columns(frame).iloc[flagged[:MAX_ROWS]])
+    shown = plain_rows(select_run_columns(frame).iloc[flagged[: doc.MAX_ROWS]])
     names = name_runs(shown)
     texts = [
         [names[row["run_id"]], ", ".join(map(format_flag, flags[position]))]
@@ -131,47 +135,48 @@ def _select_status(report_data: ReportData, wanted: Callable[[str], bool]) -> tu
     """Return the first rows with a wanted status, and how many there are."""
     frame = select_run_columns(report_data.frame).drop_duplicates("run_id")
     chosen = frame[[wanted(to_text(status)) for status in frame["status"]]]
-    return plain_rows(chosen.head(MAX_ROWS)), len(chosen)
+    return plain_rows(chosen.head(doc.MAX_ROWS)), len(chosen)
 
 
 def _make_run_table(
     id_: str, title: str, columns: tuple[str, ...], texts: list[list[str]], rows: list[RunRow], count: int
-) -> Table:
+) -> doc.Table:
     made = [
-        Row([Cell(text, text or None) for text in cells], get_tags(row)) for cells, row in zip(texts, rows, strict=True)
+        doc.Row([doc.Cell(text, text or None) for text in cells], doc.get_tags(row))
+        for cells, row in zip(texts, rows, strict=True)
     ]
-    return Table(id_, title, columns, made, caption=_describe_cut(count))
+    return doc.Table(id_, title, columns, made, caption=_describe_cut(count))
 
 
 def _describe_cut(count: int) -> str:
-    return f"The first {MAX_ROWS} of {count:,}." if count > MAX_ROWS else ""
+    return f"The first {doc.MAX_ROWS} of {count:,}." if count > doc.MAX_ROWS else ""
 
 
-def unfinished_section(report_data: ReportData) -> Section | None:
+def unfinished_section(report_data: ReportData) -> doc.Section | None:
     """Return None if every sweep ended with all of its runs."""
     blocks = [block for folder in report_data.files.sweep_folders for block in make_sweep_blocks(folder)]
-    return Section("unfinished", "Incomplete sweeps", blocks) if blocks else None
+    return doc.Section("unfinished", "Incomplete sweeps", blocks) if blocks else None
 
 
-def make_sweep_blocks(folder: Path) -> Iterator[Block]:
+def make_sweep_blocks(folder: Path) -> Iterator[doc.Block]:
     try:
         record = read_sweep(folder)
     except InputError as error:
-        yield Paragraph(str(error), "warning")
+        yield doc.Paragraph(str(error), "warning")
         return
     if record is None:
         return
     missing = [] if record.ended else record.missing(folder)
     if missing:
-        yield Paragraph(_describe_state(folder, record, missing), "warning")
+        yield doc.Paragraph(_describe_state(folder, record, missing), "warning")
     if record.left_out:
-        yield Paragraph(
+        yield doc.Paragraph(
             f"{folder}: {record.time_limit_text} left out {len(record.left_out)} of "
             f"{len(record.runs)} runs, the least informative ones: {join_labels(record.left_out, MAX_LABELS)}.",
             "warning",
         )
     if (missing and record.is_alive(platform.node()) is not True) or record.left_out:
-        yield Code(make_resume_command(record), "sh", "Continue it; successful runs are kept")
+        yield doc.Code(make_resume_command(record), "sh", "Continue it; successful runs are kept")
 
 
 def make_resume_command(record: SweepRecord) -> str:

@@ -13,25 +13,7 @@ from typing import TYPE_CHECKING, Any
 from scalebench.analysis import published
 from scalebench.analysis.published import Study
 from scalebench.analysis.scaling_curves import Curve, fit_slope, format_batch, plain_rows
-from scalebench.report.document import (
-    THROUGHPUT,
-    Axis,
-    Block,
-    Cell,
-    Cells,
-    Chart,
-    CurveGroup,
-    Paragraph,
-    Row,
-    Section,
-    Series,
-    Table,
-    group_curves,
-    join_sentences,
-    make_cell,
-    make_devices_axis,
-    make_line_series,
-)
+from scalebench.report import document as doc
 from scalebench.report.flag_text import describe_curve_intervals, to_number
 from scalebench.report.report_data import ReportData
 from scalebench.report.tables import format_percent_column, format_ratio_column, format_throughput, make_ratio_cell
@@ -42,8 +24,8 @@ if TYPE_CHECKING:
 INTRODUCTION = "Published figures are shown beside measured ones; nothing in this report is computed from them."
 SHARE_QUANTITIES = ("share", "efficiency", "of_tf_cnn", "bandwidth", "cores")  # parts of the names of shares
 LABELS = ("model", "strategy", "method", "settings", "hardware", "gpus", "scaling")
-FIGURES = (THROUGHPUT, "step_s", "speedup", "efficiency", "slope", "value")
-HEADS = {THROUGHPUT: "samples/s", "step_s": "a step", "value": "other"}
+FIGURES = (doc.THROUGHPUT, "step_s", "speedup", "efficiency", "slope", "value")
+HEADS = {doc.THROUGHPUT: "samples/s", "step_s": "a step", "value": "other"}
 SOURCE_COLUMN = "where"  # in which table of the study; only the page has room for it
 MATCHING = ("model", "strategy")  # and the number of devices
 COMPARED = (
@@ -53,24 +35,24 @@ COMPARED = (
 ).split(", ")
 
 
-def section(report_data: ReportData) -> Section | None:
+def section(report_data: ReportData) -> doc.Section | None:
     """Return None if no study was named."""
     if report_data.published is None or report_data.published.empty:
         return None
     rows = plain_rows(report_data.published)
-    blocks: list[Block] = [Paragraph(INTRODUCTION)]
+    blocks: list[doc.Block] = [doc.Paragraph(INTRODUCTION)]
     for name in dict.fromkeys(row["study"] for row in rows):
         of_study = [row for row in rows if row["study"] == name]
         blocks += _make_study_blocks(published.load_study(name), of_study, report_data)
-    return Section("published", "Published figures", blocks)
+    return doc.Section("published", "Published figures", blocks)
 
 
-def _make_study_blocks(study: Study, rows: list[dict[str, Any]], report_data: ReportData) -> Iterator[Block]:
+def _make_study_blocks(study: Study, rows: list[dict[str, Any]], report_data: ReportData) -> Iterator[doc.Block]:
     machines = "; ".join(f"{name}: {text}" for name, text in study.machines.items())
-    yield Paragraph(join_sentences(study.title, f"source: {study.source}", machines, *study.notes))
+    yield doc.Paragraph(doc.join_sentences(study.title, f"source: {study.source}", machines, *study.notes))
     successful = report_data.pooled[report_data.pooled["status"] == "ok"]
     yield from _make_comparison(study, rows, plain_rows(successful))
-    groups, left_out = group_curves(report_data.curves)
+    groups, left_out = doc.group_curves(report_data.curves)
     yield from left_out
     for group in groups:
         yield from _make_efficiency_chart(study, _match_group(rows, group, "efficiency"), group)
@@ -79,7 +61,7 @@ def _make_study_blocks(study: Study, rows: list[dict[str, Any]], report_data: Re
     yield make_study_table(study, rows)
 
 
-def _match_group(rows: Sequence[Cells], group: CurveGroup, figure: str) -> list[Cells]:
+def _match_group(rows: Sequence[doc.Cells], group: doc.CurveGroup, figure: str) -> list[doc.Cells]:
     """Return the published rows of a group's strategies that have this figure, only for the same scaling: a curve of
     weak scaling says nothing about one of strong."""
     strategies = {curve.tags["strategy"] for curve in group.curves}
@@ -90,28 +72,30 @@ def _match_group(rows: Sequence[Cells], group: CurveGroup, figure: str) -> list[
     ]  # fmt: skip
 
 
-def _make_efficiency_chart(study: Study, matching: Sequence[Cells], group: CurveGroup) -> Iterator[Chart]:
+def _make_efficiency_chart(study: Study, matching: Sequence[doc.Cells], group: doc.CurveGroup) -> Iterator[doc.Chart]:
     """Draw the published points of a group's strategies in the chart of their curves."""
     matched = {row["strategy"] for row in matching}
     curves = [curve for curve in group.curves if curve.tags["strategy"] in matched]
-    measured = make_line_series(curves, f"efficiency_{study.against}")
+    measured = doc.make_line_series(curves, f"efficiency_{study.against}")
     if not measured:
         return
     lines = [*measured, *_make_published_series(matching)]
-    gpus = make_devices_axis(lines).ticks or []
-    lines.append(Series("ideal", gpus, [1.0] * len(gpus), style="ideal"))
-    caption = join_sentences(
+    gpus = doc.make_devices_axis(lines).ticks or []
+    lines.append(doc.Series("ideal", gpus, [1.0] * len(gpus), style="ideal"))
+    caption = doc.join_sentences(
         f"{group.shared['scaling']} scaling here and there",
         f"efficiency here is against {study.against}, there as published",
         "open marks are published, on other hardware",
         describe_curve_intervals(curves),
         _cite(study),
     )
-    title, y = f"{study.title}: efficiency", Axis("efficiency", percent=True)
-    yield Chart(group.make_id("published", study.name), title, make_devices_axis(lines), y, lines, "lines", caption)
+    title, y = f"{study.title}: efficiency", doc.Axis("efficiency", percent=True)
+    yield doc.Chart(
+        group.make_id("published", study.name), title, doc.make_devices_axis(lines), y, lines, "lines", caption
+    )
 
 
-def _make_speedup_charts(study: Study, matching: Sequence[Cells], group: CurveGroup) -> Iterator[Chart]:
+def _make_speedup_charts(study: Study, matching: Sequence[doc.Cells], group: doc.CurveGroup) -> Iterator[doc.Chart]:
     """Draw bars by strategy for each number of devices that was measured here and published, from two on."""
     column = f"speedup_{study.against}"
     for gpus in sorted({row["gpus"] for row in matching if row["gpus"] > 1}):
@@ -126,8 +110,8 @@ def _make_speedup_charts(study: Study, matching: Sequence[Cells], group: CurveGr
         low, high = ([to_number(row[f"{column}_{end}"]) for _, row in measured] for end in ("low", "high"))
         names, tags = [curve.name for curve, _ in measured], [curve.tags for curve, _ in measured]
         values = [to_number(row[column]) for _, row in measured]
-        bars = [Series("here", names, values, low, high, point_tags=tags)]
-        by_source: dict[tuple[str, ...], dict[str, Cells]] = {}
+        bars = [doc.Series("here", names, values, low, high, point_tags=tags)]
+        by_source: dict[tuple[str, ...], dict[str, doc.Cells]] = {}
         for row in at_count:
             parts = ("published", row["hardware"], row["table"].replace("_", " "), _format_batch(row), row["settings"])
             by_source.setdefault(tuple(filter(None, parts)), {})[row["strategy"]] = row
@@ -135,16 +119,16 @@ def _make_speedup_charts(study: Study, matching: Sequence[Cells], group: CurveGr
             kept = [(curve, rows[curve.tags["strategy"]]) for curve, _ in measured if curve.tags["strategy"] in rows]
             names, tags = [curve.name for curve, _ in kept], [curve.tags for curve, _ in kept]
             heights, sources = [row["speedup"] for _, row in kept], [row["source"] for _, row in kept]
-            bars.append(Series(", ".join(source), names, heights, point_tags=tags, notes=sources))
+            bars.append(doc.Series(", ".join(source), names, heights, point_tags=tags, notes=sources))
         about = f"speedup here is against {study.against}, there as published"
-        caption = join_sentences(f"{group.shared['scaling']} scaling here and there", about, _cite(study))
-        title, axes = f"{study.title}: speedup on {gpus} devices", (Axis("strategy"), Axis("speedup"))
-        yield Chart(group.make_id("published", study.name, str(gpus)), title, *axes, bars, "bars", caption)
+        caption = doc.join_sentences(f"{group.shared['scaling']} scaling here and there", about, _cite(study))
+        title, axes = f"{study.title}: speedup on {gpus} devices", (doc.Axis("strategy"), doc.Axis("speedup"))
+        yield doc.Chart(group.make_id("published", study.name, str(gpus)), title, *axes, bars, "bars", caption)
 
 
-def _make_published_series(rows: Sequence[Cells]) -> list[Series]:
+def _make_published_series(rows: Sequence[doc.Cells]) -> list[doc.Series]:
     """Make a series for each table, machine, strategy, batch and setting of a study."""
-    groups: dict[tuple[Any, ...], list[Cells]] = {}
+    groups: dict[tuple[Any, ...], list[doc.Cells]] = {}
     for row in rows:
         key = (row["table"], row["strategy"], row["hardware"], _format_batch(row), row["settings"])
         groups.setdefault(key, []).append(row)
@@ -154,40 +138,40 @@ def _make_published_series(rows: Sequence[Cells]) -> list[Series]:
         ordered = sorted(members, key=lambda row: row["gpus"])
         x, y = [float(row["gpus"]) for row in ordered], [row["efficiency"] for row in ordered]
         tags, notes = {"model": members[0]["model"], "strategy": strategy}, [row["source"] for row in ordered]
-        series.append(Series(", ".join(filter(None, parts)), x, y, tags=tags, style="published", notes=notes))
+        series.append(doc.Series(", ".join(filter(None, parts)), x, y, tags=tags, style="published", notes=notes))
     return series
 
 
-def _make_comparison(study: Study, rows: Sequence[Cells], measured: Sequence[Cells]) -> Iterator[Table]:
+def _make_comparison(study: Study, rows: Sequence[doc.Cells], measured: Sequence[doc.Cells]) -> Iterator[doc.Table]:
     """Make the table of published rows whose model, strategy and device count were measured here, each beside every
     such measured row."""
     made = [
-        Row(_comparison_cells(study, row, own_row), {name: own_row[name] for name in MATCHING})
+        doc.Row(_comparison_cells(study, row, own_row), {name: own_row[name] for name in MATCHING})
         for row in rows
         for own_row in measured
-        if any(row[name] is not None for name in (THROUGHPUT, "speedup", "efficiency"))
+        if any(row[name] is not None for name in (doc.THROUGHPUT, "speedup", "efficiency"))
         and all(row[name] == own_row[name] for name in (*MATCHING, "gpus"))
     ]
     if made:
         numeric_heads = ("devices", "samples/s", "speedup", "efficiency")
         numeric = frozenset(head for head in COMPARED if head.split()[0] in numeric_heads)
         about = f"speedup and efficiency here are against {study.against}, with 95 % intervals"
-        title, caption = f"{study.title}: beside what was measured here", join_sentences(about, _cite(study))
-        yield Table(_make_id(study, "beside"), title, COMPARED, made, numeric, caption)
+        title, caption = f"{study.title}: beside what was measured here", doc.join_sentences(about, _cite(study))
+        yield doc.Table(_make_id(study, "beside"), title, COMPARED, made, numeric, caption)
 
 
-def _comparison_cells(study: Study, row: Cells, measured: Cells) -> list[Cell]:
-    made = [make_cell(row["model"]), make_cell(row["strategy"]), make_cell(str(row["gpus"]), row["gpus"])]
-    made += [make_cell(each[name] or "") for name in ("scaling", "hardware") for each in (row, measured)]
-    made += [make_cell(_format_batch(row)), make_cell(format_batch(measured))]
-    made += [_figure_cell(row, THROUGHPUT), make_cell(format_throughput(measured), measured[THROUGHPUT])]
+def _comparison_cells(study: Study, row: doc.Cells, measured: doc.Cells) -> list[doc.Cell]:
+    made = [doc.make_cell(row["model"]), doc.make_cell(row["strategy"]), doc.make_cell(str(row["gpus"]), row["gpus"])]
+    made += [doc.make_cell(each[name] or "") for name in ("scaling", "hardware") for each in (row, measured)]
+    made += [doc.make_cell(_format_batch(row)), doc.make_cell(format_batch(measured))]
+    made += [_figure_cell(row, doc.THROUGHPUT), doc.make_cell(format_throughput(measured), measured[doc.THROUGHPUT])]
     for name, show in (("speedup", format_ratio_column), ("efficiency", format_percent_column)):
         column = f"{name}_{study.against}"
-        made += [_figure_cell(row, name), make_cell(show(measured, column), measured[column])]
-    return [*made, make_cell(_make_remark(row))]
+        made += [_figure_cell(row, name), doc.make_cell(show(measured, column), measured[column])]
+    return [*made, doc.make_cell(_make_remark(row))]
 
 
-def _make_slope_comparison(study: Study, rows: Sequence[Cells], curves: Sequence[Curve]) -> Iterator[Table]:
+def _make_slope_comparison(study: Study, rows: Sequence[doc.Cells], curves: Sequence[Curve]) -> Iterator[doc.Table]:
     """Make the table of the fitted speedup per device, published and measured."""
     made = []
     for row in rows:
@@ -197,20 +181,23 @@ def _make_slope_comparison(study: Study, rows: Sequence[Cells], curves: Sequence
                 continue
             slope, gpus = fitted.speedup, ", ".join(f"{count}" for count, _ in fitted.points)
             made_cells = [
-                *(make_cell(row[name] or "") for name in (*MATCHING, "scaling")), make_cell(curve.group["scaling"]),
-                make_cell(row["hardware"] or ""), make_cell(curve.group["hardware"]), _figure_cell(row, "slope"),
-                make_ratio_cell(slope), make_cell(gpus),
-                make_cell(row["remark"] or ""),
-            ]  # fmt: skip
-            made.append(Row(made_cells, {name: curve.tags[name] for name in MATCHING}))
+                *(doc.make_cell(row[name] or "") for name in (*MATCHING, "scaling")),
+                *(
+                    doc.make_cell(text)
+                    for text in (curve.group["scaling"], row["hardware"] or "", curve.group["hardware"])
+                ),
+                *(_figure_cell(row, "slope"), make_ratio_cell(slope), doc.make_cell(gpus)),
+                doc.make_cell(row["remark"] or ""),
+            ]
+            made.append(doc.Row(made_cells, {name: curve.tags[name] for name in MATCHING}))
     if made:
         columns = [*MATCHING, "scaling published", "scaling here", "hardware published", "hardware here",
                    "slope published", "slope here", "over devices", "remarks"]  # fmt: skip
         title, numeric = f"{study.title}: slopes beside those measured here", frozenset(columns[6:8])
-        yield Table(_make_id(study, "slopes"), title, columns, made, numeric, _cite(study))
+        yield doc.Table(_make_id(study, "slopes"), title, columns, made, numeric, _cite(study))
 
 
-def make_terminal_tables(frame: pd.DataFrame, names: Sequence[str]) -> list[Table]:
+def make_terminal_tables(frame: pd.DataFrame, names: Sequence[str]) -> list[doc.Table]:
     """Make a table for each study, without networks that `frame` does not have, unless it has none of the study's.
 
     Raises InputError for an unknown study.
@@ -230,13 +217,13 @@ def make_terminal_tables(frame: pd.DataFrame, names: Sequence[str]) -> list[Tabl
         tables.append(replace(
             table,
             columns=[table.columns[number] for number in shown],
-            rows=[Row([row.cells[number] for number in shown]) for row in table.rows],
+            rows=[doc.Row([row.cells[number] for number in shown]) for row in table.rows],
             caption=table.caption + left_out,
         ))  # fmt: skip
     return tables
 
 
-def make_study_table(study: Study, rows: Sequence[Cells]) -> Table:
+def make_study_table(study: Study, rows: Sequence[doc.Cells]) -> doc.Table:
     """Make the table of everything that these rows hold, without empty columns."""
 
     def has_any(name: str) -> bool:
@@ -249,13 +236,13 @@ def make_study_table(study: Study, rows: Sequence[Cells]) -> Table:
     columns = ["table", *labels, *(["batch"] if has_batch else []), *heads, "remarks", SOURCE_COLUMN]
     made = []
     for row in rows:
-        made_cells = [make_cell(row["table"].replace("_", " ")), *(_label_cell(row, name) for name in labels)]
-        made_cells += [make_cell(_format_batch(row))] if has_batch else []
+        made_cells = [doc.make_cell(row["table"].replace("_", " ")), *(_label_cell(row, name) for name in labels)]
+        made_cells += [doc.make_cell(_format_batch(row))] if has_batch else []
         made_cells += [_figure_cell(row, name) for name in figures]
-        made_cells += [make_cell(_make_remark(row)), make_cell(row["source"])]
-        made.append(Row(made_cells, {name: row[name] for name in MATCHING if row[name]}))
+        made_cells += [doc.make_cell(_make_remark(row)), doc.make_cell(row["source"])]
+        made.append(doc.Row(made_cells, {name: row[name] for name in MATCHING if row[name]}))
     numeric = frozenset({"gpus", *heads})
-    return Table(_make_id(study), f"{study.title}: as published", columns, made, numeric, _cite(study))
+    return doc.Table(_make_id(study), f"{study.title}: as published", columns, made, numeric, _cite(study))
 
 
 def _make_id(study: Study, *words: str) -> str:
@@ -266,33 +253,33 @@ def _cite(study: Study) -> str:
     return f"Source: {study.source}."
 
 
-def _format_batch(row: Cells) -> str:
+def _format_batch(row: doc.Cells) -> str:
     """Return `75 per device`, in strong scaling `32 in all`; empty if the study does not say."""
     size = row["global_batch"] if row["scaling"] == "strong" else row["batch_per_device"]
     return "" if size is None else format_batch({**row, "scaling": row["scaling"] or "weak"})
 
 
-def _figure_cell(row: Cells, name: str) -> Cell:
+def _figure_cell(row: doc.Cells, name: str) -> doc.Cell:
     """Make a cell with the digits of the study and no more."""
     value = row[name]
     if value is None:
-        return Cell("")
+        return doc.Cell("")
     if name == "value":
         share = any(word in row["quantity"] for word in SHARE_QUANTITIES)
         text = f"{100 * value:.4g} %" if share else f"{value:,.9g}"
-        return make_cell(f"{row['quantity'].replace('_', ' ')}: {text}", value)
+        return doc.make_cell(f"{row['quantity'].replace('_', ' ')}: {text}", value)
     if name == "efficiency":
-        return make_cell(f"{100 * value:.2f} %", value)
+        return doc.make_cell(f"{100 * value:.2f} %", value)
     if name == "step_s":
-        return make_cell(f"{1000 * value:.4g} ms", value)
-    return make_cell(f"{value:,.6g}" if name == THROUGHPUT else f"{value:.3f}".rstrip("0").rstrip("."), value)
+        return doc.make_cell(f"{1000 * value:.4g} ms", value)
+    return doc.make_cell(f"{value:,.6g}" if name == doc.THROUGHPUT else f"{value:.3f}".rstrip("0").rstrip("."), value)
 
 
-def _label_cell(row: Cells, name: str) -> Cell:
+def _label_cell(row: doc.Cells, name: str) -> doc.Cell:
     value = row[name]
-    return make_cell("" if value is None else str(value), value if isinstance(value, int) else None)
+    return doc.make_cell("" if value is None else str(value), value if isinstance(value, int) else None)
 
 
-def _make_remark(row: Cells) -> str:
+def _make_remark(row: doc.Cells) -> str:
     derived = f"ours: {', '.join(row['derived'].split()).replace('_', ' ')}" if row["derived"] else ""
     return "; ".join(filter(None, (row["settings"] or "", row["remark"] or "", derived)))

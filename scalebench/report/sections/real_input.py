@@ -12,21 +12,9 @@ from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.verdicts import Row, decide_ratio, explain_no_verdict
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.units import format_count, format_number
-from scalebench.report.document import (
-    MAX_ROWS,
-    THROUGHPUT,
-    Block,
-    Cell,
-    Paragraph,
-    Section,
-    build_table,
-    format_cell,
-    get_tags,
-    join_sentences,
-    make_cell,
-)
+from scalebench.report import document as doc
+from scalebench.report import tables
 from scalebench.report.report_data import ReportData
-from scalebench.report.tables import format_percent, format_seconds, format_throughput, make_ratio_cell
 
 SECTION_ID = "real-input"
 GENERATED = "_synthetic"  # imagenet_synthetic stands for imagenet, imagenet_jpeg and imagenet_tfrecord
@@ -49,41 +37,45 @@ class InputCost:
     @property
     def step_s(self) -> float:
         """The seconds that a step takes longer with real input."""
-        real_s, generated_s = (float(row["global_batch"] / row[THROUGHPUT]) for row in (self.real, self.generated))
+        real_s, generated_s = (float(row["global_batch"] / row[doc.THROUGHPUT]) for row in (self.real, self.generated))
         return real_s - generated_s
 
 
-def section(report_data: ReportData) -> Section | None:
+def section(report_data: ReportData) -> doc.Section | None:
     """Return None if no training was measured with both, or faster than its Dataset was read."""
-    rows = [row for curve in report_data.curves for row in curve.rows if row[THROUGHPUT]]
+    rows = [row for curve in report_data.curves for row in curve.rows if row[doc.THROUGHPUT]]
     costs = list(compare_inputs(rows, report_data.configurations.estimate_ratio))
-    blocks: list[Block] = [Paragraph(describe_cost(cost), "answer", get_tags(cost.real)) for cost in costs[:MAX_ROWS]]
-    fastest = {row["dataset"]: row for row in sorted(rows, key=lambda row: row[THROUGHPUT])}
+    blocks: list[doc.Block] = [
+        doc.Paragraph(describe_cost(cost), "answer", doc.get_tags(cost.real)) for cost in costs[: doc.MAX_ROWS]
+    ]
+    fastest = {row["dataset"]: row for row in sorted(rows, key=lambda row: row[doc.THROUGHPUT])}
     for row in fastest.values():
         training = f"{row['strategy']} on {format_count(row['gpus'], 'device')}"
-        if reading := describe_slow_reading(row["dataset"], row["read_samples_per_s"], training, row[THROUGHPUT]):
-            blocks.append(Paragraph(reading, "answer", get_tags(row)))
+        if reading := describe_slow_reading(row["dataset"], row["read_samples_per_s"], training, row[doc.THROUGHPUT]):
+            blocks.append(doc.Paragraph(reading, "answer", doc.get_tags(row)))
     if costs:
         blocks.append(_make_table(costs))
-    return Section(SECTION_ID, "What real input costs", blocks) if blocks else None
+    return doc.Section(SECTION_ID, "What real input costs", blocks) if blocks else None
 
 
-def _make_table(costs: list[InputCost]) -> Block:
-    columns: dict[str, Callable[[InputCost], Cell]] = {
-        "model": lambda cost: make_cell(cost.real["model"]),
-        "strategy": lambda cost: make_cell(cost.real["strategy"]),
-        "gpus": lambda cost: format_cell(cost.real["gpus"], str),
-        "real input": lambda cost: make_cell(cost.real["dataset"]),
-        "samples/s": lambda cost: make_cell(format_throughput(cost.real), cost.real[THROUGHPUT]),
-        "generated samples/s": lambda cost: make_cell(format_throughput(cost.generated), cost.generated[THROUGHPUT]),
-        "ratio (95 %)": lambda cost: make_ratio_cell(cost.ratio),
-        "longer step": lambda cost: format_cell(cost.step_s, format_seconds),
-        "waiting": lambda cost: format_cell(cost.real["data_share"], format_percent),
-        "waiting, generated": lambda cost: format_cell(cost.generated["data_share"], format_percent),
+def _make_table(costs: list[InputCost]) -> doc.Block:
+    columns: dict[str, Callable[[InputCost], doc.Cell]] = {
+        "model": lambda cost: doc.make_cell(cost.real["model"]),
+        "strategy": lambda cost: doc.make_cell(cost.real["strategy"]),
+        "gpus": lambda cost: doc.format_cell(cost.real["gpus"], str),
+        "real input": lambda cost: doc.make_cell(cost.real["dataset"]),
+        "samples/s": lambda cost: doc.make_cell(tables.format_throughput(cost.real), cost.real[doc.THROUGHPUT]),
+        "generated samples/s": lambda cost: doc.make_cell(
+            tables.format_throughput(cost.generated), cost.generated[doc.THROUGHPUT]
+        ),
+        "ratio (95 %)": lambda cost: tables.make_ratio_cell(cost.ratio),
+        "longer step": lambda cost: doc.format_cell(cost.step_s, tables.format_seconds),
+        "waiting": lambda cost: doc.format_cell(cost.real["data_share"], tables.format_percent),
+        "waiting, generated": lambda cost: doc.format_cell(cost.generated["data_share"], tables.format_percent),
     }
-    items = [(cost, get_tags(cost.real)) for cost in costs[:MAX_ROWS]]
-    words, caption = ("model", "strategy", "real input"), join_sentences(*CAPTION)
-    return build_table(SECTION_ID, "Real and generated input", columns, items, words, caption)
+    items = [(cost, doc.get_tags(cost.real)) for cost in costs[: doc.MAX_ROWS]]
+    words, caption = ("model", "strategy", "real input"), doc.join_sentences(*CAPTION)
+    return doc.build_table(SECTION_ID, "Real and generated input", columns, items, words, caption)
 
 
 def compare_inputs(rows: Iterable[Row], estimate_ratio: EstimateRatio) -> Iterator[InputCost]:

@@ -19,40 +19,11 @@ from scalebench.analysis.scaling_curves import (
     fit_slope,
 )
 from scalebench.analysis.verdicts import explain_no_verdict
-from scalebench.report.document import (
-    DEVICES,
-    MAX_ROWS,
-    THROUGHPUT,
-    Axis,
-    Block,
-    Cell,
-    Cells,
-    Chart,
-    Code,
-    CurveGroup,
-    Paragraph,
-    Row,
-    Section,
-    Series,
-    Table,
-    build_table,
-    group_curves,
-    join_sentences,
-    make_cell,
-    make_devices_axis,
-    make_line_series,
-    make_series,
-)
+from scalebench.report import document as doc
+from scalebench.report import tables
 from scalebench.report.flag_text import describe_curve_intervals
 from scalebench.report.repeat_commands import make_baseline_commands
 from scalebench.report.report_data import ReportData
-from scalebench.report.tables import (
-    BASELINE_COLUMNS,
-    find_missing_baselines,
-    format_percent,
-    make_configuration_table,
-    make_ratio_cell,
-)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,10 +47,12 @@ MAX_COMMANDS = 10
 COMPETING_COLUMNS = ["model", "dataset", "hardware", "scaling", "gpus"]  # rows that agree in them compete
 
 
-def section(report_data: ReportData) -> Section | None:
+def section(report_data: ReportData) -> doc.Section | None:
     """Return None if nothing was measured on several devices."""
-    groups, left_out = group_curves(report_data.curves, lambda members: max(max(curve.gpus) for curve in members) > 1)
-    blocks: list[Block] = [*left_out]
+    groups, left_out = doc.group_curves(
+        report_data.curves, lambda members: max(max(curve.gpus) for curve in members) > 1
+    )
+    blocks: list[doc.Block] = [*left_out]
     for group in groups:
         rows = [row for curve in group.curves for row in curve.rows]
         baselines = _describe_baselines(rows, report_data.baseline_name)
@@ -92,7 +65,7 @@ def section(report_data: ReportData) -> Section | None:
         kind = next(iter(baselines), "bare")
         about, estimate_ratio = baselines.get(kind, BASELINES[kind]), report_data.configurations.estimate_ratio
         blocks += _make_jump_table(group, estimate_ratio, kind, about)
-    return Section("scaling", "Scaling", blocks, folded=len(groups) == 1) if groups else None
+    return doc.Section("scaling", "Scaling", blocks, folded=len(groups) == 1) if groups else None
 
 
 def _select_drawn(baselines: Mapping[str, str]) -> list[str]:
@@ -101,7 +74,7 @@ def _select_drawn(baselines: Mapping[str, str]) -> list[str]:
     return [*[kind for kind in baselines if kind != "given"][:1], *(kind for kind in baselines if kind == "given")]
 
 
-def _describe_baselines(rows: Sequence[Cells], baseline_name: str | None) -> dict[str, str]:
+def _describe_baselines(rows: Sequence[doc.Cells], baseline_name: str | None) -> dict[str, str]:
     """Describe the baselines to compare with: self only if it differs from bare, the named one if there is one."""
     kinds = [kind for kind in BASELINES if any(row[f"speedup_{kind}"] is not None for row in rows)]
     if kinds == ["bare", "self"] and not any(map(_speedups_differ, rows)):
@@ -112,49 +85,49 @@ def _describe_baselines(rows: Sequence[Cells], baseline_name: str | None) -> dic
     return baselines
 
 
-def _speedups_differ(row: Cells) -> bool:
+def _speedups_differ(row: doc.Cells) -> bool:
     over_bare, over_self = row["speedup_bare"], row["speedup_self"]
     return over_self is not None and (over_bare is None or abs(over_self / over_bare - 1) > MIN_DIFFERENCE)
 
 
-def _make_throughput_chart(group: CurveGroup, report_data: ReportData) -> Chart:
-    lines = make_line_series(group.curves, THROUGHPUT, "throughput")
+def _make_throughput_chart(group: doc.CurveGroup, report_data: ReportData) -> doc.Chart:
+    lines = doc.make_line_series(group.curves, doc.THROUGHPUT, "throughput")
     rates = _find_bare_rates(group, report_data)
     ideals = [_make_ideal(group, lines, f"ideal of {name}", rate) for name, rate in rates.items()]
     about = "samples/s over all devices in steady state, more is better"
     ideal = "ideal is what the bare baseline, of several the fastest, would give without any loss" if ideals else ""
-    caption = join_sentences(about, ideal, describe_curve_intervals(group.curves))
-    axes = make_devices_axis(lines), Axis("samples/s")
+    caption = doc.join_sentences(about, ideal, describe_curve_intervals(group.curves))
+    axes = doc.make_devices_axis(lines), doc.Axis("samples/s")
     return group.make_chart("scaling", "throughput", "Throughput", axes, [*lines, *ideals], caption)
 
 
-def _find_bare_rates(group: CurveGroup, report_data: ReportData) -> dict[str, float]:
+def _find_bare_rates(group: doc.CurveGroup, report_data: ReportData) -> dict[str, float]:
     """Return the samples/s of each bare strategy that these curves are compared with, such as PyTorch's."""
     run_ids = {row["baseline_bare_id"] for curve in group.curves for row in curve.rows} - {None}
     frame, fastest = report_data.pooled, dict[str, float]()
-    bare = frame.loc[frame["run_id"].isin(run_ids) & frame[THROUGHPUT].notna(), ["strategy", THROUGHPUT]]
-    for name, rate in zip(bare["strategy"], bare[THROUGHPUT], strict=True):
+    bare = frame.loc[frame["run_id"].isin(run_ids) & frame[doc.THROUGHPUT].notna(), ["strategy", doc.THROUGHPUT]]
+    for name, rate in zip(bare["strategy"], bare[doc.THROUGHPUT], strict=True):
         fastest[name] = max(fastest.get(name, 0.0), float(rate))
     return fastest
 
 
-def _make_efficiency_chart(group: CurveGroup, kind: str, about: str) -> Chart:
-    lines = make_line_series(group.curves, f"efficiency_{kind}")
+def _make_efficiency_chart(group: doc.CurveGroup, kind: str, about: str) -> doc.Chart:
+    lines = doc.make_line_series(group.curves, f"efficiency_{kind}")
     ideal = _make_ideal(group, lines, "ideal", 1.0, level=True)
-    caption = join_sentences(
+    caption = doc.join_sentences(
         f"speedup divided by the number of devices, {about}; more is better", describe_curve_intervals(group.curves)
     )
-    axes = make_devices_axis(lines), Axis("efficiency", percent=True)
+    axes = doc.make_devices_axis(lines), doc.Axis("efficiency", percent=True)
     title = f"Efficiency {about.partition(', ')[0]}"
     return group.make_chart("scaling", f"efficiency {kind}", title, axes, [*lines, ideal], caption)
 
 
-def _make_speedup_chart(group: CurveGroup, kind: str, about: str) -> Iterator[Chart]:
+def _make_speedup_chart(group: doc.CurveGroup, kind: str, about: str) -> Iterator[doc.Chart]:
     """Draw speedups with the lines whose slopes are in the table. Without a slope, efficiencies say as much."""
     lines = []
     for curve in group.curves:
         name = f"speedup_{kind}"
-        line = make_series(curve.name, curve.tags, curve.rows, "gpus", name, name)
+        line = doc.make_series(curve.name, curve.tags, curve.rows, "gpus", name, name)
         fitted = fit_slope(curve, kind) if len(curve.rows) >= MIN_SLOPE_POINTS else None
         fit = [fitted.intercept + fitted.speedup.value * row["gpus"] for row in curve.rows] if fitted else []
         if line is not None:  # a line through the points would hide the fitted one
@@ -162,19 +135,23 @@ def _make_speedup_chart(group: CurveGroup, kind: str, about: str) -> Iterator[Ch
     if not any(line.fit for line in lines):
         return
     dotted = "dotted: fitted lines, whose slopes are in the table"
-    caption = join_sentences(f"speedup {about}, more is better", dotted, describe_curve_intervals(group.curves))
-    axes, lines = (make_devices_axis(lines), Axis("speedup")), [*lines, _make_ideal(group, lines, "ideal", 1.0)]
+    caption = doc.join_sentences(f"speedup {about}, more is better", dotted, describe_curve_intervals(group.curves))
+    axes, lines = (doc.make_devices_axis(lines), doc.Axis("speedup")), [*lines, _make_ideal(group, lines, "ideal", 1.0)]
     title = f"Speedup {about.partition(', ')[0]}"
     yield group.make_chart("scaling", f"speedup {kind}", title, axes, lines, caption)
 
 
-def _make_ideal(group: CurveGroup, lines: list[Series], name: str, value: float, level: bool = False) -> Series:
+def _make_ideal(
+    group: doc.CurveGroup, lines: list[doc.Series], name: str, value: float, level: bool = False
+) -> doc.Series:
     """Make a line of `value` per device, or a horizontal line at `value`."""
-    gpus = list(make_devices_axis(lines).ticks or [])
-    return Series(name, gpus, [value * (1 if level else x) for x in gpus], tags=group.tags, style="ideal")
+    gpus = list(doc.make_devices_axis(lines).ticks or [])
+    return doc.Series(name, gpus, [value * (1 if level else x) for x in gpus], tags=group.tags, style="ideal")
 
 
-def _make_slope_table(group: CurveGroup, baselines: Mapping[str, str], min_efficiency: float) -> Iterator[Table]:
+def _make_slope_table(
+    group: doc.CurveGroup, baselines: Mapping[str, str], min_efficiency: float
+) -> Iterator[doc.Table]:
     """Make a row for each curve of MIN_SLOPE_POINTS or more: a line through two says no more than these two.
 
     `baselines` maps what speedups are against (bare, self, given) to a label.
@@ -184,51 +161,61 @@ def _make_slope_table(group: CurveGroup, baselines: Mapping[str, str], min_effic
         return
     keeps_head = f"keeps {100 * min_efficiency:g} %"
     columns = [
-        f"{name}, {label}" for label in baselines.values() for name in ("slope", "off", f"over {DEVICES}", keeps_head)
+        f"{name}, {label}"
+        for label in baselines.values()
+        for name in ("slope", "off", f"over {doc.DEVICES}", keeps_head)
     ]
     rows = []
     for curve in curves:
-        cells = [make_cell(curve.name)]
+        cells = [doc.make_cell(curve.name)]
         for kind in baselines:
             cells += [
                 *_slope_cells(fit_slope(curve, kind)),
                 _keeps_cell(find_scaling_limit(curve, min_efficiency, kind)),
             ]
-        rows.append(Row(cells, curve.tags))
-    kept = (
-        f"{keeps_head}: the most {DEVICES} up to which efficiency is no less, by the figures and, in brackets, by the "
+        rows.append(doc.Row(cells, curve.tags))
+    limit = (
+        f"{keeps_head}: the most devices up to which efficiency is no less, by the figures and, in brackets, by the "
         "lower limits of their intervals"
     )
     numeric = frozenset(name for name in columns if not name.startswith("over"))
-    title, caption = "Slopes", join_sentences(SLOPE_CAPTION, kept)
-    yield Table(group.make_id("scaling", "slopes"), title, ["strategy", *columns], rows, numeric, caption)
+    title, caption = "Slopes", doc.join_sentences(SLOPE_CAPTION, limit)
+    yield doc.Table(group.make_id("scaling", "slopes"), title, ["strategy", *columns], rows, numeric, caption)
 
 
-def _slope_cells(fitted: Slope | None) -> list[Cell]:
+def _slope_cells(fitted: Slope | None) -> list[doc.Cell]:
     if fitted is None:
-        return [Cell("")] * 3
+        return [doc.Cell("")] * 3
     gpus = ", ".join(str(count) for count, _ in fitted.points)
-    return [make_ratio_cell(fitted.speedup), make_cell(format_percent(fitted.worst), fitted.worst), make_cell(gpus)]
+    return [
+        tables.make_ratio_cell(fitted.speedup),
+        doc.make_cell(tables.format_percent(fitted.worst), fitted.worst),
+        doc.make_cell(gpus),
+    ]
 
 
-def _keeps_cell(kept: ScalingLimit) -> Cell:
+def _keeps_cell(kept: ScalingLimit) -> doc.Cell:
     """Make `4 [2]`; `none` if not even the fewest devices keep the efficiency, empty if no efficiency is known."""
     if kept.largest_measured is None:
-        return Cell("")
+        return doc.Cell("")
     again = f"; again {', '.join(map(str, kept.regained_gpus))}" if kept.regained_gpus else ""
-    return make_cell(f"{kept.gpus or 'none'} [{kept.certain_gpus or 'none'}]{again}", kept.gpus or 0)
+    return doc.make_cell(f"{kept.gpus or 'none'} [{kept.certain_gpus or 'none'}]{again}", kept.gpus or 0)
 
 
-def _make_jump_table(group: CurveGroup, estimate_ratio: EstimateRatio, kind: str, about: str) -> Iterator[Table]:
+def _make_jump_table(
+    group: doc.CurveGroup, estimate_ratio: EstimateRatio, kind: str, about: str
+) -> Iterator[doc.Table]:
     """Make a row for each node boundary of a curve; `about` describes the baseline `kind`."""
-    columns: dict[str, Callable[[tuple[Curve, NodeBoundary]], Cell]] = {
-        "strategy": lambda item: make_cell(item[0].name),
-        DEVICES: lambda item: make_cell(" to ".join(str(row["gpus"]) for row in item[1].rows)),
-        "nodes": lambda item: make_cell(" to ".join(str(row["nodes"]) for row in item[1].rows)),
-        "efficiency before": lambda item: make_cell(format_percent(item[1].efficiencies[0]), item[1].efficiencies[0]),
-        "after": lambda item: make_cell(format_percent(item[1].efficiencies[1]), item[1].efficiencies[1]),
-        "ratio": lambda item: make_ratio_cell(item[1].ratio),
-        "remarks": lambda item: make_cell(_describe_jump(item[1])),
+    columns: dict[str, Callable[[tuple[Curve, NodeBoundary]], doc.Cell]] = {
+        "strategy": lambda item: doc.make_cell(item[0].name),
+        doc.DEVICES: lambda item: doc.make_cell(" to ".join(str(row["gpus"]) for row in item[1].rows)),
+        "nodes": lambda item: doc.make_cell(" to ".join(str(row["nodes"]) for row in item[1].rows)),
+        "efficiency before": lambda item: doc.make_cell(
+            tables.format_percent(item[1].efficiencies[0]), item[1].efficiencies[0]
+        ),
+        "after": lambda item: doc.make_cell(tables.format_percent(item[1].efficiencies[1]), item[1].efficiencies[1]),
+        "ratio": lambda item: tables.make_ratio_cell(item[1].ratio),
+        "remarks": lambda item: doc.make_cell(_describe_jump(item[1])),
     }
     items = [
         ((curve, jump), curve.tags)
@@ -236,9 +223,9 @@ def _make_jump_table(group: CurveGroup, estimate_ratio: EstimateRatio, kind: str
         for jump in find_node_boundaries(curve, estimate_ratio, kind)
     ]
     if items:
-        title, caption = "Node boundaries", join_sentences(f"efficiency {about}", JUMP_CAPTION)
-        words = ("strategy", DEVICES, "nodes", "remarks")
-        yield build_table(group.make_id("scaling", "nodes"), title, columns, items, words, caption)
+        title, caption = "Node boundaries", doc.join_sentences(f"efficiency {about}", JUMP_CAPTION)
+        words = ("strategy", doc.DEVICES, "nodes", "remarks")
+        yield doc.build_table(group.make_id("scaling", "nodes"), title, columns, items, words, caption)
 
 
 def _describe_jump(jump: NodeBoundary) -> str:
@@ -247,31 +234,35 @@ def _describe_jump(jump: NodeBoundary) -> str:
     return "no difference resolved" if jump.ratio.low <= 1 <= jump.ratio.high else ""
 
 
-def strategies_section(report_data: ReportData) -> Section | None:
+def strategies_section(report_data: ReportData) -> doc.Section | None:
     """Return None if there is no row."""
     pooled = report_data.pooled
     if pooled.empty:
         return None
     kept = _select_best_rows(pooled)
-    blocks: list[Block] = []
+    blocks: list[doc.Block] = []
     if len(kept) < len(pooled):
         text = f"{len(pooled):,} configurations are more than a table can show: these are the {len(kept)} that"
-        blocks.append(Paragraph(f"{text} come first in throughput among those of their number of devices."))
-    blocks.append(make_configuration_table(kept, report_data.baseline_name))
+        blocks.append(doc.Paragraph(f"{text} come first in throughput among those of their number of devices."))
+    blocks.append(tables.make_configuration_table(kept, report_data.baseline_name))
     blocks += _list_missing_baselines(kept, report_data.unreadable)
-    return Section("strategies", "All configurations", blocks)
+    return doc.Section("strategies", "All configurations", blocks)
 
 
 def _select_best_rows(pooled: pd.DataFrame) -> pd.DataFrame:
     """Keep the MAX_ROWS rows that rank best by throughput among their competitors; failed rows come last."""
-    rank = pooled.groupby(COMPETING_COLUMNS, dropna=False)[THROUGHPUT].rank(ascending=False, method="min").astype(float)
-    kept = rank.fillna(float("inf")).sort_values(kind="stable").index[:MAX_ROWS]
+    rank = (
+        pooled.groupby(COMPETING_COLUMNS, dropna=False)[doc.THROUGHPUT]
+        .rank(ascending=False, method="min")
+        .astype(float)
+    )
+    kept = rank.fillna(float("inf")).sort_values(kind="stable").index[: doc.MAX_ROWS]
     return pooled.loc[pooled.index.isin(kept)]
 
 
-def _list_missing_baselines(frame: pd.DataFrame, unreadable: Unreadable) -> list[Block]:
+def _list_missing_baselines(frame: pd.DataFrame, unreadable: Unreadable) -> list[doc.Block]:
     """Say how many rows lack a baseline, and which commands measure it."""
-    count = sum(bool(find_missing_baselines(row)) for row in frame[BASELINE_COLUMNS].to_dict("records"))
+    count = sum(bool(tables.find_missing_baselines(row)) for row in frame[tables.BASELINE_COLUMNS].to_dict("records"))
     if not count:
         return []
     commands = make_baseline_commands(frame, unreadable)
@@ -279,6 +270,6 @@ def _list_missing_baselines(frame: pd.DataFrame, unreadable: Unreadable) -> list
     more = f" {len(commands) - MAX_COMMANDS} more commands are left out." if len(commands) > MAX_COMMANDS else ""
     title = "Measures them together with what they are compared with"
     return [
-        Paragraph(f"{text} speedup and efficiency; the remarks say which.{more}", "warning"),
-        Code("\n".join(commands[:MAX_COMMANDS]), "sh", title),
+        doc.Paragraph(f"{text} speedup and efficiency; the remarks say which.{more}", "warning"),
+        doc.Code("\n".join(commands[:MAX_COMMANDS]), "sh", title),
     ]

@@ -10,25 +10,8 @@ from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
 from scalebench.core import units
 from scalebench.core.result import FINAL_LOSS_STEPS, LOWER_IS_BETTER
+from scalebench.report import document as doc
 from scalebench.report import spec
-from scalebench.report.document import (
-    MAX_CURVES,
-    Axis,
-    Block,
-    Cell,
-    Chart,
-    CurveGroup,
-    Paragraph,
-    Row,
-    Section,
-    Series,
-    Table,
-    add_epoch_limits,
-    downsample,
-    format_cell,
-    get_tags,
-    join_sentences,
-)
 from scalebench.report.flag_text import describe_curve_intervals, to_text
 from scalebench.report.report_data import (
     ReportData,
@@ -72,7 +55,7 @@ LOSS_CAPTION = (
 LOSS_COLUMNS = ("run", "steps", "epochs", "seconds of training", "training loss at the end", "validation")
 
 
-def section(report_data: ReportData) -> Section | None:
+def section(report_data: ReportData) -> doc.Section | None:
     """Return None if no run trained to a stop successfully."""
     groups: dict[tuple[str, ...], list[TrainingOutcome]] = {}
     for training in summarize_trainings(report_data.frame):
@@ -82,31 +65,31 @@ def section(report_data: ReportData) -> Section | None:
     if not groups:
         return None
     machines = len({key[3:] for key in groups}) > 1
-    blocks: list[Block] = []
+    blocks: list[doc.Block] = []
     for number, (key, members) in enumerate(list(groups.items())[:MAX_TRAINING_GROUPS], 1):
         where = f", hardware {key[3]} ({key[4]})" if machines else ""
         title = f"{key[0]} on {key[1]}{where}" if len(groups) > 1 else ""
         blocks += _make_training_blocks(report_data, number, title, members)
     if len(groups) > MAX_TRAINING_GROUPS:
         text = f"Shown are {MAX_TRAINING_GROUPS} of {len(groups)} groups of a model, a data set and a machine."
-        blocks.append(Paragraph(text))
-    return Section("training", "Training: accuracy and time to target", blocks)
+        blocks.append(doc.Paragraph(text))
+    return doc.Section("training", "Training: accuracy and time to target", blocks)
 
 
 def _make_training_blocks(
     report_data: ReportData, number: int, title: str, trainings: Sequence[TrainingOutcome]
-) -> Iterator[Block]:
+) -> Iterator[doc.Block]:
     names = name_trainings(trainings)
     targets = sorted({training.target for training in trainings if training.target is not None})
     for target in targets:
         yield from _answer_target([training for training in trainings if training.target == target], names)
     drawn = [
         _read_curves(report_data, training, names[training.first_run["training_id"]])
-        for training in trainings[:MAX_CURVES]
+        for training in trainings[: doc.MAX_CURVES]
     ]
     yield from _make_training_charts(number, title, to_text(trainings[0].first_run["metric_name"]), drawn, targets)
     if len(drawn) < len(trainings):
-        yield Paragraph(f"{len(drawn)} of {len(trainings)} trainings are drawn.")
+        yield doc.Paragraph(f"{len(drawn)} of {len(trainings)} trainings are drawn.")
     yield make_training_table(f"training-{number}-ends", _add_label("Results of training", title), trainings, names)
 
 
@@ -115,28 +98,28 @@ def _add_label(title: str, label: str) -> str:
     return f"{title}: {label}" if label else title
 
 
-def _answer_target(trainings: Sequence[TrainingOutcome], names: Mapping[str, str]) -> Iterator[Paragraph]:
+def _answer_target(trainings: Sequence[TrainingOutcome], names: Mapping[str, str]) -> Iterator[doc.Paragraph]:
     """Say which training reached a target first, and how many did not."""
     soonest = sort_by_time_to_target(trainings)
     if soonest:
         first = soonest[0].first_run
         text = describe_training(soonest[0], names[first["training_id"]])
-        yield Paragraph(f"First to reach the target: {text}.", tags=get_tags(first))
+        yield doc.Paragraph(f"First to reach the target: {text}.", tags=doc.get_tags(first))
     if missed := sum(training.reached < training.seeds for training in trainings):
         metric = f"{to_text(trainings[0].first_run['metric_name'])} {trainings[0].target:g}"
         with_seeds = " with every seed" if any(training.seeds > 1 for training in trainings) else ""
-        yield Paragraph(f"{missed} of {len(trainings)} trainings did not reach {metric}{with_seeds}.")
+        yield doc.Paragraph(f"{missed} of {len(trainings)} trainings did not reach {metric}{with_seeds}.")
 
 
 def _read_curves(report_data: ReportData, training: TrainingOutcome, name: str) -> TrainingCurves:
     rows = training.by_seed[:MAX_SEEDS]
     curves = [report_data.result(row["run_id"]).quality.curve for row in rows]
-    return TrainingCurves(name, get_tags(training.first_run), curves)
+    return TrainingCurves(name, doc.get_tags(training.first_run), curves)
 
 
 def _make_training_charts(
     number: int, title: str, metric: str, drawn: Sequence[TrainingCurves], targets: Sequence[float]
-) -> Iterator[Chart]:
+) -> Iterator[doc.Chart]:
     seeds = SEEDS_CAPTION if any(len(curves.curves) > 1 for curves in drawn) else ""
     better = f"{metric}, {describe_direction(metric)}. "
     validation = make_validation_getter(metric)
@@ -151,27 +134,29 @@ def _make_training_charts(
     for kind, heading, get_y, get_x, about, levels in charts:
         series = [line for curves in drawn if (line := make_curve_series(curves, get_y, get_x)) is not None]
         if series:
-            x = Axis("seconds of training" if get_x is get_train_s else "epochs")
-            y = Axis(metric, log=_spans_decade(metric, series) and kind != "gap", from_zero=False)
+            x = doc.Axis("seconds of training" if get_x is get_train_s else "epochs")
+            y = doc.Axis(metric, log=_spans_decade(metric, series) and kind != "gap", from_zero=False)
             lines = [*series, *_make_target_lines(metric, levels, series, drawn[0].tags["model"])]
             name = _add_label(f"{heading}, {metric} over {x.title}", title)
             caption = f"{about}{POINTS_CAPTION}{seeds}".strip()
-            yield Chart(f"training-{number}-{kind}", name, x, y, lines, "lines", caption)
+            yield doc.Chart(f"training-{number}-{kind}", name, x, y, lines, "lines", caption)
 
 
-def _spans_decade(metric: str, series: Sequence[Series]) -> bool:
+def _spans_decade(metric: str, series: Sequence[doc.Series]) -> bool:
     """Return whether these are errors over more than a decade."""
     values = [y for line in series for y in line.y if y is not None]
     return metric.startswith(LOWER_IS_BETTER) and min(values) > 0 and max(values) > DECADE * min(values)
 
 
-def _make_target_lines(metric: str, targets: Sequence[float], series: Sequence[Series], model: str) -> Iterator[Series]:
+def _make_target_lines(
+    metric: str, targets: Sequence[float], series: Sequence[doc.Series], model: str
+) -> Iterator[doc.Series]:
     """Make the targets horizontal lines."""
     x = [float(place) for line in series for place in line.x]
     for target in targets:
         ends = [min(x), max(x)] if max(x) > min(x) else [min(x)]
         name = f"target {metric} {target:g}"
-        yield Series(name, ends, [target] * len(ends), tags={"model": model}, style="ideal")
+        yield doc.Series(name, ends, [target] * len(ends), tags={"model": model}, style="ideal")
 
 
 def _merge_hardware(curves: Sequence[Curve]) -> list[Curve]:
@@ -184,7 +169,7 @@ def _merge_hardware(curves: Sequence[Curve]) -> list[Curve]:
     for curve in curves:
         machines = list(dict.fromkeys(hardware[_key_without_hardware(curve)]))
         name = f"{curve.name} on {curve.group['hardware']}" if len(machines) > 1 else curve.name
-        rows = [add_epoch_limits(row) for row in curve.rows]
+        rows = [doc.add_epoch_limits(row) for row in curve.rows]
         merged.append(replace(curve, name=name, group={**curve.group, "hardware": ", ".join(machines)}, rows=rows))
     return merged
 
@@ -193,17 +178,17 @@ def _key_without_hardware(curve: Curve) -> tuple[str, ...]:
     return tuple(text for name, text in curve.group.items() if name != "hardware")
 
 
-def _describe_epoch_chart(group: CurveGroup) -> str:
+def _describe_epoch_chart(group: doc.CurveGroup) -> str:
     several = len({curve.tags["hardware"] for curve in group.curves}) > 1
-    return join_sentences(
+    return doc.join_sentences(
         "seconds that all samples of the training set take at the measured throughput; less is better",
         "machines share this chart, since it is in seconds, and each curve names its own" if several else "",
         describe_curve_intervals(group.curves),
     )
 
 
-def _describe_epoch_table(group: CurveGroup) -> str:
-    return join_sentences(
+def _describe_epoch_table(group: doc.CurveGroup) -> str:
+    return doc.join_sentences(
         "less is better in all of them, except for steps",
         "cells without a measurement are empty",
         describe_curve_intervals(group.curves),
@@ -235,7 +220,7 @@ epochs_section = spec.SectionSpec(
 )  # fmt: skip
 
 
-def losses_section(report_data: ReportData) -> Section | None:
+def losses_section(report_data: ReportData) -> doc.Section | None:
     """Return None if no run has a loss."""
     firsts = set(report_data.pooled["run_id"])  # repeats of one configuration and seed learn the same
     groups: dict[tuple[str, str], list[RunRow]] = {}
@@ -244,17 +229,19 @@ def losses_section(report_data: ReportData) -> Section | None:
             groups.setdefault((to_text(row["model"]), to_text(row["dataset"])), []).append(row)
     if not groups:
         return None
-    blocks: list[Block] = []
+    blocks: list[doc.Block] = []
     for number, (group, members) in enumerate(list(groups.items())[:MAX_TRAINING_GROUPS]):
         blocks += _make_loss_blocks(report_data, number, " on ".join(group) if len(groups) > 1 else "", members)
     if len(groups) > MAX_TRAINING_GROUPS:
-        blocks.append(Paragraph(f"Shown are {MAX_TRAINING_GROUPS} of {len(groups)} pairs of a model and a data set."))
+        blocks.append(
+            doc.Paragraph(f"Shown are {MAX_TRAINING_GROUPS} of {len(groups)} pairs of a model and a data set.")
+        )
     blocks += list_left_out_runs(report_data)
-    return Section("learning", "Loss during training", blocks)
+    return doc.Section("learning", "Loss during training", blocks)
 
 
-def _make_loss_blocks(report_data: ReportData, number: int, title: str, rows: list[RunRow]) -> Iterator[Block]:
-    drawn = select_first_repeats(rows, MAX_CURVES)
+def _make_loss_blocks(report_data: ReportData, number: int, title: str, rows: list[RunRow]) -> Iterator[doc.Block]:
+    drawn = select_first_repeats(rows, doc.MAX_CURVES)
     names = name_runs(rows)
     losses = {row["run_id"]: compute_losses(report_data.result(row["run_id"])) for row in drawn}
     epoch_samples = {row["run_id"]: report_data.result(row["run_id"]).workload.train_samples for row in drawn}
@@ -263,16 +250,16 @@ def _make_loss_blocks(report_data: ReportData, number: int, title: str, rows: li
     for row in drawn:
         run, samples = losses[row["run_id"]], epoch_samples[row["run_id"]] or 1
         x_values = [seen / samples for seen in run.samples] if epochs_known else run.samples
-        points = downsample(run.make_points(x_values), MAX_CURVE_POINTS)
+        points = doc.downsample(run.make_points(x_values), MAX_CURVE_POINTS)
         x, y = [x for x, _ in points], [y for _, y in points]
-        series.append(Series(names[row["run_id"]], x, y, tags=get_tags(row)))
+        series.append(doc.Series(names[row["run_id"]], x, y, tags=doc.get_tags(row)))
     kind = "epochs" if epochs_known else "samples"
-    loss = Axis("training loss", from_zero=False)
+    loss = doc.Axis("training loss", from_zero=False)
     heading = _add_label(f"Loss over {kind}", title)
-    yield Chart(f"learning-{number}-{kind}", heading, Axis(kind), loss, series, caption=LOSS_CAPTION)
+    yield doc.Chart(f"learning-{number}-{kind}", heading, doc.Axis(kind), loss, series, caption=LOSS_CAPTION)
     yield _make_loss_table(number, title, drawn, names, losses, epoch_samples)
     if len(drawn) < len(rows):
-        yield Paragraph(f"{len(drawn)} of {len(rows)} configurations are drawn.")
+        yield doc.Paragraph(f"{len(drawn)} of {len(rows)} configurations are drawn.")
 
 
 def _make_loss_table(
@@ -282,23 +269,23 @@ def _make_loss_table(
     names: dict[str, str],
     losses: dict[str, LossSeries],
     epoch_samples: dict[str, int | None],
-) -> Table:
+) -> doc.Table:
     made = []
     for row in rows:
         name, run, samples = names[row["run_id"]], losses[row["run_id"]], epoch_samples[row["run_id"]]
         metric = f"{to_text(row['metric_name'])} {row['metric']:.4g}" if row["metric"] is not None else ""
         cells = [
-            Cell(name, name),
-            Cell(f"{run.steps[-1]:,}", run.steps[-1]),
-            format_cell(run.samples[-1] / samples if samples else None, "{:.3g}".format),
-            Cell(units.format_seconds(run.seconds[-1]), run.seconds[-1]),
-            Cell(f"{row['final_loss']:.4g}", row["final_loss"]),
-            Cell(metric, row["metric"]),
+            doc.Cell(name, name),
+            doc.Cell(f"{run.steps[-1]:,}", run.steps[-1]),
+            doc.format_cell(run.samples[-1] / samples if samples else None, "{:.3g}".format),
+            doc.Cell(units.format_seconds(run.seconds[-1]), run.seconds[-1]),
+            doc.Cell(f"{row['final_loss']:.4g}", row["final_loss"]),
+            doc.Cell(metric, row["metric"]),
         ]
-        made.append(Row(cells, get_tags(row)))
+        made.append(doc.Row(cells, doc.get_tags(row)))
     caption = _describe_lengths([row["stopped_by"] is not None for row in rows])
     heading = _add_label("Where training ended", title)
-    return Table(f"learning-{number}-ends", heading, LOSS_COLUMNS, made, frozenset(LOSS_COLUMNS[1:]), caption)
+    return doc.Table(f"learning-{number}-ends", heading, LOSS_COLUMNS, made, frozenset(LOSS_COLUMNS[1:]), caption)
 
 
 def _describe_lengths(to_stop: list[bool]) -> str:

@@ -15,21 +15,8 @@ from scalebench.core.result import Result
 from scalebench.core.untrusted import find_run_file
 from scalebench.measure.monitor.summary import measured_window
 from scalebench.measure.monitor.time_series import TimeSeries, TimeWindow, read_series
+from scalebench.report import document as doc
 from scalebench.report import spec
-from scalebench.report.document import (
-    Axis,
-    Block,
-    Cells,
-    Chart,
-    CurveGroup,
-    Paragraph,
-    Points,
-    Section,
-    Series,
-    Tags,
-    downsample,
-    get_tags,
-)
 from scalebench.report.flag_text import format_flag, to_text
 from scalebench.report.report_data import (
     ReportData,
@@ -102,7 +89,7 @@ def _leave_out_traffic_within_nodes(curves: Sequence[Curve]) -> list[Curve]:
     ]  # fmt: skip
 
 
-def _warn_of_waits(section: str, group: CurveGroup, report_data: ReportData) -> Iterator[Paragraph]:
+def _warn_of_waits(section: str, group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Paragraph]:
     """Warn if devices or processors are busier with more devices while throughput does not rise."""
     for curve in group.curves:
         for column, name in UTILISATIONS.items():
@@ -112,10 +99,10 @@ def _warn_of_waits(section: str, group: CurveGroup, report_data: ReportData) -> 
                 # Where no verdict rests on the figures, they have to differ by more than starts may.
                 is_faster = ratio.low > 1 if ratio.has_limits else ratio.value > 1 + MIN_RISE
                 if more[column] - fewer[column] > MIN_RISE and not is_faster:
-                    yield Paragraph(_describe_wait(curve.name, name, column, fewer, more), "warning", curve.tags)
+                    yield doc.Paragraph(_describe_wait(curve.name, name, column, fewer, more), "warning", curve.tags)
 
 
-def _describe_wait(curve: str, name: str, column: str, fewer: Cells, more: Cells) -> str:
+def _describe_wait(curve: str, name: str, column: str, fewer: doc.Cells, more: doc.Cells) -> str:
     text = (
         f"{curve}: from {fewer['gpus']} to {more['gpus']} devices {name} utilisation rises from "
         f"{units.format_percent(fewer[column])} to {units.format_percent(more[column])}, but throughput does not: from "
@@ -141,14 +128,14 @@ section = spec.SectionSpec(
 )
 
 
-def clocks_section(report_data: ReportData) -> Section | None:
+def clocks_section(report_data: ReportData) -> doc.Section | None:
     """Return None if no run was monitored, or could have been."""
     rows = {row["run_id"]: row for row in list_detailed_runs(report_data) if row["status"] == "ok"}
     wanted = _select_runs(report_data, rows)
     if not wanted:
         return None
     names = name_runs(list(rows.values()))
-    blocks: list[Block] = []
+    blocks: list[doc.Block] = []
     missing: dict[str, list[str]] = {}  # reason -> runs
     drawn = 0
     for run_id in wanted:
@@ -157,21 +144,21 @@ def clocks_section(report_data: ReportData) -> Section | None:
         row, name = rows[run_id], names[run_id]
         try:
             charts = make_monitor_charts(
-                report_data.result(run_id), report_data.folder(run_id), f"clocks-{drawn}", name, get_tags(row)
+                report_data.result(run_id), report_data.folder(run_id), f"clocks-{drawn}", name, doc.get_tags(row)
             )
         except NoSeries as reason:
             missing.setdefault(str(reason), []).append(name)
             continue
         drawn += 1
         flags = [format_flag(flag) for flag in to_text(row["flags"]).split() if flag in CLOCK_FLAGS]
-        blocks += [Paragraph(f"{name}: {', '.join(flags)}" if flags else name, tags=get_tags(row)), *charts]
-    blocks += [Paragraph(f"No series of {_join_names(runs)}: {reason}.") for reason, runs in missing.items()]
+        blocks += [doc.Paragraph(f"{name}: {', '.join(flags)}" if flags else name, tags=doc.get_tags(row)), *charts]
+    blocks += [doc.Paragraph(f"No series of {_join_names(runs)}: {reason}.") for reason, runs in missing.items()]
     left = len(wanted) - drawn - sum(map(len, missing.values()))
     if left > 0:
         text = f"{left} more runs with a flag, or of the most devices of a curve, are not drawn here."
-        blocks.append(Paragraph(text))
+        blocks.append(doc.Paragraph(text))
     blocks += list_left_out_runs(report_data)
-    return Section("clocks", "Clocks, power and processors over time", blocks)
+    return doc.Section("clocks", "Clocks, power and processors over time", blocks)
 
 
 def _select_runs(report_data: ReportData, rows: dict[str, Row]) -> list[str]:
@@ -198,21 +185,23 @@ class Quantity:
     id: str
     title: str
     name: str  # in the monitor's series
-    axis: Axis
+    axis: doc.Axis
 
 
 GPU_QUANTITIES = (
-    Quantity("sm-clock", "SM clock", "sm_clock_mhz", Axis("SM clock (MHz)", from_zero=False)),
-    Quantity("memory-clock", "memory clock", "mem_clock_mhz", Axis("memory clock (MHz)", from_zero=False)),
-    Quantity("power", "power", "power_w", Axis("power (W)")),
-    Quantity("temperature", "temperature", "temperature_c", Axis("temperature (degrees C)", from_zero=False)),
-    Quantity("utilisation", "utilisation", "util_share", Axis("share of the time in which a kernel ran", percent=True)),
+    Quantity("sm-clock", "SM clock", "sm_clock_mhz", doc.Axis("SM clock (MHz)", from_zero=False)),
+    Quantity("memory-clock", "memory clock", "mem_clock_mhz", doc.Axis("memory clock (MHz)", from_zero=False)),
+    Quantity("power", "power", "power_w", doc.Axis("power (W)")),
+    Quantity("temperature", "temperature", "temperature_c", doc.Axis("temperature (degrees C)", from_zero=False)),
+    Quantity(
+        "utilisation", "utilisation", "util_share", doc.Axis("share of the time in which a kernel ran", percent=True)
+    ),
 )
-TIME_AXIS = Axis("seconds from the start of the measured phase", from_zero=False)
-Lines = tuple[Quantity, dict[str, Points], str]  # what is drawn, its lines by name, the caption
+TIME_AXIS = doc.Axis("seconds from the start of the measured phase", from_zero=False)
+Lines = tuple[Quantity, dict[str, doc.Points], str]  # what is drawn, its lines by name, the caption
 
 
-def make_monitor_charts(result: Result, folder: Path, chart_id: str, name: str, tags: Tags) -> list[Chart]:
+def make_monitor_charts(result: Result, folder: Path, chart_id: str, name: str, tags: doc.Tags) -> list[doc.Chart]:
     """Make charts of a run's monitor series from the first step to the end of the measured phase; if its GPUs were hot
     at the start, from the monitor's first sample on. Raises NoSeries if there is nothing to draw."""
     series = _read_series(result, folder)
@@ -229,14 +218,14 @@ def make_monitor_charts(result: Result, folder: Path, chart_id: str, name: str, 
         raise NoSeries("its series has nothing of the measured phase")
     charts = []
     for quantity, lines, caption in drawn:
-        made = [Series(line, *_split(points), tags=tags) for line, points in lines.items()]
-        chart = Chart(f"{chart_id}-{quantity.id}", f"{quantity.title}: {name}", TIME_AXIS, quantity.axis, made,
+        made = [doc.Series(line, *_split(points), tags=tags) for line, points in lines.items()]
+        chart = doc.Chart(f"{chart_id}-{quantity.id}", f"{quantity.title}: {name}", TIME_AXIS, quantity.axis, made,
                       caption=caption + nodes)  # fmt: skip
         charts.append(chart)
     return charts
 
 
-def _split(points: Points) -> tuple[list[float], list[float]]:
+def _split(points: doc.Points) -> tuple[list[float], list[float]]:
     return [x for x, _ in points], [y for _, y in points]
 
 
@@ -271,7 +260,7 @@ def _process_lines(series: TimeSeries, shown: TimeWindow, zero_s: float) -> Iter
     if any(cores.values()):
         limit = next(iter(series.values("cpu", "cores")), None)
         note = f"Of the {limit:g} cores that the run may use. " if limit is not None else ""
-        quantity = Quantity("cores", "busy processor cores", "", Axis("cores' worth of time"))
+        quantity = Quantity("cores", "busy processor cores", "", doc.Axis("cores' worth of time"))
         lines = {name: _shift_and_downsample(points, zero_s) for name, points in cores.items() if points}
         yield quantity, lines, note + SAMPLES_NOTE
     ranks = sorted(series.sources("process:"), key=lambda source: (len(source), source))
@@ -282,20 +271,20 @@ def _process_lines(series: TimeSeries, shown: TimeWindow, zero_s: float) -> Iter
             lines[f"rank {source.removeprefix('process:')}"] = _shift_and_downsample(points, zero_s)
     if lines:
         note = f"{MAX_PROCESSES} of {len(ranks)} ranks. " if len(ranks) > MAX_PROCESSES else ""
-        quantity = Quantity("memory", "resident memory", "", Axis("resident memory", unit="bytes"))
+        quantity = Quantity("memory", "resident memory", "", doc.Axis("resident memory", unit="bytes"))
         yield quantity, lines, note + SAMPLES_NOTE
 
 
-def _select_points(series: TimeSeries, source: str, quantity: str, shown: TimeWindow) -> Points:
+def _select_points(series: TimeSeries, source: str, quantity: str, shown: TimeWindow) -> doc.Points:
     times_s, values = series.times_s(source, quantity, shown), series.values(source, quantity, shown)
     return list(zip(times_s, values, strict=True))
 
 
-def _compute_rates(counts: Points) -> Points:
+def _compute_rates(counts: doc.Points) -> doc.Points:
     """Return the growth of a counter per second, at the end of each interval; none where it was reset."""
     rates = [(b, (y - x) / (b - a)) for (a, x), (b, y) in itertools.pairwise(counts) if b > a]
     return [(at_s, rate) for at_s, rate in rates if rate >= 0]
 
 
-def _shift_and_downsample(points: Points, zero_s: float) -> Points:
-    return [(at_s - zero_s, value) for at_s, value in downsample(points, MAX_MONITOR_POINTS)]
+def _shift_and_downsample(points: doc.Points, zero_s: float) -> doc.Points:
+    return [(at_s - zero_s, value) for at_s, value in doc.downsample(points, MAX_MONITOR_POINTS)]

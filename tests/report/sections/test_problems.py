@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from scalebench.core.spec import write_spec
+from scalebench.report import document
 from scalebench.report.document import Code, Table
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import problems
@@ -61,7 +62,7 @@ def test_an_unsteady_row_without_a_flag_is_a_warning(tmp_path):
 
 
 def test_long_tables_say_what_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(problems, "MAX_ROWS", 1)
+    monkeypatch.setattr(document, "MAX_ROWS", 1)
     flagged = [run("ddp_gloo", n, flags=["swapping"]) for n in (1, 2)]
     write_results(tmp_path, [failed_run(gpus=1), failed_run(gpus=2), *flagged])
     for number in (7, 8):
