@@ -25,7 +25,7 @@ FRAMEWORKS = {
     "torch": "torch horovod accelerate deepspeed script",
     "accelerate": "accelerate",
     "deepspeed": "deepspeed",
-    "pytorch_lightning": "torch horovod",
+    "pytorch_lightning": "torch horovod script",
     "tensorflow": "tensorflow horovod",
     "keras": "tensorflow horovod script",
     "horovod": "horovod",

@@ -39,6 +39,7 @@ from scalebench.strategies.base import Strategy, Unsupported, WrongGroup
 
 RECORD_ROOM_BYTES = 128 << 10  # a record of some hundred blocks with probes
 CLOSE_LIMIT_S = 5  # for a failed rank to leave its group
+AUTOGRAPH_FILE = "__autograph_generated_file"
 # TensorFlow begins a message with these to show where an operation was created.
 TENSORFLOW_ORIGIN = ("Graph execution error", "Detected at node", "File ")
 
@@ -213,6 +214,12 @@ def exit_without_cleanup(status: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # a full disk, a closed stream
             stream.flush()
+    for name, module in list(sys.modules.items()):
+        if name.startswith(
+            AUTOGRAPH_FILE
+        ):  # in the folder for temporary files, which TensorFlow removes in its clean-up
+            with contextlib.suppress(OSError):
+                os.unlink(str(module.__file__))
     os._exit(status)
 
 

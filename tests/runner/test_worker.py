@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -378,3 +379,13 @@ def test_the_last_message_in_the_end_of_a_log_is_found(tmp_path):
     assert memory_limit.find_out_of_memory_line(log) == "what(): std::bad_alloc"
     log.write_text("MemoryError of old\n" + "x" * 300_000)
     assert memory_limit.find_out_of_memory_line(log) is None
+
+
+def test_a_rank_leaves_no_file_of_a_function_that_tensorflow_has_rewritten(tmp_path, monkeypatch):
+    """TensorFlow itself removes them at the interpreter's end, which a rank does without."""
+    file = tmp_path / f"{worker.AUTOGRAPH_FILE}_x.py"
+    file.write_text("")
+    monkeypatch.setitem(sys.modules, file.stem, SimpleNamespace(__file__=str(file)))
+    monkeypatch.setattr(os, "_exit", lambda status: None)
+    worker.exit_without_cleanup(0)
+    assert not file.exists()

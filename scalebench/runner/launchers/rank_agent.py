@@ -302,8 +302,8 @@ def _run_under_mpi(folder: Path, module: str) -> int:
 def _run_under_command(folder: Path, module: str) -> int:
     """Run a rank whose process a command of the user's has started: torchrun, mpirun, or just Python for one."""
     spec = read_spec(folder)
-    says = [(os.environ.get(rank), os.environ.get(size)) for rank, size in COMMAND_VARIABLES]
-    number, size = next((each for each in says if None not in each), ("0", "1"))
+    pairs = [(os.environ.get(rank), os.environ.get(size)) for rank, size in COMMAND_VARIABLES]
+    number, size = next((pair for pair in pairs if None not in pair), ("0", "1"))
     variables = os.environ | {"RANK": str(number), "WORLD_SIZE": str(size)}
     try:
         rank = read_torchrun_rank(variables, spec, "does script.command have @gpus where it says how many?")
