@@ -26,7 +26,7 @@ FRAMEWORKS = {
     "accelerate": "accelerate",
     "deepspeed": "deepspeed",
     "pytorch_lightning": "torch horovod script",
-    "tensorflow": "tensorflow horovod",
+    "tensorflow": "tensorflow horovod script",
     "keras": "tensorflow horovod script",
     "horovod": "horovod",
 }

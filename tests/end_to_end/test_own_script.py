@@ -168,6 +168,43 @@ def test_a_callback_says_the_steps_of_a_trainer(name, words, tmp_path):
     assert rank.script.step_kind == "call"
 
 
+TENSORFLOW_LOOP = """
+import tensorflow as tf
+cpu, two = tf.config.list_physical_devices("CPU")[0], 2 * [tf.config.LogicalDeviceConfiguration()]
+tf.config.set_logical_device_configuration(cpu, two)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+rows = tf.data.Dataset.from_tensors(tf.zeros(8)).repeat(2048)
+data, held_out = (strategy.experimental_distribute_dataset(part.batch(64)) for part in (rows, rows.take(128)))
+with strategy.scope():
+    weights = tf.Variable(tf.zeros((8, 2)))
+@tf.function
+def train(batch):
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x @ weights)
+        total = tf.distribute.get_replica_context().all_reduce("sum", tape.gradient(loss, weights))
+        weights.assign_sub(0.1 * total)
+    strategy.run(step, args=(batch,))
+while True:
+    for batch in data: train(batch)
+    for batch in held_out: pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gpus", "reason"), [(2, None), (1, "trains 2 replicas of its model in each process, and gpus=1")]
+)
+def test_a_loop_over_tensorflows_data_has_a_step_for_each_batch(gpus, reason, tmp_path):
+    words = [write(tmp_path, TENSORFLOW_LOOP), "script.processes=one_for_all", "script.step=batch"]
+    status, output, result = run(tmp_path, *words, gpus=gpus)
+    assert status == (reason is not None) and (reason or "") in (result.reason or ""), output
+    if reason is None:
+        rank = result.ranks[0]
+        assert (result.scale.global_batch, rank.backend_used) == (64, "MirroredStrategy")
+        assert any("evaluation" in pauses for pauses in rank.block_pauses) and rank.probes.fixed_batch_s
+
+
 SAYS_STEPS = "import time, scalebench\nwhile True:\n    time.sleep(0.002)\n    scalebench.step(samples=8)\n"
 
 

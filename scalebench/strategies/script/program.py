@@ -142,9 +142,9 @@ class Script(Strategy, Probes):
     def _check_group(self) -> None:
         """Raise WrongGroup unless the program's processes train together."""
         devices = self.keras.replicas if self.spec.processes == 1 else self.spec.gpus
-        if self.keras.model is not None and devices != self.spec.gpus:
+        if self.keras.is_used and devices != self.spec.gpus:
             raise WrongGroup(
-                f"{self.name} fits {self.keras.replicas} replicas of its model in {self.spec.processes} processes, and "
+                f"{self.name} trains {self.keras.replicas} replicas of its model in each process, and "
                 f"gpus={self.spec.gpus}: does it take @gpus as an argument?"
             )
         processes, group = self.spec.processes, self.hooks.group()
@@ -167,6 +167,10 @@ class Script(Strategy, Probes):
         torch = self.hooks.torch
         if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()
+        elif self.keras.is_used and self.spec.device == "cuda":
+            from scalebench.strategies.tensorflow import devices
+
+            devices.synchronize()
 
     def broadcast(self, value: float) -> float:
         if self._channel is None:
@@ -204,6 +208,7 @@ class Script(Strategy, Probes):
             "torchdata.stateful_dataloader.stateful_dataloader": self.hooks.install_stateful_loader,
             "deepspeed.runtime.engine": self.hooks.install_deepspeed,
             "keras": self.keras.install,
+            "tensorflow": self.keras.install_tensorflow,
         }
         if script.command is None and self.spec.processes > 1:
             actions["horovod"] = self._prepare_horovod
@@ -327,8 +332,8 @@ class Script(Strategy, Probes):
         return self._profiled
 
     def backend_used(self) -> str | None:
-        if self.spec.gpus > 1 and self.keras.model is not None:
-            return type(self.keras.model.distribute_strategy).__name__
+        if self.spec.gpus > 1 and self.keras.is_used:
+            return type(self.keras.strategy).__name__
         if self.spec.gpus == 1 or self.hooks.torch is None or self._ended is not None:
             return None
         if self.hooks.horovods():  # which PyTorch's profiler does not see
