@@ -309,7 +309,9 @@ class Script(Strategy, Probes):
         raise self.not_measured("copies its batches by itself")
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
-        raise self.not_measured("exchanges gradients only within its steps")
+        if not self.hooks.wrappers():
+            raise self.not_measured("exchanges gradients only within its steps")
+        self.hooks.all_reduce_buckets(sizes)
 
     def profile(self, steps: int, trace: Path | None) -> Profile:
         seen = self._profile_steps(steps, trace)

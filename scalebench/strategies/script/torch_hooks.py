@@ -48,6 +48,7 @@ class Hooks:
         self._depth = 0
         self._last: Any = None
         self._last_versions: list[int] = []
+        self._buffers: list[Any] = []  # of the size of gradients
         self._without_sync: list[Any] = []  # optimizers of Horovod that exchange nothing now
 
     def install(self, torch: Any) -> None:
@@ -261,6 +262,19 @@ class Hooks:
             text = facts.get("rebuilt_bucket_sizes") or facts.get("bucket_sizes") or ""
             sizes += [int(size) for size in str(text).split(",") if size.strip().isdigit()]
         return sizes
+
+    def all_reduce_buckets(self, sizes: list[int]) -> None:
+        """All-reduce buffers of these bytes at once in the group of the first wrapper, as it does with its buckets."""
+        wrapper = self.wrappers()[0]
+        device = next(wrapper.parameters()).device
+        if device.type == "cuda":
+            self.torch.cuda.set_device(device)  # of this thread
+        if sizes != [4 * buffer.numel() for buffer in self._buffers]:
+            self._buffers = [self.torch.zeros(size // 4, device=device) for size in sizes]
+        all_reduce = self.torch.distributed.all_reduce
+        works = [all_reduce(buffer, group=wrapper.process_group, async_op=True) for buffer in self._buffers]
+        for work in works:
+            work.wait()
 
     def group(self) -> tuple[int, int] | None:
         """Return (rank, size) of the group that the program has formed; None where it has formed none."""
