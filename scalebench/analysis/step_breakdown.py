@@ -7,6 +7,7 @@ what differences measure adds up, whatever the noise of a rank. A figure that wa
 
 from __future__ import annotations
 
+import functools
 import operator
 import statistics
 from collections.abc import Callable, Sequence
@@ -64,91 +65,45 @@ def sync_part_blocks(result: Result, part: str) -> list[float]:
     return _subtract(*series[number : number + 2])[: min(map(len, series))]
 
 
-def exposed_sync(result: Result) -> Estimate | None:
-    """Return the time of a step with gradient synchronization minus one without: what overlap did not hide. It includes
-    the wait for the slowest rank, which that rank itself does not have."""
-    return _estimate(part_blocks(result, "exposed"))
-
-
-def isolated_sync(result: Result) -> Estimate | None:
+def _isolated_sync_blocks(result: Result) -> list[float]:
     """Return the time to synchronize the gradients of one step alone, in the messages of training, until the last rank
     has them."""
     probes = _probes(result)
     repeats = probes[0].isolated_sync_repeats if probes else None
     ranks = [record.isolated_sync_s for record in probes]
-    return _estimate([max(block) / repeats for block in zip(*ranks, strict=False)]) if repeats else None
+    return [max(block) / repeats for block in zip(*ranks, strict=False)] if repeats else []
 
 
-def imbalance(result: Result) -> Estimate | None:
-    """Return how long a device waits for the slowest one in a step, on average over the devices: the largest minus the
-    mean of their own times, for steps that all start together."""
+def _imbalance_steps(result: Result) -> list[float]:
+    """Return how long a device waits for the slowest one in each step, on average over the devices: the largest minus
+    the mean of their own times, for steps that all start together."""
     devices = [series for probes in _probes(result) for series in probes.local_step_s]
     if len(devices) < 2 or not all(devices):
-        return None
-    return _estimate([max(step) - sum(step) / len(step) for step in zip(*devices, strict=False)])
+        return []
+    return [max(step) - sum(step) / len(step) for step in zip(*devices, strict=False)]
 
 
-def data_loading(result: Result) -> Estimate | None:
-    """Return the time of a step with a batch from the feed minus one with a batch on the device: what loading costs
-    beside the device's work. Both are without synchronization where that can be switched off."""
-    return _estimate(part_blocks(result, "data"))
-
-
-def forward_pass(result: Result) -> Estimate | None:
-    return _estimate(part_blocks(result, "forward"))
-
-
-def backward_pass(result: Result) -> Estimate | None:
-    return _estimate(part_blocks(result, "backward"))
-
-
-def optimizer_step(result: Result) -> Estimate | None:
-    return _estimate(part_blocks(result, "optimizer"))
-
-
-def sync_input(result: Result) -> Estimate | None:
-    """Return what a step takes longer because devices get their slices of the batch within it."""
-    return _estimate(sync_part_blocks(result, "input"))
-
-
-def sync_weights_out(result: Result) -> Estimate | None:
-    """Return what a step takes longer because weights are sent to the devices, which otherwise have a frozen copy."""
-    return _estimate(sync_part_blocks(result, "weights_out"))
-
-
-def sync_output(result: Result) -> Estimate | None:
-    """Return what a step takes longer because the devices' outputs are merged, and their gradients sent back."""
-    return _estimate(sync_part_blocks(result, "output"))
-
-
-def sync_gradients_in(result: Result) -> Estimate | None:
-    """Return what a step takes longer because the gradients of all devices are brought to the weights."""
-    return _estimate(sync_part_blocks(result, "gradients_in"))
-
-
-def host_to_device_copy(result: Result) -> Estimate | None:
-    """Return the time to copy a batch from host memory to the devices, alone."""
-    return _estimate(_mean_over_ranks(_probes(result), "copy_s", "copy_repeats"))
-
-
-# By column of the frame, which has _low and _high too. REASON_KEYS has their names in the recorded reasons.
-BREAKDOWN_FIGURES: dict[str, Callable[[Result], Estimate | None]] = {
-    "sync_isolated_s": isolated_sync,
-    "sync_exposed_s": exposed_sync,
-    "imbalance_s": imbalance,
-    "data_s": data_loading,
-    "copy_s": host_to_device_copy,
-    "forward_s": forward_pass,
-    "backward_s": backward_pass,
-    "optimizer_s": optimizer_step,
-    "sync_input_s": sync_input,
-    "sync_weights_out_s": sync_weights_out,
-    "sync_output_s": sync_output,
-    "sync_gradients_in_s": sync_gradients_in,
+# Seconds of a step in each block by column of the frame, which has _low and _high too. Exposed sync includes the wait
+# for the slowest rank, which that rank itself does not have. Loading is what it costs beside the device's work. Parts
+# of sync are what a step takes longer because devices get their slices of the batch within it, because weights are sent
+# to the devices, which otherwise have a frozen copy, because their outputs are merged and their gradients sent back,
+# and because the gradients of all are brought to the weights.
+SERIES_OF_COLUMN: dict[str, Callable[[Result], list[float]]] = {
+    "sync_isolated_s": _isolated_sync_blocks,
+    "sync_exposed_s": functools.partial(part_blocks, part="exposed"),
+    "imbalance_s": _imbalance_steps,
+    "data_s": functools.partial(part_blocks, part="data"),
+    "copy_s": lambda result: _mean_over_ranks(_probes(result), "copy_s", "copy_repeats"),
+    "forward_s": functools.partial(part_blocks, part="forward"),
+    "backward_s": functools.partial(part_blocks, part="backward"),
+    "optimizer_s": functools.partial(part_blocks, part="optimizer"),
+    "sync_input_s": functools.partial(sync_part_blocks, part="input"),
+    "sync_weights_out_s": functools.partial(sync_part_blocks, part="weights_out"),
+    "sync_output_s": functools.partial(sync_part_blocks, part="output"),
+    "sync_gradients_in_s": functools.partial(sync_part_blocks, part="gradients_in"),
 }
+# The names of quantities in the recorded reasons, by column.
 REASON_KEYS = {"sync_isolated_s": "isolated", "sync_exposed_s": "exposed", "imbalance_s": "imbalance"}
-
-
 # Column of the frame -> field of the recorded timeline. The phases overlap: their sum means nothing.
 SYNC_PHASES = {
     "sync_negotiate_s": "negotiate_s",
@@ -156,6 +111,12 @@ SYNC_PHASES = {
     "sync_memcpy_s": "memcpy_s",
     "sync_allreduce_s": "allreduce_s",
 }
+
+
+def figure(result: Result, column: str) -> Estimate | None:
+    """Return the mean of one of SERIES_OF_COLUMN with its interval; None if it has fewer than two blocks."""
+    blocks = SERIES_OF_COLUMN[column](result)
+    return estimate_mean(blocks) if len(blocks) > 1 else None
 
 
 def sync_phases(result: Result) -> dict[str, float | None]:
@@ -168,10 +129,10 @@ def sync_phases(result: Result) -> dict[str, float | None]:
 def breakdown_cells(result: Result, step_s: float | None) -> dict[str, Any]:
     """Return the columns of a run; `step_s` is the measured time of its step."""
     cells: dict[str, Any] = {}
-    for name, figure in BREAKDOWN_FIGURES.items():
-        interval = figure(result)
-        cells[name] = interval.value if interval else None
-        cells[f"{name}_low"], cells[f"{name}_high"] = (interval.low, interval.high) if interval else (None, None)
+    for name in SERIES_OF_COLUMN:
+        estimate = figure(result, name)
+        values = (estimate.value, estimate.low, estimate.high) if estimate else (None, None, None)
+        cells[name], cells[f"{name}_low"], cells[f"{name}_high"] = values
     steps = result.workload.steps_per_epoch
     exposed_s, data_s = cells["sync_exposed_s"], cells["data_s"]
     of_kernels, of_steps = collective_shares(result)
@@ -203,10 +164,10 @@ def gpu_cells(result: Result, step_s: float | None) -> dict[str, float | None]:
         return dict.fromkeys(GPU_COLUMNS)
     total = mean_gpu_time(gpus)
     assert total is not None
-    shown_s = total.communication_s - total.hidden_s
+    visible_s = total.communication_s - total.hidden_s
     cells = {
         "gpu_compute_share": total.compute_s / step_s,
-        "gpu_communication_share": shown_s / step_s,
+        "gpu_communication_share": visible_s / step_s,
         "gpu_hidden_share": total.hidden_s / total.communication_s if total.communication_s else None,
         "gpu_copy_share": total.copy_s / step_s,
         "host_wait_share": None,
@@ -214,7 +175,7 @@ def gpu_cells(result: Result, step_s: float | None) -> dict[str, float | None]:
         "gpu_kernels_per_step": total.kernels,
     }
     if total.kernel_wait_s is not None:
-        rest_s = step_s - total.compute_s - shown_s - total.copy_s - total.kernel_wait_s
+        rest_s = step_s - total.compute_s - visible_s - total.copy_s - total.kernel_wait_s
         cells["host_wait_share"] = max(0.0, rest_s / step_s)
     return cells
 
@@ -243,10 +204,7 @@ def collective_shares(result: Result) -> tuple[float | None, float | None]:
     profiles = [probes.profile for probes in _probes(result) if probes.profile is not None]
     of_kernels = [p.collective_s / p.kernel_s for p in profiles if p.collective_s is not None and p.kernel_s]
     of_steps = [p.collective_s / p.step_s for p in profiles if p.collective_s is not None and p.step_s]
-    return (
-        statistics.fmean(of_kernels) if of_kernels else None,
-        statistics.fmean(of_steps) if of_steps else None,
-    )
+    return statistics.fmean(of_kernels) if of_kernels else None, statistics.fmean(of_steps) if of_steps else None
 
 
 def _probes(result: Result) -> list[ProbeRecord]:
@@ -278,7 +236,3 @@ def _divide(ranks: Sequence[Sequence[float]], repeats: int | None) -> list[float
 
 def _subtract(more: Sequence[float], less: Sequence[float]) -> list[float]:
     return list(map(operator.sub, more, less))  # as many as both have
-
-
-def _estimate(blocks: Sequence[float]) -> Estimate | None:
-    return estimate_mean(blocks) if len(blocks) > 1 else None

@@ -32,7 +32,7 @@ from scalebench.report.flag_text import to_text
 if TYPE_CHECKING:
     import pandas as pd
 
-    from scalebench.analysis.attribution.causes.cause import AttributedRun
+    from scalebench.analysis.attribution.causes import AttributedRun
     from scalebench.analysis.load import Survey
 
 MAX_DETAILED_RUNS = 200  # runs of which a report shows more than their row

@@ -34,7 +34,7 @@ class StepPart:
     remark: str = ""
 
     def measure(self, result: Result) -> Estimate | None:
-        return step_breakdown.BREAKDOWN_FIGURES[self.column](result)
+        return step_breakdown.figure(result, self.column)
 
 
 EXPOSED_SYNC = StepPart("sync_exposed_s", "exposed sync", ("exposed",), "what gradient synchronization adds to a step")
@@ -165,7 +165,7 @@ def _find_reason(part: StepPart, reasons: Mapping[str, str]) -> str:
 def _per_epoch_rows(result: Result, reasons: Mapping[str, str]) -> Iterator[doc.Row]:
     steps, exposed, messages = (
         result.workload.steps_per_epoch,
-        step_breakdown.exposed_sync(result),
+        step_breakdown.figure(result, "sync_exposed_s"),
         len(result.sync.message_bytes),
     )
     unknown = "the steps of an epoch are not known"

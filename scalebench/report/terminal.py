@@ -15,8 +15,7 @@ from rich.text import Text
 
 from scalebench.analysis import collectives, step_breakdown, throughput, user_program
 from scalebench.analysis.advice import Advice, list_advice
-from scalebench.analysis.attribution.causes import find_causes
-from scalebench.analysis.attribution.causes.cause import AttributedRun
+from scalebench.analysis.attribution.causes import AttributedRun, find_causes
 from scalebench.analysis.blocks import wanted_half_width
 from scalebench.analysis.rows import interval_cells
 from scalebench.analysis.scaling_curves import make_curves

@@ -30,24 +30,24 @@ def group(*of_ranks, **changes):
 
 
 def value_of(name, *of_ranks):
-    return getattr(step_breakdown, name)(group(*of_ranks)).value
+    return step_breakdown.figure(group(*of_ranks), name).value
 
 
 def test_seconds_of_one_step():
     expected = {
-        "exposed_sync": 0.003, "isolated_sync": 0.002, "data_loading": 0.001, "host_to_device_copy": 0.0001,
-        "forward_pass": 0.002, "backward_pass": 0.003, "optimizer_step": 0.001, "imbalance": 0.0,
+        "sync_exposed_s": 0.003, "sync_isolated_s": 0.002, "data_s": 0.001, "copy_s": 0.0001,
+        "forward_s": 0.002, "backward_s": 0.003, "optimizer_s": 0.001, "imbalance_s": 0.0,
     }  # fmt: skip
     for name, seconds in expected.items():
-        estimate = getattr(step_breakdown, name)(group(probes(), probes()))
+        estimate = step_breakdown.figure(group(probes(), probes()), name)
         assert (estimate.low, estimate.value, estimate.high) == pytest.approx((seconds,) * 3, abs=1e-12), name
     # Isolated sync lasts until the last rank has it; loading is seen without a switch for synchronization, too.
-    assert value_of("isolated_sync", probes(), probes(isolated_sync_s=[0.016] * BLOCKS)) == pytest.approx(0.004)
+    assert value_of("sync_isolated_s", probes(), probes(isolated_sync_s=[0.016] * BLOCKS)) == pytest.approx(0.004)
     without = probes(sync_off_s=[], sync_on_s=[0.020] * BLOCKS, fixed_batch_s=[0.018] * BLOCKS)
-    assert value_of("data_loading", without) == pytest.approx(0.001)
+    assert value_of("data_s", without) == pytest.approx(0.001)
 
 
-PART_FIGURES = ("sync_input", "sync_weights_out", "sync_output", "sync_gradients_in")
+PART_FIGURES = ("sync_input_s", "sync_weights_out_s", "sync_output_s", "sync_gradients_in_s")
 
 
 @pytest.mark.parametrize(("without", "expected"), [
@@ -56,25 +56,27 @@ PART_FIGURES = ("sync_input", "sync_weights_out", "sync_output", "sync_gradients
 ])  # fmt: skip
 def test_parts_of_sync_add_up_to_exposed_sync(without, expected):
     ranks = [probes(sync_parts_s={part: [s + own] * BLOCKS for part, s in without.items()}) for own in (-0.001, 0.001)]
-    estimates = [getattr(step_breakdown, name)(group(*ranks)) for name in PART_FIGURES]
+    estimates = [step_breakdown.figure(group(*ranks), name) for name in PART_FIGURES]
     assert [one and one.value for one in estimates] == [seconds and pytest.approx(seconds) for seconds in expected]
     if without:
-        exposed = value_of("exposed_sync", *ranks)
+        exposed = value_of("sync_exposed_s", *ranks)
         assert sum(one.value for one in estimates if one is not None) == pytest.approx(exposed)
-        assert step_breakdown.sync_weights_out(group(ranks[0], probes())) is None, "not by half of the ranks"
+        assert step_breakdown.figure(group(ranks[0], probes()), "sync_weights_out_s") is None, (
+            "not by half of the ranks"
+        )
 
 
 def test_ranks_wait_for_the_slowest_on_average():
     """The slowest rank loses only the time that it spends on synchronization itself."""
     own = [0.004, 0.006, 0.011]
     ranks = [probes(local_step_s=[[s] * BLOCKS], sync_off_s=[2 * s] * BLOCKS, sync_on_s=[0.026] * BLOCKS) for s in own]
-    assert value_of("imbalance", *ranks) == pytest.approx(0.011 - 0.007)
-    assert value_of("exposed_sync", *ranks) == pytest.approx(0.013 - 0.007)
+    assert value_of("imbalance_s", *ranks) == pytest.approx(0.011 - 0.007)
+    assert value_of("sync_exposed_s", *ranks) == pytest.approx(0.013 - 0.007)
     # Ranks that are slow in turn wait as long as one that always is, though their means are equal.
     turns = [probes(local_step_s=[[0.01, 0.03] * 4]), probes(local_step_s=[[0.03, 0.01] * 4])]
-    assert value_of("imbalance", *turns) == pytest.approx(0.01)
+    assert value_of("imbalance_s", *turns) == pytest.approx(0.01)
     one_process = probes(local_step_s=[[0.01] * BLOCKS, [0.03] * BLOCKS])
-    assert value_of("imbalance", one_process) == pytest.approx(0.01)
+    assert value_of("imbalance_s", one_process) == pytest.approx(0.01)
 
 
 def test_what_is_exchanged_is_exact_whatever_the_noise_of_the_ranks():
@@ -85,20 +87,19 @@ def test_what_is_exchanged_is_exact_whatever_the_noise_of_the_ranks():
     blocks = {"steps": 1, "fixed_batch_s": []}
     ranks = [probes(local_step_s=[list(off)], sync_off_s=list(off), sync_on_s=list(with_sync), **blocks)
              for off, with_sync in zip(own, on, strict=True)]  # fmt: skip
-    assert value_of("exposed_sync", *ranks) - value_of("imbalance", *ranks) == pytest.approx(exchange_s)
+    assert value_of("sync_exposed_s", *ranks) - value_of("imbalance_s", *ranks) == pytest.approx(exchange_s)
 
 
 @pytest.mark.parametrize("empty", [ProbeRecord(), None])
 def test_unmeasured_figures_are_null(empty):
     result = group(empty, empty)
-    assert {figure(result) for figure in step_breakdown.BREAKDOWN_FIGURES.values()} == {None}
+    assert {step_breakdown.figure(result, name) for name in step_breakdown.SERIES_OF_COLUMN} == {None}
     cells = step_breakdown.breakdown_cells(result, 0.01)
     assert {name for name, value in cells.items() if value is not None} == set()
     assert step_breakdown.unmeasured_reasons(result) == {}
-    assert {figure(group(probes(), None)) for figure in step_breakdown.BREAKDOWN_FIGURES.values()} == {None}, (
-        "not by half of the ranks"
-    )
-    assert step_breakdown.forward_pass(group(probes(), status="failed")) is None
+    half = group(probes(), None)
+    assert {step_breakdown.figure(half, name) for name in step_breakdown.SERIES_OF_COLUMN} == {None}
+    assert step_breakdown.figure(group(probes(), status="failed"), "forward_s") is None
 
 
 def test_a_row_has_shares_and_seconds_per_epoch():

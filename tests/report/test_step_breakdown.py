@@ -23,7 +23,7 @@ def test_the_interval_of_a_step_is_that_of_throughput():
 def test_every_part_of_the_frame_has_a_row():
     others = (*step_breakdown.SYNC_PARTS.values(), *step_breakdown.OTHER_FIGURES)
     columns = [part.column for part in (*STEP_PARTS.values(), *others)]
-    assert sorted(columns) == sorted(probed.BREAKDOWN_FIGURES)
+    assert sorted(columns) == sorted(probed.SERIES_OF_COLUMN)
 
 
 def test_without_probes_there_is_a_sentence(tmp_path):

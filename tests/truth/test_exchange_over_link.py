@@ -76,8 +76,8 @@ def test_the_exchange_alone_takes_what_the_link_takes(namespaces, tmp_path):
     for attempt in range(3):
         result = exchanged(tmp_path / str(attempt))
         actual, exposed, sizes = (
-            step_breakdown.isolated_sync(result),
-            step_breakdown.exposed_sync(result),
+            step_breakdown.figure(result, "sync_isolated_s"),
+            step_breakdown.figure(result, "sync_exposed_s"),
             result.sync.message_bytes,
         )
         assert actual is not None and sum(sizes) > 40e6

@@ -44,9 +44,9 @@ def estimate_from_probes(result: Result) -> Estimates:
     are read within the step. `probed` is the step with everything, which is the sum of that step, `data` and `exposed`.
     """
     columns = {
-        "data": step_breakdown.data_loading(result),
-        "imbalance": step_breakdown.imbalance(result),
-        "exposed": step_breakdown.exposed_sync(result),
+        "data": step_breakdown.figure(result, "data_s"),
+        "imbalance": step_breakdown.figure(result, "imbalance_s"),
+        "exposed": step_breakdown.figure(result, "sync_exposed_s"),
     }
     estimates = {
         name: column if column.has_limits else Estimate(column.value)

@@ -188,7 +188,7 @@ def _collect_estimates(result: Result, references: ReferenceRuns) -> Estimates:
     estimates |= {name: time for name, time in times.items() if time is not None}
     # Loading that a single device needs as well is no contention. The last of these runs that was measured shows it.
     last = next((run for name, run in reversed(levels.items()) if run is not None and name in estimates), None)
-    loading = None if last is None else step_breakdown.data_loading(last)
+    loading = None if last is None else step_breakdown.figure(last, "data_s")
     if last is not None and loading is not None:
         estimates["self_data"] = combine({"data": samples / samples_per_device(last)}, {"data": loading})
     return estimates

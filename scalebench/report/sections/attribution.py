@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalebench.analysis.attribution import attribute_configurations
-from scalebench.analysis.attribution.causes import find_causes
-from scalebench.analysis.attribution.causes.cause import MIN_SHARE, AttributedRun, Cause
+from scalebench.analysis.attribution.causes import MIN_SHARE, AttributedRun, Cause, find_causes
 from scalebench.analysis.attribution.components import LOSS_PARTS
 from scalebench.analysis.attribution.lost_efficiency import Attribution, Part, attribute_run, measure_repeat
 from scalebench.analysis.attribution.reference_runs import ReferenceRunFinder, samples_per_device

@@ -86,7 +86,7 @@ def test_the_parts_agree_with_the_columns_of_the_frame():
     run = attribute_weak()
     cells = load.frame_of_results([result, bare, own], [Path()] * 3).to_dict("records")[0]
     assert run.lost.value == pytest.approx(1 - cells["efficiency_bare"], abs=SUM_TOLERANCE)
-    parts, self_data = seconds(run), step_breakdown.data_loading(own)
+    parts, self_data = seconds(run), step_breakdown.figure(own, "data_s")
     assert parts["imbalance",] == cells["imbalance_s"]
     assert parts["data",] == pytest.approx(cells["data_s"] - self_data.value, abs=SUM_TOLERANCE)
     assert parts["imbalance",] + parts["transfer",] == pytest.approx(cells["sync_exposed_s"], abs=SUM_TOLERANCE)
