@@ -161,7 +161,7 @@ def make_figure_columns(frame: pd.DataFrame, varying: list[str], baseline_name: 
         columns["nodes"] = _make_text_column("nodes")
     if (get_repeat_counts(frame) > 1).any():
         columns["repeats"] = _make_text_column("repeats")
-    columns[THROUGHPUT_HEAD] = lambda row: make_cell(format_throughput(row), row[THROUGHPUT])
+    columns[THROUGHPUT_HEAD] = make_throughput_cell
     if frame["overhead_share"].notna().any():  # a bare strategy alone has none
         columns["overhead at 1"] = _make_figure_column(lambda row, name: format_overhead(row), "overhead_share")
     baselines = {"bare": "bare", "self": "self"}
@@ -262,6 +262,10 @@ def format_throughput(row: Mapping[str, Any], unit: str = "", notes_repeat: bool
         return figure
     within = " within this repeat" if notes_repeat and row["interval_over"] == "blocks" else ""
     return f"{figure} ± {100 * (high - low) / 2 / value:.1f} %{within}"
+
+
+def make_throughput_cell(row: Mapping[str, Any]) -> Cell:
+    return make_cell(format_throughput(row), row[THROUGHPUT])
 
 
 def format_ratio(value: float | None, low: float | None = None, high: float | None = None) -> str:

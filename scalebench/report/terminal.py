@@ -33,7 +33,7 @@ from scalebench.report.report_data import read_operations
 from scalebench.report.sections import (
     answer,
     attribution,
-    batch_size,
+    batches,
     data_or_model,
     memory,
     operations,
@@ -94,7 +94,7 @@ def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part
     if (memory_table := memory.make_terminal_table(runs.pooled)) is not None:
         yield make_rich_table(memory_table)
         yield from _make_texts(memory.list_terminal_sentences(runs.pooled, estimate_ratio))
-    yield from _make_texts(batch_size.list_terminal_sentences(curves, estimate_ratio))
+    yield from _make_texts(batches.list_terminal_sentences(curves, estimate_ratio))
     for part in data_or_model.make_terminal_blocks(runs.pooled, estimate_ratio):
         yield _make_text(part) if isinstance(part, str) else make_rich_table(part, part.title)
     if runs.probe_folders:

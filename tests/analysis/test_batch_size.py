@@ -12,8 +12,8 @@ from scalebench.analysis.repeats import load_configurations
 from scalebench.analysis.scaling_curves import Curve, make_curves
 from scalebench.core.spec import HardwareSpec, TrainSpec
 from scalebench.report.report_data import load_report_data
-from scalebench.report.sections import batch_size
-from scalebench.report.sections.batch_size import MAX_SENTENCES, describe_curve, list_terminal_sentences
+from scalebench.report.sections import batches as sections
+from scalebench.report.sections.batches import MAX_SENTENCES, describe_curve, list_terminal_sentences
 from scalebench.runner.parent import run_spec
 from scalebench.sweeps.console import Console
 from tests.builders import sweeps
@@ -286,6 +286,6 @@ def test_a_sweep_over_batches_has_a_line_for_each_curve(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     (sentence,) = [line for line in lines if line.startswith(begin)]
     assert lines.index(sentence) < next(i for i, line in enumerate(lines) if line.startswith("results:"))
-    assert batch_size.section(load_report_data([tmp_path])) is not None
+    assert sections.batch_size_section(load_report_data([tmp_path])) is not None
     sweeps.write_results(tmp_path / "failed", [sweeps.failed_run()])
-    assert batch_size.section(load_report_data([tmp_path / "failed"])) is None
+    assert sections.batch_size_section(load_report_data([tmp_path / "failed"])) is None

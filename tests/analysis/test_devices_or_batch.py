@@ -14,7 +14,7 @@ from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.time_to_target import summarize_trainings
 from scalebench.core.stats.estimates import Estimate, student_t
 from scalebench.report.document import Paragraph, Table
-from scalebench.report.sections import devices_or_batch
+from scalebench.report.sections.batches import devices_or_batch_section
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
 from tests.builders.sweeps import training_run
@@ -139,7 +139,7 @@ def test_an_unresolved_pair_is_reported_as_such(tmp_path, repeats, end):
     pair = [batched("ddp_gloo", *each, None, repeat) for repeat in range(repeats) for each in ((1, 20), (2, 10))]
     for rank in (rank for run in pair for rank in run.ranks):
         rank.block_s = [0.64 * seconds / sum(rank.block_s) for seconds in rank.block_s]
-    (answer, *_) = select_blocks(build_section(devices_or_batch, tmp_path, pair), Paragraph)
+    (answer, *_) = select_blocks(build_section(devices_or_batch_section, tmp_path, pair), Paragraph)
     assert answer.text.endswith(end)
 
 
@@ -147,8 +147,10 @@ def test_one_seed_says_nothing_about_the_time_to_the_target(tmp_path):
     """As with throughput, it takes three; a sentence about it would be one about luck."""
     for seeds, words in ((1, "it takes 3 seeds of both to tell: seed=0,1,2 decides."), (3, "in 0.50 times its time.")):
         pair = [aimed(*each, seed, 6.0 / each[0] + seed / 100) for seed in range(seeds) for each in ((1, 20), (2, 10))]
-        made = build_section(devices_or_batch, tmp_path / str(seeds), pair)
+        made = build_section(devices_or_batch_section, tmp_path / str(seeds), pair)
         assert select_blocks(made, Paragraph)[0].text.endswith(words)
     missed = [aimed(1, 20, 0, 6.0, reached=False), aimed(2, 10, 0, 3.0)]
-    (row,) = get_block(build_section(devices_or_batch, tmp_path / "b", missed), Table, "devices-or-batch-choices").rows
+    (row,) = get_block(
+        build_section(devices_or_batch_section, tmp_path / "b", missed), Table, "devices-or-batch-choices"
+    ).rows
     assert [cell.text for cell in row.cells[-3:]] == ["3 s", "never", ""]

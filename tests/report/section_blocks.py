@@ -21,8 +21,8 @@ def write_report_data(folder, results=(), **changes):
 
 
 def build_section(module, folder, results=()):
-    """Write these runs, or the usual sweep, and make the section of this module from them."""
-    return module.section(write_report_data(folder, results))
+    """Write these runs, or the usual sweep, and make the section of this module, or of this function, from them."""
+    return getattr(module, "section", module)(write_report_data(folder, results))
 
 
 def select_blocks(section, kind, id_begins=""):

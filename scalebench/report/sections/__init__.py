@@ -37,7 +37,7 @@ SECTIONS = (
     JoinedSection(
         "training", "Epochs and training", ("training:epochs_section", "training:section", "training:losses_section")
     ),
-    JoinedSection("batch-size", "Batch size", ("batch_size:section", "devices_or_batch:section")),
+    JoinedSection("batch-size", "Batch size", ("batches:batch_size_section", "batches:devices_or_batch_section")),
     JoinedSection("parallelism", "Data or model parallelism", ("data_or_model:section", "pipeline_stages:section")),
     JoinedSection("published", "Published figures", ("published:section",)),
     JoinedSection("machines", "Machines", ("machines:section", "collectives:section")),

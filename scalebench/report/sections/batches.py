@@ -1,0 +1,341 @@
+"""The parts of a report about batches: throughput and epoch time over the batch of a device with the saturating batch,
+from which a larger one brings nearly nothing; more devices or a larger batch, and what fewer synchronizations save.
+
+The terminal shows the sentences about saturating batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from scalebench.analysis import devices_or_batch
+from scalebench.analysis.batch_size import (
+    BATCH,
+    SATURATION_SHARE,
+    SaturatingBatch,
+    StepFit,
+    batch_and_step_s,
+    find_saturating_batch,
+    fit_step_time,
+    make_batch_curves,
+)
+from scalebench.analysis.devices_or_batch import BatchGain, DevicesOrBatch
+from scalebench.analysis.repeats import EstimateRatio
+from scalebench.analysis.scaling_curves import Curve
+from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
+from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict
+from scalebench.core import units
+from scalebench.core.stats.estimates import Estimate
+from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS
+from scalebench.report import document as doc
+from scalebench.report import tables
+from scalebench.report.flag_text import describe_curve_intervals
+from scalebench.report.report_data import ReportData
+
+MAX_SENTENCES = 8  # curves described one by one
+NEAR_LIMIT = 0.9  # of the fitted limit; a series whose highest throughput is lower has not levelled off
+Saturated = Sequence[tuple[Curve, SaturatingBatch]]  # the curves that have a saturating batch
+SATURATION_CAPTION = (
+    f"Saturating batch: the smallest with at least {100 * SATURATION_SHARE:.0f} % of the highest measured throughput. "
+    "Could be: the batches that may be it by their 95 % intervals, each against every other one. "
+    "N_1/2: the batch at which half of a step is spent before its first sample, from the line step = a + b * batch "
+    "(least squares of relative deviations); the limit of throughput is 1 / b of each device. "
+    "Worst: the largest deviation of a measured step from that line; if it is large, n_1/2 says little."
+)
+CHOICES = "devices-or-batch"
+CHOICES_CAPTION = (
+    "N devices of b samples beside one device of N * b: as many samples in a step, and as many steps per epoch. "
+    "Ratio: throughput of N devices over that of one; time ratio: seconds of training that one device takes to the "
+    "target over those of N devices, by seed; above 1 the devices win. Both with 95 % limits, over three repeats "
+    "or seeds at least."
+)
+TO_TARGET_CAPTION = (
+    " To target: seconds of training, of several seeds their geometric mean; empty if one of them never reached it."
+)
+GAINS_CAPTION = (
+    "Predicted: exposed sync of a step times the steps of an epoch, before minus after: what synchronizing less often "
+    "saves. Measured: the epoch before minus after. The rest is how much better a device works with a larger batch. "
+    "95 % limits; empty if no probes were made or an epoch is unknown."
+)
+
+
+def batch_size_section(report_data: ReportData) -> doc.Section | None:
+    """Return None if no configuration was measured with two batches."""
+    curves = [replace(curve, rows=[doc.add_epoch_limits(row) for row in curve.rows])
+              for curve in make_batch_curves(report_data.curves)]  # fmt: skip
+    groups, left_out = doc.group_curves(curves)
+    blocks: list[doc.Block] = [*left_out]
+    estimate_ratio = report_data.configurations.estimate_ratio
+    for group in groups:
+        points = [(curve, find_saturating_batch(curve.rows, estimate_ratio)) for curve in group.curves]
+        saturated = [(curve, point) for curve, point in points if point is not None]
+        blocks += group.paragraphs
+        for curve, point in saturated[:MAX_SENTENCES]:
+            text = _describe_saturation(curve, point)
+            blocks.append(doc.Paragraph(f"{text[0].upper()}{text[1:]}.", "answer", curve.tags))
+        blocks += [*_make_batch_charts(group, saturated), _make_saturation_table(group, saturated)]
+        blocks.append(_make_batch_table(group, estimate_ratio))
+    return doc.Section("batch-size", "Batch size", blocks) if groups else None
+
+
+def _make_batch_charts(group: doc.CurveGroup, saturated: Saturated) -> Iterator[doc.Chart]:
+    intervals = describe_curve_intervals(group.curves)
+    throughput = "samples/s over all devices; more is better"
+    charts = (
+        (doc.THROUGHPUT, "throughput", "Throughput", doc.Axis("samples/s"), throughput),
+        ("epoch_s", "epoch_s", "Epoch", doc.Axis("time per epoch", unit="s"), "time of an epoch; less is better"),
+    )
+    for column, stem, title, axis, about in charts:
+        if lines := doc.make_line_series(group.curves, column, stem, BATCH):
+            lines += _mark_saturating_batches(group, saturated) if column == doc.THROUGHPUT else []
+            about = f"{about}. A larger batch makes fewer steps per epoch, and may learn less in it"
+            axes, caption = (doc.make_batch_axis("batch per device", lines), axis), doc.join_sentences(about, intervals)
+            yield group.make_chart("batch_size", title, f"{title} over batch", axes, lines, caption)
+
+
+def _mark_saturating_batches(group: doc.CurveGroup, saturated: Saturated) -> list[doc.Series]:
+    """Make one series of points, the saturating batches of all curves."""
+    certain = [(curve, point) for curve, point in saturated if not (point.first or point.last)]
+    if not certain:
+        return []
+    x, y = [float(point.batch) for _, point in certain], [point.rate for _, point in certain]
+    notes, tags = [curve.name for curve, _ in certain], [curve.tags for curve, _ in certain]
+    return [doc.Series("saturating batch", x, y, tags=group.tags, style="points", notes=notes, point_tags=tags)]
+
+
+def _make_saturation_table(group: doc.CurveGroup, saturated: Saturated) -> doc.Table:
+    heads = ("saturating batch", "could be", "of the highest", "highest at", "n_1/2 (95 %)", "limit, samples/s", "R²",
+             "worst")  # fmt: skip
+    rows = []
+    for curve, point in saturated:
+        line = fit_step_time(batch_and_step_s(curve.rows))
+        cells = [
+            doc.make_cell(curve.name),
+            doc.make_cell(format_batch(point), point.batch),
+            doc.make_cell(", ".join(f"{batch:,}" for batch in point.candidates or ())),
+            doc.format_cell(point.share, tables.format_percent),
+            doc.format_cell(point.highest, "{:,}".format),
+            doc.make_cell(format_half_batch(line), line and line.half_batch),
+            doc.format_cell(_find_limit(curve, line), "{:,.0f}".format),
+            doc.format_cell(line and line.r_squared, "{:.3f}".format),
+            doc.format_cell(line and line.worst, units.format_percent),
+        ]
+        rows.append(doc.Row(cells, curve.tags))
+    table_id, title = group.make_id("batch_size", "saturation"), "Where a larger batch stops to pay"
+    return doc.Table(table_id, title, ["strategy", *heads], rows, frozenset(heads), SATURATION_CAPTION)
+
+
+def _find_limit(curve: Curve, line: StepFit | None) -> float | None:
+    """Return the samples/s over all devices that the line of the steps approaches."""
+    return None if line is None or line.limit is None else line.limit * curve.rows[0]["gpus"]
+
+
+def _make_batch_table(group: doc.CurveGroup, estimate_ratio: EstimateRatio) -> doc.Table:
+    heads = ("batch per device", "global batch", "samples/s (95 %)", "over the smallest", "epoch (95 %)")
+    rows = []
+    for (curve, row), tags in group.list_rows()[: doc.MAX_ROWS]:
+        gain = decide_ratio(row, curve.rows[0], estimate_ratio)
+        over = "1.00" if row is curve.rows[0] else tables.format_ratio(gain.value, *gain.limits)
+        cells = [
+            doc.make_cell(curve.name),
+            *(doc.make_cell(f"{row[name]:,}", row[name]) for name in (BATCH, "global_batch")),
+            doc.make_cell(tables.format_throughput(row), row[doc.THROUGHPUT]),
+            doc.make_cell(over, gain.value),
+            doc.make_cell(doc.format_duration_column(row, "epoch_s"), row["epoch_s"]),
+        ]
+        rows.append(doc.Row(cells, tags))
+    about = "over the smallest: throughput over that with the smallest batch of the same strategy and devices"
+    caption = doc.join_sentences(about, describe_curve_intervals(group.curves))
+    table_id = group.make_id("batch_size", "table")
+    return doc.Table(table_id, "Batch size", ["strategy", *heads], rows, frozenset(heads), caption)
+
+
+def list_terminal_sentences(curves: Sequence[Curve], estimate_ratio: EstimateRatio) -> list[str]:
+    """Return a sentence for each configuration and device count whose throughput is known with two batches or more."""
+    batch_curves = make_batch_curves(curves)
+    several = len({curve.tags["model"] for curve in batch_curves}) > 1
+    texts = [describe_curve(curve, estimate_ratio, curve.tags["model"] if several else "") for curve in batch_curves]
+    sentences = [text for text in texts if text is not None]
+    more = len(sentences) - MAX_SENTENCES
+    rest = [f"saturating batches: {more} more are in the report and in scalebench.load"] if more > 0 else []
+    return sentences[:MAX_SENTENCES] + rest
+
+
+def describe_curve(curve: Curve, estimate_ratio: EstimateRatio, model: str = "") -> str | None:
+    """Return `saturating batch: 700 per device (ddp_gloo, 2 devices): 93 % of the highest throughput, ...`, without a
+    full stop; None if there is no curve."""
+    point = find_saturating_batch(curve.rows, estimate_ratio)
+    return None if point is None else _describe_saturation(curve, point, model)
+
+
+def _describe_saturation(curve: Curve, point: SaturatingBatch, model: str = "") -> str:
+    name = f"({model} with {curve.name})" if model else f"({curve.name})"
+    line = fit_step_time(batch_and_step_s(curve.rows))
+    texts = [f"{_describe_point(point, name, curve)}{_describe_doubt(point, curve)}"]
+    if line is not None and line.half_batch is not None:
+        texts.append(f"n_1/2 {format_half_batch(line)}")
+    limit = _find_limit(curve, line)
+    if line and limit and line.points > 2 and point.highest_rate < NEAR_LIMIT * limit and not point.last:
+        share = 100 * point.highest_rate / limit
+        texts.append(f"the highest is {share:.0f} % of the limit that the line of its steps approaches")
+    return "; ".join(texts)
+
+
+def format_batch(point: SaturatingBatch) -> str:
+    """Return `700`, or `5,000 or more` and `75 or less` if the measured batches end there."""
+    return f"{point.batch:,}{' or more' if point.last else ' or less' if point.first else ''}"
+
+
+def format_half_batch(line: StepFit | None) -> str:
+    """Return `420 [390, 450]` samples; empty if the line has none."""
+    if line is None or line.half_batch is None:
+        return ""
+    if line.low is None or line.high is None:
+        return units.format_number(line.half_batch)
+    return f"{units.format_number(line.half_batch)} [{units.format_number(line.low)}, {units.format_number(line.high)}]"
+
+
+def _describe_point(point: SaturatingBatch, name: str, curve: Curve) -> str:
+    if point.last:
+        before = curve.rows[-2]
+        return (
+            f"no saturating batch up to {point.batch:,} per device {name}: {before[BATCH]:,} has less than "
+            f"{100 * SATURATION_SHARE:g} % of its throughput, which may rise further"
+        )
+    head = f"saturating batch: {point.batch:,} per device{' or less' if point.first else ''} {name}: "
+    if point.batch == point.highest:
+        return f"{head}no measured batch has a higher throughput"
+    return f"{head}{100 * point.share:.0f} % of the highest throughput, that of {point.highest:,}"
+
+
+def _describe_doubt(point: SaturatingBatch, curve: Curve) -> str:
+    others = [f"{batch:,}" for batch in point.candidates or () if batch != point.batch]
+    if point.candidates is None:
+        return f", which is not sure: {explain_no_verdict(*curve.rows) or 'no interval'}"
+    if not others:
+        return ", and no neighbour could be it by its interval"
+    return f"; by their intervals {' or '.join(others)} could be it"
+
+
+def devices_or_batch_section(report_data: ReportData) -> doc.Section | None:
+    """Return None if nothing was measured both ways, and no strategy with two batches on several devices."""
+    estimate_ratio, outcomes = report_data.configurations.estimate_ratio, summarize_trainings(report_data.frame)
+    pairs = devices_or_batch.compare_devices_with_batch(report_data.curves, estimate_ratio, outcomes)
+    groups, left_out = doc.group_curves(make_batch_curves(report_data.curves))
+    gains = [(curve, gain) for group in groups for curve in group.curves
+             for gain in devices_or_batch.list_batch_gains(curve)]  # fmt: skip
+    if not pairs and not gains:
+        return None
+    blocks: list[doc.Block] = [*_make_choice_answers(pairs)]
+    if pairs:
+        charts = (chart for group in groups for chart in _make_choice_chart(group, pairs))
+        blocks += [*left_out, *charts, _make_choice_table(pairs)]
+    if len(pairs) > doc.MAX_ROWS:
+        blocks.append(doc.Paragraph(f"{doc.MAX_ROWS} of {len(pairs)} pairs are shown."))
+    if gains:
+        blocks.append(_make_gain_table(gains))
+    return doc.Section(CHOICES, "More devices or a larger batch", blocks)
+
+
+def _make_choice_answers(pairs: Sequence[DevicesOrBatch]) -> Iterator[doc.Paragraph]:
+    """Say what wins at the largest device count of each strategy, against the same strategy if possible."""
+    largest: dict[tuple[str, ...], DevicesOrBatch] = {}
+    sizes: dict[tuple[str, ...], tuple[int, int]] = {}
+    for pair in pairs:
+        key = (*doc.get_tags(pair.many_devices).values(), str(pair.same_strategy))
+        size = (pair.many_devices["gpus"], pair.many_devices["global_batch"])
+        if key not in sizes or size > sizes[key]:
+            largest[key], sizes[key] = pair, size
+    for key, pair in largest.items():
+        if pair.same_strategy or (*key[:-1], "True") not in largest:
+            yield doc.Paragraph(_describe_choice(pair), "answer", doc.get_tags(pair.many_devices))
+
+
+def _describe_choice(pair: DevicesOrBatch) -> str:
+    many, single, ratio = pair.many_devices, pair.one_device, pair.throughput
+    devices = f"{many['gpus']} devices of {many[BATCH]:,} samples ({many['strategy']})"
+    one_device = f"one of {single[BATCH]:,} ({single['strategy']})"
+    if _is_unresolved(ratio):
+        text = f"{devices} and {one_device}: no difference in throughput is resolved"
+    else:
+        text = f"{devices} have {ratio.value:.2f} times the throughput of {one_device}"
+        text += "" if ratio.has_limits else f", which is not sure: {explain_no_verdict(many, single)}"
+    if pair.time_ratio is not None and not pair.time_ratio.has_limits:
+        text += f". To the target it takes {MIN_REPEATS_FOR_LIMITS} seeds of both to tell: seed=0,1,2 decides"
+    elif pair.time_ratio is not None and not _is_unresolved(pair.time_ratio):
+        text += f", and reach the target in {1 / pair.time_ratio.value:.2f} times its time"
+    return f"{text}."
+
+
+def _is_unresolved(ratio: Estimate) -> bool:
+    return ratio.has_limits and ratio.low <= 1 <= ratio.high
+
+
+def _make_choice_chart(group: doc.CurveGroup, pairs: Sequence[DevicesOrBatch]) -> Iterator[doc.Chart]:
+    """Draw throughput over the samples of a step, of the curves that appear in a pair."""
+    run_ids = {row["run_id"] for pair in pairs for row in (pair.many_devices, pair.one_device)}
+    curves = [curve for curve in group.curves if any(row["run_id"] in run_ids for row in curve.rows)]
+    lines = doc.make_line_series(curves, doc.THROUGHPUT, "throughput", "global_batch")
+    if len(lines) > 1:
+        about = "samples/s over all devices; more is better. Above each other: the same batch on more or fewer devices"
+        axes = doc.make_batch_axis("global batch", lines), doc.Axis("samples/s")
+        caption = doc.join_sentences(about, describe_curve_intervals(curves))
+        yield group.make_chart(CHOICES, "throughput", "Throughput over the global batch", axes, lines, caption)
+
+
+def _make_choice_table(pairs: Sequence[DevicesOrBatch]) -> doc.Table:
+    columns: dict[str, Callable[[DevicesOrBatch], doc.Cell]] = {
+        "model": lambda pair: doc.make_cell(pair.many_devices["model"]),
+        "strategy": lambda pair: doc.make_cell(pair.many_devices["strategy"]),
+        "gpus": lambda pair: doc.format_cell(pair.many_devices["gpus"], str),
+        "batch per device": lambda pair: doc.format_cell(pair.many_devices[BATCH], "{:,}".format),
+        "samples/s": lambda pair: tables.make_throughput_cell(pair.many_devices),
+        "one device": lambda pair: doc.make_cell(pair.one_device["strategy"]),
+        "its batch": lambda pair: doc.format_cell(pair.one_device[BATCH], "{:,}".format),
+        "its samples/s": lambda pair: tables.make_throughput_cell(pair.one_device),
+        "ratio (95 %)": lambda pair: tables.make_ratio_cell(pair.throughput),
+    }
+    caption = CHOICES_CAPTION
+    if any(pair.trainings is not None for pair in pairs):
+        columns["to target"] = lambda pair: _make_target_cell(pair.trainings and pair.trainings[0])
+        columns["one device to target"] = lambda pair: _make_target_cell(pair.trainings and pair.trainings[1])
+        columns["time ratio (95 %)"] = lambda pair: tables.make_ratio_cell(pair.time_ratio)
+        caption += TO_TARGET_CAPTION
+    items = [(pair, doc.get_tags(pair.many_devices)) for pair in pairs[: doc.MAX_ROWS]]
+    words, title = ("model", "strategy", "one device"), "N devices or N times the batch"
+    return doc.build_table(f"{CHOICES}-choices", title, columns, items, words, caption)
+
+
+def _make_target_cell(training: TrainingOutcome | None) -> doc.Cell:
+    """Make `12.3 s`, `12.3 s (5 seeds)`, `2 of 3 seeds reached it` or `never`; empty without a target."""
+    if training is None:
+        return doc.Cell("")
+    seconds = training.figures["time_to_target_s"]
+    if training.reached < training.seeds or seconds is None:
+        return doc.Cell("never" if training.seeds == 1 else f"{training.reached} of {training.seeds} seeds reached it")
+    seeds = f" ({training.seeds} seeds)" if training.seeds > 1 else ""
+    return doc.make_cell(tables.format_seconds(seconds.value) + seeds, seconds.value)
+
+
+def _make_gain_table(gains: Sequence[tuple[Curve, BatchGain]]) -> doc.Table:
+    numeric = (
+        "batch per device",
+        "steps per epoch",
+        "predicted gain (95 %)",
+        "measured gain (95 %)",
+        "predicted of it",
+    )
+    rows = []
+    for curve, gain in gains[: doc.MAX_ROWS]:
+        cells = [doc.make_cell(curve.tags["model"]), doc.make_cell(curve.name)]
+        for name in (BATCH, "steps_per_epoch"):
+            before, after = gain.before[name], gain.after[name]
+            text = "" if before is None or after is None else f"{before:,} to {after:,}"
+            cells.append(doc.make_cell(text, after))
+        for seconds in (gain.predicted, gain.measured):
+            text = "" if seconds is None else doc.format_duration(seconds.value, *seconds.limits)
+            cells.append(doc.make_cell(text, seconds and seconds.value))
+        cells.append(doc.format_cell(gain.share, units.format_percent))
+        rows.append(doc.Row(cells, curve.tags))
+    title, heads = "Fewer synchronizations: predicted and measured", ["model", "strategy", *numeric]
+    return doc.Table(f"{CHOICES}-gains", title, heads, rows, frozenset(numeric), GAINS_CAPTION)
