@@ -34,15 +34,13 @@ from scalebench.report.sections import (
     answer,
     attribution,
     batches,
-    data_or_model,
     memory,
     operations,
-    pipeline_stages,
+    parallelism,
     published,
-    real_input,
+    steps,
 )
 from scalebench.report.sections import collectives as links
-from scalebench.report.step_breakdown import make_run_breakdown
 from scalebench.report.tables import format_throughput
 from scalebench.report.terminal_table import RunTable, get_status_style
 
@@ -95,7 +93,7 @@ def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part
         yield make_rich_table(memory_table)
         yield from _make_texts(memory.list_terminal_sentences(runs.pooled, estimate_ratio))
     yield from _make_texts(batches.list_terminal_sentences(curves, estimate_ratio))
-    for part in data_or_model.make_terminal_blocks(runs.pooled, estimate_ratio):
+    for part in parallelism.make_terminal_blocks(runs.pooled, estimate_ratio):
         yield _make_text(part) if isinstance(part, str) else make_rich_table(part, part.title)
     if runs.probe_folders:
         yield ""
@@ -216,12 +214,12 @@ def make_details(result: Result, folder: Path, case: AttributedRun | None = None
     facts = [*list_headline(result), *list_training_facts(result), *remarks, *list_data_remarks(result)]
     facts += list_program_facts(result)
     yield _make_fact_table([*facts, *list_files(result, folder)])
-    yield from _with_titles(pipeline_stages.make_run_blocks(result))
+    yield from _with_titles(parallelism.make_stage_blocks(result))
     if any(rank.probes is None for rank in result.ranks):
         yield f"where the time of a step goes was not measured: {step_breakdown.explain_missing_probes(result)}"
     else:
         yield "where the time of a step goes"
-        yield make_rich_table(make_run_breakdown(result))
+        yield make_rich_table(steps.make_run_breakdown(result))
         yield from _with_titles(operations.make_run_blocks(result))
     if case is not None:
         yield "where the lost efficiency went"
@@ -272,7 +270,7 @@ def list_headline(result: Result) -> FactRows:
 def list_data_remarks(result: Result) -> FactRows:
     """List what to know about a Dataset of the user's that was read before the run."""
     rate, data = throughput.throughput(result)[0], result.workload
-    reading = real_input.describe_slow_reading(data.dataset, data.read_samples_per_s, "the training", rate)
+    reading = steps.describe_slow_reading(data.dataset, data.read_samples_per_s, "the training", rate)
     return [] if reading is None else [("data", reading)]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scalebench.analysis import pipeline_stages
 from scalebench.core.result import StageRecord, write_result
 from scalebench.report.document import Paragraph, Table
-from scalebench.report.sections import pipeline_stages as section
+from scalebench.report.sections import parallelism as section
 from scalebench.sweeps.console import Console
 from tests.builders.runs import rank, record
 from tests.report.section_blocks import build_section, get_block, select_blocks
@@ -131,11 +131,11 @@ def test_no_work_has_no_balance():
 def test_the_section_shows_some_of_many_runs_and_nothing_without_stages(tmp_path, monkeypatch):
     monkeypatch.setattr(section, "MAX_STAGED_RUNS", 1)
     results = [run(chain(0.006, 0.003), run_id="a"), run(chain(0.006, 0.003, 0.003), run_id="b")]
-    made = build_section(section, tmp_path / "many", results)
+    made = build_section(section.stages_section, tmp_path / "many", results)
     assert len(get_block(made, Table).rows) == 2
     assert select_blocks(made, Paragraph)[-1].text == "Shown are 1 of the 2 runs whose model was cut into stages."
     for name, result in {"a": record(), "b": run(chain(0.006, 0.003), status="failed")}.items():
-        assert build_section(section, tmp_path / name, [result]) is None
+        assert build_section(section.stages_section, tmp_path / name, [result]) is None
 
 
 EXPECTED = "20.0 % is expected of 4 micro-batches through 2 equal stages"

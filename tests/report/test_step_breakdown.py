@@ -5,10 +5,10 @@ import pytest
 from scalebench.analysis import step_breakdown as probed
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.stats.estimates import Estimate
-from scalebench.report import step_breakdown
 from scalebench.report.document import Paragraph
 from scalebench.report.report_data import load_report_data
-from scalebench.report.step_breakdown import STEP_PARTS, step_interval
+from scalebench.report.sections import steps
+from scalebench.report.sections.steps import STEP_PARTS, step_interval
 from tests.builders.sweeps import make_probed_run, run, write_results
 
 
@@ -21,8 +21,8 @@ def test_the_interval_of_a_step_is_that_of_throughput():
 
 
 def test_every_part_of_the_frame_has_a_row():
-    others = (*step_breakdown.SYNC_PARTS.values(), *step_breakdown.OTHER_FIGURES)
-    columns = [part.column for part in (*STEP_PARTS.values(), *others)]
+    others = (*steps.SYNC_PARTS, *steps.OTHER_FIGURES)
+    columns = [part.column for part in (*STEP_PARTS, *others)]
     assert sorted(columns) == sorted(probed.SERIES_OF_COLUMN)
 
 
@@ -32,5 +32,5 @@ def test_without_probes_there_is_a_sentence(tmp_path):
         rank.probes = None
     write_results(tmp_path, [result])
     report_data = load_report_data([tmp_path])
-    (sentence,) = step_breakdown.make_blocks(report_data, make_curves(report_data.pooled))
+    (sentence,) = steps.make_blocks(report_data, make_curves(report_data.pooled))
     assert isinstance(sentence, Paragraph) and "measure.probes" in sentence.text

@@ -18,7 +18,7 @@ from scalebench.analysis.load import survey
 from scalebench.analysis.throughput import evaluate_blocks
 from scalebench.core.result import MonitorRecord, Sync, write_result
 from scalebench.report.document import Cell, Row, Table
-from scalebench.report.sections.data_or_model import make_terminal_blocks
+from scalebench.report.sections.parallelism import make_terminal_blocks
 from scalebench.report.terminal import USAGE_ROWS, make_rich_table
 from scalebench.sweeps.console import Console
 from tests.analysis.prediction.test_data_or_model import make_pairs

@@ -28,21 +28,19 @@ SECTIONS = (
     JoinedSection("answer", "Answer", ("answer:section",)),
     JoinedSection("evidence", "How sure, and how to repeat it", ("answer:evidence_section",)),
     JoinedSection("scaling", "Scaling", ("scaling:section", "prediction:section")),
-    JoinedSection("strategies", "All configurations", ("side_by_side:section", "scaling:strategies_section")),
+    JoinedSection("strategies", "All configurations", ("scaling:side_by_side_section", "scaling:strategies_section")),
     JoinedSection("attribution", "Where the lost efficiency went", ("attribution:section",)),
-    JoinedSection(
-        "step", "Where the time of a step goes", ("operations:section", "real_input:section", "sync:section")
-    ),
+    JoinedSection("step", "Where the time of a step goes",
+                  ("operations:section", "steps:real_input_section", "steps:sync_section")),
     JoinedSection("usage", "Devices: use, memory, clocks", ("usage:section", "memory:section", "usage:clocks_section")),
-    JoinedSection(
-        "training", "Epochs and training", ("training:epochs_section", "training:section", "training:losses_section")
-    ),
+    JoinedSection("training", "Epochs and training",
+                  ("training:epochs_section", "training:section", "training:losses_section")),
     JoinedSection("batch-size", "Batch size", ("batches:batch_size_section", "batches:devices_or_batch_section")),
-    JoinedSection("parallelism", "Data or model parallelism", ("data_or_model:section", "pipeline_stages:section")),
+    JoinedSection("parallelism", "Data or model parallelism", ("parallelism:section", "parallelism:stages_section")),
     JoinedSection("published", "Published figures", ("published:section",)),
     JoinedSection("machines", "Machines", ("machines:section", "collectives:section")),
     JoinedSection("problems", "Problems and warnings", ("problems:section",)),
-)
+)  # fmt: skip
 
 
 def make_charts(report_data: ReportData, name: str) -> list[doc.Chart]:
@@ -57,12 +55,11 @@ def make_charts(report_data: ReportData, name: str) -> list[doc.Chart]:
 def make_sections(report_data: ReportData, chosen: Sequence[JoinedSection] = SECTIONS) -> Iterator[doc.Section]:
     """Yield the sections that have something to show, without charts that show no more than their table, and with the
     figures of the others in units of their size."""
-    yield from (section for joined in chosen if (section := _make_section(joined, report_data)) is not None)
-
-
-def _make_section(joined: JoinedSection, report_data: ReportData) -> doc.Section | None:
-    section = _join(joined, [part for name in joined.parts if (part := _make_part(name, report_data)) is not None])
-    return section if section is None or report_data.full_paths else HomeFolder().hide_in(section)
+    for joined in chosen:
+        parts = [part for name in joined.parts if (part := _make_part(name, report_data)) is not None]
+        if parts:
+            section = _join(joined, parts)
+            yield section if report_data.full_paths else HomeFolder().hide_in(section)
 
 
 def _make_part(name: str, report_data: ReportData) -> doc.Section | None:
@@ -70,21 +67,19 @@ def _make_part(name: str, report_data: ReportData) -> doc.Section | None:
     section: doc.Section | None = getattr(importlib.import_module(f"{__name__}.{module}"), function)(report_data)
     if section is None:
         return None
-    blocks = [_scale(block) for block in section.blocks if not isinstance(block, doc.Chart) or doc.has_shape(block)]
-    return replace(section, blocks=blocks) if any(_has_content(block) for block in blocks) else None
+    blocks = [
+        doc.scale_units(block) if isinstance(block, doc.Chart) else block
+        for block in section.blocks
+        if not isinstance(block, doc.Chart) or doc.has_shape(block)
+    ]
+    if all(isinstance(block, doc.Paragraph) and block.kind in ("heading", "label") for block in blocks):
+        return None
+    return replace(section, blocks=blocks)
 
 
-def _scale(block: doc.Block) -> doc.Block:
-    return doc.scale_units(block) if isinstance(block, doc.Chart) else block
-
-
-def _has_content(block: doc.Block) -> bool:
-    return not (isinstance(block, doc.Paragraph) and block.kind in ("heading", "label"))
-
-
-def _join(joined: JoinedSection, parts: list[doc.Section]) -> doc.Section | None:
-    if len(parts) < 2:
-        return replace(parts[0], id=joined.id) if parts else None
+def _join(joined: JoinedSection, parts: Sequence[doc.Section]) -> doc.Section:
+    if len(parts) == 1:
+        return replace(parts[0], id=joined.id)
     blocks: list[doc.Block] = []
     for part in parts:
         # A note that several parts have, as about runs that were left out, is shown once.

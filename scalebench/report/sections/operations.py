@@ -19,7 +19,7 @@ from scalebench.report.report_data import (
     name_runs,
 )
 from scalebench.report.report_data import Row as RunRow
-from scalebench.report.step_breakdown import make_blocks
+from scalebench.report.sections import steps
 
 MAX_PROFILED_RUNS = 6
 MAX_OPERATIONS = 10
@@ -41,7 +41,7 @@ def section(report_data: ReportData) -> doc.Section | None:
     names = name_runs(rows)
     row_of = {row["run_id"]: row for row in rows}
     wanted = [run_id for run_id in _select_best_and_largest(curves) if run_id in row_of]
-    blocks = make_blocks(report_data, curves)
+    blocks = steps.make_blocks(report_data, curves)
     without: dict[str, list[str]] = {}  # reason -> runs
     bars: list[tuple[str, doc.Tags, Mapping[str, Any]]] = []
     for number, run_id in enumerate(wanted[:MAX_PROFILED_RUNS]):

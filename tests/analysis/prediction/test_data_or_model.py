@@ -10,7 +10,7 @@ from scalebench.analysis.prediction.step_model import GROWTH, LAUNCH_S, OVERLAP
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
 from scalebench.core.spec import ModelSpec
-from scalebench.report.sections import data_or_model
+from scalebench.report.sections import parallelism
 from tests.builders import sweeps
 from tests.builders.parallelism_runs import (
     BYTES_PER_S,
@@ -223,18 +223,18 @@ def make_pairs():
 
 
 def list_answers(comparisons):
-    return [text for text, _ in data_or_model.make_answers(comparisons)]
+    return [text for text, _ in parallelism.make_answers(comparisons)]
 
 
 def test_a_reason_stands_for_what_is_not_predicted():
     unprobed = bare_run(8, probed=False), ddp_run(8, 0.1)
     comparisons = compared(*unprobed, split_run(0.05))
-    rows = data_or_model.make_table(comparisons, limits=False).rows
+    rows = parallelism.make_table(comparisons, limits=False).rows
     assert [" | ".join(cell.text for cell in row.cells) for row in rows] == [
         "mlp | 2 | 8 | data: ddp_gloo |  |  |  | 100 ms | ",
         "mlp | 2 | 8 | model: model_parallel |  |  |  | 50.0 ms | measured",
     ]
-    assert list(data_or_model.list_remarks(comparisons)) == [
+    assert list(parallelism.list_remarks(comparisons)) == [
         f"not predicted (mlp, data; mlp, model): the bare run was {NO_PROBES_REASON}"
     ]
     assert list_answers(comparisons) == [
@@ -254,6 +254,6 @@ def test_a_tie_is_shown():
             run.run_id += str(repeat)
             runs.append(run)
     comparisons = compared(*runs)
-    places = [row.cells[-1].text for row in data_or_model.make_table(comparisons).rows]
+    places = [row.cells[-1].text for row in parallelism.make_table(comparisons).rows]
     assert sorted(places) in (["measured", "predicted, tied"], ["predicted, measured", "tied"])
     assert "data and model tied at 8" in list_answers(comparisons)[0] and "won" not in list_answers(comparisons)[0]

@@ -1,0 +1,433 @@
+"""The parts of a report about the time of a step: its parts in one run and over strategies, what gradient
+synchronization costs a step and an epoch, and what real input costs.
+
+Formulas: docs/explain/measuring.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scalebench.analysis import step_breakdown, throughput
+from scalebench.analysis.identity import CURVE_COLUMNS, column_key
+from scalebench.analysis.repeats import EstimateRatio
+from scalebench.analysis.scaling_curves import Curve
+from scalebench.analysis.verdicts import Row, decide_ratio, explain_no_verdict
+from scalebench.core import units
+from scalebench.core.result import Result
+from scalebench.core.stats.estimate_arithmetic import combine
+from scalebench.core.stats.estimates import Estimate, estimate_mean, scale_estimate
+from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS
+from scalebench.report import document as doc
+from scalebench.report import spec, tables
+from scalebench.report.report_data import ReportData
+
+TOO_FEW_BLOCKS = "too few blocks for a figure"
+UNRESOLVED = "cannot be distinguished from 0"
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """A part of a step, or a figure that was measured beside its parts."""
+
+    column: str  # of the frame
+    name: str
+    reasons: tuple[str, ...]  # quantities of the probes; the first that has a reason says why the figure is missing
+    remark: str = ""
+
+    def measure(self, result: Result) -> Estimate | None:
+        return step_breakdown.figure(result, self.column)
+
+    def explain(self, reasons: Mapping[str, str]) -> str:
+        """Return why it was not measured."""
+        return next((reasons[name] for name in self.reasons if name in reasons), TOO_FEW_BLOCKS)
+
+
+EXPOSED_SYNC = StepPart("sync_exposed_s", "exposed sync", ("exposed",), "what gradient synchronization adds to a step")
+# The parts of a step and their names in document.PARTS, in the order in which they happen.
+STEP_PARTS = {
+    StepPart("data_s", "data loading", ("data",)): "data",
+    StepPart("forward_s", "forward", ("forward",)): "forward",
+    StepPart("backward_s", "backward", ("backward", "forward")): "backward",
+    StepPart("optimizer_s", "optimizer", ("optimizer", "backward")): "optimizer",
+    EXPOSED_SYNC: "sync",
+}
+# The parts of exposed sync, in the order in which they happen.
+SYNC_PARTS = [
+    StepPart(f"sync_{part}_s", part.replace("_", " "), (f"sync_{part}", "exposed"), f"of exposed sync: {about}")
+    for part, about in (
+        ("input", "slices of the batch to the devices"),
+        ("weights_out", "weights to the devices"),
+        ("output", "outputs to where they are merged, their gradients back"),
+        ("gradients_in", "gradients to the weights"),
+    )
+]
+OTHER_FIGURES = (
+    StepPart("imbalance_s", "imbalance", ("imbalance",),
+             "wait of a device for the slowest, on average; in exposed sync"),
+    StepPart("sync_isolated_s", "isolated sync", ("isolated",),
+             "gradient synchronization alone, with nothing to overlap"),
+    StepPart("copy_s", "host-to-device copy", ("copy",), "of a batch, alone; hidden if batches are prefetched"),
+)  # fmt: skip
+INTERLEAVED_PARTS = (("data", "exposed"), ("forward", "backward", "optimizer"))
+REST = "unattributed"
+MAX_BARS = 40  # of a chart
+PHASE_NAMES = {
+    "sync_negotiate_s": "negotiate",
+    "sync_queue_s": "queue",
+    "sync_memcpy_s": "memory copies",
+    "sync_allreduce_s": "all-reduce",
+}
+RUN_COLUMNS = ("part", "time (95 %)", "of a step", "remark")
+CAPTION = (
+    "Time of one step. Exposed sync is what gradient synchronization adds to a step, including the wait for the "
+    "slowest device but not what overlaps with the backward pass. Unattributed is the step less the parts that "
+    "were measured. Values below zero, which are noise, are in the table alone."
+)
+
+
+def make_run_breakdown(result: Result) -> doc.Table:
+    """Make the table of the parts of a step with their shares, and of what was measured beside them."""
+    step_s, step, reasons = throughput.step_s(result), step_interval(result), step_breakdown.unmeasured_reasons(result)
+    rows: list[tuple[str, str, str, str]] = []
+
+    def add(name: str, interval: Estimate | None, remark: str) -> None:
+        share = units.format_percent(interval.value / step_s) if interval is not None and step_s else ""
+        rows.append((name, "-" if interval is None else units.format_duration(interval), share, remark))
+
+    def add_parts(parts: Iterable[StepPart]) -> None:
+        for part in parts:
+            interval = part.measure(result)
+            add(part.name, interval, part.explain(reasons) if interval is None else _mark(part.remark, interval))
+
+    add("a step", step, "as measured, nothing switched off")
+    add_parts(STEP_PARTS)
+    add(REST, *compute_rest(result, step))
+    rows.append(("", "", "", ""))
+    add_parts(OTHER_FIGURES)
+
+    steps, exposed = result.workload.steps_per_epoch, EXPOSED_SYNC.measure(result)
+    messages = len(result.sync.message_bytes)
+    unknown = "the steps of an epoch are not known"
+    of_epoch, why = "-", EXPOSED_SYNC.explain(reasons) if steps else unknown
+    if exposed is not None and steps:
+        of_epoch, why = units.format_duration(scale_estimate(exposed, steps)), f"exposed, of {steps:,} steps"
+    rows.append(("sync per epoch", of_epoch, "", why))
+    of_epoch, why = "-", reasons.get("isolated", "the gradient messages of a step are not known") if steps else unknown
+    if messages and steps:
+        of_epoch, why = f"{messages * steps:,}", f"{messages:,} a step"
+    rows.append(("gradient messages per epoch", of_epoch, "", why))
+
+    # Probes took synchronization apart, or have reasons why they could not.
+    if any(part.reasons[0] in reasons or part.measure(result) is not None for part in SYNC_PARTS):
+        add_parts(SYNC_PARTS)
+    if (timeline := result.sync.timeline) is not None:
+        rows.append(("", "", "", ""))
+        phases = {name: s for name, s in step_breakdown.sync_phases(result).items() if s is not None}
+        remark = f"sync by the framework's timeline, rank 0, {timeline.steps} steps; phases overlap"
+        for column, seconds in phases.items():
+            share = units.format_percent(seconds / step_s) if step_s else ""
+            rows.append((PHASE_NAMES[column], units.format_seconds(seconds), share, remark))
+            remark = ""
+        if not phases:
+            rows.append(("phases of sync", "-", "", timeline.reason or ""))
+    made = [doc.Row([doc.Cell(text) for text in row]) for row in rows]
+    return doc.Table("step", "Where the time of a step goes", RUN_COLUMNS, made, frozenset(RUN_COLUMNS[1:3]))
+
+
+def step_interval(result: Result) -> Estimate | None:
+    """Return the seconds of a step. Its limits are those of throughput, inverted; devices that do not step together
+    have no common step that could have limits."""
+    step_s, (_, interval) = throughput.step_s(result), throughput.throughput(result)
+    if step_s is None:
+        return None
+    if interval is None or result.scale.independent or not interval.low > 0:
+        return Estimate(step_s, step_s, step_s)
+    return Estimate(step_s, step_s * interval.value / interval.high, step_s * interval.value / interval.low)
+
+
+def compute_rest(result: Result, step: Estimate | None) -> tuple[Estimate | None, str]:
+    """Return the step time that no part explains, with a remark. It is negative within noise if the parts are all
+    there is."""
+    totals = []
+    # Parts that were measured in interleaved blocks are differences of one series, so that their estimates are not
+    # independent: they are added block by block.
+    for names in INTERLEAVED_PARTS:
+        series = [blocks for name in names if len(blocks := step_breakdown.part_blocks(result, name)) > 1]
+        total = estimate_mean([sum(blocks) for blocks in zip(*series, strict=False)])
+        totals += [] if total is None else [total]
+    if step is None or not totals:
+        return None, "no part was measured"
+    synchronizes = result.scale.gpus > 1 and not result.scale.independent
+    missing = [part.name for part in STEP_PARTS if part.measure(result) is None]
+    missing = [name for name in missing if synchronizes or name != EXPOSED_SYNC.name]
+    rest = combine({"step": 1.0, **dict.fromkeys(range(len(totals)), -1.0)}, {"step": step, **dict(enumerate(totals))})
+    return rest, f"contains {', '.join(missing)}, not measured" if missing else _mark("", rest)
+
+
+def _mark(remark: str, interval: Estimate) -> str:
+    """Return the remark, with a note if the figure may be 0."""
+    return "; ".join(filter(None, [remark, UNRESOLVED if interval.low <= 0 <= interval.high else ""]))
+
+
+def make_blocks(report_data: ReportData, curves: Sequence[Curve]) -> list[doc.Block]:
+    """Make a table and a stacked chart for each group of curves, the largest ones; a paragraph if no part is known."""
+    curves = [replace(curve, rows=[row for row in curve.rows if compute_rest_s(row) is not None]) for curve in curves]
+    curves = [curve for curve in curves if curve.rows]
+    if not curves:
+        text = "Where the time of a step goes was not measured: these runs have no probes (measure.probes)."
+        return [doc.Paragraph(text)]
+    groups, left_out = doc.group_curves(curves)
+    blocks: list[doc.Block] = [*left_out]
+    for group in groups:
+        blocks += [*group.paragraphs, _make_chart(group), _make_table(report_data, group)]
+    return blocks
+
+
+def compute_rest_s(row: doc.Cells) -> float | None:
+    """Return the step time of a row less its known parts; None if no part is known."""
+    parts = [row[part.column] for part in STEP_PARTS if row[part.column] is not None]
+    return row["step_s"] - math.fsum(parts) if parts and row["step_s"] is not None else None
+
+
+def _make_chart(group: doc.CurveGroup) -> doc.Chart:
+    items = group.list_rows()[:MAX_BARS]
+    names, tags = [f"{curve.name} x {row['gpus']}" for (curve, row), _ in items], [tags for _, tags in items]
+    columns = [(part.name, colour, [row[part.column] for (_, row), _ in items]) for part, colour in STEP_PARTS.items()]
+    series = []
+    for name, colour, values in [*columns, (REST, "rest", [compute_rest_s(row) for (_, row), _ in items])]:
+        bars = [None if value is None or value < 0 else value for value in values]
+        if any(value is not None for value in bars):
+            series.append(doc.Series(name, names, bars, tags=group.tags, point_tags=tags, part=colour))
+    axes = doc.Axis("strategy and devices"), doc.Axis("time of a step", unit="s")
+    return doc.Chart(group.make_id("step"), "Where the time of a step goes", *axes, series, "stacked", CAPTION)
+
+
+def _make_table(report_data: ReportData, group: doc.CurveGroup) -> doc.Table:
+    detailed, items, rows = set(report_data.detailed_run_ids), group.list_rows(), []
+    for (curve, row), tags in items[: doc.MAX_ROWS]:
+        missing = [part for part in STEP_PARTS if row[part.column] is None] if row["run_id"] in detailed else []
+        reasons = step_breakdown.unmeasured_reasons(report_data.result(row["run_id"])) if missing else {}
+        cells = [doc.Cell(curve.name, curve.name), doc.Cell(str(row["gpus"]), row["gpus"])]
+        cells += [spec.make_cell(row, column) for column in ("step_s", *(part.column for part in STEP_PARTS))]
+        cells.append(doc.format_cell(compute_rest_s(row), units.format_seconds))
+        cells.append(doc.Cell(join_reasons((part.name, part.explain(reasons)) for part in missing)))
+        rows.append(doc.Row(cells, tags))
+    numeric = ["devices", "a step", *(part.name for part in STEP_PARTS), REST]
+    more = f"{doc.MAX_ROWS} of {len(items)} rows." if len(items) > doc.MAX_ROWS else ""
+    heads = ["run", *numeric, "not measured"]
+    table = doc.Table(group.make_id("step", "parts"), "Parts of a step", heads, rows, frozenset(numeric), more)
+    return tables.move_to_footnotes(table, "not measured")
+
+
+def join_reasons(reasons: Iterable[tuple[str, str]]) -> str:
+    """Join (name, reason) pairs so that each reason stands once, after all names that have it."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in reasons:
+        by_reason.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
+
+
+PROBED_HEADS = {"sync_exposed_s": "exposed sync", "sync_isolated_s": "isolated sync", "imbalance_s": "imbalance"}
+SYNC_CAPTION = (
+    "Exposed sync: what gradient synchronization adds to a step, imbalance included. Isolated sync: gradient "
+    "synchronization of a step alone, with nothing to overlap. Imbalance: how long a device waits for the slowest "
+    "one, on average. Messages are those of an epoch. Empty: not measured."
+)
+PHASE_CAPTION = (
+    "Seconds of a step in which at least one tensor was in the phase, on rank 0, in steps after measuring. "
+    "Negotiate: until all ranks have announced a tensor, so that waiting for a slower rank is part of it. "
+    "Memory copies: in and out of the fusion buffer. The phases overlap each other and the backward pass: their sum "
+    "means nothing."
+)
+PART_CAPTION = (
+    "Parts of exposed sync where devices have no weights of their own: what a step saves with frozen copies of its "
+    "slice of a batch and of the weights on each device, a loss on each device, and gradients that stay there, one "
+    "after the other. They add up to exposed sync. Empty: not separable, the remarks above say why."
+)
+NO_PROBES = "no probes were made (measure.probes=true makes them)"
+EPOCH_CAPTION = (
+    "Exposed sync of all steps of an epoch over their number, one point for each number of devices; less is better. "
+    "More devices make fewer steps: where a curve falls to the left, that saves more than the more expensive "
+    "synchronization costs."
+)
+
+
+def _describe_exposed_sync(group: doc.CurveGroup) -> str:
+    """Say also what the intervals of the probes are taken over, which are not those of throughput."""
+    most = max(row["repeats"] for curve in group.curves for row in curve.rows)
+    several = ", over repeats where three and more were probed" if most >= MIN_REPEATS_FOR_LIMITS else ""
+    return doc.join_sentences(
+        "what gradient synchronization adds to a step, imbalance included; less is better",
+        f"intervals: 95 %, over blocks of the probes of one repeat{several}",
+    )
+
+
+def _draw_sync_of_epochs(section: str, group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Chart]:
+    """Show whether fewer steps per epoch save more than the more expensive synchronization of more devices costs."""
+    column, lines = "sync_per_epoch_s", []
+    for curve in group.curves:
+        rows = [row for row in curve.rows if None not in (row["steps_per_epoch"], row[column])]
+        messages = ["" if row["syncs_per_epoch"] is None else f"{row['syncs_per_epoch']:,}" for row in rows]
+        notes = [f"{row['gpus']} devices, {count} messages an epoch" for row, count in zip(rows, messages, strict=True)]
+        line = doc.make_series(curve.name, curve.tags, rows, "steps_per_epoch", column, column, notes)
+        lines += [] if line is None else [line]
+    if lines:
+        axes = doc.Axis("steps per epoch"), doc.Axis("time per epoch", unit="s")
+        yield group.make_chart(section, "epoch", "Sync of an epoch", axes, lines, EPOCH_CAPTION)
+
+
+def _explain_missing(report_data: ReportData, row: doc.Cells) -> str:
+    """Say why figures of this row are missing, according to its first repeat, and which parts of sync."""
+    if row["run_id"] not in report_data.detailed_run_ids:
+        return ""
+    result = report_data.result(str(row["run_id"]))
+    if all(rank.probes is None for rank in result.ranks):
+        return NO_PROBES
+    reasons = step_breakdown.unmeasured_reasons(result)
+    missing = [
+        (name, reasons.get(step_breakdown.REASON_KEYS[column], TOO_FEW_BLOCKS))
+        for column, name in PROBED_HEADS.items()
+        if row[column] is None
+    ]
+    inseparable = [(part.name, reasons[part.reasons[0]]) for part in SYNC_PARTS if part.reasons[0] in reasons]
+    return join_reasons([*missing, *inseparable])
+
+
+def _take_apart(kind: str, heads: Mapping[str, str], caption: str) -> spec.Part:
+    """Draw and list columns of the rows that have one of them, of `kind` phase or part.
+
+    Phases are those of a framework's timeline, as Horovod has; parts those of synchronization without own weights.
+    """
+    title = f"{kind.capitalize()}s of gradient synchronization"
+
+    def make_blocks(section: str, group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Block]:
+        curves = [replace(curve, rows=[row for row in curve.rows if any(row[name] is not None for name in heads)])
+                  for curve in group.curves]  # fmt: skip
+        group = replace(group, curves=curves)
+        series = []
+        for (curve, row), tags in group.list_rows()[:MAX_BARS]:
+            values = {name: row[column] for column, name in heads.items() if row[column] is not None}
+            series.append(doc.Series(f"{curve.name} x {row['gpus']}", [*values], [*values.values()], tags=tags))
+        if series:
+            axes = doc.Axis(kind), doc.Axis("time of a step", unit="s")
+            yield group.make_chart(section, f"{kind}s", title, axes, series, caption, "bars")
+            yield from spec.Listing(title, heads, always=[*heads], id=f"{kind}-table")(section, group, report_data)
+
+    return make_blocks
+
+
+OF_EPOCH = {"sync_per_epoch_s": "sync per epoch", "steps_per_epoch": "steps per epoch", "syncs_per_epoch": "messages"}
+SYNC_HEADS = {**PROBED_HEADS, **OF_EPOCH}
+sync_section = spec.SectionSpec(
+    "sync",
+    "Gradient synchronization",
+    [
+        spec.Drawing("sync_exposed_s", "Exposed sync", "time of a step", _describe_exposed_sync),
+        _draw_sync_of_epochs,
+        spec.Listing(
+            "Sync of a step and an epoch", SYNC_HEADS, SYNC_CAPTION, always=[*SYNC_HEADS], remark=_explain_missing
+        ),
+        _take_apart("part", {part.column: part.name for part in SYNC_PARTS}, PART_CAPTION),
+        _take_apart("phase", PHASE_NAMES, PHASE_CAPTION),
+    ],
+    keep=lambda row: row["gpus"] > 1,
+)
+
+
+REAL_INPUT = "real-input"
+GENERATED = "_synthetic"  # imagenet_synthetic stands for imagenet, imagenet_jpeg and imagenet_tfrecord
+SHARED_COLUMNS = ("model", "hardware", "machine", "scaling", "gpus", "nodes", "global_batch", *CURVE_COLUMNS)
+REAL_INPUT_CAPTION = (
+    "ratio: throughput with real input over that with generated samples, with 95 % limits; under 1 is what input costs",
+    "longer step: seconds that a step takes longer; waiting: the share of a step in which it waits for its batch, "
+    "empty where no probes were made",
+)
+
+
+@dataclass(frozen=True)
+class InputCost:
+    """The same training with real input and with generated samples; `ratio` is of their throughputs."""
+
+    real: Row
+    generated: Row
+    ratio: Estimate
+
+    @property
+    def step_s(self) -> float:
+        """The seconds that a step takes longer with real input."""
+        real_s, generated_s = (float(row["global_batch"] / row[doc.THROUGHPUT]) for row in (self.real, self.generated))
+        return real_s - generated_s
+
+
+def real_input_section(report_data: ReportData) -> doc.Section | None:
+    """Return None if no training was measured with both, or faster than its Dataset was read."""
+    rows = [row for curve in report_data.curves for row in curve.rows if row[doc.THROUGHPUT]]
+    costs = list(compare_inputs(rows, report_data.configurations.estimate_ratio))
+    blocks: list[doc.Block] = [
+        doc.Paragraph(describe_cost(cost), "answer", doc.get_tags(cost.real)) for cost in costs[: doc.MAX_ROWS]
+    ]
+    fastest = {row["dataset"]: row for row in sorted(rows, key=lambda row: row[doc.THROUGHPUT])}
+    for row in fastest.values():
+        training = f"{row['strategy']} on {units.format_count(row['gpus'], 'device')}"
+        if reading := describe_slow_reading(row["dataset"], row["read_samples_per_s"], training, row[doc.THROUGHPUT]):
+            blocks.append(doc.Paragraph(reading, "answer", doc.get_tags(row)))
+    if costs:
+        blocks.append(_make_cost_table(costs))
+    return doc.Section(REAL_INPUT, "What real input costs", blocks) if blocks else None
+
+
+def _make_cost_table(costs: list[InputCost]) -> doc.Block:
+    columns: dict[str, Callable[[InputCost], doc.Cell]] = {
+        "model": lambda cost: doc.make_cell(cost.real["model"]),
+        "strategy": lambda cost: doc.make_cell(cost.real["strategy"]),
+        "gpus": lambda cost: doc.format_cell(cost.real["gpus"], str),
+        "real input": lambda cost: doc.make_cell(cost.real["dataset"]),
+        "samples/s": lambda cost: doc.make_cell(tables.format_throughput(cost.real), cost.real[doc.THROUGHPUT]),
+        "generated samples/s": lambda cost: doc.make_cell(
+            tables.format_throughput(cost.generated), cost.generated[doc.THROUGHPUT]
+        ),
+        "ratio (95 %)": lambda cost: tables.make_ratio_cell(cost.ratio),
+        "longer step": lambda cost: doc.format_cell(cost.step_s, tables.format_seconds),
+        "waiting": lambda cost: doc.format_cell(cost.real["data_share"], tables.format_percent),
+        "waiting, generated": lambda cost: doc.format_cell(cost.generated["data_share"], tables.format_percent),
+    }
+    items = [(cost, doc.get_tags(cost.real)) for cost in costs[: doc.MAX_ROWS]]
+    words, caption = ("model", "strategy", "real input"), doc.join_sentences(*REAL_INPUT_CAPTION)
+    return doc.build_table(REAL_INPUT, "Real and generated input", columns, items, words, caption)
+
+
+def compare_inputs(rows: Iterable[Row], estimate_ratio: EstimateRatio) -> Iterator[InputCost]:
+    """Yield the measured rows that differ in nothing but real and generated samples of one kind."""
+    generated = {_input_key(row): row for row in rows if row["dataset"].endswith(GENERATED)}
+    for row in rows:
+        other = None if row["dataset"].endswith(GENERATED) else generated.get(_input_key(row))
+        if other is not None:
+            yield InputCost(row, other, decide_ratio(row, other, estimate_ratio))
+
+
+def describe_cost(cost: InputCost) -> str:
+    """Return the sentence."""
+    real, ratio = cost.real, cost.ratio
+    under = f"under {real['strategy']} on {units.format_count(real['gpus'], 'device')}"
+    if ratio.has_limits and ratio.low <= 1 <= ratio.high:
+        return f"{real['dataset']} costs nothing that is resolved {under}."
+    doubt = "" if ratio.has_limits else f"; not sure: {explain_no_verdict(real, cost.generated)}"
+    than = f"{cost.generated['dataset']} {under}"
+    return f"{real['dataset']} has {ratio.value:.2f} times the throughput of {than}{doubt}."
+
+
+def describe_slow_reading(dataset: str, read_rate: float | None, training: str, rate: float | None) -> str | None:
+    """Return a sentence on a Dataset that one process read more slowly, in samples/s, than `training` takes samples."""
+    if read_rate is None or rate is None or read_rate >= rate:
+        return None
+    return (
+        f"One process read {dataset} into the cache at {units.format_number(read_rate)} samples/s, and {training} "
+        f"takes {units.format_number(rate)} samples/s from there. A loader that reads during training would need "
+        f"{math.ceil(rate / read_rate):,} such processes to keep up; no figure includes that."
+    )
+
+
+def _input_key(row: Row) -> tuple[object, ...]:
+    return row["dataset"].partition("_")[0], *column_key(row, SHARED_COLUMNS)
