@@ -61,7 +61,7 @@ def _render_block(block: doc.Block, home: Path, folder: Path) -> Iterator[str]:
         yield from _render_code(block)
     else:
         yield f"### {escape(block.title)}"
-        yield _render_table(block, home, folder) if isinstance(block, doc.Table) else _render_chart(block)
+        yield render_table(block, home, folder) if isinstance(block, doc.Table) else _render_chart(block)
         if block.caption:
             yield escape_paragraph(block.caption)
         if isinstance(block, doc.Table) and block.footnotes:
@@ -95,7 +95,8 @@ def _render_code(block: doc.Code) -> Iterator[str]:
     yield code
 
 
-def _render_table(block: doc.Table, home: Path, folder: Path) -> str:
+def render_table(block: doc.Table, home: Path = Path(), folder: Path = Path()) -> str:
+    """Render a table for a file in `folder`; links of its cells are relative to `home`."""
     rows = [[_render_cell(cell, home, folder) for cell in row.cells] for row in block.rows]
     numeric = [name in block.numeric for name in block.columns]
     return make_table([escape(name) for name in block.columns], rows, numeric)

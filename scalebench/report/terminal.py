@@ -42,7 +42,7 @@ from scalebench.report.sections import (
 )
 from scalebench.report.sections import collectives as links
 from scalebench.report.tables import format_throughput
-from scalebench.report.terminal_table import RunTable, get_status_style
+from scalebench.report.terminal_table import RunTable, get_status_style, make_rich_table, make_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,31 +52,6 @@ if TYPE_CHECKING:
 FactRows = list[tuple[str, str]]
 Part = RichTable | Text | str  # a table, a line or a text that may be broken between words, a line to be kept whole
 FieldFormat = tuple[str, Callable[[Any], str]]  # field of the monitor's record, and its format
-
-
-def make_rich_table(table: Table, title: str = "", caption: str = "") -> RichTable:
-    """Make a table for rich; its own caption is for the page, which has more room.
-
-    No word and no figure is cut or broken: a table that does not fit is wider than the window."""
-    rich_table = RichTable(
-        title=_make_text(title) if title else None, title_justify="left",
-        caption=_make_text(caption) if caption else None, caption_justify="left", box=box.SIMPLE_HEAD,
-        collapse_padding=True,
-    )  # fmt: skip
-    for number, name in enumerate(table.columns):
-        is_numeric, texts = name in table.numeric, [row.cells[number].text for row in table.rows]
-        pieces = [*name.split(), *(texts if is_numeric else (word for text in texts for word in text.split()))]
-        padding = int(number == 0)  # left of the first column, which rich leaves out where it collapses padding
-        min_width = max(map(len, pieces), default=0) + padding
-        rich_table.add_column(_make_text(name), justify="right" if is_numeric else "left", min_width=min_width)
-    for row in table.rows:
-        rich_table.add_row(*(_make_text(cell.text) for cell in row.cells))
-    return rich_table
-
-
-def _make_text(text: str) -> Text:
-    """Return a text that shows as it is: of a str rich would read brackets as markup, and pass on escape sequences."""
-    return Text(clean_text(text))
 
 
 def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part]:
@@ -94,7 +69,7 @@ def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part
         yield from _make_texts(memory.list_terminal_sentences(runs.pooled, estimate_ratio))
     yield from _make_texts(batches.list_terminal_sentences(curves, estimate_ratio))
     for part in parallelism.make_terminal_blocks(runs.pooled, estimate_ratio):
-        yield _make_text(part) if isinstance(part, str) else make_rich_table(part, part.title)
+        yield make_text(part) if isinstance(part, str) else make_rich_table(part, part.title)
     if runs.probe_folders:
         yield ""
         yield from _show_requested(*read_operations(runs.probe_folders))
@@ -246,7 +221,7 @@ def _make_fact_table(rows: FactRows) -> RichTable:
     table.add_column(no_wrap=True)
     table.add_column(min_width=max(len(word) for _, text in rows for word in text.split()))
     for cells in rows:
-        table.add_row(*map(_make_text, cells))
+        table.add_row(*map(make_text, cells))
     return table
 
 

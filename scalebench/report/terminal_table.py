@@ -13,11 +13,14 @@ import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich import box
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from scalebench.analysis.identity import KEY_VALUE_COLUMNS
 from scalebench.analysis.scaling_curves import format_batch, plain_rows
-from scalebench.core.untrusted import clean_line
+from scalebench.core.untrusted import clean_line, clean_text
+from scalebench.report import document as doc
 from scalebench.report import tables, training_tables
 from scalebench.report.flag_text import describe_intervals
 
@@ -231,6 +234,31 @@ def _find_width(head: str, cells_width: int) -> int:
     while len(textwrap.wrap(head, width)) > MAX_HEAD_LINES:
         width += 1
     return width
+
+
+def make_rich_table(table: doc.Table, title: str = "", caption: str = "") -> RichTable:
+    """Make a table for rich; its own caption is for the page, which has more room.
+
+    No word and no figure is cut or broken: a table that does not fit is wider than the window."""
+    rich_table = RichTable(
+        title=make_text(title) if title else None, title_justify="left",
+        caption=make_text(caption) if caption else None, caption_justify="left", box=box.SIMPLE_HEAD,
+        collapse_padding=True,
+    )  # fmt: skip
+    for number, name in enumerate(table.columns):
+        is_numeric, texts = name in table.numeric, [row.cells[number].text for row in table.rows]
+        pieces = [*name.split(), *(texts if is_numeric else (word for text in texts for word in text.split()))]
+        padding = int(number == 0)  # left of the first column, which rich leaves out where it collapses padding
+        min_width = max(map(len, pieces), default=0) + padding
+        rich_table.add_column(make_text(name), justify="right" if is_numeric else "left", min_width=min_width)
+    for row in table.rows:
+        rich_table.add_row(*(make_text(cell.text) for cell in row.cells))
+    return rich_table
+
+
+def make_text(text: str) -> Text:
+    """Return a text that shows as it is: of a str rich would read brackets as markup, and pass on escape sequences."""
+    return Text(clean_text(text))
 
 
 def wrap_text(text: str, width: int, indent: int = 0, style: str = "") -> Iterable[Text]:

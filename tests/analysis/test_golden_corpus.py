@@ -19,7 +19,7 @@ from scalebench.analysis.load import frame_of_results
 from scalebench.analysis.repeats import load_configurations, pool_results
 from scalebench.analysis.scaling_curves import make_curves, plain_rows
 from scalebench.core.spec import MeasureSpec
-from scalebench.report.comparison.comparison_text import make_json
+from scalebench.report.comparison import make_json
 from tests.builders import sweeps
 from tests.builders.runs import rank, record
 

@@ -16,7 +16,7 @@ from scalebench.__main__ import main
 from scalebench.analysis.comparison.drift import ConfigurationHistory, SessionLevel
 from scalebench.core.machine.machine import MachineClass
 from scalebench.core.stats.estimates import Estimate
-from scalebench.report.comparison.history_text import MachineHistory, make_history_charts
+from scalebench.report.comparison import MachineHistory, make_history_charts
 from tests.builders import sweeps
 from tests.builders.comparisons import machine_settings, train_settings, write_folder
 from tests.builders.runs import record

@@ -17,7 +17,7 @@ import scalebench
 from scalebench.core.errors import InputError
 from scalebench.core.result import write_result
 from scalebench.core.run_folder import RESULT_FILE
-from scalebench.report.comparison import comparison_text
+from scalebench.report import comparison as comparison_report
 from tests.builders.sweeps import run
 from tests.fuzz.command_line import check_signs, many_examples, run_line, try_examples
 
@@ -33,7 +33,7 @@ NUMBERS = [
 ]  # fmt: skip
 LARGE = [[], {}, [[]], [{}], {"": None}, [0.1] * 1000, [None] * 3, {"a": {"b": []}}]
 VALUES = st.sampled_from([*TEXTS, *NUMBERS, *LARGE]) | st.text(max_size=20) | st.integers() | st.floats()
-COMPARE_STATUSES = (2, *comparison_text.EXIT_STATUS.values())  # 2: it leaves nothing out
+COMPARE_STATUSES = (2, *comparison_report.EXIT_STATUS.values())  # 2: it leaves nothing out
 VERBS = st.sampled_from(
     ["show .", "show . --details", "show . --baseline good", "report .", "report . --csv --markdown", "compare . ."]
 )

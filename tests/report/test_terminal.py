@@ -19,7 +19,8 @@ from scalebench.analysis.throughput import evaluate_blocks
 from scalebench.core.result import MonitorRecord, Sync, write_result
 from scalebench.report.document import Cell, Row, Table
 from scalebench.report.sections.parallelism import make_terminal_blocks
-from scalebench.report.terminal import USAGE_ROWS, make_rich_table
+from scalebench.report.terminal import USAGE_ROWS
+from scalebench.report.terminal_table import make_rich_table
 from scalebench.sweeps.console import Console
 from tests.analysis.prediction.test_data_or_model import make_pairs
 from tests.builders import sweeps

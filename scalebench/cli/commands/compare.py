@@ -19,8 +19,7 @@ from scalebench.core.json_files import write_text
 from scalebench.core.machine.machine import MachineClass, classify_machine
 from scalebench.core.units import format_count
 from scalebench.core.untrusted import clean_line
-from scalebench.report.comparison import comparison_text, history_text
-from scalebench.report.comparison.comparison_charts import make_comparison_charts
+from scalebench.report import comparison as comparison_report
 from scalebench.report.document import Chart
 
 COMPARISON_FORMATS = ("text", "json", "junit", "markdown")
@@ -63,10 +62,10 @@ def main(options: argparse.Namespace) -> int:
     threshold = None if options.threshold is None else parse_share(options.threshold)
     compared = _compare(options, threshold)
     is_excused = options.missing == "ok" and _lacks_baseline(compared)
-    status = 0 if is_excused else comparison_text.EXIT_STATUS[compared.status]
+    status = 0 if is_excused else comparison_report.EXIT_STATUS[compared.status]
     _print_comparison(options, compared, status)
     if options.figures is not None:
-        _write_figures(make_comparison_charts(compared), Path(options.figures))
+        _write_figures(comparison_report.make_comparison_charts(compared), Path(options.figures))
     return status
 
 
@@ -155,16 +154,16 @@ def _show_history(options: argparse.Namespace) -> int:
         name = folder.name
         newer = [run for run in added if classify_machine(run.record.machine).fingerprint == kind.fingerprint]
         changes = find_changes(drop_copies([*load_compared_runs([str(folder)]), *newer]))
-        histories.append(history_text.MachineHistory(kind, changes))
+        histories.append(comparison_report.MachineHistory(kind, changes))
     status = _judge_histories([each for history in histories for each in history.configurations], threshold)
-    exit_status = comparison_text.EXIT_STATUS[status]
+    exit_status = comparison_report.EXIT_STATUS[status]
     verdict = [] if threshold is None else ["", f"verdict: {status}"]
-    text = "\n".join([*history_text.list_history_lines(name, histories), *verdict]) + "\n"
+    text = "\n".join([*comparison_report.list_history_lines(name, histories), *verdict]) + "\n"
     is_json = options.format == "json"
-    content = history_text.make_history_json(name, histories, status, exit_status) if is_json else text
+    content = comparison_report.make_history_json(name, histories, status, exit_status) if is_json else text
     _print_or_write(options.out, content, text)
     if options.figures is not None:
-        _write_figures(history_text.make_history_charts(name, histories), Path(options.figures))
+        _write_figures(comparison_report.make_history_charts(name, histories), Path(options.figures))
     return exit_status
 
 
@@ -180,13 +179,13 @@ def _judge_histories(configurations: list[ConfigurationHistory], threshold: floa
 
 def _print_comparison(options: argparse.Namespace, compared: Comparison, status: int) -> None:
     """Print the comparison in the chosen format; with --out write that to the file, and print the text."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else comparison_text.WIDTH
-    text = comparison_text.format_comparison(compared, width)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else comparison_report.WIDTH
+    text = comparison_report.format_comparison(compared, width)
     content = {
-        "text": lambda: comparison_text.format_comparison(compared) if options.out else text,
-        "json": lambda: comparison_text.make_json(compared, status),
-        "junit": lambda: comparison_text.make_junit(compared, status),
-        "markdown": lambda: comparison_text.make_markdown(compared),
+        "text": lambda: comparison_report.format_comparison(compared) if options.out else text,
+        "json": lambda: comparison_report.make_json(compared, status),
+        "junit": lambda: comparison_report.make_junit(compared, status),
+        "markdown": lambda: comparison_report.make_markdown(compared),
     }[options.format]()
     _print_or_write(options.out, content, text)
 

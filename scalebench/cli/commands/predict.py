@@ -147,7 +147,7 @@ def _check(checks: Sequence[Check]) -> int:
 
 
 def _print(part: Any) -> None:
-    from scalebench.report.terminal import make_rich_table
+    from scalebench.report.terminal_table import make_rich_table
     from scalebench.sweeps.console import Console
 
     console = Console().rich

@@ -1,0 +1,497 @@
+"""A comparison, and the history of a saved baseline, as text for people, as JSON, as JUnit XML for CI servers, as
+Markdown for a pull request, and as charts."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from scalebench.analysis.comparison import (
+    FAILED_RUN,
+    FASTER,
+    NO_VERDICT,
+    NOT_COMPARABLE,
+    OK,
+    REGRESSION,
+    SAME,
+    SLOWER,
+    TOO_LITTLE_DATA,
+    UNRESOLVED,
+    Comparison,
+    Contrast,
+    Pair,
+)
+from scalebench.analysis.comparison.drift import MIN_SESSIONS, ConfigurationHistory, SessionLevel
+from scalebench.analysis.comparison.pairing import ComparisonRow
+from scalebench.analysis.comparison.ratio_tests import MIN_UNITS_FOR_TEST
+from scalebench.analysis.rows import interval_cells
+from scalebench.core.machine.machine import MachineClass
+from scalebench.core.stats.estimates import Estimate, scale_estimate
+from scalebench.core.stats.log_means import mean_of_repeats
+from scalebench.core.units import format_count, format_number
+from scalebench.core.untrusted import clean_line, clean_text
+from scalebench.report import document as doc
+from scalebench.report import markdown, terminal_table
+from scalebench.report.tables import format_throughput
+
+VERSION = 2
+SUITE = "scalebench.compare"
+EXIT_STATUS = {OK: 0, REGRESSION: 3, NOT_COMPARABLE: 4, FAILED_RUN: 5, TOO_LITTLE_DATA: 6}
+MAX_LINES = 20  # of rows without a partner, and of differences
+MAX_DIFFERENCES = 10  # of a change in a history
+WIDTH = 200  # of a file or a pipe
+MAX_PLACES = 40  # of a chart; names of more are not readable
+INTERVALS = f"Intervals: 95 %, over repeats where a side has {MIN_UNITS_FOR_TEST} or more; dots: single repeats"
+DRAWING_WIDTH = 40  # characters between the limits of all sessions
+MIN_DRAWN_SPAN = 0.02  # of the throughput: less would draw noise from edge to edge
+
+
+def format_comparison(comparison: Comparison, width: int = WIDTH) -> str:
+    """Return the tables and sentences as a terminal shows them, without colours."""
+    import rich.console
+
+    out = io.StringIO()
+    console = rich.console.Console(file=out, width=width, highlight=False, color_system=None)
+    for contrast in comparison.contrasts:
+        table = make_table(contrast)
+        console.print(terminal_table.make_rich_table(table, table.title))
+    for line in list_sentences(comparison):
+        console.print(clean_line(line), markup=False, soft_wrap=True)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def make_markdown(comparison: Comparison) -> str:
+    """Return tables for GitHub and GitLab; nothing in a cell is markup."""
+    *sentences, verdict = list_sentences(comparison)
+    parts = [f"**{markdown.escape_paragraph(verdict)}**"]
+    for contrast in comparison.contrasts:
+        table = make_table(contrast)
+        parts += [f"### {markdown.escape(table.title)}", markdown.render_table(table)]
+    parts += ["\n".join(f"- {markdown.escape_paragraph(line)}" for line in sentences)] if sentences else []
+    return "\n\n".join(parts) + "\n"
+
+
+def make_table(contrast: Contrast) -> doc.Table:
+    """Make the table of the pairs of a contrast."""
+    numeric = (f"{contrast.a} samples/s", f"{contrast.b} samples/s", f"{contrast.b} / {contrast.a} (95 %)", "p (Holm)")
+    rows = []
+    for pair in contrast.pairs:
+        rates, ratio = [format_number(side.rate) for side in (pair.a, pair.b)], format_speed_ratio(pair)
+        verdict = "REGRESSION" if pair.regression else pair.verdict
+        texts = [*pair.label.values(), *rates, ratio, format_p(pair.p_holm), pair.test, verdict]
+        rows.append(doc.Row([doc.Cell(clean_line(text)) for text in texts]))
+    heads = [clean_line(name) for name in (*contrast.pairs[0].label, *numeric, "test", "verdict")]
+    title = clean_line(format_title(contrast))
+    return doc.Table("comparison", title, heads, rows, frozenset(map(clean_line, numeric)))
+
+
+def format_title(contrast: Contrast) -> str:
+    return f"{contrast.b} over {contrast.a}"
+
+
+def list_sentences(comparison: Comparison) -> list[str]:
+    """List the lines below the tables, the verdict last."""
+    lines = [summarize(contrast) for contrast in comparison.contrasts]
+    for contrast in comparison.contrasts:
+        of = f"of {len(contrast.pairs)} pairs"
+        differences = [f"also differs, {format_title(contrast)}: {key}: {a}, {b} ({pairs} {of})"
+                       for key, a, b, pairs in contrast.differences]  # fmt: skip
+        lines += _limit_lines(differences, "differences")
+    verdict = describe_verdict(comparison)
+    notes = dict.fromkeys(note for pair in comparison.pairs for note in pair.notes if note not in verdict)
+    lines += [f"note: {note}" for note in (*notes, *comparison.notes)]
+    if comparison.ignored:
+        lines.append(f"note: left out of the pairing: {', '.join(comparison.ignored)}")
+    unmatched = [f"{row.side} {format_label(row.label)}: {row.reason}" for row in comparison.unmatched]
+    return [*lines, *_limit_lines(unmatched, "rows"), verdict]
+
+
+def _limit_lines(lines: list[str], what: str) -> list[str]:
+    more = len(lines) - MAX_LINES
+    return lines if more <= 0 else [*lines[:MAX_LINES], f"and {more} more {what} (--format json has all)"]
+
+
+def summarize(contrast: Contrast) -> str:
+    """Return `gpu2 over gpu1: median of 6 pairs 4.40 [4.10, 4.60], from 4.02 to 4.71`."""
+    ratios, title = [pair.ratio for pair in contrast.pairs], format_title(contrast)
+    if len(ratios) == 1:
+        return f"{title}: {format_speed_ratio(contrast.pairs[0])}, one pair"
+    middle = format_times(contrast.median, contrast.median_interval)
+    of = "" if contrast.median_interval is None else " (95 % of the median of such pairs, sign test)"
+    span = f"from {format_times(min(ratios))} to {format_times(max(ratios))}"
+    return f"{title}: median of {len(ratios)} pairs {middle}{of}, {span}"
+
+
+def describe_verdict(comparison: Comparison) -> str:
+    """Return the last line, which says the same as the exit status."""
+    pairs, status = comparison.pairs, comparison.status
+    if status == NOT_COMPARABLE:
+        return f"not comparable: {comparison.refusal}"
+    if status == FAILED_RUN:
+        failed = [row for row in comparison.unmatched if row.failed]
+        example = f"{format_label(failed[0].label)}: {failed[0].reason}"
+        return f"failed run: {format_count(len(failed), 'run')} failed, such as {example}"
+    if status == REGRESSION:
+        slower = [pair for pair in pairs if pair.regression]
+        worst = format_label(min(slower, key=lambda pair: pair.ratio).label)
+        beyond = f"slower by more than {100 * (comparison.threshold or 0):g} %"
+        return f"regression: {len(slower)} of {len(pairs)} pairs {beyond}, most {worst}"
+    lacking = [pair for pair in pairs if pair.verdict == NO_VERDICT]
+    if status == TOO_LITTLE_DATA:
+        example = f"{format_label(lacking[0].label)}: {lacking[0].notes[-1]}"
+        return f"too little data: {len(lacking)} of {len(pairs)} pairs without a verdict, such as {example}"
+    if len(lacking) == len(pairs):
+        return f"undecided: {lacking[0].notes[-1]}"
+    if all(pair.verdict == SAME for pair in pairs):
+        return f"no difference: {format_count(len(pairs), 'pair')}, both sides the same runs"
+    words = Counter(pair.verdict for pair in pairs)
+    by = f", at 5 % after Holm over {format_count(sum(pair.p is not None for pair in pairs), 'pair')}"
+    gate = "" if comparison.threshold is None else f"no regression beyond {100 * comparison.threshold:g} %: "
+    counts = ", ".join(f"{count} {word}" for word, count in words.items())
+    return f"{gate}{counts}{by if {UNRESOLVED, FASTER, SLOWER} & words.keys() else ''}"
+
+
+def format_label(label: dict[str, str]) -> str:
+    """Return `ddp_gloo gpus=2 precision=tf32`."""
+    return " ".join(value if key in ("model", "strategy") else f"{key}={value}" for key, value in label.items())
+
+
+def format_speed_ratio(pair: Pair) -> str:
+    return format_times(pair.ratio, pair.interval)
+
+
+def format_times(value: float, interval: Estimate | None = None) -> str:
+    """Return `0.952 [0.941, 0.963]`: three decimals, and three digits from 10 on; a missing limit is `inf`."""
+    text = f"{value:.3f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+    return text if interval is None else f"{text} [{format_times(interval.low)}, {format_times(interval.high)}]"
+
+
+def format_p(p: float | None) -> str:
+    return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def make_json(comparison: Comparison, exit_code: int) -> str:
+    """Return the comparison as JSON. Its schema is in docs/guides/compare.md; only new keys keep `version`."""
+
+    def list_side(row: ComparisonRow) -> dict[str, object]:
+        run_ids = [run.run_id for run in row.measured]
+        return {"run_ids": run_ids, "sessions": len(row.sessions), "throughput_samples_per_s": row.rate}
+
+    contrasts = [
+        {
+            "a": contrast.a,
+            "b": contrast.b,
+            **interval_cells("median", "median", contrast.median, contrast.median_interval),
+            "least": min(pair.ratio for pair in contrast.pairs),
+            "most": max(pair.ratio for pair in contrast.pairs),
+            "differences": [{"key": key, "a": a, "b": b, "pairs": n} for key, a, b, n in contrast.differences],
+            "pairs": [
+                {
+                    "row": pair.label,
+                    "a": list_side(pair.a),
+                    "b": list_side(pair.b),
+                    **interval_cells("ratio", "ratio", pair.ratio, pair.interval),
+                    "p": pair.p,
+                    "p_holm": pair.p_holm,
+                    "test": pair.test,
+                    "verdict": pair.verdict,
+                    "regression": pair.regression,
+                    "notes": list(pair.notes),
+                }
+                for pair in contrast.pairs
+            ],
+        }
+        for contrast in comparison.contrasts
+    ]
+    unpaired = [
+        {"side": row.side, "row": row.label, "reason": row.reason, "failed": row.failed, "run_id": row.run_id or None}
+        for row in comparison.unmatched
+    ]
+    tree = {
+        "version": VERSION,
+        "status": comparison.status,
+        "exit_code": exit_code,
+        "by": comparison.by,
+        "ignored": list(comparison.ignored),
+        "threshold": comparison.threshold,
+        "refusal": comparison.refusal,
+        "contrasts": contrasts,
+        "unpaired": unpaired,
+        "notes": comparison.notes,
+    }
+    return json.dumps(tree, indent=1, allow_nan=False) + "\n"
+
+
+def make_junit(comparison: Comparison, exit_code: int) -> str:
+    """Return JUnit XML with a test case for each pair.
+
+    A failure is a regression, an error a failed run or, at a gate, a pair without a verdict; a row without a partner is
+    skipped.
+    """
+    suite = ET.Element("testsuite", name=SUITE)
+
+    def add_case(name: str, tag: str, message: str, kind: str = "") -> None:
+        case = ET.SubElement(suite, "testcase", classname=SUITE, name=clean_text(name))
+        if tag == "system-out":
+            ET.SubElement(case, tag).text = clean_text(message)
+        else:
+            child = ET.SubElement(case, tag, message=clean_text(message))
+            if kind and tag != "skipped":
+                child.set("type", kind)
+
+    for contrast in comparison.contrasts:
+        for pair in contrast.pairs:
+            name = f"{format_label(pair.label)}: {format_title(contrast)}"
+            text = f"{pair.verdict}: {format_speed_ratio(pair)}, {pair.test}"
+            if pair.regression:
+                add_case(name, "failure", text, "regression")
+            elif pair.verdict == NO_VERDICT:
+                tag = "error" if exit_code == EXIT_STATUS[TOO_LITTLE_DATA] else "skipped"
+                add_case(name, tag, pair.notes[-1], TOO_LITTLE_DATA)
+            else:
+                add_case(name, "system-out", text)
+    for row in comparison.unmatched:
+        failed = row.failed and comparison.threshold is not None
+        name = f"{format_label(row.label)}: {row.side} {row.run_id}".rstrip()
+        add_case(name, "error" if failed else "skipped", row.reason, "failed run")
+    if comparison.status == NOT_COMPARABLE:
+        add_case("pairing", "error" if exit_code else "skipped", comparison.refusal or "", NOT_COMPARABLE)
+    tags = [child.tag for case in suite for child in case]
+    for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(name, str(tags.count(tag)))
+    suite.set("tests", str(len(suite)))
+    ET.SubElement(suite, "system-out").text = clean_text("\n".join(list_sentences(comparison)))
+    suites = ET.Element("testsuites")
+    suites.append(suite)
+    ET.indent(suites)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(suites, encoding="unicode") + "\n"
+
+
+@dataclass
+class _Place:
+    """The rows of one label: the bars that stand side by side, by value of the compared key."""
+
+    label: dict[str, str]
+    rows: dict[str, ComparisonRow] = field(default_factory=dict)
+    pairs: dict[str, Pair] = field(default_factory=dict)
+
+    @property
+    def devices(self) -> int:
+        """The number of devices; 0 where they are what is compared."""
+        text = self.label.get("gpus", "")
+        return int(text) if text.isdecimal() else 0
+
+    def estimate_rate(self, value: str) -> Estimate:
+        """Return a throughput, with limits if it has repeats enough to show how they vary."""
+        row = self.rows[value]
+        enough = len(row.rates) >= MIN_UNITS_FOR_TEST
+        return mean_of_repeats(row.rates).to_estimate() if enough else Estimate(row.rate)
+
+    def estimate_ratio(self, value: str) -> Estimate:
+        return self.pairs[value].interval or Estimate(self.pairs[value].ratio)
+
+
+def make_comparison_charts(comparison: Comparison) -> list[doc.Chart]:
+    """Make two charts for each number of devices: samples/s of all values, and their ratios to the base.
+
+    Rows without a partner are in neither, as in the tables; without a pair there is no chart.
+    """
+    places: dict[tuple[str, ...], _Place] = {}
+    for contrast in comparison.contrasts:
+        for pair in contrast.pairs:
+            place = places.setdefault(tuple(pair.label.values()), _Place(pair.label))
+            place.rows.setdefault(contrast.a, pair.a)
+            place.rows[contrast.b] = pair.b
+            place.pairs[contrast.b] = pair
+    values = list(dict.fromkeys(value for each in comparison.contrasts for value in (each.a, each.b)))
+    charts: list[doc.Chart] = []
+    for _, group in groupby(sorted(places.values(), key=lambda place: place.devices), key=lambda place: place.devices):
+        charts += _make_charts_of_count(list(group), values, comparison.by or "side")
+    return charts
+
+
+def _make_charts_of_count(places: Sequence[_Place], values: Sequence[str], key: str) -> Iterator[doc.Chart]:
+    count, first = places[0].devices, places[:MAX_PLACES]
+    on = f" on {format_count(count, 'device')}" if count else ""
+    on += f", the first {MAX_PLACES} of {len(places)} configurations" if len(places) > MAX_PLACES else ""
+    others = [name for name in first[0].label if name != "gpus"]
+    # A place is named by what differs between the places, by all of its label but the devices if nothing does.
+    varying = [name for name in first[0].label if len({place.label[name] for place in first}) > 1]
+    names = [" ".join(place.label[name] for name in varying or others) or "all" for place in first]
+
+    def make_chart(figure: str, title: str, axis: str, caption: str) -> doc.Chart:
+        series = []
+        for value in values[1:] if figure == "ratio" else values:
+            bars = [each for each in zip(first, names, strict=True)
+                    if value in (each[0].pairs if figure == "ratio" else each[0].rows)]  # fmt: skip
+            estimates = [place.estimate_ratio(value) if figure == "ratio" else place.estimate_rate(value)
+                         for place, _ in bars]  # fmt: skip
+            repeats = [[] if figure == "ratio" else place.rows[value].rates for place, _ in bars]
+            tags = [{name: place.label[name] for name in doc.TAG_COLUMNS if name in place.label} for place, _ in bars]
+            low, high = ([estimate.limits[end] for estimate in estimates] for end in (0, 1))
+            x, y = [name for _, name in bars], [estimate.value for estimate in estimates]
+            series.append(doc.Series(value, x, y, low, high, point_tags=tags, repeats=repeats))
+        chart_id = re.sub(r"[^a-z0-9]+", "-", f"compare {figure} {key} {count or ''}".lower()).strip("-")
+        chart_id = chart_id[: doc.MAX_ID_LENGTH].strip("-")
+        axes = doc.Axis(" ".join(others)), doc.Axis(axis)
+        return doc.Chart(chart_id, f"{title} by {key}{on}", *axes, series, "bars", caption)
+
+    base = values[0]
+    caption = doc.join_sentences("samples/s in steady state, more is better", INTERVALS)
+    yield make_chart("throughput", "Throughput", "samples/s", caption)
+    caption = doc.join_sentences(f"throughput over that of {base}", "intervals: 95 %, of each pair alone")
+    yield make_chart("ratio", f"Ratio to {base}", f"ratio to {base}", caption)
+
+
+@dataclass(frozen=True)
+class MachineHistory:
+    """The histories of one baseline on machines of one class."""
+
+    kind: MachineClass
+    configurations: Sequence[ConfigurationHistory]
+
+
+def list_history_lines(name: str, histories: Sequence[MachineHistory]) -> Iterator[str]:
+    """Yield the lines that a terminal shows: the sessions of each configuration, and what has changed."""
+    for history in histories:
+        yield clean_line(f"baseline '{name}' on {history.kind}")
+        for configuration in history.configurations:
+            sessions, change = configuration.sessions, configuration.change
+            yield ""
+            yield clean_line(f"{format_label(configuration.label)}: {describe_change(configuration)}")
+            drawings = _draw([session.rate for session in sessions])
+            for number, (session, drawing) in enumerate(zip(sessions, drawings, strict=True)):
+                rate = clean_line(session.note)
+                if session.rate is not None:
+                    rate = format_throughput({**_list_rate_cells(session), "interval_over": "repeats"}, " samples/s")
+                mark = "<- first that differs" if change is not None and number == change.first else ""
+                yield f"{number + 1:>4}  {_format_time(session)}  {rate:>26}  {drawing}  {mark}".rstrip()
+            differences = [] if change is None else change.differences
+            for key, before, after, _ in differences[:MAX_DIFFERENCES]:
+                yield f"      changed with it: {clean_line(f'{key}: {before} -> {after}')}"
+            if (more := len(differences) - MAX_DIFFERENCES) > 0:
+                yield f"      {more} more differences: --format json lists all"
+
+
+def describe_change(configuration: ConfigurationHistory) -> str:
+    """Return `slower since session 7 (2026-02-19 03:00): 0.92 [0.90, 0.94], p < 0.001 (Holm)`."""
+    change = configuration.change
+    if change is not None:
+        when = _format_time(configuration.sessions[change.first])
+        ratio = format_times(change.ratio.ratio, change.ratio.interval)
+        how = "slower" if change.is_slower else "faster"
+        return f"{how} since session {change.first + 1} ({when}): {ratio}, p {format_p(change.p_holm)} (Holm)"
+    count = sum(session.rate is not None for session in configuration.sessions)
+    if not configuration.has_verdict:
+        return f"no verdict from {format_count(count, 'session')}: {MIN_SESSIONS} are needed; compare --save adds one"
+    return f"no change resolved in {count} sessions"
+
+
+def _draw(rates: Sequence[Estimate | None]) -> list[str]:
+    """Return a line for each rate: its mean as a dot between its limits, all to one scale."""
+    present = [rate for rate in rates if rate is not None]
+    if not present:
+        return ["" for _ in rates]
+    middle = present[0].value
+    ends = [end for rate in present for end in (rate.low, rate.value, rate.high) if math.isfinite(end)]
+    low = min(*ends, middle * (1 - MIN_DRAWN_SPAN / 2))
+    high = max(*ends, middle * (1 + MIN_DRAWN_SPAN / 2))
+
+    def place(value: float) -> int:
+        value = min(max(value, low), high) if not math.isnan(value) else middle
+        return round((value - low) / (high - low) * (DRAWING_WIDTH - 1))
+
+    lines = []
+    for rate in rates:
+        cells = [" "] * DRAWING_WIDTH
+        if rate is not None:
+            if math.isfinite(rate.low) and math.isfinite(rate.high):
+                cells[place(rate.low) : place(rate.high) + 1] = "-" * (place(rate.high) - place(rate.low) + 1)
+            cells[place(rate.value)] = "o"
+        lines.append(f"|{''.join(cells)}|")
+    return lines
+
+
+def _format_time(session: SessionLevel) -> str:
+    return f"{session.started:%Y-%m-%d %H:%M}"
+
+
+def _list_rate_cells(session: SessionLevel) -> dict[str, float | None]:
+    rate = session.rate
+    return interval_cells(doc.THROUGHPUT, "throughput", None if rate is None else rate.value, rate)
+
+
+def make_history_json(name: str, histories: Sequence[MachineHistory], status: str, exit_status: int) -> str:
+    """Return the histories as JSON; what is unknown is null."""
+
+    def list_fields(configuration: ConfigurationHistory) -> dict[str, object]:
+        sessions = [
+            {
+                "started_at": session.started.isoformat(),
+                **_list_rate_cells(session),
+                "repeats": len(session.repeats),
+                "note": session.note or None,
+            }
+            for session in configuration.sessions
+        ]
+        change = configuration.change
+        fields = None
+        if change is not None:
+            fields = {
+                "first_session": change.first + 1,
+                **interval_cells("ratio", "ratio", change.ratio.ratio, change.ratio.interval),
+                "p_holm": change.p_holm,
+                "differences": [{"key": key, "before": a, "after": b} for key, a, b, _ in change.differences],
+            }
+        return {"label": configuration.label, "sessions": sessions, "change": fields}
+
+    machines = [
+        {"machine": str(history.kind), "configurations": [list_fields(each) for each in history.configurations]}
+        for history in histories
+    ]
+    tree = {"baseline": name, "status": status, "exit_status": exit_status, "machines": machines}
+    return json.dumps(tree, indent=2, allow_nan=False) + "\n"
+
+
+def make_history_charts(name: str, histories: Sequence[MachineHistory]) -> list[doc.Chart]:
+    """Make a chart for each class of machine: throughput over sessions, relative to those before the change."""
+    charts = []
+    for number, history in enumerate(histories, 1):
+        configurations = history.configurations[: doc.MAX_CURVES]
+        series = [line for configuration in configurations for line in _make_history_series(configuration)]
+        title = f"Sessions of baseline {name}" + (f" on {history.kind}" if len(histories) > 1 else "")
+        caption = "Throughput over the mean of the sessions before the change, or of all; limits: 95 %, over repeats"
+        y = doc.Axis("relative throughput", from_zero=False)
+        count = max(len(configuration.sessions) for configuration in configurations)
+        x = doc.Axis("session", ticks=range(1, count + 1))
+        charts.append(doc.Chart(f"history-{number}", title, x, y, series, "lines", caption))
+    return charts
+
+
+def _make_history_series(configuration: ConfigurationHistory) -> Iterator[doc.Series]:
+    """Yield the line of a configuration, and the marker of the first session that differs."""
+    sessions, change, name = configuration.sessions, configuration.change, format_label(configuration.label)
+    values = [None if session.rate is None else session.rate.value for session in sessions]
+    before = [value for value in values[: None if change is None else change.first] if value is not None]
+    if not before:
+        return
+    mean = math.exp(math.fsum(map(math.log, before)) / len(before))
+    places = [float(number + 1) for number in range(len(sessions))]
+    limits = [
+        (None, None) if session.rate is None else scale_estimate(session.rate, 1 / mean).limits for session in sessions
+    ]
+    repeats = [[rate / mean for rate in session.repeats] for session in sessions]
+    notes = [_format_time(session) for session in sessions]
+    shares = [None if value is None else value / mean for value in values]
+    low, high = zip(*limits, strict=True)
+    yield doc.Series(name, places, shares, low, high, notes=notes, repeats=repeats)
+    if change is not None:
+        text = f"{name}: first that is {'slower' if change.is_slower else 'faster'}"
+        yield doc.Series(text, [places[change.first]], [shares[change.first]], style="published")

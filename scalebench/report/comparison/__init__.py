@@ -1,1 +1,0 @@
-"""A comparison shown: as text, JSON, JUnit and Markdown, and as charts."""
