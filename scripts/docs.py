@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scalebench import plugin_api
-from scalebench.analysis.columns import COLUMN_DESCRIPTIONS, FRAME_COLUMNS
+from scalebench.analysis.columns import COLUMNS
 from scalebench.cli.commands.list import flatten, format_value, group_names
 from scalebench.core.config_files import describe_entry, read_comments, read_yaml
 from scalebench.core.json_files import read_json, write_text
@@ -237,10 +237,9 @@ def format_sweeps() -> str:
 
 def format_columns() -> str:
     """Return the columns of the frame as a table, and in one line those whose names say all."""
-    limited = {name.removesuffix("_low") for name in FRAME_COLUMNS if name.endswith("_low")}
-    marks = {name: " ±" if name.removesuffix("_samples_per_s") in limited else "" for name in COLUMN_DESCRIPTIONS}
-    rows = [[quote(name) + marks[name], text] for name, text in COLUMN_DESCRIPTIONS.items() if text]
-    plain = ", ".join(quote(name) + marks[name] for name, text in COLUMN_DESCRIPTIONS.items() if not text)
+    names = {column: quote(column.name) + (" ±" if column.limits else "") for column in COLUMNS}
+    rows = [[name, column.about] for column, name in names.items() if column.about]
+    plain = ", ".join(name for column, name in names.items() if not column.about)
     return f"{format_table(['column', 'is'], rows)}\n\nAlso: {plain}."
 
 

@@ -1,8 +1,9 @@
-"""The columns of the frame and their types, which do not depend on its rows."""
+"""The columns of the frame, which do not depend on its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -13,235 +14,212 @@ if TYPE_CHECKING:
 
 DTYPES = ("nullable", "numpy")
 RATE = "throughput_samples_per_s"
-FRAME_COLUMNS = (
-    "run_id started_at status reason path fingerprint repeat seed model dataset strategy framework "
-    "framework_version backend_used hardware gpus nodes processes scaling batch_per_device global_batch "
-    "precision data_format feed model_params gradient_bytes flops_per_sample throughput_samples_per_s "
-    "throughput_low throughput_high interval_over in_turns step_s epoch_s steps_per_epoch launch_s setup_s warmup_s "
-    "warmup_steps measured_s measured_steps wall_s steady flags baseline_self_id baseline_bare_id speedup_self "
-    "speedup_self_low speedup_self_high speedup_bare speedup_bare_low speedup_bare_high efficiency_self "
-    "efficiency_self_low efficiency_self_high efficiency_bare efficiency_bare_low efficiency_bare_high mfu "
-    "sync_isolated_s sync_exposed_s sync_exposed_share sync_per_epoch_s imbalance_s data_share forward_s "
-    "backward_s optimizer_s gpu_util_mean gpu_power_w_mean energy_j_per_sample peak_memory_bytes "
-    "sm_clock_mhz_min mem_clock_mhz_min throttle_reasons cpu_util_mean rss_peak_bytes final_loss metric_name "
-    "metric time_to_target_s precision_used data_format_used compiler_used prefetch options "
-    "read_samples_per_s overhead_share overhead_share_low overhead_share_high "
-    "steady_after_steps syncs_per_epoch sync_isolated_s_low sync_isolated_s_high sync_exposed_s_low "
-    "sync_exposed_s_high imbalance_s_low imbalance_s_high data_s data_s_low data_s_high copy_s "
-    "copy_s_low copy_s_high forward_s_low forward_s_high backward_s_low backward_s_high optimizer_s_low "
-    "optimizer_s_high collective_kernel_share collective_step_share device_ids bind environment transports "
-    "energy_j energy_from sm_clock_mhz_mean mem_clock_mhz_mean gpu_temperature_c_max cpu_util_ours_mean "
-    "cpu_cores_others_mean rss_anon_bytes_max net_sent_bytes_per_s net_received_bytes_per_s disk_read_bytes_per_s "
-    "disk_written_bytes_per_s swap_in_bytes swap_out_bytes "
-    "baseline_given_id speedup_given speedup_given_low speedup_given_high efficiency_given efficiency_given_low "
-    "efficiency_given_high device_hours_per_epoch device_hours_to_target energy_j_per_epoch energy_j_to_target "
-    "machine job_id queued_s layout "
-    "optimizer learning_rate learning_rate_rule base_batch weight_decay accumulate stopped_by target trained_s "
-    "trained_steps trained_epochs train_metric generalisation_gap best_metric first_step_s evaluate_s points "
-    "speedup_target_self speedup_target_bare max_batch_per_device memory_limit_bytes "
-    "training_id train_options model_options "
-    "stages micro_batches stage_balance bubble_share bubble_share_expected state_bytes "
-    "step_s_median step_s_p95 step_cv "
-    "sync_negotiate_s sync_queue_s sync_memcpy_s sync_allreduce_s "
-    "sync_input_s sync_input_s_low sync_input_s_high sync_weights_out_s sync_weights_out_s_low "
-    "sync_weights_out_s_high sync_output_s sync_output_s_low sync_output_s_high sync_gradients_in_s "
-    "sync_gradients_in_s_low sync_gradients_in_s_high "
-    "pcie_sent_bytes_per_step pcie_received_bytes_per_step nvlink_sent_bytes_per_step nvlink_received_bytes_per_step "
-    "pause_share data_wait_share "
-    "gpu_compute_share gpu_communication_share gpu_hidden_share gpu_copy_share host_wait_share kernel_wait_share "
-    "gpu_kernels_per_step"
-).split()
-TEXT_COLUMNS = (
-    "run_id started_at status reason path fingerprint model dataset strategy framework framework_version "
-    "backend_used hardware scaling precision data_format feed interval_over flags baseline_self_id "
-    "baseline_bare_id throttle_reasons metric_name precision_used data_format_used compiler_used prefetch options "
-    "device_ids bind environment transports energy_from baseline_given_id machine job_id layout "
-    "optimizer learning_rate_rule stopped_by training_id train_options model_options"
-).split()
-COUNT_COLUMNS = (
-    "repeat seed gpus nodes processes batch_per_device global_batch model_params gradient_bytes "
-    "steps_per_epoch warmup_steps measured_steps peak_memory_bytes rss_peak_bytes "
-    "steady_after_steps syncs_per_epoch rss_anon_bytes_max swap_in_bytes swap_out_bytes "
-    "base_batch accumulate trained_steps points max_batch_per_device memory_limit_bytes "
-    "stages micro_batches state_bytes"
-).split()
-COLUMN_KINDS = {
-    **dict.fromkeys(TEXT_COLUMNS, "string"),
-    **dict.fromkeys((*COUNT_COLUMNS, "repeats"), "Int64"),
-    "steady": "boolean",
-    "in_turns": "boolean",
-}  # the others are Float64
+TEXT, COUNT, NUMBER, TRUTH = "string", "Int64", "Float64", "boolean"  # kinds of values in pandas
 
-# The descriptions of columns in docs/reference/results.md; `_low` and `_high` of a figure are its 95 % interval.
-COLUMN_DESCRIPTIONS = {
-    "run_id": "of the run; unique",
-    "started_at": "UTC",
-    "status": "see below",
-    "reason": "one line, of every status but ok",
-    "path": "folder of the run",
-    "fingerprint": "of the config without repeat, paths and queueing",
-    "repeat": "number of this start",
-    "seed": "of initial weights and the order of samples",
-    "model": "",
-    "dataset": "",
-    "strategy": "",
-    "framework": "",
-    "framework_version": "",
-    "backend_used": "what carried the gradients, as observed",
-    "hardware": "name in the config",
-    "gpus": "devices",
-    "nodes": "",
-    "processes": "",
-    "scaling": "weak or strong",
-    "batch_per_device": "samples per step",
-    "global_batch": "samples per step over all devices",
-    "precision": "requested",
-    "data_format": "requested",
-    "feed": "where batches come from",
-    "model_params": "",
-    "gradient_bytes": "of one step",
-    "flops_per_sample": "of training, counted",
-    "throughput_samples_per_s": "all devices, steady state",
-    "interval_over": "repeats or blocks: what the limits are over",
-    "in_turns": "it took turns with other runs, so that ratios to them are formed within rounds",
-    "step_s": "mean",
-    "step_s_median": "over blocks",
-    "step_s_p95": "over blocks",
-    "step_cv": "standard deviation over mean, over blocks",
-    "epoch_s": "at this throughput",
-    "steps_per_epoch": "",
-    "launch_s": "null where the launching program is on another host",
-    "setup_s": "",
-    "warmup_s": "",
-    "warmup_steps": "",
-    "steady_after_steps": "end of warm-up; null: no steady state within the bounds",
-    "measured_s": "",
-    "measured_steps": "",
-    "wall_s": "of the whole run",
-    "steady": "no drift detected; null below 16 blocks",
-    "flags": "see below",
-    "baseline_self_id": "run_id of the same strategy on one device",
-    "baseline_bare_id": "run_id of one device without a wrapper",
-    "baseline_given_id": "run_id of the one that --baseline names",
-    "speedup_self": "throughput over that baseline's",
-    "speedup_bare": "likewise",
-    "speedup_given": "likewise; null for another model, sample shape or batch",
-    "efficiency_self": "speedup / (gpus / the baseline's gpus)",
-    "efficiency_bare": "likewise",
-    "efficiency_given": "likewise",
-    "overhead_share": "1 - self / bare on one device: cost of the wrapper",
-    "mfu": "throughput x flops_per_sample / (gpus x peak FLOP/s at precision_used); null: one of them is unknown",
-    "sync_isolated_s": "gradient synchronization by itself, slowest rank",
-    "sync_exposed_s": "step with synchronization minus without",
-    "sync_exposed_share": "of the step of the repeat that was probed",
-    "sync_per_epoch_s": "exposed",
-    "syncs_per_epoch": "messages",
-    "sync_input_s": "one copy of the weights or shards: slices of a batch to the devices; parts of exposed sync",
-    "sync_weights_out_s": "likewise: weights to the devices",
-    "sync_output_s": "likewise: outputs to where they are merged, and their gradients back",
-    "sync_gradients_in_s": "likewise: gradients to the weights",
-    "sync_negotiate_s": "Horovod's timeline, rank 0: until all ranks have announced a tensor; phases overlap",
-    "sync_queue_s": "likewise: waiting in its queue",
-    "sync_memcpy_s": "likewise: in and out of the fusion buffer",
-    "sync_allreduce_s": "likewise: sending",
-    "imbalance_s": "wait for the slowest device: largest - mean; part of exposed",
-    "data_s": "cost of drawing a batch beside the device's work",
-    "data_share": "of the step of the repeat that was probed",
-    "copy_s": "of a batch to the device; null on CPUs",
-    "read_samples_per_s": "of a user's Dataset, by one process before the run; null: other data, or not measured",
-    "forward_s": "",
-    "backward_s": "",
-    "optimizer_s": "",
-    "collective_kernel_share": "of all operations' own time, under the profiler",
-    "collective_step_share": "of the step's wall time, under the profiler",
-    "gpu_compute_share": "of a step: kernels but NCCL's, by the union of their times under the profiler",
-    "gpu_communication_share": "likewise: NCCL's kernels, which also wait for their peers, while no other computes",
-    "gpu_hidden_share": "of the time of NCCL's kernels: while others compute",
-    "gpu_copy_share": "of a step: copies and fills of memory while no kernel runs",
-    "host_wait_share": "of a step: what the GPU's other times leave, in which the host has started no kernel",
-    "kernel_wait_share": "of a step: no kernel runs though the next is started",
-    "gpu_kernels_per_step": "that a GPU runs",
-    "gpu_util_mean": "share of time in which some kernel ran, not how much of the GPU",
-    "gpu_power_w_mean": "all GPUs together",
-    "energy_j": "all GPUs, measured phase; without the rest of the machine",
-    "energy_from": "the GPU's counter, or the integral of power",
-    "energy_j_per_sample": "of the GPUs alone",
-    "energy_j_per_epoch": "of the GPUs alone",
-    "energy_j_to_target": "mean power of the GPUs x time_to_target_s",
-    "device_hours_per_epoch": "gpus x epoch_s",
-    "device_hours_to_target": "gpus x time_to_target_s",
-    "peak_memory_bytes": "of the fullest GPU's allocator; null on CPUs",
-    "rss_peak_bytes": "resident, of the largest rank",
-    "rss_anon_bytes_max": "resident without mapped files, all ranks",
-    "state_bytes": "weights, gradients, optimizer state kept between steps, fullest device",
-    "sm_clock_mhz_min": "lowest sample",
-    "sm_clock_mhz_mean": "",
-    "mem_clock_mhz_min": "lowest sample",
-    "mem_clock_mhz_mean": "",
-    "throttle_reasons": "in nvidia-smi's words; empty: none",
-    "gpu_temperature_c_max": "",
-    "cpu_util_mean": "share of the run's cores, used by any program",
-    "cpu_util_ours_mean": "used by the ranks",
-    "cpu_cores_others_mean": "cores used by other programs",
-    "net_sent_bytes_per_s": "all interfaces but the loopback",
-    "net_received_bytes_per_s": "likewise",
-    "pcie_sent_bytes_per_step": "all GPUs, by their counters, mean rate x step_s",
-    "pcie_received_bytes_per_step": "likewise",
-    "nvlink_sent_bytes_per_step": "likewise",
-    "nvlink_received_bytes_per_step": "likewise",
-    "disk_read_bytes_per_s": "whole machine",
-    "disk_written_bytes_per_s": "whole machine",
-    "swap_in_bytes": "whole machine",
-    "swap_out_bytes": "whole machine",
-    "final_loss": "mean per sample over the last 10 steps; compare it between runs that trained to the same step",
-    "metric_name": "",
-    "metric": "validation",
-    "train_metric": "on training samples",
-    "generalisation_gap": "how much worse on validation samples than on training samples",
-    "best_metric": "best point of the curve",
-    "time_to_target_s": "null unless train.stop.target was reached",
-    "speedup_target_self": "ratio of times to the target",
-    "speedup_target_bare": "likewise",
-    "stopped_by": "epochs, steps, seconds or target",
-    "target": "train.stop.target",
-    "trained_s": "seconds of steps, without evaluations",
-    "trained_steps": "",
-    "trained_epochs": "",
-    "first_step_s": "includes compiling",
-    "evaluate_s": "all evaluations",
-    "points": "of the curve",
-    "precision_used": "observed",
-    "data_format_used": "observed; with the layout of the kernels where that is another one",
-    "compiler_used": "observed: inductor, xla or none",
-    "prefetch": "",
-    "options": "of the strategy",
-    "model_options": "of the model",
-    "device_ids": "chosen devices",
-    "bind": "which cores processes got",
-    "environment": "variables that the hardware's YAML set",
-    "transports": "NCCL's, by pair of ranks (NCCL_DEBUG=INFO)",
-    "machine": "processor, cores, memory, GPUs in words",
-    "job_id": "SLURM's",
-    "queued_s": "from submission to start",
-    "layout": "order of devices over nodes",
-    "optimizer": "",
-    "learning_rate": "after the rule, or that of the user's optimizer; null: it has several",
-    "learning_rate_rule": "",
-    "base_batch": "global batch that the configured rate is for",
-    "weight_decay": "",
-    "accumulate": "micro-batches per step",
-    "max_batch_per_device": "found by measure=max_batch",
-    "memory_limit_bytes": "of that search",
-    "training_id": "equal where only seed and repeat differ",
-    "train_options": "other changed keys of train",
-    "stages": "that the model is cut into",
-    "micro_batches": "per batch",
-    "stage_balance": "mean work of the stages / largest; 1 is even",
-    "bubble_share": "1 - work of all stages / (stages x step_s)",
-    "bubble_share_expected": "(p - 1) / (m + p - 1), p stages, m micro-batches",
-    "pause_share": "of the measured time of your own program: evaluation, saving, ends of epochs; in no rate",
-    "data_wait_share": "of its training: waiting in its DataLoader",
-}  # fmt: skip
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the frame; its unit stands at the end of its name.
+
+    Repeats that differ become the mean of numbers, all texts, or true where all are. `pool` names another way: the
+    first one, each word once (union), null unless there is only one value, the smallest or the largest, and what is
+    computed from the throughputs of all repeats (ratio).
+    """
+
+    name: str
+    kind: str
+    about: str = ""  # in docs/reference/results.md, whose order this is
+    limits: bool = False  # it has two more columns with its 95 % interval
+    pool: str = ""
+
+    @property
+    def limit_names(self) -> tuple[str, ...]:
+        stem = self.name.removesuffix("_samples_per_s")
+        return (f"{stem}_low", f"{stem}_high") if self.limits else ()
+
+
+COLUMNS = (
+    Column("run_id", TEXT, "of the run; unique", pool="first"),
+    Column("started_at", TEXT, "UTC", pool="first"),
+    Column("status", TEXT, "see below"),
+    Column("reason", TEXT, "one line, of every status but ok", pool="first"),
+    Column("path", TEXT, "folder of the run", pool="first"),
+    Column("fingerprint", TEXT, "of the config without repeat, paths and queueing"),
+    Column("repeat", COUNT, "number of this start", pool="only"),
+    Column("seed", COUNT, "of initial weights and the order of samples"),
+    Column("model", TEXT),
+    Column("dataset", TEXT),
+    Column("strategy", TEXT),
+    Column("framework", TEXT),
+    Column("framework_version", TEXT),
+    Column("backend_used", TEXT, "what carried the gradients, as observed"),
+    Column("hardware", TEXT, "name in the config"),
+    Column("gpus", COUNT, "devices"),
+    Column("nodes", COUNT),
+    Column("processes", COUNT),
+    Column("scaling", TEXT, "weak or strong"),
+    Column("batch_per_device", COUNT, "samples per step"),
+    Column("global_batch", COUNT, "samples per step over all devices"),
+    Column("precision", TEXT, "requested"),
+    Column("data_format", TEXT, "requested"),
+    Column("feed", TEXT, "where batches come from"),
+    Column("model_params", COUNT),
+    Column("gradient_bytes", COUNT, "of one step"),
+    Column("flops_per_sample", NUMBER, "of training, counted"),
+    Column("throughput_samples_per_s", NUMBER, "all devices, steady state", limits=True, pool="ratio"),
+    Column("interval_over", TEXT, "repeats or blocks: what the limits are over"),
+    Column("in_turns", TRUTH, "it took turns with other runs, so that ratios to them are formed within rounds"),
+    Column("step_s", NUMBER, "mean"),
+    Column("step_s_median", NUMBER, "over blocks"),
+    Column("step_s_p95", NUMBER, "over blocks"),
+    Column("step_cv", NUMBER, "standard deviation over mean, over blocks"),
+    Column("epoch_s", NUMBER, "at this throughput"),
+    Column("steps_per_epoch", COUNT),
+    Column("launch_s", NUMBER, "null where the launching program is on another host"),
+    Column("setup_s", NUMBER),
+    Column("warmup_s", NUMBER),
+    Column("warmup_steps", COUNT),
+    Column("steady_after_steps", COUNT, "end of warm-up; null: no steady state within the bounds"),
+    Column("measured_s", NUMBER),
+    Column("measured_steps", COUNT),
+    Column("wall_s", NUMBER, "of the whole run"),
+    Column("steady", TRUTH, "no drift detected; null below 16 blocks"),
+    Column("flags", TEXT, "see below", pool="union"),
+    Column("baseline_self_id", TEXT, "run_id of the same strategy on one device"),
+    Column("baseline_bare_id", TEXT, "run_id of one device without a wrapper"),
+    Column("baseline_given_id", TEXT, "run_id of the one that --baseline names"),
+    Column("speedup_self", NUMBER, "throughput over that baseline's", limits=True, pool="ratio"),
+    Column("speedup_bare", NUMBER, "likewise", limits=True, pool="ratio"),
+    Column("speedup_given", NUMBER,
+           "likewise; null for another model, sample shape or batch", limits=True, pool="ratio"),
+    Column("efficiency_self", NUMBER, "speedup / (gpus / the baseline's gpus)", limits=True, pool="ratio"),
+    Column("efficiency_bare", NUMBER, "likewise", limits=True, pool="ratio"),
+    Column("efficiency_given", NUMBER, "likewise", limits=True, pool="ratio"),
+    Column("overhead_share", NUMBER, "1 - self / bare on one device: cost of the wrapper", limits=True),
+    Column("mfu", NUMBER,
+           "throughput x flops_per_sample / (gpus x peak FLOP/s at precision_used); null: one of them is unknown"),
+    Column("sync_isolated_s", NUMBER, "gradient synchronization by itself, slowest rank", limits=True),
+    Column("sync_exposed_s", NUMBER, "step with synchronization minus without", limits=True),
+    Column("sync_exposed_share", NUMBER, "of the step of the repeat that was probed"),
+    Column("sync_per_epoch_s", NUMBER, "exposed"),
+    Column("syncs_per_epoch", COUNT, "messages"),
+    Column("sync_input_s", NUMBER,
+           "one copy of the weights or shards: slices of a batch to the devices; parts of exposed sync", limits=True),
+    Column("sync_weights_out_s", NUMBER, "likewise: weights to the devices", limits=True),
+    Column("sync_output_s", NUMBER,
+           "likewise: outputs to where they are merged, and their gradients back", limits=True),
+    Column("sync_gradients_in_s", NUMBER, "likewise: gradients to the weights", limits=True),
+    Column("sync_negotiate_s", NUMBER,
+           "Horovod's timeline, rank 0: until all ranks have announced a tensor; phases overlap"),
+    Column("sync_queue_s", NUMBER, "likewise: waiting in its queue"),
+    Column("sync_memcpy_s", NUMBER, "likewise: in and out of the fusion buffer"),
+    Column("sync_allreduce_s", NUMBER, "likewise: sending"),
+    Column("imbalance_s", NUMBER, "wait for the slowest device: largest - mean; part of exposed", limits=True),
+    Column("data_s", NUMBER, "cost of drawing a batch beside the device's work", limits=True),
+    Column("data_share", NUMBER, "of the step of the repeat that was probed"),
+    Column("copy_s", NUMBER, "of a batch to the device; null on CPUs", limits=True),
+    Column("read_samples_per_s", NUMBER,
+           "of a user's Dataset, by one process before the run; null: other data, or not measured"),
+    Column("forward_s", NUMBER, limits=True),
+    Column("backward_s", NUMBER, limits=True),
+    Column("optimizer_s", NUMBER, limits=True),
+    Column("collective_kernel_share", NUMBER, "of all operations' own time, under the profiler"),
+    Column("collective_step_share", NUMBER, "of the step's wall time, under the profiler"),
+    Column("gpu_compute_share", NUMBER,
+           "of a step: kernels but NCCL's, by the union of their times under the profiler"),
+    Column("gpu_communication_share", NUMBER,
+           "likewise: NCCL's kernels, which also wait for their peers, while no other computes"),
+    Column("gpu_hidden_share", NUMBER, "of the time of NCCL's kernels: while others compute"),
+    Column("gpu_copy_share", NUMBER, "of a step: copies and fills of memory while no kernel runs"),
+    Column("host_wait_share", NUMBER,
+           "of a step: what the GPU's other times leave, in which the host has started no kernel"),
+    Column("kernel_wait_share", NUMBER, "of a step: no kernel runs though the next is started"),
+    Column("gpu_kernels_per_step", NUMBER, "that a GPU runs"),
+    Column("gpu_util_mean", NUMBER, "share of time in which some kernel ran, not how much of the GPU"),
+    Column("gpu_power_w_mean", NUMBER, "all GPUs together"),
+    Column("energy_j", NUMBER, "all GPUs, measured phase; without the rest of the machine"),
+    Column("energy_from", TEXT, "the GPU's counter, or the integral of power"),
+    Column("energy_j_per_sample", NUMBER, "of the GPUs alone"),
+    Column("energy_j_per_epoch", NUMBER, "of the GPUs alone"),
+    Column("energy_j_to_target", NUMBER, "mean power of the GPUs x time_to_target_s"),
+    Column("device_hours_per_epoch", NUMBER, "gpus x epoch_s"),
+    Column("device_hours_to_target", NUMBER, "gpus x time_to_target_s"),
+    Column("peak_memory_bytes", COUNT, "of the fullest GPU's allocator; null on CPUs", pool="max"),
+    Column("rss_peak_bytes", COUNT, "resident, of the largest rank", pool="max"),
+    Column("rss_anon_bytes_max", COUNT, "resident without mapped files, all ranks", pool="max"),
+    Column("state_bytes", COUNT, "weights, gradients, optimizer state kept between steps, fullest device"),
+    Column("sm_clock_mhz_min", NUMBER, "lowest sample", pool="min"),
+    Column("sm_clock_mhz_mean", NUMBER),
+    Column("mem_clock_mhz_min", NUMBER, "lowest sample", pool="min"),
+    Column("mem_clock_mhz_mean", NUMBER),
+    Column("throttle_reasons", TEXT, "in nvidia-smi's words; empty: none", pool="union"),
+    Column("gpu_temperature_c_max", NUMBER, pool="max"),
+    Column("cpu_util_mean", NUMBER, "share of the run's cores, used by any program"),
+    Column("cpu_util_ours_mean", NUMBER, "used by the ranks"),
+    Column("cpu_cores_others_mean", NUMBER, "cores used by other programs"),
+    Column("net_sent_bytes_per_s", NUMBER, "all interfaces but the loopback"),
+    Column("net_received_bytes_per_s", NUMBER, "likewise"),
+    Column("pcie_sent_bytes_per_step", NUMBER, "all GPUs, by their counters, mean rate x step_s"),
+    Column("pcie_received_bytes_per_step", NUMBER, "likewise"),
+    Column("nvlink_sent_bytes_per_step", NUMBER, "likewise"),
+    Column("nvlink_received_bytes_per_step", NUMBER, "likewise"),
+    Column("disk_read_bytes_per_s", NUMBER, "whole machine"),
+    Column("disk_written_bytes_per_s", NUMBER, "whole machine"),
+    Column("swap_in_bytes", COUNT, "whole machine"),
+    Column("swap_out_bytes", COUNT, "whole machine"),
+    Column("final_loss", NUMBER,
+           "mean per sample over the last 10 steps; compare it between runs that trained to the same step"),
+    Column("metric_name", TEXT),
+    Column("metric", NUMBER, "validation"),
+    Column("train_metric", NUMBER, "on training samples"),
+    Column("generalisation_gap", NUMBER, "how much worse on validation samples than on training samples"),
+    Column("best_metric", NUMBER, "best point of the curve"),
+    Column("time_to_target_s", NUMBER, "null unless train.stop.target was reached"),
+    Column("speedup_target_self", NUMBER, "ratio of times to the target"),
+    Column("speedup_target_bare", NUMBER, "likewise"),
+    Column("stopped_by", TEXT, "epochs, steps, seconds or target"),
+    Column("target", NUMBER, "train.stop.target"),
+    Column("trained_s", NUMBER, "seconds of steps, without evaluations"),
+    Column("trained_steps", COUNT),
+    Column("trained_epochs", NUMBER),
+    Column("first_step_s", NUMBER, "includes compiling"),
+    Column("evaluate_s", NUMBER, "all evaluations"),
+    Column("points", COUNT, "of the curve"),
+    Column("precision_used", TEXT, "observed"),
+    Column("data_format_used", TEXT, "observed; with the layout of the kernels where that is another one"),
+    Column("compiler_used", TEXT, "observed: inductor, xla or none"),
+    Column("prefetch", TEXT),
+    Column("options", TEXT, "of the strategy"),
+    Column("model_options", TEXT, "of the model"),
+    Column("device_ids", TEXT, "chosen devices"),
+    Column("bind", TEXT, "which cores processes got"),
+    Column("environment", TEXT, "variables that the hardware's YAML set"),
+    Column("transports", TEXT, "NCCL's, by pair of ranks (NCCL_DEBUG=INFO)"),
+    Column("machine", TEXT, "processor, cores, memory, GPUs in words"),
+    Column("job_id", TEXT, "SLURM's"),
+    Column("queued_s", NUMBER, "from submission to start"),
+    Column("layout", TEXT, "order of devices over nodes"),
+    Column("optimizer", TEXT),
+    Column("learning_rate", NUMBER, "after the rule, or that of the user's optimizer; null: it has several"),
+    Column("learning_rate_rule", TEXT),
+    Column("base_batch", COUNT, "global batch that the configured rate is for"),
+    Column("weight_decay", NUMBER),
+    Column("accumulate", COUNT, "micro-batches per step"),
+    Column("max_batch_per_device", COUNT, "found by measure=max_batch"),
+    Column("memory_limit_bytes", COUNT, "of that search"),
+    Column("training_id", TEXT, "equal where only seed and repeat differ"),
+    Column("train_options", TEXT, "other changed keys of train"),
+    Column("stages", COUNT, "that the model is cut into"),
+    Column("micro_batches", COUNT, "per batch"),
+    Column("stage_balance", NUMBER, "mean work of the stages / largest; 1 is even"),
+    Column("bubble_share", NUMBER, "1 - work of all stages / (stages x step_s)"),
+    Column("bubble_share_expected", NUMBER, "(p - 1) / (m + p - 1), p stages, m micro-batches"),
+    Column("pause_share", NUMBER,
+           "of the measured time of your own program: evaluation, saving, ends of epochs; in no rate"),
+    Column("data_wait_share", NUMBER, "of its training: waiting in its DataLoader"),
+)  # fmt: skip
+FRAME_COLUMNS = [name for column in COLUMNS for name in (column.name, *column.limit_names)]
+COLUMN_KINDS = {column.name: column.kind for column in COLUMNS} | {"repeats": COUNT}  # limits are numbers
 
 
 def make_frame(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:

@@ -22,7 +22,7 @@ import msgspec
 
 from scalebench.analysis import throughput
 from scalebench.analysis.blocks import ratio_in_rounds
-from scalebench.analysis.columns import COUNT_COLUMNS, FRAME_COLUMNS, convert_types, make_frame
+from scalebench.analysis.columns import COLUMNS, COUNT, FRAME_COLUMNS, TEXT, TRUTH, Column, convert_types, make_frame
 from scalebench.analysis.identity import comparison_key, pooling_key
 from scalebench.analysis.named_baseline import resolve_named_baseline
 from scalebench.analysis.read_runs import (
@@ -51,20 +51,6 @@ if TYPE_CHECKING:
 
 # Flags of single runs that are decided again for pooled figures.
 SINGLE_RUN_FLAGS = ("no_interval", "superlinear", "superlinear_on_cpu", "superlinear_within_noise")
-UNION_COLUMNS = ("flags", "throttle_reasons")
-FIRST_RUN_COLUMNS = ("run_id", "started_at", "path", "reason")  # of the first repeat, in time
-LIMIT_COLUMNS = {name for name in FRAME_COLUMNS if name.endswith(("_low", "_high"))}  # of single runs
-# Computed from the throughputs of the repeats, not from their rows; null without a throughput.
-THROUGHPUT_COLUMNS = {
-    "throughput_samples_per_s",
-    *(f"{ratio}_{kind}" for ratio in ("speedup", "efficiency") for kind in ("self", "bare", "given")),
-}
-COLUMNS_WITH_LIMITS = [
-    name for name in FRAME_COLUMNS if f"{name}_low" in LIMIT_COLUMNS and name not in THROUGHPUT_COLUMNS
-]
-MERGED_COLUMNS = [
-    name for name in FRAME_COLUMNS if name not in LIMIT_COLUMNS | THROUGHPUT_COLUMNS | {*COLUMNS_WITH_LIMITS}
-]
 R = TypeVar("R", bound=Run)
 EstimateRatio = Callable[[Mapping[str, Any], Mapping[str, Any]], LogMean]  # as Configurations.estimate_ratio
 
@@ -343,17 +329,18 @@ def _headline_cells(configuration: Configuration, rate: Estimate) -> Cells:
 
 
 def _merge_rows(rows: Sequence[Cells]) -> Cells:
+    """Return the cells of several repeats as those of one row, without figures that rest on their throughputs."""
     cells: Cells = dict.fromkeys(FRAME_COLUMNS)
-    columns = list(zip(*(map(row.get, MERGED_COLUMNS) for row in rows), strict=True))
-    first = [values[0] for values in columns]
-    cells.update(zip(MERGED_COLUMNS, first, strict=True))
-    for name, values, equal in zip(MERGED_COLUMNS, columns, map(tuple.count, columns, first), strict=True):
-        if equal != len(rows) or name in UNION_COLUMNS:
-            cells[name] = _merge_values(name, values)
-    for name in COLUMNS_WITH_LIMITS:
+    for column in COLUMNS:
+        name = column.name
+        if column.pool == "ratio":
+            continue
+        if not column.limits:
+            cells[name] = pool_values(column, [row.get(name) for row in rows])
+            continue
         present = [row for row in rows if row.get(name) is not None]
         if len(present) == 1:  # such as the probes, which only the first repeat has: over its blocks
-            cells |= {column: present[0].get(column) for column in (name, f"{name}_low", f"{name}_high")}
+            cells |= {limit: present[0].get(limit) for limit in (name, *column.limit_names)}
         elif present:
             mean = mean_over_repeats([row[name] for row in present])
             cells.update(interval_cells(name, name, mean.value, mean))
@@ -364,37 +351,22 @@ def _present_values(rows: Sequence[Cells], name: str) -> list[Any]:
     return [cells[name] for cells in rows if cells.get(name) is not None]
 
 
-def _merge_values(name: str, values: Sequence[Any]) -> Any:
-    """Return one cell for the cells of several repeats, which differ or are of UNION_COLUMNS."""
+def pool_values(column: Column, values: Sequence[Any]) -> Any:
+    """Return one cell for the cells of several repeats."""
     present = [value for value in values if value is not None]
     if not present:
         return None
-    if name in UNION_COLUMNS:
+    if column.pool == "union":
         return join_words(list(dict.fromkeys(" ".join(present).split())))
-    if name in FIRST_RUN_COLUMNS or present.count(present[0]) == len(present):
-        # A steady repeat says nothing about one with too few blocks to decide.
-        return None if name == "steady" and present[0] and len(present) < len(values) else present[0]
-    if isinstance(present[0], str):
+    if column.kind == TRUTH:  # a steady repeat says nothing about one with too few blocks to decide
+        return False if False in present else None if len(present) < len(values) else True
+    if column.pool == "first" or present.count(present[0]) == len(present):
+        return present[0]
+    if column.pool == "only":
+        return None
+    if column.kind == TEXT:
         return " ".join(dict.fromkeys(present))
-    if isinstance(present[0], bool):
-        return all(present)
-    return REDUCERS[name](present) if name != "repeat" else None
-
-
-def _mean(values: list[Any]) -> Any:
-    return math.fsum(values) / len(values)
-
-
-def _whole_mean(values: list[Any]) -> Any:
-    return round(_mean(values))
-
-
-def _choose_reducer(name: str) -> Callable[[list[Any]], Any]:
-    if name.endswith("_min"):
-        return min
-    if name.endswith("_max") or "peak_" in name:
-        return max
-    return _whole_mean if name in COUNT_COLUMNS else _mean
-
-
-REDUCERS = {name: _choose_reducer(name) for name in MERGED_COLUMNS}
+    if column.pool in ("min", "max"):
+        return (min if column.pool == "min" else max)(present)
+    mean = math.fsum(present) / len(present)
+    return round(mean) if column.kind == COUNT else mean

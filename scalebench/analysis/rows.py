@@ -19,7 +19,7 @@ from scalebench.analysis import (
     user_program,
 )
 from scalebench.analysis.baselines import Baselines
-from scalebench.analysis.columns import COUNT_COLUMNS, FRAME_COLUMNS, TEXT_COLUMNS
+from scalebench.analysis.columns import COLUMN_KINDS, COUNT, FRAME_COLUMNS, TEXT
 from scalebench.analysis.run_summary import RunSummary, join_words, settings_cells, start_time, uses_default_options
 from scalebench.core.errors import InputError
 from scalebench.core.machine import nccl_log
@@ -37,7 +37,6 @@ MIN_RATE, MAX_RATE = 1e-100, 1e100  # samples/s: the quotient of any two is a nu
 MAX_COUNT = 2**63 - 1  # of a column of integers
 MONITOR_COLUMNS = [f.name for f in dataclasses.fields(MonitorRecord) if f.name in FRAME_COLUMNS and f.name != "reason"]
 LINK_COLUMNS = [name for name in FRAME_COLUMNS if name.endswith("_bytes_per_step")]
-_TEXTS, _COUNTS = frozenset(TEXT_COLUMNS), frozenset(COUNT_COLUMNS)
 Cells = dict[str, Any]
 
 
@@ -90,10 +89,10 @@ def _check(result: Result, cells: Cells) -> None:
     for name, value in cells.items():
         if value is None:
             continue
-        kind = type(value)
-        if (kind is str) is not (name in _TEXTS) or (kind is int and abs(value) > MAX_COUNT):
+        kind, wanted = type(value), COLUMN_KINDS.get(name)
+        if (kind is str) is not (wanted == TEXT) or (kind is int and abs(value) > MAX_COUNT):
             raise ValueError(f"{name} is {value}")
-        if kind is float and name in _COUNTS and not value.is_integer():
+        if kind is float and wanted == COUNT and not value.is_integer():
             raise ValueError(f"{name} is {value}")
         if kind is str and not value.isascii():
             value.encode()  # a lone surrogate raises ValueError: no column can hold it

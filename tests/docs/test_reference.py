@@ -9,7 +9,6 @@ import re
 import pytest
 
 from scalebench import plugin_api, testing
-from scalebench.analysis.columns import COLUMN_DESCRIPTIONS, FRAME_COLUMNS
 from scalebench.cli.commands import new
 from scalebench.core import plugins
 from scalebench.core.config_files import strategy_option_defaults
@@ -82,8 +81,6 @@ def test_every_variable_of_a_user_and_every_column_is_described():
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".yaml", ".sh")]
     read_names = {name for path in files for name in re.findall(r"SCALEBENCH_([A-Z0-9_]+)\b", path.read_text())}
     assert read_names - ours == set(re.findall(r"`SCALEBENCH_([A-Z0-9_]+)`", read("config.md")))
-    limits = {name for name in FRAME_COLUMNS if name.endswith(("_low", "_high"))}
-    assert set(COLUMN_DESCRIPTIONS) == set(FRAME_COLUMNS) - limits
 
 
 def test_cells_are_text_and_a_key_that_holds_others_stands_before_them(tmp_path):
