@@ -177,13 +177,15 @@ def read_process_stat(pid: int) -> ProcessStat | None:
         return None
 
 
-def kill_marked(name: str, value: str) -> None:
-    """Kill the processes of this user whose environment has this variable with this value: what a program has started
-    in sessions of their own, which the end of its process group does not reach (Linux)."""
-    mark = f"{name}={value}".encode()
+def kill_descendants_of_ranks(name: str, value: str) -> None:
+    """Kill the processes of this user whose environment is that of a rank and has this variable with this value: what a
+    program has started in sessions of their own, which the end of its process group does not reach (Linux)."""
+    mark, of_rank = f"{name}={value}".encode(), f"{RANK_ADDRESSES}=".encode()  # the monitor has only the first
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if mark in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            is_of_rank = mark in variables and any(each.startswith(of_rank) for each in variables)
+            if is_of_rank and int(folder.name) != os.getpid():
                 os.kill(int(folder.name), signal.SIGKILL)
 
 

@@ -57,6 +57,7 @@ def test_a_plain_program_has_its_steps_samples_and_synchronization(tmp_path):
     assert rank.script.steps == rank.script.batches or rank.script.steps == rank.script.batches - 1
     series = ("sync_on_s", "sync_off_s", "fixed_batch_s", "isolated_sync_s")
     assert all(len(getattr(rank.probes, name)) >= 4 for name in series)
+    assert result.monitor.reason is None and result.monitor.cpu_util_ours_mean
     assert rank.probes.profile is not None and rank.probes.profile.collective_s
     assert rank.block_losses == [None] * len(rank.block_s) and result.quality.final_loss is None
     assert (rank.probe_failures == {} and not result.flags) or result.flags == ["busy_machine"]

@@ -23,7 +23,7 @@ from scalebench.core.process import (
     as_start_errors,
     build_python_command,
     defer_signals,
-    kill_marked,
+    kill_descendants_of_ranks,
 )
 from scalebench.core.run_folder import COMMAND_LOG, RUN_ID_VARIABLE
 from scalebench.runner.launchers.local import Child, start_program
@@ -72,7 +72,7 @@ def launch(request: LaunchRequest) -> GroupExit:
     try:
         return supervise(request, group, start)
     finally:
-        kill_marked(RUN_ID_VARIABLE, request.run_id)
+        kill_descendants_of_ranks(RUN_ID_VARIABLE, request.run_id)
 
 
 def find_failure(name: str, log: Path) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scalebench.core.machine.private_network import PrivateNetwork, private_network
-from scalebench.core.process import as_start_errors, build_python_command, defer_signals, kill_marked
+from scalebench.core.process import as_start_errors, build_python_command, defer_signals, kill_descendants_of_ranks
 from scalebench.core.run_folder import RUN_ID_VARIABLE, rank_log_name
 from scalebench.runner.launchers.rank_environment import LOOPBACK, build_environment, find_free_ports
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, Program, RankGroup, supervise
@@ -34,7 +34,7 @@ def launch(request: LaunchRequest) -> GroupExit:
         return supervise(request, group, start)
     finally:
         if request.spec.config.script.path is not None:  # a tracker's server, ranks that it started itself
-            kill_marked(RUN_ID_VARIABLE, request.run_id)
+            kill_descendants_of_ranks(RUN_ID_VARIABLE, request.run_id)
 
 
 def _start(request: LaunchRequest, rank: int, addresses: list[str], network: PrivateNetwork | None) -> Program:
