@@ -19,7 +19,7 @@ from scalebench.core.config_files import describe_entry, read_comments, read_yam
 from scalebench.core.json_files import read_json, write_text
 from scalebench.core.plugins import API_VERSION
 from scalebench.core.result import SCHEMA_PATH
-from scalebench.report.flag_text import RAISED_WHEN, format_flag
+from scalebench.report.flag_text import format_flag, read_flags
 from scalebench.strategies.registry import BUILT_IN_STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -244,7 +244,7 @@ def format_columns() -> str:
 
 
 def format_flags() -> str:
-    rows = [[format_flag(name), text] for name, text in RAISED_WHEN.items()]
+    rows = [[format_flag(name), texts["raised"]] for name, texts in read_flags().items()]
     return format_table(["flag", "raised where"], rows)
 
 

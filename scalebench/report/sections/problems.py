@@ -14,7 +14,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.sweep_file import PlannedRun, SweepRecord, join_labels, read_sweep
 from scalebench.core.untrusted import find_run_file
 from scalebench.report import document as doc
-from scalebench.report.flag_text import ADVICE, format_flag, get_advice, list_flags, to_text
+from scalebench.report.flag_text import format_flag, get_advice, list_flags, read_flags, to_text
 from scalebench.report.report_data import (
     ReportData,
     describe_unfinished_run,
@@ -112,7 +112,7 @@ def _list_flags(report_data: ReportData) -> Iterator[doc.Block]:
     counts = Counter(flag for names in flags for flag in names)
     if not counts:
         return
-    documented = [flag for flag in ADVICE if flag in counts]
+    documented = [flag for flag in read_flags() if flag in counts]
     rows = []
     for flag in [*documented, *sorted(set(counts) - set(documented))]:
         text, advice = format_flag(flag), get_advice(flag)
