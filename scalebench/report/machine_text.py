@@ -22,23 +22,87 @@ Facts = dict[str, str]
 
 
 def list_facts(machine: Machine) -> list[FactRow]:
-    """List the hardware, its limits, and settings that differ from the default."""
-    rows = [("machine", describe_machine(machine))]
-    rows += [*_describe_processors(machine), *_describe_numa_nodes(machine), *_describe_limits(machine)]
-    rows += [(f"GPU {gpu.index}", _describe_gpu(gpu)) for gpu in machine.gpus]
+    """List the hardware, its limits, and settings that differ from the default; what is unknown is left out."""
+    smt = {True: "two or more threads a core", False: "one thread a core", None: ""}[machine.smt]
+    several_nodes = machine.numa if machine.numa and len(machine.numa) > 1 else []
+    rows = {
+        "machine": [describe_machine(machine)],
+        "processors": [
+            machine.cpu_model or "" if machine.gpus else "",  # otherwise the line above names it
+            f"{machine.cpu_sockets} sockets" if (machine.cpu_sockets or 0) > 1 else "",
+            f"CPUs {format_ranges(machine.cpus_allowed)}" if machine.cpus_allowed else "",
+            smt,
+            f"governor {' and '.join(machine.cpu_governors)}" if machine.cpu_governors else "",
+            _fill("up to {:.0f} MHz", machine.cpu_max_mhz),
+        ],
+    }
+    for node in several_nodes:
+        near = [gpu.index for gpu in machine.gpus if gpu.numa_node == node.node]
+        usable = sorted(set(node.cpus) & set(machine.cpus_allowed or node.cpus))
+        rows[f"NUMA node {node.node}"] = [
+            f"CPUs {format_ranges(usable)}" if usable else "no CPU for this process",
+            _fill_gib("{:.0f} GiB", node.memory_bytes),
+            f"GPU {format_ranges(near)}" if near else "",
+        ]
+    rows["limits"] = [
+        _fill("{:g} CPUs' worth of time", machine.cpu_quota),
+        _fill_gib("{:.1f} GiB of memory", machine.memory_limit_bytes),
+    ]
+    rows |= {f"GPU {gpu.index}": _list_gpu_facts(gpu) for gpu in machine.gpus}
     if machine.driver_version is not None:
-        rows.append(("driver", f"{machine.driver_version}, CUDA up to {machine.cuda_driver_version or 'unknown'}"))
-    return rows
+        rows["driver"] = [machine.driver_version, f"CUDA up to {machine.cuda_driver_version or UNKNOWN}"]
+    texts = {name: ", ".join(filter(None, parts)) for name, parts in rows.items()}
+    return [(name, text) for name, text in texts.items() if text]
+
+
+def _fill(template: str, figure: float | str | None) -> str:
+    return "" if figure is None else template.format(figure)
+
+
+def _fill_gib(template: str, size_bytes: float | None) -> str:
+    return "" if size_bytes is None else template.format(size_bytes / GIB)
+
+
+def _list_gpu_facts(gpu: Gpu) -> list[str]:
+    default = gpu.power_limit_default_w
+    instead = f" instead of {default:.0f} W" if default is not None and default != gpu.power_limit_w else ""
+    pcie, now = (gpu.pcie_generation_max, gpu.pcie_width_max), (gpu.pcie_generation, gpu.pcie_width)
+    slower = f" (now {now[0]} x{now[1]})" if None not in now and now != pcie else ""
+    clocks = [
+        ("SM", gpu.sm_clock_max_mhz, gpu.sm_clock_application_mhz, gpu.sm_clock_default_mhz),
+        ("memory", gpu.mem_clock_max_mhz, gpu.mem_clock_application_mhz, gpu.mem_clock_default_mhz),
+    ]
+    return [
+        gpu.name or "unknown GPU",
+        _fill_gib("{:.0f} GiB", gpu.memory_bytes),
+        _fill(f"{{:.0f}} W{instead}", gpu.power_limit_w),
+        _fill("compute capability {}", gpu.compute_capability),
+        _fill("NUMA node {}", gpu.numa_node),
+        *(
+            _fill(f"{name} up to {{}} MHz" + (f" (set to {set_to})" if set_to not in (None, default_mhz) else ""), most)
+            for name, most, set_to, default_mhz in clocks
+        ),
+        f"PCIe {pcie[0]} x{pcie[1]}{slower}" if None not in pcie else "",
+        "MIG" if gpu.mig else "",
+        "no ECC" if gpu.ecc is False else "",
+        "no persistence mode" if gpu.persistence is False else "",
+        f"compute mode {gpu.compute_mode}" if gpu.compute_mode not in (None, "default") else "",
+    ]
 
 
 def make_link_matrix(machine: Machine) -> list[list[str]] | None:
     """Return the matrix of connections in the terms of `nvidia-smi topo -m`, with pairs that lack peer access."""
     if machine.topology is None:
         return None
-    return [
-        [_describe_link(machine, a, b, word) for b, word in enumerate(words)]
-        for a, words in enumerate(machine.topology)
-    ]
+    access = [(machine.peer_access or {}).get(kind) or [] for kind in ("read", "write")]
+
+    def describe_link(a: int, b: int, word: str) -> str:
+        # A record may come from anybody: a matrix that is too small is ignored.
+        words = [matrix[a][b] for matrix in access if a < len(matrix) and b < len(matrix[a])]
+        problem = next((each for each in words if each not in ("OK", "X")), None)
+        return word if problem is None else f"{word}, no peer access ({problem})"
+
+    return [[describe_link(a, b, word) for b, word in enumerate(words)] for a, words in enumerate(machine.topology)]
 
 
 def list_gpu_pairs(machine: Machine) -> list[FactRow]:
@@ -49,6 +113,10 @@ def list_gpu_pairs(machine: Machine) -> list[FactRow]:
         more = f" and {len(gpu_pairs) - MAX_PAIRS} more" if gpu_pairs[MAX_PAIRS:] else ""
         rows.append((f"{word} pairs", text + more))
     return rows
+
+
+def _group_by_link(machine: Machine) -> dict[str, list[tuple[int, int]]]:
+    return pairs_by_link(machine.topology) if machine.topology is not None else {}
 
 
 def suggest_comparison(machine: Machine) -> list[FactRow]:
@@ -73,91 +141,6 @@ def format_ranges(numbers: Sequence[int]) -> str:
         else:
             parts.append([number])
     return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
-
-
-def _describe_processors(machine: Machine) -> list[FactRow]:
-    parts = [
-        machine.cpu_model or "" if machine.gpus else "",  # otherwise the line above names it
-        f"{machine.cpu_sockets} sockets" if (machine.cpu_sockets or 0) > 1 else "",
-        f"CPUs {format_ranges(machine.cpus_allowed)}" if machine.cpus_allowed else "",
-        "" if machine.smt is None else f"{'two or more threads' if machine.smt else 'one thread'} a core",
-        "governor " + " and ".join(machine.cpu_governors) if machine.cpu_governors else "",
-        f"up to {machine.cpu_max_mhz:.0f} MHz" if machine.cpu_max_mhz is not None else "",
-    ]
-    return _make_rows("processors", parts)
-
-
-def _describe_numa_nodes(machine: Machine) -> list[FactRow]:
-    """Return a row for each node, if there are several."""
-    rows = []
-    for node in machine.numa or [] if len(machine.numa or []) > 1 else []:
-        near = [gpu.index for gpu in machine.gpus if gpu.numa_node == node.node]
-        usable = sorted(set(node.cpus) & set(machine.cpus_allowed or node.cpus))
-        parts = [
-            f"CPUs {format_ranges(usable)}" if usable else "no CPU for this process",
-            f"{node.memory_bytes / GIB:.0f} GiB" if node.memory_bytes is not None else "",
-            f"GPU {format_ranges(near)}" if near else "",
-        ]
-        rows += _make_rows(f"NUMA node {node.node}", parts)
-    return rows
-
-
-def _describe_limits(machine: Machine) -> list[FactRow]:
-    parts = [
-        f"{machine.cpu_quota:g} CPUs' worth of time" if machine.cpu_quota is not None else "",
-        f"{machine.memory_limit_bytes / GIB:.1f} GiB of memory" if machine.memory_limit_bytes is not None else "",
-    ]
-    return _make_rows("limits", parts)
-
-
-def _describe_gpu(gpu: Gpu) -> str:
-    default = gpu.power_limit_default_w
-    instead = f" instead of {default:.0f} W" if default is not None and default != gpu.power_limit_w else ""
-    pcie = [gpu.pcie_generation_max, gpu.pcie_width_max]
-    now = [gpu.pcie_generation, gpu.pcie_width]
-    slower = f" (now {now[0]} x{now[1]})" if None not in now and now != pcie else ""
-    parts = [
-        gpu.name or "unknown GPU",
-        f"{gpu.memory_bytes / GIB:.0f} GiB" if gpu.memory_bytes is not None else "",
-        f"{gpu.power_limit_w:.0f} W{instead}" if gpu.power_limit_w is not None else "",
-        f"compute capability {gpu.compute_capability}" if gpu.compute_capability is not None else "",
-        f"NUMA node {gpu.numa_node}" if gpu.numa_node is not None else "",
-        _describe_clock("SM", gpu.sm_clock_max_mhz, gpu.sm_clock_application_mhz, gpu.sm_clock_default_mhz),
-        _describe_clock("memory", gpu.mem_clock_max_mhz, gpu.mem_clock_application_mhz, gpu.mem_clock_default_mhz),
-        f"PCIe {pcie[0]} x{pcie[1]}{slower}" if None not in pcie else "",
-        "MIG" if gpu.mig else "",
-        "no ECC" if gpu.ecc is False else "",
-        "no persistence mode" if gpu.persistence is False else "",
-        f"compute mode {gpu.compute_mode}" if gpu.compute_mode not in (None, "default") else "",
-    ]
-    return ", ".join(part for part in parts if part)
-
-
-def _describe_clock(name: str, most: int | None, chosen: int | None, default: int | None) -> str:
-    held = f" (set to {chosen})" if chosen is not None and chosen != default else ""
-    return f"{name} up to {most} MHz{held}" if most is not None else ""
-
-
-def _find_access_problem(machine: Machine, a: int, b: int) -> str | None:
-    """Say why GPU a may not read or write the memory of GPU b; None if it may, or if that is unknown."""
-    kinds = [(machine.peer_access or {}).get(kind) for kind in ("read", "write")]
-    # A record may come from anybody: a matrix that is too small is ignored.
-    words = [matrix[a][b] for matrix in kinds if matrix is not None and a < len(matrix) and b < len(matrix[a])]
-    return next((word for word in words if word not in ("OK", "X")), None)
-
-
-def _describe_link(machine: Machine, a: int, b: int, word: str) -> str:
-    problem = _find_access_problem(machine, a, b)
-    return word if problem is None else f"{word}, no peer access ({problem})"
-
-
-def _group_by_link(machine: Machine) -> dict[str, list[tuple[int, int]]]:
-    return pairs_by_link(machine.topology) if machine.topology is not None else {}
-
-
-def _make_rows(name: str, parts: Sequence[str]) -> list[FactRow]:
-    text = ", ".join(part for part in parts if part)
-    return [(name, text)] if text else []
 
 
 def list_hardware_facts(machine: Machine) -> Facts:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -58,48 +59,41 @@ class ChartStyles:
     def of(self, chart: doc.Chart) -> Sequence[LineStyle]:
         """Return a style for each series. The second line of a strategy in one chart has the same colour, and another
         dash and marker."""
-        seen: dict[tuple[str, str], int] = {}
+        seen: Counter[tuple[str, str]] = Counter()
         styles = []
         for key in _style_keys(chart):
             if key is None:
                 styles.append(IDEAL_STYLE)
                 continue
-            variant = seen.get(key, 0)
+            variant = seen[key]
+            seen[key] += 1
             if key[0] == "part":  # parts that could not be measured apart have the colour of the first, and a pattern
                 slot = COLOUR_COUNT + doc.PARTS.index(key[1])
                 styles.append(LineStyle(slot, "solid", "diamond", PATTERNS[variant % len(PATTERNS)]))
-            else:
-                styles.append(_make_style(self._positions[key], variant))
-            seen[key] = seen.get(key, 0) + 1
+                continue
+            cycle, slot = divmod(self._positions[key], COLOUR_COUNT)  # the ninth has the first's colour, another dash
+            number = self._positions[key] + variant + cycle
+            symbol = SYMBOLS[number % len(SYMBOLS)] + ("-open" if variant % 2 else "")
+            pattern = PATTERNS[(variant + cycle) % len(PATTERNS)]
+            styles.append(LineStyle(slot, DASHES[number % len(DASHES)], symbol, pattern))
         return styles
 
 
 def _style_keys(chart: doc.Chart) -> list[tuple[str, str] | None]:
-    """Return what determines the style of each series: its strategy, or its name if that is more specific.
+    """Return what determines the style of each series, None for an ideal line: its strategy, or its name if that is
+    more specific.
 
     Stacked parts and several lines of one strategy go by their names, since they would all have its colour otherwise.
     """
-    drawn = [series for series in chart.series if series.style != "ideal"]
-    strategies, names = {series.tags.get("strategy") for series in drawn}, {series.name for series in drawn}
+    measured = [series for series in chart.series if series.style != "ideal"]
+    strategies, names = {series.tags.get("strategy") for series in measured}, {series.name for series in measured}
     by_name = chart.kind == "stacked" or len(strategies) == 1 < len(names)
-    return [_choose_style_key(series, by_name) for series in chart.series]
-
-
-def _choose_style_key(series: doc.Series, by_name: bool) -> tuple[str, str] | None:
-    """Return the key of one series; None for an ideal line."""
-    if series.style == "ideal":
-        return None
-    if series.part:
-        return "part", series.part
-    strategy = series.tags.get("strategy")
-    return ("name", series.name) if by_name or not strategy else ("strategy", strategy)
-
-
-def _make_style(position: int, variant: int) -> LineStyle:
-    cycle, slot = divmod(position, COLOUR_COUNT)  # the ninth strategy has the first one's colour, and another dash
-    number = position + variant + cycle
-    symbol = SYMBOLS[number % len(SYMBOLS)] + ("-open" if variant % 2 else "")
-    return LineStyle(slot, DASHES[number % len(DASHES)], symbol, PATTERNS[(variant + cycle) % len(PATTERNS)])
+    keys: list[tuple[str, str] | None] = []
+    for series in chart.series:
+        strategy = series.tags.get("strategy")
+        own = ("name", series.name) if by_name or not strategy else ("strategy", strategy)
+        keys.append(None if series.style == "ideal" else ("part", series.part) if series.part else own)
+    return keys
 
 
 def make_figure(chart: doc.Chart, styles: Sequence[LineStyle]) -> Figure:
@@ -196,42 +190,41 @@ def _make_line_trace(chart: doc.Chart, series: doc.Series, style: LineStyle, met
     if not only_points:
         trace["line"] = {"dash": style.dash if series.style != "ideal" else "dash", "width": 2 if marked else 1.5}
     if marked:
-        trace["marker"] = {"symbol": _open_symbol(style.symbol) if series.style == "published" else style.symbol,
+        is_open = series.style == "published" and not style.symbol.endswith("-open")
+        trace["marker"] = {"symbol": style.symbol + ("-open" if is_open else ""),
                            "size": 10 if series.style == "published" else 7}  # fmt: skip
-    error_limits = _limits_without_band(chart, series)
-    if any(low is not None for low, _ in error_limits):
-        trace["error_y"] = _make_error_bars(series, error_limits)
-    return trace
+    # Points that no band shows, because no neighbour has limits or they are no line, have bars.
+    banded = {k for stretch in _find_stretches(chart, series) if len(stretch) > 1 for k in stretch}
+    return trace | _make_error_bars(
+        series, [(None, None) if k in banded else limits for k, limits in enumerate(series.limits)]
+    )
 
 
 def _make_bar_trace(chart: doc.Chart, series: doc.Series, style: LineStyle, meta: Figure) -> Figure:
     trace = {**_make_points(chart, series), "type": "bar", "meta": {**meta, "role": "bar"}}
-    if style.pattern:
-        trace["marker"] = {"pattern": {"shape": style.pattern, "size": 6, "fillmode": "overlay"}}
-    limits = series.limits
-    if any(low is not None for low, _ in limits):
-        trace["error_y"] = _make_error_bars(series, limits)
-    return trace
+    return trace | _make_pattern(style) | _make_error_bars(series, series.limits)
+
+
+def _make_pattern(style: LineStyle) -> Figure:
+    pattern = {"shape": style.pattern, "size": 6, "fillmode": "overlay"}
+    return {"marker": {"pattern": pattern}} if style.pattern else {}
 
 
 def _make_stack_traces(
     chart: doc.Chart, series: doc.Series, style: LineStyle, meta: Figure, lengths: Sequence[doc.Number]
 ) -> list[Figure]:
     """Return the pieces of lying bars, and a marker for each negative value; both show the value, not the length."""
-    figures = ["" if y is None else _format_number(y, chart.y) for y in series.y]
+    texts = ["" if y is None else _format_number(y, chart.y) for y in series.y]
+    hover_texts = zip(texts, _make_hover_texts(chart, series), strict=True)
     shared: Figure = {
         "name": escape_plotly(series.name),
         "y": [round_number(x) for x in series.x],
         "hovertemplate": "<b>%{fullData.name}</b><br>%{y}: %{customdata}<extra></extra>",
-        "customdata": [
-            f"{figure}{text}" for figure, text in zip(figures, _make_hover_texts(chart, series), strict=True)
-        ],
+        "customdata": [f"{text}{more}" for text, more in hover_texts],
         "legendgroup": str(meta["series"]),
     }
     bar = {**shared, "x": [round_number(length) for length in lengths], "type": "bar", "orientation": "h",
-           "meta": {**meta, "role": "bar"}}  # fmt: skip
-    if style.pattern:
-        bar["marker"] = {"pattern": {"shape": style.pattern, "size": 6, "fillmode": "overlay"}}
+           "meta": {**meta, "role": "bar"}, **_make_pattern(style)}  # fmt: skip
     negative = [y if y is not None and y < 0 else None for y in series.y]
     if all(y is None for y in negative):
         return [bar]
@@ -253,21 +246,24 @@ def _make_points(chart: doc.Chart, series: doc.Series) -> Figure:
 
 
 def _make_hover_texts(chart: doc.Chart, series: doc.Series) -> list[str]:
-    notes = itertools.chain(series.notes, itertools.repeat(""))
-    return [_make_hover_text(chart, limits, note) for limits, note in zip(series.limits, notes, strict=False)]
-
-
-def _make_hover_text(chart: doc.Chart, limits: tuple[doc.Number, doc.Number], note: str) -> str:
-    """Return the lines below a point's value: its interval and its note."""
-    low, high = limits
-    interval = ""
-    if low is not None and high is not None:
-        interval = f"<br>95 %: {_format_number(low, chart.y)} to {_format_number(high, chart.y)}"
-    return interval + (f"<br>{escape_plotly(note)}" if note else "")
+    """Return the lines below each point's value: its interval and its note."""
+    texts = []
+    for (low, high), note in zip(series.limits, itertools.chain(series.notes, itertools.repeat("")), strict=False):
+        interval = ""
+        if low is not None and high is not None:
+            interval = f"<br>95 %: {_format_number(low, chart.y)} to {_format_number(high, chart.y)}"
+        texts.append(interval + (f"<br>{escape_plotly(note)}" if note else ""))
+    return texts
 
 
 def _format_number(number: float, axis: doc.Axis) -> str:
     return f"{100 * number:.1f} %" if axis.percent else f"{number:.4g}"
+
+
+def _make_trace_beside(role: str, meta: Figure, x: Sequence[Any], y: Sequence[Any], **more: Any) -> Figure:
+    """Return a trace that belongs to a line or bar: it has no name in the legend, and shows and hides with that."""
+    return {"type": "scatter", "x": x, "y": y, "hoverinfo": "skip", "showlegend": False,
+            "legendgroup": str(meta["series"]), "meta": {**meta, "role": role}, **more}  # fmt: skip
 
 
 def _make_band(chart: doc.Chart, series: doc.Series, meta: Figure) -> list[Figure]:
@@ -280,11 +276,8 @@ def _make_band(chart: doc.Chart, series: doc.Series, meta: Figure) -> list[Figur
             forth, back = stretch, stretch[::-1]
             xs += [*gap, *[round_number(series.x[k]) for k in [*forth, *back]]]
             ys += [*gap, *[round_number(series.low[k]) for k in forth], *[round_number(series.high[k]) for k in back]]
-    if not xs:
-        return []
-    return [{"type": "scatter", "x": xs, "y": ys, "mode": "lines", "fill": "toself", "line": {"width": 0},
-             "hoverinfo": "skip", "showlegend": False, "legendgroup": str(meta["series"]),
-             "meta": {**meta, "role": "band"}}]  # fmt: skip
+    band = _make_trace_beside("band", meta, xs, ys, mode="lines", fill="toself", line={"width": 0})
+    return [band] if xs else []
 
 
 def _make_dots(series: doc.Series, meta: Figure) -> list[Figure]:
@@ -293,30 +286,27 @@ def _make_dots(series: doc.Series, meta: Figure) -> list[Figure]:
         return []
     x, y = ([round_number(value) for value in values] for values in zip(*dots, strict=True))
     tags = [tags for tags, values in zip(meta.get("points", ()), series.repeats, strict=False) for _ in values]
-    return [{"type": "scatter", "x": x, "y": y, "mode": "markers", "hoverinfo": "skip", "showlegend": False,
-             "marker": {"symbol": "circle", "size": 4, "opacity": 0.6}, "legendgroup": str(meta["series"]),
-             "meta": {**meta, "role": "repeat", **({"points": tags} if tags else {})}}]  # fmt: skip
+    meta = {**meta, "points": tags} if tags else meta
+    marker = {"symbol": "circle", "size": 4, "opacity": 0.6}
+    return [_make_trace_beside("repeat", meta, x, y, mode="markers", marker=marker)]
 
 
 def _make_fit(series: doc.Series, meta: Figure) -> list[Figure]:
     """Return the fitted line of a series, dotted, in the colour of its points."""
-    if not series.fit:
-        return []
-    return [{"type": "scatter", "x": [round_number(x) for x in series.x], "y": [round_number(y) for y in series.fit],
-             "mode": "lines", "line": {"dash": "dot", "width": 1.2}, "hoverinfo": "skip", "showlegend": False,
-             "legendgroup": str(meta["series"]), "meta": {**meta, "role": "fit"}}]  # fmt: skip
+    x, y = ([round_number(value) for value in values] for values in (series.x, series.fit))
+    line = {"dash": "dot", "width": 1.2}
+    return [_make_trace_beside("fit", meta, x, y, mode="lines", line=line)] if series.fit else []
 
 
 def _make_bar_labels(chart: doc.Chart, series: doc.Series, meta: Figure) -> list[Figure]:
     """Return the values of bars as texts above their limits and dots, which would hide a text of the bar itself."""
     if not chart.has_bar_labels:
         return []
-    return [{"type": "scatter", "x": [round_number(x) for x in series.x],
-             "y": [round_number(top) for top in series.list_tops()],
-             "mode": "markers+text", "marker": {"size": 8, "opacity": 0},  # which keep the text off the limit below
-             "text": [format_bar_label(y, chart.y) for y in series.y], "textposition": "top center",
-             "textfont": {"size": 10}, "cliponaxis": False, "hoverinfo": "skip", "showlegend": False,
-             "legendgroup": str(meta["series"]), "meta": {**meta, "role": "label"}}]  # fmt: skip
+    x, y = ([round_number(value) for value in values] for values in (series.x, series.list_tops()))
+    text = [format_bar_label(value, chart.y) for value in series.y]
+    marker = {"size": 8, "opacity": 0}  # which keeps the text off the limit below
+    return [_make_trace_beside("label", meta, x, y, mode="markers+text", marker=marker, text=text, cliponaxis=False,
+                               textposition="top center", textfont={"size": 10})]  # fmt: skip
 
 
 def format_bar_label(y: doc.Number, axis: doc.Axis) -> str:
@@ -324,13 +314,6 @@ def format_bar_label(y: doc.Number, axis: doc.Axis) -> str:
     if y is None or not math.isfinite(y):
         return ""
     return f"{100 * y:.0f} %" if axis.percent else f"{y:,.0f}" if abs(y) >= 100 else f"{y:.3g}"
-
-
-def _limits_without_band(chart: doc.Chart, series: doc.Series) -> list[tuple[doc.Number, doc.Number]]:
-    """Return the limits of the points that no band shows, because no neighbour has any or they are no line."""
-    lines = series.style == "line"
-    banded = {k for stretch in _find_stretches(chart, series) if lines and len(stretch) > 1 for k in stretch}
-    return [(None, None) if k in banded else limits for k, limits in enumerate(series.limits)]
 
 
 def _find_stretches(chart: doc.Chart, series: doc.Series) -> list[list[int]]:
@@ -345,15 +328,14 @@ def _find_stretches(chart: doc.Chart, series: doc.Series) -> list[list[int]]:
 
 
 def _make_error_bars(series: doc.Series, limits: Sequence[tuple[doc.Number, doc.Number]]) -> Figure:
-    up = [
-        None if high is None or y is None else round_number(high - y)
-        for y, (_, high) in zip(series.y, limits, strict=True)
-    ]
-    down = [
-        None if low is None or y is None else round_number(y - low)
-        for y, (low, _) in zip(series.y, limits, strict=True)
-    ]
-    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 4}
+    """Return the bars of these limits; nothing where there are none."""
+    if all(low is None for low, _ in limits):
+        return {}
+    points = [(y, *ends) for y, ends in zip(series.y, limits, strict=True)]
+    up = [None if high is None or y is None else round_number(high - y) for y, _, high in points]
+    down = [None if low is None or y is None else round_number(y - low) for y, low, _ in points]
+    bars = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 4}
+    return {"error_y": bars}
 
 
 def _make_axis(axis: doc.Axis, chart: doc.Chart, which: str) -> Figure:
@@ -380,10 +362,6 @@ def _list_categories(chart: doc.Chart) -> list[Any]:
     """List the values of the x axis: numbers sorted, texts in order of appearance."""
     values = list(dict.fromkeys(x for series in chart.series for x in series.x))
     return [round_number(x) for x in (values if _has_text_axis(chart) else sorted(values, key=float))]
-
-
-def _open_symbol(symbol: str) -> str:
-    return symbol if symbol.endswith("-open") else f"{symbol}-open"
 
 
 def escape_plotly(text: str) -> str:
