@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from scalebench.analysis import training_columns
 from scalebench.analysis.time_to_target import Figure, TrainingOutcome, summarize_trainings
 from scalebench.core import units
 from scalebench.core.result import LOWER_IS_BETTER, CurvePoint, RankRecord, Result
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 
 MAX_TERMINAL_SENTENCES = 12
 MAX_CURVE_POINTS = 300  # of a line
-FIRST_COLUMNS = ("run", "gpus", "batch per device", "global batch", "rule", "learning rate")
 BASELINES = ("bare", "self")
 CAPTION = (
     "Means over seeds with 95 % intervals by Student's t, if there are three seeds or more and all have the figure. "
@@ -33,10 +30,6 @@ CAPTION = (
     "target over the run's own, seed by seed; beside it, the speedup in throughput, which does not depend on what was "
     "learned."
 )
-
-CellMaker = Callable[[dict[str, Any]], str]
-GetX = Callable[[CurvePoint], float]
-GetY = Callable[[CurvePoint], float | None]
 
 
 def name_trainings(trainings: Sequence[TrainingOutcome]) -> dict[str, str]:
@@ -50,22 +43,58 @@ def make_training_table(
 ) -> doc.Table:
     """Make a table with a row for each training, over its seeds."""
     metric = to_text(trainings[0].first_run["metric_name"]) or "metric"
+    has_target = any(training.target is not None for training in trainings)
     kinds = [kind for kind in BASELINES
              if any(training.figures[f"speedup_{kind}"] is not None for training in trainings)]  # fmt: skip
-    targets = any(training.target is not None for training in trainings)
-    to_target = ["target", "reached", "epochs to target", "time to target (95 %)"] if targets else []
-    speedups = {"to target over": "speedup_target"} if targets else {}
-    speedups["samples/s over"] = "speedup"
-    ratios = {f"{text} {kind}": f"{stem}_{kind}" for kind in kinds for text, stem in speedups.items()}
-    columns = [*FIRST_COLUMNS, "epochs", "seconds of training", f"{metric} (95 %)", "gap", *to_target, *ratios,
-               "stopped by"]  # fmt: skip
+    # The columns of the figures, with their heads and formats.
+    figures: dict[str, tuple[str, Callable[..., str]]] = {
+        "trained_epochs": ("epochs", _format_epochs),
+        "trained_s": ("seconds of training", doc.format_duration),
+        "metric": (f"{metric} (95 %)", _format_level),
+        "generalisation_gap": ("gap", _format_level),
+    }
+    to_target: dict[str, tuple[str, Callable[..., str]]] = {
+        "epochs_to_target": ("epochs to target", _format_epochs),
+        "time_to_target_s": ("time to target (95 %)", doc.format_duration),
+    }
+    for kind in kinds:
+        if has_target:
+            to_target[f"speedup_target_{kind}"] = (f"to target over {kind}", format_ratio)
+        to_target[f"speedup_{kind}"] = (f"samples/s over {kind}", format_ratio)
+    if not has_target:
+        to_target = {name: column for name, column in to_target.items() if name.startswith("speedup")}
+    heads = ["run", "gpus", "batch per device", "global batch", "rule", "learning rate",
+             *(head for head, _ in figures.values()), *(["target", "reached"] if has_target else []),
+             *(head for head, _ in to_target.values()), "stopped by"]  # fmt: skip
     rows = []
     for training in trainings:
-        cells = [*_setting_cells(training, names), *_end_cells(training), *(_target_cells(training) if targets else [])]
-        cells += [_figure_cell(training.figures[column], format_ratio) for column in ratios.values()]
+        row, rule = training.first_run, to_text(training.first_run["learning_rate_rule"])
+        base = f" from {row['base_batch']:,}" if row["base_batch"] is not None and rule != "none" else ""
+        cells = [doc.make_cell(names[row["training_id"]]), doc.make_cell(str(row["gpus"]), row["gpus"])]
+        cells += [doc.make_cell(f"{row[name]:,}", row[name]) for name in ("batch_per_device", "global_batch")]
+        cells += [doc.make_cell(f"{rule}{base}"), doc.format_cell(row["learning_rate"], "{:.4g}".format)]
+        cells += [_make_figure_cell(training.figures[name], show) for name, (_, show) in figures.items()]
+        if has_target:
+            reached = "" if training.target is None else f"{_count_reached(training)} seeds"
+            cells += [doc.format_cell(training.target, "{:g}".format), doc.make_cell(reached)]
+        cells += [_make_figure_cell(training.figures[name], show) for name, (_, show) in to_target.items()]
         cells.append(doc.make_cell(", ".join(training.stopped_by)))
-        rows.append(doc.Row(cells, doc.get_tags(training.first_run)))
-    return doc.Table(id_, title, columns, rows, frozenset(columns[1:-1]) - {"rule", "reached"}, CAPTION)
+        rows.append(doc.Row(cells, doc.get_tags(row)))
+    return doc.Table(id_, title, heads, rows, frozenset(heads[1:-1]) - {"rule", "reached"}, CAPTION)
+
+
+def _make_figure_cell(figure: Figure, show: Callable[..., str]) -> doc.Cell:
+    """Make a cell of a value with its limits, empty if there is none."""
+    return doc.Cell("") if figure is None else doc.Cell(show(figure.value, *figure.limits), figure.value)
+
+
+def _format_epochs(value: float, low: float | None, high: float | None) -> str:
+    return f"{value:.3g}"
+
+
+def _format_level(value: float, low: float | None, high: float | None) -> str:
+    """Return `0.00048 [0.00041, 0.00055]`."""
+    return f"{value:.4g}" if low is None or high is None else f"{value:.4g} [{low:.3g}, {high:.3g}]"
 
 
 def list_terminal_sentences(frame: pd.DataFrame) -> list[str]:
@@ -94,7 +123,7 @@ def describe_training(training: TrainingOutcome, name: str) -> str:
     if not training.reached:
         seeds = f" with any of {training.seeds} seeds" if several else ""
         return f"{name}: {metric} was not reached{seeds}{failed}"
-    time = _figure_cell(training.figures["time_to_target_s"], doc.format_duration).text
+    time = _make_figure_cell(training.figures["time_to_target_s"], doc.format_duration).text
     text = f"{name}: {metric} after {time} of training"
     epochs = training.figures["epochs_to_target"]
     text += "" if epochs is None else f", {epochs.value:.3g} epochs"
@@ -119,167 +148,74 @@ def _count_reached(training: TrainingOutcome) -> str:
     return f"{training.reached} of {training.seeds}"
 
 
-def _setting_cells(training: TrainingOutcome, names: Mapping[str, str]) -> list[doc.Cell]:
-    row = training.first_run
-    rule = to_text(row["learning_rate_rule"])
-    base = f" from {row['base_batch']:,}" if row["base_batch"] is not None and rule != "none" else ""
-    return [
-        doc.make_cell(names[row["training_id"]]),
-        doc.make_cell(str(row["gpus"]), row["gpus"]),
-        *(doc.make_cell(f"{row[name]:,}", row[name]) for name in ("batch_per_device", "global_batch")),
-        doc.make_cell(f"{rule}{base}"),
-        doc.format_cell(row["learning_rate"], "{:.4g}".format),
-    ]
+def select_figure_columns(frame: pd.DataFrame) -> dict[str, Callable[[dict[str, Any]], str]]:
+    """Return the columns of the terminal's table that any row has a figure for, by their heads."""
 
+    def show_column(name: str, show: Callable[[float], str]) -> Callable[[dict[str, Any]], str]:
+        return lambda row: "" if (value := to_number(row[name])) is None else show(value)
 
-def _end_cells(training: TrainingOutcome) -> list[doc.Cell]:
-    return [
-        _figure_cell(training.figures["trained_epochs"], _format_epochs),
-        _figure_cell(training.figures["trained_s"], doc.format_duration),
-        _figure_cell(training.figures["metric"], _format_level),
-        _figure_cell(training.figures["generalisation_gap"], _format_level),
-    ]
+    def show_time_to_target(row: dict[str, Any]) -> str:
+        """Return the time, or that the target was not reached, which is no failure of the run."""
+        missed = row["status"] == "ok" and to_number(row["target"]) is not None
+        return to_target(row) or ("not reached" if missed else "")
 
-
-def _target_cells(training: TrainingOutcome) -> list[doc.Cell]:
-    return [
-        doc.format_cell(training.target, "{:g}".format),
-        doc.make_cell("" if training.target is None else f"{_count_reached(training)} seeds"),
-        _figure_cell(training.figures["epochs_to_target"], _format_epochs),
-        _figure_cell(training.figures["time_to_target_s"], doc.format_duration),
-    ]
-
-
-def _figure_cell(figure: Figure, show: Callable[[float, float | None, float | None], str]) -> doc.Cell:
-    """Make a cell of a value with its limits, empty if there is none."""
-    return doc.Cell("") if figure is None else doc.Cell(show(figure.value, *figure.limits), figure.value)
-
-
-def _format_epochs(value: float, low: float | None, high: float | None) -> str:
-    return f"{value:.3g}"
-
-
-def _format_level(value: float, low: float | None, high: float | None) -> str:
-    """Return `0.00048 [0.00041, 0.00055]`."""
-    return f"{value:.4g}" if low is None or high is None else f"{value:.4g} [{low:.3g}, {high:.3g}]"
-
-
-def select_figure_columns(frame: pd.DataFrame) -> dict[str, CellMaker]:
-    """Return the columns that any row has a figure for, by their heads."""
-    columns: dict[str, CellMaker] = {"epochs": partial(_format_figure, "trained_epochs"), "training": _format_trained_s}
+    show_number, to_target = "{:.3g}".format, show_column("time_to_target_s", units.format_seconds)
+    columns = {"epochs": show_column("trained_epochs", show_number)}
+    columns["training"] = show_column("trained_s", units.format_seconds)
     metrics = frame.loc[frame["metric"].notna(), "metric_name"].dropna().unique()
-    if len(metrics):
-        several = len(metrics) > 1
-        columns |= {"metric": _format_metric} if several else {to_text(metrics[0]): partial(_format_figure, "metric")}
+    show_metric = show_column("metric", show_number)
+    if len(metrics) == 1:
+        columns[to_text(metrics[0])] = show_metric
+    elif len(metrics):
+        columns["metric"] = lambda row: f"{to_text(row['metric_name'])} {text}" if (text := show_metric(row)) else ""
     if frame["generalisation_gap"].notna().any():
-        columns["gap"] = partial(_format_figure, "generalisation_gap")
+        columns["gap"] = show_column("generalisation_gap", show_number)
     if frame["target"].notna().any():
-        columns["time to target"] = _format_time_to_target
+        columns["time to target"] = show_time_to_target
+    over_bare = frame["speedup_target_bare"]
     for kind in BASELINES:
-        if _adds_information(frame, f"speedup_target_{kind}"):
-            columns[f"to target over {kind}"] = partial(_format_speedup, f"speedup_target_{kind}")
-            columns[f"samples/s over {kind}"] = partial(_format_speedup, f"speedup_{kind}")
+        speedups = frame[f"speedup_target_{kind}"]
+        # Over self only where some row has another speedup than over bare.
+        is_new = speedups.notna() & (over_bare.isna() | (over_bare != speedups).fillna(True) | (kind == "bare"))
+        if is_new.any():
+            columns[f"to target over {kind}"] = show_column(f"speedup_target_{kind}", format_ratio)
+            columns[f"samples/s over {kind}"] = show_column(f"speedup_{kind}", format_ratio)
     return columns
 
 
-def _adds_information(frame: pd.DataFrame, name: str) -> bool:
-    """Return whether a row has this speedup, and a different one than over bare."""
-    measured = frame[frame[name].notna()]
-    over_bare = measured["speedup_target_bare"]
-    if name == "speedup_target_bare":
-        return len(measured) > 0
-    return bool((over_bare.isna() | (over_bare != measured[name]).fillna(True)).any())
+def make_curve_series(
+    name: str,
+    tags: doc.Tags,
+    curves: Sequence[Sequence[CurvePoint]],
+    get_y: Callable[[CurvePoint], float | None],
+    get_x: Callable[[CurvePoint], float],
+) -> doc.Series | None:
+    """Make a series of means over the curves of seeds as far as all of them went, with limits from three seeds on; of
+    one seed its curve. None if there is no value.
 
-
-def _format_figure(name: str, row: dict[str, Any]) -> str:
-    value = to_number(row[name])
-    return "" if value is None else f"{value:.3g}"
-
-
-def _format_trained_s(row: dict[str, Any]) -> str:
-    return doc.format_duration(to_number(row["trained_s"]), None, None)
-
-
-def _format_metric(row: dict[str, Any]) -> str:
-    value = _format_figure("metric", row)
-    return f"{to_text(row['metric_name'])} {value}" if value else ""
-
-
-def _format_time_to_target(row: dict[str, Any]) -> str:
-    """Return the time, or that the target was not reached, which is no failure of the run."""
-    value_s = to_number(row["time_to_target_s"])
-    if value_s is not None:
-        return units.format_seconds(value_s)
-    return "not reached" if row["status"] == "ok" and to_number(row["target"]) is not None else ""
-
-
-def _format_speedup(name: str, row: dict[str, Any]) -> str:
-    return format_ratio(to_number(row[name]))
-
-
-class TrainingCurves(NamedTuple):
-    """The metric curves of one configuration, one for each seed."""
-
-    name: str
-    tags: Mapping[str, str]
-    curves: Sequence[Sequence[CurvePoint]]
-
-
-def get_epochs(point: CurvePoint) -> float:
-    return point.epochs
-
-
-def get_train_s(point: CurvePoint) -> float:
-    return point.train_s
-
-
-def make_validation_getter(metric: str) -> GetY:
-    return lambda point: point.metrics.get(metric)
-
-
-def make_train_getter(metric: str) -> GetY:
-    """Return a getter of the metric on training samples."""
-    return lambda point: point.train_metrics.get(metric)
-
-
-def make_gap_getter(metric: str) -> GetY:
-    """Return a getter of how much worse the metric is on validation samples."""
-    return lambda point: training_columns.generalisation_gap(
-        metric, point.metrics.get(metric), point.train_metrics.get(metric)
-    )
-
-
-def make_curve_series(curves: TrainingCurves, get_y: GetY, get_x: GetX) -> doc.Series | None:
-    """Make a series of means over the seeds as far as all of them went, with limits from three seeds on; of one seed
-    its curve. None if there is no value."""
+    Points of seeds are those after the same number of steps. Seeds that were evaluated by the clock have few such
+    points: then those of the first seed are shown.
+    """
+    by_step = [{point.step: point for point in curve} for curve in curves]
+    steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
+    matched = [[points[step] for points in by_step] for step in steps]
+    if 2 * len(steps) < min(map(len, by_step), default=0):
+        matched = [[point] for point in curves[0]]
     x: list[float] = []
     means: list[Estimate] = []
-    for points in _match_points(curves.curves):
+    for points in matched:
         values = [value for point in points if (value := get_y(point)) is not None]
         if len(values) == len(points):
             x.append(sum(map(get_x, points)) / len(points))
             means.append(mean_over_repeats(values))
     if not x:
         return None
-    kept = [
-        int(k) for k, _ in doc.downsample([(float(k), mean.value) for k, mean in enumerate(means)], MAX_CURVE_POINTS)
-    ]
-    has_limits = any(means[k].has_limits for k in kept)
-    low, high = ([means[k].limits[end] for k in kept] if has_limits else () for end in (0, 1))
-    style: Any = "points" if len(kept) == 1 else "line"
-    return doc.Series(curves.name, [x[k] for k in kept], [means[k].value for k in kept], low, high, curves.tags, style)
-
-
-def _match_points(curves: Sequence[Sequence[CurvePoint]]) -> list[list[CurvePoint]]:
-    """Match the points of all seeds by their number of steps.
-
-    Seeds that were evaluated by the clock have few such points: then those of the first seed are returned.
-    """
-    by_step = [{point.step: point for point in curve} for curve in curves]
-    steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
-    if 2 * len(steps) < min(map(len, by_step), default=0):
-        return [[point] for point in curves[0]]
-    return [[points[step] for points in by_step] for step in steps]
+    numbered = [(float(k), mean.value) for k, mean in enumerate(means)]
+    places = [int(k) for k, _ in doc.downsample(numbered, MAX_CURVE_POINTS)]
+    has_limits = any(means[k].has_limits for k in places)
+    low, high = ([means[k].limits[end] for k in places] if has_limits else () for end in (0, 1))
+    style: Any = "points" if len(places) == 1 else "line"
+    return doc.Series(name, [x[k] for k in places], [means[k].value for k in places], low, high, tags, style)
 
 
 @dataclass

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
+from scalebench.analysis.training_columns import generalisation_gap
 from scalebench.core import units
-from scalebench.core.result import FINAL_LOSS_STEPS, LOWER_IS_BETTER
+from scalebench.core.result import FINAL_LOSS_STEPS, LOWER_IS_BETTER, CurvePoint
 from scalebench.report import document as doc
 from scalebench.report import spec
 from scalebench.report.flag_text import describe_curve_intervals, to_text
@@ -24,20 +25,16 @@ from scalebench.report.report_data import Row as RunRow
 from scalebench.report.training_tables import (
     MAX_CURVE_POINTS,
     LossSeries,
-    TrainingCurves,
     compute_losses,
     describe_direction,
     describe_training,
-    get_epochs,
-    get_train_s,
     make_curve_series,
-    make_gap_getter,
-    make_train_getter,
     make_training_table,
-    make_validation_getter,
     name_trainings,
     sort_by_time_to_target,
 )
+
+SeedCurves = tuple[doc.Tags, list[list[CurvePoint]]]  # the metric curves of one configuration, one for each seed
 
 MAX_TRAINING_GROUPS = 8
 MAX_SEEDS = 10  # of a line
@@ -83,11 +80,15 @@ def _make_training_blocks(
     targets = sorted({training.target for training in trainings if training.target is not None})
     for target in targets:
         yield from _answer_target([training for training in trainings if training.target == target], names)
-    drawn = [
-        _read_curves(report_data, training, names[training.first_run["training_id"]])
-        for training in trainings[: doc.MAX_CURVES]
-    ]
-    yield from _make_training_charts(number, title, to_text(trainings[0].first_run["metric_name"]), drawn, targets)
+    drawn = trainings[: doc.MAX_CURVES]
+    curves = {
+        names[training.first_run["training_id"]]: (
+            doc.get_tags(training.first_run),
+            [report_data.result(row["run_id"]).quality.curve for row in training.by_seed[:MAX_SEEDS]],
+        )
+        for training in drawn
+    }
+    yield from _make_training_charts(number, title, to_text(trainings[0].first_run["metric_name"]), curves, targets)
     if len(drawn) < len(trainings):
         yield doc.Paragraph(f"{len(drawn)} of {len(trainings)} trainings are drawn.")
     yield make_training_table(f"training-{number}-ends", _add_label("Results of training", title), trainings, names)
@@ -111,52 +112,52 @@ def _answer_target(trainings: Sequence[TrainingOutcome], names: Mapping[str, str
         yield doc.Paragraph(f"{missed} of {len(trainings)} trainings did not reach {metric}{with_seeds}.")
 
 
-def _read_curves(report_data: ReportData, training: TrainingOutcome, name: str) -> TrainingCurves:
-    rows = training.by_seed[:MAX_SEEDS]
-    curves = [report_data.result(row["run_id"]).quality.curve for row in rows]
-    return TrainingCurves(name, doc.get_tags(training.first_run), curves)
-
-
 def _make_training_charts(
-    number: int, title: str, metric: str, drawn: Sequence[TrainingCurves], targets: Sequence[float]
+    number: int, title: str, metric: str, curves: Mapping[str, SeedCurves], targets: Sequence[float]
 ) -> Iterator[doc.Chart]:
-    seeds = SEEDS_CAPTION if any(len(curves.curves) > 1 for curves in drawn) else ""
+    def get_validation(point: CurvePoint) -> float | None:
+        return point.metrics.get(metric)
+
+    def get_on_training_samples(point: CurvePoint) -> float | None:
+        return point.train_metrics.get(metric)
+
+    def get_gap(point: CurvePoint) -> float | None:
+        return generalisation_gap(metric, get_validation(point), get_on_training_samples(point))
+
+    def get_epochs(point: CurvePoint) -> float:
+        return point.epochs
+
+    def get_seconds(point: CurvePoint) -> float:
+        return point.train_s
+
+    seeds = SEEDS_CAPTION if any(len(of_seeds) > 1 for _, of_seeds in curves.values()) else ""
     better = f"{metric}, {describe_direction(metric)}. "
-    validation = make_validation_getter(metric)
     charts = (
-        ("epochs", "Validation", validation, get_epochs, f"Validation {better}", targets),
-        ("seconds", "Validation", validation, get_train_s, f"Validation {better}", targets),
-        ("trained", "Training samples", make_train_getter(metric), get_epochs,
+        ("epochs", "Validation", get_validation, get_epochs, f"Validation {better}", targets),
+        ("seconds", "Validation", get_validation, get_seconds, f"Validation {better}", targets),
+        ("trained", "Training samples", get_on_training_samples, get_epochs,
          f"On as many training samples, with dropout off: {better}", ()),
-        ("gap", "Generalisation gap", make_gap_getter(metric), get_epochs,
+        ("gap", "Generalisation gap", get_gap, get_epochs,
          f"How much worse {metric} is on validation samples than on training samples; above 0 is worse. ", ()),
     )  # fmt: skip
     for kind, heading, get_y, get_x, about, levels in charts:
-        series = [line for curves in drawn if (line := make_curve_series(curves, get_y, get_x)) is not None]
-        if series:
-            x = doc.Axis("seconds of training" if get_x is get_train_s else "epochs")
-            y = doc.Axis(metric, log=_spans_decade(metric, series) and kind != "gap", from_zero=False)
-            lines = [*series, *_make_target_lines(metric, levels, series, drawn[0].tags["model"])]
-            name = _add_label(f"{heading}, {metric} over {x.title}", title)
-            caption = f"{about}{POINTS_CAPTION}{seeds}".strip()
-            yield doc.Chart(f"training-{number}-{kind}", name, x, y, lines, "lines", caption)
-
-
-def _spans_decade(metric: str, series: Sequence[doc.Series]) -> bool:
-    """Return whether these are errors over more than a decade."""
-    values = [y for line in series for y in line.y if y is not None]
-    return metric.startswith(LOWER_IS_BETTER) and min(values) > 0 and max(values) > DECADE * min(values)
-
-
-def _make_target_lines(
-    metric: str, targets: Sequence[float], series: Sequence[doc.Series], model: str
-) -> Iterator[doc.Series]:
-    """Make the targets horizontal lines."""
-    x = [float(place) for line in series for place in line.x]
-    for target in targets:
-        ends = [min(x), max(x)] if max(x) > min(x) else [min(x)]
-        name = f"target {metric} {target:g}"
-        yield doc.Series(name, ends, [target] * len(ends), tags={"model": model}, style="ideal")
+        lines = [make_curve_series(name, tags, of_seeds, get_y, get_x) for name, (tags, of_seeds) in curves.items()]
+        series = [line for line in lines if line is not None]
+        if not series:
+            continue
+        values = [y for line in series for y in line.y if y is not None]
+        is_error = metric.startswith(LOWER_IS_BETTER) and min(values) > 0
+        y = doc.Axis(metric, log=is_error and kind != "gap" and max(values) > DECADE * min(values), from_zero=False)
+        places = [float(place) for line in series for place in line.x]
+        ends = sorted({min(places), max(places)})
+        model = {"model": next(iter(curves.values()))[0]["model"]}
+        for target in levels:
+            name = f"target {metric} {target:g}"
+            series.append(doc.Series(name, ends, [target] * len(ends), tags=model, style="ideal"))
+        x = doc.Axis("seconds of training" if kind == "seconds" else "epochs")
+        name = _add_label(f"{heading}, {metric} over {x.title}", title)
+        caption = f"{about}{POINTS_CAPTION}{seeds}".strip()
+        yield doc.Chart(f"training-{number}-{kind}", name, x, y, series, "lines", caption)
 
 
 def _merge_hardware(curves: Sequence[Curve]) -> list[Curve]:
