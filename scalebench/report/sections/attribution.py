@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,12 @@ MIN_DRAWN_SHARE = 0.005  # points of efficiency; smaller parts cannot be seen in
 Bar = tuple[Curve, int, AttributedRun]  # a configuration at one device count
 COLOUR_OF_PART = {"transfer": "sync", "drift": "rest"}  # of document.PARTS, where that has another name
 REST = "unexplained"
+TABLE_CAPTION = (
+    "Shares of ideal throughput with 95 % intervals. The loss, batch, overhead and contention compare processes: "
+    f"they have limits over repeats only (measure.repeats={SWEEP_REPEATS} gives them). The other parts compare "
+    "conditions of one process, and have limits over its blocks. The parts add up to the loss; seconds are of one "
+    'step. "in overhead": measured only together with overhead.'
+)
 PART_MEANINGS = {
     "batch": "smaller batches",
     "overhead": "the strategy's overhead on one device",
@@ -167,67 +173,54 @@ def _list_bars(curves: list[Curve], cases: Mapping[str, AttributedRun]) -> Itera
 
 def _make_chart(group: doc.CurveGroup, bars: list[Bar]) -> Iterator[doc.Block]:
     """Make bars of ideal throughput, the best one first: the share that is kept, and the lost parts beside it."""
-    kept = bars
     if len(bars) > MAX_BARS:
-        largest = {id(curve): gpus for curve, gpus, _ in bars}
-        kept = [bar for bar in bars if largest[id(bar[0])] == bar[1]][:MAX_BARS]
         yield doc.Paragraph(f"Of {len(bars)} bars, those of the most devices of each curve are shown.")
-    kept = sorted(kept, key=lambda bar: bar[2].attribution.lost.value)
-    names = [f"{curve.name} x {gpus}" for curve, gpus, _ in kept]
-    point_tags = [curve.tags for curve, _, _ in kept]
-    shown = [{part.names: part.share for part in case.attribution.parts if _is_drawn(part)} for _, _, case in kept]
+        largest = {id(curve): gpus for curve, gpus, _ in bars}
+        bars = [bar for bar in bars if largest[id(bar[0])] == bar[1]][:MAX_BARS]
+    bars = sorted(bars, key=lambda bar: bar[2].attribution.lost.value)
+    names, tags = [f"{curve.name} x {gpus}" for curve, gpus, _ in bars], [curve.tags for curve, _, _ in bars]
+    runs = [case.attribution for _, _, case in bars]
+    parts_of_runs = [{part.names: part.share for part in run.parts if _exceeds_noise(part)} for run in runs]
 
-    def make_series(name: str, shares: Iterable[Estimate | None], part: str) -> doc.Series:
-        each = list(shares)
-        values = [None if share is None else share.value for share in each]
-        low, high = ([None if share is None else share.limits[k] for share in each] for k in (0, 1))
-        return doc.Series(name, names, values, low, high, group.tags, point_tags=point_tags, part=part)
+    def make_series(name: str, shares: Sequence[Estimate | None], part: str) -> doc.Series:
+        values = [None if share is None else share.value for share in shares]
+        low, high = ([None if share is None else share.limits[k] for share in shares] for k in (0, 1))
+        return doc.Series(name, names, values, low, high, group.tags, point_tags=tags, part=part)
 
-    series = [make_series("kept", (Estimate(1 - case.attribution.lost.value) for _, _, case in kept), "kept")]
-    for parts in sorted({parts for shares in shown for parts in shares}, key=lambda p: list(map(LOSS_PARTS.index, p))):
+    series = [make_series("kept", [Estimate(1 - run.lost.value) for run in runs], "kept")]
+    kinds = {parts for shares in parts_of_runs for parts in shares}
+    for parts in sorted(kinds, key=lambda parts: [LOSS_PARTS.index(name) for name in parts]):
         colour = COLOUR_OF_PART.get(parts[0], parts[0])
-        series.append(make_series(" + ".join(parts), (shares.get(parts) for shares in shown), colour))
-    rest = [_compute_rest(case.attribution, shares) for (_, _, case), shares in zip(kept, shown, strict=True)]
-    if any(share is not None for share in rest):
-        series.append(make_series(REST, rest, "rest"))
-    yield doc.Chart(
-        group.make_id("attribution"),
-        _make_chart_title(kept),
-        doc.Axis("strategy and devices"),
-        doc.Axis("share of ideal throughput", percent=True),
-        series,
-        "stacked",
-        doc.join_sentences(
-            "ideal is the bare baseline on one device times the devices, at the full batch",
-            _legend(names for shares in shown for names in shares),
-            f"{REST}: parts that do not exceed their noise, and drift" if series[-1].name == REST else "",
-            "diamonds are gains, which other parts outweigh" if _has_gains(series) else "",
-        ),
+        series.append(make_series(" + ".join(parts), [shares.get(parts) for shares in parts_of_runs], colour))
+    rest: list[Estimate | None] = []
+    for run, shares in zip(runs, parts_of_runs, strict=True):
+        share = run.lost.value - math.fsum(each.value for each in shares.values())
+        # Less is too small to be seen, or a gain within noise.
+        rest.append(Estimate(share) if share >= MIN_DRAWN_SHARE or share <= -MIN_SHARE else None)
+    has_rest = any(share is not None for share in rest)
+    series += [make_series(REST, rest, "rest")] if has_rest else []
+    has_gains = any(y is not None and y < 0 for each in series for y in each.y)
+    present = {name for parts in kinds for name in parts}
+    caption = doc.join_sentences(
+        "ideal is the bare baseline on one device times the devices, at the full batch",
+        "; ".join(f"{name}: {PART_MEANINGS[name]}" for name in LOSS_PARTS if name in present),
+        f"{REST}: parts that do not exceed their noise, and drift" if has_rest else "",
+        "diamonds are gains, which other parts outweigh" if has_gains else "",
     )
+    axes = doc.Axis("strategy and devices"), doc.Axis("share of ideal throughput", percent=True)
+    yield doc.Chart(group.make_id("attribution"), _name_largest_loss(bars), *axes, series, "stacked", caption)
 
 
-def _is_drawn(part: Part) -> bool:
+def _exceeds_noise(part: Part) -> bool:
     """Return whether a part exceeds its noise; without limits, as of a single repeat, whether it is large."""
-    if part.names == ("drift",):
-        return False
     share = part.share
-    if abs(share.value) < MIN_DRAWN_SHARE:
+    if part.names == ("drift",) or abs(share.value) < MIN_DRAWN_SHARE:
         return False
     return not share.low <= 0 <= share.high if share.has_limits else abs(share.value) >= MIN_SHARE
 
 
-def _has_gains(series: Iterable[doc.Series]) -> bool:
-    return any(y is not None and y < 0 for each in series for y in each.y)
-
-
-def _compute_rest(run: Attribution, shown: Mapping[tuple[str, ...], Estimate]) -> Estimate | None:
-    """Return what the drawn parts do not explain; None if it is too small to be seen, or a gain within noise."""
-    rest = run.lost.value - math.fsum(share.value for share in shown.values())
-    return Estimate(rest) if rest >= MIN_DRAWN_SHARE or rest <= -MIN_SHARE else None
-
-
-def _make_chart_title(bars: list[Bar]) -> str:
-    """Name the largest loss of all bars."""
+def _name_largest_loss(bars: list[Bar]) -> str:
+    """Return the title of the chart."""
     losses = [(part, curve.name, gpus) for curve, gpus, case in bars if (part := find_largest_loss(case)) is not None]
     if not losses:
         return "Where the lost efficiency went"
@@ -237,39 +230,27 @@ def _make_chart_title(bars: list[Bar]) -> str:
     return f"{name} on {units.format_count(gpus, 'device')} loses {describe_largest_loss(part)}"
 
 
-def _legend(groups: Iterable[tuple[str, ...]]) -> str:
-    present = {name for names in groups for name in names}
-    return "; ".join(f"{name}: {PART_MEANINGS[name]}" for name in LOSS_PARTS if name in present)
-
-
 def _make_table(group: doc.CurveGroup, bars: list[Bar]) -> doc.Table:
-    parts = [name for name in LOSS_PARTS if any(case.attribution.part(name) for _, _, case in bars)]
-    columns = ["strategy", "devices", "repeats", "ideal step", "step", "lost", *parts]
+    names = [name for name in LOSS_PARTS if any(case.attribution.part(name) for _, _, case in bars)]
+    columns = ["strategy", "devices", "repeats", "ideal step", "step", "lost", *names]
     rows = []
     for curve, gpus, case in bars:
         run = case.attribution
-        head = [doc.Cell(curve.name, curve.name), doc.Cell(str(gpus), gpus), doc.Cell(str(run.repeats), run.repeats)]
-        head += [doc.Cell(units.format_seconds(value), value) for value in (run.ideal_s, run.step_s)]
+        cells = [doc.Cell(curve.name, curve.name), doc.Cell(str(gpus), gpus), doc.Cell(str(run.repeats), run.repeats)]
+        cells += [doc.Cell(units.format_seconds(value), value) for value in (run.ideal_s, run.step_s)]
         against = "" if run.against == "bare" else f" against {run.against}"
-        head.append(doc.Cell(format_share(run.lost) + against, run.lost.value))
-        rows.append(doc.Row([*head, *(_make_part_cell(case, name) for name in parts)], curve.tags))
-    caption = (
-        "Shares of ideal throughput with 95 % intervals. The loss, batch, overhead and contention compare processes: "
-        f"they have limits over repeats only (measure.repeats={SWEEP_REPEATS} gives them). The other parts compare "
-        "conditions of one process, and have limits over its blocks. The parts add up to the loss; seconds are of one "
-        'step. "in overhead": measured only together with overhead.'
-    )
+        cells.append(doc.Cell(format_share(run.lost) + against, run.lost.value))
+        for name in names:
+            part = run.part(name)
+            if part is None:
+                cells.append(doc.Cell(""))
+            elif part.names[0] != name:
+                cells.append(doc.Cell(f"in {part.names[0]}"))
+            else:
+                cells.append(doc.Cell(format_share(part.share), part.share.value))
+        rows.append(doc.Row(cells, curve.tags))
     table_id, title = group.make_id("attribution-parts"), "Parts of the lost efficiency"
-    return doc.Table(table_id, title, columns, rows, frozenset(columns[1:]), caption)
-
-
-def _make_part_cell(case: AttributedRun, name: str) -> doc.Cell:
-    part = case.attribution.part(name)
-    if part is None:
-        return doc.Cell("")
-    if part.names[0] != name:
-        return doc.Cell(f"in {part.names[0]}")
-    return doc.Cell(format_share(part.share), part.share.value)
+    return doc.Table(table_id, title, columns, rows, frozenset(columns[1:]), TABLE_CAPTION)
 
 
 def _explain_unmeasured(bars: list[Bar]) -> Iterator[doc.Paragraph]:
