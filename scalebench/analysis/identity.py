@@ -4,7 +4,7 @@ What is hashed before a run starts, so that `resume` recognizes it, is core.conf
 
 - `comparison_key`: throughputs may be divided; finds the one-device baselines of a run.
 - `placement_of`: the first device is placed in the same way; chooses among baselines with equal comparison keys.
-- `without_batch`: copies of runs that differ only in their batch have equal comparison keys.
+- `local_batch_key`: likewise for runs whose batch of a device is the same, though it is configured in another way.
 - `configuration_key`: repeats of one configuration; `pooling_key` also covers runs without a throughput.
 - `training_key`: the same training, except for its seed.
 - `curve_key` of rows: one scaling curve; DEVICES_OR_BATCH_COLUMNS and BARE_BASELINE_COLUMNS match N devices with one.
@@ -74,7 +74,7 @@ def comparison_key(run: Run, strategy: bool) -> str:
 def comparison_keys(result: Result) -> tuple[str, str]:
     """Return the comparison keys without and with the strategy; interned, since the runs of a sweep share few of them.
 
-    Placement is left out, since runs of one machine are comparable: baselines.Candidates chooses the nearest one.
+    Placement is left out, since runs of one machine are comparable: baselines.find_nearest chooses among them.
     """
     tree = _workload(result.spec, ("gpus", "strategy"), (*PLACEMENT_KEYS, *QUEUE_KEYS))
     parts: list[Any] = [tree, result.scale.device, sorted({gpu.name or "" for gpu in result.machine.gpus})]
@@ -124,16 +124,15 @@ def is_comparable(run: RunSummary, baseline: RunSummary) -> bool:
 
 
 BATCH_KEYS = ("batch_per_device", "global_batch")
-WITHOUT_BATCH_MARK = " without its batch"  # no run_id or fingerprint of a real run ends with it
 
 
-def without_batch(result: Result) -> Result:
-    """Return a copy without batch sizes, so that runs that differ in nothing but their batch get the same comparison
-    key."""
+def local_batch_key(result: Result, strategy: bool) -> tuple[float, str]:
+    """Return the comparison key at the batch of a device, however it is configured: by scaling=weak with
+    train.batch_per_device, or by scaling=strong with train.global_batch."""
     train = {key: value for key, value in result.spec.get("train", {}).items() if key not in BATCH_KEYS}
     spec: dict[str, Any] = {**result.spec, "train": train, "scaling": None}
-    run_id, fingerprint = result.run_id + WITHOUT_BATCH_MARK, result.fingerprint + WITHOUT_BATCH_MARK
-    return dataclasses.replace(result, spec=spec, run_id=run_id, fingerprint=fingerprint)
+    samples = result.scale.samples_per_step / result.scale.gpus
+    return samples, comparison_keys(dataclasses.replace(result, spec=spec))[strategy]
 
 
 def configuration_key(run: Run) -> tuple[str, str, str]:

@@ -1,14 +1,19 @@
-"""The best strategy for each number of devices, and how certain that is.
+"""The best strategy for each number of devices, how certain that is, and whether several devices pay.
 
 Rivals are the curves of one group (model, data set, hardware, scaling, batch) on one number of devices, of any
 framework, that read their data the same way and train in the same precision. Strategies whose replicas never
 synchronize are controls: they are ranked only where nothing else was measured.
+
+In an advice, all rows on several devices and one device of the bare baseline are one contest, so that "take X on N
+devices" and "stay on one device" hold with all comparisons together. Rows that carry no verdict are left out of it, and
+named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 from scalebench.analysis.identity import INPUT_COLUMNS
@@ -66,6 +71,11 @@ class Ranking:
     test: str  # describes the statistical test; empty if there is nothing to compare
 
     @property
+    def rows(self) -> list[NamedRow]:
+        """The best and its rivals."""
+        return [(self.best, self.row), *((rival.name, rival.row) for rival in self.rivals)]
+
+    @property
     def tied(self) -> list[Rival]:
         return [rival for rival in self.rivals if rival.verdict == "tied"]
 
@@ -85,7 +95,7 @@ class Ranking:
         """Return `one repeat (ddp, mirrored)`: why rows give no verdict; empty if all do."""
         names: dict[str, list[str]] = {}
         for in_rounds in (None, False):  # rows that took turns may have done so with others
-            for name, row in [(self.best, self.row), *((rival.name, rival.row) for rival in self.rivals)]:
+            for name, row in self.rows:
                 if reason := explain_no_verdict(row, in_rounds=in_rounds):
                     names.setdefault(reason, []).append(name)
             if names or not self.undecided:
@@ -110,6 +120,29 @@ class Ranking:
             who = "the next" if first is self.rivals[0] else "the first that is slower beyond noise"
             parts.append(f"{first.format_ratio()} times as fast as {who} ({first.name})")
         return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The advice that follows from the rows of one group.
+
+    `take`: `rows` has one row, surely faster than one device and than every other row. `tied`: several that are
+    equally fast within noise, the fastest of them surely faster than one device. `stay`: one device is surely faster
+    than every row. `unsure`: neither is certain. `unknown`: nothing was measured on one device. `one device`: nothing
+    was measured on several, and `rows` is empty. In `stay`, `unsure` and `unknown`, `rows` has each curve's fastest
+    row, the fastest first.
+    """
+
+    kind: Literal["take", "tied", "stay", "unsure", "unknown", "one device"]
+    rankings: Sequence[Ranking]  # of the group, one for each number of devices
+    rows: list[NamedRow]
+    one_device: NamedRow | None  # the fastest bare baseline, else the fastest row on one device
+    left_out: list[NamedRow]  # rows that carry no verdict
+    test: str  # describes the statistical test; empty without one
+
+    @property
+    def group(self) -> dict[str, str]:
+        return self.rankings[0].group
 
 
 def rank(path: PathLike | Sequence[PathLike]) -> list[Ranking]:
@@ -150,15 +183,11 @@ def _split_into_contests(members: Sequence[Curve]) -> list[tuple[dict[str, str],
     contests: dict[tuple[str, ...], list[Curve]] = {}
     for curve in members:
         contests.setdefault(tuple(str(curve.rows[0][name]) for name in differing), []).append(curve)
-    return [
-        ({**curve[0].group, **dict(zip(differing, key, strict=True))}, _without_controls(curve))
-        for key, curve in contests.items()
-    ]
-
-
-def _without_controls(members: list[Curve]) -> list[Curve]:
-    training = [curve for curve in members if not is_control(str(curve.rows[0]["strategy"]))]
-    return training or members
+    split = []
+    for key, rivals in contests.items():
+        training = [curve for curve in rivals if not is_control(str(curve.rows[0]["strategy"]))]
+        split.append(({**rivals[0].group, **dict(zip(differing, key, strict=True))}, training or rivals))
+    return split
 
 
 def is_control(strategy: str) -> bool:
@@ -178,6 +207,51 @@ def rank_rows(group: dict[str, str], gpus: int, rows: Sequence[NamedRow], estima
     compared = "comparison" if len(others) == 1 else "comparisons"
     test = TEST_DESCRIPTION.format(f"{100 * CONFIDENCE:.0f}", len(others), compared) if others else ""
     return Ranking(group, gpus, name, best, rivals, test)
+
+
+def list_advice(curves: Sequence[Curve], estimate_ratio: EstimateRatio) -> list[Advice]:
+    """Return the advice for each group of curves that are ranked together; those with several devices come first."""
+    rows_by_id = {row["run_id"]: (curve.name, row) for curve in curves for row in curve.rows}
+    groups = [
+        list(members) for _, members in groupby(rank_curves(curves, estimate_ratio), key=lambda ranking: ranking.group)
+    ]
+    groups.sort(key=lambda members: members[-1].gpus == 1)
+    return [advise(members, rows_by_id, estimate_ratio) for members in groups]
+
+
+def advise(rankings: Sequence[Ranking], rows_by_id: Mapping[str, NamedRow], estimate_ratio: EstimateRatio) -> Advice:
+    """Return the advice for the rankings of one group; baselines are looked up in `rows_by_id`."""
+    rows = [pair for ranking in rankings for pair in ranking.rows]
+    several = sort_by_ratio([pair for pair in rows if pair[1]["gpus"] > 1], estimate_ratio)
+    bare_ids = dict.fromkeys(row["baseline_bare_id"] for _, row in several)
+    bare = [rows_by_id[run_id] for run_id in bare_ids if run_id in rows_by_id]
+    singles = bare or [pair for pair in rows if pair[1]["gpus"] == 1]
+    one_device = next(iter(sort_by_ratio(singles, estimate_ratio)), None)
+    if not several:
+        return Advice("one device", rankings, [], one_device, [], "")
+    fastest = _fastest_of_each_curve(several)
+    if one_device is None:
+        return Advice("unknown", rankings, fastest, None, [], "")
+    left_out = [pair for pair in (one_device, *several) if explain_no_verdict(pair[1])]
+    eligible = [pair for pair in several if not explain_no_verdict(pair[1])]
+    if one_device in left_out or not eligible:
+        return Advice("unsure", rankings, fastest, one_device, left_out, "")
+    contest = rank_rows(rankings[0].group, 0, [one_device, *eligible], estimate_ratio)
+    behind = {rival.row["run_id"] for rival in contest.rivals if rival.verdict == "slower"}
+    first = [pair for pair in (one_device, *eligible) if pair[1]["run_id"] not in behind]
+    if one_device[1]["run_id"] in behind:
+        first.sort(key=lambda pair: pair[1]["gpus"])
+        return Advice("take" if len(first) == 1 else "tied", rankings, first, one_device, left_out, contest.test)
+    kind: Literal["stay", "unsure"] = "stay" if len(first) == 1 else "unsure"
+    return Advice(kind, rankings, _fastest_of_each_curve(eligible), one_device, left_out, contest.test)
+
+
+def _fastest_of_each_curve(rows: Iterable[NamedRow]) -> list[NamedRow]:
+    """Return the first row of each name."""
+    first: dict[str, NamedRow] = {}
+    for name, row in rows:
+        first.setdefault(name, (name, row))
+    return list(first.values())
 
 
 def sort_by_ratio(rows: Sequence[NamedRow], estimate_ratio: EstimateRatio) -> list[NamedRow]:

@@ -102,7 +102,7 @@ class Results:
     @property
     def answer(self) -> str:
         """The answer in sentences, one line for each group of runs that may be compared."""
-        from scalebench.analysis.advice import list_advice
+        from scalebench.analysis.ranking import list_advice
         from scalebench.analysis.scaling_curves import make_curves
         from scalebench.report.sections.answer import describe_advice
 

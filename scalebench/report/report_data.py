@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from scalebench.analysis import collectives, load, scaling_curves
-from scalebench.analysis.advice import Advice, list_advice
 from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTING_COLUMNS, column_key
+from scalebench.analysis.ranking import Advice, list_advice
 from scalebench.analysis.read_runs import RunFiles
 from scalebench.analysis.repeats import Configurations
 from scalebench.core.json_files import read_json, read_tail

@@ -14,9 +14,9 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from scalebench.analysis import collectives, step_breakdown, throughput, user_program
-from scalebench.analysis.advice import Advice, list_advice
 from scalebench.analysis.attribution.causes import AttributedRun, find_causes
 from scalebench.analysis.blocks import wanted_half_width
+from scalebench.analysis.ranking import Advice, list_advice
 from scalebench.analysis.rows import interval_cells
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.training_columns import generalisation_gap

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t
 
-from scalebench.analysis.advice import list_advice
 from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
-from scalebench.analysis.ranking import rank, rank_curves, rank_rows
+from scalebench.analysis.ranking import list_advice, rank, rank_curves, rank_rows
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.verdicts import explain_no_verdict
 from scalebench.core.result import write_result

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scalebench.analysis.baselines import Baselines
-from scalebench.analysis.identity import WITHOUT_BATCH_MARK, without_batch
+from scalebench.analysis.identity import local_batch_key
 from scalebench.core.result import Result
 
 
@@ -41,7 +41,7 @@ class ReferenceRunFinder:
 
     def __init__(self, results: Iterable[Result]) -> None:
         runs = list(results)
-        self._full, self._local = Baselines.among(runs), LocalBaselines(runs)
+        self._full, self._local = Baselines.among(runs), Baselines.among(runs, local_batch_key)
 
     def find(self, result: Result) -> ReferenceRuns:
         """Return the baselines that the frame uses, and in strong scaling the nearest ones at the local batch."""
@@ -49,37 +49,3 @@ class ReferenceRunFinder:
         if result.scale.scaling == "strong" and result.scale.gpus > 1:
             return ReferenceRuns(bare, self._local.find_bare(result), self._local.find_self(result), own)
         return ReferenceRuns(bare, bare, own, own)
-
-
-class LocalBaselines:
-    """One-device runs at the batch that each device has in strong scaling.
-
-    They equal the run in everything that `comparison_key` includes but the batch and the way it is configured:
-    scaling=weak with train.batch_per_device, or scaling=strong with train.global_batch.
-    """
-
-    def __init__(self, results: Iterable[Result]) -> None:
-        self._records: dict[str, Result] = {}
-        by_batch: dict[int, list[Result]] = {}
-        for result in results:
-            if result.scale.gpus == 1:
-                self._records[result.run_id] = result
-                by_batch.setdefault(result.scale.samples_per_step, []).append(without_batch(result))
-        self._by_batch = {batch: Baselines.among(runs) for batch, runs in by_batch.items()}
-
-    def find_bare(self, result: Result) -> Result | None:
-        """Return the run on one device without a wrapper, at the local batch of `result`: the nearest of several."""
-        baselines = self._baselines_for(result)
-        return None if baselines is None else self._original(baselines.find_bare(without_batch(result)))
-
-    def find_self(self, result: Result) -> Result | None:
-        """Return the run of the same strategy on one device, at the local batch."""
-        baselines = self._baselines_for(result)
-        return None if baselines is None else self._original(baselines.find_self(without_batch(result)))
-
-    def _baselines_for(self, result: Result) -> Baselines[Result] | None:
-        batch = samples_per_device(result)
-        return self._by_batch.get(int(batch)) if batch.is_integer() else None
-
-    def _original(self, copy: Result | None) -> Result | None:
-        return None if copy is None else self._records[copy.run_id.removesuffix(WITHOUT_BATCH_MARK)]

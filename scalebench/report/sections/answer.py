@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from scalebench.analysis.advice import Advice, list_advice
-from scalebench.analysis.ranking import NamedRow, Ranking, is_control, join_with_and
+from scalebench.analysis.ranking import Advice, NamedRow, Ranking, is_control, join_with_and, list_advice
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve, ScalingLimit, find_scaling_limit, format_batch, format_group_title
 from scalebench.analysis.verdicts import (

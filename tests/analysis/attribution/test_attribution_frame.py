@@ -7,7 +7,7 @@ import pytest
 import scalebench
 from scalebench.analysis.attribution import ATTRIBUTION_COLUMNS, attribute_runs
 from scalebench.analysis.attribution.components import LOSS_PARTS
-from scalebench.analysis.attribution.reference_runs import LocalBaselines, ReferenceRunFinder
+from scalebench.analysis.attribution.reference_runs import ReferenceRunFinder
 from scalebench.core.errors import InputError
 from tests.builders import sweeps
 from tests.builders.attribution_runs import one_device_run, strong_scaling_runs, two_device_run, weak_scaling_runs
@@ -52,8 +52,8 @@ def test_copies_of_a_run_are_one_repeat_and_the_first_names_the_configuration():
 
 
 def find_local(result, *others):
-    local = LocalBaselines([result, *others])
-    return local.find_bare(result), local.find_self(result)
+    references = ReferenceRunFinder([result, *others]).find(result)
+    return references.bare_local, references.self_local
 
 
 @pytest.mark.parametrize("scaling", ["weak", "strong"])
