@@ -22,7 +22,7 @@ HALF_BATCHES = np.arange(0.0, 41.0, 2.5)
 QUANTILES = (0.025, 0.975)
 MAX_GROWTH = 1.1
 # Mean errors, in per cent, of the release: the model over all sources.
-MEAN_ERRORS = {"P1": 4.8, "P2": 3.5, "P2b": 3.9, "P3": 3.8}
+MEAN_ERRORS = {"P1": 4.3, "P2": 3.5, "P2b": 3.9, "P3": 3.2}
 Predict = Callable[[Trial], Sequence[float]]  # seconds of a step at the unseen points
 
 

@@ -6,10 +6,7 @@ from scalebench.core.result import ProbeRecord, StageRecord, Sync
 from scalebench.core.spec import ModelSpec
 from tests.builders.runs import rank, record, simulated_config
 
-# 8,080,000 multiply-adds up to the second layer and 1,150,300 after it; 2000 numbers pass between them.
 MLP = ModelSpec("mlp", input_shape=[20], target_shape=[1], outputs=1, options={})
-FIRST_SHARE = 8_080_000 / 9_230_300
-SENT_BYTES = 8000.0
 FLOPS, GRADIENT_BYTES = 6 * 9_230_300.0, 4_000_000
 FLOPS_PER_S, BYTES_PER_S, LATENCY_S = 1e10, 1e8, 1e-4
 OPTIMIZER_S = 0.01

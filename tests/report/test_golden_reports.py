@@ -23,8 +23,8 @@ from scalebench.report.markdown import render_document
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import SECTIONS, make_sections
 from tests.analysis import test_devices_or_batch as devices_or_batch
-from tests.analysis.prediction.test_data_or_model import make_pairs
 from tests.analysis.test_batch_size import make_saturating_runs
+from tests.analysis.test_data_or_model import make_pairs
 from tests.analysis.test_pipeline_stages import chain
 from tests.analysis.test_pipeline_stages import run as pipeline_run
 from tests.builders import sweeps

@@ -14,7 +14,6 @@ from scalebench.analysis.columns import RATE
 from scalebench.analysis.prediction import link_rates, step_model
 from scalebench.analysis.prediction.extrapolation import MeasuredStep
 from scalebench.analysis.prediction.link_rates import ReadRecord, Row, SyncsByLink
-from scalebench.analysis.prediction.model_stages import find_micro_batches, find_stages
 from scalebench.analysis.prediction.step_model import Links, StepModel
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core.errors import InputError
@@ -30,7 +29,7 @@ def sync_kind(result: Result) -> str:
     sync = result.spec.get("strategy", {}).get("sync")
     if sync is None:
         raise InputError("its record does not say what its strategy exchanges (strategy.sync): run it again")
-    return step_model.STAGES if sync == "pipeline" else str(sync)
+    return str(sync)
 
 
 def list_points(curve: Curve) -> list[MeasuredStep]:
@@ -86,40 +85,23 @@ def make_step_model(rows: Sequence[Row], links: Links, read: ReadRecord, batch_r
     spec = read(last).spec
     hardware = spec.get("hardware") or {}
     size = last["gradient_bytes"] or sum(sizes) or rows[0]["gradient_bytes"] or 0
-    if len(rows) == 1 and last["gpus"] == 1 and kind == step_model.TENSOR:
-        raise InputError("one device sends nothing, and no formula says what split layers send: measure gpus=2")
-    if len(rows) == 1 and not size and kind not in (step_model.NO_SYNC, step_model.STAGES):
+    host_sample_s, shares_cores = _host_sample_s(last, read), bool(hardware.get("nodes_share_cores"))
+    if kind in step_model.CUT_MODEL:
+        if len(rows) == 1:
+            raise InputError(f"no formula says how a model scales that is cut: measure gpus={2 * last['gpus']}")
+        return StepModel(1.0, links, kind, pass_s=_half_batch(batch_rows), growth=0.0, host_sample_s=host_sample_s,
+                         nodes_share_cores=shares_cores)  # fmt: skip
+    if len(rows) == 1 and not size and kind != step_model.NO_SYNC:
         raise InputError(f"how many bytes it sends is not known: measure gpus={2 * last['gpus']}")
     model = StepModel(
         1.0, links, kind, float(size), max(1, len(sizes)), pass_s=_half_batch(batch_rows),
-        optimizer_s=_first(rows, "optimizer_s"), backward_share=_backward_share(rows),
-        host_sample_s=_host_sample_s(last, read), nodes_share_cores=bool(hardware.get("nodes_share_cores")),
+        optimizer_s=_first(rows, "optimizer_s"), backward_share=_backward_share(rows), host_sample_s=host_sample_s,
+        nodes_share_cores=shares_cores,
+        shards=int((spec.get("strategy", {}).get("options") or {}).get("shards") or 0),
     )  # fmt: skip
-    options = spec.get("strategy", {}).get("options") or {}
-    if kind == step_model.TENSOR:
-        model = replace(model, sync_bytes=sum(sizes) / last["global_batch"])
-    elif kind == step_model.HSDP:
-        model = replace(model, stages=int(options.get("shards") or 0))
-    elif kind == step_model.HYBRID:
-        model = replace(model, stages=int(options.get("stages") or 2))
-    if kind in (step_model.STAGES, step_model.HYBRID) and last["gpus"] > 1:
-        model = _add_stages(model, last, read)
     if read(last).scale.device == "cpu":  # where it takes the cores that compute
         model = replace(model, overlap=0.0, computes_on_host=True)
     return _add_measured_overlap(model, rows)
-
-
-def _add_stages(model: StepModel, row: Row, read: ReadRecord) -> StepModel:
-    result = read(row)
-    parts = find_stages(result)
-    work, state = (_imbalance([getattr(part, name) for part in parts]) for name in ("flops", "parameter_bytes"))
-    return replace(model, cut_bytes=max(part.sent_bytes for part in parts), micro_batches=find_micro_batches(result),
-                   work_imbalance=work, state_imbalance=state)  # fmt: skip
-
-
-def _imbalance(parts: Sequence[float]) -> float:
-    """Return the largest part over the mean one."""
-    return max(parts) * len(parts) / total if (total := sum(parts)) else 1.0
 
 
 def _add_measured_overlap(model: StepModel, rows: Sequence[Row]) -> StepModel:

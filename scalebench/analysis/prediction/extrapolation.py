@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalebench.analysis.prediction.step_model import (
+    CUT_MODEL,
     NO_SYNC,
     FloatArray,
     StepModel,
@@ -122,6 +123,9 @@ def extrapolate(model: StepModel, points: Sequence[MeasuredStep]) -> Extrapolati
         raise ValueError("no points")
     points = tuple(sorted(points))
     model = _limit_host(model, points)
+    slope = _fit_slope(model, points) if len(points) > 1 else None
+    if slope is not None and model.sync in CUT_MODEL:
+        model = replace(model, slope=slope)
     model = solve_sample_s(model, *points[0])
     if len(points) == 1:
         return Extrapolation(model, points)
@@ -131,7 +135,6 @@ def extrapolate(model: StepModel, points: Sequence[MeasuredStep]) -> Extrapolati
     factor = (last.step_s / compute - 1 + FACTOR_FLOOR) / (modelled + FACTOR_FLOOR)
     model = replace(model, overhead_factor=float(np.clip(factor, MIN_FACTOR, MAX_FACTOR)))
     scale = last.step_s / float(predict_parts(model, last.devices, last.batch).step_s)
-    slope = _fit_slope(model, points)
     return Extrapolation(model, points, scale, slope)
 
 

@@ -23,7 +23,7 @@ from scalebench.analysis.prediction.extrapolation import (
     load_limits,
 )
 from scalebench.analysis.prediction.link_rates import ReadRecord, Row, SyncsByLink, group_syncs_by_link
-from scalebench.analysis.prediction.step_model import HSDP, SHARDED, STAGES, ZERO1, FloatArray, Links, count_shards
+from scalebench.analysis.prediction.step_model import HSDP, SHARDED, ZERO1, FloatArray, Links, count_shards
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core.errors import InputError
 from scalebench.core.machine.peak_flops import find_peak_flops
@@ -206,7 +206,7 @@ class CurvePrediction:
 
         def share(count: Any) -> Any:
             """Return the share of the state that each of so many devices has."""
-            if model.sync in (SHARDED, HSDP, STAGES):
+            if model.sync in (SHARDED, HSDP, "stages", "pipeline"):
                 return 1 / count_shards(model, count)
             return 1 - OPTIMIZER_STATE_SHARE + OPTIMIZER_STATE_SHARE / count if model.sync == ZERO1 else 1
 

@@ -1,7 +1,8 @@
 """The seconds of a step on any number of devices: computation, optimizer, exposed synchronization, and growth.
 
 Closed forms over arrays of device counts. T = max(host, compute + optimizer + sync + growth); sources stand at each
-part.
+part. All strategies with copies or shards of the model have the time of a ring: what else they send is in the factor
+that measured points give. A model that is cut into parts has a power law through its points.
 """
 
 from __future__ import annotations
@@ -14,12 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
-# The kinds of synchronization: of replicas, of shards, of shards with copies on other nodes, of replicas with a sharded
-# optimizer, of split layers, of variables in one place with and without overlap, of a model cut into stages, of
-# pipelines side by side, and none.
-ALL_REDUCE, SHARDED, HSDP, ZERO1, TENSOR, ONE_COPY, IN_GRAPH, STAGES, HYBRID, NO_SYNC = SYNC_KINDS = (
-    "all_reduce", "sharded", "hsdp", "zero1", "tensor", "one_copy", "in_graph", "stages", "hybrid", "none",
-)  # fmt: skip
+NO_SYNC = "none"
+SHARDED, ZERO1, HSDP = SHARDED_STATE = ("sharded", "zero1", "hsdp")
+CUT_MODEL = ("stages", "pipeline", "hybrid", "tensor")
+SYNC_KINDS = ("all_reduce", "one_copy", "in_graph", *SHARDED_STATE, *CUT_MODEL, NO_SYNC)  # `sync` in strategies' YAML
 LINK_EFFICIENCIES = {"nvlink": 0.8, "peer": 0.7, "host": 0.3}  # reached share of a nominal rate, within a node
 NETWORK_EFFICIENCY = 0.7  # likewise, between nodes
 # Of one message and hop, ring, Simple protocol: NVIDIA/nccl@5067397 src/graph/tuning.cc.
@@ -30,7 +29,6 @@ TREE_EFFICIENCY = 0.92  # likewise
 BACKWARD_SHARE = 2 / 3  # of a pass: two of three matrix products
 OVERLAP = 0.8  # of the backward pass that hides synchronization, where it was not measured
 GROWTH = 0.04  # all losses that grow slowly with n, as the deviation of a device's step, where it was not measured
-HOST_COPY_SHARE = 0.44  # of a host link's time that each further device adds where one device holds the variables
 
 
 @dataclass(frozen=True)
@@ -71,12 +69,12 @@ def make_links(
 class StepModel:
     """The step of one device and the synchronization with the others. Seconds are of one step, bytes of its gradients.
 
-    `growth` is the deviation of a device's step as a share. Of split layers, `sync_bytes` are those of one sample.
+    `growth` is the deviation of a device's step as a share.
     """
 
     sample_s: float
     links: Links
-    sync: str = ALL_REDUCE
+    sync: str = "all_reduce"
     sync_bytes: float = 0.0
     messages: int = 1
     pass_s: float = 0.0  # does not depend on the samples
@@ -88,11 +86,8 @@ class StepModel:
     host_from: float = 0.0  # devices; fewer were measured to be faster than that allows
     computes_on_host: bool = False  # the devices are processors, which wait for the network
     nodes_share_cores: bool = False  # as namespaces, containers or virtual machines of one computer
-    cut_bytes: float = 0.0  # activations of a sample between two stages
-    stages: int = 0  # of one replica, or shards of one copy; 0: one on each device, or on each of a node
-    micro_batches: int = 0  # 0: two for each stage
-    work_imbalance: float = 1.0  # the largest stage over the mean one, in operations
-    state_imbalance: float = 1.0  # likewise, in parameters
+    shards: int = 0  # of one copy of the state; 0: one on each device of a node
+    slope: float = 0.0  # of a step over the devices that a model is cut for, both as logarithms
     overhead_factor: float = 1.0  # from several measured points
 
 
@@ -129,9 +124,10 @@ def predict_parts(model: StepModel, devices: Any, batch: Any) -> StepParts:
     """Predict the parts of a step with `batch` samples per device; both may be arrays."""
     devices, batch = np.broadcast_arrays(np.asarray(devices, float), np.asarray(batch, float))
     compute = model.pass_s + batch * model.sample_s
-    optimizer = model.optimizer_s * _state_share(model, devices)
+    updated_share = 1 / count_shards(model, devices) if model.sync in SHARDED_STATE else np.ones_like(devices)
+    optimizer = model.optimizer_s * updated_share
     growth = model.growth * compute * expected_maximum(devices) * model.overhead_factor
-    sync = exposed_sync_s(model, devices, batch, compute)
+    sync = exposed_sync_s(model, devices, compute)
     beside = devices if model.nodes_share_cores else np.minimum(devices, model.links.devices_per_node)
     host = np.where(devices < model.host_from, 0.0, beside * batch * model.host_sample_s)
     if model.computes_on_host:
@@ -139,23 +135,10 @@ def predict_parts(model: StepModel, devices: Any, batch: Any) -> StepParts:
     return StepParts(compute, optimizer, sync * model.overhead_factor, growth, host)
 
 
-def _state_share(model: StepModel, devices: FloatArray) -> FloatArray:
-    """Return the share of the parameters that a device updates, the largest of all devices."""
-    if model.sync in (SHARDED, ZERO1, HSDP):
-        return 1 / count_shards(model, devices)
-    if model.sync in (STAGES, HYBRID):
-        return np.minimum(1.0, model.state_imbalance / _count_stages(model, devices))
-    return np.ones_like(devices)
-
-
 def count_shards(model: StepModel, devices: Any) -> FloatArray:
     """Return the devices that a copy of the state is distributed over."""
-    most = float(model.stages or model.links.devices_per_node) if model.sync == HSDP else math.inf
+    most = float(model.shards or model.links.devices_per_node) if model.sync == HSDP else math.inf
     return np.asarray(np.minimum(devices, most), float)
-
-
-def _count_stages(model: StepModel, devices: FloatArray) -> FloatArray:
-    return np.minimum(devices, model.stages) if model.stages else devices
 
 
 def expected_maximum(devices: FloatArray) -> FloatArray:
@@ -168,68 +151,32 @@ def expected_maximum(devices: FloatArray) -> FloatArray:
     return np.asarray(ndtri((devices - 0.375) / (devices + 0.25)))
 
 
-def all_reduce_s(links: Links, devices: FloatArray, size: float, messages: int = 1, volume: float = 2.0) -> FloatArray:
+def all_reduce_s(links: Links, devices: FloatArray, size: float, messages: int = 1) -> FloatArray:
     """Return the seconds of `messages` all-reduces of `size` bytes in total: a ring, or between nodes a tree if faster.
 
-    `volume` is 2 for an all-reduce, 3 for what full sharding sends. Sources: Patarasuk and Yuan 2009, "Bandwidth
+    Sources: Patarasuk and Yuan 2009, "Bandwidth
     optimal all-reduce algorithms for clusters of workstations"; Hockney 1994, "The communication challenge for MPP";
     the tree and all latencies as in NVIDIA/nccl@5067397 src/graph/tuning.cc.
     """
     nodes = links.count_nodes(devices)
     rate, inside = links.rate(nodes), np.minimum(devices, links.devices_per_node)
     hops = (devices - nodes) * links.latency_s + (nodes - 1) * links.network_latency_s
-    ring = volume * (devices - 1) / devices * size / rate + messages * volume * hops
+    ring = 2 * (devices - 1) / devices * size / rate + messages * 2 * hops
     tree_hops = (inside - 1) * links.latency_s + np.log2(nodes) * links.network_latency_s
-    tree = volume * size / TREE_EFFICIENCY / rate + messages * volume * tree_hops
+    tree = 2 * size / TREE_EFFICIENCY / rate + messages * 2 * tree_hops
     seconds = np.where(nodes > 1, np.minimum(ring, tree), ring) + messages * links.launch_s
     return np.where(devices > 1, seconds, 0.0)
 
 
-def one_copy_s(links: Links, devices: FloatArray, size: float) -> FloatArray:
-    """Return the seconds in which variables that one place holds go to all devices, and gradients come back."""
-    nodes = links.count_nodes(devices)
-    inside = np.minimum(devices, links.devices_per_node)
-    inside_rate, between_rate = links.rate(np.ones(1))[0], links.rate(np.full(1, 2.0))[0]
-    seconds = (
-        2 * size / inside_rate * (1 + HOST_COPY_SHARE * (inside - 1)) + 4 * size * (nodes - 1) / nodes / between_rate
-    )
-    return np.where(devices > 1, seconds, 0.0)
-
-
-def sum_copies_s(links: Links, devices: FloatArray, parts: FloatArray, size: float) -> FloatArray:
-    """Return the seconds in which the copies of each of so many parts of `size` bytes in all are summed, in rings.
-
-    Neighbours hold different parts: the rings of all parts cross all nodes, and those of a node share its network.
-    """
-    copies, nodes = devices / parts, links.count_nodes(devices)
-    rings = np.where(nodes > 1, np.minimum(parts, links.devices_per_node), 1)  # that share a link
-    return 2 * (copies - 1) / copies * size / parts * rings / links.rate(nodes)
-
-
-def exposed_sync_s(model: StepModel, devices: FloatArray, batch: FloatArray, compute_s: FloatArray) -> FloatArray:
-    """Return the seconds of synchronization that computation does not hide, and those in which stages wait."""
-    links, size, backward = model.links, model.sync_bytes, model.backward_share
+def exposed_sync_s(model: StepModel, devices: FloatArray, compute_s: FloatArray) -> FloatArray:
+    """Return the seconds of synchronization that computation does not hide; of a model that is cut into parts, all that
+    its step takes longer than on one device."""
     if model.sync == NO_SYNC:
         return np.zeros_like(devices)
-    if model.sync in (ONE_COPY, IN_GRAPH):
-        seconds = one_copy_s(links, devices, size)
-        return hide_sync(seconds, model, compute_s, 1.0) if model.sync == ONE_COPY else seconds
-    if model.sync == STAGES:
-        return _stage_wait_s(model, devices, batch, compute_s)
-    if model.sync == HYBRID:  # each stage sums its gradients over the replicas
-        replicas = sum_copies_s(links, devices, _count_stages(model, devices), size)
-        return _stage_wait_s(model, devices, batch, compute_s) + replicas
-    if model.sync == TENSOR:  # activations of all samples, for which each layer waits
-        sent = all_reduce_s(links, devices, 1.0, 0) * size * batch * devices
-        return sent + all_reduce_s(links, devices, 0.0, model.messages)
-    if model.sync == HSDP:  # shards are gathered in a group, and each one's gradients summed over the groups
-        shards = count_shards(model, devices)
-        seconds = all_reduce_s(links, shards, size, model.messages, 3.0) + sum_copies_s(links, devices, shards, size)
-        return hide_sync(seconds, model, compute_s, 1.0)
-    seconds = all_reduce_s(links, devices, size, model.messages, 3.0 if model.sync == SHARDED else 2.0)
-    if model.sync == ZERO1:  # gathers the updated weights after the backward pass
-        return seconds / 2 + hide_sync(seconds / 2, model, compute_s, backward)
-    return hide_sync(seconds, model, compute_s, 1.0 if model.sync == SHARDED else backward)
+    if model.sync in CUT_MODEL:
+        return compute_s * (devices**model.slope - 1)
+    seconds = all_reduce_s(model.links, devices, model.sync_bytes, model.messages)
+    return hide_sync(seconds, model, compute_s, model.backward_share)
 
 
 def hide_sync(seconds: FloatArray, model: StepModel, compute_s: FloatArray, share: float) -> FloatArray:
@@ -241,24 +188,6 @@ def hide_sync(seconds: FloatArray, model: StepModel, compute_s: FloatArray, shar
     """
     rest = 1 / model.messages
     return np.maximum(seconds * rest, seconds - model.overlap * share * compute_s * (1 - rest))
-
-
-def _stage_wait_s(model: StepModel, devices: FloatArray, batch: FloatArray, compute_s: FloatArray) -> FloatArray:
-    """Return the seconds in which a stage waits, for the others and for transfers, which do not overlap.
-
-    The first micro-batch goes through all stages, each other one follows after the slowest stage: of p equal stages and
-    m micro-batches that is the bubble of (p - 1) / m (Huang et al. 2019, "GPipe", section 2.3; the same for 1F1B with a
-    flush, Narayanan et al. 2021). If the slowest stage is not the one that sends most this is an upper limit.
-    """
-    stages = _count_stages(model, devices)
-    micro_batches = np.full_like(devices, model.micro_batches) if model.micro_batches else 2 * stages
-    samples = batch * stages / micro_batches
-    largest = np.minimum(1.0, model.work_imbalance / stages)
-    worked = (model.pass_s + samples * model.sample_s) * (1 + (micro_batches - 1) * largest)
-    nodes = model.links.count_nodes(stages)
-    latency = np.where(nodes > 1, model.links.network_latency_s, model.links.latency_s)
-    transfer = latency + samples * model.cut_bytes / model.links.rate(nodes)
-    return worked - compute_s + np.where(stages > 1, 2 * (stages + micro_batches - 2) * transfer, 0.0)
 
 
 def solve_sample_s(model: StepModel, devices: float, batch: float, step_s: float) -> StepModel:

@@ -1,5 +1,5 @@
-"""The parts of a report about kinds of parallelism: what data and model parallelism send, which should win and which
-did; how models were cut into pipeline stages, and how balanced these are.
+"""The parts of a report about kinds of parallelism: what data and model parallelism send, and which is faster; how
+models were cut into pipeline stages, and how balanced these are.
 
 The terminal shows the same tables and sentences.
 """
@@ -10,12 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from scalebench.analysis import pipeline_stages, throughput
 from scalebench.analysis.columns import RATE
-from scalebench.analysis.prediction.data_or_model import (
-    DATA,
+from scalebench.analysis.data_or_model import (
     MODEL,
     PIPELINE,
     ParallelismComparison,
@@ -39,15 +36,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SECTION_ID = "data-or-model"
-MIN_PASS_S = 1e-9  # shorter times before the first sample of a pass are not shown
 CAPTION = (
     "sends: bytes that a device sends in a step, the mean over the devices. With data parallelism 2 (n - 1) / n "
     "times the gradients of all parameters, in a ring; with model parallelism, and in a pipeline, the activations at "
-    "the cuts and their gradients",
+    "the cuts and their gradients, as recorded",
     "FLOP/B: operations of all devices over what all of them send. That of data parallelism grows with the batch, that "
     "of model parallelism does not",
-    "should take: predicted seconds of a step, from the bare run on one device and the link, but from no step time of "
-    "these runs; it assumes that devices do not slow each other down",
     "took: the samples of a step over the measured throughput, with 95 % limits; tied: within those limits",
 )
 
@@ -69,7 +63,6 @@ def section(report_data: ReportData) -> doc.Section | None:
     blocks: list[doc.Block] = []
     for text, comparison in make_answers(compared):
         blocks.append(doc.Paragraph(f"{text}.", "answer", get_filter_tags(comparison)))
-    blocks += [doc.Paragraph(doc.join_sentences(text)) for text in list_remarks(compared)]
     blocks.append(make_table(compared[: doc.MAX_ROWS]))
     if len(compared) > doc.MAX_ROWS:
         blocks.append(doc.Paragraph(f"{doc.MAX_ROWS} of {len(compared)} are shown."))
@@ -82,7 +75,6 @@ def make_terminal_blocks(pooled: pd.DataFrame, estimate_ratio: EstimateRatio) ->
     if compared:
         yield make_table(compared, limits=False)
         yield from (text for text, _ in make_answers(compared))
-        yield from list_remarks(compared)
 
 
 def compare_kinds(pooled: pd.DataFrame, read: ReadRecord, estimate_ratio: EstimateRatio) -> list[ParallelismComparison]:
@@ -98,7 +90,7 @@ def compare_kinds(pooled: pd.DataFrame, read: ReadRecord, estimate_ratio: Estima
 
 def make_table(compared: Sequence[ParallelismComparison], limits: bool = True) -> doc.Table:
     """Make a row for each kind of each model and batch; `limits` adds those of the measured seconds."""
-    numeric = [doc.DEVICES, "global batch", "sends", "FLOP/B", "should take", "took"]
+    numeric = [doc.DEVICES, "global batch", "sends", "FLOP/B", "took"]
     rows = []
     for comparison in compared:
         row, batch = comparison.row, comparison.row["global_batch"]
@@ -107,12 +99,11 @@ def make_table(compared: Sequence[ParallelismComparison], limits: bool = True) -
                      doc.make_cell(f"{batch:,}", batch), doc.make_cell(f"{kind}: {result.row['strategy']}"),
                      doc.format_cell(result.sent_bytes, units.format_bytes),
                      doc.format_cell(result.flops_per_byte, "{:,.0f}".format),
-                     doc.format_cell(result.predicted_s, units.format_seconds), _make_measured_cell(result, limits),
-                     doc.make_cell(_describe_place(comparison, kind))]  # fmt: skip
+                     _make_measured_cell(result, limits), doc.make_cell(_describe_place(comparison, kind))]  # fmt: skip
             rows.append(doc.Row(cells, get_filter_tags(comparison)))
     columns = ["model", *numeric[:2], "kind", *numeric[2:], "fastest"]
-    title, caption = "Data or model parallelism: predicted and measured", doc.join_sentences(*CAPTION)
-    return doc.Table(SECTION_ID, title, columns, rows, frozenset(numeric), caption)
+    caption = doc.join_sentences(*CAPTION)
+    return doc.Table(SECTION_ID, "Data or model parallelism", columns, rows, frozenset(numeric), caption)
 
 
 def _make_measured_cell(result: ParallelismResult, limits: bool) -> doc.Cell:
@@ -125,10 +116,9 @@ def _make_measured_cell(result: ParallelismResult, limits: bool) -> doc.Cell:
 
 
 def _describe_place(comparison: ParallelismComparison, kind: str) -> str:
-    """Return `predicted, measured` for the kind that should win and did, `tied` for kinds that are equally fast."""
-    parts = ["predicted" if kind == comparison.predicted else "", "measured" if kind == comparison.measured else "",
-             "tied" if kind in comparison.tied else ""]  # fmt: skip
-    return ", ".join(filter(None, parts))
+    if kind in comparison.tied or (kind == comparison.fastest and comparison.tied):
+        return "tied"
+    return "fastest" if kind == comparison.fastest else ""
 
 
 def make_answers(compared: Sequence[ParallelismComparison]) -> Iterator[tuple[str, ParallelismComparison]]:
@@ -140,70 +130,26 @@ def make_answers(compared: Sequence[ParallelismComparison]) -> Iterator[tuple[st
     several = len({framework for *_, framework in groups}) > 1
     for (model, gpus, framework), members in groups.items():
         by = f" with {framework}" if several else ""
-        parts = [_join_batches([(each.predicted and f"{each.predicted} should win", each) for each in members]),
-                 _join_batches([(_describe_winner(each), each) for each in members]),
-                 *(_describe_crossover(members[-1], kind) for kind in (MODEL, PIPELINE)),
-                 _describe_uncertainty(members)]  # fmt: skip
-        text = "; ".join(part for part in parts if part) or "neither predicted nor measured both ways"
+        batches: dict[str, list[str]] = {}  # `data won` -> 64, 256
+        for each in members:
+            if (winner := _describe_winner(each)) is not None:
+                batches.setdefault(winner, []).append(f"{each.row['global_batch']:,}")
+        won = ", ".join(f"{winner} at {join_with_and(several)}" for winner, several in batches.items())
+        text = "; ".join(filter(None, [won, _describe_uncertainty(members)])) or "not measured both ways"
         yield f"{model} on {gpus} devices{by}: {text}", members[0]
-
-
-def _join_batches(phrases: Sequence[tuple[str | None, ParallelismComparison]]) -> str:
-    """Return `data should win at 64 and 256, model should win at 8`."""
-    batches: dict[str, list[str]] = {}
-    for phrase, comparison in phrases:
-        if phrase is not None:
-            batches.setdefault(phrase, []).append(f"{comparison.row['global_batch']:,}")
-    return ", ".join(f"{phrase} at {join_with_and(several)}" for phrase, several in batches.items())
 
 
 def _describe_winner(comparison: ParallelismComparison) -> str | None:
     """Return `data won`, or `data and model tied`; None unless at least two kinds were measured."""
-    first = [kind for kind in comparison.results if kind in (comparison.measured, *comparison.tied)]
+    first = [kind for kind in comparison.results if kind in (comparison.fastest, *comparison.tied)]
     return f"{join_with_and(first)} {'won' if len(first) == 1 else 'tied'}" if first else None
-
-
-def _describe_crossover(comparison: ParallelismComparison, kind: str) -> str:
-    batch = comparison.data_wins_from(kind)
-    if batch is None:
-        return ""
-    return f"data should be faster than {kind} {'at every batch' if batch <= 1 else f'from {batch:,.0f} on'}"
 
 
 def _describe_uncertainty(members: Sequence[ParallelismComparison]) -> str:
     """Say why it is not sure who won; empty with limits over repeats."""
     reasons = (explain_no_verdict(*(result.row for result in each.results.values() if result.measured_s is not None))
-               for each in members if each.measured is not None)  # fmt: skip
+               for each in members if each.fastest is not None)  # fmt: skip
     return next((f"not sure who won: {reason}" for reason in reasons if reason), "")
-
-
-def list_remarks(compared: Sequence[ParallelismComparison]) -> Iterator[str]:
-    """Yield how often the prediction was right, the rates that it uses, and why something is not predicted."""
-    right = [comparison.right for comparison in compared if comparison.right is not None]
-    if right:
-        yield f"the kind that should win did, or is tied with it, in {sum(right)} of {len(right)}"
-    rates = {(str(each.row["model"]), each.row["gpus"]): _describe_rates(each.results[DATA]) for each in compared}
-    yield from (f"rates of {model} on {gpus} devices: {text}" for (model, gpus), text in rates.items() if text)
-    reasons: dict[str, dict[str, None]] = {}
-    for comparison in compared:
-        for kind, result in comparison.results.items():
-            if result.reason is not None:
-                reasons.setdefault(result.reason, {})[f"{comparison.row['model']}, {kind}"] = None
-    yield from (f"not predicted ({'; '.join(names)}): {reason}" for reason, names in reasons.items())
-
-
-def _describe_rates(result: ParallelismResult) -> str:
-    """Return `34.1 GFLOP/s and 2.10 ms a pass on a device; 1.20 GB/s and 45.0 us a message on the link`."""
-    flops = result.row["flops_per_sample"]
-    if result.prediction is None or not flops:
-        return ""
-    model = result.prediction.model
-    nodes = model.links.count_nodes(np.array([float(result.row["gpus"])]))
-    device = f"{flops / model.sample_s / 1e9:,.1f} GFLOP/s"
-    device += f" and {units.format_seconds(model.pass_s)} a pass" if model.pass_s > MIN_PASS_S else ""
-    latency_s = model.links.latency_s if nodes[0] == 1 else model.links.network_latency_s
-    link = f"{units.format_bytes(float(model.links.rate(nodes)[0]))}/s and {units.format_seconds(latency_s)} a message"
-    return f"{device} on a device; {link} on the link"
 
 
 def get_filter_tags(comparison: ParallelismComparison) -> dict[str, str]:

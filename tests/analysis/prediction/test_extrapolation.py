@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from benchmarks.published_series import SERIES_FILE, list_trials, load_series
 from scalebench.analysis.prediction.extrapolation import MeasuredStep, extrapolate, load_limits
-from scalebench.analysis.prediction.step_model import ALL_REDUCE, Links, StepModel, predict_parts
+from scalebench.analysis.prediction.step_model import Links, StepModel, predict_parts
 from scalebench.core.errors import InputError
 
-MODEL = StepModel(1.0, Links(4, 1e9, 5e8), ALL_REDUCE, 1e7, 4)
+MODEL = StepModel(1.0, Links(4, 1e9, 5e8), "all_reduce", 1e7, 4)
 HEAD = SERIES_FILE.read_text(encoding="utf-8").partition("\n")[0] + "\n"
 
 
@@ -31,6 +31,12 @@ def test_the_last_point_is_met(first_s, losses):
     drawn = extrapolate(MODEL, points)
     assert float(drawn.step_s(points[-1].devices, 32)) == pytest.approx(points[-1].step_s, rel=1e-9)
     assert np.isfinite(drawn.step_s([16, 1024], 32)).all()
+
+
+def test_a_model_that_is_cut_follows_its_points():
+    points = [MeasuredStep(count, 32, 0.1 * count**0.5) for count in (1, 2, 4)]
+    cut = extrapolate(replace(MODEL, sync="pipeline", growth=0.0), points)
+    assert cut.step_s([1, 2, 16], 32) == pytest.approx([0.1, 0.1 * 2**0.5, 0.4], rel=1e-6)
 
 
 def test_points_of_the_model_itself_change_nothing():

@@ -79,7 +79,7 @@ def test_one_device_is_predicted_with_links_alone_and_never_ranked():
 @pytest.mark.parametrize(("strategy", "reason"), [
     *((name, "how many bytes it sends is not known: measure gpus=2") for name in
       ("ddp_gloo", "fsdp_gloo", "central_storage_cpu")),
-    ("tensor_parallel", "no formula says what split layers send: measure gpus=2"),
+    ("tensor_parallel", "no formula says how a model scales that is cut: measure gpus=2"),
 ])  # fmt: skip
 def test_one_device_whose_bytes_nobody_counted_is_not_predicted(strategy, reason):
     runs = make_runs((strategy,), (1,))
@@ -273,7 +273,8 @@ def test_siblings_correct_what_all_models_share():
 KINDS = {
     "all_reduce": "ddp_nccl horovod_tensorflow_mpi mirrored torch_distributed_data_parallel nonzero_ddp",
     "sharded": "fsdp_gloo deepspeed_zero3", "hsdp": "hsdp", "zero1": "deepspeed_zero2 zero1",
-    "tensor": "tensor_parallel", "stages": "pipeline_1f1b model_parallel_tensorflow", "hybrid": "hybrid",
+    "tensor": "tensor_parallel", "stages": "model_parallel model_parallel_tensorflow",
+    "pipeline": "pipeline_1f1b pipeline_gpipe", "hybrid": "hybrid",
     "one_copy": "central_storage_cpu parameter_server", "in_graph": "kuza55_ps_cpu data_parallel",
     "none": "independent_torch bare_torch",
 }  # fmt: skip

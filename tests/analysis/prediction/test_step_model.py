@@ -12,11 +12,11 @@ from scalebench.analysis.prediction import step_model
 from scalebench.analysis.prediction.step_model import Links, StepModel, predict_parts
 
 LINKS = Links(4, 1e9, 5e8)
-MODEL = StepModel(1e-3, LINKS, step_model.ALL_REDUCE, 1e7, messages=4)
+MODEL = StepModel(1e-3, LINKS, "all_reduce", 1e7, messages=4)
 FREE = Links(4, math.inf, math.inf, latency_s=0.0, network_latency_s=0.0, launch_s=0.0)
 COUNTS = np.array([1.0, 2, 4, 8, 64, 4096])
 seconds = st.floats(1e-4, 10.0)
-kinds = st.sampled_from([kind for kind in step_model.SYNC_KINDS if kind != "stages"])
+kinds = st.sampled_from(step_model.SYNC_KINDS)
 
 
 def step_s(model, devices, batch=32.0):
@@ -41,9 +41,8 @@ def test_what_stays_exposed_equals_a_simulation_of_equal_messages(sync_s, messag
 
 @pytest.mark.parametrize("kind", step_model.SYNC_KINDS)
 def test_an_infinite_link_leaves_computation_alone(kind):
-    model = replace(MODEL, links=FREE, sync=kind, growth=0.0, stages=1, micro_batches=10**9)
-    waits = step_model.STAGES  # for the first of its micro-batches, on any link
-    for devices in (1, 2, 8, 4096) if kind != waits else (1,):
+    model = replace(MODEL, links=FREE, sync=kind, growth=0.0)
+    for devices in (1, 2, 8, 4096):
         assert step_s(model, devices) == pytest.approx(0.032)
 
 
@@ -51,21 +50,21 @@ def test_one_device_has_no_synchronization_and_no_growth():
     for kind in step_model.SYNC_KINDS:
         assert step_s(replace(MODEL, sync=kind, optimizer_s=0.004), 1) == pytest.approx(0.036)
     # Each of eight devices updates its share of the state.
-    for kind, share in (("all_reduce", 1), ("zero1", 1 / 8), ("sharded", 1 / 8), ("hsdp", 1 / 4), ("stages", 1 / 8)):
+    for kind, share in (("all_reduce", 1), ("zero1", 1 / 8), ("sharded", 1 / 8), ("hsdp", 1 / 4)):
         actual = predict_parts(replace(MODEL, sync=kind, optimizer_s=0.8), 8, 32.0).optimizer_s
         assert float(actual) == pytest.approx(0.8 * share), kind
 
 
 @given(kinds, st.floats(1e6, 1e12), st.floats(1.0, 100.0), st.integers(2, 10_000))
 def test_more_bandwidth_never_makes_a_step_longer(kind, rate, times, devices):
-    slow = replace(MODEL, sync=kind, stages=2, links=Links(4, rate, rate / 2))
+    slow = replace(MODEL, sync=kind, links=Links(4, rate, rate / 2))
     fast = replace(slow, links=Links(4, rate * times, rate * times / 2))
     assert step_s(fast, devices) <= step_s(slow, devices) * (1 + 1e-12)
 
 
 @given(kinds, st.integers(1, 5000), st.floats(1.0, 512.0))
 def test_a_step_is_no_shorter_than_its_computation(kind, devices, batch):
-    parts = predict_parts(replace(MODEL, sync=kind, stages=2), devices, batch)
+    parts = predict_parts(replace(MODEL, sync=kind), devices, batch)
     assert float(parts.step_s) >= 1e-3 * batch * (1 - 1e-12) and 0 <= float(parts.loss) < 1
 
 
@@ -93,48 +92,10 @@ def test_between_nodes_the_slower_link_counts_and_a_tree_saves_hops():
     assert step_model.all_reduce_s(links, np.array([1.0, 2, 4]), 1e9) == pytest.approx([0.0, 1.0, 1.5])
 
 
-@given(st.lists(st.floats(0.01, 1.0), min_size=2, max_size=6), st.integers(1, 12), st.floats(0.0, 0.1))
-def test_unequal_stages_equal_a_simulation(work, micro_batches, pass_s):
-    """Each micro-batch enters a stage when it has left the one before and the stage is free."""
-    stages, samples = len(work), 8 * len(work) / micro_batches
-    seconds = [part / sum(work) * (pass_s + samples * 1e-3) for part in work]
-    done_s = [0.0] * stages
-    for _ in range(micro_batches):
-        left_s = 0.0
-        for stage, taken_s in enumerate(seconds):
-            left_s = done_s[stage] = max(left_s, done_s[stage]) + taken_s
-    model = StepModel(1e-3, FREE, step_model.STAGES, growth=0.0, pass_s=pass_s, micro_batches=micro_batches,
-                      work_imbalance=max(work) * stages / sum(work))  # fmt: skip
-    assert step_s(model, stages, 8.0) == pytest.approx(done_s[-1])
-
-
-def test_pipelines_by_hand():
-    """8 samples' 1000 bytes go forward and come back in four micro-batches; the optimizer of one stage has 3/4 to do.
-
-    Four micro-batches of two equal stages take five of their eight half steps.
-    """
-    links = Links(8, 1e8, None, latency_s=1e-4)
-    model = StepModel(0.006, links, step_model.STAGES, growth=0.0, optimizer_s=0.01, cut_bytes=1000.0, micro_batches=4,
-                      state_imbalance=1.5)  # fmt: skip
-    expected = 8 * 0.006 * 5 / 8 + 0.0075 + 2 * 4 * (1e-4 + 2000 / 1e8)
-    assert step_s(model, 2, 4.0) == pytest.approx(expected)
-    assert step_s(model, 1, 4.0) == pytest.approx(4 * 0.006 + 0.01)
-    far = replace(model, links=Links(1, 1e9, 1e8, network_latency_s=1e-4))
-    assert step_s(far, 2, 4.0) == pytest.approx(expected)
-    # A pipeline waits for its first micro-batch.
-    model = StepModel(1e-3, FREE, step_model.STAGES, growth=0.0, micro_batches=8)
-    assert step_s(model, 4) == pytest.approx(0.032 * (8 + 3) / 8)
-    alone = replace(model, micro_batches=1)  # the stages work one after the other
-    assert step_s(alone, 4) == pytest.approx(4 * 0.032)
-
-
-def test_copies_of_shards_cross_nodes_once_for_each_node():
-    links = Links(4, 1e12, 1e9, latency_s=0.0, network_latency_s=0.0, launch_s=0.0)
-    model = StepModel(1e-9, links, step_model.HSDP, 1e9, growth=0.0)
-    assert step_s(model, 8) == pytest.approx(2 * 1 / 2, rel=0.01)  # a full copy of the gradients there and back, halved
-    sharded = replace(model, sync=step_model.SHARDED)
-    assert step_s(sharded, 8) == pytest.approx(3 * 7 / 8, rel=0.01)
-    assert step_s(replace(model, stages=8), 8) == pytest.approx(step_s(sharded, 8), rel=1e-6)
+def test_a_model_that_is_cut_has_a_power_law():
+    """Its layers work one after the other: a step has as many samples more as there are devices."""
+    model = replace(MODEL, sync="stages", growth=0.0, slope=1.0)
+    assert [step_s(model, count) for count in (1, 2, 4)] == pytest.approx([0.032, 0.064, 0.128])
 
 
 def test_devices_that_are_processors_wait_for_the_network():
@@ -144,17 +105,6 @@ def test_devices_that_are_processors_wait_for_the_network():
     assert (waiting.host_s - alone.host_s).tolist() == pytest.approx([0, 0, alone.sync_s[2]])
     unknown = replace(MODEL, computes_on_host=True)
     assert predict_parts(unknown, nodes, 8).host_s.tolist() == [0, 0, 0]
-
-
-def test_replicas_of_pipelines_meet_on_the_network_from_the_second_node_on():
-    """Pipelines of two stages: both stages' sums share a node's network, and no cut between stages crosses it."""
-    links = Links(4, 1e12, 1e9, latency_s=0.0, network_latency_s=1.0, launch_s=0.0)
-    model = StepModel(1e-9, links, step_model.HYBRID, 1e9, growth=0.0, stages=2, cut_bytes=1e3)
-    inside, *across = (step_s(model, count) for count in (4, 8, 16))
-    assert inside < 0.01 and across == pytest.approx([2 * 3 / 4, 2 * 7 / 8], rel=0.01)
-    near = replace(model, links=Links(4, 1e9, 1e12, latency_s=0.0, launch_s=0.0))
-    assert step_s(near, 4) == pytest.approx(2 * 1 / 2 / 2, rel=0.01)  # each stage has links of its own
-    assert step_s(replace(model, stages=8), 8) > 1  # one pipeline over two nodes
 
 
 @pytest.mark.parametrize(("n", "expected"), [(1, 0.0), (2, 0.564), (10, 1.539), (100, 2.508), (1000, 3.241)])
