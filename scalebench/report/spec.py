@@ -43,17 +43,15 @@ Part = Callable[[str, doc.CurveGroup, ReportData], Iterable[doc.Block]]
 
 
 def find_kind(column: str) -> tuple[str, Format]:
-    return next((kind for ending, kind in KINDS.items() if column.endswith(ending)), ("", _format_plainly))
-
-
-def _format_plainly(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:,}"
+    return next((kind for ending, kind in KINDS.items() if column.endswith(ending)), ("", "{:,}".format))
 
 
 def make_cell(row: doc.Cells, column: str) -> doc.Cell:
     """Show any column, with limits if it is a throughput or a time; empty where nothing was measured."""
     if (value := row.get(column)) is None:
         return doc.Cell("")
+    if isinstance(value, str):
+        return doc.make_cell(value)
     unit, show = find_kind(column)
     if column == doc.THROUGHPUT:
         return doc.make_cell(tables.format_throughput(row), value)

@@ -22,7 +22,7 @@ from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.training_columns import generalisation_gap
 from scalebench.core import units
 from scalebench.core.machine.peak_flops import TERA
-from scalebench.core.result import CurvePoint, RankRecord, Result, first_point_at_target
+from scalebench.core.result import RankRecord, Result, first_point_at_target
 from scalebench.core.stats.steady_state import MIN_BLOCKS
 from scalebench.core.units import format_bytes, format_count, format_number, format_percent
 from scalebench.core.untrusted import clean_line, clean_text, find_run_file
@@ -115,8 +115,14 @@ def make_outcome_line(
     name = " ".join([scale.strategy, format_count(scale.gpus, "device"), *settings])
     name += f", repeat {scale.repeat + 1} of {repeats}" if repeats > 1 else ""
     if result.status == "ok":
-        wall_s, turns = result.phases.wall_s, "" if result.cohort is None else " in turns"
-        texts = [*_list_figures(result), note or ("" if wall_s is None else f"{wall_s:.0f} s{turns}")]
+        quality, wall_s, turns = result.quality, result.phases.wall_s, "" if result.cohort is None else " in turns"
+        # A training also has the level that it reached; a search has its largest batch alone.
+        level = f"{quality.metric_name} {quality.metric:.3g}" if quality.curve and quality.metric is not None else ""
+        cells = interval_cells(THROUGHPUT, "throughput", *throughput.throughput(result))
+        figure = format_throughput({**cells, "interval_over": None}, " samples/s")
+        if quality.max_batch is not None:
+            figure, level = describe_largest_batch(result), ""
+        texts = [figure, level, note or ("" if wall_s is None else f"{wall_s:.0f} s{turns}")]
         texts += list_model_remarks(result)
     else:
         log = f" (log: {folder / result.log})" if result.log and find_run_file(folder, result.log) else ""
@@ -126,16 +132,6 @@ def make_outcome_line(
     line = Text("  ".join(filter(None, parts)), "dim" if result.status == "unsupported" else "")
     line.stylize(get_status_style(result.status), 0, 1)
     return line
-
-
-def _list_figures(result: Result) -> list[str]:
-    """List the throughput of a run and the level that its training has reached, or its largest batch."""
-    if result.quality.max_batch is not None:
-        return [describe_largest_batch(result)]
-    cells = interval_cells(THROUGHPUT, "throughput", *throughput.throughput(result))
-    level = "" if result.quality.metric is None else f"{result.quality.metric_name} {result.quality.metric:.3g}"
-    rate = format_throughput({**cells, "interval_over": None}, " samples/s")
-    return [rate, level if result.quality.curve else ""]
 
 
 def list_model_remarks(result: Result) -> list[str]:
@@ -273,49 +269,31 @@ def _describe_steadiness(result: Result) -> str:
 def list_training_facts(result: Result) -> FactRows:
     """List how long a training to a stop was, how good the model became, and when it reached its target; nothing for a
     run that measured its throughput."""
-    curve = result.quality.curve
+    quality, curve = result.quality, result.quality.curve
     if not curve:
         return []
-    facts = [
-        ("training", _describe_length(result, curve[-1])),
-        ("validation", _describe_level(result.quality.metric_name or "", curve[-1])),
-        ("target", _describe_target(result)),
-        ("evaluation", _describe_evaluation(curve)),
-    ]
-    return [(name, text) for name, text in facts if text]
+    last, metric = curve[-1], quality.metric_name or ""
+    length = f"{last.epochs:.3g} epochs, {last.step:,} steps, {units.format_seconds(last.train_s)}"
+    if quality.first_step_s is not None:
+        length += f" and {units.format_seconds(quality.first_step_s)} for the first step, which compiles"
+    facts = [("training", length if quality.stopped_by is None else f"{length}; stopped by {quality.stopped_by}")]
 
+    if (value := last.metrics.get(metric)) is not None:
+        level, gap = f"{metric} {value:.4g}", generalisation_gap(metric, value, last.train_metrics.get(metric))
+        if gap is not None:
+            level += f", {abs(gap):.3g} {'worse' if gap >= 0 else 'better'} than on training samples"
+        facts.append(("validation", level))
 
-def _describe_length(result: Result, last: CurvePoint) -> str:
-    first_s, stopped_by = result.quality.first_step_s, result.quality.stopped_by
-    text = f"{last.epochs:.3g} epochs, {last.step:,} steps, {units.format_seconds(last.train_s)}"
-    text += "" if first_s is None else f" and {units.format_seconds(first_s)} for the first step, which compiles"
-    return text if stopped_by is None else f"{text}; stopped by {stopped_by}"
-
-
-def _describe_level(metric: str, last: CurvePoint) -> str:
-    value = last.metrics.get(metric)
-    if value is None:
-        return ""
-    gap = generalisation_gap(metric, value, last.train_metrics.get(metric))
-    if gap is None:
-        return f"{metric} {value:.4g}"
-    return f"{metric} {value:.4g}, {abs(gap):.3g} {'worse' if gap >= 0 else 'better'} than on training samples"
-
-
-def _describe_target(result: Result) -> str:
     target = (result.spec.get("train", {}).get("stop") or {}).get("target")
-    metric = result.quality.metric_name or ""
-    if target is None:
-        return ""
-    point = first_point_at_target(result.quality.curve, metric, target)
-    if point is None:
-        return f"{metric} {target:g} was not reached"
-    return f"{metric} {target:g} after {units.format_seconds(point.train_s)} of training, {point.epochs:.3g} epochs"
+    if target is not None:
+        point, how = first_point_at_target(curve, metric, target), "was not reached"
+        if point is not None:
+            how = f"after {units.format_seconds(point.train_s)} of training, {point.epochs:.3g} epochs"
+        facts.append(("target", f"{metric} {target:g} {how}"))
 
-
-def _describe_evaluation(curve: list[CurvePoint]) -> str:
+    evaluate_s = units.format_seconds(sum(point.evaluate_s for point in curve))
     points = f"{len(curve):,} {'point' if len(curve) == 1 else 'points'}"
-    return f"{points}, {units.format_seconds(sum(point.evaluate_s for point in curve))}, outside the training's seconds"
+    return [*facts, ("evaluation", f"{points}, {evaluate_s}, outside the training's seconds")]
 
 
 def list_files(result: Result, folder: Path) -> FactRows:

@@ -5,7 +5,7 @@ The terminal shows the same sentences and table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from scalebench.analysis.columns import RATE
@@ -16,8 +16,9 @@ from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.verdicts import explain_no_verdict
 from scalebench.core import units
 from scalebench.report import document as doc
+from scalebench.report import spec
 from scalebench.report.report_data import ReportData
-from scalebench.report.tables import format_ratio, format_throughput
+from scalebench.report.tables import format_ratio
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +36,29 @@ CAPTION = (
     "all processes: the most that was resident of them together, without mapped files",
 )
 Item = tuple[ModelMemory, MemoryRow]
-CellMaker = Callable[[Item], doc.Cell]
+SETTINGS = {"model": "model", "dataset": "data set", "hardware": "hardware", "optimizer": "optimizer"}
+HEADS = {
+    **SETTINGS,
+    "strategy": "strategy",
+    "gpus": "gpus",
+    "batch_per_device": "batch per device",
+    RATE: "samples/s (95 %)",
+    "state_bytes": "state of a device",
+    "share": "of a whole model",
+    "bytes_per_parameter": "of a parameter",
+    "peak_memory_bytes": "peak of a device",
+    "rss_anon_bytes_max": "all processes",
+    "max_batch_per_device": "largest batch",
+    "status": "status",
+}
+ALWAYS = ("strategy", "gpus", "batch_per_device", RATE, "state_bytes", "status")
+
+STATE_CHART = spec.Drawing(
+    "state_bytes",
+    "State of a device",
+    "state",
+    "Weights, gradients, optimizer's state of the fullest device; less leaves room for more.",
+)
 
 
 def section(report_data: ReportData) -> doc.Section | None:
@@ -52,31 +75,21 @@ def section(report_data: ReportData) -> doc.Section | None:
     estimate_ratio, several = report_data.configurations.estimate_ratio, len(models) > 1
     blocks: list[doc.Block] = []
     for model in models:
-        blocks += _make_paragraphs(model, several, estimate_ratio)
+        first = model.rows[0]
+        tags = {"model": str(first["model"]), "hardware": str(first["hardware"])}
+        for text in describe(model, estimate_ratio):
+            sentence = doc.join_sentences(f"{first['model']}, {text}" if several else text)
+            blocks.append(doc.Paragraph(sentence, "plain", tags))
     groups, left_out = doc.group_curves(report_data.curves, _states_differ)
-    blocks += [make_table(rows), *left_out, *map(_make_chart, groups)]
+    blocks += [make_table(rows), *left_out]
+    for group in groups:
+        blocks += STATE_CHART("memory", group, report_data)
     return doc.Section("memory", "Memory of a device", blocks)
-
-
-def _make_paragraphs(model: ModelMemory, several: bool, estimate_ratio: EstimateRatio) -> Iterator[doc.Paragraph]:
-    first = model.rows[0]
-    tags = {"model": str(first["model"]), "hardware": str(first["hardware"])}
-    for text in describe(model, estimate_ratio):
-        yield doc.Paragraph(doc.join_sentences(f"{first['model']}, {text}" if several else text), "plain", tags)
 
 
 def _states_differ(curves: list[Curve]) -> bool:
     """Return whether bars of these curves would show anything but one height."""
     return len({row["state_bytes"] for curve in curves for row in curve.rows} - {None}) > 1
-
-
-def _make_chart(group: doc.CurveGroup) -> doc.Chart:
-    bars = doc.make_bar_series(group.curves, "state_bytes")
-    caption = doc.join_sentences(
-        "weights, gradients, optimizer's state of the fullest device; less leaves room for more"
-    )
-    axes = doc.Axis(doc.DEVICES), doc.Axis("state", unit="bytes")
-    return group.make_chart("memory", "state", "State of a device", axes, bars, caption, "bars")
 
 
 def make_terminal_table(pooled: pd.DataFrame) -> doc.Table | None:
@@ -92,14 +105,29 @@ def _has_savings(model: ModelMemory) -> bool:
 
 def make_table(rows: Sequence[Item]) -> doc.Table:
     """Make the table of what devices keep, with the columns that any row has. Unknown figures are empty cells."""
-    differing = [head for head, name in SETTING_COLUMNS.items() if len({row[name] for _, row in rows}) > 1]
-    filled = [head for head, make in COLUMNS.items() if head not in (*ALWAYS_SHOWN, *SETTING_COLUMNS)
-             and any(make(item).text for item in rows)]  # fmt: skip
-    columns = {head: make for head, make in COLUMNS.items() if head in (*differing, *ALWAYS_SHOWN, *filled)}
+
+    def make_cell(item: Item, name: str) -> doc.Cell:
+        model, row = item
+        if name == "strategy":
+            return doc.make_cell(format_strategy(row))
+        if name == "share":
+            return doc.format_cell(model.share(row), _format_share)
+        if name == "bytes_per_parameter":
+            return doc.format_cell(bytes_per_parameter(row), "{:.1f} B".format)
+        return spec.make_cell(row, name)
+
+    def is_needed(name: str) -> bool:
+        if name in SETTINGS:
+            return len({row[name] for _, row in rows}) > 1
+        return name in ALWAYS or any(make_cell(item, name).text for item in rows)
+
+    columns = list(filter(is_needed, HEADS))
     more = f"{len(rows) - doc.MAX_ROWS:,} more rows are in results.csv" if len(rows) > doc.MAX_ROWS else ""
-    caption = doc.join_sentences(*CAPTION, more)
-    items = [(item, doc.get_tags(item[1])) for item in rows[: doc.MAX_ROWS]]
-    return doc.build_table("memory-table", "What a device keeps", columns, items, TEXT_COLUMNS, caption)
+    made = [doc.Row([make_cell(item, name) for name in columns], doc.get_tags(item[1]))
+            for item in rows[: doc.MAX_ROWS]]  # fmt: skip
+    numeric = frozenset(HEADS[name] for name in columns if name not in (*SETTINGS, "strategy", "status"))
+    heads, caption = [HEADS[name] for name in columns], doc.join_sentences(*CAPTION, more)
+    return doc.Table("memory-table", "What a device keeps", heads, made, numeric, caption)
 
 
 def list_terminal_sentences(pooled: pd.DataFrame, estimate_ratio: EstimateRatio) -> list[str]:
@@ -191,34 +219,3 @@ def _on_devices(row: MemoryRow) -> str:
 
 def _format_share(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def _text_column(name: str) -> CellMaker:
-    return lambda item: doc.make_cell(str(item[1][name]))
-
-
-def _size_column(name: str) -> CellMaker:
-    return lambda item: doc.format_cell(item[1][name], units.format_bytes)
-
-
-def _count_column(name: str) -> CellMaker:
-    return lambda item: doc.format_cell(item[1][name], "{:,}".format)
-
-
-SETTING_COLUMNS = {"model": "model", "data set": "dataset", "hardware": "hardware", "optimizer": "optimizer"}
-COLUMNS: dict[str, CellMaker] = {
-    **{head: _text_column(name) for head, name in SETTING_COLUMNS.items()},
-    "strategy": lambda item: doc.make_cell(format_strategy(item[1])),
-    "gpus": _count_column("gpus"),
-    "batch per device": _count_column("batch_per_device"),
-    "samples/s (95 %)": lambda item: doc.make_cell(format_throughput(item[1]), item[1][RATE]),
-    "state of a device": _size_column("state_bytes"),
-    "of a whole model": lambda item: doc.format_cell(item[0].share(item[1]), _format_share),
-    "of a parameter": lambda item: doc.format_cell(bytes_per_parameter(item[1]), "{:.1f} B".format),
-    "peak of a device": _size_column("peak_memory_bytes"),
-    "all processes": _size_column("rss_anon_bytes_max"),
-    "largest batch": _count_column("max_batch_per_device"),
-    "status": _text_column("status"),
-}
-ALWAYS_SHOWN = ("strategy", "gpus", "batch per device", "samples/s (95 %)", "state of a device", "status")
-TEXT_COLUMNS = frozenset((*SETTING_COLUMNS, "strategy", "status"))
