@@ -75,9 +75,8 @@ def make_run_blocks(result: Result) -> Iterator[doc.Table | str]:
         return
     title = f"top operations of rank 0, {profile.steps} steps under the profiler, which slows them down"
     table = make_operations_table(profile, "operations", title)
-    rows = [
-        doc.Row([row.cells[0], *row.cells[2:]]) for row in table.rows
-    ]  # the device is the same for nearly all of them
+    # Without the device, which is the same for nearly all of them.
+    rows = [doc.Row([row.cells[0], *row.cells[2:]]) for row in table.rows]
     yield doc.Table(table.id, title, [COLUMNS[0], *COLUMNS[2:5], ""], rows, table.numeric)
     yield describe_collectives(result)
     if (sentence := describe_gpus(step_breakdown.gpu_cells(result, throughput.step_s(result)))) is not None:
@@ -173,7 +172,7 @@ def make_gpu_chart(bars: Sequence[tuple[str, doc.Tags, Mapping[str, Any]]]) -> d
 
 def _make_trace_table(report_data: ReportData, rows: Sequence[RunRow], names: dict[str, str]) -> Iterator[doc.Block]:
     """Link the traces, of all ranks or of one."""
-    made = []
+    table_rows = []
     for row in rows:
         result, name = report_data.result(row["run_id"]), names[row["run_id"]]
         traces = [("all ranks", result.trace)]
@@ -182,10 +181,8 @@ def _make_trace_table(report_data: ReportData, rows: Sequence[RunRow], names: di
             path = None if file is None else find_run_file(report_data.folder(row["run_id"]), file)
             if path is not None:
                 link = report_data.make_link(path)
-                made.append(
-                    doc.Row(
-                        [doc.Cell(name, name), doc.Cell(ranks, ranks), doc.Cell(link, link, link)], doc.get_tags(row)
-                    )
-                )
-    if made:
-        yield doc.Table("traces", "Traces", ("run", "of", "file"), made[: doc.MAX_ROWS], caption=TRACE_CAPTION)
+                cells = [doc.Cell(name, name), doc.Cell(ranks, ranks), doc.Cell(link, link, link)]
+                table_rows.append(doc.Row(cells, doc.get_tags(row)))
+    if table_rows:
+        heads = ("run", "of", "file")
+        yield doc.Table("traces", "Traces", heads, table_rows[: doc.MAX_ROWS], caption=TRACE_CAPTION)

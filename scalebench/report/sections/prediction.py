@@ -48,21 +48,22 @@ CHECK_CAPTION = "Each measured number of devices, predicted from the smaller one
 
 def section(report_data: ReportData) -> doc.Section | None:
     """Return None if no strategy was measured on two numbers of devices."""
-    measured = report_data.curves
     groups, left_out = doc.group_curves(report_data.curves, lambda members: any(map(_is_predictable, members)))
-    kept = [curve for group in groups for curve in group.curves if _is_predictable(curve)][:MAX_PREDICTED]
-    if not kept:
+    predictable = [curve for group in groups for curve in group.curves if _is_predictable(curve)][:MAX_PREDICTED]
+    if not predictable:
         return None
     blocks: list[doc.Block] = [*left_out]
 
     def read(row: Mapping[str, Any]) -> Result:
         return report_data.result(str(row["run_id"]))
 
-    for predicted in predict_curves(kept, read, among=measured):
+    for predicted in predict_curves(predictable, read, among=report_data.curves):
         (group,) = (group for group in groups if group.shared == predicted.group)
-        curves = [curve for curve in kept if curve.group == predicted.group]
+        curves = [curve for curve in predictable if curve.group == predicted.group]
         counts = choose_counts(curves)
-        blocks += [*group.paragraphs, *_list_answers(predicted, counts, report_data.min_efficiency)]
+        blocks += group.paragraphs
+        for sentence in list_sentences(predicted, counts, report_data.min_efficiency, counts[-1]):
+            blocks.append(doc.Paragraph(sentence, "answer" if REACH.search(sentence) else "plain"))
         blocks.append(_make_chart(group.make_id(SECTION_ID, "throughput"), curves, predicted, counts))
         blocks.append(make_table(predicted, counts, group.make_id(SECTION_ID, "table")))
         checks = check_curves(curves, read)
@@ -81,11 +82,6 @@ def choose_counts(curves: Sequence[Curve]) -> list[int]:
     return [most * 2**doubling for doubling in range(DOUBLINGS + 1)]
 
 
-def _list_answers(predicted: PredictedGroup, counts: Sequence[int], share: float) -> Iterator[doc.Paragraph]:
-    for sentence in list_sentences(predicted, counts, share, counts[-1]):
-        yield doc.Paragraph(sentence, "answer" if REACH.search(sentence) else "plain")
-
-
 def _make_chart(chart_id: str, curves: Sequence[Curve], predicted: PredictedGroup, counts: Sequence[int]) -> doc.Chart:
     """Draw the measured points and the predicted lines with their limits."""
     lines = [
@@ -94,8 +90,8 @@ def _make_chart(chart_id: str, curves: Sequence[Curve], predicted: PredictedGrou
     ]
     for prediction in predicted.predictions:
         forecast = prediction.forecast(counts)
-        kept = [i for i, rate in enumerate(forecast.throughput) if math.isfinite(rate) and forecast.fits[i] != 0]
-        x, y, low, high = ([float(values[i]) for i in kept] for values in (
+        places = [i for i, rate in enumerate(forecast.throughput) if math.isfinite(rate) and forecast.fits[i] != 0]
+        x, y, low, high = ([float(values[i]) for i in places] for values in (
             forecast.devices, forecast.throughput, forecast.low, forecast.high))  # fmt: skip
         lines.append(doc.Series(f"{prediction.name}, predicted", x, y, low, high, prediction.curve.tags))
     ticks = sorted({float(x) for line in lines for x in line.x})
@@ -162,7 +158,11 @@ def list_sentences(predicted: PredictedGroup, counts: Sequence[int], share: floa
     """Yield how far each strategy scales, which are tied, what to measure next, and what is not known."""
     held = [prediction for prediction in predicted.predictions if not prediction.list_missed()]
     for prediction in predicted.predictions:
-        yield from _describe_missed(prediction)
+        # A model that is off what was measured says nothing of more devices.
+        parts = [f"{rate:,.0f} samples/s on {devices:,} (predicted {_format_rate(forecast)})"
+                 for devices, rate, forecast in prediction.list_missed()]  # fmt: skip
+        if parts:
+            yield f"{prediction.name}: the model misses what was measured, {join_with_and(parts)}: no verdict follows."
     reaches: dict[str, list[str]] = {}
     for prediction in held:
         reaches.setdefault(_describe_reach(prediction, share, most), []).append(prediction.name)
@@ -183,16 +183,6 @@ def list_sentences(predicted: PredictedGroup, counts: Sequence[int], share: floa
         yield f"Beyond {MAX_MEASURED_DEVICES:,} devices no measurement backs this."
 
 
-def _describe_missed(prediction: CurvePrediction) -> Iterator[str]:
-    """Say where the model is off what was measured: it says nothing of more devices there."""
-    if missed := prediction.list_missed():
-        parts = [
-            f"{rate:,.0f} samples/s on {devices:,} (predicted {_format_rate(predicted)})"
-            for devices, rate, predicted in missed
-        ]
-        yield f"{prediction.name}: the model misses what was measured, {join_with_and(parts)}: no verdict follows."
-
-
 def _describe_reach(prediction: CurvePrediction, share: float, most: int) -> str:
     reach = prediction.find_reach(share, most)
 
@@ -206,13 +196,13 @@ def _describe_reach(prediction: CurvePrediction, share: float, most: int) -> str
     if reach.poor_doubling is not None:
         pair = f"{reach.poor_doubling:,} to {2 * reach.poor_doubling:,}"
         doubling = f" From {pair} devices throughput grows by less than {MIN_DOUBLING_GAIN:g} times."
-    first, kept = prediction.points[0].devices, describe(reach.by_figures)
+    first, how_far = prediction.points[0].devices, describe(reach.by_figures)
     if prediction.is_rankable:
-        kept += f", with {100 * CONFIDENCE:g} % confidence {describe(reach.surely)}"
+        how_far += f", with {100 * CONFIDENCE:g} % confidence {describe(reach.surely)}"
     else:
-        kept += ", by the model: one number of devices was measured"
+        how_far += ", by the model: one number of devices was measured"
     base = "efficiency" if first == 1 else f"of the throughput per device on {first:,}"
-    return f"{100 * share:g} % {base} {kept}.{doubling}"
+    return f"{100 * share:g} % {base} {how_far}.{doubling}"
 
 
 def _describe_ranking(predictions: Sequence[CurvePrediction], devices: int) -> Iterator[str]:

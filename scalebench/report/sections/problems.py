@@ -6,8 +6,10 @@ from __future__ import annotations
 import platform
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
@@ -41,12 +43,12 @@ def _list_failed(report_data: ReportData) -> Iterator[doc.Block]:
     if not rows:
         return
     names = name_runs(rows)
-    texts = [
-        [names[row["run_id"]], to_text(row["status"]), to_text(row["reason"]),
-         report_data.make_link(Path(to_text(row["path"])))]
+    cells = [
+        (doc.get_tags(row), names[row["run_id"]], to_text(row["status"]), to_text(row["reason"]),
+         report_data.make_link(Path(to_text(row["path"]))))
         for row in rows
     ]  # fmt: skip
-    yield _make_run_table("failed", "Failed runs", ("run", "status", "reason", "folder"), texts, rows, count)
+    yield _make_table("failed", "Failed runs", ("run", "status", "reason", "folder"), cells, count)
     seen: Counter[str] = Counter()
     turns = []  # (number of earlier runs with the same reason, position)
     for position, row in enumerate(rows):
@@ -76,32 +78,30 @@ def _make_log_block(report_data: ReportData, row: RunRow, name: str) -> doc.Bloc
 
 def _list_unreadable(report_data: ReportData) -> Iterator[doc.Block]:
     files = report_data.unreadable
-    rows = [
-        doc.Row([doc.Cell(str(path), str(path)), doc.Cell(reason, reason)]) for path, reason in files[: doc.MAX_ROWS]
-    ]
-    if rows:
-        title, caption = "Files that could not be read", _describe_cut(len(files))
-        yield doc.Table("unreadable", title, ("file", "reason"), rows, caption=caption)
+    cells: list[tuple[doc.Tags, str, str]] = [({}, str(path), reason) for path, reason in files[: doc.MAX_ROWS]]
+    if cells:
+        yield _make_table("unreadable", "Files that could not be read", ("file", "reason"), cells, len(files))
 
 
 def _list_unfinished(report_data: ReportData) -> Iterator[doc.Block]:
-    folders, rows = report_data.files.unfinished_folders, []
-    for run in map(describe_unfinished_run, folders[: doc.MAX_ROWS]):
-        texts = [str(run.folder), run.tags.get("strategy", ""), run.gpus, run.phase, run.last_sign]
-        rows.append(doc.Row([doc.Cell(text, text or None) for text in texts], run.tags))
-    if rows:
-        columns = ("folder", "strategy", "devices", "phase", "last sign (UTC)")
+    folders = report_data.files.unfinished_folders
+    cells = [
+        (run.tags, str(run.folder), run.tags.get("strategy", ""), run.gpus, run.phase, run.last_sign)
+        for run in map(describe_unfinished_run, folders[: doc.MAX_ROWS])
+    ]
+    if cells:
+        heads = ("folder", "strategy", "devices", "phase", "last sign (UTC)")
+        table = _make_table("running", "Running or interrupted", heads, cells, len(folders))
         caption = "They have no result: they are still running, or ended before they could write one."
-        caption = f"{caption} {_describe_cut(len(folders))}".strip()
-        yield doc.Table("running", "Running or interrupted", columns, rows, frozenset({"devices"}), caption)
+        yield replace(table, numeric=frozenset({"devices"}), caption=f"{caption} {table.caption}".strip())
 
 
 def _list_unsupported(report_data: ReportData) -> Iterator[doc.Block]:
     rows, count = _select_status(report_data, lambda status: status == "unsupported")
-    if rows:
-        names = name_runs(rows)
-        texts = [[names[row["run_id"]], to_text(row["reason"])] for row in rows]
-        yield _make_run_table("unsupported", "Unsupported runs", ("run", "reason"), texts, rows, count)
+    names = name_runs(rows)
+    cells = [(doc.get_tags(row), names[row["run_id"]], to_text(row["reason"])) for row in rows]
+    if cells:
+        yield _make_table("unsupported", "Unsupported runs", ("run", "reason"), cells, count)
 
 
 def _list_flags(report_data: ReportData) -> Iterator[doc.Block]:
@@ -112,44 +112,35 @@ def _list_flags(report_data: ReportData) -> Iterator[doc.Block]:
     counts = Counter(flag for names in flags for flag in names)
     if not counts:
         return
-    documented = [flag for flag in read_flags() if flag in counts]
+    known = [flag for flag in read_flags() if flag in counts]
     rows = []
-    for flag in [*documented, *sorted(set(counts) - set(documented))]:
-        text, advice = format_flag(flag), get_advice(flag)
-        rows.append(
-            doc.Row([doc.Cell(text, flag), doc.Cell(f"{counts[flag]:,}", counts[flag]), doc.Cell(advice, advice)])
-        )
-    columns = ("warning", "rows", "what it means, and what to do")
-    yield doc.Table("warnings", "Warnings", columns, rows, frozenset({"rows"}))
-    flagged = [position for position, names in enumerate(flags) if names]
-    shown = plain_rows(select_run_columns(frame).iloc[flagged[: doc.MAX_ROWS]])
-    names = name_runs(shown)
-    texts = [
-        [names[row["run_id"]], ", ".join(map(format_flag, flags[position]))]
-        for row, position in zip(shown, flagged, strict=False)
+    for flag in [*known, *sorted(set(counts) - set(known))]:
+        text, advice, count = format_flag(flag), get_advice(flag), counts[flag]
+        rows.append(doc.Row([doc.Cell(text, flag), doc.Cell(f"{count:,}", count), doc.Cell(advice, advice)]))
+    heads = ("warning", "rows", "what it means, and what to do")
+    yield doc.Table("warnings", "Warnings", heads, rows, frozenset({"rows"}))
+    places = [place for place, names in enumerate(flags) if names]
+    first = plain_rows(select_run_columns(frame).iloc[places[: doc.MAX_ROWS]])
+    run_names = name_runs(first)
+    cells = [
+        (doc.get_tags(row), run_names[row["run_id"]], ", ".join(map(format_flag, flags[place])))
+        for row, place in zip(first, places, strict=False)
     ]
-    yield _make_run_table("flagged", "Rows with warnings", ("run", "warnings"), texts, shown, len(flagged))
+    yield _make_table("flagged", "Rows with warnings", ("run", "warnings"), cells, len(places))
 
 
-def _select_status(report_data: ReportData, wanted: Callable[[str], bool]) -> tuple[list[RunRow], int]:
-    """Return the first rows with a wanted status, and how many there are."""
+def _select_status(report_data: ReportData, has_status: Callable[[str], bool]) -> tuple[list[RunRow], int]:
+    """Return the first rows with such a status, and how many there are."""
     frame = select_run_columns(report_data.frame).drop_duplicates("run_id")
-    chosen = frame[[wanted(to_text(status)) for status in frame["status"]]]
-    return plain_rows(chosen.head(doc.MAX_ROWS)), len(chosen)
+    rows = frame[[has_status(to_text(status)) for status in frame["status"]]]
+    return plain_rows(rows.head(doc.MAX_ROWS)), len(rows)
 
 
-def _make_run_table(
-    id_: str, title: str, columns: tuple[str, ...], texts: list[list[str]], rows: list[RunRow], count: int
-) -> doc.Table:
-    made = [
-        doc.Row([doc.Cell(text, text or None) for text in cells], doc.get_tags(row))
-        for cells, row in zip(texts, rows, strict=True)
-    ]
-    return doc.Table(id_, title, columns, made, caption=_describe_cut(count))
-
-
-def _describe_cut(count: int) -> str:
-    return f"The first {doc.MAX_ROWS} of {count:,}." if count > doc.MAX_ROWS else ""
+def _make_table(id_: str, title: str, heads: Sequence[str], rows: Iterable[tuple[Any, ...]], count: int) -> doc.Table:
+    """Make a table of texts, the first `doc.MAX_ROWS` of `count` rows; each row begins with its tags."""
+    caption = f"The first {doc.MAX_ROWS} of {count:,}." if count > doc.MAX_ROWS else ""
+    cells = [doc.Row([doc.Cell(text, text or None) for text in texts], tags) for tags, *texts in rows]
+    return doc.Table(id_, title, heads, cells, caption=caption)
 
 
 def unfinished_section(report_data: ReportData) -> doc.Section | None:
@@ -181,8 +172,8 @@ def make_sweep_blocks(folder: Path) -> Iterator[doc.Block]:
 
 def make_resume_command(record: SweepRecord) -> str:
     """Return the sweep's command with resume=true and without its time limit."""
-    kept = [each for each in record.arguments if not each.startswith(("resume=", "sweep.max_minutes="))]
-    return f"scalebench {shlex.join([*kept, 'resume=true'])}"
+    arguments = [each for each in record.arguments if not each.startswith(("resume=", "sweep.max_minutes="))]
+    return f"scalebench {shlex.join([*arguments, 'resume=true'])}"
 
 
 def _describe_state(folder: Path, record: SweepRecord, missing: list[PlannedRun]) -> str:

@@ -14,9 +14,9 @@ from scalebench.analysis import published
 from scalebench.analysis.published import Study
 from scalebench.analysis.scaling_curves import Curve, fit_slope, format_batch, plain_rows
 from scalebench.report import document as doc
+from scalebench.report import tables
 from scalebench.report.flag_text import describe_curve_intervals, to_number
 from scalebench.report.report_data import ReportData
-from scalebench.report.tables import format_percent_column, format_ratio_column, format_throughput, make_ratio_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,9 +116,9 @@ def _make_speedup_charts(study: Study, matching: Sequence[doc.Cells], group: doc
             parts = ("published", row["hardware"], row["table"].replace("_", " "), _format_batch(row), row["settings"])
             by_source.setdefault(tuple(filter(None, parts)), {})[row["strategy"]] = row
         for source, rows in by_source.items():
-            kept = [(curve, rows[curve.tags["strategy"]]) for curve, _ in measured if curve.tags["strategy"] in rows]
-            names, tags = [curve.name for curve, _ in kept], [curve.tags for curve, _ in kept]
-            heights, sources = [row["speedup"] for _, row in kept], [row["source"] for _, row in kept]
+            pairs = [(curve, rows[curve.tags["strategy"]]) for curve, _ in measured if curve.tags["strategy"] in rows]
+            names, tags = [curve.name for curve, _ in pairs], [curve.tags for curve, _ in pairs]
+            heights, sources = [row["speedup"] for _, row in pairs], [row["source"] for _, row in pairs]
             bars.append(doc.Series(", ".join(source), names, heights, point_tags=tags, notes=sources))
         about = f"speedup here is against {study.against}, there as published"
         caption = doc.join_sentences(f"{group.shared['scaling']} scaling here and there", about, _cite(study))
@@ -145,56 +145,52 @@ def _make_published_series(rows: Sequence[doc.Cells]) -> list[doc.Series]:
 def _make_comparison(study: Study, rows: Sequence[doc.Cells], measured: Sequence[doc.Cells]) -> Iterator[doc.Table]:
     """Make the table of published rows whose model, strategy and device count were measured here, each beside every
     such measured row."""
-    made = [
-        doc.Row(_comparison_cells(study, row, own_row), {name: own_row[name] for name in MATCHING})
+    pairs = [
+        (row, own)
         for row in rows
-        for own_row in measured
+        for own in measured
         if any(row[name] is not None for name in (doc.THROUGHPUT, "speedup", "efficiency"))
-        and all(row[name] == own_row[name] for name in (*MATCHING, "gpus"))
+        and all(row[name] == own[name] for name in (*MATCHING, "gpus"))
     ]
-    if made:
+    table_rows = []
+    for row, own in pairs:
+        cells = [*(doc.make_cell(row[name]) for name in MATCHING), doc.make_cell(str(row["gpus"]), row["gpus"])]
+        cells += [doc.make_cell(each[name] or "") for name in ("scaling", "hardware") for each in (row, own)]
+        cells += [doc.make_cell(_format_batch(row)), doc.make_cell(format_batch(own))]
+        cells += [_figure_cell(row, doc.THROUGHPUT), tables.make_throughput_cell(own)]
+        for name, show in (("speedup", tables.format_ratio_column), ("efficiency", tables.format_percent_column)):
+            column = f"{name}_{study.against}"
+            cells += [_figure_cell(row, name), doc.make_cell(show(own, column), own[column])]
+        cells.append(doc.make_cell(_make_remark(row)))
+        table_rows.append(doc.Row(cells, {name: own[name] for name in MATCHING}))
+    if table_rows:
         numeric_heads = ("devices", "samples/s", "speedup", "efficiency")
         numeric = frozenset(head for head in COMPARED if head.split()[0] in numeric_heads)
         about = f"speedup and efficiency here are against {study.against}, with 95 % intervals"
         title, caption = f"{study.title}: beside what was measured here", doc.join_sentences(about, _cite(study))
-        yield doc.Table(_make_id(study, "beside"), title, COMPARED, made, numeric, caption)
-
-
-def _comparison_cells(study: Study, row: doc.Cells, measured: doc.Cells) -> list[doc.Cell]:
-    made = [doc.make_cell(row["model"]), doc.make_cell(row["strategy"]), doc.make_cell(str(row["gpus"]), row["gpus"])]
-    made += [doc.make_cell(each[name] or "") for name in ("scaling", "hardware") for each in (row, measured)]
-    made += [doc.make_cell(_format_batch(row)), doc.make_cell(format_batch(measured))]
-    made += [_figure_cell(row, doc.THROUGHPUT), doc.make_cell(format_throughput(measured), measured[doc.THROUGHPUT])]
-    for name, show in (("speedup", format_ratio_column), ("efficiency", format_percent_column)):
-        column = f"{name}_{study.against}"
-        made += [_figure_cell(row, name), doc.make_cell(show(measured, column), measured[column])]
-    return [*made, doc.make_cell(_make_remark(row))]
+        yield doc.Table(_make_id(study, "beside"), title, COMPARED, table_rows, numeric, caption)
 
 
 def _make_slope_comparison(study: Study, rows: Sequence[doc.Cells], curves: Sequence[Curve]) -> Iterator[doc.Table]:
     """Make the table of the fitted speedup per device, published and measured."""
-    made = []
+    table_rows = []
     for row in rows:
         for curve in curves if row["slope"] is not None else ():
             fitted = fit_slope(curve, study.against)
             if fitted is None or any(row[name] != curve.tags[name] for name in MATCHING):
                 continue
-            slope, gpus = fitted.speedup, ", ".join(f"{count}" for count, _ in fitted.points)
-            made_cells = [
-                *(doc.make_cell(row[name] or "") for name in (*MATCHING, "scaling")),
-                *(
-                    doc.make_cell(text)
-                    for text in (curve.group["scaling"], row["hardware"] or "", curve.group["hardware"])
-                ),
-                *(_figure_cell(row, "slope"), make_ratio_cell(slope), doc.make_cell(gpus)),
-                doc.make_cell(row["remark"] or ""),
-            ]
-            made.append(doc.Row(made_cells, {name: curve.tags[name] for name in MATCHING}))
-    if made:
+            here, devices = curve.group, ", ".join(f"{count}" for count, _ in fitted.points)
+            texts = [*(row[name] for name in MATCHING), row["scaling"], here["scaling"], row["hardware"],
+                     here["hardware"]]  # fmt: skip
+            cells = [doc.make_cell(text or "") for text in texts]
+            cells += [_figure_cell(row, "slope"), tables.make_ratio_cell(fitted.speedup)]
+            cells += [doc.make_cell(devices), doc.make_cell(row["remark"] or "")]
+            table_rows.append(doc.Row(cells, {name: curve.tags[name] for name in MATCHING}))
+    if table_rows:
         columns = [*MATCHING, "scaling published", "scaling here", "hardware published", "hardware here",
                    "slope published", "slope here", "over devices", "remarks"]  # fmt: skip
         title, numeric = f"{study.title}: slopes beside those measured here", frozenset(columns[6:8])
-        yield doc.Table(_make_id(study, "slopes"), title, columns, made, numeric, _cite(study))
+        yield doc.Table(_make_id(study, "slopes"), title, columns, table_rows, numeric, _cite(study))
 
 
 def make_terminal_tables(frame: pd.DataFrame, names: Sequence[str]) -> list[doc.Table]:
@@ -204,45 +200,40 @@ def make_terminal_tables(frame: pd.DataFrame, names: Sequence[str]) -> list[doc.
     """
     models = {str(model) for model in frame["model"].dropna()}
     all_rows = plain_rows(published.load_published(names))
-    tables = []
+    study_tables = []
     for name in dict.fromkeys(names):
         rows = [row for row in all_rows if row["study"] == name]
         matching = [row for row in rows if row["model"] is None or row["model"] in models]
         if not any(row["model"] in models for row in matching):
             matching = rows
         table = make_study_table(published.load_study(name), matching)
-        shown = [number for number, column in enumerate(table.columns) if column != SOURCE_COLUMN]
+        assert table.columns[-1] == SOURCE_COLUMN
         count = len(rows) - len(matching)
-        left_out = f" Left out are {count} rows of other networks." if count else ""
-        tables.append(replace(
-            table,
-            columns=[table.columns[number] for number in shown],
-            rows=[doc.Row([row.cells[number] for number in shown]) for row in table.rows],
-            caption=table.caption + left_out,
-        ))  # fmt: skip
-    return tables
+        caption = table.caption + (f" Left out are {count} rows of other networks." if count else "")
+        without_source = [doc.Row(row.cells[:-1]) for row in table.rows]
+        study_tables.append(replace(table, columns=table.columns[:-1], rows=without_source, caption=caption))
+    return study_tables
 
 
 def make_study_table(study: Study, rows: Sequence[doc.Cells]) -> doc.Table:
     """Make the table of everything that these rows hold, without empty columns."""
-
-    def has_any(name: str) -> bool:
-        return any(row[name] is not None for row in rows)
-
-    labels = list(filter(has_any, LABELS))
-    figures = list(filter(has_any, FIGURES))
+    labels, figures = ([name for name in names if any(row[name] is not None for row in rows)]
+                       for names in (LABELS, FIGURES))  # fmt: skip
     has_batch = any(map(_format_batch, rows))
     heads = [HEADS.get(name, name) for name in figures]
     columns = ["table", *labels, *(["batch"] if has_batch else []), *heads, "remarks", SOURCE_COLUMN]
-    made = []
+    table_rows = []
     for row in rows:
-        made_cells = [doc.make_cell(row["table"].replace("_", " ")), *(_label_cell(row, name) for name in labels)]
-        made_cells += [doc.make_cell(_format_batch(row))] if has_batch else []
-        made_cells += [_figure_cell(row, name) for name in figures]
-        made_cells += [doc.make_cell(_make_remark(row)), doc.make_cell(row["source"])]
-        made.append(doc.Row(made_cells, {name: row[name] for name in MATCHING if row[name]}))
+        cells = [doc.make_cell(row["table"].replace("_", " "))]
+        for value in (row[name] for name in labels):
+            text = "" if value is None else str(value)
+            cells.append(doc.make_cell(text, value if isinstance(value, int) else None))
+        cells += [doc.make_cell(_format_batch(row))] if has_batch else []
+        cells += [_figure_cell(row, name) for name in figures]
+        cells += [doc.make_cell(_make_remark(row)), doc.make_cell(row["source"])]
+        table_rows.append(doc.Row(cells, {name: row[name] for name in MATCHING if row[name]}))
     numeric = frozenset({"gpus", *heads})
-    return doc.Table(_make_id(study), f"{study.title}: as published", columns, made, numeric, _cite(study))
+    return doc.Table(_make_id(study), f"{study.title}: as published", columns, table_rows, numeric, _cite(study))
 
 
 def _make_id(study: Study, *words: str) -> str:
@@ -273,11 +264,6 @@ def _figure_cell(row: doc.Cells, name: str) -> doc.Cell:
     if name == "step_s":
         return doc.make_cell(f"{1000 * value:.4g} ms", value)
     return doc.make_cell(f"{value:,.6g}" if name == doc.THROUGHPUT else f"{value:.3f}".rstrip("0").rstrip("."), value)
-
-
-def _label_cell(row: doc.Cells, name: str) -> doc.Cell:
-    value = row[name]
-    return doc.make_cell("" if value is None else str(value), value if isinstance(value, int) else None)
 
 
 def _make_remark(row: doc.Cells) -> str:
