@@ -252,9 +252,9 @@ def group_curves(
     MAX_CURVES best curves, and a paragraph if groups were left out.
     """
     workloads = group_by_workload(curves)
-    kept, left_out = select_largest_groups([group for group in workloads if keep(group[1])])
+    largest, left_out = select_largest_groups([group for group in workloads if keep(group[1])])
     groups = []
-    for number, (shared, members) in enumerate(kept, 1):
+    for number, (shared, members) in enumerate(largest, 1):
         best, paragraphs = select_best_curves(members)
         group = CurveGroup(number, shared, best, paragraphs)
         label = [Paragraph(group.title, "label", group.tags)] if len(workloads) > 1 else []
@@ -271,12 +271,12 @@ def describe_single_group(curves: Iterable[Curve]) -> str:
 def select_largest_groups(groups: Sequence[Workload]) -> tuple[list[Workload], list[Paragraph]]:
     """Return the MAX_CURVE_GROUPS groups with the most rows, in order, and a paragraph if others were left out."""
     rows = [sum(len(curve.rows) for curve in members) for _, members in groups]
-    kept = sorted(sorted(range(len(rows)), key=lambda i: (-rows[i], i))[:MAX_CURVE_GROUPS])
-    if len(kept) == len(rows):
+    largest = sorted(sorted(range(len(rows)), key=lambda i: (-rows[i], i))[:MAX_CURVE_GROUPS])
+    if len(largest) == len(rows):
         return list(groups), []
     text = f"{len(rows)} combinations of model, data set, hardware, scaling and batch were measured. The"
     left_out = Paragraph(f"{text} {MAX_CURVE_GROUPS} with the most rows are shown; results.csv has all.")
-    return [groups[i] for i in kept], [left_out]
+    return [groups[i] for i in largest], [left_out]
 
 
 def select_best_curves(curves: Sequence[Curve], count: int = MAX_CURVES) -> tuple[list[Curve], list[Paragraph]]:
@@ -292,9 +292,9 @@ def select_best_curves(curves: Sequence[Curve], count: int = MAX_CURVES) -> tupl
     for rates in by_gpus.values():
         for rank, (_, i) in enumerate(sorted(rates)):
             best_rank[i] = min(best_rank.get(i, rank), rank)
-    kept = sorted(sorted(best_rank, key=lambda i: (best_rank[i], i))[:count])
+    best = sorted(sorted(best_rank, key=lambda i: (best_rank[i], i))[:count])
     text = f"The fastest {count} of {len(curves)} curves are shown, each among the first at some number of devices"
-    return [curves[i] for i in kept], [Paragraph(f"{text}; results.csv has all.")]
+    return [curves[i] for i in best], [Paragraph(f"{text}; results.csv has all.")]
 
 
 def get_tags(row: Cells) -> dict[str, str]:
@@ -336,9 +336,9 @@ def make_bar_series(curves: Iterable[Curve], column: str) -> list[Series]:
     """Make the same series for bars side by side, without a bar where there is no value."""
     bars = []
     for line in make_line_series(curves, column):
-        kept = [i for i, y in enumerate(line.y) if y is not None]
-        low, high = ([limits[i] for i in kept] if limits else () for limits in (line.low, line.high))
-        x, y, repeats = [line.x[i] for i in kept], [line.y[i] for i in kept], [line.repeats[i] for i in kept]
+        places = [i for i, y in enumerate(line.y) if y is not None]
+        low, high = ([limits[i] for i in places] if limits else () for limits in (line.low, line.high))
+        x, y, repeats = [line.x[i] for i in places], [line.y[i] for i in places], [line.repeats[i] for i in places]
         bars.append(replace(line, x=x, y=y, low=low, high=high, repeats=repeats))
     return bars
 
@@ -400,8 +400,8 @@ def has_shape(chart: Chart) -> bool:
 
     Ideal lines have no measured places.
     """
-    drawn = [series for series in chart.series if series.style != "ideal"]
-    return len({x for series in drawn for x, y in zip(series.x, series.y, strict=True) if y is not None}) > 1
+    measured = [series for series in chart.series if series.style != "ideal"]
+    return len({x for series in measured for x, y in zip(series.x, series.y, strict=True) if y is not None}) > 1
 
 
 def scale_units(chart: Chart) -> Chart:
@@ -448,9 +448,9 @@ def downsample(points: Sequence[tuple[float, float]], max_points: int) -> Points
     if len(points) <= max_points:
         return list(points)
     inner, stretches = points[1:-1], (max_points - 2) // 2
-    kept = [points[0]]
+    selected = [points[0]]
     for number in range(stretches):
         begin, end = (len(inner) * edge // stretches for edge in (number, number + 1))
         values = [value for _, value in inner[begin:end]]
-        kept += [inner[begin + i] for i in sorted({values.index(min(values)), values.index(max(values))})]
-    return [*kept, points[-1]]
+        selected += [inner[begin + i] for i in sorted({values.index(min(values)), values.index(max(values))})]
+    return [*selected, points[-1]]

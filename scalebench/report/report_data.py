@@ -25,7 +25,7 @@ from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
 from scalebench.core.units import format_count
 from scalebench.core.untrusted import MAX_SMALL_FILE_BYTES, clean_text
-from scalebench.measure.progress import RankProgress, read_progress
+from scalebench.measure.progress import read_progress
 from scalebench.report import document as doc
 from scalebench.report.flag_text import to_text
 
@@ -216,11 +216,24 @@ def name_runs(rows: Sequence[Row]) -> dict[str, str]:
     for row in rows:
         same_size.setdefault((to_text(row["strategy"]), row["gpus"]), []).append(row)
     names: dict[str, str] = {}
+    used: set[str] = set()
     for (strategy, gpus), members in same_size.items():
         columns = everywhere + [name for name in NAME_COLUMNS if _differ(members, name)]
         base = f"{strategy} on {format_count(gpus, 'device')}"
         for row in members:
-            names[row["run_id"]] = _make_unique(", ".join([base, *_labels(row, columns)]), set(names.values()))
+            parts = [base]
+            for column in columns:
+                value = row[column]
+                if to_text(value) and (column, value) != ("status", "ok"):
+                    text = f"{value:.4g}" if isinstance(value, float) else to_text(value)
+                    parts.append(text if column in KEY_VALUE_COLUMNS else f"{column.replace('_', ' ')} {text}")
+            name = unique = ", ".join(parts)
+            number = 1
+            while unique in used:  # runs of the same configuration and repeat, which two sweeps may both hold
+                number += 1
+                unique = f"{name} #{number}"
+            used.add(unique)
+            names[row["run_id"]] = unique
     return names
 
 
@@ -246,27 +259,12 @@ def list_left_out_configurations(report_data: ReportData) -> list[doc.Block]:
 
 def select_first_repeats(rows: Sequence[Row], count: int) -> list[Row]:
     """Return at most `count` rows in their order, preferring earlier repeats."""
-    kept = sorted(range(len(rows)), key=lambda i: (rows[i]["repeat"] or 0, i))[:count]
-    return [rows[i] for i in sorted(kept)]
+    first = sorted(range(len(rows)), key=lambda i: (rows[i]["repeat"] or 0, i))[:count]
+    return [rows[i] for i in sorted(first)]
 
 
 def _differ(rows: Sequence[Row], name: str) -> bool:
     return len({row[name] for row in rows}) > 1
-
-
-def _labels(row: Row, columns: Sequence[str]) -> list[str]:
-    values = [(name, row[name]) for name in columns if to_text(row[name]) and (name, row[name]) != ("status", "ok")]
-    texts = [(name, f"{value:.4g}" if isinstance(value, float) else to_text(value)) for name, value in values]
-    return [text if name in KEY_VALUE_COLUMNS else f"{name.replace('_', ' ')} {text}" for name, text in texts]
-
-
-def _make_unique(name: str, used: set[str]) -> str:
-    """Number runs of the same configuration and repeat, which two sweeps may both hold."""
-    number, unique = 1, name
-    while unique in used:
-        number += 1
-        unique = f"{name} #{number}"
-    return unique
 
 
 def read_log_tail(path: Path) -> str:
@@ -290,33 +288,24 @@ class UnfinishedRun:
 
 
 def describe_unfinished_run(folder: Path) -> UnfinishedRun:
-    """Describe the run in a folder that has a spec and no result."""
-    last = _read_last_progress(folder)
-    phase, time = ("", "") if last is None else (str(last.phase), _format_time(last.at_s))
-    return UnfinishedRun(folder, *_read_tags_and_devices(folder), phase, time)
-
-
-def _read_tags_and_devices(folder: Path) -> tuple[dict[str, str], str]:
-    """Read them from the spec, which may be half written or hold anything."""
+    """Describe the run in a folder that has a spec, which may be half written or hold anything, and no result."""
     try:
         tree = read_json(folder / SPEC_FILE, MAX_SMALL_FILE_BYTES)
     except (OSError, ValueError):
-        return {}, ""
+        tree = None
     names = {name: _look_up(tree, "config", name, "name") for name in ("model", "strategy", "hardware")}
-    return {name: str(value) for name, value in names.items() if value is not None}, str(_look_up(tree, "gpus") or "")
+    tags = {name: str(value) for name, value in names.items() if value is not None}
+    ranks = (read_progress(folder, rank) for rank in range(MAX_PROGRESS_RANKS))
+    dated = [progress for progress in ranks if progress is not None and isinstance(progress.at_s, (int, float))]
+    last = max(dated, key=lambda progress: progress.at_s, default=None)
+    phase, time = ("", "") if last is None else (str(last.phase), _format_time(last.at_s))
+    return UnfinishedRun(folder, tags, str(_look_up(tree, "gpus") or ""), phase, time)
 
 
 def _look_up(tree: Any, *keys: str) -> Any:
     for key in keys:
         tree = tree.get(key) if isinstance(tree, dict) else None
     return tree
-
-
-def _read_last_progress(folder: Path) -> RankProgress | None:
-    """Return the latest progress that any rank has written."""
-    ranks = (read_progress(folder, rank) for rank in range(MAX_PROGRESS_RANKS))
-    dated = [progress for progress in ranks if progress is not None and isinstance(progress.at_s, (int, float))]
-    return max(dated, key=lambda progress: progress.at_s, default=None)
 
 
 def _format_time(at_s: float) -> str:

@@ -3,7 +3,7 @@ node boundaries; bars by strategy and by model, and choices of devices; the tabl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +12,6 @@ from scalebench.analysis.read_runs import Unreadable
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import (
     MODEL_COLUMNS,
-    Curve,
-    NodeBoundary,
-    ScalingLimit,
-    Slope,
     find_node_boundaries,
     find_scaling_limit,
     fit_slope,
@@ -74,7 +70,9 @@ def section(report_data: ReportData) -> doc.Section | None:
         rows = [row for curve in group.curves for row in curve.rows]
         baselines = _describe_baselines(rows, report_data.baseline_name)
         blocks += [*group.paragraphs, _make_throughput_chart(group, report_data)]
-        for kind in _select_drawn(baselines):
+        # Charts are of the first of the usual baselines, and of the one that the user named; tables have the others.
+        usual = [kind for kind in baselines if kind != "given"]
+        for kind in (*usual[:1], *(kind for kind in baselines if kind == "given")):
             blocks += [_make_efficiency_chart(group, kind, baselines[kind])]
             blocks += _make_speedup_chart(group, kind, baselines[kind])
         heads = {kind: str(report_data.baseline_name) if kind == "given" else kind for kind in baselines}
@@ -85,26 +83,20 @@ def section(report_data: ReportData) -> doc.Section | None:
     return doc.Section("scaling", "Scaling", blocks, folded=len(groups) == 1) if groups else None
 
 
-def _select_drawn(baselines: Mapping[str, str]) -> list[str]:
-    """Return the first of the usual baselines, and the one that the user named; those against the others are in the
-    tables."""
-    return [*[kind for kind in baselines if kind != "given"][:1], *(kind for kind in baselines if kind == "given")]
-
-
 def _describe_baselines(rows: Sequence[doc.Cells], baseline_name: str | None) -> dict[str, str]:
     """Describe the baselines to compare with: self only if it differs from bare, the named one if there is one."""
+
+    def differs(row: doc.Cells) -> bool:
+        over_bare, over_self = row["speedup_bare"], row["speedup_self"]
+        return over_self is not None and (over_bare is None or abs(over_self / over_bare - 1) > MIN_DIFFERENCE)
+
     kinds = [kind for kind in BASELINES if any(row[f"speedup_{kind}"] is not None for row in rows)]
-    if kinds == ["bare", "self"] and not any(map(_speedups_differ, rows)):
+    if kinds == ["bare", "self"] and not any(map(differs, rows)):
         kinds = ["bare"]
     baselines = {kind: BASELINES[kind] for kind in kinds}
     if baseline_name is not None and any(row.get("speedup_given") is not None for row in rows):
         baselines["given"] = f"against {baseline_name}, the named baseline"
     return baselines
-
-
-def _speedups_differ(row: doc.Cells) -> bool:
-    over_bare, over_self = row["speedup_bare"], row["speedup_self"]
-    return over_self is not None and (over_bare is None or abs(over_self / over_bare - 1) > MIN_DIFFERENCE)
 
 
 def _make_throughput_chart(group: doc.CurveGroup, report_data: ReportData) -> doc.Chart:
@@ -177,78 +169,53 @@ def _make_slope_table(
     if not curves or not baselines:
         return
     keeps_head = f"keeps {100 * min_efficiency:g} %"
-    columns = [
-        f"{name}, {label}"
-        for label in baselines.values()
-        for name in ("slope", "off", f"over {doc.DEVICES}", keeps_head)
-    ]
+    names = ("slope", "off", "over devices", keeps_head)
+    columns = [f"{name}, {label}" for label in baselines.values() for name in names]
     rows = []
     for curve in curves:
         cells = [doc.make_cell(curve.name)]
         for kind in baselines:
-            cells += [
-                *_slope_cells(fit_slope(curve, kind)),
-                _keeps_cell(find_scaling_limit(curve, min_efficiency, kind)),
-            ]
+            fitted, limit = fit_slope(curve, kind), find_scaling_limit(curve, min_efficiency, kind)
+            if fitted is None:
+                cells += [doc.Cell("")] * 3
+            else:
+                cells.append(tables.make_ratio_cell(fitted.speedup))
+                cells.append(doc.make_cell(tables.format_percent(fitted.worst), fitted.worst))
+                cells.append(doc.make_cell(", ".join(str(count) for count, _ in fitted.points)))
+            # `4 [2]`; `none` if not even the fewest devices keep the efficiency, empty if no efficiency is known.
+            again = f"; again {', '.join(map(str, limit.regained_gpus))}" if limit.regained_gpus else ""
+            text = f"{limit.gpus or 'none'} [{limit.certain_gpus or 'none'}]{again}"
+            cells.append(doc.Cell("") if limit.largest_measured is None else doc.make_cell(text, limit.gpus or 0))
         rows.append(doc.Row(cells, curve.tags))
-    limit = (
+    about = (
         f"{keeps_head}: the most devices up to which efficiency is no less, by the figures and, in brackets, by the "
         "lower limits of their intervals"
     )
     numeric = frozenset(name for name in columns if not name.startswith("over"))
-    title, caption = "Slopes", doc.join_sentences(SLOPE_CAPTION, limit)
+    title, caption = "Slopes", doc.join_sentences(SLOPE_CAPTION, about)
     yield doc.Table(group.make_id("scaling", "slopes"), title, ["strategy", *columns], rows, numeric, caption)
-
-
-def _slope_cells(fitted: Slope | None) -> list[doc.Cell]:
-    if fitted is None:
-        return [doc.Cell("")] * 3
-    gpus = ", ".join(str(count) for count, _ in fitted.points)
-    return [
-        tables.make_ratio_cell(fitted.speedup),
-        doc.make_cell(tables.format_percent(fitted.worst), fitted.worst),
-        doc.make_cell(gpus),
-    ]
-
-
-def _keeps_cell(kept: ScalingLimit) -> doc.Cell:
-    """Make `4 [2]`; `none` if not even the fewest devices keep the efficiency, empty if no efficiency is known."""
-    if kept.largest_measured is None:
-        return doc.Cell("")
-    again = f"; again {', '.join(map(str, kept.regained_gpus))}" if kept.regained_gpus else ""
-    return doc.make_cell(f"{kept.gpus or 'none'} [{kept.certain_gpus or 'none'}]{again}", kept.gpus or 0)
 
 
 def _make_jump_table(
     group: doc.CurveGroup, estimate_ratio: EstimateRatio, kind: str, about: str
 ) -> Iterator[doc.Table]:
     """Make a row for each node boundary of a curve; `about` describes the baseline `kind`."""
-    columns: dict[str, Callable[[tuple[Curve, NodeBoundary]], doc.Cell]] = {
-        "strategy": lambda item: doc.make_cell(item[0].name),
-        doc.DEVICES: lambda item: doc.make_cell(" to ".join(str(row["gpus"]) for row in item[1].rows)),
-        "nodes": lambda item: doc.make_cell(" to ".join(str(row["nodes"]) for row in item[1].rows)),
-        "efficiency before": lambda item: doc.make_cell(
-            tables.format_percent(item[1].efficiencies[0]), item[1].efficiencies[0]
-        ),
-        "after": lambda item: doc.make_cell(tables.format_percent(item[1].efficiencies[1]), item[1].efficiencies[1]),
-        "ratio": lambda item: tables.make_ratio_cell(item[1].ratio),
-        "remarks": lambda item: doc.make_cell(_describe_jump(item[1])),
-    }
-    items = [
-        ((curve, jump), curve.tags)
-        for curve in group.curves
-        for jump in find_node_boundaries(curve, estimate_ratio, kind)
-    ]
-    if items:
-        title, caption = "Node boundaries", doc.join_sentences(f"efficiency {about}", JUMP_CAPTION)
-        words = ("strategy", doc.DEVICES, "nodes", "remarks")
-        yield doc.build_table(group.make_id("scaling", "nodes"), title, columns, items, words, caption)
-
-
-def _describe_jump(jump: NodeBoundary) -> str:
-    if not jump.ratio.has_limits:
-        return explain_no_verdict(*jump.rows) or "no interval"
-    return "no difference resolved" if jump.ratio.low <= 1 <= jump.ratio.high else ""
+    rows = []
+    for curve in group.curves:
+        for jump in find_node_boundaries(curve, estimate_ratio, kind):
+            remark = "no difference resolved" if jump.ratio.low <= 1 <= jump.ratio.high else ""
+            if not jump.ratio.has_limits:
+                remark = explain_no_verdict(*jump.rows) or "no interval"
+            cells = [doc.make_cell(curve.name)]
+            cells += [doc.make_cell(" to ".join(str(row[name]) for row in jump.rows)) for name in ("gpus", "nodes")]
+            cells += [doc.make_cell(tables.format_percent(share), share) for share in jump.efficiencies]
+            cells += [tables.make_ratio_cell(jump.ratio), doc.make_cell(remark)]
+            rows.append(doc.Row(cells, curve.tags))
+    if rows:
+        numeric = ("efficiency before", "after", "ratio")
+        heads, caption = ["strategy", doc.DEVICES, "nodes", *numeric, "remarks"], f"efficiency {about}"
+        caption, table_id = doc.join_sentences(caption, JUMP_CAPTION), group.make_id("scaling", "nodes")
+        yield doc.Table(table_id, "Node boundaries", heads, rows, frozenset(numeric), caption)
 
 
 def side_by_side_section(report_data: ReportData) -> doc.Section | None:
@@ -380,25 +347,25 @@ def strategies_section(report_data: ReportData) -> doc.Section | None:
     pooled = report_data.pooled
     if pooled.empty:
         return None
-    kept = _select_best_rows(pooled)
+    best = _select_best_rows(pooled)
     blocks: list[doc.Block] = []
-    if len(kept) < len(pooled):
-        text = f"{len(pooled):,} configurations are more than a table can show: these are the {len(kept)} that"
+    if len(best) < len(pooled):
+        text = f"{len(pooled):,} configurations are more than a table can show: these are the {len(best)} that"
         blocks.append(doc.Paragraph(f"{text} come first in throughput among those of their number of devices."))
-    blocks.append(tables.make_configuration_table(kept, report_data.baseline_name))
-    blocks += _list_missing_baselines(kept, report_data.unreadable)
+    blocks.append(tables.make_configuration_table(best, report_data.baseline_name))
+    blocks += _list_missing_baselines(best, report_data.unreadable)
     return doc.Section("strategies", "All configurations", blocks)
 
 
 def _select_best_rows(pooled: pd.DataFrame) -> pd.DataFrame:
-    """Keep the MAX_ROWS rows that rank best by throughput among their competitors; failed rows come last."""
+    """Select the MAX_ROWS rows that rank best by throughput among their competitors; failed rows come last."""
     rank = (
         pooled.groupby(COMPETING_COLUMNS, dropna=False)[doc.THROUGHPUT]
         .rank(ascending=False, method="min")
         .astype(float)
     )
-    kept = rank.fillna(float("inf")).sort_values(kind="stable").index[: doc.MAX_ROWS]
-    return pooled.loc[pooled.index.isin(kept)]
+    first = rank.fillna(float("inf")).sort_values(kind="stable").index[: doc.MAX_ROWS]
+    return pooled.loc[pooled.index.isin(first)]
 
 
 def _list_missing_baselines(frame: pd.DataFrame, unreadable: Unreadable) -> list[doc.Block]:

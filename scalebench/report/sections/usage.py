@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from scalebench.analysis.scaling_curves import Curve
@@ -131,29 +131,30 @@ section = spec.SectionSpec(
 def clocks_section(report_data: ReportData) -> doc.Section | None:
     """Return None if no run was monitored, or could have been."""
     rows = {row["run_id"]: row for row in list_detailed_runs(report_data) if row["status"] == "ok"}
-    wanted = _select_runs(report_data, rows)
-    if not wanted:
+    run_ids = _select_runs(report_data, rows)
+    if not run_ids:
         return None
     names = name_runs(list(rows.values()))
     blocks: list[doc.Block] = []
-    missing: dict[str, list[str]] = {}  # reason -> runs
-    drawn = 0
-    for run_id in wanted:
-        if drawn == MAX_MONITORED_RUNS:
+    without_series: dict[str, list[str]] = {}  # reason -> runs
+    count = 0
+    for run_id in run_ids:
+        if count == MAX_MONITORED_RUNS:
             break
-        row, name = rows[run_id], names[run_id]
+        row, name, tags = rows[run_id], names[run_id], doc.get_tags(rows[run_id])
         try:
-            charts = make_monitor_charts(
-                report_data.result(run_id), report_data.folder(run_id), f"clocks-{drawn}", name, doc.get_tags(row)
-            )
-        except NoSeries as reason:
-            missing.setdefault(str(reason), []).append(name)
+            result, folder = report_data.result(run_id), report_data.folder(run_id)
+            charts = make_monitor_charts(result, folder, f"clocks-{count}", name, tags)
+        except NoSeries as error:
+            without_series.setdefault(str(error), []).append(name)
             continue
-        drawn += 1
+        count += 1
         flags = [format_flag(flag) for flag in to_text(row["flags"]).split() if flag in CLOCK_FLAGS]
-        blocks += [doc.Paragraph(f"{name}: {', '.join(flags)}" if flags else name, tags=doc.get_tags(row)), *charts]
-    blocks += [doc.Paragraph(f"No series of {_join_names(runs)}: {reason}.") for reason, runs in missing.items()]
-    left = len(wanted) - drawn - sum(map(len, missing.values()))
+        blocks += [doc.Paragraph(f"{name}: {', '.join(flags)}" if flags else name, tags=tags), *charts]
+    for reason, runs in without_series.items():
+        more = f" and {len(runs) - MAX_NAMES} more" if len(runs) > MAX_NAMES else ""
+        blocks.append(doc.Paragraph(f"No series of {'; '.join(runs[:MAX_NAMES])}{more}: {reason}."))
+    left = len(run_ids) - count - sum(map(len, without_series.values()))
     if left > 0:
         text = f"{left} more runs with a flag, or of the most devices of a curve, are not drawn here."
         blocks.append(doc.Paragraph(text))
@@ -171,34 +172,19 @@ def _select_runs(report_data: ReportData, rows: dict[str, Row]) -> list[str]:
     return list(dict.fromkeys(run_id for run_id in [*some, *largest, *rest] if run_id in rows))
 
 
-def _join_names(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"{'; '.join(names[:MAX_NAMES])}{more}"
-
-
 class NoSeries(Exception):
     """There is nothing to draw; the message says why."""
 
 
-@dataclass(frozen=True)
-class Quantity:
-    id: str
-    title: str
-    name: str  # in the monitor's series
-    axis: doc.Axis
-
-
+# Of GPUs: the part of a chart's id, its title, the name in the monitor's series, and the axis.
 GPU_QUANTITIES = (
-    Quantity("sm-clock", "SM clock", "sm_clock_mhz", doc.Axis("SM clock (MHz)", from_zero=False)),
-    Quantity("memory-clock", "memory clock", "mem_clock_mhz", doc.Axis("memory clock (MHz)", from_zero=False)),
-    Quantity("power", "power", "power_w", doc.Axis("power (W)")),
-    Quantity("temperature", "temperature", "temperature_c", doc.Axis("temperature (degrees C)", from_zero=False)),
-    Quantity(
-        "utilisation", "utilisation", "util_share", doc.Axis("share of the time in which a kernel ran", percent=True)
-    ),
+    ("sm-clock", "SM clock", "sm_clock_mhz", doc.Axis("SM clock (MHz)", from_zero=False)),
+    ("memory-clock", "memory clock", "mem_clock_mhz", doc.Axis("memory clock (MHz)", from_zero=False)),
+    ("power", "power", "power_w", doc.Axis("power (W)")),
+    ("temperature", "temperature", "temperature_c", doc.Axis("temperature (degrees C)", from_zero=False)),
+    ("utilisation", "utilisation", "util_share", doc.Axis("share of the time in which a kernel ran", percent=True)),
 )
 TIME_AXIS = doc.Axis("seconds from the start of the measured phase", from_zero=False)
-Lines = tuple[Quantity, dict[str, doc.Points], str]  # what is drawn, its lines by name, the caption
 
 
 def make_monitor_charts(result: Result, folder: Path, chart_id: str, name: str, tags: doc.Tags) -> list[doc.Chart]:
@@ -210,23 +196,44 @@ def make_monitor_charts(result: Result, folder: Path, chart_id: str, name: str, 
     if first is None or window is None:
         raise NoSeries("its measured phase has no beginning or no end")
     begin_s = 0.0 if "hot_at_start" in result.flags else first.marks_s.get("warmup", window.begin_s)
-    shown = TimeWindow(begin_s, window.end_s)
+    period = TimeWindow(begin_s, window.end_s)
     # The other nodes have their own series, by their own clocks.
     nodes = f" Of node 0; there are {result.scale.nodes} nodes." if result.scale.nodes > 1 else ""
-    drawn = [*_gpu_lines(series, shown, window.begin_s, result), *_process_lines(series, shown, window.begin_s)]
-    if not drawn:
+    charts: list[doc.Chart] = []
+
+    def select_points(source: str, quantity: str) -> doc.Points:
+        times_s, values = series.times_s(source, quantity, period), series.values(source, quantity, period)
+        return list(zip(times_s, values, strict=True))
+
+    def draw(quantity: str, title: str, axis: doc.Axis, lines: dict[str, doc.Points], note: str = "") -> None:
+        """Draw the lines that have points, over the time from the start of the measured phase."""
+        curves = []
+        for line, points in lines.items():
+            points = doc.downsample([(at_s - window.begin_s, value) for at_s, value in points], MAX_MONITOR_POINTS)
+            if points:
+                curves.append(doc.Series(line, [x for x, _ in points], [y for _, y in points], tags=tags))
+        if curves:
+            caption = note + SAMPLES_NOTE + nodes
+            charts.append(
+                doc.Chart(f"{chart_id}-{quantity}", f"{title}: {name}", TIME_AXIS, axis, curves, caption=caption)
+            )
+
+    devices = [device.index for device in result.monitor.devices if not device.node]
+    for quantity, title, column, axis in GPU_QUANTITIES:
+        draw(quantity, title, axis, {f"GPU {index}": select_points(f"gpu{index}", column) for index in devices})
+    cores = {"all programs": _compute_rates(select_points("cpu", "busy_s")),
+             "this run": _compute_rates(select_points("ours", "cpu_s"))}  # fmt: skip
+    limit = next(iter(series.values("cpu", "cores")), None)
+    note = f"Of the {limit:g} cores that the run may use. " if limit is not None else ""
+    draw("cores", "busy processor cores", doc.Axis("cores' worth of time"), cores, note)
+    ranks = sorted(series.sources("process:"), key=lambda source: (len(source), source))
+    memory = {f"rank {source.removeprefix('process:')}": select_points(source, "rss_bytes")
+              for source in ranks[:MAX_PROCESSES]}  # fmt: skip
+    note = f"{MAX_PROCESSES} of {len(ranks)} ranks. " if len(ranks) > MAX_PROCESSES else ""
+    draw("memory", "resident memory", doc.Axis("resident memory", unit="bytes"), memory, note)
+    if not charts:
         raise NoSeries("its series has nothing of the measured phase")
-    charts = []
-    for quantity, lines, caption in drawn:
-        made = [doc.Series(line, *_split(points), tags=tags) for line, points in lines.items()]
-        chart = doc.Chart(f"{chart_id}-{quantity.id}", f"{quantity.title}: {name}", TIME_AXIS, quantity.axis, made,
-                      caption=caption + nodes)  # fmt: skip
-        charts.append(chart)
     return charts
-
-
-def _split(points: doc.Points) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
 
 
 def _read_series(result: Result, folder: Path) -> TimeSeries:
@@ -243,48 +250,7 @@ def _read_series(result: Result, folder: Path) -> TimeSeries:
         raise NoSeries(f"{path.name} cannot be read: {' '.join(str(error).split())[:200]}") from error
 
 
-def _gpu_lines(series: TimeSeries, shown: TimeWindow, zero_s: float, result: Result) -> Iterator[Lines]:
-    for quantity in GPU_QUANTITIES:
-        lines = {}
-        for device in (device for device in result.monitor.devices if not device.node):
-            points = _select_points(series, f"gpu{device.index}", quantity.name, shown)
-            if points:
-                lines[f"GPU {device.index}"] = _shift_and_downsample(points, zero_s)
-        if lines:
-            yield quantity, lines, SAMPLES_NOTE
-
-
-def _process_lines(series: TimeSeries, shown: TimeWindow, zero_s: float) -> Iterator[Lines]:
-    cores = {"all programs": _compute_rates(_select_points(series, "cpu", "busy_s", shown)),
-             "this run": _compute_rates(_select_points(series, "ours", "cpu_s", shown))}  # fmt: skip
-    if any(cores.values()):
-        limit = next(iter(series.values("cpu", "cores")), None)
-        note = f"Of the {limit:g} cores that the run may use. " if limit is not None else ""
-        quantity = Quantity("cores", "busy processor cores", "", doc.Axis("cores' worth of time"))
-        lines = {name: _shift_and_downsample(points, zero_s) for name, points in cores.items() if points}
-        yield quantity, lines, note + SAMPLES_NOTE
-    ranks = sorted(series.sources("process:"), key=lambda source: (len(source), source))
-    lines = {}
-    for source in ranks[:MAX_PROCESSES]:
-        points = _select_points(series, source, "rss_bytes", shown)
-        if points:
-            lines[f"rank {source.removeprefix('process:')}"] = _shift_and_downsample(points, zero_s)
-    if lines:
-        note = f"{MAX_PROCESSES} of {len(ranks)} ranks. " if len(ranks) > MAX_PROCESSES else ""
-        quantity = Quantity("memory", "resident memory", "", doc.Axis("resident memory", unit="bytes"))
-        yield quantity, lines, note + SAMPLES_NOTE
-
-
-def _select_points(series: TimeSeries, source: str, quantity: str, shown: TimeWindow) -> doc.Points:
-    times_s, values = series.times_s(source, quantity, shown), series.values(source, quantity, shown)
-    return list(zip(times_s, values, strict=True))
-
-
 def _compute_rates(counts: doc.Points) -> doc.Points:
     """Return the growth of a counter per second, at the end of each interval; none where it was reset."""
     rates = [(b, (y - x) / (b - a)) for (a, x), (b, y) in itertools.pairwise(counts) if b > a]
     return [(at_s, rate) for at_s, rate in rates if rate >= 0]
-
-
-def _shift_and_downsample(points: doc.Points, zero_s: float) -> doc.Points:
-    return [(at_s - zero_s, value) for at_s, value in doc.downsample(points, MAX_MONITOR_POINTS)]
