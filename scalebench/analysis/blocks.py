@@ -97,11 +97,11 @@ def count_blocks(ranks: Sequence[RankRecord], target: Any, left_out: Collection[
     A level that changes after the first quarter is no warm-up: its blocks stay, and count as a drift of the machine.
     """
     (seconds, samples), rounds = merge_rank_blocks(ranks), _merge_rounds(ranks)
-    kept = user_program.mark_training(ranks, len(seconds))
+    counts = user_program.mark_training(ranks, len(seconds))
     if left_out and len(rounds):
-        kept &= ~np.isin(rounds, list(left_out))
-    if not kept.all():
-        seconds, samples, rounds = seconds[kept], samples[kept], rounds[kept] if len(rounds) else rounds
+        counts &= ~np.isin(rounds, list(left_out))
+    if not counts.all():
+        seconds, samples, rounds = seconds[counts], samples[counts], rounds[counts] if len(rounds) else rounds
     if not isinstance(target, (int, float)):
         return CountedBlocks(seconds, samples, rounds, 0, None)
     unsteadiness, warmup_blocks = find_unsteadiness(seconds, target), 0
@@ -119,11 +119,11 @@ def count_all_blocks(result: Result, target: Any) -> list[CountedBlocks]:
     """Count the blocks of a synchronous group, or of each rank by itself; none of a run that is not ok."""
     if result.status != "ok" or not result.ranks:
         return []
-    left_out = rounds_left_out(result)
-    return [count_blocks(ranks, target, left_out) for ranks in _split_into_groups(result)]
+    return [count_blocks(ranks, target, rounds_left_out(result)) for ranks in split_into_groups(result)]
 
 
-def _split_into_groups(result: Result) -> list[list[RankRecord]]:
+def split_into_groups(result: Result) -> list[list[RankRecord]]:
+    """Return the ranks that run in step: all, or each by itself."""
     return [[rank] for rank in result.ranks] if result.scale.independent else [result.ranks]
 
 
@@ -149,12 +149,6 @@ def _rates(seconds: FloatArray, samples: FloatArray, rounds: IntArray) -> dict[i
     return {number: count / total_s for number, total_s, count in sums if total_s > 0 and count > 0}
 
 
-def _round_rates_of(run: Run) -> dict[int, float]:
-    if isinstance(run, Result):
-        return round_rates(count_all_blocks(run, wanted_half_width(run)), run.scale.independent)
-    return run.round_rates
-
-
 def ratio_in_rounds(run: Run, base: Run) -> float | None:
     """Return the throughput of a run over that of another of its cohort, the geometric mean of the ratios within
     rounds; None unless they shared two rounds that count for both.
@@ -164,7 +158,12 @@ def ratio_in_rounds(run: Run, base: Run) -> float | None:
     """
     if run.cohort is None or run.cohort != base.cohort:
         return None
-    of_run, of_base = _round_rates_of(run), _round_rates_of(base)
+    of_run, of_base = (
+        round_rates(count_all_blocks(one, wanted_half_width(one)), one.scale.independent)
+        if isinstance(one, Result)
+        else one.round_rates
+        for one in (run, base)
+    )
     shared = [number for number in of_run if number in of_base]
     if len(shared) < 2:
         return None
@@ -177,7 +176,7 @@ def make_round_rows(result: Result, folder: str) -> list[tuple[object, ...]]:
     scale, disturbed = result.scale, set(result.disturbed_rounds)
     if result.status != "ok" or not result.ranks:
         return []
-    rates = round_rates([count_blocks(ranks, None) for ranks in _split_into_groups(result)], scale.independent)
+    rates = round_rates([count_blocks(ranks, None) for ranks in split_into_groups(result)], scale.independent)
     counted = round_rates(count_all_blocks(result, wanted_half_width(result)), scale.independent)
     first = result.ranks[0]
     slots: dict[int, list[int]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,8 +69,9 @@ def _summarize(result: Result, folder: Path) -> RunSummary:
     _check(result, cells)
     probes = [rank.probes for rank in result.ranks if rank.probes is not None]
     has_requested_probes = any(record.collectives or record.bandwidth for record in probes)
-    if has_requested_probes:
-        _check_requested_probes(result)
+    if has_requested_probes:  # raises an error for what gives no figures, which would otherwise fail among other runs
+        collectives.list_collectives(result)
+        collectives.list_transfers(result)
     return RunSummary(
         result.run_id, result.started_at, result.status, result.reason, result.fingerprint, result.scale,
         start_time(result), identity.comparison_keys(result), identity.placement_of(result),
@@ -96,12 +97,6 @@ def _check(result: Result, cells: Cells) -> None:
             raise ValueError(f"{name} is {value}")
         if kind is str and not value.isascii():
             value.encode()  # a lone surrogate raises ValueError: no column can hold it
-
-
-def _check_requested_probes(result: Result) -> None:
-    """Raise an error for operations or transfers that give no figures, which would otherwise fail among other runs."""
-    collectives.list_collectives(result)
-    collectives.list_transfers(result)
 
 
 def compare_runs(runs: Sequence[RunSummary], named_baseline: NamedBaseline | None = None) -> ComparedRuns:
@@ -132,7 +127,10 @@ def _own_cells(result: Result, folder: Path, measurement: throughput.Measurement
     """Return the columns that need no other run."""
     s, w, p, m, q = result.scale, result.workload, result.phases, result.monitor, result.quality
     (value, interval), step_s = measurement.throughput, measurement.step_s
-    first = result.ranks[0] if result.ranks else None
+    first, job = result.ranks[0] if result.ranks else None, result.scheduler
+    model_options = result.spec.get("model", {}).get("options") or {}
+    peaks = [peak for rank in result.ranks for peak in rank.peak_memory_bytes if peak is not None]
+    resident = [rank.rss_peak_bytes for rank in result.ranks if rank.rss_peak_bytes is not None]
     epoch_s = w.train_samples / value if w.train_samples and value else training_columns.epoch_s_of_training(result)
     return {
         "run_id": result.run_id, "started_at": result.started_at, "status": result.status,
@@ -140,11 +138,13 @@ def _own_cells(result: Result, folder: Path, measurement: throughput.Measurement
         "repeat": s.repeat, "seed": s.seed, "model": w.model, "dataset": w.dataset, "strategy": s.strategy,
         "framework": s.framework, "framework_version": s.framework_version, "backend_used": s.backend_used,
         "hardware": s.hardware, "gpus": s.gpus, "nodes": s.nodes, "processes": s.processes,
-        "machine": str(classify_machine(result.machine)), **_scheduler_cells(result),
+        "machine": str(classify_machine(result.machine)), "job_id": job.job_id if job else None,
+        "queued_s": job.queued_s if job else None,
         "scaling": s.scaling, "batch_per_device": s.batch_per_device, "global_batch": s.global_batch,
         "precision": w.precision, "data_format": w.data_format, "feed": w.feed,
         "mfu": measurement.mfu,
-        "model_params": w.model_params, "gradient_bytes": w.gradient_bytes, "model_options": _model_options(result),
+        "model_params": w.model_params, "gradient_bytes": w.gradient_bytes,
+        "model_options": join_words([f"{key}={value}" for key, value in model_options.items()]),
         "flops_per_sample": w.flops_per_sample,
         **interval_cells("throughput_samples_per_s", "throughput", value, interval),
         "interval_over": "blocks" if interval else None, "in_turns": bool(measurement.round_rates),
@@ -157,8 +157,8 @@ def _own_cells(result: Result, folder: Path, measurement: throughput.Measurement
         **{name: getattr(m, name) for name in MONITOR_COLUMNS}, **link_cells(m, step_s),
         "throttle_reasons": join_words(m.throttle_reasons), **_cost_cells(result, epoch_s),
         "rss_anon_bytes_max": _resident_bytes(result),
-        "peak_memory_bytes": _largest(b for r in result.ranks for b in r.peak_memory_bytes),
-        "rss_peak_bytes": _largest(r.rss_peak_bytes for r in result.ranks),
+        "peak_memory_bytes": max(peaks, default=None),
+        "rss_peak_bytes": max(resident, default=None),
         "final_loss": q.final_loss, "metric_name": q.metric_name, "metric": q.metric,
         "time_to_target_s": q.time_to_target_s,
         "precision_used": w.precision_used, "data_format_used": w.data_format_used,
@@ -182,16 +182,13 @@ def link_cells(monitor: MonitorRecord, step_s: float | None) -> dict[str, float 
     return cells
 
 
-def _scheduler_cells(result: Result) -> Cells:
-    job = result.scheduler
-    return {"job_id": job.job_id if job else None, "queued_s": job.queued_s if job else None}
-
-
 def _cost_cells(result: Result, epoch_s: float | None) -> dict[str, float | None]:
     """Return device-hours and joules. Those to the target are computed from the recorded seconds to it, the joules with
     the mean power of all devices over the measured phase."""
     gpus, target_s, power_w = result.scale.gpus, result.quality.time_to_target_s, result.monitor.gpu_power_w_mean
-    per_sample, samples = _energy_per_sample(result), result.workload.train_samples
+    samples, energy_j = result.workload.train_samples, result.monitor.energy_j
+    measured = training_columns.count_measured_samples(result) or sum(sum(rank.block_samples) for rank in result.ranks)
+    per_sample = energy_j / measured if energy_j is not None and measured else None
     return {
         "energy_j_per_sample": per_sample,
         "energy_j_per_epoch": per_sample * samples if per_sample is not None and samples else None,
@@ -212,11 +209,6 @@ def speedup_cells(
     }
 
 
-def _model_options(result: Result) -> str | None:
-    options = result.spec.get("model", {}).get("options") or {}
-    return join_words([f"{key}={value}" for key, value in options.items()])
-
-
 def interval_cells(name: str, stem: str, value: float | None, interval: Estimate | None) -> dict[str, float | None]:
     """Return the columns of a figure and its limits; a limit that the data do not give, infinite in the interval, is
     null."""
@@ -232,11 +224,6 @@ def _count_steps(block_s: list[float], block_steps: int | None) -> int | None:
     return None if block_steps is None else len(block_s) * block_steps
 
 
-def _energy_per_sample(result: Result) -> float | None:
-    samples = training_columns.count_measured_samples(result) or sum(sum(rank.block_samples) for rank in result.ranks)
-    return result.monitor.energy_j / samples if result.monitor.energy_j is not None and samples else None
-
-
 def _resident_bytes(result: Result) -> int | None:
     """Return the most memory that all ranks held at once as the monitor saw it, or the sum of the ranks' own peaks
     where it saw none: the slots of runs in turns are shorter than its interval. None unless all ranks know theirs."""
@@ -244,7 +231,3 @@ def _resident_bytes(result: Result) -> int | None:
         return result.monitor.rss_anon_bytes_max
     peaks = [rank.rss_anon_peak_bytes for rank in result.ranks]
     return sum(peak for peak in peaks if peak is not None) if peaks and None not in peaks else None
-
-
-def _largest(values: Iterable[int | None]) -> int | None:
-    return max((v for v in values if v is not None), default=None)

@@ -27,11 +27,7 @@ from scalebench.analysis.run_summary import Run, RunSummary
 from scalebench.core.machine.peak_flops import find_peak_flops, has_fast_tensor_cores
 from scalebench.core.result import Result
 from scalebench.core.stats.estimate_arithmetic import combine
-from scalebench.core.stats.estimates import (
-    Estimate,
-    FloatArray,
-    estimate_throughput,
-)
+from scalebench.core.stats.estimates import Estimate, FloatArray, estimate_throughput
 
 MAX_REPEAT_RATIO = 1.1
 MIN_HOST_WAIT_SHARE = 0.5  # of a step, from which on the host is what limits it
@@ -57,18 +53,17 @@ def evaluate_blocks(result: Result) -> Measurement:
     """Return throughput, step_s, steady and flags of a run."""
     target = wanted_half_width(result)
     groups = count_all_blocks(result, target)
-    throughput_figure = _throughput(result, groups)
-    drift = _drift(groups)
-    steady = None if drift is None else not drift
-    flags = list_flags(result, throughput_figure[1], target, groups)
-    mfu = flops_utilization(result, throughput_figure[0])
-    flags += [
-        *user_program.program_flags(result),
-        *utilization_flags(result, mfu),
-        *reading_flags(result, throughput_figure[0]),
-    ]
-    blocks, rates = _step_blocks(result, groups), round_rates(groups, result.scale.independent)
-    return Measurement(throughput_figure, rates, _step_s(blocks), describe_step_spread(blocks), steady, mfu, flags)
+    figure, blocks = _throughput(result, groups), _step_blocks(result, groups)
+    rate, interval = figure
+    mfu, step_s, drift = flops_utilization(result, rate), _mean(blocks), _drift(groups)
+    flags = list_flags(result, interval, target, groups)
+    flags += [*user_program.program_flags(result), *utilization_flags(result, mfu, step_s)]
+    read_rate = result.workload.read_samples_per_s  # by one process, from the user's Dataset
+    flags += ["slow_reading"] if rate is not None and read_rate is not None and read_rate < rate else []
+    return Measurement(
+        figure, round_rates(groups, result.scale.independent), step_s, describe_step_spread(blocks),
+        None if drift is None else not drift, mfu, flags,
+    )  # fmt: skip
 
 
 def throughput(run: Run) -> Figure:
@@ -115,7 +110,7 @@ def peak_flops(result: Result) -> float | None:
 
 def step_s(result: Result) -> float | None:
     """Return the mean seconds of one step of the group (of its slowest rank)."""
-    return _step_s(_step_blocks(result, count_all_blocks(result, wanted_half_width(result))))
+    return _mean(_step_blocks(result, count_all_blocks(result, wanted_half_width(result))))
 
 
 def find_drift(result: Result, target: Any) -> list[str] | None:
@@ -156,7 +151,7 @@ def _step_blocks(result: Result, groups: Sequence[CountedBlocks]) -> FloatArray:
     return blocks
 
 
-def _step_s(blocks: FloatArray) -> float | None:
+def _mean(blocks: FloatArray) -> float | None:
     return sum(blocks.tolist()) / len(blocks) if len(blocks) else None
 
 
@@ -165,19 +160,12 @@ def describe_step_spread(blocks: FloatArray) -> dict[str, float | None]:
     between blocks) and coefficient of variation (standard deviation over mean, from two blocks on)."""
     if not len(blocks):
         return dict.fromkeys(SPREAD_COLUMNS)
-    ordered, mean = np.sort(blocks), float(np.add.reduce(blocks)) / len(blocks)
-    median, p95 = (_interpolate(ordered, share) for share in (0.5, 0.95))
+    mean = float(np.add.reduce(blocks)) / len(blocks)
+    median, p95 = np.quantile(blocks, (0.5, 0.95)).tolist()
     deviations = blocks - mean
     variance = float(deviations @ deviations) / max(1, len(blocks) - 1)
     cv = math.sqrt(variance) / mean if mean and len(blocks) > 1 else None
     return dict(zip(SPREAD_COLUMNS, (median, p95, cv), strict=True))
-
-
-def _interpolate(ordered: FloatArray, share: float) -> float:
-    """Return a quantile as np.quantile does, in a tenth of its time."""
-    position = share * (len(ordered) - 1)
-    below, above = (float(ordered[end(position)]) for end in (math.floor, math.ceil))
-    return below + (above - below) * (position % 1)
 
 
 def _drift(groups: Sequence[CountedBlocks]) -> list[str] | None:
@@ -196,16 +184,12 @@ def list_flags(
             flags.append("no_interval")
         elif result.quality.curve:  # the training went on to its end, however precise its throughput was
             pass
-        elif isinstance(target, (int, float)) and interval.relative_half_width() > target * _repeat_factor(result):
-            flags.append("target_missed")
+        elif isinstance(target, (int, float)):
+            repeats = result.spec.get("measure", {}).get("repeats") or 1  # each may be wider (RunSpec.repeat_settings)
+            flags += ["target_missed"] if interval.relative_half_width() > target * math.sqrt(repeats) else []
         flags += ["warmup_left"] if any(group.warmup_blocks for group in groups) else []
         flags += _drift(groups) or []
     return flags
-
-
-def _repeat_factor(result: Result) -> float:
-    """Return how many times as wide as `measure.target` the interval of one repeat may be (RunSpec.repeat_settings)."""
-    return math.sqrt(result.spec.get("measure", {}).get("repeats") or 1)
 
 
 def superlinear_flags(efficiency: Estimate | None, device: str) -> list[str]:
@@ -218,14 +202,14 @@ def superlinear_flags(efficiency: Estimate | None, device: str) -> list[str]:
     return ["superlinear_on_cpu"] if device == "cpu" else ["superlinear"]
 
 
-def utilization_flags(result: Result, mfu: float | None) -> list[str]:
+def utilization_flags(result: Result, mfu: float | None, step_s: float | None) -> list[str]:
     """Return the flags of GPUs that wait for their host, of a model FLOPs utilization above 1, and of fast tensor cores
     that were left idle."""
     gpus = [gpu for machine in (result.machine, *(result.other_machines or [])) for gpu in machine.gpus]
     computes_float32 = result.scale.device == "cuda" and result.workload.precision_used == "float32"
-    busy = busy_share(result) if computes_float32 else None
+    busy = busy_share(result, step_s) if computes_float32 else None
     computes_float32 &= busy is None or busy >= MIN_BUSY_SHARE  # faster kernels shorten no step that waits for its host
-    host_wait = step_breakdown.gpu_cells(result, step_s(result))["host_wait_share"]
+    host_wait = step_breakdown.gpu_cells(result, step_s)["host_wait_share"]
     flags = {
         "host_limited": host_wait is not None and host_wait >= MIN_HOST_WAIT_SHARE,
         "mfu_above_1": mfu is not None and mfu > 1,
@@ -234,22 +218,15 @@ def utilization_flags(result: Result, mfu: float | None) -> list[str]:
     return [name for name, is_set in flags.items() if is_set]
 
 
-def busy_share(result: Result) -> float | None:
+def busy_share(result: Result, step_s: float | None) -> float | None:
     """Return the share of a step in which its GPUs run kernels: by the profile, else by NVML; None where both are
     silent."""
     profiles = [rank.probes.profile for rank in result.ranks if rank.probes is not None]
     kernels_s = [each.kernel_s for each in profiles if each is not None and each.kernel_s is not None]
-    seconds = step_s(result)
-    if kernels_s and seconds:
-        return statistics.fmean(kernels_s) / seconds
+    if kernels_s and step_s:
+        return statistics.fmean(kernels_s) / step_s
     seen = [each.gpu_util_mean for each in result.monitor.devices if each.gpu_util_mean is not None]
     return statistics.fmean(seen) if seen else None
-
-
-def reading_flags(result: Result, rate: float | None) -> list[str]:
-    """Flag a run that trains on samples faster than one process has read them from the user's Dataset."""
-    read_rate = result.workload.read_samples_per_s
-    return ["slow_reading"] if rate is not None and read_rate is not None and read_rate < rate else []
 
 
 def repeats_differ_flags(rates: Iterable[float]) -> list[str]:

@@ -100,11 +100,6 @@ def node_training_flops(network: Network) -> list[float]:
     return [6 * node.macs for node in network.nodes]
 
 
-def activation_bytes(stage: NetworkStage) -> int:
-    """Return the float32 bytes of a stage's output for one sample, which every stage but the last one sends on."""
-    return FLOAT_BYTES * math.prod(stage.output.shape)
-
-
 def _stage_ends(network: Network, stages: int, costs: Sequence[float]) -> list[int]:
     """Return the position of the input, then that of the last node of each stage."""
     positions = [0, *find_cuts(network), len(network.nodes) - 1]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scalebench.core.errors import InputError
 from scalebench.core.spec import Config, DatasetSpec, RankPlacement, RunSpec
 from scalebench.strategies.torch.model import NetworkModule, load_weights
-from scalebench.workloads import networks, partition
+from scalebench.workloads import networks
 from scalebench.workloads.network import Network
 from scalebench.workloads.partition import (
     BatchSize,
@@ -147,7 +147,6 @@ def test_balance_of_memory_and_of_work():
     mlp = load_model("mlp")
     stages = split_into_stages(mlp, 5, node_training_flops(mlp))
     assert [[node.op for node in stage.nodes] for stage in stages] == [["dense", "relu"]] * 4 + [["dense"]]
-    assert [partition.activation_bytes(stage) for stage in stages] == [16000, 8000, 2000, 1200, 4]
     assert node_training_flops(mlp)[:3] == [0, 6 * 8000 * 4000, 0]
     assert node_parameter_bytes(mlp)[:3] == [0, 4 * (8000 * 4000 + 4000), 0]
 
