@@ -30,9 +30,7 @@ from scalebench.analysis.comparison.unmatched import (
     UnmatchedRow,
     explain_no_pairs,
     find_unmatched,
-    make_side,
 )
-from scalebench.analysis.repeats import Configurations
 from scalebench.core.errors import InputError
 from scalebench.core.stats.estimates import Estimate
 
@@ -120,7 +118,7 @@ def compare(
     _check_keys([*a, *b], ignore)
     without = [bound for key in ignore for bound in keys_bound_to(key)]
     numbers = {} if same_session else number_sessions(run.record for run in (*a, *b))
-    sides = [make_side(name, _with_sessions(runs, numbers), without) for name, runs in (("A", a), ("B", b))]
+    sides = [ComparedSide.of(name, _with_sessions(runs, numbers), without) for name, runs in (("A", a), ("B", b))]
     return _compare_sides(sides, None, ignore, without, threshold)
 
 
@@ -141,7 +139,9 @@ def compare_by(
     without = [bound for name in (key, *ignore) for bound in keys_bound_to(name)]
     values = find_key_values(runs, key, base)
     runs = _with_sessions(runs, {} if same_session else number_sessions(run.record for run in runs))
-    sides = [make_side(value.name, [run for run in runs if run.run_id in value.run_ids], without) for value in values]
+    sides = [
+        ComparedSide.of(value.name, [run for run in runs if run.run_id in value.run_ids], without) for value in values
+    ]
     if len(sides) < 2:
         return Comparison(key, ignore, threshold, [], [], f"{key} is {sides[0].name} in all rows: nothing to compare")
     return _compare_sides(sides, key, ignore, without, threshold)
@@ -168,28 +168,31 @@ def _compare_sides(
     labels = Labels([row for side in sides for row in side.rows.values()], without)
     base = sides[0]
     configurations = configure_rows(row for side in sides for row in side.rows.values())
-    tested = [[_test_ratio(base.rows[key], row, configurations) for key, row in side.rows.items() if key in base.rows
-               and base.rows[key].measured and row.measured] for side in sides[1:]]  # fmt: skip
+    tested: list[list[tuple[ComparisonRow, ComparisonRow, RatioTest]]] = []
+    for side in sides[1:]:
+        tested.append([])
+        for key, row in side.rows.items():
+            if key not in base.rows or not base.rows[key].measured or not row.measured:
+                continue
+            different = drop_shared_runs(base.rows[key], row)
+            if different is None:
+                tested[-1].append((base.rows[key], row, RatioTest(1.0, test=SAME)))
+            else:
+                tested[-1].append((*different, compare_rows(*different, configurations)))
     adjusted = iter(adjust_by_holm([t.p for group in tested for *_, t in group if t.p is not None]))
     contrasts = []
     for side, group in zip(sides[1:], tested, strict=True):
         pairs = [_make_pair(*each, None if each[-1].p is None else next(adjusted), labels, threshold) for each in group]
-        contrasts += [_make_contrast(base.name, side.name, pairs, by)] if pairs else []
+        if pairs:
+            median, interval = median_with_interval([pair.ratio for pair in pairs])
+            differences = find_differences([(pair.a, pair.b) for pair in pairs], by)
+            interval = interval if _ran_in_between(pairs) else None
+            contrasts.append(Contrast(base.name, side.name, pairs, median, interval, differences))
     unmatched = {(row.side, *row.label.items(), row.reason, row.run_id): row
                  for side in sides[1:] for row in find_unmatched(base, side, labels, without)}  # fmt: skip
     refusal = None if contrasts else explain_no_pairs(sides, without)
     notes = warn_about_samples((a, b) for group in tested for a, b, _ in group)
     return Comparison(by, ignored, threshold, contrasts, list(unmatched.values()), refusal, notes)
-
-
-def _test_ratio(
-    a: ComparisonRow, b: ComparisonRow, configurations: Configurations
-) -> tuple[ComparisonRow, ComparisonRow, RatioTest]:
-    """Return both rows without the runs that they share, and the test of their ratio."""
-    different = drop_shared_runs(a, b)
-    if different is None:
-        return a, b, RatioTest(1.0, test=SAME)
-    return (*different, compare_rows(*different, configurations))
 
 
 def _make_pair(
@@ -210,12 +213,6 @@ def _make_pair(
     fields = tested.ratio, tested.interval, tested.p, adjusted, tested.test
     notes = list(dict.fromkeys([*a.notes, *b.notes, *filter(None, [tested.note])]))
     return Pair(labels.of(a), a, b, *fields, verdict, regression, notes)
-
-
-def _make_contrast(a: str, b: str, pairs: Sequence[Pair], by: str | None) -> Contrast:
-    median, interval = median_with_interval([pair.ratio for pair in pairs])
-    differences = find_differences([(pair.a, pair.b) for pair in pairs], by)
-    return Contrast(a, b, pairs, median, interval if _ran_in_between(pairs) else None, differences)
 
 
 def _ran_in_between(pairs: Sequence[Pair]) -> bool:

@@ -15,7 +15,7 @@ from scalebench.analysis.comparison.pairing import (
     find_differing_keys,
     format_fact,
 )
-from scalebench.analysis.comparison.run_facts import Facts, Value, keys_bound_to, main_key
+from scalebench.analysis.comparison.run_facts import Facts, keys_bound_to, main_key
 from scalebench.analysis.identity import is_under
 from scalebench.core.errors import InputError, unknown_name_message
 
@@ -44,7 +44,12 @@ class Labels:
         for name in names:
             if is_under(name, without):
                 continue
-            finer = [part for group in groups for part in _split_by_fact(group, name)]
+            finer: list[list[ComparisonRow]] = []
+            for group in groups:
+                by_value: dict[str, list[ComparisonRow]] = {}
+                for row in group:
+                    by_value.setdefault(format_fact(row.identity.get(name)), []).append(row)
+                finer += by_value.values()
             if name in ALWAYS_SHOWN_KEYS or len(finer) > len(groups):
                 self.keys.append(name)
             groups = finer
@@ -52,13 +57,6 @@ class Labels:
     def of(self, row: ComparisonRow) -> dict[str, str]:
         """Return the label of a row: short key -> value."""
         return {shorten_key(key): format_fact(row.identity.get(key)) for key in self.keys}
-
-
-def _split_by_fact(group: Sequence[ComparisonRow], name: str) -> list[list[ComparisonRow]]:
-    by_value: dict[str, list[ComparisonRow]] = {}
-    for row in group:
-        by_value.setdefault(format_fact(row.identity.get(name)), []).append(row)
-    return list(by_value.values())
 
 
 def shorten_key(key: str) -> str:
@@ -104,28 +102,21 @@ def _differing_other_facts(a: ComparisonRow, b: ComparisonRow) -> list[str]:
 
 
 def _format_row_fact(row: ComparisonRow, key: str) -> str:
-    return " or ".join(dict.fromkeys(format_fact(_fact_of_run(run, key)) for run in row.measured))
-
-
-def _fact_of_run(run: ComparedRun, key: str) -> Value:
-    identity, other = run.facts.identity, run.facts.other
-    return identity[key] if key in identity else other.get(key)
+    facts = (run.facts.identity if key in run.facts.identity else run.facts.other for run in row.measured)
+    return " or ".join(dict.fromkeys(format_fact(each.get(key)) for each in facts))
 
 
 def _find_clock_differences(a: ComparisonRow, b: ComparisonRow) -> list[tuple[str, str, str]]:
     """Return the measured clocks that differ, as (field, MHz of a, MHz of b)."""
     differences = []
     for name in CLOCK_FIELDS:
-        clock_a, clock_b = _mean_over_repeats(a, name), _mean_over_repeats(b, name)
-        if clock_a and clock_b and abs(clock_b / clock_a - 1) > MIN_CLOCK_DIFFERENCE:
-            differences.append((name, f"{clock_a:.0f}", f"{clock_b:.0f}"))
+        clocks = [[getattr(run.record.monitor, name) for run in row.measured] for row in (a, b)]
+        present = [[clock for clock in of_row if clock is not None] for of_row in clocks]
+        if all(present):
+            clock_a, clock_b = (math.fsum(of_row) / len(of_row) for of_row in present)
+            if clock_a and clock_b and abs(clock_b / clock_a - 1) > MIN_CLOCK_DIFFERENCE:
+                differences.append((name, f"{clock_a:.0f}", f"{clock_b:.0f}"))
     return differences
-
-
-def _mean_over_repeats(row: ComparisonRow, name: str) -> float | None:
-    values = [getattr(run.record.monitor, name) for run in row.measured]
-    values = [value for value in values if value is not None]
-    return math.fsum(values) / len(values) if values else None
 
 
 def warn_about_samples(pairs: Iterable[tuple[ComparisonRow, ComparisonRow]]) -> list[str]:
@@ -153,10 +144,16 @@ def find_key_values(runs: Sequence[ComparedRun], key: str, base: str | None) -> 
         by_facts.setdefault(json.dumps(_facts_under(run, key), sort_keys=True), []).append(run)
     groups = list(by_facts.values())
     facts = [_facts_under(group[0], key) for group in groups]
-    main_values = [_main_value(group[0], key) for group in groups]
-    names = [_name_value(number, main_values, facts) for number in range(len(groups))]
-    if key == DEVICES_KEY:
-        names = [" ".join([name, *_list_links(group[0])]) for name, group in zip(names, groups, strict=True)]
+    main_values = [format_fact((first.facts.other | first.facts.identity).get(main_key(key))) for first, *_ in groups]
+    names = []
+    for (run, *_), main, own in zip(groups, main_values, facts, strict=True):
+        same_name = [other for value, other in zip(main_values, facts, strict=True) if value == main]
+        keys = find_differing_keys(*same_name)
+        words = [main, *(f"{name.split('.')[-1]}={format_fact(own.get(name))}" for name in keys)]
+        if key == DEVICES_KEY:  # and the kinds of connection between the devices, such as PIX
+            devices = re.findall(r"\d+", str(run.facts.identity.get(DEVICES_KEY)))
+            words += run.record.machine.list_links([int(number) for number in devices])
+        names.append(" ".join(words))
     if base is not None and base not in (*names, *main_values):
         raise InputError(f"--base: {unknown_name_message(f'value of {key}', base, names)}")
 
@@ -175,26 +172,6 @@ def _facts_under(run: ComparedRun, key: str) -> Facts:
     facts = {} if in_identity else {name: value for name, value in other.items() if is_under(name, [key])}
     facts |= {name: value for name, value in identity.items() if is_under(name, keys_bound_to(key))}
     return {name: value for name, value in facts.items() if value is not None}
-
-
-def _main_value(run: ComparedRun, key: str) -> str:
-    return format_fact((run.facts.other | run.facts.identity).get(main_key(key)))
-
-
-def _list_links(run: ComparedRun) -> list[str]:
-    """Return the kinds of connection between the chosen devices of a run, such as PIX; empty if they are unknown."""
-    devices = re.findall(r"\d+", str(run.facts.identity.get(DEVICES_KEY)))
-    return run.record.machine.list_links([int(number) for number in devices])
-
-
-def _name_value(number: int, main_values: Sequence[str], facts: Sequence[Facts]) -> str:
-    """Return the main value; if several share it, with the facts in which this one differs from them."""
-    main = main_values[number]
-    same_name = [other for value, other in zip(main_values, facts, strict=True) if value == main]
-    if len(same_name) == 1:
-        return main
-    keys = find_differing_keys(*same_name)
-    return " ".join([main, *(f"{key.split('.')[-1]}={format_fact(facts[number].get(key))}" for key in keys)])
 
 
 def _natural_order(name: str) -> list[tuple[int, float, str]]:

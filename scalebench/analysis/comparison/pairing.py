@@ -114,11 +114,11 @@ def make_comparison_rows(runs: Iterable[ComparedRun]) -> list[ComparisonRow]:
         row = by_key.setdefault(facts_key(run.facts.identity), ComparisonRow(run.facts.identity))
         (row.unmeasured if run.rate is None else row.measured).append(run)
     for row in by_key.values():
-        _keep_latest_version(row)
+        _leave_out_older_versions(row)
     return list(by_key.values())
 
 
-def _keep_latest_version(row: ComparisonRow) -> None:
+def _leave_out_older_versions(row: ComparisonRow) -> None:
     versions = [run.record.scale.framework_version for run in row.measured]
     older = [version for version in versions if version != versions[-1]]
     if older:
@@ -142,29 +142,26 @@ def merge_rows(
             values = ", ".join(dict.fromkeys(format_fact(row.identity.get(differing[0])) for row in group))
             refused += [(row, f"without {differing[0]} several rows are one: {values}") for row in group]
         else:
-            merged[key] = _join_rows(group)
+            merged[key] = group[0]
+            if len(group) > 1:
+                measured, unmeasured = (
+                    sorted((run for row in group for run in getattr(row, name)), key=lambda run: run.started)
+                    for name in ("measured", "unmeasured")
+                )
+                notes = list(dict.fromkeys(note for row in group for note in row.notes))
+                merged[key] = ComparisonRow(group[0].identity, measured, unmeasured, notes)
+                _leave_out_older_versions(merged[key])
     return merged, refused
-
-
-def _join_rows(group: Sequence[ComparisonRow]) -> ComparisonRow:
-    if len(group) == 1:
-        return group[0]
-    joined = ComparisonRow(group[0].identity)
-    joined.measured = sorted((run for row in group for run in row.measured), key=lambda run: run.started)
-    joined.unmeasured = sorted((run for row in group for run in row.unmeasured), key=lambda run: run.started)
-    joined.notes = list(dict.fromkeys(note for row in group for note in row.notes))
-    _keep_latest_version(joined)
-    return joined
 
 
 def find_differing_keys(first: Facts, *others: Facts) -> list[str]:
     """Return the keys in which facts differ; a missing key counts as null."""
+
+    def differs(a: Value, b: Value) -> bool:
+        return a is not b and a != b and format_fact(a) != format_fact(b)  # the costly part last: there are many pairs
+
     names = dict.fromkeys(name for identity in (first, *others) for name in identity)
-    return [name for name in names if any(_differs(first.get(name), other.get(name)) for other in others)]
-
-
-def _differs(a: Value, b: Value) -> bool:
-    return a is not b and a != b and format_fact(a) != format_fact(b)  # the costly part last: there are many pairs
+    return [name for name in names if any(differs(first.get(name), other.get(name)) for other in others)]
 
 
 def find_closest_row(

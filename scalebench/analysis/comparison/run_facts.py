@@ -12,7 +12,6 @@ from typing import Any
 from scalebench.analysis.identity import BOUND_FACTS, HIDDEN_FACTS, IGNORED_FACTS, is_under
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.errors import unknown_name_message
-from scalebench.core.machine.machine import Machine
 from scalebench.core.result import Result
 from scalebench.core.spec import Config
 
@@ -40,10 +39,10 @@ class RunFacts:
 
 def collect_facts(result: Result) -> RunFacts:
     """Return the facts of one record. Settings that are newer than the record have their defaults."""
-    scale, machine = result.scale, result.machine
-    settings = flatten(result.spec)
+    scale, machine, workload = result.scale, result.machine, result.workload
+    settings, options = flatten(result.spec), strategy_option_defaults(scale.strategy)
     identity = {key: value for key, value in settings.items() if not is_under(key, IGNORED_FACTS)}
-    for key, value in _default_facts(scale.strategy).items():
+    for key, value in (list_defaults() | flatten({"strategy": {"options": options}})).items():
         identity.setdefault(key, value)
     identity |= {"gpus": scale.gpus, "nodes": scale.nodes, "device": scale.device, "scaling": scale.scaling}
     if scale.scaling == "strong":  # one global batch, however it was configured
@@ -51,35 +50,20 @@ def collect_facts(result: Result) -> RunFacts:
     identity["machine.gpus"] = join_texts(sorted(gpu.name or "" for gpu in machine.gpus))
     if scale.device == "cpu":
         identity["machine.cpu_model"] = machine.cpu_model
-    shown = [key for key in settings if is_under(key, IGNORED_FACTS) and not is_under(key, HIDDEN_FACTS)]
-    other = {key: settings[key] for key in shown}
-    return RunFacts(identity, other | _machine_facts(machine) | _facts_in_use(result))
-
-
-def _default_facts(strategy: str) -> Facts:
-    return _list_defaults() | flatten({"strategy": {"options": strategy_option_defaults(strategy)}})
-
-
-@functools.cache
-def _list_defaults() -> Facts:
-    defaults = flatten(dataclasses.asdict(Config()))
-    return {key: value for key, value in defaults.items() if not is_under(key, IGNORED_FACTS) and value != "???"}
-
-
-def _machine_facts(machine: Machine) -> Facts:
-    """Return the facts of the machine and its software at the time of the run."""
-    facts: Facts = {f"machine.{name}": canonical_value(getattr(machine, name)) for name in MACHINE_FIELDS}
-    facts["machine.cpu_model"] = machine.cpu_model
+    other = {
+        key: value
+        for key, value in settings.items()
+        if is_under(key, IGNORED_FACTS) and not is_under(key, HIDDEN_FACTS)
+    }
+    # The machine and its software at the time of the run.
+    other |= {f"machine.{name}": canonical_value(getattr(machine, name)) for name in MACHINE_FIELDS}
+    other["machine.cpu_model"] = machine.cpu_model
     for name in GPU_FIELDS:
-        facts[f"machine.gpu.{name}"] = _distinct(getattr(gpu, name) for gpu in machine.gpus)
-    facts |= {f"versions.{name}": version for name, version in machine.versions.items()}
-    return facts | {f"environment.{name}": value for name, value in machine.environment.items()}
-
-
-def _facts_in_use(result: Result) -> Facts:
-    """Return what the run really used, which may differ from what was requested."""
-    scale, workload = result.scale, result.workload
-    return {
+        other[f"machine.gpu.{name}"] = _distinct(getattr(gpu, name) for gpu in machine.gpus)
+    other |= {f"versions.{name}": version for name, version in machine.versions.items()}
+    other |= {f"environment.{name}": value for name, value in machine.environment.items()}
+    # What the run really used, which may differ from what was requested.
+    other |= {
         "framework_version": scale.framework_version,
         "backend_used": scale.backend_used,
         "precision_used": workload.precision_used,
@@ -89,6 +73,14 @@ def _facts_in_use(result: Result) -> Facts:
         "threads": _distinct(rank.threads for rank in result.ranks),
         "throttle_reasons": join_texts(sorted(result.monitor.throttle_reasons or [])),
     }
+    return RunFacts(identity, other)
+
+
+@functools.cache
+def list_defaults() -> Facts:
+    """Return the facts of a run without settings."""
+    defaults = flatten(dataclasses.asdict(Config()))
+    return {key: value for key, value in defaults.items() if not is_under(key, IGNORED_FACTS) and value != "???"}
 
 
 def _distinct(values: Iterable[Any]) -> Value:

@@ -137,9 +137,5 @@ def session_means(
     """
     fewer = min(a, b, key=len)
     count = min(map(len, fewer)) if equalizes and len(fewer) < MIN_UNITS_FOR_TEST else None
-    means_a, means_b = ([_mean_rate(rates[:count]) for rates in side] for side in (a, b))
+    means_a, means_b = ([math.exp(mean_of_repeats(rates[:count]).mean) for rates in side] for side in (a, b))
     return means_a, means_b
-
-
-def _mean_rate(rates: Sequence[float]) -> float:
-    return math.exp(mean_of_repeats(rates).mean)

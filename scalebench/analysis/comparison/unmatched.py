@@ -38,9 +38,9 @@ class ComparedSide:
     rows: dict[str, ComparisonRow]
     refused: list[tuple[ComparisonRow, str]]
 
-
-def make_side(name: str, runs: Iterable[ComparedRun], without: Sequence[str]) -> ComparedSide:
-    return ComparedSide(name, *merge_rows(make_comparison_rows(runs), without))
+    @classmethod
+    def of(cls, name: str, runs: Iterable[ComparedRun], without: Sequence[str]) -> ComparedSide:
+        return cls(name, *merge_rows(make_comparison_rows(runs), without))
 
 
 def find_unmatched(
@@ -55,8 +55,15 @@ def find_unmatched(
         for key, row in this.rows.items():
             if row.measured and key not in other.rows:
                 searched += 1
-                is_searched = searched <= MAX_SEARCHED_ROWS
-                reason = _explain_unmatched(row, other, without) if is_searched else f"not in {other.name}"
+                reason = f"not in {other.name}"
+                if searched <= MAX_SEARCHED_ROWS:
+                    near = find_closest_row(row.identity, list(other.rows.values()), without)
+                    reason += (
+                        ", which has no rows"
+                        if near is None
+                        else "; the closest row there differs in "
+                        + describe_differences(row.identity, near[0].identity, near[1])
+                    )
                 unmatched.append(UnmatchedRow(this.name, labels.of(row), reason))
     for key, row in side.rows.items():
         before = base.rows.get(key)
@@ -84,14 +91,6 @@ def _describe_failed_run(
     failed = (status in FAILED_STATUSES or was_ok) and not is_known
     reason = f"{status}: {run.record.reason}" if status != "ok" else "nothing was measured"
     return UnmatchedRow(name, label, f"{reason} (in {base} too)" if is_known else reason, failed, run.run_id)
-
-
-def _explain_unmatched(row: ComparisonRow, side: ComparedSide, without: Sequence[str]) -> str:
-    near = find_closest_row(row.identity, list(side.rows.values()), without)
-    if near is None:
-        return f"not in {side.name}, which has no rows"
-    differences = describe_differences(row.identity, near[0].identity, near[1])
-    return f"not in {side.name}; the closest row there differs in {differences}"
 
 
 def explain_no_pairs(sides: Sequence[ComparedSide], without: Sequence[str]) -> str:
