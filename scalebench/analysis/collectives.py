@@ -50,20 +50,26 @@ def list_collectives(result: Result) -> list[dict[str, Any]]:
     of_ranks = [rank.probes.collectives for rank in result.ranks if rank.probes is not None]
     if not of_ranks or not all(of_ranks):
         return []
-    scale, settings, rows = result.scale, settings_cells(result), []
+    scale, rows = result.scale, []
     for same in zip(*of_ranks, strict=True):
         time_s = operation_s([operation.block_s for operation in same], same[0].repeats)
         algbw, busbw = bandwidths(same[0], scale.gpus, time_s.value)
         rows.append(
             {
-                "run_id": result.run_id, "strategy": scale.strategy, **settings, "framework": scale.framework,
-                "backend_used": scale.backend_used, "hardware": scale.hardware, "gpus": scale.gpus,
-                "nodes": scale.nodes, "repeat": scale.repeat, "name": same[0].name, "size_bytes": same[0].size_bytes,
+                **_shared_cells(result), "framework": scale.framework, "name": same[0].name,
+                "size_bytes": same[0].size_bytes,
                 "time_s": time_s.value, "time_low": time_s.low, "time_high": time_s.high,
                 "algbw_bytes_per_s": algbw, "busbw_bytes_per_s": busbw,
             }
         )  # fmt: skip
     return rows
+
+
+def _shared_cells(result: Result) -> dict[str, Any]:
+    scale = result.scale
+    return {"run_id": result.run_id, "strategy": scale.strategy, **settings_cells(result),
+            "backend_used": scale.backend_used, "hardware": scale.hardware, "gpus": scale.gpus, "nodes": scale.nodes,
+            "repeat": scale.repeat}  # fmt: skip
 
 
 def operation_s(block_s_of_ranks: Sequence[Sequence[float]], repeats: int) -> estimates.Estimate:
@@ -256,15 +262,14 @@ def list_transfers(result: Result) -> list[dict[str, Any]]:
     of_ranks = [rank.probes.bandwidth for rank in result.ranks if rank.probes is not None]
     if not of_ranks or not all(of_ranks):
         return []
-    scale, settings, rows = result.scale, settings_cells(result), []
+    rows = []
     for same in zip(*of_ranks, strict=True):
         first = same[0]
         time_s = operation_s([transfer.block_s for transfer in same], first.repeats)
-        moved = count_moved_bytes(first, scale.processes)
+        moved = count_moved_bytes(first, result.scale.processes)
         rows.append(
             {
-                "run_id": result.run_id, "strategy": scale.strategy, **settings, "backend_used": scale.backend_used,
-                "hardware": scale.hardware, "gpus": scale.gpus, "nodes": scale.nodes, "repeat": scale.repeat,
+                **_shared_cells(result),
                 "kind": first.kind, "source": first.source, "target": first.target, "size_bytes": first.size_bytes,
                 "moved_bytes": moved, "time_s": time_s.value, "bytes_per_s": moved / time_s.value,
                 "bytes_per_s_low": moved / time_s.high, "bytes_per_s_high": moved / time_s.low if time_s.low else None,

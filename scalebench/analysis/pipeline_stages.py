@@ -12,30 +12,34 @@ from typing import Any
 
 from scalebench.core.result import Result, StageRecord
 
-STAGE_COLUMNS = "stages micro_batches stage_balance bubble_share bubble_share_expected state_bytes".split()
 Pipeline = list[StageRecord]
 
 
 def stage_cells(result: Result, step_s: float | None) -> dict[str, Any]:
-    """Return STAGE_COLUMNS; `step_s` is the measured time of a step."""
+    """Return the columns of stages; `step_s` is the measured time of a step."""
     pipelines = group_stages(result)
     stages, micro_batches = count_stages(pipelines)
-    values = (
-        stages,
-        micro_batches,
-        mean_over_pipelines(pipelines, stage_balance),
-        mean_over_pipelines(pipelines, lambda work: bubble_share(work, step_s)),
-        expected_bubble_share(stages, micro_batches) if stages and micro_batches else None,
-        _state_bytes(result),
-    )
-    return dict(zip(STAGE_COLUMNS, values, strict=True))
+    states = [state for rank in result.ranks for state in rank.state_bytes or [None]]
+    reported = [state for state in states if state is not None]
+    return {
+        "stages": stages,
+        "micro_batches": micro_batches,
+        "stage_balance": mean_over_pipelines(pipelines, stage_balance),
+        "bubble_share": mean_over_pipelines(pipelines, lambda work: bubble_share(work, step_s)),
+        "bubble_share_expected": expected_bubble_share(stages, micro_batches) if stages and micro_batches else None,
+        # The largest over the devices; None unless all devices report theirs.
+        "state_bytes": max(reported) if reported and len(reported) == len(states) else None,
+    }
 
 
 def count_stages(pipelines: Sequence[Pipeline]) -> tuple[int | None, int | None]:
     """Return (stages, micro-batches); None where pipelines differ in them."""
-    stages = {stage.stages for pipeline in pipelines for stage in pipeline}
-    micro_batches = {stage.micro_batches for pipeline in pipelines for stage in pipeline}
-    return _single_value(stages), _single_value(micro_batches)
+    counts = {(stage.stages, stage.micro_batches) for pipeline in pipelines for stage in pipeline}
+    stages, micro_batches = ({each[place] for each in counts} for place in (0, 1))
+    return (
+        stages.pop() if len(stages) == 1 else None,
+        micro_batches.pop() if len(micro_batches) == 1 else None,
+    )
 
 
 def group_stages(result: Result) -> list[Pipeline]:
@@ -97,16 +101,3 @@ def mean_over_pipelines(
     works = [stage_work_s(pipeline) for pipeline in pipelines]
     figures = [value for work in works if work is not None and (value := figure(work)) is not None]
     return statistics.fmean(figures) if figures and len(figures) == len(pipelines) else None
-
-
-def _state_bytes(result: Result) -> int | None:
-    """Return the largest over the devices; None unless all devices report theirs."""
-    if not all(rank.state_bytes for rank in result.ranks):
-        return None
-    states = [state for rank in result.ranks for state in rank.state_bytes]
-    reported = [state for state in states if state is not None]
-    return max(reported) if reported and len(reported) == len(states) else None
-
-
-def _single_value(values: set[int]) -> int | None:
-    return next(iter(values)) if len(values) == 1 else None

@@ -68,57 +68,47 @@ def split_lost_time(possible: Sequence[str], measured: Collection[str]) -> Split
     was measured. `possible` are the parts that the run can have, in the order of LOSS_PARTS; `measured` the names of
     the estimates.
     """
-    probed = _split_probed_parts(possible, measured)
-    one_device, merged, below = _split_one_device_parts([name for name in possible if name in LEVEL_OF_PART], measured)
+    # Between measured steps on one device, from the ideal one up.
+    one_device: Split = []
+    merged: list[str] = []  # names above the last of these steps
+    below = "ideal"
+    for name in possible:
+        if name in LEVEL_OF_PART:
+            merged.append(name)
+            if (level := LEVEL_OF_PART[name]) in measured:
+                one_device.append((tuple(merged), {level: 1.0, below: -1.0}))
+                merged, below = [], level
+    # What the probes measured by themselves.
+    probed: Split = []
+    if "data" in possible and {"data", "fixed_batch"} <= set(measured):
+        alone = {"self_data": -1.0} if "self_data" in measured else {}
+        probed.append((("data",), {"data": 1.0, **alone}))
+    has_imbalance = "imbalance" in possible and "imbalance" in measured
+    if has_imbalance:
+        probed.append((("imbalance",), {"imbalance": 1.0}))
+    if "transfer" in possible and "exposed" in measured:
+        if has_imbalance:
+            probed.append((("transfer",), {"exposed": 1.0, "imbalance": -1.0}))
+        else:
+            probed.append((tuple(n for n in ("imbalance", "transfer") if n in possible), {"exposed": 1.0}))
+    # The rest of the step, or of the probed one, which is the sum of these three.
     in_probed = {name for names, _ in probed for name in names}
+    rest = {"step": 1.0}
+    if "probed" in measured:
+        base = "fixed_batch" if "fixed_batch" in measured else "fed"
+        rest = {name: 1.0 for name in (base, "data", "exposed") if name in measured}
+        if "drift" in possible:
+            in_probed.add("drift")
     merged += [name for name in possible if name not in LEVEL_OF_PART and name not in in_probed]
     if not merged:
         raise ValueError(f"no part of {', '.join(possible)} is left for the rest")
-    reached: dict[str, float] = {"step": 1.0}
-    if "probed" in measured:
-        base = "fixed_batch" if "fixed_batch" in measured else "fed"
-        reached = {name: 1.0 for name in (base, "data", "exposed") if name in measured}
-    rest = _subtract_terms(reached, [{below: 1.0}, *(terms for names, terms in probed if names != ("drift",))])
-    return sorted([*one_device, (tuple(merged), rest), *probed], key=lambda part: LOSS_PARTS.index(part[0][0]))
-
-
-def _split_probed_parts(possible: Sequence[str], measured: Collection[str]) -> Split:
-    """Return the parts that the probes measured by themselves."""
-    parts: Split = []
-    if "data" in possible and {"data", "fixed_batch"} <= set(measured):
-        parts.append((("data",), {"data": 1.0, "self_data": -1.0} if "self_data" in measured else {"data": 1.0}))
-    has_imbalance = "imbalance" in possible and "imbalance" in measured
-    if has_imbalance:
-        parts.append((("imbalance",), {"imbalance": 1.0}))
-    if "transfer" in possible and "exposed" in measured:
-        if has_imbalance:
-            parts.append((("transfer",), {"exposed": 1.0, "imbalance": -1.0}))
-        else:
-            parts.append((tuple(n for n in ("imbalance", "transfer") if n in possible), {"exposed": 1.0}))
-    if "drift" in possible and "probed" in measured:
+    for terms in ({below: 1.0}, *(terms for _, terms in probed)):
+        for name, factor in terms.items():
+            rest[name] = rest.get(name, 0.0) - factor
+    parts = [*one_device, (tuple(merged), {name: factor for name, factor in rest.items() if factor != 0}), *probed]
+    if "drift" in in_probed:
         parts.append((("drift",), {"step": 1.0, "probed": -1.0}))
-    return parts
-
-
-def _split_one_device_parts(possible: Sequence[str], measured: Collection[str]) -> tuple[Split, list[str], str]:
-    """Return the parts between measured one-device steps, the names above the last of these steps, and that step."""
-    parts: Split = []
-    merged: list[str] = []
-    below = "ideal"
-    for name in possible:
-        merged.append(name)
-        if (level := LEVEL_OF_PART[name]) in measured:
-            parts.append((tuple(merged), {level: 1.0, below: -1.0}))
-            merged, below = [], level
-    return parts, merged, below
-
-
-def _subtract_terms(terms: Coefficients, others: Sequence[Coefficients]) -> Coefficients:
-    difference = dict(terms)
-    for other in others:
-        for name, factor in other.items():
-            difference[name] = difference.get(name, 0.0) - factor
-    return {name: factor for name, factor in difference.items() if factor != 0}
+    return sorted(parts, key=lambda part: LOSS_PARTS.index(part[0][0]))
 
 
 def find_possible_parts(result: Result, references: ReferenceRuns) -> tuple[list[str], dict[str, str]]:
@@ -130,7 +120,7 @@ def find_possible_parts(result: Result, references: ReferenceRuns) -> tuple[list
         absent["batch"] = SAME_BATCH
     if references.against == "self":
         absent["overhead"] = NO_BARE_RUN
-    elif _is_own_baseline(result, references):
+    elif is_own_baseline(result, references):
         absent["overhead"] = NO_WRAPPER
     if result.scale.independent:
         absent |= dict.fromkeys(("imbalance", "transfer"), INDEPENDENT_REPLICAS)
@@ -163,7 +153,8 @@ def explain_unmeasured_parts(
     return missing
 
 
-def _is_own_baseline(result: Result, references: ReferenceRuns) -> bool:
+def is_own_baseline(result: Result, references: ReferenceRuns) -> bool:
+    """Return whether the strategy is its bare baseline."""
     bare, own = references.bare_local, references.self_local
     if bare is None or own is None:
         return result.scale.framework == "none" and result.scale.strategy == result.scale.baseline_bare

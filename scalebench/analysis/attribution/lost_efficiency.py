@@ -109,26 +109,22 @@ def attribute_repeats(repeats: Sequence[MeasuredRepeat]) -> Attribution:
     A one-device run that one repeat lacks is missing for all. Repeats with another kind of baseline than the first one
     (bare, or the strategy itself) are left out.
     """
-    first = repeats[0]
-    kept = [each for each in repeats if each.possible == first.possible and _against(each) == _against(first)]
-    probed = [each for each in kept if "probed" in each.estimates] or kept
-    of_runs = set.intersection(*(set(each.estimates) & {"step", *OTHER_RUNS} for each in kept))
+    first, against = repeats[0], repeats[0].references.against
+    repeats = [each for each in repeats if each.possible == first.possible and each.references.against == against]
+    probed = [each for each in repeats if "probed" in each.estimates] or repeats
+    of_runs = set.intersection(*(set(each.estimates) & {"step", *OTHER_RUNS} for each in repeats))
     measured = of_runs | set.intersection(*(set(each.estimates) - {"step", *OTHER_RUNS} for each in probed))
-    parts = [_make_part(names, terms, kept, probed) for names, terms in split_lost_time(first.possible, measured)]
-    ideal_s = [each.estimates["ideal"].value for each in kept]
-    lost = mean_over_repeats([1 - ideal / each.step_s for ideal, each in zip(ideal_s, kept, strict=True)])
+    parts = [_make_part(names, terms, repeats, probed) for names, terms in split_lost_time(first.possible, measured)]
+    ideal_s = [each.estimates["ideal"].value for each in repeats]
+    lost = mean_over_repeats([1 - ideal / each.step_s for ideal, each in zip(ideal_s, repeats, strict=True)])
     missing = dict(first.absent)
-    for each in reversed(kept):
+    for each in reversed(repeats):
         reasons = explain_unmeasured_parts(each.result, each.references, set(each.estimates), each.possible)
         missing |= {name: reason for name, reason in reasons.items() if each in probed or name in LEVEL_OF_PART}
     return Attribution(
-        first.result.run_id, first.result.scale.gpus, statistics.fmean(each.step_s for each in kept),
-        statistics.fmean(ideal_s), lost, tuple(parts), missing, _against(first), len(kept),
+        first.result.run_id, first.result.scale.gpus, statistics.fmean(each.step_s for each in repeats),
+        statistics.fmean(ideal_s), lost, tuple(parts), missing, against, len(repeats),
     )  # fmt: skip
-
-
-def _against(repeat: MeasuredRepeat) -> str:
-    return repeat.references.against
 
 
 def _make_part(
