@@ -235,8 +235,8 @@ def collect_data_facts(run: AttributedRun) -> Facts:
     }  # fmt: skip
 
 
-def _takes_surely_longer(one: Estimate, other: Estimate, times: float) -> bool:
-    return other.value > 0 and combine({"one": 1.0, "other": -times}, {"one": one, "other": other}).low > 0
+def _takes_surely_longer(estimate: Estimate, other: Estimate, times: float) -> bool:
+    return other.value > 0 and combine({"one": 1.0, "other": -times}, {"one": estimate, "other": other}).low > 0
 
 
 def collect_imbalance_facts(run: AttributedRun) -> Facts:

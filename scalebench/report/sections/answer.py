@@ -9,6 +9,7 @@ from typing import Any
 from scalebench.analysis.ranking import Advice, NamedRow, Ranking, is_control, join_with_and, list_advice
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve, ScalingLimit, find_scaling_limit, format_batch, format_group_title
+from scalebench.analysis.varied import Contrast, find_contrasts
 from scalebench.analysis.verdicts import (
     DOUBTS,
     count_missing_repeats,
@@ -17,7 +18,7 @@ from scalebench.analysis.verdicts import (
 )
 from scalebench.core.config_files import read_strategy_config
 from scalebench.core.errors import InputError
-from scalebench.core.stats.estimates import Estimate
+from scalebench.core.stats.estimates import CONFIDENCE, Estimate
 from scalebench.core.units import format_count, format_percent
 from scalebench.report.document import (
     THROUGHPUT,
@@ -45,6 +46,7 @@ CAPTION = (
 )
 MAX_ANSWERS = 20  # groups with an answer of their own; the others are a row of a table
 MAX_TERMINAL_ANSWERS = 5
+MAX_CONTRASTS, MAX_CONTRASTED = 3, 4  # keys that were varied, and values of one against the first
 MAX_HEADLINE_NAMES = 2  # of strategies that are equally fast
 MAX_RECIPES = 5  # groups whose fastest strategy is shown with its lines of code
 # Doubts that no verdict hides: limits over repeats hold them, or the row has no verdict for want of limits.
@@ -56,7 +58,10 @@ def section(report_data: ReportData) -> Section | None:
     """Make the verdict on each group of runs that may be compared. Return None if there is no row."""
     if len(report_data.pooled) == 0:
         return None
-    blocks: list[Block] = list(_make_verdicts(report_data))
+    estimate_ratio = report_data.configurations.estimate_ratio
+    texts = [describe_contrast(contrast, estimate_ratio) for contrast in find_contrasts(report_data.curves)]
+    blocks: list[Block] = [Paragraph(text, "answer") for text in texts[:MAX_CONTRASTS]]
+    blocks += _make_verdicts(report_data)
     if not blocks:
         text = "No run was successful, so there is no answer: the problems say why."
         blocks.append(Paragraph(text, "warning"))
@@ -217,11 +222,35 @@ def _doubts_of(row: dict[str, Any]) -> Iterator[str]:
 
 
 def list_terminal_sentences(curves: Sequence[Curve], estimate_ratio: EstimateRatio) -> list[str]:
-    """Return the answer for each group of curves that was measured on several devices."""
+    """Return the answer for each key that was varied besides, and for each group of curves that was measured on several
+    devices."""
+    varied = [describe_contrast(contrast, estimate_ratio) for contrast in find_contrasts(curves)]
     all_advice = [advice for advice in list_advice(curves, estimate_ratio) if advice.kind != "one device"]
+    if varied:  # one number of devices, and one strategy: neither was asked about
+        all_advice = [
+            each for each in all_advice if each.one_device or len(each.rankings) > 1 or each.rankings[0].rivals
+        ]
     more = len(all_advice) - MAX_TERMINAL_ANSWERS
     rest = [f"{more} more answers are in the report"] if more > 0 else []
-    return describe_advice(all_advice, estimate_ratio)[:MAX_TERMINAL_ANSWERS] + rest
+    return varied[:MAX_CONTRASTS] + describe_advice(all_advice, estimate_ratio)[:MAX_TERMINAL_ANSWERS] + rest
+
+
+def describe_contrast(contrast: Contrast, estimate_ratio: EstimateRatio) -> str:
+    """Return `precision bfloat16: 0.09 [0.08, 0.10] times the samples/s of float32 (ddp on 2 devices).`"""
+    (first, base), *others = contrast.rows
+    # The intervals hold together, as those of a ranking.
+    confidence = 1 - (1 - CONFIDENCE) / len(others)
+    ratios = [decide_ratio(row, base, estimate_ratio, confidence) for _, row in others]
+    fastest_first = sorted(zip(others, ratios, strict=True), key=lambda pair: -pair[1].value)
+    texts = [f"{value}: {format_ratio(ratio.value, *ratio.limits)}" for (value, _), ratio in fastest_first]
+    if len(texts) > MAX_CONTRASTED:
+        texts = [*texts[: MAX_CONTRASTED - 1], f"{len(texts) - MAX_CONTRASTED} others", texts[-1]]
+    where = f"{contrast.strategy} on {format_count(contrast.gpus, 'device')}"
+    text = f"{contrast.key.replace('_', ' ')} {', '.join(texts)} times the samples/s of {first} ({where})"
+    if not all(ratio.has_limits for ratio in ratios):
+        return f"{text}; no verdict: {explain_no_verdict(*(row for _, row in contrast.rows))}."
+    is_resolved = any(not ratio.low <= 1 <= ratio.high for ratio in ratios)
+    return f"{text}." if is_resolved else f"{text}: no difference beyond noise."
 
 
 def describe_advice(all_advice: Sequence[Advice], estimate_ratio: EstimateRatio) -> list[str]:

@@ -1,0 +1,85 @@
+"""What a sweep varied besides devices and strategies, such as the batch or the precision, and the rows that differ in
+nothing else: the answer to the question that was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTING_COLUMNS
+from scalebench.analysis.ranking import is_control
+from scalebench.analysis.scaling_curves import Curve, format_batch
+from scalebench.core.config_files import strategy_option_defaults
+
+BATCH = "batch"
+# They differ between sessions or seeds, follow from others, or make another model.
+OTHER_COLUMNS = ("seed", "framework_version", "learning_rate_rule", "model_options")
+COLUMNS = (BATCH, *(name for name in (*INPUT_COLUMNS, *SETTING_COLUMNS) if name not in OTHER_COLUMNS))
+ABSENT = "default"  # value of a key that a row does not set, where its strategy has no default
+Settings = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Rows that differ in one key only, in the order of the sweep: the first one is the base of the others."""
+
+    key: str
+    strategy: str
+    gpus: int
+    rows: list[tuple[str, dict[str, Any]]]  # (value of the key, cells)
+
+
+def find_contrasts(curves: Sequence[Curve]) -> list[Contrast]:
+    """Return a contrast for each key that was varied: that of the most values, then of the most devices, then of the
+    fastest strategy. A script's own batch size and the batch are one key; of other keys that change together none is
+    known to be the cause, so that they have no contrast."""
+    rows = [(curve, row) for curve in curves for row in curve.rows if not is_control(row["strategy"])]
+    settings = _read_settings([row for _, row in rows])
+    varied = [key for key in (settings[0] if settings else {}) if len({each[key] for each in settings}) > 1]
+    contrasts: dict[str, Contrast] = {}
+    for key in varied:
+        together = [other for other in varied if _change_together(settings, key, other)]
+        if set(together) - ({key} if key in COLUMNS else {key, BATCH}):
+            continue
+        parts: dict[Any, Contrast] = {}
+        for (curve, row), values in zip(rows, settings, strict=True):
+            group = [text for name, text in curve.group.items() if name != BATCH]
+            rest = [text for name, text in values.items() if name not in together]
+            part = Contrast(key, curve.tags["strategy"], row["gpus"], [])
+            part = parts.setdefault((*group, row["strategy"], row["gpus"], *rest), part)
+            if values[key] not in dict(part.rows):
+                part.rows.append((values[key], row))
+        chosen = max(parts.values(), key=lambda part: (len(part.rows), part.gpus, _find_fastest(part)))
+        if len(chosen.rows) > 1:
+            contrasts[key] = chosen
+    return list(contrasts.values())
+
+
+def _read_settings(rows: Sequence[dict[str, Any]]) -> list[Settings]:
+    """Return what each row has for every key that one of them has: words of key=value, then the batch, then columns."""
+    words = [
+        dict(
+            word.partition("=")[::2]
+            for name in KEY_VALUE_COLUMNS
+            if name not in OTHER_COLUMNS
+            for word in (row.get(name) or "").split()
+        )
+        for row in rows
+    ]
+    keys = list(dict.fromkeys(key for each in words for key in each))
+    return [
+        {key: own.get(key) or str(strategy_option_defaults(row["strategy"]).get(key, ABSENT)).lower() for key in keys}
+        | {BATCH: format_batch(row)}
+        | {name: str(row.get(name)) for name in COLUMNS[1:]}
+        for row, own in zip(rows, words, strict=True)
+    ]
+
+
+def _change_together(settings: Sequence[Settings], key: str, other: str) -> bool:
+    pairs = {(each[key], each[other]) for each in settings}
+    return len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
+
+
+def _find_fastest(contrast: Contrast) -> float:
+    return max(float(row["throughput_samples_per_s"]) for _, row in contrast.rows)

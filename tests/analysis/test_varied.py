@@ -1,0 +1,51 @@
+"""What a sweep varied besides devices and strategies, and the rows that differ in nothing else."""
+
+import pytest
+
+from scalebench.analysis.load import survey
+from scalebench.analysis.scaling_curves import make_curves
+from scalebench.analysis.varied import find_contrasts
+from scalebench.core.spec import TrainSpec
+from tests.builders import sweeps
+
+
+def contrasts_of(folder, settings, strategies=("ddp_gloo",)):
+    """Return {key: (strategy, devices, values)} of a sweep of these (batch, precision, argument)."""
+    runs = []
+    for batch, precision, argument in settings:
+        for strategy in strategies:
+            for gpus in (1, 2):
+                run = sweeps.run(strategy, gpus, run_id=f"r{len(runs):03}", train=TrainSpec(batch, precision=precision))
+                run.fingerprint = run.run_id
+                run.scale.batch_per_device, run.workload.precision = batch, precision
+                if argument is not None:
+                    run.spec["script"] = {"path": "train.py", "args": {"batch_size": argument}}
+                runs.append(run)
+    sweeps.write_results(folder, runs)
+    found = find_contrasts(make_curves(survey(folder).pooled))
+    return {each.key: (each.strategy, each.gpus, [value for value, _ in each.rows]) for each in found}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ([(16, "float32", None)], {}),
+        ([(16, "float32", None), (32, "float32", None)], {"batch": ["16 per device", "32 per device"]}),
+        # No two rows differ in one of them only.
+        ([(16, "float32", None), (32, "bfloat16", None)], {}),
+        (
+            [(16, "float32", None), (32, "float32", None), (16, "bfloat16", None)],
+            {"batch": ["16 per device", "32 per device"], "precision": ["float32", "bfloat16"]},
+        ),
+        # A script's own argument, which its batch follows from.
+        ([(8, "float32", 8), (64, "float32", 64)], {"batch_size": ["8", "64"]}),
+    ],
+)
+def test_rows_that_differ_in_one_key_are_a_contrast(settings, expected, tmp_path):
+    found = contrasts_of(tmp_path, settings)
+    assert {key: values for key, (_, _, values) in found.items()} == expected
+    assert all(part[:2] == ("ddp_gloo", 2) for part in found.values())
+
+
+def test_controls_answer_nothing(tmp_path):
+    assert contrasts_of(tmp_path, [(16, "float32", None), (32, "float32", None)], ["independent_torch"]) == {}
