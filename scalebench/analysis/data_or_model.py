@@ -62,7 +62,7 @@ class ParallelismComparison:
     @property
     def fastest(self) -> str | None:
         """The kind with the shortest measured step; None unless at least two were measured."""
-        measured = {kind: one.measured_s for kind, one in self.results.items() if one.measured_s is not None}
+        measured = {kind: each.measured_s for kind, each in self.results.items() if each.measured_s is not None}
         return min(measured, key=lambda kind: measured[kind]) if len(measured) > 1 else None
 
     @property

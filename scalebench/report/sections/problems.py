@@ -112,9 +112,9 @@ def _list_flags(report_data: ReportData) -> Iterator[doc.Block]:
     counts = Counter(flag for names in flags for flag in names)
     if not counts:
         return
-    known = [flag for flag in read_flags() if flag in counts]
+    ordered = [flag for flag in read_flags() if flag in counts]
     rows = []
-    for flag in [*known, *sorted(set(counts) - set(known))]:
+    for flag in [*ordered, *sorted(set(counts) - set(ordered))]:
         text, advice, count = format_flag(flag), get_advice(flag), counts[flag]
         rows.append(doc.Row([doc.Cell(text, flag), doc.Cell(f"{count:,}", count), doc.Cell(advice, advice)]))
     heads = ("warning", "rows", "what it means, and what to do")

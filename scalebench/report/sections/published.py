@@ -179,9 +179,9 @@ def _make_slope_comparison(study: Study, rows: Sequence[doc.Cells], curves: Sequ
             fitted = fit_slope(curve, study.against)
             if fitted is None or any(row[name] != curve.tags[name] for name in MATCHING):
                 continue
-            here, devices = curve.group, ", ".join(f"{count}" for count, _ in fitted.points)
-            texts = [*(row[name] for name in MATCHING), row["scaling"], here["scaling"], row["hardware"],
-                     here["hardware"]]  # fmt: skip
+            own, devices = curve.group, ", ".join(f"{count}" for count, _ in fitted.points)
+            texts = [*(row[name] for name in MATCHING), row["scaling"], own["scaling"], row["hardware"],
+                     own["hardware"]]  # fmt: skip
             cells = [doc.make_cell(text or "") for text in texts]
             cells += [_figure_cell(row, "slope"), tables.make_ratio_cell(fitted.speedup)]
             cells += [doc.make_cell(devices), doc.make_cell(row["remark"] or "")]
