@@ -159,10 +159,10 @@ def ratio_in_rounds(run: Run, base: Run) -> float | None:
     if run.cohort is None or run.cohort != base.cohort:
         return None
     of_run, of_base = (
-        round_rates(count_all_blocks(one, wanted_half_width(one)), one.scale.independent)
-        if isinstance(one, Result)
-        else one.round_rates
-        for one in (run, base)
+        round_rates(count_all_blocks(each, wanted_half_width(each)), each.scale.independent)
+        if isinstance(each, Result)
+        else each.round_rates
+        for each in (run, base)
     )
     shared = [number for number in of_run if number in of_base]
     if len(shared) < 2:
