@@ -396,11 +396,11 @@ def describe_change(configuration: ConfigurationHistory) -> str:
 
 def _draw(rates: Sequence[Estimate | None]) -> list[str]:
     """Return a line for each rate: its mean as a dot between its limits, all to one scale."""
-    present = [rate for rate in rates if rate is not None]
-    if not present:
+    rates_present = [rate for rate in rates if rate is not None]
+    if not rates_present:
         return ["" for _ in rates]
-    middle = present[0].value
-    ends = [end for rate in present for end in (rate.low, rate.value, rate.high) if math.isfinite(end)]
+    middle = rates_present[0].value
+    ends = [end for rate in rates_present for end in (rate.low, rate.value, rate.high) if math.isfinite(end)]
     low = min(*ends, middle * (1 - MIN_DRAWN_SPAN / 2))
     high = max(*ends, middle * (1 + MIN_DRAWN_SPAN / 2))
 

@@ -252,14 +252,14 @@ def group_curves(
     MAX_CURVES best curves, and a paragraph if groups were left out.
     """
     workloads = group_by_workload(curves)
-    largest, left_out = select_largest_groups([group for group in workloads if keep(group[1])])
+    largest, notes = select_largest_groups([group for group in workloads if keep(group[1])])
     groups = []
     for number, (shared, members) in enumerate(largest, 1):
         best, paragraphs = select_best_curves(members)
         group = CurveGroup(number, shared, best, paragraphs)
         label = [Paragraph(group.title, "label", group.tags)] if len(workloads) > 1 else []
         groups.append(replace(group, paragraphs=[*label, *paragraphs]))
-    return groups, left_out
+    return groups, notes
 
 
 def describe_single_group(curves: Iterable[Curve]) -> str:
@@ -275,8 +275,8 @@ def select_largest_groups(groups: Sequence[Workload]) -> tuple[list[Workload], l
     if len(largest) == len(rows):
         return list(groups), []
     text = f"{len(rows)} combinations of model, data set, hardware, scaling and batch were measured. The"
-    left_out = Paragraph(f"{text} {MAX_CURVE_GROUPS} with the most rows are shown; results.csv has all.")
-    return [groups[i] for i in largest], [left_out]
+    notes = Paragraph(f"{text} {MAX_CURVE_GROUPS} with the most rows are shown; results.csv has all.")
+    return [groups[i] for i in largest], [notes]
 
 
 def select_best_curves(curves: Sequence[Curve], count: int = MAX_CURVES) -> tuple[list[Curve], list[Paragraph]]:

@@ -79,18 +79,18 @@ def save_charts(charts: Sequence[doc.Chart], folder: Path) -> list[Path]:
     figure_type = _import_figure()
     folder.mkdir(parents=True, exist_ok=True)
     styles = ChartStyles(charts)
-    written = []
+    paths = []
     with _paper_style():
         for chart in charts:
             if not any(y is not None for series in chart.series for y in series.y):
                 continue
             figure = _make_figure(chart, styles.of(chart), figure_type)
             for kind in FORMATS:
-                written.append(folder / f"{chart.id}.{kind}")
+                paths.append(folder / f"{chart.id}.{kind}")
                 # The date, and the version of matplotlib, would make two files of the same figures differ.
                 metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-                figure.savefig(written[-1], format=kind, dpi=DOTS_PER_INCH, metadata=metadata)
-    return written
+                figure.savefig(paths[-1], format=kind, dpi=DOTS_PER_INCH, metadata=metadata)
+    return paths
 
 
 def _import_figure() -> Any:
@@ -114,39 +114,41 @@ def _paper_style() -> Iterator[None]:
 
 
 def _make_figure(chart: doc.Chart, styles: Sequence[LineStyle], figure_type: Any) -> Any:
-    styled = zip(chart.series, styles, strict=True)
-    drawn = [(series, style) for series, style in styled if any(y is not None for y in series.y)]
-    legend_columns, width, height, title = _choose_layout(chart, [series for series, _ in drawn])
+    pairs = zip(chart.series, styles, strict=True)
+    visible = [(series, style) for series, style in pairs if any(y is not None for y in series.y)]
+    legend_columns, width, height, title = _choose_layout(chart, [series for series, _ in visible])
     figure = figure_type(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
-    xs = [x for series, _ in drawn for x in series.x if not isinstance(x, str)]
-    ys = [y for series, _ in drawn for y in series.y if y is not None]
+    xs = [x for series, _ in visible for x in series.x if not isinstance(x, str)]
+    ys = [y for series, _ in visible for y in series.y if y is not None]
     across, up = ("y", "x") if chart.kind == "stacked" else ("x", "y")  # bars of a stack lie
     _set_axis(axes, across, chart.x, xs)
     _set_axis(axes, up, chart.y, ys)
-    handles = _draw_series(axes, chart, drawn)
+    handles = _draw_series(axes, chart, visible)
     _start_at_zero(axes, chart)
     axes.set_title(title)
     # matplotlib leaves out labels that begin with an underscore.
-    names = [clean_line(series.name) for series, _ in drawn]
+    names = [clean_line(series.name) for series, _ in visible]
     labels = [f" {name}" if name.startswith("_") else name for name in names]
     if legend_columns:
         figure.legend(handles, labels, loc="outside lower center", ncols=legend_columns, frameon=False)
-    elif len(drawn) > 1 or (drawn and drawn[0][0].name != chart.title):
+    elif len(visible) > 1 or (visible and visible[0][0].name != chart.title):
         axes.legend(handles, labels, loc="best", framealpha=0.7, edgecolor="none")
     return figure
 
 
-def _choose_layout(chart: doc.Chart, drawn: Sequence[doc.Series]) -> tuple[int, float, float, str]:
+def _choose_layout(chart: doc.Chart, visible: Sequence[doc.Series]) -> tuple[int, float, float, str]:
     """Return the columns of the legend below the chart (0: it is inside), width and height in inches, and the title in
     lines that fit."""
-    places = {x for series in drawn for x in series.x} if chart.kind != "lines" else set()
-    bars = sum(len(series.x) for series in drawn) if chart.kind == "bars" else 0
-    is_wide = len(places) > MAX_COLUMN_BARS or bars > 2 * MAX_COLUMN_BARS or any(len(each.name) > 30 for each in drawn)
+    places = {x for series in visible for x in series.x} if chart.kind != "lines" else set()
+    bars = sum(len(series.x) for series in visible) if chart.kind == "bars" else 0
+    is_wide = (
+        len(places) > MAX_COLUMN_BARS or bars > 2 * MAX_COLUMN_BARS or any(len(each.name) > 30 for each in visible)
+    )
     width = PAGE_IN if is_wide else COLUMN_IN
-    is_outside = len(drawn) > MAX_INSIDE_LEGEND or chart.kind == "bars"  # where a legend would cover values
+    is_outside = len(visible) > MAX_INSIDE_LEGEND or chart.kind == "bars"  # where a legend would cover values
     legend_columns = (4 if width == PAGE_IN else 2) if is_outside else 0
-    rows = -(-len(drawn) // legend_columns) if legend_columns else 0
+    rows = -(-len(visible) // legend_columns) if legend_columns else 0
     slanted = SLANTED_NAMES_IN if any(isinstance(x, str) for x in places) else 0.0
     if chart.kind == "stacked":
         slanted = max(0, len(places) - MAX_COLUMN_BARS) * BAR_IN
@@ -181,11 +183,11 @@ def _start_at_zero(axes: Any, chart: doc.Chart) -> None:
         axes.axhline(0, color="black", linewidth=0.6)
 
 
-def _draw_series(axes: Any, chart: doc.Chart, drawn: StyledSeries) -> list[Any]:
+def _draw_series(axes: Any, chart: doc.Chart, visible: StyledSeries) -> list[Any]:
     """Draw the series, and return their handles for a legend."""
     if chart.kind == "lines":
-        return [_draw_line(axes, series, style) for series, style in drawn]
-    return _draw_stack(axes, chart, drawn) if chart.kind == "stacked" else _draw_bars(axes, chart, drawn)
+        return [_draw_line(axes, series, style) for series, style in visible]
+    return _draw_stack(axes, chart, visible) if chart.kind == "stacked" else _draw_bars(axes, chart, visible)
 
 
 def _get_colour(style: LineStyle) -> str:
@@ -218,17 +220,17 @@ def _draw_line(axes: Any, series: doc.Series, style: LineStyle) -> Any:
     return handle
 
 
-def _draw_bars(axes: Any, chart: doc.Chart, drawn: StyledSeries) -> list[Any]:
+def _draw_bars(axes: Any, chart: doc.Chart, visible: StyledSeries) -> list[Any]:
     """Draw bars side by side, with their values above them if there are few."""
-    places = list(dict.fromkeys(x for series, _ in drawn for x in series.x))
+    places = list(dict.fromkeys(x for series, _ in visible for x in series.x))
     if not any(isinstance(x, str) for x in places):
         places.sort()
     at = {x: float(number) for number, x in enumerate(places)}
-    width = 0.8 / max(1, len(drawn))
+    width = 0.8 / max(1, len(visible))
     handles = []
-    for number, (series, style) in enumerate(drawn):
+    for number, (series, style) in enumerate(visible):
         ys = [0.0 if y is None else float(y) for y in series.y]
-        xs = [at[x] + (number - (len(drawn) - 1) / 2) * width for x in series.x]
+        xs = [at[x] + (number - (len(visible) - 1) / 2) * width for x in series.x]
         handles.append(axes.bar(xs, ys, width, color=_get_colour(style), hatch=HATCHES[style.pattern],
                                 edgecolor="white", linewidth=0.4))  # fmt: skip
         if series.low:
@@ -245,13 +247,13 @@ def _draw_bars(axes: Any, chart: doc.Chart, drawn: StyledSeries) -> list[Any]:
     return handles
 
 
-def _draw_stack(axes: Any, chart: doc.Chart, drawn: StyledSeries) -> list[Any]:
+def _draw_stack(axes: Any, chart: doc.Chart, visible: StyledSeries) -> list[Any]:
     """Draw lying bars, the first one on top, and a marker for each negative value."""
     places = list(dict.fromkeys(x for series in chart.series for x in series.x))
     ends = dict.fromkeys(places, 0.0)
     lengths = {id(series): each for series, each in zip(chart.series, doc.stack_lengths(chart), strict=True)}
     handles = []
-    for series, style in drawn:
+    for series, style in visible:
         pieces = [length or 0.0 for length in lengths[id(series)]]
         begins = [ends[x] for x in series.x]
         ends |= {x: begin + length for x, begin, length in zip(series.x, begins, pieces, strict=True)}

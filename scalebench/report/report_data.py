@@ -296,8 +296,8 @@ def describe_unfinished_run(folder: Path) -> UnfinishedRun:
     names = {name: _look_up(tree, "config", name, "name") for name in ("model", "strategy", "hardware")}
     tags = {name: str(value) for name, value in names.items() if value is not None}
     ranks = (read_progress(folder, rank) for rank in range(MAX_PROGRESS_RANKS))
-    dated = [progress for progress in ranks if progress is not None and isinstance(progress.at_s, (int, float))]
-    last = max(dated, key=lambda progress: progress.at_s, default=None)
+    reports = [progress for progress in ranks if progress is not None and isinstance(progress.at_s, (int, float))]
+    last = max(reports, key=lambda progress: progress.at_s, default=None)
     phase, time = ("", "") if last is None else (str(last.phase), _format_time(last.at_s))
     return UnfinishedRun(folder, tags, str(_look_up(tree, "gpus") or ""), phase, time)
 

@@ -133,11 +133,11 @@ class SectionSpec:
         def has_rows(members: list[Curve]) -> bool:
             return any(self.keep(row) for curve in members for row in curve.rows)
 
-        groups, left_out = doc.group_curves(self.prepare(report_data.curves), has_rows)
+        groups, notes = doc.group_curves(self.prepare(report_data.curves), has_rows)
         blocks: list[doc.Block] = []
         for group in groups:
             curves = [replace(curve, rows=[row for row in curve.rows if self.keep(row)]) for curve in group.curves]
-            selected = replace(group, curves=[curve for curve in curves if curve.rows])
-            made = [block for part in self.parts for block in part(self.id, selected, report_data)]
-            blocks += [*group.paragraphs, *made] if made else []
-        return doc.Section(self.id, self.title, [*left_out, *blocks]) if blocks else None
+            selection = replace(group, curves=[curve for curve in curves if curve.rows])
+            content = [block for part in self.parts for block in part(self.id, selection, report_data)]
+            blocks += [*group.paragraphs, *content] if content else []
+        return doc.Section(self.id, self.title, [*notes, *blocks]) if blocks else None

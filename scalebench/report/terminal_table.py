@@ -93,11 +93,11 @@ class RunTable:
         if not numbers:
             return
         makers = training_tables.select_figure_columns(self._frame[self._frame["stopped_by"].notna()])
-        shown = {name: make for name, make in makers.items() if wide or not name.startswith(WIDE_TRAINING_COLUMNS)}
+        selection = {name: make for name, make in makers.items() if wide or not name.startswith(WIDE_TRAINING_COLUMNS)}
         figures = {"devices": [str(self.rows[number]["gpus"]) for number in numbers]}
         figures |= {
             clean_line(name): [clean_line(make(self.rows[number])) for number in numbers]
-            for name, make in shown.items()
+            for name, make in selection.items()
         }
         stopped_by = {"stopped by": [clean_line(self.rows[number]["stopped_by"]) for number in numbers]}
         table = self._fit(numbers, figures, stopped_by, sys.maxsize if wide else width)

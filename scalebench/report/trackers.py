@@ -88,9 +88,9 @@ def list_tracked_runs(runs: Survey) -> Iterator[TrackedRun]:
 
 def make_tracked_run(result: Result, row: Mapping[str, Any]) -> TrackedRun:
     """Return a run from its record and its row of the frame."""
-    scale, present = result.scale, {name: value for name, value in row.items() if value is not None}
-    texts = {name: str(value) for name, value in present.items() if COLUMN_KINDS.get(name) == "string" and value}
-    figures = {name: float(value) for name, value in present.items() if COLUMN_KINDS.get(name) != "string"}
+    scale, cells = result.scale, {name: value for name, value in row.items() if value is not None}
+    texts = {name: str(value) for name, value in cells.items() if COLUMN_KINDS.get(name) == "string" and value}
+    figures = {name: float(value) for name, value in cells.items() if COLUMN_KINDS.get(name) != "string"}
     name = f"{scale.strategy}-{scale.gpus}" + (f"-repeat{scale.repeat}" if scale.repeat else "")
     return TrackedRun(
         result.run_id,
@@ -242,7 +242,7 @@ def _add_to_mlflow(runs: Survey, uri: str, project: str) -> int:
             begin_ms = int(run.started_at.timestamp() * 1000)
             tags = {RUN_ID_TAG: run.run_id, "group": run.group, **run.texts}
             texts = {name: text[:MLFLOW_VALUE_CHARACTERS] for name, text in tags.items()}
-            begun = client.create_run(number, begin_ms, run_name=run.name, tags=texts)
+            tracked = client.create_run(number, begin_ms, run_name=run.name, tags=texts)
             params = [Param(key, str(value)[:MLFLOW_VALUE_CHARACTERS]) for key, value in run.settings.items()]
             metrics = [Metric(name, value, begin_ms, 0) for name, value in run.figures.items()]
             metrics += [
@@ -251,11 +251,11 @@ def _add_to_mlflow(runs: Survey, uri: str, project: str) -> int:
                 for step, at_s, value in points
             ]
             for batch in _split(params, MLFLOW_BATCH):
-                client.log_batch(begun.info.run_id, params=batch)
+                client.log_batch(tracked.info.run_id, params=batch)
             for batch in _split(metrics, MLFLOW_BATCH * 10):
-                client.log_batch(begun.info.run_id, metrics=batch)
+                client.log_batch(tracked.info.run_id, metrics=batch)
             ended = "FINISHED" if run.is_ok else "FAILED"
-            client.set_terminated(begun.info.run_id, ended, begin_ms + int(run.wall_s * 1000))
+            client.set_terminated(tracked.info.run_id, ended, begin_ms + int(run.wall_s * 1000))
             added += 1
     except MlflowException as error:
         raise InputError(f"mlflow at {uri}: {str(error).splitlines()[0]}") from error

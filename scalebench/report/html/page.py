@@ -45,7 +45,7 @@ class Header:
 
     title: str  # what was compared
     group: str  # model, data set, hardware, scaling and batch of all runs; empty where they differ in them
-    made: str
+    date: str
     version: str
     paths: Sequence[str]
     runs: int
@@ -93,7 +93,7 @@ def make_header(report_data: ReportData, home: Path, folder: Path) -> Header:
     return Header(
         title=make_title(report_data.frame),
         group=doc.describe_single_group(report_data.curves),
-        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=__version__,
         paths=paths if report_data.full_paths else list(map(HomeFolder().hide, paths)),
         runs=len(report_data.frame),

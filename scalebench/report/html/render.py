@@ -168,8 +168,8 @@ def make_label(chart: doc.Chart) -> str:
     """Return what a screen reader says instead of the drawing; the values are in the table below it."""
     names = list(dict.fromkeys(series.name for series in chart.series))
     more = f" and {len(names) - MAX_LABEL_NAMES} more" if len(names) > MAX_LABEL_NAMES else ""
-    listed = ", ".join(names[:MAX_LABEL_NAMES]) + more
-    return f"{chart.title}: {chart.y.title} against {chart.x.title}, {listed}. The values are in the table below."
+    text = ", ".join(names[:MAX_LABEL_NAMES]) + more
+    return f"{chart.title}: {chart.y.title} against {chart.x.title}, {text}. The values are in the table below."
 
 
 def format_number(number: float | str | None, axis: doc.Axis) -> str:

@@ -52,10 +52,12 @@ def make_charts(report_data: ReportData, name: str) -> list[doc.Chart]:
     return [block for section in sections for block in section.blocks if isinstance(block, doc.Chart)]
 
 
-def make_sections(report_data: ReportData, chosen: Sequence[JoinedSection] = SECTIONS) -> Iterator[doc.Section]:
+def make_sections(
+    report_data: ReportData, joined_sections: Sequence[JoinedSection] = SECTIONS
+) -> Iterator[doc.Section]:
     """Yield the sections that have something to show, without charts that show no more than their table, and with the
     figures of the others in units of their size."""
-    for joined in chosen:
+    for joined in joined_sections:
         parts = [part for name in joined.parts if (part := _make_part(name, report_data)) is not None]
         if parts:
             section = _join(joined, parts)

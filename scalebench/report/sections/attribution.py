@@ -133,17 +133,17 @@ def make_run_table(parts: Attribution) -> doc.Table:
     lost_s = units.format_seconds(parts.step_s - parts.ideal_s)
     rows += [[""] * 4, ["total loss", lost_s, format_share(parts.lost), against]]
     columns = ("part", "of a step (95 %)", "of ideal throughput (95 %)", "remark")
-    made = [doc.Row([doc.Cell(text) for text in row]) for row in rows]
-    return doc.Table("attribution", "Where the lost efficiency went", columns, made, frozenset(columns[1:3]))
+    table_rows = [doc.Row([doc.Cell(text) for text in row]) for row in rows]
+    return doc.Table("attribution", "Where the lost efficiency went", columns, table_rows, frozenset(columns[1:3]))
 
 
 def section(report_data: ReportData) -> doc.Section | None:
     """Return None if no run has a baseline other than itself."""
     cases = attribute_runs(report_data)
-    groups, left_out = doc.group_curves(report_data.curves, lambda members: any(_list_bars(members, cases)))
+    groups, notes = doc.group_curves(report_data.curves, lambda members: any(_list_bars(members, cases)))
     if not groups:
         return None
-    blocks: list[doc.Block] = [*left_out, *list_left_out_configurations(report_data)]
+    blocks: list[doc.Block] = [*notes, *list_left_out_configurations(report_data)]
     for group in groups:
         bars = list(_list_bars(group.curves, cases))
         blocks += [*group.paragraphs, *_make_chart(group, bars), _make_table(group, bars)]
@@ -200,10 +200,10 @@ def _make_chart(group: doc.CurveGroup, bars: list[Bar]) -> Iterator[doc.Block]:
     has_rest = any(share is not None for share in rest)
     series += [make_series(REST, rest, "rest")] if has_rest else []
     has_gains = any(y is not None and y < 0 for each in series for y in each.y)
-    present = {name for parts in kinds for name in parts}
+    part_names = {name for parts in kinds for name in parts}
     caption = doc.join_sentences(
         "ideal is the bare baseline on one device times the devices, at the full batch",
-        "; ".join(f"{name}: {PART_MEANINGS[name]}" for name in LOSS_PARTS if name in present),
+        "; ".join(f"{name}: {PART_MEANINGS[name]}" for name in LOSS_PARTS if name in part_names),
         f"{REST}: parts that do not exceed their noise, and drift" if has_rest else "",
         "diamonds are gains, which other parts outweigh" if has_gains else "",
     )

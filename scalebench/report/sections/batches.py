@@ -63,8 +63,8 @@ def batch_size_section(report_data: ReportData) -> doc.Section | None:
     """Return None if no configuration was measured with two batches."""
     curves = [replace(curve, rows=[doc.add_epoch_limits(row) for row in curve.rows])
               for curve in make_batch_curves(report_data.curves)]  # fmt: skip
-    groups, left_out = doc.group_curves(curves)
-    blocks: list[doc.Block] = [*left_out]
+    groups, notes = doc.group_curves(curves)
+    blocks: list[doc.Block] = [*notes]
     estimate_ratio = report_data.configurations.estimate_ratio
     for group in groups:
         points = [(curve, find_saturating_batch(curve.rows, estimate_ratio)) for curve in group.curves]
@@ -221,7 +221,7 @@ def devices_or_batch_section(report_data: ReportData) -> doc.Section | None:
     """Return None if nothing was measured both ways, and no strategy with two batches on several devices."""
     estimate_ratio, outcomes = report_data.configurations.estimate_ratio, summarize_trainings(report_data.frame)
     pairs = devices_or_batch.compare_devices_with_batch(report_data.curves, estimate_ratio, outcomes)
-    groups, left_out = doc.group_curves(make_batch_curves(report_data.curves))
+    groups, notes = doc.group_curves(make_batch_curves(report_data.curves))
     gains = [(curve, gain) for group in groups for curve in group.curves
              for gain in devices_or_batch.list_batch_gains(curve)]  # fmt: skip
     if not pairs and not gains:
@@ -229,7 +229,7 @@ def devices_or_batch_section(report_data: ReportData) -> doc.Section | None:
     blocks: list[doc.Block] = [*_make_choice_answers(pairs)]
     if pairs:
         charts = (chart for group in groups for chart in _make_choice_chart(group, pairs))
-        blocks += [*left_out, *charts, _make_choice_table(pairs)]
+        blocks += [*notes, *charts, _make_choice_table(pairs)]
     if len(pairs) > doc.MAX_ROWS:
         blocks.append(doc.Paragraph(f"{doc.MAX_ROWS} of {len(pairs)} pairs are shown."))
     if gains:

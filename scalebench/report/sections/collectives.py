@@ -86,7 +86,7 @@ def _make_matrices(frame: pd.DataFrame) -> Iterator[doc.Table | doc.Paragraph]:
         cells = {(int(r["source"]), int(r["target"])): float(r[column]) * factor for r in rows.to_dict("records")}
         ranks = range(int(first["gpus"]))
         tags = {"hardware": str(first["hardware"]), "strategy": str(first["strategy"])}
-        made = [
+        table_rows = [
             doc.Row(
                 [doc.make_cell(str(source)), *(_make_figure(cells.get((source, target))) for target in ranks)], tags
             )
@@ -95,7 +95,7 @@ def _make_matrices(frame: pd.DataFrame) -> Iterator[doc.Table | doc.Paragraph]:
         title = f"{kind} ({unit}): {lines[first.name]} on {first['gpus']} devices"
         heads = ["from rank", *(f"to {target}" for target in ranks)]
         caption = f"Transfers of {format_binary_bytes(int(first['size_bytes']))}, one at a time."
-        yield doc.Table(f"bandwidth-matrix-{number}", title, heads, made, frozenset(heads[1:]), caption)
+        yield doc.Table(f"bandwidth-matrix-{number}", title, heads, table_rows, frozenset(heads[1:]), caption)
     if len(groups) > MAX_MATRICES:
         yield doc.Paragraph(f"{MAX_MATRICES} of {len(groups)} matrices are shown; report --csv has all.")
 
@@ -120,13 +120,13 @@ def _make_collective_table(number: int, key: dict[str, Any], rows: pd.DataFrame)
     columns = ["size", *(name for line in lines for name in (f"{line} (95 %)", "busbw"))]
     times = [collectives.times_by_size(own, of_blocks=True) for own in lines.values()]
     rates = [own.groupby("size_bytes")["busbw_bytes_per_s"].mean() for own in lines.values()]
-    made = []
+    table_rows = []
     for size in sorted(rows["size_bytes"].unique()):
         cells = [format_binary_bytes(size)]
         for times_s, rate in zip(times, rates, strict=True):
             cells += [_format_time(times_s[size]), format_rate(rate[size])] if size in times_s else ["", ""]
-        made.append(doc.Row([doc.Cell(text) for text in cells]))
-    return doc.Table(f"collectives-{number}", _name_operation(key), columns, made, frozenset(columns), LIMITS)
+        table_rows.append(doc.Row([doc.Cell(text) for text in cells]))
+    return doc.Table(f"collectives-{number}", _name_operation(key), columns, table_rows, frozenset(columns), LIMITS)
 
 
 def _format_time(time_s: Estimate) -> str:

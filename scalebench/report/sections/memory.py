@@ -80,8 +80,8 @@ def section(report_data: ReportData) -> doc.Section | None:
         for text in describe(model, estimate_ratio):
             sentence = doc.join_sentences(f"{first['model']}, {text}" if several else text)
             blocks.append(doc.Paragraph(sentence, "plain", tags))
-    groups, left_out = doc.group_curves(report_data.curves, _states_differ)
-    blocks += [make_table(rows), *left_out]
+    groups, notes = doc.group_curves(report_data.curves, _states_differ)
+    blocks += [make_table(rows), *notes]
     for group in groups:
         blocks += STATE_CHART("memory", group, report_data)
     return doc.Section("memory", "Memory of a device", blocks)
@@ -123,11 +123,11 @@ def make_table(rows: Sequence[Item]) -> doc.Table:
 
     columns = list(filter(is_needed, HEADS))
     more = f"{len(rows) - doc.MAX_ROWS:,} more rows are in results.csv" if len(rows) > doc.MAX_ROWS else ""
-    made = [doc.Row([make_cell(item, name) for name in columns], doc.get_tags(item[1]))
+    table_rows = [doc.Row([make_cell(item, name) for name in columns], doc.get_tags(item[1]))
             for item in rows[: doc.MAX_ROWS]]  # fmt: skip
     numeric = frozenset(HEADS[name] for name in columns if name not in (*SETTINGS, "strategy", "status"))
     heads, caption = [HEADS[name] for name in columns], doc.join_sentences(*CAPTION, more)
-    return doc.Table("memory-table", "What a device keeps", heads, made, numeric, caption)
+    return doc.Table("memory-table", "What a device keeps", heads, table_rows, numeric, caption)
 
 
 def list_terminal_sentences(pooled: pd.DataFrame, estimate_ratio: EstimateRatio) -> list[str]:

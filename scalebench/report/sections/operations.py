@@ -40,11 +40,11 @@ def section(report_data: ReportData) -> doc.Section | None:
     rows = list_detailed_runs(report_data)
     names = name_runs(rows)
     row_of = {row["run_id"]: row for row in rows}
-    wanted = [run_id for run_id in _select_best_and_largest(curves) if run_id in row_of]
+    run_ids = [run_id for run_id in _select_best_and_largest(curves) if run_id in row_of]
     blocks = steps.make_blocks(report_data, curves)
     without: dict[str, list[str]] = {}  # reason -> runs
     bars: list[tuple[str, doc.Tags, Mapping[str, Any]]] = []
-    for number, run_id in enumerate(wanted[:MAX_PROFILED_RUNS]):
+    for number, run_id in enumerate(run_ids[:MAX_PROFILED_RUNS]):
         result, name, tags = report_data.result(run_id), names[run_id], doc.get_tags(row_of[run_id])
         if (profile := _get_profile(result)) is None:
             without.setdefault(_explain_missing_profile(result), []).append(name)
@@ -59,8 +59,8 @@ def section(report_data: ReportData) -> doc.Section | None:
     if bars:
         blocks.append(make_gpu_chart(bars))
     blocks += [doc.Paragraph(f"No operations of {'; '.join(runs)}: {reason}.") for reason, runs in without.items()]
-    if len(wanted) > MAX_PROFILED_RUNS:
-        text = f"Operations are shown for {MAX_PROFILED_RUNS} of the {len(wanted)} best and largest runs."
+    if len(run_ids) > MAX_PROFILED_RUNS:
+        text = f"Operations are shown for {MAX_PROFILED_RUNS} of the {len(run_ids)} best and largest runs."
         blocks.append(doc.Paragraph(text))
     blocks += _make_trace_table(report_data, rows, names)
     blocks += list_left_out_runs(report_data)

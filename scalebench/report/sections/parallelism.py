@@ -111,8 +111,10 @@ def _make_measured_cell(result: ParallelismResult, limits: bool) -> doc.Cell:
     if result.measured_s is None:
         return doc.Cell(str(result.row["status"]))
     estimate = estimate_of(result.row, RATE, "throughput")
-    taken = rate_to_seconds(result.row[RATE], estimate, result.row["global_batch"])
-    return doc.make_cell(doc.format_duration(taken.value, *(taken.limits if limits else (None, None))), taken.value)
+    seconds = rate_to_seconds(result.row[RATE], estimate, result.row["global_batch"])
+    return doc.make_cell(
+        doc.format_duration(seconds.value, *(seconds.limits if limits else (None, None))), seconds.value
+    )
 
 
 def _describe_place(comparison: ParallelismComparison, kind: str) -> str:
@@ -163,13 +165,18 @@ def stages_section(report_data: ReportData) -> doc.Section | None:
     rows = [row for row in list_detailed_runs(report_data) if row["status"] == "ok" and row["run_id"] in run_ids]
     if not rows:
         return None
-    names, made, paragraphs = name_runs(rows), [], []
+    names, table_rows, paragraphs = name_runs(rows), [], []
     for row in rows[:MAX_STAGED_RUNS]:
         name, result = names[row["run_id"]], report_data.result(row["run_id"])
-        made += [doc.Row([doc.Cell(name, name), *cells], doc.get_tags(row)) for cells in _make_stage_cells(result)]
+        table_rows += [
+            doc.Row([doc.Cell(name, name), *cells], doc.get_tags(row)) for cells in _make_stage_cells(result)
+        ]
         paragraphs.append(doc.Paragraph(f"{name}: {describe_bubble(result)}.", tags=doc.get_tags(row)))
     numeric = frozenset(("replica", "stage", *STAGE_FIGURES))
-    blocks: list[doc.Block] = [doc.Table("stages", "Stages", STAGE_COLUMNS, made, numeric, STAGES_CAPTION), *paragraphs]
+    blocks: list[doc.Block] = [
+        doc.Table("stages", "Stages", STAGE_COLUMNS, table_rows, numeric, STAGES_CAPTION),
+        *paragraphs,
+    ]
     if len(rows) > MAX_STAGED_RUNS:
         text = f"Shown are {MAX_STAGED_RUNS} of the {len(rows)} runs whose model was cut into stages."
         blocks.append(doc.Paragraph(text))

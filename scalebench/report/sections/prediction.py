@@ -48,11 +48,11 @@ CHECK_CAPTION = "Each measured number of devices, predicted from the smaller one
 
 def section(report_data: ReportData) -> doc.Section | None:
     """Return None if no strategy was measured on two numbers of devices."""
-    groups, left_out = doc.group_curves(report_data.curves, lambda members: any(map(_is_predictable, members)))
+    groups, notes = doc.group_curves(report_data.curves, lambda members: any(map(_is_predictable, members)))
     predictable = [curve for group in groups for curve in group.curves if _is_predictable(curve)][:MAX_PREDICTED]
     if not predictable:
         return None
-    blocks: list[doc.Block] = [*left_out]
+    blocks: list[doc.Block] = [*notes]
 
     def read(row: Mapping[str, Any]) -> Result:
         return report_data.result(str(row["run_id"]))
@@ -110,8 +110,8 @@ def make_table(predicted: PredictedGroup, counts: Sequence[int], table_id: str =
     extra = [*(["memory"] if has_memory else []), *(["device time per epoch"] if has_epochs else [])]
     measured = [[prediction.find_measured(count) for count in counts] for prediction, _ in forecasts]
     has_measured = any(rate is not None for rates in measured for rate in rates)
-    seen = ["measured"] if has_measured else []
-    columns = ["strategy", doc.DEVICES, "samples/s (95 %)", *seen, "efficiency", "limited by", *extra]
+    measured_head = ["measured"] if has_measured else []
+    columns = ["strategy", doc.DEVICES, "samples/s (95 %)", *measured_head, "efficiency", "limited by", *extra]
     rows = []
     for (prediction, forecast), rates in zip(forecasts, measured, strict=True):
         for i, rate in enumerate(rates):

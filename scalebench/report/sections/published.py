@@ -52,8 +52,8 @@ def _make_study_blocks(study: Study, rows: list[dict[str, Any]], report_data: Re
     yield doc.Paragraph(doc.join_sentences(study.title, f"source: {study.source}", machines, *study.notes))
     successful = report_data.pooled[report_data.pooled["status"] == "ok"]
     yield from _make_comparison(study, rows, plain_rows(successful))
-    groups, left_out = doc.group_curves(report_data.curves)
-    yield from left_out
+    groups, notes = doc.group_curves(report_data.curves)
+    yield from notes
     for group in groups:
         yield from _make_efficiency_chart(study, _match_group(rows, group, "efficiency"), group)
         yield from _make_speedup_charts(study, _match_group(rows, group, "speedup"), group)

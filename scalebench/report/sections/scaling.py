@@ -223,8 +223,8 @@ def side_by_side_section(report_data: ReportData) -> doc.Section | None:
     groups, _ = doc.group_curves(report_data.curves)
     blocks: list[doc.Block] = list(_make_model_charts(groups))
     for group in groups:
-        made: list[doc.Block] = [*_make_strategy_chart(group), *_make_pair_table(group, report_data)]
-        blocks += [*group.paragraphs, *made] if made else []
+        new_blocks: list[doc.Block] = [*_make_strategy_chart(group), *_make_pair_table(group, report_data)]
+        blocks += [*group.paragraphs, *new_blocks] if new_blocks else []
     return doc.Section("side-by-side", "Side by side", blocks) if blocks else None
 
 
@@ -271,14 +271,14 @@ def _make_model_chart(groups: Sequence[doc.CurveGroup]) -> Iterator[doc.Chart]:
         return
     count = max(several)
     bars = {name: places for name, places in by_count[count].items() if len(places) > 1}
-    drawn = list(bars.items())[:MAX_SERIES]
-    shown = [item for _, places in drawn for _, item in places]
-    column = _choose_column([row for _, row in shown], EFFICIENCY) if count > 1 else doc.THROUGHPUT
-    series = [_make_bars(name, places, column) for name, places in drawn]
+    first_bars = list(bars.items())[:MAX_SERIES]
+    items = [item for _, places in first_bars for _, item in places]
+    column = _choose_column([row for _, row in items], EFFICIENCY) if count > 1 else doc.THROUGHPUT
+    series = [_make_bars(name, places, column) for name, places in first_bars]
     figure, axis, about = FIGURES[column]
     title = f"{figure} by model on {format_count(count, 'device')}"
     left_out = f"the first {MAX_SERIES} of {len(bars)} strategies" if len(bars) > MAX_SERIES else ""
-    intervals = describe_curve_intervals([curve for curve, _ in shown])
+    intervals = describe_curve_intervals([curve for curve, _ in items])
     caption = doc.join_sentences(f"{about}, more is better", left_out, intervals)
     yield doc.Chart(groups[0].make_id("side-by-side", "model"), title, doc.Axis("model"), axis, series, "bars", caption)
 
@@ -315,24 +315,24 @@ def _make_pair_table(group: doc.CurveGroup, report_data: ReportData) -> Iterator
         return
     names = name_curves([rest for _, rest in by_row])
     first_rows = {ids: row for rows in reversed(by_row.values()) for ids, (_, row) in rows.items()}
-    base, *others = chosen = list(dict.fromkeys(ids for rows in by_row.values() for ids in rows))
-    heads = {ids: _describe_devices(ids, str(first_rows[ids]["run_id"]), report_data) for ids in chosen}
-    columns = ["strategy", doc.DEVICES, *(f"{heads[ids]}, samples/s" for ids in chosen)]
+    base, *others = choices = list(dict.fromkeys(ids for rows in by_row.values() for ids in rows))
+    heads = {ids: _describe_devices(ids, str(first_rows[ids]["run_id"]), report_data) for ids in choices}
+    columns = ["strategy", doc.DEVICES, *(f"{heads[ids]}, samples/s" for ids in choices)]
     columns += [f"{heads[ids]} / {heads[base]}" for ids in others]
-    made = []
+    table_rows = []
     for (gpus, rest), rows in by_row.items():
         cells = [doc.make_cell(names[rest]), doc.make_cell(str(gpus), gpus)]
-        cells += [tables.make_throughput_cell(rows[ids][1]) if ids in rows else doc.Cell("") for ids in chosen]
+        cells += [tables.make_throughput_cell(rows[ids][1]) if ids in rows else doc.Cell("") for ids in choices]
         for ids in others:
             ratio = None
             if ids in rows and base in rows:
                 ratio = decide_ratio(rows[ids][1], rows[base][1], report_data.configurations.estimate_ratio)
             cells.append(tables.make_ratio_cell(ratio))
-        made.append(doc.Row(cells, next(iter(rows.values()))[0].tags))
+        table_rows.append(doc.Row(cells, next(iter(rows.values()))[0].tags))
     about = "each choice of devices (hardware.device_ids) with its connections"
     caption = doc.join_sentences(about, "ratios: throughput over that of the first choice, with 95 % intervals")
     numeric = frozenset(columns[1:])
-    yield doc.Table(group.make_id("side-by-side", "pairs"), "Choices of devices", columns, made, numeric, caption)
+    yield doc.Table(group.make_id("side-by-side", "pairs"), "Choices of devices", columns, table_rows, numeric, caption)
 
 
 def _describe_devices(ids: str, run_id: str, report_data: ReportData) -> str:

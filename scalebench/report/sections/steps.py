@@ -132,8 +132,8 @@ def make_run_breakdown(result: Result) -> doc.Table:
             remark = ""
         if not phases:
             rows.append(("phases of sync", "-", "", timeline.reason or ""))
-    made = [doc.Row([doc.Cell(text) for text in row]) for row in rows]
-    return doc.Table("step", "Where the time of a step goes", RUN_COLUMNS, made, frozenset(RUN_COLUMNS[1:3]))
+    table_rows = [doc.Row([doc.Cell(text) for text in row]) for row in rows]
+    return doc.Table("step", "Where the time of a step goes", RUN_COLUMNS, table_rows, frozenset(RUN_COLUMNS[1:3]))
 
 
 def step_interval(result: Result) -> Estimate | None:
@@ -178,8 +178,8 @@ def make_blocks(report_data: ReportData, curves: Sequence[Curve]) -> list[doc.Bl
     if not curves:
         text = "Where the time of a step goes was not measured: these runs have no probes (measure.probes)."
         return [doc.Paragraph(text)]
-    groups, left_out = doc.group_curves(curves)
-    blocks: list[doc.Block] = [*left_out]
+    groups, notes = doc.group_curves(curves)
+    blocks: list[doc.Block] = [*notes]
     for group in groups:
         blocks += [*group.paragraphs, _make_chart(group), _make_table(report_data, group)]
     return blocks

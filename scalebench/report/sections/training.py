@@ -80,17 +80,17 @@ def _make_training_blocks(
     targets = sorted({training.target for training in trainings if training.target is not None})
     for target in targets:
         yield from _answer_target([training for training in trainings if training.target == target], names)
-    drawn = trainings[: doc.MAX_CURVES]
+    selection = trainings[: doc.MAX_CURVES]
     curves = {
         names[training.first_run["training_id"]]: (
             doc.get_tags(training.first_run),
             [report_data.result(row["run_id"]).quality.curve for row in training.by_seed[:MAX_SEEDS]],
         )
-        for training in drawn
+        for training in selection
     }
     yield from _make_training_charts(number, title, to_text(trainings[0].first_run["metric_name"]), curves, targets)
-    if len(drawn) < len(trainings):
-        yield doc.Paragraph(f"{len(drawn)} of {len(trainings)} trainings are drawn.")
+    if len(selection) < len(trainings):
+        yield doc.Paragraph(f"{len(selection)} of {len(trainings)} trainings are drawn.")
     yield make_training_table(f"training-{number}-ends", _add_label("Results of training", title), trainings, names)
 
 
@@ -242,15 +242,15 @@ def losses_section(report_data: ReportData) -> doc.Section | None:
 
 
 def _make_loss_blocks(report_data: ReportData, number: int, title: str, rows: list[RunRow]) -> Iterator[doc.Block]:
-    drawn = select_first_repeats(rows, doc.MAX_CURVES)
+    selection = select_first_repeats(rows, doc.MAX_CURVES)
     names = name_runs(rows)
-    losses = {row["run_id"]: compute_losses(report_data.result(row["run_id"])) for row in drawn}
-    epoch_samples = {row["run_id"]: report_data.result(row["run_id"]).workload.train_samples for row in drawn}
+    losses = {row["run_id"]: compute_losses(report_data.result(row["run_id"])) for row in selection}
+    epoch_samples = {row["run_id"]: report_data.result(row["run_id"]).workload.train_samples for row in selection}
 
     epochs_known, series = all(epoch_samples.values()), []
-    for row in drawn:
+    for row in selection:
         run, samples = losses[row["run_id"]], epoch_samples[row["run_id"]] or 1
-        x_values = [seen / samples for seen in run.samples] if epochs_known else run.samples
+        x_values = [count / samples for count in run.samples] if epochs_known else run.samples
         points = doc.downsample(run.make_points(x_values), MAX_CURVE_POINTS)
         x, y = [x for x, _ in points], [y for _, y in points]
         series.append(doc.Series(names[row["run_id"]], x, y, tags=doc.get_tags(row)))
@@ -258,9 +258,9 @@ def _make_loss_blocks(report_data: ReportData, number: int, title: str, rows: li
     loss = doc.Axis("training loss", from_zero=False)
     heading = _add_label(f"Loss over {kind}", title)
     yield doc.Chart(f"learning-{number}-{kind}", heading, doc.Axis(kind), loss, series, caption=LOSS_CAPTION)
-    yield _make_loss_table(number, title, drawn, names, losses, epoch_samples)
-    if len(drawn) < len(rows):
-        yield doc.Paragraph(f"{len(drawn)} of {len(rows)} configurations are drawn.")
+    yield _make_loss_table(number, title, selection, names, losses, epoch_samples)
+    if len(selection) < len(rows):
+        yield doc.Paragraph(f"{len(selection)} of {len(rows)} configurations are drawn.")
 
 
 def _make_loss_table(
@@ -271,7 +271,7 @@ def _make_loss_table(
     losses: dict[str, LossSeries],
     epoch_samples: dict[str, int | None],
 ) -> doc.Table:
-    made = []
+    table_rows = []
     for row in rows:
         name, run, samples = names[row["run_id"]], losses[row["run_id"]], epoch_samples[row["run_id"]]
         metric = f"{to_text(row['metric_name'])} {row['metric']:.4g}" if row["metric"] is not None else ""
@@ -283,10 +283,10 @@ def _make_loss_table(
             doc.Cell(f"{row['final_loss']:.4g}", row["final_loss"]),
             doc.Cell(metric, row["metric"]),
         ]
-        made.append(doc.Row(cells, doc.get_tags(row)))
+        table_rows.append(doc.Row(cells, doc.get_tags(row)))
     caption = _describe_lengths([row["stopped_by"] is not None for row in rows])
     heading = _add_label("Where training ended", title)
-    return doc.Table(f"learning-{number}-ends", heading, LOSS_COLUMNS, made, frozenset(LOSS_COLUMNS[1:]), caption)
+    return doc.Table(f"learning-{number}-ends", heading, LOSS_COLUMNS, table_rows, frozenset(LOSS_COLUMNS[1:]), caption)
 
 
 def _describe_lengths(to_stop: list[bool]) -> str:
