@@ -37,12 +37,8 @@ DIFFERING_COLUMNS = (
     *("bind", "layout", "transports", "optimizer", "learning_rate_rule", "base_batch", "learning_rate"),
     *("weight_decay", "accumulate", "target", "seed"),
 )
-CHOICE_COLUMNS = (
-    "model_options",
-    "device_ids",
-    "environment",
-    "train_options",
-)  # likewise; null, which is no choice, counts as a value
+# Likewise; null, which is no choice, counts as a value.
+CHOICE_COLUMNS = ("model_options", "device_ids", "environment", "train_options")
 
 THROUGHPUT_HEAD = "samples/s (95 %)"
 STATUS_CHIPS: dict[str, Literal["good", "off"]] = {"ok": "good", "unsupported": "off"}  # others are bad
@@ -138,12 +134,20 @@ def make_configuration_table(frame: pd.DataFrame, baseline_name: str | None = No
     baseline that the user named, whose speedups have columns of their own.
     """
     heading, varying = split_shared_columns(frame)
-    labels = {name: _make_setting_column(name) for name in [*varying, "strategy"]}
+
+    def make_setting_column(name: str) -> CellMaker:
+        return lambda row: make_cell(format_setting(row[name]))
+
+    def make_status_cell(row: dict[str, Any]) -> Cell:
+        status = to_text(row["status"])
+        return Cell(status, status, chip=STATUS_CHIPS.get(status, "bad"))
+
+    labels = {name: make_setting_column(name) for name in [*varying, "strategy"]}
     figures, notes = make_figure_columns(frame, varying, baseline_name), Footnotes()
     columns: dict[str, CellMaker] = {**labels, "gpus": figures.pop("gpus"), THROUGHPUT_HEAD: figures[THROUGHPUT_HEAD]}
     numeric = frozenset(["gpus", *figures])
     # These come before the other figures, so that they are visible before the table is scrolled.
-    columns |= {"status": _make_status_cell, "remarks": lambda row: notes.make_cell(list_remarks(row, explains=True))}
+    columns |= {"status": make_status_cell, "remarks": lambda row: notes.make_cell(list_remarks(row, explains=True))}
     columns |= {head: make for head, make in figures.items() if head not in columns}
     rows = [
         Row([make(row) for make in columns.values()], get_tags(row))
@@ -177,15 +181,6 @@ def make_figure_columns(frame: pd.DataFrame, varying: list[str], baseline_name: 
     if {"feed", "prefetch"} & set(varying) and frame["data_share"].notna().any():
         columns["data"] = _make_figure_column(lambda row, name: format_data_share(row), "data_share")
     return columns
-
-
-def _make_status_cell(row: dict[str, Any]) -> Cell:
-    status = to_text(row["status"])
-    return Cell(status, status, chip=STATUS_CHIPS.get(status, "bad"))
-
-
-def _make_setting_column(name: str) -> CellMaker:
-    return lambda row: make_cell(format_setting(row[name]))
 
 
 def _make_text_column(name: str) -> CellMaker:

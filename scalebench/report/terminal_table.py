@@ -59,18 +59,28 @@ class RunTable:
         numbers, notes = range(len(self.rows)), tables.Footnotes()
         marks = [notes.mark(self._list_remarks(number, wide)) for number in numbers]
         statuses = [" ".join([row["status"], *own]) for row, own in zip(self.rows, marks, strict=True)]
+        rates = [tables.format_throughput(row, notes_repeat=False) for row in self.rows]
         if wide:
-            figures = self._make_wide_figures()
+            makers = tables.make_figure_columns(self._frame, self._varying, self._baseline_name and "baseline")
+            columns = {clean_line(name): [make(row).text for row in self.rows] for name, make in makers.items()}
+            columns[tables.THROUGHPUT_HEAD] = rates
+            figures = {WIDE_HEADS.get(name, name): cells for name, cells in columns.items()}
             table = self._fit(numbers, figures, {"status": statuses}, sys.maxsize)
         else:
-            figures = self._make_figures()
+            pairs = list(zip(self.rows, self._kinds, strict=True))
+            figures = {
+                "devices": [str(row["gpus"]) for row in self.rows],
+                "samples/s": rates,
+                "speedup": [tables.format_ratio_and_limit(row, f"speedup_{kind}") for row, kind in pairs],
+                "efficiency": [tables.format_percent(row[f"efficiency_{kind}"]) for row, kind in pairs],
+            }
             table = self._fit(numbers, figures, {"status": statuses}, width)
             if table.width > width:
                 figures["speedup"] = [ratio.partition(" ")[0] for ratio in figures["speedup"]]
                 table = self._fit(numbers, figures, {"status": statuses}, width)
             if table.width > width and all(len(mark) == 1 for own in marks for mark in own):
-                pairs = zip(self.rows, marks, strict=True)
-                statuses = [f"{row['status']} {''.join(own)}".rstrip() for row, own in pairs]
+                statuses = [f"{row['status']} {''.join(own)}".rstrip()
+                            for row, own in zip(self.rows, marks, strict=True)]  # fmt: skip
                 table = self._fit(numbers, figures, {"status": statuses}, width)
         yield from self._arrange(table, winners, width)
         for mark, remark in notes.list_notes():
@@ -105,36 +115,19 @@ class RunTable:
         yield from (make_line(left + last) for lines in table.rows for left, last in lines)
 
     def _fit(self, numbers: Sequence[int], figures: Columns, last: Columns, width: int) -> TextTable:
-        """Return the table in the first layout that fits, else in the narrowest."""
+        """Return the table in the first layout that fits, else in the narrowest. It begins with number and name: the
+        strategy, and the settings by which rows differ."""
+        labels = [[row["strategy"], *_list_settings(row, self._varying)] for row in self.rows]
         for breaks, gap in LAYOUTS:
-            table = TextTable({**self._make_labels(numbers, breaks), **figures, **last}, {"#", *figures}, gap)
+            separator = "\n  " if breaks else " "
+            first = {
+                "#": [str(number + 1) for number in numbers],
+                "strategy": [separator.join(map(clean_line, labels[number])) for number in numbers],
+            }
+            table = TextTable({**first, **figures, **last}, {"#", *figures}, gap)
             if table.width <= width:
                 break
         return table
-
-    def _make_labels(self, numbers: Sequence[int], breaks: bool = False) -> dict[str, list[str]]:
-        """Return the columns of number and name: the strategy, and the settings by which rows differ."""
-        labels = [[row["strategy"], *_list_settings(row, self._varying)] for row in self.rows]
-        separator = "\n  " if breaks else " "
-        return {
-            "#": [str(number + 1) for number in numbers],
-            "strategy": [separator.join(map(clean_line, labels[number])) for number in numbers],
-        }
-
-    def _make_figures(self) -> dict[str, list[str]]:
-        rows = list(zip(self.rows, self._kinds, strict=True))
-        return {
-            "devices": [str(row["gpus"]) for row, _ in rows],
-            "samples/s": [tables.format_throughput(row, notes_repeat=False) for row, _ in rows],
-            "speedup": [tables.format_ratio_and_limit(row, f"speedup_{kind}") for row, kind in rows],
-            "efficiency": [tables.format_percent(row[f"efficiency_{kind}"]) for row, kind in rows],
-        }
-
-    def _make_wide_figures(self) -> dict[str, list[str]]:
-        makers = tables.make_figure_columns(self._frame, self._varying, self._baseline_name and "baseline")
-        columns = {clean_line(name): [make(row).text for row in self.rows] for name, make in makers.items()}
-        columns["samples/s (95 %)"] = [tables.format_throughput(row, notes_repeat=False) for row in self.rows]
-        return {WIDE_HEADS.get(name, name): cells for name, cells in columns.items()}
 
     def _list_remarks(self, number: int, wide: bool) -> list[str]:
         row, kinds = self.rows[number], self._kinds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -74,8 +75,16 @@ def render_page(report_data: ReportData, folder: Path, sections: list[doc.Sectio
         "page_js": _make_script(STRICT + "\n".join(map(read_asset, SCRIPTS))),
         "plotly_js": _make_script(_read_plotly(sections)),
     }
+    template = Environment(
+        loader=PackageLoader("scalebench.report.html", "assets"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: clean_text(value) if type(value) is str else value,  # not Markup, a class below it
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template("page.html")
     return str(
-        _load_template().render(
+        template.render(
             header=make_header(report_data, home.resolve(), folder.resolve()),
             sections=Renderer(sections, home.resolve(), folder.resolve()).make_views(),
             filters=list_filters(sections),
@@ -114,16 +123,9 @@ def make_title(frame: pd.DataFrame) -> str:
     rows = [row for row in rows if read_strategy_config(str(row["strategy"])).get("max_gpus") != 1] or rows
     gpus = sorted({int(row["gpus"]) for row in rows if row["gpus"] is not None})
     parts = [_list_names(rows, "strategy", "strategies"), _count_devices(gpus), _list_names(rows, "model", "models")]
-    parts.append(_format_day(max(str(row["started_at"] or "") for row in rows) if rows else ""))
+    with contextlib.suppress(ValueError):  # a record may have no time
+        parts.append(f"{datetime.fromisoformat(max(str(row['started_at'] or '') for row in rows)):%-d %b %Y}")
     return ", ".join(filter(None, parts)) or "No runs"
-
-
-def _format_day(time: str) -> str:
-    """Return `22 Nov 2026`; empty if the record has no time."""
-    try:
-        return f"{datetime.fromisoformat(time):%-d %b %Y}"
-    except ValueError:
-        return ""
 
 
 def _list_names(rows: Sequence[dict[str, Any]], column: str, plural: str) -> str:
@@ -183,15 +185,3 @@ def _make_script(text: str) -> Markup:
     if "</script" in text.lower() or "<!--" in text:
         raise ValueError("a script that contains the end of a script cannot be part of a page")
     return Markup(text.replace("\r\n", "\n"))
-
-
-def _load_template() -> Any:
-    environment = Environment(
-        loader=PackageLoader("scalebench.report.html", "assets"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=lambda value: clean_text(value) if type(value) is str else value,  # not Markup, a class below it
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html")
