@@ -39,14 +39,11 @@ def write(report_data: ReportData, path: Path) -> Path:
 def render_document(sections: Sequence[doc.Section], runs: int, home: Path, folder: Path) -> str:
     """Render a report for a file in `folder`; links of its cells are relative to `home`."""
     heading = f"# scalebench: {runs:,} {'run' if runs == 1 else 'runs'}"
-    parts = (part for section in sections for part in _render_section(section, home, folder))
-    return "\n\n".join([heading, *parts]) + "\n"
-
-
-def _render_section(section: doc.Section, home: Path, folder: Path) -> Iterator[str]:
-    yield f"## {escape(section.title)}"
-    for block in section.blocks:
-        yield from _render_block(block, home, folder)
+    parts = [heading]
+    for section in sections:
+        parts.append(f"## {escape(section.title)}")
+        parts += [part for block in section.blocks for part in _render_block(block, home, folder)]
+    return "\n\n".join(parts) + "\n"
 
 
 def _render_block(block: doc.Block, home: Path, folder: Path) -> Iterator[str]:
@@ -112,36 +109,29 @@ def _render_cell(cell: doc.Cell, home: Path, folder: Path) -> str:
 
 def _render_chart(chart: doc.Chart) -> str:
     """Render the series as columns if they share their x, else one below the other."""
-    places = _list_places(chart)
+    places = list(dict.fromkeys(x for series in chart.series for x in series.x))
+    if not any(isinstance(x, str) for x in places):
+        places.sort()
     longest = max((len(series.x) for series in chart.series), default=0)
     if len(places) <= min(MAX_CHART_ROWS, 2 * longest):
-        rows = [[_format_x(x, chart.x), *(_format_at(series, x, chart.y) for series in chart.series)] for x in places]
+        rows = []
+        for x in places:
+            row = [_format_x(x, chart.x)]
+            for series in chart.series:  # several points may be above each other
+                values = (_format_value(series, k, chart.y) for k, place in enumerate(series.x) if place == x)
+                row.append(", ".join(filter(None, values)))
+            rows.append(row)
         names = [escape(series.name) for series in chart.series]
         return make_table([escape(chart.x.title), *names], rows, [True] * (1 + len(names)))
-    max_points = MAX_CHART_ROWS // max(1, len(chart.series))
-    rows = [row for series in chart.series for row in _list_points(series, chart, max_points)]
-    columns = ["series", escape(chart.x.title), escape(chart.y.title)]
-    table = make_table(columns, rows, [False, True, True])
+    max_points = max(4, MAX_CHART_ROWS // max(1, len(chart.series)))
+    rows = []
+    for series in chart.series:
+        numbers = [(float(k), y) for k, y in enumerate(series.y) if y is not None]
+        for k in (int(number) for number, _ in doc.downsample(numbers, max_points)):
+            rows.append([escape(series.name), _format_x(series.x[k], chart.x), _format_value(series, k, chart.y)])
+    table = make_table(["series", escape(chart.x.title), escape(chart.y.title)], rows, [False, True, True])
     points = sum(len(series.x) for series in chart.series)
     return table if len(rows) == points else f"{table}\n\n{len(rows)} of {points:,} points."
-
-
-def _list_places(chart: doc.Chart) -> list[float | str]:
-    """List every x once, numbers in their order, texts in order of appearance."""
-    places = list(dict.fromkeys(x for series in chart.series for x in series.x))
-    return places if any(isinstance(x, str) for x in places) else sorted(places)
-
-
-def _list_points(series: doc.Series, chart: doc.Chart, max_points: int) -> Iterator[list[str]]:
-    numbers = [(float(k), y) for k, y in enumerate(series.y) if y is not None]
-    for k, _ in doc.downsample(numbers, max(4, max_points)):
-        x = series.x[int(k)]
-        yield [escape(series.name), _format_x(x, chart.x), _format_value(series, int(k), chart.y)]
-
-
-def _format_at(series: doc.Series, x: float | str, axis: doc.Axis) -> str:
-    """Format all values of a series at x, where several points may be above each other."""
-    return ", ".join(filter(None, (_format_value(series, k, axis) for k, place in enumerate(series.x) if place == x)))
 
 
 def _format_value(series: doc.Series, k: int, axis: doc.Axis) -> str:

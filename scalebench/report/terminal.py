@@ -182,7 +182,10 @@ def make_details(result: Result, folder: Path, case: AttributedRun | None = None
         return
     yield f"{folder}: {result.scale.strategy} gpus={result.scale.gpus}"
     remarks = [("model", text) for text in list_model_remarks(result)]
-    facts = [*list_headline(result), *list_training_facts(result), *remarks, *list_data_remarks(result)]
+    facts = [*list_headline(result), *list_training_facts(result), *remarks]
+    rate, data = throughput.throughput(result)[0], result.workload
+    reading = steps.describe_slow_reading(data.dataset, data.read_samples_per_s, "the training", rate)
+    facts += [] if reading is None else [("data", reading)]
     facts += list_program_facts(result)
     yield _make_fact_table([*facts, *list_files(result, folder)])
     yield from _with_titles(parallelism.make_stage_blocks(result))
@@ -233,16 +236,14 @@ def list_headline(result: Result) -> FactRows:
     if mfu is not None and peak is not None:
         peaks = f"{format_number(peak / TERA)} TFLOP/s, the peak of its devices at {result.workload.precision_used}"
         rows.append(("MFU", f"{format_percent(mfu)} of {peaks}"))
+    flags = throughput.find_drift(result, wanted_half_width(result))
+    steadiness = f"no: {', '.join(map(format_flag, flags))}" if flags else "yes, no drift detected"
+    if flags is None:
+        blocks = min((len(rank.block_s) for rank in result.ranks), default=0)
+        steadiness = f"unknown: {blocks} of the {MIN_BLOCKS} blocks that it takes; a larger measure.min_s gives more"
     if any("sigterm" in rank.settings_used for rank in result.ranks):
         rows.append(("step", SIGTERM_BROADCAST))
-    return [*rows, ("warm-up", _describe_warmup(result)), ("steady", _describe_steadiness(result))]
-
-
-def list_data_remarks(result: Result) -> FactRows:
-    """List what to know about a Dataset of the user's that was read before the run."""
-    rate, data = throughput.throughput(result)[0], result.workload
-    reading = steps.describe_slow_reading(data.dataset, data.read_samples_per_s, "the training", rate)
-    return [] if reading is None else [("data", reading)]
+    return [*rows, ("warm-up", _describe_warmup(result)), ("steady", steadiness)]
 
 
 def _describe_warmup(result: Result) -> str:
@@ -256,14 +257,6 @@ def _describe_warmup(result: Result) -> str:
         return f"its end was not found within {steps:,} steps; {left_out}"
     end_s = sum(first.warmup_block_s[: end // (first.warmup_block_steps or 1)])
     return f"over after {end:,} steps, {units.format_seconds(end_s)}; {left_out}"
-
-
-def _describe_steadiness(result: Result) -> str:
-    flags = throughput.find_drift(result, wanted_half_width(result))
-    if flags is None:
-        blocks = min((len(rank.block_s) for rank in result.ranks), default=0)
-        return f"unknown: {blocks} of the {MIN_BLOCKS} blocks that it takes; a larger measure.min_s gives more"
-    return f"no: {', '.join(map(format_flag, flags))}" if flags else "yes, no drift detected"
 
 
 def list_training_facts(result: Result) -> FactRows:
