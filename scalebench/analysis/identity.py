@@ -82,9 +82,9 @@ def comparison_keys(result: Result) -> tuple[str, str]:
         parts.append(result.machine.cpu_model)
     if result.quality.max_batch is not None:  # a search for the largest batch measures few steps
         parts.append("max_batch")
-    chosen = result.spec.get("strategy", {})
-    options = chosen.get("options")
-    strategy = [chosen.get("name"), options and normalize_options(options)]
+    spec = result.spec.get("strategy", {})
+    options = spec.get("options")
+    strategy = [spec.get("name"), options and normalize_options(options)]
     text, strategy_text = (_ENCODER.encode(part).decode() for part in (parts, strategy))
     return sys.intern(text), sys.intern(f"{text[:-1]},{strategy_text}]")
 
@@ -150,8 +150,14 @@ def training_key(result: Result) -> str:
     never taken for two seeds of one training."""
     tree = _workload({"dataset": {}, "hardware": {}, "train": {}, **result.spec}, ("gpus", "seed"), QUEUE_KEYS)
     scale = result.scale
-    ran = [scale.gpus, scale.nodes, scale.device, scale.framework_version, classify_machine(result.machine).fingerprint]
-    text = json.dumps([tree, ran], sort_keys=True)
+    place = [
+        scale.gpus,
+        scale.nodes,
+        scale.device,
+        scale.framework_version,
+        classify_machine(result.machine).fingerprint,
+    ]
+    text = json.dumps([tree, place], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

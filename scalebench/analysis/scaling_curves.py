@@ -146,20 +146,13 @@ def _split_repeated_counts(rows: list[dict[str, Any]]) -> list[list[dict[str, An
     by_baseline: dict[str | None, list[dict[str, Any]]] = {}
     for row in rows:
         by_baseline.setdefault(row["baseline_self_id"], []).append(row)
-    return [part for members in by_baseline.values() for part in _split_in_order(members)]
-
-
-def _split_in_order(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Return the first rows of each number of devices, then the second ones, and so on."""
-    parts: list[list[dict[str, Any]]] = []
-    counts: dict[int, int] = {}
-    for row in rows:
-        number = counts.get(row["gpus"], 0)
-        counts[row["gpus"]] = number + 1
-        if number == len(parts):
-            parts.append([])
-        parts[number].append(row)
-    return parts
+    parts: dict[tuple[str | None, int], list[dict[str, Any]]] = {}
+    for baseline, members in by_baseline.items():
+        counts = Counter[int]()
+        for row in members:  # the first rows of each number of devices, then the second ones, and so on
+            parts.setdefault((baseline, counts[row["gpus"]]), []).append(row)
+            counts[row["gpus"]] += 1
+    return list(parts.values())
 
 
 @dataclass(frozen=True)
@@ -280,12 +273,12 @@ def find_scaling_limit(curve: Curve, efficiency: float, against: str = "bare") -
         (row["gpus"], row[name], None if row[name] is None else _limits_over_repeats(row, name, against).low)
         for row in curve.rows
     ]
-    kept = [gpus for gpus, _, _ in itertools.takewhile(lambda figure: _is_at_least(figure[1], efficiency), figures)]
+    reached = [gpus for gpus, _, _ in itertools.takewhile(lambda figure: _is_at_least(figure[1], efficiency), figures)]
     certain = [gpus for gpus, _, _ in itertools.takewhile(lambda figure: _is_at_least(figure[2], efficiency), figures)]
-    regained = tuple(gpus for gpus, value, _ in figures[len(kept) :] if _is_at_least(value, efficiency))
+    regained = tuple(gpus for gpus, value, _ in figures[len(reached) :] if _is_at_least(value, efficiency))
     measured = [gpus for gpus, value, _ in figures if value is not None]
     return ScalingLimit(
-        efficiency, max(kept, default=None), max(certain, default=None), regained, max(measured, default=None)
+        efficiency, max(reached, default=None), max(certain, default=None), regained, max(measured, default=None)
     )
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.analysis.batch_size import make_batch_curves
-from scalebench.analysis.devices_or_batch import BatchGain, compare_devices_with_batch, list_batch_gains
+from scalebench.analysis.batches import BatchGain, compare_devices_with_batch, list_batch_gains, make_batch_curves
 from scalebench.analysis.load import frame_of_results
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.time_to_target import summarize_trainings

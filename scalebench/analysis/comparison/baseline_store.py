@@ -130,16 +130,16 @@ def find_baseline_folders(name: str, kinds: Iterable[MachineClass]) -> list[Path
 def find_history_folders(name: str) -> list[tuple[MachineClass, Path]]:
     """Return the folder that baseline `name`, or the only one saved where it is empty, has for each machine class.
 
-    InputError where there is none, or several names and none was chosen.
+    InputError where there is none, or several and no name.
     """
     stored = list_saved_baselines()
     names = sorted({each for _, several in stored for each in several})
     if not name and len(names) != 1:
         raise InputError(f"--history NAME: saved baselines in {store_folder()}: {', '.join(names) or 'none'}")
-    chosen = check_baseline_name(name or names[0])
-    if chosen not in names:
-        raise InputError(f"no baseline '{chosen}' in {store_folder()}; saved names: {', '.join(names) or 'none'}")
-    return [(kind, store_folder() / kind.fingerprint / chosen) for kind, several in stored if chosen in several]
+    name = check_baseline_name(name or names[0])
+    if name not in names:
+        raise InputError(f"no baseline '{name}' in {store_folder()}; saved names: {', '.join(names) or 'none'}")
+    return [(kind, store_folder() / kind.fingerprint / name) for kind, several in stored if name in several]
 
 
 def explain_missing_baseline(name: str, kinds: Iterable[MachineClass]) -> str:

@@ -18,6 +18,7 @@ Source of the split: Hinkley 1970, "Inference about the change-point in a sequen
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -95,7 +96,15 @@ class _Split:
 
 def find_changes(runs: Sequence[ComparedRun]) -> list[ConfigurationHistory]:
     """Return the history of each configuration in these runs, in the order of their first start."""
-    rows = [_split_into_sessions(row) for row in _group_runs(runs)]
+    # A row for each session of each configuration, of all framework versions: an upgrade is part of a history.
+    numbers = number_sessions(run.record for run in runs)
+    by_key: dict[str, dict[int, ComparisonRow]] = {}
+    for run in sorted(runs, key=lambda run: run.started):
+        sessions_of_key = by_key.setdefault(facts_key(run.facts.identity), {})
+        session = sessions_of_key.setdefault(numbers[run.run_id], ComparisonRow(run.facts.identity))
+        numbered = replace(run, session=numbers[run.run_id])
+        (session.unmeasured if run.rate is None else session.measured).append(numbered)
+    rows = [[sessions[number] for number in sorted(sessions)] for sessions in by_key.values()]
     splits = [split for number, sessions in enumerate(rows) for split in _test_splits(number, sessions)]
     adjusted = adjust_by_holm([split.ratio.p for split in splits if split.ratio.p is not None])
     labels = Labels([sessions[0] for sessions in rows], ())
@@ -107,24 +116,6 @@ def find_changes(runs: Sequence[ComparedRun]) -> list[ConfigurationHistory]:
         )
         for number, sessions in enumerate(rows)
     ]
-
-
-def _group_runs(runs: Sequence[ComparedRun]) -> list[ComparisonRow]:
-    """Return a row for each configuration with its runs of all framework versions: an upgrade is part of a history."""
-    numbers = number_sessions(run.record for run in runs)
-    by_key: dict[str, ComparisonRow] = {}
-    for run in sorted(runs, key=lambda run: run.started):
-        row = by_key.setdefault(facts_key(run.facts.identity), ComparisonRow(run.facts.identity))
-        (row.unmeasured if run.rate is None else row.measured).append(replace(run, session=numbers[run.run_id]))
-    return list(by_key.values())
-
-
-def _split_into_sessions(row: ComparisonRow) -> list[ComparisonRow]:
-    by_session: dict[int, ComparisonRow] = {}
-    for run in (*row.measured, *row.unmeasured):
-        session = by_session.setdefault(run.session, ComparisonRow(row.identity))
-        (session.unmeasured if run.rate is None else session.measured).append(run)
-    return [by_session[number] for number in sorted(by_session)]
 
 
 def _describe_session(session: ComparisonRow) -> SessionLevel:
@@ -149,15 +140,11 @@ def _test_splits(number: int, sessions: Sequence[ComparisonRow]) -> list[_Split]
     for size in sizes:
         sides = rates[:size], rates[size:]
         before, after = session_means(*sides)
-        squares = sum(_sum_squares([math.log(rate) for rate in side]) for side in session_means(*sides, False))
+        logs = [[math.log(rate) for rate in side] for side in session_means(*sides, False)]
+        squares = sum(statistics.pvariance(side) * len(side) for side in logs)
         tested = compare_independent(before, after, "sessions", confidence)
         splits.append(_Split(number, places[size], tested, squares))
     return splits
-
-
-def _sum_squares(values: Sequence[float]) -> float:
-    mean = math.fsum(values) / len(values)
-    return math.fsum((value - mean) ** 2 for value in values)
 
 
 def _choose_change(sessions: Sequence[ComparisonRow], splits: Sequence[tuple[_Split, float]]) -> Change | None:

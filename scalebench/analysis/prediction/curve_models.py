@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from scalebench.analysis.batch_size import fit_step_time
+from scalebench.analysis.batches import fit_step_time
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.prediction import link_rates, step_model
 from scalebench.analysis.prediction.extrapolation import MeasuredStep
@@ -47,31 +47,31 @@ def find_links(hardware: Hardware, rows: Sequence[Row], syncs: SyncsByLink | Non
     machine has all of its workers, however few its cores.
     """
     links = hardware.get("links") or {}
-    ran = max(-(-row["gpus"] // row["nodes"]) for row in rows)
-    per_node = hardware.get("gpus_per_node") or ran
+    most_in_a_node = max(-(-row["gpus"] // row["nodes"]) for row in rows)
+    per_node = hardware.get("gpus_per_node") or most_in_a_node
     kind = links.get("kind") or ("nvlink" if "nvlink" in str(links.get("intra_node")).lower() else "peer")
     if kind not in step_model.LINK_EFFICIENCIES:
         raise InputError(f"hardware.links.kind={kind} should be one of {', '.join(step_model.LINK_EFFICIENCIES)}")
     nominal = (float(links.get(name) or 0) or None for name in ("intra_node_bytes_per_s", "inter_node_bytes_per_s"))
-    per_node = per_node if syncs is None else max(per_node, ran)
+    per_node = per_node if syncs is None else max(per_node, most_in_a_node)
     if hardware.get("this_machine") and hardware.get("devices") == "cpu" and hardware.get("max_nodes") == 1:
         per_node = math.inf
-    made = step_model.make_links(per_node, kind, *nominal)
-    made = replace(
-        made,
-        latency_s=float(links.get("intra_node_latency_s") or made.latency_s),
-        network_latency_s=float(links.get("inter_node_latency_s") or made.network_latency_s),
+    all_links = step_model.make_links(per_node, kind, *nominal)
+    all_links = replace(
+        all_links,
+        latency_s=float(links.get("intra_node_latency_s") or all_links.latency_s),
+        network_latency_s=float(links.get("inter_node_latency_s") or all_links.network_latency_s),
         oversubscription=float(links.get("oversubscription") or 1.0),
     )
     for row in rows:
         rate = link_rates.fit_link_rate((syncs or {}).get(link_rates.link_key(row), ()))
         if rate is not None:
-            prefix, shared_by = ("", 1.0) if row["nodes"] == 1 else ("network_", made.oversubscription)
+            prefix, shared_by = ("", 1.0) if row["nodes"] == 1 else ("network_", all_links.oversubscription)
             measured: dict[str, Any] = {f"{prefix}bytes_per_s": rate.bytes_per_s * shared_by}
             if rate.latency_s is not None:
                 measured[f"{prefix}latency_s"] = rate.latency_s
-            made = replace(made, **measured)
-    return made
+            all_links = replace(all_links, **measured)
+    return all_links
 
 
 def make_step_model(rows: Sequence[Row], links: Links, read: ReadRecord, batch_rows: Sequence[Row] = ()) -> StepModel:
@@ -95,10 +95,12 @@ def make_step_model(rows: Sequence[Row], links: Links, read: ReadRecord, batch_r
         raise InputError(f"how many bytes it sends is not known: measure gpus={2 * last['gpus']}")
     model = StepModel(
         1.0, links, kind, float(size), max(1, len(sizes)), pass_s=_half_batch(batch_rows),
-        optimizer_s=_first(rows, "optimizer_s"), backward_share=_backward_share(rows), host_sample_s=host_sample_s,
-        nodes_share_cores=shares_cores,
+        optimizer_s=_first(rows, "optimizer_s"), host_sample_s=host_sample_s, nodes_share_cores=shares_cores,
         shards=int((spec.get("strategy", {}).get("options") or {}).get("shards") or 0),
     )  # fmt: skip
+    forward_s, backward_s = _first(rows, "forward_s"), _first(rows, "backward_s")
+    if forward_s and backward_s:
+        model = replace(model, backward_share=backward_s / (forward_s + backward_s))
     if read(last).scale.device == "cpu":  # where it takes the cores that compute
         model = replace(model, overlap=0.0, computes_on_host=True)
     return _add_measured_overlap(model, rows)
@@ -124,11 +126,6 @@ def _add_measured_overlap(model: StepModel, rows: Sequence[Row]) -> StepModel:
 def _first(rows: Sequence[Row], name: str) -> float:
     """Return the first measured value, 0 at least; 0 where there is none."""
     return max(0.0, next((float(row[name]) for row in rows if row[name] is not None), 0.0))
-
-
-def _backward_share(rows: Sequence[Row]) -> float:
-    forward, backward = _first(rows, "forward_s"), _first(rows, "backward_s")
-    return backward / (forward + backward) if forward and backward else step_model.BACKWARD_SHARE
 
 
 def _half_batch(rows: Sequence[Row]) -> float:

@@ -23,7 +23,7 @@ from scalebench.analysis.prediction.extrapolation import (
     load_limits,
 )
 from scalebench.analysis.prediction.link_rates import ReadRecord, Row, SyncsByLink, group_syncs_by_link
-from scalebench.analysis.prediction.step_model import HSDP, SHARDED, ZERO1, FloatArray, Links, count_shards
+from scalebench.analysis.prediction.step_model import HSDP, SHARDED, ZERO1, FloatArray, count_shards
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core.errors import InputError
 from scalebench.core.machine.peak_flops import find_peak_flops
@@ -156,7 +156,7 @@ class CurvePrediction:
             seconds = seconds * np.exp([self.siblings.get(int(count), 0.0) for count in devices])
         fast, slow = self._limits(devices, batch)
         rate = devices * batch / seconds
-        per_device, seen = (point.batch / self._step_s(point) for point in (self.points[0], self.points[-1]))
+        per_device, last_rate = (point.batch / self._step_s(point) for point in (self.points[0], self.points[-1]))
         fits, memory = self._memory(devices, batch)
         total_s = parts.step_s
         losses = np.stack([np.full_like(devices, SMALL_LOSS), parts.sync_s / total_s, parts.growth_s / total_s,
@@ -164,8 +164,8 @@ class CurvePrediction:
         last = self.curve.rows[-1]
         epoch = math.nan if last["epoch_s"] is None else last["epoch_s"] * last[RATE]
         efficiency = rate / devices / per_device
-        seen = max(1.0, seen / per_device)  # nothing superlinear is predicted
-        most = np.where(devices > self.points[-1].devices, np.maximum(seen, efficiency), math.inf)
+        highest = max(1.0, last_rate / per_device)  # nothing superlinear is predicted
+        most = np.where(devices > self.points[-1].devices, np.maximum(highest, efficiency), math.inf)
         hours = devices * epoch / rate / 3600
         fits = np.where(devices > self.max_devices, 0.0, fits)
         return Forecast(devices, batch, rate, rate / slow, rate / fast, efficiency, efficiency / slow,
@@ -223,16 +223,17 @@ class CurvePrediction:
             if point.devices <= most and (rate := self.find_measured(point.devices)) is not None:
                 low = (row["throughput_low"] or rate) / point.devices * self.points[0].step_s / self.points[0].batch
                 is_sure[point.devices - first] = low >= share - 1e-9
-        surely = _count_kept(forecast.devices, is_sure)
-        by_figures = _count_kept(forecast.devices, forecast.efficiency >= share - 1e-9)
+
+        def last_before_failure(holds: Any) -> int | None:
+            count = len(holds) if holds.all() else int(np.argmin(holds))
+            return int(forecast.devices[count - 1]) if count else None
+
         doubled = rates[first::2]  # at twice the devices
         poor = doubled < MIN_DOUBLING_GAIN * rates[: len(doubled)]
-        return Reach(surely, by_figures, int(forecast.devices[np.argmax(poor)]) if poor.any() else None)
-
-
-def _count_kept(devices: FloatArray, kept: Any) -> int | None:
-    count = len(devices) if kept.all() else int(np.argmin(kept))
-    return int(devices[count - 1]) if count else None
+        return Reach(
+            last_before_failure(is_sure), last_before_failure(forecast.efficiency >= share - 1e-9),
+            int(forecast.devices[np.argmax(poor)]) if poor.any() else None,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -260,9 +261,9 @@ def predict_curves(
     for curve in curves:
         group = groups.setdefault(tuple(curve.group.items()), PredictedGroup(curve.group, [], {}))
         try:
-            made = _predict_curve(curve, among, read, syncs, limits, hardware, batch, curve.rows)
+            prediction = _predict_curve(curve, among, read, syncs, limits, hardware, batch, curve.rows)
             siblings = {} if hardware is not None else measure_siblings(curve, among, read)
-            group.predictions.append(replace(made, siblings=siblings))
+            group.predictions.append(replace(prediction, siblings=siblings))
         except InputError as error:
             group.reasons[curve.name] = str(error)
     return list(groups.values())
@@ -270,16 +271,22 @@ def predict_curves(
 
 def _predict_curve(
     curve: Curve, curves: Sequence[Curve], read: ReadRecord, syncs: SyncsByLink, limits: ErrorLimits,
-    hardware: Hardware | None, batch: float | None, ran: Sequence[Row],
+    hardware: Hardware | None, batch: float | None, measured_rows: Sequence[Row],
 ) -> CurvePrediction:  # fmt: skip
     own: Hardware = read(curve.rows[-1]).spec.get("hardware") or {}
-    links = find_links(own, ran, syncs)
+    links = find_links(own, measured_rows, syncs)
     points, remarks = list_points(curve), []
     batches = find_batch_rows(curve, curves)
     model = make_step_model(curve.rows, links, read, batches)
     target = links if hardware is None else find_links(hardware, curve.rows)
-    _require_links(target, len(points), hardware, str(own.get("name")))
-    drawn = extrapolate(model, points)
+    if target.bytes_per_s is None and target.network_bytes_per_s is None:
+        if hardware is not None:
+            name = hardware.get("name")
+            raise InputError(f"hardware {name} has no links: set links.inter_node_bytes_per_s in its YAML")
+        if len(points) < 2:
+            name = own.get("name")
+            raise InputError(f"hardware {name} has no links, and none was measured: measure gpus=2, or --hardware NAME")
+    extrapolation = extrapolate(model, points)
     network_known = any(row["nodes"] > 1 for row in curve.rows) and hardware is None
     if batch is not None and len(batches) < 2 and batch != points[-1].batch:
         remarks.append(
@@ -289,17 +296,21 @@ def _predict_curve(
         remarks.append("what a smaller batch costs was not measured: sweep=batches shows it")
     if hardware is not None:
         speed = _compare_devices(curve.rows[-1], hardware, read)
-        own_s = {name: getattr(drawn.model, name) / (speed or 1) for name in ("sample_s", "pass_s", "optimizer_s")}
-        own_s["host_sample_s"] = drawn.model.host_sample_s * _compare_cores(own, hardware)
+        own_s = {
+            name: getattr(extrapolation.model, name) / (speed or 1) for name in ("sample_s", "pass_s", "optimizer_s")
+        }
+        own_s["host_sample_s"] = extrapolation.model.host_sample_s * _compare_cores(own, hardware)
         shared = bool(hardware.get("nodes_share_cores"))
-        drawn = replace(drawn, model=replace(drawn.model, links=target, nodes_share_cores=shared, **own_s), slope=None)
+        model = replace(extrapolation.model, links=target, nodes_share_cores=shared, **own_s)
+        extrapolation = replace(extrapolation, model=model, slope=None)
         devices = f"{speed:.3g} times as fast, by their peak FLOP/s," if speed else "as fast"
         devices = f"devices {devices} as those measured"
         if own.get("devices") == "cpu" != hardware.get("devices"):
             devices = "but computation at the pace of the CPU workers measured: on its GPUs synchronization weighs more"
         remarks.append(f"nodes, links and memory of {hardware.get('name')}; {devices}")
     strategy = read(curve.rows[-1]).spec.get("strategy") or {}
-    return CurvePrediction(curve, drawn, hardware or own, strategy, limits, network_known, hardware is not None, batch,
+    is_other = hardware is not None
+    return CurvePrediction(curve, extrapolation, hardware or own, strategy, limits, network_known, is_other, batch,
                            tuple(remarks))  # fmt: skip
 
 
@@ -321,15 +332,6 @@ def _compare_cores(measured: Hardware, other: Hardware) -> float:
     return float((measured.get("cpus_per_node") or 0) / cores) if cores else 0.0
 
 
-def _require_links(links: Links, points: int, hardware: Hardware | None, own_name: str) -> None:
-    if links.bytes_per_s is not None or links.network_bytes_per_s is not None:
-        return
-    if hardware is not None:
-        raise InputError(f"hardware {hardware.get('name')} has no links: set links.inter_node_bytes_per_s in its YAML")
-    if points < 2:
-        raise InputError(f"hardware {own_name} has no links, and none was measured: measure gpus=2, or --hardware NAME")
-
-
 def find_batch_rows(curve: Curve, curves: Iterable[Curve]) -> list[Row]:
     """Return rows of this strategy and workload on the fewest devices, one for each batch."""
 
@@ -344,12 +346,13 @@ def find_batch_rows(curve: Curve, curves: Iterable[Curve]) -> list[Row]:
 
 
 def _predict_alone(
-    curve: Curve, ran: Sequence[Row], read: ReadRecord, batch: float | None = None
+    curve: Curve, measured_rows: Sequence[Row], read: ReadRecord, batch: float | None = None
 ) -> CurvePrediction | None:
-    """Predict a curve from its own rows, on nodes with as many devices as `ran` had; None where they say too little."""
+    """Predict a curve from its own rows, on nodes with as many devices as `measured_rows` have; None where they say too
+    little."""
     syncs = group_syncs_by_link(curve.rows, read)
     try:
-        return _predict_curve(curve, [curve], read, syncs, load_limits(), None, batch, ran)
+        return _predict_curve(curve, [curve], read, syncs, load_limits(), None, batch, measured_rows)
     except InputError:
         return None
 
@@ -363,13 +366,13 @@ def measure_siblings(curve: Curve, curves: Iterable[Curve], read: ReadRecord) ->
 
     errors: dict[int, list[float]] = {}
     for other in curves:
-        seen = replace(other, rows=[row for row in other.rows if row["gpus"] in curve.gpus])
-        if kind(other) != kind(curve) or other.group["model"] == curve.group["model"] or seen.gpus != curve.gpus:
+        part = replace(other, rows=[row for row in other.rows if row["gpus"] in curve.gpus])
+        if kind(other) != kind(curve) or other.group["model"] == curve.group["model"] or part.gpus != curve.gpus:
             continue
-        if (made := _predict_alone(seen, other.rows, read)) is None:
+        if (prediction := _predict_alone(part, other.rows, read)) is None:
             continue
-        for row in other.rows[len(seen.rows) :]:
-            rate = float(made.forecast([row["gpus"]]).throughput[0])
+        for row in other.rows[len(part.rows) :]:
+            rate = float(prediction.forecast([row["gpus"]]).throughput[0])
             errors.setdefault(row["gpus"], []).append(math.log(rate / row[RATE]))
     return {count: float(np.median(each)) * len(each) / (len(each) + 1) for count, each in errors.items()
             if count > curve.gpus[-1]}  # fmt: skip
@@ -406,10 +409,10 @@ def check_curves(curves: Iterable[Curve], read: ReadRecord) -> list[Check]:
     for curve in curves:
         for count, row in enumerate(curve.rows[1:], 1):
             batch = row["global_batch"] / row["gpus"]
-            made = _predict_alone(replace(curve, rows=curve.rows[:count]), curve.rows, read, batch)
-            if made is not None:
-                scale = float(made.extrapolation.error_scale(row["gpus"], batch, made.knows_network))
-                checks.append(Check(curve, made.points, row, made.forecast([row["gpus"]]).rate(0), scale))
+            prediction = _predict_alone(replace(curve, rows=curve.rows[:count]), curve.rows, read, batch)
+            if prediction is not None:
+                scale = float(prediction.extrapolation.error_scale(row["gpus"], batch, prediction.knows_network))
+                checks.append(Check(curve, prediction.points, row, prediction.forecast([row["gpus"]]).rate(0), scale))
     return checks
 
 
@@ -451,8 +454,8 @@ def suggest_measurement(prediction: CurvePrediction, devices: int) -> Suggestion
         if not last < count < devices <= prediction.max_devices or math.isnan(batch):
             continue
         point = MeasuredStep(count, batch, float(prediction.extrapolation.step_s(count, batch)))
-        drawn = replace(prediction.extrapolation, points=(*prediction.points, point))
-        after = _width(replace(prediction, extrapolation=drawn), devices)
+        extrapolation = replace(prediction.extrapolation, points=(*prediction.points, point))
+        after = _width(replace(prediction, extrapolation=extrapolation), devices)
         best = min(best, Suggestion(count, before, after), key=lambda each: each.after)
     return best if best.devices > last else None
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from scalebench.analysis import devices_or_batch
-from scalebench.analysis.batch_size import (
+from scalebench.analysis.batches import (
     BATCH,
     SATURATION_SHARE,
+    BatchGain,
+    DevicesOrBatch,
     SaturatingBatch,
     StepFit,
     batch_and_step_s,
+    compare_devices_with_batch,
     find_saturating_batch,
     fit_step_time,
+    list_batch_gains,
     make_batch_curves,
 )
-from scalebench.analysis.devices_or_batch import BatchGain, DevicesOrBatch
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
@@ -220,10 +222,10 @@ def _describe_doubt(point: SaturatingBatch, curve: Curve) -> str:
 def devices_or_batch_section(report_data: ReportData) -> doc.Section | None:
     """Return None if nothing was measured both ways, and no strategy with two batches on several devices."""
     estimate_ratio, outcomes = report_data.configurations.estimate_ratio, summarize_trainings(report_data.frame)
-    pairs = devices_or_batch.compare_devices_with_batch(report_data.curves, estimate_ratio, outcomes)
+    pairs = compare_devices_with_batch(report_data.curves, estimate_ratio, outcomes)
     groups, notes = doc.group_curves(make_batch_curves(report_data.curves))
     gains = [(curve, gain) for group in groups for curve in group.curves
-             for gain in devices_or_batch.list_batch_gains(curve)]  # fmt: skip
+             for gain in list_batch_gains(curve)]  # fmt: skip
     if not pairs and not gains:
         return None
     blocks: list[doc.Block] = [*_make_choice_answers(pairs)]

@@ -1,12 +1,14 @@
-"""Curves over the batch of a device: the saturating batch, from which more samples per step bring nearly nothing, and
-the fixed cost of a step.
+"""Batches: the saturating batch of a device, from which more samples per step bring nearly nothing, and the fixed cost
+of a step; N devices of b samples beside one device of N * b; and how much of a larger batch's gain comes from
+synchronizing gradients less often.
 
-A curve is the rows of the pooled frame that are one configuration on one number of devices, measured with several
-batches.
+A curve over batches is the rows of the pooled frame that are one configuration on one number of devices, measured with
+several batches.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +16,21 @@ from typing import Any
 
 import numpy as np
 
+from scalebench.analysis import identity
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import Key, curve_key, name_curves
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
-from scalebench.analysis.verdicts import decide_ratio
-from scalebench.core.stats.estimate_arithmetic import LeastSquares, fit_least_squares
-from scalebench.core.stats.estimates import CONFIDENCE, student_t
+from scalebench.analysis.time_to_target import TrainingOutcome, mean_of_factors
+from scalebench.analysis.verdicts import decide_ratio, estimate_of, explain_no_verdict
+from scalebench.core.stats.estimate_arithmetic import (
+    LeastSquares,
+    combine,
+    estimate_around,
+    fit_least_squares,
+    rate_to_seconds,
+)
+from scalebench.core.stats.estimates import CONFIDENCE, Estimate, student_t
 from scalebench.core.units import format_count
 
 BATCH = "batch_per_device"
@@ -192,3 +202,117 @@ def _ratio_limits(fit: LeastSquares) -> tuple[float, float] | None:
     middle = ratio - (g * v12 / v22 if v22 > 0 else 0.0)
     reach = t / beta * math.sqrt(max(0.0, inner))
     return (middle - reach) / (1 - g), (middle + reach) / (1 - g)
+
+
+@dataclass(frozen=True)
+class DevicesOrBatch:
+    """N devices of b samples (`many_devices`) and one device of N * b (`one_device`): the same samples and as many
+    steps in an epoch. With `same_strategy` the one device runs the strategy itself, else its bare baseline.
+
+    `throughput` is that of N devices over that of one. `trainings` are both over their seeds, None if they had no
+    target, or different ones. `time_ratio` is the one device's seconds to the target over those of N devices, None
+    unless every seed of both reached it, and they share one; seeds are paired. Limits are 95 %, over repeats and over
+    seeds, of which it takes three.
+    """
+
+    many_devices: Row
+    one_device: Row
+    same_strategy: bool
+    throughput: Estimate
+    trainings: tuple[TrainingOutcome, TrainingOutcome] | None
+    time_ratio: Estimate | None
+
+
+@dataclass(frozen=True)
+class BatchGain:
+    """One batch of a device and the next larger one, on as many devices; seconds of an epoch.
+
+    `predicted` is the exposed sync of a step times the steps of an epoch, before minus after; None without probes.
+    `measured` is the time of the epoch before minus after, with limits over repeats. Above 0: the larger batch is
+    faster.
+    """
+
+    before: Row
+    after: Row
+    predicted: Estimate | None
+    measured: Estimate | None
+
+    @property
+    def share(self) -> float | None:
+        """The share of the gain that less frequent synchronization explains; None if there is surely no gain."""
+        if self.predicted is None or self.measured is None or self.measured.low <= 0:
+            return None
+        return self.predicted.value / self.measured.value
+
+
+def compare_devices_with_batch(
+    curves: Iterable[Curve], estimate_ratio: EstimateRatio, outcomes: Iterable[TrainingOutcome] = ()
+) -> list[DevicesOrBatch]:
+    """Compare N devices with one device at the same global batch, on scaling curves and the trainings of the same runs.
+
+    In weak scaling only: in strong scaling every speedup is such a comparison. Throughput is that of the first of
+    several seeds, the time to the target that of all.
+    """
+    pairs = ((curve, row) for curve in curves for row in curve.rows)
+    rows: list[tuple[Curve, Row]] = [(curve, row) for curve, row in pairs if row["scaling"] != "strong"]
+    strategy_of = {row["run_id"]: row["strategy"] for _, row in rows}
+    self_rows: dict[Key, Row] = {}
+    bare_rows: dict[Key, Row] = {}
+    several: dict[Key, tuple[Curve, Row]] = {}
+    for curve, row in rows:
+        work = identity.global_batch_key(row, curve.group)
+        if row["gpus"] == 1:
+            self_rows.setdefault((work, identity.column_key(row, identity.DEVICES_OR_BATCH_COLUMNS)), row)
+            bare_rows.setdefault((work, row["strategy"], identity.column_key(row, identity.BARE_BASELINE_COLUMNS)), row)
+        else:
+            several.setdefault((work, identity.column_key(row, identity.TRAINED_COLUMNS), row["gpus"]), (curve, row))
+    comparisons, trained = [], {str(outcome.first_run["training_id"]): outcome for outcome in outcomes}
+    for curve, row in several.values():
+        work, bare_strategy = identity.global_batch_key(row, curve.group), strategy_of.get(row["baseline_bare_id"])
+        same = self_rows.get((work, identity.column_key(row, identity.DEVICES_OR_BATCH_COLUMNS)))
+        bare = bare_rows.get((work, bare_strategy, identity.column_key(row, identity.BARE_BASELINE_COLUMNS)))
+        for single, same_strategy in ((same, True), (None if bare is same else bare, False)):
+            if single is not None:
+                throughput = decide_ratio(row, single, estimate_ratio)
+                left, right = (trained.get(str(each.get("training_id"))) for each in (row, single))
+                has_target = left is not None and right is not None and left.target is not None
+                trainings = (left, right) if left and right and has_target and left.target == right.target else None
+                time_ratio = None if trainings is None else _time_ratio(*trainings)
+                comparisons.append(DevicesOrBatch(row, single, same_strategy, throughput, trainings, time_ratio))
+    return comparisons
+
+
+def _time_ratio(many: TrainingOutcome, single: TrainingOutcome) -> Estimate | None:
+    if any(outcome.reached < outcome.seeds or not all(outcome.target_s.values()) for outcome in (many, single)):
+        return None  # after 0 s: the first step, whose seconds do not count, was enough
+    ratios = [single.target_s[seed] / many.target_s[seed] for seed in single.target_s if seed in many.target_s]
+    return mean_of_factors(ratios) if ratios else None
+
+
+def list_batch_gains(curve: Curve) -> Iterator[BatchGain]:
+    """Yield the gains along a curve over batches; none on one device, which synchronizes nothing."""
+    for before, after in itertools.pairwise(curve.rows):
+        if before["gpus"] > 1:
+            differences = []
+            for seconds_of in (_sync_s_per_epoch, _epoch_s):
+                both = {"before": seconds_of(before), "after": seconds_of(after)}
+                present = {name: seconds for name, seconds in both.items() if seconds is not None}
+                differences.append(combine({"before": 1.0, "after": -1.0}, present) if len(present) == 2 else None)
+            yield BatchGain(before, after, *differences)
+
+
+def _sync_s_per_epoch(row: Row) -> Estimate | None:
+    sync_s, steps = row["sync_exposed_s"], row["steps_per_epoch"]
+    if sync_s is None or not steps:
+        return None
+    per_step = estimate_of(row, "sync_exposed_s")
+    limits = None if per_step is None else Estimate(*(steps * s for s in (per_step.value, per_step.low, per_step.high)))
+    return estimate_around(steps * sync_s, limits)
+
+
+def _epoch_s(row: Row) -> Estimate | None:
+    epoch_s = row["epoch_s"]
+    if epoch_s is None or not math.isfinite(epoch_s):
+        return None
+    limits = None if explain_no_verdict(row) else estimate_of(row, RATE, "throughput")
+    return rate_to_seconds(row[RATE], limits, epoch_s * row[RATE])
