@@ -61,7 +61,7 @@ def format_comparison(comparison: Comparison, width: int = WIDTH) -> str:
     console = rich.console.Console(file=out, width=width, highlight=False, color_system=None)
     for contrast in comparison.contrasts:
         table = make_table(contrast)
-        console.print(terminal_table.make_rich_table(table, table.title))
+        console.print(terminal_table.make_rich_table(table, table.title), crop=False)
     for line in list_sentences(comparison):
         console.print(clean_line(line), markup=False, soft_wrap=True)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"

@@ -124,8 +124,15 @@ def _make_figure(chart: doc.Chart, styles: Sequence[LineStyle], figure_type: Any
     across, up = ("y", "x") if chart.kind == "stacked" else ("x", "y")  # bars of a stack lie
     _set_axis(axes, across, chart.x, xs)
     _set_axis(axes, up, chart.y, ys)
-    handles = _draw_series(axes, chart, visible)
-    _start_at_zero(axes, chart)
+    if chart.kind == "lines":
+        handles = [_draw_line(axes, series, style) for series, style in visible]
+    else:
+        handles = (_draw_stack if chart.kind == "stacked" else _draw_bars)(axes, chart, visible)
+    if chart.kind != "stacked":
+        if chart.y.from_zero and axes.get_yscale() == "linear" and axes.get_ylim()[0] > 0:
+            axes.set_ylim(bottom=0)
+        if chart.kind == "bars" and axes.get_ylim()[0] < 0:
+            axes.axhline(0, color="black", linewidth=0.6)
     axes.set_title(title)
     # matplotlib leaves out labels that begin with an underscore.
     names = [clean_line(series.name) for series, _ in visible]
@@ -172,22 +179,6 @@ def _set_axis(axes: Any, which: str, axis: doc.Axis, figures: Iterable[float]) -
         side.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     if axis.percent:
         side.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
-
-
-def _start_at_zero(axes: Any, chart: doc.Chart) -> None:
-    if chart.kind == "stacked":
-        return
-    if chart.y.from_zero and axes.get_yscale() == "linear" and axes.get_ylim()[0] > 0:
-        axes.set_ylim(bottom=0)
-    if chart.kind != "lines" and axes.get_ylim()[0] < 0:
-        axes.axhline(0, color="black", linewidth=0.6)
-
-
-def _draw_series(axes: Any, chart: doc.Chart, visible: StyledSeries) -> list[Any]:
-    """Draw the series, and return their handles for a legend."""
-    if chart.kind == "lines":
-        return [_draw_line(axes, series, style) for series, style in visible]
-    return _draw_stack(axes, chart, visible) if chart.kind == "stacked" else _draw_bars(axes, chart, visible)
 
 
 def _get_colour(style: LineStyle) -> str:

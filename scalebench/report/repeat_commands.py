@@ -73,19 +73,15 @@ def make_baseline_commands(frame: pd.DataFrame, unreadable: Unreadable | None = 
     rows = [row for row in plain_rows(frame.sort_values(SORT_COLUMNS)) if find_missing_baselines(row)]
     counts: dict[tuple[str, str], dict[str, None]] = {}  # of devices, by the text around them
     for row in rows:
-        head, *rest = DEVICE_COUNT.split(_make_baseline_command(row, unreadable), maxsplit=1)
+        overrides = _read_overrides(row, unreadable)
+        if any(override.startswith("repeat=") for override in overrides) and _uses_measure_repeats(row):
+            overrides = [override for override in overrides if not override.startswith("repeat=")]
+        # With these, the same sweep would leave out the same baselines again.
+        overrides = [override for override in overrides if override not in ("baseline=bare", "baseline=none")]
+        head, *rest = DEVICE_COUNT.split(_join_command(_add_missing(overrides, row), row), maxsplit=1)
         counts.setdefault((head, "".join(rest[1:])), {}).update(dict.fromkeys(rest[:1]))
     # One sweep for all numbers of devices: each of several would run the same baselines again.
     return [f"{head}{','.join(devices)}{tail}" for (head, tail), devices in counts.items()]
-
-
-def _make_baseline_command(row: dict[str, Any], unreadable: Unreadable | None) -> str:
-    overrides = _read_overrides(row, unreadable)
-    if any(override.startswith("repeat=") for override in overrides) and _uses_measure_repeats(row):
-        overrides = [override for override in overrides if not override.startswith("repeat=")]
-    # With these, the same sweep would leave out the same baselines again.
-    overrides = [override for override in overrides if override not in ("baseline=bare", "baseline=none")]
-    return _join_command(_add_missing(overrides, row), row)
 
 
 def _join_command(overrides: list[str], row: Mapping[str, Any]) -> str:
@@ -162,13 +158,18 @@ def make_recipe(strategy: str, gpus: int, device: str, row_options: str | None =
         return None
     changed = dict(word.split("=", 1) for word in (row_options or "").split() if "=" in word)
     settings = {key: str(value) for key, value in strategy_option_defaults(strategy).items()} | changed
-    values = _run_values(strategy, gpus, device) | dict(entry.get(device) or {})
+    addresses = [f'"localhost:{FIRST_PORT + number}"' for number in range(gpus)]
+    backend = read_strategy_config(strategy)["backend"]
+    backend = AUTO_BACKENDS[device] if backend in (None, "auto") else backend
+    values = {"gpus": str(gpus), "kind": device, "addresses": ", ".join(addresses), "backend": backend}
+    values |= entry.get(device) or {}
     values |= (entry.get("of") or {}).get(strategy, {})
     values |= {name: settings[name] for name in entry.get("verbatim") or [] if name in settings}
     choices = (entry.get("choices") or {}).items()
     values |= {name: texts.get(settings[name], values.get(name, "")) for name, texts in choices}
     keywords = [f", {name}={changed[name]}" for name in entry.get("keywords") or [] if name in changed]
-    flags = [_make_flag(flag, changed[name]) for name, flag in (entry.get("flags") or {}).items() if name in changed]
+    flags = [{"True": f" {flag}", "False": ""}.get(changed[name], f" {flag} {changed[name]}")
+             for name, flag in (entry.get("flags") or {}).items() if name in changed]  # fmt: skip
     values |= {"keywords": "".join(keywords), "flags": "".join(flags)}
     covered = {name for part in ("verbatim", "keywords", "flags") for name in entry.get(part) or []}
     covered |= {name for name, texts in choices if settings[name] in texts}
@@ -183,17 +184,6 @@ def _read_recipes() -> dict[str, dict[str, Any]]:
     return {name: entry for entry in tree for name in entry["strategies"]}
 
 
-def _run_values(strategy: str, gpus: int, device: str) -> dict[str, str]:
-    addresses = [f'"localhost:{FIRST_PORT + number}"' for number in range(gpus)]
-    backend = read_strategy_config(strategy)["backend"]
-    backend = AUTO_BACKENDS[device] if backend in (None, "auto") else backend
-    return {"gpus": str(gpus), "kind": device, "addresses": ", ".join(addresses), "backend": backend}
-
-
 def _fill_in(text: str, values: Mapping[str, str]) -> str:
     """Replace the $names of a text twice, since values hold $names, too."""
     return Template(Template(text).substitute(values)).safe_substitute(values)
-
-
-def _make_flag(flag: str, value: str) -> str:
-    return {"True": f" {flag}", "False": ""}.get(value, f" {flag} {value}")

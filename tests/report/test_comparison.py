@@ -82,6 +82,11 @@ def test_a_comparison_reads_as_it_did(kind):
     assert render(kind) == expected
 
 
+def test_in_a_narrow_terminal_no_word_and_no_figure_is_cut():
+    words = format_comparison(make_comparison(), 40).split()
+    assert {"0.952", "[0.947,", "0.958]", "REGRESSION", "difference"} <= set(words) and not any("…" in w for w in words)
+
+
 @pytest.mark.parametrize(
     ("b_s", "threshold", "text"),
     [

@@ -91,12 +91,12 @@ class Renderer:
         return {
             "kind": "table", "id": table.id, "title": table.title, "caption": table.caption,
             "columns": list(zip(table.columns, numeric, strict=True)), "footnotes": table.footnotes,
-            "rows": Markup("".join(self._render_row(row, numeric) for row in table.rows)),
+            "rows": Markup("".join(
+                f"<tr{_render_tags(row.tags)}>"
+                f"{''.join(self._render_cell(*pair) for pair in zip(row.cells, numeric, strict=True))}\n"
+                for row in table.rows
+            )),
         }  # fmt: skip
-
-    def _render_row(self, row: doc.Row, numeric: Sequence[bool]) -> str:
-        cells = [self._render_cell(cell, right) for cell, right in zip(row.cells, numeric, strict=True)]
-        return f"<tr{_render_tags(row.tags)}>{''.join(cells)}\n"
 
     def _render_cell(self, cell: doc.Cell, right: bool) -> str:
         text, start = _escape(cell.text), '<td class="right"' if right else "<td"
@@ -154,8 +154,12 @@ def dump_json(data: Any) -> Markup:
 def list_filters(sections: Iterable[doc.Section]) -> dict[str, list[str]]:
     """Return the sorted values of each tag that has two or more."""
     values: dict[str, set[str]] = {name: set() for name in doc.TAG_COLUMNS}
-    for tags in (tags for section in sections for block in section.blocks for tags in _list_tags(block)):
-        for name, value in select_filter_tags(tags).items():
+    for block in (block for section in sections for block in section.blocks):
+        if isinstance(block, doc.Chart):
+            tags_of_block = [tags for series in block.series for tags in (series.tags, *series.point_tags)]
+        else:
+            tags_of_block = [row.tags for row in block.rows] if isinstance(block, doc.Table) else [block.tags]
+        for name, value in (item for tags in tags_of_block for item in select_filter_tags(tags).items()):
             values[name].add(value)
     return {name: sorted(each) for name, each in values.items() if len(each) > 1}
 
@@ -198,11 +202,3 @@ def _render_tags(tags: Mapping[str, str]) -> str:
 @functools.lru_cache(maxsize=10_000)  # most cells of a column are alike
 def _escape(text: str) -> str:
     return str(escape(clean_text(text)))
-
-
-def _list_tags(block: doc.Block) -> list[Mapping[str, str]]:
-    if isinstance(block, doc.Chart):
-        return [tags for series in block.series for tags in (series.tags, *series.point_tags)]
-    if isinstance(block, doc.Table):
-        return [row.tags for row in block.rows]
-    return [block.tags]

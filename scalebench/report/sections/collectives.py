@@ -70,7 +70,7 @@ def _make_line(name: str, rows: pd.DataFrame, column: str, tags: doc.Tags) -> do
         return doc.Series(name, [*map(float, means.index)], [*map(float, means)], tags=tags)
     times = collectives.times_by_size(rows, of_blocks=True)
     has_limits = all(time_s.has_limits for time_s in times.values())
-    low, high = ([limits[end] for limits in (t.limits for t in times.values())] if has_limits else [] for end in (0, 1))
+    low, high = ([time_s.limits[end] for time_s in times.values()] if has_limits else [] for end in (0, 1))
     return doc.Series(name, [*map(float, times)], [time_s.value for time_s in times.values()], low, high, tags)
 
 

@@ -124,6 +124,7 @@ section = spec.SectionSpec(
         ),
         _warn_of_waits,
     ],
+    keep=lambda row: any(row[name] is not None for name in HEADS),
     prepare=_leave_out_traffic_within_nodes,
 )
 
