@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,9 +23,9 @@ from scalebench.analysis.read_runs import (
     summarize_readable,
 )
 from scalebench.analysis.repeats import Configurations
-from scalebench.analysis.rows import compare_runs, summarize_run
+from scalebench.analysis.rows import compare_runs
 from scalebench.core.errors import InputError
-from scalebench.core.result import Result, read_result
+from scalebench.core.result import read_result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,9 +107,3 @@ def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
     label = None if named_baseline is None else named_baseline.label
     frame, configurations = make_frame(compared.rows, FRAME_COLUMNS), Configurations(compared)
     return Survey(frame, configurations.make_frame(), unreadable, label, configurations, folders, files)
-
-
-def frame_of_results(results: Iterable[Result], folders: Iterable[Path]) -> pd.DataFrame:
-    """Return the frame of `survey` for records in memory, in their order."""
-    runs = [summarize_run(result, folder) for result, folder in zip(results, folders, strict=True)]
-    return make_frame(compare_runs(runs).rows, FRAME_COLUMNS)

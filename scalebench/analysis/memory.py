@@ -105,11 +105,11 @@ def group_by_model(pooled: pd.DataFrame) -> list[ModelMemory]:
     for row in plain_rows(pooled):
         if row["status"] in ("ok", "oom"):
             by_key.setdefault(tuple(row[name] for name in MEMORY_COLUMNS), []).append(row)
-    return [ModelMemory(rows) for rows in by_key.values() if any(map(_has_memory_figure, rows))]
-
-
-def _has_memory_figure(row: Row) -> bool:
-    return row["status"] == "ok" and any(row[name] is not None for name in MEMORY_FIGURES)
+    return [
+        ModelMemory(rows)
+        for rows in by_key.values()
+        if any(row["status"] == "ok" and any(row[name] is not None for name in MEMORY_FIGURES) for row in rows)
+    ]
 
 
 def bytes_per_parameter(row: Row) -> float | None:

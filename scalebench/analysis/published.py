@@ -60,8 +60,8 @@ def load_published(names: Sequence[str]) -> pd.DataFrame:
     `slope` speedup per GPU, `value` the figure that `quantity` names, `settings` has further settings in scalebench's
     terms. Raises InputError for an unknown name.
     """
-    chosen = [load_study(name).name for name in dict.fromkeys(names)]
-    rows = [{"study": name, **row} for name in chosen for row in _read_csv(name)]
+    studies = [load_study(name).name for name in dict.fromkeys(names)]
+    rows = [{"study": name, **row} for name in studies for row in _read_csv(name)]
     texts = [name for name in PUBLISHED_COLUMNS if name not in (*PUBLISHED_COUNTS, *PUBLISHED_FIGURES)]
     return make_typed_frame(rows, PUBLISHED_COLUMNS, texts, PUBLISHED_COUNTS)
 

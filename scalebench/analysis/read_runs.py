@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
 
 from scalebench.analysis.rows import summarize_run
 from scalebench.analysis.run_summary import RunSummary
@@ -36,16 +35,6 @@ class RunFiles:
     results: list[Path]  # each file once, sorted
     unfinished_folders: list[Path] = field(default_factory=list)  # of runs that have a spec, but no result; sorted
     sweep_folders: list[Path] = field(default_factory=list)  # those with a sweep.json, sorted
-
-
-class FolderEntries(NamedTuple):
-    """A folder of a run or a sweep, by the names in it."""
-
-    folder: str
-    has_result: bool
-    result_is_link: bool
-    has_spec: bool
-    has_sweep: bool
 
 
 @contextmanager
@@ -81,53 +70,32 @@ def find_results(paths: Sequence[PathLike]) -> list[Path]:
 def search_results(paths: Sequence[PathLike], unreadable: Unreadable) -> RunFiles:
     """Find results as `find_results` does, with the folders of unfinished runs and of sweeps, but add folders that
     cannot be listed to `unreadable`."""
+
+    def note_error(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            unreadable.append((Path(error.filename), f"{error.filename}: {error.strerror}"))
+
     files: dict[str, Path] = {}
-    unfinished: set[Path] = set()
-    sweeps: set[Path] = set()
+    unfinished: list[Path] = []
+    sweeps: list[Path] = []
     for start in map(Path, paths):
         unreadable_before = len(unreadable)
-        below = [(str(start), True)] if start.is_file() else []
-        for entries in walk_runs(str(start), unreadable):
-            if entries.has_result:
-                below.append((os.path.join(entries.folder, RESULT_FILE), entries.result_is_link))
-            elif entries.has_spec:
-                unfinished.add(Path(entries.folder))
-            if entries.has_sweep:
-                sweeps.add(Path(entries.folder))
-        root = os.path.realpath(start)
+        below = [start] if start.is_file() else []
+        # Links to folders are not followed, since they may form a circle.
+        for folder, folders, names in os.walk(start, onerror=note_error):
+            folders.sort()
+            entries = {*folders, *names}
+            if RESULT_FILE in entries:
+                below.append(Path(folder, RESULT_FILE))
+            elif SPEC_FILE in entries:
+                unfinished.append(Path(folder))
+            if SWEEP_FILE in entries:
+                sweeps.append(Path(folder))
         if not below and len(unreadable) == unreadable_before:
             raise InputError(f"no {RESULT_FILE} at or below {start}; give the folder of a run or a sweep")
-        for path, may_be_link in below:
-            # No folder below is a link, since links to folders are not followed; the file itself may be one.
-            real_path = (
-                os.path.realpath(path) if may_be_link else os.path.join(root, path[len(str(start)) :].lstrip(os.sep))
-            )
-            files.setdefault(real_path, Path(path))
-    return RunFiles(sorted(files.values(), key=lambda path: path.parts), sorted(unfinished), sorted(sweeps))
-
-
-def walk_runs(folder: str, unreadable: Unreadable) -> Iterator[FolderEntries]:
-    """Yield each folder with a result, a spec or a sweep.json.
-
-    Links to folders are not followed, since they may form a circle.
-    """
-    folders, names = [], {}
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                if entry.name in (RESULT_FILE, SPEC_FILE, SWEEP_FILE):
-                    names[entry.name] = entry.is_symlink()
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        unreadable.append((Path(folder), f"{folder}: {error.strerror}"))
-    if names:
-        is_link = names.get(RESULT_FILE, False)
-        yield FolderEntries(folder, RESULT_FILE in names, is_link, SPEC_FILE in names, SWEEP_FILE in names)
-    for below in sorted(folders):
-        yield from walk_runs(below, unreadable)
+        for path in below:
+            files.setdefault(os.path.realpath(path), path)
+    return RunFiles(sorted(files.values(), key=lambda path: path.parts), sorted({*unfinished}), sorted({*sweeps}))
 
 
 def summarize_files(files: Sequence[Path]) -> list[RunSummary]:

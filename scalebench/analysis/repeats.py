@@ -38,10 +38,8 @@ from scalebench.analysis.rows import (
     compare_runs,
     interval_cells,
     speedup_cells,
-    summarize_run,
 )
 from scalebench.analysis.run_summary import Run, RunSummary, join_words, start_time
-from scalebench.core.result import Result
 from scalebench.core.stats.estimates import Estimate, scale_estimate
 from scalebench.core.stats.log_means import LogMean, mean_of_logs, mean_over_repeats
 from scalebench.core.stats.moderated_variance import RepeatTable
@@ -201,7 +199,11 @@ class Configurations:
         lost = self._overhead(against["self"], against["bare"])
         cells.update(interval_cells("overhead_share", "overhead_share", None if lost is None else lost.value, lost))
         if repeats > 1:
-            cells.update(_headline_cells(configuration, rate))
+            cells.update(interval_cells("throughput_samples_per_s", "throughput", rate.value, rate))
+            cells["interval_over"] = "repeats" if math.isfinite(rate.low) else None
+            for name in ("step_s", "epoch_s", "device_hours_per_epoch", "mfu"):
+                values = [row[name] for row in configuration.rows if row.get(name) is not None]
+                cells[name] = math.exp(math.fsum(map(math.log, values)) / len(values)) if values else None
         flags = [flag for flag in (cells["flags"] or "").split() if flag not in SINGLE_RUN_FLAGS]
         no_interval = ["no_interval"] if cells["throughput_high"] is None else []
         highest = max(efficiencies, key=lambda each: (each.low > 1, each.value), default=None)
@@ -262,12 +264,6 @@ def load_configurations(path: PathLike | Sequence[PathLike], baseline: PathLike 
     return Configurations(compared)
 
 
-def pool_results(results: Iterable[Result], folders: Iterable[Path]) -> pd.DataFrame:
-    """Return the frame of `pooled` for records in memory."""
-    runs = [summarize_run(result, folder) for result, folder in zip(results, folders, strict=True)]
-    return Configurations(compare_runs(runs)).make_frame()
-
-
 def _list_first_copies(compared: ComparedRuns) -> dict[str, tuple[RunSummary, Cells]]:
     """Return each run once with its cells, by its run_id."""
     return {run.run_id: (run, cells) for run, cells in reversed(list(zip(compared.runs, compared.rows, strict=True)))}
@@ -318,16 +314,6 @@ def _pair_by(key: Callable[[Run], Any], runs: Sequence[R], base_runs: Sequence[R
     return [pair for sides in by_key.values() for pair in zip(*sides, strict=False)]
 
 
-def _headline_cells(configuration: Configuration, rate: Estimate) -> Cells:
-    """Return throughput and the times that follow from it, as geometric means over repeats."""
-    cells: Cells = interval_cells("throughput_samples_per_s", "throughput", rate.value, rate)
-    cells["interval_over"] = "repeats" if math.isfinite(rate.low) else None
-    for name in ("step_s", "epoch_s", "device_hours_per_epoch", "mfu"):
-        values = _present_values(configuration.rows, name)
-        cells[name] = math.exp(math.fsum(map(math.log, values)) / len(values)) if values else None
-    return cells
-
-
 def _merge_rows(rows: Sequence[Cells]) -> Cells:
     """Return the cells of several repeats as those of one row, without figures that rest on their throughputs."""
     cells: Cells = dict.fromkeys(FRAME_COLUMNS)
@@ -345,10 +331,6 @@ def _merge_rows(rows: Sequence[Cells]) -> Cells:
             mean = mean_over_repeats([row[name] for row in present])
             cells.update(interval_cells(name, name, mean.value, mean))
     return cells
-
-
-def _present_values(rows: Sequence[Cells], name: str) -> list[Any]:
-    return [cells[name] for cells in rows if cells.get(name) is not None]
 
 
 def pool_values(column: Column, values: Sequence[Any]) -> Any:

@@ -6,8 +6,7 @@ alone. Seconds, epochs and speedups differ by factors, so their means are geomet
 logarithms (core.stats.log_means); metrics and gaps have the arithmetic mean and Student's t.
 
 A seed has a figure if each of its runs does, and there is an interval only if at least three seeds have it and none
-lacks it: seconds to a target that some seeds
-never reached are those of the lucky ones.
+lacks it: seconds to a target that some seeds never reached are those of the lucky ones.
 """
 
 from __future__ import annotations
@@ -105,7 +104,8 @@ def _summarize_training(rows: list[Row]) -> TrainingOutcome:
     ended = [row for row in rows if row["status"] == "ok"]
     by_seed: dict[Any, list[Row]] = {}
     for row in ended:
-        by_seed.setdefault(row["seed"], []).append({**row, "epochs_to_target": _epochs_to_target(row)})
+        epochs = row["trained_epochs"] if row["time_to_target_s"] is not None else None  # it ended at the target
+        by_seed.setdefault(row["seed"], []).append({**row, "epochs_to_target": epochs})
     seeds, seed_count = list(by_seed.values()), len({row["seed"] for row in rows})
     figures = {name: _over_seeds(name, seeds, seed_count, mean_of_factors) for name in FACTOR_COLUMNS}
     figures |= {name: _over_seeds(name, seeds, seed_count, mean_over_repeats) for name in LEVEL_COLUMNS}
@@ -142,9 +142,3 @@ def mean_of_factors(values: Sequence[float]) -> Estimate:
         return mean_over_repeats(values)
     mean = mean_of_repeats(values).to_estimate()
     return mean if len(values) >= MIN_REPEATS_FOR_LIMITS else Estimate(mean.value)
-
-
-def _epochs_to_target(row: Row) -> float | None:
-    """Return the epochs of a training that reached its target, where it ended."""
-    epochs: float | None = row["trained_epochs"] if row["time_to_target_s"] is not None else None
-    return epochs

@@ -33,7 +33,7 @@ def training_cells(result: Result) -> dict[str, Any]:
         "trained_epochs": last.epochs if last else None,
         "train_metric": train_metric,
         "generalisation_gap": generalisation_gap(name, last.metrics.get(name) if last else None, train_metric),
-        "best_metric": _best(name, metrics),
+        "best_metric": (min if name.startswith(LOWER_IS_BETTER) else max)(metrics, default=None),
         "first_step_s": quality.first_step_s,
         "evaluate_s": sum(point.evaluate_s for point in quality.curve) if quality.curve else result.phases.evaluate_s,
         "points": len(quality.curve) or None,
@@ -109,7 +109,3 @@ def generalisation_gap(metric: str, validation: float | None, training: float | 
     if validation is None or training is None:
         return None
     return validation - training if metric.startswith(LOWER_IS_BETTER) else training - validation
-
-
-def _best(metric: str, values: list[float]) -> float | None:
-    return (min if metric.startswith(LOWER_IS_BETTER) else max)(values, default=None)

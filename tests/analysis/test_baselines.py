@@ -17,10 +17,9 @@ from scalebench.analysis.columns import FRAME_COLUMNS
 from scalebench.analysis.comparison import compare, compare_by
 from scalebench.analysis.comparison.pairing import make_compared_run
 from scalebench.analysis.identity import comparison_key, placement_of
-from scalebench.analysis.load import frame_of_results
-from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.spec import Config, DatasetSpec, HardwareSpec, TrainSpec
+from tests.builders.frames import frame_of_results, pool_results
 from tests.builders.runs import MACHINE, record
 from tests.report.section_blocks import show_table
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from scalebench.analysis.batches import BatchGain, compare_devices_with_batch, list_batch_gains, make_batch_curves
-from scalebench.analysis.load import frame_of_results
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.time_to_target import summarize_trainings
 from scalebench.core.stats.estimates import Estimate, student_t
 from scalebench.report.document import Paragraph, Table
 from scalebench.report.sections.batches import devices_or_batch_section
 from tests.builders import sweeps
+from tests.builders.frames import frame_of_results
 from tests.builders.runs import simulated_config
 from tests.builders.sweeps import training_run
 from tests.report.section_blocks import build_section, get_block, select_blocks

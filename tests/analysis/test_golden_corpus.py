@@ -15,12 +15,12 @@ import pytest
 import scalebench
 from scalebench.analysis import comparison, load, ranking, scaling_curves, time_to_target
 from scalebench.analysis.comparison.pairing import load_compared_runs
-from scalebench.analysis.load import frame_of_results
-from scalebench.analysis.repeats import load_configurations, pool_results
+from scalebench.analysis.repeats import load_configurations
 from scalebench.analysis.scaling_curves import make_curves, plain_rows
 from scalebench.core.spec import MeasureSpec
 from scalebench.report.comparison import make_json
 from tests.builders import sweeps
+from tests.builders.frames import frame_of_results, pool_results
 from tests.builders.runs import rank, record
 
 CORPUS = Path(__file__).parents[1] / "golden" / "corpus"

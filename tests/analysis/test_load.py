@@ -10,7 +10,7 @@ import scalebench
 from scalebench.analysis import throughput
 from scalebench.analysis.baselines import Baselines
 from scalebench.analysis.identity import is_comparable
-from scalebench.analysis.load import frame_of_results, load, survey
+from scalebench.analysis.load import load, survey
 from scalebench.analysis.repeats import pooled
 from scalebench.analysis.rows import summarize_run
 from scalebench.analysis.scaling_curves import plain_rows
@@ -18,6 +18,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import DatasetSpec, HardwareSpec, TrainSpec
 from tests.builders import sweeps
+from tests.builders.frames import frame_of_results
 from tests.builders.runs import MODEL, rank, record
 from tests.builders.sweeps import write_results
 

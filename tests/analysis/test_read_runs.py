@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.analysis import load as frames
 from scalebench.analysis import read_runs
 from scalebench.analysis.columns import convert_types
 from scalebench.analysis.load import load, survey
@@ -19,6 +18,7 @@ from scalebench.core.machine import machine
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
 from tests.builders import sweeps
+from tests.builders.frames import frame_of_results
 from tests.builders.runs import rank, record
 
 
@@ -118,7 +118,7 @@ def test_a_survey_has_the_frames_of_load_and_pooled(sweep):
     assert convert_types(surveyed.frame).equals(load(sweep)) and convert_types(surveyed.pooled).equals(pooled(sweep))
     files = find_results([sweep])
     results, folders = map(read_result, files), [file.parent for file in files]
-    assert frames.frame_of_results(results, folders).equals(surveyed.frame)
+    assert frame_of_results(results, folders).equals(surveyed.frame)
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from scalebench.analysis import rows
 from scalebench.analysis.columns import FRAME_COLUMNS
-from scalebench.analysis.load import frame_of_results
-from scalebench.analysis.repeats import Configurations, holds_over_repeats, pool_results
+from scalebench.analysis.repeats import Configurations, holds_over_repeats
 from scalebench.analysis.rows import make_row
 from scalebench.core.result import MonitorRecord
 from scalebench.core.spec import MeasureSpec
 from scalebench.core.stats.log_means import mean_of_repeats
+from tests.builders.frames import frame_of_results, pool_results
 from tests.builders.runs import MACHINE, rank, record
 
 

@@ -6,14 +6,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from scalebench.analysis.load import frame_of_results
-from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.rows import link_cells
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.result import DeviceMonitorRecord, MonitorRecord, ProbeRecord, Profile, Quality
 from scalebench.report.flag_text import describe_row
 from scalebench.report.tables import make_configuration_table
 from scalebench.report.terminal import list_headline
+from tests.builders.frames import frame_of_results, pool_results
 from tests.builders.runs import MACHINE, rank, record
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
 from scalebench.analysis.identity import CURVE_COLUMNS
-from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.scaling_curves import (
     Curve,
     ScalingLimit,
@@ -26,6 +25,7 @@ from scalebench.analysis.scaling_curves import (
 from scalebench.core.spec import StrategySpec, TrainSpec
 from scalebench.core.stats.estimates import student_t
 from tests.builders import sweeps
+from tests.builders.frames import pool_results
 from tests.builders.runs import MACHINE
 from tests.builders.sweeps import ratio_of_rows
 

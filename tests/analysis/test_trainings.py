@@ -9,13 +9,13 @@ import pytest
 
 from scalebench.analysis import training_columns
 from scalebench.analysis.identity import training_key
-from scalebench.analysis.load import frame_of_results
 from scalebench.analysis.rows import summarize_run
 from scalebench.analysis.time_to_target import summarize_trainings
 from scalebench.analysis.training_columns import train_options_text, training_id_cells
 from scalebench.core.result import Quality
 from scalebench.core.spec import DatasetSpec, HardwareSpec, StrategySpec
 from scalebench.core.stats.estimates import T_QUANTILES, Estimate
+from tests.builders.frames import frame_of_results
 from tests.builders.runs import MACHINE, rank, record
 from tests.builders.sweeps import EPOCH_SAMPLES, failed_run, falling_metrics, make_curve, training_run
 

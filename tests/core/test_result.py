@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from scalebench.analysis.load import frame_of_results
 from scalebench.core.errors import InputError
 from scalebench.core.result import (
     SCHEMA_PATH,
@@ -31,6 +30,7 @@ from scalebench.core.result import (
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.runner.collect import merge_curves
 from scalebench.runner.parent import run_spec
+from tests.builders.frames import frame_of_results
 from tests.builders.runs import rank, record, simulated_spec
 from tests.report.section_blocks import show_table
 

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 
-from scalebench.analysis.repeats import pool_results
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.config.compose import compose_config
 from scalebench.core.config_files import read_strategy_config
@@ -17,6 +16,7 @@ from scalebench.core.result import write_result
 from scalebench.report.repeat_commands import make_command, make_recipe
 from scalebench.strategies.registry import BUILT_IN_STRATEGIES, missing_packages
 from tests.builders import sweeps
+from tests.builders.frames import pool_results
 from tests.builders.runs import record
 from tests.conftest import ROOT
 

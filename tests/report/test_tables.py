@@ -4,7 +4,6 @@ import pandas as pd
 import pytest
 
 from scalebench.analysis.columns import FRAME_COLUMNS
-from scalebench.analysis.load import frame_of_results
 from scalebench.core.result import write_result
 from scalebench.report.repeat_commands import make_baseline_commands
 from scalebench.report.tables import (
@@ -15,6 +14,7 @@ from scalebench.report.tables import (
     format_throughput,
     write_tables,
 )
+from tests.builders.frames import frame_of_results
 from tests.builders.runs import record
 from tests.builders.sweeps import write_results
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import scalebench
-from scalebench.analysis.load import frame_of_results
 from scalebench.core.result import ProbeRecord
 from scalebench.core.spec import HardwareSpec
 from scalebench.report.tables import Footnotes
@@ -19,6 +18,7 @@ from scalebench.report.terminal_table import RunTable, TextTable
 from tests.analysis.test_golden_corpus import CORPUS
 from tests.analysis.test_golden_corpus import SWEEPS as RECORDED_SWEEPS
 from tests.builders import sweeps
+from tests.builders.frames import frame_of_results
 from tests.builders.runs import rank, record
 from tests.report.section_blocks import show_table
 

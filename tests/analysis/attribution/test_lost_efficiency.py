@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t
 
-from scalebench.analysis import load, step_breakdown
+from scalebench.analysis import step_breakdown
 from scalebench.analysis.attribution.components import (
     INDEPENDENT_REPLICAS,
     LOSS_PARTS,
@@ -36,6 +36,7 @@ from tests.builders.attribution_runs import (
     two_device_run,
     weak_scaling_runs,
 )
+from tests.builders.frames import frame_of_results
 from tests.builders.runs import record
 
 SUM_TOLERANCE = 1e-12
@@ -84,7 +85,7 @@ def test_each_known_part_comes_back():
 def test_the_parts_agree_with_the_columns_of_the_frame():
     result, bare, own = weak_scaling_runs()
     run = attribute_weak()
-    cells = load.frame_of_results([result, bare, own], [Path()] * 3).to_dict("records")[0]
+    cells = frame_of_results([result, bare, own], [Path()] * 3).to_dict("records")[0]
     assert run.lost.value == pytest.approx(1 - cells["efficiency_bare"], abs=SUM_TOLERANCE)
     parts, self_data = seconds(run), step_breakdown.figure(own, "data_s")
     assert parts["imbalance",] == cells["imbalance_s"]
