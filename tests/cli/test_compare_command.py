@@ -267,7 +267,7 @@ GATE = "--threshold 2% --ignore strategy.options.step_s"
 MEASURED = [
     (f"before before {GATE}", 0, "both sides the same runs"),
     (f"before again {GATE}", 0, ""),
-    (f"before/0 again/0 {GATE}", 6, "one repeat each gives no verdict"),
+    (f"before/0 again/0 {GATE}", 6, "no verdict: one repeat, measure.repeats=3 decides"),
     ("before/0 again/0", 0, ""),
     (f"before after {GATE}", 3, "Welch's t, 3 and 3 repeats"),
     (f"before after {GATE}", 3, "strategy.options.step_s: 0.05, 0.055 (1 of 1 pairs)"),
