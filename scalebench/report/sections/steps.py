@@ -6,12 +6,11 @@ Formulas: docs/explain/measuring.md."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from scalebench.analysis import step_breakdown, throughput
 from scalebench.analysis.identity import CURVE_COLUMNS, column_key
-from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.verdicts import Row, decide_ratio, explain_no_verdict
 from scalebench.core import units
@@ -340,82 +339,48 @@ REAL_INPUT = "real-input"
 GENERATED = "_synthetic"  # imagenet_synthetic stands for imagenet, imagenet_jpeg and imagenet_tfrecord
 SHARED_COLUMNS = ("model", "hardware", "machine", "scaling", "gpus", "nodes", "global_batch", *CURVE_COLUMNS)
 REAL_INPUT_CAPTION = (
-    "ratio: throughput with real input over that with generated samples, with 95 % limits; under 1 is what input costs",
-    "longer step: seconds that a step takes longer; waiting: the share of a step in which it waits for its batch, "
-    "empty where no probes were made",
+    "Ratio: throughput with real input over that with generated samples, with 95 % limits; under 1 is what input "
+    "costs. Longer step: seconds that a step takes longer; waiting: the share of a step in which it waits for its "
+    "batch, empty where no probes were made."
 )
 
 
-@dataclass(frozen=True)
-class InputCost:
-    """The same training with real input and with generated samples; `ratio` is of their throughputs."""
-
-    real: Row
-    generated: Row
-    ratio: Estimate
-
-    @property
-    def step_s(self) -> float:
-        """The seconds that a step takes longer with real input."""
-        real_s, generated_s = (float(row["global_batch"] / row[doc.THROUGHPUT]) for row in (self.real, self.generated))
-        return real_s - generated_s
-
-
 def real_input_section(report_data: ReportData) -> doc.Section | None:
-    """Return None if no training was measured with both, or faster than its Dataset was read."""
-    rows = [row for curve in report_data.curves for row in curve.rows if row[doc.THROUGHPUT]]
-    costs = list(compare_inputs(rows, report_data.configurations.estimate_ratio))
-    blocks: list[doc.Block] = [
-        doc.Paragraph(describe_cost(cost), "answer", doc.get_tags(cost.real)) for cost in costs[: doc.MAX_ROWS]
-    ]
-    fastest = {row["dataset"]: row for row in sorted(rows, key=lambda row: row[doc.THROUGHPUT])}
+    """Return None if no training was measured with real and with generated input, or faster than its Dataset was
+    read."""
+    measured = [row for curve in report_data.curves for row in curve.rows if row[doc.THROUGHPUT]]
+    generated = {_input_key(row): row for row in measured if row["dataset"].endswith(GENERATED)}
+    real = [row for row in measured if not row["dataset"].endswith(GENERATED) and _input_key(row) in generated]
+    blocks: list[doc.Block] = []
+    rows = []
+    for row in real[: doc.MAX_ROWS]:
+        other, tags = generated[_input_key(row)], doc.get_tags(row)
+        ratio = decide_ratio(row, other, report_data.configurations.estimate_ratio)
+        blocks.append(doc.Paragraph(_describe_cost(row, other, ratio), "answer", tags))
+        step_s, generated_s = (float(each["global_batch"] / each[doc.THROUGHPUT]) for each in (row, other))
+        cells = [doc.make_cell(row["model"]), doc.make_cell(row["strategy"]), doc.format_cell(row["gpus"], str)]
+        cells += [doc.make_cell(row["dataset"]), *map(tables.make_throughput_cell, (row, other))]
+        cells += [tables.make_ratio_cell(ratio), doc.format_cell(step_s - generated_s, tables.format_seconds)]
+        cells += [doc.format_cell(each["data_share"], tables.format_percent) for each in (row, other)]
+        rows.append(doc.Row(cells, tags))
+    fastest = {row["dataset"]: row for row in sorted(measured, key=lambda row: row[doc.THROUGHPUT])}
     for row in fastest.values():
         training = f"{row['strategy']} on {units.format_count(row['gpus'], 'device')}"
         if reading := describe_slow_reading(row["dataset"], row["read_samples_per_s"], training, row[doc.THROUGHPUT]):
             blocks.append(doc.Paragraph(reading, "answer", doc.get_tags(row)))
-    if costs:
-        blocks.append(_make_cost_table(costs))
+    if rows:
+        numeric = ["samples/s", "generated samples/s", "ratio (95 %)", "longer step", "waiting", "waiting, generated"]
+        heads, numbers = ["model", "strategy", "gpus", "real input", *numeric], frozenset(["gpus", *numeric])
+        blocks.append(doc.Table(REAL_INPUT, "Real and generated input", heads, rows, numbers, REAL_INPUT_CAPTION))
     return doc.Section(REAL_INPUT, "What real input costs", blocks) if blocks else None
 
 
-def _make_cost_table(costs: list[InputCost]) -> doc.Block:
-    columns: dict[str, Callable[[InputCost], doc.Cell]] = {
-        "model": lambda cost: doc.make_cell(cost.real["model"]),
-        "strategy": lambda cost: doc.make_cell(cost.real["strategy"]),
-        "gpus": lambda cost: doc.format_cell(cost.real["gpus"], str),
-        "real input": lambda cost: doc.make_cell(cost.real["dataset"]),
-        "samples/s": lambda cost: doc.make_cell(tables.format_throughput(cost.real), cost.real[doc.THROUGHPUT]),
-        "generated samples/s": lambda cost: doc.make_cell(
-            tables.format_throughput(cost.generated), cost.generated[doc.THROUGHPUT]
-        ),
-        "ratio (95 %)": lambda cost: tables.make_ratio_cell(cost.ratio),
-        "longer step": lambda cost: doc.format_cell(cost.step_s, tables.format_seconds),
-        "waiting": lambda cost: doc.format_cell(cost.real["data_share"], tables.format_percent),
-        "waiting, generated": lambda cost: doc.format_cell(cost.generated["data_share"], tables.format_percent),
-    }
-    items = [(cost, doc.get_tags(cost.real)) for cost in costs[: doc.MAX_ROWS]]
-    words, caption = ("model", "strategy", "real input"), doc.join_sentences(*REAL_INPUT_CAPTION)
-    return doc.build_table(REAL_INPUT, "Real and generated input", columns, items, words, caption)
-
-
-def compare_inputs(rows: Iterable[Row], estimate_ratio: EstimateRatio) -> Iterator[InputCost]:
-    """Yield the measured rows that differ in nothing but real and generated samples of one kind."""
-    generated = {_input_key(row): row for row in rows if row["dataset"].endswith(GENERATED)}
-    for row in rows:
-        other = None if row["dataset"].endswith(GENERATED) else generated.get(_input_key(row))
-        if other is not None:
-            yield InputCost(row, other, decide_ratio(row, other, estimate_ratio))
-
-
-def describe_cost(cost: InputCost) -> str:
-    """Return the sentence."""
-    real, ratio = cost.real, cost.ratio
-    under = f"under {real['strategy']} on {units.format_count(real['gpus'], 'device')}"
+def _describe_cost(row: Row, generated: Row, ratio: Estimate) -> str:
+    under = f"under {row['strategy']} on {units.format_count(row['gpus'], 'device')}"
     if ratio.has_limits and ratio.low <= 1 <= ratio.high:
-        return f"{real['dataset']} costs nothing that is resolved {under}."
-    doubt = "" if ratio.has_limits else f"; not sure: {explain_no_verdict(real, cost.generated)}"
-    than = f"{cost.generated['dataset']} {under}"
-    return f"{real['dataset']} has {ratio.value:.2f} times the throughput of {than}{doubt}."
+        return f"{row['dataset']} costs nothing that is resolved {under}."
+    doubt = "" if ratio.has_limits else f"; not sure: {explain_no_verdict(row, generated)}"
+    return f"{row['dataset']} has {ratio.value:.2f} times the throughput of {generated['dataset']} {under}{doubt}."
 
 
 def describe_slow_reading(dataset: str, read_rate: float | None, training: str, rate: float | None) -> str | None:
