@@ -14,16 +14,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from scalebench.analysis.identity import INPUT_COLUMNS
 from scalebench.analysis.read_runs import PathLike
-from scalebench.analysis.repeats import EstimateRatio, load_configurations
+from scalebench.analysis.repeats import EstimateRatio, holds_over_repeats, load_configurations
 from scalebench.analysis.scaling_curves import Curve, group_curves, make_curves
-from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict
+from scalebench.analysis.verdicts import decide_ratio, explain_disturbance, explain_no_verdict
 from scalebench.core.config_files import read_strategy_config
 from scalebench.core.stats.estimates import CONFIDENCE
 from scalebench.core.units import format_count
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TEST_DESCRIPTION = (
     "comparison with the best: Student's t on the logarithms of throughput, of ratios within repeats where these were "
@@ -188,6 +191,18 @@ def _split_into_contests(members: Sequence[Curve]) -> list[tuple[dict[str, str],
         training = [curve for curve in rivals if not is_control(str(curve.rows[0]["strategy"]))]
         split.append(({**rivals[0].group, **dict(zip(differing, key, strict=True))}, training or rivals))
     return split
+
+
+def find_widest_ratio(pooled: pd.DataFrame, estimate_ratio: EstimateRatio) -> float | None:
+    """Return the widest half-width, as a share of the value, of the ratios of rows to the first one of their group, of
+    rows that more repeats give a verdict; None where there is no such ratio. Which row is faster has no part in it."""
+    widths = []
+    for _, curves in group_curves(make_curves(pooled)):
+        rows = [
+            row for curve in curves for row in curve.rows if holds_over_repeats(row) and not explain_disturbance(row)
+        ]
+        widths += [estimate_ratio(row, rows[0]).to_estimate().relative_half_width() for row in rows[1:]]
+    return max(widths, default=None)
 
 
 def is_control(strategy: str) -> bool:

@@ -49,7 +49,7 @@ def compute_fingerprint(config: Config, gpus: int, device: str) -> str:
     for key in PROGRAM_KEYS:
         del tree[key]
     del tree["dataset"]["cache"]
-    for key in ("repeats", "order", "slot_s", "cool_down_s"):  # they concern a sweep, not a run
+    for key in ("repeats", "max_repeats", "order", "slot_s", "cool_down_s"):  # they concern a sweep, not a run
         del tree["measure"][key]
     if config.script.path is None:
         del tree["script"]

@@ -211,6 +211,8 @@ class MeasureSpec:
     timeout_s: float = number_field(3600.0, positive=True)  # of the whole run
     # Starts of each run; null: SWEEP_REPEATS in a sweep of measured throughputs, else one (RunSpec.repeats).
     repeats: int | None = number_field(None, at_least=1, at_most=1000)
+    # Where it is null and limits are too wide for a verdict: the most starts of each run.
+    max_repeats: int = number_field(6, at_least=1, at_most=1000)
     # Of the runs of a sweep, within each repeat. auto: rounds where runs can take turns, else given.
     order: str = choice_field("auto", "rounds", "given", "random")
     slot_s: float = number_field(0.1, positive=True)  # of order=rounds: how long a run measures in each round

@@ -113,7 +113,7 @@ def make_outcome_line(
     its processes were alive."""
     scale, repeats = result.scale, result.spec.get("measure", {}).get("repeats") or 1
     name = " ".join([scale.strategy, format_count(scale.gpus, "device"), *settings])
-    name += f", repeat {scale.repeat + 1} of {repeats}" if repeats > 1 else ""
+    name += f", repeat {scale.repeat + 1} of {max(repeats, scale.repeat + 1)}" if repeats > 1 else ""
     if result.status == "ok":
         quality, wall_s, turns = result.quality, result.phases.wall_s, "" if result.cohort is None else " in turns"
         # A training also has the level that it reached; a search has its largest batch alone.

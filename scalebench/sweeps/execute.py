@@ -18,6 +18,7 @@ from scalebench.sweeps.plan import SweepRun, cohort_key
 from scalebench.sweeps.time_budget import select_affordable
 from scalebench.sweeps.time_estimate import TimeEstimate, format_about
 
+FURTHER_TIMES = 2.1  # as long as its planned repeats took a sweep may take with further ones; one repeat is a third
 MAX_COHORT_RUNS = 16  # a round should be short beside the changes of the machine
 
 
@@ -37,6 +38,7 @@ class RunningSweep:
         tracker that gets the runs then."""
         self.folder, self.report, self.export = folder, report, export
         self._clock, self._started_s = clock, clock()
+        self._planned_took_s: float | None = None  # once all planned runs are over
         self._limit_s = math.inf if max_minutes is None else 60 * max_minutes
         self._estimate = TimeEstimate(read_pace())
         self._unused: Iterator[int] = iter(())  # numbers that no run has
@@ -91,6 +93,15 @@ class RunningSweep:
         for position in rest:
             self.record.runs[begin + position].left_out = True
         self._write()
+
+    def has_time_for(self, more: Sequence[SweepRun]) -> bool:
+        """Return whether these runs of a further repeat fit into sweep.max_minutes, and into as long again as the
+        repeats took that were planned."""
+        now_s = self._clock() - self._started_s
+        if self._planned_took_s is None:
+            self._planned_took_s = now_s
+        end_s = now_s + sum(self._cost_s(run) for run in more)
+        return end_s <= self._limit_s and end_s <= FURTHER_TIMES * self._planned_took_s
 
     def add_planned(self, planned: Sequence[SweepRun]) -> None:
         """Write the runs that are to be done into sweep.json, which marks the folder as a sweep's."""

@@ -6,8 +6,9 @@ to our launcher.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -31,8 +32,8 @@ from scalebench.core.folder_lock import (
     refuse_folder_with_result,
     refuse_successful_run,
 )
-from scalebench.core.run_folder import copy_run, refuse_foreign_folder
-from scalebench.core.spec import RunSpec
+from scalebench.core.run_folder import RunKey, copy_run, refuse_foreign_folder
+from scalebench.core.spec import SWEEP_REPEATS, RunSpec
 from scalebench.core.sweep_file import MULTIRUN_FILE, refuse_foreign_sweep_folder
 from scalebench.sweeps import cluster_runs, plan
 from scalebench.sweeps.execute import RunningSweep
@@ -41,6 +42,7 @@ from scalebench.sweeps.task import FOREIGN_LAUNCHER, SweepSession, prepare_datas
 BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
 LAUNCHER = "hydra_plugins.scalebench.ScalebenchLauncher"
 SUBDIR_BY_NUMBER = "${hydra.job.num}"  # hydra.sweep.subdir in conf/config.yaml
+MAX_HALF_WIDTH = 0.1  # of a ratio's limits, as a share of it, where a sweep that may go on ends
 MAX_NAME_BYTES = 255  # of a file's or a folder's name, on all usual file systems
 NO_MAX_MINUTES = (
     "sweep.max_minutes is for runs on this machine, and how long jobs wait in a queue is unknown; leave it out: "
@@ -104,7 +106,8 @@ class SweepLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         planned = plan.plan_sweep(job_overrides, self._compose)
         sweep_dir = Path(str(self._config.hydra.sweep.dir))
-        unused = self._number_runs(planned, initial_job_idx, sweep_dir.absolute())
+        earlier = plan.find_earlier_results(sweep_dir.absolute()) if self._config.resume else {}
+        unused = self._number_runs(planned, initial_job_idx, sweep_dir.absolute(), earlier)
         jobs = [n for n, run in enumerate(planned) if run.earlier is None and cluster_runs.is_submitted(run.spec)]
         settings = self._config.sweep
         if settings.export != "none":
@@ -126,15 +129,49 @@ class SweepLauncher(Launcher):
         sweep = self.session.begin_sweep(planned, sweep_dir, settings.max_minutes, settings.report, settings.export)
         if self._is_listed:  # another sweeper has written it
             OmegaConf.save(self._config, sweep_dir / MULTIRUN_FILE)
-        follow = partial(self._follow_jobs, planned, sweep_dir)
-        take_turns = partial(self._take_turns, planned, sweep_dir)
-        return [self._run(run, sweep_dir) for run in sweep.iterate(planned, unused, jobs, follow, take_turns)]
+        returns: list[JobReturn] = []
+        all_runs, more = list(planned), planned
+        for repeat in itertools.count(SWEEP_REPEATS):
+            follow = partial(self._follow_jobs, more, sweep_dir)
+            take_turns = partial(self._take_turns, more, sweep_dir)
+            returns += [self._run(run, sweep_dir) for run in sweep.iterate(more, unused, jobs, follow, take_turns)]
+            more = [] if jobs or not self._is_listed else plan.plan_further_repeat(all_runs, repeat)
+            if not more or not self._goes_on(more, sweep, sweep_dir):
+                return returns
+            jobs = []
+            for run in more:
+                run.earlier = earlier.get(run.key)
+                name = run.earlier.name if run.earlier and run.earlier.parent == sweep_dir.absolute() else ""
+                run.number = int(name) if name.isdecimal() else next(unused)
+            self.session.expect_more(len(more))
+            all_runs += more
+        return returns
 
-    def _number_runs(self, planned: Sequence[plan.SweepRun], first: int, sweep_dir: Path) -> Iterator[int]:
+    def _goes_on(self, more: Sequence[plan.SweepRun], sweep: RunningSweep, sweep_dir: Path) -> bool:
+        """Return whether a sweep goes on with one more repeat, and say so: the limits of its ratios are too wide for a
+        verdict, whatever the ratios are, and there is time."""
+        from scalebench.analysis.load import survey
+        from scalebench.analysis.ranking import find_widest_ratio
+
+        if not sweep.has_time_for(more):
+            return False
+        surveyed = survey(sweep_dir)
+        width = find_widest_ratio(surveyed.pooled, surveyed.configurations.estimate_ratio)
+        if width is None or width <= MAX_HALF_WIDTH:
+            return False
+        config = more[0].spec.config
+        self.session.console.print_line(
+            f"limits of ± {100 * min(width, 9.99):.0f} % are too wide for a verdict: repeat {config.repeat + 1} of at "
+            f"most {config.measure.max_repeats} (measure.repeats={SWEEP_REPEATS} stops after {SWEEP_REPEATS})"
+        )
+        return True
+
+    def _number_runs(
+        self, planned: Sequence[plan.SweepRun], first: int, sweep_dir: Path, earlier: Mapping[RunKey, Path]
+    ) -> Iterator[int]:
         """Find what a resumed sweep keeps, and number the runs as `plan.number_runs` does."""
         if not self._config.resume:
             return plan.number_runs(planned, first)
-        earlier = plan.find_earlier_results(sweep_dir)
         for run in planned:
             run.earlier = earlier.get(run.key)
         # A search numbers its trials itself.

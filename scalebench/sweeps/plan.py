@@ -41,6 +41,7 @@ class SweepRun:
     earlier: Path | None = None  # folder of an equal run that was successful (resume)
     bare: str | None = None  # fingerprint of its baseline without a wrapper
     number: int = 0  # in its sweep, and by default the name of its folder
+    may_go_on: bool = False  # with further repeats: how many there are has been left to the sweep
     key: RunKey = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,7 +66,7 @@ class SweepRun:
         config = dataclasses.replace(self.spec.config, repeat=repeat)
         others = [override for override in self.overrides if not _sets(override, "repeat=")]
         spec = dataclasses.replace(self.spec, config=config)
-        return SweepRun([*others, f"repeat={repeat}"], spec, self.added, bare=self.bare)
+        return SweepRun([*others, f"repeat={repeat}"], spec, self.added, bare=self.bare, may_go_on=self.may_go_on)
 
 
 Compose = Callable[[Sequence[str]], DictConfig]
@@ -140,7 +141,16 @@ def _with_default_repeats(run: SweepRun) -> SweepRun:
         return run
     config = dataclasses.replace(config, measure=dataclasses.replace(config.measure, repeats=SWEEP_REPEATS))
     overrides = [*run.overrides, f"measure.repeats={SWEEP_REPEATS}"]
-    return SweepRun(overrides, dataclasses.replace(run.spec, config=config))
+    return SweepRun(overrides, dataclasses.replace(run.spec, config=config), may_go_on=True)
+
+
+def plan_further_repeat(planned: Sequence[SweepRun], repeat: int) -> list[SweepRun]:
+    """Return the runs of one more repeat: of those whose number of repeats was left to the sweep, and of their
+    baselines. All of them, so that they take turns as before."""
+    firsts = [run for run in planned if run.may_go_on and run.spec.can_start and run.spec.config.repeat == 0]
+    if repeat >= min((run.spec.config.measure.max_repeats for run in firsts), default=0):
+        return []
+    return list({run.key: run for run in (first.with_repeat(repeat) for first in firsts)}.values())
 
 
 def _check_repeat(run: SweepRun) -> None:
@@ -237,7 +247,9 @@ def _make_baselines(run: SweepRun, resolve_cached: Callable[..., RunSpec]) -> li
         batch = ["scaling=weak", "train.global_batch=null", f"train.batch_per_device={batch_per_device}"]
         batch_keys = tuple(override.partition("=")[0] + "=" for override in batch)
         baselines += [[word for word in baseline if not _sets(word, *batch_keys)] + batch for baseline in baselines]
-    runs = [SweepRun(baseline, resolve_cached(*baseline), added=True) for baseline in baselines]
+    runs = [
+        SweepRun(baseline, resolve_cached(*baseline), added=True, may_go_on=run.may_go_on) for baseline in baselines
+    ]
     bare = next((baseline.spec.fingerprint for baseline in runs if baseline.spec.config.strategy.name == name), None)
     for each in (run, *runs):
         each.bare = bare

@@ -134,6 +134,10 @@ class SweepSession:
                 record_pace(result)
             self.done.append(result)
 
+    def expect_more(self, runs: int) -> None:
+        """Count runs of a further repeat among those that are planned."""
+        self._planned += runs
+
     def _refuse(self, line: str) -> None:
         """End a call of a single run that was not started; a sweep continues without the run that was refused."""
         if self.sweep is None and not self.done:

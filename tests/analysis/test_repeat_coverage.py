@@ -3,7 +3,7 @@ kinds (tests/builders/repeat_worlds.py). `python -m benchmarks coverage` prints 
 
 import pytest
 
-from tests.builders.repeat_worlds import BIMODAL, IN_TURNS, WORLDS, World, cover, rank_many
+from tests.builders.repeat_worlds import BIMODAL, IN_TURNS, WORLDS, World, cover, cover_further, rank_many
 
 pytestmark = pytest.mark.truth
 QUICK, MANY = 200, 3000
@@ -31,6 +31,17 @@ def test_turns_give_narrow_limits_on_ratios_on_a_machine_that_varies():
     _, ratio, throughput_width, ratio_width = cover(IN_TURNS, 4 * QUICK)
     assert 0.92 - NOISE / 4 <= ratio <= 0.97 + NOISE / 4
     assert ratio_width < 0.0525 < throughput_width, "starts alone give 0.048"
+
+
+@pytest.mark.parametrize(
+    ("world", "trials"), [(WORLDS[2], QUICK), *(pytest.param(w, MANY, marks=pytest.mark.slow) for w in WORLDS)]
+)
+def test_limits_hold_the_truth_where_a_sweep_goes_on_by_their_width(world, trials):
+    throughput, ratio, repeats = cover_further(world, trials)
+    noise = 3 * (0.05 * 0.95 / trials) ** 0.5
+    lowest = 0.88 if world.wild > 1 else 0.93
+    assert lowest - noise <= throughput <= 0.97 + noise and lowest - noise <= ratio <= 0.97 + noise
+    assert (repeats == 3) == (world.start <= 0.01 and not world.stalls) and repeats < 6
 
 
 @pytest.mark.slow

@@ -93,6 +93,25 @@ def cover(world, trials, configurations=5, repeats=3):
     return (*(held / trials), *np.median(widths, axis=0))
 
 
+def cover_further(world, trials, configurations=5, most=6, half_width=0.1):
+    """Return the share of intervals that hold the truth, as `cover`, and the mean number of repeats, of sweeps that go
+    on while the limits of a ratio to the first configuration are wider than that."""
+    held, counts = np.zeros(2), []
+    for levels in sweeps(world, trials, configurations, most):
+        for repeats in range(3, most + 1):
+            part = levels[:, :repeats]
+            table = make_table(part)
+            ratios = [table.difference(k, 0, part[k] - part[0]).to_estimate() for k in range(1, configurations)]
+            if max(ratio.relative_half_width() for ratio in ratios) <= half_width:
+                break
+        counts.append(repeats)
+        estimates = (table.mean(0, part[0]).to_estimate(), ratios[0])
+        held += [
+            each.low <= truth <= each.high for each, truth in zip(estimates, np.exp([world.mean, 0.0]), strict=True)
+        ]
+    return (*(held / trials), float(np.mean(counts)))
+
+
 def rank_levels(levels):
     """Rank strategies `0`, `1`, ... as a sweep whose configurations these are."""
     table = make_table(levels)

@@ -77,7 +77,7 @@ def test_the_demo_measures_what_readme_shows():
     assert done.returncode == 0, done.stdout + done.stderr
     pooled = scalebench.pooled("demo").set_index(["strategy", "gpus"])
     rows = [("bare_torch", 1), *itertools.product(("ddp", "lightning_ddp"), (1, 2))]
-    assert set(pooled.index) == set(rows) and set(pooled["status"]) == {"ok"} and set(pooled["repeats"]) == {3}
+    assert set(pooled.index) == set(rows) and set(pooled["status"]) == {"ok"} and pooled["repeats"].min() >= 3
     table, _, rest = done.stdout.partition("# strategy")[2].partition("\n\n")
     assert max(map(len, [*table.splitlines()[1:], *rest.partition("\n\n")[0].splitlines()])) <= COLUMNS, done.stdout
     for name, gpus in rows:

@@ -1,5 +1,6 @@
 """Sweeps: all runs are checked before the first, baselines join, failed ones do not stop the others, resume."""
 
+import math
 import os
 import re
 import sys
@@ -15,11 +16,13 @@ from hydra.plugins.sweeper import Sweeper
 import scalebench
 from benchmarks.soak import soak
 from scalebench import __main__ as program
+from scalebench.analysis import ranking
 from scalebench.config import compose
 from scalebench.core.errors import InputError
 from scalebench.core.result import read_result
 from scalebench.core.sweep_file import read_sweep
 from scalebench.report import trackers
+from scalebench.sweeps import execute
 
 SHORT = (
     "hardware=cpu strategy=simulated dataset.size=1000 measure=quick measure.min_s=0 measure.max_s=0.1 "
@@ -229,6 +232,25 @@ def test_a_sweep_starts_each_run_three_times_and_probes_the_first(sweep):
     assert scalebench.pooled("s").repeats.tolist() == [3]
     status, out, _ = sweep(*words, "resume=true", folder="t")
     assert status == 0 and out.count("done before, kept") == 3
+
+
+def test_a_sweep_goes_on_while_its_limits_are_too_wide(sweep, monkeypatch):
+    """As often as was left to it, and for as long as the planned repeats took; resumed, it repeats nothing."""
+    widths = iter([0.5, math.inf, 0.09])
+    monkeypatch.setattr(ranking, "find_widest_ratio", lambda *surveyed: next(widths))
+    monkeypatch.setattr(execute, "FURTHER_TIMES", 100)
+    status, out, _ = sweep("gpus=1,2", "measure.repeats=null")
+    assert status == 0 and rows().repeat.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert "limits of ± 50 % are too wide for a verdict: repeat 4 of at most 6 (measure.repeats=3 stops after 3)" in out
+    assert scalebench.pooled("s").repeats.tolist() == [5, 5] and next(widths, None) is None
+    for words, times in ((["measure.repeats=3"], 100), (["measure.repeats=null"], 1), (["measure.max_repeats=3"], 100)):
+        monkeypatch.setattr(execute, "FURTHER_TIMES", times)
+        status, out, _ = sweep("gpus=1,2", *words, "resume=true")
+        assert status == 0 and "too wide" not in out and len(rows()) == 10
+    widths = iter([0.5, 0.05])
+    monkeypatch.setattr(execute, "FURTHER_TIMES", 100)
+    status, out, _ = sweep("gpus=1,2", "measure.repeats=null", "resume=true", folder="t")
+    assert status == 0 and out.count("done before, kept") == 8 and len(rows("t")) == 8
 
 
 @pytest.mark.slow
