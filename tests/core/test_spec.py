@@ -149,7 +149,7 @@ def test_a_repeat_has_its_share_of_the_time_and_only_the_first_has_probes():
 
 OF_THE_PROGRAM = {"repeat", "resume", "strict", "baseline", "dry_run", "debug", "dataset.cache"}
 OF_THE_PROGRAM |= {"sweep.max_minutes", "sweep.report", "sweep.export"}
-OF_THE_PROGRAM |= {f"measure.{name}" for name in ("repeats", "order", "slot_s", "cool_down_s")}
+OF_THE_PROGRAM |= {f"measure.{name}" for name in ("repeats", "max_repeats", "order", "slot_s", "cool_down_s")}
 QUEUEING = {"hardware.max_jobs", "hardware.ports"} | {
     f"hardware.slurm.{name}" for name in ("account", "qos", "reservation", "time_minutes", "bin", "one_job")
 }
@@ -202,7 +202,9 @@ def test_later_keys_do_not_change_the_fingerprint_of_older_runs():
     train = [f.name for f in dataclasses.fields(TrainSpec)]
     later = {(part, key) for part, key, _ in LATER_KEYS}
     later |= {("hardware", key) for key in ("layout", "interface", "node_copy", "max_jobs", "ports")}
-    later |= {("measure", key) for key in ("repeats", "order", "slot_s", "cool_down_s")} | {("dataset", "cache")}
+    later |= {("measure", key) for key in ("repeats", "max_repeats", "order", "slot_s", "cool_down_s")} | {
+        ("dataset", "cache")
+    }
     later |= {("train", key) for key in train[train.index("momentum") :]} | {("strategy", key) for key in OF_CHECKS}
     for part, key in later:
         del tree[part][key]
