@@ -216,7 +216,7 @@ def test_a_port_in_use_on_this_host_is_left_out(monkeypatch):
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        monkeypatch.setattr(rank_environment, "_port_range", lambda: range(port, port + 3))
+        monkeypatch.setattr(rank_environment, "_port_range", lambda: range(port, port + 50))  # others may be in use
         monkeypatch.setattr(random.Random, "shuffle", lambda self, ports: None)
         assert port not in rank_environment.choose_likely_free_ports([local, local], "a run")
         assert rank_environment.choose_likely_free_ports(["far", "far"], "a run") == [port, port + 1]
