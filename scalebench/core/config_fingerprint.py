@@ -55,6 +55,8 @@ def compute_fingerprint(config: Config, gpus: int, device: str) -> str:
         del tree["script"]
     else:
         del tree["script"]["first_step_s"]  # a limit
+        if config.script.command is None:  # a later key
+            del tree["script"]["command"]
     for part, key, default in LATER_KEYS:
         if tree[part][key] == default:
             del tree[part][key]

@@ -27,7 +27,7 @@ MONITOR_FILE = "monitor.parquet"  # the time series of the first, or only, node
 MERGED_TRACE_FILE = "trace.json.gz"
 TIMELINE_FILE = "timeline.json"  # Horovod's timeline of gradient synchronizations
 PLUGIN_LOG = "plugin.log"  # the traceback of a plugin that failed before there was a process
-# What the program that started the ranks printed.
+# These hold what the program that started the ranks printed.
 MPIRUN_LOG, SRUN_LOG, COMMAND_LOG = "mpirun.log", "srun.log", "command.log"
 JOB_FILE = "job.json"  # the job number of a run that is a job of SLURM
 JOB_LOG = "job.log"  # output of the job, besides the logs of its ranks

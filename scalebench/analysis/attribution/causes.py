@@ -29,7 +29,7 @@ MIN_SHARE = 0.02  # points of efficiency; smaller parts need no cause
 SHARED_COLUMNS = ("model", "dataset", "hardware", "scaling", "precision", "feed")
 USAGE_COLUMNS = ("gpu_util_mean", "gpu_power_w_mean", "speedup_self")
 MIN_UTILIZATION_RISE, MAX_POWER_RATIO = 0.15, 1.05  # power of one device
-# What may have changed between the timed blocks and the probes.
+# Flags of a run in which the machine may have changed between the timed blocks and the probes.
 FLAG_MEANINGS = {
     "drifts": "the level of the blocks changes while they are measured",
     "busy_machine": "other programs computed on the machine",
@@ -210,7 +210,7 @@ def collect_contention_facts(run: AttributedRun) -> Facts:
 
 
 def collect_data_facts(run: AttributedRun) -> Facts:
-    """What loading takes a step, in company and alone, and how batches come."""
+    """Return what loading takes in each step, beside other ranks and alone, and how batches are fed."""
     from scalebench.workloads import datasets  # slow to import, for one word
 
     workload, read_bytes = run.result.workload, run.result.monitor.disk_read_bytes_per_s
@@ -240,7 +240,7 @@ def _takes_surely_longer(estimate: Estimate, other: Estimate, times: float) -> b
 
 
 def collect_imbalance_facts(run: AttributedRun) -> Facts:
-    """Which device is most often the slowest in single steps without synchronization, and the clocks of all."""
+    """Return the device that is slowest most often in steps without synchronization, and the clocks of all devices."""
     probes, monitor = [rank.probes for rank in run.result.ranks if rank.probes is not None], run.result.monitor
     series: list[Sequence[float]] = [device for probe in probes for device in probe.local_step_s]
     facts: Facts = {"slowest_share": None}
@@ -262,7 +262,7 @@ def collect_imbalance_facts(run: AttributedRun) -> Facts:
 
 
 def collect_drift_facts(run: AttributedRun) -> Facts:
-    """What changed between the timed blocks and the probes, by flags."""
+    """Return what changed between the timed blocks and the probes, by the flags of the run."""
     monitor, flags = run.result.monitor, [flag for flag in FLAG_MEANINGS if flag in run.flags]
     evidence = [f"flagged {', '.join(flags)}"]
     if "busy_machine" in flags and monitor.cpu_cores_others_mean is not None:

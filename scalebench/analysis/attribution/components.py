@@ -78,7 +78,7 @@ def split_lost_time(possible: Sequence[str], measured: Collection[str]) -> Split
             if (level := LEVEL_OF_PART[name]) in measured:
                 one_device.append((tuple(merged), {level: 1.0, below: -1.0}))
                 merged, below = [], level
-    # What the probes measured by themselves.
+    # The probes measured these parts by themselves.
     probed: Split = []
     if "data" in possible and {"data", "fixed_batch"} <= set(measured):
         alone = {"self_data": -1.0} if "self_data" in measured else {}

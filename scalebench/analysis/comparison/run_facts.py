@@ -62,7 +62,7 @@ def collect_facts(result: Result) -> RunFacts:
         other[f"machine.gpu.{name}"] = _distinct(getattr(gpu, name) for gpu in machine.gpus)
     other |= {f"versions.{name}": version for name, version in machine.versions.items()}
     other |= {f"environment.{name}": value for name, value in machine.environment.items()}
-    # What the run really used, which may differ from what was requested.
+    # The run really used these, which may differ from what was requested.
     other |= {
         "framework_version": scale.framework_version,
         "backend_used": scale.backend_used,
