@@ -22,8 +22,7 @@ from scalebench.analysis.repeats import EstimateRatio, holds_over_repeats, load_
 from scalebench.analysis.scaling_curves import Curve, group_curves, make_curves
 from scalebench.analysis.verdicts import decide_ratio, explain_disturbance, explain_no_verdict
 from scalebench.core.config_files import read_strategy_config
-from scalebench.core.stats.estimates import CONFIDENCE
-from scalebench.core.units import format_count
+from scalebench.core.stats.estimates import CONFIDENCE, Estimate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,27 +37,17 @@ NamedRow = tuple[str, dict[str, Any]]  # name of the curve, cells of the pooled 
 
 @dataclass(frozen=True)
 class Rival:
-    """A strategy that is not the best; `ratio` is the best's throughput over its own, with simultaneous limits."""
+    """A strategy that is not the best; `ratio` is the best's throughput over its own, with simultaneous limits if both
+    rows carry a verdict."""
 
     name: str
     row: dict[str, Any]
-    ratio: float
-    low: float | None
-    high: float | None
+    ratio: Estimate
 
     @property
     def verdict(self) -> Verdict:
         """`slower` if the interval is above 1, `tied` if it includes 1."""
-        return "no verdict" if self.low is None else "slower" if self.low > 1 else "tied"
-
-    def label(self) -> str:
-        """Return `ddp_gloo (1.31 [1.25, 1.37])`."""
-        return f"{self.name} ({self.format_ratio()})"
-
-    def format_ratio(self) -> str:
-        """Return `1.31 [1.25, 1.37]`."""
-        limits = "" if self.low is None or self.high is None else f" [{self.low:.2f}, {self.high:.2f}]"
-        return f"{self.ratio:.2f}{limits}"
+        return "no verdict" if not self.ratio.has_limits else "slower" if self.ratio.low > 1 else "tied"
 
 
 @dataclass(frozen=True)
@@ -93,36 +82,6 @@ class Ranking:
         if not self.rivals:
             return "alone"
         return "not sure" if self.undecided else "tied" if self.tied else "best"
-
-    def explain_doubts(self) -> str:
-        """Return `one repeat (ddp, mirrored)`: why rows give no verdict; empty if all do."""
-        names: dict[str, list[str]] = {}
-        for in_rounds in (None, False):  # rows that took turns may have done so with others
-            for name, row in self.rows:
-                if reason := explain_no_verdict(row, in_rounds=in_rounds):
-                    names.setdefault(reason, []).append(name)
-            if names or not self.undecided:
-                break
-        return "; ".join(f"{reason} ({', '.join(members)})" for reason, members in names.items())
-
-    def sentence(self) -> str:
-        """Return `at 2 devices: mirrored, 40,828 samples/s, 1.31 [1.25, 1.37] times as fast as the next (ddp_gloo)`."""
-        value = self.row["throughput_samples_per_s"]
-        digits = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-        head = f"at {format_count(self.gpus, 'device')}: {self.best}, {digits} samples/s"
-        if not self.rivals:
-            return f"{head}; nothing else was measured there"
-        parts = [head]
-        if self.tied:
-            parts.append(f"tied within noise with {join_with_and([rival.label() for rival in self.tied])}")
-        if self.undecided:
-            against = join_with_and([rival.label() for rival in self.undecided])
-            parts.append(f"not sure against {against}: {self.explain_doubts() or 'no interval'}")
-        first = next((rival for rival in self.rivals if rival.verdict == "slower"), None)
-        if first is not None:
-            who = "the next" if first is self.rivals[0] else "the first that is slower beyond noise"
-            parts.append(f"{first.format_ratio()} times as fast as {who} ({first.name})")
-        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -215,10 +174,7 @@ def rank_rows(group: dict[str, str], gpus: int, rows: Sequence[NamedRow], estima
     """Rank these (name, cells), at least one, as `rank` describes."""
     (name, best), *others = sort_by_ratio(rows, estimate_ratio)
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(others))
-    rivals = []
-    for rival, row in others:
-        ratio = decide_ratio(best, row, estimate_ratio, confidence)
-        rivals.append(Rival(rival, row, ratio.value, *ratio.limits))
+    rivals = [Rival(rival, row, decide_ratio(best, row, estimate_ratio, confidence)) for rival, row in others]
     compared = "comparison" if len(others) == 1 else "comparisons"
     test = TEST_DESCRIPTION.format(f"{100 * CONFIDENCE:.0f}", len(others), compared) if others else ""
     return Ranking(group, gpus, name, best, rivals, test)

@@ -79,7 +79,9 @@ def ranking_rows(folder):
         common = {**group, "gpus": contest.gpus, "best": contest.best, "certainty": contest.certainty}
         yield {**common, "run_id": contest.row["run_id"], "rival": None}
         for rival in contest.rivals:
-            ratio = {"ratio": rival.ratio, "ratio_low": rival.low, "ratio_high": rival.high}
+            ratio = dict(
+                zip(("ratio", "ratio_low", "ratio_high"), (rival.ratio.value, *rival.ratio.limits), strict=True)
+            )
             yield {**common, "run_id": rival.row["run_id"], "rival": rival.name, **ratio, "verdict": rival.verdict}
 
 

@@ -13,6 +13,7 @@ from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.verdicts import explain_no_verdict
 from scalebench.core.result import write_result
 from scalebench.core.stats.log_means import LogMean
+from scalebench.report.sections.answer import describe_ranking
 from tests.builders import sweeps
 from tests.builders.sweeps import ratio_of_rows
 
@@ -44,19 +45,19 @@ def test_the_fastest_beyond_noise_is_the_best():
     contest = only(cells("ddp", 31_167.0), cells("mirrored", 40_828.0), cells("horovod_mpi", 20_000.0))
     assert (contest.best, contest.gpus, contest.certainty) == ("mirrored", 2, "best")
     assert [rival.name for rival in contest.rivals] == ["ddp", "horovod_mpi"]
-    text = "at 2 devices: mirrored, 40,828 samples/s, 1.31 [1.29, 1.33] times as fast as the next (ddp)"
-    assert contest.sentence() == text
+    text = "At 2 devices: mirrored, 40,828 samples/s ± 1.0 %, 1.31 [1.29, 1.33] times as fast as the next (ddp)."
+    assert describe_ranking(contest) == text
     assert "within repeats" in contest.test and "Bonferroni over 2 comparisons" in contest.test
     contest = only(cells("ddp", 1000.0), cells("mirrored", 1008.0), cells("parameter_server", 500.0))
     assert (contest.best, contest.certainty) == ("mirrored", "tied")
     assert [rival.name for rival in contest.tied] == ["ddp"]
-    assert contest.sentence() == (
-        "at 2 devices: mirrored, 1,008 samples/s, tied within noise with ddp (1.01 [0.99, 1.02]), "
-        "2.02 [1.98, 2.05] times as fast as the first that is slower beyond noise (parameter_server)"
+    assert describe_ranking(contest) == (
+        "At 2 devices: mirrored, 1,008 samples/s ± 1.0 %, tied within noise with ddp (1.01 [0.99, 1.02]), "
+        "2.02 [1.98, 2.05] times as fast as the first that is slower beyond noise (parameter_server)."
     )
     alone = only(cells("ddp", 12.34, gpus=1))
     assert (alone.certainty, alone.rivals, alone.test) == ("alone", [], "")
-    assert alone.sentence() == "at 1 device: ddp, 12.3 samples/s; nothing else was measured there"
+    assert describe_ranking(alone) == "At 1 device: ddp, 12.3 samples/s ± 1.0 %; nothing else was measured there."
     assert ranked() == [] and ranked({**cells("ddp", 1.0), "status": "failed"}) == []
 
 
@@ -73,12 +74,12 @@ def test_a_row_that_does_not_hold_when_run_again_gives_no_verdict(change, reason
     slower = cells("ddp", 1000.0, **change)
     contest = only(slower, cells("mirrored", 3000.0))
     assert (contest.certainty, contest.rivals[0].verdict) == ("not sure", "no verdict")
-    text = f"at 2 devices: mirrored, 3,000 samples/s, not sure against ddp (3.00): {reason} (ddp)"
-    assert contest.sentence() == text
+    text = f"At 2 devices: mirrored, 3,000 samples/s ± 1.0 %, not sure against ddp (3.00): {reason} (ddp)."
+    assert describe_ranking(contest) == text
     among_three = only(slower, cells("mirrored", 3000.0), cells("horovod", 2990.0))
     assert among_three.certainty == "not sure" and [rival.name for rival in among_three.undecided] == ["ddp"]
     best = only(cells("ddp", 1000.0), {**cells("mirrored", 3000.0), **change})
-    assert best.certainty == "not sure" and best.explain_doubts() == f"{reason} (mirrored)"
+    assert best.certainty == "not sure" and describe_ranking(best).endswith(f": {reason} (mirrored).")
 
 
 def test_the_advice_takes_the_one_device_that_the_ranking_calls_the_best():
@@ -120,7 +121,7 @@ def test_frameworks_and_options_are_rivals_and_controls_only_of_each_other():
 def test_more_rivals_give_wider_limits():
     rivals = [cells(f"s{number}", 900.0 - number) for number in range(10)]
     first = [only(cells("ddp", 1000.0), *rivals[:count]).rivals[0] for count in (1, 10)]
-    widths = [math.log(rival.high or 0) - math.log(rival.low or 0) for rival in first]
+    widths = [math.log(rival.ratio.high / rival.ratio.low) for rival in first]
     assert widths[1] / widths[0] == pytest.approx(t.ppf(1 - 0.025 / 10, 30) / t.ppf(1 - 0.025, 30))
 
 
@@ -154,7 +155,7 @@ def test_the_best_is_the_fastest_in_any_order(rows, chance):
     assert contest.row["throughput_samples_per_s"] == pytest.approx(max(measured))
     assert sorted([contest.best, *(rival.name for rival in contest.rivals)]) == sorted(name for name, _ in rows)
     for rival in contest.rivals:
-        assert rival.ratio >= 1 - 1e-9 and (rival.low is None or rival.low <= rival.ratio)
+        assert rival.ratio.value >= 1 - 1e-9
     assert len(contest.tied) + len(contest.undecided) <= len(contest.rivals)
     other = rank_rows({}, 2, chance.sample(rows, len(rows)), ratio_of_rows)
     if len({round(math.log(rate), 9) for rate in measured}) == len(measured):
@@ -167,7 +168,7 @@ def test_the_unit_makes_no_difference(rows, factor):
         (name, {**row, **{key: None if row[key] is None else row[key] * factor for key in RATES}}) for name, row in rows
     ]
     one, other = (rank_rows({}, 2, each, ratio_of_rows) for each in (rows, scaled))
-    assert [rival.ratio for rival in one.rivals] == pytest.approx([rival.ratio for rival in other.rivals])
+    assert [rival.ratio.value for rival in one.rivals] == pytest.approx([rival.ratio.value for rival in other.rivals])
 
 
 def test_rows_that_differ_in_the_hooks_that_they_ran_are_not_compared():

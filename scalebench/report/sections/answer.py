@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from scalebench.analysis.ranking import Advice, NamedRow, Ranking, is_control, join_with_and, list_advice
+from scalebench.analysis.ranking import Advice, NamedRow, Ranking, Rival, is_control, join_with_and, list_advice
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve, ScalingLimit, find_scaling_limit, format_batch, format_group_title
 from scalebench.analysis.varied import Contrast, find_contrasts
@@ -18,21 +18,9 @@ from scalebench.analysis.verdicts import (
 )
 from scalebench.core.config_files import read_strategy_config
 from scalebench.core.errors import InputError
-from scalebench.core.stats.estimates import CONFIDENCE, Estimate
+from scalebench.core.stats.estimates import CONFIDENCE
 from scalebench.core.units import format_count, format_percent
-from scalebench.report.document import (
-    THROUGHPUT,
-    Block,
-    Cell,
-    Code,
-    Paragraph,
-    Row,
-    Section,
-    Table,
-    Tile,
-    Verdict,
-    get_tags,
-)
+from scalebench.report import document as doc
 from scalebench.report.repeat_commands import make_command, make_recipe
 from scalebench.report.report_data import ReportData
 from scalebench.report.sections.attribution import attribute_runs, describe_largest_loss, find_largest_loss
@@ -54,29 +42,33 @@ HARMLESS_DOUBTS = {"no_interval", "target_missed", "repeats_differ"}
 CERTAINTY = {"best": "the best", "tied": "tied within noise", "not sure": "not sure", "alone": "nothing to compare"}
 
 
-def section(report_data: ReportData) -> Section | None:
+def section(report_data: ReportData) -> doc.Section | None:
     """Make the verdict on each group of runs that may be compared. Return None if there is no row."""
     if len(report_data.pooled) == 0:
         return None
     estimate_ratio = report_data.configurations.estimate_ratio
     texts = [describe_contrast(contrast, estimate_ratio) for contrast in find_contrasts(report_data.curves)]
-    blocks: list[Block] = [Paragraph(text, "answer") for text in texts[:MAX_CONTRASTS]]
-    blocks += _make_verdicts(report_data)
+    blocks: list[doc.Block] = [doc.Paragraph(text, "answer") for text in texts[:MAX_CONTRASTS]]
+    for advice in report_data.advice[:MAX_ANSWERS]:
+        title = format_group_title(advice.group) if len(report_data.advice) > 1 else ""
+        texts = [write_headline(advice, estimate_ratio), _describe_main_loss(report_data, advice)]
+        tags = doc.get_tags(_get_main_row(advice)[1])
+        blocks.append(doc.Verdict(texts[0], list(_make_tiles(advice)), texts[1], list_doubts(advice), title, tags))
     if not blocks:
         text = "No run was successful, so there is no answer: the problems say why."
-        blocks.append(Paragraph(text, "warning"))
-    return Section("answer", "Answer", blocks, folded=False)
+        blocks.append(doc.Paragraph(text, "warning"))
+    return doc.Section("answer", "Answer", blocks, folded=False)
 
 
-def evidence_section(report_data: ReportData) -> Section | None:
+def evidence_section(report_data: ReportData) -> doc.Section | None:
     """Make what stands behind each verdict, and how to measure it again. Return None if no run was successful."""
     curve_of = {row["run_id"]: curve for curve in report_data.curves for row in curve.rows}
     all_advice = report_data.advice
-    blocks: list[Block] = []
+    blocks: list[doc.Block] = []
     texts = describe_advice(all_advice, report_data.configurations.estimate_ratio)
     for number, (advice, text) in enumerate(zip(all_advice[:MAX_ANSWERS], texts, strict=False)):
         last = advice.rankings[-1]
-        blocks.append(Paragraph(text, "answer", get_tags(_get_main_row(advice)[1])))
+        blocks.append(doc.Paragraph(text, "answer", doc.get_tags(_get_main_row(advice)[1])))
         blocks += _explain_answer(report_data, advice, curve_of[last.row["run_id"]])
         if last.gpus > 1 or last.rivals:
             title = format_group_title(advice.group) if len(all_advice) > 1 else ""
@@ -86,21 +78,7 @@ def evidence_section(report_data: ReportData) -> Section | None:
         title = f"{len(others)} more, each at its largest number of devices"
         rankings = [advice.rankings[-1] for advice in others]
         blocks.append(_make_table("answer-others", title, rankings, with_group=True))
-    return Section("evidence", "How sure, and how to repeat it", blocks) if blocks else None
-
-
-def _make_verdicts(report_data: ReportData) -> Iterator[Verdict]:
-    several = len(report_data.advice) > 1
-    for advice in report_data.advice[:MAX_ANSWERS]:
-        row = _get_main_row(advice)[1]
-        yield Verdict(
-            write_headline(advice, report_data.configurations.estimate_ratio),
-            list(_make_tiles(advice)),
-            _describe_main_loss(report_data, advice),
-            list_doubts(advice),
-            format_group_title(advice.group) if several else "",
-            get_tags(row),
-        )
+    return doc.Section("evidence", "How sure, and how to repeat it", blocks) if blocks else None
 
 
 def _get_main_row(advice: Advice) -> NamedRow:
@@ -112,12 +90,19 @@ def _get_main_row(advice: Advice) -> NamedRow:
 def write_headline(advice: Advice, estimate_ratio: EstimateRatio) -> str:
     """Return the verdict in a dozen words."""
     name, row = _get_main_row(advice)
+    last = advice.rankings[-1]
+    if advice.kind == "one device" and last.certainty == "tied":
+        tied = _join_names([last.best, *(rival.name for rival in last.tied)])
+        return f"Only one device was measured: {tied} are equally fast."
     if advice.kind == "one device":
-        return f"Only one device was measured: {_describe_first(advice.rankings[-1])}."
+        verb = {"best": "is the fastest", "alone": "with nothing to compare"}.get(last.certainty, "looks the fastest")
+        return f"Only one device was measured: {name} {verb}."
     if advice.one_device is None:
         return "Unknown whether more devices pay: one device was not measured."
+    if advice.kind == "tied" and len({row["gpus"] for _, row in advice.rows}) > 1:
+        return f"{_join_names([_on_devices(pair) for pair in advice.rows])} are equally fast."
     if advice.kind == "tied":
-        return f"{_join_tied(advice.rows)} are equally fast."
+        return f"{_join_names([name for name, _ in advice.rows])} on {_count_devices(row['gpus'])} are equally fast."
     if advice.kind == "stay":
         return f"Stay on one device: {advice.one_device[0]} is the fastest."
     if advice.kind == "take":
@@ -131,21 +116,7 @@ def write_headline(advice: Advice, estimate_ratio: EstimateRatio) -> str:
 def _is_slower(advice: Advice) -> bool:
     """Return whether the fastest row on several devices was slower than one device, certain or not."""
     single = advice.one_device
-    return single is not None and _get_main_row(advice)[1][THROUGHPUT] < single[1][THROUGHPUT]
-
-
-def _describe_first(ranking: Ranking) -> str:
-    if ranking.certainty == "tied":
-        return f"{_join_names([ranking.best, *(rival.name for rival in ranking.tied)])} are equally fast"
-    verb = {"best": "is the fastest", "alone": "with nothing to compare"}.get(ranking.certainty, "looks the fastest")
-    return f"{ranking.best} {verb}"
-
-
-def _join_tied(rows: Sequence[NamedRow]) -> str:
-    """Return `ddp and horovod on 4 devices`, with the devices of each where they differ."""
-    if len({row["gpus"] for _, row in rows}) > 1:
-        return _join_names([_on_devices(pair) for pair in rows])
-    return f"{_join_names([name for name, _ in rows])} on {_count_devices(rows[0][1]['gpus'])}"
+    return single is not None and _get_main_row(advice)[1][doc.THROUGHPUT] < single[1][doc.THROUGHPUT]
 
 
 def _join_names(names: Sequence[str]) -> str:
@@ -154,29 +125,29 @@ def _join_names(names: Sequence[str]) -> str:
     return join_with_and([*names[:MAX_HEADLINE_NAMES], *([f"{more} more"] if more > 0 else [])])
 
 
-def _make_tiles(advice: Advice) -> Iterator[Tile]:
+def _make_tiles(advice: Advice) -> Iterator[doc.Tile]:
     """Make the throughput of what to take, and speedup and efficiency of the fastest row on several devices."""
     pair, single = _get_main_row(advice), advice.one_device
     rate_of = single if single is not None and _is_slower(advice) else pair
     figure, _, interval = format_throughput(rate_of[1]).partition(" ± ")
-    yield Tile("Throughput", figure, "samples/s", interval and f"± {interval}", _on_devices(rate_of))
+    yield doc.Tile("Throughput", figure, "samples/s", interval and f"± {interval}", _on_devices(rate_of))
     if advice.kind == "one device":
         return
     kind = _baseline_kind(pair[1])
     if kind is None:
-        yield from (Tile(name, "not measured", note="no run on one device") for name in ("Speedup", "Efficiency"))
+        yield from (doc.Tile(name, "not measured", note="no run on one device") for name in ("Speedup", "Efficiency"))
         return
     against = "itself" if kind == "self" or single is None else single[0]
     yield _make_ratio_tile("Speedup", pair[1], f"speedup_{kind}", f"against {against} on one device")
     yield _make_ratio_tile("Efficiency", pair[1], f"efficiency_{kind}", f"of {_on_devices(pair)}")
 
 
-def _make_ratio_tile(name: str, row: dict[str, Any], column: str, note: str) -> Tile:
+def _make_ratio_tile(name: str, row: dict[str, Any], column: str, note: str) -> doc.Tile:
     percent = name == "Efficiency"
     value, low, high = (row[f"{column}{end}"] for end in ("", "_low", "_high"))
     figure, *limits = (f"{100 * x:z.0f}" if percent else f"{x:.2f}" for x in (value, low, high) if x is not None)
     interval = f"{limits[0]} to {limits[1]}{' %' * percent}" if len(limits) == 2 else "no interval"
-    return Tile(name, figure, "%" if percent else "times", interval, note)
+    return doc.Tile(name, figure, "%" if percent else "times", interval, note)
 
 
 def _describe_main_loss(report_data: ReportData, advice: Advice) -> str:
@@ -198,9 +169,13 @@ def list_doubts(advice: Advice) -> list[str]:
     rows = [*filter(None, [advice.one_device]), *advice.rows]
     rows = list({row["run_id"]: (name, row) for name, row in rows}.values())
     names: dict[str, list[str]] = {}
-    for pair in rows:
-        for reason in _doubts_of(pair[1]):
-            names.setdefault(reason, []).append(_on_devices(pair))
+    for name, row in rows:
+        flags = (row["flags"] or "").split()
+        reasons = list(filter(None, explain_no_verdict(row).split("; ")))
+        reasons += [text for flag, text in DOUBTS.items() if flag in flags and flag not in HARMLESS_DOUBTS]
+        reasons += ["it was not steady"] if row["steady"] is False and "drifts" not in flags else []
+        for reason in dict.fromkeys(reasons):
+            names.setdefault(reason, []).append(_on_devices((name, row)))
     doubts = [
         reason if len(several) == len(rows) else f"{reason} ({_join_names(several)})"
         for reason, several in sorted(names.items(), key=lambda item: -len(item[1]))
@@ -209,16 +184,6 @@ def list_doubts(advice: Advice) -> list[str]:
         repeats = count_missing_repeats(*(row for _, row in rows))
         doubts.append(f"the limits of the speedup are on both sides of 1, measure.repeats={repeats} narrows them")
     return doubts
-
-
-def _doubts_of(row: dict[str, Any]) -> Iterator[str]:
-    """Yield why no verdict rests on a row, or why one that rests on it is weak."""
-    flags = (row["flags"] or "").split()
-    reasons = list(filter(None, explain_no_verdict(row).split("; ")))
-    weak = [text for flag, text in DOUBTS.items() if flag in flags and flag not in HARMLESS_DOUBTS]
-    yield from dict.fromkeys([*reasons, *weak])
-    if row["steady"] is False and "drifts" not in flags:
-        yield "it was not steady"
 
 
 def list_terminal_sentences(curves: Sequence[Curve], estimate_ratio: EstimateRatio) -> list[str]:
@@ -264,7 +229,7 @@ def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
     """Return the answer: what to take, by how much it is faster than one device, and which rows carry no verdict."""
     last, single = advice.rankings[-1], advice.one_device
     if advice.kind == "one device":
-        return f"More than one device was not measured. A{last.sentence()[1:]}."
+        return f"More than one device was not measured. {describe_ranking(last)}"
     if single is None:
         name, row = advice.rows[0]
         return (
@@ -280,9 +245,11 @@ def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
     elif advice.kind == "tied":
         text = f"{names} are equally fast within noise: {times}."
     elif advice.kind == "stay":
-        behind = [
-            f"{_on_devices(pair)} by {_format_loss(ratio)}" for pair, ratio in zip(advice.rows, ratios, strict=True)
+        losses = [
+            format_whole_percent(1 - ratio.value, *((1 - ratio.high, 1 - ratio.low) if ratio.has_limits else ()))
+            for ratio in ratios
         ]
+        behind = [f"{_on_devices(pair)} by {loss}" for pair, loss in zip(advice.rows, losses, strict=True)]
         text = f"Stay on one device: {single[0]}. Slower than that: {join_with_and(behind)}."
     else:
         rows = [row for _, row in (single, *advice.rows)]
@@ -291,23 +258,44 @@ def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
         verb = "is" if len(advice.rows) == 1 else "are"
         verdict = "Stay on one device for now" if _is_slower(advice) else "Not sure that more devices pay"
         text = f"{verdict}: {names} {verb} {times}; {missing}."
-    return " ".join([text, *(_list_left_out(advice) if advice.test else ())])
+    left_out: dict[str, list[str]] = {}
+    for pair in advice.left_out if advice.test else ():
+        left_out.setdefault(explain_no_verdict(pair[1]), []).append(_on_devices(pair))
+    return " ".join([text, *(f"No verdict on {join_with_and(names)}: {reason}." for reason, names in left_out.items())])
 
 
-def _format_loss(ratio: Estimate) -> str:
-    low, high = ratio.limits
-    if low is None or high is None:
-        return format_whole_percent(1 - ratio.value)
-    return format_whole_percent(1 - ratio.value, 1 - high, 1 - low)
+def describe_ranking(ranking: Ranking) -> str:
+    """Return `At 2 devices: mirrored, 40,828 samples/s, 1.31 [1.25, 1.37] times as fast as the next (ddp_gloo).`"""
+    parts = [f"At {_count_devices(ranking.gpus)}: {ranking.best}, {format_throughput(ranking.row, ' samples/s')}"]
+    if not ranking.rivals:
+        return f"{parts[0]}; nothing else was measured there."
+    if ranking.tied:
+        parts.append(f"tied within noise with {join_with_and([_format_rival(rival) for rival in ranking.tied])}")
+    if ranking.undecided:
+        against = join_with_and([_format_rival(rival) for rival in ranking.undecided])
+        parts.append(f"not sure against {against}: {_explain_undecided(ranking) or 'no interval'}")
+    first = next((rival for rival in ranking.rivals if rival.verdict == "slower"), None)
+    if first is not None:
+        who = "the next" if first is ranking.rivals[0] else "the first that is slower beyond noise"
+        parts.append(f"{format_ratio(first.ratio.value, *first.ratio.limits)} times as fast as {who} ({first.name})")
+    return f"{', '.join(parts)}."
 
 
-def _list_left_out(advice: Advice) -> Iterator[str]:
-    """Yield `No verdict on ddp_gloo on 4 devices: more threads than cores.`"""
-    names: dict[str, list[str]] = {}
-    for pair in advice.left_out:
-        names.setdefault(explain_no_verdict(pair[1]), []).append(_on_devices(pair))
-    for reason, several in names.items():
-        yield f"No verdict on {join_with_and(several)}: {reason}."
+def _format_rival(rival: Rival) -> str:
+    """Return `ddp_gloo (1.31 [1.25, 1.37])`."""
+    return f"{rival.name} ({format_ratio(rival.ratio.value, *rival.ratio.limits)})"
+
+
+def _explain_undecided(ranking: Ranking) -> str:
+    """Return `one repeat (ddp, mirrored)`: why rows carry no verdict."""
+    for in_rounds in (None, False):  # rows that took turns may have done so with others
+        names: dict[str, list[str]] = {}
+        for name, row in ranking.rows:
+            if reason := explain_no_verdict(row, in_rounds=in_rounds):
+                names.setdefault(reason, []).append(name)
+        if names:
+            break
+    return "; ".join(f"{reason} ({', '.join(members)})" for reason, members in names.items())
 
 
 def _on_devices(pair: NamedRow) -> str:
@@ -315,21 +303,21 @@ def _on_devices(pair: NamedRow) -> str:
     return f"{name} on {_count_devices(row['gpus'])}"
 
 
-def _explain_answer(report_data: ReportData, advice: Advice, curve: Curve) -> Iterator[Block]:
+def _explain_answer(report_data: ReportData, advice: Advice, curve: Curve) -> Iterator[doc.Block]:
     """Make the paragraphs about the largest number of devices, the test, and what reduces trust in the figures."""
     last, tags = advice.rankings[-1], dict(curve.tags)
     if last.gpus > 1:
         against = _baseline_kind(last.row)
         kept = find_scaling_limit(curve, report_data.min_efficiency, against) if against else None
         efficiency = "" if kept is None else _describe_kept_efficiency(kept, last.best)
-        parts = [f"A{last.sentence()[1:]}.", efficiency, _describe_loss(last.row, against)]
-        yield Paragraph(" ".join(part for part in parts if part), tags=tags)
+        parts = [describe_ranking(last), efficiency, _describe_loss(last.row, against)]
+        yield doc.Paragraph(" ".join(part for part in parts if part), tags=tags)
     if test := advice.test or last.test:
-        yield Paragraph(f"How sure: {test}.", tags=tags)
+        yield doc.Paragraph(f"How sure: {test}.", tags=tags)
     if doubts := list_doubts(advice):
-        yield Paragraph(f"Limits of these figures: {'; '.join(doubts)}.", "warning", tags)
+        yield doc.Paragraph(f"Limits of these figures: {'; '.join(doubts)}.", "warning", tags)
     if missing := _list_missing(report_data, last):
-        yield Paragraph(f"Not measured on {_count_devices(last.gpus)}: {', '.join(missing)}.", tags=tags)
+        yield doc.Paragraph(f"Not measured on {_count_devices(last.gpus)}: {', '.join(missing)}.", tags=tags)
 
 
 def _describe_kept_efficiency(kept: ScalingLimit, name: str) -> str:
@@ -382,57 +370,52 @@ def _list_missing(report_data: ReportData, last: Ranking) -> list[str]:
     return list(missing)
 
 
-def _make_table(name: str, title: str, rankings: Sequence[Ranking], with_group: bool = False) -> Table:
+def _make_table(name: str, title: str, rankings: Sequence[Ranking], with_group: bool = False) -> doc.Table:
     """Make the table of the fastest strategies; `with_group` adds a column with the group of each row."""
     rows = []
     for ranking in rankings:
         kind = _baseline_kind(ranking.row)
         efficiency = f"efficiency_{kind or 'bare'}"
         cells = [
-            Cell(str(ranking.gpus), ranking.gpus), Cell(ranking.best, ranking.best),
-            Cell(format_throughput(ranking.row), ranking.row[THROUGHPUT]),
-            Cell(format_percent_column(ranking.row, efficiency), ranking.row[efficiency]), Cell(kind or ""),
-            Cell(CERTAINTY[ranking.certainty], ranking.certainty),
-            Cell(", ".join(rival.label() for rival in ranking.tied)),
+            doc.Cell(str(ranking.gpus), ranking.gpus), doc.Cell(ranking.best, ranking.best),
+            doc.Cell(format_throughput(ranking.row), ranking.row[doc.THROUGHPUT]),
+            doc.Cell(format_percent_column(ranking.row, efficiency), ranking.row[efficiency]), doc.Cell(kind or ""),
+            doc.Cell(CERTAINTY[ranking.certainty], ranking.certainty),
+            doc.Cell(", ".join(_format_rival(rival) for rival in ranking.tied)),
         ]  # fmt: skip
-        rows.append(
-            Row([Cell(format_group_title(ranking.group)), *cells] if with_group else cells, get_tags(ranking.row))
-        )
+        first = [doc.Cell(format_group_title(ranking.group))] if with_group else []
+        rows.append(doc.Row([*first, *cells], doc.get_tags(ranking.row)))
     numeric = frozenset(("devices", "samples/s (95 %)", "efficiency"))
     columns = ["of", *COLUMNS] if with_group else COLUMNS
     title = f"The fastest for each number of devices{title and f': {title}'}"
-    return Table(name, title, columns, rows, numeric, CAPTION)
+    return doc.Table(name, title, columns, rows, numeric, CAPTION)
 
 
-def _make_repeat_lines(report_data: ReportData, advice: Advice, with_code: bool) -> Iterator[Block]:
+def _make_repeat_lines(report_data: ReportData, advice: Advice, with_code: bool) -> Iterator[doc.Block]:
     """Make the command that measures the answer again, or makes it sure, and the lines of the strategy to take for a
     program of one's own."""
     if not advice.rows or advice.kind == "stay":
         return
     name, row = advice.rows[0]
-    target, tags = _on_devices((name, row)), get_tags(row)
+    target, tags = _on_devices((name, row)), doc.get_tags(row)
     if advice.kind not in ("take", "tied"):
         compared = [each for _, each in (*advice.rows, *filter(None, [advice.one_device]))]
         command = make_command({**row, "repeats": count_missing_repeats(*compared)}, report_data.unreadable)
-        yield Code(command, "sh", f"Measure {target} so that limits hold over repeats", tags)
+        yield doc.Code(command, "sh", f"Measure {target} so that limits hold over repeats", tags)
         return
-    yield Code(make_command(row, report_data.unreadable), "sh", f"Measure {target} again", tags)
-    device = _get_device(report_data, row["run_id"])
+    yield doc.Code(make_command(row, report_data.unreadable), "sh", f"Measure {target} again", tags)
+    try:
+        device = report_data.result(row["run_id"]).scale.device
+    except (InputError, KeyError):  # its file has been removed since
+        device = "cuda"
     recipe = make_recipe(row["strategy"], row["gpus"], device, row["options"]) if with_code else None
     if recipe is None:
         return
     title = f"The lines for {target}, around a model, an optimizer, a loss and batches of your own"
-    yield Code(recipe.code, "python", title, tags)
-    yield Code(recipe.start_command, "sh", "Start them", tags)
+    yield doc.Code(recipe.code, "python", title, tags)
+    yield doc.Code(recipe.start_command, "sh", "Start them", tags)
     if recipe.left_out:
-        yield Paragraph(f"These lines do not set {join_with_and(recipe.left_out)}.", tags=tags)
-
-
-def _get_device(report_data: ReportData, run_id: str) -> str:
-    try:
-        return report_data.result(run_id).scale.device
-    except (InputError, KeyError):  # its file has been removed since
-        return "cuda"
+        yield doc.Paragraph(f"These lines do not set {join_with_and(recipe.left_out)}.", tags=tags)
 
 
 def _baseline_kind(row: dict[str, Any]) -> str | None:
