@@ -32,7 +32,7 @@ COMMANDS = {
     ),
     "export": (
         "scalebench.cli.commands.export",
-        "pass finished runs on to Weights & Biases, MLflow or TensorBoard, or to CSV files",
+        "pass finished runs on to Weights & Biases, MLflow or TensorBoard",
     ),
     "compare": (
         "scalebench.cli.commands.compare",

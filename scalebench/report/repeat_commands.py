@@ -46,11 +46,12 @@ SETTINGS = (
 @dataclass(frozen=True)
 class Recipe:
     """The lines of a strategy around the user's own model, optimizer, loss and batches. `start_command` starts them,
-    `left_out` lists the options of the row that they do not set."""
+    `left_out` lists the options of the row that they do not set. Of a strategy without lines, `page` shows how."""
 
-    start_command: str
-    code: str
+    start_command: str = ""
+    code: str = ""
     left_out: tuple[str, ...] = ()
+    page: str = ""
 
 
 def make_command(row: Mapping[str, Any], unreadable: Unreadable | None = None) -> str:
@@ -149,13 +150,15 @@ def _make_overrides(row: Mapping[str, Any]) -> list[str]:
 
 
 def make_recipe(strategy: str, gpus: int, device: str, row_options: str | None = None) -> Recipe | None:
-    """Make the lines of a strategy for a number of devices of a kind, `cpu` or `cuda`; None if it is not built in.
+    """Make the lines of a strategy for a number of devices of a kind, `cpu` or `cuda`; None where there are none.
 
     `row_options` are the options that differ from their defaults, as the frame's column has them: `bucket_cap_mb=1`.
     """
     entry = _read_recipes().get(strategy)
     if entry is None:
         return None
+    if "page" in entry:
+        return Recipe(page=entry["page"])
     changed = dict(word.split("=", 1) for word in (row_options or "").split() if "=" in word)
     settings = {key: str(value) for key, value in strategy_option_defaults(strategy).items()} | changed
     addresses = [f'"localhost:{FIRST_PORT + number}"' for number in range(gpus)]

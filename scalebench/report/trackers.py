@@ -1,4 +1,4 @@
-"""Finished runs for other trackers: Weights & Biases, MLflow, TensorBoard, and CSV files.
+"""Finished runs for other trackers: Weights & Biases, MLflow, TensorBoard.
 
 Only results are read, after the runs and in the user's process: no worker imports a tracker. Each run becomes one run
 of the tracker, with its config, its figures and flags, and its throughput and losses over steps. A second export of the
@@ -8,7 +8,6 @@ same runs replaces them, or skips them.
 from __future__ import annotations
 
 import contextlib
-import csv
 import importlib.util
 import math
 import os
@@ -29,7 +28,6 @@ from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
-from scalebench.report.tables import write_spreadsheet
 from scalebench.report.training_tables import compute_losses
 
 DEFAULT_PROJECT = "scalebench"
@@ -37,7 +35,6 @@ RUN_ID_TAG = "scalebench.run_id"
 MLFLOW_CONSENT = "MLFLOW_ALLOW_FILE_STORE"
 MLFLOW_BATCH = 100  # params and tags of one call; of metrics it takes ten times as many
 MLFLOW_VALUE_CHARACTERS = 500
-EVENT_FILE_VERSION = "brain.Event:2"  # the first record of each event file
 UNSAFE_IN_FILE_NAME = re.compile(r"[^\w.-]", re.ASCII)
 
 
@@ -76,8 +73,10 @@ def export(name: str, paths: Sequence[Path], out: Path | None = None, project: s
 
 def check_installed(name: str) -> None:
     """Raise InputError where the packages of a tracker are missing."""
-    if name != "csv" and importlib.util.find_spec(name) is None:
-        raise InputError(f"{name} is not installed; pip install 'scalebench-train[trackers]'")
+    writer = [("torch", "torch")] if name == "tensorboard" else []  # which has a writer of TensorBoard's files
+    for package, extra in ((name, "trackers"), *writer):
+        if importlib.util.find_spec(package) is None:
+            raise InputError(f"{package} is not installed; pip install 'scalebench-train[{extra}]'")
 
 
 def list_tracked_runs(runs: Survey) -> Iterator[TrackedRun]:
@@ -139,66 +138,31 @@ def _make_series(result: Result) -> dict[str, list[Point]]:
     return {name: points for name, points in finite.items() if points}
 
 
-def _write_csv(runs: Survey, out: Path, project: str) -> list[str]:
-    """Write the frame, and a file with all series: run_id, series, step, seconds since the epoch, value."""
-    write_spreadsheet(runs.frame, out / "runs.csv")
-    with open(out / "series.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["run_id", "series", "step", "at_s", "value"])
-        for run in list_tracked_runs(runs):
-            writer.writerows([run.run_id, name, *point] for name, points in run.series.items() for point in points)
-    return [str(out / "runs.csv"), str(out / "series.csv")]
-
-
 def _write_tensorboard(runs: Survey, out: Path, project: str) -> list[str]:
     """Write an event file for each run into a folder of its own, which replaces that of an earlier export."""
-    # EventFileWriter and hparams.summary would import TensorFlow where that is installed.
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.record_writer import RecordWriter
+    from torch.utils.tensorboard import SummaryWriter
+    from torch.utils.tensorboard.summary import hparams
 
     for run in list_tracked_runs(runs):
         folder = out / name_event_folder(run)
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
         started_s = run.started_at.timestamp()
-        events = [Event(wall_time=started_s, file_version=EVENT_FILE_VERSION), _make_settings_event(run)]
+        settings = {**run.settings, "run_id": run.run_id, "status": run.texts["status"]}
+        plain = {key: value if isinstance(value, (int, float)) else str(value) for key, value in settings.items()}
         figures = {f"run/{name}": [Point(0, started_s, value)] for name, value in run.figures.items()}
-        for name, points in {**figures, **run.series}.items():
-            for step, at_s, figure in points:
-                summary = Summary(value=[Summary.Value(tag=name, simple_value=figure)])
-                events.append(Event(wall_time=at_s, step=step, summary=summary))
-        with open(folder / f"events.out.tfevents.{started_s:.0f}.scalebench", "wb") as file:
-            writer = RecordWriter(file)
-            for event in events:
-                writer.write(event.SerializeToString())
-            writer.flush()
+        with SummaryWriter(str(folder)) as writer:
+            # Without an experiment of its own in each folder, whose columns would be those of the first run.
+            _, start, _ = hparams(plain, {})
+            writer.file_writer.add_summary(start, walltime=started_s)
+            for name, points in {**figures, **run.series}.items():
+                for step, at_s, figure in points:
+                    writer.add_scalar(name, figure, step, at_s)
     return [f"tensorboard --logdir {out}"]
 
 
 def name_event_folder(run: TrackedRun) -> str:
     """Return a name that leads out of no folder: a record may come from anybody, and such a folder is removed."""
     return UNSAFE_IN_FILE_NAME.sub("_", f"{run.name}-{run.run_id}")
-
-
-def _make_settings_event(run: TrackedRun) -> Any:
-    """Return the event that TensorBoard's table of hyperparameters shows."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.plugins.hparams import metadata
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
-
-    start = SessionStartInfo(group_name=run.name, start_time_secs=run.started_at.timestamp())
-    for key, setting in {**run.settings, "run_id": run.run_id, "status": run.texts["status"]}.items():
-        if isinstance(setting, bool):
-            start.hparams[key].bool_value = setting
-        elif isinstance(setting, (int, float)):
-            start.hparams[key].number_value = setting
-        else:
-            start.hparams[key].string_value = str(setting)
-    data = metadata.create_summary_metadata(HParamsPluginData(session_start_info=start))
-    value = Summary.Value(tag=metadata.SESSION_START_INFO_TAG, metadata=data, tensor=metadata.NULL_TENSOR)
-    return Event(wall_time=run.started_at.timestamp(), summary=Summary(value=[value]))
 
 
 def _write_mlflow(runs: Survey, out: Path, project: str) -> list[str]:
@@ -299,7 +263,6 @@ def _write_wandb(runs: Survey, out: Path, project: str) -> list[str]:
 
 
 WRITERS: dict[str, Callable[[Survey, Path, str], list[str]]] = {
-    "csv": _write_csv,
     "mlflow": _write_mlflow,
     "tensorboard": _write_tensorboard,
     "wandb": _write_wandb,

@@ -1,6 +1,5 @@
 """Finished runs in other trackers: written in their offline modes, and read back by their own readers."""
 
-import csv
 import importlib.util
 import json
 import math
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import scalebench
-from scalebench.__main__ import main
 from scalebench.core.errors import InputError
 from scalebench.core.result import CurvePoint, Quality
 from scalebench.report import trackers
@@ -71,17 +69,6 @@ def test_a_run_as_trackers_hold_it(sweep):
     assert trackers.name_event_folder(run) == "ddp-1-_.._.._kept", "no name leads out of the folder of events"
 
 
-def test_csv_files_hold_the_frame_and_the_series(sweep, capsys):
-    assert main(["export", str(sweep), "--to", "csv"]) == 0
-    assert capsys.readouterr().out.split() == [str(sweep / "csv/runs.csv"), str(sweep / "csv/series.csv")]
-    with open(sweep / "csv/runs.csv", newline="") as file:
-        assert [row["run_id"] for row in csv.DictReader(file)] == ["good", "bad"]
-    with open(sweep / "csv/series.csv", newline="") as file:
-        row = next(row for row in csv.DictReader(file) if row["series"] == "block/loss")
-    assert (row["run_id"], row["step"], row["value"]) == ("good", "5", "0.5")
-    assert len(scalebench.load(sweep)) == 2, "an export is no run"
-
-
 def test_a_tracker_that_is_not_installed_is_one_line(sweep, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"mlflow is not installed; pip install 'scalebench-train\[trackers\]'"):
@@ -92,14 +79,16 @@ def test_a_tracker_that_is_not_installed_is_one_line(sweep, monkeypatch):
 
 
 @pytest.mark.extra("tensorboard")
-@pytest.mark.filterwarnings("ignore")
 def test_tensorboard_reads_what_was_written(sweep):
-    for _ in range(2):  # the second replaces the first
-        trackers.export("tensorboard", [sweep], sweep / "events")
-    folders = sorted(path.name for path in (sweep / "events").iterdir())
-    assert folders == ["ddp-1-good", "ddp-2-bad"]
-    program = [sys.executable, "-c", READ_EVENTS, str(sweep / "events/ddp-1-good")]  # it imports TensorFlow
-    read = json.loads(subprocess.check_output(program, timeout=300).splitlines()[-1])
+    folder = sweep / "tensorboard/ddp-1-good"
+    export = [sys.executable, "-m", "scalebench", "export", str(sweep), "--to", "tensorboard"]
+    for _ in range(2):  # the second replaces the first; the processes import TensorFlow
+        assert subprocess.check_output(export, timeout=300, text=True) == f"tensorboard --logdir {folder.parent}\n"
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["ddp-1-good", "ddp-2-bad"]
+    assert len(list(folder.iterdir())) == 1 and len(scalebench.load(sweep)) == 2, "an export is no run"
+    read = json.loads(
+        subprocess.check_output([sys.executable, "-c", READ_EVENTS, folder], timeout=300).splitlines()[-1]
+    )
     assert read["loss"] == [[step, 0.5] for step in STEPS]
     assert read["rate"] == pytest.approx(RATE) and read["settings"] == ["ddp", 1]
 
