@@ -412,7 +412,7 @@ def _make_repeat_lines(report_data: ReportData, advice: Advice, with_code: bool)
     if recipe is None:
         return
     if recipe.page:
-        yield Paragraph(f"{recipe.page} shows how a program of your own uses {row['strategy']}.", tags=tags)
+        yield doc.Paragraph(f"{recipe.page} shows how a program of your own uses {row['strategy']}.", tags=tags)
         return
     title = f"The lines for {target}, around a model, an optimizer, a loss and batches of your own"
     yield doc.Code(recipe.code, "python", title, tags)
