@@ -11,7 +11,7 @@ What is hashed before a run starts, so that `resume` recognizes it, is core.conf
 - MEMORY_COLUMNS, OPERATION_COLUMNS: memory, or times of collective operations, that share a table; VARIANT_COLUMNS:
   repeats of one line of such a table.
 - `parallelism_key`: the same network, trained by data or by model parallelism.
-- `facts_key`: a pair of `scalebench compare`, by the dotted keys that are not in IGNORED_FACTS.
+- `comparison.pairing.pairing_key`: a pair of `scalebench compare`, by the dotted keys that are not in IGNORED_FACTS.
 - `planned_curve_key`, `duration_key` of specs: one curve of a sweep with a time limit; runs that should take equally
   long.
 
@@ -268,13 +268,6 @@ BOUND_FACTS = {
 def is_under(key: str, prefixes: Container[str]) -> bool:
     """Return whether a dotted key is one of `prefixes` or below one of them."""
     return any(above in prefixes for above in accumulate(key.split("."), "{}.{}".format))
-
-
-def facts_key(facts: Mapping[str, Any], without: Sequence[str] = ()) -> str:
-    """Return the text by which `compare` pairs configurations: all facts but those `without`, and but those without a
-    value."""
-    matched = {key: value for key, value in facts.items() if value is not None and not is_under(key, without)}
-    return json.dumps(matched, sort_keys=True)
 
 
 def planned_curve_key(config: Config) -> str:

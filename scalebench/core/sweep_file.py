@@ -36,6 +36,7 @@ class PlannedRun:
     fingerprint: str
     repeat: int
     left_out: bool = False  # because of sweep.max_minutes
+    place: int | None = None  # in the order in which values were given; null for a baseline that was added
 
 
 @dataclass
@@ -105,6 +106,17 @@ def read_sweep(folder: Path) -> SweepRecord | None:
         return None
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is no record of a sweep: {error}") from error
+
+
+def find_places(folder: Path) -> dict[str, int]:
+    """Return the place of each run that the sweep in this folder was asked for, by the name of the run's folder; none
+    where there is no sweep or an older one."""
+    try:
+        record = read_sweep(folder)
+    except InputError:
+        return {}
+    runs = [] if record is None else record.runs
+    return {str(run.number): run.place for run in runs if run.place is not None}
 
 
 def find_newest_sweep(below: Path = Path(RESULTS_FOLDER)) -> Path:

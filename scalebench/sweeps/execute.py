@@ -135,7 +135,7 @@ class RunningSweep:
 
     @staticmethod
     def _plan_record(run: SweepRun) -> PlannedRun:
-        return PlannedRun(run.number, run.spec.label + format_repeat(run.spec), *run.key)
+        return PlannedRun(run.number, run.spec.label + format_repeat(run.spec), *run.key, place=run.place)
 
     def _cohort_key(self, position: int, planned: Sequence[SweepRun]) -> object:
         run = planned[position]

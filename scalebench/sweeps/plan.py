@@ -42,6 +42,7 @@ class SweepRun:
     bare: str | None = None  # fingerprint of its baseline without a wrapper
     number: int = 0  # in its sweep, and by default the name of its folder
     may_go_on: bool = False  # with further repeats: how many there are has been left to the sweep
+    place: int | None = None  # among the runs that the user has named
     key: RunKey = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +67,8 @@ class SweepRun:
         config = dataclasses.replace(self.spec.config, repeat=repeat)
         others = [override for override in self.overrides if not _sets(override, "repeat=")]
         spec = dataclasses.replace(self.spec, config=config)
-        return SweepRun([*others, f"repeat={repeat}"], spec, self.added, bare=self.bare, may_go_on=self.may_go_on)
+        overrides = [*others, f"repeat={repeat}"]
+        return SweepRun(overrides, spec, self.added, bare=self.bare, may_go_on=self.may_go_on, place=self.place)
 
 
 Compose = Callable[[Sequence[str]], DictConfig]
@@ -113,7 +115,8 @@ def plan_sweep(overrides: Sequence[Sequence[str]], compose: Compose) -> list[Swe
     requested = [SweepRun(list(arguments), resolve_cached(*arguments)) for arguments in overrides]
     if all(run.spec.config.repeat == 0 for run in requested):  # else the sweep numbers its repeats itself
         requested = list(map(_with_default_repeats, requested))
-    for run in requested:
+    for place, run in enumerate(requested):
+        run.place = place
         _check_repeat(run)
     _refuse_too_many(sum(run.spec.repeats for run in requested))
     groups = [(*_make_baselines(run, resolve_cached), run) for run in requested]

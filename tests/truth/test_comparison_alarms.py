@@ -37,7 +37,7 @@ class World:
         days = {"a": range(1, self.saved + 1) if self.saved else [1], "b": [self.saved + 1]}
         templates = []
         for gpus in range(1, PAIRS + 1):
-            facts, is_slower = RunFacts({"strategy.name": "ddp", "gpus": gpus}, {}), gpus == 1 or self.every_row
+            facts, is_slower = RunFacts({"strategy.name": "ddp", "gpus": str(gpus)}, {}), gpus == 1 or self.every_row
             for side, repeats in zip("ab", self.repeats, strict=True):
                 mean = 200.0 * gpus * (1 - self.slower * (side == "b" and is_slower))
                 runs = [

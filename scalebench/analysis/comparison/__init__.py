@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from scalebench.analysis.comparison.labels import (
-    Labels,
+    choose_label_keys,
     find_differences,
-    find_key_values,
+    group_by_value,
+    make_label,
     warn_about_samples,
 )
 from scalebench.analysis.comparison.pairing import (
@@ -16,6 +17,7 @@ from scalebench.analysis.comparison.pairing import (
     ComparisonRow,
     configure_rows,
     drop_shared_runs,
+    make_side,
 )
 from scalebench.analysis.comparison.ratio_tests import (
     SIGNIFICANCE_LEVEL,
@@ -25,12 +27,7 @@ from scalebench.analysis.comparison.ratio_tests import (
 )
 from scalebench.analysis.comparison.run_facts import explain_unknown_key, keys_bound_to
 from scalebench.analysis.comparison.sessions import compare_rows, number_sessions
-from scalebench.analysis.comparison.unmatched import (
-    ComparedSide,
-    UnmatchedRow,
-    explain_no_pairs,
-    find_unmatched,
-)
+from scalebench.analysis.comparison.unmatched import UnmatchedRow, explain_no_pairs, find_unmatched
 from scalebench.core.errors import InputError
 from scalebench.core.stats.estimates import Estimate
 
@@ -116,10 +113,7 @@ def compare(
     wherever they started. InputError for an unknown key.
     """
     _check_keys([*a, *b], ignore)
-    without = [bound for key in ignore for bound in keys_bound_to(key)]
-    numbers = {} if same_session else number_sessions(run.record for run in (*a, *b))
-    sides = [ComparedSide.of(name, _with_sessions(runs, numbers), without) for name, runs in (("A", a), ("B", b))]
-    return _compare_sides(sides, None, ignore, without, threshold)
+    return _compare_sides({"A": a, "B": b}, None, ignore, threshold, same_session)
 
 
 def compare_by(
@@ -132,23 +126,16 @@ def compare_by(
 ) -> Comparison:
     """Compare rows that differ in nothing but `key`: each of its values with the value `base`.
 
-    Without `base` it is the first value: that of the first folder, then in order. The others as for `compare`.
+    Without `base` it is the first value of the first folder, as its sweep was told them. The others as for `compare`.
     InputError for an unknown key, or a base that no row has.
     """
     _check_keys(runs, [key, *ignore])
-    without = [bound for name in (key, *ignore) for bound in keys_bound_to(name)]
-    values = find_key_values(runs, key, base)
-    runs = _with_sessions(runs, {} if same_session else number_sessions(run.record for run in runs))
-    sides = [
-        ComparedSide.of(value.name, [run for run in runs if run.run_id in value.run_ids], without) for value in values
-    ]
+    sides = group_by_value(runs, key, base)
     if len(sides) < 2:
-        return Comparison(key, ignore, threshold, [], [], f"{key} is {sides[0].name} in all rows: nothing to compare")
-    return _compare_sides(sides, key, ignore, without, threshold)
-
-
-def _with_sessions(runs: Sequence[ComparedRun], numbers: Mapping[str, int]) -> list[ComparedRun]:
-    return [replace(run, session=numbers.get(run.run_id, 0)) for run in runs]
+        return Comparison(
+            key, ignore, threshold, [], [], f"{key} is {next(iter(sides))} in all rows: nothing to compare"
+        )
+    return _compare_sides(sides, key, ignore, threshold, same_session)
 
 
 def _check_keys(runs: Sequence[ComparedRun], keys: Sequence[str]) -> None:
@@ -159,60 +146,71 @@ def _check_keys(runs: Sequence[ComparedRun], keys: Sequence[str]) -> None:
 
 
 def _compare_sides(
-    sides: Sequence[ComparedSide],
+    runs_of: Mapping[str, Sequence[ComparedRun]],
     by: str | None,
     ignored: Sequence[str],
-    without: Sequence[str],
     threshold: float | None,
+    same_session: bool,
 ) -> Comparison:
-    labels = Labels([row for side in sides for row in side.rows.values()], without)
-    base = sides[0]
-    configurations = configure_rows(row for side in sides for row in side.rows.values())
-    tested: list[list[tuple[ComparisonRow, ComparisonRow, RatioTest]]] = []
-    for side in sides[1:]:
-        tested.append([])
+    """Compare each side with the first one."""
+    without = [bound for key in (*ignored, *([] if by is None else [by])) for bound in keys_bound_to(key)]
+    numbers = {} if same_session else number_sessions(run.record for runs in runs_of.values() for run in runs)
+    base, *others = sides = [
+        make_side(name, [replace(run, session=numbers.get(run.run_id, 0)) for run in runs], without)
+        for name, runs in runs_of.items()
+    ]
+    rows = [row for side in sides for row in side.rows.values()]
+    label_keys, configurations = choose_label_keys([row.identity for row in rows], without), configure_rows(rows)
+    tested: dict[str, list[tuple[ComparisonRow, ComparisonRow, RatioTest]]] = {side.name: [] for side in others}
+    for side in others:
         for key, row in side.rows.items():
-            if key not in base.rows or not base.rows[key].measured or not row.measured:
+            partner = base.rows.get(key)
+            if partner is None or not partner.measured or not row.measured:
                 continue
-            different = drop_shared_runs(base.rows[key], row)
-            if different is None:
-                tested[-1].append((base.rows[key], row, RatioTest(1.0, test=SAME)))
-            else:
-                tested[-1].append((*different, compare_rows(*different, configurations)))
-    adjusted = iter(adjust_by_holm([t.p for group in tested for *_, t in group if t.p is not None]))
+            different = drop_shared_runs(partner, row)
+            result = RatioTest(1.0, test=SAME) if different is None else compare_rows(*different, configurations)
+            tested[side.name].append((*(different or (partner, row)), result))
+    adjusted = iter(adjust_by_holm([test.p for tests in tested.values() for *_, test in tests if test.p is not None]))
     contrasts = []
-    for side, group in zip(sides[1:], tested, strict=True):
-        pairs = [_make_pair(*each, None if each[-1].p is None else next(adjusted), labels, threshold) for each in group]
+    for name, tests in tested.items():
+        pairs = [
+            _make_pair(
+                make_label(a.identity, label_keys), a, b, test, None if test.p is None else next(adjusted), threshold
+            )
+            for a, b, test in tests
+        ]
         if pairs:
             median, interval = median_with_interval([pair.ratio for pair in pairs])
             differences = find_differences([(pair.a, pair.b) for pair in pairs], by)
             interval = interval if _ran_in_between(pairs) else None
-            contrasts.append(Contrast(base.name, side.name, pairs, median, interval, differences))
-    unmatched = {(row.side, *row.label.items(), row.reason, row.run_id): row
-                 for side in sides[1:] for row in find_unmatched(base, side, labels, without)}  # fmt: skip
+            contrasts.append(Contrast(base.name, name, pairs, median, interval, differences))
+    unmatched = {
+        (row.side, *row.label.items(), row.reason, row.run_id): row
+        for side in others
+        for row in find_unmatched(base, side, label_keys, without)
+    }
     refusal = None if contrasts else explain_no_pairs(sides, without)
-    notes = warn_about_samples((a, b) for group in tested for a, b, _ in group)
+    notes = warn_about_samples((a, b) for tests in tested.values() for a, b, _ in tests)
     return Comparison(by, ignored, threshold, contrasts, list(unmatched.values()), refusal, notes)
 
 
 def _make_pair(
+    label: dict[str, str],
     a: ComparisonRow,
     b: ComparisonRow,
-    tested: RatioTest,
-    adjusted: float | None,
-    labels: Labels,
+    test: RatioTest,
+    p_holm: float | None,
     threshold: float | None,
 ) -> Pair:
-    if adjusted is None:
-        verdict = SAME if tested.test == SAME else NO_VERDICT
-    elif adjusted <= SIGNIFICANCE_LEVEL:
-        verdict = FASTER if tested.ratio > 1 else SLOWER
+    if p_holm is None:
+        verdict = SAME if test.test == SAME else NO_VERDICT
+    elif p_holm <= SIGNIFICANCE_LEVEL:
+        verdict = FASTER if test.ratio > 1 else SLOWER
     else:
         verdict = UNRESOLVED
-    regression = threshold is not None and verdict == SLOWER and tested.ratio < 1 - threshold
-    fields = tested.ratio, tested.interval, tested.p, adjusted, tested.test
-    notes = list(dict.fromkeys([*a.notes, *b.notes, *filter(None, [tested.note])]))
-    return Pair(labels.of(a), a, b, *fields, verdict, regression, notes)
+    regression = threshold is not None and verdict == SLOWER and test.ratio < 1 - threshold
+    notes = list(dict.fromkeys([*a.notes, *b.notes, *filter(None, [test.note])]))
+    return Pair(label, a, b, test.ratio, test.interval, test.p, p_holm, test.test, verdict, regression, notes)
 
 
 def _ran_in_between(pairs: Sequence[Pair]) -> bool:

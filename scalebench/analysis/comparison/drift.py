@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from scalebench.analysis.comparison.labels import Labels, find_differences
-from scalebench.analysis.comparison.pairing import ComparedRun, ComparisonRow
+from scalebench.analysis.comparison.labels import choose_label_keys, find_differences, make_label
+from scalebench.analysis.comparison.pairing import ComparedRun, ComparisonRow, pairing_key
 from scalebench.analysis.comparison.ratio_tests import (
     MIN_UNITS_FOR_TEST,
     SIGNIFICANCE_LEVEL,
@@ -37,7 +37,6 @@ from scalebench.analysis.comparison.sessions import (
     number_sessions,
     session_means,
 )
-from scalebench.analysis.identity import facts_key
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.stats.log_means import mean_of_repeats
 
@@ -98,19 +97,19 @@ def find_changes(runs: Sequence[ComparedRun]) -> list[ConfigurationHistory]:
     """Return the history of each configuration in these runs, in the order of their first start."""
     # A row for each session of each configuration, of all framework versions: an upgrade is part of a history.
     numbers = number_sessions(run.record for run in runs)
-    by_key: dict[str, dict[int, ComparisonRow]] = {}
+    by_key: dict[frozenset[tuple[str, str]], dict[int, ComparisonRow]] = {}
     for run in sorted(runs, key=lambda run: run.started):
-        sessions_of_key = by_key.setdefault(facts_key(run.facts.identity), {})
+        sessions_of_key = by_key.setdefault(pairing_key(run.facts.identity), {})
         session = sessions_of_key.setdefault(numbers[run.run_id], ComparisonRow(run.facts.identity))
         numbered = replace(run, session=numbers[run.run_id])
         (session.unmeasured if run.rate is None else session.measured).append(numbered)
     rows = [[sessions[number] for number in sorted(sessions)] for sessions in by_key.values()]
     splits = [split for number, sessions in enumerate(rows) for split in _test_splits(number, sessions)]
     adjusted = adjust_by_holm([split.ratio.p for split in splits if split.ratio.p is not None])
-    labels = Labels([sessions[0] for sessions in rows], ())
+    label_keys = choose_label_keys([sessions[0].identity for sessions in rows], ())
     return [
         ConfigurationHistory(
-            labels.of(sessions[0]),
+            make_label(sessions[0].identity, label_keys),
             list(map(_describe_session, sessions)),
             _choose_change(sessions, [(s, p) for s, p in zip(splits, adjusted, strict=True) if s.number == number]),
         )

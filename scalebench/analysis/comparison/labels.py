@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from statistics import fmean
+from typing import Any
 
-from scalebench.analysis.comparison.pairing import (
-    CLOCK_FIELDS,
-    ComparedRun,
-    ComparisonRow,
-    find_differing_keys,
-    format_fact,
-)
-from scalebench.analysis.comparison.run_facts import Facts, keys_bound_to, main_key
+from scalebench.analysis.comparison.pairing import ComparedRun, ComparisonRow, pairing_key
+from scalebench.analysis.comparison.run_facts import NONE, Facts, find_differing_keys, keys_bound_to, main_key
 from scalebench.analysis.identity import is_under
 from scalebench.core.errors import InputError, unknown_name_message
 
@@ -23,6 +18,7 @@ FIRST_KEYS = ("model.name", "dataset.name", "hardware.name", "scaling", "strateg
 ALWAYS_SHOWN_KEYS = ("strategy.name", "gpus")
 DEVICES_KEY = "hardware.device_ids"
 SAMPLE_FACTS = ("model", "dataset.name", "dataset.image_size", "dataset.dtype", "dataset.path", "dataset.classes")
+CLOCK_FIELDS = ("sm_clock_mhz_mean", "mem_clock_mhz_mean")
 MIN_CLOCK_DIFFERENCE = 0.01  # share by which clocks must differ to be reported
 DIFFERENT_SAMPLES_NOTE = (
     "rows of other models or data are compared: a sample is not the same work in both, and the ratio is one of "
@@ -30,39 +26,26 @@ DIFFERENT_SAMPLES_NOTE = (
 )
 
 
-class Labels:
-    """The fewest keys that distinguish all rows; strategy and number of devices are always among them.
+def choose_label_keys(rows: Sequence[Facts], without: Sequence[str]) -> list[str]:
+    """Return the fewest keys that distinguish all rows, always with strategy and number of devices.
 
     Keys `without` are compared or ignored, and are part of no label.
     """
-
-    def __init__(self, rows: Sequence[ComparisonRow], without: Sequence[str]) -> None:
-        differing = find_differing_keys(*(row.identity for row in rows)) if rows else []
-        names = dict.fromkeys([*FIRST_KEYS, *differing])
-        self.keys: list[str] = []
-        groups = [list(rows)]
-        for name in names:
-            if is_under(name, without):
-                continue
-            finer: list[list[ComparisonRow]] = []
-            for group in groups:
-                by_value: dict[str, list[ComparisonRow]] = {}
-                for row in group:
-                    by_value.setdefault(format_fact(row.identity.get(name)), []).append(row)
-                finer += by_value.values()
-            if name in ALWAYS_SHOWN_KEYS or len(finer) > len(groups):
-                self.keys.append(name)
-            groups = finer
-
-    def of(self, row: ComparisonRow) -> dict[str, str]:
-        """Return the label of a row: short key -> value."""
-        return {shorten_key(key): format_fact(row.identity.get(key)) for key in self.keys}
+    keys: list[str] = []
+    labels: list[tuple[str, ...]] = [() for _ in rows]
+    for name in dict.fromkeys([*FIRST_KEYS, *(find_differing_keys(*rows) if rows else ())]):
+        finer = [(*label, facts.get(name, NONE)) for label, facts in zip(labels, rows, strict=True)]
+        is_useful = name in ALWAYS_SHOWN_KEYS or len(set(finer)) > len(set(labels))
+        if is_useful and not is_under(name, without):
+            keys.append(name)
+            labels = finer
+    return keys
 
 
-def shorten_key(key: str) -> str:
-    """Return `strategy` for `strategy.name`, and `precision` for `train.precision`."""
-    parts = key.split(".")
-    return parts[0] if parts[-1] == "name" else parts[-1]
+def make_label(facts: Facts, keys: Sequence[str]) -> dict[str, str]:
+    """Return the values of keys by their short names: `strategy` for `strategy.name`, else the last part."""
+    short = (key.removesuffix(".name").rpartition(".")[2] for key in keys)
+    return {name: facts.get(key, NONE) for name, key in zip(short, keys, strict=True)}
 
 
 def find_differences(
@@ -73,50 +56,42 @@ def find_differences(
     Left out are the key by which rows are compared, options of a strategy or model that the other one lacks, and what
     follows from the strategy, such as its launcher.
     """
-    counts: dict[tuple[str, str, str], int] = {}
-    for a, b in pairs:
-        for key in [*find_differing_keys(a.identity, b.identity), *_differing_other_facts(a, b)]:
-            if (by is not None and key == main_key(by)) or _follows_from_name(a, b, key):
-                continue
-            entry = (key, _format_row_fact(a, key), _format_row_fact(b, key))
-            counts[entry] = counts.get(entry, 0) + 1
-        for entry in _find_clock_differences(a, b):
-            counts[entry] = counts.get(entry, 0) + 1
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for row_a, row_b in pairs:
+        a, b = _join_facts(row_a), _join_facts(row_b)
+        for key in find_differing_keys(a, b):
+            if (by is None or key != main_key(by)) and not _follows_from_name(a, b, key):
+                counts[key, a.get(key, NONE), b.get(key, NONE)] += 1
+        counts.update(_find_clock_differences(row_a, row_b))
     return [(*entry, count) for entry, count in counts.items()]
 
 
-def _follows_from_name(a: ComparisonRow, b: ComparisonRow, key: str) -> bool:
+def _join_facts(row: ComparisonRow) -> Facts:
+    """Return all facts of the repeats of a row, differing values joined by `or`."""
+    facts = [{**run.facts.identity, **run.facts.other} for run in row.measured]
+    names = dict.fromkeys(chain(*facts))
+    return {name: " or ".join(dict.fromkeys(each.get(name, NONE) for each in facts)) for name in names}
+
+
+def _follows_from_name(a: Facts, b: Facts, key: str) -> bool:
     """Return whether a difference in `key` follows from that of two strategies or models: it is an option that only one
     of them has, or any key of the strategies except for their names and options."""
     group, _, option = key.partition(".options.")
     group = "strategy" if key.startswith("strategy.") else group
-    differs = format_fact(a.identity.get(f"{group}.name")) != format_fact(b.identity.get(f"{group}.name"))
-    if not differs or key == f"{group}.name":
+    if key == f"{group}.name" or a.get(f"{group}.name", NONE) == b.get(f"{group}.name", NONE):
         return False
-    return None in (a.identity.get(key), b.identity.get(key)) if option else group == "strategy"
+    return NONE in (a.get(key, NONE), b.get(key, NONE)) if option else group == "strategy"
 
 
-def _differing_other_facts(a: ComparisonRow, b: ComparisonRow) -> list[str]:
-    names = dict.fromkeys(name for row in (a, b) for run in row.measured for name in run.facts.other)
-    return [name for name in names if name not in a.identity and _format_row_fact(a, name) != _format_row_fact(b, name)]
-
-
-def _format_row_fact(row: ComparisonRow, key: str) -> str:
-    facts = (run.facts.identity if key in run.facts.identity else run.facts.other for run in row.measured)
-    return " or ".join(dict.fromkeys(format_fact(each.get(key)) for each in facts))
-
-
-def _find_clock_differences(a: ComparisonRow, b: ComparisonRow) -> list[tuple[str, str, str]]:
-    """Return the measured clocks that differ, as (field, MHz of a, MHz of b)."""
-    differences = []
+def _find_clock_differences(a: ComparisonRow, b: ComparisonRow) -> Iterator[tuple[str, str, str]]:
+    """Yield the measured clocks that differ, as (field, MHz of a, MHz of b)."""
     for name in CLOCK_FIELDS:
         clocks = [[getattr(run.record.monitor, name) for run in row.measured] for row in (a, b)]
         present = [[clock for clock in of_row if clock is not None] for of_row in clocks]
         if all(present):
-            clock_a, clock_b = (math.fsum(of_row) / len(of_row) for of_row in present)
+            clock_a, clock_b = map(fmean, present)
             if clock_a and clock_b and abs(clock_b / clock_a - 1) > MIN_CLOCK_DIFFERENCE:
-                differences.append((name, f"{clock_a:.0f}", f"{clock_b:.0f}"))
-    return differences
+                yield name, f"{clock_a:.0f}", f"{clock_b:.0f}"
 
 
 def warn_about_samples(pairs: Iterable[tuple[ComparisonRow, ComparisonRow]]) -> list[str]:
@@ -125,44 +100,42 @@ def warn_about_samples(pairs: Iterable[tuple[ComparisonRow, ComparisonRow]]) -> 
     return [DIFFERENT_SAMPLES_NOTE] if any(is_under(key, SAMPLE_FACTS) for key in keys) else []
 
 
-@dataclass(frozen=True)
-class KeyValue:
-    """One value of a key, or one set of values of the keys below it, and the runs that have it."""
-
-    name: str
-    run_ids: frozenset[str]
-
-
-def find_key_values(runs: Sequence[ComparedRun], key: str, base: str | None) -> list[KeyValue]:
-    """Return the values of `key`, the base first, then those of the first folder, and in natural order.
+def group_by_value(runs: Sequence[ComparedRun], key: str, base: str | None) -> dict[str, list[ComparedRun]]:
+    """Return the runs of each value of `key`: the base first, then those of the first folder, as its sweep was told
+    them; values that it was not told, such as those of baselines, and of an older sweep all, in natural order.
 
     A value of `strategy` is a name with all options; where two share the name, it is followed by what differs.
     InputError for a base that is none of the values.
     """
-    by_facts: dict[str, list[ComparedRun]] = {}
+    groups: dict[frozenset[tuple[str, str]], list[ComparedRun]] = {}
     for run in runs:
-        by_facts.setdefault(json.dumps(_facts_under(run, key), sort_keys=True), []).append(run)
-    groups = list(by_facts.values())
-    facts = [_facts_under(group[0], key) for group in groups]
-    main_values = [format_fact((first.facts.other | first.facts.identity).get(main_key(key))) for first, *_ in groups]
-    names = []
-    for (run, *_), main, own in zip(groups, main_values, facts, strict=True):
+        groups.setdefault(pairing_key(_facts_under(run, key)), []).append(run)
+    first_runs = [first for first, *_ in groups.values()]
+    facts = [_facts_under(run, key) for run in first_runs]
+    main_values = [(run.facts.other | run.facts.identity).get(main_key(key), NONE) for run in first_runs]
+    by_name: dict[str, list[ComparedRun]] = {}
+    bases = []
+    for run, main, own, group in zip(first_runs, main_values, facts, groups.values(), strict=True):
         same_name = [other for value, other in zip(main_values, facts, strict=True) if value == main]
         keys = find_differing_keys(*same_name)
-        words = [main, *(f"{name.split('.')[-1]}={format_fact(own.get(name))}" for name in keys)]
+        words = [main, *(f"{name.rpartition('.')[2]}={own.get(name, NONE)}" for name in keys)]
         if key == DEVICES_KEY:  # and the kinds of connection between the devices, such as PIX
-            devices = re.findall(r"\d+", str(run.facts.identity.get(DEVICES_KEY)))
+            devices = re.findall(r"\d+", run.facts.identity.get(DEVICES_KEY, NONE))
             words += run.record.machine.list_links([int(number) for number in devices])
-        names.append(" ".join(words))
-    if base is not None and base not in (*names, *main_values):
-        raise InputError(f"--base: {unknown_name_message(f'value of {key}', base, names)}")
+        name = " ".join(words)
+        by_name[name] = group
+        bases += [name] if base in (name, main) else []
+    if base is not None and not bases:
+        raise InputError(f"--base: {unknown_name_message(f'value of {key}', base, list(by_name))}")
 
-    def sort_key(number: int) -> tuple[bool, int, list[tuple[int, float, str]]]:
-        is_base = base in (names[number], main_values[number])
-        return not is_base, groups[number][0].side, _natural_order(names[number])
+    def sort_key(name: str) -> tuple[Any, ...]:
+        places = [run.place for run in by_name[name]]
+        # 10 comes after 2, and text in the order of its letters.
+        parts = [part for part in re.split(r"(\d+(?:\.\d+)?)", name) if part]
+        natural = [(0, float(part), "") if part[0].isdecimal() else (1, 0.0, part) for part in parts]
+        return name not in bases, by_name[name][0].side, min(places), natural
 
-    ordered = sorted(range(len(groups)), key=sort_key)
-    return [KeyValue(names[n], frozenset(run.run_id for run in groups[n])) for n in ordered]
+    return {name: by_name[name] for name in sorted(by_name, key=sort_key)}
 
 
 def _facts_under(run: ComparedRun, key: str) -> Facts:
@@ -171,10 +144,4 @@ def _facts_under(run: ComparedRun, key: str) -> Facts:
     in_identity = any(is_under(name, [key]) for name in identity)
     facts = {} if in_identity else {name: value for name, value in other.items() if is_under(name, [key])}
     facts |= {name: value for name, value in identity.items() if is_under(name, keys_bound_to(key))}
-    return {name: value for name, value in facts.items() if value is not None}
-
-
-def _natural_order(name: str) -> list[tuple[int, float, str]]:
-    """Return a sort key that puts 10 after 2, and text in the order of its letters."""
-    parts = [part for part in re.split(r"(\d+(?:\.\d+)?)", name) if part]
-    return [(0, float(part), "") if part[0].isdecimal() else (1, 0.0, part) for part in parts]
+    return {name: value for name, value in facts.items() if value != NONE}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from scalebench.analysis.identity import BOUND_FACTS, HIDDEN_FACTS, IGNORED_FACTS, is_under
@@ -15,8 +16,8 @@ from scalebench.core.errors import unknown_name_message
 from scalebench.core.result import Result
 from scalebench.core.spec import Config
 
-Value = str | int | float | bool | None
-Facts = dict[str, Value]
+Facts = dict[str, str]  # values as text, so that one meaning has one value
+NONE = "none"  # what is absent, null or empty
 
 MACHINE_FIELDS = (
     "hostname cpus cpu_quota cpus_physical memory_bytes memory_limit_bytes driver_version cuda_driver_version os "
@@ -31,7 +32,7 @@ NAMED_GROUPS = ("model", "dataset", "strategy", "hardware")  # groups with a key
 
 @dataclass(frozen=True)
 class RunFacts:
-    """`identity`: what rows must share; `other`: what may differ; both by dotted key, None if absent or unknown."""
+    """`identity`: what rows must share; `other`: what may differ; both by dotted key."""
 
     identity: Facts
     other: Facts
@@ -47,7 +48,7 @@ def collect_facts(result: Result) -> RunFacts:
     identity |= {"gpus": scale.gpus, "nodes": scale.nodes, "device": scale.device, "scaling": scale.scaling}
     if scale.scaling == "strong":  # one global batch, however it was configured
         identity |= {"train.global_batch": scale.global_batch, "train.batch_per_device": None}
-    identity["machine.gpus"] = join_texts(sorted(gpu.name or "" for gpu in machine.gpus))
+    identity["machine.gpus"] = ", ".join(sorted(gpu.name or "" for gpu in machine.gpus)) or None
     if scale.device == "cpu":
         identity["machine.cpu_model"] = machine.cpu_model
     other = {
@@ -71,43 +72,54 @@ def collect_facts(result: Result) -> RunFacts:
         "compiler_used": workload.compiler_used,
         "model_params": workload.model_params,
         "threads": _distinct(rank.threads for rank in result.ranks),
-        "throttle_reasons": join_texts(sorted(result.monitor.throttle_reasons or [])),
+        "throttle_reasons": ", ".join(sorted(result.monitor.throttle_reasons or [])) or None,
     }
-    return RunFacts(identity, other)
+    return RunFacts(*({key: format_fact(value) for key, value in each.items()} for each in (identity, other)))
 
 
 @functools.cache
-def list_defaults() -> Facts:
+def list_defaults() -> dict[str, Any]:
     """Return the facts of a run without settings."""
     defaults = flatten(dataclasses.asdict(Config()))
     return {key: value for key, value in defaults.items() if not is_under(key, IGNORED_FACTS) and value != "???"}
 
 
-def _distinct(values: Iterable[Any]) -> Value:
+def _distinct(values: Iterable[Any]) -> Any:
     distinct = list(dict.fromkeys(value for value in values if value is not None))
-    return None if not distinct else canonical_value(distinct[0] if len(distinct) == 1 else distinct)
+    return canonical_value(distinct[0] if len(distinct) == 1 else distinct)
 
 
-def join_texts(texts: list[str]) -> str | None:
-    return ", ".join(texts) or None
-
-
-def flatten(tree: dict[str, Any], above: str = "") -> Facts:
+def flatten(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
     """Return nested mappings with dotted keys; an empty one leaves nothing."""
-    flat: Facts = {}
+    flat: dict[str, Any] = {}
     for name, value in tree.items():
         key = f"{above}{name}"
         flat |= flatten(value, f"{key}.") if isinstance(value, dict) else {key: canonical_value(value)}
     return flat
 
 
-def canonical_value(value: Any) -> Value:
+def canonical_value(value: Any) -> str | int | float | None:
     """Return one value for one meaning: 1.0 is 1, and lists are their text."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     if value is None or isinstance(value, (str, int, float)):
         return value
     return json.dumps(value) if value else None
+
+
+def format_fact(value: Any) -> str:
+    return NONE if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def find_differing_keys(first: Facts, *others: Facts) -> list[str]:
+    names = dict.fromkeys(chain(first, *others))
+    return [name for name in names if any(first.get(name, NONE) != each.get(name, NONE) for each in others)]
+
+
+def describe_differences(a: Facts, b: Facts, keys: Sequence[str]) -> str:
+    """Return `train.batch_per_device: 10 and 20`, for the first three of `keys`."""
+    texts = [f"{key}: {a.get(key, NONE)} and {b.get(key, NONE)}" for key in keys[:3]]
+    return "; ".join(texts) + (f"; and {len(keys) - 3} more" if len(keys) > 3 else "")
 
 
 def keys_bound_to(key: str) -> tuple[str, ...]:

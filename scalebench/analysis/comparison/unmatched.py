@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scalebench.analysis.comparison.labels import Labels
-from scalebench.analysis.comparison.pairing import (
-    FAILED_STATUSES,
-    ComparedRun,
-    ComparisonRow,
-    describe_differences,
-    find_closest_row,
-    make_comparison_rows,
-    merge_rows,
-)
+from scalebench.analysis.comparison.labels import make_label
+from scalebench.analysis.comparison.pairing import ComparedRun, ComparedSide, ComparisonRow
+from scalebench.analysis.comparison.run_facts import NAMED_GROUPS, Facts, describe_differences, find_differing_keys
+from scalebench.analysis.identity import is_under
 
+FAILED_STATUSES = ("failed", "oom", "timeout", "cancelled")
 MAX_SEARCHED_ROWS = 20  # rows without a partner for which the closest row is looked up
 
 
@@ -30,84 +25,82 @@ class UnmatchedRow:
     run_id: str = ""
 
 
-@dataclass
-class ComparedSide:
-    """The rows of one side by their key, and those that could not be merged with the reason."""
-
-    name: str
-    rows: dict[str, ComparisonRow]
-    refused: list[tuple[ComparisonRow, str]]
-
-    @classmethod
-    def of(cls, name: str, runs: Iterable[ComparedRun], without: Sequence[str]) -> ComparedSide:
-        return cls(name, *merge_rows(make_comparison_rows(runs), without))
-
-
 def find_unmatched(
-    base: ComparedSide, side: ComparedSide, labels: Labels, without: Sequence[str]
+    base: ComparedSide, side: ComparedSide, label_keys: Sequence[str], without: Sequence[str]
 ) -> list[UnmatchedRow]:
     """Return the rows without a measured partner, and the runs that failed."""
     unmatched = [
-        UnmatchedRow(either.name, labels.of(row), reason) for either in (base, side) for row, reason in either.refused
+        UnmatchedRow(either.name, make_label(facts, label_keys), reason)
+        for either in (base, side)
+        for facts, reason in either.refused
     ]
-    searched = 0
     for this, other in ((base, side), (side, base)):
-        for key, row in this.rows.items():
-            if row.measured and key not in other.rows:
-                searched += 1
-                reason = f"not in {other.name}"
-                if searched <= MAX_SEARCHED_ROWS:
-                    near = find_closest_row(row.identity, list(other.rows.values()), without)
-                    reason += (
-                        ", which has no rows"
-                        if near is None
-                        else "; the closest row there differs in "
-                        + describe_differences(row.identity, near[0].identity, near[1])
-                    )
-                unmatched.append(UnmatchedRow(this.name, labels.of(row), reason))
+        for row in (row for key, row in this.rows.items() if key not in other.rows and row.measured):
+            reason, others = f"not in {other.name}", [each.identity for each in other.rows.values()]
+            if len(unmatched) < MAX_SEARCHED_ROWS:
+                closest, keys = find_closest(row.identity, others, without)
+                differences = describe_differences(row.identity, closest, keys)
+                reason += f"; the closest row there differs in {differences}" if others else ", which has no rows"
+            unmatched.append(UnmatchedRow(this.name, make_label(row.identity, label_keys), reason))
     for key, row in side.rows.items():
-        before = base.rows.get(key)
-        unmatched += [_describe_failed_run(side.name, base.name, labels.of(row), run, before) for run in row.unmeasured]
+        before = base.rows.get(key, ComparisonRow(row.identity))
+        label = make_label(row.identity, label_keys)
+        unmatched += [_describe_failed_run(side.name, base.name, label, run, before) for run in row.unmeasured]
     for key, row in base.rows.items():
         if not row.measured and (after := side.rows.get(key)) is not None and after.measured:
-            failed = row.unmeasured[0]
+            failed, label = row.unmeasured[0], make_label(row.identity, label_keys)
             reason = f"{failed.record.status} in {base.name}: {failed.record.reason}"
-            unmatched.append(UnmatchedRow(base.name, labels.of(row), reason, run_id=failed.run_id))
+            unmatched.append(UnmatchedRow(base.name, label, reason, run_id=failed.run_id))
     return unmatched
 
 
 def _describe_failed_run(
-    name: str, base: str, label: dict[str, str], run: ComparedRun, before: ComparisonRow | None
+    name: str, base: str, label: dict[str, str], run: ComparedRun, before: ComparisonRow
 ) -> UnmatchedRow:
     """Describe a run without a figure; it counts as failed unless its configuration had only failed runs in the base.
 
     A run that is `unsupported` counts only if it was not unsupported in the base. The same run on both sides does not
     count.
     """
-    status, was_ok = run.record.status, before is not None and bool(before.measured)
-    earlier = before.unmeasured if before is not None else []
-    is_known = any(e.record.status in FAILED_STATUSES or e.record.status == status for e in earlier) and not was_ok
-    is_known = is_known or run.run_id in {e.run_id for e in earlier}
+    status, was_ok = run.record.status, bool(before.measured)
+    statuses = {each.record.status for each in before.unmeasured}
+    is_known = not was_ok and not statuses.isdisjoint({*FAILED_STATUSES, status})
+    is_known = is_known or run.run_id in {each.run_id for each in before.unmeasured}
     failed = (status in FAILED_STATUSES or was_ok) and not is_known
     reason = f"{status}: {run.record.reason}" if status != "ok" else "nothing was measured"
     return UnmatchedRow(name, label, f"{reason} (in {base} too)" if is_known else reason, failed, run.run_id)
 
 
+def find_closest(facts: Facts, others: Sequence[Facts], without: Sequence[str]) -> tuple[Facts, list[str]]:
+    """Return the facts that differ in the fewest keys, and these keys; of another strategy or model only its name."""
+
+    def list_keys(other: Facts) -> list[str]:
+        return [key for key in find_differing_keys(facts, other) if not is_under(key, without)]
+
+    closest = min(others, key=lambda other: len(list_keys(other)), default={})
+    keys = list_keys(closest)
+    named = [group for group in NAMED_GROUPS if f"{group}.name" in keys]
+    return closest, [key for key in keys if not is_under(key, named) or key.endswith(".name")]
+
+
 def explain_no_pairs(sides: Sequence[ComparedSide], without: Sequence[str]) -> str:
     """Return why there are no pairs: what failed, or in what the closest rows of two sides differ."""
-    measured = [[row for row in side.rows.values() if row.measured] for side in sides]
+    measured = [[row.identity for row in side.rows.values() if row.measured] for side in sides]
     for side, good in zip(sides, measured, strict=True):
         if not good and not side.refused:
             return f"no run of {side.name} went well"
-    closest = []
-    for others in measured[1:]:
-        nearest = [(row, find_closest_row(row.identity, others, without)) for row in measured[0][:MAX_SEARCHED_ROWS]]
-        closest += [(row, *near) for row, near in nearest if near is not None]
+    of_base, *of_others = measured
+    closest = [
+        (facts, *find_closest(facts, others, without))
+        for others in of_others
+        if others
+        for facts in of_base[:MAX_SEARCHED_ROWS]
+    ]
     if not closest:
         reasons = [reason for side in sides for _, reason in side.refused]
         return reasons[0] if reasons else "nothing was measured"
-    row, other, keys = min(closest, key=lambda near: len(near[2]))
+    facts, other, keys = min(closest, key=lambda near: len(near[2]))
     names = sides[0].name, sides[1].name if len(sides) == 2 else "the others"
     way_out = f"; --ignore {keys[0]} pairs them" if len(keys) == 1 else ""
-    differences = describe_differences(row.identity, other.identity, keys)
+    differences = describe_differences(facts, other, keys)
     return f"nothing in {names[0]} pairs with {names[1]}: closest rows differ in {differences}{way_out}"

@@ -5,29 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.analysis.comparison.labels import Labels, find_differences, find_key_values
-from scalebench.analysis.comparison.pairing import (
-    describe_differences,
-    drop_shared_runs,
-    find_closest_row,
-    load_compared_runs,
-    make_compared_run,
-    make_comparison_rows,
-    merge_rows,
-)
+from scalebench.analysis.comparison import compare_by
+from scalebench.analysis.comparison.labels import choose_label_keys, find_differences, group_by_value, make_label
+from scalebench.analysis.comparison.pairing import drop_shared_runs, load_compared_runs, make_compared_run, make_side
 from scalebench.analysis.comparison.run_facts import (
     canonical_value,
     collect_facts,
+    describe_differences,
     explain_unknown_key,
     flatten,
-    keys_bound_to,
-    main_key,
 )
+from scalebench.analysis.comparison.unmatched import find_closest
 from scalebench.analysis.identity import HIDDEN_FACTS, IGNORED_FACTS, is_under
 from scalebench.core.errors import InputError
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.result import MonitorRecord
 from scalebench.core.spec import HardwareSpec, MeasureSpec
+from scalebench.core.sweep_file import PlannedRun, SweepRecord, write_sweep
 from tests.builders.comparisons import (
     machine_settings,
     make_failed_run,
@@ -51,8 +45,8 @@ def model(**changes):
     return {"model": dataclasses.replace(MODEL, **changes)}
 
 
-def rows(*runs):
-    return make_comparison_rows([run for several in runs for run in several])
+def rows(*runs, without=()):
+    return list(make_side("A", [run for several in runs for run in several], without).rows.values())
 
 
 def row(side, **changes):
@@ -68,7 +62,6 @@ def facts(**changes):
     ("model.name", model(name="mlp")), ("model.options.depth", model(options={"depth": 2})),
     ("dataset.feed", {"dataset": dataclasses.replace(CONFIG.dataset, feed="device")}), ("seed", {"seed": 1}),
     ("train.batch_per_device", train_settings(batch_per_device=20)),
-    ("train.precision", train_settings(precision="bfloat16")),
     ("hardware.name", hardware(name="gpu2")), ("hardware.bind", hardware(bind="none")),
     ("hardware.environment.NCCL_P2P_DISABLE", hardware(environment={"NCCL_P2P_DISABLE": "1"})),
     ("machine.cpu_model", machine_settings(cpu_model="another")), ("machine.gpus", machine_settings(gpus=[GPU])),
@@ -78,10 +71,7 @@ def test_facts_of_the_identity_must_agree(key, changes):
 
 
 @pytest.mark.parametrize(("key", "changes"), [
-    ("machine.hostname", machine_settings(hostname="node2")),
-    ("machine.driver_version", machine_settings(driver_version="550")),
-    ("machine.git_commit", machine_settings(git_commit="abc")),
-    ("machine.memory_bytes", machine_settings(memory_bytes=2**33 - 1)),
+    ("machine.hostname", machine_settings(hostname="node2")), ("machine.git_commit", machine_settings(git_commit="ab")),
     ("versions.torch", machine_settings(versions={"torch": "2.9"})),
     ("environment.OMP_NUM_THREADS", machine_settings(environment={"OMP_NUM_THREADS": "4"})),
     ("hardware.memory_bytes", hardware(memory_bytes=2**33)), ("measure.min_s", {"measure": MeasureSpec(min_s=1.0)}),
@@ -97,20 +87,18 @@ def test_facts_of_gpus():
     result = record(**machine_settings(cpu_model="another"))
     result.scale.device = "cuda"
     assert "machine.cpu_model" not in collect_facts(result).identity, "it may differ beside GPUs"
-    assert collect_facts(result).other["machine.cpu_model"] == "another"
-    two = [GPU, dataclasses.replace(GPU, power_limit_w=100.0)]
-    assert facts(**machine_settings(gpus=two)).other["machine.gpu.power_limit_w"] == "[149.0, 100.0]"
-    assert facts(**machine_settings(gpus=[GPU, GPU])).other["machine.gpu.power_limit_w"] == 149
+    for gpus, limit in (([GPU, dataclasses.replace(GPU, power_limit_w=100.0)], "[149.0, 100.0]"), ([GPU, GPU], "149")):
+        assert facts(**machine_settings(gpus=gpus)).other["machine.gpu.power_limit_w"] == limit
 
 
 def test_what_an_older_or_empty_spec_lacks_has_the_value_of_then():
     complete, older = record("ddp"), record("ddp")
     del older.spec["train"]["dropout"], older.spec["strategy"]["options"]
-    assert collect_facts(older).identity == collect_facts(complete).identity
-    assert collect_facts(older).identity["train.dropout"] is True
-    assert collect_facts(complete).identity["strategy.options.bucket_cap_mb"] == 25
+    identity = collect_facts(older).identity
+    assert identity == collect_facts(complete).identity
+    assert (identity["train.dropout"], identity["strategy.options.bucket_cap_mb"]) == ("true", "25")
     older.spec = {}
-    assert collect_facts(older).identity["gpus"] == 1 and "model.name" not in collect_facts(older).identity
+    assert collect_facts(older).identity["gpus"] == "1" and "model.name" not in collect_facts(older).identity
 
 
 def test_what_means_the_same_is_the_same():
@@ -119,27 +107,20 @@ def test_what_means_the_same_is_the_same():
     assert chosen == as_it_comes != other
     by_total, by_device = (facts(gpus=2, scaling="strong", **train_settings(batch_per_device=10, **more)).identity
                            for more in ({"global_batch": 20}, {}))  # fmt: skip
-    assert by_total == by_device and by_total["train.global_batch"] == 20
-    for value, same in ((1.0, 1), (True, True), ([1, 2], "[1, 2]"), ([], None), (0.5, 0.5), (1e300, 1e300),
-                        ("1", "1"), (None, None)):  # fmt: skip
+    assert by_total == by_device and by_total["train.global_batch"] == "20"
+    for value, same in ((1.0, 1), (True, True), ([1, 2], "[1, 2]"), ([], None), (0.5, 0.5), (1e300, 1e300)):
         assert canonical_value(value) == same and type(canonical_value(value)) is type(same)
-
-
-def test_keys():
     assert flatten({"a": {"b": {"c": 1}, "d": {}}, "e": [1]}) == {"a.b.c": 1, "e": "[1]"}
-    assert [is_under(key, ["train"]) for key in ("train.precision", "train", "trainer")] == [True, True, False]
-    assert keys_bound_to("hardware")[0] == "hardware" and "machine.gpus" in keys_bound_to("hardware")
-    assert keys_bound_to("seed") == ("seed",)
-    assert (main_key("model"), main_key("gpus")) == ("model.name", "gpus")
+
+
+def test_checks_of_options_never_keep_two_runs_from_being_a_pair():
     checks = ("at_least.bucket_cap_mb", "choices.op", "tolerance", "approximate", "exact_with.bits", "max_gpus")
-    assert all(is_under(f"strategy.{key}", IGNORED_FACTS) and is_under(f"strategy.{key}", HIDDEN_FACTS)
-               for key in checks), "checks of options never keep two runs from being a pair"  # fmt: skip
+    assert all(is_under(f"strategy.{key}", names) for key in checks for names in (IGNORED_FACTS, HIDDEN_FACTS))
 
 
 @pytest.mark.parametrize(("key", "reason"), [
     ("train", None), ("train.precision", None), ("gpus", None),
     ("train.precison", "no key 'train.precison'; did you mean 'train.precision'?"),
-    ("precision", "no key 'precision'; did you mean 'train.precision'?"),
     ("op", "no key 'op'; did you mean 'strategy.options.op'?"),
     ("x", "no key 'x'; known: gpus, strategy, strategy.options, strategy.options.op, train, train.precision"),
 ])  # fmt: skip
@@ -165,31 +146,32 @@ def test_a_row_has_only_its_latest_framework_version():
         for result in results:
             result.scale.framework_version = version
         write_results(Path("a"), results)
-    (row,) = make_comparison_rows(load_compared_runs(["a"]))
-    assert [one.run_id for one in row.measured] == ["b-ddp-1-0"]
-    assert row.notes == ["repeats of 2.8 are left out beside those of 2.9"]
+    (row,) = rows(load_compared_runs(["a"]))
+    assert (row.run_ids, row.notes) == (["b-ddp-1-0"], ["repeats of 2.8 are left out beside those of 2.9"])
 
 
 def test_rows_are_merged_only_without_the_seed():
-    seeds = rows(make_runs("a", [0.1]), make_runs("a", [0.2], seed=1, run_id="other"))
-    (row,) = merge_rows(seeds, ["seed"])[0].values()
+    (row,) = rows(make_runs("a", [0.1]), make_runs("a", [0.2], seed=1, run_id="other"), without=["seed"])
     assert len(row.measured) == 2
     key = "strategy.options.step_s"
-    steps = [make_runs("a", [0.1 * s], "simulated", run_id=str(s), options={"step_s": float(s)}) for s in (1, 2)]
-    complete, refused = merge_rows(rows(*steps), [key])
-    assert complete == {} and [reason for _, reason in refused] == [f"without {key} several rows are one: 1, 2"] * 2
+    steps = [one for s in (1, 2) for one in make_runs("a", [s], "simulated", run_id=str(s), options={"step_s": s})]
+    side = make_side("A", steps, [key])
+    assert (
+        side.rows == {} and [reason for _, reason in side.refused] == [f"without {key} several rows are one: 1, 2"] * 2
+    )
 
 
 def test_the_closest_row_has_the_fewest_differing_keys():
-    identity = row("a").identity
-    others = [row("b", gpus=4, **train_settings(precision="tf32")), row("b", **train_settings(batch_per_device=20))]
-    closest, keys = find_closest_row(identity, others, [])
-    assert keys == ["train.batch_per_device"]
-    assert describe_differences(identity, closest.identity, keys) == "train.batch_per_device: 10 and 20"
-    assert find_closest_row(identity, others[:1], ["train"])[1] == ["gpus"]
-    assert find_closest_row(identity, [row("b", strategy="horovod_gloo")], [])[1] == ["strategy.name"]
-    assert find_closest_row(identity, [], []) is None
-    one, other = dict.fromkeys("abcde", 1), dict.fromkeys("abcd", 2)
+    identity, horovod = row("a").identity, row("b", strategy="horovod_gloo").identity
+    other_settings = (gpus_and_precision, batch) = [
+        row("b", gpus=4, **train_settings(precision="tf32")).identity,
+        row("b", **train_settings(batch_per_device=20)).identity,
+    ]
+    assert find_closest(identity, other_settings, []) == (batch, ["train.batch_per_device"])
+    assert describe_differences(identity, batch, ["train.batch_per_device"]) == "train.batch_per_device: 10 and 20"
+    assert find_closest(identity, [gpus_and_precision], ["train"])[1] == ["gpus"]
+    assert find_closest(identity, [horovod], [])[1] == ["strategy.name"]
+    one, other = dict.fromkeys("abcde", "1"), dict.fromkeys("abcd", "2")
     assert describe_differences(one, other, [*"abcde"]) == "a: 1 and 2; b: 1 and 2; c: 1 and 2; and 2 more"
 
 
@@ -201,14 +183,14 @@ def test_the_closest_row_has_the_fewest_differing_keys():
 def test_shared_runs_are_dropped_from_the_row_with_others(a, b, left):
     (one,), (other,) = (rows(*(make_runs("a", [0.1], run_id=name) for name in names)) for names in (a, b))
     actual = drop_shared_runs(one, other)
-    assert left == (actual and tuple("".join(one.run_id for one in row.measured) for row in actual))
+    assert left == (actual and tuple("".join(row.run_ids) for row in actual))
     notes = [note for row in actual or () for note in row.notes]
     assert any("both sides" in note for note in notes) == (left is not None and bool(set(a) & set(b)))
 
 
 def labels(*actual, without=()):
-    reported = Labels(actual, without)
-    return [reported.of(row) for row in actual]
+    keys = choose_label_keys([each.identity for each in actual], without)
+    return [make_label(each.identity, keys) for each in actual]
 
 
 def test_labels_have_the_fewest_keys_that_distinguish_rows():
@@ -230,9 +212,8 @@ def test_differences_are_counted_over_the_pairs():
     pairs = [(row("a"), row("b", **new)), (row("a", gpus=2), row("b", gpus=2, **new)), (row("a"), row("b"))]
     assert find_differences(pairs, None) == [("machine.driver_version", "none", "2", 2)]
     (both,) = rows(make_runs("a", [0.1]), make_runs("b", [0.1], **machine_settings(git_commit="abc")))
-    assert find_differences([(both, row("c", **machine_settings(git_commit="def")))], None) == [
-        ("machine.git_commit", "none or abc", "def", 1)
-    ]
+    other = row("c", **machine_settings(git_commit="def"))
+    assert find_differences([(both, other)], None) == [("machine.git_commit", "none or abc", "def", 1)]
     for clock, reported in ((1405.0, []), (1300.0, [("sm_clock_mhz_mean", "1400", "1300", 1)]), (None, [])):
         a, b = (row("a", monitor=MonitorRecord(sm_clock_mhz_mean=mhz)) for mhz in (1400.0, clock))
         assert find_differences([(a, b)], None) == reported, "from one per cent on"
@@ -241,7 +222,6 @@ def test_differences_are_counted_over_the_pairs():
 def test_the_compared_key_and_options_of_another_strategy_are_no_differences():
     ddp, bare = row("a"), row("b", strategy="bare_torch")
     assert find_differences([(ddp, bare)], "strategy") == []
-    assert find_differences([(ddp, bare)], None) == [("strategy.name", "ddp", "bare_torch", 1)]
     bare.identity["strategy.launcher"] = "mpi"
     assert find_differences([(ddp, bare)], None) == [("strategy.name", "ddp", "bare_torch", 1)], "it follows from that"
     for key, option, before in (("strategy", "bucket_cap_mb", "25"), (None, "of_a_later_version", "none")):
@@ -250,7 +230,7 @@ def test_the_compared_key_and_options_of_another_strategy_are_no_differences():
 
 
 def names(runs, key, base=None):
-    return [value.name for value in find_key_values(runs, key, base)]
+    return list(group_by_value(runs, key, base))
 
 
 def test_strategies_of_one_name_differ_by_their_options_and_the_base_goes_first():
@@ -258,14 +238,15 @@ def test_strategies_of_one_name_differ_by_their_options_and_the_base_goes_first(
         *make_runs("a", [0.1, 0.1], "horovod_gloo"), *make_runs("a", [0.1]),
         *make_runs("b", [0.1], options={"bucket_cap_mb": 1.0}),
     ]  # fmt: skip
-    one, plain, horovod = find_key_values(runs, "strategy", None)
-    assert [one.name, plain.name, horovod.name] == ["ddp bucket_cap_mb=1", "ddp bucket_cap_mb=25", "horovod_gloo"]
-    assert horovod.run_ids == {"a-horovod_gloo-1-0", "a-horovod_gloo-1-1"}
-    for base in names(runs, "strategy"):
-        assert names(runs, "strategy", base) == [base, *(name for name in names(runs, "strategy") if name != base)]
-    expected = r"^--base: no value of strategy 'horovod_glo'; did you mean 'horovod_gloo'\?$"
-    with pytest.raises(InputError, match=expected):
-        find_key_values(runs, "strategy", "horovod_glo")
+    values = group_by_value(runs, "strategy", None)
+    assert list(values) == ["ddp bucket_cap_mb=1", "ddp bucket_cap_mb=25", "horovod_gloo"]
+    assert [one.run_id for one in values["horovod_gloo"]] == ["a-horovod_gloo-1-0", "a-horovod_gloo-1-1"]
+    for base in values:
+        assert names(runs, "strategy", base) == [base, *(name for name in values if name != base)]
+    with pytest.raises(
+        InputError, match=r"^--base: no value of strategy 'horovod_glo'; did you mean 'horovod_gloo'\?$"
+    ):
+        names(runs, "strategy", "horovod_glo")
 
 
 def test_numbers_are_in_natural_order_and_the_first_folder_goes_first():
@@ -273,6 +254,20 @@ def test_numbers_are_in_natural_order_and_the_first_folder_goes_first():
     assert names(runs, "gpus") == ["1", "2", "10"] and names(runs, "gpus", "10") == ["10", "1", "2"]
     later = [dataclasses.replace(one, side=1) for one in make_runs("b", [0.1], **train_settings(precision="bfloat16"))]
     assert names([*later, *make_runs("a", [0.1])], "train.precision") == ["float32", "bfloat16"]
+
+
+def test_the_base_is_the_first_value_that_the_sweep_was_given():
+    """gpus=10,2 was swept, in random order, and gpus=1 was added as their baseline."""
+    places = {1: None, 2: 1, 10: 0}
+    sweep = SweepRecord("", [], "", 0, 0.0)
+    for number, (gpus, place) in enumerate(places.items()):
+        write_folder("sweep", [0.1 / gpus], gpus=gpus, side="a")
+        sweep.runs.append(PlannedRun(number, "", "", 0, place=place))
+    assert names(load_compared_runs(["sweep"]), "gpus") == ["1", "2", "10"], "the natural order, without a record"
+    write_sweep(sweep, Path("sweep"))
+    runs = load_compared_runs(["sweep"])
+    assert names(runs, "gpus") == ["10", "2", "1"] and names(runs, "gpus", "2") == ["2", "10", "1"]
+    assert [(each.a, each.b) for each in compare_by(runs, "gpus").contrasts] == [("10", "2"), ("10", "1")]
 
 
 def test_machines_of_one_name_differ_by_their_processor():
