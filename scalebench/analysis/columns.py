@@ -157,6 +157,7 @@ COLUMNS = (
     Column("cpu_util_mean", NUMBER, "share of the run's cores, used by any program"),
     Column("cpu_util_ours_mean", NUMBER, "used by the ranks"),
     Column("cpu_cores_others_mean", NUMBER, "cores used by other programs"),
+    Column("other_programs", TEXT, "the largest of them, over the whole run", pool="union"),
     Column("net_sent_bytes_per_s", NUMBER, "all interfaces but the loopback"),
     Column("net_received_bytes_per_s", NUMBER, "likewise"),
     Column("pcie_sent_bytes_per_step", NUMBER, "all GPUs, by their counters, mean rate x step_s"),

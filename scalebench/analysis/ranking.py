@@ -20,7 +20,7 @@ from scalebench.analysis.identity import INPUT_COLUMNS
 from scalebench.analysis.read_runs import PathLike
 from scalebench.analysis.repeats import EstimateRatio, holds_over_repeats, load_configurations
 from scalebench.analysis.scaling_curves import Curve, group_curves, make_curves
-from scalebench.analysis.verdicts import decide_ratio, explain_disturbance, explain_no_verdict
+from scalebench.analysis.verdicts import decide_ratio, explain_disturbance, explain_no_verdict, has_other_programs
 from scalebench.core.config_files import read_strategy_config
 from scalebench.core.stats.estimates import CONFIDENCE, Estimate
 
@@ -90,9 +90,9 @@ class Advice:
 
     `take`: `rows` has one row, surely faster than one device and than every other row. `tied`: several that are
     equally fast within noise, the fastest of them surely faster than one device. `stay`: one device is surely faster
-    than every row. `unsure`: neither is certain. `unknown`: nothing was measured on one device. `one device`: nothing
-    was measured on several, and `rows` is empty. In `stay`, `unsure` and `unknown`, `rows` has each curve's fastest
-    row, the fastest first.
+    than every row, without other programs on the machine. `unsure`: neither is certain. `unknown`: nothing was measured
+    on one device. `one device`: nothing was measured on several, and `rows` is empty. In `stay`, `unsure` and
+    `unknown`, `rows` has each curve's fastest row, the fastest first.
     """
 
     kind: Literal["take", "tied", "stay", "unsure", "unknown", "one device"]
@@ -213,7 +213,9 @@ def advise(rankings: Sequence[Ranking], rows_by_id: Mapping[str, NamedRow], esti
     if one_device[1]["run_id"] in behind:
         first.sort(key=lambda pair: pair[1]["gpus"])
         return Advice("take" if len(first) == 1 else "tied", rankings, first, one_device, left_out, contest.test)
-    kind: Literal["stay", "unsure"] = "stay" if len(first) == 1 else "unsure"
+    # What other programs take falls on the larger group: "more devices pay" holds in spite of it, "stay" does not.
+    is_sure = len(first) == 1 and not any(has_other_programs(row) for _, row in eligible)
+    kind: Literal["stay", "unsure"] = "stay" if is_sure else "unsure"
     return Advice(kind, rankings, _fastest_of_each_curve(eligible), one_device, left_out, contest.test)
 
 

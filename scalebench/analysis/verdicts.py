@@ -2,8 +2,8 @@
 
 A verdict (best, slower, pays, saturating, resolved, faster) compares processes. Blocks of one process say nothing about
 its next start, so one repeat carries none, and two do if their interval allows it. What other programs take of the
-machine cancels where ratios are formed within rounds, and forbids a verdict where they are not; missing cores or GPUs
-forbid it always. `show`, rankings, advice and `compare` have this one rule.
+machine cancels where ratios are formed within rounds between runs of as many devices, and forbids a verdict where they
+are not; missing cores or GPUs forbid it always. `show`, rankings, advice and `compare` have this one rule.
 """
 
 from __future__ import annotations
@@ -79,6 +79,11 @@ def explain_disturbance(*rows: Row, in_rounds: bool | None = None) -> str:
     if len({"hooks_left_out" in (row.get("flags") or "").split() for row in rows}) > 1:  # not the same work
         reasons[f"not the same work: {DOUBTS['hooks_left_out']} in one of them"] = None
     return "; ".join(reasons)
+
+
+def has_other_programs(row: Row) -> bool:
+    """Return whether other programs computed on the cores or devices of a row."""
+    return not set(OTHER_PROGRAMS_FLAGS).isdisjoint((row.get("flags") or "").split())
 
 
 def decide_ratio(row: Row, base: Row, estimate_ratio: EstimateRatio, confidence: float = CONFIDENCE) -> Estimate:

@@ -164,15 +164,19 @@ def read_anonymous_bytes(pid: int | None) -> int | None:
 class ProcessStat(NamedTuple):
     parent: int
     cpu_s: float  # that it has used
+    name: str  # of its program: up to 15 characters
 
 
 def read_process_stat(pid: int) -> ProcessStat | None:
-    """Return a process's parent and CPU seconds; None when it is gone. Read from /proc directly: psutil opens several
-    files for each process."""
+    """Return a process's parent, CPU seconds and name; None when it is gone.
+
+    Read from /proc directly: psutil opens several files for each process.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()  # the name before it may contain anything
-        return ProcessStat(int(fields[1]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+            head, _, rest = file.read().rpartition(b")")  # the name may contain anything
+        fields, name = rest.split(), head.partition(b"(")[2].decode(errors="replace")
+        return ProcessStat(int(fields[1]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), name)
     except (OSError, ValueError, IndexError):
         return None
 

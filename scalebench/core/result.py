@@ -168,6 +168,7 @@ class MonitorRecord:
     cpu_util_mean: float | None = None  # share of the cores that the run may use, used by any program
     cpu_util_ours_mean: float | None = None  # likewise, used by the ranks and their children
     cpu_cores_others_mean: float | None = None  # number of cores used by programs outside the run
+    other_programs: list[str] | None = None  # names of the largest of them, over the whole run
     rss_bytes_max: int | None = None  # sum over the ranks
     rss_anon_bytes_max: int | None = None  # without mapped files, which the ranks share
     memory_available_bytes_min: int | None = None  # of any node

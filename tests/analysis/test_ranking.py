@@ -13,7 +13,7 @@ from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.verdicts import explain_no_verdict
 from scalebench.core.result import write_result
 from scalebench.core.stats.log_means import LogMean
-from scalebench.report.sections.answer import describe_ranking
+from scalebench.report.sections.answer import QUIET, describe_advice, describe_ranking, list_doubts
 from tests.builders import sweeps
 from tests.builders.sweeps import ratio_of_rows
 
@@ -93,6 +93,31 @@ def test_the_advice_takes_the_one_device_that_the_ranking_calls_the_best():
 
     (advice,) = list_advice(make_curves(make_frame(rows, [*FRAME_COLUMNS, "repeats"])), estimate_ratio)
     assert advice.one_device is not None and advice.one_device[0] == advice.rankings[0].best == "ddp"
+
+
+@pytest.mark.parametrize(
+    ("single", "flags", "kind"),
+    [(1000.0, "", "stay"), (1000.0, "busy_machine", "unsure"), (400.0, "busy_machine", "take")],
+)
+def test_other_programs_leave_it_open_whether_one_device_is_the_fastest(single, flags, kind):
+    """They take from the larger group more than from one device, so that only its advantage holds in spite of them."""
+    rows = [
+        cells("ddp", single, gpus=1, in_turns=True, run_id="1"),
+        cells(
+            "ddp", 700.0, in_turns=True, run_id="2", flags=flags, cpu_cores_others_mean=1.26, other_programs="chrome"
+        ),
+    ]
+    rows[1]["other_programs"] = "chrome python"
+    levels = {row["run_id"]: math.log(row["throughput_samples_per_s"]) for row in rows}
+
+    def estimate_ratio(row, base):
+        return LogMean(levels[row["run_id"]] - levels[base["run_id"]], 1e-6, 10, in_rounds=True)
+
+    advice = list_advice(make_curves(make_frame(rows, [*FRAME_COLUMNS, "repeats"])), estimate_ratio)
+    (sentence,) = describe_advice(advice, estimate_ratio)
+    assert advice[0].kind == kind
+    assert ("beside other programs that took 1.3 cores: chrome, python" in sentence) == (flags != "")
+    assert (QUIET in sentence) == (kind == "unsure") == (QUIET in list_doubts(advice[0]))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,14 @@ from scalebench.core.run_folder import monitor_path
 from scalebench.core.spec import RunSpec
 from scalebench.measure import clock_sync
 from scalebench.measure.monitor.flags import detect_flags, has_unequal_clocks
-from scalebench.measure.monitor.summary import combine_devices, measured_window, smallest_of, sum_of, summarize_monitor
+from scalebench.measure.monitor.summary import (
+    MAX_OTHER_PROGRAMS,
+    combine_devices,
+    measured_window,
+    smallest_of,
+    sum_of,
+    summarize_monitor,
+)
 from scalebench.measure.monitor.time_series import MONITOR, RESUMED, TimeSeries, read_series
 from scalebench.measure.nodes import NodeReport
 
@@ -172,6 +179,8 @@ def combine_nodes(spec: RunSpec, nodes: Sequence[NodeMonitor]) -> MonitorRecord:
             setattr(run, name, value)
     for name in SUMMED_FIELDS:
         setattr(run, name, sum_of([getattr(monitor, name) for monitor in monitors]))
+    programs = [name for monitor in monitors for name in monitor.other_programs or []]
+    run.other_programs = list(dict.fromkeys(programs))[:MAX_OTHER_PROGRAMS] or None
     for name in CORE_SHARE_FIELDS:
         setattr(run, name, _share([getattr(monitor, name) for monitor in monitors], [node.cores for node in nodes]))
     least = smallest_of([monitor.memory_available_bytes_min for monitor in monitors])

@@ -1,6 +1,7 @@
 """Samples of the processes of the run: their time on the cores and their memory.
 
 "Ours" are the program that started the monitor and all processes below it; a rank is its process and all below that.
+Of other programs it keeps the time on the cores by name, so that a record says who disturbed.
 Where an agent started the monitor (launchers.rank_agent), ours are also those of the other ranks of this node, and the
 program that launched the run, if it is on this host.
 All is read from /proc directly: the list of all processes is long, and psutil opens several files for each of them.
@@ -27,6 +28,8 @@ from scalebench.core.run_folder import (
 from scalebench.measure.monitor.time_series import SampleRows
 from scalebench.measure.progress import read_progress
 
+OTHER = "other:"  # source of a program outside the run, before its name
+MIN_OTHER_S = 0.5  # on the cores: programs that used less have no rows
 SEARCH_INTERVAL_S = 2.0  # between two scans of all processes, which take 10 ms where there are many
 
 
@@ -46,6 +49,8 @@ class ProcessSampler:
         self._spent_s: dict[str, float] = {"ours": 0.0}
         self._rank_pids: dict[int, int] = {}
         self._rank_of: dict[int, int] = {}
+        self._others_last_s: dict[int, float] | None = None  # like _last_s, at the last search; None before the first
+        self._others_spent_s: dict[str, float] = {}  # by name
         self._next_search_s = 0.0
         self.ours: set[int] = set()
 
@@ -74,10 +79,10 @@ class ProcessSampler:
         """Find the processes of the run, also new ones."""
         self._next_search_s = time.monotonic() + SEARCH_INTERVAL_S
         pids = map(int, filter(str.isdigit, os.listdir("/proc")))
-        parents = {pid: stat.parent for pid in pids if (stat := read_process_stat(pid))}
+        stats = {pid: stat for pid in pids if (stat := read_process_stat(pid))}
         children: dict[int, list[int]] = {}
-        for pid, parent in parents.items():
-            children.setdefault(parent, []).append(pid)
+        for pid, stat in stats.items():
+            children.setdefault(stat.parent, []).append(pid)
         self.ours = set().union(*(_descendants(root, children) for root in self._roots))
         # The process id of a rank on another host means nothing here.
         self._rank_of = {
@@ -86,6 +91,15 @@ class ProcessSampler:
             if first in self.ours
             for pid in _descendants(first, children)
         }
+        others = {pid: stat for pid, stat in stats.items() if pid not in self.ours}
+        if self._others_last_s is not None:
+            for pid, stat in others.items():
+                spent_s = max(0.0, stat.cpu_s - self._others_last_s.get(pid, 0.0))
+                self._others_spent_s[stat.name] = self._others_spent_s.get(stat.name, 0.0) + spent_s
+        self._others_last_s = {pid: stat.cpu_s for pid, stat in others.items()}
+        for name, spent_s in self._others_spent_s.items():
+            if spent_s >= MIN_OTHER_S:
+                self._rows.add(time.time(), f"{OTHER}{name}", "cpu_s", spent_s)
 
     def first_rank_pid(self) -> int | None:
         """Return the process id of a rank that runs; None while there is none."""

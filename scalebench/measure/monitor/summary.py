@@ -10,9 +10,11 @@ from typing import Any
 from scalebench.core.result import DeviceMonitorRecord, MonitorRecord, RankRecord
 from scalebench.core.run_folder import MONITOR_FILE
 from scalebench.measure.monitor.gpu_sampler import NO_REASON, THROTTLED_PREFIX
+from scalebench.measure.monitor.process_sampler import OTHER
 from scalebench.measure.monitor.time_series import TimeSeries, TimeWindow
 
 IDLE_REASON = "gpu_idle"
+MAX_OTHER_PROGRAMS = 3  # that a record names, each with at least a tenth of the time of the first
 
 
 def measured_window(rank: RankRecord | None, resumed_s: Sequence[float] = ()) -> TimeWindow | None:
@@ -125,7 +127,16 @@ def _cores(series: TimeSeries, window: TimeWindow) -> dict[str, Any]:
         "cpu_util_mean": _share(busy_s, cores, window),
         "cpu_util_ours_mean": _share(ours_s, cores, window),
         "cpu_cores_others_mean": cores_of_other_programs(series, window),
+        "other_programs": name_other_programs(series),
     }
+
+
+def name_other_programs(series: TimeSeries) -> list[str] | None:
+    """Return the programs outside the run that used the most time on the cores while it ran, the largest first; None
+    where none used enough to have rows, or where /proc does not show them, as in a container."""
+    used_s = {source.removeprefix(OTHER): series.values(source, "cpu_s")[-1] for source in series.sources(OTHER)}
+    names = sorted(used_s, key=lambda name: -used_s[name])[:MAX_OTHER_PROGRAMS]
+    return [name for name in names if used_s[name] >= used_s[names[0]] / 10] or None
 
 
 def cores_of_other_programs(series: TimeSeries, window: TimeWindow) -> float | None:

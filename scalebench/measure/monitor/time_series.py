@@ -42,6 +42,10 @@ class SampleRows:
     def __len__(self) -> int:
         return len(self._values)
 
+    @property
+    def sources(self) -> list[str]:
+        return list(self._sources.numbers)
+
     def add(self, time_s: float, source: str, quantity: str, value: float | None) -> None:
         """Add one figure; no row where it could not be measured."""
         if value is None or not math.isfinite(value):

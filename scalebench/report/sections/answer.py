@@ -15,6 +15,7 @@ from scalebench.analysis.verdicts import (
     count_missing_repeats,
     decide_ratio,
     explain_no_verdict,
+    has_other_programs,
 )
 from scalebench.core.config_files import read_strategy_config
 from scalebench.core.errors import InputError
@@ -35,8 +36,10 @@ CAPTION = (
 MAX_ANSWERS = 20  # groups with an answer of their own; the others are a row of a table
 MAX_TERMINAL_ANSWERS = 5
 MAX_CONTRASTS, MAX_CONTRASTED = 3, 4  # keys that were varied, and values of one against the first
+MAX_OTHER_PROGRAMS = 3
 MAX_HEADLINE_NAMES = 2  # of strategies that are equally fast
 MAX_RECIPES = 5  # groups whose fastest strategy is shown with its lines of code
+QUIET = "other programs slow several devices more than one, so that only a quiet machine decides"
 # Doubts that no verdict hides: limits over repeats hold them, or the row has no verdict for want of limits.
 HARMLESS_DOUBTS = {"no_interval", "target_missed", "repeats_differ"}
 CERTAINTY = {"best": "the best", "tied": "tied within noise", "not sure": "not sure", "alone": "nothing to compare"}
@@ -119,6 +122,11 @@ def _is_slower(advice: Advice) -> bool:
     return single is not None and _get_main_row(advice)[1][doc.THROUGHPUT] < single[1][doc.THROUGHPUT]
 
 
+def _needs_quiet(advice: Advice) -> bool:
+    """Return whether several devices were slower beside other programs, which slow them more than one device."""
+    return advice.kind == "unsure" and _is_slower(advice) and any(has_other_programs(row) for _, row in advice.rows)
+
+
 def _join_names(names: Sequence[str]) -> str:
     """Join up to MAX_HEADLINE_NAMES names, and count the others."""
     more = len(names) - MAX_HEADLINE_NAMES
@@ -180,7 +188,9 @@ def list_doubts(advice: Advice) -> list[str]:
         reason if len(several) == len(rows) else f"{reason} ({_join_names(several)})"
         for reason, several in sorted(names.items(), key=lambda item: -len(item[1]))
     ]
-    if advice.kind == "unsure" and advice.test:
+    if _needs_quiet(advice):
+        doubts.append(QUIET)
+    elif advice.kind == "unsure" and advice.test:
         repeats = count_missing_repeats(*(row for _, row in rows))
         doubts.append(f"the limits of the speedup are on both sides of 1, measure.repeats={repeats} narrows them")
     return doubts
@@ -239,7 +249,9 @@ def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
     names = join_with_and([_on_devices(pair) for pair in advice.rows])
     ratios = [decide_ratio(row, single[1], estimate_ratio) for _, row in advice.rows]
     faster = join_with_and([format_ratio(ratio.value, *ratio.limits) for ratio in ratios])
-    times = f"{faster} times as fast as {single[0]} on one device"
+    rows = [row for _, row in (single, *advice.rows)]
+    beside = _describe_other_programs(rows) if advice.test else ""
+    times = f"{faster} times as fast as {single[0]} on one device{beside}"
     if advice.kind == "take":
         text = f"Take {names}: {times}."
     elif advice.kind == "tied":
@@ -252,9 +264,8 @@ def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
         behind = [f"{_on_devices(pair)} by {loss}" for pair, loss in zip(advice.rows, losses, strict=True)]
         text = f"Stay on one device: {single[0]}. Slower than that: {join_with_and(behind)}."
     else:
-        rows = [row for _, row in (single, *advice.rows)]
         more = f"more repeats narrow the limits: measure.repeats={count_missing_repeats(*rows)}"
-        missing = more if advice.test else explain_no_verdict(*rows)
+        missing = QUIET if _needs_quiet(advice) else more if advice.test else explain_no_verdict(*rows)
         verb = "is" if len(advice.rows) == 1 else "are"
         verdict = "Stay on one device for now" if _is_slower(advice) else "Not sure that more devices pay"
         text = f"{verdict}: {names} {verb} {times}; {missing}."
@@ -262,6 +273,17 @@ def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
     for pair in advice.left_out if advice.test else ():
         left_out.setdefault(explain_no_verdict(pair[1]), []).append(_on_devices(pair))
     return " ".join([text, *(f"No verdict on {join_with_and(names)}: {reason}." for reason, names in left_out.items())])
+
+
+def _describe_other_programs(rows: Sequence[dict[str, Any]]) -> str:
+    """Return `, beside other programs that took 1.3 cores: chrome, python` where they disturbed these rows."""
+    disturbed = [row for row in rows if has_other_programs(row)]
+    if not disturbed:
+        return ""
+    cores = max((row.get("cpu_cores_others_mean") or 0.0 for row in disturbed), default=0.0)
+    names = list(dict.fromkeys(name for row in disturbed for name in (row.get("other_programs") or "").split()))
+    took = f" that took {cores:.2g} cores" if cores else ""
+    return f", beside other programs{took}{': ' * bool(names)}{', '.join(names[:MAX_OTHER_PROGRAMS])}"
 
 
 def describe_ranking(ranking: Ranking) -> str:

@@ -18,7 +18,8 @@ from scalebench.core.machine import cpus
 from scalebench.core.run_folder import RankProcesses, progress_path, rank_processes_path
 from scalebench.measure.monitor import host_sampler
 from scalebench.measure.monitor.gpu_sampler import GpuSampler
-from scalebench.measure.monitor.process_sampler import ProcessSampler
+from scalebench.measure.monitor.process_sampler import MIN_OTHER_S, OTHER, ProcessSampler
+from scalebench.measure.monitor.summary import name_other_programs
 from scalebench.measure.monitor.time_series import SampleRows, TimeWindow, read_series
 from scalebench.measure.progress import RankProgress
 from tests.nvml_stand_in import put_in, read_table
@@ -284,6 +285,20 @@ def test_processes_that_come_and_go(tmp_path, monkeypatch):
     series = read(rows, tmp_path)
     assert len(series.values("process:0", "cpu_s")) < len(series.values("ours", "cpu_s")) == 3
     assert series.values("ours", "cpu_s") == sorted(series.values("ours", "cpu_s"))
+
+
+def test_programs_outside_the_run_are_named(tmp_path):
+    rows = SampleRows()
+    with running(SLEEP) as ours, running(SPIN) as other:
+        processes = ProcessSampler(rows, tmp_path, ours, [])
+        processes.search()
+        name, deadline_s = psutil.Process(other).name()[:15], time.monotonic() + 30
+        while f"{OTHER}{name}" not in rows.sources and time.monotonic() < deadline_s:
+            time.sleep(0.2)
+            processes.search()
+    series = read(rows, tmp_path)
+    assert series.values(f"{OTHER}{name}", "cpu_s")[-1] >= MIN_OTHER_S
+    assert name_other_programs(series)
 
 
 def test_incomplete_progress_files_and_ranks_of_other_hosts_are_not_sampled(tmp_path):
