@@ -94,6 +94,8 @@ def test_what_other_programs_do_within_rounds_is_a_label(tmp_path):
     assert explain_no_verdict(*rows, in_rounds=False) == "other programs kept the processors busy"
     (advice,) = list_advice(make_curves(configurations.make_frame()), configurations.estimate_ratio)
     assert advice.rankings[0].certainty == "best"
+    notes = compare_by(load_compared_runs([tmp_path]), "strategy", "bare_torch").notes
+    assert notes == ["strategy ddp: other programs kept the processors busy in 3 of 3 runs"]
 
 
 def test_ratios_between_cohorts_are_quotients_to_the_baseline_of_each(tmp_path):

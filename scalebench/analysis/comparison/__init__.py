@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from scalebench.analysis.comparison.labels import (
     choose_label_keys,
+    describe_other_programs,
     find_differences,
     group_by_value,
     make_label,
@@ -191,6 +192,10 @@ def _compare_sides(
     }
     refusal = None if contrasts else explain_no_pairs(sides, without)
     notes = warn_about_samples((a, b) for tests in tested.values() for a, b, _ in tests)
+    rows_of = {base.name: [a for tests in tested.values() for a, *_ in tests]}
+    rows_of |= {name: [b for _, b, _ in tests] for name, tests in tested.items()}
+    for name, compared in rows_of.items():
+        notes += describe_other_programs(f"{by or 'side'} {name}", compared)
     return Comparison(by, ignored, threshold, contrasts, list(unmatched.values()), refusal, notes)
 
 

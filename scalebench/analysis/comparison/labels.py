@@ -12,7 +12,9 @@ from typing import Any
 from scalebench.analysis.comparison.pairing import ComparedRun, ComparisonRow, pairing_key
 from scalebench.analysis.comparison.run_facts import NONE, Facts, find_differing_keys, keys_bound_to, main_key
 from scalebench.analysis.identity import is_under
+from scalebench.analysis.verdicts import DOUBTS, OTHER_PROGRAMS_FLAGS
 from scalebench.core.errors import InputError, unknown_name_message
+from scalebench.core.units import format_count
 
 FIRST_KEYS = ("model.name", "dataset.name", "hardware.name", "scaling", "strategy.name", "gpus")
 ALWAYS_SHOWN_KEYS = ("strategy.name", "gpus")
@@ -98,6 +100,17 @@ def warn_about_samples(pairs: Iterable[tuple[ComparisonRow, ComparisonRow]]) -> 
     """Return a warning if a sample is not the same in both rows of any pair."""
     keys = {key for a, b in pairs for key in find_differing_keys(a.identity, b.identity)}
     return [DIFFERENT_SAMPLES_NOTE] if any(is_under(key, SAMPLE_FACTS) for key in keys) else []
+
+
+def describe_other_programs(name: str, rows: Iterable[ComparisonRow]) -> Iterator[str]:
+    """Yield what programs outside the runs of a side took of the machine: it labels a verdict on ratios within rounds,
+    and forbids others."""
+    records = list({run.run_id: run.record for row in rows for run in row.measured}.values())
+    for flag in OTHER_PROGRAMS_FLAGS:
+        if flagged := [record for record in records if flag in record.flags]:
+            most = max(record.monitor.cpu_cores_others_mean or 0.0 for record in flagged)
+            took = f", {most:.1f} of {flagged[0].machine.cpus} cores at most" if flag == "busy_machine" and most else ""
+            yield f"{name}: {DOUBTS[flag]} in {len(flagged)} of {format_count(len(records), 'run')}{took}"
 
 
 def group_by_value(runs: Sequence[ComparedRun], key: str, base: str | None) -> dict[str, list[ComparedRun]]:
