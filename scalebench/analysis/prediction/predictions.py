@@ -42,31 +42,27 @@ QUANTILES = (0.025, 0.975)
 
 @dataclass(frozen=True)
 class Forecast:
-    """Figures by number of devices, in arrays of equal length; nan: a batch has fewer samples than devices."""
+    """What is predicted on one number of devices; None is unknown."""
 
-    devices: FloatArray
-    batch: FloatArray
-    throughput: FloatArray  # samples/s
+    devices: int
+    batch: float | None  # samples of a device; None: a step has fewer samples than there are devices
+    throughput: Estimate | None  # samples/s
+    efficiency: Estimate | None  # per device, over the fewest devices that were measured
+    limited_by: str  # the largest loss, or computation where there is hardly any
+    memory_bytes: float | None  # of a device
+    fits: bool | None  # False: too little memory, or too many devices for one process
+    device_hours_per_epoch: float | None
+
+
+class Rates(NamedTuple):
+    """Throughput and efficiency by number of devices, with limits; nan: a step has fewer samples than devices."""
+
+    throughput: FloatArray
     low: FloatArray
     high: FloatArray
-    efficiency: FloatArray  # per device, over the fewest devices that were measured
+    efficiency: FloatArray
     efficiency_low: FloatArray
     efficiency_high: FloatArray
-    losses: FloatArray  # shares of a step, a row for each of LIMITS
-    memory_bytes: FloatArray  # of a device; nan: not measured
-    fits: FloatArray  # 1, 0: too little memory, or too many devices for one process; nan: memory is unknown
-    device_hours_per_epoch: FloatArray
-    max_devices: float  # that the strategy takes
-
-    def rate(self, index: int) -> Estimate:
-        """Return the throughput with its limits; ValueError where it is nan."""
-        return Estimate(*(float(values[index]) for values in (self.throughput, self.low, self.high)))
-
-    def limited_by(self, index: int) -> str:
-        """Return what limits throughput: the largest loss, or computation where there is hardly any."""
-        if self.devices[index] > self.max_devices:
-            return "one node"
-        return "memory" if self.fits[index] == 0 else LIMITS[int(np.argmax(np.nan_to_num(self.losses[:, index])))]
 
 
 class Reach(NamedTuple):
@@ -124,8 +120,9 @@ class CurvePrediction:
     def list_missed(self) -> list[tuple[int, float, Estimate]]:
         """Return the devices, the measured and the predicted samples/s where the interval lacks what was measured."""
         measured = [(point.devices, self.find_measured(point.devices)) for point in self.points]
-        rates = [(devices, rate, self.forecast([devices]).rate(0)) for devices, rate in measured if rate is not None]
-        return [each for each in rates if not each[2].low <= each[1] <= each[2].high]
+        rates = [(devices, rate, self.predict_rate(devices)) for devices, rate in measured if rate is not None]
+        return [(devices, rate, predicted) for devices, rate, predicted in rates
+                if predicted is not None and not predicted.low <= rate <= predicted.high]  # fmt: skip
 
     def list_remarks(self, devices: int) -> list[str]:
         """Return what to know of a prediction for this number of devices."""
@@ -147,29 +144,45 @@ class CurvePrediction:
             return np.full_like(devices, self.points[-1].batch)
         return np.where(devices <= last["global_batch"], last["global_batch"] / devices, math.nan)
 
-    def forecast(self, counts: Any) -> Forecast:
+    def predict_rates(self, counts: Any) -> Rates:
         devices = np.asarray(counts, float)
         batch = self.batch_of(devices)
-        parts = self.extrapolation.parts(devices, batch)
         seconds = self.extrapolation.step_s(devices, batch)
         if self.siblings:
             seconds = seconds * np.exp([self.siblings.get(int(count), 0.0) for count in devices])
-        fast, slow = self._limits(devices, batch)
         rate = devices * batch / seconds
         per_device, last_rate = (point.batch / self._step_s(point) for point in (self.points[0], self.points[-1]))
-        fits, memory = self._memory(devices, batch)
-        total_s = parts.step_s
-        losses = np.stack([np.full_like(devices, SMALL_LOSS), parts.sync_s / total_s, parts.growth_s / total_s,
-                           parts.host_share(self.extrapolation.model.computes_on_host)])  # fmt: skip
-        last = self.curve.rows[-1]
-        epoch = math.nan if last["epoch_s"] is None else last["epoch_s"] * last[RATE]
         efficiency = rate / devices / per_device
+        fast, slow = self._limits(devices, batch)
         highest = max(1.0, last_rate / per_device)  # nothing superlinear is predicted
         most = np.where(devices > self.points[-1].devices, np.maximum(highest, efficiency), math.inf)
-        hours = devices * epoch / rate / 3600
-        fits = np.where(devices > self.max_devices, 0.0, fits)
-        return Forecast(devices, batch, rate, rate / slow, rate / fast, efficiency, efficiency / slow,
-                        np.minimum(efficiency / fast, most), losses, memory, fits, hours, self.max_devices)  # fmt: skip
+        return Rates(rate, rate / slow, rate / fast, efficiency, efficiency / slow, np.minimum(efficiency / fast, most))
+
+    def predict_rate(self, devices: int) -> Estimate | None:
+        """Return the samples/s; None where a step has fewer samples than there are devices."""
+        rates = self.predict_rates([devices])
+        rate, low, high = (float(values[0]) for values in rates[:3])
+        return None if math.isnan(rate) else Estimate(rate, low, high)
+
+    def forecast(self, devices: int) -> Forecast:
+        batch, last = float(self.batch_of(np.array([float(devices)]))[0]), self.curve.rows[-1]
+        figures = [float(values[0]) for values in self.predict_rates([devices])]
+        if math.isnan(figures[0]):
+            return Forecast(devices, None, None, None, "samples", None, False, None)
+        throughput, efficiency = Estimate(*figures[:3]), Estimate(*figures[3:])
+        parts = self.extrapolation.parts(devices, batch)
+        host_share = parts.host_share(self.extrapolation.model.computes_on_host)
+        losses = [SMALL_LOSS, *map(float, (parts.sync_s / parts.step_s, parts.growth_s / parts.step_s, host_share))]
+        limited_by = LIMITS[losses.index(max(losses))]
+        memory = self._memory_bytes(devices, batch)
+        limit = self.hardware.get("gpu_memory_bytes") or last["memory_limit_bytes"]
+        fits = bool(memory <= limit) if memory is not None and limit else None
+        if devices > self.max_devices:
+            fits, limited_by = False, "one node"
+        elif fits is False:
+            limited_by = "memory"
+        hours = None if last["epoch_s"] is None else devices * last["epoch_s"] * last[RATE] / throughput.value / 3600
+        return Forecast(devices, batch, throughput, efficiency, limited_by, memory, fits, hours)
 
     def _step_s(self, point: MeasuredStep) -> float:
         """Return the seconds of a measured step, predicted where the devices are others."""
@@ -196,29 +209,28 @@ class CurvePrediction:
         )
         return np.exp(-np.hypot(np.log(fast), above)), np.exp(np.hypot(high * scale, below))
 
-    def _memory(self, devices: FloatArray, batch: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return whether a device's memory is enough, and its bytes: its state, and the rest, which the batch has."""
-        row, last, unknown = self.curve.rows[-1], self.points[-1], np.full_like(devices, math.nan)
-        peak, state, model = row["peak_memory_bytes"], row["state_bytes"] or 0, self.extrapolation.model
-        limit = self.hardware.get("gpu_memory_bytes") or row["memory_limit_bytes"]
+    def _memory_bytes(self, devices: int, batch: float) -> float | None:
+        """Return the bytes of a device: its state, and the rest, which the batch has."""
+        row, last, model = self.curve.rows[-1], self.points[-1], self.extrapolation.model
+        peak, state = row["peak_memory_bytes"], row["state_bytes"] or 0
         if peak is None:
-            return unknown, unknown
+            return None
 
-        def share(count: Any) -> Any:
+        def share(count: int) -> float:
             """Return the share of the state that each of so many devices has."""
             if model.sync in (SHARDED, HSDP, "stages", "pipeline"):
-                return 1 / count_shards(model, count)
-            return 1 - OPTIMIZER_STATE_SHARE + OPTIMIZER_STATE_SHARE / count if model.sync == ZERO1 else 1
+                return 1 / float(count_shards(model, count))
+            return 1 - OPTIMIZER_STATE_SHARE + OPTIMIZER_STATE_SHARE / count if model.sync == ZERO1 else 1.0
 
-        memory = state * share(devices) / share(last.devices) + (peak - state) * batch / last.batch
-        return (memory <= limit) * 1.0 if limit else unknown, memory
+        return float(state * share(devices) / share(last.devices) + (peak - state) * batch / last.batch)
 
     def find_reach(self, share: float, most: int) -> Reach:
         """Return how far scaling goes, looking at each number of devices up to `most`."""
         most = max(self.points[0].devices, int(min(most, self.max_devices)))
-        forecast = self.forecast(np.arange(self.points[0].devices, most + 1))
-        first, rates = self.points[0].devices, forecast.throughput
-        is_sure = forecast.efficiency_low >= share - 1e-9
+        first = self.points[0].devices
+        devices = np.arange(first, most + 1)
+        rates = self.predict_rates(devices)
+        is_sure = rates.efficiency_low >= share - 1e-9
         for row, point in zip(self.curve.rows[1:], self.points[1:], strict=True):
             if point.devices <= most and (rate := self.find_measured(point.devices)) is not None:
                 low = (row["throughput_low"] or rate) / point.devices * self.points[0].step_s / self.points[0].batch
@@ -226,13 +238,13 @@ class CurvePrediction:
 
         def last_before_failure(holds: Any) -> int | None:
             count = len(holds) if holds.all() else int(np.argmin(holds))
-            return int(forecast.devices[count - 1]) if count else None
+            return int(devices[count - 1]) if count else None
 
-        doubled = rates[first::2]  # at twice the devices
-        poor = doubled < MIN_DOUBLING_GAIN * rates[: len(doubled)]
+        doubled = rates.throughput[first::2]  # at twice the devices
+        poor = doubled < MIN_DOUBLING_GAIN * rates.throughput[: len(doubled)]
         return Reach(
-            last_before_failure(is_sure), last_before_failure(forecast.efficiency >= share - 1e-9),
-            int(forecast.devices[np.argmax(poor)]) if poor.any() else None,
+            last_before_failure(is_sure), last_before_failure(rates.efficiency >= share - 1e-9),
+            int(devices[np.argmax(poor)]) if poor.any() else None,
         )  # fmt: skip
 
 
@@ -372,7 +384,7 @@ def measure_siblings(curve: Curve, curves: Iterable[Curve], read: ReadRecord) ->
         if (prediction := _predict_alone(part, other.rows, read)) is None:
             continue
         for row in other.rows[len(part.rows) :]:
-            rate = float(prediction.forecast([row["gpus"]]).throughput[0])
+            rate = float(prediction.predict_rates([row["gpus"]]).throughput[0])
             errors.setdefault(row["gpus"], []).append(math.log(rate / row[RATE]))
     return {count: float(np.median(each)) * len(each) / (len(each) + 1) for count, each in errors.items()
             if count > curve.gpus[-1]}  # fmt: skip
@@ -410,9 +422,10 @@ def check_curves(curves: Iterable[Curve], read: ReadRecord) -> list[Check]:
         for count, row in enumerate(curve.rows[1:], 1):
             batch = row["global_batch"] / row["gpus"]
             prediction = _predict_alone(replace(curve, rows=curve.rows[:count]), curve.rows, read, batch)
-            if prediction is not None:
+            rate = None if prediction is None else prediction.predict_rate(row["gpus"])
+            if prediction is not None and rate is not None:
                 scale = float(prediction.extrapolation.error_scale(row["gpus"], batch, prediction.knows_network))
-                checks.append(Check(curve, prediction.points, row, prediction.forecast([row["gpus"]]).rate(0), scale))
+                checks.append(Check(curve, prediction.points, row, rate, scale))
     return checks
 
 
@@ -427,11 +440,8 @@ def measure_own_limits(checks: Sequence[Check]) -> ErrorLimits | None:
 def rank_predictions(predictions: Sequence[CurvePrediction], devices: int) -> list[tuple[str, Estimate]]:
     """Return the strategies that fit and are measured on several numbers of devices with their samples/s, the fastest
     first."""
-    ranked = []
-    for prediction in predictions:
-        forecast = prediction.forecast([devices])
-        if prediction.is_rankable and forecast.fits[0] != 0 and math.isfinite(forecast.throughput[0]):
-            ranked.append((prediction.name, forecast.rate(0)))
+    forecasts = [(each.name, each.forecast(devices)) for each in predictions if each.is_rankable]
+    ranked = [(name, each.throughput) for name, each in forecasts if each.throughput and each.fits is not False]
     return sorted(ranked, key=lambda each: -each[1].value)
 
 
@@ -461,5 +471,5 @@ def suggest_measurement(prediction: CurvePrediction, devices: int) -> Suggestion
 
 
 def _width(prediction: CurvePrediction, devices: int) -> float:
-    forecast = prediction.forecast([devices])
-    return float(math.log(forecast.high[0] / forecast.low[0]))
+    rates = prediction.predict_rates([devices])
+    return float(math.log(rates.high[0] / rates.low[0]))

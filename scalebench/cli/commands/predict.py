@@ -159,7 +159,6 @@ def _print(part: Any) -> None:
 
 def _print_csv(groups: Iterable[PredictedGroup], counts: Sequence[int]) -> None:
     import csv
-    import math
 
     from scalebench.analysis.scaling_curves import format_group_title
 
@@ -168,14 +167,10 @@ def _print_csv(groups: Iterable[PredictedGroup], counts: Sequence[int]) -> None:
     for group in groups:
         title = format_group_title(group.group)
         for prediction in group.predictions:
-            forecast = prediction.forecast(counts)
-            for i, count in enumerate(counts):
-                fits = {0.0: False, 1.0: True}.get(float(forecast.fits[i]))
-                columns = (forecast.throughput, forecast.low, forecast.high, forecast.efficiency,
-                           forecast.efficiency_low, forecast.efficiency_high)  # fmt: skip
-                figures = [float(values[i]) if fits is not False else math.nan for values in columns]
-                hours = float(forecast.device_hours_per_epoch[i]) if fits is not False else math.nan
-                cells = [*figures, forecast.limited_by(i), float(forecast.memory_bytes[i]), fits, hours,
-                         prediction.find_measured(count)]  # fmt: skip
-                shown = (None if isinstance(cell, float) and math.isnan(cell) else cell for cell in cells)
-                writer.writerow([title, prediction.name, count, float(forecast.batch[i]), *shown])
+            for count in counts:
+                row, measured = prediction.forecast(count), prediction.find_measured(count)
+                estimates = [None, None] if row.fits is False else [row.throughput, row.efficiency]
+                rates = [x for each in estimates for x in ((each.value, each.low, each.high) if each else [None] * 3)]
+                hours = None if row.fits is False else row.device_hours_per_epoch
+                cells = [*rates, row.limited_by, row.memory_bytes, row.fits, hours, measured]
+                writer.writerow([title, prediction.name, count, row.batch, *cells])

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.prediction.predictions import (
@@ -89,10 +87,10 @@ def _make_chart(chart_id: str, curves: Sequence[Curve], predicted: PredictedGrou
         for line in doc.make_line_series(curves, doc.THROUGHPUT, "throughput")
     ]
     for prediction in predicted.predictions:
-        forecast = prediction.forecast(counts)
-        places = [i for i, rate in enumerate(forecast.throughput) if math.isfinite(rate) and forecast.fits[i] != 0]
-        x, y, low, high = ([float(values[i]) for i in places] for values in (
-            forecast.devices, forecast.throughput, forecast.low, forecast.high))  # fmt: skip
+        forecasts = [each for each in map(prediction.forecast, counts) if each.throughput and each.fits is not False]
+        rates = [each.throughput for each in forecasts if each.throughput]
+        y, low, high = ([getattr(rate, name) for rate in rates] for name in ("value", "low", "high"))
+        x = [float(each.devices) for each in forecasts]
         lines.append(doc.Series(f"{prediction.name}, predicted", x, y, low, high, prediction.curve.tags))
     ticks = sorted({float(x) for line in lines for x in line.x})
     x_axis = doc.Axis(doc.DEVICES, log=True, ticks=ticks, from_zero=False)
@@ -103,55 +101,48 @@ def _make_chart(chart_id: str, curves: Sequence[Curve], predicted: PredictedGrou
 
 
 def make_table(predicted: PredictedGroup, counts: Sequence[int], table_id: str = SECTION_ID) -> doc.Table:
-    """Make a row for each strategy and number of devices, and one for each strategy that cannot be predicted."""
-    forecasts = [(prediction, prediction.forecast(counts)) for prediction in predicted.predictions]
-    has_memory = any(np.isfinite(forecast.memory_bytes).any() for _, forecast in forecasts)
-    has_epochs = any(np.isfinite(forecast.device_hours_per_epoch).any() for _, forecast in forecasts)
-    extra = [*(["memory"] if has_memory else []), *(["device time per epoch"] if has_epochs else [])]
-    measured = [[prediction.find_measured(count) for count in counts] for prediction, _ in forecasts]
-    has_measured = any(rate is not None for rates in measured for rate in rates)
-    measured_head = ["measured"] if has_measured else []
-    columns = ["strategy", doc.DEVICES, "samples/s (95 %)", *measured_head, "efficiency", "limited by", *extra]
-    rows = []
-    for (prediction, forecast), rates in zip(forecasts, measured, strict=True):
-        for i, rate in enumerate(rates):
-            cells = [doc.make_cell(prediction.name), *_forecast_cells(forecast, i, has_memory, has_epochs)]
-            if has_measured:
-                cells.insert(3, doc.format_cell(rate, "{:,.0f}".format))
-            rows.append(doc.Row(cells, prediction.curve.tags))
+    """Make a row for each strategy and number of devices."""
+    rows = [(prediction, prediction.forecast(count)) for prediction in predicted.predictions for count in counts]
+    hours = [None if each.fits is False else each.device_hours_per_epoch for _, each in rows]
+    columns = {
+        "strategy": [doc.make_cell(prediction.name) for prediction, _ in rows],
+        doc.DEVICES: [doc.make_cell(f"{each.devices:,}", float(each.devices)) for _, each in rows],
+        "samples/s (95 %)": [_make_rate_cell(each) for _, each in rows],
+        "measured": [doc.format_cell(p.find_measured(each.devices), "{:,.0f}".format) for p, each in rows],
+        "efficiency": [_make_efficiency_cell(each) for _, each in rows],
+        "limited by": [doc.make_cell(each.limited_by if each.throughput else "") for _, each in rows],
+        "memory": [doc.format_cell(each.memory_bytes, units.format_bytes) for _, each in rows],
+        "device time per epoch": [doc.format_cell(each, units.format_device_hours) for each in hours],
+    }
+    for name in ("measured", "memory", "device time per epoch"):
+        if not any(cell.text for cell in columns[name]):
+            del columns[name]
     bases = sorted({prediction.points[0].devices for prediction in predicted.predictions})
     base = f"efficiency: throughput per device over that of the fewest measured devices ({', '.join(map(str, bases))})"
     title = f"Predicted: {format_group_title(predicted.group)}"
-    return doc.Table(table_id, title, columns, rows, frozenset(columns) - {"strategy", "limited by"},
-                 doc.join_sentences(CAPTION[0], base, *CAPTION[1:]))  # fmt: skip
+    cells = zip(*columns.values(), strict=True)
+    table_rows = [doc.Row(list(of_row), p.curve.tags) for (p, _), of_row in zip(rows, cells, strict=True)]
+    return doc.Table(table_id, title, list(columns), table_rows, frozenset(columns) - {"strategy", "limited by"},
+                     doc.join_sentences(CAPTION[0], base, *CAPTION[1:]))  # fmt: skip
 
 
-def _forecast_cells(forecast: Forecast, i: int, has_memory: bool, has_epochs: bool) -> list[doc.Cell]:
-    fits = forecast.fits[i] != 0
-    cells = [doc.make_cell(f"{forecast.devices[i]:,.0f}", float(forecast.devices[i]))]
-    if math.isnan(forecast.throughput[i]):
-        cells += [doc.Cell("fewer samples than devices"), doc.Cell(""), doc.Cell("")]
-    elif not fits:
-        cells += [doc.Cell("does not fit"), doc.Cell(""), doc.make_cell(forecast.limited_by(i))]
-    else:
-        rate, share = forecast.rate(i), float(forecast.efficiency[i])
-        limits = f"[{100 * forecast.efficiency_low[i]:.0f}, {100 * forecast.efficiency_high[i]:.0f}]"
-        cells += [doc.make_cell(_format_rate(rate), rate.value), doc.make_cell(f"{100 * share:.0f} % {limits}", share),
-                  doc.make_cell(forecast.limited_by(i))]  # fmt: skip
-    if has_memory:
-        cells.append(_format_finite(forecast.memory_bytes[i], units.format_bytes))
-    if has_epochs:
-        hours = forecast.device_hours_per_epoch[i] if fits else math.nan
-        cells.append(_format_finite(hours, units.format_device_hours))
-    return cells
+def _make_rate_cell(forecast: Forecast) -> doc.Cell:
+    if forecast.throughput is None:
+        return doc.Cell("fewer samples than devices")
+    if forecast.fits is False:
+        return doc.Cell("does not fit")
+    return doc.make_cell(_format_rate(forecast.throughput), forecast.throughput.value)
+
+
+def _make_efficiency_cell(forecast: Forecast) -> doc.Cell:
+    share = forecast.efficiency
+    if share is None or forecast.fits is False:
+        return doc.Cell("")
+    return doc.make_cell(f"{100 * share.value:.0f} % [{100 * share.low:.0f}, {100 * share.high:.0f}]", share.value)
 
 
 def _format_rate(rate: Estimate) -> str:
     return units.format_rate(rate, "").replace("  ", " ").strip()
-
-
-def _format_finite(value: float, show: Callable[[float], str]) -> doc.Cell:
-    return doc.format_cell(float(value) if math.isfinite(value) else None, show)
 
 
 def list_sentences(predicted: PredictedGroup, counts: Sequence[int], share: float, most: int) -> Iterator[str]:

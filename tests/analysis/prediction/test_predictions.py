@@ -43,13 +43,19 @@ def predict_one(runs, **changes):
     return prediction
 
 
+def rates(prediction, *counts):
+    return prediction.predict_rates(counts).throughput
+
+
 def test_measured_points_are_met_and_more_devices_are_less_certain():
-    forecast = predict_one(make_runs()).forecast([2, 4, 8, 64])
-    assert forecast.throughput[0] == pytest.approx(2 * sweeps.BATCH / sweeps.step_s("ddp_gloo", 2), rel=0.01)
-    assert (np.diff(forecast.throughput) > 0).all() and (np.diff(forecast.efficiency) < 0).all()
-    assert (forecast.low <= forecast.throughput).all() and (forecast.throughput <= forecast.high).all()
-    assert (np.diff(forecast.high / forecast.low) > 0).all()
-    assert forecast.efficiency[0] == pytest.approx(0.9, rel=0.01)
+    prediction = predict_one(make_runs())
+    actual = prediction.predict_rates([2, 4, 8, 64])
+    assert actual.throughput[0] == pytest.approx(2 * sweeps.BATCH / sweeps.step_s("ddp_gloo", 2), rel=0.01)
+    assert (np.diff(actual.throughput) > 0).all() and (np.diff(actual.efficiency) < 0).all()
+    assert (np.diff(actual.high / actual.low) > 0).all()
+    forecast = prediction.forecast(2)
+    assert forecast.efficiency.value == actual.efficiency[0] == pytest.approx(0.9, rel=0.01)
+    assert forecast.throughput == prediction.predict_rate(2)
 
 
 def test_links_are_measured_else_those_of_the_hardware():
@@ -61,7 +67,7 @@ def test_links_are_measured_else_those_of_the_hardware():
     assert "nodes, links and memory of alpha; but computation at the pace of the CPU workers" in alpha.remarks[0]
     workers = predict_one(make_runs(), hardware={**ALPHA, "devices": "cpu"})
     assert workers.remarks[0].endswith("; devices as fast as those measured")
-    assert alpha.forecast([64]).throughput[0] > predict_one(make_runs()).forecast([64]).throughput[0]
+    assert rates(alpha, 64) > rates(predict_one(make_runs()), 64)
 
 
 def test_one_device_is_predicted_with_links_alone_and_never_ranked():
@@ -96,7 +102,7 @@ def test_runs_without_probes_take_the_rate_of_the_hardware():
         run.spec["hardware"]["links"] = {"intra_node_bytes_per_s": 1e9}
     prediction = predict_one(runs)
     assert prediction.extrapolation.model.links.bytes_per_s == pytest.approx(0.7e9)
-    assert math.isfinite(prediction.forecast([8]).throughput[0])
+    assert math.isfinite(rates(prediction, 8)[0])
     without = {"name": "cpu", "links": {"inter_node": None}}
     for hardware, reason in (
         (without, "hardware cpu has no links: set links.inter_node_bytes_per_s in its YAML"),
@@ -110,12 +116,12 @@ def test_what_does_not_fit_is_no_number_to_rely_on():
     row = {**prediction.curve.rows[-1], "peak_memory_bytes": 50_000_000_000, "state_bytes": 48_000_000_000}
     curve = replace(prediction.curve, rows=[*prediction.curve.rows[:-1], row])
     full = replace(prediction, curve=curve, hardware=ALPHA)
-    assert full.forecast([4]).fits[0] == 0 and full.forecast([4]).limited_by(0) == "memory"
+    assert full.forecast(4).fits is False and full.forecast(4).limited_by == "memory"
     assert predictions.rank_predictions([full], 4) == []
     model = replace(full.extrapolation.model, sync="sharded")
-    sharded = replace(full, extrapolation=replace(full.extrapolation, model=model)).forecast([2, 4, 8])
-    assert sharded.memory_bytes == pytest.approx([50e9, 26e9, 14e9]) and sharded.fits.tolist() == [0, 1, 1]
-    assert np.isnan(prediction.forecast([4]).memory_bytes).all()
+    sharded = [replace(full, extrapolation=replace(full.extrapolation, model=model)).forecast(n) for n in (2, 4, 8)]
+    assert [(each.memory_bytes, each.fits) for each in sharded] == [(50e9, False), (26e9, True), (14e9, True)]
+    assert prediction.forecast(4).memory_bytes is None
 
 
 def test_one_process_has_no_more_devices_than_a_node():
@@ -123,8 +129,8 @@ def test_one_process_has_no_more_devices_than_a_node():
     for run in runs:
         run.spec["strategy"]["processes"] = "one_for_all"
     prediction = predict_one(runs, hardware=ALPHA)
-    forecast = prediction.forecast([4, 8, 16])
-    assert (forecast.fits != 0).tolist() == [True, True, False] and forecast.limited_by(2) == "one node"
+    assert [prediction.forecast(count).fits for count in (4, 8, 16)] == [None, None, False]
+    assert prediction.forecast(16).limited_by == "one node"
     assert prediction.list_remarks(16)[-1].endswith("at most the 8 of a node")
     assert "nothing between nodes" not in " ".join(prediction.list_remarks(16))
     assert predictions.rank_predictions([prediction], 16) == [] and prediction.find_reach(0.01, 64).by_figures == 8
@@ -135,15 +141,15 @@ def test_strong_scaling_ends_where_the_samples_do():
     prediction = predict_one(make_runs())
     rows = [{**row, "scaling": "strong", "global_batch": 20} for row in prediction.curve.rows]
     strong = replace(prediction, curve=replace(prediction.curve, rows=rows))
-    forecast = strong.forecast([4, 20, 32])
-    assert forecast.batch[:2].tolist() == [5, 1] and math.isnan(forecast.throughput[2])
+    assert [strong.forecast(count).batch for count in (4, 20, 32)] == [5, 1, None]
+    assert strong.predict_rate(32) is None and strong.forecast(32).throughput is None
 
 
 def test_how_far_scaling_goes():
     prediction = predict_one(make_runs())
     reach = prediction.find_reach(0.8, 1000)
     assert reach.surely is not None and reach.by_figures is not None and 2 <= reach.surely <= reach.by_figures < 1000
-    efficiency = prediction.forecast([reach.by_figures, reach.by_figures + 1]).efficiency
+    efficiency = prediction.predict_rates([reach.by_figures, reach.by_figures + 1]).efficiency
     assert efficiency[0] >= 0.8 > efficiency[1]
     assert prediction.find_reach(0.999, 1000).by_figures == 1 and prediction.find_reach(0.5, 2).by_figures == 2
     slow = predict_one(make_runs(("lightning_ddp_gloo",))).find_reach(0.8, 1000)
@@ -173,21 +179,21 @@ def test_workers_that_share_cores_take_turns_on_them():
     two_workers = curves[0].rows[1]["throughput_samples_per_s"]
     assert check.predicted.value == pytest.approx(two_workers, rel=0.01)  # four on two cores
     seen = predict_one(on_two_cores(make_runs()))
-    apart = seen.forecast([2, 4, 8])
-    assert (np.diff(apart.throughput) > 0).all()  # two on each node
-    shared = predict_one(on_two_cores(make_runs(), nodes_share_cores=True)).forecast([2, 4, 8])
-    assert (shared.throughput[1:] < shared.throughput[0]).all()  # which now wait for a network
-    assert shared.throughput == pytest.approx(apart.throughput[:1].repeat(3), rel=0.1)
-    assert shared.limited_by(2) == "host"
+    apart = rates(seen, 2, 4, 8)
+    assert (np.diff(apart) > 0).all()  # two on each node
+    sharing = predict_one(on_two_cores(make_runs(), nodes_share_cores=True))
+    shared = rates(sharing, 2, 4, 8)
+    assert (shared[1:] < shared[0]).all()  # which now wait for a network
+    assert shared == pytest.approx(apart[:1].repeat(3), rel=0.1) and sharing.forecast(8).limited_by == "host"
     four = predict_one(on_two_cores(make_runs(), gpus_per_node=4, cpus_per_node=4))
-    assert four.forecast([4]).throughput == pytest.approx(apart.throughput[1:2], rel=0.1)
+    assert rates(four, 4) == pytest.approx(apart[1:2], rel=0.1)
 
 
 def test_one_worker_that_has_all_cores_is_met(monkeypatch):
     """Two workers wait for each other on the cores that one alone uses: their rate is no limit for one."""
     monkeypatch.setitem(sweeps.EFFICIENCY, "ddp_gloo", 0.3)
     prediction = predict_one(on_two_cores(make_runs(), this_machine=True, max_nodes=1))
-    one, two, four = prediction.forecast([1, 2, 4]).throughput
+    one, two, four = rates(prediction, 1, 2, 4)
     assert [one, two] == pytest.approx([prediction.find_measured(count) for count in (1, 2)], rel=1e-6)
     assert two == pytest.approx(0.6 * one, rel=0.02) and four == pytest.approx(two, rel=0.05)
     assert prediction.find_measured(4) is None and prediction.list_missed() == []
@@ -197,11 +203,12 @@ def test_one_worker_that_has_all_cores_is_met(monkeypatch):
 def test_cores_of_other_hardware():
     runs = on_two_cores(make_runs())
     target = {**ALPHA, "devices": "cpu", "cpus_per_node": 4}
-    four, eight = (predict_one(runs, hardware={**target, "cpus_per_node": cores}).forecast([8]) for cores in (4, 8))
-    assert four.throughput[0] == pytest.approx(eight.throughput[0] / 2, rel=0.2) and four.limited_by(0) == "host"
-    unknown = predict_one(runs, hardware={**target, "cpus_per_node": None}).forecast([8])
-    assert unknown.limited_by(0) != "host"
-    assert predict_one(runs, hardware={**ALPHA, "cpus_per_node": 1}).forecast([8]).limited_by(0) != "host"  # GPUs
+    four, eight, unknown = (
+        predict_one(runs, hardware={**target, "cpus_per_node": cores}).forecast(8) for cores in (4, 8, None)
+    )
+    assert four.throughput.value == pytest.approx(eight.throughput.value / 2, rel=0.2)
+    on_gpus = predict_one(runs, hardware={**ALPHA, "cpus_per_node": 1}).forecast(8)
+    assert [each.limited_by == "host" for each in (four, unknown, on_gpus)] == [True, False, False]
 
 
 def on_gpus(runs, model="NVIDIA A100-SXM4-40GB", device="cuda"):
@@ -226,8 +233,8 @@ def test_gpus_of_other_hardware_are_compared_by_their_peaks():
 
 @pytest.mark.parametrize(("model", "speed"), [("Tesla K80", 4.37 / 19.5), ("H100 80GB HBM3", 67 / 19.5)])
 def test_efficiency_on_other_devices_is_over_one_of_them(model, speed):
-    one = predict_one(on_gpus(make_runs()), hardware=ALPHA).forecast([1, 64])
-    other = predict_one(on_gpus(make_runs()), hardware={**ALPHA, "gpu_model": model}).forecast([1, 64])
+    one = predict_one(on_gpus(make_runs()), hardware=ALPHA).predict_rates([1, 64])
+    other = predict_one(on_gpus(make_runs()), hardware={**ALPHA, "gpu_model": model}).predict_rates([1, 64])
     assert other.throughput[0] == pytest.approx(one.throughput[0] * speed, rel=0.01)
     assert other.efficiency[0] == pytest.approx(1) and other.efficiency[1] < other.efficiency_high[1] <= 1
     assert (other.efficiency[1] > one.efficiency[1]) == (speed < 1)  # slower devices wait less for the links
@@ -240,14 +247,14 @@ def test_cores_that_a_job_lacked_are_there_on_a_full_node(cores):
     for run in runs:
         run.monitor.cpu_util_ours_mean, run.machine = 0.9, replace(run.machine, cpus=cores)
         run.spec["hardware"] |= {"gpus_per_node": 8, "cpus_per_node": 48}
-    assert (predict_one(runs).forecast([8]).limited_by(0) == "host") == (cores == 48)
+    assert (predict_one(runs).forecast(8).limited_by == "host") == (cores == 48)
 
 
 def test_nothing_superlinear_is_predicted():
     prediction = predict_one(make_runs())
     wide = {**prediction.curve.rows[-1], "throughput_high": 2 * prediction.curve.rows[-1]["throughput_samples_per_s"]}
     curve = replace(prediction.curve, rows=[*prediction.curve.rows[:-1], wide])
-    forecast = replace(prediction, curve=curve).forecast([2, 4, 8])
+    forecast = replace(prediction, curve=curve).predict_rates([2, 4, 8])
     assert forecast.efficiency_high[0] > 1.5 and forecast.efficiency_high[1:].tolist() == [1, 1]
 
 

@@ -63,7 +63,7 @@ def test_the_page_predicts_what_the_command_predicts(tmp_path, monkeypatch):
     assert len(tables) == len(groups) == 2 and all(group.predictions[0].limits != load_limits() for group in groups)
     assert groups[1].predictions[0].siblings
     for table, group in zip(tables, groups, strict=True):
-        forecast = group.predictions[0].forecast([row.cells[1].value for row in table.rows])
+        forecast = group.predictions[0].predict_rates([row.cells[1].value for row in table.rows])
         assert [row.cells[2].value for row in table.rows] == forecast.throughput.tolist()
 
 
