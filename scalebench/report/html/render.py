@@ -24,7 +24,8 @@ from scalebench.report.report_data import make_relative_link
 
 MAX_TABLE_POINTS = 400  # of the table below a chart; of more it has each second, third ...
 MAX_LABEL_NAMES = 12
-MAIN_CHARTS = ("scaling-throughput", "scaling-efficiency")  # how their ids begin
+MAX_NAME_LENGTH = 24  # of a lying bar that has room for itself and its name beside other charts
+MAIN_CHARTS = ("scaling-throughput", "attribution-", "scaling-efficiency")  # how their ids begin, in their order
 View = dict[str, Any]
 
 
@@ -74,9 +75,10 @@ class Renderer:
     def _make_chart(self, chart: doc.Chart) -> View:
         points = sum(len(series.x) for series in chart.series)
         step = max(1, math.ceil(points / MAX_TABLE_POINTS))
+        is_wide = chart.kind == "stacked" and any(len(str(x)) > MAX_NAME_LENGTH for x in chart.series[0].x)
         limits, notes = any(series.low for series in chart.series), any(any(series.notes) for series in chart.series)
         return {
-            "kind": "chart", "id": chart.id, "title": chart.title, "caption": chart.caption,
+            "kind": "chart", "wide": is_wide, "id": chart.id, "title": chart.title, "caption": chart.caption,
             "label": make_label(chart), "data": dump_json(make_figure(chart, self.styles.of(chart))), "step": step,
             "heads": [chart.x.title, chart.y.title], "limits": limits, "notes": notes,
             "series": [
@@ -127,23 +129,27 @@ def render_table(table: doc.Table) -> str:
 
 
 def lift_main_charts(sections: Sequence[doc.Section]) -> list[doc.Section]:
-    """Return the sections with the two charts that everybody wants moved from `scaling` below the first verdict.
+    """Return the sections with the charts that everybody wants moved below the first verdict.
 
     That verdict is on the group of these charts: groups with several devices come first, and there is one of them.
-    Where there are more, `scaling` is open, and keeps its charts below the names of their groups.
+    Where there are more, `scaling` is open, and the charts stay below the names of their groups.
     """
     by_id = {section.id: section for section in sections}
     answer, scaling = by_id.get("answer"), by_id.get("scaling")
-    if answer is None or scaling is None or not scaling.folded:
+    verdicts = [block for block in answer.blocks if isinstance(block, doc.Verdict)] if answer else []
+    if not verdicts or scaling is None or not scaling.folded:
         return list(sections)
-    charts = [block for block in scaling.blocks if isinstance(block, doc.Chart)]
+    charts = [block for section in sections for block in section.blocks if isinstance(block, doc.Chart)]
     main = [next((chart for chart in charts if chart.id.startswith(start)), None) for start in MAIN_CHARTS]
     lifted = [chart for chart in main if chart is not None]
-    ids = {chart.id for chart in lifted}
-    rest = [block for block in scaling.blocks if not isinstance(block, doc.Chart) or block.id not in ids]
-    by_id["answer"] = replace(answer, blocks=[*answer.blocks[:1], *lifted, *answer.blocks[1:]])
-    by_id["scaling"] = replace(scaling, blocks=rest)
-    return [by_id[section.id] for section in sections if by_id[section.id].blocks]
+    moved = []
+    for section in sections:
+        blocks: list[doc.Block] = [block for block in section.blocks if block not in lifted]
+        if section is answer:
+            place = blocks.index(verdicts[0]) + 1
+            blocks[place:place] = lifted
+        moved += [replace(section, blocks=blocks)] if blocks else []
+    return moved
 
 
 def dump_json(data: Any) -> Markup:

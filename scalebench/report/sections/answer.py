@@ -3,6 +3,7 @@ figures) and `evidence` (how sure that is, what is lost, and how to repeat it), 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from scalebench.analysis.verdicts import (
 )
 from scalebench.core.config_files import read_strategy_config
 from scalebench.core.errors import InputError
-from scalebench.core.stats.estimates import CONFIDENCE
+from scalebench.core.stats.estimates import CONFIDENCE, Estimate
 from scalebench.core.units import format_count, format_percent
 from scalebench.report import document as doc
 from scalebench.report.repeat_commands import make_command, make_recipe
@@ -50,8 +51,10 @@ def section(report_data: ReportData) -> doc.Section | None:
     if len(report_data.pooled) == 0:
         return None
     estimate_ratio = report_data.configurations.estimate_ratio
-    texts = [describe_contrast(contrast, estimate_ratio) for contrast in find_contrasts(report_data.curves)]
-    blocks: list[doc.Block] = [doc.Paragraph(text, "answer") for text in texts[:MAX_CONTRASTS]]
+    contrasts = find_contrasts(report_data.curves)[:MAX_CONTRASTS]
+    texts = [describe_contrast(contrast, estimate_ratio) for contrast in contrasts]
+    blocks: list[doc.Block] = [doc.Paragraph(text, "answer") for text in texts]
+    blocks += [_make_contrast_chart(contrast, estimate_ratio) for contrast in contrasts]
     for advice in report_data.advice[:MAX_ANSWERS]:
         title = format_group_title(advice.group) if len(report_data.advice) > 1 else ""
         texts = [write_headline(advice, estimate_ratio), _describe_main_loss(report_data, advice)]
@@ -212,10 +215,8 @@ def list_terminal_sentences(curves: Sequence[Curve], estimate_ratio: EstimateRat
 
 def describe_contrast(contrast: Contrast, estimate_ratio: EstimateRatio) -> str:
     """Return `precision bfloat16: 0.09 [0.08, 0.10] times the samples/s of float32 (ddp on 2 devices).`"""
-    (first, base), *others = contrast.rows
-    # The intervals hold together, as those of a ranking.
-    confidence = 1 - (1 - CONFIDENCE) / len(others)
-    ratios = [decide_ratio(row, base, estimate_ratio, confidence) for _, row in others]
+    (first, _), *others = contrast.rows
+    ratios = _estimate_ratios(contrast, estimate_ratio)
     fastest_first = sorted(zip(others, ratios, strict=True), key=lambda pair: -pair[1].value)
     texts = [f"{value}: {format_ratio(ratio.value, *ratio.limits)}" for (value, _), ratio in fastest_first]
     if len(texts) > MAX_CONTRASTED:
@@ -226,6 +227,31 @@ def describe_contrast(contrast: Contrast, estimate_ratio: EstimateRatio) -> str:
         return f"{text}; no verdict: {explain_no_verdict(*(row for _, row in contrast.rows))}."
     is_resolved = any(not ratio.low <= 1 <= ratio.high for ratio in ratios)
     return f"{text}." if is_resolved else f"{text}: no difference beyond noise."
+
+
+def _estimate_ratios(contrast: Contrast, estimate_ratio: EstimateRatio) -> list[Estimate]:
+    """Return the throughput of each row over that of the first, with intervals that hold together, as in a ranking."""
+    (_, base), *others = contrast.rows
+    confidence = 1 - (1 - CONFIDENCE) / len(others)
+    return [decide_ratio(row, base, estimate_ratio, confidence) for _, row in others]
+
+
+def _make_contrast_chart(contrast: Contrast, estimate_ratio: EstimateRatio) -> doc.Chart:
+    """Draw what `describe_contrast` says, in the order of the sweep."""
+    key, (first, _) = contrast.key.replace("_", " "), contrast.rows[0]
+    ratios = [Estimate(1.0), *_estimate_ratios(contrast, estimate_ratio)]
+    low, high = zip(*(ratio.limits for ratio in ratios), strict=True)
+    where = f"{contrast.strategy} on {format_count(contrast.gpus, 'device')}"
+    values, tags = [value for value, _ in contrast.rows], [doc.get_tags(row) for _, row in contrast.rows]
+    series = doc.Series(where, values, [ratio.value for ratio in ratios], low, high, point_tags=tags)
+    together = ", which hold together" if len(ratios) > 2 else ""
+    caption = doc.join_sentences(
+        f"throughput of {where} over that with the first value, {first}; more is better",
+        f"bars have 95 % intervals over repeats{together}" if any(ratio.has_limits for ratio in ratios[1:]) else "",
+    )
+    chart_id = re.sub(r"[^a-z0-9]+", "-", f"answer-by-{contrast.key}".lower()).strip("-")[: doc.MAX_ID_LENGTH]
+    title = f"Throughput by {key}, over that of {first}"
+    return doc.Chart(chart_id, title, doc.Axis(key), doc.Axis("times"), [series], "bars", caption)
 
 
 def describe_advice(all_advice: Sequence[Advice], estimate_ratio: EstimateRatio) -> list[str]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_BARS = 40  # of a chart
+MAX_BEST_BARS = 8  # of the chart below the answer
 MIN_TITLE_SHARE = 0.25  # of the largest loss, above which a part of it is the title
 MIN_DRAWN_SHARE = 0.005  # points of efficiency; smaller parts cannot be seen in a chart
 Bar = tuple[Curve, int, AttributedRun]  # a configuration at one device count
@@ -146,7 +147,12 @@ def section(report_data: ReportData) -> doc.Section | None:
     blocks: list[doc.Block] = [*notes, *list_left_out_configurations(report_data)]
     for group in groups:
         bars = list(_list_bars(group.curves, cases))
-        blocks += [*group.paragraphs, *_make_chart(group, bars), _make_table(group, bars)]
+        # The first chart is one that can be seen at a glance: the page has it below the answer.
+        best = _select_best(bars)
+        of_most = "each strategy on its most devices" if len(best) < len(bars) else ""
+        charts = [_make_chart(group, best, "attribution", of_most)]
+        charts += [_make_chart(group, bars, "attribution every")] if len(best) < len(bars) <= MAX_BARS else []
+        blocks += [*group.paragraphs, *charts, _make_table(group, bars)]
         blocks += [*_explain_unmeasured(bars), *_describe_causes(bars)]
     return doc.Section("attribution", "Where the lost efficiency went", blocks)
 
@@ -171,12 +177,17 @@ def _list_bars(curves: list[Curve], cases: Mapping[str, AttributedRun]) -> Itera
                 yield curve, int(row["gpus"]), case
 
 
-def _make_chart(group: doc.CurveGroup, bars: list[Bar]) -> Iterator[doc.Block]:
+def _select_best(bars: list[Bar]) -> list[Bar]:
+    """Return all bars if they are few, else those of the most devices of the strategies that lose least."""
+    most = {id(curve): gpus for curve, gpus, _ in bars}
+    if len(bars) <= MAX_BEST_BARS or len(most) == 1:
+        return bars
+    largest = [bar for bar in bars if most[id(bar[0])] == bar[1]]
+    return sorted(largest, key=lambda bar: bar[2].attribution.lost.value)[:MAX_BEST_BARS]
+
+
+def _make_chart(group: doc.CurveGroup, bars: list[Bar], name: str, about: str = "") -> doc.Chart:
     """Make bars of ideal throughput, the best one first: the share that is kept, and the lost parts beside it."""
-    if len(bars) > MAX_BARS:
-        yield doc.Paragraph(f"Of {len(bars)} bars, those of the most devices of each curve are shown.")
-        largest = {id(curve): gpus for curve, gpus, _ in bars}
-        bars = [bar for bar in bars if largest[id(bar[0])] == bar[1]][:MAX_BARS]
     bars = sorted(bars, key=lambda bar: bar[2].attribution.lost.value)
     names, tags = [f"{curve.name} x {gpus}" for curve, gpus, _ in bars], [curve.tags for curve, _, _ in bars]
     runs = [case.attribution for _, _, case in bars]
@@ -202,13 +213,14 @@ def _make_chart(group: doc.CurveGroup, bars: list[Bar]) -> Iterator[doc.Block]:
     has_gains = any(y is not None and y < 0 for each in series for y in each.y)
     part_names = {name for parts in kinds for name in parts}
     caption = doc.join_sentences(
+        about,
         "ideal is the bare baseline on one device times the devices, at the full batch",
         "; ".join(f"{name}: {PART_MEANINGS[name]}" for name in LOSS_PARTS if name in part_names),
         f"{REST}: parts that do not exceed their noise, and drift" if has_rest else "",
         "diamonds are gains, which other parts outweigh" if has_gains else "",
     )
     axes = doc.Axis("strategy and devices"), doc.Axis("share of ideal throughput", percent=True)
-    yield doc.Chart(group.make_id("attribution"), _name_largest_loss(bars), *axes, series, "stacked", caption)
+    return doc.Chart(group.make_id(name), _name_largest_loss(bars), *axes, series, "stacked", caption)
 
 
 def _exceeds_noise(part: Part) -> bool:

@@ -6,7 +6,6 @@ from scalebench.__main__ import main
 from scalebench.report import report_data
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.sections import attribution
-from scalebench.report.sections.attribution import MAX_BARS
 from tests.builders import sweeps
 from tests.builders.attribution_runs import one_device_run, strong_scaling_runs, two_device_run, weak_scaling_runs
 
@@ -61,12 +60,18 @@ def test_of_many_runs_the_attribution_is_that_of_few(tmp_path, monkeypatch):
     assert chart.title == "Where the lost efficiency went: most of it is within the noise", "of a small part none"
 
 
-def test_more_bars_than_a_chart_can_show(tmp_path, monkeypatch):
-    monkeypatch.setattr("scalebench.report.sections.attribution.MAX_BARS", 3)
+@pytest.mark.parametrize(("few", "many", "charts"), [(6, 40, [6]), (2, 40, [2, 6]), (1, 5, [1])])
+def test_of_many_bars_the_first_chart_has_the_best_strategies_on_their_most_devices(
+    tmp_path, monkeypatch, few, many, charts
+):
+    monkeypatch.setattr(attribution, "MAX_BEST_BARS", few)
+    monkeypatch.setattr(attribution, "MAX_BARS", many)
     sweeps.sweep(tmp_path)
-    (chart,), (table,), sentences = split_blocks(make_section(tmp_path))
-    assert list(chart.series[0].x) == ["ddp_gloo x 4", "horovod_gloo x 4"] and len(table.rows) == 6
-    assert any("those of the most devices" in text for text in sentences) and MAX_BARS >= 24
+    made, (table,), _ = split_blocks(make_section(tmp_path))
+    assert [len(chart.series[0].x) for chart in made] == charts and len(table.rows) == 6
+    if few < 6:
+        assert list(made[0].series[0].x) == ["ddp_gloo x 4", "horovod_gloo x 4"][:few]
+        assert made[0].caption.startswith("Each strategy on its most devices. ")
 
 
 @pytest.fixture(autouse=True)

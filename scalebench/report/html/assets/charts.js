@@ -97,27 +97,28 @@ function layoutOf(figure, palette, width) {
   const below = 20 * legendLines(figure.data, width) + slantedHeight(figure.layout.xaxis, width);
   return {
     ...figure.layout,
-    xaxis: axis({ showgrid: figure.layout.xaxis.type !== "category", ...figure.layout.xaxis }),
+    xaxis: axis({ showgrid: figure.layout.xaxis.type !== "category", ...figure.layout.xaxis, ...(bars ? { nticks: 4, tickangle: 0 } : {}) }),
     yaxis: axis({ showgrid: !bars, ...figure.layout.yaxis }),
     font: { family: "system-ui, sans-serif", size: 12, color: palette.ink },
     paper_bgcolor: palette.paper, plot_bgcolor: palette.paper,
     margin: { l: 48, r: 12, t: 12, b: 40 },
     height: bars ? 90 + BAR_HEIGHT * bars + below : Math.min(330 + below, 900), width,
     showlegend: true,
-    legend: { orientation: "h", xref: "container", x: 0, xanchor: "left", yref: "container", y: 0, yanchor: "bottom" },
+    legend: { orientation: "h", xref: "container", x: 0, xanchor: "left", yref: "container", y: 0, yanchor: "bottom", maxheight: 1 },
     hoverlabel: { align: "left", bgcolor: palette.paper, font: { color: palette.ink, size: 12 }, bordercolor: palette.zero },
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", // a finger scrolls the page
     bargap: 0.25,
   };
 }
 
-function drawChart(plot, width = plot.clientWidth) {
+function drawChart(plot, width = plot.clientWidth, lower = 80) {
   const figure = JSON.parse(plot.nextElementSibling.textContent);
   const palette = readColours();
   figure.data.forEach((trace) => setColours(removeHiddenPoints(trace), palette));
   removeEmptyCategories(figure);
   const layout = layoutOf(figure, palette, width);
-  layout.height -= plot.closest("#answer") ? 80 : 0; // the answer is to be seen without scrolling
+  const bars = (layout.yaxis.categoryarray || []).length;
+  layout.height -= plot.closest("#answer") ? (bars ? 10 * bars : lower) : 0; // the answer is to be seen without scrolling
   plot.style.minHeight = `${layout.height}px`;
   Plotly.react(plot, figure.data, layout, CONFIG);
   plot.dataset.drawn = "";
@@ -180,7 +181,7 @@ function beforePrint() {
   folds.forEach((fold) => { fold.open = true; });
   screenTheme = theme();
   setTheme("light");
-  plots.forEach((plot) => drawChart(plot, plot.closest(".charts").children.length > 1 ? PAPER.half : PAPER.full));
+  plots.forEach((plot) => drawChart(plot, plot.closest(".charts").children.length > 1 ? PAPER.half : PAPER.full, 120));
 }
 
 function afterPrint() {
