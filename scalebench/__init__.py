@@ -15,7 +15,7 @@ _PLACES = {  # of the public functions and classes, which are imported on first 
     "collectives": "analysis.load:load_collectives",
     "load": "analysis.load:load",
     "load_rounds": "analysis.load:load_rounds",
-    "pooled": "analysis.repeats:pooled",
+    "pooled": "analysis.load:pooled",
     "run": "cli.api:run",
     "step": "strategies.script:step",
     "sweep": "cli.api:sweep",
@@ -39,10 +39,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from scalebench.analysis.attribution import attribution
-    from scalebench.analysis.load import load, load_rounds
+    from scalebench.analysis.load import load, load_rounds, pooled
     from scalebench.analysis.load import load_bandwidth as bandwidth
     from scalebench.analysis.load import load_collectives as collectives
-    from scalebench.analysis.repeats import pooled
     from scalebench.cli.api import Run, Sweep, run, sweep
     from scalebench.core.errors import InputError
     from scalebench.strategies.script import callbacks, step

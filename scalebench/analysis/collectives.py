@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalebench.analysis.columns import make_typed_frame
-from scalebench.analysis.identity import OPERATION_COLUMNS, VARIANT_COLUMNS, name_curves
-from scalebench.analysis.run_summary import settings_cells
+from scalebench.analysis.identity import OPERATION_COLUMNS, VARIANT_COLUMNS, name_curves, settings_cells
 from scalebench.core.result import COLLECTIVES, CollectiveRecord, Result, TransferRecord
 from scalebench.core.stats import estimates
 from scalebench.core.stats.estimate_arithmetic import combine, fit_least_squares

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import SIZE_COLUMNS, parallelism_key
-from scalebench.analysis.pipeline_stages import group_stages
 from scalebench.analysis.prediction.link_rates import ReadRecord, Row, ring_bytes
 from scalebench.analysis.repeats import EstimateRatio
+from scalebench.analysis.step_breakdown import group_stages
 from scalebench.analysis.verdicts import decide_ratio
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result

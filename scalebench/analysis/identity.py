@@ -2,10 +2,9 @@
 
 What is hashed before a run starts, so that `resume` recognizes it, is core.config_fingerprint. What equal keys mean:
 
-- `comparison_key`: throughputs may be divided; finds the one-device baselines of a run.
-- `placement_of`: the first device is placed in the same way; chooses among baselines with equal comparison keys.
-- `local_batch_key`: likewise for runs whose batch of a device is the same, though it is configured in another way.
-- `configuration_key`: repeats of one configuration; `pooling_key` also covers runs without a throughput.
+- `workload_key` and `strategy_key` of a RunIdentity: throughputs may be divided; Baselines finds the one-device runs
+  that have the key of a run, and find_nearest the one of them whose `placement` is the most similar.
+- `configuration_key`: repeats of one configuration.
 - `training_key`: the same training, except for its seed.
 - `curve_key` of rows: one scaling curve; DEVICES_OR_BATCH_COLUMNS and BARE_BASELINE_COLUMNS match N devices with one.
 - MEMORY_COLUMNS, OPERATION_COLUMNS: memory, or times of collective operations, that share a table; VARIANT_COLUMNS:
@@ -20,21 +19,25 @@ What is hashed before a run starts, so that `resume` recognizes it, is core.conf
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from scalebench.analysis.run_summary import Placement, Run, RunSummary
+from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.config_fingerprint import PROGRAM_KEYS, normalize_options
 from scalebench.core.machine.machine import classify_machine
-from scalebench.core.result import Result
+from scalebench.core.result import Result, Scale, start_time
 from scalebench.core.spec import Config, normalize_train_options
+
+if TYPE_CHECKING:
+    from scalebench.analysis.rows import RunSummary
 
 Key = tuple[Any, ...]
 _ENCODER = msgspec.json.Encoder(order="deterministic")
@@ -62,40 +65,126 @@ def _workload(spec: Mapping[str, Any], without: Sequence[str], hardware_without:
     return tree
 
 
-def comparison_key(run: Run, strategy: bool) -> str:
-    """Return the text that two runs must share for a speedup between them.
+Placement = tuple[tuple[tuple[str, str], ...], str, int]  # environment variables, CPU binding and first device
 
-    It covers the workload, the machine and the settings of training, but neither the number of devices nor how the run
-    is measured; with `strategy` also the strategy and its options.
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What a run is matched by."""
+
+    run_id: str
+    fingerprint: str
+    status: str
+    scale: Scale
+    started: datetime
+    workload_key: str  # without the strategy
+    strategy_key: str  # with it and its options
+    placement: Placement
+    uses_default_options: bool  # of its strategy
+
+
+R = TypeVar("R", bound=RunIdentity)
+BATCH_KEYS = ("batch_per_device", "global_batch")
+
+
+def identify(result: Result, local_batch: bool = False) -> RunIdentity:
+    """Return what a run is matched by; older records lack some of its keys.
+
+    Two runs share the text of a key if there may be a speedup between them: it covers the workload, the machine and the
+    settings of training, but neither the number of devices nor how the run is measured. Placement is left out, since
+    runs of one machine are comparable: find_nearest chooses among them. With `local_batch` equal keys mean the same
+    batch of a device however it is configured, by scaling=weak with train.batch_per_device, or by scaling=strong with
+    train.global_batch.
     """
-    return (run.comparison_keys if isinstance(run, RunSummary) else comparison_keys(run))[strategy]
-
-
-def comparison_keys(result: Result) -> tuple[str, str]:
-    """Return the comparison keys without and with the strategy; interned, since the runs of a sweep share few of them.
-
-    Placement is left out, since runs of one machine are comparable: baselines.find_nearest chooses among them.
-    """
-    tree = _workload(result.spec, ("gpus", "strategy"), (*PLACEMENT_KEYS, *QUEUE_KEYS))
-    parts: list[Any] = [tree, result.scale.device, sorted({gpu.name or "" for gpu in result.machine.gpus})]
-    if result.scale.device == "cpu":
+    spec, scale, hardware = result.spec, result.scale, result.spec.get("hardware", {})
+    left_out = ("gpus", "strategy", "scaling") if local_batch else ("gpus", "strategy")
+    tree = _workload(spec, left_out, (*PLACEMENT_KEYS, *QUEUE_KEYS))
+    parts: list[Any] = [tree, scale.device, sorted({gpu.name or "" for gpu in result.machine.gpus})]
+    if local_batch:
+        tree["train"] = {key: value for key, value in tree.get("train", {}).items() if key not in BATCH_KEYS}
+        parts.append(scale.samples_per_step / scale.gpus)
+    if scale.device == "cpu":
         parts.append(result.machine.cpu_model)
     if result.quality.max_batch is not None:  # a search for the largest batch measures few steps
         parts.append("max_batch")
-    spec = result.spec.get("strategy", {})
-    options = spec.get("options")
-    strategy = [spec.get("name"), options and normalize_options(options)]
-    text, strategy_text = (_ENCODER.encode(part).decode() for part in (parts, strategy))
-    return sys.intern(text), sys.intern(f"{text[:-1]},{strategy_text}]")
-
-
-def placement_of(run: Run) -> Placement:
-    """Return environment variables, CPU binding and first device of a run; defaults where an older record has none."""
-    if isinstance(run, RunSummary):
-        return run.placement
-    hardware = run.spec.get("hardware", {})
+    name, options = spec.get("strategy", {}).get("name"), spec.get("strategy", {}).get("options")
+    text, strategy = (_ENCODER.encode(key).decode() for key in (parts, [name, options and normalize_options(options)]))
     variables = tuple(sorted((name, str(value)) for name, value in (hardware.get("environment") or {}).items()))
-    return variables, hardware.get("bind") or "numa", (hardware.get("device_ids") or [0])[0]
+    return RunIdentity(
+        result.run_id, result.fingerprint, result.status, scale, start_time(result),
+        sys.intern(text), sys.intern(f"{text[:-1]},{strategy}]"),  # which the runs of a sweep share
+        (variables, hardware.get("bind") or "numa", (hardware.get("device_ids") or [0])[0]),
+        settings_cells(result)["options"] is None,
+    )  # fmt: skip
+
+
+def settings_cells(result: Result) -> dict[str, str | None]:
+    """Return the options of the strategy that differ from its YAML (`loop=fit`), and the configured devices, binding,
+    layout and environment variables."""
+    hardware, defaults = result.spec.get("hardware", {}), strategy_option_defaults(result.scale.strategy)
+    options = (result.spec.get("strategy", {}).get("options") or {}).items()
+    arguments = ((result.spec.get("script") or {}).get("args") or {}).items()
+    changed = [f"{key}={value}" for key, value in options if value != defaults.get(key, value)]
+    changed += [f"{key}={value}".replace(" ", "") for key, value in arguments]
+    variables = [f"{name}={value}" for name, value in (hardware.get("environment") or {}).items()]
+    return {
+        "options": " ".join(changed) or None,
+        "environment": " ".join(variables) or None,
+        "bind": hardware.get("bind"),
+        "layout": hardware.get("layout"),
+        "device_ids": " ".join(map(str, hardware.get("device_ids") or [])) or None,
+    }
+
+
+def configuration_key(run: RunIdentity) -> tuple[str, str, str]:
+    """Return what repeats of a configuration share: fingerprint, kind of machine, and version of the framework."""
+    return run.fingerprint, run.strategy_key, run.scale.framework_version or ""
+
+
+class Baselines(Generic[R]):
+    """The one-device runs, among those loaded together, that a run's speedups are measured against."""
+
+    def __init__(self, runs: Iterable[R]) -> None:
+        self._by_strategy_key: dict[str, list[R]] = {}
+        self._by_name: dict[tuple[str, str], list[R]] = {}
+        for run in runs:
+            if run.status == "ok" and run.scale.gpus == 1:
+                self._by_strategy_key.setdefault(run.strategy_key, []).append(run)
+                if run.scale.framework == "none" or run.uses_default_options:
+                    self._by_name.setdefault((run.scale.strategy, run.workload_key), []).append(run)
+
+    def find_self(self, run: RunIdentity, as_bare: bool = False) -> R | None:
+        """Return the nearest run of the same strategy on one device."""
+        return find_nearest(self._by_strategy_key.get(run.strategy_key, ()), run, as_bare)
+
+    def find_bare(self, run: RunIdentity) -> R | None:
+        """Return the nearest run without a wrapper: the strategy's key `baseline`, with its default options."""
+        name = run.scale.baseline_bare
+        if name == run.scale.strategy and run.scale.framework == "none":  # its options are its workload
+            return self.find_self(run, as_bare=True)
+        candidates = self._by_name.get((name, run.workload_key), ()) if name else ()
+        if not candidates and name == run.scale.strategy:
+            return self.find_self(run)
+        return find_nearest(candidates, run, as_bare=True)
+
+
+def find_nearest(candidates: Iterable[R], run: RunIdentity, as_bare: bool = False) -> R | None:
+    """Return the run itself if it is a candidate, else one of the same repeat if there is one, and closest in time.
+
+    The same placement comes before the default one, and that before all others. Runs close in time are preferred since
+    machines drift. `as_bare`: a bare run on one device is compared with the default placement rather than with itself,
+    so that a sweep over single devices compares these devices.
+    """
+    is_bare_itself = as_bare and run.scale.gpus == 1 and run.scale.baseline_bare == run.scale.strategy
+
+    def distance(other: R) -> tuple[object, ...]:
+        variables, bind, first = other.placement
+        differing = [] if is_bare_itself else [a != b for a, b in zip(other.placement, run.placement, strict=True)]
+        is_other_run, is_other_repeat = other.run_id != run.run_id, other.scale.repeat != run.scale.repeat
+        apart = abs(other.started - run.started)
+        return differing, variables != (), bind != "numa", first, is_other_run, is_other_repeat, apart
+
+    return min(candidates, key=distance, default=None)
 
 
 SAMPLE_KEYS = {"model": ("name", "options", "input_shape", "outputs"), "dataset": ("name", "image_size")}
@@ -103,8 +192,8 @@ SAMPLE_KEYS = {"model": ("name", "options", "input_shape", "outputs"), "dataset"
 
 def sample_key(result: Result) -> str:
     """Return what one sample is and which model trains on it; older records lack some of these keys."""
-    groups = {group: result.spec.get(group, {}) for group in SAMPLE_KEYS}
-    return json.dumps([[groups[g].get(key) for key in keys] for g, keys in SAMPLE_KEYS.items()], sort_keys=True)
+    groups = [[result.spec.get(group, {}).get(key) for key in keys] for group, keys in SAMPLE_KEYS.items()]
+    return json.dumps(groups, sort_keys=True)
 
 
 def is_comparable(run: RunSummary, baseline: RunSummary) -> bool:
@@ -114,49 +203,19 @@ def is_comparable(run: RunSummary, baseline: RunSummary) -> bool:
     On one device weak and strong scaling are the same: such a run fits either, by its batch per device in weak scaling
     and its global batch in strong scaling.
     """
-    if run.sample_key != baseline.sample_key:
-        return False
     a, b = run.scale, baseline.scale
     kinds = {scale.scaling for scale in (a, b) if scale.gpus > 1} or {"weak"}
-    if len(kinds) > 1:
+    if run.sample_key != baseline.sample_key or len(kinds) > 1:
         return False
     return a.global_batch == b.global_batch if "strong" in kinds else a.batch_per_device == b.batch_per_device
-
-
-BATCH_KEYS = ("batch_per_device", "global_batch")
-
-
-def local_batch_key(result: Result, strategy: bool) -> tuple[float, str]:
-    """Return the comparison key at the batch of a device, however it is configured: by scaling=weak with
-    train.batch_per_device, or by scaling=strong with train.global_batch."""
-    train = {key: value for key, value in result.spec.get("train", {}).items() if key not in BATCH_KEYS}
-    spec: dict[str, Any] = {**result.spec, "train": train, "scaling": None}
-    samples = result.scale.samples_per_step / result.scale.gpus
-    return samples, comparison_keys(dataclasses.replace(result, spec=spec))[strategy]
-
-
-def configuration_key(run: Run) -> tuple[str, str, str]:
-    """Return what repeats of a configuration share: fingerprint, kind of machine, and version of the framework."""
-    return run.fingerprint, comparison_key(run, True), run.scale.framework_version or ""
-
-
-def pooling_key(run: RunSummary) -> tuple[str, str, str]:
-    """Return the configuration_key of a run with a throughput; others are pooled by their status and reason."""
-    return (run.fingerprint, run.status, run.reason or "") if run.throughput[0] is None else configuration_key(run)
 
 
 def training_key(result: Result) -> str:
     """Return 16 hex digits of what is trained, how and where. Runs of unequal schedules, or on unequal machines, are
     never taken for two seeds of one training."""
     tree = _workload({"dataset": {}, "hardware": {}, "train": {}, **result.spec}, ("gpus", "seed"), QUEUE_KEYS)
-    scale = result.scale
-    place = [
-        scale.gpus,
-        scale.nodes,
-        scale.device,
-        scale.framework_version,
-        classify_machine(result.machine).fingerprint,
-    ]
+    scale, machine = result.scale, classify_machine(result.machine).fingerprint
+    place = [scale.gpus, scale.nodes, scale.device, scale.framework_version, machine]
     text = json.dumps([tree, place], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

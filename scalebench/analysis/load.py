@@ -1,4 +1,4 @@
-"""`load`: result.json files as one pandas DataFrame, one row per run, with the same columns for every strategy."""
+"""`load`, `pooled` and others read result.json files as pandas frames, with the same columns for every strategy."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalebench.analysis.blocks import ROUND_COLUMNS, make_round_rows
 from scalebench.analysis.collectives import make_bandwidth_table, make_collective_table
 from scalebench.analysis.columns import FRAME_COLUMNS, convert_types, make_frame
-from scalebench.analysis.named_baseline import resolve_named_baseline
+from scalebench.analysis.identity import is_comparable
 from scalebench.analysis.read_runs import (
     PathLike,
     RunFiles,
     Unreadable,
     find_results,
     list_paths,
-    pause_garbage_collection,
     search_results,
     summarize_files,
     summarize_readable,
 )
 from scalebench.analysis.repeats import Configurations
-from scalebench.analysis.rows import compare_runs
-from scalebench.core.errors import InputError
+from scalebench.analysis.rows import NamedBaseline, RunSummary, compare_runs
+from scalebench.analysis.throughput import ROUND_COLUMNS, make_round_rows
+from scalebench.core.errors import InputError, nearest_name
 from scalebench.core.result import read_result
 
 if TYPE_CHECKING:
     import pandas as pd
+
+MAX_LISTED_RUNS = 5  # in a message
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Survey:
     """All runs at or below some paths, even if not all of their files can be read, and some have not ended."""
 
     frame: pd.DataFrame  # as returned by load, with times and flags as texts
-    pooled: pd.DataFrame  # as returned by repeats.pooled, likewise
+    pooled: pd.DataFrame  # as returned by pooled, likewise
     unreadable: Unreadable
     baseline_label: str | None  # describes the named baseline, for the head of a column
     configurations: Configurations  # behind the pooled frame
@@ -44,7 +45,6 @@ class Survey:
     files: RunFiles
 
 
-@pause_garbage_collection()
 def load(
     path: PathLike | Sequence[PathLike], baseline: PathLike | None = None, dtypes: str = "nullable"
 ) -> pd.DataFrame:
@@ -52,13 +52,45 @@ def load(
 
     Seconds, bytes and samples/s as the column names say; null means not measured. Speedups, efficiencies and overheads
     are against the one-device runs among these; with a `baseline` also against that run, whatever its machine, strategy
-    and number of devices (named_baseline.resolve_named_baseline lists what may name a run). Columns have nullable
+    and number of devices (resolve_named_baseline lists what may name a run). Columns have nullable
     pandas types, or with dtypes="numpy" plain numpy types, which every plotting library takes. Raises InputError for a
     file that cannot be read, and for an invalid baseline.
     """
     runs = summarize_files(find_results(list_paths(path)))
     named_baseline = None if baseline is None else resolve_named_baseline(baseline, runs)
     return convert_types(make_frame(compare_runs(runs, named_baseline).rows, FRAME_COLUMNS), dtypes)
+
+
+def pooled(
+    path: PathLike | Sequence[PathLike], baseline: PathLike | None = None, dtypes: str = "nullable"
+) -> pd.DataFrame:
+    """Return one row per configuration found at or below `path`: the columns of `load`, and `repeats`, their number.
+
+    A configuration is a fingerprint on one kind of machine with one version of its framework; runs without a throughput
+    are a row for each status and reason. Copies of a run (resume=true makes some) count once, and a repeat that was
+    measured twice counts twice.
+
+    One repeat: the row of `load`, with limits over its blocks (`interval_over` is `blocks`). Several:
+    `throughput_samples_per_s`, `step_s` and `epoch_s` are geometric means, and `interval_over` is `repeats`. Speedups,
+    efficiencies and overheads are means of the ratios within repeats where those of both were interleaved or took
+    turns, and ratios of independent means (Welch) where they were not; they have limits where both have several
+    repeats. The variance between repeats is moderated by that of the other configurations of the same sweep
+    (core.stats.moderated_variance); two repeats alone have limits that are 12.7 standard errors off. Other figures are
+    means, with Student's t over three repeats or more for those that have an interval in `load`; `_min` is the least;
+    memory peaks are the largest; steady if all are; flags of any. `run_id`, `started_at` and `path` are those of the
+    first repeat; differing texts are joined; `repeat` is null. A `baseline` that is one of these runs stands for all
+    repeats of its configuration. `dtypes` and InputError as for `load`.
+
+    Source of paired ratios: Box, Hunter and Hunter 1978, "Statistics for Experimenters" (paired comparisons, blocking).
+    """
+    return convert_types(load_configurations(path, baseline).make_frame(), dtypes)
+
+
+def load_configurations(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> Configurations:
+    """Return the configurations behind the frame of `pooled`, which knows the ratios between any two of its rows."""
+    runs = summarize_files(find_results(list_paths(path)))
+    compared = compare_runs(runs, None if baseline is None else resolve_named_baseline(baseline, runs))
+    return Configurations(compared)
 
 
 def load_rounds(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
@@ -87,7 +119,6 @@ def load_bandwidth(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
     return make_bandwidth_table([read_result(file) for file in find_results(list_paths(path))])
 
 
-@pause_garbage_collection()
 def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> Survey:
     """Return the frames of `load` and `pooled` from one reading, of all files that can be read, and a list of the
     others.
@@ -107,3 +138,55 @@ def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
     label = None if named_baseline is None else named_baseline.label
     frame, configurations = make_frame(compared.rows, FRAME_COLUMNS), Configurations(compared)
     return Survey(frame, configurations.make_frame(), unreadable, label, configurations, folders, files)
+
+
+def resolve_named_baseline(baseline: PathLike, runs: Sequence[RunSummary]) -> NamedBaseline:
+    """Return the run that `baseline` names: the folder of a run, its result.json, the folder of a sweep with a single
+    run, or the run_id of one of `runs`.
+
+    Raises InputError if there is no such run or several, if it was not measured, and if no measured run may be compared
+    with it.
+    """
+    run = _resolve_run(baseline, runs)
+    if run.throughput[0] is None:
+        raise InputError(f"baseline {baseline} has no throughput: {run.status}: {run.reason or 'not measured'}")
+    measured = [other for other in runs if other.throughput[0] is not None]
+    same_samples = [other for other in measured if other.sample_key == run.sample_key]
+    if measured and not same_samples:
+        others = sorted({_format_work(other) for other in measured})
+        raise InputError(
+            f"baseline {baseline} is of {_format_work(run)}, none of the rows is "
+            f"({'; '.join(others[:MAX_LISTED_RUNS])}); speedups are between runs of one model on one data set"
+        )
+    if measured and not any(is_comparable(other, run) for other in same_samples):
+        raise InputError(
+            f"baseline {baseline} has {_format_batch(run)}, none of the rows has the same; speedups are between runs "
+            "of one batch per device in weak scaling, of one global batch in strong scaling"
+        )
+    return NamedBaseline(run)
+
+
+def _resolve_run(baseline: PathLike, runs: Sequence[RunSummary]) -> RunSummary:
+    if not Path(baseline).exists():
+        by_id = {run.run_id: run for run in runs}
+        if str(baseline) not in by_id:
+            near = nearest_name(str(baseline), by_id)
+            hint = f"did you mean '{near}'?" if near else f"a run_id looks like {next(iter(by_id))}"
+            raise InputError(f"no folder or file {baseline}, and no run '{baseline}'; {hint}")
+        return by_id[str(baseline)]
+    files = find_results([baseline])
+    if len(files) > 1:
+        names = ", ".join(str(file.parent) for file in files[:MAX_LISTED_RUNS])
+        more = f" and {len(files) - MAX_LISTED_RUNS} more" if len(files) > MAX_LISTED_RUNS else ""
+        raise InputError(f"baseline {baseline} holds {len(files)} runs; name one of {names}{more}")
+    return summarize_files(files)[0]
+
+
+def _format_work(run: RunSummary) -> str:
+    """Return `resnet50 on cifar10`; runs with these names may still differ in the rest of their sample_key."""
+    return f"{run.cells['model']} on {run.cells['dataset']}"
+
+
+def _format_batch(run: RunSummary) -> str:
+    scale = run.scale
+    return f"{scale.batch_per_device} samples per device, {scale.global_batch} in all, {scale.scaling} scaling"

@@ -17,8 +17,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from scalebench.analysis.identity import INPUT_COLUMNS
+from scalebench.analysis.load import load_configurations
 from scalebench.analysis.read_runs import PathLike
-from scalebench.analysis.repeats import EstimateRatio, holds_over_repeats, load_configurations
+from scalebench.analysis.repeats import EstimateRatio, holds_over_repeats
 from scalebench.analysis.scaling_curves import Curve, group_curves, make_curves
 from scalebench.analysis.verdicts import decide_ratio, explain_disturbance, explain_no_verdict, has_other_programs
 from scalebench.core.config_files import read_strategy_config
@@ -111,7 +112,7 @@ def rank(path: PathLike | Sequence[PathLike]) -> list[Ranking]:
     """Return one ranking for each group and number of devices of the runs at or below `path`, in the order of the
     pooled frame and of devices.
 
-    The best has the largest throughput by the ratios of `repeats.pooled`, in which a repeat that is slow for all
+    The best has the largest throughput by the ratios of `load.pooled`, in which a repeat that is slow for all
     cancels. Of two equal ones it is the first in the frame. The k - 1 intervals hold simultaneously (Bonferroni: each
     at 1 - 0.05 / (k - 1)), and a rival with an interval above 1 is `slower`. So "X is the best" is wrong in at most
     2.5 % of all rankings, however many strategies there are and although X was chosen by the same figures: it is wrong

@@ -1,31 +1,20 @@
-"""Finding result.json files below folders, and reading and summarizing thousands of them in several processes."""
+"""Find result.json files below folders, read and summarize them."""
 
 from __future__ import annotations
 
-import gc
-import importlib
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 
-from scalebench.analysis.rows import summarize_run
-from scalebench.analysis.run_summary import RunSummary
+from scalebench.analysis.rows import RunSummary, summarize_run
 from scalebench.core.errors import InputError
-from scalebench.core.machine.machine import count_usable_cores
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE, SPEC_FILE
 from scalebench.core.sweep_file import SWEEP_FILE
 
 PathLike = str | os.PathLike[str]
 Unreadable = list[tuple[Path, str]]  # files or folders, each with one line that gives the reason
-MIN_FILES_PER_PROCESS = 200  # starting a process takes as long as reading so many
-MAX_PROCESSES = 8
-FILES_PER_TASK = 50
 
 
 @dataclass
@@ -35,19 +24,6 @@ class RunFiles:
     results: list[Path]  # each file once, sorted
     unfinished_folders: list[Path] = field(default_factory=list)  # of runs that have a spec, but no result; sorted
     sweep_folders: list[Path] = field(default_factory=list)  # those with a sweep.json, sorted
-
-
-@contextmanager
-def pause_garbage_collection() -> Iterator[None]:
-    """Pause the garbage collector, which saves a tenth of the time of reading, and a fifth of that of a page: runs and
-    rows have no reference cycles, but are so many that each collection takes long."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def list_paths(path: PathLike | Sequence[PathLike]) -> list[PathLike]:
@@ -110,35 +86,9 @@ def summarize_files(files: Sequence[Path]) -> list[RunSummary]:
 def summarize_readable(files: Sequence[Path], unreadable: Unreadable) -> list[RunSummary]:
     """Read and summarize each file that can be read, and add the others to `unreadable`."""
     runs = []
-    for file, summary in zip(files, _summarize_all(files), strict=True):
-        if isinstance(summary, str):
-            unreadable.append((file, summary))
-        else:
-            runs.append(summary)
+    for file in files:
+        try:
+            runs.append(summarize_run(read_result(file), file.parent))
+        except InputError as error:
+            unreadable.append((file, str(error)))
     return runs
-
-
-def _summarize_all(files: Sequence[Path]) -> Iterator[RunSummary | str]:
-    """Yield the summary of each file in order, or one line that says why there is none."""
-    processes = min(len(files) // MIN_FILES_PER_PROCESS, count_usable_cores(), MAX_PROCESSES)
-    read = 0
-    if processes > 1:
-        # Forked, since a spawned process imports the user's script again, which may call us at its top level.
-        with ProcessPoolExecutor(processes, get_context("fork"), gc.disable) as pool:
-            try:
-                summaries = pool.map(_summarize_file, files, chunksize=FILES_PER_TASK)
-                for library in ("pandas", "scipy.special"):  # which the frames need, while the others read
-                    importlib.import_module(library)
-                for summary in summaries:
-                    yield summary
-                    read += 1
-            except (BrokenProcessPool, OSError):
-                pass  # a process was killed, or could not be started: the remaining files are read here
-    yield from map(_summarize_file, files[read:])
-
-
-def _summarize_file(file: Path) -> RunSummary | str:
-    try:
-        return summarize_run(read_result(file), file.parent)
-    except InputError as error:
-        return str(error)

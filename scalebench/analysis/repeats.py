@@ -16,30 +16,21 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from scalebench.analysis import throughput
-from scalebench.analysis.blocks import ratio_in_rounds
-from scalebench.analysis.columns import COLUMNS, COUNT, FRAME_COLUMNS, TEXT, TRUTH, Column, convert_types, make_frame
-from scalebench.analysis.identity import comparison_key, pooling_key
-from scalebench.analysis.named_baseline import resolve_named_baseline
-from scalebench.analysis.read_runs import (
-    PathLike,
-    find_results,
-    list_paths,
-    pause_garbage_collection,
-    summarize_files,
-)
+from scalebench.analysis.columns import COLUMNS, COUNT, FRAME_COLUMNS, TEXT, TRUTH, Column, make_frame
+from scalebench.analysis.identity import configuration_key
 from scalebench.analysis.rows import (
     Cells,
     ComparedRuns,
-    compare_runs,
+    RunSummary,
+    divide_throughputs,
     interval_cells,
     speedup_cells,
 )
-from scalebench.analysis.run_summary import Run, RunSummary, join_words, start_time
 from scalebench.core.stats.estimates import Estimate, scale_estimate
 from scalebench.core.stats.log_means import LogMean, mean_of_logs, mean_over_repeats
 from scalebench.core.stats.moderated_variance import RepeatTable
@@ -49,7 +40,6 @@ if TYPE_CHECKING:
 
 # Flags of single runs that are decided again for pooled figures.
 SINGLE_RUN_FLAGS = ("no_interval", "superlinear", "superlinear_on_cpu", "superlinear_within_noise")
-R = TypeVar("R", bound=Run)
 EstimateRatio = Callable[[Mapping[str, Any], Mapping[str, Any]], LogMean]  # as Configurations.estimate_ratio
 
 
@@ -69,8 +59,7 @@ class Configuration:
     @cached_property
     def rates(self) -> dict[str, float]:
         """Samples/s by run_id; empty if nothing was measured."""
-        rates = {cells["run_id"]: cells["throughput_samples_per_s"] for cells in self.rows}
-        return {run_id: rate for run_id, rate in rates.items() if rate is not None}
+        return {run.run_id: run.throughput[0] for run in self.repeats if run.throughput[0] is not None}
 
     @cached_property
     def sweep(self) -> tuple[str, ...]:
@@ -148,17 +137,16 @@ class Configurations:
         if configuration is base:
             return LogMean(0.0)
         pairs = pair_interleaved(configuration.repeats, base.repeats)
-        in_rounds = [ratio_in_rounds(*pair) for pair in pairs]
+        in_rounds = [throughput.ratio_in_rounds(run.round_rates, other.round_rates) for run, other in pairs]
         if None in (in_rounds or [None]) and (quotient := self._divide_by_baselines(configuration, base)) is not None:
             return quotient
         if not pairs or (len(pairs) < 2 and not len(configuration.repeats) == len(base.repeats) == 1):
             return self._mean(configuration).minus(self._mean(base))
-        ratios = [ratio or throughput.divide_throughputs(*pair) for ratio, pair in zip(in_rounds, pairs, strict=True)]
-        logs = [math.log(ratio or math.nan) for ratio in ratios]
-        same_sweep = configuration.sweep == base.sweep and base.sweep in self._tables
-        mean = (
-            self._tables[base.sweep].difference(id(configuration), id(base), logs) if same_sweep else mean_of_logs(logs)
-        )
+        logs = [math.log(divide_throughputs(*pair) or math.nan) for pair in pairs]
+        if configuration.sweep == base.sweep and base.sweep in self._tables:
+            mean = self._tables[base.sweep].difference(id(configuration), id(base), logs)
+        else:
+            mean = mean_of_logs(logs)
         return msgspec.structs.replace(mean, in_rounds=None not in in_rounds)
 
     def _divide_by_baselines(self, configuration: Configuration, base: Configuration) -> LogMean | None:
@@ -171,9 +159,9 @@ class Configurations:
         if bare is None or bare is not other or bare in (configuration, base):
             return None
         own, others = (self.divide(each, bare) for each in (configuration, base))
-        return (
-            msgspec.structs.replace(own.minus(others), in_rounds=True) if own.in_rounds and others.in_rounds else None
-        )
+        if not (own.in_rounds and others.in_rounds):
+            return None
+        return msgspec.structs.replace(own.minus(others), in_rounds=True)
 
     def make_row(self, configuration: Configuration) -> Cells:
         """Return the cells of a row of `pooled`."""
@@ -208,7 +196,7 @@ class Configurations:
         no_interval = ["no_interval"] if cells["throughput_high"] is None else []
         highest = max(efficiencies, key=lambda each: (each.low > 1, each.value), default=None)
         flags += [*no_interval, *throughput.superlinear_flags(highest, first.scale.device)]
-        cells["flags"] = join_words([*flags, *throughput.repeats_differ_flags(configuration.rates.values())])
+        cells["flags"] = " ".join([*flags, *throughput.repeats_differ_flags(configuration.rates.values())]) or None
         return cells
 
     def _find_baselines(self, run: RunSummary) -> dict[str, Configuration | None]:
@@ -225,43 +213,10 @@ class Configurations:
         """Return 1 minus the throughput on one device over that of the bare baseline; None for the bare strategy."""
         if own is None or bare is None or own is bare or not (own.rates and bare.rates):
             return None
-        if comparison_key(own.repeats[0], True) == comparison_key(bare.repeats[0], True):
+        if own.repeats[0].strategy_key == bare.repeats[0].strategy_key:
             return None  # with another placement
         ratio = self.divide(own, bare).to_estimate()
         return Estimate(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
-
-
-@pause_garbage_collection()
-def pooled(
-    path: PathLike | Sequence[PathLike], baseline: PathLike | None = None, dtypes: str = "nullable"
-) -> pd.DataFrame:
-    """Return one row per configuration found at or below `path`: the columns of `load`, and `repeats`, their number.
-
-    A configuration is a fingerprint on one kind of machine with one version of its framework; runs without a throughput
-    are a row for each status and reason. Copies of a run (resume=true makes some) count once, and a repeat that was
-    measured twice counts twice.
-
-    One repeat: the row of `load`, with limits over its blocks (`interval_over` is `blocks`). Several:
-    `throughput_samples_per_s`, `step_s` and `epoch_s` are geometric means, and `interval_over` is `repeats`. Speedups,
-    efficiencies and overheads are means of the ratios within repeats where those of both were interleaved or took
-    turns, and ratios of independent means (Welch) where they were not; they have limits where both have several
-    repeats. The variance between repeats is moderated by that of the other configurations of the same sweep
-    (core.stats.moderated_variance); two repeats alone have limits that are 12.7 standard errors off. Other figures are
-    means, with Student's t over three repeats or more for those that have an interval in `load`; `_min` is the least;
-    memory peaks are the largest; steady if all are; flags of any. `run_id`, `started_at` and `path` are those of the
-    first repeat; differing texts are joined; `repeat` is null. A `baseline` that is one of these runs stands for all
-    repeats of its configuration. `dtypes` and InputError as for `load`.
-
-    Source of paired ratios: Box, Hunter and Hunter 1978, "Statistics for Experimenters" (paired comparisons, blocking).
-    """
-    return convert_types(load_configurations(path, baseline).make_frame(), dtypes)
-
-
-def load_configurations(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> Configurations:
-    """Return the configurations behind the frame of `pooled`, which knows the ratios between any two of its rows."""
-    runs = summarize_files(find_results(list_paths(path)))
-    compared = compare_runs(runs, None if baseline is None else resolve_named_baseline(baseline, runs))
-    return Configurations(compared)
 
 
 def _list_first_copies(compared: ComparedRuns) -> dict[str, tuple[RunSummary, Cells]]:
@@ -270,7 +225,7 @@ def _list_first_copies(compared: ComparedRuns) -> dict[str, tuple[RunSummary, Ce
 
 
 def _make_configuration(run_ids: Iterable[str], copies: Mapping[str, tuple[RunSummary, Cells]]) -> Configuration:
-    pairs = sorted((copies[run_id] for run_id in run_ids), key=lambda pair: start_time(pair[0]))
+    pairs = sorted((copies[run_id] for run_id in run_ids), key=lambda pair: pair[0].started)
     return Configuration([run for run, _ in pairs], [cells for _, cells in pairs])
 
 
@@ -281,8 +236,10 @@ def _group_by_configuration(
     copies = _list_first_copies(compared)
     if rows is None:
         by_key: dict[tuple[str, ...], list[str]] = {}
-        for run, _ in sorted(copies.values(), key=lambda pair: start_time(pair[0])):
-            by_key.setdefault(pooling_key(run), []).append(run.run_id)
+        for run, _ in sorted(copies.values(), key=lambda pair: pair[0].started):
+            is_measured = run.throughput[0] is not None  # others are pooled by their status and reason
+            key = configuration_key(run) if is_measured else (run.fingerprint, run.status, run.reason or "")
+            by_key.setdefault(key, []).append(run.run_id)
         rows = by_key.values()
     by_run: dict[str, Configuration] = {}
     for run_ids in rows:
@@ -291,26 +248,31 @@ def _group_by_configuration(
     return by_run
 
 
-def pair_interleaved(runs: Sequence[R], base_runs: Sequence[R]) -> list[tuple[R, R]]:
+def pair_interleaved(
+    runs: Iterable[RunSummary], base_runs: Iterable[RunSummary]
+) -> list[tuple[RunSummary, RunSummary]]:
     """Return pairs of the same repeat, and of the same cohort where two repeats of both took turns, in the order of
     time; none if repeats overlap in time.
 
     A repeat that both have measured twice gives two pairs; the first sweep's run comes first in each list.
     """
-    runs, base_runs = sorted(runs, key=start_time), sorted(base_runs, key=start_time)
-    pairs = _pair_by(lambda run: (run.scale.repeat, run.cohort), runs, base_runs)
+    in_order = [sorted(side, key=lambda run: run.started) for side in (runs, base_runs)]
+    pairs = _pair_by(lambda run: (run.scale.repeat, run.cohort), *in_order)
     if len(pairs) < 2:
-        pairs = _pair_by(lambda run: run.scale.repeat, runs, base_runs)
-    pairs.sort(key=lambda pair: start_time(pair[0]))
-    spans = [sorted(map(start_time, pair)) for pair in pairs]
+        pairs = _pair_by(lambda run: run.scale.repeat, *in_order)
+    pairs.sort(key=lambda pair: pair[0].started)
+    spans = [sorted(run.started for run in pair) for pair in pairs]
     return [] if any(earlier[1] >= later[0] for earlier, later in itertools.pairwise(spans)) else pairs
 
 
-def _pair_by(key: Callable[[Run], Any], runs: Sequence[R], base_runs: Sequence[R]) -> list[tuple[R, R]]:
-    by_key: dict[Any, tuple[list[R], list[R]]] = {}
-    for side, of_side in enumerate((runs, base_runs)):
-        for run in of_side:
-            by_key.setdefault(key(run), ([], []))[side].append(run)
+def _pair_by(
+    key: Callable[[RunSummary], Hashable], runs: Sequence[RunSummary], base_runs: Sequence[RunSummary]
+) -> list[tuple[RunSummary, RunSummary]]:
+    by_key: dict[Hashable, tuple[list[RunSummary], list[RunSummary]]] = {}
+    for run in runs:
+        by_key.setdefault(key(run), ([], []))[0].append(run)
+    for run in base_runs:
+        by_key.setdefault(key(run), ([], []))[1].append(run)
     return [pair for sides in by_key.values() for pair in zip(*sides, strict=False)]
 
 
@@ -339,7 +301,7 @@ def pool_values(column: Column, values: Sequence[Any]) -> Any:
     if not present:
         return None
     if column.pool == "union":
-        return join_words(list(dict.fromkeys(" ".join(present).split())))
+        return " ".join(dict.fromkeys(" ".join(present).split())) or None
     if column.kind == TRUTH:  # a steady repeat says nothing about one with too few blocks to decide
         return False if False in present else None if len(present) < len(values) else True
     if column.pool == "first" or present.count(present[0]) == len(present):

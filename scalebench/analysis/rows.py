@@ -7,29 +7,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from scalebench.analysis import (
-    collectives,
-    identity,
-    pipeline_stages,
-    step_breakdown,
-    throughput,
-    training_columns,
-    user_program,
-)
-from scalebench.analysis.baselines import Baselines
+from scalebench.analysis import collectives, identity, step_breakdown, throughput, user_program
 from scalebench.analysis.columns import COLUMN_KINDS, COUNT, FRAME_COLUMNS, TEXT
-from scalebench.analysis.run_summary import RunSummary, join_words, settings_cells, start_time, uses_default_options
+from scalebench.analysis.identity import Baselines, RunIdentity
+from scalebench.analysis.throughput import Figure, RoundRates
 from scalebench.core.errors import InputError
 from scalebench.core.machine import nccl_log
 from scalebench.core.machine.machine import classify_machine
-from scalebench.core.result import MonitorRecord, Result
+from scalebench.core.result import LOWER_IS_BETTER, MonitorRecord, Result
 from scalebench.core.run_folder import check_folder_name
+from scalebench.core.spec import StopSpec, has_stop, train_defaults
 from scalebench.core.stats.estimates import Estimate, scale_estimate
-
-if TYPE_CHECKING:
-    from scalebench.analysis.named_baseline import NamedBaseline
 
 HOUR_S = 3600.0
 MALFORMED_RECORD_ERRORS = (ValueError, TypeError, AttributeError, KeyError, IndexError, ArithmeticError, RecursionError)
@@ -37,7 +27,42 @@ MIN_RATE, MAX_RATE = 1e-100, 1e100  # samples/s: the quotient of any two is a nu
 MAX_COUNT = 2**63 - 1  # of a column of integers
 MONITOR_COLUMNS = [f.name for f in dataclasses.fields(MonitorRecord) if f.name in FRAME_COLUMNS and f.name != "reason"]
 LINK_COLUMNS = [name for name in FRAME_COLUMNS if name.endswith("_bytes_per_step")]
+TRAIN_COLUMNS = ("optimizer", "weight_decay", "learning_rate_rule", "base_batch", "accumulate")
+# Settings of `train` that share the column train_options, as a strategy's options do: each rarely has another value
+# than its default.
+TRAIN_OPTION_KEYS = ("dropout", "momentum", "schedule", "warmup_epochs", "decay_epochs", "decay")
 Cells = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunSummary(RunIdentity):
+    """A loaded run: its own figures without the series that they were computed from, so that ten thousand fit in
+    memory."""
+
+    reason: str | None
+    cohort: str | None  # of the runs that it took turns with
+    sample_key: str
+    throughput: Figure
+    round_rates: RoundRates
+    cells: Cells  # of its row in the frame, without those that compare it with other runs
+    has_requested_probes: bool  # collective operations or bandwidths, which are measured on request
+
+
+@dataclass(frozen=True)
+class NamedBaseline:
+    """A run with a throughput that a user names (`--baseline RUN`); the columns `given` are measured against it."""
+
+    run: RunSummary
+
+    @property
+    def label(self) -> str:
+        """Describe it for the head of a column: `horovod_nccl gpus=1 on alpha`."""
+        scale = self.run.scale
+        return f"{scale.strategy} gpus={scale.gpus} on {scale.hardware}"
+
+    def for_run(self, run: RunSummary) -> RunSummary | None:
+        """Return the baseline if the run may be compared with it."""
+        return self.run if identity.is_comparable(run, self.run) else None
 
 
 @dataclass(frozen=True)
@@ -57,161 +82,95 @@ def summarize_run(result: Result, folder: Path) -> RunSummary:
     """
     check_folder_name(folder)
     try:
-        return _summarize(result, folder)
+        if result.scale.gpus < 1:
+            raise ValueError(f"{result.scale.gpus} devices")
+        measured = throughput.Measurement(result)
+        cells = _make_own_cells(result, folder, measured)
+        _check(cells)
+        probes = [rank.probes for rank in result.ranks if rank.probes is not None]
+        has_requested_probes = any(record.collectives or record.bandwidth for record in probes)
+        if has_requested_probes:  # what gives no figures raises an error here, where its file is known
+            collectives.list_collectives(result)
+            collectives.list_transfers(result)
+        return RunSummary(
+            **vars(identity.identify(result)), reason=result.reason, cohort=result.cohort,
+            sample_key=identity.sample_key(result), throughput=measured.throughput, round_rates=measured.round_rates,
+            cells=cells, has_requested_probes=has_requested_probes,
+        )  # fmt: skip
     except MALFORMED_RECORD_ERRORS as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(f"{folder}: its record holds what no run leaves ({text}); remove its folder") from error
 
 
-def _summarize(result: Result, folder: Path) -> RunSummary:
-    measurement = throughput.evaluate_blocks(result)
-    cells = _own_cells(result, folder, measurement)
-    _check(result, cells)
-    probes = [rank.probes for rank in result.ranks if rank.probes is not None]
-    has_requested_probes = any(record.collectives or record.bandwidth for record in probes)
-    if has_requested_probes:  # raises an error for what gives no figures, which would otherwise fail among other runs
-        collectives.list_collectives(result)
-        collectives.list_transfers(result)
-    return RunSummary(
-        result.run_id, result.started_at, result.status, result.reason, result.fingerprint, result.scale,
-        start_time(result), identity.comparison_keys(result), identity.placement_of(result),
-        uses_default_options(result), measurement.throughput, identity.sample_key(result), cells,
-        has_requested_probes, result.cohort, measurement.round_rates,
-    )  # fmt: skip
-
-
-def _check(result: Result, cells: Cells) -> None:
+def _check(cells: Cells) -> None:
     """Raise ValueError for a value that would otherwise fail in a frame, where its file is no longer known."""
-    if result.scale.gpus < 1:
-        raise ValueError(f"{result.scale.gpus} devices")
     rate = cells["throughput_samples_per_s"]
     if rate is not None and not MIN_RATE < rate < MAX_RATE:
         raise ValueError(f"{rate} samples/s")
     for name, value in cells.items():
         if value is None:
             continue
-        kind, wanted = type(value), COLUMN_KINDS.get(name)
-        if (kind is str) is not (wanted == TEXT) or (kind is int and abs(value) > MAX_COUNT):
-            raise ValueError(f"{name} is {value}")
-        if kind is float and wanted == COUNT and not value.is_integer():
-            raise ValueError(f"{name} is {value}")
-        if kind is str and not value.isascii():
+        kind = COLUMN_KINDS.get(name)
+        is_wrong_kind = isinstance(value, str) != (kind == TEXT)
+        if isinstance(value, str):
             value.encode()  # a lone surrogate raises ValueError: no column can hold it
+        elif isinstance(value, int):
+            is_wrong_kind |= abs(value) > MAX_COUNT
+        elif isinstance(value, float):
+            is_wrong_kind |= kind == COUNT and not value.is_integer()
+        if is_wrong_kind:
+            raise ValueError(f"{name} is {value}")
 
 
 def compare_runs(runs: Sequence[RunSummary], named_baseline: NamedBaseline | None = None) -> ComparedRuns:
     """Find the baselines of all runs among themselves, and make their rows."""
-    baselines = Baselines.among(runs)
+    baselines = Baselines(runs)
     rows = [make_row(run, baselines, None if named_baseline is None else named_baseline.for_run(run)) for run in runs]
     return ComparedRuns(runs, rows, baselines, named_baseline)
 
 
 def make_row(run: RunSummary, baselines: Baselines[RunSummary], named: RunSummary | None = None) -> Cells:
     """Return the cells of one run, against its self and bare baseline and the named one (columns `given`)."""
-    cells, gpus = dict(run.cells), run.scale.gpus
-    self_baseline, bare = baselines.find_self(run), baselines.find_bare(run)
-    for kind, baseline in (("self", self_baseline), ("bare", bare), ("given", named)):
+    cells, seconds = dict(run.cells), run.cells["time_to_target_s"]
+    own, bare = baselines.find_self(run), baselines.find_bare(run)
+    for kind, baseline in (("self", own), ("bare", bare), ("given", named)):
         devices = baseline.scale.gpus if baseline is not None else 1
         cells[f"baseline_{kind}_id"] = baseline.run_id if baseline is not None else None
-        cells.update(speedup_cells(kind, gpus / devices, throughput.divide_throughputs(run, baseline), None))
+        cells.update(speedup_cells(kind, run.scale.gpus / devices, divide_throughputs(run, baseline), None))
         if kind != "given":
-            cells[f"speedup_target_{kind}"] = training_columns.target_speedup(run, baseline)
-    if scaling := user_program.scaling_flags(run, self_baseline):
-        cells["flags"] = join_words([*filter(None, [cells["flags"]]), *scaling])
-    overhead = throughput.overhead(self_baseline, bare)
-    cells.update(interval_cells("overhead_share", "overhead_share", overhead, None))
-    return cells
+            base_s = None if baseline is None else baseline.cells["time_to_target_s"]
+            cells[f"speedup_target_{kind}"] = base_s / seconds if seconds and base_s else None
+    if scaling := user_program.scaling_flags(run, own):
+        cells["flags"] = " ".join([*filter(None, [cells["flags"]]), *scaling])
+    overhead = None
+    if own is not None and bare is not None and own.strategy_key != bare.strategy_key:
+        ratio = divide_throughputs(own, bare)
+        overhead = None if ratio is None else 1 - ratio
+    return cells | interval_cells("overhead_share", "overhead_share", overhead, None)
 
 
-def _own_cells(result: Result, folder: Path, measurement: throughput.Measurement) -> Cells:
-    """Return the columns that need no other run."""
-    s, w, p, m, q = result.scale, result.workload, result.phases, result.monitor, result.quality
-    (value, interval), step_s = measurement.throughput, measurement.step_s
-    first, job = result.ranks[0] if result.ranks else None, result.scheduler
-    model_options = result.spec.get("model", {}).get("options") or {}
-    peaks = [peak for rank in result.ranks for peak in rank.peak_memory_bytes if peak is not None]
-    resident = [rank.rss_peak_bytes for rank in result.ranks if rank.rss_peak_bytes is not None]
-    epoch_s = w.train_samples / value if w.train_samples and value else training_columns.epoch_s_of_training(result)
-    return {
-        "run_id": result.run_id, "started_at": result.started_at, "status": result.status,
-        "reason": result.reason, "path": str(folder), "fingerprint": result.fingerprint,
-        "repeat": s.repeat, "seed": s.seed, "model": w.model, "dataset": w.dataset, "strategy": s.strategy,
-        "framework": s.framework, "framework_version": s.framework_version, "backend_used": s.backend_used,
-        "hardware": s.hardware, "gpus": s.gpus, "nodes": s.nodes, "processes": s.processes,
-        "machine": str(classify_machine(result.machine)), "job_id": job.job_id if job else None,
-        "queued_s": job.queued_s if job else None,
-        "scaling": s.scaling, "batch_per_device": s.batch_per_device, "global_batch": s.global_batch,
-        "precision": w.precision, "data_format": w.data_format, "feed": w.feed,
-        "mfu": measurement.mfu,
-        "model_params": w.model_params, "gradient_bytes": w.gradient_bytes,
-        "model_options": join_words([f"{key}={value}" for key, value in model_options.items()]),
-        "flops_per_sample": w.flops_per_sample,
-        **interval_cells("throughput_samples_per_s", "throughput", value, interval),
-        "interval_over": "blocks" if interval else None, "in_turns": bool(measurement.round_rates),
-        "step_s": step_s, **measurement.step_spread, **step_breakdown.breakdown_cells(result, step_s),
-        "epoch_s": epoch_s,
-        "steps_per_epoch": w.steps_per_epoch, "launch_s": p.launch_s, "setup_s": p.setup_s,
-        "warmup_s": p.warmup_s, "measured_s": p.measure_s, "wall_s": p.wall_s,
-        "warmup_steps": _count_steps(first.warmup_block_s, first.warmup_block_steps) if first else None,
-        "measured_steps": _count_steps(first.block_s, first.block_steps) if first else None,
-        **{name: getattr(m, name) for name in MONITOR_COLUMNS}, **link_cells(m, step_s),
-        "throttle_reasons": join_words(m.throttle_reasons),
-        "other_programs": join_words([name.replace(" ", "_") for name in m.other_programs or []]),
-        **_cost_cells(result, epoch_s),
-        "rss_anon_bytes_max": _resident_bytes(result),
-        "peak_memory_bytes": max(peaks, default=None),
-        "rss_peak_bytes": max(resident, default=None),
-        "final_loss": q.final_loss, "metric_name": q.metric_name, "metric": q.metric,
-        "time_to_target_s": q.time_to_target_s,
-        "precision_used": w.precision_used, "data_format_used": w.data_format_used,
-        "compiler_used": w.compiler_used, "prefetch": w.prefetch, "read_samples_per_s": w.read_samples_per_s,
-        **settings_cells(result), "transports": nccl_log.summarize_transports(result.sync.transports),
-        **training_columns.training_cells(result),
-        **pipeline_stages.stage_cells(result, step_s),
-        "pause_share": user_program.pause_share(result), "data_wait_share": user_program.data_wait_share(result),
-        "steady": measurement.steady, "flags": join_words(measurement.flags),
-    }  # fmt: skip
+def divide_throughputs(run: RunSummary, baseline: RunSummary | None) -> float | None:
+    """Return throughput over the baseline's, formed within rounds if the two runs took turns.
+
+    There is no interval, since two single starts do not show how much starts differ; ratios over repeats have one.
+    """
+    value, base = run.throughput[0], None if baseline is None else baseline.throughput[0]
+    if baseline is None or value is None or base is None:
+        return None
+    if baseline.run_id == run.run_id:
+        return 1.0
+    return throughput.ratio_in_rounds(run.round_rates, baseline.round_rates) or value / base
 
 
-def link_cells(monitor: MonitorRecord, step_s: float | None) -> dict[str, float | None]:
-    """Return the bytes over PCIe and NVLink in a step, of all GPUs together; None unless every one was measured."""
-    cells: dict[str, float | None] = {}
-    for column in LINK_COLUMNS:
-        rates = [getattr(device, f"{column.removesuffix('_per_step')}_per_s") for device in monitor.devices]
-        measured = [rate for rate in rates if rate is not None]
-        is_complete = step_s is not None and rates and len(measured) == len(rates)
-        cells[column] = sum(measured) * step_s if is_complete and step_s else None
-    return cells
-
-
-def _cost_cells(result: Result, epoch_s: float | None) -> dict[str, float | None]:
-    """Return device-hours and joules. Those to the target are computed from the recorded seconds to it, the joules with
-    the mean power of all devices over the measured phase."""
-    gpus, target_s, power_w = result.scale.gpus, result.quality.time_to_target_s, result.monitor.gpu_power_w_mean
-    samples, energy_j = result.workload.train_samples, result.monitor.energy_j
-    measured = training_columns.count_measured_samples(result) or sum(sum(rank.block_samples) for rank in result.ranks)
-    per_sample = energy_j / measured if energy_j is not None and measured else None
-    return {
-        "energy_j_per_sample": per_sample,
-        "energy_j_per_epoch": per_sample * samples if per_sample is not None and samples else None,
-        "energy_j_to_target": power_w * target_s if power_w is not None and target_s is not None else None,
-        "device_hours_per_epoch": gpus * epoch_s / HOUR_S if epoch_s is not None else None,
-        "device_hours_to_target": gpus * target_s / HOUR_S if target_s is not None else None,
-    }
-
-
-def speedup_cells(
-    kind: str, devices: float, speedup: float | None, interval: Estimate | None
-) -> dict[str, float | None]:
+def speedup_cells(kind: str, devices: float, speedup: float | None, interval: Estimate | None) -> Cells:
     """Return the columns of a speedup and its efficiency; `devices` is the ratio to the devices of the baseline."""
-    share = None if interval is None else scale_estimate(interval, 1 / devices)
-    return {
-        **interval_cells(f"speedup_{kind}", f"speedup_{kind}", speedup, interval),
-        **interval_cells(f"efficiency_{kind}", f"efficiency_{kind}", speedup / devices if speedup else None, share),
-    }
+    name, efficiency = f"efficiency_{kind}", speedup / devices if speedup else None
+    limits = None if interval is None else scale_estimate(interval, 1 / devices)
+    cells = interval_cells(f"speedup_{kind}", f"speedup_{kind}", speedup, interval)
+    return cells | interval_cells(name, name, efficiency, limits)
 
 
-def interval_cells(name: str, stem: str, value: float | None, interval: Estimate | None) -> dict[str, float | None]:
+def interval_cells(name: str, stem: str, value: float | None, interval: Estimate | None) -> Cells:
     """Return the columns of a figure and its limits; a limit that the data do not give, infinite in the interval, is
     null."""
     low, high = (interval.low, interval.high) if interval else (math.inf, math.inf)
@@ -222,14 +181,164 @@ def interval_cells(name: str, stem: str, value: float | None, interval: Estimate
     }
 
 
+def _make_own_cells(result: Result, folder: Path, measured: throughput.Measurement) -> Cells:
+    """Return the columns that need no other run."""
+    s, w, p, m, q = result.scale, result.workload, result.phases, result.monitor, result.quality
+    (value, interval), step_s = measured.throughput, measured.step_s
+    first, job = result.ranks[0] if result.ranks else None, result.scheduler
+    model_options = result.spec.get("model", {}).get("options") or {}
+    peaks = [peak for rank in result.ranks for peak in rank.peak_memory_bytes if peak is not None]
+    resident = [rank.rss_peak_bytes for rank in result.ranks if rank.rss_peak_bytes is not None]
+    # The monitor sees the most memory that all ranks held at once. The slots of runs in turns are shorter than its
+    # interval: there it is the sum of the ranks' own peaks, unless a rank does not know its own.
+    anonymous = [rank.rss_anon_peak_bytes for rank in result.ranks if rank.rss_anon_peak_bytes is not None]
+    all_anonymous = sum(anonymous) if anonymous and len(anonymous) == len(result.ranks) else None
+    epoch_s = w.train_samples / value if w.train_samples and value else epoch_s_of_training(result)
+    return {
+        "run_id": result.run_id, "started_at": result.started_at, "status": result.status,
+        "reason": result.reason, "path": str(folder), "fingerprint": result.fingerprint,
+        "repeat": s.repeat, "seed": s.seed, "model": w.model, "dataset": w.dataset, "strategy": s.strategy,
+        "framework": s.framework, "framework_version": s.framework_version, "backend_used": s.backend_used,
+        "hardware": s.hardware, "gpus": s.gpus, "nodes": s.nodes, "processes": s.processes,
+        "machine": str(classify_machine(result.machine)), "job_id": job.job_id if job else None,
+        "queued_s": job.queued_s if job else None,
+        "scaling": s.scaling, "batch_per_device": s.batch_per_device, "global_batch": s.global_batch,
+        "precision": w.precision, "data_format": w.data_format, "feed": w.feed,
+        "mfu": measured.mfu,
+        "model_params": w.model_params, "gradient_bytes": w.gradient_bytes,
+        "model_options": " ".join(f"{key}={option}" for key, option in model_options.items()) or None,
+        "flops_per_sample": w.flops_per_sample,
+        **interval_cells("throughput_samples_per_s", "throughput", value, interval),
+        "interval_over": "blocks" if interval else None, "in_turns": bool(measured.round_rates),
+        "step_s": step_s, **measured.step_spread(), **step_breakdown.breakdown_cells(result, step_s),
+        **step_breakdown.stage_cells(result, step_s),
+        "epoch_s": epoch_s,
+        "steps_per_epoch": w.steps_per_epoch, "launch_s": p.launch_s, "setup_s": p.setup_s,
+        "warmup_s": p.warmup_s, "measured_s": p.measure_s, "wall_s": p.wall_s,
+        "warmup_steps": _count_steps(first.warmup_block_s, first.warmup_block_steps) if first else None,
+        "measured_steps": _count_steps(first.block_s, first.block_steps) if first else None,
+        **{name: getattr(m, name) for name in MONITOR_COLUMNS}, **link_cells(m, step_s),
+        "throttle_reasons": " ".join(m.throttle_reasons or []) or None,
+        "other_programs": " ".join(name.replace(" ", "_") for name in m.other_programs or []) or None,
+        **_cost_cells(result, epoch_s),
+        "rss_anon_bytes_max": all_anonymous if m.rss_anon_bytes_max is None else m.rss_anon_bytes_max,
+        "peak_memory_bytes": max(peaks, default=None),
+        "rss_peak_bytes": max(resident, default=None),
+        "final_loss": q.final_loss, "metric_name": q.metric_name, "metric": q.metric,
+        "time_to_target_s": q.time_to_target_s,
+        "precision_used": w.precision_used, "data_format_used": w.data_format_used,
+        "compiler_used": w.compiler_used, "prefetch": w.prefetch, "read_samples_per_s": w.read_samples_per_s,
+        **identity.settings_cells(result), "transports": nccl_log.summarize_transports(result.sync.transports),
+        **training_cells(result),
+        "pause_share": user_program.pause_share(result), "data_wait_share": user_program.data_wait_share(result),
+        "steady": measured.steady, "flags": " ".join(measured.list_flags()) or None,
+    }  # fmt: skip
+
+
 def _count_steps(block_s: list[float], block_steps: int | None) -> int | None:
     return None if block_steps is None else len(block_s) * block_steps
 
 
-def _resident_bytes(result: Result) -> int | None:
-    """Return the most memory that all ranks held at once as the monitor saw it, or the sum of the ranks' own peaks
-    where it saw none: the slots of runs in turns are shorter than its interval. None unless all ranks know theirs."""
-    if result.monitor.rss_anon_bytes_max is not None:
-        return result.monitor.rss_anon_bytes_max
-    peaks = [rank.rss_anon_peak_bytes for rank in result.ranks]
-    return sum(peak for peak in peaks if peak is not None) if peaks and None not in peaks else None
+def link_cells(monitor: MonitorRecord, step_s: float | None) -> Cells:
+    """Return the bytes over PCIe and NVLink in a step, of all GPUs together; None unless every one was measured."""
+    cells: Cells = {}
+    for column in LINK_COLUMNS:
+        rates = [getattr(device, f"{column.removesuffix('_per_step')}_per_s") for device in monitor.devices]
+        cells[column] = sum(rates) * step_s if step_s and rates and None not in rates else None
+    return cells
+
+
+def _cost_cells(result: Result, epoch_s: float | None) -> Cells:
+    """Return device-hours and joules. Those to the target are computed from the recorded seconds to it, the joules with
+    the mean power of all devices over the measured phase."""
+    gpus, target_s, power_w = result.scale.gpus, result.quality.time_to_target_s, result.monitor.gpu_power_w_mean
+    samples, energy_j = result.workload.train_samples, result.monitor.energy_j
+    measured = count_measured_samples(result) or sum(sum(rank.block_samples) for rank in result.ranks)
+    per_sample = energy_j / measured if energy_j is not None and measured else None
+    return {
+        "energy_j_per_sample": per_sample,
+        "energy_j_per_epoch": per_sample * samples if per_sample is not None and samples else None,
+        "energy_j_to_target": power_w * target_s if power_w is not None and target_s is not None else None,
+        "device_hours_per_epoch": gpus * epoch_s / HOUR_S if epoch_s is not None else None,
+        "device_hours_to_target": gpus * target_s / HOUR_S if target_s is not None else None,
+    }
+
+
+def training_cells(result: Result) -> Cells:
+    """Return the columns of a training to a stop (a target, epochs, steps or seconds), most of which are null for a run
+    that only measured its throughput, and those of the settings of every training.
+
+    `training_id` is equal for runs that differ in nothing but seed and repeat, null for a run without a stop.
+    """
+    quality, train, search = result.quality, result.spec.get("train", {}), result.quality.max_batch
+    last = quality.curve[-1] if quality.curve else None
+    name = quality.metric_name or ""
+    train_metric = last.train_metrics.get(name) if last else None
+    metrics = [point.metrics[name] for point in quality.curve if name in point.metrics]
+    stop = train.get("stop") or {}
+    known_stop = {key: value for key, value in stop.items() if key in train_defaults()["stop"]}  # of older records, too
+    return {
+        **{key: train.get(key) for key in TRAIN_COLUMNS},
+        "learning_rate": quality.learning_rate,
+        "stopped_by": quality.stopped_by,
+        "target": stop.get("target"),
+        "trained_s": last.train_s if last else None,
+        "trained_steps": last.step if last else None,
+        "trained_epochs": last.epochs if last else None,
+        "train_metric": train_metric,
+        "generalisation_gap": generalisation_gap(name, last.metrics.get(name) if last else None, train_metric),
+        "best_metric": (min if name.startswith(LOWER_IS_BETTER) else max)(metrics, default=None),
+        "first_step_s": quality.first_step_s,
+        "evaluate_s": sum(point.evaluate_s for point in quality.curve) if quality.curve else result.phases.evaluate_s,
+        "points": len(quality.curve) or None,
+        "max_batch_per_device": search.batch_per_device if search else None,
+        "memory_limit_bytes": search.limit_bytes if search else None,
+        "training_id": identity.training_key(result) if has_stop(StopSpec(**known_stop)) else None,
+        "train_options": format_train_options(train),
+    }
+
+
+def format_train_options(train: dict[str, Any]) -> str | None:
+    """Return the settings that differ from their defaults and have an effect (`schedule=cosine warmup_epochs=5`):
+    `decay` and `decay_epochs` only with the schedule `step`, `momentum` only with the optimizers `momentum` and
+    `nesterov`."""
+    defaults, texts = train_defaults(), []
+    has_effect = dict.fromkeys(("decay_epochs", "decay"), train.get("schedule") == "step")
+    has_effect["momentum"] = train.get("optimizer") in ("momentum", "nesterov")
+    for key in TRAIN_OPTION_KEYS:
+        value = train.get(key, defaults[key])
+        if value != defaults[key] and has_effect.get(key, True):
+            texts.append(f"{key}={str(value).lower() if isinstance(value, bool) else str(value).replace(' ', '')}")
+    return " ".join(texts) or None
+
+
+def generalisation_gap(metric: str, validation: float | None, training: float | None) -> float | None:
+    """Return how much worse the metric is on unseen samples, in its own unit: above 0 is worse."""
+    if validation is None or training is None:
+        return None
+    return validation - training if metric.startswith(LOWER_IS_BETTER) else training - validation
+
+
+def epoch_s_of_training(result: Result) -> float | None:
+    """Return the seconds of an epoch of a training that ended within warm-up, from all its steps but the first; None if
+    it had less than one epoch of them, which cannot stand for a full one."""
+    if result.status != "ok" or not result.quality.curve or not result.workload.train_samples:
+        return None
+    last = result.quality.curve[-1]
+    epochs = (last.samples - result.scale.samples_per_step) / result.workload.train_samples
+    return last.train_s / epochs if epochs >= 1 and last.train_s > 0 else None
+
+
+def count_measured_samples(result: Result) -> int | None:
+    """Count the samples of the measured phase of a training, which its energy is for; None for a run that measured its
+    throughput.
+
+    Blocks that a point of the curve cut short are in no series, but their samples count here.
+    """
+    quality, work, first = result.quality, result.workload, result.ranks[0] if result.ranks else None
+    if not quality.curve or first is None or not work.steps_per_epoch or not work.train_samples:
+        return None
+    warmup_steps = len(first.warmup_block_s) * (first.warmup_block_steps or 1)
+    epochs, steps = divmod(warmup_steps, work.steps_per_epoch)
+    samples = quality.curve[-1].samples - epochs * work.train_samples - steps * result.scale.samples_per_step
+    return samples if samples > 0 else None

@@ -1,7 +1,8 @@
-"""The breakdown of a step into parts: figures computed on load from the series that probes recorded.
+"""The breakdown of a step into parts, computed on load from the series that probes recorded, and the work of the stages
+into which a pipeline cuts a model.
 
-Each is a mean over ranks and over blocks with its 95 % interval, in seconds of one step. Means over ranks are linear:
-what differences measure adds up, whatever the noise of a rank. A figure that was not measured is None, and
+Each part is a mean over ranks and over blocks with its 95 % interval, in seconds of one step. Means over ranks are
+linear: what differences measure adds up, whatever the noise of a rank. A figure that was not measured is None, and
 `unmeasured_reasons` has the reason.
 """
 
@@ -10,18 +11,18 @@ from __future__ import annotations
 import functools
 import operator
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from scalebench.core.result import SYNC_PARTS, ProbeRecord, Result
+from scalebench.core.result import SYNC_PARTS, ProbeRecord, Result, StageRecord
 from scalebench.core.stats.estimates import Estimate, estimate_mean
 from scalebench.core.stats.gpu_time import mean_gpu_time
 
 VARIANTS = ("sync_on_s", "sync_off_s", "fixed_batch_s")  # of the steps in blocks that take turns
 GPU_COLUMNS = (
-    *("gpu_compute_share", "gpu_communication_share", "gpu_hidden_share", "gpu_copy_share"),
-    *("host_wait_share", "kernel_wait_share", "gpu_kernels_per_step"),
-)
+    "gpu_compute_share", "gpu_communication_share", "gpu_hidden_share", "gpu_copy_share", "host_wait_share",
+    "kernel_wait_share", "gpu_kernels_per_step",
+)  # fmt: skip
 PART_BEFORE = {"forward": None, "backward": "forward", "optimizer": "backward"}  # each block includes the part before
 
 
@@ -128,29 +129,20 @@ def sync_phases(result: Result) -> dict[str, float | None]:
 
 def breakdown_cells(result: Result, step_s: float | None) -> dict[str, Any]:
     """Return the columns of a run; `step_s` is the measured time of its step."""
-    cells: dict[str, Any] = {}
+    cells: dict[str, Any] = sync_phases(result) | gpu_cells(result, step_s)
     for name in SERIES_OF_COLUMN:
         estimate = figure(result, name)
         values = (estimate.value, estimate.low, estimate.high) if estimate else (None, None, None)
         cells[name], cells[f"{name}_low"], cells[f"{name}_high"] = values
-    steps = result.workload.steps_per_epoch
+    steps, messages = result.workload.steps_per_epoch, len(result.sync.message_bytes)
     exposed_s, data_s = cells["sync_exposed_s"], cells["data_s"]
-    of_kernels, of_steps = collective_shares(result)
-    messages = len(result.sync.message_bytes)
-    return (
-        cells
-        | sync_phases(result)
-        | gpu_cells(result, step_s)
-        | {
-            "sync_exposed_share": exposed_s / step_s if exposed_s is not None and step_s else None,
-            "sync_per_epoch_s": exposed_s * steps if exposed_s is not None and steps else None,
-            "syncs_per_epoch": messages * steps if messages and steps else None,
-            "data_share": data_s / step_s if data_s is not None and step_s else None,
-            "collective_kernel_share": of_kernels,
-            "collective_step_share": of_steps,
-            "steady_after_steps": result.ranks[0].steady_after_steps if result.ranks else None,
-        }
-    )
+    cells["sync_exposed_share"] = exposed_s / step_s if exposed_s is not None and step_s else None
+    cells["data_share"] = data_s / step_s if data_s is not None and step_s else None
+    cells["sync_per_epoch_s"] = exposed_s * steps if exposed_s is not None and steps else None
+    cells["syncs_per_epoch"] = messages * steps if messages and steps else None
+    cells["collective_kernel_share"], cells["collective_step_share"] = collective_shares(result)
+    cells["steady_after_steps"] = result.ranks[0].steady_after_steps if result.ranks else None
+    return cells
 
 
 def gpu_cells(result: Result, step_s: float | None) -> dict[str, float | None]:
@@ -160,24 +152,21 @@ def gpu_cells(result: Result, step_s: float | None) -> dict[str, float | None]:
     """
     probes = _probes(result)
     gpus = [record.profile.gpu for record in probes if record.profile is not None and record.profile.gpu is not None]
-    if not gpus or len(gpus) < len(probes) or not step_s:
-        return dict.fromkeys(GPU_COLUMNS)
     total = mean_gpu_time(gpus)
-    assert total is not None
-    visible_s = total.communication_s - total.hidden_s
-    cells = {
+    if total is None or len(gpus) < len(probes) or not step_s:
+        return dict.fromkeys(GPU_COLUMNS)
+    visible_s, wait_s, host_wait = total.communication_s - total.hidden_s, total.kernel_wait_s, None
+    if wait_s is not None:
+        host_wait = max(0.0, (step_s - total.compute_s - visible_s - total.copy_s - wait_s) / step_s)
+    return {
         "gpu_compute_share": total.compute_s / step_s,
         "gpu_communication_share": visible_s / step_s,
         "gpu_hidden_share": total.hidden_s / total.communication_s if total.communication_s else None,
         "gpu_copy_share": total.copy_s / step_s,
-        "host_wait_share": None,
-        "kernel_wait_share": None if total.kernel_wait_s is None else total.kernel_wait_s / step_s,
+        "host_wait_share": host_wait,
+        "kernel_wait_share": None if wait_s is None else wait_s / step_s,
         "gpu_kernels_per_step": total.kernels,
     }
-    if total.kernel_wait_s is not None:
-        rest_s = step_s - total.compute_s - visible_s - total.copy_s - total.kernel_wait_s
-        cells["host_wait_share"] = max(0.0, rest_s / step_s)
-    return cells
 
 
 def unmeasured_reasons(result: Result) -> dict[str, str]:
@@ -236,3 +225,92 @@ def _divide(ranks: Sequence[Sequence[float]], repeats: int | None) -> list[float
 
 def _subtract(more: Sequence[float], less: Sequence[float]) -> list[float]:
     return list(map(operator.sub, more, less))  # as many as both have
+
+
+# A pipeline is the stages of one model, each on a device of its own; a hybrid strategy has one for each replica.
+Pipeline = list[StageRecord]
+
+
+def group_stages(result: Result) -> list[Pipeline]:
+    """Return the stages of each replica, from the input on; empty if every device has the full model."""
+    by_replica: dict[int, Pipeline] = {}
+    for stage in sorted((stage for rank in result.ranks for stage in rank.stages), key=lambda stage: stage.index):
+        by_replica.setdefault(stage.replica, []).append(stage)
+    return [by_replica[replica] for replica in sorted(by_replica)]
+
+
+def stage_cells(result: Result, step_s: float | None) -> dict[str, Any]:
+    """Return the columns of the balance and bubble of a model's stages; `step_s` is the measured time of a step."""
+    pipelines = group_stages(result)
+    stages = _single_value(stage.stages for pipeline in pipelines for stage in pipeline)
+    micro_batches = _single_value(stage.micro_batches for pipeline in pipelines for stage in pipeline)
+    states = [state for rank in result.ranks for state in rank.state_bytes or [None]]
+    reported = [state for state in states if state is not None]
+    return {
+        "stages": stages,
+        "micro_batches": micro_batches,
+        "stage_balance": mean_over_pipelines(pipelines, stage_balance),
+        "bubble_share": mean_over_pipelines(pipelines, lambda work: bubble_share(work, step_s)),
+        "bubble_share_expected": expected_bubble_share(stages, micro_batches) if stages and micro_batches else None,
+        # The largest over the devices; None unless all devices report theirs.
+        "state_bytes": max(reported) if reported and len(reported) == len(states) else None,
+    }
+
+
+def _single_value(values: Iterable[int]) -> int | None:
+    """Return the value that all have; None where pipelines differ in it."""
+    different = set(values)
+    return different.pop() if len(different) == 1 else None
+
+
+def stage_work_s(pipeline: Pipeline) -> list[float] | None:
+    """Return seconds of forward and backward of each stage in a step; None unless all stages are there and measured."""
+    measured = [stage.work_s for stage in pipeline if stage.work_s is not None]
+    is_complete = [stage.index for stage in pipeline] == list(range(pipeline[0].stages))
+    return measured if is_complete and len(measured) == len(pipeline) else None
+
+
+def stage_balance(work: Sequence[float]) -> float | None:
+    """Return the mean work of the stages over the largest: 1 is even, 1/stages is all work in one stage."""
+    return statistics.fmean(work) / max(work) if max(work) > 0 else None
+
+
+def bubble_share(work: Sequence[float], step_s: float | None) -> float | None:
+    """Return the share of the devices' time without forward or backward: 1 - sum of work / (stages x step_s).
+
+    Besides the bubble itself, where a pipeline fills and drains, it includes what else a step takes: waiting for a
+    slower stage, exposed transfers, the optimizer, synchronization between replicas, the host's own time; and the
+    slowdown of a stage beside the others, since `work` was measured one stage at a time. It is negative if a stage took
+    longer by itself than in training, for example because something else slowed the machine down then.
+    """
+    return 1 - sum(work) / (len(work) * step_s) if step_s else None
+
+
+def expected_bubble_share(stages: int, micro_batches: int) -> float:
+    """Return (p - 1) / (m + p - 1), for p equal stages with free transfers and nothing but forward and backward.
+
+    Huang et al. 2019, "GPipe", section 2.3. 1F1B has the same bubble: Narayanan et al. 2021, "Efficient Large-Scale
+    Language Model Training on GPU Clusters", section 2.2.1, who put it over the work alone, as (p - 1) / m. With one
+    micro-batch the stages work one after the other: (p - 1) / p.
+    """
+    return (stages - 1) / (micro_batches + stages - 1)
+
+
+def expected_bubble_share_of_unequal_stages(work: Sequence[float], micro_batches: int) -> float | None:
+    """Return the expected bubble of stages that take this long: the first micro-batch passes through all of them, and
+    the others follow at the pace of the slowest.
+
+    Exact for GPipe if all stages have the same ratio of backward to forward; the pace is that of a flow shop with equal
+    jobs. 1F1B may do better, since a slow first stage continues its forward passes while the others work.
+    """
+    step_s = (sum(work) + (micro_batches - 1) * max(work)) / micro_batches
+    return bubble_share(work, step_s)
+
+
+def mean_over_pipelines(
+    pipelines: Sequence[Pipeline], figure: Callable[[Sequence[float]], float | None]
+) -> float | None:
+    """Return the mean of a figure of the stages' work over the pipelines; None unless each has it."""
+    works = [stage_work_s(pipeline) for pipeline in pipelines]
+    figures = [value for work in works if work is not None and (value := figure(work)) is not None]
+    return statistics.fmean(figures) if figures and len(figures) == len(pipelines) else None

@@ -1,90 +1,258 @@
-"""Throughput, speedup and efficiency of single runs, computed on load from the raw blocks, and the flags that qualify
-them."""
+"""The measured blocks of a run and the figures that rest on them: which blocks count, throughput, the rate in each
+round of runs that took turns, step times, and the flags that qualify them.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from scalebench.analysis import step_breakdown, user_program
-from scalebench.analysis.blocks import (
-    CountedBlocks,
-    count_all_blocks,
-    count_blocks,
-    counting_flags,
-    ratio_in_rounds,
-    round_rates,
-    rounds_left_out,
-    wanted_half_width,
-)
-from scalebench.analysis.identity import comparison_key
-from scalebench.analysis.run_summary import Run, RunSummary
 from scalebench.core.machine.peak_flops import find_peak_flops, has_fast_tensor_cores
-from scalebench.core.result import Result
+from scalebench.core.result import RankRecord, Result
 from scalebench.core.stats.estimate_arithmetic import combine
 from scalebench.core.stats.estimates import Estimate, FloatArray, estimate_throughput
+from scalebench.core.stats.steady_state import MIN_BLOCKS, find_unsteadiness, find_warmup_length
 
+ROUND_COLUMNS = (
+    "cohort", "round", "repeat", "run_id", "path", "strategy", "gpus", "global_batch", "started_at_s", "step_s",
+    "throughput_samples_per_s", "disturbed", "counts",
+)  # fmt: skip
+MIN_ROUNDS = 8
+MAX_WARMUP_SHARE = 0.25  # of the measured blocks
 MAX_REPEAT_RATIO = 1.1
 MIN_HOST_WAIT_SHARE = 0.5  # of a step, from which on the host is what limits it
 MIN_BUSY_SHARE = 0.5  # of a step, from which on a GPU is what limits it
-SPREAD_COLUMNS = ("step_s_median", "step_s_p95", "step_cv")
 Figure = tuple[float | None, Estimate | None]
+RoundRates = dict[tuple[str, int], float]  # samples/s over all devices, by cohort and round
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
+class CountedBlocks:
+    """The measured blocks of a group of ranks without disturbed rounds and without leftover warm-up, and signs of
+    unsteadiness (None: too few blocks)."""
+
+    seconds: FloatArray
+    samples: FloatArray
+    rounds: IntArray  # of the cohort, for each block; empty without turns
+    warmup_blocks: int = 0  # left out at the beginning
+    unsteadiness: list[str] | None = None
+
+    def without_last(self) -> CountedBlocks:
+        """Return the blocks without the last one, unless it is the only one: that of a replica that is not synchronous
+        reaches past the common deadline."""
+        end = max(1, len(self.seconds) - 1)
+        return CountedBlocks(self.seconds[:end], self.samples[:end], self.rounds[:end])
+
+
 class Measurement:
-    """The figures of one run's measured blocks, computed from one pass over them."""
+    """The figures of one run, all from the same counted blocks, each computed when it is first used.
 
-    throughput: Figure
-    round_rates: dict[int, float]
-    step_s: float | None
-    step_spread: dict[str, float | None]  # columns of the frame
-    steady: bool | None
-    mfu: float | None  # model FLOPs utilization
-    flags: list[str]  # without those that compare the run with others
-
-
-def evaluate_blocks(result: Result) -> Measurement:
-    """Return throughput, step_s, steady and flags of a run."""
-    target = wanted_half_width(result)
-    groups = count_all_blocks(result, target)
-    figure, blocks = _throughput(result, groups), _step_blocks(result, groups)
-    rate, interval = figure
-    mfu, step_s, drift = flops_utilization(result, rate), _mean(blocks), _drift(groups)
-    flags = list_flags(result, interval, target, groups)
-    flags += [*user_program.program_flags(result), *utilization_flags(result, mfu, step_s)]
-    read_rate = result.workload.read_samples_per_s  # by one process, from the user's Dataset
-    flags += ["slow_reading"] if rate is not None and read_rate is not None and read_rate < rate else []
-    return Measurement(
-        figure, round_rates(groups, result.scale.independent), step_s, describe_step_spread(blocks),
-        None if drift is None else not drift, mfu, flags,
-    )  # fmt: skip
-
-
-def throughput(run: Run) -> Figure:
-    """Return (samples/s over all devices, its 95 % interval over blocks); None where not measured.
-
-    Too few blocks for an interval still give the figure. Replicas that are not synchronous run to a common deadline:
-    their throughputs add up, each without its last block, which reaches past it, unless it is the only one.
+    A figure that was not measured is None, as all are of a run that is not ok. Replicas that are not synchronous have a
+    series of blocks each.
     """
-    if isinstance(run, RunSummary):
-        return run.throughput
-    return _throughput(run, count_all_blocks(run, wanted_half_width(run)))
+
+    def __init__(self, result: Result, counts_all: bool = False) -> None:
+        """`counts_all`: neither disturbed rounds nor leftover warm-up are left out."""
+        self.result = result
+        target, left_out = (None, ()) if counts_all else (_wanted_half_width(result), rounds_left_out(result))
+        groups = [[rank] for rank in result.ranks] if result.scale.independent else [result.ranks]
+        is_measured = result.status == "ok" and result.ranks
+        self.groups = [count_blocks(ranks, target, left_out) for ranks in groups] if is_measured else []
+
+    @property
+    def _timed_groups(self) -> list[CountedBlocks]:
+        return [group.without_last() for group in self.groups] if self.result.scale.independent else self.groups
+
+    @cached_property
+    def throughput(self) -> Figure:
+        """Samples/s over all devices, and its 95 % interval over blocks. Too few blocks for an interval still give the
+        figure. The throughputs of replicas that are not synchronous add up."""
+        rates, intervals = [], {}
+        for number, group in enumerate(self._timed_groups):
+            seconds, samples = group.seconds, group.samples
+            total_s = sum(seconds.tolist())
+            if not total_s or np.minimum.reduce(seconds) < 0 or np.minimum.reduce(samples) < 1:
+                return None, None
+            rates.append(sum(samples.tolist()) / total_s)
+            if (interval := estimate_throughput(seconds, samples)) is not None:
+                intervals[number] = interval
+        if not rates or len(intervals) < len(rates):
+            return (sum(rates) if rates else None), None
+        return sum(rates), intervals[0] if len(rates) == 1 else combine(dict.fromkeys(intervals, 1.0), intervals)
+
+    @cached_property
+    def round_rates(self) -> RoundRates:
+        """The throughput in each round by the blocks that count; empty without turns."""
+        if self.result.cohort is None or not self.groups:
+            return {}
+        of_groups = [_rates_by_round(group) for group in self._timed_groups]
+        shared = [number for number in sorted(of_groups[0]) if all(number in rates for rates in of_groups)]
+        return {(self.result.cohort, number): math.fsum(rates[number] for rates in of_groups) for number in shared}
+
+    @cached_property
+    def step_blocks_s(self) -> FloatArray:
+        """The mean seconds of a step in each counted block of the group (of its slowest rank)."""
+        ranks = self.result.ranks
+        if not self.groups or not ranks[0].block_steps:
+            return np.empty(0)
+        group = self.groups[0]
+        if self.result.scale.independent:
+            group = count_blocks(ranks, _wanted_half_width(self.result), rounds_left_out(self.result))
+        blocks: FloatArray = group.seconds / ranks[0].block_steps
+        return blocks
+
+    @property
+    def step_s(self) -> float | None:
+        """The mean seconds of one step of the group."""
+        blocks = self.step_blocks_s
+        return sum(blocks.tolist()) / len(blocks) if len(blocks) else None
+
+    def step_spread(self) -> dict[str, float | None]:
+        """Return the columns that say how step times vary from block to block: median, 95th percentile (interpolated
+        between blocks) and coefficient of variation (standard deviation over mean, from two blocks on)."""
+        blocks, mean = self.step_blocks_s, self.step_s
+        if mean is None:
+            return {"step_s_median": None, "step_s_p95": None, "step_cv": None}
+        median, p95 = np.quantile(blocks, (0.5, 0.95)).tolist()
+        cv = float(np.std(blocks, ddof=1)) / mean if mean and len(blocks) > 1 else None
+        return {"step_s_median": median, "step_s_p95": p95, "step_cv": cv}
+
+    @property
+    def steady(self) -> bool | None:
+        """Whether the blocks neither drift nor change their level (steady_state.find_unsteadiness) after leftover
+        warm-up; None where there are too few to say."""
+        if not self.groups or any(group.unsteadiness is None for group in self.groups):
+            return None
+        return not any(group.unsteadiness for group in self.groups)
+
+    @property
+    def mfu(self) -> float | None:
+        """The model FLOPs utilization: FLOP/s of training over the peak of all devices. None on CPUs, and where the
+        FLOPs of the model or a peak are unknown.
+
+        Operations that a strategy repeats, such as recomputed activations, do not count. Source: Chowdhery et al. 2022,
+        "PaLM", appendix B.
+        """
+        rate, flops, peak = self.throughput[0], self.result.workload.flops_per_sample, peak_flops(self.result)
+        return rate * flops / peak if rate is not None and flops and peak else None
+
+    def list_flags(self) -> list[str]:
+        """Return the flags of the record, and those that its figures show: all but the ones that compare the run with
+        others."""
+        result, (rate, interval) = self.result, self.throughput
+        flags = counting_flags(result)
+        if result.status == "ok":
+            flags += interval_flags(result, interval)
+            flags += ["warmup_left"] if any(group.warmup_blocks for group in self.groups) else []
+            flags += ["drifts"] if self.steady is False else []
+        flags += [*user_program.program_flags(result), *utilization_flags(result, self.mfu, self.step_s)]
+        read_rate = result.workload.read_samples_per_s  # by one process, from the user's Dataset
+        return flags + (["slow_reading"] if rate is not None and read_rate is not None and read_rate < rate else [])
 
 
-def flops_utilization(result: Result, rate: float | None) -> float | None:
-    """Return the model FLOPs utilization (MFU) at `rate` samples/s: FLOP/s of training over the peak of all devices.
+def _wanted_half_width(result: Result) -> Any:
+    """Return the configured relative half-width of the interval; None where an old or foreign spec has none."""
+    return result.spec.get("measure", {}).get("target")
 
-    None where the FLOPs of the model or a peak are unknown, on CPUs, and of a run that is not ok. Operations that a
-    strategy repeats, such as recomputed activations, do not count. Source: Chowdhery et al. 2022, "PaLM", appendix B.
+
+def rounds_left_out(result: Result) -> set[int]:
+    """Return the rounds that do not count, since other programs took the cores in them; all count where fewer than
+    MIN_ROUNDS were undisturbed."""
+    disturbed = set(result.disturbed_rounds)
+    rounds = set(result.ranks[0].block_rounds) if disturbed and result.ranks else set()
+    return disturbed if len(rounds - disturbed) >= MIN_ROUNDS else set()
+
+
+def counting_flags(result: Result) -> list[str]:
+    """Return the flags of a record, without `busy_machine` if the rounds in which other programs took the cores are
+    left out."""
+    left_out = rounds_left_out(result)
+    return [flag for flag in result.flags if not (left_out and flag == "busy_machine")]
+
+
+def merge_rank_blocks(ranks: Sequence[RankRecord]) -> tuple[FloatArray, FloatArray]:
+    """Return the seconds and samples of the blocks of a synchronous group: the time of the slowest rank, the samples of
+    all.
+
+    Blocks that not every rank finished are left out.
     """
-    peak, flops = peak_flops(result), result.workload.flops_per_sample
-    return None if result.status != "ok" or rate is None or not peak or not flops else rate * flops / peak
+    count = min((min(len(rank.block_s), len(rank.block_samples)) for rank in ranks), default=0)
+    if not count:
+        return np.empty(0), np.empty(0)
+    seconds = np.array([rank.block_s[:count] for rank in ranks], np.float64)
+    samples = np.array([rank.block_samples[:count] for rank in ranks], np.float64)
+    return seconds.max(axis=0), samples.sum(axis=0)
+
+
+def count_blocks(ranks: Sequence[RankRecord], target: Any, left_out: Collection[int] = ()) -> CountedBlocks:
+    """Merge the blocks of a group without the rounds `left_out` and without pauses. Drop the first ones if they are
+    still warm-up: the warm-up phase ended too soon, and these blocks move the mean by more than `target` (a share).
+
+    A level that changes after the first quarter is no warm-up: its blocks stay, and count as a drift of the machine.
+    """
+    seconds, samples = merge_rank_blocks(ranks)
+    lengths = {len(blocks) for rank in ranks for blocks in (rank.block_s, rank.block_samples, rank.block_rounds)}
+    has_rounds = len(lengths) == 1 and all(rank.block_rounds == ranks[0].block_rounds for rank in ranks)
+    rounds = np.array(ranks[0].block_rounds if has_rounds else [], np.int64)
+    counts = user_program.mark_training(ranks, len(seconds))
+    if left_out and len(rounds):
+        counts &= ~np.isin(rounds, list(left_out))
+    if not counts.all():
+        seconds, samples, rounds = seconds[counts], samples[counts], rounds[counts] if len(rounds) else rounds
+    if not isinstance(target, (int, float)):
+        return CountedBlocks(seconds, samples, rounds)
+    unsteadiness = find_unsteadiness(seconds, target)
+    length = (find_warmup_length(seconds) or 0) if "warmup_left" in (unsteadiness or []) else 0
+    if not 0 < length <= min(len(seconds) - MIN_BLOCKS, MAX_WARMUP_SHARE * len(seconds)):
+        return CountedBlocks(seconds, samples, rounds, 0, unsteadiness)
+    seconds, samples, rounds = seconds[length:], samples[length:], rounds[length:]
+    return CountedBlocks(seconds, samples, rounds, length, find_unsteadiness(seconds, target))
+
+
+def _rates_by_round(group: CountedBlocks) -> dict[int, float]:
+    if not len(group.rounds):
+        return {}
+    begins = np.flatnonzero(np.diff(group.rounds, prepend=group.rounds[0] - 1))
+    numbers = group.rounds[begins].tolist()
+    seconds, samples = (np.add.reduceat(each, begins).tolist() for each in (group.seconds, group.samples))
+    sums = zip(numbers, seconds, samples, strict=True)
+    return {number: count / total_s for number, total_s, count in sums if total_s > 0 and count > 0}
+
+
+def ratio_in_rounds(rates: Mapping[tuple[str, int], float], base: Mapping[tuple[str, int], float]) -> float | None:
+    """Return the throughput of a run over that of another by their round_rates: the geometric mean of the ratios within
+    rounds; None unless they shared two rounds of a cohort that count for both.
+
+    So a change of the machine that lasts for a round cancels. Source: Box, Hunter and Hunter 2005, "Statistics for
+    Experimenters", chapter 3 (paired comparisons in blocks).
+    """
+    logs = [math.log(rate / base[key]) for key, rate in rates.items() if key in base]
+    return math.exp(math.fsum(logs) / len(logs)) if len(logs) > 1 else None
+
+
+def make_round_rows(result: Result, folder: str) -> list[tuple[object, ...]]:
+    """Return the values of ROUND_COLUMNS for each round of a run in `folder`, also of those that do not count."""
+    scale, disturbed = result.scale, set(result.disturbed_rounds)
+    counted = Measurement(result).round_rates
+    rows: list[tuple[object, ...]] = []
+    for (cohort, number), rate in Measurement(result, counts_all=True).round_rates.items():
+        first = result.ranks[0]
+        slot = [at for at, other in enumerate(first.block_rounds) if other == number]
+        step_s = sum(first.block_s[at] for at in slot) / (len(slot) * (first.block_steps or 1))
+        rows.append((
+            cohort, number, scale.repeat, result.run_id, folder, scale.strategy, scale.gpus, scale.global_batch,
+            first.block_started_at_s[slot[0]], step_s, rate, number in disturbed, (cohort, number) in counted,
+        ))  # fmt: skip
+    return rows
 
 
 def peak_flops(result: Result) -> float | None:
@@ -108,88 +276,16 @@ def peak_flops(result: Result) -> float | None:
     return sum(present) if present and len(present) == len(used) else None
 
 
-def step_s(result: Result) -> float | None:
-    """Return the mean seconds of one step of the group (of its slowest rank)."""
-    return _mean(_step_blocks(result, count_all_blocks(result, wanted_half_width(result))))
-
-
-def find_drift(result: Result, target: Any) -> list[str] | None:
-    """Return `drifts` if the blocks drift or change their level (steady_state.find_unsteadiness) after leftover
-    warm-up; None if there are too few to say. Replicas that are not synchronous have a series each."""
-    return _drift(count_all_blocks(result, target))
-
-
-def _throughput(result: Result, groups: Sequence[CountedBlocks]) -> Figure:
-    if not groups:
-        return None, None
-    if not result.scale.independent:
-        return _throughput_of_blocks(groups[0].seconds, groups[0].samples)
-    figures = [_throughput_of_blocks(*group.without_last()[:2]) for group in groups]
-    values, intervals = zip(*figures, strict=True)
-    if any(value is None for value in values):
-        return None, None
-    if any(interval is None for interval in intervals):
-        return sum(values), None
-    return sum(values), combine(dict.fromkeys(range(len(intervals)), 1.0), dict(enumerate(intervals)))
-
-
-def _throughput_of_blocks(seconds: FloatArray, samples: FloatArray) -> Figure:
-    if not len(seconds) or np.minimum.reduce(seconds) < 0 or np.minimum.reduce(samples) < 1:
-        return None, None
-    total_s = sum(seconds.tolist())
-    return (sum(samples.tolist()) / total_s, estimate_throughput(seconds, samples)) if total_s else (None, None)
-
-
-def _step_blocks(result: Result, groups: Sequence[CountedBlocks]) -> FloatArray:
-    """Return the mean seconds of a step in each counted block of the group (of its slowest rank)."""
-    if not groups or not result.ranks[0].block_steps:
-        return np.empty(0)
-    group = groups[0]
-    if result.scale.independent:
-        group = count_blocks(result.ranks, wanted_half_width(result), rounds_left_out(result))
-    blocks: FloatArray = group.seconds / result.ranks[0].block_steps
-    return blocks
-
-
-def _mean(blocks: FloatArray) -> float | None:
-    return sum(blocks.tolist()) / len(blocks) if len(blocks) else None
-
-
-def describe_step_spread(blocks: FloatArray) -> dict[str, float | None]:
-    """Return the columns that say how step times vary from block to block: median, 95th percentile (interpolated
-    between blocks) and coefficient of variation (standard deviation over mean, from two blocks on)."""
-    if not len(blocks):
-        return dict.fromkeys(SPREAD_COLUMNS)
-    mean = float(np.add.reduce(blocks)) / len(blocks)
-    median, p95 = np.quantile(blocks, (0.5, 0.95)).tolist()
-    deviations = blocks - mean
-    variance = float(deviations @ deviations) / max(1, len(blocks) - 1)
-    cv = math.sqrt(variance) / mean if mean and len(blocks) > 1 else None
-    return dict(zip(SPREAD_COLUMNS, (median, p95, cv), strict=True))
-
-
-def _drift(groups: Sequence[CountedBlocks]) -> list[str] | None:
-    if not groups or any(group.unsteadiness is None for group in groups):
-        return None
-    return ["drifts"] if any(group.unsteadiness for group in groups) else []
-
-
-def list_flags(
-    result: Result, interval: Estimate | None, target: Any, groups: Sequence[CountedBlocks] = ()
-) -> list[str]:
-    """Return the flags of a row: those of the record, a missing or wide interval, an unsteady series."""
-    flags = counting_flags(result)
-    if result.status == "ok":
-        if interval is None or not math.isfinite(interval.high):
-            flags.append("no_interval")
-        elif result.quality.curve:  # the training went on to its end, however precise its throughput was
-            pass
-        elif isinstance(target, (int, float)):
-            repeats = result.spec.get("measure", {}).get("repeats") or 1  # each may be wider (RunSpec.repeat_settings)
-            flags += ["target_missed"] if interval.relative_half_width() > target * math.sqrt(repeats) else []
-        flags += ["warmup_left"] if any(group.warmup_blocks for group in groups) else []
-        flags += _drift(groups) or []
-    return flags
+def interval_flags(result: Result, interval: Estimate | None) -> list[str]:
+    """Return the flag of a missing or a wide interval of throughput. A training goes on to its end, however precise its
+    throughput is."""
+    target, repeats = _wanted_half_width(result), result.spec.get("measure", {}).get("repeats") or 1
+    if interval is None or not math.isfinite(interval.high):
+        return ["no_interval"]
+    if result.quality.curve or not isinstance(target, (int, float)):
+        return []
+    # Each of several repeats may be wider (RunSpec.repeat_settings).
+    return ["target_missed"] if interval.relative_half_width() > target * math.sqrt(repeats) else []
 
 
 def superlinear_flags(efficiency: Estimate | None, device: str) -> list[str]:
@@ -205,17 +301,15 @@ def superlinear_flags(efficiency: Estimate | None, device: str) -> list[str]:
 def utilization_flags(result: Result, mfu: float | None, step_s: float | None) -> list[str]:
     """Return the flags of GPUs that wait for their host, of a model FLOPs utilization above 1, and of fast tensor cores
     that were left idle."""
-    gpus = [gpu for machine in (result.machine, *(result.other_machines or [])) for gpu in machine.gpus]
-    computes_float32 = result.scale.device == "cuda" and result.workload.precision_used == "float32"
-    busy = busy_share(result, step_s) if computes_float32 else None
-    computes_float32 &= busy is None or busy >= MIN_BUSY_SHARE  # faster kernels shorten no step that waits for its host
     host_wait = step_breakdown.gpu_cells(result, step_s)["host_wait_share"]
-    flags = {
-        "host_limited": host_wait is not None and host_wait >= MIN_HOST_WAIT_SHARE,
-        "mfu_above_1": mfu is not None and mfu > 1,
-        "no_tensor_cores": computes_float32 and any(has_fast_tensor_cores(gpu.name) for gpu in gpus),
-    }
-    return [name for name, is_set in flags.items() if is_set]
+    flags = ["host_limited"] if host_wait is not None and host_wait >= MIN_HOST_WAIT_SHARE else []
+    flags += ["mfu_above_1"] if mfu is not None and mfu > 1 else []
+    gpus = [gpu for machine in (result.machine, *(result.other_machines or [])) for gpu in machine.gpus]
+    is_float32 = result.scale.device == "cuda" and result.workload.precision_used == "float32"
+    if is_float32 and any(has_fast_tensor_cores(gpu.name) for gpu in gpus):
+        busy = busy_share(result, step_s)  # faster kernels shorten no step that waits for its host
+        flags += ["no_tensor_cores"] if busy is None or busy >= MIN_BUSY_SHARE else []
+    return flags
 
 
 def busy_share(result: Result, step_s: float | None) -> float | None:
@@ -233,31 +327,3 @@ def repeats_differ_flags(rates: Iterable[float]) -> list[str]:
     """Return the flag of repeats of which the fastest is more than MAX_REPEAT_RATIO times as fast as the slowest."""
     rates = list(rates)
     return ["repeats_differ"] if max(rates) > MAX_REPEAT_RATIO * min(rates) else []
-
-
-def divide_throughputs(run: Run, baseline: Run | None) -> float | None:
-    """Return throughput over the baseline's, formed within rounds if the two runs took turns.
-
-    There is no interval, since two single starts do not show how much starts differ; ratios over repeats have one.
-    """
-    if baseline is None:
-        return None
-    value, base = throughput(run)[0], throughput(baseline)[0]
-    if value is None or base is None:
-        return None
-    if baseline.run_id == run.run_id:
-        return 1.0
-    within_rounds = ratio_in_rounds(run, baseline)
-    return value / base if within_rounds is None else within_rounds
-
-
-def overhead(self_baseline: Run | None, bare: Run | None) -> float | None:
-    """Return the share of the bare baseline's throughput that the strategy loses on one device: 1 - self / bare.
-
-    It is negative where the strategy is faster than its bare baseline, and None for the bare strategy itself, whose two
-    baselines are one run.
-    """
-    if self_baseline is None or bare is None or comparison_key(self_baseline, True) == comparison_key(bare, True):
-        return None
-    value = divide_throughputs(self_baseline, bare)
-    return None if value is None else 1 - value

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from scalebench.analysis.run_summary import RunSummary
+from scalebench.analysis.identity import RunIdentity
 from scalebench.core.result import RankRecord, Result
 
 MIN_TRAINED_BLOCKS = 8  # with fewer all count: where epochs are shorter than blocks, each holds the end of one
@@ -90,7 +90,7 @@ def program_flags(result: Result) -> list[str]:
     return [name for name, is_set in flags.items() if is_set]
 
 
-def scaling_flags(run: RunSummary, baseline: RunSummary | None) -> list[str]:
+def scaling_flags(run: RunIdentity, baseline: RunIdentity | None) -> list[str]:
     """Return the flag of a program whose samples do not scale as its run declares: those of a device are kept in weak
     scaling, those of all in strong scaling."""
     if baseline is None or baseline.run_id == run.run_id or run.scale.strategy != PROGRAM:

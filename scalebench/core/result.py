@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -475,6 +475,12 @@ def first_point_at_target(curve: list[CurvePoint], metric: str, target: float) -
     """Return the first point of a curve whose validation metric reaches the target; None where none does."""
     values = ((point, point.metrics.get(metric)) for point in curve)
     return next((point for point, value in values if value is not None and reaches_target(metric, value, target)), None)
+
+
+def start_time(result: Result) -> datetime:
+    """Return when a run started; a time without a zone, as in foreign records, is read as UTC."""
+    started = datetime.fromisoformat(result.started_at)
+    return started if started.tzinfo is not None else started.replace(tzinfo=UTC)
 
 
 def write_result(result: Result, folder: Path) -> Path:

@@ -171,7 +171,7 @@ def load_report_data(
 ) -> ReportData:
     """Load all readable runs at or below `paths`; the other files are listed as `unreadable`.
 
-    `baseline` names a run that speedups are also computed against (analysis/named_baseline), `references` published
+    `baseline` names a run that speedups are also computed against (load.resolve_named_baseline), `references` published
     studies whose rows are shown beside the measured ones. With `full_paths` the home folder is written out.
     Raises InputError if no result can be read, or if the baseline or a study does not exist.
     """

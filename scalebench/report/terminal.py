@@ -15,11 +15,9 @@ from rich.text import Text
 
 from scalebench.analysis import collectives, step_breakdown, throughput, user_program
 from scalebench.analysis.attribution.causes import AttributedRun, find_causes
-from scalebench.analysis.blocks import wanted_half_width
 from scalebench.analysis.ranking import Advice, list_advice
-from scalebench.analysis.rows import interval_cells
+from scalebench.analysis.rows import generalisation_gap, interval_cells
 from scalebench.analysis.scaling_curves import make_curves
-from scalebench.analysis.training_columns import generalisation_gap
 from scalebench.core import units
 from scalebench.core.machine.peak_flops import TERA
 from scalebench.core.result import RankRecord, Result, first_point_at_target
@@ -118,7 +116,7 @@ def make_outcome_line(
         quality, wall_s, turns = result.quality, result.phases.wall_s, "" if result.cohort is None else " in turns"
         # A training also has the level that it reached; a search has its largest batch alone.
         level = f"{quality.metric_name} {quality.metric:.3g}" if quality.curve and quality.metric is not None else ""
-        cells = interval_cells(THROUGHPUT, "throughput", *throughput.throughput(result))
+        cells = interval_cells(THROUGHPUT, "throughput", *throughput.Measurement(result).throughput)
         figure = format_throughput({**cells, "interval_over": None}, " samples/s")
         if quality.max_batch is not None:
             figure, level = describe_largest_batch(result), ""
@@ -183,7 +181,7 @@ def make_details(result: Result, folder: Path, case: AttributedRun | None = None
     yield f"{folder}: {result.scale.strategy} gpus={result.scale.gpus}"
     remarks = [("model", text) for text in list_model_remarks(result)]
     facts = [*list_headline(result), *list_training_facts(result), *remarks]
-    rate, data = throughput.throughput(result)[0], result.workload
+    rate, data = throughput.Measurement(result).throughput[0], result.workload
     reading = steps.describe_slow_reading(data.dataset, data.read_samples_per_s, "the training", rate)
     facts += [] if reading is None else [("data", reading)]
     facts += list_program_facts(result)
@@ -226,19 +224,19 @@ def _make_fact_table(rows: FactRows) -> RichTable:
 
 def list_headline(result: Result) -> FactRows:
     """List throughput, model FLOPs utilization, warm-up, and whether the series was steady."""
-    value, interval = throughput.throughput(result)
+    measured = throughput.Measurement(result)
+    value, interval = measured.throughput
     rows = []
     if interval is not None:
         rows.append(("throughput", f"{units.format_rate(interval, 'samples/s')}, 95 % over blocks of this repeat"))
     elif value is not None:
         rows.append(("throughput", f"{format_number(value)} samples/s, too few blocks for an interval"))
-    mfu, peak = throughput.flops_utilization(result, value), throughput.peak_flops(result)
+    mfu, peak = measured.mfu, throughput.peak_flops(result)
     if mfu is not None and peak is not None:
         peaks = f"{format_number(peak / TERA)} TFLOP/s, the peak of its devices at {result.workload.precision_used}"
         rows.append(("MFU", f"{format_percent(mfu)} of {peaks}"))
-    flags = throughput.find_drift(result, wanted_half_width(result))
-    steadiness = f"no: {', '.join(map(format_flag, flags))}" if flags else "yes, no drift detected"
-    if flags is None:
+    steadiness = "yes, no drift detected" if measured.steady else f"no: {format_flag('drifts')}"
+    if measured.steady is None:
         blocks = min((len(rank.block_s) for rank in result.ranks), default=0)
         steadiness = f"unknown: {blocks} of the {MIN_BLOCKS} blocks that it takes; a larger measure.min_s gives more"
     if any("sigterm" in rank.settings_used for rank in result.ranks):

@@ -19,14 +19,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scalebench.analysis.blocks import merge_rank_blocks
 from scalebench.analysis.columns import COLUMN_KINDS
 from scalebench.analysis.comparison.run_facts import flatten
 from scalebench.analysis.load import Survey, survey
-from scalebench.analysis.run_summary import start_time
 from scalebench.analysis.scaling_curves import plain_rows
+from scalebench.analysis.throughput import merge_rank_blocks
 from scalebench.core.errors import InputError
-from scalebench.core.result import Result, read_result
+from scalebench.core.result import Result, read_result, start_time
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.report.training_tables import compute_losses
 

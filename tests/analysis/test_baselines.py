@@ -11,17 +11,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis import identity
-from scalebench.analysis.baselines import Baselines, find_nearest, start_time
 from scalebench.analysis.collectives import COLLECTIVE_COLUMNS
 from scalebench.analysis.columns import FRAME_COLUMNS
 from scalebench.analysis.comparison import compare, compare_by
 from scalebench.analysis.comparison.pairing import make_compared_run
-from scalebench.analysis.identity import comparison_key, placement_of
+from scalebench.analysis.identity import Baselines, find_nearest, identify
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.spec import Config, DatasetSpec, HardwareSpec, TrainSpec
 from tests.builders.frames import frame_of_results, pool_results
 from tests.builders.runs import MACHINE, record
 from tests.report.section_blocks import show_table
+
+
+class Found:
+    """The baselines among results, as results."""
+
+    def __init__(self, results):
+        self._results = {result.run_id: result for result in results}
+        self._baselines = Baselines([identify(result) for result in results])
+
+    def find_self(self, result):
+        baseline = self._baselines.find_self(identify(result))
+        return None if baseline is None else self._results[baseline.run_id]
+
+    def find_bare(self, result):
+        baseline = self._baselines.find_bare(identify(result))
+        return None if baseline is None else self._results[baseline.run_id]
+
 
 CONFIG = dataclasses.asdict(Config())
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -67,7 +83,7 @@ def test_ignored_facts_are_keys_or_groups_of_the_config():
 def run(strategy, place, repeat, minute, name, gpus=1):
     made = record(strategy, gpus, block_s=None, hardware=PLACES[place], repeat=repeat)
     made.run_id, made.started_at = f"run-{name}", (START + timedelta(minutes=minute)).isoformat()
-    return made
+    return identify(made)
 
 
 RUNS = st.builds(
@@ -81,9 +97,9 @@ def nearest(result, candidates, bare):
     is_bare_itself = bare and result.scale.gpus == 1 and result.scale.baseline_bare == result.scale.strategy
 
     def distance(candidate):
-        placement, own_placement = placement_of(candidate), placement_of(result)
+        placement, own_placement = candidate.placement, result.placement
         differing = [] if is_bare_itself else [a != b for a, b in zip(placement, own_placement, strict=True)]
-        apart_s = abs((start_time(candidate) - start_time(result)).total_seconds())
+        apart_s = abs((candidate.started - result.started).total_seconds())
         itself, same_repeat = candidate.run_id == result.run_id, candidate.scale.repeat == result.scale.repeat
         return differing, placement[0] != (), placement[1] != "numa", placement[2], not itself, not same_repeat, apart_s
 
@@ -120,33 +136,34 @@ def test_the_comparison_key_has_all_keys_but_the_ignored_ones(device):
     old.spec = {"strategy": {"name": "ddp"}, "seed": 1}
     for result in (one, bare, old):
         result.scale.device = device
-        for strategy in (True, False):
-            assert comparison_key(result, strategy) == old_key(result, strategy)
-    assert comparison_key(one, False) == comparison_key(bare, False) != comparison_key(old, False)
+        run = identify(result)
+        assert (run.workload_key, run.strategy_key) == (old_key(result, False), old_key(result, True))
+    assert identify(one).workload_key == identify(bare).workload_key != identify(old).workload_key
 
 
 def test_keys_of_trainings_and_of_other_batches():
     plain, one, other, later = record(), record(), record(), record()
     one.spec["train"]["stop"]["epochs"] = other.spec["train"]["stop"]["epochs"] = 3.0
     other.spec["train"]["evaluate_epochs"] = later.spec["train"]["evaluate_epochs"] = 0.5
-    keys = [comparison_key(result, False) for result in (plain, one, other)]
+    keys = [identify(result).workload_key for result in (plain, one, other)]
     assert len(set(keys)) == 3, "trainings are compared only with trainings"
-    assert comparison_key(later, False) == keys[0], "it has no points"
+    assert identify(later).workload_key == keys[0], "it has no points"
     large = record(train=TrainSpec(batch_per_device=20))
-    assert comparison_key(plain, True) != comparison_key(large, True)
-    small, double = (identity.local_batch_key(result, True) for result in (plain, large))
-    assert (small[0], double[0]) == (10, 20) and small[1] == double[1]
+    assert identify(plain).strategy_key != identify(large).strategy_key
+    halves = record(gpus=2, scaling="strong", train=TrainSpec(batch_per_device=10))
+    small, double, strong = (identify(result, local_batch=True).strategy_key for result in (plain, large, halves))
+    assert small == strong != double
     assert plain.spec["train"]["batch_per_device"] == 10
 
 
 def test_self_and_bare_are_found():
     two, own, bare, other = record(gpus=2), record(), record("bare_torch"), record("lightning_ddp")
-    available = Baselines.among([two, own, bare, other])
+    available = Found([two, own, bare, other])
     assert available.find_self(two) is own and available.find_self(own) is own
     assert available.find_bare(two) is bare and available.find_bare(own) is bare and available.find_bare(bare) is bare
-    assert Baselines.among([own]).find_bare(record(gpus=2, baseline=None)) is None
+    assert Found([own]).find_bare(record(gpus=2, baseline=None)) is None
     for bad in (record(status="failed"), record(gpus=2, run_id="x"), record(status="cancelled")):
-        assert Baselines.among([bad]).find_self(two) is None
+        assert Found([bad]).find_self(two) is None
 
 
 DIFFERENT = {
@@ -162,7 +179,7 @@ DIFFERENT = {
 
 @pytest.mark.parametrize("change", DIFFERENT.values(), ids=DIFFERENT)
 def test_runs_that_differ_besides_their_devices_are_not_compared(change):
-    available = Baselines.among([record(**change), record("bare_torch", **change)])
+    available = Found([record(**change), record("bare_torch", **change)])
     assert available.find_self(record(gpus=2)) is None and available.find_bare(record(gpus=2)) is None
     run = record(gpus=2, **change)
     assert available.find_self(run) is not None and available.find_bare(run) is not None
@@ -177,7 +194,7 @@ def with_options(gpus, name, baseline="simulated", **options):
 def test_records_without_an_option_are_compared_with_its_default():
     """Other options have another self, and the same bare baseline."""
     older, bare = with_options(1, "ddp", bucket_cap_mb=25.0), with_options(1, "simulated")
-    available = Baselines.among([older, bare])
+    available = Found([older, bare])
     assert available.find_self(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=True)) is older
     for other in ({"bucket_cap_mb": 25.0, "overlap": False}, {"bucket_cap_mb": 1.0}):
         run = with_options(2, "ddp", **other)
@@ -186,7 +203,7 @@ def test_records_without_an_option_are_compared_with_its_default():
 
 def test_the_bare_baseline_has_its_default_options_or_those_of_the_strategy_that_it_is():
     one, other = with_options(1, "simulated", step_s=0.1), with_options(1, "simulated", step_s=0.2)
-    available = Baselines.among([one, other])
+    available = Found([one, other])
     for step_s, found in ((0.1, one), (0.2, other), (0.3, None)):
         assert available.find_bare(with_options(2, "simulated", step_s=step_s)) is found
     tensorflow = "bare_tensorflow"
@@ -194,7 +211,7 @@ def test_the_bare_baseline_has_its_default_options_or_those_of_the_strategy_that
     on_two = [with_options(2, "mirrored", tensorflow, loop=loop) for loop in ("custom", "fit")]
     for run in (plain, fit, *on_two):
         run.scale.framework = "tensorflow"
-    available, alone = Baselines.among([fit, plain]), Baselines.among([fit])
+    available, alone = Found([fit, plain]), Found([fit])
     assert available.find_bare(fit) is plain and available.find_self(fit) is fit  # the cost of Keras' loop is a figure
     assert available.find_bare(on_two[1]) is plain
     assert alone.find_bare(fit) is fit and alone.find_bare(on_two[0]) is None
@@ -223,7 +240,7 @@ def test_each_single_device_is_compared_with_the_first_one():
     for key in ("device_ids", "bind", "environment"):
         del old.spec["hardware"][key]
     pair.sync.transports = {"0-1": "P2P/IPC", "0-2": "NET/Socket/0 + P2P/IPC"}
-    assert Baselines.among([old, pair]).find_bare(pair) is old, "older records have the default placement"
+    assert Found([old, pair]).find_bare(pair) is old, "older records have the default placement"
     cells = frame_of_results([old, pair], [Path("x")] * 2)[PLACEMENT]
     assert cells.iloc[0].isna().all()
     assert list(cells.iloc[1]) == ["0 5", "far", "NCCL_SHM_DISABLE=1 A=b", "NET/Socket/0 + P2P/IPC"]
@@ -255,7 +272,7 @@ def test_layouts_share_the_baseline_of_one_device():
         del older.spec["hardware"][key]
     for layout in ("sequence", "spread"):
         for one in (own, older):
-            available = Baselines.among([one, bare])
+            available = Found([one, bare])
             assert available.find_self(with_layout(layout)) is one and available.find_bare(with_layout(layout)) is bare
 
 

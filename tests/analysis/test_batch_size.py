@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis.batches import batch_and_step_s, find_saturating_batch, fit_step_time, make_batch_curves
-from scalebench.analysis.repeats import load_configurations
+from scalebench.analysis.load import load_configurations
 from scalebench.analysis.scaling_curves import Curve, make_curves
 from scalebench.core.spec import HardwareSpec, TrainSpec
 from scalebench.report.report_data import load_report_data

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import scalebench
-from scalebench.analysis import blocks, throughput
 from scalebench.analysis.attribution.lost_efficiency import attribute_run
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns
 from scalebench.analysis.comparison.pairing import make_compared_run
 from scalebench.analysis.repeats import Configuration
-from scalebench.analysis.rows import compare_runs, summarize_run
+from scalebench.analysis.rows import compare_runs, divide_throughputs, summarize_run
+from scalebench.analysis.throughput import ROUND_COLUMNS, Measurement
 from scalebench.core.result import write_result
 from scalebench.core.spec import MeasureSpec
 from scalebench.core.stats.estimates import estimate_ratio_over_rounds
@@ -30,7 +30,7 @@ def slots(strategy, seconds_by_round, gpus=1, **changes):
 
 
 def round_rates(result):
-    return throughput.evaluate_blocks(result).round_rates
+    return {number: rate for (_, number), rate in Measurement(result).round_rates.items()}
 
 
 def test_a_round_has_the_throughput_of_its_blocks():
@@ -50,7 +50,7 @@ def test_the_changes_of_the_machine_cancel_within_rounds():
     bare = slots("bare_torch", {number: [0.1 * factor] for number, factor in level.items()}, run_id="bare")
     fast = slots("ddp", {number: [0.05 * factor] for number, factor in level.items()}, run_id="fast")
     runs = [summarize_run(result, Path(result.run_id)) for result in (bare, fast)]
-    assert throughput.divide_throughputs(runs[1], runs[0]) == pytest.approx(2.0)
+    assert divide_throughputs(runs[1], runs[0]) == pytest.approx(2.0)
     row = compare_runs(runs).rows[1]
     assert row["speedup_bare"] == pytest.approx(2.0)
     assert row["speedup_bare_low"] is None, "another start may have another ratio"
@@ -65,7 +65,7 @@ def test_the_attributed_loss_is_that_of_the_efficiency_and_other_cohorts_are_com
     swapped = slots("ddp", {1: [0.3], 2: [0.1]})
     for swapped.cohort in ("other", None):
         runs = [summarize_run(result, Path("x")) for result in (bare, swapped)]
-        assert throughput.divide_throughputs(runs[1], runs[0]) == pytest.approx(1.0)
+        assert divide_throughputs(runs[1], runs[0]) == pytest.approx(1.0)
 
 
 def test_leftover_warmup_counts_neither_in_throughput_nor_in_ratios(tmp_path):
@@ -90,13 +90,13 @@ def test_rounds_in_which_other_programs_took_the_cores_do_not_count(tmp_path):
     seconds = {number: [0.2 if number < 3 else 0.05] for number in range(12)}
     ddp = slots("ddp", seconds, run_id="ddp", disturbed_rounds=[0, 1, 2], flags=["busy_machine", "swapping"])
     runs = [summarize_run(result, Path(result.run_id)) for result in (bare, ddp)]
-    assert throughput.divide_throughputs(runs[1], runs[0]) == pytest.approx(2.0)
-    assert throughput.throughput(ddp)[0] == pytest.approx(20 / 0.05)
+    assert divide_throughputs(runs[1], runs[0]) == pytest.approx(2.0)
+    assert Measurement(ddp).throughput[0] == pytest.approx(20 / 0.05)
     assert "busy_machine" not in runs[1].cells["flags"] and "swapping" in runs[1].cells["flags"]
     assert make_compared_run(ddp, Path("ddp")).record.flags == ["swapping"]
     ddp.disturbed_rounds = list(range(5))
     assert "busy_machine" in summarize_run(ddp, Path("x")).cells["flags"]
-    assert throughput.throughput(ddp)[0] == pytest.approx(12 * 20 / (3 * 0.2 + 9 * 0.05)), "too few would be left"
+    assert Measurement(ddp).throughput[0] == pytest.approx(12 * 20 / (3 * 0.2 + 9 * 0.05)), "too few would be left"
     write_result(ddp, tmp_path)
     assert scalebench.load_rounds(tmp_path).disturbed.tolist() == [number < 5 for number in range(12)]
 
@@ -106,7 +106,7 @@ def test_rounds_are_a_tidy_frame(tmp_path):
         (tmp_path / name).mkdir()
         write_result(result, tmp_path / name)
     frame = scalebench.load_rounds(tmp_path)
-    assert tuple(frame.columns) == blocks.ROUND_COLUMNS
+    assert tuple(frame.columns) == ROUND_COLUMNS
     assert frame[["round", "started_at_s", "step_s", "throughput_samples_per_s"]].values.tolist() == [
         [1, 100.0, pytest.approx(0.05), pytest.approx(200.0)], [3, 300.0, pytest.approx(0.1), pytest.approx(100.0)]
     ]  # fmt: skip

@@ -8,11 +8,9 @@ import pytest
 
 import scalebench
 from scalebench.analysis import throughput
-from scalebench.analysis.baselines import Baselines
-from scalebench.analysis.identity import is_comparable
-from scalebench.analysis.load import load, survey
-from scalebench.analysis.repeats import pooled
-from scalebench.analysis.rows import summarize_run
+from scalebench.analysis.identity import Baselines, identify, is_comparable
+from scalebench.analysis.load import load, pooled, survey
+from scalebench.analysis.rows import divide_throughputs, summarize_run
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
 from scalebench.core.run_folder import RESULT_FILE
@@ -79,7 +77,7 @@ def test_a_failed_run_has_its_reason_and_no_figures():
 def test_an_infinite_limit_is_null_and_flagged():
     """Blocks so unlike each other that nothing bounds the throughput from above."""
     wild = record(gpus=2, ranks=[rank(k, [0.01] * 31 + [50.0]) for k in range(2)])
-    assert math.isinf(throughput.throughput(wild)[1].high)
+    assert math.isinf(throughput.Measurement(wild).throughput[1].high)
     row, _ = of(wild, record())
     assert row["throughput_low"] is not None and row["throughput_high"] is None and row["flags"] == "no_interval"
     table = frame_of_results([wild, record()], [Path("x"), Path("y")])
@@ -150,7 +148,7 @@ def test_a_folder_or_file_of_one_run_names_the_baseline(name, sweep, other, tmp_
         assert own == {key: value for key, value in alone[run_id].items() if key not in NAMES}
     runs = [summarize_run(result, Path("x")) for result in (sweeps.run("ddp_gloo", 4), other)]
     row = rows["ddp_gloo-4-0"]
-    assert [row[n] for n in SPEEDUP] == [None, throughput.divide_throughputs(*runs), None]
+    assert [row[n] for n in SPEEDUP] == [None, divide_throughputs(*runs), None]
     assert row["efficiency_given"] == pytest.approx(row["speedup_given"] / 4)
     assert plain_rows(scalebench.pooled(sweep, baseline=tmp_path / name))[0]["baseline_given_id"] == "theirs"
 
@@ -244,7 +242,7 @@ def test_a_named_baseline_is_not_used_as_an_automatic_one(other, tmp_path):
     sweeps.sweep(tmp_path / "twos", ("horovod_nccl",), (2,), **ALPHA)
     (row,) = plain_rows(load(tmp_path / "twos", tmp_path / "other"))
     assert row["baseline_self_id"] is None and row["speedup_given"] is not None
-    assert Baselines.among([other]).find_self(sweeps.run("horovod_nccl", 2, **ALPHA)) is other
+    assert Baselines([identify(other)]).find_self(identify(sweeps.run("horovod_nccl", 2, **ALPHA))) is not None
     write_results(tmp_path / "failed", [sweeps.failed_run()])
     (row,) = plain_rows(survey(tmp_path / "failed", tmp_path / "other").pooled)
     assert row["speedup_given"] is None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.analysis import pipeline_stages
+from scalebench.analysis import step_breakdown
 from scalebench.core.result import StageRecord, write_result
 from scalebench.report.document import Paragraph, Table
 from scalebench.report.sections import parallelism as section
@@ -40,7 +40,7 @@ def run(*chains, **changes):
 
 
 def cells_of(*chains, step_s=STEP_S):
-    return pipeline_stages.stage_cells(run(*chains), step_s)
+    return step_breakdown.stage_cells(run(*chains), step_s)
 
 
 def test_two_stages_without_overlap():
@@ -50,10 +50,10 @@ def test_two_stages_without_overlap():
         "bubble_share": pytest.approx(1 - 0.009 / 0.02), "bubble_share_expected": pytest.approx(1 / 5),
     }  # fmt: skip
     together = run([rank(0, stages=[stage(1, 0.003), stage(0, 0.006)], state_bytes=[1000, 2000])])
-    assert pipeline_stages.stage_cells(together, STEP_S) == cells, "one process may report all in any order"
-    assert [one.index for one in pipeline_stages.group_stages(together)[0]] == [0, 1]
+    assert step_breakdown.stage_cells(together, STEP_S) == cells, "one process may report all in any order"
+    assert [one.index for one in step_breakdown.group_stages(together)[0]] == [0, 1]
     assert cells_of(chain(0.006, 0.003), step_s=None) == {**cells, "bubble_share": None}
-    assert set(pipeline_stages.stage_cells(record(gpus=2), STEP_S).values()) == {None}
+    assert set(step_breakdown.stage_cells(record(gpus=2), STEP_S).values()) == {None}
 
 
 def test_a_hybrid_has_the_mean_over_its_replicas():
@@ -81,7 +81,7 @@ def test_figures_that_a_stage_lacks_are_null(ranks):
 )
 def test_state_bytes_are_those_of_the_fullest_device(states, largest):
     result = record(ranks=[rank(number, state_bytes=state) for number, state in enumerate(states)])
-    assert pipeline_stages.stage_cells(result, STEP_S)["state_bytes"] == largest
+    assert step_breakdown.stage_cells(result, STEP_S)["state_bytes"] == largest
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_state_bytes_are_those_of_the_fullest_device(states, largest):
 )
 def test_the_expected_bubble_is_that_of_the_papers(stages, micro_batches, share):
     """As Narayanan et al. put it, over the work it is (stages - 1) / micro_batches."""
-    assert pipeline_stages.expected_bubble_share(stages, micro_batches) == pytest.approx(share)
+    assert step_breakdown.expected_bubble_share(stages, micro_batches) == pytest.approx(share)
 
 
 def simulated_step_s(work, micro_batches, forward):
@@ -112,20 +112,20 @@ def simulated_step_s(work, micro_batches, forward):
 @given(st.lists(SECONDS, min_size=1, max_size=6), st.integers(1, 12), st.floats(0.1, 0.9))
 def test_the_bubble_of_unequal_stages_is_that_of_the_schedule(work, m, forward):
     step_s = simulated_step_s(work, m, forward)
-    share = pipeline_stages.expected_bubble_share_of_unequal_stages(work, m)
-    assert share == pytest.approx(pipeline_stages.bubble_share(work, step_s), abs=1e-9)
-    least = pipeline_stages.expected_bubble_share(len(work), m)
+    share = step_breakdown.expected_bubble_share_of_unequal_stages(work, m)
+    assert share == pytest.approx(step_breakdown.bubble_share(work, step_s), abs=1e-9)
+    least = step_breakdown.expected_bubble_share(len(work), m)
     assert share is not None and share >= least - 1e-9, "equal ones leave the least"
-    equal = pipeline_stages.expected_bubble_share_of_unequal_stages(work[:1] * len(work), m)
+    equal = step_breakdown.expected_bubble_share_of_unequal_stages(work[:1] * len(work), m)
     assert equal == pytest.approx(least, abs=1e-9)
-    balance = pipeline_stages.stage_balance(work)
+    balance = step_breakdown.stage_balance(work)
     assert 1 / len(work) - 1e-12 <= balance <= 1 + 1e-12
-    assert pipeline_stages.stage_balance([work[0]] * 3) == pytest.approx(1)
+    assert step_breakdown.stage_balance([work[0]] * 3) == pytest.approx(1)
 
 
 def test_no_work_has_no_balance():
-    assert pipeline_stages.stage_balance([0.0, 0.0]) is None
-    assert pipeline_stages.expected_bubble_share_of_unequal_stages([0.0, 0.0], 4) is None
+    assert step_breakdown.stage_balance([0.0, 0.0]) is None
+    assert step_breakdown.expected_bubble_share_of_unequal_stages([0.0, 0.0], 4) is None
 
 
 def test_the_section_shows_some_of_many_runs_and_nothing_without_stages(tmp_path, monkeypatch):

@@ -2,24 +2,19 @@
 
 import json
 import os
-import signal
 from pathlib import Path
 
 import pytest
 
-from scalebench.analysis import read_runs
 from scalebench.analysis.columns import convert_types
-from scalebench.analysis.load import load, survey
+from scalebench.analysis.load import load, pooled, survey
 from scalebench.analysis.read_runs import find_results, summarize_files, summarize_readable
-from scalebench.analysis.repeats import pooled
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_json
-from scalebench.core.machine import machine
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
 from tests.builders import sweeps
 from tests.builders.frames import frame_of_results
-from tests.builders.runs import rank, record
 
 
 @pytest.fixture
@@ -163,57 +158,3 @@ def test_files_are_read_in_order_and_the_first_error_is_raised(sweep):
         summarize_files(files)
     unreadable = []
     assert len(summarize_readable(files, unreadable)) == 1 and [path for path, _ in unreadable] == files[1:]
-
-
-@pytest.fixture
-def many(tmp_path, monkeypatch):
-    """Files that two processes read, since few are enough for them here; the fourth is damaged."""
-    wild = record(gpus=2, ranks=[rank(k, [0.01] * 31 + [50.0]) for k in range(2)])  # its interval has no upper limit
-    sweeps.write_results(
-        tmp_path, [sweeps.run("ddp_gloo", 2), sweeps.failed_run(), wild, record(), record(block_s=None), record()]
-    )
-    (tmp_path / "3" / RESULT_FILE).write_text("{")
-    monkeypatch.setattr(machine, "usable_cpus", lambda: [0, 1])
-    monkeypatch.setattr(machine, "cpu_quota", lambda: None)
-    monkeypatch.setattr(read_runs, "MIN_FILES_PER_PROCESS", 3)
-    monkeypatch.setattr(read_runs, "FILES_PER_TASK", 2)
-    return find_results([tmp_path])
-
-
-def processes_of(files, monkeypatch):
-    """The processes that read the files, and what came of each."""
-    seen, read = files[0].parents[1] / "processes", read_result
-
-    def noted(file):
-        with seen.open("a") as stream:
-            stream.write(f"{os.getpid()}\n")
-        return read(file)
-
-    seen.write_text("")
-    with monkeypatch.context() as patch:
-        patch.setattr(read_runs, "read_result", noted)
-        answers = list(read_runs._summarize_all(files))
-    return {int(pid) for pid in seen.read_text().split()}, answers
-
-
-def test_several_processes_give_the_summaries_of_one(many, monkeypatch):
-    pids, answers = processes_of(many, monkeypatch)
-    assert answers == [read_runs._summarize_file(file) for file in many] and os.getpid() not in pids
-    assert [isinstance(answer, str) for answer in answers].index(True) == 3
-    pids, few = processes_of(many[:5], monkeypatch)
-    assert few == answers[:5] and pids == {os.getpid()}, "so few are read at once"
-    # A quota of one core gives one process.
-    monkeypatch.setattr(machine, "cpu_quota", lambda: 1.5)
-    assert processes_of(many, monkeypatch)[0] == {os.getpid()}
-
-
-def test_the_parent_reads_the_rest_if_a_process_is_killed(many, monkeypatch):
-    expected, here, read = [read_runs._summarize_file(file) for file in many], os.getpid(), read_result
-
-    def killed(file):
-        if file == many[4] and os.getpid() != here:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return read(file)
-
-    monkeypatch.setattr(read_runs, "read_result", killed)
-    assert list(read_runs._summarize_all(many)) == expected

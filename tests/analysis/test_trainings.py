@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.analysis import training_columns
+from scalebench.analysis import rows
 from scalebench.analysis.identity import training_key
-from scalebench.analysis.rows import summarize_run
+from scalebench.analysis.rows import compare_runs, summarize_run, training_cells
 from scalebench.analysis.time_to_target import summarize_trainings
-from scalebench.analysis.training_columns import train_options_text, training_id_cells
 from scalebench.core.result import Quality
 from scalebench.core.spec import DatasetSpec, HardwareSpec, StrategySpec
 from scalebench.core.stats.estimates import T_QUANTILES, Estimate
@@ -24,28 +23,28 @@ METRICS = ("train_metric", "generalisation_gap", "best_metric")
 
 
 def test_a_lower_accuracy_is_worse():
-    columns = training_columns.training_cells(training_run(values=(0.5, 0.8, 0.6), metric="accuracy", target=None))
+    columns = training_cells(training_run(values=(0.5, 0.8, 0.6), metric="accuracy", target=None))
     assert [columns[name] for name in METRICS] == [0.3, pytest.approx(-0.3), 0.8], "half as good on training samples"
     without = training_run(values=(0.4, 0.2))
     for point in without.quality.curve:
         point.metrics, point.train_metrics = {}, {}
-    assert {training_columns.training_cells(without)[name] for name in METRICS} == {None}
+    assert {training_cells(without)[name] for name in METRICS} == {None}
 
 
 def test_a_throughput_run_and_an_older_record_have_no_training_columns():
-    columns = training_columns.training_cells(record())
+    columns = training_cells(record())
     null = ("stopped_by", "target", "trained_s", "trained_steps", *METRICS, "points", "first_step_s")
     assert {columns[name] for name in (*null, "max_batch_per_device")} == {None}
     assert columns["learning_rate"] == 1e-3, "of its optimizer"
-    assert training_columns.epoch_s_of_training(record()) is None
-    assert training_columns.count_measured_samples(record()) is None
-    assert training_id_cells(record("ddp")) == {"training_id": None, "train_options": None}
+    assert rows.epoch_s_of_training(record()) is None
+    assert rows.count_measured_samples(record()) is None
+    assert columns["training_id"] is columns["train_options"] is None
     old, without_stop = record(), record("ddp")
     old.spec, old.quality.learning_rate = {"strategy": {"name": "ddp"}}, None
-    columns = training_columns.training_cells(old)
+    columns = training_cells(old)
     assert {value for key, value in columns.items() if key != "max_batch_per_device"} == {None}
     del without_stop.spec["train"]["stop"]
-    assert training_id_cells(without_stop)["training_id"] is None
+    assert training_cells(without_stop)["training_id"] is None
 
 
 @pytest.mark.parametrize(
@@ -53,12 +52,12 @@ def test_a_throughput_run_and_an_older_record_have_no_training_columns():
 )
 def test_the_speedup_to_the_target(own, base, speedup, tmp_path):
     runs = []
-    for time_s in (own, base):
-        made = training_run()
+    for time_s, (strategy, gpus) in ((own, ("ddp_gloo", 2)), (base, ("bare_torch", 1))):
+        made = training_run(strategy, gpus)
         made.quality.time_to_target_s = time_s
         runs.append(summarize_run(made, tmp_path))
-    assert training_columns.target_speedup(*runs) == speedup
-    assert training_columns.target_speedup(runs[0], None) is None
+    row = compare_runs(runs).rows[0]
+    assert row["speedup_target_bare"] == speedup and row["speedup_target_self"] is None
 
 
 def test_the_epoch_of_a_training_that_ended_within_warmup(tmp_path):
@@ -68,21 +67,21 @@ def test_the_epoch_of_a_training_that_ended_within_warmup(tmp_path):
     expected = pytest.approx(4.0 / (1980 / 1000))
     assert summarize_run(early, tmp_path).cells["epoch_s"] == expected
     assert summarize_run(training_run(values=(0.4, 0.2)), tmp_path).cells["epoch_s"] != expected
-    assert training_columns.epoch_s_of_training(training_run(values=(0.4,))) is None, "less than an epoch is timed"
+    assert rows.epoch_s_of_training(training_run(values=(0.4,))) is None, "less than an epoch is timed"
     early.status = "failed"
-    assert training_columns.epoch_s_of_training(early) is None
+    assert rows.epoch_s_of_training(early) is None
 
 
 def test_energy_counts_all_samples_of_the_measured_phase(tmp_path):
     """Three epochs less 16 steps of warm-up, however many of these are in complete blocks."""
     made = training_run(values=(0.4, 0.2, 0.1))
     assert made.ranks[0].warmup_block_steps == 1 and len(made.ranks[0].warmup_block_s) == 16
-    assert training_columns.count_measured_samples(made) == 3000 - 16 * 20
+    assert rows.count_measured_samples(made) == 3000 - 16 * 20
     cells = summarize_run(made, tmp_path).cells
     assert cells["energy_j_per_sample"] == pytest.approx(made.monitor.energy_j / (3000 - 16 * 20))
     made.quality = Quality(curve=make_curve((0.4,))[:1])
     made.quality.curve[0].samples = 10
-    assert training_columns.count_measured_samples(made) is None
+    assert rows.count_measured_samples(made) is None
     assert math.isfinite(summarize_run(made, tmp_path).cells["energy_j_per_sample"])
 
 
@@ -117,8 +116,8 @@ def test_any_other_difference_changes_the_training_key(changes):
     ({"optimizer": "momentum", "momentum": 0.5}, "momentum=0.5"),
 ])  # fmt: skip
 def test_train_options_are_the_settings_without_a_column(train, text):
-    assert train_options_text(training_run(settings=train).spec["train"]) == text
-    assert train_options_text({}) is None
+    assert rows.format_train_options(training_run(settings=train).spec["train"]) == text
+    assert rows.format_train_options({}) is None
 
 
 def of(*results):

@@ -6,8 +6,8 @@ import pytest
 
 from scalebench.analysis.comparison import compare, compare_by
 from scalebench.analysis.comparison.pairing import load_compared_runs
+from scalebench.analysis.load import load_configurations
 from scalebench.analysis.ranking import list_advice
-from scalebench.analysis.repeats import load_configurations
 from scalebench.analysis.scaling_curves import make_curves, plain_rows
 from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict
 from tests.builders.runs import rank, record

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from scalebench.analysis import throughput as analysis
-from scalebench.analysis.blocks import merge_rank_blocks
+from scalebench.analysis.throughput import merge_rank_blocks
 from scalebench.core.result import COLLECTIVES, RankRecord, TimelineRecord
 from scalebench.core.run_folder import progress_path
 from scalebench.core.spec import DatasetSpec, StrategySpec

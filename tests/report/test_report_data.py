@@ -7,8 +7,7 @@ import tracemalloc
 import pytest
 
 from scalebench.analysis.columns import convert_types
-from scalebench.analysis.load import load
-from scalebench.analysis.repeats import pooled
+from scalebench.analysis.load import load, pooled
 from scalebench.core.errors import InputError
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import write_spec

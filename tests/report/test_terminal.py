@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console as RichConsole
 
 from scalebench.analysis.load import survey
-from scalebench.analysis.throughput import evaluate_blocks
+from scalebench.analysis.throughput import Measurement
 from scalebench.core.result import MonitorRecord, Sync, write_result
 from scalebench.report.document import Cell, Row, Table
 from scalebench.report.sections.parallelism import make_terminal_blocks
@@ -187,7 +187,7 @@ def test_only_files_in_the_folder_of_a_run_are_named(tmp_path, name):
 
 def test_a_dataset_that_was_read_more_slowly_than_it_is_trained_on_is_a_flag():
     results = [read_slowly(read_rate) for read_rate in (30.0, 1e5, None)]
-    assert ["slow_reading" in evaluate_blocks(result).flags for result in results] == [True, False, False]
+    assert ["slow_reading" in Measurement(result).list_flags() for result in results] == [True, False, False]
 
 
 def test_every_row_names_fields_of_the_record():

@@ -8,7 +8,6 @@ import dataclasses
 import random
 from dataclasses import dataclass
 
-import msgspec
 import pytest
 
 from scalebench.analysis.comparison import compare
@@ -55,7 +54,7 @@ def trials(world, threshold, number):
         for run, day, mean in templates:
             rate = mean * levels[day] * chance.lognormvariate(0, NOISE)
             cells = {**run.summary.cells, "throughput_samples_per_s": rate}
-            summary = msgspec.structs.replace(run.summary, throughput=(rate, None), cells=cells)
+            summary = dataclasses.replace(run.summary, throughput=(rate, None), cells=cells)
             sides[run.run_id[0]].append(dataclasses.replace(run, summary=summary))
         compared.append(compare(sides["a"], sides["b"], threshold=threshold))
     return compared

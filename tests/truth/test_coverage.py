@@ -22,7 +22,7 @@ QUICK, SLOW = group.Times(), group.Times(step_s=0.05, loading_s=0.01, sync_s=0.0
 
 
 def figure(result, name):
-    return throughput.throughput(result)[1] if name == "throughput" else step_breakdown.figure(result, name)
+    return throughput.Measurement(result).throughput[1] if name == "throughput" else step_breakdown.figure(result, name)
 
 
 def coverage(case, ranks, noise, times, trials=TRIALS):
@@ -32,7 +32,7 @@ def coverage(case, ranks, noise, times, trials=TRIALS):
     held, flags = Counter(), Counter()
     for seed in range(trials):
         result = group.run(spec, times, noise, UPDATES, seed)
-        flags.update(throughput.find_drift(result, spec.config.measure.target) or [])
+        flags.update(throughput.Measurement(result).list_flags())
         for name, truth in reference.items():
             held[name] += group.contains(figure(result, name), truth)
     print(f"\n{case}: of {trials} hold the truth {dict(held)}; flagged {dict(flags)}")

@@ -14,10 +14,9 @@ from scalebench.analysis.attribution.lost_efficiency import (
 )
 from scalebench.analysis.attribution.reference_runs import ReferenceRunFinder
 from scalebench.analysis.columns import make_typed_frame
-from scalebench.analysis.identity import configuration_key
+from scalebench.analysis.identity import configuration_key, identify
 from scalebench.analysis.read_runs import PathLike, find_results, list_paths
-from scalebench.analysis.run_summary import start_time
-from scalebench.core.result import Result, read_result
+from scalebench.core.result import Result, read_result, start_time
 from scalebench.core.stats.estimates import Estimate
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def attribute_configurations(measured: Sequence[MeasuredRepeat]) -> list[Attribu
     """Attribute each configuration; its run_id is that of the repeat that started first."""
     groups: dict[tuple[str, ...], list[MeasuredRepeat]] = {}
     for repeat in measured:
-        groups.setdefault(configuration_key(repeat.result), []).append(repeat)
+        groups.setdefault(configuration_key(identify(repeat.result)), []).append(repeat)
     return [
         attribute_repeats(sorted(repeats, key=lambda repeat: start_time(repeat.result))) for repeats in groups.values()
     ]

@@ -158,7 +158,7 @@ def collect_overhead_facts(run: AttributedRun) -> Facts:
     assert part is not None
     work = f"{result.scale.strategy} does its work"
     lightning = "pytorch_lightning" in (result.spec.get("strategy", {}).get("requires") or ())
-    gpu = step_breakdown.gpu_cells(result, throughput.step_s(result))
+    gpu = step_breakdown.gpu_cells(result, throughput.Measurement(result).step_s)
     host_limits = (gpu["host_wait_share"] or 0.0) >= throughput.MIN_HOST_WAIT_SHARE
     compute = format_fact("gpu_compute_share", gpu["gpu_compute_share"] or 0.0)
     kernels = f"; a step starts {gpu['gpu_kernels_per_step'] or 0:.0f} kernels, and the GPU computes {compute} of it"

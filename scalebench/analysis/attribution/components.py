@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from scalebench.analysis import step_breakdown, throughput
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns, samples_per_device
-from scalebench.analysis.identity import comparison_key
+from scalebench.analysis.identity import identify
 from scalebench.core.result import Result
 from scalebench.core.stats.estimate_arithmetic import Coefficients, rate_to_seconds
 from scalebench.core.stats.estimates import Estimate, estimate_mean
@@ -32,7 +32,7 @@ INDEPENDENT_REPLICAS = "replicas that exchange nothing do not wait for each othe
 
 def estimate_step_s(result: Result, samples: float) -> Estimate | None:
     """Return the seconds that `samples` take, from throughput; None if that was not measured."""
-    rate, interval = throughput.throughput(result)
+    rate, interval = throughput.Measurement(result).throughput
     return None if rate is None else rate_to_seconds(rate, interval, samples)
 
 
@@ -158,7 +158,7 @@ def is_own_baseline(result: Result, references: ReferenceRuns) -> bool:
     bare, own = references.bare_local, references.self_local
     if bare is None or own is None:
         return result.scale.framework == "none" and result.scale.strategy == result.scale.baseline_bare
-    return bare.run_id == own.run_id or comparison_key(bare, True) == comparison_key(own, True)
+    return bare.run_id == own.run_id or identify(bare).strategy_key == identify(own).strategy_key
 
 
 def _explain_missing_run(result: Result, strategy: str) -> str:

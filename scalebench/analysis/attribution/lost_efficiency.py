@@ -21,7 +21,7 @@ from scalebench.analysis.attribution.components import (
     split_lost_time,
 )
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns, samples_per_device
-from scalebench.analysis.blocks import ratio_in_rounds
+from scalebench.analysis.throughput import Measurement, ratio_in_rounds
 from scalebench.core.result import Result
 from scalebench.core.stats.estimate_arithmetic import Coefficients, combine, divide_by_total
 from scalebench.core.stats.estimates import Estimate
@@ -169,9 +169,10 @@ def _estimate_level(run: Result | None, samples: float, result: Result, step: Es
     """Return the seconds of `samples` in a one-device run, by the ratio of `result` to it, formed within rounds
     where the two took turns: so the loss is that of the frame's efficiency."""
     time = None if run is None else estimate_step_s(run, samples)
-    if run is None or time is None or step is None or (ratio := ratio_in_rounds(result, run)) is None:
+    if run is None or time is None or step is None:
         return time
-    return _move(time, step.value * ratio / result.scale.gpus)
+    ratio = ratio_in_rounds(Measurement(result).round_rates, Measurement(run).round_rates)
+    return time if ratio is None else _move(time, step.value * ratio / result.scale.gpus)
 
 
 def _collect_estimates(result: Result, references: ReferenceRuns) -> Estimates:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scalebench.analysis.baselines import Baselines
-from scalebench.analysis.identity import local_batch_key
+from scalebench.analysis.identity import Baselines, RunIdentity, identify
 from scalebench.core.result import Result
 
 
@@ -40,12 +39,20 @@ class ReferenceRunFinder:
     """All good one-device runs among `results`, to look up what a run is measured against."""
 
     def __init__(self, results: Iterable[Result]) -> None:
-        runs = list(results)
-        self._full, self._local = Baselines.among(runs), Baselines.among(runs, local_batch_key)
+        self._results = {result.run_id: result for result in results}
+        self._full, self._local = (
+            Baselines([identify(result, local_batch) for result in self._results.values()])
+            for local_batch in (False, True)
+        )
 
     def find(self, result: Result) -> ReferenceRuns:
         """Return the baselines that the frame uses, and in strong scaling the nearest ones at the local batch."""
-        bare, own = self._full.find_bare(result), self._full.find_self(result)
-        if result.scale.scaling == "strong" and result.scale.gpus > 1:
-            return ReferenceRuns(bare, self._local.find_bare(result), self._local.find_self(result), own)
-        return ReferenceRuns(bare, bare, own, own)
+        bare, own = self._find_both(self._full, identify(result))
+        if result.scale.scaling != "strong" or result.scale.gpus == 1:
+            return ReferenceRuns(bare, bare, own, own)
+        local_bare, local_own = self._find_both(self._local, identify(result, local_batch=True))
+        return ReferenceRuns(bare, local_bare, local_own, own)
+
+    def _find_both(self, baselines: Baselines[RunIdentity], run: RunIdentity) -> list[Result | None]:
+        both = baselines.find_bare(run), baselines.find_self(run)
+        return [None if baseline is None else self._results[baseline.run_id] for baseline in both]

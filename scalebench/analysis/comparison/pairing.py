@@ -11,13 +11,12 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 
-from scalebench.analysis.blocks import counting_flags
 from scalebench.analysis.comparison.run_facts import NONE, Facts, RunFacts, collect_facts, find_differing_keys
 from scalebench.analysis.identity import is_under
 from scalebench.analysis.read_runs import find_results
 from scalebench.analysis.repeats import Configurations
-from scalebench.analysis.rows import compare_runs, summarize_run
-from scalebench.analysis.run_summary import RunSummary
+from scalebench.analysis.rows import RunSummary, compare_runs, summarize_run
+from scalebench.analysis.throughput import counting_flags
 from scalebench.core.result import Result, read_result
 from scalebench.core.stats.log_means import mean_of_repeats
 from scalebench.core.sweep_file import find_places

@@ -20,9 +20,8 @@ from scalebench.analysis.comparison.ratio_tests import (
     judge_ratio,
 )
 from scalebench.analysis.repeats import Configuration, Configurations, pair_interleaved
-from scalebench.analysis.run_summary import start_time
 from scalebench.analysis.verdicts import explain_disturbance, explain_no_verdict
-from scalebench.core.result import Result
+from scalebench.core.result import Result, start_time
 from scalebench.core.stats.log_means import mean_of_logs, mean_of_repeats
 
 MAX_PAUSE = timedelta(hours=1)  # from the end of a run to the start of the next of its session

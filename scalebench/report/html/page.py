@@ -17,7 +17,6 @@ from markupsafe import Markup
 
 from scalebench import __version__
 from scalebench.analysis.ranking import join_with_and
-from scalebench.analysis.read_runs import pause_garbage_collection
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.config_files import read_strategy_config
 from scalebench.core.errors import InputError
@@ -56,7 +55,6 @@ class Header:
     machines: Sequence[str]  # "alpha: 8 x NVIDIA A100-SXM4-40GB, 48 cores, 1000 GiB"
 
 
-@pause_garbage_collection()
 def write(report_data: ReportData, path: Path, sections: Iterable[doc.Section] | None = None) -> Path:
     """Write the report to `path`, whose folder is made if necessary, with `sections` instead of all if there are any.
 

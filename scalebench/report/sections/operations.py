@@ -52,7 +52,7 @@ def section(report_data: ReportData) -> doc.Section | None:
             table = make_operations_table(profile, f"operations-{number}", f"Top operations: {name}", tags)
             table = replace(table, caption=table.caption if number == 0 else "")  # the same for all
             blocks += [table, doc.Paragraph(f"{name}: {describe_collectives(result)}.", tags=tags)]
-            cells = step_breakdown.gpu_cells(result, throughput.step_s(result))
+            cells = step_breakdown.gpu_cells(result, throughput.Measurement(result).step_s)
             if (sentence := describe_gpus(cells)) is not None:
                 blocks.append(doc.Paragraph(f"{name}: {sentence}.", tags=tags))
                 bars.append((name, tags, cells))
@@ -79,7 +79,7 @@ def make_run_blocks(result: Result) -> Iterator[doc.Table | str]:
     rows = [doc.Row([row.cells[0], *row.cells[2:]]) for row in table.rows]
     yield doc.Table(table.id, title, [COLUMNS[0], *COLUMNS[2:5], ""], rows, table.numeric)
     yield describe_collectives(result)
-    if (sentence := describe_gpus(step_breakdown.gpu_cells(result, throughput.step_s(result)))) is not None:
+    if (sentence := describe_gpus(step_breakdown.gpu_cells(result, throughput.Measurement(result).step_s))) is not None:
         yield sentence
 
 

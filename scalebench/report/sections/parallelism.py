@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalebench.analysis import pipeline_stages, throughput
+from scalebench.analysis import step_breakdown, throughput
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.data_or_model import (
     MODEL,
@@ -199,8 +199,8 @@ def make_stage_blocks(result: Result) -> Iterator[doc.Table | str]:
 
 def _make_stage_cells(result: Result) -> Iterator[list[doc.Cell]]:
     """Yield the cells of each stage, replica by replica, from the input on."""
-    for pipeline in pipeline_stages.group_stages(result):
-        work = pipeline_stages.stage_work_s(pipeline)
+    for pipeline in step_breakdown.group_stages(result):
+        work = step_breakdown.stage_work_s(pipeline)
         total_s = sum(work) if work is not None else 0.0
         for stage in pipeline:
             share = stage.work_s / total_s if stage.work_s is not None and total_s else None
@@ -225,19 +225,19 @@ def _format_sent(stage: StageRecord) -> str:
 
 def describe_bubble(result: Result) -> str:
     """Describe the measured bubble beside the expected one."""
-    pipelines, step_s = pipeline_stages.group_stages(result), throughput.step_s(result)
-    stages, micro_batches = pipeline_stages.count_stages(pipelines)
-    measured = pipeline_stages.mean_over_pipelines(pipelines, lambda work: pipeline_stages.bubble_share(work, step_s))
+    cells = step_breakdown.stage_cells(result, throughput.Measurement(result).step_s)
+    measured, stages, micro_batches = cells["bubble_share"], cells["stages"], cells["micro_batches"]
     parts = ["bubble: not measured"]
     if measured is not None:
         parts = [f"bubble: {units.format_percent(measured)} of the devices' time is no stage's forward or backward"]
         parts += ["below 0, since the isolated stages took longer than in training"] if measured < 0 else []
     if stages is not None and micro_batches is not None:
-        expected = units.format_percent(pipeline_stages.expected_bubble_share(stages, micro_batches))
+        expected = units.format_percent(cells["bubble_share_expected"])
         batches = f"{micro_batches} micro-batch{'' if micro_batches == 1 else 'es'}"
         text = f"{expected} is expected of {batches} through {stages} equal stage{'' if stages == 1 else 's'}"
-        unequal = pipeline_stages.mean_over_pipelines(
-            pipelines, lambda work: pipeline_stages.expected_bubble_share_of_unequal_stages(work, micro_batches)
+        unequal = step_breakdown.mean_over_pipelines(
+            step_breakdown.group_stages(result),
+            lambda work: step_breakdown.expected_bubble_share_of_unequal_stages(work, micro_batches),
         )
         parts.append(
             text + (f", {units.format_percent(unequal)} of stages as unequal as these" if unequal is not None else "")

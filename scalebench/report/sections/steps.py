@@ -88,7 +88,8 @@ CAPTION = (
 
 def make_run_breakdown(result: Result) -> doc.Table:
     """Make the table of the parts of a step with their shares, and of what was measured beside them."""
-    step_s, step, reasons = throughput.step_s(result), step_interval(result), step_breakdown.unmeasured_reasons(result)
+    step_s, step = throughput.Measurement(result).step_s, step_interval(result)
+    reasons = step_breakdown.unmeasured_reasons(result)
     rows: list[tuple[str, str, str, str]] = []
 
     def add(name: str, interval: Estimate | None, remark: str) -> None:
@@ -138,7 +139,8 @@ def make_run_breakdown(result: Result) -> doc.Table:
 def step_interval(result: Result) -> Estimate | None:
     """Return the seconds of a step. Its limits are those of throughput, inverted; devices that do not step together
     have no common step that could have limits."""
-    step_s, (_, interval) = throughput.step_s(result), throughput.throughput(result)
+    measured = throughput.Measurement(result)
+    step_s, (_, interval) = measured.step_s, measured.throughput
     if step_s is None:
         return None
     if interval is None or result.scale.independent or not interval.low > 0:

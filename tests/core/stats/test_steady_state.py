@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scalebench.analysis import throughput
-from scalebench.analysis.blocks import count_blocks
+from scalebench.analysis.throughput import Measurement, count_blocks
 from scalebench.core.stats import steady_state
 from tests.builders.runs import rank, record
 
@@ -84,33 +83,31 @@ def test_units_do_not_matter(series, factor):
     assert length is None or 0 <= length <= len(series) // 2
 
 
+def measure(*series, target=0.01, **changes):
+    result = record(ranks=[rank(number, seconds) for number, seconds in enumerate(series)], **changes)
+    result.spec["measure"] = {"target": target}
+    return Measurement(result)
+
+
 def test_flags_of_a_result_and_blocks_that_are_still_warm_up():
-    for series, against, flags in (
-        ([0.1] * 64, [], []),
-        ([0.2] * 8 + [0.1] * 56, [], ["warmup_left"]),  # left out
-        ([0.1 * (1 + at / 640) for at in range(64)], ["drifts"], ["drifts"]),
-        ([0.1001] * 4 + [0.1] * 60, [], []),  # too little to matter
+    for series, steady, flags in (
+        ([0.1] * 64, True, []),
+        ([0.2] * 8 + [0.1] * 56, True, ["warmup_left"]),  # left out
+        ([0.1 * (1 + at / 640) for at in range(64)], False, ["drifts"]),
+        ([0.1001] * 4 + [0.1] * 60, True, []),  # too little to matter
         ([0.1] * 15, None, []),
+        ([0.2] * 6 + [0.1] * 14, False, ["drifts"]),  # too few blocks would be left
+        ([0.2] * 20 + [0.1] * 44, False, ["drifts"]),  # that is no warm-up: the machine changed
     ):
-        result = record(ranks=[rank(0, series)])
-        result.spec["measure"] = {"target": 0.01}
-        assert throughput.find_drift(result, 0.01) == against
-        found = throughput.evaluate_blocks(result).flags
-        assert [flag for flag in found if flag in ("warmup_left", "drifts")] == flags
-    for result, target in ((record(status="failed"), 0.01), (record(ranks=[]), 0.01), (record(), None)):
-        assert throughput.find_drift(result, target) is None
-    slow_first = record(ranks=[rank(0, [2.0] * 8 + [0.1] * 56), rank(1, [0.05] * 64)])
-    assert count_blocks(slow_first.ranks, 0.01).seconds.tolist() == [0.1] * 56
-    assert throughput.step_s(slow_first) == pytest.approx(0.05)
-    assert throughput.throughput(slow_first)[0] == pytest.approx(2 * 20 / 0.1)
-    assert len(count_blocks(slow_first.ranks, None).seconds) == 64
-    few = record(ranks=[rank(0, [0.2] * 6 + [0.1] * 14)])
-    assert len(count_blocks(few.ranks, 0.01).seconds) == 20, "too few blocks would be left"
-    assert throughput.find_drift(few, 0.01) == ["drifts"]
-    late = record(ranks=[rank(0, [0.2] * 20 + [0.1] * 44)])
-    assert len(count_blocks(late.ranks, 0.01).seconds) == 64, "that is no warm-up: the machine changed"
-    assert throughput.find_drift(late, 0.01) == ["drifts"]
-    assert "warmup_left" not in throughput.evaluate_blocks(late).flags
+        measured = measure(series)
+        assert measured.steady is steady
+        assert [flag for flag in measured.list_flags() if flag in ("warmup_left", "drifts")] == flags
+        assert len(measured.step_blocks_s) == len(series) - (8 if "warmup_left" in flags else 0)
+    for measured in (measure([0.1] * 64, status="failed"), measure(), measure([0.1] * 64, target=None)):
+        assert measured.steady is None
+    slow_first = measure([2.0] * 8 + [0.1] * 56, [0.05] * 64)
+    assert slow_first.step_s == pytest.approx(0.05) and slow_first.throughput[0] == pytest.approx(2 * 20 / 0.1)
+    assert len(count_blocks(slow_first.result.ranks, None).seconds) == 64
 
 
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=40))
