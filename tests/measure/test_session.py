@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalebench.analysis import throughput as analysis
-from scalebench.analysis.throughput import merge_rank_blocks
+from scalebench.analysis.throughput import Measurement, merge_rank_blocks
 from scalebench.core.result import COLLECTIVES, RankRecord, TimelineRecord
 from scalebench.core.run_folder import progress_path
 from scalebench.core.spec import DatasetSpec, StrategySpec
@@ -274,7 +273,8 @@ def test_step_times_are_the_configured_sleeps(tmp_path):
         seconds, samples = merge_rank_blocks(result.ranks)
         steps = result.ranks[0].block_steps
         assert expected_s <= min(seconds) / steps <= expected_s * ABOVE, name
-        step_s, (throughput, _) = analysis.step_s(result), analysis.throughput(result)
+        measured = Measurement(result)
+        step_s, (throughput, _) = measured.step_s, measured.throughput
         assert step_s == pytest.approx(statistics.fmean(seconds) / steps) and step_s >= expected_s
         assert throughput == pytest.approx(sum(samples) / sum(seconds))
         assert throughput == pytest.approx(gpus * 10 / step_s)
