@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from scalebench.analysis import collectives, step_breakdown, throughput, user_program
+from scalebench.analysis import step_breakdown, throughput, user_program
 from scalebench.analysis.attribution.causes import AttributedRun, find_causes
 from scalebench.analysis.ranking import Advice, list_advice
 from scalebench.analysis.rows import generalisation_gap, interval_cells
@@ -91,7 +91,7 @@ def _show_requested(operations: pd.DataFrame, transfers: pd.DataFrame) -> Iterat
     """Yield collective operations and bandwidths."""
     if len(operations):
         yield from (make_rich_table(table, table.title) for table in links.make_collective_tables(operations))
-        yield from (comparison.sentence() for comparison in collectives.compare_operations(operations))
+        yield from links.list_comparisons(operations)
     if len(transfers):
         table = links.make_bandwidth_table(transfers)
         yield make_rich_table(table, table.title)

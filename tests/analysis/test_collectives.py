@@ -6,8 +6,6 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import scalebench
 from scalebench.analysis.collectives import (
@@ -22,12 +20,12 @@ from scalebench.analysis.collectives import (
     times_by_size,
 )
 from scalebench.core.result import COLLECTIVES, CollectiveRecord, ProbeRecord, TransferRecord, write_result
-from scalebench.core.units import format_binary_bytes
 from scalebench.measure.collectives import MESSAGE_SIZES
+from scalebench.report.sections.collectives import list_comparisons
 from tests.builders.runs import rank, record
 
 NOISE = [0.99, 1.01, 1.0, 1.02, 0.98, 1.0, 1.01, 0.99]  # its mean is 1
-WITHIN = "4 B to 256 MiB"
+WITHIN = "from 4 B to 256 MiB"
 
 
 def series(latency_s, bytes_per_s, name="all_reduce"):
@@ -56,10 +54,8 @@ def start_again(result, spread=0.01):
     return starts
 
 
-def compared(*results, spread=0.01):
-    starts = [start for result in results for start in start_again(result, spread)]
-    (comparison,) = compare_operations(make_collective_table(starts))
-    return comparison
+def list_sentences(*results):
+    return list(list_comparisons(make_collective_table(results)))
 
 
 def test_an_operation_of_known_time_has_its_bandwidths():
@@ -98,43 +94,36 @@ def test_runs_without_collectives_have_no_row():
     assert len(frame) == 0 and list(frame.columns) == BANDWIDTH_COLUMNS
 
 
+USUAL = series(1e-4, 1e9)
+
+
 def scaled(factors):
     """Operations that take the usual time, by these factors from size to size."""
     return [dataclasses.replace(c, block_s=[f * s for s in c.block_s]) for c, f in zip(USUAL, factors, strict=True)]
 
 
-USUAL = series(1e-4, 1e9)
 # Equal at 64 KiB, a size that decides nothing while its neighbours do.
 EQUAL_S = 2**16 / 1e9
 
 
-@pytest.mark.parametrize(("one", "other", "spread", "fastest", "limits", "resolved", "end"), [
+@pytest.mark.parametrize(("one", "other", "spread", "sentence"), [
     # 1e-4 + s / 1e9 = 1e-3 + s / 4e9 at s = 1.2 MB, which lies between two measured sizes.
-    (USUAL, series(1e-3, 4e9), 0.01, "ab", [(2**20, 2**22)], 14, "a is faster below {}, b above"),
-    (series(0.0, 1e9), series(EQUAL_S / 2, 2e9), 0.01, "ab", [(2**14, 2**18)], 13,
-     "a is faster below {} (16 KiB to 256 KiB), b above"),
+    (USUAL, series(1e-3, 4e9), 0.01, "a is faster from 4 B to 1 MiB, b from 4 MiB to 256 MiB"),
+    (series(0.0, 1e9), series(EQUAL_S / 2, 2e9), 0.01, "a is faster from 4 B to 16 KiB, b from 256 KiB to 256 MiB"),
     # Crosses at 512 B and at 128 KiB.
-    (USUAL, scaled([0.5] * 4 + [2.0] * 4 + [0.5] * 6), 0.01, "bab", [(2**8, 2**10), (2**16, 2**18)], 14,
-     "b is faster below 512 B, a from there to 128 KiB, b above"),
-    (USUAL, series(1.1e-4, 0.9e9), 0.4, "", [], 0, f"no difference between a and b is resolved from {WITHIN}"),
-    (series(1e-4, 2e9), series(2e-4, 1e9), 0.01, "a", [], 14,
-     f"a is faster than b at all 14 sizes; never overtaken within {WITHIN}"),
-    (USUAL, scaled([1.0001] * 4 + [2.0] * 10), 0.01, "a", [], 10,
-     f"a is faster than b at 10 of 14 sizes, the others unresolved; nowhere seen overtaken within {WITHIN}"),
-], ids=["known", "at a measured size", "several", "unresolved", "never", "some unresolved"])  # fmt: skip
-def test_crossovers(one, other, spread, fastest, limits, resolved, end):
-    comparison = compared(run("a", one), run("b", other), spread=spread)
-    assert (comparison.strategies, comparison.fastest, comparison.resolved) == (("a", "b"), [*fastest], resolved)
-    assert [(each.low_bytes, each.high_bytes) for each in comparison.crossovers] == limits
-    for each, (low, high) in zip(comparison.crossovers, limits, strict=True):
-        assert each.size_bytes == pytest.approx(math.sqrt(low * high), rel=0.5)
-    sizes = [format_binary_bytes(each.size_bytes) for each in comparison.crossovers]
-    assert comparison.sentence() == f"all_reduce on 2 devices: {end.format(*sizes)}"
-
-
-def test_the_size_of_a_crossover_is_near_the_truth():
-    (crossover,) = compared(run("a", USUAL), run("b", series(1e-3, 4e9))).crossovers
-    assert crossover.size_bytes == pytest.approx(1.2e6, rel=0.15)  # the curve is no line between 1 and 4 MiB
+    (USUAL, scaled([0.5] * 4 + [2.0] * 4 + [0.5] * 6), 0.01,
+     "b is faster from 4 B to 256 B, a from 1 KiB to 64 KiB, b from 256 KiB to 256 MiB"),
+    (USUAL, scaled([0.5] + [2.0] * 13), 0.01, "b is faster at 4 B, a from 16 B to 256 MiB"),
+    (USUAL, series(1.1e-4, 0.9e9), 0.4, f"no difference between a and b is resolved {WITHIN}"),
+    (series(1e-4, 2e9), series(2e-4, 1e9), 0.01, f"a is faster than b at all 14 sizes {WITHIN}"),
+    (USUAL, scaled([1.0001] * 4 + [2.0] * 10), 0.01,
+     f"a is faster than b at 10 of 14 sizes, the others unresolved, {WITHIN}"),
+], ids=["known", "at a measured size", "several", "one", "unresolved", "never", "some unresolved"])  # fmt: skip
+def test_which_strategy_is_faster_at_which_sizes(one, other, spread, sentence):
+    actual = list_sentences(
+        *(start for each in (run("a", one), run("b", other)) for start in start_again(each, spread))
+    )
+    assert actual == [f"all_reduce on 2 devices (torch, cpu): {sentence}"]
 
 
 def test_only_equal_operations_on_equal_devices_are_compared():
@@ -144,28 +133,23 @@ def test_only_equal_operations_on_equal_devices_are_compared():
     other.scale.framework = "tensorflow"
     assert compare_operations(make_collective_table([*results, other])) == []
     results.append(run("f", USUAL + reduce))
-    assert [(c.name, c.strategies) for c in compare_operations(make_collective_table(results))] == [
-        ("all_reduce", ("a", "f")), ("reduce", ("c", "f"))
-    ]  # fmt: skip
+    assert [text.partition(" is resolved")[0] for text in list_sentences(*results)] == [
+        "all_reduce on 2 devices (torch, cpu): no difference between a and f",
+        "reduce on 2 devices (torch, cpu): no difference between c and f",
+    ]
     twice = [run(strategy, USUAL) for strategy in ("a", "b", "a", "b")]
     for result in twice[2:]:
         result.scale.hardware = "alpha"
-    sentences = [each.sentence() for each in compare_operations(make_collective_table(twice))]
-    assert [text.partition(":")[0] for text in sentences] == [
-        f"all_reduce on 2 devices of {name}" for name in sorted(("alpha", twice[0].scale.hardware))
-    ]
+    heads = [text.partition(":")[0] for text in list_sentences(*twice)]
+    assert heads == [f"all_reduce on 2 devices (torch, {name})" for name in ("alpha", "cpu")]
 
 
 @pytest.mark.parametrize("starts", [1, 2])
 def test_few_starts_have_no_winner(starts):
     """However much their times differ, and however alike their blocks are."""
     runs = [start for each in (run("a", USUAL), run("b", series(2e-4, 5e8))) for start in start_again(each)[:starts]]
-    (comparison,) = compare_operations(make_collective_table(runs))
-    assert comparison.resolved == 0
-    assert comparison.sentence() == (
-        f"all_reduce on 2 devices: no difference between a and b is resolved from {WITHIN}: "
-        "fewer than 3 repeats, measure.repeats=3 decides"
-    )
+    (sentence,) = list_sentences(*runs)
+    assert sentence.endswith(f"resolved {WITHIN}: fewer than 3 repeats, measure.repeats=3 decides")
 
 
 def test_transports_of_one_strategy_are_lines_and_no_repeats():
@@ -181,25 +165,6 @@ def test_transports_of_one_strategy_are_lines_and_no_repeats():
     assert [each.value for each in times] == pytest.approx([1e-4 + 2**28 / rate for rate in (1e10, 3e9, 1e9)])
     assert not any(each.has_limits for each in times)
     assert [each.strategies for each in compare_operations(frame)] == list(itertools.combinations(names, 2))
-
-
-@settings(max_examples=25)  # two tables each
-@given(
-    latencies=st.tuples(*[st.floats(1e-6, 1e-2)] * 2), rates=st.tuples(*[st.floats(1e7, 1e11)] * 2)
-)  # fmt: skip
-def test_a_crossover_is_between_resolved_sizes(latencies, rates):
-    comparison = compared(*(run(n, series(a, r)) for n, a, r in zip("ab", latencies, rates, strict=True)))
-    swapped = compared(*(run(n, series(a, r)) for n, a, r in zip("ba", latencies, rates, strict=True)))
-    assert [{"a": "b", "b": "a"}[name] for name in comparison.fastest] == swapped.fastest
-    assert [c.size_bytes for c in comparison.crossovers] == pytest.approx([c.size_bytes for c in swapped.crossovers])
-    assert len(comparison.crossovers) <= 1
-    for crossover in comparison.crossovers:
-        by_slope = 1 / rates[0] - 1 / rates[1]
-        truth = (latencies[1] - latencies[0]) / by_slope
-        assert crossover.low_bytes < truth < crossover.high_bytes
-        assert crossover.low_bytes <= crossover.size_bytes <= crossover.high_bytes
-        first = comparison.fastest[0]
-        assert (first == "a") == (latencies[0] < latencies[1])
 
 
 MEBIBYTE = 2**20

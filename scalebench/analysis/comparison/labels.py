@@ -110,6 +110,8 @@ def describe_other_programs(name: str, rows: Iterable[ComparisonRow]) -> Iterato
         if flagged := [record for record in records if flag in record.flags]:
             most = max(record.monitor.cpu_cores_others_mean or 0.0 for record in flagged)
             took = f", {most:.1f} of {flagged[0].machine.cpus} cores at most" if flag == "busy_machine" and most else ""
+            programs = dict.fromkeys(each for record in flagged for each in record.monitor.other_programs or ())
+            took += f", such as {next(iter(programs))}" if programs else ""
             yield f"{name}: {DOUBTS[flag]} in {len(flagged)} of {format_count(len(records), 'run')}{took}"
 
 

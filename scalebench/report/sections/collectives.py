@@ -3,13 +3,13 @@ devices and with host memory; and the terminal's tables of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis import collectives
-from scalebench.core.stats.estimates import Estimate
+from scalebench.core import units
 from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS
-from scalebench.core.units import format_binary_bytes
 from scalebench.report import document as doc
 from scalebench.report.flag_text import to_text
 from scalebench.report.report_data import ReportData
@@ -58,7 +58,7 @@ def _make_operation_blocks(frame: pd.DataFrame) -> Iterator[doc.Block]:
             block_id = f"collectives-{number}-{column.partition('_')[0]}"
             yield doc.Chart(block_id, title, x, axis, series, caption=CURVE_CAPTIONS[column])
         yield _make_collective_table(number, key, rows)
-    yield from (doc.Paragraph(f"{each.sentence()}.") for each in collectives.compare_operations(frame))
+    yield from (doc.Paragraph(f"{sentence}.") for sentence in list_comparisons(frame))
     if len(groups) > MAX_GROUPS:
         yield doc.Paragraph(f"{MAX_GROUPS} of {len(groups)} operations are shown; report --csv has all.")
 
@@ -74,6 +74,32 @@ def _make_line(name: str, rows: pd.DataFrame, column: str, tags: doc.Tags) -> do
     return doc.Series(name, [*map(float, times)], [time_s.value for time_s in times.values()], low, high, tags)
 
 
+def list_comparisons(frame: pd.DataFrame) -> Iterator[str]:
+    """Yield `all_reduce on 2 devices (torch, cpu): horovod_mpi is faster from 4 B to 16 KiB, ddp_gloo from 64 KiB to
+    256 MiB` for each two strategies."""
+    for each in collectives.compare_operations(frame):
+        head, span, count = _name_operation(each.operation), _format_sizes(each.sizes), len(each.sizes)
+        if not each.faster:
+            few = f": fewer than {MIN_REPEATS_FOR_LIMITS} repeats, measure.repeats={MIN_REPEATS_FOR_LIMITS} decides"
+            text = f"{head}: no difference between {' and '.join(each.strategies)} is resolved {span}"
+            yield text if each.has_limits else text + few
+        elif len(each.faster) == 1:
+            (name, sizes), (other,) = each.faster[0], {*each.strategies} - {each.faster[0][0]}
+            is_all = len(sizes) == count
+            where = f"all {count} sizes" if is_all else f"{len(sizes)} of {count} sizes, the others unresolved,"
+            yield f"{head}: {name} is faster than {other} at {where} {span}"
+        else:
+            (first, sizes), *others = each.faster
+            parts = [f"{first} is faster {_format_sizes(sizes)}"]
+            parts += [f"{name} {_format_sizes(sizes)}" for name, sizes in others]
+            yield f"{head}: {', '.join(parts)}"
+
+
+def _format_sizes(sizes: Sequence[int]) -> str:
+    first, last = (units.format_binary_bytes(size) for size in (sizes[0], sizes[-1]))
+    return f"at {first}" if first == last else f"from {first} to {last}"
+
+
 def _make_matrices(frame: pd.DataFrame) -> Iterator[doc.Table | doc.Paragraph]:
     """Yield a table for each run and way between devices, with a row for each source and a column for each target:
     bandwidth, or latency."""
@@ -83,25 +109,23 @@ def _make_matrices(frame: pd.DataFrame) -> Iterator[doc.Table | doc.Paragraph]:
     for number, ((_, kind), rows) in enumerate(groups[:MAX_MATRICES]):
         first, is_latency = rows.iloc[0], str(kind).endswith(collectives.LATENCY_KIND)
         column, factor, unit = ("time_s", 1e6, "us") if is_latency else ("bytes_per_s", 1 / GIGA, "GB/s")
-        cells = {(int(r["source"]), int(r["target"])): float(r[column]) * factor for r in rows.to_dict("records")}
         ranks = range(int(first["gpus"]))
+        matrix = rows.pivot(index="source", columns="target", values=column).reindex(index=ranks, columns=ranks)
         tags = {"hardware": str(first["hardware"]), "strategy": str(first["strategy"])}
         table_rows = [
-            doc.Row(
-                [doc.make_cell(str(source)), *(_make_figure(cells.get((source, target))) for target in ranks)], tags
-            )
-            for source in ranks
+            doc.Row([doc.make_cell(str(source)), *(_make_figure(value * factor) for value in of_source)], tags)
+            for source, of_source in zip(ranks, matrix.to_numpy(float, na_value=math.nan).tolist(), strict=True)
         ]
         title = f"{kind} ({unit}): {lines[first.name]} on {first['gpus']} devices"
         heads = ["from rank", *(f"to {target}" for target in ranks)]
-        caption = f"Transfers of {format_binary_bytes(int(first['size_bytes']))}, one at a time."
+        caption = f"Transfers of {units.format_binary_bytes(int(first['size_bytes']))}, one at a time."
         yield doc.Table(f"bandwidth-matrix-{number}", title, heads, table_rows, frozenset(heads[1:]), caption)
     if len(groups) > MAX_MATRICES:
         yield doc.Paragraph(f"{MAX_MATRICES} of {len(groups)} matrices are shown; report --csv has all.")
 
 
-def _make_figure(value: float | None) -> doc.Cell:
-    return doc.Cell("") if value is None else doc.Cell(f"{value:.3g}", value)
+def _make_figure(value: float) -> doc.Cell:
+    return doc.Cell("") if math.isnan(value) else doc.Cell(f"{value:.3g}", value)
 
 
 def make_collective_tables(frame: pd.DataFrame) -> list[doc.Table]:
@@ -122,17 +146,16 @@ def _make_collective_table(number: int, key: dict[str, Any], rows: pd.DataFrame)
     rates = [own.groupby("size_bytes")["busbw_bytes_per_s"].mean() for own in lines.values()]
     table_rows = []
     for size in sorted(rows["size_bytes"].unique()):
-        cells = [format_binary_bytes(size)]
+        texts = [units.format_binary_bytes(size)]
         for times_s, rate in zip(times, rates, strict=True):
-            cells += [_format_time(times_s[size]), format_rate(rate[size])] if size in times_s else ["", ""]
-        table_rows.append(doc.Row([doc.Cell(text) for text in cells]))
+            time_s = times_s.get(size)
+            if time_s is None:
+                texts += ["", ""]
+                continue
+            share = f" ± {50 * (time_s.high - time_s.low) / time_s.value:.0f} %" if time_s.has_limits else ""
+            texts += [units.format_seconds(time_s.value) + share, f"{units.format_bytes(rate[size])}/s"]
+        table_rows.append(doc.Row([doc.Cell(text) for text in texts]))
     return doc.Table(f"collectives-{number}", _name_operation(key), columns, table_rows, frozenset(columns), LIMITS)
-
-
-def _format_time(time_s: Estimate) -> str:
-    """Return `1 ms ± 2 %`, and the time alone where it has no limits."""
-    text = format_time(time_s.value)
-    return f"{text} ± {50 * (time_s.high - time_s.low) / time_s.value:.0f} %" if time_s.has_limits else text
 
 
 def make_bandwidth_table(frame: pd.DataFrame) -> doc.Table:
@@ -143,37 +166,13 @@ def make_bandwidth_table(frame: pd.DataFrame) -> doc.Table:
     for index, row in frame.head(doc.MAX_ROWS).iterrows():
         rate, low, high = (row[f"bytes_per_s{end}"] for end in ("", "_low", "_high"))
         limits = "" if not to_text(high) else f" [{low / GIGA:.3g}, {high / GIGA:.3g}]"
-        size = format_binary_bytes(row["size_bytes"])
-        is_latency = row["kind"].endswith(collectives.LATENCY_KIND)
-        figure = "" if is_latency else f"{rate / GIGA:.3g}{limits}"
-        texts = (lines[index], str(row["gpus"]), row["kind"], _format_ranks(row), size)
-        rows.append(doc.Row([doc.Cell(text) for text in (*texts, format_time(row["time_s"]), figure)]))
+        figure = "" if row["kind"].endswith(collectives.LATENCY_KIND) else f"{rate / GIGA:.3g}{limits}"
+        arrow = "<->" if "both_ways" in row["kind"] else "->"
+        ranks = "all" if not to_text(row["source"]) else f"{row['source']} {arrow} {row['target']}"
+        ranks = str(row["source"]) if to_text(row["source"]) and row["source"] == row["target"] else ranks
+        size, time = units.format_binary_bytes(row["size_bytes"]), units.format_seconds(row["time_s"])
+        texts = (lines[index], str(row["gpus"]), row["kind"], ranks, size, time, figure)
+        rows.append(doc.Row([doc.Cell(text) for text in texts]))
     more = f"{doc.MAX_ROWS} of {len(frame)} rows." if len(frame) > doc.MAX_ROWS else ""
-    return doc.Table(
-        "bandwidth", "bandwidth", columns, rows, frozenset(columns) - {"strategy", "transfer", "ranks"}, more
-    )
-
-
-def format_time(time_s: float) -> str:
-    """Return `12.3 µs`."""
-    for factor, unit in ((1e6, "µs"), (1e3, "ms")):
-        if time_s * factor < 1000:
-            return f"{time_s * factor:.3g} {unit}"
-    return f"{time_s:.3g} s"
-
-
-def format_rate(bytes_per_s: float) -> str:
-    """Return `12.3 MB/s`, in powers of ten, as link rates are stated."""
-    for unit in ("B/s", "kB/s", "MB/s"):
-        if bytes_per_s < 1000:
-            return f"{bytes_per_s:.3g} {unit}"
-        bytes_per_s /= 1000
-    return f"{bytes_per_s:.3g} GB/s"
-
-
-def _format_ranks(row: dict[str, Any]) -> str:
-    if not to_text(row["source"]):
-        return "all"
-    if row["source"] == row["target"]:
-        return str(row["source"])
-    return f"{row['source']} {'<->' if 'both_ways' in row['kind'] else '->'} {row['target']}"
+    numeric = frozenset(columns) - {"strategy", "transfer", "ranks"}
+    return doc.Table("bandwidth", "bandwidth", columns, rows, numeric, more)
