@@ -6,12 +6,14 @@ shows any of them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core import units
+from scalebench.core.stats.estimates import Estimate
 from scalebench.report import document as doc
 from scalebench.report import tables
 from scalebench.report.flag_text import to_number
@@ -58,6 +60,29 @@ def make_cell(row: doc.Cells, column: str) -> doc.Cell:
     low, high = (to_number(row.get(f"{column}_{end}")) for end in ("low", "high"))
     limited = unit == "s" and low is not None and high is not None
     return doc.make_cell(doc.format_duration(value, low, high) if limited else show(value), value)
+
+
+def to_cell(value: Any) -> doc.Cell:
+    """Make a cell of a count, a text, or a ratio with its limits; empty for None."""
+    if isinstance(value, doc.Cell):
+        return value
+    if isinstance(value, Estimate):
+        return doc.make_cell(tables.format_ratio(value.value, *value.limits), value.value)
+    return doc.make_cell(f"{value:,}", value) if isinstance(value, int) else doc.make_cell(value or "")
+
+
+def make_table(
+    table_id: str,
+    title: str,
+    heads: Sequence[str],
+    rows: Iterable[tuple[doc.Tags, Iterable[Any]]],
+    words: Iterable[str] = (),
+    caption: str = "",
+) -> doc.Table:
+    """Make a table of rows, each of tags and of values for `to_cell`, up to doc.MAX_ROWS. Columns other than the first
+    and the `words` are numbers."""
+    cells = [doc.Row([*map(to_cell, values)], tags) for tags, values in itertools.islice(rows, doc.MAX_ROWS)]
+    return doc.Table(table_id, title, heads, cells, frozenset(heads[1:]) - {*words}, caption)
 
 
 @dataclass(frozen=True)

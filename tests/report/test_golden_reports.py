@@ -167,18 +167,6 @@ def chosen_devices():
     ]  # fmt: skip
 
 
-def models(gpus=2):
-    runs = [("alexnet", "bare_torch", 1), ("alexnet", "ddp_gloo", gpus)]
-    runs += [(model, name, count) for model in ("resnet50", "vgg16")
-             for name, count in (("bare_torch", 1), ("ddp_gloo", gpus), ("horovod_gloo", gpus))]  # fmt: skip
-    specs = {model: dataclasses.replace(simulated_config().model, name=model) for model, *_ in runs}
-    return [sweeps.run(name, n, model=specs[model], run_id=f"{model}-{name}-{n}") for model, name, n in runs]
-
-
-def models_on_one_device():
-    return models(1)
-
-
 def other_trainings():
     """Of an accuracy, of seeds of which one ends earlier, of seeds that the clock evaluates, and on other hardware."""
     clock = [sweeps.training_run("fsdp_gloo", 2, seed, [0.5, 0.4, 0.3, 0.2], None) for seed in range(3)]
@@ -338,8 +326,6 @@ SWEEPS = {
     lone_run: ("answer", "evidence", "strategies"),
     attributed: ("attribution",),
     chosen_devices: ("strategies",),
-    models: ("strategies",),
-    models_on_one_device: ("strategies",),
     other_trainings: ("training",),
     operations_of_strategies: ("machines",),
     machines: ("machines",),

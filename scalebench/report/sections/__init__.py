@@ -28,7 +28,7 @@ SECTIONS = (
     JoinedSection("answer", "Answer", ("answer:section",)),
     JoinedSection("evidence", "How sure, and how to repeat it", ("answer:evidence_section",)),
     JoinedSection("scaling", "Scaling", ("scaling:section", "prediction:section")),
-    JoinedSection("strategies", "All configurations", ("scaling:side_by_side_section", "scaling:strategies_section")),
+    JoinedSection("strategies", "All configurations", ("scaling:pairs_section", "scaling:strategies_section")),
     JoinedSection("attribution", "Where the lost efficiency went", ("attribution:section",)),
     JoinedSection("step", "Where the time of a step goes",
                   ("operations:section", "steps:real_input_section", "steps:sync_section")),

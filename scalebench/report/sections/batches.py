@@ -5,23 +5,12 @@ The terminal shows the sentences about saturating batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
-from scalebench.analysis.batches import (
-    BATCH,
-    SATURATION_SHARE,
-    BatchGain,
-    DevicesOrBatch,
-    SaturatingBatch,
-    StepFit,
-    batch_and_step_s,
-    compare_devices_with_batch,
-    find_saturating_batch,
-    fit_step_time,
-    list_batch_gains,
-    make_batch_curves,
-)
+from scalebench.analysis import batches
+from scalebench.analysis.batches import BATCH, SATURATION_SHARE, DevicesOrBatch, SaturatingBatch, StepFit
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
@@ -30,13 +19,12 @@ from scalebench.core import units
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS
 from scalebench.report import document as doc
-from scalebench.report import tables
+from scalebench.report import spec, tables
 from scalebench.report.flag_text import describe_curve_intervals
 from scalebench.report.report_data import ReportData
 
 MAX_SENTENCES = 8  # curves described one by one
 NEAR_LIMIT = 0.9  # of the fitted limit; a series whose highest throughput is lower has not levelled off
-Saturated = Sequence[tuple[Curve, SaturatingBatch]]  # the curves that have a saturating batch
 SATURATION_CAPTION = (
     f"Saturating batch: the smallest with at least {100 * SATURATION_SHARE:.0f} % of the highest measured throughput. "
     "Could be: the batches that may be it by their 95 % intervals, each against every other one. "
@@ -64,67 +52,63 @@ GAINS_CAPTION = (
 def batch_size_section(report_data: ReportData) -> doc.Section | None:
     """Return None if no configuration was measured with two batches."""
     curves = [replace(curve, rows=[doc.add_epoch_limits(row) for row in curve.rows])
-              for curve in make_batch_curves(report_data.curves)]  # fmt: skip
+              for curve in batches.make_batch_curves(report_data.curves)]  # fmt: skip
     groups, notes = doc.group_curves(curves)
     blocks: list[doc.Block] = [*notes]
     estimate_ratio = report_data.configurations.estimate_ratio
     for group in groups:
-        points = [(curve, find_saturating_batch(curve.rows, estimate_ratio)) for curve in group.curves]
+        points = [(curve, batches.find_saturating_batch(curve.rows, estimate_ratio)) for curve in group.curves]
         saturated = [(curve, point) for curve, point in points if point is not None]
         blocks += group.paragraphs
         for curve, point in saturated[:MAX_SENTENCES]:
-            text = _describe_saturation(curve, point)
-            blocks.append(doc.Paragraph(f"{text[0].upper()}{text[1:]}.", "answer", curve.tags))
-        blocks += [*_make_batch_charts(group, saturated), _make_saturation_table(group, saturated)]
-        blocks.append(_make_batch_table(group, estimate_ratio))
+            blocks.append(doc.Paragraph(doc.join_sentences(_describe_saturation(curve, point)), "answer", curve.tags))
+        certain = [(curve, point) for curve, point in saturated if not (point.first or point.last)]
+        marks = [doc.Series(
+            "saturating batch", [float(point.batch) for _, point in certain], [point.rate for _, point in certain],
+            tags=group.tags, style="points", notes=[curve.name for curve, _ in certain],
+            point_tags=[curve.tags for curve, _ in certain],
+        )] if certain else []  # fmt: skip
+        throughput = "samples/s over all devices; more is better"
+        chart = _make_chart(group, "throughput", "Throughput", doc.Axis("samples/s"), throughput, marks)
+        epoch = _make_chart(
+            group, "epoch_s", "Epoch", doc.Axis("time per epoch", unit="s"), "time of an epoch; less is better"
+        )
+        blocks += [*chart, *epoch, _make_saturation_table(group, saturated), _make_batch_table(group, estimate_ratio)]
     return doc.Section("batch-size", "Batch size", blocks) if groups else None
 
 
-def _make_batch_charts(group: doc.CurveGroup, saturated: Saturated) -> Iterator[doc.Chart]:
-    intervals = describe_curve_intervals(group.curves)
-    throughput = "samples/s over all devices; more is better"
-    charts = (
-        (doc.THROUGHPUT, "throughput", "Throughput", doc.Axis("samples/s"), throughput),
-        ("epoch_s", "epoch_s", "Epoch", doc.Axis("time per epoch", unit="s"), "time of an epoch; less is better"),
-    )
-    for column, stem, title, axis, about in charts:
-        if lines := doc.make_line_series(group.curves, column, stem, BATCH):
-            lines += _mark_saturating_batches(group, saturated) if column == doc.THROUGHPUT else []
-            about = f"{about}. A larger batch makes fewer steps per epoch, and may learn less in it"
-            axes, caption = (doc.make_batch_axis("batch per device", lines), axis), doc.join_sentences(about, intervals)
-            yield group.make_chart("batch_size", title, f"{title} over batch", axes, lines, caption)
+def _make_chart(
+    group: doc.CurveGroup, stem: str, title: str, axis: doc.Axis, about: str, marks: Sequence[doc.Series] = ()
+) -> Iterator[doc.Chart]:
+    """Draw a column over the batch of a device; `stem` is how the names of its limits begin."""
+    column = doc.THROUGHPUT if stem == "throughput" else stem
+    if lines := doc.make_line_series(group.curves, column, stem, BATCH):
+        lines += marks
+        about = f"{about}. A larger batch makes fewer steps per epoch, and may learn less in it"
+        caption = doc.join_sentences(about, describe_curve_intervals(group.curves))
+        axes = doc.make_batch_axis("batch per device", lines), axis
+        yield group.make_chart("batch_size", title, f"{title} over batch", axes, lines, caption)
 
 
-def _mark_saturating_batches(group: doc.CurveGroup, saturated: Saturated) -> list[doc.Series]:
-    """Make one series of points, the saturating batches of all curves."""
-    certain = [(curve, point) for curve, point in saturated if not (point.first or point.last)]
-    if not certain:
-        return []
-    x, y = [float(point.batch) for _, point in certain], [point.rate for _, point in certain]
-    notes, tags = [curve.name for curve, _ in certain], [curve.tags for curve, _ in certain]
-    return [doc.Series("saturating batch", x, y, tags=group.tags, style="points", notes=notes, point_tags=tags)]
-
-
-def _make_saturation_table(group: doc.CurveGroup, saturated: Saturated) -> doc.Table:
-    heads = ("saturating batch", "could be", "of the highest", "highest at", "n_1/2 (95 %)", "limit, samples/s", "R²",
-             "worst")  # fmt: skip
+def _make_saturation_table(group: doc.CurveGroup, saturated: Sequence[tuple[Curve, SaturatingBatch]]) -> doc.Table:
+    heads = ("strategy", "saturating batch", "could be", "of the highest", "highest at", "n_1/2 (95 %)",
+             "limit, samples/s", "R²", "worst")  # fmt: skip
     rows = []
     for curve, point in saturated:
-        line = fit_step_time(batch_and_step_s(curve.rows))
-        cells = [
-            doc.make_cell(curve.name),
+        line = batches.fit_step_time(batches.batch_and_step_s(curve.rows))
+        rows.append((curve.tags, [
+            curve.name,
             doc.make_cell(format_batch(point), point.batch),
-            doc.make_cell(", ".join(f"{batch:,}" for batch in point.candidates or ())),
+            ", ".join(f"{batch:,}" for batch in point.candidates or ()),
             doc.format_cell(point.share, tables.format_percent),
-            doc.format_cell(point.highest, "{:,}".format),
+            point.highest,
             doc.make_cell(format_half_batch(line), line and line.half_batch),
             doc.format_cell(_find_limit(curve, line), "{:,.0f}".format),
             doc.format_cell(line and line.r_squared, "{:.3f}".format),
             doc.format_cell(line and line.worst, units.format_percent),
-        ]
-        rows.append(doc.Row(cells, curve.tags))
+        ]))  # fmt: skip
     table_id, title = group.make_id("batch_size", "saturation"), "Where a larger batch stops to pay"
-    return doc.Table(table_id, title, ["strategy", *heads], rows, frozenset(heads), SATURATION_CAPTION)
+    return spec.make_table(table_id, title, heads, rows, caption=SATURATION_CAPTION)
 
 
 def _find_limit(curve: Curve, line: StepFit | None) -> float | None:
@@ -133,28 +117,22 @@ def _find_limit(curve: Curve, line: StepFit | None) -> float | None:
 
 
 def _make_batch_table(group: doc.CurveGroup, estimate_ratio: EstimateRatio) -> doc.Table:
-    heads = ("batch per device", "global batch", "samples/s (95 %)", "over the smallest", "epoch (95 %)")
     rows = []
-    for (curve, row), tags in group.list_rows()[: doc.MAX_ROWS]:
+    for (curve, row), tags in group.list_rows():
         gain = decide_ratio(row, curve.rows[0], estimate_ratio)
-        over = "1.00" if row is curve.rows[0] else tables.format_ratio(gain.value, *gain.limits)
-        cells = [
-            doc.make_cell(curve.name),
-            *(doc.make_cell(f"{row[name]:,}", row[name]) for name in (BATCH, "global_batch")),
-            doc.make_cell(tables.format_throughput(row), row[doc.THROUGHPUT]),
-            doc.make_cell(over, gain.value),
-            doc.make_cell(doc.format_duration_column(row, "epoch_s"), row["epoch_s"]),
-        ]
-        rows.append(doc.Row(cells, tags))
+        over = doc.make_cell("1.00", gain.value) if row is curve.rows[0] else gain
+        epoch = doc.make_cell(doc.format_duration_column(row, "epoch_s"), row["epoch_s"])
+        rate = tables.make_throughput_cell(row)
+        rows.append((tags, [curve.name, row[BATCH], row["global_batch"], rate, over, epoch]))
+    heads = ("strategy", "batch per device", "global batch", "samples/s (95 %)", "over the smallest", "epoch (95 %)")
     about = "over the smallest: throughput over that with the smallest batch of the same strategy and devices"
     caption = doc.join_sentences(about, describe_curve_intervals(group.curves))
-    table_id = group.make_id("batch_size", "table")
-    return doc.Table(table_id, "Batch size", ["strategy", *heads], rows, frozenset(heads), caption)
+    return spec.make_table(group.make_id("batch_size", "table"), "Batch size", heads, rows, caption=caption)
 
 
 def list_terminal_sentences(curves: Sequence[Curve], estimate_ratio: EstimateRatio) -> list[str]:
     """Return a sentence for each configuration and device count whose throughput is known with two batches or more."""
-    batch_curves = make_batch_curves(curves)
+    batch_curves = batches.make_batch_curves(curves)
     several = len({curve.tags["model"] for curve in batch_curves}) > 1
     texts = [describe_curve(curve, estimate_ratio, curve.tags["model"] if several else "") for curve in batch_curves]
     sentences = [text for text in texts if text is not None]
@@ -166,21 +144,36 @@ def list_terminal_sentences(curves: Sequence[Curve], estimate_ratio: EstimateRat
 def describe_curve(curve: Curve, estimate_ratio: EstimateRatio, model: str = "") -> str | None:
     """Return `saturating batch: 700 per device (ddp_gloo, 2 devices): 93 % of the highest throughput, ...`, without a
     full stop; None if there is no curve."""
-    point = find_saturating_batch(curve.rows, estimate_ratio)
+    point = batches.find_saturating_batch(curve.rows, estimate_ratio)
     return None if point is None else _describe_saturation(curve, point, model)
 
 
 def _describe_saturation(curve: Curve, point: SaturatingBatch, model: str = "") -> str:
     name = f"({model} with {curve.name})" if model else f"({curve.name})"
-    line = fit_step_time(batch_and_step_s(curve.rows))
-    texts = [f"{_describe_point(point, name, curve)}{_describe_doubt(point, curve)}"]
+    if point.last:
+        text = (
+            f"no saturating batch up to {point.batch:,} per device {name}: {curve.rows[-2][BATCH]:,} has less than "
+            f"{100 * SATURATION_SHARE:g} % of its throughput, which may rise further"
+        )
+    else:
+        share = f"{100 * point.share:.0f} % of the highest throughput, that of {point.highest:,}"
+        how = "no measured batch has a higher throughput" if point.batch == point.highest else share
+        text = f"saturating batch: {point.batch:,} per device{' or less' if point.first else ''} {name}: {how}"
+    others = [f"{batch:,}" for batch in point.candidates or () if batch != point.batch]
+    if point.candidates is None:
+        text += f", which is not sure: {explain_no_verdict(*curve.rows) or 'no interval'}"
+    elif not others:
+        text += ", and no neighbour could be it by its interval"
+    else:
+        text += f"; by their intervals {' or '.join(others)} could be it"
+    line = batches.fit_step_time(batches.batch_and_step_s(curve.rows))
     if line is not None and line.half_batch is not None:
-        texts.append(f"n_1/2 {format_half_batch(line)}")
+        text += f"; n_1/2 {format_half_batch(line)}"
     limit = _find_limit(curve, line)
     if line and limit and line.points > 2 and point.highest_rate < NEAR_LIMIT * limit and not point.last:
-        share = 100 * point.highest_rate / limit
-        texts.append(f"the highest is {share:.0f} % of the limit that the line of its steps approaches")
-    return "; ".join(texts)
+        share = f"{100 * point.highest_rate / limit:.0f} %"
+        text += f"; the highest is {share} of the limit that the line of its steps approaches"
+    return text
 
 
 def format_batch(point: SaturatingBatch) -> str:
@@ -192,62 +185,40 @@ def format_half_batch(line: StepFit | None) -> str:
     """Return `420 [390, 450]` samples; empty if the line has none."""
     if line is None or line.half_batch is None:
         return ""
+    text = units.format_number(line.half_batch)
     if line.low is None or line.high is None:
-        return units.format_number(line.half_batch)
-    return f"{units.format_number(line.half_batch)} [{units.format_number(line.low)}, {units.format_number(line.high)}]"
-
-
-def _describe_point(point: SaturatingBatch, name: str, curve: Curve) -> str:
-    if point.last:
-        before = curve.rows[-2]
-        return (
-            f"no saturating batch up to {point.batch:,} per device {name}: {before[BATCH]:,} has less than "
-            f"{100 * SATURATION_SHARE:g} % of its throughput, which may rise further"
-        )
-    head = f"saturating batch: {point.batch:,} per device{' or less' if point.first else ''} {name}: "
-    if point.batch == point.highest:
-        return f"{head}no measured batch has a higher throughput"
-    return f"{head}{100 * point.share:.0f} % of the highest throughput, that of {point.highest:,}"
-
-
-def _describe_doubt(point: SaturatingBatch, curve: Curve) -> str:
-    others = [f"{batch:,}" for batch in point.candidates or () if batch != point.batch]
-    if point.candidates is None:
-        return f", which is not sure: {explain_no_verdict(*curve.rows) or 'no interval'}"
-    if not others:
-        return ", and no neighbour could be it by its interval"
-    return f"; by their intervals {' or '.join(others)} could be it"
+        return text
+    return f"{text} [{units.format_number(line.low)}, {units.format_number(line.high)}]"
 
 
 def devices_or_batch_section(report_data: ReportData) -> doc.Section | None:
     """Return None if nothing was measured both ways, and no strategy with two batches on several devices."""
     estimate_ratio, outcomes = report_data.configurations.estimate_ratio, summarize_trainings(report_data.frame)
-    pairs = compare_devices_with_batch(report_data.curves, estimate_ratio, outcomes)
-    groups, notes = doc.group_curves(make_batch_curves(report_data.curves))
-    gains = [(curve, gain) for group in groups for curve in group.curves
-             for gain in list_batch_gains(curve)]  # fmt: skip
-    if not pairs and not gains:
-        return None
-    blocks: list[doc.Block] = [*_make_choice_answers(pairs)]
+    pairs = batches.compare_devices_with_batch(report_data.curves, estimate_ratio, outcomes)
+    groups, notes = doc.group_curves(batches.make_batch_curves(report_data.curves))
+    curves = [curve for group in groups for curve in group.curves]
+    blocks: list[doc.Block] = []
     if pairs:
         charts = (chart for group in groups for chart in _make_choice_chart(group, pairs))
-        blocks += [*notes, *charts, _make_choice_table(pairs)]
+        blocks += [*_make_choice_answers(pairs), *notes, *charts, _make_choice_table(pairs)]
     if len(pairs) > doc.MAX_ROWS:
         blocks.append(doc.Paragraph(f"{doc.MAX_ROWS} of {len(pairs)} pairs are shown."))
+    gains = [
+        (curve.tags, _list_gain_cells(curve, gain)) for curve in curves for gain in batches.list_batch_gains(curve)
+    ]
     if gains:
-        blocks.append(_make_gain_table(gains))
-    return doc.Section(CHOICES, "More devices or a larger batch", blocks)
+        heads = ("model", "strategy", "batch per device", "steps per epoch", "predicted gain (95 %)",
+                 "measured gain (95 %)", "predicted of it")  # fmt: skip
+        title = "Fewer synchronizations: predicted and measured"
+        blocks.append(spec.make_table(f"{CHOICES}-gains", title, heads, gains, ["strategy"], GAINS_CAPTION))
+    return doc.Section(CHOICES, "More devices or a larger batch", blocks) if blocks else None
 
 
 def _make_choice_answers(pairs: Sequence[DevicesOrBatch]) -> Iterator[doc.Paragraph]:
     """Say what wins at the largest device count of each strategy, against the same strategy if possible."""
     largest: dict[tuple[str, ...], DevicesOrBatch] = {}
-    sizes: dict[tuple[str, ...], tuple[int, int]] = {}
-    for pair in pairs:
-        key = (*doc.get_tags(pair.many_devices).values(), str(pair.same_strategy))
-        size = (pair.many_devices["gpus"], pair.many_devices["global_batch"])
-        if key not in sizes or size > sizes[key]:
-            largest[key], sizes[key] = pair, size
+    for pair in sorted(pairs, key=lambda pair: (-pair.many_devices["gpus"], -pair.many_devices["global_batch"])):
+        largest.setdefault((*doc.get_tags(pair.many_devices).values(), str(pair.same_strategy)), pair)
     for key, pair in largest.items():
         if pair.same_strategy or (*key[:-1], "True") not in largest:
             yield doc.Paragraph(_describe_choice(pair), "answer", doc.get_tags(pair.many_devices))
@@ -286,26 +257,20 @@ def _make_choice_chart(group: doc.CurveGroup, pairs: Sequence[DevicesOrBatch]) -
 
 
 def _make_choice_table(pairs: Sequence[DevicesOrBatch]) -> doc.Table:
-    columns: dict[str, Callable[[DevicesOrBatch], doc.Cell]] = {
-        "model": lambda pair: doc.make_cell(pair.many_devices["model"]),
-        "strategy": lambda pair: doc.make_cell(pair.many_devices["strategy"]),
-        "gpus": lambda pair: doc.format_cell(pair.many_devices["gpus"], str),
-        "batch per device": lambda pair: doc.format_cell(pair.many_devices[BATCH], "{:,}".format),
-        "samples/s": lambda pair: tables.make_throughput_cell(pair.many_devices),
-        "one device": lambda pair: doc.make_cell(pair.one_device["strategy"]),
-        "its batch": lambda pair: doc.format_cell(pair.one_device[BATCH], "{:,}".format),
-        "its samples/s": lambda pair: tables.make_throughput_cell(pair.one_device),
-        "ratio (95 %)": lambda pair: tables.make_ratio_cell(pair.throughput),
-    }
-    caption = CHOICES_CAPTION
-    if any(pair.trainings is not None for pair in pairs):
-        columns["to target"] = lambda pair: _make_target_cell(pair.trainings and pair.trainings[0])
-        columns["one device to target"] = lambda pair: _make_target_cell(pair.trainings and pair.trainings[1])
-        columns["time ratio (95 %)"] = lambda pair: tables.make_ratio_cell(pair.time_ratio)
-        caption += TO_TARGET_CAPTION
-    items = [(pair, doc.get_tags(pair.many_devices)) for pair in pairs[: doc.MAX_ROWS]]
-    words, title = ("model", "strategy", "one device"), "N devices or N times the batch"
-    return doc.build_table(f"{CHOICES}-choices", title, columns, items, words, caption)
+    with_target = any(pair.trainings is not None for pair in pairs)
+    heads = ["model", "strategy", "gpus", "batch per device", "samples/s", "one device", "its batch", "its samples/s",
+             "ratio (95 %)"]  # fmt: skip
+    heads += ["to target", "one device to target", "time ratio (95 %)"] if with_target else []
+    rows = []
+    for pair in pairs:
+        many, single = pair.many_devices, pair.one_device
+        values = [many["model"], many["strategy"], many["gpus"], many[BATCH], tables.make_throughput_cell(many)]
+        values += [single["strategy"], single[BATCH], tables.make_throughput_cell(single), pair.throughput]
+        if with_target:
+            values += [*map(_make_target_cell, pair.trainings or (None, None)), pair.time_ratio]
+        rows.append((doc.get_tags(many), values))
+    caption, title = CHOICES_CAPTION + TO_TARGET_CAPTION * with_target, "N devices or N times the batch"
+    return spec.make_table(f"{CHOICES}-choices", title, heads, rows, ("strategy", "one device"), caption)
 
 
 def _make_target_cell(training: TrainingOutcome | None) -> doc.Cell:
@@ -319,25 +284,12 @@ def _make_target_cell(training: TrainingOutcome | None) -> doc.Cell:
     return doc.make_cell(tables.format_seconds(seconds.value) + seeds, seconds.value)
 
 
-def _make_gain_table(gains: Sequence[tuple[Curve, BatchGain]]) -> doc.Table:
-    numeric = (
-        "batch per device",
-        "steps per epoch",
-        "predicted gain (95 %)",
-        "measured gain (95 %)",
-        "predicted of it",
-    )
-    rows = []
-    for curve, gain in gains[: doc.MAX_ROWS]:
-        cells = [doc.make_cell(curve.tags["model"]), doc.make_cell(curve.name)]
-        for name in (BATCH, "steps_per_epoch"):
-            before, after = gain.before[name], gain.after[name]
-            text = "" if before is None or after is None else f"{before:,} to {after:,}"
-            cells.append(doc.make_cell(text, after))
-        for seconds in (gain.predicted, gain.measured):
-            text = "" if seconds is None else doc.format_duration(seconds.value, *seconds.limits)
-            cells.append(doc.make_cell(text, seconds and seconds.value))
-        cells.append(doc.format_cell(gain.share, units.format_percent))
-        rows.append(doc.Row(cells, curve.tags))
-    title, heads = "Fewer synchronizations: predicted and measured", ["model", "strategy", *numeric]
-    return doc.Table(f"{CHOICES}-gains", title, heads, rows, frozenset(numeric), GAINS_CAPTION)
+def _list_gain_cells(curve: Curve, gain: batches.BatchGain) -> list[Any]:
+    cells: list[Any] = [curve.tags["model"], curve.name]
+    for name in (BATCH, "steps_per_epoch"):
+        before, after = gain.before[name], gain.after[name]
+        cells.append(None if None in (before, after) else doc.make_cell(f"{before:,} to {after:,}", after))
+    for seconds in (gain.predicted, gain.measured):
+        text = "" if seconds is None else doc.format_duration(seconds.value, *seconds.limits)
+        cells.append(doc.make_cell(text, seconds and seconds.value))
+    return [*cells, doc.format_cell(gain.share, units.format_percent)]
