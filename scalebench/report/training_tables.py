@@ -1,4 +1,4 @@
-"""Results of trainings: tables and sentences over seeds and rows, metric curves over seeds, losses of one run."""
+"""Results of trainings: tables and sentences over seeds and rows, and the losses of one run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.time_to_target import Figure, TrainingOutcome, summarize_trainings
 from scalebench.core import units
-from scalebench.core.result import LOWER_IS_BETTER, CurvePoint, RankRecord, Result
-from scalebench.core.stats.estimates import Estimate
-from scalebench.core.stats.log_means import mean_over_repeats
+from scalebench.core.result import CurvePoint, RankRecord, Result
 from scalebench.report import document as doc
+from scalebench.report import spec
 from scalebench.report.flag_text import to_number, to_text
 from scalebench.report.report_data import name_runs
 from scalebench.report.tables import format_ratio
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MAX_TERMINAL_SENTENCES = 12
-MAX_CURVE_POINTS = 300  # of a line
 BASELINES = ("bare", "self")
 CAPTION = (
     "Means over seeds with 95 % intervals by Student's t, if there are three seeds or more and all have the figure. "
@@ -42,45 +40,39 @@ def make_training_table(
     id_: str, title: str, trainings: Sequence[TrainingOutcome], names: Mapping[str, str]
 ) -> doc.Table:
     """Make a table with a row for each training, over its seeds."""
-    metric = to_text(trainings[0].first_run["metric_name"]) or "metric"
     has_target = any(training.target is not None for training in trainings)
-    kinds = [kind for kind in BASELINES
-             if any(training.figures[f"speedup_{kind}"] is not None for training in trainings)]  # fmt: skip
-    # The columns of the figures, with their heads and formats.
-    figures: dict[str, tuple[str, Callable[..., str]]] = {
+    metric = to_text(trainings[0].first_run["metric_name"]) or "metric"
+    # The columns of figures, with their heads and formats, before the columns of the target and after them.
+    before: dict[str, tuple[str, Callable[..., str]]] = {
         "trained_epochs": ("epochs", _format_epochs),
         "trained_s": ("seconds of training", doc.format_duration),
         "metric": (f"{metric} (95 %)", _format_level),
         "generalisation_gap": ("gap", _format_level),
     }
-    to_target: dict[str, tuple[str, Callable[..., str]]] = {
-        "epochs_to_target": ("epochs to target", _format_epochs),
-        "time_to_target_s": ("time to target (95 %)", doc.format_duration),
-    }
-    for kind in kinds:
-        if has_target:
-            to_target[f"speedup_target_{kind}"] = (f"to target over {kind}", format_ratio)
-        to_target[f"speedup_{kind}"] = (f"samples/s over {kind}", format_ratio)
-    if not has_target:
-        to_target = {name: column for name, column in to_target.items() if name.startswith("speedup")}
-    heads = ["run", "gpus", "batch per device", "global batch", "rule", "learning rate",
-             *(head for head, _ in figures.values()), *(["target", "reached"] if has_target else []),
-             *(head for head, _ in to_target.values()), "stopped by"]  # fmt: skip
+    after: dict[str, tuple[str, Callable[..., str]]] = {}
+    if has_target:
+        after["epochs_to_target"] = ("epochs to target", _format_epochs)
+        after["time_to_target_s"] = ("time to target (95 %)", doc.format_duration)
+    for kind in BASELINES:
+        if any(training.figures[f"speedup_{kind}"] is not None for training in trainings):
+            after |= {f"speedup_target_{kind}": (f"to target over {kind}", format_ratio)} if has_target else {}
+            after[f"speedup_{kind}"] = (f"samples/s over {kind}", format_ratio)
     rows = []
     for training in trainings:
         row, rule = training.first_run, to_text(training.first_run["learning_rate_rule"])
         base = f" from {row['base_batch']:,}" if row["base_batch"] is not None and rule != "none" else ""
-        cells = [doc.make_cell(names[row["training_id"]]), doc.make_cell(str(row["gpus"]), row["gpus"])]
-        cells += [doc.make_cell(f"{row[name]:,}", row[name]) for name in ("batch_per_device", "global_batch")]
-        cells += [doc.make_cell(f"{rule}{base}"), doc.format_cell(row["learning_rate"], "{:.4g}".format)]
-        cells += [_make_figure_cell(training.figures[name], show) for name, (_, show) in figures.items()]
+        values = [names[row["training_id"]], row["gpus"], row["batch_per_device"], row["global_batch"]]
+        values += [f"{rule}{base}", doc.format_cell(row["learning_rate"], "{:.4g}".format)]
+        values += [_make_figure_cell(training.figures[name], show) for name, (_, show) in before.items()]
         if has_target:
-            reached = "" if training.target is None else f"{_count_reached(training)} seeds"
-            cells += [doc.format_cell(training.target, "{:g}".format), doc.make_cell(reached)]
-        cells += [_make_figure_cell(training.figures[name], show) for name, (_, show) in to_target.items()]
-        cells.append(doc.make_cell(", ".join(training.stopped_by)))
-        rows.append(doc.Row(cells, doc.get_tags(row)))
-    return doc.Table(id_, title, heads, rows, frozenset(heads[1:-1]) - {"rule", "reached"}, CAPTION)
+            reached = "" if training.target is None else f"{training.reached} of {training.seeds} seeds"
+            values += [doc.format_cell(training.target, "{:g}".format), reached]
+        values += [_make_figure_cell(training.figures[name], show) for name, (_, show) in after.items()]
+        rows.append((doc.get_tags(row), [*values, ", ".join(training.stopped_by)]))
+    heads = ["run", "gpus", "batch per device", "global batch", "rule", "learning rate",
+             *(head for head, _ in before.values()), *(["target", "reached"] if has_target else []),
+             *(head for head, _ in after.values()), "stopped by"]  # fmt: skip
+    return spec.make_table(id_, title, heads, rows, ("rule", "reached", "stopped by"), CAPTION)
 
 
 def _make_figure_cell(figure: Figure, show: Callable[..., str]) -> doc.Cell:
@@ -102,9 +94,7 @@ def list_terminal_sentences(frame: pd.DataFrame) -> list[str]:
 
     For the terminal, whose table has a row for each seed.
     """
-    trainings = [
-        training for training in summarize_trainings(frame) if training.target is not None and training.seeds > 1
-    ]
+    trainings = [each for each in summarize_trainings(frame) if each.target is not None and each.seeds > 1]
     names = name_trainings(trainings)
     texts = [
         describe_training(training, names[training.first_run["training_id"]])
@@ -127,11 +117,7 @@ def describe_training(training: TrainingOutcome, name: str) -> str:
     text = f"{name}: {metric} after {time} of training"
     epochs = training.figures["epochs_to_target"]
     text += "" if epochs is None else f", {epochs.value:.3g} epochs"
-    return f"{text}; {_count_reached(training)} seeds reached it{failed}" if several else text
-
-
-def describe_direction(metric: str) -> str:
-    return "lower is better" if metric.startswith(LOWER_IS_BETTER) else "higher is better"
+    return f"{text}; {training.reached} of {training.seeds} seeds reached it{failed}" if several else text
 
 
 def sort_by_time_to_target(trainings: Iterable[TrainingOutcome]) -> list[TrainingOutcome]:
@@ -144,32 +130,25 @@ def _time_to_target_key(training: TrainingOutcome) -> tuple[bool, float]:
     return time_s is None, 0.0 if time_s is None else time_s.value
 
 
-def _count_reached(training: TrainingOutcome) -> str:
-    return f"{training.reached} of {training.seeds}"
-
-
 def select_figure_columns(frame: pd.DataFrame) -> dict[str, Callable[[dict[str, Any]], str]]:
     """Return the columns of the terminal's table that any row has a figure for, by their heads."""
 
-    def show_column(name: str, show: Callable[[float], str]) -> Callable[[dict[str, Any]], str]:
-        return lambda row: "" if (value := to_number(row[name])) is None else show(value)
+    def show(name: str, write: Callable[[float], str] = "{:.3g}".format) -> Callable[[dict[str, Any]], str]:
+        return lambda row: "" if (value := to_number(row[name])) is None else write(value)
 
     def show_time_to_target(row: dict[str, Any]) -> str:
         """Return the time, or that the target was not reached, which is no failure of the run."""
         missed = row["status"] == "ok" and to_number(row["target"]) is not None
-        return to_target(row) or ("not reached" if missed else "")
+        return show("time_to_target_s", units.format_seconds)(row) or ("not reached" if missed else "")
 
-    show_number, to_target = "{:.3g}".format, show_column("time_to_target_s", units.format_seconds)
-    columns = {"epochs": show_column("trained_epochs", show_number)}
-    columns["training"] = show_column("trained_s", units.format_seconds)
+    columns = {"epochs": show("trained_epochs"), "training": show("trained_s", units.format_seconds)}
     metrics = frame.loc[frame["metric"].notna(), "metric_name"].dropna().unique()
-    show_metric = show_column("metric", show_number)
     if len(metrics) == 1:
-        columns[to_text(metrics[0])] = show_metric
+        columns[to_text(metrics[0])] = show("metric")
     elif len(metrics):
-        columns["metric"] = lambda row: f"{to_text(row['metric_name'])} {text}" if (text := show_metric(row)) else ""
+        columns["metric"] = lambda row: f"{to_text(row['metric_name'])} {text}" if (text := show("metric")(row)) else ""
     if frame["generalisation_gap"].notna().any():
-        columns["gap"] = show_column("generalisation_gap", show_number)
+        columns["gap"] = show("generalisation_gap")
     if frame["target"].notna().any():
         columns["time to target"] = show_time_to_target
     over_bare = frame["speedup_target_bare"]
@@ -178,44 +157,9 @@ def select_figure_columns(frame: pd.DataFrame) -> dict[str, Callable[[dict[str, 
         # Over self only where some row has another speedup than over bare.
         is_new = speedups.notna() & (over_bare.isna() | (over_bare != speedups).fillna(True) | (kind == "bare"))
         if is_new.any():
-            columns[f"to target over {kind}"] = show_column(f"speedup_target_{kind}", format_ratio)
-            columns[f"samples/s over {kind}"] = show_column(f"speedup_{kind}", format_ratio)
+            columns[f"to target over {kind}"] = show(f"speedup_target_{kind}", format_ratio)
+            columns[f"samples/s over {kind}"] = show(f"speedup_{kind}", format_ratio)
     return columns
-
-
-def make_curve_series(
-    name: str,
-    tags: doc.Tags,
-    curves: Sequence[Sequence[CurvePoint]],
-    get_y: Callable[[CurvePoint], float | None],
-    get_x: Callable[[CurvePoint], float],
-) -> doc.Series | None:
-    """Make a series of means over the curves of seeds as far as all of them went, with limits from three seeds on; of
-    one seed its curve. None if there is no value.
-
-    Points of seeds are those after the same number of steps. Seeds that were evaluated by the clock have few such
-    points: then those of the first seed are shown.
-    """
-    by_step = [{point.step: point for point in curve} for curve in curves]
-    steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
-    matched = [[points[step] for points in by_step] for step in steps]
-    if 2 * len(steps) < min(map(len, by_step), default=0):
-        matched = [[point] for point in curves[0]]
-    x: list[float] = []
-    means: list[Estimate] = []
-    for points in matched:
-        values = [value for point in points if (value := get_y(point)) is not None]
-        if len(values) == len(points):
-            x.append(sum(map(get_x, points)) / len(points))
-            means.append(mean_over_repeats(values))
-    if not x:
-        return None
-    numbered = [(float(k), mean.value) for k, mean in enumerate(means)]
-    places = [int(k) for k, _ in doc.downsample(numbered, MAX_CURVE_POINTS)]
-    has_limits = any(means[k].has_limits for k in places)
-    low, high = ([means[k].limits[end] for k in places] if has_limits else () for end in (0, 1))
-    style: Any = "points" if len(places) == 1 else "line"
-    return doc.Series(name, [x[k] for k in places], [means[k].value for k in places], low, high, tags, style)
 
 
 @dataclass

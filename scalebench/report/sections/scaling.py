@@ -206,13 +206,10 @@ def _make_pair_table(section: str, group: doc.CurveGroup, report_data: ReportDat
         run_id = str(next(rows[ids][1]["run_id"] for rows in by_row.values() if ids in rows))
         links = report_data.result(run_id).machine.list_links(numbers) if run_id in report_data.detailed_run_ids else []
         heads[ids] = ",".join(map(str, numbers)) + (f" ({', '.join(links)})" if links else "")
-    table_rows = []
+    estimate_ratio, table_rows = report_data.configurations.estimate_ratio, []
     for (gpus, rest), rows in by_row.items():
-        values = [
-            names[rest],
-            gpus,
-            *(tables.make_throughput_cell(rows[ids][1]) if ids in rows else None for ids in choices),
-        ]
+        values: list[Any] = [names[rest], gpus]
+        values += (tables.make_throughput_cell(rows[ids][1]) if ids in rows else None for ids in choices)
         for ids in others:
             is_in_both = ids in rows and base in rows
             values.append(decide_ratio(rows[ids][1], rows[base][1], estimate_ratio) if is_in_both else None)

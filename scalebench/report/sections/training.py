@@ -3,41 +3,27 @@ epoch and the target take of time, devices and energy; `learning`, the loss duri
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from scalebench.analysis.rows import generalisation_gap
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
 from scalebench.core import units
 from scalebench.core.result import FINAL_LOSS_STEPS, LOWER_IS_BETTER, CurvePoint
+from scalebench.core.stats.log_means import mean_over_repeats
 from scalebench.report import document as doc
-from scalebench.report import spec
+from scalebench.report import report_data as data
+from scalebench.report import spec, training_tables
 from scalebench.report.flag_text import describe_curve_intervals, to_text
-from scalebench.report.report_data import (
-    ReportData,
-    list_detailed_runs,
-    list_left_out_runs,
-    name_runs,
-    select_first_repeats,
-)
-from scalebench.report.report_data import Row as RunRow
-from scalebench.report.training_tables import (
-    MAX_CURVE_POINTS,
-    LossSeries,
-    compute_losses,
-    describe_direction,
-    describe_training,
-    make_curve_series,
-    make_training_table,
-    name_trainings,
-    sort_by_time_to_target,
-)
+from scalebench.report.report_data import ReportData
 
 SeedCurves = tuple[doc.Tags, list[list[CurvePoint]]]  # the metric curves of one configuration, one for each seed
 
 MAX_TRAINING_GROUPS = 8
 MAX_SEEDS = 10  # of a line
+MAX_CURVE_POINTS = 300  # of a line
 DECADE = 10.0  # ratio of the largest to the smallest figure above which an axis is logarithmic
 SEEDS_CAPTION = (
     "Lines are means over seeds as far as all seeds went, bands 95 % intervals over three seeds or more; of seeds that "
@@ -49,7 +35,15 @@ LOSS_CAPTION = (
     "Of several repeats of a configuration, the first one. "
     f"Where there are more than {MAX_CURVE_POINTS} blocks, the lowest and the highest of each stretch are drawn."
 )
-LOSS_COLUMNS = ("run", "steps", "epochs", "seconds of training", "training loss at the end", "validation")
+MEASURED_CAPTION = (
+    "as long as their figures take to measure, not as long as training would be: a lower loss at the end may only mean "
+    "more steps. Their validation figure is taken once, after the last measured block."
+)
+STOPPED_CAPTION = (
+    "as long as train.stop says. Their seconds are without the first step, which compiles, and the validation figure "
+    "is that of the last point of the curve, which the section on training draws. The loss at the end is the mean of "
+    f"the last {FINAL_LOSS_STEPS} steps."
+)
 
 
 def section(report_data: ReportData) -> doc.Section | None:
@@ -59,27 +53,34 @@ def section(report_data: ReportData) -> doc.Section | None:
         if training.runs:
             names = ("model", "dataset", "metric_name", "hardware", "machine")
             groups.setdefault(tuple(to_text(training.first_run[name]) for name in names), []).append(training)
-    if not groups:
-        return None
     machines = len({key[3:] for key in groups}) > 1
     blocks: list[doc.Block] = []
     for number, (key, members) in enumerate(list(groups.items())[:MAX_TRAINING_GROUPS], 1):
         where = f", hardware {key[3]} ({key[4]})" if machines else ""
-        title = f"{key[0]} on {key[1]}{where}" if len(groups) > 1 else ""
-        blocks += _make_training_blocks(report_data, number, title, members)
+        label = f": {key[0]} on {key[1]}{where}" if len(groups) > 1 else ""
+        blocks += _make_training_blocks(report_data, number, label, members)
     if len(groups) > MAX_TRAINING_GROUPS:
         text = f"Shown are {MAX_TRAINING_GROUPS} of {len(groups)} groups of a model, a data set and a machine."
         blocks.append(doc.Paragraph(text))
-    return doc.Section("training", "Training: accuracy and time to target", blocks)
+    return doc.Section("training", "Training: accuracy and time to target", blocks) if groups else None
 
 
 def _make_training_blocks(
-    report_data: ReportData, number: int, title: str, trainings: Sequence[TrainingOutcome]
+    report_data: ReportData, number: int, label: str, trainings: Sequence[TrainingOutcome]
 ) -> Iterator[doc.Block]:
-    names = name_trainings(trainings)
+    """Yield the blocks of a group; `label` ends the titles of its charts where there are several groups."""
+    names = training_tables.name_trainings(trainings)
+    metric = to_text(trainings[0].first_run["metric_name"])
     targets = sorted({training.target for training in trainings if training.target is not None})
     for target in targets:
-        yield from _answer_target([training for training in trainings if training.target == target], names)
+        aimed = [training for training in trainings if training.target == target]
+        if soonest := training_tables.sort_by_time_to_target(aimed):
+            first = soonest[0].first_run
+            text = training_tables.describe_training(soonest[0], names[first["training_id"]])
+            yield doc.Paragraph(f"First to reach the target: {text}.", tags=doc.get_tags(first))
+        if missed := sum(training.reached < training.seeds for training in aimed):
+            with_seeds = " with every seed" if any(training.seeds > 1 for training in aimed) else ""
+            yield doc.Paragraph(f"{missed} of {len(aimed)} trainings did not reach {metric} {target:g}{with_seeds}.")
     selection = trainings[: doc.MAX_CURVES]
     curves = {
         names[training.first_run["training_id"]]: (
@@ -88,95 +89,90 @@ def _make_training_blocks(
         )
         for training in selection
     }
-    yield from _make_training_charts(number, title, to_text(trainings[0].first_run["metric_name"]), curves, targets)
+    better = f"{metric}, {'lower' if metric.startswith(LOWER_IS_BETTER) else 'higher'} is better. "
+    for kind, heading, about in (
+        ("epochs", "Validation", f"Validation {better}"),
+        ("seconds", "Validation", f"Validation {better}"),
+        ("trained", "Training samples", f"On as many training samples, with dropout off: {better}"),
+        ("gap", "Generalisation gap",
+         f"How much worse {metric} is on validation samples than on training samples; above 0 is worse. "),
+    ):  # fmt: skip
+        if lines := [line for name, each in curves.items() if (line := _draw_curve(name, each, metric, kind))]:
+            x = "seconds of training" if kind == "seconds" else "epochs"
+            ends = sorted({end([float(x) for line in lines for x in line.x]) for end in (min, max)})
+            model = {"model": lines[0].tags["model"]}
+            lines += [
+                doc.Series(f"target {metric} {target:g}", ends, [target] * len(ends), tags=model, style="ideal")
+                for target in targets if heading == "Validation"
+            ]  # fmt: skip
+            seeds = SEEDS_CAPTION if any(len(of_seeds) > 1 for _, of_seeds in curves.values()) else ""
+            axes = doc.Axis(x), _make_metric_axis(metric, lines, kind)
+            title, caption = f"{heading}, {metric} over {x}{label}", f"{about}{POINTS_CAPTION}{seeds}".strip()
+            yield doc.Chart(f"training-{number}-{kind}", title, *axes, lines, "lines", caption)
     if len(selection) < len(trainings):
         yield doc.Paragraph(f"{len(selection)} of {len(trainings)} trainings are drawn.")
-    yield make_training_table(f"training-{number}-ends", _add_label("Results of training", title), trainings, names)
+    title = f"Results of training{label}"
+    yield training_tables.make_training_table(f"training-{number}-ends", title, trainings, names)
 
 
-def _add_label(title: str, label: str) -> str:
-    """Return a title that says which group it is about, if there are several."""
-    return f"{title}: {label}" if label else title
+def _make_metric_axis(metric: str, lines: Sequence[doc.Series], kind: str) -> doc.Axis:
+    """Make the axis of a metric, logarithmic for an error over more than a decade."""
+    values = [y for line in lines if line.style != "ideal" for y in line.y if y is not None]
+    is_error = metric.startswith(LOWER_IS_BETTER) and min(values) > 0 and kind != "gap"
+    return doc.Axis(metric, log=is_error and max(values) > DECADE * min(values), from_zero=False)
 
 
-def _answer_target(trainings: Sequence[TrainingOutcome], names: Mapping[str, str]) -> Iterator[doc.Paragraph]:
-    """Say which training reached a target first, and how many did not."""
-    soonest = sort_by_time_to_target(trainings)
-    if soonest:
-        first = soonest[0].first_run
-        text = describe_training(soonest[0], names[first["training_id"]])
-        yield doc.Paragraph(f"First to reach the target: {text}.", tags=doc.get_tags(first))
-    if missed := sum(training.reached < training.seeds for training in trainings):
-        metric = f"{to_text(trainings[0].first_run['metric_name'])} {trainings[0].target:g}"
-        with_seeds = " with every seed" if any(training.seeds > 1 for training in trainings) else ""
-        yield doc.Paragraph(f"{missed} of {len(trainings)} trainings did not reach {metric}{with_seeds}.")
+def _draw_curve(name: str, seed_curves: SeedCurves, metric: str, kind: str) -> doc.Series | None:
+    """Make a series of means over the curves of seeds as far as all of them went, with limits from three seeds on; of
+    one seed its curve. None if there is no value.
 
+    Points of seeds are those after the same number of steps. Seeds that were evaluated by the clock have few such
+    points: then those of the first seed are shown.
+    """
 
-def _make_training_charts(
-    number: int, title: str, metric: str, curves: Mapping[str, SeedCurves], targets: Sequence[float]
-) -> Iterator[doc.Chart]:
-    def get_validation(point: CurvePoint) -> float | None:
-        return point.metrics.get(metric)
+    def read(point: CurvePoint) -> float | None:
+        value, trained = point.metrics.get(metric), point.train_metrics.get(metric)
+        return trained if kind == "trained" else generalisation_gap(metric, value, trained) if kind == "gap" else value
 
-    def get_on_training_samples(point: CurvePoint) -> float | None:
-        return point.train_metrics.get(metric)
-
-    def get_gap(point: CurvePoint) -> float | None:
-        return generalisation_gap(metric, get_validation(point), get_on_training_samples(point))
-
-    def get_epochs(point: CurvePoint) -> float:
-        return point.epochs
-
-    def get_seconds(point: CurvePoint) -> float:
-        return point.train_s
-
-    seeds = SEEDS_CAPTION if any(len(of_seeds) > 1 for _, of_seeds in curves.values()) else ""
-    better = f"{metric}, {describe_direction(metric)}. "
-    charts = (
-        ("epochs", "Validation", get_validation, get_epochs, f"Validation {better}", targets),
-        ("seconds", "Validation", get_validation, get_seconds, f"Validation {better}", targets),
-        ("trained", "Training samples", get_on_training_samples, get_epochs,
-         f"On as many training samples, with dropout off: {better}", ()),
-        ("gap", "Generalisation gap", get_gap, get_epochs,
-         f"How much worse {metric} is on validation samples than on training samples; above 0 is worse. ", ()),
-    )  # fmt: skip
-    for kind, heading, get_y, get_x, about, levels in charts:
-        lines = [make_curve_series(name, tags, of_seeds, get_y, get_x) for name, (tags, of_seeds) in curves.items()]
-        series = [line for line in lines if line is not None]
-        if not series:
-            continue
-        values = [y for line in series for y in line.y if y is not None]
-        is_error = metric.startswith(LOWER_IS_BETTER) and min(values) > 0
-        y = doc.Axis(metric, log=is_error and kind != "gap" and max(values) > DECADE * min(values), from_zero=False)
-        places = [float(place) for line in series for place in line.x]
-        ends = sorted({min(places), max(places)})
-        model = {"model": next(iter(curves.values()))[0]["model"]}
-        for target in levels:
-            name = f"target {metric} {target:g}"
-            series.append(doc.Series(name, ends, [target] * len(ends), tags=model, style="ideal"))
-        x = doc.Axis("seconds of training" if kind == "seconds" else "epochs")
-        name = _add_label(f"{heading}, {metric} over {x.title}", title)
-        caption = f"{about}{POINTS_CAPTION}{seeds}".strip()
-        yield doc.Chart(f"training-{number}-{kind}", name, x, y, series, "lines", caption)
+    tags, curves = seed_curves
+    by_step = [{point.step: point for point in curve} for curve in curves]
+    steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
+    matched = [[points[step] for points in by_step] for step in steps]
+    if 2 * len(steps) < min(map(len, by_step), default=0):
+        matched = [[point] for point in curves[0]]
+    x, means = [], []
+    for points in matched:
+        values = [value for point in points if (value := read(point)) is not None]
+        if len(values) == len(points):
+            x.append(sum(point.train_s if kind == "seconds" else point.epochs for point in points) / len(points))
+            means.append(mean_over_repeats(values))
+    if not x:
+        return None
+    numbered = [(float(k), mean.value) for k, mean in enumerate(means)]
+    places = [int(k) for k, _ in doc.downsample(numbered, MAX_CURVE_POINTS)]
+    has_limits = any(means[k].has_limits for k in places)
+    low, high = ([means[k].limits[end] for k in places] if has_limits else () for end in (0, 1))
+    style: Any = "points" if len(places) == 1 else "line"
+    return doc.Series(name, [x[k] for k in places], [means[k].value for k in places], low, high, tags, style)
 
 
 def _merge_hardware(curves: Sequence[Curve]) -> list[Curve]:
     """Put the curves of several machines into one group, each named after its own machine: seconds compare across
     hardware where speedups do not."""
-    hardware: dict[tuple[str, ...], list[str]] = {}
+
+    def key(curve: Curve) -> tuple[str, ...]:
+        return tuple(text for name, text in curve.group.items() if name != "hardware")
+
+    hardware: dict[tuple[str, ...], dict[str, None]] = {}
     for curve in curves:
-        hardware.setdefault(_key_without_hardware(curve), []).append(curve.group["hardware"])
+        hardware.setdefault(key(curve), {})[curve.group["hardware"]] = None
     merged = []
     for curve in curves:
-        machines = list(dict.fromkeys(hardware[_key_without_hardware(curve)]))
+        machines = list(hardware[key(curve)])
         name = f"{curve.name} on {curve.group['hardware']}" if len(machines) > 1 else curve.name
         rows = [doc.add_epoch_limits(row) for row in curve.rows]
         merged.append(replace(curve, name=name, group={**curve.group, "hardware": ", ".join(machines)}, rows=rows))
     return merged
-
-
-def _key_without_hardware(curve: Curve) -> tuple[str, ...]:
-    return tuple(text for name, text in curve.group.items() if name != "hardware")
 
 
 def _describe_epoch_chart(group: doc.CurveGroup) -> str:
@@ -188,14 +184,7 @@ def _describe_epoch_chart(group: doc.CurveGroup) -> str:
     )
 
 
-def _describe_epoch_table(group: doc.CurveGroup) -> str:
-    return doc.join_sentences(
-        "less is better in all of them, except for steps",
-        "cells without a measurement are empty",
-        describe_curve_intervals(group.curves),
-    )
-
-
+EPOCH_CAPTION = "less is better in all of them, except for steps. Cells without a measurement are empty"
 EPOCH_HEADS = {
     "epoch_s": "epoch (95 %)",
     "steps_per_epoch": "steps per epoch",
@@ -214,7 +203,9 @@ epochs_section = spec.SectionSpec(
                      "Device time per epoch; less is better.", lines=True),
         spec.Drawing("energy_j_per_epoch", "Energy of the GPUs for an epoch", "per epoch",
                      "GPU energy per epoch; less is better.", lines=True),
-        spec.Listing("Epochs", EPOCH_HEADS, _describe_epoch_table, always=("epoch_s", "steps_per_epoch")),
+        spec.Listing("Epochs", EPOCH_HEADS,
+                     lambda group: doc.join_sentences(EPOCH_CAPTION, describe_curve_intervals(group.curves)),
+                     always=("epoch_s", "steps_per_epoch")),
     ],
     keep=lambda row: row["epoch_s"] is not None,
     prepare=_merge_hardware,
@@ -224,84 +215,51 @@ epochs_section = spec.SectionSpec(
 def losses_section(report_data: ReportData) -> doc.Section | None:
     """Return None if no run has a loss."""
     firsts = set(report_data.pooled["run_id"])  # repeats of one configuration and seed learn the same
-    groups: dict[tuple[str, str], list[RunRow]] = {}
-    for row in list_detailed_runs(report_data):
+    groups: dict[tuple[str, str], list[data.Row]] = {}
+    for row in data.list_detailed_runs(report_data):
         if row["run_id"] in firsts and row["final_loss"] is not None and row["status"] == "ok":
             groups.setdefault((to_text(row["model"]), to_text(row["dataset"])), []).append(row)
-    if not groups:
-        return None
     blocks: list[doc.Block] = []
     for number, (group, members) in enumerate(list(groups.items())[:MAX_TRAINING_GROUPS]):
-        blocks += _make_loss_blocks(report_data, number, " on ".join(group) if len(groups) > 1 else "", members)
+        blocks += _make_loss_blocks(report_data, number, f": {' on '.join(group)}" if len(groups) > 1 else "", members)
     if len(groups) > MAX_TRAINING_GROUPS:
-        blocks.append(
-            doc.Paragraph(f"Shown are {MAX_TRAINING_GROUPS} of {len(groups)} pairs of a model and a data set.")
+        text = f"Shown are {MAX_TRAINING_GROUPS} of {len(groups)} pairs of a model and a data set."
+        blocks.append(doc.Paragraph(text))
+    blocks += data.list_left_out_runs(report_data)
+    return doc.Section("learning", "Loss during training", blocks) if groups else None
+
+
+def _make_loss_blocks(report_data: ReportData, number: int, label: str, rows: list[data.Row]) -> Iterator[doc.Block]:
+    selection, names = data.select_first_repeats(rows, doc.MAX_CURVES), data.name_runs(rows)
+    results = [report_data.result(row["run_id"]) for row in selection]
+    epochs_known, series, table_rows = all(result.workload.train_samples for result in results), [], []
+    for row, result in zip(selection, results, strict=True):
+        run, samples, tags = training_tables.compute_losses(result), result.workload.train_samples, doc.get_tags(row)
+        name, ends = (
+            names[row["run_id"]],
+            [count / samples if samples and epochs_known else count for count in run.samples],
         )
-    blocks += list_left_out_runs(report_data)
-    return doc.Section("learning", "Loss during training", blocks)
-
-
-def _make_loss_blocks(report_data: ReportData, number: int, title: str, rows: list[RunRow]) -> Iterator[doc.Block]:
-    selection = select_first_repeats(rows, doc.MAX_CURVES)
-    names = name_runs(rows)
-    losses = {row["run_id"]: compute_losses(report_data.result(row["run_id"])) for row in selection}
-    epoch_samples = {row["run_id"]: report_data.result(row["run_id"]).workload.train_samples for row in selection}
-
-    epochs_known, series = all(epoch_samples.values()), []
-    for row in selection:
-        run, samples = losses[row["run_id"]], epoch_samples[row["run_id"]] or 1
-        x_values = [count / samples for count in run.samples] if epochs_known else run.samples
-        points = doc.downsample(run.make_points(x_values), MAX_CURVE_POINTS)
-        x, y = [x for x, _ in points], [y for _, y in points]
-        series.append(doc.Series(names[row["run_id"]], x, y, tags=doc.get_tags(row)))
-    kind = "epochs" if epochs_known else "samples"
-    loss = doc.Axis("training loss", from_zero=False)
-    heading = _add_label(f"Loss over {kind}", title)
-    yield doc.Chart(f"learning-{number}-{kind}", heading, doc.Axis(kind), loss, series, caption=LOSS_CAPTION)
-    yield _make_loss_table(number, title, selection, names, losses, epoch_samples)
-    if len(selection) < len(rows):
-        yield doc.Paragraph(f"{len(selection)} of {len(rows)} configurations are drawn.")
-
-
-def _make_loss_table(
-    number: int,
-    title: str,
-    rows: list[RunRow],
-    names: dict[str, str],
-    losses: dict[str, LossSeries],
-    epoch_samples: dict[str, int | None],
-) -> doc.Table:
-    table_rows = []
-    for row in rows:
-        name, run, samples = names[row["run_id"]], losses[row["run_id"]], epoch_samples[row["run_id"]]
+        points = doc.downsample(run.make_points(ends), MAX_CURVE_POINTS)
+        series.append(doc.Series(name, [x for x, _ in points], [y for _, y in points], tags=tags))
         metric = f"{to_text(row['metric_name'])} {row['metric']:.4g}" if row["metric"] is not None else ""
-        cells = [
-            doc.Cell(name, name),
+        table_rows.append((tags, [
+            name,
             doc.Cell(f"{run.steps[-1]:,}", run.steps[-1]),
             doc.format_cell(run.samples[-1] / samples if samples else None, "{:.3g}".format),
-            doc.Cell(units.format_seconds(run.seconds[-1]), run.seconds[-1]),
-            doc.Cell(f"{row['final_loss']:.4g}", row["final_loss"]),
+            doc.make_cell(units.format_seconds(run.seconds[-1]), run.seconds[-1]),
+            doc.make_cell(f"{row['final_loss']:.4g}", row["final_loss"]),
             doc.Cell(metric, row["metric"]),
-        ]
-        table_rows.append(doc.Row(cells, doc.get_tags(row)))
-    caption = _describe_lengths([row["stopped_by"] is not None for row in rows])
-    heading = _add_label("Where training ended", title)
-    return doc.Table(f"learning-{number}-ends", heading, LOSS_COLUMNS, table_rows, frozenset(LOSS_COLUMNS[1:]), caption)
-
-
-def _describe_lengths(to_stop: list[bool]) -> str:
-    """Say how long these runs are, from whether each trained to a stop."""
-    measured = (
-        "as long as their figures take to measure, not as long as training would be: a lower loss at the end may only "
-        "mean more steps. Their validation figure is taken once, after the last measured block."
-    )
-    stopped = (
-        "as long as train.stop says. Their seconds are without the first step, which compiles, and the validation "
-        "figure is that of the last point of the curve, which the section on training draws. The loss at the end is "
-        f"the mean of the last {FINAL_LOSS_STEPS} steps."
-    )
-    if all(to_stop):
-        return f"Runs are {stopped}"
-    return (
-        f"Runs that train to a stop are {stopped} The others are {measured}" if any(to_stop) else f"Runs are {measured}"
-    )
+        ]))  # fmt: skip
+    kind = "epochs" if epochs_known else "samples"
+    axes, title = (doc.Axis(kind), doc.Axis("training loss", from_zero=False)), f"Loss over {kind}{label}"
+    yield doc.Chart(f"learning-{number}-{kind}", title, *axes, series, caption=LOSS_CAPTION)
+    to_stop = [row["stopped_by"] is not None for row in selection]
+    if any(to_stop) and not all(to_stop):
+        caption = f"Runs that train to a stop are {STOPPED_CAPTION} The others are {MEASURED_CAPTION}"
+    else:
+        caption = f"Runs are {STOPPED_CAPTION if all(to_stop) else MEASURED_CAPTION}"
+    heads = ("run", "steps", "epochs", "seconds of training", "training loss at the end", "validation")
+    title = f"Where training ended{label}"
+    yield spec.make_table(f"learning-{number}-ends", title, heads, table_rows, caption=caption)
+    if len(selection) < len(rows):
+        yield doc.Paragraph(f"{len(selection)} of {len(rows)} configurations are drawn.")
