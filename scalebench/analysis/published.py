@@ -7,14 +7,12 @@ of no statistics on measured ones.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebench.analysis.columns import make_typed_frame
 from scalebench.core.errors import InputError, unknown_name_message
 
 if TYPE_CHECKING:
@@ -60,26 +58,17 @@ def load_published(names: Sequence[str]) -> pd.DataFrame:
     `slope` speedup per GPU, `value` the figure that `quantity` names, `settings` has further settings in scalebench's
     terms. Raises InputError for an unknown name.
     """
-    studies = [load_study(name).name for name in dict.fromkeys(names)]
-    rows = [{"study": name, **row} for name in studies for row in _read_csv(name)]
-    texts = [name for name in PUBLISHED_COLUMNS if name not in (*PUBLISHED_COUNTS, *PUBLISHED_FIGURES)]
-    return make_typed_frame(rows, PUBLISHED_COLUMNS, texts, PUBLISHED_COUNTS)
+    import pandas as pd
+
+    kinds = dict.fromkeys(PUBLISHED_COLUMNS, "string") | dict.fromkeys(PUBLISHED_COUNTS, "Int64")
+    kinds |= dict.fromkeys(PUBLISHED_FIGURES, "Float64")
+    tables = [pd.DataFrame(columns=PUBLISHED_COLUMNS).astype(kinds)]
+    for name in dict.fromkeys(names):
+        file = FOLDER / f"{load_study(name).name}.csv"
+        tables.append(pd.read_csv(file, dtype=kinds, keep_default_na=False, na_values=[""]).assign(study=name))
+    return pd.concat(tables, ignore_index=True)[PUBLISHED_COLUMNS].astype(kinds)
 
 
 def list_studies() -> list[str]:
     """Return the names of the published studies."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
-
-
-@cache
-def _read_csv(name: str) -> list[dict[str, Any]]:
-    with (FOLDER / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-        return [{column: _parse_cell(column, text) for column, text in row.items()} for row in csv.DictReader(file)]
-
-
-def _parse_cell(column: str, text: str) -> str | int | float | None:
-    if text == "":
-        return None
-    if column in PUBLISHED_COUNTS:
-        return int(text)
-    return float(text) if column in PUBLISHED_FIGURES else text

@@ -119,11 +119,6 @@ def published_weak():
     return of_study("resnet50", ["kuza55_ps_cpu"])
 
 
-def published_bars():
-    """The study printed bars for 4 and for 8 GPUs; 8 devices were not measured here."""
-    return of_study("resnet50_v2", ["mirrored_nccl", "mirrored_reduce_cpu"])
-
-
 def published_slopes():
     return of_study("materials_cnn", ["horovod_nccl", "horovod_mpi"])
 
@@ -319,7 +314,6 @@ SWEEPS = {
     named_baseline: ("scaling", "strategies"),
     published_strong: ("published",),
     published_weak: ("published",),
-    published_bars: ("published",),
     published_slopes: ("published",),
     failures: ("answer", "problems"),
     flags: ("problems",),
@@ -344,7 +338,6 @@ OPTIONS = {
     named_baseline: {"baseline": "ddp_gloo-2-0"},
     published_strong: {"references": ["keras_multi_gpu"]},
     published_weak: {"references": ["keras_multi_gpu"]},
-    published_bars: {"references": ["parallel_strategies"]},
     published_slopes: {"references": ["thesis"]},
 }
 LOG = "".join(f"line {n}\n" for n in range(100)) + SCRIPT

@@ -15,7 +15,7 @@ from scalebench.analysis.published import Study
 from scalebench.analysis.scaling_curves import Curve, fit_slope, format_batch, plain_rows
 from scalebench.report import document as doc
 from scalebench.report import tables
-from scalebench.report.flag_text import describe_curve_intervals, to_number
+from scalebench.report.flag_text import describe_curve_intervals
 from scalebench.report.report_data import ReportData
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ SHARE_QUANTITIES = ("share", "efficiency", "of_tf_cnn", "bandwidth", "cores")  #
 LABELS = ("model", "strategy", "method", "settings", "hardware", "gpus", "scaling")
 FIGURES = (doc.THROUGHPUT, "step_s", "speedup", "efficiency", "slope", "value")
 HEADS = {doc.THROUGHPUT: "samples/s", "step_s": "a step", "value": "other"}
-SOURCE_COLUMN = "where"  # in which table of the study; only the page has room for it
 MATCHING = ("model", "strategy")  # and the number of devices
 COMPARED = (
     "model, strategy, devices, scaling published, scaling here, hardware published, hardware here, batch published, "
@@ -55,31 +54,34 @@ def _make_study_blocks(study: Study, rows: list[dict[str, Any]], report_data: Re
     groups, notes = doc.group_curves(report_data.curves)
     yield from notes
     for group in groups:
-        yield from _make_efficiency_chart(study, _match_group(rows, group, "efficiency"), group)
-        yield from _make_speedup_charts(study, _match_group(rows, group, "speedup"), group)
+        yield from _make_efficiency_chart(study, rows, group)
     yield from _make_slope_comparison(study, rows, report_data.curves)
     yield make_study_table(study, rows)
 
 
-def _match_group(rows: Sequence[doc.Cells], group: doc.CurveGroup, figure: str) -> list[doc.Cells]:
-    """Return the published rows of a group's strategies that have this figure, only for the same scaling: a curve of
-    weak scaling says nothing about one of strong."""
-    strategies = {curve.tags["strategy"] for curve in group.curves}
-    return [
+def _make_efficiency_chart(study: Study, rows: Sequence[doc.Cells], group: doc.CurveGroup) -> Iterator[doc.Chart]:
+    """Draw the published points of a group's strategies in the chart of their curves, only for the same scaling: a
+    curve of weak scaling says nothing about one of strong."""
+    matching = [
         row for row in rows
-        if row["strategy"] in strategies and all(row[name] == group.shared[name] for name in ("model", "scaling"))
-        and row["gpus"] and row[figure] is not None
+        if all(row[name] == group.shared[name] for name in ("model", "scaling"))
+        and row["gpus"] and row["efficiency"] is not None
     ]  # fmt: skip
-
-
-def _make_efficiency_chart(study: Study, matching: Sequence[doc.Cells], group: doc.CurveGroup) -> Iterator[doc.Chart]:
-    """Draw the published points of a group's strategies in the chart of their curves."""
-    matched = {row["strategy"] for row in matching}
-    curves = [curve for curve in group.curves if curve.tags["strategy"] in matched]
-    measured = doc.make_line_series(curves, f"efficiency_{study.against}")
-    if not measured:
+    curves = [curve for curve in group.curves if curve.tags["strategy"] in {row["strategy"] for row in matching}]
+    lines = doc.make_line_series(curves, f"efficiency_{study.against}")
+    if not lines:
         return
-    lines = [*measured, *_make_published_series(matching)]
+    points: dict[tuple[Any, ...], list[doc.Cells]] = {}  # by table, machine, strategy, batch and setting
+    for row in matching:
+        if row["strategy"] in {curve.tags["strategy"] for curve in curves}:
+            key = (row["table"], row["strategy"], row["hardware"], _format_batch(row), row["settings"])
+            points.setdefault(key, []).append(row)
+    for (_, strategy, hardware, batch, settings), unordered in points.items():
+        of_key = sorted(unordered, key=lambda row: row["gpus"])
+        name = ", ".join(filter(None, (f"{strategy} published", hardware, batch and f"batch {batch}", settings)))
+        x, y = [float(row["gpus"]) for row in of_key], [row["efficiency"] for row in of_key]
+        tags, notes = {"model": of_key[0]["model"], "strategy": strategy}, [row["source"] for row in of_key]
+        lines.append(doc.Series(name, x, y, tags=tags, style="published", notes=notes))
     gpus = doc.make_devices_axis(lines).ticks or []
     lines.append(doc.Series("ideal", gpus, [1.0] * len(gpus), style="ideal"))
     caption = doc.join_sentences(
@@ -89,57 +91,9 @@ def _make_efficiency_chart(study: Study, matching: Sequence[doc.Cells], group: d
         describe_curve_intervals(curves),
         _cite(study),
     )
-    title, y = f"{study.title}: efficiency", doc.Axis("efficiency", percent=True)
-    yield doc.Chart(
-        group.make_id("published", study.name), title, doc.make_devices_axis(lines), y, lines, "lines", caption
-    )
-
-
-def _make_speedup_charts(study: Study, matching: Sequence[doc.Cells], group: doc.CurveGroup) -> Iterator[doc.Chart]:
-    """Draw bars by strategy for each number of devices that was measured here and published, from two on."""
-    column = f"speedup_{study.against}"
-    for gpus in sorted({row["gpus"] for row in matching if row["gpus"] > 1}):
-        at_count = [row for row in matching if row["gpus"] == gpus]
-        published_strategies = {row["strategy"] for row in at_count}
-        measured = [
-            (curve, row) for curve in group.curves for row in curve.rows
-            if row["gpus"] == gpus and row[column] is not None and curve.tags["strategy"] in published_strategies
-        ]  # fmt: skip
-        if not measured:
-            continue
-        low, high = ([to_number(row[f"{column}_{end}"]) for _, row in measured] for end in ("low", "high"))
-        names, tags = [curve.name for curve, _ in measured], [curve.tags for curve, _ in measured]
-        values = [to_number(row[column]) for _, row in measured]
-        bars = [doc.Series("here", names, values, low, high, point_tags=tags)]
-        by_source: dict[tuple[str, ...], dict[str, doc.Cells]] = {}
-        for row in at_count:
-            parts = ("published", row["hardware"], row["table"].replace("_", " "), _format_batch(row), row["settings"])
-            by_source.setdefault(tuple(filter(None, parts)), {})[row["strategy"]] = row
-        for source, rows in by_source.items():
-            pairs = [(curve, rows[curve.tags["strategy"]]) for curve, _ in measured if curve.tags["strategy"] in rows]
-            names, tags = [curve.name for curve, _ in pairs], [curve.tags for curve, _ in pairs]
-            heights, sources = [row["speedup"] for _, row in pairs], [row["source"] for _, row in pairs]
-            bars.append(doc.Series(", ".join(source), names, heights, point_tags=tags, notes=sources))
-        about = f"speedup here is against {study.against}, there as published"
-        caption = doc.join_sentences(f"{group.shared['scaling']} scaling here and there", about, _cite(study))
-        title, axes = f"{study.title}: speedup on {gpus} devices", (doc.Axis("strategy"), doc.Axis("speedup"))
-        yield doc.Chart(group.make_id("published", study.name, str(gpus)), title, *axes, bars, "bars", caption)
-
-
-def _make_published_series(rows: Sequence[doc.Cells]) -> list[doc.Series]:
-    """Make a series for each table, machine, strategy, batch and setting of a study."""
-    groups: dict[tuple[Any, ...], list[doc.Cells]] = {}
-    for row in rows:
-        key = (row["table"], row["strategy"], row["hardware"], _format_batch(row), row["settings"])
-        groups.setdefault(key, []).append(row)
-    series = []
-    for (_, strategy, hardware, batch, settings), members in groups.items():
-        parts = (f"{strategy} published", hardware, f"batch {batch}" if batch else "", settings)
-        ordered = sorted(members, key=lambda row: row["gpus"])
-        x, y = [float(row["gpus"]) for row in ordered], [row["efficiency"] for row in ordered]
-        tags, notes = {"model": members[0]["model"], "strategy": strategy}, [row["source"] for row in ordered]
-        series.append(doc.Series(", ".join(filter(None, parts)), x, y, tags=tags, style="published", notes=notes))
-    return series
+    axes = doc.make_devices_axis(lines), doc.Axis("efficiency", percent=True)
+    chart_id = group.make_id("published", study.name)
+    yield doc.Chart(chart_id, f"{study.title}: efficiency", *axes, lines, "lines", caption)
 
 
 def _make_comparison(study: Study, rows: Sequence[doc.Cells], measured: Sequence[doc.Cells]) -> Iterator[doc.Table]:
@@ -206,34 +160,37 @@ def make_terminal_tables(frame: pd.DataFrame, names: Sequence[str]) -> list[doc.
         matching = [row for row in rows if row["model"] is None or row["model"] in models]
         if not any(row["model"] in models for row in matching):
             matching = rows
-        table = make_study_table(published.load_study(name), matching)
-        assert table.columns[-1] == SOURCE_COLUMN
+        table = make_study_table(published.load_study(name), matching, with_source=False)
         count = len(rows) - len(matching)
         caption = table.caption + (f" Left out are {count} rows of other networks." if count else "")
-        without_source = [doc.Row(row.cells[:-1]) for row in table.rows]
-        study_tables.append(replace(table, columns=table.columns[:-1], rows=without_source, caption=caption))
+        study_tables.append(replace(table, caption=caption))
     return study_tables
 
 
-def make_study_table(study: Study, rows: Sequence[doc.Cells]) -> doc.Table:
-    """Make the table of everything that these rows hold, without empty columns."""
-    labels, figures = ([name for name in names if any(row[name] is not None for row in rows)]
-                       for names in (LABELS, FIGURES))  # fmt: skip
-    has_batch = any(map(_format_batch, rows))
-    heads = [HEADS.get(name, name) for name in figures]
-    columns = ["table", *labels, *(["batch"] if has_batch else []), *heads, "remarks", SOURCE_COLUMN]
-    table_rows = []
-    for row in rows:
-        cells = [doc.make_cell(row["table"].replace("_", " "))]
-        for value in (row[name] for name in labels):
-            text = "" if value is None else str(value)
-            cells.append(doc.make_cell(text, value if isinstance(value, int) else None))
-        cells += [doc.make_cell(_format_batch(row))] if has_batch else []
-        cells += [_figure_cell(row, name) for name in figures]
-        cells += [doc.make_cell(_make_remark(row)), doc.make_cell(row["source"])]
-        table_rows.append(doc.Row(cells, {name: row[name] for name in MATCHING if row[name]}))
-    numeric = frozenset({"gpus", *heads})
-    return doc.Table(_make_id(study), f"{study.title}: as published", columns, table_rows, numeric, _cite(study))
+def make_study_table(study: Study, rows: Sequence[doc.Cells], with_source: bool = True) -> doc.Table:
+    """Make the table of everything that these rows hold, without empty columns; `with_source` adds where in the study a
+    row stands, for which only the page has room."""
+    figures = {HEADS.get(name, name): [_figure_cell(row, name) for row in rows] for name in FIGURES}
+    columns = {
+        "table": [doc.make_cell(row["table"].replace("_", " ")) for row in rows],
+        **{name: [_make_label_cell(row[name]) for row in rows] for name in LABELS},
+        "batch": [doc.make_cell(_format_batch(row)) for row in rows],
+        **figures,
+    }
+    columns = {name: cells for name, cells in columns.items() if any(cell.text for cell in cells)}
+    columns["remarks"] = [doc.make_cell(_make_remark(row)) for row in rows]
+    columns |= {"where": [doc.make_cell(row["source"]) for row in rows]} if with_source else {}
+    table_rows = [
+        doc.Row([cells[number] for cells in columns.values()], {name: row[name] for name in MATCHING if row[name]})
+        for number, row in enumerate(rows)
+    ]
+    numeric = frozenset({"gpus", *figures}) & columns.keys()
+    title = f"{study.title}: as published"
+    return doc.Table(_make_id(study), title, list(columns), table_rows, numeric, _cite(study))
+
+
+def _make_label_cell(value: str | int | None) -> doc.Cell:
+    return doc.Cell("") if value is None else doc.make_cell(str(value), value if isinstance(value, int) else None)
 
 
 def _make_id(study: Study, *words: str) -> str:
