@@ -7,8 +7,8 @@ limits of speedups and the gaps between footnote letters, and is at last wider t
 
 from __future__ import annotations
 
+import itertools
 import re
-import sys
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 GROUP_COLUMNS = ("model", "dataset", "hardware", "scaling")  # of rows below one heading
 BASELINES = ("bare", "self")  # of speedups, in the order of preference
 STATUS_STYLES = {"ok": "green", "unsupported": "dim", "cancelled": "yellow"}  # of the others: red
-LAYOUTS = ((False, 2), (True, 2), (True, 1))  # each setting on its own line, and characters between columns
+LAYOUTS = ((" ", 2), ("\n  ", 2), ("\n  ", 1))  # what stands before a setting, and characters between columns
 WIDE_TRAINING_COLUMNS = ("gap", "samples/s over", "to target over self")  # beginnings of the columns that --wide adds
 WIDE_HEADS = {"gpus": "devices", "samples/s (95 %)": "samples/s"}  # by the heads of the page
 MAX_HEAD_LINES = 2
@@ -38,6 +38,7 @@ LIMIT_START = re.compile(r" (?=[±\[])")
 MIN_WIDTH = 20  # of texts that are broken between words
 Cells = dict[str, Any]
 Columns = Mapping[str, Sequence[str]]  # cells by head
+Lines = tuple[list[str], list[list[tuple[str, str]]]]  # as `lay_out` returns them
 
 
 class RunTable:
@@ -56,33 +57,32 @@ class RunTable:
     def list_lines(self, width: int, winners: Collection[str] = (), wide: bool = False) -> Iterator[Text]:
         """Yield the lines of the table, at most `width` characters long if possible; the rows with a run_id among
         `winners` are bold. With `wide` it has all figures, and is as wide as these are."""
-        numbers, notes = range(len(self.rows)), tables.Footnotes()
-        marks = [notes.mark(self._list_remarks(number, wide)) for number in numbers]
-        statuses = [" ".join([row["status"], *own]) for row, own in zip(self.rows, marks, strict=True)]
+        pairs, notes = list(zip(self.rows, self._kinds, strict=True)), tables.Footnotes()
+        marks = [notes.mark(self._list_remarks(row, kind, wide)) for row, kind in pairs]
         rates = [tables.format_throughput(row, notes_repeat=False) for row in self.rows]
         if wide:
             makers = tables.make_figure_columns(self._frame, self._varying, self._baseline_name and "baseline")
             columns = {clean_line(name): [make(row).text for row in self.rows] for name, make in makers.items()}
             columns[tables.THROUGHPUT_HEAD] = rates
             figures = {WIDE_HEADS.get(name, name): cells for name, cells in columns.items()}
-            table = self._fit(numbers, figures, {"status": statuses}, sys.maxsize)
         else:
-            pairs = list(zip(self.rows, self._kinds, strict=True))
             figures = {
                 "devices": [str(row["gpus"]) for row in self.rows],
                 "samples/s": rates,
                 "speedup": [tables.format_ratio_and_limit(row, f"speedup_{kind}") for row, kind in pairs],
                 "efficiency": [tables.format_percent(row[f"efficiency_{kind}"]) for row, kind in pairs],
             }
-            table = self._fit(numbers, figures, {"status": statuses}, width)
-            if table.width > width:
-                figures["speedup"] = [ratio.partition(" ")[0] for ratio in figures["speedup"]]
-                table = self._fit(numbers, figures, {"status": statuses}, width)
-            if table.width > width and all(len(mark) == 1 for own in marks for mark in own):
-                statuses = [f"{row['status']} {''.join(own)}".rstrip()
-                            for row, own in zip(self.rows, marks, strict=True)]  # fmt: skip
-                table = self._fit(numbers, figures, {"status": statuses}, width)
-        yield from self._arrange(table, winners, width)
+        short = {**figures, "speedup": [ratio.partition(" ")[0] for ratio in figures.get("speedup", [])]}
+        choices = [(figures, " "), (short, " ")]
+        if all(len(mark) == 1 for own in marks for mark in own):
+            choices.append((short, ""))
+        for columns, joint in choices:
+            statuses = [" ".join([row["status"], joint.join(own)]).rstrip()
+                        for row, own in zip(self.rows, marks, strict=True)]  # fmt: skip
+            head, lines = self._fit(range(len(self.rows)), columns, {"status": statuses}, None if wide else width)
+            if wide or len(head[-1]) <= width:
+                break
+        yield from self._arrange(head, lines, winners, width)
         for mark, remark in notes.list_notes():
             yield from wrap_text(f"{mark} {remark}", width, len(mark) + 1)
         for caption in (self._describe_speedups(wide), describe_intervals(self._frame)):
@@ -102,35 +102,30 @@ class RunTable:
         numbers = [number for number, row in enumerate(self.rows) if row["stopped_by"] is not None]
         if not numbers:
             return
+        rows = [self.rows[number] for number in numbers]
         makers = training_tables.select_figure_columns(self._frame[self._frame["stopped_by"].notna()])
-        selection = {name: make for name, make in makers.items() if wide or not name.startswith(WIDE_TRAINING_COLUMNS)}
-        figures = {"devices": [str(self.rows[number]["gpus"]) for number in numbers]}
-        figures |= {
-            clean_line(name): [clean_line(make(self.rows[number])) for number in numbers]
-            for name, make in selection.items()
-        }
-        stopped_by = {"stopped by": [clean_line(self.rows[number]["stopped_by"]) for number in numbers]}
-        table = self._fit(numbers, figures, stopped_by, sys.maxsize if wide else width)
-        yield from (make_line(line) for line in ("", *table.head))
-        yield from (make_line(left + last) for lines in table.rows for left, last in lines)
+        figures = {"devices": [str(row["gpus"]) for row in rows]}
+        for name, make in makers.items():
+            if wide or not name.startswith(WIDE_TRAINING_COLUMNS):
+                figures[clean_line(name)] = [clean_line(make(row)) for row in rows]
+        stopped_by = {"stopped by": [clean_line(row["stopped_by"]) for row in rows]}
+        head, lines = self._fit(numbers, figures, stopped_by, None if wide else width)
+        yield from (make_line(line) for line in ("", *head))
+        yield from (make_line(left + last) for row_lines in lines for left, last in row_lines)
 
-    def _fit(self, numbers: Sequence[int], figures: Columns, last: Columns, width: int) -> TextTable:
-        """Return the table in the first layout that fits, else in the narrowest. It begins with number and name: the
+    def _fit(self, numbers: Sequence[int], figures: Columns, last: Columns, width: int | None) -> Lines:
+        """Lay the table out in the first way that fits, else in the narrowest. It begins with number and name: the
         strategy, and the settings by which rows differ."""
-        labels = [[row["strategy"], *_list_settings(row, self._varying)] for row in self.rows]
-        for breaks, gap in LAYOUTS:
-            separator = "\n  " if breaks else " "
-            first = {
-                "#": [str(number + 1) for number in numbers],
-                "strategy": [separator.join(map(clean_line, labels[number])) for number in numbers],
-            }
-            table = TextTable({**first, **figures, **last}, {"#", *figures}, gap)
-            if table.width <= width:
+        labels = [[self.rows[n]["strategy"], *_list_settings(self.rows[n], self._varying)] for n in numbers]
+        for separator, gap in LAYOUTS:
+            names = [separator.join(map(clean_line, label)) for label in labels]
+            first = {"#": [str(number + 1) for number in numbers], "strategy": names}
+            lines = lay_out({**first, **figures, **last}, {"#", *figures}, gap)
+            if width is None or len(lines[0][-1]) <= width:
                 break
-        return table
+        return lines
 
-    def _list_remarks(self, number: int, wide: bool) -> list[str]:
-        row, kinds = self.rows[number], self._kinds
+    def _list_remarks(self, row: Cells, kind: str, wide: bool) -> list[str]:
         remarks = tables.list_remarks(row, explains=True)
         if row["status"] != "ok":
             return remarks
@@ -138,18 +133,29 @@ class RunTable:
             remarks.append(f"on {row['nodes']} nodes")
         if row["interval_over"] == "blocks" and self._frame["interval_over"].dropna().nunique() > 1:
             remarks.append("its interval is over blocks of one repeat")
-        if row["gpus"] > 1 and row["speedup_self"] is not None and kinds[number] == "self" and "bare" in kinds:
+        if row["gpus"] > 1 and row["speedup_self"] is not None and kind == "self" and "bare" in self._kinds:
             remarks.append("speedup over the same strategy on one device")
         return remarks
 
-    def _arrange(self, table: TextTable, winners: Collection[str], width: int) -> Iterator[Text]:
+    def _arrange(
+        self, head: list[str], lines: list[list[tuple[str, str]]], winners: Collection[str], width: int
+    ) -> Iterator[Text]:
         """Yield the head, and the rows of each group below its heading; the heading of a single group comes first."""
         groups = [tuple(row[name] for name in GROUP_COLUMNS) for row in self.rows]
-        headings = {group: [*wrap_text(self._describe_group(group), width, style="bold")] for group in groups}
-        yield from (headings[groups[0]] if len(headings) == 1 else [])
-        yield from map(make_line, table.head)
-        before = groups[0] if len(headings) == 1 else None
-        for row, group, ((left, status), *more) in zip(self.rows, groups, table.rows, strict=True):
+        headings = {}
+        for group in groups:
+            # such as `materials_cnn on materials, hardware cpu, weak scaling, batch 75 per device`
+            members = [row for row, own in zip(self.rows, groups, strict=True) if own == group]
+            batches, (model, dataset, hardware, scaling) = {format_batch(row) for row in members}, group
+            batch = f", batch {batches.pop()}" if len(batches) == 1 else ""
+            text = f"{model} on {dataset}, hardware {hardware}, {scaling} scaling{batch}"
+            headings[group] = [*wrap_text(text, width, style="bold")]
+        before = None
+        if len(headings) == 1:
+            before = groups[0]
+            yield from headings[before]
+        yield from map(make_line, head)
+        for row, group, ((left, status), *more) in zip(self.rows, groups, lines, strict=True):
             if group != before:
                 yield from headings[group]
             before = group
@@ -159,14 +165,6 @@ class RunTable:
             yield line
             yield from (make_line(text, style) for text, _ in more)
         yield Text()
-
-    def _describe_group(self, group: tuple[Any, ...]) -> str:
-        """Return `materials_cnn on materials, hardware cpu, weak scaling, batch 75 per device`."""
-        model, dataset, hardware, scaling = group
-        members = [row for row in self.rows if tuple(row[name] for name in GROUP_COLUMNS) == group]
-        batches = {format_batch(row) for row in members}
-        batch = f", batch {batches.pop()}" if len(batches) == 1 else ""
-        return f"{model} on {dataset}, hardware {hardware}, {scaling} scaling{batch}"
 
     def _describe_speedups(self, wide: bool) -> str:
         """Say what speedup and efficiency are over; empty if there are none, or if the heads say it."""
@@ -181,52 +179,34 @@ class RunTable:
         return f"speedup and efficiency over {' or '.join(names) or 'the same strategy'} on one device"
 
 
-class TextTable:
-    """Columns of text as lines. Cells may have line breaks; heads are broken at spaces where their cells are narrower.
+def lay_out(columns: Columns, numeric: Collection[str], gap: int) -> Lines:
+    """Return the lines of the head, of which the last is a rule as wide as the table, and those of each row, as the
+    text before the last column and in it. Columns named in `numeric` are aligned to the right.
 
-    The last column has the width of its cells beside figures: a longer one begins further left, where its row is empty.
+    Cells may have line breaks; heads are broken at spaces where their cells are narrower. The last column has the width
+    of its cells beside figures: a longer one begins further left, where its row is empty.
     """
-
-    def __init__(self, columns: Columns, numeric: Collection[str], gap: int = 2) -> None:
-        """`numeric` names the columns that are aligned to the right."""
-        self._gap, self._numeric = gap, [name in numeric for name in columns]
-        cells = [_align_limits(cells) if name in numeric else cells for name, cells in columns.items()]
-        is_beside_figures = [bool(cell.strip()) for cell in cells[-2]]
-        measured = [*cells]
-        if any(is_beside_figures):
-            measured[-1] = [cell for cell, is_beside in zip(cells[-1], is_beside_figures, strict=True) if is_beside]
-        self._sizes = [
-            _find_width(name, max((len(line) for cell in column for line in cell.split("\n")), default=0))
-            for name, column in zip(columns, measured, strict=True)
-        ]
-        self.width = sum(self._sizes) + gap * (len(cells) - 1)
-        heads = [textwrap.wrap(name, size) for name, size in zip(columns, self._sizes, strict=True)]
-        height = max(map(len, heads))
-        lines = self._join([[""] * (height - len(head)) + head for head in heads])
-        self.head = [*(left + last for left, last in lines), "─" * self.width]
-        self.rows = [self._join([cell.split("\n") for cell in row]) for row in zip(*cells, strict=True)]
-
-    def _join(self, cells: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
-        """Join the cells of a row, each a list of lines. Return lines as the text before the last column, and in it."""
-        lines = []
-        for number in range(max(map(len, cells))):
-            *texts, last = [cell[number] if number < len(cell) else "" for cell in cells]
-            padded = [
-                text.rjust(size) if is_numeric else text.ljust(size)
-                for text, size, is_numeric in zip(texts, self._sizes, self._numeric, strict=False)
-            ]
-            left = (" " * self._gap).join([*padded, ""])
-            room = max(len(left.rstrip()) + self._gap, self.width - len(last))
-            lines.append((left[:room] if last else left.rstrip(), last))
-        return lines
-
-
-def _find_width(head: str, cells_width: int) -> int:
-    """Return the width of a column: that of its cells, or of its head in at most MAX_HEAD_LINES lines."""
-    width = max([cells_width, *map(len, head.split())])
-    while len(textwrap.wrap(head, width)) > MAX_HEAD_LINES:
-        width += 1
-    return width
+    cells = [_align_limits(cells) if name in numeric else cells for name, cells in columns.items()]
+    beside_figures = [last for figure, last in zip(*cells[-2:], strict=True) if figure.strip()] or cells[-1]
+    heads, sizes = [], []
+    for name, column in zip(columns, [*cells[:-1], beside_figures], strict=True):
+        size = max(map(len, (*name.split(), *(line for cell in column for line in cell.split("\n")))))
+        while len(textwrap.wrap(name, size)) > MAX_HEAD_LINES:
+            size += 1
+        heads.append(textwrap.wrap(name, size))
+        sizes.append(size)
+    width, height = sum(sizes) + gap * (len(sizes) - 1), max(map(len, heads))
+    formats = [f"{{:{'>' if name in numeric else '<'}{size}}}{' ' * gap}".format
+               for name, size in zip(columns, sizes, strict=True)]  # fmt: skip
+    lines: list[list[tuple[str, str]]] = []
+    for row in ([[""] * (height - len(head)) + head for head in heads],
+                *([cell.split("\n") for cell in row] for row in zip(*cells, strict=True))):  # fmt: skip
+        lines.append([])
+        for *texts, last in itertools.zip_longest(*row, fillvalue=""):
+            left = "".join(show(text) for show, text in zip(formats, texts, strict=False))
+            room = max(len(left.rstrip()) + gap, width - len(last))
+            lines[-1].append((left[:room] if last else left.rstrip(), last))
+    return [*(left + last for left, last in lines[0]), "─" * width], lines[1:]
 
 
 def make_rich_table(table: doc.Table, title: str = "", caption: str = "") -> RichTable:

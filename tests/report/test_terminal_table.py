@@ -14,7 +14,7 @@ import scalebench
 from scalebench.core.result import ProbeRecord
 from scalebench.core.spec import HardwareSpec
 from scalebench.report.tables import Footnotes
-from scalebench.report.terminal_table import RunTable, TextTable
+from scalebench.report.terminal_table import RunTable
 from tests.analysis.test_golden_corpus import CORPUS
 from tests.analysis.test_golden_corpus import SWEEPS as RECORDED_SWEEPS
 from tests.builders import sweeps
@@ -176,14 +176,6 @@ def test_a_table_reads_as_it_did_and_nothing_is_cut_or_broken(case, tmp_path):
             assert line.count("±") == len(re.findall(r"[\d.]+ +± +[\d.]+", line)), line
 
 
-def test_options_that_differ_are_whole_and_others_are_not_shown(tmp_path):
-    frame = pool_case("long_names", tmp_path)
-    for width in WIDTHS:
-        words = show_table(frame, width).split()
-        assert words.count("sync_s=0.0005") == words.count("sync_s=0.003") == 2
-        assert not [word for word in words if word.startswith(("step_s=", "compression="))]
-
-
 def test_marks_stand_for_equal_remarks():
     notes = Footnotes()
     assert notes.mark(["late", "cold"]) == ["a", "b"] and notes.mark(["cold", "new", "late"]) == ["a", "b", "c"]
@@ -223,13 +215,6 @@ def test_trainings_have_a_table_with_the_numbers_of_their_runs():
     lines = [line.plain for line in RunTable(frame_of_results([hostile], [Path("x")])).list_training_lines(80)]
     assert not [line for line in lines if "\x1b" in line or "\n" in line]
     assert list(RunTable(frame_of_results(runs[2:], [Path("x")])).list_training_lines(80)) == []
-
-
-def test_a_long_last_cell_begins_further_left_where_its_row_is_empty():
-    columns = {"name": ["x", "a long name"], "rate": ["", "1.5 ± 0.1"], "status": ["unsupported a b", "ok"]}
-    table = TextTable(columns, {"rate"})
-    lines = [left + last for row in table.rows for left, last in row]
-    assert lines == ["x              unsupported a b", "a long name  1.5 ± 0.1  ok"] and table.width == len(lines[0])
 
 
 if __name__ == "__main__":
