@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from scalebench.analysis.scaling_curves import Curve, format_group_title
 from scalebench.analysis.scaling_curves import group_curves as group_by_workload
@@ -37,9 +37,7 @@ Number = float | None  # None: not measured
 Points = list[tuple[float, float]]
 Cells = Mapping[str, Any]  # the cells of one row of the frame
 Tags = Mapping[str, str]  # model, strategy, hardware: what a reader can filter by; without a tag, a block always shows
-T = TypeVar("T")  # what a row of a table shows
 CurveRow = tuple[Curve, Mapping[str, Any]]  # a row of a curve
-Workload = tuple[dict[str, str], list[Curve]]  # what curves share that may be drawn in one chart, and these curves
 
 
 @dataclass(frozen=True)
@@ -252,31 +250,25 @@ def group_curves(
     MAX_CURVES best curves, and a paragraph if groups were left out.
     """
     workloads = group_by_workload(curves)
-    largest, notes = select_largest_groups([group for group in workloads if keep(group[1])])
+    candidates = [group for group in workloads if keep(group[1])]
+    by_size = sorted(range(len(candidates)), key=lambda i: -sum(len(curve.rows) for curve in candidates[i][1]))
     groups = []
-    for number, (shared, members) in enumerate(largest, 1):
-        best, paragraphs = select_best_curves(members)
-        group = CurveGroup(number, shared, best, paragraphs)
-        label = [Paragraph(group.title, "label", group.tags)] if len(workloads) > 1 else []
-        groups.append(replace(group, paragraphs=[*label, *paragraphs]))
-    return groups, notes
+    for number, i in enumerate(sorted(by_size[:MAX_CURVE_GROUPS]), 1):
+        shared, members = candidates[i]
+        group = CurveGroup(number, shared, *select_best_curves(members))
+        if len(workloads) > 1:
+            group.paragraphs.insert(0, Paragraph(group.title, "label", group.tags))
+        groups.append(group)
+    if len(groups) == len(candidates):
+        return groups, []
+    text = f"{len(candidates)} combinations of model, data set, hardware, scaling and batch were measured. The"
+    return groups, [Paragraph(f"{text} {len(groups)} with the most rows are shown; results.csv has all.")]
 
 
 def describe_single_group(curves: Iterable[Curve]) -> str:
     """Return the title of the only group of a report; empty if there are several, each with labels of its own."""
     workloads = group_by_workload(curves)
     return format_group_title(workloads[0][0]) if len(workloads) == 1 else ""
-
-
-def select_largest_groups(groups: Sequence[Workload]) -> tuple[list[Workload], list[Paragraph]]:
-    """Return the MAX_CURVE_GROUPS groups with the most rows, in order, and a paragraph if others were left out."""
-    rows = [sum(len(curve.rows) for curve in members) for _, members in groups]
-    largest = sorted(sorted(range(len(rows)), key=lambda i: (-rows[i], i))[:MAX_CURVE_GROUPS])
-    if len(largest) == len(rows):
-        return list(groups), []
-    text = f"{len(rows)} combinations of model, data set, hardware, scaling and batch were measured. The"
-    notes = Paragraph(f"{text} {MAX_CURVE_GROUPS} with the most rows are shown; results.csv has all.")
-    return [groups[i] for i in largest], [notes]
 
 
 def select_best_curves(curves: Sequence[Curve], count: int = MAX_CURVES) -> tuple[list[Curve], list[Paragraph]]:
@@ -311,69 +303,47 @@ def format_cell(value: Any, show: Callable[[Any], str]) -> Cell:
     return Cell("") if value is None else make_cell(show(value), value)
 
 
-def build_table(
-    table_id: str,
-    title: str,
-    columns: Mapping[str, Callable[[T], Cell]],
-    items: Iterable[tuple[T, Tags]],
-    words: Iterable[str] = (),
-    caption: str = "",
-) -> Table:
-    """Make a table with a row for each item and its tags; `columns` make its cells by their heads. Columns other than
-    the `words` are numbers."""
-    rows = [Row([make(item) for make in columns.values()], tags) for item, tags in items]
-    return Table(table_id, title, list(columns), rows, frozenset(columns) - set(words), caption)
-
-
-def make_line_series(curves: Iterable[Curve], column: str, stem: str = "", x: str = "gpus") -> list[Series]:
+def make_line_series(
+    curves: Iterable[Curve], column: str, stem: str = "", x: str = "gpus", gaps: bool = True
+) -> list[Series]:
     """Make a series of a column over that of `x`, with the limits from `<stem>_low` and `_high`, for each curve that
-    has a value. A row without a value is a gap."""
-    lines = [make_series(curve.name, curve.tags, curve.rows, x, column, stem or column) for curve in curves]
+    has a value. A row without a value is a gap of a line; without `gaps` it is left out, as is a bar."""
+    lines = []
+    for curve in curves:
+        rows = curve.rows if gaps else [row for row in curve.rows if to_number(row.get(column)) is not None]
+        lines.append(make_series(curve.name, curve.tags, rows, x, column, stem or column))
     return [line for line in lines if line is not None]
-
-
-def make_bar_series(curves: Iterable[Curve], column: str) -> list[Series]:
-    """Make the same series for bars side by side, without a bar where there is no value."""
-    bars = []
-    for line in make_line_series(curves, column):
-        places = [i for i, y in enumerate(line.y) if y is not None]
-        low, high = ([limits[i] for i in places] if limits else () for limits in (line.low, line.high))
-        x, y, repeats = [line.x[i] for i in places], [line.y[i] for i in places], [line.repeats[i] for i in places]
-        bars.append(replace(line, x=x, y=y, low=low, high=high, repeats=repeats))
-    return bars
 
 
 def make_series(
     name: str, tags: Tags, rows: Sequence[Cells], x: str, column: str, stem: str, notes: Sequence[str] = ()
 ) -> Series | None:
     """Make a series of `column` over the column `x`, which all rows have; None if no row has a value."""
-    values = [to_number(row.get(column)) for row in rows]
+    values, low, high = ([to_number(row.get(end)) for row in rows] for end in (column, f"{stem}_low", f"{stem}_high"))
     count = sum(value is not None for value in values)
     if not count:
         return None
-    low, high = ([to_number(row.get(f"{stem}_{end}")) for row in rows] for end in ("low", "high"))
     if all(limit is None for limit in (*low, *high)):
         low, high = [], []
-    style: Literal["points", "line"] = "points" if count == 1 else "line"
-    x_values = [float(row[x]) for row in rows]
     repeats = [
         [y for each in row.get(REPEAT_ROWS) or () if (y := to_number(each.get(column))) is not None] for row in rows
     ]
+    style: Literal["points", "line"] = "points" if count == 1 else "line"
+    x_values = [float(row[x]) for row in rows]
     return Series(name, x_values, values, low or (), high or (), dict(tags), style, notes, repeats=repeats)
 
 
-def format_duration(value_s: float | None, low_s: float | None, high_s: float | None) -> str:
+def get_figure(row: Cells, column: str) -> tuple[Number, Number, Number]:
+    """Return a column's value and its limits; None for what was not measured."""
+    value, low, high = (to_number(row[name]) for name in (column, f"{column}_low", f"{column}_high"))
+    return value, low, high
+
+
+def format_duration(value_s: float | None, low_s: float | None = None, high_s: float | None = None) -> str:
     """Return `1.35 ms [1.20, 1.51]`; empty if it was not measured."""
     if value_s is None:
         return ""
-    if low_s is None or high_s is None:
-        return units.format_seconds(value_s)
-    return units.format_duration(Estimate(value_s, low_s, high_s))
-
-
-def format_duration_column(row: Cells, column: str) -> str:
-    """Return `1.35 ms [1.20, 1.51]` for a column of seconds and its limits."""
-    return format_duration(*(to_number(row[name]) for name in (column, f"{column}_low", f"{column}_high")))
+    return units.format_duration(Estimate(value_s, *(() if low_s is None or high_s is None else (low_s, high_s))))
 
 
 def add_epoch_limits(row: Cells) -> dict[str, Any]:

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any
 
 from scalebench.core.machine.gpus import Gpu, pairs_by_link
 from scalebench.core.machine.machine import Machine, describe_machine
@@ -19,74 +21,72 @@ UNKNOWN = "unknown"
 
 FactRow = tuple[str, str]
 Facts = dict[str, str]
+Part = tuple[Any, ...]  # a template, and the values that it takes
 
 
 def list_facts(machine: Machine) -> list[FactRow]:
     """List the hardware, its limits, and settings that differ from the default; what is unknown is left out."""
-    smt = {True: "two or more threads a core", False: "one thread a core", None: ""}[machine.smt]
-    several_nodes = machine.numa if machine.numa and len(machine.numa) > 1 else []
-    rows = {
-        "machine": [describe_machine(machine)],
+    rows: dict[str, list[Part]] = {
+        "machine": [("{}", describe_machine(machine))],
         "processors": [
-            machine.cpu_model or "" if machine.gpus else "",  # otherwise the line above names it
-            f"{machine.cpu_sockets} sockets" if (machine.cpu_sockets or 0) > 1 else "",
-            f"CPUs {format_ranges(machine.cpus_allowed)}" if machine.cpus_allowed else "",
-            smt,
-            f"governor {' and '.join(machine.cpu_governors)}" if machine.cpu_governors else "",
-            _fill("up to {:.0f} MHz", machine.cpu_max_mhz),
+            ("{}", machine.cpu_model if machine.gpus else ""),  # otherwise the line above names it
+            ("{} sockets", (machine.cpu_sockets or 0) > 1 and machine.cpu_sockets),
+            ("CPUs {}", format_ranges(machine.cpus_allowed or [])),
+            ("{}", {True: "two or more threads a core", False: "one thread a core", None: ""}[machine.smt]),
+            ("governor {}", " and ".join(machine.cpu_governors or [])),
+            ("up to {:.0f} MHz", machine.cpu_max_mhz),
         ],
     }
-    for node in several_nodes:
+    for node in machine.numa if machine.numa and len(machine.numa) > 1 else []:
         near = [gpu.index for gpu in machine.gpus if gpu.numa_node == node.node]
-        usable = sorted(set(node.cpus) & set(machine.cpus_allowed or node.cpus))
+        usable = set(node.cpus) & set(machine.cpus_allowed or node.cpus)
         rows[f"NUMA node {node.node}"] = [
-            f"CPUs {format_ranges(usable)}" if usable else "no CPU for this process",
-            _fill_gib("{:.0f} GiB", node.memory_bytes),
-            f"GPU {format_ranges(near)}" if near else "",
+            ("{}", f"CPUs {format_ranges(usable)}" if usable else "no CPU for this process"),
+            ("{:.0f} GiB", _to_gib(node.memory_bytes)),
+            ("GPU {}", format_ranges(near)),
         ]
-    rows["limits"] = [
-        _fill("{:g} CPUs' worth of time", machine.cpu_quota),
-        _fill_gib("{:.1f} GiB of memory", machine.memory_limit_bytes),
-    ]
+    limit_gib = _to_gib(machine.memory_limit_bytes)
+    rows["limits"] = [("{:g} CPUs' worth of time", machine.cpu_quota), ("{:.1f} GiB of memory", limit_gib)]
     rows |= {f"GPU {gpu.index}": _list_gpu_facts(gpu) for gpu in machine.gpus}
     if machine.driver_version is not None:
-        rows["driver"] = [machine.driver_version, f"CUDA up to {machine.cuda_driver_version or UNKNOWN}"]
-    texts = {name: ", ".join(filter(None, parts)) for name, parts in rows.items()}
-    return [(name, text) for name, text in texts.items() if text]
+        rows["driver"] = [("{}, CUDA up to {}", machine.driver_version, machine.cuda_driver_version or UNKNOWN)]
+    texts = []
+    for name, parts in rows.items():
+        filled = [template.format(*values) for template, *values in parts
+                  if not any(value is None or value is False or value == "" for value in values)]  # fmt: skip
+        texts += [(name, ", ".join(filled))] if filled else []
+    return texts
 
 
-def _fill(template: str, figure: float | str | None) -> str:
-    return "" if figure is None else template.format(figure)
+def _to_gib(size_bytes: float | None) -> float | None:
+    return None if size_bytes is None else size_bytes / GIB
 
 
-def _fill_gib(template: str, size_bytes: float | None) -> str:
-    return "" if size_bytes is None else template.format(size_bytes / GIB)
-
-
-def _list_gpu_facts(gpu: Gpu) -> list[str]:
+def _list_gpu_facts(gpu: Gpu) -> list[Part]:
     default = gpu.power_limit_default_w
     instead = f" instead of {default:.0f} W" if default is not None and default != gpu.power_limit_w else ""
     pcie, now = (gpu.pcie_generation_max, gpu.pcie_width_max), (gpu.pcie_generation, gpu.pcie_width)
     slower = f" (now {now[0]} x{now[1]})" if None not in now and now != pcie else ""
-    clocks = [
-        ("SM", gpu.sm_clock_max_mhz, gpu.sm_clock_application_mhz, gpu.sm_clock_default_mhz),
-        ("memory", gpu.mem_clock_max_mhz, gpu.mem_clock_application_mhz, gpu.mem_clock_default_mhz),
-    ]
+    set_sm, set_mem = (
+        f" (set to {set_to})" if set_to not in (None, default_mhz) else ""
+        for set_to, default_mhz in (
+            (gpu.sm_clock_application_mhz, gpu.sm_clock_default_mhz),
+            (gpu.mem_clock_application_mhz, gpu.mem_clock_default_mhz),
+        )
+    )
     return [
-        gpu.name or "unknown GPU",
-        _fill_gib("{:.0f} GiB", gpu.memory_bytes),
-        _fill(f"{{:.0f}} W{instead}", gpu.power_limit_w),
-        _fill("compute capability {}", gpu.compute_capability),
-        _fill("NUMA node {}", gpu.numa_node),
-        *(
-            _fill(f"{name} up to {{}} MHz" + (f" (set to {set_to})" if set_to not in (None, default_mhz) else ""), most)
-            for name, most, set_to, default_mhz in clocks
-        ),
-        f"PCIe {pcie[0]} x{pcie[1]}{slower}" if None not in pcie else "",
-        "MIG" if gpu.mig else "",
-        "no ECC" if gpu.ecc is False else "",
-        "no persistence mode" if gpu.persistence is False else "",
-        f"compute mode {gpu.compute_mode}" if gpu.compute_mode not in (None, "default") else "",
+        ("{}", gpu.name or "unknown GPU"),
+        ("{:.0f} GiB", _to_gib(gpu.memory_bytes)),
+        (f"{{:.0f}} W{instead}", gpu.power_limit_w),
+        ("compute capability {}", gpu.compute_capability),
+        ("NUMA node {}", gpu.numa_node),
+        (f"SM up to {{}} MHz{set_sm}", gpu.sm_clock_max_mhz),
+        (f"memory up to {{}} MHz{set_mem}", gpu.mem_clock_max_mhz),
+        (f"PCIe {{}} x{{}}{slower}", *pcie),
+        ("MIG", gpu.mig),
+        ("no ECC", gpu.ecc is False),
+        ("no persistence mode", gpu.persistence is False),
+        ("compute mode {}", gpu.compute_mode != "default" and gpu.compute_mode),
     ]
 
 
@@ -108,39 +108,31 @@ def make_link_matrix(machine: Machine) -> list[list[str]] | None:
 def list_gpu_pairs(machine: Machine) -> list[FactRow]:
     """List the pairs of GPUs by their connection."""
     rows = []
-    for word, gpu_pairs in _group_by_link(machine).items():
+    for word, gpu_pairs in pairs_by_link(machine.topology or []).items():
         text = " ".join(f"{a}-{b}" for a, b in gpu_pairs[:MAX_PAIRS])
         more = f" and {len(gpu_pairs) - MAX_PAIRS} more" if gpu_pairs[MAX_PAIRS:] else ""
         rows.append((f"{word} pairs", text + more))
     return rows
 
 
-def _group_by_link(machine: Machine) -> dict[str, list[tuple[int, int]]]:
-    return pairs_by_link(machine.topology) if machine.topology is not None else {}
-
-
 def suggest_comparison(machine: Machine) -> list[FactRow]:
     """Return the command that compares one pair of each connection."""
-    by_link = _group_by_link(machine)
-    if not by_link:
+    first_pairs = [gpu_pairs[0] for gpu_pairs in pairs_by_link(machine.topology or []).values()]
+    if not first_pairs:
         return []
     visible = machine.environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:  # device numbers differ from GPU numbers then
         return [("", f"CUDA_VISIBLE_DEVICES={visible}: its first one is device 0 of hardware.device_ids")]
-    values = ",".join(f"[{gpu_pairs[0][0]},{gpu_pairs[0][1]}]" for gpu_pairs in by_link.values())
+    values = ",".join(f"[{a},{b}]" for a, b in first_pairs)
     far = " hardware.bind=numa,far" if len(machine.numa or []) > 1 else ""
     return [("compare them", f"scalebench --multirun 'hardware.device_ids={values}'{far}")]
 
 
-def format_ranges(numbers: Sequence[int]) -> str:
+def format_ranges(numbers: Iterable[int]) -> str:
     """Return `0-2,8` for [0, 1, 2, 8]."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
+    # Numbers that follow each other are as far from their places.
+    runs = [list(run) for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])]
+    return ",".join(f"{run[0][1]}-{run[-1][1]}" if run[1:] else str(run[0][1]) for run in runs)
 
 
 def list_hardware_facts(machine: Machine) -> Facts:
@@ -173,18 +165,15 @@ def find_differences(runs: list[tuple[str, Result]]) -> dict[str, dict[str, list
     A package counts only where it is installed, since frameworks bring their own. An unset variable is a value, as is
     a GPU that another machine lacks.
     """
-    hardware = [(name, list_hardware_facts(result.machine)) for name, result in runs]
-    software = [(name, list_software_facts(result)) for name, result in runs]
-    variables = [(name, list_variables(result.machine)) for name, result in runs]
-    return _group_values(hardware, "none") | _group_values(software, None) | _group_values(variables, NOT_SET)
-
-
-def _group_values(runs: list[tuple[str, Facts]], absent: str | None) -> dict[str, dict[str, list[str]]]:
-    """Group runs by the value of each fact that has several; `absent` is the value of a missing fact."""
+    kinds: list[tuple[list[Facts], str | None]] = [
+        ([list_hardware_facts(result.machine) for _, result in runs], "none"),
+        ([list_software_facts(result) for _, result in runs], None),
+        ([list_variables(result.machine) for _, result in runs], NOT_SET),
+    ]
     groups: dict[str, dict[str, list[str]]] = {}
-    for fact in dict.fromkeys(fact for _, facts in runs for fact in facts):
-        for run, facts in runs:
-            value = facts.get(fact, absent)
-            if value is not None:
-                groups.setdefault(fact, {}).setdefault(value, []).append(run)
+    for facts_of_runs, absent in kinds:  # what a missing fact counts as
+        for fact in dict.fromkeys(fact for facts in facts_of_runs for fact in facts):
+            for (name, _), facts in zip(runs, facts_of_runs, strict=True):
+                if (value := facts.get(fact, absent)) is not None:
+                    groups.setdefault(fact, {}).setdefault(value, []).append(name)
     return {fact: values for fact, values in groups.items() if len(values) > 1}

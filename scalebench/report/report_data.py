@@ -321,33 +321,24 @@ class HomeFolder:
     def __init__(self) -> None:
         home = Path(os.path.expanduser("~"))
         homes = {str(path) for path in (home, home.resolve()) if len(path.parts) > 1 and path.is_absolute()}
-        self._homes = tuple(homes)
         names = "|".join(map(re.escape, sorted(homes, key=len, reverse=True))) or r"(?!)"
         self._pattern = re.compile(rf"(?<![\w.~-])(?:{names})(?![\w-]|\.\w)")
 
     def hide(self, text: str) -> str:
         """Return a text with `~` for the home folder where a path begins with it."""
-        return self._pattern.sub("~", text) if "/" in text and any(home in text for home in self._homes) else text
+        return self._pattern.sub("~", text) if "/" in text else text
 
     def hide_in(self, part: Any) -> Any:
-        """Return a section, a block or any part of one with `~` in all its texts; the same object if none changes."""
+        """Return a section, a block or any part of one with `~` in all its texts but ids, by which pages link."""
         if isinstance(part, str):
             return self.hide(part)
-        if isinstance(part, doc.Cell):
-            value = self.hide(part.value) if isinstance(part.value, str) else part.value
-            texts = {"text": self.hide(part.text), "value": value, "note": self.hide(part.note)}
-            same = all(getattr(part, name) == text for name, text in texts.items())
-            return part if same else replace(part, **texts)  # type: ignore[arg-type]
         if isinstance(part, (list, tuple)):
-            if all(type(each) in NUMBER_TYPES for each in part):  # by far the most
-                return part
-            changed = [self.hide_in(each) for each in part]
-            return part if all(a is b for a, b in zip(changed, part, strict=True)) else changed
-        if is_dataclass(part) and not isinstance(part, type):
-            values = {each.name: getattr(part, each.name) for each in fields(part) if each.name != "id"}
-            texts = {name: new for name, value in values.items() if (new := self.hide_in(value)) is not value}
-            return replace(part, **texts) if texts else part
-        return part
+            return part if all(type(each) in NUMBER_TYPES for each in part) else [self.hide_in(each) for each in part]
+        if not is_dataclass(part) or isinstance(part, type):
+            return part
+        values = [(each.name, getattr(part, each.name)) for each in fields(part) if each.name != "id"]
+        changes = {name: new for name, value in values if (new := self.hide_in(value)) is not value}
+        return replace(part, **changes) if changes else part  # most parts have no path, and copies take time
 
 
 def make_relative_link(link: str, home: str | os.PathLike[str], folder: str | os.PathLike[str]) -> str:

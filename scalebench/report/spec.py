@@ -97,7 +97,7 @@ class Drawing:
 
     def __call__(self, section: str, group: doc.CurveGroup, report_data: ReportData) -> Iterable[doc.Block]:
         """Yield the chart; nothing without a value, or with bars of 0, which cannot be seen."""
-        series = (doc.make_line_series if self.lines else doc.make_bar_series)(group.curves, self.column)
+        series = doc.make_line_series(group.curves, self.column, gaps=self.lines)
         if any(y for each in series for y in each.y):
             unit, _ = find_kind(self.column)
             y = doc.Axis(self.axis, percent=unit == "share", unit="" if unit == "share" else unit)

@@ -14,15 +14,7 @@ from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.analysis.time_to_target import make_training_table as make_training_frame
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.untrusted import clean_text
-from scalebench.report.document import (
-    THROUGHPUT,
-    Cell,
-    Row,
-    Table,
-    get_tags,
-    join_sentences,
-    make_cell,
-)
+from scalebench.report import document as doc
 from scalebench.report.flag_text import describe_intervals, describe_row, get_repeat_counts, to_number, to_text
 from scalebench.report.report_data import HomeFolder, read_operations
 
@@ -47,7 +39,7 @@ FORMULA_START = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|\s")  # also ful
 
 SETTING_START = re.compile(r"\s+(?=[\w.]+=)")  # of the next `key=value`; a value may have spaces
 
-CellMaker = Callable[[dict[str, Any]], Cell]
+CellMaker = Callable[[dict[str, Any]], doc.Cell]
 
 
 class Footnotes:
@@ -62,10 +54,10 @@ class Footnotes:
             self._marks.setdefault(remark, _make_mark(len(self._marks)))
         return [mark for remark, mark in self._marks.items() if remark in remarks]
 
-    def make_cell(self, remarks: Sequence[str]) -> Cell:
+    def make_cell(self, remarks: Sequence[str]) -> doc.Cell:
         """Make a cell of marks, which shows the remarks on demand."""
         text = "; ".join(remarks)
-        return Cell(" ".join(self.mark(remarks)), text or None, note=text)
+        return doc.Cell(" ".join(self.mark(remarks)), text or None, note=text)
 
     def list_notes(self) -> list[tuple[str, str]]:
         """Return each mark and its remark."""
@@ -77,7 +69,7 @@ def _make_mark(number: int) -> str:
     return (_make_mark(before - 1) if before else "") + chr(ord("a") + letter)
 
 
-def move_to_footnotes(table: Table, column: str) -> Table:
+def move_to_footnotes(table: doc.Table, column: str) -> doc.Table:
     """Return the table with marks in a column of long texts, which stand once below it."""
     number, notes, rows = list(table.columns).index(column), Footnotes(), []
     for row in table.rows:
@@ -126,7 +118,7 @@ def write_spreadsheet(frame: pd.DataFrame, path: Path, full_paths: bool = False)
     frame.assign(**texts).to_csv(path, index=False)
 
 
-def make_configuration_table(frame: pd.DataFrame, baseline_name: str | None = None) -> Table:
+def make_configuration_table(frame: pd.DataFrame, baseline_name: str | None = None) -> doc.Table:
     """Make the table of strategies by devices: throughput with interval, status and remarks, overhead, speedup,
     efficiency, model FLOPs utilization, epoch time.
 
@@ -134,75 +126,58 @@ def make_configuration_table(frame: pd.DataFrame, baseline_name: str | None = No
     baseline that the user named, whose speedups have columns of their own.
     """
     heading, varying = split_shared_columns(frame)
-
-    def make_setting_column(name: str) -> CellMaker:
-        return lambda row: make_cell(format_setting(row[name]))
-
-    def make_status_cell(row: dict[str, Any]) -> Cell:
-        status = to_text(row["status"])
-        return Cell(status, status, chip=STATUS_CHIPS.get(status, "bad"))
-
-    labels = {name: make_setting_column(name) for name in [*varying, "strategy"]}
-    figures, notes = make_figure_columns(frame, varying, baseline_name), Footnotes()
-    columns: dict[str, CellMaker] = {**labels, "gpus": figures.pop("gpus"), THROUGHPUT_HEAD: figures[THROUGHPUT_HEAD]}
-    numeric = frozenset(["gpus", *figures])
-    # These come before the other figures, so that they are visible before the table is scrolled.
-    columns |= {"status": make_status_cell, "remarks": lambda row: notes.make_cell(list_remarks(row, explains=True))}
-    columns |= {head: make for head, make in figures.items() if head not in columns}
-    rows = [
-        Row([make(row) for make in columns.values()], get_tags(row))
-        for row in drop_common_settings(plain_rows(frame.sort_values(SORT_COLUMNS)))
-    ]
-    caption = join_sentences(heading, describe_intervals(frame))
-    notes_below = notes.list_notes()
-    return Table("strategies", "Configurations", list(columns), rows, numeric, caption, notes_below)
+    labels, figures, notes = [*varying, "strategy"], make_figure_columns(frame, varying, baseline_name), Footnotes()
+    # Status and remarks come before most figures, so that they are visible before the table is scrolled.
+    first = {name: figures.pop(name) for name in ("gpus", THROUGHPUT_HEAD)}
+    rows = []
+    for row in drop_common_settings(plain_rows(frame.sort_values(SORT_COLUMNS))):
+        cells = [doc.make_cell(format_setting(row[name])) for name in labels] + [make(row) for make in first.values()]
+        cells.append(doc.Cell(row["status"], row["status"], chip=STATUS_CHIPS.get(row["status"], "bad")))
+        cells.append(notes.make_cell(list_remarks(row, explains=True)))
+        rows.append(doc.Row([*cells, *(make(row) for make in figures.values())], doc.get_tags(row)))
+    heads, numeric = [*labels, *first, "status", "remarks", *figures], frozenset([*first, *figures])
+    caption = doc.join_sentences(heading, describe_intervals(frame))
+    return doc.Table("strategies", "Configurations", heads, rows, numeric, caption, notes.list_notes())
 
 
 def make_figure_columns(frame: pd.DataFrame, varying: list[str], baseline_name: str | None) -> dict[str, CellMaker]:
     """Return the columns that hold figures, as far as any row has one."""
-    columns: dict[str, CellMaker] = {"gpus": _make_text_column("gpus")}
+
+    def make_column(name: str, show: Callable[[dict[str, Any], str], str]) -> CellMaker:
+        return lambda row: doc.make_cell(text, row[name]) if (text := show(row, name)) else doc.Cell("")
+
+    def show_text(row: dict[str, Any], name: str) -> str:
+        return to_text(row[name])
+
+    columns: dict[str, CellMaker] = {"gpus": make_column("gpus", show_text)}
     if (frame["nodes"] > 1).any():
-        columns["nodes"] = _make_text_column("nodes")
+        columns["nodes"] = make_column("nodes", show_text)
     if (get_repeat_counts(frame) > 1).any():
-        columns["repeats"] = _make_text_column("repeats")
+        columns["repeats"] = make_column("repeats", show_text)
     columns[THROUGHPUT_HEAD] = make_throughput_cell
     if frame["overhead_share"].notna().any():  # a bare strategy alone has none
-        columns["overhead at 1"] = _make_figure_column(lambda row, name: format_overhead(row), "overhead_share")
-    baselines = {"bare": "bare", "self": "self"}
+        columns["overhead at 1"] = make_column("overhead_share", _format_overhead)
+    kinds = {"bare": "bare", "self": "self"}
     if baseline_name is not None and frame["speedup_given"].notna().any():
-        baselines["given"] = f"over {baseline_name}"
-    columns |= {f"speedup {text}": _make_figure_column(format_ratio_column, f"speedup_{kind}")
-                for kind, text in baselines.items()}  # fmt: skip
-    columns |= {f"efficiency {text}": _make_figure_column(format_percent_column, f"efficiency_{kind}")
-                for kind, text in baselines.items() if f"efficiency_{kind}" in frame}  # fmt: skip
+        kinds["given"] = f"over {baseline_name}"
+    for figure, show in (("speedup", format_ratio_column), ("efficiency", format_percent_column)):
+        for kind, text in kinds.items():
+            if f"{figure}_{kind}" in frame:
+                columns[f"{figure} {text}"] = make_column(f"{figure}_{kind}", show)
     if frame["mfu"].notna().any():
-        columns["MFU"] = _make_figure_column(lambda row, name: format_percent(to_number(row[name])), "mfu")
-    columns["epoch"] = lambda row: make_cell(format_seconds(row["epoch_s"]), row["epoch_s"])
+        columns["MFU"] = make_column("mfu", lambda row, name: format_percent(to_number(row[name])))
+    columns["epoch"] = make_column("epoch_s", lambda row, name: format_seconds(row[name]))
     if {"feed", "prefetch"} & set(varying) and frame["data_share"].notna().any():
-        columns["data"] = _make_figure_column(lambda row, name: format_data_share(row), "data_share")
+        columns["data"] = make_column("data_share", _format_data_share)
     return columns
 
 
-def _make_text_column(name: str) -> CellMaker:
-    return lambda row: make_cell(to_text(row[name]), None if isinstance(row[name], str) else row[name])
-
-
-def _make_figure_column(show: Callable[[dict[str, Any], str], str], name: str) -> CellMaker:
-    """Make a column of `name`, without a value where nothing is shown."""
-    return lambda row: make_cell(text, row[name]) if (text := show(row, name)) else Cell("")
-
-
 def split_shared_columns(frame: pd.DataFrame) -> tuple[str, list[str]]:
-    """Return what all rows share, as text, and the columns that distinguish rows of one strategy and device count."""
+    """Return what all rows share, as text, and the columns in which rows of one strategy and device count differ, as a
+    sweep over them does."""
     same = {name: frame[name].iloc[0] for name in SHARED_COLUMNS if frame[name].nunique() == 1}
-    heading = ", ".join(f"{name} {value}" for name, value in same.items())
-    return heading, [name for name in SHARED_COLUMNS if name not in same] + _find_differing_columns(frame)
-
-
-def _find_differing_columns(frame: pd.DataFrame) -> list[str]:
-    """List the columns in which rows of one model, scaling and device count differ, as a sweep over them does."""
-    same = ("model", "hardware", "scaling", "gpus")
-    rows = plain_rows(frame[[*same, "strategy", "options", *DIFFERING_COLUMNS, *CHOICE_COLUMNS]])
+    group = (*SHARED_COLUMNS, "gpus")
+    rows = plain_rows(frame[[*group, "strategy", "options", *DIFFERING_COLUMNS, *CHOICE_COLUMNS]])
 
     def differs(name: str, keys: tuple[str, ...], null_is_a_value: bool = True) -> bool:
         values: dict[tuple[Any, ...], set[Any]] = {}
@@ -211,10 +186,12 @@ def _find_differing_columns(frame: pd.DataFrame) -> list[str]:
                 values.setdefault(tuple(row[key] for key in keys), set()).add(row[name])
         return any(len(of_group) > 1 for of_group in values.values())
 
-    names = [name for name in DIFFERING_COLUMNS if differs(name, (*same, "model_options"), null_is_a_value=False)]
-    names += [name for name in CHOICE_COLUMNS if differs(name, same)]
+    names = [name for name in SHARED_COLUMNS if name not in same]
+    names += [name for name in DIFFERING_COLUMNS if differs(name, (*group, "model_options"), null_is_a_value=False)]
+    names += [name for name in CHOICE_COLUMNS if differs(name, group)]
     # Each strategy has its own options, which say nothing beside another strategy's; null means default options.
-    return [*names, "options"] if differs("options", (*same, "strategy")) else names
+    names += ["options"] if differs("options", (*group, "strategy")) else []
+    return ", ".join(f"{name} {value}" for name, value in same.items()), names
 
 
 def drop_common_settings(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -249,7 +226,7 @@ def format_throughput(row: Mapping[str, Any], unit: str = "", notes_repeat: bool
     An interval over blocks misses what differs between starts, so it is `± 0.8 % within this repeat` if
     `notes_repeat`.
     """
-    value, low, high = (to_number(row[name]) for name in (THROUGHPUT, "throughput_low", "throughput_high"))
+    value, low, high = (to_number(row[name]) for name in (doc.THROUGHPUT, "throughput_low", "throughput_high"))
     if value is None:
         return ""
     figure = f"{value:,.0f}{unit}" if value >= 100 else f"{value:.3g}{unit}"
@@ -259,8 +236,8 @@ def format_throughput(row: Mapping[str, Any], unit: str = "", notes_repeat: bool
     return f"{figure} ± {100 * (high - low) / 2 / value:.1f} %{within}"
 
 
-def make_throughput_cell(row: Mapping[str, Any]) -> Cell:
-    return make_cell(format_throughput(row), row[THROUGHPUT])
+def make_throughput_cell(row: Mapping[str, Any]) -> doc.Cell:
+    return doc.make_cell(format_throughput(row), row[doc.THROUGHPUT])
 
 
 def format_ratio(value: float | None, low: float | None = None, high: float | None = None) -> str:
@@ -270,20 +247,12 @@ def format_ratio(value: float | None, low: float | None = None, high: float | No
     return f"{value:.2f}" if low is None or high is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def make_ratio_cell(ratio: Estimate | None) -> Cell:
-    return Cell("") if ratio is None else make_cell(format_ratio(ratio.value, *ratio.limits), ratio.value)
-
-
-def format_ratio_and_limit(row: Mapping[str, Any], name: str) -> str:
-    """Return `1.86 ± 0.05`: the distance of the farther limit. Exact limits are those of `format_ratio_column`."""
-    value, low, high = (to_number(row[column]) for column in (name, f"{name}_low", f"{name}_high"))
-    if value is None or low is None or high is None:
-        return format_ratio(value)
-    return f"{value:.2f} ± {max(value - low, high - value):.2f}"
+def make_ratio_cell(ratio: Estimate | None) -> doc.Cell:
+    return doc.Cell("") if ratio is None else doc.make_cell(format_ratio(ratio.value, *ratio.limits), ratio.value)
 
 
 def format_ratio_column(row: Mapping[str, Any], name: str) -> str:
-    return format_ratio(*(to_number(row[column]) for column in (name, f"{name}_low", f"{name}_high")))
+    return format_ratio(*doc.get_figure(row, name))
 
 
 def format_percent(value: float | None, low: float | None = None, high: float | None = None) -> str:
@@ -295,21 +264,19 @@ def format_percent(value: float | None, low: float | None = None, high: float | 
 
 
 def format_percent_column(row: Mapping[str, Any], name: str) -> str:
-    return format_percent(*(to_number(row[column]) for column in (name, f"{name}_low", f"{name}_high")))
+    return format_percent(*doc.get_figure(row, name))
 
 
-def format_overhead(row: dict[str, Any]) -> str:
+def _format_overhead(row: dict[str, Any], name: str) -> str:
     """Return `17 % [15, 19]` for the one-device row that it was measured on; other rows would only repeat it."""
-    own = to_text(row["run_id"]) == to_text(row["baseline_self_id"])
-    return format_percent_column(row, "overhead_share") if own else ""
+    return format_percent_column(row, name) if row["run_id"] == row["baseline_self_id"] else ""
 
 
-def format_data_share(row: dict[str, Any]) -> str:
+def _format_data_share(row: dict[str, Any], name: str) -> str:
     """Return `2.0 % [1.6, 2.4]`: the share of a step that loading its batch adds to the device's work."""
-    value, step_s = to_number(row["data_share"]), to_number(row["step_s"])
-    limits = [to_number(row[f"data_s_{end}"]) for end in ("low", "high")]
-    if value is None:
+    if (value := row[name]) is None:
         return ""
+    limits, step_s = [row[f"data_s_{end}"] for end in ("low", "high")], row["step_s"]
     shares = [f"{100 * limit / step_s:z.1f}" for limit in limits if limit is not None and step_s]
     return f"{100 * value:z.1f} % [{', '.join(shares)}]" if len(shares) == 2 else f"{100 * value:z.1f} %"
 

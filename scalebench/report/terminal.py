@@ -15,7 +15,7 @@ from rich.text import Text
 
 from scalebench.analysis import step_breakdown, throughput, user_program
 from scalebench.analysis.attribution.causes import AttributedRun, find_causes
-from scalebench.analysis.ranking import Advice, list_advice
+from scalebench.analysis.ranking import list_advice
 from scalebench.analysis.rows import generalisation_gap, interval_cells
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core import units
@@ -28,16 +28,7 @@ from scalebench.report import training_tables
 from scalebench.report.document import THROUGHPUT, Table
 from scalebench.report.flag_text import format_flag
 from scalebench.report.report_data import read_operations
-from scalebench.report.sections import (
-    answer,
-    attribution,
-    batches,
-    memory,
-    operations,
-    parallelism,
-    published,
-    steps,
-)
+from scalebench.report.sections import answer, attribution, batches, memory, operations, parallelism, published, steps
 from scalebench.report.sections import collectives as links
 from scalebench.report.tables import format_throughput
 from scalebench.report.terminal_table import RunTable, get_status_style, make_rich_table, make_text
@@ -49,7 +40,6 @@ if TYPE_CHECKING:
 
 FactRows = list[tuple[str, str]]
 Part = RichTable | Text | str  # a table, a line or a text that may be broken between words, a line to be kept whole
-FieldFormat = tuple[str, Callable[[Any], str]]  # field of the monitor's record, and its format
 
 
 def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part]:
@@ -58,7 +48,11 @@ def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part
     columns."""
     curves, estimate_ratio = make_curves(runs.pooled), runs.configurations.estimate_ratio
     table = RunTable(runs.pooled, runs.baseline_label)
-    yield from table.list_lines(width, find_winners(list_advice(curves, estimate_ratio)), wide)
+    winners: set[str] = set()  # also the one device to stay on
+    for advice in list_advice(curves, estimate_ratio):
+        pairs = advice.rows if advice.kind in ("take", "tied") else [advice.one_device] if advice.kind == "stay" else []
+        winners |= {pair[1]["run_id"] for pair in pairs if pair is not None}
+    yield from table.list_lines(width, winners, wide)
     yield from _make_texts(answer.list_terminal_sentences(curves, estimate_ratio), "bold")
     yield from table.list_training_lines(width, wide)
     yield from _make_texts(training_tables.list_terminal_sentences(runs.frame))
@@ -69,15 +63,14 @@ def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part
     for part in parallelism.make_terminal_blocks(runs.pooled, estimate_ratio):
         yield make_text(part) if isinstance(part, str) else make_rich_table(part, part.title)
     if runs.probe_folders:
+        measured, transfers = read_operations(runs.probe_folders)
         yield ""
-        yield from _show_requested(*read_operations(runs.probe_folders))
-
-
-def find_winners(all_advice: Sequence[Advice]) -> set[str]:
-    """Return the run_id of each row that an advice is to take, also that of the one device to stay on."""
-    rows = [advice.rows if advice.kind in ("take", "tied") else [advice.one_device] if advice.kind == "stay" else []
-            for advice in all_advice]  # fmt: skip
-    return {pair[1]["run_id"] for pairs in rows for pair in pairs if pair is not None}
+        if len(measured):
+            yield from (make_rich_table(table, table.title) for table in links.make_collective_tables(measured))
+            yield from links.list_comparisons(measured)
+        if len(transfers):
+            bandwidths = links.make_bandwidth_table(transfers)
+            yield make_rich_table(bandwidths, bandwidths.title)
 
 
 def _make_texts(sentences: Sequence[str], style: str = "") -> Iterator[Part]:
@@ -85,16 +78,6 @@ def _make_texts(sentences: Sequence[str], style: str = "") -> Iterator[Part]:
     if sentences:
         yield ""
         yield from (Text(clean_text(sentence), style) for sentence in sentences)
-
-
-def _show_requested(operations: pd.DataFrame, transfers: pd.DataFrame) -> Iterator[Part]:
-    """Yield collective operations and bandwidths."""
-    if len(operations):
-        yield from (make_rich_table(table, table.title) for table in links.make_collective_tables(operations))
-        yield from links.list_comparisons(operations)
-    if len(transfers):
-        table = links.make_bandwidth_table(transfers)
-        yield make_rich_table(table, table.title)
 
 
 def make_references(frame: pd.DataFrame, names: Sequence[str]) -> Iterator[RichTable]:
@@ -296,50 +279,47 @@ def list_files(result: Result, folder: Path) -> FactRows:
     return [(kind, f"{folder / name}{note}") for kind, name, note in files if name and find_run_file(folder, name)]
 
 
-def _fill(template: str, show: Callable[[float], str]) -> Callable[[Any], str]:
-    return lambda value: template.format(show(value))
-
-
 SIGTERM_BROADCAST = (
     "includes Lightning's broadcast before each batch, by which ranks learn of a SIGTERM, and the wait for it; "
     "strategy.options.sigterm=never leaves them out"
 )
-# Fields of the monitor's record by row; fields that were not measured are left out.
-USAGE_ROWS: dict[str, list[FieldFormat]] = {
+# Fields of the monitor's record by row, with their text and format; fields that were not measured are left out.
+USAGE_ROWS: dict[str, list[tuple[str, str, Callable[[Any], str]]]] = {
     "processor cores": [
-        ("cpu_util_mean", _fill("{} of those the run may use were busy", format_percent)),
-        ("cpu_util_ours_mean", _fill("{} with the run's processes", format_percent)),
-        ("cpu_cores_others_mean", _fill("other programs took {} cores' worth", format_number)),
+        ("cpu_util_mean", "{} of those the run may use were busy", format_percent),
+        ("cpu_util_ours_mean", "{} with the run's processes", format_percent),
+        ("cpu_cores_others_mean", "other programs took {} cores' worth", format_number),
+        ("other_programs", "the largest of them {}", " ".join),
     ],
     "memory at most": [
-        ("rss_bytes_max", _fill("{}, all ranks together", format_bytes)),
-        ("rss_anon_bytes_max", _fill("{} without mapped files", format_bytes)),
-        ("memory_available_bytes_min", _fill("{} of the machine were left", format_bytes)),
+        ("rss_bytes_max", "{}, all ranks together", format_bytes),
+        ("rss_anon_bytes_max", "{} without mapped files", format_bytes),
+        ("memory_available_bytes_min", "{} of the machine were left", format_bytes),
     ],
-    "swapped": [("swap_in_bytes", _fill("{} in", format_bytes)), ("swap_out_bytes", _fill("{} out", format_bytes))],
+    "swapped": [("swap_in_bytes", "{} in", format_bytes), ("swap_out_bytes", "{} out", format_bytes)],
     "GPUs": [
-        ("gpu_util_mean", _fill("busy {} of the time", format_percent)),
-        ("gpu_power_w_mean", _fill("{} W, all together", format_number)),
-        ("energy_j", _fill("{} J", format_number)),
-        ("gpu_temperature_c_max", _fill("{} degrees C at most", format_number)),
+        ("gpu_util_mean", "busy {} of the time", format_percent),
+        ("gpu_power_w_mean", "{} W, all together", format_number),
+        ("energy_j", "{} J", format_number),
+        ("gpu_temperature_c_max", "{} degrees C at most", format_number),
     ],
     "GPU clocks": [
-        ("sm_clock_mhz_mean", _fill("cores {} MHz", format_number)),
-        ("sm_clock_mhz_min", _fill("at least {}", format_number)),
-        ("mem_clock_mhz_mean", _fill("memory {} MHz", format_number)),
-        ("mem_clock_mhz_min", _fill("at least {}", format_number)),
-        ("throttle_reasons", lambda names: f"held back by {' '.join(names)}" if names else "not throttled"),
+        ("sm_clock_mhz_mean", "cores {} MHz", format_number),
+        ("sm_clock_mhz_min", "at least {}", format_number),
+        ("mem_clock_mhz_mean", "memory {} MHz", format_number),
+        ("mem_clock_mhz_min", "at least {}", format_number),
+        ("throttle_reasons", "{}", lambda names: f"held back by {' '.join(names)}" if names else "not throttled"),
     ],
     "network": [
-        ("net_sent_bytes_per_s", _fill("{}/s sent", format_bytes)),
-        ("net_received_bytes_per_s", _fill("{}/s received", format_bytes)),
-        ("loopback_bytes_per_s", _fill("{}/s within the machine", format_bytes)),
-        ("infiniband_sent_bytes_per_s", _fill("{}/s sent over InfiniBand", format_bytes)),
-        ("infiniband_received_bytes_per_s", _fill("{}/s received over InfiniBand", format_bytes)),
+        ("net_sent_bytes_per_s", "{}/s sent", format_bytes),
+        ("net_received_bytes_per_s", "{}/s received", format_bytes),
+        ("loopback_bytes_per_s", "{}/s within the machine", format_bytes),
+        ("infiniband_sent_bytes_per_s", "{}/s sent over InfiniBand", format_bytes),
+        ("infiniband_received_bytes_per_s", "{}/s received over InfiniBand", format_bytes),
     ],
     "disks": [
-        ("disk_read_bytes_per_s", _fill("{}/s read", format_bytes)),
-        ("disk_written_bytes_per_s", _fill("{}/s written", format_bytes)),
+        ("disk_read_bytes_per_s", "{}/s read", format_bytes),
+        ("disk_written_bytes_per_s", "{}/s written", format_bytes),
     ],
 }
 
@@ -349,8 +329,8 @@ def list_usage(result: Result) -> FactRows:
     timed, and by each rank for itself."""
     rows = []
     for name, fields in USAGE_ROWS.items():
-        values = [(getattr(result.monitor, field), show) for field, show in fields]
-        rows.append((name, ", ".join(show(value) for value, show in values if value is not None)))
+        values = [(getattr(result.monitor, field), template, show) for field, template, show in fields]
+        rows.append((name, ", ".join(text.format(show(value)) for value, text, show in values if value is not None)))
     rows += [
         ("GPUs used", _describe_gpus(result.ranks)),
         ("memory of a rank at most", _describe_peaks(result.ranks)),

@@ -69,7 +69,7 @@ class RunTable:
             figures = {
                 "devices": [str(row["gpus"]) for row in self.rows],
                 "samples/s": rates,
-                "speedup": [tables.format_ratio_and_limit(row, f"speedup_{kind}") for row, kind in pairs],
+                "speedup": [_format_speedup(row, f"speedup_{kind}") for row, kind in pairs],
                 "efficiency": [tables.format_percent(row[f"efficiency_{kind}"]) for row, kind in pairs],
             }
         short = {**figures, "speedup": [ratio.partition(" ")[0] for ratio in figures.get("speedup", [])]}
@@ -259,6 +259,14 @@ def _list_settings(row: Cells, varying: Sequence[str]) -> list[str]:
         elif row[name] is not None:
             settings.append(f"{name}={tables.format_setting(row[name]).replace(' ', ',')}")
     return settings
+
+
+def _format_speedup(row: Cells, name: str) -> str:
+    """Return `1.86 ± 0.05`: the distance of the farther limit."""
+    value, low, high = doc.get_figure(row, name)
+    if value is None or low is None or high is None:
+        return tables.format_ratio(value)
+    return f"{value:.2f} ± {max(value - low, high - value):.2f}"
 
 
 def _align_limits(cells: Sequence[str]) -> list[str]:

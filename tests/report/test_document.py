@@ -30,7 +30,7 @@ def test_a_row_without_the_figure_is_a_gap_in_a_line_and_no_bar():
     (line,) = document.make_line_series([curve_with_gap, curve("b", row(1, x=None)), curve("c", row(1))], "x")
     assert (line.x, line.y, line.low, line.high) == ([1, 2, 4], [0.5, None, 0], [None, None, -1], [None] * 3)
     assert line.style == "line" and line.tags == {"strategy": "a"}
-    (bar,) = document.make_bar_series([curve_with_gap], "x")
+    (bar,) = document.make_line_series([curve_with_gap], "x", gaps=False)
     assert (bar.x, bar.y, bar.low, bar.high) == ([1, 4], [0.5, 0], [None, -1], [None, None])
     (point,) = document.make_line_series([curve("a", row(1, x=None), row(2, x=1.0))], "x")
     assert point.style == "points" and point.low == ()
@@ -67,11 +67,9 @@ def test_of_many_curves_and_groups_the_best_are_kept():
 
 def test_sentences_are_joined_and_durations_have_their_limits():
     assert document.join_sentences("one", "", "Two.") == "One. Two." and document.join_sentences() == ""
-    assert (
-        document.format_duration_column({"x": 0.00135, "x_low": 0.0012, "x_high": 0.00151}, "x")
-        == "1.35 ms [1.20, 1.51]"
-    )
-    assert document.format_duration_column({"x": 0.00135, "x_low": 0.0012, "x_high": pd.NA}, "x") == "1.35 ms"
+    for high, text in ((0.00151, "1.35 ms [1.20, 1.51]"), (pd.NA, "1.35 ms")):
+        figure = document.get_figure({"x": 0.00135, "x_low": 0.0012, "x_high": high}, "x")
+        assert document.format_duration(*figure) == text
 
 
 def test_dips_and_peaks_and_ends_stay():

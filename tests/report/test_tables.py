@@ -8,7 +8,6 @@ from scalebench.core.result import write_result
 from scalebench.report.repeat_commands import make_baseline_commands
 from scalebench.report.tables import (
     format_percent_column,
-    format_ratio_and_limit,
     format_ratio_column,
     format_seconds,
     format_throughput,
@@ -62,8 +61,6 @@ def test_throughput(value, low, high, shown):
 @pytest.mark.parametrize(("form", "name", "figures", "text"), [
     (format_ratio_column, "speedup_self", (1.856, 1.82, 1.904), "1.86 [1.82, 1.90]"),
     (format_ratio_column, "speedup_self", (1.0,), "1.00"), (format_ratio_column, "speedup_self", [pd.NA] * 3, ""),
-    (format_ratio_and_limit, "speedup_self", (1.856, 1.82, 1.904), "1.86 ± 0.05"),
-    (format_ratio_and_limit, "speedup_self", (1.856, 1.82), "1.86"),
     (format_percent_column, "efficiency_self", (0.928, 0.91, 0.952), "93 % [91, 95]"),
     (format_percent_column, "efficiency_self", (0.5, 0.4, pd.NA), "50 %"),
     (format_percent_column, "efficiency_self", (pd.NA,), ""),

@@ -191,7 +191,7 @@ def test_a_dataset_that_was_read_more_slowly_than_it_is_trained_on_is_a_flag():
 
 
 def test_every_row_names_fields_of_the_record():
-    named = [name for parts in USAGE_ROWS.values() for name, _ in parts]
+    named = [name for parts in USAGE_ROWS.values() for name, *_ in parts]
     fields = {field.name for field in dataclasses.fields(MonitorRecord)}
     assert set(named) <= fields and len(named) == len(set(named))
     assert fields - set(named) == {"file", "reason", "energy_from", "devices"}

@@ -121,7 +121,7 @@ def _make_batch_table(group: doc.CurveGroup, estimate_ratio: EstimateRatio) -> d
     for (curve, row), tags in group.list_rows():
         gain = decide_ratio(row, curve.rows[0], estimate_ratio)
         over = doc.make_cell("1.00", gain.value) if row is curve.rows[0] else gain
-        epoch = doc.make_cell(doc.format_duration_column(row, "epoch_s"), row["epoch_s"])
+        epoch = doc.make_cell(doc.format_duration(*doc.get_figure(row, "epoch_s")), row["epoch_s"])
         rate = tables.make_throughput_cell(row)
         rows.append((tags, [curve.name, row[BATCH], row["global_batch"], rate, over, epoch]))
     heads = ("strategy", "batch per device", "global batch", "samples/s (95 %)", "over the smallest", "epoch (95 %)")

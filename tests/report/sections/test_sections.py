@@ -120,7 +120,7 @@ def test_what_an_idle_link_happened_to_be_and_a_package_that_is_not_there_are_no
 
     def find_differences(*changes):
         results = [record("ddp", 1, machine=dataclasses.replace(MACHINE, **each)) for each in changes]
-        return machine_text.find_differences(zip("ab", results, strict=True))
+        return machine_text.find_differences(list(zip("ab", results, strict=True)))
 
     slow, fast = (dataclasses.replace(gpu, pcie_generation=n, pcie_width=16, sm_clock_mhz=100 * n) for n in (1, 4))
     assert find_differences({"gpus": [slow]}, {"gpus": [fast]}) == {}
