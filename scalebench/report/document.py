@@ -407,6 +407,13 @@ def stack_lengths(chart: Chart) -> list[list[Number]]:
     return lengths
 
 
+def format_value(value: float, axis: Axis) -> str:
+    """Return `93.0 %` for a share, `1,234` or `12.34` for another figure."""
+    if axis.percent:
+        return f"{100 * value:z.1f} %"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def join_sentences(*parts: str) -> str:
     """Join parts as sentences, each with a capital and a full stop; empty parts are left out."""
     return " ".join(f"{part[0].upper()}{part[1:].rstrip('.')}." for part in parts if part)

@@ -200,14 +200,7 @@ def _draw_line(axes: Any, series: doc.Series, style: LineStyle) -> Any:
     )  # fmt: skip
     if series.fit:
         axes.plot(series.x, series.fit, color=colour, linestyle=DASHES["dot"], linewidth=0.8)
-    if dots := series.list_dots():
-        _draw_dots(axes, dots, colour)
-    limits = series.limits
-    if any(low is not None for low, _ in limits) and not only_points and len(ys) > 1:
-        low, high = ([_to_float(limit) for limit in ends] for ends in zip(*limits, strict=True))
-        axes.fill_between(series.x, low, high, color=colour, alpha=0.18, linewidth=0)
-    else:
-        _draw_whiskers(axes, series.x, series, colour)
+    _draw_spread(axes, series.x, series, colour, has_band=not only_points and len(ys) > 1)
     return handle
 
 
@@ -216,32 +209,41 @@ def _draw_bars(axes: Any, chart: doc.Chart, visible: StyledSeries) -> list[Any]:
     places = list(dict.fromkeys(x for series, _ in visible for x in series.x))
     if not any(isinstance(x, str) for x in places):
         places.sort()
-    at = {x: float(number) for number, x in enumerate(places)}
-    width = 0.8 / max(1, len(visible))
-    handles = []
+    width, handles = 0.8 / len(visible), []
     for number, (series, style) in enumerate(visible):
-        ys = [0.0 if y is None else float(y) for y in series.y]
-        xs = [at[x] + (number - (len(visible) - 1) / 2) * width for x in series.x]
-        handles.append(axes.bar(xs, ys, width, color=_get_colour(style), hatch=HATCHES[style.pattern],
-                                edgecolor="white", linewidth=0.4))  # fmt: skip
-        if series.low:
-            _draw_whiskers(axes, xs, series, "black")
-        if dots := series.list_dots(xs):
-            _draw_dots(axes, dots, "black")
+        xs = [places.index(x) + (number - (len(visible) - 1) / 2) * width for x in series.x]
+        handles.append(axes.bar(xs, [y or 0.0 for y in series.y], width, color=_get_colour(style),
+                                hatch=HATCHES[style.pattern], edgecolor="white", linewidth=0.4))  # fmt: skip
+        _draw_spread(axes, xs, series, "black")
         for x, y, top in zip(xs, series.y, series.list_tops(), strict=True) if chart.has_bar_labels else ():
             label = format_bar_label(y, chart.y)
             axes.annotate(label, (x, top), (0, 2), textcoords="offset points", ha="center", fontsize=LABEL_SIZE)
     words = [x if isinstance(x, str) else f"{x:g}" for x in places]
     crowded = sum(map(len, words)) > 40
-    axes.set_xticks(list(at.values()), words, rotation=30 if crowded else 0, ha="right" if crowded else "center")
+    axes.set_xticks(range(len(words)), words, rotation=30 if crowded else 0, ha="right" if crowded else "center")
     axes.grid(False, axis="x")
     return handles
+
+
+def _draw_spread(axes: Any, xs: Sequence[Any], series: doc.Series, colour: str, has_band: bool = False) -> None:
+    """Draw a dot for each repeat, and the limits of each point."""
+    if dots := series.list_dots(xs):
+        x, y = zip(*dots, strict=True)
+        axes.plot(x, y, color=colour, linestyle="none", marker=".", markersize=3, alpha=0.6)
+    if all(low is None for low, _ in series.limits):
+        return
+    ys, low, high = ([_to_float(value) for value in ends] for ends in (series.y, *zip(*series.limits, strict=True)))
+    if has_band:
+        axes.fill_between(xs, low, high, color=colour, alpha=0.18, linewidth=0)
+        return
+    below, above = ([abs(end - y) for y, end in zip(ys, ends, strict=True)] for ends in (low, high))
+    axes.errorbar(xs, ys, (below, above), fmt="none", ecolor=colour, elinewidth=0.9, capsize=1.5)
 
 
 def _draw_stack(axes: Any, chart: doc.Chart, visible: StyledSeries) -> list[Any]:
     """Draw lying bars, the first one on top, and a marker for each negative value."""
     places = list(dict.fromkeys(x for series in chart.series for x in series.x))
-    ends = dict.fromkeys(places, 0.0)
+    ends: dict[Any, float] = dict.fromkeys(places, 0.0)
     lengths = {id(series): each for series, each in zip(chart.series, doc.stack_lengths(chart), strict=True)}
     handles = []
     for series, style in visible:
@@ -258,16 +260,6 @@ def _draw_stack(axes: Any, chart: doc.Chart, visible: StyledSeries) -> list[Any]
     axes.invert_yaxis()
     axes.grid(False, axis="y")
     return handles
-
-
-def _draw_dots(axes: Any, dots: Sequence[tuple[Any, float]], colour: str) -> None:
-    axes.plot(*zip(*dots, strict=True), color=colour, linestyle="none", marker=".", markersize=3, alpha=0.6)
-
-
-def _draw_whiskers(axes: Any, xs: Sequence[Any], series: doc.Series, colour: str) -> None:
-    for x, (low, high) in zip(xs, series.limits, strict=True):
-        if low is not None:
-            axes.plot([x, x], [low, high], color=colour, linewidth=0.9, marker="_", markersize=3)
 
 
 def _to_float(value: doc.Number) -> float:

@@ -118,7 +118,7 @@ def _render_chart(chart: doc.Chart) -> str:
         for x in places:
             row = [_format_x(x, chart.x)]
             for series in chart.series:  # several points may be above each other
-                values = (_format_value(series, k, chart.y) for k, place in enumerate(series.x) if place == x)
+                values = (_format_point(series, k, chart.y) for k, place in enumerate(series.x) if place == x)
                 row.append(", ".join(filter(None, values)))
             rows.append(row)
         names = [escape(series.name) for series in chart.series]
@@ -128,32 +128,23 @@ def _render_chart(chart: doc.Chart) -> str:
     for series in chart.series:
         numbers = [(float(k), y) for k, y in enumerate(series.y) if y is not None]
         for k in (int(number) for number, _ in doc.downsample(numbers, max_points)):
-            rows.append([escape(series.name), _format_x(series.x[k], chart.x), _format_value(series, k, chart.y)])
+            rows.append([escape(series.name), _format_x(series.x[k], chart.x), _format_point(series, k, chart.y)])
     table = make_table(["series", escape(chart.x.title), escape(chart.y.title)], rows, [False, True, True])
     points = sum(len(series.x) for series in chart.series)
     return table if len(rows) == points else f"{table}\n\n{len(rows)} of {points:,} points."
 
 
-def _format_value(series: doc.Series, k: int, axis: doc.Axis) -> str:
+def _format_point(series: doc.Series, k: int, axis: doc.Axis) -> str:
     """Return `0.93 [0.91, 0.95]`, in per cent `93.0 % [91.0, 95.0]`."""
     y, (low, high) = series.y[k], series.limits[k]
     if y is None:
         return ""
-    text = f"{_format_number(y, axis)} %" if axis.percent else _format_number(y, axis)
-    limits = "" if low is None or high is None else f" [{_format_number(low, axis)}, {_format_number(high, axis)}]"
-    return escape(text + limits)
+    limits = [doc.format_value(limit, axis).removesuffix(" %") for limit in (low, high) if limit is not None]
+    return escape(doc.format_value(y, axis) + (f" [{', '.join(limits)}]" if limits else ""))
 
 
 def _format_x(x: float | str, axis: doc.Axis) -> str:
-    return escape(x if isinstance(x, str) else _format_number(x, axis) + (" %" if axis.percent else ""))
-
-
-def _format_number(value: doc.Number, axis: doc.Axis) -> str:
-    if value is None:
-        return ""
-    if axis.percent:
-        return f"{100 * value:z.1f}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return escape(x if isinstance(x, str) else doc.format_value(x, axis))
 
 
 def escape(text: str) -> str:

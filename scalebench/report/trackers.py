@@ -165,12 +165,42 @@ def name_event_folder(run: TrackedRun) -> str:
 
 
 def _write_mlflow(runs: Survey, out: Path, project: str) -> list[str]:
-    """Add the runs that an experiment does not have yet."""
+    """Add the runs that an experiment does not have yet. Raise InputError where MLflow refuses."""
+    from mlflow.entities import Metric, Param
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
     uri = os.environ.get("MLFLOW_TRACKING_URI") or (out.absolute() / "mlruns").as_uri()
-    is_file_store = uri.startswith("file:")
-    # Versions from 3 on refuse a folder of files without consent.
-    with _set_variable(MLFLOW_CONSENT, "true") if is_file_store else contextlib.nullcontext():
-        added = _add_to_mlflow(runs, uri, project)
+    is_file_store, added = uri.startswith("file:"), 0
+    try:
+        # Versions from 3 on refuse a folder of files without consent.
+        with _set_variable(MLFLOW_CONSENT, "true") if is_file_store else contextlib.nullcontext():
+            client = MlflowClient(uri)
+            experiment = client.get_experiment_by_name(project)
+            number = client.create_experiment(project) if experiment is None else experiment.experiment_id
+            for run in list_tracked_runs(runs):
+                if client.search_runs([number], f"tags.`{RUN_ID_TAG}` = '{run.run_id}'", max_results=1):
+                    continue
+                begin_ms = int(run.started_at.timestamp() * 1000)
+                tags = {RUN_ID_TAG: run.run_id, "group": run.group, **run.texts}
+                texts = {name: text[:MLFLOW_VALUE_CHARACTERS] for name, text in tags.items()}
+                run_id = client.create_run(number, begin_ms, run_name=run.name, tags=texts).info.run_id
+                params = [Param(key, str(value)[:MLFLOW_VALUE_CHARACTERS]) for key, value in run.settings.items()]
+                metrics = [Metric(name, value, begin_ms, 0) for name, value in run.figures.items()]
+                metrics += [
+                    Metric(name, value, int(at_s * 1000), step)
+                    for name, points in run.series.items()
+                    for step, at_s, value in points
+                ]
+                for batch in _split(params, MLFLOW_BATCH):
+                    client.log_batch(run_id, params=batch)
+                for batch in _split(metrics, MLFLOW_BATCH * 10):
+                    client.log_batch(run_id, metrics=batch)
+                ended = "FINISHED" if run.is_ok else "FAILED"
+                client.set_terminated(run_id, ended, begin_ms + int(run.wall_s * 1000))
+                added += 1
+    except MlflowException as error:
+        raise InputError(f"mlflow at {uri}: {str(error).splitlines()[0]}") from error
     way = f"{MLFLOW_CONSENT}=true mlflow ui --backend-store-uri {uri}" if is_file_store else uri
     return [f"{added} runs in experiment '{project}': {way}"]
 
@@ -186,43 +216,6 @@ def _set_variable(name: str, value: str) -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
-
-
-def _add_to_mlflow(runs: Survey, uri: str, project: str) -> int:
-    """Add the runs that an experiment lacks, and return their number. Raise InputError where MLflow refuses."""
-    from mlflow.entities import Metric, Param
-    from mlflow.exceptions import MlflowException
-    from mlflow.tracking import MlflowClient
-
-    try:
-        client = MlflowClient(uri)
-        experiment = client.get_experiment_by_name(project)
-        number = client.create_experiment(project) if experiment is None else experiment.experiment_id
-        added = 0
-        for run in list_tracked_runs(runs):
-            if client.search_runs([number], f"tags.`{RUN_ID_TAG}` = '{run.run_id}'", max_results=1):
-                continue
-            begin_ms = int(run.started_at.timestamp() * 1000)
-            tags = {RUN_ID_TAG: run.run_id, "group": run.group, **run.texts}
-            texts = {name: text[:MLFLOW_VALUE_CHARACTERS] for name, text in tags.items()}
-            tracked = client.create_run(number, begin_ms, run_name=run.name, tags=texts)
-            params = [Param(key, str(value)[:MLFLOW_VALUE_CHARACTERS]) for key, value in run.settings.items()]
-            metrics = [Metric(name, value, begin_ms, 0) for name, value in run.figures.items()]
-            metrics += [
-                Metric(name, value, int(at_s * 1000), step)
-                for name, points in run.series.items()
-                for step, at_s, value in points
-            ]
-            for batch in _split(params, MLFLOW_BATCH):
-                client.log_batch(tracked.info.run_id, params=batch)
-            for batch in _split(metrics, MLFLOW_BATCH * 10):
-                client.log_batch(tracked.info.run_id, metrics=batch)
-            ended = "FINISHED" if run.is_ok else "FAILED"
-            client.set_terminated(tracked.info.run_id, ended, begin_ms + int(run.wall_s * 1000))
-            added += 1
-    except MlflowException as error:
-        raise InputError(f"mlflow at {uri}: {str(error).splitlines()[0]}") from error
-    return added
 
 
 def _split(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -37,22 +36,6 @@ STRICT = '"use strict";\n'
 MAX_TITLE_NAMES = 3
 TABLE_FILE = "results.csv"  # which tables.write_tables writes
 STATUSES = "ok failed oom timeout cancelled unsupported".split()  # in the order of the page
-
-
-@dataclass(frozen=True)
-class Header:
-    """The top of the page: which runs the report is about, when it was made, and what they ran on."""
-
-    title: str  # what was compared
-    group: str  # model, data set, hardware, scaling and batch of all runs; empty where they differ in them
-    date: str
-    version: str
-    paths: Sequence[str]
-    runs: int
-    statuses: Sequence[tuple[str, int]]
-    unreadable: int
-    table: str  # link to the file with all columns of the runs; empty if it is not there
-    machines: Sequence[str]  # "alpha: 8 x NVIDIA A100-SXM4-40GB, 48 cores, 1000 GiB"
 
 
 def write(report_data: ReportData, path: Path, sections: Iterable[doc.Section] | None = None) -> Path:
@@ -93,22 +76,28 @@ def render_page(report_data: ReportData, folder: Path, sections: list[doc.Sectio
     )
 
 
-def make_header(report_data: ReportData, home: Path, folder: Path) -> Header:
+def make_header(report_data: ReportData, home: Path, folder: Path) -> dict[str, Any]:
+    """Return the top of the page: which runs the report is about, when it was made, and what they ran on."""
     counts = {str(name): int(count) for name, count in report_data.frame["status"].value_counts().items()}
     paths = [str(path) for path in report_data.paths]
-    order = [*STATUSES, *sorted(set(counts) - set(STATUSES))]
-    return Header(
-        title=make_title(report_data.frame),
-        group=doc.describe_single_group(report_data.curves),
-        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        version=__version__,
-        paths=paths if report_data.full_paths else list(map(HomeFolder().hide, paths)),
-        runs=len(report_data.frame),
-        statuses=[(name, counts[name]) for name in order if counts.get(name)],
-        unreadable=len(report_data.unreadable),
-        table=make_relative_link(TABLE_FILE, home, folder) if (home / TABLE_FILE).is_file() else "",
-        machines=_describe_machines(report_data),
-    )
+    machines = []  # such as "alpha: 8 x NVIDIA A100-SXM4-40GB, 48 cores, 1000 GiB"
+    for name, run_id in report_data.frame.groupby("hardware", sort=True)["run_id"].first().items():
+        try:
+            machines.append(f"{name}: {describe_machine(report_data.result(str(run_id)).machine)}")
+        except (InputError, OSError):  # that record has been removed since
+            machines.append(str(name))
+    return {
+        "title": make_title(report_data.frame),
+        "group": doc.describe_single_group(report_data.curves),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "version": __version__,
+        "paths": paths if report_data.full_paths else list(map(HomeFolder().hide, paths)),
+        "runs": len(report_data.frame),
+        "statuses": [(name, counts[name]) for name in dict.fromkeys([*STATUSES, *sorted(counts)]) if counts.get(name)],
+        "unreadable": len(report_data.unreadable),
+        "table": make_relative_link(TABLE_FILE, home, folder) if (home / TABLE_FILE).is_file() else "",
+        "machines": machines,
+    }
 
 
 def make_title(frame: pd.DataFrame) -> str:
@@ -119,33 +108,17 @@ def make_title(frame: pd.DataFrame) -> str:
     rows = plain_rows(frame[["strategy", "gpus", "model", "started_at", "status"]])
     rows = [row for row in rows if row["status"] == "ok"] or rows
     rows = [row for row in rows if read_strategy_config(str(row["strategy"])).get("max_gpus") != 1] or rows
+
+    def list_names(column: str, plural: str) -> str:
+        names = sorted({str(row[column]) for row in rows})
+        return join_with_and(names) if len(names) <= MAX_TITLE_NAMES else f"{len(names)} {plural}"
+
     gpus = sorted({int(row["gpus"]) for row in rows if row["gpus"] is not None})
-    parts = [_list_names(rows, "strategy", "strategies"), _count_devices(gpus), _list_names(rows, "model", "models")]
+    devices = f"{gpus[0]} to {gpus[-1]} devices" if len(gpus) > 1 else format_count(gpus[0], "device") if gpus else ""
+    parts = [list_names("strategy", "strategies"), devices, list_names("model", "models")]
     with contextlib.suppress(ValueError):  # a record may have no time
         parts.append(f"{datetime.fromisoformat(max(str(row['started_at'] or '') for row in rows)):%-d %b %Y}")
     return ", ".join(filter(None, parts)) or "No runs"
-
-
-def _list_names(rows: Sequence[dict[str, Any]], column: str, plural: str) -> str:
-    names = sorted({str(row[column]) for row in rows})
-    return join_with_and(names) if len(names) <= MAX_TITLE_NAMES else f"{len(names)} {plural}"
-
-
-def _count_devices(gpus: Sequence[int]) -> str:
-    if not gpus:
-        return ""
-    return f"{gpus[0]} to {gpus[-1]} devices" if len(gpus) > 1 else format_count(gpus[0], "device")
-
-
-def _describe_machines(report_data: ReportData) -> list[str]:
-    """Describe the machine of the first run on each hardware, or only name it if that record has been removed."""
-    machines = []
-    for name, run_id in report_data.frame.groupby("hardware", sort=True)["run_id"].first().items():
-        try:
-            machines.append(f"{name}: {describe_machine(report_data.result(str(run_id)).machine)}")
-        except (InputError, OSError):
-            machines.append(str(name))
-    return machines
 
 
 def make_policy(scripts: Iterable[str]) -> str:

@@ -107,7 +107,9 @@ def make_figure(chart: doc.Chart, styles: Sequence[LineStyle]) -> Figure:
         if series.point_tags:
             meta["points"] = [dict(tags) for tags in series.point_tags]
         if chart.kind == "lines":
-            beside = [*_make_band(chart, series, meta), *_make_fit(series, meta), *_make_dots(series, meta)]
+            dotted = {"mode": "lines", "line": {"dash": "dot", "width": 1.2}}
+            fit = [_make_trace_beside("fit", meta, series.x, series.fit, **dotted)] if series.fit else []
+            beside = [*_make_band(chart, series, meta), *fit, *_make_dots(series, meta)]
             # A click on a name in the legend takes band and dots with the line.
             group = {"legendgroup": str(number)} if beside else {}
             traces += [*beside, {**_make_line_trace(chart, series, style, meta), **group}]
@@ -116,7 +118,9 @@ def make_figure(chart: doc.Chart, styles: Sequence[LineStyle]) -> Figure:
         else:
             points = [*_make_dots(series, meta), *(_make_bar_labels(chart, series, meta) if has_points else [])]
             group = {"legendgroup": str(number), "offsetgroup": str(number)} if has_points else {}
-            traces += [{**trace, **group} for trace in (_make_bar_trace(chart, series, style, meta), *points)]
+            bar = {**_make_points(chart, series), "type": "bar", "meta": {**meta, "role": "bar"}}
+            bar |= _make_pattern(style) | _make_error_bars(series, series.limits)
+            traces += [{**trace, **group} for trace in (bar, *points)]
     if chart.kind == "stacked":  # bars lie, so that there is room for the names beside them
         names = {**_make_axis(chart.x, chart, "x"), "title": {"text": ""}, "autorange": "reversed"}
         layout: Figure = {"xaxis": _make_axis(chart.y, chart, "y"), "yaxis": names}
@@ -134,7 +138,10 @@ def make_plotly_figures(charts: Sequence[doc.Chart]) -> list[Any]:
         from plotly.graph_objects import Figure as PlotlyFigure
     except ImportError as error:
         raise InputError("plot needs plotly; install it: pip install 'scalebench-train[notebook]'") from error
-    styles, colours = ChartStyles(charts), _read_colours()
+    css = resources.files(__package__).joinpath("assets", "page.css").read_text(encoding="utf-8")
+    # Reversed, since the first theme of the page is that of a light background.
+    colours = dict(reversed(re.findall(r"--([\w]+): (#[0-9a-fA-F]{3,6});", css)))
+    styles = ChartStyles(charts)
     figures = []
     for chart in charts:
         figure = make_figure(chart, styles.of(chart))
@@ -142,12 +149,6 @@ def make_plotly_figures(charts: Sequence[doc.Chart]) -> list[Any]:
         layout = {**figure["layout"], "title": {"text": escape_plotly(chart.title)}, "template": "plotly_white"}
         figures.append(PlotlyFigure(traces, layout))
     return figures
-
-
-def _read_colours() -> dict[str, str]:
-    """Return the colours of the page by their names; its first theme is that of a light background."""
-    css = resources.files(__package__).joinpath("assets", "page.css").read_text(encoding="utf-8")
-    return dict(reversed(re.findall(r"--([\w]+): (#[0-9a-fA-F]{3,6});", css)))
 
 
 def _set_colours(trace: Figure, colours: Mapping[str, str]) -> Figure:
@@ -200,11 +201,6 @@ def _make_line_trace(chart: doc.Chart, series: doc.Series, style: LineStyle, met
     )
 
 
-def _make_bar_trace(chart: doc.Chart, series: doc.Series, style: LineStyle, meta: Figure) -> Figure:
-    trace = {**_make_points(chart, series), "type": "bar", "meta": {**meta, "role": "bar"}}
-    return trace | _make_pattern(style) | _make_error_bars(series, series.limits)
-
-
 def _make_pattern(style: LineStyle) -> Figure:
     pattern = {"shape": style.pattern, "size": 6, "fillmode": "overlay"}
     return {"marker": {"pattern": pattern}} if style.pattern else {}
@@ -214,7 +210,7 @@ def _make_stack_traces(
     chart: doc.Chart, series: doc.Series, style: LineStyle, meta: Figure, lengths: Sequence[doc.Number]
 ) -> list[Figure]:
     """Return the pieces of lying bars, and a marker for each negative value; both show the value, not the length."""
-    texts = ["" if y is None else _format_number(y, chart.y) for y in series.y]
+    texts = ["" if y is None else doc.format_value(y, chart.y) for y in series.y]
     hover_texts = zip(texts, _make_hover_texts(chart, series), strict=True)
     shared: Figure = {
         "name": escape_plotly(series.name),
@@ -251,19 +247,18 @@ def _make_hover_texts(chart: doc.Chart, series: doc.Series) -> list[str]:
     for (low, high), note in zip(series.limits, itertools.chain(series.notes, itertools.repeat("")), strict=False):
         interval = ""
         if low is not None and high is not None:
-            interval = f"<br>95 %: {_format_number(low, chart.y)} to {_format_number(high, chart.y)}"
+            interval = f"<br>95 %: {doc.format_value(low, chart.y)} to {doc.format_value(high, chart.y)}"
         texts.append(interval + (f"<br>{escape_plotly(note)}" if note else ""))
     return texts
 
 
-def _format_number(number: float, axis: doc.Axis) -> str:
-    return f"{100 * number:.1f} %" if axis.percent else f"{number:.4g}"
-
-
 def _make_trace_beside(role: str, meta: Figure, x: Sequence[Any], y: Sequence[Any], **more: Any) -> Figure:
     """Return a trace that belongs to a line or bar: it has no name in the legend, and shows and hides with that."""
-    return {"type": "scatter", "x": x, "y": y, "hoverinfo": "skip", "showlegend": False,
-            "legendgroup": str(meta["series"]), "meta": {**meta, "role": role}, **more}  # fmt: skip
+    return {
+        "type": "scatter", "x": [round_number(value) for value in x], "y": [round_number(value) for value in y],
+        "hoverinfo": "skip", "showlegend": False, "legendgroup": str(meta["series"]), "meta": {**meta, "role": role},
+        **more,
+    }  # fmt: skip
 
 
 def _make_band(chart: doc.Chart, series: doc.Series, meta: Figure) -> list[Figure]:
@@ -274,8 +269,8 @@ def _make_band(chart: doc.Chart, series: doc.Series, meta: Figure) -> list[Figur
         if len(stretch) > 1:
             gap = [None] if xs else []
             forth, back = stretch, stretch[::-1]
-            xs += [*gap, *[round_number(series.x[k]) for k in [*forth, *back]]]
-            ys += [*gap, *[round_number(series.low[k]) for k in forth], *[round_number(series.high[k]) for k in back]]
+            xs += [*gap, *(series.x[k] for k in (*forth, *back))]
+            ys += [*gap, *(series.low[k] for k in forth), *(series.high[k] for k in back)]
     band = _make_trace_beside("band", meta, xs, ys, mode="lines", fill="toself", line={"width": 0})
     return [band] if xs else []
 
@@ -284,29 +279,22 @@ def _make_dots(series: doc.Series, meta: Figure) -> list[Figure]:
     """Return a trace with a dot for each repeat, so that one that differs from the others is seen."""
     if not (dots := series.list_dots()):
         return []
-    x, y = ([round_number(value) for value in values] for values in zip(*dots, strict=True))
+    x, y = zip(*dots, strict=True)
     tags = [tags for tags, values in zip(meta.get("points", ()), series.repeats, strict=False) for _ in values]
     meta = {**meta, "points": tags} if tags else meta
     marker = {"symbol": "circle", "size": 4, "opacity": 0.6}
     return [_make_trace_beside("repeat", meta, x, y, mode="markers", marker=marker)]
 
 
-def _make_fit(series: doc.Series, meta: Figure) -> list[Figure]:
-    """Return the fitted line of a series, dotted, in the colour of its points."""
-    x, y = ([round_number(value) for value in values] for values in (series.x, series.fit))
-    line = {"dash": "dot", "width": 1.2}
-    return [_make_trace_beside("fit", meta, x, y, mode="lines", line=line)] if series.fit else []
-
-
 def _make_bar_labels(chart: doc.Chart, series: doc.Series, meta: Figure) -> list[Figure]:
     """Return the values of bars as texts above their limits and dots, which would hide a text of the bar itself."""
     if not chart.has_bar_labels:
         return []
-    x, y = ([round_number(value) for value in values] for values in (series.x, series.list_tops()))
-    text = [format_bar_label(value, chart.y) for value in series.y]
+    texts = {"text": [format_bar_label(y, chart.y) for y in series.y], "textposition": "top center",
+             "textfont": {"size": 10}, "cliponaxis": False}  # fmt: skip
     marker = {"size": 8, "opacity": 0}  # which keeps the text off the limit below
-    return [_make_trace_beside("label", meta, x, y, mode="markers+text", marker=marker, text=text, cliponaxis=False,
-                               textposition="top center", textfont={"size": 10})]  # fmt: skip
+    tops = series.list_tops()
+    return [_make_trace_beside("label", meta, series.x, tops, mode="markers+text", marker=marker, **texts)]
 
 
 def format_bar_label(y: doc.Number, axis: doc.Axis) -> str:
@@ -340,8 +328,11 @@ def _make_error_bars(series: doc.Series, limits: Sequence[tuple[doc.Number, doc.
 
 def _make_axis(axis: doc.Axis, chart: doc.Chart, which: str) -> Figure:
     layout: Figure = {"title": {"text": escape_plotly(axis.title)}}
-    if which == "x" and (chart.kind != "lines" or _has_text_axis(chart)):
-        return layout | {"type": "category", "categoryorder": "array", "categoryarray": _list_categories(chart)}
+    places = list(dict.fromkeys(x for series in chart.series for x in series.x))
+    has_names = any(isinstance(x, str) for x in places)
+    if which == "x" and (chart.kind != "lines" or has_names):
+        order = [round_number(x) for x in (places if has_names else sorted(places, key=float))]
+        return layout | {"type": "category", "categoryorder": "array", "categoryarray": order}
     if axis.log:
         layout["type"] = "log"
     elif axis.from_zero:
@@ -352,16 +343,6 @@ def _make_axis(axis: doc.Axis, chart: doc.Chart, which: str) -> Figure:
         layout |= {"tickmode": "array", "tickvals": [round_number(tick) for tick in axis.ticks],
                   "ticktext": [f"{tick:g}" for tick in axis.ticks] if not axis.percent else None}  # fmt: skip
     return {key: value for key, value in layout.items() if value is not None}
-
-
-def _has_text_axis(chart: doc.Chart) -> bool:
-    return any(isinstance(x, str) for series in chart.series for x in series.x)
-
-
-def _list_categories(chart: doc.Chart) -> list[Any]:
-    """List the values of the x axis: numbers sorted, texts in order of appearance."""
-    values = list(dict.fromkeys(x for series in chart.series for x in series.x))
-    return [round_number(x) for x in (values if _has_text_axis(chart) else sorted(values, key=float))]
 
 
 def escape_plotly(text: str) -> str:
