@@ -68,7 +68,7 @@ def to_cell(value: Any) -> doc.Cell:
         return value
     if isinstance(value, Estimate):
         return doc.make_cell(tables.format_ratio(value.value, *value.limits), value.value)
-    return doc.make_cell(f"{value:,}", value) if isinstance(value, int) else doc.make_cell(value or "")
+    return doc.Cell(f"{value:,}", value) if isinstance(value, int) else doc.make_cell(value or "")
 
 
 def make_table(
@@ -109,7 +109,8 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Listing:
-    """A table of columns, with a row for each row of the curves. `remark` says in footnotes what a row lacks."""
+    """A table of columns, with a row for each row of the curves that has one of them. `remark` says in footnotes what a
+    row lacks; then rows without any are listed, too."""
 
     title: str
     heads: Mapping[str, str]  # of the columns
@@ -117,25 +118,30 @@ class Listing:
     always: Sequence[str] = ()  # columns that stand in the table even if they are empty
     remark: Callable[[ReportData, doc.Cells], str] | None = None
     id: str = "table"
+    name_heads: tuple[str, str, str] = ("strategy", "gpus", "remarks")  # of the columns that are no figures
 
     def __call__(self, section: str, group: doc.CurveGroup, report_data: ReportData) -> Iterable[doc.Block]:
         """Yield the table with the columns that have a value; nothing if none of them has."""
-        items = group.list_rows()[: doc.MAX_ROWS]
+        items = [
+            (tags, curve, row)
+            for (curve, row), tags in group.list_rows()
+            if self.remark is not None or any(row.get(name) is not None for name in self.heads)
+        ]
         columns = [name for name in self.heads
-                   if name in self.always or any(row.get(name) is not None for (_, row), _ in items)]  # fmt: skip
+                   if name in self.always or any(row.get(name) is not None for _, _, row in items)]  # fmt: skip
         if not items or not columns:
             return
         rows = []
-        for (curve, row), tags in items:
-            cells = [doc.make_cell(curve.name), doc.make_cell(str(row["gpus"]), row["gpus"])]
-            cells += [make_cell(row, name) for name in columns]
-            cells += [] if self.remark is None else [doc.make_cell(self.remark(report_data, row))]
-            rows.append(doc.Row(cells, tags))
-        numeric = ["gpus", *(self.heads[name] for name in columns)]
-        heads = ["strategy", *numeric, *([] if self.remark is None else ["remarks"])]
+        for tags, curve, row in items[: doc.MAX_ROWS]:
+            values = [curve.name, row["gpus"], *(make_cell(row, name) for name in columns)]
+            rows.append((tags, values if self.remark is None else [*values, self.remark(report_data, row)]))
+        name, gpus, remarks = self.name_heads
+        heads = [name, gpus, *(self.heads[name] for name in columns), *([remarks] if self.remark is not None else [])]
         caption = _write_caption(self.caption, group)
-        table = doc.Table(group.make_id(section, self.id), self.title, heads, rows, frozenset(numeric), caption)
-        yield table if self.remark is None else tables.move_to_footnotes(table, "remarks")
+        if len(items) > doc.MAX_ROWS:
+            caption = doc.join_sentences(caption, f"{doc.MAX_ROWS} of {len(items)} rows")
+        table = make_table(group.make_id(section, self.id), self.title, heads, rows, [remarks], caption)
+        yield table if self.remark is None else tables.move_to_footnotes(table, remarks)
 
 
 def _write_caption(caption: Caption, group: doc.CurveGroup) -> str:

@@ -41,7 +41,9 @@ def section(report_data: ReportData) -> doc.Section | None:
     names = name_runs(rows)
     row_of = {row["run_id"]: row for row in rows}
     run_ids = [run_id for run_id in _select_best_and_largest(curves) if run_id in row_of]
-    blocks = steps.make_blocks(report_data, curves)
+    text = "Where the time of a step goes was not measured: these runs have no probes (measure.probes)."
+    parts = steps.parts_section(report_data)
+    blocks: list[doc.Block] = [doc.Paragraph(text)] if parts is None else [*parts.blocks]
     without: dict[str, list[str]] = {}  # reason -> runs
     bars: list[tuple[str, doc.Tags, Mapping[str, Any]]] = []
     for number, run_id in enumerate(run_ids[:MAX_PROFILED_RUNS]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from scalebench.analysis import step_breakdown, throughput
 from scalebench.analysis.identity import CURVE_COLUMNS, column_key
@@ -62,17 +63,16 @@ SYNC_PARTS = [
         ("gradients_in", "gradients to the weights"),
     )
 ]
-OTHER_FIGURES = (
-    StepPart("imbalance_s", "imbalance", ("imbalance",),
-             "wait of a device for the slowest, on average; in exposed sync"),
-    StepPart("sync_isolated_s", "isolated sync", ("isolated",),
-             "gradient synchronization alone, with nothing to overlap"),
-    StepPart("copy_s", "host-to-device copy", ("copy",), "of a batch, alone; hidden if batches are prefetched"),
-)  # fmt: skip
+IMBALANCE = StepPart("imbalance_s", "imbalance", ("imbalance",),
+                     "wait of a device for the slowest, on average; in exposed sync")  # fmt: skip
+ISOLATED_SYNC = StepPart("sync_isolated_s", "isolated sync", ("isolated",),
+                         "gradient synchronization alone, with nothing to overlap")  # fmt: skip
+OTHER_FIGURES = (IMBALANCE, ISOLATED_SYNC, StepPart(
+    "copy_s", "host-to-device copy", ("copy",), "of a batch, alone; hidden if batches are prefetched"))  # fmt: skip
 INTERLEAVED_PARTS = (("data", "exposed"), ("forward", "backward", "optimizer"))
-REST = "unattributed"
+REST, REST_COLUMN = "unattributed", "rest_s"
 MAX_BARS = 40  # of a chart
-PHASE_NAMES = {
+PHASES = {
     "sync_negotiate_s": "negotiate",
     "sync_queue_s": "queue",
     "sync_memcpy_s": "memory copies",
@@ -128,7 +128,7 @@ def make_run_breakdown(result: Result) -> doc.Table:
         remark = f"sync by the framework's timeline, rank 0, {timeline.steps} steps; phases overlap"
         for column, seconds in phases.items():
             share = units.format_percent(seconds / step_s) if step_s else ""
-            rows.append((PHASE_NAMES[column], units.format_seconds(seconds), share, remark))
+            rows.append((PHASES[column], units.format_seconds(seconds), share, remark))
             remark = ""
         if not phases:
             rows.append(("phases of sync", "-", "", timeline.reason or ""))
@@ -172,57 +172,43 @@ def _mark(remark: str, interval: Estimate) -> str:
     return "; ".join(filter(None, [remark, UNRESOLVED if interval.low <= 0 <= interval.high else ""]))
 
 
-def make_blocks(report_data: ReportData, curves: Sequence[Curve]) -> list[doc.Block]:
-    """Make a table and a stacked chart for each group of curves, the largest ones; a paragraph if no part is known."""
-    curves = [replace(curve, rows=[row for row in curve.rows if compute_rest_s(row) is not None]) for curve in curves]
-    curves = [curve for curve in curves if curve.rows]
-    if not curves:
-        text = "Where the time of a step goes was not measured: these runs have no probes (measure.probes)."
-        return [doc.Paragraph(text)]
-    groups, notes = doc.group_curves(curves)
-    blocks: list[doc.Block] = [*notes]
-    for group in groups:
-        blocks += [*group.paragraphs, _make_chart(group), _make_table(report_data, group)]
-    return blocks
+def _add_rest(curves: Sequence[Curve]) -> list[Curve]:
+    """Return the rows with a known part, each with the time of its step that no part explains."""
+    more = []
+    for curve in curves:
+        rows = []
+        for row in curve.rows:
+            known = [row[part.column] for part in STEP_PARTS if row[part.column] is not None]
+            if known and row["step_s"] is not None:
+                rows.append({**row, REST_COLUMN: row["step_s"] - math.fsum(known)})
+        more += [replace(curve, rows=rows)] if rows else []
+    return more
 
 
-def compute_rest_s(row: doc.Cells) -> float | None:
-    """Return the step time of a row less its known parts; None if no part is known."""
-    parts = [row[part.column] for part in STEP_PARTS if row[part.column] is not None]
-    return row["step_s"] - math.fsum(parts) if parts and row["step_s"] is not None else None
-
-
-def _make_chart(group: doc.CurveGroup) -> doc.Chart:
+def _stack_parts(section: str, group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Chart]:
     items = group.list_rows()[:MAX_BARS]
     names, tags = [f"{curve.name} x {row['gpus']}" for (curve, row), _ in items], [tags for _, tags in items]
-    columns = [(part.name, colour, [row[part.column] for (_, row), _ in items]) for part, colour in STEP_PARTS.items()]
+    colours = {**{part.column: colour for part, colour in STEP_PARTS.items()}, REST_COLUMN: "rest"}
     series = []
-    for name, colour, values in [*columns, (REST, "rest", [compute_rest_s(row) for (_, row), _ in items])]:
-        bars = [None if value is None or value < 0 else value for value in values]
+    for column, colour in colours.items():
+        bars = [None if row[column] is None or row[column] < 0 else row[column] for (_, row), _ in items]
         if any(value is not None for value in bars):
+            name = STEP_HEADS[column]
             series.append(doc.Series(name, names, bars, tags=group.tags, point_tags=tags, part=colour))
     axes = doc.Axis("strategy and devices"), doc.Axis("time of a step", unit="s")
-    return doc.Chart(group.make_id("step"), "Where the time of a step goes", *axes, series, "stacked", CAPTION)
+    yield doc.Chart(group.make_id(section), "Where the time of a step goes", *axes, series, "stacked", CAPTION)
 
 
-def _make_table(report_data: ReportData, group: doc.CurveGroup) -> doc.Table:
-    detailed, items, rows = set(report_data.detailed_run_ids), group.list_rows(), []
-    for (curve, row), tags in items[: doc.MAX_ROWS]:
-        missing = [part for part in STEP_PARTS if row[part.column] is None] if row["run_id"] in detailed else []
-        reasons = step_breakdown.unmeasured_reasons(report_data.result(row["run_id"])) if missing else {}
-        cells = [doc.Cell(curve.name, curve.name), doc.Cell(str(row["gpus"]), row["gpus"])]
-        cells += [spec.make_cell(row, column) for column in ("step_s", *(part.column for part in STEP_PARTS))]
-        cells.append(doc.format_cell(compute_rest_s(row), units.format_seconds))
-        cells.append(doc.Cell(join_reasons((part.name, part.explain(reasons)) for part in missing)))
-        rows.append(doc.Row(cells, tags))
-    numeric = ["devices", "a step", *(part.name for part in STEP_PARTS), REST]
-    more = f"{doc.MAX_ROWS} of {len(items)} rows." if len(items) > doc.MAX_ROWS else ""
-    heads = ["run", *numeric, "not measured"]
-    table = doc.Table(group.make_id("step", "parts"), "Parts of a step", heads, rows, frozenset(numeric), more)
-    return tables.move_to_footnotes(table, "not measured")
+def _explain_missing(report_data: ReportData, row: doc.Cells, parts: Iterable[StepPart] = STEP_PARTS) -> str:
+    """Say why parts of this row are missing, according to its first repeat."""
+    if row["run_id"] not in report_data.detailed_run_ids:
+        return ""
+    missing = [part for part in parts if row[part.column] is None]
+    reasons = step_breakdown.unmeasured_reasons(report_data.result(row["run_id"])) if missing else {}
+    return _join_reasons((part.name, part.explain(reasons)) for part in missing)
 
 
-def join_reasons(reasons: Iterable[tuple[str, str]]) -> str:
+def _join_reasons(reasons: Iterable[tuple[str, str]]) -> str:
     """Join (name, reason) pairs so that each reason stands once, after all names that have it."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in reasons:
@@ -230,7 +216,21 @@ def join_reasons(reasons: Iterable[tuple[str, str]]) -> str:
     return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
 
 
-PROBED_HEADS = {"sync_exposed_s": "exposed sync", "sync_isolated_s": "isolated sync", "imbalance_s": "imbalance"}
+STEP_HEADS = {"step_s": "a step", **{part.column: part.name for part in STEP_PARTS}, REST_COLUMN: REST}
+parts_section = spec.SectionSpec(
+    "step",
+    "Parts of a step",
+    [
+        _stack_parts,
+        spec.Listing(
+            "Parts of a step", STEP_HEADS, always=[*STEP_HEADS], remark=_explain_missing, id="parts",
+            name_heads=("run", "devices", "not measured"),
+        ),
+    ],
+    prepare=_add_rest,
+)  # fmt: skip
+
+
 SYNC_CAPTION = (
     "Exposed sync: what gradient synchronization adds to a step, imbalance included. Isolated sync: gradient "
     "synchronization of a step alone, with nothing to overlap. Imbalance: how long a device waits for the slowest "
@@ -279,65 +279,42 @@ def _draw_sync_of_epochs(section: str, group: doc.CurveGroup, report_data: Repor
         yield group.make_chart(section, "epoch", "Sync of an epoch", axes, lines, EPOCH_CAPTION)
 
 
-def _explain_missing(report_data: ReportData, row: doc.Cells) -> str:
-    """Say why figures of this row are missing, according to its first repeat, and which parts of sync."""
+def _explain_missing_sync(report_data: ReportData, row: doc.Cells) -> str:
+    """Say why figures of this row are missing, and why parts of sync could not be measured separately."""
     if row["run_id"] not in report_data.detailed_run_ids:
         return ""
     result = report_data.result(str(row["run_id"]))
     if all(rank.probes is None for rank in result.ranks):
         return NO_PROBES
     reasons = step_breakdown.unmeasured_reasons(result)
-    missing = [
-        (name, reasons.get(step_breakdown.REASON_KEYS[column], TOO_FEW_BLOCKS))
-        for column, name in PROBED_HEADS.items()
-        if row[column] is None
-    ]
+    missing = [(part.name, part.explain(reasons)) for part in PROBED_PARTS if row[part.column] is None]
     inseparable = [(part.name, reasons[part.reasons[0]]) for part in SYNC_PARTS if part.reasons[0] in reasons]
-    return join_reasons([*missing, *inseparable])
+    return _join_reasons([*missing, *inseparable])
 
 
-def _take_apart(kind: str, heads: Mapping[str, str], caption: str) -> spec.Part:
-    """Draw and list columns of the rows that have one of them, of `kind` phase or part.
-
-    Phases are those of a framework's timeline, as Horovod has; parts those of synchronization without own weights.
-    """
-    title = f"{kind.capitalize()}s of gradient synchronization"
-
-    def make_blocks(section: str, group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Block]:
-        curves = [replace(curve, rows=[row for row in curve.rows if any(row[name] is not None for name in heads)])
-                  for curve in group.curves]  # fmt: skip
-        group = replace(group, curves=curves)
-        series = []
-        for (curve, row), tags in group.list_rows()[:MAX_BARS]:
-            values = {name: row[column] for column, name in heads.items() if row[column] is not None}
-            series.append(doc.Series(f"{curve.name} x {row['gpus']}", [*values], [*values.values()], tags=tags))
-        if series:
-            axes = doc.Axis(kind), doc.Axis("time of a step", unit="s")
-            yield group.make_chart(section, f"{kind}s", title, axes, series, caption, "bars")
-            yield from spec.Listing(title, heads, always=[*heads], id=f"{kind}-table")(section, group, report_data)
-
-    return make_blocks
-
-
-OF_EPOCH = {"sync_per_epoch_s": "sync per epoch", "steps_per_epoch": "steps per epoch", "syncs_per_epoch": "messages"}
-SYNC_HEADS = {**PROBED_HEADS, **OF_EPOCH}
+PROBED_PARTS = (EXPOSED_SYNC, ISOLATED_SYNC, IMBALANCE)
+SYNC_HEADS = {
+    **{part.column: part.name for part in PROBED_PARTS},
+    "sync_per_epoch_s": "sync per epoch",
+    "steps_per_epoch": "steps per epoch",
+    "syncs_per_epoch": "messages",
+}
+PART_HEADS = {part.column: part.name for part in SYNC_PARTS}
+# Phases are those of a framework's timeline, as Horovod has; parts those of synchronization without own weights.
 sync_section = spec.SectionSpec(
     "sync",
     "Gradient synchronization",
     [
         spec.Drawing("sync_exposed_s", "Exposed sync", "time of a step", _describe_exposed_sync),
         _draw_sync_of_epochs,
-        spec.Listing(
-            "Sync of a step and an epoch", SYNC_HEADS, SYNC_CAPTION, always=[*SYNC_HEADS], remark=_explain_missing
-        ),
-        _take_apart("part", {part.column: part.name for part in SYNC_PARTS}, PART_CAPTION),
-        _take_apart("phase", PHASE_NAMES, PHASE_CAPTION),
+        spec.Listing("Sync of a step and an epoch", SYNC_HEADS, SYNC_CAPTION, [*SYNC_HEADS], _explain_missing_sync),
+        spec.Listing("Parts of gradient synchronization", PART_HEADS, PART_CAPTION, [*PART_HEADS], id="part-table"),
+        spec.Listing("Phases of gradient synchronization", PHASES, PHASE_CAPTION, [*PHASES], id="phase-table"),
     ],
     keep=lambda row: row["gpus"] > 1,
 )
 
 
-REAL_INPUT = "real-input"
 GENERATED = "_synthetic"  # imagenet_synthetic stands for imagenet, imagenet_jpeg and imagenet_tfrecord
 SHARED_COLUMNS = ("model", "hardware", "machine", "scaling", "gpus", "nodes", "global_batch", *CURVE_COLUMNS)
 REAL_INPUT_CAPTION = (
@@ -352,37 +329,43 @@ def real_input_section(report_data: ReportData) -> doc.Section | None:
     read."""
     measured = [row for curve in report_data.curves for row in curve.rows if row[doc.THROUGHPUT]]
     generated = {_input_key(row): row for row in measured if row["dataset"].endswith(GENERATED)}
-    real = [row for row in measured if not row["dataset"].endswith(GENERATED) and _input_key(row) in generated]
     blocks: list[doc.Block] = []
-    rows = []
-    for row in real[: doc.MAX_ROWS]:
-        other, tags = generated[_input_key(row)], doc.get_tags(row)
+    rows: list[tuple[doc.Tags, list[Any]]] = []
+    for row in measured:
+        other, tags = generated.get(_input_key(row)), doc.get_tags(row)
+        if other is None or row["dataset"].endswith(GENERATED) or len(rows) == doc.MAX_ROWS:
+            continue
         ratio = decide_ratio(row, other, report_data.configurations.estimate_ratio)
-        blocks.append(doc.Paragraph(_describe_cost(row, other, ratio), "answer", tags))
+        under = f"under {row['strategy']} on {units.format_count(row['gpus'], 'device')}"
+        if ratio.has_limits and ratio.low <= 1 <= ratio.high:
+            text = f"{row['dataset']} costs nothing that is resolved {under}."
+        else:
+            doubt = "" if ratio.has_limits else f"; not sure: {explain_no_verdict(row, other)}"
+            times = f"{ratio.value:.2f} times the throughput of {other['dataset']}"
+            text = f"{row['dataset']} has {times} {under}{doubt}."
+        blocks.append(doc.Paragraph(text, "answer", tags))
         step_s, generated_s = (float(each["global_batch"] / each[doc.THROUGHPUT]) for each in (row, other))
-        cells = [doc.make_cell(row["model"]), doc.make_cell(row["strategy"]), doc.format_cell(row["gpus"], str)]
-        cells += [doc.make_cell(row["dataset"]), *map(tables.make_throughput_cell, (row, other))]
-        cells += [tables.make_ratio_cell(ratio), doc.format_cell(step_s - generated_s, tables.format_seconds)]
-        cells += [doc.format_cell(each["data_share"], tables.format_percent) for each in (row, other)]
-        rows.append(doc.Row(cells, tags))
+        values = [
+            row["model"],
+            row["strategy"],
+            row["gpus"],
+            row["dataset"],
+            *map(tables.make_throughput_cell, (row, other)),
+        ]
+        values += [ratio, doc.format_cell(step_s - generated_s, tables.format_seconds)]
+        values += [doc.format_cell(each["data_share"], tables.format_percent) for each in (row, other)]
+        rows.append((tags, values))
     fastest = {row["dataset"]: row for row in sorted(measured, key=lambda row: row[doc.THROUGHPUT])}
     for row in fastest.values():
         training = f"{row['strategy']} on {units.format_count(row['gpus'], 'device')}"
         if reading := describe_slow_reading(row["dataset"], row["read_samples_per_s"], training, row[doc.THROUGHPUT]):
             blocks.append(doc.Paragraph(reading, "answer", doc.get_tags(row)))
     if rows:
-        numeric = ["samples/s", "generated samples/s", "ratio (95 %)", "longer step", "waiting", "waiting, generated"]
-        heads, numbers = ["model", "strategy", "gpus", "real input", *numeric], frozenset(["gpus", *numeric])
-        blocks.append(doc.Table(REAL_INPUT, "Real and generated input", heads, rows, numbers, REAL_INPUT_CAPTION))
-    return doc.Section(REAL_INPUT, "What real input costs", blocks) if blocks else None
-
-
-def _describe_cost(row: Row, generated: Row, ratio: Estimate) -> str:
-    under = f"under {row['strategy']} on {units.format_count(row['gpus'], 'device')}"
-    if ratio.has_limits and ratio.low <= 1 <= ratio.high:
-        return f"{row['dataset']} costs nothing that is resolved {under}."
-    doubt = "" if ratio.has_limits else f"; not sure: {explain_no_verdict(row, generated)}"
-    return f"{row['dataset']} has {ratio.value:.2f} times the throughput of {generated['dataset']} {under}{doubt}."
+        heads = ("model", "strategy", "gpus", "real input", "samples/s", "generated samples/s", "ratio (95 %)",
+                 "longer step", "waiting", "waiting, generated")  # fmt: skip
+        words, title = ("strategy", "real input"), "Real and generated input"
+        blocks.append(spec.make_table("real-input", title, heads, rows, words, REAL_INPUT_CAPTION))
+    return doc.Section("real-input", "What real input costs", blocks) if blocks else None
 
 
 def describe_slow_reading(dataset: str, read_rate: float | None, training: str, rate: float | None) -> str | None:
