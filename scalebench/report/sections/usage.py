@@ -14,17 +14,11 @@ from scalebench.core import units
 from scalebench.core.result import Result
 from scalebench.core.untrusted import find_run_file
 from scalebench.measure.monitor.summary import measured_window
-from scalebench.measure.monitor.time_series import TimeSeries, TimeWindow, read_series
+from scalebench.measure.monitor.time_series import TimeWindow, read_series
 from scalebench.report import document as doc
 from scalebench.report import spec
 from scalebench.report.flag_text import format_flag, to_text
-from scalebench.report.report_data import (
-    ReportData,
-    Row,
-    list_detailed_runs,
-    list_left_out_runs,
-    name_runs,
-)
+from scalebench.report.report_data import ReportData, list_detailed_runs, list_left_out_runs, name_runs
 from scalebench.report.tables import format_throughput
 
 AT_EQUAL_THROUGHPUT = "less is better at equal throughput"
@@ -82,36 +76,32 @@ SAMPLES_NOTE = (
 
 
 def _leave_out_traffic_within_nodes(curves: Sequence[Curve]) -> list[Curve]:
+    nothing: dict[str, None] = dict.fromkeys(BETWEEN_NODES)
     return [
-        replace(curve, rows=[{**row, **(dict.fromkeys(BETWEEN_NODES) if row["nodes"] == 1 else {})}
-                             for row in curve.rows])
+        replace(curve, rows=[{**row, **nothing} if row["nodes"] == 1 else row for row in curve.rows])
         for curve in curves
     ]  # fmt: skip
 
 
 def _warn_of_waits(section: str, group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Paragraph]:
     """Warn if devices or processors are busier with more devices while throughput does not rise."""
-    for curve in group.curves:
-        for column, name in UTILISATIONS.items():
-            rows = [row for row in curve.rows if row[column] is not None]
-            for fewer, more in itertools.pairwise(rows):
-                ratio = decide_ratio(more, fewer, report_data.configurations.estimate_ratio)
-                # Where no verdict rests on the figures, they have to differ by more than starts may.
-                is_faster = ratio.low > 1 if ratio.has_limits else ratio.value > 1 + MIN_RISE
-                if more[column] - fewer[column] > MIN_RISE and not is_faster:
-                    yield doc.Paragraph(_describe_wait(curve.name, name, column, fewer, more), "warning", curve.tags)
-
-
-def _describe_wait(curve: str, name: str, column: str, fewer: doc.Cells, more: doc.Cells) -> str:
-    text = (
-        f"{curve}: from {fewer['gpus']} to {more['gpus']} devices {name} utilisation rises from "
-        f"{units.format_percent(fewer[column])} to {units.format_percent(more[column])}, but throughput does not: from "
-        f"{format_throughput(fewer)} to {format_throughput(more, ' samples/s')}."
-    )
-    if name == "GPU" and None not in (fewer["gpu_power_w_mean"], more["gpu_power_w_mean"]):
-        before, after = (units.format_number(row["gpu_power_w_mean"] / row["gpus"]) for row in (fewer, more))
-        text += f" Power of a device: {before} W, then {after} W."
-    return f"{text} Time in which a backend waits within a kernel or in a loop counts as busy."
+    for curve, (column, name) in itertools.product(group.curves, UTILISATIONS.items()):
+        for fewer, more in itertools.pairwise(row for row in curve.rows if row[column] is not None):
+            ratio = decide_ratio(more, fewer, report_data.configurations.estimate_ratio)
+            # Where no verdict rests on the figures, they have to differ by more than starts may.
+            is_faster = ratio.low > 1 if ratio.has_limits else ratio.value > 1 + MIN_RISE
+            if more[column] - fewer[column] <= MIN_RISE or is_faster:
+                continue
+            text = (
+                f"{curve.name}: from {fewer['gpus']} to {more['gpus']} devices {name} utilisation rises from "
+                f"{units.format_percent(fewer[column])} to {units.format_percent(more[column])}, but throughput does "
+                f"not: from {format_throughput(fewer)} to {format_throughput(more, ' samples/s')}."
+            )
+            if name == "GPU" and None not in (fewer["gpu_power_w_mean"], more["gpu_power_w_mean"]):
+                before, after = (units.format_number(row["gpu_power_w_mean"] / row["gpus"]) for row in (fewer, more))
+                text += f" Power of a device: {before} W, then {after} W."
+            text += " Time in which a backend waits within a kernel or in a loop counts as busy."
+            yield doc.Paragraph(text, "warning", curve.tags)
 
 
 section = spec.SectionSpec(
@@ -132,17 +122,22 @@ section = spec.SectionSpec(
 def clocks_section(report_data: ReportData) -> doc.Section | None:
     """Return None if no run was monitored, or could have been."""
     rows = {row["run_id"]: row for row in list_detailed_runs(report_data) if row["status"] == "ok"}
-    run_ids = _select_runs(report_data, rows)
-    if not run_ids:
+    flags = {run_id: [flag for flag in CLOCK_FLAGS if flag in to_text(row["flags"]).split()]
+             for run_id, row in rows.items()}  # fmt: skip
+    # Some runs with a flag that a series explains, the largest run of each curve, and the others with such a flag.
+    first = sorted((run_id for run_id in rows if flags[run_id]), key=lambda name: CLOCK_FLAGS.index(flags[name][0]))
+    largest = [str(curve.rows[-1]["run_id"]) for curve in report_data.curves]
+    run_ids = dict.fromkeys([*first[:MAX_FLAGGED_RUNS], *largest, *first[MAX_FLAGGED_RUNS:]])
+    left = [run_id for run_id in run_ids if run_id in rows]
+    if not left:
         return None
     names = name_runs(list(rows.values()))
     blocks: list[doc.Block] = []
     without_series: dict[str, list[str]] = {}  # reason -> runs
     count = 0
-    for run_id in run_ids:
-        if count == MAX_MONITORED_RUNS:
-            break
-        row, name, tags = rows[run_id], names[run_id], doc.get_tags(rows[run_id])
+    while left and count < MAX_MONITORED_RUNS:
+        run_id = left.pop(0)
+        name, tags = names[run_id], doc.get_tags(rows[run_id])
         try:
             result, folder = report_data.result(run_id), report_data.folder(run_id)
             charts = make_monitor_charts(result, folder, f"clocks-{count}", name, tags)
@@ -150,27 +145,16 @@ def clocks_section(report_data: ReportData) -> doc.Section | None:
             without_series.setdefault(str(error), []).append(name)
             continue
         count += 1
-        flags = [format_flag(flag) for flag in to_text(row["flags"]).split() if flag in CLOCK_FLAGS]
-        blocks += [doc.Paragraph(f"{name}: {', '.join(flags)}" if flags else name, tags=tags), *charts]
+        about = ", ".join(map(format_flag, flags[run_id]))
+        blocks += [doc.Paragraph(f"{name}: {about}" if about else name, tags=tags), *charts]
     for reason, runs in without_series.items():
         more = f" and {len(runs) - MAX_NAMES} more" if len(runs) > MAX_NAMES else ""
         blocks.append(doc.Paragraph(f"No series of {'; '.join(runs[:MAX_NAMES])}{more}: {reason}."))
-    left = len(run_ids) - count - sum(map(len, without_series.values()))
-    if left > 0:
-        text = f"{left} more runs with a flag, or of the most devices of a curve, are not drawn here."
+    if left:
+        text = f"{len(left)} more runs with a flag, or of the most devices of a curve, are not drawn here."
         blocks.append(doc.Paragraph(text))
     blocks += list_left_out_runs(report_data)
     return doc.Section("clocks", "Clocks, power and processors over time", blocks)
-
-
-def _select_runs(report_data: ReportData, rows: dict[str, Row]) -> list[str]:
-    """List the runs with a flag that a series explains, some of them first, and the largest run of each curve."""
-    flagged = {run_id: [CLOCK_FLAGS.index(flag) for flag in to_text(row["flags"]).split() if flag in CLOCK_FLAGS]
-               for run_id, row in rows.items()}  # fmt: skip
-    first = sorted((run_id for run_id in rows if flagged[run_id]), key=lambda run_id: min(flagged[run_id]))
-    largest = [str(curve.rows[-1]["run_id"]) for curve in report_data.curves]
-    some, rest = first[:MAX_FLAGGED_RUNS], first[MAX_FLAGGED_RUNS:]
-    return list(dict.fromkeys(run_id for run_id in [*some, *largest, *rest] if run_id in rows))
 
 
 class NoSeries(Exception):
@@ -191,7 +175,17 @@ TIME_AXIS = doc.Axis("seconds from the start of the measured phase", from_zero=F
 def make_monitor_charts(result: Result, folder: Path, chart_id: str, name: str, tags: doc.Tags) -> list[doc.Chart]:
     """Make charts of a run's monitor series from the first step to the end of the measured phase; if its GPUs were hot
     at the start, from the monitor's first sample on. Raises NoSeries if there is nothing to draw."""
-    series = _read_series(result, folder)
+    if result.monitor.file is None:
+        raise NoSeries(result.monitor.reason or "it was not monitored")
+    path = find_run_file(folder, result.monitor.file)
+    if path is None:
+        raise NoSeries(f"there is no {result.monitor.file} in its folder")
+    if path.stat().st_size > MAX_SERIES_BYTES:
+        raise NoSeries(f"{path.name} is too large to be drawn")
+    try:
+        series = read_series(path)
+    except Exception as error:  # a file of that name may be anything
+        raise NoSeries(f"{path.name} cannot be read: {' '.join(str(error).split())[:200]}") from error
     first = next((rank for rank in result.ranks if rank.rank == 0), None)
     window = measured_window(first)
     if first is None or window is None:
@@ -235,20 +229,6 @@ def make_monitor_charts(result: Result, folder: Path, chart_id: str, name: str, 
     if not charts:
         raise NoSeries("its series has nothing of the measured phase")
     return charts
-
-
-def _read_series(result: Result, folder: Path) -> TimeSeries:
-    if result.monitor.file is None:
-        raise NoSeries(result.monitor.reason or "it was not monitored")
-    path = find_run_file(folder, result.monitor.file)
-    if path is None:
-        raise NoSeries(f"there is no {result.monitor.file} in its folder")
-    if path.stat().st_size > MAX_SERIES_BYTES:
-        raise NoSeries(f"{path.name} is too large to be drawn")
-    try:
-        return read_series(path)
-    except Exception as error:  # a file of that name may be anything
-        raise NoSeries(f"{path.name} cannot be read: {' '.join(str(error).split())[:200]}") from error
 
 
 def _compute_rates(counts: doc.Points) -> doc.Points:
