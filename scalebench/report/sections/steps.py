@@ -173,14 +173,14 @@ def _mark(remark: str, interval: Estimate) -> str:
 
 
 def _add_rest(curves: Sequence[Curve]) -> list[Curve]:
-    """Return the rows with a known part, each with the time of its step that no part explains."""
+    """Return the rows with a measured part, each with the time of its step that no part explains."""
     more = []
     for curve in curves:
         rows = []
         for row in curve.rows:
-            known = [row[part.column] for part in STEP_PARTS if row[part.column] is not None]
-            if known and row["step_s"] is not None:
-                rows.append({**row, REST_COLUMN: row["step_s"] - math.fsum(known)})
+            measured = [row[part.column] for part in STEP_PARTS if row[part.column] is not None]
+            if measured and row["step_s"] is not None:
+                rows.append({**row, REST_COLUMN: row["step_s"] - math.fsum(measured)})
         more += [replace(curve, rows=rows)] if rows else []
     return more
 
