@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra import version
+from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.config_repository import ConfigRepository, IConfigRepository
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
@@ -29,7 +30,7 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import create_automatic_config_search_path
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
-from hydra.core.default_element import ResultDefault
+from hydra.core.default_element import InputDefault, ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
@@ -375,7 +376,11 @@ class CachingLoader(ConfigLoaderImpl):
         return choices, values
 
     def _merge_choices(self, config_name: str | None, choices: tuple[str, ...], run_mode: RunMode) -> bytes:
-        return pickle.dumps(super().load_configuration(config_name, list(choices), run_mode))
+        defaults_list._create_interpolation_map = _map_choices_of_interpolations
+        try:
+            return pickle.dumps(super().load_configuration(config_name, list(choices), run_mode))
+        finally:
+            defaults_list._create_interpolation_map = _map_choices
 
     def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
         """Merge the files as Hydra does, but what they say about a top-level key once for all choices of others."""
@@ -417,6 +422,18 @@ class CachingLoader(ConfigLoaderImpl):
             loaded = copy.copy(loaded)
             loaded.config = copy.deepcopy(read.config)
         return loaded
+
+
+_map_choices = defaults_list._create_interpolation_map
+
+
+def _map_choices_of_interpolations(
+    overrides: defaults_list.Overrides, defaults_list: list[InputDefault], self_added: bool
+) -> DictConfig:
+    """Map what is chosen, as Hydra does for each file in a third of the time of composing, only where a file asks for
+    it: for a choice such as `${dataset}`."""
+    is_asked_for = any(default.is_interpolation() for default in defaults_list)
+    return _map_choices(overrides, defaults_list, self_added) if is_asked_for else DictConfig({})
 
 
 class _DependentError(Exception):
