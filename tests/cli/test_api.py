@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import subprocess
 import sys
 import traceback
@@ -237,38 +236,3 @@ def test_the_import_is_quick_and_its_names_are_there():
     assert set(dir(scalebench)) == set(scalebench.__all__) and all(hasattr(scalebench, n) for n in scalebench.__all__)
     with pytest.raises(AttributeError, match="no attribute 'sweeep'"):
         _ = scalebench.sweeep
-
-
-SCRIPT = """\
-import scalebench
-from torch import nn
-
-def build():
-    return nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
-
-{guard}
-    model = {{"torch": build, "input_shape": [2, 6], "target_shape": [2]}}
-    settings = {{"dataset": "random", "hardware": "cpu", "measure": "quick", "dataset.size": 400}}
-    settings.update({{"measure.min_s": 0, "measure.max_s": 0.5, "measure.probes": False, "measure.monitor": False}})
-    run = scalebench.run(strategy="bare_torch", gpus=1, model=model, folder="{folder}", **settings)
-    print(run.status, run.reason)
-"""
-
-
-@pytest.mark.real
-@pytest.mark.parametrize(
-    ("guard", "line"),
-    [
-        ('if __name__ == "__main__":', "ok None"),
-        pytest.param("if True:", 'failed .*put the call below if __name__ == "__main__":.*', marks=pytest.mark.slow),
-    ],
-    ids=["guarded", "open"],
-)
-def test_a_script_passes_its_own_function(guard, line, tmp_path):
-    """Its file is imported by the workers; without a guard each of them would start runs of its own."""
-    (tmp_path / "src").mkdir()
-    file = tmp_path / "src" / "train_mine.py"
-    file.write_text(SCRIPT.format(guard=guard, folder="run"))
-    done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(line, done.stdout.splitlines()[-1]), done.stdout

@@ -1,6 +1,8 @@
 """Every YAML in conf/ composes, agrees with the typed config and the registry, and has the figures that it tells."""
 
+import copy
 import dataclasses
+import functools
 import itertools
 import json
 import re
@@ -48,6 +50,11 @@ STRATEGIES = [path.stem for path in IN_GROUPS if path.parent.name == "strategy"]
 
 
 def load(path):
+    return copy.deepcopy(_read(path))
+
+
+@functools.cache
+def _read(path):
     return {str(key): value for key, value in OmegaConf.to_container(OmegaConf.load(CONF / path)).items()}
 
 

@@ -1,5 +1,10 @@
 """A user's own network and samples as a run: resolved, refused, failed, and what its row says."""
 
+import re
+import runpy
+import subprocess
+import sys
+
 import pytest
 
 from scalebench.config import resolve
@@ -130,3 +135,42 @@ def test_the_network_of_a_plugin_may_be_one_of_a_framework(dists):
     plugin(dists, PLUGIN_YAML + "torch: tiny_net.nets:tiny\n")
     spec = of("model=tiny", "strategy=bare_torch", "gpus=1")
     assert spec.plugin_error is None and spec.config.model.name == "tiny" and spec.config.model.code_digest
+
+
+SCRIPT = """\
+import scalebench
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+
+{guard}
+    model = {{"torch": build, "input_shape": [2, 6], "target_shape": [2]}}
+    settings = {{"dataset": "random", "hardware": "cpu", "measure": "quick", "dataset.size": 400}}
+    settings.update({{"measure.min_s": 0, "measure.max_s": 0.5, "measure.probes": False, "measure.monitor": False}})
+    run = scalebench.run(strategy="bare_torch", gpus=1, model=model, folder="run", **settings)
+    print(run.status, run.reason)
+"""
+GUARD = 'if __name__ == "__main__":'
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("guard", "is_process", "line"),
+    [
+        (GUARD, False, "ok None"),
+        pytest.param(GUARD, True, "ok None", marks=pytest.mark.slow),
+        pytest.param("if True:", True, f"failed .*put the call below {GUARD}.*", marks=pytest.mark.slow),
+    ],
+)
+def test_a_script_passes_its_own_function(guard, is_process, line, tmp_path, monkeypatch, capfd):
+    """Its file is imported by the workers; without a guard each of them would start runs of its own."""
+    (tmp_path / "src").mkdir()
+    file = tmp_path / "src" / "train_mine.py"
+    file.write_text(SCRIPT.format(guard=guard))
+    if is_process:
+        subprocess.run([sys.executable, file], timeout=300, check=True)
+    else:
+        monkeypatch.syspath_prepend(str(file.parent))  # as Python itself does
+        runpy.run_path(str(file), run_name="__main__")
+    assert re.fullmatch(line, capfd.readouterr().out.splitlines()[-1])
