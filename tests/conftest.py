@@ -29,6 +29,8 @@ settings.load_profile("few")
 os.environ["SCALEBENCH_PACE"] = "off"
 # TensorFlow's kernels for images with channels first are oneDNN's, which it takes by itself on some processors only.
 os.environ["TF_ENABLE_ONEDNN_OPTS"] = "1"
+# A collection walks through all objects of the frameworks; as often as usual, they take a fifth of the time.
+gc.set_threshold(100_000, 20, 20)
 WARM_RANKS = pytest.StashKey[WarmRanks]()
 COLD = ("cold", "faults", "truth")  # markers of tests whose programs and ranks are new processes, as in a run
 HAS_HOROVOD = importlib.util.find_spec("horovod") is not None
@@ -70,8 +72,7 @@ def pytest_runtest_makereport(item):
 
 def pytest_collection_finish(session):
     session.config.stash[WARM_RANKS] = WarmRanks()  # by now test files have set what they set in the environment
-    # A collection walks through all objects of the frameworks; as often as usual, they take a fifth of the time.
-    gc.set_threshold(100_000, 20, 20)
+    gc.freeze()  # collections need not look at what the frameworks have made when they were imported
     # TensorFlow's log would keep a stream of pytest's, and close it where a run sets up the log as Hydra does.
     with contextlib.suppress(ImportError):
         from absl import logging
