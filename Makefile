@@ -33,6 +33,7 @@ docs: install
 # A lane collects and imports its own tests once, and one process with its framework imported forks the ranks of its
 # contracts. Many tests wait for processes, so that three lanes are busy enough for two cores.
 TENSORFLOW_LANE := tests/strategies/tensorflow tests/strategies/contracts/test_contract_tensorflow.py \
+  tests/strategies/test_framework_parity.py tests/strategies/test_network_operations.py \
   tests/report tests/docs tests/conf tests/config tests/fuzz
 PROGRAM_LANE := tests/cli tests/sweeps tests/runner tests/faults tests/core tests/install tests/slurm
 test: install

@@ -163,9 +163,8 @@ def test_what_starts_in_a_way_of_its_own_is_a_new_process(command, options, warm
         process.kill()
 
 
-@pytest.mark.real
-@pytest.mark.parametrize("strategy", ["ddp_gloo", "tensor_parallel", "lightning_fsdp_gloo", "mirrored"])
-def test_ranks_find_what_they_need_already_imported(strategy, warm_ranks, tmp_path):
+def check_imports_of_ranks(strategy, warm_ranks, tmp_path):
+    """Ranks find what they need already imported."""
     words = [*EVEN_WORKLOAD, f"strategy={strategy}", "gpus=2", f"dataset.cache={tmp_path / 'data'}"]
     spec = resolve(compose_config(words))
     if spec.unsupported is not None:
@@ -178,3 +177,9 @@ def test_ranks_find_what_they_need_already_imported(strategy, warm_ranks, tmp_pa
     for path in tmp_path.glob("imports*.json"):
         names = json.loads(path.read_text())
         assert [name for name in names if not name.startswith(LATE)] == []
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("strategy", ["ddp_gloo", "tensor_parallel", "lightning_fsdp_gloo"])
+def test_ranks_find_what_they_need_already_imported(strategy, warm_ranks, tmp_path):
+    check_imports_of_ranks(strategy, warm_ranks, tmp_path)

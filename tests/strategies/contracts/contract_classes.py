@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from scalebench.core.machine import private_network
 from scalebench.testing import StrategyContract
+from tests.builders.listeners import is_open, watch_listeners
 
 # Activations travel between stages, not the gradients of all parameters.
 ONLY_ACTIVATIONS = {"bytes_sent": 0.0}
@@ -35,12 +37,23 @@ QUESTIONS = [name for name in dir(StrategyContract) if name.startswith("test_")]
 
 
 def ask_all(self, request, subtests):
-    request.getfixturevalue("group")  # where it fails or is skipped, so is the test
+    with watch_listeners() as listeners:
+        group = request.getfixturevalue("group")  # where it fails or is skipped, so is the test
+    with subtests.test("nothing_listens_beyond_the_loopback_of_the_run"):
+        check_listeners(group.spec, set(listeners.values()))
     for name in QUESTIONS:
         question = getattr(StrategyContract, name)
         _, *fixtures = inspect.signature(question).parameters
         with subtests.test(name.removeprefix("test_")):
             question(self, *map(request.getfixturevalue, fixtures))
+
+
+def check_listeners(spec, listeners):
+    """Several ranks of a framework have met, those that would serve strangers in a network of their own."""
+    is_private = private_network.is_wanted(spec.config) and private_network.find_kernel_problem() is None
+    assert not [each for each in listeners if is_open(each)] or private_network.opens_ports(spec.config)
+    if spec.processes > 1 and spec.config.strategy.framework != "none":
+        assert listeners and any(each.is_private for each in listeners) == is_private
 
 
 def contract(strategy, *overrides, gpus=2, name="", slow=False, **attributes):
