@@ -432,8 +432,8 @@ def _map_choices_of_interpolations(
 ) -> DictConfig:
     """Map what is chosen, as Hydra does for each file in a third of the time of composing, only where a file asks for
     it: for a choice such as `${dataset}`."""
-    is_asked_for = any(default.is_interpolation() for default in defaults_list)
-    return _map_choices(overrides, defaults_list, self_added) if is_asked_for else DictConfig({})
+    has_interpolation = any(default.is_interpolation() for default in defaults_list)
+    return _map_choices(overrides, defaults_list, self_added) if has_interpolation else DictConfig({})
 
 
 class _DependentError(Exception):
