@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,33 +42,33 @@ Row = Mapping[str, Any]
 def make_batch_curves(curves: Iterable[Curve]) -> list[Curve]:
     """Return a curve for each configuration and number of devices with two batches or more, its rows in ascending order
     of batches. Curves of one group may share a chart."""
-    by_group: dict[Key, dict[Key, list[Curve]]] = {}
+    by_group: dict[Key, dict[tuple[Key, int], list[tuple[Curve, dict[str, Any]]]]] = {}
     for curve in curves:
+        group_key = tuple(text for name, text in curve.group.items() if name != "batch")
         for row in curve.rows:
-            point = Curve(curve.name, curve.group, curve.tags, [row])
-            group = tuple(text for name, text in curve.group.items() if name != "batch")
-            key = (curve_key(row), row["gpus"])
-            by_group.setdefault(group, {}).setdefault(key, []).append(point)
-    return [curve for members in by_group.values() for curve in _batch_curves_of_group(members)]
+            points = by_group.setdefault(group_key, {}).setdefault((curve_key(row), row["gpus"]), [])
+            points.append((curve, row))
+    batch_curves = []
+    for members in by_group.values():
+        parts = [(key, points[0][0], part) for key, points in members.items()
+                 for part in _split_by_batch([row for _, row in points])]  # fmt: skip
+        names = name_curves(list(dict.fromkeys(key for (key, _), _, _ in parts)))
+        sizes = [row[BATCH] for _, _, rows in parts for row in rows]
+        numbers = Counter[tuple[Key, int]]()
+        for (key, gpus), first, rows in parts:
+            numbers[key, gpus] += 1
+            number = f" #{numbers[key, gpus]}" if numbers[key, gpus] > 1 else ""
+            name = f"{names[key]}, {format_count(gpus, 'device')}{number}"
+            group = {**first.group, "batch": f"{min(sizes):,} to {max(sizes):,} per device"}
+            batch_curves.append(Curve(name, group, first.tags, rows))
+    return batch_curves
 
 
-def _batch_curves_of_group(members: dict[Key, list[Curve]]) -> Iterator[Curve]:
-    parts_by_key = {key: parts for key, points in members.items() if (parts := _split_by_batch(points))}
-    names = name_curves(list(dict.fromkeys(key for key, _ in parts_by_key)))
-    sizes = [row[BATCH] for parts in parts_by_key.values() for rows in parts for row in rows]
-    for (key, gpus), parts in parts_by_key.items():
-        first = members[key, gpus][0]
-        group = {**first.group, "batch": f"{min(sizes):,} to {max(sizes):,} per device"}
-        for number, rows in enumerate(parts, 1):
-            name = f"{names[key]}, {format_count(gpus, 'device')}{f' #{number}' if number > 1 else ''}"
-            yield Curve(name, group, first.tags, rows)
-
-
-def _split_by_batch(points: Sequence[Curve]) -> list[list[dict[str, Any]]]:
+def _split_by_batch(rows: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Return lists of rows with two batches or more; rows with one batch, which differ in something that has no column,
     are in separate lists."""
     parts: list[list[dict[str, Any]]] = []
-    for row in sorted((point.rows[0] for point in points), key=lambda row: row[BATCH]):
+    for row in sorted(rows, key=lambda row: row[BATCH]):
         free = next((part for part in parts if part[-1][BATCH] != row[BATCH]), None)  # each is in ascending order
         if free is None:
             parts.append(free := [])

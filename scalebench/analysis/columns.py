@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from scalebench.core.errors import InputError, unknown_name_message
@@ -223,21 +222,22 @@ FRAME_COLUMNS = [name for column in COLUMNS for name in (column.name, *column.li
 COLUMN_KINDS = {column.name: column.kind for column in COLUMNS} | {"repeats": COUNT}  # limits are numbers
 
 
-def make_frame(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
-    """Return these rows as a frame with fixed column types; a cell that a row lacks is null.
-
-    Each column is made by itself: pandas takes several times as long to guess types from dictionaries, and to cast.
-    """
+def make_frame(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], kinds: Mapping[str, str] = COLUMN_KINDS
+) -> pd.DataFrame:
+    """Return these rows as a frame with fixed column types, those without a kind numbers; a cell that a row lacks is
+    null."""
     import pandas as pd
 
-    if not rows:
-        return pd.DataFrame({name: pd.array([], dtype=COLUMN_KINDS.get(name, "Float64")) for name in columns})
-    try:
-        cells = list(zip(*map(itemgetter(*columns), rows), strict=True))
-    except KeyError:
-        cells = [tuple(row.get(name) for row in rows) for name in columns]
-    nulls: dict[str, Any] = {}  # by kind: many columns hold nothing else
-    return pd.DataFrame({name: _make_array(name, values, nulls) for name, values in zip(columns, cells, strict=True)})
+    cells = {name: [row.get(name) for row in rows] for name in columns}
+    return pd.DataFrame({name: pd.array(values, dtype=kinds.get(name, NUMBER)) for name, values in cells.items()})
+
+
+def make_typed_frame(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], texts: Sequence[str], counts: Sequence[str]
+) -> pd.DataFrame:
+    """Return rows as a frame of these columns: texts, whole numbers, and else numbers."""
+    return make_frame(rows, columns, dict.fromkeys(texts, TEXT) | dict.fromkeys(counts, COUNT))
 
 
 def convert_types(frame: pd.DataFrame, dtypes: str = "nullable") -> pd.DataFrame:
@@ -250,11 +250,12 @@ def convert_types(frame: pd.DataFrame, dtypes: str = "nullable") -> pd.DataFrame
     columns = {str(name): frame[name] for name in frame.columns}
     if dtypes == "numpy":
         columns = {name: _to_numpy(column) for name, column in columns.items()}
-    for name in set(columns) & {"started_at"}:
-        columns[name] = pd.to_datetime(frame[name].astype(object), utc=True, format="ISO8601", errors="coerce")
-    for name in set(columns) & {"flags"}:
-        columns[name] = pd.Series([(text or "").split() for text in frame[name].astype(object).where(
-            frame[name].notna(), None)], frame.index, dtype=object)  # fmt: skip
+    if "started_at" in columns:
+        times = frame["started_at"].astype(object)
+        columns["started_at"] = pd.to_datetime(times, utc=True, format="ISO8601", errors="coerce")
+    if "flags" in columns:
+        words = [[] if pd.isna(text) else text.split() for text in frame["flags"]]
+        columns["flags"] = pd.Series(words, frame.index, dtype=object)
     return pd.DataFrame(columns, index=frame.index)
 
 
@@ -269,30 +270,3 @@ def _to_numpy(column: pd.Series[Any]) -> pd.Series[Any]:
     if kind == "boolean" and not has_gaps:
         return column.astype("bool")
     return pd.Series(column.to_numpy(dtype=object, na_value=None), column.index, dtype=object)
-
-
-def make_typed_frame(
-    rows: Sequence[dict[str, Any]], columns: Sequence[str], texts: Sequence[str], counts: Sequence[str]
-) -> pd.DataFrame:
-    """Return rows as a frame of these columns: texts, whole numbers, and else numbers; null where a row has none."""
-    import pandas as pd
-
-    kinds = dict.fromkeys(texts, "string") | dict.fromkeys(counts, "Int64")
-    return pd.DataFrame(rows, columns=columns).astype({name: kinds.get(name, "Float64") for name in columns})
-
-
-def _make_array(name: str, values: Sequence[Any], nulls: dict[str, Any]) -> Any:
-    import numpy as np
-    import pandas as pd
-
-    kind, count = COLUMN_KINDS.get(name, "Float64"), values.count(None)
-    if count == len(values):
-        if kind not in nulls:
-            nulls[kind] = pd.array(values, dtype=kind)
-        return nulls[kind]
-    if kind == "Float64":
-        figures = np.array(values, np.float64)  # nan for None
-        return pd.arrays.FloatingArray(figures, np.isnan(figures))
-    if kind == "Int64" and not count and (counts := np.array(values)).dtype == np.int64:
-        return pd.arrays.IntegerArray(counts, np.zeros(len(counts), bool))
-    return pd.array(values, dtype=kind)

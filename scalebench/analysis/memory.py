@@ -51,11 +51,9 @@ class ModelMemory:
         Rows on several devices are no references, since each device may keep a part only."""
         baselines = {row["baseline_bare_id"] for row in self.rows}
         candidates = [row for row in self.rows if row["gpus"] == 1 or row["run_id"] in baselines]
-        references: dict[Key, Row] = {}
-        for row in sorted(candidates, key=lambda row: (row["run_id"] in baselines, row["state_bytes"] or 0)):
-            if row["state_bytes"] is not None:
-                references[_size_key(row)] = row
-        return references
+        candidates = [row for row in candidates if row["state_bytes"] is not None]
+        in_order = sorted(candidates, key=lambda row: (row["run_id"] in baselines, row["state_bytes"]))
+        return {_size_key(row): row for row in in_order}  # the last one of each key
 
     def reference(self, row: Row) -> Row | None:
         """Return the row to compare the state of a row with; None if one of them has no state."""

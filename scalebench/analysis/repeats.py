@@ -184,7 +184,10 @@ class Configurations:
             cells.update(speedup_cells(kind, devices, None if ratio is None else ratio.value, ratio))
             if ratio is not None and (kind == "self" or (kind == "bare" and first.scale.gpus > 1)):
                 efficiencies.append(scale_estimate(ratio, 1 / devices))
-        lost = self._overhead(against["self"], against["bare"])
+        own, bare, lost = against["self"], against["bare"], None
+        if own and bare and own.rates and bare.rates and own.repeats[0].strategy_key != bare.repeats[0].strategy_key:
+            ratio = self.divide(own, bare).to_estimate()
+            lost = Estimate(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
         cells.update(interval_cells("overhead_share", "overhead_share", None if lost is None else lost.value, lost))
         if repeats > 1:
             cells.update(interval_cells("throughput_samples_per_s", "throughput", rate.value, rate))
@@ -208,15 +211,6 @@ class Configurations:
         if base is not None:
             against["given"] = self._by_run.get(base.run_id) or Configuration([base], [base.cells])
         return against
-
-    def _overhead(self, own: Configuration | None, bare: Configuration | None) -> Estimate | None:
-        """Return 1 minus the throughput on one device over that of the bare baseline; None for the bare strategy."""
-        if own is None or bare is None or own is bare or not (own.rates and bare.rates):
-            return None
-        if own.repeats[0].strategy_key == bare.repeats[0].strategy_key:
-            return None  # with another placement
-        ratio = self.divide(own, bare).to_estimate()
-        return Estimate(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
 
 
 def _list_first_copies(compared: ComparedRuns) -> dict[str, tuple[RunSummary, Cells]]:

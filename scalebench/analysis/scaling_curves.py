@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis import user_program
-from scalebench.analysis.identity import curve_key, name_curves
+from scalebench.analysis.identity import Key, curve_key, name_curves
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.verdicts import decide_ratio, estimate_of, explain_no_verdict
 from scalebench.core.stats.estimate_arithmetic import fit_least_squares
@@ -49,19 +49,67 @@ class Curve:
 
 def make_curves(pooled: pd.DataFrame) -> list[Curve]:
     """Return all curves of the pooled frame, in its order."""
-    measured = pooled[(pooled["status"] == "ok") & (pooled["throughput_samples_per_s"] > 0).fillna(False)]
-    rows = plain_rows(measured)
-    distinguishing = ["model_options"] if _is_ambiguous(rows, ["model"], "model_options") else []
-    distinguishing += [column for column in MODEL_SIZES if _is_ambiguous(rows, ["model", "model_options"], column)]
-    distinguishing += ["machine"] if _is_ambiguous(rows, ["hardware"], "machine") else []
-    by_group: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    rows = plain_rows(pooled[(pooled["status"] == "ok") & (pooled["throughput_samples_per_s"] > 0).fillna(False)])
+    models = {
+        "model_options": _is_ambiguous(rows, ["model"], "model_options"),
+        **{column: _is_ambiguous(rows, ["model", "model_options"], column) for column in MODEL_SIZES},
+    }
+    has_other_machines = _is_ambiguous(rows, ["hardware"], "machine")
+    by_group: dict[tuple[tuple[str, str], ...], list[dict[str, Any]]] = {}
     for row in rows:
-        by_group.setdefault(tuple(_group_of(row, distinguishing).values()), []).append(row)
-    return [
-        curve
-        for members in by_group.values()
-        for curve in _curves_of_group(_group_of(members[0], distinguishing), members)
-    ]
+        group = {name: str(row[name]) for name in GROUP_COLUMNS if name != "batch"} | {"batch": format_batch(row)}
+        for column, is_ambiguous in models.items():
+            if is_ambiguous and row[column] is not None:
+                text = row[column] if column == "model_options" else f"{row[column]:,.0f}"
+                group[MODEL_COLUMNS[column]] = text
+        if has_other_machines:
+            group["machine"] = f"({row['machine']})"
+        by_group.setdefault(tuple(group.items()), []).append(row)
+    return [curve for group, members in by_group.items() for curve in _make_curves_of_group(dict(group), members)]
+
+
+def _is_ambiguous(rows: Iterable[Mapping[str, Any]], names: Sequence[str], column: str) -> bool:
+    """Return whether rows that agree in the columns `names` differ in this column."""
+    first: dict[Any, Any] = {}
+    return any(
+        first.setdefault(tuple(row[name] for name in names), row[column]) != row[column]
+        for row in rows
+        if row[column] is not None
+    )
+
+
+def _make_curves_of_group(group: dict[str, str], rows: list[dict[str, Any]]) -> list[Curve]:
+    by_key: dict[Key, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_key.setdefault(curve_key(row), []).append(row)
+    names, curves, uses = name_curves(list(by_key)), [], Counter[str]()
+    for key, members in by_key.items():
+        strategy, name = str(members[0]["strategy"]), names[key]
+        if strategy == user_program.PROGRAM:  # named by its file, as everybody calls it
+            name = name.replace(strategy, group["model"], 1)
+        tags = {"model": group["model"], "strategy": strategy, "hardware": group["hardware"]}
+        for part in _split_repeated_counts(members):
+            uses[name] += 1
+            number = f" #{uses[name]}" if uses[name] > 1 else ""
+            curves.append(Curve(name + number, group, tags, sorted(part, key=lambda row: row["gpus"])))
+    return curves
+
+
+def _split_repeated_counts(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Split rows that share all columns of the curve key (but not, say, the learning rate) into separate curves: by
+    their self baseline if possible, else in their order."""
+    if len({row["gpus"] for row in rows}) == len(rows):
+        return [rows]
+    by_baseline: dict[str | None, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_baseline.setdefault(row["baseline_self_id"], []).append(row)
+    parts: dict[tuple[str | None, int], list[dict[str, Any]]] = {}
+    for baseline, members in by_baseline.items():
+        counts = Counter[int]()
+        for row in members:  # the first rows of each number of devices, then the second ones, and so on
+            parts.setdefault((baseline, counts[row["gpus"]]), []).append(row)
+            counts[row["gpus"]] += 1
+    return list(parts.values())
 
 
 def group_curves(curves: Iterable[Curve]) -> list[tuple[dict[str, str], list[Curve]]]:
@@ -96,63 +144,6 @@ def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def format_batch(row: Mapping[str, Any]) -> str:
     """Return the batch that is constant over devices: `75 per device` in weak scaling, `150 in all` in strong."""
     return f"{row['global_batch']} in all" if row["scaling"] == "strong" else f"{row['batch_per_device']} per device"
-
-
-def _group_of(row: Mapping[str, Any], distinguishing: Sequence[str]) -> dict[str, str]:
-    group = {name: str(row[name]) for name in GROUP_COLUMNS if name != "batch"}
-    sizes = {
-        MODEL_COLUMNS[name]: row[name] if name == "model_options" else f"{row[name]:,.0f}"
-        for name in MODEL_COLUMNS
-        if name in distinguishing and row[name] is not None
-    }
-    if "machine" in distinguishing:
-        sizes["machine"] = f"({row['machine']})"
-    return {**group, "batch": format_batch(row), **sizes}
-
-
-def _is_ambiguous(rows: Iterable[Mapping[str, Any]], names: Sequence[str], column: str) -> bool:
-    """Return whether rows that agree in the columns `names` differ in this column."""
-    first: dict[Any, Any] = {}
-    return any(
-        first.setdefault(tuple(row[name] for name in names), row[column]) != row[column]
-        for row in rows
-        if row[column] is not None
-    )
-
-
-def _curves_of_group(group: dict[str, str], rows: list[dict[str, Any]]) -> list[Curve]:
-    by_key: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        by_key.setdefault(curve_key(row), []).append(row)
-    names = name_curves(list(by_key))
-    for key, members in by_key.items():
-        if members[0]["strategy"] == user_program.PROGRAM:  # named by its file, as everybody calls it
-            names[key] = names[key].replace(user_program.PROGRAM, group["model"], 1)
-    curves, uses = [], Counter[str]()
-    for key, members in by_key.items():
-        tags = {"model": group["model"], "strategy": str(members[0]["strategy"]), "hardware": group["hardware"]}
-        for part in _split_repeated_counts(members):
-            uses[names[key]] += 1
-            name = f"{names[key]} #{uses[names[key]]}" if uses[names[key]] > 1 else names[key]
-            curves.append(Curve(name, group, tags, sorted(part, key=lambda row: row["gpus"])))
-    return curves
-
-
-def _split_repeated_counts(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Split rows that share all columns of the curve key (but not, say, the learning rate) into separate curves: by
-    their self baseline if possible, else in their order."""
-    if len({row["gpus"] for row in rows}) == len(rows):
-        return [rows]
-    by_baseline: dict[str | None, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_baseline.setdefault(row["baseline_self_id"], []).append(row)
-    parts: dict[tuple[str | None, int], list[dict[str, Any]]] = {}
-    for baseline, members in by_baseline.items():
-        counts = Counter[int]()
-        for row in members:  # the first rows of each number of devices, then the second ones, and so on
-            parts.setdefault((baseline, counts[row["gpus"]]), []).append(row)
-            counts[row["gpus"]] += 1
-    return list(parts.values())
 
 
 @dataclass(frozen=True)
@@ -269,18 +260,22 @@ def find_scaling_limit(curve: Curve, efficiency: float, against: str = "bare") -
     if not efficiency > 0:
         raise ValueError(f"a wanted efficiency is a share above 0, not {efficiency}")
     name = f"efficiency_{against}"
-    figures = [
-        (row["gpus"], row[name], None if row[name] is None else _limits_over_repeats(row, name, against).low)
-        for row in curve.rows
-    ]
-    reached = [gpus for gpus, _, _ in itertools.takewhile(lambda figure: _is_at_least(figure[1], efficiency), figures)]
-    certain = [gpus for gpus, _, _ in itertools.takewhile(lambda figure: _is_at_least(figure[2], efficiency), figures)]
-    regained = tuple(gpus for gpus, value, _ in figures[len(reached) :] if _is_at_least(value, efficiency))
-    measured = [gpus for gpus, value, _ in figures if value is not None]
+    reached: list[int] = []
+    certain: list[int] = []
+    regained: list[int] = []
+    measured: list[int] = []
+    is_unbroken = is_surely_unbroken = True  # so far each number of devices keeps it
+    for row in curve.rows:
+        gpus, value = row["gpus"], row[name]
+        keeps = surely_keeps = False
+        if value is not None:
+            measured.append(gpus)
+            keeps, surely_keeps = value >= efficiency, _limits_over_repeats(row, name, against).low >= efficiency
+        is_surely_unbroken &= surely_keeps
+        certain += [gpus] if is_surely_unbroken else []
+        if keeps:
+            (reached if is_unbroken else regained).append(gpus)
+        is_unbroken &= keeps
     return ScalingLimit(
-        efficiency, max(reached, default=None), max(certain, default=None), regained, max(measured, default=None)
+        efficiency, max(reached, default=None), max(certain, default=None), tuple(regained), max(measured, default=None)
     )
-
-
-def _is_at_least(value: float | None, minimum: float) -> bool:
-    return value is not None and value >= minimum

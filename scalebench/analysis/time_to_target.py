@@ -78,10 +78,29 @@ def summarize_trainings(frame: pd.DataFrame) -> list[TrainingOutcome]:
     count: they say nothing about the training.
     """
     tried = frame[frame["training_id"].notna() & frame["status"].isin(["ok", "failed"])]
-    rows: dict[str, list[Row]] = {}
+    by_training: dict[str, list[Row]] = {}
     for row in plain_rows(tried.drop_duplicates("run_id")):  # resume=true makes copies
-        rows.setdefault(str(row["training_id"]), []).append(row)
-    return [_summarize_training(members) for members in rows.values()]
+        by_training.setdefault(str(row["training_id"]), []).append(row)
+    outcomes = []
+    for rows in by_training.values():
+        ended = [row for row in rows if row["status"] == "ok"]
+        by_seed: dict[Any, list[Row]] = {}
+        for row in ended:
+            epochs = row["trained_epochs"] if row["time_to_target_s"] is not None else None  # it ended at the target
+            by_seed.setdefault(row["seed"], []).append({**row, "epochs_to_target": epochs})
+        seeds = len({row["seed"] for row in rows})
+        figures = {name: _over_seeds(name, by_seed, seeds, mean_of_factors) for name in FACTOR_COLUMNS}
+        figures |= {name: _over_seeds(name, by_seed, seeds, mean_over_repeats) for name in LEVEL_COLUMNS}
+        for name in SPEEDUP_COLUMNS:
+            mean = _over_seeds(name, by_seed, seeds, mean_of_factors)
+            baseline = f"baseline_{name.rpartition('_')[2]}_id"
+            if mean is not None and all(row[baseline] == row["run_id"] for row in ended):
+                mean = Estimate(mean.value)  # it is its own baseline: 1 exactly, without limits
+            figures[name] = mean
+        target_s = _means_of_seeds("time_to_target_s", by_seed, mean_of_factors)
+        first, failed = (ended or rows)[0], seeds - len(by_seed)
+        outcomes.append(TrainingOutcome(first, ended, seeds, len(target_s), failed, figures, target_s))
+    return outcomes
 
 
 def make_training_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -100,39 +119,23 @@ def make_training_table(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=TRAINING_TABLE_COLUMNS)
 
 
-def _summarize_training(rows: list[Row]) -> TrainingOutcome:
-    ended = [row for row in rows if row["status"] == "ok"]
-    by_seed: dict[Any, list[Row]] = {}
-    for row in ended:
-        epochs = row["trained_epochs"] if row["time_to_target_s"] is not None else None  # it ended at the target
-        by_seed.setdefault(row["seed"], []).append({**row, "epochs_to_target": epochs})
-    seeds, seed_count = list(by_seed.values()), len({row["seed"] for row in rows})
-    figures = {name: _over_seeds(name, seeds, seed_count, mean_of_factors) for name in FACTOR_COLUMNS}
-    figures |= {name: _over_seeds(name, seeds, seed_count, mean_over_repeats) for name in LEVEL_COLUMNS}
-    for name in SPEEDUP_COLUMNS:
-        is_own = ended and all(row[f"baseline_{name.rpartition('_')[2]}_id"] == row["run_id"] for row in ended)
-        mean = _over_seeds(name, seeds, seed_count, mean_of_factors)
-        figures[name] = Estimate(mean.value) if mean is not None and is_own else mean  # 1 exactly, without limits
-    target_s = _means_of_seeds("time_to_target_s", seeds, mean_of_factors)
-    failed = seed_count - len(seeds)
-    return TrainingOutcome((ended or rows)[0], ended, seed_count, len(target_s), failed, figures, target_s)
-
-
 def _over_seeds(
-    name: str, seeds: list[list[Row]], seed_count: int, mean: Callable[[Sequence[float]], Estimate]
+    name: str, by_seed: dict[Any, list[Row]], seeds: int, mean: Callable[[Sequence[float]], Estimate]
 ) -> Figure:
     """Return the mean over the seeds that have this figure; without limits unless all have it."""
-    means = [*_means_of_seeds(name, seeds, mean).values()]
+    means = [*_means_of_seeds(name, by_seed, mean).values()]
     if not means:
         return None
-    return mean(means) if len(means) == seed_count else Estimate(mean(means).value)
+    return mean(means) if len(means) == seeds else Estimate(mean(means).value)
 
 
-def _means_of_seeds(name: str, seeds: list[list[Row]], mean: Callable[[Sequence[float]], Estimate]) -> dict[Any, float]:
+def _means_of_seeds(
+    name: str, by_seed: dict[Any, list[Row]], mean: Callable[[Sequence[float]], Estimate]
+) -> dict[Any, float]:
     """Return the mean of the runs of each seed, by seed, where all of them have this figure: without the run that never
     reached the target, the seconds to it would be those of the lucky ones."""
-    values_of_seeds = {runs[0]["seed"]: [row[name] for row in runs] for runs in seeds}
-    return {seed: mean(values).value for seed, values in values_of_seeds.items() if None not in values}
+    values_by_seed = {seed: [row[name] for row in runs] for seed, runs in by_seed.items()}
+    return {seed: mean(values).value for seed, values in values_by_seed.items() if None not in values}
 
 
 def mean_of_factors(values: Sequence[float]) -> Estimate:
