@@ -43,22 +43,21 @@ def estimate_from_probes(result: Result) -> Estimates:
     over and over, without gradient synchronization where that can be switched off; it is called `fed` where samples
     are read within the step. `probed` is the step with everything, which is the sum of that step, `data` and `exposed`.
     """
-    columns = {
-        "data": step_breakdown.figure(result, "data_s"),
-        "imbalance": step_breakdown.figure(result, "imbalance_s"),
-        "exposed": step_breakdown.figure(result, "sync_exposed_s"),
-    }
+    columns = {"data": "data_s", "imbalance": "imbalance_s", "exposed": "sync_exposed_s"}
+    figures = {name: step_breakdown.figure(result, column) for name, column in columns.items()}
     estimates = {
-        name: column if column.has_limits else Estimate(column.value)
-        for name, column in columns.items()
-        if column is not None
+        name: figure if figure.has_limits else Estimate(figure.value)
+        for name, figure in figures.items()
+        if figure is not None
     }
     blocks = step_breakdown.variant_blocks(result)
-    lowest = estimate_mean(blocks[list(blocks)[-1]]) if blocks else None
-    probed = estimate_mean(blocks.get("sync_on_s", []))
-    if lowest is None or probed is None:
+    without = next((name for name in ("fixed_batch_s", "sync_off_s", "sync_on_s") if name in blocks), None)
+    if without is None or "sync_on_s" not in blocks:
         return estimates  # the imbalance at most: the others need such blocks too
-    return {**estimates, "fixed_batch" if "data" in estimates else "fed": lowest, "probed": probed}
+    base, probed = estimate_mean(blocks[without]), estimate_mean(blocks["sync_on_s"])
+    if base is None or probed is None:
+        return estimates
+    return estimates | {"fixed_batch" if "data" in estimates else "fed": base, "probed": probed}
 
 
 def split_lost_time(possible: Sequence[str], measured: Collection[str]) -> Split:
@@ -68,46 +67,40 @@ def split_lost_time(possible: Sequence[str], measured: Collection[str]) -> Split
     was measured. `possible` are the parts that the run can have, in the order of LOSS_PARTS; `measured` the names of
     the estimates.
     """
-    # Between measured steps on one device, from the ideal one up.
-    one_device: Split = []
-    merged: list[str] = []  # names above the last of these steps
+    parts: Split = []
+    # Runs on one device, from the ideal step up: a part whose run was not measured merges with the next one.
+    merged: list[str] = []
     below = "ideal"
-    for name in possible:
-        if name in LEVEL_OF_PART:
-            merged.append(name)
-            if (level := LEVEL_OF_PART[name]) in measured:
-                one_device.append((tuple(merged), {level: 1.0, below: -1.0}))
-                merged, below = [], level
-    # The probes measured these parts by themselves.
+    for name, level in LEVEL_OF_PART.items():
+        merged += [name] if name in possible else []
+        if name in possible and level in measured:
+            parts.append((tuple(merged), {level: 1.0, below: -1.0}))
+            merged, below = [], level
+    # Parts that the probes measured by themselves.
     probed: Split = []
     if "data" in possible and {"data", "fixed_batch"} <= set(measured):
-        alone = {"self_data": -1.0} if "self_data" in measured else {}
-        probed.append((("data",), {"data": 1.0, **alone}))
-    has_imbalance = "imbalance" in possible and "imbalance" in measured
-    if has_imbalance:
-        probed.append((("imbalance",), {"imbalance": 1.0}))
+        probed.append((("data",), {"data": 1.0} | ({"self_data": -1.0} if "self_data" in measured else {})))
+    waits = {"imbalance": 1.0} if "imbalance" in possible and "imbalance" in measured else {}
+    if waits:
+        probed.append((("imbalance",), waits))
     if "transfer" in possible and "exposed" in measured:
-        if has_imbalance:
-            probed.append((("transfer",), {"exposed": 1.0, "imbalance": -1.0}))
-        else:
-            probed.append((tuple(n for n in ("imbalance", "transfer") if n in possible), {"exposed": 1.0}))
-    # The rest of the step, or of the probed one, which is the sum of these three.
-    in_probed = {name for names, _ in probed for name in names}
-    rest = {"step": 1.0}
+        names = tuple(name for name in ("imbalance", "transfer") if name in possible and (name,) not in dict(probed))
+        probed.append((names, {"exposed": 1.0, **{name: -factor for name, factor in waits.items()}}))
+    # What is left of the step with probes, or of the step itself, belongs to all other parts.
+    top = ["step"]
     if "probed" in measured:
         base = "fixed_batch" if "fixed_batch" in measured else "fed"
-        rest = {name: 1.0 for name in (base, "data", "exposed") if name in measured}
-        if "drift" in possible:
-            in_probed.add("drift")
-    merged += [name for name in possible if name not in LEVEL_OF_PART and name not in in_probed]
+        top = [name for name in (base, "data", "exposed") if name in measured]  # whose sum is `probed`
+        parts += [(("drift",), {"step": 1.0, "probed": -1.0})] if "drift" in possible else []
+    separate = {name for names, _ in (*parts, *probed) for name in names}
+    merged += [name for name in possible if name not in LEVEL_OF_PART and name not in separate]
     if not merged:
         raise ValueError(f"no part of {', '.join(possible)} is left for the rest")
+    rest = dict.fromkeys(top, 1.0)
     for terms in ({below: 1.0}, *(terms for _, terms in probed)):
         for name, factor in terms.items():
             rest[name] = rest.get(name, 0.0) - factor
-    parts = [*one_device, (tuple(merged), {name: factor for name, factor in rest.items() if factor != 0}), *probed]
-    if "drift" in in_probed:
-        parts.append((("drift",), {"step": 1.0, "probed": -1.0}))
+    parts += [*probed, (tuple(merged), {name: factor for name, factor in rest.items() if factor != 0})]
     return sorted(parts, key=lambda part: LOSS_PARTS.index(part[0][0]))
 
 

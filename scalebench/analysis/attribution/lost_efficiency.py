@@ -70,10 +70,6 @@ class MeasuredRepeat:
     def step_s(self) -> float:
         return self.estimates["step"].value
 
-    def value(self, terms: Coefficients) -> float:
-        """Return the seconds of a linear combination of its estimates."""
-        return combine(terms, self.estimates).value
-
 
 def measure_repeat(result: Result, references: ReferenceRuns) -> MeasuredRepeat | None:
     """Collect what attribution needs of a run; without a bare reference, against the strategy itself on one device.
@@ -112,8 +108,12 @@ def attribute_repeats(repeats: Sequence[MeasuredRepeat]) -> Attribution:
     first, against = repeats[0], repeats[0].references.against
     repeats = [each for each in repeats if each.possible == first.possible and each.references.against == against]
     probed = [each for each in repeats if "probed" in each.estimates] or repeats
-    of_runs = set.intersection(*(set(each.estimates) & {"step", *OTHER_RUNS} for each in repeats))
-    measured = of_runs | set.intersection(*(set(each.estimates) - {"step", *OTHER_RUNS} for each in probed))
+    measured = set(first.estimates) | set(probed[0].estimates)
+    for name in list(
+        measured
+    ):  # a step of a run has to be there in all repeats, what probes measure in all probed ones
+        if not all(name in each.estimates for each in (repeats if name in ("step", *OTHER_RUNS) else probed)):
+            measured.remove(name)
     parts = [_make_part(names, terms, repeats, probed) for names, terms in split_lost_time(first.possible, measured)]
     ideal_s = [each.estimates["ideal"].value for each in repeats]
     lost = mean_over_repeats([1 - ideal / each.step_s for ideal, each in zip(ideal_s, repeats, strict=True)])
@@ -149,13 +149,13 @@ def _make_part(
 def _part_s(terms: Coefficients, own: Coefficients, repeat: MeasuredRepeat, probed: Sequence[MeasuredRepeat]) -> float:
     """Return the seconds of a part in one repeat; without probes of its own, those of the probed ones."""
     if all(name in repeat.estimates for name in terms):
-        return repeat.value(terms)
-    seconds = statistics.fmean(each.value(own) for each in probed)
+        return combine(terms, repeat.estimates).value
+    seconds = statistics.fmean(combine(own, each.estimates).value for each in probed)
     if len(own) == len(terms):
         return seconds
     others = {name: factor for name, factor in terms.items() if name in OTHER_RUNS}
     longer_s = repeat.step_s - statistics.fmean(each.step_s for each in probed)
-    return seconds + longer_s + repeat.value(others)
+    return seconds + longer_s + combine(others, repeat.estimates).value
 
 
 def _move(estimate: Estimate, value: float) -> Estimate:
@@ -165,27 +165,28 @@ def _move(estimate: Estimate, value: float) -> Estimate:
     return Estimate(value, value - (estimate.value - estimate.low), value + (estimate.high - estimate.value))
 
 
-def _estimate_level(run: Result | None, samples: float, result: Result, step: Estimate | None) -> Estimate | None:
-    """Return the seconds of `samples` in a one-device run, by the ratio of `result` to it, formed within rounds
-    where the two took turns: so the loss is that of the frame's efficiency."""
-    time = None if run is None else estimate_step_s(run, samples)
-    if run is None or time is None or step is None:
-        return time
-    ratio = ratio_in_rounds(Measurement(result).round_rates, Measurement(run).round_rates)
-    return time if ratio is None else _move(time, step.value * ratio / result.scale.gpus)
-
-
 def _collect_estimates(result: Result, references: ReferenceRuns) -> Estimates:
     """Return all that was measured, in seconds of one device's share of a step."""
     samples = samples_per_device(result)
-    levels = {"ideal": references.bare_full, "bare": references.bare_local, "self": references.self_local}
     estimates = estimate_from_probes(result) if result.scale.gpus > 1 else {}
     step = estimate_step_s(result, samples * result.scale.gpus)
-    times = {name: _estimate_level(run, samples, result, step) for name, run in levels.items()} | {"step": step}
-    estimates |= {name: time for name, time in times.items() if time is not None}
-    # Loading that a single device needs as well is no contention. The last of these runs that was measured shows it.
-    last = next((run for name, run in reversed(levels.items()) if run is not None and name in estimates), None)
-    loading = None if last is None else step_breakdown.figure(last, "data_s")
-    if last is not None and loading is not None:
-        estimates["self_data"] = combine({"data": samples / samples_per_device(last)}, {"data": loading})
+    loading_run = None  # the last measured run on one device
+    for name, run in (
+        ("ideal", references.bare_full),
+        ("bare", references.bare_local),
+        ("self", references.self_local),
+    ):
+        time = None if run is None else estimate_step_s(run, samples)
+        if run is None or time is None:
+            continue
+        # Where both took turns, the ratio is that within rounds: so the loss is that of the frame's efficiency.
+        ratio = ratio_in_rounds(Measurement(result).round_rates, Measurement(run).round_rates)
+        if step is not None and ratio is not None:
+            time = _move(time, step.value * ratio / result.scale.gpus)
+        estimates[name], loading_run = time, run
+    estimates |= {} if step is None else {"step": step}
+    loading = None if loading_run is None else step_breakdown.figure(loading_run, "data_s")
+    if loading_run is not None and loading is not None:  # loading that a single device needs as well is no contention
+        share = samples / samples_per_device(loading_run)
+        estimates["self_data"] = combine({"data": share}, {"data": loading})
     return estimates
