@@ -7,17 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from scalebench.analysis import step_breakdown, throughput
-from scalebench.analysis.scaling_curves import Curve, group_curves
+from scalebench.analysis.scaling_curves import group_curves
 from scalebench.core import units
 from scalebench.core.result import Profile, Result
 from scalebench.core.untrusted import find_run_file
 from scalebench.report import document as doc
-from scalebench.report.report_data import (
-    ReportData,
-    list_detailed_runs,
-    list_left_out_runs,
-    name_runs,
-)
+from scalebench.report import spec
+from scalebench.report.report_data import ReportData, list_detailed_runs, list_left_out_runs, name_runs
 from scalebench.report.report_data import Row as RunRow
 from scalebench.report.sections import steps
 
@@ -38,9 +34,12 @@ def section(report_data: ReportData) -> doc.Section | None:
     if not curves:
         return None
     rows = list_detailed_runs(report_data)
-    names = name_runs(rows)
-    row_of = {row["run_id"]: row for row in rows}
-    run_ids = [run_id for run_id in _select_best_and_largest(curves) if run_id in row_of]
+    names, row_of = name_runs(rows), {row["run_id"]: row for row in rows}
+    # The runs with the highest throughput of each group, then those of the most devices of each curve.
+    groups = ([row for curve in members for row in curve.rows] for _, members in group_curves(curves))
+    best = [max(members, key=lambda row: float(row[doc.THROUGHPUT]))["run_id"] for members in groups]
+    selection = dict.fromkeys(map(str, [*best, *(curve.rows[-1]["run_id"] for curve in curves)]))
+    run_ids = [run_id for run_id in selection if run_id in row_of]
     text = "Where the time of a step goes was not measured: these runs have no probes (measure.probes)."
     parts = steps.parts_section(report_data)
     blocks: list[doc.Block] = [doc.Paragraph(text)] if parts is None else [*parts.blocks]
@@ -59,7 +58,7 @@ def section(report_data: ReportData) -> doc.Section | None:
                 blocks.append(doc.Paragraph(f"{name}: {sentence}.", tags=tags))
                 bars.append((name, tags, cells))
     if bars:
-        blocks.append(make_gpu_chart(bars))
+        blocks.append(_make_gpu_chart(bars))
     blocks += [doc.Paragraph(f"No operations of {'; '.join(runs)}: {reason}.") for reason, runs in without.items()]
     if len(run_ids) > MAX_PROFILED_RUNS:
         text = f"Operations are shown for {MAX_PROFILED_RUNS} of the {len(run_ids)} best and largest runs."
@@ -85,15 +84,6 @@ def make_run_blocks(result: Result) -> Iterator[doc.Table | str]:
         yield sentence
 
 
-def _select_best_and_largest(curves: Sequence[Curve]) -> list[str]:
-    """List the runs with the highest throughput of each group, then those of the most devices of each curve."""
-    best = [
-        max((row for curve in members for row in curve.rows), key=lambda row: float(row[doc.THROUGHPUT]))["run_id"]
-        for _, members in group_curves(curves)
-    ]
-    return list(dict.fromkeys([*map(str, best), *(str(curve.rows[-1]["run_id"]) for curve in curves)]))
-
-
 def _get_profile(result: Result) -> Profile | None:
     probes = result.ranks[0].probes if result.ranks else None
     return None if probes is None else probes.profile
@@ -112,21 +102,17 @@ def make_operations_table(profile: Profile, table_id: str, title: str, tags: doc
         name = operation.name
         text = name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 3]}..."
         share = operation.self_s / profile.kernel_s if profile.kernel_s else None
-        collective = "collective" if operation.collective else ""
-        cells = [
-            doc.Cell(text, name),
-            doc.Cell(operation.device, operation.device),
-            doc.Cell(f"{operation.calls:,.4g}", operation.calls),
+        rows.append((tags or {}, [
+            doc.Cell(text, name), operation.device, doc.Cell(f"{operation.calls:,.4g}", operation.calls),
             doc.Cell(units.format_seconds(operation.self_s), operation.self_s),
             doc.Cell("-" if share is None else units.format_percent(share), share),
-            doc.Cell(collective, collective or None),
-        ]
-        rows.append(doc.Row(cells, tags or {}))
+            "collective" if operation.collective else "",
+        ]))  # fmt: skip
     caption = (
         f"The largest by own time, on rank 0, over {profile.steps} steps under the framework's profiler, which "
         "slows them down: the times compare with each other, but not with the step's own."
     )
-    return doc.Table(table_id, title, COLUMNS, rows, frozenset(COLUMNS[2:5]), caption)
+    return spec.make_table(table_id, title, COLUMNS, rows, ("device", "collective"), caption)
 
 
 def describe_collectives(result: Result) -> str:
@@ -161,7 +147,7 @@ def describe_gpus(row: Mapping[str, Any]) -> str | None:
     return f"of a step the GPUs {shares}; {row['gpu_kernels_per_step']:,.0f} kernels a step{beside}"
 
 
-def make_gpu_chart(bars: Sequence[tuple[str, doc.Tags, Mapping[str, Any]]]) -> doc.Chart:
+def _make_gpu_chart(bars: Sequence[tuple[str, doc.Tags, Mapping[str, Any]]]) -> doc.Chart:
     """Make a stacked bar of each run, given by its name, its tags and its cells."""
     names, tags = [name for name, _, _ in bars], [tags for _, tags, _ in bars]
     series = [
@@ -174,17 +160,16 @@ def make_gpu_chart(bars: Sequence[tuple[str, doc.Tags, Mapping[str, Any]]]) -> d
 
 def _make_trace_table(report_data: ReportData, rows: Sequence[RunRow], names: dict[str, str]) -> Iterator[doc.Block]:
     """Link the traces, of all ranks or of one."""
-    table_rows = []
+    links = []
     for row in rows:
-        result, name = report_data.result(row["run_id"]), names[row["run_id"]]
+        result = report_data.result(row["run_id"])
         traces = [("all ranks", result.trace)]
         traces += [(f"rank {rank.rank}", rank.probes.trace) for rank in result.ranks if rank.probes is not None]
         for ranks, file in traces:
             path = None if file is None else find_run_file(report_data.folder(row["run_id"]), file)
             if path is not None:
                 link = report_data.make_link(path)
-                cells = [doc.Cell(name, name), doc.Cell(ranks, ranks), doc.Cell(link, link, link)]
-                table_rows.append(doc.Row(cells, doc.get_tags(row)))
-    if table_rows:
+                links.append((doc.get_tags(row), [names[row["run_id"]], ranks, doc.Cell(link, link, link)]))
+    if links:
         heads = ("run", "of", "file")
-        yield doc.Table("traces", "Traces", heads, table_rows[: doc.MAX_ROWS], caption=TRACE_CAPTION)
+        yield spec.make_table("traces", "Traces", heads, links, heads, TRACE_CAPTION)

@@ -12,24 +12,18 @@ from typing import TYPE_CHECKING
 
 from scalebench.analysis import step_breakdown, throughput
 from scalebench.analysis.columns import RATE
-from scalebench.analysis.data_or_model import (
-    MODEL,
-    PIPELINE,
-    ParallelismComparison,
-    ParallelismResult,
-    compare_parallelism,
-    list_kinds,
-)
+from scalebench.analysis.data_or_model import MODEL, PIPELINE, ParallelismComparison, compare_parallelism, list_kinds
 from scalebench.analysis.prediction.link_rates import ReadRecord
 from scalebench.analysis.ranking import join_with_and
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.analysis.verdicts import estimate_of, explain_no_verdict
 from scalebench.core import units
-from scalebench.core.result import Result, StageRecord, read_result
+from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.stats.estimate_arithmetic import rate_to_seconds
 from scalebench.report import document as doc
+from scalebench.report import spec
 from scalebench.report.report_data import ReportData, list_detailed_runs, list_left_out_runs, name_runs
 
 if TYPE_CHECKING:
@@ -90,37 +84,26 @@ def compare_kinds(pooled: pd.DataFrame, read: ReadRecord, estimate_ratio: Estima
 
 def make_table(compared: Sequence[ParallelismComparison], limits: bool = True) -> doc.Table:
     """Make a row for each kind of each model and batch; `limits` adds those of the measured seconds."""
-    numeric = [doc.DEVICES, "global batch", "sends", "FLOP/B", "took"]
     rows = []
     for comparison in compared:
-        row, batch = comparison.row, comparison.row["global_batch"]
+        row, tied = comparison.row, comparison.tied
         for kind, result in comparison.results.items():
-            cells = [doc.make_cell(str(row["model"])), doc.make_cell(str(row["gpus"]), row["gpus"]),
-                     doc.make_cell(f"{batch:,}", batch), doc.make_cell(f"{kind}: {result.row['strategy']}"),
-                     doc.format_cell(result.sent_bytes, units.format_bytes),
-                     doc.format_cell(result.flops_per_byte, "{:,.0f}".format),
-                     _make_measured_cell(result, limits), doc.make_cell(_describe_place(comparison, kind))]  # fmt: skip
-            rows.append(doc.Row(cells, get_filter_tags(comparison)))
-    columns = ["model", *numeric[:2], "kind", *numeric[2:], "fastest"]
-    caption = doc.join_sentences(*CAPTION)
-    return doc.Table(SECTION_ID, "Data or model parallelism", columns, rows, frozenset(numeric), caption)
-
-
-def _make_measured_cell(result: ParallelismResult, limits: bool) -> doc.Cell:
-    """Make a cell of the measured seconds, or of the status of a run that was not successful."""
-    if result.measured_s is None:
-        return doc.Cell(str(result.row["status"]))
-    estimate = estimate_of(result.row, RATE, "throughput")
-    seconds = rate_to_seconds(result.row[RATE], estimate, result.row["global_batch"])
-    return doc.make_cell(
-        doc.format_duration(seconds.value, *(seconds.limits if limits else (None, None))), seconds.value
-    )
-
-
-def _describe_place(comparison: ParallelismComparison, kind: str) -> str:
-    if kind in comparison.tied or (kind == comparison.fastest and comparison.tied):
-        return "tied"
-    return "fastest" if kind == comparison.fastest else ""
+            took = doc.Cell(str(result.row["status"]))  # of a run that was not successful
+            if result.measured_s is not None:
+                estimate = estimate_of(result.row, RATE, "throughput")
+                seconds = rate_to_seconds(result.row[RATE], estimate, result.row["global_batch"])
+                text = doc.format_duration(seconds.value, *(seconds.limits if limits else (None, None)))
+                took = doc.make_cell(text, seconds.value)
+            place = "fastest" if kind == comparison.fastest else ""
+            rows.append((get_filter_tags(comparison), [
+                row["model"], row["gpus"], row["global_batch"], f"{kind}: {result.row['strategy']}",
+                doc.format_cell(result.sent_bytes, units.format_bytes),
+                doc.format_cell(result.flops_per_byte, "{:,.0f}".format), took,
+                "tied" if kind in tied or (place and tied) else place,
+            ]))  # fmt: skip
+    heads = ("model", doc.DEVICES, "global batch", "kind", "sends", "FLOP/B", "took", "fastest")
+    caption, title = doc.join_sentences(*CAPTION), "Data or model parallelism"
+    return spec.make_table(SECTION_ID, title, heads, rows, ("kind", "fastest"), caption)
 
 
 def make_answers(compared: Sequence[ParallelismComparison]) -> Iterator[tuple[str, ParallelismComparison]]:
@@ -132,26 +115,17 @@ def make_answers(compared: Sequence[ParallelismComparison]) -> Iterator[tuple[st
     several = len({framework for *_, framework in groups}) > 1
     for (model, gpus, framework), members in groups.items():
         by = f" with {framework}" if several else ""
-        batches: dict[str, list[str]] = {}  # `data won` -> 64, 256
+        batches: dict[str, list[str]] = {}  # `data won`, or `data and model tied` -> 64, 256
+        doubts = []  # why it is not sure who won; nothing with limits over repeats
         for each in members:
-            if (winner := _describe_winner(each)) is not None:
+            if first := [kind for kind in each.results if kind in (each.fastest, *each.tied)]:
+                winner = f"{join_with_and(first)} {'won' if len(first) == 1 else 'tied'}"
                 batches.setdefault(winner, []).append(f"{each.row['global_batch']:,}")
+                rows = [result.row for result in each.results.values() if result.measured_s is not None]
+                doubts += [f"not sure who won: {doubt}"] if (doubt := explain_no_verdict(*rows)) else []
         won = ", ".join(f"{winner} at {join_with_and(several)}" for winner, several in batches.items())
-        text = "; ".join(filter(None, [won, _describe_uncertainty(members)])) or "not measured both ways"
+        text = "; ".join(filter(None, [won, *doubts[:1]])) or "not measured both ways"
         yield f"{model} on {gpus} devices{by}: {text}", members[0]
-
-
-def _describe_winner(comparison: ParallelismComparison) -> str | None:
-    """Return `data won`, or `data and model tied`; None unless at least two kinds were measured."""
-    first = [kind for kind in comparison.results if kind in (comparison.fastest, *comparison.tied)]
-    return f"{join_with_and(first)} {'won' if len(first) == 1 else 'tied'}" if first else None
-
-
-def _describe_uncertainty(members: Sequence[ParallelismComparison]) -> str:
-    """Say why it is not sure who won; empty with limits over repeats."""
-    reasons = (explain_no_verdict(*(result.row for result in each.results.values() if result.measured_s is not None))
-               for each in members if each.fastest is not None)  # fmt: skip
-    return next((f"not sure who won: {reason}" for reason in reasons if reason), "")
 
 
 def get_filter_tags(comparison: ParallelismComparison) -> dict[str, str]:
@@ -167,16 +141,11 @@ def stages_section(report_data: ReportData) -> doc.Section | None:
         return None
     names, table_rows, paragraphs = name_runs(rows), [], []
     for row in rows[:MAX_STAGED_RUNS]:
-        name, result = names[row["run_id"]], report_data.result(row["run_id"])
-        table_rows += [
-            doc.Row([doc.Cell(name, name), *cells], doc.get_tags(row)) for cells in _make_stage_cells(result)
-        ]
-        paragraphs.append(doc.Paragraph(f"{name}: {describe_bubble(result)}.", tags=doc.get_tags(row)))
-    numeric = frozenset(("replica", "stage", *STAGE_FIGURES))
-    blocks: list[doc.Block] = [
-        doc.Table("stages", "Stages", STAGE_COLUMNS, table_rows, numeric, STAGES_CAPTION),
-        *paragraphs,
-    ]
+        name, result, tags = names[row["run_id"]], report_data.result(row["run_id"]), doc.get_tags(row)
+        table_rows += [(tags, [name, *cells]) for cells in _make_stage_cells(result)]
+        paragraphs.append(doc.Paragraph(f"{name}: {describe_bubble(result)}.", tags=tags))
+    table = spec.make_table("stages", "Stages", STAGE_COLUMNS, table_rows, ["operations"], STAGES_CAPTION)
+    blocks: list[doc.Block] = [table, *paragraphs]
     if len(rows) > MAX_STAGED_RUNS:
         text = f"Shown are {MAX_STAGED_RUNS} of the {len(rows)} runs whose model was cut into stages."
         blocks.append(doc.Paragraph(text))
@@ -205,22 +174,18 @@ def _make_stage_cells(result: Result) -> Iterator[list[doc.Cell]]:
         for stage in pipeline:
             share = stage.work_s / total_s if stage.work_s is not None and total_s else None
             operations = stage.first if stage.first == stage.last else f"{stage.first} .. {stage.last}"
+            # The last stage sends nothing on.
+            sent = units.format_bytes(stage.sent_bytes) if stage.sent_bytes is not None else "-"
+            is_last = stage.sent_bytes is None and stage.index == stage.stages - 1
             yield [
                 doc.Cell(str(stage.replica), stage.replica),
                 doc.Cell(str(stage.index), stage.index),
                 doc.Cell(operations, stage.first),
                 doc.Cell(units.format_bytes(stage.parameter_bytes), stage.parameter_bytes),
-                doc.Cell(_format_sent(stage), stage.sent_bytes),
+                doc.Cell("" if is_last else sent, stage.sent_bytes),
                 doc.Cell("-" if stage.work_s is None else units.format_seconds(stage.work_s), stage.work_s),
                 doc.Cell("-" if share is None else units.format_percent(share), share),
             ]
-
-
-def _format_sent(stage: StageRecord) -> str:
-    """Return the bytes, nothing for the last stage, and a dash if they were not measured."""
-    if stage.sent_bytes is not None:
-        return units.format_bytes(stage.sent_bytes)
-    return "" if stage.index == stage.stages - 1 else "-"
 
 
 def describe_bubble(result: Result) -> str:

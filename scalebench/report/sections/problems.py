@@ -6,16 +6,16 @@ from __future__ import annotations
 import platform
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
-from scalebench.core.sweep_file import PlannedRun, SweepRecord, join_labels, read_sweep
+from scalebench.core.sweep_file import SweepRecord, join_labels, read_sweep
 from scalebench.core.untrusted import find_run_file
 from scalebench.report import document as doc
+from scalebench.report import spec
 from scalebench.report.flag_text import format_flag, get_advice, list_flags, read_flags, to_text
 from scalebench.report.report_data import (
     ReportData,
@@ -26,34 +26,43 @@ from scalebench.report.report_data import (
 )
 from scalebench.report.report_data import Row as RunRow
 
+TableRows = Sequence[tuple[doc.Tags, Sequence[Any]]]
 MAX_LOGS = 20
 MAX_LABELS = 20
 
 
 def section(report_data: ReportData) -> doc.Section | None:
     """Return None if all runs were successful and nothing is flagged."""
-    parts = (_list_failed, _list_unreadable, _list_unfinished, _list_unsupported, _list_flags)
-    blocks = [block for make in parts for block in make(report_data)]
+    blocks: list[doc.Block] = [*_list_failed(report_data)]
+    files, folders = report_data.unreadable, report_data.files.unfinished_folders
+    unreadable: TableRows = [({}, [str(path), reason]) for path, reason in files[: doc.MAX_ROWS]]
+    blocks += _make_table("unreadable", "Files that could not be read", ("file", "reason"), unreadable, len(files))
+    running = [
+        (run.tags, [str(run.folder), run.tags.get("strategy", ""), run.gpus, run.phase, run.last_sign])
+        for run in map(describe_unfinished_run, folders[: doc.MAX_ROWS])
+    ]
+    heads = ("folder", "strategy", "devices", "phase", "last sign (UTC)")
+    about = "They have no result: they are still running, or ended before they could write one."
+    blocks += _make_table("running", "Running or interrupted", heads, running, len(folders), about, "devices")
+    rows, count = _select_status(report_data, lambda status: status == "unsupported")
+    names = name_runs(rows)
+    unsupported = [(doc.get_tags(row), [names[row["run_id"]], to_text(row["reason"])]) for row in rows]
+    blocks += _make_table("unsupported", "Unsupported runs", ("run", "reason"), unsupported, count)
+    blocks += _list_flags(report_data)
     return doc.Section("problems", "Problems and warnings", blocks) if blocks else None
 
 
 def _list_failed(report_data: ReportData) -> Iterator[doc.Block]:
     """List the failed runs with their reasons, and the ends of their logs, one of each reason first."""
     rows, count = _select_status(report_data, lambda status: status not in ("ok", "unsupported"))
-    if not rows:
-        return
-    names = name_runs(rows)
-    cells = [
-        (doc.get_tags(row), names[row["run_id"]], to_text(row["status"]), to_text(row["reason"]),
-         report_data.make_link(Path(to_text(row["path"]))))
-        for row in rows
-    ]  # fmt: skip
-    yield _make_table("failed", "Failed runs", ("run", "status", "reason", "folder"), cells, count)
-    seen: Counter[str] = Counter()
+    names, cells, seen = name_runs(rows), [], Counter[str]()
     turns = []  # (number of earlier runs with the same reason, position)
     for position, row in enumerate(rows):
-        turns.append((seen[to_text(row["reason"])], position))
-        seen[to_text(row["reason"])] += 1
+        reason, folder = to_text(row["reason"]), report_data.make_link(Path(to_text(row["path"])))
+        cells.append((doc.get_tags(row), [names[row["run_id"]], to_text(row["status"]), reason, folder]))
+        turns.append((seen[reason], position))
+        seen[reason] += 1
+    yield from _make_table("failed", "Failed runs", ("run", "status", "reason", "folder"), cells, count)
     for _, position in sorted(turns)[:MAX_LOGS]:
         yield _make_log_block(report_data, rows[position], names[rows[position]["run_id"]])
     if count > MAX_LOGS:
@@ -61,47 +70,18 @@ def _list_failed(report_data: ReportData) -> Iterator[doc.Block]:
 
 
 def _make_log_block(report_data: ReportData, row: RunRow, name: str) -> doc.Block:
-    log, tags = report_data.result(row["run_id"]).log, doc.get_tags(row)
-    if log is None:
-        return doc.Paragraph(f"{name}: its record names no log.", tags=tags)
-    path = find_run_file(report_data.folder(row["run_id"]), log)
+    log, tags, text = report_data.result(row["run_id"]).log, doc.get_tags(row), ""
+    path = None if log is None else find_run_file(report_data.folder(row["run_id"]), log)
     if path is None:
-        return doc.Paragraph(f"{name}: its folder has no log {log}.", tags=tags)
-    try:
-        text = read_log_tail(path)
-    except OSError as error:
-        return doc.Paragraph(f"{name}: {log} cannot be read: {error.strerror}.", tags=tags)
-    if not text.strip():
-        return doc.Paragraph(f"{name}: {log} is empty.", tags=tags)
-    return doc.Code(text, "log", f"{name}: the end of {log}", tags)
-
-
-def _list_unreadable(report_data: ReportData) -> Iterator[doc.Block]:
-    files = report_data.unreadable
-    cells: list[tuple[doc.Tags, str, str]] = [({}, str(path), reason) for path, reason in files[: doc.MAX_ROWS]]
-    if cells:
-        yield _make_table("unreadable", "Files that could not be read", ("file", "reason"), cells, len(files))
-
-
-def _list_unfinished(report_data: ReportData) -> Iterator[doc.Block]:
-    folders = report_data.files.unfinished_folders
-    cells = [
-        (run.tags, str(run.folder), run.tags.get("strategy", ""), run.gpus, run.phase, run.last_sign)
-        for run in map(describe_unfinished_run, folders[: doc.MAX_ROWS])
-    ]
-    if cells:
-        heads = ("folder", "strategy", "devices", "phase", "last sign (UTC)")
-        table = _make_table("running", "Running or interrupted", heads, cells, len(folders))
-        caption = "They have no result: they are still running, or ended before they could write one."
-        yield replace(table, numeric=frozenset({"devices"}), caption=f"{caption} {table.caption}".strip())
-
-
-def _list_unsupported(report_data: ReportData) -> Iterator[doc.Block]:
-    rows, count = _select_status(report_data, lambda status: status == "unsupported")
-    names = name_runs(rows)
-    cells = [(doc.get_tags(row), names[row["run_id"]], to_text(row["reason"])) for row in rows]
-    if cells:
-        yield _make_table("unsupported", "Unsupported runs", ("run", "reason"), cells, count)
+        reason = "its record names no log" if log is None else f"its folder has no log {log}"
+    else:
+        try:
+            text, reason = read_log_tail(path), f"{log} is empty"
+        except OSError as error:
+            reason = f"{log} cannot be read: {error.strerror}"
+    if text.strip():
+        return doc.Code(text, "log", f"{name}: the end of {log}", tags)
+    return doc.Paragraph(f"{name}: {reason}.", tags=tags)
 
 
 def _list_flags(report_data: ReportData) -> Iterator[doc.Block]:
@@ -113,20 +93,20 @@ def _list_flags(report_data: ReportData) -> Iterator[doc.Block]:
     if not counts:
         return
     ordered = [flag for flag in read_flags() if flag in counts]
-    rows = []
-    for flag in [*ordered, *sorted(set(counts) - set(ordered))]:
-        text, advice, count = format_flag(flag), get_advice(flag), counts[flag]
-        rows.append(doc.Row([doc.Cell(text, flag), doc.Cell(f"{count:,}", count), doc.Cell(advice, advice)]))
-    heads = ("warning", "rows", "what it means, and what to do")
-    yield doc.Table("warnings", "Warnings", heads, rows, frozenset({"rows"}))
+    rows: TableRows = [
+        ({}, [doc.Cell(format_flag(flag), flag), counts[flag], get_advice(flag)])
+        for flag in [*ordered, *sorted(set(counts) - set(ordered))]
+    ]
+    about = "what it means, and what to do"
+    yield spec.make_table("warnings", "Warnings", ("warning", "rows", about), rows, [about])
     places = [place for place, names in enumerate(flags) if names]
     first = plain_rows(select_run_columns(frame).iloc[places[: doc.MAX_ROWS]])
-    run_names = name_runs(first)
-    cells = [
-        (doc.get_tags(row), run_names[row["run_id"]], ", ".join(map(format_flag, flags[place])))
+    names = name_runs(first)
+    flagged = [
+        (doc.get_tags(row), [names[row["run_id"]], ", ".join(map(format_flag, flags[place]))])
         for row, place in zip(first, places, strict=False)
     ]
-    yield _make_table("flagged", "Rows with warnings", ("run", "warnings"), cells, len(places))
+    yield from _make_table("flagged", "Rows with warnings", ("run", "warnings"), flagged, len(places))
 
 
 def _select_status(report_data: ReportData, has_status: Callable[[str], bool]) -> tuple[list[RunRow], int]:
@@ -136,11 +116,13 @@ def _select_status(report_data: ReportData, has_status: Callable[[str], bool]) -
     return plain_rows(rows.head(doc.MAX_ROWS)), len(rows)
 
 
-def _make_table(id_: str, title: str, heads: Sequence[str], rows: Iterable[tuple[Any, ...]], count: int) -> doc.Table:
-    """Make a table of texts, the first `doc.MAX_ROWS` of `count` rows; each row begins with its tags."""
-    caption = f"The first {doc.MAX_ROWS} of {count:,}." if count > doc.MAX_ROWS else ""
-    cells = [doc.Row([doc.Cell(text, text or None) for text in texts], tags) for tags, *texts in rows]
-    return doc.Table(id_, title, heads, cells, caption=caption)
+def _make_table(
+    id_: str, title: str, heads: Sequence[str], rows: TableRows, count: int, about: str = "", *numeric: str
+) -> Iterator[doc.Table]:
+    """Yield a table of texts, the first of `count` rows; nothing without rows."""
+    more = f"The first {doc.MAX_ROWS} of {count:,}." if count > doc.MAX_ROWS else ""
+    if rows:
+        yield spec.make_table(id_, title, heads, rows, {*heads} - {*numeric}, f"{about} {more}".strip())
 
 
 def unfinished_section(report_data: ReportData) -> doc.Section | None:
@@ -157,16 +139,18 @@ def make_sweep_blocks(folder: Path) -> Iterator[doc.Block]:
         return
     if record is None:
         return
-    missing = [] if record.ended else record.missing(folder)
+    alive, missing = record.is_alive(platform.node()), [] if record.ended else record.missing(folder)
     if missing:
-        yield doc.Paragraph(_describe_state(folder, record, missing), "warning")
+        unknown = f"may still go on ({record.hostname} would know)"
+        state = {True: "is still going on", False: "was cut short", None: unknown}[alive]
+        planned = len(record.runs) - len(record.left_out)
+        text = f"{folder}: this sweep {state}: {planned - len(missing)} of {planned} runs have ended. To come: "
+        yield doc.Paragraph(f"{text}{join_labels(missing, MAX_LABELS)}.", "warning")
     if record.left_out:
-        yield doc.Paragraph(
-            f"{folder}: {record.time_limit_text} left out {len(record.left_out)} of "
-            f"{len(record.runs)} runs, the least informative ones: {join_labels(record.left_out, MAX_LABELS)}.",
-            "warning",
-        )
-    if (missing and record.is_alive(platform.node()) is not True) or record.left_out:
+        text = f"{folder}: {record.time_limit_text} left out {len(record.left_out)} of {len(record.runs)} runs, the "
+        labels = join_labels(record.left_out, MAX_LABELS)
+        yield doc.Paragraph(f"{text}least informative ones: {labels}.", "warning")
+    if (missing and alive is not True) or record.left_out:
         yield doc.Code(make_resume_command(record), "sh", "Continue it; successful runs are kept")
 
 
@@ -174,14 +158,3 @@ def make_resume_command(record: SweepRecord) -> str:
     """Return the sweep's command with resume=true and without its time limit."""
     arguments = [each for each in record.arguments if not each.startswith(("resume=", "sweep.max_minutes="))]
     return f"scalebench {shlex.join([*arguments, 'resume=true'])}"
-
-
-def _describe_state(folder: Path, record: SweepRecord, missing: list[PlannedRun]) -> str:
-    alive = record.is_alive(platform.node())
-    unknown = f"may still go on ({record.hostname} would know)"
-    state = {True: "is still going on", False: "was cut short", None: unknown}[alive]
-    planned = len(record.runs) - len(record.left_out)
-    return (
-        f"{folder}: this sweep {state}: {planned - len(missing)} of {planned} runs have ended. To come: "
-        f"{join_labels(missing, MAX_LABELS)}."
-    )
