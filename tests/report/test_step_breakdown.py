@@ -3,13 +3,12 @@
 import pytest
 
 from scalebench.analysis import step_breakdown as probed
-from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.stats.estimates import Estimate
 from scalebench.report.document import Paragraph
-from scalebench.report.report_data import load_report_data
-from scalebench.report.sections import steps
+from scalebench.report.sections import operations, steps
 from scalebench.report.sections.steps import STEP_PARTS, step_interval
-from tests.builders.sweeps import make_probed_run, run, write_results
+from tests.builders.sweeps import make_probed_run, run
+from tests.report.section_blocks import build_section
 
 
 def test_the_interval_of_a_step_is_that_of_throughput():
@@ -30,7 +29,5 @@ def test_without_probes_there_is_a_sentence(tmp_path):
     result = run("ddp_gloo", 2)
     for rank in result.ranks:
         rank.probes = None
-    write_results(tmp_path, [result])
-    report_data = load_report_data([tmp_path])
-    (sentence,) = steps.make_blocks(report_data, make_curves(report_data.pooled))
+    sentence, *_ = build_section(operations, tmp_path, [result]).blocks
     assert isinstance(sentence, Paragraph) and "measure.probes" in sentence.text
