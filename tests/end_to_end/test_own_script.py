@@ -14,6 +14,7 @@ from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.real, pytest.mark.cold]
 SHORT = ["measure=quick", "measure.warmup_max_s=2", "measure.min_s=0.3", "measure.max_s=1", "measure.probe_s=0.3"]
+SHORT.append("measure.monitor=false")
 LOOP = """
 import os, torch, torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -47,7 +48,8 @@ def write(folder, text, name="train.py"):
 
 
 def test_a_plain_program_has_its_steps_samples_and_synchronization(tmp_path):
-    status, output, result = run(tmp_path, f"script={ROOT}/examples/train_ddp.py", "script.args.batch-size=16")
+    words = [f"script={ROOT}/examples/train_ddp.py", "script.args.batch-size=16", "measure.monitor=true"]
+    status, output, result = run(tmp_path, *words)
     assert status == 0, output
     rank = result.ranks[0]
     assert (result.workload.model, result.scale.batch_per_device, result.scale.global_batch) == ("train_ddp.py", 16, 32)

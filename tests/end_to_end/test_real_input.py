@@ -29,7 +29,7 @@ def start(pictures, folder, *overrides):
         "hardware=cpu", "model=resnet20_cifar10", "model.outputs=10", "model.params=null", "dataset=imagenet_jpeg",
         f"dataset.path={pictures}", "dataset.image_size=32", "dataset.classes=10", "dataset.validation_share=0.2",
         f"dataset.cache={folder}/cache", "train.batch_per_device=4", "measure=quick", "measure.probes=false",
-        f"hydra.run.dir={folder}/run", f"hydra.sweep.dir={folder}/run", *overrides,
+        "measure.monitor=false", f"hydra.run.dir={folder}/run", f"hydra.sweep.dir={folder}/run", *overrides,
     ]  # fmt: skip
     command = [sys.executable, "-m", "scalebench", *words]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
