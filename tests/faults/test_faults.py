@@ -8,7 +8,6 @@ import pytest
 
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
-from scalebench.runner.launchers import supervise
 from scalebench.runner.parent import run_spec
 from scalebench.testing import FaultContract
 from tests.builders.launching import NEEDS_MPIRUN
@@ -112,9 +111,7 @@ def run_forked(row, folder):
     return result, outcome.problems
 
 
-def test_a_forked_rank_that_goes_wrong(tmp_path, monkeypatch):
-    """A rank in a group that broke has a few seconds to say so before it is ended."""
-    monkeypatch.setattr(supervise, "FOLLOW_LIMIT_S", 2.0)
+def test_a_forked_rank_that_goes_wrong(tmp_path):
     rows = [Row(BY_NAME[name], phase, Family("simulated", *ranks), "local") for name, phase, *ranks in FORKED]
     done = in_parallel(lambda row: run_forked(row, tmp_path / str(rows.index(row))), rows)
     assert {str(row): problems for row, (_, problems) in done.items() if problems} == {}
