@@ -9,9 +9,8 @@ import math
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from scalebench.analysis.comparison import (
     FAILED_RUN,
@@ -181,8 +180,12 @@ def make_json(comparison: Comparison, exit_code: int) -> str:
     """Return the comparison as JSON. Its schema is in docs/guides/compare.md; only new keys keep `version`."""
 
     def list_side(row: ComparisonRow) -> dict[str, object]:
-        run_ids = [run.run_id for run in row.measured]
-        return {"run_ids": run_ids, "sessions": len(row.sessions), "throughput_samples_per_s": row.rate}
+        return {"run_ids": row.run_ids, "sessions": len(row.sessions), "throughput_samples_per_s": row.rate}
+
+    def list_pair(pair: Pair) -> dict[str, object]:
+        ratio = interval_cells("ratio", "ratio", pair.ratio, pair.interval)
+        fields = {name: getattr(pair, name) for name in ("p", "p_holm", "test", "verdict", "regression", "notes")}
+        return {"row": pair.label, "a": list_side(pair.a), "b": list_side(pair.b), **ratio, **fields}
 
     contrasts = [
         {
@@ -192,21 +195,7 @@ def make_json(comparison: Comparison, exit_code: int) -> str:
             "least": min(pair.ratio for pair in contrast.pairs),
             "most": max(pair.ratio for pair in contrast.pairs),
             "differences": [{"key": key, "a": a, "b": b, "pairs": n} for key, a, b, n in contrast.differences],
-            "pairs": [
-                {
-                    "row": pair.label,
-                    "a": list_side(pair.a),
-                    "b": list_side(pair.b),
-                    **interval_cells("ratio", "ratio", pair.ratio, pair.interval),
-                    "p": pair.p,
-                    "p_holm": pair.p_holm,
-                    "test": pair.test,
-                    "verdict": pair.verdict,
-                    "regression": pair.regression,
-                    "notes": list(pair.notes),
-                }
-                for pair in contrast.pairs
-            ],
+            "pairs": list(map(list_pair, contrast.pairs)),
         }
         for contrast in comparison.contrasts
     ]
@@ -214,18 +203,9 @@ def make_json(comparison: Comparison, exit_code: int) -> str:
         {"side": row.side, "row": row.label, "reason": row.reason, "failed": row.failed, "run_id": row.run_id or None}
         for row in comparison.unmatched
     ]
-    tree = {
-        "version": VERSION,
-        "status": comparison.status,
-        "exit_code": exit_code,
-        "by": comparison.by,
-        "ignored": list(comparison.ignored),
-        "threshold": comparison.threshold,
-        "refusal": comparison.refusal,
-        "contrasts": contrasts,
-        "unpaired": unpaired,
-        "notes": comparison.notes,
-    }
+    fields = {name: getattr(comparison, name) for name in ("by", "ignored", "threshold", "refusal")}
+    head = {"version": VERSION, "status": comparison.status, "exit_code": exit_code, **fields}
+    tree = {**head, "contrasts": contrasts, "unpaired": unpaired, "notes": comparison.notes}
     return json.dumps(tree, indent=1, allow_nan=False) + "\n"
 
 
@@ -274,80 +254,65 @@ def make_junit(comparison: Comparison, exit_code: int) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(suites, encoding="unicode") + "\n"
 
 
-@dataclass
-class _Place:
-    """The rows of one label: the bars that stand side by side, by value of the compared key."""
-
-    label: dict[str, str]
-    rows: dict[str, ComparisonRow] = field(default_factory=dict)
-    pairs: dict[str, Pair] = field(default_factory=dict)
-
-    @property
-    def devices(self) -> int:
-        """The number of devices; 0 where they are what is compared."""
-        text = self.label.get("gpus", "")
-        return int(text) if text.isdecimal() else 0
-
-    def estimate_rate(self, value: str) -> Estimate:
-        """Return a throughput, with limits if it has repeats enough to show how they vary."""
-        row = self.rows[value]
-        enough = len(row.rates) >= MIN_UNITS_FOR_TEST
-        return mean_of_repeats(row.rates).to_estimate() if enough else Estimate(row.rate)
-
-    def estimate_ratio(self, value: str) -> Estimate:
-        return self.pairs[value].interval or Estimate(self.pairs[value].ratio)
-
-
 def make_comparison_charts(comparison: Comparison) -> list[doc.Chart]:
     """Make two charts for each number of devices: samples/s of all values, and their ratios to the base.
 
     Rows without a partner are in neither, as in the tables; without a pair there is no chart.
     """
-    places: dict[tuple[str, ...], _Place] = {}
+    # The pairs of each label, which stand side by side, by value of the compared key; by number of devices.
+    places: dict[int, dict[tuple[str, ...], dict[str, Pair]]] = {}
     for contrast in comparison.contrasts:
         for pair in contrast.pairs:
-            place = places.setdefault(tuple(pair.label.values()), _Place(pair.label))
-            place.rows.setdefault(contrast.a, pair.a)
-            place.rows[contrast.b] = pair.b
-            place.pairs[contrast.b] = pair
-    values = list(dict.fromkeys(value for each in comparison.contrasts for value in (each.a, each.b)))
-    charts: list[doc.Chart] = []
-    for _, group in groupby(sorted(places.values(), key=lambda place: place.devices), key=lambda place: place.devices):
-        charts += _make_charts_of_count(list(group), values, comparison.by or "side")
-    return charts
+            devices = int(gpus) if (gpus := pair.label.get("gpus", "")).isdecimal() else 0  # 0: they are compared
+            of_count = places.setdefault(devices, {})
+            of_count.setdefault(tuple(pair.label.values()), {})[contrast.b] = pair
+    return [
+        chart
+        for devices, of_count in sorted(places.items())
+        for chart in _make_charts_of_count(comparison, devices, list(of_count.values()))
+    ]
 
 
-def _make_charts_of_count(places: Sequence[_Place], values: Sequence[str], key: str) -> Iterator[doc.Chart]:
-    count, first = places[0].devices, places[:MAX_PLACES]
+def _make_charts_of_count(comparison: Comparison, count: int, places: Sequence[dict[str, Pair]]) -> Iterator[doc.Chart]:
+    first, base, key = places[:MAX_PLACES], comparison.contrasts[0].a, comparison.by or "side"
     on = f" on {format_count(count, 'device')}" if count else ""
     on += f", the first {MAX_PLACES} of {len(places)} configurations" if len(places) > MAX_PLACES else ""
-    others = [name for name in first[0].label if name != "gpus"]
+    labels = [next(iter(pairs.values())).label for pairs in first]
+    others = [name for name in labels[0] if name != "gpus"]
     # A place is named by what differs between the places, by all of its label but the devices if nothing does.
-    varying = [name for name in first[0].label if len({place.label[name] for place in first}) > 1]
-    names = [" ".join(place.label[name] for name in varying or others) or "all" for place in first]
+    varying = [name for name in labels[0] if len({label[name] for label in labels}) > 1]
+    names = [" ".join(label[name] for name in varying or others) or "all" for label in labels]
 
-    def make_chart(figure: str, title: str, axis: str, caption: str) -> doc.Chart:
-        series = []
-        for value in values[1:] if figure == "ratio" else values:
-            bars = [each for each in zip(first, names, strict=True)
-                    if value in (each[0].pairs if figure == "ratio" else each[0].rows)]  # fmt: skip
-            estimates = [place.estimate_ratio(value) if figure == "ratio" else place.estimate_rate(value)
-                         for place, _ in bars]  # fmt: skip
-            repeats = [[] if figure == "ratio" else place.rows[value].rates for place, _ in bars]
-            tags = [{name: place.label[name] for name in doc.TAG_COLUMNS if name in place.label} for place, _ in bars]
-            low, high = ([estimate.limits[end] for estimate in estimates] for end in (0, 1))
-            x, y = [name for _, name in bars], [estimate.value for estimate in estimates]
-            series.append(doc.Series(value, x, y, low, high, point_tags=tags, repeats=repeats))
+    def make_series(value: str, bars: Mapping[int, tuple[Estimate, Sequence[float]]]) -> doc.Series:
+        """Draw a bar with its repeats at each place of which there is one."""
+        tags = [{name: labels[n][name] for name in doc.TAG_COLUMNS if name in labels[n]} for n in bars]
+        low, high = ([estimate.limits[end] for estimate, _ in bars.values()] for end in (0, 1))
+        x, y = [names[n] for n in bars], [estimate.value for estimate, _ in bars.values()]
+        repeats = [of_bar for _, of_bar in bars.values()]
+        return doc.Series(value, x, y, low, high, point_tags=tags, repeats=repeats)
+
+    rates = [make_series(base, {n: _estimate_rate(next(iter(pairs.values())).a) for n, pairs in enumerate(first)})]
+    ratios = []
+    for value in dict.fromkeys(contrast.b for contrast in comparison.contrasts):
+        pairs = {n: of_place[value] for n, of_place in enumerate(first) if value in of_place}
+        rates.append(make_series(value, {n: _estimate_rate(pair.b) for n, pair in pairs.items()}))
+        of_pairs = {n: (pair.interval or Estimate(pair.ratio), ()) for n, pair in pairs.items()}
+        ratios.append(make_series(value, of_pairs))
+    for figure, title, axis, series, sentences in (
+        ("throughput", "Throughput", "samples/s", rates, ("samples/s in steady state, more is better", INTERVALS)),
+        ("ratio", f"Ratio to {base}", f"ratio to {base}", ratios,
+         (f"throughput over that of {base}", "intervals: 95 %, of each pair alone")),
+    ):  # fmt: skip
         chart_id = re.sub(r"[^a-z0-9]+", "-", f"compare {figure} {key} {count or ''}".lower()).strip("-")
         chart_id = chart_id[: doc.MAX_ID_LENGTH].strip("-")
-        axes = doc.Axis(" ".join(others)), doc.Axis(axis)
-        return doc.Chart(chart_id, f"{title} by {key}{on}", *axes, series, "bars", caption)
+        axes, caption = (doc.Axis(" ".join(others)), doc.Axis(axis)), doc.join_sentences(*sentences)
+        yield doc.Chart(chart_id, f"{title} by {key}{on}", *axes, series, "bars", caption)
 
-    base = values[0]
-    caption = doc.join_sentences("samples/s in steady state, more is better", INTERVALS)
-    yield make_chart("throughput", "Throughput", "samples/s", caption)
-    caption = doc.join_sentences(f"throughput over that of {base}", "intervals: 95 %, of each pair alone")
-    yield make_chart("ratio", f"Ratio to {base}", f"ratio to {base}", caption)
+
+def _estimate_rate(row: ComparisonRow) -> tuple[Estimate, Sequence[float]]:
+    """Return a throughput, with limits if it has repeats enough to show how they vary, and those of the repeats."""
+    enough = len(row.rates) >= MIN_UNITS_FOR_TEST
+    return mean_of_repeats(row.rates).to_estimate() if enough else Estimate(row.rate), row.rates
 
 
 @dataclass(frozen=True)

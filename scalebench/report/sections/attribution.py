@@ -48,42 +48,31 @@ PART_MEANINGS = {
 }
 
 
-# By which AttributionRecords chooses the baselines that it reads.
-BASELINE_CHOICE_COLUMNS = "run_id status gpus model strategy global_batch baseline_bare_id baseline_self_id".split()
-
-
 class AttributionRecords:
     """All rows of a frame, and the records that an attribution needs, which `read` returns by their run_id."""
 
     def __init__(self, frame: pd.DataFrame, read: Callable[[str], Result]) -> None:
-        self._read = read
-        self._rows = {str(row["run_id"]): row for row in plain_rows(frame)}
-        self._one_device: dict[tuple[str, int], list[str]] = {}  # (model, batch) -> successful runs on one device
-        for run_id, row in self._rows.items():
-            if row["gpus"] == 1 and row["status"] == "ok":
-                self._one_device.setdefault((row["model"], row["global_batch"]), []).append(run_id)
+        self._read, self._rows = read, plain_rows(frame)
 
     def read_baselines(self, results: Iterable[Result]) -> list[Result]:
         """Read all rows that may be a baseline of `results`: those that the frame names, and in strong scaling the
         runs of the same model at the local batch."""
-        run_ids: dict[str, None] = {}
-        for result in results:
-            row, scale = self._rows[result.run_id], result.scale
-            candidates = [row["baseline_bare_id"], row["baseline_self_id"]]
-            if scale.scaling == "strong" and samples_per_device(result).is_integer():
-                at_local_batch = self._one_device.get((row["model"], int(samples_per_device(result))), [])
-                strategies = (scale.strategy, scale.baseline_bare)
-                candidates += [name for name in at_local_batch if self._rows[name]["strategy"] in strategies]
-            run_ids |= dict.fromkeys(name for name in candidates if name in self._rows)
-        return [self._read(name) for name in run_ids]
+        by_id = {result.run_id: result for result in results}
+        named: set[str] = set()
+        local: set[tuple[str, float]] = set()  # models and batches
+        for row in self._rows:
+            if (result := by_id.get(str(row["run_id"]))) is not None:
+                named |= {row["baseline_bare_id"], row["baseline_self_id"]}
+                local |= {(row["model"], samples_per_device(result))} if result.scale.scaling == "strong" else set()
+        rows = [row for row in self._rows if row["gpus"] == 1 and row["status"] == "ok"]
+        return [self._read(str(row["run_id"])) for row in rows
+                if row["run_id"] in named or (row["model"], row["global_batch"]) in local]  # fmt: skip
 
     def attribute(self, result: Result) -> AttributedRun | None:
         """Attribute the lost efficiency of a single repeat; None if it has no baseline."""
         references = ReferenceRunFinder(self.read_baselines([result])).find(result)
         parts = attribute_run(result, references)
-        if parts is None:
-            return None
-        return AttributedRun(parts, result, references, list(self._rows.values()))
+        return None if parts is None else AttributedRun(parts, result, references, self._rows)
 
 
 def make_attribution_records(frame: pd.DataFrame) -> AttributionRecords:
@@ -102,7 +91,8 @@ def attribute_runs(report_data: ReportData) -> dict[str, AttributedRun]:
         return report_data.attributed_runs
     status = dict(zip(report_data.frame["run_id"], report_data.frame["status"], strict=True))
     results = [report_data.result(run_id) for run_id in report_data.attributed_run_ids if status[run_id] == "ok"]
-    records = AttributionRecords(report_data.frame[BASELINE_CHOICE_COLUMNS], report_data.result)
+    columns = "run_id status gpus model global_batch baseline_bare_id baseline_self_id".split()
+    records = AttributionRecords(report_data.frame[columns], report_data.result)
     candidates = ReferenceRunFinder(records.read_baselines(results))
     rows, configurations = plain_rows(report_data.pooled), report_data.configurations
     measured = [measure_repeat(result, candidates.find(result)) for result in results]
@@ -266,26 +256,21 @@ def _make_table(group: doc.CurveGroup, bars: list[Bar]) -> doc.Table:
 
 
 def _explain_unmeasured(bars: list[Bar]) -> Iterator[doc.Paragraph]:
-    """Say why parts could not be measured apart, and which run would do it."""
+    """Say why possible parts have no figure of their own, and which run would give it."""
     runs_of: dict[tuple[str, str], list[str]] = {}
     for curve, gpus, case in bars:
-        for reason, names in find_unmeasured_parts(case.attribution).items():
+        run = case.attribution
+        possible = {name for part in run.parts for name in part.names} | (
+            {"overhead"} if run.against != "bare" else set()
+        )
+        names_of: dict[str, list[str]] = {}  # by reason
+        for name in LOSS_PARTS:
+            if name in possible and name in run.missing:
+                names_of.setdefault(run.missing[name], []).append(name)
+        for reason, names in names_of.items():
             runs_of.setdefault((" and ".join(names), reason), []).append(f"{curve.name} x {gpus}")
     for (parts, reason), runs in runs_of.items():
         yield doc.Paragraph(f"{parts} of {', '.join(runs)} could not be measured separately: {reason}.", "warning")
-
-
-def find_unmeasured_parts(run: Attribution) -> dict[str, list[str]]:
-    """Return the possible parts that have no figure of their own, by the reason."""
-    possible = {name for part in run.parts for name in part.names}
-    if run.against != "bare":
-        possible.add("overhead")
-    by_reason: dict[str, list[str]] = {}
-    for name in LOSS_PARTS:
-        reason = run.missing.get(name)
-        if reason is not None and name in possible:
-            by_reason.setdefault(reason, []).append(name)
-    return by_reason
 
 
 def _describe_causes(bars: list[Bar]) -> Iterator[doc.Paragraph]:
