@@ -75,7 +75,9 @@ def save_baseline(name: str, paths: Sequence[str | os.PathLike[str]], replace: b
     saved = []
     try:
         for key in sorted(good):
-            runs = by_class[key] if replace else {**_read_baseline(name, key), **by_class[key]}
+            folder = store_folder() / key / name
+            saved_before = find_results([folder]) if folder.is_dir() and not replace else []
+            runs = {record.run_id: (file, record) for file, record in map(_read_run, saved_before)} | by_class[key]
             numbers = number_sessions(record for _, record in runs.values())
             sessions = sorted(set(numbers.values()))[-MAX_SESSIONS:]
             files = [file for run_id, (file, _) in runs.items() if numbers[run_id] in sessions]
@@ -89,13 +91,6 @@ def save_baseline(name: str, paths: Sequence[str | os.PathLike[str]], replace: b
 
 def _read_run(file: Path) -> SavedRun:
     return file, dataclasses.replace(read_result(file), ranks=[], spec={})
-
-
-def _read_baseline(name: str, fingerprint: str) -> dict[str, SavedRun]:
-    """Return the runs that a baseline has by their run_id; none where there is no such baseline."""
-    folder = store_folder() / fingerprint / name
-    runs = map(_read_run, find_results([folder])) if folder.is_dir() else ()
-    return {record.run_id: (file, record) for file, record in runs}
 
 
 def _write_baseline(kind: MachineClass, name: str, files: Iterable[Path]) -> Path:

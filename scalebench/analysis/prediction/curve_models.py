@@ -103,11 +103,7 @@ def make_step_model(rows: Sequence[Row], links: Links, read: ReadRecord, batch_r
         model = replace(model, backward_share=backward_s / (forward_s + backward_s))
     if read(last).scale.device == "cpu":  # where it takes the cores that compute
         model = replace(model, overlap=0.0, computes_on_host=True)
-    return _add_measured_overlap(model, rows)
-
-
-def _add_measured_overlap(model: StepModel, rows: Sequence[Row]) -> StepModel:
-    """Return the model with overlap and growth as the probes measured them on the most devices."""
+    # Overlap and growth as the probes measured them on the most devices.
     for row in rows:
         if row["gpus"] == 1 or not row["step_s"]:
             continue

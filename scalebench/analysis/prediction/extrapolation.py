@@ -122,8 +122,16 @@ def extrapolate(model: StepModel, points: Sequence[MeasuredStep]) -> Extrapolati
     if not points:
         raise ValueError("no points")
     points = tuple(sorted(points))
-    model = _limit_host(model, points)
-    slope = _fit_slope(model, points) if len(points) > 1 else None
+    alone = replace(model, sync=NO_SYNC)
+    if any(float(predict_parts(alone, *point[:2]).host_s) > point.step_s for point in points):
+        # The host's limit was taken at the last point: workers that compute are taken also while they wait, and fewer
+        # wait less.
+        model = replace(model, host_from=float(points[-1].devices))
+    slope = None
+    if len(points) > 1:  # the exponent of a power law through the points, per work of a device
+        x = np.log([point.devices for point in points])
+        y = np.log([point.step_s / work_s(model, point.batch) for point in points])
+        slope = max(0.0, float(np.polyfit(x, y, 1)[0]))
     if slope is not None and model.sync in CUT_MODEL:
         model = replace(model, slope=slope)
     model = solve_sample_s(model, *points[0])
@@ -136,21 +144,3 @@ def extrapolate(model: StepModel, points: Sequence[MeasuredStep]) -> Extrapolati
     model = replace(model, overhead_factor=float(np.clip(factor, MIN_FACTOR, MAX_FACTOR)))
     scale = last.step_s / float(predict_parts(model, last.devices, last.batch).step_s)
     return Extrapolation(model, points, scale, slope)
-
-
-def _limit_host(model: StepModel, points: Sequence[MeasuredStep]) -> StepModel:
-    """Return the model with the host's limit from the last point on, where it was taken, if a measured step is faster.
-
-    Processors that compute are taken also while their workers wait: fewer workers wait less.
-    """
-    alone = replace(model, sync=NO_SYNC)
-    hosts = [float(predict_parts(alone, point.devices, point.batch).host_s) for point in points]
-    is_refuted = any(host_s > point.step_s for host_s, point in zip(hosts, points, strict=True))
-    return replace(model, host_from=float(points[-1].devices)) if is_refuted else model
-
-
-def _fit_slope(model: StepModel, points: Sequence[MeasuredStep]) -> float:
-    """Return the exponent of a power law through the points, per work of a device; at least 0."""
-    x = np.log([point.devices for point in points])
-    y = np.log([point.step_s / work_s(model, point.batch) for point in points])
-    return max(0.0, float(np.polyfit(x, y, 1)[0]))

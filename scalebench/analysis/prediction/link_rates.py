@@ -50,7 +50,15 @@ def fit_link_rate(syncs: Sequence[MeasuredSync]) -> LinkRate | None:
     is that without a latency; a negative latency counts as 0. The rate is an effective one: it includes the summation.
     Source: Hockney 1994, "The communication challenge for MPP: Intel Paragon and Meiko CS-2".
     """
-    rows = [_regression_row(sync) for sync in syncs if sync.devices > 1 and sync.size_bytes > 0 and sync.seconds > 0]
+    # Rounds and bytes over the seconds: 1 = latency_s * rounds / t + bytes / t / bytes_per_s.
+    rows = [
+        (
+            sync.messages * 2 * (sync.devices - 1) / sync.seconds,
+            ring_bytes(sync.size_bytes, sync.devices) / sync.seconds,
+        )
+        for sync in syncs
+        if sync.devices > 1 and sync.size_bytes > 0 and sync.seconds > 0
+    ]
     if not rows:
         return None
     by_bytes_alone = math.fsum(sent * sent for _, sent in rows) / math.fsum(sent for _, sent in rows)
@@ -63,33 +71,24 @@ def fit_link_rate(syncs: Sequence[MeasuredSync]) -> LinkRate | None:
     return LinkRate(1 / byte_s, latency_s) if latency_s > 0 else LinkRate(by_bytes_alone, 0.0)
 
 
-def _regression_row(sync: MeasuredSync) -> tuple[float, float]:
-    """Return rounds and bytes over the seconds: 1 = latency_s * rounds / t + bytes / t / bytes_per_s."""
-    rounds = sync.messages * 2 * (sync.devices - 1)
-    return rounds / sync.seconds, ring_bytes(sync.size_bytes, sync.devices) / sync.seconds
-
-
 def group_syncs_by_link(rows: Iterable[Row], read: ReadRecord) -> SyncsByLink:
-    """Group measured synchronizations by their link, and all-reduces of about the size of their messages."""
+    """Group measured synchronizations by their link, with all-reduces that were measured apart, of sizes near those of
+    a message: rates of far ones are others."""
     by_link: SyncsByLink = {}
     for row in rows:
         if row["gpus"] < 2 or not (sizes := message_bytes(row, read)):
             continue
         syncs = [] if not row["sync_isolated_s"] else [
             MeasuredSync(row["gpus"], len(sizes), sum(sizes), row["sync_isolated_s"])]  # fmt: skip
-        syncs += _list_all_reduces(read(row), sum(sizes) / len(sizes))
+        mean = sum(sizes) / len(sizes)
+        syncs += [
+            MeasuredSync(row["gpus"], 1, each["size_bytes"], each["time_s"])
+            for each in list_collectives(read(row))
+            if each["name"] == "all_reduce" and mean / SIZE_RANGE <= each["size_bytes"] <= mean * SIZE_RANGE
+        ]
         if syncs:
             by_link.setdefault(link_key(row), []).extend(syncs)
     return by_link
-
-
-def _list_all_reduces(result: Result, message_bytes: float) -> list[MeasuredSync]:
-    """Return the all-reduces that the run measured apart, of sizes near a message: rates of far ones are others."""
-    return [
-        MeasuredSync(result.scale.gpus, 1, row["size_bytes"], row["time_s"])
-        for row in list_collectives(result)
-        if row["name"] == "all_reduce" and message_bytes / SIZE_RANGE <= row["size_bytes"] <= message_bytes * SIZE_RANGE
-    ]
 
 
 def link_key(row: Row) -> tuple[Any, ...]:
