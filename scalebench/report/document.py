@@ -265,12 +265,6 @@ def group_curves(
     return groups, [Paragraph(f"{text} {len(groups)} with the most rows are shown; results.csv has all.")]
 
 
-def describe_single_group(curves: Iterable[Curve]) -> str:
-    """Return the title of the only group of a report; empty if there are several, each with labels of its own."""
-    workloads = group_by_workload(curves)
-    return format_group_title(workloads[0][0]) if len(workloads) == 1 else ""
-
-
 def select_best_curves(curves: Sequence[Curve], count: int = MAX_CURVES) -> tuple[list[Curve], list[Paragraph]]:
     """Return the curves that rank best in throughput at some number of devices, in order, and a paragraph if others
     were left out."""

@@ -5,7 +5,7 @@ docs/reference/results.md says what raises each flag.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,6 @@ from scalebench.analysis.verdicts import DOUBTS
 from scalebench.core.config_files import read_yaml
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from scalebench.analysis.scaling_curves import Curve
 
 UNSTEADY = ("warmup_left", "drifts")  # flags that say why a series is not steady
@@ -79,33 +77,22 @@ def _contains_1(row: dict[str, Any], name: str) -> bool:
     return low is not None and low <= 1 and (high is None or high >= 1)
 
 
-def describe_intervals(frame: pd.DataFrame) -> str:
+def describe_intervals(rows: Iterable[Mapping[str, Any]]) -> str:
     """Say what the intervals of these rows are taken over; empty if there are none."""
-    repeats = get_repeat_counts(frame)
-    over = frame["interval_over"]
+    rows = list(rows)
+    repeats = [row["repeats"] for row in rows if row["interval_over"] == "repeats"]
     parts = []
-    if (over == "repeats").any():
-        fewest, most = repeats[over == "repeats"].min(), repeats[over == "repeats"].max()
+    if repeats:
+        fewest, most = min(repeats), max(repeats)
         parts.append(f"over {fewest} repeats" if fewest == most else f"over {fewest} to {most} repeats")
-    if (over == "blocks").any():
+    if any(row["interval_over"] == "blocks" for row in rows):
         parts.append("over blocks of one repeat: they miss what differs between repeats (measure.repeats=3 shows it)")
     return f"intervals: 95 %, {'; '.join(parts)}" if parts else ""
 
 
 def describe_curve_intervals(curves: Sequence[Curve]) -> str:
     """Say what the intervals of these curves are taken over; empty if there are none."""
-    import pandas as pd
-
-    columns = ["interval_over", "repeats", "status"]
-    rows = [{name: row[name] for name in columns} for curve in curves for row in curve.rows]
-    return describe_intervals(pd.DataFrame(rows, columns=columns))
-
-
-def get_repeat_counts(frame: pd.DataFrame) -> pd.Series[Any]:
-    """Return the number of repeats behind each row; 1 in a frame of single runs."""
-    import pandas as pd
-
-    return frame["repeats"] if "repeats" in frame else pd.Series(1, index=frame.index)
+    return describe_intervals(row for curve in curves for row in curve.rows)
 
 
 def to_number(value: Any) -> float | None:

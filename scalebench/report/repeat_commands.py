@@ -75,8 +75,12 @@ def make_baseline_commands(frame: pd.DataFrame, unreadable: Unreadable | None = 
     counts: dict[tuple[str, str], dict[str, None]] = {}  # of devices, by the text around them
     for row in rows:
         overrides = _read_overrides(row, unreadable)
-        if any(override.startswith("repeat=") for override in overrides) and _uses_measure_repeats(row):
-            overrides = [override for override in overrides if not override.startswith("repeat=")]
+        if any(override.startswith("repeat=") for override in overrides):
+            result = _read_result(row)
+            measure = None if result is None else result.spec.get("measure")
+            repeats = measure.get("repeats") if isinstance(measure, dict) else None
+            if isinstance(repeats, int) and repeats > 1:  # which numbered the run, as it will again
+                overrides = [override for override in overrides if not override.startswith("repeat=")]
         # With these, the same sweep would leave out the same baselines again.
         overrides = [override for override in overrides if override not in ("baseline=bare", "baseline=none")]
         head, *rest = DEVICE_COUNT.split(_join_command(_add_missing(overrides, row), row), maxsplit=1)
@@ -117,14 +121,6 @@ def _read_result(row: Mapping[str, Any]) -> Result | None:
         return read_result(Path(str(row["path"])) / RESULT_FILE)
     except InputError:
         return None
-
-
-def _uses_measure_repeats(row: Mapping[str, Any]) -> bool:
-    """Return whether measure.repeats numbered the run, as it will again."""
-    result = _read_result(row)
-    measure = None if result is None else result.spec.get("measure")
-    repeats = measure.get("repeats") if isinstance(measure, dict) else None
-    return isinstance(repeats, int) and repeats > 1
 
 
 def _add_missing(overrides: list[str], row: Mapping[str, Any]) -> list[str]:

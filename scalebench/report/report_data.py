@@ -175,24 +175,18 @@ def load_report_data(
     studies whose rows are shown beside the measured ones. With `full_paths` the home folder is written out.
     Raises InputError if no result can be read, or if the baseline or a study does not exist.
     """
-    published = None
-    if references:
-        from scalebench.analysis.published import load_published
+    from scalebench.analysis.published import load_published
 
-        published = load_published(list(references))
-    data = make_report_data(paths, load.survey(list(paths), baseline), min_efficiency, published)
-    data.full_paths = full_paths
-    return data
+    options = {"min_efficiency": min_efficiency, "full_paths": full_paths}
+    published = load_published(list(references)) if references else None
+    return make_report_data(paths, load.survey(list(paths), baseline), published=published, **options)
 
 
-def make_report_data(
-    paths: Sequence[Path], survey: Survey, min_efficiency: float = 0.8, published: pd.DataFrame | None = None
-) -> ReportData:
-    """Make report data from runs that have already been read."""
-    frame, pooled, unreadable = survey.frame, survey.pooled, survey.unreadable
+def make_report_data(paths: Sequence[Path], survey: Survey, **options: Any) -> ReportData:
+    """Make report data from runs that have already been read; `options` are fields of it."""
     return ReportData(
-        list(paths), frame, pooled, unreadable, min_efficiency, survey.baseline_label, published,
-        survey.configurations, survey.files, survey.probe_folders,
+        list(paths), survey.frame, survey.pooled, survey.unreadable, baseline_name=survey.baseline_label,
+        configurations=survey.configurations, files=survey.files, probe_folders=survey.probe_folders, **options,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from scalebench.analysis.time_to_target import make_training_table as make_train
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.untrusted import clean_text
 from scalebench.report import document as doc
-from scalebench.report.flag_text import describe_intervals, describe_row, get_repeat_counts, to_number, to_text
+from scalebench.report.flag_text import describe_intervals, describe_row, to_number, to_text
 from scalebench.report.report_data import HomeFolder, read_operations
 
 if TYPE_CHECKING:
@@ -129,14 +129,14 @@ def make_configuration_table(frame: pd.DataFrame, baseline_name: str | None = No
     labels, figures, notes = [*varying, "strategy"], make_figure_columns(frame, varying, baseline_name), Footnotes()
     # Status and remarks come before most figures, so that they are visible before the table is scrolled.
     first = {name: figures.pop(name) for name in ("gpus", THROUGHPUT_HEAD)}
-    rows = []
-    for row in drop_common_settings(plain_rows(frame.sort_values(SORT_COLUMNS))):
+    items, rows = drop_common_settings(plain_rows(frame.sort_values(SORT_COLUMNS))), []
+    for row in items:
         cells = [doc.make_cell(format_setting(row[name])) for name in labels] + [make(row) for make in first.values()]
         cells.append(doc.Cell(row["status"], row["status"], chip=STATUS_CHIPS.get(row["status"], "bad")))
         cells.append(notes.make_cell(list_remarks(row, explains=True)))
         rows.append(doc.Row([*cells, *(make(row) for make in figures.values())], doc.get_tags(row)))
     heads, numeric = [*labels, *first, "status", "remarks", *figures], frozenset([*first, *figures])
-    caption = doc.join_sentences(heading, describe_intervals(frame))
+    caption = doc.join_sentences(heading, describe_intervals(items))
     return doc.Table("strategies", "Configurations", heads, rows, numeric, caption, notes.list_notes())
 
 
@@ -152,7 +152,7 @@ def make_figure_columns(frame: pd.DataFrame, varying: list[str], baseline_name: 
     columns: dict[str, CellMaker] = {"gpus": make_column("gpus", show_text)}
     if (frame["nodes"] > 1).any():
         columns["nodes"] = make_column("nodes", show_text)
-    if (get_repeat_counts(frame) > 1).any():
+    if "repeats" in frame and (frame["repeats"] > 1).any():
         columns["repeats"] = make_column("repeats", show_text)
     columns[THROUGHPUT_HEAD] = make_throughput_cell
     if frame["overhead_share"].notna().any():  # a bare strategy alone has none

@@ -85,7 +85,7 @@ class RunTable:
         yield from self._arrange(head, lines, winners, width)
         for mark, remark in notes.list_notes():
             yield from wrap_text(f"{mark} {remark}", width, len(mark) + 1)
-        for caption in (self._describe_speedups(wide), describe_intervals(self._frame)):
+        for caption in (self._describe_speedups(wide), describe_intervals(self.rows)):
             yield from wrap_text(caption, width)
 
     def list_summary_rows(self) -> list[Cells]:

@@ -63,8 +63,7 @@ BLOCKS = "over blocks of one repeat: they miss what differs between repeats (mea
     ([("repeats", 4), ("blocks", 1)], f"intervals: 95 %, over 4 repeats; {BLOCKS}"),
 ])  # fmt: skip
 def test_the_line_below_the_table(kinds, line):
-    rows = {"interval_over": [over for over, _ in kinds], "repeats": [count for _, count in kinds], "status": "ok"}
-    assert describe_intervals(pd.DataFrame(rows)) == line
+    assert describe_intervals({"interval_over": over, "repeats": count} for over, count in kinds) == line
 
 
 ROOT = Path(__file__).parents[2]

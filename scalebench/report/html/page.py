@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from scalebench import __version__
 from scalebench.analysis.ranking import join_with_and
-from scalebench.analysis.scaling_curves import plain_rows
+from scalebench.analysis.scaling_curves import format_group_title, group_curves, plain_rows
 from scalebench.core.config_files import read_strategy_config
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import write_text
@@ -79,7 +79,7 @@ def render_page(report_data: ReportData, folder: Path, sections: list[doc.Sectio
 def make_header(report_data: ReportData, home: Path, folder: Path) -> dict[str, Any]:
     """Return the top of the page: which runs the report is about, when it was made, and what they ran on."""
     counts = {str(name): int(count) for name, count in report_data.frame["status"].value_counts().items()}
-    paths = [str(path) for path in report_data.paths]
+    paths, groups = [str(path) for path in report_data.paths], group_curves(report_data.curves)
     machines = []  # such as "alpha: 8 x NVIDIA A100-SXM4-40GB, 48 cores, 1000 GiB"
     for name, run_id in report_data.frame.groupby("hardware", sort=True)["run_id"].first().items():
         try:
@@ -88,7 +88,7 @@ def make_header(report_data: ReportData, home: Path, folder: Path) -> dict[str, 
             machines.append(str(name))
     return {
         "title": make_title(report_data.frame),
-        "group": doc.describe_single_group(report_data.curves),
+        "group": format_group_title(groups[0][0]) if len(groups) == 1 else "",  # of several, each has a label
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "version": __version__,
         "paths": paths if report_data.full_paths else list(map(HomeFolder().hide, paths)),
