@@ -81,27 +81,21 @@ def check_installed(name: str) -> None:
 def list_tracked_runs(runs: Survey) -> Iterator[TrackedRun]:
     """Yield each run once, one record after the other: 10,000 would not fit into memory."""
     for row in plain_rows(runs.frame.drop_duplicates("run_id")):
-        yield make_tracked_run(read_result(Path(row["path"]) / RESULT_FILE), row)
-
-
-def make_tracked_run(result: Result, row: Mapping[str, Any]) -> TrackedRun:
-    """Return a run from its record and its row of the frame."""
-    scale, cells = result.scale, {name: value for name, value in row.items() if value is not None}
-    texts = {name: str(value) for name, value in cells.items() if COLUMN_KINDS.get(name) == "string" and value}
-    figures = {name: float(value) for name, value in cells.items() if COLUMN_KINDS.get(name) != "string"}
-    name = f"{scale.strategy}-{scale.gpus}" + (f"-repeat{scale.repeat}" if scale.repeat else "")
-    return TrackedRun(
-        result.run_id,
-        name,
-        Path(row["path"]).parent.name,
-        result.status == "ok",
-        start_time(result),
-        result.phases.wall_s or 0.0,
-        {key: value for key, value in flatten(result.spec).items() if value is not None},
-        {name: value for name, value in figures.items() if math.isfinite(value)},
-        texts,
-        _make_series(result),
-    )
+        result = read_result(Path(row["path"]) / RESULT_FILE)
+        scale, cells = result.scale, {name: value for name, value in row.items() if value is not None}
+        numbers = {name: float(value) for name, value in cells.items() if COLUMN_KINDS.get(name) != "string"}
+        yield TrackedRun(
+            run_id=result.run_id,
+            name=f"{scale.strategy}-{scale.gpus}" + (f"-repeat{scale.repeat}" if scale.repeat else ""),
+            group=Path(row["path"]).parent.name,
+            is_ok=result.status == "ok",
+            started_at=start_time(result),
+            wall_s=result.phases.wall_s or 0.0,
+            settings={key: value for key, value in flatten(result.spec).items() if value is not None},
+            figures={name: number for name, number in numbers.items() if math.isfinite(number)},
+            texts={name: str(value) for name, value in cells.items() if name not in numbers and value},
+            series=_make_series(result),
+        )
 
 
 def _make_series(result: Result) -> dict[str, list[Point]]:

@@ -1,4 +1,4 @@
-"""Flags, intervals and advice as text."""
+"""Remarks on rows, and texts of flags."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from scalebench.report import flag_text
-from scalebench.report.flag_text import describe_intervals, describe_row
+from scalebench.report.flag_text import describe_row
 
 
 def row(**changes):
@@ -44,28 +44,6 @@ def test_nothing_differs_from_itself_or_from_what_is_missing(bare, self_baseline
     assert describe_row(row(baseline_bare_id=bare, baseline_self_id=self_baseline, **NOISY)) == remarks
 
 
-@pytest.mark.parametrize(("flags", "steady", "remarks"), [
-    (pd.NA, True, []), (pd.NA, pd.NA, []), (pd.NA, False, ["not steady"]), ("warmup_left", False, ["warmup left"]),
-    ("target_missed drifts", False, ["target missed", "drifts"]),
-    ("oversubscribed superlinear_within_noise", True, ["oversubscribed", "superlinear within noise"]),
-])  # fmt: skip
-def test_flags_are_plain_words_and_an_unsteady_series_appears_once(flags, steady, remarks):
-    assert describe_row(row(flags=flags, steady=steady)) == remarks
-
-
-BLOCKS = "over blocks of one repeat: they miss what differs between repeats (measure.repeats=3 shows it)"
-
-
-@pytest.mark.parametrize(("kinds", "line"), [
-    ([("blocks", 1), (None, 1)], f"intervals: 95 %, {BLOCKS}"), ([(None, 1)], ""),
-    ([("repeats", 3), ("repeats", 3)], "intervals: 95 %, over 3 repeats"),
-    ([("repeats", 3), ("repeats", 5), (None, 9)], "intervals: 95 %, over 3 to 5 repeats"),
-    ([("repeats", 4), ("blocks", 1)], f"intervals: 95 %, over 4 repeats; {BLOCKS}"),
-])  # fmt: skip
-def test_the_line_below_the_table(kinds, line):
-    assert describe_intervals({"interval_over": over, "repeats": count} for over, count in kinds) == line
-
-
 ROOT = Path(__file__).parents[2]
 # The modules and functions that set flags; other literals in these modules are no flags.
 FLAG_MODULES = (
@@ -84,13 +62,12 @@ def flag_literals():
         functions = [function for function in functions if FLAG_FUNCTIONS.fullmatch(function.name)]
         assert functions, f"{name} has no function that sets flags"
         for node in (node for function in functions for node in ast.walk(function)):
-            parts = []
-            if isinstance(node, ast.List):
-                parts = [inner for element in node.elts for inner in ast.walk(element) if isinstance(inner, ast.expr)]
-            elif isinstance(node, ast.Dict):
-                parts = list(node.keys)
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
-                parts = list(node.args)
+            parts = (
+                [inner for element in node.elts for inner in ast.walk(element)] if isinstance(node, ast.List) else []
+            )
+            parts += node.keys if isinstance(node, ast.Dict) else []
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
+                parts += node.args
             literals |= {part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)}
     return {name for name in literals if re.fullmatch(r"[a-z_0-9]+", name)}
 

@@ -34,11 +34,10 @@ def sweep(tmp_path):
 
 
 def test_rows_are_those_of_load_and_pooled(sweep):
-    data = load_report_data([sweep])
-    assert convert_types(data.frame).equals(load(sweep)) and len(data.pooled) == 3
-    assert convert_types(data.pooled).equals(pooled(sweep))
+    data = load_report_data([sweep], 0.5)
+    assert convert_types(data.frame).equals(load(sweep)) and convert_types(data.pooled).equals(pooled(sweep))
     assert (data.paths, data.unreadable, data.baseline_name, data.published) == ([sweep], [], None, None)
-    assert data.min_efficiency == 0.8 and load_report_data([sweep], 0.5).min_efficiency == 0.5
+    assert (data.min_efficiency, len(data.pooled)) == (0.5, 3)
 
 
 def test_curves_have_the_rows_of_each_repeat(tmp_path):
@@ -72,14 +71,18 @@ def test_files_that_cannot_be_read_baselines_and_published_rows(sweep):
     assert len(data.frame) == 5 and sorted(data.detailed_run_ids) == sorted(data.frame["run_id"])
 
 
-def test_records_are_read_again(sweep, monkeypatch):
+def test_of_many_runs_some_are_listed_and_records_are_read_again(sweep, monkeypatch):
     data = load_report_data([sweep])
-    assert data.folder("ddp_gloo-2-0") == sweep / "2"
+    assert data.folder("ddp_gloo-2-0") == sweep / "2" and report_data.list_left_out_runs(data) == []
     assert data.result("ddp_gloo-2-0").ranks == sweeps.run("ddp_gloo", 2, minute=2).ranks
     with pytest.raises(KeyError):
         data.folder("nobody")
     monkeypatch.setattr(report_data, "MAX_DETAILED_RUNS", 4)
+    data = load_report_data([sweep])
     assert data.detailed_run_ids == [f"{name}-0" for name in ("bare_torch-1", "ddp_gloo-1", "ddp_gloo-2")]
+    assert [row["run_id"] for row in report_data.list_detailed_runs(data)] == data.detailed_run_ids
+    (paragraph,) = report_data.list_left_out_runs(data)
+    assert "3 configurations, out of 6 runs" in paragraph.text
 
 
 def test_names_of_runs_are_unique(tmp_path):
@@ -102,17 +105,6 @@ def name_detailed_runs(folder):
     return report_data.name_runs(rows)
 
 
-def test_only_some_of_many_runs_are_listed(tmp_path, monkeypatch):
-    monkeypatch.setattr(report_data, "MAX_DETAILED_RUNS", 3)
-    write_sweep(tmp_path, ["bare_torch", "ddp_gloo"], gpus=(1, 2, 4), repeats=2)
-    data = load_report_data([tmp_path])
-    rows = report_data.list_detailed_runs(data)
-    assert [row["run_id"] for row in rows] == data.detailed_run_ids and len(rows) == 3
-    (paragraph,) = report_data.list_left_out_runs(data)
-    assert "3 configurations, out of 8 runs" in paragraph.text
-    assert report_data.list_left_out_runs(load_report_data([tmp_path / "0"])) == []
-
-
 def test_files_named_by_a_record_stay_in_its_folder(tmp_path):
     folder = tmp_path / "run"
     (folder / "sub").mkdir(parents=True)
@@ -129,13 +121,11 @@ def test_files_named_by_a_record_stay_in_its_folder(tmp_path):
 
 
 def test_links_are_relative_to_the_first_path(tmp_path):
-    write_sweep(tmp_path / "a", ["bare_torch"], gpus=(1,))
-    write_sweep(tmp_path / "b", ["ddp_gloo"], gpus=(1,))
+    for name in ("a", "b"):
+        write_sweep(tmp_path / name, ["bare_torch"], gpus=(1,))
     data = load_report_data([tmp_path / "a", tmp_path / "b"])
-    assert data.make_link(tmp_path / "a" / "0" / "trace") == "0/trace"
-    assert data.make_link(tmp_path / "b" / "0" / "trace") == "../b/0/trace"
-    data_of_file = load_report_data([tmp_path / "a" / "0" / "result.json"])
-    assert data_of_file.make_link(tmp_path / "a" / "0" / "trace") == "trace"
+    assert [data.make_link(tmp_path / name / "0/trace") for name in "ab"] == ["0/trace", "../b/0/trace"]
+    assert load_report_data([tmp_path / "a/0/result.json"]).make_link(tmp_path / "a/0/trace") == "trace"
 
 
 def test_the_last_lines_are_plain_text(tmp_path):
@@ -150,10 +140,6 @@ def test_the_last_lines_are_plain_text(tmp_path):
         assert read_log_tail(path).splitlines() == lines
     path.write_bytes(bytes(range(256)) * 100)
     assert all(char.isprintable() or char in "\n\t\xa0\xad" for char in read_log_tail(path))
-
-
-def test_a_log_larger_than_memory_costs_its_end(tmp_path):
-    path = tmp_path / "log"
     with open(path, "wb") as file:
         file.truncate(100_000_000)
         file.seek(0, os.SEEK_END)
@@ -161,7 +147,7 @@ def test_a_log_larger_than_memory_costs_its_end(tmp_path):
     tracemalloc.start()
     try:
         assert read_log_tail(path).splitlines()[-1] == "the end"
-        assert tracemalloc.get_traced_memory()[1] < 20 * MAX_LOG_BYTES
+        assert tracemalloc.get_traced_memory()[1] < 20 * MAX_LOG_BYTES, "a log larger than memory costs its end"
     finally:
         tracemalloc.stop()
 
@@ -186,15 +172,13 @@ def test_the_last_sign_of_any_rank(tmp_path):
     assert load_report_data([tmp_path / "0" / "result.json"]).files.unfinished_folders == []
 
 
-@pytest.mark.parametrize("at_s", ["soon", None, 1e300, -1e300, {}])
+@pytest.mark.parametrize("at_s", ["soon", None, 1e300, {}])
 def test_progress_may_say_anything(tmp_path, at_s):
     write_progress(tmp_path / "7", at_s=at_s)
     assert describe_unfinished_run(tmp_path / "7").last_sign == ""
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"config": {"model": 3}}', '{"config": {"strategy": {"name": null}}}']
-)
+@pytest.mark.parametrize("content", ["{", "[]", '{"config": {"model": 3, "strategy": {"name": null}}}'])
 def test_a_spec_may_be_half_written(tmp_path, content):
     (tmp_path / "spec.json").write_text(content)
     unfinished = describe_unfinished_run(tmp_path)

@@ -10,7 +10,7 @@ import functools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,35 +29,26 @@ MAIN_CHARTS = ("scaling-throughput", "attribution-", "scaling-efficiency")  # ho
 View = dict[str, Any]
 
 
-@dataclass
 class Renderer:
     """Makes views of sections. Links of blocks are relative to `home`, the page is in `folder`."""
 
-    sections: Sequence[doc.Section]
-    home: Path
-    folder: Path
-    styles: ChartStyles = field(init=False)
-
-    def __post_init__(self) -> None:
-        blocks = [block for section in self.sections for block in section.blocks]
+    def __init__(self, sections: Sequence[doc.Section], home: Path, folder: Path) -> None:
+        blocks = [block for section in sections for block in section.blocks]
+        self.sections, self.home, self.folder = sections, home, folder
         self.styles = ChartStyles(block for block in blocks if isinstance(block, doc.Chart))
 
     def make_views(self) -> list[View]:
-        return [
-            {"id": section.id, "title": section.title, "folded": section.folded, "groups": self._group(section.blocks)}
-            for section in lift_main_charts(self.sections)
-        ]
-
-    def _group(self, blocks: Sequence[doc.Block]) -> list[list[View]]:
-        """Group consecutive charts, which share a row if there is room; any other block has a row of its own."""
-        groups: list[list[View]] = []
-        for block in blocks:
-            view = self._make_view(block)
-            if groups and view["kind"] == "chart" == groups[-1][0]["kind"]:
-                groups[-1].append(view)
-            else:
-                groups.append([view])
-        return groups
+        """Return the sections, in which consecutive charts are one group, and each other block has one of its own."""
+        views = []
+        for section in lift_main_charts(self.sections):
+            groups: list[list[View]] = []
+            for view in map(self._make_view, section.blocks):
+                if groups and view["kind"] == "chart" == groups[-1][0]["kind"]:
+                    groups[-1].append(view)
+                else:
+                    groups.append([view])
+            views.append({"id": section.id, "title": section.title, "folded": section.folded, "groups": groups})
+        return views
 
     def _make_view(self, block: doc.Block) -> View:
         if isinstance(block, doc.Chart):
@@ -115,17 +106,15 @@ class Renderer:
 
 def render_table(table: doc.Table) -> str:
     """Return a table as HTML that stands by itself, such as below a cell of a notebook."""
-    right = [column in table.numeric for column in table.columns]
-
-    def cell(tag: str, text: str, number: int) -> str:
-        return f'<{tag} style="text-align: {"right" if right[number] else "left"}">{_escape(text)}</{tag}>'
-
-    def line(tag: str, texts: Iterable[str]) -> str:
-        return f"<tr>{''.join(cell(tag, text, number) for number, text in enumerate(texts))}</tr>"
-
-    rows = [line("th", table.columns), *(line("td", (each.text for each in row.cells)) for row in table.rows)]
+    sides = ["right" if column in table.numeric else "left" for column in table.columns]
+    lines = [("th", table.columns), *(("td", [cell.text for cell in row.cells]) for row in table.rows)]
+    rows = []
+    for tag, texts in lines:
+        cells = zip(sides, texts, strict=True)
+        rows.append("".join(f'<{tag} style="text-align: {side}">{_escape(text)}</{tag}>' for side, text in cells))
     notes = [table.caption, *(f"{mark} {text}" for mark, text in table.footnotes)]
-    return "".join(["<table>", *rows, "</table>", *(f"<p>{_escape(note)}</p>" for note in notes if note)])
+    paragraphs = [f"<p>{_escape(note)}</p>" for note in notes if note]
+    return "".join(["<table>", *(f"<tr>{row}</tr>" for row in rows), "</table>", *paragraphs])
 
 
 def lift_main_charts(sections: Sequence[doc.Section]) -> list[doc.Section]:
