@@ -48,7 +48,8 @@ def world(tmp_path_factory):
 
 
 def is_answer(message, line):
-    return message == line or (line.endswith("...") and message.startswith(line[:-3]))
+    """Three dots in a line stand for what is of this machine, or depends on how long a record is."""
+    return re.fullmatch(".*".join(map(re.escape, line.split("..."))), message) is not None
 
 
 @pytest.mark.parametrize(("typed", "line"), MISTAKES.items(), ids=list(MISTAKES))
