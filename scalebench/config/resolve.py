@@ -70,7 +70,6 @@ def resolve(config: Config) -> RunSpec:
     flags = {
         "oversubscribed": placement.oversubscribed,
         "approximate": config.strategy.approximate is not None,
-        "one_unit": config.strategy.options.get("units") == "layers" and user_code.is_user_model(config.model),
         "unsupported_gpus": requested_devices == "auto"
         and config.hardware.devices == "cpu"
         and machine.find_unsupported_gpus() is not None,

@@ -67,14 +67,6 @@ def test_a_framework_that_it_is_not_there_for(arguments, reported):
     assert (reported or "") in (reason or "")
 
 
-@pytest.mark.parametrize("strategy", ["fsdp_gloo", "hsdp", "lightning_fsdp_gloo"])
-def test_options_of_units_that_have_no_effect_are_flagged(strategy):
-    words = (f"strategy={strategy}", "gpus=2")
-    assert "one_unit" in of(*OWN, *words).flags
-    assert "one_unit" not in of(*OWN, *words, "strategy.options.units=whole").flags
-    assert "one_unit" not in of(*words).flags
-
-
 def assembled(spec, outcome):
     return collect.assemble_result(spec, collect.RunId.new(), outcome, collect.ResultParts())
 

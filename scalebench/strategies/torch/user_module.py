@@ -135,11 +135,13 @@ class UserModule(nn.Module):
         return self._names_taken[names]
 
     def arrays(self, statistics: bool = False) -> dict[str, NDArray[Any]]:
-        """Copy the trained parameters, and with `statistics` the buffers, by their names in state_dict."""
+        """Copy the trained parameters, and with `statistics` the buffers, by their names in state_dict; those that are
+        split over processes are gathered."""
         tensors = [(name, parameter) for name, parameter in self.module.named_parameters() if parameter.requires_grad]
         tensors += self.module.named_buffers() if statistics else []
+        whole = {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in tensors}
         # Cloned first: a numpy view pins its memory, which FSDP frees.
-        return {name: tensor.detach().cpu().clone().numpy().copy(order="C") for name, tensor in tensors}
+        return {name: tensor.detach().cpu().clone().numpy().copy(order="C") for name, tensor in whole.items()}
 
 
 @contextmanager

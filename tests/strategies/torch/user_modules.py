@@ -260,3 +260,31 @@ class Caching(Series):
 
     def forward(self, x):
         return super().forward(x) * self.factors.setdefault(len(x), x.new_ones(1) * 2)
+
+
+class Block(nn.Module):
+    """(n, length, width) -> the same."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(width), nn.MultiheadAttention(width, 2, batch_first=True)
+        self.dense = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x):
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return x + self.dense(self.norm(x))
+
+
+class Blocks(nn.Module):
+    """(n, 3, 200) -> (n, 2), with weights inside of its blocks and outside."""
+
+    def __init__(self, depth=3, width=8):
+        super().__init__()
+        self.embed, self.head = nn.Linear(3, width), nn.Linear(width, 2)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+
+    def forward(self, x):
+        x = self.embed(x[:, :, ::20].transpose(1, 2))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))

@@ -41,19 +41,53 @@ from scalebench.strategies.torch.group import (
     build_torch_collective,
     reduce_scatter,
 )
-from scalebench.strategies.torch.model import NetworkModule
+from scalebench.strategies.torch.model import BatchNorm, Lstm, NetworkModule
+from scalebench.strategies.torch.precision import HALF_DTYPES
 from scalebench.strategies.torch.user_module import UserProblem
 from scalebench.workloads.source import Source
 
+# Their kernels take weights of float32 alone, whatever autocast makes of their inputs.
+FLOAT32_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.RNNBase, BatchNorm, Lstm)
 
-def group_layers(model: NetworkModule, min_bytes: float) -> list[list[nn.Module]]:
-    """Group the layers that have weights, in forward order, until each group has at least `min_bytes` of weights.
+
+def list_layers(model: NetworkModule) -> list[nn.Module]:
+    """Return the layers of a network that have weights, in forward order."""
+    layers = [getattr(model, step.module) for step in model.plan]
+    return [layer for layer in layers if next(layer.parameters(), None) is not None]
+
+
+def find_blocks(module: nn.Module) -> list[nn.Module]:
+    """Return the repeated blocks of a user's module, in the order of its children, none within another one.
+
+    These are the modules of the classes that one of Hugging Face's names in `_no_split_modules`. Else they are the
+    members of each ModuleList or Sequential that has two or more of one class, apart from layers such as Linear, whose
+    weights a module may use without calling them. There are none where a weight is also used outside of its block.
+    """
+    names = {name for each in module.modules() for name in getattr(each, "_no_split_modules", None) or ()}
+
+    def walk(parent: nn.Module) -> Iterator[nn.Module]:
+        kinds = {type(child) for child in parent.children() if next(child.parameters(), None) is not None}
+        is_list = isinstance(parent, (nn.ModuleList, nn.Sequential)) and len(kinds) == 1 and len(parent) > 1
+        for child in parent.children():
+            is_block = type(child).__name__ in names if names else is_list and any(child.children())
+            yield from [child] if is_block else walk(child)
+
+    blocks = list(walk(module))
+    owner = {layer: block for block in blocks for layer in block.modules()}
+    owners: dict[nn.Parameter, set[nn.Module | None]] = {}
+    for layer in module.modules():
+        for parameter in layer.parameters(recurse=False):
+            owners.setdefault(parameter, set()).add(owner.get(layer))
+    return blocks if all(len(several) == 1 for several in owners.values()) else []
+
+
+def group_layers(layers: list[nn.Module], min_bytes: float) -> list[list[nn.Module]]:
+    """Group layers, in forward order, until each group has at least `min_bytes` of weights.
 
     The rest at the end joins the last group. Where layers share a weight there is one group of all.
     """
-    layers = [getattr(model, step.module) for step in model.plan]
-    layers = [layer for layer in layers if next(layer.parameters(), None) is not None]
-    if sum(len(list(layer.parameters())) for layer in layers) > len(list(model.parameters())):
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    if len(parameters) > len(set(parameters)):
         return [layers]
     groups: list[list[nn.Module]] = []
     open_bytes: float | None = None  # bytes of the last group; None: it is full
@@ -160,9 +194,9 @@ class _LoggedReduceScatter(_LoggedCollective):
 
 
 try:
-    from torch.distributed.fsdp import FSDPModule, fully_shard
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 except ImportError:  # an older PyTorch, for which Fsdp.setup raises Unsupported
-    FSDPModule = fully_shard = None  # type: ignore[assignment,misc]
+    FSDPModule = MixedPrecisionPolicy = fully_shard = None  # type: ignore[assignment,misc]
 
 
 @dataclass
@@ -178,8 +212,9 @@ class Fsdp(TorchStrategy):
     """torch's fully_shard (FSDP2). A unit's weights are gathered before its forward pass, freed after it, gathered
     again for its backward pass, and its gradients are averaged into shards.
 
-    The last unit stays gathered between its two passes, as fully_shard leaves the root by default. Weights, messages
-    and optimizer state are float32 in every train.precision.
+    The units of a user's module are its repeated blocks, and the last one is what lies outside of them. The last unit
+    stays gathered between its two passes, as fully_shard leaves the root by default. In bfloat16 and float16 weights
+    are gathered in that type, while shards, reduced gradients and optimizer state stay float32.
     """
 
     Options = FsdpOptions
@@ -210,7 +245,10 @@ class Fsdp(TorchStrategy):
             self.model.protect_outputs([node.name for node in nodes if node.op == "dense" and len(node.shape) > 1])
         self._resharded_units = self._units()[:-1] if self.options.reshard_after_forward else []
         for unit in self._units():
-            fully_shard(unit, mesh=mesh, reshard_after_forward=unit in self._resharded_units, ignored_params=ignored)
+            fully_shard(
+                unit, mesh=mesh, reshard_after_forward=unit in self._resharded_units, ignored_params=ignored,
+                mp_policy=self._choose_precision(unit),
+            )  # fmt: skip
             self._all_gathers.append(log_messages(self._log, self._left_out, unit[0], mesh.ndim > 1))
         if not isinstance(model, FSDPModule):
             fully_shard(
@@ -303,11 +341,6 @@ class Fsdp(TorchStrategy):
         with self._peak.paused(self.device), self._gathered_weights(), self.precision.autocast():
             return evaluation.compute_metrics(net, self.spec.config.model, source, self.device, self.group.sum)
 
-    def parameters(self) -> dict[str, Any]:
-        """Return the unsharded weights on every rank; all ranks have to call this."""
-        with self._gathered_weights():
-            return super().parameters()
-
     def close(self) -> None:
         self._log.close()
         super().close()
@@ -319,11 +352,31 @@ class Fsdp(TorchStrategy):
             raise Unsupported(f"{name} needs PyTorch 2.9 or newer, and here is {torch.__version__}")
         refusals.refuse(self.rule(self.spec, self.options))
 
+    def _choose_precision(self, unit: list[nn.Module]) -> MixedPrecisionPolicy:
+        """Return the types of a unit's gathered weights and of its reduced gradients. Autocast, as under every other
+        strategy, has the inputs of operations in the type of the weights."""
+        half = HALF_DTYPES.get(self.spec.config.train.precision)
+        if half is None or any(isinstance(layer, FLOAT32_LAYERS) for module in unit for layer in module.modules()):
+            return MixedPrecisionPolicy(cast_forward_inputs=False)
+        return MixedPrecisionPolicy(half, torch.float32, cast_forward_inputs=False)
+
     def _units(self) -> list[list[nn.Module]]:
-        """Return the units to shard; a user's module is one unit, since it may use weights outside of its layers."""
-        if self.options.units == "whole" or not isinstance(self.model, NetworkModule):
+        """Return the units to shard, in forward order; of a user's module without repeated blocks it is one."""
+        if self.options.units == "whole":
             return [[self.compiled]]
-        return group_layers(self.model, self.options.unit_mb * 1e6)
+        min_bytes = self.options.unit_mb * 1e6
+        if isinstance(self.model, NetworkModule):
+            return group_layers(list_layers(self.model), min_bytes)
+        blocks = find_blocks(self.model.module)
+        within = {parameter for block in blocks for parameter in block.parameters()}
+        rest = [] if within.issuperset(self.model.parameters()) else [[self.compiled]]
+        return group_layers(blocks, min_bytes) + rest
+
+    def model_remarks(self) -> dict[str, str]:
+        remarks = super().model_remarks()
+        if self.options.units == "whole" or isinstance(self.model, NetworkModule) or len(self._all_gathers) > 1:
+            return remarks
+        return remarks | {"one_unit": f"{self.model.module.__class__.__name__} has no repeated blocks: it is one unit"}
 
     @contextmanager
     def _gathered_weights(self) -> Iterator[None]:
