@@ -115,15 +115,11 @@ def build(width=4):
 class OfUserNetwork(StrategyContract):
     network: ClassVar[str]
 
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def user_folder(cls, tmp_path_factory):
-        folder = tmp_path_factory.mktemp("user")
-        (folder / "mynet.py").write_text(cls.network)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(folder)
-            patch.setenv("PYTHONPATH", str(ROOT))
-            yield
+    @pytest.fixture(autouse=True)
+    def user_folder(self, tmp_path, monkeypatch):
+        (tmp_path / "mynet.py").write_text(self.network)
+        monkeypatch.chdir(tmp_path)  # before the ranks of the class, which ask_all starts
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 class OfTorchModule(OfUserNetwork):
