@@ -139,9 +139,11 @@ class UserModule(nn.Module):
         split over processes are gathered."""
         tensors = [(name, parameter) for name, parameter in self.module.named_parameters() if parameter.requires_grad]
         tensors += self.module.named_buffers() if statistics else []
-        whole = {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in tensors}
+        gathered = {
+            name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in tensors
+        }
         # Cloned first: a numpy view pins its memory, which FSDP frees.
-        return {name: tensor.detach().cpu().clone().numpy().copy(order="C") for name, tensor in whole.items()}
+        return {name: tensor.detach().cpu().clone().numpy().copy(order="C") for name, tensor in gathered.items()}
 
 
 @contextmanager
