@@ -5,6 +5,7 @@ Formulas: docs/explain/measuring.md."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,9 +37,6 @@ class StepPart:
     reasons: tuple[str, ...]  # quantities of the probes; the first that has a reason says why the figure is missing
     remark: str = ""
 
-    def measure(self, result: Result) -> Estimate | None:
-        return step_breakdown.figure(result, self.column)
-
     def explain(self, reasons: Mapping[str, str]) -> str:
         """Return why it was not measured."""
         return next((reasons[name] for name in self.reasons if name in reasons), TOO_FEW_BLOCKS)
@@ -63,12 +61,14 @@ SYNC_PARTS = [
         ("gradients_in", "gradients to the weights"),
     )
 ]
-IMBALANCE = StepPart("imbalance_s", "imbalance", ("imbalance",),
-                     "wait of a device for the slowest, on average; in exposed sync")  # fmt: skip
-ISOLATED_SYNC = StepPart("sync_isolated_s", "isolated sync", ("isolated",),
-                         "gradient synchronization alone, with nothing to overlap")  # fmt: skip
-OTHER_FIGURES = (IMBALANCE, ISOLATED_SYNC, StepPart(
-    "copy_s", "host-to-device copy", ("copy",), "of a batch, alone; hidden if batches are prefetched"))  # fmt: skip
+OTHER_FIGURES = IMBALANCE, ISOLATED_SYNC, _ = [
+    StepPart(column, name, (reason,), remark)
+    for column, name, reason, remark in (
+        ("imbalance_s", "imbalance", "imbalance", "wait of a device for the slowest, on average; in exposed sync"),
+        ("sync_isolated_s", "isolated sync", "isolated", "gradient synchronization alone, with nothing to overlap"),
+        ("copy_s", "host-to-device copy", "copy", "of a batch, alone; hidden if batches are prefetched"),
+    )
+]
 INTERLEAVED_PARTS = (("data", "exposed"), ("forward", "backward", "optimizer"))
 REST, REST_COLUMN = "unattributed", "rest_s"
 MAX_BARS = 40  # of a chart
@@ -98,7 +98,7 @@ def make_run_breakdown(result: Result) -> doc.Table:
 
     def add_parts(parts: Iterable[StepPart]) -> None:
         for part in parts:
-            interval = part.measure(result)
+            interval = step_breakdown.figure(result, part.column)
             add(part.name, interval, part.explain(reasons) if interval is None else _mark(part.remark, interval))
 
     add("a step", step, "as measured, nothing switched off")
@@ -107,7 +107,7 @@ def make_run_breakdown(result: Result) -> doc.Table:
     rows.append(("", "", "", ""))
     add_parts(OTHER_FIGURES)
 
-    steps, exposed = result.workload.steps_per_epoch, EXPOSED_SYNC.measure(result)
+    steps, exposed = result.workload.steps_per_epoch, step_breakdown.figure(result, EXPOSED_SYNC.column)
     messages = len(result.sync.message_bytes)
     unknown = "the steps of an epoch are not known"
     of_epoch, why = "-", EXPOSED_SYNC.explain(reasons) if steps else unknown
@@ -120,7 +120,7 @@ def make_run_breakdown(result: Result) -> doc.Table:
     rows.append(("gradient messages per epoch", of_epoch, "", why))
 
     # Probes took synchronization apart, or have reasons why they could not.
-    if any(part.reasons[0] in reasons or part.measure(result) is not None for part in SYNC_PARTS):
+    if any(part.reasons[0] in reasons or step_breakdown.figure(result, part.column) is not None for part in SYNC_PARTS):
         add_parts(SYNC_PARTS)
     if (timeline := result.sync.timeline) is not None:
         rows.append(("", "", "", ""))
@@ -161,7 +161,7 @@ def compute_rest(result: Result, step: Estimate | None) -> tuple[Estimate | None
     if step is None or not totals:
         return None, "no part was measured"
     synchronizes = result.scale.gpus > 1 and not result.scale.independent
-    missing = [part.name for part in STEP_PARTS if part.measure(result) is None]
+    missing = [part.name for part in STEP_PARTS if step_breakdown.figure(result, part.column) is None]
     missing = [name for name in missing if synchronizes or name != EXPOSED_SYNC.name]
     rest = combine({"step": 1.0, **dict.fromkeys(range(len(totals)), -1.0)}, {"step": step, **dict(enumerate(totals))})
     return rest, f"contains {', '.join(missing)}, not measured" if missing else _mark("", rest)
@@ -199,21 +199,26 @@ def _stack_parts(section: str, group: doc.CurveGroup, report_data: ReportData) -
     yield doc.Chart(group.make_id(section), "Where the time of a step goes", *axes, series, "stacked", CAPTION)
 
 
-def _explain_missing(report_data: ReportData, row: doc.Cells, parts: Iterable[StepPart] = STEP_PARTS) -> str:
-    """Say why parts of this row are missing, according to its first repeat."""
+def _explain_missing(
+    report_data: ReportData,
+    row: doc.Cells,
+    parts: Iterable[StepPart] = STEP_PARTS,
+    separable: Iterable[StepPart] = (),
+) -> str:
+    """Say why parts of this row are missing, and why others could not be separated, according to its first repeat: each
+    reason once, after all names that have it."""
     if row["run_id"] not in report_data.detailed_run_ids:
         return ""
-    missing = [part for part in parts if row[part.column] is None]
-    reasons = step_breakdown.unmeasured_reasons(report_data.result(row["run_id"])) if missing else {}
-    return _join_reasons((part.name, part.explain(reasons)) for part in missing)
-
-
-def _join_reasons(reasons: Iterable[tuple[str, str]]) -> str:
-    """Join (name, reason) pairs so that each reason stands once, after all names that have it."""
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in reasons:
-        by_reason.setdefault(reason, []).append(name)
-    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
+    result = report_data.result(str(row["run_id"]))
+    if all(rank.probes is None for rank in result.ranks):
+        return NO_PROBES
+    reasons = step_breakdown.unmeasured_reasons(result)
+    missing = [(part.explain(reasons), part.name) for part in parts if row[part.column] is None]
+    missing += [(reasons[part.reasons[0]], part.name) for part in separable if part.reasons[0] in reasons]
+    names: dict[str, list[str]] = {}
+    for reason, name in missing:
+        names.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(each)}: {reason}" for reason, each in names.items())
 
 
 STEP_HEADS = {"step_s": "a step", **{part.column: part.name for part in STEP_PARTS}, REST_COLUMN: REST}
@@ -270,26 +275,14 @@ def _draw_sync_of_epochs(section: str, group: doc.CurveGroup, report_data: Repor
     column, lines = "sync_per_epoch_s", []
     for curve in group.curves:
         rows = [row for row in curve.rows if None not in (row["steps_per_epoch"], row[column])]
-        messages = ["" if row["syncs_per_epoch"] is None else f"{row['syncs_per_epoch']:,}" for row in rows]
-        notes = [f"{row['gpus']} devices, {count} messages an epoch" for row, count in zip(rows, messages, strict=True)]
+        notes = [
+            f"{row['gpus']} devices, {spec.to_cell(row['syncs_per_epoch']).text} messages an epoch" for row in rows
+        ]
         line = doc.make_series(curve.name, curve.tags, rows, "steps_per_epoch", column, column, notes)
         lines += [] if line is None else [line]
     if lines:
         axes = doc.Axis("steps per epoch"), doc.Axis("time per epoch", unit="s")
         yield group.make_chart(section, "epoch", "Sync of an epoch", axes, lines, EPOCH_CAPTION)
-
-
-def _explain_missing_sync(report_data: ReportData, row: doc.Cells) -> str:
-    """Say why figures of this row are missing, and why parts of sync could not be measured separately."""
-    if row["run_id"] not in report_data.detailed_run_ids:
-        return ""
-    result = report_data.result(str(row["run_id"]))
-    if all(rank.probes is None for rank in result.ranks):
-        return NO_PROBES
-    reasons = step_breakdown.unmeasured_reasons(result)
-    missing = [(part.name, part.explain(reasons)) for part in PROBED_PARTS if row[part.column] is None]
-    inseparable = [(part.name, reasons[part.reasons[0]]) for part in SYNC_PARTS if part.reasons[0] in reasons]
-    return _join_reasons([*missing, *inseparable])
 
 
 PROBED_PARTS = (EXPOSED_SYNC, ISOLATED_SYNC, IMBALANCE)
@@ -307,12 +300,13 @@ sync_section = spec.SectionSpec(
     [
         spec.Drawing("sync_exposed_s", "Exposed sync", "time of a step", _describe_exposed_sync),
         _draw_sync_of_epochs,
-        spec.Listing("Sync of a step and an epoch", SYNC_HEADS, SYNC_CAPTION, [*SYNC_HEADS], _explain_missing_sync),
+        spec.Listing("Sync of a step and an epoch", SYNC_HEADS, SYNC_CAPTION, [*SYNC_HEADS],
+                     functools.partial(_explain_missing, parts=PROBED_PARTS, separable=SYNC_PARTS)),
         spec.Listing("Parts of gradient synchronization", PART_HEADS, PART_CAPTION, [*PART_HEADS], id="part-table"),
         spec.Listing("Phases of gradient synchronization", PHASES, PHASE_CAPTION, [*PHASES], id="phase-table"),
     ],
     keep=lambda row: row["gpus"] > 1,
-)
+)  # fmt: skip
 
 
 GENERATED = "_synthetic"  # imagenet_synthetic stands for imagenet, imagenet_jpeg and imagenet_tfrecord
