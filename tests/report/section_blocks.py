@@ -35,15 +35,6 @@ def get_block(section, kind, id_begins=""):
     return block
 
 
-def get_column(table, head):
-    """Return the values of a column by the text of the row's first cells, up to the devices."""
-    last = table.columns.index("gpus") if "gpus" in table.columns else 0
-    names = [" ".join(cell.text for cell in row.cells[: last + 1]) for row in table.rows]
-    assert len(set(names)) == len(names)
-    number = table.columns.index(head)
-    return {name: row.cells[number].value for name, row in zip(names, table.rows, strict=True)}
-
-
 def cell_texts(table):
     return [[cell.text for cell in row.cells] for row in table.rows]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.result import CollectiveRecord, MonitorRecord, ProbeRecord, TransferRecord
+from scalebench.core.result import CollectiveRecord, MonitorRecord, ProbeRecord, TimelineRecord, TransferRecord
 from scalebench.core.spec import HardwareSpec
 from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, new_sweep_record, write_sweep
 from scalebench.report.document import Chart, Paragraph, Table
@@ -263,6 +263,16 @@ def without_probes():
     return [*runs.values(), sweeps.run("ddp_gloo", 1)]
 
 
+def parts_of_sync():
+    """One run whose synchronization was taken apart, and one with the timeline of its framework."""
+    apart, timed = sweeps.run("mirrored", 2), sweeps.run("horovod_gloo", 2)
+    for each in apart.ranks:
+        blocks = each.probes.sync_off_s
+        each.probes.sync_parts_s = {"weights_out": [seconds + 0.001 for seconds in blocks], "output": blocks}
+    timed.sync.timeline = TimelineRecord("timeline.json", None, 5, 0.001, None, 0.0, 0.002)
+    return [apart, timed, sweeps.run("ddp_gloo", 2)]
+
+
 def busy_run(gpus, share, seconds, strategy):
     """A run whose steps take `seconds`."""
     monitor = MonitorRecord(gpu_util_mean=share, gpu_power_w_mean=50.0 * gpus)
@@ -329,6 +339,7 @@ SWEEPS = {
     real_input_that_costs_nothing: ("step",),
     real_input_once: ("step",),
     without_probes: ("step",),
+    parts_of_sync: ("step",),
     busy_devices: ("usage",),
     unfinished: ("unfinished",),
 }
