@@ -13,18 +13,6 @@ from tests.builders import sweeps
 from tests.builders.attribution_runs import one_device_run, strong_scaling_runs, two_device_run, weak_scaling_runs
 
 
-def test_each_configuration_has_a_row_for_each_part(tmp_path):
-    sweeps.sweep(tmp_path, repeats=3)
-    frame, pooled = scalebench.attribution([str(tmp_path)]), scalebench.pooled(tmp_path)
-    assert list(frame.columns) == ATTRIBUTION_COLUMNS
-    assert set(frame["run_id"]) == set(pooled["run_id"]) - {"bare_torch-1-0"} and len(frame) == 6 * len(LOSS_PARTS)
-    assert (frame["repeats"] == 3).all() and (frame["against"] == "bare").all()
-    for _, rows in frame.groupby("run_id"):
-        assert rows["share"].sum() == pytest.approx(rows["lost"].iloc[0], abs=1e-12)
-    measured = frame[frame["part"] == "transfer"].dropna(subset=["share"])
-    assert (measured["share_low"] <= measured["share"]).all() and (measured["share"] <= measured["share_high"]).all()
-
-
 def test_a_sweep_without_baselines_is_an_empty_frame(tmp_path):
     with pytest.raises(InputError):
         scalebench.attribution(tmp_path)

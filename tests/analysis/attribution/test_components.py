@@ -4,14 +4,12 @@ import itertools
 
 import pytest
 
-from scalebench.analysis import step_breakdown
 from scalebench.analysis.attribution.components import (
     LOSS_PARTS,
     estimate_from_probes,
-    estimate_step_s,
     split_lost_time,
 )
-from tests.builders.attribution_runs import one_device_run, probe_series, two_device_run
+from tests.builders.attribution_runs import probe_series, two_device_run
 
 ALL = ("ideal", "step", "bare", "self", "self_data", "fixed_batch", "data", "imbalance", "exposed", "probed")
 OPTIONAL = ("bare", "self", "self_data", "imbalance", "exposed")
@@ -62,16 +60,6 @@ def test_parts_are_in_order_and_add_up_for_all_measurements(possible):
         assert total == pytest.approx(values["step"] - values["ideal"], abs=1e-9)
 
 
-def test_estimates_from_probes_are_those_of_the_frame():
-    result = two_device_run()
-    estimates, columns = estimate_from_probes(result), step_breakdown.breakdown_cells(result, 0.01)
-    for name, column in {"data": "data_s", "imbalance": "imbalance_s", "exposed": "sync_exposed_s"}.items():
-        one = estimates[name]
-        assert (one.value, one.low, one.high) == tuple(columns[f"{column}{end}"] for end in ("", "_low", "_high"))
-    total = sum(estimates[name].value for name in ("fixed_batch", "data", "exposed"))
-    assert estimates["probed"].value == pytest.approx(total, abs=1e-12)
-
-
 def test_the_sum_of_all_probes_has_the_interval_of_its_own_blocks():
     """Blocks of which one variant is slow when another is quick: their sum hardly scatters."""
     slow, quick = [probe_series(0.010, wobble) for wobble in (0.01, -0.01)]
@@ -113,16 +101,3 @@ def test_the_level_is_that_of_the_median_rank_and_includes_sync_that_cannot_be_s
     assert [estimates[name].value for name in ("fixed_batch", "probed")] == pytest.approx([0.010, 0.012])
     estimates = estimate_from_probes(two_device_run(probes={"fixed_batch_s": []}))
     assert estimates["fed"].value == pytest.approx(estimates["probed"].value - estimates["exposed"].value)
-
-
-def test_blocks_that_only_some_variants_have_count_in_their_own_estimates():
-    estimates = estimate_from_probes(two_device_run(probes={"sync_on_s": probe_series(0.02, 0.05)[:3]}))
-    probed = estimates["probed"]
-    total = sum(estimates[name].value for name in ("fixed_batch", "data", "exposed"))
-    assert probed.value == pytest.approx(total, abs=1e-12)
-    assert probed.low + probed.high == pytest.approx(2 * probed.value)
-
-
-def test_a_share_of_a_step_takes_its_share_of_the_seconds():
-    estimate = estimate_step_s(one_device_run("ddp", 0.01, batch=8), 4)
-    assert estimate.value == pytest.approx(0.005) and 0 < estimate.low < 0.005

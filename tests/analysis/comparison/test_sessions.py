@@ -135,14 +135,6 @@ def test_interleaved_repeats_of_one_sweep_are_paired():
     assert (pair.test, pair.verdict, pair.notes) == ("paired t, 3 interleaved repeats", "slower", [])
 
 
-@pytest.mark.parametrize("flag", ["busy_machine", "foreign_process", "oversubscribed", "shared_gpu"])
-def test_a_repeat_that_was_disturbed_gives_no_verdict(flag):
-    flags = [[], [flag], []]
-    b = [make_runs("b", [0.2], flags=flags[n], run_id=f"b{n}", repeat=n)[0] for n in range(3)]
-    pair = only(make_runs("a", STEADY), b, threshold=0.0)
-    assert (pair.verdict, pair.test, pair.notes) == ("no verdict", "none", [f"no verdict: {DOUBTS[flag]}"])
-
-
 def test_a_session_that_was_disturbed_does_not_count():
     saved, new = sessions("a", LEVELS), make_runs("b", [1.3 * each for each in STEADY], day=9)
     saved[0].record.flags.append("busy_machine")
