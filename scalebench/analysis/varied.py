@@ -3,14 +3,18 @@ nothing else: the answer to the question that was asked."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTING_COLUMNS
 from scalebench.analysis.ranking import is_control
 from scalebench.analysis.scaling_curves import Curve, format_batch
 from scalebench.core.config_files import strategy_option_defaults
+from scalebench.core.sweep_file import find_places
 
 BATCH = "batch"
 # They differ between sessions or seeds, follow from others, or make another model.
@@ -34,7 +38,14 @@ def find_contrasts(curves: Sequence[Curve]) -> list[Contrast]:
     """Return a contrast for each key that was varied: that of the most values, then of the most devices, then of the
     fastest strategy. A script's own batch size and the batch are one key; of other keys that change together none is
     known to be the cause, so that they have no contrast."""
+    places_in = cache(find_places)
+
+    def find_place(pair: tuple[Curve, dict[str, Any]]) -> float:
+        folder = Path(pair[1]["path"])
+        return places_in(folder.parent).get(folder.name, math.inf)
+
     rows = [(curve, row) for curve in curves for row in curve.rows if not is_control(row["strategy"])]
+    rows.sort(key=find_place)  # so that the first value is that of `compare --by`
     settings = _read_settings([row for _, row in rows])
     varied = [key for key in (settings[0] if settings else {}) if len({each[key] for each in settings}) > 1]
     contrasts: dict[str, Contrast] = {}

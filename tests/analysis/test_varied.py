@@ -2,10 +2,13 @@
 
 import pytest
 
+from scalebench.analysis.comparison import compare_by
+from scalebench.analysis.comparison.pairing import load_compared_runs
 from scalebench.analysis.load import survey
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.varied import find_contrasts
 from scalebench.core.spec import TrainSpec
+from scalebench.core.sweep_file import PlannedRun, SweepRecord, write_sweep
 from tests.builders import sweeps
 
 
@@ -49,3 +52,16 @@ def test_rows_that_differ_in_one_key_are_a_contrast(settings, expected, tmp_path
 
 def test_controls_answer_nothing(tmp_path):
     assert contrasts_of(tmp_path, [(16, "float32", None), (32, "float32", None)], ["independent_torch"]) == {}
+
+
+def test_the_first_value_is_that_of_the_sweep_however_its_folders_are_sorted(tmp_path):
+    """32 was given before 16; its runs were shuffled into folders 10 to 13, which stand before 2 as text."""
+    contrasts_of(tmp_path, [(16, "float32", None)] + [(32 * 2**k, "float32", None) for k in (1, 2, 3, 4, 5, 0)])
+    record = SweepRecord("", [], "", 0, 0.0)
+    record.runs = [PlannedRun(number, "", "", 0, place=number // 2 + 1) for number in range(12)]
+    record.runs += [PlannedRun(number, "", "", 0, place=0) for number in (12, 13)]
+    write_sweep(record, tmp_path)
+    (contrast,) = find_contrasts(make_curves(survey(tmp_path).pooled))
+    assert [value for value, _ in contrast.rows][:2] == ["32 per device", "16 per device"]
+    by = compare_by(load_compared_runs([tmp_path]), "train.batch_per_device")
+    assert {each.a for each in by.contrasts} == {"32"}
