@@ -76,7 +76,10 @@ def write(report_data: ReportData, folder: Path) -> list[Path]:
 
 def save_charts(charts: Sequence[doc.Chart], folder: Path) -> list[Path]:
     """Write these charts, and return the files in their order."""
-    figure_type = _import_figure()
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as e:
+        raise InputError("figures need matplotlib; install it: pip install 'scalebench-train[figures]'") from e
     folder.mkdir(parents=True, exist_ok=True)
     styles = ChartStyles(charts)
     paths = []
@@ -84,21 +87,13 @@ def save_charts(charts: Sequence[doc.Chart], folder: Path) -> list[Path]:
         for chart in charts:
             if not any(y is not None for series in chart.series for y in series.y):
                 continue
-            figure = _make_figure(chart, styles.of(chart), figure_type)
+            figure = _make_figure(chart, styles.of(chart))
             for kind in FORMATS:
                 paths.append(folder / f"{chart.id}.{kind}")
                 # The date, and the version of matplotlib, would make two files of the same figures differ.
                 metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
                 figure.savefig(paths[-1], format=kind, dpi=DOTS_PER_INCH, metadata=metadata)
     return paths
-
-
-def _import_figure() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as e:
-        raise InputError("figures need matplotlib; install it: pip install 'scalebench-train[figures]'") from e
-    return Figure
 
 
 @contextmanager
@@ -113,11 +108,13 @@ def _paper_style() -> Iterator[None]:
         yield
 
 
-def _make_figure(chart: doc.Chart, styles: Sequence[LineStyle], figure_type: Any) -> Any:
+def _make_figure(chart: doc.Chart, styles: Sequence[LineStyle]) -> Any:
+    from matplotlib.figure import Figure
+
     pairs = zip(chart.series, styles, strict=True)
     visible = [(series, style) for series, style in pairs if any(y is not None for y in series.y)]
     legend_columns, width, height, title = _choose_layout(chart, [series for series, _ in visible])
-    figure = figure_type(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     xs = [x for series, _ in visible for x in series.x if not isinstance(x, str)]
     ys = [y for series, _ in visible for y in series.y if y is not None]

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -81,7 +81,6 @@ class ReportData:
     probe_folders: list[Path] = field(default_factory=list)  # of runs that measured collective operations or bandwidths
     full_paths: bool = False  # else those below the home folder begin with ~
     attributed_runs: dict[str, AttributedRun] | None = None  # filled by the first section that needs them
-    _records: dict[str, Result] = field(default_factory=dict)  # cache of records
 
     @cached_property
     def curves(self) -> list[scaling_curves.Curve]:
@@ -134,13 +133,10 @@ class ReportData:
         """Return the folder of a run. Raises KeyError for an unknown run."""
         return self._folders[run_id]
 
-    def result(self, run_id: str) -> Result:
-        """Read the full record of a run from its file: 10,000 records would not fit into memory."""
-        if run_id not in self._records:
-            if len(self._records) >= MAX_CACHED_RECORDS:
-                self._records.clear()
-            self._records[run_id] = read_result(self.folder(run_id) / RESULT_FILE)
-        return self._records[run_id]
+    @cached_property
+    def result(self) -> Callable[[str], Result]:
+        """Reads the full record of a run by its run_id, and holds some: 10,000 would not fit into memory."""
+        return lru_cache(MAX_CACHED_RECORDS)(lambda run_id: read_result(self.folder(run_id) / RESULT_FILE))
 
     def make_link(self, path: Path) -> str:
         """Return `path` relative to the report's home."""

@@ -131,17 +131,19 @@ class Listing:
                    if name in self.always or any(row.get(name) is not None for _, _, row in items)]  # fmt: skip
         if not items or not columns:
             return
-        rows = []
+        rows: list[tuple[doc.Tags, list[Any]]] = []
+        notes = tables.Footnotes()
         for tags, curve, row in items[: doc.MAX_ROWS]:
-            values = [curve.name, row["gpus"], *(make_cell(row, name) for name in columns)]
-            rows.append((tags, values if self.remark is None else [*values, self.remark(report_data, row)]))
+            rows.append((tags, [curve.name, row["gpus"], *(make_cell(row, name) for name in columns)]))
+            if self.remark is not None:
+                rows[-1][1].append(notes.make_cell([text] if (text := self.remark(report_data, row)) else []))
         name, gpus, remarks = self.name_heads
         heads = [name, gpus, *(self.heads[name] for name in columns), *([remarks] if self.remark is not None else [])]
         caption = _write_caption(self.caption, group)
         if len(items) > doc.MAX_ROWS:
             caption = doc.join_sentences(caption, f"{doc.MAX_ROWS} of {len(items)} rows")
         table = make_table(group.make_id(section, self.id), self.title, heads, rows, [remarks], caption)
-        yield table if self.remark is None else tables.move_to_footnotes(table, remarks)
+        yield replace(table, footnotes=notes.list_notes())
 
 
 def _write_caption(caption: Caption, group: doc.CurveGroup) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -67,16 +66,6 @@ class Footnotes:
 def _make_mark(number: int) -> str:
     before, letter = divmod(number, 26)
     return (_make_mark(before - 1) if before else "") + chr(ord("a") + letter)
-
-
-def move_to_footnotes(table: doc.Table, column: str) -> doc.Table:
-    """Return the table with marks in a column of long texts, which stand once below it."""
-    number, notes, rows = list(table.columns).index(column), Footnotes(), []
-    for row in table.rows:
-        cells = list(row.cells)
-        cells[number] = notes.make_cell([cells[number].text] if cells[number].text else [])
-        rows.append(replace(row, cells=cells))
-    return replace(table, rows=rows, footnotes=notes.list_notes())
 
 
 def write_tables(folder: Path, runs: Survey | None = None) -> pd.DataFrame:

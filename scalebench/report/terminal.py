@@ -228,12 +228,9 @@ def list_headline(result: Result) -> FactRows:
 
 
 def _describe_warmup(result: Result) -> str:
-    first, measure = result.ranks[0], result.spec.get("measure", {})
+    first, end = result.ranks[0], result.ranks[0].steady_after_steps
     steps = len(first.warmup_block_s) * (first.warmup_block_steps or 0)
     left_out = f"{steps:,} steps and {units.format_seconds(sum(first.warmup_block_s))} were left out"
-    if "warmup_max_steps" not in measure:  # an older record, with a fixed number of warm-up steps
-        return left_out
-    end = first.steady_after_steps
     if end is None:
         return f"its end was not found within {steps:,} steps; {left_out}"
     end_s = sum(first.warmup_block_s[: end // (first.warmup_block_steps or 1)])

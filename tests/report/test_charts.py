@@ -89,7 +89,7 @@ def draw_page(chart):
 
 def draw_axes(chart):
     with figures._paper_style():
-        figure = figures._make_figure(chart, ChartStyles([chart]).of(chart), figures._import_figure())
+        figure = figures._make_figure(chart, ChartStyles([chart]).of(chart))
     return figure.axes[0]
 
 

@@ -69,12 +69,9 @@ def unprobed(setting="absent"):
     return result
 
 
-def endless_warmup(of_fixed_length=False):
+def endless_warmup():
     result = make_probed_run(None, None)
     result.ranks[0].steady_after_steps = None
-    if of_fixed_length:
-        del result.spec["measure"]["warmup_max_steps"]
-        result.ranks[0].warmup_block_steps = 2
     return result
 
 
@@ -121,7 +118,7 @@ RUNS = {
     **{f"failed: {status}": record(status=status, block_s=None) for status in ("failed", "oom", "unsupported")},
     "probes: older version": unprobed(), "probes: not wanted": unprobed(False), "probes: of one rank": unprobed(True),
     "headline: few blocks": record(ranks=[rank(0, [0.1, 0.1])]), "headline: drifts": record(ranks=[rank(0, DRIFTING)]),
-    "headline: no drift, no monitor": record(), "headline: fixed warm-up": endless_warmup(of_fixed_length=True),
+    "headline: no drift, no monitor": record(),
     "headline: no end of the warm-up": endless_warmup(),
     "headline: Lightning broadcasts": record(ranks=[rank(0, [0.1] * 20, settings_used={"sigterm": "broadcast"})]),
     "trace: not merged": make_probed_run(make_probes(), make_probes(trace="trace1.json.gz"), trace="trace.json.gz"),
