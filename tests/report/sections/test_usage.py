@@ -15,16 +15,13 @@ from tests.builders.sweeps import BEGIN_S, DIP_S, sweep, write_monitored_run
 from tests.report.section_blocks import build_section, get_block, select_blocks
 
 
-def test_no_monitor(tmp_path):
+def test_without_a_monitor_the_memory_of_ranks_is_left(tmp_path):
     runs = [sweeps.run("ddp_gloo", n, monitor=MonitorRecord()) for n in (1, 2)]
     section = build_section(usage, tmp_path / "1", runs)
-    assert select_blocks(section, Chart) == []
-    # Which ranks measure themselves.
-    assert get_block(section, Table).columns == ["strategy", "gpus", "memory of a rank"]
+    assert [block.columns for block in section.blocks] == [["strategy", "gpus", "memory of a rank"]]
     for rank in (rank for result in runs for rank in result.ranks):
         rank.rss_peak_bytes = None
-    assert build_section(usage, tmp_path / "2", runs) is None
-    assert build_section(usage, tmp_path / "3", [sweeps.failed_run()]) is None
+    assert build_section(usage, tmp_path / "2", runs) is build_section(usage, tmp_path / "3", [sweeps.failed_run()])
 
 
 @pytest.mark.parametrize(
@@ -114,40 +111,41 @@ def test_of_several_nodes_the_first_is_drawn_and_of_hot_gpus_all(tmp_path):
     assert "16 of 20 ranks" in memory.caption
 
 
-@pytest.mark.parametrize("content", [b"", b"PAR1half", b"PAR1" * 1000, "none", "folder", "elsewhere", "other"])
-def test_an_unreadable_series_has_its_reason(tmp_path, content):
-    result = write_monitored_run(tmp_path / "run")
-    path = tmp_path / "run" / "monitor.parquet"
-    path.rename(tmp_path / "kept.parquet")
+def replace_series(path, content):
+    """Put something else in the place of a series."""
+    path.rename(path.parents[1] / "elsewhere.parquet")
     if content == "folder":
         path.mkdir()
-    elif content == "elsewhere":
-        os.symlink(tmp_path / "kept.parquet", path)
-    elif content == "other":
+    elif content == "link":
+        os.symlink(path.parents[1] / "elsewhere.parquet", path)
+    elif content == "table":
         pd.DataFrame({"time_s": ["now"], "gpu": [1]}).to_parquet(path)
-    elif content != "none":
+    elif content is not None:
         path.write_bytes(content)
-    with pytest.raises(usage.NoSeries, match=r"monitor\.parquet"):
-        make_charts(result, tmp_path / "run")
 
 
-def test_reasons_of_the_record_are_shown(tmp_path, monkeypatch):
+LATER = {"measure": BEGIN_S + 100, "probes": BEGIN_S + 101}
+
+
+@pytest.mark.parametrize(("changes", "marks", "reason"), [
+    *(({"content": content}, None, r"monitor\.parquet")
+      for content in (b"", b"PAR1half", b"PAR1" * 1000, None, "folder", "link", "table")),
+    ({"file": None}, None, "^it was not monitored$"),
+    ({"file": None, "reason": "no room"}, None, "^no room$"),
+    ({"file": "../kept.parquet"}, None, r"^there is no \.\./kept\.parquet in its folder$"),
+    ({"limit": 100}, None, r"^monitor\.parquet is too large to be drawn$"),
+    ({}, {}, "its measured phase has no"), ({}, {"measure": BEGIN_S}, "its measured phase has no"),
+    ({}, LATER, "nothing of the measured phase"),
+])  # fmt: skip
+def test_a_series_that_cannot_be_drawn_has_its_reason(tmp_path, monkeypatch, changes, marks, reason):
     result = write_monitored_run(tmp_path / "run")
-
-    def find_reason(marks=None, **changes):
-        changed = dataclasses.replace(result, monitor=dataclasses.replace(result.monitor, **changes))
-        if marks is not None:
-            changed.ranks[0].marks_s = marks
-        with pytest.raises(usage.NoSeries) as error:
-            make_charts(changed, tmp_path / "run")
-        return str(error.value)
-
-    assert find_reason(file=None) == "it was not monitored"
-    assert find_reason(file=None, reason="no room") == "no room"
-    assert find_reason(file="../kept.parquet") == "there is no ../kept.parquet in its folder"
-    with monkeypatch.context() as patch:
-        patch.setattr(usage, "MAX_SERIES_BYTES", 100)
-        assert find_reason() == "monitor.parquet is too large to be drawn"
-    assert "measured phase" in find_reason({}) and "measured phase" in find_reason({"measure": BEGIN_S})
-    later = {"measure": BEGIN_S + 100, "probes": BEGIN_S + 101}
-    assert "nothing of the measured phase" in find_reason(later)
+    if "content" in changes:
+        replace_series(tmp_path / "run" / "monitor.parquet", changes["content"])
+    elif "limit" in changes:
+        monkeypatch.setattr(usage, "MAX_SERIES_BYTES", changes["limit"])
+    else:
+        result.monitor = dataclasses.replace(result.monitor, **changes)
+    if marks is not None:
+        result.ranks[0].marks_s = marks
+    with pytest.raises(usage.NoSeries, match=reason):
+        make_charts(result, tmp_path / "run")
