@@ -154,7 +154,7 @@ def select_figure_columns(frame: pd.DataFrame) -> dict[str, Callable[[dict[str, 
     over_bare = frame["speedup_target_bare"]
     for kind in BASELINES:
         speedups = frame[f"speedup_target_{kind}"]
-        # Over self only where some row has another speedup than over bare.
+        # Speedups over self are listed only where some row has another speedup over bare.
         is_new = speedups.notna() & (over_bare.isna() | (over_bare != speedups).fillna(True) | (kind == "bare"))
         if is_new.any():
             columns[f"to target over {kind}"] = show(f"speedup_target_{kind}", format_ratio)

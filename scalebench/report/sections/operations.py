@@ -35,7 +35,7 @@ def section(report_data: ReportData) -> doc.Section | None:
         return None
     rows = list_detailed_runs(report_data)
     names, row_of = name_runs(rows), {row["run_id"]: row for row in rows}
-    # The runs with the highest throughput of each group, then those of the most devices of each curve.
+    # The fastest run of each group comes first, then the run on the most devices of each curve.
     groups = ([row for curve in members for row in curve.rows] for _, members in group_curves(curves))
     best = [max(members, key=lambda row: float(row[doc.THROUGHPUT]))["run_id"] for members in groups]
     selection = dict.fromkeys(map(str, [*best, *(curve.rows[-1]["run_id"] for curve in curves)]))
@@ -76,7 +76,7 @@ def make_run_blocks(result: Result) -> Iterator[doc.Table | str]:
         return
     title = f"top operations of rank 0, {profile.steps} steps under the profiler, which slows them down"
     table = make_operations_table(profile, "operations", title)
-    # Without the device, which is the same for nearly all of them.
+    # The device is left out: it is the same for nearly all of them.
     rows = [doc.Row([row.cells[0], *row.cells[2:]]) for row in table.rows]
     yield doc.Table(table.id, title, [COLUMNS[0], *COLUMNS[2:5], ""], rows, table.numeric)
     yield describe_collectives(result)

@@ -54,7 +54,7 @@ def section(report_data: ReportData) -> doc.Section | None:
         ideal = "ideal is what the bare baseline, of several the fastest, would give without any loss" if ideals else ""
         chart = _make_chart(group, "throughput", "Throughput", doc.Axis("samples/s"), lines, ideals, about, ideal)
         blocks += [*group.paragraphs, chart]
-        # Charts are of the first of the usual baselines, and of the one that the user named; tables have the others.
+        # Charts show the first of the usual baselines and the one that the user named; tables show the others, too.
         usual = [kind for kind in baselines if kind != "given"]
         for kind in (*usual[:1], *(kind for kind in baselines if kind == "given")):
             against = baselines[kind].partition(", ")[0]
@@ -229,7 +229,7 @@ def strategies_section(report_data: ReportData) -> doc.Section | None:
     pooled = report_data.pooled
     if pooled.empty:
         return None
-    # The MAX_ROWS rows that rank best by throughput among their competitors; failed rows come last.
+    # The table has the MAX_ROWS rows that rank best by throughput among their competitors; failed rows come last.
     rank = pooled.groupby(COMPETING_COLUMNS, dropna=False)[doc.THROUGHPUT].rank(ascending=False, method="min")
     first = rank.astype(float).fillna(float("inf")).sort_values(kind="stable").index[: doc.MAX_ROWS]
     best = pooled.loc[pooled.index.isin(first)]

@@ -61,7 +61,7 @@ SYNC_PARTS = [
         ("gradients_in", "gradients to the weights"),
     )
 ]
-OTHER_FIGURES = IMBALANCE, ISOLATED_SYNC, _ = [
+OTHER_FIGURES = [
     StepPart(column, name, (reason,), remark)
     for column, name, reason, remark in (
         ("imbalance_s", "imbalance", "imbalance", "wait of a device for the slowest, on average; in exposed sync"),
@@ -69,6 +69,7 @@ OTHER_FIGURES = IMBALANCE, ISOLATED_SYNC, _ = [
         ("copy_s", "host-to-device copy", "copy", "of a batch, alone; hidden if batches are prefetched"),
     )
 ]
+IMBALANCE, ISOLATED_SYNC, _ = OTHER_FIGURES
 INTERLEAVED_PARTS = (("data", "exposed"), ("forward", "backward", "optimizer"))
 REST, REST_COLUMN = "unattributed", "rest_s"
 MAX_BARS = 40  # of a chart
