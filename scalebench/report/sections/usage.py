@@ -124,7 +124,7 @@ def clocks_section(report_data: ReportData) -> doc.Section | None:
     rows = {row["run_id"]: row for row in list_detailed_runs(report_data) if row["status"] == "ok"}
     flags = {run_id: [flag for flag in CLOCK_FLAGS if flag in to_text(row["flags"]).split()]
              for run_id, row in rows.items()}  # fmt: skip
-    # Some runs with a flag that a series explains come first, then the largest run of each curve, then other flagged ones.
+    # Some runs with a flag that a series explains come first, then the largest run of each curve.
     first = sorted((run_id for run_id in rows if flags[run_id]), key=lambda name: CLOCK_FLAGS.index(flags[name][0]))
     largest = [str(curve.rows[-1]["run_id"]) for curve in report_data.curves]
     run_ids = dict.fromkeys([*first[:MAX_FLAGGED_RUNS], *largest, *first[MAX_FLAGGED_RUNS:]])
