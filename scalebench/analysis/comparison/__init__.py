@@ -127,15 +127,14 @@ def compare_by(
 ) -> Comparison:
     """Compare rows that differ in nothing but `key`: each of its values with the value `base`.
 
-    Without `base` it is the first value of the first folder, as its sweep was told them. The others as for `compare`.
+    Without `base` it is the first value that the sweep of the first folder was given. The others as for `compare`.
     InputError for an unknown key, or a base that no row has.
     """
     _check_keys(runs, [key, *ignore])
     sides = group_by_value(runs, key, base)
     if len(sides) < 2:
-        return Comparison(
-            key, ignore, threshold, [], [], f"{key} is {next(iter(sides))} in all rows: nothing to compare"
-        )
+        refusal = f"{key} is {next(iter(sides))} in all rows: nothing to compare"
+        return Comparison(key, ignore, threshold, [], [], refusal)
     return _compare_sides(sides, key, ignore, threshold, same_session)
 
 
@@ -174,12 +173,10 @@ def _compare_sides(
     adjusted = iter(adjust_by_holm([test.p for tests in tested.values() for *_, test in tests if test.p is not None]))
     contrasts = []
     for name, tests in tested.items():
-        pairs = [
-            _make_pair(
-                make_label(a.identity, label_keys), a, b, test, None if test.p is None else next(adjusted), threshold
-            )
-            for a, b, test in tests
-        ]
+        pairs = []
+        for a, b, test in tests:
+            p_holm = None if test.p is None else next(adjusted)
+            pairs.append(_make_pair(make_label(a.identity, label_keys), a, b, test, p_holm, threshold))
         if pairs:
             median, interval = median_with_interval([pair.ratio for pair in pairs])
             differences = find_differences([(pair.a, pair.b) for pair in pairs], by)

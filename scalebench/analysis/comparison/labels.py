@@ -116,8 +116,9 @@ def describe_other_programs(name: str, rows: Iterable[ComparisonRow]) -> Iterato
 
 
 def group_by_value(runs: Sequence[ComparedRun], key: str, base: str | None) -> dict[str, list[ComparedRun]]:
-    """Return the runs of each value of `key`: the base first, then those of the first folder, as its sweep was told
-    them; values that it was not told, such as those of baselines, and of an older sweep all, in natural order.
+    """Return the runs of each value of `key`: the base first, then those of the first folder in the order in which its
+    sweep was given them; values that it was not given, such as those of added baselines, and those of an older sweep
+    follow in natural order.
 
     A value of `strategy` is a name with all options; where two share the name, it is followed by what differs.
     InputError for a base that is none of the values.
@@ -138,7 +139,7 @@ def group_by_value(runs: Sequence[ComparedRun], key: str, base: str | None) -> d
             devices = re.findall(r"\d+", run.facts.identity.get(DEVICES_KEY, NONE))
             words += run.record.machine.list_links([int(number) for number in devices])
         name = " ".join(words)
-        by_name[name] = group
+        by_name.setdefault(name, []).extend(group)
         bases += [name] if base in (name, main) else []
     if base is not None and not bases:
         raise InputError(f"--base: {unknown_name_message(f'value of {key}', base, list(by_name))}")

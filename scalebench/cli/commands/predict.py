@@ -76,8 +76,8 @@ def main(options: argparse.Namespace) -> int:
         return 0
     for group in groups:
         _print(section.make_table(group, counts))
-        for sentence in section.list_sentences(group, counts, options.efficiency, most or max(MIN_MOST, counts[-1])):
-            _print(sentence)
+        for part in section.make_paragraphs(group, counts, options.efficiency, most or max(MIN_MOST, counts[-1])):
+            _print(part.text)
     return 0
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +33,6 @@ from scalebench.report.report_data import ReportData
 SECTION_ID = "prediction"
 DOUBLINGS = 4  # beyond the measured devices, where no numbers are named
 MAX_PREDICTED = 24  # curves of a page: each one needs its records
-REACH = re.compile(r" keeps? \d")
 CAPTION = (
     "a step model drawn through the measured points, with 95 % limits from the errors of published scaling curves, or "
     "of 20 of these measurements (docs/guides/predicting.md)",
@@ -60,8 +58,7 @@ def section(report_data: ReportData) -> doc.Section | None:
         curves = [curve for curve in predictable if curve.group == predicted.group]
         counts = choose_counts(curves)
         blocks += group.paragraphs
-        for sentence in list_sentences(predicted, counts, report_data.min_efficiency, counts[-1]):
-            blocks.append(doc.Paragraph(sentence, "answer" if REACH.search(sentence) else "plain"))
+        blocks += make_paragraphs(predicted, counts, report_data.min_efficiency, counts[-1])
         blocks.append(_make_chart(group.make_id(SECTION_ID, "throughput"), curves, predicted, counts))
         blocks.append(make_table(predicted, counts, group.make_id(SECTION_ID, "table")))
         checks = check_curves(curves, read)
@@ -145,7 +142,9 @@ def _format_rate(rate: Estimate) -> str:
     return units.format_rate(rate, "").replace("  ", " ").strip()
 
 
-def list_sentences(predicted: PredictedGroup, counts: Sequence[int], share: float, most: int) -> Iterator[str]:
+def make_paragraphs(
+    predicted: PredictedGroup, counts: Sequence[int], share: float, most: int
+) -> Iterator[doc.Paragraph]:
     """Yield how far each strategy scales, which are tied, what to measure next, and what is not known."""
     held = [prediction for prediction in predicted.predictions if not prediction.list_missed()]
     for prediction in predicted.predictions:
@@ -153,25 +152,25 @@ def list_sentences(predicted: PredictedGroup, counts: Sequence[int], share: floa
         parts = [f"{rate:,.0f} samples/s on {devices:,} (predicted {_format_rate(forecast)})"
                  for devices, rate, forecast in prediction.list_missed()]  # fmt: skip
         if parts:
-            yield f"{prediction.name}: the model misses what was measured, {join_with_and(parts)}: no verdict follows."
+            text = f"{prediction.name}: the model misses what was measured, {join_with_and(parts)}: no verdict follows."
+            yield doc.Paragraph(text)
     reaches: dict[str, list[str]] = {}
     for prediction in held:
         reaches.setdefault(_describe_reach(prediction, share, most), []).append(prediction.name)
     for reach, names in reaches.items():
-        yield f"{join_with_and(names)} {'keeps' if len(names) == 1 else 'keep'} {reach}"
-    yield from _describe_ranking(held, counts[-1])
-    yield from _describe_next(held, counts[-1])
+        yield doc.Paragraph(f"{join_with_and(names)} {'keeps' if len(names) == 1 else 'keep'} {reach}", "answer")
+    sentences = [*_describe_ranking(held, counts[-1]), *_describe_next(held, counts[-1])]
+    sentences += [f"{name} is not predicted: {reason}." for name, reason in predicted.reasons.items()]
     remarks: dict[str, list[str]] = {}
     for prediction in predicted.predictions:
         for remark in prediction.list_remarks(counts[-1]):
             remarks.setdefault(remark, []).append(prediction.name)
-    for name, reason in predicted.reasons.items():
-        yield f"{name} is not predicted: {reason}."
     for remark, names in remarks.items():
         about = "All strategies" if 1 < len(names) == len(predicted.predictions) else join_with_and(names)
-        yield f"{about}: {remark}."
+        sentences.append(f"{about}: {remark}.")
     if max(most, *counts) > MAX_MEASURED_DEVICES:
-        yield f"Beyond {MAX_MEASURED_DEVICES:,} devices no measurement backs this."
+        sentences.append(f"Beyond {MAX_MEASURED_DEVICES:,} devices no measurement backs this.")
+    yield from map(doc.Paragraph, sentences)
 
 
 def _describe_reach(prediction: CurvePrediction, share: float, most: int) -> str:

@@ -73,7 +73,7 @@ def test_strategies_that_scale_alike_share_a_sentence():
         run.spec["hardware"]["this_machine"] = False
     group = predict(runs)
     twice = dataclasses.replace(group, predictions=group.predictions * 2)
-    texts = list(prediction.list_sentences(twice, [8], 0.8, 1024))
+    texts = [each.text for each in prediction.make_paragraphs(twice, [8], 0.8, 1024)]
     assert [text.partition(" % ")[0] for text in texts if "efficiency" in text] == ["ddp_gloo and ddp_gloo keep 80"]
     assert any(text.startswith("All strategies: nothing between nodes was measured") for text in texts)
 
@@ -85,14 +85,14 @@ def test_no_verdict_follows_from_a_model_that_misses_what_was_measured(monkeypat
     assert table.columns[3] == "measured"
     measured = [row.cells[3].value for row in table.rows]
     assert measured[:3] == pytest.approx([1000, 400, 40 / 0.011], rel=0.02) and measured[3] is None
-    first, *others = prediction.list_sentences(group, [8], 0.8, 1024)
+    first, *others = (each.text for each in prediction.make_paragraphs(group, [8], 0.8, 1024))
     assert "misses what was measured, 40" in first and first.endswith(": no verdict follows.") and " on 2 (" in first
     assert not any("efficiency" in text or "To know more" in text for text in others)
 
 
 def test_one_number_of_devices_gives_no_confidence_and_names_the_base(tmp_path):
     group = predict(make_runs(gpus=(2,)))
-    first, *_ = prediction.list_sentences(group, [4], 0.8, 1024)
+    first, *_ = (each.text for each in prediction.make_paragraphs(group, [4], 0.8, 1024))
     assert first.startswith("ddp_gloo keeps 80 % of the throughput per device on 2 up to ")
     assert "confidence" not in first
     assert "fewest measured devices (2)" in str(prediction.make_table(group, [4]).caption)
