@@ -28,7 +28,7 @@ FAMILIES = (
 SETTINGS = (
     "dataset.size=400", "train.batch_per_device=10", "train.dropout=false", "measure.probes=false", "measure.repeats=1",
     "measure.monitor=false", "measure.warmup_steps=5", "measure.warmup_max_steps=32", "measure.block_s=0.000001",
-    "measure.slot_s=0.1", "measure.min_s=1", "measure.max_s=3", "measure.hang_s=20", "measure.target=0.5",
+    "measure.slot_s=0.1", "measure.min_s=0.6", "measure.max_s=3", "measure.hang_s=20", "measure.target=0.5",
 )  # fmt: skip
 MIN_COMPARED_STEPS = 15
 
