@@ -43,6 +43,7 @@ test: install
 test-tensorflow: install
 	@echo "tests of TensorFlow, of the configuration, the docs and the report"
 	$(PY) -m pytest --quiet -m "not slow" $(TENSORFLOW_LANE)
+	$(PY) -m pytest --quiet -m "not slow" plugins/scalebench-search
 
 test-program: install
 	@echo "tests of the command line, of sweeps, of launchers and of faults"
@@ -51,7 +52,6 @@ test-program: install
 test-torch: install
 	@echo "tests of PyTorch, of Horovod, and all others"
 	$(PY) -m pytest --quiet -m "not slow" tests $(TENSORFLOW_LANE:%=--ignore %) $(PROGRAM_LANE:%=--ignore %)
-	$(PY) -m pytest --quiet -m "not slow" plugins/scalebench-search
 
 # What needs an extra, slow or not. A skip is a failure, unless tests/allowed_skips.txt has its reason.
 test-extras: extras
