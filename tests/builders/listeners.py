@@ -69,12 +69,12 @@ def parse_address(text):
 
 @contextlib.contextmanager
 def watch_listeners():
-    """Yield a dictionary with all that begins to listen meanwhile, looked at four times a second."""
+    """Yield a dictionary with all that begins to listen meanwhile, looked at seven times a second."""
     listeners = {}
     ended = threading.Event()
 
     def look():
-        while not ended.wait(0.25):
+        while not ended.wait(0.15):
             listeners.update(list_listeners(listeners.keys() | before))
 
     before = list_listeners().keys()
