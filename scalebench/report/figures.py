@@ -26,8 +26,10 @@ TITLE_LINE_IN, SLANTED_NAMES_IN = 0.13, 0.7  # height of each further line of th
 BAR_IN = 0.2  # height of each further lying bar
 CHARACTERS_PER_INCH = 12  # of a title
 DOTS_PER_INCH = 300
-MAX_INSIDE_LEGEND = 4  # series up to which the legend is inside the chart
-MAX_COLUMN_BARS = 8  # places of bars up to which a column is wide enough
+MAX_COLUMN_BARS, MAX_COLUMN_NAME = (
+    8,
+    30,
+)  # places of bars, and characters of a name, up to which a column is wide enough
 LABEL_SIZE = 5.5  # points, of the values above bars
 FORMATS = ("png", "svg")
 STYLE: Any = {
@@ -113,7 +115,17 @@ def _make_figure(chart: doc.Chart, styles: Sequence[LineStyle]) -> Any:
 
     pairs = zip(chart.series, styles, strict=True)
     visible = [(series, style) for series, style in pairs if any(y is not None for y in series.y)]
-    legend_columns, width, height, title = _choose_layout(chart, [series for series, _ in visible])
+    places = {x for series, _ in visible for x in series.x} if chart.kind != "lines" else set()
+    bars = sum(len(series.x) for series, _ in visible) if chart.kind == "bars" else 0
+    is_wide = len(places) > MAX_COLUMN_BARS or bars > 2 * MAX_COLUMN_BARS
+    is_wide |= any(len(series.name) > MAX_COLUMN_NAME for series, _ in visible)
+    width, legend_columns = (PAGE_IN, 4) if is_wide else (COLUMN_IN, 2)
+    title = textwrap.wrap(clean_line(chart.title), int(width * CHARACTERS_PER_INCH))
+    height = HEIGHT_IN + len(title[1:]) * TITLE_LINE_IN + -(-len(visible) // legend_columns) * LEGEND_ROW_IN
+    if chart.kind == "stacked":
+        height += max(0, len(places) - MAX_COLUMN_BARS) * BAR_IN
+    elif any(isinstance(x, str) for x in places):
+        height += SLANTED_NAMES_IN
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     xs = [x for series, _ in visible for x in series.x if not isinstance(x, str)]
@@ -130,35 +142,13 @@ def _make_figure(chart: doc.Chart, styles: Sequence[LineStyle]) -> Any:
             axes.set_ylim(bottom=0)
         if chart.kind == "bars" and axes.get_ylim()[0] < 0:
             axes.axhline(0, color="black", linewidth=0.6)
-    axes.set_title(title)
+    axes.set_title("\n".join(title))
     # matplotlib leaves out labels that begin with an underscore.
     names = [clean_line(series.name) for series, _ in visible]
     labels = [f" {name}" if name.startswith("_") else name for name in names]
-    if legend_columns:
+    if len(visible) > 1 or visible[0][0].name != chart.title:
         figure.legend(handles, labels, loc="outside lower center", ncols=legend_columns, frameon=False)
-    elif len(visible) > 1 or (visible and visible[0][0].name != chart.title):
-        axes.legend(handles, labels, loc="best", framealpha=0.7, edgecolor="none")
     return figure
-
-
-def _choose_layout(chart: doc.Chart, visible: Sequence[doc.Series]) -> tuple[int, float, float, str]:
-    """Return the columns of the legend below the chart (0: it is inside), width and height in inches, and the title in
-    lines that fit."""
-    places = {x for series in visible for x in series.x} if chart.kind != "lines" else set()
-    bars = sum(len(series.x) for series in visible) if chart.kind == "bars" else 0
-    is_wide = (
-        len(places) > MAX_COLUMN_BARS or bars > 2 * MAX_COLUMN_BARS or any(len(each.name) > 30 for each in visible)
-    )
-    width = PAGE_IN if is_wide else COLUMN_IN
-    is_outside = len(visible) > MAX_INSIDE_LEGEND or chart.kind == "bars"  # where a legend would cover values
-    legend_columns = (4 if width == PAGE_IN else 2) if is_outside else 0
-    rows = -(-len(visible) // legend_columns) if legend_columns else 0
-    slanted = SLANTED_NAMES_IN if any(isinstance(x, str) for x in places) else 0.0
-    if chart.kind == "stacked":
-        slanted = max(0, len(places) - MAX_COLUMN_BARS) * BAR_IN
-    title = textwrap.wrap(clean_line(chart.title), int(width * CHARACTERS_PER_INCH))
-    height = HEIGHT_IN + slanted + len(title[1:]) * TITLE_LINE_IN + rows * LEGEND_ROW_IN
-    return legend_columns, width, height, "\n".join(title)
 
 
 def _set_axis(axes: Any, which: str, axis: doc.Axis, figures: Iterable[float]) -> None:

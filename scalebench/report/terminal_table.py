@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.cells import cell_len, set_cell_size
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -190,22 +191,23 @@ def lay_out(columns: Columns, numeric: Collection[str], gap: int) -> Lines:
     beside_figures = [last for figure, last in zip(*cells[-2:], strict=True) if figure.strip()] or cells[-1]
     heads, sizes = [], []
     for name, column in zip(columns, [*cells[:-1], beside_figures], strict=True):
-        size = max(map(len, (*name.split(), *(line for cell in column for line in cell.split("\n")))))
+        size = max(map(cell_len, (*name.split(), *(line for cell in column for line in cell.split("\n")))))
         while len(textwrap.wrap(name, size)) > MAX_HEAD_LINES:
             size += 1
         heads.append(textwrap.wrap(name, size))
         sizes.append(size)
     width, height = sum(sizes) + gap * (len(sizes) - 1), max(map(len, heads))
-    formats = [f"{{:{'>' if name in numeric else '<'}{size}}}{' ' * gap}".format
-               for name, size in zip(columns, sizes, strict=True)]  # fmt: skip
     lines: list[list[tuple[str, str]]] = []
     for row in ([[""] * (height - len(head)) + head for head in heads],
                 *([cell.split("\n") for cell in row] for row in zip(*cells, strict=True))):  # fmt: skip
         lines.append([])
         for *texts, last in itertools.zip_longest(*row, fillvalue=""):
-            left = "".join(show(text) for show, text in zip(formats, texts, strict=False))
-            room = max(len(left.rstrip()) + gap, width - len(last))
-            lines[-1].append((left[:room] if last else left.rstrip(), last))
+            left = ""
+            for name, size, text in zip(columns, sizes, texts, strict=False):
+                indent = " " * (size - cell_len(text)) if name in numeric else ""
+                left += set_cell_size(indent + text, size + gap)
+            room = min(max(cell_len(left.rstrip()) + gap, width - cell_len(last)), cell_len(left))
+            lines[-1].append((set_cell_size(left, room) if last else left.rstrip(), last))
     return [*(left + last for left, last in lines[0]), "─" * width], lines[1:]
 
 

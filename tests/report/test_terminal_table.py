@@ -14,7 +14,7 @@ import scalebench
 from scalebench.core.result import ProbeRecord
 from scalebench.core.spec import HardwareSpec
 from scalebench.report.tables import Footnotes
-from scalebench.report.terminal_table import RunTable
+from scalebench.report.terminal_table import RunTable, lay_out
 from tests.analysis.test_golden_corpus import CORPUS
 from tests.analysis.test_golden_corpus import SWEEPS as RECORDED_SWEEPS
 from tests.builders import sweeps
@@ -215,6 +215,11 @@ def test_trainings_have_a_table_with_the_numbers_of_their_runs():
     lines = [line.plain for line in RunTable(frame_of_results([hostile], [Path("x")])).list_training_lines(80)]
     assert not [line for line in lines if "\x1b" in line or "\n" in line]
     assert list(RunTable(frame_of_results(runs[2:], [Path("x")])).list_training_lines(80)) == []
+
+
+def test_a_wide_character_takes_two_columns():
+    _, rows = lay_out({"name": ["漢字", "ab"], "rate": ["1", "22"], "status": ["ok", "ok"]}, {"rate"}, 2)
+    assert [left for ((left, _),) in rows] == ["漢字     1  ", "ab      22  "]
 
 
 if __name__ == "__main__":
