@@ -93,8 +93,10 @@ function layoutOf(figure, palette, width) {
     gridcolor: palette.grid, linecolor: palette.grid, zerolinecolor: palette.zero, automargin: true, ...options,
     title: { ...options.title, font: { size: 13 }, standoff: 8 },
   });
-  const bars = (figure.layout.yaxis.categoryarray || []).length;
-  const below = 20 * legendLines(figure.data, width) + slantedHeight(figure.layout.xaxis, width);
+  const names = figure.layout.yaxis.categoryarray || []; // of lying bars, beside which the legend has no room
+  const bars = names.length;
+  const room = width - 6.5 * Math.max(0, ...names.map((name) => String(name).length));
+  const below = (bars ? 28 : 20) * legendLines(figure.data, room) + slantedHeight(figure.layout.xaxis, width);
   return {
     ...figure.layout,
     xaxis: axis({ showgrid: figure.layout.xaxis.type !== "category", ...figure.layout.xaxis, ...(bars ? { nticks: 4, tickangle: 0 } : {}) }),
@@ -111,14 +113,14 @@ function layoutOf(figure, palette, width) {
   };
 }
 
-function drawChart(plot, width = plot.clientWidth, lower = 80) {
+function drawChart(plot, width = plot.clientWidth, less = 0) {
   const figure = JSON.parse(plot.nextElementSibling.textContent);
   const palette = readColours();
   figure.data.forEach((trace) => setColours(removeHiddenPoints(trace), palette));
   removeEmptyCategories(figure);
   const layout = layoutOf(figure, palette, width);
   const bars = (layout.yaxis.categoryarray || []).length;
-  layout.height -= plot.closest("#answer") ? (bars ? 10 * bars : lower) : 0; // the answer is to be seen without scrolling
+  layout.height -= plot.closest("#answer") ? less + (bars ? 10 * bars : 80) : 0; // the answer is to be seen without scrolling
   plot.style.minHeight = `${layout.height}px`;
   Plotly.react(plot, figure.data, layout, CONFIG);
   plot.dataset.drawn = "";
@@ -181,7 +183,7 @@ function beforePrint() {
   folds.forEach((fold) => { fold.open = true; });
   screenTheme = theme();
   setTheme("light");
-  plots.forEach((plot) => drawChart(plot, plot.closest(".charts").children.length > 1 ? PAPER.half : PAPER.full, 120));
+  plots.forEach((plot) => drawChart(plot, plot.closest(".charts").children.length > 1 ? PAPER.half : PAPER.full, 55));
 }
 
 function afterPrint() {
