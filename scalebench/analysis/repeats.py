@@ -191,7 +191,7 @@ class Configurations:
         cells.update(interval_cells("overhead_share", "overhead_share", None if lost is None else lost.value, lost))
         if repeats > 1:
             cells.update(interval_cells("throughput_samples_per_s", "throughput", rate.value, rate))
-            cells["interval_over"] = "repeats" if math.isfinite(rate.low) else None
+            cells["interval_over"] = "repeats"
             for name in ("step_s", "epoch_s", "device_hours_per_epoch", "mfu"):
                 values = [row[name] for row in configuration.rows if row.get(name) is not None]
                 cells[name] = math.exp(math.fsum(map(math.log, values)) / len(values)) if values else None

@@ -22,7 +22,7 @@ from scalebench.analysis.scaling_curves import (
     group_curves,
     make_curves,
 )
-from scalebench.core.spec import StrategySpec, TrainSpec
+from scalebench.core.spec import TrainSpec
 from scalebench.core.stats.estimates import student_t
 from tests.builders import sweeps
 from tests.builders.frames import pool_results
@@ -42,12 +42,6 @@ def named(curves):
     return {curve.name: curve.gpus for curve in curves}
 
 
-def with_options(name, gpus, **options):
-    result = sweeps.run(name, gpus, run_id=f"{name}-{gpus}-{options}", fingerprint=f"{name}-{gpus}-{options}")
-    chosen = dataclasses.asdict(StrategySpec(name, framework="torch", baseline="bare_torch", options=options))
-    return dataclasses.replace(result, spec={**result.spec, "strategy": chosen})
-
-
 def test_a_sweep_has_a_curve_for_each_strategy_and_one_point_for_the_bare_run():
     frame = pooled(sweeps.run("bare_torch", 1), *several(["ddp_gloo", "horovod_gloo"], (4, 1, 2)))
     curves = make_curves(frame)
@@ -55,10 +49,8 @@ def test_a_sweep_has_a_curve_for_each_strategy_and_one_point_for_the_bare_run():
     assert [one.tags["strategy"] for one in curves] == ["bare_torch", "ddp_gloo", "horovod_gloo"]
     group = {"model": "materials_cnn", "dataset": "materials", "hardware": "cpu", "scaling": "weak"}
     assert group_curves(curves) == [({**group, "batch": "10 per device"}, curves)]
-    assert (
-        format_group_title(curves[0].group)
-        == "materials_cnn on materials, hardware cpu, weak scaling, batch 10 per device"
-    )
+    title = "materials_cnn on materials, hardware cpu, weak scaling, batch 10 per device"
+    assert format_group_title(curves[0].group) == title
 
 
 def test_weak_and_strong_scaling_batches_and_hardware_are_separate_groups():
@@ -79,13 +71,6 @@ def test_weak_and_strong_scaling_batches_and_hardware_are_separate_groups():
     ]  # fmt: skip
 
 
-def test_options_are_named_if_a_strategy_has_several_values():
-    both = [with_options("ddp_gloo", gpus, **options) for gpus in (1, 2) for options in ({}, {"bucket_cap_mb": 1})]
-    alone = [with_options("horovod_gloo", gpus, fp16_allreduce=True) for gpus in (1, 2)]
-    curves = named(make_curves(pooled(*both, *alone)))
-    assert curves == {"ddp_gloo": [1, 2], "ddp_gloo bucket_cap_mb=1": [1, 2], "horovod_gloo": [1, 2]}
-
-
 def test_only_what_differs_is_named_a_feed_everywhere_and_a_format_within_a_strategy():
     frame = pooled(*several(["ddp_gloo", "mirrored"], (1, 2)))
     ddp = frame[frame["strategy"] == "ddp_gloo"]
@@ -94,32 +79,23 @@ def test_only_what_differs_is_named_a_feed_everywhere_and_a_format_within_a_stra
     assert named(make_curves(both)) == {"ddp_gloo": [1, 2], "ddp_gloo bucket_cap_mb=1": [1, 2]}
     both = pd.concat([ddp.assign(data_format=name) for name in ("nhwc", "nchw")])
     assert list(named(make_curves(both))) == ["ddp_gloo data_format=nhwc", "ddp_gloo data_format=nchw"]
-    default = ddp.assign(
-        bind=[pd.NA if gpus == 1 else "numa" for gpus in ddp["gpus"]]
-    )  # the binding of a row without one
-    assert named(make_curves(default)) == {"ddp_gloo": [1, 2]}
+    without = ddp.assign(bind=[pd.NA if gpus == 1 else "numa" for gpus in ddp["gpus"]])  # as in older records
+    assert named(make_curves(without)) == {"ddp_gloo": [1, 2]}
     frame.loc[frame["strategy"] == "mirrored", ["feed", "data_format"]] = ["device", "nchw"]
     assert list(named(make_curves(frame))) == ["ddp_gloo feed=host", "mirrored feed=device"]
 
 
-def test_models_of_one_name_but_several_sizes_are_separate_groups():
+def test_models_of_one_name_are_told_apart_by_their_options_before_their_sizes():
     frame = pooled(*several(["ddp_gloo"], (1, 2)))
-    both = pd.concat([frame, frame.assign(model_params=2_000_000)])
-    parts = group_curves(make_curves(both))
+    parts = group_curves(make_curves(pd.concat([frame, frame.assign(model_params=2_000_000)])))
     assert [group["parameters"] for group, _ in parts] == ["153,441", "2,000,000"]
     assert format_group_title(parts[1][0]).endswith("batch 10 per device, parameters 2,000,000")
-    assert [list(named(members)) for _, members in parts] == [["ddp_gloo"], ["ddp_gloo"]]
-
-
-def test_options_tell_models_of_one_name_apart_before_their_sizes():
-    frame = pooled(*several(["ddp_gloo"], (1, 2)))
+    assert [named(members) for _, members in parts] == [{"ddp_gloo": [1, 2]}] * 2
     options = [f"flops=1000 sample_bytes={size}" for size in (12_288, 602_112)]
-    both = pd.concat(
-        [frame.assign(model_options=text, model_params=count) for text, count in zip(options, (10, 20), strict=True)]
-    )
+    both = pd.concat([frame.assign(model_options=options[0], model_params=10),
+                      frame.assign(model_options=options[1], model_params=20)])  # fmt: skip
     parts = group_curves(make_curves(both))
     assert [group["options"] for group, _ in parts] == options and "parameters" not in parts[0][0]
-    assert [named(members) for _, members in parts] == [{"ddp_gloo": [1, 2]}] * 2
     edited = pd.concat([both, both.assign(model_params=30)])  # the file of a network, not its options
     assert [group.get("parameters") for group, _ in group_curves(make_curves(edited))] == ["10", "20", "30", "30"]
 
@@ -214,19 +190,16 @@ def test_a_slope_has_no_limits_unless_those_of_all_rows_hold_over_repeats():
     assert fit_slope(made).speedup.has_limits
 
 
-def test_a_curve_that_bends_has_no_wider_limits_but_a_deviation():
-    bent, straight = fit_slope(curve({1: 1.0, 2: 1.9, 4: 2.4})), fit_slope(curve({1: 1.0, 2: 1.5, 4: 2.5}))
-    assert bent.worst > 0.1 > 1e-12 > straight.worst
-    widths = [each.speedup.high - each.speedup.low for each in (bent, straight)]
-    assert widths[0] == pytest.approx(widths[1], rel=0.1)
-
-
-def test_two_points_give_a_slope_and_one_gives_none():
+def test_two_points_give_a_slope_one_gives_none_and_a_curve_that_bends_has_a_deviation():
     line = fit_slope(curve({1: 0.9, 2: 1.7}))
     assert line.speedup.value == pytest.approx(0.8) and line.speedup.has_limits and line.worst < 1e-12
     for speedups in ({4: 3.0}, {1: None, 2: 1.5}, {}):
         assert fit_slope(curve(speedups)) is None
     assert fit_slope(curve({1: 0.9, 2: None, 4: 2.7})).points == ((1, 0.9), (4, 2.7))
+    bent, straight = fit_slope(curve({1: 1.0, 2: 1.9, 4: 2.4})), fit_slope(curve({1: 1.0, 2: 1.5, 4: 2.5}))
+    assert bent.worst > 0.1 > 1e-12 > straight.worst
+    widths = [each.speedup.high - each.speedup.low for each in (bent, straight)]
+    assert widths[0] == pytest.approx(widths[1], rel=0.1), "its limits are no wider"
 
 
 counts = st.lists(st.integers(1, 1000), min_size=2, max_size=8, unique=True).map(sorted)
