@@ -230,7 +230,7 @@ def _group_by_configuration(
     copies = _list_first_copies(compared)
     if rows is None:
         by_key: dict[tuple[str, ...], list[str]] = {}
-        for run, _ in sorted(copies.values(), key=lambda pair: pair[0].started):
+        for run, _ in copies.values():
             is_measured = run.throughput[0] is not None  # others are pooled by their status and reason
             key = configuration_key(run) if is_measured else (run.fingerprint, run.status, run.reason or "")
             by_key.setdefault(key, []).append(run.run_id)

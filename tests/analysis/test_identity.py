@@ -76,6 +76,8 @@ def test_the_nearest_run_has_the_placement_then_the_repeat_and_then_the_time():
     near, far = identify(others[4]), [identify(other) for other in others[:4]]
     for other in far:
         assert find_nearest([other, near], run) is near and find_nearest([near, other], other) is other
+    there = identify(record(gpus=2, run_id="there", hardware=HardwareSpec("cpu", environment={"A": "2"})))
+    assert find_nearest([far[2], near], there) is near, "the default where none has its variables"
     bare = identify(record("bare_torch", hardware=HardwareSpec("cpu", device_ids=[1]), run_id="bare"))
     assert find_nearest([far[0], near], bare) is far[0] and find_nearest([far[0], near], bare, as_bare=True) is near
 

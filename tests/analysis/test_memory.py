@@ -57,6 +57,9 @@ def test_state_shares_refer_to_the_bare_baseline():
 def test_without_a_baseline_state_shares_refer_to_one_device_and_never_to_several():
     (model,) = of(run_with_memory("ddp_gloo", 1, FULL_STATE_BYTES), HALF)
     assert shares(model) == {"ddp_gloo 1": 1.0, "fsdp_gloo 2": 0.5}
+    for singles in ((("ddp_gloo", 1), ("zero1", 2)), (("zero1", 2), ("ddp_gloo", 1))):  # the one that keeps most
+        (model,) = of(*(run_with_memory(name, 1, FULL_STATE_BYTES // share) for name, share in singles), HALF)
+        assert shares(model)["fsdp_gloo 2"] == 0.5
     (model,) = of(THREE_QUARTERS, HALF)
     assert shares(model) == {"zero1 2": None, "fsdp_gloo 2": None}
     train = dataclasses.replace(simulated_config().train, optimizer="sgd")

@@ -59,6 +59,7 @@ SPOILT = {
                   "(ValueError: an interval needs at least 2 blocks, not 1)"),
     "no devices": (in_tree(lambda tree: tree["scale"].update(gpus=0)), "(ValueError: 0 devices)"),
     "large count": (in_tree(lambda tree: tree["workload"].update(model_params=10**30)), "model_params is 1000"),
+    "broken count": (in_tree(lambda tree: tree["spec"]["train"].update(base_batch=10.5)), "base_batch is 10.5"),
     "no text in a text": (in_tree(lambda tree: tree["spec"]["hardware"].update(bind=["numa"])), "bind is ['numa']"),
     "too fast": (in_tree(lambda tree: [rank.update(FAST) for rank in tree["ranks"]]), "(ValueError: inf samples/s)"),
     "loop": (in_place_of(lambda file: file.symlink_to(file)), "Too many levels of symbolic links"),
