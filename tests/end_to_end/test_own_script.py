@@ -1,14 +1,17 @@
 """Training programs as their authors write them, run by `script=FILE`: what is seen, and what is one line."""
 
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 
 import psutil
 import pytest
 
+from scalebench.__main__ import main
 from scalebench.core.result import read_result
 from tests.conftest import ROOT
 
@@ -32,14 +35,20 @@ def train(model, optimizer, sampler=None):
 GROUP = 'dist.init_process_group("gloo")\nmodel = torch.nn.parallel.DistributedDataParallel(net)\n'
 
 
-def run(folder, *words, gpus=2):
-    """Return (exit status, output, result) of a run in a folder."""
-    command = [sys.executable, "-m", "scalebench", *SHORT, f"gpus={gpus}", "hydra.run.dir=run", "hardware=cpu", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+def run(folder, *words, gpus=2, is_process=True):
+    """Return (exit status, output, result) of a run in this folder, whose ranks are new processes."""
+    words = [*SHORT, f"gpus={gpus}", "hydra.run.dir=run", "hardware=cpu", *words]
+    if is_process:
+        command = [sys.executable, "-m", "scalebench", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        status, output = done.returncode, done.stdout + done.stderr
+    else:
+        with io.StringIO() as text, redirect_stdout(text), redirect_stderr(text):
+            status, output = main(words), text.getvalue()
     here = [p.pid for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(folder)]
     assert set(here) <= {os.getpid()}, "a process is left"
     path = folder / "run" / "result.json"
-    return done.returncode, done.stdout + done.stderr, read_result(path) if path.exists() else None
+    return status, output, read_result(path) if path.exists() else None
 
 
 def write(folder, text, name="train.py"):
@@ -87,7 +96,7 @@ QUICK = ("a module is missing", "its arguments are refused")
 def test_a_program_that_does_not_train_is_one_line(case, tmp_path):
     text, line = FAILURES[case]
     limit = ["script.first_step_s=2"] if "first_step_s" in line else []
-    status, output, result = run(tmp_path, write(tmp_path, text), *limit, gpus=1)
+    status, output, result = run(tmp_path, write(tmp_path, text), *limit, gpus=1, is_process=False)
     assert (status, result.status) == (1, "oom" if "memory" in line else "failed")
     assert line in result.reason, output
 
@@ -222,7 +231,7 @@ SAYS_STEPS = "import time, scalebench\nwhile True:\n    time.sleep(0.002)\n    s
 )
 def test_a_command_starts_the_program_that_it_names(command, reason, tmp_path):
     write(tmp_path, SAYS_STEPS)
-    status, output, result = run(tmp_path, f"script.command={command}", gpus=1)
+    status, output, result = run(tmp_path, f"script.command={command}", gpus=1, is_process=False)
     assert status == (reason is not None) and (reason is None or reason in result.reason), output
     assert reason or (result.status, result.scale.global_batch) == ("ok", 8)
 
