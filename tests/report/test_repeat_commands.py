@@ -13,7 +13,10 @@ from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.config.compose import compose_config
 from scalebench.core.config_files import read_strategy_config
 from scalebench.core.result import write_result
+from scalebench.report.document import Paragraph
 from scalebench.report.repeat_commands import make_command, make_recipe
+from scalebench.report.report_data import load_report_data
+from scalebench.report.sections.answer import evidence_section
 from scalebench.strategies.registry import BUILT_IN_STRATEGIES, missing_packages
 from tests.builders import sweeps
 from tests.builders.frames import pool_results
@@ -48,6 +51,14 @@ def test_lines_are_complete_python(strategy, device):
 def test_a_strategy_without_lines_has_a_page_and_controls_and_plugins_have_neither():
     assert all(recipe.page.startswith("https://") for recipe in RECIPES.values() if not recipe.code) and len(NAMES) > 20
     assert not any(make_recipe(name, 2, "cpu") for name in ("of_a_plugin", *CONTROLS))
+
+
+def test_the_report_names_the_page_of_a_strategy_without_lines(tmp_path):
+    sweeps.sweep(tmp_path, ("bare_torch", "zero1"), (1, 2), repeats=3)
+    texts = [
+        block.text for block in evidence_section(load_report_data([tmp_path])).blocks if isinstance(block, Paragraph)
+    ]
+    assert f"{RECIPES['zero1'].page} shows how a program of your own uses zero1." in texts
 
 
 @pytest.mark.parametrize(("strategy", "changes", "part"), [
