@@ -175,6 +175,7 @@ class Killing:
         items = {item.nodeid: item for item in session.items}
         self._items = {number: items[name] for number, name in enumerate(self._names) if name in items}
         functions = collections.defaultdict(list)
+        gc.unfreeze()  # tests/conftest.py freezes what is imported, and get_objects does not return that
         for each in gc.get_objects():
             if type(each) is FunctionType:
                 functions[each.__code__.co_filename].append(each)
@@ -362,6 +363,11 @@ def run_step(options: argparse.Namespace, folder: Path) -> int:
 def run_steps(options: argparse.Namespace) -> None:
     """Run the steps that are not done in a copy of the tree."""
     options.out.mkdir(parents=True, exist_ok=True)
+    for room in options.rooms:
+        if not (ROOT / "scalebench" / room).exists():
+            sys.exit(
+                f"--rooms: no scalebench/{room}; it takes rooms, folders and files below scalebench, such as {ROOMS[0]}"
+            )
     with tempfile.TemporaryDirectory(prefix="km") as name:
         folder = Path(name).resolve()
         copy = folder / "tree"
