@@ -53,7 +53,7 @@ def test_a_model_of_ones_own_under_two_strategies_and_after_a_crash(tmp_path, mo
         parts = attribution[attribution["run_id"] == run_id].dropna(subset=["share"])
         if row["strategy"] != "bare_torch":
             assert parts["share"].sum() == pytest.approx(1 - row["efficiency_bare"], abs=1e-9)
-            assert set(parts["part"]) == ({"overhead"} if row["gpus"] == 1 else set(LOSS_PARTS) - {"batch"})
+            assert set(parts["part"]) == ({"wrapper"} if row["gpus"] == 1 else set(LOSS_PARTS) - {"batch"})
 
     lost = Path(frame.set_index(["strategy", "gpus"])["path"]["fsdp", 2])
     (lost / RESULT_FILE).unlink()
@@ -151,8 +151,8 @@ def test_parts_add_up_to_the_loss(tmp_path, arguments):
         assert parts["share"].sum() == pytest.approx(1 - row["efficiency_bare"], abs=1e-9)
         reported = set(parts.dropna(subset=["share"])["part"])
         absent = {"batch"} if arguments == ["scaling=weak"] else set()
-        assert reported == ({"overhead"} if row["gpus"] == 1 else set(LOSS_PARTS) - absent)
+        assert reported == ({"wrapper"} if row["gpus"] == 1 else set(LOSS_PARTS) - absent)
         if row["gpus"] > 1:
             own = parts.set_index("part")["step_s"]
             assert own["imbalance"] == pytest.approx(row["imbalance_s"], abs=1e-12)
-            assert own["imbalance"] + own["transfer"] == pytest.approx(row["sync_exposed_s"], abs=1e-12)
+            assert own["imbalance"] + own["communication"] == pytest.approx(row["sync_exposed_s"], abs=1e-12)

@@ -45,7 +45,7 @@ def line_chart():
 
 def stacked_chart():
     parts = [
-        Series("transfer", ["1", "2"], [0.1, 0.3]),
+        Series("communication", ["1", "2"], [0.1, 0.3]),
         Series("drift", ["1", "2"], [-0.02, 0.01], [-0.05, 0], [0, 0.02]),
     ]
     return Chart("parts", "Lost efficiency", Axis("devices"), Axis("share", percent=True), parts, "stacked")

@@ -216,7 +216,7 @@ def test_parts_of_one_strategy_have_colours_of_their_own_and_the_ideal_line_none
         assert list_slots(make_chart(*parts, kind=kind), name_chart("a", "b")) == [0, 1]
     other = Series("forward", [1], [1], tags={"strategy": "b"})
     assert list_slots(make_chart(*parts, other, kind="stacked")) == [0, 1, 0]
-    untagged = name_chart("data", "transfer", tagged=False)
+    untagged = name_chart("data", "communication", tagged=False)
     ideal = make_chart(Series("ideal", [1], [1], style="ideal"), *name_chart("a", "b").series)
     assert (list_slots(ideal, untagged), list_slots(untagged, ideal)) == ([None, 0, 1], [0, 1])
 

@@ -76,11 +76,11 @@ def true_parts(ranks, noise):
     held_s, update_s = float(own.mean()), simulated.BATCH * ranks / group["throughput"]
     actual = {
         "batch": alone["bare"] - alone["full"] / ranks,
-        "overhead": alone["own"] - alone["bare"],
+        "wrapper": alone["own"] - alone["bare"],
         "contention": held_s + loading_s - alone["own"],
         "data": group["data_s"] - loading_s,
         "imbalance": group["imbalance_s"],
-        "transfer": group["sync_exposed_s"] - group["imbalance_s"],
+        "communication": group["sync_exposed_s"] - group["imbalance_s"],
         "drift": update_s - held_s - group["data_s"] - group["sync_exposed_s"],
     }
     return actual, update_s

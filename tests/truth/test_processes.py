@@ -45,7 +45,7 @@ MEASURE = {
     "warmup_steps": 16, "warmup_max_s": 2.0, "block_s": 0.05, "min_s": 1.0, "max_s": 12.0, "target": 0.05,
     "probe_s": 4.0, "evaluate": False,
 }  # fmt: skip
-COMPARING_PARTS = ("batch", "overhead", "contention")  # of processes, which one repeat gives no limits
+COMPARING_PARTS = ("batch", "wrapper", "contention")  # of processes, which one repeat gives no limits
 MAX_DEVIATION = 0.03  # of a step: how far the trials may be off, since the harness takes time beside the sleeps
 
 
@@ -97,11 +97,11 @@ def draw_truths(slept):
     }
     parts = {
         "batch": alone_s["bare"] - alone_s["full"] / DEVICES,
-        "overhead": alone_s["self"] - alone_s["bare"],
+        "wrapper": alone_s["self"] - alone_s["bare"],
         "contention": own.mean() + loading_s - alone_s["self"],
         "data": alone.mean() - own.mean() - loading_s,
         "imbalance": together_s - alone.mean(),
-        "transfer": sync_s,
+        "communication": sync_s,
         "drift": 0.0,
     }
     return figures, parts, float(together_s + sync_s)

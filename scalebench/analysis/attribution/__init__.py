@@ -53,7 +53,7 @@ def attribution(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
     A row of parts that could not be separated is called `a + b`; a part that a configuration cannot have is a row
     without figures, with the reason in `missing`. `step_s` are seconds of one step, `share` points of efficiency; the
     shares of a run add up to `lost`, which is against bare at the full batch. Limits are at 95 %, over repeats for what
-    compares processes (batch, overhead, contention, `lost`). Raises InputError as `load` does.
+    compares processes (batch, wrapper, contention, `lost`). Raises InputError as `load` does.
     """
     results = [read_result(file) for file in find_results(list_paths(path))]
     strategies = {result.run_id: result.scale.strategy for result in results}

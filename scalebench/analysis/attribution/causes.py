@@ -44,7 +44,7 @@ class Cause:
     evidence: str
 
     def sentence(self) -> str:
-        """Return `transfer: all gradients travel in one message (...). Try ...`."""
+        """Return `communication: all gradients travel in one message (...). Try ...`."""
         return f"{self.part}: {self.cause} ({self.evidence}). {self.remedy}."
 
 
@@ -139,7 +139,7 @@ def collect_batch_facts(run: AttributedRun) -> Facts:
 
 def collect_overhead_facts(run: AttributedRun) -> Facts:
     """The overhead on one device, which does not grow with the batch."""
-    part, result = run.significant("overhead"), run.result
+    part, result = run.significant("wrapper"), run.result
     assert part is not None
     work = f"{result.scale.strategy} does its work"
     lightning = "pytorch_lightning" in (result.spec.get("strategy", {}).get("requires") or ())
@@ -354,10 +354,10 @@ def _computing_s(result: Result) -> float | None:
 
 FACTS_OF_PART: dict[str, Callable[[AttributedRun], Facts]] = {
     "batch": collect_batch_facts,
-    "overhead": collect_overhead_facts,
+    "wrapper": collect_overhead_facts,
     "contention": collect_contention_facts,
     "data": collect_data_facts,
     "imbalance": collect_imbalance_facts,
     "drift": collect_drift_facts,
-    "transfer": collect_transfer_facts,
+    "communication": collect_transfer_facts,
 }

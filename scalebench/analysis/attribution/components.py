@@ -14,9 +14,9 @@ from scalebench.core.result import Result
 from scalebench.core.stats.estimate_arithmetic import Coefficients, rate_to_seconds
 from scalebench.core.stats.estimates import Estimate, estimate_mean
 
-LOSS_PARTS = ("batch", "overhead", "contention", "data", "imbalance", "transfer", "drift")
-PROBED_PARTS = ("contention", "data", "imbalance", "transfer", "drift")
-LEVEL_OF_PART = {"batch": "bare", "overhead": "self"}  # part -> the one-device step that includes it
+LOSS_PARTS = ("batch", "wrapper", "contention", "data", "imbalance", "communication", "drift")
+PROBED_PARTS = ("contention", "data", "imbalance", "communication", "drift")
+LEVEL_OF_PART = {"batch": "bare", "wrapper": "self"}  # part -> the one-device step that includes it
 OTHER_RUNS = ("ideal", "bare", "self")  # steps of the runs on one device, in the order in which parts are added
 Estimates = dict[str, Estimate]
 Split = list[tuple[tuple[str, ...], Coefficients]]
@@ -83,8 +83,8 @@ def split_lost_time(possible: Sequence[str], measured: Collection[str]) -> Split
     waits = {"imbalance": 1.0} if "imbalance" in possible and "imbalance" in measured else {}
     if waits:
         probed.append((("imbalance",), waits))
-    if "transfer" in possible and "exposed" in measured:
-        names = tuple(name for name in ("imbalance", "transfer") if name in possible and (name,) not in dict(probed))
+    if "communication" in possible and "exposed" in measured:
+        names = tuple(name for name in ("imbalance", "communication") if name in possible and (name,) not in dict(probed))
         probed.append((names, {"exposed": 1.0, **{name: -factor for name, factor in waits.items()}}))
     # What is left of the step with probes, or of the step itself, belongs to all other parts.
     top = ["step"]
@@ -112,11 +112,11 @@ def find_possible_parts(result: Result, references: ReferenceRuns) -> tuple[list
     elif result.scale.scaling != "strong":
         absent["batch"] = SAME_BATCH
     if references.against == "self":
-        absent["overhead"] = NO_BARE_RUN
+        absent["wrapper"] = NO_BARE_RUN
     elif is_own_baseline(result, references):
-        absent["overhead"] = NO_WRAPPER
+        absent["wrapper"] = NO_WRAPPER
     if result.scale.independent:
-        absent |= dict.fromkeys(("imbalance", "transfer"), INDEPENDENT_REPLICAS)
+        absent |= dict.fromkeys(("imbalance", "communication"), INDEPENDENT_REPLICAS)
     return [name for name in LOSS_PARTS if name not in absent], absent
 
 
@@ -127,8 +127,8 @@ def explain_unmeasured_parts(
     missing = {}
     if "batch" in possible and references.bare_local is None:
         missing["batch"] = _explain_missing_run(result, result.scale.baseline_bare or result.scale.strategy)
-    if "overhead" in possible and references.self_local is None:
-        missing["overhead"] = _explain_missing_run(result, result.scale.strategy)
+    if "wrapper" in possible and references.self_local is None:
+        missing["wrapper"] = _explain_missing_run(result, result.scale.strategy)
     if "contention" not in possible:
         return missing
     if "probed" not in measured:
@@ -139,8 +139,8 @@ def explain_unmeasured_parts(
         missing["data"] = reasons.get("data", "too few blocks for a figure")
     elif "self_data" not in measured:
         missing["data"] = "what one device loads was not measured: data holds all loading, and contention less by one's"
-    if "transfer" in possible and "exposed" not in measured:
-        missing["transfer"] = reasons.get("exposed", "too few blocks for a figure")
+    if "communication" in possible and "exposed" not in measured:
+        missing["communication"] = reasons.get("exposed", "too few blocks for a figure")
     if "imbalance" in possible and "imbalance" not in measured:
         missing["imbalance"] = reasons.get("imbalance", reasons.get("exposed", "too few steps for a figure"))
     return missing

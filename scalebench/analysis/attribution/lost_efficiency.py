@@ -97,7 +97,7 @@ def attribute_run(result: Result, references: ReferenceRuns) -> Attribution | No
 def attribute_repeats(repeats: Sequence[MeasuredRepeat]) -> Attribution:
     """Attribute the lost efficiency of a configuration from one or more repeats, in the order of their start.
 
-    A part is the mean over repeats. `batch`, `overhead`, `contention` and the loss compare processes, so their limits
+    A part is the mean over repeats. `batch`, `wrapper`, `contention` and the loss compare processes, so their limits
     are over repeats, by Student's t, and one repeat has none. The other parts compare conditions of one process. Of a
     single repeat their limits are over its blocks; if only one of several was probed, also over the step times of all.
     A repeat without probes gets the probed parts of the others, and the rest of its step time goes to the part that

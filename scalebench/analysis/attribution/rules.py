@@ -45,7 +45,7 @@ RULES = (
          "one"),
     # Source: thesis (Horovod costs 17 % on one GPU); Lightning's Trainer took about 20 % of the materials CNN at a
     # batch of 75 where this program was written.
-    Rule("overhead", "", lambda f: len(f["names"]) == 1 and f["points"] >= 0.1,
+    Rule("wrapper", "", lambda f: len(f["names"]) == 1 and f["points"] >= 0.1,
          "{work} at each step, however small its batch{limit}",
          "Try {fewer_hooks}a larger train.batch_per_device: the overhead does not grow with the batch",
          "{overhead_s} in a step of {samples} samples on one device, which takes {ideal_s} without it{kernels}"),
@@ -108,13 +108,13 @@ RULES = (
          "Measure on a quiet machine, with measure.repeats=3 and measure.cool_down_s", "{evidence}"),
     # Source: Li et al. 2020, "PyTorch Distributed: experiences on accelerating data parallel training" (buckets are
     # synchronized while the rest of the backward pass runs).
-    Rule("transfer", "exposed isolated messages",
+    Rule("communication", "exposed isolated messages",
          lambda f: f["messages"] == 1 and f["transfer_s"] >= 0.8 * f["isolated_s"],
          "all gradients travel in one message when the backward pass is over, so that nothing overlaps",
          "Try smaller messages{lower}", "1 message of {sum_bytes}, {transfer_s} exposed, {isolated_s} in isolation"),
     # Source: Rashidi et al. 2021, "Enabling compute-communication overlap in distributed deep learning training
     # platforms" (both compete for cores and memory bandwidth).
-    Rule("transfer", "exposed isolated wait",
+    Rule("communication", "exposed isolated wait",
          lambda f: combine({"exposed": 1.0, "wait": -1.0, "isolated": -1.0}, f).low > 0,
          "gradient synchronization costs more within training than in isolation: both want the same cores or the same "
          "memory",
@@ -122,30 +122,30 @@ RULES = (
          "{transfer_s} of the step without the imbalance, {isolated_s} in isolation"),
     # Source: Li et al. 2020, as above (only the backward pass hides synchronization); thesis (fewer of them an epoch
     # with larger batches).
-    Rule("transfer", "exposed isolated backward", lambda f: combine({"isolated": 1.0, "backward": -1.0}, f).low > 0,
+    Rule("communication", "exposed isolated backward", lambda f: combine({"isolated": 1.0, "backward": -1.0}, f).low > 0,
          "gradient synchronization takes longer than the backward pass that it could overlap with",
          "Try a larger train.batch_per_device: the pass grows with it, the messages do not, and an epoch has fewer",
          "{isolated_s} in isolation, a backward pass of {backward_s}"),
     # Source: Hockney 1994, "The communication challenge for MPP" (t = latency + bytes / bandwidth); Sergeev and Del
     # Balso 2018, "Horovod: fast and easy distributed deep learning in TensorFlow" (tensor fusion).
-    Rule("transfer", "exposed isolated messages", lambda f: f["mean_bytes"] <= 256e3,
+    Rule("communication", "exposed isolated messages", lambda f: f["mean_bytes"] <= 256e3,
          "messages are so small that their latency takes longer than their bytes",
          "{fewer} larger train.batch_per_device, with fewer synchronizations an epoch",
          "{messages} {noun} of {mean_bytes}, {each_s} each in isolation"),
     # Source: Hockney 1994, as above; Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of
     # workstations" (a ring moves 2 (N - 1) / N of the bytes over each link).
-    Rule("transfer", "exposed isolated messages", lambda f: f["mean_bytes"] >= 1e6 and f["isolated_s"] > 0,
+    Rule("communication", "exposed isolated messages", lambda f: f["mean_bytes"] >= 1e6 and f["isolated_s"] > 0,
          "large messages saturate the links between devices",
          "Try {compress}a larger train.batch_per_device, or a faster link between them (sweep=placement, "
          "sweep=transport)",
          "{sum_bytes} in {messages} take {isolated_s} in isolation, {ring_bytes}/s on each link of a ring"),
     # Source: parallel-strategies-benchmark-tensorflow2 (P. Schubert): four and eight 2080 Ti, NCCL slower than
     # ReductionToOneDevice on the CPU; its author suspected the missing NVLink.
-    Rule("transfer", "rival", lambda f: True,
+    Rule("communication", "rival", lambda f: True,
          "NCCL has no direct link between these GPUs and goes through host memory, where the CPU could reduce at once",
          "Try strategy={rival}; sweep=transport measures each way between the GPUs", "{rival} {rates}; {links}"),
     # Source: thesis (with NCCL utilisation jumps when a second node is used, without a trace in power or speedup).
-    Rule("transfer", "usage", lambda f: True,
+    Rule("communication", "usage", lambda f: True,
          "the backend waits for other devices within a kernel, which utilization counts as work",
          "Do not read utilization here but imbalance and exposed synchronization; compare another backend", "{usage}"),
 )  # fmt: skip

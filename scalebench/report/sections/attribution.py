@@ -29,21 +29,21 @@ MAX_BEST_BARS = 8  # of the chart below the answer
 MIN_TITLE_SHARE = 0.25  # of the largest loss, above which a part of it is the title
 MIN_DRAWN_SHARE = 0.005  # points of efficiency; smaller parts cannot be seen in a chart
 Bar = tuple[Curve, int, AttributedRun]  # a configuration at one device count
-COLOUR_OF_PART = {"transfer": "sync", "drift": "rest"}  # of document.PARTS, where that has another name
+COLOUR_OF_PART = {"communication": "sync", "drift": "rest"}  # of document.PARTS, where that has another name
 REST = "unexplained"
 TABLE_CAPTION = (
-    "Shares of ideal throughput with 95 % intervals. The loss, batch, overhead and contention compare processes: "
+    "Shares of ideal throughput with 95 % intervals. The loss, batch, wrapper and contention compare processes: "
     f"they have limits over repeats only (measure.repeats={SWEEP_REPEATS} gives them). The other parts compare "
     "conditions of one process, and have limits over its blocks. The parts add up to the loss; seconds are of one "
-    'step. "in overhead": measured only together with overhead.'
+    'step. "in wrapper": measured only together with wrapper.'
 )
 PART_MEANINGS = {
     "batch": "smaller batches",
-    "overhead": "the strategy's overhead on one device",
+    "wrapper": "what the strategy costs on one device",
     "contention": "devices that slow each other down",
     "data": "loading",
     "imbalance": "waiting for the slowest device",
-    "transfer": "exposed communication",
+    "communication": "not hidden behind computation",
     "drift": "what changed between figures and probes",
 }
 
@@ -261,7 +261,7 @@ def _explain_unmeasured(bars: list[Bar]) -> Iterator[doc.Paragraph]:
     for curve, gpus, case in bars:
         run = case.attribution
         possible = {name for part in run.parts for name in part.names} | (
-            {"overhead"} if run.against != "bare" else set()
+            {"wrapper"} if run.against != "bare" else set()
         )
         names_of: dict[str, list[str]] = {}  # by reason
         for name in LOSS_PARTS:

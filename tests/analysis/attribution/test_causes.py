@@ -100,7 +100,7 @@ def exchanging(messages=(), isolated_s=TRANSFER_S, backward_s=None, options=None
 ])  # fmt: skip
 def test_causes_of_exposed_synchronization(check, changes, evidence, remedy):
     cause = find_cause(exchanging(**changes), check)
-    assert (cause and (cause.part, cause.evidence)) == (evidence and ("transfer", evidence))
+    assert (cause and (cause.part, cause.evidence)) == (evidence and ("communication", evidence))
     assert cause is None or remedy in cause.remedy
 
 
@@ -253,7 +253,7 @@ def test_overhead_of_a_wrapper(strategy, wrapper):
     result, full, _, _ = strong_scaling_runs()
     references = ReferenceRuns(full, None, one_device_run("ddp", 0.02))
     merged = attribute_run(result, references)
-    assert merged.parts[0].names == ("batch", "overhead")
+    assert merged.parts[0].names == ("batch", "wrapper")
     assert find_cause(AttributedRun(merged, result, references), "wrapper_overhead") is None
 
 
@@ -343,7 +343,7 @@ def test_loading():
 def test_a_part_that_compares_processes_has_no_cause_in_one_repeat():
     three = attributed(contended(flags=["oversubscribed"]))
     found = causes.find_causes(three)
-    assert [one.part for one in found] == ["contention", "imbalance", "transfer"]
+    assert [one.part for one in found] == ["contention", "imbalance", "communication"]
     assert found[0].sentence() == (
         "contention: there are more threads or devices than cores, so that they take turns on them (2 threads of 2 "
         "processes on 2 cores, flagged oversubscribed). Try fewer devices on a node, or a smaller "
@@ -352,4 +352,4 @@ def test_a_part_that_compares_processes_has_no_cause_in_one_repeat():
     one = attribute_run(three.result, three.references)
     assert one.part("contention").share.value == three.attribution.part("contention").share.value
     of_one = causes.find_causes(dataclasses.replace(three, attribution=one))
-    assert {cause.part for cause in of_one} == {"imbalance", "transfer"}, "within one process"
+    assert {cause.part for cause in of_one} == {"imbalance", "communication"}, "within one process"

@@ -14,7 +14,7 @@ from tests.builders.attribution_runs import probe_series, two_device_run
 ALL = ("ideal", "step", "bare", "self", "self_data", "fixed_batch", "data", "imbalance", "exposed", "probed")
 OPTIONAL = ("bare", "self", "self_data", "imbalance", "exposed")
 LEVELS = (("fixed_batch", "data", "probed"), ("fed", "probed"), ())
-INDEPENDENT = tuple(name for name in LOSS_PARTS if name not in ("imbalance", "transfer"))
+INDEPENDENT = tuple(name for name in LOSS_PARTS if name not in ("imbalance", "communication"))
 
 
 def possible_measurements():
@@ -27,11 +27,11 @@ def possible_measurements():
 def test_each_part_has_its_definition_if_everything_was_measured():
     assert split_lost_time(LOSS_PARTS, ALL) == [
         (("batch",), {"bare": 1, "ideal": -1}),
-        (("overhead",), {"self": 1, "bare": -1}),
+        (("wrapper",), {"self": 1, "bare": -1}),
         (("contention",), {"fixed_batch": 1, "self_data": 1, "self": -1}),
         (("data",), {"data": 1, "self_data": -1}),
         (("imbalance",), {"imbalance": 1}),
-        (("transfer",), {"exposed": 1, "imbalance": -1}),
+        (("communication",), {"exposed": 1, "imbalance": -1}),
         (("drift",), {"step": 1, "probed": -1}),
     ]
     # Samples that are read within the step count as contention.
@@ -43,10 +43,10 @@ def test_each_part_has_its_definition_if_everything_was_measured():
 
 
 @pytest.mark.parametrize(
-    "possible", [LOSS_PARTS, LOSS_PARTS[1:], LOSS_PARTS[2:], INDEPENDENT, ("batch", *LOSS_PARTS[2:]), ("overhead",)]
+    "possible", [LOSS_PARTS, LOSS_PARTS[1:], LOSS_PARTS[2:], INDEPENDENT, ("batch", *LOSS_PARTS[2:]), ("wrapper",)]
 )
 def test_parts_are_in_order_and_add_up_for_all_measurements(possible):
-    measurable = {"ideal", "step"} if possible == ("overhead",) else {*ALL, "fed"}
+    measurable = {"ideal", "step"} if possible == ("wrapper",) else {*ALL, "fed"}
     measurable -= {"exposed", "imbalance"} if possible == INDEPENDENT else set()
     for measured in {names & measurable for names in possible_measurements()}:
         values = {name: 1.37 * n**1.5 + 0.1 for n, name in enumerate(sorted(measured))}

@@ -43,8 +43,8 @@ SUM_TOLERANCE = 1e-12
 TOLERANCE_S = 1e-9
 STEP_S = SELF_S + CONTENTION_S + LOADING_S + IMBALANCE_S + TRANSFER_S + DRIFT_S
 PART_S = {
-    "batch": BARE_S - FULL_BARE_S / 2, "overhead": SELF_S - BARE_S, "contention": CONTENTION_S, "data": LOADING_S,
-    "imbalance": IMBALANCE_S, "transfer": TRANSFER_S, "drift": DRIFT_S,
+    "batch": BARE_S - FULL_BARE_S / 2, "wrapper": SELF_S - BARE_S, "contention": CONTENTION_S, "data": LOADING_S,
+    "imbalance": IMBALANCE_S, "communication": TRANSFER_S, "drift": DRIFT_S,
 }  # fmt: skip
 
 
@@ -90,13 +90,13 @@ def test_the_parts_agree_with_the_columns_of_the_frame():
     parts, self_data = seconds(run), step_breakdown.figure(own, "data_s")
     assert parts["imbalance",] == cells["imbalance_s"]
     assert parts["data",] == pytest.approx(cells["data_s"] - self_data.value, abs=SUM_TOLERANCE)
-    assert parts["imbalance",] + parts["transfer",] == pytest.approx(cells["sync_exposed_s"], abs=SUM_TOLERANCE)
+    assert parts["imbalance",] + parts["communication",] == pytest.approx(cells["sync_exposed_s"], abs=SUM_TOLERANCE)
 
 
 @pytest.mark.parametrize(("without", "merged", "reason"), [
-    ("bare", ("batch", "overhead"), "=attribution adds it in a sweep, by itself strategy=bare_torch gpus=1"),
-    ("self", ("overhead", "contention"), "strategy=ddp gpus=1 scaling=weak train.batch_per_device=10"),
-    ("bare self", ("batch", "overhead", "contention"), "no good run of bare_torch"),
+    ("bare", ("batch", "wrapper"), "=attribution adds it in a sweep, by itself strategy=bare_torch gpus=1"),
+    ("self", ("wrapper", "contention"), "strategy=ddp gpus=1 scaling=weak train.batch_per_device=10"),
+    ("bare self", ("batch", "wrapper", "contention"), "no good run of bare_torch"),
 ])  # fmt: skip
 def test_parts_merge_without_a_run_at_the_local_batch(without, merged, reason):
     run = attribute_strong(without)
@@ -106,10 +106,10 @@ def test_parts_merge_without_a_run_at_the_local_batch(without, merged, reason):
 
 
 @pytest.mark.parametrize(("probes", "merged"), [
-    (None, ("contention", "data", "imbalance", "transfer", "drift")),
-    ({"sync_off_s": [], "reasons": {"exposed": "weights are one copy"}}, ("contention", "transfer")),
+    (None, ("contention", "data", "imbalance", "communication", "drift")),
+    ({"sync_off_s": [], "reasons": {"exposed": "weights are one copy"}}, ("contention", "communication")),
     ({"fixed_batch_s": [], "reasons": {"data": "read within"}}, ("contention", "data")),
-    ({"local_step_s": []}, ("imbalance", "transfer")),
+    ({"local_step_s": []}, ("imbalance", "communication")),
 ])  # fmt: skip
 def test_parts_that_were_not_probed_merge_with_a_reason(probes, merged):
     run = attribute_strong(probes=probes)
@@ -139,7 +139,7 @@ def test_a_run_on_one_device_has_only_overhead_and_a_bare_one_nothing_to_explain
     own, bare = one_device_run("ddp", SELF_S), one_device_run("bare_torch", BARE_S)
     run = attribute_run(own, ReferenceRuns(bare, bare, own))
     assert run is not None and adds_up(run)
-    assert seconds(run) == {("overhead",): pytest.approx(SELF_S - BARE_S, abs=TOLERANCE_S)}
+    assert seconds(run) == {("wrapper",): pytest.approx(SELF_S - BARE_S, abs=TOLERANCE_S)}
     assert run.missing == dict.fromkeys(("batch", *LOSS_PARTS[2:]), NO_OTHER_DEVICE)
     bare, other = (one_device_run("bare_torch", BARE_S, baseline="bare_torch", run_id=name) for name in ("a", "b"))
     for result, references in (
@@ -154,7 +154,7 @@ def test_the_strategy_itself_is_the_baseline_if_there_is_no_bare_run():
     full = one_device_run("ddp", FULL_BARE_S, 20, scaling="strong")
     run = attribute_run(result, ReferenceRuns(None, None, own, full))
     assert run is not None and adds_up(run)
-    assert (run.against, run.missing["overhead"]) == ("self", NO_BARE_RUN)
+    assert (run.against, run.missing["wrapper"]) == ("self", NO_BARE_RUN)
     assert seconds(run)["batch",] == pytest.approx(SELF_S - FULL_BARE_S / 2, abs=TOLERANCE_S)
     assert run.lost.value == pytest.approx(1 - FULL_BARE_S / 2 / STEP_S)
 
@@ -163,14 +163,14 @@ def test_a_strategy_that_is_its_own_baseline_has_no_overhead():
     own = one_device_run("simulated", SELF_S, baseline="simulated")
     run = attribute_run(two_device_run(strategy="simulated", baseline="simulated"), ReferenceRuns(own, own, own))
     assert run is not None and adds_up(run)
-    assert run.missing["overhead"] == NO_WRAPPER and run.part("overhead") is None
+    assert run.missing["wrapper"] == NO_WRAPPER and run.part("wrapper") is None
     assert seconds(run)["contention",] == pytest.approx(CONTENTION_S, abs=TOLERANCE_S)
-    # Independent replicas have no imbalance and no transfer.
+    # Independent replicas have no imbalance and no communication.
     probes = {"sync_off_s": [], "local_step_s": [], "reasons": {"exposed": INDEPENDENT_REPLICAS}}
     run = attribute_weak(independent=True, probes=probes)
     assert adds_up(run)
-    assert [part.names for part in run.parts] == [("overhead",), ("contention",), ("data",), ("drift",)]
-    assert run.missing["imbalance"] == run.missing["transfer"] == INDEPENDENT_REPLICAS
+    assert [part.names for part in run.parts] == [("wrapper",), ("contention",), ("data",), ("drift",)]
+    assert run.missing["imbalance"] == run.missing["communication"] == INDEPENDENT_REPLICAS
 
 
 def test_a_batch_that_no_single_device_can_have_is_named():
@@ -183,11 +183,11 @@ def test_a_batch_that_no_single_device_can_have_is_named():
 def test_one_repeat_has_limits_only_of_what_compares_conditions_of_one_process():
     run = attribute_strong()
     without = {part.names[0] for part in run.parts if not (part.step_s.has_limits or part.share.has_limits)}
-    assert without == {"batch", "overhead", "contention"} and not run.lost.has_limits
+    assert without == {"batch", "wrapper", "contention"} and not run.lost.has_limits
     within = [part for part in run.parts if part.names[0] not in without]
     assert all(part.step_s.has_limits and part.share.has_limits for part in within)
     merged = attribute_strong(probes={"local_step_s": []}).part("imbalance")
-    assert merged.names == ("imbalance", "transfer") and merged.share.has_limits
+    assert merged.names == ("imbalance", "communication") and merged.share.has_limits
 
 
 def make_repeats(factors, probed):
@@ -206,7 +206,7 @@ def test_each_repeat_is_one_observation():
     run = attribute_repeats(make_repeats((0.98, 1.0, 1.05), range(3)))
     steps_s = [STEP_S * factor for factor in (0.98, 1.0, 1.05)]
     reach = t.ppf(0.975, 2) * statistics.stdev(steps_s) / 3**0.5
-    drift, overhead = run.part("drift"), run.part("overhead")
+    drift, overhead = run.part("drift"), run.part("wrapper")
     assert (run.repeats, run.run_id) == (3, "0") and adds_up(run)
     assert drift.step_s.value == pytest.approx(statistics.fmean(steps_s) - STEP_S + DRIFT_S, abs=TOLERANCE_S)
     assert drift.step_s.high - drift.step_s.value == pytest.approx(reach, rel=1e-4)
@@ -219,7 +219,7 @@ def test_repeats_without_probes_count_with_those_of_the_first():
     run = attribute_repeats(make_repeats((1.0, 1.02, 1.04), [0]))
     one = attribute_strong()
     assert adds_up(run) and [part.names for part in run.parts] == [(name,) for name in LOSS_PARTS]
-    for name in ("data", "imbalance", "transfer", "drift"):
+    for name in ("data", "imbalance", "communication", "drift"):
         ours, alone = (msgspec.structs.astuple(each.part(name).step_s) for each in (run, one))
         assert ours == pytest.approx(alone, abs=TOLERANCE_S)
     contention = run.part("contention").step_s
@@ -233,7 +233,7 @@ def test_what_one_repeat_lacks_of_one_device_is_missing_in_all():
     complete = measure_repeat(result, ReferenceRuns(full, bare, own))
     lacking = measure_repeat(result, ReferenceRuns(full, bare, None))
     run = attribute_repeats([complete, lacking, complete])
-    assert ("overhead", "contention") in seconds(run) and adds_up(run) and "strategy=ddp" in run.missing["overhead"]
+    assert ("wrapper", "contention") in seconds(run) and adds_up(run) and "strategy=ddp" in run.missing["wrapper"]
 
 
 BLOCKS = st.lists(st.floats(1e-4, 1.0), max_size=9)

@@ -49,7 +49,7 @@ def throughputs(ok):
 
 
 def stack():
-    parts = {"overhead": [0.05, 0.05], "data": [0.02, -0.01], "transfer": [0.08, 0.16]}
+    parts = {"wrapper": [0.05, 0.05], "data": [0.02, -0.01], "communication": [0.08, 0.16]}
     names = ["ddp_gloo", "horovod_gloo"]
     points = [{"strategy": name} for name in names]
     series = [Series(name, names, shares, point_tags=points) for name, shares in parts.items()]

@@ -33,7 +33,7 @@ def test_causes_are_listed_once_for_each_curve(tmp_path):
     sweeps.sweep(tmp_path, strategies=("bare_torch", "horovod_gloo"), gpus=(1, 2, 4, 8), noise=0.001)
     _, _, sentences = split_blocks(make_section(tmp_path))
     causes = [text for text in sentences if "costs more within training" in text]
-    assert len(causes) == 1 and causes[0].startswith("horovod_gloo on 8 devices (also 4), transfer: ")
+    assert len(causes) == 1 and causes[0].startswith("horovod_gloo on 8 devices (also 4), communication: ")
     sweeps.sweep(tmp_path / "none", strategies=("bare_torch", "ddp_gloo"), gpus=(1,))
     assert split_blocks(make_section(tmp_path / "none"))[2] == []
 
@@ -89,7 +89,7 @@ def test_show_prints_where_the_lost_efficiency_went(tmp_path, capsys):
     sweeps.write_results(tmp_path, list(weak_scaling_runs(flags=["unequal_clocks"])))
     out = show_details(capsys, tmp_path)
     assert out.count("where the lost efficiency went") == 2  # of the run and of the strategy alone, not of bare
-    assert "transfer" in out and "9.1 % [" in out and "against the bare baseline" in out
+    assert "communication" in out and "9.1 % [" in out and "against the bare baseline" in out
     assert "imbalance: devices run at different clocks (flagged unequal_clocks)." in out
 
 
@@ -100,4 +100,4 @@ def test_a_local_batch_is_looked_up_among_all_rows(tmp_path, capsys):
     few = [strong_scaling_runs(run_id="alone")[0], one_device_run("bare_torch", 0.018, 20, scaling="strong")]
     sweeps.write_results(tmp_path / "less", few)
     out = show_details(capsys, tmp_path / "less")
-    assert "batch + overhead + contention" in out and "no good run of bare_torch on one device" in out
+    assert "batch + wrapper + contention" in out and "no good run of bare_torch on one device" in out
