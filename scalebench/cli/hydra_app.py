@@ -216,6 +216,10 @@ def _end_early(session: SweepSession | None, error: Exception, arguments: Sequen
 def _stop_sweep(session: SweepSession | None, line: str) -> None:
     """Report the finished runs of a sweep, which a second Ctrl-C interrupts."""
     process.print_error(line)
-    with contextlib.suppress(InputError, OSError, KeyboardInterrupt):
-        if session is not None:
-            session.stop()
+    try:
+        with contextlib.suppress(InputError, OSError, KeyboardInterrupt):
+            if session is not None:
+                session.stop()
+    except RuntimeError as error:  # what Python makes of a Ctrl-C while an import creates a class
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise

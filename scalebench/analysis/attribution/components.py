@@ -84,7 +84,8 @@ def split_lost_time(possible: Sequence[str], measured: Collection[str]) -> Split
     if waits:
         probed.append((("imbalance",), waits))
     if "communication" in possible and "exposed" in measured:
-        names = tuple(name for name in ("imbalance", "communication") if name in possible and (name,) not in dict(probed))
+        is_merged = "imbalance" in possible and not waits
+        names = ("imbalance", "communication") if is_merged else ("communication",)
         probed.append((names, {"exposed": 1.0, **{name: -factor for name, factor in waits.items()}}))
     # What is left of the step with probes, or of the step itself, belongs to all other parts.
     top = ["step"]

@@ -122,7 +122,8 @@ RULES = (
          "{transfer_s} of the step without the imbalance, {isolated_s} in isolation"),
     # Source: Li et al. 2020, as above (only the backward pass hides synchronization); thesis (fewer of them an epoch
     # with larger batches).
-    Rule("communication", "exposed isolated backward", lambda f: combine({"isolated": 1.0, "backward": -1.0}, f).low > 0,
+    Rule("communication", "exposed isolated backward",
+         lambda f: combine({"isolated": 1.0, "backward": -1.0}, f).low > 0,
          "gradient synchronization takes longer than the backward pass that it could overlap with",
          "Try a larger train.batch_per_device: the pass grows with it, the messages do not, and an epoch has fewer",
          "{isolated_s} in isolation, a backward pass of {backward_s}"),
