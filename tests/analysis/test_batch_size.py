@@ -1,7 +1,5 @@
 """Curves over batches: the saturating batch, the fit of step times, and which rows form a curve."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,12 +8,13 @@ from hypothesis import strategies as st
 from scalebench.analysis.batches import batch_and_step_s, find_saturating_batch, fit_step_time, make_batch_curves
 from scalebench.analysis.load import load_configurations
 from scalebench.analysis.scaling_curves import Curve, make_curves
-from scalebench.core.spec import HardwareSpec, TrainSpec
+from scalebench.core.spec import TrainSpec
 from scalebench.report.sections.batches import MAX_SENTENCES, describe_curve, list_terminal_sentences
 from scalebench.runner.parent import run_spec
 from scalebench.sweeps.console import Console
 from tests.builders import sweeps
-from tests.builders.runs import simulated_config, simulated_spec
+from tests.builders.batch_runs import make_batch_run
+from tests.builders.runs import simulated_spec
 from tests.builders.sweeps import ratio_of_rows
 
 BATCHES = (75, 150, 350, 700, 1000, 2000, 5000)
@@ -156,27 +155,6 @@ def test_simulated_runs_have_their_true_saturating_batch(tmp_path):
     assert made.half_batch == pytest.approx(200, rel=0.2) and made.r_squared > 0.99
 
 
-def make_run(
-    batch, gpus=1, strategy="ddp_gloo", repeat=0, bucket=25.0, slower=1.0, minute=0, hardware=None, **settings
-):
-    """A run of `batch` samples a device whose steps take as long as one of ten: batch times the throughput."""
-    train = dataclasses.replace(simulated_config().train, batch_per_device=batch, **settings)
-    other = {} if hardware is None else {"hardware": HardwareSpec(hardware)}
-    made = sweeps.run(strategy, gpus, repeat, minute=minute, train=train, **other)
-    made.fingerprint = "-".join(map(str, (strategy, gpus, batch, bucket, hardware, *settings.values())))
-    made.run_id = f"{made.fingerprint}-{repeat}"
-    made.spec["strategy"]["options"] = {"bucket_cap_mb": bucket}
-    for rank in made.ranks:
-        rank.block_samples = [2 * batch] * len(rank.block_s)
-        rank.block_s = [slower * seconds for seconds in rank.block_s]
-    return made
-
-
-def make_saturating_runs(batch, gpus=1):
-    """Runs of 10 to 10,000 samples a device; throughput rises with the batch up to this one, and then no more."""
-    return [make_run(size, gpus, slower=max(1.0, size / batch)) for size in (10, 100, 1000, 10000)]
-
-
 def list_curves(*results):
     curves = make_batch_curves(make_curves(sweeps.pool(results).make_frame()))
     return [(curve.name, [row["batch_per_device"] for row in curve.rows]) for curve in curves]
@@ -184,7 +162,7 @@ def list_curves(*results):
 
 def test_what_a_machine_does_in_a_repeat_cancels_in_the_saturating_batch():
     """A machine that is 30 % slower in one repeat is so for all batches."""
-    runs = [make_run(batch, 1, repeat=repeat, slower=(1.0, 1.3, 1.15)[repeat], minute=3 * repeat + n)
+    runs = [make_batch_run(batch, 1, repeat=repeat, slower=(1.0, 1.3, 1.15)[repeat], minute=3 * repeat + n)
             for repeat in range(3) for n, batch in enumerate((10, 18, 20))]  # fmt: skip
     configurations = sweeps.pool(runs)
     (curve,) = make_batch_curves(make_curves(configurations.make_frame()))
@@ -193,33 +171,33 @@ def test_what_a_machine_does_in_a_repeat_cancels_in_the_saturating_batch():
 
 
 def test_a_batch_curve_is_one_configuration_on_one_number_of_devices():
-    runs = [*(make_run(batch, gpus) for batch in (100, 10, 1000) for gpus in (1, 2)), make_run(10, 4)]
+    runs = [*(make_batch_run(batch, gpus) for batch in (100, 10, 1000) for gpus in (1, 2)), make_batch_run(10, 4)]
     assert list_curves(*runs) == [(f"ddp_gloo, {devices}", [10, 100, 1000]) for devices in ("1 device", "2 devices")]
     (one, other) = make_batch_curves(make_curves(sweeps.pool(runs).make_frame()))
     assert one.group["batch"] == other.group["batch"] == "10 to 1,000 per device"
     # Strong scaling gives each number of devices a batch of its own, and another strategy is another configuration.
     strong = [sweeps.run("ddp_gloo", n, **sweeps.strong_scaling(40, n)) for n in (1, 2, 4)]
-    assert list_curves(*strong, make_run(50, strategy="horovod_gloo")) == []
+    assert list_curves(*strong, make_batch_run(50, strategy="horovod_gloo")) == []
 
 
 def test_other_settings_are_other_curves_and_named():
-    rules = [make_run(batch, accumulate=parts, learning_rate_rule=rule, base_batch=10)
+    rules = [make_batch_run(batch, accumulate=parts, learning_rate_rule=rule, base_batch=10)
              for parts, rule in ((1, "sqrt"), (4, "linear")) for batch in (10, 100)]  # fmt: skip
     assert list_curves(*rules) == [
         (f"ddp_gloo learning_rate_rule={rule} accumulate={parts}, 1 device", [10, 100])
         for parts, rule in ((1, "sqrt"), (4, "linear"))
     ]
-    buckets = [make_run(batch, bucket=bucket) for batch in (10, 100) for bucket in (25.0, 1.0)]
-    other = [make_run(batch, hardware="other") for batch in (100, 1000)]
+    buckets = [make_batch_run(batch, bucket=bucket) for batch in (10, 100) for bucket in (25.0, 1.0)]
+    other = [make_batch_run(batch, hardware="other") for batch in (100, 1000)]
     assert list_curves(*buckets, *other) == [
         ("ddp_gloo, 1 device", [10, 100]), ("ddp_gloo bucket_cap_mb=1.0, 1 device", [10, 100]),
         ("ddp_gloo, 1 device", [100, 1000]),
     ]  # fmt: skip
     # One batch each: neither is a curve, and they are none together.
-    assert list_curves(make_run(10, optimizer="sgd"), make_run(100, optimizer="adam")) == []
-    again = [make_run(batch, learning_rate=rate) for rate in (0.1, 0.2) for batch in (10, 100)]
+    assert list_curves(make_batch_run(10, optimizer="sgd"), make_batch_run(100, optimizer="adam")) == []
+    again = [make_batch_run(batch, learning_rate=rate) for rate in (0.1, 0.2) for batch in (10, 100)]
     assert list_curves(*again) == [("ddp_gloo, 1 device", [10, 100]), ("ddp_gloo, 1 device #2", [10, 100])]
-    assert list_curves(make_run(10), make_run(10, learning_rate=0.2)) == []
+    assert list_curves(make_batch_run(10), make_batch_run(10, learning_rate=0.2)) == []
 
 
 def make_curve(rates, width=0.01, start_s=None):
@@ -267,13 +245,13 @@ def test_a_sweep_over_batches_has_a_line_for_each_curve(tmp_path, capsys):
         configurations = sweeps.pool(results)
         return list_terminal_sentences(make_curves(configurations.make_frame()), configurations.estimate_ratio)
 
-    runs = [make_run(10), make_run(20)]
-    assert list_sentences(make_run(10), make_run(10, strategy="horovod_gloo"), sweeps.failed_run()) == []
+    runs = [make_batch_run(10), make_batch_run(20)]
+    assert list_sentences(make_batch_run(10), make_batch_run(10, strategy="horovod_gloo"), sweeps.failed_run()) == []
     (line,) = list_sentences(*runs, sweeps.run("ddp_gloo", 2))
     assert line.startswith("no saturating batch up to 20 per device (ddp_gloo, 1 device): ")
     sweeps.write_results(tmp_path, runs)
     Console().print_table([tmp_path])
     assert line[:60] in capsys.readouterr().out
-    many = [make_run(batch, strategy=f"s{number}") for number in range(MAX_SENTENCES + 2) for batch in (10, 20)]
+    many = [make_batch_run(batch, strategy=f"s{number}") for number in range(MAX_SENTENCES + 2) for batch in (10, 20)]
     sentences = list_sentences(*many)
     assert len(sentences) == MAX_SENTENCES + 1 and sentences[-1].startswith("saturating batches: 2 more")

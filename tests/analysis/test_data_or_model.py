@@ -9,7 +9,15 @@ from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
 from scalebench.report.sections import parallelism
 from tests.builders import sweeps
-from tests.builders.parallelism_runs import FLOPS, GRADIENT_BYTES, bare_run, ddp_run, make_parallel_run, pipeline_run
+from tests.builders.parallelism_runs import (
+    FLOPS,
+    GRADIENT_BYTES,
+    bare_run,
+    ddp_run,
+    make_parallel_run,
+    pipeline_run,
+    split_run,
+)
 
 
 def compared(*runs, read=None):
@@ -17,10 +25,6 @@ def compared(*runs, read=None):
     configurations = sweeps.pool(runs)
     rows = plain_rows(configurations.make_frame())
     return compare_parallelism(rows, read or (lambda row: by_id[row["run_id"]]), configurations.estimate_ratio)
-
-
-def split_run(step_s, batch=8, **changes):
-    return make_parallel_run("model_parallel", batch, step_s, **changes)
 
 
 def test_bytes_are_those_of_the_gradients_and_of_the_recorded_cuts():
@@ -64,18 +68,6 @@ def test_only_the_same_work_stands_beside_each_other():
         raise InputError(f"{row['path']}: gone")
 
     assert compared(data, split, read=gone) == []
-
-
-def make_pairs():
-    """Model parallelism is the faster one at 8 and at 64."""
-    return [
-        run
-        for batch, data_s, model_s in ((64, 0.30, 0.25), (8, 0.10, 0.05))
-        for run in (
-            bare_run(batch), ddp_run(batch, data_s, messages=batch // 14 + 1), split_run(model_s, batch),
-            make_parallel_run("pipeline_gpipe", batch, None),
-        )
-    ]  # fmt: skip
 
 
 def list_answers(comparisons):

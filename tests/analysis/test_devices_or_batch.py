@@ -1,6 +1,5 @@
 """N devices of b samples beside one of N * b, and what fewer exchanges save, against figures worked out here."""
 
-import dataclasses
 import math
 import statistics
 from pathlib import Path
@@ -14,32 +13,9 @@ from scalebench.core.stats.estimates import Estimate, student_t
 from scalebench.report.document import Paragraph, Table
 from scalebench.report.sections.batches import devices_or_batch_section
 from tests.builders import sweeps
+from tests.builders.batch_runs import STEP_S, aimed, batched
 from tests.builders.frames import frame_of_results
-from tests.builders.runs import simulated_config
-from tests.builders.sweeps import training_run
 from tests.report.section_blocks import build_section, get_block, select_blocks
-
-# Samples/s of the made-up runs: a step takes as long as one of ten samples does there, whatever its batch.
-STEP_S = {("bare_torch", 1): 0.01, ("ddp_gloo", 1): 0.01 / 0.95, ("ddp_gloo", 2): 0.01 / 0.95 / 0.9}
-
-
-def batched(strategy, gpus, batch, run=None, repeat=0, **settings):
-    train = dataclasses.replace(simulated_config().train, batch_per_device=batch, **settings)
-    made = run or sweeps.run(strategy, gpus, repeat, train=train)
-    made.run_id, made.fingerprint = f"{made.run_id}-{batch}", f"{strategy}-{gpus}-{made.scale.seed}-{batch}-{settings}"
-    made.scale.batch_per_device, made.scale.global_batch = batch, batch * gpus
-    made.spec["train"]["batch_per_device"] = batch
-    for rank in made.ranks:
-        rank.block_samples = [2 * batch] * len(rank.block_s)
-    made.workload.steps_per_epoch = math.ceil(1000 / made.scale.global_batch)
-    made.quality.learning_rate = train.learning_rate
-    return made
-
-
-def aimed(gpus, batch, seed, seconds, reached=True):
-    values = (0.4, 0.2, 0.1 if reached else 0.16)
-    run = training_run("ddp_gloo", gpus, seed, values, epoch_s=seconds / 3, settings={"batch_per_device": batch})
-    return batched("ddp_gloo", gpus, batch, run)
 
 
 def chosen(*results):

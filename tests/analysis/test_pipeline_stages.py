@@ -7,40 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis import step_breakdown
-from scalebench.core.result import StageRecord, write_result
+from scalebench.core.result import write_result
 from scalebench.report.document import Paragraph, Table
 from scalebench.report.sections import parallelism as section
 from scalebench.sweeps.console import Console
+from tests.builders.parallelism_runs import STEP_S, chain, stage, staged_run
 from tests.builders.runs import rank, record
 from tests.report.section_blocks import build_section, get_block, select_blocks
 
-STEP_S = 0.01
 SECONDS = st.floats(1e-6, 1e3)
 
 
-def stage(index, work_s, stages=2, replica=0, micro_batches=4):
-    sent = 4096 if index < stages - 1 else None
-    return StageRecord(index, stages, replica, f"dense{index}", f"relu_{index}", 1000, micro_batches, sent, work_s)
-
-
-def chain(*work, replica=0, micro_batches=4):
-    """One process for each stage, whose blocks of two steps take 20 ms."""
-    return [
-        rank(
-            replica * len(work) + index, [2 * STEP_S] * 32, state_bytes=[1000 * (index + 1)],
-            stages=[stage(index, one, len(work), replica, micro_batches)],
-        )
-        for index, one in enumerate(work)
-    ]  # fmt: skip
-
-
-def run(*chains, **changes):
-    ranks = [one for members in chains for one in members]
-    return record("pipeline_gpipe", gpus=len(ranks), ranks=ranks, **changes)
-
-
 def cells_of(*chains, step_s=STEP_S):
-    return step_breakdown.stage_cells(run(*chains), step_s)
+    return step_breakdown.stage_cells(staged_run(*chains), step_s)
 
 
 def test_two_stages_without_overlap():
@@ -49,7 +28,7 @@ def test_two_stages_without_overlap():
         "stages": 2, "micro_batches": 4, "stage_balance": pytest.approx(0.75), "state_bytes": 2000,
         "bubble_share": pytest.approx(1 - 0.009 / 0.02), "bubble_share_expected": pytest.approx(1 / 5),
     }  # fmt: skip
-    together = run([rank(0, stages=[stage(1, 0.003), stage(0, 0.006)], state_bytes=[1000, 2000])])
+    together = staged_run([rank(0, stages=[stage(1, 0.003), stage(0, 0.006)], state_bytes=[1000, 2000])])
     assert step_breakdown.stage_cells(together, STEP_S) == cells, "one process may report all in any order"
     assert [one.index for one in step_breakdown.group_stages(together)[0]] == [0, 1]
     assert cells_of(chain(0.006, 0.003), step_s=None) == {**cells, "bubble_share": None}
@@ -125,18 +104,18 @@ def test_the_bubble_of_unequal_stages_is_that_of_the_schedule(work, m, forward):
 
 def test_the_section_shows_some_of_many_runs_and_nothing_without_stages(tmp_path, monkeypatch):
     monkeypatch.setattr(section, "MAX_STAGED_RUNS", 1)
-    results = [run(chain(0.006, 0.003), run_id="a"), run(chain(0.006, 0.003, 0.003), run_id="b")]
+    results = [staged_run(chain(0.006, 0.003), run_id="a"), staged_run(chain(0.006, 0.003, 0.003), run_id="b")]
     made = build_section(section.stages_section, tmp_path / "many", results)
     assert len(get_block(made, Table).rows) == 2
     assert select_blocks(made, Paragraph)[-1].text == "Shown are 1 of the 2 runs whose model was cut into stages."
-    for name, result in {"a": record(), "b": run(chain(0.006, 0.003), status="failed")}.items():
+    for name, result in {"a": record(), "b": staged_run(chain(0.006, 0.003), status="failed")}.items():
         assert build_section(section.stages_section, tmp_path / name, [result]) is None
 
 
 def test_a_row_for_each_stage_in_the_terminal(capsys):
     folder = Path("run")
     folder.mkdir()
-    write_result(run(chain(0.006, None), chain(0.003, 0.003, replica=1)), folder)
+    write_result(staged_run(chain(0.006, None), chain(0.003, 0.003, replica=1)), folder)
     console = Console()
     console.rich.width = 120  # so that no head is broken
     console.print_details(folder)
@@ -162,7 +141,7 @@ def test_the_measured_bubble_stands_beside_the_expected_one():
          f"bubble: -10.0 % {measured}; below 0, since the isolated stages took longer than in training; 20.0 %", ""),
         ([chain(0.006, 0.003), chain(0.003, 0.003, 0.003, replica=1)], "", measured),  # unequal replicas
     ):  # fmt: skip
-        text = section.describe_bubble(run(*chains))
+        text = section.describe_bubble(staged_run(*chains))
         assert text.startswith(begin) and text.endswith(end)
-    single = section.describe_bubble(run(chain(0.01, micro_batches=1)))
+    single = section.describe_bubble(staged_run(chain(0.01, micro_batches=1)))
     assert "of 1 micro-batch through 1 equal stage," in single

@@ -11,6 +11,7 @@ FLOPS, GRADIENT_BYTES = 6 * 9_230_300.0, 4_000_000
 FLOPS_PER_S, BYTES_PER_S, LATENCY_S = 1e10, 1e8, 1e-4
 OPTIMIZER_S = 0.01
 SYNC_S = GRADIENT_BYTES / BYTES_PER_S + 2 * LATENCY_S  # on two devices, in one message
+STEP_S = 0.01  # of `chain`
 
 
 def work_s(batch):
@@ -59,3 +60,41 @@ def pipeline_run(strategy, batch, step_s, micro_batches=1, **changes):
     last = StageRecord(1, 2, 0, "relu_2", "dense5", 3_000_000, micro_batches)
     run.ranks[0].stages, run.ranks[1].stages = [first], [last]
     return run
+
+
+def split_run(step_s, batch=8, **changes):
+    return make_parallel_run("model_parallel", batch, step_s, **changes)
+
+
+def make_pairs():
+    """Model parallelism is the faster one at 8 and at 64."""
+    return [
+        run
+        for batch, data_s, model_s in ((64, 0.30, 0.25), (8, 0.10, 0.05))
+        for run in (
+            bare_run(batch), ddp_run(batch, data_s, messages=batch // 14 + 1), split_run(model_s, batch),
+            make_parallel_run("pipeline_gpipe", batch, None),
+        )
+    ]  # fmt: skip
+
+
+def stage(index, seconds, stages=2, replica=0, micro_batches=4):
+    sent = 4096 if index < stages - 1 else None
+    return StageRecord(index, stages, replica, f"dense{index}", f"relu_{index}", 1000, micro_batches, sent, seconds)
+
+
+def chain(*work, replica=0, micro_batches=4):
+    """One process for each stage, whose blocks of two steps take 20 ms."""
+    return [
+        rank(
+            replica * len(work) + index, [2 * STEP_S] * 32, state_bytes=[1000 * (index + 1)],
+            stages=[stage(index, one, len(work), replica, micro_batches)],
+        )
+        for index, one in enumerate(work)
+    ]  # fmt: skip
+
+
+def staged_run(*chains, **changes):
+    """Make a run of these replicas of a pipeline."""
+    ranks = [one for members in chains for one in members]
+    return record("pipeline_gpipe", gpus=len(ranks), ranks=ranks, **changes)

@@ -22,13 +22,10 @@ from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.markdown import render_document
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import SECTIONS, make_sections
-from tests.analysis import test_devices_or_batch as devices_or_batch
-from tests.analysis.test_batch_size import make_saturating_runs
-from tests.analysis.test_data_or_model import make_pairs
-from tests.analysis.test_pipeline_stages import chain
-from tests.analysis.test_pipeline_stages import run as pipeline_run
 from tests.builders import sweeps
 from tests.builders.attribution_runs import strong_scaling_runs, weak_scaling_runs
+from tests.builders.batch_runs import STEP_S, aimed, batched, make_saturating_runs
+from tests.builders.parallelism_runs import chain, make_pairs, staged_run
 from tests.builders.runs import MACHINE, rank, record, simulated_config
 from tests.builders.sweeps import FULL_STATE_BYTES, out_of_memory, run_with_batch_search, run_with_memory
 from tests.report.section_blocks import SCRIPT, block_text
@@ -62,9 +59,9 @@ def batches():
 
 
 def more_devices():
-    runs = [devices_or_batch.batched(*each, batch) for batch in (10, 20, 40) for each in devices_or_batch.STEP_S]
-    aimed = [(1, 20, 6.0), (2, 10, 3.0)]
-    return [*runs, *(devices_or_batch.aimed(*each, seed, s + seed) for *each, s in aimed for seed in range(3))]
+    runs = [batched(*each, batch) for batch in (10, 20, 40) for each in STEP_S]
+    aims = [(1, 20, 6.0), (2, 10, 3.0)]
+    return [*runs, *(aimed(*each, seed, s + seed) for *each, s in aims for seed in range(3))]
 
 
 def memory():
@@ -79,7 +76,7 @@ def memory():
 
 
 def parallelism():
-    return [*make_pairs(), pipeline_run(chain(0.006, 0.003)), pipeline_run(chain(0.006, None), run_id="unmeasured")]
+    return [*make_pairs(), staged_run(chain(0.006, 0.003)), staged_run(chain(0.006, None), run_id="unmeasured")]
 
 
 def groups():

@@ -22,8 +22,8 @@ from scalebench.report.sections.parallelism import make_terminal_blocks
 from scalebench.report.terminal import USAGE_ROWS
 from scalebench.report.terminal_table import make_rich_table
 from scalebench.sweeps.console import Console
-from tests.analysis.test_data_or_model import make_pairs
 from tests.builders import sweeps
+from tests.builders.parallelism_runs import make_pairs
 from tests.builders.runs import rank, record
 from tests.builders.sweeps import block_times, make_probed_run, make_probes, training_run
 
