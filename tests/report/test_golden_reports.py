@@ -15,8 +15,15 @@ from pathlib import Path
 import pytest
 
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.result import CollectiveRecord, MonitorRecord, ProbeRecord, TimelineRecord, TransferRecord
-from scalebench.core.spec import HardwareSpec
+from scalebench.core.result import (
+    CollectiveRecord,
+    MonitorRecord,
+    ProbeRecord,
+    TimelineRecord,
+    TransferRecord,
+    write_result,
+)
+from scalebench.core.spec import HardwareSpec, TrainSpec, write_spec
 from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, new_sweep_record, write_sweep
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.markdown import render_document
@@ -26,8 +33,14 @@ from tests.builders import sweeps
 from tests.builders.attribution_runs import strong_scaling_runs, weak_scaling_runs
 from tests.builders.batch_runs import STEP_S, aimed, batched, make_saturating_runs
 from tests.builders.parallelism_runs import chain, make_pairs, staged_run
-from tests.builders.runs import MACHINE, rank, record, simulated_config
-from tests.builders.sweeps import FULL_STATE_BYTES, out_of_memory, run_with_batch_search, run_with_memory
+from tests.builders.runs import MACHINE, rank, record, simulated_config, simulated_spec
+from tests.builders.sweeps import (
+    FULL_STATE_BYTES,
+    out_of_memory,
+    run_with_batch_search,
+    run_with_memory,
+    write_monitored_run,
+)
 from tests.report.section_blocks import SCRIPT, block_text
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "reports"
@@ -309,6 +322,53 @@ def write_sweeps(folder):
     (folder / "broken" / SWEEP_FILE).write_text("{")
 
 
+def monitored():
+    """Two runs without a series, beside those of `write_series`."""
+    return [sweeps.run(name, 2) for name in ("horovod_gloo", "lightning_ddp_gloo")]
+
+
+def write_series(folder):
+    """Series of runs with and without flags, one of two nodes, of which another node's GPUs are left out, and one that
+    is gone."""
+    write_monitored_run(folder / "one", 1)
+    write_monitored_run(folder / "busy", 2, flags=["busy_machine"])
+    write_monitored_run(folder / "hot", 3, flags=["throttled", "hot_at_start"])
+    nodes = write_monitored_run(folder / "nodes", 4, flags=["swapping"])
+    for number, device in enumerate(nodes.monitor.devices):
+        device.node = number // 2
+    nodes.scale.nodes = 2
+    write_result(nodes, folder / "nodes")
+    write_monitored_run(folder / "other", 2, "zero1")
+    write_monitored_run(folder / "broken", 2, "mirrored")
+    (folder / "broken" / "monitor.parquet").unlink()
+
+
+def more_than_fits():
+    """In each section more than LIMITS let it show."""
+    topologies = ([["X"], ["PIX", "X", "SYS"]], [["X", "PIX"], []], None)  # which are no matrices
+    hosts = [dataclasses.replace(MACHINE, hostname=f"n{n}", topology=each) for n, each in enumerate(topologies)]
+    pairs = [("bare_torch", 1), *itertools.product(("ddp_gloo", "horovod_gloo", "zero1"), (1, 2, 4))]
+    runs = [sweeps.run(*pair, repeat, machine=hosts[n % 3], flags=["swapping"] if pair[1] > 1 else [])
+            for repeat in range(2) for n, pair in enumerate(pairs)]  # fmt: skip
+    for profile in (run.ranks[0].probes.profile for run in runs if run.scale.gpus > 1):
+        profile.kernel_s, profile.operations[0].name = None, SCRIPT + "x" * 100
+    for batch in (20, 40, 80):
+        runs.append(sweeps.run("bare_torch", 1, run_id=f"{batch}", train=TrainSpec(batch)))
+        runs[-1].scale.batch_per_device = batch
+    failed = [sweeps.failed_run(gpus=n, reason=reason, log="rank0.log") for n, reason in enumerate("aabb", 1)]
+    return [*failed, *runs, sweeps.training_run(), sweeps.training_run("mirrored")]
+
+
+def write_unfinished_runs(folder):
+    (folder / "broken").mkdir()
+    (folder / "broken" / "result.json").write_text("[]")
+    for name in "wxyz":
+        (folder / name).mkdir()
+        write_spec(simulated_spec(2), folder / name)
+        progress = {"rank": 0, "pid": 1, "phase": "measure", "at_s": 1_800_000_000.0}
+        (folder / name / "progress0.json").write_text(json.dumps(progress))
+
+
 # Each with the sections that it is made for.
 SWEEPS = {
     strategies: ("answer", "evidence", "scaling", "strategies", "attribution", "step", "usage", "training", "problems"),
@@ -339,6 +399,8 @@ SWEEPS = {
     parts_of_sync: ("step",),
     busy_devices: ("usage",),
     unfinished: ("unfinished",),
+    monitored: ("usage",),
+    more_than_fits: ("answer", "evidence", "strategies", "attribution", "step", "training", "machines", "problems"),
 }
 
 
@@ -349,7 +411,19 @@ OPTIONS = {
     published_slopes: {"references": ["thesis"]},
 }
 LOG = "".join(f"line {n}\n" for n in range(100)) + SCRIPT
-FILES = {failures: {"0/rank0.log": LOG, "3/rank0.log": "\n \n"}}
+FILES = {failures: {"0/rank0.log": LOG, "3/rank0.log": "\n \n"},
+         more_than_fits: {f"{number}/rank0.log": f"log {number}" for number in range(4)}}  # fmt: skip
+WRITERS = {unfinished: write_sweeps, monitored: write_series, more_than_fits: write_unfinished_runs}
+LIMITS = {
+    monitored: {f"sections.usage.{name}": n for name, n in
+                {"MAX_MONITORED_RUNS": 3, "MAX_MONITOR_POINTS": 20, "MAX_PROCESSES": 2}.items()},
+    more_than_fits: {
+        "document.MAX_CURVES": 1, "document.MAX_ROWS": 3, "report_data.MAX_DETAILED_RUNS": 16,
+        "sections.answer.MAX_ANSWERS": 1, "sections.answer.MAX_CONTRASTED": 2, "sections.attribution.MAX_BEST_BARS": 2,
+        "sections.machines.MAX_MACHINES": 3, "sections.operations.MAX_OPERATIONS": 1,
+        "sections.operations.MAX_PROFILED_RUNS": 3, "sections.problems.MAX_LOGS": 2,
+    },
+}  # fmt: skip
 STUDIES = re.compile("published-(keras-multi-gpu|parallel-strategies|thesis)")  # tables of all rows of a study
 EMPTY = ("", (), {}, None)
 
@@ -381,15 +455,18 @@ def simplify(part):
 
 def render(make_runs, folder):
     sweeps.write_results(folder, make_runs())
-    if make_runs is unfinished:
-        write_sweeps(folder)
+    if make_runs in WRITERS:
+        WRITERS[make_runs](folder)
     for name, text in FILES.get(make_runs, {}).items():
         (folder / name).write_text(text)
-    report_data = load_report_data([folder], **OPTIONS.get(make_runs, {}))
-    sections = [
-        dataclasses.replace(section, blocks=[each for each in section.blocks if not is_study(each)])
-        for section in make_sections(report_data) if section.id in SWEEPS[make_runs]
-    ]  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in LIMITS.get(make_runs, {}).items():
+            patch.setattr(f"scalebench.report.{name}", value)
+        report_data = load_report_data([folder], **OPTIONS.get(make_runs, {}))
+        sections = [
+            dataclasses.replace(section, blocks=[each for each in section.blocks if not is_study(each)])
+            for section in make_sections(report_data) if section.id in SWEEPS[make_runs]
+        ]  # fmt: skip
     assert {section.id for section in sections} == set(SWEEPS[make_runs]), make_runs
     text = render_document(sections, len(report_data.frame), folder, folder)
     details = [each for section in sections for block in section.blocks for each in list_details(block)]

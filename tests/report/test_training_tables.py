@@ -4,7 +4,6 @@ import pandas as pd
 import pytest
 
 from scalebench.core.result import CurvePoint, Quality
-from scalebench.report import document
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.sections import training
 from scalebench.report.tables import write_tables
@@ -114,14 +113,6 @@ def test_rules_are_names_and_a_training_without_validation_has_the_rest_of_its_r
     assert not select_blocks(section, Chart) and get_block(section, Table).rows[0].cells[6].text == "3"
 
 
-def test_of_many_some_are_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr(document, "MAX_CURVES", 1)
-    section = make_section(tmp_path, training_run(), training_run("mirrored"))
-    assert len(select_blocks(section, Chart)[0].series) == 2  # and the target
-    assert any(block.text.startswith("1 of 2 trainings are") for block in select_blocks(section, Paragraph))
-    assert len(get_block(section, Table).rows) == 2
-
-
 def test_costs_that_were_not_measured_have_no_columns(tmp_path):
     report_data, names = write_report_data(tmp_path), [*training.EPOCH_HEADS][2:]
     for name in names:
@@ -147,15 +138,6 @@ def test_losses_without_the_size_of_the_data_set_and_of_long_series(tmp_path):
     long.ranks[0].block_losses[1234] = 55.0
     (chart,) = select_blocks(make_losses(tmp_path / "long", long), Chart)
     assert len(chart.series[0].x) <= training.MAX_CURVE_POINTS and 55.0 in chart.series[0].y
-
-
-def test_no_more_losses_than_are_distinguishable(tmp_path, monkeypatch):
-    monkeypatch.setattr(document, "MAX_CURVES", 2)
-    runs = [run(name, 1, repeat) for repeat in (0, 1) for name in ("ddp_gloo", "horovod_gloo", "lightning_ddp_gloo")]
-    section = make_losses(tmp_path, *runs)
-    names = [series.name for series in get_block(section, Chart, "learning-0-epochs").series]
-    assert names == ["ddp_gloo on 1 device", "horovod_gloo on 1 device"], "of several repeats the first"
-    assert [block.text for block in select_blocks(section, Paragraph)] == ["2 of 3 configurations are drawn."]
 
 
 def test_the_caption_describes_how_long_runs_and_trainings_are(tmp_path):

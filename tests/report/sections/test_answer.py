@@ -11,16 +11,14 @@ from pathlib import Path
 import pytest
 
 from scalebench.analysis.attribution.lost_efficiency import Part
-from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
 from scalebench.analysis.load import survey
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.spec import TrainSpec
 from scalebench.core.stats.estimates import Estimate
-from scalebench.report.document import Paragraph, Table, Verdict
+from scalebench.report.document import Paragraph, Verdict
 from scalebench.report.markdown import render_document
-from scalebench.report.report_data import ReportData, load_report_data
+from scalebench.report.report_data import load_report_data
 from scalebench.report.sections import answer
-from scalebench.report.sections.answer import MAX_ANSWERS
 from tests.builders import sweeps
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "answers.md"
@@ -143,22 +141,6 @@ def test_how_far_it_goes(tmp_path, min_efficiency, noise, sentence):
     sweeps.write_results(tmp_path, make_runs(["ddp_gloo"], noise=noise))
     blocks = get_blocks(load_report_data([tmp_path], min_efficiency))
     assert sentence in next(block.text for block in blocks if isinstance(block, Paragraph) and block.kind == "plain")
-
-
-def test_nothing_at_all_and_a_sweep_of_many_groups(tmp_path):
-    nothing = make_frame([], [*FRAME_COLUMNS, "repeats"])
-    assert answer.section(ReportData([tmp_path], nothing, nothing)) is None
-    batches = range(1, MAX_ANSWERS + 6)
-    runs = [sweeps.run("bare_torch", 1, run_id=f"{n}", train=TrainSpec(n)) for n in batches]
-    for number, run in zip(batches, runs, strict=True):
-        run.scale.batch_per_device = number
-    sweeps.write_results(tmp_path, runs)
-    blocks = get_blocks(load_report_data([tmp_path]))
-    answers = [block.text for block in blocks if isinstance(block, Paragraph) and block.kind == "answer"]
-    assert len(answers) == MAX_ANSWERS + 1 and ": 1.00, 20 others, " in answers[0]
-    (rest,) = [block for block in blocks if isinstance(block, Table)]
-    assert (rest.id, len(rest.rows), rest.columns[0]) == ("answer-others", 5, "of")
-    assert all(len(row.cells) == len(rest.columns) for row in rest.rows)
 
 
 def write_golden_file():

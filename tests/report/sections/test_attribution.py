@@ -50,28 +50,9 @@ def test_of_many_runs_the_attribution_is_that_of_few(tmp_path, monkeypatch):
     few, count = make_section(tmp_path), len(report_data.load_report_data([tmp_path]).pooled)
     monkeypatch.setattr(report_data, "MAX_DETAILED_RUNS", count)
     assert make_section(tmp_path) == few
-    monkeypatch.setattr(report_data, "MAX_DETAILED_RUNS", 6)
-    _, (table,), sentences = split_blocks(make_section(tmp_path))
-    assert f"first 6 of {count} configurations" in sentences[0]
-    place = table.columns.index("repeats")
-    assert {row.cells[place].text for row in table.rows} == {"3"}
     monkeypatch.setattr(attribution, "MIN_TITLE_SHARE", 0.9)
     (chart,), *_ = split_blocks(make_section(tmp_path))
     assert chart.title == "Where the lost efficiency went: most of it is within the noise", "of a small part none"
-
-
-@pytest.mark.parametrize(("few", "many", "charts"), [(6, 40, [6]), (2, 40, [2, 6]), (1, 5, [1])])
-def test_of_many_bars_the_first_chart_has_the_best_strategies_on_their_most_devices(
-    tmp_path, monkeypatch, few, many, charts
-):
-    monkeypatch.setattr(attribution, "MAX_BEST_BARS", few)
-    monkeypatch.setattr(attribution, "MAX_BARS", many)
-    sweeps.sweep(tmp_path)
-    made, (table,), _ = split_blocks(make_section(tmp_path))
-    assert [len(chart.series[0].x) for chart in made] == charts and len(table.rows) == 6
-    if few < 6:
-        assert list(made[0].series[0].x) == ["ddp_gloo x 4", "horovod_gloo x 4"][:few]
-        assert made[0].caption.startswith("Each strategy on its most devices. ")
 
 
 @pytest.fixture(autouse=True)

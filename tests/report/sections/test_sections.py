@@ -7,18 +7,19 @@ import pandas as pd
 import pytest
 
 from scalebench.analysis import published as studies
+from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
 from scalebench.analysis.prediction import predictions
 from scalebench.analysis.prediction.extrapolation import load_limits
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.result import GpuTime, Profile, ProfiledOperation
 from scalebench.report import machine_text
-from scalebench.report.document import MAX_ROWS, Chart, Paragraph, Table
+from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.report_data import ReportData, load_report_data
-from scalebench.report.sections import machines, operations, prediction, published, scaling
+from scalebench.report.sections import make_sections, operations, prediction, problems, published, scaling
 from tests.analysis.prediction.test_predictions import make_runs, make_two_models, predict
 from tests.builders import sweeps
 from tests.builders.runs import MACHINE, record
-from tests.report.section_blocks import SCRIPT, build_section, cell_texts, get_block, select_blocks, write_report_data
+from tests.report.section_blocks import build_section, cell_texts, get_block, select_blocks, write_report_data
 
 
 def test_self_is_shown_only_where_it_differs_much(tmp_path):
@@ -39,19 +40,17 @@ def test_a_named_baseline_with_which_nothing_can_be_compared_is_not_shown(tmp_pa
     assert not any(" over " in head for head in get_block(scaling.strategies_section(report_data), Table).columns)
 
 
-def test_beyond_a_table_the_best_of_each_kind_are_kept(tmp_path):
-    report_data = write_report_data(tmp_path, [sweeps.run("ddp_gloo", 1), sweeps.failed_run()])
-    ok, failed = report_data.pooled.iloc[[0]], report_data.pooled.iloc[[1]]
-    many = pd.concat([failed, *[ok] * MAX_ROWS, ok], ignore_index=True)
-    many["throughput_samples_per_s"] = pd.array([pd.NA, *range(1, MAX_ROWS + 2)], dtype="Float64")
-    section = scaling.strategies_section(ReportData(report_data.paths, many, many))
-    table = get_block(section, Table)
-    place = table.columns.index("samples/s (95 %)")
-    assert sorted(float(row.cells[place].value or 0) for row in table.rows) == list(range(2, MAX_ROWS + 2))
-    text = f"{MAX_ROWS + 2} configurations are more than a table can show"
-    assert select_blocks(section, Paragraph)[0].text.startswith(text)
-    nothing = ReportData([], report_data.frame.iloc[:0], report_data.pooled.iloc[:0])
-    assert scaling.strategies_section(nothing) is None
+def test_nothing_at_all_has_no_sections(tmp_path):
+    nothing = make_frame([], [*FRAME_COLUMNS, "repeats"])
+    assert [*make_sections(ReportData([tmp_path], nothing, nothing))] == []
+
+
+def test_an_unsteady_row_without_a_flag_is_a_warning(tmp_path):
+    report_data = write_report_data(tmp_path, [sweeps.run("ddp_gloo", n) for n in (1, 2)])
+    report_data.pooled["flags"], report_data.pooled["steady"] = ["busy_machine drifts", None], False
+    assert cell_texts(get_block(problems.section(report_data), Table, "flagged")) == [
+        ["ddp_gloo on 1 device", "busy machine, drifts"], ["ddp_gloo on 2 devices", "not steady"],
+    ]  # fmt: skip
 
 
 def test_the_page_predicts_what_the_command_predicts(tmp_path, monkeypatch):
@@ -100,18 +99,6 @@ def test_one_number_of_devices_gives_no_confidence_and_names_the_base(tmp_path):
     assert build_section(prediction, tmp_path, one_device) is None
 
 
-def test_a_matrix_that_is_none_is_shown_as_far_as_it_goes_and_of_many_machines_the_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(machines, "MAX_MACHINES", 2)
-    topologies = ([["X"], ["PIX", "X", "SYS"]], [["X", "PIX"], []], None)
-    runs = [sweeps.run("ddp_gloo", n, machine=dataclasses.replace(MACHINE, hostname=f"n{n}", topology=topology))
-            for n, topology in enumerate(topologies, 1)]  # fmt: skip
-    section = build_section(machines, tmp_path, runs)
-    tables = {table.id: table for table in select_blocks(section, Table, "machine-")}
-    links = [tables["machine-0-links"], tables["machine-1-links"]]
-    assert all(len(row.cells) == len(table.columns) for table in links for row in table.rows)
-    assert "machine-2" not in tables and section.blocks[-1] == Paragraph("2 of 3 machines are shown.")
-
-
 def test_what_an_idle_link_happened_to_be_and_a_package_that_is_not_there_are_no_differences():
     gpu = Gpu(0, "A100", None, 40 * 2**30, 1410, 1215, 400.0, 0, None, pcie_generation_max=4, pcie_width_max=16)
     slow, fast = (dataclasses.replace(gpu, pcie_generation=n, pcie_width=16, sm_clock_mhz=100 * n) for n in (1, 4))
@@ -128,23 +115,6 @@ def test_what_an_idle_link_happened_to_be_and_a_package_that_is_not_there_are_no
 
 def paragraph_text(section):
     return "\n".join(block.text for block in select_blocks(section, Paragraph))
-
-
-def test_operations_are_those_of_the_best_runs_and_lines_of_text(tmp_path, monkeypatch):
-    slow, name = sweeps.run("ddp_gloo", 4), SCRIPT + "x" * 100
-    slow.ranks = sweeps.run("horovod_gloo", 1).ranks
-    runs = [sweeps.run("ddp_gloo", 2), slow]
-    runs[0].ranks[0].probes.profile = Profile(3, 0.02, None, None, [ProfiledOperation(name, 1.0, 0.001)] * 50)
-    section = build_section(operations, tmp_path, runs)
-    (table,) = select_blocks(section, Table, "operations-")
-    assert table.title == "Top operations: ddp_gloo on 2 devices"
-    assert "ddp_gloo on 4 devices: there is no profile" in paragraph_text(section)
-    cells = table.rows[0].cells
-    assert (len(table.rows), cells[0].text, cells[4].text, cells[4].value) == (10, f"{name[:57]}...", "-", None)
-    monkeypatch.setattr(operations, "MAX_PROFILED_RUNS", 1)
-    section = build_section(operations, tmp_path, [sweeps.run("horovod_gloo", 2)])
-    assert "shown for 1 of the 3 best and largest runs" in paragraph_text(section)
-    assert len(select_blocks(section, Table, "operations-")) == 1
 
 
 @pytest.mark.gpu
