@@ -34,13 +34,6 @@ from tests.builders.attribution_runs import strong_scaling_runs, weak_scaling_ru
 from tests.builders.batch_runs import STEP_S, aimed, batched, make_saturating_runs
 from tests.builders.parallelism_runs import chain, make_pairs, staged_run
 from tests.builders.runs import MACHINE, rank, record, simulated_config, simulated_spec
-from tests.builders.sweeps import (
-    FULL_STATE_BYTES,
-    out_of_memory,
-    run_with_batch_search,
-    run_with_memory,
-    write_monitored_run,
-)
 from tests.report.section_blocks import SCRIPT, block_text
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "reports"
@@ -79,12 +72,15 @@ def more_devices():
 
 def memory():
     return [
-        run_with_memory("bare_torch", 1, FULL_STATE_BYTES, peak=30_000),
-        run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES, peak=31_000),
-        run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2),
-        run_with_memory("horovod_gloo", 2, None),
-        out_of_memory("ddp_gloo", 4),
-        *(run_with_batch_search(name, 2, n, 1_500_000_000, None) for name, n in (("ddp_gloo", 400), ("zero1", 1500))),
+        sweeps.run_with_memory("bare_torch", 1, sweeps.FULL_STATE_BYTES, peak=30_000),
+        sweeps.run_with_memory("ddp_gloo", 2, sweeps.FULL_STATE_BYTES, peak=31_000),
+        sweeps.run_with_memory("fsdp_gloo", 2, sweeps.FULL_STATE_BYTES // 2),
+        sweeps.run_with_memory("horovod_gloo", 2, None),
+        sweeps.out_of_memory("ddp_gloo", 4),
+        *(
+            sweeps.run_with_batch_search(name, 2, n, 1_500_000_000, None)
+            for name, n in (("ddp_gloo", 400), ("zero1", 1500))
+        ),
     ]
 
 
@@ -330,16 +326,16 @@ def monitored():
 def write_series(folder):
     """Series of runs with and without flags, one of two nodes, of which another node's GPUs are left out, and one that
     is gone."""
-    write_monitored_run(folder / "one", 1)
-    write_monitored_run(folder / "busy", 2, flags=["busy_machine"])
-    write_monitored_run(folder / "hot", 3, flags=["throttled", "hot_at_start"])
-    nodes = write_monitored_run(folder / "nodes", 4, flags=["swapping"])
+    sweeps.write_monitored_run(folder / "one", 1)
+    sweeps.write_monitored_run(folder / "busy", 2, flags=["busy_machine"])
+    sweeps.write_monitored_run(folder / "hot", 3, flags=["throttled", "hot_at_start"])
+    nodes = sweeps.write_monitored_run(folder / "nodes", 4, flags=["swapping"])
     for number, device in enumerate(nodes.monitor.devices):
         device.node = number // 2
     nodes.scale.nodes = 2
     write_result(nodes, folder / "nodes")
-    write_monitored_run(folder / "other", 2, "zero1")
-    write_monitored_run(folder / "broken", 2, "mirrored")
+    sweeps.write_monitored_run(folder / "other", 2, "zero1")
+    sweeps.write_monitored_run(folder / "broken", 2, "mirrored")
     (folder / "broken" / "monitor.parquet").unlink()
 
 

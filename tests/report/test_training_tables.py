@@ -1,13 +1,17 @@
 """Trainings: their tables and curves, epochs, and the losses of a run."""
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
 from scalebench.core.result import CurvePoint, Quality
+from scalebench.report import training_tables
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.sections import training
 from scalebench.report.tables import write_tables
 from scalebench.report.training_tables import compute_losses
+from tests.builders.frames import frame_of_results
 from tests.builders.runs import rank, record
 from tests.builders.sweeps import failed_run, falling_metrics, run, training_run, write_results
 from tests.report.section_blocks import get_block, select_blocks, write_report_data
@@ -95,6 +99,16 @@ def test_one_seed_is_its_own_curve_and_has_no_band(tmp_path):
     assert not line.low and len(line.x) <= 300 and (line.x[0], line.x[-1]) == (1, 400) and chart.y.log
     assert not {"target", "reached", "time to target (95 %)"} & set(table.columns)
     assert "seeds" not in chart.caption and not select_blocks(section, Paragraph)
+    two = make_section(tmp_path / "two", training_run(), training_run(seed=1))
+    assert "seeds" in get_block(two, Chart, "training-1-epochs").caption
+
+
+def test_the_terminal_has_a_sentence_for_the_soonest_of_many_trainings(monkeypatch):
+    runs = [training_run(name, seed=seed) for name in ("ddp_gloo", "mirrored", "zero1") for seed in (0, 1)]
+    frame = frame_of_results(runs, [Path(each.run_id) for each in runs])
+    assert len(training_tables.list_terminal_sentences(frame)) == 3
+    monkeypatch.setattr(training_tables, "MAX_TERMINAL_SENTENCES", 1)
+    assert training_tables.list_terminal_sentences(frame)[1:] == ["2 more trainings: see the report"]
 
 
 def test_rules_are_names_and_a_training_without_validation_has_the_rest_of_its_row(tmp_path):
@@ -132,8 +146,8 @@ def make_losses(folder, *results):
 def test_losses_without_the_size_of_the_data_set_and_of_long_series(tmp_path):
     one = run("ddp_gloo", 1)
     one.workload.train_samples = None
-    (chart,) = select_blocks(make_losses(tmp_path / "samples", one), Chart)
-    assert (chart.id, chart.series[0].x[-1]) == ("learning-0-samples", 80 * 10)
+    (chart,) = select_blocks(make_losses(tmp_path / "samples", one, run("horovod_gloo", 1)), Chart)
+    assert (chart.id, *(line.x[-1] for line in chart.series)) == ("learning-0-samples", 800, 800)
     long = run("ddp_gloo", 1, blocks=2000)
     long.ranks[0].block_losses[1234] = 55.0
     (chart,) = select_blocks(make_losses(tmp_path / "long", long), Chart)

@@ -1,4 +1,4 @@
-"""What sections on scaling, configurations, predictions, machines and operations leave out, and when; all else that
+"""What sections on scaling, predictions, machines, operations and problems leave out, and when; all else that
 they show is in the golden reports."""
 
 import dataclasses
@@ -7,15 +7,17 @@ import pandas as pd
 import pytest
 
 from scalebench.analysis import published as studies
+from scalebench.analysis import step_breakdown
 from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
 from scalebench.analysis.prediction import predictions
 from scalebench.analysis.prediction.extrapolation import load_limits
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.result import GpuTime, Profile, ProfiledOperation
+from scalebench.core.stats.estimates import Estimate
 from scalebench.report import machine_text
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.report_data import ReportData, load_report_data
-from scalebench.report.sections import make_sections, operations, prediction, problems, published, scaling
+from scalebench.report.sections import make_sections, operations, prediction, problems, published, scaling, steps
 from tests.analysis.prediction.test_predictions import make_runs, make_two_models, predict
 from tests.builders import sweeps
 from tests.builders.runs import MACHINE, record
@@ -162,3 +164,24 @@ def test_all_rows_of_a_study_are_shown_with_their_source(tmp_path, study):
     assert len(table.rows) == len(studies.load_published([study])) and all(row.cells[-1].text for row in table.rows)
     assert source in table.caption and source.rstrip(".") in paragraph_text(section)
     assert select_blocks(section, Chart) == []
+
+
+def test_the_interval_of_a_step_is_that_of_throughput():
+    result = sweeps.make_probed_run(None, None)
+    step = steps.step_interval(result)
+    assert [step.low, step.value, step.high] == pytest.approx([0.009943, 0.01, 0.010057], rel=1e-4)
+    result.scale.independent = True
+    assert steps.step_interval(result) == Estimate(step.value, step.value, step.value)
+
+
+def test_every_part_of_the_frame_has_a_row():
+    others = (*steps.SYNC_PARTS, *steps.OTHER_FIGURES)
+    columns = [part.column for part in (*steps.STEP_PARTS, *others)]
+    assert sorted(columns) == sorted(step_breakdown.SERIES_OF_COLUMN)
+
+
+def test_without_probes_a_sentence_says_so(tmp_path):
+    result = sweeps.run("ddp_gloo", 2)
+    for member in result.ranks:
+        member.probes = None
+    assert "measure.probes" in build_section(operations, tmp_path, [result]).blocks[0].text
