@@ -4,43 +4,23 @@ from scalebench.report.document import Axis, Cell, Chart, Code, Paragraph, Row, 
 
 TAGS = {"model": "mlp", "strategy": "ddp_gloo", "hardware": "local"}
 EVIL = [
-    "<script>alert(1)</script>",
-    "![x](http://evil.example/a.png)",
-    "[a](javascript:alert(1))",
-    "a|b\nc\rd",
-    "`code` ``` ~~~",
-    "# head",
-    "- list",
-    "1. one",
-    "http://evil.example www.evil.example a@evil.example mailto:a@b",
-    "~~x~~ **b** _i_ __x__",
-    "[ref]: http://evil.example",
-    "&lt;script&gt; &#60;b&#62;",
-    "$x^2$ \\",
-    "a\\|b",
-    "<!-- x",
-    "===",
-    "--- | ---",
-    "\x1b[31mred\x07\ud800",
-    "\t<img src=x onerror=alert(1)>",
-]
+    "<script>alert(1)</script>", "![x](http://evil.example/a.png)", "[a](javascript:alert(1))", "a|b\nc\rd",
+    "`code` ``` ~~~", "# head", "- list", "1. one", "http://evil.example www.evil.example a@evil.example mailto:a@b",
+    "~~x~~ **b** _i_ __x__", "[ref]: http://evil.example", "&lt;script&gt; &#60;b&#62;", "$x^2$ \\", "a\\|b", "<!-- x",
+    "===", "--- | ---", "\x1b[31mred\x07\ud800", "\t<img src=x onerror=alert(1)>",
+]  # fmt: skip
 
 
 def line_chart():
     gpus = [1.0, 2.0, 4.0]
-    return Chart(
-        "scaling-efficiency",
-        "Efficiency",
-        Axis("devices", ticks=gpus),
-        Axis("efficiency", percent=True),
-        [
-            Series("ideal", gpus, [1, 1, 1], style="ideal"),
-            Series("ddp_gloo", gpus, [0.95, 0.9, None], [0.94, 0.88, None], [0.96, 0.92, None], TAGS),
-            Series("horovod_gloo", [1.0, 4.0], [0.9, 0.701], tags={**TAGS, "strategy": "horovod_gloo"}),
-            Series("the study's", [2.0], [0.5], style="published"),
-        ],
-        caption="Bands are 95 % intervals over 3 repeats.",
-    )
+    lines = [
+        Series("ideal", gpus, [1, 1, 1], style="ideal"),
+        Series("ddp_gloo", gpus, [0.95, 0.9, None], [0.94, 0.88, None], [0.96, 0.92, None], TAGS),
+        Series("horovod_gloo", [1.0, 4.0], [0.9, 0.701], tags={**TAGS, "strategy": "horovod_gloo"}),
+        Series("the study's", [2.0], [0.5], style="published"),
+    ]
+    axes = Axis("devices", ticks=gpus), Axis("efficiency", percent=True)
+    return Chart("scaling-efficiency", "Efficiency", *axes, lines, caption="Bands are 95 % intervals over 3 repeats.")
 
 
 def stacked_chart():
@@ -62,9 +42,7 @@ def sample_report():
         Row([Cell("ddp_gloo"), Cell("12,345 ± 0.8 %", 12345.0), Cell("log", link="1/rank 0 (b).log")], TAGS),
         Row([Cell("horovod_gloo"), Cell("", None), Cell("no <NCCL> | here")]),
     ]
-    table = Table(
-        "t", "Table", ["strategy", "samples/s", "remarks"], rows, frozenset({"samples/s"}), "Its caption."
-    )  # fmt: skip
+    table = Table("t", "Table", ["strategy", "samples/s", "remarks"], rows, frozenset({"samples/s"}), "Its caption.")
     codes = [Code("scalebench gpus=2", "sh", "Again"), Code("a\n````\nb", "log", "<tail>")]
     tiles = [Tile("Throughput", "12,345", "samples/s", "± 0.8 %", "ddp_gloo on 2 devices"), Tile("Speedup", "unknown")]
     verdict = Verdict("Take ddp_gloo.", tiles, "9 % is lost.", ["one repeat", "busy | machine"], "mlp on data", TAGS)

@@ -143,13 +143,9 @@ def test_how_far_it_goes(tmp_path, min_efficiency, noise, sentence):
     assert sentence in next(block.text for block in blocks if isinstance(block, Paragraph) and block.kind == "plain")
 
 
-def write_golden_file():
-    texts = []
-    for name in CASES:
-        with tempfile.TemporaryDirectory() as folder:
-            texts.append(render_case(name, Path(folder)))
-    GOLDEN.write_text("".join(texts), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    write_golden_file()
+    texts = []
+    for each in CASES:
+        with tempfile.TemporaryDirectory() as made:
+            texts.append(render_case(each, Path(made)))
+    GOLDEN.write_text("".join(texts), encoding="utf-8")
