@@ -1,5 +1,7 @@
 """Report data of synthetic sweeps, and how tests find and compare the blocks of a section."""
 
+from html.parser import HTMLParser
+
 from scalebench.report.document import Chart, Table, Verdict
 from scalebench.report.report_data import load_report_data
 from scalebench.report.terminal_table import RunTable
@@ -57,3 +59,21 @@ def block_text(block):
     if isinstance(block, Verdict):
         return " ".join([block.text, block.reason, block.group, *block.doubts])
     return block.text
+
+
+class Tags(HTMLParser):
+    """All start tags of a page with their attributes, and its text."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.found, self.text = [], ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.found if name == tag]

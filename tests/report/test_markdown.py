@@ -1,7 +1,6 @@
 """The report as Markdown: a text that is known, and nothing of a result that becomes markup."""
 
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -10,30 +9,10 @@ from markdown_it import MarkdownIt
 from scalebench.report.document import Axis, Chart, Series
 from scalebench.report.markdown import MAX_CHART_ROWS, _render_chart, escape_paragraph, render_document
 from tests.report.sample_sections import EVIL, hostile_sections, long_chart, sample_report
+from tests.report.section_blocks import Tags
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report.md"
 MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
-
-
-class Tags(HTMLParser):
-    def __init__(self, page):
-        super().__init__()
-        self.names = []
-        self.links = []
-        self.cells = []
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag, attributes):
-        self.names.append(tag)
-        self.links += [value or "" for name, value in attributes if name in ("href", "src")]
-        if tag == "tr":
-            self.cells.append(0)
-        elif tag in ("td", "th"):
-            self.cells[-1] += 1
-
-    def handle_data(self, data):
-        self.text += data
 
 
 def test_a_report_with_every_block_is_the_golden_file():
@@ -44,21 +23,22 @@ def test_a_report_with_every_block_is_the_golden_file():
 @pytest.mark.parametrize("text", EVIL)
 def test_a_text_stays_text(text):
     page = Tags(MARKDOWN.render(escape_paragraph(text)))
-    assert page.names == ["p"]
+    assert page.found == [("p", {})]
     cleaned = re.sub("[\x07\ud800]", "\ufffd", text.replace("\x1b[31m", ""))
     assert " ".join(page.text.split()) == " ".join(cleaned.split())
     assert not re.search(r"(?i)://|www\.|@\w|mailto:", escape_paragraph(text))  # what GitHub makes a link
 
 
 def test_results_cannot_break_the_page():
-    page = Tags(MARKDOWN.render(render_document(hostile_sections(), 1, Path("/runs"), Path("/runs"))))
-    assert set(page.names) == set(
-        "h1 h2 h3 p strong table thead tbody tr th td blockquote pre code a details summary".split()
-    )
-    assert page.names.count("h1") == 1 and page.names.count("h2") == 2
-    assert page.names.count("table") == 2 * 3 * len(EVIL)
-    assert set(page.cells) == {2, 3}  # of the tables: two columns; of the charts: x and two series
-    assert all(link.startswith("./") and ":" not in link for link in page.links)
+    text = MARKDOWN.render(render_document(hostile_sections(), 1, Path("/runs"), Path("/runs")))
+    page = Tags(text)
+    known = "h1 h2 h3 p strong table thead tbody tr th td blockquote pre code a details summary"
+    assert {name for name, _ in page.found} == set(known.split())
+    assert len(page.all("h1")) == 1 and len(page.all("h2")) == 2 and len(page.all("table")) == 2 * 3 * len(EVIL)
+    # Of the tables: two columns; of the charts: x and two series.
+    assert {len(re.findall("<t[dh][ >]", row)) for row in text.split("<tr>")[1:]} == {2, 3}
+    links = [attributes["href"] for attributes in page.all("a")]
+    assert links and all(link.startswith("./") and ":" not in link for link in links)
 
 
 def test_gaps_are_empty_cells_and_points_at_the_same_x_share_a_cell():

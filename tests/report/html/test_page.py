@@ -5,7 +5,6 @@ import dataclasses
 import hashlib
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
@@ -19,26 +18,12 @@ from scalebench.report.report_data import MAX_DETAILED_RUNS, load_report_data
 from scalebench.report.sections import make_sections
 from tests.builders import sweeps
 from tests.report.html.frame_sections import sections
+from tests.report.section_blocks import Tags
 
 NASTY = (
     "\"'><img src=x onerror=alert(1)></script></style></pre><script>window.ran=1</script> javascript:alert(1) "
     "<a href='https://example.org/'>here</a>"
 )
-
-
-class Tags(HTMLParser):
-    """All start tags with their attributes."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.found = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
-
-    def all(self, tag):
-        return [attributes for name, attributes in self.found if name == tag]
 
 
 @pytest.fixture
