@@ -346,8 +346,10 @@ def more_than_fits():
     pairs = [("bare_torch", 1), *itertools.product(("ddp_gloo", "horovod_gloo", "zero1"), (1, 2, 4))]
     runs = [sweeps.run(*pair, repeat, machine=hosts[n % 3], flags=["swapping"] if pair[1] > 1 else [])
             for repeat in range(2) for n, pair in enumerate(pairs)]  # fmt: skip
-    for profile in (run.ranks[0].probes.profile for run in runs if run.scale.gpus > 1):
-        profile.kernel_s, profile.operations[0].name = None, SCRIPT + "x" * 100
+    for probes in (run.ranks[0].probes for run in runs if run.scale.gpus > 1):
+        first, *others = probes.profile.operations
+        operations = [dataclasses.replace(first, name=SCRIPT + "x" * 100), *others]
+        probes.profile = dataclasses.replace(probes.profile, kernel_s=None, operations=operations)
     for batch in (20, 40, 80):
         runs.append(sweeps.run("bare_torch", 1, run_id=f"{batch}", train=TrainSpec(batch)))
         runs[-1].scale.batch_per_device = batch
