@@ -55,25 +55,6 @@ def test_columns_and_types_do_not_depend_on_the_rows(results):
         assert {kinds[name] for name in names} == {kind}
 
 
-def test_the_baseline_itself_has_speedup_one_and_a_missing_one_is_null():
-    _, own = of(record(gpus=2), record())
-    assert own["speedup_self"] == own["efficiency_self"] == 1.0
-    assert own["speedup_self_low"] is None and own["speedup_self_high"] is None
-    (row,) = of(record(gpus=2))
-    names = [name for name in COLUMNS if name.startswith(("baseline_", "speedup_", "efficiency_"))]
-    assert len(names) == 14 and {row[name] for name in names} == {None}
-
-
-def test_a_failed_run_has_its_reason_and_no_figures():
-    row, _ = of(FAILED, record())
-    assert (row["status"], row["reason"], row["flags"]) == ("failed", "failed as configured", None)
-    assert row["baseline_self_id"] is not None
-    (before,) = of(record(gpus=1, status="failed", ranks=[rank(0)]))  # of a rank that failed before measuring
-    names = "throughput_samples_per_s throughput_low throughput_high interval_over step_s epoch_s measured_steps"
-    for cells in (row, before):
-        assert {cells[name] for name in [*names.split(), "warmup_steps", "speedup_self", "efficiency_self"]} == {None}
-
-
 def test_an_infinite_limit_is_null_and_flagged():
     """Blocks so unlike each other that nothing bounds the throughput from above."""
     wild = record(gpus=2, ranks=[rank(k, [0.01] * 31 + [50.0]) for k in range(2)])

@@ -10,7 +10,7 @@ import pytest
 
 from scalebench.analysis import rows
 from scalebench.analysis.columns import FRAME_COLUMNS
-from scalebench.analysis.repeats import Configurations, holds_over_repeats
+from scalebench.analysis.repeats import Configurations
 from scalebench.analysis.rows import make_row
 from scalebench.core.result import MonitorRecord
 from scalebench.core.spec import MeasureSpec
@@ -52,19 +52,6 @@ def test_three_repeats_are_one_row_with_an_interval():
     assert row["step_s"] == pytest.approx(20 / value) and row["epoch_s"] == pytest.approx(1000 / value)
     assert (row["repeats"], row["interval_over"], row["repeat"], row["flags"]) == (3, "repeats", None, "repeats_differ")
     assert row["run_id"] == "ddp-2-0-2" and row["path"] == "/runs/0"
-
-
-@pytest.mark.parametrize(("repeat_count", "over"), [(1, "blocks"), (2, "repeats"), (3, "repeats")])
-def test_what_intervals_are_over(repeat_count, over):
-    made = [run_of(r, s, gpus=g) for r, s in enumerate((0.1, 0.12, 0.11)[:repeat_count]) for g in (1, 2)]
-    one, two = rows_of(made)
-    assert (two["interval_over"], two["repeats"]) == (over, repeat_count)
-    assert two["throughput_low"] is not None and two["flags"] == ("repeats_differ" if repeat_count > 1 else None)
-    assert holds_over_repeats(two) == (over == "repeats")
-    for name in ("speedup_self", "efficiency_self", "overhead_share"):
-        assert (two[f"{name}_low"] is not None) == (over == "repeats" and name != "overhead_share")
-    assert two["speedup_self"] == pytest.approx(2) and two["efficiency_self"] == pytest.approx(1)
-    assert (one["speedup_self"], one["speedup_self_low"]) == (1, None)
 
 
 def test_single_repeats_are_the_rows_of_load():

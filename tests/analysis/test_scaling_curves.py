@@ -111,17 +111,6 @@ def test_rows_with_equal_columns_are_split_by_baseline_or_in_order():
     assert named(make_curves(lost)) == {"ddp_gloo": [1, 2], "ddp_gloo #2": [2]}
 
 
-def test_unmeasured_rows_are_no_points():
-    frame = pooled(sweeps.failed_run(), sweeps.run("ddp_gloo", 2))
-    assert named(make_curves(frame)) == {"ddp_gloo": [2]}
-    assert make_curves(pooled(sweeps.failed_run())) == [] and group_curves([]) == []
-    assert make_curves(make_frame([], [*FRAME_COLUMNS, "repeats"])) == []
-    frame = pooled(*several(["ddp_gloo"], (1, 2, 4)))
-    frame.loc[frame["gpus"] == 1, "status"] = "cancelled"
-    frame.loc[frame["gpus"] == 4, "throughput_samples_per_s"] = pd.NA
-    assert named(make_curves(frame)) == {"ddp_gloo": [2]}
-
-
 values = st.sampled_from([None, "x", "y"])
 
 

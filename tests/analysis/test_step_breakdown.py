@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scalebench.analysis import step_breakdown, throughput
-from scalebench.core.result import GpuTime, ProbeRecord, Profile, Sync
+from scalebench.core.result import GpuTime, ProbeRecord, Profile
 from scalebench.report.sections.operations import describe_gpus
 from tests.builders.runs import rank, record
 
@@ -100,15 +100,6 @@ def test_unmeasured_figures_are_null(empty):
     half = group(probes(), None)
     assert {step_breakdown.figure(half, name) for name in step_breakdown.SERIES_OF_COLUMN} == {None}
     assert step_breakdown.figure(group(probes(), status="failed"), "forward_s") is None
-
-
-def test_a_row_has_shares_and_seconds_per_epoch():
-    result = group(probes(), probes(), sync=Sync(message_bytes=[100, 200]))
-    cells = step_breakdown.breakdown_cells(result, 0.010)
-    assert cells["sync_exposed_share"] == pytest.approx(0.3)
-    assert cells["data_share"] == pytest.approx(0.1)
-    assert cells["sync_per_epoch_s"] == pytest.approx(0.3)
-    assert cells["syncs_per_epoch"] == 200
 
 
 def test_the_two_shares_of_collectives_are_independent():

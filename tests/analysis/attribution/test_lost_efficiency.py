@@ -2,7 +2,6 @@
 
 import dataclasses
 import statistics
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t
 
-from scalebench.analysis import step_breakdown
 from scalebench.analysis.attribution.components import (
     INDEPENDENT_REPLICAS,
     LOSS_PARTS,
@@ -36,7 +34,6 @@ from tests.builders.attribution_runs import (
     two_device_run,
     weak_scaling_runs,
 )
-from tests.builders.frames import frame_of_results
 from tests.builders.runs import record
 
 SUM_TOLERANCE = 1e-12
@@ -80,17 +77,6 @@ def test_each_known_part_comes_back():
     run = attribute_weak()
     assert adds_up(run) and run.missing == {"batch": SAME_BATCH}
     assert seconds(run) == pytest.approx({(name,): PART_S[name] for name in LOSS_PARTS[1:]}, abs=TOLERANCE_S)
-
-
-def test_the_parts_agree_with_the_columns_of_the_frame():
-    result, bare, own = weak_scaling_runs()
-    run = attribute_weak()
-    cells = frame_of_results([result, bare, own], [Path()] * 3).to_dict("records")[0]
-    assert run.lost.value == pytest.approx(1 - cells["efficiency_bare"], abs=SUM_TOLERANCE)
-    parts, self_data = seconds(run), step_breakdown.figure(own, "data_s")
-    assert parts["imbalance",] == cells["imbalance_s"]
-    assert parts["data",] == pytest.approx(cells["data_s"] - self_data.value, abs=SUM_TOLERANCE)
-    assert parts["imbalance",] + parts["communication",] == pytest.approx(cells["sync_exposed_s"], abs=SUM_TOLERANCE)
 
 
 @pytest.mark.parametrize(("without", "merged", "reason"), [

@@ -68,17 +68,6 @@ def test_verdicts_are_adjusted_for_the_number_of_pairs():
     assert first.interval.limits == pytest.approx(alone.interval.limits), "the interval is that of the pair alone"
 
 
-def test_pairs_share_everything_but_what_may_differ():
-    a = [*make_runs("a", [0.1]), *make_runs("a", [0.1], gpus=2)]
-    a += make_runs("a", [0.1], **train_settings(precision="tf32"))
-    b = make_runs("b", [0.1], **machine_settings(hostname="other", versions={"torch": "2.9"}))
-    actual = compare(a, [*b, *make_runs("b", [0.1], gpus=4)])
-    assert [pair.label for pair in actual.pairs] == [{"strategy": "ddp", "gpus": "1", "precision": "float32"}]
-    assert set(actual.contrasts[0].differences) == {
-        ("machine.hostname", "node", "other", 1), ("versions.torch", "none", "2.9", 1)
-    }  # fmt: skip
-
-
 def test_the_way_out_of_a_refusal_is_one():
     a, b = make_runs("a", STEADY), make_runs("b", slower(0.2), **train_settings(batch_per_device=20))
     assert compare(a, b).refusal.endswith("; --ignore train.batch_per_device pairs them")
