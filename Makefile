@@ -34,8 +34,8 @@ docs: install
 # contracts. Many tests wait for processes, so that three lanes are busy enough for two cores.
 TENSORFLOW_LANE := tests/strategies/tensorflow tests/strategies/contracts/test_contract_tensorflow.py \
   tests/strategies/test_framework_parity.py tests/strategies/test_network_operations.py \
-  tests/report tests/docs tests/conf tests/config tests/fuzz
-PROGRAM_LANE := tests/cli tests/sweeps tests/runner tests/faults tests/core tests/install tests/slurm
+  tests/report tests/docs tests/conf tests/config tests/core tests/fuzz
+PROGRAM_LANE := tests/cli tests/sweeps tests/runner tests/faults tests/install tests/slurm
 test: install
 	@$(MAKE) --no-print-directory --jobs 4 --keep-going --output-sync=target \
 	  lint test-tensorflow test-program test-torch
