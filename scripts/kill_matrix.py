@@ -365,9 +365,7 @@ def run_steps(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     for room in options.rooms:
         if not (ROOT / "scalebench" / room).exists():
-            sys.exit(
-                f"--rooms: no scalebench/{room}; it takes rooms, folders and files below scalebench, such as {ROOMS[0]}"
-            )
+            sys.exit(f"--rooms: no scalebench/{room}; it takes what lies below scalebench, such as analysis/rows.py")
     with tempfile.TemporaryDirectory(prefix="km") as name:
         folder = Path(name).resolve()
         copy = folder / "tree"

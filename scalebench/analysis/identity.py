@@ -70,7 +70,7 @@ Placement = tuple[tuple[tuple[str, str], ...], str, int]  # environment variable
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What a run is matched by."""
+    """The settings, the machine and the time by which a run is matched with others."""
 
     run_id: str
     fingerprint: str

@@ -128,8 +128,8 @@ class Measurement:
 
     @property
     def steady(self) -> bool | None:
-        """Whether the blocks neither drift nor change their level (steady_state.find_unsteadiness) after leftover
-        warm-up; None where there are too few to say."""
+        """Return whether the blocks neither drift nor change their level (steady_state.find_unsteadiness) after
+        leftover warm-up; None where there are too few to say."""
         if not self.groups or any(group.unsteadiness is None for group in self.groups):
             return None
         return not any(group.unsteadiness for group in self.groups)

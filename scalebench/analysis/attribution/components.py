@@ -87,7 +87,7 @@ def split_lost_time(possible: Sequence[str], measured: Collection[str]) -> Split
         is_merged = "imbalance" in possible and not waits
         names = ("imbalance", "communication") if is_merged else ("communication",)
         probed.append((names, {"exposed": 1.0, **{name: -factor for name, factor in waits.items()}}))
-    # What is left of the step with probes, or of the step itself, belongs to all other parts.
+    # All other parts share the rest of the step with probes, or of the step itself.
     top = ["step"]
     if "probed" in measured:
         base = "fixed_batch" if "fixed_batch" in measured else "fed"

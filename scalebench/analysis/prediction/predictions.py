@@ -42,7 +42,7 @@ QUANTILES = (0.025, 0.975)
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is predicted on one number of devices; None is unknown."""
+    """The forecast for one number of devices; None stands for what is unknown."""
 
     devices: int
     batch: float | None  # samples of a device; None: a step has fewer samples than there are devices

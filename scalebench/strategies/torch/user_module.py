@@ -42,9 +42,11 @@ RUN_BACKWARD = "_engine_run_backward"  # PyTorch's function around every backwar
 NO_GPU = re.compile("Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available")
 # The beginning of BatchNorm's message about a batch of one sample.
 ONE_SAMPLE = re.compile("Expected more than 1 value per channel")
-# The end of Lightning's message where a module reaches for its Trainer and has none.
 SPARSE = re.compile(r"Could not run '\S+' with arguments from the 'Sparse\w+' backend")
 NO_CLOSURE = re.compile("The closure hasn't been executed")
+# The middle of FSDP's message where a module uses the weights of a block that it does not call.
+NOT_GATHERED = re.compile(r"got mixed torch\.Tensor and DTensor")
+# The end of Lightning's message where a module reaches for its Trainer and has none.
 NO_TRAINER = re.compile("is not attached to a `Trainer`")
 
 
@@ -200,6 +202,11 @@ def attribute_errors_to_user(
             reason = f"{function_label(model)} fails{place or ''}: {describe_exception(error)[:MAX_ERROR_CHARACTERS]}"
             if NO_GPU.search(str(error)):
                 reason += "; this run has no GPU, so leave moving the module and its samples to scalebench"
+            if NOT_GATHERED.search(str(error)):
+                reason += (
+                    "; weights of a block are gathered where the block is called: use it by calling it, or set "
+                    "strategy.options.units=whole"
+                )
             if ONE_SAMPLE.search(str(error)):
                 reason += (
                     "; a device has one sample of a step, or of a part of one, which BatchNorm cannot normalize: raise "

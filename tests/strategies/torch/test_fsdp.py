@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from scalebench.core.errors import PluginError
 from scalebench.core.json_files import write_json
+from scalebench.strategies.base import BatchReplay
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.sharded.fsdp import find_blocks
 from tests.strategies.torch.conftest import run_ranks, spec_of, user_model
@@ -71,6 +73,12 @@ def test_losses_are_those_of_bare(strategy, precision, tolerance):
     for _ in range(3):
         expected = pytest.approx(float(bare.step(BATCH).loss_sum), rel=tolerance)
         assert float(fsdp.step(BATCH).loss_sum) == expected
+
+
+def test_a_block_that_is_not_called_names_the_way_out(strategy):
+    uncalled = user_model("UncalledBlocks")
+    with pytest.raises(PluginError, match=r"use it by calling it, or set strategy\.options\.units=whole$"):
+        strategy("fsdp_gloo", **uncalled, **EACH_BLOCK).train(BatchReplay(BATCH, 1))
 
 
 def test_layers_whose_kernels_take_float32_alone_are_gathered_so(strategy):

@@ -286,5 +286,15 @@ class Blocks(nn.Module):
     def forward(self, x):
         x = self.embed(x[:, :, ::20].transpose(1, 2))
         for block in self.blocks:
-            x = block(x)
+            x = self.apply_block(block, x)
         return self.head(x.mean(1))
+
+    def apply_block(self, block, x):
+        return block(x)
+
+
+class UncalledBlocks(Blocks):
+    """It uses its blocks by their method, which runs no hooks."""
+
+    def apply_block(self, block, x):
+        return block.forward(x)
