@@ -1,10 +1,6 @@
 """Batches: the saturating batch of a device, from which more samples per step bring nearly nothing, and the fixed cost
 of a step; N devices of b samples beside one device of N * b; and how much of a larger batch's gain comes from
-synchronizing gradients less often.
-
-A curve over batches is the rows of the pooled frame that are one configuration on one number of devices, measured with
-several batches.
-"""
+synchronizing gradients less often."""
 
 from __future__ import annotations
 
@@ -19,19 +15,13 @@ import numpy as np
 
 from scalebench.analysis import identity
 from scalebench.analysis.columns import RATE
-from scalebench.analysis.identity import Key, curve_key, name_curves
+from scalebench.analysis.identity import Key, curve_key, group_by, name_curves
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.time_to_target import TrainingOutcome, mean_of_factors
 from scalebench.analysis.verdicts import decide_ratio, estimate_of, explain_no_verdict
-from scalebench.core.stats.estimate_arithmetic import (
-    LeastSquares,
-    combine,
-    estimate_around,
-    fit_least_squares,
-    rate_to_seconds,
-)
-from scalebench.core.stats.estimates import CONFIDENCE, Estimate, student_t
+from scalebench.core.stats.estimate_arithmetic import combine, estimate_around, fit_least_squares, rate_to_seconds
+from scalebench.core.stats.estimates import CONFIDENCE, Estimate, scale_estimate, student_t
 from scalebench.core.units import format_count
 
 BATCH = "batch_per_device"
@@ -42,16 +32,13 @@ Row = Mapping[str, Any]
 def make_batch_curves(curves: Iterable[Curve]) -> list[Curve]:
     """Return a curve for each configuration and number of devices with two batches or more, its rows in ascending order
     of batches. Curves of one group may share a chart."""
-    by_group: dict[Key, dict[tuple[Key, int], list[tuple[Curve, dict[str, Any]]]]] = {}
-    for curve in curves:
-        group_key = tuple(text for name, text in curve.group.items() if name != "batch")
-        for row in curve.rows:
-            points = by_group.setdefault(group_key, {}).setdefault((curve_key(row), row["gpus"]), [])
-            points.append((curve, row))
     batch_curves = []
-    for members in by_group.values():
-        parts = [(key, points[0][0], part) for key, points in members.items()
-                 for part in _split_by_batch([row for _, row in points])]  # fmt: skip
+    groups = group_by(curves, lambda curve: tuple(text for name, text in curve.group.items() if name != "batch"))
+    for of_group in groups.values():
+        points = [(curve, row) for curve in of_group for row in curve.rows]
+        members = group_by(points, lambda point: (curve_key(point[1]), point[1]["gpus"]))
+        parts = [(key, of_key[0][0], part) for key, of_key in members.items()
+                 for part in _split_by_batch([row for _, row in of_key])]  # fmt: skip
         names = name_curves(list(dict.fromkeys(key for (key, _), _, _ in parts)))
         sizes = [row[BATCH] for _, _, rows in parts for row in rows]
         numbers = Counter[tuple[Key, int]]()
@@ -79,41 +66,31 @@ def _split_by_batch(rows: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]
 @dataclass(frozen=True)
 class SaturatingBatch:
     """`batch` is the smallest batch of a device whose throughput is at least SATURATION_SHARE of the highest measured
-    one.
-
-    `share` is its own share; `highest` is the batch with the highest throughput; `candidates` are the measured batches
-    that could be the saturating one by their intervals, None without limits over repeats. At an end of the measured
-    range the true saturating batch may be beyond: `first` says that no smaller batch was measured; `last` that no
-    larger one was, so that throughput still rises.
-    """
+    one. At an end of the measured range the true one may be beyond."""
 
     batch: int
-    share: float
+    share: float  # its own
     rate: float  # samples/s over all devices at `batch`
-    highest: int
+    highest: int  # the batch with the highest throughput
     highest_rate: float
-    candidates: tuple[int, ...] | None
-    first: bool
-    last: bool
+    candidates: tuple[int, ...] | None  # batches that it could be by their intervals; None without limits over repeats
+    first: bool  # no smaller batch was measured
+    last: bool  # no larger one was, so that throughput still rises
 
 
 @dataclass(frozen=True)
 class StepFit:
     """step_s = alpha_s + beta_s * samples of a device. `half_batch` (n_1/2) is alpha_s / beta_s in samples: with it
-    half of a step is fixed cost, and throughput is half of `limit` = 1 / beta_s, in samples/s of one device.
-
-    Both are None if the line has a negative fixed cost, or does not rise with the samples. The limits `low` and `high`
-    are None for two points, and where the data give none. `r_squared` is that of the relative deviations, `worst` the
-    largest of them (a share).
-    """
+    half of a step is fixed cost, and throughput is half of `limit` = 1 / beta_s, in samples/s of one device. Both are
+    None if the line has a negative fixed cost, or does not rise; its limits `low` and `high` also for two points."""
 
     alpha_s: float
     beta_s: float
     half_batch: float | None
     low: float | None
     high: float | None
-    r_squared: float
-    worst: float
+    r_squared: float  # of the relative deviations
+    worst: float  # the largest of them, a share
     points: int
 
     @property
@@ -129,30 +106,23 @@ def find_saturating_batch(
 
     A batch is a candidate if the 95 % intervals of its throughput over that of each other batch all reach `share`, and
     no smaller batch certainly does. Each pair is tested by itself, so that several comparisons together err more often
-    than 5 %. The highest measured throughput belongs to a finite
-    series and is no limit: StepFit has one.
+    than 5 %. The highest measured throughput is no limit: StepFit has one.
     """
     if len(rows) < 2:
         return None
+    ratios = [[decide_ratio(row, other, estimate_ratio) for other in rows if other is not row] for row in rows]
+    surely = [n for n, of_row in enumerate(ratios) if min(ratio.low for ratio in of_row) >= share]
+    possible = ratios[: surely[0] + 1] if surely else ratios
+    candidates = None
+    if all(ratio.has_limits for of_row in possible for ratio in of_row):
+        candidates = tuple(row[BATCH] for row, of_row in zip(rows, possible, strict=False)
+                           if min(ratio.high for ratio in of_row) >= share)  # fmt: skip
     best = max(rows, key=lambda row: row[RATE])
     row = next(row for row in rows if row[RATE] >= share * best[RATE])
     return SaturatingBatch(
         row[BATCH], row[RATE] / best[RATE], row[RATE], best[BATCH], best[RATE],
-        _saturation_candidates(rows, estimate_ratio, share), row is rows[0], row is rows[-1],
+        candidates, row is rows[0], row is rows[-1],
     )  # fmt: skip
-
-
-def _saturation_candidates(rows: Sequence[Row], estimate_ratio: EstimateRatio, share: float) -> tuple[int, ...] | None:
-    candidates = []
-    for row in rows:
-        ratios = [decide_ratio(row, other, estimate_ratio) for other in rows if other is not row]
-        if not all(ratio.has_limits for ratio in ratios):
-            return None
-        if min(ratio.high for ratio in ratios) >= share:
-            candidates.append(row[BATCH])
-        if min(ratio.low for ratio in ratios) >= share:
-            break
-    return tuple(candidates)
 
 
 def batch_and_step_s(rows: Sequence[Row]) -> list[tuple[float, float]]:
@@ -178,65 +148,45 @@ def fit_step_time(points: Sequence[tuple[float, float]]) -> StepFit | None:
     fit = fit_least_squares([(1 / seconds, samples / seconds) for samples, seconds in points], [1.0] * len(points))
     if fit is None:
         return None  # sizes that differ by rounding only
-    (alpha, beta), worst = map(float, fit.coefficients), float(np.abs(fit.deviations).max())
-    limits = _ratio_limits(fit) if alpha > 0 and beta > 0 else None
-    low, high = (None, None) if limits is None else (max(0.0, limits[0]), limits[1])
-    inverse_s = np.array([1 / seconds for _, seconds in points])
-    around, flat = float(fit.deviations @ fit.deviations), len(points) - inverse_s.sum() ** 2 / (inverse_s @ inverse_s)
-    r_squared = 1 - around / float(flat) if flat > 0 else 0.0
-    half_batch = alpha / beta if alpha > 0 and beta > 0 else None
-    return StepFit(alpha, beta, half_batch, low, high, r_squared, worst, len(points))
-
-
-def _ratio_limits(fit: LeastSquares) -> tuple[float, float] | None:
-    """Return the limits of alpha / beta by Fieller's theorem; None for two points, and if beta, which is positive, is
-    not significantly different from 0."""
-    freedom = len(fit.deviations) - 2
-    if freedom < 1:
-        return None
-    (alpha, beta), t = fit.coefficients.tolist(), student_t(freedom, CONFIDENCE)
-    (v11, v12), (_, v22) = (fit.inverse * float(fit.deviations @ fit.deviations) / freedom).tolist()
-    g, ratio = t * t * v22 / (beta * beta), alpha / beta
-    if g >= 1:
-        return None
-    inner = v11 - 2 * ratio * v12 + ratio * ratio * v22 - g * (v11 - v12 * v12 / v22 if v22 > 0 else 0.0)
-    middle = ratio - (g * v12 / v22 if v22 > 0 else 0.0)
-    reach = t / beta * math.sqrt(max(0.0, inner))
-    return (middle - reach) / (1 - g), (middle + reach) / (1 - g)
+    (alpha, beta), worst, freedom = fit.coefficients.tolist(), float(np.abs(fit.deviations).max()), len(points) - 2
+    inverse_s, squares = np.array([1 / seconds for _, seconds in points]), float(fit.deviations @ fit.deviations)
+    total = float(len(points) - inverse_s.sum() ** 2 / (inverse_s @ inverse_s))
+    r_squared = 1 - squares / total if total > 0 else 0.0
+    if not (alpha > 0 and beta > 0):
+        return StepFit(alpha, beta, None, None, None, r_squared, worst, len(points))
+    ratio, low, high = alpha / beta, None, None
+    if freedom > 0:
+        t, ((v11, v12), (_, v22)) = student_t(freedom, CONFIDENCE), (fit.inverse * squares / freedom).tolist()
+        g = t * t * v22 / (beta * beta)
+        if g < 1:  # else beta is not significantly different from 0
+            inner = v11 - 2 * ratio * v12 + ratio * ratio * v22 - g * (v11 - v12 * v12 / v22 if v22 > 0 else 0.0)
+            middle = ratio - (g * v12 / v22 if v22 > 0 else 0.0)
+            reach = t / beta * math.sqrt(max(0.0, inner))
+            low, high = max(0.0, (middle - reach) / (1 - g)), (middle + reach) / (1 - g)
+    return StepFit(alpha, beta, ratio, low, high, r_squared, worst, len(points))
 
 
 @dataclass(frozen=True)
 class DevicesOrBatch:
     """N devices of b samples (`many_devices`) and one device of N * b (`one_device`): the same samples and as many
-    steps in an epoch. With `same_strategy` the one device runs the strategy itself, else its bare baseline.
-
-    `throughput` is that of N devices over that of one. `trainings` are both over their seeds, None if they had no
-    target, or different ones. `time_ratio` is the one device's seconds to the target over those of N devices, None
-    unless every seed of both reached it, and they share one; seeds are paired. Limits are 95 %, over repeats and over
-    seeds, of which it takes three.
-    """
+    steps in an epoch. Ratios are N devices over one, with 95 % limits over repeats and over three seeds or more."""
 
     many_devices: Row
     one_device: Row
-    same_strategy: bool
+    same_strategy: bool  # else the one device runs the bare baseline
     throughput: Estimate
-    trainings: tuple[TrainingOutcome, TrainingOutcome] | None
-    time_ratio: Estimate | None
+    trainings: tuple[TrainingOutcome, TrainingOutcome] | None  # None if they had no target, or different ones
+    time_ratio: Estimate | None  # of speed to the target, over paired seeds; None unless every seed of both reached it
 
 
 @dataclass(frozen=True)
 class BatchGain:
-    """One batch of a device and the next larger one, on as many devices; seconds of an epoch.
-
-    `predicted` is the exposed sync of a step times the steps of an epoch, before minus after; None without probes.
-    `measured` is the time of the epoch before minus after, with limits over repeats. Above 0: the larger batch is
-    faster.
-    """
+    """One batch of a device and the next larger one on as many devices: seconds of an epoch, before minus after."""
 
     before: Row
     after: Row
-    predicted: Estimate | None
-    measured: Estimate | None
+    predicted: Estimate | None  # the exposed sync of its steps; None without probes
+    measured: Estimate | None  # all of it, with limits over repeats
 
     @property
     def share(self) -> float | None:
@@ -254,66 +204,58 @@ def compare_devices_with_batch(
     In weak scaling only: in strong scaling every speedup is such a comparison. Throughput is that of the first of
     several seeds, the time to the target that of all.
     """
-    pairs = ((curve, row) for curve in curves for row in curve.rows)
-    rows: list[tuple[Curve, Row]] = [(curve, row) for curve, row in pairs if row["scaling"] != "strong"]
+    column_key = identity.column_key
+    pairs = ((curve, row) for curve in curves for row in curve.rows if row["scaling"] != "strong")
+    rows: list[tuple[Key, Row]] = [(identity.global_batch_key(row, curve.group), row) for curve, row in pairs]
     strategy_of = {row["run_id"]: row["strategy"] for _, row in rows}
     self_rows: dict[Key, Row] = {}
     bare_rows: dict[Key, Row] = {}
-    several: dict[Key, tuple[Curve, Row]] = {}
-    for curve, row in rows:
-        work = identity.global_batch_key(row, curve.group)
+    several: dict[Key, tuple[Key, Row]] = {}
+    for work, row in rows:
         if row["gpus"] == 1:
-            self_rows.setdefault((work, identity.column_key(row, identity.DEVICES_OR_BATCH_COLUMNS)), row)
-            bare_rows.setdefault((work, row["strategy"], identity.column_key(row, identity.BARE_BASELINE_COLUMNS)), row)
+            self_rows.setdefault((work, column_key(row, identity.DEVICES_OR_BATCH_COLUMNS)), row)
+            bare_rows.setdefault((work, row["strategy"], column_key(row, identity.BARE_BASELINE_COLUMNS)), row)
         else:
-            several.setdefault((work, identity.column_key(row, identity.TRAINED_COLUMNS), row["gpus"]), (curve, row))
+            several.setdefault((work, column_key(row, identity.TRAINED_COLUMNS), row["gpus"]), (work, row))
     comparisons, trained = [], {str(outcome.first_run["training_id"]): outcome for outcome in outcomes}
-    for curve, row in several.values():
-        work, bare_strategy = identity.global_batch_key(row, curve.group), strategy_of.get(row["baseline_bare_id"])
-        same = self_rows.get((work, identity.column_key(row, identity.DEVICES_OR_BATCH_COLUMNS)))
-        bare = bare_rows.get((work, bare_strategy, identity.column_key(row, identity.BARE_BASELINE_COLUMNS)))
+    for work, row in several.values():
+        bare_strategy = strategy_of.get(row["baseline_bare_id"])
+        same = self_rows.get((work, column_key(row, identity.DEVICES_OR_BATCH_COLUMNS)))
+        bare = bare_rows.get((work, bare_strategy, column_key(row, identity.BARE_BASELINE_COLUMNS)))
         for single, same_strategy in ((same, True), (None if bare is same else bare, False)):
-            if single is not None:
-                throughput = decide_ratio(row, single, estimate_ratio)
-                left, right = (trained.get(str(each.get("training_id"))) for each in (row, single))
-                has_target = left is not None and right is not None and left.target is not None
-                trainings = (left, right) if left and right and has_target and left.target == right.target else None
-                time_ratio = None if trainings is None else _time_ratio(*trainings)
-                comparisons.append(DevicesOrBatch(row, single, same_strategy, throughput, trainings, time_ratio))
+            if single is None:
+                continue
+            many, alone = (trained.get(str(each.get("training_id"))) for each in (row, single))
+            trainings, ratios = None, []
+            if many and alone and many.target is not None and many.target == alone.target:
+                trainings = many, alone
+                # A target that is reached after 0 s needs the first step alone, whose seconds do not count.
+                if all(each.reached == each.seeds and all(each.target_s.values()) for each in trainings):
+                    ratios = [s / many.target_s[seed] for seed, s in alone.target_s.items() if seed in many.target_s]
+            throughput, time_ratio = (
+                decide_ratio(row, single, estimate_ratio),
+                mean_of_factors(ratios) if ratios else None,
+            )
+            comparisons.append(DevicesOrBatch(row, single, same_strategy, throughput, trainings, time_ratio))
     return comparisons
-
-
-def _time_ratio(many: TrainingOutcome, single: TrainingOutcome) -> Estimate | None:
-    if any(outcome.reached < outcome.seeds or not all(outcome.target_s.values()) for outcome in (many, single)):
-        return None  # after 0 s: the first step, whose seconds do not count, was enough
-    ratios = [single.target_s[seed] / many.target_s[seed] for seed in single.target_s if seed in many.target_s]
-    return mean_of_factors(ratios) if ratios else None
 
 
 def list_batch_gains(curve: Curve) -> Iterator[BatchGain]:
     """Yield the gains along a curve over batches; none on one device, which synchronizes nothing."""
-    for before, after in itertools.pairwise(curve.rows):
-        if before["gpus"] > 1:
-            differences = []
-            for seconds_of in (_sync_s_per_epoch, _epoch_s):
-                both = {"before": seconds_of(before), "after": seconds_of(after)}
-                present = {name: seconds for name, seconds in both.items() if seconds is not None}
-                differences.append(combine({"before": 1.0, "after": -1.0}, present) if len(present) == 2 else None)
-            yield BatchGain(before, after, *differences)
 
+    def estimate_epoch(row: Row) -> tuple[Estimate | None, Estimate | None]:
+        """Return the exposed sync and the time of an epoch."""
+        sync_s, steps, epoch_s = row["sync_exposed_s"], row["steps_per_epoch"], row["epoch_s"]
+        sync = epoch = None
+        if sync_s is not None and steps:
+            per_step = estimate_of(row, "sync_exposed_s")
+            sync = estimate_around(steps * sync_s, None if per_step is None else scale_estimate(per_step, steps))
+        if epoch_s is not None and math.isfinite(epoch_s):
+            limits = None if explain_no_verdict(row) else estimate_of(row, RATE, "throughput")
+            epoch = rate_to_seconds(row[RATE], limits, epoch_s * row[RATE])
+        return sync, epoch
 
-def _sync_s_per_epoch(row: Row) -> Estimate | None:
-    sync_s, steps = row["sync_exposed_s"], row["steps_per_epoch"]
-    if sync_s is None or not steps:
-        return None
-    per_step = estimate_of(row, "sync_exposed_s")
-    limits = None if per_step is None else Estimate(*(steps * s for s in (per_step.value, per_step.low, per_step.high)))
-    return estimate_around(steps * sync_s, limits)
-
-
-def _epoch_s(row: Row) -> Estimate | None:
-    epoch_s = row["epoch_s"]
-    if epoch_s is None or not math.isfinite(epoch_s):
-        return None
-    limits = None if explain_no_verdict(row) else estimate_of(row, RATE, "throughput")
-    return rate_to_seconds(row[RATE], limits, epoch_s * row[RATE])
+    for before, after in itertools.pairwise(curve.rows if curve.rows[0]["gpus"] > 1 else ()):
+        both = zip(estimate_epoch(before), estimate_epoch(after), strict=True)
+        gains = [combine({"a": 1.0, "b": -1.0}, {"a": a, "b": b}) if a and b else None for a, b in both]
+        yield BatchGain(before, after, *gains)

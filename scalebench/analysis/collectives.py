@@ -8,7 +8,7 @@ functions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 COLLECTIVE_COLUMNS = (
     "run_id strategy options environment bind layout device_ids framework backend_used hardware gpus nodes repeat name "
-    "size_bytes time_s time_low time_high "
-    "algbw_bytes_per_s busbw_bytes_per_s"
+    "size_bytes time_s time_low time_high algbw_bytes_per_s busbw_bytes_per_s"
 ).split()
 COLLECTIVE_TEXTS = ("run_id", *VARIANT_COLUMNS, "framework", "backend_used", "hardware", "name")
 COLLECTIVE_COUNTS = ("gpus", "nodes", "repeat", "size_bytes")
@@ -64,21 +63,17 @@ def _shared_cells(result: Result) -> dict[str, Any]:
 
 
 def _time_operations(result: Result, probe: str) -> Iterator[tuple[Any, Estimate]]:
-    """Yield each operation of a probe as the first rank has it, and its seconds over all ranks."""
+    """Yield each operation of a probe as the first rank has it, and its seconds, in each block of the slowest rank.
+    Raises ValueError for fewer than two blocks."""
     of_ranks = [getattr(rank.probes, probe) for rank in result.ranks if rank.probes is not None]
     if of_ranks and all(of_ranks):
-        for first, *others in zip(*of_ranks, strict=True):
-            yield first, operation_s([each.block_s for each in (first, *others)], first.repeats)
-
-
-def operation_s(block_s_of_ranks: Sequence[Sequence[float]], repeats: int) -> Estimate:
-    """Return the seconds of one operation, those of the slowest rank in each block. Raises ValueError for fewer than
-    two blocks."""
-    slowest = np.array(block_s_of_ranks, dtype=np.float64).max(axis=0) / repeats
-    interval = estimate_mean(slowest, batches=max(2, len(slowest)))
-    if interval is None:
-        raise ValueError(f"an interval needs at least 2 blocks, not {len(slowest)}")
-    return Estimate(interval.value, max(0.0, interval.low), interval.high)  # no time is negative
+        for operations in zip(*of_ranks, strict=True):
+            blocks = np.array([each.block_s for each in operations], np.float64)
+            slowest = blocks.max(axis=0) / operations[0].repeats
+            interval = estimate_mean(slowest, batches=max(2, len(slowest)))
+            if interval is None:
+                raise ValueError(f"an interval needs at least 2 blocks, not {len(slowest)}")
+            yield operations[0], Estimate(interval.value, max(0.0, interval.low), interval.high)  # no time is negative
 
 
 def bus_factor(name: str, ranks: int) -> float:
@@ -112,12 +107,8 @@ def compare_operations(frame: pd.DataFrame) -> list[OperationComparison]:
         for pair in itertools.combinations(sorted(times), 2):
             first, second = (times[name] for name in pair)
             sizes = sorted(first.keys() & second.keys())
-            differences = {
-                size: combine({"a": 1.0, "b": -1.0}, {"a": first[size], "b": second[size]}) for size in sizes
-            }
-            winners = [
-                (pair[each.value > 0], size) for size, each in differences.items() if not each.low <= 0 <= each.high
-            ]
+            differences = {s: combine({"a": 1.0, "b": -1.0}, {"a": first[s], "b": second[s]}) for s in sizes}
+            winners = [(pair[d.value > 0], size) for size, d in differences.items() if not d.low <= 0 <= d.high]
             runs = itertools.groupby(winners, key=lambda winner: winner[0])
             faster = [(name, [size for _, size in of_name]) for name, of_name in runs]
             has_limits = all(each.has_limits for each in differences.values())

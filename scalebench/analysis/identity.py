@@ -1,20 +1,7 @@
 """All keys by which finished or planned runs are matched: the one place where a new config key has to be considered.
 
-What is hashed before a run starts, so that `resume` recognizes it, is core.config_fingerprint. What equal keys mean:
-
-- `workload_key` and `strategy_key` of a RunIdentity: throughputs may be divided; Baselines finds the one-device runs
-  that have the key of a run, and find_nearest the one of them whose `placement` is the most similar.
-- `configuration_key`: repeats of one configuration.
-- `training_key`: the same training, except for its seed.
-- `curve_key` of rows: one scaling curve; DEVICES_OR_BATCH_COLUMNS and BARE_BASELINE_COLUMNS match N devices with one.
-- MEMORY_COLUMNS, OPERATION_COLUMNS: memory, or times of collective operations, that share a table; VARIANT_COLUMNS:
-  repeats of one line of such a table.
-- `parallelism_key`: the same network, trained by data or by model parallelism.
-- `comparison.pairing.pairing_key`: a pair of `scalebench compare`, by the dotted keys that are not in IGNORED_FACTS.
-- `planned_curve_key`, `duration_key` of specs: one curve of a sweep with a time limit; runs that should take equally
-  long.
-
-`is_comparable` has no key: whether the quotient of two throughputs is a speedup although strategy and machine differ.
+What is hashed before a run starts, so that `resume` recognizes it, is core.config_fingerprint; `compare` pairs by
+comparison.pairing.pairing_key: all dotted keys that are not in IGNORED_FACTS.
 """
 
 from __future__ import annotations
@@ -22,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate
@@ -42,18 +29,15 @@ if TYPE_CHECKING:
 Key = tuple[Any, ...]
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 
-# Config keys that are no part of what is trained: the program's own, and how a run is measured.
-UNTRAINED_KEYS = (*PROGRAM_KEYS, "measure")
-# Keys of groups that say where files lie and how a run waits for its devices.
+UNTRAINED_KEYS = (*PROGRAM_KEYS, "measure")  # of the config
 DATASET_PATH_KEYS = ("cache",)
+# Keys of `hardware`: how a run waits for devices, and which ones its ranks get and how these reach each other.
 QUEUE_KEYS = ("max_jobs", "slurm", "node_copy")
-# Keys of `hardware` that say which devices ranks get and how these reach each other.
 PLACEMENT_KEYS = ("device_ids", "bind", "environment", "layout", "interface")
 
 
 def _workload(spec: Mapping[str, Any], without: Sequence[str], hardware_without: Sequence[str]) -> dict[str, Any]:
-    """Return what a recorded config trains, and on what: without the groups `without`, and without these keys of its
-    hardware."""
+    """Return what a recorded config trains, and on what."""
     tree = {key: value for key, value in spec.items() if key not in UNTRAINED_KEYS and key not in without}
     if (tree.get("script") or {}).get("path") is None:
         tree.pop("script", None)
@@ -65,7 +49,17 @@ def _workload(spec: Mapping[str, Any], without: Sequence[str], hardware_without:
     return tree
 
 
+def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return the items by their key, both in order."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 Placement = tuple[tuple[tuple[str, str], ...], str, int]  # environment variables, CPU binding and first device
+T = TypeVar("T")
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -88,13 +82,11 @@ BATCH_KEYS = ("batch_per_device", "global_batch")
 
 
 def identify(result: Result, local_batch: bool = False) -> RunIdentity:
-    """Return what a run is matched by; older records lack some of its keys.
+    """Return what a run is matched by.
 
     Two runs share the text of a key if there may be a speedup between them: it covers the workload, the machine and the
-    settings of training, but neither the number of devices nor how the run is measured. Placement is left out, since
-    runs of one machine are comparable: find_nearest chooses among them. With `local_batch` equal keys mean the same
-    batch of a device however it is configured, by scaling=weak with train.batch_per_device, or by scaling=strong with
-    train.global_batch.
+    settings of training, but neither the number of devices nor how the run is measured, nor placement, by which
+    find_nearest chooses. With `local_batch` equal keys mean the same batch of a device however it is configured.
     """
     spec, scale, hardware = result.spec, result.scale, result.spec.get("hardware", {})
     left_out = ("gpus", "strategy", "scaling") if local_batch else ("gpus", "strategy")
@@ -145,13 +137,10 @@ class Baselines(Generic[R]):
     """The one-device runs, among those loaded together, that a run's speedups are measured against."""
 
     def __init__(self, runs: Iterable[R]) -> None:
-        self._by_strategy_key: dict[str, list[R]] = {}
-        self._by_name: dict[tuple[str, str], list[R]] = {}
-        for run in runs:
-            if run.status == "ok" and run.scale.gpus == 1:
-                self._by_strategy_key.setdefault(run.strategy_key, []).append(run)
-                if run.scale.framework == "none" or run.uses_default_options:
-                    self._by_name.setdefault((run.scale.strategy, run.workload_key), []).append(run)
+        good = [run for run in runs if run.status == "ok" and run.scale.gpus == 1]
+        bare = [run for run in good if run.scale.framework == "none" or run.uses_default_options]
+        self._by_strategy_key = group_by(good, lambda run: run.strategy_key)
+        self._by_name = group_by(bare, lambda run: (run.scale.strategy, run.workload_key))
 
     def find_self(self, run: RunIdentity, as_bare: bool = False) -> R | None:
         """Return the nearest run of the same strategy on one device."""
@@ -191,18 +180,14 @@ SAMPLE_KEYS = {"model": ("name", "options", "input_shape", "outputs"), "dataset"
 
 
 def sample_key(result: Result) -> str:
-    """Return what one sample is and which model trains on it; older records lack some of these keys."""
+    """Return what one sample is and which model trains on it."""
     groups = [[result.spec.get(group, {}).get(key) for key in keys] for group, keys in SAMPLE_KEYS.items()]
     return json.dumps(groups, sort_keys=True)
 
 
 def is_comparable(run: RunSummary, baseline: RunSummary) -> bool:
-    """Return whether the quotient of their throughputs is a speedup: the same samples through the same model, at a
-    batch that scaling does not change. Strategy, machine and number of devices may differ.
-
-    On one device weak and strong scaling are the same: such a run fits either, by its batch per device in weak scaling
-    and its global batch in strong scaling.
-    """
+    """Return whether the quotient of their throughputs is a speedup although strategy and machine may differ: the same
+    samples through the same model, at a batch that scaling does not change. A run on one device fits either scaling."""
     a, b = run.scale, baseline.scale
     kinds = {scale.scaling for scale in (a, b) if scale.gpus > 1} or {"weak"}
     if run.sample_key != baseline.sample_key or len(kinds) > 1:
@@ -229,30 +214,19 @@ SETTING_COLUMNS = (
     *OPTIMIZER_COLUMNS,
 )
 CURVE_COLUMNS = ("strategy", *KEY_VALUE_COLUMNS, *INPUT_COLUMNS, *SETTING_COLUMNS)
-# Values that older records, which lack these columns, ran with.
-COLUMN_DEFAULTS = {
-    "bind": "numa",
-    "layout": "sequence",
-    "compiler_used": "none",
-    "learning_rate_rule": "none",
-    "weight_decay": 0.0,
-    "accumulate": 1,
-}
 TRAINED_COLUMNS = tuple(name for name in CURVE_COLUMNS if name != "seed")
 # Device ids and the layout over nodes cannot be equal for unequal numbers of devices.
 DEVICES_OR_BATCH_COLUMNS = tuple(name for name in TRAINED_COLUMNS if name not in ("device_ids", "layout"))
 # A bare baseline has options of its own, and may have been measured with another version of the framework.
-BARE_BASELINE_COLUMNS = tuple(
-    name for name in DEVICES_OR_BATCH_COLUMNS if name not in ("strategy", "options", "framework_version")
-)
+_OWN_COLUMNS = ("strategy", "options", "framework_version")
+BARE_BASELINE_COLUMNS = tuple(name for name in DEVICES_OR_BATCH_COLUMNS if name not in _OWN_COLUMNS)
 MEMORY_COLUMNS = ("model", "dataset", "hardware", "optimizer")
 VARIANT_COLUMNS = ("strategy", "options", "environment", "bind", "layout", "device_ids")  # of operations in one table
 OPERATION_COLUMNS = ["framework", "hardware", "gpus", "nodes", "name"]
 
 
 def column_key(row: Mapping[str, Any], columns: Sequence[str]) -> Key:
-    """Return the values of these columns, with defaults where the row of an older record has none."""
-    return tuple(COLUMN_DEFAULTS.get(name) if row[name] is None else row[name] for name in columns)
+    return tuple(row[name] for name in columns)
 
 
 def curve_key(row: Mapping[str, Any]) -> Key:
@@ -265,19 +239,18 @@ def name_curves(keys: Sequence[Key], columns: Sequence[str] = CURVE_COLUMNS) -> 
     values; INPUT_COLUMNS if any two keys differ in them, since such strategies are not compared like for like."""
     settings = {key: dict(zip(columns, key, strict=True)) for key in keys}
     everywhere = [name for name in INPUT_COLUMNS if len({curve.get(name) for curve in settings.values()}) > 1]
-    return {key: _name_curve(curve, list(settings.values()), everywhere) for key, curve in settings.items()}
-
-
-def _name_curve(curve: dict[str, Any], group: list[dict[str, Any]], everywhere: Sequence[str]) -> str:
-    same_strategy = [other for other in group if other["strategy"] == curve["strategy"]]
-    parts = [str(curve["strategy"])]
-    for name in KEY_VALUE_COLUMNS:
-        common = set.intersection(*(set((other.get(name) or "").split()) for other in same_strategy))
-        parts += [text for text in (curve.get(name) or "").split() if text not in common]
-    for name in (*INPUT_COLUMNS, *SETTING_COLUMNS):
-        if name in everywhere or len({other.get(name) for other in same_strategy}) > 1:
-            parts += [] if curve[name] is None else [f"{name}={str(curve[name]).replace(' ', ',')}"]
-    return " ".join(parts)
+    names = {}
+    for key, curve in settings.items():
+        same_strategy = [other for other in settings.values() if other["strategy"] == curve["strategy"]]
+        parts = [str(curve["strategy"])]
+        for name in KEY_VALUE_COLUMNS:
+            common = set.intersection(*(set((other.get(name) or "").split()) for other in same_strategy))
+            parts += [text for text in (curve.get(name) or "").split() if text not in common]
+        for name in (*INPUT_COLUMNS, *SETTING_COLUMNS):
+            if name in everywhere or len({other.get(name) for other in same_strategy}) > 1:
+                parts += [] if curve[name] is None else [f"{name}={str(curve[name]).replace(' ', ',')}"]
+        names[key] = " ".join(parts)
+    return names
 
 
 def global_batch_key(row: Mapping[str, Any], group: Mapping[str, str]) -> Key:

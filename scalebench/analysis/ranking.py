@@ -1,22 +1,18 @@
 """The best strategy for each number of devices, how certain that is, and whether several devices pay.
 
-Rivals are the curves of one group (model, data set, hardware, scaling, batch) on one number of devices, of any
-framework, that read their data the same way and train in the same precision. Strategies whose replicas never
-synchronize are controls: they are ranked only where nothing else was measured.
-
+Rivals are the curves of one group on one number of devices, of any framework, that read their data the same way and
+train in the same precision. Controls, whose replicas never synchronize, are ranked where nothing else was measured.
 In an advice, all rows on several devices and one device of the bare baseline are one contest, so that "take X on N
-devices" and "stay on one device" hold with all comparisons together. Rows that carry no verdict are left out of it, and
-named.
+devices" and "stay on one device" hold with all comparisons together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
-from scalebench.analysis.identity import INPUT_COLUMNS
+from scalebench.analysis.identity import INPUT_COLUMNS, group_by
 from scalebench.analysis.load import load_configurations
 from scalebench.analysis.read_runs import PathLike
 from scalebench.analysis.repeats import EstimateRatio, holds_over_repeats
@@ -112,14 +108,10 @@ def rank(path: PathLike | Sequence[PathLike]) -> list[Ranking]:
     """Return one ranking for each group and number of devices of the runs at or below `path`, in the order of the
     pooled frame and of devices.
 
-    The best has the largest throughput by the ratios of `load.pooled`, in which a repeat that is slow for all
-    cancels. Of two equal ones it is the first in the frame. The k - 1 intervals hold simultaneously (Bonferroni: each
-    at 1 - 0.05 / (k - 1)), and a rival with an interval above 1 is `slower`. So "X is the best" is wrong in at most
-    2.5 % of all rankings, however many strategies there are and although X was chosen by the same figures: it is wrong
-    only if X beats the true best by more than noise. In the other 97.5 % the true best is X or tied with it.
-
-    There is no verdict on a row whose interval does not include what differs between starts, or that is flagged as
-    disturbed (verdicts.explain_no_verdict).
+    The best has the largest throughput by the ratios of `load.pooled`, of equal ones the first. The k - 1 intervals
+    hold simultaneously (Bonferroni: each at 1 - 0.05 / (k - 1)), and a rival with an interval above 1 is `slower`. So
+    "X is the best" is wrong in at most 2.5 % of all rankings although X was chosen by the same figures: it is wrong
+    only if X beats the true best by more than noise. Some rows carry no verdict (verdicts.explain_no_verdict).
 
     Sources: Bonferroni after Hsu 1981, "Simultaneous confidence intervals for all distances from the 'best'", and Hsu
     1996, "Multiple Comparisons: Theory and Methods", chapter 4 (comparisons with the best need no more than those with
@@ -132,25 +124,16 @@ def rank(path: PathLike | Sequence[PathLike]) -> list[Ranking]:
 def rank_curves(all_curves: Iterable[Curve], estimate_ratio: EstimateRatio) -> list[Ranking]:
     """Rank the curves of a pooled frame, as `rank` describes."""
     rankings = []
-    for _, members in group_curves(all_curves):
-        for group, contest in _split_into_contests(members):
+    for group, members in group_curves(all_curves):
+        differing = [name for name in INPUT_COLUMNS if len({curve.rows[0][name] for curve in members}) > 1]
+        contests = group_by(members, lambda curve: tuple(str(curve.rows[0][name]) for name in differing))  # noqa: B023
+        for key, rivals in contests.items():
+            contest = [curve for curve in rivals if not is_control(str(curve.rows[0]["strategy"]))] or rivals
             for gpus in sorted({count for curve in contest for count in curve.gpus}):
                 rows = [(curve.name, row) for curve in contest for row in curve.rows if row["gpus"] == gpus]
-                rankings.append(rank_rows(group, gpus, rows, estimate_ratio))
+                inputs = dict(zip(differing, key, strict=True))
+                rankings.append(rank_rows({**group, **inputs}, gpus, rows, estimate_ratio))
     return rankings
-
-
-def _split_into_contests(members: Sequence[Curve]) -> list[tuple[dict[str, str], list[Curve]]]:
-    """Return the curves of a group that may be ranked against each other, with the settings that distinguish them."""
-    differing = [name for name in INPUT_COLUMNS if len({curve.rows[0][name] for curve in members}) > 1]
-    contests: dict[tuple[str, ...], list[Curve]] = {}
-    for curve in members:
-        contests.setdefault(tuple(str(curve.rows[0][name]) for name in differing), []).append(curve)
-    split = []
-    for key, rivals in contests.items():
-        training = [curve for curve in rivals if not is_control(str(curve.rows[0]["strategy"]))]
-        split.append(({**rivals[0].group, **dict(zip(differing, key, strict=True))}, training or rivals))
-    return split
 
 
 def find_widest_ratio(pooled: pd.DataFrame, estimate_ratio: EstimateRatio) -> float | None:
@@ -158,9 +141,8 @@ def find_widest_ratio(pooled: pd.DataFrame, estimate_ratio: EstimateRatio) -> fl
     rows that more repeats give a verdict; None where there is no such ratio. Which row is faster has no part in it."""
     widths = []
     for _, curves in group_curves(make_curves(pooled)):
-        rows = [
-            row for curve in curves for row in curve.rows if holds_over_repeats(row) and not explain_disturbance(row)
-        ]
+        rows = [row for curve in curves for row in curve.rows
+                if holds_over_repeats(row) and not explain_disturbance(row)]  # fmt: skip
         widths += [estimate_ratio(row, rows[0]).to_estimate().relative_half_width() for row in rows[1:]]
     return max(widths, default=None)
 
@@ -184,10 +166,8 @@ def rank_rows(group: dict[str, str], gpus: int, rows: Sequence[NamedRow], estima
 def list_advice(curves: Sequence[Curve], estimate_ratio: EstimateRatio) -> list[Advice]:
     """Return the advice for each group of curves that are ranked together; those with several devices come first."""
     rows_by_id = {row["run_id"]: (curve.name, row) for curve in curves for row in curve.rows}
-    groups = [
-        list(members) for _, members in groupby(rank_curves(curves, estimate_ratio), key=lambda ranking: ranking.group)
-    ]
-    groups.sort(key=lambda members: members[-1].gpus == 1)
+    rankings = group_by(rank_curves(curves, estimate_ratio), lambda ranking: tuple(ranking.group.items()))
+    groups = sorted(rankings.values(), key=lambda members: members[-1].gpus == 1)
     return [advise(members, rows_by_id, estimate_ratio) for members in groups]
 
 
@@ -221,11 +201,7 @@ def advise(rankings: Sequence[Ranking], rows_by_id: Mapping[str, NamedRow], esti
 
 
 def _fastest_of_each_curve(rows: Iterable[NamedRow]) -> list[NamedRow]:
-    """Return the first row of each name."""
-    first: dict[str, NamedRow] = {}
-    for name, row in rows:
-        first.setdefault(name, (name, row))
-    return list(first.values())
+    return [group[0] for group in group_by(rows, lambda pair: pair[0]).values()]
 
 
 def sort_by_ratio(rows: Sequence[NamedRow], estimate_ratio: EstimateRatio) -> list[NamedRow]:

@@ -23,14 +23,7 @@ import msgspec
 from scalebench.analysis import throughput
 from scalebench.analysis.columns import COLUMNS, COUNT, FRAME_COLUMNS, TEXT, TRUTH, Column, make_frame
 from scalebench.analysis.identity import configuration_key
-from scalebench.analysis.rows import (
-    Cells,
-    ComparedRuns,
-    RunSummary,
-    divide_throughputs,
-    interval_cells,
-    speedup_cells,
-)
+from scalebench.analysis.rows import Cells, ComparedRuns, RunSummary, divide_throughputs, interval_cells, speedup_cells
 from scalebench.core.stats.estimates import Estimate, scale_estimate
 from scalebench.core.stats.log_means import LogMean, mean_of_logs, mean_over_repeats
 from scalebench.core.stats.moderated_variance import RepeatTable
@@ -84,7 +77,9 @@ class Configurations:
     def __init__(self, compared: ComparedRuns | None = None, rows: Iterable[Collection[str]] | None = None) -> None:
         """`rows`: the run_ids of each configuration; by default all repeats that `pooled` describes as one."""
         self._compared = compared
-        self._by_run: dict[str, Configuration] = {} if compared is None else _group_by_configuration(compared, rows)
+        pairs = [] if compared is None else zip(compared.runs, compared.rows, strict=True)
+        self._copies = {run.run_id: (run, cells) for run, cells in reversed(list(pairs))}  # each run once
+        self._by_run = _group_by_configuration(self._copies, rows)
         self._ratios: dict[tuple[str, str], LogMean] = {}
         by_sweep: dict[tuple[str, ...], dict[Hashable, dict[Any, float]]] = {}
         for configuration in dict.fromkeys(self._by_run.values()):
@@ -103,19 +98,18 @@ class Configurations:
         """Return the throughput of a row of the pooled frame over that of another, as `pooled` describes; of unknown
         variance where a row is not of these configurations."""
         pair = row["run_id"], base["run_id"]
-        if pair in self._ratios:  # rankings, advice and saturation look at the same pairs
-            return self._ratios[pair]
-        if pair[0] in self._by_run and pair[1] in self._by_run:
-            return self._ratios.setdefault(pair, self.divide(self._by_run[pair[0]], self._by_run[pair[1]]))
-        return LogMean(math.log(row["throughput_samples_per_s"] / base["throughput_samples_per_s"]))
+        if not self._by_run.keys() >= {*pair}:
+            return LogMean(math.log(row["throughput_samples_per_s"] / base["throughput_samples_per_s"]))
+        if pair not in self._ratios:  # rankings, advice and saturation look at the same pairs
+            self._ratios[pair] = self.divide(self._by_run[pair[0]], self._by_run[pair[1]])
+        return self._ratios[pair]
 
     def select(self, run_ids: Collection[str]) -> Configuration:
         """Return the configuration of these runs, or its part that has only these repeats."""
-        assert self._compared is not None
         first = self._by_run.get(next(iter(run_ids)))
         if first is not None and {run.run_id for run in first.repeats} == set(run_ids):
             return first
-        return _make_configuration(run_ids, _list_first_copies(self._compared))
+        return _make_configuration(run_ids, self._copies)
 
     def list_repeats(self, run_id: str) -> list[str]:
         """Return the run_ids of all repeats of the row with this run_id, in the order of their start."""
@@ -159,9 +153,8 @@ class Configurations:
         if bare is None or bare is not other or bare in (configuration, base):
             return None
         own, others = (self.divide(each, bare) for each in (configuration, base))
-        if not (own.in_rounds and others.in_rounds):
-            return None
-        return msgspec.structs.replace(own.minus(others), in_rounds=True)
+        both = own.in_rounds and others.in_rounds
+        return msgspec.structs.replace(own.minus(others), in_rounds=True) if both else None
 
     def make_row(self, configuration: Configuration) -> Cells:
         """Return the cells of a row of `pooled`."""
@@ -213,21 +206,15 @@ class Configurations:
         return against
 
 
-def _list_first_copies(compared: ComparedRuns) -> dict[str, tuple[RunSummary, Cells]]:
-    """Return each run once with its cells, by its run_id."""
-    return {run.run_id: (run, cells) for run, cells in reversed(list(zip(compared.runs, compared.rows, strict=True)))}
-
-
 def _make_configuration(run_ids: Iterable[str], copies: Mapping[str, tuple[RunSummary, Cells]]) -> Configuration:
     pairs = sorted((copies[run_id] for run_id in run_ids), key=lambda pair: pair[0].started)
     return Configuration([run for run, _ in pairs], [cells for _, cells in pairs])
 
 
 def _group_by_configuration(
-    compared: ComparedRuns, rows: Iterable[Collection[str]] | None = None
+    copies: Mapping[str, tuple[RunSummary, Cells]], rows: Iterable[Collection[str]] | None = None
 ) -> dict[str, Configuration]:
     """Return the configuration of each run_id, its repeats in the order of time."""
-    copies = _list_first_copies(compared)
     if rows is None:
         by_key: dict[tuple[str, ...], list[str]] = {}
         for run, _ in copies.values():
@@ -246,28 +233,22 @@ def pair_interleaved(
     runs: Iterable[RunSummary], base_runs: Iterable[RunSummary]
 ) -> list[tuple[RunSummary, RunSummary]]:
     """Return pairs of the same repeat, and of the same cohort where two repeats of both took turns, in the order of
-    time; none if repeats overlap in time.
-
-    A repeat that both have measured twice gives two pairs; the first sweep's run comes first in each list.
-    """
+    time; none if repeats overlap in time. A repeat that both have measured twice gives two pairs."""
     in_order = [sorted(side, key=lambda run: run.started) for side in (runs, base_runs)]
-    pairs = _pair_by(lambda run: (run.scale.repeat, run.cohort), *in_order)
+
+    def pair_by(key: Callable[[RunSummary], Hashable]) -> list[tuple[RunSummary, RunSummary]]:
+        by_key: dict[Hashable, tuple[list[RunSummary], list[RunSummary]]] = {}
+        for side, of_side in enumerate(in_order):
+            for run in of_side:
+                by_key.setdefault(key(run), ([], []))[side].append(run)
+        return [pair for sides in by_key.values() for pair in zip(*sides, strict=False)]
+
+    pairs = pair_by(lambda run: (run.scale.repeat, run.cohort))
     if len(pairs) < 2:
-        pairs = _pair_by(lambda run: run.scale.repeat, *in_order)
+        pairs = pair_by(lambda run: run.scale.repeat)
     pairs.sort(key=lambda pair: pair[0].started)
     spans = [sorted(run.started for run in pair) for pair in pairs]
     return [] if any(earlier[1] >= later[0] for earlier, later in itertools.pairwise(spans)) else pairs
-
-
-def _pair_by(
-    key: Callable[[RunSummary], Hashable], runs: Sequence[RunSummary], base_runs: Sequence[RunSummary]
-) -> list[tuple[RunSummary, RunSummary]]:
-    by_key: dict[Hashable, tuple[list[RunSummary], list[RunSummary]]] = {}
-    for run in runs:
-        by_key.setdefault(key(run), ([], []))[0].append(run)
-    for run in base_runs:
-        by_key.setdefault(key(run), ([], []))[1].append(run)
-    return [pair for sides in by_key.values() for pair in zip(*sides, strict=False)]
 
 
 def _merge_rows(rows: Sequence[Cells]) -> Cells:

@@ -36,8 +36,7 @@ Cells = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunSummary(RunIdentity):
-    """A loaded run: its own figures without the series that they were computed from, so that ten thousand fit in
-    memory."""
+    """A loaded run: its own figures without the series that they were computed from, which would not fit in memory."""
 
     reason: str | None
     cohort: str | None  # of the runs that it took turns with
@@ -171,14 +170,9 @@ def speedup_cells(kind: str, devices: float, speedup: float | None, interval: Es
 
 
 def interval_cells(name: str, stem: str, value: float | None, interval: Estimate | None) -> Cells:
-    """Return the columns of a figure and its limits; a limit that the data do not give, infinite in the interval, is
-    null."""
-    low, high = (interval.low, interval.high) if interval else (math.inf, math.inf)
-    return {
-        name: value,
-        f"{stem}_low": None if math.isinf(low) else low,
-        f"{stem}_high": None if math.isinf(high) else high,
-    }
+    """Return the columns of a figure and its limits; an infinite one, which the data do not give, is null."""
+    low, high = (None if math.isinf(x) else x for x in (interval.low, interval.high)) if interval else (None, None)
+    return {name: value, f"{stem}_low": low, f"{stem}_high": high}
 
 
 def _make_own_cells(result: Result, folder: Path, measured: throughput.Measurement) -> Cells:
@@ -215,8 +209,10 @@ def _make_own_cells(result: Result, folder: Path, measured: throughput.Measureme
         "epoch_s": epoch_s,
         "steps_per_epoch": w.steps_per_epoch, "launch_s": p.launch_s, "setup_s": p.setup_s,
         "warmup_s": p.warmup_s, "measured_s": p.measure_s, "wall_s": p.wall_s,
-        "warmup_steps": _count_steps(first.warmup_block_s, first.warmup_block_steps) if first else None,
-        "measured_steps": _count_steps(first.block_s, first.block_steps) if first else None,
+        "warmup_steps": len(first.warmup_block_s) * first.warmup_block_steps
+        if first and first.warmup_block_steps is not None else None,
+        "measured_steps": len(first.block_s) * first.block_steps
+        if first and first.block_steps is not None else None,
         **{name: getattr(m, name) for name in MONITOR_COLUMNS}, **link_cells(m, step_s),
         "throttle_reasons": " ".join(m.throttle_reasons or []) or None,
         "other_programs": " ".join(name.replace(" ", "_") for name in m.other_programs or []) or None,
@@ -235,8 +231,28 @@ def _make_own_cells(result: Result, folder: Path, measured: throughput.Measureme
     }  # fmt: skip
 
 
-def _count_steps(block_s: list[float], block_steps: int | None) -> int | None:
-    return None if block_steps is None else len(block_s) * block_steps
+def training_cells(result: Result) -> Cells:
+    """Return the columns of a training to a stop, most of which are null for a run that only measured its throughput.
+
+    `training_id` is equal for runs that differ in nothing but seed and repeat, null for a run without a stop.
+    """
+    q, train, last = result.quality, result.spec.get("train", {}), next(reversed(result.quality.curve), None)
+    name, stop = q.metric_name or "", train.get("stop") or {}
+    metric, train_metric = (last.metrics.get(name), last.train_metrics.get(name)) if last else (None, None)
+    metrics = [point.metrics[name] for point in q.curve if name in point.metrics]
+    return {
+        **{key: train.get(key) for key in TRAIN_COLUMNS}, "train_options": format_train_options(train),
+        "learning_rate": q.learning_rate, "stopped_by": q.stopped_by, "target": stop.get("target"),
+        "trained_s": last.train_s if last else None, "trained_steps": last.step if last else None,
+        "trained_epochs": last.epochs if last else None, "first_step_s": q.first_step_s,
+        "train_metric": train_metric, "generalisation_gap": generalisation_gap(name, metric, train_metric),
+        "best_metric": (min if name.startswith(LOWER_IS_BETTER) else max)(metrics, default=None),
+        "evaluate_s": sum(point.evaluate_s for point in q.curve) if q.curve else result.phases.evaluate_s,
+        "points": len(q.curve) or None,
+        "max_batch_per_device": q.max_batch.batch_per_device if q.max_batch else None,
+        "memory_limit_bytes": q.max_batch.limit_bytes if q.max_batch else None,
+        "training_id": identity.training_key(result) if has_stop(StopSpec(**stop)) else None,
+    }  # fmt: skip
 
 
 def link_cells(monitor: MonitorRecord, step_s: float | None) -> Cells:
@@ -249,8 +265,7 @@ def link_cells(monitor: MonitorRecord, step_s: float | None) -> Cells:
 
 
 def _cost_cells(result: Result, epoch_s: float | None) -> Cells:
-    """Return device-hours and joules. Those to the target are computed from the recorded seconds to it, the joules with
-    the mean power of all devices over the measured phase."""
+    """Return device-hours and joules; those to the target with the mean power over the measured phase."""
     gpus, target_s, power_w = result.scale.gpus, result.quality.time_to_target_s, result.monitor.gpu_power_w_mean
     samples, energy_j = result.workload.train_samples, result.monitor.energy_j
     measured = count_measured_samples(result) or sum(sum(rank.block_samples) for rank in result.ranks)
@@ -264,44 +279,8 @@ def _cost_cells(result: Result, epoch_s: float | None) -> Cells:
     }
 
 
-def training_cells(result: Result) -> Cells:
-    """Return the columns of a training to a stop (a target, epochs, steps or seconds), most of which are null for a run
-    that only measured its throughput, and those of the settings of every training.
-
-    `training_id` is equal for runs that differ in nothing but seed and repeat, null for a run without a stop.
-    """
-    quality, train, search = result.quality, result.spec.get("train", {}), result.quality.max_batch
-    last = quality.curve[-1] if quality.curve else None
-    name = quality.metric_name or ""
-    train_metric = last.train_metrics.get(name) if last else None
-    metrics = [point.metrics[name] for point in quality.curve if name in point.metrics]
-    stop = train.get("stop") or {}
-    known_stop = {key: value for key, value in stop.items() if key in train_defaults()["stop"]}  # of older records, too
-    return {
-        **{key: train.get(key) for key in TRAIN_COLUMNS},
-        "learning_rate": quality.learning_rate,
-        "stopped_by": quality.stopped_by,
-        "target": stop.get("target"),
-        "trained_s": last.train_s if last else None,
-        "trained_steps": last.step if last else None,
-        "trained_epochs": last.epochs if last else None,
-        "train_metric": train_metric,
-        "generalisation_gap": generalisation_gap(name, last.metrics.get(name) if last else None, train_metric),
-        "best_metric": (min if name.startswith(LOWER_IS_BETTER) else max)(metrics, default=None),
-        "first_step_s": quality.first_step_s,
-        "evaluate_s": sum(point.evaluate_s for point in quality.curve) if quality.curve else result.phases.evaluate_s,
-        "points": len(quality.curve) or None,
-        "max_batch_per_device": search.batch_per_device if search else None,
-        "memory_limit_bytes": search.limit_bytes if search else None,
-        "training_id": identity.training_key(result) if has_stop(StopSpec(**known_stop)) else None,
-        "train_options": format_train_options(train),
-    }
-
-
 def format_train_options(train: dict[str, Any]) -> str | None:
-    """Return the settings that differ from their defaults and have an effect (`schedule=cosine warmup_epochs=5`):
-    `decay` and `decay_epochs` only with the schedule `step`, `momentum` only with the optimizers `momentum` and
-    `nesterov`."""
+    """Return the settings that differ from their defaults and have an effect: `schedule=cosine warmup_epochs=5`."""
     defaults, texts = train_defaults(), []
     has_effect = dict.fromkeys(("decay_epochs", "decay"), train.get("schedule") == "step")
     has_effect["momentum"] = train.get("optimizer") in ("momentum", "nesterov")
@@ -330,11 +309,8 @@ def epoch_s_of_training(result: Result) -> float | None:
 
 
 def count_measured_samples(result: Result) -> int | None:
-    """Count the samples of the measured phase of a training, which its energy is for; None for a run that measured its
-    throughput.
-
-    Blocks that a point of the curve cut short are in no series, but their samples count here.
-    """
+    """Count the samples of the measured phase of a training, which its energy is for, with those of blocks that a point
+    of the curve cut short; None for a run that measured its throughput."""
     quality, work, first = result.quality, result.workload, result.ranks[0] if result.ranks else None
     if not quality.curve or first is None or not work.steps_per_epoch or not work.train_samples:
         return None

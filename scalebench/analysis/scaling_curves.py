@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis import user_program
-from scalebench.analysis.identity import Key, curve_key, name_curves
+from scalebench.analysis.identity import curve_key, group_by, name_curves
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.verdicts import decide_ratio, estimate_of, explain_no_verdict
 from scalebench.core.stats.estimate_arithmetic import fit_least_squares
@@ -50,48 +50,39 @@ class Curve:
 def make_curves(pooled: pd.DataFrame) -> list[Curve]:
     """Return all curves of the pooled frame, in its order."""
     rows = plain_rows(pooled[(pooled["status"] == "ok") & (pooled["throughput_samples_per_s"] > 0).fillna(False)])
-    models = {
-        "model_options": _is_ambiguous(rows, ["model"], "model_options"),
-        **{column: _is_ambiguous(rows, ["model", "model_options"], column) for column in MODEL_SIZES},
-    }
-    has_other_machines = _is_ambiguous(rows, ["hardware"], "machine")
-    by_group: dict[tuple[tuple[str, str], ...], list[dict[str, Any]]] = {}
-    for row in rows:
+
+    def is_ambiguous(column: str, *names: str) -> bool:
+        """Return whether rows that agree in the columns `names` differ in this one."""
+        pairs = {(*(row[name] for name in names), row[column]) for row in rows if row[column] is not None}
+        return len({pair[:-1] for pair in pairs}) < len(pairs)
+
+    models = ["model_options"] if is_ambiguous("model_options", "model") else []
+    models += [column for column in MODEL_SIZES if is_ambiguous(column, "model", "model_options")]
+    has_other_machines = is_ambiguous("machine", "hardware")
+
+    def name_group(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
         group = {name: str(row[name]) for name in GROUP_COLUMNS if name != "batch"} | {"batch": format_batch(row)}
-        for column, is_ambiguous in models.items():
-            if is_ambiguous and row[column] is not None:
+        for column in models:
+            if row[column] is not None:
                 text = row[column] if column == "model_options" else f"{row[column]:,.0f}"
                 group[MODEL_COLUMNS[column]] = text
         if has_other_machines:
             group["machine"] = f"({row['machine']})"
-        by_group.setdefault(tuple(group.items()), []).append(row)
-    return [curve for group, members in by_group.items() for curve in _make_curves_of_group(dict(group), members)]
+        return tuple(group.items())
 
-
-def _is_ambiguous(rows: Iterable[Mapping[str, Any]], names: Sequence[str], column: str) -> bool:
-    """Return whether rows that agree in the columns `names` differ in this column."""
-    first: dict[Any, Any] = {}
-    return any(
-        first.setdefault(tuple(row[name] for name in names), row[column]) != row[column]
-        for row in rows
-        if row[column] is not None
-    )
-
-
-def _make_curves_of_group(group: dict[str, str], rows: list[dict[str, Any]]) -> list[Curve]:
-    by_key: dict[Key, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_key.setdefault(curve_key(row), []).append(row)
-    names, curves, uses = name_curves(list(by_key)), [], Counter[str]()
-    for key, members in by_key.items():
-        strategy, name = str(members[0]["strategy"]), names[key]
-        if strategy == user_program.PROGRAM:  # named by its file, as everybody calls it
-            name = name.replace(strategy, group["model"], 1)
-        tags = {"model": group["model"], "strategy": strategy, "hardware": group["hardware"]}
-        for part in _split_repeated_counts(members):
-            uses[name] += 1
-            number = f" #{uses[name]}" if uses[name] > 1 else ""
-            curves.append(Curve(name + number, group, tags, sorted(part, key=lambda row: row["gpus"])))
+    curves = []
+    for items, of_group in group_by(rows, name_group).items():
+        group, by_key, uses = dict(items), group_by(of_group, curve_key), Counter[str]()
+        names = name_curves(list(by_key))
+        for key, members in by_key.items():
+            strategy, name = str(members[0]["strategy"]), names[key]
+            if strategy == user_program.PROGRAM:  # named by its file, as everybody calls it
+                name = name.replace(strategy, group["model"], 1)
+            tags = {"model": group["model"], "strategy": strategy, "hardware": group["hardware"]}
+            for part in _split_repeated_counts(members):
+                uses[name] += 1
+                number = f" #{uses[name]}" if uses[name] > 1 else ""
+                curves.append(Curve(name + number, group, tags, sorted(part, key=lambda row: row["gpus"])))
     return curves
 
 
@@ -100,11 +91,8 @@ def _split_repeated_counts(rows: list[dict[str, Any]]) -> list[list[dict[str, An
     their self baseline if possible, else in their order."""
     if len({row["gpus"] for row in rows}) == len(rows):
         return [rows]
-    by_baseline: dict[str | None, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_baseline.setdefault(row["baseline_self_id"], []).append(row)
     parts: dict[tuple[str | None, int], list[dict[str, Any]]] = {}
-    for baseline, members in by_baseline.items():
+    for baseline, members in group_by(rows, lambda row: row["baseline_self_id"]).items():
         counts = Counter[int]()
         for row in members:  # the first rows of each number of devices, then the second ones, and so on
             parts.setdefault((baseline, counts[row["gpus"]]), []).append(row)
@@ -114,9 +102,7 @@ def _split_repeated_counts(rows: list[dict[str, Any]]) -> list[list[dict[str, An
 
 def group_curves(curves: Iterable[Curve]) -> list[tuple[dict[str, str], list[Curve]]]:
     """Return (group, its curves), in order; the curves of a group may share a chart."""
-    by_group: dict[tuple[tuple[str, str], ...], list[Curve]] = {}
-    for curve in curves:
-        by_group.setdefault(tuple(curve.group.items()), []).append(curve)
+    by_group = group_by(curves, lambda curve: tuple(curve.group.items()))
     return [(dict(key), members) for key, members in by_group.items()]
 
 
@@ -129,7 +115,7 @@ def format_group_title(group: Mapping[str, str]) -> str:
 
 def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows of a frame in plain Python, None for null, with times and flags as texts, whatever
-    `convert_types` made. All at once, since pandas takes longer for a column than for its cells."""
+    `convert_types` made."""
     names = [str(name) for name in frame.columns]
     cells = frame.to_numpy(dtype=object, na_value=None).tolist()
     rows: list[dict[str, Any]] = [dict(zip(names, values, strict=True)) for values in cells]
@@ -186,10 +172,9 @@ def fit_slope(curve: Curve, against: str = "bare") -> Slope | None:
     """Fit a line by ordinary least squares to speedup over devices, with an intercept; None for fewer than two numbers
     of devices with a speedup.
 
-    The slope is a linear function of the speedups, and its limits follow from theirs; it has none unless each has
-    limits over repeats. That a curve bends is no noise, so the limits do not include it: `worst` shows it. All speedups
-    share the error of their baseline, so their errors are correlated, by 0.5 where repeats of the baseline differ as
-    much as those of the row, by less where they differ less. The limits are the wider of those for 0 and for 0.5.
+    The limits of the slope follow from those of the speedups, of which each needs limits over repeats. That a curve
+    bends is no noise: `worst` shows it. All speedups share the error of their baseline, so that their errors have a
+    correlation between 0 and MAX_CORRELATION; the limits are the wider of those for both.
 
     Sources: P. Orlob 2022, "Parallelization of GPUs based on Horovod" (interim presentation, TU Dresden: speedup per
     GPU as the slope of the line through its points); Draper and Smith 1998, "Applied Regression Analysis", chapter 1;
@@ -208,12 +193,14 @@ def fit_slope(curve: Curve, against: str = "bare") -> Slope | None:
     limits = [_limits_over_repeats(row, name, against) for row in rows]
     if not all(each.has_limits for each in limits):
         return Slope(Estimate(value), intercept, points, worst)
-    below, above = (
-        _correlated_distance([factor * (each.value - each.low, each.high - each.value)[side if factor > 0 else 1 - side]
-                              for factor, each in zip(factors, limits, strict=True)])
-        for side in (0, 1)
-    )  # fmt: skip
-    return Slope(Estimate(value, value - below, value + above), intercept, points, worst)
+    distances = []
+    for side in (0, 1):  # of the lower and the upper limit
+        terms = [factor * (each.value - each.low, each.high - each.value)[side if factor > 0 else 1 - side]
+                 for factor, each in zip(factors, limits, strict=True)]  # fmt: skip
+        independent, common = math.fsum(term * term for term in terms), math.fsum(terms) ** 2
+        correlated = (1 - MAX_CORRELATION) * independent + MAX_CORRELATION * common
+        distances.append(math.sqrt(max(independent, correlated)))
+    return Slope(Estimate(value, value - distances[0], value + distances[1]), intercept, points, worst)
 
 
 def _limits_over_repeats(row: dict[str, Any], name: str, against: str) -> Estimate:
@@ -224,19 +211,11 @@ def _limits_over_repeats(row: dict[str, Any], name: str, against: str) -> Estima
     return (None if explain_no_verdict(row) else estimate_of(row, name)) or Estimate(value)
 
 
-def _correlated_distance(distances: Sequence[float]) -> float:
-    """Return the distance of a limit from a sum, from the signed distances of its terms: the larger one of those for
-    errors with a correlation of 0 and of MAX_CORRELATION."""
-    independent, common = math.fsum(each * each for each in distances), math.fsum(distances) ** 2
-    return math.sqrt(max(independent, (1 - MAX_CORRELATION) * independent + MAX_CORRELATION * common))
-
-
 def find_node_boundaries(curve: Curve, estimate_ratio: EstimateRatio, against: str = "bare") -> list[NodeBoundary]:
     """Return where a curve continues on more nodes: the last number of devices before, the first after.
 
-    The ratio of the two efficiencies is that of throughputs per device, in which the baseline cancels; its interval is
-    of those two alone, and not as wide as limits of the efficiencies themselves would make it. Part of the loss is what
-    as many more devices would have cost without the boundary.
+    The ratio of the two efficiencies is that of throughputs per device, in which the baseline and its error cancel.
+    Part of the loss is what as many more devices would have cost without the boundary.
     """
     name = f"efficiency_{against}"
     return [
@@ -260,22 +239,11 @@ def find_scaling_limit(curve: Curve, efficiency: float, against: str = "bare") -
     if not efficiency > 0:
         raise ValueError(f"a wanted efficiency is a share above 0, not {efficiency}")
     name = f"efficiency_{against}"
-    reached: list[int] = []
-    certain: list[int] = []
-    regained: list[int] = []
-    measured: list[int] = []
-    is_unbroken = is_surely_unbroken = True  # so far each number of devices keeps it
-    for row in curve.rows:
-        gpus, value = row["gpus"], row[name]
-        keeps = surely_keeps = False
-        if value is not None:
-            measured.append(gpus)
-            keeps, surely_keeps = value >= efficiency, _limits_over_repeats(row, name, against).low >= efficiency
-        is_surely_unbroken &= surely_keeps
-        certain += [gpus] if is_surely_unbroken else []
-        if keeps:
-            (reached if is_unbroken else regained).append(gpus)
-        is_unbroken &= keeps
+    measured = [row for row in curve.rows if row[name] is not None]
+    keeping = [row["gpus"] for row in measured if row[name] >= efficiency]
+    surely = [row["gpus"] for row in measured if _limits_over_repeats(row, name, against).low >= efficiency]
+    reached, certain = ([*itertools.takewhile(good.__contains__, curve.gpus)] for good in (keeping, surely))
     return ScalingLimit(
-        efficiency, max(reached, default=None), max(certain, default=None), tuple(regained), max(measured, default=None)
-    )
+        efficiency, max(reached, default=None), max(certain, default=None), tuple(keeping[len(reached) :]),
+        max((row["gpus"] for row in measured), default=None),
+    )  # fmt: skip

@@ -8,10 +8,9 @@ linear: what differences measure adds up, whatever the noise of a rank. A figure
 
 from __future__ import annotations
 
-import functools
 import operator
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from scalebench.core.result import SYNC_PARTS, ProbeRecord, Result, StageRecord
@@ -26,103 +25,73 @@ GPU_COLUMNS = (
 PART_BEFORE = {"forward": None, "backward": "forward", "optimizer": "backward"}  # each block includes the part before
 
 
+SERIES_COLUMNS = (
+    "sync_isolated_s", "sync_exposed_s", "imbalance_s", "data_s", "copy_s", "forward_s", "backward_s", "optimizer_s",
+    *(f"sync_{name}_s" for name in SYNC_PARTS),
+)  # fmt: skip
+# The names of quantities in the recorded reasons, by column.
+REASON_KEYS = {"sync_isolated_s": "isolated", "sync_exposed_s": "exposed", "imbalance_s": "imbalance"}
+# Columns of the frame, and the phases of the recorded timeline. They overlap: their sum means nothing.
+SYNC_PHASES = {f"sync_{name}": name for name in ("negotiate_s", "queue_s", "memcpy_s", "allreduce_s")}
+
+
 def variant_blocks(result: Result) -> dict[str, list[float]]:
-    """Return the seconds of a step in the blocks of each variant, means over ranks; empty if not measured.
+    """Return the seconds of a step in the blocks of each measured variant, means over ranks.
 
     All variants have the same number of blocks, so that sums of their differences are exact.
     """
     probes = _probes(result)
-    lengths = _count_variant_blocks(probes)
-    return {name: _mean_over_ranks(probes, name, "steps")[:blocks] for name, blocks in lengths.items() if blocks > 1}
+    measured = [name for name in VARIANTS if probes and all(getattr(record, name) for record in probes)]
+    count = min((len(getattr(record, name)) for record in probes for name in measured), default=0)
+    return {name: _mean_over_ranks(probes, name, "steps")[:count] for name in measured}
 
 
-def part_blocks(result: Result, part: str) -> list[float]:
-    """Return the seconds of a part of a step (data, exposed, forward, backward, optimizer) in each block of the probes,
-    means over ranks; empty if not measured."""
-    probes = _probes(result)
+def measure_blocks(result: Result, column: str) -> list[float]:
+    """Return the seconds of one of SERIES_COLUMNS in each block of the probes, means over ranks; empty if not measured.
+
+    Isolated sync ends when the last rank has the gradients. Exposed sync includes the wait for the slowest rank, which
+    that rank itself does not have; its parts, SYNC_PARTS, add up to it block by block. Imbalance is the largest minus
+    the mean of the devices' own times in each step, which all start together. Loading is what it costs beside the
+    device's work.
+    """
+    probes, part = _probes(result), column.removesuffix("_s").removeprefix("sync_")
+    if not probes:
+        return []
+    if column == "sync_isolated_s":
+        repeats, ranks = probes[0].isolated_sync_repeats, [record.isolated_sync_s for record in probes]
+        return [max(block) / repeats for block in zip(*ranks, strict=False)] if repeats else []
+    if column == "imbalance_s":
+        devices = [series for record in probes for series in record.local_step_s]
+        steps = zip(*devices, strict=False) if len(devices) > 1 and all(devices) else ()
+        return [max(step) - sum(step) / len(step) for step in steps]
+    if column == "copy_s":
+        return _mean_over_ranks(probes, column, "copy_repeats")
     if part in PART_BEFORE:
-        before = PART_BEFORE[part]
-        blocks = _mean_over_ranks(probes, f"{part}_s", "part_steps")
+        before, blocks = PART_BEFORE[part], _mean_over_ranks(probes, column, "part_steps")
         return blocks if before is None else _subtract(blocks, _mean_over_ranks(probes, f"{before}_s", "part_steps"))
-    lengths = _count_variant_blocks(probes)
-    without_sync = "sync_off_s" if "sync_off_s" in lengths else "sync_on_s"
+    if part in SYNC_PARTS:
+        names = [name for name in SYNC_PARTS if all(name in record.sync_parts_s for record in probes)]
+        if not names or part not in (*names, SYNC_PARTS[-1]):
+            return []
+        series = [_mean_over_ranks(probes, "sync_on_s", "steps")]
+        series += [_divide([record.sync_parts_s[name] for record in probes], probes[0].steps) for name in names]
+        series.append(_mean_over_ranks(probes, "sync_off_s", "steps"))
+        number = names.index(part) if part in names else len(names)
+        return _subtract(*series[number : number + 2])[: min(map(len, series))]
+    blocks_of = variant_blocks(result)
+    without_sync = "sync_off_s" if "sync_off_s" in blocks_of else "sync_on_s"
     more, less = ("sync_on_s", "sync_off_s") if part == "exposed" else (without_sync, "fixed_batch_s")
-    if not {more, less} <= set(lengths):
-        return []
-    return _subtract(*(_mean_over_ranks(probes, name, "steps")[: lengths[name]] for name in (more, less)))
-
-
-def sync_part_blocks(result: Result, part: str) -> list[float]:
-    """Return what one of SYNC_PARTS adds to a step in each block of the probes, means over ranks; empty if not
-    measured. The parts add up to exposed sync, block by block."""
-    probes = _probes(result)
-    names = [name for name in SYNC_PARTS if probes and all(name in record.sync_parts_s for record in probes)]
-    if not names or part not in (*names, SYNC_PARTS[-1]):
-        return []
-    series = [_mean_over_ranks(probes, "sync_on_s", "steps")]
-    series += [_divide([record.sync_parts_s[name] for record in probes], probes[0].steps) for name in names]
-    series.append(_mean_over_ranks(probes, "sync_off_s", "steps"))
-    number = names.index(part) if part in names else len(names)
-    return _subtract(*series[number : number + 2])[: min(map(len, series))]
-
-
-def _isolated_sync_blocks(result: Result) -> list[float]:
-    """Return the time to synchronize the gradients of one step alone, in the messages of training, until the last rank
-    has them."""
-    probes = _probes(result)
-    repeats = probes[0].isolated_sync_repeats if probes else None
-    ranks = [record.isolated_sync_s for record in probes]
-    return [max(block) / repeats for block in zip(*ranks, strict=False)] if repeats else []
-
-
-def _imbalance_steps(result: Result) -> list[float]:
-    """Return how long a device waits for the slowest one in each step, on average over the devices: the largest minus
-    the mean of their own times, for steps that all start together."""
-    devices = [series for probes in _probes(result) for series in probes.local_step_s]
-    if len(devices) < 2 or not all(devices):
-        return []
-    return [max(step) - sum(step) / len(step) for step in zip(*devices, strict=False)]
-
-
-# Seconds of a step in each block by column of the frame, which has _low and _high too. Exposed sync includes the wait
-# for the slowest rank, which that rank itself does not have. Loading is what it costs beside the device's work. Parts
-# of sync are what a step takes longer because devices get their slices of the batch within it, because weights are sent
-# to the devices, which otherwise have a frozen copy, because their outputs are merged and their gradients sent back,
-# and because the gradients of all are brought to the weights.
-SERIES_OF_COLUMN: dict[str, Callable[[Result], list[float]]] = {
-    "sync_isolated_s": _isolated_sync_blocks,
-    "sync_exposed_s": functools.partial(part_blocks, part="exposed"),
-    "imbalance_s": _imbalance_steps,
-    "data_s": functools.partial(part_blocks, part="data"),
-    "copy_s": lambda result: _mean_over_ranks(_probes(result), "copy_s", "copy_repeats"),
-    "forward_s": functools.partial(part_blocks, part="forward"),
-    "backward_s": functools.partial(part_blocks, part="backward"),
-    "optimizer_s": functools.partial(part_blocks, part="optimizer"),
-    "sync_input_s": functools.partial(sync_part_blocks, part="input"),
-    "sync_weights_out_s": functools.partial(sync_part_blocks, part="weights_out"),
-    "sync_output_s": functools.partial(sync_part_blocks, part="output"),
-    "sync_gradients_in_s": functools.partial(sync_part_blocks, part="gradients_in"),
-}
-# The names of quantities in the recorded reasons, by column.
-REASON_KEYS = {"sync_isolated_s": "isolated", "sync_exposed_s": "exposed", "imbalance_s": "imbalance"}
-# Column of the frame -> field of the recorded timeline. The phases overlap: their sum means nothing.
-SYNC_PHASES = {
-    "sync_negotiate_s": "negotiate_s",
-    "sync_queue_s": "queue_s",
-    "sync_memcpy_s": "memcpy_s",
-    "sync_allreduce_s": "allreduce_s",
-}
+    return _subtract(blocks_of.get(more, ()), blocks_of.get(less, ()))
 
 
 def figure(result: Result, column: str) -> Estimate | None:
-    """Return the mean of one of SERIES_OF_COLUMN with its interval; None if it has fewer than two blocks."""
-    blocks = SERIES_OF_COLUMN[column](result)
+    """Return the mean of one of SERIES_COLUMNS with its interval; None if it has fewer than two blocks."""
+    blocks = measure_blocks(result, column)
     return estimate_mean(blocks) if len(blocks) > 1 else None
 
 
 def sync_phases(result: Result) -> dict[str, float | None]:
-    """Return the seconds of each phase of gradient synchronization in a step, by column, as rank 0's framework timed
-    them; None where there is no timeline."""
+    """Return the seconds of each of SYNC_PHASES in a step, as rank 0's framework timed them; None: not timed."""
     timeline = result.sync.timeline
     return {name: None if timeline is None else getattr(timeline, field) for name, field in SYNC_PHASES.items()}
 
@@ -130,19 +99,21 @@ def sync_phases(result: Result) -> dict[str, float | None]:
 def breakdown_cells(result: Result, step_s: float | None) -> dict[str, Any]:
     """Return the columns of a run; `step_s` is the measured time of its step."""
     cells: dict[str, Any] = sync_phases(result) | gpu_cells(result, step_s)
-    for name in SERIES_OF_COLUMN:
+    for name in SERIES_COLUMNS:
         estimate = figure(result, name)
         values = (estimate.value, estimate.low, estimate.high) if estimate else (None, None, None)
         cells[name], cells[f"{name}_low"], cells[f"{name}_high"] = values
     steps, messages = result.workload.steps_per_epoch, len(result.sync.message_bytes)
     exposed_s, data_s = cells["sync_exposed_s"], cells["data_s"]
-    cells["sync_exposed_share"] = exposed_s / step_s if exposed_s is not None and step_s else None
-    cells["data_share"] = data_s / step_s if data_s is not None and step_s else None
-    cells["sync_per_epoch_s"] = exposed_s * steps if exposed_s is not None and steps else None
-    cells["syncs_per_epoch"] = messages * steps if messages and steps else None
-    cells["collective_kernel_share"], cells["collective_step_share"] = collective_shares(result)
-    cells["steady_after_steps"] = result.ranks[0].steady_after_steps if result.ranks else None
-    return cells
+    of_kernels, of_steps = collective_shares(result)
+    return cells | {
+        "sync_exposed_share": exposed_s / step_s if exposed_s is not None and step_s else None,
+        "data_share": data_s / step_s if data_s is not None and step_s else None,
+        "sync_per_epoch_s": exposed_s * steps if exposed_s is not None and steps else None,
+        "syncs_per_epoch": messages * steps if messages and steps else None,
+        "collective_kernel_share": of_kernels, "collective_step_share": of_steps,
+        "steady_after_steps": result.ranks[0].steady_after_steps if result.ranks else None,
+    }  # fmt: skip
 
 
 def gpu_cells(result: Result, step_s: float | None) -> dict[str, float | None]:
@@ -202,18 +173,10 @@ def _probes(result: Result) -> list[ProbeRecord]:
     return probes if result.status == "ok" and len(probes) == len(result.ranks) else []
 
 
-def _count_variant_blocks(probes: Sequence[ProbeRecord]) -> dict[str, int]:
-    """Return the measured variants, each with the number of blocks that all of them have."""
-    measured = [name for name in VARIANTS if probes and all(getattr(record, name) for record in probes)]
-    return dict.fromkeys(measured, min((len(getattr(p, name)) for p in probes for name in measured), default=0))
-
-
 def _mean_over_ranks(probes: Sequence[ProbeRecord], name: str, count: str) -> list[float]:
     """Return the seconds of one of the `count` operations in each block; empty if not measured."""
-    repeats = getattr(probes[0], count) if probes else None
-    if not repeats:
-        return []
-    return _divide([getattr(record, name) for record in probes], repeats)
+    repeats = getattr(probes[0], count)
+    return _divide([getattr(record, name) for record in probes], repeats) if repeats else []
 
 
 def _divide(ranks: Sequence[Sequence[float]], repeats: int | None) -> list[float]:
@@ -242,8 +205,9 @@ def group_stages(result: Result) -> list[Pipeline]:
 def stage_cells(result: Result, step_s: float | None) -> dict[str, Any]:
     """Return the columns of the balance and bubble of a model's stages; `step_s` is the measured time of a step."""
     pipelines = group_stages(result)
-    stages = _single_value(stage.stages for pipeline in pipelines for stage in pipeline)
-    micro_batches = _single_value(stage.micro_batches for pipeline in pipelines for stage in pipeline)
+    shapes = {(stage.stages, stage.micro_batches) for pipeline in pipelines for stage in pipeline}
+    stages, micro_batches = (different.pop() if len(different) == 1 else None  # pipelines may differ
+                             for different in ({shape[n] for shape in shapes} for n in (0, 1)))  # fmt: skip
     states = [state for rank in result.ranks for state in rank.state_bytes or [None]]
     reported = [state for state in states if state is not None]
     return {
@@ -255,12 +219,6 @@ def stage_cells(result: Result, step_s: float | None) -> dict[str, Any]:
         # The largest over the devices; None unless all devices report theirs.
         "state_bytes": max(reported) if reported and len(reported) == len(states) else None,
     }
-
-
-def _single_value(values: Iterable[int]) -> int | None:
-    """Return the value that all have; None where pipelines differ in it."""
-    different = set(values)
-    return different.pop() if len(different) == 1 else None
 
 
 def stage_work_s(pipeline: Pipeline) -> list[float] | None:
@@ -278,10 +236,9 @@ def stage_balance(work: Sequence[float]) -> float | None:
 def bubble_share(work: Sequence[float], step_s: float | None) -> float | None:
     """Return the share of the devices' time without forward or backward: 1 - sum of work / (stages x step_s).
 
-    Besides the bubble itself, where a pipeline fills and drains, it includes what else a step takes: waiting for a
-    slower stage, exposed transfers, the optimizer, synchronization between replicas, the host's own time; and the
-    slowdown of a stage beside the others, since `work` was measured one stage at a time. It is negative if a stage took
-    longer by itself than in training, for example because something else slowed the machine down then.
+    Besides the bubble, where a pipeline fills and drains, it includes all else that a step takes (slower stages,
+    transfers, the optimizer, the host), and the slowdown of a stage beside the others, since `work` was measured one
+    stage at a time. It is negative if a stage took longer by itself than in training.
     """
     return 1 - sum(work) / (len(work) * step_s) if step_s else None
 
@@ -298,10 +255,9 @@ def expected_bubble_share(stages: int, micro_batches: int) -> float:
 
 def expected_bubble_share_of_unequal_stages(work: Sequence[float], micro_batches: int) -> float | None:
     """Return the expected bubble of stages that take this long: the first micro-batch passes through all of them, and
-    the others follow at the pace of the slowest.
+    the others follow at the pace of the slowest, as equal jobs in a flow shop.
 
-    Exact for GPipe if all stages have the same ratio of backward to forward; the pace is that of a flow shop with equal
-    jobs. 1F1B may do better, since a slow first stage continues its forward passes while the others work.
+    Exact for GPipe if all stages have the same ratio of backward to forward; 1F1B may do better.
     """
     step_s = (sum(work) + (micro_batches - 1) * max(work)) / micro_batches
     return bubble_share(work, step_s)

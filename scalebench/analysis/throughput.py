@@ -1,6 +1,5 @@
 """The measured blocks of a run and the figures that rest on them: which blocks count, throughput, the rate in each
-round of runs that took turns, step times, and the flags that qualify them.
-"""
+round of runs that took turns, step times, and the flags that qualify them."""
 
 from __future__ import annotations
 
@@ -46,12 +45,6 @@ class CountedBlocks:
     warmup_blocks: int = 0  # left out at the beginning
     unsteadiness: list[str] | None = None
 
-    def without_last(self) -> CountedBlocks:
-        """Return the blocks without the last one, unless it is the only one: that of a replica that is not synchronous
-        reaches past the common deadline."""
-        end = max(1, len(self.seconds) - 1)
-        return CountedBlocks(self.seconds[:end], self.samples[:end], self.rounds[:end])
-
 
 class Measurement:
     """The figures of one run, all from the same counted blocks, each computed when it is first used.
@@ -67,10 +60,11 @@ class Measurement:
         groups = [[rank] for rank in result.ranks] if result.scale.independent else [result.ranks]
         is_measured = result.status == "ok" and result.ranks
         self.groups = [count_blocks(ranks, target, left_out) for ranks in groups] if is_measured else []
-
-    @property
-    def _timed_groups(self) -> list[CountedBlocks]:
-        return [group.without_last() for group in self.groups] if self.result.scale.independent else self.groups
+        self._timed_groups = self.groups
+        if result.scale.independent:  # the last block of such a replica reaches past the common deadline
+            ends = [max(1, len(group.seconds) - 1) for group in self.groups]
+            self._timed_groups = [CountedBlocks(group.seconds[:end], group.samples[:end], group.rounds[:end])
+                                  for group, end in zip(self.groups, ends, strict=True)]  # fmt: skip
 
     @cached_property
     def throughput(self) -> Figure:
@@ -94,7 +88,14 @@ class Measurement:
         """The throughput in each round by the blocks that count; empty without turns."""
         if self.result.cohort is None or not self.groups:
             return {}
-        of_groups = [_rates_by_round(group) for group in self._timed_groups]
+        of_groups: list[dict[int, float]] = []
+        for group in self._timed_groups:
+            begins = np.flatnonzero(np.diff(group.rounds, prepend=group.rounds[:1] - 1))
+            if not len(begins):
+                return {}
+            seconds, samples = (np.add.reduceat(each, begins).tolist() for each in (group.seconds, group.samples))
+            sums = zip(group.rounds[begins].tolist(), seconds, samples, strict=True)
+            of_groups.append({number: n / total_s for number, total_s, n in sums if total_s > 0 and n > 0})
         shared = [number for number in sorted(of_groups[0]) if all(number in rates for rates in of_groups)]
         return {(self.result.cohort, number): math.fsum(rates[number] for rates in of_groups) for number in shared}
 
@@ -117,8 +118,8 @@ class Measurement:
         return sum(blocks.tolist()) / len(blocks) if len(blocks) else None
 
     def step_spread(self) -> dict[str, float | None]:
-        """Return the columns that say how step times vary from block to block: median, 95th percentile (interpolated
-        between blocks) and coefficient of variation (standard deviation over mean, from two blocks on)."""
+        """Return the columns of how step times vary between blocks: median, interpolated 95th percentile, and standard
+        deviation over mean from two blocks on."""
         blocks, mean = self.step_blocks_s, self.step_s
         if mean is None:
             return {"step_s_median": None, "step_s_p95": None, "step_cv": None}
@@ -128,8 +129,7 @@ class Measurement:
 
     @property
     def steady(self) -> bool | None:
-        """Return whether the blocks neither drift nor change their level (steady_state.find_unsteadiness) after
-        leftover warm-up; None where there are too few to say."""
+        """Return whether the blocks neither drift nor change their level after leftover warm-up; None: too few."""
         if not self.groups or any(group.unsteadiness is None for group in self.groups):
             return None
         return not any(group.unsteadiness for group in self.groups)
@@ -146,8 +146,7 @@ class Measurement:
         return rate * flops / peak if rate is not None and flops and peak else None
 
     def list_flags(self) -> list[str]:
-        """Return the flags of the record, and those that its figures show: all but the ones that compare the run with
-        others."""
+        """Return the flags of the record, and those that its figures show without those of other runs."""
         result, (rate, interval) = self.result, self.throughput
         flags = counting_flags(result)
         if result.status == "ok":
@@ -160,7 +159,7 @@ class Measurement:
 
 
 def _wanted_half_width(result: Result) -> Any:
-    """Return the configured relative half-width of the interval; None where an old or foreign spec has none."""
+    """Return the configured relative half-width of the interval; None where a spec has none."""
     return result.spec.get("measure", {}).get("target")
 
 
@@ -180,11 +179,7 @@ def counting_flags(result: Result) -> list[str]:
 
 
 def merge_rank_blocks(ranks: Sequence[RankRecord]) -> tuple[FloatArray, FloatArray]:
-    """Return the seconds and samples of the blocks of a synchronous group: the time of the slowest rank, the samples of
-    all.
-
-    Blocks that not every rank finished are left out.
-    """
+    """Return the seconds (of the slowest rank) and the samples (of all) of the blocks that each rank finished."""
     count = min((min(len(rank.block_s), len(rank.block_samples)) for rank in ranks), default=0)
     if not count:
         return np.empty(0), np.empty(0)
@@ -218,16 +213,6 @@ def count_blocks(ranks: Sequence[RankRecord], target: Any, left_out: Collection[
     return CountedBlocks(seconds, samples, rounds, length, find_unsteadiness(seconds, target))
 
 
-def _rates_by_round(group: CountedBlocks) -> dict[int, float]:
-    if not len(group.rounds):
-        return {}
-    begins = np.flatnonzero(np.diff(group.rounds, prepend=group.rounds[0] - 1))
-    numbers = group.rounds[begins].tolist()
-    seconds, samples = (np.add.reduceat(each, begins).tolist() for each in (group.seconds, group.samples))
-    sums = zip(numbers, seconds, samples, strict=True)
-    return {number: count / total_s for number, total_s, count in sums if total_s > 0 and count > 0}
-
-
 def ratio_in_rounds(rates: Mapping[tuple[str, int], float], base: Mapping[tuple[str, int], float]) -> float | None:
     """Return the throughput of a run over that of another by their round_rates: the geometric mean of the ratios within
     rounds; None unless they shared two rounds of a cohort that count for both.
@@ -256,10 +241,8 @@ def make_round_rows(result: Result, folder: str) -> list[tuple[object, ...]]:
 
 
 def peak_flops(result: Result) -> float | None:
-    """Return the peak FLOP/s of all devices of a run together, at the precision that was observed.
-
-    The devices are those that the monitor watched; without it they are known only where all GPUs of the run's machines
-    are of one kind. A part of a GPU (MIG) has no peak.
+    """Return the peak FLOP/s of all devices together, at the precision that was observed; None where one has none, as a
+    part of a GPU (MIG). They are those that the monitor watched, or known if all GPUs of the machines are of one kind.
     """
     machines, scale = [result.machine, *(result.other_machines or [])], result.scale
     if scale.device != "cuda" or len(machines) != scale.nodes:
@@ -277,8 +260,7 @@ def peak_flops(result: Result) -> float | None:
 
 
 def interval_flags(result: Result, interval: Estimate | None) -> list[str]:
-    """Return the flag of a missing or a wide interval of throughput. A training goes on to its end, however precise its
-    throughput is."""
+    """Return the flag of a missing or a wide interval, which no training is for: it goes on to its end."""
     target, repeats = _wanted_half_width(result), result.spec.get("measure", {}).get("repeats") or 1
     if interval is None or not math.isfinite(interval.high):
         return ["no_interval"]
@@ -289,8 +271,8 @@ def interval_flags(result: Result, interval: Estimate | None) -> list[str]:
 
 
 def superlinear_flags(efficiency: Estimate | None, device: str) -> list[str]:
-    """Return the flag of an efficiency above 1, which says whether its interval is above 1 too. On CPU workers, which
-    share the processors that there are, that is an error of the measurement."""
+    """Return the flag of an efficiency above 1, which says whether its interval is above 1 too, and whether it is of
+    CPU workers: these share the processors that there are, so that it is an error of the measurement."""
     if efficiency is None or efficiency.value <= 1 or not math.isfinite(efficiency.low):
         return []
     if efficiency.low <= 1:
@@ -299,8 +281,7 @@ def superlinear_flags(efficiency: Estimate | None, device: str) -> list[str]:
 
 
 def utilization_flags(result: Result, mfu: float | None, step_s: float | None) -> list[str]:
-    """Return the flags of GPUs that wait for their host, of a model FLOPs utilization above 1, and of fast tensor cores
-    that were left idle."""
+    """Return the flags of GPUs that wait for their host, of an MFU above 1, and of idle tensor cores."""
     host_wait = step_breakdown.gpu_cells(result, step_s)["host_wait_share"]
     flags = ["host_limited"] if host_wait is not None and host_wait >= MIN_HOST_WAIT_SHARE else []
     flags += ["mfu_above_1"] if mfu is not None and mfu > 1 else []
@@ -313,8 +294,7 @@ def utilization_flags(result: Result, mfu: float | None, step_s: float | None) -
 
 
 def busy_share(result: Result, step_s: float | None) -> float | None:
-    """Return the share of a step in which its GPUs run kernels: by the profile, else by NVML; None where both are
-    silent."""
+    """Return the share of a step in which its GPUs run kernels: by the profile, else by NVML, else None."""
     profiles = [rank.probes.profile for rank in result.ranks if rank.probes is not None]
     kernels_s = [each.kernel_s for each in profiles if each is not None and each.kernel_s is not None]
     if kernels_s and step_s:

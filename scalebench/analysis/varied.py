@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTING_COLUMNS
 from scalebench.analysis.ranking import is_control
 from scalebench.analysis.scaling_curves import Curve, format_batch
@@ -47,10 +48,15 @@ def find_contrasts(curves: Sequence[Curve]) -> list[Contrast]:
     rows = [(curve, row) for curve in curves for row in curve.rows if not is_control(row["strategy"])]
     rows.sort(key=find_place)  # so that the first value is that of `compare --by`
     settings = _read_settings([row for _, row in rows])
+
+    def change_together(key: str, other: str) -> bool:
+        pairs = {(each[key], each[other]) for each in settings}
+        return len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
+
     varied = [key for key in (settings[0] if settings else {}) if len({each[key] for each in settings}) > 1]
     contrasts: dict[str, Contrast] = {}
     for key in varied:
-        together = [other for other in varied if _change_together(settings, key, other)]
+        together = [other for other in varied if change_together(key, other)]
         if set(together) - ({key} if key in COLUMNS else {key, BATCH}):
             continue
         parts: dict[Any, Contrast] = {}
@@ -61,7 +67,7 @@ def find_contrasts(curves: Sequence[Curve]) -> list[Contrast]:
             part = parts.setdefault((*group, row["strategy"], row["gpus"], *rest), part)
             if values[key] not in dict(part.rows):
                 part.rows.append((values[key], row))
-        chosen = max(parts.values(), key=lambda part: (len(part.rows), part.gpus, _find_fastest(part)))
+        chosen = max(parts.values(), key=lambda part: (len(part.rows), part.gpus, max(r[RATE] for _, r in part.rows)))
         if len(chosen.rows) > 1:
             contrasts[key] = chosen
     return list(contrasts.values())
@@ -85,12 +91,3 @@ def _read_settings(rows: Sequence[dict[str, Any]]) -> list[Settings]:
         | {name: str(row.get(name)) for name in COLUMNS[1:]}
         for row, own in zip(rows, words, strict=True)
     ]
-
-
-def _change_together(settings: Sequence[Settings], key: str, other: str) -> bool:
-    pairs = {(each[key], each[other]) for each in settings}
-    return len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
-
-
-def _find_fastest(contrast: Contrast) -> float:
-    return max(float(row["throughput_samples_per_s"]) for _, row in contrast.rows)

@@ -42,7 +42,7 @@ class Found:
         (identity.BATCH_KEYS, CONFIG["train"]),
         (identity.MODEL_KEYS, CONFIG["model"]),
         *((keys, CONFIG[group]) for group, keys in identity.SAMPLE_KEYS.items()),
-        ((*identity.CURVE_COLUMNS, *identity.COLUMN_DEFAULTS, *identity.MEMORY_COLUMNS), FRAME_COLUMNS),
+        ((*identity.CURVE_COLUMNS, *identity.MEMORY_COLUMNS), FRAME_COLUMNS),
         ((*identity.PARALLELISM_COLUMNS, *identity.SIZE_COLUMNS), FRAME_COLUMNS),
         (identity.OPERATION_COLUMNS, COLLECTIVE_COLUMNS),
     ],

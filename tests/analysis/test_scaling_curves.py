@@ -79,8 +79,6 @@ def test_only_what_differs_is_named_a_feed_everywhere_and_a_format_within_a_stra
     assert named(make_curves(both)) == {"ddp_gloo": [1, 2], "ddp_gloo bucket_cap_mb=1": [1, 2]}
     both = pd.concat([ddp.assign(data_format=name) for name in ("nhwc", "nchw")])
     assert list(named(make_curves(both))) == ["ddp_gloo data_format=nhwc", "ddp_gloo data_format=nchw"]
-    without = ddp.assign(bind=[pd.NA if gpus == 1 else "numa" for gpus in ddp["gpus"]])  # as in older records
-    assert named(make_curves(without)) == {"ddp_gloo": [1, 2]}
     frame.loc[frame["strategy"] == "mirrored", ["feed", "data_format"]] = ["device", "nchw"]
     assert list(named(make_curves(frame))) == ["ddp_gloo feed=host", "mirrored feed=device"]
 

@@ -93,12 +93,12 @@ def test_what_is_exchanged_is_exact_whatever_the_noise_of_the_ranks():
 @pytest.mark.parametrize("empty", [ProbeRecord(), None])
 def test_unmeasured_figures_are_null(empty):
     result = group(empty, empty)
-    assert {step_breakdown.figure(result, name) for name in step_breakdown.SERIES_OF_COLUMN} == {None}
+    assert {step_breakdown.figure(result, name) for name in step_breakdown.SERIES_COLUMNS} == {None}
     cells = step_breakdown.breakdown_cells(result, 0.01)
     assert {name for name, value in cells.items() if value is not None} == set()
     assert step_breakdown.unmeasured_reasons(result) == {}
     half = group(probes(), None)
-    assert {step_breakdown.figure(half, name) for name in step_breakdown.SERIES_OF_COLUMN} == {None}
+    assert {step_breakdown.figure(half, name) for name in step_breakdown.SERIES_COLUMNS} == {None}
     assert step_breakdown.figure(group(probes(), status="failed"), "forward_s") is None
 
 

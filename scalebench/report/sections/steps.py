@@ -156,7 +156,7 @@ def compute_rest(result: Result, step: Estimate | None) -> tuple[Estimate | None
     # Parts that were measured in interleaved blocks are differences of one series, so that their estimates are not
     # independent: they are added block by block.
     for names in INTERLEAVED_PARTS:
-        series = [blocks for name in names if len(blocks := step_breakdown.part_blocks(result, name)) > 1]
+        series = [blocks for name in names if len(blocks := step_breakdown.measure_blocks(result, f"{name}_s")) > 1]
         total = estimate_mean([sum(blocks) for blocks in zip(*series, strict=False)])
         totals += [] if total is None else [total]
     if step is None or not totals:
