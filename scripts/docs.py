@@ -15,7 +15,13 @@ from typing import NamedTuple
 from scalebench import plugin_api
 from scalebench.analysis.columns import COLUMNS
 from scalebench.cli.commands.list import flatten, format_value, group_names
-from scalebench.core.config_files import describe_entry, read_comments, read_yaml
+from scalebench.core.config_files import (
+    describe_entry,
+    read_composed,
+    read_key_comments,
+    read_strategy_config,
+    read_yaml,
+)
 from scalebench.core.json_files import read_json, write_text
 from scalebench.core.plugins import API_VERSION
 from scalebench.core.result import SCHEMA_PATH
@@ -38,10 +44,12 @@ class Key(NamedTuple):
 
 
 def read_keys(path: Path) -> list[Key]:
-    """Return the keys of a YAML file in order; a key with a comment that holds others stands before these."""
-    _, comments = read_comments(path)
+    """Return the keys of a YAML file and of those that it inherits, in order; a key with a comment that holds others
+    stands before these."""
+    group = path.parent.name
+    tree, comments = read_composed(group, path), read_key_comments(group, path)
     keys: dict[str, Key] = {}
-    for name, value in flatten(read_yaml(path)):
+    for name, value in flatten(tree):
         for end in [match.start() for match in re.finditer(r"\.", name)]:
             parent = name[:end]
             if parent in comments and parent not in keys:
@@ -95,7 +103,7 @@ def _group_variants(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _strategy_row(name: str, variants: Sequence[str]) -> list[str]:
-    tree = read_yaml(CONF / f"strategy/{name}.yaml")
+    tree = read_strategy_config(name)
     remarks = ["GPUs only"] if tree["devices"] == ["cuda"] else []
     remarks += [f"approximate: {tree['approximate']}"] if tree.get("approximate") else []
     return [", ".join(map(quote, variants)), "; ".join([tree["description"], *remarks])]
@@ -207,7 +215,7 @@ def _field_comments(module: str, name: str) -> list[tuple[str, str]]:
 def format_models() -> str:
     """Return the keys of a model, and the models that there are."""
     trees = [read_yaml(path) for path in sorted((CONF / "model").glob("*.yaml"))]
-    names = ", ".join(quote(tree["name"]) + _count_parameters(tree["params"]) for tree in trees)
+    names = ", ".join(quote(tree["name"]) + _count_parameters(tree.get("params")) for tree in trees)
     return f"{_format_keys('`model.`', 'model/custom.yaml', '`custom`')}\n\nModels, with parameters: {names}."
 
 

@@ -7,6 +7,7 @@ chooses one of them fails, and the others go on.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import importlib.util
 import io
@@ -121,12 +122,13 @@ def file_origin(group: str, name: str) -> str | None:
 
 @functools.lru_cache
 def read_strategy_config(strategy: str) -> dict[str, Any]:
-    """Return a strategy's YAML, for all callers one dictionary; empty where there is no such file.
+    """Return all keys of a strategy as its YAML sets them, for all callers one dictionary; empty where there is no such
+    file.
 
     PluginError for a file that cannot be read.
     """
     path = list_options("strategy").get(strategy)
-    return read_yaml(path) if path is not None else {}
+    return {**dataclasses.asdict(StrategySpec()), **read_composed("strategy", path)} if path is not None else {}
 
 
 def strategy_option_defaults(strategy: str) -> dict[str, Any]:
@@ -151,6 +153,47 @@ def _parse_yaml(text: str) -> Any:
     from omegaconf import OmegaConf
 
     return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+
+
+def list_parts(group: str, path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
+    """Return the files of which Hydra composes one of a group, later ones on top: those of the group that its
+    `defaults` name, and itself. Where one of them is missing, only Hydra fails."""
+    entries = read_yaml(path).get("defaults")
+    names = [entry for entry in entries if isinstance(entry, str)] if isinstance(entries, list) else []
+    parts: list[Path] = []
+    for name in names if "_self_" in names else [*names, "_self_"]:
+        file = f"{group}/{name.partition('@')[0]}.yaml"
+        if name == "_self_":
+            parts.append(path)
+        elif file in find_config_files().files and path not in above:
+            parts += list_parts(file.rpartition("/")[0], find_config_files().files[file][0][1], (*above, path))
+    return parts
+
+
+def read_composed(group: str, path: Path) -> dict[str, Any]:
+    """Read a file of a group with what it inherits by its `defaults`, under which only choices of other groups stay."""
+    composed: dict[str, Any] = {}
+    chosen: list[Any] = []
+    for part in list_parts(group, path):
+        tree = read_yaml(part)
+        entries = tree.pop("defaults", None)
+        chosen += [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+        merged = _merge(composed, tree)
+        composed = {key: merged[key] for key in (*tree, *composed)}  # its own come first
+    return {"defaults": chosen, **composed} if chosen else composed
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def read_key_comments(group: str, path: Path) -> dict[str, str]:
+    """Read the comments on the keys of a file of a group, also of those that it inherits."""
+    return {key: text for part in list_parts(group, path) for key, text in read_comments(part)[1].items()}
 
 
 def read_comments(path: Path) -> tuple[str, dict[str, str]]:

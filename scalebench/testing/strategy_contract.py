@@ -41,11 +41,9 @@ class YamlContract:
     @classmethod
     def stated(cls) -> StrategySpec:
         """Return the content of the YAML, without overrides."""
-        from omegaconf import OmegaConf
-
-        files = config_files.list_options("strategy")
-        assert cls.strategy in files, f"no strategy/{cls.strategy}.yaml; add it, and an entry point scalebench.configs"
-        return build_record(StrategySpec, OmegaConf.to_container(OmegaConf.load(files[cls.strategy])))
+        stated = config_files.read_strategy_config(cls.strategy)
+        assert stated, f"no strategy/{cls.strategy}.yaml; add it, and an entry point scalebench.configs"
+        return build_record(StrategySpec, stated)
 
     def test_yaml_has_a_description(self) -> None:
         """Its name equals that of the registry and of its file, and the description is one line."""

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from omegaconf import OmegaConf
 
 from scalebench.__main__ import main
 from scalebench.cli.commands import list as list_command
@@ -48,10 +47,11 @@ def test_every_strategy_is_listed_once_and_the_common_ones_first(capsys):
     hidden = entries.keys() - read_list(capsys, "strategies")[1].keys()
     assert {"kuza55_ps_cpu", "avolkov1_ps_gpu", "multi_gpu_model", "simulated"} <= hidden and "ddp" not in hidden
     # A comment below its key belongs to it.
-    head, beside = config_files.read_comments(config_files.list_options("dataset")["custom"])
-    assert head.startswith("Samples of your own, ")
+    custom = config_files.list_options("dataset")["custom"]
+    assert config_files.read_comments(custom)[0].startswith("Samples of your own, ")
+    beside = config_files.read_key_comments("dataset", custom)
     assert "fixed: the same batch in every step" in beside["feed"], "which is on the next line"
-    _, beside = config_files.read_comments(config_files.list_options("strategy")["pipeline_1f1b"])
+    beside = config_files.read_key_comments("strategy", config_files.list_options("strategy")["pipeline_1f1b"])
     assert beside["options.micro_batches"].startswith("number of equal parts"), "which is on the line above"
     assert beside["options.split"].endswith("or bytes of weights"), "which is on the next line, indented"
 
@@ -111,8 +111,8 @@ def test_broken_plugins_have_their_line_and_hide_no_other(dists, capsys):
 def test_a_missing_package_comes_with_the_command_that_installs_it(monkeypatch, capsys):
     monkeypatch.setattr(registry, "missing_packages", lambda names: [name for name in names if name == "torch"])
     lines, entries = read_list(capsys, "strategies")
-    files = config_files.list_options("strategy")
-    need_it = [name for name, path in files.items() if "torch" in OmegaConf.load(path).requires]
+    names = config_files.list_options("strategy")
+    need_it = [name for name in names if "torch" in config_files.read_strategy_config(name)["requires"]]
     assert len(need_it) > 8
     assert sorted(name for name, text in entries.items() if text.startswith("needs torch ")) == sorted(need_it)
     assert f"needs torch: {registry.INSTALL_HINTS['torch']}" in lines

@@ -9,6 +9,7 @@ import pytest
 
 from scalebench.config.compose import compose, compose_config
 from scalebench.config.resolve import resolve
+from scalebench.core.config_files import read_strategy_config
 from scalebench.sweeps.plan import plan_sweep
 from scalebench.workloads import datasets, networks
 from scalebench.workloads.partition import max_stages
@@ -134,7 +135,7 @@ def test_the_models_and_strategies_of_sweeps():
     }
     cifar = {name: ("cifar10_synthetic", 64 if name.startswith("densenet") else 128) for name in CIFAR_MODELS}
     assert brought == {"alexnet": ("imagenet_synthetic", 512), **cifar}
-    known_names = {name: load(f"strategy/{name}.yaml") for name in STRATEGIES}
+    known_names = {name: read_strategy_config(name) for name in STRATEGIES}
     several = {name for name, tree in known_names.items() if tree["framework"] == "torch" and tree["max_gpus"] is None}
     over_one = {name for name in several if name.endswith(("_nccl", "_gloo"))}  # backends, which the others choose
     assert set(values("strategies")["strategy"]) == several - over_one

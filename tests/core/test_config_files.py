@@ -1,5 +1,6 @@
 """YAML files, built-in and of plugins, and which can be used; entry points of other packages, and failed imports."""
 
+import dataclasses
 import io
 import sys
 
@@ -79,6 +80,19 @@ def test_yaml_files_of_a_plugin_for_a_later_api(dists):
     files = config_files.find_config_files()
     assert files.problems["hardware", "h"].startswith(f"hardware/h.yaml {reason}")
     assert len(files.warnings) == 1 and files.warnings[0].startswith(f"sweep/s.yaml {reason}")
+
+
+def test_a_plugins_yaml_inherits_from_ours_and_states_what_differs(dists):
+    yaml = "defaults: [ddp_gloo]\nname: mine\noptions: {share: 0.1}\nat_least: {share: 0}\ndevices: [cpu]\n"
+    path = dists.strategy(yaml=yaml) / "my_plugin/conf/strategy/mine.yaml"
+    composed = compose_config(["strategy=mine"]).strategy
+    assert dataclasses.asdict(composed) == config_files.read_strategy_config("mine")
+    assert (composed.backend, composed.requires, composed.devices) == ("gloo", ["torch"], ["cpu"])
+    assert composed.options == {"share": 0.1, **config_files.strategy_option_defaults("ddp")}
+    assert "buckets of this size" in config_files.read_key_comments("strategy", path)["options.bucket_cap_mb"]
+    for broken in ("[mine, _self_]", "[absent, _self_]", "ddp", "{ddp: 1}"):  # Hydra says what is wrong
+        path.write_text(yaml.replace("[ddp_gloo]", broken))
+        assert config_files.read_composed("strategy", path)["options"] == {"share": 0.1}
 
 
 def test_the_name_in_a_file_and_an_invalid_one_is_named(dists):

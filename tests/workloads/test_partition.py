@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalebench.core import config_files
 from scalebench.core.errors import InputError
 from scalebench.core.spec import Config, DatasetSpec, RankPlacement, RunSpec
 from scalebench.strategies.torch.model import NetworkModule, load_weights
@@ -39,8 +39,8 @@ BLOCKS = ("dense", "relu", "residual", "branches", "dead_end")
 
 @functools.cache
 def load_model(name):
-    model = yaml.safe_load((CONF / f"{name}.yaml").read_text())
-    return networks.build_by_name(name, model["input_shape"], model["outputs"], model["options"])
+    model = config_files.read_composed("model", CONF / f"{name}.yaml")
+    return networks.build_by_name(name, model["input_shape"], model["outputs"], model.get("options"))
 
 
 def build_blocks(blocks):

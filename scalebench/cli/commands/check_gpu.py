@@ -112,7 +112,7 @@ def list_cuda_strategies() -> list[str]:
     names = [name for name in registry.strategy_entries() if name in files and name != "script"]
     autos = {f"{name}_nccl" for name in ("ddp", "fsdp", "lightning_ddp", "lightning_fsdp")}
     names = [name for name in names if name not in autos]
-    return [name for name in names if "cuda" in (config_files.read_yaml(files[name]).get("devices") or [])]
+    return [name for name in names if "cuda" in (config_files.read_strategy_config(name)["devices"] or [])]
 
 
 def check_losses(
@@ -136,7 +136,7 @@ def check_losses(
             running.append(pool.submit(try_truths, (name,), run))
 
         def begin_contract(name: str, strategy: str) -> list[Truth]:
-            limit = config_files.read_yaml(config_files.list_options("strategy")[strategy]).get("max_gpus") or 2
+            limit = config_files.read_strategy_config(strategy)["max_gpus"] or 2
             devices = f"gpus={min(count, 2, limit)}"
             spec = check.resolve_overrides([f"strategy={strategy}", devices])
             if spec.unsupported is not None:

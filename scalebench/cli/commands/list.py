@@ -201,7 +201,7 @@ def find_strategy_support(name: str) -> Support:
         return Support(reason=problem)
     file = config_files.list_options("strategy")[name]
     try:
-        strategy = build_record(StrategySpec, config_files.read_yaml(file))
+        strategy = build_record(StrategySpec, config_files.read_composed("strategy", file))
     except ValueError as error:
         return Support(reason=f"{file.name}: {error}")
     if missing := registry.missing_packages(strategy.requires):
@@ -239,7 +239,7 @@ def _print_entry(console: Console, group: str, name: str) -> None:
 def list_settings(group: str, file: Path) -> Iterator[tuple[str, str, str]]:
     """Yield (key as the command line has it, value, remark) for what a YAML file sets; of a strategy all options, and
     of its properties those that are not the default."""
-    tree, (_, comments) = config_files.read_yaml(file), config_files.read_comments(file)
+    tree, comments = config_files.read_composed(group, file), config_files.read_key_comments(group, file)
     for entry in tree.pop("defaults", []):
         chosen = re.match(r"override /(\w+)(@|$)", next(iter(entry))) if isinstance(entry, dict) else None
         if chosen is not None:

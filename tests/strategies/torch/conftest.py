@@ -16,6 +16,7 @@ with warnings.catch_warnings():
     import pytorch_lightning  # noqa: F401
     import torch
 
+from scalebench.core import config_files
 from scalebench.core.json_files import read_json
 from scalebench.core.run_folder import rank_log_name
 from scalebench.core.spec import Config, ModelSpec, RankPlacement, RunSpec, write_spec
@@ -30,7 +31,7 @@ USER_MODULES = "tests.strategies.torch.user_modules"
 
 
 def load(group, name):
-    loaded = OmegaConf.load(CONF / group / f"{name}.yaml")
+    loaded = OmegaConf.create(config_files.read_composed(group, CONF / group / f"{name}.yaml"))
     loaded.pop("defaults", None)  # which data set a model is for
     return loaded
 

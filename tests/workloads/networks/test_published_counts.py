@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
+from scalebench.core import config_files
 from scalebench.core.json_files import build_record
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads import networks
@@ -71,9 +71,8 @@ CONF = Path(__file__).parents[3] / "conf" / "model"
 
 
 def load(name):
-    tree = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
-    assert isinstance(tree, dict)
-    return {str(key): value for key, value in tree.items() if key != "defaults"}
+    tree = config_files.read_composed("model", CONF / f"{name}.yaml")
+    return {key: value for key, value in tree.items() if key != "defaults"}
 
 
 def net(name):

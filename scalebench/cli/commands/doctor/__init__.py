@@ -104,7 +104,7 @@ def list_software(host: Machine) -> list[tuple[str, str]]:
     container = f", in {host.container}" if host.container is not None else ""
     rows = [("system", f"{host.os}, Python {host.python}{container}")]
     rows.append(("packages", ", ".join(f"{name} {version}" for name, version in host.versions.items())))
-    trees = [config_files.read_yaml(path) for path in config_files.list_options("strategy").values()]
+    trees = map(config_files.read_strategy_config, config_files.list_options("strategy"))
     useful = {str(package) for tree in trees for package in tree.get("requires") or []} | set(EXTRA_PACKAGES)
     missing = registry.missing_packages(sorted(useful))
     return rows + [
