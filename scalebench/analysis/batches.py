@@ -232,10 +232,8 @@ def compare_devices_with_batch(
                 # A target that is reached after 0 s needs the first step alone, whose seconds do not count.
                 if all(each.reached == each.seeds and all(each.target_s.values()) for each in trainings):
                     ratios = [s / many.target_s[seed] for seed, s in alone.target_s.items() if seed in many.target_s]
-            throughput, time_ratio = (
-                decide_ratio(row, single, estimate_ratio),
-                mean_of_factors(ratios) if ratios else None,
-            )
+            throughput = decide_ratio(row, single, estimate_ratio)
+            time_ratio = mean_of_factors(ratios) if ratios else None
             comparisons.append(DevicesOrBatch(row, single, same_strategy, throughput, trainings, time_ratio))
     return comparisons
 

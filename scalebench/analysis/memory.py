@@ -1,9 +1,8 @@
 """Compare how much of a model's state a device keeps under each strategy, and which runs were out of memory.
 
-A device that keeps a full model has, in float32, 4 bytes of weights and 4 of gradients for each parameter, and the
-optimizer's state, 8 with Adam: 16 bytes (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion
-Parameter Models", section 3.1, count as many for mixed precision, where Adam keeps weights in float32 too). That is the
-expectation; the figures here are those reported by strategies (`Strategy.state_bytes`).
+A device that keeps a full model should have, in float32, 4 bytes of weights and 4 of gradients for each parameter, and
+the optimizer's state, 8 with Adam (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models", section 3.1); the figures here are those that strategies report (`Strategy.state_bytes`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.columns import RATE
-from scalebench.analysis.identity import MEMORY_COLUMNS, Key
+from scalebench.analysis.identity import MEMORY_COLUMNS, Key, column_key, group_by
 from scalebench.analysis.ranking import is_control
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import format_batch, plain_rows
@@ -76,10 +75,8 @@ class ModelMemory:
 
     def competing_rows(self) -> list[list[Row]]:
         """Return lists of rows with equal devices, batch and precision, in their order."""
-        by_key: dict[Key, list[Row]] = {}
-        for row in self.rows:
-            if row["max_batch_per_device"] is None:
-                by_key.setdefault((row["gpus"], row["scaling"], format_batch(row), row["precision"]), []).append(row)
+        rows = [row for row in self.rows if row["max_batch_per_device"] is None]
+        by_key = group_by(rows, lambda row: (row["gpus"], row["scaling"], format_batch(row), row["precision"]))
         return list(by_key.values())
 
     def sharding_cost(self, competing: Iterable[Row], estimate_ratio: EstimateRatio) -> ShardingCost | None:
@@ -99,15 +96,10 @@ def group_by_model(pooled: pd.DataFrame) -> list[ModelMemory]:
     """Group the rows that are ok or were out of memory, in the order of the frame, if one has a memory figure."""
     if not pooled[list(MEMORY_FIGURES)].notna().any(axis=None):
         return []  # avoids looking at each of 10,000 rows
-    by_key: dict[Key, list[Row]] = {}
-    for row in plain_rows(pooled):
-        if row["status"] in ("ok", "oom"):
-            by_key.setdefault(tuple(row[name] for name in MEMORY_COLUMNS), []).append(row)
-    return [
-        ModelMemory(rows)
-        for rows in by_key.values()
-        if any(row["status"] == "ok" and any(row[name] is not None for name in MEMORY_FIGURES) for row in rows)
-    ]
+    rows: list[Row] = [row for row in plain_rows(pooled) if row["status"] in ("ok", "oom")]
+    models = map(ModelMemory, group_by(rows, lambda row: column_key(row, MEMORY_COLUMNS)).values())
+    return [model for model in models if any(row["status"] == "ok" and {*column_key(row, MEMORY_FIGURES)} != {None}
+                                             for row in model.rows)]  # fmt: skip
 
 
 def bytes_per_parameter(row: Row) -> float | None:

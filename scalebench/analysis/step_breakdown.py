@@ -8,6 +8,7 @@ linear: what differences measure adds up, whatever the noise of a rank. A figure
 
 from __future__ import annotations
 
+import itertools
 import operator
 import statistics
 from collections.abc import Callable, Sequence
@@ -196,10 +197,8 @@ Pipeline = list[StageRecord]
 
 def group_stages(result: Result) -> list[Pipeline]:
     """Return the stages of each replica, from the input on; empty if every device has the full model."""
-    by_replica: dict[int, Pipeline] = {}
-    for stage in sorted((stage for rank in result.ranks for stage in rank.stages), key=lambda stage: stage.index):
-        by_replica.setdefault(stage.replica, []).append(stage)
-    return [by_replica[replica] for replica in sorted(by_replica)]
+    stages = sorted((stage for rank in result.ranks for stage in rank.stages), key=lambda s: (s.replica, s.index))
+    return [list(pipeline) for _, pipeline in itertools.groupby(stages, lambda stage: stage.replica)]
 
 
 def stage_cells(result: Result, step_s: float | None) -> dict[str, Any]:

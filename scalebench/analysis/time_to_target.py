@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from scalebench.analysis.identity import group_by
 from scalebench.analysis.rows import interval_cells
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.stats.estimates import Estimate
@@ -65,10 +66,7 @@ class TrainingOutcome:
     @property
     def by_seed(self) -> list[Row]:
         """The first run of each seed."""
-        first_runs: dict[Any, Row] = {}
-        for row in self.runs:
-            first_runs.setdefault(row["seed"], row)
-        return list(first_runs.values())
+        return [runs[0] for runs in group_by(self.runs, lambda row: row["seed"]).values()]
 
 
 def summarize_trainings(frame: pd.DataFrame) -> list[TrainingOutcome]:
@@ -78,16 +76,12 @@ def summarize_trainings(frame: pd.DataFrame) -> list[TrainingOutcome]:
     count: they say nothing about the training.
     """
     tried = frame[frame["training_id"].notna() & frame["status"].isin(["ok", "failed"])]
-    by_training: dict[str, list[Row]] = {}
-    for row in plain_rows(tried.drop_duplicates("run_id")):  # resume=true makes copies
-        by_training.setdefault(str(row["training_id"]), []).append(row)
-    outcomes = []
-    for rows in by_training.values():
+    outcomes, once = [], plain_rows(tried.drop_duplicates("run_id"))  # resume=true makes copies
+    for rows in group_by(once, lambda row: str(row["training_id"])).values():
         ended = [row for row in rows if row["status"] == "ok"]
-        by_seed: dict[Any, list[Row]] = {}
-        for row in ended:
-            epochs = row["trained_epochs"] if row["time_to_target_s"] is not None else None  # it ended at the target
-            by_seed.setdefault(row["seed"], []).append({**row, "epochs_to_target": epochs})
+        for row in rows:  # it ended at the target
+            row["epochs_to_target"] = row["trained_epochs"] if row["time_to_target_s"] is not None else None
+        by_seed = group_by(ended, lambda row: row["seed"])
         seeds = len({row["seed"] for row in rows})
         figures = {name: _over_seeds(name, by_seed, seeds, mean_of_factors) for name in FACTOR_COLUMNS}
         figures |= {name: _over_seeds(name, by_seed, seeds, mean_over_repeats) for name in LEVEL_COLUMNS}
@@ -132,8 +126,7 @@ def _over_seeds(
 def _means_of_seeds(
     name: str, by_seed: dict[Any, list[Row]], mean: Callable[[Sequence[float]], Estimate]
 ) -> dict[Any, float]:
-    """Return the mean of the runs of each seed, by seed, where all of them have this figure: without the run that never
-    reached the target, the seconds to it would be those of the lucky ones."""
+    """Return the mean of the runs of each seed, by seed, where all of them have this figure."""
     values_by_seed = {seed: [row[name] for row in runs] for seed, runs in by_seed.items()}
     return {seed: mean(values).value for seed, values in values_by_seed.items() if None not in values}
 

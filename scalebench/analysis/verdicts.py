@@ -59,12 +59,9 @@ def explain_no_verdict(*rows: Row, in_rounds: bool | None = None) -> str:
 
     `in_rounds`: whether the ratio of the rows is formed within rounds; by default it is for rows that took turns.
     """
-    reasons: dict[str, None] = {}
-    for row in rows:
-        repeats = row.get("repeats") or 1
-        if not holds_over_repeats(row):
-            count = "one repeat" if repeats == 1 else f"{repeats} repeats without an interval"
-            reasons[f"{count}, {MORE_REPEATS}"] = None
+    counts = [row.get("repeats") or 1 for row in rows if not holds_over_repeats(row)]
+    texts = ["one repeat" if count == 1 else f"{count} repeats without an interval" for count in counts]
+    reasons = dict.fromkeys(f"{text}, {MORE_REPEATS}" for text in texts)
     return "; ".join([*reasons, *filter(None, [explain_disturbance(*rows, in_rounds=in_rounds)])])
 
 

@@ -14,7 +14,7 @@ from scalebench.analysis.attribution.lost_efficiency import (
 )
 from scalebench.analysis.attribution.reference_runs import ReferenceRunFinder
 from scalebench.analysis.columns import make_typed_frame
-from scalebench.analysis.identity import configuration_key, identify
+from scalebench.analysis.identity import configuration_key, group_by, identify
 from scalebench.analysis.read_runs import PathLike, find_results, list_paths
 from scalebench.core.result import Result, read_result, start_time
 from scalebench.core.stats.estimates import Estimate
@@ -39,12 +39,8 @@ def attribute_runs(results: Iterable[Result]) -> list[Attribution]:
 
 def attribute_configurations(measured: Sequence[MeasuredRepeat]) -> list[Attribution]:
     """Attribute each configuration; its run_id is that of the repeat that started first."""
-    groups: dict[tuple[str, ...], list[MeasuredRepeat]] = {}
-    for repeat in measured:
-        groups.setdefault(configuration_key(identify(repeat.result)), []).append(repeat)
-    return [
-        attribute_repeats(sorted(repeats, key=lambda repeat: start_time(repeat.result))) for repeats in groups.values()
-    ]
+    groups = group_by(measured, lambda repeat: configuration_key(identify(repeat.result))).values()
+    return [attribute_repeats(sorted(group, key=lambda repeat: start_time(repeat.result))) for group in groups]
 
 
 def attribution(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:

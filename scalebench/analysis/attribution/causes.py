@@ -293,6 +293,10 @@ def _find_faster_reduction(run: AttributedRun) -> Facts:
     """Find the fastest strategy that reduces on the CPU and surely is faster than NCCL here, where GPUs have no direct
     link."""
     machine, row = run.result.machine, run.row()
+
+    def read_strategy(other: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(read_result(Path(other["path"]) / RESULT_FILE).spec.get("strategy", {}))
+
     links = {link for device in machine.topology or [] for link in device if link != "X"}
     reads = [access for device in (machine.peer_access or {}).get("read") or [] for access in device]
     is_direct = any(link.startswith("NV") for link in links) or (reads and all(each in ("OK", "X") for each in reads))
@@ -303,7 +307,7 @@ def _find_faster_reduction(run: AttributedRun) -> Facts:
         for other in run.similar_rows(*SHARED_COLUMNS, "framework", "gpus", "global_batch")
         if other["throughput_samples_per_s"]
         and decide_ratio(other, row, run.configurations.estimate_ratio).low > 1
-        and (other.get("backend_used") == "gloo" or _read_strategy(other).get("reduces_on") == "cpu")
+        and (other.get("backend_used") == "gloo" or read_strategy(other).get("reduces_on") == "cpu")
     ]
     if not rivals:
         return {}
@@ -317,19 +321,13 @@ def _find_faster_reduction(run: AttributedRun) -> Facts:
     }
 
 
-def _read_strategy(row: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(read_result(Path(row["path"]) / RESULT_FILE).spec.get("strategy", {}))
-
-
 def _compare_usage(run: AttributedRun) -> str | None:
     """Compare usage with that of fewer devices; None unless utilization rises while power and speedup do not."""
     row = run.row()
     similar = run.similar_rows(*SHARED_COLUMNS, "strategy", "options")
     for before in sorted(similar, key=lambda other: -int(other["gpus"])):
-        if row is None or before["gpus"] >= row["gpus"]:
-            continue
-        values = [either.get(name) for either in (row, before) for name in USAGE_COLUMNS]
-        if any(value is None for value in values):
+        values = [either.get(name) for either in (row or {}, before) for name in USAGE_COLUMNS]
+        if row is None or before["gpus"] >= row["gpus"] or None in values:
             continue
         util, watts, speedup, util0, watts0, speedup0 = (float(value or 0) for value in values)
         each, each0 = watts / row["gpus"], watts0 / before["gpus"]

@@ -43,21 +43,17 @@ def estimate_from_probes(result: Result) -> Estimates:
     over and over, without gradient synchronization where that can be switched off; it is called `fed` where samples
     are read within the step. `probed` is the step with everything, which is the sum of that step, `data` and `exposed`.
     """
-    columns = {"data": "data_s", "imbalance": "imbalance_s", "exposed": "sync_exposed_s"}
-    figures = {name: step_breakdown.figure(result, column) for name, column in columns.items()}
-    estimates = {
-        name: figure if figure.has_limits else Estimate(figure.value)
-        for name, figure in figures.items()
-        if figure is not None
-    }
+    estimates = {}
+    for name, column in {"data": "data_s", "imbalance": "imbalance_s", "exposed": "sync_exposed_s"}.items():
+        if figure := step_breakdown.figure(result, column):
+            estimates[name] = figure if figure.has_limits else Estimate(figure.value)
     blocks = step_breakdown.variant_blocks(result)
     without = next((name for name in ("fixed_batch_s", "sync_off_s", "sync_on_s") if name in blocks), None)
     if without is None or "sync_on_s" not in blocks:
         return estimates  # the imbalance at most: the others need such blocks too
     base, probed = estimate_mean(blocks[without]), estimate_mean(blocks["sync_on_s"])
-    if base is None or probed is None:
-        return estimates
-    return estimates | {"fixed_batch" if "data" in estimates else "fed": base, "probed": probed}
+    steps = {"fixed_batch" if "data" in estimates else "fed": base, "probed": probed}
+    return estimates | {name: step for name, step in steps.items() if step is not None}
 
 
 def split_lost_time(possible: Sequence[str], measured: Collection[str]) -> Split:

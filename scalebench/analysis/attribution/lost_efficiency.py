@@ -10,21 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scalebench.analysis import step_breakdown
-from scalebench.analysis.attribution.components import (
-    LEVEL_OF_PART,
-    OTHER_RUNS,
-    Estimates,
-    estimate_from_probes,
-    estimate_step_s,
-    explain_unmeasured_parts,
-    find_possible_parts,
-    split_lost_time,
-)
+from scalebench.analysis.attribution import components
+from scalebench.analysis.attribution.components import LEVEL_OF_PART, OTHER_RUNS, Estimates, estimate_step_s
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns, samples_per_device
 from scalebench.analysis.throughput import Measurement, ratio_in_rounds
 from scalebench.core.result import Result
 from scalebench.core.stats.estimate_arithmetic import Coefficients, combine, divide_by_total
-from scalebench.core.stats.estimates import Estimate
+from scalebench.core.stats.estimates import Estimate, scale_estimate
 from scalebench.core.stats.log_means import mean_over_repeats
 
 
@@ -79,13 +71,28 @@ def measure_repeat(result: Result, references: ReferenceRuns) -> MeasuredRepeat 
     references = references.or_self()
     if references.bare_full is None or result.status != "ok":
         return None
-    estimates = _collect_estimates(result, references)
-    possible, absent = find_possible_parts(result, references)
-    if not {"ideal", "step"} <= set(estimates) or not possible:
+    # All that was measured, in seconds of one device's share of a step.
+    samples, loading_run = samples_per_device(result), None
+    estimates = components.estimate_from_probes(result) if result.scale.gpus > 1 else {}
+    step = estimate_step_s(result, samples * result.scale.gpus)
+    for name, run in zip(OTHER_RUNS, (references.bare_full, references.bare_local, references.self_local), strict=True):
+        time = None if run is None else estimate_step_s(run, samples)
+        if run is None or time is None:
+            continue
+        # Where both took turns, the ratio is that within rounds: so the loss is that of the frame's efficiency.
+        ratio = ratio_in_rounds(Measurement(result).round_rates, Measurement(run).round_rates)
+        if step is not None and ratio is not None:
+            time = _move(time, step.value * ratio / result.scale.gpus)
+        estimates[name], loading_run = time, run
+    loading = None if loading_run is None else step_breakdown.figure(loading_run, "data_s")
+    if loading_run is not None and loading is not None:  # loading that a single device needs as well is no contention
+        estimates["self_data"] = scale_estimate(loading, samples / samples_per_device(loading_run))
+    possible, absent = components.find_possible_parts(result, references)
+    if step is None or "ideal" not in estimates or not possible:
         return None
     if result.scale.gpus == 1:
         estimates.pop("self", None)  # it is the measured step itself
-    return MeasuredRepeat(result, references, estimates, possible, absent)
+    return MeasuredRepeat(result, references, {**estimates, "step": step}, possible, absent)
 
 
 def attribute_run(result: Result, references: ReferenceRuns) -> Attribution | None:
@@ -109,17 +116,17 @@ def attribute_repeats(repeats: Sequence[MeasuredRepeat]) -> Attribution:
     repeats = [each for each in repeats if each.possible == first.possible and each.references.against == against]
     probed = [each for each in repeats if "probed" in each.estimates] or repeats
     measured = set(first.estimates) | set(probed[0].estimates)
-    for name in list(
-        measured
-    ):  # a step of a run has to be there in all repeats, what probes measure in all probed ones
-        if not all(name in each.estimates for each in (repeats if name in ("step", *OTHER_RUNS) else probed)):
+    # A step of a run has to be there in all repeats, what probes measure in all probed ones.
+    for name in [*measured]:
+        if any(name not in each.estimates for each in (repeats if name in ("step", *OTHER_RUNS) else probed)):
             measured.remove(name)
-    parts = [_make_part(names, terms, repeats, probed) for names, terms in split_lost_time(first.possible, measured)]
+    split = components.split_lost_time(first.possible, measured)
+    parts = [_make_part(names, terms, repeats, probed) for names, terms in split]
     ideal_s = [each.estimates["ideal"].value for each in repeats]
     lost = mean_over_repeats([1 - ideal / each.step_s for ideal, each in zip(ideal_s, repeats, strict=True)])
     missing = dict(first.absent)
     for each in reversed(repeats):
-        reasons = explain_unmeasured_parts(each.result, each.references, set(each.estimates), each.possible)
+        reasons = components.explain_unmeasured_parts(each.result, each.references, set(each.estimates), each.possible)
         missing |= {name: reason for name, reason in reasons.items() if each in probed or name in LEVEL_OF_PART}
     return Attribution(
         first.result.run_id, first.result.scale.gpus, statistics.fmean(each.step_s for each in repeats),
@@ -163,30 +170,3 @@ def _move(estimate: Estimate, value: float) -> Estimate:
     if not estimate.has_limits:
         return Estimate(value)
     return Estimate(value, value - (estimate.value - estimate.low), value + (estimate.high - estimate.value))
-
-
-def _collect_estimates(result: Result, references: ReferenceRuns) -> Estimates:
-    """Return all that was measured, in seconds of one device's share of a step."""
-    samples = samples_per_device(result)
-    estimates = estimate_from_probes(result) if result.scale.gpus > 1 else {}
-    step = estimate_step_s(result, samples * result.scale.gpus)
-    loading_run = None  # the last measured run on one device
-    for name, run in (
-        ("ideal", references.bare_full),
-        ("bare", references.bare_local),
-        ("self", references.self_local),
-    ):
-        time = None if run is None else estimate_step_s(run, samples)
-        if run is None or time is None:
-            continue
-        # Where both took turns, the ratio is that within rounds: so the loss is that of the frame's efficiency.
-        ratio = ratio_in_rounds(Measurement(result).round_rates, Measurement(run).round_rates)
-        if step is not None and ratio is not None:
-            time = _move(time, step.value * ratio / result.scale.gpus)
-        estimates[name], loading_run = time, run
-    estimates |= {} if step is None else {"step": step}
-    loading = None if loading_run is None else step_breakdown.figure(loading_run, "data_s")
-    if loading_run is not None and loading is not None:  # loading that a single device needs as well is no contention
-        share = samples / samples_per_device(loading_run)
-        estimates["self_data"] = combine({"data": share}, {"data": loading})
-    return estimates

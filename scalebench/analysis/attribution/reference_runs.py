@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scalebench.analysis.identity import Baselines, RunIdentity, identify
+from scalebench.analysis.identity import Baselines, identify
 from scalebench.core.result import Result
 
 
@@ -16,11 +16,8 @@ def samples_per_device(result: Result) -> float:
 
 @dataclass(frozen=True)
 class ReferenceRuns:
-    """Runs on one device; None where there is none.
-
-    `full` is the run's global batch in strong scaling, else the batch of a device; `local` is the batch of a device.
-    In weak scaling both are one run.
-    """
+    """Runs on one device; None where there is none. `full` is the run's global batch in strong scaling, else the batch
+    of a device, as `local` is always."""
 
     bare_full: Result | None
     bare_local: Result | None
@@ -40,19 +37,18 @@ class ReferenceRunFinder:
 
     def __init__(self, results: Iterable[Result]) -> None:
         self._results = {result.run_id: result for result in results}
-        self._full, self._local = (
-            Baselines([identify(result, local_batch) for result in self._results.values()])
+        self._baselines = {
+            local_batch: Baselines([identify(result, local_batch) for result in self._results.values()])
             for local_batch in (False, True)
-        )
+        }
 
     def find(self, result: Result) -> ReferenceRuns:
         """Return the baselines that the frame uses, and in strong scaling the nearest ones at the local batch."""
-        bare, own = self._find_both(self._full, identify(result))
-        if result.scale.scaling != "strong" or result.scale.gpus == 1:
-            return ReferenceRuns(bare, bare, own, own)
-        local_bare, local_own = self._find_both(self._local, identify(result, local_batch=True))
+        has_local_batch = result.scale.scaling == "strong" and result.scale.gpus > 1
+        runs: list[Result | None] = []
+        for local_batch in (False, has_local_batch):
+            run, baselines = identify(result, local_batch), self._baselines[local_batch]
+            both = baselines.find_bare(run), baselines.find_self(run)
+            runs += [None if baseline is None else self._results[baseline.run_id] for baseline in both]
+        bare, own, local_bare, local_own = runs
         return ReferenceRuns(bare, local_bare, local_own, own)
-
-    def _find_both(self, baselines: Baselines[RunIdentity], run: RunIdentity) -> list[Result | None]:
-        both = baselines.find_bare(run), baselines.find_self(run)
-        return [None if baseline is None else self._results[baseline.run_id] for baseline in both]

@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from scalebench.analysis.comparison.labels import (
-    choose_label_keys,
-    describe_other_programs,
-    find_differences,
-    group_by_value,
-    make_label,
-    warn_about_samples,
-)
-from scalebench.analysis.comparison.pairing import (
-    ComparedRun,
-    ComparisonRow,
-    configure_rows,
-    drop_shared_runs,
-    make_side,
-)
+from scalebench.analysis.comparison import labels, pairing, sessions, unmatched
+from scalebench.analysis.comparison.pairing import ComparedRun, ComparisonRow
 from scalebench.analysis.comparison.ratio_tests import (
     SIGNIFICANCE_LEVEL,
     RatioTest,
@@ -27,8 +14,7 @@ from scalebench.analysis.comparison.ratio_tests import (
     median_with_interval,
 )
 from scalebench.analysis.comparison.run_facts import explain_unknown_key, keys_bound_to
-from scalebench.analysis.comparison.sessions import compare_rows, number_sessions
-from scalebench.analysis.comparison.unmatched import UnmatchedRow, explain_no_pairs, find_unmatched
+from scalebench.analysis.comparison.unmatched import UnmatchedRow
 from scalebench.core.errors import InputError
 from scalebench.core.stats.estimates import Estimate
 
@@ -131,7 +117,7 @@ def compare_by(
     InputError for an unknown key, or a base that no row has.
     """
     _check_keys(runs, [key, *ignore])
-    sides = group_by_value(runs, key, base)
+    sides = labels.group_by_value(runs, key, base)
     if len(sides) < 2:
         refusal = f"{key} is {next(iter(sides))} in all rows: nothing to compare"
         return Comparison(key, ignore, threshold, [], [], refusal)
@@ -154,73 +140,59 @@ def _compare_sides(
 ) -> Comparison:
     """Compare each side with the first one."""
     without = [bound for key in (*ignored, *([] if by is None else [by])) for bound in keys_bound_to(key)]
-    numbers = {} if same_session else number_sessions(run.record for runs in runs_of.values() for run in runs)
+    numbers = {} if same_session else sessions.number_sessions(run.record for runs in runs_of.values() for run in runs)
     base, *others = sides = [
-        make_side(name, [replace(run, session=numbers.get(run.run_id, 0)) for run in runs], without)
+        pairing.make_side(name, [replace(run, session=numbers.get(run.run_id, 0)) for run in runs], without)
         for name, runs in runs_of.items()
     ]
     rows = [row for side in sides for row in side.rows.values()]
-    label_keys, configurations = choose_label_keys([row.identity for row in rows], without), configure_rows(rows)
+    configurations = pairing.configure_rows(rows)
     tested: dict[str, list[tuple[ComparisonRow, ComparisonRow, RatioTest]]] = {side.name: [] for side in others}
     for side in others:
         for key, row in side.rows.items():
             partner = base.rows.get(key)
             if partner is None or not partner.measured or not row.measured:
                 continue
-            different = drop_shared_runs(partner, row)
-            result = RatioTest(1.0, test=SAME) if different is None else compare_rows(*different, configurations)
-            tested[side.name].append((*(different or (partner, row)), result))
-    adjusted = iter(adjust_by_holm([test.p for tests in tested.values() for *_, test in tests if test.p is not None]))
+            if different := pairing.drop_shared_runs(partner, row):
+                tested[side.name].append((*different, sessions.compare_rows(*different, configurations)))
+            else:
+                tested[side.name].append((partner, row, RatioTest(1.0, test=SAME)))
+    ps = [test.p for tests in tested.values() for *_, test in tests if test.p is not None]
+    adjusted, label_keys = iter(adjust_by_holm(ps)), labels.choose_label_keys([row.identity for row in rows], without)
     contrasts = []
     for name, tests in tested.items():
         pairs = []
         for a, b, test in tests:
             p_holm = None if test.p is None else next(adjusted)
-            pairs.append(_make_pair(make_label(a.identity, label_keys), a, b, test, p_holm, threshold))
+            if p_holm is None:
+                verdict = SAME if test.test == SAME else NO_VERDICT
+            elif p_holm <= SIGNIFICANCE_LEVEL:
+                verdict = FASTER if test.ratio > 1 else SLOWER
+            else:
+                verdict = UNRESOLVED
+            regression = threshold is not None and verdict == SLOWER and test.ratio < 1 - threshold
+            notes = list(dict.fromkeys([*a.notes, *b.notes, *filter(None, [test.note])]))
+            pairs.append(Pair(labels.make_label(a.identity, label_keys), a, b, test.ratio, test.interval, test.p,
+                              p_holm, test.test, verdict, regression, notes))  # fmt: skip
         if pairs:
             median, interval = median_with_interval([pair.ratio for pair in pairs])
-            differences = find_differences([(pair.a, pair.b) for pair in pairs], by)
-            interval = interval if _ran_in_between(pairs) else None
-            contrasts.append(Contrast(base.name, name, pairs, median, interval, differences))
-    unmatched = {
+            differences = labels.find_differences([(pair.a, pair.b) for pair in pairs], by)
+            # What changed from one side to the other moves all pairs together, which their order does not show, unless
+            # runs of both sides lie between each other in the same sessions.
+            starts_a, starts_b = ([run.started for row in side for run in row.measured]
+                                  for side in zip(*((pair.a, pair.b) for pair in pairs), strict=True))  # fmt: skip
+            took_turns = min(starts_a) <= max(starts_b) and min(starts_b) <= max(starts_a)
+            took_turns &= all(pair.a.sessions.keys() == pair.b.sessions.keys() for pair in pairs)
+            contrasts.append(Contrast(base.name, name, pairs, median, interval if took_turns else None, differences))
+    alone = {
         (row.side, *row.label.items(), row.reason, row.run_id): row
         for side in others
-        for row in find_unmatched(base, side, label_keys, without)
+        for row in unmatched.find_unmatched(base, side, label_keys, without)
     }
-    refusal = None if contrasts else explain_no_pairs(sides, without)
-    notes = warn_about_samples((a, b) for tests in tested.values() for a, b, _ in tests)
+    refusal = None if contrasts else unmatched.explain_no_pairs(sides, without)
+    notes = labels.warn_about_samples((a, b) for tests in tested.values() for a, b, _ in tests)
     rows_of = {base.name: [a for tests in tested.values() for a, *_ in tests]}
     rows_of |= {name: [b for _, b, _ in tests] for name, tests in tested.items()}
     for name, compared in rows_of.items():
-        notes += describe_other_programs(f"{by or 'side'} {name}", compared)
-    return Comparison(by, ignored, threshold, contrasts, list(unmatched.values()), refusal, notes)
-
-
-def _make_pair(
-    label: dict[str, str],
-    a: ComparisonRow,
-    b: ComparisonRow,
-    test: RatioTest,
-    p_holm: float | None,
-    threshold: float | None,
-) -> Pair:
-    if p_holm is None:
-        verdict = SAME if test.test == SAME else NO_VERDICT
-    elif p_holm <= SIGNIFICANCE_LEVEL:
-        verdict = FASTER if test.ratio > 1 else SLOWER
-    else:
-        verdict = UNRESOLVED
-    regression = threshold is not None and verdict == SLOWER and test.ratio < 1 - threshold
-    notes = list(dict.fromkeys([*a.notes, *b.notes, *filter(None, [test.note])]))
-    return Pair(label, a, b, test.ratio, test.interval, test.p, p_holm, test.test, verdict, regression, notes)
-
-
-def _ran_in_between(pairs: Sequence[Pair]) -> bool:
-    """Return whether runs of both sides lie between each other in the same sessions.
-
-    Otherwise what changed from one side to the other moves all pairs together, which their order does not show.
-    """
-    a = [run.started for pair in pairs for run in pair.a.measured]
-    b = [run.started for pair in pairs for run in pair.b.measured]
-    same_sessions = all(pair.a.sessions.keys() == pair.b.sessions.keys() for pair in pairs)
-    return same_sessions and min(a) <= max(b) and min(b) <= max(a)
+        notes += labels.describe_other_programs(f"{by or 'side'} {name}", compared)
+    return Comparison(by, ignored, threshold, contrasts, list(alone.values()), refusal, notes)

@@ -6,11 +6,9 @@ histories without a change none is reported. Where a change is significant, it b
 sum of squares of log throughputs around the two means: tried on ten sessions with a step of 8 %, that is the right one
 in 95 % of the cases at 2 % between sessions, and the split with the smallest p in 82 %.
 
-The interval of a change has to hold although the data chose the split: it is that of all splits of the configuration at
-once (Bonferroni). Tried on ten sessions with 2 % between them and a step at the seventh, 4,000 histories each, of those
-that are reported it holds a step of -8, -5, -3 % in 0.995, 0.991, 0.977, where the interval of one split alone holds it
-in 0.952, 0.933, 0.829. A step that is small beside the noise is reported only where chance enlarges it: one of -3 % in
-26 % of the histories, as 0.956 on average.
+The interval of a change is that of all splits of the configuration at once (Bonferroni), since the data chose the
+split: tried on ten sessions with 2 % between them, it holds a step of -8, -5, -3 % in 0.995, 0.991, 0.977 of the
+histories that are reported. A step that is small beside the noise is reported only where chance enlarges it.
 
 Source of the split: Hinkley 1970, "Inference about the change-point in a sequence of random variables".
 """
@@ -22,21 +20,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import NamedTuple
 
+from scalebench.analysis.comparison import ratio_tests
 from scalebench.analysis.comparison.labels import choose_label_keys, find_differences, make_label
 from scalebench.analysis.comparison.pairing import ComparedRun, ComparisonRow, pairing_key
-from scalebench.analysis.comparison.ratio_tests import (
-    MIN_UNITS_FOR_TEST,
-    SIGNIFICANCE_LEVEL,
-    RatioTest,
-    adjust_by_holm,
-    compare_independent,
-)
-from scalebench.analysis.comparison.sessions import (
-    explain_session_disturbance,
-    number_sessions,
-    session_means,
-)
+from scalebench.analysis.comparison.ratio_tests import MIN_UNITS_FOR_TEST, SIGNIFICANCE_LEVEL, RatioTest
+from scalebench.analysis.comparison.sessions import explain_session_disturbance, number_sessions, session_means
+from scalebench.analysis.identity import group_by
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.stats.log_means import mean_of_repeats
 
@@ -83,11 +74,9 @@ class ConfigurationHistory:
         return sum(session.rate is not None for session in self.sessions) >= MIN_SESSIONS
 
 
-@dataclass(frozen=True)
-class _Split:
+class _Split(NamedTuple):
     """The comparison of the sessions from position `first` on with those before."""
 
-    number: int  # of the configuration
     first: int
     ratio: RatioTest
     squares: float  # that the two means leave
@@ -97,24 +86,31 @@ def find_changes(runs: Sequence[ComparedRun]) -> list[ConfigurationHistory]:
     """Return the history of each configuration in these runs, in the order of their first start."""
     # A row for each session of each configuration, of all framework versions: an upgrade is part of a history.
     numbers = number_sessions(run.record for run in runs)
-    by_key: dict[frozenset[tuple[str, str]], dict[int, ComparisonRow]] = {}
-    for run in sorted(runs, key=lambda run: run.started):
-        sessions_of_key = by_key.setdefault(pairing_key(run.facts.identity), {})
-        session = sessions_of_key.setdefault(numbers[run.run_id], ComparisonRow(run.facts.identity))
-        numbered = replace(run, session=numbers[run.run_id])
-        (session.unmeasured if run.rate is None else session.measured).append(numbered)
-    rows = [[sessions[number] for number in sorted(sessions)] for sessions in by_key.values()]
-    splits = [split for number, sessions in enumerate(rows) for split in _test_splits(number, sessions)]
-    adjusted = adjust_by_holm([split.ratio.p for split in splits if split.ratio.p is not None])
-    label_keys = choose_label_keys([sessions[0].identity for sessions in rows], ())
-    return [
-        ConfigurationHistory(
-            make_label(sessions[0].identity, label_keys),
-            list(map(_describe_session, sessions)),
-            _choose_change(sessions, [(s, p) for s, p in zip(splits, adjusted, strict=True) if s.number == number]),
-        )
-        for number, sessions in enumerate(rows)
-    ]
+    runs = [replace(run, session=numbers[run.run_id]) for run in sorted(runs, key=lambda run: run.started)]
+    histories = []
+    for of_key in group_by(runs, lambda run: pairing_key(run.facts.identity)).values():
+        of_sessions = group_by(sorted(of_key, key=lambda run: run.session), lambda run: run.session).values()
+        histories.append([
+            ComparisonRow(of_session[0].facts.identity, [run for run in of_session if run.rate is not None],
+                          [run for run in of_session if run.rate is None])
+            for of_session in of_sessions
+        ])  # fmt: skip
+    splits = [_test_splits(sessions) for sessions in histories]
+    ps = [split.ratio.p for of_history in splits for split in of_history if split.ratio.p is not None]
+    adjusted, label_keys = (
+        iter(ratio_tests.adjust_by_holm(ps)),
+        choose_label_keys([h[0].identity for h in histories], ()),
+    )
+    results = []
+    for sessions, of_history in zip(histories, splits, strict=True):
+        p, change = min((next(adjusted) for _ in of_history), default=1.0), None
+        if p <= SIGNIFICANCE_LEVEL:
+            best = min(of_history, key=lambda split: split.squares)
+            before = next(each for each in reversed(sessions[: best.first]) if each.measured)
+            change = Change(best.first, best.ratio, p, find_differences([(before, sessions[best.first])], None))
+        label = make_label(sessions[0].identity, label_keys)
+        results.append(ConfigurationHistory(label, list(map(_describe_session, sessions)), change))
+    return results
 
 
 def _describe_session(session: ComparisonRow) -> SessionLevel:
@@ -129,7 +125,7 @@ def _describe_session(session: ComparisonRow) -> SessionLevel:
     return SessionLevel(started, rate, session.rates, "")
 
 
-def _test_splits(number: int, sessions: Sequence[ComparisonRow]) -> list[_Split]:
+def _test_splits(sessions: Sequence[ComparisonRow]) -> list[_Split]:
     """Compare the sessions that count after each of them, where one side has MIN_UNITS_FOR_TEST."""
     places = [k for k, each in enumerate(sessions) if each.measured and not explain_session_disturbance(each)]
     rates = [sessions[place].rates for place in places]
@@ -141,16 +137,6 @@ def _test_splits(number: int, sessions: Sequence[ComparisonRow]) -> list[_Split]
         before, after = session_means(*sides)
         logs = [[math.log(rate) for rate in side] for side in session_means(*sides, False)]
         squares = sum(statistics.pvariance(side) * len(side) for side in logs)
-        tested = compare_independent(before, after, "sessions", confidence)
-        splits.append(_Split(number, places[size], tested, squares))
+        tested = ratio_tests.compare_independent(before, after, "sessions", confidence)
+        splits.append(_Split(places[size], tested, squares))
     return splits
-
-
-def _choose_change(sessions: Sequence[ComparisonRow], splits: Sequence[tuple[_Split, float]]) -> Change | None:
-    """Return the change at the best split, if any split of the configuration is significant."""
-    if not splits or min(p for _, p in splits) > SIGNIFICANCE_LEVEL:
-        return None
-    best, _ = min(splits, key=lambda pair: pair[0].squares)
-    before = next(each for each in reversed(sessions[: best.first]) if each.measured)
-    differences = find_differences([(before, sessions[best.first])], None)
-    return Change(best.first, best.ratio, min(p for _, p in splits), differences)

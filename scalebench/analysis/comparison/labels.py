@@ -11,7 +11,7 @@ from typing import Any
 
 from scalebench.analysis.comparison.pairing import ComparedRun, ComparisonRow, pairing_key
 from scalebench.analysis.comparison.run_facts import NONE, Facts, find_differing_keys, keys_bound_to, main_key
-from scalebench.analysis.identity import is_under
+from scalebench.analysis.identity import group_by, is_under
 from scalebench.analysis.verdicts import DOUBTS, OTHER_PROGRAMS_FLAGS
 from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.units import format_count
@@ -64,7 +64,12 @@ def find_differences(
         for key in find_differing_keys(a, b):
             if (by is None or key != main_key(by)) and not _follows_from_name(a, b, key):
                 counts[key, a.get(key, NONE), b.get(key, NONE)] += 1
-        counts.update(_find_clock_differences(row_a, row_b))
+        for name in CLOCK_FIELDS:
+            of_rows = [[getattr(run.record.monitor, name) for run in row.measured] for row in (row_a, row_b)]
+            present = [[clock for clock in of_row if clock is not None] for of_row in of_rows]
+            mhz_a, mhz_b = map(fmean, present) if all(present) else (0.0, 0.0)
+            if mhz_a and mhz_b and abs(mhz_b / mhz_a - 1) > MIN_CLOCK_DIFFERENCE:
+                counts[name, f"{mhz_a:.0f}", f"{mhz_b:.0f}"] += 1
     return [(*entry, count) for entry, count in counts.items()]
 
 
@@ -83,17 +88,6 @@ def _follows_from_name(a: Facts, b: Facts, key: str) -> bool:
     if key == f"{group}.name" or a.get(f"{group}.name", NONE) == b.get(f"{group}.name", NONE):
         return False
     return NONE in (a.get(key, NONE), b.get(key, NONE)) if option else group == "strategy"
-
-
-def _find_clock_differences(a: ComparisonRow, b: ComparisonRow) -> Iterator[tuple[str, str, str]]:
-    """Yield the measured clocks that differ, as (field, MHz of a, MHz of b)."""
-    for name in CLOCK_FIELDS:
-        clocks = [[getattr(run.record.monitor, name) for run in row.measured] for row in (a, b)]
-        present = [[clock for clock in of_row if clock is not None] for of_row in clocks]
-        if all(present):
-            clock_a, clock_b = map(fmean, present)
-            if clock_a and clock_b and abs(clock_b / clock_a - 1) > MIN_CLOCK_DIFFERENCE:
-                yield name, f"{clock_a:.0f}", f"{clock_b:.0f}"
 
 
 def warn_about_samples(pairs: Iterable[tuple[ComparisonRow, ComparisonRow]]) -> list[str]:
@@ -117,15 +111,12 @@ def describe_other_programs(name: str, rows: Iterable[ComparisonRow]) -> Iterato
 
 def group_by_value(runs: Sequence[ComparedRun], key: str, base: str | None) -> dict[str, list[ComparedRun]]:
     """Return the runs of each value of `key`: the base first, then those of the first folder in the order in which its
-    sweep was given them; values that it was not given, such as those of added baselines, and those of an older sweep
-    follow in natural order.
+    sweep was given them, then others, such as those of added baselines, in natural order.
 
     A value of `strategy` is a name with all options; where two share the name, it is followed by what differs.
     InputError for a base that is none of the values.
     """
-    groups: dict[frozenset[tuple[str, str]], list[ComparedRun]] = {}
-    for run in runs:
-        groups.setdefault(pairing_key(_facts_under(run, key)), []).append(run)
+    groups = group_by(runs, lambda run: pairing_key(_facts_under(run, key)))
     first_runs = [first for first, *_ in groups.values()]
     facts = [_facts_under(run, key) for run in first_runs]
     main_values = [(run.facts.other | run.facts.identity).get(main_key(key), NONE) for run in first_runs]

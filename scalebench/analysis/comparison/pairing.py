@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from scalebench.analysis.comparison.run_facts import NONE, Facts, RunFacts, collect_facts, find_differing_keys
-from scalebench.analysis.identity import is_under
+from scalebench.analysis.identity import group_by, is_under
 from scalebench.analysis.read_runs import find_results
 from scalebench.analysis.repeats import Configurations
 from scalebench.analysis.rows import RunSummary, compare_runs, summarize_run
@@ -74,10 +74,8 @@ class ComparisonRow:
     @property
     def sessions(self) -> dict[int, ComparisonRow]:
         """The measured repeats of each session, in the order of time."""
-        by_session: dict[int, ComparisonRow] = {}
-        for run in self.measured:
-            by_session.setdefault(run.session, ComparisonRow(self.identity)).measured.append(run)
-        return by_session
+        by_session = group_by(self.measured, lambda run: run.session)
+        return {number: ComparisonRow(self.identity, runs) for number, runs in by_session.items()}
 
 
 @dataclass
@@ -91,23 +89,18 @@ class ComparedSide:
 
 def load_compared_runs(paths: Sequence[str | os.PathLike[str]], side: int = 0) -> list[ComparedRun]:
     """Return each run at or below `paths` once, in the order of their start. InputError as `load` raises it."""
-    places_in = cache(find_places)
-    return drop_copies(
-        dataclasses.replace(
-            make_compared_run(read_result(file), file.parent),
-            side=side,
-            place=places_in(file.parent.parent).get(file.parent.name, math.inf),
-        )
-        for file in find_results([Path(path) for path in paths])
-    )
+    places_in, runs = cache(find_places), []
+    for file in find_results([Path(path) for path in paths]):
+        place = places_in(file.parent.parent).get(file.parent.name, math.inf)
+        run = make_compared_run(read_result(file), file.parent)
+        runs.append(dataclasses.replace(run, side=side, place=place))
+    return drop_copies(runs)
 
 
 def drop_copies(runs: Iterable[ComparedRun]) -> list[ComparedRun]:
     """Return each run once, in the order of their start; resume=true makes copies."""
-    by_id: dict[str, ComparedRun] = {}
-    for run in runs:
-        by_id.setdefault(run.run_id, run)
-    return sorted(by_id.values(), key=lambda run: run.started)
+    by_id = group_by(runs, lambda run: run.run_id)
+    return sorted((copies[0] for copies in by_id.values()), key=lambda run: run.started)
 
 
 def make_compared_run(result: Result, folder: Path) -> ComparedRun:
@@ -123,11 +116,8 @@ def pairing_key(facts: Facts, without: Sequence[str] = ()) -> frozenset[tuple[st
 def make_side(name: str, runs: Iterable[ComparedRun], without: Sequence[str]) -> ComparedSide:
     """Group runs by their key without some facts. Those of one key that differ in more than the seed are no repeats of
     each other; a row has figures of its latest framework version only."""
-    groups: dict[frozenset[tuple[str, str]], list[ComparedRun]] = {}
-    for run in runs:
-        groups.setdefault(pairing_key(run.facts.identity, without), []).append(run)
     side = ComparedSide(name, {}, [])
-    for key, group in groups.items():
+    for key, group in group_by(runs, lambda run: pairing_key(run.facts.identity, without)).items():
         identities = list({pairing_key(run.facts.identity): run.facts.identity for run in group}.values())
         if differing := [each for each in find_differing_keys(*identities) if each != SEED_KEY]:
             values = ", ".join(dict.fromkeys(each.get(differing[0], NONE) for each in identities))

@@ -11,14 +11,9 @@ import math
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
+from scalebench.analysis.comparison import ratio_tests
 from scalebench.analysis.comparison.pairing import ComparisonRow
-from scalebench.analysis.comparison.ratio_tests import (
-    MIN_UNITS_FOR_TEST,
-    RatioTest,
-    compare_independent,
-    describe_counts,
-    judge_ratio,
-)
+from scalebench.analysis.comparison.ratio_tests import MIN_UNITS_FOR_TEST, RatioTest, describe_counts, judge_ratio
 from scalebench.analysis.repeats import Configuration, Configurations, pair_interleaved
 from scalebench.analysis.verdicts import explain_disturbance, explain_no_verdict
 from scalebench.core.result import Result, start_time
@@ -112,7 +107,7 @@ def _compare_session_means(ratio: float, a: Sequence[ComparisonRow], b: Sequence
     if max(counts) < MIN_UNITS_FOR_TEST:
         subject = "one session each gives" if counts == (1, 1) else f"{describe_counts(*counts, 'sessions')} give"
         return RatioTest(ratio, test="none", note=SESSIONS_NOTE.format(subject))
-    return compare_independent(*session_means(rates_a, rates_b), "sessions")
+    return ratio_tests.compare_independent(*session_means(rates_a, rates_b), "sessions")
 
 
 def explain_session_disturbance(*sessions: ComparisonRow) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scalebench.analysis.comparison.labels import make_label
-from scalebench.analysis.comparison.pairing import ComparedRun, ComparedSide, ComparisonRow
+from scalebench.analysis.comparison.pairing import ComparedSide, ComparisonRow
 from scalebench.analysis.comparison.run_facts import NAMED_GROUPS, Facts, describe_differences, find_differing_keys
 from scalebench.analysis.identity import is_under
 
@@ -44,31 +44,24 @@ def find_unmatched(
             unmatched.append(UnmatchedRow(this.name, make_label(row.identity, label_keys), reason))
     for key, row in side.rows.items():
         before = base.rows.get(key, ComparisonRow(row.identity))
-        label = make_label(row.identity, label_keys)
-        unmatched += [_describe_failed_run(side.name, base.name, label, run, before) for run in row.unmeasured]
+        label, was_ok = make_label(row.identity, label_keys), bool(before.measured)
+        statuses = {each.record.status for each in before.unmeasured}
+        for failure in row.unmeasured:
+            # It counts as failed unless its configuration had only failed runs in the base, or it is the same run on
+            # both sides; an unsupported run counts only if it was not unsupported in the base.
+            status = failure.record.status
+            is_old = not was_ok and not statuses.isdisjoint({*FAILED_STATUSES, status})
+            is_old = is_old or failure.run_id in {each.run_id for each in before.unmeasured}
+            is_new = (status in FAILED_STATUSES or was_ok) and not is_old
+            reason = f"{status}: {failure.record.reason}" if status != "ok" else "nothing was measured"
+            reason += f" (in {base.name} too)" if is_old else ""
+            unmatched.append(UnmatchedRow(side.name, label, reason, is_new, failure.run_id))
     for key, row in base.rows.items():
         if not row.measured and (after := side.rows.get(key)) is not None and after.measured:
             failed, label = row.unmeasured[0], make_label(row.identity, label_keys)
             reason = f"{failed.record.status} in {base.name}: {failed.record.reason}"
             unmatched.append(UnmatchedRow(base.name, label, reason, run_id=failed.run_id))
     return unmatched
-
-
-def _describe_failed_run(
-    name: str, base: str, label: dict[str, str], run: ComparedRun, before: ComparisonRow
-) -> UnmatchedRow:
-    """Describe a run without a figure; it counts as failed unless its configuration had only failed runs in the base.
-
-    A run that is `unsupported` counts only if it was not unsupported in the base. The same run on both sides does not
-    count.
-    """
-    status, was_ok = run.record.status, bool(before.measured)
-    statuses = {each.record.status for each in before.unmeasured}
-    is_known = not was_ok and not statuses.isdisjoint({*FAILED_STATUSES, status})
-    is_known = is_known or run.run_id in {each.run_id for each in before.unmeasured}
-    failed = (status in FAILED_STATUSES or was_ok) and not is_known
-    reason = f"{status}: {run.record.reason}" if status != "ok" else "nothing was measured"
-    return UnmatchedRow(name, label, f"{reason} (in {base} too)" if is_known else reason, failed, run.run_id)
 
 
 def find_closest(facts: Facts, others: Sequence[Facts], without: Sequence[str]) -> tuple[Facts, list[str]]:

@@ -13,17 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalebench.analysis.columns import RATE
+from scalebench.analysis.prediction import extrapolation as points_model
 from scalebench.analysis.prediction.curve_models import Hardware, find_links, list_points, make_step_model
-from scalebench.analysis.prediction.extrapolation import (
-    ERROR_FLOOR,
-    ErrorLimits,
-    Extrapolation,
-    MeasuredStep,
-    extrapolate,
-    load_limits,
-)
+from scalebench.analysis.prediction.extrapolation import ErrorLimits, Extrapolation, MeasuredStep, load_limits
 from scalebench.analysis.prediction.link_rates import ReadRecord, Row, SyncsByLink, group_syncs_by_link
-from scalebench.analysis.prediction.step_model import HSDP, SHARDED, ZERO1, FloatArray, count_shards
+from scalebench.analysis.prediction.step_model import FloatArray, state_share
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core.errors import InputError
 from scalebench.core.machine.peak_flops import find_peak_flops
@@ -36,7 +30,6 @@ MIN_DOUBLING_GAIN = 1.5
 OTHER_DEVICE_SCALE = 0.1  # of the error, where the devices are others than those measured
 SMALL_LOSS = 0.05  # of a step; below it, computation is what limits
 LIMITS = ("compute", "sync", "growth", "host")
-OPTIMIZER_STATE_SHARE = 0.5  # of weights, gradients and Adam's two moments, all float32
 QUANTILES = (0.025, 0.975)
 
 
@@ -66,12 +59,11 @@ class Rates(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """The devices up to which efficiency keeps a share, with confidence and by the figures (None: none), and the
-    fewest whose doubling brings less than MIN_DOUBLING_GAIN (None: none)."""
+    """How far scaling goes; None stands for no number of devices."""
 
-    surely: int | None
+    surely: int | None  # devices up to which efficiency keeps a share, with confidence
     by_figures: int | None
-    poor_doubling: int | None
+    poor_doubling: int | None  # the fewest whose doubling brings less than MIN_DOUBLING_GAIN
 
 
 @dataclass(frozen=True)
@@ -99,7 +91,7 @@ class CurvePrediction:
 
     @property
     def max_devices(self) -> float:
-        """Return the devices of a node where one process has them all, else infinity."""
+        """The devices of a node where one process has them all, else infinity."""
         is_one = self.strategy.get("processes") == "one_for_all"
         return self.extrapolation.model.links.devices_per_node if is_one else math.inf
 
@@ -110,12 +102,13 @@ class CurvePrediction:
 
     def find_measured(self, devices: int) -> float | None:
         """Return the samples/s measured on so many devices with the predicted batch; None: not measured."""
-        if self.other_device:
-            return None
-        point = next((point for point in self.points if point.devices == devices), None)
-        if point is None or point.batch != float(self.batch_of(np.array([float(devices)]))[0]):
-            return None
-        return point.devices * point.batch / point.step_s
+        for devices_measured, batch, step_s in () if self.other_device else self.points:
+            if devices_measured == devices and batch == self.find_batch(devices):
+                return devices * batch / step_s
+        return None
+
+    def find_batch(self, devices: int) -> float:
+        return float(self.batch_of(np.array([float(devices)]))[0])
 
     def list_missed(self) -> list[tuple[int, float, Estimate]]:
         """Return the devices, the measured and the predicted samples/s where the interval lacks what was measured."""
@@ -165,7 +158,7 @@ class CurvePrediction:
         return None if math.isnan(rate) else Estimate(rate, low, high)
 
     def forecast(self, devices: int) -> Forecast:
-        batch, last = float(self.batch_of(np.array([float(devices)]))[0]), self.curve.rows[-1]
+        batch, last = self.find_batch(devices), self.curve.rows[-1]
         figures = [float(values[0]) for values in self.predict_rates([devices])]
         if math.isnan(figures[0]):
             return Forecast(devices, None, None, None, "samples", None, False, None)
@@ -174,7 +167,10 @@ class CurvePrediction:
         host_share = parts.host_share(self.extrapolation.model.computes_on_host)
         losses = [SMALL_LOSS, *map(float, (parts.sync_s / parts.step_s, parts.growth_s / parts.step_s, host_share))]
         limited_by = LIMITS[losses.index(max(losses))]
-        memory = self._memory_bytes(devices, batch)
+        memory, model, state, peak = None, self.extrapolation.model, last["state_bytes"] or 0, last["peak_memory_bytes"]
+        if peak is not None:  # the state by the strategy, and the rest, which the batch has
+            shares = state_share(model, devices) / state_share(model, self.points[-1].devices)
+            memory = float(state * shares + (peak - state) * batch / self.points[-1].batch)
         limit = self.hardware.get("gpu_memory_bytes") or last["memory_limit_bytes"]
         fits = bool(memory <= limit) if memory is not None and limit else None
         if devices > self.max_devices:
@@ -200,7 +196,9 @@ class CurvePrediction:
         sample_s = np.where(devices < last.devices, *(self._step_s(point) / point.batch for point in (first, last)))
         sample_s = np.where(devices < first.devices, 0.0, sample_s)
         perfect = sample_s * batch / self.extrapolation.step_s(devices, batch)
-        fast = np.maximum(np.exp(low * scale), np.minimum(1, perfect) * np.exp(low * ERROR_FLOOR * (1 + growth)))
+        fast = np.maximum(
+            np.exp(low * scale), np.minimum(1, perfect) * np.exp(low * points_model.ERROR_FLOOR * (1 + growth))
+        )
         fast = np.where(scale > 0, np.minimum(fast, 1), 1)
         row = self.curve.rows[-1]
         below, above = (
@@ -208,21 +206,6 @@ class CurvePrediction:
             for limit in (row["throughput_low"], row["throughput_high"])
         )
         return np.exp(-np.hypot(np.log(fast), above)), np.exp(np.hypot(high * scale, below))
-
-    def _memory_bytes(self, devices: int, batch: float) -> float | None:
-        """Return the bytes of a device: its state, and the rest, which the batch has."""
-        row, last, model = self.curve.rows[-1], self.points[-1], self.extrapolation.model
-        peak, state = row["peak_memory_bytes"], row["state_bytes"] or 0
-        if peak is None:
-            return None
-
-        def share(count: int) -> float:
-            """Return the share of the state that each of so many devices has."""
-            if model.sync in (SHARDED, HSDP, "stages", "pipeline"):
-                return 1 / float(count_shards(model, count))
-            return 1 - OPTIMIZER_STATE_SHARE + OPTIMIZER_STATE_SHARE / count if model.sync == ZERO1 else 1.0
-
-        return float(state * share(devices) / share(last.devices) + (peak - state) * batch / last.batch)
 
     def find_reach(self, share: float, most: int) -> Reach:
         """Return how far scaling goes, looking at each number of devices up to `most`."""
@@ -298,7 +281,7 @@ def _predict_curve(
         if len(points) < 2:
             name = own.get("name")
             raise InputError(f"hardware {name} has no links, and none was measured: measure gpus=2, or --hardware NAME")
-    extrapolation = extrapolate(model, points)
+    extrapolation = points_model.extrapolate(model, points)
     network_known = any(row["nodes"] > 1 for row in curve.rows) and hardware is None
     if batch is not None and len(batches) < 2 and batch != points[-1].batch:
         remarks.append(
@@ -307,13 +290,14 @@ def _predict_curve(
     if curve.rows[-1]["scaling"] == "strong" and len(batches) < 2:
         remarks.append("what a smaller batch costs was not measured: sweep=batches shows it")
     if hardware is not None:
-        speed = _compare_devices(curve.rows[-1], hardware, read)
-        own_s = {
-            name: getattr(extrapolation.model, name) / (speed or 1) for name in ("sample_s", "pass_s", "optimizer_s")
-        }
-        own_s["host_sample_s"] = extrapolation.model.host_sample_s * _compare_cores(own, hardware)
+        speed, model = _compare_devices(curve.rows[-1], hardware, read), extrapolation.model
+        own_s = {name: getattr(model, name) / (speed or 1) for name in ("sample_s", "pass_s", "optimizer_s")}
+        # Of the host's limit nothing is known where cores are not, or where only one of both computes on its cores.
+        cores, other_cores = own.get("cpus_per_node") or 0, hardware.get("cpus_per_node")
+        is_like = (own.get("devices") == "cpu") == (hardware.get("devices") == "cpu")
+        own_s["host_sample_s"] = model.host_sample_s * cores / other_cores if other_cores and is_like else 0.0
         shared = bool(hardware.get("nodes_share_cores"))
-        model = replace(extrapolation.model, links=target, nodes_share_cores=shared, **own_s)
+        model = replace(model, links=target, nodes_share_cores=shared, **own_s)
         extrapolation = replace(extrapolation, model=model, slope=None)
         devices = f"{speed:.3g} times as fast, by their peak FLOP/s," if speed else "as fast"
         devices = f"devices {devices} as those measured"
@@ -333,15 +317,6 @@ def _compare_devices(row: Row, hardware: Hardware, read: ReadRecord) -> float | 
     measured = find_peak_flops(gpus[0].name, precision) if gpus else None
     peak = find_peak_flops(model, precision) or find_peak_flops(model.replace(" ", "-"), precision)  # A100 SXM4 40GB
     return None if measured is None or peak is None else peak / measured
-
-
-def _compare_cores(measured: Hardware, other: Hardware) -> float:
-    """Return the cores of a measured node over those of another one; 0 where that is unknown, or only one of them
-    computes on its cores."""
-    if (measured.get("devices") == "cpu") != (other.get("devices") == "cpu"):
-        return 0.0
-    cores = other.get("cpus_per_node")
-    return float((measured.get("cpus_per_node") or 0) / cores) if cores else 0.0
 
 
 def find_batch_rows(curve: Curve, curves: Iterable[Curve]) -> list[Row]:
@@ -460,7 +435,7 @@ def suggest_measurement(prediction: CurvePrediction, devices: int) -> Suggestion
     best = Suggestion(last, before := _width(prediction, devices), 0.9 * before)
     two_nodes = [] if math.isinf(per_node) else [int(2 * per_node)]
     for count in sorted({2 * last, 4 * last, *two_nodes}):
-        batch = float(prediction.batch_of(np.array([float(count)]))[0])
+        batch = prediction.find_batch(count)
         if not last < count < devices <= prediction.max_devices or math.isnan(batch):
             continue
         point = MeasuredStep(count, batch, float(prediction.extrapolation.step_s(count, batch)))

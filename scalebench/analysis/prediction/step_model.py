@@ -28,6 +28,7 @@ LAUNCH_S = 8.4e-6  # of a message: baseLatency of the same file
 TREE_EFFICIENCY = 0.92  # likewise
 BACKWARD_SHARE = 2 / 3  # of a pass: two of three matrix products
 OVERLAP = 0.8  # of the backward pass that hides synchronization, where it was not measured
+OPTIMIZER_STATE_SHARE = 0.5  # of weights, gradients and Adam's two moments, all float32
 GROWTH = 0.04  # all losses that grow slowly with n, as the deviation of a device's step, where it was not measured
 
 
@@ -127,7 +128,13 @@ def predict_parts(model: StepModel, devices: Any, batch: Any) -> StepParts:
     updated_share = 1 / count_shards(model, devices) if model.sync in SHARDED_STATE else np.ones_like(devices)
     optimizer = model.optimizer_s * updated_share
     growth = model.growth * compute * expected_maximum(devices) * model.overhead_factor
-    sync = exposed_sync_s(model, devices, compute)
+    if model.sync == NO_SYNC:
+        sync = np.zeros_like(devices)
+    elif model.sync in CUT_MODEL:  # all that a step takes longer than on one device
+        sync = compute * (devices**model.slope - 1)
+    else:
+        seconds = all_reduce_s(model.links, devices, model.sync_bytes, model.messages)
+        sync = hide_sync(seconds, model, compute)
     beside = devices if model.nodes_share_cores else np.minimum(devices, model.links.devices_per_node)
     host = np.where(devices < model.host_from, 0.0, beside * batch * model.host_sample_s)
     if model.computes_on_host:
@@ -139,6 +146,13 @@ def count_shards(model: StepModel, devices: Any) -> FloatArray:
     """Return the devices that a copy of the state is distributed over."""
     most = float(model.shards or model.links.devices_per_node) if model.sync == HSDP else math.inf
     return np.asarray(np.minimum(devices, most), float)
+
+
+def state_share(model: StepModel, devices: int) -> float:
+    """Return the share of weights, gradients and the optimizer's state that each of so many devices has."""
+    if model.sync in (SHARDED, HSDP, "stages", "pipeline"):
+        return 1 / float(count_shards(model, devices))
+    return 1 - OPTIMIZER_STATE_SHARE + OPTIMIZER_STATE_SHARE / devices if model.sync == ZERO1 else 1.0
 
 
 def expected_maximum(devices: FloatArray) -> FloatArray:
@@ -154,9 +168,8 @@ def expected_maximum(devices: FloatArray) -> FloatArray:
 def all_reduce_s(links: Links, devices: FloatArray, size: float, messages: int = 1) -> FloatArray:
     """Return the seconds of `messages` all-reduces of `size` bytes in total: a ring, or between nodes a tree if faster.
 
-    Sources: Patarasuk and Yuan 2009, "Bandwidth
-    optimal all-reduce algorithms for clusters of workstations"; Hockney 1994, "The communication challenge for MPP";
-    the tree and all latencies as in NVIDIA/nccl@5067397 src/graph/tuning.cc.
+    Sources: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"; Hockney
+    1994, "The communication challenge for MPP"; the tree and all latencies: NVIDIA/nccl@5067397 src/graph/tuning.cc.
     """
     nodes = links.count_nodes(devices)
     rate, inside = links.rate(nodes), np.minimum(devices, links.devices_per_node)
@@ -168,26 +181,15 @@ def all_reduce_s(links: Links, devices: FloatArray, size: float, messages: int =
     return np.where(devices > 1, seconds, 0.0)
 
 
-def exposed_sync_s(model: StepModel, devices: FloatArray, compute_s: FloatArray) -> FloatArray:
-    """Return the seconds of synchronization that computation does not hide; of a model that is cut into parts, all that
-    its step takes longer than on one device."""
-    if model.sync == NO_SYNC:
-        return np.zeros_like(devices)
-    if model.sync in CUT_MODEL:
-        return compute_s * (devices**model.slope - 1)
-    seconds = all_reduce_s(model.links, devices, model.sync_bytes, model.messages)
-    return hide_sync(seconds, model, compute_s, model.backward_share)
-
-
-def hide_sync(seconds: FloatArray, model: StepModel, compute_s: FloatArray, share: float) -> FloatArray:
-    """Return what is left of `seconds` of synchronization behind `share` of the computation.
+def hide_sync(seconds: FloatArray, model: StepModel, compute_s: FloatArray) -> FloatArray:
+    """Return what is left of `seconds` of synchronization behind the backward pass.
 
     Gradients arrive evenly over the overlapped part of the backward pass in equal messages, and each is sent when it is
     there and the one before is done: max(C / k, C - phi T_b (1 - 1 / k)) remains, which is exact for that pipeline
     (Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training").
     """
     rest = 1 / model.messages
-    return np.maximum(seconds * rest, seconds - model.overlap * share * compute_s * (1 - rest))
+    return np.maximum(seconds * rest, seconds - model.overlap * model.backward_share * compute_s * (1 - rest))
 
 
 def solve_sample_s(model: StepModel, devices: float, batch: float, step_s: float) -> StepModel:

@@ -34,8 +34,8 @@ def simulate_exposed_s(sync_s, messages, hidden_s):
 
 @given(seconds, st.integers(1, 50), seconds, st.floats(0.0, 1.0))
 def test_what_stays_exposed_equals_a_simulation_of_equal_messages(sync_s, messages, compute_s, overlap):
-    model = replace(MODEL, messages=messages, overlap=overlap)
-    actual = step_model.hide_sync(np.array(sync_s), model, np.array(compute_s), 0.5)
+    model = replace(MODEL, messages=messages, overlap=overlap, backward_share=0.5)
+    actual = step_model.hide_sync(np.array(sync_s), model, np.array(compute_s))
     assert float(actual) == pytest.approx(simulate_exposed_s(sync_s, messages, overlap * 0.5 * compute_s), rel=1e-9)
 
 
