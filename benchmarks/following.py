@@ -9,13 +9,13 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.spec import RunSpec
-from scalebench.runner.jobs import JobFollower, JobRequest
+from scalebench.runner.jobs import JobFollower, JobRequest, PlannedJob
 from scalebench.runner.jobs.follow import sleep_until_cancelled
 from scalebench.slurm.commands import Slurm
 from scalebench.slurm.submit import Submission, write_submission
@@ -41,9 +41,10 @@ def main() -> None:
 
 def measure(spec: RunSpec, count: int, folder: Path) -> None:
     follower = JobFollower(_slurm(folder, count), submit=_submit, pause=_until())
-    requests = [JobRequest(number, spec, folder / str(number)) for number in range(1, count + 1)]
+    folders = [folder / str(number) for number in range(1, count + 1)]
+    jobs = [PlannedJob(path, [[JobRequest(int(path.name), spec, path)]]) for path in folders]
     try:
-        list(follower.follow(requests))
+        list(follower.follow(jobs))
     except TimeIsUp as end:
         wall_s, process_s, total_s = end.args
         queries = follower._watcher.queries
@@ -61,7 +62,7 @@ def _slurm(folder: Path, count: int) -> Slurm:
     return Slurm(str(folder))
 
 
-def _submit(spec: RunSpec, folder: Path) -> Submission:
+def _submit(specs: Sequence[RunSpec], folder: Path) -> Submission:
     submission = Submission(folder.name, time.time())
     write_submission(submission, folder)
     return submission

@@ -5,6 +5,7 @@ On the test cluster of `make cluster-up`. Target: under 1 s a run, from the comm
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import tempfile
@@ -14,8 +15,9 @@ from pathlib import Path
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.spec import RunSpec, write_spec
-from scalebench.runner.jobs import JobFollower, JobRequest
+from scalebench.runner.jobs import JobFollower, JobRequest, PlannedJob
 from scalebench.slurm.commands import Slurm
+from scalebench.slurm.submit import submit_job
 
 LAUNCHES = 7
 OVERRIDES = (
@@ -51,7 +53,8 @@ def main() -> None:
 
 def by_scalebench(spec: RunSpec, slurm: Slurm, folder: Path) -> float:
     begin_s = time.monotonic()
-    ((_, result),) = JobFollower(slurm).follow([JobRequest(0, spec, folder)])
+    follower = JobFollower(slurm, submit=lambda specs, path: submit_job(specs, path, [math.inf]))
+    ((_, result),) = follower.follow([PlannedJob(folder, [[JobRequest(0, spec, folder)]])])
     elapsed_s = time.monotonic() - begin_s
     assert result.status == "ok", result.reason
     return elapsed_s

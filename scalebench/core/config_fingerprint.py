@@ -86,5 +86,5 @@ def _drop_queue_settings(hardware: dict[str, Any]) -> None:
     defaults of SLURM."""
     del hardware["max_jobs"], hardware["ports"]
     slurm, defaults = hardware["slurm"], dataclasses.asdict(SlurmSpec())
-    queueing = ("account", "qos", "reservation", "time_minutes", "bin", "one_job")
+    queueing = ("account", "qos", "reservation", "time_minutes", "bin", "jobs")
     hardware["slurm"] = {key: slurm[key] for key in slurm if key not in queueing and slurm[key] != defaults[key]}

@@ -31,6 +31,7 @@ PLUGIN_LOG = "plugin.log"  # the traceback of a plugin that failed before there 
 MPIRUN_LOG, SRUN_LOG, COMMAND_LOG = "mpirun.log", "srun.log", "command.log"
 JOB_FILE = "job.json"  # the job number of a run that is a job of SLURM
 JOB_LOG = "job.log"  # output of the job, besides the logs of its ranks
+JOB_RUNS_FILE = "job_runs.json"  # the runs that a job does
 JOB_SCRIPT = "job.sh"
 SUBMITIT_FOLDER = "slurm"
 TORCHRUN_FILE = "by_hand.json"  # exists while the launcher `by_hand` waits for the ranks
@@ -71,7 +72,9 @@ OUTPUT_FILES = _match_any(
     MPIRUN_LOG, SRUN_LOG, COMMAND_LOG, PLUGIN_LOG, MONITOR_FILE, MERGED_TRACE_FILE, TIMELINE_FILE, ROOM,
     numbered=r"rank\d+\.(json|log)|trace\d+\.json\.gz|monitor\d+\.parquet",
 )  # fmt: skip
-RECORD_FILES = _match_any(SPEC_FILE, TRY_SPEC_FILE, RESULT_FILE, UNREADABLE_RESULT_FILE, JOB_FILE, JOB_LOG)
+RECORD_FILES = _match_any(
+    SPEC_FILE, TRY_SPEC_FILE, RESULT_FILE, UNREADABLE_RESULT_FILE, JOB_FILE, JOB_RUNS_FILE, JOB_LOG
+)
 
 Record = TypeVar("Record")
 RunKey = tuple[str, int]  # fingerprint and repeat, by which resume=true knows a run

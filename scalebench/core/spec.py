@@ -134,10 +134,12 @@ class SlurmSpec:
     reservation: str | None = None
     constraint: str | None = None
     exclusive: bool = False  # nodes without other jobs, with all of their memory
-    one_job: bool = False  # a sweep becomes one job, of the size of its largest run, in which its runs take turns
+    # The jobs of a sweep: one for each number of devices, in which its runs and a baseline take turns; one for all,
+    # as large as the largest run; one for each run, which then takes no turns with others.
+    jobs: str = choice_field("per_size", "one", "per_run")
     memory: str | None = None  # per node, in the format of --mem: 64G; null: all of it where exclusive
-    # Of each run; with one_job the job has the sum. null: three times the estimate and half an hour at least, at most
-    # measure.timeout_s, plus the time to start.
+    # Of each job. null: 1.5 times the estimate for its runs, half an hour at least and at most measure.timeout_s for
+    # each run, plus the time to start.
     time_minutes: int | None = number_field(None, at_least=1)
     gres: str = "gpu:{gpus}"  # per node, such as gpu:a100:{gpus}; {gpus}: the GPUs used there
     # Further options of sbatch, such as --mail-type=END; {gpus} as in gres: --gpus-per-node={gpus} with gres: "".

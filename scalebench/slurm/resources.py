@@ -17,7 +17,7 @@ from scalebench.core.spec import RunSpec, SlurmSpec
 from scalebench.core.untrusted import clean_line
 
 RANK_AGENT = "scalebench.runner.launchers.rank_agent"  # the module that srun and mpirun start for each rank
-TIME_FACTOR, MIN_LIMIT_S = 3.0, 1800.0  # of the time limit of a job, over the estimate of its runs
+TIME_FACTOR, MIN_LIMIT_S = 1.5, 1800.0  # of the time limit of a job, over the estimate of its runs
 START_ALLOWANCE_S = 120.0  # time of a job besides its run: starting Python on all nodes, and writing the result
 OPTION_PATTERN = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?")
 NAME_KEYS = "partition account qos reservation constraint".split()
@@ -230,15 +230,15 @@ def sweep_geometry(specs: Sequence[RunSpec]) -> JobGeometry:
 
 
 def time_limit_minutes(specs: Sequence[RunSpec], estimates_s: Sequence[float]) -> int:
-    """Return the time limit of the job that does these runs: hardware.slurm.time_minutes of each, else by the most
-    seconds that each is estimated to take, infinite where that is unknown, and the time to start.
+    """Return the time limit of the job that does these runs: hardware.slurm.time_minutes, else by the most seconds that
+    each is estimated to take, infinite where that is unknown, and the time to start.
 
-    An estimate knows nothing of slow steps and of the nodes, so that it counts several times, and no job gets less than
-    MIN_LIMIT_S or the limit of its runs; no run takes longer than measure.timeout_s.
+    An estimate knows nothing of slow steps and of the nodes, so that no job gets less than MIN_LIMIT_S or the limit of
+    its runs; no run takes longer than measure.timeout_s.
     """
     fixed = specs[0].config.hardware.slurm.time_minutes  # of all: they are those of one job
     if fixed is not None:
-        return fixed * len(specs)
+        return fixed
     timeouts_s = [spec.config.measure.timeout_s for spec in specs]
     limits_s = [min(TIME_FACTOR * most_s, limit_s) for most_s, limit_s in zip(estimates_s, timeouts_s, strict=True)]
     seconds = max(sum(limits_s), min(MIN_LIMIT_S, max(timeouts_s)))

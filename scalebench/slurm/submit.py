@@ -1,14 +1,13 @@
-"""Submission of a run as a SLURM job through submitit, and job.json, which records it in the folder of the run.
+"""Submission of runs as a SLURM job through submitit, and job.json, which records it in the folder of each run.
 
-submitit passes the job a pickle that names only a function and the run's folder; the run is described by spec.json
-there.
+submitit passes the job a pickle that names only a function and the job's folder; job_runs.json there lists the runs,
+and each is described by the spec.json in its folder.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import math
 import os
 import re
 import shlex
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from scalebench.core.errors import InputError
 from scalebench.core.exit_with_parent import LAUNCHER_VARIABLE, PARENT_VARIABLE
 from scalebench.core.json_files import read_record, write_json
-from scalebench.core.process import RANK_ADDRESSES, build_python_command, defer_signals
+from scalebench.core.process import RANK_ADDRESSES, build_python_command
 from scalebench.core.run_folder import JOB_FILE, JOB_LOG, JOB_SCRIPT, RUN_ID_VARIABLE, SUBMITIT_FOLDER
 from scalebench.core.spec import RunSpec
 from scalebench.slurm.commands import Slurm, SlurmError
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from submitit import SlurmExecutor
 
 
-JOB_MODULE, JOB_FUNCTION, SWEEP_FUNCTION = "scalebench.runner.jobs.job_main", "run_job_and_exit", "become_sweep"
+JOB_MODULE, JOB_FUNCTION = "scalebench.sweeps.job_main", "run_job_and_exit"
 SUBMIT_TIMEOUT_S = 60.0  # sbatch itself retries for a while while the controller is busy
 # Variables of this process and its ranks, by which a job would take itself for one of them.
 PROCESS_VARIABLES = (PARENT_VARIABLE, LAUNCHER_VARIABLE, RANK_ADDRESSES, RUN_ID_VARIABLE)
@@ -57,6 +56,7 @@ class Submission:
     job_id: str
     submitted_at_s: float  # seconds since the epoch, by the clock of the submitting host
     partition: str | None = None  # as requested
+    job_folder: str = "."  # where its log and its script are, from the folder of the run
 
 
 def write_submission(submission: Submission, folder: Path) -> None:
@@ -75,51 +75,28 @@ def read_submission(folder: Path) -> Submission | None:
         raise InputError(f"{path} cannot be read: {error}; remove it") from error
 
 
-def render_script(spec: RunSpec, folder: Path, estimate_s: float = math.inf) -> str:
+def render_script(specs: Sequence[RunSpec], folder: Path, estimates_s: Sequence[float]) -> str:
     """Return the script that `submit_job` passes to sbatch; works without SLURM. InputError for a bad folder name."""
-    return render_sweep_script([spec], folder, [estimate_s])
-
-
-def render_sweep_script(specs: Sequence[RunSpec], folder: Path, estimates_s: Sequence[float]) -> str:
-    """Return the script that `submit_sweep` passes to sbatch, likewise."""
     executor = _make_executor(specs, folder, estimates_s)
     return str(executor._make_submission_file_text(executor._submitit_command_str, ""))
 
 
-def submit_job(spec: RunSpec, folder: Path, estimate_s: float = math.inf) -> Submission:
-    """Submit the run in `folder`, which has its spec.json, and write job.json there. `estimate_s` are the most seconds
-    that it is estimated to take.
+def submit_job(specs: Sequence[RunSpec], folder: Path, estimates_s: Sequence[float]) -> Submission:
+    """Submit the job that does these runs, which are listed in its folder. `estimates_s` are the most seconds that each
+    is estimated to take.
 
     Raises SlurmError with nothing submitted: JobRefused where this cluster will not accept the job, SlurmUnreachable
     where SLURM does not respond. InputError for a folder whose name SLURM would interpret. OSError.
     """
-    return _submit([spec], folder, [estimate_s], JOB_FUNCTION)
-
-
-def submit_sweep(
-    specs: Sequence[RunSpec], folder: Path, arguments: Sequence[str], estimates_s: Sequence[float]
-) -> Submission:
-    """Submit a sweep as one job, which runs scalebench with these arguments within its allocation, and write job.json
-    in the folder of the sweep. Raises as `submit_job`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return _submit(specs, folder, estimates_s, SWEEP_FUNCTION, *arguments)
-
-
-def _submit(
-    specs: Sequence[RunSpec], folder: Path, estimates_s: Sequence[float], name: str, *arguments: str
-) -> Submission:
     executor = _make_executor(specs, folder, estimates_s)
-    function = getattr(importlib.import_module(JOB_MODULE), name)
+    function = getattr(importlib.import_module(JOB_MODULE), JOB_FUNCTION)
     submitted_at_s = time.time()
-    with defer_signals():  # a job whose number is lost would run unnoticed
-        try:
-            job_id = executor.submit(function, str(folder.absolute()), *arguments).job_id
-        except BaseException:
-            remove_pickles(folder)
-            raise
-        submission = Submission(job_id, submitted_at_s, specs[0].config.hardware.slurm.partition)
-        write_submission(submission, folder)
-    return submission
+    try:
+        job_id = executor.submit(function, str(folder.absolute())).job_id
+    except BaseException:
+        remove_pickles(folder)
+        raise
+    return Submission(job_id, submitted_at_s, specs[0].config.hardware.slurm.partition)
 
 
 def remove_pickles(folder: Path) -> None:
@@ -139,7 +116,7 @@ def submitit_parameters(specs: Sequence[RunSpec], folder: Path, estimates_s: Seq
     if slurm.reservation is not None:
         further["reservation"] = slurm.reservation
     return {
-        "job_name": f"scalebench-{spec.config.strategy.name}-{spec.gpus}" if len(specs) == 1 else "scalebench-sweep",
+        "job_name": _name_job(specs),
         "nodes": geometry.nodes,
         "ntasks_per_node": min(geometry.tasks_per_node, cores),
         "cpus_per_task": geometry.cpus_per_task,
@@ -156,6 +133,12 @@ def submitit_parameters(specs: Sequence[RunSpec], folder: Path, estimates_s: Seq
         "use_srun": False,  # the program runs on the first node and starts the ranks itself
         "additional_parameters": further | job_options(slurm, geometry.gpus_per_node),
     }
+
+
+def _name_job(specs: Sequence[RunSpec]) -> str:
+    sizes = {spec.gpus for spec in specs}
+    names = [specs[0].config.strategy.name] if len(specs) == 1 else []
+    return "-".join(["scalebench", *names, *map(str, sizes)]) if len(sizes) == 1 else "scalebench-sweep"
 
 
 def submission_environment(script: str) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import platform
 import time
@@ -14,12 +13,11 @@ from pathlib import Path
 from scalebench.core.sweep_file import PlannedRun, SweepRecord, new_sweep_record, write_sweep
 from scalebench.sweeps.console import format_repeat
 from scalebench.sweeps.pace import read_pace
-from scalebench.sweeps.plan import SweepRun, cohort_key
+from scalebench.sweeps.plan import SweepRun, find_unit
 from scalebench.sweeps.time_budget import select_affordable
 from scalebench.sweeps.time_estimate import TimeEstimate, format_about
 
 FURTHER_TIMES = 2.1  # as long as its planned repeats took a sweep may take with further ones; one repeat is a third
-MAX_COHORT_RUNS = 16  # a round should be short beside the changes of the machine
 
 
 class RunningSweep:
@@ -41,7 +39,6 @@ class RunningSweep:
         self._planned_took_s: float | None = None  # once all planned runs are over
         self._limit_s = math.inf if max_minutes is None else 60 * max_minutes
         self._estimate = TimeEstimate(read_pace())
-        self._unused: Iterator[int] = iter(())  # numbers that no run has
         self._by_itself: set[int] = set()  # positions of runs that could not take turns
         self._remaining: list[SweepRun] = []  # runs after the current one that fit into the time
         self._current: tuple[float, float] | None = None  # (start, expected seconds) of the current run
@@ -53,7 +50,7 @@ class RunningSweep:
         planned: list[SweepRun],
         unused: Iterator[int],
         jobs: Sequence[int] = (),
-        follow: Callable[[Sequence[int]], Iterator[int]] = iter,
+        follow: Callable[[], Iterator[int]] = lambda: iter(()),
         take_turns: Callable[[Sequence[int]], Iterator[int]] = iter,
     ) -> Iterator[SweepRun]:
         """Yield each run to be done, in order. Runs that do not fit into the time wait for the end and are then left
@@ -64,9 +61,9 @@ class RunningSweep:
         those that have ended; the others get another chance, and are then done by themselves.
         """
         begin = len(self.record.runs)
-        self._unused = unused
-        self.add_planned(planned)
-        for position in follow(jobs):
+        self.record.runs += map(self._plan_record, planned)
+        self._write()  # it marks the folder as a sweep's
+        for position in follow():
             yield planned[position]
         rest = [position for position in range(len(planned)) if position not in set(jobs)]
         while rest:
@@ -76,7 +73,8 @@ class RunningSweep:
             affordable = select_affordable([specs[position] for position in rest], specs, costs_s, left_s)
             if not affordable:
                 break
-            unit = self._next_unit([rest[number] for number in affordable], planned)
+            unit = find_unit([rest[number] for number in affordable], planned, unused, self._by_itself)
+            self.record.runs += map(self._plan_record, planned[len(self.record.runs) - begin :])
             self._remaining = [planned[rest[number]] for number in affordable if rest[number] not in unit]
             if len(unit) > 1:
                 with self._record_duration([planned[position] for position in unit]):
@@ -103,43 +101,9 @@ class RunningSweep:
         end_s = now_s + sum(self._cost_s(run) for run in more)
         return end_s <= self._limit_s and end_s <= FURTHER_TIMES * self._planned_took_s
 
-    def add_planned(self, planned: Sequence[SweepRun]) -> None:
-        """Write the runs that are to be done into sweep.json, which marks the folder as a sweep's."""
-        self.record.runs += map(self._plan_record, planned)
-        self._write()
-
-    def _next_unit(self, affordable: Sequence[int], planned: list[SweepRun]) -> list[int]:
-        """Return the positions of the next run and of those that take turns with it, the reference first."""
-        first = affordable[0]
-        key = self._cohort_key(first, planned)
-        if key is None:
-            return [first]
-        unit = [position for position in affordable if self._cohort_key(position, planned) == key]
-        bares = {run.bare for run in planned}
-        unit = sorted(unit, key=lambda position: planned[position].spec.fingerprint not in bares)[:MAX_COHORT_RUNS]
-        return [*self._repeat_baselines(unit, planned), *unit]
-
-    def _repeat_baselines(self, unit: Sequence[int], planned: list[SweepRun]) -> list[int]:
-        """Plan the bare baselines of these runs once more, where others have taken turns with them: ratios between the
-        runs of different cohorts rest on baselines in each. Return their positions."""
-        present = {planned[position].spec.fingerprint for position in unit}
-        key = cohort_key(planned[unit[0]].spec)
-        added = []
-        for bare in dict.fromkeys(planned[position].bare for position in unit):
-            same = (run for run in planned if run.spec.fingerprint == bare and cohort_key(run.spec) == key)
-            if bare not in present and (run := next(same, None)) is not None:
-                added.append(len(planned))
-                planned.append(dataclasses.replace(run, added=True, earlier=None, number=next(self._unused)))
-                self.record.runs.append(self._plan_record(planned[-1]))
-        return added
-
     @staticmethod
     def _plan_record(run: SweepRun) -> PlannedRun:
         return PlannedRun(run.number, run.spec.label + format_repeat(run.spec), *run.key, place=run.place)
-
-    def _cohort_key(self, position: int, planned: Sequence[SweepRun]) -> object:
-        run = planned[position]
-        return None if run.earlier is not None or position in self._by_itself else cohort_key(run.spec)
 
     def format_time_left(self) -> str:
         """Format the time that the sweep will take from now on; empty for its last run."""

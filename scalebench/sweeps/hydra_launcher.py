@@ -32,7 +32,7 @@ from scalebench.core.folder_lock import (
     refuse_folder_with_result,
     refuse_successful_run,
 )
-from scalebench.core.run_folder import RunKey, copy_run, refuse_foreign_folder
+from scalebench.core.run_folder import JOB_FILE, RunKey, copy_run, refuse_foreign_folder
 from scalebench.core.spec import SWEEP_REPEATS, RunSpec
 from scalebench.core.sweep_file import MULTIRUN_FILE, refuse_foreign_sweep_folder
 from scalebench.sweeps import cluster_runs, plan
@@ -108,41 +108,43 @@ class SweepLauncher(Launcher):
         sweep_dir = Path(str(self._config.hydra.sweep.dir))
         earlier = plan.find_earlier_results(sweep_dir.absolute()) if self._config.resume else {}
         unused = self._number_runs(planned, initial_job_idx, sweep_dir.absolute(), earlier)
-        jobs = [n for n, run in enumerate(planned) if run.earlier is None and cluster_runs.is_submitted(run.spec)]
+        submitted = [n for n, run in enumerate(planned) if run.earlier is None and cluster_runs.is_submitted(run.spec)]
         settings = self._config.sweep
         if settings.export != "none":
             from scalebench.report.trackers import check_installed
 
             check_installed(settings.export)
-        if jobs and settings.max_minutes is not None:
+        if submitted and settings.max_minutes is not None:
             raise InputError(NO_MAX_MINUTES)
+        finds_running = self._config.resume and not self._config.dry_run
+        adopted = self._find_adopted(planned, submitted, sweep_dir) if finds_running else {}
+        jobs = plan.plan_jobs([n for n in submitted if n not in adopted], planned, unused)
         folders = self.list_folders(planned, sweep_dir)
         if self._config.dry_run:
-            self.session.show_plan(planned, sweep_dir, several=True)
+            self.session.show_plan(planned, jobs, sweep_dir, several=True)
             return []
         self.session.folder = sweep_dir
         self._check_folders(planned, folders, sweep_dir)
         prepare_datasets([run.spec for run in planned if run.earlier is None], self.session.console)
-        if cluster_runs.is_one_job([run.spec for run in planned if run.earlier is None]):
-            self._follow_sweep(planned, sweep_dir.absolute())
-            return []
         sweep = self.session.begin_sweep(planned, sweep_dir, settings.max_minutes, settings.report, settings.export)
         if self._is_listed:  # another sweeper has written it
             OmegaConf.save(self._config, sweep_dir / MULTIRUN_FILE)
         returns: list[JobReturn] = []
         all_runs, more = list(planned), planned
         for repeat in itertools.count(SWEEP_REPEATS):
-            follow = partial(self._follow_jobs, more, sweep_dir)
+            follow = partial(self._follow_jobs, more, sweep_dir, jobs, adopted)
             take_turns = partial(self._take_turns, more, sweep_dir)
-            returns += [self._run(run, sweep_dir) for run in sweep.iterate(more, unused, jobs, follow, take_turns)]
-            more = [] if jobs or not self._is_listed else plan.plan_further_repeat(all_runs, repeat)
+            positions = [*itertools.chain(*itertools.chain(*jobs)), *adopted]
+            returns += [self._run(run, sweep_dir) for run in sweep.iterate(more, unused, positions, follow, take_turns)]
+            more = plan.plan_further_repeat(all_runs, repeat) if self._is_listed else []
             if not more or not self._goes_on(more, sweep, sweep_dir):
                 return returns
-            jobs = []
             for run in more:
                 run.earlier = earlier.get(run.key)
                 name = run.earlier.name if run.earlier and run.earlier.parent == sweep_dir.absolute() else ""
                 run.number = int(name) if name.isdecimal() else next(unused)
+            submitted = [n for n, run in enumerate(more) if run.earlier is None and cluster_runs.is_submitted(run.spec)]
+            jobs, adopted = plan.plan_jobs(submitted, more, unused), {}
             self.session.expect_more(len(more))
             all_runs += more
         return returns
@@ -185,44 +187,58 @@ class SweepLauncher(Launcher):
         """Return how many runs like this one run side by side: as many jobs as may be in the queue, else 1."""
         return (spec.config.hardware.max_jobs or 1) if cluster_runs.is_submitted(spec) else 1
 
-    def _follow_jobs(
-        self, planned: Sequence[plan.SweepRun], sweep_dir: Path, positions: Sequence[int]
-    ) -> Iterator[int]:
-        """Submit these runs all at once. Yield the position of each when its result is in its folder."""
-        if not positions:
-            return
-        from scalebench.runner.jobs import JobRequest
+    def _find_adopted(self, planned: list[plan.SweepRun], submitted: Sequence[int], sweep_dir: Path) -> dict[int, Path]:
+        """Return the folders of runs whose jobs still run, since only the program that submitted them was killed, by
+        their positions in `planned`. Baselines that such a job does once more are added there."""
+        running = cluster_runs.find_running([planned[n].spec for n in submitted], sweep_dir.absolute().parent)
+        folders = self.list_folders(planned, sweep_dir.absolute())
+        adopted = cluster_runs.match_running({n: (planned[n].key, folders[n]) for n in submitted}, running)
+        by_key = {planned[n].key: planned[n] for n in range(len(planned))}
+        for folder, key in running.items():
+            is_own = folder.parent == sweep_dir.absolute() and folder.name.isdecimal()
+            if is_own and folder not in adopted.values() and key in by_key:
+                adopted[len(planned)] = folder
+                planned.append(replace(by_key[key], added=True, earlier=None, number=int(folder.name)))
+        return adopted
 
-        folders = {n: self._configure(planned[n], sweep_dir)[1] for n in positions}
-        requests = [JobRequest(n, planned[n].spec, folder) for n, folder in folders.items()]
-        root = sweep_dir.absolute().parent if self._config.resume else None
-        for run, result in cluster_runs.follow_jobs(requests, self.session.console, root):
+    def _follow_jobs(
+        self,
+        planned: Sequence[plan.SweepRun],
+        sweep_dir: Path,
+        jobs: Sequence[Sequence[Sequence[int]]],
+        adopted: Mapping[int, Path],
+    ) -> Iterator[int]:
+        """Submit these jobs all at once, and follow those of adopted runs. Yield the position of each run when its
+        result is in its folder."""
+        if not (jobs or adopted):
+            return
+        from scalebench.runner.jobs import JobRequest, PlannedJob
+
+        folders: dict[int, Path] = {}
+
+        def request(position: int) -> JobRequest:
+            run = planned[position]
+            folders[position] = self._configure(run, sweep_dir)[1]
+            folder = adopted.get(position, folders[position])
+            if self._config.resume and position not in adopted:  # a run that was not successful
+                clear_run_folder(folder, of_ended_job=(folder / JOB_FILE).exists())
+            return JobRequest(position, run.spec, folder, position in adopted, run.bare)
+
+        planned_jobs = []
+        for job in jobs:
+            units = [[request(position) for position in unit] for unit in job]
+            runs = list(itertools.chain(*units))
+            lowest = min(planned[run.number].number for run in runs)
+            folder = runs[0].folder if len(runs) == 1 else sweep_dir.absolute() / f"job{lowest}"
+            planned_jobs.append(PlannedJob(folder, units))
+        follow = cluster_runs.follow_jobs(
+            planned_jobs, [request(position) for position in adopted], self.session.console, self._config.resume
+        )
+        for run, result in follow:
             with cluster_runs.delay_interrupts():
                 _copy_earlier_run(run.folder, folders[run.number])
                 self.session.collected[folders[run.number]] = result
             yield run.number
-
-    def _follow_sweep(self, planned: Sequence[plan.SweepRun], sweep_dir: Path) -> None:
-        """Have one job do this sweep, by the same command."""
-        from scalebench.runner.jobs import JobRequest
-
-        requests = [
-            JobRequest(run.number, run.spec, self._configure(run, sweep_dir)[1])
-            for run in planned
-            if run.earlier is None
-        ]
-        arguments = [*self.session.arguments, f"hydra.sweep.dir={sweep_dir}"]
-        console, resume = self.session.console, self._config.resume
-        mark_folder = partial(RunningSweep(sweep_dir, self.session.arguments, None).add_planned, planned)
-        try:
-            for run, result in cluster_runs.follow_sweep(requests, sweep_dir, arguments, console, resume, mark_folder):
-                console.print_outcome(result, run.folder, (len(self.session.done) + 1, len(planned)))
-                self.session.done.append(result)
-        finally:
-            if self.session.done:
-                console.print_table([sweep_dir])
-            if (page := sweep_dir / "report.html").exists():
-                console.print_line(f"report: {page}")
 
     def _take_turns(self, planned: Sequence[plan.SweepRun], sweep_dir: Path, positions: Sequence[int]) -> Iterator[int]:
         """Do these runs side by side. Yield the position of each that has ended; the others have left nothing."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,22 +20,20 @@ if TYPE_CHECKING:
     from scalebench.sweeps.console import Console
     from scalebench.sweeps.plan import SweepRun
 
-COLUMNS = ("nodes", "tasks per node", "cores per task", "GPUs per node", "minutes each")
+COLUMNS = ("job", "jobs", "runs each", "nodes", "tasks per node", "cores per task", "GPUs per node", "minutes each")
 
 
-def print_jobs(console: Console, runs: Sequence[SweepRun], one_job: bool = False) -> None:
-    """Print a row for each configuration of these runs; then why some have no job, and what all jobs, or the one that
-    does all runs, may take at most."""
+def print_jobs(console: Console, jobs: Sequence[Sequence[SweepRun]], without_job: Sequence[SweepRun]) -> None:
+    """Print a row for each job of these runs, or for equal ones of a run each; then why others have no job, and what
+    all jobs may take at most."""
+    if jobs:
+        console.rich.print(make_job_table(jobs))
+    for text in dict.fromkeys(_format_reason(run) for run in without_job):
+        console.print_line(text)
     from scalebench.slurm.resources import sweep_geometry
 
-    startable = [run for run in runs if run.starts]
-    if startable:
-        console.rich.print(make_job_table(startable, "runs" if one_job else "jobs"))
-    for text in dict.fromkeys(_format_reason(run) for run in runs if not run.starts):
-        console.print_line(text)
-    specs = [run.spec for run in startable]
-    jobs = [specs] if one_job else [[spec] for spec in specs]
-    node_hours = sum(sweep_geometry(job).nodes * _limit_minutes(job) for job in jobs) / 60
+    specs = [[run.spec for run in job] for job in jobs]
+    node_hours = sum(sweep_geometry(job).nodes * _limit_minutes(job) for job in specs) / 60
     count = "1 job" if len(jobs) == 1 else f"{len(jobs)} jobs"
     total = f", {node_hours:,.1f} node-hours if each takes all of its minutes" if jobs else ""
     console.print_line(f"{count}{total}; nothing was submitted")
@@ -52,55 +49,54 @@ def print_remote_note(console: Console, specs: Sequence[RunSpec]) -> None:
             )
 
 
-def make_job_table(runs: Sequence[SweepRun], counted: str) -> Table:
-    """Return the table of these runs, in which the repeats of a configuration are one row, and the baselines that a
-    sweep adds are marked. `counted` says what each repeat is: one of the runs of a job, or a job."""
+def make_job_table(jobs: Sequence[Sequence[SweepRun]]) -> Table:
+    """Return the table of these jobs. Jobs of a single run are one row for each configuration, in which baselines that
+    a sweep adds are marked; others are named by their devices and strategies."""
     from rich import box
     from rich.table import Table
 
-    from scalebench.slurm.resources import job_geometry
+    from scalebench.slurm.resources import job_geometry, sweep_geometry
 
-    repeats = Counter(run.spec.fingerprint for run in runs)
+    runs = [run for job in jobs for run in job]
     differing = [key for key in ("model", "hardware") if len({getattr(run.spec.config, key).name for run in runs}) > 1]
+    rows: dict[object, list[Sequence[SweepRun]]] = {}
+    for job in jobs:
+        rows.setdefault(job[0].spec.fingerprint if len(job) == 1 else id(job), []).append(job)
     table = Table(box=box.SIMPLE_HEAD, collapse_padding=True)
-    for column in ("run", counted, *COLUMNS):
-        table.add_column(column, justify="left" if column == "run" else "right", no_wrap=column == "run")
-    for run in {run.spec.fingerprint: run for run in runs}.values():
-        spec = run.spec
-        label = " ".join([spec.label, *(f"{key}={getattr(spec.config, key).name}" for key in differing)])
-        label += " (added)" if run.added else ""
-        counts = (repeats[spec.fingerprint], *_geometry_cells(job_geometry(spec)), _limit_minutes([spec]))
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == "job" else "right", no_wrap=column == "job")
+    for same in rows.values():
+        job, first = same[0], same[0][0].spec
+        label = first.label + (" (added)" if job[0].added else "")
+        if len(job) > 1:
+            sizes = sorted({run.spec.gpus for run in job if not run.added})
+            label = f"gpus={','.join(map(str, sizes))}"
+        label = " ".join([label, *(f"{key}={getattr(first.config, key).name}" for key in differing)])
+        specs = [run.spec for run in job]
+        geometry = job_geometry(first) if len(job) == 1 else sweep_geometry(specs)
+        counts = (len(same), len(job), *_geometry_cells(geometry), _limit_minutes(specs))
         table.add_row(clean_text(label), *map(str, counts))
     return table
 
 
-def print_script(console: Console, spec: RunSpec, folder: Path) -> None:
-    """Print the batch script that a run would be submitted as, and the command in it that starts its ranks."""
+def print_largest_script(console: Console, jobs: Sequence[Sequence[SweepRun]], folder: Path, several: bool) -> None:
+    """Print the batch script of the largest of these jobs, and for a job of one run the command in it that starts the
+    ranks. `folder` is that of the sweep, or of the run."""
     from scalebench.slurm import resources, submit
 
-    console.print_line(f"\n{spec.label} would be submitted with sbatch:\n")
-    console.print_line(submit.render_script(spec, folder, estimate_s(spec)[1]))
-    console.print_line("ranks, from within the job:\n")
-    console.print_line(f"{shlex.join(resources.srun_command(spec, folder))}\n")
-
-
-def print_largest_script(console: Console, specs: Sequence[RunSpec], folders: Sequence[Path]) -> None:
-    """Print the script of the largest of these runs, each with the folder that it would get."""
-    from scalebench.slurm.resources import job_geometry
-
-    sizes = [(job_geometry(spec).nodes, job_geometry(spec).tasks) for spec in specs]
-    largest = sizes.index(max(sizes))
-    if len(specs) > 1:
+    specs = [[run.spec for run in job] for job in jobs]
+    largest = max(range(len(jobs)), key=lambda n: (resources.sweep_geometry(specs[n]).nodes, len(jobs[n]), -n))
+    job, first = specs[largest], jobs[largest][0]
+    own = f"{first.number}" if len(job) == 1 else f"job{min(run.number for run in jobs[largest])}"
+    job_folder = folder / own if several else folder
+    if len(jobs) > 1:
         console.print_line("\nThe largest job; the others differ in the numbers above, their name and their folder.")
-    print_script(console, specs[largest], folders[largest])
-
-
-def print_sweep_script(console: Console, specs: Sequence[RunSpec], folder: Path) -> None:
-    """Print the batch script that a sweep would be submitted as."""
-    from scalebench.slurm import submit
-
-    console.print_line("\nthis sweep would be submitted with sbatch as one job:\n")
-    console.print_line(submit.render_sweep_script(specs, folder, [estimate_s(spec)[1] for spec in specs]))
+    what = first.spec.label if len(job) == 1 else f"its {len(job)} runs"
+    console.print_line(f"\n{what} would be submitted with sbatch:\n")
+    console.print_line(submit.render_script(job, job_folder, [estimate_s(spec)[1] for spec in job]))
+    if len(job) == 1:
+        console.print_line("ranks, from within the job:\n")
+        console.print_line(f"{shlex.join(resources.srun_command(job[0], job_folder))}\n")
 
 
 def _limit_minutes(specs: Sequence[RunSpec]) -> int:

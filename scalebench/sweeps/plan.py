@@ -8,7 +8,7 @@ import itertools
 import math
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from scalebench.slurm.commands import in_allocation
 TURN_LAUNCHERS = ("local", "mpi")
 MAX_RUNS = 10_000  # all are composed and checked before the first, which takes 30 ms each
 OWN_JOBS = "each run is a job of its own"
+MAX_COHORT_RUNS = 16  # a round should be short beside the changes of the machine
 KEPT = "done before, kept"  # of a run that resume=true does not repeat
 
 
@@ -198,11 +199,68 @@ def turns_reason(spec: RunSpec) -> str | None:
     if config.strategy.launcher not in TURN_LAUNCHERS:
         return f"its ranks are started {config.strategy.launcher.replace('_', ' ')}"
     hardware = config.hardware
-    if hardware.scheduler == "slurm" and not (hardware.this_machine or in_allocation() or hardware.slurm.one_job):
+    is_submitted = hardware.scheduler == "slurm" and not (hardware.this_machine or in_allocation())
+    if is_submitted and hardware.slurm.jobs == "per_run":
         return OWN_JOBS
     if config.hardware.hosts:
         return "its ranks are on several hosts"
     return None
+
+
+def find_unit(
+    positions: Sequence[int], planned: list[SweepRun], unused: Iterator[int], alone: Collection[int] = ()
+) -> list[int]:
+    """Return the position in `planned` of the first of these runs and of those that take turns with it, the reference
+    first. `alone` take no turns.
+
+    Where the bare baselines of these runs have taken turns with others, they are planned once more, with numbers that
+    are `unused`: ratios between the runs of different cohorts rest on baselines in each.
+    """
+
+    def key_of(position: int) -> object:
+        run = planned[position]
+        return None if run.earlier is not None or position in alone else cohort_key(run.spec)
+
+    key = key_of(positions[0])
+    if key is None:
+        return [positions[0]]
+    bares = {run.bare for run in planned}
+    unit = [position for position in positions if key_of(position) == key]
+    unit = sorted(unit, key=lambda position: planned[position].spec.fingerprint not in bares)[:MAX_COHORT_RUNS]
+    present = {planned[position].spec.fingerprint for position in unit}
+    baselines = []
+    for bare in dict.fromkeys(planned[position].bare for position in unit):
+        same = (run for run in planned if run.spec.fingerprint == bare and cohort_key(run.spec) == key)
+        if bare not in present and (run := next(same, None)) is not None:
+            baselines.append(len(planned))
+            planned.append(dataclasses.replace(run, added=True, earlier=None, number=next(unused)))
+    return [*baselines, *unit]
+
+
+def plan_jobs(positions: Sequence[int], planned: list[SweepRun], unused: Iterator[int]) -> list[list[list[int]]]:
+    """Return the jobs that do the runs at these positions, as lists of units, which follow each other and whose runs
+    take turns. Baselines are added as in `find_unit`. Raise InputError where hardware.slurm differs within a job.
+
+    Runs of one size share a job. A training to a stop and a search take no turns and may be long: each has its own.
+    """
+    groups: dict[object, list[int]] = {}
+    for position in positions:
+        spec = planned[position].spec
+        way = spec.config.hardware.slurm.jobs
+        is_own = way == "per_run" or has_stop(spec.config.train.stop) or spec.config.measure.search != "none"
+        size = (spec.gpus, spec.config.hardware.name, repr(spec.config.hardware.slurm))
+        key = position if is_own else "one job" if way == "one" else size
+        groups.setdefault(key, []).append(position)
+    if len({repr(planned[position].spec.config.hardware.slurm) for position in groups.get("one job", [])}) > 1:
+        raise InputError("hardware.slurm.jobs=one: hardware.slurm differs between the runs of this sweep")
+    jobs = []
+    for rest in groups.values():
+        units: list[list[int]] = []
+        while rest:
+            units.append(find_unit(rest, planned, unused))
+            rest = [position for position in rest if position not in units[-1]]
+        jobs.append(units)
+    return jobs
 
 
 def check_rounds(planned: Sequence[SweepRun]) -> None:
@@ -211,7 +269,7 @@ def check_rounds(planned: Sequence[SweepRun]) -> None:
     for spec in requested:
         settings, reason = spec.config.measure, turns_reason(spec)
         if reason is not None:
-            way_out = "set hardware.slurm.one_job=true, or leave it out" if reason == OWN_JOBS else "leave it out"
+            way_out = "set hardware.slurm.jobs=per_size, or leave it out" if reason == OWN_JOBS else "leave it out"
             raise InputError(f"measure.order=rounds: {spec.label} cannot take turns, since {reason}; {way_out}")
         if settings.slot_s > settings.max_s:
             raise InputError(

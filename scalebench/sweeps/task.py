@@ -78,7 +78,8 @@ class SweepSession:
         folder = Path(str(config.hydra.run.dir))
         run = SweepRun([], spec, earlier=folder if config.resume and is_done_before(spec, folder) else None)
         if config.dry_run:
-            self.show_plan([run], folder, several=False)
+            is_job = run.starts and cluster_runs.is_submitted(spec)
+            self.show_plan([run], [[[0]]] if is_job else [], folder, several=False)
             return
         if run.earlier is None:
             self._claim(spec, folder, config.resume)
@@ -198,27 +199,22 @@ class SweepSession:
         self.console.print_error(f"{error.folder} cannot be written: {error.strerror}; here is the record of its run")
         self.console.print_line(error.record)
 
-    def show_plan(self, planned: Sequence[SweepRun], folder: Path, several: bool) -> None:
-        """Print what would be run in the folder of a sweep (`several`), or in that of a single run."""
-        one_job = several and cluster_runs.is_one_job([run.spec for run in planned if run.earlier is None])
+    def show_plan(
+        self, planned: Sequence[SweepRun], jobs: Sequence[Sequence[Sequence[int]]], folder: Path, several: bool
+    ) -> None:
+        """Print what would be run in the folder of a sweep (`several`), or in that of a single run; `jobs` have the
+        positions of their runs, in units."""
         on_cluster = [run for run in planned if cluster_runs.is_for_cluster(run.spec)]
-        jobs = [run for run in on_cluster if run.starts]
         local = [run for run in planned if not (several and cluster_runs.is_for_cluster(run.spec))]
         if local:
             keys = find_swept_keys(planned)
             self.console.print_plan(local, [name_settings(run.overrides, keys) for run in local])
+        runs_of_jobs = [[planned[position] for unit in job for position in unit] for job in jobs]
         if jobs or (several and on_cluster):
-            job_plan.print_jobs(self.console, on_cluster, one_job)
-        if not jobs:
-            return
-        specs = [run.spec for run in jobs]
-        job_plan.print_remote_note(self.console, specs)
-        folder = folder.absolute()
-        if one_job:
-            job_plan.print_sweep_script(self.console, specs, folder)
-        else:
-            folders = [folder / str(run.number) if several else folder for run in jobs]
-            job_plan.print_largest_script(self.console, specs, folders)
+            job_plan.print_jobs(self.console, runs_of_jobs, [run for run in on_cluster if not run.starts])
+        if jobs:
+            job_plan.print_remote_note(self.console, [run.spec for runs in runs_of_jobs for run in runs])
+            job_plan.print_largest_script(self.console, runs_of_jobs, folder.absolute(), several)
 
     def cool_down(self, seconds: float) -> None:
         """Pause before the next run of a sweep. Ctrl-C and SIGTERM raise KeyboardInterrupt, as in a run."""

@@ -20,11 +20,10 @@ from scalebench.config.resolve import resolve
 from scalebench.core import plugins
 from scalebench.core.errors import InputError
 from scalebench.core.spec import SlurmSpec, StrategySpec
-from scalebench.slurm import submit
 from scalebench.slurm.partition import parse_sinfo
 from tests.builders.plugins import dists as dists  # a fixture
 from tests.conftest import ROOT
-from tests.slurm.builders import Tools
+from tests.slurm.builders import Tools, render
 
 STRATEGY = Path("src/scalebench_my_ring/strategy.py")
 YAML = Path("src/scalebench_my_ring/conf/strategy/my_ring.yaml")
@@ -170,7 +169,7 @@ def test_a_partition_with_gpus(cluster, capsys):
     text = Path("hardware/mine.yaml").read_text()
     assert "account: null # the partition takes p_a, p_b\n" in text and "qos: null # the partition takes fast\n" in text
     assert "max_nodes: 2 # 2 of 3 nodes were up\n" in text
-    script = submit.render_script(resolve(composed("hardware=mine", "strategy=simulated", "gpus=8")), Path("f"))
+    script = render(resolve(composed("hardware=mine", "strategy=simulated", "gpus=8")), Path("f"))
     for line in ("--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=16", "--gres=gpu:h100:4", "--partition=gpu"):
         assert f"#SBATCH {line}\n" in script
 

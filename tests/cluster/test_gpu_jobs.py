@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from scalebench.core.spec import HardwareSpec, SlurmSpec, write_spec
-from scalebench.slurm import submit
 from tests.builders.runs import simulated_spec
 from tests.cluster.cluster import ROOT, Cluster, temporary_cluster
+from tests.slurm.builders import render
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.gpu]
 LIMIT_S = 300.0  # of a job, on a machine that has a lot else to do
@@ -105,7 +105,7 @@ def check(run, seen, visible):
 def test_a_submitted_job_has_whole_cores(gpu_run, cores):
     """Its options are those of `dry_run=true`. Two ranks of two cores each take all eight CPUs of a node."""
     gpu_run.cores = cores
-    script = submit.render_script(gpu_run.spec, gpu_run.folder)
+    script = render(gpu_run.spec, gpu_run.folder)
     options = [line for line in script.splitlines() if line.startswith("#SBATCH")]
     assert "#SBATCH --hint=nomultithread" in options
     seen = gpu_run.start("sbatch", "--wait", gpu_run.script("\n".join(options)))

@@ -123,26 +123,33 @@ def test_no_process_survives_the_program(sign, program):
     assert statuses == ([] if sign == signal.SIGKILL else ["cancelled"] * 2), out
 
 
-def test_a_sweep_that_is_one_job(program):
-    done = program.run(f"strategy=simulated gpus=1,2,4 hardware.slurm.one_job=true {TURNS}", report=True)
+def test_one_job_for_each_size_has_a_baseline_on_its_nodes(program):
+    """And with jobs=one all runs take turns in one job."""
+    words = f"strategy=simulated,ddp_gloo gpus=1,4 {TURNS}".replace("baseline=none", "baseline=bare")
+    done = program.run(words, report=True)
     assert (done.status, done.err) == (0, ""), done.out
-    rows = list(program.rows().values())
-    check_turns(rows)
-    assert len(rows) == 3 and len(program.calls("sbatch")) == 1
-    (job,) = {row.scheduler.job_id for row in rows if row.scheduler is not None}
-    assert job == read_json(program.sweep / "job.json")["job_id"]
-    assert "3 of 3 runs over" in done.out and f"report: {program.sweep}/report.html" in done.out
+    by_job = {}
+    for row in program.rows().values():
+        by_job.setdefault(row.scheduler.job_id, []).append(row)
+    for rows in by_job.values():
+        check_turns(rows)
+    names = [sorted((row.scale.strategy, row.scale.gpus) for row in rows) for rows in by_job.values()]
+    bare, simulated = ("bare_torch", 1), ("simulated", 1)
+    assert sorted(names) == [
+        sorted([bare, simulated, ("ddp_gloo", 1)]), sorted([bare, simulated, ("ddp_gloo", 4), ("simulated", 4)])
+    ]  # fmt: skip
+    assert len(program.calls("sbatch")) == 2 and f"report: {program.sweep}/report.html" in done.out
 
 
-def test_a_sweep_that_is_one_job_is_followed_again_and_cancelled(program):
-    words = f"strategy=simulated gpus=2,4 hardware.slurm.one_job=true {LASTING}"
+def test_one_job_is_followed_again_and_cancelled(program):
+    words = f"strategy=simulated gpus=2,4 hardware.slurm.jobs=one {LASTING}"
     with program.started(words) as process:
         wait_for_turn(program, [0, 1])
         process.kill()
         process.wait()
     refused = program.run(words)
-    job = read_json(program.sweep / "job.json")["job_id"]
-    assert refused.status == 2 and f"job {job} of {program.sweep} still runs; resume=true waits for it" in refused.err
+    job = read_json(program.sweep / "0" / "job.json")["job_id"]
+    assert refused.status == 2 and f"job {job} of {program.sweep}/0 still runs; resume=true waits for it" in refused.err
     with program.started(words, "resume=true") as process:
         assert process.stdout is not None and "0 of 2 runs over" in process.stdout.readline()
         os.kill(process.pid, signal.SIGTERM)

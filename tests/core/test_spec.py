@@ -151,7 +151,7 @@ OF_THE_PROGRAM = {"repeat", "resume", "strict", "baseline", "dry_run", "debug", 
 OF_THE_PROGRAM |= {"sweep.max_minutes", "sweep.report", "sweep.export"}
 OF_THE_PROGRAM |= {f"measure.{name}" for name in ("repeats", "max_repeats", "order", "slot_s", "cool_down_s")}
 QUEUEING = {"hardware.max_jobs", "hardware.ports"} | {
-    f"hardware.slurm.{name}" for name in ("account", "qos", "reservation", "time_minutes", "bin", "one_job")
+    f"hardware.slurm.{name}" for name in ("account", "qos", "reservation", "time_minutes", "bin", "jobs")
 }
 OF_CURVES = {f"train.evaluate_{name}" for name in ("epochs", "s", "samples")}  # only with a stop condition
 

@@ -21,7 +21,6 @@ from scalebench.config.compose import compose_config
 from scalebench.core import config_files, plugins, run_folder
 from scalebench.core.errors import PluginError
 from scalebench.core.spec import Config, SlurmSpec, StrategySpec
-from scalebench.slurm import submit
 from scalebench.slurm.job_states import END_STATES, PERMANENT_REASONS
 from scalebench.strategies import registry
 from scalebench.strategies.registry import missing_packages
@@ -30,6 +29,7 @@ from tests.builders.plugins import CODE
 from tests.builders.plugins import dists as dists  # a fixture
 from tests.conftest import ROOT
 from tests.docs import plugin_page
+from tests.slurm.builders import render
 
 OF_SITE = sorted(ROOT.glob("docs/**/*.md"))
 PAGES = sorted([*ROOT.glob("*.md"), *OF_SITE, *ROOT.glob("plugins/*.md"), ROOT / "multirun/README.md"])
@@ -326,7 +326,7 @@ def test_it_becomes_the_job_that_the_table_says(own, tmp_path):
         "lines": '["--mail-type=END"]', "setup": '["module load CUDA"]',
     }  # fmt: skip
     arguments = [f"hardware.slurm.{key}={value}" for key, value in settings.items()]
-    text = submit.render_script(resolve.resolve(composed(own, "strategy=simulated", "gpus=8", *arguments)), tmp_path)
+    text = render(resolve.resolve(composed(own, "strategy=simulated", "gpus=8", *arguments)), tmp_path)
     lines = [line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH --")]
     options = dict(line.partition("=")[::2] for line in lines)
     wanted = {

@@ -1,8 +1,10 @@
 """Runs on clusters that do not exist, and shell scripts that stand in for the commands of SLURM."""
 
+import math
 from pathlib import Path
 
 from scalebench.core.spec import HardwareSpec, SlurmSpec, StrategySpec
+from scalebench.slurm import submit
 from scalebench.slurm.commands import Slurm
 from tests.builders.configs import make_spec
 
@@ -57,3 +59,8 @@ class Tools:
         """Return what a command wrote by `env > "$here/env"`."""
         lines = (self.folder / "env").read_text().splitlines()
         return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def render(spec, folder):
+    """Return the script of a job of this run alone, of whose length nothing is known."""
+    return submit.render_script([spec], folder, [math.inf])

@@ -18,7 +18,7 @@ from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.spec import write_spec
 from scalebench.runner.collect import RunOutcome
-from scalebench.runner.jobs import JobRequest, QueueState, outcome
+from scalebench.runner.jobs import JobRequest, PlannedJob, QueueState, outcome
 from scalebench.runner.parent import run_spec
 from scalebench.slurm.submit import Submission, write_submission
 from scalebench.sweeps import cluster_runs, hydra_launcher
@@ -36,13 +36,15 @@ WORDS = [
 class LocalCluster:
     """A JobFollower without a cluster: this machine does the runs at once, the last of them first."""
 
-    # `call` sets seen, limits, the number of times it was cancelled, and after how many results which signal comes.
+    # `call` sets jobs, seen, limits, how often it was cancelled, and after how many results which signal comes.
 
     def __init__(self, slurm, max_jobs, on_change, submit):
         LocalCluster.limits.append(max_jobs)
         self.unfinished, self._on_change = 0, on_change
 
-    def follow(self, requests, submission=None):
+    def follow(self, jobs, adopted):
+        LocalCluster.jobs += jobs
+        requests = [*(request for job in jobs for request in job.requests), *adopted]
         LocalCluster.seen += requests
         self._left, self._yielded = list(requests), 0
         self.unfinished = len(requests)
@@ -74,8 +76,8 @@ def without_nodes(spec):
 @pytest.fixture
 def call(capsys, monkeypatch, tmp_path):
     """The program with these words on a machine with a cluster: status, output, errors."""
-    LocalCluster.seen, LocalCluster.limits, LocalCluster.cancelled, LocalCluster.interrupt_after = [], [], 0, None
-    LocalCluster.sign = signal.SIGINT
+    LocalCluster.jobs, LocalCluster.seen, LocalCluster.limits, LocalCluster.cancelled = [], [], [], 0
+    LocalCluster.sign, LocalCluster.interrupt_after = signal.SIGINT, None
     monkeypatch.setattr(scalebench.runner.jobs, "JobFollower", LocalCluster)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\nexit 1\n")
@@ -102,9 +104,11 @@ def answer(monkeypatch, word):
 
 
 def test_a_sweep_is_submitted_whole_and_ends_with_its_table(call):
-    status, out, err = call("--multirun", "gpus=1,2,4", "hydra.sweep.dir=s", "hardware.max_jobs=2")
+    words = ("hardware.max_jobs=2", "hardware.slurm.jobs=per_run")
+    status, out, err = call("--multirun", "gpus=1,2,4", "hydra.sweep.dir=s", *words)
     assert (status, err) == (0, "")
     assert [(run.spec.gpus, run.spec.nodes) for run in LocalCluster.seen] == [(1, 1), (2, 1), (4, 2)]
+    assert [job.folder for job in LocalCluster.jobs] == [run.folder for run in LocalCluster.seen]
     assert LocalCluster.limits == [2]
     frame = scalebench.load("s")
     assert frame[["gpus", "nodes", "status"]].values.tolist() == [[1, 1, "ok"], [2, 1, "ok"], [4, 2, "ok"]]
@@ -114,68 +118,40 @@ def test_a_sweep_is_submitted_whole_and_ends_with_its_table(call):
     assert plan["ended"] and not any(run["left_out"] for run in plan["runs"])
 
 
-ONE_JOB = ("--multirun", "gpus=1,4", "hydra.sweep.dir=s", "baseline=none", "hardware.slurm.one_job=true")
+def numbers_and_sizes(job):
+    return [[(int(run.folder.name), run.spec.gpus) for run in unit] for unit in job.units]
 
 
-def test_a_sweep_that_is_one_job_is_submitted_once_and_followed(call, monkeypatch):
-    jobs = []
-
-    def submit(specs, folder, arguments, estimates_s):
-        jobs.append((specs, folder, arguments))
-        write_submission(Submission("7", 0.0), folder)
-        return Submission("7", 0.0)
-
-    monkeypatch.setattr(cluster_runs, "submit_sweep", submit)
-    monkeypatch.setattr(cluster_runs, "_await_report", lambda folder, slurm: None)
-    status, out, err = call(*ONE_JOB, "measure.slot_s=0.05", "measure.order=rounds")
+def test_runs_of_one_size_are_one_job_with_a_baseline_of_their_own(call):
+    """Where all of a size is done before, a resumed sweep submits nothing of it."""
+    words = ("--multirun", "strategy=simulated", "gpus=1,4", "measure.repeats=2", "hydra.sweep.dir=s")
+    status, out, err = call(*words)
     assert (status, err) == (0, "")
-    ((specs, folder, arguments),) = jobs
-    assert ([spec.gpus for spec in specs], folder) == ([1, 4], Path("s").absolute())
-    assert arguments[-2:] == ["measure.order=rounds", f"hydra.sweep.dir={folder}"]
-    assert [run.folder for run in LocalCluster.seen] == [folder / "0", folder / "1"]
-    assert "0 of 2 runs over, 2 pending (Priority)" in out and "results: " in out
-    monkeypatch.setattr(scalebench.runner.jobs, "find_sweep_job", lambda *_: Submission("7", 0.0))
-    for number in range(2):
-        (folder / str(number) / "result.json").unlink()
-    status, _, err = call(*ONE_JOB)
-    assert (status, err) == (
-        2, f"scalebench: job 7 of {folder} still runs; resume=true waits for it, or choose another folder\n"
-    )  # fmt: skip
-    LocalCluster.interrupt_after = 1
-    answer(monkeypatch, "n")
-    status, _, err = call(*ONE_JOB, "resume=true")
-    assert status == 1 and err.startswith("scalebench: 1 job keeps running; the same command with hydra.sweep.dir=")
-    assert len(jobs) == 1
+    one, four = LocalCluster.jobs
+    assert (one.folder, four.folder) == (Path("s/job0").absolute(), Path("s/job1").absolute())
+    assert numbers_and_sizes(one) == [[(0, 1)], [(2, 1)]]
+    assert numbers_and_sizes(four) == [[(4, 1), (1, 4)], [(5, 1), (3, 4)]], "the baseline is first, once more"
+    assert four.units[0][1].bare == one.units[0][0].spec.fingerprint
+    assert "0 of 6 runs over, 6 pending (Priority)" in out
+    assert len(scalebench.load("s")) == 6 and len(json.loads(Path("s/sweep.json").read_text())["runs"]) == 6
+    LocalCluster.jobs.clear()
+    Path("s/3/result.json").unlink()
+    assert call(*words, "resume=true")[0] == 0
+    assert [numbers_and_sizes(job) for job in LocalCluster.jobs] == [[[(6, 1), (3, 4)]]]
 
 
-def at_once(monkeypatch):
-    """Have jobs that do a sweep submitted; return the files of each run of the sweep at that time."""
-    seen = []
-
-    def submit(specs, folder, arguments, estimates_s):
-        seen.append({path.name: sorted(os.listdir(path)) for path in folder.glob("[0-9]*")})
-        return Submission("7", 0.0)
-
-    monkeypatch.setattr(cluster_runs, "submit_sweep", submit)
-    monkeypatch.setattr(cluster_runs, "_await_report", lambda folder, slurm: None)
-    return seen
-
-
-def test_the_job_of_a_resumed_sweep_finds_no_result_that_would_be_taken_for_its_own(call, monkeypatch):
-    """It numbers its runs as the program does that follows it, also where the arguments are others."""
-    seen = at_once(monkeypatch)
-    assert call(*ONE_JOB, "strategy.options.fault=raise")[0] == 1
-    assert call(*ONE_JOB, "strategy.options.fault=raise", "gpus=2,1,4", "resume=true")[0] == 1
-    assert seen == [{}, {name: ["spec.json"] for name in ("0", "1", "2")}]
-    assert [(run.spec.gpus, run.folder.name) for run in LocalCluster.seen[2:]] == [(2, "2"), (1, "0"), (4, "1")]
-
-
-@pytest.mark.parametrize(("strict", "expected"), [("false", 0), ("true", 1)])
-def test_one_job_is_strict_too(call, monkeypatch, strict, expected):
-    at_once(monkeypatch)
-    words = ("gpus=1,64", "train.batch_per_device=4", f"strict={strict}")
-    status, out, _ = call(*ONE_JOB, *words)
-    assert status == expected and "gpus=64 asks for 32 nodes" in out
+def test_one_job_does_a_sweep_and_trainings_to_a_stop_have_their_own(call):
+    words = ("--multirun", "gpus=1,4", "baseline=none", "hydra.sweep.dir=s", "hardware.slurm.jobs=one")
+    assert call(*words, "measure.order=rounds")[0] == 0
+    assert [numbers_and_sizes(job) for job in LocalCluster.jobs] == [[[(0, 1), (1, 4)]]]
+    LocalCluster.jobs.clear()
+    assert call(*words[:3], "hydra.sweep.dir=t", "train.stop.steps=3")[0] == 0
+    assert [job.folder.name for job in LocalCluster.jobs] == ["0", "1"]
+    status, _, err = call(
+        *words[:4], "hydra.sweep.dir=u", "hardware.slurm.jobs=one", "hardware.slurm.partition=main,low"
+    )
+    differs = "hardware.slurm differs between the runs of this sweep"
+    assert (status, err) == (2, f"scalebench: hardware.slurm.jobs=one: {differs}\n")
 
 
 def test_a_single_run_is_a_job_too(call):
@@ -199,7 +175,7 @@ def test_resume_keeps_successful_runs_and_adopts_running_jobs(call, monkeypatch)
     """The first sweep's program was killed while the job of gpus=2 ran in its folder."""
     call("--multirun", "gpus=1", "hydra.sweep.dir=m/one")
     running = Path("m/killed/0").absolute()
-    monkeypatch.setattr(scalebench.runner.jobs, "find_running_jobs", lambda root, slurm: {(of_two, 0): running})
+    monkeypatch.setattr(scalebench.runner.jobs, "find_running_jobs", lambda root, slurm: {running: (of_two, 0)})
     call("--multirun", "gpus=2", "baseline=none", "hydra.sweep.dir=n")
     of_two = LocalCluster.seen[-1].spec.fingerprint
     running.mkdir(parents=True)
@@ -208,9 +184,11 @@ def test_resume_keeps_successful_runs_and_adopts_running_jobs(call, monkeypatch)
     LocalCluster.seen.clear()
     status, out, err = call("--multirun", "gpus=1,2,4", "resume=true", "hydra.sweep.dir=m/two")
     assert (status, err) == (0, "")
-    assert {run.spec.gpus: run.adopted for run in LocalCluster.seen} == {2: True, 4: False}
+    assert {run.spec.gpus: run.adopted for run in LocalCluster.seen} == {1: False, 2: True, 4: False}, (
+        "size 4 and its baseline"
+    )
     assert [run.folder for run in LocalCluster.seen if run.adopted] == [running]
-    assert scalebench.load("m/two").status.tolist() == ["ok"] * 3
+    assert scalebench.load("m/two").status.tolist() == ["ok"] * 4
     assert "done before, kept" in out
 
 
@@ -229,7 +207,7 @@ def test_cancelled_at_ctrl_c(call, monkeypatch, while_handled):
         return real(**words)
 
     monkeypatch.setattr(hydra_launcher, "run_job", run_job)
-    status, _, err = call("--multirun", "gpus=1,2,4", "hydra.sweep.dir=s")
+    status, _, err = call("--multirun", "gpus=1,2,4", "hydra.sweep.dir=s", "hardware.slurm.jobs=per_run")
     assert (status, questions, err, LocalCluster.cancelled) == (1, [2], "scalebench: cancelled\n", 1)
     assert sorted(scalebench.load("s").status) == ["cancelled", "cancelled", "ok"]
     assert json.loads(Path("s/sweep.json").read_text())["stopped"] and len(list(Path("s").glob("*/.hydra"))) == 3
@@ -241,7 +219,7 @@ def test_the_user_detaches_at_ctrl_c_or_is_gone(call, monkeypatch, sign, questio
     """The jobs keep running, and their folders are not touched."""
     asked = answer(monkeypatch, "n")
     LocalCluster.interrupt_after, LocalCluster.sign = 1, sign
-    status, _, err = call("--multirun", "gpus=1,2,4", "hydra.sweep.dir=s")
+    status, _, err = call("--multirun", "gpus=1,2,4", "hydra.sweep.dir=s", "hardware.slurm.jobs=per_run")
     assert (status, asked, LocalCluster.cancelled) == (1, questions, 0)
     assert err == "scalebench: 2 jobs keep running; the same command with resume=true waits for the rest\n"
     assert scalebench.load("s").status.tolist() == ["ok"]
@@ -290,14 +268,15 @@ def test_the_question_is_not_overwritten(monkeypatch, capsys):
 def test_clusters_are_not_mixed(tmp_path):
     requests = [JobRequest(number, simulated_spec(), tmp_path / str(number)) for number in range(2)]
     requests[1].spec.config.hardware.slurm.bin = "/opt/other/bin"
+    jobs = [PlannedJob(request.folder, [[request]]) for request in requests]
     with pytest.raises(InputError, match=r"hardware.slurm.bin differs between the runs of one sweep; "):
-        list(cluster_runs.follow_jobs(requests, Console(), None))
+        list(cluster_runs.follow_jobs(jobs, [], Console(), False))
 
 
 def test_a_dry_run_prints_the_script_and_submits_nothing(call):
     status, out, _ = call("gpus=4", "dry_run=true")
     assert (status, LocalCluster.seen) == (0, [])
-    assert table_rows(out) == {"simulated gpus=4": ["1", "2", "2", "1", "-", "10"]}
+    assert table_rows(out) == {"simulated gpus=4": ["1", "1", "2", "2", "1", "-", "10"]}
     assert out.count("simulated gpus=4 would be submitted with sbatch") == 1
     for line in ("#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=2", "#SBATCH --partition=main"):
         assert line in out.splitlines()
@@ -309,39 +288,45 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(call):
 def table_rows(out):
     """Return the numbers of each row of the table of jobs, by its run."""
     rows = [re.split(r"\s{2,}", line.strip()) for line in out.splitlines() if "gpus=" in line]
-    return {cells[0]: cells[1:] for cells in rows if len(cells) == 7}
+    return {cells[0]: cells[1:] for cells in rows if len(cells) == 8}
 
 
 def test_the_plan_of_a_sweep_is_one_table_and_the_script_of_the_largest_job(call):
     words = ["strategy=simulated,bare_torch", "gpus=1,4", "measure.repeats=2", "hydra.sweep.dir=s", "baseline=none"]
-    status, out, _ = call("--multirun", *words, "dry_run=true")
+    status, out, _ = call("--multirun", *words, "hardware.slurm.jobs=per_run", "dry_run=true")
     assert (status, LocalCluster.seen) == (0, [])
     assert table_rows(out) == {
-        "simulated gpus=1": ["2", "1", "1", "1", "-", "10"],
-        "simulated gpus=4": ["2", "2", "2", "1", "-", "10"],
-        "bare_torch gpus=1": ["2", "1", "1", "1", "-", "10"],
+        "simulated gpus=1": ["2", "1", "1", "1", "1", "-", "10"],
+        "simulated gpus=4": ["2", "1", "2", "2", "1", "-", "10"],
+        "bare_torch gpus=1": ["2", "1", "1", "1", "1", "-", "10"],
     }
     assert out.count("bare_torch gpus=4: unsupported: bare_torch runs on 1 device only") == 1
     assert "6 jobs, 1.3 node-hours if each takes all of its minutes; nothing was submitted" in out
     assert [line.rpartition("/s/")[2] for line in out.splitlines() if "--output=" in line] == ["1/job.log"]
     assert "#SBATCH --nodes=2" in out.splitlines() and "The largest job; the others differ" in out
-    _, of_one_job, _ = call("--multirun", *words, "hardware.slurm.one_job=true", "dry_run=true")
-    assert table_rows(of_one_job) == table_rows(out)
-    assert "1 job, 2.0 node-hours if each takes all of its minutes; nothing was submitted" in of_one_job
+    _, of_one_job, _ = call("--multirun", *words, "hardware.slurm.jobs=one", "dry_run=true")
+    assert table_rows(of_one_job) == {"gpus=1,4": ["1", "6", "2", "2", "1", "-", "10"]}
+    assert "1 job, 0.3 node-hours if each takes all of its minutes; nothing was submitted" in of_one_job
+    _, by_size, _ = call("--multirun", *words, "dry_run=true")
+    assert table_rows(by_size) == {
+        "gpus=1": ["1", "4", "1", "1", "1", "-", "10"], "gpus=4": ["1", "2", "2", "2", "1", "-", "10"]
+    }  # fmt: skip
+    assert "its 2 runs would be submitted with sbatch" in by_size and "s/job1/job.log" in by_size
     # One process drives the devices of one node: a script for two of them would contradict itself.
     status, out, _ = call("hardware=alpha", "strategy=mirrored", "gpus=16", "dry_run=true", "dataset.size=5000")
     assert status == 0 and "unsupported: mirrored has one process for all devices, which are on 2 nodes" in out
     assert "#SBATCH" not in out and table_rows(out) == {}
 
 
-@pytest.mark.parametrize(("words", "marks"), [([], ["0"]), (["hardware.slurm.one_job=true"], ["s"])])
+@pytest.mark.parametrize(("words", "marks"), [([], ["0"]), (["measure.repeats=2"], ["job0"])])
 def test_a_plan_needs_neither_slurm_nor_the_packages_of_the_cluster(call, words, marks, monkeypatch):
     monkeypatch.setattr("scalebench.strategies.registry.missing_packages", list)
     on_alpha = ["hardware=alpha", "hardware.slurm.bin=/nowhere", "dataset.size=5000"]
     sweep = [*on_alpha, "strategy=ddp_nccl", "gpus=16", "baseline=none", *words]
     status, out, _ = call("--multirun", *sweep, "hydra.sweep.dir=s", "dry_run=true")
     assert status == 0 and "unsupported" not in out
-    assert table_rows(out) == {"ddp_nccl gpus=16": ["1", "2", "8", "6", "8", "32"]}
+    ((cells),) = table_rows(out).values()
+    assert cells[2:6] == ["2", "8", "6", "8"]
     assert out.count("there is no sbatch here: the plan is for a login node of hardware=alpha") == 1
     assert [line.split("/")[-2] for line in out.splitlines() if "--output=" in line] == marks
     status, out, _ = call(*sweep, "dry_run=true")
@@ -352,16 +337,15 @@ def test_a_plan_needs_neither_slurm_nor_the_packages_of_the_cluster(call, words,
 
 def test_a_running_job_keeps_its_folder(tmp_path):
     """Where two runs of a sweep are swapped, the result of one job would be copied over the other."""
-    first, second = (JobRequest(number, simulated_spec(seed=number), tmp_path / str(number)) for number in (0, 1))
-    key_first, key_second = ((run.spec.fingerprint, 0) for run in (first, second))
-    kept = cluster_runs._adopt_running_jobs([first, second], {key_second: second.folder})
-    assert [(run.folder, run.adopted) for run in kept] == [(first.folder, False), (second.folder, True)]
-    with pytest.raises(InputError, match=r"/1 is where a job of another run still runs; "):
-        cluster_runs._adopt_running_jobs([first, second], {key_first: second.folder})
+    one, two, elsewhere = tmp_path / "1", tmp_path / "2", tmp_path / "other"
+    runs = {0: (("a", 0), one), 1: (("b", 0), two)}
+    assert cluster_runs.match_running(runs, {two: ("b", 0)}) == {1: two}
+    assert cluster_runs.match_running(runs, {one: ("a", 0), elsewhere: ("a", 0)}) == {0: one}
+    assert cluster_runs.match_running(runs, {elsewhere: ("a", 0)}) == {0: elsewhere}
+    with pytest.raises(InputError, match=r"/2 is where a job of another run still runs; "):
+        cluster_runs.match_running(runs, {two: ("c", 0)})
     with pytest.raises(InputError, match=r"still run under other numbers of it; "):
-        cluster_runs._adopt_running_jobs([first, second], {key_first: second.folder, key_second: first.folder})
-    elsewhere = tmp_path / "other"
-    assert cluster_runs._adopt_running_jobs([first], {key_first: elsewhere})[0].folder == elsewhere
+        cluster_runs.match_running(runs, {two: ("a", 0), one: ("b", 0)})
 
 
 def test_the_plan_of_a_resumed_sweep_has_jobs_for_the_other_runs(call):

@@ -142,8 +142,8 @@ def test_rounds_are_refused_where_each_run_is_a_job(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     words = "strategy=ddp_gloo", "gpus=1,2", "hardware=alpha", "hardware.this_machine=false"
     with pytest.raises(InputError, match="cannot take turns, since each run is a job of its own"):
-        plan(*words, "measure.order=rounds")
-    plan(*words)
+        plan(*words, "measure.order=rounds", "hardware.slurm.jobs=per_run")
+    plan(*words, "hardware.slurm.jobs=per_run")
     for word in ("train.stop.steps=3", "measure=max_batch", "strategy.launcher=by_hand", "measure.slot_s=40"):
         plan(*words[:2], word)
 

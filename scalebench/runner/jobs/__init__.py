@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from scalebench.runner.jobs.follow import JobFollower as JobFollower
 from scalebench.runner.jobs.job import JobRequest as JobRequest
+from scalebench.runner.jobs.job import PlannedJob as PlannedJob
 from scalebench.runner.jobs.job import QueueState as QueueState
 from scalebench.runner.jobs.recover import find_running_jobs as find_running_jobs
-from scalebench.runner.jobs.recover import find_sweep_job as find_sweep_job

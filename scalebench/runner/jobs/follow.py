@@ -11,7 +11,7 @@ from scalebench.core import process
 from scalebench.core.result import Result
 from scalebench.runner.collect import RunOutcome
 from scalebench.runner.jobs import outcome as job_results
-from scalebench.runner.jobs.job import JobRequest, QueueState, SubmittedJob, summarize_queue
+from scalebench.runner.jobs.job import JobRequest, PlannedJob, QueueState, SubmittedJob, summarize_queue
 from scalebench.runner.jobs.submit import SubmitFunction, Submitter, adopt_job
 from scalebench.slurm import submit
 from scalebench.slurm.commands import Slurm, SlurmError
@@ -54,7 +54,7 @@ class JobFollower:
         max_jobs: int | None = None,
         on_change: Callable[[QueueState], None] = lambda queue: None,
         *,
-        submit: SubmitFunction = submit.submit_job,
+        submit: SubmitFunction,
         watcher: JobWatcher | None = None,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = sleep_until_cancelled,
@@ -77,22 +77,16 @@ class JobFollower:
         """Return the number of jobs that have been submitted and have no result yet."""
         return len({job.id for job in self._jobs})
 
-    def follow(
-        self, requests: Sequence[JobRequest] = (), submission: submit.Submission | None = None
-    ) -> Iterator[JobResult]:
-        """Submit these runs, and yield each with its result as soon as there is one; adopted ones are only followed,
-        and so are all runs of `submission`, a job that does a sweep.
+    def follow(self, jobs: Sequence[PlannedJob] = (), adopted: Sequence[JobRequest] = ()) -> Iterator[JobResult]:
+        """Submit these jobs, and yield each of their runs with its result as soon as there is one, and so those of
+        `adopted`, whose jobs were submitted before.
 
         InputError, before anything is submitted, for a folder that holds a result. A KeyboardInterrupt leaves all jobs
         as they are, and the iterator continues when it is called again.
         """
-        if submission is not None:
-            self._jobs += [SubmittedJob(request, submission) for request in requests]
-            return iter(self._next, None)
-        self._submitter.add([request for request in requests if not request.adopted])
-        for request in requests:
-            if request.adopted:
-                self._take(request, adopt_job(request))
+        self._submitter.add(jobs)
+        for request in adopted:
+            self._take(request, adopt_job(request))
         return iter(self._next, None)
 
     def cancel(self) -> None:
@@ -102,9 +96,9 @@ class JobFollower:
         self._cancelled_s = self._clock()
         with process.defer_signals():
             while self._submitter.waiting:
-                request = self._submitter.waiting.popleft()
                 outcome = RunOutcome("cancelled", "cancelled before it was submitted")
-                self._settle(request, job_results.write_result_for(request, outcome))
+                for request in self._submitter.waiting.popleft().requests:
+                    self._settle(request, job_results.write_result_for(request, outcome))
         self._scancel([job for job in self._jobs if job.over_s is None])
 
     def _next(self) -> JobResult | None:
@@ -122,18 +116,19 @@ class JobFollower:
         return self._ready.popleft()
 
     def _submit_one(self) -> bool:
-        full = self._max_jobs is not None and len(self._jobs) >= self._max_jobs
+        full = self._max_jobs is not None and self.unfinished >= self._max_jobs
         if full or not self._submitter.ready:
             return False
         with process.defer_signals():  # a job whose id was lost would go on unnoticed
-            request, submitted = self._submitter.next()
-            self._take(request, submitted)
-        return submitted is not None
+            submitted = self._submitter.next()
+            for request, job in submitted:
+                self._take(request, job)
+        return bool(submitted)
 
-    def _take(self, request: JobRequest, submitted: SubmittedJob | Result | None) -> None:
+    def _take(self, request: JobRequest, submitted: SubmittedJob | Result) -> None:
         if isinstance(submitted, SubmittedJob):
             self._jobs.append(submitted)
-        elif submitted is not None:
+        else:
             self._settle(request, submitted)
 
     def _check_jobs(self) -> None:
@@ -142,7 +137,7 @@ class JobFollower:
             for job in list(self._jobs):
                 result = self._final_result(job)
                 if result is not None:
-                    submit.remove_pickles(job.request.folder)
+                    submit.remove_pickles(job.log.parent)
                     self._jobs.remove(job)
                     self._settle(job.request, result)
 
@@ -236,7 +231,8 @@ class JobFollower:
         self._ready.append((request, result))
 
     def _report(self) -> None:
-        now = summarize_queue(len(self._submitter.waiting), self._jobs, self._done, self._error, self._submitter.limit)
+        waiting = sum(len(job.requests) for job in self._submitter.waiting)
+        now = summarize_queue(waiting, self._jobs, self._done, self._error, self._submitter.limit)
         if now.runs or now != self._reported:
             self._reported = now
             self._on_change(now)

@@ -1,4 +1,4 @@
-"""Runs that are jobs, and their states."""
+"""Jobs, their runs, and their states."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scalebench.core.result import Result
+from scalebench.core.run_folder import JOB_LOG
 from scalebench.core.spec import RunSpec
 from scalebench.slurm.job_states import WAITING_STATES, JobState
 from scalebench.slurm.submit import Submission
@@ -15,17 +16,46 @@ from scalebench.slurm.submit import Submission
 
 @dataclass(eq=False)
 class JobRequest:
-    """A run to submit as a job, in a folder of its own."""
+    """A run to do in a job, in a folder of its own."""
 
     number: int
     spec: RunSpec
     folder: Path
     adopted: bool = False  # an earlier program submitted its job
+    bare: str | None = None  # fingerprint of its baseline without a wrapper
+
+
+@dataclass(eq=False)
+class PlannedJob:
+    """A job to submit. Its log and script are in `folder`, which for a job of one run is that of the run."""
+
+    folder: Path
+    units: list[list[JobRequest]]  # one after the other; the runs of a unit take turns
+
+    @property
+    def requests(self) -> list[JobRequest]:
+        return [request for unit in self.units for request in unit]
+
+
+@dataclass
+class JobRun:
+    """A run of a job, as job_runs.json holds it."""
+
+    number: int
+    folder: str  # from that of the job
+    bare: str | None = None
+
+
+@dataclass
+class JobRuns:
+    """The content of job_runs.json."""
+
+    units: list[list[JobRun]]
 
 
 @dataclass(eq=False)
 class SubmittedJob:
-    """A run that has been submitted and has no result yet. Times are by the clock of the JobFollower."""
+    """A run whose job has been submitted and that has no result yet. Times are by the clock of the JobFollower."""
 
     request: JobRequest
     submission: Submission
@@ -40,6 +70,10 @@ class SubmittedJob:
     @property
     def id(self) -> str:
         return self.submission.job_id
+
+    @property
+    def log(self) -> Path:
+        return self.request.folder / self.submission.job_folder / JOB_LOG
 
     @property
     def pending(self) -> bool:

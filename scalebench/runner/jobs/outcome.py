@@ -69,7 +69,7 @@ def write_missing_result(job: SubmittedJob, expand_names: NodeNameExpander) -> R
     """Write the result of a job that is over and left none."""
     folder = job.request.folder
     try:
-        folder.mkdir(parents=True, exist_ok=True)  # a job that does a sweep may not have come to this run
+        folder.mkdir(parents=True, exist_ok=True)  # a job of several runs may have removed it, to start it once more
         keep_unreadable_result(folder)
         outcome = job_outcome(job)
     except OSError as error:
@@ -123,12 +123,12 @@ def job_outcome(job: SubmittedJob) -> RunOutcome:
     if status == "unsupported":
         return RunOutcome(status, reason)
     # Without cgroups SLURM reports a lack of memory only in the log.
-    memory = srun.memory_outcome(srun.read_log(_job_log(folder))) if state.state == "FAILED" else None
+    memory = srun.memory_outcome(srun.read_log(job.log)) if state.state == "FAILED" else None
     if memory is not None:
         return RunOutcome(*memory)
     failed = [rank for rank in ranks if rank is not None and rank.status != "ok"]
     if not failed:
-        return RunOutcome("failed", _reason_without_records(spec, folder, state, reason))
+        return RunOutcome("failed", _reason_without_records(job, state, reason))
     first = outcome_of_first_failure(failed, spec.processes)
     # Where the batch script was killed, the ranks lose their connections because of that.
     return replace(first, reason=f"{reason}; {first.reason}") if is_script_killed(state) else first
@@ -138,9 +138,10 @@ def _classify_external_end(state: JobState, spec: RunSpec, ranks: list[RankRecor
     return classify_outside_end(*classify_end(state), ranks, spec.services)
 
 
-def _reason_without_records(spec: RunSpec, folder: Path, state: JobState, reason: str | None) -> str:
+def _reason_without_records(job: SubmittedJob, state: JobState, reason: str | None) -> str:
+    folder = job.request.folder
     names = os.listdir(folder)
-    left_files = _job_log(folder).exists() or has_rank_files(names)
+    left_files = job.log.exists() or has_rank_files(names)
     if state.node_list and not left_files:
         return (
             f"job {state.job_id} ran on {state.node_list} and left nothing in {folder.absolute()}: the "
@@ -148,13 +149,8 @@ def _reason_without_records(spec: RunSpec, folder: Path, state: JobState, reason
         )
     if UNREADABLE_RESULT_FILE in names:
         return f"job {state.job_id} left an incomplete {RESULT_FILE}; it is kept as {UNREADABLE_RESULT_FILE}"
-    line = last_log_line(_job_log(folder))
+    line = last_log_line(job.log)
     return (reason or f"job {state.job_id} left no {RESULT_FILE}") + (f": {line}" if line else "")
-
-
-def _job_log(folder: Path) -> Path:
-    """Return the log of the job of a run: in its folder, or in that of the sweep, where one job does all of it."""
-    return folder / JOB_LOG if (folder / JOB_LOG).exists() else folder.parent / JOB_LOG
 
 
 def last_log_line(log: Path) -> str:

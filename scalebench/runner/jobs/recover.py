@@ -24,9 +24,8 @@ def find_running_jobs(
     *,
     watcher: JobWatcher | None = None,
     pause: Callable[[float], None] = sleep_until_cancelled,
-) -> dict[RunKey, Path]:
-    """Return the folders of runs at or below `root` whose jobs are pending or running; of equal runs the last
-    submitted.
+) -> dict[Path, RunKey]:
+    """Return the folders of runs at or below `root` whose jobs are pending or running, in the order of submission.
 
     A job that is over and left no result gets one here, so that its run does not look as if it was never submitted; a
     job that the scheduler does not list may be another cluster's, and is left alone. InputError where the scheduler
@@ -36,7 +35,7 @@ def find_running_jobs(
     if not jobs:
         return {}
     try:
-        states = (watcher or JobStatePoller(slurm, interval_s=0.0)).look([job.id for job in jobs])
+        states = (watcher or JobStatePoller(slurm, interval_s=0.0)).look(list(dict.fromkeys(job.id for job in jobs)))
     except SlurmError as error:
         first = jobs[0]
         raise _unknown_state(first.submission, first.request.folder, error) from error
@@ -48,22 +47,9 @@ def find_running_jobs(
         if is_over(job.state):
             ended.append(job)
         else:
-            running[job.request.spec.fingerprint, job.request.spec.config.repeat] = job.request.folder
+            running[job.request.folder.absolute()] = job.request.spec.fingerprint, job.request.spec.config.repeat
     _write_results(ended, slurm, pause)
     return running
-
-
-def find_sweep_job(folder: Path, slurm: Slurm, watcher: JobWatcher | None = None) -> Submission | None:
-    """Return the job that does the sweep in `folder` and is pending or running; None where there is none. InputError
-    where the scheduler does not answer."""
-    submission = read_submission(folder)
-    if submission is None:
-        return None
-    try:
-        state = (watcher or JobStatePoller(slurm, interval_s=0.0)).look([submission.job_id]).get(submission.job_id)
-    except SlurmError as error:
-        raise _unknown_state(submission, folder, error) from error
-    return submission if state is not None and not is_over(state) and _is_listed_job(submission, state) else None
 
 
 def _unknown_state(submission: Submission, folder: Path, error: SlurmError) -> InputError:

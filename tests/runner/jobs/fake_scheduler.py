@@ -6,10 +6,10 @@ from pathlib import Path
 
 from scalebench.core.result import write_result
 from scalebench.core.run_folder import JOB_LOG
-from scalebench.runner.jobs import JobFollower, JobRequest, QueueState
+from scalebench.runner.jobs import JobFollower, JobRequest, PlannedJob, QueueState
 from scalebench.slurm.commands import SlurmError, SlurmUnreachable
 from scalebench.slurm.job_states import JobState
-from scalebench.slurm.submit import Submission, write_submission
+from scalebench.slurm.submit import Submission
 from tests.builders.runs import record, simulated_spec
 
 BEGUN_S = 1_700_000_000.0  # of the scheduler's clock, which is not that of this host
@@ -85,14 +85,12 @@ class Scheduler:
         for _, event, job_id, folder in due:
             event(self, job_id, folder)
 
-    def submit(self, spec, folder):
+    def submit(self, specs, folder):
         script = self.scripts.pop(0)
         if isinstance(script, BaseException):
             raise script
         self.submitted.append(folder)
-        submission = self.start(script, folder)
-        write_submission(submission, folder)
-        return submission
+        return self.start(script, folder)
 
     def start(self, script, folder):
         job_id = str(100 + len(self.submitted))
@@ -155,7 +153,12 @@ class Sweep:
 
     def ends(self, requests=None):
         requests = self.requests() if requests is None else requests
-        return [(each.number, result) for each, result in self.follower.follow(requests)]
+        return [(each.number, result) for each, result in self.follow(requests)]
+
+    def follow(self, requests):
+        """Follow these runs, each a job of its own."""
+        jobs = [PlannedJob(each.folder, [[each]]) for each in requests if not each.adopted]
+        return self.follower.follow(jobs, [each for each in requests if each.adopted])
 
 
 def end_of(folder, script=None, gpus=1, scheduler=None):

@@ -9,11 +9,13 @@ import pytest
 
 from scalebench.core import process
 from scalebench.core.errors import InputError
+from scalebench.core.json_files import read_record
 from scalebench.core.result import read_result, write_result
-from scalebench.core.run_folder import JOB_FILE, JOB_LOG, RESULT_FILE
+from scalebench.core.run_folder import JOB_FILE, JOB_LOG, JOB_RUNS_FILE, RESULT_FILE
 from scalebench.core.spec import read_spec
 from scalebench.runner import parent as run_module
-from scalebench.runner.jobs import JobFollower, follow, outcome
+from scalebench.runner.jobs import JobFollower, PlannedJob, follow, outcome
+from scalebench.runner.jobs.job import JobRun, JobRuns
 from scalebench.runner.jobs.submit import LIMIT_PAUSE_S, RETRY_PAUSES_S
 from scalebench.slurm.commands import JobRefused, SlurmError, SlurmUnreachable, SubmitLimit
 from scalebench.slurm.job_states import JobState, JobStatePoller, why_never_starts
@@ -49,7 +51,7 @@ def test_results_come_in_the_order_of_completion_and_are_those_of_the_jobs(tmp_p
 def test_no_more_jobs_than_allowed_are_unfinished_at_a_time(most, tmp_path):
     sweep = Sweep(tmp_path, Scheduler([SUCCESSFUL] * 4), most)
     unfinished = []
-    for each, _ in sweep.follower.follow(sweep.requests()):
+    for each, _ in sweep.follow(sweep.requests()):
         unfinished.append(sweep.follower.unfinished)
         assert each.number == len(unfinished) - 1
     assert max(told.pending + told.running for told in sweep.states_reported) == (most or 4)
@@ -69,8 +71,9 @@ def test_with_the_real_poller_one_command_in_five_seconds_is_run_for_all_jobs(tm
     asked_s = []
     scheduler = Queue([[(60.0, leaves_result())]] * 100)
     s, watcher = scheduler, JobStatePoller(scheduler, clock=scheduler.clock)
-    cluster = JobFollower(s, submit=s.submit, watcher=watcher, clock=s.clock, pause=s.pause)
-    assert len(list(cluster.follow(Sweep(tmp_path, scheduler).requests()))) == 100
+    sweep = Sweep(tmp_path, scheduler)
+    sweep.follower = JobFollower(s, submit=s.submit, watcher=watcher, clock=s.clock, pause=s.pause)
+    assert len(sweep.ends()) == 100
     assert len(asked_s) > 10 and min(b - a for a, b in itertools.pairwise(asked_s)) >= 5.0
 
 
@@ -122,7 +125,7 @@ def test_a_job_that_the_scheduler_does_not_list_yet_is_not_over(tmp_path):
 def test_adopted_jobs_are_followed_and_not_submitted(tmp_path):
     first = Sweep(tmp_path, Scheduler([SUCCESSFUL, SUCCESSFUL]))
     requests = first.requests()
-    results = first.follower.follow(requests)
+    results = first.follow(requests)
     first.scheduler.scripts[1:] = [KeyboardInterrupt()]
     with pytest.raises(KeyboardInterrupt):
         next(results)
@@ -151,7 +154,7 @@ def test_nothing_is_submitted_where_a_folder_holds_a_result(tmp_path):
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / RESULT_FILE).write_text("{}")
     with pytest.raises(InputError, match="already holds a result"):
-        sweep.follower.follow(sweep.requests())
+        sweep.follow(sweep.requests())
     assert sweep.scheduler.submitted == [] and sweep.follower.unfinished == 0
 
 
@@ -194,7 +197,7 @@ def test_a_job_that_can_never_start_is_unsupported_and_leaves_the_queue(tmp_path
 
 def cancel_at(sweep, after_s):
     """The results after somebody pressed Ctrl-C then, and line yes."""
-    results, real, found = sweep.follower.follow(sweep.requests()), sweep.follower._pause, []
+    results, real, found = sweep.follow(sweep.requests()), sweep.follower._pause, []
 
     def pause(seconds):
         real(seconds)
@@ -278,20 +281,33 @@ GONE = SlurmUnreachable("sbatch: Unable to contact slurm controller (connect fai
 )
 def test_a_refused_submission_is_a_result_at_once(error, status, reason, tmp_path):
     sweep = Sweep(tmp_path, Scheduler([error, SUCCESSFUL]))
-    results = sweep.follower.follow(sweep.requests())
+    results = sweep.follow(sweep.requests())
     each, result = next(results)
     assert (each.number, result.status, result.reason, result.scheduler) == (0, status, reason, None)
     assert sweep.scheduler.now_s == 0.0 and read_result(tmp_path / "0" / RESULT_FILE) == result
     assert [(each.number, result.status) for each, result in results] == [(1, "ok")]
 
 
-def test_an_unsupported_run_is_not_submitted(tmp_path):
-    sweep = Sweep(tmp_path, Scheduler([SUCCESSFUL]))
-    requests = sweep.requests(2)
-    requests[0].spec.unsupported = "one process cannot span two nodes"
-    results = sweep.ends(requests)
-    assert (results[0][1].status, results[0][1].reason) == ("unsupported", "one process cannot span two nodes")
-    assert results[1][1].status == "ok" and len(sweep.scheduler.submitted) == 1
+def test_runs_of_one_job_are_submitted_once_and_followed_each(tmp_path):
+    """What the job leaves is theirs; where it is refused, so are all."""
+    refused, done = JobRefused("no such partition"), runs((20.0, state("COMPLETED")))
+    sweep = Sweep(tmp_path, Scheduler([done, refused]), max_jobs=1)
+    first, second, third, fourth = sweep.requests(4)
+    units = [[first, second]], [[third], [fourth]]
+    jobs = [PlannedJob(tmp_path / name, list(unit)) for name, unit in zip(("job0", "job2"), units, strict=True)]
+    results = sweep.follower.follow(jobs)
+    first.folder.mkdir()
+    comes = leaves_result()
+    sweep.scheduler._to_come.append(
+        (9.0, lambda scheduler, job_id, folder: comes(scheduler, "", first.folder), "", tmp_path)
+    )
+    assert next(results)[0] is first and sweep.follower.unfinished == 1, "the other run of its job"
+    ends = {request.number: (result.status, result.reason) for request, result in results}
+    assert ends[1][0] == "failed" and ends[1][1].endswith("ended without a result (COMPLETED): begun")
+    assert ends[2] == ends[3] == ("unsupported", "no such partition")
+    assert sweep.scheduler.submitted == [tmp_path / "job0"]
+    assert read_submission(second.folder).job_folder == "../job0"
+    assert read_record(tmp_path / "job0" / JOB_RUNS_FILE, JobRuns).units == [[JobRun(0, "../0"), JobRun(1, "../1")]]
 
 
 def test_a_submission_is_repeated_while_the_controller_restarts(tmp_path):
@@ -334,7 +350,12 @@ def test_files_of_an_earlier_job_are_removed(tmp_path):
         (folder / name).write_text("old")
     sweep = Sweep(tmp_path, Scheduler([JobRefused("no")]))
     sweep.ends()
-    assert sorted(path.name for path in folder.iterdir()) == ["multirun.yaml", "result.json", "spec.json"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "job_runs.json",
+        "multirun.yaml",
+        "result.json",
+        "spec.json",
+    ]
 
 
 def test_a_folder_that_cannot_be_created_is_a_failed_result(tmp_path):
@@ -355,7 +376,7 @@ def test_ctrl_c_waits_until_the_job_id_is_recorded(tmp_path):
         return real(spec, folder)
 
     sweep.follower._submitter._submit = interrupted
-    results = sweep.follower.follow(sweep.requests())
+    results = sweep.follow(sweep.requests())
     with pytest.raises(KeyboardInterrupt):
         next(results)
     assert sweep.follower.unfinished == 1 and read_submission(tmp_path / "0") is not None

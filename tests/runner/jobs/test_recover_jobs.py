@@ -29,8 +29,8 @@ def submit_and_forget(root, scripts, scheduler):
 
 def find(root, scheduler):
     found = find_running_jobs(root, scheduler, watcher=scheduler, pause=scheduler.pause)
-    assert {key[0] for key in found} <= {simulated_spec().fingerprint}
-    return {repeat: folder for (_, repeat), folder in found.items()}
+    assert {fingerprint for fingerprint, _ in found.values()} <= {simulated_spec().fingerprint}
+    return {repeat: folder for folder, (_, repeat) in found.items()}
 
 
 def test_running_jobs_are_found_and_ended_ones_get_results(tmp_path):
@@ -58,10 +58,10 @@ def test_a_result_that_appears_late_is_waited_for(tmp_path):
 
 def test_of_equal_runs_the_last_submitted_is_used(tmp_path):
     scheduler = Scheduler()
-    _, two = submit_and_forget(tmp_path, [PENDING, PENDING], scheduler)
-    write_spec(simulated_spec(repeat=0), two)
+    one, two = submit_and_forget(tmp_path, [PENDING, PENDING], scheduler)
+    write_spec(simulated_spec(repeat=1), one)
     write_submission(Submission("102", BEGUN_S + 5.0, "main"), two)
-    assert find(tmp_path, scheduler) == {0: two}
+    assert find(tmp_path, scheduler) == {1: two}
 
 
 @pytest.mark.parametrize("ending", ["RUNNING", "FAILED"])
