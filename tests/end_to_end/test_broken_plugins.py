@@ -13,8 +13,6 @@ from scalebench.config.resolve import resolve
 from scalebench.core.run_folder import PLUGIN_LOG
 from scalebench.core.spec import ModelSpec, StopSpec, TrainSpec, write_spec
 from scalebench.runner import launchers, parent
-from scalebench.runner.jobs import JobRequest
-from scalebench.runner.jobs.submit import Submitter
 from scalebench.sweeps import cluster_runs, task, time_budget, time_estimate
 from scalebench.sweeps import plan as jobs
 from scalebench.sweeps.console import Console
@@ -171,10 +169,6 @@ def test_it_is_not_submitted_and_no_data_are_made_for_it(monkeypatch):
     assert not cluster_runs.is_submitted(dataclasses.replace(spec, plugin_error=LINE))
     monkeypatch.setattr(datasets, "prepare", lambda config: pytest.fail("data were made"))
     task.prepare_datasets([broken()], Console())
-    submitter = Submitter(lambda spec, folder: pytest.fail("it was submitted"), clock=lambda: 0.0)
-    submitter.add([JobRequest(0, broken(), Path("run"))])
-    _, row = submitter.next()
-    assert (row.status, row.reason) == ("failed", LINE)
 
 
 def test_it_takes_no_time_and_no_part_in_a_curve_and_a_dry_run_says_so(capsys, tmp_path):
