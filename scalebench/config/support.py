@@ -28,8 +28,11 @@ def find_unsupported_reasons(config: Config, gpus: int, placement: Placement) ->
         devices = hardware.device_ids or range(max(placement.devices_per_node))
         if (problem := find_binding_problem(hardware, devices)) is not None:
             reasons.append(problem)
-    # In a container, or after the commands of slurm.setup, ranks see other packages than this process does.
-    same_packages = hardware.this_machine or not (is_remote_plan or hardware.slurm.container or hardware.slurm.setup)
+    # In a container, after the commands of slurm.setup and in another Python, ranks see other packages than this
+    # process does.
+    slurm = hardware.slurm
+    has_other_packages = is_remote_plan or slurm.container or slurm.setup or slurm.python
+    same_packages = hardware.this_machine or not has_other_packages
     reasons += [
         f"{strategy.name} needs {package}, which is not installed: {registry.install_hint(package)}"
         for package in (registry.missing_packages(strategy.requires) if same_packages else [])

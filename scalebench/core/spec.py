@@ -145,6 +145,7 @@ class SlurmSpec:
     # Further options of sbatch, such as --mail-type=END; {gpus} as in gres: --gpus-per-node={gpus} with gres: "".
     lines: list[str] = field(default_factory=list)
     setup: list[str] = field(default_factory=list)  # shell lines before the run: module load, source
+    python: str | None = None  # the Python of jobs, where nodes have another one; null: the one that submits them
     srun: list[str] = field(default_factory=list)  # further options of the srun that starts the ranks
     # The program that starts MPI ranks: mpirun, or srun with this value of --mpi.
     mpi: str = choice_field(

@@ -92,7 +92,7 @@ def _check_values(slurm: SlurmSpec) -> None:
     for option in slurm.container_options:
         if not option.startswith("-") or not option.isprintable():
             raise InputError(f"hardware.slurm.container_options: '{clean_line(option)}' should be an option, --name")
-    for key in ("container", "container_python", "bin"):
+    for key in ("container", "container_python", "python", "bin"):
         if (value := getattr(slurm, key)) is not None and (not value or not value.isprintable()):
             raise InputError(f"hardware.slurm.{key}='{value}' should be a path in one line")
     if slurm.container is not None and slurm.container_runtime != "pyxis" and slurm.container.startswith("-"):
@@ -139,7 +139,7 @@ def python_command(spec: RunSpec, folder: Path) -> list[str]:
     """Return the command that runs Python for a rank, in its container if there is one."""
     slurm = spec.config.hardware.slurm
     if slurm.container is None:
-        return build_python_command()
+        return job_python_command(spec)
     if slurm.container_runtime == "pyxis":
         return [slurm.container_python, "-P"]
     gpus = ["--nv"] if spec.device == "cuda" and "--rocm" not in slurm.container_options else []
@@ -147,6 +147,12 @@ def python_command(spec: RunSpec, folder: Path) -> list[str]:
     binds += ["--pwd", os.getcwd()] if _has_user_code(spec) else []
     options = [*gpus, *slurm.container_options, *binds]
     return [slurm.container_runtime, "exec", *options, slurm.container, slurm.container_python, "-P"]
+
+
+def job_python_command(spec: RunSpec) -> list[str]:
+    """Return the command that runs Python for the program of a job."""
+    python = spec.config.hardware.slurm.python
+    return build_python_command() if python is None else [python, "-P"]
 
 
 def rank_folders(spec: RunSpec, folder: Path) -> list[Path]:

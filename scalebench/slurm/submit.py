@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from scalebench.core.errors import InputError
 from scalebench.core.exit_with_parent import LAUNCHER_VARIABLE, PARENT_VARIABLE
 from scalebench.core.json_files import read_record, write_json
-from scalebench.core.process import RANK_ADDRESSES, build_python_command
+from scalebench.core.process import RANK_ADDRESSES
 from scalebench.core.run_folder import JOB_FILE, JOB_LOG, JOB_SCRIPT, RUN_ID_VARIABLE, SUBMITIT_FOLDER
 from scalebench.core.spec import RunSpec
 from scalebench.slurm.commands import Slurm, SlurmError
-from scalebench.slurm.resources import job_options, sweep_geometry, time_limit_minutes
+from scalebench.slurm.resources import job_options, job_python_command, sweep_geometry, time_limit_minutes
 
 if TYPE_CHECKING:
     from submitit import SlurmExecutor
@@ -179,7 +179,7 @@ def _make_executor(specs: Sequence[RunSpec], folder: Path, estimates_s: Sequence
     if re.search(r"%[jtAa]|\\", str(absolute)) or not str(absolute).isprintable():
         raise InputError(f"{absolute}: SLURM and submitit would interpret a part of this name; choose another folder")
     # exec: the shell of the script becomes Python, so that Python gets the signals that are sent to the script.
-    executor = Executor(folder=absolute / SUBMITIT_FOLDER, python=f"exec {shlex.join(build_python_command())}")
+    executor = Executor(folder=absolute / SUBMITIT_FOLDER, python=f"exec {shlex.join(job_python_command(specs[0]))}")
     executor.update_parameters(**submitit_parameters(specs, folder, estimates_s))
     return executor
 

@@ -415,6 +415,9 @@ def test_each_rank_sees_all_gpus_of_its_node_and_cores_are_counted():
 def test_ranks_in_containers():
     assert resources.python_command(run(1), FOLDER) == [PYTHON, "-P"], "without an image"
     assert resources.container_options(run(1), FOLDER) == []
+    on_nodes = run(1, python="/opt/nodes/bin/python")
+    assert resources.python_command(on_nodes, FOLDER) == ["/opt/nodes/bin/python", "-P"]
+    assert "exec /opt/nodes/bin/python -P -u -m submitit.core._submit" in render(on_nodes, FOLDER)
     assert "--nv" not in resources.python_command(run(1, **IMAGE), FOLDER)
     spec = run(1, GPU_NODES, **IMAGE, container_runtime="singularity", container_options=["--rocm", "--cleanenv"])
     assert resources.python_command(spec, FOLDER)[:4] == ["singularity", "exec", "--rocm", "--cleanenv"]
