@@ -7,19 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scalebench.analysis import read_runs
 from scalebench.analysis.collectives import make_bandwidth_table, make_collective_table
 from scalebench.analysis.columns import FRAME_COLUMNS, convert_types, make_frame
 from scalebench.analysis.identity import is_comparable
-from scalebench.analysis.read_runs import (
-    PathLike,
-    RunFiles,
-    Unreadable,
-    find_results,
-    list_paths,
-    search_results,
-    summarize_files,
-    summarize_readable,
-)
+from scalebench.analysis.read_runs import PathLike, RunFiles, Unreadable, find_results, list_paths, summarize_files
 from scalebench.analysis.repeats import Configurations
 from scalebench.analysis.rows import NamedBaseline, RunSummary, compare_runs
 from scalebench.analysis.throughput import ROUND_COLUMNS, make_round_rows
@@ -51,10 +43,9 @@ def load(
     """Return one row per run found at or below `path` (one or several folders or result.json files).
 
     Seconds, bytes and samples/s as the column names say; null means not measured. Speedups, efficiencies and overheads
-    are against the one-device runs among these; with a `baseline` also against that run, whatever its machine, strategy
-    and number of devices (resolve_named_baseline lists what may name a run). Columns have nullable
-    pandas types, or with dtypes="numpy" plain numpy types, which every plotting library takes. Raises InputError for a
-    file that cannot be read, and for an invalid baseline.
+    are against the one-device runs among these; with a `baseline` also against that run (resolve_named_baseline lists
+    what may name it). Columns have nullable pandas types, or with dtypes="numpy" plain numpy types. Raises InputError
+    for a file that cannot be read, and for an invalid baseline.
     """
     runs = summarize_files(find_results(list_paths(path)))
     named_baseline = None if baseline is None else resolve_named_baseline(baseline, runs)
@@ -98,9 +89,8 @@ def load_rounds(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
 
     `throughput_samples_per_s` is over all devices, `started_at_s` the start of the slot's first measured block in
     seconds since the epoch, `step_s` the mean seconds of a step of rank 0 in it, `disturbed` whether other programs
-    took the cores, `counts` whether the figures of the run rest on the round: not on disturbed ones, if there are
-    enough others, and not on leftover warm-up. Runs of one `cohort` were alive
-    at the same time; ratios between them belong within rounds. Raises InputError for a file that cannot be read.
+    took the cores, `counts` whether the figures of the run rest on the round. Runs of one `cohort` were alive at the
+    same time; ratios between them belong within rounds. Raises InputError for a file that cannot be read.
     """
     import pandas as pd
 
@@ -120,14 +110,11 @@ def load_bandwidth(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
 
 
 def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> Survey:
-    """Return the frames of `load` and `pooled` from one reading, of all files that can be read, and a list of the
-    others.
-
-    Raises InputError if not a single file can be read, and for an invalid baseline.
-    """
+    """Return the frames of `load` and `pooled` from one reading, and a list of the files that cannot be read.
+    InputError if no file can be read, and for an invalid baseline."""
     unreadable: Unreadable = []
-    files = search_results(list_paths(path), unreadable)
-    runs = summarize_readable(files.results, unreadable)
+    files = read_runs.search_results(list_paths(path), unreadable)
+    runs = read_runs.summarize_readable(files.results, unreadable)
     if not runs:
         first = unreadable[0][1]
         several = f"not one of {len(unreadable)} files of results can be read; the first: {first}"
@@ -147,7 +134,20 @@ def resolve_named_baseline(baseline: PathLike, runs: Sequence[RunSummary]) -> Na
     Raises InputError if there is no such run or several, if it was not measured, and if no measured run may be compared
     with it.
     """
-    run = _resolve_run(baseline, runs)
+    if Path(baseline).exists():
+        files = find_results([baseline])
+        if len(files) > 1:
+            names = ", ".join(str(file.parent) for file in files[:MAX_LISTED_RUNS])
+            more = f" and {len(files) - MAX_LISTED_RUNS} more" if len(files) > MAX_LISTED_RUNS else ""
+            raise InputError(f"baseline {baseline} holds {len(files)} runs; name one of {names}{more}")
+        (run,) = summarize_files(files)
+    else:
+        by_id = {other.run_id: other for other in runs}
+        if str(baseline) not in by_id:
+            near = nearest_name(str(baseline), by_id)
+            hint = f"did you mean '{near}'?" if near else f"a run_id looks like {next(iter(by_id))}"
+            raise InputError(f"no folder or file {baseline}, and no run '{baseline}'; {hint}")
+        run = by_id[str(baseline)]
     if run.throughput[0] is None:
         raise InputError(f"baseline {baseline} has no throughput: {run.status}: {run.reason or 'not measured'}")
     measured = [other for other in runs if other.throughput[0] is not None]
@@ -159,34 +159,15 @@ def resolve_named_baseline(baseline: PathLike, runs: Sequence[RunSummary]) -> Na
             f"({'; '.join(others[:MAX_LISTED_RUNS])}); speedups are between runs of one model on one data set"
         )
     if measured and not any(is_comparable(other, run) for other in same_samples):
+        scale = run.scale
+        batch = f"{scale.batch_per_device} samples per device, {scale.global_batch} in all, {scale.scaling} scaling"
         raise InputError(
-            f"baseline {baseline} has {_format_batch(run)}, none of the rows has the same; speedups are between runs "
-            "of one batch per device in weak scaling, of one global batch in strong scaling"
+            f"baseline {baseline} has {batch}, none of the rows has the same; speedups are between runs of one batch "
+            "per device in weak scaling, of one global batch in strong scaling"
         )
     return NamedBaseline(run)
-
-
-def _resolve_run(baseline: PathLike, runs: Sequence[RunSummary]) -> RunSummary:
-    if not Path(baseline).exists():
-        by_id = {run.run_id: run for run in runs}
-        if str(baseline) not in by_id:
-            near = nearest_name(str(baseline), by_id)
-            hint = f"did you mean '{near}'?" if near else f"a run_id looks like {next(iter(by_id))}"
-            raise InputError(f"no folder or file {baseline}, and no run '{baseline}'; {hint}")
-        return by_id[str(baseline)]
-    files = find_results([baseline])
-    if len(files) > 1:
-        names = ", ".join(str(file.parent) for file in files[:MAX_LISTED_RUNS])
-        more = f" and {len(files) - MAX_LISTED_RUNS} more" if len(files) > MAX_LISTED_RUNS else ""
-        raise InputError(f"baseline {baseline} holds {len(files)} runs; name one of {names}{more}")
-    return summarize_files(files)[0]
 
 
 def _format_work(run: RunSummary) -> str:
     """Return `resnet50 on cifar10`; runs with these names may still differ in the rest of their sample_key."""
     return f"{run.cells['model']} on {run.cells['dataset']}"
-
-
-def _format_batch(run: RunSummary) -> str:
-    scale = run.scale
-    return f"{scale.batch_per_device} samples per device, {scale.global_batch} in all, {scale.scaling} scaling"

@@ -1,8 +1,7 @@
 """Tables of published studies that scalebench repeats, as rows to show beside measured ones.
 
-published_data/ has a CSV with the figures of each study and a YAML with their sources. An empty cell is not stated by
-the study; `derived` names the cells that are ours: computed from others, or taken from its scripts. These rows are part
-of no statistics on measured ones.
+published_data/ has a CSV with the figures of each study and a YAML with their sources. `derived` names the cells that
+are ours: computed from others, or taken from its scripts. These rows are part of no statistics on measured ones.
 """
 
 from __future__ import annotations

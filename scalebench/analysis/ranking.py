@@ -85,11 +85,10 @@ class Ranking:
 class Advice:
     """The advice that follows from the rows of one group.
 
-    `take`: `rows` has one row, surely faster than one device and than every other row. `tied`: several that are
-    equally fast within noise, the fastest of them surely faster than one device. `stay`: one device is surely faster
-    than every row, without other programs on the machine. `unsure`: neither is certain. `unknown`: nothing was measured
-    on one device. `one device`: nothing was measured on several, and `rows` is empty. In `stay`, `unsure` and
-    `unknown`, `rows` has each curve's fastest row, the fastest first.
+    `take`: `rows` has one row, surely faster than one device and than every other row. `tied`: several that are equally
+    fast within noise, of which the fastest is. `stay`: one device is surely faster than every row, without other
+    programs on the machine. `unsure`: neither is certain. `unknown`: nothing was measured on one device; in these three
+    `rows` has each curve's fastest row, the fastest first. `one device`: nothing was measured on several; no rows.
     """
 
     kind: Literal["take", "tied", "stay", "unsure", "unknown", "one device"]

@@ -44,8 +44,8 @@ def find_results(paths: Sequence[PathLike]) -> list[Path]:
 
 
 def search_results(paths: Sequence[PathLike], unreadable: Unreadable) -> RunFiles:
-    """Find results as `find_results` does, with the folders of unfinished runs and of sweeps, but add folders that
-    cannot be listed to `unreadable`."""
+    """As `find_results`, with the folders of unfinished runs and of sweeps, but add folders that cannot be listed to
+    `unreadable`."""
 
     def note_error(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -76,11 +76,7 @@ def search_results(paths: Sequence[PathLike], unreadable: Unreadable) -> RunFile
 
 def summarize_files(files: Sequence[Path]) -> list[RunSummary]:
     """Read and summarize each file; raises InputError for the first that cannot be read."""
-    unreadable: Unreadable = []
-    runs = summarize_readable(files, unreadable)
-    for _, line in unreadable:
-        raise InputError(line)
-    return runs
+    return [summarize_run(read_result(file), file.parent) for file in files]
 
 
 def summarize_readable(files: Sequence[Path], unreadable: Unreadable) -> list[RunSummary]:

@@ -155,8 +155,7 @@ def explain_missing_probes(result: Result) -> str:
             return f"a probe failed: {error}"
     if settings.get("probes") and (settings.get("repeats") or 1) > 1 and result.scale.repeat > 0:
         return "only the first repeat has them"
-    reasons = {None: "an older version wrote the record", False: "measure.probes=false"}
-    return reasons.get(settings.get("probes"), "a rank has no probes")
+    return "a rank has no probes" if settings.get("probes") else "measure.probes=false"
 
 
 def collective_shares(result: Result) -> tuple[float | None, float | None]:

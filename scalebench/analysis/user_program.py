@@ -1,8 +1,4 @@
-"""Reads pauses, waits for samples, the time of the hooks and the samples from runs of a user's own program.
-
-Blocks with a pause (evaluation, saving, the end of an epoch) on any rank do not count as training: a rank that saves
-marks its own, and the others wait for it.
-"""
+"""Pauses, waits for samples, the time of the hooks and the samples of runs of a user's own program."""
 
 from __future__ import annotations
 
@@ -27,7 +23,8 @@ def has_program(result: Result) -> bool:
 
 
 def mark_training(ranks: Sequence[RankRecord], blocks: int) -> npt.NDArray[np.bool_]:
-    """Return for each block of a group whether no rank paused in it; all do where too few would be left."""
+    """Return for each block of a group whether no rank paused in it (evaluation, saving, the end of an epoch), for
+    which the others wait; all are true where too few would be left."""
     trained = np.ones(blocks, np.bool_)
     for rank in ranks:
         paused = [bool(pause) for pause in rank.block_pauses[:blocks]]
@@ -36,10 +33,8 @@ def mark_training(ranks: Sequence[RankRecord], blocks: int) -> npt.NDArray[np.bo
 
 
 def pause_share(result: Result) -> float | None:
-    """Return the share of the measured time that is no training: what blocks with a pause take longer than others.
-
-    None without a program of the user's, and where all blocks count.
-    """
+    """Return the share of the measured time that is no training: what blocks with a pause take longer than others. None
+    without a program of the user's, and where all blocks count."""
     ranks = result.ranks
     blocks = min((len(rank.block_s) for rank in ranks), default=0)
     if not blocks or not has_program(result) or result.status != "ok":
@@ -83,11 +78,8 @@ def program_flags(result: Result) -> list[str]:
     """Return the flags of a run of a user's program that its record shows."""
     if not has_program(result) or result.status != "ok":
         return []
-    flags = {
-        "hooks_cost": (hooks_share(result) or 0.0) > MAX_HOOKS_SHARE,
-        "samples_unknown": result.scale.global_batch is None,
-    }
-    return [name for name, is_set in flags.items() if is_set]
+    flags = ["hooks_cost"] if (hooks_share(result) or 0.0) > MAX_HOOKS_SHARE else []
+    return flags + (["samples_unknown"] if result.scale.global_batch is None else [])
 
 
 def scaling_flags(run: RunIdentity, baseline: RunIdentity | None) -> list[str]:

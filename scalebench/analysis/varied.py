@@ -37,8 +37,7 @@ class Contrast:
 
 def find_contrasts(curves: Sequence[Curve]) -> list[Contrast]:
     """Return a contrast for each key that was varied: that of the most values, then of the most devices, then of the
-    fastest strategy. A script's own batch size and the batch are one key; of other keys that change together none is
-    known to be the cause, so that they have no contrast."""
+    fastest strategy. Keys that change together have none, but for a script's own batch size and the batch."""
     places_in = cache(find_places)
 
     def find_place(pair: tuple[Curve, dict[str, Any]]) -> float:
@@ -75,15 +74,9 @@ def find_contrasts(curves: Sequence[Curve]) -> list[Contrast]:
 
 def _read_settings(rows: Sequence[dict[str, Any]]) -> list[Settings]:
     """Return what each row has for every key that one of them has: words of key=value, then the batch, then columns."""
-    words = [
-        dict(
-            word.partition("=")[::2]
-            for name in KEY_VALUE_COLUMNS
-            if name not in OTHER_COLUMNS
-            for word in (row.get(name) or "").split()
-        )
-        for row in rows
-    ]
+    columns = [name for name in KEY_VALUE_COLUMNS if name not in OTHER_COLUMNS]
+    texts = [" ".join(filter(None, (row.get(name) for name in columns))) for row in rows]
+    words = [dict(word.partition("=")[::2] for word in text.split()) for text in texts]
     keys = list(dict.fromkeys(key for each in words for key in each))
     return [
         {key: own.get(key) or str(strategy_option_defaults(row["strategy"]).get(key, ABSENT)).lower() for key in keys}

@@ -2,8 +2,8 @@
 
 A verdict (best, slower, pays, saturating, resolved, faster) compares processes. Blocks of one process say nothing about
 its next start, so one repeat carries none, and two do if their interval allows it. What other programs take of the
-machine cancels where ratios are formed within rounds between runs of as many devices, and forbids a verdict where they
-are not; missing cores or GPUs forbid it always. `show`, rankings, advice and `compare` have this one rule.
+machine cancels where ratios are formed within rounds, and forbids a verdict where they are not; missing cores or GPUs
+forbid it always. `show`, rankings, advice and `compare` have this one rule.
 """
 
 from __future__ import annotations

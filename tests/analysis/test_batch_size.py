@@ -34,14 +34,6 @@ def rows(rates, batches=BATCHES, width=0.02):
 RATES = [10, 20, 40, 89, 90, 100, 95]
 
 
-def test_the_smallest_batch_with_nine_tenths_of_the_throughput_saturates():
-    saturation = find_saturating_batch(rows(RATES), ratio_of_rows)
-    assert (saturation.batch, saturation.share, saturation.rate) == (1000, 0.9, 90)
-    assert (saturation.highest, saturation.highest_rate, saturation.first, saturation.last) == (2000, 100, False, False)
-    assert find_saturating_batch(rows(RATES), ratio_of_rows, share=0.5).batch == 700
-    assert find_saturating_batch(rows([10]), ratio_of_rows) is None and find_saturating_batch([], ratio_of_rows) is None
-
-
 @pytest.mark.parametrize(("rates", "width", "batch", "candidates"), [
     # Ratios to the highest have limits of about 2 % * sqrt(2), 2.7 %: 0.89 reaches 0.9, and 0.90 is not surely there.
     (RATES, 0.02, 1000, (700, 1000, 2000)), ([10, 20, 40, 80, 95, 100, 99], 0.02, 1000, (1000,)),
@@ -69,16 +61,6 @@ def test_the_saturating_batch_is_a_candidate_in_any_unit(rates, power, width):
     scaled = find_saturating_batch(rows([2.0**power * rate for rate in rates], width=width), ratio_of_rows)
     assert scaled.candidates == saturation.candidates
     assert (scaled.batch, scaled.share, scaled.highest) == (saturation.batch, saturation.share, saturation.highest)
-
-
-@given(start_s=st.floats(1e-5, 10.0), sample_s=st.floats(1e-8, 1e-2))
-def test_the_fit_of_an_exact_line_is_exact(start_s, sample_s):
-    saturation = fit_step_time([(batch, start_s + sample_s * batch) for batch in BATCHES])
-    share = sample_s * max(BATCHES) / (start_s + sample_s * max(BATCHES))  # of what rounding is a share of
-    assert saturation.alpha_s == pytest.approx(start_s, rel=1e-6)
-    assert saturation.beta_s == pytest.approx(sample_s, rel=1e-9 / share)
-    assert saturation.half_batch == pytest.approx(start_s / sample_s, rel=1e-6 + 1e-9 / share)
-    assert saturation.worst < 1e-9 and saturation.points == 7
 
 
 def test_the_fit_is_weighted_least_squares():
@@ -148,16 +130,6 @@ def test_simulated_runs_have_their_true_saturating_batch(tmp_path):
 def list_curves(*results):
     curves = make_batch_curves(make_curves(sweeps.pool(results).make_frame()))
     return [(curve.name, [row["batch_per_device"] for row in curve.rows]) for curve in curves]
-
-
-def test_what_a_machine_does_in_a_repeat_cancels_in_the_saturating_batch():
-    """A machine that is 30 % slower in one repeat is so for all batches."""
-    runs = [make_batch_run(batch, 1, repeat=repeat, slower=(1.0, 1.3, 1.15)[repeat], minute=3 * repeat + n)
-            for repeat in range(3) for n, batch in enumerate((10, 18, 20))]  # fmt: skip
-    configurations = sweeps.pool(runs)
-    (curve,) = make_batch_curves(make_curves(configurations.make_frame()))
-    point = find_saturating_batch(curve.rows, configurations.estimate_ratio, share=0.85)
-    assert point is not None and (point.batch, point.candidates) == (18, (18,))
 
 
 def test_a_batch_curve_is_one_configuration_on_one_number_of_devices():

@@ -9,7 +9,6 @@ import pytest
 
 import scalebench
 from scalebench.analysis.collectives import (
-    BANDWIDTH_COLUMNS,
     COLLECTIVE_COLUMNS,
     bus_factor,
     compare_operations,
@@ -84,14 +83,6 @@ def test_bus_factors_are_those_of_nccl_tests():
     factors = {"all_reduce": 1.5, "reduce": 1.0, "broadcast": 1.0, **dict.fromkeys(
         ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all"), 0.75)}  # fmt: skip
     assert {name: bus_factor(name, 4) for name in COLLECTIVES} == factors
-
-
-def test_runs_without_collectives_have_no_row():
-    failed = record(status="failed", block_s=None)
-    frame = make_collective_table([record(gpus=2), run("ddp", []), failed])
-    assert len(frame) == 0 and list(frame.columns) == COLLECTIVE_COLUMNS and compare_operations(frame) == []
-    frame = make_bandwidth_table([record(gpus=2), failed])
-    assert len(frame) == 0 and list(frame.columns) == BANDWIDTH_COLUMNS
 
 
 USUAL = series(1e-4, 1e9)

@@ -106,18 +106,6 @@ def test_there_is_no_share_without_a_gain(measured, share):
     assert BatchGain({}, {}, Estimate(1.0), measured).share == share
 
 
-@pytest.mark.parametrize(("repeats", "end"), [
-    (3, ": no difference in throughput is resolved."),
-    (1, ", which is not sure: one repeat, measure.repeats=3 decides."),
-])  # fmt: skip
-def test_an_unresolved_pair_is_reported_as_such(tmp_path, repeats, end):
-    pair = [batched("ddp_gloo", *each, None, repeat) for repeat in range(repeats) for each in ((1, 20), (2, 10))]
-    for rank in (rank for run in pair for rank in run.ranks):
-        rank.block_s = [0.64 * seconds / sum(rank.block_s) for seconds in rank.block_s]
-    (answer, *_) = select_blocks(build_section(devices_or_batch_section, tmp_path, pair), Paragraph)
-    assert answer.text.endswith(end)
-
-
 def test_one_seed_says_nothing_about_the_time_to_the_target(tmp_path):
     """As with throughput, it takes three; a sentence about it would be one about luck."""
     for seeds, words in ((1, "it takes 3 seeds of both to tell: seed=0,1,2 decides."), (3, "in 0.50 times its time.")):

@@ -12,7 +12,7 @@ from scalebench.analysis.comparison import compare, compare_by
 from scalebench.analysis.comparison.pairing import make_compared_run
 from scalebench.analysis.identity import Baselines, find_nearest, identify
 from scalebench.analysis.scaling_curves import make_curves
-from scalebench.core.spec import Config, DatasetSpec, HardwareSpec, TrainSpec, late_train_defaults
+from scalebench.core.spec import Config, DatasetSpec, HardwareSpec, TrainSpec
 from tests.builders.frames import frame_of_results, pool_results
 from tests.builders.runs import MACHINE, record
 from tests.report.section_blocks import show_table
@@ -82,15 +82,13 @@ def test_the_nearest_run_has_the_placement_then_the_repeat_and_then_the_time():
     assert find_nearest([far[0], near], bare) is far[0] and find_nearest([far[0], near], bare, as_bare=True) is near
 
 
-def test_older_records_trainings_and_other_batches_have_their_keys():
-    plain, older, one, other, later = record(), record(), record(), record(), record()
-    for key in late_train_defaults():
-        del older.spec["train"][key]
+def test_trainings_and_other_batches_have_their_keys():
+    plain, one, other, later = record(), record(), record(), record()
     one.spec["train"]["stop"]["epochs"] = other.spec["train"]["stop"]["epochs"] = 3.0
     other.spec["train"]["evaluate_epochs"] = later.spec["train"]["evaluate_epochs"] = 0.5
     keys = [identify(result).workload_key for result in (plain, one, other)]
     assert len(set(keys)) == 3, "trainings are compared only with trainings"
-    assert identify(later).workload_key == identify(older).workload_key == keys[0], "neither has points"
+    assert identify(later).workload_key == keys[0], "it has no points"
     assert identify(record("bare_torch")).workload_key == keys[0]
     large = record(train=TrainSpec(batch_per_device=20))
     assert identify(plain).strategy_key != identify(large).strategy_key
@@ -98,16 +96,6 @@ def test_older_records_trainings_and_other_batches_have_their_keys():
     small, double, strong = (identify(result, local_batch=True).strategy_key for result in (plain, large, halves))
     assert small == strong != double
     assert plain.spec["train"]["batch_per_device"] == 10
-
-
-def test_self_and_bare_are_found():
-    two, own, bare, other = record(gpus=2), record(), record("bare_torch"), record("lightning_ddp")
-    found = Found(two, own, bare, other)
-    assert found.own(two) == found.own(own) == own.run_id
-    assert found.bare(two) == found.bare(own) == found.bare(bare) == bare.run_id
-    assert Found(own).bare(record(gpus=2, baseline=None)) is None
-    for bad in (record(status="failed"), record(gpus=2, run_id="x"), record(status="cancelled")):
-        assert Found(bad).own(two) is None
 
 
 @pytest.mark.parametrize("change", [
@@ -127,16 +115,6 @@ def with_options(gpus, name, baseline="simulated", **options):
     made = record(name, gpus=gpus, baseline=baseline, run_id=f"{name}-{gpus}-{options}")
     made.spec["strategy"]["options"] = options
     return made
-
-
-def test_records_without_an_option_are_compared_with_its_default():
-    """Other options have another self, and the same bare baseline."""
-    older, bare = with_options(1, "ddp", bucket_cap_mb=25.0), with_options(1, "simulated")
-    found = Found(older, bare)
-    assert found.own(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=True)) == older.run_id
-    for other in ({"bucket_cap_mb": 25.0, "overlap": False}, {"bucket_cap_mb": 1.0}):
-        run = with_options(2, "ddp", **other)
-        assert found.own(run) is None and found.bare(run) == bare.run_id
 
 
 def test_the_bare_baseline_has_its_default_options_or_those_of_the_strategy_that_it_is():
@@ -166,15 +144,11 @@ def test_each_single_device_is_compared_with_the_first_one():
     assert list(frame["speedup_self"]) == [1.0, 1.0, 1.0]
     assert frame["overhead_share"].isna().all()  # a bare strategy has none
     assert list(frame["device_ids"]) == ["0", "1", "2"]
-    old = placed("bare_torch", [])
-    pair = placed("ddp", [0, 5], bind="far", environment={"NCCL_SHM_DISABLE": "1", "A": "b"})
-    for key in ("device_ids", "bind", "environment"):
-        del old.spec["hardware"][key]
+    plain, pair = placed("bare_torch", []), placed("ddp", [0, 5], bind="far", environment={"NCCL_SHM_DISABLE": "1"})
     pair.sync.transports = {"0-1": "P2P/IPC", "0-2": "NET/Socket/0 + P2P/IPC"}
-    assert Found(old, pair).bare(pair) == old.run_id, "older records have the default placement"
-    cells = frame_of_results([old, pair], [Path("x")] * 2)[["device_ids", "bind", "environment", "transports"]]
-    assert cells.iloc[0].isna().all()
-    assert list(cells.iloc[1]) == ["0 5", "far", "NCCL_SHM_DISABLE=1 A=b", "NET/Socket/0 + P2P/IPC"]
+    assert Found(plain, pair).bare(pair) == plain.run_id
+    cells = frame_of_results([pair], [Path("x")])[["device_ids", "bind", "environment", "transports"]]
+    assert list(cells.iloc[0]) == ["0 5", "far", "NCCL_SHM_DISABLE=1", "NET/Socket/0 + P2P/IPC"]
 
 
 def with_layout(layout, gpus=4, block_s=0.1, strategy="ddp"):
@@ -192,12 +166,9 @@ def test_layouts_are_separate_rows_and_curves_with_a_column_and_share_the_baseli
     assert sorted(rows) == [("sequence", 1, 1), ("spread", 2, 2)]
     assert [curve.name for curve in make_curves(frame)] == ["ddp layout=sequence", "ddp layout=spread"]
     assert "layout" not in show_table(frame[frame["layout"] == "spread"])
-    own, bare, older = with_layout("sequence", 1), with_layout("sequence", 1, strategy="bare_torch"), with_layout("", 1)
-    for key in ("layout", "interface", "node_copy", "max_jobs", "slurm"):
-        del older.spec["hardware"][key]
+    own, bare = with_layout("sequence", 1), with_layout("sequence", 1, strategy="bare_torch")
     for run in results:
-        for one in (own, older):
-            assert (Found(one, bare).own(run), Found(one, bare).bare(run)) == (one.run_id, bare.run_id)
+        assert (Found(own, bare).own(run), Found(own, bare).bare(run)) == (own.run_id, bare.run_id)
 
 
 def test_layouts_are_compared_by_the_key_hardware_layout():

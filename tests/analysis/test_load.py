@@ -65,22 +65,6 @@ def test_an_infinite_limit_is_null_and_flagged():
     assert not [c for c in table if table[c].dtype == "Float64" and (table[c].abs() == math.inf).any()]
 
 
-@pytest.mark.parametrize("paths", [
-    lambda sweep: sweep, str, lambda sweep: [sweep / "0", sweep / "1", sweep / "2"],
-    lambda sweep: (sweep, sweep / "1", sweep / "1" / "result.json"),
-    lambda sweep: [sweep, sweep.parent.joinpath("sweep", "..", "sweep")],
-])  # fmt: skip
-def test_each_run_below_several_paths_is_one_row(paths, tmp_path):
-    folder = tmp_path / "sweep"
-    write_results(folder, [record(), record(gpus=2), FAILED])
-    for one in (load(folder / "1" / "result.json"), scalebench.load(folder / "1")):
-        assert list(one["run_id"]) == ["ddp-2-0"]
-    table = load(paths(folder))
-    assert list(table["run_id"]) == ["ddp-1-0", "ddp-2-0", "bad"]
-    assert [Path(path).resolve() for path in table["path"]] == [folder / "0", folder / "1", folder / "2"]
-    assert table["speedup_self"].notna().tolist() == [True, True, False]
-
-
 def test_a_frame_for_programs_has_times_and_lists_and_goes_back(tmp_path):
     write_results(tmp_path, [record(flags=["busy_machine", "unsteady"]), record(gpus=2, block_s=None, status="failed")])
     frame, texts = scalebench.load(tmp_path), survey(tmp_path).frame

@@ -3,16 +3,13 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from scalebench.analysis.columns import RATE
-from scalebench.analysis.memory import MIN_FULL_SHARE, ModelMemory, bytes_per_parameter, format_strategy, group_by_model
+from scalebench.analysis.memory import bytes_per_parameter, format_strategy, group_by_model
 from scalebench.report import document
 from scalebench.report.document import Chart, Table
 from scalebench.report.sections import memory
 from scalebench.report.sections.memory import MAX_TERMINAL_SENTENCES, list_terminal_sentences, make_terminal_table
-from scalebench.sweeps.console import Console
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
 from tests.builders.sweeps import (
@@ -103,16 +100,6 @@ def test_the_sharding_cost_compares_the_fastest_of_both_kinds():
     assert model.rows[1][RATE] and model.sharding_cost(model.competing_rows()[1], ratio_of_rows) is None, "a control"
 
 
-@given(state=st.integers(1, 10**12), whole=st.integers(1, 10**12))
-def test_keeping_less_is_a_share_below_the_minimum_of_full_state(state, whole):
-    common = {"baseline_bare_id": "bare", "gpus": 2, "model_params": 1, "framework": "t"}
-    rows = [{**common, "run_id": name, "state_bytes": size} for name, size in (("bare", whole), ("fsdp", state))]
-    model = ModelMemory(rows)
-    share = state / whole
-    assert model.share(rows[1]) == share and model.keeps_less(rows[1]) == (share < MIN_FULL_SHARE)
-    assert not model.keeps_less(rows[0])
-
-
 def test_bars_of_one_height_are_no_chart_and_a_long_table_ends(tmp_path, monkeypatch):
     section = build_section(memory, tmp_path / "oom", [BARE, FULL, out_of_memory("ddp_gloo", 4)])
     assert select_blocks(section, Chart) == [] and len(select_blocks(section, Table)) == 1
@@ -161,9 +148,3 @@ def test_sentences_name_what_had_no_room_and_models_and_are_not_too_many():
     *sentences, last = list_sentences(*results)
     assert len(sentences) == MAX_TERMINAL_SENTENCES and sentences[0].startswith("m0, ")
     assert last.startswith("memory: ") and last.endswith(" more are in the report")
-
-
-def test_below_the_table_of_a_sweep(tmp_path, capsys):
-    sweeps.write_results(tmp_path, [BARE, HALF])
-    Console().print_table([tmp_path])
-    assert "50 % under fsdp_gloo" in " ".join(capsys.readouterr().out.split())

@@ -63,14 +63,6 @@ def test_state_bytes_are_those_of_the_fullest_device(states, largest):
     assert step_breakdown.stage_cells(result, STEP_S)["state_bytes"] == largest
 
 
-@pytest.mark.parametrize(
-    ("stages", "micro_batches", "share"), [(1, 1, 0), (1, 8, 0), (2, 1, 1 / 2), (4, 1, 3 / 4), (4, 8, 3 / 11)]
-)
-def test_the_expected_bubble_is_that_of_the_papers(stages, micro_batches, share):
-    """As Narayanan et al. put it, over the work it is (stages - 1) / micro_batches."""
-    assert step_breakdown.expected_bubble_share(stages, micro_batches) == pytest.approx(share)
-
-
 def simulated_step_s(work, micro_batches, forward):
     """GPipe: all forwards, then all backwards, each stage in order; `forward` is their share of the work."""
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.analysis.columns import convert_types
 from scalebench.analysis.load import load, pooled, survey
 from scalebench.analysis.read_runs import find_results, summarize_files
 from scalebench.core.errors import InputError
@@ -104,12 +103,6 @@ def test_no_readable_file_is_an_input_error(sweep, tmp_path):
     for nothing in ("empty", "missing"):
         with pytest.raises(InputError, match=rf"^no result\.json at or below .*{nothing}; give the folder of a run"):
             survey(tmp_path / nothing)
-
-
-def test_a_survey_has_the_frames_of_load_and_pooled(sweep):
-    surveyed = survey(sweep)
-    assert (surveyed.unreadable, surveyed.baseline_label, surveyed.probe_folders) == ([], None, [])
-    assert convert_types(surveyed.frame).equals(load(sweep)) and convert_types(surveyed.pooled).equals(pooled(sweep))
 
 
 def test_a_folder_without_permission_is_listed_as_unreadable(sweep, monkeypatch):

@@ -15,7 +15,7 @@ from scalebench.analysis.rows import make_row
 from scalebench.core.result import MonitorRecord
 from scalebench.core.spec import MeasureSpec
 from scalebench.core.stats.log_means import mean_of_repeats
-from tests.builders.frames import frame_of_results, pool_results
+from tests.builders.frames import pool_results
 from tests.builders.runs import MACHINE, rank, record
 
 
@@ -42,24 +42,6 @@ def log_t(values, t):
 
 T = {3: 4.30265}
 NAMES = ("sync_exposed_s_low", "sync_exposed_s", "sync_exposed_s_high")
-
-
-def test_three_repeats_are_one_row_with_an_interval():
-    (row,) = rows_of([run_of(r, s, gpus=2) for r, s in enumerate((0.1, 0.11, 0.125))])
-    low, value, high = log_t([400, 400 / 1.1, 320], T[3])
-    pooled_row = [row[f"throughput_{name}"] for name in ("low", "samples_per_s", "high")]
-    assert pooled_row == pytest.approx([low, value, high], rel=1e-5)
-    assert row["step_s"] == pytest.approx(20 / value) and row["epoch_s"] == pytest.approx(1000 / value)
-    assert (row["repeats"], row["interval_over"], row["repeat"], row["flags"]) == (3, "repeats", None, "repeats_differ")
-    assert row["run_id"] == "ddp-2-0-2" and row["path"] == "/runs/0"
-
-
-def test_single_repeats_are_the_rows_of_load():
-    made = [record(gpus=2), record(), record("bare_torch"), record("simulated", status="failed", block_s=None)]
-    table = pool_results(made, [Path("x")] * 4)
-    assert list(table.columns) == [*FRAME_COLUMNS, "repeats"] and str(table["repeats"].dtype) == "Int64"
-    pd.testing.assert_frame_equal(table[list(FRAME_COLUMNS)], frame_of_results(made, [Path("x")] * 4))
-    assert pool_results([], []).dtypes.equals(table.dtypes)
 
 
 def test_drift_cancels_in_the_ratios_of_interleaved_repeats():
@@ -156,15 +138,6 @@ def test_limits_over_blocks_are_replaced_by_limits_over_repeats(monkeypatch, rep
         assert {pooled_row[name] for name in limits} == {None}
     else:
         assert [low, high] == pytest.approx([0.02 - T[3] * 0.03 / 3**0.5, 0.02 + T[3] * 0.03 / 3**0.5], rel=1e-5)
-
-
-def test_the_order_of_the_records_does_not_matter():
-    made = [run_of(r, 0.1 * (1 + 0.1 * r * g), gpus=g) for r in range(3) for g in (1, 2)]
-    first, *others = (
-        sorted(str({name: value for name, value in row.items() if name != "path"}) for row in rows_of(runs))
-        for runs in (made, made[::-1], made[3:] + made[:3])
-    )
-    assert others == [first, first]
 
 
 def test_the_other_configurations_of_a_sweep_moderate_the_variance():

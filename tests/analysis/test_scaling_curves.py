@@ -42,17 +42,6 @@ def named(curves):
     return {curve.name: curve.gpus for curve in curves}
 
 
-def test_a_sweep_has_a_curve_for_each_strategy_and_one_point_for_the_bare_run():
-    frame = pooled(sweeps.run("bare_torch", 1), *several(["ddp_gloo", "horovod_gloo"], (4, 1, 2)))
-    curves = make_curves(frame)
-    assert named(curves) == {"bare_torch": [1], "ddp_gloo": [1, 2, 4], "horovod_gloo": [1, 2, 4]}
-    assert [one.tags["strategy"] for one in curves] == ["bare_torch", "ddp_gloo", "horovod_gloo"]
-    group = {"model": "materials_cnn", "dataset": "materials", "hardware": "cpu", "scaling": "weak"}
-    assert group_curves(curves) == [({**group, "batch": "10 per device"}, curves)]
-    title = "materials_cnn on materials, hardware cpu, weak scaling, batch 10 per device"
-    assert format_group_title(curves[0].group) == title
-
-
 def test_weak_and_strong_scaling_batches_and_hardware_are_separate_groups():
     weak = several(["ddp_gloo"])
     strong = [sweeps.run("ddp_gloo", n, run_id=f"s{n}", **sweeps.strong_scaling(40, n)) for n in (1, 2, 4)]
@@ -190,13 +179,6 @@ def test_two_points_give_a_slope_one_gives_none_and_a_curve_that_bends_has_a_dev
 
 
 counts = st.lists(st.integers(1, 1000), min_size=2, max_size=8, unique=True).map(sorted)
-
-
-@given(counts, st.floats(0.01, 1), st.floats(0, 2))
-def test_the_slope_of_an_exact_line_is_exact(gpus, per_device, offset):
-    curves = fit_slope(curve({n: offset + per_device * n for n in gpus}))
-    assert (curves.speedup.value, curves.intercept) == pytest.approx((per_device, offset), rel=1e-6, abs=1e-6)
-    assert curves.worst < 1e-6
 
 
 def test_a_node_boundary_is_where_the_next_node_begins():

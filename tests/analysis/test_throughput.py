@@ -5,8 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import scalebench
 from scalebench.analysis import throughput
@@ -69,14 +67,6 @@ def test_a_ratio_of_throughputs_needs_both():
         assert divide_throughputs(*pair) is None
 
 
-@given(seconds=st.lists(st.floats(1e-6, 1e3), min_size=16, max_size=80), devices=st.integers(1, 4))
-def test_throughput_is_samples_over_time_whatever_the_blocks(seconds, devices):
-    ranks = [rank(k, seconds, list(range(1, len(seconds) + 1))) for k in range(devices)]
-    value, interval = Measurement(record(gpus=devices, ranks=ranks)).throughput
-    assert value == pytest.approx(devices * len(seconds) * (len(seconds) + 1) / 2 / sum(seconds))
-    assert interval.low <= value * (1 + 1e-12) and interval.high >= value * (1 - 1e-12)
-
-
 NARROW, WIDE, ENDLESS = Estimate(100, 99.5, 100.5), Estimate(100, 90, 110), Estimate(100, 10, math.inf)
 
 
@@ -108,18 +98,6 @@ def test_flags_of_the_run_come_first_and_failed_runs_have_no_others():
     flags = {"flags": ["oversubscribed"]}
     assert Measurement(record(ranks=[rank()], **flags)).list_flags() == ["oversubscribed", "no_interval"]
     assert Measurement(record(status="failed", **flags)).list_flags() == ["oversubscribed"]
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 5, 40])
-def test_the_spread_of_step_times_is_over_the_means_of_blocks(count):
-    block_s = [0.2 + 0.01 * (7 * n % 11) for n in range(count)]
-    steps_s = np.array(block_s) / 2  # two steps a block
-    expected = dict.fromkeys(("step_s_median", "step_s_p95", "step_cv"))
-    if count:
-        expected |= {"step_s_median": np.median(steps_s), "step_s_p95": np.quantile(steps_s, 0.95)}
-    if count > 1:
-        expected["step_cv"] = steps_s.std(ddof=1) / steps_s.mean()
-    assert Measurement(record(ranks=[rank(0, block_s)])).step_spread() == pytest.approx(expected)
 
 
 def slots(strategy, seconds_by_round, gpus=1, **changes):

@@ -31,18 +31,6 @@ def test_a_lower_accuracy_is_worse():
     assert {training_cells(without)[name] for name in METRICS} == {None}
 
 
-def test_a_throughput_run_and_an_older_record_have_no_training_columns():
-    old, without_stop = record(), record("ddp")
-    old.spec, old.quality.learning_rate = {"strategy": {"name": "ddp"}}, None
-    del without_stop.spec["train"]["stop"]
-    columns = [training_cells(result) for result in (record(), without_stop, old)]
-    null = ("stopped_by", "target", "trained_s", "trained_steps", *METRICS, "points", "first_step_s", "training_id",
-            "train_options", "max_batch_per_device")  # fmt: skip
-    assert {each[name] for each in columns for name in null} == {None} == {*columns[2].values()}
-    assert columns[0]["learning_rate"] == 1e-3, "of its optimizer"
-    assert rows.epoch_s_of_training(record()) is None and rows.count_measured_samples(record()) is None
-
-
 @pytest.mark.parametrize(
     ("own", "base", "speedup"), [(2.0, 6.0, 3.0), (None, 6.0, None), (2.0, None, None), (0.0, 6.0, None)]
 )

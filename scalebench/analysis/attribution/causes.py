@@ -13,6 +13,7 @@ from scalebench.analysis.attribution.components import estimate_step_s
 from scalebench.analysis.attribution.lost_efficiency import Attribution, Part
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns, samples_per_device
 from scalebench.analysis.attribution.rules import RULES, Facts
+from scalebench.analysis.columns import RATE
 from scalebench.analysis.repeats import Configurations
 from scalebench.analysis.verdicts import decide_ratio
 from scalebench.core.result import Result, read_result
@@ -59,10 +60,8 @@ class AttributedRun:
     configurations: Configurations = field(default_factory=Configurations)  # ratios between pooled rows
 
     def significant(self, name: str) -> Part | None:
-        """Return the part that includes `name` if it is large and surely above zero; for drift also a large gain.
-
-        A part without limits has no cause: one repeat does not say that another process would lose the same.
-        """
+        """Return the part that includes `name` if it is large and surely above zero; for drift also a large gain. A
+        part without limits has no cause: one repeat does not say that another process would lose the same."""
         part = self.attribution.part(name)
         if part is None or abs(part.share.value) < MIN_SHARE:
             return None
@@ -83,10 +82,8 @@ class AttributedRun:
         run = self.row()
         if run is None:
             return []
-        return [
-            row for row in self.rows if row["run_id"] != run["run_id"] and row["status"] == "ok"
-            and all(row.get(name) == run.get(name) for name in columns)
-        ]  # fmt: skip
+        rows = [row for row in self.rows if row["run_id"] != run["run_id"] and row["status"] == "ok"]
+        return [row for row in rows if all(row.get(name) == run.get(name) for name in columns)]
 
 
 def find_causes(run: AttributedRun) -> list[Cause]:
@@ -120,7 +117,7 @@ def format_fact(name: str, value: Any) -> str:
 
 def collect_batch_facts(run: AttributedRun) -> Facts:
     """The constant part of t(b) = t0 + c b from two batches on one bare device: t0 is the cost of launching."""
-    facts: Facts = dict.fromkeys(("constant_share", "full_sample_s", "local_sample_s"))
+    facts: Facts = dict.fromkeys(("constant_share", "local_sample_s"))
     full, local = run.references.bare_full, run.references.bare_local
     if full is None or local is None:
         return facts
@@ -294,31 +291,24 @@ def _find_faster_reduction(run: AttributedRun) -> Facts:
     link."""
     machine, row = run.result.machine, run.row()
 
-    def read_strategy(other: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(read_result(Path(other["path"]) / RESULT_FILE).spec.get("strategy", {}))
+    def reduces_on_cpu(other: Mapping[str, Any]) -> bool:
+        strategy = read_result(Path(other["path"]) / RESULT_FILE).spec.get("strategy", {})
+        return other.get("backend_used") == "gloo" or strategy.get("reduces_on") == "cpu"
 
     links = {link for device in machine.topology or [] for link in device if link != "X"}
     reads = [access for device in (machine.peer_access or {}).get("read") or [] for access in device]
     is_direct = any(link.startswith("NV") for link in links) or (reads and all(each in ("OK", "X") for each in reads))
     if row is None or "nccl" not in (run.result.scale.backend_used or "").lower() or not links or is_direct:
         return {}
-    rivals = [
-        other
-        for other in run.similar_rows(*SHARED_COLUMNS, "framework", "gpus", "global_batch")
-        if other["throughput_samples_per_s"]
-        and decide_ratio(other, row, run.configurations.estimate_ratio).low > 1
-        and (other.get("backend_used") == "gloo" or read_strategy(other).get("reduces_on") == "cpu")
-    ]
-    if not rivals:
-        return {}
-    best = max(rivals, key=lambda other: float(other["throughput_samples_per_s"]))
+    others = [other for other in run.similar_rows(*SHARED_COLUMNS, "framework", "gpus", "global_batch") if other[RATE]]
+    faster = [other for other in others if decide_ratio(other, row, run.configurations.estimate_ratio).low > 1]
+    best = max(filter(reduces_on_cpu, faster), key=lambda other: float(other[RATE]), default=None)
     peers = "" if machine.peer_access is None else ", no peer access between all"
-    return {
+    return {} if best is None else {
         "rival": best["strategy"],
-        "rates": f"{float(best['throughput_samples_per_s']):,.0f} samples/s, this "
-        f"{float(row['throughput_samples_per_s']):,.0f}",
+        "rates": f"{float(best[RATE]):,.0f} samples/s, this {float(row[RATE]):,.0f}",
         "links": f"no NVLink (GPUs connected by {', '.join(sorted(links))}){peers}",
-    }
+    }  # fmt: skip
 
 
 def _compare_usage(run: AttributedRun) -> str | None:

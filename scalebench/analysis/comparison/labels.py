@@ -56,14 +56,18 @@ def find_differences(
     """Return (key, values of a, values of b, number of pairs) of all that differs within pairs, settings first.
 
     Left out are the key by which rows are compared, options of a strategy or model that the other one lacks, and what
-    follows from the strategy, such as its launcher.
+    follows from the name of the strategy, such as its launcher.
     """
     counts: Counter[tuple[str, str, str]] = Counter()
     for row_a, row_b in pairs:
         a, b = _join_facts(row_a), _join_facts(row_b)
         for key in find_differing_keys(a, b):
-            if (by is None or key != main_key(by)) and not _follows_from_name(a, b, key):
-                counts[key, a.get(key, NONE), b.get(key, NONE)] += 1
+            group, _, option = key.partition(".options.")
+            group, values = "strategy" if key.startswith("strategy.") else group, (a.get(key, NONE), b.get(key, NONE))
+            has_other_name = a.get(f"{group}.name", NONE) != b.get(f"{group}.name", NONE) and key != f"{group}.name"
+            follows = has_other_name and (NONE in values if option else group == "strategy")
+            if (by is None or key != main_key(by)) and not follows:
+                counts[key, *values] += 1
         for name in CLOCK_FIELDS:
             of_rows = [[getattr(run.record.monitor, name) for run in row.measured] for row in (row_a, row_b)]
             present = [[clock for clock in of_row if clock is not None] for of_row in of_rows]
@@ -78,16 +82,6 @@ def _join_facts(row: ComparisonRow) -> Facts:
     facts = [{**run.facts.identity, **run.facts.other} for run in row.measured]
     names = dict.fromkeys(chain(*facts))
     return {name: " or ".join(dict.fromkeys(each.get(name, NONE) for each in facts)) for name in names}
-
-
-def _follows_from_name(a: Facts, b: Facts, key: str) -> bool:
-    """Return whether a difference in `key` follows from that of two strategies or models: it is an option that only one
-    of them has, or any key of the strategies except for their names and options."""
-    group, _, option = key.partition(".options.")
-    group = "strategy" if key.startswith("strategy.") else group
-    if key == f"{group}.name" or a.get(f"{group}.name", NONE) == b.get(f"{group}.name", NONE):
-        return False
-    return NONE in (a.get(key, NONE), b.get(key, NONE)) if option else group == "strategy"
 
 
 def warn_about_samples(pairs: Iterable[tuple[ComparisonRow, ComparisonRow]]) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +12,6 @@ from scalebench.analysis.identity import BOUND_FACTS, HIDDEN_FACTS, IGNORED_FACT
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.errors import unknown_name_message
 from scalebench.core.result import Result
-from scalebench.core.spec import Config
 
 Facts = dict[str, str]  # values as text, so that one meaning has one value
 NONE = "none"  # what is absent, null or empty
@@ -39,11 +36,11 @@ class RunFacts:
 
 
 def collect_facts(result: Result) -> RunFacts:
-    """Return the facts of one record. Settings that are newer than the record have their defaults."""
+    """Return the facts of one record, with the default of each option of its strategy that it does not set."""
     scale, machine, workload = result.scale, result.machine, result.workload
     settings, options = flatten(result.spec), strategy_option_defaults(scale.strategy)
     identity = {key: value for key, value in settings.items() if not is_under(key, IGNORED_FACTS)}
-    for key, value in (list_defaults() | flatten({"strategy": {"options": options}})).items():
+    for key, value in flatten({"strategy": {"options": options}}).items():
         identity.setdefault(key, value)
     identity |= {"gpus": scale.gpus, "nodes": scale.nodes, "device": scale.device, "scaling": scale.scaling}
     if scale.scaling == "strong":  # one global batch, however it was configured
@@ -75,13 +72,6 @@ def collect_facts(result: Result) -> RunFacts:
         "throttle_reasons": ", ".join(sorted(result.monitor.throttle_reasons or [])) or None,
     }
     return RunFacts(*({key: format_fact(value) for key, value in each.items()} for each in (identity, other)))
-
-
-@functools.cache
-def list_defaults() -> dict[str, Any]:
-    """Return the facts of a run without settings."""
-    defaults = flatten(dataclasses.asdict(Config()))
-    return {key: value for key, value in defaults.items() if not is_under(key, IGNORED_FACTS) and value != "???"}
 
 
 def _distinct(values: Iterable[Any]) -> Any:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from scalebench.analysis.comparison import ratio_tests
 from scalebench.analysis.comparison.pairing import ComparisonRow
 from scalebench.analysis.comparison.ratio_tests import MIN_UNITS_FOR_TEST, RatioTest, describe_counts, judge_ratio
-from scalebench.analysis.repeats import Configuration, Configurations, pair_interleaved
+from scalebench.analysis.repeats import Configurations, pair_interleaved
 from scalebench.analysis.verdicts import explain_disturbance, explain_no_verdict
 from scalebench.core.result import Result, start_time
 from scalebench.core.stats.log_means import mean_of_logs, mean_of_repeats
@@ -62,27 +62,23 @@ def compare_rows(a: ComparisonRow, b: ComparisonRow, configurations: Configurati
     of_a, of_b = (configurations.select(row.run_ids) for row in (a, b))
     interleaved = len(pair_interleaved(of_a.repeats, of_b.repeats))
     are_one_session = len(sessions_a) == len(sessions_b) == len(shared) == 1
+    cells = configurations.make_row(of_a), configurations.make_row(of_b)
     if len(shared) < MIN_UNITS_FOR_TEST and (interleaved >= MIN_REPEATS or are_one_session):
-        return _compare_repeats(configurations, of_a, of_b, interleaved)
-    ratio, cells = b.rate / a.rate, (configurations.make_row(of_a), configurations.make_row(of_b))
+        of_repeats = configurations.divide(of_b, of_a)
+        if reason := explain_no_verdict(*cells, in_rounds=of_repeats.in_rounds):
+            return _without_verdict(math.exp(of_repeats.mean), reason)
+        if interleaved >= MIN_REPEATS:
+            kind = "repeats in turns" if of_repeats.in_rounds else "interleaved repeats"
+            return judge_ratio(of_repeats, f"paired t, {interleaved} {kind}")
+        counts = describe_counts(len(of_a.repeats), len(of_b.repeats), "repeats")
+        return judge_ratio(of_repeats, f"Welch's t, {counts}", ONE_SESSION_NOTE)
+    ratio = b.rate / a.rate
     if reason := explain_disturbance(*cells, in_rounds=True):  # what holds for all sessions
         return _without_verdict(ratio, reason)
     if len(shared) >= MIN_UNITS_FOR_TEST:
         pairs = [(sessions_a[number], sessions_b[number]) for number in shared]
         return _compare_within_sessions(ratio, pairs, configurations)
     return _compare_session_means(ratio, list(sessions_a.values()), list(sessions_b.values()))
-
-
-def _compare_repeats(configurations: Configurations, a: Configuration, b: Configuration, interleaved: int) -> RatioTest:
-    ratio = configurations.divide(b, a)
-    cells = (configurations.make_row(part) for part in (a, b))
-    if reason := explain_no_verdict(*cells, in_rounds=ratio.in_rounds):
-        return _without_verdict(math.exp(ratio.mean), reason)
-    if interleaved >= MIN_REPEATS:
-        kind = "repeats in turns" if ratio.in_rounds else "interleaved repeats"
-        return judge_ratio(ratio, f"paired t, {interleaved} {kind}")
-    counts = describe_counts(len(a.repeats), len(b.repeats), "repeats")
-    return judge_ratio(ratio, f"Welch's t, {counts}", ONE_SESSION_NOTE)
 
 
 def _compare_within_sessions(

@@ -112,10 +112,10 @@ class CurvePrediction:
 
     def list_missed(self) -> list[tuple[int, float, Estimate]]:
         """Return the devices, the measured and the predicted samples/s where the interval lacks what was measured."""
-        measured = [(point.devices, self.find_measured(point.devices)) for point in self.points]
-        rates = [(devices, rate, self.predict_rate(devices)) for devices, rate in measured if rate is not None]
+        rates = [(each.devices, self.find_measured(each.devices), self.predict_rate(each.devices))
+                 for each in self.points]  # fmt: skip
         return [(devices, rate, predicted) for devices, rate, predicted in rates
-                if predicted is not None and not predicted.low <= rate <= predicted.high]  # fmt: skip
+                if rate and predicted and not predicted.low <= rate <= predicted.high]  # fmt: skip
 
     def list_remarks(self, devices: int) -> list[str]:
         """Return what to know of a prediction for this number of devices."""
@@ -233,11 +233,11 @@ class CurvePrediction:
 
 @dataclass(frozen=True)
 class PredictedGroup:
-    """The curves of one workload, and those that cannot be predicted with the reasons."""
+    """The curves of one workload, and the reasons why others cannot be predicted, by the names of their curves."""
 
     group: dict[str, str]
     predictions: list[CurvePrediction]
-    reasons: dict[str, str]  # by name of the curve
+    reasons: dict[str, str]
 
 
 def predict_curves(

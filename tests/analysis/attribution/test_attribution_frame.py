@@ -68,9 +68,3 @@ def other_precision():
 ], ids=["smaller batch", "larger batch", "seed", "failed", "precision"])  # fmt: skip
 def test_runs_that_differ_in_more_are_no_baselines(other):
     assert find_local(two_device_run("strong"), other) == (None, None)
-
-
-def test_a_batch_that_is_no_integer_has_no_baseline():
-    result = two_device_run("strong")
-    result.scale.global_batch = 21
-    assert find_local(result, one_device_run("bare_torch", 0.01), one_device_run("ddp", 0.01)) == (None, None)

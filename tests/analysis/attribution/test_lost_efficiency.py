@@ -111,12 +111,10 @@ def test_data_has_all_loading_if_that_of_one_device_was_not_measured():
     assert seconds(run)["contention",] == pytest.approx(CONTENTION_S - DATA_S, abs=TOLERANCE_S)
 
 
-@pytest.mark.parametrize(
-    ("setting", "reason"), [(False, "(measure.probes=false)"), (None, "older version"), (True, "a rank has no probes")]
-)
+@pytest.mark.parametrize(("setting", "reason"), [(False, "(measure.probes=false)"), (True, "a rank has no probes")])
 def test_a_run_without_probes_says_why(setting, reason):
     result, bare, own = weak_scaling_runs(probes=None)
-    result.spec["measure"] = {} if setting is None else {"probes": setting}
+    result.spec["measure"] = {"probes": setting}
     run = attribute_run(result, ReferenceRuns(bare, bare, own))
     assert reason in run.missing["drift"]
 

@@ -130,23 +130,6 @@ def test_what_differs_with_the_key_is_told():
     assert compare(make_runs("a", [0.1]), make_runs("b", [0.1])).notes == []
 
 
-def test_several_values_are_one_family():
-    runs = []
-    for number, precision in enumerate(("float32", "tf32", "bfloat16")):
-        runs += make_runs("abc"[number], slower(0.1 * number), **train_settings(precision=precision))
-    reported = compare_by(runs, "train.precision", base="float32")
-    assert [(c.a, c.b) for c in reported.contrasts] == [("float32", "bfloat16"), ("float32", "tf32")]
-    least = min(pair.p for pair in reported.pairs)
-    assert min(pair.p_holm for pair in reported.pairs) == pytest.approx(2 * least)
-
-
-def test_a_failed_run_goes_before_a_regression_and_only_with_a_threshold():
-    a = [*make_runs("a", STEADY), *make_runs("a", STEADY, gpus=2)]
-    b = [*make_runs("b", slower(0.2)), make_failed_run("b", gpus=2)]
-    assert compare(a, b, threshold=0.03).status == "failed run"
-    assert compare(a, b).status == "ok"
-
-
 OK = "ok"  # a run that went well; else its status
 
 

@@ -16,7 +16,6 @@ from scalebench.analysis.comparison.run_facts import (
     flatten,
 )
 from scalebench.analysis.comparison.unmatched import find_closest
-from scalebench.analysis.identity import HIDDEN_FACTS, IGNORED_FACTS, is_under
 from scalebench.core.errors import InputError
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.result import MonitorRecord
@@ -91,16 +90,6 @@ def test_facts_of_gpus():
         assert facts(**machine_settings(gpus=gpus)).other["machine.gpu.power_limit_w"] == limit
 
 
-def test_what_an_older_or_empty_spec_lacks_has_the_value_of_then():
-    complete, older = record("ddp"), record("ddp")
-    del older.spec["train"]["dropout"], older.spec["strategy"]["options"]
-    identity = collect_facts(older).identity
-    assert identity == collect_facts(complete).identity
-    assert (identity["train.dropout"], identity["strategy.options.bucket_cap_mb"]) == ("true", "25")
-    older.spec = {}
-    assert collect_facts(older).identity["gpus"] == "1" and "model.name" not in collect_facts(older).identity
-
-
 def test_what_means_the_same_is_the_same():
     as_it_comes, chosen, other = (row("a", options=options).identity for options in
                                   (None, {"bucket_cap_mb": 25.0}, {"bucket_cap_mb": 1.0}))  # fmt: skip
@@ -111,11 +100,6 @@ def test_what_means_the_same_is_the_same():
     for value, same in ((1.0, 1), (True, True), ([1, 2], "[1, 2]"), ([], None), (0.5, 0.5), (1e300, 1e300)):
         assert canonical_value(value) == same and type(canonical_value(value)) is type(same)
     assert flatten({"a": {"b": {"c": 1}, "d": {}}, "e": [1]}) == {"a.b.c": 1, "e": "[1]"}
-
-
-def test_checks_of_options_never_keep_two_runs_from_being_a_pair():
-    checks = ("at_least.bucket_cap_mb", "choices.op", "tolerance", "approximate", "exact_with.bits", "max_gpus")
-    assert all(is_under(f"strategy.{key}", names) for key in checks for names in (IGNORED_FACTS, HIDDEN_FACTS))
 
 
 @pytest.mark.parametrize(("key", "reason"), [

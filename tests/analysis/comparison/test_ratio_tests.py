@@ -10,10 +10,8 @@ from scalebench.analysis.comparison.drift import MIN_SESSIONS, find_changes
 from scalebench.analysis.comparison.ratio_tests import (
     adjust_by_holm,
     compare_independent,
-    judge_ratio,
     median_with_interval,
 )
-from scalebench.core.stats.log_means import mean_of_repeats
 from tests.builders.comparisons import make_failed_run, make_runs
 
 A, B = [100.0, 103.0, 99.0, 101.0], [92.0, 97.0, 95.0]
@@ -49,14 +47,6 @@ def test_one_repeat_beside_several_is_crawford_and_howells_test():
 def test_repeats_without_noise(b, p):
     actual = compare_independent([100.0] * 3, b, "repeats")
     assert actual.p == p and actual.interval.low == actual.interval.high == actual.ratio
-
-
-def test_shared_drift_of_pairs_cancels():
-    pairs = [(100.0, 95.0), (200.0, 190.4), (50.0, 47.4), (80.0, 76.1)]
-    actual = judge_ratio(mean_of_repeats([b / a for a, b in pairs]), "paired t")
-    expected = scipy.stats.ttest_rel(logs([b for _, b in pairs]), logs([a for a, _ in pairs]))
-    assert actual.p == pytest.approx(expected.pvalue) and actual.p < 0.001
-    assert actual.interval.low == pytest.approx(math.exp(expected.confidence_interval(0.95).low))
 
 
 def test_holm_by_hand():

@@ -9,7 +9,7 @@ from scalebench.analysis.comparison import compare, compare_by
 from scalebench.analysis.comparison.sessions import number_sessions
 from scalebench.analysis.verdicts import DOUBTS
 from scalebench.core.result import Phases
-from tests.builders.comparisons import machine_settings, make_runs, train_settings
+from tests.builders.comparisons import machine_settings, make_runs
 from tests.builders.runs import record
 
 STEADY = [0.1, 0.1005, 0.0995]
@@ -122,17 +122,6 @@ def test_both_sides_in_three_sessions_are_paired_by_session():
     other = [1.02 * level * (1 + 0.001 * n) for n, level in enumerate(LEVELS)]
     pair = only(sessions("a", LEVELS), sessions("b", other))
     assert (pair.test, pair.verdict) == ("paired t, 5 sessions", "slower")
-
-
-def test_interleaved_repeats_of_one_sweep_are_paired():
-    """Both drift by 30 %, which cancels."""
-    drift = [0.1, 0.11, 0.12]
-    a = make_runs("a", drift)
-    b_s = [each * 1.02 * (1 + 0.0005 * n) for n, each in enumerate(drift)]
-    b = [make_runs("a", [each], repeat=n, run_id=f"b{n}", started_at=a[n].record.started_at,
-                   **train_settings(precision="tf32"))[0] for n, each in enumerate(b_s)]  # fmt: skip
-    (pair,) = compare_by([*a, *b], "train.precision").pairs
-    assert (pair.test, pair.verdict, pair.notes) == ("paired t, 3 interleaved repeats", "slower", [])
 
 
 def test_a_session_that_was_disturbed_does_not_count():

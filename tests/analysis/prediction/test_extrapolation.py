@@ -17,13 +17,6 @@ MODEL = StepModel(1.0, Links(4, 1e9, 5e8), "all_reduce", 1e7, 4)
 HEAD = SERIES_FILE.read_text(encoding="utf-8").partition("\n")[0] + "\n"
 
 
-@given(st.floats(1e-3, 10.0), st.floats(1.0, 1000.0))
-def test_one_device_gives_its_own_measured_step(step_s, batch):
-    drawn = extrapolate(MODEL, [MeasuredStep(1, batch, step_s)])
-    assert float(drawn.step_s(1, batch)) == pytest.approx(step_s, rel=1e-9)
-    assert float(drawn.error_scale(1, batch)) == 0.0
-
-
 @given(st.floats(0.01, 1.0), st.lists(st.floats(1.0, 1.5), min_size=1, max_size=4))
 def test_the_last_point_is_met(first_s, losses):
     points = [MeasuredStep(1, 32, first_s)]
@@ -74,21 +67,6 @@ def test_the_error_grows_with_the_distance_and_where_the_network_is_unknown():
 def test_what_is_measured_decides_the_limits(counts, measured):
     drawn = extrapolate(MODEL, [MeasuredStep(count, 32, 0.1 + 0.01 * count) for count in counts])
     assert drawn.measured == measured and measured in load_limits()
-
-
-def test_the_published_curves_are_complete():
-    series = load_series()
-    assert {each.source for each in series} == {
-        "tensorflow_2017", "pytorch_ddp", "mlperf_resnet", "llm_foundry", "nvidia_bert"
-    }  # fmt: skip
-    assert len(series) == 99 and sum(len(each.points) for each in series) == 380
-    alexnet = next(each for each in series if each.name.startswith("DGX-1 P100, replicated_nccl, real, batch 512"))
-    assert [point.devices for point in alexnet.points] == [1, 2, 4]
-    assert alexnet.points[1].step_s == pytest.approx(2 * 512 / 4448)
-    # Protocols split a curve at devices and nodes.
-    (series,) = (each for each in load_series() if "tf32, 128" in each.name)
-    splits = {trial.protocol: [point.devices for point in trial.seen] for trial in list_trials(series)}
-    assert splits == {"P2": [8], "P2b": [8, 16], "P3": [8, 16]}
 
 
 def test_more_than_half_of_the_predictions_from_one_device_are_within_a_few_per_cent():
