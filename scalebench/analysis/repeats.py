@@ -134,7 +134,8 @@ class Configurations:
         in_rounds = [throughput.ratio_in_rounds(run.round_rates, other.round_rates) for run, other in pairs]
         if None in (in_rounds or [None]) and (quotient := self._divide_by_baselines(configuration, base)) is not None:
             return quotient
-        if not pairs or (len(pairs) < 2 and not len(configuration.repeats) == len(base.repeats) == 1):
+        is_one_start = len(configuration.repeats) == len(base.repeats) == 1 or None not in in_rounds
+        if not pairs or (len(pairs) < 2 and not is_one_start):
             return self._mean(configuration).minus(self._mean(base))
         logs = [math.log(divide_throughputs(*pair) or math.nan) for pair in pairs]
         if configuration.sweep == base.sweep and base.sweep in self._tables:
@@ -232,8 +233,8 @@ def _group_by_configuration(
 def pair_interleaved(
     runs: Iterable[RunSummary], base_runs: Iterable[RunSummary]
 ) -> list[tuple[RunSummary, RunSummary]]:
-    """Return pairs of the same repeat, and of the same cohort where two repeats of both took turns, in the order of
-    time; none if repeats overlap in time. A repeat that both have measured twice gives two pairs."""
+    """Return pairs of the same repeat, and of the same cohort where both took turns, in the order of time; none if
+    repeats overlap in time. A repeat that both have measured twice gives two pairs."""
     in_order = [sorted(side, key=lambda run: run.started) for side in (runs, base_runs)]
 
     def pair_by(key: Callable[[RunSummary], Hashable]) -> list[tuple[RunSummary, RunSummary]]:
@@ -244,7 +245,7 @@ def pair_interleaved(
         return [pair for sides in by_key.values() for pair in zip(*sides, strict=False)]
 
     pairs = pair_by(lambda run: (run.scale.repeat, run.cohort))
-    if len(pairs) < 2:
+    if len(pairs) < 2 and not any(run.cohort for run, _ in pairs):
         pairs = pair_by(lambda run: run.scale.repeat)
     pairs.sort(key=lambda pair: pair[0].started)
     spans = [sorted(run.started for run in pair) for pair in pairs]
