@@ -6,27 +6,13 @@ from __future__ import annotations
 import io
 import json
 import math
-import re
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from scalebench.analysis.comparison import (
-    FAILED_RUN,
-    FASTER,
-    NO_VERDICT,
-    NOT_COMPARABLE,
-    OK,
-    REGRESSION,
-    SAME,
-    SLOWER,
-    TOO_LITTLE_DATA,
-    UNRESOLVED,
-    Comparison,
-    Contrast,
-    Pair,
-)
+from scalebench.analysis import comparison as analysis
+from scalebench.analysis.comparison import Comparison, Contrast, Pair
 from scalebench.analysis.comparison.drift import MIN_SESSIONS, ConfigurationHistory, SessionLevel
 from scalebench.analysis.comparison.pairing import ComparisonRow
 from scalebench.analysis.comparison.ratio_tests import MIN_UNITS_FOR_TEST
@@ -42,13 +28,15 @@ from scalebench.report.tables import format_throughput
 
 VERSION = 2
 SUITE = "scalebench.compare"
-EXIT_STATUS = {OK: 0, REGRESSION: 3, NOT_COMPARABLE: 4, FAILED_RUN: 5, TOO_LITTLE_DATA: 6}
+EXIT_STATUS = {analysis.OK: 0, analysis.REGRESSION: 3, analysis.NOT_COMPARABLE: 4, analysis.FAILED_RUN: 5,
+               analysis.TOO_LITTLE_DATA: 6}  # fmt: skip
 MAX_LINES = 20  # of rows without a partner, and of differences
 MAX_DIFFERENCES = 10  # of a change in a history
 WIDTH = 200  # of a file or a pipe
 MAX_PLACES = 40  # of a chart; names of more are not readable
 INTERVALS = f"Intervals: 95 %, over repeats where a side has {MIN_UNITS_FOR_TEST} or more; dots: single repeats"
 DRAWING_WIDTH = 40  # characters between the limits of all sessions
+HISTORY_CAPTION = "Throughput over the mean of the sessions before the change, or of all; limits: 95 %, over repeats"
 MIN_DRAWN_SPAN = 0.02  # of the throughput: less would draw noise from edge to edge
 
 
@@ -82,17 +70,13 @@ def make_table(contrast: Contrast) -> doc.Table:
     numeric = (f"{contrast.a} samples/s", f"{contrast.b} samples/s", f"{contrast.b} / {contrast.a} (95 %)", "p (Holm)")
     rows = []
     for pair in contrast.pairs:
-        rates, ratio = [format_number(side.rate) for side in (pair.a, pair.b)], format_speed_ratio(pair)
+        rates, ratio = [format_number(side.rate) for side in (pair.a, pair.b)], format_times(pair.ratio, pair.interval)
         verdict = "REGRESSION" if pair.regression else pair.verdict
         texts = [*pair.label.values(), *rates, ratio, format_p(pair.p_holm), pair.test, verdict]
         rows.append(doc.Row([doc.Cell(clean_line(text)) for text in texts]))
     heads = [clean_line(name) for name in (*contrast.pairs[0].label, *numeric, "test", "verdict")]
-    title = clean_line(format_title(contrast))
+    title = clean_line(f"{contrast.b} over {contrast.a}")
     return doc.Table("comparison", title, heads, rows, frozenset(map(clean_line, numeric)))
-
-
-def format_title(contrast: Contrast) -> str:
-    return f"{contrast.b} over {contrast.a}"
 
 
 def list_sentences(comparison: Comparison) -> list[str]:
@@ -100,7 +84,7 @@ def list_sentences(comparison: Comparison) -> list[str]:
     lines = [summarize(contrast) for contrast in comparison.contrasts]
     for contrast in comparison.contrasts:
         of = f"of {len(contrast.pairs)} pairs"
-        differences = [f"also differs, {format_title(contrast)}: {key}: {a}, {b} ({pairs} {of})"
+        differences = [f"also differs, {contrast.b} over {contrast.a}: {key}: {a}, {b} ({pairs} {of})"
                        for key, a, b, pairs in contrast.differences]  # fmt: skip
         lines += _limit_lines(differences, "differences")
     verdict = describe_verdict(comparison)
@@ -119,9 +103,9 @@ def _limit_lines(lines: list[str], what: str) -> list[str]:
 
 def summarize(contrast: Contrast) -> str:
     """Return `gpu2 over gpu1: median of 6 pairs 4.40 [4.10, 4.60], from 4.02 to 4.71`."""
-    ratios, title = [pair.ratio for pair in contrast.pairs], format_title(contrast)
+    ratios, title = [pair.ratio for pair in contrast.pairs], f"{contrast.b} over {contrast.a}"
     if len(ratios) == 1:
-        return f"{title}: {format_speed_ratio(contrast.pairs[0])}, one pair"
+        return f"{title}: {format_times(ratios[0], contrast.pairs[0].interval)}, one pair"
     middle = format_times(contrast.median, contrast.median_interval)
     of = "" if contrast.median_interval is None else " (95 % of the median of such pairs, sign test)"
     span = f"from {format_times(min(ratios))} to {format_times(max(ratios))}"
@@ -131,39 +115,35 @@ def summarize(contrast: Contrast) -> str:
 def describe_verdict(comparison: Comparison) -> str:
     """Return the last line, which says the same as the exit status."""
     pairs, status = comparison.pairs, comparison.status
-    if status == NOT_COMPARABLE:
+    if status == analysis.NOT_COMPARABLE:
         return f"not comparable: {comparison.refusal}"
-    if status == FAILED_RUN:
+    if status == analysis.FAILED_RUN:
         failed = [row for row in comparison.unmatched if row.failed]
         example = f"{format_label(failed[0].label)}: {failed[0].reason}"
         return f"failed run: {format_count(len(failed), 'run')} failed, such as {example}"
-    if status == REGRESSION:
+    if status == analysis.REGRESSION:
         slower = [pair for pair in pairs if pair.regression]
         worst = format_label(min(slower, key=lambda pair: pair.ratio).label)
         beyond = f"slower by more than {100 * (comparison.threshold or 0):g} %"
         return f"regression: {len(slower)} of {len(pairs)} pairs {beyond}, most {worst}"
-    lacking = [pair for pair in pairs if pair.verdict == NO_VERDICT]
-    if status == TOO_LITTLE_DATA:
+    lacking = [pair for pair in pairs if pair.verdict == analysis.NO_VERDICT]
+    if status == analysis.TOO_LITTLE_DATA:
         example = f"{format_label(lacking[0].label)}: {lacking[0].notes[-1]}"
         return f"too little data: {len(lacking)} of {len(pairs)} pairs without a verdict, such as {example}"
     if len(lacking) == len(pairs):
         return f"undecided: {lacking[0].notes[-1]}"
-    if all(pair.verdict == SAME for pair in pairs):
+    if all(pair.verdict == analysis.SAME for pair in pairs):
         return f"no difference: {format_count(len(pairs), 'pair')}, both sides the same runs"
     words = Counter(pair.verdict for pair in pairs)
     by = f", at 5 % after Holm over {format_count(sum(pair.p is not None for pair in pairs), 'pair')}"
     gate = "" if comparison.threshold is None else f"no regression beyond {100 * comparison.threshold:g} %: "
     counts = ", ".join(f"{count} {word}" for word, count in words.items())
-    return f"{gate}{counts}{by if {UNRESOLVED, FASTER, SLOWER} & words.keys() else ''}"
+    return f"{gate}{counts}{by if {analysis.UNRESOLVED, analysis.FASTER, analysis.SLOWER} & words.keys() else ''}"
 
 
 def format_label(label: dict[str, str]) -> str:
     """Return `ddp_gloo gpus=2 precision=tf32`."""
     return " ".join(value if key in ("model", "strategy") else f"{key}={value}" for key, value in label.items())
-
-
-def format_speed_ratio(pair: Pair) -> str:
-    return format_times(pair.ratio, pair.interval)
 
 
 def format_times(value: float, interval: Estimate | None = None) -> str:
@@ -222,27 +202,26 @@ def make_junit(comparison: Comparison, exit_code: int) -> str:
         if tag == "system-out":
             ET.SubElement(case, tag).text = clean_text(message)
         else:
-            child = ET.SubElement(case, tag, message=clean_text(message))
-            if kind and tag != "skipped":
-                child.set("type", kind)
+            types = {} if tag == "skipped" else {"type": kind}
+            ET.SubElement(case, tag, {"message": clean_text(message), **types})
 
     for contrast in comparison.contrasts:
         for pair in contrast.pairs:
-            name = f"{format_label(pair.label)}: {format_title(contrast)}"
-            text = f"{pair.verdict}: {format_speed_ratio(pair)}, {pair.test}"
+            name = f"{format_label(pair.label)}: {contrast.b} over {contrast.a}"
+            text = f"{pair.verdict}: {format_times(pair.ratio, pair.interval)}, {pair.test}"
             if pair.regression:
                 add_case(name, "failure", text, "regression")
-            elif pair.verdict == NO_VERDICT:
-                tag = "error" if exit_code == EXIT_STATUS[TOO_LITTLE_DATA] else "skipped"
-                add_case(name, tag, pair.notes[-1], TOO_LITTLE_DATA)
+            elif pair.verdict == analysis.NO_VERDICT:
+                tag = "error" if exit_code == EXIT_STATUS[analysis.TOO_LITTLE_DATA] else "skipped"
+                add_case(name, tag, pair.notes[-1], analysis.TOO_LITTLE_DATA)
             else:
                 add_case(name, "system-out", text)
     for row in comparison.unmatched:
         failed = row.failed and comparison.threshold is not None
         name = f"{format_label(row.label)}: {row.side} {row.run_id}".rstrip()
         add_case(name, "error" if failed else "skipped", row.reason, "failed run")
-    if comparison.status == NOT_COMPARABLE:
-        add_case("pairing", "error" if exit_code else "skipped", comparison.refusal or "", NOT_COMPARABLE)
+    if comparison.status == analysis.NOT_COMPARABLE:
+        add_case("pairing", "error" if exit_code else "skipped", comparison.refusal or "", analysis.NOT_COMPARABLE)
     tags = [child.tag for case in suite for child in case]
     for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(name, str(tags.count(tag)))
@@ -264,13 +243,9 @@ def make_comparison_charts(comparison: Comparison) -> list[doc.Chart]:
     for contrast in comparison.contrasts:
         for pair in contrast.pairs:
             devices = int(gpus) if (gpus := pair.label.get("gpus", "")).isdecimal() else 0  # 0: they are compared
-            of_count = places.setdefault(devices, {})
-            of_count.setdefault(tuple(pair.label.values()), {})[contrast.b] = pair
-    return [
-        chart
-        for devices, of_count in sorted(places.items())
-        for chart in _make_charts_of_count(comparison, devices, list(of_count.values()))
-    ]
+            places.setdefault(devices, {}).setdefault(tuple(pair.label.values()), {})[contrast.b] = pair
+    return [chart for devices, of_count in sorted(places.items())
+            for chart in _make_charts_of_count(comparison, devices, list(of_count.values()))]  # fmt: skip
 
 
 def _make_charts_of_count(comparison: Comparison, count: int, places: Sequence[dict[str, Pair]]) -> Iterator[doc.Chart]:
@@ -283,36 +258,36 @@ def _make_charts_of_count(comparison: Comparison, count: int, places: Sequence[d
     varying = [name for name in labels[0] if len({label[name] for label in labels}) > 1]
     names = [" ".join(label[name] for name in varying or others) or "all" for label in labels]
 
-    def make_series(value: str, bars: Mapping[int, tuple[Estimate, Sequence[float]]]) -> doc.Series:
-        """Draw a bar with its repeats at each place of which there is one."""
+    def make_series(value: str, bars: Mapping[int, Estimate], rows: Sequence[ComparisonRow] = ()) -> doc.Series:
+        """Draw a bar at each place of which there is one, with the repeats of its row."""
         tags = [{name: labels[n][name] for name in doc.TAG_COLUMNS if name in labels[n]} for n in bars]
-        low, high = ([estimate.limits[end] for estimate, _ in bars.values()] for end in (0, 1))
-        x, y = [names[n] for n in bars], [estimate.value for estimate, _ in bars.values()]
-        repeats = [of_bar for _, of_bar in bars.values()]
+        low, high = zip(*(bar.limits for bar in bars.values()), strict=True)
+        repeats = [row.rates for row in rows]
+        x, y = [names[n] for n in bars], [bar.value for bar in bars.values()]
         return doc.Series(value, x, y, low, high, point_tags=tags, repeats=repeats)
 
-    rates = [make_series(base, {n: _estimate_rate(next(iter(pairs.values())).a) for n, pairs in enumerate(first)})]
+    def draw_rates(value: str, rows: Mapping[int, ComparisonRow]) -> doc.Series:
+        """Draw throughputs, with limits if they have repeats enough to show how they vary."""
+        bars = {
+            n: mean_of_repeats(row.rates).to_estimate() if len(row.rates) >= MIN_UNITS_FOR_TEST else Estimate(row.rate)
+            for n, row in rows.items()
+        }
+        return make_series(value, bars, [*rows.values()])
+
+    rates = [draw_rates(base, {n: next(iter(pairs.values())).a for n, pairs in enumerate(first)})]
     ratios = []
     for value in dict.fromkeys(contrast.b for contrast in comparison.contrasts):
         pairs = {n: of_place[value] for n, of_place in enumerate(first) if value in of_place}
-        rates.append(make_series(value, {n: _estimate_rate(pair.b) for n, pair in pairs.items()}))
-        of_pairs = {n: (pair.interval or Estimate(pair.ratio), ()) for n, pair in pairs.items()}
-        ratios.append(make_series(value, of_pairs))
+        rates.append(draw_rates(value, {n: pair.b for n, pair in pairs.items()}))
+        ratios.append(make_series(value, {n: pair.interval or Estimate(pair.ratio) for n, pair in pairs.items()}))
     for figure, title, axis, series, sentences in (
         ("throughput", "Throughput", "samples/s", rates, ("samples/s in steady state, more is better", INTERVALS)),
         ("ratio", f"Ratio to {base}", f"ratio to {base}", ratios,
          (f"throughput over that of {base}", "intervals: 95 %, of each pair alone")),
     ):  # fmt: skip
-        chart_id = re.sub(r"[^a-z0-9]+", "-", f"compare {figure} {key} {count or ''}".lower()).strip("-")
-        chart_id = chart_id[: doc.MAX_ID_LENGTH].strip("-")
         axes, caption = (doc.Axis(" ".join(others)), doc.Axis(axis)), doc.join_sentences(*sentences)
+        chart_id = doc.make_id("compare", figure, key, str(count or ""))
         yield doc.Chart(chart_id, f"{title} by {key}{on}", *axes, series, "bars", caption)
-
-
-def _estimate_rate(row: ComparisonRow) -> tuple[Estimate, Sequence[float]]:
-    """Return a throughput, with limits if it has repeats enough to show how they vary, and those of the repeats."""
-    enough = len(row.rates) >= MIN_UNITS_FOR_TEST
-    return mean_of_repeats(row.rates).to_estimate() if enough else Estimate(row.rate), row.rates
 
 
 @dataclass(frozen=True)
@@ -361,26 +336,20 @@ def describe_change(configuration: ConfigurationHistory) -> str:
 
 def _draw(rates: Sequence[Estimate | None]) -> list[str]:
     """Return a line for each rate: its mean as a dot between its limits, all to one scale."""
-    rates_present = [rate for rate in rates if rate is not None]
-    if not rates_present:
-        return ["" for _ in rates]
-    middle = rates_present[0].value
-    ends = [end for rate in rates_present for end in (rate.low, rate.value, rate.high) if math.isfinite(end)]
-    low = min(*ends, middle * (1 - MIN_DRAWN_SPAN / 2))
-    high = max(*ends, middle * (1 + MIN_DRAWN_SPAN / 2))
-
-    def place(value: float) -> int:
-        value = min(max(value, low), high) if not math.isnan(value) else middle
-        return round((value - low) / (high - low) * (DRAWING_WIDTH - 1))
-
+    present = [rate for rate in rates if rate is not None]
+    ends = [end for rate in present for end in (rate.value, *rate.limits) if end is not None]
+    ends += [rate.value * (1 + share) for rate in present[:1] for share in (-MIN_DRAWN_SPAN / 2, MIN_DRAWN_SPAN / 2)]
     lines = []
     for rate in rates:
         cells = [" "] * DRAWING_WIDTH
         if rate is not None:
-            if math.isfinite(rate.low) and math.isfinite(rate.high):
-                cells[place(rate.low) : place(rate.high) + 1] = "-" * (place(rate.high) - place(rate.low) + 1)
-            cells[place(rate.value)] = "o"
-        lines.append(f"|{''.join(cells)}|")
+            low, middle, high = (
+                round((end - min(ends)) / (max(ends) - min(ends)) * (DRAWING_WIDTH - 1))
+                for end in ((rate.low, rate.value, rate.high) if rate.has_limits else [rate.value] * 3)
+            )
+            cells[low : high + 1] = "-" * (high - low + 1)
+            cells[middle] = "o"
+        lines.append(f"|{''.join(cells)}|" if present else "")
     return lines
 
 
@@ -398,23 +367,17 @@ def make_history_json(name: str, histories: Sequence[MachineHistory], status: st
 
     def list_fields(configuration: ConfigurationHistory) -> dict[str, object]:
         sessions = [
-            {
-                "started_at": session.started.isoformat(),
-                **_list_rate_cells(session),
-                "repeats": len(session.repeats),
-                "note": session.note or None,
-            }
+            {"started_at": session.started.isoformat(), **_list_rate_cells(session), "repeats": len(session.repeats),
+             "note": session.note or None}
             for session in configuration.sessions
-        ]
+        ]  # fmt: skip
         change = configuration.change
-        fields = None
-        if change is not None:
-            fields = {
-                "first_session": change.first + 1,
-                **interval_cells("ratio", "ratio", change.ratio.ratio, change.ratio.interval),
-                "p_holm": change.p_holm,
-                "differences": [{"key": key, "before": a, "after": b} for key, a, b, _ in change.differences],
-            }
+        fields = None if change is None else {
+            "first_session": change.first + 1,
+            **interval_cells("ratio", "ratio", change.ratio.ratio, change.ratio.interval),
+            "p_holm": change.p_holm,
+            "differences": [{"key": key, "before": a, "after": b} for key, a, b, _ in change.differences],
+        }  # fmt: skip
         return {"label": configuration.label, "sessions": sessions, "change": fields}
 
     machines = [
@@ -432,11 +395,9 @@ def make_history_charts(name: str, histories: Sequence[MachineHistory]) -> list[
         configurations = history.configurations[: doc.MAX_CURVES]
         series = [line for configuration in configurations for line in _make_history_series(configuration)]
         title = f"Sessions of baseline {name}" + (f" on {history.kind}" if len(histories) > 1 else "")
-        caption = "Throughput over the mean of the sessions before the change, or of all; limits: 95 %, over repeats"
-        y = doc.Axis("relative throughput", from_zero=False)
         count = max(len(configuration.sessions) for configuration in configurations)
-        x = doc.Axis("session", ticks=range(1, count + 1))
-        charts.append(doc.Chart(f"history-{number}", title, x, y, series, "lines", caption))
+        axes = doc.Axis("session", ticks=range(1, count + 1)), doc.Axis("relative throughput", from_zero=False)
+        charts.append(doc.Chart(f"history-{number}", title, *axes, series, "lines", HISTORY_CAPTION))
     return charts
 
 
@@ -448,15 +409,11 @@ def _make_history_series(configuration: ConfigurationHistory) -> Iterator[doc.Se
     if not before:
         return
     mean = math.exp(math.fsum(map(math.log, before)) / len(before))
-    places = [float(number + 1) for number in range(len(sessions))]
-    limits = [
-        (None, None) if session.rate is None else scale_estimate(session.rate, 1 / mean).limits for session in sessions
-    ]
+    places, shares = [*range(1, len(sessions) + 1)], [None if value is None else value / mean for value in values]
+    scaled = [None if session.rate is None else scale_estimate(session.rate, 1 / mean) for session in sessions]
+    low, high = zip(*((None, None) if rate is None else rate.limits for rate in scaled), strict=True)
     repeats = [[rate / mean for rate in session.repeats] for session in sessions]
-    notes = [_format_time(session) for session in sessions]
-    shares = [None if value is None else value / mean for value in values]
-    low, high = zip(*limits, strict=True)
-    yield doc.Series(name, places, shares, low, high, notes=notes, repeats=repeats)
+    yield doc.Series(name, places, shares, low, high, notes=list(map(_format_time, sessions)), repeats=repeats)
     if change is not None:
         text = f"{name}: first that is {'slower' if change.is_slower else 'faster'}"
         yield doc.Series(text, [places[change.first]], [shares[change.first]], style="published")

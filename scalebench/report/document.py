@@ -215,8 +215,7 @@ class CurveGroup:
     def make_id(self, *words: str) -> str:
         """Make the id of a block from the section, the figure, the number of the group, which makes it unique, and
         the group's title."""
-        text = re.sub(r"[^a-z0-9]+", "-", " ".join((*words, str(self.number), self.title)).lower())
-        return text.strip("-")[:MAX_ID_LENGTH].strip("-")
+        return make_id(*words, str(self.number), self.title)
 
     def list_rows(self) -> list[tuple[CurveRow, Tags]]:
         """Return each row with its curve, and its tags: the items of a table."""
@@ -239,6 +238,10 @@ class CurveGroup:
     def tags(self) -> dict[str, str]:
         """The tags of a block that belongs to all curves of the group, whose strategies differ."""
         return {"model": self.shared["model"], "hardware": self.shared["hardware"]}
+
+
+def make_id(*words: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")[:MAX_ID_LENGTH].strip("-")
 
 
 def group_curves(
@@ -281,6 +284,11 @@ def select_best_curves(curves: Sequence[Curve], count: int = MAX_CURVES) -> tupl
     best = sorted(sorted(best_rank, key=lambda i: (best_rank[i], i))[:count])
     text = f"The fastest {count} of {len(curves)} curves are shown, each among the first at some number of devices"
     return [curves[i] for i in best], [Paragraph(f"{text}; results.csv has all.")]
+
+
+def note_left_out(shown: int, count: int, what: str) -> list[Paragraph]:
+    """Return the paragraph `8 of 20 runs are shown.` if there are more than shown."""
+    return [Paragraph(f"{shown} of {count:,} {what}.")] if count > shown else []
 
 
 def get_tags(row: Cells) -> dict[str, str]:

@@ -24,12 +24,21 @@ from scalebench.core.result import RankRecord, Result, first_point_at_target
 from scalebench.core.stats.steady_state import MIN_BLOCKS
 from scalebench.core.units import format_bytes, format_count, format_number, format_percent
 from scalebench.core.untrusted import clean_line, clean_text, find_run_file
-from scalebench.report import training_tables
 from scalebench.report.document import THROUGHPUT, Table
 from scalebench.report.flag_text import format_flag
 from scalebench.report.report_data import read_operations
-from scalebench.report.sections import answer, attribution, batches, memory, operations, parallelism, published, steps
-from scalebench.report.sections import collectives as links
+from scalebench.report.sections import (
+    answer,
+    attribution,
+    batches,
+    collectives,
+    memory,
+    operations,
+    parallelism,
+    published,
+    steps,
+    training,
+)  # fmt: skip
 from scalebench.report.tables import format_throughput
 from scalebench.report.terminal_table import RunTable, get_status_style, make_rich_table, make_text
 
@@ -54,8 +63,8 @@ def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part
         winners |= {pair[1]["run_id"] for pair in pairs if pair is not None}
     yield from table.list_lines(width, winners, wide)
     yield from _make_texts(answer.list_terminal_sentences(curves, estimate_ratio), "bold")
-    yield from table.list_training_lines(width, wide)
-    yield from _make_texts(training_tables.list_terminal_sentences(runs.frame))
+    yield from (make_rich_table(each, each.title) for each in training.make_terminal_tables(runs.frame, wide))
+    yield from _make_texts(training.list_terminal_sentences(runs.frame))
     if (memory_table := memory.make_terminal_table(runs.pooled)) is not None:
         yield make_rich_table(memory_table)
         yield from _make_texts(memory.list_terminal_sentences(runs.pooled, estimate_ratio))
@@ -66,10 +75,10 @@ def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part
         measured, transfers = read_operations(runs.probe_folders)
         yield ""
         if len(measured):
-            yield from (make_rich_table(table, table.title) for table in links.make_collective_tables(measured))
-            yield from links.list_comparisons(measured)
+            yield from (make_rich_table(table, table.title) for table in collectives.make_collective_tables(measured))
+            yield from collectives.list_comparisons(measured)
         if len(transfers):
-            bandwidths = links.make_bandwidth_table(transfers)
+            bandwidths = collectives.make_bandwidth_table(transfers)
             yield make_rich_table(bandwidths, bandwidths.title)
 
 

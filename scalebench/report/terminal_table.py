@@ -22,7 +22,7 @@ from scalebench.analysis.identity import KEY_VALUE_COLUMNS
 from scalebench.analysis.scaling_curves import format_batch, plain_rows
 from scalebench.core.untrusted import clean_line, clean_text
 from scalebench.report import document as doc
-from scalebench.report import tables, training_tables
+from scalebench.report import tables
 from scalebench.report.flag_text import describe_intervals
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ GROUP_COLUMNS = ("model", "dataset", "hardware", "scaling")  # of rows below one
 BASELINES = ("bare", "self")  # of speedups, in the order of preference
 STATUS_STYLES = {"ok": "green", "unsupported": "dim", "cancelled": "yellow"}  # of the others: red
 LAYOUTS = ((" ", 2), ("\n  ", 2), ("\n  ", 1))  # what stands before a setting, and characters between columns
-WIDE_TRAINING_COLUMNS = ("gap", "samples/s over", "to target over self")  # beginnings of the columns that --wide adds
 WIDE_HEADS = {"gpus": "devices", "samples/s (95 %)": "samples/s"}  # by the heads of the page
 MAX_HEAD_LINES = 2
 LIMIT_START = re.compile(r" (?=[±\[])")
@@ -74,13 +73,17 @@ class RunTable:
                 "efficiency": [tables.format_percent(row[f"efficiency_{kind}"]) for row, kind in pairs],
             }
         short = {**figures, "speedup": [ratio.partition(" ")[0] for ratio in figures.get("speedup", [])]}
-        choices = [(figures, " "), (short, " ")]
-        if all(len(mark) == 1 for own in marks for mark in own):
-            choices.append((short, ""))
-        for columns, joint in choices:
-            statuses = [" ".join([row["status"], joint.join(own)]).rstrip()
-                        for row, own in zip(self.rows, marks, strict=True)]  # fmt: skip
-            head, lines = self._fit(range(len(self.rows)), columns, {"status": statuses}, None if wide else width)
+        joints = [" ", ""] if all(len(mark) == 1 for own in marks for mark in own) else [" "]
+        labels = [[row["strategy"], *_list_settings(row, self._varying)] for row in self.rows]
+        for columns, joint, (separator, gap) in (
+            *itertools.product([figures], [" "], LAYOUTS), *itertools.product([short], joints, LAYOUTS),
+        ):  # fmt: skip
+            names = [separator.join(map(clean_line, label)) for label in labels]
+            statuses = [
+                f"{row['status']} {joint.join(own)}".rstrip() for row, own in zip(self.rows, marks, strict=True)
+            ]
+            first = {"#": [str(number + 1) for number in range(len(names))], "strategy": names}
+            head, lines = lay_out({**first, **columns, "status": statuses}, {"#", *columns}, gap)
             if wide or len(head[-1]) <= width:
                 break
         yield from self._arrange(head, lines, winners, width)
@@ -97,34 +100,6 @@ class RunTable:
              **{name: row[f"{name}_{kind}"] for name in names}}
             for row, kind in zip(self.rows, self._kinds, strict=True)
         ]  # fmt: skip
-
-    def list_training_lines(self, width: int, wide: bool = False) -> Iterator[Text]:
-        """Yield the lines of the table of trainings to a stop, with the numbers of their runs; none without such."""
-        numbers = [number for number, row in enumerate(self.rows) if row["stopped_by"] is not None]
-        if not numbers:
-            return
-        rows = [self.rows[number] for number in numbers]
-        makers = training_tables.select_figure_columns(self._frame[self._frame["stopped_by"].notna()])
-        figures = {"devices": [str(row["gpus"]) for row in rows]}
-        for name, make in makers.items():
-            if wide or not name.startswith(WIDE_TRAINING_COLUMNS):
-                figures[clean_line(name)] = [clean_line(make(row)) for row in rows]
-        stopped_by = {"stopped by": [clean_line(row["stopped_by"]) for row in rows]}
-        head, lines = self._fit(numbers, figures, stopped_by, None if wide else width)
-        yield from (make_line(line) for line in ("", *head))
-        yield from (make_line(left + last) for row_lines in lines for left, last in row_lines)
-
-    def _fit(self, numbers: Sequence[int], figures: Columns, last: Columns, width: int | None) -> Lines:
-        """Lay the table out in the first way that fits, else in the narrowest. It begins with number and name: the
-        strategy, and the settings by which rows differ."""
-        labels = [[self.rows[n]["strategy"], *_list_settings(self.rows[n], self._varying)] for n in numbers]
-        for separator, gap in LAYOUTS:
-            names = [separator.join(map(clean_line, label)) for label in labels]
-            first = {"#": [str(number + 1) for number in numbers], "strategy": names}
-            lines = lay_out({**first, **figures, **last}, {"#", *figures}, gap)
-            if width is None or len(lines[0][-1]) <= width:
-                break
-        return lines
 
     def _list_remarks(self, row: Cells, kind: str, wide: bool) -> list[str]:
         remarks = tables.list_remarks(row, explains=True)

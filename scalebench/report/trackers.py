@@ -27,7 +27,7 @@ from scalebench.analysis.throughput import merge_rank_blocks
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result, read_result, start_time
 from scalebench.core.run_folder import RESULT_FILE
-from scalebench.report.training_tables import compute_losses
+from scalebench.report.losses import compute_losses
 
 DEFAULT_PROJECT = "scalebench"
 RUN_ID_TAG = "scalebench.run_id"

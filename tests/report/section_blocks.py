@@ -42,10 +42,8 @@ def cell_texts(table):
 
 
 def show_table(frame, width=80, baseline_name=None, wide=False):
-    """Return the terminal's table of these runs, and that of their trainings, without colour."""
-    table = RunTable(frame, baseline_name)
-    lines = [*table.list_lines(width, wide=wide), *table.list_training_lines(width, wide)]
-    return "".join(f"{line.plain}\n" for line in lines)
+    """Return the terminal's table of these runs without colour."""
+    return "".join(f"{line.plain}\n" for line in RunTable(frame, baseline_name).list_lines(width, wide=wide))
 
 
 def block_text(block):

@@ -153,7 +153,7 @@ def pool_case(case, folder):
 
 
 def render_case(frame):
-    """Render the table and that of trainings at all widths, and the wide one."""
+    """Render the table at all widths, and the wide one."""
     parts = [f"=== {width} columns\n{show_table(frame, width)}" for width in WIDTHS]
     return "\n".join([*parts, f"=== --wide\n{show_table(frame, wide=True)}"])
 
@@ -203,18 +203,6 @@ def test_a_named_baseline_takes_the_place_of_the_others():
     shown = show_table(table, 80, "a[b]c gpus=1 on alpha")
     assert "speedup and efficiency over a[b]c gpus=1 on alpha" in shown and "1.50 ± 0.20        75 %" in shown
     assert "2.00" not in shown
-
-
-def test_trainings_have_a_table_with_the_numbers_of_their_runs():
-    runs = [sweeps.training_run("bare_torch", 1), sweeps.training_run(), record("ddp", 4)]
-    table = RunTable(frame_of_results(runs, [Path("x")] * 3))
-    lines = [line.plain for line in table.list_training_lines(80)]
-    assert [line.split()[:3] for line in lines[-2:]] == [["1", "bare_torch", "1"], ["3", "ddp_gloo", "2"]]
-    assert "gap" not in "".join(lines) and "gap" in "".join(map(str, table.list_training_lines(80, wide=True)))
-    hostile = sweeps.training_run(metric="m\x1b]0;x\nse")
-    lines = [line.plain for line in RunTable(frame_of_results([hostile], [Path("x")])).list_training_lines(80)]
-    assert not [line for line in lines if "\x1b" in line or "\n" in line]
-    assert list(RunTable(frame_of_results(runs[2:], [Path("x")])).list_training_lines(80)) == []
 
 
 def test_a_wide_character_takes_two_columns():

@@ -6,11 +6,10 @@ import pandas as pd
 import pytest
 
 from scalebench.core.result import CurvePoint, Quality
-from scalebench.report import training_tables
 from scalebench.report.document import Chart, Paragraph, Table
+from scalebench.report.losses import compute_losses
 from scalebench.report.sections import training
 from scalebench.report.tables import write_tables
-from scalebench.report.training_tables import compute_losses
 from tests.builders.frames import frame_of_results
 from tests.builders.runs import rank, record
 from tests.builders.sweeps import failed_run, falling_metrics, run, training_run, write_results
@@ -106,9 +105,24 @@ def test_one_seed_is_its_own_curve_and_has_no_band(tmp_path):
 def test_the_terminal_has_a_sentence_for_the_soonest_of_many_trainings(monkeypatch):
     runs = [training_run(name, seed=seed) for name in ("ddp_gloo", "mirrored", "zero1") for seed in (0, 1)]
     frame = frame_of_results(runs, [Path(each.run_id) for each in runs])
-    assert len(training_tables.list_terminal_sentences(frame)) == 3
-    monkeypatch.setattr(training_tables, "MAX_TERMINAL_SENTENCES", 1)
-    assert training_tables.list_terminal_sentences(frame)[1:] == ["2 more trainings: see the report"]
+    assert len(training.list_terminal_sentences(frame)) == 3
+    monkeypatch.setattr(training, "MAX_TERMINAL_SENTENCES", 1)
+    assert training.list_terminal_sentences(frame)[1:] == ["2 more trainings: see the report"]
+
+
+def test_the_terminal_has_a_narrow_table_of_trainings_and_a_wide_one():
+    runs = [training_run("bare_torch", 1), training_run(metric="m\x1b]0;x\nse"), run("ddp_gloo", 4)]
+    frame = frame_of_results(runs, [Path(each.run_id) for each in runs])
+    tables = [*training.make_terminal_tables(frame)]
+    assert [row.cells[0].text for table in tables for row in table.rows] == [
+        "bare_torch on 1 device",
+        "ddp_gloo on 2 devices",
+    ]
+    assert ["gap" in table.columns for table in (tables[0], next(training.make_terminal_tables(frame, True)))] == [
+        False,
+        True,
+    ]
+    assert [*training.make_terminal_tables(frame[frame["strategy"] == "ddp_gloo"].tail(1))] == []
 
 
 def test_rules_are_names_and_a_training_without_validation_has_the_rest_of_its_row(tmp_path):

@@ -3,7 +3,6 @@ figures) and `evidence` (how sure that is, what is lost, and how to repeat it), 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -249,9 +248,10 @@ def _make_contrast_chart(contrast: Contrast, estimate_ratio: EstimateRatio) -> d
         f"throughput of {where} over that with the first value, {first}; more is better",
         f"bars have 95 % intervals over repeats{together}" if any(ratio.has_limits for ratio in ratios[1:]) else "",
     )
-    chart_id = re.sub(r"[^a-z0-9]+", "-", f"answer-by-{contrast.key}".lower()).strip("-")[: doc.MAX_ID_LENGTH]
     title = f"Throughput by {key}, over that of {first}"
-    return doc.Chart(chart_id, title, doc.Axis(key), doc.Axis("times"), [series], "bars", caption)
+    return doc.Chart(
+        doc.make_id("answer-by", contrast.key), title, doc.Axis(key), doc.Axis("times"), [series], "bars", caption
+    )
 
 
 def describe_advice(all_advice: Sequence[Advice], estimate_ratio: EstimateRatio) -> list[str]:

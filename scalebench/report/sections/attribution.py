@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.attribution import attribute_configurations
 from scalebench.analysis.attribution.causes import MIN_SHARE, AttributedRun, Cause, find_causes
@@ -19,6 +19,7 @@ from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.spec import SWEEP_REPEATS
 from scalebench.core.stats.estimates import Estimate
 from scalebench.report import document as doc
+from scalebench.report import spec
 from scalebench.report.report_data import ReportData, list_left_out_configurations
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ MIN_TITLE_SHARE = 0.25  # of the largest loss, above which a part of it is the t
 MIN_DRAWN_SHARE = 0.005  # points of efficiency; smaller parts cannot be seen in a chart
 Bar = tuple[Curve, int, AttributedRun]  # a configuration at one device count
 COLOUR_OF_PART = {"communication": "sync", "drift": "rest"}  # of document.PARTS, where that has another name
-REST = "unexplained"
+REST, TITLE = "unexplained", "Where the lost efficiency went"
 TABLE_CAPTION = (
     "Shares of ideal throughput with 95 % intervals. The loss, batch, wrapper and contention compare processes: "
     f"they have limits over repeats only (measure.repeats={SWEEP_REPEATS} gives them). The other parts compare "
@@ -77,8 +78,8 @@ class AttributionRecords:
 
 def make_attribution_records(frame: pd.DataFrame) -> AttributionRecords:
     """Make them for a frame whose records are in the folders that its rows name."""
-    paths = dict(zip(frame["run_id"], frame["path"], strict=True))
-    return AttributionRecords(frame, lambda run_id: read_result(Path(str(paths[run_id])) / RESULT_FILE))
+    paths = dict(zip(frame["run_id"], map(Path, frame["path"]), strict=True))
+    return AttributionRecords(frame, lambda run_id: read_result(paths[run_id] / RESULT_FILE))
 
 
 def attribute_runs(report_data: ReportData) -> dict[str, AttributedRun]:
@@ -89,18 +90,19 @@ def attribute_runs(report_data: ReportData) -> dict[str, AttributedRun]:
     """
     if report_data.attributed_runs is not None:
         return report_data.attributed_runs
-    status = dict(zip(report_data.frame["run_id"], report_data.frame["status"], strict=True))
-    results = [report_data.result(run_id) for run_id in report_data.attributed_run_ids if status[run_id] == "ok"]
+    ok = set(report_data.frame.loc[report_data.frame["status"] == "ok", "run_id"])
+    results = [report_data.result(run_id) for run_id in report_data.attributed_run_ids if run_id in ok]
     columns = "run_id status gpus model global_batch baseline_bare_id baseline_self_id".split()
     records = AttributionRecords(report_data.frame[columns], report_data.result)
     candidates = ReferenceRunFinder(records.read_baselines(results))
     rows, configurations = plain_rows(report_data.pooled), report_data.configurations
     measured = [measure_repeat(result, candidates.find(result)) for result in results]
     by_id = {repeat.result.run_id: repeat for repeat in measured if repeat is not None}
-    cases = {}
-    for parts in attribute_configurations(list(by_id.values())):
-        first = by_id[parts.run_id]
-        cases[parts.run_id] = AttributedRun(parts, first.result, first.references, rows, configurations)
+    cases = {
+        parts.run_id: AttributedRun(parts, first.result, first.references, rows, configurations)
+        for parts in attribute_configurations(list(by_id.values()))
+        for first in [by_id[parts.run_id]]
+    }
     report_data.attributed_runs = cases
     return cases
 
@@ -114,7 +116,7 @@ def format_share(share: Estimate) -> str:
 
 def make_run_table(parts: Attribution) -> doc.Table:
     """Make the table of one run's parts for the terminal, with the reasons why some could not be measured apart."""
-    rows = []
+    rows: list[list[Any]] = []
     for part in parts.parts:
         step_s = doc.format_duration(part.step_s.value, *part.step_s.limits)
         rows.append([" + ".join(part.names), step_s, format_share(part.share), ""])
@@ -123,9 +125,8 @@ def make_run_table(parts: Attribution) -> doc.Table:
     against = "against the bare baseline" if parts.against == "bare" else "against the strategy itself on one device"
     lost_s = units.format_seconds(parts.step_s - parts.ideal_s)
     rows += [[""] * 4, ["total loss", lost_s, format_share(parts.lost), against]]
-    columns = ("part", "of a step (95 %)", "of ideal throughput (95 %)", "remark")
-    table_rows = [doc.Row([doc.Cell(text) for text in row]) for row in rows]
-    return doc.Table("attribution", "Where the lost efficiency went", columns, table_rows, frozenset(columns[1:3]))
+    heads = ("part", "of a step (95 %)", "of ideal throughput (95 %)", "remark")
+    return spec.make_table("attribution", TITLE, heads, [({}, row) for row in rows], ["remark"])
 
 
 def section(report_data: ReportData) -> doc.Section | None:
@@ -137,14 +138,19 @@ def section(report_data: ReportData) -> doc.Section | None:
     blocks: list[doc.Block] = [*notes, *list_left_out_configurations(report_data)]
     for group in groups:
         bars = list(_list_bars(group.curves, cases))
-        # The first chart is one that can be seen at a glance: the page has it below the answer.
-        best = _select_best(bars)
+        # The first chart can be seen at a glance, since the page has it below the answer: of many bars those of the
+        # most devices of the strategies that lose least.
+        most = {id(curve): gpus for curve, gpus, _ in bars}
+        best = bars
+        if len(bars) > MAX_BEST_BARS and len(most) > 1:
+            largest = [bar for bar in bars if most[id(bar[0])] == bar[1]]
+            best = sorted(largest, key=lambda bar: bar[2].attribution.lost.value)[:MAX_BEST_BARS]
         of_most = "each strategy on its most devices" if len(best) < len(bars) else ""
         charts = [_make_chart(group, best, "attribution", of_most)]
         charts += [_make_chart(group, bars, "attribution every")] if len(best) < len(bars) <= MAX_BARS else []
         blocks += [*group.paragraphs, *charts, _make_table(group, bars)]
         blocks += [*_explain_unmeasured(bars), *_describe_causes(bars)]
-    return doc.Section("attribution", "Where the lost efficiency went", blocks)
+    return doc.Section("attribution", TITLE, blocks)
 
 
 def find_largest_loss(case: AttributedRun) -> Part | None:
@@ -167,21 +173,20 @@ def _list_bars(curves: list[Curve], cases: Mapping[str, AttributedRun]) -> Itera
                 yield curve, int(row["gpus"]), case
 
 
-def _select_best(bars: list[Bar]) -> list[Bar]:
-    """Return all bars if they are few, else those of the most devices of the strategies that lose least."""
-    most = {id(curve): gpus for curve, gpus, _ in bars}
-    if len(bars) <= MAX_BEST_BARS or len(most) == 1:
-        return bars
-    largest = [bar for bar in bars if most[id(bar[0])] == bar[1]]
-    return sorted(largest, key=lambda bar: bar[2].attribution.lost.value)[:MAX_BEST_BARS]
-
-
 def _make_chart(group: doc.CurveGroup, bars: list[Bar], name: str, about: str = "") -> doc.Chart:
     """Make bars of ideal throughput, the best one first: the share that is kept, and the lost parts beside it."""
     bars = sorted(bars, key=lambda bar: bar[2].attribution.lost.value)
     names, tags = [f"{curve.name} x {gpus}" for curve, gpus, _ in bars], [curve.tags for curve, _, _ in bars]
     runs = [case.attribution for _, _, case in bars]
-    parts_of_runs = [{part.names: part.share for part in run.parts if _exceeds_noise(part)} for run in runs]
+
+    def exceeds_noise(part: Part) -> bool:
+        """Return whether a part exceeds its noise; without limits, as of a single repeat, whether it is large."""
+        share = part.share
+        if part.names == ("drift",) or abs(share.value) < MIN_DRAWN_SHARE:
+            return False
+        return not share.low <= 0 <= share.high if share.has_limits else abs(share.value) >= MIN_SHARE
+
+    parts_of_runs = [{part.names: part.share for part in run.parts if exceeds_noise(part)} for run in runs]
 
     def make_series(name: str, shares: Sequence[Estimate | None], part: str) -> doc.Series:
         values = [None if share is None else share.value for share in shares]
@@ -193,11 +198,10 @@ def _make_chart(group: doc.CurveGroup, bars: list[Bar], name: str, about: str = 
     for parts in sorted(kinds, key=lambda parts: [LOSS_PARTS.index(name) for name in parts]):
         colour = COLOUR_OF_PART.get(parts[0], parts[0])
         series.append(make_series(" + ".join(parts), [shares.get(parts) for shares in parts_of_runs], colour))
-    rest: list[Estimate | None] = []
-    for run, shares in zip(runs, parts_of_runs, strict=True):
-        share = run.lost.value - math.fsum(each.value for each in shares.values())
-        # Less is too small to be seen, or a gain within noise.
-        rest.append(Estimate(share) if share >= MIN_DRAWN_SHARE or share <= -MIN_SHARE else None)
+    remainders = [run.lost.value - math.fsum(share.value for share in shares.values())
+                  for run, shares in zip(runs, parts_of_runs, strict=True)]  # fmt: skip
+    # Less is too small to be seen, or a gain within noise.
+    rest = [Estimate(x) if x >= MIN_DRAWN_SHARE or x <= -MIN_SHARE else None for x in remainders]
     has_rest = any(share is not None for share in rest)
     series += [make_series(REST, rest, "rest")] if has_rest else []
     has_gains = any(y is not None and y < 0 for each in series for y in each.y)
@@ -209,50 +213,35 @@ def _make_chart(group: doc.CurveGroup, bars: list[Bar], name: str, about: str = 
         f"{REST}: parts that do not exceed their noise, and drift" if has_rest else "",
         "diamonds are gains, which other parts outweigh" if has_gains else "",
     )
+    title = TITLE
+    if losses := [(part, curve, gpus) for curve, gpus, case in bars if (part := find_largest_loss(case)) is not None]:
+        part, curve, gpus = max(losses, key=lambda loss: loss[0].share.value)
+        title = f"{curve.name} on {units.format_count(gpus, 'device')} loses {describe_largest_loss(part)}"
+        if part.share.value < MIN_TITLE_SHARE * max(run.lost.value for run in runs):
+            title = f"{TITLE}: most of it is within the noise"
     axes = doc.Axis("strategy and devices"), doc.Axis("share of ideal throughput", percent=True)
-    return doc.Chart(group.make_id(name), _name_largest_loss(bars), *axes, series, "stacked", caption)
-
-
-def _exceeds_noise(part: Part) -> bool:
-    """Return whether a part exceeds its noise; without limits, as of a single repeat, whether it is large."""
-    share = part.share
-    if part.names == ("drift",) or abs(share.value) < MIN_DRAWN_SHARE:
-        return False
-    return not share.low <= 0 <= share.high if share.has_limits else abs(share.value) >= MIN_SHARE
-
-
-def _name_largest_loss(bars: list[Bar]) -> str:
-    """Return the title of the chart."""
-    losses = [(part, curve.name, gpus) for curve, gpus, case in bars if (part := find_largest_loss(case)) is not None]
-    if not losses:
-        return "Where the lost efficiency went"
-    part, name, gpus = max(losses, key=lambda loss: loss[0].share.value)
-    if part.share.value < MIN_TITLE_SHARE * max(case.attribution.lost.value for _, _, case in bars):
-        return "Where the lost efficiency went: most of it is within the noise"
-    return f"{name} on {units.format_count(gpus, 'device')} loses {describe_largest_loss(part)}"
+    return doc.Chart(group.make_id(name), title, *axes, series, "stacked", caption)
 
 
 def _make_table(group: doc.CurveGroup, bars: list[Bar]) -> doc.Table:
     names = [name for name in LOSS_PARTS if any(case.attribution.part(name) for _, _, case in bars)]
-    columns = ["strategy", "devices", "repeats", "ideal step", "step", "lost", *names]
     rows = []
     for curve, gpus, case in bars:
         run = case.attribution
-        cells = [doc.Cell(curve.name, curve.name), doc.Cell(str(gpus), gpus), doc.Cell(str(run.repeats), run.repeats)]
-        cells += [doc.Cell(units.format_seconds(value), value) for value in (run.ideal_s, run.step_s)]
         against = "" if run.against == "bare" else f" against {run.against}"
-        cells.append(doc.Cell(format_share(run.lost) + against, run.lost.value))
+        values: list[Any] = [curve.name, gpus, run.repeats]
+        values += [doc.make_cell(units.format_seconds(seconds), seconds) for seconds in (run.ideal_s, run.step_s)]
+        values.append(doc.make_cell(format_share(run.lost) + against, run.lost.value))
         for name in names:
             part = run.part(name)
-            if part is None:
-                cells.append(doc.Cell(""))
-            elif part.names[0] != name:
-                cells.append(doc.Cell(f"in {part.names[0]}"))
+            if part is None or part.names[0] != name:
+                values.append(doc.Cell("" if part is None else f"in {part.names[0]}"))
             else:
-                cells.append(doc.Cell(format_share(part.share), part.share.value))
-        rows.append(doc.Row(cells, curve.tags))
+                values.append(doc.make_cell(format_share(part.share), part.share.value))
+        rows.append((curve.tags, values))
+    heads = ["strategy", "devices", "repeats", "ideal step", "step", "lost", *names]
     table_id, title = group.make_id("attribution-parts"), "Parts of the lost efficiency"
-    return doc.Table(table_id, title, columns, rows, frozenset(columns[1:]), TABLE_CAPTION)
+    return spec.make_table(table_id, title, heads, rows, caption=TABLE_CAPTION)
 
 
 def _explain_unmeasured(bars: list[Bar]) -> Iterator[doc.Paragraph]:
@@ -260,9 +249,8 @@ def _explain_unmeasured(bars: list[Bar]) -> Iterator[doc.Paragraph]:
     runs_of: dict[tuple[str, str], list[str]] = {}
     for curve, gpus, case in bars:
         run = case.attribution
-        possible = {name for part in run.parts for name in part.names} | (
-            {"wrapper"} if run.against != "bare" else set()
-        )
+        possible = {name for part in run.parts for name in part.names}
+        possible |= {"wrapper"} if run.against != "bare" else set()
         names_of: dict[str, list[str]] = {}  # by reason
         for name in LOSS_PARTS:
             if name in possible and name in run.missing:

@@ -6,7 +6,10 @@ each study.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +17,7 @@ from scalebench.analysis import published
 from scalebench.analysis.published import Study
 from scalebench.analysis.scaling_curves import Curve, fit_slope, format_batch, plain_rows
 from scalebench.report import document as doc
-from scalebench.report import tables
+from scalebench.report import spec, tables
 from scalebench.report.flag_text import describe_curve_intervals
 from scalebench.report.report_data import ReportData
 
@@ -24,39 +27,35 @@ if TYPE_CHECKING:
 INTRODUCTION = "Published figures are shown beside measured ones; nothing in this report is computed from them."
 SHARE_QUANTITIES = ("share", "efficiency", "of_tf_cnn", "bandwidth", "cores")  # parts of the names of shares
 LABELS = ("model", "strategy", "method", "settings", "hardware", "gpus", "scaling")
-FIGURES = (doc.THROUGHPUT, "step_s", "speedup", "efficiency", "slope", "value")
 HEADS = {doc.THROUGHPUT: "samples/s", "step_s": "a step", "value": "other"}
 MATCHING = ("model", "strategy")  # and the number of devices
-COMPARED = (
-    "model, strategy, devices, scaling published, scaling here, hardware published, hardware here, batch published, "
-    "batch here, samples/s published, samples/s here, speedup published, speedup here, efficiency published, "
-    "efficiency here, remarks"
-).split(", ")
+BESIDE = ("scaling", "hardware", "batch", "samples/s", "speedup", "efficiency")  # published and here
+# The figures of a study with its digits and no more.
+FIGURES: dict[str, Callable[[float], str]] = {
+    doc.THROUGHPUT: "{:,.6g}".format,
+    "step_s": lambda value: f"{1000 * value:.4g} ms",
+    "speedup": lambda value: f"{value:.3f}".rstrip("0").rstrip("."),
+    "efficiency": lambda value: f"{100 * value:.2f} %",
+    "slope": lambda value: f"{value:.3f}".rstrip("0").rstrip("."),
+}
 
 
 def section(report_data: ReportData) -> doc.Section | None:
     """Return None if no study was named."""
     if report_data.published is None or report_data.published.empty:
         return None
-    rows = plain_rows(report_data.published)
-    blocks: list[doc.Block] = [doc.Paragraph(INTRODUCTION)]
-    for name in dict.fromkeys(row["study"] for row in rows):
-        of_study = [row for row in rows if row["study"] == name]
-        blocks += _make_study_blocks(published.load_study(name), of_study, report_data)
-    return doc.Section("published", "Published figures", blocks)
-
-
-def _make_study_blocks(study: Study, rows: list[dict[str, Any]], report_data: ReportData) -> Iterator[doc.Block]:
-    machines = "; ".join(f"{name}: {text}" for name, text in study.machines.items())
-    yield doc.Paragraph(doc.join_sentences(study.title, f"source: {study.source}", machines, *study.notes))
-    successful = report_data.pooled[report_data.pooled["status"] == "ok"]
-    yield from _make_comparison(study, rows, plain_rows(successful))
+    all_rows = plain_rows(report_data.published)
+    measured = plain_rows(report_data.pooled[report_data.pooled["status"] == "ok"])
     groups, notes = doc.group_curves(report_data.curves)
-    yield from notes
-    for group in groups:
-        yield from _make_efficiency_chart(study, rows, group)
-    yield from _make_slope_comparison(study, rows, report_data.curves)
-    yield make_study_table(study, rows)
+    blocks: list[doc.Block] = [doc.Paragraph(INTRODUCTION)]
+    for name in dict.fromkeys(row["study"] for row in all_rows):
+        study, rows = published.load_study(name), [row for row in all_rows if row["study"] == name]
+        machines = "; ".join(f"{name}: {text}" for name, text in study.machines.items())
+        about = doc.join_sentences(study.title, f"source: {study.source}", machines, *study.notes)
+        blocks += [doc.Paragraph(about), *_make_comparison(study, rows, measured), *notes]
+        blocks += [chart for group in groups for chart in _make_efficiency_chart(study, rows, group)]
+        blocks += [*_make_slope_comparison(study, rows, report_data.curves), make_study_table(study, rows)]
+    return doc.Section("published", "Published figures", blocks)
 
 
 def _make_efficiency_chart(study: Study, rows: Sequence[doc.Cells], group: doc.CurveGroup) -> Iterator[doc.Chart]:
@@ -67,7 +66,8 @@ def _make_efficiency_chart(study: Study, rows: Sequence[doc.Cells], group: doc.C
         if all(row[name] == group.shared[name] for name in ("model", "scaling"))
         and row["gpus"] and row["efficiency"] is not None
     ]  # fmt: skip
-    curves = [curve for curve in group.curves if curve.tags["strategy"] in {row["strategy"] for row in matching}]
+    strategies = {row["strategy"] for row in matching}
+    curves = [curve for curve in group.curves if curve.tags["strategy"] in strategies]
     lines = doc.make_line_series(curves, f"efficiency_{study.against}")
     if not lines:
         return
@@ -99,52 +99,43 @@ def _make_efficiency_chart(study: Study, rows: Sequence[doc.Cells], group: doc.C
 def _make_comparison(study: Study, rows: Sequence[doc.Cells], measured: Sequence[doc.Cells]) -> Iterator[doc.Table]:
     """Make the table of published rows whose model, strategy and device count were measured here, each beside every
     such measured row."""
-    pairs = [
-        (row, own)
-        for row in rows
-        for own in measured
-        if any(row[name] is not None for name in (doc.THROUGHPUT, "speedup", "efficiency"))
-        and all(row[name] == own[name] for name in (*MATCHING, "gpus"))
-    ]
     table_rows = []
-    for row, own in pairs:
-        cells = [*(doc.make_cell(row[name]) for name in MATCHING), doc.make_cell(str(row["gpus"]), row["gpus"])]
-        cells += [doc.make_cell(each[name] or "") for name in ("scaling", "hardware") for each in (row, own)]
-        cells += [doc.make_cell(_format_batch(row)), doc.make_cell(format_batch(own))]
-        cells += [_figure_cell(row, doc.THROUGHPUT), tables.make_throughput_cell(own)]
+    for row, own in itertools.product(rows, measured):
+        has_figure = any(row[name] is not None for name in (doc.THROUGHPUT, "speedup", "efficiency"))
+        if not has_figure or any(row[name] != own[name] for name in (*MATCHING, "gpus")):
+            continue
+        values: list[Any] = [row["model"], row["strategy"], row["gpus"]]
+        values += [each[name] for name in ("scaling", "hardware") for each in (row, own)]
+        values += [_format_batch(row), format_batch(own)]
+        values += [_make_figure_cell(row, doc.THROUGHPUT), tables.make_throughput_cell(own)]
         for name, show in (("speedup", tables.format_ratio_column), ("efficiency", tables.format_percent_column)):
             column = f"{name}_{study.against}"
-            cells += [_figure_cell(row, name), doc.make_cell(show(own, column), own[column])]
-        cells.append(doc.make_cell(_make_remark(row)))
-        table_rows.append(doc.Row(cells, {name: own[name] for name in MATCHING}))
+            values += [_make_figure_cell(row, name), doc.make_cell(show(own, column), own[column])]
+        table_rows.append((_get_tags(row), [*values, _make_remark(row)]))
     if table_rows:
-        numeric_heads = ("devices", "samples/s", "speedup", "efficiency")
-        numeric = frozenset(head for head in COMPARED if head.split()[0] in numeric_heads)
+        pairs = [f"{name} {where}" for name in BESIDE for where in ("published", "here")]
         about = f"speedup and efficiency here are against {study.against}, with 95 % intervals"
         title, caption = f"{study.title}: beside what was measured here", doc.join_sentences(about, _cite(study))
-        yield doc.Table(_make_id(study, "beside"), title, COMPARED, table_rows, numeric, caption)
+        heads, words = [*MATCHING, "devices", *pairs, "remarks"], ["strategy", *pairs[:6], "remarks"]
+        yield spec.make_table(_make_id(study, "beside"), title, heads, table_rows, words, caption)
 
 
 def _make_slope_comparison(study: Study, rows: Sequence[doc.Cells], curves: Sequence[Curve]) -> Iterator[doc.Table]:
     """Make the table of the fitted speedup per device, published and measured."""
     table_rows = []
-    for row in rows:
-        for curve in curves if row["slope"] is not None else ():
-            fitted = fit_slope(curve, study.against)
-            if fitted is None or any(row[name] != curve.tags[name] for name in MATCHING):
-                continue
-            own, devices = curve.group, ", ".join(f"{count}" for count, _ in fitted.points)
-            texts = [*(row[name] for name in MATCHING), row["scaling"], own["scaling"], row["hardware"],
-                     own["hardware"]]  # fmt: skip
-            cells = [doc.make_cell(text or "") for text in texts]
-            cells += [_figure_cell(row, "slope"), tables.make_ratio_cell(fitted.speedup)]
-            cells += [doc.make_cell(devices), doc.make_cell(row["remark"] or "")]
-            table_rows.append(doc.Row(cells, {name: curve.tags[name] for name in MATCHING}))
+    for row, curve in itertools.product(rows, curves):
+        fitted = None if row["slope"] is None else fit_slope(curve, study.against)
+        if fitted is None or any(row[name] != curve.tags[name] for name in MATCHING):
+            continue
+        pairs = [each[name] for name in ("scaling", "hardware") for each in (row, curve.group)]
+        devices = ", ".join(f"{count}" for count, _ in fitted.points)
+        values = [*(row[name] for name in MATCHING), *pairs, _make_figure_cell(row, "slope"), fitted.speedup, devices]
+        table_rows.append((_get_tags(row), [*values, row["remark"]]))
     if table_rows:
-        columns = [*MATCHING, "scaling published", "scaling here", "hardware published", "hardware here",
-                   "slope published", "slope here", "over devices", "remarks"]  # fmt: skip
-        title, numeric = f"{study.title}: slopes beside those measured here", frozenset(columns[6:8])
-        yield doc.Table(_make_id(study, "slopes"), title, columns, table_rows, numeric, _cite(study))
+        heads = [*MATCHING, "scaling published", "scaling here", "hardware published", "hardware here",
+                 "slope published", "slope here", "over devices", "remarks"]  # fmt: skip
+        words, title = {*heads} - {*heads[6:8]}, f"{study.title}: slopes beside those measured here"
+        yield spec.make_table(_make_id(study, "slopes"), title, heads, table_rows, words, _cite(study))
 
 
 def make_terminal_tables(frame: pd.DataFrame, names: Sequence[str]) -> list[doc.Table]:
@@ -170,27 +161,21 @@ def make_terminal_tables(frame: pd.DataFrame, names: Sequence[str]) -> list[doc.
 def make_study_table(study: Study, rows: Sequence[doc.Cells], with_source: bool = True) -> doc.Table:
     """Make the table of everything that these rows hold, without empty columns; `with_source` adds where in the study a
     row stands, for which only the page has room."""
-    figures = {HEADS.get(name, name): [_figure_cell(row, name) for row in rows] for name in FIGURES}
-    columns = {
-        "table": [doc.make_cell(row["table"].replace("_", " ")) for row in rows],
-        **{name: [_make_label_cell(row[name]) for row in rows] for name in LABELS},
-        "batch": [doc.make_cell(_format_batch(row)) for row in rows],
-        **figures,
+    makers: dict[str, Callable[[doc.Cells], Any]] = {
+        "table": lambda row: row["table"].replace("_", " "),
+        **{name: operator.itemgetter(name) for name in LABELS},
+        "batch": _format_batch,
+        **{HEADS.get(name, name): functools.partial(_make_figure_cell, name=name) for name in (*FIGURES, "value")},
     }
-    columns = {name: cells for name, cells in columns.items() if any(cell.text for cell in cells)}
-    columns["remarks"] = [doc.make_cell(_make_remark(row)) for row in rows]
-    columns |= {"where": [doc.make_cell(row["source"]) for row in rows]} if with_source else {}
-    table_rows = [
-        doc.Row([cells[number] for cells in columns.values()], {name: row[name] for name in MATCHING if row[name]})
-        for number, row in enumerate(rows)
-    ]
-    numeric = frozenset({"gpus", *figures}) & columns.keys()
-    title = f"{study.title}: as published"
-    return doc.Table(_make_id(study), title, list(columns), table_rows, numeric, _cite(study))
+    makers = {head: make for head, make in makers.items() if any(spec.to_cell(make(row)).text for row in rows)}
+    makers |= {"remarks": _make_remark, **({"where": operator.itemgetter("source")} if with_source else {})}
+    table_rows = [(_get_tags(row), [make(row) for make in makers.values()]) for row in rows]
+    words, title = {*LABELS, "batch", "remarks", "where"} - {"gpus"}, f"{study.title}: as published"
+    return spec.make_table(_make_id(study), title, list(makers), table_rows, words, _cite(study))
 
 
-def _make_label_cell(value: str | int | None) -> doc.Cell:
-    return doc.Cell("") if value is None else doc.make_cell(str(value), value if isinstance(value, int) else None)
+def _get_tags(row: doc.Cells) -> dict[str, str]:
+    return {name: row[name] for name in MATCHING if row[name]}
 
 
 def _make_id(study: Study, *words: str) -> str:
@@ -207,20 +192,12 @@ def _format_batch(row: doc.Cells) -> str:
     return "" if size is None else format_batch({**row, "scaling": row["scaling"] or "weak"})
 
 
-def _figure_cell(row: doc.Cells, name: str) -> doc.Cell:
-    """Make a cell with the digits of the study and no more."""
-    value = row[name]
-    if value is None:
-        return doc.Cell("")
-    if name == "value":
-        share = any(word in row["quantity"] for word in SHARE_QUANTITIES)
-        text = f"{100 * value:.4g} %" if share else f"{value:,.9g}"
-        return doc.make_cell(f"{row['quantity'].replace('_', ' ')}: {text}", value)
-    if name == "efficiency":
-        return doc.make_cell(f"{100 * value:.2f} %", value)
-    if name == "step_s":
-        return doc.make_cell(f"{1000 * value:.4g} ms", value)
-    return doc.make_cell(f"{value:,.6g}" if name == doc.THROUGHPUT else f"{value:.3f}".rstrip("0").rstrip("."), value)
+def _make_figure_cell(row: doc.Cells, name: str) -> doc.Cell:
+    if (value := row[name]) is None or name in FIGURES:
+        return doc.format_cell(value, FIGURES.get(name, str))
+    is_share = any(word in row["quantity"] for word in SHARE_QUANTITIES)
+    text = f"{100 * value:.4g} %" if is_share else f"{value:,.9g}"
+    return doc.make_cell(f"{row['quantity'].replace('_', ' ')}: {text}", value)
 
 
 def _make_remark(row: doc.Cells) -> str:

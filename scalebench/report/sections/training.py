@@ -1,11 +1,14 @@
 """The sections about training: `training`, how good models became and when they reached their target; `epochs`, what an
-epoch and the target take of time, devices and energy; `learning`, the loss during training."""
+epoch and the target take of time, devices and energy; `learning`, the loss during training.
+
+The terminal shows the table of trainings, and when those of several seeds reached their target.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from scalebench.analysis.rows import generalisation_gap
 from scalebench.analysis.scaling_curves import Curve
@@ -15,11 +18,14 @@ from scalebench.core.result import FINAL_LOSS_STEPS, LOWER_IS_BETTER, CurvePoint
 from scalebench.core.stats.log_means import mean_over_repeats
 from scalebench.report import document as doc
 from scalebench.report import report_data as data
-from scalebench.report import spec, training_tables
+from scalebench.report import spec
 from scalebench.report.flag_text import describe_curve_intervals, to_text
+from scalebench.report.losses import compute_losses
 from scalebench.report.report_data import ReportData
+from scalebench.report.tables import format_ratio
 
-SeedCurves = tuple[doc.Tags, list[list[CurvePoint]]]  # the metric curves of one configuration, one for each seed
+if TYPE_CHECKING:
+    import pandas as pd
 
 MAX_TRAINING_GROUPS = 8
 MAX_SEEDS = 10  # of a line
@@ -44,52 +50,69 @@ STOPPED_CAPTION = (
     "is that of the last point of the curve, which the section on training draws. The loss at the end is the mean of "
     f"the last {FINAL_LOSS_STEPS} steps."
 )
+TABLE_CAPTION = (
+    "Means over seeds with 95 % intervals by Student's t, if there are three seeds or more and all have the figure. "
+    "Seconds are of training, without the first step, which compiles, and without evaluation. The gap is how much "
+    "worse the metric is on validation samples than on training samples. Speedup to target is the baseline's time to "
+    "target over the run's own, seed by seed; beside it, the speedup in throughput, which does not depend on what was "
+    "learned."
+)
+MAX_TERMINAL_SENTENCES = 12
+# Columns that a narrow terminal has no room for, by how their heads begin.
+WIDE_HEADS = ("gpus", "batch", "global", "rule", "learning", "gap", "epochs to", "target", "reached", "samples/s")
+
+
+def group_trainings(frame: pd.DataFrame) -> list[tuple[str, list[TrainingOutcome]]]:
+    """Group the successful trainings whose metric and seconds compare, each with the end of its titles."""
+    groups: dict[tuple[str, ...], list[TrainingOutcome]] = {}
+    for training in summarize_trainings(frame):
+        if training.runs:
+            names = ("model", "dataset", "metric_name", "hardware", "machine")
+            groups.setdefault(tuple(to_text(training.first_run[name]) for name in names), []).append(training)
+    has_machines = len({key[3:] for key in groups}) > 1
+    labels = [f": {model} on {dataset}" + (f", hardware {hardware} ({machine})" if has_machines else "")
+              for model, dataset, _, hardware, machine in groups]  # fmt: skip
+    return list(zip(labels if len(groups) > 1 else [""], groups.values(), strict=False))
 
 
 def section(report_data: ReportData) -> doc.Section | None:
     """Return None if no run trained to a stop successfully."""
-    groups: dict[tuple[str, ...], list[TrainingOutcome]] = {}
-    for training in summarize_trainings(report_data.frame):
-        if training.runs:
-            names = ("model", "dataset", "metric_name", "hardware", "machine")
-            groups.setdefault(tuple(to_text(training.first_run[name]) for name in names), []).append(training)
-    machines = len({key[3:] for key in groups}) > 1
-    blocks: list[doc.Block] = []
-    for number, (key, members) in enumerate(list(groups.items())[:MAX_TRAINING_GROUPS], 1):
-        where = f", hardware {key[3]} ({key[4]})" if machines else ""
-        label = f": {key[0]} on {key[1]}{where}" if len(groups) > 1 else ""
-        blocks += _make_training_blocks(report_data, number, label, members)
-    if len(groups) > MAX_TRAINING_GROUPS:
-        text = f"Shown are {MAX_TRAINING_GROUPS} of {len(groups)} groups of a model, a data set and a machine."
-        blocks.append(doc.Paragraph(text))
+    groups, blocks = group_trainings(report_data.frame), list[doc.Block]()
+    for number, (label, members) in enumerate(groups[:MAX_TRAINING_GROUPS], 1):
+        names = name_trainings(members)
+        blocks += _describe_targets(members, names)
+        blocks += _draw_curves(report_data, number, label, members[: doc.MAX_CURVES], names)
+        blocks += doc.note_left_out(doc.MAX_CURVES, len(members), "trainings are drawn")
+        blocks.append(make_table(f"training-{number}-ends", f"Results of training{label}", members))
+    blocks += doc.note_left_out(
+        MAX_TRAINING_GROUPS, len(groups), "groups of a model, a data set and a machine are shown"
+    )
     return doc.Section("training", "Training: accuracy and time to target", blocks) if groups else None
 
 
-def _make_training_blocks(
-    report_data: ReportData, number: int, label: str, trainings: Sequence[TrainingOutcome]
-) -> Iterator[doc.Block]:
-    """Yield the blocks of a group; `label` ends the titles of its charts where there are several groups."""
-    names = training_tables.name_trainings(trainings)
+def _describe_targets(trainings: Sequence[TrainingOutcome], names: Mapping[str, str]) -> Iterator[doc.Block]:
+    """Name the training that reached each target first, and count those that did not."""
     metric = to_text(trainings[0].first_run["metric_name"])
-    targets = sorted({training.target for training in trainings if training.target is not None})
-    for target in targets:
+    for target in sorted({training.target for training in trainings if training.target is not None}):
         aimed = [training for training in trainings if training.target == target]
-        if soonest := training_tables.sort_by_time_to_target(aimed):
-            first = soonest[0].first_run
-            text = training_tables.describe_training(soonest[0], names[first["training_id"]])
-            yield doc.Paragraph(f"First to reach the target: {text}.", tags=doc.get_tags(first))
+        soonest = min((each for each in aimed if each.reached == each.seeds), key=_time_to_target_key, default=None)
+        if soonest is not None:
+            text = describe_training(soonest, names[soonest.first_run["training_id"]])
+            yield doc.Paragraph(f"First to reach the target: {text}.", tags=doc.get_tags(soonest.first_run))
         if missed := sum(training.reached < training.seeds for training in aimed):
             with_seeds = " with every seed" if any(training.seeds > 1 for training in aimed) else ""
             yield doc.Paragraph(f"{missed} of {len(aimed)} trainings did not reach {metric} {target:g}{with_seeds}.")
-    selection = trainings[: doc.MAX_CURVES]
-    curves = {
-        names[training.first_run["training_id"]]: (
-            doc.get_tags(training.first_run),
-            [report_data.result(row["run_id"]).quality.curve for row in training.by_seed[:MAX_SEEDS]],
-        )
-        for training in selection
-    }
-    better = f"{metric}, {'lower' if metric.startswith(LOWER_IS_BETTER) else 'higher'} is better. "
+
+
+def _draw_curves(
+    report_data: ReportData, number: int, label: str, trainings: Sequence[TrainingOutcome], names: Mapping[str, str]
+) -> Iterator[doc.Chart]:
+    metric = to_text(trainings[0].first_run["metric_name"])
+    curves = [[report_data.result(row["run_id"]).quality.curve for row in training.by_seed[:MAX_SEEDS]]
+              for training in trainings]  # fmt: skip
+    targets = sorted({training.target for training in trainings if training.target is not None})
+    is_error = metric.startswith(LOWER_IS_BETTER)
+    better = f"{metric}, {'lower' if is_error else 'higher'} is better. "
     for kind, heading, about in (
         ("epochs", "Validation", f"Validation {better}"),
         ("seconds", "Validation", f"Validation {better}"),
@@ -97,34 +120,31 @@ def _make_training_blocks(
         ("gap", "Generalisation gap",
          f"How much worse {metric} is on validation samples than on training samples; above 0 is worse. "),
     ):  # fmt: skip
-        if lines := [line for name, each in curves.items() if (line := _draw_curve(name, each, metric, kind))]:
-            x = "seconds of training" if kind == "seconds" else "epochs"
-            ends = sorted({end([float(x) for line in lines for x in line.x]) for end in (min, max)})
-            model = {"model": lines[0].tags["model"]}
-            lines += [
-                doc.Series(f"target {metric} {target:g}", ends, [target] * len(ends), tags=model, style="ideal")
-                for target in targets if heading == "Validation"
-            ]  # fmt: skip
-            seeds = SEEDS_CAPTION if any(len(of_seeds) > 1 for _, of_seeds in curves.values()) else ""
-            axes = doc.Axis(x), _make_metric_axis(metric, lines, kind)
-            title, caption = f"{heading}, {metric} over {x}{label}", f"{about}{POINTS_CAPTION}{seeds}".strip()
-            yield doc.Chart(f"training-{number}-{kind}", title, *axes, lines, "lines", caption)
-    if len(selection) < len(trainings):
-        yield doc.Paragraph(f"{len(selection)} of {len(trainings)} trainings are drawn.")
-    title = f"Results of training{label}"
-    yield training_tables.make_training_table(f"training-{number}-ends", title, trainings, names)
+        lines: list[doc.Series] = []
+        for training, of_seeds in zip(trainings, curves, strict=True):
+            name, tags = names[training.first_run["training_id"]], doc.get_tags(training.first_run)
+            lines += _draw_curve(name, tags, of_seeds, metric, kind)
+        if not lines:
+            continue
+        values = [y for line in lines for y in line.y if y is not None]
+        is_log = is_error and kind != "gap" and 0 < DECADE * min(values) < max(values)
+        x = "seconds of training" if kind == "seconds" else "epochs"
+        ends = sorted({end([float(x) for line in lines for x in line.x]) for end in (min, max)})
+        lines += [
+            doc.Series(f"target {metric} {target:g}", ends, [target] * len(ends), style="ideal",
+                       tags={"model": lines[0].tags["model"]})
+            for target in targets if heading == "Validation"
+        ]  # fmt: skip
+        caption = about + POINTS_CAPTION + (SEEDS_CAPTION if any(len(of_seeds) > 1 for of_seeds in curves) else "")
+        axes, title = (doc.Axis(x), doc.Axis(metric, is_log, from_zero=False)), f"{heading}, {metric} over {x}{label}"
+        yield doc.Chart(f"training-{number}-{kind}", title, *axes, lines, "lines", caption.strip())
 
 
-def _make_metric_axis(metric: str, lines: Sequence[doc.Series], kind: str) -> doc.Axis:
-    """Make the axis of a metric, logarithmic for an error over more than a decade."""
-    values = [y for line in lines if line.style != "ideal" for y in line.y if y is not None]
-    is_error = metric.startswith(LOWER_IS_BETTER) and min(values) > 0 and kind != "gap"
-    return doc.Axis(metric, log=is_error and max(values) > DECADE * min(values), from_zero=False)
-
-
-def _draw_curve(name: str, seed_curves: SeedCurves, metric: str, kind: str) -> doc.Series | None:
-    """Make a series of means over the curves of seeds as far as all of them went, with limits from three seeds on; of
-    one seed its curve. None if there is no value.
+def _draw_curve(
+    name: str, tags: doc.Tags, curves: Sequence[list[CurvePoint]], metric: str, kind: str
+) -> Iterator[doc.Series]:
+    """Yield a series of means over the curves of seeds as far as all of them went, with limits from three seeds on; of
+    one seed its curve. Nothing if there is no value.
 
     Points of seeds are those after the same number of steps. Seeds that were evaluated by the clock have few such
     points: then those of the first seed are shown.
@@ -134,7 +154,6 @@ def _draw_curve(name: str, seed_curves: SeedCurves, metric: str, kind: str) -> d
         value, trained = point.metrics.get(metric), point.train_metrics.get(metric)
         return trained if kind == "trained" else generalisation_gap(metric, value, trained) if kind == "gap" else value
 
-    tags, curves = seed_curves
     by_step = [{point.step: point for point in curve} for curve in curves]
     steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
     matched = [[points[step] for points in by_step] for step in steps]
@@ -146,14 +165,109 @@ def _draw_curve(name: str, seed_curves: SeedCurves, metric: str, kind: str) -> d
         if len(values) == len(points):
             x.append(sum(point.train_s if kind == "seconds" else point.epochs for point in points) / len(points))
             means.append(mean_over_repeats(values))
-    if not x:
-        return None
-    numbered = [(float(k), mean.value) for k, mean in enumerate(means)]
-    places = [int(k) for k, _ in doc.downsample(numbered, MAX_CURVE_POINTS)]
-    has_limits = any(means[k].has_limits for k in places)
-    low, high = ([means[k].limits[end] for k in places] if has_limits else () for end in (0, 1))
-    style: Any = "points" if len(places) == 1 else "line"
-    return doc.Series(name, [x[k] for k in places], [means[k].value for k in places], low, high, tags, style)
+    if x:
+        numbered = [(float(k), mean.value) for k, mean in enumerate(means)]
+        places = [int(k) for k, _ in doc.downsample(numbered, MAX_CURVE_POINTS)]
+        low, high = zip(*(means[k].limits for k in places), strict=True)
+        line = doc.Series(name, [x[k] for k in places], [means[k].value for k in places], tags=tags,
+                          style="points" if len(places) == 1 else "line")  # fmt: skip
+        yield replace(line, low=low, high=high) if any(limit is not None for limit in low) else line
+
+
+def name_trainings(trainings: Sequence[TrainingOutcome]) -> dict[str, str]:
+    """Map each training_id to a unique name: `ddp_gloo on 2 devices, batch per device 75`."""
+    names = data.name_runs([training.first_run for training in trainings])
+    return {training.first_run["training_id"]: names[training.first_run["run_id"]] for training in trainings}
+
+
+def _format_epochs(value: float, low: float | None, high: float | None) -> str:
+    return f"{value:.3g}"
+
+
+def _format_level(value: float, low: float | None, high: float | None) -> str:
+    """Return `0.00048 [0.00041, 0.00055]`."""
+    return f"{value:.4g}" if low is None or high is None else f"{value:.4g} [{low:.3g}, {high:.3g}]"
+
+
+def make_table(table_id: str, title: str, trainings: Sequence[TrainingOutcome]) -> doc.Table:
+    """Make a table with a row for each training, over its seeds."""
+    names, metric = name_trainings(trainings), to_text(trainings[0].first_run["metric_name"]) or "metric"
+    has_target = any(training.target is not None for training in trainings)
+    figures: dict[str, tuple[str, Callable[..., str]]] = {  # head and format by column
+        "trained_epochs": ("epochs", _format_epochs),
+        "trained_s": ("seconds of training", doc.format_duration),
+        "metric": (f"{metric} (95 %)", _format_level),
+        "generalisation_gap": ("gap", _format_level),
+    }
+    if has_target:
+        figures["epochs_to_target"] = ("epochs to target", _format_epochs)
+        figures["time_to_target_s"] = ("time to target (95 %)", doc.format_duration)
+    for kind in ("bare", "self"):
+        if any(training.figures[f"speedup_{kind}"] is not None for training in trainings):
+            figures |= {f"speedup_target_{kind}": (f"to target over {kind}", format_ratio)} if has_target else {}
+            figures[f"speedup_{kind}"] = (f"samples/s over {kind}", format_ratio)
+    rows = []
+    for training in trainings:
+        row, rule = training.first_run, to_text(training.first_run["learning_rate_rule"])
+        base = f" from {row['base_batch']:,}" if row["base_batch"] is not None and rule != "none" else ""
+        reached = "" if training.target is None else f"{training.reached} of {training.seeds} seeds"
+        target = [doc.format_cell(training.target, "{:g}".format), reached] if has_target else []
+        cells = []
+        for name, (_, show) in figures.items():
+            figure = training.figures[name]
+            missed = name == "time_to_target_s" and training.target is not None and not training.reached
+            empty = doc.Cell("not reached" if missed else "")
+            cells.append(empty if figure is None else doc.Cell(show(figure.value, *figure.limits), figure.value))
+        values = [names[row["training_id"]], row["gpus"], row["batch_per_device"], row["global_batch"], rule + base]
+        values += [doc.format_cell(row["learning_rate"], "{:.4g}".format), *cells[:4], *target, *cells[4:]]
+        rows.append((doc.get_tags(row), [*values, ", ".join(training.stopped_by)]))
+    heads = [head for head, _ in figures.values()]
+    heads = ["run", "gpus", "batch per device", "global batch", "rule", "learning rate", *heads[:4],
+             *(["target", "reached"] if has_target else []), *heads[4:], "stopped by"]  # fmt: skip
+    return spec.make_table(table_id, title, heads, rows, ("rule", "reached", "stopped by"), TABLE_CAPTION)
+
+
+def make_terminal_tables(frame: pd.DataFrame, wide: bool = False) -> Iterator[doc.Table]:
+    """Yield the tables of trainings; unless they may be wide without limits, settings, and what follows from others."""
+    for label, trainings in group_trainings(frame):
+        table = make_table("trainings", f"Results of training{label}", trainings)
+        if not wide:
+            wide_heads = (*WIDE_HEADS, *(["to target over self"] if "to target over bare" in table.columns else []))
+            places = [n for n, head in enumerate(table.columns) if not head.startswith(wide_heads)]
+            texts = [[row.cells[n].text.partition(" [")[0] for n in places] for row in table.rows]
+            heads = [table.columns[n].removesuffix(" (95 %)") for n in places]
+            table = spec.make_table(table.id, table.title, heads, [({}, row) for row in texts], ["stopped by"])
+        yield table
+
+
+def list_terminal_sentences(frame: pd.DataFrame) -> list[str]:
+    """Say when trainings of several seeds reached their target, the soonest first, those that never did last."""
+    trainings = [each for each in summarize_trainings(frame) if each.target is not None and each.seeds > 1]
+    names = name_trainings(trainings)
+    texts = [describe_training(training, names[training.first_run["training_id"]])
+             for training in sorted(trainings, key=_time_to_target_key)]  # fmt: skip
+    more = len(texts) - MAX_TERMINAL_SENTENCES
+    return texts[:MAX_TERMINAL_SENTENCES] + ([f"{more} more trainings: see the report"] if more > 0 else [])
+
+
+def describe_training(training: TrainingOutcome, name: str) -> str:
+    """Return `ddp_gloo on 2 devices: mse 0.0005 after 12.3 s of training [11.9, 12.7], 4.2 epochs; 3 of 5 seeds reached
+    it`."""
+    metric = f"{to_text(training.first_run['metric_name']) or 'metric'} {training.target:g}"
+    failed = f", {training.failed} failed" if training.failed else ""
+    several = training.seeds > 1
+    if not training.reached:
+        seeds = f" with any of {training.seeds} seeds" if several else ""
+        return f"{name}: {metric} was not reached{seeds}{failed}"
+    time_s, epochs = (training.figures[column] for column in ("time_to_target_s", "epochs_to_target"))
+    text = f"{name}: {metric} after {'' if time_s is None else units.format_duration(time_s)} of training"
+    text += "" if epochs is None else f", {epochs.value:.3g} epochs"
+    return f"{text}; {training.reached} of {training.seeds} seeds reached it{failed}" if several else text
+
+
+def _time_to_target_key(training: TrainingOutcome) -> tuple[bool, float]:
+    time_s = training.figures["time_to_target_s"]
+    return time_s is None, 0.0 if time_s is None else time_s.value
 
 
 def _merge_hardware(curves: Sequence[Curve]) -> list[Curve]:
@@ -222,9 +336,7 @@ def losses_section(report_data: ReportData) -> doc.Section | None:
     blocks: list[doc.Block] = []
     for number, (group, members) in enumerate(list(groups.items())[:MAX_TRAINING_GROUPS]):
         blocks += _make_loss_blocks(report_data, number, f": {' on '.join(group)}" if len(groups) > 1 else "", members)
-    if len(groups) > MAX_TRAINING_GROUPS:
-        text = f"Shown are {MAX_TRAINING_GROUPS} of {len(groups)} pairs of a model and a data set."
-        blocks.append(doc.Paragraph(text))
+    blocks += doc.note_left_out(MAX_TRAINING_GROUPS, len(groups), "pairs of a model and a data set are shown")
     blocks += data.list_left_out_runs(report_data)
     return doc.Section("learning", "Loss during training", blocks) if groups else None
 
@@ -234,32 +346,27 @@ def _make_loss_blocks(report_data: ReportData, number: int, label: str, rows: li
     results = [report_data.result(row["run_id"]) for row in selection]
     epochs_known, series, table_rows = all(result.workload.train_samples for result in results), [], []
     for row, result in zip(selection, results, strict=True):
-        run, samples, tags = training_tables.compute_losses(result), result.workload.train_samples, doc.get_tags(row)
-        name, ends = (
-            names[row["run_id"]],
-            [count / samples if samples and epochs_known else count for count in run.samples],
-        )
-        points = doc.downsample(run.make_points(ends), MAX_CURVE_POINTS)
+        run, samples, tags = compute_losses(result), result.workload.train_samples, doc.get_tags(row)
+        name, of_epoch = names[row["run_id"]], (epochs_known and samples) or 1
+        points = doc.downsample(run.make_points([count / of_epoch for count in run.samples]), MAX_CURVE_POINTS)
         series.append(doc.Series(name, [x for x, _ in points], [y for _, y in points], tags=tags))
         metric = f"{to_text(row['metric_name'])} {row['metric']:.4g}" if row["metric"] is not None else ""
         table_rows.append((tags, [
             name,
-            doc.Cell(f"{run.steps[-1]:,}", run.steps[-1]),
+            run.steps[-1],
             doc.format_cell(run.samples[-1] / samples if samples else None, "{:.3g}".format),
-            doc.make_cell(units.format_seconds(run.seconds[-1]), run.seconds[-1]),
-            doc.make_cell(f"{row['final_loss']:.4g}", row["final_loss"]),
+            doc.format_cell(run.seconds[-1], units.format_seconds),
+            doc.format_cell(row["final_loss"], "{:.4g}".format),
             doc.Cell(metric, row["metric"]),
         ]))  # fmt: skip
     kind = "epochs" if epochs_known else "samples"
     axes, title = (doc.Axis(kind), doc.Axis("training loss", from_zero=False)), f"Loss over {kind}{label}"
     yield doc.Chart(f"learning-{number}-{kind}", title, *axes, series, caption=LOSS_CAPTION)
-    to_stop = [row["stopped_by"] is not None for row in selection]
-    if any(to_stop) and not all(to_stop):
+    to_stop = {row["stopped_by"] is not None for row in selection}
+    caption = f"Runs are {STOPPED_CAPTION if True in to_stop else MEASURED_CAPTION}"
+    if len(to_stop) > 1:
         caption = f"Runs that train to a stop are {STOPPED_CAPTION} The others are {MEASURED_CAPTION}"
-    else:
-        caption = f"Runs are {STOPPED_CAPTION if all(to_stop) else MEASURED_CAPTION}"
     heads = ("run", "steps", "epochs", "seconds of training", "training loss at the end", "validation")
     title = f"Where training ended{label}"
     yield spec.make_table(f"learning-{number}-ends", title, heads, table_rows, caption=caption)
-    if len(selection) < len(rows):
-        yield doc.Paragraph(f"{len(selection)} of {len(rows)} configurations are drawn.")
+    yield from doc.note_left_out(doc.MAX_CURVES, len(rows), "configurations are drawn")
