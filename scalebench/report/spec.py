@@ -6,7 +6,6 @@ shows any of them.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -79,9 +78,12 @@ def make_table(
     words: Iterable[str] = (),
     caption: str = "",
 ) -> doc.Table:
-    """Make a table of rows, each of tags and of values for `to_cell`, up to doc.MAX_ROWS. Columns other than the first
-    and the `words` are numbers."""
-    cells = [doc.Row([*map(to_cell, values)], tags) for tags, values in itertools.islice(rows, doc.MAX_ROWS)]
+    """Make a table of rows, each of tags and of values for `to_cell`; the caption counts those above doc.MAX_ROWS.
+    Columns other than the first and the `words` are numbers."""
+    all_rows = list(rows)
+    if len(all_rows) > doc.MAX_ROWS:
+        caption = doc.join_sentences(caption, f"{doc.MAX_ROWS} of {len(all_rows):,} rows")
+    cells = [doc.Row([*map(to_cell, values)], tags) for tags, values in all_rows[: doc.MAX_ROWS]]
     return doc.Table(table_id, title, heads, cells, frozenset(heads[1:]) - {*words}, caption)
 
 
@@ -133,16 +135,14 @@ class Listing:
             return
         rows: list[tuple[doc.Tags, list[Any]]] = []
         notes = tables.Footnotes()
-        for tags, curve, row in items[: doc.MAX_ROWS]:
+        for tags, curve, row in items:
             rows.append((tags, [curve.name, row["gpus"], *(make_cell(row, name) for name in columns)]))
             if self.remark is not None:
                 rows[-1][1].append(notes.make_cell([text] if (text := self.remark(report_data, row)) else []))
         name, gpus, remarks = self.name_heads
         heads = [name, gpus, *(self.heads[name] for name in columns), *([remarks] if self.remark is not None else [])]
-        caption = _write_caption(self.caption, group)
-        if len(items) > doc.MAX_ROWS:
-            caption = doc.join_sentences(caption, f"{doc.MAX_ROWS} of {len(items)} rows")
-        table = make_table(group.make_id(section, self.id), self.title, heads, rows, [remarks], caption)
+        table = make_table(group.make_id(section, self.id), self.title, heads, rows, [remarks],
+                           _write_caption(self.caption, group))  # fmt: skip
         yield replace(table, footnotes=notes.list_notes())
 
 

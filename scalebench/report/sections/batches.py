@@ -201,8 +201,6 @@ def devices_or_batch_section(report_data: ReportData) -> doc.Section | None:
     if pairs:
         charts = (chart for group in groups for chart in _make_choice_chart(group, pairs))
         blocks += [*_make_choice_answers(pairs), *notes, *charts, _make_choice_table(pairs)]
-    if len(pairs) > doc.MAX_ROWS:
-        blocks.append(doc.Paragraph(f"{doc.MAX_ROWS} of {len(pairs)} pairs are shown."))
     gains = [
         (curve.tags, _list_gain_cells(curve, gain)) for curve in curves for gain in batches.list_batch_gains(curve)
     ]

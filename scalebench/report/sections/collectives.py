@@ -3,7 +3,6 @@ devices and with host memory; and the terminal's tables of them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,8 @@ from scalebench.analysis import collectives
 from scalebench.core import units
 from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS
 from scalebench.report import document as doc
-from scalebench.report.flag_text import to_text
+from scalebench.report import spec
+from scalebench.report.flag_text import to_number, to_text
 from scalebench.report.report_data import ReportData
 
 if TYPE_CHECKING:
@@ -20,19 +20,12 @@ if TYPE_CHECKING:
 GIGA = 1e9
 MAX_GROUPS = 16  # operations by framework, hardware and devices, each with two charts and a table
 MAX_MATRICES = 12
-# Column of the frame, title, axis.
-CURVES = (
-    ("time_s", "time", doc.Axis("time of an operation", log=True, unit="s")),
-    ("busbw_bytes_per_s", "bus bandwidth", doc.Axis("bus bandwidth", log=True, unit="bytes/s")),
-)
 LIMITS = (
     f"Intervals: 95 %, from {MIN_REPEATS_FOR_LIMITS} repeats on over these; that of a single run is over its blocks "
     "and says nothing about its next start."
 )
-CURVE_CAPTIONS = {
-    "time_s": f"The slowest rank's; small messages show the latency. Less is better. {LIMITS}",
-    "busbw_bytes_per_s": "Bytes that a link carries per second, for any number of ranks. More is better.",
-}
+TIME_CAPTION = f"The slowest rank's; small messages show the latency. Less is better. {LIMITS}"
+RATE_CAPTION = "Bytes that a link carries per second, for any number of ranks. More is better."
 
 
 def section(report_data: ReportData) -> doc.Section | None:
@@ -40,38 +33,34 @@ def section(report_data: ReportData) -> doc.Section | None:
     operations, transfers = report_data.operations
     blocks: list[doc.Block] = []
     if len(operations):
-        blocks += _make_operation_blocks(operations)
+        groups = collectives.group_operations(operations)
+        for number, group in enumerate(groups[:MAX_GROUPS]):
+            blocks += [*_draw_operation(number, *group), _make_collective_table(number, *group)]
+        blocks += [doc.Paragraph(f"{sentence}.") for sentence in list_comparisons(operations)]
+        blocks += doc.note_left_out(MAX_GROUPS, len(groups), "operations are shown; report --csv has all")
     if len(transfers):
         blocks += [*_make_matrices(transfers), make_bandwidth_table(transfers)]
     return doc.Section("collectives", "Collective operations and bandwidths", blocks) if blocks else None
 
 
-def _make_operation_blocks(frame: pd.DataFrame) -> Iterator[doc.Block]:
-    """Yield charts and a table for each operation, and the sizes from which one strategy is faster than another."""
-    groups = collectives.group_operations(frame)
-    for number, (key, rows) in enumerate(groups[:MAX_GROUPS]):
-        tags = {"hardware": key["hardware"]}
-        lines = collectives.split_lines(rows)
-        for column, name, axis in CURVES:
-            series = [_make_line(line, own, column, tags) for line, own in lines.items()]
-            title, x = f"{_name_operation(key)}: {name}", doc.Axis("message size (bytes)", log=True)
-            block_id = f"collectives-{number}-{column.partition('_')[0]}"
-            yield doc.Chart(block_id, title, x, axis, series, caption=CURVE_CAPTIONS[column])
-        yield _make_collective_table(number, key, rows)
-    yield from (doc.Paragraph(f"{sentence}.") for sentence in list_comparisons(frame))
-    if len(groups) > MAX_GROUPS:
-        yield doc.Paragraph(f"{MAX_GROUPS} of {len(groups)} operations are shown; report --csv has all.")
-
-
-def _make_line(name: str, rows: pd.DataFrame, column: str, tags: doc.Tags) -> doc.Series:
-    tags = {**tags, "strategy": str(rows["strategy"].iloc[0])}
-    if column != "time_s":
-        means = rows.groupby("size_bytes")[column].mean()
-        return doc.Series(name, [*map(float, means.index)], [*map(float, means)], tags=tags)
-    times = collectives.times_by_size(rows, of_blocks=True)
-    has_limits = all(time_s.has_limits for time_s in times.values())
-    low, high = ([time_s.limits[end] for time_s in times.values()] if has_limits else [] for end in (0, 1))
-    return doc.Series(name, [*map(float, times)], [time_s.value for time_s in times.values()], low, high, tags)
+def _draw_operation(number: int, key: dict[str, Any], rows: pd.DataFrame) -> Iterator[doc.Chart]:
+    """Yield a chart of the time and one of the bandwidth of an operation, by size."""
+    times, rates = [], []
+    for name, own in collectives.split_lines(rows).items():
+        tags = {"hardware": key["hardware"], "strategy": str(own["strategy"].iloc[0])}
+        by_size = collectives.times_by_size(own, of_blocks=True)
+        low, high = zip(*(time_s.limits for time_s in by_size.values()), strict=True)
+        seconds = [time_s.value for time_s in by_size.values()]
+        times.append(doc.Series(name, [*map(float, by_size)], seconds, low, high, tags))
+        means = own.groupby("size_bytes")["busbw_bytes_per_s"].mean()
+        rates.append(doc.Series(name, [*map(float, means.index)], [*map(float, means)], tags=tags))
+    for figure, title, unit, lines, caption in (
+        ("time", "time of an operation", "s", times, TIME_CAPTION),
+        ("busbw", "bus bandwidth", "bytes/s", rates, RATE_CAPTION),
+    ):
+        axes = doc.Axis("message size (bytes)", log=True), doc.Axis(title, log=True, unit=unit)
+        name = f"{_name_operation(key)}: {title.partition(' of ')[0]}"
+        yield doc.Chart(f"collectives-{number}-{figure}", name, *axes, lines, caption=caption)
 
 
 def list_comparisons(frame: pd.DataFrame) -> Iterator[str]:
@@ -112,20 +101,14 @@ def _make_matrices(frame: pd.DataFrame) -> Iterator[doc.Table | doc.Paragraph]:
         ranks = range(int(first["gpus"]))
         matrix = rows.pivot(index="source", columns="target", values=column).reindex(index=ranks, columns=ranks)
         tags = {"hardware": str(first["hardware"]), "strategy": str(first["strategy"])}
-        table_rows = [
-            doc.Row([doc.make_cell(str(source)), *(_make_figure(value * factor) for value in of_source)], tags)
-            for source, of_source in zip(ranks, matrix.to_numpy(float, na_value=math.nan).tolist(), strict=True)
-        ]
+        figures = (matrix * factor).to_numpy()
+        cells = [[doc.format_cell(to_number(value), "{:.3g}".format) for value in row] for row in figures]
         title = f"{kind} ({unit}): {lines[first.name]} on {first['gpus']} devices"
         heads = ["from rank", *(f"to {target}" for target in ranks)]
         caption = f"Transfers of {units.format_binary_bytes(int(first['size_bytes']))}, one at a time."
-        yield doc.Table(f"bandwidth-matrix-{number}", title, heads, table_rows, frozenset(heads[1:]), caption)
-    if len(groups) > MAX_MATRICES:
-        yield doc.Paragraph(f"{MAX_MATRICES} of {len(groups)} matrices are shown; report --csv has all.")
-
-
-def _make_figure(value: float) -> doc.Cell:
-    return doc.Cell("") if math.isnan(value) else doc.Cell(f"{value:.3g}", value)
+        rows_of_table = [(tags, [str(source), *of_source]) for source, of_source in zip(ranks, cells, strict=True)]
+        yield spec.make_table(f"bandwidth-matrix-{number}", title, heads, rows_of_table, caption=caption)
+    yield from doc.note_left_out(MAX_MATRICES, len(groups), "matrices are shown; report --csv has all")
 
 
 def make_collective_tables(frame: pd.DataFrame) -> list[doc.Table]:
@@ -144,35 +127,33 @@ def _make_collective_table(number: int, key: dict[str, Any], rows: pd.DataFrame)
     columns = ["size", *(name for line in lines for name in (f"{line} (95 %)", "busbw"))]
     times = [collectives.times_by_size(own, of_blocks=True) for own in lines.values()]
     rates = [own.groupby("size_bytes")["busbw_bytes_per_s"].mean() for own in lines.values()]
-    table_rows = []
+    table_rows: list[tuple[doc.Tags, list[doc.Cell]]] = []
     for size in sorted(rows["size_bytes"].unique()):
-        texts = [units.format_binary_bytes(size)]
+        values = [doc.make_cell(units.format_binary_bytes(size), size)]
         for times_s, rate in zip(times, rates, strict=True):
-            time_s = times_s.get(size)
-            if time_s is None:
-                texts += ["", ""]
+            if (time_s := times_s.get(size)) is None:
+                values += [doc.Cell("")] * 2
                 continue
             share = f" ± {50 * (time_s.high - time_s.low) / time_s.value:.0f} %" if time_s.has_limits else ""
-            texts += [units.format_seconds(time_s.value) + share, f"{units.format_bytes(rate[size])}/s"]
-        table_rows.append(doc.Row([doc.Cell(text) for text in texts]))
-    return doc.Table(f"collectives-{number}", _name_operation(key), columns, table_rows, frozenset(columns), LIMITS)
+            values.append(doc.make_cell(units.format_seconds(time_s.value) + share, time_s.value))
+            values.append(doc.make_cell(f"{units.format_bytes(rate[size])}/s", rate[size]))
+        table_rows.append(({}, values))
+    return spec.make_table(f"collectives-{number}", _name_operation(key), columns, table_rows, caption=LIMITS)
 
 
 def make_bandwidth_table(frame: pd.DataFrame) -> doc.Table:
     """Make the table of scalebench.bandwidth, with a row for each transfer."""
-    columns = ("strategy", "gpus", "transfer", "ranks", "size", "time", "GB/s (95 %)")
-    rows = []
+    heads = ("strategy", "gpus", "transfer", "ranks", "size", "time", "GB/s (95 %)")
+    rows: list[tuple[doc.Tags, list[Any]]] = []
     lines = collectives.name_lines(frame)
-    for index, row in frame.head(doc.MAX_ROWS).iterrows():
+    for index, row in frame.iterrows():
         rate, low, high = (row[f"bytes_per_s{end}"] for end in ("", "_low", "_high"))
         limits = "" if not to_text(high) else f" [{low / GIGA:.3g}, {high / GIGA:.3g}]"
         figure = "" if row["kind"].endswith(collectives.LATENCY_KIND) else f"{rate / GIGA:.3g}{limits}"
         arrow = "<->" if "both_ways" in row["kind"] else "->"
-        ranks = "all" if not to_text(row["source"]) else f"{row['source']} {arrow} {row['target']}"
-        ranks = str(row["source"]) if to_text(row["source"]) and row["source"] == row["target"] else ranks
-        size, time = units.format_binary_bytes(row["size_bytes"]), units.format_seconds(row["time_s"])
-        texts = (lines[index], str(row["gpus"]), row["kind"], ranks, size, time, figure)
-        rows.append(doc.Row([doc.Cell(text) for text in texts]))
-    more = f"{doc.MAX_ROWS} of {len(frame)} rows." if len(frame) > doc.MAX_ROWS else ""
-    numeric = frozenset(columns) - {"strategy", "transfer", "ranks"}
-    return doc.Table("bandwidth", "bandwidth", columns, rows, numeric, more)
+        ranks = f"{row['source']} {arrow} {row['target']}" if to_text(row["source"]) else "all"
+        ranks = str(row["source"]) if ranks != "all" and row["source"] == row["target"] else ranks
+        size = doc.format_cell(row["size_bytes"], units.format_binary_bytes)
+        time = doc.format_cell(row["time_s"], units.format_seconds)
+        rows.append(({}, [lines[index], int(row["gpus"]), row["kind"], ranks, size, time, figure]))
+    return spec.make_table("bandwidth", "bandwidth", heads, rows, ("transfer", "ranks"))

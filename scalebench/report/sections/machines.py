@@ -37,8 +37,7 @@ def section(report_data: ReportData) -> doc.Section | None:
     machines = list(by_machine.values())
     for number, members in enumerate(machines[:MAX_MACHINES]):
         blocks += _make_machine_tables(number, members)
-    if len(machines) > MAX_MACHINES:
-        blocks.append(doc.Paragraph(f"{MAX_MACHINES} of {len(machines)} machines are shown."))
+    blocks += doc.note_left_out(MAX_MACHINES, len(machines), "machines are shown")
     blocks += list_left_out_runs(report_data)
     return doc.Section("machines", "Machines", blocks)
 

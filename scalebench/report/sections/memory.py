@@ -103,10 +103,9 @@ def make_table(rows: Sequence[Item]) -> doc.Table:
         if (len({row[name] for _, row in rows}) > 1 if name in SETTINGS
             else name in ALWAYS or any(each[name].text for each in cells))
     ]  # fmt: skip
-    more = f"{len(rows) - doc.MAX_ROWS:,} more rows are in results.csv" if len(rows) > doc.MAX_ROWS else ""
     values = [(doc.get_tags(row), [each[name] for name in columns])
               for (_, row), each in zip(rows, cells, strict=True)]  # fmt: skip
-    words, caption = [HEADS[name] for name in (*SETTINGS, "strategy", "status")], doc.join_sentences(*CAPTION, more)
+    words, caption = [HEADS[name] for name in (*SETTINGS, "strategy", "status")], doc.join_sentences(*CAPTION)
     heads = [HEADS[name] for name in columns]
     return spec.make_table("memory-table", "What a device keeps", heads, values, words, caption)
 

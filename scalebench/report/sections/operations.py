@@ -58,11 +58,13 @@ def section(report_data: ReportData) -> doc.Section | None:
                 blocks.append(doc.Paragraph(f"{name}: {sentence}.", tags=tags))
                 bars.append((name, tags, cells))
     if bars:
-        blocks.append(_make_gpu_chart(bars))
+        runs, tags_of_runs = [name for name, _, _ in bars], [tags for _, tags, _ in bars]
+        series = [doc.Series(verb, runs, [cells[column] for _, _, cells in bars], point_tags=tags_of_runs)
+                  for column, verb in GPU_PARTS.items()]  # fmt: skip
+        axes, title = (doc.Axis("run"), doc.Axis("share of a step", percent=True)), "What the GPUs do in a step"
+        blocks.append(doc.Chart("gpu-time", title, *axes, series, "stacked", GPU_CAPTION))
     blocks += [doc.Paragraph(f"No operations of {'; '.join(runs)}: {reason}.") for reason, runs in without.items()]
-    if len(run_ids) > MAX_PROFILED_RUNS:
-        text = f"Operations are shown for {MAX_PROFILED_RUNS} of the {len(run_ids)} best and largest runs."
-        blocks.append(doc.Paragraph(text))
+    blocks += doc.note_left_out(MAX_PROFILED_RUNS, len(run_ids), "best and largest runs have their operations shown")
     blocks += _make_trace_table(report_data, rows, names)
     blocks += list_left_out_runs(report_data)
     return doc.Section("operations", "Parts of a step, and its operations", blocks)
@@ -78,7 +80,7 @@ def make_run_blocks(result: Result) -> Iterator[doc.Table | str]:
     table = make_operations_table(profile, "operations", title)
     # The device is left out: it is the same for nearly all of them.
     rows = [doc.Row([row.cells[0], *row.cells[2:]]) for row in table.rows]
-    yield doc.Table(table.id, title, [COLUMNS[0], *COLUMNS[2:5], ""], rows, table.numeric)
+    yield replace(table, columns=[COLUMNS[0], *COLUMNS[2:5], ""], rows=rows)
     yield describe_collectives(result)
     if (sentence := describe_gpus(step_breakdown.gpu_cells(result, throughput.Measurement(result).step_s))) is not None:
         yield sentence
@@ -145,17 +147,6 @@ def describe_gpus(row: Mapping[str, Any]) -> str | None:
     hidden = row.get("gpu_hidden_share")
     beside = "" if hidden is None else f"; {units.format_percent(hidden)} of communication is hidden behind computing"
     return f"of a step the GPUs {shares}; {row['gpu_kernels_per_step']:,.0f} kernels a step{beside}"
-
-
-def _make_gpu_chart(bars: Sequence[tuple[str, doc.Tags, Mapping[str, Any]]]) -> doc.Chart:
-    """Make a stacked bar of each run, given by its name, its tags and its cells."""
-    names, tags = [name for name, _, _ in bars], [tags for _, tags, _ in bars]
-    series = [
-        doc.Series(verb, names, [cells[column] for _, _, cells in bars], point_tags=tags)
-        for column, verb in GPU_PARTS.items()
-    ]
-    axes = doc.Axis("run"), doc.Axis("share of a step", percent=True)
-    return doc.Chart("gpu-time", "What the GPUs do in a step", *axes, series, "stacked", GPU_CAPTION)
 
 
 def _make_trace_table(report_data: ReportData, rows: Sequence[RunRow], names: dict[str, str]) -> Iterator[doc.Block]:

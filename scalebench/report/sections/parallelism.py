@@ -54,13 +54,8 @@ def section(report_data: ReportData) -> doc.Section | None:
     compared = compare_kinds(report_data.pooled, lambda row: report_data.result(str(row["run_id"])), estimate_ratio)
     if not compared:
         return None
-    blocks: list[doc.Block] = []
-    for text, comparison in make_answers(compared):
-        blocks.append(doc.Paragraph(f"{text}.", "answer", get_filter_tags(comparison)))
-    blocks.append(make_table(compared[: doc.MAX_ROWS]))
-    if len(compared) > doc.MAX_ROWS:
-        blocks.append(doc.Paragraph(f"{doc.MAX_ROWS} of {len(compared)} are shown."))
-    return doc.Section(SECTION_ID, "Data or model parallelism", blocks)
+    answers = [doc.Paragraph(f"{text}.", "answer", get_filter_tags(each)) for text, each in make_answers(compared)]
+    return doc.Section(SECTION_ID, "Data or model parallelism", [*answers, make_table(compared)])
 
 
 def make_terminal_blocks(pooled: pd.DataFrame, estimate_ratio: EstimateRatio) -> Iterator[doc.Table | str]:
@@ -146,9 +141,7 @@ def stages_section(report_data: ReportData) -> doc.Section | None:
         paragraphs.append(doc.Paragraph(f"{name}: {describe_bubble(result)}.", tags=tags))
     table = spec.make_table("stages", "Stages", STAGE_COLUMNS, table_rows, ["operations"], STAGES_CAPTION)
     blocks: list[doc.Block] = [table, *paragraphs]
-    if len(rows) > MAX_STAGED_RUNS:
-        text = f"Shown are {MAX_STAGED_RUNS} of the {len(rows)} runs whose model was cut into stages."
-        blocks.append(doc.Paragraph(text))
+    blocks += doc.note_left_out(MAX_STAGED_RUNS, len(rows), "runs whose model was cut into stages are shown")
     blocks += list_left_out_runs(report_data)
     return doc.Section("stages", "How models were cut into stages", blocks)
 

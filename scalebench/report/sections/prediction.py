@@ -7,28 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from scalebench.analysis.columns import RATE
-from scalebench.analysis.prediction.predictions import (
-    MAX_MEASURED_DEVICES,
-    MIN_DOUBLING_GAIN,
-    Check,
-    CurvePrediction,
-    Forecast,
-    PredictedGroup,
-    check_curves,
-    predict_curves,
-    rank_predictions,
-    suggest_measurement,
-)
+from scalebench.analysis.prediction import predictions as predict
+from scalebench.analysis.prediction.predictions import Check, CurvePrediction, PredictedGroup
 from scalebench.analysis.ranking import join_with_and
 from scalebench.analysis.scaling_curves import Curve, format_group_title
 from scalebench.core import units
 from scalebench.core.result import Result
 from scalebench.core.stats.estimates import CONFIDENCE, Estimate
 from scalebench.report import document as doc
+from scalebench.report import spec
 from scalebench.report.report_data import ReportData
+from scalebench.report.tables import format_percent
 
 SECTION_ID = "prediction"
 DOUBLINGS = 4  # beyond the measured devices, where no numbers are named
@@ -44,8 +37,8 @@ CHECK_CAPTION = "Each measured number of devices, predicted from the smaller one
 
 def section(report_data: ReportData) -> doc.Section | None:
     """Return None if no strategy was measured on two numbers of devices."""
-    groups, notes = doc.group_curves(report_data.curves, lambda members: any(map(_is_predictable, members)))
-    predictable = [curve for group in groups for curve in group.curves if _is_predictable(curve)][:MAX_PREDICTED]
+    groups, notes = doc.group_curves(report_data.curves, lambda members: any(len(curve.rows) > 1 for curve in members))
+    predictable = [curve for group in groups for curve in group.curves if len(curve.rows) > 1][:MAX_PREDICTED]
     if not predictable:
         return None
     blocks: list[doc.Block] = [*notes]
@@ -53,22 +46,15 @@ def section(report_data: ReportData) -> doc.Section | None:
     def read(row: Mapping[str, Any]) -> Result:
         return report_data.result(str(row["run_id"]))
 
-    for predicted in predict_curves(predictable, read, among=report_data.curves):
+    for predicted in predict.predict_curves(predictable, read, among=report_data.curves):
         (group,) = (group for group in groups if group.shared == predicted.group)
         curves = [curve for curve in predictable if curve.group == predicted.group]
-        counts = choose_counts(curves)
-        blocks += group.paragraphs
-        blocks += make_paragraphs(predicted, counts, report_data.min_efficiency, counts[-1])
+        counts, checks = choose_counts(curves), predict.check_curves(curves, read)
+        blocks += [*group.paragraphs, *make_paragraphs(predicted, counts, report_data.min_efficiency, counts[-1])]
         blocks.append(_make_chart(group.make_id(SECTION_ID, "throughput"), curves, predicted, counts))
         blocks.append(make_table(predicted, counts, group.make_id(SECTION_ID, "table")))
-        checks = check_curves(curves, read)
-        if checks:
-            blocks.append(make_check_table(checks, group.make_id(SECTION_ID, "check")))
+        blocks += [make_check_table(checks, group.make_id(SECTION_ID, "check"))] if checks else []
     return doc.Section(SECTION_ID, "What more devices would give", blocks)
-
-
-def _is_predictable(curve: Curve) -> bool:
-    return len(curve.rows) > 1
 
 
 def choose_counts(curves: Sequence[Curve]) -> list[int]:
@@ -79,63 +65,49 @@ def choose_counts(curves: Sequence[Curve]) -> list[int]:
 
 def _make_chart(chart_id: str, curves: Sequence[Curve], predicted: PredictedGroup, counts: Sequence[int]) -> doc.Chart:
     """Draw the measured points and the predicted lines with their limits."""
-    lines = [
-        doc.Series(line.name, line.x, line.y, line.low, line.high, line.tags, "points", repeats=line.repeats)
-        for line in doc.make_line_series(curves, doc.THROUGHPUT, "throughput")
-    ]
+    measured = doc.make_line_series(curves, doc.THROUGHPUT, "throughput")
+    lines = [replace(line, style="points") for line in measured]
     for prediction in predicted.predictions:
         forecasts = [each for each in map(prediction.forecast, counts) if each.throughput and each.fits is not False]
         rates = [each.throughput for each in forecasts if each.throughput]
         y, low, high = ([getattr(rate, name) for rate in rates] for name in ("value", "low", "high"))
         x = [float(each.devices) for each in forecasts]
         lines.append(doc.Series(f"{prediction.name}, predicted", x, y, low, high, prediction.curve.tags))
-    ticks = sorted({float(x) for line in lines for x in line.x})
-    x_axis = doc.Axis(doc.DEVICES, log=True, ticks=ticks, from_zero=False)
+    axes = replace(doc.make_devices_axis(lines), log=True), doc.Axis("samples/s")
     caption = doc.join_sentences("points: measured; lines: predicted", CAPTION[0])
-    return doc.Chart(
-        chart_id, "Measured and predicted throughput", x_axis, doc.Axis("samples/s"), lines, caption=caption
-    )
+    return doc.Chart(chart_id, "Measured and predicted throughput", *axes, lines, caption=caption)
 
 
 def make_table(predicted: PredictedGroup, counts: Sequence[int], table_id: str = SECTION_ID) -> doc.Table:
     """Make a row for each strategy and number of devices."""
-    rows = [(prediction, prediction.forecast(count)) for prediction in predicted.predictions for count in counts]
-    hours = [None if each.fits is False else each.device_hours_per_epoch for _, each in rows]
-    columns = {
-        "strategy": [doc.make_cell(prediction.name) for prediction, _ in rows],
-        doc.DEVICES: [doc.make_cell(f"{each.devices:,}", float(each.devices)) for _, each in rows],
-        "samples/s (95 %)": [_make_rate_cell(each) for _, each in rows],
-        "measured": [doc.format_cell(p.find_measured(each.devices), "{:,.0f}".format) for p, each in rows],
-        "efficiency": [_make_efficiency_cell(each) for _, each in rows],
-        "limited by": [doc.make_cell(each.limited_by if each.throughput else "") for _, each in rows],
-        "memory": [doc.format_cell(each.memory_bytes, units.format_bytes) for _, each in rows],
-        "device time per epoch": [doc.format_cell(each, units.format_device_hours) for each in hours],
-    }
-    for name in ("measured", "memory", "device time per epoch"):
-        if not any(cell.text for cell in columns[name]):
-            del columns[name]
+    forecasts = [(each, each.forecast(count)) for each in predicted.predictions for count in counts]
+    rows: list[tuple[doc.Tags, list[Any]]] = []
+    for prediction, forecast in forecasts:
+        rate, share, hours = forecast.throughput, forecast.efficiency, forecast.device_hours_per_epoch
+        rate_cell = doc.Cell("fewer samples than devices" if rate is None else "does not fit")
+        if rate is None or forecast.fits is False:
+            share = hours = None
+        else:
+            rate_cell = doc.make_cell(_format_rate(rate), rate.value)
+        limits = "" if share is None else format_percent(share.value, share.low, share.high)
+        rows.append((prediction.curve.tags, [
+            prediction.name, forecast.devices, rate_cell,
+            doc.format_cell(prediction.find_measured(forecast.devices), "{:,.0f}".format),
+            doc.make_cell(limits, share and share.value), forecast.limited_by if rate else "",
+            doc.format_cell(forecast.memory_bytes, units.format_bytes),
+            doc.format_cell(hours, units.format_device_hours),
+        ]))  # fmt: skip
+    heads = ["strategy", doc.DEVICES, "samples/s (95 %)", "measured", "efficiency", "limited by", "memory",
+             "device time per epoch"]  # fmt: skip
+    for place in (7, 6, 3):
+        if not any(spec.to_cell(values[place]).text for _, values in rows):
+            del heads[place]
+            rows = [(tags, values[:place] + values[place + 1 :]) for tags, values in rows]
     bases = sorted({prediction.points[0].devices for prediction in predicted.predictions})
     base = f"efficiency: throughput per device over that of the fewest measured devices ({', '.join(map(str, bases))})"
+    caption = doc.join_sentences(CAPTION[0], base, *CAPTION[1:])
     title = f"Predicted: {format_group_title(predicted.group)}"
-    cells = zip(*columns.values(), strict=True)
-    table_rows = [doc.Row(list(of_row), p.curve.tags) for (p, _), of_row in zip(rows, cells, strict=True)]
-    return doc.Table(table_id, title, list(columns), table_rows, frozenset(columns) - {"strategy", "limited by"},
-                     doc.join_sentences(CAPTION[0], base, *CAPTION[1:]))  # fmt: skip
-
-
-def _make_rate_cell(forecast: Forecast) -> doc.Cell:
-    if forecast.throughput is None:
-        return doc.Cell("fewer samples than devices")
-    if forecast.fits is False:
-        return doc.Cell("does not fit")
-    return doc.make_cell(_format_rate(forecast.throughput), forecast.throughput.value)
-
-
-def _make_efficiency_cell(forecast: Forecast) -> doc.Cell:
-    share = forecast.efficiency
-    if share is None or forecast.fits is False:
-        return doc.Cell("")
-    return doc.make_cell(f"{100 * share.value:.0f} % [{100 * share.low:.0f}, {100 * share.high:.0f}]", share.value)
+    return spec.make_table(table_id, title, heads, rows, ["limited by"], caption)
 
 
 def _format_rate(rate: Estimate) -> str:
@@ -168,8 +140,8 @@ def make_paragraphs(
     for remark, names in remarks.items():
         about = "All strategies" if 1 < len(names) == len(predicted.predictions) else join_with_and(names)
         sentences.append(f"{about}: {remark}.")
-    if max(most, *counts) > MAX_MEASURED_DEVICES:
-        sentences.append(f"Beyond {MAX_MEASURED_DEVICES:,} devices no measurement backs this.")
+    if max(most, *counts) > predict.MAX_MEASURED_DEVICES:
+        sentences.append(f"Beyond {predict.MAX_MEASURED_DEVICES:,} devices no measurement backs this.")
     yield from map(doc.Paragraph, sentences)
 
 
@@ -185,7 +157,7 @@ def _describe_reach(prediction: CurvePrediction, share: float, most: int) -> str
     doubling = ""
     if reach.poor_doubling is not None:
         pair = f"{reach.poor_doubling:,} to {2 * reach.poor_doubling:,}"
-        doubling = f" From {pair} devices throughput grows by less than {MIN_DOUBLING_GAIN:g} times."
+        doubling = f" From {pair} devices throughput grows by less than {predict.MIN_DOUBLING_GAIN:g} times."
     first, how_far = prediction.points[0].devices, describe(reach.by_figures)
     if prediction.is_rankable:
         how_far += f", with {100 * CONFIDENCE:g} % confidence {describe(reach.surely)}"
@@ -200,7 +172,7 @@ def _describe_ranking(predictions: Sequence[CurvePrediction], devices: int) -> I
     unranked = [prediction.name for prediction in predictions if not prediction.is_rankable]
     if len(predictions) > 1 and unranked:
         yield f"Not ranked, since one device does not tell: {join_with_and(unranked)}; gpus=2 does."
-    ranked = rank_predictions(predictions, devices)
+    ranked = predict.rank_predictions(predictions, devices)
     if len(ranked) < 2:
         return
     (fastest, best), tied = ranked[0], [name for name, rate in ranked if rate.high >= ranked[0][1].low]
@@ -212,7 +184,7 @@ def _describe_ranking(predictions: Sequence[CurvePrediction], devices: int) -> I
 
 def _describe_next(predictions: Sequence[CurvePrediction], devices: int) -> Iterator[str]:
     """Name the one measurement that would narrow an interval most."""
-    options = [(each, best) for each in predictions if (best := suggest_measurement(each, devices)) is not None]
+    options = [(each, best) for each in predictions if (best := predict.suggest_measurement(each, devices)) is not None]
     if options:
         prediction, best = max(options, key=lambda option: option[1].before - option[1].after)
         spans = f"{math.exp(best.after):.2f} instead of {math.exp(best.before):.2f}"
@@ -224,25 +196,17 @@ def _describe_next(predictions: Sequence[CurvePrediction], devices: int) -> Iter
 
 def make_check_table(checks: Sequence[Check], table_id: str = f"{SECTION_ID}-check") -> doc.Table:
     """Make a row for each check; all are of one workload."""
-    columns = ["strategy", "from", doc.DEVICES, "predicted (95 %)", "measured", "error", "holds"]
-    rows = []
-    for check in checks:
-        measured = float(check.row[RATE])
-        cells = [
-            doc.make_cell(check.curve.name),
-            doc.make_cell(", ".join(str(point.devices) for point in check.seen)),
-            doc.make_cell(str(check.row["gpus"]), check.row["gpus"]),
+    rows = [
+        (check.curve.tags, [
+            check.curve.name, ", ".join(str(point.devices) for point in check.seen), check.row["gpus"],
             doc.make_cell(_format_rate(check.predicted), check.predicted.value),
-            doc.make_cell(f"{measured:,.0f}", measured),
-            doc.make_cell(f"{100 * check.error:+.1f} %", check.error),
-            doc.make_cell("yes" if check.holds else "no"),
-        ]
-        rows.append(doc.Row(cells, check.curve.tags))
-    held = sum(check.holds for check in checks)
-    mean = sum(abs(check.error) for check in checks) / len(checks)
-    caption = doc.join_sentences(
-        CHECK_CAPTION, f"mean error {100 * mean:.1f} %, {held} of {len(checks)} in their interval"
-    )
-    numeric = frozenset(columns) - {"strategy", "holds"}
+            doc.make_cell(f"{check.row[RATE]:,.0f}", check.row[RATE]),
+            doc.make_cell(f"{100 * check.error:+.1f} %", check.error), "yes" if check.holds else "no",
+        ])
+        for check in checks
+    ]  # fmt: skip
+    mean, held = sum(abs(check.error) for check in checks) / len(checks), sum(check.holds for check in checks)
+    about = f"mean error {100 * mean:.1f} %, {held} of {len(checks)} in their interval"
+    heads = ("strategy", "from", doc.DEVICES, "predicted (95 %)", "measured", "error", "holds")
     title = f"Predictions of what was measured: {format_group_title(checks[0].curve.group)}"
-    return doc.Table(table_id, title, columns, rows, numeric, caption)
+    return spec.make_table(table_id, title, heads, rows, ["holds"], doc.join_sentences(CHECK_CAPTION, about))

@@ -8,7 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
@@ -26,6 +26,9 @@ from scalebench.report.report_data import (
 )
 from scalebench.report.report_data import Row as RunRow
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 TableRows = Sequence[tuple[doc.Tags, Sequence[Any]]]
 MAX_LOGS = 20
 MAX_LABELS = 20
@@ -35,38 +38,37 @@ def section(report_data: ReportData) -> doc.Section | None:
     """Return None if all runs were successful and nothing is flagged."""
     blocks: list[doc.Block] = [*_list_failed(report_data)]
     files, folders = report_data.unreadable, report_data.files.unfinished_folders
-    unreadable: TableRows = [({}, [str(path), reason]) for path, reason in files[: doc.MAX_ROWS]]
-    blocks += _make_table("unreadable", "Files that could not be read", ("file", "reason"), unreadable, len(files))
-    running = [
-        (run.tags, [str(run.folder), run.tags.get("strategy", ""), run.gpus, run.phase, run.last_sign])
-        for run in map(describe_unfinished_run, folders[: doc.MAX_ROWS])
-    ]
+    blocks += _make_table("unreadable", "Files that could not be read", ("file", "reason"),
+                          [({}, [str(path), reason]) for path, reason in files])  # fmt: skip
+    # Only those that are shown are described, which reads their files.
+    running = [(run.tags, [str(run.folder), run.tags.get("strategy", ""), run.gpus, run.phase, run.last_sign])
+               for run in map(describe_unfinished_run, folders[: doc.MAX_ROWS])]  # fmt: skip
     heads = ("folder", "strategy", "devices", "phase", "last sign (UTC)")
     about = "They have no result: they are still running, or ended before they could write one."
-    blocks += _make_table("running", "Running or interrupted", heads, running, len(folders), about, "devices")
-    rows, count = _select_status(report_data, lambda status: status == "unsupported")
+    blocks += _make_table("running", "Running or interrupted", heads, running, about, "devices")
+    blocks += doc.note_left_out(doc.MAX_ROWS, len(folders), "folders without a result are listed")
+    rows = _select_rows(report_data.frame, lambda status: status == "unsupported")
     names = name_runs(rows)
-    unsupported = [(doc.get_tags(row), [names[row["run_id"]], to_text(row["reason"])]) for row in rows]
-    blocks += _make_table("unsupported", "Unsupported runs", ("run", "reason"), unsupported, count)
+    unsupported = [(doc.get_tags(row), [names[row["run_id"]], row["reason"]]) for row in rows]
+    blocks += _make_table("unsupported", "Unsupported runs", ("run", "reason"), unsupported)
     blocks += _list_flags(report_data)
     return doc.Section("problems", "Problems and warnings", blocks) if blocks else None
 
 
 def _list_failed(report_data: ReportData) -> Iterator[doc.Block]:
     """List the failed runs with their reasons, and the ends of their logs, one of each reason first."""
-    rows, count = _select_status(report_data, lambda status: status not in ("ok", "unsupported"))
+    rows = _select_rows(report_data.frame, lambda status: status not in ("ok", "unsupported"))
     names, cells, seen = name_runs(rows), [], Counter[str]()
     turns = []  # (number of earlier runs with the same reason, position)
     for position, row in enumerate(rows):
         reason, folder = to_text(row["reason"]), report_data.make_link(Path(to_text(row["path"])))
-        cells.append((doc.get_tags(row), [names[row["run_id"]], to_text(row["status"]), reason, folder]))
+        cells.append((doc.get_tags(row), [names[row["run_id"]], row["status"], reason, folder]))
         turns.append((seen[reason], position))
         seen[reason] += 1
-    yield from _make_table("failed", "Failed runs", ("run", "status", "reason", "folder"), cells, count)
+    yield from _make_table("failed", "Failed runs", ("run", "status", "reason", "folder"), cells)
     for _, position in sorted(turns)[:MAX_LOGS]:
         yield _make_log_block(report_data, rows[position], names[rows[position]["run_id"]])
-    if count > MAX_LOGS:
-        yield doc.Paragraph(f"The ends of {MAX_LOGS} of {count:,} logs are shown, of different reasons first.")
+    yield from doc.note_left_out(MAX_LOGS, len(rows), "ends of logs are shown, of different reasons first")
 
 
 def _make_log_block(report_data: ReportData, row: RunRow, name: str) -> doc.Block:
@@ -99,30 +101,24 @@ def _list_flags(report_data: ReportData) -> Iterator[doc.Block]:
     ]
     about = "what it means, and what to do"
     yield spec.make_table("warnings", "Warnings", ("warning", "rows", about), rows, [about])
-    places = [place for place, names in enumerate(flags) if names]
-    first = plain_rows(select_run_columns(frame).iloc[places[: doc.MAX_ROWS]])
-    names = name_runs(first)
-    flagged = [
-        (doc.get_tags(row), [names[row["run_id"]], ", ".join(map(format_flag, flags[place]))])
-        for row, place in zip(first, places, strict=False)
-    ]
-    yield from _make_table("flagged", "Rows with warnings", ("run", "warnings"), flagged, len(places))
+    flagged = plain_rows(select_run_columns(frame)[[bool(names) for names in flags]])
+    names = name_runs(flagged)
+    texts = [", ".join(map(format_flag, each)) for each in flags if each]
+    rows = [(doc.get_tags(row), [names[row["run_id"]], text]) for row, text in zip(flagged, texts, strict=True)]
+    yield from _make_table("flagged", "Rows with warnings", ("run", "warnings"), rows)
 
 
-def _select_status(report_data: ReportData, has_status: Callable[[str], bool]) -> tuple[list[RunRow], int]:
-    """Return the first rows with such a status, and how many there are."""
-    frame = select_run_columns(report_data.frame).drop_duplicates("run_id")
-    rows = frame[[has_status(to_text(status)) for status in frame["status"]]]
-    return plain_rows(rows.head(doc.MAX_ROWS)), len(rows)
+def _select_rows(frame: pd.DataFrame, has_status: Callable[[str], bool]) -> list[RunRow]:
+    rows = select_run_columns(frame).drop_duplicates("run_id")
+    return plain_rows(rows[[has_status(to_text(status)) for status in rows["status"]]])
 
 
 def _make_table(
-    id_: str, title: str, heads: Sequence[str], rows: TableRows, count: int, about: str = "", *numeric: str
+    table_id: str, title: str, heads: Sequence[str], rows: TableRows, about: str = "", *numeric: str
 ) -> Iterator[doc.Table]:
-    """Yield a table of texts, the first of `count` rows; nothing without rows."""
-    more = f"The first {doc.MAX_ROWS} of {count:,}." if count > doc.MAX_ROWS else ""
+    """Yield a table of texts; nothing without rows."""
     if rows:
-        yield spec.make_table(id_, title, heads, rows, {*heads} - {*numeric}, f"{about} {more}".strip())
+        yield spec.make_table(table_id, title, heads, rows, {*heads} - {*numeric}, about)
 
 
 def unfinished_section(report_data: ReportData) -> doc.Section | None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from scalebench.analysis.identity import CURVE_COLUMNS, curve_key, name_curves
-from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve, find_node_boundaries, find_scaling_limit, fit_slope
 from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict
 from scalebench.report import document as doc
@@ -42,14 +41,15 @@ def section(report_data: ReportData) -> doc.Section | None:
         report_data.curves, lambda members: max(max(curve.gpus) for curve in members) > 1
     )
     blocks: list[doc.Block] = [*left_out]
+    pooled = report_data.pooled
     for group in groups:
         rows = [row for curve in group.curves for row in curve.rows]
         baselines = _describe_baselines(rows, report_data.baseline_name)
-        lines, bare_rates = (
-            doc.make_line_series(group.curves, doc.THROUGHPUT, "throughput"),
-            _find_rates(rows, report_data),
-        )
-        ideals = {f"ideal of {name}": (0.0, rate) for name, rate in bare_rates.items()}
+        lines = doc.make_line_series(group.curves, doc.THROUGHPUT, "throughput")
+        # The samples/s of each bare strategy that these rows are compared with, such as PyTorch's: the highest.
+        bare = pooled[pooled["run_id"].isin({row["baseline_bare_id"] for row in rows}) & pooled[doc.THROUGHPUT].notna()]
+        rates = bare.groupby("strategy", sort=False)[doc.THROUGHPUT].max()
+        ideals = {f"ideal of {name}": (0.0, float(rate)) for name, rate in rates.items()}
         about = "samples/s over all devices in steady state, more is better"
         ideal = "ideal is what the bare baseline, of several the fastest, would give without any loss" if ideals else ""
         chart = _make_chart(group, "throughput", "Throughput", doc.Axis("samples/s"), lines, ideals, about, ideal)
@@ -69,9 +69,7 @@ def section(report_data: ReportData) -> doc.Section | None:
                 blocks.append(_make_chart(group, f"speedup {kind}", title, axis, lines, ideals, about, dotted))
         heads = {kind: str(report_data.baseline_name) if kind == "given" else kind for kind in baselines}
         blocks += _make_slope_table(group, heads, report_data.min_efficiency)
-        kind = next(iter(baselines), "bare")
-        about, estimate_ratio = baselines.get(kind, BASELINES[kind]), report_data.configurations.estimate_ratio
-        blocks += _make_jump_table(group, estimate_ratio, kind, about)
+        blocks += _make_jump_table(group, report_data, *next(iter((baselines or BASELINES).items())))
     return doc.Section("scaling", "Scaling", blocks, folded=len(groups) == 1) if groups else None
 
 
@@ -85,28 +83,21 @@ def _describe_baselines(rows: Sequence[doc.Cells], baseline_name: str | None) ->
     kinds = [kind for kind in BASELINES if any(row[f"speedup_{kind}"] is not None for row in rows)]
     if kinds == ["bare", "self"] and not any(map(differs, rows)):
         kinds = ["bare"]
-    baselines = {kind: BASELINES[kind] for kind in kinds}
-    if baseline_name is not None and any(row.get("speedup_given") is not None for row in rows):
-        baselines["given"] = f"against {baseline_name}, the named baseline"
-    return baselines
-
-
-def _find_rates(rows: Sequence[doc.Cells], report_data: ReportData) -> dict[str, float]:
-    """Return the samples/s of each bare strategy that these rows are compared with, such as PyTorch's: the highest."""
-    frame, run_ids = report_data.pooled, {row["baseline_bare_id"] for row in rows} - {None}
-    bare = frame.loc[frame["run_id"].isin(run_ids) & frame[doc.THROUGHPUT].notna(), ["strategy", doc.THROUGHPUT]]
-    return {str(name): float(rate) for name, rate in bare.groupby("strategy", sort=False)[doc.THROUGHPUT].max().items()}
+    named = {"given": f"against {baseline_name}, the named baseline"} if baseline_name is not None else {}
+    has_named = any(row.get("speedup_given") is not None for row in rows)
+    return {kind: BASELINES[kind] for kind in kinds} | (named if has_named else {})
 
 
 def _fit_speedups(curves: Iterable[Curve], kind: str) -> list[doc.Series]:
     """Make the speedups of each curve, with the line whose slope is in the table where it has one."""
     lines = []
     for curve in curves:
-        fitted = fit_slope(curve, kind) if len(curve.rows) >= MIN_SLOPE_POINTS else None
-        for line in doc.make_line_series([curve], f"speedup_{kind}"):
-            fit = [fitted.intercept + fitted.speedup.value * row["gpus"] for row in curve.rows] if fitted else []
+        series = doc.make_line_series([curve], f"speedup_{kind}")
+        if (fitted := fit_slope(curve, kind) if len(curve.rows) >= MIN_SLOPE_POINTS else None) is not None:
+            fit = [fitted.intercept + fitted.speedup.value * row["gpus"] for row in curve.rows]
             # A line through the points would hide the fitted one.
-            lines.append(replace(line, fit=fit, style="points") if fit else line)
+            series = [replace(line, fit=fit, style="points") for line in series]
+        lines += series
     return lines
 
 
@@ -166,13 +157,11 @@ def _make_slope_table(
         )
 
 
-def _make_jump_table(
-    group: doc.CurveGroup, estimate_ratio: EstimateRatio, kind: str, about: str
-) -> Iterator[doc.Table]:
+def _make_jump_table(group: doc.CurveGroup, report_data: ReportData, kind: str, about: str) -> Iterator[doc.Table]:
     """Make a row for each node boundary of a curve; `about` describes the baseline `kind`."""
     rows = []
     for curve in group.curves:
-        for jump in find_node_boundaries(curve, estimate_ratio, kind):
+        for jump in find_node_boundaries(curve, report_data.configurations.estimate_ratio, kind):
             remark = "no difference resolved" if jump.ratio.low <= 1 <= jump.ratio.high else ""
             if not jump.ratio.has_limits:
                 remark = explain_no_verdict(*jump.rows) or "no interval"
@@ -238,12 +227,11 @@ def strategies_section(report_data: ReportData) -> doc.Section | None:
         text = f"{len(pooled):,} configurations are more than a table can show: these are the {len(best)} that"
         blocks.append(doc.Paragraph(f"{text} come first in throughput among those of their number of devices."))
     blocks.append(tables.make_configuration_table(best, report_data.baseline_name))
-    baselines = best[tables.BASELINE_COLUMNS].to_dict("records")
-    if count := sum(bool(tables.find_missing_baselines(row)) for row in baselines):
+    if count := sum(map(bool, map(tables.find_missing_baselines, best[tables.BASELINE_COLUMNS].to_dict("records")))):
         commands = make_baseline_commands(best, report_data.unreadable)
         text = f"{count} {'row lacks a baseline' if count == 1 else 'rows lack a baseline'} on one device, and with it"
         more = f" {len(commands) - MAX_COMMANDS} more commands are left out." if len(commands) > MAX_COMMANDS else ""
-        text = f"{text} speedup and efficiency; the remarks say which.{more}"
         title = "Measures them together with what they are compared with"
-        blocks += [doc.Paragraph(text, "warning"), doc.Code("\n".join(commands[:MAX_COMMANDS]), "sh", title)]
+        blocks.append(doc.Paragraph(f"{text} speedup and efficiency; the remarks say which.{more}", "warning"))
+        blocks.append(doc.Code("\n".join(commands[:MAX_COMMANDS]), "sh", title))
     return doc.Section("strategies", "All configurations", blocks)

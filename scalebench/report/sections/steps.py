@@ -328,7 +328,7 @@ def real_input_section(report_data: ReportData) -> doc.Section | None:
     rows: list[tuple[doc.Tags, list[Any]]] = []
     for row in measured:
         other, tags = generated.get(_input_key(row)), doc.get_tags(row)
-        if other is None or row["dataset"].endswith(GENERATED) or len(rows) == doc.MAX_ROWS:
+        if other is None or row["dataset"].endswith(GENERATED):
             continue
         ratio = decide_ratio(row, other, report_data.configurations.estimate_ratio)
         under = f"under {row['strategy']} on {units.format_count(row['gpus'], 'device')}"

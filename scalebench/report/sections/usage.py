@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.verdicts import decide_ratio
@@ -76,11 +77,10 @@ SAMPLES_NOTE = (
 
 
 def _leave_out_traffic_within_nodes(curves: Sequence[Curve]) -> list[Curve]:
-    nothing: dict[str, None] = dict.fromkeys(BETWEEN_NODES)
-    return [
-        replace(curve, rows=[{**row, **nothing} if row["nodes"] == 1 else row for row in curve.rows])
-        for curve in curves
-    ]  # fmt: skip
+    def hide(row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, **dict.fromkeys(BETWEEN_NODES)} if row["nodes"] == 1 else row
+
+    return [replace(curve, rows=[*map(hide, curve.rows)]) for curve in curves]
 
 
 def _warn_of_waits(section: str, group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Paragraph]:
@@ -150,9 +150,7 @@ def clocks_section(report_data: ReportData) -> doc.Section | None:
     for reason, runs in without_series.items():
         more = f" and {len(runs) - MAX_NAMES} more" if len(runs) > MAX_NAMES else ""
         blocks.append(doc.Paragraph(f"No series of {'; '.join(runs[:MAX_NAMES])}{more}: {reason}."))
-    if left:
-        text = f"{len(left)} more runs with a flag, or of the most devices of a curve, are not drawn here."
-        blocks.append(doc.Paragraph(text))
+    blocks += doc.note_left_out(count, count + len(left), "runs with a flag or the most devices are drawn")
     blocks += list_left_out_runs(report_data)
     return doc.Section("clocks", "Clocks, power and processors over time", blocks)
 
@@ -197,8 +195,7 @@ def make_monitor_charts(result: Result, folder: Path, chart_id: str, name: str, 
     charts: list[doc.Chart] = []
 
     def select_points(source: str, quantity: str) -> doc.Points:
-        times_s, values = series.times_s(source, quantity, period), series.values(source, quantity, period)
-        return list(zip(times_s, values, strict=True))
+        return [*zip(series.times_s(source, quantity, period), series.values(source, quantity, period), strict=True)]
 
     def draw(quantity: str, title: str, axis: doc.Axis, lines: dict[str, doc.Points], note: str = "") -> None:
         """Draw the lines that have points, over the time from the start of the measured phase."""
@@ -208,10 +205,8 @@ def make_monitor_charts(result: Result, folder: Path, chart_id: str, name: str, 
             if points:
                 curves.append(doc.Series(line, [x for x, _ in points], [y for _, y in points], tags=tags))
         if curves:
-            caption = note + SAMPLES_NOTE + nodes
-            charts.append(
-                doc.Chart(f"{chart_id}-{quantity}", f"{title}: {name}", TIME_AXIS, axis, curves, caption=caption)
-            )
+            heading, caption = f"{title}: {name}", note + SAMPLES_NOTE + nodes
+            charts.append(doc.Chart(f"{chart_id}-{quantity}", heading, TIME_AXIS, axis, curves, caption=caption))
 
     devices = [device.index for device in result.monitor.devices if not device.node]
     for quantity, title, column, axis in GPU_QUANTITIES:
