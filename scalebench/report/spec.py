@@ -79,12 +79,13 @@ def make_table(
     caption: str = "",
 ) -> doc.Table:
     """Make a table of rows, each of tags and of values for `to_cell`; the caption counts those above doc.MAX_ROWS.
-    Columns other than the first and the `words` are numbers."""
+    Columns other than the `words` are numbers, the first one if its values are."""
     all_rows = list(rows)
     if len(all_rows) > doc.MAX_ROWS:
         caption = doc.join_sentences(caption, f"{doc.MAX_ROWS} of {len(all_rows):,} rows")
     cells = [doc.Row([*map(to_cell, values)], tags) for tags, values in all_rows[: doc.MAX_ROWS]]
-    return doc.Table(table_id, title, heads, cells, frozenset(heads[1:]) - {*words}, caption)
+    first = 0 if cells and isinstance(cells[0].cells[0].value, (int, float)) else 1
+    return doc.Table(table_id, title, heads, cells, frozenset(heads[first:]) - {*words}, caption)
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def test_the_section_shows_some_of_many_runs_and_nothing_without_stages(tmp_path
     results = [staged_run(chain(0.006, 0.003), run_id="a"), staged_run(chain(0.006, 0.003, 0.003), run_id="b")]
     made = build_section(section.stages_section, tmp_path / "many", results)
     assert len(get_block(made, Table).rows) == 2
-    assert select_blocks(made, Paragraph)[-1].text == "Shown are 1 of the 2 runs whose model was cut into stages."
+    assert select_blocks(made, Paragraph)[-1].text == "1 of 2 runs whose model was cut into stages are shown."
     for name, result in {"a": record(), "b": staged_run(chain(0.006, 0.003), status="failed")}.items():
         assert build_section(section.stages_section, tmp_path / name, [result]) is None
 

@@ -22,11 +22,12 @@ from scalebench.core.errors import InputError
 from scalebench.core.stats.estimates import CONFIDENCE, Estimate
 from scalebench.core.units import format_count, format_percent
 from scalebench.report import document as doc
+from scalebench.report import spec
 from scalebench.report.repeat_commands import make_command, make_recipe
 from scalebench.report.report_data import ReportData
 from scalebench.report.sections.attribution import attribute_runs, describe_largest_loss, find_largest_loss
 from scalebench.report.tables import format_percent as format_whole_percent
-from scalebench.report.tables import format_percent_column, format_ratio, format_throughput
+from scalebench.report.tables import format_percent_column, format_ratio, format_throughput, make_throughput_cell
 
 COLUMNS = ("devices", "fastest", "samples/s (95 %)", "efficiency", "against", "how sure", "tied with")
 CAPTION = (
@@ -94,20 +95,19 @@ def _get_main_row(advice: Advice) -> NamedRow:
 
 def write_headline(advice: Advice, estimate_ratio: EstimateRatio) -> str:
     """Return the verdict in a dozen words."""
-    name, row = _get_main_row(advice)
-    last = advice.rankings[-1]
-    if advice.kind == "one device" and last.certainty == "tied":
-        tied = _join_names([last.best, *(rival.name for rival in last.tied)])
-        return f"Only one device was measured: {tied} are equally fast."
+    (name, row), last = _get_main_row(advice), advice.rankings[-1]
     if advice.kind == "one device":
         verb = {"best": "is the fastest", "alone": "with nothing to compare"}.get(last.certainty, "looks the fastest")
+        if last.certainty == "tied":
+            name, verb = _join_names([last.best, *(rival.name for rival in last.tied)]), "are equally fast"
         return f"Only one device was measured: {name} {verb}."
     if advice.one_device is None:
         return "Unknown whether more devices pay: one device was not measured."
-    if advice.kind == "tied" and len({row["gpus"] for _, row in advice.rows}) > 1:
-        return f"{_join_names([_on_devices(pair) for pair in advice.rows])} are equally fast."
     if advice.kind == "tied":
-        return f"{_join_names([name for name, _ in advice.rows])} on {_count_devices(row['gpus'])} are equally fast."
+        names = _join_names([name for name, _ in advice.rows]) + f" on {_count_devices(row['gpus'])}"
+        if len({row["gpus"] for _, row in advice.rows}) > 1:
+            names = _join_names([*map(_on_devices, advice.rows)])
+        return f"{names} are equally fast."
     if advice.kind == "stay":
         return f"Stay on one device: {advice.one_device[0]} is the fastest."
     if advice.kind == "take":
@@ -148,16 +148,14 @@ def _make_tiles(advice: Advice) -> Iterator[doc.Tile]:
         yield from (doc.Tile(name, "not measured", note="no run on one device") for name in ("Speedup", "Efficiency"))
         return
     against = "itself" if kind == "self" or single is None else single[0]
-    yield _make_ratio_tile("Speedup", pair[1], f"speedup_{kind}", f"against {against} on one device")
-    yield _make_ratio_tile("Efficiency", pair[1], f"efficiency_{kind}", f"of {_on_devices(pair)}")
-
-
-def _make_ratio_tile(name: str, row: dict[str, Any], column: str, note: str) -> doc.Tile:
-    percent = name == "Efficiency"
-    value, low, high = (row[f"{column}{end}"] for end in ("", "_low", "_high"))
-    figure, *limits = (f"{100 * x:z.0f}" if percent else f"{x:.2f}" for x in (value, low, high) if x is not None)
-    interval = f"{limits[0]} to {limits[1]}{' %' * percent}" if len(limits) == 2 else "no interval"
-    return doc.Tile(name, figure, "%" if percent else "times", interval, note)
+    for name, unit, factor, digits, note in (
+        ("Speedup", "times", 1, 2, f"against {against} on one device"),
+        ("Efficiency", "%", 100, 0, f"of {_on_devices(pair)}"),
+    ):
+        figures = [x for x in doc.get_figure(pair[1], f"{name.lower()}_{kind}") if x is not None]
+        figure, *limits = (f"{factor * x:z.{digits}f}" for x in figures)
+        interval = f"{' to '.join(limits)}{' %' * (unit == '%')}" if len(limits) == 2 else "no interval"
+        yield doc.Tile(name, figure, unit, interval, note)
 
 
 def _describe_main_loss(report_data: ReportData, advice: Advice) -> str:
@@ -267,49 +265,38 @@ def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
     if advice.kind == "one device":
         return f"More than one device was not measured. {describe_ranking(last)}"
     if single is None:
-        name, row = advice.rows[0]
-        return (
-            "Whether more devices pay is unknown: nothing was measured on one device (baseline=auto adds it). "
-            f"The fastest was {_on_devices((name, row))}, {format_throughput(row, ' samples/s')}."
-        )
+        fastest = f"{_on_devices(advice.rows[0])}, {format_throughput(advice.rows[0][1], ' samples/s')}"
+        why = "nothing was measured on one device (baseline=auto adds it)"
+        return f"Whether more devices pay is unknown: {why}. The fastest was {fastest}."
     names = join_with_and([_on_devices(pair) for pair in advice.rows])
     ratios = [decide_ratio(row, single[1], estimate_ratio) for _, row in advice.rows]
     faster = join_with_and([format_ratio(ratio.value, *ratio.limits) for ratio in ratios])
     rows = [row for _, row in (single, *advice.rows)]
-    beside = _describe_other_programs(rows) if advice.test else ""
-    times = f"{faster} times as fast as {single[0]} on one device{beside}"
+    times = f"{faster} times as fast as {single[0]} on one device"
+    if advice.test and (disturbed := [row for row in rows if has_other_programs(row)]):
+        cores = max((row.get("cpu_cores_others_mean") or 0.0 for row in disturbed), default=0.0)
+        others = list(dict.fromkeys(name for row in disturbed for name in (row.get("other_programs") or "").split()))
+        took = f" that took {cores:.2g} cores" if cores else ""
+        times += f", beside other programs{took}{': ' * bool(others)}{', '.join(others[:MAX_OTHER_PROGRAMS])}"
     if advice.kind == "take":
         text = f"Take {names}: {times}."
     elif advice.kind == "tied":
         text = f"{names} are equally fast within noise: {times}."
     elif advice.kind == "stay":
-        losses = [
-            format_whole_percent(1 - ratio.value, *((1 - ratio.high, 1 - ratio.low) if ratio.has_limits else ()))
-            for ratio in ratios
-        ]
-        behind = [f"{_on_devices(pair)} by {loss}" for pair, loss in zip(advice.rows, losses, strict=True)]
+        behind = []
+        for pair, ratio in zip(advice.rows, ratios, strict=True):
+            limits = (1 - ratio.high, 1 - ratio.low) if ratio.has_limits else ()
+            behind.append(f"{_on_devices(pair)} by {format_whole_percent(1 - ratio.value, *limits)}")
         text = f"Stay on one device: {single[0]}. Slower than that: {join_with_and(behind)}."
     else:
         more = f"more repeats narrow the limits: measure.repeats={count_missing_repeats(*rows)}"
         missing = QUIET if _needs_quiet(advice) else more if advice.test else explain_no_verdict(*rows)
-        verb = "is" if len(advice.rows) == 1 else "are"
         verdict = "Stay on one device for now" if _is_slower(advice) else "Not sure that more devices pay"
-        text = f"{verdict}: {names} {verb} {times}; {missing}."
+        text = f"{verdict}: {names} {'is' if len(advice.rows) == 1 else 'are'} {times}; {missing}."
     left_out: dict[str, list[str]] = {}
     for pair in advice.left_out if advice.test else ():
         left_out.setdefault(explain_no_verdict(pair[1]), []).append(_on_devices(pair))
     return " ".join([text, *(f"No verdict on {join_with_and(names)}: {reason}." for reason, names in left_out.items())])
-
-
-def _describe_other_programs(rows: Sequence[dict[str, Any]]) -> str:
-    """Return `, beside other programs that took 1.3 cores: chrome, python` where they disturbed these rows."""
-    disturbed = [row for row in rows if has_other_programs(row)]
-    if not disturbed:
-        return ""
-    cores = max((row.get("cpu_cores_others_mean") or 0.0 for row in disturbed), default=0.0)
-    names = list(dict.fromkeys(name for row in disturbed for name in (row.get("other_programs") or "").split()))
-    took = f" that took {cores:.2g} cores" if cores else ""
-    return f", beside other programs{took}{': ' * bool(names)}{', '.join(names[:MAX_OTHER_PROGRAMS])}"
 
 
 def describe_ranking(ranking: Ranking) -> str:
@@ -321,7 +308,13 @@ def describe_ranking(ranking: Ranking) -> str:
         parts.append(f"tied within noise with {join_with_and([_format_rival(rival) for rival in ranking.tied])}")
     if ranking.undecided:
         against = join_with_and([_format_rival(rival) for rival in ranking.undecided])
-        parts.append(f"not sure against {against}: {_explain_undecided(ranking) or 'no interval'}")
+        names: dict[str, list[str]] = {}  # by why rows carry no verdict
+        for in_rounds in (None, False):  # rows that took turns may have done so with others
+            for name, row in ranking.rows if not names else ():
+                if reason := explain_no_verdict(row, in_rounds=in_rounds):
+                    names.setdefault(reason, []).append(name)
+        why = "; ".join(f"{reason} ({', '.join(members)})" for reason, members in names.items())
+        parts.append(f"not sure against {against}: {why or 'no interval'}")
     first = next((rival for rival in ranking.rivals if rival.verdict == "slower"), None)
     if first is not None:
         who = "the next" if first is ranking.rivals[0] else "the first that is slower beyond noise"
@@ -332,18 +325,6 @@ def describe_ranking(ranking: Ranking) -> str:
 def _format_rival(rival: Rival) -> str:
     """Return `ddp_gloo (1.31 [1.25, 1.37])`."""
     return f"{rival.name} ({format_ratio(rival.ratio.value, *rival.ratio.limits)})"
-
-
-def _explain_undecided(ranking: Ranking) -> str:
-    """Return `one repeat (ddp, mirrored)`: why rows carry no verdict."""
-    for in_rounds in (None, False):  # rows that took turns may have done so with others
-        names: dict[str, list[str]] = {}
-        for name, row in ranking.rows:
-            if reason := explain_no_verdict(row, in_rounds=in_rounds):
-                names.setdefault(reason, []).append(name)
-        if names:
-            break
-    return "; ".join(f"{reason} ({', '.join(members)})" for reason, members in names.items())
 
 
 def _on_devices(pair: NamedRow) -> str:
@@ -405,10 +386,9 @@ def _list_missing(report_data: ReportData, last: Ranking) -> list[str]:
     Controls are left out, and baselines, which use one device.
     """
     pooled = report_data.pooled
-    is_tried = (pooled["status"] != "ok") & (pooled["gpus"] == last.gpus)
+    tried = pooled[(pooled["status"] != "ok") & (pooled["gpus"] == last.gpus)]
     missing: dict[str, None] = {}
-    # Selecting rows of a frame takes long, since it has many columns, even if there are none.
-    for row in pooled[is_tried].to_dict("records") if is_tried.any() else ():
+    for row in tried.to_dict("records") if len(tried) else ():
         strategy = str(row["strategy"])
         same = all(str(row[name]) == last.group[name] for name in ("model", "dataset", "hardware", "scaling"))
         if not same or format_batch(row) != last.group["batch"] or is_control(strategy):
@@ -420,23 +400,19 @@ def _list_missing(report_data: ReportData, last: Ranking) -> list[str]:
 
 def _make_table(name: str, title: str, rankings: Sequence[Ranking], with_group: bool = False) -> doc.Table:
     """Make the table of the fastest strategies; `with_group` adds a column with the group of each row."""
-    rows = []
+    rows: list[tuple[doc.Tags, list[Any]]] = []
     for ranking in rankings:
         kind = _baseline_kind(ranking.row)
         efficiency = f"efficiency_{kind or 'bare'}"
-        cells = [
-            doc.Cell(str(ranking.gpus), ranking.gpus), doc.Cell(ranking.best, ranking.best),
-            doc.Cell(format_throughput(ranking.row), ranking.row[doc.THROUGHPUT]),
-            doc.Cell(format_percent_column(ranking.row, efficiency), ranking.row[efficiency]), doc.Cell(kind or ""),
-            doc.Cell(CERTAINTY[ranking.certainty], ranking.certainty),
-            doc.Cell(", ".join(_format_rival(rival) for rival in ranking.tied)),
-        ]  # fmt: skip
-        first = [doc.Cell(format_group_title(ranking.group))] if with_group else []
-        rows.append(doc.Row([*first, *cells], doc.get_tags(ranking.row)))
-    numeric = frozenset(("devices", "samples/s (95 %)", "efficiency"))
-    columns = ["of", *COLUMNS] if with_group else COLUMNS
+        rows.append((doc.get_tags(ranking.row), [
+            *([format_group_title(ranking.group)] if with_group else []),
+            ranking.gpus, ranking.best, make_throughput_cell(ranking.row),
+            doc.Cell(format_percent_column(ranking.row, efficiency), ranking.row[efficiency]), kind,
+            doc.Cell(CERTAINTY[ranking.certainty], ranking.certainty), ", ".join(map(_format_rival, ranking.tied)),
+        ]))  # fmt: skip
+    heads, words = ["of", *COLUMNS] if with_group else COLUMNS, ("fastest", "against", "how sure", "tied with")
     title = f"The fastest for each number of devices{title and f': {title}'}"
-    return doc.Table(name, title, columns, rows, numeric, CAPTION)
+    return spec.make_table(name, title, heads, rows, words, CAPTION)
 
 
 def _make_repeat_lines(report_data: ReportData, advice: Advice, with_code: bool) -> Iterator[doc.Block]:
