@@ -98,27 +98,25 @@ class StepFit:
         return 1 / self.beta_s if self.beta_s > 0 else None
 
 
-def find_saturating_batch(
-    rows: Sequence[Row], estimate_ratio: EstimateRatio, share: float = SATURATION_SHARE
-) -> SaturatingBatch | None:
+def find_saturating_batch(rows: Sequence[Row], estimate_ratio: EstimateRatio) -> SaturatingBatch | None:
     """Find the saturating batch among rows of one configuration, one for each batch in ascending order; None for fewer
     than two.
 
-    A batch is a candidate if the 95 % intervals of its throughput over that of each other batch all reach `share`, and
-    no smaller batch certainly does. Each pair is tested by itself, so that several comparisons together err more often
-    than 5 %. The highest measured throughput is no limit: StepFit has one.
+    A batch is a candidate if the 95 % intervals of its throughput over that of each other batch all reach that share,
+    and no smaller batch certainly does. Each pair is tested by itself, so that several comparisons together err more
+    often than 5 %. The highest measured throughput is no limit: StepFit has one.
     """
     if len(rows) < 2:
         return None
     ratios = [[decide_ratio(row, other, estimate_ratio) for other in rows if other is not row] for row in rows]
-    surely = [n for n, of_row in enumerate(ratios) if min(ratio.low for ratio in of_row) >= share]
+    surely = [n for n, of_row in enumerate(ratios) if min(ratio.low for ratio in of_row) >= SATURATION_SHARE]
     possible = ratios[: surely[0] + 1] if surely else ratios
     candidates = None
     if all(ratio.has_limits for of_row in possible for ratio in of_row):
         candidates = tuple(row[BATCH] for row, of_row in zip(rows, possible, strict=False)
-                           if min(ratio.high for ratio in of_row) >= share)  # fmt: skip
+                           if min(ratio.high for ratio in of_row) >= SATURATION_SHARE)  # fmt: skip
     best = max(rows, key=lambda row: row[RATE])
-    row = next(row for row in rows if row[RATE] >= share * best[RATE])
+    row = next(row for row in rows if row[RATE] >= SATURATION_SHARE * best[RATE])
     return SaturatingBatch(
         row[BATCH], row[RATE] / best[RATE], row[RATE], best[BATCH], best[RATE],
         candidates, row is rows[0], row is rows[-1],

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalebench.analysis.columns import make_typed_frame
+from scalebench.analysis.columns import COUNT, TEXT, make_frame
 from scalebench.analysis.identity import OPERATION_COLUMNS, VARIANT_COLUMNS, name_curves, settings_cells
 from scalebench.core.result import COLLECTIVES, Result, TransferRecord
 from scalebench.core.stats.estimate_arithmetic import combine
@@ -28,8 +28,6 @@ COLLECTIVE_COLUMNS = (
     "run_id strategy options environment bind layout device_ids framework backend_used hardware gpus nodes repeat name "
     "size_bytes time_s time_low time_high algbw_bytes_per_s busbw_bytes_per_s"
 ).split()
-COLLECTIVE_TEXTS = ("run_id", *VARIANT_COLUMNS, "framework", "backend_used", "hardware", "name")
-COLLECTIVE_COUNTS = ("gpus", "nodes", "repeat", "size_bytes")
 
 
 def make_collective_table(results: Iterable[Result]) -> pd.DataFrame:
@@ -39,7 +37,7 @@ def make_collective_table(results: Iterable[Result]) -> pd.DataFrame:
     % interval. Bandwidths are in bytes/s. Runs without collectives have no row.
     """
     rows = [row for result in results for row in list_collectives(result)]
-    return make_typed_frame(rows, COLLECTIVE_COLUMNS, COLLECTIVE_TEXTS, COLLECTIVE_COUNTS)
+    return make_frame(rows, COLLECTIVE_COLUMNS, name=TEXT, size_bytes=COUNT)
 
 
 def list_collectives(result: Result) -> list[dict[str, Any]]:
@@ -154,11 +152,8 @@ def times_by_size(rows: pd.DataFrame, of_blocks: bool = False) -> dict[int, Esti
 LATENCY_KIND = "_latency"  # end of the kinds whose transfers are so small that their time is latency
 BANDWIDTH_COLUMNS = (
     "run_id strategy options environment bind layout device_ids backend_used hardware gpus nodes repeat kind source "
-    "target size_bytes moved_bytes time_s "
-    "bytes_per_s bytes_per_s_low bytes_per_s_high"
+    "target size_bytes moved_bytes time_s bytes_per_s bytes_per_s_low bytes_per_s_high"
 ).split()
-BANDWIDTH_TEXTS = ("run_id", *VARIANT_COLUMNS, "backend_used", "hardware", "kind")
-BANDWIDTH_COUNTS = ("gpus", "nodes", "repeat", "source", "target", "size_bytes", "moved_bytes")
 
 
 def make_bandwidth_table(results: Iterable[Result]) -> pd.DataFrame:
@@ -168,7 +163,8 @@ def make_bandwidth_table(results: Iterable[Result]) -> pd.DataFrame:
     is over blocks, in each of which the slowest rank's time counts. A limit that the blocks do not give is null.
     """
     rows = [row for result in results for row in list_transfers(result)]
-    return make_typed_frame(rows, BANDWIDTH_COLUMNS, BANDWIDTH_TEXTS, BANDWIDTH_COUNTS)
+    ranks = {"source": COUNT, "target": COUNT}
+    return make_frame(rows, BANDWIDTH_COLUMNS, kind=TEXT, size_bytes=COUNT, moved_bytes=COUNT, **ranks)
 
 
 def list_transfers(result: Result) -> list[dict[str, Any]]:

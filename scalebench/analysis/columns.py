@@ -222,22 +222,13 @@ FRAME_COLUMNS = [name for column in COLUMNS for name in (column.name, *column.li
 COLUMN_KINDS = {column.name: column.kind for column in COLUMNS} | {"repeats": COUNT}  # limits are numbers
 
 
-def make_frame(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], kinds: Mapping[str, str] = COLUMN_KINDS
-) -> pd.DataFrame:
-    """Return these rows as a frame with fixed column types, those without a kind numbers; a cell that a row lacks is
+def make_frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], **more_kinds: str) -> pd.DataFrame:
+    """Return these rows as a frame with the types of COLUMNS, those without a kind numbers; a cell that a row lacks is
     null."""
     import pandas as pd
 
-    cells = {name: [row.get(name) for row in rows] for name in columns}
+    cells, kinds = {name: [row.get(name) for row in rows] for name in columns}, COLUMN_KINDS | more_kinds
     return pd.DataFrame({name: pd.array(values, dtype=kinds.get(name, NUMBER)) for name, values in cells.items()})
-
-
-def make_typed_frame(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], texts: Sequence[str], counts: Sequence[str]
-) -> pd.DataFrame:
-    """Return rows as a frame of these columns: texts, whole numbers, and else numbers."""
-    return make_frame(rows, columns, dict.fromkeys(texts, TEXT) | dict.fromkeys(counts, COUNT))
 
 
 def convert_types(frame: pd.DataFrame, dtypes: str = "nullable") -> pd.DataFrame:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from scalebench.analysis.columns import RATE
-from scalebench.analysis.identity import SIZE_COLUMNS, parallelism_key
+from scalebench.analysis.identity import parallelism_key
 from scalebench.analysis.prediction.link_rates import ReadRecord, Row, ring_bytes
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.step_breakdown import group_stages
@@ -105,7 +105,7 @@ def compare_parallelism(
         if kind == OTHER or row["gpus"] == 1:
             continue
         with suppress(InputError):  # its record was deleted
-            fastest = groups.setdefault(parallelism_key(row, read(row).spec, SIZE_COLUMNS), {})
+            fastest = groups.setdefault(parallelism_key(row, read(row).spec), {})
             fastest[kind] = max(fastest.get(kind, row), row, key=lambda each: each[RATE] or 0.0)
     return [
         ParallelismComparison(

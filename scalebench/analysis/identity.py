@@ -261,15 +261,17 @@ def global_batch_key(row: Mapping[str, Any], group: Mapping[str, str]) -> Key:
 
 
 MODEL_KEYS = ("name", "options", "input_shape", "outputs", "torch", "keras", "code_digest")
-PARALLELISM_COLUMNS = ("dataset", "hardware", "machine", "framework", "precision", "data_format", "feed")
-SIZE_COLUMNS = ("gpus", "nodes", "global_batch")
+PARALLELISM_COLUMNS = (
+    *("dataset", "hardware", "machine", "framework", "precision", "data_format", "feed", "gpus", "nodes"),
+    "global_batch",
+)
 
 
-def parallelism_key(row: Mapping[str, Any], spec: Mapping[str, Any], sizes: Sequence[str] = ()) -> str:
-    """Return what rows share that train the same network on the same machine, by data or model parallelism, and that
-    agree in the columns `sizes`."""
+def parallelism_key(row: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
+    """Return what rows share that train the same network on as many devices of the same machine, by data or model
+    parallelism."""
     network = [spec.get("model", {}).get(name) for name in MODEL_KEYS]
-    return json.dumps([network, *(row[name] for name in (*PARALLELISM_COLUMNS, *sizes))], default=str)
+    return json.dumps([network, *column_key(row, PARALLELISM_COLUMNS)], default=str)
 
 
 # Dotted keys for `compare` that say nothing about what is trained: they never keep two runs from being a pair.

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.columns import RATE
-from scalebench.analysis.identity import MEMORY_COLUMNS, Key, column_key, group_by
+from scalebench.analysis.identity import MEMORY_COLUMNS, column_key, group_by
 from scalebench.analysis.ranking import is_control
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import format_batch, plain_rows
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MEMORY_FIGURES = ("state_bytes", "peak_memory_bytes", "max_batch_per_device")  # a model needs one of them to be listed
+MODEL_SIZE_COLUMNS = ("model_params", "framework")
 MIN_FULL_SHARE = 0.99  # of a full model's state; less than this means that the state is sharded
 
 Row = Mapping[str, Any]  # cells of the pooled frame, None for null
@@ -52,11 +53,13 @@ class ModelMemory:
         candidates = [row for row in self.rows if row["gpus"] == 1 or row["run_id"] in baselines]
         candidates = [row for row in candidates if row["state_bytes"] is not None]
         in_order = sorted(candidates, key=lambda row: (row["run_id"] in baselines, row["state_bytes"]))
-        return {_size_key(row): row for row in in_order}  # the last one of each key
+        return {column_key(row, MODEL_SIZE_COLUMNS): row for row in in_order}  # the last one of each key
 
     def reference(self, row: Row) -> Row | None:
         """Return the row to compare the state of a row with; None if one of them has no state."""
-        reference = self._references.get(_size_key(row)) if row["state_bytes"] is not None else None
+        reference = (
+            self._references.get(column_key(row, MODEL_SIZE_COLUMNS)) if row["state_bytes"] is not None else None
+        )
         return reference if reference is not None and reference["state_bytes"] > 0 else None
 
     def share(self, row: Row) -> float | None:
@@ -110,7 +113,3 @@ def bytes_per_parameter(row: Row) -> float | None:
 def format_strategy(row: Row) -> str:
     """Return the strategy with its changed options: `ddp_gloo bucket_cap_mb=1.0`."""
     return f"{row['strategy']} {row['options']}" if row["options"] else str(row["strategy"])
-
-
-def _size_key(row: Row) -> Key:
-    return row["model_params"], row["framework"]

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 # Flags of single runs that are decided again for pooled figures.
 SINGLE_RUN_FLAGS = ("no_interval", "superlinear", "superlinear_on_cpu", "superlinear_within_noise")
+MAX_REPEAT_RATIO = 1.1  # of the fastest repeat over the slowest, before they are flagged
 EstimateRatio = Callable[[Mapping[str, Any], Mapping[str, Any]], LogMean]  # as Configurations.estimate_ratio
 
 
@@ -193,7 +194,9 @@ class Configurations:
         no_interval = ["no_interval"] if cells["throughput_high"] is None else []
         highest = max(efficiencies, key=lambda each: (each.low > 1, each.value), default=None)
         flags += [*no_interval, *throughput.superlinear_flags(highest, first.scale.device)]
-        cells["flags"] = " ".join([*flags, *throughput.repeats_differ_flags(configuration.rates.values())]) or None
+        rates = configuration.rates.values()
+        flags += ["repeats_differ"] if max(rates) > MAX_REPEAT_RATIO * min(rates) else []
+        cells["flags"] = " ".join(flags) or None
         return cells
 
     def _find_baselines(self, run: RunSummary) -> dict[str, Configuration | None]:

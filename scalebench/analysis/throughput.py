@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,7 +26,6 @@ ROUND_COLUMNS = (
 )  # fmt: skip
 MIN_ROUNDS = 8
 MAX_WARMUP_SHARE = 0.25  # of the measured blocks
-MAX_REPEAT_RATIO = 1.1
 MIN_HOST_WAIT_SHARE = 0.5  # of a step, from which on the host is what limits it
 MIN_BUSY_SHARE = 0.5  # of a step, from which on a GPU is what limits it
 Figure = tuple[float | None, Estimate | None]
@@ -301,9 +300,3 @@ def busy_share(result: Result, step_s: float | None) -> float | None:
         return statistics.fmean(kernels_s) / step_s
     seen = [each.gpu_util_mean for each in result.monitor.devices if each.gpu_util_mean is not None]
     return statistics.fmean(seen) if seen else None
-
-
-def repeats_differ_flags(rates: Iterable[float]) -> list[str]:
-    """Return the flag of repeats of which the fastest is more than MAX_REPEAT_RATIO times as fast as the slowest."""
-    rates = list(rates)
-    return ["repeats_differ"] if max(rates) > MAX_REPEAT_RATIO * min(rates) else []

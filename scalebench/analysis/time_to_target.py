@@ -104,9 +104,8 @@ def make_training_table(frame: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for outcome in summarize_trainings(frame):
         row = {name: outcome.first_run.get(name) for name in TRAINING_COLUMNS}
-        counts = (outcome.seeds, len(outcome.runs), outcome.reached, outcome.failed)
-        row |= dict(zip(("seeds", "starts", "reached", "failed"), counts, strict=True))
-        row["stopped_by"] = " ".join(outcome.stopped_by) or None
+        row |= {"seeds": outcome.seeds, "starts": len(outcome.runs), "reached": outcome.reached,
+                "failed": outcome.failed, "stopped_by": " ".join(outcome.stopped_by) or None}  # fmt: skip
         for name, figure in outcome.figures.items():
             row |= interval_cells(name, name, None if figure is None else figure.value, figure)
         rows.append(row)

@@ -31,23 +31,6 @@ def rows(rates, batches=BATCHES, width=0.02):
     ]  # fmt: skip
 
 
-RATES = [10, 20, 40, 89, 90, 100, 95]
-
-
-@pytest.mark.parametrize(("rates", "width", "batch", "candidates"), [
-    # Ratios to the highest have limits of about 2 % * sqrt(2), 2.7 %: 0.89 reaches 0.9, and 0.90 is not surely there.
-    (RATES, 0.02, 1000, (700, 1000, 2000)), ([10, 20, 40, 80, 95, 100, 99], 0.02, 1000, (1000,)),
-    ([10, 20, 40, 89, 95, 100, 99], 0.02, 1000, (700, 1000)),
-    ([100, 99], 0.3, 75, (75, 150)),  # not even the highest one is surely it
-    (RATES, None, 1000, None),
-])  # fmt: skip
-def test_candidates_are_chosen_by_their_intervals_over_repeats(rates, width, batch, candidates):
-    saturation = find_saturating_batch(rows(rates, width=width), ratio_of_rows)
-    assert (saturation.batch, saturation.candidates) == (batch, candidates)
-    one_start = [{**row, "interval_over": "blocks"} for row in rows(rates, width=width)]
-    assert find_saturating_batch(one_start, ratio_of_rows).candidates is None
-
-
 @given(
     rates=st.lists(st.floats(1.0, 1e6), min_size=2, max_size=7),
     power=st.integers(-20, 20),  # of two, so that nothing is rounded
@@ -130,16 +113,6 @@ def test_simulated_runs_have_their_true_saturating_batch(tmp_path):
 def list_curves(*results):
     curves = make_batch_curves(make_curves(sweeps.pool(results).make_frame()))
     return [(curve.name, [row["batch_per_device"] for row in curve.rows]) for curve in curves]
-
-
-def test_a_batch_curve_is_one_configuration_on_one_number_of_devices():
-    runs = [*(make_batch_run(batch, gpus) for batch in (100, 10, 1000) for gpus in (1, 2)), make_batch_run(10, 4)]
-    assert list_curves(*runs) == [(f"ddp_gloo, {devices}", [10, 100, 1000]) for devices in ("1 device", "2 devices")]
-    (one, other) = make_batch_curves(make_curves(sweeps.pool(runs).make_frame()))
-    assert one.group["batch"] == other.group["batch"] == "10 to 1,000 per device"
-    # Strong scaling gives each number of devices a batch of its own, and another strategy is another configuration.
-    strong = [sweeps.run("ddp_gloo", n, **sweeps.strong_scaling(40, n)) for n in (1, 2, 4)]
-    assert list_curves(*strong, make_batch_run(50, strategy="horovod_gloo")) == []
 
 
 def test_other_settings_are_other_curves_and_named():

@@ -8,16 +8,7 @@ import math
 import pytest
 
 import scalebench
-from scalebench.analysis.collectives import (
-    COLLECTIVE_COLUMNS,
-    bus_factor,
-    compare_operations,
-    count_moved_bytes,
-    make_bandwidth_table,
-    make_collective_table,
-    split_lines,
-    times_by_size,
-)
+from scalebench.analysis import collectives
 from scalebench.core.result import COLLECTIVES, CollectiveRecord, ProbeRecord, TransferRecord, write_result
 from scalebench.measure.collectives import MESSAGE_SIZES
 from scalebench.report.sections.collectives import list_comparisons
@@ -54,12 +45,12 @@ def start_again(result, spread=0.01):
 
 
 def list_sentences(*results):
-    return list(list_comparisons(make_collective_table(results)))
+    return list(list_comparisons(collectives.make_collective_table(results)))
 
 
 def test_an_operation_of_known_time_has_its_bandwidths():
-    frame = make_collective_table([run("ddp_gloo", series(1e-4, 1e9), gpus=4)])
-    assert list(frame.columns) == COLLECTIVE_COLUMNS and len(frame) == len(MESSAGE_SIZES)
+    frame = collectives.make_collective_table([run("ddp_gloo", series(1e-4, 1e9), gpus=4)])
+    assert list(frame.columns) == collectives.COLLECTIVE_COLUMNS and len(frame) == len(MESSAGE_SIZES)
     row = frame[frame["size_bytes"] == 2**20].iloc[0]
     truth_s = 1e-4 + 2**20 / 1e9
     assert row["time_s"] == pytest.approx(truth_s)
@@ -71,18 +62,10 @@ def test_an_operation_of_known_time_has_its_bandwidths():
     assert (row["strategy"], row["gpus"], row["backend_used"]) == ("ddp_gloo", 4, "gloo")
 
 
-def test_the_slowest_rank_of_each_block_counts():
-    zero, one = [CollectiveRecord("reduce", 64, 2, [2.0, 4.0])], [CollectiveRecord("reduce", 64, 2, [6.0, 2.0])]
-    ranks = [rank(k, probes=ProbeRecord(collectives=c)) for k, c in enumerate((zero, one))]
-    (row,) = make_collective_table([record(gpus=2, ranks=ranks)]).to_dict("records")
-    assert row["time_s"] == (6.0 / 2 + 4.0 / 2) / 2
-    assert row["time_low"] == 0.0  # and not less, wide as the interval of two blocks is
-
-
 def test_bus_factors_are_those_of_nccl_tests():
     factors = {"all_reduce": 1.5, "reduce": 1.0, "broadcast": 1.0, **dict.fromkeys(
         ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all"), 0.75)}  # fmt: skip
-    assert {name: bus_factor(name, 4) for name in COLLECTIVES} == factors
+    assert {name: collectives.bus_factor(name, 4) for name in COLLECTIVES} == factors
 
 
 USUAL = series(1e-4, 1e9)
@@ -122,7 +105,7 @@ def test_only_equal_operations_on_equal_devices_are_compared():
     results = [run("a", USUAL), run("b", USUAL, gpus=4), run("c", reduce), run("d", [])]
     other = run("e", USUAL)
     other.scale.framework = "tensorflow"
-    assert compare_operations(make_collective_table([*results, other])) == []
+    assert collectives.compare_operations(collectives.make_collective_table([*results, other])) == []
     results.append(run("f", USUAL + reduce))
     assert [text.partition(" is resolved")[0] for text in list_sentences(*results)] == [
         "all_reduce on 2 devices (torch, cpu): no difference between a and f",
@@ -148,14 +131,14 @@ def test_transports_of_one_strategy_are_lines_and_no_repeats():
     results = [run("ddp_nccl", series(1e-4, rate)) for rate in (1e10, 3e9, 1e9)]
     for result, variables in zip(results, ({}, {"NCCL_P2P_DISABLE": 1}, {"NCCL_SHM_DISABLE": 1}), strict=True):
         result.spec["hardware"] = {"environment": variables}
-    frame = make_collective_table(results)
+    frame = collectives.make_collective_table(results)
     assert list(dict.fromkeys(frame["environment"].fillna(""))) == ["", "NCCL_P2P_DISABLE=1", "NCCL_SHM_DISABLE=1"]
     names = ["ddp_nccl", "ddp_nccl NCCL_P2P_DISABLE=1", "ddp_nccl NCCL_SHM_DISABLE=1"]
-    assert list(split_lines(frame)) == names
-    times = [times_by_size(own)[2**28] for own in split_lines(frame).values()]
+    assert list(collectives.split_lines(frame)) == names
+    times = [collectives.times_by_size(own)[2**28] for own in collectives.split_lines(frame).values()]
     assert [each.value for each in times] == pytest.approx([1e-4 + 2**28 / rate for rate in (1e10, 3e9, 1e9)])
     assert not any(each.has_limits for each in times)
-    assert [each.strategies for each in compare_operations(frame)] == list(itertools.combinations(names, 2))
+    assert [each.strategies for each in collectives.compare_operations(frame)] == list(itertools.combinations(names, 2))
 
 
 MEBIBYTE = 2**20
@@ -169,7 +152,7 @@ def test_a_transfer_of_known_time_has_its_bandwidth():
     """The receiver is the slower one, by a factor that differs from block to block."""
     zero, one = transfer("send_one_way", 0, 1, [0.001, 0.001]), transfer("send_one_way", 0, 1, [0.0039, 0.0041])
     ranks = [rank(k, probes=ProbeRecord(bandwidth=[t])) for k, t in enumerate((zero, one))]
-    (row,) = make_bandwidth_table([record(gpus=2, ranks=ranks)]).to_dict("records")
+    (row,) = collectives.make_bandwidth_table([record(gpus=2, ranks=ranks)]).to_dict("records")
     assert row["bytes_per_s"] == pytest.approx(MEBIBYTE / 0.001)
     # Two blocks of 0.975 and 1.025 ms: standard error 0.025 ms, Student's t with one degree of freedom 12.706.
     assert row["bytes_per_s_low"] == pytest.approx(MEBIBYTE / (0.001 + 12.706 * 0.000025), rel=1e-4)
@@ -184,7 +167,7 @@ def test_a_transfer_of_known_time_has_its_bandwidth():
      ("device_to_host_all", None, 3)],
 )  # fmt: skip
 def test_all_bytes_that_move_at_once_count(kind, source, moved):
-    assert count_moved_bytes(transfer(kind, source, source, []), 3) == moved * MEBIBYTE
+    assert collectives.count_moved_bytes(transfer(kind, source, source, []), 3) == moved * MEBIBYTE
 
 
 def test_transfers_of_all_ranks_have_no_source_and_unknown_limits_are_null(tmp_path):

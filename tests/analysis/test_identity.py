@@ -43,7 +43,7 @@ class Found:
         (identity.MODEL_KEYS, CONFIG["model"]),
         *((keys, CONFIG[group]) for group, keys in identity.SAMPLE_KEYS.items()),
         ((*identity.CURVE_COLUMNS, *identity.MEMORY_COLUMNS), FRAME_COLUMNS),
-        ((*identity.PARALLELISM_COLUMNS, *identity.SIZE_COLUMNS), FRAME_COLUMNS),
+        (identity.PARALLELISM_COLUMNS, FRAME_COLUMNS),
         (identity.OPERATION_COLUMNS, COLLECTIVE_COLUMNS),
     ],
 )

@@ -1,16 +1,12 @@
 """The columns and the pages of a model in stages, of records whose truth is known."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis import step_breakdown
-from scalebench.core.result import write_result
 from scalebench.report.document import Paragraph, Table
 from scalebench.report.sections import parallelism as section
-from scalebench.sweeps.console import Console
 from tests.builders.parallelism_runs import STEP_S, chain, stage, staged_run
 from tests.builders.runs import rank, record
 from tests.report.section_blocks import build_section, get_block, select_blocks
@@ -102,23 +98,6 @@ def test_the_section_shows_some_of_many_runs_and_nothing_without_stages(tmp_path
     assert select_blocks(made, Paragraph)[-1].text == "1 of 2 runs whose model was cut into stages are shown."
     for name, result in {"a": record(), "b": staged_run(chain(0.006, 0.003), status="failed")}.items():
         assert build_section(section.stages_section, tmp_path / name, [result]) is None
-
-
-def test_a_row_for_each_stage_in_the_terminal(capsys):
-    folder = Path("run")
-    folder.mkdir()
-    write_result(staged_run(chain(0.006, None), chain(0.003, 0.003, replica=1)), folder)
-    console = Console()
-    console.rich.width = 120  # so that no head is broken
-    console.print_details(folder)
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.strip()]
-    lines = lines[lines.index("stages of the model") :]
-    assert lines[1] == "replica stage operations parameters sends per step work per step of the work"
-    assert lines[3:7] == [
-        "0 0 dense0 .. relu_0 1.00 kB 4.10 kB 6.00 ms -", "0 1 dense1 .. relu_1 1.00 kB - -",
-        "1 0 dense0 .. relu_0 1.00 kB 4.10 kB 3.00 ms 50.0 %", "1 1 dense1 .. relu_1 1.00 kB 3.00 ms 50.0 %",
-    ]  # fmt: skip
-    assert f"bubble: not measured; {EXPECTED}" in lines
 
 
 EXPECTED = "20.0 % is expected of 4 micro-batches through 2 equal stages"

@@ -166,18 +166,6 @@ def test_a_slope_has_no_limits_unless_those_of_all_rows_hold_over_repeats():
     assert fit_slope(made).speedup.has_limits
 
 
-def test_two_points_give_a_slope_one_gives_none_and_a_curve_that_bends_has_a_deviation():
-    line = fit_slope(curve({1: 0.9, 2: 1.7}))
-    assert line.speedup.value == pytest.approx(0.8) and line.speedup.has_limits and line.worst < 1e-12
-    for speedups in ({4: 3.0}, {1: None, 2: 1.5}, {}):
-        assert fit_slope(curve(speedups)) is None
-    assert fit_slope(curve({1: 0.9, 2: None, 4: 2.7})).points == ((1, 0.9), (4, 2.7))
-    bent, straight = fit_slope(curve({1: 1.0, 2: 1.9, 4: 2.4})), fit_slope(curve({1: 1.0, 2: 1.5, 4: 2.5}))
-    assert bent.worst > 0.1 > 1e-12 > straight.worst
-    widths = [each.speedup.high - each.speedup.low for each in (bent, straight)]
-    assert widths[0] == pytest.approx(widths[1], rel=0.1), "its limits are no wider"
-
-
 counts = st.lists(st.integers(1, 1000), min_size=2, max_size=8, unique=True).map(sorted)
 
 
@@ -217,13 +205,6 @@ def test_a_node_boundary_has_limits_over_repeats_only():
 def test_how_many_devices_keep_an_efficiency(speedups, value, surely, again):
     measured = max((gpus for gpus, speedup in speedups.items() if speedup is not None), default=None)
     assert find_scaling_limit(curve(speedups), 0.8) == ScalingLimit(0.8, value, surely, again, measured)
-
-
-def test_without_intervals_only_the_own_baseline_is_certain():
-    assert find_scaling_limit(curve({1: 0.95, 2: 1.8}, width=None), 0.8).certain_gpus is None
-    own = curve({1: 1.0, 2: 1.8}, width=None, against="self")
-    own.rows[0]["baseline_self_id"] = own.rows[0]["run_id"]
-    assert find_scaling_limit(own, 0.8, "self") == ScalingLimit(0.8, 2, 1, (), 2)
 
 
 @pytest.mark.parametrize("wanted", [0.0, -1.0, math.nan])

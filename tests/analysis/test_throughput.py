@@ -60,13 +60,6 @@ def test_a_run_that_is_not_ok_or_has_no_complete_blocks_has_no_figures(changes):
     assert "ranks" in changes or Measurement(result).step_s is None
 
 
-def test_a_ratio_of_throughputs_needs_both():
-    two, one, unmeasured = summarize(record(gpus=2, block_s=0.125), record(), record(block_s=None))
-    assert divide_throughputs(two, one) == pytest.approx(1.6) and divide_throughputs(two, two) == 1.0
-    for pair in ((two, unmeasured), (unmeasured, unmeasured), (two, None)):
-        assert divide_throughputs(*pair) is None
-
-
 NARROW, WIDE, ENDLESS = Estimate(100, 99.5, 100.5), Estimate(100, 90, 110), Estimate(100, 10, math.inf)
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from scalebench.analysis import rows
 from scalebench.analysis.identity import training_key
-from scalebench.analysis.rows import compare_runs, summarize_run, training_cells
+from scalebench.analysis.rows import summarize_run, training_cells
 from scalebench.analysis.time_to_target import summarize_trainings
 from scalebench.core.result import Quality
 from scalebench.core.spec import DatasetSpec, HardwareSpec, StrategySpec
 from scalebench.core.stats.estimates import T_QUANTILES, Estimate
 from tests.builders.frames import frame_of_results
 from tests.builders.runs import MACHINE, rank, record
-from tests.builders.sweeps import EPOCH_SAMPLES, failed_run, falling_metrics, make_curve, training_run
+from tests.builders.sweeps import EPOCH_SAMPLES, failed_run, make_curve, training_run
 
 T2 = T_QUANTILES[1]  # two degrees of freedom, 95 %
 METRICS = ("train_metric", "generalisation_gap", "best_metric")
@@ -29,19 +29,6 @@ def test_a_lower_accuracy_is_worse():
     for point in without.quality.curve:
         point.metrics, point.train_metrics = {}, {}
     assert {training_cells(without)[name] for name in METRICS} == {None}
-
-
-@pytest.mark.parametrize(
-    ("own", "base", "speedup"), [(2.0, 6.0, 3.0), (None, 6.0, None), (2.0, None, None), (0.0, 6.0, None)]
-)
-def test_the_speedup_to_the_target(own, base, speedup, tmp_path):
-    runs = []
-    for time_s, (strategy, gpus) in ((own, ("ddp_gloo", 2)), (base, ("bare_torch", 1))):
-        made = training_run(strategy, gpus)
-        made.quality.time_to_target_s = time_s
-        runs.append(summarize_run(made, tmp_path))
-    row = compare_runs(runs).rows[0]
-    assert row["speedup_target_bare"] == speedup and row["speedup_target_self"] is None
 
 
 def test_the_epoch_of_a_training_that_ended_within_warmup(tmp_path):
@@ -186,9 +173,3 @@ def test_speedups_to_the_target_are_of_pairs_of_seeds():
     assert bare["speedup_target_bare"] == one["speedup_target_self"] == Estimate(1.0)  # itself: nothing to estimate
     (_, outcome) = of(training_run("bare_torch", 1, values=[0.9]), training_run("ddp_gloo", 2))
     assert outcome.figures["speedup_target_bare"] is None and outcome.figures["speedup_bare"] is not None
-
-
-def test_without_a_target_there_are_only_metrics():
-    (outcome,) = of(training_run(target=None, values=falling_metrics(3)))
-    assert outcome.target is None and outcome.reached == 0 and outcome.figures["time_to_target_s"] is None
-    assert outcome.figures["metric"].value == pytest.approx(math.exp(-2.1))

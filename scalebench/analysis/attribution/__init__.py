@@ -13,7 +13,7 @@ from scalebench.analysis.attribution.lost_efficiency import (
     measure_repeat,
 )
 from scalebench.analysis.attribution.reference_runs import ReferenceRunFinder
-from scalebench.analysis.columns import make_typed_frame
+from scalebench.analysis.columns import TEXT, make_frame
 from scalebench.analysis.identity import configuration_key, group_by, identify
 from scalebench.analysis.read_runs import PathLike, find_results, list_paths
 from scalebench.core.result import Result, read_result, start_time
@@ -26,7 +26,6 @@ ATTRIBUTION_COLUMNS = (
     "run_id strategy gpus repeats part step_s step_s_low step_s_high share share_low share_high missing against lost "
     "lost_low lost_high"
 ).split()
-TEXT_COLUMNS = ("run_id", "strategy", "part", "missing", "against")
 
 
 def attribute_runs(results: Iterable[Result]) -> list[Attribution]:
@@ -54,7 +53,7 @@ def attribution(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
     results = [read_result(file) for file in find_results(list_paths(path))]
     strategies = {result.run_id: result.scale.strategy for result in results}
     rows = [row for run in attribute_runs(results) for row in _make_rows(run, strategies[run.run_id])]
-    return make_typed_frame(rows, ATTRIBUTION_COLUMNS, TEXT_COLUMNS, ("gpus", "repeats"))
+    return make_frame(rows, ATTRIBUTION_COLUMNS, part=TEXT, missing=TEXT, against=TEXT)
 
 
 def _make_rows(run: Attribution, strategy: str) -> list[dict[str, Any]]:

@@ -108,9 +108,8 @@ def attribute_repeats(repeats: Sequence[MeasuredRepeat]) -> Attribution:
     are over repeats, by Student's t, and one repeat has none. The other parts compare conditions of one process. Of a
     single repeat their limits are over its blocks; if only one of several was probed, also over the step times of all.
     A repeat without probes gets the probed parts of the others, and the rest of its step time goes to the part that
-    compares processes.
-    A one-device run that one repeat lacks is missing for all. Repeats with another kind of baseline than the first one
-    (bare, or the strategy itself) are left out.
+    compares processes. A one-device run that one repeat lacks is missing for all. Repeats with another kind of baseline
+    than the first one (bare, or the strategy itself) are left out.
     """
     first, against = repeats[0], repeats[0].references.against
     repeats = [each for each in repeats if each.possible == first.possible and each.references.against == against]

@@ -48,11 +48,8 @@ def collect_facts(result: Result) -> RunFacts:
     identity["machine.gpus"] = ", ".join(sorted(gpu.name or "" for gpu in machine.gpus)) or None
     if scale.device == "cpu":
         identity["machine.cpu_model"] = machine.cpu_model
-    other = {
-        key: value
-        for key, value in settings.items()
-        if is_under(key, IGNORED_FACTS) and not is_under(key, HIDDEN_FACTS)
-    }
+    ignored = {key: value for key, value in settings.items() if is_under(key, IGNORED_FACTS)}
+    other = {key: value for key, value in ignored.items() if not is_under(key, HIDDEN_FACTS)}
     # The machine and its software at the time of the run.
     other |= {f"machine.{name}": canonical_value(getattr(machine, name)) for name in MACHINE_FIELDS}
     other["machine.cpu_model"] = machine.cpu_model
@@ -61,16 +58,11 @@ def collect_facts(result: Result) -> RunFacts:
     other |= {f"versions.{name}": version for name, version in machine.versions.items()}
     other |= {f"environment.{name}": value for name, value in machine.environment.items()}
     # The run really used these, which may differ from what was requested.
-    other |= {
-        "framework_version": scale.framework_version,
-        "backend_used": scale.backend_used,
-        "precision_used": workload.precision_used,
-        "data_format_used": workload.data_format_used,
-        "compiler_used": workload.compiler_used,
-        "model_params": workload.model_params,
-        "threads": _distinct(rank.threads for rank in result.ranks),
-        "throttle_reasons": ", ".join(sorted(result.monitor.throttle_reasons or [])) or None,
-    }
+    other |= {name: getattr(scale, name) for name in ("framework_version", "backend_used")}
+    used = ("precision_used", "data_format_used", "compiler_used", "model_params")
+    other |= {name: getattr(workload, name) for name in used}
+    other["threads"] = _distinct(rank.threads for rank in result.ranks)
+    other["throttle_reasons"] = ", ".join(sorted(result.monitor.throttle_reasons or [])) or None
     return RunFacts(*({key: format_fact(value) for key, value in each.items()} for each in (identity, other)))
 
 

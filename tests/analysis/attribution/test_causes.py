@@ -338,18 +338,3 @@ def test_loading():
     decoding = loaded("host", "queue", 0.0004, "imagenet_jpeg")
     assert "decoded more slowly" in decoding.cause and "dataset.workers" in decoding.remedy
     assert loaded("host", "queue", 0.0004) is None and loaded("host", "none", 0.0) is None
-
-
-def test_a_part_that_compares_processes_has_no_cause_in_one_repeat():
-    three = attributed(contended(flags=["oversubscribed"]))
-    found = causes.find_causes(three)
-    assert [one.part for one in found] == ["contention", "imbalance", "communication"]
-    assert found[0].sentence() == (
-        "contention: there are more threads or devices than cores, so that they take turns on them (2 threads of 2 "
-        "processes on 2 cores, flagged oversubscribed). Try fewer devices on a node, or a smaller "
-        "hardware.cpus_per_device."
-    )
-    one = attribute_run(three.result, three.references)
-    assert one.part("contention").share.value == three.attribution.part("contention").share.value
-    of_one = causes.find_causes(dataclasses.replace(three, attribution=one))
-    assert {cause.part for cause in of_one} == {"imbalance", "communication"}, "within one process"

@@ -7,7 +7,7 @@ import pytest
 
 from scalebench.analysis.comparison import compare_by
 from scalebench.analysis.comparison.labels import choose_label_keys, find_differences, group_by_value, make_label
-from scalebench.analysis.comparison.pairing import drop_shared_runs, load_compared_runs, make_compared_run, make_side
+from scalebench.analysis.comparison.pairing import drop_shared_runs, load_compared_runs, make_side
 from scalebench.analysis.comparison.run_facts import (
     canonical_value,
     collect_facts,
@@ -19,7 +19,7 @@ from scalebench.analysis.comparison.unmatched import find_closest
 from scalebench.core.errors import InputError
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.result import MonitorRecord
-from scalebench.core.spec import HardwareSpec, MeasureSpec
+from scalebench.core.spec import MeasureSpec
 from scalebench.core.sweep_file import PlannedRun, SweepRecord, write_sweep
 from tests.builders.comparisons import (
     machine_settings,
@@ -252,16 +252,6 @@ def test_the_base_is_the_first_value_that_the_sweep_was_given():
     runs = load_compared_runs(["sweep"])
     assert names(runs, "gpus") == ["10", "2", "1"] and names(runs, "gpus", "2") == ["2", "10", "1"]
     assert [(each.a, each.b) for each in compare_by(runs, "gpus").contrasts] == [("10", "2"), ("10", "1")]
-
-
-def test_machines_of_one_name_differ_by_their_processor():
-    results = [*make_results("a", [0.1]), *make_results("b", [0.1], **machine_settings(cpu_model="another"))]
-    for result in results:
-        result.scale.device = "cpu"
-    one, other = ([make_compared_run(result, Path(result.run_id))] for result in results)
-    assert names([*one, *other], "hardware") == ["cpu cpu_model=a processor", "cpu cpu_model=another"]
-    renamed = make_runs("b", [0.1], hardware=HardwareSpec("big", devices="cpu", gpus_per_node=2))
-    assert names([*one, *renamed], "hardware") == ["big", "cpu"]
 
 
 @pytest.mark.parametrize(

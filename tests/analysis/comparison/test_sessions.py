@@ -52,14 +52,6 @@ def only(a, b, **options):
     return pair
 
 
-def test_one_repeat_gives_no_verdict_and_the_note_names_what_gives_one():
-    for repeats in (1, 2, 3):
-        pair = only(make_runs("a", STEADY[:repeats]), make_runs("b", [0.2]))
-        assert (pair.verdict, pair.interval, pair.p, pair.test) == ("no verdict", None, None, "none")
-        assert pair.ratio == pytest.approx(0.5, rel=0.01)
-        assert pair.notes == ["no verdict: one repeat, measure.repeats=3 decides"]
-
-
 def test_two_repeats_decide_where_their_interval_does():
     """Twelve standard errors off, but for what the other configurations of the sweep say of the variance."""
     a, b = make_runs("a", STEADY[:2]), make_runs("b", [1.01 * each for each in STEADY[:2]])

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks.published_series import SERIES_FILE, list_trials, load_series
 from scalebench.analysis.prediction.extrapolation import MeasuredStep, extrapolate, load_limits
@@ -15,15 +13,6 @@ from scalebench.core.errors import InputError
 
 MODEL = StepModel(1.0, Links(4, 1e9, 5e8), "all_reduce", 1e7, 4)
 HEAD = SERIES_FILE.read_text(encoding="utf-8").partition("\n")[0] + "\n"
-
-
-@given(st.floats(0.01, 1.0), st.lists(st.floats(1.0, 1.5), min_size=1, max_size=4))
-def test_the_last_point_is_met(first_s, losses):
-    points = [MeasuredStep(1, 32, first_s)]
-    points += [MeasuredStep(2**k, 32, points[0].step_s * loss) for k, loss in enumerate(losses, 1)]
-    drawn = extrapolate(MODEL, points)
-    assert float(drawn.step_s(points[-1].devices, 32)) == pytest.approx(points[-1].step_s, rel=1e-9)
-    assert np.isfinite(drawn.step_s([16, 1024], 32)).all()
 
 
 def test_a_model_that_is_cut_follows_its_points():

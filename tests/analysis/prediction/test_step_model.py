@@ -1,6 +1,5 @@
 """The step model against an event simulation, at its limits, and along its inputs."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,6 @@ from scalebench.analysis.prediction.step_model import Links, StepModel, predict_
 
 LINKS = Links(4, 1e9, 5e8)
 MODEL = StepModel(1e-3, LINKS, "all_reduce", 1e7, messages=4)
-FREE = Links(4, math.inf, math.inf, latency_s=0.0, network_latency_s=0.0, launch_s=0.0)
 COUNTS = np.array([1.0, 2, 4, 8, 64, 4096])
 seconds = st.floats(1e-4, 10.0)
 
@@ -90,10 +88,3 @@ def test_devices_that_are_processors_wait_for_the_network():
 def test_the_expected_maximum_is_that_of_normal_variables(n, expected):
     """Against the tables of Harter 1961."""
     assert float(step_model.expected_maximum(np.array(float(n)))) == pytest.approx(expected, abs=0.03)
-
-
-@given(st.integers(1, 64), seconds)
-def test_the_seconds_of_a_sample_give_the_measured_step(devices, measured_s):
-    free = replace(MODEL, links=FREE)
-    solved = step_model.solve_sample_s(free, devices, 32, measured_s)
-    assert step_s(solved, devices) == pytest.approx(measured_s, rel=1e-9)
