@@ -20,8 +20,8 @@ from scalebench.strategies.torch import optimizer as torch_training
 from scalebench.strategies.torch.model import NetworkModule
 from scalebench.workloads import networks
 from scalebench.workloads.weights import initial_weights
-from tests.strategies.torch import conftest as conftest  # it imports Lightning, which sets an environment variable
 
+torch.set_num_threads(1)  # of networks this small, two threads mostly wait for each other
 # The rest of the models, and the oracle, run in `make test-all`.
 QUICK = ("materials_cnn", "resnet20_cifar10", "gpt_small", "lstm_small", "lenet")
 SIZES = {"inception_v3": 75, "alexnet": 67, "overfeat": 71}  # pixels, where 32 are too few

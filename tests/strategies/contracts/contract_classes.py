@@ -79,3 +79,8 @@ def contract_classes(contracts, base=StrategyContract, suffix=""):
             made = pytest.mark.extra(package)(made)
         classes[name] = pytest.mark.slow(made) if one.slow else made
     return classes
+
+
+class OnPictures(StrategyContract):
+    # 221 samples leave none to validate with the data set's own share.
+    overrides = ("model=cifar10_cnn", "train.dropout=false", "dataset.validation_share=0.25")

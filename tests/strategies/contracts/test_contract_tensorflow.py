@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.strategies.contracts.contract_classes import ONLY_ACTIVATIONS, contract, contract_classes, slow
+from tests.strategies.contracts.contract_classes import ONLY_ACTIVATIONS, OnPictures, contract, contract_classes, slow
 from tests.testing.test_warm_ranks import check_imports_of_ranks
 
 FIT = "strategy.options.loop=fit"
@@ -42,7 +42,12 @@ TENSORFLOW = [
     *slow("multiworker_nccl", "horovod_tensorflow_mpi", "horovod_tensorflow_nccl"),
 ]
 
+# By momentum: Adam divides small gradients by themselves, which turns rounding into steps.
+PICTURES = [contract("bare_tensorflow", "train.optimizer=momentum", gpus=1, baseline="bare_torch")]
+
 globals().update(contract_classes(TENSORFLOW))
+globals().update(contract_classes(PICTURES, OnPictures, "OnPictures"))
+del OnPictures  # pytest would collect it
 
 
 @pytest.mark.real

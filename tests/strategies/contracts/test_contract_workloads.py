@@ -9,7 +9,7 @@ import pytest
 from scalebench.testing import StrategyContract
 from tests.builders.configs import write_pictures
 from tests.conftest import ROOT
-from tests.strategies.contracts.contract_classes import ONLY_ACTIVATIONS, contract, contract_classes, slow
+from tests.strategies.contracts.contract_classes import ONLY_ACTIVATIONS, OnPictures, contract, contract_classes, slow
 
 BUCKET_VIEW = "strategy.options.parameters_as_bucket_view=true"
 EACH_LAYER = "strategy.options.unit_mb=0"
@@ -31,11 +31,6 @@ class OnRecurrence(StrategyContract):
         "model.params=null", "dataset.classes=64", "dataset.validation_share=0.25",
         "measure.hang_s=240",  # TensorFlow unrolls the positions, and optimizes several such graphs
     )  # fmt: skip
-
-
-class OnPictures(StrategyContract):
-    # 221 samples leave none to validate with the data set's own share.
-    overrides = ("model=cifar10_cnn", "train.dropout=false", "dataset.validation_share=0.25")
 
 
 class OnFiles(StrategyContract):
@@ -148,8 +143,6 @@ CONTRACTS = {
         *slow("mirrored"),
     ],
     OnPictures: [
-        # By momentum: Adam divides small gradients by themselves, which turns rounding into steps.
-        contract("bare_tensorflow", "train.optimizer=momentum", gpus=1, baseline="bare_torch"),
         contract("fsdp_gloo", EACH_LAYER, slow=True),
         contract("zero1", BUCKET_VIEW, slow=True),
         *slow("ddp_gloo", "mirrored"),

@@ -18,7 +18,6 @@ from scalebench.core.spec import RankPlacement, StrategySpec
 from scalebench.runner.launchers.rank_environment import find_free_ports
 from scalebench.strategies.base import Unsupported, WrongGroup
 from scalebench.strategies.horovod import group, timeline
-from scalebench.strategies.horovod import tensorflow as horovod_tensorflow
 from scalebench.strategies.horovod.group import HorovodOptions
 from scalebench.strategies.horovod.lightning import LightningHorovod
 from scalebench.strategies.horovod.timeline import CARRIER_BACKENDS, PHASES, union_length
@@ -64,18 +63,6 @@ def test_a_strategy_refuses_what_its_plan_does():
         run.config.strategy.options = {"op": "adasum"}
         with pytest.raises(Unsupported, match=reason):
             kind(run, 0)
-
-
-def test_isolated_synchronization_sends_the_same_buffers_again(monkeypatch):
-    """Making them takes longer than sending them within a host, and is no part of it."""
-    sent = []
-    monkeypatch.setattr(horovod_tensorflow.hvd, "allreduce", lambda tensor, **keywords: sent.append(tensor))
-    one = horovod_tensorflow.HorovodTensorFlow(GLOO, 0)
-    one.devices = ["/CPU:0"]
-    for _ in range(2):
-        one.run_isolated_sync([400, 8])
-    assert [len(each) for each in sent] == [100, 2, 100, 2]
-    assert sent[0] is sent[2] and sent[1] is sent[3]
 
 
 @pytest.mark.gpu

@@ -14,6 +14,7 @@ from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.tensorflow import batches, profiling
 from scalebench.strategies.tensorflow.frozen_copies import FrozenSlices, is_same_device
 from scalebench.workloads.source import Batch
+from tests.builders.runs import simulated_spec
 from tests.strategies.builders import run_training
 from tests.strategies.tensorflow.builders import BYTES, SMALL_IMAGES, apart, on, replica_weights
 from tests.strategies.tensorflow.conftest import DEVICES
@@ -255,3 +256,18 @@ def test_frozen_slices_are_as_large_as_those_of_the_batch():
     complete = "/job:localhost/replica:0/task:0/device:GPU:1"
     assert is_same_device("/GPU:1", complete) and not is_same_device("/GPU:0", complete)
     assert not is_same_device("/CPU:1", complete)
+
+
+@pytest.mark.horovod
+def test_horovods_isolated_synchronization_sends_the_same_buffers_again(monkeypatch):
+    """Making them takes longer than sending them within a host, and is no part of it."""
+    from scalebench.strategies.horovod import tensorflow as horovod
+
+    sent = []
+    monkeypatch.setattr(horovod.hvd, "allreduce", lambda tensor, **keywords: sent.append(tensor))
+    one = horovod.HorovodTensorFlow(simulated_spec(2), 0)
+    one.devices = ["/CPU:0"]
+    for _ in range(2):
+        one.run_isolated_sync([400, 8])
+    assert [len(each) for each in sent] == [100, 2, 100, 2]
+    assert sent[0] is sent[2] and sent[1] is sent[3]
