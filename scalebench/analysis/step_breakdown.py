@@ -70,6 +70,9 @@ def measure_blocks(result: Result, column: str) -> list[float]:
     if part in PART_BEFORE:
         before, blocks = PART_BEFORE[part], _mean_over_ranks(probes, column, "part_steps")
         return blocks if before is None else _subtract(blocks, _mean_over_ranks(probes, f"{before}_s", "part_steps"))
+    if part == "data" and all(rank.script is None and rank.block_data_s and rank.block_steps for rank in result.ranks):
+        # Time in a loader of the user's, whose workers go on while steps use a fixed batch.
+        return _divide([rank.block_data_s for rank in result.ranks], result.ranks[0].block_steps)
     if part in SYNC_PARTS:
         names = [name for name in SYNC_PARTS if all(name in record.sync_parts_s for record in probes)]
         if not names or part not in (*names, SYNC_PARTS[-1]):

@@ -37,7 +37,7 @@ OPEN_GROUPS = (
     "script.args.",
 )  # which take keys of the user
 KEY_NAME = re.compile(r"[\w./@-]+", re.ASCII)  # a part of a key, or several with dots between
-FUNCTION_GROUPS = {"model": ("torch", "keras"), "dataset": ("builder",)}  # and the keys that name functions
+FUNCTION_GROUPS = {"model": ("torch", "keras"), "dataset": ("builder", "loader")}  # and the keys that name functions
 MODEL_KEYS = {"torch": "torch", "tensorflow": "keras"}  # by framework
 # Our defaults for them, which are for the command line, disable the loggers of a caller and close its handlers.
 LOGGING_GROUPS = ("hydra/hydra_logging", "hydra/job_logging")

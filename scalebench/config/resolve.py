@@ -78,6 +78,7 @@ def resolve(config: Config) -> RunSpec:
         and config.hardware.this_machine
         and machine.find_hidden_gpus() is not None,
         "samples_cut": samples is not None and (samples.reading.available or 0) > samples.samples,
+        "read_once": samples is not None and samples.reading.samples_per_s is not None,
         "one_hot_targets": samples is not None
         and samples.one_hot
         and (requested_loss, config.model.loss) == (user_code.AUTO, "mse"),
@@ -255,7 +256,8 @@ def set_batches(draft: Draft) -> Draft:
     """Set the batches and the end of the training. Raise InputError where a device would be left without samples."""
     config = draft.config
     train = validate.limit_training_time(config.train, config.measure.timeout_s)
-    batch_per_device, global_batch = _compute_batches(config, draft.gpus, has_samples=draft.plugin_error is None)
+    has_samples = draft.plugin_error is None and config.dataset.loader is None
+    batch_per_device, global_batch = _compute_batches(config, draft.gpus, has_samples)
     config = replace(config, train=train)
     return replace(draft, config=config, batch_per_device=batch_per_device, global_batch=global_batch)
 
@@ -263,7 +265,7 @@ def set_batches(draft: Draft) -> Draft:
 def _compute_batches(config: Config, gpus: int, has_samples: bool) -> tuple[int, int]:
     """Return (batch_per_device, global_batch) in samples. Raise InputError where they leave a device without any.
 
-    `has_samples` is false where the number of samples is unknown, since a plugin is broken.
+    `has_samples` is false where the number of samples is unknown, since a plugin is broken or a loader gives them.
     """
     from scalebench.workloads import datasets
 

@@ -134,6 +134,11 @@ def _check_dataset(config: Config) -> list[str]:
 
     dataset, strategy = config.dataset, config.strategy
     kind = datasets.DATASETS.get(dataset.name)
+    if dataset.loader is not None and strategy.framework != "torch":
+        return [
+            f"dataset.loader gives its batches to PyTorch, and {strategy.name} does not train with it; use "
+            "dataset.builder, or a strategy of PyTorch"
+        ]
     if kind is None or not kind.records or strategy.framework in ("tensorflow", "none"):
         return []
     return [

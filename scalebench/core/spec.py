@@ -81,6 +81,7 @@ class DatasetSpec:
     dtype: str = choice_field("float32", "uint8", "int32", "record")
     classes: int | None = number_field(None, at_least=2)  # labels are 0 .. classes - 1; null: targets are quantities
     builder: str | None = None  # "module:function" that makes a user's samples, called with size, seed and options
+    loader: str | None = None  # "module:function" that gives batches, called in each rank: it is read in the step
     options: dict[str, Any] = field(default_factory=dict)  # arguments of that function
     code_digest: str | None = None  # of its file, so that other samples make another run
     requested_size: int | None = number_field(None, at_least=1)  # where the function returned `size` samples instead

@@ -67,7 +67,7 @@ class Session:
         validation: Source | None = None
         if self.strategy.has_program:
             self.strategy.sign_of_life = self.progress.keep_alive
-        else:
+        elif self.spec.config.dataset.loader is None:  # the strategy draws from the user's by itself
             train, validation = datasets.open_sources(self.spec, replica, replicas, on_copied=self._report_setup)
             self.record.train_samples, self.record.steps_per_epoch = train.samples, train.steps_per_epoch
         self.strategy.setup()
@@ -166,7 +166,9 @@ class Session:
         self.record.block_started_at_s = measure.series.started_at_s
         self.record.block_rounds = measure.series.rounds
         if self.strategy.has_program:
-            self.record.block_pauses, self.record.block_data_s = measure.series.pauses, measure.series.data_s
+            self.record.block_pauses = measure.series.pauses
+        if train is None:
+            self.record.block_data_s = measure.series.data_s
 
     def _on_phase(self, phase: LoopPhase) -> None:
         self._enter(phase.name, phase.limit_s)

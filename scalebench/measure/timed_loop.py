@@ -101,15 +101,20 @@ class TimedLoop:
         self._phase: LoopPhase | None = None
         self._block_start_s = self._started_at_s = 0.0
         self._block_steps = 0  # of the block that has begun
+        self._data_s = 0.0  # of the block, in which the feed gave no batch yet
 
     def __iter__(self) -> Iterator[Any]:
         self._next_phase()
         if self._phase is not None:
             self._start_block(self._phase)
-        for batch in self._batches:
-            yield batch
-            if self._phase is None:
+        batches = iter(self._batches)
+        while self._phase is not None:
+            begin_s = time.perf_counter()
+            batch = next(batches, batches)
+            self._data_s += time.perf_counter() - begin_s
+            if batch is batches:
                 return
+            yield batch
 
     def done(self, part: LossPart | None) -> bool:
         """Count one step that was issued. True when the loop is over."""
@@ -130,7 +135,7 @@ class TimedLoop:
         limit = None if self._observer is None else self._observer.steps_left()
         self._block_steps = phase.series.steps if limit is None else min(phase.series.steps, limit)
         self._strategy.synchronize()
-        self._started_at_s = time.time()
+        self._started_at_s, self._data_s = time.time(), 0.0
         self._block_start_s = self._clock()
 
     def _end_block(self, phase: LoopPhase) -> None:
@@ -161,7 +166,9 @@ class TimedLoop:
         present = [part for part in self._parts if part is not None]
         parts = [(None if part.loss_sum is None else float(part.loss_sum), part.samples) for part in present]
         pauses = dict.fromkeys(word for part in present for word in part.pause.split())
-        block = StepBlock(len(self._parts), seconds, parts, " ".join(pauses), sum(part.data_s for part in present))
+        block = StepBlock(
+            len(self._parts), seconds, parts, " ".join(pauses), self._data_s + sum(part.data_s for part in present)
+        )
         self._parts = []
         return block
 

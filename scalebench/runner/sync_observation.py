@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 from scalebench.analysis.step_breakdown import SYNC_PHASES
 from scalebench.core.config_files import strategy_option_defaults
@@ -31,6 +32,7 @@ from scalebench.runner.launchers.supervise import OnProgress
 from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.base import BatchReplay, NotMeasured, Strategy, probes_of
 from scalebench.workloads import datasets
+from scalebench.workloads.source import Source
 
 MODULE = "scalebench.runner.sync_observation"  # run by each rank of the launch
 RESTART_CHANGES = "cycle_time_ms"  # the option of Horovod with which it cannot be restarted
@@ -74,10 +76,11 @@ def observe(
 def observe_rank(spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile) -> None:
     """Train a few steps under the timeline, and record what it shows."""
     probes, keeps = probes_of(strategy), spec.repeat_settings.timeline
-    train, _ = datasets.open_sources(spec, *strategy.shard())
+    has_loader = spec.config.dataset.loader is not None
+    train = None if has_loader else datasets.open_sources(spec, *strategy.shard())[0]
     strategy.setup()
     progress.enter_phase("probes")
-    with closing(closable_iterator(strategy.feed(train))) as batches:
+    with closing(closable_iterator(strategy.feed(cast("Source", train)))) as batches:
         strategy.train(BatchReplay(next(batches), 1))
     if keeps:
         with contextlib.suppress(NotMeasured):

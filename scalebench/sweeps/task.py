@@ -326,7 +326,8 @@ def prepare_datasets(specs: Sequence[RunSpec], console: Console) -> None:
         samples = (*model.input_shape, "->", *model.target_shape, model.outputs)
         user_code = (d.builder, d.code_digest, d.requested_size, str(d.options))
         key = (d.name, d.size, d.seed, d.path, d.dtype, d.classes, d.cache, user_code, samples)
-        if not spec.can_start or spec.config.script.path is not None or key in seen:
+        has_no_cache = spec.config.script.path is not None or d.loader is not None
+        if not spec.can_start or has_no_cache or key in seen:
             continue
         seen.add(key)
         with console.show_activity(f"data set {d.path or d.name} ({d.size:,} samples)"):

@@ -200,7 +200,8 @@ def complete_model(model: ModelSpec, samples: SampleShape, dataset: str) -> Mode
     return dataclasses.replace(model, loss=loss, metric=metric)
 
 
-def _has_training_step(model: ModelSpec) -> bool:
+def has_training_step(model: ModelSpec) -> bool:
+    """Return whether the user's function names a class that computes its loss by itself, as a LightningModule does."""
     return model.torch is not None and SourceNames(find_file).reach_method(model.torch, TRAINING_STEP)
 
 
@@ -208,7 +209,7 @@ def _choose_loss(model: ModelSpec, samples: SampleShape, dataset: str) -> str:
     """Return the loss of model.loss, for auto the one that suits the targets. Raises InputError where none does."""
     loss, classes = model.loss, samples.classes
     is_user_loss = is_user_model(model) and (loss == MODULE_LOSS or ":" in loss)
-    if loss == AUTO and is_user_model(model) and (samples.needs_loss or _has_training_step(model)):
+    if loss == AUTO and is_user_model(model) and (samples.needs_loss or has_training_step(model)):
         return MODULE_LOSS
     if samples.needs_loss and not is_user_loss:
         fields = f" ({samples.fields})" if samples.fields else ""

@@ -1,11 +1,12 @@
-"""Batches of a user's DataLoader, whatever they are made of: how many samples they hold, and how one is used again."""
+"""Batches of a user's DataLoader, whatever they are made of: how many samples they hold, their tensors, and whether
+ranks draw the same."""
 
 from __future__ import annotations
 
 import copy
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 MAX_DEPTH = 4  # of containers in a batch
@@ -40,37 +41,52 @@ def count_tokens(batch: Any) -> int | None:
 
 def copy_containers(batch: Any) -> Any:
     """Return the batch with new containers and the same tensors: a program may take keys out of its batches."""
+    return map_leaves(lambda leaf: leaf, batch)
+
+
+def map_leaves(function: Callable[[Any], Any], batch: Any) -> Any:
+    """Return the batch in new containers of the same classes, with `function` applied to all that is no container."""
     if _is_mapping(batch):
         fresh = copy.copy(batch)  # of the same class
         for key in list(batch.keys()):
-            fresh[key] = copy_containers(batch[key])
+            fresh[key] = map_leaves(function, batch[key])
         return fresh
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(copy_containers, batch))
-    return type(batch)(map(copy_containers, batch)) if type(batch) in (list, tuple) else batch
+        return type(batch)(*(map_leaves(function, part) for part in batch))
+    if type(batch) in (list, tuple):
+        return type(batch)(map_leaves(function, part) for part in batch)
+    return function(batch)
 
 
 def versions(batch: Any) -> list[int]:
     """Return the version of each tensor, which grows when it is changed in place."""
-    return [tensor._version for tensor in _tensors(batch)]
+    return [tensor._version for tensor in list_tensors(batch)]
 
 
 def checksum(batch: Any) -> int:
     """Return a checksum of the first tensor with more than one value; 0 where there is none."""
     torch = sys.modules["torch"]
-    for tensor in _tensors(batch):
+    for tensor in list_tensors(batch):
         if tensor.numel() > 1:
             values = tensor.detach().reshape(-1)[:CHECKED_VALUES].cpu().contiguous()
             return zlib.crc32(values.view(torch.uint8).numpy().tobytes())
     return 0
 
 
-def _tensors(batch: Any, depth: int = 0) -> Iterator[Any]:
+def remark_same(own: float, broadcast: Callable[[float], float], rank: int, advice: str) -> dict[str, str]:
+    """Return the flag of ranks whose first batches are those of rank 0, by their checksums; called on all ranks."""
+    if broadcast(own) != own or not own or not rank:
+        return {}
+    return {"same_batches": f"ranks 0 and {rank} {advice}"}
+
+
+def list_tensors(batch: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield the tensors of a batch."""
     if hasattr(batch, "_version") and hasattr(batch, "numel"):
         yield batch
     elif depth < MAX_DEPTH:
         for part in _parts(batch):
-            yield from _tensors(part, depth + 1)
+            yield from list_tensors(part, depth + 1)
 
 
 def _is_mapping(batch: Any) -> bool:

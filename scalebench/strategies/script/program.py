@@ -24,6 +24,7 @@ from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import Loop, LossPart, NotMeasured, Probes, Strategy, WrongGroup
 from scalebench.strategies.rank_channel import Late, RankChannel
 from scalebench.strategies.script import arguments, listeners
+from scalebench.strategies.script.batches import remark_same
 from scalebench.strategies.script.keras_hooks import KerasHooks
 from scalebench.strategies.script.start import AfterImport, read_started_program, run_as_main
 from scalebench.strategies.script.torch_hooks import Hooks
@@ -378,15 +379,14 @@ class Script(Strategy, Probes):
 
     def model_remarks(self) -> dict[str, str]:
         """Return what makes figures of this program mean something else than it seems."""
-        remarks = {}
-        if self._channel is not None and self.steps:
-            own = float(sum(number * place for place, number in enumerate(self.hooks.checksums, 1)))
-            if self.broadcast(own) == own and own and self.place.rank:
-                remarks["same_batches"] = (
-                    f"ranks 0 and {self.place.rank} of {self.name} trained on the same samples: there is no "
-                    "DistributedSampler, or these are parts of one model (then set script.samples_per_step)"
-                )
-        return remarks
+        if self._channel is None or not self.steps:
+            return {}
+        own = float(sum(number * place for place, number in enumerate(self.hooks.checksums, 1)))
+        advice = (
+            f"of {self.name} trained on the same samples: there is no DistributedSampler, or these are parts of one "
+            "model (then set script.samples_per_step)"
+        )
+        return remark_same(own, self.broadcast, self.place.rank, advice)
 
     def script_record(self) -> ScriptRecord:
         """Return what was seen of the program."""

@@ -32,6 +32,7 @@ from scalebench.strategies.torch import bandwidth, evaluation, optimizer, profil
 from scalebench.strategies.torch.batches import PinnedCopies, TorchBatch, feed_batches, to_tensors
 from scalebench.strategies.torch.checkpointing import checkpoint_user_module
 from scalebench.strategies.torch.group import TorchGroup, count_messages
+from scalebench.strategies.torch.loader import UserLoader
 from scalebench.strategies.torch.model import NetworkModule, build_network_module, read_weights
 from scalebench.strategies.torch.observed import identify_backend, identify_settings
 from scalebench.strategies.torch.precision import CompiledModel, Precision, input_shapes
@@ -95,6 +96,7 @@ class TorchStrategy(Strategy, Probes):
         self._profiled: profiling.ProfiledSteps | None = None
         self._user_flops: float | None = None  # of training a user's module on one sample
         self._has_user_loss = user_code.has_user_loss(spec.config.model)
+        self.loader: UserLoader | None = None  # of dataset.loader, from setup on
         self._loss = None if self._has_user_loss else optimizer.select_loss(spec.config.model.loss)
 
     def group_backend(self) -> str | None:
@@ -125,6 +127,8 @@ class TorchStrategy(Strategy, Probes):
         self.device = choose_device(self.spec.device, self.place.devices[0])
         self.precision = Precision(train.precision, self.device)
         self.group = self.join()
+        if self.spec.config.dataset.loader is not None:
+            self.loader = UserLoader(self.spec, *self.shard())
         self.model = self._build_model()
         set_threads(self.place.threads)  # again: the user's file may have set another number
         self._check_parameter_count()
@@ -136,10 +140,10 @@ class TorchStrategy(Strategy, Probes):
             reset_peak(device)
 
     def feed(self, source: Source) -> Iterable[TorchBatch]:
-        dataset = self.spec.config.dataset
+        dataset, batches = self.spec.config.dataset, self.loader or source
         if isinstance(self.model, user_module.UserModule):
-            self.model.progress.steps_per_epoch = source.steps_per_epoch
-        return feed_batches(source, self.device, dataset.feed, dataset.prefetch)
+            self.model.progress.steps_per_epoch = batches.steps_per_epoch
+        return feed_batches(batches, self.device, dataset.feed, dataset.prefetch)
 
     def train(self, loop: Loop) -> None:
         with self.attribute_errors_to_user():
@@ -327,7 +331,8 @@ class TorchStrategy(Strategy, Probes):
         return self._user_flops
 
     def model_remarks(self) -> dict[str, str]:
-        return getattr(self.model, "remarks", {})
+        remarks = getattr(self.model, "remarks", {})
+        return remarks if self.loader is None else remarks | self.loader.compare_ranks(self.broadcast, self.place.rank)
 
     def parameters(self) -> dict[str, Any]:
         return read_weights(self.model)
@@ -364,6 +369,8 @@ class TorchStrategy(Strategy, Probes):
         return versions
 
     def close(self) -> None:
+        if self.loader is not None:
+            self.loader.close()
         if self.group is not None:
             self.group.leave()
             self.group = None
@@ -396,8 +403,12 @@ class TorchStrategy(Strategy, Probes):
         if config.train.activation_checkpointing:
             checkpoint_user_module(model.module)
         # As many real samples as a device trains on at once: only they fit any loss, any embedding and any state.
-        count = -(-self.spec.batch_per_device // self.accumulate)
-        batch = to_tensors(datasets.read_first_samples(self.spec, count)).to(self.device)
+        if self.loader is None:
+            count = -(-self.spec.batch_per_device // self.accumulate)
+            batch = to_tensors(datasets.read_first_samples(self.spec, count)).to(self.device)
+        else:
+            batch = self.loader.first.split(self.accumulate)[-1].to(self.device)
+            config = self.loader.add_target_shape(config)
         samples = (batch.inputs, batch.targets) if self._has_user_loss else (batch.inputs,)
         user_checks.check_user_module(model, config, self.device, self.precision, self.group, samples)
         user_checks.check_ddp_options(model, config.model, self.options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from functools import partial
 from itertools import accumulate
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scalebench.strategies.script import batches as user_batches
 from scalebench.workloads import records
 from scalebench.workloads.prefetch import prefetch
 from scalebench.workloads.source import Batch, Source
@@ -27,7 +28,7 @@ Tensors = Tensor | dict[str, Tensor] | tuple[Tensor, ...] | None
 class TorchBatch(NamedTuple):
     """One process's part of a global batch as tensors."""
 
-    inputs: Any  # Tensors; one tensor unless the user's samples are records
+    inputs: Any  # Tensors; one tensor unless the samples are a user's. Those of a loader may be nested
     targets: Any
     global_samples: int
     share: float = 1.0  # this part's share of the process's samples in the step
@@ -35,15 +36,18 @@ class TorchBatch(NamedTuple):
 
     @property
     def samples(self) -> int:
-        return len(self.tensors()[0])
+        first = next(user_batches.list_tensors(self[:2]), None)
+        return user_batches.count_samples(self.inputs) if first is None else len(first)
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors, those of the inputs first."""
-        return [*records.list_fields(self.inputs), *records.list_fields(self.targets)]
+        return list(user_batches.list_tensors(self[:2]))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> TorchBatch:
         """Return the batch with `function` applied to each tensor."""
-        inputs, targets = (records.map_fields(function, part) for part in self[:2])
+        inputs, targets = user_batches.map_leaves(
+            lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, self[:2]
+        )
         return self._replace(inputs=inputs, targets=targets)
 
     def split(self, parts: int) -> list[TorchBatch]:
@@ -65,7 +69,10 @@ class TorchBatch(NamedTuple):
 
     def to(self, device: torch.device) -> TorchBatch:
         """Copy the batch to the device; from pinned memory the copy overlaps with the host's work."""
-        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+        inputs, targets = user_batches.map_leaves(
+            lambda leaf: leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf, self[:2]
+        )
+        return self._replace(inputs=inputs, targets=targets)
 
 
 class PinnedCopies:
@@ -85,14 +92,18 @@ class PinnedCopies:
 TorchBatches = Generator[TorchBatch, None, None]
 
 
-def feed_batches(source: Source, device: torch.device, feed: str, prefetch_mode: str) -> TorchBatches:
+def feed_batches(
+    source: Source | Iterable[TorchBatch], device: torch.device, feed: str, prefetch_mode: str
+) -> TorchBatches:
     """Yield batches on `device` in the order of `source` under every feed; closing the generator ends its threads.
+
+    A source that gives tensors is a loader of the user's, which pins them or not.
 
     `feed`: host and disk take each batch from the source; fixed yields the first batch for ever; device keeps the
     whole dataset on the device. The last two have nothing to prepare, so that `prefetch_mode` (none, queue, device)
     concerns the others only.
     """
-    if feed == "device":
+    if feed == "device" and isinstance(source, Source):
         return _resident_batches(source, device)
     if feed == "fixed":
         return _repeat_first_batch(source, device)
@@ -110,13 +121,16 @@ def to_tensors(batch: Batch) -> TorchBatch:
     return TorchBatch(inputs, targets, batch.global_samples)
 
 
-def _host_batches(source: Source, device: torch.device) -> TorchBatches:
+def _host_batches(source: Source | Iterable[TorchBatch], device: torch.device) -> TorchBatches:
     """Yield tensors in host memory, pinned for a GPU. Runs in the prefetching thread if there is one."""
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.set_device(device)  # a per-thread setting; pinning would otherwise open a context on GPU 0
-    for batch in map(to_tensors, source):
-        yield batch.map(Tensor.pin_memory) if cuda else batch
+    for batch in source:
+        if isinstance(batch, TorchBatch):
+            yield batch
+        else:
+            yield to_tensors(batch).map(Tensor.pin_memory) if cuda else to_tensors(batch)
 
 
 def _copy_batches(host: TorchBatches, device: torch.device) -> TorchBatches:
@@ -125,8 +139,8 @@ def _copy_batches(host: TorchBatches, device: torch.device) -> TorchBatches:
             yield batch.to(device)
 
 
-def _repeat_first_batch(source: Source, device: torch.device) -> TorchBatches:
-    batch = to_tensors(next(iter(source))).to(device)
+def _repeat_first_batch(source: Source | Iterable[TorchBatch], device: torch.device) -> TorchBatches:
+    batch = next(_host_batches(source, device)).to(device)
     while True:
         yield batch
 

@@ -15,7 +15,7 @@ from scalebench.core import config_files, plugins
 from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.machine.machine import cache_folder
 from scalebench.core.spec import Config, DatasetSpec, RunSpec, has_stop
-from scalebench.workloads import user_code
+from scalebench.workloads import records, user_code
 from scalebench.workloads.datasets import (
     cache,
     cifar10,
@@ -92,8 +92,8 @@ def cache_dir(config: Config) -> Path:
 def label(config: Config) -> str:
     """Return the dataset's name in reports: its name, or the function or path that a user's samples come from."""
     dataset = config.dataset
-    if dataset.builder is not None and dataset.name == CUSTOM:
-        return dataset.builder
+    if dataset.name == CUSTOM and (function := dataset.loader or dataset.builder) is not None:
+        return function
     kind = DATASETS.get(dataset.name)
     from_user_file = dataset.path is not None and kind is not None and kind.define is not None
     return str(dataset.path) if from_user_file else dataset.name
@@ -128,15 +128,55 @@ def fill_from_samples(config: Config) -> Config:
     other, PluginError where a function fails.
     """
     _check_name(config.dataset)
-    if user_function.has_function(config.dataset):
+    if config.dataset.loader is not None:
+        config = _fill_from_loader(config)
+    elif user_function.has_function(config.dataset):
         config = user_function.fill_from_function(config, cache_dir(config))
     model = user_code.complete_model(config.model, _native_shape(config), config.dataset.name)
     return dataclasses.replace(config, model=model)
 
 
+def _fill_from_loader(config: Config) -> Config:
+    """Return the config for batches that a user's function gives in the ranks, where all that is not in the config is
+    first seen. Raises InputError for settings that have no effect on them."""
+    dataset, model, reference = config.dataset, config.model, config.dataset.loader
+    assert reference is not None
+    useless = {
+        "dataset.builder": dataset.builder is not None,
+        "dataset.path": dataset.path is not None,
+        "dataset.image_size": dataset.image_size is not None,
+        f"dataset.feed={dataset.feed}": dataset.feed not in ("host", "fixed"),
+        f"measure.search={config.measure.search}": config.measure.search != "none",
+    }
+    for key in (key for key, is_set in useless.items() if is_set):
+        raise InputError(f"{key} has no effect on the batches of dataset.loader={reference}: leave out one of them")
+    if has_stop(config.train.stop):
+        raise InputError(
+            f"a training to train.stop evaluates validation samples, and dataset.loader={reference} gives none: use "
+            "dataset.builder, or your own script (script=FILE)"
+        )
+    is_users = user_code.is_user_model(model)
+    if is_users and model.loss == user_code.AUTO and not user_code.has_training_step(model):
+        raise InputError(
+            f"model.loss={user_code.AUTO} follows from the targets, and those of dataset.loader={reference} are first "
+            "seen in the ranks: set model.loss to cross_entropy, mse or a function of yours"
+        )
+    dataset = dataclasses.replace(
+        dataset,
+        validation_share=0.0,
+        dtype=records.RECORD if is_users else dataset.dtype,
+        code_digest=user_code.file_digest(reference, "dataset.loader"),
+    )
+    return dataclasses.replace(config, dataset=dataset)
+
+
 def _check_name(dataset: DatasetSpec) -> None:
     """Raise InputError for an unknown name, and for keys of a function beside a dataset of another origin."""
     built_in = dataset.name in DATASETS
+    if dataset.loader is not None:
+        if dataset.name != CUSTOM:
+            raise InputError(f"dataset={dataset.name} has its samples already: dataset.loader is for dataset={CUSTOM}")
+        return
     if built_in and dataset.builder is not None:
         raise InputError(f"dataset={dataset.name} has its samples already: dataset.builder is for dataset={CUSTOM}")
     if built_in and dataset.options:
@@ -146,7 +186,8 @@ def _check_name(dataset: DatasetSpec) -> None:
         return
     if dataset.name == CUSTOM:
         raise InputError(
-            f"dataset={CUSTOM} has samples of your own: set dataset.builder=MODULE:FUNCTION, which makes them"
+            f"dataset={CUSTOM} has samples of your own: set dataset.builder=MODULE:FUNCTION, which makes them, or "
+            "dataset.loader=MODULE:FUNCTION, which gives batches"
         )
     if (origin := config_files.file_origin("dataset", dataset.name)) not in (None, plugins.BUILT_IN):
         raise InputError(
@@ -161,6 +202,12 @@ def _check_name(dataset: DatasetSpec) -> None:
 def _native_shape(config: Config) -> SampleShape:
     """Return the shapes that the samples have if the model does not determine them."""
     dataset, model = config.dataset, config.model
+    if dataset.loader is not None:
+        has_classes = model.loss == "cross_entropy" or (model.loss == user_code.AUTO and not model.target_shape)
+        classes = dataset.classes or max(2, model.outputs)
+        return SampleShape(
+            tuple(model.input_shape), tuple(model.target_shape), classes if has_classes else None
+        )  # of the network: each batch is compared with it
     if user_function.has_function(dataset):
         return user_function.sample_shape(config, cache_dir(config))
     kind = DATASETS[dataset.name]
@@ -195,10 +242,12 @@ def check(config: Config) -> None:
     """
     dataset = config.dataset
     _check_name(dataset)
-    if dataset.name != synthetic.TOKENS:
+    if dataset.name != synthetic.TOKENS and dataset.loader is None:
         synthetic.check_model_takes_no_tokens(config)
     if not decodes_in_training(dataset.name):
         _check_no_decoding(dataset)
+    if dataset.loader is not None:
+        return  # its batches show in the ranks
     if user_function.has_function(dataset):
         _check_function_samples(config)
         return
@@ -329,6 +378,10 @@ def open_sources(
     `kind` is the class of the training source. `on_copied` and errors are as in open_dataset.
     """
     config = spec.config
+    if config.dataset.loader is not None:
+        raise InputError(
+            f"dataset.loader={config.dataset.loader} gives batches for training alone: use dataset.builder"
+        )
     inputs, targets = open_dataset(spec, on_copied)
     border = count_train_samples(config.dataset, len(inputs))
     feed = "host" if config.dataset.feed == "device" else config.dataset.feed  # the adapter moves it to the device
