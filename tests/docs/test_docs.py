@@ -53,7 +53,7 @@ def test_links_lead_somewhere_and_pages_name_every_file():
     kinds = ("_FILE", "_LOG", "_SCRIPT", "_FOLDER")
     names = {value for name, value in vars(run_folder).items() if name.endswith(kinds) and isinstance(value, str)}
     assert len(names) > 15 and [name for name in sorted(names) if name not in read("multirun/README.md")] == []
-    assert set(OWN_FILES) == {"mynet.py", "mynet_keras.py", "mydata.py"} and len(OWN_COMMANDS) >= 6
+    assert set(OWN_FILES) == {"mynet.py", "mynet_keras.py", "mydata.py", "myloader.py"} and len(OWN_COMMANDS) >= 6
     assert all(len(text.strip().splitlines()) <= 20 for text in OWN_FILES.values())
 
 

@@ -82,7 +82,7 @@ def remark_same(own: float, broadcast: Callable[[float], float], rank: int, advi
 
 def list_tensors(batch: Any, depth: int = 0) -> Iterator[Any]:
     """Yield the tensors of a batch."""
-    if hasattr(batch, "_version") and hasattr(batch, "numel"):
+    if hasattr(batch, "requires_grad") and hasattr(batch, "numel"):
         yield batch
     elif depth < MAX_DEPTH:
         for part in _parts(batch):

@@ -1,5 +1,6 @@
 """Batches of a user's loader: what is drawn, what is refused, and that a run draws in its steps."""
 
+import copy
 import re
 from itertools import islice
 
@@ -11,7 +12,7 @@ from scalebench.core.errors import PluginError
 from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import rank_record_path, read_rank_file
 from scalebench.strategies.torch.loader import UserLoader
-from tests.builders.configs import make_config, resolve_error
+from tests.builders.configs import make_config, resolve_error, set_key
 from tests.builders.launching import launch_run
 from tests.strategies.torch.conftest import spec_of
 
@@ -144,4 +145,7 @@ def test_a_run_draws_in_its_steps_and_leaves_no_process(tmp_path, strategy, name
 )
 def test_settings_without_effect_are_refused_before_a_run(changes, line):
     keys = {"dataset.name": "custom", "dataset.loader": f"{LOADERS}:same", "model.loss": "mse"} | changes
-    assert re.search(line, resolve_error(make_config(**{key.replace(".", "__"): value for key, value in keys.items()})))
+    config = copy.deepcopy(make_config())  # whose parts others use
+    for key, value in keys.items():
+        set_key(config, key, value)
+    assert re.search(line, resolve_error(config))
