@@ -96,8 +96,7 @@ def compare_operations(frame: pd.DataFrame) -> list[OperationComparison]:
     """Compare each two strategies (or settings of one) of one framework that ran the same operation on as many devices
     of the same hardware.
 
-    Sizes at which the limits of the difference include 0 are unresolved. These limits are over the repeats of three
-    runs or more; fewer have none, since the blocks of a run say nothing about its next start.
+    Sizes at which the limits of the difference, over the repeats of three runs or more, include 0 are unresolved.
     """
     comparisons = []
     for operation, rows in group_operations(frame):

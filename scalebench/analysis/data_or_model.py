@@ -37,12 +37,8 @@ class ParallelismResult:
 
     @property
     def flops_per_byte(self) -> float | None:
-        """Operations of all devices over bytes that all devices send; None if nothing is sent, or unknown.
-
-        The studies' "computation per parameter" of data parallelism, which grows with the batch, and "computation per
-        neuron output" of model parallelism, which does not (thesis: P. Orlob, "Parallelization of GPUs based on
-        Horovod", interim presentation of 2022, "Data vs. Model Parallelism").
-        """
+        """Operations over bytes that all devices send; None if nothing is sent, or unknown. It grows with the batch in
+        data parallelism, not in model parallelism (thesis: P. Orlob, "Parallelization of GPUs based on Horovod")."""
         flops, row = self.row["flops_per_sample"], self.row
         return row["global_batch"] * flops / row["gpus"] / self.sent_bytes if flops and self.sent_bytes else None
 

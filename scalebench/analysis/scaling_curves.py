@@ -134,13 +134,12 @@ def format_batch(row: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Slope:
-    """Speedup per device, with its 95 % limits; `intercept` is the line's speedup at 0 devices, `points` are (devices,
-    speedup), `worst` is the largest deviation of a speedup from the line (a share of that speedup)."""
+    """The line of speedup over devices."""
 
-    speedup: Estimate
-    intercept: float
-    points: tuple[tuple[int, float], ...]
-    worst: float
+    speedup: Estimate  # per device, with its 95 % limits
+    intercept: float  # speedup at 0 devices
+    points: tuple[tuple[int, float], ...]  # devices, speedup
+    worst: float  # largest deviation of a speedup from the line, as a share of that speedup
 
 
 @dataclass(frozen=True)
@@ -155,17 +154,13 @@ class NodeBoundary:
 
 @dataclass(frozen=True)
 class ScalingLimit:
-    """The number of devices that keep an efficiency: `gpus` by the figures, `certain_gpus` by their lower limits.
-
-    Both are None if not even the fewest devices keep it. `regained_gpus` are larger numbers that have it again;
-    `largest_measured` is the most devices with a figure, None if there is no figure at all.
-    """
+    """The number of devices that keep an efficiency; None if not even the fewest do."""
 
     efficiency: float
-    gpus: int | None
-    certain_gpus: int | None
-    regained_gpus: tuple[int, ...]
-    largest_measured: int | None
+    gpus: int | None  # by the figures
+    certain_gpus: int | None  # by their lower limits
+    regained_gpus: tuple[int, ...]  # larger numbers that have it again
+    largest_measured: int | None  # None if there is no figure at all
 
 
 def fit_slope(curve: Curve, against: str = "bare") -> Slope | None:

@@ -1,17 +1,15 @@
-"""Trainings over their seeds: whether and when they reached the target, how good they became, and their speedup to the
-target.
+"""Trainings over their seeds: whether and when they reached the target, how good they became, and their speedup to it.
 
-A seed is one observation, however many runs it has: runs of a seed follow the same course, and differ in their seconds
-alone. Seconds, epochs and speedups differ by factors, so their means are geometric and their intervals Student's t on
-logarithms (core.stats.log_means); metrics and gaps have the arithmetic mean and Student's t.
-
-A seed has a figure if each of its runs does, and there is an interval only if at least three seeds have it and none
-lacks it: seconds to a target that some seeds never reached are those of the lucky ones.
+A seed is one observation, however many runs it has: these follow the same course, and differ in their seconds alone.
+Seconds, epochs and speedups differ by factors, so their means are geometric and their intervals Student's t on
+logarithms; metrics and gaps have the arithmetic mean and Student's t. A seed has a figure if each of its runs does, and
+there is an interval only if at least three seeds have it and none lacks it: seconds to a target that some seeds never
+reached are those of the lucky ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,16 +81,18 @@ def summarize_trainings(frame: pd.DataFrame) -> list[TrainingOutcome]:
             row["epochs_to_target"] = row["trained_epochs"] if row["time_to_target_s"] is not None else None
         by_seed = group_by(ended, lambda row: row["seed"])
         seeds = len({row["seed"] for row in rows})
-        figures = {name: _over_seeds(name, by_seed, seeds, mean_of_factors) for name in FACTOR_COLUMNS}
-        figures |= {name: _over_seeds(name, by_seed, seeds, mean_over_repeats) for name in LEVEL_COLUMNS}
-        for name in SPEEDUP_COLUMNS:
-            mean = _over_seeds(name, by_seed, seeds, mean_of_factors)
-            baseline = f"baseline_{name.rpartition('_')[2]}_id"
-            if mean is not None and all(row[baseline] == row["run_id"] for row in ended):
-                mean = Estimate(mean.value)  # it is its own baseline: 1 exactly, without limits
-            figures[name] = mean
-        target_s = _means_of_seeds("time_to_target_s", by_seed, mean_of_factors)
-        first, failed = (ended or rows)[0], seeds - len(by_seed)
+        figures: dict[str, Figure] = {}
+        means_of: dict[str, dict[Any, float]] = {}
+        for name in (*FACTOR_COLUMNS, *LEVEL_COLUMNS, *SPEEDUP_COLUMNS):
+            mean = mean_over_repeats if name in LEVEL_COLUMNS else mean_of_factors
+            values_of = {seed: [row[name] for row in runs] for seed, runs in by_seed.items()}
+            means = {seed: mean(values).value for seed, values in values_of.items() if None not in values}
+            figure, baseline = mean([*means.values()]) if means else None, f"baseline_{name.rpartition('_')[2]}_id"
+            is_own = name in SPEEDUP_COLUMNS and all(row[baseline] == row["run_id"] for row in ended)
+            if figure is not None and (is_own or len(means) < seeds):  # its own baseline is 1 exactly
+                figure = Estimate(figure.value)
+            figures[name], means_of[name] = figure, means
+        first, failed, target_s = (ended or rows)[0], seeds - len(by_seed), means_of["time_to_target_s"]
         outcomes.append(TrainingOutcome(first, ended, seeds, len(target_s), failed, figures, target_s))
     return outcomes
 
@@ -110,24 +110,6 @@ def make_training_table(frame: pd.DataFrame) -> pd.DataFrame:
             row |= interval_cells(name, name, None if figure is None else figure.value, figure)
         rows.append(row)
     return pd.DataFrame(rows, columns=TRAINING_TABLE_COLUMNS)
-
-
-def _over_seeds(
-    name: str, by_seed: dict[Any, list[Row]], seeds: int, mean: Callable[[Sequence[float]], Estimate]
-) -> Figure:
-    """Return the mean over the seeds that have this figure; without limits unless all have it."""
-    means = [*_means_of_seeds(name, by_seed, mean).values()]
-    if not means:
-        return None
-    return mean(means) if len(means) == seeds else Estimate(mean(means).value)
-
-
-def _means_of_seeds(
-    name: str, by_seed: dict[Any, list[Row]], mean: Callable[[Sequence[float]], Estimate]
-) -> dict[Any, float]:
-    """Return the mean of the runs of each seed, by seed, where all of them have this figure."""
-    values_by_seed = {seed: [row[name] for row in runs] for seed, runs in by_seed.items()}
-    return {seed: mean(values).value for seed, values in values_by_seed.items() if None not in values}
 
 
 def mean_of_factors(values: Sequence[float]) -> Estimate:

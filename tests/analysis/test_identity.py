@@ -117,6 +117,16 @@ def with_options(gpus, name, baseline="simulated", **options):
     return made
 
 
+def test_records_without_an_option_are_compared_with_its_default():
+    """Other options have another self, and the same bare baseline."""
+    plain, bare = with_options(1, "ddp", bucket_cap_mb=25.0), with_options(1, "simulated")
+    both = Found(plain, bare)
+    assert both.own(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=True)) == plain.run_id
+    for other in ({"bucket_cap_mb": 25.0, "overlap": False}, {"bucket_cap_mb": 1.0}):
+        run = with_options(2, "ddp", **other)
+        assert both.own(run) is None and both.bare(run) == bare.run_id
+
+
 def test_the_bare_baseline_has_its_default_options_or_those_of_the_strategy_that_it_is():
     one, other = with_options(1, "simulated", step_s=0.1), with_options(1, "simulated", step_s=0.2)
     for step_s, run_id in ((0.1, one.run_id), (0.2, other.run_id), (0.3, None)):

@@ -145,15 +145,12 @@ def collect_overhead_facts(run: AttributedRun) -> Facts:
     compute = format_fact("gpu_compute_share", gpu["gpu_compute_share"] or 0.0)
     kernels = f"; a step starts {gpu['gpu_kernels_per_step'] or 0:.0f} kernels, and the GPU computes {compute} of it"
     return {
-        "names": part.names,
-        "points": part.share.value,
+        "names": part.names, "points": part.share.value, "overhead_s": part.step_s.value,
+        "samples": samples_per_device(result), "ideal_s": run.attribution.ideal_s,
         "work": "Lightning's Trainer runs its loop and its hooks" if lightning else work,
         "limit": ", and the host is the limit: the GPU waits for all that it does" if host_limits else "",
         "fewer_hooks": "fewer callbacks, loggers and progress bars, or " if lightning else "",
         "kernels": kernels if host_limits else "",
-        "overhead_s": part.step_s.value,
-        "samples": samples_per_device(result),
-        "ideal_s": run.attribution.ideal_s,
     }  # fmt: skip
 
 
@@ -174,21 +171,14 @@ def collect_contention_facts(run: AttributedRun) -> Facts:
     if reasons := result.monitor.throttle_reasons:
         clocks.append(f"throttle reasons: {' '.join(reasons)}")
     return {
-        "has_alone": alone is not None,
+        "has_alone": alone is not None, "device": result.scale.device, "cpu_share": result.monitor.cpu_util_mean,
         "is_oversubscribed": bool(threads) and (is_flagged or sum(threads) > cores),
-        "device": result.scale.device,
         "flagged": ", flagged oversubscribed" if is_flagged else "",
-        "many": many,
-        "quota": quota,
-        "node_cores": machine.cpus,
-        "cores": machine.cpus * nodes,
-        "together_s": _computing_s(result),
-        "alone_s": None if alone is None else _computing_s(alone),
+        "many": many, "quota": quota, "node_cores": machine.cpus, "cores": machine.cpus * nodes,
+        "together_s": _computing_s(result), "alone_s": None if alone is None else _computing_s(alone),
         "is_slower_clock": clock is not None and alone_clock is not None and clock < 0.98 * alone_clock,
-        "is_throttled": "throttled" in run.flags,
-        "clocks": "; ".join(clocks) or "flagged throttled",
-        "cpu_share": result.monitor.cpu_util_mean,
-    }
+        "is_throttled": "throttled" in run.flags, "clocks": "; ".join(clocks) or "flagged throttled",
+    }  # fmt: skip
 
 
 def collect_data_facts(run: AttributedRun) -> Facts:
@@ -256,27 +246,20 @@ def collect_drift_facts(run: AttributedRun) -> Facts:
 def collect_transfer_facts(run: AttributedRun) -> Facts:
     """Messages, their time within a step and in isolation, and the links that they take."""
     result, sizes = run.result, run.result.sync.message_bytes
-    facts: Facts = {
-        "exposed": step_breakdown.figure(result, "sync_exposed_s"),
-        "isolated": step_breakdown.figure(result, "sync_isolated_s"),
-        "wait": step_breakdown.figure(result, "imbalance_s"),
-        "backward": step_breakdown.figure(result, "backward_s"),
-    }
+    columns = {"exposed": "sync_exposed_s", "isolated": "sync_isolated_s", "wait": "imbalance_s",
+               "backward": "backward_s"}  # fmt: skip
+    facts: Facts = {name: step_breakdown.figure(result, column) for name, column in columns.items()}
     options = result.spec.get("strategy", {}).get("options") or {}
     name = next((name for name in ("bucket_cap_mb", "fusion_threshold_mb") if name in options), None)
     option = "" if name is None else f"strategy.options.{name}, now {options[name]:g})"
     facts |= {
-        "messages": len(sizes) or None,
-        "sum_bytes": sum(sizes),
-        "mean_bytes": sum(sizes) / len(sizes) if sizes else None,
+        "messages": len(sizes) or None, "noun": "message" if len(sizes) == 1 else "messages",
+        "sum_bytes": sum(sizes), "mean_bytes": sum(sizes) / len(sizes) if sizes else None,
         "lower": option and f" (lower {option}",
-        "noun": "message" if len(sizes) == 1 else "messages",
         "fewer": "Try a" if len(sizes) == 1 else f"Try fewer, larger messages{option and ' (raise ' + option}, or a",
         "compress": "strategy.options.compression=fp16, " if options.get("compression") == "none" else "",
-        "backward_s": facts["backward"] and facts["backward"].value,
-        "rival": None,
-        "usage": _compare_usage(run),
-    }
+        "backward_s": facts["backward"] and facts["backward"].value, "rival": None, "usage": _compare_usage(run),
+    }  # fmt: skip
     if facts["exposed"] and facts["isolated"]:
         isolated_s = facts["isolated"].value
         facts |= {"isolated_s": isolated_s, "each_s": isolated_s / (len(sizes) or 1)}

@@ -51,14 +51,9 @@ def fit_link_rate(syncs: Sequence[MeasuredSync]) -> LinkRate | None:
     Source: Hockney 1994, "The communication challenge for MPP: Intel Paragon and Meiko CS-2".
     """
     # Rounds and bytes over the seconds: 1 = latency_s * rounds / t + bytes / t / bytes_per_s.
-    rows = [
-        (
-            sync.messages * 2 * (sync.devices - 1) / sync.seconds,
-            ring_bytes(sync.size_bytes, sync.devices) / sync.seconds,
-        )
-        for sync in syncs
-        if sync.devices > 1 and sync.size_bytes > 0 and sync.seconds > 0
-    ]
+    syncs = [sync for sync in syncs if sync.devices > 1 and sync.size_bytes > 0 and sync.seconds > 0]
+    rows = [(each.messages * 2 * (each.devices - 1) / each.seconds,
+             ring_bytes(each.size_bytes, each.devices) / each.seconds) for each in syncs]  # fmt: skip
     if not rows:
         return None
     by_bytes_alone = math.fsum(sent * sent for _, sent in rows) / math.fsum(sent for _, sent in rows)

@@ -163,3 +163,10 @@ def test_what_there_is_instead():
         f"no baseline 'main' for this machine ({here}); saved ones are for {here.replace('2 cores', '4 cores')}"
     )
     assert explain_missing_baseline("other", [kind()]).endswith("saved names: main")
+
+
+def test_a_machine_file_that_is_broken_is_passed_over():
+    write_folder("a", [0.1])
+    save("a")
+    (store_folder() / kind().fingerprint / "machine.json").write_text("{")
+    assert list_saved_baselines() == [] and len(find_baseline_folders("main", [kind()])) == 1
