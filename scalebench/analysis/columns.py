@@ -216,7 +216,7 @@ COLUMNS = (
     Column("bubble_share_expected", NUMBER, "(p - 1) / (m + p - 1), p stages, m micro-batches"),
     Column("pause_share", NUMBER,
            "of the measured time of your own program: evaluation, saving, ends of epochs; in no rate"),
-    Column("data_wait_share", NUMBER, "of its training: waiting in its DataLoader"),
+    Column("data_wait_share", NUMBER, "of its training: waiting for its next batch"),
 )  # fmt: skip
 FRAME_COLUMNS = [name for column in COLUMNS for name in (column.name, *column.limit_names)]
 COLUMN_KINDS = {column.name: column.kind for column in COLUMNS} | {"repeats": COUNT}  # limits are numbers

@@ -54,13 +54,12 @@ def name_pauses(result: Result) -> list[str]:
 
 def data_wait_share(result: Result) -> float | None:
     """Return the share of training in which the ranks waited for samples of a user's loader, on average; None where
-    it was not seen."""
+    it was not seen, as in Keras' fit."""
     shares = []
     for rank in result.ranks:
         trained = mark_training(result.ranks, len(rank.block_s))
         total_s = float(np.array(rank.block_s)[trained].sum()) if len(trained) else 0.0
-        counts_no_batches = rank.script is not None and not rank.script.batches
-        if counts_no_batches or len(rank.block_data_s) != len(trained) or not total_s:
+        if not any(rank.block_data_s) or len(rank.block_data_s) != len(trained) or not total_s:
             return None
         shares.append(float(np.array(rank.block_data_s)[trained].sum()) / total_s)
     return math.fsum(shares) / len(shares) if shares else None

@@ -142,13 +142,16 @@ def explain_unknown_key(key: str, arguments: list[str]) -> str:
 
 
 def find_meant_key(name: str, arguments: list[str]) -> str | None:
-    """Return the key that a wrong name most likely stands for: by its name in other programs, by its last part, as an
-    option of the chosen strategy, or by its spelling. None where none is near."""
+    """Return the key that a wrong name most likely stands for: as an argument of the user's program, by its name in
+    other programs, by its last part, as an option of the chosen strategy, or by its spelling. None where none is
+    near."""
     keys = [*list_config_keys(Config), *config_files.list_groups()]
     last, group = _last_part(name), name.partition(".")[0]
+    inside = [key for key in keys if key.startswith(f"{group}.")] if "." in name else []
+    if inside and group == "script":
+        return _nearest_key(last, inside) or f"script.args.{name.rpartition('.')[2]}"
     if last in aliases.KEY_ALIASES:
         return aliases.KEY_ALIASES[last]
-    inside = [key for key in keys if key.startswith(f"{group}.")] if "." in name else []
     if (nearest := _nearest_key(last, inside)) is not None:
         return nearest
     same = [key for key in keys if _last_part(key) == last and key != name]

@@ -289,7 +289,8 @@ class ScriptSpec:
     folder: str | None = None  # that it runs in; null: the current one
     processes: str = choice_field("one_per_device", "one_for_all")  # the latter starts or drives the devices itself
     step: str = choice_field("optimizer", "batch")  # what ends a step: the optimizer's step, or the next batch
-    samples_per_step: int | None = number_field(None, at_least=1)  # of all devices; null: counted as they are drawn
+    # Of a device, with scaling=strong of all; null: counted as they are drawn.
+    samples_per_step: int | None = number_field(None, at_least=1)
     first_step_s: float = number_field(600.0, positive=True)  # a run without a step for so long is ended
     digest: str | None = None  # of its file, so that an edited script makes another run
 
@@ -376,6 +377,12 @@ class RunSpec:
     def processes(self) -> int:
         """The number of processes."""
         return len(self.places)
+
+    @property
+    def declared_samples(self) -> int | None:
+        """The samples of a step on all devices, as the config says it of a user's program; None where it does not."""
+        samples = self.config.script.samples_per_step
+        return samples if samples is None or self.config.scaling == "strong" else samples * self.gpus
 
     @property
     def can_start(self) -> bool:

@@ -66,7 +66,7 @@ def _explain_flag(flag: str) -> str:
     """Return `drifts: its level changed while it was measured`."""
     name, meaning = format_flag(flag), DOUBTS.get(flag, "")
     if not meaning and flag in read_flags():
-        meaning = get_advice(flag).partition(".")[0]
+        meaning = get_advice(flag).partition(". ")[0].removesuffix(".")
     meaning = meaning[:1].lower() + meaning[1:]
     return f"{name}: {meaning}" if meaning and not meaning.startswith(name) else meaning or name
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from scalebench.analysis import step_breakdown, throughput, user_program
 from scalebench.analysis.attribution.causes import AttributedRun, find_causes
-from scalebench.analysis.ranking import list_advice
+from scalebench.analysis.ranking import join_with_and, list_advice
 from scalebench.analysis.rows import generalisation_gap, interval_cells
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core import units
@@ -138,10 +138,13 @@ def list_program_facts(result: Result) -> list[tuple[str, str]]:
     other = {"call": "a call of scalebench.step", "batch": "a batch"}
     step = other.get(script.step_kind, "a batch of fit" if script.leader is None else f"a step of {script.leader}{of}")
     facts = [("a step is", f"{step}; {script.steps:,} in all")]
-    kinds = " and ".join(user_program.name_pauses(result)) or "nothing"
+    kinds = join_with_and(user_program.name_pauses(result))
     shares = {
-        "beside training": (user_program.pause_share(result), f"of the measured time, in no rate: {kinds}"),
-        "waits for samples": (user_program.data_wait_share(result), "of a step, in its DataLoader"),
+        "beside training": (
+            user_program.pause_share(result),
+            "of the measured time" + f", in no rate: {kinds}" * bool(kinds),
+        ),
+        "waits for samples": (user_program.data_wait_share(result), "of a step"),
         "scalebench's hooks": (user_program.hooks_share(result), "of a step"),
     }
     return [*facts, *((name, f"{format_percent(s)} {text}") for name, (s, text) in shares.items() if s is not None)]

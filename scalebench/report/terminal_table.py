@@ -122,7 +122,7 @@ class RunTable:
         for group in groups:
             # such as `materials_cnn on materials, hardware cpu, weak scaling, batch 75 per device`
             members = [row for row, own in zip(self.rows, groups, strict=True) if own == group]
-            batches, (model, dataset, hardware, scaling) = {format_batch(row) for row in members}, group
+            batches, (model, dataset, hardware, scaling) = {format_batch(row) for row in members} - {""}, group
             batch = f", batch {batches.pop()}" if len(batches) == 1 else ""
             text = f"{model} on {dataset}, hardware {hardware}, {scaling} scaling{batch}"
             headings[group] = [*wrap_text(text, width, style="bold")]

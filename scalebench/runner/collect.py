@@ -388,7 +388,7 @@ def _scale(spec: RunSpec, ranks: Sequence[RankRecord]) -> Scale:
     global_batch: int | None = spec.global_batch
     if spec.config.script.path is not None:
         framework = "torch" if first is not None and "torch" in first.versions else framework
-        global_batch = spec.config.script.samples_per_step or count_samples_per_step(ranks)
+        global_batch = spec.declared_samples or count_samples_per_step(ranks)
         batch_per_device = None if global_batch is None else round(global_batch / spec.gpus)
     return Scale(
         strategy=strategy.name,

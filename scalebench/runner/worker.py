@@ -142,7 +142,7 @@ def classify_error(error: BaseException, record: RankRecord) -> None:
         record.status, record.reason = "failed", f"{full} ({text[:300]})"
     elif isinstance(error, MemoryError) or memory_limit.OUT_OF_MEMORY.search(text):
         record.status, record.reason = "oom", f"out of memory: {text[:300]}"
-    elif isinstance(error, InputError | WrongGroup):
+    elif isinstance(error, InputError | WrongGroup | WrongBackend):
         record.status, record.reason = "failed", text
     elif (cause := find_remote_cause(str(error))) is not None:
         record.status, record.reason = "failed", cause[:300]

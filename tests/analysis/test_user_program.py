@@ -36,6 +36,9 @@ def test_blocks_in_which_any_rank_paused_are_in_no_rate(tmp_path):
     assert cells["data_wait_share"] == pytest.approx(0.1)
     assert cells["options"] == "lr=0.1"
     assert user_program.name_pauses(of_program({4})) == ["saving"]
+    for rank in (result := of_program()).ranks:
+        rank.block_data_s[:] = [0.0] * 20
+    assert user_program.data_wait_share(result) is None
 
 
 def test_all_blocks_count_where_each_holds_a_pause(tmp_path):

@@ -34,6 +34,8 @@ LINES = {
     "gpu=1": "no key 'gpu'; did you mean 'gpus'?",
     "zzz=1": f"no key 'zzz'; known: {TOP}, sweep, train",
     "train.lerning_rate=1": "no key 'train.lerning_rate'; did you mean 'train.learning_rate'?",
+    "script.batch_size=8": "no key 'script.batch_size'; did you mean 'script.args.batch_size'?",
+    "script.foldr=a": "no key 'script.foldr'; did you mean 'script.folder'?",
     "train.zzzzzz=1": f"no key 'train.zzzzzz'; known: {TRAIN}",
     "~train.optimiser": "no key 'train.optimiser'; did you mean 'train.optimizer'?",
     "~train.global_batch": "train.global_batch cannot be removed; set it instead: train.global_batch=VALUE",

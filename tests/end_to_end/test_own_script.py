@@ -81,7 +81,10 @@ FAILURES = {
         "train.py refused its arguments: the following arguments are required: --lr",
     ),
     "it never steps": ("import time\ntime.sleep(60)", "no optimizer step was seen in 2 s (script.first_step_s)"),
-    "it reads its input": ("input()", "EOFError: EOF when reading a line"),
+    "it reads its input": (
+        "input()",
+        "train.py reads its standard input, which is empty here: give it that as an argument",
+    ),
     "it is out of memory": ("import torch\ntorch.empty(1 << 50)", "out of memory"),
     "it leaves with a word": ("import sys\nsys.exit('no data here')", "train.py: no data here"),
 }
@@ -98,7 +101,7 @@ def test_a_program_that_does_not_train_is_one_line(case, tmp_path):
     limit = ["script.first_step_s=2"] if "first_step_s" in line else []
     status, output, result = run(tmp_path, write(tmp_path, text), *limit, gpus=1, is_process=False)
     assert (status, result.status) == (1, "oom" if "memory" in line else "failed")
-    assert line in result.reason, output
+    assert line in result.reason and "None" not in output, output
 
 
 @pytest.mark.slow
@@ -116,7 +119,7 @@ def test_a_program_that_does_not_train_is_one_line(case, tmp_path):
 )
 def test_ranks_that_do_not_train_together_fail(text, reason, tmp_path):
     status, output, result = run(tmp_path, write(tmp_path, LOOP + text))
-    assert status == 1 and reason in result.reason, output
+    assert status == 1 and reason in result.reason and "WrongBackend" not in result.reason, output
 
 
 @pytest.mark.slow

@@ -72,6 +72,11 @@ def flag_literals():
     return {name for name in literals if re.fullmatch(r"[a-z_0-9]+", name)}
 
 
+def test_a_remark_is_the_first_sentence_of_the_advice_also_where_that_names_a_key():
+    (remark,) = describe_row(row(flags="samples_unknown"), explains=True)
+    assert remark.endswith("it draws from no DataLoader: script.samples_per_step says them")
+
+
 def test_every_flag_of_the_code_has_a_condition_and_advice():
     in_code = flag_literals()
     expected = "oversubscribed gpu_lost drifts warmup_left superlinear no_interval mfu_above_1"

@@ -265,8 +265,13 @@ def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
     if advice.kind == "one device":
         return f"More than one device was not measured. {describe_ranking(last)}"
     if single is None:
-        fastest = f"{_on_devices(advice.rows[0])}, {format_throughput(advice.rows[0][1], ' samples/s')}"
-        why = "nothing was measured on one device (baseline=auto adds it)"
+        row = advice.rows[0][1]
+        fastest = f"{_on_devices(advice.rows[0])}, {format_throughput(row, ' samples/s')}"
+        why = (
+            f"its steps on one device have other samples than scaling={row['scaling']} means"
+            if "other_scaling" in (row["flags"] or "").split()
+            else "nothing was measured on one device (baseline=auto adds it)"
+        )
         return f"Whether more devices pay is unknown: {why}. The fastest was {fastest}."
     names = join_with_and([_on_devices(pair) for pair in advice.rows])
     ratios = [decide_ratio(row, single[1], estimate_ratio) for _, row in advice.rows]

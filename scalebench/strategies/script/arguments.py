@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import hashlib
+import importlib.util
 import itertools
 import os
 import re
@@ -39,12 +40,15 @@ def script_file(script: ScriptSpec) -> Path | None:
         if not all(part.isidentifier() for part in parts):
             raise InputError(f"script={path} should be a file, or -m PACKAGE.MODULE")
         base = folder.joinpath(*parts)
-        return next((file for file in (base.with_suffix(".py"), base / "__main__.py") if file.is_file()), None)
+        file = next((file for file in (base.with_suffix(".py"), base / "__main__.py") if file.is_file()), None)
+        if file is None and not (folder / parts[0]).is_dir() and importlib.util.find_spec(parts[0]) is None:
+            raise InputError(f"script={path}: no module {parts[0]} in {folder}, nor installed beside scalebench")
+        return file
     file = folder / Path(path).expanduser()
     if file.is_file():
         return file
     if file.is_dir():
-        raise InputError(f"script={path} is a folder: name the file in it that trains")
+        raise InputError(f"script={path} {'is a folder' if path else 'names no file'}: name the file that trains")
     beside = sorted(each.name for each in file.parent.glob("*.py")) if file.parent.is_dir() else []
     near = difflib.get_close_matches(file.name, beside, 1)
     hint = f"; did you mean {Path(path).with_name(near[0])}?" if near else f" in {folder}"

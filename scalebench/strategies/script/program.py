@@ -63,8 +63,8 @@ class Script(Strategy, Probes):
         listeners.append(self._on_call)
         self.hooks = Hooks(self)
         self._share: int | None = None  # this rank's of the samples of a step that the config says
-        if script.samples_per_step is not None:
-            self._share = len(range(rank, script.samples_per_step, spec.processes))
+        if (samples := spec.declared_samples) is not None:
+            self._share = len(range(rank, samples, spec.processes))
         self.keras = KerasHooks(self.hooks)
         self.steps = 0
         self._channel: RankChannel | None = None
@@ -180,8 +180,8 @@ class Script(Strategy, Probes):
             value = self._channel.broadcast(value, self._limit_s)
         except Late as late:
             raise InputError(
-                f"rank {self.place.rank} waits after step {self.steps}, and {late} did not come there within "
-                f"{self._limit_s:g} s: ranks take different numbers of steps (uneven data?)"
+                f"{late} did not come to step {self.steps} within {self._limit_s:g} s: ranks take different numbers of "
+                "steps (uneven data?)"
             ) from None
         except (EOFError, OSError) as error:
             raise WrongGroup(f"another rank of {self.name} has ended after step {self.steps} of this one") from error

@@ -47,6 +47,8 @@ def run_as_main(program: str, *words: str) -> BaseException | None:
         return InputError(f"{name} imports {missing.name}, which is not installed beside scalebench")
     except BaseException as failure:
         traceback.print_exc()
+        if isinstance(failure, EOFError) and str(failure) == "EOF when reading a line":
+            return InputError(f"{name} reads its standard input, which is empty here: give it that as an argument")
         return failure
     return None
 

@@ -54,7 +54,7 @@ def test_arguments_are_passed_on_as_a_parser_takes_them(words, rendered, tmp_pat
     ("words", "line"),
     [
         (["script=trian.py"], "script=trian.py: no such file; did you mean train.py?"),
-        (["script=pkg"], "script=pkg is a folder: name the file in it that trains"),
+        (["script=pkg"], "script=pkg is a folder: name the file that trains"),
         (["script=broken.py"], r"script=broken.py: .*broken.py, line 2: invalid syntax"),
         (["script='-m pkg..train'"], "script=-m pkg..train should be a file, or -m PACKAGE.MODULE"),
         (["script=train.py", "model=resnet50"], "trains its own model and data, in its own way: leave out model=resn"),
@@ -64,6 +64,8 @@ def test_arguments_are_passed_on_as_a_parser_takes_them(words, rendered, tmp_pat
         (["script=train.py", "script.args.bs=@batch"], "@batch stands for train.batch_per_device"),
         (["script=train.py", "script.args.api_key=1"], "script.args.api_key looks like a secret and would be in the"),
         (["script=train.py", "script.fixed=['--token','x']"], "the argument --token looks like a secret"),
+        (["script="], "script= names no file: name the file that trains"),
+        (["script=-m no_such.train"], "script=-m no_such.train: no module no_such in"),
         (["script=train.py", "script.folder=none"], "script.folder=none: no such folder"),
         (["script=train.py", "script.step=epoch"], "script.step=epoch: no such value 'epoch'"),
         (["strategy=script"], "strategy=script trains by a program of yours: name it with script=train.py"),
@@ -92,6 +94,8 @@ def test_a_run_is_that_of_its_file_and_arguments(tmp_path):
     assert (spec.config.strategy.name, spec.config.model.name, spec.config.scaling) == ("script", "train.py", "strong")
     assert plan("script='-m pkg.train'").config.script.digest is not None
     assert plan("script=train.py", "script.processes=one_for_all").processes == 1
+    declared = [plan("script=train.py", "script.samples_per_step=8", f"scaling={kind}") for kind in ("weak", "strong")]
+    assert [spec.declared_samples for spec in declared] == [16, 8]
 
 
 def test_a_command_names_its_program_and_ends_with_its_arguments(tmp_path):
