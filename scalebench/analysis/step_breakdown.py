@@ -158,7 +158,7 @@ def explain_missing_probes(result: Result) -> str:
             return f"a probe failed: {error}"
     if settings.get("probes") and (settings.get("repeats") or 1) > 1 and result.scale.repeat > 0:
         return "only the first repeat has them"
-    return "a rank has no probes" if settings.get("probes") else "measure.probes=false"
+    return "a rank has no probes" if settings.get("probes", True) else "measure.probes=false"
 
 
 def collective_shares(result: Result) -> tuple[float | None, float | None]:
