@@ -348,13 +348,6 @@ def format_duration(value_s: float | None, low_s: float | None = None, high_s: f
     return units.format_duration(Estimate(value_s, *(() if low_s is None or high_s is None else (low_s, high_s))))
 
 
-def add_epoch_limits(row: Cells) -> dict[str, Any]:
-    """Return the row with limits of the epoch time, which are those of throughput, inverted."""
-    epoch_s, rate = row["epoch_s"], row[THROUGHPUT]
-    limits = {"epoch_s_low": row["throughput_high"], "epoch_s_high": row["throughput_low"]}
-    return {**row, **{name: epoch_s * rate / limit if epoch_s and limit else None for name, limit in limits.items()}}
-
-
 def make_devices_axis(lines: Sequence[Series]) -> Axis:
     return Axis(DEVICES, ticks=_list_ticks(lines), from_zero=False)
 

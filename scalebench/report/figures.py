@@ -26,10 +26,7 @@ TITLE_LINE_IN, SLANTED_NAMES_IN = 0.13, 0.7  # height of each further line of th
 BAR_IN = 0.2  # height of each further lying bar
 CHARACTERS_PER_INCH = 12  # of a title
 DOTS_PER_INCH = 300
-MAX_COLUMN_BARS, MAX_COLUMN_NAME = (
-    8,
-    30,
-)  # places of bars, and characters of a name, up to which a column is wide enough
+MAX_COLUMN_BARS, MAX_COLUMN_NAME = 8, 30  # places of bars, and characters of a name, for which a column is wide enough
 LABEL_SIZE = 5.5  # points, of the values above bars
 FORMATS = ("png", "svg")
 STYLE: Any = {

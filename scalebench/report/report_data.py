@@ -5,6 +5,8 @@ Records may come from anybody: core/untrusted says which files that they name ar
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -86,9 +88,14 @@ class ReportData:
     def curves(self) -> list[scaling_curves.Curve]:
         """The curves of the pooled rows, made once: it takes a second for 10,000 rows, and many sections draw them.
 
-        A row of several repeats also has REPEAT_ROWS, the DOT_COLUMNS of each repeat, for the dots of charts.
+        A row also has the limits of its epoch, which are those of throughput, inverted; one of several repeats has
+        REPEAT_ROWS, the DOT_COLUMNS of each repeat, for the dots of charts.
         """
         curves = scaling_curves.make_curves(self.pooled)
+        for row in (row for curve in curves for row in curve.rows):
+            epoch_s, rate = row["epoch_s"], row[doc.THROUGHPUT]
+            for end, limit in (("low", row["throughput_high"]), ("high", row["throughput_low"])):
+                row[f"epoch_s_{end}"] = epoch_s * rate / limit if epoch_s and limit else None
         if (self.pooled["repeats"] > 1).any():
             repeats: dict[Any, list[Row]] = {}
             figures = self.frame.loc[self.frame["status"] == "ok", REPEAT_COLUMNS + DOT_COLUMNS]
@@ -201,14 +208,18 @@ def select_run_columns(frame: pd.DataFrame) -> pd.DataFrame:
 
 def name_runs(rows: Sequence[Row]) -> dict[str, str]:
     """Map each run_id to a unique name: `ddp_gloo on 4 devices`, and what distinguishes it if that is not enough."""
-    everywhere = [name for name in GLOBAL_NAME_COLUMNS if _differ(rows, name)]
+
+    def list_differing(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+        return [name for name in names if len({row[name] for row in rows}) > 1]
+
+    everywhere = list_differing(rows, GLOBAL_NAME_COLUMNS)
     same_size: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
         same_size.setdefault((to_text(row["strategy"]), row["gpus"]), []).append(row)
     names: dict[str, str] = {}
     used: set[str] = set()
     for (strategy, gpus), members in same_size.items():
-        columns = everywhere + [name for name in NAME_COLUMNS if _differ(members, name)]
+        columns = everywhere + list_differing(members, NAME_COLUMNS)
         base = f"{strategy} on {format_count(gpus, 'device')}"
         for row in members:
             parts = [base]
@@ -217,44 +228,31 @@ def name_runs(rows: Sequence[Row]) -> dict[str, str]:
                 if to_text(value) and (column, value) != ("status", "ok"):
                     text = f"{value:.4g}" if isinstance(value, float) else to_text(value)
                     parts.append(text if column in KEY_VALUE_COLUMNS else f"{column.replace('_', ' ')} {text}")
-            name = unique = ", ".join(parts)
-            number = 1
-            while unique in used:  # runs of the same configuration and repeat, which two sweeps may both hold
-                number += 1
-                unique = f"{name} #{number}"
-            used.add(unique)
-            names[row["run_id"]] = unique
+            name = ", ".join(parts)
+            # Two sweeps may both hold runs of the same configuration and repeat.
+            numbered = itertools.chain([name], (f"{name} #{number}" for number in itertools.count(2)))
+            names[row["run_id"]] = next(each for each in numbered if each not in used)
+            used.add(names[row["run_id"]])
     return names
 
 
-def list_left_out_runs(report_data: ReportData) -> list[doc.Block]:
+def list_left_out_runs(report_data: ReportData) -> list[doc.Paragraph]:
     """Return a paragraph if not all runs are shown in detail."""
-    if len(report_data.detailed_run_ids) == len(report_data.frame):
-        return []
-    text = (
-        f"Single runs are shown for the first repeat of {len(report_data.detailed_run_ids)} configurations, out of "
-        f"{len(report_data.frame):,} runs."
-    )
-    return [doc.Paragraph(text)]
+    shown, count = len(report_data.detailed_run_ids), len(report_data.frame)
+    text = f"Single runs are shown for the first repeat of {shown} configurations, out of {count:,} runs."
+    return [doc.Paragraph(text)] if shown < count else []
 
 
-def list_left_out_configurations(report_data: ReportData) -> list[doc.Block]:
+def list_left_out_configurations(report_data: ReportData) -> list[doc.Paragraph]:
     """Return a paragraph if not all configurations are attributed."""
-    count = len(report_data.pooled)
-    if count <= MAX_DETAILED_RUNS:
-        return []
-    text = f"The first {MAX_DETAILED_RUNS} of {count:,} configurations are attributed, each over all its repeats."
-    return [doc.Paragraph(text)]
+    what = "configurations are attributed, each over all its repeats"
+    return doc.note_left_out(MAX_DETAILED_RUNS, len(report_data.pooled), what)
 
 
 def select_first_repeats(rows: Sequence[Row], count: int) -> list[Row]:
     """Return at most `count` rows in their order, preferring earlier repeats."""
     first = sorted(range(len(rows)), key=lambda i: (rows[i]["repeat"] or 0, i))[:count]
     return [rows[i] for i in sorted(first)]
-
-
-def _differ(rows: Sequence[Row], name: str) -> bool:
-    return len({row[name] for row in rows}) > 1
 
 
 def read_log_tail(path: Path) -> str:
@@ -266,19 +264,9 @@ def read_log_tail(path: Path) -> str:
     return "\n".join(line[:MAX_LINE_LENGTH] for line in lines)
 
 
-@dataclass(frozen=True)
-class UnfinishedRun:
-    """A run that is still going on, or that ended before it could write a result. Unknown texts are empty."""
-
-    folder: Path
-    tags: dict[str, str]  # model, strategy, hardware, as far as they are known
-    gpus: str
-    phase: str
-    last_sign: str  # time of the last progress report, UTC
-
-
-def describe_unfinished_run(folder: Path) -> UnfinishedRun:
-    """Describe the run in a folder that has a spec, which may be half written or hold anything, and no result."""
+def describe_unfinished_run(folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Describe the run in a folder that has a spec, which may be half written or hold anything, and no result: its
+    model, strategy and hardware, as far as they are known, and the cells of its row."""
     try:
         tree = read_json(folder / SPEC_FILE, MAX_SMALL_FILE_BYTES)
     except (OSError, ValueError):
@@ -287,22 +275,18 @@ def describe_unfinished_run(folder: Path) -> UnfinishedRun:
     tags = {name: str(value) for name, value in names.items() if value is not None}
     ranks = (read_progress(folder, rank) for rank in range(MAX_PROGRESS_RANKS))
     reports = [progress for progress in ranks if progress is not None and isinstance(progress.at_s, (int, float))]
-    last = max(reports, key=lambda progress: progress.at_s, default=None)
-    phase, time = ("", "") if last is None else (str(last.phase), _format_time(last.at_s))
-    return UnfinishedRun(folder, tags, str(_look_up(tree, "gpus") or ""), phase, time)
+    last, phase, last_sign = max(reports, key=lambda progress: progress.at_s, default=None), "", ""
+    if last is not None:
+        phase = str(last.phase)
+        with contextlib.suppress(OverflowError, ValueError, OSError):
+            last_sign = datetime.fromtimestamp(last.at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return tags, [str(folder), tags.get("strategy", ""), str(_look_up(tree, "gpus") or ""), phase, last_sign]
 
 
 def _look_up(tree: Any, *keys: str) -> Any:
     for key in keys:
         tree = tree.get(key) if isinstance(tree, dict) else None
     return tree
-
-
-def _format_time(at_s: float) -> str:
-    try:
-        return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    except (OverflowError, ValueError, OSError):
-        return ""
 
 
 class HomeFolder:

@@ -11,6 +11,7 @@ from scalebench.analysis.identity import KEY_VALUE_COLUMNS
 from scalebench.analysis.load import Survey, survey
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.analysis.time_to_target import make_training_table as make_training_frame
+from scalebench.analysis.verdicts import explain_no_verdict
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.untrusted import clean_text
 from scalebench.report import document as doc
@@ -135,6 +136,18 @@ def make_figure_columns(frame: pd.DataFrame, varying: list[str], baseline_name: 
     def make_column(name: str, show: Callable[[dict[str, Any], str], str]) -> CellMaker:
         return lambda row: doc.make_cell(text, row[name]) if (text := show(row, name)) else doc.Cell("")
 
+    def show_overhead(row: dict[str, Any], name: str) -> str:
+        """Show it for the one-device row that it was measured on; other rows would only repeat it."""
+        return format_percent_column(row, name) if row["run_id"] == row["baseline_self_id"] else ""
+
+    def show_data_share(row: dict[str, Any], name: str) -> str:
+        """Return `2.0 % [1.6, 2.4]`: the share of a step that loading its batch adds to the device's work."""
+        if (value := row[name]) is None:
+            return ""
+        limits, step_s = [row[f"data_s_{end}"] for end in ("low", "high")], row["step_s"]
+        shares = [f"{100 * limit / step_s:z.1f}" for limit in limits if limit is not None and step_s]
+        return f"{100 * value:z.1f} % [{', '.join(shares)}]" if len(shares) == 2 else f"{100 * value:z.1f} %"
+
     def show_text(row: dict[str, Any], name: str) -> str:
         return to_text(row[name])
 
@@ -145,7 +158,7 @@ def make_figure_columns(frame: pd.DataFrame, varying: list[str], baseline_name: 
         columns["repeats"] = make_column("repeats", show_text)
     columns[THROUGHPUT_HEAD] = make_throughput_cell
     if frame["overhead_share"].notna().any():  # a bare strategy alone has none
-        columns["overhead at 1"] = make_column("overhead_share", _format_overhead)
+        columns["overhead at 1"] = make_column("overhead_share", show_overhead)
     kinds = {"bare": "bare", "self": "self"}
     if baseline_name is not None and frame["speedup_given"].notna().any():
         kinds["given"] = f"over {baseline_name}"
@@ -157,7 +170,7 @@ def make_figure_columns(frame: pd.DataFrame, varying: list[str], baseline_name: 
         columns["MFU"] = make_column("mfu", lambda row, name: format_percent(to_number(row[name])))
     columns["epoch"] = make_column("epoch_s", lambda row, name: format_seconds(row[name]))
     if {"feed", "prefetch"} & set(varying) and frame["data_share"].notna().any():
-        columns["data"] = make_column("data_share", _format_data_share)
+        columns["data"] = make_column("data_share", show_data_share)
     return columns
 
 
@@ -236,8 +249,11 @@ def format_ratio(value: float | None, low: float | None = None, high: float | No
     return f"{value:.2f}" if low is None or high is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def make_ratio_cell(ratio: Estimate | None) -> doc.Cell:
-    return doc.Cell("") if ratio is None else doc.make_cell(format_ratio(ratio.value, *ratio.limits), ratio.value)
+def explain_doubt(ratio: Estimate, *rows: Mapping[str, Any]) -> str:
+    """Return why the ratio of these rows decides nothing; empty if it does."""
+    if not ratio.has_limits:
+        return f"not sure: {explain_no_verdict(*rows) or 'no interval'}"
+    return "no difference resolved" if ratio.low <= 1 <= ratio.high else ""
 
 
 def format_ratio_column(row: Mapping[str, Any], name: str) -> str:
@@ -254,20 +270,6 @@ def format_percent(value: float | None, low: float | None = None, high: float | 
 
 def format_percent_column(row: Mapping[str, Any], name: str) -> str:
     return format_percent(*doc.get_figure(row, name))
-
-
-def _format_overhead(row: dict[str, Any], name: str) -> str:
-    """Return `17 % [15, 19]` for the one-device row that it was measured on; other rows would only repeat it."""
-    return format_percent_column(row, name) if row["run_id"] == row["baseline_self_id"] else ""
-
-
-def _format_data_share(row: dict[str, Any], name: str) -> str:
-    """Return `2.0 % [1.6, 2.4]`: the share of a step that loading its batch adds to the device's work."""
-    if (value := row[name]) is None:
-        return ""
-    limits, step_s = [row[f"data_s_{end}"] for end in ("low", "high")], row["step_s"]
-    shares = [f"{100 * limit / step_s:z.1f}" for limit in limits if limit is not None and step_s]
-    return f"{100 * value:z.1f} % [{', '.join(shares)}]" if len(shares) == 2 else f"{100 * value:z.1f} %"
 
 
 def format_seconds(value: Any) -> str:

@@ -20,9 +20,9 @@ from scalebench.analysis.rows import generalisation_gap, interval_cells
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core import units
 from scalebench.core.machine.peak_flops import TERA
-from scalebench.core.result import RankRecord, Result, first_point_at_target
+from scalebench.core.result import Result, first_point_at_target
 from scalebench.core.stats.steady_state import MIN_BLOCKS
-from scalebench.core.units import format_bytes, format_count, format_number, format_percent
+from scalebench.core.units import format_bytes, format_count, format_number, format_percent, format_seconds
 from scalebench.core.untrusted import clean_line, clean_text, find_run_file
 from scalebench.report.document import THROUGHPUT, Table
 from scalebench.report.flag_text import format_flag
@@ -236,17 +236,14 @@ def list_headline(result: Result) -> FactRows:
         steadiness = f"unknown: {blocks} of the {MIN_BLOCKS} blocks that it takes; a larger measure.min_s gives more"
     if any("sigterm" in rank.settings_used for rank in result.ranks):
         rows.append(("step", SIGTERM_BROADCAST))
-    return [*rows, ("warm-up", _describe_warmup(result)), ("steady", steadiness)]
-
-
-def _describe_warmup(result: Result) -> str:
     first, end = result.ranks[0], result.ranks[0].steady_after_steps
     steps = len(first.warmup_block_s) * (first.warmup_block_steps or 0)
-    left_out = f"{steps:,} steps and {units.format_seconds(sum(first.warmup_block_s))} were left out"
-    if end is None:
-        return f"its end was not found within {steps:,} steps; {left_out}"
-    end_s = sum(first.warmup_block_s[: end // (first.warmup_block_steps or 1)])
-    return f"over after {end:,} steps, {units.format_seconds(end_s)}; {left_out}"
+    over = f"its end was not found within {steps:,} steps"
+    if end is not None:
+        end_s = sum(first.warmup_block_s[: end // (first.warmup_block_steps or 1)])
+        over = f"over after {end:,} steps, {format_seconds(end_s)}"
+    left_out = f"{steps:,} steps and {format_seconds(sum(first.warmup_block_s))} were left out"
+    return [*rows, ("warm-up", f"{over}; {left_out}"), ("steady", steadiness)]
 
 
 def list_training_facts(result: Result) -> FactRows:
@@ -256,9 +253,9 @@ def list_training_facts(result: Result) -> FactRows:
     if not curve:
         return []
     last, metric = curve[-1], quality.metric_name or ""
-    length = f"{last.epochs:.3g} epochs, {last.step:,} steps, {units.format_seconds(last.train_s)}"
+    length = f"{last.epochs:.3g} epochs, {last.step:,} steps, {format_seconds(last.train_s)}"
     if quality.first_step_s is not None:
-        length += f" and {units.format_seconds(quality.first_step_s)} for the first step, which compiles"
+        length += f" and {format_seconds(quality.first_step_s)} for the first step, which compiles"
     facts = [("training", length if quality.stopped_by is None else f"{length}; stopped by {quality.stopped_by}")]
 
     if (value := last.metrics.get(metric)) is not None:
@@ -271,10 +268,10 @@ def list_training_facts(result: Result) -> FactRows:
     if target is not None:
         point, how = first_point_at_target(curve, metric, target), "was not reached"
         if point is not None:
-            how = f"after {units.format_seconds(point.train_s)} of training, {point.epochs:.3g} epochs"
+            how = f"after {format_seconds(point.train_s)} of training, {point.epochs:.3g} epochs"
         facts.append(("target", f"{metric} {target:g} {how}"))
 
-    evaluate_s = units.format_seconds(sum(point.evaluate_s for point in curve))
+    evaluate_s = format_seconds(sum(point.evaluate_s for point in curve))
     points = f"{len(curve):,} {'point' if len(curve) == 1 else 'points'}"
     return [*facts, ("evaluation", f"{points}, {evaluate_s}, outside the training's seconds")]
 
@@ -340,45 +337,30 @@ def list_usage(result: Result) -> FactRows:
     for name, fields in USAGE_ROWS.items():
         values = [(getattr(result.monitor, field), template, show) for field, template, show in fields]
         rows.append((name, ", ".join(text.format(show(value)) for value, text, show in values if value is not None)))
-    rows += [
-        ("GPUs used", _describe_gpus(result.ranks)),
-        ("memory of a rank at most", _describe_peaks(result.ranks)),
-        ("state of a device", _describe_state(result)),
-        ("left out", ", ".join(dict.fromkeys(name for rank in result.ranks for name in rank.left_out or []))),
-    ]
-    return [(name, text) for name, text in rows if text]
-
-
-def _describe_gpus(ranks: list[RankRecord]) -> str:
-    """Return the GPUs in the order of ranks, with as much of their UUIDs as CUDA_VISIBLE_DEVICES needs."""
-    uuids_by_name: dict[str, list[str]] = {}
+    ranks = result.ranks
+    uuids_by_name: dict[str, list[str]] = {}  # in the order of ranks, with as much as CUDA_VISIBLE_DEVICES needs
     for gpu in (gpu for rank in ranks for gpu in rank.gpus if gpu is not None):
         name, _, uuid = gpu.rpartition(" ")
         uuids_by_name.setdefault(name, []).append("-".join(uuid.split("-")[:2]))
-    return "; ".join(f"{name}: {' '.join(uuids)}" for name, uuids in uuids_by_name.items())
-
-
-def _describe_peaks(ranks: list[RankRecord]) -> str:
-    """Return the largest of the ranks' own peaks, each kind only if it is measured of all ranks."""
     peaks: list[tuple[list[int | None], str]] = [
         ([rank.rss_peak_bytes for rank in ranks], ""),
         ([rank.rss_anon_peak_bytes for rank in ranks], " without mapped files"),
         ([peak for rank in ranks for peak in rank.peak_memory_bytes], " on a device"),
     ]
-    texts = []
-    for values, what in peaks:
-        measured = [value for value in values if value is not None]
-        if measured and len(measured) == len(values):
-            texts.append(f"{format_bytes(max(measured))}{what}")
-    return ", ".join(texts)
+    largest = [(_find_largest(values), what) for values, what in peaks]
+    texts = [f"{format_bytes(peak)}{what}" for peak, what in largest if peak is not None]
+    rows.append(("GPUs used", "; ".join(f"{name}: {' '.join(uuids)}" for name, uuids in uuids_by_name.items())))
+    rows.append(("memory of a rank at most", ", ".join(texts)))
+    if (state := _find_largest([state for rank in ranks for state in rank.state_bytes or [None]])) is not None:
+        parameters = result.workload.model_params
+        each = f", {state / parameters:.1f} B a parameter" if parameters else ""
+        text = f"{format_bytes(state)} of weights, gradients and optimizer's state{each}"
+        rows.append(("state of a device", text))
+    rows.append(("left out", ", ".join(dict.fromkeys(name for rank in ranks for name in rank.left_out or []))))
+    return [(name, text) for name, text in rows if text]
 
 
-def _describe_state(result: Result) -> str:
-    """Describe the state of the fullest device; empty if one of them is unknown."""
-    values = [state for rank in result.ranks for state in rank.state_bytes]
-    measured = [state for state in values if state is not None]
-    if len(measured) < len(values) or not all(rank.state_bytes for rank in result.ranks):
-        return ""
-    parameters = result.workload.model_params
-    each = f", {max(measured) / parameters:.1f} B a parameter" if parameters else ""
-    return f"{format_bytes(max(measured))} of weights, gradients and optimizer's state{each}"
+def _find_largest(values: Sequence[int | None]) -> int | None:
+    """Return the largest value, None unless all are known."""
+    measured = [value for value in values if value is not None]
+    return max(measured) if measured and len(measured) == len(values) else None

@@ -89,7 +89,10 @@ class RunTable:
         yield from self._arrange(head, lines, winners, width)
         for mark, remark in notes.list_notes():
             yield from wrap_text(f"{mark} {remark}", width, len(mark) + 1)
-        for caption in (self._describe_speedups(wide), describe_intervals(self.rows)):
+        over = (
+            f"baseline: {self._baseline_name}" if self._baseline_name else ""
+        )  # the heads of a wide table say the rest
+        for caption in (over if wide else self._describe_speedups(), describe_intervals(self.rows)):
             yield from wrap_text(caption, width)
 
     def list_summary_rows(self) -> list[Cells]:
@@ -142,10 +145,8 @@ class RunTable:
             yield from (make_line(text, style) for text, _ in more)
         yield Text()
 
-    def _describe_speedups(self, wide: bool) -> str:
-        """Say what speedup and efficiency are over; empty if there are none, or if the heads say it."""
-        if wide:
-            return f"baseline: {self._baseline_name}" if self._baseline_name else ""
+    def _describe_speedups(self) -> str:
+        """Say what speedup and efficiency are over; empty if there are none."""
         if not any(row[f"speedup_{kind}"] is not None for row, kind in zip(self.rows, self._kinds, strict=True)):
             return ""
         if self._baseline_name is not None:

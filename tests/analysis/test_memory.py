@@ -125,8 +125,8 @@ def list_sentences(*results):
 
 
 @pytest.mark.parametrize(("repeats", "noise", "ending"), [
-    (3, 0.01, "the fastest that keeps all"), (3, 0.9, ", a difference that is not resolved"),
-    (1, 0.01, ", which is not sure: one repeat, measure.repeats=3 decides"),
+    (3, 0.01, "the fastest that keeps all"), (3, 0.9, ", no difference resolved"),
+    (1, 0.01, ", not sure: one repeat, measure.repeats=3 decides"),
 ])  # fmt: skip
 def test_the_price_has_its_uncertainty(repeats, noise, ending):
     """0.85 / 0.9."""

@@ -1,14 +1,12 @@
 """Charts and tables made from rows of the frame."""
 
 import random
-from dataclasses import replace
 
-import pandas as pd
 import pytest
 
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.report import document
-from scalebench.report.document import Axis, Chart, CurveGroup, Series, downsample
+from scalebench.report.document import CurveGroup, downsample
 from scalebench.report.report_data import make_relative_link
 from tests.report.section_blocks import SCRIPT
 
@@ -64,13 +62,6 @@ def test_of_many_curves_and_groups_the_best_are_kept():
     assert [group.shared["hardware"] for group in selected] == ["large"] and no_notes == []
 
 
-def test_sentences_are_joined_and_durations_have_their_limits():
-    assert document.join_sentences("one", "", "Two.") == "One. Two." and document.join_sentences() == ""
-    for high, text in ((0.00151, "1.35 ms [1.20, 1.51]"), (pd.NA, "1.35 ms")):
-        figure = document.get_figure({"x": 0.00135, "x_low": 0.0012, "x_high": high}, "x")
-        assert document.format_duration(*figure) == text
-
-
 def test_dips_and_peaks_and_ends_stay():
     level = [(float(x), 5.0) for x in range(1000)]
     assert downsample(level[:20], 20) == level[:20] and downsample([], 4) == []
@@ -90,12 +81,3 @@ def test_dips_and_peaks_and_ends_stay():
 def test_links_are_files_beside_the_page(link, expected):
     assert make_relative_link(link, "/sweep", "/sweep") == expected
     assert make_relative_link("0/trace.json", "/data/sweep", "/reports/today") == "./../../data/sweep/0/trace.json"
-
-
-def test_figures_are_shown_in_units_of_their_size():
-    steps = Series("a", [1, 2], [0.025, None], [0.02, None], [0.03, None], repeats=[[0.02, 0.03], []])
-    scaled = document.scale_units(Chart("c", "C", Axis("devices"), Axis("time of a step", unit="s"), [steps]))
-    (series,) = scaled.series
-    assert scaled.y.title == "time of a step (ms)" and series.y == [pytest.approx(25), None]
-    assert (series.low[0], series.high[0], series.repeats[0]) == (20, 30, [20, 30])
-    assert document.scale_units(replace(scaled, y=Axis("state"))).y == Axis("state")

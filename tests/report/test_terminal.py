@@ -60,12 +60,10 @@ def without(**reasons):
     return probed(**{lists[name]: [] for name in reasons}, reasons=dict(reasons))
 
 
-def unprobed(setting="absent"):
+def unprobed(setting):
     """A run without probes, of which `measure.probes` says why."""
     result = make_probed_run(make_probes(), None)
     result.spec["measure"] |= {"probes": setting}
-    if setting == "absent":
-        del result.spec["measure"]["probes"]
     return result
 
 
@@ -116,7 +114,7 @@ HIDDEN_PROFILE = {"profile": None, "reasons": {"profile": "[b]no[/b] " * 40 + "p
 # The runs, and what each is about. The model has 153,441 parameters.
 RUNS = {
     **{f"failed: {status}": record(status=status, block_s=None) for status in ("failed", "oom", "unsupported")},
-    "probes: older version": unprobed(), "probes: not wanted": unprobed(False), "probes: of one rank": unprobed(True),
+    "probes: not wanted": unprobed(False), "probes: of one rank": unprobed(True),
     "headline: few blocks": record(ranks=[rank(0, [0.1, 0.1])]), "headline: drifts": record(ranks=[rank(0, DRIFTING)]),
     "headline: no drift, no monitor": record(),
     "headline: no end of the warm-up": endless_warmup(),

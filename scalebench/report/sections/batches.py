@@ -6,7 +6,6 @@ The terminal shows the sentences about saturating batches."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from scalebench.analysis import batches
@@ -16,7 +15,6 @@ from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
 from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict
 from scalebench.core import units
-from scalebench.core.stats.estimates import Estimate
 from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS
 from scalebench.report import document as doc
 from scalebench.report import spec, tables
@@ -51,9 +49,7 @@ GAINS_CAPTION = (
 
 def batch_size_section(report_data: ReportData) -> doc.Section | None:
     """Return None if no configuration was measured with two batches."""
-    curves = [replace(curve, rows=[doc.add_epoch_limits(row) for row in curve.rows])
-              for curve in batches.make_batch_curves(report_data.curves)]  # fmt: skip
-    groups, notes = doc.group_curves(curves)
+    groups, notes = doc.group_curves(batches.make_batch_curves(report_data.curves))
     blocks: list[doc.Block] = [*notes]
     estimate_ratio = report_data.configurations.estimate_ratio
     for group in groups:
@@ -121,8 +117,7 @@ def _make_batch_table(group: doc.CurveGroup, estimate_ratio: EstimateRatio) -> d
     for (curve, row), tags in group.list_rows():
         gain = decide_ratio(row, curve.rows[0], estimate_ratio)
         over = doc.make_cell("1.00", gain.value) if row is curve.rows[0] else gain
-        epoch = doc.make_cell(doc.format_duration(*doc.get_figure(row, "epoch_s")), row["epoch_s"])
-        rate = tables.make_throughput_cell(row)
+        rate, epoch = tables.make_throughput_cell(row), spec.make_cell(row, "epoch_s")
         rows.append((tags, [curve.name, row[BATCH], row["global_batch"], rate, over, epoch]))
     heads = ("strategy", "batch per device", "global batch", "samples/s (95 %)", "over the smallest", "epoch (95 %)")
     about = "over the smallest: throughput over that with the smallest batch of the same strategy and devices"
@@ -196,14 +191,28 @@ def devices_or_batch_section(report_data: ReportData) -> doc.Section | None:
     estimate_ratio, outcomes = report_data.configurations.estimate_ratio, summarize_trainings(report_data.frame)
     pairs = batches.compare_devices_with_batch(report_data.curves, estimate_ratio, outcomes)
     groups, notes = doc.group_curves(batches.make_batch_curves(report_data.curves))
-    curves = [curve for group in groups for curve in group.curves]
     blocks: list[doc.Block] = []
+    # What wins at the largest device count of each strategy, against the same strategy if possible.
+    largest: dict[tuple[str, ...], DevicesOrBatch] = {}
+    for pair in sorted(pairs, key=lambda pair: (-pair.many_devices["gpus"], -pair.many_devices["global_batch"])):
+        largest.setdefault((*doc.get_tags(pair.many_devices).values(), str(pair.same_strategy)), pair)
+    for key, pair in largest.items():
+        if pair.same_strategy or (*key[:-1], "True") not in largest:
+            blocks.append(doc.Paragraph(_describe_choice(pair), "answer", doc.get_tags(pair.many_devices)))
     if pairs:
         charts = (chart for group in groups for chart in _make_choice_chart(group, pairs))
-        blocks += [*_make_choice_answers(pairs), *notes, *charts, _make_choice_table(pairs)]
-    gains = [
-        (curve.tags, _list_gain_cells(curve, gain)) for curve in curves for gain in batches.list_batch_gains(curve)
-    ]
+        blocks += [*notes, *charts, _make_choice_table(pairs)]
+    gains: list[tuple[doc.Tags, list[Any]]] = []
+    curves = [curve for group in groups for curve in group.curves]
+    for curve, gain in [(each, gain) for each in curves for gain in batches.list_batch_gains(each)]:
+        values: list[Any] = [curve.tags["model"], curve.name]
+        for name in (BATCH, "steps_per_epoch"):
+            before, after = gain.before[name], gain.after[name]
+            values.append(None if None in (before, after) else doc.make_cell(f"{before:,} to {after:,}", after))
+        for seconds in (gain.predicted, gain.measured):
+            text = "" if seconds is None else doc.format_duration(seconds.value, *seconds.limits)
+            values.append(doc.make_cell(text, seconds and seconds.value))
+        gains.append((curve.tags, [*values, doc.format_cell(gain.share, units.format_percent)]))
     if gains:
         heads = ("model", "strategy", "batch per device", "steps per epoch", "predicted gain (95 %)",
                  "measured gain (95 %)", "predicted of it")  # fmt: skip
@@ -212,34 +221,17 @@ def devices_or_batch_section(report_data: ReportData) -> doc.Section | None:
     return doc.Section(CHOICES, "More devices or a larger batch", blocks) if blocks else None
 
 
-def _make_choice_answers(pairs: Sequence[DevicesOrBatch]) -> Iterator[doc.Paragraph]:
-    """Say what wins at the largest device count of each strategy, against the same strategy if possible."""
-    largest: dict[tuple[str, ...], DevicesOrBatch] = {}
-    for pair in sorted(pairs, key=lambda pair: (-pair.many_devices["gpus"], -pair.many_devices["global_batch"])):
-        largest.setdefault((*doc.get_tags(pair.many_devices).values(), str(pair.same_strategy)), pair)
-    for key, pair in largest.items():
-        if pair.same_strategy or (*key[:-1], "True") not in largest:
-            yield doc.Paragraph(_describe_choice(pair), "answer", doc.get_tags(pair.many_devices))
-
-
 def _describe_choice(pair: DevicesOrBatch) -> str:
     many, single, ratio = pair.many_devices, pair.one_device, pair.throughput
     devices = f"{many['gpus']} devices of {many[BATCH]:,} samples ({many['strategy']})"
     one_device = f"one of {single[BATCH]:,} ({single['strategy']})"
-    if _is_unresolved(ratio):
-        text = f"{devices} and {one_device}: no difference in throughput is resolved"
-    else:
-        text = f"{devices} have {ratio.value:.2f} times the throughput of {one_device}"
-        text += "" if ratio.has_limits else f", which is not sure: {explain_no_verdict(many, single)}"
-    if pair.time_ratio is not None and not pair.time_ratio.has_limits:
+    doubt, to_target = tables.explain_doubt(ratio, many, single), pair.time_ratio
+    text = f"{devices} have {ratio.value:.2f} times the throughput of {one_device}{doubt and f', {doubt}'}"
+    if to_target is not None and not to_target.has_limits:
         text += f". To the target it takes {MIN_REPEATS_FOR_LIMITS} seeds of both to tell: seed=0,1,2 decides"
-    elif pair.time_ratio is not None and not _is_unresolved(pair.time_ratio):
-        text += f", and reach the target in {1 / pair.time_ratio.value:.2f} times its time"
+    elif to_target is not None and not to_target.low <= 1 <= to_target.high:
+        text += f", and reach the target in {1 / to_target.value:.2f} times its time"
     return f"{text}."
-
-
-def _is_unresolved(ratio: Estimate) -> bool:
-    return ratio.has_limits and ratio.low <= 1 <= ratio.high
 
 
 def _make_choice_chart(group: doc.CurveGroup, pairs: Sequence[DevicesOrBatch]) -> Iterator[doc.Chart]:
@@ -280,14 +272,3 @@ def _make_target_cell(training: TrainingOutcome | None) -> doc.Cell:
         return doc.Cell("never" if training.seeds == 1 else f"{training.reached} of {training.seeds} seeds reached it")
     seeds = f" ({training.seeds} seeds)" if training.seeds > 1 else ""
     return doc.make_cell(tables.format_seconds(seconds.value) + seeds, seconds.value)
-
-
-def _list_gain_cells(curve: Curve, gain: batches.BatchGain) -> list[Any]:
-    cells: list[Any] = [curve.tags["model"], curve.name]
-    for name in (BATCH, "steps_per_epoch"):
-        before, after = gain.before[name], gain.after[name]
-        cells.append(None if None in (before, after) else doc.make_cell(f"{before:,} to {after:,}", after))
-    for seconds in (gain.predicted, gain.measured):
-        text = "" if seconds is None else doc.format_duration(seconds.value, *seconds.limits)
-        cells.append(doc.make_cell(text, seconds and seconds.value))
-    return [*cells, doc.format_cell(gain.share, units.format_percent)]

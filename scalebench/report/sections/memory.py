@@ -12,12 +12,11 @@ from scalebench.analysis.columns import RATE
 from scalebench.analysis.memory import ModelMemory, bytes_per_parameter, format_strategy, group_by_model
 from scalebench.analysis.memory import Row as MemoryRow
 from scalebench.analysis.repeats import EstimateRatio
-from scalebench.analysis.verdicts import explain_no_verdict
 from scalebench.core import units
 from scalebench.report import document as doc
 from scalebench.report import spec
 from scalebench.report.report_data import ReportData
-from scalebench.report.tables import format_ratio
+from scalebench.report.tables import explain_doubt, format_ratio
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -137,20 +136,15 @@ def describe(model: ModelMemory, estimate_ratio: EstimateRatio) -> Iterator[str]
             text = "; ".join(f"{', '.join(each)}, {of}" for of, each in shares.items())
             yield f"{on_devices} the state of a device (weights, gradients, optimizer) is {text}"
         if (price := model.sharding_cost(competing, estimate_ratio)) is not None:
-            ratio, doubt = price.ratio, ""
-            if not ratio.has_limits:
-                doubt = f", which is not sure: {explain_no_verdict(price.sharded, price.full)}"
-            elif ratio.low <= 1 <= ratio.high:
-                doubt = ", a difference that is not resolved"
+            ratio = price.ratio
+            doubt = explain_doubt(ratio, price.sharded, price.full)
             yield (
                 f"{on_devices} {format_strategy(price.sharded)}, the fastest that keeps less, has "
                 f"{format_ratio(ratio.value, *ratio.limits)} times the samples/s of {format_strategy(price.full)}, the "
-                f"fastest that keeps all{doubt}"
+                f"fastest that keeps all{doubt and f', {doubt}'}"
             )
-        out, fit = (
-            ", ".join(dict.fromkeys(format_strategy(row) for row in competing if row["status"] == status))
-            for status in ("oom", "ok")
-        )
+        out, fit = (", ".join(dict.fromkeys(format_strategy(row) for row in competing if row["status"] == status))
+                    for status in ("oom", "ok"))  # fmt: skip
         if out:
             yield f"{on_devices} out of memory: {out}; {f'had room: {fit}' if fit else 'none had room'}"
     # `largest batch per device on 2 devices, within 1.50 GB a process: 1,500 under fsdp_gloo, 400 under ...`

@@ -152,10 +152,8 @@ def make_stage_blocks(result: Result) -> Iterator[doc.Table | str]:
     if not cells:
         return
     first = 0 if len({row[0].text for row in cells}) > 1 else 1  # the replica only if there are several
-    columns = STAGE_COLUMNS[1 + first :]
-    yield doc.Table(
-        "stages", "stages of the model", columns, [doc.Row(row[first:]) for row in cells], frozenset(STAGE_FIGURES)
-    )
+    yield spec.make_table("stages", "stages of the model", STAGE_COLUMNS[1 + first :],
+                          [({}, row[first:]) for row in cells], ["operations"])  # fmt: skip
     yield describe_bubble(result)
 
 

@@ -15,15 +15,10 @@ from scalebench.core.errors import InputError
 from scalebench.core.sweep_file import SweepRecord, join_labels, read_sweep
 from scalebench.core.untrusted import find_run_file
 from scalebench.report import document as doc
+from scalebench.report import report_data as data
 from scalebench.report import spec
 from scalebench.report.flag_text import format_flag, get_advice, list_flags, read_flags, to_text
-from scalebench.report.report_data import (
-    ReportData,
-    describe_unfinished_run,
-    name_runs,
-    read_log_tail,
-    select_run_columns,
-)
+from scalebench.report.report_data import ReportData, name_runs, select_run_columns
 from scalebench.report.report_data import Row as RunRow
 
 if TYPE_CHECKING:
@@ -41,8 +36,7 @@ def section(report_data: ReportData) -> doc.Section | None:
     blocks += _make_table("unreadable", "Files that could not be read", ("file", "reason"),
                           [({}, [str(path), reason]) for path, reason in files])  # fmt: skip
     # Only those that are shown are described, which reads their files.
-    running = [(run.tags, [str(run.folder), run.tags.get("strategy", ""), run.gpus, run.phase, run.last_sign])
-               for run in map(describe_unfinished_run, folders[: doc.MAX_ROWS])]  # fmt: skip
+    running = [*map(data.describe_unfinished_run, folders[: doc.MAX_ROWS])]
     heads = ("folder", "strategy", "devices", "phase", "last sign (UTC)")
     about = "They have no result: they are still running, or ended before they could write one."
     blocks += _make_table("running", "Running or interrupted", heads, running, about, "devices")
@@ -78,7 +72,7 @@ def _make_log_block(report_data: ReportData, row: RunRow, name: str) -> doc.Bloc
         reason = "its record names no log" if log is None else f"its folder has no log {log}"
     else:
         try:
-            text, reason = read_log_tail(path), f"{log} is empty"
+            text, reason = data.read_log_tail(path), f"{log} is empty"
         except OSError as error:
             reason = f"{log} cannot be read: {error.strerror}"
     if text.strip():

@@ -9,7 +9,7 @@ from typing import Any
 
 from scalebench.analysis.identity import CURVE_COLUMNS, curve_key, name_curves
 from scalebench.analysis.scaling_curves import Curve, find_node_boundaries, find_scaling_limit, fit_slope
-from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict
+from scalebench.analysis.verdicts import decide_ratio
 from scalebench.report import document as doc
 from scalebench.report import spec, tables
 from scalebench.report.flag_text import describe_curve_intervals
@@ -162,11 +162,9 @@ def _make_jump_table(group: doc.CurveGroup, report_data: ReportData, kind: str, 
     rows = []
     for curve in group.curves:
         for jump in find_node_boundaries(curve, report_data.configurations.estimate_ratio, kind):
-            remark = "no difference resolved" if jump.ratio.low <= 1 <= jump.ratio.high else ""
-            if not jump.ratio.has_limits:
-                remark = explain_no_verdict(*jump.rows) or "no interval"
             steps = (" to ".join(str(row[name]) for row in jump.rows) for name in ("gpus", "nodes"))
             shares = (doc.make_cell(tables.format_percent(share), share) for share in jump.efficiencies)
+            remark = tables.explain_doubt(jump.ratio, *jump.rows)
             rows.append((curve.tags, [curve.name, *steps, *shares, jump.ratio, remark]))
     if rows:
         words = (doc.DEVICES, "nodes", "remarks")

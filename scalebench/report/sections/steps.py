@@ -14,7 +14,7 @@ from typing import Any
 from scalebench.analysis import step_breakdown, throughput
 from scalebench.analysis.identity import CURVE_COLUMNS, column_key
 from scalebench.analysis.scaling_curves import Curve
-from scalebench.analysis.verdicts import Row, decide_ratio, explain_no_verdict
+from scalebench.analysis.verdicts import Row, decide_ratio
 from scalebench.core import units
 from scalebench.core.result import Result
 from scalebench.core.stats.estimate_arithmetic import combine
@@ -133,8 +133,8 @@ def make_run_breakdown(result: Result) -> doc.Table:
             remark = ""
         if not phases:
             rows.append(("phases of sync", "-", "", timeline.reason or ""))
-    table_rows = [doc.Row([doc.Cell(text) for text in row]) for row in rows]
-    return doc.Table("step", "Where the time of a step goes", RUN_COLUMNS, table_rows, frozenset(RUN_COLUMNS[1:3]))
+    title = "Where the time of a step goes"
+    return spec.make_table("step", title, RUN_COLUMNS, [({}, row) for row in rows], ["remark"])
 
 
 def step_interval(result: Result) -> Estimate | None:
@@ -175,13 +175,14 @@ def _mark(remark: str, interval: Estimate) -> str:
 
 def _add_rest(curves: Sequence[Curve]) -> list[Curve]:
     """Return the rows with a measured part, each with the time of its step that no part explains."""
+
+    def compute(row: dict[str, Any]) -> float | None:
+        measured = [row[part.column] for part in STEP_PARTS if row[part.column] is not None]
+        return row["step_s"] - math.fsum(measured) if measured and row["step_s"] is not None else None
+
     more = []
     for curve in curves:
-        rows = []
-        for row in curve.rows:
-            measured = [row[part.column] for part in STEP_PARTS if row[part.column] is not None]
-            if measured and row["step_s"] is not None:
-                rows.append({**row, REST_COLUMN: row["step_s"] - math.fsum(measured)})
+        rows = [{**row, REST_COLUMN: rest} for row in curve.rows if (rest := compute(row)) is not None]
         more += [replace(curve, rows=rows)] if rows else []
     return more
 
@@ -332,22 +333,13 @@ def real_input_section(report_data: ReportData) -> doc.Section | None:
             continue
         ratio = decide_ratio(row, other, report_data.configurations.estimate_ratio)
         under = f"under {row['strategy']} on {units.format_count(row['gpus'], 'device')}"
-        if ratio.has_limits and ratio.low <= 1 <= ratio.high:
-            text = f"{row['dataset']} costs nothing that is resolved {under}."
-        else:
-            doubt = "" if ratio.has_limits else f"; not sure: {explain_no_verdict(row, other)}"
-            times = f"{ratio.value:.2f} times the throughput of {other['dataset']}"
-            text = f"{row['dataset']} has {times} {under}{doubt}."
+        doubt, times = tables.explain_doubt(ratio, row, other), f"{ratio.value:.2f} times the throughput of"
+        text = f"{row['dataset']} has {times} {other['dataset']} {under}{doubt and f'; {doubt}'}."
         blocks.append(doc.Paragraph(text, "answer", tags))
         step_s, generated_s = (float(each["global_batch"] / each[doc.THROUGHPUT]) for each in (row, other))
-        values = [
-            row["model"],
-            row["strategy"],
-            row["gpus"],
-            row["dataset"],
-            *map(tables.make_throughput_cell, (row, other)),
-        ]
-        values += [ratio, doc.format_cell(step_s - generated_s, tables.format_seconds)]
+        values = [row[name] for name in ("model", "strategy", "gpus", "dataset")]
+        values += [*map(tables.make_throughput_cell, (row, other)), ratio]
+        values += [doc.format_cell(step_s - generated_s, tables.format_seconds)]
         values += [doc.format_cell(each["data_share"], tables.format_percent) for each in (row, other)]
         rows.append((tags, values))
     fastest = {row["dataset"]: row for row in sorted(measured, key=lambda row: row[doc.THROUGHPUT])}

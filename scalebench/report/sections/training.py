@@ -284,8 +284,7 @@ def _merge_hardware(curves: Sequence[Curve]) -> list[Curve]:
     for curve in curves:
         machines = list(hardware[key(curve)])
         name = f"{curve.name} on {curve.group['hardware']}" if len(machines) > 1 else curve.name
-        rows = [doc.add_epoch_limits(row) for row in curve.rows]
-        merged.append(replace(curve, name=name, group={**curve.group, "hardware": ", ".join(machines)}, rows=rows))
+        merged.append(replace(curve, name=name, group={**curve.group, "hardware": ", ".join(machines)}))
     return merged
 
 
