@@ -16,7 +16,7 @@ from scalebench.core.result import read_result
 from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.real, pytest.mark.cold]
-SHORT = ["measure=quick", "measure.warmup_max_s=2", "measure.min_s=0.3", "measure.max_s=1", "measure.probe_s=0.3"]
+SHORT = ["measure=quick", "measure.warmup_max_s=0.5", "measure.min_s=0.3", "measure.max_s=0.5", "measure.probe_s=0.1"]
 SHORT.append("measure.monitor=false")
 LOOP = """
 import os, torch, torch.distributed as dist

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.real
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COLUMNS = 72  # of the window in which README shows its table
 BRIEFLY = (
-    "measure=quick", "measure.min_s=0", "measure.max_s=0.5", "measure.warmup_max_s=0.5", "measure.probe_s=0.2",
+    "measure=quick", "measure.min_s=0", "measure.max_s=0.25", "measure.warmup_max_s=0.2", "measure.probe_s=0.05",
     "measure.monitor=false", "measure.repeats=1", "dataset.size=1000",
 )  # fmt: skip
 ANSWER = re.compile(r"^(Take \w+ on|Stay on one device|Not sure that|No verdict on|.* are equally fast)", re.MULTILINE)
