@@ -149,9 +149,13 @@ class Source:
             return islice(self._repeat_first(), self.steps_per_epoch)
         return self.reader.read(self._epoch_rows(epoch))
 
-    def in_order(self) -> Iterator[Batch]:
-        """Yield every sample once, unshuffled, for validation, without batches that have no sample for this replica."""
-        return self.reader.read(self._rows_in_order())
+    def in_order(self, even: bool = False) -> Iterator[Batch]:
+        """Yield every sample once, unshuffled, for validation, without batches that have no sample for this replica.
+
+        With `even` all replicas have equally many batches: in place of one without samples comes one of the first
+        sample, which has 0 `global_samples` and should not count.
+        """
+        return self.reader.read(self._rows_in_order(even))
 
     def arrays(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return inputs and targets of all samples of all replicas, in order and not copied; row 0 is row `first` of
@@ -190,12 +194,14 @@ class Source:
         for update in range(self.steps_per_epoch):
             yield BatchRows(self.batch_indices(epoch, update), self.global_samples(update), epoch)
 
-    def _rows_in_order(self) -> Iterator[BatchRows]:
+    def _rows_in_order(self, even: bool) -> Iterator[BatchRows]:
         for start in range(0, self.samples, self.global_batch):
             stop = min(start + self.global_batch, self.samples)
             part = _replica_slice(start, stop, self.replica, self.replicas)
             if part.start < part.stop:
                 yield BatchRows(np.arange(part.start, part.stop) + self.first, stop - start)
+            elif even:
+                yield BatchRows(np.array([self.first]), 0)
 
     def _repeat_first(self) -> Iterator[Batch]:
         if self._fixed_batch is None:

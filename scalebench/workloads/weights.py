@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,20 +17,36 @@ from numpy.typing import NDArray
 Layer = tuple[str, tuple[int, ...], str]  # name, shape, initializer
 
 
-def initial_weights(layers: Iterable[Layer], seed: int) -> dict[str, NDArray[np.float32]]:
-    """Draw float32 arrays by name; each depends on `seed` and its own name, not on its position in `layers`.
+class DrawnArrays(Mapping[str, NDArray[np.float32]]):
+    """Arrays by name, each of which is drawn where it is read: all of them would be a second copy of the model."""
+
+    def __init__(self, draws: dict[str, Callable[[], NDArray[np.float32]]]) -> None:
+        self._draws = draws
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        return self._draws[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._draws)
+
+    def __len__(self) -> int:
+        return len(self._draws)
+
+
+def initial_weights(layers: Iterable[Layer], seed: int) -> DrawnArrays:
+    """Return float32 arrays by name; each depends on `seed` and its own name, not on its position in `layers`.
 
     The initializer is one of zeros, ones, normal:STANDARD_DEVIATION (mean 0), uniform:LIMIT (between -LIMIT and LIMIT),
     he_uniform (He et al. 2015, limit sqrt(6 / fan_in)) and glorot_uniform (Glorot and Bengio 2010, limit
-    sqrt(6 / (fan_in + fan_out))). Raises ValueError for any other initializer, for a name that occurs twice, and for
+    sqrt(6 / (fan_in + fan_out))). It raises ValueError for any other initializer, for a name that occurs twice, and for
     one of the uniform initializers with fewer than two axes, which have no fan-in.
     """
-    weights: dict[str, NDArray[np.float32]] = {}
+    draws: dict[str, Callable[[], NDArray[np.float32]]] = {}
     for name, shape, init in layers:
-        if name in weights:
+        if name in draws:
             raise ValueError(f"two layers are named {name}")
-        weights[name] = _draw(name, shape, init, seed)
-    return weights
+        draws[name] = partial(_draw, name, shape, init, seed)
+    return DrawnArrays(draws)
 
 
 def _draw(name: str, shape: tuple[int, ...], init: str, seed: int) -> NDArray[np.float32]:

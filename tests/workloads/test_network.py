@@ -157,7 +157,7 @@ def test_zeros_ones_and_mistakes():
         ([("a", (2,), "ones"), ("a", (3,), "ones")], "two layers are named a"),
     ):
         with pytest.raises(ValueError, match=message):
-            initial_weights(layers, 0)
+            dict(initial_weights(layers, 0))
 
 
 @given(st.permutations([("a", (3, 4), "he_uniform"), ("b", (3, 4), "he_uniform"), ("c", (2,), "ones")]))

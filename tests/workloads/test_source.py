@@ -115,6 +115,9 @@ def test_in_order_gives_each_sample_once(size):
         assert all(batch.samples for one in batches for batch in one)
     # Replica 0 has a sample of every batch, and so yields them all.
     full = [batch.global_samples for batch in source(*size[:2], 0, replicas).in_order()]
+    even = [list(one.in_order(even=True)) for one in group(samples, global_batch, source_replicas)]
+    assert {len(each) for each in even} == {-(-samples // global_batch)}
+    assert sum(batch.samples for each in even for batch in each if batch.global_samples) == samples
     assert full == [min(global_batch, samples - start) for start in range(0, samples, global_batch)]
 
 

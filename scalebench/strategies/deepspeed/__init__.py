@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import os
@@ -27,9 +26,9 @@ from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import FLOAT_BYTES, MessageLog, build_torch_collective
 from scalebench.strategies.torch.precision import Precision
+from scalebench.strategies.torch.user_checks import copy_without_values
 from scalebench.workloads.source import Source
 
-MODULE_DICTS = ("_parameters", "_buffers", "_modules")  # of every module, which are copied by name
 DEFAULT_BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's own
 # The methods of DeepSpeed's backend that send: the operation of each, and which of its arguments is the full tensor.
 SENDING_METHODS = {
@@ -276,27 +275,6 @@ def import_deepspeed(device: torch.device) -> Any:
     # and is of no use to training.
     deepspeed.ops.__compatible_ops__ = {}
     return deepspeed
-
-
-def copy_without_values(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return a copy of a module with uninitialized parameters and buffers on a device, without a copy of the values.
-
-    Layers that share a parameter share it in the copy, which they would not after Module.to or Module.to_empty. What
-    cannot be copied, such as a lock or a tensor of the last pass, is that of the module itself.
-    """
-    copies: dict[int, Any] = {
-        id(each): nn.Parameter(torch.empty_like(each, device=device), each.requires_grad)
-        for each in module.parameters()
-    }
-    copies |= {id(each): torch.empty_like(each, device=device) for each in module.buffers()}
-    for layer in module.modules():
-        for name, value in vars(layer).items():
-            if name not in MODULE_DICTS:
-                try:
-                    copy.deepcopy(value, dict(copies))
-                except Exception:  # of whatever kind: objects of the user's refuse in their own ways
-                    copies[id(value)] = value
-    return copy.deepcopy(module, copies)
 
 
 def choose_engine_arguments(device: torch.device) -> SimpleNamespace | None:

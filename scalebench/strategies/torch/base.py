@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import chain
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -33,6 +32,7 @@ from scalebench.strategies.torch.batches import PinnedCopies, TorchBatch, feed_b
 from scalebench.strategies.torch.checkpointing import checkpoint_user_module
 from scalebench.strategies.torch.group import TorchGroup, count_messages
 from scalebench.strategies.torch.loader import UserLoader
+from scalebench.strategies.torch.memory import PeakMemory, count_state_bytes, reset_peak
 from scalebench.strategies.torch.model import NetworkModule, build_network_module, read_weights
 from scalebench.strategies.torch.observed import identify_backend, identify_settings
 from scalebench.strategies.torch.precision import CompiledModel, Precision, input_shapes
@@ -44,32 +44,6 @@ NO_KERNELS = (
     "PyTorch's profiler saw no kernel of the GPU: another tool holds CUPTI, or the driver keeps it for administrators "
     "(NVreg_RestrictProfilingToAdminUsers=0 opens it)"
 )
-
-
-class PeakMemory:
-    """The peak memory of a device by torch's allocator, without setup and the time within `paused`."""
-
-    def __init__(self) -> None:
-        self._before_pause = 0
-
-    def read_bytes(self, device: torch.device) -> int | None:
-        """Return the peak in bytes; None on a CPU, where torch does not count them."""
-        return max(self._before_pause, torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
-
-    @contextmanager
-    def paused(self, device: torch.device) -> Iterator[None]:
-        """Leave evaluation out of the peak: it may process more samples at once than a step does."""
-        self._before_pause = self.read_bytes(device) or 0
-        try:
-            yield
-        finally:
-            reset_peak(device)
-
-
-def reset_peak(device: torch.device) -> None:
-    """Let a device's peak begin anew at the memory that is now in use; on a CPU there is none."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
 
 
 class TorchStrategy(Strategy, Probes):
@@ -85,6 +59,7 @@ class TorchStrategy(Strategy, Probes):
     net: nn.Module
     optimizer: torch.optim.Optimizer
     precision: Precision
+    builds_on_host: ClassVar[bool] = False  # true: `wrap` moves the model to its device in parts, and builds optimizer
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
@@ -94,7 +69,6 @@ class TorchStrategy(Strategy, Probes):
         self._peak = PeakMemory()
         self._pinned_copies = PinnedCopies()
         self._profiled: profiling.ProfiledSteps | None = None
-        self._user_flops: float | None = None  # of training a user's module on one sample
         self._has_user_loss = user_code.has_user_loss(spec.config.model)
         self.loader: UserLoader | None = None  # of dataset.loader, from setup on
         self._loss = None if self._has_user_loss else optimizer.select_loss(spec.config.model.loss)
@@ -117,7 +91,7 @@ class TorchStrategy(Strategy, Probes):
         return group
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the module to train: the model, which is already on its device, or a wrapper around it."""
+        """Return the module to train: the model, or a wrapper around it."""
         return model
 
     def setup(self) -> None:
@@ -131,9 +105,12 @@ class TorchStrategy(Strategy, Probes):
             self.loader = UserLoader(self.spec, *self.shard())
         self.model = self._build_model()
         set_threads(self.place.threads)  # again: the user's file may have set another number
-        self._check_parameter_count()
-        self.optimizer = self.build_optimizer()
-        self.compiled = CompiledModel(self.model, self.place.threads) if train.compile else self.model
+        params, built = self.spec.config.model.params, self.num_params()
+        if params not in (None, built):
+            raise RuntimeError(f"{self.spec.config.model.name} has {built} parameters here and {params} in its YAML")
+        if not self.builds_on_host:
+            self.optimizer = self.build_optimizer()
+        self.compiled = CompiledModel(self.model, self.place.threads, self.device) if train.compile else self.model
         with user_module.attribute_errors_to_wrapping(self.spec.config):
             self.net = self.wrap(self.compiled)
         for device in self._devices():  # setup may have had more than a step has: all weights before they were sharded
@@ -328,7 +305,7 @@ class TorchStrategy(Strategy, Probes):
         return count_parameters(self.model)
 
     def flops_per_sample(self) -> float | None:
-        return self._user_flops
+        return getattr(self.model, "flops_per_sample", None)
 
     def model_remarks(self) -> dict[str, str]:
         remarks = getattr(self.model, "remarks", {})
@@ -382,37 +359,37 @@ class TorchStrategy(Strategy, Probes):
             self.precision.backward(loss)
 
     def _build_model(self) -> NetworkModule | user_module.UserModule:
-        """Build the model on its device, with the weights that every rank and every framework starts from."""
+        """Build the model, with the weights that every rank and every framework starts from."""
         config = self.spec.config
-        model = self._build_user_module() if user_code.is_user_model(config.model) else self._build_network()
+        model: NetworkModule | user_module.UserModule
+        if user_code.is_user_model(config.model):
+            model = self._build_user_module(torch.device("cpu") if self.builds_on_host else self.device)
+        else:
+            model = self._build_network()
+            model = model if self.builds_on_host else model.to(self.device)
         torch.manual_seed(config.seed + self.shard()[0])  # for dropout: processes that share samples draw the same
         return model
-
-    def _check_parameter_count(self) -> None:
-        model, built = self.spec.config.model, self.num_params()
-        if model.params is not None and built != model.params:
-            raise RuntimeError(f"{model.name} has {built} parameters here and {model.params} in its YAML")
 
     def _build_network(self) -> NetworkModule:
         return build_network_module(networks.build_network(self.spec.config.model), self.spec.config, self.device)
 
-    def _build_user_module(self) -> user_module.UserModule:
+    def _build_user_module(self, device: torch.device) -> user_module.UserModule:
         config = self.spec.config
-        model = user_checks.build_user_module(config, self.device, self.attach_trainer)
+        model = user_checks.build_user_module(config, device, self.attach_trainer)
         self.refuse_module(model.module)
         if config.train.activation_checkpointing:
             checkpoint_user_module(model.module)
+        trial = user_checks.choose_trial_device(self.device, self.builds_on_host)
         # As many real samples as a device trains on at once: only they fit any loss, any embedding and any state.
         if self.loader is None:
             count = -(-self.spec.batch_per_device // self.accumulate)
-            batch = to_tensors(datasets.read_first_samples(self.spec, count)).to(self.device)
+            batch = to_tensors(datasets.read_first_samples(self.spec, count)).to(trial)
         else:
-            batch = self.loader.first.split(self.accumulate)[-1].to(self.device)
+            batch = self.loader.first.split(self.accumulate)[-1].to(trial)
             config = self.loader.add_target_shape(config)
         samples = (batch.inputs, batch.targets) if self._has_user_loss else (batch.inputs,)
-        user_checks.check_user_module(model, config, self.device, self.precision, self.group, samples)
+        user_checks.check_user_module(model, config, trial, self.precision, self.group, samples, self.builds_on_host)
         user_checks.check_ddp_options(model, config.model, self.options)
-        self._user_flops = model.flops_per_sample
         return model
 
     def refuse_module(self, module: nn.Module) -> None:
@@ -517,23 +494,3 @@ def set_threads(threads: int) -> None:
     torch.set_num_threads(threads)
     if torch.get_num_interop_threads() != 1:  # can be set once per process only
         torch.set_num_interop_threads(1)
-
-
-def count_state_bytes(model: nn.Module, optimizer_state: Mapping[Any, Mapping[str, Any]], device: torch.device) -> int:
-    """Count the bytes of parameters, gradients, buffers and the optimizer's tensors that are on a device.
-
-    Only the local shard of a DTensor counts, and a shared tensor counts once. Communication buffers such as the buckets
-    of DistributedDataParallel are left out, and so is everything that a step allocates and frees: activations, and
-    weights that FSDP gathers. Gradients are included after a step, since they stay until the next one.
-    """
-    parameters = list(model.parameters())
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    states = [value for state in optimizer_state.values() for value in state.values() if isinstance(value, Tensor)]
-    tensors = {id(tensor): tensor for tensor in chain(parameters, gradients, model.buffers(), states)}.values()
-    return sum(
-        tensor.numel() * tensor.element_size() for tensor in map(_local_tensor, tensors) if tensor.device == device
-    )
-
-
-def _local_tensor(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -12,7 +12,8 @@ from torch.nn.parallel import DataParallel
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
 from scalebench.strategies.base import NotMeasured, Unsupported
-from scalebench.strategies.torch.base import PeakMemory, TorchStrategy
+from scalebench.strategies.torch.base import TorchStrategy
+from scalebench.strategies.torch.memory import PeakMemory
 from scalebench.strategies.torch.observed import DEVICE_COPY_EVENTS, identify_backend
 
 MAX_FUSED_BYTES = 10 << 20  # torch.nn.parallel fuses smaller tensors up to this size (comm.broadcast_coalesced)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,24 +19,31 @@ from scalebench.workloads.source import Source
 
 
 def compute_metrics(
-    model: nn.Module, spec: ModelSpec, source: Source, device: torch.device, sum_over_group: GroupSum
+    model: nn.Module,
+    spec: ModelSpec,
+    source: Source,
+    device: torch.device,
+    sum_over_group: GroupSum,
+    is_sharded: bool = False,
 ) -> dict[str, float]:
     """Compute the mean metrics over all samples of all replicas.
 
     A classifier has {'cross_entropy': mean, 'accuracy': share of correct answers}, a model with a loss of the user's
     {'loss': mean}, other models {'mse': over all outputs, 'mse_<target>': of one output, where outputs have names}.
     `sum_over_group` adds up numbers over the processes, all of which have to call this. A model that returns None
-    leaves its samples to another process. The model is left in training mode.
+    leaves its samples to another process. Where the model `is_sharded`, all processes compute equally many batches. The
+    model is left in training mode.
     """
+    mean = partial(_mean_over_samples, model, source, device, sum_over_group, is_sharded)
     with attribute_errors_to_user(spec):
         if user_code.has_user_loss(spec):
-            (loss,) = _mean_over_samples(_sum_user_losses, model, source, device, 1, sum_over_group)
+            (loss,) = mean(_sum_user_losses, 1)
             return {user_code.LOSS_METRIC: loss}
         if spec.loss == "cross_entropy":
-            loss, accuracy = _mean_over_samples(_sum_classification, model, source, device, 2, sum_over_group)
+            loss, accuracy = mean(_sum_classification, 2)
             return {"cross_entropy": loss, "accuracy": accuracy}
         width = math.prod(spec.target_shape)
-        means = _mean_over_samples(_sum_squared_errors, model, source, device, width, sum_over_group)
+        means = mean(_sum_squared_errors, width)
         per_target = (
             {f"mse_{name}": mean for name, mean in zip(spec.targets, means, strict=True)} if spec.targets else {}
         )
@@ -43,23 +51,25 @@ def compute_metrics(
 
 
 def _mean_over_samples(
-    sum_batch: Callable[[nn.Module, TorchBatch], Tensor | None],
     model: nn.Module,
     source: Source,
     device: torch.device,
-    width: int,
     sum_over_group: GroupSum,
+    is_sharded: bool,
+    sum_batch: Callable[[nn.Module, TorchBatch], Tensor | None],
+    width: int,
 ) -> list[float]:
     """Average `width` quantities over all samples; `sum_batch` returns their sums over the samples of a batch."""
     sums = torch.zeros(width, dtype=torch.float64, device=device)
     samples = 0
     model.eval()
-    # A user's module may be one that inference_mode breaks, as it does scripted ones.
+    # A user's module may be one that inference_mode breaks, as it does scripted ones; and weights gathered in it would
+    # not train afterwards.
     is_users = any(isinstance(module, UserModule) for module in model.modules())
-    with torch.no_grad() if is_users else torch.inference_mode():
-        for batch in map(to_tensors, source.in_order()):
+    with torch.no_grad() if is_users or is_sharded else torch.inference_mode():
+        for batch in map(to_tensors, source.in_order(even=is_sharded)):
             batch_sums = sum_batch(model, batch.to(device))
-            if batch_sums is not None:
+            if batch_sums is not None and batch.global_samples:
                 sums += batch_sums
                 samples += batch.samples
     model.train()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -445,16 +445,16 @@ _KERNEL_AXES = {
 
 
 def build_network_module(network: Network, config: Config, device: torch.device) -> NetworkModule:
-    """Build the module of a network, or of a stage of one, with the seed's initial weights on a device."""
+    """Build the module of a network, or of a stage of one, for a device, on the CPU, with the seed's weights."""
     model = NetworkModule(network, choose_data_format(config.train, device), config.train.dropout)
     arrays = ((array.name, array.shape, array.init) for array in network.arrays)
     load_weights(model, initial_weights(arrays, config.seed))
     if config.train.activation_checkpointing:
         model.checkpoint_activations()
-    return model.to(device)
+    return model
 
 
-def load_weights(model: NetworkModule, arrays: dict[str, NDArray[np.float32]]) -> None:
+def load_weights(model: NetworkModule, arrays: Mapping[str, NDArray[np.float32]]) -> None:
     """Set every parameter and moving statistic from the array with its neutral name.
 
     Raises ValueError if the names of tensors and arrays differ, or the shapes of two that belong together.
@@ -464,7 +464,8 @@ def load_weights(model: NetworkModule, arrays: dict[str, NDArray[np.float32]]) -
         unmatched = sorted(tensors.keys() ^ arrays.keys())
         raise ValueError(f"model and arrays disagree about {', '.join(unmatched)}")
     for name, tensor in tensors.items():
-        array = np.ascontiguousarray(arrays[name].transpose(_torch_axes(name, arrays[name].ndim)))
+        array = arrays[name]
+        array = np.ascontiguousarray(array.transpose(_torch_axes(name, array.ndim)))
         if array.shape != tuple(tensor.shape):
             raise ValueError(f"{name} is {array.shape} as torch has it, the model's is {tuple(tensor.shape)}")
         with torch.no_grad():

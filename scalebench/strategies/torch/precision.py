@@ -38,11 +38,11 @@ class Precision:
         self._device, self._half = device, HALF_DTYPES.get(name)
         self.scaler = torch.amp.GradScaler(device.type) if name == "float16" else None
 
-    def autocast(self) -> AbstractContextManager[None]:
-        """Return the context for the forward pass."""
+    def autocast(self, device: str | None = None) -> AbstractContextManager[None]:
+        """Return the context for the forward pass, on that kind of device if it is another one."""
         if self._half is None:
             return nullcontext()
-        return torch.autocast(self._device.type, dtype=self._half)
+        return torch.autocast(device or self._device.type, dtype=self._half)
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of a loss, scaled under float16."""
@@ -91,18 +91,18 @@ def select_data_format(train: TrainSpec, device: str, capability: tuple[int, int
 class CompiledModel(nn.Module):
     """A model compiled for the input shapes in `shapes`: those of the first batch or of its parts.
 
-    Batches of another shape, such as the last one of an epoch, run uncompiled: compiling again would stall a timed
-    block for seconds or minutes.
+    Evaluations, and batches of another shape, such as the last one of an epoch, run uncompiled: compiling again would
+    stall a timed block for seconds or minutes.
     """
 
-    def __init__(self, model: nn.Module, threads: int) -> None:
-        """Compile with that many threads. Raises Unsupported without a compiler for the device."""
+    def __init__(self, model: nn.Module, threads: int, device: torch.device) -> None:
+        """Compile for a device with that many threads. Raises Unsupported without a compiler for the device."""
         super().__init__()
         from torch._inductor import config
 
         if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
             config.compile_threads = threads  # by default every rank starts one compiler process per core
-        check_compiler(next(model.parameters()).device)
+        check_compiler(device)
         self.model = model
         self.shapes: set[Shapes] = set()
         self._compiled = torch.compile(model.forward, dynamic=False)
@@ -111,7 +111,9 @@ class CompiledModel(nn.Module):
         shapes = input_shapes(inputs)
         if not self.shapes:
             self.shapes.add(shapes)
-        return self._compiled(inputs, *targets) if shapes in self.shapes else self.model(inputs, *targets)
+        if self.training and shapes in self.shapes:
+            return self._compiled(inputs, *targets)
+        return self.model(inputs, *targets)
 
 
 def input_shapes(inputs: Any) -> Shapes:

@@ -8,7 +8,8 @@ import random
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from scalebench.core.errors import PluginError
+from scalebench.core.errors import PluginError, describe_exception
 from scalebench.core.spec import Config, ModelSpec, has_stop
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch.group import count_messages
@@ -41,7 +42,10 @@ from scalebench.strategies.torch.user_step import (
 from scalebench.workloads import records, user_code
 from scalebench.workloads.network import TRAINING_PASSES
 
+Module = TypeVar("Module", bound=nn.Module)
 UNTRAINED_FLAG = "untrained_tensors"
+MODULE_DICTS = ("_parameters", "_buffers", "_modules")  # of every module, which are copied by name
+NO_META_MESSAGES = "No backend type associated with device type meta"  # of a module that communicates
 
 
 def build_user_module(
@@ -196,12 +200,14 @@ def check_user_module(
     precision: Precision,
     ranks: RankMessages | None,
     samples: tuple[Any, ...],
+    is_large: bool = False,
 ) -> None:
     """Raise PluginError if the user's module cannot be trained, else note what it leaves untrained, and its FLOPs.
 
-    `samples` are the arguments of its forward pass for the first batch of a device. A copy trains on them: its outputs
-    have to fit the targets and depend on the parameters, with train.dropout=false it must not draw random numbers, and
-    all ranks have to start from the same weights. The module and the generators of random numbers stay as they were.
+    `samples` are the arguments of its forward pass for the first batch of a device. A copy on `device` trains on them:
+    its outputs have to fit the targets and depend on the parameters, with train.dropout=false it must not draw random
+    numbers, and all ranks have to start from the same weights. The module and the generators of random numbers stay as
+    they were. Of a model that `is_large` there is no second copy of what is trained.
     """
     if ranks is not None and _weights_differ(model, ranks):
         raise PluginError(
@@ -210,32 +216,54 @@ def check_user_module(
         )
     try:
         with _kept_generators(device):
-            _check_copy(model, config, device, precision, samples)
-    except (PluginError, torch.OutOfMemoryError) as error:
-        if not isinstance(error.__cause__ or error, torch.OutOfMemoryError):
+            _check_copy(model, config, device, precision.autocast(device.type), samples, is_large)
+    except (PluginError, torch.OutOfMemoryError) as error:  # the module may yet be trained
+        cause = error.__cause__ or error
+        if isinstance(cause, torch.OutOfMemoryError):
+            print("the module was not checked: a copy of it does not fit beside it on the device")
+        elif device.type == "meta" and not isinstance(cause, (PluginError, UserProblem)):
+            print(f"the module was not checked, since a copy without values fails: {describe_exception(cause)}")
+            model.communicates = NO_META_MESSAGES in str(cause)
+        else:
             raise
-        print("the module was not checked: a copy of it does not fit beside it on the device")  # it may yet be trained
     finally:
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
 
+def choose_trial_device(device: torch.device, is_large: bool) -> torch.device:
+    """Return where a copy of the user's module is checked. A large one may not fit into a GPU, and would take minutes
+    on a CPU: its copy has shapes and no values."""
+    return torch.device("meta") if is_large and device.type == "cuda" else device
+
+
 def _check_copy(
-    model: UserModule, config: Config, device: torch.device, precision: Precision, samples: tuple[Any, ...]
+    model: UserModule,
+    config: Config,
+    device: torch.device,
+    autocast: AbstractContextManager[None],
+    samples: tuple[Any, ...],
+    is_large: bool,
 ) -> None:
-    trial = _copy_module(model, config, device)
+    def build_again() -> UserModule:
+        return build_user_module(config, device, lambda module: setattr(module, "trainer", model.progress.trainer))
+
+    try:
+        trial = _copy_module(model, device, is_large)
+    except Exception:  # of an attribute: a lock, a generator, a tensor that was computed
+        trial = build_again()
     messages = count_messages()
-    problem = _try_step(trial, config, precision.autocast(), samples)
+    problem = _try_step(trial, config, autocast, samples)
     model.communicates = count_messages() > messages
     if any(parameter.grad is not None for parameter in model.parameters()):  # functions of the copy lead back to it
         model.zero_grad()
-        trial = _build_again(model, config, device)
-        problem = _try_step(trial, config, precision.autocast(), samples)
+        trial = build_again()
+        problem = _try_step(trial, config, autocast, samples)
     if problem is not None:
         raise PluginError(f"{function_label(config.model)} {problem}")
     model.unused_parameters, model.is_reentrant = trial.unused_parameters, trial.is_reentrant
-    model.remarks = _list_remarks(trial, config.model, precision.autocast(), samples)
-    model.flops_per_sample = _count_training_flops(trial, samples, precision.autocast())
+    model.remarks = _list_remarks(trial, config.model, autocast, samples)
+    model.flops_per_sample = _count_training_flops(trial, samples, autocast)
 
 
 def _list_remarks(
@@ -284,19 +312,39 @@ def check_ddp_options(module: UserModule, model: ModelSpec, options: Any) -> Non
         raise PluginError(unused_parameters_reason(model, module.unused_parameters, option))
 
 
-def _build_again(model: UserModule, config: Config, device: torch.device) -> UserModule:
-    return build_user_module(config, device, lambda module: setattr(module, "trainer", model.progress.trainer))
-
-
-def _copy_module(model: UserModule, config: Config, device: torch.device) -> UserModule:
-    """Return a copy of the module without its optimizer; one that cannot be copied is built again."""
+def _copy_module(model: UserModule, device: torch.device, is_large: bool) -> UserModule:
+    """Return a copy without its optimizer. That of a large module has the same memory for what is trained."""
     optimizer, model.user_optimizer = model.user_optimizer, None
+    trained = [each for each in model.parameters() if each.requires_grad] if is_large else []
     try:
-        return copy.deepcopy(model)
-    except Exception:  # of an attribute: a lock, a generator, a tensor that was computed
-        return _build_again(model, config, device)
+        if device.type == "meta":
+            trial: UserModule = copy_without_values(model, device)
+            trial.module.to(device)  # already there; a LightningModule learns its device from the call
+            return trial
+        return copy.deepcopy(model, {id(each): nn.Parameter(each.detach()) for each in trained})
     finally:
         model.user_optimizer = optimizer
+
+
+def copy_without_values(module: Module, device: torch.device) -> Module:
+    """Return a copy of a module with uninitialized parameters and buffers on a device, without a copy of the values.
+
+    Layers that share a parameter share it in the copy, which they would not after Module.to or Module.to_empty. What
+    cannot be copied, such as a lock or a tensor of the last pass, is that of the module itself.
+    """
+    copies: dict[int, Any] = {
+        id(each): nn.Parameter(torch.empty_like(each, device=device), each.requires_grad)
+        for each in module.parameters()
+    }
+    copies |= {id(each): torch.empty_like(each, device=device) for each in module.buffers()}
+    for layer in module.modules():
+        for name, value in vars(layer).items():
+            if name not in MODULE_DICTS:
+                try:
+                    copy.deepcopy(value, dict(copies))
+                except Exception:  # of whatever kind: objects of the user's refuse in their own ways
+                    copies[id(value)] = value
+    return copy.deepcopy(module, copies)
 
 
 def _try_step(
@@ -305,7 +353,7 @@ def _try_step(
     """Run the passes of a step on a copy, and of an evaluation if there is one. Return what is wrong, if anything, and
     note on the copy which tensors it trains."""
     check = _loss_problem if user_code.has_user_loss(config.model) else _output_problem
-    count = count_samples(samples[0])
+    count = len(records.list_fields(samples[0])[0])
     with attribute_errors_to_user(config.model):
         before = _generator_states(next(trial.parameters()).device)
         with autocast:
@@ -322,10 +370,17 @@ def _try_step(
         if problem is not None:
             return problem
     trial.is_reentrant, trial.foreign_tensors = _walk_graph(trial, outputs)
+    unused = {name: each for name, each in trial.module.named_parameters() if each.requires_grad}
+
+    def free_gradient(name: str, parameter: Tensor) -> None:  # all gradients would be another copy of the model
+        parameter.grad = None
+        unused.pop(name, None)
+
+    for name, parameter in unused.items():
+        parameter.register_post_accumulate_grad_hook(partial(free_gradient, name))
     with attribute_errors_to_user(config.model, anywhere=True):
         outputs.float().sum().backward()
-    named = trial.module.named_parameters()
-    trial.unused_parameters = [name for name, each in named if each.requires_grad and each.grad is None]
+    trial.unused_parameters = list(unused)
     evaluates = config.dataset.validation_share > 0 and (config.measure.evaluate or has_stop(config.train.stop))
     return _evaluation_problem(trial, config, autocast, samples) if evaluates else None
 
@@ -345,13 +400,6 @@ def _evaluation_problem(
     return None if problem is None else f"in evaluation mode {problem}"
 
 
-def count_samples(inputs: Any) -> int:
-    """Return the number of samples of a batch, whose inputs may be several arrays."""
-    while not isinstance(inputs, Tensor):
-        inputs = next(iter(inputs.values() if isinstance(inputs, dict) else inputs))
-    return len(inputs)
-
-
 def _count_training_flops(
     trial: UserModule, samples: tuple[Any, ...], autocast: AbstractContextManager[None]
 ) -> float | None:
@@ -367,11 +415,11 @@ def _count_training_flops(
             flops = count_flops(lambda: trial(*samples))
     except Exception:  # the count is no reason to refuse a module that trains
         return None
-    return TRAINING_PASSES * flops / count_samples(samples[0]) or None
+    return TRAINING_PASSES * flops / len(records.list_fields(samples[0])[0]) or None
 
 
 def _loss_problem(loss: Tensor, config: Config, count: int) -> str | None:
-    if torch.isfinite(loss):
+    if loss.is_meta or torch.isfinite(loss):
         return None
     return f"gives a loss of {loss.item():g} for the first {count} samples: correct the loss, or the samples"
 

@@ -11,6 +11,7 @@ from scalebench.core.json_files import write_json
 from scalebench.strategies.base import BatchReplay
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.sharded.fsdp import find_blocks
+from scalebench.strategies.torch.user_checks import build_user_module, check_user_module, choose_trial_device
 from tests.strategies.torch.conftest import run_ranks, spec_of, user_model
 from tests.strategies.torch.user_modules import Block, Blocks
 
@@ -73,6 +74,24 @@ def test_losses_are_those_of_bare(strategy, precision, tolerance):
     for _ in range(3):
         expected = pytest.approx(float(bare.step(BATCH).loss_sum), rel=tolerance)
         assert float(fsdp.step(BATCH).loss_sum) == expected
+
+
+@pytest.mark.parametrize("name", ["Blocks", "Series"])
+def test_a_module_for_gpus_is_checked_without_values(strategy, capsys, name):
+    """It has no memory for the copy, and shapes, types and what gets a gradient are found alike."""
+    meta = choose_trial_device(torch.device("cuda", 1), True)
+    assert meta.type == "meta" and choose_trial_device(torch.device("cpu"), True).type == "cpu"
+    fsdp = strategy("fsdp_gloo", **user_model(name))
+    config, model = fsdp.spec.config, build_user_module(fsdp.spec.config, torch.device("cpu"))
+    check = (model, config, meta, fsdp.precision, None, (torch.randn(4, 200, 3, device="meta"),), True)
+    check_user_module(*check)
+    assert model.flops_per_sample == pytest.approx(fsdp.model.flops_per_sample) and not model.remarks
+    config.model.target_shape = [3]
+    with pytest.raises(PluginError, match=r"gives outputs of \(4, 2\) for 4 samples"):
+        check_user_module(*check)
+    model.module.forward = lambda x: x.sum().item()
+    check_user_module(*check)
+    assert "the module was not checked, since a copy without values fails" in capsys.readouterr().out
 
 
 def test_a_block_that_is_not_called_names_the_way_out(strategy):

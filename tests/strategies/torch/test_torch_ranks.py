@@ -170,7 +170,8 @@ def test_fsdp_messages_state_and_evaluation(tmp_path, kept):
         assert observed["without gradients_in"] == []
         complete = [2 * size if name == "all_gather" else size for name, size in map(tuple, observed["step"])]
         assert Counter(observed["messages"]) == Counter(observed["messages_again"]) == Counter(complete)
-        assert sorted(name for name, _ in observed["evaluation"]) == ["all_gather"] * 4
+        # Two batches, also where a rank has one, and the last layer stays gathered.
+        assert [name for name, _ in observed["evaluation"]] == ["all_gather"] * (4 if kept else 7)
     even_split = [sum((size + 1) // 2 for size in TENSORS), PARAMETERS]
     assert all(observed["state_bytes"] != [even_split] for observed in ranks)
     total = sum(observed["state_bytes"][0] for observed in ranks)

@@ -5,7 +5,7 @@ import torch
 
 from scalebench.core.errors import PluginError
 from scalebench.strategies.base import Unsupported
-from scalebench.strategies.deepspeed import copy_without_values
+from scalebench.strategies.torch.user_checks import copy_without_values
 from tests.strategies.builders import run_training
 from tests.strategies.torch import user_faults
 from tests.strategies.torch.conftest import user_model

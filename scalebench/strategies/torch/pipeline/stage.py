@@ -157,7 +157,7 @@ def measure_node_costs(
     """
     costs = dict.fromkeys((node.name for node in network.nodes), 0.0)
     for segment in cut_into_segments(network):
-        model = build_network_module(segment.network(config.model.name), config, device)
+        model = build_network_module(segment.network(config.model.name), config, device).to(device)
         module = StageModule(model, precision.autocast, None, None)
         inputs = example_inputs(config, samples, device)  # the first segment's inputs need no gradient
         if segment.index:

@@ -43,7 +43,8 @@ from scalebench.strategies.torch.group import (
 )
 from scalebench.strategies.torch.model import BatchNorm, Lstm, NetworkModule
 from scalebench.strategies.torch.precision import HALF_DTYPES
-from scalebench.strategies.torch.user_module import UserProblem
+from scalebench.strategies.torch.user_module import UserModule, UserProblem
+from scalebench.strategies.torch.user_step import find_lightning_class
 from scalebench.workloads.source import Source
 
 # Their kernels take weights of float32 alone, whatever autocast makes of their inputs.
@@ -215,11 +216,14 @@ class Fsdp(TorchStrategy):
     The units of a user's module are its repeated blocks, and the last one is what lies outside of them. The last unit
     stays gathered between its two passes, as fully_shard leaves the root by default. In bfloat16 and float16 weights
     are gathered in that type, while shards, reduced gradients and optimizer state stay float32.
+
+    A unit is moved to the device when it is sharded, so that no device ever has to hold the complete model.
     """
 
     Options = FsdpOptions
     rule: ClassVar[refusals.Rule] = staticmethod(refusals.fsdp_rule)
     net: Any
+    builds_on_host = True
 
     def group_backend(self) -> str:
         return self.requested_backend()
@@ -236,24 +240,31 @@ class Fsdp(TorchStrategy):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self.check_optimizer_divisible()
-        ignored = find_unsharded(self.model)
-        for tensor in self.model.parameters():
-            tensor.data = tensor.data.contiguous()  # channels-last kernels cannot be sharded
+        user, ignored = self.user_optimizer(), find_unsharded(self.model)
+        for tensor in ignored:
+            tensor.data = tensor.data.to(self.device)
         self._mesh = mesh = self.build_mesh()
         if isinstance(self.model, NetworkModule):  # the output of a dense layer over positions is a view
             nodes = self.model.network.nodes
             self.model.protect_outputs([node.name for node in nodes if node.op == "dense" and len(node.shape) > 1])
-        self._resharded_units = self._units()[:-1] if self.options.reshard_after_forward else []
-        for unit in self._units():
+        *first, last = self._units()
+        for unit in [*first, last]:
+            for tensor in (each for layer in unit for each in layer.parameters()):
+                tensor.data = tensor.data.contiguous()  # channels-last kernels cannot be sharded
             fully_shard(
-                unit, mesh=mesh, reshard_after_forward=unit in self._resharded_units, ignored_params=ignored,
+                unit, mesh=mesh, ignored_params=ignored,
+                reshard_after_forward=self.options.reshard_after_forward and unit is not last,
                 mp_policy=self._choose_precision(unit),
             )  # fmt: skip
             self._all_gathers.append(log_messages(self._log, self._left_out, unit[0], mesh.ndim > 1))
+            if user is not None:  # its optimizer lets go of the complete weights
+                user.follow_parameters(self.model.module)
         if not isinstance(model, FSDPModule):
             fully_shard(
                 model, mesh=mesh, reshard_after_forward=False, ignored_params=ignored
             )  # the root, which has no weights left
+        if isinstance(self.model, UserModule) and find_lightning_class(self.model.module) is not None:
+            self.model.module.to(self.device)  # already there; a LightningModule learns its device from the call
         self.optimizer = self.build_optimizer()  # of the shards
         return model
 
@@ -334,12 +345,17 @@ class Fsdp(TorchStrategy):
         return self.observe_backend()
 
     def evaluate(self, source: Source) -> dict[str, float]:
-        """Evaluate with all weights gathered at once, since ranks may have different numbers of batches."""
+        """Evaluate with one unit gathered at a time, as in training."""
         assert self.group is not None, "setup comes first"
-        # A compiled net has its hooks around the model, and evaluation is not compiled.
-        net = self.model if self.net is not self.model else _CallForward(self.net)
-        with self._peak.paused(self.device), self._gathered_weights(), self.precision.autocast():
-            return evaluation.compute_metrics(net, self.spec.config.model, source, self.device, self.group.sum)
+        net, model, device = _CallForward(self.net), self.spec.config.model, self.device
+        with self._peak.paused(device), self.precision.autocast():
+            metrics = evaluation.compute_metrics(net, model, source, device, self.group.sum, is_sharded=True)
+        if hasattr(self.net, "reset_iter_state"):  # or the next backward pass would prefetch as if it followed this one
+            self.net.reset_iter_state()
+        for module in self.net.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # the last unit, which stays gathered until a backward pass
+        return metrics
 
     def close(self) -> None:
         self._log.close()
@@ -377,21 +393,6 @@ class Fsdp(TorchStrategy):
         if self.options.units == "whole" or isinstance(self.model, NetworkModule) or len(self._all_gathers) > 1:
             return remarks
         return remarks | {"one_unit": f"{self.model.module.__class__.__name__} has no repeated blocks: it is one unit"}
-
-    @contextmanager
-    def _gathered_weights(self) -> Iterator[None]:
-        """Gather all weights into plain tensors, so that forward passes within this context need no communication."""
-        modules = [module for module in self.net.modules() if isinstance(module, FSDPModule)]
-        for module in modules:
-            module.unshard()
-        self.net.set_reshard_after_forward(False)
-        try:
-            yield
-        finally:
-            for unit in self._resharded_units:
-                unit[0].set_reshard_after_forward(True)
-            for module in modules:
-                module.reshard()
 
 
 @dataclass
