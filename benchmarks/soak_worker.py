@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import replace
 
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.simulated import Simulated
@@ -35,4 +34,4 @@ class Unreliable(Simulated):
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         fault, phase = draw_fault(os.environ["SCALEBENCH_RUN_ID"])
-        self.options = replace(self.options, fault=fault, fault_phase=phase)
+        self.options.fault, self.options.fault_phase = fault, phase

@@ -26,7 +26,7 @@ from scalebench.core.json_files import read_json, write_text
 from scalebench.core.plugins import API_VERSION
 from scalebench.core.result import SCHEMA_PATH
 from scalebench.report.flag_text import format_flag, read_flags
-from scalebench.strategies.registry import BUILT_IN_STRATEGIES
+from scalebench.strategies.registry import built_in_strategies
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs/reference"
@@ -85,7 +85,7 @@ def quote(name: str) -> str:
 def format_strategies() -> str:
     """Return a table of strategies for each group of `scalebench list`, and below it a table of their options."""
     parts = []
-    for title, names in group_names("strategy", list(BUILT_IN_STRATEGIES)).items():
+    for title, names in group_names("strategy", built_in_strategies()).items():
         rows = [_strategy_row(name, variants) for name, variants in _group_variants(names).items()]
         parts += [f"## {title[0].upper()}{title[1:]}", format_table(["strategy", "is"], rows)]
         options = _option_rows([name for name in names if name != "simulated"])  # its options are for tests

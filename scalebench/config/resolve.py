@@ -60,7 +60,8 @@ def resolve(config: Config) -> RunSpec:
 
     config = settle_script(config)
     requested_devices, requested_loss = config.hardware.devices, config.model.loss
-    draft = Draft(replace(config, strategy=set_exactness(config.strategy)))
+    options = strategy_option_defaults(config.strategy.name) | config.strategy.options  # a YAML has them all already
+    draft = Draft(replace(config, strategy=set_exactness(replace(config.strategy, options=options))))
     for step in (fill_dataset, size_model, count_devices, set_batches, place_processes):
         draft = step(draft)
     config, placement = draft.config, draft.placement

@@ -199,7 +199,7 @@ def _describe_wrong_device(strategy: str, device: str) -> str:
         return "data_parallel needs GPUs: on CPU torch.nn.DataParallel would silently be one device; use strategy=ddp"
     if device == "cpu" and strategy.endswith("_nccl"):
         stem = strategy.removesuffix("_nccl")
-        others = [f"{stem}{end}" for end in ("", "_gloo", "_ring") if f"{stem}{end}" in registry.BUILT_IN_STRATEGIES]
+        others = [f"{stem}{end}" for end in ("", "_gloo", "_ring") if f"{stem}{end}" in registry.built_in_strategies()]
         way_out = f"; use strategy={others[0]} on CPU" if others else ""
         return f"{strategy} exchanges gradients over NCCL, which needs GPUs{way_out}"
     return f"{strategy} does not run on {device}"

@@ -61,6 +61,7 @@ def compute_fingerprint(config: Config, gpus: int, device: str) -> str:
         if tree[part][key] == default:
             del tree[part][key]
     for key in (
+        "adapter",
         "sync",
         "reduces_on",
         "approximate",

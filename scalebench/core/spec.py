@@ -100,6 +100,7 @@ class StrategySpec:
 
     name: str = "???"
     description: str = ""
+    adapter: str | None = None  # "module:Class", which is imported in the workers alone
     framework: str = "none"  # none | torch | tensorflow | the name in a plugin
     requires: list[str] = field(default_factory=list)  # import names of packages
     baseline: str | None = None  # strategy of the `bare` baseline

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import os
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from scalebench.core.errors import InputError, suggest_names, unknown_name_message
@@ -74,11 +73,6 @@ class BatchReplay:
         return len(self.parts) >= self._steps
 
 
-@dataclass
-class NoOptions:
-    """The options of a strategy without options."""
-
-
 class Strategy(ABC):
     """One way of training a workload on several devices. It lives in one worker process.
 
@@ -87,13 +81,12 @@ class Strategy(ABC):
 
     has_program: ClassVar[bool] = False  # a program of the user's owns the loop and the main thread: `run_program`
     sign_of_life: Callable[[], None] = staticmethod(lambda: None)  # set by the session: call it in a long wait
-    Options: ClassVar[type] = NoOptions  # dataclass; its fields are the keys under strategy.options
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         """`spec` is the run, `rank` the number of this process in it."""
         self.spec = spec
         self.place: RankPlacement = spec.places[rank]
-        self.options: Any = parse_options(type(self), spec.config.strategy)
+        self.options = SimpleNamespace(**spec.config.strategy.options)  # all of its YAML, checked
 
     @abstractmethod
     def setup(self) -> None:
@@ -385,13 +378,6 @@ def listen_for_ranks(port: int) -> socket.socket:
         if error.errno != errno.EADDRINUSE:
             raise
         raise RuntimeError(f"port {port} of the rendezvous was taken by another program; run it again") from None
-
-
-def parse_options(strategy_class: type[Strategy], spec: StrategySpec) -> Any:
-    """Return the strategy's Options from plain values; raise InputError like check_options and check_values."""
-    check_options(spec.name, spec.options, dataclasses.asdict(strategy_class.Options()))
-    check_values(spec)
-    return strategy_class.Options(**spec.options)
 
 
 def check_options(name: str, options: dict[str, Any], defaults: dict[str, Any]) -> None:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from scalebench.core.config_files import strategy_option_defaults
+from scalebench.core.config_files import read_strategy_config, strategy_option_defaults
 from scalebench.core.spec import Config, RunSpec
-from scalebench.strategies import registry
 from scalebench.strategies.base import Unsupported
 from scalebench.workloads import datasets, networks, partition, records, user_code
 
@@ -38,11 +37,11 @@ def find_refusal(spec: RunSpec) -> str | None:
     strategy = spec.config.strategy
     for reason in checkpointing_rule(spec):
         return reason
-    rule = RULES.get(registry.BUILT_IN_STRATEGIES.get(strategy.name, "").partition(":")[2])
+    adapter = strategy.adapter or str(read_strategy_config(strategy.name).get("adapter"))
+    rule = RULES.get(adapter.rpartition(":")[2]) if adapter.startswith("scalebench.") else None
     if rule is None or spec.config.measure.search != "none":
         return None
-    options = SimpleNamespace(**strategy_option_defaults(strategy.name) | strategy.options)
-    return next(rule(spec, options), None)
+    return next(rule(spec, SimpleNamespace(**strategy.options)), None)
 
 
 def refuse(reasons: Reasons) -> None:

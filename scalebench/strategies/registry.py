@@ -5,82 +5,18 @@ It imports a strategy's module, or the code of a plugin, only to load it.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib.util
 import inspect
 from dataclasses import dataclass
-from typing import Any
 
 from scalebench.core import config_files, plugins
-from scalebench.core.config_fingerprint import LATER_OPTIONS
 from scalebench.core.errors import InputError, PluginError, unknown_name_message
 from scalebench.core.plugins import BUILT_IN, PLUGINS_VARIABLE, PluginEntry
 from scalebench.core.spec import Config, RunSpec
 from scalebench.strategies.base import Strategy
 
-ENTRY_POINT_GROUP = "scalebench.strategies"
 CONFIG_GROUPS = {"strategies": "strategy", "models": "model", "datasets": "dataset"}  # by kind of entry point
-
-BUILT_IN_STRATEGIES: dict[str, str] = {
-    "simulated": "scalebench.strategies.simulated:Simulated",
-    "script": "scalebench.strategies.script.program:Script",
-    "bare_torch": "scalebench.strategies.torch.base:BareTorch",
-    "ddp": "scalebench.strategies.torch.compression:CompressedDdp",
-    "ddp_nccl": "scalebench.strategies.torch.compression:CompressedDdp",
-    "ddp_gloo": "scalebench.strategies.torch.compression:CompressedDdp",
-    "fsdp": "scalebench.strategies.torch.sharded.fsdp:Fsdp",
-    "fsdp_nccl": "scalebench.strategies.torch.sharded.fsdp:Fsdp",
-    "fsdp_gloo": "scalebench.strategies.torch.sharded.fsdp:Fsdp",
-    "hsdp": "scalebench.strategies.torch.sharded.fsdp:Hsdp",
-    "zero1": "scalebench.strategies.torch.sharded.zero:Zero1",
-    "data_parallel": "scalebench.strategies.torch.data_parallel:SingleProcessDataParallel",
-    "lightning_ddp": "scalebench.strategies.torch.lightning.ddp:LightningDdp",
-    "lightning_ddp_nccl": "scalebench.strategies.torch.lightning.ddp:LightningDdp",
-    "lightning_ddp_gloo": "scalebench.strategies.torch.lightning.ddp:LightningDdp",
-    **dict.fromkeys(
-        ("lightning_fsdp", "lightning_fsdp_nccl", "lightning_fsdp_gloo"),
-        "scalebench.strategies.torch.lightning.fsdp:LightningFsdp",
-    ),
-    "accelerate": "scalebench.strategies.accelerate:Accelerate",
-    **{f"deepspeed_zero{stage}": f"scalebench.strategies.deepspeed:DeepSpeedZero{stage}" for stage in (1, 2, 3)},
-    "tensor_parallel": "scalebench.strategies.torch.tensor_parallel:TensorParallel",
-    "independent_torch": "scalebench.strategies.torch.base:IndependentTorch",
-    "model_parallel": "scalebench.strategies.torch.pipeline:ModelParallel",
-    "pipeline_gpipe": "scalebench.strategies.torch.pipeline:Pipeline",
-    "pipeline_1f1b": "scalebench.strategies.torch.pipeline:Pipeline1F1B",
-    "hybrid": "scalebench.strategies.torch.pipeline:Hybrid",
-    "bare_tensorflow": "scalebench.strategies.tensorflow.bare:BareTensorFlow",
-    "mirrored": "scalebench.strategies.tensorflow.mirrored:Mirrored",
-    "mirrored_nccl": "scalebench.strategies.tensorflow.mirrored:Mirrored",
-    "mirrored_nccl_unpacked": "scalebench.strategies.tensorflow.mirrored:Mirrored",
-    "mirrored_hierarchical": "scalebench.strategies.tensorflow.mirrored:Mirrored",
-    "mirrored_reduce_cpu": "scalebench.strategies.tensorflow.mirrored:Mirrored",
-    "mirrored_reduce_device": "scalebench.strategies.tensorflow.mirrored:Mirrored",
-    "mirrored_reduce_spread": "scalebench.strategies.tensorflow.mirrored:Mirrored",
-    "central_storage_cpu": "scalebench.strategies.tensorflow.central_storage:CentralStorage",
-    "central_storage_device": "scalebench.strategies.tensorflow.central_storage:CentralStorage",
-    "central_storage_spread": "scalebench.strategies.tensorflow.central_storage:CentralStorage",
-    "multi_gpu_model": "scalebench.strategies.tensorflow.in_graph:InGraph",
-    "kuza55_ps_cpu": "scalebench.strategies.tensorflow.in_graph:InGraph",
-    "kuza55_ps_gpu": "scalebench.strategies.tensorflow.in_graph:InGraph",
-    "avolkov1_ps_cpu": "scalebench.strategies.tensorflow.in_graph:InGraph",
-    "avolkov1_ps_gpu": "scalebench.strategies.tensorflow.in_graph:InGraph",
-    "multiworker_ring": "scalebench.strategies.tensorflow.multiworker:MultiWorker",
-    "multiworker_nccl": "scalebench.strategies.tensorflow.multiworker:MultiWorker",
-    "parameter_server": "scalebench.strategies.tensorflow.parameter_server:ParameterServer",
-    "parameter_server_sync": "scalebench.strategies.tensorflow.parameter_server:SynchronousParameterServer",
-    "model_parallel_tensorflow": "scalebench.strategies.tensorflow.model_parallel:TensorFlowModelParallel",
-    "horovod": "scalebench.strategies.horovod.torch:HorovodTorch",
-    "horovod_nccl": "scalebench.strategies.horovod.torch:HorovodTorch",
-    "horovod_mpi": "scalebench.strategies.horovod.torch:HorovodTorch",
-    "horovod_gloo": "scalebench.strategies.horovod.torch:HorovodTorch",
-    "horovod_tensorflow_nccl": "scalebench.strategies.horovod.tensorflow:HorovodTensorFlow",
-    "horovod_tensorflow_mpi": "scalebench.strategies.horovod.tensorflow:HorovodTensorFlow",
-    "horovod_tensorflow_gloo": "scalebench.strategies.horovod.tensorflow:HorovodTensorFlow",
-    "lightning_horovod": "scalebench.strategies.horovod.lightning:LightningHorovod",
-    "independent_tensorflow": "scalebench.strategies.tensorflow.bare:IndependentTensorFlow",
-}
 
 # How to install the packages that a strategy's YAML `requires`.
 INSTALL_HINTS: dict[str, str] = {
@@ -97,38 +33,41 @@ INSTALL_HINTS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class RegistryEntry:
-    """A registered name: its import path, its distribution, and the reason why it cannot be used."""
+    """A registered name: its distribution, its import path, and the reason why it cannot be used."""
 
     name: str
-    target: str | None  # "module:Class"; None: only a YAML file names it
     origin: str
+    target: str | None = None  # "module:Class" or "module:function" of an entry point; None: the `adapter` of the YAML
     problem: str | None = None  # of a plugin: runs that need this name fail with this message
 
 
 @functools.lru_cache(maxsize=1)
 def strategy_entries() -> dict[str, RegistryEntry]:
-    """Return all strategies by name: built-ins, entry points `scalebench.strategies` of installed packages, and names
-    that only a YAML file of such a package contains."""
-    entries = {name: RegistryEntry(name, target, BUILT_IN) for name, target in BUILT_IN_STRATEGIES.items()}
-    entries |= plugin_entries("strategies")
-    for group, name in config_files.find_config_files().unusable:
+    """Return all strategies by name: those of our YAML files and of plugins, which name the class in the YAML too, or
+    by an entry point `scalebench.strategies`."""
+    files = config_files.find_config_files()
+    entries = plugin_entries("strategies")
+    for group, name in files.unusable:
         if group == "strategy" and name not in entries:
-            entries[name] = RegistryEntry(
-                name,
-                None,
-                config_files.file_origin(group, name) or BUILT_IN,
-                config_files.find_config_files().problems[group, name],
-            )
-    for path in config_files.list_options("strategy").values():
-        name = config_files.read_name(path) or path.stem
-        origin = config_files.file_origin("strategy", path.stem) or BUILT_IN
-        if name not in entries and origin != BUILT_IN:
-            problem = (
-                f"strategy '{name}': {origin} brings strategy/{path.name} and no entry point {ENTRY_POINT_GROUP} of "
-                f"that name"
-            )
-            entries[name] = RegistryEntry(name, None, origin, problem)
+            origin = config_files.file_origin(group, name) or BUILT_IN
+            entries[name] = RegistryEntry(name, origin, problem=files.problems[group, name])
+    for file_name, path in config_files.list_options("strategy").items():
+        origin = config_files.file_origin("strategy", file_name) or BUILT_IN
+        name = config_files.read_name(path) or file_name
+        if name in entries or (name != file_name and name in built_in_strategies()):  # one of ours with other options
+            continue
+        problem = None
+        if origin != BUILT_IN and not config_files.read_composed("strategy", path).get("adapter"):
+            fault = "which names no class: add adapter: MODULE:CLASS"
+            problem = f"strategy '{name}': {origin} brings strategy/{path.name}, {fault}"
+        entries[name] = RegistryEntry(name, origin, problem=problem)
     return entries
+
+
+@functools.lru_cache(maxsize=1)
+def built_in_strategies() -> list[str]:
+    """Return the names of scalebench's own strategies."""
+    return sorted(path.stem for path in config_files.conf_dir().glob("strategy/*.yaml"))
 
 
 def plugin_entries(kind: str) -> dict[str, RegistryEntry]:
@@ -141,23 +80,22 @@ def plugin_entries(kind: str) -> dict[str, RegistryEntry]:
 
 def _plugin_entry(kind: str, name: str, same_name: list[PluginEntry]) -> RegistryEntry:
     group, first = CONFIG_GROUPS[kind], same_name[0]
-    taken = name in BUILT_IN_STRATEGIES if group == "strategy" else config_files.file_origin(group, name) == BUILT_IN
-    origins = [*([BUILT_IN] if taken else []), *(point.origin for point in same_name)]
+    ours = [BUILT_IN] if config_files.file_origin(group, name) == BUILT_IN else []
+    origins = [*ours, *(point.origin for point in same_name)]
+    problem = plugins.api_problem(first.origin)
     if len(origins) > 1:
-        problem: str | None = (
+        problem = (
             f"{group} '{name}' is registered by both {origins[0]} and {origins[1]}; "
             f"uninstall one of them or set {PLUGINS_VARIABLE}"
         )
-        return RegistryEntry(name, BUILT_IN_STRATEGIES.get(name) if taken else first.target, origins[0], problem)
-    problem = plugins.api_problem(first.origin)
-    if problem is not None:
+    elif problem is not None:
         problem = f"{group} '{name}': {problem}"
     elif config_files.file_origin(group, name) is None:
         problem = (
             f"{group} '{name}': {first.origin} registers it and brings no {group}/{name}.yaml: it needs that file, "
             f"in a package that its entry point {config_files.GROUP} names"
         )
-    return RegistryEntry(name, first.target, first.origin, problem)
+    return RegistryEntry(name, origins[0], first.target, problem)
 
 
 def names_without_yaml() -> set[tuple[str, str]]:
@@ -176,49 +114,31 @@ def find_strategy(name: str) -> RegistryEntry:
     return entries[name]
 
 
-def load_strategy(name: str) -> type[Strategy]:
-    """Import the class of a strategy; raise PluginError if a plugin's entry point does not provide one."""
+def load_strategy(name: str, adapter: str | None = None) -> type[Strategy]:
+    """Import the class of a strategy, the `adapter` of its YAML; raise PluginError if it is none."""
     entry = find_strategy(name)
     if entry.problem is not None:
         raise PluginError(entry.problem)
-    assert entry.target is not None, "an entry without a target has a problem"
+    target = entry.target or adapter or str(config_files.read_strategy_config(name)["adapter"])
     label = f"strategy '{name}' of {entry.origin}"
-    loaded = plugins.load_object(entry.target, label)
+    loaded = plugins.load_object(target, label)
     if not (isinstance(loaded, type) and issubclass(loaded, Strategy)):
-        raise PluginError(f"{label}: {entry.target} is no subclass of scalebench.plugin_api.Strategy")
+        raise PluginError(f"{label}: {target} is no subclass of scalebench.plugin_api.Strategy")
     if inspect.isabstract(loaded):
         missing = ", ".join(sorted(loaded.__abstractmethods__))
-        raise PluginError(f"{label}: {entry.target} lacks what each strategy has: {missing}")
+        raise PluginError(f"{label}: {target} lacks what each strategy has: {missing}")
     return loaded
 
 
 def create_strategy(spec: RunSpec, rank: int) -> Strategy:
-    """Create the strategy of one rank of a run; raise PluginError like load_strategy, or if a plugin's class and its
-    YAML have different options."""
-    name = spec.config.strategy.name
-    strategy_class = load_strategy(name)
-    if find_strategy(name).origin != BUILT_IN:
-        check_options_agree(name, strategy_class, spec.config.strategy.options)
-    return strategy_class(spec, rank)
-
-
-def check_options_agree(name: str, strategy_class: type[Strategy], options: dict[str, Any]) -> None:
-    """Raise PluginError unless the YAML of a plugin's strategy lists the options of its class."""
-    label, class_name = f"strategy '{name}' of {find_strategy(name).origin}", strategy_class.__name__
-    if not (isinstance(strategy_class.Options, type) and dataclasses.is_dataclass(strategy_class.Options)):
-        raise PluginError(f"{label}: {class_name}.Options should be a dataclass, with a default for each field")
-    fields = {field.name for field in dataclasses.fields(strategy_class.Options)}
-    # A plugin whose class inherits from scalebench's need not list options that were added to that one later.
-    missing = fields - set(options) - set(LATER_OPTIONS)
-    sides = {f"strategy/{name}.yaml": set(options) - fields, f"{class_name}.Options": missing}
-    only = [f"{', '.join(sorted(keys))} only in {side}" for side, keys in sides.items() if keys]
-    if only:
-        raise PluginError(f"{label} has other options in its YAML than in its class: {'; '.join(only)}")
+    """Create the strategy of one rank of a run; raise PluginError like load_strategy."""
+    strategy = spec.config.strategy
+    return load_strategy(strategy.name, strategy.adapter)(spec, rank)
 
 
 def refuse_broken_plugins(config: Config) -> None:
     """Raise PluginError if a name that this run chooses comes from an unusable plugin: a name registered twice, a newer
-    API, or no YAML. Imports nothing."""
+    API, no YAML, or a baseline that there is not. Imports nothing."""
     names = {
         "strategy": config.strategy.name,
         "model": config.model.name,
@@ -232,21 +152,13 @@ def refuse_broken_plugins(config: Config) -> None:
     for chosen in names.items():
         if chosen in config_files.find_config_files().problems:
             raise PluginError(config_files.find_config_files().problems[chosen])
-    _refuse_missing_baseline(config)
-
-
-def _refuse_missing_baseline(config: Config) -> None:
-    """Raise PluginError if a plugin's strategy names a baseline that does not exist, which would end a sweep that adds
-    the baseline."""
     name, baseline = config.strategy.name, config.strategy.baseline
     entry = strategy_entries().get(name)
-    if entry is None or entry.origin == BUILT_IN or baseline is None:
-        return
-    if baseline not in strategy_entries() or strategy_entries()[baseline].target is None:
-        usable = [other.name for other in strategy_entries().values() if other.target is not None]
+    usable = [each.name for each in strategy_entries().values() if each.problem is None]
+    if entry is not None and entry.origin != BUILT_IN and baseline not in (None, *usable):  # a sweep would add it
         raise PluginError(
             f"strategy '{name}' of {entry.origin} names the baseline '{baseline}': "
-            f"{unknown_name_message('strategy', baseline, usable)}"
+            f"{unknown_name_message('strategy', str(baseline), usable)}"
         )
 
 

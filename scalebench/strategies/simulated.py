@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from scalebench.core.spec import RunSpec
@@ -25,40 +24,9 @@ from scalebench.strategies.rank_channel import RankChannel
 from scalebench.workloads.source import Source
 
 
-@dataclass
-class SimulatedOptions:
-    """Options of the simulated strategy; times apply to every rank."""
-
-    setup_s: float = 0.0
-    warmup_s: float = 0.0  # extra time of each of the first `warmup_steps` steps
-    warmup_steps: int = 0
-    loading_s: float = 0.0  # per batch
-    step_s: float = 0.001
-    forward_share: float = 0.3  # of step_s
-    backward_share: float = 0.5  # of step_s; the remainder is the optimizer's
-    copy_s: float = 0.0  # per batch that is copied to the device
-    sync_s: float = 0.0  # per step, while gradient synchronization is on
-    straggler_rank: int = -1
-    straggler_s: float = 0.0  # extra time of each step of that rank
-    message_bytes: int = 0
-    sample_s: float = 0.0  # extra time of a step per sample of this process
-    sample_bytes: int = 0  # memory per sample of a step
-    memory_bytes: int = 0  # memory of the process without its samples
-    learning: float = 0.0  # validation mse after n steps is exp(-learning * n), half of it on training samples; 0: 0
-    best_rate: float = 0.0  # adds log10(learning rate / best_rate) squared to the validation mse; 0: off
-    evaluate_s: float = 0.0  # per evaluation
-    diverge_step: int = -1  # index of the step with a loss of NaN; -1: none
-    fault: str = "none"  # none | raise | exit | kill | stop | hang | oom | unsupported
-    fault_phase: str = "step"  # setup | step | evaluate | close
-    fault_rank: int = 0
-    fault_step: int = 0
-
-
 class Simulated(Strategy, Probes):
     """Sleeps for given times instead of training. Its ranks wait for each other at the end of each step, as they would
     for gradient synchronization; asynchronous ones only between phases of the run."""
-
-    Options = SimulatedOptions
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,6 @@ class RankChecks:
     shard: list[int]
     steps_per_epoch: int
     train_samples: int
-    options: dict[str, Any] = field(default_factory=dict)  # of the class, with their defaults
     params: int | None = None
     has_batch_normalization: bool = False  # each device normalizes over its own part
     loss_sums: list[float | None] = field(default_factory=list)  # of each step
@@ -99,7 +98,6 @@ def examine_strategy(
     train, validation = datasets.open_sources(spec, replica, replicas, RecordingSource)
     assert isinstance(train, RecordingSource)
     checks = RankChecks(record.rank, [replica, replicas], train.steps_per_epoch, train.samples)
-    checks.options = asdict(type(strategy).Options())
     strategy.setup()
     checks.params, checks.has_batch_normalization = probes_of(strategy).num_params(), has_batch_normalization(strategy)
     _save_weights(strategy, folder / f"start{record.rank}.npz", checks)

@@ -30,7 +30,6 @@ from scalebench.runner.launchers import local
 from scalebench.runner.launchers.local import start_program
 from scalebench.runner.launchers.rank_environment import THREAD_VARIABLES, common_environment
 from scalebench.runner.launchers.supervise import Program
-from scalebench.strategies import registry
 from scalebench.testing import zygote
 from scalebench.testing.zygote import MAX_MESSAGE_BYTES, PROGRAM, drop_per_rank
 
@@ -188,7 +187,7 @@ class WarmRanks:
         kind = strategy.get("framework", "")
         if kind not in PRELOADED:
             raise NotForked(f"unknown framework '{kind}'")
-        adapter = registry.BUILT_IN_STRATEGIES.get(strategy["name"], "").partition(":")[0]
+        adapter = (strategy.get("adapter") or "").partition(":")[0]
         _check_forks(variables, self._environment)
         with self._lock:
             for number in range(min(2, int(variables["WORLD_SIZE"]))):  # both import at the same time

@@ -3,7 +3,6 @@
 A test file has the fixture by `from tests.builders.plugins import dists as dists`.
 """
 
-import dataclasses
 import json
 import os
 import sys
@@ -12,7 +11,6 @@ import pytest
 
 from scalebench.core import config_files, plugins
 from scalebench.strategies import registry
-from scalebench.strategies.simulated import Simulated
 
 # A strategy of a plugin that only sleeps.
 CODE = """\
@@ -22,7 +20,7 @@ from scalebench.strategies.simulated import Simulated
 class Mine(Simulated):
     pass
 """
-OPTIONS = dataclasses.asdict(Simulated.Options())
+OPTIONS = config_files.strategy_option_defaults("simulated")
 
 
 def strategy_yaml(name, **keys):
@@ -78,11 +76,11 @@ class Distributions:
         """A distribution whose package (my_plugin) has code.py, conf/strategy/<name>.yaml and the entry points of both.
 
         `yaml`: its text; empty: that of CODE's class, with `keys` of a StrategySpec; None: there is none, and no entry
-        point of configs. `target` may name {package}.
+        point of configs. `target` may name {package}; None: only the YAML can name the class.
         """
         package = dist.replace("-", "_")
         files = {f"{package}/__init__.py": "", f"{package}/code.py": code}
-        points = {"strategies": {name: target.format(package=package)}}
+        points = {} if target is None else {"strategies": {name: target.format(package=package)}}
         if yaml is not None:
             files |= {f"{package}/conf/strategy/{name}.yaml": yaml or strategy_yaml(name, **keys)}
             points |= {"configs": {package: f"{package}.conf"}}

@@ -234,7 +234,6 @@ def test_a_framework_that_a_model_imports_is_reported(dists):
         ("name: [", "cannot be read: "),
         ("- 1", "cannot be read: it should have keys with values"),
         ("nam: mine", "strategy/mine.yaml of my-plugin cannot be read: Key 'nam' not in 'StrategySpec'"),
-        ("name: mine\noptions: {y: 1}", "y only in strategy/mine.yaml"),
     ],
 )
 def test_yaml_files_with_faults(dists, yaml, fault):

@@ -27,7 +27,6 @@ SHORT = [
     *("measure.warmup_steps=2", "measure.evaluate=false", "measure.probes=false", "measure.monitor=false"),
     *("measure.repeats=1", "sweep.report=false", "hydra.sweep.dir=out"),
 ]
-FEWER = f"{CODE}    from dataclasses import make_dataclass\n    Options = make_dataclass('Options', [('x', int, 1)])\n"
 LACKING = "from scalebench.strategies.base import Strategy\nclass Mine(Strategy): pass\n"
 # What a plugin does wrong; the reason of its row, after its name; and a word of the traceback in the row's log.
 OF_CODE = {
@@ -59,11 +58,6 @@ OF_CODE = {
         " of leaves-dist cannot be loaded from leaves_dist.code:Mine: leaves_dist.code ends the program when it is "
         "imported (SystemExit: 3); what it runs, or reads from the command line, should be under "
         '`if __name__ == "__main__":`', "sys.exit(3)",
-    ),
-    "options": (
-        {"yaml": strategy_yaml("options", options={"y": 1}), "code": FEWER},
-        " of options-dist has other options in its YAML than in its class: "
-        "y only in strategy/options.yaml; x only in Mine.Options", "check_options_agree",
     ),
 }  # fmt: skip
 UNINSTALL = "uninstall one of them or set SCALEBENCH_PLUGINS"

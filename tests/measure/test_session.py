@@ -39,8 +39,6 @@ class Alone(Simulated):
 
 
 class WithoutProbes(Strategy):
-    Options = Simulated.Options
-
     def setup(self): ...
 
     def step(self, batch):

@@ -17,7 +17,7 @@ from scalebench.report.document import Paragraph
 from scalebench.report.repeat_commands import make_command, make_recipe
 from scalebench.report.report_data import load_report_data
 from scalebench.report.sections.answer import evidence_section
-from scalebench.strategies.registry import BUILT_IN_STRATEGIES, missing_packages
+from scalebench.strategies.registry import built_in_strategies, missing_packages
 from tests.builders import sweeps
 from tests.builders.frames import pool_results
 from tests.builders.runs import record
@@ -28,7 +28,7 @@ CONTROLS = {
     "script",
     *(f"{kind}_{name}" for kind in ("bare", "independent") for name in ("torch", "tensorflow")),
 }
-RECIPES = {name: make_recipe(name, 4, "cpu") for name in sorted(BUILT_IN_STRATEGIES.keys() - CONTROLS)}
+RECIPES = {name: make_recipe(name, 4, "cpu") for name in sorted(set(built_in_strategies()) - CONTROLS)}
 NAMES = [name for name, recipe in RECIPES.items() if recipe.code]
 # One process without GPUs cannot run them: they need NCCL or several devices.
 UNAVAILABLE = [name for name in NAMES if "nccl" in name or name == "mirrored_hierarchical"]

@@ -8,11 +8,13 @@ import pytest
 
 from scalebench.config import resolve, support
 from scalebench.config.compose import compose_config
+from scalebench.core.config_files import read_strategy_config
 from scalebench.strategies import refusals, registry
 from scalebench.strategies.base import NotMeasured, create_on_all_ranks, not_measured_if_unsupported
 from tests.conftest import ROOT
 
 FRAMEWORKS = ("torch", "tensorflow", "horovod", "pytorch_lightning", "keras", "accelerate", "deepspeed")
+ADAPTERS = {name: read_strategy_config(name)["adapter"] for name in registry.built_in_strategies()}
 FIT = "strategy=mirrored strategy.options.loop=fit"
 CHECKPOINTING = "train.activation_checkpointing=true"
 HOROVOD = "strategy=horovod_gloo"
@@ -87,9 +89,7 @@ def test_the_plan_states_what_the_strategy_would_refuse(overrides, reason, monke
 @pytest.mark.parametrize(
     "words",
     [
-        *{
-            target: f"strategy={name}" for name, target in registry.BUILT_IN_STRATEGIES.items() if name != "script"
-        }.values(),
+        *{adapter: f"strategy={name}" for name, adapter in ADAPTERS.items() if name != "script"}.values(),
         "strategy=horovod_mpi strategy.options.op=adasum strategy.options.fusion_threshold_mb=0",
         "strategy=horovod_nccl strategy.launcher=mpi strategy.options.hierarchical_allreduce=true",
         "strategy=kuza55_ps_cpu dataset.size=300 measure.search=max_batch",  # which only the strategy can tell
@@ -100,7 +100,7 @@ def test_no_strategy_refuses_its_defaults_and_what_it_can_do(words, monkeypatch)
 
 
 def test_every_rule_belongs_to_a_strategy():
-    assert set(refusals.RULES) <= {target.partition(":")[2] for target in registry.BUILT_IN_STRATEGIES.values()}
+    assert set(refusals.RULES) <= {adapter.partition(":")[2] for adapter in ADAPTERS.values()}
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from scalebench.core.errors import InputError, PluginError
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy
-from tests.builders.plugins import CODE, OPTIONS, strategy_yaml
+from tests.builders.plugins import CODE, strategy_yaml
 from tests.builders.plugins import dists as dists
 from tests.builders.runs import simulated_config, simulated_spec
 
@@ -15,16 +15,16 @@ from tests.builders.runs import simulated_config, simulated_spec
 def test_a_plugin_is_found_and_loaded(dists):
     registry.strategy_entries.cache_clear()
     entries = registry.strategy_entries()
-    assert {name: entry.target for name, entry in entries.items()} == registry.BUILT_IN_STRATEGIES
+    assert sorted(entries) == registry.built_in_strategies()
     assert {entry.origin for entry in entries.values()} == {"scalebench"}
     dists.strategy()
-    assert registry.find_strategy("mine") == registry.RegistryEntry("mine", "my_plugin.code:Mine", "my-plugin")
+    assert registry.find_strategy("mine") == registry.RegistryEntry("mine", "my-plugin", "my_plugin.code:Mine")
     loaded = registry.load_strategy("mine")
     assert issubclass(loaded, Strategy) and loaded.__module__ == "my_plugin.code"
 
 
 def test_an_unknown_name():
-    known = f"no strategy 'zzz'; known: {', '.join(sorted(registry.BUILT_IN_STRATEGIES))}"
+    known = f"no strategy 'zzz'; known: {', '.join(registry.built_in_strategies())}"
     for name, line in (("mirorred", "no strategy 'mirorred'; did you mean 'mirrored'?"), ("zzz", known)):
         with pytest.raises(InputError) as caught:
             registry.find_strategy(name)
@@ -83,7 +83,7 @@ def test_models_and_datasets_follow_the_same_rules(dists, part, kind):
     dists.add("first-plugin", {**files, "p/__init__.py": "raise SystemExit\n"}, points)
     dists.add("second-plugin", points={kind: {"twice": "q:f"}})
     dists.add("later-plugin", points={kind: {"later": "r:f"}}, api=7)
-    assert registry.plugin_entries(kind)["fine"] == registry.RegistryEntry("fine", "p:f", "first-plugin")
+    assert registry.plugin_entries(kind)["fine"] == registry.RegistryEntry("fine", "first-plugin", "p:f")
     assert refusal(**{part: "fine"}) is None
     assert refusal(**{part: "twice"}) == BOTH.format(f"{part} 'twice'", "first-plugin", "second-plugin")
     assert refusal(**{part: ours}) == BOTH.format(f"{part} '{ours}'", "scalebench", "first-plugin")
@@ -97,7 +97,7 @@ def test_models_and_datasets_follow_the_same_rules(dists, part, kind):
 def test_a_yaml_without_a_registered_strategy(dists):
     tuned = {"my/conf/strategy/tuned.yaml": "name: ddp\n", "my/conf/strategy/lost.yaml": strategy_yaml("lost")}
     dists.add("my-plugin", {"my/__init__.py": "", **tuned}, {"configs": {"my": "my.conf"}})
-    line = "strategy 'lost': my-plugin brings strategy/lost.yaml and no entry point scalebench.strategies of that name"
+    line = "strategy 'lost': my-plugin brings strategy/lost.yaml, which names no class: add adapter: MODULE:CLASS"
     assert registry.find_strategy("lost").problem == refusal(strategy="lost") == line
     assert "tuned" not in registry.strategy_entries(), "which is ddp with other options"
 
@@ -140,54 +140,13 @@ def test_entry_points_that_are_no_strategies(dists, target, line):
     assert str(caught.value).startswith(f"strategy 'mine' of my-plugin{line}")
 
 
-def spec_of(options):
-    spec = simulated_spec()
-    strategy = dataclasses.replace(spec.config.strategy, name="mine", options=options)
-    return dataclasses.replace(spec, config=dataclasses.replace(spec.config, strategy=strategy))
-
-
-@pytest.mark.parametrize(
-    ("options", "only"),
-    [
-        (OPTIONS, None),
-        ({**OPTIONS, "step": 1}, "step only in strategy/mine.yaml"),
-        ({k: v for k, v in OPTIONS.items() if k not in ("fault", "copy_s")}, "copy_s, fault only in Mine.Options"),
-        ({k: v for k, v in OPTIONS.items() if k != "fault"} | {"b": 1, "a": 1},
-         "a, b only in strategy/mine.yaml; fault only in Mine.Options"),
-    ],
-)  # fmt: skip
-def test_options_of_the_class_and_of_the_yaml(dists, options, only):
-    dists.strategy()
-    if only is None:
-        assert registry.create_strategy(spec_of(options), 0).options == registry.load_strategy("mine").Options(
-            **options
-        )
-        return
-    with pytest.raises(PluginError) as caught:
-        registry.create_strategy(spec_of(options), 0)
-    assert str(caught.value) == (
-        f"strategy 'mine' of my-plugin has other options in its YAML than in its class: {only}"
-    )
-
-
-def test_a_plugins_yaml_may_lack_later_options(dists):
-    """It would break with each newer version of scalebench; others it has to list."""
-    code = (
-        "from dataclasses import dataclass\nfrom scalebench.strategies import simulated\n"
-        "@dataclass\nclass Later(simulated.SimulatedOptions):\n    overlap: bool = True\n"
-        "class Mine(simulated.Simulated):\n    Options = Later\n"
-    )
-    dists.strategy(code=code)
-    assert registry.create_strategy(spec_of(OPTIONS), 0).options.overlap is True
-
-
-def test_options_must_be_a_dataclass(dists):
-    dists.strategy(code=f"{CODE}    Options = dict\n")
-    with pytest.raises(PluginError) as caught:
-        registry.create_strategy(spec_of({}), 0)
-    assert str(caught.value) == (
-        "strategy 'mine' of my-plugin: Mine.Options should be a dataclass, with a default for each field"
-    )
+def test_the_yaml_alone_names_the_class_also_that_of_a_strategy_from_which_it_inherits(dists):
+    texts = {"mine": strategy_yaml("mine", adapter="my.code:Mine"), "soft": "defaults: [ddp]\nname: soft\n"}
+    files = {f"my/conf/strategy/{name}.yaml": text for name, text in texts.items()}
+    dists.add("my-plugin", {"my/__init__.py": "", "my/code.py": CODE, **files}, {"configs": {"my": "my.conf"}})
+    assert registry.load_strategy("mine").__module__ == "my.code"
+    assert registry.load_strategy("soft") is registry.load_strategy("ddp")
+    assert {registry.find_strategy(name).origin for name in texts} == {"my-plugin"}
 
 
 def test_options_may_be_left_out():

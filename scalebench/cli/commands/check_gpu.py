@@ -106,13 +106,14 @@ def run_doctor(report: io.StringIO) -> list[Truth]:
 
 
 def list_cuda_strategies() -> list[str]:
-    """List the strategies whose YAML names CUDA, in the order of the registry: PyTorch's come first. `script` has no
+    """List the strategies whose YAML names CUDA, PyTorch's first. `script` has no
     training of its own, and PyTorch's with backend auto take NCCL, so that those of that name say nothing more."""
     files = config_files.list_options("strategy")
     names = [name for name in registry.strategy_entries() if name in files and name != "script"]
     autos = {f"{name}_nccl" for name in ("ddp", "fsdp", "lightning_ddp", "lightning_fsdp")}
-    names = [name for name in names if name not in autos]
-    return [name for name in names if "cuda" in (config_files.read_strategy_config(name)["devices"] or [])]
+    configs = {name: config_files.read_strategy_config(name) for name in names if name not in autos}
+    names = [name for name, config in configs.items() if "cuda" in (config["devices"] or [])]
+    return sorted(names, key=lambda name: configs[name]["framework"] != "torch")
 
 
 def check_losses(

@@ -65,10 +65,17 @@ def main(options: argparse.Namespace) -> int:
 
 
 def list_allowed_points() -> list[PluginEntry]:
-    """List the entry points that SCALEBENCH_PLUGINS allows, by distribution, each in LOAD_ORDER."""
-    return sorted(
-        (point for kind in LOAD_ORDER for point in plugins.plugin_entries(kind)), key=lambda point: point.origin
-    )
+    """List the entry points that SCALEBENCH_PLUGINS allows, and the classes that only YAML files name, by distribution,
+    each in LOAD_ORDER."""
+    points = [point for kind in LOAD_ORDER for point in plugins.plugin_entries(kind)]
+    versions = {point.origin: point.version for point in points if point.kind == "configs"}
+    registered = {point.name for point in points if point.kind == "strategies"}
+    for name, path in config_files.list_options("strategy").items():
+        origin = config_files.file_origin("strategy", name)
+        adapter = config_files.read_composed("strategy", path).get("adapter") if origin in versions else None
+        if adapter is not None and name not in registered:
+            points.append(PluginEntry("strategies", name, str(adapter), str(origin), versions[str(origin)]))
+    return sorted(points, key=lambda point: (point.origin, LOAD_ORDER.index(point.kind)))
 
 
 def check_entry_point(point: PluginEntry) -> LoadCheck:
@@ -81,7 +88,7 @@ def check_entry_point(point: PluginEntry) -> LoadCheck:
             _check_code(point, checked)
     except InputError as error:
         checked.fault = str(error)
-    except Exception as error:  # in its Options, or its YAML
+    except Exception as error:  # in its code, or its YAML
         checked.fault = describe_exception(error)
     return checked
 
@@ -106,8 +113,7 @@ def _check_code(point: PluginEntry, checked: LoadCheck) -> None:
     elif point.kind == "strategies":
         checked.fault = config_files.find_config_files().problems.get(("strategy", point.name))
         if checked.fault is None:
-            options = config_files.read_yaml(config_files.list_options("strategy")[point.name]).get("options") or {}
-            registry.check_options_agree(point.name, registry.load_strategy(point.name), options)
+            registry.load_strategy(point.name)
     elif not callable(loaded):
         checked.fault = f"{group} '{point.name}' of {point.origin}: {point.target} is no function"
 
@@ -139,10 +145,11 @@ def _find_missing_code(file: str, group: str, tree: dict[str, Any]) -> str | Non
     that the file names, nor scalebench."""
     name = str(tree.get("name"))
     is_made = {
-        "strategy": name in registry.BUILT_IN_STRATEGIES or name in registry.plugin_entries("strategies"),
         "model": networks.is_known(name) or "defaults" in tree or bool({"torch", "keras"} & set(tree)),
         "dataset": name in datasets.DATASETS or name in user_function.plugin_datasets() or "builder" in tree,
     }
+    if group == "strategy":
+        return registry.find_strategy(name).problem if name in registry.strategy_entries() else None
     if "name" not in tree or is_made.get(group, True):
         return None
     kind = next(kind for kind, each in registry.CONFIG_GROUPS.items() if each == group)

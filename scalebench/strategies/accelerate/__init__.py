@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
-from dataclasses import fields
-from typing import Any
 
 import accelerate
 from accelerate import Accelerator
@@ -17,7 +15,7 @@ from torch.optim import Optimizer
 
 from scalebench.strategies import refusals
 from scalebench.strategies.base import check_group
-from scalebench.strategies.torch.ddp import Ddp, DdpOptions
+from scalebench.strategies.torch.ddp import ARGUMENTS, Ddp
 from scalebench.strategies.torch.precision import Precision
 
 MIXED_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}
@@ -47,7 +45,6 @@ class Accelerate(Ddp):
     The group exists before the Accelerator, which joins it.
     """
 
-    Options = DdpOptions
     accelerator: Accelerator
 
     def setup(self) -> None:
@@ -59,11 +56,12 @@ class Accelerate(Ddp):
             os.environ["ACCELERATE_TORCH_DEVICE"] = str(self.device)
             os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
         reset_state()
+        arguments = {name: getattr(self.options, name) for name in ARGUMENTS}  # by which Accelerate calls them, too
         self.accelerator = Accelerator(
             cpu=self.device.type == "cpu",
             mixed_precision=MIXED_PRECISIONS.get(self.spec.config.train.precision, "no"),
             gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),  # a number loses against a variable
-            kwargs_handlers=[DistributedDataParallelKwargs(**self._handler_arguments())],
+            kwargs_handlers=[DistributedDataParallelKwargs(**arguments)],
         )
         position = self.accelerator.process_index, self.accelerator.num_processes
         check_group(self.spec, self.place.rank, "Accelerate", position)
@@ -81,11 +79,6 @@ class Accelerate(Ddp):
         self.__dict__.pop("accelerator", None)
         super().close()
         reset_state()
-
-    def _handler_arguments(self) -> dict[str, Any]:
-        """Return the arguments of DistributedDataParallel that Accelerate passes on, by its own names."""
-        options = {field.name: getattr(self.options, field.name) for field in fields(DdpOptions)}
-        return {name: value for name, value in options.items() if name != "overlap"}
 
 
 def reset_state() -> None:

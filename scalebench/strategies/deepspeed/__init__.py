@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -43,21 +42,6 @@ SENDING_METHODS = {
 }
 
 
-@dataclass
-class DeepSpeedOptions:
-    """Keys of DeepSpeed's `zero_optimization`."""
-
-    bucket_elements: int = DEFAULT_BUCKET_ELEMENTS  # gradients, and weights, that are sent in one message
-    overlap_comm: bool = True  # gradients are reduced while the backward pass runs
-
-
-@dataclass
-class DeepSpeedZero3Options(DeepSpeedOptions):
-    """Keys of `zero_optimization`, with those of stage 3."""
-
-    persistent_elements: int = 100_000  # a tensor with fewer elements stays complete in each process
-
-
 class EnginePrecision(Precision):
     """The precision of DeepSpeed's engine, whose backward pass and step are its own."""
 
@@ -79,7 +63,6 @@ class DeepSpeedZero(TorchStrategy):
     The group exists before DeepSpeed, which uses it.
     """
 
-    Options = DeepSpeedOptions
     stage: ClassVar[int]
     net: Any
 
@@ -258,7 +241,6 @@ class DeepSpeedZero2(DeepSpeedZero):
 class DeepSpeedZero3(DeepSpeedZero):
     """Each process keeps its part of weights, gradients and optimizer state."""
 
-    Options = DeepSpeedZero3Options
     stage = 3
 
 

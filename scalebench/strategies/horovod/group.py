@@ -12,12 +12,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
+from scalebench.core import config_files
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
 from scalebench.strategies.base import NotMeasured, check_group, listen_for_ranks
@@ -46,20 +47,7 @@ MEBIBYTE = 2**20
 TIMELINE_VARIABLE = "HOROVOD_TIMELINE"
 
 
-@dataclass
-class HorovodOptions:
-    """Horovod's options, with the defaults of Horovod 0.28.1 (horovod/common/operations.cc)."""
-
-    fusion_threshold_mb: float = 128.0  # MiB; gradients that are ready in one cycle are fused up to this size
-    cycle_time_ms: float = 1.0  # interval at which the background thread checks for gradients that are ready
-    cache_capacity: int = 1024  # tensors whose negotiation is cached; 0: none
-    hierarchical_allreduce: bool = False  # NCCL within a node, MPI between nodes
-    autotune: bool = False  # Horovod varies threshold and cycle time during training, also while it is measured
-    compression: str = "none"  # none | fp16: the type in which gradients are sent
-    op: str = "average"  # average | adasum
-
-
-def horovod_variables(spec: RunSpec, options: HorovodOptions) -> dict[str, str | None]:
+def horovod_variables(spec: RunSpec, options: Any) -> dict[str, str | None]:
     """Return the variables for Horovod's options and transport, which it reads when it starts; None: unset.
 
     Defaults are left unset, since autotune does not vary values that are set.
@@ -72,12 +60,11 @@ def horovod_variables(spec: RunSpec, options: HorovodOptions) -> dict[str, str |
         "HOROVOD_HIERARCHICAL_ALLREDUCE": ("hierarchical_allreduce", int(options.hierarchical_allreduce)),
         "HOROVOD_AUTOTUNE": ("autotune", int(options.autotune)),
     }
-    variables = {name: None if is_default(options, key) else str(value) for name, (key, value) in values.items()}
+    defaults = config_files.strategy_option_defaults("horovod")  # Horovod's own
+    variables = {
+        name: None if getattr(options, key) == defaults[key] else str(value) for name, (key, value) in values.items()
+    }
     return {"HOROVOD_CONTROLLER": transport, "HOROVOD_CPU_OPERATIONS": transport, **variables}
-
-
-def is_default(options: HorovodOptions, key: str) -> bool:
-    return bool(getattr(options, key) == getattr(HorovodOptions(), key))
 
 
 MPI_THREAD_MULTIPLE = 3  # in Open MPI and in MPICH; the level that Horovod requests
@@ -103,7 +90,7 @@ class HorovodGroup:
     MASTER_ADDR:MASTER_PORT, which rank 0 runs meanwhile.
     """
 
-    def __init__(self, hvd: ModuleType, spec: RunSpec, rank: int, options: HorovodOptions) -> None:
+    def __init__(self, hvd: ModuleType, spec: RunSpec, rank: int, options: Any) -> None:
         """`hvd` is horovod.torch or horovod.tensorflow."""
         refusals.refuse(refusals.horovod_rule(spec, options))
         self._hvd, self._spec, self._rank, self._timeout_s = hvd, spec, rank, spec.group_timeout_s

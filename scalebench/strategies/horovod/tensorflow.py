@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import BatchReplay, GroupSum, create_on_all_ranks
-from scalebench.strategies.horovod.group import HorovodGroup, HorovodOptions, check_operation
+from scalebench.strategies.horovod.group import HorovodGroup, check_operation
 from scalebench.strategies.horovod.timeline import SyncObserver
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 
@@ -83,7 +83,6 @@ class HorovodTensorFlow(TensorFlowStrategy):
     hvd.DistributedGradientTape finds no gradient for Keras 3's variables; its reduction is done here instead.
     """
 
-    Options = HorovodOptions
     _group: HorovodGroup | None = None
 
     def __init__(self, spec: RunSpec, rank: int) -> None:

@@ -28,7 +28,7 @@ from scalebench.strategies.base import (
     NotMeasured,
     create_on_all_ranks,
 )
-from scalebench.strategies.horovod.group import HorovodGroup, HorovodOptions, check_operation
+from scalebench.strategies.horovod.group import HorovodGroup, check_operation
 from scalebench.strategies.horovod.timeline import SyncObserver
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
@@ -140,7 +140,7 @@ def keep_attributes(optimizer: Optimizer) -> Optimizer:
 class HorovodTorchGroup:
     """The counterpart of TorchGroup for Horovod: it sends numbers and buffers."""
 
-    def __init__(self, spec: RunSpec, rank: int, options: HorovodOptions, device: torch.device) -> None:
+    def __init__(self, spec: RunSpec, rank: int, options: Any, device: torch.device) -> None:
         self._group = HorovodGroup(hvd, spec, rank, options)
         self.observer = SyncObserver(self._group, spec, rank, self.broadcast)
         self._device = device
@@ -170,8 +170,6 @@ class HorovodTorchGroup:
 
 class HorovodStrategy(TorchStrategy):
     """A rank of Horovod's group; subclasses add the synchronization of gradients."""
-
-    Options = HorovodOptions
 
     def join(self) -> HorovodTorchGroup:
         return HorovodTorchGroup(self.spec, self.place.rank, self.options, self.device)

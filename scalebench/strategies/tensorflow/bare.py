@@ -3,26 +3,15 @@ independent replicas, as the control that isolates everything except communicati
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import tensorflow as tf
 
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.keras_fit import FitStrategy
-from scalebench.strategies.tensorflow.multiworker import ClusterOptions, WorkerGroup
-
-
-@dataclass
-class BareOptions:
-    """Options of the bare strategy."""
-
-    loop: str = "custom"  # custom | fit: a plain training loop, or Keras' own
+from scalebench.strategies.tensorflow.multiworker import WorkerGroup
 
 
 class BareTensorFlow(FitStrategy):
     """The `bare` baseline on one device, without tf.distribute and without a process group."""
-
-    Options = BareOptions
 
     def set_gradient_sync(self, on: bool) -> None:
         """Do nothing: there is no synchronization to switch off."""
@@ -32,7 +21,6 @@ class IndependentTensorFlow(TensorFlowStrategy):
     """Bare replicas that train side by side, each on its own part of the samples. The worker group carries only
     broadcasts and metrics: model and optimizer are created outside its scope and are not synchronized."""
 
-    Options = ClusterOptions
     workers: WorkerGroup
 
     def join(self) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
@@ -164,20 +163,9 @@ class SingleCopyStrategy(TensorFlowStrategy):
         self._round_trip[1]()
 
 
-@dataclass
-class CentralStorageOptions:
-    """Options of CentralStorageStrategy."""
-
-    parameter_device: str = (
-        "cpu"  # cpu | first | spread: the device of the weights; spread: each on the least loaded one
-    )
-
-
 class CentralStorage(SingleCopyStrategy, Replicated):
     """CentralStorageStrategy over all devices of one process. After every step, moving statistics become the mean over
     the replicas."""
-
-    Options = CentralStorageOptions
 
     def shard(self) -> tuple[int, int]:
         return 0, 1  # this process reads full batches and splits them over its devices

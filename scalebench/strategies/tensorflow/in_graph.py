@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
@@ -23,19 +22,6 @@ from scalebench.workloads.prefetch import prefetch
 from scalebench.workloads.source import Source
 
 
-@dataclass
-class InGraphOptions:
-    """Options of in-graph replication. The parameter device is the one that has the weights."""
-
-    variable_device: str = "cpu"  # cpu | first: the parameter device
-    slice_device: str = "each"  # each: every device gets the full batch and slices it | parameter | cpu
-    merge_device: str = "cpu"  # first | parameter | cpu: where outputs and losses of the towers are merged
-    loss: str = "merged"  # merged: one loss of all outputs | tower: each tower computes the loss of its outputs
-    reduction: str = "add"  # add: on the parameter device | nccl: all-reduce, which needs strategy.backend=nccl
-    uneven: str = "last"  # last: the last tower gets the remainder of a batch | refused
-    enqueue: bool = False  # true: slices are copied to the devices while the step before runs
-
-
 class Tower(NamedTuple):
     """One device's part of a step while it is traced."""
 
@@ -48,7 +34,6 @@ class Tower(NamedTuple):
 class InGraph(central_storage.SingleCopyStrategy):
     """In-graph replication over all devices of one process, each with a tower of the graph."""
 
-    Options = InGraphOptions
     _frozen_slices: FrozenSlices
 
     def __init__(self, spec: RunSpec, rank: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
@@ -126,16 +125,6 @@ def _sum_buffers(buffers: list[tf.Tensor]) -> list[tf.Tensor]:
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, local)
 
 
-@dataclass
-class MirroredOptions:
-    """Options of MirroredStrategy: the cross-device operation that sums the gradients, and the training loop."""
-
-    # auto | nccl | hierarchical_copy | reduce_to_cpu | reduce_to_device | reduce_spread
-    cross_device_ops: str = "auto"
-    num_packs: int = 1  # for nccl and hierarchical_copy: messages that gradients are packed into; 0: one for each
-    loop: str = "custom"  # custom | fit: a plain training loop, or Keras' own
-
-
 class ReductionInTurns(tf.distribute.ReductionToOneDevice):
     """Sums tensor i of a step on device i modulo their number, as CopyToDeviceAlgorithm of tf_cnn_benchmarks does."""
 
@@ -152,7 +141,7 @@ class ReductionInTurns(tf.distribute.ReductionToOneDevice):
         ]
 
 
-def create_cross_device_ops(options: MirroredOptions, devices: list[str]) -> tf.distribute.CrossDeviceOps | None:
+def create_cross_device_ops(options: Any, devices: list[str]) -> tf.distribute.CrossDeviceOps | None:
     """Create the object that MirroredStrategy takes; None stands for its default, a collective all-reduce."""
     factories = {
         "auto": lambda: None,
@@ -225,8 +214,6 @@ class Replicated(TensorFlowStrategy):
 
 class Mirrored(FitStrategy, Replicated):
     """tf.distribute.MirroredStrategy over all devices of one process."""
-
-    Options = MirroredOptions
 
     def shard(self) -> tuple[int, int]:
         return 0, 1  # this process reads full batches and splits them over its devices

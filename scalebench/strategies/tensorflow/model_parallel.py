@@ -10,7 +10,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -218,18 +217,10 @@ COSTS: dict[str, Callable[[Network], list[float]]] = {
 }
 
 
-@dataclass
-class TensorFlowModelParallelOptions:
-    """Options of model parallelism."""
-
-    split: str = "flops"  # flops | size: the quantity that is balanced over the stages
-
-
 class TensorFlowModelParallel(TensorFlowStrategy):
     """Model parallelism over all devices of one process, each with one stage. A batch passes through the stages as a
     unit, so that one device works while the others wait."""
 
-    Options = TensorFlowModelParallelOptions
     model: NetworkModel
     network_stages: list[NetworkStage]
     _transfers: tuple[list[int], TransferChain] | None = None

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import tensorflow as tf
 
@@ -114,24 +113,9 @@ def _set_group_timeout(limit_s: float, workers: int) -> None:
     )
 
 
-@dataclass
-class ClusterOptions:
-    """Options of each strategy whose processes run TensorFlow's servers, which take no address to listen on."""
-
-    open_port: bool = False  # stay in the machine's network, and serve all who reach it: core/machine/private_network
-
-
-@dataclass
-class MultiWorkerOptions(ClusterOptions):
-    """Options of MultiWorkerMirroredStrategy, for tf.distribute.experimental.CommunicationOptions."""
-
-    bytes_per_pack: int = 0  # size of the messages that gradients are packed into; 0: one message
-
-
 class MultiWorker(Replicated):
     """MultiWorkerMirroredStrategy; `strategy.backend` chooses what synchronizes the gradients: auto, ring or nccl."""
 
-    Options = MultiWorkerOptions
     workers: WorkerGroup
 
     def join(self) -> None:

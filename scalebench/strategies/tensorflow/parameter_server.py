@@ -159,8 +159,6 @@ class ParameterServer(TensorFlowStrategy):
     """The chief, which holds no weights and trains nothing, but schedules, measures and validates; or with `serve` one
     of the other processes."""
 
-    Options = multiworker.ClusterOptions
-
     def why_new_batches(self) -> str:
         return "samples are read within the step, by other processes"
 

@@ -2,13 +2,12 @@
 
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.ddp import Ddp, DdpOptions
+from scalebench.strategies.torch.ddp import Ddp
 from scalebench.strategies.torch.group import TorchGroup
 from scalebench.strategies.torch.profiling import ProfiledSteps
 
 __all__ = [
     "Ddp",
-    "DdpOptions",
     "ProfiledSteps",
     "TorchBatch",
     "TorchGroup",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -14,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scalebench.strategies import refusals
 from scalebench.strategies.base import Unsupported
-from scalebench.strategies.torch.ddp import Ddp, DdpOptions, SendBucket
+from scalebench.strategies.torch.ddp import Ddp, SendBucket
 
 HALF_PRECISION_HOOKS = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
 POWERSGD_START_STEP = 2  # DistributedDataParallel rebuilds its buckets after the first step
@@ -23,22 +21,12 @@ MIN_COMPRESSION_RATE = 2.0  # a matrix whose factors save less is sent uncompres
 ORTHOGONALIZATION_EPSILON = 1e-12
 
 
-@dataclass
-class CompressedDdpOptions(DdpOptions):
-    """The options of DistributedDataParallel, and how its messages are compressed."""
-
-    comm_hook: str = "none"  # none | bf16 | fp16 | powersgd
-    powersgd_rank: int = 4  # of the two factors: number of columns of P and of Q
-
-
 class CompressedDdp(Ddp):
     """DistributedDataParallel, whose buckets may be compressed.
 
     With bf16 and fp16 each rank rounds a bucket, and the all-reduce sums in that type. With PowerSGD (Vogels et al.
     2019) each gradient matrix is sent as two factors P and Q; what they leave out is added to the next step's gradient.
     """
-
-    Options = CompressedDdpOptions
 
     def setup(self) -> None:
         refusals.refuse(refusals.ddp_rule(self.spec, self.options))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -63,25 +62,14 @@ def _completed_future(buffer: Tensor) -> Future[Tensor]:
     return future
 
 
-@dataclass
-class DdpOptions:
-    """The arguments of DistributedDataParallel, and `overlap`."""
-
-    bucket_cap_mb: float = 25.0  # gradients are synchronized in buckets of this size
-    static_graph: bool = False
-    gradient_as_bucket_view: bool = False
-    find_unused_parameters: bool = False
-    # DistributedDataParallel's own default is true: it broadcasts rank 0's moving statistics before each forward pass.
-    # Here each replica keeps its own, as under MirroredStrategy, and message_sizes covers everything that is sent.
-    broadcast_buffers: bool = False
-    overlap: bool = True  # false: all buckets are sent at once after the backward pass
+# Of DistributedDataParallel. Its own default of broadcast_buffers is true: rank 0's moving statistics go to all before
+# each forward pass. Here each replica keeps its own, as under MirroredStrategy, and message_sizes covers all of it.
+ARGUMENTS = ("bucket_cap_mb", "static_graph", "gradient_as_bucket_view", "find_unused_parameters", "broadcast_buffers")
 
 
 class Ddp(TorchStrategy):
     """One process per device. Gradients are averaged bucket by bucket during the backward pass, or with overlap=false
     after it."""
-
-    Options = DdpOptions
 
     def group_backend(self) -> str:
         return self.requested_backend()
@@ -89,8 +77,7 @@ class Ddp(TorchStrategy):
     def ddp_arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of DistributedDataParallel except the device; subclasses may have more
         options."""
-        names = {field.name for field in fields(DdpOptions)} - {"overlap"}
-        arguments = {name: getattr(self.options, name) for name in names}
+        arguments = {name: getattr(self.options, name) for name in ARGUMENTS}
         accepted = inspect.signature(DistributedDataParallel).parameters
         if "forward_sync_buffers" in accepted:  # the name in newer PyTorch, which warns about the old one
             arguments["forward_sync_buffers"] = arguments.pop("broadcast_buffers")

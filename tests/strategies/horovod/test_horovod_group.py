@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.config.resolve import resolve
+from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.spec import RankPlacement, StrategySpec
 from scalebench.runner.launchers.rank_environment import find_free_ports
 from scalebench.strategies.base import Unsupported, WrongGroup
 from scalebench.strategies.horovod import group, timeline
-from scalebench.strategies.horovod.group import HorovodOptions
 from scalebench.strategies.horovod.lightning import LightningHorovod
 from scalebench.strategies.horovod.timeline import CARRIER_BACKENDS, PHASES, union_length
 from scalebench.strategies.horovod.torch import HorovodTorch
@@ -29,9 +29,15 @@ pytest.importorskip("horovod", reason="Horovod is not installed; make horovod")
 
 def spec(name="horovod_mpi", launcher="mpi", backend="mpi", gpus=2, **train):
     made = resolve(simulated_config(size=1000, gpus=gpus))
-    made.config.strategy = StrategySpec(name, framework="torch", launcher=launcher, backend=backend)
+    made.config.strategy = StrategySpec(
+        name, framework="torch", launcher=launcher, backend=backend, options=strategy_option_defaults("horovod")
+    )
     made.config.train = dataclasses.replace(made.config.train, **train)
     return made
+
+
+def options(**chosen):
+    return SimpleNamespace(**{**strategy_option_defaults("horovod"), **chosen})
 
 
 GLOO = spec("horovod_gloo", "local", "gloo")
@@ -40,10 +46,10 @@ GLOO = spec("horovod_gloo", "local", "gloo")
 def test_variables_of_options():
     """Autotune does not vary a value that is set, even to Horovod's default."""
     transport = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
-    actual = group.horovod_variables(GLOO, HorovodOptions())
+    actual = group.horovod_variables(GLOO, options())
     assert {name: value for name, value in actual.items() if value is not None} == transport
     assert {"HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME", "HOROVOD_AUTOTUNE"} < set(actual)
-    actual = group.horovod_variables(spec(), HorovodOptions())
+    actual = group.horovod_variables(spec(), options())
     assert (actual["HOROVOD_CONTROLLER"], actual["HOROVOD_CPU_OPERATIONS"]) == ("mpi", "mpi")
     for chosen, name, value in (
         ({"fusion_threshold_mb": 0.5}, "HOROVOD_FUSION_THRESHOLD", "524288"),
@@ -52,15 +58,15 @@ def test_variables_of_options():
         ({"hierarchical_allreduce": True}, "HOROVOD_HIERARCHICAL_ALLREDUCE", "1"),
         ({"autotune": True}, "HOROVOD_AUTOTUNE", "1"),
     ):
-        assert group.horovod_variables(GLOO, HorovodOptions(**chosen))[name] == value
+        assert group.horovod_variables(GLOO, options(**chosen))[name] == value
 
 
 def test_a_strategy_refuses_what_its_plan_does():
     with pytest.raises(Unsupported, match="Adasum needs Horovod's MPI operations"):
-        group.HorovodGroup(None, GLOO, 0, HorovodOptions(op="adasum"))
+        group.HorovodGroup(None, GLOO, 0, options(op="adasum"))
     for kind, reason in ((HorovodTorch, "take op=average"), (LightningHorovod, "averages gradients")):
         run = spec(accumulate=2)
-        run.config.strategy.options = {"op": "adasum"}
+        run.config.strategy.options["op"] = "adasum"
         with pytest.raises(Unsupported, match=reason):
             kind(run, 0)
 
@@ -93,10 +99,10 @@ def test_a_group_of_another_size_or_order_is_refused(rank, position, monkeypatch
     mpi = SimpleNamespace(_basics=SimpleNamespace(MPI_LIB_CTYPES=FakeMpi()))
     hvd = SimpleNamespace(init=lambda: None, rank=lambda: position[0], size=lambda: position[1], mpi_ops=mpi)
     if position == (rank, 2):
-        group.HorovodGroup(hvd, spec(), rank, HorovodOptions())
+        group.HorovodGroup(hvd, spec(), rank, options())
         return
     with pytest.raises(WrongGroup) as caught:
-        group.HorovodGroup(hvd, spec(), rank, HorovodOptions())
+        group.HorovodGroup(hvd, spec(), rank, options())
     assert str(caught.value) == (
         f"Horovod has rank {rank} of 2 as rank {position[0]} of {position[1]}, so that the ranks would not train "
         "together; an mpirun with PMI (MPICH or Intel MPI) started the processes, and Horovod was built with Open MPI "

@@ -1,13 +1,14 @@
 """MirroredStrategy over two CPU devices: sums, statistics per replica, short batches, and cross-device operations."""
 
 from itertools import islice, repeat
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from scalebench.strategies.tensorflow import observed
-from scalebench.strategies.tensorflow.mirrored import MirroredOptions, ReductionInTurns, create_cross_device_ops
+from scalebench.strategies.tensorflow.mirrored import ReductionInTurns, create_cross_device_ops
 from scalebench.strategies.tensorflow.model import read_weights
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Batch
@@ -114,7 +115,7 @@ def test_cross_device_ops():
         "reduce_to_device": tf.distribute.ReductionToOneDevice,
         "reduce_spread": ReductionInTurns,
     }.items():
-        made = create_cross_device_ops(MirroredOptions(name), DEVICES[::-1])
+        made = create_cross_device_ops(SimpleNamespace(cross_device_ops=name, num_packs=1), DEVICES[::-1])
         assert type(made) is kind
         if kind is tf.distribute.ReductionToOneDevice:
             assert made.reduce_to_device.endswith("CPU:0" if name == "reduce_to_cpu" else "CPU:1")

@@ -12,7 +12,6 @@ from scalebench.core.errors import InputError
 from scalebench.strategies import registry
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.tensorflow import central_storage
-from scalebench.strategies.tensorflow.in_graph import InGraphOptions
 from scalebench.workloads.source import Source
 from tests.strategies.tensorflow.builders import SMALL_IMAGES, SMALL_PARAMS
 from tests.strategies.tensorflow.single_update import run_updates
@@ -165,7 +164,6 @@ def test_a_last_batch_that_does_not_divide_is_refused():
         kuza55.feed(full)
 
 
-def test_nccl_needs_its_backend_and_the_defaults_are_those_of_multi_gpu_model():
+def test_nccl_needs_its_backend():
     with pytest.raises(InputError, match="wants strategy"):
         strategy("avolkov1_ps_gpu", "strategy.options.reduction=nccl", "hardware=cpu")
-    assert strategy("multi_gpu_model").options == InGraphOptions()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from scalebench.plugin_api import InputError
-from scalebench.strategies.torch import DdpOptions
+from scalebench.plugin_api import InputError, RunSpec
 from scalebench_compression import sparse
 from scalebench_compression.compressed import Buffers, CompressedDdp
 
@@ -21,26 +19,17 @@ GATHERS = ("all_gather", "_all_gather_base", "AllGather")  # as profilers call i
 BACKENDS = {"gloo:": "gloo", "nccl:": "nccl", "ncclDevKernel": "nccl", "ncclKernel": "nccl"}
 
 
-@dataclass
-class TopKOptions(DdpOptions):
-    """Options of top-k compression and of DistributedDataParallel."""
-
-    share: float = 0.1  # of a bucket's gradients that are sent in each step
-    error_feedback: bool = True  # adds the others to the gradients of the next step; false: they are lost
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise InputError(
-                f"strategy.options.share={self.share:g} should be above 0 and at most 1: "
-                f"it is the part of the gradients that travels"
-            )
-
-
 class DdpTopK(CompressedDdp):
     """DistributedDataParallel with a hook in which each rank sends its largest entries and their indices to all, by one
     all-gather per bucket."""
 
-    Options = TopKOptions
+    def __init__(self, spec: RunSpec, rank: int) -> None:
+        super().__init__(spec, rank)
+        if not 0 < self.options.share <= 1:
+            raise InputError(
+                f"strategy.options.share={self.options.share:g} should be above 0 and at most 1: "
+                f"it is the part of the gradients that travels"
+            )
 
     def setup(self) -> None:
         if self.options.error_feedback:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import pytorch_lightning as pl
@@ -16,22 +15,13 @@ from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import Loop
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.ddp import Ddp, DdpOptions, read_bucket_bytes, skip_sync, switch_sync
+from scalebench.strategies.torch.ddp import Ddp, read_bucket_bytes, skip_sync, switch_sync
 from scalebench.strategies.torch.lightning.trainer import GroupTrainerStrategy
 from scalebench.strategies.torch.user_module import attribute_errors_to_wrapping
 
 
-@dataclass
-class LightningDdpOptions(DdpOptions):
-    """The arguments of DistributedDataParallel, and what Lightning's loop sends besides the gradients."""
-
-    sigterm: str = "lightning"  # lightning: its broadcast before each batch | never: without it
-
-
 class LightningDdp(GroupTrainerStrategy, Ddp):
     """Lightning's DDP strategy, which wraps the model in a new DistributedDataParallel in each fit."""
-
-    Options = LightningDdpOptions
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,14 +11,7 @@ from torch import Tensor
 
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.lightning.trainer import GroupTrainerStrategy
-from scalebench.strategies.torch.sharded.fsdp import Fsdp, FsdpOptions
-
-
-@dataclass
-class LightningFsdpOptions(FsdpOptions):
-    """The options of fully_shard, and what Lightning's loop sends besides weights and gradients."""
-
-    sigterm: str = "lightning"  # lightning: its broadcast before each batch | never: without it
+from scalebench.strategies.torch.sharded.fsdp import Fsdp
 
 
 class LightningFsdp(GroupTrainerStrategy, Fsdp):
@@ -27,8 +19,6 @@ class LightningFsdp(GroupTrainerStrategy, Fsdp):
 
     Its FSDPStrategy wraps the older FullyShardedDataParallel, which needs GPUs.
     """
-
-    Options = LightningFsdpOptions
 
     def lightning_strategy(self) -> ModelParallelStrategy:
         return _AccumulatingFsdp(self, **self.group_arguments())

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +28,6 @@ from scalebench.strategies.torch.pipeline.schedule import (
 from scalebench.strategies.torch.pipeline.stage import (
     COUNTED_COSTS,
     PASSES_REPEATS,
-    SPLIT_BY_TIME,
     ActivationLayout,
     StageModule,
     example_inputs,
@@ -41,31 +39,6 @@ from scalebench.workloads.network import Network
 from scalebench.workloads.source import Source
 
 
-@dataclass
-class ModelParallelOptions:
-    """The option that decides where the model is cut."""
-
-    split: str = SPLIT_BY_TIME  # time | flops | size: the cost that is balanced over the stages
-
-
-@dataclass
-class PipelineOptions:
-    """The number of micro-batches, and where the model is cut."""
-
-    micro_batches: int | None = None  # None: see workloads.partition.default_micro_batches
-    split: str = SPLIT_BY_TIME
-
-
-@dataclass
-class HybridOptions:
-    """The options of gpus / stages pipelines, each of which trains on its own part of a batch."""
-
-    stages: int = 2
-    micro_batches: int | None = None  # None: see workloads.partition.default_micro_batches
-    schedule: str = "gpipe"  # gpipe | 1f1b
-    split: str = SPLIT_BY_TIME
-
-
 class ModelParallel(TorchStrategy):
     """A whole batch passes through the stages, so that one device works while the others wait.
 
@@ -73,7 +46,6 @@ class ModelParallel(TorchStrategy):
     outputs) cover all stages.
     """
 
-    Options: ClassVar[type] = ModelParallelOptions
     schedule: str = "gpipe"
     micro_batches: int = 1
     stage_count: int
@@ -262,8 +234,6 @@ class ModelParallel(TorchStrategy):
 class Pipeline(ModelParallel):
     """All micro-batches go forward through the stages, and then all of them backward (GPipe, Huang et al. 2019)."""
 
-    Options = PipelineOptions
-
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         if not isinstance(self.options.micro_batches, int | None):
@@ -284,8 +254,6 @@ class Pipeline1F1B(Pipeline):
 class Hybrid(Pipeline):
     """Several pipelines, each with its own part of a batch; the gradients of each stage are added up over them after
     the backward pass."""
-
-    Options = HybridOptions
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
@@ -200,15 +199,6 @@ except ImportError:  # an older PyTorch, for which Fsdp.setup raises Unsupported
     FSDPModule = MixedPrecisionPolicy = fully_shard = None  # type: ignore[assignment,misc]
 
 
-@dataclass
-class FsdpOptions:
-    """Options for the units that are gathered at a time, and for how long they stay gathered."""
-
-    units: str = "layers"  # layers: one group of layers after the other | whole: all weights at once
-    unit_mb: float = 1.0  # with layers: each group has at least this many MB of weights; 0: each layer is a group
-    reshard_after_forward: bool = True  # false: gathered weights stay until the backward pass has used them
-
-
 class Fsdp(TorchStrategy):
     """torch's fully_shard (FSDP2). A unit's weights are gathered before its forward pass, freed after it, gathered
     again for its backward pass, and its gradients are averaged into shards.
@@ -220,7 +210,6 @@ class Fsdp(TorchStrategy):
     A unit is moved to the device when it is sharded, so that no device ever has to hold the complete model.
     """
 
-    Options = FsdpOptions
     rule: ClassVar[refusals.Rule] = staticmethod(refusals.fsdp_rule)
     net: Any
     builds_on_host = True
@@ -395,18 +384,10 @@ class Fsdp(TorchStrategy):
         return remarks | {"one_unit": f"{self.model.module.__class__.__name__} has no repeated blocks: it is one unit"}
 
 
-@dataclass
-class HsdpOptions(FsdpOptions):
-    """The options of fully_shard, and the number of shards of each copy of the weights."""
-
-    shards: int | None = None  # processes that share one copy; null: all of a node, on one node half of them
-
-
 class Hsdp(Fsdp):
     """fully_shard over a mesh of two axes: the processes along one share a copy of weights, gradients and optimizer
     state as under Fsdp; those along the other have the same shard, and average its gradients."""
 
-    Options = HsdpOptions
     rule = staticmethod(refusals.hsdp_rule)
 
     def build_mesh(self) -> DeviceMesh:

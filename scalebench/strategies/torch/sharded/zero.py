@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from scalebench.strategies import refusals
 from scalebench.strategies.base import BACKWARD, FORWARD, NotMeasured
 from scalebench.strategies.torch import optimizer
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.ddp import Ddp, DdpOptions, read_bucket_bytes
+from scalebench.strategies.torch.ddp import Ddp, read_bucket_bytes
 from scalebench.strategies.torch.group import FLOAT_BYTES
 
 with warnings.catch_warnings():
@@ -23,21 +22,10 @@ with warnings.catch_warnings():
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
 
-@dataclass
-class Zero1Options(DdpOptions):
-    """The options of DistributedDataParallel and the relevant one of ZeroRedundancyOptimizer.
-
-    Its overlap_with_ddp is left out, since it skips the first steps.
-    """
-
-    parameters_as_bucket_view: bool = False  # true: each process sends its weights in one message, not one per tensor
-
-
 class Zero1(Ddp):
     """Gradients are averaged as under DistributedDataParallel; each process then steps the tensors that it owns, about
     the same number of elements on each, and broadcasts them."""
 
-    Options = Zero1Options
     optimizer: ZeroRedundancyOptimizer
 
     def wrap(self, model: nn.Module) -> nn.Module:

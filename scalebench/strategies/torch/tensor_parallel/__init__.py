@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from scalebench.core.spec import RunSpec
@@ -20,18 +18,9 @@ from scalebench.strategies.torch.user_module import UserModule
 MIN_TORCH_VERSION = (2, 7)  # from here on parallelize_module takes each shard from the process's own full weights
 
 
-@dataclass
-class TensorParallelOptions:
-    """The option that selects the layers to split."""
-
-    layers: str = "all"  # all: every dense layer that is wide enough | paired: those of pairs, which communicate least
-
-
 class TensorParallel(TorchStrategy):
     """One process per device, all on the same samples. Activations are communicated within both passes; gradients are
     not synchronized, since all processes compute the same ones for the weights that are not split."""
-
-    Options = TensorParallelOptions
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)

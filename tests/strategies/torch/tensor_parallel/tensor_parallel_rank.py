@@ -21,7 +21,7 @@ from scalebench.strategies.torch.base import BareTorch
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import TorchGroup
 from scalebench.strategies.torch.profiling import profile_steps
-from scalebench.strategies.torch.tensor_parallel import TensorParallel, TensorParallelOptions
+from scalebench.strategies.torch.tensor_parallel import TensorParallel
 
 STEPS, SAMPLES = 4, 22
 IS_ALL_REDUCE = {"_c10d_functional::all_reduce": 1, "_c10d_functional::all_gather_into_tensor": 0}
@@ -35,10 +35,6 @@ class SharedGroupTensorParallel(TensorParallel):
     def join(self):
         SharedGroupTensorParallel.shared_group = SharedGroupTensorParallel.shared_group or super().join()
         return SharedGroupTensorParallel.shared_group
-
-
-class SingleDevice(BareTorch):
-    Options = TensorParallelOptions  # both use the same spec
 
 
 def body(spec, strategy, record, progress):
@@ -55,7 +51,7 @@ def observe_case(spec, rank):
     batch = make_batch(spec)
     ours, alone = (
         SharedGroupTensorParallel(spec, rank),
-        SingleDevice(dataclasses.replace(spec, places=spec.places[:1]), 0),
+        BareTorch(dataclasses.replace(spec, places=spec.places[:1]), 0),
     )
     losses, weights = train_on(ours, batch)
     bare_losses, bare_weights = train_on(alone, batch)
