@@ -278,7 +278,7 @@ def parallelism_key(row: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
 _DESCRIPTIVE_FACTS = (
     "model.description model.sources strategy.description strategy.requires strategy.devices strategy.choices "
     "strategy.at_least strategy.tolerance strategy.approximate strategy.exact_with strategy.max_gpus strategy.baseline "
-    "strategy.sync strategy.reduces_on strategy.adapter "
+    "strategy.sync strategy.reduces_on strategy.adapter strategy.cannot "
     "hardware.description hardware.sources hardware.links hardware.unsupported"
 ).split()
 IGNORED_FACTS = {

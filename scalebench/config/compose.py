@@ -369,6 +369,8 @@ class CachingLoader(ConfigLoaderImpl):
         values: list[Override] = []
         for override in overrides:
             is_group = not isinstance(override.value(), dict) and self.repository.group_exists(override.key_or_group)
+            if is_group and override.is_add() and override.key_or_group == "strategy":  # else Hydra merges both
+                raise InputError("strategy exists already; leave out the + before it")
             if is_group or override.is_hydra_override():
                 choices += [] if override.is_sweep_override() else [str(override.input_line)]
             elif not override.is_sweep_override():

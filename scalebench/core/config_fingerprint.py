@@ -69,6 +69,7 @@ def compute_fingerprint(config: Config, gpus: int, device: str) -> str:
         "tolerance",
         "choices",
         "at_least",
+        "cannot",
     ):  # checks of the strategy and of its options
         del tree["strategy"][key]
     tree["strategy"]["options"] = normalize_options(tree["strategy"]["options"])

@@ -124,6 +124,8 @@ class StrategySpec:
     options: dict[str, Any] = field(default_factory=dict)
     choices: dict[str, list[Any]] = field(default_factory=dict)  # allowed values by option
     at_least: dict[str, float] = field(default_factory=dict)  # smallest allowed value by option
+    # What it refuses, and why with the way out, by the settings of strategies/refusals.setting_reasons.
+    cannot: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

@@ -156,7 +156,7 @@ QUEUEING = {"hardware.max_jobs", "hardware.ports"} | {
 OF_CURVES = {f"train.evaluate_{name}" for name in ("epochs", "s", "samples")}  # only with a stop condition
 
 
-OF_CHECKS = ("adapter", "sync", "reduces_on", "approximate", "exact_with", "tolerance", "choices", "at_least")
+OF_CHECKS = ("adapter", "sync", "reduces_on", "approximate", "exact_with", "tolerance", "choices", "at_least", "cannot")
 
 
 def changed(config, key):

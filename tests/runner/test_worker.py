@@ -135,11 +135,11 @@ def test_figures_outlive_a_failure_after_them(phase, error, is_ok, folder):
 
 def test_a_strategy_that_cannot_be_created_fails_the_rank(folder):
     spec = simulated_spec()
-    spec.config.strategy.options = {"stepp_s": 1.0}
+    spec.config.strategy.adapter = "no_such_package:Mine"
     write_spec(spec, folder)
     assert worker.main([str(folder)]) == 1
     record = record_in(folder)
-    assert record.status == "failed" and record.reason is not None and "step_s" in record.reason
+    assert record.status == "failed" and record.reason is not None and "no_such_package" in record.reason
 
 
 @pytest.mark.parametrize("gone", [False, True])

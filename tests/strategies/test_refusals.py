@@ -29,9 +29,9 @@ REFUSED = [
     ("strategy=central_storage_cpu gpus=2 train.compile=true", "one program over several devices"),
     ("strategy=central_storage_cpu gpus=2 train.accumulate=2 model=resnet20_cifar10", "moving statistics"),
     ("strategy=parameter_server gpus=2 dataset.feed=device", "takes dataset.feed=host, disk or fixed"),
-    ("strategy=parameter_server gpus=2 dataset.prefetch=queue", "and dataset.prefetch=none"),
+    ("strategy=parameter_server gpus=2 dataset.prefetch=queue", "takes dataset.prefetch=none"),
     ("strategy=parameter_server gpus=2 train.accumulate=2", "fetch the weights anew for every part"),
-    ("strategy=parameter_server gpus=2 train.compile=true", "XLA cannot read the weights"),
+    ("strategy=parameter_server gpus=2 train.compile=true", "where XLA cannot read them"),
     (f"{FIT} gpus=2 train.accumulate=2", "computes the samples of a step at once"),
     (f"{FIT} gpus=2 dataset.feed=device", "takes its batches from the host; use dataset.feed=host"),
     (f"{FIT} gpus=2 dataset.prefetch=device", "dataset.prefetch=none or queue"),
@@ -63,12 +63,12 @@ REFUSED = [
     (f"strategy=tensor_parallel gpus=2 {CHECKPOINTING}", "would exchange its activations a second time"),
     (f"strategy=ddp gpus=2 train.compile=true {CHECKPOINTING}", "the compiler decides what it keeps"),
     ("strategy=tensor_parallel gpus=2 train.precision=float16", "cannot scale a loss"),
-    (f"{HOROVOD} gpus=2 strategy.options.op=adasum", "needs Horovod's MPI operations"),
+    (f"{HOROVOD} gpus=2 strategy.options.op=adasum", "what Adasum needs, Horovod's MPI operations; take horovod_mpi"),
     ("strategy=horovod_mpi gpus=3 strategy.options.op=adasum", "3 processes are no power of two"),
     ("strategy=horovod_mpi gpus=2 strategy.options.op=adasum train.precision=float16", "use bfloat16"),
     ("strategy=horovod_mpi gpus=2 strategy.options.hierarchical_allreduce=true", "NCCL within a node"),
     ("strategy=horovod_nccl gpus=2 strategy.options.hierarchical_allreduce=true", "launcher=mpi"),
-    (f"{HOROVOD} gpus=2 strategy.launcher=by_hand strategy.options.cycle_time_ms=5", "the ranks are started twice"),
+    (f"{HOROVOD} gpus=2 strategy.launcher=by_hand strategy.options.cycle_time_ms=5", "starts the ranks twice"),
     ("strategy=horovod_mpi gpus=2 strategy.options.op=adasum train.accumulate=2", "take op=average"),
     ("strategy=lightning_horovod gpus=2 strategy.options.op=adasum", "averages gradients, and Adasum adds up steps"),
 ]
@@ -97,6 +97,19 @@ def test_the_plan_states_what_the_strategy_would_refuse(overrides, reason, monke
 )
 def test_no_strategy_refuses_its_defaults_and_what_it_can_do(words, monkeypatch):
     assert plan(f"{words} gpus=2", monkeypatch).can_start
+
+
+def test_a_reason_holds_where_all_of_its_settings_do_and_the_most_general_one_comes_first():
+    config = compose_config(["train.accumulate=2", "train.precision=bfloat16"])
+    for cannot, reasons in (
+        ({"train.accumulate train.precision=bfloat16": "a", "train.accumulate": "b"}, ["ddp b", "ddp a"]),
+        ({"train.accumulate train.compile": "a", "train.precision=float16,tf32": "b"}, []),
+        ({"train.precision=float16,bfloat16": "a", "train.accumulate": None}, ["ddp a"]),
+        ({"strategy.options.overlap": "a", "strategy.options.overlap=true": "b"}, ["ddp b"]),
+        ({"train.acumulate": "a"}, ["ddp: `cannot` in its YAML names train.acumulate, which are no keys"]),
+    ):
+        config.strategy.cannot = cannot
+        assert list(refusals.setting_reasons(config)) == reasons
 
 
 def test_every_rule_belongs_to_a_strategy():

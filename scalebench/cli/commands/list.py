@@ -28,7 +28,7 @@ from scalebench.strategies import registry
 
 MAX_OVERVIEW_NAMES = 6
 OTHERS = "others"
-UNLISTED_KEYS = ("name", "description", "sources", "requires", "adapter")  # of a YAML file
+UNLISTED_KEYS = ("name", "description", "sources", "requires", "adapter", "cannot")  # of a YAML file
 # Title of each group, and patterns of its names in the order in which they are shown. A name belongs to the first group
 # that it matches.
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {

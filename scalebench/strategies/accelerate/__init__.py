@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from scalebench.strategies import refusals
 from scalebench.strategies.base import check_group
 from scalebench.strategies.torch.ddp import ARGUMENTS, Ddp
 from scalebench.strategies.torch.precision import Precision
@@ -46,10 +45,6 @@ class Accelerate(Ddp):
     """
 
     accelerator: Accelerator
-
-    def setup(self) -> None:
-        refusals.refuse(refusals.accelerate_rule(self.spec, self.options))
-        super().setup()
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self.device.type == "cuda":  # it would take the GPU with the number of the process

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from scalebench.core.spec import RunSpec
-from scalebench.strategies import refusals
 from scalebench.strategies.base import LossPart, NotMeasured, check_group
 from scalebench.strategies.torch import evaluation
 from scalebench.strategies.torch.base import TorchStrategy
@@ -72,10 +71,6 @@ class DeepSpeedZero(TorchStrategy):
 
     def group_backend(self) -> str:
         return self.requested_backend()
-
-    def setup(self) -> None:
-        refusals.refuse(refusals.deepspeed_rule(self.spec, self.options))
-        super().setup()
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self.check_optimizer_divisible()

@@ -13,7 +13,6 @@ import pytorch_lightning as pl
 from pytorch_lightning.strategies import SingleDeviceStrategy
 
 from scalebench.core.spec import RunSpec
-from scalebench.strategies import refusals
 from scalebench.strategies.horovod.torch import COMPRESSORS, HorovodStrategy
 from scalebench.strategies.torch.lightning.trainer import LauncherEnvironment, TrainerStrategy, choose_trainer_devices
 
@@ -25,7 +24,6 @@ class LightningHorovod(TrainerStrategy, HorovodStrategy):
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         self.sync_on = True
-        refusals.refuse(refusals.lightning_horovod_rule(spec, self.options))
 
     def trainer_arguments(self) -> dict[str, Any]:
         # The number of the GPU in this process, which may see no other: that of its node would then be refused.

@@ -19,7 +19,6 @@ from torch.profiler import record_function
 
 from scalebench.core.result import Profile
 from scalebench.core.spec import RunSpec
-from scalebench.strategies import refusals
 from scalebench.strategies.base import (
     FORWARD,
     BatchReplay,
@@ -227,7 +226,6 @@ class HorovodTorch(HorovodStrategy):
         super().__init__(spec, rank)
         self._sync_on = True
         self._adasum = self.options.op == "adasum"
-        refusals.refuse(refusals.horovod_torch_rule(spec, self.options))
 
     def wrap(self, model: nn.Module) -> nn.Module:
         net = super().wrap(model)

@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from scalebench.core.result import Profile
 from scalebench.core.spec import RankPlacement, RunSpec
-from scalebench.strategies import refusals
 from scalebench.strategies.base import LossPart, NotMeasured
 from scalebench.strategies.tensorflow import devices, multiworker, observed
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
@@ -172,7 +171,6 @@ class ParameterServer(TensorFlowStrategy):
         return 0, 1  # the chief distributes full global batches
 
     def join(self) -> None:
-        refusals.refuse(refusals.parameter_server_rule(self.spec, self.options))
         configure_threads(self.spec, self.place)
         resolver = multiworker.cluster_resolver(addresses_by_job(self.spec), "chief", 0, self.devices)
         with multiworker.explain_port_conflict(self.place.rank):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -210,7 +210,6 @@ class Fsdp(TorchStrategy):
     A unit is moved to the device when it is sharded, so that no device ever has to hold the complete model.
     """
 
-    rule: ClassVar[refusals.Rule] = staticmethod(refusals.fsdp_rule)
     net: Any
     builds_on_host = True
 
@@ -355,7 +354,6 @@ class Fsdp(TorchStrategy):
         name = self.spec.config.strategy.name
         if fully_shard is None or not hasattr(FSDPModule, "set_custom_reduce_scatter"):
             raise Unsupported(f"{name} needs PyTorch 2.9 or newer, and here is {torch.__version__}")
-        refusals.refuse(self.rule(self.spec, self.options))
 
     def _choose_precision(self, unit: list[nn.Module]) -> MixedPrecisionPolicy:
         """Return the types of a unit's gathered weights and of its reduced gradients. Autocast, as under every other
@@ -388,9 +386,8 @@ class Hsdp(Fsdp):
     """fully_shard over a mesh of two axes: the processes along one share a copy of weights, gradients and optimizer
     state as under Fsdp; those along the other have the same shard, and average its gradients."""
 
-    rule = staticmethod(refusals.hsdp_rule)
-
     def build_mesh(self) -> DeviceMesh:
+        refusals.refuse(refusals.hsdp_rule(self.spec, self.options))
         processes = self.spec.processes
         shards = self.options.shards or default_shards(processes, self.spec.nodes)
         if shards == processes:  # a single copy: averages over one process would be messages of no use

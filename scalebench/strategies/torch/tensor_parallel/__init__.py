@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from scalebench.core.spec import RunSpec
-from scalebench.strategies import refusals
 from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
 from scalebench.strategies.torch.base import TorchStrategy, drop_empty_parts
 from scalebench.strategies.torch.batches import TorchBatch
@@ -38,7 +37,6 @@ class TensorParallel(TorchStrategy):
         name = self.spec.config.strategy.name
         if tuple(map(int, torch.__version__.split(".")[:2])) < MIN_TORCH_VERSION:
             raise Unsupported(f"{name} needs PyTorch 2.7 or newer, and here is {torch.__version__}")
-        refusals.refuse(refusals.tensor_parallel_rule(self.spec, self.options))
         super().setup()
 
     def step(self, batch: TorchBatch) -> LossPart | None:
