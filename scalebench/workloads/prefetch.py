@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Generator, Iterable
-from contextlib import suppress
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 T = TypeVar("T")
-
-
-class _End:
-    """The last item of the queue, with the error that ended the iterable, if there was one."""
-
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error
+END: Any = object()  # what the thread gives when the iterable is over
 
 
 def prefetch(iterable: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
@@ -31,35 +24,16 @@ def prefetch(iterable: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
 
 
 def _prefetch(iterable: Iterable[T], depth: int) -> Generator[T, None, None]:
-    ready: queue.Queue[T | _End] = queue.Queue(depth)
-    stop = threading.Event()
-    thread = threading.Thread(target=_fill_queue, args=(iterable, ready, stop), name="prefetch", daemon=True)
-    thread.start()
+    items, ready = iter(iterable), deque[Future[T]]()
+    pool = ThreadPoolExecutor(1, "prefetch")
     try:
-        while not isinstance(item := ready.get(), _End):
-            yield item
-        if item.error is not None:
-            raise item.error
-    finally:
-        stop.set()
-        _drain(ready)  # the thread may be blocked in put(); once `stop` is set it puts at most one more item
-        thread.join()
-
-
-def _fill_queue(iterable: Iterable[T], ready: queue.Queue[T | _End], stop: threading.Event) -> None:
-    error: BaseException | None = None
-    try:
-        for item in iterable:
-            ready.put(item)
-            if stop.is_set():
-                return
-            del item  # otherwise this thread would keep one more batch alive than the queue holds
-    except BaseException as caught:
-        error = caught
-    ready.put(_End(error))
-
-
-def _drain(ready: queue.Queue[T | _End]) -> None:
-    with suppress(queue.Empty):
+        ready.extend(pool.submit(next, items, END) for _ in range(depth + 1))  # one of them is in the thread's hand
         while True:
-            ready.get_nowait()
+            item = ready.popleft().result()
+            if item is END:
+                return
+            ready.append(pool.submit(next, items, END))  # before the item is used
+            yield item
+            del item  # or one more batch would be alive than the queue holds
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -319,4 +319,4 @@ def test_closing_early_ends_the_thread_at_once(depth, wait_s):
     begin_s = time.perf_counter()
     ahead.close()
     assert time.perf_counter() - begin_s < 1
-    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
-from zipfile import ZipFile
+from typing import Any, TypeVar
 
 import numpy as np
-import psutil
-from numpy.lib import format as npy
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from scalebench.core.errors import InputError
-from scalebench.core.units import format_binary_bytes
 from scalebench.workloads.datasets import cache
 from scalebench.workloads.network import Shape
 
 ARRAY_NAMES = ("inputs", "targets")  # in the user's file
 BLOCK_SAMPLES = 4096  # converted and checked at a time
+T = TypeVar("T")
 
 
 def import_npz(cache_dir: Path, path: Path, input_shape: Shape, target_shape: Shape) -> Path:
@@ -43,27 +39,18 @@ def import_npz(cache_dir: Path, path: Path, input_shape: Shape, target_shape: Sh
         "targets": list(target_shape),
     }
     write = partial(_unpack, path, dict(zip(ARRAY_NAMES, (input_shape, target_shape), strict=True)))
-    return cache.ensure_folder(cache_dir, "user_file", identity, 0, write)  # it checks the space by itself
+    return cache.ensure_folder(cache_dir, "user_file", identity, 0, write)
 
 
 def read_shapes(path: Path) -> tuple[Shape, Shape]:
     """Return the shapes of one sample and of its target in the .npz file. Raises InputError as import_npz does."""
     path = path.absolute()
     _check_file(path)
-    shapes = [_read_header(path, name).shape for name in ARRAY_NAMES]
-    for name, shape in zip(ARRAY_NAMES, shapes, strict=True):
+    inputs, targets = (_read(path, name, _read_shape) for name in ARRAY_NAMES)
+    for name, shape in zip(ARRAY_NAMES, (inputs, targets), strict=True):
         if len(shape) < 2:
             raise InputError(f"dataset.path={path}: {name} has shape {shape}, expected (n, ...): reshape it")
-    return shapes[0][1:], shapes[1][1:]
-
-
-class ArrayHeader(NamedTuple):
-    shape: Shape
-    dtype: np.dtype[Any]
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
+    return inputs[1:], targets[1:]
 
 
 def _check_file(path: Path) -> os.stat_result:
@@ -79,43 +66,36 @@ def _check_file(path: Path) -> os.stat_result:
 
 
 def _unpack(path: Path, shapes: dict[str, Shape], folder: Path) -> None:
-    headers = {name: _read_header(path, name) for name in shapes}
-    for name, header in headers.items():
-        _check_layout(path, name, header, shapes[name])
-    lengths = {name: header.shape[0] for name, header in headers.items()}
+    lengths = {}
+    for name, shape in shapes.items():
+        array: NDArray[Any] = _read(path, name, lambda file, name: file[name])
+        if array.shape[1:] != shape or not array.shape:
+            expected = ", ".join(["n", *map(str, shape)])
+            raise InputError(f"dataset.path={path}: {name} has shape {array.shape}, expected ({expected}): reshape it")
+        if len(array) == 0:
+            raise InputError(f"dataset.path={path}: {name} has no samples: give at least one per device")
+        if not np.issubdtype(array.dtype, np.floating):
+            raise InputError(f"dataset.path={path}: {name} is {array.dtype}, expected floats: cast it to float32")
+        lengths[name] = len(array)
+        _write_float32(path, name, array, folder / f"{name}.npy")  # the cache uses the same names
     if len(set(lengths.values())) > 1:
         counts = " and ".join(f"{count} {name}" for name, count in lengths.items())
         raise InputError(f"dataset.path={path} contains {counts}: give every sample both")
-    _check_resources(path, headers, folder)
-    for name in shapes:
-        _write_float32(path, name, _read_array(path, name), folder / f"{name}.npy")  # the cache uses the same names
 
 
-def _check_resources(path: Path, headers: dict[str, ArrayHeader], folder: Path) -> None:
-    """Raise InputError or OSError (ENOSPC) where the unpacked arrays do not fit: a small file may hold large ones."""
-    cache.check_space(folder, sum(header.elements for header in headers.values()) * np.dtype(np.float32).itemsize)
-    free_bytes = psutil.virtual_memory().available
-    for name, header in headers.items():
-        size_bytes = header.elements * header.dtype.itemsize
-        if size_bytes > free_bytes:
-            raise InputError(
-                f"dataset.path={path}: {name} takes {format_binary_bytes(size_bytes)}, "
-                f"{format_binary_bytes(free_bytes)} of memory are free: store fewer samples, or as float32"
-            )
-
-
-@contextmanager
-def _open_member(path: Path, name: str) -> Iterator[tuple[IO[bytes], int]]:
-    """Open an array of the file; yields (stream, bytes). Raises InputError for no such array and for a damaged file."""
+def _read(path: Path, name: str, read: Callable[[NpzFile, str], T]) -> T:
+    """Read an array of the file. Raises InputError for no such array and for a damaged file."""
     try:
-        # Not np.load, which leaves a damaged file open and also accepts a single .npy array.
-        with ZipFile(path) as file:
-            names = [member.removesuffix(".npy") for member in file.namelist()]
-            if name in names:
-                member = f"{name}.npy"
-                with file.open(member) as stream:
-                    yield stream, file.getinfo(member).file_size
-                return
+        # By its handle, which np.load leaves open where the file is damaged.
+        with path.open("rb") as stream:
+            file = np.load(stream, allow_pickle=False)
+            if not isinstance(file, NpzFile):
+                raise ValueError("one array, as numpy.save writes it")
+            if name in file.files:
+                return read(file, name)
+            names = file.files
+    except MemoryError:
+        raise InputError(f"dataset.path={path}: {name} needs more memory than there is: store fewer samples") from None
     except Exception as error:  # a damaged zip file raises a dozen kinds of errors
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise InputError(f"dataset.path={path} is no readable .npz ({reason}): write it with numpy.savez") from None
@@ -125,35 +105,13 @@ def _open_member(path: Path, name: str) -> Iterator[tuple[IO[bytes], int]]:
     )
 
 
-def _read_header(path: Path, name: str) -> ArrayHeader:
-    with _open_member(path, name) as (stream, size_bytes):
-        version = npy.read_magic(stream)
-        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
-        if read is None:
-            raise ValueError(f"{name}.npy has version {version}")
-        shape, _, dtype = read(stream)
-        header = ArrayHeader(shape, dtype)
-        if dtype.hasobject:
-            raise ValueError(f"{name}.npy has Python objects")
-        if min(shape, default=0) < 0 or header.elements * dtype.itemsize > size_bytes:
-            raise ValueError(f"{name}.npy has {size_bytes} bytes, too few for its shape {shape}")
-        return header
-
-
-def _read_array(path: Path, name: str) -> NDArray[Any]:
-    with _open_member(path, name) as (stream, _):
-        array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
-        return array
-
-
-def _check_layout(path: Path, name: str, header: ArrayHeader, shape: Shape) -> None:
-    if not header.shape or header.shape[1:] != shape:
-        expected = ", ".join(["n", *map(str, shape)])
-        raise InputError(f"dataset.path={path}: {name} has shape {header.shape}, expected ({expected}): reshape it")
-    if header.shape[0] == 0:
-        raise InputError(f"dataset.path={path}: {name} has no samples: give at least one per device")
-    if not np.issubdtype(header.dtype, np.floating):
-        raise InputError(f"dataset.path={path}: {name} is {header.dtype}, expected floats: cast it to float32")
+def _read_shape(file: NpzFile, name: str) -> Shape:
+    """Read the header alone."""
+    assert file.zip is not None
+    with file.zip.open(f"{name}.npy") as stream:
+        version = np.lib.format.read_magic(stream)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        return tuple(read(stream)[0])
 
 
 def _write_float32(path: Path, name: str, array: NDArray[Any], file: Path) -> None:

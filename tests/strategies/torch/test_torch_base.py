@@ -277,9 +277,9 @@ def test_host_batches_are_the_sources_and_fixed_ones_are_made_once(source):
 def test_closing_ends_the_thread(source):
     batches = feeding.feed_batches(source(), CPU, "host", "queue")
     next(batches)
-    assert any(thread.name == "prefetch" for thread in threading.enumerate())
+    assert any(thread.name.startswith("prefetch") for thread in threading.enumerate())
     batches.close()
-    assert not any(thread.name == "prefetch" for thread in threading.enumerate())
+    assert not any(thread.name.startswith("prefetch") for thread in threading.enumerate())
 
 
 def test_next_copy_is_issued_after_waiting_for_this_one(source, monkeypatch):
