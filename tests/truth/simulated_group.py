@@ -203,12 +203,12 @@ def run(spec, times, noise, updates, seed):
 class _NoProgress(SimpleNamespace):
     """Nobody looks on."""
 
-    folder = Path()
+    folder, rss_anon_peak_bytes = Path(), None
 
     def enter_phase(self, name, limit_s=None):
         pass
 
-    def update(self, steps, samples, elapsed_s):
+    def update(self, steps, samples, elapsed_s, step_s=None):
         pass
 
 
