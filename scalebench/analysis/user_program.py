@@ -59,7 +59,8 @@ def data_wait_share(result: Result) -> float | None:
     for rank in result.ranks:
         trained = mark_training(result.ranks, len(rank.block_s))
         total_s = float(np.array(rank.block_s)[trained].sum()) if len(trained) else 0.0
-        if not any(rank.block_data_s) or len(rank.block_data_s) != len(trained) or not total_s:
+        draws_nothing = rank.script is not None and not rank.script.draws
+        if draws_nothing or len(rank.block_data_s) != len(trained) or not total_s:
             return None
         shares.append(float(np.array(rank.block_data_s)[trained].sum()) / total_s)
     return math.fsum(shares) / len(shares) if shares else None

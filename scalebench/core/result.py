@@ -239,6 +239,7 @@ class ScriptRecord:
     steps: int = 0  # in all
     step_kind: str = "optimizer"  # what ended them: optimizer, batch, or call of scalebench.step
     batches: int = 0  # drawn for training, in all
+    draws: int = 0  # from loaders, whose waits are seen: none within Keras' fit
     tokens: int | None = None  # in these batches, with padding; null: they are not of tokens
     leader: str | None = None  # class of the optimizer whose steps are the steps
     optimizers: int = 0

@@ -22,7 +22,7 @@ def of_program(pauses=(), hooks_s=1e-5, **changes):
             result.ranks[0], rank=rank, block_steps=1, block_s=seconds, block_samples=[8] * 20,
             block_losses=[None] * 20, block_started_at_s=[], block_rounds=[], block_data_s=[0.001] * 20,
             block_pauses=["saving" if rank and number in pauses else "" for number in range(20)],
-            script=ScriptRecord(steps=20, batches=20, hooks_s=hooks_s),
+            script=ScriptRecord(steps=20, batches=20, draws=20, hooks_s=hooks_s),
         )
         for rank in range(2)
     ]  # fmt: skip
@@ -37,7 +37,7 @@ def test_blocks_in_which_any_rank_paused_are_in_no_rate(tmp_path):
     assert cells["options"] == "lr=0.1"
     assert user_program.name_pauses(of_program({4})) == ["saving"]
     for rank in (result := of_program()).ranks:
-        rank.block_data_s[:] = [0.0] * 20
+        rank.script.draws = 0
     assert user_program.data_wait_share(result) is None
 
 

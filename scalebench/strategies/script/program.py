@@ -393,7 +393,8 @@ class Script(Strategy, Probes):
         hooks, leader = self.hooks, self.hooks.leading_optimizer()
         kinds = ["DistributedDataParallel"] * bool(hooks.wrappers()) + ["Horovod"] * bool(hooks.horovods())
         return ScriptRecord(
-            steps=self.steps, step_kind=self.step_kind, batches=hooks.all_batches, tokens=hooks.tokens or None,
+            steps=self.steps, step_kind=self.step_kind, batches=hooks.all_batches, draws=hooks.draws,
+            tokens=hooks.tokens or None,
             leader=None if leader is None else type(leader).__name__, optimizers=len(hooks.calls),
             wrappers=kinds + [each for each in [hooks.shards()] if each],
             hooks_s=hooks.hooks_s / self.steps if self.steps else None,
