@@ -27,7 +27,6 @@ from scalebench.strategies.torch.precision import Precision
 from scalebench.strategies.torch.user_checks import copy_without_values
 from scalebench.workloads.source import Source
 
-DEFAULT_BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's own
 # The methods of DeepSpeed's backend that send: the operation of each, and which of its arguments is the full tensor.
 SENDING_METHODS = {
     "all_reduce": ("all_reduce", 0, "tensor"),
