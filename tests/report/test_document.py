@@ -22,17 +22,6 @@ def curve(name, *rows, **shared):
     return Curve(name, {**SHARED, **shared}, {"strategy": name}, list(rows))
 
 
-def test_a_row_without_the_figure_is_a_gap_in_a_line_and_no_bar():
-    curve_with_gap = curve("a", row(1, x=0.5), row(2, x=None), row(4, x=0.0, x_low=-1.0, x_high=None))
-    (line,) = document.make_line_series([curve_with_gap, curve("b", row(1, x=None)), curve("c", row(1))], "x")
-    assert (line.x, line.y, line.low, line.high) == ([1, 2, 4], [0.5, None, 0], [None, None, -1], [None] * 3)
-    assert line.style == "line" and line.tags == {"strategy": "a"}
-    (bar,) = document.make_line_series([curve_with_gap], "x", gaps=False)
-    assert (bar.x, bar.y, bar.low, bar.high) == ([1, 4], [0.5, 0], [None, -1], [None, None])
-    (point,) = document.make_line_series([curve("a", row(1, x=None), row(2, x=1.0))], "x")
-    assert point.style == "points" and point.low == ()
-
-
 def test_ids_are_the_only_ones_and_hold_nothing_but_letters():
     groups, _ = document.group_curves([curve("a", row(1), hardware=f"{SCRIPT} {'long ' * 40}{n}") for n in range(12)])
     ids = [group.make_id("usage", "gpu_util") for group in groups]

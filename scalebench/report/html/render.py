@@ -125,17 +125,16 @@ def lift_main_charts(sections: Sequence[doc.Section]) -> list[doc.Section]:
     """
     by_id = {section.id: section for section in sections}
     answer, scaling = by_id.get("answer"), by_id.get("scaling")
-    verdicts = [block for block in answer.blocks if isinstance(block, doc.Verdict)] if answer else []
-    if not verdicts or scaling is None or not scaling.folded:
+    verdict = next((block for block in answer.blocks if isinstance(block, doc.Verdict)), None) if answer else None
+    if verdict is None or scaling is None or not scaling.folded:
         return list(sections)
     charts = [block for section in sections for block in section.blocks if isinstance(block, doc.Chart)]
-    main = [next((chart for chart in charts if chart.id.startswith(start)), None) for start in MAIN_CHARTS]
-    lifted = [chart for chart in main if chart is not None]
+    lifted = [chart for start in MAIN_CHARTS for chart in [each for each in charts if each.id.startswith(start)][:1]]
     moved = []
     for section in sections:
         blocks: list[doc.Block] = [block for block in section.blocks if block not in lifted]
         if section is answer:
-            place = blocks.index(verdicts[0]) + 1
+            place = blocks.index(verdict) + 1
             blocks[place:place] = lifted
         moved += [replace(section, blocks=blocks)] if blocks else []
     return moved
