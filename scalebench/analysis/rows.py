@@ -30,7 +30,7 @@ LINK_COLUMNS = [name for name in FRAME_COLUMNS if name.endswith("_bytes_per_step
 TRAIN_COLUMNS = ("optimizer", "weight_decay", "learning_rate_rule", "base_batch", "accumulate")
 # Settings of `train` that share the column train_options, as a strategy's options do: each rarely has another value
 # than its default.
-TRAIN_OPTION_KEYS = ("dropout", "momentum", "schedule", "warmup_epochs", "decay_epochs", "decay")
+TRAIN_OPTION_KEYS = ("dropout", "momentum", "clip_norm", "schedule", "warmup_epochs", "decay_epochs", "decay")
 Cells = dict[str, Any]
 
 

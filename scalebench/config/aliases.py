@@ -37,6 +37,7 @@ KEY_ALIASES = _invert(
         "train.precision": "amp dtype bf16 fp16 mixed_precision",
         "train.optimizer": "optim opt",
         "train.weight_decay": "wd l2",
+        "train.clip_norm": "clip max_grad_norm clip_grad_norm grad_clip gradient_clip_val",
         "train.schedule": "lr_scheduler scheduler lr_schedule",
         "train.stop.epochs": "epoch n_epochs num_epochs max_epochs",
         "train.stop.steps": "num_steps n_steps max_steps iterations iters num_batches",

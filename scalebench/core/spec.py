@@ -264,6 +264,7 @@ class TrainSpec:
     weight_decay: float = number_field(
         0.0, at_least=0
     )  # adamw: subtracted from the weights; else added to the gradients (L2)
+    clip_norm: float | None = number_field(None, positive=True)  # maximum norm of a step's gradients; null: no maximum
     accumulate: int = number_field(1, at_least=1)  # micro-batches per step and device
     learning_rate_rule: str = choice_field("none", "linear", "sqrt")  # scaling by global batch over base_batch
     base_batch: int | None = number_field(None, at_least=1)  # global batch that learning_rate is for

@@ -29,7 +29,7 @@ def find_refusal(spec: RunSpec) -> str | None:
     strategy = spec.config.strategy
     adapter = strategy.adapter or str(read_strategy_config(strategy.name).get("adapter"))
     rule = RULES.get(adapter.rpartition(":")[2]) if adapter.startswith("scalebench.") else None
-    reasons = [*checkpointing_rule(spec), *setting_reasons(spec.config)]
+    reasons = [*training_rule(spec), *setting_reasons(spec.config)]
     if rule is not None and not reasons and spec.config.measure.search == "none":
         reasons += rule(spec, SimpleNamespace(**strategy.options))
     return reasons[0] if reasons else None
@@ -67,9 +67,11 @@ def has_setting(config: Config, default: Config, setting: str) -> bool:
     return str(actual).lower() in values.split(",") if values else bool(actual != usual)
 
 
-def checkpointing_rule(spec: RunSpec) -> Reasons:
-    """Activations are recomputed by PyTorch, where each process has a complete model and backward pass."""
+def training_rule(spec: RunSpec) -> Reasons:
+    """Gradients are clipped, and activations recomputed, by PyTorch."""
     train, strategy = spec.config.train, spec.config.strategy
+    if train.clip_norm is not None and strategy.framework != "torch":
+        yield f"train.clip_norm is for PyTorch's strategies, and {strategy.name} is none: leave it out"
     if train.activation_checkpointing and strategy.framework != "torch":
         yield f"train.activation_checkpointing is for PyTorch's strategies, and {strategy.name} is none: leave it out"
     if train.activation_checkpointing and train.compile:

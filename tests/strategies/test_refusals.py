@@ -43,6 +43,8 @@ REFUSED = [
     (f"strategy=model_parallel_tensorflow gpus=2 {OWN_KERAS}", "does not say where it can be cut"),
     (f"strategy=model_parallel gpus=2 {OWN_TORCH}", "a module of one's own does not say where it can be cut"),
     ("strategy=model_parallel gpus=2 train.compile=true", "leave out train.compile"),
+    ("strategy=pipeline_1f1b gpus=2 train.clip_norm=1", "no norm of all: leave out train.clip_norm"),
+    ("strategy=mirrored gpus=2 train.clip_norm=1", "train.clip_norm is for PyTorch's strategies"),
     (f"strategy=tensor_parallel gpus=2 {OWN_TORCH}", "and not a module of yours"),
     ("strategy=tensor_parallel gpus=2 train.compile=true", "leave out train.compile"),
     ("strategy=model_parallel gpus=5", "model materials_cnn can be cut into at most 4 stages"),

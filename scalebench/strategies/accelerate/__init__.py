@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from scalebench.strategies.base import check_group
 from scalebench.strategies.torch.ddp import ARGUMENTS, Ddp
+from scalebench.strategies.torch.optimizer import list_parameters
 from scalebench.strategies.torch.precision import Precision
 
 MIXED_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}
@@ -23,8 +24,8 @@ MIXED_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}
 class AcceleratePrecision(Precision):
     """The precision of an Accelerator, which scales the loss and steps the optimizer itself."""
 
-    def __init__(self, accelerator: Accelerator) -> None:
-        self.scaler = accelerator.scaler
+    def __init__(self, accelerator: Accelerator, clip_norm: float | None) -> None:
+        self.scaler, self.clip_norm = accelerator.scaler, clip_norm
         self._accelerator = accelerator
 
     def autocast(self) -> AbstractContextManager[None]:
@@ -34,6 +35,8 @@ class AcceleratePrecision(Precision):
         self._accelerator.backward(loss)
 
     def step_optimizer(self, optimizer: Optimizer) -> None:
+        if self.clip_norm is not None:
+            self._accelerator.clip_grad_norm_(list_parameters(optimizer), self.clip_norm)
         optimizer.step()
 
 
@@ -60,7 +63,7 @@ class Accelerate(Ddp):
         )
         position = self.accelerator.process_index, self.accelerator.num_processes
         check_group(self.spec, self.place.rank, "Accelerate", position)
-        self.precision = AcceleratePrecision(self.accelerator)
+        self.precision = AcceleratePrecision(self.accelerator, self.spec.config.train.clip_norm)
         self.leave_out_unsendable(model)
         net, self.optimizer = self.accelerator.prepare(model, self.optimizer)
         if isinstance(net, DistributedDataParallel):

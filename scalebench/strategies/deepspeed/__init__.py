@@ -107,7 +107,7 @@ class DeepSpeedZero(TorchStrategy):
         return {
             "train_micro_batch_size_per_gpu": self.spec.batch_per_device,  # without effect on what a step computes
             "zero_optimization": zero,
-            "gradient_clipping": 0.0,  # by default it clips their norm to 1
+            "gradient_clipping": self.spec.config.train.clip_norm or 0.0,  # by default it clips their norm to 1
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "torch_autocast": {"enabled": self.spec.config.train.precision == "bfloat16", "dtype": "bfloat16"},

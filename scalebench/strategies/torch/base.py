@@ -96,10 +96,10 @@ class TorchStrategy(Strategy, Probes):
 
     def setup(self) -> None:
         train = self.spec.config.train
-        refusals.refuse(refusals.checkpointing_rule(self.spec))
+        refusals.refuse(refusals.training_rule(self.spec))
         set_threads(self.place.threads)
         self.device = choose_device(self.spec.device, self.place.devices[0])
-        self.precision = Precision(train.precision, self.device)
+        self.precision = Precision(train.precision, self.device, train.clip_norm)
         self.group = self.join()
         if self.spec.config.dataset.loader is not None:
             self.loader = UserLoader(self.spec, *self.shard())

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
@@ -16,6 +18,7 @@ from scalebench.strategies.base import LossPart
 
 # Keras' epsilon, so that both frameworks take the same steps; torch's own default is 1e-8.
 EPSILON = 1e-7
+CLIP_EPSILON = 1e-6  # of torch.nn.utils.clip_grad_norm_
 RMSPROP_DECAY = 0.9  # of the running mean square, as in Keras; torch's own default is 0.99
 
 Parameters = list[nn.Parameter]
@@ -95,6 +98,34 @@ def build_optimizer(
     for group, kernel in zip(others, kernels[1:], strict=True):
         optimizer.add_param_group({"params": group, **(kernel if isinstance(optimizer, SGD) else {})})
     return optimizer
+
+
+def list_parameters(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters that an optimizer steps."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> None:
+    """Scale the gradients such that the norm of all of them is at most `max_norm`, as torch.nn.utils.clip_grad_norm_
+    does, without waiting for the device. For gradients in shards the processes add up one number."""
+    local: dict[tuple[Any, ...], list[Tensor]] = {}  # by the groups over which they are divided
+    for gradient in (parameter.grad for parameter in parameters if parameter.grad is not None):
+        if hasattr(gradient, "to_local"):
+            axes = [axis for axis, placement in enumerate(gradient.placements) if not placement.is_replicate()]
+            groups = tuple(gradient.device_mesh.get_group(axis) for axis in axes)
+            local.setdefault(groups, []).append(gradient.to_local())
+        else:
+            local.setdefault((), []).append(gradient)
+    if not local:
+        return
+    squares = []
+    for groups, gradients in local.items():
+        square = torch.stack(torch._foreach_norm(gradients)).square().sum()
+        for group in groups:
+            dist.all_reduce(square, group=group)
+        squares.append(square)
+    factor = (max_norm / (torch.stack(squares).sum().sqrt() + CLIP_EPSILON)).clamp(max=1.0)
+    torch._foreach_mul_([gradient for gradients in local.values() for gradient in gradients], factor)
 
 
 def select_loss(name: str) -> Callable[[Tensor, Tensor], Tensor]:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from scalebench.core.spec import TrainSpec
 from scalebench.strategies.base import Unsupported
+from scalebench.strategies.torch.optimizer import clip_gradients, list_parameters
 from scalebench.workloads import records
 
 HALF_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -27,7 +28,7 @@ Shapes = tuple[torch.Size, ...]
 class Precision:
     """Autocast for the forward pass, and for float16 a scaled loss, so that small gradients do not underflow."""
 
-    def __init__(self, name: str, device: torch.device) -> None:
+    def __init__(self, name: str, device: torch.device, clip_norm: float | None = None) -> None:
         """Set PyTorch's TF32 switches, which `default` leaves as PyTorch has them: on for convolutions, off for matrix
         products. Raises Unsupported where the device lacks that precision."""
         if name == "tf32":
@@ -35,7 +36,7 @@ class Precision:
         if name != "default":  # float32 is really float32
             torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
             torch.backends.cudnn.allow_tf32 = name == "tf32"
-        self._device, self._half = device, HALF_DTYPES.get(name)
+        self._device, self._half, self.clip_norm = device, HALF_DTYPES.get(name), clip_norm
         self.scaler = torch.amp.GradScaler(device.type) if name == "float16" else None
 
     def autocast(self, device: str | None = None) -> AbstractContextManager[None]:
@@ -49,11 +50,15 @@ class Precision:
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def step_optimizer(self, optimizer: Optimizer) -> None:
-        """Step the optimizer.
+        """Step the optimizer, with gradients of at most `clip_norm`.
 
         If gradients overflowed float16, the weights stay as they are and the next loss is scaled by less. Gradients
         have been averaged before, so that all replicas see the same overflow.
         """
+        if self.clip_norm is not None:
+            if self.scaler is not None:
+                self.scaler.unscale_(optimizer)
+            clip_gradients(list_parameters(optimizer), self.clip_norm)
         if self.scaler is None:
             optimizer.step()
         else:

@@ -9,6 +9,7 @@ SMALL_BUCKETS = "strategy.options.bucket_cap_mb=0.2"  # two buckets for the grad
 NO_OVERLAP = ("strategy.options.overlap=false", SMALL_BUCKETS)
 EACH_LAYER = "strategy.options.unit_mb=0"
 ACCUMULATE = "train.accumulate=2"
+CLIPPED = ("train.clip_norm=0.01", "train.optimizer=momentum")  # Adam would step alike with any norm
 
 CHECKPOINTING = "train.activation_checkpointing=true"
 # What is sent has half precision, and with it the gradients: the same steps but for their last digits.
@@ -34,7 +35,7 @@ TORCH = [
         name="powersgd after", slow=True, **LOW_RANK,
     ),
     contract("ddp_gloo", CHECKPOINTING, name="checkpointing", slow=True),
-    contract("fsdp_gloo", EACH_LAYER, CHECKPOINTING, name="checkpointing"),
+    contract("fsdp_gloo", EACH_LAYER, CHECKPOINTING, *CLIPPED, name="checkpointing"),
     contract("accelerate"),
     contract("accelerate", ACCUMULATE, gpus=3, slow=True),
     contract("deepspeed_zero1"),
@@ -50,17 +51,17 @@ TORCH = [
         "fsdp_gloo", ACCUMULATE, "strategy.options.unit_mb=0.01",
         "strategy.options.reshard_after_forward=false", gpus=3, slow=True,
     ),
-    contract("hsdp", EACH_LAYER, "strategy.options.shards=1"),  # two copies
+    contract("hsdp", EACH_LAYER, "strategy.options.shards=1", *CLIPPED),  # two copies
     contract("hsdp", EACH_LAYER, gpus=1, slow=True),
     contract("hsdp", EACH_LAYER, ACCUMULATE, gpus=4, slow=True),  # two copies in two shards
-    contract("lightning_fsdp_gloo", EACH_LAYER),
+    contract("lightning_fsdp_gloo", EACH_LAYER, *CLIPPED),
     contract("lightning_fsdp_gloo", EACH_LAYER, ACCUMULATE, gpus=3, slow=True),
-    contract("zero1"),
+    contract("zero1", *CLIPPED),
     contract(
         "zero1", ACCUMULATE, "strategy.options.parameters_as_bucket_view=true",
         "strategy.options.gradient_as_bucket_view=true", gpus=3, slow=True,
     ),
-    contract("tensor_parallel", **ONLY_ACTIVATIONS),
+    contract("tensor_parallel", *CLIPPED, **ONLY_ACTIVATIONS),
     contract("model_parallel", **ONLY_ACTIVATIONS),
     contract("pipeline_gpipe", **ONLY_ACTIVATIONS),
     contract("pipeline_1f1b", **ONLY_ACTIVATIONS),  # another schedule of the same class
@@ -79,7 +80,7 @@ TORCH = [
 ]  # fmt: skip
 
 HOROVOD = [
-    contract("horovod_gloo"),
+    contract("horovod_gloo", *CLIPPED),
     contract("horovod_mpi"),
     contract(
         "horovod_mpi", "strategy.options.compression=fp16", "strategy.options.fusion_threshold_mb=0.25",

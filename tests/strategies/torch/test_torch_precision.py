@@ -336,3 +336,15 @@ def test_horovods_wrapper_steps_as_on_gpus(optimizer_name, horovod_rank):
     is_fused = KERNELS[optimizer_name] == "fused"
     assert getattr(adapter.optimizer, "_step_supports_amp_scaling", False) == is_fused
     assert [bool(group.get("fused")) for group in adapter.optimizer.param_groups] == [is_fused]
+
+
+@pytest.mark.parametrize("max_norm", [0.1, 1000.0])
+def test_gradients_are_clipped_as_pytorch_does_it(max_norm):
+    ours, theirs = (torch.nn.Linear(3, 2) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    for model in (ours, theirs):
+        model(torch.arange(6.0).view(2, 3)).square().sum().backward()
+    training.clip_gradients([*ours.parameters(), torch.nn.Parameter(torch.ones(1))], max_norm)
+    torch.nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)

@@ -130,6 +130,7 @@ class TrainerStrategy(TorchStrategy):
             plugins=self.plugins(),
             callbacks=[*callbacks, *self.callbacks()],
             accumulate_grad_batches=self.accumulate,
+            gradient_clip_val=self.spec.config.train.clip_norm,
             max_epochs=1,  # an epoch of MAX_PARTS, which the loop stops
             use_distributed_sampler=False,  # batches are sharded already
             limit_val_batches=0,
