@@ -8,6 +8,7 @@ import psutil
 import pytest
 import torch
 
+from scalebench.config.resolve import resolve
 from scalebench.core.errors import PluginError
 from scalebench.core.result import RankRecord
 from scalebench.core.run_folder import rank_record_path, read_rank_file
@@ -15,6 +16,7 @@ from scalebench.strategies.torch.loader import UserLoader
 from tests.builders.configs import make_config, resolve_error, set_key
 from tests.builders.launching import launch_run
 from tests.strategies.torch.conftest import spec_of
+from tests.strategies.torch.user_loaders import SAMPLES
 
 LOADERS = "tests.strategies.torch.user_loaders"
 KEYS = {"name": "custom", "validation_share": 0.0}
@@ -149,3 +151,12 @@ def test_settings_without_effect_are_refused_before_a_run(changes, line):
     for key, value in keys.items():
         set_key(config, key, value)
     assert re.search(line, resolve_error(config))
+
+
+def test_a_dataset_that_is_read_into_the_cache_is_flagged(tmp_path):
+    config = copy.deepcopy(make_config())
+    keys = {"dataset.name": "custom", "dataset.builder": f"{LOADERS}:dataset", "dataset.size": SAMPLES}
+    keys |= {"dataset.cache": str(tmp_path), "model.name": "custom", "model.torch": f"{LOADERS}:OneDict"}
+    for key, value in (keys | {"train.batch_per_device": 5, "train.global_batch": None}).items():
+        set_key(config, key, value)
+    assert "read_once" in resolve(config).flags

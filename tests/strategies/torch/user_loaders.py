@@ -83,3 +83,7 @@ class OneDict(nn.Module):
     def forward(self, batch):
         assert batch["names"][0] == "a"
         return {"loss": (self.layer(batch["numbers"])[:, 0] - batch["labels"]).square().mean()}
+
+
+def dataset(size, seed):
+    return Curves()
