@@ -112,6 +112,15 @@ def test_a_file_that_cannot_be_read_is_named_and_left_out(capsys):
     assert second.startswith("scalebench: left out: b/0/result.json is no whole JSON file (")
 
 
+def test_a_run_that_left_no_result_is_named(capsys):
+    for name in ("a/7", "a/8"):
+        Path(name).mkdir()
+        Path(name, "spec.json").write_text("{}")
+    assert main(["show", "a"]) == 0
+    line = "scalebench: no result in a/7 and 1 more: still running, or ended before it could write one\n"
+    assert capsys.readouterr().err == line
+
+
 def test_of_many_files_that_cannot_be_read_some_are_named(capsys):
     for number in range(13):
         Path(f"c/{number}").mkdir(parents=True)

@@ -34,6 +34,9 @@ def main(options: argparse.Namespace) -> int:
         console.print_run(folders, options.run)
         return 0
     survey = console.print_table(folders, options.baseline, options.wide)
+    if unfinished := survey.files.unfinished_folders:
+        more = f" and {len(unfinished) - 1} more" if len(unfinished) > 1 else ""
+        console.print_error(f"no result in {unfinished[0]}{more}: still running, or ended before it could write one")
     run_folders = list(dict.fromkeys(Path(str(path)) for path in survey.frame["path"]))
     records = make_attribution_records(survey.frame)
     for folder in run_folders if options.details or len(run_folders) == 1 else []:
