@@ -130,9 +130,8 @@ def plain_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def format_batch(row: Mapping[str, Any]) -> str:
     """Return the batch that is constant over devices: `75 per device` in weak scaling, `150 in all` in strong; empty
     where no sample of a program was counted."""
-    if row["global_batch"] is None:
-        return ""
-    return f"{row['global_batch']} in all" if row["scaling"] == "strong" else f"{row['batch_per_device']} per device"
+    key, where = ("global_batch", "in all") if row["scaling"] == "strong" else ("batch_per_device", "per device")
+    return "" if row[key] is None else f"{row[key]} {where}"
 
 
 @dataclass(frozen=True)
