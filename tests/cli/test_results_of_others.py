@@ -60,9 +60,10 @@ def test_a_table_of_the_good_runs_and_a_line_for_each_bad_one(shared, capsys):
     out, errors = run_command(capsys, "show", shared)
     assert re.search(r"\n\d  ddp +1 +", out) and "intervals: 95 %, over 9 repeats" in out
     assert "<U+202E>gpj" in out
-    assert len(errors) == 2
+    assert len(errors) == 3
     assert "11: its record holds what no run leaves" in errors[0]
     assert "9/.hydra/overrides.yaml takes values from the environment" in errors[1]
+    assert f"no result in {shared / '12'}: still running" in errors[2]
     # Load names the file with half a character.
     with pytest.raises(InputError, match=r"11: its record holds what no run leaves .*surrogates not allowed"):
         load(shared)

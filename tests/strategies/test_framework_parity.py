@@ -54,7 +54,7 @@ def arrays(net, seed=1):
     not the batch's own, hardly anything of the picture would be left in the outputs.
     """
     kernels = ((a.name, a.shape, "he_uniform" if len(a.shape) > 1 else a.init) for a in net.arrays)
-    actual = initial_weights(kernels, seed)
+    actual = dict(initial_weights(kernels, seed))
     rng = np.random.default_rng(seed)
     for name, array in actual.items():
         if array.ndim == 1:
