@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from scalebench.core.config_files import strategy_option_defaults
-from scalebench.core.config_fingerprint import PROGRAM_KEYS, normalize_options
+from scalebench.core.config_fingerprint import PROGRAM_KEYS, normalize_options, normalize_train_options
 from scalebench.core.machine.machine import classify_machine
 from scalebench.core.result import Result, Scale, start_time
-from scalebench.core.spec import Config, normalize_train_options
+from scalebench.core.spec import Config
 
 if TYPE_CHECKING:
     from scalebench.analysis.rows import RunSummary

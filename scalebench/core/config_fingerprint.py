@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from typing import Any
 
 import msgspec
 
-from scalebench.core.spec import Config, SlurmSpec, normalize_train_options
+from scalebench.core.spec import Config, SlurmSpec, train_defaults
 
 # Keys that say which start of the program a run belongs to: no part of what is trained.
 PROGRAM_KEYS = ("repeat", "resume", "strict", "baseline", "dry_run", "debug", "sweep")
@@ -20,7 +21,6 @@ LATER_KEYS: tuple[tuple[str, str, Any], ...] = (
     *(("model", key, None) for key in ("torch", "keras", "code_digest")),
     *(("dataset", key, None) for key in ("builder", "loader", "code_digest", "requested_size", "workers")),
     ("dataset", "augment", True),
-    ("train", "clip_norm", None),
     ("dataset", "options", {}),
     ("hardware", "layout", "sequence"),
     ("hardware", "nodes_share_cores", False),
@@ -44,6 +44,25 @@ def normalize_options(options: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in changed.items() if key not in ACCESS_OPTIONS}
 
 
+@functools.cache
+def late_train_defaults() -> dict[str, Any]:
+    """Return the defaults of those keys of `train` that were added after the first records."""
+    defaults, keys = train_defaults(), list(train_defaults())
+    return {key: defaults[key] for key in keys[keys.index("dropout") + 1 :]}
+
+
+def normalize_train_options(train: dict[str, Any]) -> dict[str, Any]:
+    """Return `train` of a composed config without late keys at their default, to equal that of an older record.
+
+    When to evaluate does not matter to a training without a stop condition, so these keys are left out there.
+    """
+    late = late_train_defaults()
+    kept = {key: value for key, value in train.items() if key not in late or value != late[key]}
+    if not any(value is not None for value in (kept.get("stop") or {}).values()):
+        kept = {key: value for key, value in kept.items() if not key.startswith("evaluate_")}
+    return kept
+
+
 def compute_fingerprint(config: Config, gpus: int, device: str) -> str:
     """Return 16 hex digits of the spec without repeat, paths and switches of the program itself."""
     tree = msgspec.to_builtins(config)
@@ -61,17 +80,8 @@ def compute_fingerprint(config: Config, gpus: int, device: str) -> str:
     for part, key, default in LATER_KEYS:
         if tree[part][key] == default:
             del tree[part][key]
-    for key in (
-        "adapter",
-        "sync",
-        "reduces_on",
-        "approximate",
-        "exact_with",
-        "tolerance",
-        "choices",
-        "at_least",
-        "cannot",
-    ):  # checks of the strategy and of its options
+    # Checks of the strategy and of its options.
+    for key in "adapter sync reduces_on approximate exact_with tolerance choices at_least cannot".split():
         del tree["strategy"][key]
     tree["strategy"]["options"] = normalize_options(tree["strategy"]["options"])
     tree["gpus"], tree["device"] = gpus, device

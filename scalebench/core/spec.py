@@ -138,8 +138,8 @@ class SlurmSpec:
     reservation: str | None = None
     constraint: str | None = None
     exclusive: bool = False  # nodes without other jobs, with all of their memory
-    # The jobs of a sweep: one for each number of devices, in which its runs and a baseline take turns; one for all,
-    # as large as the largest run; one for each run, which then takes no turns with others.
+    # Of a sweep: a job for each number of devices, in which its runs and a baseline take turns, one for all, or one for
+    # each run, which then takes no turns.
     jobs: str = choice_field("per_size", "one", "per_run")
     memory: str | None = None  # per node, in the format of --mem: 64G; null: all of it where exclusive
     # Of each job. null: 1.5 times the estimate for its runs, half an hour at least and at most measure.timeout_s for
@@ -159,9 +159,8 @@ class SlurmSpec:
     container_runtime: str = choice_field("apptainer", "singularity", "pyxis")
     # Further options of apptainer exec or singularity exec, such as --cleanenv; --rocm takes the place of --nv.
     container_options: list[str] = field(default_factory=list)
-    container_mounts: list[str] = field(
-        default_factory=list
-    )  # FROM:TO, besides the folders of the run, its data and its code
+    # FROM:TO, besides the folders of the run, its data and its code.
+    container_mounts: list[str] = field(default_factory=list)
     container_python: str = "python3"  # in the image, where scalebench is installed
     bin: str | None = None  # folder of sbatch, squeue and the others; null: they are on the PATH
 
@@ -458,25 +457,6 @@ def has_stop(stop: StopSpec) -> bool:
 def train_defaults() -> dict[str, Any]:
     """Return the default of each key of `train`."""
     return dataclasses.asdict(TrainSpec())
-
-
-@functools.cache
-def late_train_defaults() -> dict[str, Any]:
-    """Return the defaults of those keys of `train` that were added after the first records."""
-    keys = list(train_defaults())
-    return {key: train_defaults()[key] for key in keys[keys.index("dropout") + 1 :]}
-
-
-def normalize_train_options(train: dict[str, Any]) -> dict[str, Any]:
-    """Return `train` of a composed config without late keys at their default, to equal that of an older record.
-
-    When to evaluate does not matter to a training without a stop condition, so these keys are left out there.
-    """
-    late = late_train_defaults()
-    kept = {key: value for key, value in train.items() if key not in late or value != late[key]}
-    if not any(value is not None for value in (kept.get("stop") or {}).values()):
-        kept = {key: value for key, value in kept.items() if not key.startswith("evaluate_")}
-    return kept
 
 
 def check_fields(config: Config) -> None:

@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from scalebench.core.config_fingerprint import LATER_KEYS, compute_fingerprint
+from scalebench.core.config_fingerprint import LATER_KEYS, compute_fingerprint, normalize_train_options
 from scalebench.core.errors import InputError
 from scalebench.core.spec import (
     FIRST_REPEAT_ONLY,
@@ -22,7 +22,6 @@ from scalebench.core.spec import (
     TrainSpec,
     check_fields,
     has_stop,
-    normalize_train_options,
     peak_learning_rate,
     read_spec,
     write_spec,
