@@ -87,6 +87,8 @@ class Program:
         where = [f"hydra.sweep.dir={self.sweep}", f"hydra.run.dir={self.sweep}", f"hardware.slurm.bin={self.bin}"]
         told = [*TINY, *(() if "+case=" in text else BRIEF), f"sweep.report={str(report).lower()}", *where]
         sweep = ["--multirun", "measure.repeats=1"] if several else []
+        if several and "hardware.slurm.jobs" not in text:
+            told.append("hardware.slurm.jobs=per_run")  # most tests are of single jobs
         return [sys.executable, "-m", "scalebench", *sweep, *told, *shlex.split(text), *more]
 
     def run(self, text, *more, limit_s=LIMIT_S, **options):

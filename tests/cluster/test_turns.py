@@ -124,7 +124,9 @@ def test_no_process_survives_the_program(sign, program):
 
 
 def test_one_job_for_each_size_has_a_baseline_on_its_nodes(program):
-    words = f"strategy=simulated,ddp_gloo gpus=1,4 {TURNS}".replace("baseline=none", "baseline=bare")
+    words = f"strategy=simulated,ddp_gloo gpus=1,4 hardware.slurm.jobs=per_size {TURNS}".replace(
+        "baseline=none", "baseline=bare"
+    )
     done = program.run(words, report=True)
     assert (done.status, done.err) == (0, ""), done.out
     by_job = {}
