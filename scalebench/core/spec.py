@@ -124,7 +124,7 @@ class StrategySpec:
     options: dict[str, Any] = field(default_factory=dict)
     choices: dict[str, list[Any]] = field(default_factory=dict)  # allowed values by option
     at_least: dict[str, float] = field(default_factory=dict)  # smallest allowed value by option
-    # What it refuses, and why with the way out, by the settings of strategies/refusals.setting_reasons.
+    # This maps settings that it refuses to the reason and the way out (strategies/refusals.setting_reasons).
     cannot: dict[str, Any] = field(default_factory=dict)
 
 
@@ -138,12 +138,12 @@ class SlurmSpec:
     reservation: str | None = None
     constraint: str | None = None
     exclusive: bool = False  # nodes without other jobs, with all of their memory
-    # Of a sweep: a job for each number of devices, in which its runs and a baseline take turns, one for all, or one for
-    # each run, which then takes no turns.
+    # A sweep is one job for each number of devices, in which its runs and a baseline take turns, one for all runs, or
+    # one for each run, which then takes no turns.
     jobs: str = choice_field("per_size", "one", "per_run")
     memory: str | None = None  # per node, in the format of --mem: 64G; null: all of it where exclusive
-    # Of each job. null: 1.5 times the estimate for its runs, half an hour at least and at most measure.timeout_s for
-    # each run, plus the time to start.
+    # This limits each job. null: 1.5 times the estimate for its runs, half an hour at least and at most
+    # measure.timeout_s for each run, plus the time to start.
     time_minutes: int | None = number_field(None, at_least=1)
     gres: str = "gpu:{gpus}"  # per node, such as gpu:a100:{gpus}; {gpus}: the GPUs used there
     # Further options of sbatch, such as --mail-type=END; {gpus} as in gres: --gpus-per-node={gpus} with gres: "".
@@ -292,7 +292,7 @@ class ScriptSpec:
     folder: str | None = None  # that it runs in; null: the current one
     processes: str = choice_field("one_per_device", "one_for_all")  # the latter starts or drives the devices itself
     step: str = choice_field("optimizer", "batch")  # what ends a step: the optimizer's step, or the next batch
-    # Of a device, with scaling=strong of all; null: counted as they are drawn.
+    # These are of one device, and with scaling=strong of all; null: they are counted as they are drawn.
     samples_per_step: int | None = number_field(None, at_least=1)
     first_step_s: float = number_field(600.0, positive=True)  # a run without a step for so long is ended
     digest: str | None = None  # of its file, so that an edited script makes another run

@@ -193,7 +193,7 @@ class SweepLauncher(Launcher):
         running = cluster_runs.find_running([planned[n].spec for n in submitted], sweep_dir.absolute().parent)
         folders = self.list_folders(planned, sweep_dir.absolute())
         adopted = cluster_runs.match_running({n: (planned[n].key, folders[n]) for n in submitted}, running)
-        by_key = {planned[n].key: planned[n] for n in range(len(planned))}
+        by_key = {run.key: run for run in planned}
         for folder, key in running.items():
             is_own = folder.parent == sweep_dir.absolute() and folder.name.isdecimal()
             if is_own and folder not in adopted.values() and key in by_key:

@@ -177,7 +177,7 @@ def _compare_sides(
         if pairs:
             median, interval = median_with_interval([pair.ratio for pair in pairs])
             differences = labels.find_differences([(pair.a, pair.b) for pair in pairs], by)
-            # What changed from one side to the other moves all pairs together, which their order does not show, unless
+            # A change from one side to the other moves all pairs together, which their order does not show, unless
             # runs of both sides lie between each other in the same sessions.
             starts_a, starts_b = ([run.started for row in side for run in row.measured]
                                   for side in zip(*((pair.a, pair.b) for pair in pairs), strict=True))  # fmt: skip

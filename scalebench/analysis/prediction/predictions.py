@@ -292,7 +292,7 @@ def _predict_curve(
     if hardware is not None:
         speed, model = _compare_devices(curve.rows[-1], hardware, read), extrapolation.model
         own_s = {name: getattr(model, name) / (speed or 1) for name in ("sample_s", "pass_s", "optimizer_s")}
-        # Of the host's limit nothing is known where cores are not, or where only one of both computes on its cores.
+        # The host's limit is unknown where cores are not known, or where only one of both computes on its cores.
         cores, other_cores = own.get("cpus_per_node") or 0, hardware.get("cpus_per_node")
         is_like = (own.get("devices") == "cpu") == (hardware.get("devices") == "cpu")
         own_s["host_sample_s"] = model.host_sample_s * cores / other_cores if other_cores and is_like else 0.0

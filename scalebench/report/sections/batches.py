@@ -192,7 +192,7 @@ def devices_or_batch_section(report_data: ReportData) -> doc.Section | None:
     pairs = batches.compare_devices_with_batch(report_data.curves, estimate_ratio, outcomes)
     groups, notes = doc.group_curves(batches.make_batch_curves(report_data.curves))
     blocks: list[doc.Block] = []
-    # What wins at the largest device count of each strategy, against the same strategy if possible.
+    # The winner at the largest device count of each strategy counts, against the same strategy if possible.
     largest: dict[tuple[str, ...], DevicesOrBatch] = {}
     for pair in sorted(pairs, key=lambda pair: (-pair.many_devices["gpus"], -pair.many_devices["global_batch"])):
         largest.setdefault((*doc.get_tags(pair.many_devices).values(), str(pair.same_strategy)), pair)

@@ -149,7 +149,9 @@ def _reason_without_records(job: SubmittedJob, state: JobState, reason: str | No
         )
     if UNREADABLE_RESULT_FILE in names:
         return f"job {state.job_id} left an incomplete {RESULT_FILE}; it is kept as {UNREADABLE_RESULT_FILE}"
-    line = last_log_line(job.log)
+    # The last line of a job of several runs may be another run's.
+    is_alone = job.submission.job_folder == "."
+    line = last_log_line(job.log) if is_alone else f"{os.path.normpath(job.log)} has its output"
     return (reason or f"job {state.job_id} left no {RESULT_FILE}") + (f": {line}" if line else "")
 
 

@@ -62,8 +62,9 @@ def _completed_future(buffer: Tensor) -> Future[Tensor]:
     return future
 
 
-# Of DistributedDataParallel. Its own default of broadcast_buffers is true: rank 0's moving statistics go to all before
-# each forward pass. Here each replica keeps its own, as under MirroredStrategy, and message_sizes covers all of it.
+# DistributedDataParallel takes these. Its own default of broadcast_buffers is true: rank 0's moving statistics go to
+# all before each forward pass. Here each replica keeps its own, as under MirroredStrategy, and message_sizes covers
+# all of it.
 ARGUMENTS = ("bucket_cap_mb", "static_graph", "gradient_as_bucket_view", "find_unused_parameters", "broadcast_buffers")
 
 

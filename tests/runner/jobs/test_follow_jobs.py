@@ -303,7 +303,7 @@ def test_runs_of_one_job_are_submitted_once_and_followed_each(tmp_path):
     )
     assert next(results)[0] is first and sweep.follower.unfinished == 1, "the other run of its job"
     ends = {request.number: (result.status, result.reason) for request, result in results}
-    assert ends[1][0] == "failed" and ends[1][1].endswith("ended without a result (COMPLETED): begun")
+    assert ends[1][0] == "failed" and ends[1][1].endswith(f"(COMPLETED): {tmp_path}/job0/job.log has its output")
     assert ends[2] == ends[3] == ("unsupported", "no such partition")
     assert sweep.scheduler.submitted == [tmp_path / "job0"]
     assert read_submission(second.folder).job_folder == "../job0"
