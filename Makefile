@@ -36,33 +36,33 @@ TENSORFLOW_LANE := tests/strategies/tensorflow tests/strategies/contracts/test_c
   tests/strategies/test_framework_parity.py tests/strategies/test_network_operations.py \
   tests/report tests/docs tests/conf tests/config tests/core tests/fuzz tests/install
 PROGRAM_LANE := tests/cli tests/sweeps tests/runner tests/faults tests/slurm
+SELECTION := -m "not slow"
 test: install
 	@$(MAKE) --no-print-directory --jobs 4 --keep-going --output-sync=target \
 	  lint test-tensorflow test-program test-torch
 
 test-tensorflow: install
 	@echo "tests of TensorFlow, of the configuration, the docs, the report and the installation"
-	$(PY) -m pytest --quiet -m "not slow" $(TENSORFLOW_LANE)
-	$(PY) -m pytest --quiet -m "not slow" plugins/scalebench-search
+	$(PY) -m pytest --quiet $(SELECTION) $(TENSORFLOW_LANE)
+	$(PY) -m pytest --quiet $(SELECTION) plugins/scalebench-search
 
 test-program: install
 	@echo "tests of the command line, of sweeps, of launchers and of faults"
-	$(PY) -m pytest --quiet -m "not slow" $(PROGRAM_LANE)
+	$(PY) -m pytest --quiet $(SELECTION) $(PROGRAM_LANE)
 
 test-torch: install
 	@echo "tests of PyTorch, of Horovod, and all others"
-	$(PY) -m pytest --quiet -m "not slow" tests $(TENSORFLOW_LANE:%=--ignore %) $(PROGRAM_LANE:%=--ignore %)
+	$(PY) -m pytest --quiet $(SELECTION) tests $(TENSORFLOW_LANE:%=--ignore %) $(PROGRAM_LANE:%=--ignore %)
 
 # What needs an extra, slow or not. A skip is a failure, unless tests/allowed_skips.txt has its reason.
 test-extras: extras
 	$(PY) -m pytest -m extra --skips-fail
 
-# Ranks are new processes, as in a run: what forked ones cannot show is shown here.
-test-all: extras lint
+# All tests, in the same lanes. Ranks are new processes, as in a run: what forked ones cannot show is shown here.
+test-all: extras
 	@scripts/install_browser.sh
 	@scripts/install_slurm.sh
-	$(PY) -m pytest --hypothesis-profile usual --cold
-	$(PY) -m pytest --hypothesis-profile usual plugins/scalebench-search
+	@$(MAKE) --no-print-directory test SELECTION="--hypothesis-profile usual --cold"
 
 lint: install
 	$(PY) -m ruff check .
