@@ -61,13 +61,13 @@ class FolderLock:
         try:
             self._lock.acquire()
         except Timeout:
-            raise _make_refusal(_read_holder(self.path) or "another program", self.path) from None
+            raise _make_refusal(read_holder(self.path.parent) or "another program", self.path) from None
         except OSError as error:
             if error.errno not in UNSUPPORTED_ERRNOS:
                 raise
         try:
             if not of_ended_job:
-                self._refuse_unseen(_read_holder(self.path))
+                self._refuse_unseen(read_holder(self.path.parent))
             self.path.write_text(json.dumps(asdict(_describe_this_process())), encoding="utf-8")
         except BaseException:
             self._lock.release()
@@ -111,10 +111,10 @@ def _describe_this_process() -> LockHolder:
     return LockHolder(platform.node(), os.getpid(), psutil.Process().create_time(), now)
 
 
-def _read_holder(path: Path) -> LockHolder | None:
-    """Return the holder that wrote the file; None where the file is missing, empty or cut short."""
+def read_holder(folder: Path) -> LockHolder | None:
+    """Return the holder that the lock's file names; None where the file is missing, empty or cut short."""
     try:
-        return read_record(path, LockHolder, ignore_unknown=True)
+        return read_record(folder / LOCK_FILE, LockHolder, ignore_unknown=True)
     except (ValueError, FileNotFoundError):
         return None
 

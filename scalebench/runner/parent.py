@@ -12,24 +12,27 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 
 from scalebench.core.errors import InputError
-from scalebench.core.folder_lock import FolderLock, claim_run_folder
+from scalebench.core.folder_lock import FolderLock, claim_run_folder, read_holder
 from scalebench.core.json_files import ReservedRoom
 from scalebench.core.machine import machine, nccl_log
 from scalebench.core.process import StartError, ignore_signals
 from scalebench.core.result import RankRecord, Result, SchedulerRecord, read_result, write_result
 from scalebench.core.run_folder import (
+    LOCK_FILE,
     PLUGIN_LOG,
     RESULT_FILE,
+    is_owned,
     launcher_log_name,
     rank_log_name,
     remove_leftovers,
     remove_transient_files,
     reserved_room_path,
 )
-from scalebench.core.spec import RunSpec, write_spec
+from scalebench.core.spec import RunSpec, read_spec, write_spec
 from scalebench.measure import nodes
 from scalebench.measure.monitor.aggregate import MonitorPart, make_monitor_part
 from scalebench.measure.monitor.monitor_process import MonitorProcess
@@ -85,6 +88,28 @@ def _run_in_claimed_folder(
             return result
         raise
     return started.finish(outcome)
+
+
+def finish_killed_run(folder: Path) -> None:
+    """Write the result of a run whose program was killed, by SIGKILL or with its machine: the lock still lies in its
+    folder, and no process holds it.
+
+    Another user's run, one of another host, and one whose folder cannot be written stay as they are.
+    """
+    with contextlib.suppress(ValueError, OSError):
+        spec, holder = read_spec(folder), read_holder(folder)
+        if (folder / RESULT_FILE).exists() or not is_owned(folder / LOCK_FILE):
+            return
+        with FolderLock(folder):
+            if (folder / RESULT_FILE).exists():  # of a program that has ended just now
+                return
+            ranks = read_ranks(folder, spec.processes)
+            run = RunId.new(None if holder is None else datetime.fromisoformat(holder.since).timestamp())
+            machines = nodes.make_machines_part([], [rank for rank in ranks if rank is not None])
+            outcome = RunOutcome("failed", "the program that ran it was killed")
+            write_result(assemble_result(spec, run, outcome, ResultParts(ranks=ranks, machines=machines)), folder)
+            remove_transient_files(folder)
+            ReservedRoom(reserved_room_path(folder)).release()
 
 
 class UnwrittenResult(OSError):

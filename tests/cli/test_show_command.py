@@ -1,12 +1,18 @@
 """`scalebench show DIR...`: the table of finished runs."""
 
+import json
+import os
+import platform
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from scalebench.__main__ import main
-from scalebench.core.result import write_result
-from tests.builders.runs import record
+from scalebench.core.folder_lock import claim_run_folder
+from scalebench.core.result import read_result, write_result
+from scalebench.core.run_folder import LOCK_FILE
+from tests.builders.runs import record, simulated_spec
 
 
 @pytest.fixture(autouse=True)
@@ -112,13 +118,25 @@ def test_a_file_that_cannot_be_read_is_named_and_left_out(capsys):
     assert second.startswith("scalebench: left out: b/0/result.json is no whole JSON file (")
 
 
-def test_a_run_that_left_no_result_is_named(capsys):
+def test_a_run_that_left_no_result_is_named_and_one_whose_program_was_killed_is_a_row(capsys):
     for name in ("a/7", "a/8"):
         Path(name).mkdir()
         Path(name, "spec.json").write_text("{}")
-    assert main(["show", "a"]) == 0
-    line = "scalebench: no result in a/7 and 1 more: still running, or ended before it could write one\n"
+    with claim_run_folder(simulated_spec(), Path("a/9")):
+        left = Path("a/9", LOCK_FILE).read_text()
+        assert main(["show", "a"]) == 0
+    line = "scalebench: no result in a/7 and 2 more: still running, or ended before it could write one\n"
     assert capsys.readouterr().err == line
+    Path("a/9", LOCK_FILE).write_text(left.replace(platform.node(), "login2"))
+    assert main(["show", "a"]) == 0 and capsys.readouterr().err == line
+    Path("a/9", LOCK_FILE).write_text(left)
+    assert main(["show", "a"]) == 0
+    out, err = capsys.readouterr()
+    assert "and 1 more" in err and "failed" in out
+    result = read_result(Path("a/9/result.json"))
+    assert (result.status, result.reason) == ("failed", "the program that ran it was killed")
+    assert datetime.fromisoformat(result.started_at) == datetime.fromisoformat(json.loads(left)["since"])
+    assert sorted(os.listdir("a/9")) == ["result.json", "spec.json"]
 
 
 def test_of_many_files_that_cannot_be_read_some_are_named(capsys):

@@ -25,7 +25,7 @@ def format_table():
         tried = [_column(row) for row in rows if row.fault == fault]
         expected = fault.expected
         reason = expected.reason.format(rank="N", where="rank N: ").strip()
-        cells = [fault.text, f"{expected.status or 'none'}, {expected.exit_code}", reason]
+        cells = [fault.text, f"{expected.status}, {expected.exit_code}", reason]
         lines.append("| " + " | ".join([*cells, *(str(tried.count(column) or "") for column in columns)]) + " |")
     lines += ["", f"{len(rows)} combinations. Not tried:", ""]
     return "\n".join([*lines, *(f"- {name}: {reason}." for name, reason in untried().items()), ""])

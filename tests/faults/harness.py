@@ -19,6 +19,7 @@ import psutil
 
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE, TRANSIENT_FILES
+from scalebench.runner.parent import finish_killed_run
 from tests.builders.configs import write_pictures
 from tests.builders.launching import TorchrunUser
 from tests.builders.runs import find_running, wait_until
@@ -117,7 +118,7 @@ def judge(row, running, outcome, printed):
     also = (-signal.SIGINT,) if row.fault.name == "SIGINT twice" else ()
     if outcome.exit_code not in (expected.exit_code, *also) and not problems:
         problems.append(f"exit status {outcome.exit_code} and not {expected.exit_code}")
-    if outcome.status != expected.status and not (expected.status and printed_row(row, printed)):
+    if outcome.status != expected.status and not printed_row(row, printed):
         problems.append(f"status {outcome.status} and not {expected.status}: {outcome.reason}")
     where = f"rank {row.rank}: " if row.family.processes > 1 else ""
     reason = expected.reason.format(rank=row.rank, where=where)
@@ -296,7 +297,8 @@ class RunningProgram:
         return {read_result(path).status for path in paths if path.parent != self.folder}
 
     def read_row(self):
-        """Return the row of the run with the fault."""
+        """Return the row of the run with the fault, which the next command writes where the program was killed."""
+        finish_killed_run(self.folder)
         path = self.folder / RESULT_FILE
         return read_result(path) if path.is_file() else None
 

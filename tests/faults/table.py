@@ -20,7 +20,7 @@ REAL_HANG_S = 45.0  # the same for frameworks, which start slowly
 class Expected:
     """The end of a run after a fault."""
 
-    status: str | None  # of its row; None: it has none
+    status: str  # of its row
     exit_code: int
     reason: str = ""  # part of the row's reason; {rank} is the rank that fails, {where} `rank 1: ` of several
 
@@ -83,7 +83,10 @@ FAULTS = (
     Fault("SIGINT twice", "parent", "Ctrl-C twice", CANCELLED, PHASES),
     Fault("SIGTERM", "parent", "SIGTERM of the parent", CANCELLED, PHASES),
     Fault("SIGHUP", "parent", "SIGHUP: a closed terminal", CANCELLED, PHASES),
-    Fault("SIGKILL", "parent", "SIGKILL of the parent", Expected(None, -9), PHASES),
+    Fault(
+        "SIGKILL", "parent", "SIGKILL of the parent",
+        Expected("failed", -9, "the program that ran it was killed"), PHASES,
+    ),
     Fault("SIGSTOP", "parent", "SIGSTOP of the parent for 3 s", OK, AFTER_LAUNCH),
     Fault("kill monitor", "monitor", "SIGKILL of the monitor", OK, AFTER_LAUNCH),
     Fault("stop monitor", "monitor", "SIGSTOP of the monitor", OK, AFTER_LAUNCH),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -14,15 +15,21 @@ FOLDERS_HELP = "folder of a run or a sweep, or a result.json; default: the newes
 
 
 def folders_or_newest(folders: list[str]) -> list[str]:
-    """Return these folders; where there are none, the newest sweep below ./multirun, which a line on stderr names."""
-    if folders:
-        return folders
+    """Return these folders; where there are none, the newest sweep below ./multirun, which a line on stderr names.
+    Runs in them whose program was killed get their results, so that they are rows."""
+    from scalebench.core.run_folder import LOCK_FILE
     from scalebench.core.sweep_file import SWEEP_FILE, find_newest_sweep
     from scalebench.sweeps.console import Console
 
-    newest = find_newest_sweep()
-    Console.print_error(f"{newest} is the newest {'sweep' if (newest / SWEEP_FILE).exists() else 'run'}")
-    return [str(newest)]
+    if not folders:
+        newest = find_newest_sweep()
+        Console.print_error(f"{newest} is the newest {'sweep' if (newest / SWEEP_FILE).exists() else 'run'}")
+        folders = [str(newest)]
+    for lock in [lock for folder in folders for lock in Path(folder).rglob(LOCK_FILE)]:
+        from scalebench.runner.parent import finish_killed_run  # imports much that commands seldom need
+
+        finish_killed_run(lock.parent)
+    return folders
 
 
 def split_names(text: str) -> list[str]:
