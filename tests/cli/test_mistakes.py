@@ -37,6 +37,8 @@ def make_world(folder):
     (folder / "bad/0/result.json").write_text(text[:-100])
     (folder / "newer/0/result.json").write_text(text.replace('"schema_version": 2', '"schema_version": 99'))
     (folder / "file").touch()
+    (folder / "mine.py").write_text("def build(): ...\n")
+    (folder / "garbled.py").write_text("x = 1\ndef build(:\n")
     (folder / "bin").mkdir()
     (folder / "bin/sbatch").touch(0o755)
     return folder

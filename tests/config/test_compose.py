@@ -216,10 +216,6 @@ def test_the_typed_config_is_plain_with_variables_and_values_of_a_wrong_type_are
         assert composing.compose_config(words).hardware.environment == {"A": "1", "B": "x y"}
     added = composing.compose_config(["sweep=transport", "hardware.environment={A:1}"]).hardware.environment
     assert added == {"NCCL_DEBUG": "INFO", "A": "1"}
-    message = r"dataset.options.commit: \S+ is too large for a number; where it is a text "
-    for value in ("12e4567", "1e999", "[1,-1e999]"):
-        with pytest.raises(InputError, match=message):
-            composing.compose([f"+dataset.options.commit={value}"])
     assert composing.compose(["dataset.options.commit='12e4567'"]).dataset.options.commit == "12e4567"
     config = composing.to_config(composing.compose(["gpus=2"]))
     assert isinstance(config, Config) and config.train.batch_per_device == 75

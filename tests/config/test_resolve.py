@@ -1,4 +1,4 @@
-"""A config becomes a RunSpec, or it is refused, or unsupported here, in one line with the way out."""
+"""A config becomes a RunSpec, or is unsupported here, with a reason; golden/mistakes.txt has what is refused."""
 
 import dataclasses
 import itertools
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from scalebench.config import horovod_build, validate
 from scalebench.config.resolve import resolve, set_exactness
-from scalebench.core.errors import InputError
 from scalebench.core.machine import cuda_builds
 from scalebench.core.spec import DatasetSpec, HardwareSpec, ModelSpec, SlurmSpec, StopSpec, StrategySpec, TrainSpec
 from scalebench.runner.launchers.rank_environment import build_environment
@@ -46,38 +45,10 @@ def test_the_default_precision_is_float32_on_cpus_and_the_frameworks_own_on_gpus
     assert fingerprints[0] == fingerprints[1] and len(set(fingerprints)) == 3
 
 
-INVALID = [
-    ({"train__global_batch": 8}, "train.global_batch is kept only with scaling=strong; use train.batch_per_device"),
-    ({"scaling": "strong", "train__global_batch": 3, "gpus": 4},
-     "a global batch of 3 samples is fewer than 4 devices: raise train.global_batch or lower gpus"),
-    ({"dataset__size": 40, "train__batch_per_device": 16, "gpus": 2},
-     "30 training samples are fewer than one global batch of 32: raise dataset.size or lower train.batch_per_device"),
-    ({"strategy__name": "mirorred"}, "no strategy 'mirorred'; did you mean 'mirrored'?"),
-    ({"strategy__options": {"stepp_s": 1.0}}, "strategy simulated has no option 'stepp_s'; did you mean 'step_s'?"),
-    ({"strategy__options": {"step_s": "x"}}, "strategy.options.step_s='x' should be float, as its default 0.001"),
-    ({"strategy__options": {"fault": "kil"}, "strategy__choices": {"fault": ["none", "kill"]}},
-     "no strategy.options.fault 'kil'; did you mean 'kill'?"),
-    ({"strategy__options": {"step_s": -1.0}, "strategy__at_least": {"step_s": 0.0}},
-     "strategy.options.step_s=-1.0 should be at least 0"),
-    ({"dataset__validation_share": 1.0}, "dataset.validation_share=1.0 should be in [0, 1)"),
-    ({"dataset__validation_share": -0.1}, "dataset.validation_share=-0.1 should be in [0, 1)"),
-    ({"measure__min_s": float("nan")}, "measure.min_s=nan should be at least 0"),
-    ({"measure__min_s": 5.0, "measure__max_s": 2.0}, "measure.max_s=2 is below measure.min_s=5"),
-    ({"strategy__processes": "one_per_node"},
-     "strategy.processes=one_per_node should be one_per_device, one_for_all or roles"),
-]  # fmt: skip
-
-
-def test_invalid_names_and_numbers_and_machines_that_are_not_described():
-    for changes, message in INVALID:
-        assert resolve_error(make_config(**changes)) == message
+def test_a_batch_of_one_device_and_samples_of_a_file_are_enough():
     spec = make_spec(gpus=2, scaling="strong", train__batch_per_device=75)
     assert (spec.batch_per_device, spec.global_batch) == (38, 75), "it falls back on the batch of one device"
     assert make_spec(dataset__size=1, dataset__path="/some.npz").global_batch == 10, "a file is counted later"
-    with pytest.raises(InputError, match=r"hardware=alpha is another machine, .* set devices: "):
-        make_spec(hardware=dataclasses.replace(ALPHA, devices="auto"))
-    with pytest.raises(InputError, match=r"hardware.node_copy=data should be an absolute path"):
-        make_spec(hardware=dataclasses.replace(ALPHA, node_copy="data"))
     make_spec(hardware=dataclasses.replace(ALPHA, node_copy="$TMPDIR/data"))
 
 
@@ -95,15 +66,11 @@ def test_gpus_left_out_means_all_devices(machine_with):
         assert make_spec(gpus=want, hardware=hardware).fingerprint == spec.fingerprint
 
 
-def test_an_option_below_its_bound_is_refused():
-    for value in (0, -1, float("nan"), True, "many"):
-        stated = StrategySpec("pipeline_gpipe", options={"micro_batches": value}, at_least={"micro_batches": 1})
-        with pytest.raises(InputError, match=f"strategy.options.micro_batches={value} should be at least 1"):
-            check_values(stated)
-    stated.choices = {"micro_batches": [1, 7]}
+def test_options_without_a_value_and_whole_floats_are_accepted():
+    choices, at_least = {"micro_batches": [1, 7]}, {"micro_batches": 1}
     for allowed in (None, 1, 1.0, 7):
-        stated.options = {"micro_batches": allowed}
-        check_values(stated)
+        options = {"micro_batches": allowed}
+        check_values(StrategySpec("pipeline_gpipe", options=options, choices=choices, at_least=at_least))
 
 
 def test_options_can_make_the_steps_of_a_strategy_exact():
@@ -126,51 +93,19 @@ def config(train, gpus=1, measure=None, **dataset):
     return simulated_config(measure=measure, gpus=gpus, train=train, dataset=data)
 
 
-def line(*args, **kwargs):
-    return resolve_error(config(*args, **kwargs))
-
-
-def test_settings_that_contradict_each_other():
-    assert line({"learning_rate_rule": "linear"}) == (
-        "train.learning_rate_rule=linear scales the learning rate of a base batch: set train.base_batch, the global "
-        "batch that train.learning_rate=0.001 is for"
-    )
+def test_settings_that_only_seem_to_contradict_each_other():
     assert resolve(config({"base_batch": 7})).learning_rate == 1e-3, "a sweep over rules has none among them"
-    for train, message in CONTRADICTIONS:
-        assert message in line(train)
-    assert "dataset.feed=fixed gives one batch again and again" in line(TO_END, feed="fixed")
     resolve(config({}, feed="fixed"))
     # The smallest shard of a global batch that does not divide: 11 samples on two devices are 6 and 5.
-    made = config({"batch_per_device": 1, "global_batch": 11, "accumulate": 6}, gpus=2)
+    made = config({"batch_per_device": 1, "global_batch": 11, "accumulate": 5}, gpus=2)
     made.scaling = "strong"
-    assert "samples of a step, 5" in resolve_error(made)
-    made.train.accumulate = 5
     resolve(made)
 
 
-CONTRADICTIONS = [
-    ({"schedule": "step", **TO_END}, "set them, as in train.decay_epochs"),
-    ({"schedule": "step", "decay_epochs": [3, 1], **TO_END}, "above 0 and in order"),
-    ({"schedule": "step", "decay_epochs": [float("nan")], **TO_END}, "above 0 and in order"),
-    ({"schedule": "cosine", "stop": {"seconds": 5}}, "goes down to the end of the training: set train.stop.epochs"),
-    ({"schedule": "linear", "stop": {"target": 5}}, "goes down to the end of the training: set train.stop.epochs"),
-    ({"schedule": "cosine"}, "this run ends when its throughput is known: set train.stop.epochs"),
-    ({"warmup_epochs": 1.0}, "this run ends when its throughput is known: set train.stop.epochs"),
-    ({"warmup_epochs": 3.0, **TO_END}, "train.warmup_epochs=3 lasts until train.stop.epochs=3"),
-    ({"momentum": 1.0}, "train.momentum=1 should be below 1"),
-    ({"accumulate": 11}, "more parts than a device has samples of a step, 10"),
-    ({"evaluate_epochs": None, "stop": {"target": 1}}, "set train.evaluate_epochs or train.evaluate_s"),
-    ({"stop": {"seconds": 120}}, "train.stop.seconds=120 is not below measure.timeout_s=120"),
-]
-
-
-def test_a_target_needs_evaluations_and_alone_has_a_time_limit():
-    for measure, dataset, gpus, message in (
-        ({"evaluate": False}, {}, 1, "measure.evaluate=false never computes"),
-        ({}, {"validation_share": 0.0}, 1, "dataset.validation_share=0 leaves nothing to validate"),
-        ({}, {"validation_share": 0.01}, 2, "fewer samples to validate than replicas: raise dataset.size or"),
-    ):
-        assert message in line({"stop": {"target": 0.1}}, gpus, measure, **dataset)
+def test_a_target_alone_has_a_time_limit():
+    for measure, dataset, gpus in (
+        ({"evaluate": False}, {}, 1), ({}, {"validation_share": 0.0}, 1), ({}, {"validation_share": 0.01}, 2),
+    ):  # fmt: skip
         resolve(config({"stop": {"epochs": 1.0}}, gpus, measure, **dataset))
     # One sample is enough for one replica, and those of a file are counted later.
     resolve(config({"stop": {"target": 0.1}}, validation_share=0.01))
@@ -195,19 +130,10 @@ def test_replicas_without_sync_cannot_train_to_a_stop():
     assert resolve(made).unsupported is None
 
 
-def test_variables_that_are_refused():
-    ours, no_name = " is set by scalebench for each process", "hardware.environment: '{}' is no name of a variable"
-    for name, message in {
-        "RANK": f"hardware.environment: RANK{ours}; leave it out",
-        "LOCAL_WORLD_SIZE": f"LOCAL_WORLD_SIZE{ours}",
-        "MASTER_ADDR": f"MASTER_ADDR{ours}",
-        "SCALEBENCH_RUN_ID": f"SCALEBENCH_RUN_ID{ours}",
-        "CUDA_VISIBLE_DEVICES": "CUDA_VISIBLE_DEVICES is set by scalebench; use hardware.device_ids",
-        "OMP_NUM_THREADS": "OMP_NUM_THREADS is set by scalebench; use hardware.cpus_per_device",
-        "HF_TOKEN": "HF_TOKEN looks like a secret and would be in the record; set it in the shell",
-        **{name: no_name.format(name) for name in ("1A", "A=B", "")},
-    }.items():
-        assert message in resolve_error(make_config(hardware__environment={name: "1"}))
+def test_names_and_values_of_variables_that_no_command_line_can_have_are_refused():
+    for name in ("A=B", ""):
+        message = f"hardware.environment: '{name}' is no name of a variable"
+        assert resolve_error(make_config(hardware__environment={name: "1"})) == message
     assert "zero byte" in resolve_error(make_config(hardware__environment={"A": "1\0"}))
 
 

@@ -62,27 +62,6 @@ def test_packages_installed_modules_and_the_current_folder(user_files, monkeypat
     del sys.modules["loaded_here"]
 
 
-WRONG_REFERENCES = {
-    "mine": r"^dataset.builder=mine should be MODULE:FUNCTION, such as my.module:build$",
-    "mine.py:build": r"^dataset.builder=mine.py:build should be MODULE:FUNCTION: .* dataset.builder=mine:build$",
-    "mine:": "should be MODULE:FUNCTION",
-    "mine:build()": "should be MODULE:FUNCTION",
-    "../mine:build": "should be MODULE:FUNCTION",
-    "mine:bild": r"^dataset.builder=mine:bild: no function in .*mine.py 'bild'; did you mean 'build'\?$",
-    "his:build": r"^dataset.builder=his:build: no module 'his' in .* or among installed packages$",
-    "mine.sub:build": r"no module 'mine.sub'$",
-    "garbled:build": r"^dataset.builder=garbled:build: .*garbled.py is not valid Python: .*line 2\)$",
-}
-
-
-@pytest.mark.parametrize("reference", WRONG_REFERENCES)
-def test_a_wrong_reference_is_one_line(user_files, reference):
-    (user_files / "garbled.py").write_text("x = 1\ndef build(:\n")
-    with pytest.raises(InputError, match=WRONG_REFERENCES[reference]) as caught:
-        user_code.file_digest(reference, "dataset.builder")
-    assert "\n" not in str(caught.value) and not isinstance(caught.value, PluginError)
-
-
 def test_files_of_the_user_hide_no_installed_module(user_files):
     (user_files / "colorsys.py").write_text("def build(): ...\n")
     for name in ("mine:build", "yours:build"):
@@ -145,23 +124,11 @@ def test_names_of_users_models():
     reference = "scalebench.strategies.torch.libraries:build_torchvision"
     model = user_code.identify_model(ModelSpec("resnet50", torch=reference))
     assert model.name == user_code.identify_model(model).name == "torchvision/resnet50"
-    with pytest.raises(InputError, match=r"^model=torchvision is all of torchvision: set model.name to one of its net"):
-        user_code.identify_model(ModelSpec("torchvision", torch=reference))
 
 
-@pytest.mark.parametrize(
-    ("model", "error", "message"),
-    [
-        (ModelSpec("custom"), InputError, "custom is a network of your own: set model.torch=MODULE:FUNCTION, "),
-        (ModelSpec("mlp", keras="mine:build"), InputError, "mlp has its network already: model.keras is for model=cu"),
-        (ModelSpec("custom", keras="his:build"), InputError, r"\.keras=his:build: no module 'his' in "),
-        (ModelSpec("theirs", torch="his:build"), PluginError, "=theirs: model.torch=his:build: no module 'his'"),
-    ],
-)
-def test_a_wrong_model_is_the_users_mistake_unless_it_is_of_a_plugin(model, error, message):
-    with pytest.raises(InputError, match=rf"^model=?{message}") as caught:
-        user_code.identify_model(model)
-    assert type(caught.value) is error
+def test_a_wrong_model_of_a_plugin_is_its_mistake():
+    with pytest.raises(PluginError, match=r"^model=theirs: model.torch=his:build: no module 'his'"):
+        user_code.identify_model(ModelSpec("theirs", torch="his:build"))
 
 
 OWN = dataclasses.replace(USER_MODEL, input_shape=[64, 64, 3], outputs=11, metric="cross_entropy")
@@ -185,19 +152,10 @@ def test_samples_complete_what_the_config_leaves_open(model, samples, expected):
     assert (full.input_shape, full.target_shape, full.outputs, full.loss, full.metric) == expected
 
 
-@pytest.mark.parametrize(
-    ("changes", "samples", "message"),
-    [
-        ({"loss": "l1"}, CURVES, r"^model.loss=l1: no loss 'l1'; known: auto, cross_entropy, module, mse$"),
-        ({"loss": "cross_entropy"}, CURVES, r"^model.loss=cross_entropy does not suit the quantities of dataset=it"),
-        ({"loss": "mse"}, PICTURES, r"^model.loss=mse does not suit the 10 classes of dataset=it: leave it at auto$"),
-        ({}, MASKED, r"^dataset=it has NaN in targets: correct or drop it, or set model.loss to a function of yours,"),
-        ({"targets": ["G0", "a", "b"]}, CURVES, r"^model.targets has 3 names for 2 quantities: name all or none$"),
-    ],
-)
-def test_settings_that_contradict_the_targets(changes, samples, message):
+def test_targets_that_no_loss_of_ours_can_take():
+    message = r"^dataset=it has NaN in targets: correct or drop it, or set model.loss to a function of yours,"
     with pytest.raises(InputError, match=message):
-        user_code.complete_model(dataclasses.replace(USER_MODEL, **changes), samples, "it")
+        user_code.complete_model(USER_MODEL, MASKED, "it")
 
 
 TOKENS = SampleShape((), (), fields="ids int64 (8,)", needs_loss=True)
@@ -258,8 +216,6 @@ def test_an_edited_loss_is_another_run(steps_file, tmp_path):
     before = user_code.identify_model(model).code_digest
     (tmp_path / "mysteps.py").write_text(STEPS_FILE + "# changed\n")
     assert user_code.identify_model(model).code_digest != before
-    with pytest.raises(InputError, match=r"^model.loss=mysteps:lose: no function in .* 'lose'; did you mean 'loss'\?$"):
-        user_code.identify_model(dataclasses.replace(model, loss="mysteps:lose"))
     models = [ModelSpec("mlp", input_shape=[8]), ModelSpec("custom", torch="plain:build", loss="mse", metric="auto")]
     for model in models:
         with pytest.raises(

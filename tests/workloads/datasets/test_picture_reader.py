@@ -167,10 +167,6 @@ def test_mistakes_are_one_line(folder, tmp_path):
     for keys, message in (
         ({"dataset__path": "/missing"}, "cannot be read"),
         ({"batch": 13}, "has 12 pictures for training, fewer than one global batch of 13"),
-        ({"dataset__feed": "device"}, "dataset.feed=device keeps decoded pictures"),
-        ({"dataset__workers": -1}, "dataset.workers=-1 should be at least 0"),
-        ({"dataset__name": "random", "dataset__workers": 2}, "dataset.workers is of pictures that are decoded during"),
-        ({"hardware__node_copy": "/tmp"}, "hardware.node_copy copies the cache"),
     ):
         with pytest.raises(InputError, match=message) as caught:
             open_sources(folder, tmp_path, **keys)
