@@ -216,7 +216,7 @@ def describe_contrast(contrast: Contrast, estimate_ratio: EstimateRatio) -> str:
     ratios = _estimate_ratios(contrast, estimate_ratio)
     fastest_first = sorted(zip(others, ratios, strict=True), key=lambda pair: -pair[1].value)
     texts = [f"{value}: {format_ratio(ratio.value, *ratio.limits)}" for (value, _), ratio in fastest_first]
-    if len(texts) > MAX_CONTRASTED:
+    if len(texts) > MAX_CONTRASTED + 1:  # one more value takes no more room than its count
         texts = [*texts[: MAX_CONTRASTED - 1], f"{len(texts) - MAX_CONTRASTED} others", texts[-1]]
     where = f"{contrast.strategy} on {format_count(contrast.gpus, 'device')}"
     text = f"{contrast.key.replace('_', ' ')} {', '.join(texts)} times the samples/s of {first} ({where})"

@@ -66,6 +66,20 @@ def make_batches():
     return [single, *make_runs(["ddp_gloo"]), *strong]
 
 
+def make_precisions(precisions):
+    """Each precision has its own step on two devices; (name, factor of the step, noise)."""
+    runs = []
+    for minute, (precision, factor, noise) in enumerate(precisions):
+        for repeat in range(3):
+            run = sweeps.run("ddp_gloo", 2, repeat, noise, minute=minute, run_id=f"{precision}{repeat}",
+                             train=TrainSpec(10, precision=precision))  # fmt: skip
+            run.fingerprint, run.workload.precision = precision, precision
+            for rank in run.ranks:
+                rank.block_s = [seconds * factor for seconds in rank.block_s]
+            runs.append(run)
+    return runs
+
+
 FAILED = [sweeps.failed_run("bare_torch", 4, "unsupported"), sweeps.failed_run("simulated", 4),
           sweeps.failed_run("horovod_gloo", 4)]  # fmt: skip
 CASES = {
@@ -87,6 +101,8 @@ CASES = {
     "fewer devices": make_fewer(),
     "what spoils trust": [*make_runs(["ddp_gloo"], flags={4: ["swapping"]}), *FAILED],
     "batches": make_batches(),
+    "another precision is slower": make_precisions([("float32", 1.0, 0.01), ("bfloat16", 1.5, 0.01)]),
+    "another precision makes no difference": make_precisions([("float32", 1.0, 0.05), ("bfloat16", 1.0, 0.05)]),
 }
 
 
