@@ -70,13 +70,3 @@ def test_csv_markdown_and_figures_are_beside_the_page(capsys):
         assert line.startswith(f"scalebench: {file} cannot be written")
     frame = scalebench.load("a")
     assert list(pd.read_csv("a/report.csv")["run_id"]) == list(frame["run_id"])
-
-
-def test_a_full_disk(capsys, monkeypatch):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.replace", full)
-    (line,) = lines(capsys, 2, "a")
-    assert line == ("scalebench: a/report.html cannot be written: No space left on device; --out=FILE writes elsewhere")
-    assert sorted(path.name for path in Path("a").iterdir()) == ["0", "1", "2"]

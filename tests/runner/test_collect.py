@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from scalebench.core.machine import machine
-from scalebench.core.result import CurvePoint, RankRecord
+from scalebench.core.result import CurvePoint
 from scalebench.core.run_folder import rank_record_path
 from scalebench.core.spec import DatasetSpec, StopSpec, TrainSpec
 from scalebench.runner import collect, memory_limit
@@ -284,51 +284,56 @@ def test_the_record_of_a_training():
     assert assemble(spec, [trained_rank(0, 4.0, [])], collect.RunOutcome("failed", "gone", 0)).flags == []
 
 
-@pytest.mark.parametrize(
-    ("requested", "used", "differs"),
-    [
-        ("float32", "float32", False), ("float32", "float16", True), ("float32", "bfloat16+float32", True),
-        ("bfloat16", "bfloat16+float32", False), ("bfloat16", "float32", True), ("tf32", "tf32", False),
-        ("float32", None, False),
-    ],
-)  # fmt: skip
-def test_another_precision_than_requested_is_flagged(requested, used, differs):
-    """A network may set its own, such as a policy of Keras; a row that observed none is not accused of it."""
-    made = rank(0, [0.1], settings_used={} if used is None else {"precision": used})
-    result = assemble(simulated_spec(train=TrainSpec(10, precision=requested)), [made], collect.RunOutcome("ok"))
-    assert result.flags == (["precision_differs"] if differs else [])
+def on_gpus(hosts, *gpus):
+    return [rank(k, [1.0] * 4, [2] * 4, hostname=hosts[k], gpus=[gpu]) for k, gpu in enumerate(gpus)]
+
+
+def of_precision(used):
+    return [rank(0, [0.1], settings_used={} if used is None else {"precision": used})]
+
+
+def disturbed(*rounds, flags=()):
+    return {"disturbed_rounds": list(rounds), "monitor": collect.MonitorPart(flags=list(flags))}
+
+
+THREADS = simulated_spec(1).places[0].threads
+IN_ROUNDS = [rank(0, block_rounds=[1, 2])]
+# The ranks, the precision that was asked for, what else is known of the run, and its flags.
+FLAGS = [
+    # A network may set its own, such as a policy of Keras; a row that observed none is not accused of it.
+    *(
+        (of_precision(used), requested, {}, flags)
+        for requested, used, *flags in (
+            ("float32", "float32"), ("float32", "float16", "precision_differs"), ("bfloat16", "bfloat16+float32"),
+            ("float32", "bfloat16+float32", "precision_differs"), ("bfloat16", "float32", "precision_differs"),
+            ("tf32", "tf32"), ("float32", None),
+        )
+    ),
+    # Each process sees one GPU, which may be the same: its throughput would be that of a machine with fewer.
+    (on_gpus("aa", "A100 GPU-1", "A100 GPU-1"), "float32", {}, ["shared_gpu"]),
+    (on_gpus("ab", "A100 GPU-1", "A100 GPU-1"), "float32", {}, []),
+    (on_gpus("aa", "A100 GPU-1", "A100 GPU-2"), "float32", {}, []),
+    (on_gpus("aa", None, None), "float32", {}, []),
+    # What a module changed or lacked.
+    ([rank(threads=THREADS)], "float32", {}, []),
+    ([rank(threads=8)], "float32", {}, ["threads_changed"]),
+    ([rank(threads=THREADS, left_out=["train_dataloader"])], "float32", {}, ["loader_left_out"]),
+    (
+        [rank(threads=THREADS, left_out=["backward", "train_dataloader"])], "float32", {},
+        ["hooks_left_out", "loader_left_out"],
+    ),
+    # The monitor sees nothing where the measured phase was shorter than a second, as with a single slow step.
+    (IN_ROUNDS, "float32", disturbed(1, 2), ["busy_machine"]),
+    (IN_ROUNDS, "float32", disturbed(1, 2, flags=["busy_machine"]), ["busy_machine"]),
+    (IN_ROUNDS, "float32", disturbed(1), []),
+]  # fmt: skip
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("hosts", "gpus", "flags"),
-    [
-        ("aa", [["A100 GPU-1"], ["A100 GPU-1"]], ["shared_gpu"]),
-        ("ab", [["A100 GPU-1"], ["A100 GPU-1"]], []),
-        ("aa", [["A100 GPU-1"], ["A100 GPU-2"]], []),
-        ("aa", [[None], [None]], []),
-    ],
-    ids=["one", "of two hosts", "two", "unknown"],
-)
-def test_processes_that_drove_the_same_gpu_are_flagged(hosts, gpus, flags):
-    """Each sees one GPU, which may be the same: its throughput would be that of a machine with fewer."""
-    ranks = [rank(k, [1.0] * 4, [2] * 4, hostname=hosts[k], gpus=gpus[k]) for k in range(2)]
-    assert assemble(simulated_spec(2), ranks, collect.RunOutcome("ok")).flags == flags
-
-
-@pytest.mark.parametrize(
-    ("changes", "flags"),
-    [
-        ({}, []),
-        ({"threads": 8}, ["threads_changed"]),
-        ({"left_out": ["train_dataloader"]}, ["loader_left_out"]),
-        ({"left_out": ["backward", "train_dataloader"]}, ["hooks_left_out", "loader_left_out"]),
-    ],
-)
-def test_what_a_module_changed_or_lacked_is_flagged(changes, flags):
-    spec = simulated_spec(1)
-    rank = RankRecord(0, "host", 1, **{"threads": spec.places[0].threads} | changes)
-    assert assemble(spec, [rank], collect.RunOutcome("ok")).flags == flags
+@pytest.mark.parametrize(("ranks", "precision", "parts", "flags"), FLAGS)
+def test_a_run_is_flagged_for_what_its_ranks_found(ranks, precision, parts, flags):
+    spec = simulated_spec(len(ranks), train=TrainSpec(10, precision=precision))
+    assert assemble(spec, ranks, collect.RunOutcome("ok"), **parts).flags == flags
 
 
 def on_hosts(*failures):
@@ -376,15 +381,3 @@ def test_launch_time_needs_one_clock(hosts, local, marks_s, launch_s):
     host = socket.gethostname() if local else "node"
     first = rank(0, hostname=host, marks_s=dict(zip(("launch", "setup"), marks_s, strict=True)))
     assert assemble(spec, [first], collect.RunOutcome("ok", launched_at_s=100.0)).phases.launch_s == launch_s
-
-
-@pytest.mark.parametrize(
-    ("disturbed", "seen", "flags"),
-    [([1, 2], [], ["busy_machine"]), ([1, 2], ["busy_machine"], ["busy_machine"]), ([1], [], []), ([], [], [])],
-)
-def test_a_run_whose_rounds_were_all_disturbed_had_a_busy_machine(disturbed, seen, flags):
-    """The monitor sees nothing where the measured phase was shorter than a second, as with a single slow step."""
-    monitor = collect.MonitorPart(flags=seen)
-    ranks = [rank(0, block_rounds=[1, 2])]
-    result = assemble(simulated_spec(1), ranks, collect.RunOutcome("ok"), monitor=monitor, disturbed_rounds=disturbed)
-    assert result.flags == flags

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scalebench.core.errors import InputError
 from scalebench.core.result import STATUSES
 from scalebench.slurm import commands
-from scalebench.slurm.commands import JobRefused, Slurm, SlurmError, SlurmUnreachable, SubmitLimit, classify_error
+from scalebench.slurm.commands import JobRefused, Slurm, SlurmError, SlurmUnreachable, classify_error
 from scalebench.slurm.job_states import (
     END_STATES,
     MAX_LATE_ANSWERS,
@@ -35,7 +35,14 @@ from scalebench.slurm.partition import (
     read_partition,
 )
 from tests.builders.runs import find_running, wait_until
+from tests.conftest import ROOT
 from tests.slurm.builders import SINFO
+
+
+def read_golden(name):
+    """Return the parts of a file: the line after `== `, and the text below it, which is what a command has printed."""
+    text = (ROOT / f"tests/golden/slurm/{name}.txt").read_text(encoding="utf-8")
+    return re.findall(r"^== (.*)\n((?:(?!== ).*\n)*)", text, re.MULTILINE)
 
 
 def test_a_command_is_searched_in_the_folder_or_on_the_path(tools, tmp_path, monkeypatch):
@@ -83,59 +90,10 @@ def test_a_hanging_command_is_killed_with_its_children(tools):
     wait_until(lambda: not find_running([int((tools.folder / "pid").read_text())]))
 
 
-POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
-FAILED = "Batch job submission failed: "  # before the reason, behind `sbatch: error: `
-OF_SBATCH = {
-    JobRefused: [
-        f"invalid partition specified: nosuch; {FAILED}Invalid partition name specified",
-        f"{FAILED}Requested node configuration is not available",
-        f"Memory specification can not be satisfied; {FAILED}Requested node configuration is not available",
-        "Invalid generic resource (gres) specification",
-        f"{FAILED}Requested reservation is invalid",
-        f"{FAILED}Invalid feature specification",
-        f"{FAILED}Invalid node name specified",
-        "Invalid --mail-type specification",
-        f"{FAILED}Invalid account or account/partition combination specified",
-        f"{FAILED}Invalid qos specification",
-        f"QOSMaxNodePerJobLimit; {FAILED}{POLICY}",
-        f"{FAILED}User's group not permitted to use this partition",
-    ],
-    SlurmUnreachable: [f"{FAILED}Socket timed out on send/recv operation"],
-    SubmitLimit: [
-        f"AssocMaxSubmitJobLimit; {FAILED}{POLICY}",
-        f"QOSMaxSubmitJobPerUserLimit; {FAILED}{POLICY}",
-        f"{FAILED}{POLICY}",
-        f"Slurm temporarily unable to accept job, sleeping and retrying; {FAILED}Resource temporarily unavailable",
-    ],
-    SlurmError: [f"{FAILED}Requested partition configuration not available now"],
-}
-CONTACT = "Unable to contact slurm controller (connect failure)"
-PERSIST = "slurm_persist_conn_open_without_init: failed to open persistent connection to host:h0:17900: "
-PERSIST += "Connection refused"
-PRINTED = [
-    (JobRefused, "/usr/bin/sbatch: unrecognized option '--bogus'\nTry \"sbatch --help\" for more information\n",
-     "unrecognized option '--bogus'"),
-    (SlurmUnreachable, f"slurm_load_jobs error: {CONTACT}\n", CONTACT),
-    (SlurmUnreachable, f"sacct: error: {PERSIST}\nsacct: error: Sending PersistInit msg: Connection refused\n",
-     f"{PERSIST}; Sending PersistInit msg: Connection refused"),
-    (SlurmUnreachable,
-     "sacct: error: fetch_config: DNS SRV lookup failed\nsacct: fatal: Could not establish a configuration source\n",
-     "fetch_config: DNS SRV lookup failed; Could not establish a configuration source"),
-    (SlurmError, "Slurm accounting storage is disabled\n", "Slurm accounting storage is disabled"),
-    (SlurmError, "slurm_load_jobs error: Invalid job id specified\n", "Invalid job id specified"),
-    (SlurmError, "", "sbatch ended with exit code 3 and printed nothing"),
-]  # fmt: skip
-
-
 def test_errors_are_classified_and_in_one_line(tools):
-    cases = list(PRINTED)
-    for kind, lines in OF_SBATCH.items():
-        for line in lines:
-            printed = "".join(f"sbatch: error: {part}\n" for part in line.split("; "))
-            cases.append((kind, printed, line.replace(FAILED, "")))
-    for kind, printed, line in cases:
+    for expected, printed in read_golden("errors"):
         error = classify_error("sbatch", 3, printed)
-        assert (type(error), str(error)) == (kind, line)
+        assert f"{type(error).__name__}: {error}" == expected
     assert len(commands.shorten_message("x" * 5000)) == commands.MAX_MESSAGE_CHARACTERS
     tools.put("sacct", out="Slurm accounting storage is disabled\n", code=1)
     with pytest.raises(SlurmError, match=r"^Slurm accounting storage is disabled$"):
@@ -193,35 +151,12 @@ def test_limits_of_a_job(tools, max_nodes, expected):
     assert read_partition(tools.slurm, "alpha").accounts is None
 
 
-SQUEUE = """\
-5|PENDING||N/A|1795232069|1:00:00|PartitionNodeLimit
-7|COMPLETED|h1|1795232069|1795232069|1:00:00|None
-13|CANCELLED||1795232248|1795232069|10:00:00|PartitionTimeLimit
-15|FAILED|h1|1795232248|1795232248|1:00:00|NonZeroExitCode
-17|TIMEOUT|h[1-2]|1795232248|1795232200|1:00|TimeLimit
-20_[1-9%2]|PENDING||1795239999|1795232069|UNLIMITED|Nodes required for job are DOWN, DRAINED or reserved|(x)
-"""
-SACCT = """\
-1|CANCELLED by 0|0:0|h[1-2]|1795231447|1795231447|01:00:00
-2|CANCELLED by 1000|0:0|None assigned|None|1795231459|00:01:00
-14|FAILED|0:9|h1|1795232248|1795232248|01:00:00
-14.batch|CANCELLED by 0|0:9|h1|1795232248|1795232248|
-17|TIMEOUT|0:0|h1|1795232248|1795232248|1-00:01:00
-18|RUNNING|0:0|h1|1795232248|1795232248|Partition_Limit
-30+0|CANCELLED+|0:0|h1|1795232248|1795232248|01:00:00
-"""
-JOBS_OF_SCONTROL = (
-    "JobId=25 JobName=n.sh UserId=root(0) JobState=FAILED Reason=JobLaunchFailure Dependency=(null) ExitCode=0:53 "
-    "RunTime=00:00:00 TimeLimit=00:01:00 SubmitTime=1795232686 EligibleTime=1795232686 AccrueTime=1795232686 "
-    "StartTime=1795232687 EndTime=1795232686 ReqNodeList=(null) ExcNodeList=(null) NodeList=h1 BatchHost=h1\n"
-    "JobId=26 JobName=x JobState=PENDING Reason=Priority ExitCode=0:0 TimeLimit=UNLIMITED SubmitTime=1795232686 "
-    "StartTime=Unknown ReqNodeList=(null) NodeList=(null)\n"
-)
+PRINTED = dict(read_golden("jobs"))
 
 
 def test_what_squeue_sacct_and_scontrol_print():
     """Older versions write local times."""
-    states = parse_squeue(SQUEUE)
+    states = parse_squeue(PRINTED["squeue"])
     assert states["5"] == JobState("5", "PENDING", "PartitionNodeLimit", submitted_at_s=1795232069.0, limit="1:00:00")
     assert states["17"] == JobState("17", "TIMEOUT", "TimeLimit", "h[1-2]", None, 1795232248.0, 1795232200.0, "1:00")
     assert states["7"].reason is None
@@ -230,14 +165,14 @@ def test_what_squeue_sacct_and_scontrol_print():
     assert array.reason == "Nodes required for job are DOWN, DRAINED or reserved|(x)" and array.started_at_s is None
     (old,) = parse_squeue("7|RUNNING|h1|2026-11-21T03:34:29|2026-11-21T03:34:09|1:00|None").values()
     assert old.started_at_s is not None and old.submitted_at_s == old.started_at_s - 20
-    states = parse_sacct(SACCT)
+    states = parse_sacct(PRINTED["sacct"])
     assert list(states) == ["1", "2", "14", "17", "18", "30+0"], "job steps are no jobs"
     assert (states["2"].state, states["2"].cancelled_by, states["2"].node_list) == ("CANCELLED", "1000", None)
     assert (states["14"].exit_code, states["14"].started_at_s) == ("0:9", 1795232248.0)
     assert states["30+0"].state == "CANCELLED"
     failed = JobState("25", "FAILED", "JobLaunchFailure", "h1", "0:53", 1795232687.0, 1795232686.0, "00:01:00")
     pending = JobState("26", "PENDING", "Priority", None, "0:0", None, 1795232686.0, "UNLIMITED")
-    assert parse_scontrol(JOBS_OF_SCONTROL) == {"25": failed, "26": pending}
+    assert parse_scontrol(PRINTED["scontrol"]) == {"25": failed, "26": pending}
     for text in ("", "No jobs in the system\n", "slurm_load_jobs error: Invalid job id\n", "12|RUNNING\n", "||||||\n"):
         assert parse_squeue(text) == parse_sacct(text) == parse_scontrol(text) == {}
 
@@ -258,33 +193,10 @@ def test_any_text_about_a_job_is_parsed(number, state, nodes, at, reason):
     assert set(parse_scontrol(f"JobId={number} JobState=RUNNING Reason={reason} TimeLimit={at}")) == {str(number)}
 
 
-ENDS = {  # state, exit code and time limit of a job: the status of its run, and the reason
-    ("TIMEOUT", "0:0", "00:05:00"): "timeout: ran out of its time limit of 5 minutes (TIMEOUT)",
-    ("TIMEOUT", "0:0", "1-01:00:30"): "timeout: ran out of its time limit of 1500 minutes (TIMEOUT)",
-    ("TIMEOUT", "0:0", "Partition_Limit"): "timeout: ran out of its time limit (TIMEOUT)",
-    ("NODE_FAIL", "0:0", "1:00"): "failed: lost a node (NODE_FAIL): h1",
-    ("CANCELLED by 0", "0:0", "1:00"): "cancelled: was cancelled by user root (CANCELLED by 0)",
-    ("CANCELLED by 77777", "0:0", "1:00"): "cancelled: was cancelled by user 77777 (CANCELLED by 77777)",
-    ("CANCELLED+", "0:0", "1:00"): "cancelled: was cancelled (CANCELLED)",
-    ("PREEMPTED", "0:0", "1:00"): "cancelled: was preempted: it had to make room for another job (PREEMPTED)",
-    ("REVOKED", "0:0", "1:00"): "cancelled: was revoked: another cluster has taken it (REVOKED)",
-    ("DEADLINE", "0:0", "1:00"): "timeout: could not be over by its deadline (DEADLINE)",
-    ("OUT_OF_ME+", "0:125", "1:00"): "failed: is lost (OUT_OF_ME)",
-    ("OUT_OF_MEMORY", "0:125", "1:00"): "oom: ran out of memory (OUT_OF_MEMORY): h1",
-    ("BOOT_FAIL", "0:0", "1:00"): "failed: was given a node that did not start (BOOT_FAIL): h1",
-    ("FAILED", "3:0", "1:00"): "failed: failed (FAILED, exit code 3:0)",
-    ("FAILED", "0:53", "1:00"): "failed: failed (FAILED, exit code 0:53): SLURM could not open its log; do the nodes "
-    "see the run's folder?",
-    ("COMPLETED", "0:0", "1:00"): "failed: ended without a result (COMPLETED)",
-    ("TELEPORTED", "0:0", "1:00"): "failed: is lost (TELEPORTED)",
-}
-
-
 def test_the_end_of_a_job_is_one_line():
-    for (state, exit_code, limit), end in ENDS.items():
-        (job,) = parse_sacct(f"12|{state}|{exit_code}|h1|1|1|{limit}").values()
-        status, reason = end.split(": ", 1)
-        assert classify_end(job) == (status, f"SLURM job 12 {reason}")
+    for end, line in read_golden("ends"):
+        (job,) = parse_sacct(line).values()
+        assert ": ".join(classify_end(job)) == end
     assert not is_over(JobState("12", "TELEPORTED")) and not is_over("COMPLETING") and is_over("TIMEOUT")
     assert all(is_over(JobState("12", state)) for state in END_STATES)
 

@@ -174,17 +174,24 @@ def test_a_run_that_fails_beside_others_that_wait_stops_none_of_them(tmp_path, f
     assert statuses == {0: "ok", 2: "ok", **failed}
 
 
-@pytest.mark.usefixtures("sets_up_ahead")
-def test_cancelling_ends_runs_that_wait_with_their_first_step(tmp_path):
+@pytest.mark.parametrize("in_rounds", [True, False])
+def test_cancelling_ends_all_runs_with_a_result(in_rounds, tmp_path, request):
+    """Also those that wait with their first step."""
+    if in_rounds:
+        specs = [simulated(1, {"max_s": 60.0}), simulated(2, {"max_s": 60.0}), simulated(1, {"max_s": 60.0})]
+    else:
+        request.getfixturevalue("sets_up_ahead")
+        specs = [simulated(1), simulated(2, setup_s=60.0), simulated(1)]
+
     def cancel():
-        wait_until((tmp_path / "2" / "progress0.json").exists)
+        wait_until(lambda: turn_number(tmp_path / "1") >= 2 if in_rounds else (tmp_path / "2/progress0.json").exists())
         process.cancelled.set()
 
     canceller = threading.Thread(target=cancel)
     canceller.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            run_cohort([simulated(1), simulated(2, setup_s=60.0), simulated(1)], tmp_path)
+            run_cohort(specs, tmp_path)
     finally:
         canceller.join()
         process.cancelled.clear()
@@ -217,22 +224,6 @@ def test_a_cohort_grows_only_as_far_as_the_gpus_allow(free, mode, fits):
     assert one._fits_on_gpus(rooms) is fits
     assert not one._fits_on_gpus(rooms, 4) or not fits or free == [None, None], "four more are too many"
     assert one._fits_on_gpus([[] for _ in free]), "no GPU"
-
-
-def test_cancelling_ends_all_runs_with_a_result(tmp_path):
-    def cancel():
-        wait_until(lambda: turn_number(tmp_path / "1") >= 2)
-        process.cancelled.set()
-
-    canceller = threading.Thread(target=cancel)
-    canceller.start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run_cohort([simulated(1, {"max_s": 60.0}), simulated(2, {"max_s": 60.0})], tmp_path)
-    finally:
-        canceller.join()
-        process.cancelled.clear()
-    assert {read_result(tmp_path / name / "result.json").status for name in "01"} == {"cancelled"}
 
 
 class IdleCohort(Cohort):

@@ -79,10 +79,7 @@ WITH_SLOW_STEPS = "warmup, 2.7 samples/s, a step takes 12 s, about 2 min left"
         ([], "starting"),
         ([RankProgress(0, 1, "setup", 0.0)], "setup"),
         ([RankProgress(1, 1, "measure", 0.0), RankProgress(0, 1, "setup", 0.0)], "setup"),
-        (
-            [measuring(9, 1000.4, 10.0), RankProgress(1, 1, "measure", 0.0, 9, 1.0, 1.0)],
-            "measure, 2,001 samples/s",
-        ),
+        ([measuring(9, 1000.4, 10.0), RankProgress(1, 1, "measure", 0.0, 9, 1.0, 1.0)], "measure, 2,001 samples/s"),
         ([measuring(9, 10.0, 31.0)], "measure, 10 samples/s"),
         ([RankProgress(0, 1, "warmup", 0.0)], "warmup, first step, 14 s so far"),
         ([RankProgress(0, 1, "warmup", 0.0, 2, 2.67, 24.0, 20.0, step_s=12.3)], WITH_SLOW_STEPS),

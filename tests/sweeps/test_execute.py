@@ -26,18 +26,25 @@ def iterate(sweep, runs, first=0, **how):
 def test_runs_come_in_order_and_the_record_has_them_all(tmp_path):
     sweep = RunningSweep(tmp_path / "s", ["sweep=demo"], None)
     jobs = planned(1, 2)
-    assert list(iterate(sweep, jobs, 3)) == jobs
+    done = iterate(sweep, jobs, 3)
+    assert next(done) == jobs[0] and len(read_sweep(tmp_path / "s").runs) == 2, "before the first run"
+    assert list(done) == jobs[1:]
     record = read_sweep(tmp_path / "s")
-    assert not record.ended and record.arguments == ["sweep=demo"]
+    assert not record.ended and record.arguments == ["sweep=demo"] and len(record.missing(tmp_path / "s")) == 2
     assert [(run.number, run.label) for run in record.runs] == [(3, "simulated gpus=1"), (4, "simulated gpus=2")]
     assert (record.runs[0].fingerprint, record.runs[0].repeat) == jobs[0].key
     sweep.mark_ended()
     assert read_sweep(tmp_path / "s").ended
 
 
-def test_runs_without_time_wait_and_are_left_out(tmp_path):
+def timed_sweep(folder, minutes=None):
+    """Return a sweep with so many minutes, and its clock, which the test advances."""
     clock = SimpleNamespace(now_s=0.0)
-    sweep, done = RunningSweep(tmp_path, [], 1.0, clock=lambda: clock.now_s), []
+    return RunningSweep(folder, [], minutes, clock=lambda: clock.now_s), clock
+
+
+def test_runs_without_time_wait_and_are_left_out(tmp_path):
+    (sweep, clock), done = timed_sweep(tmp_path, 1.0), []
     for job in iterate(sweep, planned(1, 2, 4, 8)):  # each takes 25 s instead of 15
         done.append((job.number, job.spec.gpus))
         clock.now_s += 25.0
@@ -46,8 +53,7 @@ def test_runs_without_time_wait_and_are_left_out(tmp_path):
 
 
 def test_fast_runs_leave_time_for_waiting_runs(tmp_path):
-    clock = SimpleNamespace(now_s=0.0)
-    sweep, done = RunningSweep(tmp_path, [], 0.6, clock=lambda: clock.now_s), []  # 36 s: for two
+    (sweep, clock), done = timed_sweep(tmp_path, 0.6), []  # 36 s: for two
     for job in iterate(sweep, planned(1, 2, 4)):
         done.append(job.spec.gpus)
         clock.now_s += 1.0
@@ -87,8 +93,7 @@ def test_a_second_cohort_has_the_baseline_again_and_what_fits_nowhere_is_done_by
 
 
 def test_a_later_batch_has_the_time_that_the_first_one_left(tmp_path):
-    clock = SimpleNamespace(now_s=0.0)
-    sweep = RunningSweep(tmp_path, [], 0.5, clock=lambda: clock.now_s)
+    sweep, clock = timed_sweep(tmp_path, 0.5)
     for _ in iterate(sweep, planned(1)):
         clock.now_s += 29.0
     assert list(iterate(sweep, planned(2), 1)) == []
@@ -102,8 +107,7 @@ def test_a_run_with_an_earlier_result_needs_no_time(tmp_path):
 
 
 def test_the_time_left_follows_measured_durations(tmp_path):
-    clock = SimpleNamespace(now_s=0.0)
-    sweep, message = RunningSweep(tmp_path, [], None, clock=lambda: clock.now_s), []
+    (sweep, clock), message = timed_sweep(tmp_path), []
     assert sweep.format_time_left() == ""
     for _ in iterate(sweep, planned(1, 1, 1)):
         message.append(sweep.format_time_left())
@@ -118,8 +122,7 @@ def test_the_time_left_follows_measured_durations(tmp_path):
 
 
 def test_the_time_left_follows_the_steps_of_the_current_run(tmp_path):
-    clock = SimpleNamespace(now_s=0.0)
-    sweep, message = RunningSweep(tmp_path, [], None, clock=lambda: clock.now_s), []
+    (sweep, clock), message = timed_sweep(tmp_path), []
     sweep.update_time_left(50.0)  # before a run
     for _ in iterate(sweep, planned(1, 1)):
         clock.now_s += 5.0
@@ -131,8 +134,7 @@ def test_the_time_left_follows_the_steps_of_the_current_run(tmp_path):
 
 
 def test_trainings_of_unknown_length_are_at_least_a_guess(tmp_path):
-    clock = SimpleNamespace(now_s=0.0)
-    sweep, message = RunningSweep(tmp_path, [], None, clock=lambda: clock.now_s), []
+    (sweep, clock), message = timed_sweep(tmp_path), []
     jobs = planned(1, 1, 1)
     for job in jobs:
         job.spec.config.train.stop.epochs = 2.0
@@ -140,15 +142,6 @@ def test_trainings_of_unknown_length_are_at_least_a_guess(tmp_path):
         message.append(sweep.format_time_left())
         clock.now_s += 5.0
     assert message[0].startswith("at least about ") and message[1] == "about 10 s of the sweep left"
-
-
-def test_an_interrupted_sweep_lists_the_missing_runs(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        for _ in iterate(RunningSweep(tmp_path, [], None), planned(1, 2)):
-            assert len(read_sweep(tmp_path).runs) == 2, "before the first run"
-            raise KeyboardInterrupt
-    record = read_sweep(tmp_path)
-    assert not record.ended and len(record.missing(tmp_path)) == 2
 
 
 def test_the_time_left_holds_no_run_that_an_error_has_ended(tmp_path):

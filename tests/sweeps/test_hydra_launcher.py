@@ -67,32 +67,6 @@ def test_a_sweep_adds_its_baselines_and_continues_after_a_failed_run(sweep):
     assert len(pd.read_csv("s/results.csv")) == len(pd.read_parquet("s/results.parquet")) == 4
 
 
-@pytest.mark.slow
-def test_resume_keeps_successful_runs_and_repeats_others(sweep):
-    options = ["strategy.options.fault=raise", "strategy.options.fault_rank=1"]
-    assert sweep("gpus=2", *options)[0] == 1
-    first = rows()
-    assert first.status.tolist() == ["ok", "failed"]  # the baseline, then what was asked for
-
-    status, out, _ = sweep("gpus=2", *options, "resume=true")  # in the same folder
-    again = rows()
-    assert status == 1 and re.search(r"^✓ \[1/2\] simulated 1 device  .*  done before, kept$", out, re.MULTILINE)
-    assert "✗ [2/3] simulated 2 devices  failed" in out or "✗ [3/3] simulated 2 devices  failed" in out
-    assert again.run_id.iloc[0] == first.run_id.iloc[0]
-    assert again.run_id.iloc[1] != first.run_id.iloc[1]
-    cohorts = [read_result(Path(path) / "result.json").cohort for path in again.path]
-    assert again.gpus.tolist() == [1, 2, 1] and cohorts[1] == cohorts[2] != cohorts[0], "the baseline is in each cohort"
-
-    status, out, _ = sweep("gpus=1", "repeat=0,1", *options, "resume=true", folder="t")  # in one beside it
-    beside = rows("t")
-    assert status == 0 and out.count("done before, kept") == 1
-    assert beside.run_id.iloc[0] == again.run_id.iloc[2] and beside.repeat.tolist() == [0, 1]
-
-    assert sweep("gpus=2", *options, "resume=true")[0] == 1
-    last = rows()
-    assert last.gpus.tolist() == [1, 2, 1, 1] and last.run_id.tolist()[::2] == again.run_id.tolist()[::2]
-
-
 def test_resumed_with_other_arguments_a_sweep_keeps_its_runs_under_their_numbers(sweep):
     """The table has them all, those of new arguments after the others, and their plan says so too."""
     words = ["measure.repeats=2", "measure.order=given", "baseline=none"]
@@ -182,10 +156,7 @@ def test_a_dry_run_with_repeats_lists_them_all(capsys, words):
 @pytest.mark.parametrize(
     ("subdir", "line"),
     [
-        (
-            "${strategy.name}_${gpus}",
-            "gives several runs the same folder, {s}/simulated_1 (simulated gpus=1 ",
-        ),
+        ("${strategy.name}_${gpus}", "gives several runs the same folder, {s}/simulated_1 (simulated gpus=1 "),
         ("${hydra.job.override_dirname}", "gives simulated gpus=1 repeat=0 a folder whose name has "),
     ],
 )
@@ -211,14 +182,6 @@ def test_options_of_swept_strategies_are_those_of_each_and_not_of_the_default(sw
     """The default, ddp, has no such option."""
     status, out, err = sweep("gpus=2", "baseline=bare", "dry_run=true", *words)
     assert (status, err) == (0, "") and "/3] fsdp gpus=2" in out and "/3] hsdp gpus=2" in out
-
-
-@pytest.mark.slow
-def test_a_sweep_without_time_lists_the_runs_left_out(sweep):
-    status, _, err = sweep("gpus=1,2", "sweep.max_minutes=1e-6")
-    assert (status, err) == (1, "scalebench: s: no report: not one run fits into sweep.max_minutes=1e-06\n")
-    status, out, _ = sweep("gpus=1,2", "sweep.max_minutes=10", "resume=true")
-    assert status == 0 and len(rows()) == 2 and "left out" not in out
 
 
 def test_a_sweep_starts_each_run_three_times_and_probes_the_first(sweep):

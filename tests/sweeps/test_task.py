@@ -101,11 +101,13 @@ def test_a_sweep_without_a_good_run_ends_with_1_after_its_table(status, code, ca
     assert "report" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("trouble", ["nothing", "cut short", "in the way", "of the page"])
+@pytest.mark.parametrize("trouble", ["no time", "nothing", "cut short", "in the way", "of the page"])
 def test_tables_that_cannot_be_made_end_with_1(capsys, trouble):
     session = session_with("ok", report=trouble == "of the page")
     if trouble == "of the page":
         Path("s/report.html").mkdir()
+    elif trouble == "no time":
+        session.sweep.record.runs[0].left_out, session.sweep.record.max_minutes = True, 1e-6
     elif trouble == "nothing":
         Path("s/0/result.json").unlink()
     elif trouble == "cut short":
@@ -115,3 +117,4 @@ def test_tables_that_cannot_be_made_end_with_1(capsys, trouble):
     assert session.finish() == 1
     err = capsys.readouterr().err
     assert err.startswith("scalebench: s: no report: ") and err.count("\n") == 1
+    assert ("not one run fits into sweep.max_minutes=1e-06" in err) == (trouble == "no time")

@@ -75,17 +75,8 @@ def test_a_run_in_its_own_unfinished_folder_removes_only_files_of_runs(call):
     Path("r/result.json").unlink()
     write_files("r/rank9.json", "r/notes.txt", "r/rank_list.json", "r/monitor.py")
     assert call(*SHORT, "hydra.run.dir=r")[0] == 0
-    left = {
-        ".hydra",
-        "rank0.json",
-        "rank0.log",
-        "result.json",
-        "spec.json",
-        "notes.txt",
-        "rank_list.json",
-        "monitor.py",
-    }
-    assert set(os.listdir("r")) == left
+    of_the_run = {".hydra", "rank0.json", "rank0.log", "result.json", "spec.json"}
+    assert set(os.listdir("r")) == of_the_run | {"notes.txt", "rank_list.json", "monitor.py"}
 
 
 def test_hydra_may_write_before_us(call):

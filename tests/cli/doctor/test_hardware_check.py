@@ -28,9 +28,9 @@ from tests.builders.runs import MACHINE
 from tests.conftest import ROOT
 from tests.slurm.builders import SINFO
 
-A100_NODE = HardwareSpec(
-    "alpha", devices="cuda", gpus_per_node=2, cpus_per_node=48, memory_bytes=10**12, gpu_model="A100 SXM4 40GB",
-    gpu_memory_bytes=40 * 10**9, this_machine=False,
+ALPHA_SPEC = HardwareSpec(
+    "alpha", devices="cuda", gpus_per_node=8, cpus_per_node=48, max_nodes=3, memory_bytes=10**12, this_machine=False,
+    scheduler="slurm", slurm=SlurmSpec(partition="alpha", exclusive=True),
 )  # fmt: skip
 
 
@@ -38,70 +38,41 @@ def gpu(index, name="NVIDIA A100-SXM4-40GB", memory_bytes=40 * 2**30):
     return Gpu(index, name, f"GPU-{index}", memory_bytes, None, None, None, None, None)
 
 
-def host(*gpus, **changes):
-    """A machine with 48 cores and 1 TiB."""
-    figures = {"cpus": 48, "cpus_physical": 48, "memory_bytes": 2**40, "gpus": list(gpus)}
-    return dataclasses.replace(MACHINE, **{**figures, **changes})
-
-
-def node_results(hardware, here, in_job=False):
-    return {line.key: line for line in hardware_check.check_node(hardware, here, in_job)}
-
-
-@pytest.mark.parametrize(
-    ("key", "here", "shown"),
-    [
-        ("gpus_per_node", host(gpu(0)), "1"),
-        ("gpus_per_node", host(), "0"),
-        ("gpu_model", host(gpu(0), gpu(1, "Tesla K80")), "NVIDIA A100-SXM4-40GB, Tesla K80"),
-        ("gpu_memory_bytes", host(gpu(0), gpu(1, memory_bytes=80 * 2**30)), "43 GB, 86 GB"),
-        ("cpus_per_node", host(cpus=24, cpus_physical=24), "24 cores"),
-        ("memory_bytes", host(memory_bytes=512 * 2**30), "550 GB"),
-    ],
+GPUS = [gpu(index) for index in range(8)]
+NODE = dataclasses.replace(
+    MACHINE, hostname="taurusi8001.example.org", cpus=48, cpus_physical=48, memory_bytes=2**40, gpus=GPUS
 )
-def test_differences_are_reported(key, here, shown):
-    line = node_results(A100_NODE, here)[key]
-    assert (line.actual, line.verdict) == (shown, DIFFERS)
+
+
+def node_results(hardware, in_job=False, **changes):
+    here = dataclasses.replace(NODE, **changes)
+    return {line.key: line for line in hardware_check.check_node(hardware, here, in_job)}
 
 
 def test_unknown_values_are_not_checked_and_cores_are_those_of_the_node():
     nothing = HardwareSpec("local", devices="auto")
-    assert {line.verdict for line in hardware_check.check_node(nothing, host(gpu(0), gpu(1)))} == {UNCHECKED}
-    assert {line.expected for line in hardware_check.check_node(nothing, host())} == {"null"}
-    results = node_results(A100_NODE, host(gpu(0, None, None), gpu(1, None, None), memory_bytes=None))
-    assert (results["memory_bytes"].actual, results["memory_bytes"].verdict) == ("unknown", UNCHECKED)
-    workers = node_results(HardwareSpec("cpu", devices="cpu", gpus_per_node=2, cpus_per_node=48), host())
+    assert {line.verdict for line in node_results(nothing).values()} == {UNCHECKED}
+    assert {line.expected for line in node_results(nothing, gpus=[]).values()} == {"null"}
+    workers = node_results(HardwareSpec("cpu", devices="cpu", gpus_per_node=2, cpus_per_node=48))
     assert list(workers) == ["cpus_per_node", "memory_bytes"], "CPU workers are not checked as GPUs"
-    # A process with few cores sees those of the node.
-    line = node_results(A100_NODE, host(cpus=1))["cpus_per_node"]
-    assert (line.actual, line.verdict) == ("48 cores, 1 for this process", OK)
-    assert node_results(A100_NODE, host(cpus_physical=None))["cpus_per_node"].verdict == OK
-    more = node_results(A100_NODE, host(gpu(0), gpu(1), gpu(2)), in_job=True)["gpus_per_node"]
+    assert node_results(ALPHA_SPEC, cpus_physical=None)["cpus_per_node"].verdict == OK
+    more = node_results(ALPHA_SPEC, in_job=True, gpus=[*GPUS, gpu(8)])["gpus_per_node"]
     assert more.verdict == DIFFERS, "a job may have a part of the GPUs, and not more"
 
 
-@pytest.mark.parametrize(
-    ("answer", "here", "same"),
-    [
+def test_models_and_sizes_are_compared_loosely():
+    for answer, here, same in (
         ("A100 SXM4 40GB", "NVIDIA A100-SXM4-40GB", True),
         ("A100 SXM4 40GB", "NVIDIA A100-SXM4-80GB", False),
         ("GTX 1080 Ti", "NVIDIA GeForce GTX 1080 Ti", True),
         ("GTX 1070", "GeForce GTX 1070 Ti", False),
         ("GTX 1080 Ti", "GeForce GTX 1080", False),
         ("Tesla P100 SXM2", "Tesla P100-SXM2-16GB", True),
-        ("Tesla K80", "Tesla K80", True),
         ("H100 PCIe", "NVIDIA H100 80GB HBM3", False),
-    ],
-)
-def test_models_by_name(answer, here, same):
-    assert hardware_check.is_same_model(answer, here) == same
-
-
-@pytest.mark.parametrize(
-    ("here", "same"), [(64 * 10**9, True), (64 * 2**30, True), (62_000 * 2**20, True), (48 * 10**9, False)]
-)
-def test_sizes_are_compared_loosely(here, same):
-    assert is_near(64 * 10**9, here) == same
+    ):
+        assert hardware_check.is_same_model(answer, here) == same, answer
+    sizes = {64 * 10**9: True, 64 * 2**30: True, 62_000 * 2**20: True, 48 * 10**9: False}
+    assert {size: is_near(64 * 10**9, size) for size in sizes} == sizes
 
 
 CLUSTER = HardwareSpec("mine", this_machine=False, scheduler="slurm")
@@ -166,19 +137,22 @@ def test_images(tmp_path):
     assert hardware_check.check_container(CLUSTER) == []
 
 
-GPUS = [Gpu(n, "NVIDIA A100-SXM4-40GB", f"GPU-{n}", 40 * 2**30, None, None, None, None, None) for n in range(8)]
-NODE = dataclasses.replace(
-    MACHINE, hostname="taurusi8001.example.org", cpus=48, cpus_physical=48, memory_bytes=2**40, gpus=GPUS
-)
 ALPHA = "hardware=alpha hardware.max_nodes=3 hardware.interface=lo hardware.node_copy=null"
 
 
 LOGIN = {"hostname": "login1", "gpus": []}
+OTHER_PARTS = {
+    "gpus": [*GPUS[:6], gpu(6, "Tesla K80"), gpu(7, memory_bytes=80 * 2**30)], "cpus": 24, "cpus_physical": 24,
+    "memory_bytes": 512 * 2**30,
+}  # fmt: skip
 UNKNOWN = "hardware.slurm.partition=alpa hardware.slurm.container=/no/torch.sif"
 # Words, changes of the host, and variables of its shell; golden/doctor.txt has the exit status and what is printed.
 CASES = {
     "a node that fits": (ALPHA, {}, {}),
     "a node with half of the GPUs": (ALPHA, {"gpus": GPUS[:4]}, {}),
+    "a node with other parts": (ALPHA, OTHER_PARTS, {}),
+    "a node that tells little": (ALPHA, {"memory_bytes": None, "cpus": 1}, {}),
+    "a node without GPUs": (ALPHA, {"gpus": []}, {}),
     "a login node, which need not match": (ALPHA, LOGIN, {}),
     "a salloc shell on a login node: the allocation has the rest": (
         ALPHA, {"hostname": "login1"}, {"SLURM_JOB_ID": "12"}
@@ -251,10 +225,6 @@ def test_the_srun_command_names_account_and_qos(monkeypatch):
 
 # SLURM's answers, from sinfo's lines and made-up commands, checked against a YAML.
 NODES = parse_sinfo(SINFO)
-ALPHA_SPEC = HardwareSpec(
-    "alpha", devices="cuda", gpus_per_node=8, cpus_per_node=48, max_nodes=3, memory_bytes=10**12, this_machine=False,
-    scheduler="slurm", slurm=SlurmSpec(partition="alpha", exclusive=True),
-)  # fmt: skip
 
 
 def partition_results(hardware=None, nodes=NODES, **slurm):

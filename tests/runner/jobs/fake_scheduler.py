@@ -135,13 +135,7 @@ class Sweep:
     def __post_init__(self):
         s = self.scheduler
         self.follower = JobFollower(
-            s,
-            self.max_jobs,
-            self.states_reported.append,
-            submit=s.submit,
-            watcher=s,
-            clock=s.clock,
-            pause=s.pause,
+            s, self.max_jobs, self.states_reported.append, submit=s.submit, watcher=s, clock=s.clock, pause=s.pause
         )
 
     def requests(self, count=None, gpus=1):

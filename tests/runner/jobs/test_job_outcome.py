@@ -11,16 +11,7 @@ from scalebench.core.run_folder import JOB_LOG, RESULT_FILE, UNREADABLE_RESULT_F
 from scalebench.runner.jobs import follow
 from scalebench.slurm.job_states import JobState, classify_end
 from tests.builders.runs import rank
-from tests.runner.jobs.fake_scheduler import (
-    BEGUN_S,
-    Scheduler,
-    end_of,
-    forgotten,
-    leaves,
-    leaves_result,
-    runs,
-    state,
-)
+from tests.runner.jobs.fake_scheduler import BEGUN_S, Scheduler, end_of, forgotten, leaves, leaves_result, runs, state
 
 ENDINGS = {
     "CANCELLED": "cancelled", "PREEMPTED": "cancelled", "TIMEOUT": "timeout", "DEADLINE": "timeout",

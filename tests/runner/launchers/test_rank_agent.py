@@ -217,18 +217,15 @@ def test_an_agent_that_mpirun_did_not_start_is_refused(tmp_path):
     assert (done.returncode, done.stderr) == (2, f"scalebench.runner.launchers.rank_agent: {reason}\n")
 
 
-@pytest.mark.parametrize(
-    ("variables", "rank"),
-    [
-        ({"OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "4"}, 3),
-        ({"PMIX_RANK": "4"}, 4),
-        ({"PMI_RANK": "5"}, 5),
-        ({"SLURM_PROCID": "6"}, 6),
-        ({"SLURM_PROCID": "0", "OMPI_COMM_WORLD_RANK": "2"}, 2),  # mpirun within a job
-    ],
-)
-def test_the_rank_is_read_from_the_variables_of_each_mpirun(variables, rank):
-    assert rank_agent.read_mpi_rank(variables) == rank
+def test_the_rank_is_read_from_the_variables_of_each_mpirun():
+    for text, rank in {
+        "OMPI_COMM_WORLD_RANK=3 PMIX_RANK=4": 3,
+        "PMIX_RANK=4": 4,
+        "PMI_RANK=5": 5,
+        "SLURM_PROCID=6": 6,
+        "SLURM_PROCID=0 OMPI_COMM_WORLD_RANK=2": 2,  # mpirun within a job
+    }.items():
+        assert rank_agent.read_mpi_rank(dict(word.split("=") for word in text.split())) == rank
 
 
 ADDRESSES = ["127.0.0.1:5000", "127.0.0.1:5001"]
@@ -319,29 +316,22 @@ def test_a_folder_that_the_host_does_not_see_is_an_error(tmp_path):
     assert done.stderr == f"scalebench.runner.worker: {reason} that all its hosts share\n"
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({}, None),
-        ({"LOCAL_RANK": None, "GROUP_RANK": None}, None),
-        ({"RANK": None}, "RANK is not set: start this with torchrun, as the waiting program says"),
-        ({"WORLD_SIZE": None}, "WORLD_SIZE is not set: start this with torchrun, as the waiting program says"),
-        ({"RANK": "x"}, "RANK=x is no number"),
-        ({"WORLD_SIZE": "3"}, "RANK=1 of WORLD_SIZE=3 does not fit the run, of processes=2 nodes=1"),
-        ({"RANK": "2"}, "RANK=2 of WORLD_SIZE=2 does not fit the run, of processes=2 nodes=1"),
-        ({"RANK": "-1"}, "RANK=-1 of WORLD_SIZE=2 does not fit"),
-        ({"LOCAL_RANK": "0"}, "rank 1 should have LOCAL_RANK=1 and has 0; see each node's --nproc-per-node"),
-        ({"GROUP_RANK": "1"}, "rank 1 should have GROUP_RANK=0 and has 1"),
-    ],
-)
-def test_torchrun_variables_have_to_fit_the_run(changes, reason):
-    variables = {name: value for name, value in (RANK_1 | changes).items() if value is not None}
-    if reason is None:
-        assert read_torchrun_rank(variables, by_hand_spec()) == 1
-        return
-    with pytest.raises(InputError) as caught:
-        read_torchrun_rank(variables, by_hand_spec())
-    assert str(caught.value).startswith(reason) and "\n" not in str(caught.value)
+def test_torchrun_variables_have_to_fit_the_run():
+    spec = by_hand_spec()
+    assert read_torchrun_rank(RANK_1, spec) == read_torchrun_rank({"RANK": "1", "WORLD_SIZE": "2"}, spec) == 1
+    for name, value, reason in (
+        ("RANK", None, "RANK is not set: start this with torchrun, as the waiting program says"),
+        ("WORLD_SIZE", None, "WORLD_SIZE is not set: start this with torchrun"),
+        ("RANK", "x", "RANK=x is no number"),
+        ("WORLD_SIZE", "3", "RANK=1 of WORLD_SIZE=3 does not fit the run, of processes=2 nodes=1"),
+        ("RANK", "2", "RANK=2 of WORLD_SIZE=2 does not fit"),
+        ("RANK", "-1", "RANK=-1 of WORLD_SIZE=2 does not fit"),
+        ("LOCAL_RANK", "0", "rank 1 should have LOCAL_RANK=1 and has 0; see each node's --nproc-per-node"),
+        ("GROUP_RANK", "1", "rank 1 should have GROUP_RANK=0 and has 1"),
+    ):
+        variables = {key: text for key, text in (RANK_1 | {name: value}).items() if text is not None}
+        with pytest.raises(InputError, match=f"^{reason}"):
+            read_torchrun_rank(variables, spec)
 
 
 # Ranks under mpirun, followed by the launcher through the files of their agents.
@@ -368,55 +358,40 @@ def state(rank):
     return rank.poll(), rank.over, rank.terminated, rank.lost
 
 
-def test_a_rank_that_runs_or_has_not_started(tmp_path, pair):
-    """A zombie is not alive: mpirun may not have waited for its children yet."""
+ENDS = [
+    (WorkerExit(0, False), (0, True, False, False)),
+    (WorkerExit(7, False), (7, True, False, False)),
+    (WorkerExit(-9, False), (-9, True, False, False)),
+    (WorkerExit(-15, True), (None, True, True, False)),
+    (WorkerExit(0, True), (0, True, False, False)),  # it had finished before
+]
+
+
+def test_a_rank_is_followed_by_its_files_and_processes(tmp_path, pair):
+    """A request for the stack reaches only the worker."""
     rank = RemoteRank(tmp_path, 1)
-    assert (rank.pid, rank.alive(), *state(rank)) == (None, False, None, False, False, False)
+    assert (rank.pid, rank.alive(), *state(rank)) == (None, False, None, False, False, False), "it has not started"
     rank.signal(signal.SIGKILL)
     rank = remote(tmp_path, pair)
     assert (rank.pid, rank.alive(), *state(rank)) == (pair[1].pid, True, None, False, False, False)
-    for process in pair:
-        os.kill(process.pid, signal.SIGKILL)
-    wait_until(lambda: not rank.alive(), 10.0)
-
-
-@pytest.mark.parametrize(
-    ("end", "expected"),
-    [
-        (WorkerExit(0, False), (0, True, False, False)),
-        (WorkerExit(7, False), (7, True, False, False)),
-        (WorkerExit(-9, False), (-9, True, False, False)),
-        (WorkerExit(-15, True), (None, True, True, False)),
-        (WorkerExit(0, True), (0, True, False, False)),  # it had finished before
-    ],
-)
-def test_a_rank_after_its_end(end, expected, tmp_path, pair):
-    rank = remote(tmp_path, pair)
-    assert rank.poll() is None
-    write_json(worker_exit_path(tmp_path, 1), end)
-    assert state(rank) == expected
-    assert rank.alive(), "its agent stays for a while"
+    rank.signal(STACK_SIGNAL)
+    assert pair[1].wait(10) == -STACK_SIGNAL and pair[0].poll() is None
+    for end, expected in ENDS:
+        rank = remote(tmp_path, pair)
+        write_json(worker_exit_path(tmp_path, 1), end)
+        assert state(rank) == expected and rank.alive(), "its agent stays for a while"
+    rank.signal(signal.SIGTERM)
+    wait_until(lambda: not rank.alive(), 10.0)  # a zombie is not: mpirun may not have waited for its children yet
+    assert pair[0].wait(10) == -signal.SIGTERM
 
 
 def test_a_rank_whose_agent_was_killed_is_lost(tmp_path, pair):
     rank = remote(tmp_path, pair)
     pair[0].kill()
     pair[0].wait()
-    assert state(rank) == (-signal.SIGKILL, True, False, True)
-    assert rank.alive(), "the worker still runs here"
+    assert state(rank) == (-signal.SIGKILL, True, False, True) and rank.alive(), "the worker still runs here"
     rank.signal(signal.SIGKILL)
-    assert pair[1].wait(10) == -signal.SIGKILL
-    assert not rank.alive()
-
-
-def test_signals_reach_the_worker_and_its_agent(tmp_path, pair):
-    """A request for the stack reaches only the worker."""
-    rank = remote(tmp_path, pair)
-    rank.signal(STACK_SIGNAL)
-    assert pair[1].wait(10) == -STACK_SIGNAL
-    assert pair[0].poll() is None
-    rank.signal(signal.SIGTERM)
-    assert pair[0].wait(10) == -signal.SIGTERM
+    assert pair[1].wait(10) == -signal.SIGKILL and not rank.alive()
 
 
 def test_a_rank_on_another_host_is_followed_only_by_its_files(tmp_path, pair):
