@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import operator
 
 import pytest
 
@@ -86,46 +85,6 @@ def test_the_demo_is_composed_for_the_machine(monkeypatch, gpus_here, hardware, 
     found = [(spec.config.model.name, spec.config.strategy.name, spec.gpus) for spec in planned]
     assert sorted(found) == sorted([*several, *((model, "bare_torch", 1) for model in models)])
     assert {(spec.device, spec.unsupported) for spec in planned} == {(device, None)}
-
-
-# Words of the command line: settings of the first run.
-STUDIED = {
-    # As Keras had it in 2017.
-    "sweep=keras_multi_gpu strategy=multi_gpu_model": {"strategy.options.slice_device": "each"},
-    "sweep=variable_update strategy=central_storage_spread model=alexnet": {
-        "train.optimizer": "sgd", "train.weight_decay": 4e-5, "dataset.feed": "fixed",
-        "strategy.options": {"parameter_device": "spread"},
-    },
-    # Whatever the model says.
-    "sweep=thesis_scaling model=mlp strategy=bare_torch": {"train.learning_rate": 4.7331e-4, "scaling": "weak"},
-    "sweep=thesis_accuracy": {
-        "strategy.name": "bare_torch", "train.learning_rate": 4.7331e-4, "train.base_batch": 75,
-        "train.stop.seconds": 30, "train.stop.epochs": None,
-    },
-}  # fmt: skip
-
-
-def test_the_settings_of_the_studies():
-    for line, settings in STUDIED.items():
-        words = line.split()
-        sweep = values(words[0].removeprefix("sweep="))
-        first = [f"{key}={choices[0]}" for key, choices in sweep.items() if f"{key}=" not in line]
-        config = resolve(compose_config([*words, *first, "hardware=cpu"])).config
-        for key, value in settings.items():
-            *path, name = key.split(".")
-            owner = operator.attrgetter(".".join(path))(config) if path else config
-            assert (owner[name] if isinstance(owner, dict) else getattr(owner, name)) == value, (line, key)
-    assert values("thesis_scaling")["strategy"] == ["horovod_nccl", "horovod_mpi", "horovod_gloo"]
-    assert {"75", "700"} <= set(values("thesis_accuracy")["train.batch_per_device"])
-    for sweep in ("batch_size", "thesis_batch_size"):
-        assert {"75", "150", "700", "1000", "5000"} <= set(values(sweep)["train.batch_per_device"])
-    # Others have the eight networks for CIFAR-10.
-    assert values("cifar_models")["model"] == CIFAR_MODELS
-    assert values("variable_update")["model"] == ["alexnet", *CIFAR_MODELS]
-    assert values("data_format")["model"] == ["inception_v3", "resnet50", *CIFAR_MODELS]
-    # What is compared runs one after the other.
-    assert list(values("backends")) == ["repeat", "gpus", "strategy"]
-    assert list(values("devices_or_batch")) == ["repeat", "train.batch_per_device", "gpus"]
 
 
 def test_the_models_and_strategies_of_sweeps():

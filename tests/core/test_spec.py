@@ -2,15 +2,13 @@
 
 import copy
 import dataclasses
-import hashlib
-import json
 import math
 import operator
 import re
 
 import pytest
 
-from scalebench.core.config_fingerprint import LATER_KEYS, compute_fingerprint, normalize_train_options
+from scalebench.core.config_fingerprint import compute_fingerprint, normalize_train_options
 from scalebench.core.errors import InputError
 from scalebench.core.spec import (
     FIRST_REPEAT_ONLY,
@@ -193,25 +191,6 @@ def test_switches_of_the_program_do_not_change_the_fingerprint_and_all_other_key
         assert compute_fingerprint(changed(config, key), 2, "cpu") != compute_fingerprint(config, 2, "cpu")
     devices = {compute_fingerprint(Config(), gpus, device) for gpus in (1, 2) for device in ("cpu", "cuda")}
     assert len(devices) == 4
-
-
-def test_later_keys_do_not_change_the_fingerprint_of_older_runs():
-    """Older configs lack them, and have an empty `slurm` without a scheduler."""
-    tree = dataclasses.asdict(Config())
-    train = [f.name for f in dataclasses.fields(TrainSpec)]
-    later = {(part, key) for part, key, _ in LATER_KEYS}
-    later |= {("hardware", key) for key in ("layout", "interface", "node_copy", "max_jobs", "ports")}
-    later |= {("measure", key) for key in ("repeats", "max_repeats", "order", "slot_s", "cool_down_s")} | {
-        ("dataset", "cache")
-    }
-    later |= {("train", key) for key in train[train.index("momentum") :]} | {("strategy", key) for key in OF_CHECKS}
-    for part, key in later:
-        del tree[part][key]
-    for key in ("repeat", "resume", "strict", "baseline", "dry_run", "debug", "sweep", "script"):
-        del tree[key]
-    tree["hardware"]["slurm"] = {}
-    text = json.dumps(tree | {"gpus": 2, "device": "cpu"}, sort_keys=True, separators=(",", ":"))
-    assert compute_fingerprint(Config(), 2, "cpu") == hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def test_fingerprints_of_recorded_runs_stay_also_with_later_options():

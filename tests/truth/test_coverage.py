@@ -9,12 +9,9 @@ from collections import Counter
 import pytest
 
 from scalebench.analysis import step_breakdown, throughput
-from scalebench.measure.probes import InterleavedLoop, Variant
-from scalebench.measure.timing import time_blocks
-from scalebench.strategies.base import OPTIMIZER
 from tests.truth import simulated_group as group
 
-pytestmark = pytest.mark.truth
+pytestmark = [pytest.mark.truth, pytest.mark.slow]
 
 TRIALS, LEAST = 1000, 930
 UPDATES = 50_000  # more than a run can have
@@ -39,7 +36,6 @@ def coverage(case, ranks, noise, times, trials=TRIALS):
     return held, flags
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "ranks", "noise"),
     [
@@ -60,35 +56,8 @@ def test_every_figure_lies_in_its_interval(case, ranks, noise):
     assert max(flags.values(), default=0) <= 0.1 * TRIALS, "series without drift or warm-up pass for steady"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("correlation", "ranks"), [(0.5, 3), (0.8, 2)])
 def test_throughput_lies_in_its_interval_where_blocks_resemble_each_other(correlation, ranks):
     """One update to a block. Probes then have a dozen values, too few to tell that they are correlated."""
     held, _ = coverage(f"AR(1) {correlation}, {ranks} ranks", ranks, group.autoregressive(correlation), SLOW)
     assert held["throughput"] >= LEAST
-
-
-class Noted(group.Simulated):
-    """Notes how far apart the ranks are whenever the clock is read."""
-
-    def clock(self):
-        self.apart_s = [*getattr(self, "apart_s", []), max(self._now_s) - min(self._now_s)]
-        return super().clock()
-
-
-@pytest.fixture
-def strategy():
-    return Noted(group.spec_of(3), 0, group.Times(), group.Draws.of(group.Times(), group.white(0.0), 3, 1000, 0), [])
-
-
-def test_blocks_of_actions_begin_together(strategy):
-    time_blocks(strategy, lambda: strategy.partial_step(None, OPTIMIZER), 5, 4, strategy.clock)
-    assert strategy.apart_s[0::2] == [0.0] * 4
-    assert min(strategy.apart_s[1::2]) == pytest.approx(5 * group.Times().straggler_s), "they came apart in each"
-
-
-def test_blocks_of_updates_that_take_turns_begin_together(strategy):
-    """One update is not timed, and may set them apart by as much."""
-    loop = InterleavedLoop(strategy, strategy.feed(None), [Variant("off", sync=False)], 5, 4, strategy.clock)
-    strategy.train(loop)
-    assert strategy.apart_s[0::2] == pytest.approx([group.Times().straggler_s] * 4)
