@@ -1,6 +1,6 @@
 """A stand-in for NVIDIA's libnvidia-ml.so.1, built from nvml.c: the real pynvml talks to it through ctypes.
 
-It answers from a table, of those in `tables` or one that `scalebench doctor --record` has written:
+It answers from a table, of those in `tables` or one of the same form:
 
 - `gpus`: how many; `source`: where the values are from; `topology`: what `nvidia-smi topo -m` prints there
 - `rows`: a call of pynvml without its handle (`nvmlDeviceGetClockInfo 1`; another GPU is `gpu3`) -> a cell for each

@@ -30,21 +30,19 @@ def value_or_none(function: Callable[[], T]) -> T | None:
         return None
 
 
-def open_nvml(nvml: Any = None) -> Any:
-    """Initialize NVML and return pynvml, or `nvml` in its place. Raises ImportError or an NVMLError of pynvml."""
-    if nvml is None:
-        nvml = importlib.import_module("pynvml")
+def open_nvml() -> Any:
+    """Initialize NVML and return pynvml. Raises ImportError or an NVMLError of pynvml."""
+    nvml = importlib.import_module("pynvml")
     nvml.nvmlInit()
     return nvml
 
 
 @contextmanager
-def nvml_queries(nvml: Any = None) -> Iterator[NvmlQuery]:
-    """Yield a function that calls NVML by name; it returns None where that fails, and always without NVML. `nvml` may
-    stand in pynvml's place."""
+def nvml_queries() -> Iterator[NvmlQuery]:
+    """Yield a function that calls NVML by name; it returns None where that fails, and always without NVML."""
     opened: Any = None
     with suppress(Exception):
-        opened = open_nvml(nvml)
+        opened = open_nvml()
 
     def ask(name: str, *args: Any) -> Any:
         value = value_or_none(lambda: getattr(opened, name)(*args))
@@ -175,10 +173,9 @@ class GpuFacts:
     peer_access: dict[str, list[list[str]]] | None = None  # read, write, nvlink, atomics: by GPU pair, OK is yes
 
 
-def detect_gpus(nvml: Any = None) -> GpuFacts:
-    """Query NVML, or `nvml` in pynvml's place, for everything once; milliseconds, longer where the GPU driver has to
-    wake up."""
-    with nvml_queries(nvml) as ask:
+def detect_gpus() -> GpuFacts:
+    """Query NVML for everything once; milliseconds, longer where the GPU driver has to wake up."""
+    with nvml_queries() as ask:
         handles = _handles(ask)
         gpus = [_detect_gpu(ask, index, handle) for index, handle in enumerate(handles)]
         topology = detect_topology(ask, handles, [gpu.pci_bus_id for gpu in gpus])

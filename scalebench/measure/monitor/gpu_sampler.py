@@ -33,15 +33,15 @@ THROTTLED_PREFIX, NO_REASON = "throttled_", "none"
 class GpuSampler:
     """Samples the GPUs that NVML shows, one after the other."""
 
-    def __init__(self, rows: SampleRows, nvml: Any = None) -> None:
-        """Open NVML; `nvml` may stand in pynvml's place."""
+    def __init__(self, rows: SampleRows) -> None:
+        """Open NVML."""
         self._rows = rows
         self._refused: set[tuple[Any, ...]] = set()
         self._handles: dict[int, Any] = {}  # by NVML's index; those that are not lost
         self._slow_count = 0
         self.missing: str | None = None  # why there is no NVML
         try:
-            self._nvml = open_nvml(nvml)
+            self._nvml = open_nvml()
             count = self._nvml.nvmlDeviceGetCount()
         except Exception as error:
             self.missing, count = f"{type(error).__name__}: {error}", 0
@@ -127,10 +127,10 @@ def _query_fields(query: NvmlQuery, *fields: tuple[int, int]) -> list[int | None
     values = query("nvmlDeviceGetFieldValues", list(fields))
     if values is None:
         return [None] * len(fields)
-    return [read_field(value) for value in values]
+    return [_read_field(value) for value in values]
 
 
-def read_field(field: Any) -> int | None:
+def _read_field(field: Any) -> int | None:
     """Return the value of a field, or None where NVML refuses it. Of a short one the upper half is undefined."""
     if field.nvmlReturn != 0:
         return None

@@ -1,7 +1,6 @@
 """`scalebench doctor`: show this machine, what is installed, what is missing, and the command that installs it.
 
 `scalebench doctor hardware=NAME` compares it with a hardware YAML instead: see hardware_check.py.
-`scalebench doctor --record FILE` writes what NVML answers instead: see nvml_record.py.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import argparse
 import shutil
 import subprocess
-from pathlib import Path
 
 from rich import box
 from rich.table import Table
@@ -18,7 +16,6 @@ from scalebench.cli.commands.arguments import CommandParser, make_console
 from scalebench.cli.commands.doctor import cuda_check
 from scalebench.config import horovod_build
 from scalebench.core import config_files
-from scalebench.core.errors import InputError
 from scalebench.core.machine import machine, private_network
 from scalebench.core.machine.machine import Machine
 from scalebench.report import machine_text
@@ -37,20 +34,9 @@ def add_arguments(parser: CommandParser) -> None:
         "overrides", nargs="*", metavar="KEY=VALUE", help="hardware=NAME: compare this host with that YAML"
     )
     parser.add_argument("-cd", "--config-dir", metavar="FOLDER", help="a folder with YAML files of your own")
-    parser.add_argument(
-        "--record", metavar="FILE", help="write what the GPU driver (NVML) answers here, to send to others; no UUIDs"
-    )
 
 
 def main(options: argparse.Namespace) -> int:
-    if options.record is not None:
-        from scalebench.cli.commands.doctor import nvml_record
-
-        if options.overrides or options.config_dir:
-            raise InputError("doctor --record goes without KEY=VALUE and --config-dir: it looks at this host alone")
-        path = Path(options.record)
-        print(f"what NVML answers of {nvml_record.record_nvml(path)} GPUs is in {path}")
-        return 0
     if options.overrides or options.config_dir:
         from scalebench.cli.commands.doctor import hardware_check  # imports Hydra, which the rest does not need
 
