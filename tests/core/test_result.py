@@ -14,19 +14,8 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from scalebench.core import result as results
 from scalebench.core.errors import InputError
-from scalebench.core.result import (
-    SCHEMA_PATH,
-    SCHEMA_VERSION,
-    STATUSES,
-    CurvePoint,
-    Result,
-    first_point_at_target,
-    reaches_target,
-    read_result,
-    result_schema,
-    write_result,
-)
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.runner.collect import merge_curves
 from scalebench.runner.parent import run_spec
@@ -37,7 +26,7 @@ from tests.report.section_blocks import show_table
 
 def refusal(path):
     with pytest.raises(InputError) as caught:
-        read_result(path)
+        results.read_result(path)
     line = str(caught.value)
     assert str(path) in line and "\n" not in line
     return line
@@ -45,7 +34,7 @@ def refusal(path):
 
 @pytest.fixture
 def tree(tmp_path):
-    return json.loads(write_result(record(), tmp_path).read_text())
+    return json.loads(results.write_result(record(), tmp_path).read_text())
 
 
 def written(tmp_path, content):
@@ -57,19 +46,19 @@ def written(tmp_path, content):
 def test_a_result_reads_back_equal_but_for_passwords_and_half_characters(tree, tmp_path):
     spoilt = [rank(0, [0.1], block_losses=[None], peak_memory_bytes=[None, 5], metrics={"mse": 0.25})]
     of_gpus = record(gpus=3, independent=True, flags=["oversubscribed"])
-    others = [record(status=status, block_s=None) for status in STATUSES[1:]]
+    others = [record(status=status, block_s=None) for status in results.STATUSES[1:]]
     for result in (record(), of_gpus, record(ranks=spoilt), *others):
-        path = write_result(result, tmp_path)
+        path = results.write_result(result, tmp_path)
         assert path == tmp_path / RESULT_FILE
-        assert read_result(path) == result
+        assert results.read_result(path) == result
     del tree["ranks"][0]["cpu_s"]  # nullable fields of ranks may be left out
     del tree["quality"]["final_loss"]
     tree["machine"]["later"] = None  # an unknown field is ignored
-    assert read_result(written(tmp_path, tree)).ranks[0].cpu_s is None
+    assert results.read_result(written(tmp_path, tree)).ranks[0].cpu_s is None
     # os.fsdecode makes half a character of each byte of a name of a file that is no UTF-8.
     spec = {"hardware": {"environment": {"DATABASE_URL": "postgres://u:p@h/\udcff"}}}
-    path = write_result(record(spec=spec, reason="no https://me:pw@host"), tmp_path)
-    again = read_result(path)
+    path = results.write_result(record(spec=spec, reason="no https://me:pw@host"), tmp_path)
+    again = results.read_result(path)
     assert again.spec["hardware"]["environment"] == {"DATABASE_URL": "postgres://***@h/?"}
     assert again.reason == "no https://***@host" and "pw" not in path.read_text()
 
@@ -84,10 +73,10 @@ def test_another_file_is_refused_with_the_way_out(tree, tmp_path):
     assert "is no whole JSON file" in refusal(path)
     for other in ("", "\n", "null", "[]", "3", '"text"', "{}", "\x00"):
         assert "run it again" in refusal(written(tmp_path, other))
-    for version in (SCHEMA_VERSION - 1, SCHEMA_VERSION + 1, None, "2", True):
+    for version in (results.SCHEMA_VERSION - 1, results.SCHEMA_VERSION + 1, None, "2", True):
         line = refusal(written(tmp_path, tree | {"schema_version": version}))
-        way_out = "update scalebench" if version == SCHEMA_VERSION + 1 else "run it again"
-        assert f"has schema version {version}, this scalebench reads {SCHEMA_VERSION}; {way_out}" in line
+        way_out = "update scalebench" if version == results.SCHEMA_VERSION + 1 else "run it again"
+        assert f"has schema version {version}, this scalebench reads {results.SCHEMA_VERSION}; {way_out}" in line
     older = {key: value for key, value in tree.items() if key != "schema_version"}
     assert "schema version None" in refusal(written(tmp_path, older))
     line = refusal(written(tmp_path, tree | {"status": "fine"}))
@@ -110,16 +99,16 @@ def test_a_full_disk_keeps_the_earlier_result(call, tmp_path, monkeypatch):
             args[0].write_bytes(b"{")  # as much as there was room for
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    write_result(record(run_id="first"), tmp_path)
+    results.write_result(record(run_id="first"), tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(Path if call == "write_text" else os, call, fail)
         with pytest.raises(OSError, match="No space left on device"):
-            write_result(record(run_id="second"), tmp_path)
-    assert read_result(tmp_path / RESULT_FILE).run_id == "first" and os.listdir(tmp_path) == [RESULT_FILE]
+            results.write_result(record(run_id="second"), tmp_path)
+    assert results.read_result(tmp_path / RESULT_FILE).run_id == "first" and os.listdir(tmp_path) == [RESULT_FILE]
 
 
 def point(step=10, train_s=1.0, loss=0.5, n=10, **changes):
-    return dataclasses.replace(CurvePoint(step, 1.0, 100, train_s, 1e-3, loss, n), **changes)
+    return dataclasses.replace(results.CurvePoint(step, 1.0, 100, train_s, 1e-3, loss, n), **changes)
 
 
 def test_errors_reach_a_target_from_above_and_accuracies_from_below():
@@ -128,11 +117,14 @@ def test_errors_reach_a_target_from_above_and_accuracies_from_below():
         ("accuracy", 0.9, 0.8): True, ("accuracy", 0.8, 0.8): True, ("accuracy", 0.7, 0.8): False,
         ("top5_accuracy", 0.9, 0.8): True,
     }  # fmt: skip
-    assert {case: reaches_target(*case) for case in cases} == cases
+    assert {case: results.reaches_target(*case) for case in cases} == cases
     curve = [point(step, metrics={"mse": mse}) for step, mse in ((1, 0.9), (2, 0.1), (3, 0.05), (4, 0.7))]
-    first = first_point_at_target([point(0), *curve], "mse", 0.2)
+    first = results.first_point_at_target([point(0), *curve], "mse", 0.2)
     assert first.step == 2, "points without the metric are ignored"
-    assert first_point_at_target(curve, "mse", 0.01) is None and first_point_at_target([], "mse", 1.0) is None
+    assert (
+        results.first_point_at_target(curve, "mse", 0.01) is None
+        and results.first_point_at_target([], "mse", 1.0) is None
+    )
 
 
 def test_merged_points_have_the_seconds_of_the_slowest_rank_and_mean_losses():
@@ -151,7 +143,7 @@ def test_merged_points_have_the_seconds_of_the_slowest_rank_and_mean_losses():
     assert merge_curves([[point(1)], []]) == [] and merge_curves([]) == []
 
 
-VALIDATOR = Draft202012Validator(json.loads(SCHEMA_PATH.read_text(encoding="utf-8")))
+VALIDATOR = Draft202012Validator(json.loads(results.SCHEMA_PATH.read_text(encoding="utf-8")))
 FULL = record(
     gpus=2,
     ranks=[
@@ -174,11 +166,11 @@ def paths(tree, prefix=()):
 
 
 def test_the_committed_schema_is_the_generated_one_and_has_every_field():
-    schema = result_schema()
-    text = SCHEMA_PATH.read_text(encoding="utf-8")
+    schema = results.result_schema()
+    text = results.SCHEMA_PATH.read_text(encoding="utf-8")
     assert text == json.dumps(schema, indent=1) + "\n", "run python -m scalebench.core.result"
     Draft202012Validator.check_schema(schema)
-    assert list(schema["properties"]) == [f.name for f in dataclasses.fields(Result)]
+    assert list(schema["properties"]) == [f.name for f in dataclasses.fields(results.Result)]
     assert schema["properties"]["workload"] == {"$ref": "#/$defs/Workload"}
     assert schema["$defs"]["RankRecord"]["required"] == ["rank", "hostname", "pid"]
     assert schema["$defs"]["Phases"]["properties"]["wall_s"]["anyOf"] == [{"type": "number"}, {"type": "null"}]
@@ -190,7 +182,7 @@ def test_a_real_result_is_valid(options, tmp_path):
     tree = json.loads((tmp_path / "run" / RESULT_FILE).read_text())
     VALIDATOR.validate(tree)
     assert tree["status"] == ("failed" if options else "ok")
-    assert set(tree) == set(result_schema()["properties"])
+    assert set(tree) == set(results.result_schema()["properties"])
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -210,7 +202,7 @@ def test_reader_and_schema_agree(path, drop, value, tmp_path):
         owner[path[-1]] = copy.deepcopy(value)
     file = written(tmp_path, tree)
     try:
-        result = read_result(file)
+        result = results.read_result(file)
     except InputError as error:
         assert "\n" not in str(error)
         assert not VALIDATOR.is_valid(tree), f"only the reader refuses it: {error}"

@@ -8,22 +8,9 @@ import re
 
 import pytest
 
+from scalebench.core import spec as specs
 from scalebench.core.config_fingerprint import compute_fingerprint, normalize_train_options
 from scalebench.core.errors import InputError
-from scalebench.core.spec import (
-    FIRST_REPEAT_ONLY,
-    Config,
-    RankPlacement,
-    RunSpec,
-    StopSpec,
-    StrategySpec,
-    TrainSpec,
-    check_fields,
-    has_stop,
-    peak_learning_rate,
-    read_spec,
-    write_spec,
-)
 from tests.builders.configs import set_key
 from tests.builders.runs import simulated_spec
 
@@ -37,24 +24,24 @@ def fields_of(part, prefix=""):
             yield f"{prefix}{f.name}", f
 
 
-FIELDS = dict(fields_of(Config()))
+FIELDS = dict(fields_of(specs.Config()))
 ALLOWED = {key: f.metadata["values"] for key, f in FIELDS.items() if "values" in f.metadata}
 NUMBERS = {key: f.metadata for key, f in FIELDS.items() if "positive" in f.metadata}
 
 
 def refusal(key, value):
-    config = Config()
+    config = specs.Config()
     set_key(config, key, value)
     with pytest.raises(InputError) as caught:
-        check_fields(config)
+        specs.check_fields(config)
     return str(caught.value)
 
 
 def accept(key, *values):
-    config = Config()
+    config = specs.Config()
     for value in values:
         set_key(config, key, value)
-        check_fields(config)
+        specs.check_fields(config)
 
 
 def test_only_listed_values_are_allowed_and_every_number_that_people_set_has_bounds():
@@ -86,38 +73,40 @@ def test_numbers_outside_their_bounds_are_refused(key):
 
 def test_the_rule_scales_the_learning_rate_by_the_batch():
     for rule, factor in {"none": 1.0, "linear": 8.0, "sqrt": 8**0.5}.items():
-        train = TrainSpec(learning_rate=0.1, learning_rate_rule=rule, base_batch=75)
-        assert peak_learning_rate(train, 600) == pytest.approx(0.1 * factor)
-        assert peak_learning_rate(train, 75) == pytest.approx(0.1)
+        train = specs.TrainSpec(learning_rate=0.1, learning_rate_rule=rule, base_batch=75)
+        assert specs.peak_learning_rate(train, 600) == pytest.approx(0.1 * factor)
+        assert specs.peak_learning_rate(train, 75) == pytest.approx(0.1)
         # Without a base batch such a config is refused elsewhere; code that sees it nevertheless gets a number.
-        assert peak_learning_rate(TrainSpec(learning_rate=0.1, learning_rate_rule=rule), 600) == 0.1
+        assert specs.peak_learning_rate(specs.TrainSpec(learning_rate=0.1, learning_rate_rule=rule), 600) == 0.1
 
 
 def test_train_options_that_change_nothing_are_left_out():
-    later = [field.name for field in dataclasses.fields(TrainSpec)][8:]
-    tree = dataclasses.asdict(TrainSpec(evaluate_epochs=0.5, evaluate_s=3.0))
+    later = [field.name for field in dataclasses.fields(specs.TrainSpec)][8:]
+    tree = dataclasses.asdict(specs.TrainSpec(evaluate_epochs=0.5, evaluate_s=3.0))
     assert later[0] == "momentum" and set(normalize_train_options(tree)) == set(tree) - set(later)
     assert normalize_train_options(tree | {"accumulate": 2})["accumulate"] == 2
-    assert tree == dataclasses.asdict(TrainSpec(evaluate_epochs=0.5, evaluate_s=3.0)), "a copy"
+    assert tree == dataclasses.asdict(specs.TrainSpec(evaluate_epochs=0.5, evaluate_s=3.0)), "a copy"
     # Options of evaluation belong to trainings with a stop.
-    kept = normalize_train_options(dataclasses.asdict(TrainSpec(evaluate_epochs=0.5, stop=StopSpec(epochs=2))))
+    kept = normalize_train_options(
+        dataclasses.asdict(specs.TrainSpec(evaluate_epochs=0.5, stop=specs.StopSpec(epochs=2)))
+    )
     assert kept["evaluate_epochs"] == 0.5 and kept["stop"]["epochs"] == 2 and "evaluate_s" not in kept
-    at_default = normalize_train_options(dataclasses.asdict(TrainSpec(stop=StopSpec(epochs=2))))
+    at_default = normalize_train_options(dataclasses.asdict(specs.TrainSpec(stop=specs.StopSpec(epochs=2))))
     assert "evaluate_epochs" not in at_default
     old = {"optimizer": "sgd", "learning_rate": 0.1}
     assert normalize_train_options(old) == old
-    assert not has_stop(StopSpec())
-    assert all(has_stop(StopSpec(**{field.name: 1})) for field in dataclasses.fields(StopSpec))
+    assert not specs.has_stop(specs.StopSpec())
+    assert all(specs.has_stop(specs.StopSpec(**{field.name: 1})) for field in dataclasses.fields(specs.StopSpec))
 
 
 def test_a_run_is_read_back(tmp_path):
-    config = Config(gpus=2)
+    config = specs.Config(gpus=2)
     config.strategy.name, config.strategy.options = "ddp", {"step_s": 0.5, "fault": "none"}
     config.hardware.links = {"intra_node": None}
-    places = [RankPlacement(rank, rank, 0, [rank], [rank], 1) for rank in range(2)]
-    spec = RunSpec(config, "cpu", 2, 1, places, 75, 150, "0123456789abcdef", ["oversubscribed"], "no GPU")
-    write_spec(spec, tmp_path)
-    assert read_spec(tmp_path) == spec and (spec.label, spec.processes) == ("ddp gpus=2", 2)
+    places = [specs.RankPlacement(rank, rank, 0, [rank], [rank], 1) for rank in range(2)]
+    spec = specs.RunSpec(config, "cpu", 2, 1, places, 75, 150, "0123456789abcdef", ["oversubscribed"], "no GPU")
+    specs.write_spec(spec, tmp_path)
+    assert specs.read_spec(tmp_path) == spec and (spec.label, spec.processes) == ("ddp gpus=2", 2)
 
 
 def test_the_launcher_detects_a_hang_before_the_ranks_fail():
@@ -136,7 +125,7 @@ def test_a_repeat_has_its_share_of_the_time_and_only_the_first_has_probes():
     for settings in (first.repeat_settings, second.repeat_settings):
         assert (settings.min_s, settings.max_s, settings.target) == (0.75, 7.5, pytest.approx(0.02))
     assert first.repeat_settings.probes and first.repeat_settings.trace and first.repeat_settings.evaluate
-    assert not any(getattr(second.repeat_settings, name) for name in FIRST_REPEAT_ONLY)
+    assert not any(getattr(second.repeat_settings, name) for name in specs.FIRST_REPEAT_ONLY)
     assert second.repeat_settings.collectives  # crossovers compare strategies, and need repeats
     assert second.repeat_settings.monitor == second.config.measure.monitor
     for changes in ({"repeats": None}, {"repeats": 1}, {"repeats": 3, "search": "max_batch"}):
@@ -174,34 +163,34 @@ def changed(config, key):
 
 
 def test_switches_of_the_program_do_not_change_the_fingerprint_and_all_other_keys_do():
-    before = compute_fingerprint(Config(), 2, "cpu")
-    same = {key for key in FIELDS if compute_fingerprint(changed(Config(), key), 2, "cpu") == before}
+    before = compute_fingerprint(specs.Config(), 2, "cpu")
+    same = {key for key in FIELDS if compute_fingerprint(changed(specs.Config(), key), 2, "cpu") == before}
     script = {
         key for key in FIELDS if key.startswith("script.") and key != "script.path"
     }  # without one they are unused
     # `gpus` is an argument of compute_fingerprint, since null means a default.
     assert same == OF_THE_PROGRAM | QUEUEING | {"gpus"} | OF_CURVES | {f"strategy.{key}" for key in OF_CHECKS} | script
-    config = Config()
+    config = specs.Config()
     config.script.path = "train.py"
     for key in script - {"script.first_step_s"}:
         assert compute_fingerprint(changed(config, key), 2, "cpu") != compute_fingerprint(config, 2, "cpu")
-    config = Config()
+    config = specs.Config()
     config.train.stop.steps = 10
     for key in OF_CURVES:
         assert compute_fingerprint(changed(config, key), 2, "cpu") != compute_fingerprint(config, 2, "cpu")
-    devices = {compute_fingerprint(Config(), gpus, device) for gpus in (1, 2) for device in ("cpu", "cuda")}
+    devices = {compute_fingerprint(specs.Config(), gpus, device) for gpus in (1, 2) for device in ("cpu", "cuda")}
     assert len(devices) == 4
 
 
 def test_fingerprints_of_recorded_runs_stay_also_with_later_options():
     def fingerprint(**options):
-        return compute_fingerprint(Config(strategy=StrategySpec("ddp", options=options)), 2, "cpu")
+        return compute_fingerprint(specs.Config(strategy=specs.StrategySpec("ddp", options=options)), 2, "cpu")
 
     assert fingerprint(bucket_cap_mb=1.0) == fingerprint(bucket_cap_mb=1.0, overlap=True)
     others = {fingerprint(), fingerprint(bucket_cap_mb=1.0), fingerprint(overlap=False), fingerprint(overlap=None)}
     assert len(others) == 4
     # Literal values, so that a change that separates new runs from recorded ones is noticed.
-    config = Config(gpus=2)
+    config = specs.Config(gpus=2)
     before = copy.deepcopy(config)
     assert compute_fingerprint(config, 2, "cpu") == "07a7e081be053c51" and config == before
     config.train.optimizer, config.train.batch_per_device, config.train.learning_rate = "sgd", 75, 0.01

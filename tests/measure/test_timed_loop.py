@@ -11,14 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scalebench.core.spec import MeasureSpec
-from scalebench.measure.stopping_rule import (
-    Warmup,
-    choose_steps_per_block,
-    create_measure_phase,
-    create_training_phase,
-    fit_steps_to_interval,
-    is_long_enough,
-)
+from scalebench.measure import stopping_rule
 from scalebench.measure.timed_loop import BlockSeries, LoopPhase, TimedLoop, fixed_length_phase
 from scalebench.strategies.base import LossPart
 
@@ -66,20 +59,26 @@ def test_a_block_has_the_steps_that_fill_its_time():
         ([0.0, 0.0], 5, 0.05, 1),  # the clock is too coarse
         ([], 5, 0.05, 1),
     ):
-        assert choose_steps_per_block(series(seconds, steps), block_s, "cpu") == expected, (seconds, steps)
-        assert choose_steps_per_block(None, block_s, "cpu") == 1
+        assert stopping_rule.choose_steps_per_block(series(seconds, steps), block_s, "cpu") == expected, (
+            seconds,
+            steps,
+        )
+        assert stopping_rule.choose_steps_per_block(None, block_s, "cpu") == 1
     # On a GPU it is long beside the emptying of its queue: a quarter of a second, ten steps, or as many as fit into
     # 2.5 s, or as long as requested.
     for (step_s, block_s), expected in {
         (0.001, 0.05): 250, (0.04, 0.05): 10, (0.2, 0.05): 10, (0.5, 0.05): 5, (7.0, 0.05): 1, (0.001, 1.0): 1000,
     }.items():  # fmt: skip
-        assert choose_steps_per_block(series([step_s] * 5), block_s, "cuda") == expected, (step_s, block_s)
+        assert stopping_rule.choose_steps_per_block(series([step_s] * 5), block_s, "cuda") == expected, (
+            step_s,
+            block_s,
+        )
 
 
 def run_warmup(step_s, strategy=None, synchronous=True, **settings):
     clock = SimpleNamespace(s=0.0)
     changed = dataclasses.replace(SETTINGS, **settings)
-    warmup = Warmup(strategy or Rank(0), changed, synchronous, lambda series: None, lambda: clock.s)
+    warmup = stopping_rule.Warmup(strategy or Rank(0), changed, synchronous, lambda series: None, lambda: clock.s)
     warmup.phase.series.steps = warmup.phase.start(None)
     assert warmup.phase.series.steps == 1, "so that a step that compiles is in a block of its own"
     for number in range(100_000):
@@ -131,7 +130,7 @@ def test_rank_0_ends_the_warmup_of_all_ranks_that_synchronize():
 
 def start_measuring(strategy, synchronous=True, reports=None):
     report = (reports if reports is not None else []).append
-    phase = create_measure_phase(strategy, SETTINGS, synchronous, report, lambda: time.perf_counter())
+    phase = stopping_rule.create_measure_phase(strategy, SETTINGS, synchronous, report, lambda: time.perf_counter())
     phase.series.steps = phase.start(series([0.01] * 5))
     return phase
 
@@ -147,7 +146,7 @@ def test_measuring_stops_when_precise_after_the_minimum_or_at_the_maximum(now):
     # may take together.
     settings = dataclasses.replace(SETTINGS, max_s=10.0, repeats=3)
     cases = {(8, 9.9): False, (8, 10.0): True, (7, 10.0): False, (1, 29.9): False, (1, 30.0): True}
-    assert {case: is_long_enough(precise(case[0]), settings, case[1]) for case in cases} == cases
+    assert {case: stopping_rule.is_long_enough(precise(case[0]), settings, case[1]) for case in cases} == cases
     wide = series([0.1 + 0.09 * (-1) ** i for i in range(64)] + [0.5] * 64)
     phase, begin_s = start_measuring(Rank(0)), now.s
     for now.s, stops in ((math.nextafter(begin_s + 30.0, 0), False), (begin_s + 30.0, True)):
@@ -187,16 +186,16 @@ def test_replicas_without_synchronization_stop_at_a_common_deadline(rank, now):
 
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_blocks_fit_between_two_points_of_the_curve(steps, interval):
-    fitted = fit_steps_to_interval(steps, interval)
+    fitted = stopping_rule.fit_steps_to_interval(steps, interval)
     blocks = interval // fitted
     assert 1 <= fitted <= steps and interval - blocks * fitted < blocks + 1
     cases = {(5, None): 5, (5, 100): 5, (60, 100): 50, (60, 101): 50, (4, 7): 3, (50, 10): 10, (1, 10): 1, (7, 1): 1}
-    assert {case: fit_steps_to_interval(*case) for case in cases} == cases
+    assert {case: stopping_rule.fit_steps_to_interval(*case) for case in cases} == cases
 
 
 def test_a_training_with_a_stop_does_not_end_when_precise():
     strategy = Rank(1, lambda value: 7.0)
-    phase = create_training_phase(strategy, SETTINGS, lambda: 10, 4.0)
+    phase = stopping_rule.create_training_phase(strategy, SETTINGS, lambda: 10, 4.0)
     assert (phase.name, phase.limit_s, phase.start(series([0.01] * 5))) == ("measure", 4.0, 5)
     assert not phase.decide(precise())
     assert len(strategy.broadcasts) == 1, "no rank communicates at the end of a block"
@@ -390,5 +389,5 @@ def test_an_observer_comes_before_the_decision_of_its_phase_and_ends_the_loop(cl
 def test_pauses_use_up_no_time_of_a_program():
     settings = MeasureSpec(min_s=0.0, max_s=10.0, target=0.01)
     series = BlockSeries(1, [1.0] * 9 + [30.0], [8] * 10, [None] * 10, pauses=[""] * 9 + ["evaluation"])
-    assert not is_long_enough(series, settings, 39.0)
-    assert is_long_enough(series, settings, 40.5)
+    assert not stopping_rule.is_long_enough(series, settings, 39.0)
+    assert stopping_rule.is_long_enough(series, settings, 40.5)

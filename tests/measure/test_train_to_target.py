@@ -1,5 +1,5 @@
-"""A training with a stop of its own, on a clock of the test and with a strategy that only records its calls; and
-whole runs that train to a stop, of the strategy that sleeps as configured: what they leave in their record."""
+"""A training with a stop of its own, on a clock of the test and with a strategy that only records its calls, and in
+sessions of the strategy that sleeps as configured."""
 
 import dataclasses
 import math
@@ -7,12 +7,10 @@ import os
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scalebench.analysis.load import load
 from scalebench.core.errors import InputError
 from scalebench.core.result import FINAL_LOSS_STEPS, RankRecord
 from scalebench.core.spec import DatasetSpec, MeasureSpec, ModelSpec, StopSpec, TrainSpec
@@ -21,11 +19,10 @@ from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session
 from scalebench.measure.timed_loop import StepBlock, TimedLoop, fixed_length_phase
 from scalebench.measure.train_to_target import Diverged, DivergenceCheck, TrainingRun
-from scalebench.runner.parent import run_spec
 from scalebench.strategies.base import LossPart
 from scalebench.strategies.simulated import Simulated
 from scalebench.workloads.source import Source
-from tests.builders.runs import in_parallel, simulated_spec
+from tests.builders.runs import simulated_spec
 
 BATCH = 4
 BASE = simulated_spec()
@@ -261,102 +258,35 @@ def test_every_combination_of_stops_and_points(stop, every, every_s, samples, wa
     assert reached in ([], [steps]), "it ends at the first point that is as good"
 
 
-LEARNS = {"step_s": 0.001, "learning": 0.05}  # mse after n steps: exp(-n / 20)
-PER_EPOCH = 24  # steps, of 480 samples on two devices
-
-
-def spec_of(gpus=2, stop=None, options=None, measure=None, size=640, share=0.25, **train):
-    trains = TrainSpec(batch_per_device=10, stop=StopSpec(**(stop or {})), **train)
-    data = DatasetSpec("materials", size=size, validation_share=share)
-    return simulated_spec(gpus, {**LEARNS, **(options or {})}, measure, train=trains, dataset=data)
-
-
-RUNS = {
-    "epochs": {"stop": {"epochs": 2.5}, "options": {"evaluate_s": 0.05}},
-    "slow": {"stop": {"epochs": 2.5}, "options": {"step_s": 0.03}},
-    "early": {"stop": {"steps": 3}, "size": 80, "measure": {"probes": True}},
-    "target": {"stop": {"target": 0.1}, "evaluate_epochs": 0.5},
-    "seconds": {"stop": {"seconds": 0.3}, "evaluate_epochs": None, "evaluate_s": 0.1},
-    "loss": {"stop": {"epochs": 3}, "options": {"diverge_step": 29}},
-    "loss of a throughput run": {"options": {"diverge_step": 29}, "measure": {"min_s": 9.0, "max_s": 9.0}},
-}
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    top = tmp_path_factory.mktemp("trainings")
-    return in_parallel(lambda name: (run_spec(spec_of(**RUNS[name]), top / name), top / name), RUNS, at_once=3)
-
-
-def test_a_training_leaves_its_curve_with_evaluations_in_no_other_phase(results):
-    result, folder = results["epochs"]
-    quality = result.quality
-    assert (result.status, quality.stopped_by, quality.time_to_target_s) == ("ok", "epochs", None)
-    assert [point.step for point in quality.curve] == [24, 48, 60]
-    assert [point.epochs for point in quality.curve] == [1.0, 2.0, 2.5]
-    assert quality.curve[0].metrics["mse"] == pytest.approx(2 * quality.curve[0].train_metrics["mse"])
-    assert quality.curve[0].loss == pytest.approx(sum(1 / k for k in range(1, 25)) / 24)
-    assert quality.metric == quality.curve[-1].metrics["mse"] and quality.learning_rate == 1e-3
-    assert [rank.stopped_by for rank in result.ranks] == ["epochs"] * 2
-    assert quality.curve[-1].train_s == max(rank.curve[-1].train_s for rank in result.ranks) >= 0.059
-    for rank in result.ranks:
-        assert rank.block_s and rank.first_step_s is not None
-        blocks_s = sum(rank.warmup_block_s[1:]) + sum(rank.block_s)
-        assert blocks_s <= rank.curve[-1].train_s + 1e-9, "and what was cut short"
-    row = load(folder).iloc[0]
-    assert (row["stopped_by"], row["points"], row["trained_steps"]) == ("epochs", 3, 60)
-    assert pd.isna(row["time_to_target_s"])
-    assert row["generalisation_gap"] == pytest.approx(quality.curve[-1].metrics["mse"] / 2)
-    assert row["throughput_samples_per_s"] > 0
-    # Three points of two evaluations of 50 ms each, between steps of 1 ms.
-    result, _ = results["epochs"]
-    phases = result.phases
-    assert phases.evaluate_s is not None and phases.evaluate_s >= 0.3
-    total_s = result.ranks[0].marks_s["probes"] - result.ranks[0].marks_s["warmup"]
-    assert phases.warmup_s + phases.measure_s + phases.evaluate_s == pytest.approx(total_s)
-    assert result.quality.curve[-1].train_s < total_s - 0.3
-
-
-def test_the_final_loss_is_of_the_same_steps_at_any_speed_and_the_end_of_ranks_and_targets(results):
-    last = range(61 - FINAL_LOSS_STEPS, 61)
-    for name in ("epochs", "slow"):
-        assert results[name][0].quality.final_loss == pytest.approx(sum(1 / step for step in last) / len(last))
-    result, _ = results["target"]
-    curve = result.quality.curve
-    assert [point.step for point in curve] == [12, 24, 36, 48], "exp(-48 / 20) is the first below 0.1"
-    assert (result.status, result.quality.stopped_by) == ("ok", "target")
-    assert result.quality.time_to_target_s == curve[-1].train_s > 0
-    assert result.spec["train"]["stop"]["seconds"] == 60.0, "a target alone gives up"
-    result, _ = results["seconds"]  # of rank 0, at whose word all stop
-    first, second = result.ranks
-    assert result.quality.stopped_by == "seconds" and first.curve[-1].train_s >= 0.3
-    assert [p.step for p in first.curve] == [p.step for p in second.curve] and len(first.curve) >= 2
-    assert len(first.block_s) == len(second.block_s)
-
-
-def test_a_training_that_was_over_within_warm_up(results):
-    """An epoch is three steps: its seconds are those of the training, of which the first does not count."""
-    result, folder = results["early"]
-    assert (result.status, result.flags, result.phases.measure_s) == ("ok", ["over_in_warmup"], None)
-    assert result.quality.final_loss == pytest.approx(result.quality.curve[-1].loss), "of all steps that there are"
-    assert all(rank.probes.sync_on_s for rank in result.ranks), "probes come nevertheless"
-    row = load(folder).iloc[0]
-    assert row[["throughput_samples_per_s", "step_s", "epoch_s"]].isna().all()
-    assert row["trained_s"] == result.quality.curve[-1].train_s and "over_in_warmup" in row["flags"]
-
-
-def test_a_loss_that_is_no_number_is_a_failed_run_with_its_step(results):
-    for name in ("loss", "loss of a throughput run"):
-        result, _ = results[name]
-        assert result.status == "failed" and result.reason is not None
-        assert "Diverged: the loss of step 30 is nan; lower train.learning_rate" in result.reason
-    assert [point.step for point in results["loss"][0].quality.curve] == [24], "what there was before"
-
-
-def test_a_file_with_too_few_samples_to_validate(tmp_path):
-    """How many it has is not known before."""
-    spec = spec_of(1, {"target": 0.1, "steps": 40})
-    spec.config.dataset = dataclasses.replace(spec.config.dataset, validation_share=0.0)
+def run_session(folder, stop=None, options=None, measure=None, size=640, share=0.25):
+    train = TrainSpec(batch_per_device=10, stop=StopSpec(**(stop or {})))
+    data = DatasetSpec("materials", size=size)
+    spec = simulated_spec(1, {"step_s": 0.001, **(options or {})}, measure, train=train, dataset=data)
+    spec.config.dataset = dataclasses.replace(data, validation_share=share)
     record = RankRecord(0, "here", os.getpid())
+    Session(spec, Simulated(spec, 0), record, ProgressFile(folder, 0, os.getpid())).run()
+    return record
+
+
+def test_the_last_loss_of_a_session_is_of_the_same_steps_at_any_speed(tmp_path):
+    last = range(61 - FINAL_LOSS_STEPS, 61)
+    for step_s in (0.001, 0.02):
+        record = run_session(tmp_path, {"steps": 60}, {"step_s": step_s})
+        assert record.last_loss_sum / record.last_loss_samples == pytest.approx(
+            sum(1 / step for step in last) / len(last)
+        )
+        assert [point.step for point in record.curve] == [48, 60] and record.stopped_by == "steps"
+        blocks_s = sum(record.warmup_block_s[1:]) + sum(record.block_s)
+        assert record.block_s and blocks_s <= record.curve[-1].train_s + 1e-9, "and what was cut short"
+    record = run_session(tmp_path, {"steps": 3}, measure={"probes": True})
+    assert not record.block_s and record.probes.sync_on_s, "over within warm-up, and probes come nevertheless"
+    assert record.last_loss_sum / record.last_loss_samples == pytest.approx(record.curve[-1].loss), "all that there are"
+
+
+def test_a_session_fails_with_a_loss_that_is_no_number_or_too_few_samples_to_validate(tmp_path):
+    """How many samples a file has is not known before."""
+    for stop in ({"epochs": 3}, {}):  # and of a run that measures throughput
+        with pytest.raises(Diverged, match=r"^the loss of step 30 is nan; lower train.learning_rate$"):
+            run_session(tmp_path, stop, {"diverge_step": 29}, {"min_s": 9.0, "max_s": 9.0})
     with pytest.raises(InputError, match="fewer samples to validate than replicas"):
-        Session(spec, Simulated(spec, 0), record, ProgressFile(tmp_path, 0, os.getpid())).run()
+        run_session(tmp_path, {"target": 0.1, "steps": 40}, share=0.0)
