@@ -94,6 +94,7 @@ CHOICE_HINTS = {
             "write strategy=accelerate": "huggingface_accelerate hf_accelerate huggingface",
             "write strategy=fsdp, or strategy=lightning_fsdp": "fsdp2 fully_shard fullyshardeddataparallel",
             "write strategy=hsdp": "hybrid_shard hybrid_sharded_data_parallel",
+            "write strategy=fsdp_tp": "2d tp_fsdp fsdp_tensor_parallel",
             "strategy=ddp is PyTorch's data parallelism": "nccl gloo torch pytorch torchrun distributeddataparallel",
             "sweep=strategies compares many; --multirun 'strategy=glob(ddp*)' takes all of a name": "all *",
             "strategy=mirrored is TensorFlow's data parallelism": "tensorflow tf keras",

@@ -108,10 +108,10 @@ class StrategySpec:
     processes: Any = "one_per_device"  # one_per_device | one_for_all | {roles: {chief: 1, ps: 1, worker: gpus}}
     backend: str | None = None  # requested backend of gradient synchronization; null: there is none
     # What devices exchange in a step, which decides how it is predicted to grow: gradients of replicas, of shards, of
-    # shards with copies on other nodes, with a sharded optimizer; split layers; variables in one place, in one graph;
-    # a model cut into stages, one after the other, as a pipeline, as several of them; nothing.
+    # shards with copies on other nodes, with a sharded optimizer; split layers, whole or as shards; variables in one
+    # place, in one graph; a model cut into stages, one after the other, as a pipeline, as several of them; nothing.
     sync: str = choice_field(
-        *("all_reduce", "sharded", "hsdp", "zero1", "tensor", "one_copy", "in_graph"),
+        *("all_reduce", "sharded", "hsdp", "zero1", "tensor", "fsdp_tp", "one_copy", "in_graph"),
         *("stages", "pipeline", "hybrid", "none"),
     )
     reduces_on: str = choice_field("devices", "cpu")  # where gradients are added up, if no backend says so

@@ -180,6 +180,20 @@ def hsdp_rule(spec: RunSpec, options: Any) -> Reasons:
         )
 
 
+def fsdp_tp_rule(spec: RunSpec, options: Any) -> Reasons:
+    """Layers are split over neighbours on one node."""
+    size, setting = options.tensor_parallel, f"strategy.options.tensor_parallel={options.tensor_parallel}"
+    name, places = spec.config.strategy.name, spec.places
+    if spec.processes == 1:
+        return
+    if spec.processes % size:
+        yield (
+            f"{name} splits layers over {setting} devices, which does not divide gpus={spec.gpus}: change one of them"
+        )
+    elif any(places[first].node != places[first + size - 1].node for first in range(0, spec.processes, size)):
+        yield f"{name} splits layers within a node, and {setting} does not divide the devices of each node: change it"
+
+
 def data_parallel_rule(spec: RunSpec, options: Any) -> Reasons:
     """The outputs of all copies are gathered."""
     if user_code.has_user_loss(spec.config.model):
@@ -220,6 +234,7 @@ RULES: dict[str, Rule] = {
     ),
     "Zero1": zero_rule,
     "Hsdp": hsdp_rule,
+    "FsdpTensorParallel": fsdp_tp_rule,
     "LightningFsdp": lightning_rule,
     "SingleProcessDataParallel": data_parallel_rule,
     "LightningDdp": lightning_rule,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 NO_SYNC = "none"
 SHARDED, ZERO1, HSDP = SHARDED_STATE = ("sharded", "zero1", "hsdp")
-CUT_MODEL = ("stages", "pipeline", "hybrid", "tensor")
+CUT_MODEL = ("stages", "pipeline", "hybrid", "tensor", "fsdp_tp")
 SYNC_KINDS = ("all_reduce", "one_copy", "in_graph", *SHARDED_STATE, *CUT_MODEL, NO_SYNC)  # `sync` in strategies' YAML
 LINK_EFFICIENCIES = {"nvlink": 0.8, "peer": 0.7, "host": 0.3}  # reached share of a nominal rate, within a node
 NETWORK_EFFICIENCY = 0.7  # likewise, between nodes
@@ -150,7 +150,7 @@ def count_shards(model: StepModel, devices: Any) -> FloatArray:
 
 def state_share(model: StepModel, devices: int) -> float:
     """Return the share of weights, gradients and the optimizer's state that each of so many devices has."""
-    if model.sync in (SHARDED, HSDP, "stages", "pipeline"):
+    if model.sync in (SHARDED, HSDP, "stages", "pipeline", "fsdp_tp"):
         return 1 / float(count_shards(model, devices))
     return 1 - OPTIMIZER_STATE_SHARE + OPTIMIZER_STATE_SHARE / devices if model.sync == ZERO1 else 1.0
 

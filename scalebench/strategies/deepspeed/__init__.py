@@ -22,7 +22,7 @@ from scalebench.strategies.base import LossPart, NotMeasured, check_group
 from scalebench.strategies.torch import evaluation
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import FLOAT_BYTES, MessageLog, build_torch_collective
+from scalebench.strategies.torch.group import MessageLog, build_torch_collective
 from scalebench.strategies.torch.precision import Precision
 from scalebench.strategies.torch.user_checks import copy_without_values
 from scalebench.workloads.source import Source
@@ -146,11 +146,8 @@ class DeepSpeedZero(TorchStrategy):
         return self._log.sizes()
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
-        def build(kind: str, size_bytes: int) -> Callable[[], None]:
-            unit_bytes = FLOAT_BYTES * self.spec.processes
-            return self.collective(kind, max(size_bytes // unit_bytes, 1) * unit_bytes)
-
-        self._log.replay(sizes, build)
+        assert self.group is not None, "setup comes first"
+        self._log.replay(sizes, self.group)
 
     def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
         assert self.group is not None, "setup comes first"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import numpy as np
@@ -23,6 +23,7 @@ FLOAT_BYTES = 4
 # The first names are those of newer PyTorch, which warns about the old ones.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+ChooseRanks = Callable[[str], dist.ProcessGroup | None]
 OPERATIONS_WITH_PARTS = ("all_gather", "reduce_scatter", "gather", "scatter")
 
 
@@ -107,11 +108,12 @@ class TorchCollective:
     def __init__(
         self, name: str, size_bytes: int, device: torch.device, among: dist.ProcessGroup | None = None
     ) -> None:
-        """`size_bytes` is a multiple of 4 times the ranks for operations with parts. `among` are the ranks that take
-        part, by default all of them; operations with a root need all."""
+        """Operations with parts are of equal ones, at least of one number each. `among` are the ranks that take part,
+        by default all of them; operations with a root need all."""
         ranks = dist.get_world_size(among)
         self.name, self._rank, self._ranks, self._among = name, dist.get_rank(among), ranks, among
-        count = size_bytes // FLOAT_BYTES
+        unit = ranks if name in OPERATIONS_WITH_PARTS else 1
+        count = max(size_bytes // (FLOAT_BYTES * unit), 1) * unit
         self._full = _allocate_floats(count, device)
         self._part = _allocate_floats(count // ranks if name in OPERATIONS_WITH_PARTS else 0, device)
         self._output = _allocate_floats(count if name == "all_to_all" else 0, device)
@@ -167,24 +169,35 @@ def _allocate_floats(count: int, device: torch.device) -> Tensor:
     return torch.empty(count, device=device).fill_(0.0)
 
 
-def build_torch_collective(
-    group: TorchGroup, name: str, size_bytes: int, among: dist.ProcessGroup | None = None
-) -> TorchCollective:
-    """Build a collective operation, by default of all ranks, and run it once.
+def build_torch_collective(group: TorchGroup, name: str, size_bytes: int) -> TorchCollective:
+    """Build a collective operation of all ranks and run it once; raises NotMeasured as build_torch_collectives does."""
+    return build_torch_collectives(group, [(name, size_bytes)])[0]
 
-    Raises NotMeasured on all ranks if the backend lacks the operation or any rank lacks memory on its GPU.
+
+def build_torch_collectives(
+    group: TorchGroup, messages: Sequence[tuple[str, int]], choose_ranks: ChooseRanks = lambda name: None
+) -> list[TorchCollective]:
+    """Build an operation for the name and bytes of each message, the same for equal ones, and run each once.
+
+    `choose_ranks` returns the ranks that take part in an operation of that name, None for all. Raises NotMeasured on
+    all ranks if the backend lacks an operation or any rank lacks memory on its GPU.
     """
-    action = create_on_all_ranks(
-        lambda: TorchCollective(name, size_bytes, group.device, among),
+    distinct = dict.fromkeys(messages)  # in one order on all ranks
+    total = sum(size for _, size in distinct)
+    actions = create_on_all_ranks(
+        lambda: {
+            (name, size): TorchCollective(name, size, group.device, choose_ranks(name)) for name, size in distinct
+        },
         group.sum,
         (torch.cuda.OutOfMemoryError,),
-        f"buffers of {size_bytes} bytes do not fit into the memory that training left on the GPUs",
+        f"buffers of {total} bytes do not fit into the memory that training left on the GPUs",
     )
-    try:
-        action()
-    except (RuntimeError, NotImplementedError) as error:
-        raise not_measured_if_unsupported(error, f"{group.backend} of PyTorch {torch.__version__}", name) from error
-    return action
+    for (name, _), action in actions.items():
+        try:
+            action()
+        except (RuntimeError, NotImplementedError) as error:
+            raise not_measured_if_unsupported(error, f"{group.backend} of PyTorch {torch.__version__}", name) from error
+    return [actions[message] for message in messages]
 
 
 class MessageLog:
@@ -194,7 +207,7 @@ class MessageLog:
     def __init__(self) -> None:
         self.last_step: list[tuple[str, int]] = []
         self._current: list[tuple[str, int]] | None = None  # None: no step is running
-        self._replays: dict[tuple[int, ...], list[Callable[[], None]]] = {}
+        self._replays: dict[tuple[int, ...], list[TorchCollective]] = {}
 
     def begin_step(self) -> None:
         self._current = []
@@ -209,13 +222,13 @@ class MessageLog:
     def sizes(self) -> list[int]:
         return [size for _, size in self.last_step]
 
-    def replay(self, sizes: list[int], build: Callable[[str, int], Callable[[], None]]) -> None:
+    def replay(self, sizes: list[int], group: TorchGroup, choose_ranks: ChooseRanks = lambda kind: None) -> None:
         """Send messages of these sizes one after the other, as in a step; as all-gathers if they are not those of the
-        last step. `build` makes an operation for its name and bytes."""
+        last step. `choose_ranks` returns the ranks of an operation, None for all."""
         key = tuple(sizes)
         if key not in self._replays:
-            kinds = [kind for kind, _ in self.last_step] if sizes == self.sizes() else ["all_gather"] * len(sizes)
-            self._replays[key] = [build(kind, size) for kind, size in zip(kinds, sizes, strict=True)]
+            messages = self.last_step if sizes == self.sizes() else [("all_gather", size) for size in sizes]
+            self._replays[key] = build_torch_collectives(group, messages, choose_ranks)
         for action in self._replays[key]:
             action()
 

@@ -82,18 +82,18 @@ def build_optimizer(
     """Build the optimizer that `train` names with that learning rate; InputError suggests the nearest name.
 
     Fused kernels assume that a gradient has its parameter's memory layout, which autograd ensures. They take either
-    plain tensors or DTensors, so that each type is a parameter group of its own. `device` is the kind of device whose
-    kernels are used, if not that of the parameters.
+    plain tensors or DTensors of one mesh, so that each of these is a parameter group of its own. `device` is the kind
+    of device whose kernels are used, if not that of the parameters.
     """
     if train.optimizer not in OPTIMIZERS:
         raise InputError(unknown_name_message("optimizer", train.optimizer, OPTIMIZERS))
-    by_type: dict[type, Parameters] = {}
+    by_mesh: dict[Any, Parameters] = {}
     for parameter in parameters:
-        by_type.setdefault(type(parameter), []).append(parameter)
+        by_mesh.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
     kernels = [
-        choose_sgd_kernel(device or group[0].device.type, hasattr(group[0], "to_local")) for group in by_type.values()
+        choose_sgd_kernel(device or group[0].device.type, hasattr(group[0], "to_local")) for group in by_mesh.values()
     ]
-    first, *others = by_type.values()
+    first, *others = by_mesh.values()
     optimizer = OPTIMIZERS[train.optimizer](first, train, rate, kernels[0])
     for group, kernel in zip(others, kernels[1:], strict=True):
         optimizer.add_param_group({"params": group, **(kernel if isinstance(optimizer, SGD) else {})})

@@ -280,7 +280,7 @@ def test_siblings_correct_what_all_models_share():
 KINDS = {
     "all_reduce": "ddp_nccl horovod_tensorflow_mpi mirrored torch_distributed_data_parallel nonzero_ddp",
     "sharded": "fsdp_gloo deepspeed_zero3", "hsdp": "hsdp", "zero1": "deepspeed_zero2 zero1",
-    "tensor": "tensor_parallel", "stages": "model_parallel model_parallel_tensorflow",
+    "tensor": "tensor_parallel", "fsdp_tp": "fsdp_tp_gloo", "stages": "model_parallel model_parallel_tensorflow",
     "pipeline": "pipeline_1f1b pipeline_gpipe", "hybrid": "hybrid",
     "one_copy": "central_storage_cpu parameter_server", "in_graph": "kuza55_ps_cpu data_parallel",
     "none": "independent_torch bare_torch",

@@ -54,6 +54,12 @@ TORCH = [
     contract("hsdp", EACH_LAYER, "strategy.options.shards=1", *CLIPPED),  # two copies
     contract("hsdp", EACH_LAYER, gpus=1, slow=True),
     contract("hsdp", EACH_LAYER, ACCUMULATE, gpus=4, slow=True),  # two copies in two shards
+    contract("fsdp_tp_gloo", EACH_LAYER, *CLIPPED, gpus=4),
+    contract("fsdp_tp", EACH_LAYER, ACCUMULATE, gpus=4, slow=True),
+    # Parts of unequal width, each of a third of the gradients.
+    contract("fsdp_tp", "strategy.options.tensor_parallel=3", gpus=6, slow=True, bytes_sent=4 / 3),
+    *slow("fsdp_tp", gpus=1),
+    *slow("fsdp_tp", **ONLY_ACTIVATIONS),
     contract("lightning_fsdp_gloo", EACH_LAYER, *CLIPPED),
     contract("lightning_fsdp_gloo", EACH_LAYER, ACCUMULATE, gpus=3, slow=True),
     contract("zero1", *CLIPPED),

@@ -33,15 +33,10 @@ from scalebench.strategies.base import (
 from scalebench.strategies.torch import evaluation
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import (
-    FLOAT_BYTES,
-    MessageLog,
-    all_gather,
-    build_torch_collective,
-    reduce_scatter,
-)
+from scalebench.strategies.torch.group import MessageLog, all_gather, build_torch_collective, reduce_scatter
 from scalebench.strategies.torch.model import BatchNorm, Lstm, NetworkModule
 from scalebench.strategies.torch.precision import HALF_DTYPES
+from scalebench.strategies.torch.tensor_parallel import TensorParallel
 from scalebench.strategies.torch.user_module import UserModule, UserProblem
 from scalebench.strategies.torch.user_step import find_lightning_class
 from scalebench.workloads.source import Source
@@ -270,7 +265,7 @@ class Fsdp(TorchStrategy):
     def count_parts(self, batch: TorchBatch) -> int:
         """Return the same number of parts on all ranks, since each part gathers the weights: one if there are too few
         samples for all parts of all ranks."""
-        return self.accumulate if batch.global_samples >= self.accumulate * self.spec.processes else 1
+        return self.accumulate if batch.global_samples >= self.accumulate * self.shard()[1] else 1
 
     @contextmanager
     def without_sync(self) -> Iterator[None]:
@@ -315,14 +310,9 @@ class Fsdp(TorchStrategy):
         return self._log.sizes()
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
-        self._log.replay(sizes, self._build_collective)
-
-    def _build_collective(self, kind: str, size_bytes: int) -> Callable[[], None]:
-        """Build one message of a step, between the processes that exchange it."""
         assert self.group is not None, "setup comes first"
-        among = self._mesh.get_group(0 if kind == "all_reduce" else self._mesh.ndim - 1)
-        unit_bytes = FLOAT_BYTES * (1 if kind == "all_reduce" else among.size())  # the others have parts of one size
-        return build_torch_collective(self.group, kind, max(size_bytes // unit_bytes, 1) * unit_bytes, among)
+        axes = {"all_reduce": 0}  # along which messages of a kind are sent, if not along the last one
+        self._log.replay(sizes, self.group, lambda kind: self._mesh.get_group(axes.get(kind, self._mesh.ndim - 1)))
 
     def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
         assert self.group is not None, "setup comes first"
@@ -392,11 +382,47 @@ class Hsdp(Fsdp):
         shards = self.options.shards or default_shards(processes, self.spec.nodes)
         if shards == processes:  # a single copy: averages over one process would be messages of no use
             return super().build_mesh()
-        ranks = torch.arange(processes).view(processes // shards, shards)
-        # With the backend of the default group, and not with PyTorch's own limit of ten minutes.
-        timeout = timedelta(seconds=self.spec.group_timeout_s)
-        groups = [dist.new_subgroups_by_enumeration(each.tolist(), timeout=timeout)[0] for each in (ranks.t(), ranks)]
-        return DeviceMesh.from_group(groups, self.device.type, ranks, mesh_dim_names=("copy", "shard"))
+        return build_mesh_of_neighbours(self, shards, ("copy", "shard"))
+
+
+class FsdpTensorParallel(TensorParallel, Fsdp):
+    """fully_shard of split layers: neighbours on a node have parts of each layer, as under TensorParallel, and train on
+    the same samples; processes with the same parts shard them among each other, as under Fsdp."""
+
+    _mesh_of_both: DeviceMesh
+
+    @property
+    def layer_devices(self) -> int:
+        return 1 if self.spec.processes == 1 else int(self.options.tensor_parallel)  # one device is its own baseline
+
+    def setup(self) -> None:
+        refusals.refuse(refusals.fsdp_tp_rule(self.spec, self.options))
+        super().setup()
+
+    def build_layer_mesh(self) -> DeviceMesh:
+        self._mesh_of_both = build_mesh_of_neighbours(self, self.layer_devices, ("dp", "tp"))
+        return self._mesh_of_both["tp"]
+
+    def build_mesh(self) -> DeviceMesh:
+        return self._mesh_of_both["dp"]
+
+    def message_sizes(self) -> list[int]:
+        """Return the sizes of messages with shards of weights and gradients, and then of those with activations."""
+        return Fsdp.message_sizes(self) + TensorParallel.message_sizes(self)
+
+    def run_isolated_sync(self, sizes: list[int]) -> None:
+        shards = len(Fsdp.message_sizes(self))
+        Fsdp.run_isolated_sync(self, sizes[:shards])
+        TensorParallel.run_isolated_sync(self, sizes[shards:])
+
+
+def build_mesh_of_neighbours(strategy: TorchStrategy, neighbours: int, axes: tuple[str, str]) -> DeviceMesh:
+    """Arrange the processes: so many consecutive ranks along the second axis."""
+    ranks = torch.arange(strategy.spec.processes).view(-1, neighbours)
+    # With the backend of the default group, and not with PyTorch's own limit of ten minutes.
+    timeout = timedelta(seconds=strategy.spec.group_timeout_s)
+    groups = [dist.new_subgroups_by_enumeration(each.tolist(), timeout=timeout)[0] for each in (ranks.t(), ranks)]
+    return DeviceMesh.from_group(groups, strategy.device.type, ranks, mesh_dim_names=axes)
 
 
 def default_shards(processes: int, nodes: int) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
 from scalebench.strategies.torch.base import TorchStrategy, drop_empty_parts
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import TorchCollective, build_torch_collective
+from scalebench.strategies.torch.group import MessageLog, TorchCollective, build_torch_collective
 from scalebench.strategies.torch.model import NetworkModule
 from scalebench.strategies.torch.precision import HALF_DTYPES
 from scalebench.strategies.torch.tensor_parallel.plan import Split, plan_splits
@@ -21,17 +23,27 @@ class TensorParallel(TorchStrategy):
     """One process per device, all on the same samples. Activations are communicated within both passes; gradients are
     not synchronized, since all processes compute the same ones for the weights that are not split."""
 
+    _layer_mesh: DeviceMesh
+
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         self.splits: list[Split] = []
-        self._collectives: dict[tuple[str, int], TorchCollective] = {}
+        self._activations = MessageLog()
 
     def group_backend(self) -> str:
         return self.requested_backend()
 
+    @property
+    def layer_devices(self) -> int:
+        """The number of processes that share each split layer, and read the same samples."""
+        return self.spec.processes
+
+    def build_layer_mesh(self) -> DeviceMesh:
+        """Return the processes that share each split layer."""
+        return DeviceMesh.from_group(dist.group.WORLD, self.device.type)  # the group itself, whatever its backend
+
     def shard(self) -> tuple[int, int]:
-        """Return a single replica: all processes read every global batch."""
-        return 0, 1
+        return self.place.rank // self.layer_devices, self.spec.processes // self.layer_devices
 
     def setup(self) -> None:
         name = self.spec.config.strategy.name
@@ -40,12 +52,16 @@ class TensorParallel(TorchStrategy):
         super().setup()
 
     def step(self, batch: TorchBatch) -> LossPart | None:
-        """Train one step; all ranks have the same loss, which rank 0 returns."""
+        """Train one step; ranks that share layers have the same loss, which the first of them returns."""
         loss_part = super().step(batch)
-        return loss_part if self.place.rank == 0 else None
+        return loss_part if self.place.rank % self.layer_devices == 0 else None
 
     def set_gradient_sync(self, on: bool) -> None:
         raise NotMeasured(f"{self.spec.config.strategy.name} has no output of a split layer without communication")
+
+    def inseparable_sync_parts(self) -> dict[str, str]:
+        self.set_gradient_sync(False)  # none can be left out
+        return {}
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
         raise NotMeasured(
@@ -54,17 +70,13 @@ class TensorParallel(TorchStrategy):
 
     def message_sizes(self) -> list[int]:
         """Return the sizes of the communicated activations and their gradients, computed from their shapes."""
-        return [size for _, size in self._messages()]
+        self._activations.last_step = self._messages()
+        return self._activations.sizes()
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
-        """Send the messages one after the other, as layers wait for them; sizes of other steps as all-reduces."""
-        messages = self._messages()
-        if sizes != [size for _, size in messages]:
-            messages = [("all_reduce", size) for size in sizes]
-        for kind, size in messages:
-            if (kind, size) not in self._collectives:
-                self._collectives[kind, size] = self.collective(kind, size)
-            self._collectives[kind, size]()
+        """Send the messages one after the other, as layers wait for them."""
+        assert self.group is not None, "setup comes first"
+        self._activations.replay(sizes, self.group, lambda kind: self._layer_mesh.get_group())
 
     def collective(self, name: str, size_bytes: int) -> TorchCollective:
         assert self.group is not None, "setup comes first"
@@ -78,19 +90,15 @@ class TensorParallel(TorchStrategy):
 
         Under bfloat16, outputs are bfloat16, and gradients have the type of the inputs that they belong to.
         """
-        devices = self.spec.processes
-        if self.last_batch is None or devices == 1:
+        if self.last_batch is None or self.layer_devices == 1:
             return []
-        output_dtype, input_dtypes = (
-            HALF_DTYPES.get(self.spec.config.train.precision, torch.float32),
-            self._input_dtypes,
-        )
+        output_dtype = HALF_DTYPES.get(self.spec.config.train.precision, torch.float32)
         messages = [(message, output_dtype) for split in self.splits for message in split.forward]
         for split in reversed(self.splits):
-            messages += [(message, input_dtypes.by_layer[split.layer]) for message in split.backward]
+            messages += [(message, self._input_dtypes.by_layer[split.layer]) for message in split.backward]
         return [
-            (message.kind, part.samples * message.count_elements(devices) * dtype.itemsize)
-            for part in drop_empty_parts(self.last_batch.split(self.accumulate))
+            (message.kind, part.samples * message.count_elements(self.layer_devices) * dtype.itemsize)
+            for part in drop_empty_parts(self.last_batch.split(self.count_parts(self.last_batch)))
             for message, dtype in messages
         ]
 
@@ -99,13 +107,13 @@ class TensorParallel(TorchStrategy):
 
         model = super()._build_model()
         assert isinstance(model, NetworkModule), "setup refuses others"
-        devices = self.spec.processes
-        self.splits = plan_splits(model.network, devices, self.options.layers == "all")
+        self.splits = plan_splits(model.network, self.layer_devices, self.options.layers == "all")
         if not self.splits:
             raise Unsupported(
-                f"{self.spec.config.model.name} has no dense layer that {devices} devices could share under "
+                f"{self.spec.config.model.name} has no dense layer that {self.layer_devices} devices could share under "
                 f"strategy.options.layers={self.options.layers}, and no others are split"
             )
         self._input_dtypes = layers.InputDtypes(model, self.splits)
-        layers.split_layers(model, self.splits, self.device.type)
+        self._layer_mesh = self.build_layer_mesh()
+        layers.split_layers(model, self.splits, self._layer_mesh)
         return model

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
@@ -56,12 +55,8 @@ class InputDtypes:
         self._hooks.pop(layer).remove()
 
 
-def split_layers(model: NetworkModule, splits: Sequence[Split], device: str) -> None:
-    """Replace the parameters of those layers by shards over all processes of the group.
-
-    Each process has a device of that type, and the same weights so far.
-    """
-    mesh = DeviceMesh.from_group(dist.group.WORLD, device)  # the group itself, whatever its backend
+def split_layers(model: NetworkModule, splits: Sequence[Split], mesh: DeviceMesh) -> None:
+    """Replace the parameters of those layers by shards over the processes of a mesh, which have the same weights."""
     for split in splits:
         for name in split.between:
             if isinstance(module := getattr(model, name), nn.Dropout):
