@@ -57,7 +57,7 @@ REFUSED = [
     ("strategy=fsdp gpus=2 train.compile=true", "take strategy.options.units=whole"),
     ("strategy=hsdp gpus=4 strategy.options.shards=3", "does not divide gpus=4"),
     ("strategy=fsdp_tp gpus=3", "tensor_parallel=2 devices, which does not divide gpus=3: change one of them"),
-    ("strategy=fsdp_tp gpus=6 hardware.gpus_per_node=3 hardware.max_nodes=2", "does not divide the devices of each node"),
+    ("strategy=fsdp_tp gpus=6 hardware.gpus_per_node=3 hardware.max_nodes=2", "not divide the devices of each node"),
     (f"strategy=fsdp_tp gpus=4 {OWN_TORCH}", "and not a module of yours"),
     ("strategy=lightning_fsdp gpus=2 train.compile=true", "take strategy.options.units=whole"),
     ("strategy=ddp gpus=2 strategy.options.comm_hook=powersgd train.precision=float16", "take bfloat16"),
