@@ -14,20 +14,17 @@ from tests.builders.plugins import strategy_yaml
 OWN = ("model.torch=mine:build", "seed=1")
 
 
-@pytest.mark.parametrize(
-    ("words", "subject"),
-    [
+def test_words():
+    for words, subject in (
         ("ddp_gloo", CheckSubject("strategy", "ddp_gloo", (), False)),
         ("ddp_gloo gpus=3 --faults", CheckSubject("strategy", "ddp_gloo", ("gpus=3",), True)),
         ("resnet50", CheckSubject("model", "resnet50", (), False)),
         ("materials", CheckSubject("dataset", "materials", (), False)),
         ("model=custom model.torch=mine:build seed=1", CheckSubject("model", "custom", OWN, False)),
         ("strategy=simulated model=mlp", CheckSubject("strategy", "simulated", ("model=mlp",), False)),
-    ],
-)
-def test_words(words, subject):
-    names = [word for word in words.split() if word != "--faults"]
-    assert read_subject(names, "--faults" in words) == subject
+    ):
+        names = [word for word in words.split() if word != "--faults"]
+        assert read_subject(names, "--faults" in words) == subject
 
 
 def test_the_subject_is_read_from_arguments():

@@ -47,6 +47,8 @@ def world(tmp_path_factory):
         write_folder("day2", SLOW, side="b", day=2)
         write_folder("batch", STEADY, side="b", **BATCH_20)
         write_folder("seed", SLOW, side="b", seed=1, **BATCH_20)
+        write_folder("cores", SLOW, side="b", **machine_settings(cpus=4))
+        assert main(["compare", "--save", "main", "steady"]) == 0
         write_folder("by/nhwc", STEADY, side="a", **train_settings(data_format="nhwc"))
         write_folder("by/nchw", [each / 1.25 for each in STEADY], side="b", **train_settings(data_format="nchw"))
         write_folder("one", [0.1], side="a")
@@ -119,9 +121,6 @@ def test_against_a_saved_baseline(call):
         "baseline 'main': 5 runs in 1 session of cpu a processor, 2 cores, about 8 GiB, no GPU: "
     )
     assert out.endswith("main (a verdict needs 3 sessions)\n")
-    status, out, _ = call("--against", "main", "b", "--threshold", "3%")
-    assert status == 3 and "A is baseline 'main', B is b" in out
-    assert call("--against", "main", "a", "--threshold", "3%")[0] == 0
     assert call("--save", "main", "b")[1].startswith("baseline 'main': 10 runs in 1 session of ")
     assert call("--save", "main", "b", "--replace")[1].startswith("baseline 'main': 5 runs in 1 session of ")
     assert call("--against", "main", "b", "--threshold", "3%")[0] == 0
@@ -156,22 +155,6 @@ def test_too_little_data_of_the_new_runs_is_not_excused(call):
     write_folder("today", STEADY, side="b", day=9, flags=["busy_machine"])
     status, out, _ = call("--against", "main", "today", "--threshold", "3%", "--missing", "ok")
     assert status == 6 and "other programs kept the processors busy" in out
-
-
-def test_another_machine_has_no_baseline(call):
-    write_folder("a", STEADY)
-    write_folder("b", SLOW, **machine_settings(cpus=4))
-    call("--save", "main", "a")
-    status, out, _ = call("--against", "main", "b", "--threshold", "3%")
-    line = "not comparable: no baseline 'main' for this machine (cpu a processor, 4 cores, about 8 GiB, no GPU); "
-    assert status == 4 and out.startswith(line + "saved ones are for cpu a processor, 2 cores")
-    assert call("--against", "main", "b", "--missing", "ok")[0] == 0
-    status, out, _ = call("--against", "main", "b", "--missing", "ok", "--format", "junit")
-    assert status == 0 and "<skipped" in out
-    _, out, _ = call("--against", "main", "b", "--missing", "ok", "--format", "json")
-    assert json.loads(out)["exit_code"] == 0
-    write_folder("c", STEADY, **train_settings(batch_per_device=20))
-    assert call("--against", "main", "c", "--missing", "ok")[0] == 4, "there is one for this machine"
 
 
 # `scalebench compare --history`: the saved sessions of a machine over time, and the first that differs.
@@ -211,13 +194,6 @@ def test_runs_beside_the_name_are_the_newest_session(ten_sessions, capsys):
     out = capsys.readouterr().out
     assert "simulated gpus=2: slower since session 11 (2026-01-20" in out
     assert len(list(Path(".scalebench").rglob("result.json"))) == 60, "nothing was saved"
-
-
-def test_few_sessions_are_too_little_data_for_a_gate(capsys):
-    write_folder("a", [0.1] * 3)
-    assert main(["compare", "a", "--save", "weekly"]) == 0
-    assert main(["compare", "--history", "--threshold", "3%"]) == 6
-    assert "no verdict from 1 session: 4 are needed" in capsys.readouterr().out
 
 
 def test_charts_of_several_machines_name_theirs():

@@ -11,20 +11,17 @@ from scalebench.core import process
 from scalebench.sweeps.task import SweepSession
 
 
-@pytest.mark.parametrize(
-    ("words", "switches", "overrides"),
-    [
+def test_switches_may_be_anywhere():
+    for words, switches, overrides in (
         (["gpus=1", "seed=2"], [], ["gpus=1", "seed=2"]),
         (["gpus=1", "--multirun", "seed=2", "-m"], ["--multirun", "-m"], ["gpus=1", "seed=2"]),
         (["--cfg", "job", "gpus=1", "-p", "train"], ["--cfg", "job", "-p", "train"], ["gpus=1"]),
         (["~gpus", "+a=-1"], [], ["~gpus", "+a=-1"]),
         ([], [], []),
-    ],
-)
-def test_switches_may_be_anywhere(words, switches, overrides):
-    options = hydra_app.read_arguments(words)
-    assert (options.switches, options.overrides) == (switches, overrides)
-    assert (options.multirun, options.cfg) == ("-m" in words, "job" if "job" in words else None)
+    ):
+        options = hydra_app.read_arguments(words)
+        assert (options.switches, options.overrides) == (switches, overrides)
+        assert (options.multirun, options.cfg) == ("-m" in words, "job" if "job" in words else None)
 
 
 def test_the_words_of_a_run_as_those_of_a_sweep():

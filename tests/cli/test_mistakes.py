@@ -66,18 +66,15 @@ def test_a_mistake_is_one_line_with_the_way_out(typed, line, world, capsys, monk
     assert sorted(world.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("typed", "precision", "target"),
-    [
+def test_spellings_that_can_mean_only_one_thing_are_accepted():
+    for typed, precision, target in (
         ("train.precision=bf16", "bfloat16", 0.01),
         ("++train.precision=16-mixed", "float16", 0.01),
         ("train.precision=FP32 measure.target=2.5%", "float32", 0.025),
         ("train.precision=tf32 'measure.target=1 %'", "tf32", 0.01),
-    ],
-)
-def test_spellings_that_can_mean_only_one_thing_are_accepted(typed, precision, target):
-    config = compose_config(shlex.split(typed))
-    assert (config.train.precision, config.measure.target) == (precision, target)
+    ):
+        config = compose_config(shlex.split(typed))
+        assert (config.train.precision, config.measure.target) == (precision, target)
 
 
 def test_each_value_of_a_sweep_may_be_spelt_so():

@@ -344,18 +344,15 @@ def on_hosts(*failures):
     ]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "died_first", "first"),
-    [
+def test_the_first_failure_is_determined_across_clocks():
+    for ranks, died_first, first in (
         (on_hosts(("a", 105.0, None), ("b", 64.9, -40.0)), [1], 1),
         (on_hosts(("a", 105.0, None), ("b", 65.1, -40.0)), [1], 0),  # records are more precise than observation
         (on_hosts(("a", 105.0, None), ("b", 65.1, None)), [0], 0),  # no offset: the one that was seen to end first
         (on_hosts(("a", 105.0, None), ("a", 104.0, None), ("b", 65.1, None)), [0, 1], 1),
         (on_hosts(("a", 105.0, None), ("b", 65.1, None)), [], 1),
-    ],
-)
-def test_the_first_failure_is_determined_across_clocks(ranks, died_first, first):
-    assert collect.classify_exit(ended(*[1] * len(ranks), died_first=died_first), ranks, False).rank == first
+    ):
+        assert collect.classify_exit(ended(*[1] * len(ranks), died_first=died_first), ranks, False).rank == first
 
 
 @pytest.mark.parametrize(("offset_s", "status"), [(None, "timeout"), (50.0, "failed"), (-50.0, "timeout")])
@@ -366,18 +363,15 @@ def test_a_failure_is_compared_with_the_timeout_across_clocks(offset_s, status):
     assert collect.classify_exit(timed_out(None, None), ranks, False).status == status
 
 
-@pytest.mark.parametrize(
-    ("hosts", "local", "marks_s", "launch_s"),
-    [
+def test_launch_time_needs_one_clock():
+    for hosts, local, marks_s, launch_s in (
         ([], False, (100.5, 101.0), 0.5),
         ([], False, (99.0, 99.5), 0.0),  # the clock was set back
         (["a:2"], False, (100.5, 101.0), None),
         (["a:2"], True, (100.5, 101.0), 0.5),
-    ],
-)
-def test_launch_time_needs_one_clock(hosts, local, marks_s, launch_s):
-    spec = simulated_spec()
-    spec.config.hardware.hosts = hosts
-    host = socket.gethostname() if local else "node"
-    first = rank(0, hostname=host, marks_s=dict(zip(("launch", "setup"), marks_s, strict=True)))
-    assert assemble(spec, [first], collect.RunOutcome("ok", launched_at_s=100.0)).phases.launch_s == launch_s
+    ):
+        spec = simulated_spec()
+        spec.config.hardware.hosts = hosts
+        host = socket.gethostname() if local else "node"
+        first = rank(0, hostname=host, marks_s=dict(zip(("launch", "setup"), marks_s, strict=True)))
+        assert assemble(spec, [first], collect.RunOutcome("ok", launched_at_s=100.0)).phases.launch_s == launch_s

@@ -312,17 +312,14 @@ def search_order(start, border, maximum, minimum=1):
     return largest_batch(start, maximum, minimum, fits), batches
 
 
-@pytest.mark.parametrize(
-    ("start", "border", "maximum", "answer", "order"),
-    [
+def test_batches_are_doubled_then_bisected():
+    for start, border, maximum, answer, order in (
         (75, 700, 5000, 675, [75, 150, 300, 600, 1200, 900, 750, 675, 712]),
         (75, 3, 100, 3, [75, 37, 18, 9, 4, 2, 3]),
         (75, 1000, 200, 200, [75, 150, 200]),
         (75, 1000, 40, 40, [40]),
-    ],
-)
-def test_batches_are_doubled_then_bisected(start, border, maximum, answer, order):
-    assert search_order(start, border, maximum) == (answer, order)
+    ):
+        assert search_order(start, border, maximum) == (answer, order)
 
 
 @given(st.integers(1, 10_000), st.integers(0, 20_000), st.integers(1, 20_000), st.integers(1, 4))

@@ -303,21 +303,18 @@ def test_a_lower_hard_limit_stays(limit, hard, set_to, monkeypatch):
     assert calls == ([] if set_to is None else [(resource.RLIMIT_DATA, (set_to, set_to))])
 
 
-@pytest.mark.parametrize(
-    ("cgroup", "hard", "processes", "each"),
-    [
+def test_the_limit_is_a_share_of_memory(monkeypatch):
+    for cgroup, hard, processes, each in (
         (None, resource.RLIM_INFINITY, 1, 800),
         (None, resource.RLIM_INFINITY, 4, 200),
         (500, resource.RLIM_INFINITY, 2, 200),
         (5000, resource.RLIM_INFINITY, 2, 400),
         (None, 100, 1, 80),
-    ],
-)
-def test_the_limit_is_a_share_of_memory(cgroup, hard, processes, each, monkeypatch):
-    monkeypatch.setattr("os.sysconf", lambda name: {"SC_PHYS_PAGES": 10, "SC_PAGE_SIZE": 100}[name])
-    monkeypatch.setattr(memory_limit, "memory_limit_bytes", lambda: cgroup)
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (hard, hard))
-    assert memory_limit.limit_per_process_bytes(processes) == each
+    ):
+        monkeypatch.setattr("os.sysconf", lambda name: {"SC_PHYS_PAGES": 10, "SC_PAGE_SIZE": 100}[name])
+        monkeypatch.setattr(memory_limit, "memory_limit_bytes", lambda cgroup=cgroup: cgroup)
+        monkeypatch.setattr(resource, "getrlimit", lambda which, hard=hard: (hard, hard))
+        assert memory_limit.limit_per_process_bytes(processes) == each
 
 
 @pytest.mark.parametrize(("limit", "processes", "more"), [(100, 1, 200), (400, 2, 475), (480, 2, 475)])

@@ -208,22 +208,19 @@ def test_only_runs_on_gpus_of_this_machine_are_set_up_ahead():
 GIB = 2**30
 
 
-@pytest.mark.parametrize(
-    ("free", "mode", "fits"),
-    [
+def test_a_cohort_grows_only_as_far_as_the_gpus_allow():
+    for free, mode, fits in (
         ([78, 60], "default", True),  # a run takes 18 of 80 GiB, and a tenth stays free
         ([78, 60, 42, 25], "default", False),
         ([78, 30], "default", False),
         ([78, 70], "exclusive_process", False),  # the second process would find the GPU busy
         ([None, None], None, True),  # NVML does not say it
-    ],
-)
-def test_a_cohort_grows_only_as_far_as_the_gpus_allow(free, mode, fits):
-    one = Cohort([CohortRun(0, simulated(1), Path("unused"))], lambda progress: None)
-    rooms = [[GpuRoom(None if each is None else each * GIB, 80 * GIB, mode)] for each in free]
-    assert one._fits_on_gpus(rooms) is fits
-    assert not one._fits_on_gpus(rooms, 4) or not fits or free == [None, None], "four more are too many"
-    assert one._fits_on_gpus([[] for _ in free]), "no GPU"
+    ):
+        one = Cohort([CohortRun(0, simulated(1), Path("unused"))], lambda progress: None)
+        rooms = [[GpuRoom(None if each is None else each * GIB, 80 * GIB, mode)] for each in free]
+        assert one._fits_on_gpus(rooms) is fits
+        assert not one._fits_on_gpus(rooms, 4) or not fits or free == [None, None], "four more are too many"
+        assert one._fits_on_gpus([[] for _ in free]), "no GPU"
 
 
 class IdleCohort(Cohort):

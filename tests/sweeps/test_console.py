@@ -73,9 +73,9 @@ def measuring(steps, samples_per_s, elapsed_s, **facts):
 WITH_SLOW_STEPS = "warmup, 2.7 samples/s, a step takes 12 s, about 2 min left"
 
 
-@pytest.mark.parametrize(
-    ("ranks", "line"),
-    [
+def test_progress_is_described_by_rank_0():
+    """14 s after the last report of the ranks."""
+    for ranks, line in (
         ([], "starting"),
         ([RankProgress(0, 1, "setup", 0.0)], "setup"),
         ([RankProgress(1, 1, "measure", 0.0), RankProgress(0, 1, "setup", 0.0)], "setup"),
@@ -87,12 +87,9 @@ WITH_SLOW_STEPS = "warmup, 2.7 samples/s, a step takes 12 s, about 2 min left"
         ([measuring(3, 1e3, 6.0, step_s=0.1)], "measure, 1,000 samples/s, about 10 s left"),
         ([measuring(3, 1e3, 16.5, step_s=0.1)], "measure, 1,000 samples/s"),
         ([measuring(9, 10.0, 31.0, epoch=2.24, metric="mse 0.01")], "measure, epoch 2.2, mse 0.01, 10 samples/s"),
-    ],
-)
-def test_progress_is_described_by_rank_0(ranks, line):
-    """14 s after the last report of the ranks."""
-    spec = simulated_spec(measure={"min_s": 30.0, "max_s": 30.0, "warmup_max_s": 20.0, "evaluate": False})
-    assert describe_progress(ranks, spec, now_s=14.0) == line
+    ):
+        spec = simulated_spec(measure={"min_s": 30.0, "max_s": 30.0, "warmup_max_s": 20.0, "evaluate": False})
+        assert describe_progress(ranks, spec, now_s=14.0) == line
 
 
 def test_a_run_that_has_ended_gets_a_line_with_its_figure_or_its_reason(capsys):
@@ -273,18 +270,15 @@ def queue(**parts):
     return QueueState(**{"waiting": 0, "pending": 0, "reason": None, "runs": (), "over": 0, **parts})
 
 
-@pytest.mark.parametrize(
-    ("parts", "line"),
-    [
+def test_queue_counts_omit_what_is_zero():
+    for parts, line in (
         ({"waiting": 1}, "0 of 1 run over, 1 not submitted yet"),
         ({"over": 4, "pending": 3, "reason": "Priority"}, "4 of 7 runs over, 3 pending (Priority)"),
         ({"over": 2, "pending": 1}, "2 of 3 runs over, 1 pending"),
         ({"over": 2}, "2 of 2 runs over"),
         ({"pending": 1, "error": "timed out"}, "0 of 1 run over, 1 pending, no answer from SLURM: timed out"),
-    ],
-)
-def test_queue_counts_omit_what_is_zero(parts, line):
-    assert describe_queue_counts(queue(**parts)) == line
+    ):
+        assert describe_queue_counts(queue(**parts)) == line
 
 
 def test_the_first_running_jobs_show_their_phase(tmp_path):

@@ -92,9 +92,8 @@ def test_repeats_come_with_their_baselines_one_after_the_other(words):
     assert len({job.spec.fingerprint for job in planned}) == 4 and len({job.key for job in planned}) == 12
 
 
-@pytest.mark.parametrize(
-    ("words", "repeats"),
-    [
+def test_a_sweep_starts_what_it_measures_three_times():
+    for words, repeats in (
         ("gpus=2", 3),
         ("repeat=0 gpus=2", 3),  # as the files of sweeps have it
         ("gpus=2 measure.repeats=2", 2),
@@ -104,15 +103,13 @@ def test_repeats_come_with_their_baselines_one_after_the_other(words):
         ("gpus=2 measure.search=max_batch", 1),
         ("gpus=2 debug=true", 1),
         ("gpus=2 strategy=ddp_nccl", 1),  # which cannot happen here
-    ],
-)
-def test_a_sweep_starts_what_it_measures_three_times(words, repeats):
-    lines = [["strategy=ddp_gloo", "baseline=none", *words.split()]]
-    planned = plan_module.plan_sweep(lines, lambda line: compose([*BASE[:2], *line]))
-    assert [run.spec.config.repeat for run in planned] == list(range(repeats))
-    for run in planned:
-        assert resolve(to_config(compose([*BASE[:2], *run.overrides]))) == run.spec
-        assert run.spec.repeats == repeats
+    ):
+        lines = [["strategy=ddp_gloo", "baseline=none", *words.split()]]
+        planned = plan_module.plan_sweep(lines, lambda line: compose([*BASE[:2], *line]))
+        assert [run.spec.config.repeat for run in planned] == list(range(repeats))
+        for run in planned:
+            assert resolve(to_config(compose([*BASE[:2], *run.overrides]))) == run.spec
+            assert run.spec.repeats == repeats
 
 
 def test_a_repeat_is_what_its_overrides_compose_to():
@@ -194,18 +191,15 @@ def test_earlier_results_are_the_latest_good_ones(tmp_path):
     assert plan_module.find_earlier_results(tmp_path / "not_there" / "new") == {}
 
 
-@pytest.mark.parametrize(
-    ("statuses", "status", "if_strict"),
-    [
+def test_exit_status():
+    for statuses, status, if_strict in (
         ("", 0, 0),
         ("ok", 0, 0),
         ("ok unsupported", 0, 1),
         ("unsupported", 1, 1),
         ("unsupported unsupported", 1, 1),
         *((failed, 1, 1) for failed in ("ok failed", "oom", "timeout", "ok cancelled")),
-    ],
-)
-def test_exit_status(statuses, status, if_strict):
-    done = [record(status=name) for name in statuses.split()]
-    assert plan_module.compute_exit_status(done) == status
-    assert plan_module.compute_exit_status(done, strict=True) == if_strict
+    ):
+        done = [record(status=name) for name in statuses.split()]
+        assert plan_module.compute_exit_status(done) == status
+        assert plan_module.compute_exit_status(done, strict=True) == if_strict

@@ -90,9 +90,9 @@ def step(low_s, high_s=None):
 MEASURED = {"warmup_steps": 20, "warmup_max_steps": 400, "warmup_max_s": 4.0, "min_s": 1.0, "max_s": 8.0}
 
 
-@pytest.mark.parametrize(
-    ("step_s", "repeats", "phases"),
-    [
+def test_the_phases_of_a_run_follow_from_its_steps():
+    """As runs of 0.07 to 5 s a step have shown, whose probes took 59 and 67 steps, and slow ones 7 to 12."""
+    for step_s, repeats, phases in (
         # 16 samples validate, of batches of 10, and the forward pass is a third of a step.
         (0.001, 1, {"warmup": (0.02, 0.4), "measure": (3.2, 8.0), "evaluate": 0.001 * 1.6 / 3, "probes": 3.504}),
         (0.1, 1, {"warmup": (2.0, 4.0), "measure": (6.4, 8.0), "evaluate": 0.1 * 1.6 / 3, "probes": 5.9}),
@@ -103,14 +103,11 @@ MEASURED = {"warmup_steps": 20, "warmup_max_steps": 400, "warmup_max_s": 4.0, "m
             {"warmup": (60.0, 60.0), "measure": (12.0, 12.0), "evaluate": 12.0 * 1.6 / 3, "probes": (72.0, 144.0)},
         ),
         (1.5, 3, {"warmup": (7.5, 7.5), "measure": (9.0, 9.0), "evaluate": 1.5 * 1.6 / 3, "probes": (9.0, 18.0)}),
-    ],
-)
-def test_the_phases_of_a_run_follow_from_its_steps(step_s, repeats, phases):
-    """As runs of 0.07 to 5 s a step have shown, whose probes took 59 and 67 steps, and slow ones 7 to 12."""
-    measure = {**MEASURED, "block_s": 0.05, "evaluate": True, "probes": True, "probe_s": 1.0, "repeats": repeats}
-    found = estimate_phases(simulated_spec(measure=measure), step_s)
-    expected = {name: times if isinstance(times, tuple) else (times, times) for name, times in phases.items()}
-    assert found == {name: pytest.approx(times) for name, times in expected.items()}
+    ):
+        measure = {**MEASURED, "block_s": 0.05, "evaluate": True, "probes": True, "probe_s": 1.0, "repeats": repeats}
+        found = estimate_phases(simulated_spec(measure=measure), step_s)
+        expected = {name: times if isinstance(times, tuple) else (times, times) for name, times in phases.items()}
+        assert found == {name: pytest.approx(times) for name, times in expected.items()}
 
 
 def test_an_estimate_covers_the_length_of_its_steps():
@@ -134,22 +131,19 @@ def test_a_planned_run_is_estimated_from_the_pace_of_this_machine(monkeypatch):
     assert estimate.expected_s(one) == pytest.approx(likely_s) and calls == [["of the cache"]]
 
 
-@pytest.mark.parametrize(
-    ("phase", "elapsed_s", "since_s", "left_s"),
-    [
+def test_steps_so_far_tell_how_long_a_run_still_takes():
+    for phase, elapsed_s, since_s, left_s in (
         ("warmup", 20.0, 4.0, 26.0 + 20.0 + 40.0),  # five steps, then two, then four for the record's facts
         ("warmup", 90.0, 2.0, 8.0 + 20.0 + 40.0),  # one more step at least
         ("measure", 5.0, 100.0, 40.0),
         ("probes", 0.0, 0.0, 40.0),
         ("setup", 0.0, 0.0, None),
-    ],
-)
-def test_steps_so_far_tell_how_long_a_run_still_takes(phase, elapsed_s, since_s, left_s):
-    one = simulated_spec(measure={**MEASURED, "max_s": 20.0, "warmup_max_s": 4.0, "evaluate": False})
-    first = RankProgress(0, 1, phase, 100.0, 2, 1.0, elapsed_s, step_s=10.0)
-    second = RankProgress(1, 1, "setup", 0.0)
-    found = estimate_left_s(one, [second, first], 100.0 + since_s)
-    assert found == (None if left_s is None else pytest.approx(left_s))
+    ):
+        one = simulated_spec(measure={**MEASURED, "max_s": 20.0, "warmup_max_s": 4.0, "evaluate": False})
+        first = RankProgress(0, 1, phase, 100.0, 2, 1.0, elapsed_s, step_s=10.0)
+        second = RankProgress(1, 1, "setup", 0.0)
+        found = estimate_left_s(one, [second, first], 100.0 + since_s)
+        assert found == (None if left_s is None else pytest.approx(left_s))
 
 
 def test_a_training_is_over_at_its_stop():
@@ -166,18 +160,15 @@ def training(strategy="simulated", gpus=1, size=64, **stop):
     return spec(gpus, strategy, train=TrainSpec(10, stop=StopSpec(**stop)), size=size)
 
 
-@pytest.mark.parametrize(
-    ("stop", "estimate"),
-    [
+def test_a_training_lasts_as_long_as_its_stop_says():
+    for stop, estimate in (
         ({"seconds": 60.0}, (60.3, 60.3)),
         ({"seconds": 60.0, "target": 0.1}, (0.3, 60.3)),
         ({"seconds": 60.0, "epochs": 2.0}, (0.3, 60.3)),
         ({"epochs": 2.0}, (0.3, math.inf)),
-    ],
-)
-def test_a_training_lasts_as_long_as_its_stop_says(stop, estimate):
-    assert estimate_s(training(**stop)) == pytest.approx(estimate)
-    assert format_range(*estimate_s(training(epochs=2.0))) == "0 s and a training of unknown length"
+    ):
+        assert estimate_s(training(**stop)) == pytest.approx(estimate)
+        assert format_range(*estimate_s(training(epochs=2.0))) == "0 s and a training of unknown length"
 
 
 def test_trainings_are_estimated_from_trainings():

@@ -11,19 +11,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from scalebench.core import run_folder
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import write_json
-from scalebench.core.run_folder import (
-    STOP_FILE,
-    TORCHRUN_FILE,
-    RankProcesses,
-    Turn,
-    WorkerExit,
-    rank_processes_path,
-    read_rank_file,
-    turn_path,
-    worker_exit_path,
-)
 from scalebench.core.spec import write_spec
 from scalebench.runner.launchers import rank_agent, remote_ranks
 from scalebench.runner.launchers.rank_agent import read_torchrun_rank
@@ -137,7 +127,7 @@ def test_an_agent_parks_its_worker_when_its_turn_is_over(agent, program, tmp_pat
     worker = psutil.Process(read_when_written(tmp_path / "pid1.json")["worker"])
     paused = tmp_path / "paused1.json"
     for number in range(2):
-        write_json(turn_path(tmp_path), Turn(number, over=True))
+        write_json(run_folder.turn_path(tmp_path), run_folder.Turn(number, over=True))
         for receiver in (worker, process):
             receiver.send_signal(TURN_SIGNAL)
         wait_until(lambda number=number: paused.exists() and json.loads(paused.read_text())["turn"] == number)
@@ -145,7 +135,7 @@ def test_an_agent_parks_its_worker_when_its_turn_is_over(agent, program, tmp_pat
         if number == 0:
             process.send_signal(TURN_SIGNAL)  # before a shared file system shows the turn
             time.sleep(0.1)
-            write_json(turn_path(tmp_path), Turn(1, 0.5))
+            write_json(run_folder.turn_path(tmp_path), run_folder.Turn(1, 0.5))
             wait_until(lambda: worker.status() != psutil.STATUS_STOPPED)
     process.terminate()
     assert process.wait(60) == 0
@@ -246,7 +236,7 @@ def by_hand(tmp_path, started):
         write_spec(by_hand_spec(), tmp_path)
         if module is not None:
             waiting = {"run_id": "an id", "addresses": ADDRESSES, "module": module}
-            (tmp_path / TORCHRUN_FILE).write_text(json.dumps(waiting))
+            (tmp_path / run_folder.TORCHRUN_FILE).write_text(json.dumps(waiting))
         env = {"OMP_NUM_THREADS": "7", "TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": "9", **RANK_1}
         return started([sys.executable, "-m", "scalebench.runner.worker", str(tmp_path)], **env)
 
@@ -273,8 +263,8 @@ def test_under_torchrun_a_rank_has_the_usual_environment(by_hand, program, tmp_p
 @pytest.mark.parametrize(
     ("name", "text", "first", "status", "code"),
     [
-        (STOP_FILE, "true", "", 0, -signal.SIGTERM),
-        (STOP_FILE, "false", "", 1, -signal.SIGTERM),
+        (run_folder.STOP_FILE, "true", "", 0, -signal.SIGTERM),
+        (run_folder.STOP_FILE, "false", "", 1, -signal.SIGTERM),
         ("result.json", "", "signal.signal(signal.SIGTERM, signal.SIG_IGN); ", 1, -signal.SIGKILL),
     ],
     ids=["succeeded", "failed", "a result, and a worker that ignores SIGTERM"],
@@ -295,7 +285,7 @@ def test_under_torchrun_the_agent_stays_after_a_failure_until_stop_json(by_hand,
     wait_until((tmp_path / "exit1.json").exists)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.3)
-    (tmp_path / STOP_FILE).write_text("false")
+    (tmp_path / run_folder.STOP_FILE).write_text("false")
     assert process.wait(5) == 1, "long before the end of its stay"
     assert read_when_written(tmp_path / "exit1.json") == {"code": 7, "terminated_by_launcher": False}
 
@@ -350,7 +340,7 @@ def pair():
 
 
 def remote(folder, pair, host=HOST):
-    write_json(rank_processes_path(folder, 1), RankProcesses(host, pair[0].pid, pair[1].pid))
+    write_json(run_folder.rank_processes_path(folder, 1), run_folder.RankProcesses(host, pair[0].pid, pair[1].pid))
     return RemoteRank(folder, 1)
 
 
@@ -359,11 +349,11 @@ def state(rank):
 
 
 ENDS = [
-    (WorkerExit(0, False), (0, True, False, False)),
-    (WorkerExit(7, False), (7, True, False, False)),
-    (WorkerExit(-9, False), (-9, True, False, False)),
-    (WorkerExit(-15, True), (None, True, True, False)),
-    (WorkerExit(0, True), (0, True, False, False)),  # it had finished before
+    (run_folder.WorkerExit(0, False), (0, True, False, False)),
+    (run_folder.WorkerExit(7, False), (7, True, False, False)),
+    (run_folder.WorkerExit(-9, False), (-9, True, False, False)),
+    (run_folder.WorkerExit(-15, True), (None, True, True, False)),
+    (run_folder.WorkerExit(0, True), (0, True, False, False)),  # it had finished before
 ]
 
 
@@ -378,7 +368,7 @@ def test_a_rank_is_followed_by_its_files_and_processes(tmp_path, pair):
     assert pair[1].wait(10) == -STACK_SIGNAL and pair[0].poll() is None
     for end, expected in ENDS:
         rank = remote(tmp_path, pair)
-        write_json(worker_exit_path(tmp_path, 1), end)
+        write_json(run_folder.worker_exit_path(tmp_path, 1), end)
         assert state(rank) == expected and rank.alive(), "its agent stays for a while"
     rank.signal(signal.SIGTERM)
     wait_until(lambda: not rank.alive(), 10.0)  # a zombie is not: mpirun may not have waited for its children yet
@@ -400,7 +390,7 @@ def test_a_rank_on_another_host_is_followed_only_by_its_files(tmp_path, pair):
     rank.signal(signal.SIGKILL)
     assert (rank.pid, rank.alive(), *state(rank)) == (None, False, None, False, False, False)
     assert [process.poll() for process in pair] == [None, None]
-    write_json(worker_exit_path(tmp_path, 1), WorkerExit(3, False))
+    write_json(run_folder.worker_exit_path(tmp_path, 1), run_folder.WorkerExit(3, False))
     assert rank.poll() == 3
 
 
@@ -409,7 +399,7 @@ def test_files_that_an_nfs_client_remembers_as_missing_are_seen(tmp_path, monkey
     known = set()
 
     def read(path, *rest):
-        return read_rank_file(path, *rest) if path.name in known else None
+        return run_folder.read_rank_file(path, *rest) if path.name in known else None
 
     def list_names(folder):
         known.update(entry.name for entry in os.scandir(folder))
@@ -420,5 +410,5 @@ def test_files_that_an_nfs_client_remembers_as_missing_are_seen(tmp_path, monkey
     ranks = RemoteRanks(tmp_path, 1, "srun", "srun.log", lambda log: None)
     ranks.starter = SimpleNamespace(poll=lambda: 0)
     assert not ranks.members[0].over
-    write_json(worker_exit_path(tmp_path, 0), WorkerExit(0, False))
+    write_json(run_folder.worker_exit_path(tmp_path, 0), run_folder.WorkerExit(0, False))
     assert ranks.broken() is None and ranks.members[0].poll() == 0

@@ -112,25 +112,19 @@ def unset(monkeypatch):
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE", "OMPI_MCA_btl_tcp_if_include")
 
 
-@pytest.mark.parametrize(
-    ("configured", "shell", "hosts", "rank", "expected"),
-    [
+def test_the_interface_to_other_hosts(monkeypatch):
+    for configured, shell, hosts, rank, expected in (
         ("ib0", None, "aa", 0, {}),  # ranks of one host need none
         (None, None, "aab", 1, {"GLOO_SOCKET_IFNAME": "to_b"}),  # the interface to another host
         (None, None, "aab", 2, {"GLOO_SOCKET_IFNAME": "to_a"}),
         (None, "eth7", "ab", 0, {}),
         ("ib0", "eth7", "ab", 0, dict.fromkeys(INTERFACES, "ib0")),  # for all libraries
-    ],
-)
-def test_the_interface_to_other_hosts(
-    configured, shell, hosts, rank, expected,
-    monkeypatch
-):  # fmt: skip
-    monkeypatch.setattr(rank_environment, "find_interface_to", lambda host: f"to_{host}")
-    if shell is not None:
-        monkeypatch.setenv(rank_environment.GLOO_INTERFACE, shell)
-    hardware = HardwareSpec("cluster", interface=configured)
-    assert rank_environment.interface_variables(hardware, list(hosts), rank) == expected
+    ):
+        monkeypatch.setattr(rank_environment, "find_interface_to", lambda host: f"to_{host}")
+        if shell is not None:
+            monkeypatch.setenv(rank_environment.GLOO_INTERFACE, shell)
+        hardware = HardwareSpec("cluster", interface=configured)
+        assert rank_environment.interface_variables(hardware, list(hosts), rank) == expected
 
 
 @pytest.mark.parametrize(
@@ -222,25 +216,22 @@ def test_a_port_in_use_on_this_host_is_left_out(monkeypatch):
         assert rank_environment.choose_likely_free_ports(["far", "far"], "a run") == [port, port + 1]
 
 
-@pytest.mark.parametrize(
-    ("own", "name", "expected"),
-    [
+def test_hosts_are_compared_with_and_without_a_domain(monkeypatch):
+    for own, name, expected in (
         ("n1.site.org", "n1", True),  # SLURM names nodes without the domain that many sites' hosts have
         ("n1", "N1.site.org", True),
         ("n1.site.org", "n1.other.org", False),
         ("n1.site.org", "n2", False),
         ("n1", "localhost", True),
-    ],
-)
-def test_hosts_are_compared_with_and_without_a_domain(own, name, expected, monkeypatch):
-    monkeypatch.setattr(socket, "gethostname", lambda: own)
-    assert rank_environment.is_this_host(name) is expected
-    if name == "n1":
-        ports = iter([False, True, True])
-        monkeypatch.setattr(rank_environment, "_is_free", lambda port: next(ports))
-        monkeypatch.setattr(rank_environment, "_port_range", lambda: range(7000, 7003))
-        monkeypatch.setattr(random.Random, "shuffle", lambda self, ports: None)
-        assert rank_environment.choose_likely_free_ports(["n1", "n2"], "")[0] == 7001
+    ):
+        monkeypatch.setattr(socket, "gethostname", lambda own=own: own)
+        assert rank_environment.is_this_host(name) is expected
+        if name == "n1":
+            ports = iter([False, True, True])
+            monkeypatch.setattr(rank_environment, "_is_free", lambda port, ports=ports: next(ports))
+            monkeypatch.setattr(rank_environment, "_port_range", lambda: range(7000, 7003))
+            monkeypatch.setattr(random.Random, "shuffle", lambda self, ports: None)
+            assert rank_environment.choose_likely_free_ports(["n1", "n2"], "")[0] == 7001
 
 
 def test_addresses_of_version_6_stand_in_brackets(monkeypatch):
@@ -264,14 +255,11 @@ def test_the_interface_in_use(framework, expected, monkeypatch):
     assert rank_environment.find_interface_in_use(simulated_spec(gpus=1), 0) is None
 
 
-@pytest.mark.parametrize(
-    ("hosts", "expected"),
-    [
+def test_ranks_of_one_host_use_its_loopback():
+    for hosts, expected in (
         (["far", "far"], ["127.0.0.1"] * 2),
         (["localhost", os.uname().nodename], ["127.0.0.1"] * 2),
         (["a", "b"], ["a", "b"]),
-    ],
-)
-def test_ranks_of_one_host_use_its_loopback(hosts, expected):
-    addresses = rank_environment.assign_rank_addresses(hosts, "")
-    assert [address.rpartition(":")[0] for address in addresses] == expected
+    ):
+        addresses = rank_environment.assign_rank_addresses(hosts, "")
+        assert [address.rpartition(":")[0] for address in addresses] == expected
