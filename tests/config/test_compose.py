@@ -20,10 +20,9 @@ from scalebench.__main__ import main
 from scalebench.config import compose as composing
 from scalebench.core.config_files import conf_dir
 from scalebench.core.errors import InputError
-from scalebench.core.machine import gpus, machine
+from scalebench.core.machine import machine
 from scalebench.core.spec import Config
 from tests.builders.configs import sweep_choices
-from tests.nvml_stand_in import put_in
 
 SWEEPS = sorted(path.stem for path in (conf_dir() / "sweep").glob("*.yaml"))
 
@@ -75,16 +74,16 @@ def runs_of(sweep):
     return [[f"sweep={sweep}", *run] for run in itertools.product(*values)]
 
 
-def test_runs_of_sweeps_are_what_hydra_composes(loaders):
-    for sweep in random.Random(0).sample(SWEEPS, 5):
-        compare(random.Random(0).sample(runs_of(sweep), 2), loaders)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sweep", SWEEPS)
-def test_ten_runs_of_every_sweep_are_what_hydra_composes(sweep, loaders):
+@pytest.mark.parametrize(
+    ("sweep", "count"),
+    [
+        *((sweep, 2) for sweep in random.Random(0).sample(SWEEPS, 5)),
+        *(pytest.param(sweep, 10, marks=pytest.mark.slow) for sweep in SWEEPS),
+    ],
+)
+def test_runs_of_sweeps_are_what_hydra_composes(sweep, count, loaders):
     runs = runs_of(sweep)
-    compare(random.Random(1).sample(runs, min(len(runs), 10)), loaders)
+    compare(random.Random(count).sample(runs, min(len(runs), count)), loaders)
 
 
 @pytest.mark.slow
@@ -198,17 +197,13 @@ def test_a_sweep_is_filled_in(monkeypatch, capsys):
         assert [line[: len(message)] for line, message in zip(lines, planned, strict=True)] == planned
 
 
-def test_devices_and_one_pair_of_each_link_are_listed(nvml_library, monkeypatch):
-    with monkeypatch.context() as patch:
-        for here, values in ((0, "[0],[1]"), (1, "[0]"), (3, "[0],[1],[2]")):
-            patch.setattr(machine, "count_gpus", lambda here=here: here)
-            assert composing.list_each_device() == values
-        for results, values in (([], "[0,1]"), ([(0, 1), (0, 4)], "[0,1],[0,4]")):
-            patch.setattr(machine, "pair_of_each_link", lambda results=results: results)
-            assert composing.list_pair_of_each_link() == values
-    put_in(monkeypatch, nvml_library)
-    assert (composing.list_each_device(), composing.list_pair_of_each_link()) == ("[0],[1]", "[0,1]")
-    assert gpus.count_gpus() == 2
+def test_devices_and_one_pair_of_each_link_are_listed(monkeypatch):
+    for here, values in ((0, "[0],[1]"), (1, "[0]"), (3, "[0],[1],[2]")):
+        monkeypatch.setattr(machine, "count_gpus", lambda here=here: here)
+        assert composing.list_each_device() == values
+    for results, values in (([], "[0,1]"), ([(0, 1), (0, 4)], "[0,1],[0,4]")):
+        monkeypatch.setattr(machine, "pair_of_each_link", lambda results=results: results)
+        assert composing.list_pair_of_each_link() == values
 
 
 def test_the_typed_config_is_plain_with_variables_and_values_of_a_wrong_type_are_refused():

@@ -145,18 +145,6 @@ def test_more_devices_than_all_nodes_hold():
         assert placing.compute_placement(made, 33).shortage == message
 
 
-@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 16))
-def test_no_two_processes_share_a_core_while_there_are_enough(gpus, threads, cores):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "usable_cpus", lambda: list(range(cores)))
-        hardware = HardwareSpec("local", devices="cpu", gpus_per_node=2, cpus_per_node=cores, cpus_per_device=threads)
-        placement = placing.compute_placement(make_config(hardware=hardware), gpus)
-        taken = [cpu for p in placement.places for cpu in p.cpus]
-        assert set(taken) <= set(range(cores)) and all(p.cpus for p in placement.places)
-        enough = gpus * threads <= cores
-        assert (len(taken) == len(set(taken)) == gpus * threads) if enough else placement.oversubscribed
-
-
 def test_a_quota_of_cpu_time_counts_as_fewer_cores(monkeypatch):
     """A container that is started with --cpus sees all cores of its machine."""
     monkeypatch.setattr(machine, "usable_cpus", lambda: [0, 1, 2, 3])

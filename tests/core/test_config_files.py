@@ -113,18 +113,6 @@ def test_the_name_in_a_file_and_an_invalid_one_is_named(dists):
             config_files.read_yaml(path)
 
 
-def test_the_command_line_knows_a_plugins_strategy_and_its_options(dists):
-    dists.strategy("my_strategy", options={"step_s": 0.25, "mode": "fast"})
-    assert run_line(["strategy=my_strategy", "gpus=1", "dry_run=true"]).status == 0
-    for words, message in {
-        "strategy=my_strategi": "no strategy 'my_strategi'; did you mean 'my_strategy'?",
-        "strategy=my_strategy strategy.options.mod=x": "strategy my_strategy has no option 'mod'; did you mean 'mode'?",
-        "strategy=my_strategy strategy.options.mode=1": "strategy.options.mode=1 should be str, as its default 'fast'",
-    }.items():
-        ending = run_line(words.split())
-        assert (ending.status, ending.err) == (2, f"scalebench: {message}\n")
-
-
 def test_a_conflict_fails_only_its_runs_and_warnings_appear_once(dists):
     dists.add("a", {"a/conf/strategy/ddp.yaml": strategy_yaml("ddp"), "a/conf/sweep/demo.yaml": ""}, FOLDER)
     clear_plugin_caches()

@@ -76,20 +76,6 @@ def test_the_stopping_rule_covers_correlated_blocks_and_the_naive_one_does_not(r
     assert 0.92 <= find_coverage(stopped_by_rule(run, target=0.01) for run in independent) <= 0.98
 
 
-def test_sums_and_shares_cover_the_truth_in_95_of_100():
-    rng = np.random.default_rng(6)
-    parts = rng.normal([1.0, 5.0, 20.0], [0.1, 0.2, 0.3], (4000, 3))
-    half = 1.96 * np.array([0.1, 0.2, 0.3])
-    limits = np.stack([parts, parts - half, parts + half], axis=-1)
-    sums = [combine(dict.fromkeys(range(3), 1.0), {k: Estimate(*part) for k, part in enumerate(run)}) for run in limits]
-    assert 0.94 <= find_coverage(sums, 26) <= 0.96
-    shares = []
-    for total, a in zip(rng.normal(20, 0.5, 2000), rng.normal(12, 0.4, 2000), strict=True):
-        measured = {"total": Estimate(total, total - 0.98, total + 0.98), "a": Estimate(a, a - 0.784, a + 0.784)}
-        shares.append(divide_by_total({"total": 1.0, "a": -1.0}, measured, "total"))
-    assert 0.93 <= find_coverage(shares, 0.4) <= 0.97
-
-
 def test_student_t_is_that_of_scipy_and_its_table_needs_none(monkeypatch):
     for freedom in (*range(1, len(T_QUANTILES) + 3), 1000, 2.5, 4.0, 30.5, math.inf):
         for confidence in (0.5, 0.95, 0.99):

@@ -18,7 +18,7 @@ import pytest
 
 from scalebench.core.errors import InputError
 from scalebench.workloads import datasets
-from scalebench.workloads.datasets import cache, materials, node_copy
+from scalebench.workloads.datasets import cache, node_copy
 from scalebench.workloads.source import Source
 from tests.builders.runs import find_running, simulated_spec, wait_until
 
@@ -160,29 +160,12 @@ def test_leftovers_of_dead_writers_are_removed(tmp_path):
             process.communicate()
 
 
-SAMPLES = 2 * materials.CHUNK + 100
-
-
-def test_files_equal_the_generator(tmp_path):
-    inputs, targets = cache.open_arrays(materials.define_materials(SAMPLES, seed=5).ensure(tmp_path, workers=2))
-    curves, labels = materials.generate_curves(SAMPLES, seed=5)
-    assert np.array_equal(inputs, curves) and np.array_equal(targets, labels)
-    assert inputs.dtype == targets.dtype == np.float32
-
-
 def make(start, count):
     rows = np.arange(start, start + count)
     return np.repeat(rows[:, None], 3, axis=1), rows
 
 
 TOY = cache.ChunkedDataset("toy", 1, 10, 0, (3,), (), 4, make, input_dtype="uint8", target_dtype="int64")
-
-
-def test_other_shapes_and_types(tmp_path):
-    inputs, targets = cache.open_arrays(TOY.ensure(tmp_path))
-    assert inputs.dtype == np.uint8 and targets.dtype == np.int64
-    assert np.array_equal(targets, np.arange(10)) and np.array_equal(inputs[:, 2], np.arange(10))
-    assert TOY.size_bytes == inputs.nbytes + targets.nbytes
 
 
 def test_changed_files_are_another_folder(tmp_path):

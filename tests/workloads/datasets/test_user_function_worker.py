@@ -10,7 +10,6 @@ import pytest
 from scalebench.workloads import records
 from scalebench.workloads.datasets import cache, user_function, user_function_worker
 from scalebench.workloads.datasets.user_function_worker import UnusableSamples
-from tests.builders.plugins import dists as dists
 
 SMALL_CODE = """\
 import sys
@@ -34,7 +33,7 @@ def user_module(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "made_here.py").write_text(SMALL_CODE)
     yield
-    for name in ("made_here", "lengths", "more_data"):
+    for name in ("made_here", "lengths"):
         sys.modules.pop(name, None)
 
 
@@ -48,16 +47,6 @@ def test_the_function_is_called_with_size_seed_and_options(tmp_path):
     assert respond(tmp_path, noise=0.5) == {}
     inputs, targets = cache.open_arrays(tmp_path)
     assert np.array_equal(inputs, np.full((5, 3), 7.5, np.float32)) and np.array_equal(inputs, targets)
-
-
-def test_the_function_of_a_plugin(tmp_path, dists):
-    dists.add("more-data", {"more_data.py": SMALL_CODE}, {"datasets": {"more": "more_data:build"}})
-    label = "data set 'more' of more-data"
-    request = {"reference": "more_data:build", "label": label, "from_user": False, "size": 2, "seed": 0}
-    assert user_function_worker.handle_request({**request, "options": {}, "folder": str(tmp_path)}) == {}
-    assert len(cache.open_arrays(tmp_path)[0]) == 2
-    wrong = user_function_worker.handle_request({**request, "options": {"body": "1 / 0"}, "folder": str(tmp_path)})
-    assert wrong["problem"] == f"{label} fails: ZeroDivisionError: division by zero"
 
 
 PROBLEMS = {
