@@ -15,11 +15,6 @@ from scalebench.workloads.partition import max_stages
 from tests.builders.configs import fake_machine, sweep_choices
 from tests.conf.test_yaml_files import STRATEGIES, SWEEPS, load
 
-CIFAR_MODELS = [
-    *("alexnet_cifar10", "resnet20_cifar10", "resnet32_cifar10", "resnet44_cifar10", "resnet56_cifar10"),
-    *("resnet110_cifar10", "densenet40_k12", "densenet100_k12"),
-]
-
 
 @pytest.fixture(autouse=True)
 def archive(monkeypatch):
@@ -87,13 +82,7 @@ def test_the_demo_is_composed_for_the_machine(monkeypatch, gpus_here, hardware, 
     assert {(spec.device, spec.unsupported) for spec in planned} == {(device, None)}
 
 
-def test_the_models_and_strategies_of_sweeps():
-    brought = {
-        spec.config.model.name: (spec.config.dataset.name, spec.batch_per_device)
-        for spec in runs("variable_update", strategy=["central_storage_cpu"])
-    }
-    cifar = {name: ("cifar10_synthetic", 64 if name.startswith("densenet") else 128) for name in CIFAR_MODELS}
-    assert brought == {"alexnet": ("imagenet_synthetic", 512), **cifar}
+def test_sweeps_have_all_strategies_of_their_kind_and_a_model_that_can_be_cut():
     known_names = {name: read_strategy_config(name) for name in STRATEGIES}
     several = {name for name, tree in known_names.items() if tree["framework"] == "torch" and tree["max_gpus"] is None}
     over_one = {name for name in several if name.endswith(("_nccl", "_gloo"))}  # backends, which the others choose

@@ -306,13 +306,6 @@ def test_horovod_is_not_inspected_in_vain(machine_with, inspections, monkeypatch
     assert inspections == []
 
 
-def test_mpirun_on_the_path_is_used(mpirun, inspections):
-    cpu = HardwareSpec("local", devices="cpu")
-    assert make_spec(gpus=2, hardware=cpu, strategy=horovod("mpi")).unsupported is None
-    crash = "Horovod's Gloo operations crash under mpirun: use strategy.launcher=local"
-    assert make_spec(gpus=2, hardware=cpu, strategy=horovod("gloo", launcher="mpi")).unsupported == crash
-
-
 def test_within_an_allocation_nodes_may_be_too_few_and_mpirun_starts_no_containers(machine_with, monkeypatch):
     machine_with(0)
     monkeypatch.setenv("SLURM_JOB_ID", "12")

@@ -75,14 +75,6 @@ def test_the_interval_of_a_drift_has_its_coverage(noise, change):
     assert inside / TRIALS >= 0.90
 
 
-@given(st.lists(st.floats(0.001, 1000.0), min_size=16, max_size=80), st.floats(0.001, 1000.0))
-def test_units_do_not_matter(series, factor):
-    once, again = (steady_state.estimate_drift(by * np.array(series)) for by in (1.0, factor))
-    assert again.value == pytest.approx(once.value, rel=1e-6, abs=1e-9)
-    length = steady_state.find_warmup_length(series)
-    assert length is None or 0 <= length <= len(series) // 2
-
-
 def measure(*series, target=0.01, **changes):
     result = record(ranks=[rank(number, seconds) for number, seconds in enumerate(series)], **changes)
     result.spec["measure"] = {"target": target}

@@ -1,14 +1,11 @@
 """Artificial time series, whose figures are known."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from scalebench.measure.monitor.time_series import TimeSeries, TimeWindow
 
 BEGIN_S = 1_800_000_000.0  # some moment in seconds since the epoch
 WINDOW = TimeWindow(BEGIN_S + 10.0, BEGIN_S + 20.0)
-Curve = float | Callable[[float], float]
 
 
 def series(columns, begin_s=0.0, end_s=30.0, every_s=0.1):

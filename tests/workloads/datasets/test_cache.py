@@ -325,14 +325,6 @@ def start_copier(folder, stage, mode="copy"):
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_of_several_processes_one_copies(folder, tmp_path):
-    copiers = [start_copier(folder, tmp_path / "stage") for _ in range(3)]
-    outputs = [process.communicate(timeout=60)[0].split() for process in copiers]
-    copy = str(tmp_path / "stage" / folder.name)
-    assert sorted(words.count("copied") for words in outputs) == [0, 0, 2]
-    assert [words[-1] for words in outputs] == [copy] * 3 and is_same(Path(copy), folder)
-
-
 def test_waiting_is_limited_and_a_killed_copier_is_replaced(folder, tmp_path):
     stage = tmp_path / "stage"
     with start_copier(folder, stage, "hang") as first:

@@ -165,15 +165,7 @@ def test_every_node_leads_to_the_output(name):
 
 
 def test_structure_of_resnets():
-    """Where the strides are; padding can be the maximum in the first pool of v2 only; shortcuts for CIFAR have no
-    parameters."""
-    stacks = (3, 4, 5)
-    first = [f"conv{n}_block1_{part}_conv" for n in stacks for part in (0, 1)]
-    assert strided(build("resnet50", 64)) == ["conv1_conv", *first]
-    middle = [f"conv{n}_block1_{part}_conv" for n in stacks for part in (0, 2)]
-    assert strided(build("resnet50_v1_5", 64)) == ["conv1_conv", *middle]
-    last = ["conv2_block3_2_conv", "conv3_block4_2_conv", "conv4_block6_2_conv"]
-    assert strided(build("resnet50_v2", 64)) == ["conv1_conv", *last]
+    """Padding can be the maximum in the first pool of v2 only; shortcuts for CIFAR have no parameters."""
     for name, before, pads in (("resnet50", "relu", 1), ("resnet50_v2", "zero_pad", 0)):
         net = build(name, 64)
         pool = next(node for node in net.nodes if node.op == "max_pool")
@@ -206,14 +198,10 @@ def test_settings_of_the_normalisation():
 
 def test_alexnets_and_the_example_for_cifar():
     net = build("alexnet", 224)
-    assert node(net, "conv0").shape == (55, 55, 64)
-    assert [n.shape for n in net.nodes if n.op == "max_pool"] == [(27, 27, 64), (13, 13, 192), (6, 6, 256)]
     assert [n.settings["rate"] for n in net.nodes if n.op == "dropout"] == [0.5, 0.5]
     small = build("alexnet_cifar10", 32)
     assert [n.op for n in small.nodes][1:8] == ["conv", "relu", "max_pool", "lrn", "conv", "relu", "lrn"]
-    assert [n.shape for n in small.nodes if n.op == "max_pool"] == [(16, 16, 64), (8, 8, 64)]
     lrn = {"radius": 4, "bias": 1.0, "alpha": 0.001 / 9, "beta": 0.75}
     assert [n.settings for n in small.nodes if n.op == "lrn"] == [lrn, lrn]
     net = build("cifar10_cnn", 32)
     assert [n.settings["rate"] for n in net.nodes if n.op == "dropout"] == [0.25, 0.25, 0.5]
-    assert [n.shape[:2] for n in net.nodes if n.op == "conv"] == [(32, 32), (30, 30), (15, 15), (13, 13)]
