@@ -6,6 +6,7 @@ NVML may be missing, old, or refuse an answer. Nothing here raises because of th
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import os
@@ -253,13 +254,20 @@ def has_chosen_no_gpu() -> bool:
     return os.environ.get(VISIBLE_DEVICES, "0").strip() in ("", "-1")
 
 
+@functools.cache
+def read_torch_version() -> str:
+    """Return the version of PyTorch without its import, "" where it is not installed. Each run of a sweep asks for it,
+    and its file takes milliseconds."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("torch")
+    return ""
+
+
 def find_unsupported_gpus() -> str | None:
     """Return in a clause which GPUs there are that no run can use: AMD's, by the device file of their driver or by
     PyTorch's build for them. None where there are none."""
     signs = ["/dev/kfd"] if (cpus.SYSTEM_ROOT / "dev/kfd").exists() else []
-    with suppress(importlib.metadata.PackageNotFoundError):
-        version = importlib.metadata.version("torch")
-        signs += [f"torch {version}"] if "rocm" in version else []
+    signs += [f"torch {version}"] if "rocm" in (version := read_torch_version()) else []
     return f"AMD GPUs ({', '.join(signs)}), and only NVIDIA's are supported" if signs else None
 
 

@@ -195,12 +195,12 @@ def test_gpus_whose_library_does_not_answer_are_no_machine_without_gpus(nvml, mo
 def test_amd_gpus_are_named(tmp_path, monkeypatch):
     """A run that takes the CPU beside them says so, one that asks for CPU workers does not."""
     monkeypatch.setattr(system_files, "SYSTEM_ROOT", tmp_path)
-    monkeypatch.setattr(gpus.importlib.metadata, "version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr(gpus, "read_torch_version", lambda: "2.13.0+cpu")
     monkeypatch.setattr(machine, "count_gpus", lambda: 0)
     assert gpus.find_unsupported_gpus() is None
     put(tmp_path, "dev/kfd", "")
     assert gpus.find_unsupported_gpus() == "AMD GPUs (/dev/kfd), and only NVIDIA's are supported"
-    monkeypatch.setattr(gpus.importlib.metadata, "version", lambda name: "2.13.0+rocm7.0")
+    monkeypatch.setattr(gpus, "read_torch_version", lambda: "2.13.0+rocm7.0")
     assert "torch 2.13.0+rocm7.0" in (gpus.find_unsupported_gpus() or "")
     local = resolve(compose_config(["strategy=simulated", "hardware=local"]))
     assert local.device == "cpu" and "unsupported_gpus" in local.flags
