@@ -12,11 +12,9 @@ import pytest
 
 import scalebench
 from scalebench import __main__ as program
+from tests.builders.configs import SHORT_WORDS
 
-SHORT = (
-    "hardware=cpu strategy=simulated dataset.size=1000 measure=quick measure.min_s=0 measure.max_s=0.1 "
-    "measure.warmup_steps=2 measure.evaluate=false measure.probes=false measure.monitor=false"
-).split()
+SHORT = ["hardware=cpu", *SHORT_WORDS]
 
 
 @pytest.fixture

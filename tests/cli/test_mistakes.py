@@ -75,9 +75,6 @@ def test_spellings_that_can_mean_only_one_thing_are_accepted():
     ):
         config = compose_config(shlex.split(typed))
         assert (config.train.precision, config.measure.target) == (precision, target)
-
-
-def test_each_value_of_a_sweep_may_be_spelt_so():
     overrides = read_arguments(["-m", "train.precision=fp32,bf16", "measure.target=1%,5%", "seed=1%"]).overrides
     assert overrides == ["train.precision=float32,bfloat16", "measure.target=0.01,0.05", "seed=1%"]
 

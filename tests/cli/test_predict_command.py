@@ -23,13 +23,22 @@ def folder():
     return Path("a")
 
 
+PRINTED = {
+    "--gpus 8,64": ["Predicted: materials_cnn", "ddp_gloo keeps 80 %", "64 devices: ", "To know more, measure"],
+    "--most 100_000 --strategy ddp_gloo --hardware alpha": [
+        *("65,536", "100,000", "Beyond 4,320 devices no measurement backs this.", "links and memory of alpha"),
+    ],
+    "--check": ["Mean error", "2 of 2 in their interval"],
+}
+
+
 def test_tables_and_sentences(capsys):
-    assert main(["predict", "a", "--gpus", "8,64"]) == 0
-    out, _ = capsys.readouterr()
-    text = " ".join(out.split())
-    assert "Predicted: materials_cnn" in text and "ddp_gloo keeps 80 %" in text and "64 devices: " in text
-    assert "To know more, measure" in text
-    assert "no measurement backs" not in text
+    for words, parts in PRINTED.items():
+        assert main(["predict", "a", *words.split()]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert [part for part in parts if part not in text] == []
+        assert ("no measurement backs" in text) == ("--most" in words)
+        assert ("horovod" in text) == ("--strategy" not in words)
 
 
 def test_runs_of_several_machines_and_models_are_predicted_apart(capsys):
@@ -46,20 +55,6 @@ def test_runs_of_several_machines_and_models_are_predicted_apart(capsys):
     assert main(["predict", "one", "c"]) == 2
     _, err = capsys.readouterr()
     assert "measure gpus=2" in err and "runs differ (model other, materials_cnn)" in err and len(err.splitlines()) == 1
-
-
-def test_every_number_up_to_a_most(capsys):
-    assert main(["predict", "a", "--most", "100_000", "--strategy", "ddp_gloo", "--hardware", "alpha"]) == 0
-    out, _ = capsys.readouterr()
-    text = " ".join(out.split())
-    assert "65,536" in text and "100,000" in text and "horovod" not in text
-    assert "Beyond 4,320 devices no measurement backs this." in text and "links and memory of alpha" in text
-
-
-def test_the_check_of_measured_rows(capsys):
-    assert main(["predict", "a", "--check"]) == 0
-    out, _ = capsys.readouterr()
-    assert "Mean error" in out and "2 of 2 in their interval" in " ".join(out.split())
 
 
 def test_csv_has_a_row_for_each_strategy_and_number(capsys):

@@ -87,10 +87,6 @@ def test_a_baseline_has_a_column_that_names_it(capsys):
         assert "speedup and efficiency over ddp gpus=2 on cpu" in out and err == ""
         one, two, _ = (line.split() for line in out.splitlines() if line.split()[1:2] == ["ddp"])
         assert "0.50" in one and "1.00" in two
-    assert main(["show", "a", "--wide", "--baseline", "ddp-2-0"]) == 0
-    assert "baseline: ddp gpus=2 on cpu" in capsys.readouterr().out.splitlines()
-    assert main(["show", "a"]) == 0
-    assert "over ddp gpus" not in capsys.readouterr().out
 
 
 def test_one_run_by_its_number_in_the_table(capsys):

@@ -251,7 +251,7 @@ def test_only_a_cycle_time_needs_it():
     assert sync_observation.needs_own_launch(with_options(cycle_time_ms=2.0))
 
 
-def test_the_run_takes_what_was_observed(tmp_path, monkeypatch):
+def test_the_run_takes_what_was_observed_and_a_failure_names_the_launch_and_its_log(tmp_path, monkeypatch):
     monkeypatch.setenv(RUN_ID_VARIABLE, "id")
 
     def attempt(spec, folder, _):
@@ -266,9 +266,6 @@ def test_the_run_takes_what_was_observed(tmp_path, monkeypatch):
     assert outcome.status == "ok" and not spec.observes_sync
     assert spec.sync_observation == SyncObservation("gloo", [8, 4], 5, phases_s)
     assert [path.name for path in try_folders(tmp_path)] == ["try_sync"]
-
-
-def test_a_failure_names_the_launch_and_its_log(tmp_path):
     failed = RunOutcome("failed", "rank 1 died", rank=1)
     spec, outcome = sync_observation.observe(with_options(), tmp_path, "id", lambda *_: failed, lambda progress: None)
     assert spec.sync_observation is None

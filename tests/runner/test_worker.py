@@ -234,27 +234,18 @@ def test_a_worker_ends_whose_parent_is_gone_at_its_start(tmp_path):
     assert not rank_record_path(tmp_path, 0).exists()
 
 
-@pytest.fixture
-def service_folder(folder, monkeypatch):
-    """Return a folder in which this process is rank 1, which serves the chief."""
+def test_a_service_leaves_a_record_only_where_it_fails(folder, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
-    spec = simulated_spec(gpus=2)
+    spec, served = simulated_spec(gpus=2), []
     spec.places[0].role, spec.places[1].role = "chief", "ps"
     write_spec(spec, folder)
-    return folder
-
-
-def test_a_service_leaves_no_record_and_exits_with_1(service_folder, monkeypatch):
-    served = []
-    monkeypatch.setattr(Simulated, "serve", lambda self: served.append(self.place.role))
-    assert run_rank(service_folder, lambda *parts: pytest.fail("a service has no body")) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulated, "serve", lambda self: served.append(self.place.role))
+        assert run_rank(folder, lambda *parts: pytest.fail("a service has no body")) == 1
     assert served == ["ps"]
-    assert not list(service_folder.glob("rank*.json")) and not list(service_folder.glob("progress*"))
-
-
-def test_a_service_that_fails_leaves_a_record(service_folder, capsys):
-    assert worker.main([str(service_folder)]) == 1
-    record = record_in(service_folder, 1)
+    assert not list(folder.glob("rank*.json")) and not list(folder.glob("progress*"))
+    assert worker.main([str(folder)]) == 1
+    record = record_in(folder, 1)
     reason = "simulated has no process that serves others"
     assert (record.rank, record.status, record.reason) == (1, "unsupported", reason)
     assert reason in capsys.readouterr().err
@@ -291,16 +282,13 @@ def test_only_private_writable_memory_counts(tmp_path):
     assert done.stdout.split("\n") == [f"{2**30} {2**30} 100000000", "MemoryError", ""]
 
 
-@pytest.mark.parametrize(
-    ("limit", "hard", "set_to"),
-    [(None, resource.RLIM_INFINITY, None), (1000, resource.RLIM_INFINITY, 1000), (1000, 300, 300)],
-)
-def test_a_lower_hard_limit_stays(limit, hard, set_to, monkeypatch):
+def test_a_lower_hard_limit_stays(monkeypatch):
     calls = []
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (hard, hard))
-    monkeypatch.setattr(resource, "setrlimit", lambda *limits: calls.append(limits))
-    memory_limit.apply_limit(limit)
-    assert calls == ([] if set_to is None else [(resource.RLIMIT_DATA, (set_to, set_to))])
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: calls.append(limits))
+    for limit, hard in ((None, resource.RLIM_INFINITY), (1000, resource.RLIM_INFINITY), (1000, 300)):
+        monkeypatch.setattr(resource, "getrlimit", lambda which, hard=hard: (hard, hard))
+        memory_limit.apply_limit(limit)
+    assert calls == [(1000, 1000), (300, 300)]
 
 
 def test_the_limit_is_a_share_of_memory(monkeypatch):
@@ -316,11 +304,9 @@ def test_the_limit_is_a_share_of_memory(monkeypatch):
         monkeypatch.setattr(resource, "getrlimit", lambda which, hard=hard: (hard, hard))
         assert memory_limit.limit_per_process_bytes(processes) == each
 
-
-@pytest.mark.parametrize(("limit", "processes", "more"), [(100, 1, 200), (400, 2, 475), (480, 2, 475)])
-def test_a_raised_limit_is_at_most_the_memory_of_the_node(limit, processes, more, monkeypatch):
     monkeypatch.setattr(memory_limit, "_node_bytes", lambda: 1000)
-    assert memory_limit.raised_limit_bytes(limit, processes) == more
+    raised = {(100, 1): 200, (400, 2): 475, (480, 2): 475}  # at most the memory of the node
+    assert {each: memory_limit.raised_limit_bytes(*each) for each in raised} == raised
 
 
 def test_a_limit_needs_linux_4_7(monkeypatch):

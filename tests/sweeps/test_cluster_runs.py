@@ -24,13 +24,10 @@ from scalebench.slurm.submit import Submission, write_submission
 from scalebench.sweeps import cluster_runs, hydra_launcher
 from scalebench.sweeps import console as console_module
 from scalebench.sweeps.console import Console
+from tests.builders.configs import SHORT_WORDS
 from tests.builders.runs import simulated_spec
 
-WORDS = [
-    *("hardware=testcluster", "strategy=simulated", "dataset.size=1000", "measure=quick", "measure.min_s=0"),
-    *("measure.max_s=0.1", "measure.warmup_steps=2", "measure.evaluate=false", "measure.probes=false"),
-    *("measure.monitor=false", "measure.repeats=1", "sweep.report=false"),
-]
+WORDS = ["hardware=testcluster", *SHORT_WORDS, "measure.repeats=1", "sweep.report=false"]
 
 
 class LocalCluster:

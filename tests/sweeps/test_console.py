@@ -26,7 +26,6 @@ from scalebench.sweeps.console import (
 )
 from scalebench.sweeps.pace import StepEstimate
 from scalebench.sweeps.plan import SweepRun
-from scalebench.sweeps.time_estimate import estimate_s
 from tests.builders import sweeps
 from tests.builders.runs import rank, record, simulated_spec
 from tests.builders.sweeps import training_run
@@ -173,20 +172,6 @@ def test_the_plan_lists_each_run_and_the_time_of_all(monkeypatch, capsys):
     Console().print_plan([SweepRun([], simulated_spec(gpus=2, measure={"search": "max_batch"}))])
     line = "[1/1] simulated gpus=2: the largest batch that fits, from 10 per device on"
     assert capsys.readouterr().out.startswith(line)
-
-
-def test_the_plan_numbers_repeats_and_counts_pauses(capsys):
-    """There is no pause before the first run, nor for a run that cannot happen."""
-    measure = {"min_s": 10.0, "max_s": 20.0, "repeats": 2, "cool_down_s": 30.0}
-    cannot, *runs = simulated_spec(), *(simulated_spec(measure=measure, repeat=repeat) for repeat in (0, 1, 0, 1))
-    cannot.unsupported = "not here"
-    Console().print_plan([SweepRun([], spec) for spec in (cannot, *runs)])
-    _, *lines, last = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in lines[:2]] == [
-        f"[{k + 2}/5] simulated gpus=1 repeat={k}" for k in (0, 1)
-    ]
-    low_s, high_s = (4 * estimate + 90 for estimate in estimate_s(runs[0]))
-    assert last == f"5 runs, about {low_s:.0f} to {high_s:.0f} s, 90 s of them cooling down; nothing was started"
 
 
 def test_progress_is_a_line_per_run_or_in_a_terminal_one_that_changes(capsys):

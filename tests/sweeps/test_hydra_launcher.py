@@ -23,11 +23,9 @@ from scalebench.core.result import read_result
 from scalebench.core.sweep_file import read_sweep
 from scalebench.report import trackers
 from scalebench.sweeps import execute
+from tests.builders.configs import SHORT_WORDS
 
-SHORT = (
-    "hardware=cpu strategy=simulated dataset.size=1000 measure=quick measure.min_s=0 measure.max_s=0.1 "
-    "measure.warmup_steps=2 measure.evaluate=false measure.probes=false measure.monitor=false sweep.report=false"
-).split()
+SHORT = ["hardware=cpu", *SHORT_WORDS, "sweep.report=false"]
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,11 @@ from scalebench.core.result import read_result
 from scalebench.core.run_folder import LOCK_FILE
 from scalebench.core.spec import write_spec
 from scalebench.core.sweep_file import MULTIRUN_FILE, new_sweep_record, write_sweep
+from tests.builders.configs import SHORT_WORDS
 from tests.builders.runs import simulated_spec, wait_until
 
-SHORT = (
-    "hardware=cpu strategy=simulated gpus=1 dataset.size=200 measure=quick measure.min_s=0 measure.max_s=0.1 "
-    "measure.warmup_steps=2 measure.evaluate=false measure.probes=false measure.monitor=false sweep.report=false "
-    "baseline=none"
-).split()
+SHORT = ["hardware=cpu", "gpus=1", *SHORT_WORDS, "sweep.report=false", "baseline=none"]
 SWEEP = [*SHORT, "--multirun", "measure.repeats=1", "measure.order=given"]
-Call = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture

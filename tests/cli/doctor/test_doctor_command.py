@@ -178,18 +178,6 @@ def no_frameworks(monkeypatch):
     monkeypatch.setattr(cuda_check, "describe_torch_build", lambda host: "")
 
 
-def test_the_doctor_with_the_stand_in(nvml_library, no_frameworks, monkeypatch, capsys):
-    put_in(monkeypatch, nvml_library, NVLINKS=0, ANCESTOR=30, P2P=1, MIG_1=1)
-    monkeypatch.setattr(machine, "numa_nodes", lambda: NODES)
-    assert main(["doctor"]) == 0
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.strip()]
-    message = {line.partition(",")[0]: line for line in lines}
-    assert "MIG" not in message["GPU 0 NVIDIA Stand-in 0"] and ", MIG" in message["GPU 1 NVIDIA Stand-in 1"]
-    assert "PCIe 4 x16" in message["GPU 0 NVIDIA Stand-in 0"]
-    assert "PHB pairs 0-1" in lines
-    assert lines[-2:] == ["GPU 0 X PHB, no peer access (CNS)", "GPU 1 PHB, no peer access (CNS) X"]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("table", ["hgx_h100", "dgx_a100", "dgx1_v100"])
 def test_the_doctor_draws_the_matrix_that_nvidia_smi_prints(table, nvml_library, no_frameworks, monkeypatch, capsys):

@@ -1,7 +1,6 @@
 """Jobs from their submission to their results: how the scheduler is queried, what is reported, and who ends them."""
 
 import errno
-import itertools
 import os
 import signal
 
@@ -14,11 +13,10 @@ from scalebench.core.result import read_result, write_result
 from scalebench.core.run_folder import JOB_FILE, JOB_LOG, JOB_RUNS_FILE, RESULT_FILE
 from scalebench.core.spec import read_spec
 from scalebench.runner import parent as run_module
-from scalebench.runner.jobs import JobFollower, PlannedJob, follow, outcome
+from scalebench.runner.jobs import PlannedJob, follow, outcome
 from scalebench.runner.jobs.job import JobRun, JobRuns
 from scalebench.runner.jobs.submit import LIMIT_PAUSE_S, RETRY_PAUSES_S
 from scalebench.slurm.commands import JobRefused, SlurmError, SlurmUnreachable, SubmitLimit
-from scalebench.slurm.job_states import JobState, JobStatePoller, why_never_starts
 from scalebench.slurm.submit import read_submission
 from scalebench.sweeps.console import describe_queue_counts
 from tests.runner.jobs.fake_scheduler import (
@@ -56,25 +54,6 @@ def test_no_more_jobs_than_allowed_are_unfinished_at_a_time(most, tmp_path):
         assert each.number == len(unfinished) - 1
     assert max(told.pending + told.running for told in sweep.states_reported) == (most or 4)
     assert sweep.scheduler.submitted == [tmp_path / str(number) for number in range(4)]
-
-
-def test_with_the_real_poller_one_command_in_five_seconds_is_run_for_all_jobs(tmp_path):
-    class Queue(Scheduler):
-        def has(self, name):
-            return True
-
-        def run(self, name, *words, limit_s=20.0):
-            asked_s.append(self.now_s)
-            assert name == "squeue", "the jobs are all in the queue"
-            return "".join(f"{job_id}|PENDING||N/A|1700000000|5:00|Priority\n" for job_id in self.states)
-
-    asked_s = []
-    scheduler = Queue([[(60.0, leaves_result())]] * 100)
-    s, watcher = scheduler, JobStatePoller(scheduler, clock=scheduler.clock)
-    sweep = Sweep(tmp_path, scheduler)
-    sweep.follower = JobFollower(s, submit=s.submit, watcher=watcher, clock=s.clock, pause=s.pause)
-    assert len(sweep.ends()) == 100
-    assert len(asked_s) > 10 and min(b - a for a, b in itertools.pairwise(asked_s)) >= 5.0
 
 
 def test_changes_are_reported_and_running_jobs_at_every_check(tmp_path):
@@ -182,19 +161,7 @@ def test_a_pause_ends_at_ctrl_c(monkeypatch):
         follow.sleep_until_cancelled(60.0)
 
 
-# Jobs that the follower ends: one that can never start, and all of them when the sweep is cancelled.
-NEVER = [(1.0, state("PENDING", "PartitionConfig"))]
-
-
-def test_a_job_that_can_never_start_is_unsupported_and_leaves_the_queue(tmp_path):
-    sweep = Sweep(tmp_path, Scheduler([NEVER, SUCCESSFUL]))
-    results = sweep.ends()
-    assert [(number, result.status) for number, result in results] == [(0, "unsupported"), (1, "ok")]
-    assert results[0][1].reason == why_never_starts(JobState("101", "PENDING", "PartitionConfig"))
-    assert sweep.scheduler.commands == [("scancel", "101")]
-    assert read_result(tmp_path / "0" / RESULT_FILE) == results[0][1]
-
-
+# The follower ends all jobs when the sweep is cancelled.
 def cancel_at(sweep, after_s):
     """The results after somebody pressed Ctrl-C then, and line yes."""
     results, real, found = sweep.follow(sweep.requests()), sweep.follower._pause, []
@@ -310,13 +277,6 @@ def test_runs_of_one_job_are_submitted_once_and_followed_each(tmp_path):
     assert read_record(tmp_path / "job0" / JOB_RUNS_FILE, JobRuns).units == [[JobRun(0, "../0"), JobRun(1, "../1")]]
 
 
-def test_a_submission_is_repeated_while_the_controller_restarts(tmp_path):
-    sweep = Sweep(tmp_path, Scheduler([GONE, GONE, GONE, SUCCESSFUL, SUCCESSFUL]))
-    results = sweep.ends(sweep.requests(2))
-    assert [result.status for _, result in results] == ["ok", "ok"]
-    assert sweep.scheduler.now_s >= sum(RETRY_PAUSES_S[:3])
-
-
 def test_without_a_controller_each_run_fails_after_one_try(tmp_path):
     """All pauses are taken once; then each run has one try."""
     sweep = Sweep(tmp_path, Scheduler([GONE] * (len(RETRY_PAUSES_S) + 3) + [SUCCESSFUL] + [GONE, SUCCESSFUL]))
@@ -324,6 +284,7 @@ def test_without_a_controller_each_run_fails_after_one_try(tmp_path):
     assert [(number, result.status) for number, result in results[:3]] == [(0, "failed"), (1, "failed"), (2, "failed")]
     assert results[0][1].reason == f"it could not be submitted: {GONE}"
     assert [result.status for _, result in results[3:]] == ["ok", "ok"], "after an answer all pauses are taken again"
+    assert sweep.scheduler.now_s >= sum(RETRY_PAUSES_S)
 
 
 def test_a_limit_on_submitted_jobs_is_waited_for(tmp_path):

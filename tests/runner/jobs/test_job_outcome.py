@@ -9,7 +9,7 @@ from scalebench.core.json_files import write_json
 from scalebench.core.result import SchedulerRecord, read_result
 from scalebench.core.run_folder import JOB_LOG, RESULT_FILE, UNREADABLE_RESULT_FILE, rank_record_path
 from scalebench.runner.jobs import follow
-from scalebench.slurm.job_states import JobState, classify_end
+from scalebench.slurm.job_states import JobState, classify_end, why_never_starts
 from tests.builders.runs import rank
 from tests.runner.jobs.fake_scheduler import BEGUN_S, Scheduler, end_of, forgotten, leaves, leaves_result, runs, state
 
@@ -99,6 +99,10 @@ OUTCOMES = {
     "the last line of the log, of a program that did not start": (
         runs((9.0, leaves(JOB_LOG, LOG_OF_NO_MODULE)), (10.0, state("FAILED"))),
         "failed", f"{reason_of_end('FAILED')}: {NO_MODULE}", JOB_LOG,
+    ),
+    "it can never start": (
+        [(1.0, state("PENDING", "PartitionConfig"))],
+        "unsupported", why_never_starts(JobState("101", "PENDING", "PartitionConfig")), None,
     ),
     "it never ran": ([(2.0, state("FAILED", "JobLaunchFailure"))], "failed", LAUNCH_FAILURE, None),
     "the scheduler rejects it later": (

@@ -199,15 +199,7 @@ def test_an_agent_has_one_thread():
     assert subprocess.check_output([sys.executable, "-c", text], timeout=60) == b"1\n"
 
 
-def test_an_agent_that_mpirun_did_not_start_is_refused(tmp_path):
-    env = {name: value for name, value in os.environ.items() if name not in rank_agent.RANK_VARIABLES}
-    command = [sys.executable, "-m", "scalebench.runner.launchers.rank_agent", str(tmp_path), "stand_in"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-    reason = "no rank in OMPI_COMM_WORLD_RANK, PMIX_RANK, PMI_RANK, SLURM_PROCID: this is for mpirun or srun to start"
-    assert (done.returncode, done.stderr) == (2, f"scalebench.runner.launchers.rank_agent: {reason}\n")
-
-
-def test_the_rank_is_read_from_the_variables_of_each_mpirun():
+def test_the_rank_is_read_from_the_variables_of_each_mpirun(tmp_path, monkeypatch, capsys):
     for text, rank in {
         "OMPI_COMM_WORLD_RANK=3 PMIX_RANK=4": 3,
         "PMIX_RANK=4": 4,
@@ -216,6 +208,11 @@ def test_the_rank_is_read_from_the_variables_of_each_mpirun():
         "SLURM_PROCID=0 OMPI_COMM_WORLD_RANK=2": 2,  # mpirun within a job
     }.items():
         assert rank_agent.read_mpi_rank(dict(word.split("=") for word in text.split())) == rank
+    for name in rank_agent.RANK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert rank_agent._run_under_mpi(tmp_path, "stand_in") == 2
+    reason = "no rank in OMPI_COMM_WORLD_RANK, PMIX_RANK, PMI_RANK, SLURM_PROCID: this is for mpirun or srun to start"
+    assert capsys.readouterr().err == f"scalebench.runner.launchers.rank_agent: {reason}\n"
 
 
 ADDRESSES = ["127.0.0.1:5000", "127.0.0.1:5001"]
@@ -260,24 +257,15 @@ def test_under_torchrun_a_rank_has_the_usual_environment(by_hand, program, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "text", "first", "status", "code"),
-    [
-        (run_folder.STOP_FILE, "true", "", 0, -signal.SIGTERM),
-        (run_folder.STOP_FILE, "false", "", 1, -signal.SIGTERM),
-        ("result.json", "", "signal.signal(signal.SIGTERM, signal.SIG_IGN); ", 1, -signal.SIGKILL),
-    ],
-    ids=["succeeded", "failed", "a result, and a worker that ignores SIGTERM"],
-)
-def test_under_torchrun_stop_json_or_a_result_ends_the_agent(
-    name, text, first, status, code, by_hand, program, tmp_path
-):
-    """The exit status is 1 where the run failed, since torchrun would wait for other nodes otherwise."""
-    process = by_hand(program(f"{first}(folder / 'up').touch(); time.sleep(600)"))
+def test_under_torchrun_a_result_ends_the_agent_of_a_worker_that_ignores_sigterm(by_hand, program, tmp_path):
+    """The exit status is not 0, since torchrun would wait for other nodes otherwise."""
+    process = by_hand(
+        program("signal.signal(signal.SIGTERM, signal.SIG_IGN); (folder / 'up').touch(); time.sleep(600)")
+    )
     wait_until((tmp_path / "up").exists)
-    (tmp_path / name).write_text(text)
-    assert process.wait(60) == status
-    assert read_when_written(tmp_path / "exit1.json") == {"code": code, "terminated_by_launcher": True}
+    (tmp_path / "result.json").touch()
+    assert process.wait(60) == 1
+    assert read_when_written(tmp_path / "exit1.json") == {"code": -signal.SIGKILL, "terminated_by_launcher": True}
 
 
 def test_under_torchrun_the_agent_stays_after_a_failure_until_stop_json(by_hand, program, tmp_path):
