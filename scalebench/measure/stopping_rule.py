@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from scalebench.core.spec import MeasureSpec
 from scalebench.core.stats.estimates import precise_enough
@@ -144,11 +144,14 @@ def is_long_enough(series: BlockSeries, settings: MeasureSpec, elapsed_s: float)
     `settings` are those of one repeat. Where its share of the time is too short for a few blocks it may take longer,
     but not longer than all repeats together.
     """
-    kept = [number for number, pause in enumerate(series.pauses) if not pause] or range(len(series.seconds))
-    if len(kept) >= MIN_REPEAT_BLOCKS:  # blocks of training alone, which evaluation and saving do not use up
-        elapsed_s -= sum(series.seconds) - sum(series.seconds[number] for number in kept)
-    else:
-        kept = range(len(series.seconds))
+    if elapsed_s < min(settings.min_s, settings.max_s):  # asked after every block, of which there may be thousands
+        return False
+    kept: Sequence[int] = range(len(series.seconds))
+    if any(series.pauses):
+        trained = [number for number, pause in enumerate(series.pauses) if not pause]
+        if len(trained) >= MIN_REPEAT_BLOCKS:  # blocks of training alone, which evaluation and saving do not use up
+            kept = trained
+            elapsed_s -= sum(series.seconds) - sum(series.seconds[number] for number in kept)
     if elapsed_s >= settings.max_s:
         return len(kept) >= MIN_REPEAT_BLOCKS or elapsed_s >= settings.max_s * (settings.repeats or 1)
     # A rank without losses, as the first stage of a pipeline is, counts its steps instead.
