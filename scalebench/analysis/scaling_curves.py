@@ -231,7 +231,7 @@ def find_scaling_limit(curve: Curve, efficiency: float, against: str = "bare") -
     number keeps it, so that a larger one that is fine again does not hide a bad one.
 
     `certain_gpus` compares the lower 95 % limit over repeats; a row that is its own baseline is 1 exactly. The search
-    ends at a row without an efficiency. Raises ValueError for an efficiency that is no share.
+    ends at a row without an efficiency. Raises ValueError for an efficiency that is not a share.
     """
     if not efficiency > 0:
         raise ValueError(f"a wanted efficiency is a share above 0, not {efficiency}")

@@ -33,8 +33,8 @@ def mark_training(ranks: Sequence[RankRecord], blocks: int) -> npt.NDArray[np.bo
 
 
 def pause_share(result: Result) -> float | None:
-    """Return the share of the measured time that is no training: what blocks with a pause take longer than others. None
-    without a program of the user's, and where all blocks count."""
+    """Return the share of the measured time that is not training: what blocks with a pause take longer than others.
+    None without a program of the user's, and where all blocks count."""
     ranks = result.ranks
     blocks = min((len(rank.block_s) for rank in ranks), default=0)
     if not blocks or not has_program(result) or result.status != "ok":

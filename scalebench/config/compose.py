@@ -303,7 +303,7 @@ class YamlSource(FileConfigSource):
         except MarkedYAMLError:
             raise
         except (OSError, ValueError, YAMLError) as error:  # a single word, a wrong header, a zero byte
-            raise InputError(f"{path} is no YAML file of keys and values: {' '.join(str(error).split())}") from error
+            raise InputError(f"{path} is not a YAML file of keys and values: {' '.join(str(error).split())}") from error
         tree = OmegaConf.to_container(config, resolve=False)
         for key, value in list_values(tree):
             if isinstance(value, float) and not math.isfinite(value):

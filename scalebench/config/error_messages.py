@@ -216,10 +216,10 @@ def explain_bare_word(word: str, arguments: Sequence[str]) -> str:
     number = list(arguments).index(word)
     before, after = ["", *arguments][number], [*arguments, ""][number + 1]
     if before.endswith("="):
-        return f"'{word}' is no setting: write {before}{word} without the space"
+        return f"'{word}' is not a setting: write {before}{word} without the space"
     if word in ("script", "torchrun", "python") or word.endswith(".py"):
         file = next((each for each in (word, *arguments) if each.endswith(".py")), "FILE")
-        return f"'{word}' is no setting: scalebench starts a training script by itself: script={file}"
+        return f"'{word}' is not a setting: scalebench starts a training script by itself: script={file}"
     name, _, value = word.partition(":")
     keys = [*list_config_keys(Config), *config_files.list_groups()]
     key = name if name in keys else None
@@ -228,9 +228,9 @@ def explain_bare_word(word: str, arguments: Sequence[str]) -> str:
             return f"'{word}' is a {group}: write {group}={word}"
     key = key or find_meant_key(name, list(arguments))
     if key is None:
-        return f"'{word}' is no setting: write KEY=VALUE, such as gpus=2"
+        return f"'{word}' is not a setting: write KEY=VALUE, such as gpus=2"
     value = value or (after.removeprefix("=") if not after.startswith("-") and "=" not in after[1:] else "")
-    return f"'{word}' is no setting: write {key}={value or 'VALUE'}"
+    return f"'{word}' is not a setting: write {key}={value or 'VALUE'}"
 
 
 def list_switch_keys() -> list[str]:

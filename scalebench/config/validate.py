@@ -128,7 +128,7 @@ def check_environment(hardware: HardwareSpec) -> None:
     for name, value in hardware.environment.items():
         label = f"hardware.environment: {name}"
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise InputError(f"hardware.environment: '{name}' is no name of a variable")
+            raise InputError(f"hardware.environment: '{name}' is not a valid variable name")
         if name in CONFIG_KEYS_OF_VARIABLES:
             raise InputError(f"{label} is set by scalebench; use {CONFIG_KEYS_OF_VARIABLES[name]}")
         if RESERVED_VARIABLES.match(name) or name.startswith(RESERVED_PREFIXES):

@@ -121,7 +121,7 @@ def read_tail(path: Path, limit_bytes: int) -> str:
 
 
 def read_json(path: Path, max_bytes: int = MAX_FILE_BYTES) -> Any:
-    """Read a JSON file; ValueError when it is no plain file, too large, cut short or not JSON."""
+    """Read a JSON file; ValueError when it is not a plain file, too large, cut short or not JSON."""
     return parse_json(read_plain_file(path, max_bytes=max_bytes))
 
 
@@ -134,7 +134,7 @@ def parse_json(content: bytes) -> Any:
 
 
 def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def read_record(path: Path, record_type: type[T], ignore_unknown: bool = False) -> T:

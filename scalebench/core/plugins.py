@@ -78,7 +78,7 @@ def api_problem(origin: str) -> str | None:
     if version is None or (version.isdigit() and int(version) <= API_VERSION):
         return None
     if not version.isdigit():
-        return f"{origin} says that it is written for version '{version}' of the plugin API, which is no number"
+        return f"{origin} says that it is written for version '{version}' of the plugin API, which is not a number"
     return (
         f"{origin} is written for version {version} of the plugin API, and this scalebench has "
         f"{API_VERSION}: upgrade scalebench, or install an earlier {origin}"

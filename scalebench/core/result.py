@@ -510,21 +510,21 @@ def read_result(path: Path) -> Result:
         datetime.fromisoformat(result.started_at)
     except ValueError as error:
         _refuse_damaged(path, content)
-        raise InputError(f"{path} is no valid record: {error}; run it again, or remove its folder") from error
+        raise InputError(f"{path} is not a valid record: {error}; run it again, or remove its folder") from error
     if result.schema_version != SCHEMA_VERSION:
         raise InputError(_other_version(path, result.schema_version))
     for status in (result.status, *(rank.status for rank in result.ranks)):
         if status not in STATUSES:
-            raise InputError(f"{path} is no valid record: status '{status}' is none of {', '.join(STATUSES)}")
+            raise InputError(f"{path} is not a valid record: status '{status}' is none of {', '.join(STATUSES)}")
     return result
 
 
 def _refuse_damaged(path: Path, content: bytes) -> None:
-    """Raise InputError for a file that is no JSON, or of another version, where the faults of fields say nothing."""
+    """Raise InputError for a file that is not JSON, or of another version, where the faults of fields say nothing."""
     try:
         tree = parse_json(content)
     except ValueError as error:
-        raise InputError(f"{path} is no whole JSON file ({error}); run it again, or remove its folder") from error
+        raise InputError(f"{path} is not a complete JSON file ({error}); run it again, or remove its folder") from error
     version = tree.get("schema_version") if isinstance(tree, dict) else None
     if version != SCHEMA_VERSION:
         raise InputError(_other_version(path, version))

@@ -308,7 +308,7 @@ def refuse_foreign_folder(folder: Path) -> None:
 
 def has_foreign_content(folder: Path, marker: str, *others: str) -> bool:
     """Return whether `folder` holds more than Hydra's own files, a lock, `others`, and the temporary file of a
-    `marker`. Raise InputError where it is no folder, or could not be shown later."""
+    `marker`. Raise InputError where it is not a folder, or could not be shown later."""
     check_folder_name(folder)
     try:
         with os.scandir(folder) as entries:
@@ -320,18 +320,18 @@ def has_foreign_content(folder: Path, marker: str, *others: str) -> bool:
     except FileNotFoundError:
         return False
     except NotADirectoryError:
-        raise InputError(f"{folder} is no folder; choose another one") from None
+        raise InputError(f"{folder} is not a folder; choose another one") from None
     temporaries = {name for name in names if (match := _TEMPORARY.fullmatch(name)) and match[1] == marker}
     return bool(set(names) - temporaries - {LOCK_FILE, *others})
 
 
 def check_folder_name(folder: Path) -> None:
-    """Raise InputError for bytes that are no UTF-8, which no column of a frame and no page can hold."""
+    """Raise InputError for bytes that are not UTF-8, which no column of a frame and no page can hold."""
     try:
         str(folder).encode()
     except UnicodeEncodeError:
         name = str(folder).encode("utf-8", "backslashreplace").decode()
-        raise InputError(f"{name} is no UTF-8: rename it, or choose another folder") from None
+        raise InputError(f"{name} is not UTF-8: rename it, or choose another folder") from None
 
 
 def _is_made_by_hydra(folder: Path) -> bool:
@@ -380,7 +380,7 @@ def copy_run(source: Path, target: Path) -> None:
 
 
 def is_owned(path: Path) -> bool:
-    """Return whether `path` exists, is no link, and belongs to the user of this process."""
+    """Return whether `path` exists, is not a link, and belongs to the user of this process."""
     try:
         return (status := path.lstat()).st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode)
     except OSError:

@@ -13,6 +13,7 @@ from scalebench.core.json_files import read_record, write_json
 from scalebench.core.machine.variables import mask_credentials
 from scalebench.core.process import is_process_alive
 from scalebench.core.run_folder import RESULT_FILE, has_foreign_content, has_marker
+from scalebench.core.untrusted import FileRefused
 
 SWEEP_FILE = "sweep.json"
 RESULTS_FOLDER = "multirun"  # of the current folder, by default (conf/config.yaml)
@@ -104,8 +105,10 @@ def read_sweep(folder: Path) -> SweepRecord | None:
         return read_record(path, SweepRecord, ignore_unknown=True)
     except FileNotFoundError:
         return None
+    except FileRefused as error:
+        raise InputError(f"{path} {error}") from error
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} is no record of a sweep: {error}") from error
+        raise InputError(f"{path} is not a record of a sweep: {error}") from error
 
 
 def find_places(folder: Path) -> dict[str, int]:

@@ -43,12 +43,12 @@ def read_plain_file(path: Path, follow_link: bool = False, max_bytes: int = MAX_
         if path.is_symlink() and not follow_link:
             raise FileRefused("is a link; put the file itself there") from error
         if path.is_socket():
-            raise FileRefused("is no plain file; remove it") from error
+            raise FileRefused("is not a plain file; remove it") from error
         raise
     with open(descriptor, "rb", buffering=0) as file:  # which raises IsADirectoryError
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise FileRefused("is no plain file; remove it")
+            raise FileRefused("is not a plain file; remove it")
         if status.st_size > max_bytes:
             raise FileRefused(f"is larger than {max_bytes:,} bytes; remove it")
         return file.read()  # read(max_bytes) would set that much memory aside, for each file
@@ -78,12 +78,12 @@ def read_text_list(folder: Path, name: str) -> list[str]:
         return []
     path = find_run_file(folder, name)
     if path is None:
-        raise FileRefused("is no plain file inside the folder of its run; remove it")
+        raise FileRefused("is not a plain file inside the folder of its run; remove it")
     text = read_plain_file(path, max_bytes=MAX_LIST_BYTES)
     try:
         return _parse_text_list(text.decode("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise FileRefused(f"is no YAML ({' '.join(str(error).split())[:200]}); remove it") from error
+        raise FileRefused(f"is not YAML ({' '.join(str(error).split())[:200]}); remove it") from error
 
 
 def _parse_text_list(text: str) -> list[str]:
@@ -100,7 +100,7 @@ def _parse_text_list(text: str) -> list[str]:
         if isinstance(event, yaml.ScalarEvent) and lists == 1 and event.anchor is None:
             words.append(event.value)
         elif not (isinstance(event, around) or (isinstance(event, yaml.SequenceStartEvent) and lists == 1)):
-            raise FileRefused("is no flat list of texts; remove it")
+            raise FileRefused("is not a flat list of texts; remove it")
         if len(words) > MAX_LIST_WORDS:
             raise FileRefused(f"has more than {MAX_LIST_WORDS} texts; remove it")
     return words

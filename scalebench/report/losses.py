@@ -15,7 +15,7 @@ class LossSeries:
 
     steps: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  # of blocks: what lies between them is no training
+    seconds: list[float] = field(default_factory=list)  # of blocks: what lies between them is not training
     losses: list[float | None] = field(default_factory=list)  # None: unknown
     measured: list[int] = field(default_factory=list)  # places of the blocks after warm-up
     curve: list[CurvePoint] = field(default_factory=list)  # of a training that goes to a stop

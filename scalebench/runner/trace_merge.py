@@ -71,7 +71,7 @@ def _read(path: Path, offset_ns: int) -> tuple[list[TraceEvent], int]:
     `baseTimeNanoseconds` is PyTorch's: with it times of day keep the nanoseconds that a float cannot hold.
     """
     with gzip.open(path, "rt", encoding="utf-8") as file:
-        content = json.load(file, parse_constant=lambda constant: None)  # NaN is no JSON, and Perfetto rejects it
+        content = json.load(file, parse_constant=lambda constant: None)  # NaN is not JSON, and Perfetto rejects it
     events = content.get("traceEvents") if isinstance(content, dict) else None
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise ValueError(f"{path} is no Chrome trace")

@@ -207,7 +207,7 @@ def _close_quietly(strategy: Strategy | None) -> None:
 def exit_without_cleanup(status: int) -> NoReturn:
     """End this process with that exit status, without the interpreter's clean-up.
 
-    The clean-up of frameworks at the interpreter's end is no part of a run: it takes up to seconds, and native threads
+    The clean-up of frameworks at the interpreter's end is not part of a run: it takes up to seconds, and native threads
     that still ran then have aborted ranks whose work was done. After a failure, threads of a broken group (a collective
     that waits for a dead rank) would keep the process alive. close() does whatever has to be done before.
     """

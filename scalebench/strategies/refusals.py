@@ -135,7 +135,7 @@ def stages_rule(spec: RunSpec, schedule: str, stages: int, micro_batches: int | 
     if spec.processes % stages:
         yield (
             f"{name} with strategy.options.stages={stages} needs so many devices for each replica, and "
-            f"gpus={spec.gpus} is no multiple of it: change one of them"
+            f"gpus={spec.gpus} is not a multiple of it: change one of them"
         )
         return
     if user_code.is_user_model(config.model):
@@ -211,7 +211,7 @@ def horovod_rule(spec: RunSpec, options: Any) -> Reasons:
     """Horovod has some options with one number of processes, or with one of its transports, only."""
     strategy, name = spec.config.strategy, spec.config.strategy.name
     if options.op == "adasum" and spec.processes & (spec.processes - 1):
-        yield f"Adasum adds up in pairs, and {spec.processes} processes are no power of two"
+        yield f"Adasum adds up in pairs, and {spec.processes} processes are not a power of two"
     if options.hierarchical_allreduce and (strategy.backend != "nccl" or strategy.launcher != "mpi"):
         yield (
             f"hierarchical_allreduce is NCCL within a node and MPI between nodes, and {name} is not: "

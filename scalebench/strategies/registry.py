@@ -123,7 +123,7 @@ def load_strategy(name: str, adapter: str | None = None) -> type[Strategy]:
     label = f"strategy '{name}' of {entry.origin}"
     loaded = plugins.load_object(target, label)
     if not (isinstance(loaded, type) and issubclass(loaded, Strategy)):
-        raise PluginError(f"{label}: {target} is no subclass of scalebench.plugin_api.Strategy")
+        raise PluginError(f"{label}: {target} is not a subclass of scalebench.plugin_api.Strategy")
     if inspect.isabstract(loaded):
         missing = ", ".join(sorted(loaded.__abstractmethods__))
         raise PluginError(f"{label}: {target} lacks what each strategy has: {missing}")

@@ -322,7 +322,7 @@ class StrategyContract(YamlContract):
         if losses and group.spec.gpus > 1 and not np.isclose(losses[0], losses[1], rtol=ROUNDING_RTOL):
             batch = group.spec.global_batch
             return (
-                f"model.loss={group.spec.config.model.loss} is no mean over samples: {losses[0]:.6g} in batches of "
+                f"model.loss={group.spec.config.model.loss} is not a mean over samples: {losses[0]:.6g} in batches of "
                 f"{batch}, {losses[1]:.6g} in batches of {-(-batch // 2)}, so that devices with parts of a batch train "
                 "otherwise; gpus=1 compares"
             )

@@ -148,7 +148,7 @@ class Network:
     def embedding(self, x: Node, name: str, vocabulary: int, width: int, init: str = "normal:0.02") -> Node:
         """Append a table look-up: (positions,) of numbers 0 .. vocabulary - 1 becomes (positions, width)."""
         if x is not self.input or len(x.shape) != 1:
-            raise ValueError(f"{name}: {x.name} of shape {x.shape} is no input of numbers to look up")
+            raise ValueError(f"{name}: {x.name} of shape {x.shape} is not an input of numbers to look up")
         table = Array(f"{name}/embeddings", (vocabulary, width), init)
         return self._add(name, "embedding", [x], (*x.shape, width), {}, [table])
 
@@ -187,7 +187,7 @@ class Network:
         Keras.
         """
         if len(x.shape) != 2:
-            raise ValueError(f"{name}: {x.name} of shape {x.shape} is no sequence of vectors")
+            raise ValueError(f"{name}: {x.name} of shape {x.shape} is not a sequence of vectors")
         shapes = {"kernel": (x.shape[-1], 4 * units), "recurrent_kernel": (units, 4 * units)}
         arrays = [Array(f"{name}/{last}", shape, init) for last, shape in shapes.items()]
         macs = x.shape[0] * sum(map(math.prod, shapes.values()))

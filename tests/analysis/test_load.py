@@ -187,7 +187,7 @@ def test_an_unusable_baseline_is_an_input_error(sweep, tmp_path):
         write_results(tmp_path / name, [run])
         assert reason in refusal(sweep, tmp_path / name)
     (tmp_path / "bad" / "0" / RESULT_FILE).write_text("{")
-    assert "is no whole JSON file" in refusal(sweep, tmp_path / "bad")
+    assert "is not a complete JSON file" in refusal(sweep, tmp_path / "bad")
 
 
 def test_a_named_baseline_is_not_used_as_an_automatic_one(other, tmp_path):

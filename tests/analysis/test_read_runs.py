@@ -39,7 +39,7 @@ def in_tree(change):
 
 FAST = {"block_s": [1e-310], "block_samples": [10]}
 ONE_BLOCK = {"name": "all_reduce", "size_bytes": 8, "repeats": 1, "block_s": [0.1]}
-NO_JSON, FOREIGN = "is no whole JSON file", "holds what no run leaves"
+NO_JSON, FOREIGN = "is not a complete JSON file", "holds what no run leaves"
 # What makes a good result.json one that cannot be read, and the reason.
 SPOILT = {
     "half written": (lambda file: file.write_text(file.read_text()[:5000]), NO_JSON),
@@ -64,7 +64,7 @@ SPOILT = {
     "loop": (in_place_of(lambda file: file.symlink_to(file)), "Too many levels of symbolic links"),
     "dangling": (in_place_of(lambda file: file.symlink_to(file.with_name("nowhere"))), "No such file or directory"),
     "folder": (in_place_of(Path.mkdir), "Is a directory"),
-    "pipe": (in_place_of(os.mkfifo), "is no plain file"),
+    "pipe": (in_place_of(os.mkfifo), "is not a plain file"),
 }  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def test_a_report_of_the_good_runs_and_a_line_for_each_bad_one(shared, capsys):
     page, text = ((shared / name).read_text(encoding="utf-8") for name in ("report.html", "report.md"))
     for content in (page, text, (shared / "report.csv").read_text(encoding="utf-8")):
         assert SECRET not in content and "\x1b" not in content and "\u202e" not in content and "root:x:0" not in content
-    for line in ("sweep.json is no record of a sweep: is no plain file", "overrides.yaml takes values from the env",
+    for line in ("sweep.json is not a plain file; remove it", "overrides.yaml takes values from the env",
                  "its record holds what no run leaves"):  # fmt: skip
         assert line in html.unescape(page)
     assert html.escape("<U+202E>gpj") in page and "&lt;U+202E&gt;gpj" in text

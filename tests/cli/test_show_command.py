@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_read_is_named_and_left_out(capsys):
     first, second = err.splitlines()
     way_out = "this scalebench reads 2; update scalebench to read it"
     assert first == f"scalebench: left out: a/0/result.json has schema version 99, {way_out}"
-    assert second.startswith("scalebench: left out: b/0/result.json is no whole JSON file (")
+    assert second.startswith("scalebench: left out: b/0/result.json is not a complete JSON file (")
 
 
 def test_a_run_that_left_no_result_is_named_and_one_whose_program_was_killed_is_a_row(capsys):

@@ -74,7 +74,7 @@ def test_the_sweep_leaves_its_table_and_its_files(done, shared_program):
 
 @pytest.mark.parametrize("strategy", ["ddp_gloo", "horovod_gloo"])
 def test_losses_are_those_of_one_machine(strategy, rows, shared_program, tmp_path):
-    """Which node a rank stands on is no part of what is computed."""
+    """Which node a rank stands on is not part of what is computed."""
     here = Program(shared_program.cluster, tmp_path / "here", shared_program.cache)
     here.run(f"hardware=cpu hardware.gpus_per_node=4 strategy={strategy} gpus=4 baseline=none")
     (alone,) = here.rows().values()

@@ -92,7 +92,7 @@ OWN_FILES = {  # the content of a file of the user's, and the line
     ("hardware/a", "environment: {A: [1, .nan]}"): "{file}: environment.A.1 is nan: write a finite number, or ",
     ("train/a", "momentum: ${train.momentun}"): "train/a.yaml: train.momentum: no key 'train.momentun'; did you mean ",
     ("train/a", "momentum: ${nosuch:3}"): "train/a.yaml: train.momentum: Unsupported interpolation type nosuch",
-    ("hardware/a", "name: a\0b"): "{file} is no YAML file of keys and values: unacceptable character",
+    ("hardware/a", "name: a\0b"): "{file} is not a YAML file of keys and values: unacceptable character",
 }
 
 

@@ -132,7 +132,7 @@ def test_replicas_without_sync_cannot_train_to_a_stop():
 
 def test_names_and_values_of_variables_that_no_command_line_can_have_are_refused():
     for name in ("A=B", ""):
-        message = f"hardware.environment: '{name}' is no name of a variable"
+        message = f"hardware.environment: '{name}' is not a valid variable name"
         assert resolve_error(make_config(hardware__environment={name: "1"})) == message
     assert "zero byte" in resolve_error(make_config(hardware__environment={"A": "1\0"}))
 

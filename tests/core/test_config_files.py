@@ -204,7 +204,7 @@ def test_the_version_that_a_plugin_is_written_for(dists):
         None: None, 0: None, now: None,
         later: f" is written for version {later} of the plugin API, and this scalebench has {now}: upgrade scalebench, "
                "or install an earlier ",
-        "one": " says that it is written for version 'one' of the plugin API, which is no number",
+        "one": " says that it is written for version 'one' of the plugin API, which is not a number",
     }.items()):  # fmt: skip
         name = f"plugin{number}"
         points = {"models": {"x": "m:x"}} | ({} if version is None else {"api": {str(version): "m"}})

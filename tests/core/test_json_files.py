@@ -152,7 +152,7 @@ def test_the_record_of_a_sweep(tmp_path):
     assert [run.number for run in record.missing(tmp_path)] == [0, 2], "those left out are not missing"
     for text in ("{", "[]", '{"arguments": 3}'):
         (tmp_path / SWEEP_FILE).write_text(text)
-        with pytest.raises(InputError, match=r"sweep\.json is no record of a sweep: "):
+        with pytest.raises(InputError, match=r"sweep\.json is not a record of a sweep: "):
             read_sweep(tmp_path)
 
 
@@ -168,7 +168,7 @@ def test_a_record_knows_whether_its_program_still_runs_also_one_that_somebody_ha
     assert record.is_alive(platform.node()) is False
     record.stopped, record.pid = False, 2**22 + 1
     assert record.is_alive(platform.node()) is False
-    for pid in (-1, 0, 2**31, 2**80):  # is no number of a process
+    for pid in (-1, 0, 2**31, 2**80):  # is not a number of a process
         assert SweepRecord("", [], "here", pid, 0.0).is_alive("here") is False
     assert new_sweep_record(["a=http://me:pw@host"], "", "here", None).arguments == ["a=http://***@host"]
     assert SweepRecord("", [], "here", 1, 0.0).time_limit_text == "sweep.max_minutes"
@@ -283,7 +283,7 @@ def test_any_file_beside_a_result_is_read_or_refused_at_once(kind, tmp_path):
     started_s = time.monotonic()
     with pytest.raises(InputError, match=r"result\.json (is no|is larger|has schema)"):
         read_result(tmp_path / RESULT_FILE)
-    with pytest.raises(InputError, match=r"sweep\.json is no record of a sweep: "):
+    with pytest.raises(InputError, match=r"sweep\.json is not a record of a sweep: "):
         read_sweep(tmp_path)
     with pytest.raises(ValueError):
         read_json(tmp_path / SWEEP_FILE)
@@ -315,8 +315,8 @@ def test_a_flat_list_of_texts_is_read_as_it_stands_and_anything_else_is_refused(
     odd = ("- &a x\n", "- &a x\n- *a\n", "- [x]\n", "- a: b\n", "text\n", "- x\n---\n- y\n", "- [\n")
     for text, reason in (
         *((text, "no flat list") for text in (BOMB, *odd)),
-        ("- 'x\n", "is no YAML"),
-        ("- \x07\n", "is no YAML"),
+        ("- 'x\n", "is not YAML"),
+        ("- \x07\n", "is not YAML"),
         ("- x\n" * (untrusted.MAX_LIST_WORDS + 1), "more than"),
         ("#" * (untrusted.MAX_LIST_BYTES + 1), "larger than"),
     ):
@@ -335,7 +335,7 @@ def test_a_flat_list_of_texts_is_read_as_it_stands_and_anything_else_is_refused(
             (folder / ".hydra").mkdir()
             path = folder / ".hydra" / "overrides.yaml"
             path.symlink_to(private / path.name) if kind == "file" else os.mkfifo(path)
-        with pytest.raises(untrusted.FileRefused, match="is no plain file inside the folder"):
+        with pytest.raises(untrusted.FileRefused, match="is not a plain file inside the folder"):
             untrusted.read_text_list(folder, ".hydra/overrides.yaml")
 
 

@@ -55,7 +55,7 @@ def test_a_result_reads_back_equal_but_for_passwords_and_half_characters(tree, t
     del tree["quality"]["final_loss"]
     tree["machine"]["later"] = None  # an unknown field is ignored
     assert results.read_result(written(tmp_path, tree)).ranks[0].cpu_s is None
-    # os.fsdecode makes half a character of each byte of a name of a file that is no UTF-8.
+    # os.fsdecode makes half a character of each byte of a name of a file that is not UTF-8.
     spec = {"hardware": {"environment": {"DATABASE_URL": "postgres://u:p@h/\udcff"}}}
     path = results.write_result(record(spec=spec, reason="no https://me:pw@host"), tmp_path)
     again = results.read_result(path)
@@ -68,9 +68,9 @@ def test_another_file_is_refused_with_the_way_out(tree, tmp_path):
     path.unlink()
     assert "No such file or directory" in refusal(path)
     for length in (1, 2, len(text) // 3, len(text) // 2, len(text) - 1):
-        assert "is no whole JSON file" in refusal(written(tmp_path, text[:length]))
+        assert "is not a complete JSON file" in refusal(written(tmp_path, text[:length]))
     path.write_bytes(b"\xff\xfe\x00")  # no text
-    assert "is no whole JSON file" in refusal(path)
+    assert "is not a complete JSON file" in refusal(path)
     for other in ("", "\n", "null", "[]", "3", '"text"', "{}", "\x00"):
         assert "run it again" in refusal(written(tmp_path, other))
     for version in (results.SCHEMA_VERSION - 1, results.SCHEMA_VERSION + 1, None, "2", True):
@@ -82,7 +82,7 @@ def test_another_file_is_refused_with_the_way_out(tree, tmp_path):
     line = refusal(written(tmp_path, tree | {"status": "fine"}))
     assert "status 'fine' is none of ok, failed, oom, timeout, unsupported, cancelled" in line
     line = refusal(written(tmp_path, tree | {"started_at": "yesterday"}))  # by which baselines are chosen
-    assert "is no valid record: Invalid isoformat string: 'yesterday'" in line
+    assert "is not a valid record: Invalid isoformat string: 'yesterday'" in line
     line = refusal(written(tmp_path, tree | {"machine": tree["machine"] | {"cpus": None}}))
     assert "machine.cpus should be int, not null; run it again" in line
     tree["ranks"][0]["block_s"][1] = "0.1"

@@ -133,7 +133,7 @@ def test_a_folder_is_known_by_its_spec_also_of_another_version_or_by_its_result(
         (tmp_path / name).unlink()
     os.mkfifo(tmp_path / "spec.json")
     refuse()
-    refuse(r"notes.txt is no folder; choose another one", tmp_path / "notes.txt")
+    refuse(r"notes.txt is not a folder; choose another one", tmp_path / "notes.txt")
     # A log would be written through a link with a name of ours.
     run = tmp_path / "run"
     run.mkdir()

@@ -113,7 +113,7 @@ def listed(section):
 
 
 def private_imports(tree):
-    """The names of scalebench that a file imports and that are no part of the API."""
+    """The names of scalebench that a file imports and that are not part of the API."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

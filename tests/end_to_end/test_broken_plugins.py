@@ -41,7 +41,7 @@ OF_CODE = {
     ),
     "stranger": (
         {"code": "class Mine: pass\n"},
-        " of stranger-dist: stranger_dist.code:Mine is no subclass of scalebench.plugin_api.Strategy", "PluginError",
+        " of stranger-dist: stranger_dist.code:Mine is not a subclass of scalebench.plugin_api.Strategy", "PluginError",
     ),
     "half": (
         {"code": LACKING},

@@ -155,7 +155,7 @@ def check_commands(name):
     for words in (["show", "in", "--details"], ["report", f"in/{name}", "--markdown"]):
         ending = run_line(words)
         assert ending.status == (0 if readable else 2), (words, ending)
-        assert readable or "is no UTF-8: rename it" in ending.err
+        assert readable or "is not UTF-8: rename it" in ending.err
         check_signs(ending)
     assert set(os.listdir(Path("in", name))) == ({"0", "report.html", "report.md"} if readable else {"0"})
     ending = run_line(["show", name])  # as an argument it may look like an option

@@ -121,7 +121,7 @@ def test_a_failure_is_classified_and_recorded(error, status, reason, folder, cap
     ("error", "is_ok"), [(RuntimeError("CUDA out of memory. Tried to"), True), (Diverged("mse is nan"), False)]
 )
 def test_figures_outlive_a_failure_after_them(phase, error, is_ok, folder):
-    """A model that trains sharded may not fit whole; a metric that is no number says that training went wrong."""
+    """A model that trains sharded may not fit whole; a metric that is not a number says that training went wrong."""
 
     def fail_in_phase(spec, strategy, record, progress):
         record.marks_s[phase] = time.time()
@@ -144,7 +144,7 @@ def test_a_strategy_that_cannot_be_created_fails_the_rank(folder):
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_ranks_wait_for_each_other_before_they_end(gone, folder, monkeypatch):
-    """A rank that exits too early can break the last collective of another; a peer that has exited is no failure."""
+    """A rank that exits too early can break the last collective of another; a peer that has exited is not a failure."""
     done = []
 
     def broadcast(self, value):

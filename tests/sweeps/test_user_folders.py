@@ -173,9 +173,9 @@ def test_a_run_does_not_take_the_record_of_another(call):
 
 @pytest.mark.parametrize("words", [SHORT, SWEEP])
 def test_a_folder_that_could_not_be_shown_later_is_refused(call, words):
-    """A name with bytes that are no UTF-8: neither a frame nor a page could hold it."""
+    """A name with bytes that are not UTF-8: neither a frame nor a page could hold it."""
     status, err = call(*words, "hydra.run.dir='r\udcff'", "hydra.sweep.dir='s\udcff'")
-    assert status == 2 and err.count("\n") == 1 and "is no UTF-8: rename it, or choose another folder" in err
+    assert status == 2 and err.count("\n") == 1 and "is not UTF-8: rename it, or choose another folder" in err
     assert files() == {}
 
 

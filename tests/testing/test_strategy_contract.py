@@ -176,7 +176,9 @@ def test_a_loss_that_is_no_mean_blames_no_strategy(tmp_path, monkeypatch):
     overrides = ("model=custom", "model.torch=losses:build", "model.loss=losses:total")
     actual = answers(tmp_path / "asked", strategy="ddp_gloo", overrides=overrides)
     assert not [name for name, answer in actual.items() if answer.verdict == FAILS]
-    pattern = r"model\.loss=losses:total is no mean over samples: \S+ in batches of 31, \S+ in batches of 16, so that"
+    pattern = (
+        r"model\.loss=losses:total is not a mean over samples: \S+ in batches of 31, \S+ in batches of 16, so that"
+    )
     assert re.match(pattern, actual["losses equal the baselines"].reason)
 
 

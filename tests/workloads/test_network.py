@@ -99,7 +99,7 @@ def test_tables_positions_and_attention():
     placed = net.positions(rows, "places", "normal:0.01")
     assert (placed.shape, placed.macs) == ((5, 6), 0)
     assert [(a.name, a.shape, a.init) for a in placed.arrays] == [("places/embeddings", (5, 6), "normal:0.01")]
-    with pytest.raises(ValueError, match=r"more: tokens of shape \(5, 6\) is no input of numbers"):
+    with pytest.raises(ValueError, match=r"more: tokens of shape \(5, 6\) is not an input of numbers"):
         net.embedding(rows, "more", 11, 6)
     net = Network("net", (5, 6))
     x = net.input

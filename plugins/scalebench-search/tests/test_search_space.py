@@ -98,7 +98,7 @@ def test_requirements_of_each_objective() -> None:
     ],
 )
 def test_each_of_hydras_forms(text: str, distribution: object) -> None:
-    """The end of a range is no value of it, as in Hydra and in Python; both ends of an interval are."""
+    """The end of a range is not a value of it, as in Hydra and in Python; both ends of an interval are."""
     results = make_space(f"a={text}")
     assert (results.searched, results.texts, results.fixed) == ({"a": distribution}, {"a": text}, [])
 

@@ -239,7 +239,7 @@ def test_a_folder_keeps_to_one_search(search: Search) -> None:
         status, _, err = search(*words, "resume=true")
         assert status == 2 and what in err and "choose another hydra.sweep.dir" in err
     Path("s/search.journal").write_text("nonsense\n{}\n")
-    assert "s/search.journal is no record of a search" in search(RATE, "resume=true")[2]
+    assert "s/search.journal is not a record of a search" in search(RATE, "resume=true")[2]
 
 
 def test_trials_that_would_share_a_folder_are_refused_before_the_first(search: Search) -> None:

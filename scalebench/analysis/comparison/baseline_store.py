@@ -1,4 +1,4 @@
-"""The store of saved baselines by machine class: another class of machine has none, which is no regression.
+"""The store of saved baselines by machine class: another class of machine has none, which is not a regression.
 
 <store>/<fingerprint of the machine>/machine.json
 <store>/<fingerprint of the machine>/<name>/<number>/result.json

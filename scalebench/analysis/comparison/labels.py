@@ -140,7 +140,7 @@ def group_by_value(runs: Sequence[ComparedRun], key: str, base: str | None) -> d
 
 
 def _facts_under(run: ComparedRun, key: str) -> Facts:
-    """Return the identity below a key; a key that is no part of it is looked up among the other facts."""
+    """Return the identity below a key; a key that is not part of it is looked up among the other facts."""
     identity, other = run.facts.identity, run.facts.other
     in_identity = any(is_under(name, [key]) for name in identity)
     facts = {} if in_identity else {name: value for name, value in other.items() if is_under(name, [key])}

@@ -19,7 +19,7 @@ from scalebench.analysis.scaling_curves import Curve
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 
-MAX_GROWTH = 0.2  # more is no property of the devices
+MAX_GROWTH = 0.2  # more is not a property of the devices
 MIN_SYNC_SHARE = 0.01  # of a step; what hides less says nothing about overlap
 Hardware = Mapping[str, Any]  # as in a YAML of conf/hardware
 

@@ -38,7 +38,7 @@ def split_names(text: str) -> list[str]:
 
 
 def check_efficiency(efficiency: float) -> None:
-    """Raise InputError for a value of --efficiency that is no share."""
+    """Raise InputError for a value of --efficiency that is not a share."""
     from scalebench.core.errors import InputError
 
     if not 0 < efficiency <= 1:

@@ -65,11 +65,11 @@ def main(page: Path, minutes: float) -> int:
 def refuse_other_file(page: Path) -> None:
     """Raise InputError where the page cannot be written, or would replace a file that is no such page."""
     if not page.parent.is_dir():
-        raise InputError(f"--page: {page.parent} is no folder")
+        raise InputError(f"--page: {page.parent} is not a folder")
     if page.is_dir():
         raise InputError(f"--page: {page} is a folder; name a file")
     if page.exists() and not page.read_text(encoding="utf-8", errors="replace").startswith(TITLE):
-        raise InputError(f"--page: {page} is no page of this check, and would be replaced; name another file")
+        raise InputError(f"--page: {page} is not a page of this check, and would be replaced; name another file")
 
 
 def run_checks(folder: Path, report: io.StringIO, seconds_left: Callable[[], float]) -> Iterator[Truth]:

@@ -60,7 +60,7 @@ def main(options: argparse.Namespace) -> int:
     _check_name(options.name)
     parent = Path(options.into)
     if not parent.is_dir():
-        raise InputError(f"--into={options.into} is no folder; make it first")
+        raise InputError(f"--into={options.into} is not a folder; make it first")
     folder = parent / distribution_name(options.name)
     files = _write_distribution(options.name, folder)
     print(f"{folder}: a distribution with the strategy '{options.name}'")

@@ -53,7 +53,7 @@ def main(options: argparse.Namespace) -> int:
     _check_name(options.name)
     parent = Path(options.into)
     if not parent.is_dir():
-        raise InputError(f"--into={options.into} is no folder; make it first")
+        raise InputError(f"--into={options.into} is not a folder; make it first")
     path = parent / GROUP / f"{options.name}.yaml"
     if path.exists():
         raise InputError(f"{path} is there already; take another name, or remove it")

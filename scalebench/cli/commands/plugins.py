@@ -115,7 +115,7 @@ def _check_code(point: PluginEntry, checked: LoadCheck) -> None:
         if checked.fault is None:
             registry.load_strategy(point.name)
     elif not callable(loaded):
-        checked.fault = f"{group} '{point.name}' of {point.origin}: {point.target} is no function"
+        checked.fault = f"{group} '{point.name}' of {point.origin}: {point.target} is not a function"
 
 
 def _check_yaml_files(point: PluginEntry, checked: LoadCheck) -> None:

@@ -4,8 +4,8 @@ A run is a series of blocks: `seconds[i]` is the wall time of block i, `samples[
 follow each other in one process, so neighbours resemble each other; treating them as independent gives intervals that
 are far too narrow. Hence batch means, and a stopping rule that looks rarely.
 
-Every function is free of state and of randomness, never returns nan, and raises ValueError for input that is no series
-of measurements (nan, infinite or negative times, wrong shape, lengths that differ).
+Every function is free of state and of randomness, never returns nan, and raises ValueError for anything but a series of
+measurements (nan, infinite or negative times, wrong shape, lengths that differ).
 """
 
 from __future__ import annotations

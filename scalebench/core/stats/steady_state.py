@@ -1,7 +1,7 @@
 """The end of warm-up, and whether the blocks after it are steady: pure functions of a series of block times.
 
 Like those of `estimates` they are free of state and of randomness, never return nan, and raise ValueError for input
-that is no series of measurements.
+that is not a series of measurements.
 """
 
 from __future__ import annotations

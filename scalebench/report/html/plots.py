@@ -171,7 +171,7 @@ def _set_colours(trace: Figure, colours: Mapping[str, str]) -> Figure:
 
 
 def round_number(number: float | str | None) -> float | str | None:
-    """Round to nine digits, more than any figure here is accurate to; return None for what is no number."""
+    """Round to nine digits, more than any figure here is accurate to; return None for what is not a number."""
     if number is None or isinstance(number, str):
         return escape_plotly(number) if number is not None else None
     if not math.isfinite(number):

@@ -248,7 +248,7 @@ def read_torchrun_rank(
         except KeyError:
             raise InputError(f"{name} is not set: start this with torchrun, as the waiting program says") from None
         except ValueError:
-            raise InputError(f"{name}={variables[name]} is no number") from None
+            raise InputError(f"{name}={variables[name]} is not a number") from None
     rank, size = numbers["RANK"], numbers["WORLD_SIZE"]
     if size != spec.processes or not 0 <= rank < size:
         raise InputError(

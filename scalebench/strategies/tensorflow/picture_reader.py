@@ -140,7 +140,9 @@ class TfPictureReader:
         for row in chain.from_iterable(batch.rows.tolist() for batch in batches):
             path = self.pictures.path(self._names, row)
             if self.pictures.records:
-                return f"{path} or a file after it has a record that is no picture of ImageNet's layout: make it again"
+                return (
+                    f"{path} or a file after it has a record that is not a picture of ImageNet's layout: make it again"
+                )
             try:
                 decode_picture(tf.io.read_file(path), self.pictures.side, None)
             except tf.errors.OpError as error:

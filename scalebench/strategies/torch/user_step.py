@@ -95,7 +95,7 @@ class UserStep(UserModule):
         self._batch_hooks = list_overridden(module, BATCH_HOOKS)
         self._loss = None if model.loss == user_code.MODULE_LOSS else user_code.load_function(model.loss, "model.loss")
         if self._loss is not None and not callable(self._loss):
-            raise UserProblem(f"has model.loss={model.loss}, which is no function")
+            raise UserProblem(f"has model.loss={model.loss}, which is not a function")
         if self.training_step is not None:
             if not getattr(module, "automatic_optimization", True):
                 raise UserProblem(

@@ -304,7 +304,7 @@ def _check_decoding(config: Config) -> None:
         )
     if config.hardware.node_copy is not None:
         raise InputError(
-            f"hardware.node_copy copies the cache, and the files of dataset={dataset.name} are no part of it: copy "
+            f"hardware.node_copy copies the cache, and the files of dataset={dataset.name} are not part of it: copy "
             "them yourself, and set dataset.path"
         )
 

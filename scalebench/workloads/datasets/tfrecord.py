@@ -44,7 +44,7 @@ def index_files(config: Config, cache_dir: Path, path: Path) -> Path:
 
 def _list_files(path: Path) -> list[Path]:
     if not path.is_dir():
-        raise InputError(f"dataset.path={path} is no folder: {HINT}")
+        raise InputError(f"dataset.path={path} is not a folder: {HINT}")
     files = sorted(path.glob(PATTERN))
     if not files:
         raise InputError(f"dataset.path={path} has no files {PATTERN}: {HINT}")

@@ -98,7 +98,7 @@ def _read(path: Path, name: str, read: Callable[[NpzFile, str], T]) -> T:
         raise InputError(f"dataset.path={path}: {name} needs more memory than there is: store fewer samples") from None
     except Exception as error:  # a damaged zip file raises a dozen kinds of errors
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise InputError(f"dataset.path={path} is no readable .npz ({reason}): write it with numpy.savez") from None
+        raise InputError(f"dataset.path={path} is not a readable .npz ({reason}): write it with numpy.savez") from None
     raise InputError(
         f"dataset.path={path} contains {', '.join(names) or 'nothing'}, but no array {name}: "
         f"write it with numpy.savez(path, {', '.join(f'{key}=...' for key in ARRAY_NAMES)})"

@@ -58,7 +58,7 @@ def handle_request(request: dict[str, Any]) -> dict[str, Any]:
     try:
         function = _load(request)
         if not callable(function):
-            return {"problem": f"{label} is no function"}
+            return {"problem": f"{label} is not a function"}
         size = request["size"]
         count, available = write_samples(
             function(size, request["seed"], **request["options"]), Path(request["folder"]), size

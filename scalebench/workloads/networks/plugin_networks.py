@@ -34,7 +34,7 @@ def load_function(point: PluginEntry) -> BuildFunction:
     """
     function = plugins.load_object(point.target, _label(point))
     if not callable(function):
-        raise PluginError(f"{_label(point)}: {point.target} is no function")
+        raise PluginError(f"{_label(point)}: {point.target} is not a function")
     try:
         inspect.signature(function).bind("network", "outputs", **_required_options(function))
     except (TypeError, ValueError) as error:
@@ -54,7 +54,7 @@ def add_nodes(point: PluginEntry, network: Network, outputs: int, options: dict[
     build = load_function(point)
     label = _label(point)
     try:
-        with redirect_stdout(sys.stderr):  # prints of user code are no part of our output
+        with redirect_stdout(sys.stderr):  # prints of user code are not part of our output
             build(network, outputs, **options)
     except InputError:
         raise

@@ -83,7 +83,7 @@ def test_another_host_is_another_session_unless_they_are_declared_one():
 
 
 def test_saved_sessions_count_by_their_means():
-    """A new session within the spread of five earlier ones is no regression, however well its repeats agree."""
+    """A new session within the spread of five earlier ones is not a regression, however well its repeats agree."""
     saved = sessions("a", LEVELS)
     pair = only(saved, make_runs("b", [1.05 * each for each in STEADY], day=9), threshold=0.03)
     assert (pair.test, pair.verdict) == ("Student's t, 5 and 1 sessions", "no difference resolved")

@@ -300,7 +300,7 @@ def test_torchrun_variables_have_to_fit_the_run():
     for name, value, reason in (
         ("RANK", None, "RANK is not set: start this with torchrun, as the waiting program says"),
         ("WORLD_SIZE", None, "WORLD_SIZE is not set: start this with torchrun"),
-        ("RANK", "x", "RANK=x is no number"),
+        ("RANK", "x", "RANK=x is not a number"),
         ("WORLD_SIZE", "3", "RANK=1 of WORLD_SIZE=3 does not fit the run, of processes=2 nodes=1"),
         ("RANK", "2", "RANK=2 of WORLD_SIZE=2 does not fit"),
         ("RANK", "-1", "RANK=-1 of WORLD_SIZE=2 does not fit"),

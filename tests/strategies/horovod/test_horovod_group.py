@@ -61,7 +61,7 @@ def test_variables_of_options():
 
 
 def test_a_strategy_refuses_what_its_plan_does():
-    with pytest.raises(Unsupported, match="3 processes are no power of two"):
+    with pytest.raises(Unsupported, match="3 processes are not a power of two"):
         group.HorovodGroup(None, spec(gpus=3), 0, options(op="adasum"))
 
 

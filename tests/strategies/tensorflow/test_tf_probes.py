@@ -260,7 +260,7 @@ def test_frozen_slices_are_as_large_as_those_of_the_batch():
 
 @pytest.mark.horovod
 def test_horovods_isolated_synchronization_sends_the_same_buffers_again(monkeypatch):
-    """Making them takes longer than sending them within a host, and is no part of it."""
+    """Making them takes longer than sending them within a host, and is not part of it."""
     from scalebench.strategies.horovod import tensorflow as horovod
 
     sent = []

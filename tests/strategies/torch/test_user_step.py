@@ -250,7 +250,7 @@ FAULTS = {
         "TokenSums", {"model__torch": f"{STEPS}:needs_gpu"}),
     r"gives a loss of nan for the first 20 samples: correct": ("TokenSums", {"model__loss": f"{STEPS}:nan_loss"}),
     r"gives a str, and should .*: return it": ("TokenSums", {"model__loss": f"{STEPS}:no_loss"}),
-    r"has model.loss=\S+:number, which is no function$": ("TokenSums", {"model__loss": f"{STEPS}:number"}),
+    r"has model.loss=\S+:number, which is not a function$": ("TokenSums", {"model__loss": f"{STEPS}:number"}),
     r"fails: TypeError: .*": ("OneDict", {"model__loss": "module"}),
     r"gives None, and should give the mean loss of a batch": of_regression("none"),
     r"gives float32 of shape \(3,\), and should give the mean loss of a batch": of_regression("vector"),

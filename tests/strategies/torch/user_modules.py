@@ -112,7 +112,7 @@ class Stateful(Plain):
 
 
 class TwoHeads(Plain):
-    """Trains another head than it evaluates; `layers` are in a plain list, so that they are no part of it."""
+    """Trains another head than it evaluates; `layers` are in a plain list, so that they are not part of it."""
 
     def __init__(self, layers=0):
         super().__init__()

@@ -102,7 +102,7 @@ def test_no_npz_at_all(tmp_path):
     saved = (tmp_path / "data.npy").read_bytes()
     for content in (saved, b"", b"no zip", b"PK\x03\x04", b"\x93NUMPY\x01\x00"):
         path.write_bytes(content)
-        with pytest.raises(InputError, match=r"is no readable \.npz .*numpy\.savez") as caught:
+        with pytest.raises(InputError, match=r"is not a readable \.npz .*numpy\.savez") as caught:
             ensure(tmp_path)
         assert content != saved or "one array, as numpy.save writes it" in str(caught.value)
 

@@ -55,7 +55,7 @@ PROBLEMS = {
     "memory": ({"body": "raise MemoryError"}, "ran out of memory: lower dataset.size"),
     "options": ({"nose": 1}, "fails: TypeError: build() got an unexpected keyword argument"),
     "unusable": ({"noise": float("nan")}, "returns NaN or an infinite value in inputs, first at sample 0"),
-    "no function": ({"reference": "made_here:number"}, "is no function"),
+    "no function": ({"reference": "made_here:number"}, "is not a function"),
     "missing": ({"reference": "made_here:biuld"}, "cannot be loaded"),
 }
 

@@ -78,7 +78,7 @@ class Study:
                 storage=storage, study_name=STUDY, direction=direction, load_if_exists=True
             )
         except Exception as error:
-            raise InputError(f"{self.journal} is no record of a search ({error}); remove it") from error
+            raise InputError(f"{self.journal} is not a record of a search ({error}); remove it") from error
         self._check_identity()
         for frozen in self._frozen():
             if frozen.state.is_finished():

@@ -76,7 +76,7 @@ def compose_hardware(overrides: list[str], config_dir: str | None = None) -> Con
     if config_dir is not None:
         folder = Path(config_dir).absolute()
         if not folder.is_dir():
-            raise InputError(f"--config-dir: {folder} is no folder")
+            raise InputError(f"--config-dir: {folder} is not a folder")
         search = [f"hydra.searchpath=[{folder.as_uri()}]"]
     try:
         config = compose_config([*search, *overrides])

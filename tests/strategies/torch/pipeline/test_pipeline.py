@@ -132,7 +132,7 @@ def test_costs_are_measured_on_the_samples_of_a_micro_batch(strategy, monkeypatc
     ("name", "gpus", "changes", "reason"),
     [
         ("pipeline_gpipe", 2, {"strategy__options__micro_batches": 3}, "has 40 samples, which do not divide into 3"),
-        ("hybrid", 3, {}, "gpus=3 is no multiple of it"),
+        ("hybrid", 3, {}, "gpus=3 is not a multiple of it"),
     ],
 )
 def test_a_strategy_refuses_what_its_plan_does(name, gpus, changes, reason):
