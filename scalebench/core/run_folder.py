@@ -303,7 +303,7 @@ def refuse_foreign_folder(folder: Path) -> None:
         elif _TRY_FOLDER.fullmatch(path.name) or (
             _is_own_name(path.name, OUTPUT_FILES, TRANSIENT_FILES, RECORD_FILES) and not _is_plain(path)
         ):
-            raise InputError(f"{path} is a link, or else no plain file, and scalebench writes there; remove it")
+            raise InputError(f"{path} is a link, or else not a plain file, and scalebench writes there; remove it")
 
 
 def has_foreign_content(folder: Path, marker: str, *others: str) -> bool:

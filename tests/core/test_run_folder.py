@@ -140,7 +140,7 @@ def test_a_folder_is_known_by_its_spec_also_of_another_version_or_by_its_result(
     write_spec(simulated_spec(), run)
     for name in ("rank0.log", "monitor.parquet", "try_3", ".rank0.json.1"):
         (run / name).symlink_to(tmp_path)
-        refuse(f"^{run}/{name} is a link, or else no plain file, and scalebench writes", run)
+        refuse(f"^{run}/{name} is a link, or else not a plain file, and scalebench writes", run)
         (run / name).unlink()
     write_files(run, "try_3/thesis.tex")
     refuse(f"^{run}/try_3 is not empty and holds no run", run)

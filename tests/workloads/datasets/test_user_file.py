@@ -73,7 +73,7 @@ BAD = {
     "lengths": (good() | {"targets": good(4)["targets"]}, "contains 5 inputs and 4 targets"),
     "empty": (good(0), "inputs has no samples"),
     "integers": (good() | {"targets": np.ones((5, 2), int)}, "targets is int64, expected floats"),
-    "objects": (good() | {"targets": np.full((5, 2), None)}, r"no readable \.npz .*Object arrays"),
+    "objects": (good() | {"targets": np.full((5, 2), None)}, r"not a readable \.npz .*Object arrays"),
     "NaN": (spoiled("inputs", (1, 7, 1), np.nan, -np.inf), r"inputs has 2 NaN or infinite .*first at \(1, 7, 1\)"),
     "too large": (spoiled("targets", (4, 0), 1e300), r"targets has 1 NaN or infinite .*first at \(4, 0\)"),
 }
