@@ -147,7 +147,9 @@ CASES = {
     "a node that fits": (ALPHA, {}, {}),
     "a node with half of the GPUs": (ALPHA, {"gpus": GPUS[:4]}, {}),
     "a node with other parts": (ALPHA, OTHER_PARTS, {}),
-    "a node that tells little": (ALPHA, {"memory_bytes": None, "cpus": 1}, {}),
+    "a node that tells little": (
+        ALPHA, {"memory_bytes": None, "cpus": 1, "gpus": [gpu(n, None, memory_bytes=None) for n in range(8)]}, {}
+    ),
     "a node without GPUs": (ALPHA, {"gpus": []}, {}),
     "a login node, which need not match": (ALPHA, LOGIN, {}),
     "a salloc shell on a login node: the allocation has the rest": (

@@ -157,20 +157,15 @@ def _check_gpus(hardware: HardwareSpec, host: Machine, in_job: bool) -> list[Che
     number = check_value("gpus_per_node", expected, str(count), expected == count)
     if in_job and expected is not None and count < expected:
         number = replace(number, actual=f"{count}, as this job was given", verdict=UNCHECKED)
-    names = [gpu.name or "unknown GPU" for gpu in host.gpus]
-    model, memory = hardware.gpu_model, hardware.gpu_memory_bytes
-    sizes = [format_size(gpu.memory_bytes) or "unknown" for gpu in host.gpus]
+    names = [gpu.name for gpu in host.gpus if gpu.name]
+    sizes = [gpu.memory_bytes for gpu in host.gpus if gpu.memory_bytes]
+    model, memory, texts = hardware.gpu_model, hardware.gpu_memory_bytes, [format_size(size) or "" for size in sizes]
+    is_model = all(is_same_model(model or "", name) for name in names)
+    is_size = all(is_near(memory, size) for size in sizes)
     return [
         number,
-        check_value(
-            "gpu_model", model, join_counted(names) or None, all(is_same_model(model or "", name) for name in names)
-        ),
-        check_value(
-            "gpu_memory_bytes",
-            format_size(memory),
-            join_counted(sizes) or None,
-            all(is_near(memory, gpu.memory_bytes) for gpu in host.gpus),
-        ),
+        check_value("gpu_model", model, join_counted(names) or None, is_model),
+        check_value("gpu_memory_bytes", format_size(memory), join_counted(texts) or None, is_size),
     ]
 
 
