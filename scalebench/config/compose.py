@@ -18,7 +18,6 @@ import pickle
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -204,34 +203,13 @@ def to_config(composed: DictConfig) -> Config:
         if key != "hydra" and key not in fields:
             raise InputError(unknown_name_message("key", str(key), fields))
         if key != "hydra":  # its own interpolations only resolve within a job
-            tree[key] = _resolve(composed, key)
+            node = composed[key]
+            is_tree = OmegaConf.is_config(node)
+            tree[key] = OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if is_tree else node
     try:
         return build_record(Config, tree)
     except ValueError as error:
         raise InputError(str(error)) from error
-
-
-def _resolve(parent: DictConfig, key: Any) -> Any:
-    """Return the values below a key as OmegaConf.to_container does, which only interpolations and missing ones need."""
-    plain = to_plain(parent._get_node(key))
-    if "${" not in (text := repr(plain)) and "???" not in text:
-        return plain
-    node = parent[key]
-    if isinstance(plain, dict):
-        return {inner: _resolve(node, inner) for inner in plain}
-    return OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if OmegaConf.is_config(node) else node
-
-
-def to_plain(node: Any) -> Any:
-    """Return the values of a config as they were written, interpolations too: OmegaConf.to_container, which checks each
-    of them, takes ten times as long."""
-    parts = vars(node)  # isinstance is slow, as OmegaConf's classes are abstract ones
-    content = parts["_content"] if "_content" in parts else parts["_val"]
-    if isinstance(content, dict):
-        return {key: to_plain(value) for key, value in content.items()}
-    if isinstance(content, list):
-        return [to_plain(value) for value in content]
-    return content.name if isinstance(content, Enum) else content
 
 
 def list_each_device() -> str:

@@ -18,12 +18,12 @@ from hydra._internal.callbacks import Callbacks
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, configure_log
+from hydra.core.utils import JobReturn, configure_log, run_job
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from scalebench.config.compose import CachingLoader, to_config, to_plain
+from scalebench.config.compose import CachingLoader, to_config
 from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import (
@@ -37,7 +37,7 @@ from scalebench.core.spec import SWEEP_REPEATS, RunSpec
 from scalebench.core.sweep_file import MULTIRUN_FILE, refuse_foreign_sweep_folder
 from scalebench.sweeps import cluster_runs, plan
 from scalebench.sweeps.execute import RunningSweep
-from scalebench.sweeps.task import FOREIGN_LAUNCHER, SweepSession, prepare_datasets, run_job, write_yaml
+from scalebench.sweeps.task import FOREIGN_LAUNCHER, SweepSession, prepare_datasets
 
 BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
 LAUNCHER = "hydra_plugins.scalebench.ScalebenchLauncher"
@@ -128,7 +128,7 @@ class SweepLauncher(Launcher):
         prepare_datasets([run.spec for run in planned if run.earlier is None], self.session.console)
         sweep = self.session.begin_sweep(planned, sweep_dir, settings.max_minutes, settings.report, settings.export)
         if self._is_listed:  # another sweeper has written it
-            write_yaml(sweep_dir / MULTIRUN_FILE, to_plain(self._config))
+            OmegaConf.save(self._config, sweep_dir / MULTIRUN_FILE)
         returns: list[JobReturn] = []
         all_runs, more = list(planned), planned
         for repeat in itertools.count(SWEEP_REPEATS):
@@ -326,10 +326,14 @@ class SweepLauncher(Launcher):
             run = replace(run, spec=replace(run.spec, flags=[*run.spec.flags, "not_in_turns"]))
         with cluster_runs.delay_interrupts() if is_collected else nullcontext():
             job = run_job(
-                lambda _: self.session.run_one(run, folder, self._config.resume), config, folder, self._context
+                task_function=lambda _: self.session.run_one(run, folder, self._config.resume),
+                config=config,
+                job_dir_key="hydra.sweep.dir",
+                job_subdir_key="hydra.sweep.subdir",
+                hydra_context=self._context,
             )
-        if not self._is_listed:  # only a search reads them, of which each takes 0.3 MB
-            job.cfg = job.hydra_cfg = config
+        if self._is_listed:  # only a search reads them, which gets its jobs in small batches
+            job.cfg = job.hydra_cfg = None  # 0.3 MB, which Hydra would keep of each run to the end of the sweep
         return job
 
 

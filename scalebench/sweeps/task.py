@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-import yaml
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobRuntime, JobStatus, configure_log, env_override
-from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf._utils import get_omega_conf_dumper
+from hydra.core.utils import run_job
+from hydra.types import HydraContext
+from omegaconf import DictConfig
 
-from scalebench.config import compose
 from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import (
@@ -90,7 +85,13 @@ class SweepSession:
             self._claim(spec, folder, config.resume)
         self.folder = folder.absolute()
         context.callbacks.on_run_start(config=config, config_name=config.hydra.job.config_name)
-        job = run_job(lambda _: self.run_one(run, folder.absolute(), config.resume), config, folder.absolute(), context)
+        job = run_job(
+            task_function=lambda _: self.run_one(run, folder.absolute(), config.resume),
+            config=config,
+            job_dir_key="hydra.run.dir",
+            job_subdir_key=None,
+            hydra_context=context,
+        )
         context.callbacks.on_run_end(config=config, config_name=config.hydra.job.config_name, job_return=job)
         _ = job.return_value  # raises what the run raised
         if self._refusal is not None:
@@ -315,54 +316,6 @@ class SweepSession:
     def exit_status(self) -> int:
         """Return 2 where nothing was started, else the status of the runs (`compute_exit_status`)."""
         return self._refused_status or compute_exit_status(self.done, self.strict)
-
-
-class _Dumper(getattr(yaml, "CDumper", yaml.Dumper)):  # type: ignore[misc]
-    """Writes as OmegaConf does, in a quarter of the time."""
-
-
-_Dumper.add_representer(str, get_omega_conf_dumper().str_representer)
-
-
-def write_yaml(path: Path, tree: Any) -> None:
-    """Write a config as OmegaConf.save does."""
-    text = yaml.dump(tree, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
-    path.write_text(text, encoding="utf-8")
-
-
-def run_job(task: TaskFunction, config: DictConfig, folder: Path, context: HydraContext) -> JobReturn:
-    """Do a run in its folder as Hydra's own run_job does, which copies the config for a tenth of a second: with
-    the same files, log, environment and callbacks."""
-    of_hydra = HydraConfig.instance()
-    with open_dict(config.hydra.runtime):
-        config.hydra.runtime.output_dir = str(folder)
-    OmegaConf.set_readonly(config.hydra, True)
-    settings: Any = config.hydra
-    words = list(settings.overrides.task)
-    job = JobReturn(words, task_name=JobRuntime.instance().get("name"))
-    before, of_hydra.cfg = of_hydra.cfg, config  # type: ignore[assignment]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.chdir(folder) if settings.job.chdir else contextlib.nullcontext():
-            job.working_dir = os.getcwd()
-            configure_log(settings.job_logging, settings.verbose)
-            if settings.output_subdir is not None:
-                below = folder / settings.output_subdir
-                below.mkdir(parents=True, exist_ok=True)
-                tree = compose.to_plain(config)
-                hydra_tree = {"hydra": tree.pop("hydra")}
-                for name, part in (("config", tree), ("hydra", hydra_tree), ("overrides", words)):
-                    write_yaml(below / f"{name}.yaml", part)
-            with env_override(settings.job.env_set):
-                context.callbacks.on_job_start(config=config, task_function=task)
-                try:
-                    job.return_value, job.status = task(config), JobStatus.COMPLETED
-                except Exception as error:
-                    job.return_value, job.status = error, JobStatus.FAILED
-            context.callbacks.on_job_end(config=config, job_return=job)
-        return job
-    finally:
-        of_hydra.cfg = before
 
 
 def prepare_datasets(specs: Sequence[RunSpec], console: Console) -> None:

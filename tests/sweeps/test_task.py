@@ -34,7 +34,7 @@ def run_single(*words):
 def test_a_folder_is_locked_and_known_as_a_runs_before_hydra_writes_there(monkeypatch):
     seen = []
 
-    def run_job(*words):
+    def run_job(**words):
         seen.extend(sorted(os.listdir("r")))
         return JobReturn(status=JobStatus.COMPLETED)
 
