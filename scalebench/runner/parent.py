@@ -98,7 +98,8 @@ def finish_killed_run(folder: Path) -> None:
     """
     with contextlib.suppress(ValueError, OSError):
         spec, holder = read_spec(folder), read_holder(folder)
-        if (folder / RESULT_FILE).exists() or not is_owned(folder / LOCK_FILE):
+        is_running = holder is not None and holder.is_alive()  # then waiting for its lock would be for nothing
+        if is_running or (folder / RESULT_FILE).exists() or not is_owned(folder / LOCK_FILE):
             return
         with FolderLock(folder):
             if (folder / RESULT_FILE).exists():  # of a program that has ended just now
