@@ -14,8 +14,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scalebench.analysis.prediction.extrapolation import LIMITS_FILE, Extrapolation, MeasuredStep, extrapolate
-from scalebench.analysis.prediction.step_model import LINK_EFFICIENCIES, SYNC_KINDS, Links, StepModel, make_links
+from scalebench.analysis.prediction.step_model import (
+    LIMITS_FILE,
+    LINK_EFFICIENCIES,
+    SYNC_KINDS,
+    Extrapolation,
+    Links,
+    MeasuredStep,
+    StepModel,
+    extrapolate,
+    make_links,
+)
 from scalebench.core.errors import InputError
 
 SERIES_FILE = LIMITS_FILE.with_suffix(".csv")

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import parallelism_key
-from scalebench.analysis.prediction.link_rates import ReadRecord, Row, ring_bytes
+from scalebench.analysis.prediction.curve_models import ReadRecord, Row
+from scalebench.analysis.prediction.step_model import ring_bytes
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.step_breakdown import group_stages
 from scalebench.analysis.verdicts import decide_ratio

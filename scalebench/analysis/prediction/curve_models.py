@@ -1,43 +1,77 @@
-"""Step models of measured scaling curves: each quantity from the run's own probes, else from the hardware's YAML."""
+"""Step models of measured scaling curves: each quantity from the run's own probes, else from the hardware's YAML. Rates
+of links are those of isolated synchronizations of gradients and of measured all-reduces."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from scalebench.analysis.batches import fit_step_time
+from scalebench.analysis.collectives import list_collectives
 from scalebench.analysis.columns import RATE
-from scalebench.analysis.prediction import link_rates, step_model
-from scalebench.analysis.prediction.extrapolation import MeasuredStep
-from scalebench.analysis.prediction.link_rates import ReadRecord, Row, SyncsByLink
-from scalebench.analysis.prediction.step_model import Links, StepModel
-from scalebench.analysis.scaling_curves import Curve
+from scalebench.analysis.prediction import step_model
+from scalebench.analysis.prediction.step_model import Links, StepModel, ring_bytes
 from scalebench.core.errors import InputError
 from scalebench.core.result import Result
 
 MAX_GROWTH = 0.2  # more is not a property of the devices
 MIN_SYNC_SHARE = 0.01  # of a step; what hides less says nothing about overlap
+SIZE_RANGE = 8  # of all-reduces that tell the rate of a message; their sizes are powers of 4
+LINK_COLUMNS = ("hardware", "machine", "framework", "backend_used", "gpus", "nodes")  # rows that use one link
+
+Row = Mapping[str, Any]
 Hardware = Mapping[str, Any]  # as in a YAML of conf/hardware
+ReadRecord = Callable[[Row], Result]  # returns the complete record of a row; InputError if it was deleted
 
 
-def sync_kind(result: Result) -> str:
-    """Return what the devices of this run exchange, as its strategy's YAML says: one of SYNC_KINDS."""
-    sync = result.spec.get("strategy", {}).get("sync")
-    if sync is None:
-        raise InputError("its record does not say what its strategy exchanges (strategy.sync): run it again")
-    return str(sync)
+class MeasuredSync(NamedTuple):
+    """The bytes that each device sent in a ring, and the seconds that they took."""
+
+    sent_bytes: float
+    seconds: float
 
 
-def list_points(curve: Curve) -> list[MeasuredStep]:
-    """Return the measured steps of a curve; of a step shortened by the end of an epoch its samples count."""
-    return [
-        MeasuredStep(row["gpus"], row["global_batch"] / row["gpus"], row["global_batch"] / row[RATE])
-        for row in curve.rows
-    ]
+SyncsByLink = dict[tuple[Any, ...], list[MeasuredSync]]
+
+
+def group_syncs_by_link(rows: Iterable[Row], read: ReadRecord) -> SyncsByLink:
+    """Group measured synchronizations by their link, with all-reduces that were measured apart, of sizes near those of
+    a message: rates of far ones are others."""
+    by_link: SyncsByLink = {}
+    for row in rows:
+        devices = row["gpus"]
+        if devices < 2 or not (sizes := message_bytes(row, read)):
+            continue
+        times = [(each["size_bytes"], each["time_s"]) for each in list_collectives(read(row))
+                 if each["name"] == "all_reduce" and 1 / SIZE_RANGE <= each["size_bytes"] * len(sizes) / sum(sizes)
+                 <= SIZE_RANGE]  # fmt: skip
+        times += [(sum(sizes), row["sync_isolated_s"])]
+        syncs = [MeasuredSync(ring_bytes(size, devices), seconds) for size, seconds in times if size and seconds]
+        if syncs:
+            by_link.setdefault(link_key(row), []).extend(syncs)
+    return by_link
+
+
+def fit_link_rate(syncs: Sequence[MeasuredSync]) -> float | None:
+    """Return the bytes per second by the least squares of relative deviations; None without measurements. It is an
+    effective rate, which includes latencies and the summation."""
+    rates = [sync.sent_bytes / sync.seconds for sync in syncs]
+    return math.fsum(rate * rate for rate in rates) / math.fsum(rates) if rates else None
+
+
+def link_key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in LINK_COLUMNS)
+
+
+def message_bytes(row: Row, read: ReadRecord) -> list[int]:
+    try:
+        return read(row).sync.message_bytes
+    except InputError:
+        return []
 
 
 def find_links(hardware: Hardware, rows: Sequence[Row], syncs: SyncsByLink | None = None) -> Links:
@@ -57,21 +91,22 @@ def find_links(hardware: Hardware, rows: Sequence[Row], syncs: SyncsByLink | Non
     if hardware.get("this_machine") and hardware.get("devices") == "cpu" and hardware.get("max_nodes") == 1:
         per_node = math.inf
     all_links = step_model.make_links(per_node, kind, *nominal)
-    all_links = replace(
-        all_links,
-        latency_s=float(links.get("intra_node_latency_s") or all_links.latency_s),
-        network_latency_s=float(links.get("inter_node_latency_s") or all_links.network_latency_s),
-        oversubscription=float(links.get("oversubscription") or 1.0),
-    )
+    all_links = replace(all_links, oversubscription=float(links.get("oversubscription") or 1.0))
     for row in rows:
-        rate = link_rates.fit_link_rate((syncs or {}).get(link_rates.link_key(row), ()))
-        if rate is not None:
-            prefix, shared_by = ("", 1.0) if row["nodes"] == 1 else ("network_", all_links.oversubscription)
-            measured: dict[str, Any] = {f"{prefix}bytes_per_s": rate.bytes_per_s * shared_by}
-            if rate.latency_s is not None:
-                measured[f"{prefix}latency_s"] = rate.latency_s
-            all_links = replace(all_links, **measured)
+        rate = fit_link_rate((syncs or {}).get(link_key(row), ()))
+        if rate is not None and row["nodes"] == 1:
+            all_links = replace(all_links, bytes_per_s=rate)
+        elif rate is not None:
+            all_links = replace(all_links, network_bytes_per_s=rate * all_links.oversubscription)
     return all_links
+
+
+def sync_kind(result: Result) -> str:
+    """Return what the devices of this run exchange, as its strategy's YAML says: one of SYNC_KINDS."""
+    sync = result.spec.get("strategy", {}).get("sync")
+    if sync is None:
+        raise InputError("its record does not say what its strategy exchanges (strategy.sync): run it again")
+    return str(sync)
 
 
 def make_step_model(rows: Sequence[Row], links: Links, read: ReadRecord, batch_rows: Sequence[Row] = ()) -> StepModel:
@@ -80,28 +115,37 @@ def make_step_model(rows: Sequence[Row], links: Links, read: ReadRecord, batch_r
     `rows` are of one model in ascending order of devices, `batch_rows` of one device with different batches. InputError
     names what was not measured.
     """
-    last = rows[-1]
-    kind, sizes = sync_kind(read(last)), link_rates.message_bytes(last, read)
-    spec = read(last).spec
-    hardware = spec.get("hardware") or {}
+    last, result = rows[-1], read(rows[-1])
+    kind, sizes, options = sync_kind(result), message_bytes(last, read), result.spec.get("strategy", {}).get("options")
     size = last["gradient_bytes"] or sum(sizes) or rows[0]["gradient_bytes"] or 0
-    host_sample_s, shares_cores = _host_sample_s(last, read), bool(hardware.get("nodes_share_cores"))
+
+    def first(of: Sequence[Row], name: str) -> float:
+        """Return the first measured value, 0 at least; 0 where there is none."""
+        return max(0.0, next((float(row[name]) for row in of if row[name] is not None), 0.0))
+
+    # The samples that take as long as the fixed part of a pass; 0 where batches were not varied.
+    points = [(row["global_batch"], row["global_batch"] / row[RATE] - first(batch_rows, "optimizer_s"))
+              for row in batch_rows]  # fmt: skip
+    fit = fit_step_time([point for point in points if point[1] > 0])
+    model = StepModel(
+        1.0, links, kind, pass_s=0.0 if fit is None else fit.half_batch or 0.0,
+        host_sample_s=_host_sample_s(last, result),
+        nodes_share_cores=bool((result.spec.get("hardware") or {}).get("nodes_share_cores")),
+    )  # fmt: skip
     if kind in step_model.CUT_MODEL:
         if len(rows) == 1:
             raise InputError(f"no formula says how a model scales that is cut: measure gpus={2 * last['gpus']}")
-        return StepModel(1.0, links, kind, pass_s=_half_batch(batch_rows), growth=0.0, host_sample_s=host_sample_s,
-                         nodes_share_cores=shares_cores)  # fmt: skip
+        return replace(model, growth=0.0)
     if len(rows) == 1 and not size and kind != step_model.NO_SYNC:
         raise InputError(f"how many bytes it sends is not known: measure gpus={2 * last['gpus']}")
-    model = StepModel(
-        1.0, links, kind, float(size), max(1, len(sizes)), pass_s=_half_batch(batch_rows),
-        optimizer_s=_first(rows, "optimizer_s"), host_sample_s=host_sample_s, nodes_share_cores=shares_cores,
-        shards=int((spec.get("strategy", {}).get("options") or {}).get("shards") or 0),
+    model = replace(
+        model, sync_bytes=float(size), messages=max(1, len(sizes)), optimizer_s=first(rows, "optimizer_s"),
+        shards=int((options or {}).get("shards") or 0),
     )  # fmt: skip
-    forward_s, backward_s = _first(rows, "forward_s"), _first(rows, "backward_s")
+    forward_s, backward_s = first(rows, "forward_s"), first(rows, "backward_s")
     if forward_s and backward_s:
         model = replace(model, backward_share=backward_s / (forward_s + backward_s))
-    if read(last).scale.device == "cpu":  # where it takes the cores that compute
+    if result.scale.device == "cpu":  # where it takes the cores that compute
         model = replace(model, overlap=0.0, computes_on_host=True)
     # Overlap and growth as the probes measured them on the most devices.
     for row in rows:
@@ -119,26 +163,12 @@ def make_step_model(rows: Sequence[Row], links: Links, read: ReadRecord, batch_r
     return model
 
 
-def _first(rows: Sequence[Row], name: str) -> float:
-    """Return the first measured value, 0 at least; 0 where there is none."""
-    return max(0.0, next((float(row[name]) for row in rows if row[name] is not None), 0.0))
-
-
-def _half_batch(rows: Sequence[Row]) -> float:
-    """Return the samples that take as long as the fixed part of a pass; 0 where batches were not varied."""
-    optimizer_s = _first(rows, "optimizer_s")
-    points = [(row["global_batch"], row["global_batch"] / row[RATE] - optimizer_s) for row in rows]
-    fit = fit_step_time([point for point in points if point[1] > 0])
-    return 0.0 if fit is None else fit.half_batch or 0.0
-
-
-def _host_sample_s(row: Row, read: ReadRecord) -> float:
+def _host_sample_s(row: Row, result: Result) -> float:
     """Return the seconds of all processors of a node for a sample; 0 if not measured.
 
     Processors that are devices themselves are taken also while their workers wait, since all wait for one
     synchronization: more workers than cores cannot use that time.
     """
-    result = read(row)
     hardware, cores_used = result.spec.get("hardware") or {}, row["cpu_util_ours_mean"]
     cores = hardware.get("cpus_per_node")
     beside = row["gpus"] / (1 if hardware.get("nodes_share_cores") else row["nodes"])

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalebench.analysis.columns import RATE
-from scalebench.analysis.prediction import extrapolation as points_model
-from scalebench.analysis.prediction.curve_models import Hardware, find_links, list_points, make_step_model
-from scalebench.analysis.prediction.extrapolation import ErrorLimits, Extrapolation, MeasuredStep, load_limits
-from scalebench.analysis.prediction.link_rates import ReadRecord, Row, SyncsByLink, group_syncs_by_link
-from scalebench.analysis.prediction.step_model import FloatArray, state_share
+from scalebench.analysis.identity import group_by
+from scalebench.analysis.prediction import curve_models, step_model
+from scalebench.analysis.prediction.curve_models import Hardware, ReadRecord, Row, SyncsByLink
+from scalebench.analysis.prediction.step_model import ErrorLimits, Extrapolation, FloatArray, MeasuredStep, load_limits
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core.errors import InputError
 from scalebench.core.machine.peak_flops import find_peak_flops
+from scalebench.core.result import Result
 from scalebench.core.stats.estimates import Estimate
 
 MAX_MEASURED_DEVICES = 4320  # of the published curves
@@ -108,7 +108,7 @@ class CurvePrediction:
         return None
 
     def find_batch(self, devices: int) -> float:
-        return float(self.batch_of(np.array([float(devices)]))[0])
+        return float(self._batch_of(np.array([float(devices)]))[0])
 
     def list_missed(self) -> list[tuple[int, float, Estimate]]:
         """Return the devices, the measured and the predicted samples/s where the interval lacks what was measured."""
@@ -122,13 +122,13 @@ class CurvePrediction:
         if devices > self.max_devices:
             return [*self.remarks, f"one process has all devices, at most the {self.max_devices:,.0f} of a node"]
         last = self.points[-1].devices
-        measured, nodes = (float(self.extrapolation.count_nodes(count)) for count in (last, devices))
+        measured, nodes = (float(self.extrapolation.model.links.count_nodes(count)) for count in (last, devices))
         if not nodes > 1 >= measured:
             return [*self.remarks]
         where = f"{devices:,} devices on {nodes:,.0f} nodes"
         return [*self.remarks, f"nothing between nodes was measured, so that the interval is wider: {where}"]
 
-    def batch_of(self, devices: FloatArray) -> FloatArray:
+    def _batch_of(self, devices: FloatArray) -> FloatArray:
         """Return the samples of a device; nan where a device would have none."""
         if self.batch is not None:
             return np.full_like(devices, self.batch)
@@ -139,7 +139,7 @@ class CurvePrediction:
 
     def predict_rates(self, counts: Any) -> Rates:
         devices = np.asarray(counts, float)
-        batch = self.batch_of(devices)
+        batch = self._batch_of(devices)
         seconds = self.extrapolation.step_s(devices, batch)
         if self.siblings:
             seconds = seconds * np.exp([self.siblings.get(int(count), 0.0) for count in devices])
@@ -163,13 +163,14 @@ class CurvePrediction:
         if math.isnan(figures[0]):
             return Forecast(devices, None, None, None, "samples", None, False, None)
         throughput, efficiency = Estimate(*figures[:3]), Estimate(*figures[3:])
-        parts = self.extrapolation.parts(devices, batch)
-        host_share = parts.host_share(self.extrapolation.model.computes_on_host)
+        model, state, peak = self.extrapolation.model, last["state_bytes"] or 0, last["peak_memory_bytes"]
+        parts = step_model.predict_parts(model, devices, batch)
+        host_share = parts.host_share(model.computes_on_host)
         losses = [SMALL_LOSS, *map(float, (parts.sync_s / parts.step_s, parts.growth_s / parts.step_s, host_share))]
         limited_by = LIMITS[losses.index(max(losses))]
-        memory, model, state, peak = None, self.extrapolation.model, last["state_bytes"] or 0, last["peak_memory_bytes"]
+        memory = None
         if peak is not None:  # the state by the strategy, and the rest, which the batch has
-            shares = state_share(model, devices) / state_share(model, self.points[-1].devices)
+            shares = model.state_share(devices) / model.state_share(self.points[-1].devices)
             memory = float(state * shares + (peak - state) * batch / self.points[-1].batch)
         limit = self.hardware.get("gpu_memory_bytes") or last["memory_limit_bytes"]
         fits = bool(memory <= limit) if memory is not None and limit else None
@@ -197,7 +198,7 @@ class CurvePrediction:
         sample_s = np.where(devices < first.devices, 0.0, sample_s)
         perfect = sample_s * batch / self.extrapolation.step_s(devices, batch)
         fast = np.maximum(
-            np.exp(low * scale), np.minimum(1, perfect) * np.exp(low * points_model.ERROR_FLOOR * (1 + growth))
+            np.exp(low * scale), np.minimum(1, perfect) * np.exp(low * step_model.ERROR_FLOOR * (1 + growth))
         )
         fast = np.where(scale > 0, np.minimum(fast, 1), 1)
         row = self.curve.rows[-1]
@@ -249,7 +250,7 @@ def predict_curves(
     Links, other batches, other models and the limits of errors are those of `among`, by default of the same curves.
     """
     among = curves if among is None else among
-    syncs = group_syncs_by_link((row for curve in among for row in curve.rows), read)
+    syncs = curve_models.group_syncs_by_link((row for curve in among for row in curve.rows), read)
     checked = among[:: 1 + len(among) // MAX_CHECKED]
     limits = measure_own_limits(check_curves(checked, read)) or load_limits()
     groups: dict[tuple[tuple[str, str], ...], PredictedGroup] = {}
@@ -268,29 +269,37 @@ def _predict_curve(
     curve: Curve, curves: Sequence[Curve], read: ReadRecord, syncs: SyncsByLink, limits: ErrorLimits,
     hardware: Hardware | None, batch: float | None, measured_rows: Sequence[Row],
 ) -> CurvePrediction:  # fmt: skip
-    own: Hardware = read(curve.rows[-1]).spec.get("hardware") or {}
-    links = find_links(own, measured_rows, syncs)
-    points, remarks = list_points(curve), []
-    batches = find_batch_rows(curve, curves)
-    model = make_step_model(curve.rows, links, read, batches)
-    target = links if hardware is None else find_links(hardware, curve.rows)
-    if target.bytes_per_s is None and target.network_bytes_per_s is None:
+    first, last = curve.rows[0], curve.rows[-1]
+    spec, remarks = read(last).spec, list[str]()
+    own: Hardware = spec.get("hardware") or {}
+    links = curve_models.find_links(own, measured_rows, syncs)
+    # Of a step shortened by the end of an epoch its samples count.
+    points = [MeasuredStep(row["gpus"], row["global_batch"] / row["gpus"], row["global_batch"] / row[RATE])
+              for row in curve.rows]  # fmt: skip
+
+    def key(each: Curve) -> Any:
+        return each.name, each.tags, {**each.group, "batch": None, "scaling": None}
+
+    # Rows of this strategy and workload on one device, one for each batch.
+    same = (row for each in curves if first["gpus"] == 1 and key(each) == key(curve) for row in each.rows)
+    by_batch = group_by((row for row in same if row["gpus"] == 1), lambda row: row["global_batch"])
+    batches = [rows[0] for rows in by_batch.values()]
+    model = curve_models.make_step_model(curve.rows, links, read, batches)
+    target = links if hardware is None else curve_models.find_links(hardware, curve.rows)
+    if target.bytes_per_s is None and target.network_bytes_per_s is None and (hardware is not None or len(points) < 2):
+        name, way_out = own.get("name"), ", and none was measured: measure gpus=2, or --hardware NAME"
         if hardware is not None:
-            name = hardware.get("name")
-            raise InputError(f"hardware {name} has no links: set links.inter_node_bytes_per_s in its YAML")
-        if len(points) < 2:
-            name = own.get("name")
-            raise InputError(f"hardware {name} has no links, and none was measured: measure gpus=2, or --hardware NAME")
-    extrapolation = points_model.extrapolate(model, points)
-    network_known = any(row["nodes"] > 1 for row in curve.rows) and hardware is None
+            name, way_out = hardware.get("name"), ": set links.inter_node_bytes_per_s in its YAML"
+        raise InputError(f"hardware {name} has no links{way_out}")
+    extrapolation = step_model.extrapolate(model, points)
     if batch is not None and len(batches) < 2 and batch != points[-1].batch:
         remarks.append(
             "other batches were not measured: a step is taken to grow with its samples; sweep=batches shows it"
         )
-    if curve.rows[-1]["scaling"] == "strong" and len(batches) < 2:
+    if last["scaling"] == "strong" and len(batches) < 2:
         remarks.append("what a smaller batch costs was not measured: sweep=batches shows it")
     if hardware is not None:
-        speed, model = _compare_devices(curve.rows[-1], hardware, read), extrapolation.model
+        speed, model = _compare_devices(last, hardware, read(last)), extrapolation.model
         own_s = {name: getattr(model, name) / (speed or 1) for name in ("sample_s", "pass_s", "optimizer_s")}
         # The host's limit is unknown where cores are not known, or where only one of both computes on its cores.
         cores, other_cores = own.get("cpus_per_node") or 0, hardware.get("cpus_per_node")
@@ -304,32 +313,18 @@ def _predict_curve(
         if own.get("devices") == "cpu" != hardware.get("devices"):
             devices = "but computation at the pace of the CPU workers measured: on its GPUs synchronization weighs more"
         remarks.append(f"nodes, links and memory of {hardware.get('name')}; {devices}")
-    strategy = read(curve.rows[-1]).spec.get("strategy") or {}
-    is_other = hardware is not None
-    return CurvePrediction(curve, extrapolation, hardware or own, strategy, limits, network_known, is_other, batch,
-                           tuple(remarks))  # fmt: skip
+    knows_network = hardware is None and any(row["nodes"] > 1 for row in curve.rows)
+    return CurvePrediction(curve, extrapolation, hardware or own, spec.get("strategy") or {}, limits, knows_network,
+                           hardware is not None, batch, tuple(remarks))  # fmt: skip
 
 
-def _compare_devices(row: Row, hardware: Hardware, read: ReadRecord) -> float | None:
+def _compare_devices(row: Row, hardware: Hardware, result: Result) -> float | None:
     """Return the peak FLOP/s of the hardware's GPUs over those of the measured ones; None where one is unknown."""
-    result, precision = read(row), row["precision_used"] or row["precision"]
-    gpus, model = result.machine.gpus if result.scale.device == "cuda" else [], str(hardware.get("gpu_model"))
+    precision, model = row["precision_used"] or row["precision"], str(hardware.get("gpu_model"))
+    gpus = result.machine.gpus if result.scale.device == "cuda" else []
     measured = find_peak_flops(gpus[0].name, precision) if gpus else None
     peak = find_peak_flops(model, precision) or find_peak_flops(model.replace(" ", "-"), precision)  # A100 SXM4 40GB
     return None if measured is None or peak is None else peak / measured
-
-
-def find_batch_rows(curve: Curve, curves: Iterable[Curve]) -> list[Row]:
-    """Return rows of this strategy and workload on the fewest devices, one for each batch."""
-
-    def key(each: Curve) -> Any:
-        return each.name, each.tags, {**each.group, "batch": None, "scaling": None}
-
-    first, rows = curve.rows[0], dict[int, Row]()
-    for row in (row for each in curves if key(each) == key(curve) for row in each.rows):
-        if row["gpus"] == first["gpus"]:
-            rows.setdefault(row["global_batch"], row)
-    return list(rows.values()) if first["gpus"] == 1 else []
 
 
 def _predict_alone(
@@ -337,7 +332,7 @@ def _predict_alone(
 ) -> CurvePrediction | None:
     """Predict a curve from its own rows, on nodes with as many devices as `measured_rows` have; None where they say too
     little."""
-    syncs = group_syncs_by_link(curve.rows, read)
+    syncs = curve_models.group_syncs_by_link(curve.rows, read)
     try:
         return _predict_curve(curve, [curve], read, syncs, load_limits(), None, batch, measured_rows)
     except InputError:

@@ -1,15 +1,18 @@
-"""The seconds of a step on any number of devices: computation, optimizer, exposed synchronization, and growth.
+"""The seconds of a step on any number of devices, drawn through measured points, and the interval around them.
 
-Closed forms over arrays of device counts. T = max(host, compute + optimizer + sync + growth); sources stand at each
-part. All strategies with copies or shards of the model have the time of a ring: what else they send is in the factor
-that measured points give. A model that is cut into parts has a power law through its points.
+A step takes max(host, computation + optimizer + exposed synchronization + growth), over arrays of device counts. All
+strategies with copies or shards of the model have the time of a ring without latencies: what else they send is in the
+factor that measured points give. A model that is cut into parts has a power law through its points.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +24,19 @@ CUT_MODEL = ("stages", "pipeline", "hybrid", "tensor", "fsdp_tp")
 SYNC_KINDS = ("all_reduce", "one_copy", "in_graph", *SHARDED_STATE, *CUT_MODEL, NO_SYNC)  # `sync` in strategies' YAML
 LINK_EFFICIENCIES = {"nvlink": 0.8, "peer": 0.7, "host": 0.3}  # reached share of a nominal rate, within a node
 NETWORK_EFFICIENCY = 0.7  # likewise, between nodes
-# Of one message and hop, ring, Simple protocol: NVIDIA/nccl@5067397 src/graph/tuning.cc.
-LATENCIES_S = {"nvlink": 3.4e-6, "peer": 5.7e-6, "host": 5.7e-6}
-NETWORK_LATENCY_S = 14e-6
-LAUNCH_S = 8.4e-6  # of a message: baseLatency of the same file
-TREE_EFFICIENCY = 0.92  # likewise
 BACKWARD_SHARE = 2 / 3  # of a pass: two of three matrix products
 OVERLAP = 0.8  # of the backward pass that hides synchronization, where it was not measured
 OPTIMIZER_STATE_SHARE = 0.5  # of weights, gradients and Adam's two moments, all float32
 GROWTH = 0.04  # all losses that grow slowly with n, as the deviation of a device's step, where it was not measured
+FACTOR_FLOOR = 0.01  # of the computation: overheads below it are noise, and no ratio of them is a correction
+MIN_FACTOR, MAX_FACTOR = 0.1, 10.0
+# The scale of an error, in logarithms of seconds: a floor, and more for each doubling and for the predicted loss.
+ERROR_FLOOR, ERROR_PER_DOUBLING, ERROR_PER_LOSS = 0.012, 0.015, 0.6
+MAX_ERROR_SCALE = 0.3
+UNMEASURED_NETWORK_FACTOR = 1.5  # of the scale, on several nodes where nothing between nodes was measured
+ONE_POINT, ONE_NODE, SEVERAL_NODES = "one_point", "one_node", "several_nodes"
+LIMITS_FILE = Path(__file__).with_name("published_series.yaml")
+ErrorLimits = Mapping[str, tuple[float, float]]  # by what is measured of a curve, in error scales
 
 
 @dataclass(frozen=True)
@@ -39,13 +46,10 @@ class Links:
     devices_per_node: float  # infinity: one node has all
     bytes_per_s: float | None  # of a device to its neighbour in the node
     network_bytes_per_s: float | None  # of a node
-    latency_s: float = LATENCIES_S["nvlink"]
-    network_latency_s: float = NETWORK_LATENCY_S
-    launch_s: float = LAUNCH_S
     oversubscription: float = 1.0  # of the network, above one full node
 
-    def count_nodes(self, devices: FloatArray) -> FloatArray:
-        return np.maximum(1.0, np.ceil(devices / self.devices_per_node))
+    def count_nodes(self, devices: Any) -> FloatArray:
+        return np.maximum(1.0, np.ceil(np.asarray(devices, float) / self.devices_per_node))
 
     def rate(self, nodes: FloatArray) -> FloatArray:
         """Return the bytes per second of a ring: that of its slowest link."""
@@ -59,11 +63,16 @@ def make_links(
 ) -> Links:
     """Make links of nominal rates in bytes per second; `kind` is nvlink, peer (PCIe) or host (PCIe through memory)."""
     return Links(
-        devices_per_node,
-        inside and inside * LINK_EFFICIENCIES[kind],
-        network and network * NETWORK_EFFICIENCY,
-        LATENCIES_S[kind],
+        devices_per_node, inside and inside * LINK_EFFICIENCIES[kind], network and network * NETWORK_EFFICIENCY
     )
+
+
+def ring_bytes(size: float, devices: Any) -> Any:
+    """Return the bytes that each device sends in a ring all-reduce of `size` bytes.
+
+    Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
+    """
+    return 2 * (devices - 1) / devices * size
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,20 @@ class StepModel:
     shards: int = 0  # of one copy of the state; 0: one on each device of a node
     slope: float = 0.0  # of a step over the devices that a model is cut for, both as logarithms
     overhead_factor: float = 1.0  # from several measured points
+
+    def work_s(self, batch: Any) -> Any:
+        return self.pass_s + self.sample_s * batch
+
+    def count_shards(self, devices: Any) -> FloatArray:
+        """Return the devices that a copy of the state is distributed over."""
+        most = float(self.shards or self.links.devices_per_node) if self.sync == HSDP else math.inf
+        return np.asarray(np.minimum(devices, most), float)
+
+    def state_share(self, devices: int) -> float:
+        """Return the share of weights, gradients and the optimizer's state that each of so many devices has."""
+        if self.sync in (SHARDED, HSDP, "stages", "pipeline", "fsdp_tp"):
+            return 1 / float(self.count_shards(devices))
+        return 1 - OPTIMIZER_STATE_SHARE + OPTIMIZER_STATE_SHARE / devices if self.sync == ZERO1 else 1.0
 
 
 @dataclass(frozen=True)
@@ -122,37 +145,30 @@ class StepParts:
 
 
 def predict_parts(model: StepModel, devices: Any, batch: Any) -> StepParts:
-    """Predict the parts of a step with `batch` samples per device; both may be arrays."""
+    """Predict the parts of a step with `batch` samples per device; both may be arrays.
+
+    Gradients arrive evenly over the overlapped part of the backward pass in k equal messages, and each is sent when it
+    is there and the one before is done: of C seconds of synchronization max(C / k, C - phi T_b (1 - 1 / k)) remains,
+    which is exact for that pipeline (Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel
+    Training").
+    """
     devices, batch = np.broadcast_arrays(np.asarray(devices, float), np.asarray(batch, float))
-    compute = model.pass_s + batch * model.sample_s
-    updated_share = 1 / count_shards(model, devices) if model.sync in SHARDED_STATE else np.ones_like(devices)
-    optimizer = model.optimizer_s * updated_share
+    compute, nodes = model.work_s(batch), model.links.count_nodes(devices)
+    updated_share = 1 / model.count_shards(devices) if model.sync in SHARDED_STATE else np.ones_like(devices)
     growth = model.growth * compute * expected_maximum(devices) * model.overhead_factor
     if model.sync == NO_SYNC:
         sync = np.zeros_like(devices)
     elif model.sync in CUT_MODEL:  # all that a step takes longer than on one device
         sync = compute * (devices**model.slope - 1)
     else:
-        seconds = all_reduce_s(model.links, devices, model.sync_bytes, model.messages)
-        sync = hide_sync(seconds, model, compute)
+        seconds, rest = ring_bytes(model.sync_bytes, devices) / model.links.rate(nodes), 1 / model.messages
+        hidden = model.overlap * model.backward_share * compute * (1 - rest)
+        sync = np.maximum(seconds * rest, seconds - hidden)
     beside = devices if model.nodes_share_cores else np.minimum(devices, model.links.devices_per_node)
     host = np.where(devices < model.host_from, 0.0, beside * batch * model.host_sample_s)
     if model.computes_on_host:
-        host = np.where((host > 0) & (model.links.count_nodes(devices) > 1), host + sync, host)
-    return StepParts(compute, optimizer, sync * model.overhead_factor, growth, host)
-
-
-def count_shards(model: StepModel, devices: Any) -> FloatArray:
-    """Return the devices that a copy of the state is distributed over."""
-    most = float(model.shards or model.links.devices_per_node) if model.sync == HSDP else math.inf
-    return np.asarray(np.minimum(devices, most), float)
-
-
-def state_share(model: StepModel, devices: int) -> float:
-    """Return the share of weights, gradients and the optimizer's state that each of so many devices has."""
-    if model.sync in (SHARDED, HSDP, "stages", "pipeline", "fsdp_tp"):
-        return 1 / float(count_shards(model, devices))
-    return 1 - OPTIMIZER_STATE_SHARE + OPTIMIZER_STATE_SHARE / devices if model.sync == ZERO1 else 1.0
+        host = np.where((host > 0) & (nodes > 1), host + sync, host)
+    return StepParts(compute, model.optimizer_s * updated_share, sync * model.overhead_factor, growth, host)
 
 
 def expected_maximum(devices: FloatArray) -> FloatArray:
@@ -165,41 +181,109 @@ def expected_maximum(devices: FloatArray) -> FloatArray:
     return np.asarray(ndtri((devices - 0.375) / (devices + 0.25)))
 
 
-def all_reduce_s(links: Links, devices: FloatArray, size: float, messages: int = 1) -> FloatArray:
-    """Return the seconds of `messages` all-reduces of `size` bytes in total: a ring, or between nodes a tree if faster.
+class MeasuredStep(NamedTuple):
+    """A measured mean step."""
 
-    Sources: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"; Hockney
-    1994, "The communication challenge for MPP"; the tree and all latencies: NVIDIA/nccl@5067397 src/graph/tuning.cc.
+    devices: int
+    batch: float  # samples of a device
+    step_s: float
+
+
+@dataclass(frozen=True)
+class Extrapolation:
+    """A step model through measured points. `scale` takes it through the last one; with `slope`, the power law through
+    the points' losses, the prediction is the mean of both on a logarithmic scale."""
+
+    model: StepModel
+    points: tuple[MeasuredStep, ...]  # in ascending order
+    scale: float = 1.0
+    slope: float | None = None
+
+    @property
+    def last(self) -> MeasuredStep:
+        return self.points[-1]
+
+    def step_s(self, devices: Any, batch: Any) -> FloatArray:
+        """Return the predicted seconds of a step; arrays of device counts and of samples per device."""
+        devices, batch = np.broadcast_arrays(np.asarray(devices, float), np.asarray(batch, float))
+        parts, model = predict_parts(self.model, devices, batch), self.model
+        predicted = self.scale * parts.step_s
+        if self.slope is None:
+            return predicted
+        compute = model.work_s(batch) / model.work_s(self.last.batch)
+        power = self.last.step_s * compute * (devices / self.last.devices) ** self.slope
+        beyond = (devices > self.last.devices) & (model.links.count_nodes(devices) > 1)
+        mean = np.maximum(np.sqrt(predicted * power), self.scale * parts.host_s)  # no power law knows the host's limit
+        return np.where(beyond, mean, predicted)
+
+    @property
+    def measured(self) -> str:
+        """The kind of measurement: ONE_POINT, or several, on ONE_NODE or on SEVERAL_NODES."""
+        first, last = (self.model.links.count_nodes(point.devices) for point in (self.points[0], self.last))
+        return ONE_POINT if len(self.points) == 1 else SEVERAL_NODES if last > first else ONE_NODE
+
+    def error_scale(self, devices: Any, batch: Any, knows_network: bool = False) -> FloatArray:
+        """Return the scale of the error, in logarithms of seconds; 0 for the last measured point."""
+        devices, batch = np.broadcast_arrays(np.asarray(devices, float), np.asarray(batch, float))
+        loss, count_nodes = predict_parts(self.model, devices, batch).loss, self.model.links.count_nodes
+
+        def distant(point: MeasuredStep) -> FloatArray:
+            lost = loss - predict_parts(self.model, point.devices, point.batch).loss
+            lost = np.where(devices < self.last.devices, np.abs(lost), np.maximum(lost, 0))
+            doublings = np.abs(np.log2(devices / point.devices))
+            return np.asarray(ERROR_FLOOR + ERROR_PER_DOUBLING * doublings + ERROR_PER_LOSS * lost)
+
+        # The first and the last point are met; what is between is as uncertain as from the nearer one.
+        from_last = distant(self.last)
+        scale = np.where(devices < self.last.devices, np.minimum(distant(self.points[0]), from_last), from_last)
+        if not knows_network and count_nodes(self.last.devices) == 1:
+            scale = scale * np.where(count_nodes(devices) > 1, UNMEASURED_NETWORK_FACTOR, 1.0)
+        scale = np.minimum(scale, MAX_ERROR_SCALE)
+        return np.where((devices == self.last.devices) & (batch == self.last.batch), 0.0, scale)
+
+
+@cache
+def load_limits() -> ErrorLimits:
+    """Return the limits of residuals on published curves."""
+    from scalebench.core.config_files import read_yaml
+
+    limits = read_yaml(LIMITS_FILE)["limits"]
+    return {name: (float(low), float(high)) for name, (low, high) in limits.items()}
+
+
+def extrapolate(model: StepModel, points: Sequence[MeasuredStep]) -> Extrapolation:
+    """Draw the model through points on different numbers of devices.
+
+    The first one gives the seconds of a sample. Several correct the overheads by one factor, and the last one is met
+    exactly. ValueError for no points.
     """
-    nodes = links.count_nodes(devices)
-    rate, inside = links.rate(nodes), np.minimum(devices, links.devices_per_node)
-    hops = (devices - nodes) * links.latency_s + (nodes - 1) * links.network_latency_s
-    ring = 2 * (devices - 1) / devices * size / rate + messages * 2 * hops
-    tree_hops = (inside - 1) * links.latency_s + np.log2(nodes) * links.network_latency_s
-    tree = 2 * size / TREE_EFFICIENCY / rate + messages * 2 * tree_hops
-    seconds = np.where(nodes > 1, np.minimum(ring, tree), ring) + messages * links.launch_s
-    return np.where(devices > 1, seconds, 0.0)
-
-
-def hide_sync(seconds: FloatArray, model: StepModel, compute_s: FloatArray) -> FloatArray:
-    """Return what is left of `seconds` of synchronization behind the backward pass.
-
-    Gradients arrive evenly over the overlapped part of the backward pass in equal messages, and each is sent when it is
-    there and the one before is done: max(C / k, C - phi T_b (1 - 1 / k)) remains, which is exact for that pipeline
-    (Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training").
-    """
-    rest = 1 / model.messages
-    return np.maximum(seconds * rest, seconds - model.overlap * model.backward_share * compute_s * (1 - rest))
-
-
-def solve_sample_s(model: StepModel, devices: float, batch: float, step_s: float) -> StepModel:
-    """Return the model with the seconds of a sample that give this measured step, by bisection."""
-    half_batch = model.pass_s / model.sample_s if model.sample_s else 0.0
-    low, high = 0.0, step_s / batch
-    for _ in range(40):  # to 12 digits
+    if not points:
+        raise ValueError("no points")
+    points = tuple(sorted(points))
+    first, last = points[0], points[-1]
+    alone = replace(model, sync=NO_SYNC)
+    if any(float(predict_parts(alone, *point[:2]).host_s) > point.step_s for point in points):
+        # The host's limit was taken at the last point: workers that compute are taken also while they wait, and fewer
+        # wait less.
+        model = replace(model, host_from=float(last.devices))
+    slope = None
+    if len(points) > 1:  # the exponent of a power law through the points, per work of a device
+        x = np.log([point.devices for point in points])
+        y = np.log([point.step_s / model.work_s(point.batch) for point in points])
+        slope = max(0.0, float(np.polyfit(x, y, 1)[0]))
+        model = replace(model, slope=slope) if model.sync in CUT_MODEL else model
+    # The seconds of a sample that give the first step, by bisection to 12 digits.
+    half_batch, low, high = model.pass_s / model.sample_s if model.sample_s else 0.0, 0.0, first.step_s / first.batch
+    for _ in range(40):
         middle = (low + high) / 2
         model = replace(model, sample_s=middle, pass_s=half_batch * middle)
         # Where the host is the limit, rounding alone would make every step too long.
-        too_long = predict_parts(model, devices, batch).step_s > step_s * (1 + 1e-12)
+        too_long = predict_parts(model, *first[:2]).step_s > first.step_s * (1 + 1e-12)
         low, high = (low, middle) if too_long else (middle, high)
-    return model
+    if len(points) == 1:
+        return Extrapolation(model, points)
+    parts = predict_parts(model, *last[:2])
+    compute = float(parts.compute_s + parts.optimizer_s)
+    overheads = [step_s / compute - 1 + FACTOR_FLOOR for step_s in (last.step_s, float(parts.step_s))]
+    model = replace(model, overhead_factor=float(np.clip(overheads[0] / overheads[1], MIN_FACTOR, MAX_FACTOR)))
+    return Extrapolation(model, points, last.step_s / float(predict_parts(model, *last[:2]).step_s), slope)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from scalebench.analysis import step_breakdown, throughput
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.data_or_model import MODEL, PIPELINE, ParallelismComparison, compare_parallelism, list_kinds
-from scalebench.analysis.prediction.link_rates import ReadRecord
+from scalebench.analysis.prediction.curve_models import ReadRecord
 from scalebench.analysis.ranking import join_with_and
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import plain_rows

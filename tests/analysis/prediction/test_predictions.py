@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 from scalebench.analysis.prediction import predictions
-from scalebench.analysis.prediction.curve_models import sync_kind
-from scalebench.analysis.prediction.extrapolation import load_limits
+from scalebench.analysis.prediction.curve_models import MeasuredSync, fit_link_rate, group_syncs_by_link, sync_kind
+from scalebench.analysis.prediction.step_model import load_limits
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.config_files import read_yaml
 from scalebench.core.errors import InputError
 from scalebench.core.machine.gpus import Gpu
+from scalebench.core.result import CollectiveRecord, ProbeRecord
 from tests.builders import sweeps
+from tests.builders.parallelism_runs import ddp_run
 from tests.builders.runs import record
 
 ALPHA = {
@@ -68,6 +70,38 @@ def test_links_are_measured_else_those_of_the_hardware():
     workers = predict_one(make_runs(), hardware={**ALPHA, "devices": "cpu"})
     assert workers.remarks[0].endswith("; devices as fast as those measured")
     assert rates(alpha, 64) > rates(predict_one(make_runs()), 64)
+
+
+LINK = {
+    "hardware": "cpu", "machine": "a", "framework": "torch", "backend_used": "gloo", "gpus": 2, "nodes": 1,
+    "sync_isolated_s": 0.04,
+}  # fmt: skip
+
+
+def test_rates_are_those_of_a_backend_on_as_many_devices_of_a_machine():
+    """Of messages of 1 MB; an all-reduce of 64 MB goes through other memory, and a broadcast another way."""
+    run = ddp_run(8, 0.1, messages=4)
+    rows = [LINK, {**LINK, "gpus": 4}, {**LINK, "sync_isolated_s": None}, {**LINK, "gpus": 1},
+            {**LINK, "backend_used": "mpi"}]  # fmt: skip
+    syncs = group_syncs_by_link(rows, lambda _: run)
+    assert [(key[3:5], of_link) for key, of_link in syncs.items()] == [
+        (("gloo", 2), [MeasuredSync(4e6, 0.04)]), (("gloo", 4), [MeasuredSync(6e6, 0.04)]),
+        (("mpi", 2), [MeasuredSync(4e6, 0.04)]),
+    ]  # fmt: skip
+    times = [("all_reduce", 2**20, 0.01), ("all_reduce", 2**22, 0.04), ("all_reduce", 2**26, 9.0)]
+    for rank in run.ranks:
+        rank.probes = rank.probes or ProbeRecord()
+        rank.probes.collectives = [
+            CollectiveRecord(name, size, 10, [10 * s] * 3) for name, size, s in (*times, ("broadcast", 2**20, 9.0))
+        ]
+    (syncs,) = group_syncs_by_link([{**LINK, "sync_isolated_s": None}], lambda _: run).values()
+    assert syncs == [(2**20, pytest.approx(0.01)), (2**22, pytest.approx(0.04))] and fit_link_rate([]) is None
+    assert fit_link_rate(syncs) == pytest.approx(100 * 2**20)
+
+    def read_deleted(row):
+        raise InputError("deleted")
+
+    assert group_syncs_by_link(rows, read_deleted) == {}
 
 
 def test_one_device_is_predicted_with_links_alone_and_never_ranked():
@@ -287,10 +321,11 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_devices_exchange_is_what_the_yaml_of_their_strategy_says(kind):
+def test_what_devices_exchange_is_what_the_yaml_of_their_strategy_says():
     """Whatever the name: a plugin's may hold any word."""
-    assert {sync_kind(record(name, 2)) for name in KINDS[kind].split()} == {kind}
+    assert {kind: {sync_kind(record(name, 2)) for name in names.split()} for kind, names in KINDS.items()} == {
+        kind: {kind} for kind in KINDS
+    }
     made = record("ddp", 2)
     del made.spec["strategy"]["sync"]
     with pytest.raises(InputError, match=r"strategy\.sync"):

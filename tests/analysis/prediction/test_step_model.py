@@ -1,5 +1,6 @@
-"""The step model against an event simulation, at its limits, and along its inputs."""
+"""The step model against an event simulation, at its limits, along its inputs, and drawn through points."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -7,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.published_series import SERIES_FILE, load_series
 from scalebench.analysis.prediction import step_model
-from scalebench.analysis.prediction.step_model import Links, StepModel, predict_parts
+from scalebench.analysis.prediction.step_model import Links, MeasuredStep, StepModel, extrapolate, predict_parts
+from scalebench.core.errors import InputError
 
-LINKS = Links(4, 1e9, 5e8)
-MODEL = StepModel(1e-3, LINKS, "all_reduce", 1e7, messages=4)
+MODEL = StepModel(1e-3, Links(4, 1e9, 5e8), "all_reduce", 1e7, messages=4)
 COUNTS = np.array([1.0, 2, 4, 8, 64, 4096])
+HEAD = SERIES_FILE.read_text(encoding="utf-8").partition("\n")[0] + "\n"
 seconds = st.floats(1e-4, 10.0)
 
 
@@ -31,9 +34,10 @@ def simulate_exposed_s(sync_s, messages, hidden_s):
 
 @given(seconds, st.integers(1, 50), seconds, st.floats(0.0, 1.0))
 def test_what_stays_exposed_equals_a_simulation_of_equal_messages(sync_s, messages, compute_s, overlap):
-    model = replace(MODEL, messages=messages, overlap=overlap, backward_share=0.5)
-    actual = step_model.hide_sync(np.array(sync_s), model, np.array(compute_s))
-    assert float(actual) == pytest.approx(simulate_exposed_s(sync_s, messages, overlap * 0.5 * compute_s), rel=1e-9)
+    model = replace(MODEL, sample_s=compute_s, sync_bytes=sync_s * 1e9, messages=messages, overlap=overlap)
+    expected = simulate_exposed_s(sync_s, messages, overlap * 0.5 * compute_s)
+    actual = predict_parts(replace(model, backward_share=0.5), 2, 1.0).sync_s  # a ring of two sends its bytes once
+    assert float(actual) == pytest.approx(expected, rel=1e-9)
 
 
 def test_one_device_has_no_synchronization_and_no_growth():
@@ -55,24 +59,12 @@ def test_arrays_equal_single_counts():
     assert step_s(replace(model, host_sample_s=1e-6), 4) == step_s(MODEL, 4)
 
 
-def test_between_nodes_the_slower_link_counts_and_a_tree_saves_hops():
-    links = Links(4, 1e9, 1e8, latency_s=0.0, launch_s=0.0, network_latency_s=1e-3)
-    inside, outside = step_model.all_reduce_s(links, np.array([4.0, 4096]), 0.0, messages=1)
-    assert (inside, outside) == pytest.approx((0.0, 2e-3 * 10))  # log2 of 1,024 nodes there and back
-    shared = replace(links, oversubscription=4.0)
-    ratio = step_model.all_reduce_s(shared, np.array([8.0]), 1e9) / step_model.all_reduce_s(links, np.array([8.0]), 1e9)
-    assert ratio == pytest.approx(4, rel=0.01)
-    unknown = replace(links, network_bytes_per_s=None)
-    assert unknown.rate(np.array([1.0, 2.0])) == pytest.approx([1e9, 1e9])
-    # Within a node a ring of two sends its bytes once each way.
-    links = Links(8, 1e9, None, latency_s=0.0, launch_s=0.0)
-    assert step_model.all_reduce_s(links, np.array([1.0, 2, 4]), 1e9) == pytest.approx([0.0, 1.0, 1.5])
-
-
-def test_a_model_that_is_cut_has_a_power_law():
-    """Its layers work one after the other: a step has as many samples more as there are devices."""
-    model = replace(MODEL, sync="stages", growth=0.0, slope=1.0)
-    assert [step_s(model, count) for count in (1, 2, 4)] == pytest.approx([0.032, 0.064, 0.128])
+def test_between_nodes_the_slower_link_counts():
+    model = replace(MODEL, links=Links(4, 1e9, 1e8), sync_bytes=1e9, overlap=0.0)
+    assert predict_parts(model, [1, 2, 4, 8], 1.0).sync_s == pytest.approx([0.0, 1.0, 1.5, 17.5])
+    shared, unknown = replace(model.links, oversubscription=4.0), replace(model.links, network_bytes_per_s=None)
+    for links, sync_s in ((shared, 70.0), (unknown, 1.75)):
+        assert predict_parts(replace(model, links=links), 8, 1.0).sync_s == pytest.approx(sync_s)
 
 
 def test_devices_that_are_processors_wait_for_the_network():
@@ -88,3 +80,50 @@ def test_devices_that_are_processors_wait_for_the_network():
 def test_the_expected_maximum_is_that_of_normal_variables(n, expected):
     """Against the tables of Harter 1961."""
     assert float(step_model.expected_maximum(np.array(float(n)))) == pytest.approx(expected, abs=0.03)
+
+
+def test_a_model_that_is_cut_follows_its_points():
+    points = [MeasuredStep(count, 32, 0.1 * count**0.5) for count in (1, 2, 4)]
+    cut = extrapolate(replace(MODEL, sync="pipeline", growth=0.0), points)
+    assert cut.step_s([1, 2, 16], 32) == pytest.approx([0.1, 0.1 * 2**0.5, 0.4], rel=1e-6)
+
+
+def test_points_of_the_model_itself_change_nothing():
+    steps = predict_parts(MODEL, [1, 2, 4], 32).step_s
+    drawn = extrapolate(MODEL, [MeasuredStep(n, 32, float(s)) for n, s in zip((1, 2, 4), steps, strict=True)])
+    assert drawn.model.overhead_factor == pytest.approx(1, rel=1e-3)
+    # Between nodes half of it, on a logarithmic scale, is the power law.
+    assert drawn.slope and float(replace(drawn, slope=None).step_s(8, 32)) == pytest.approx(step_s(MODEL, 8), rel=1e-3)
+    # Overheads that are larger than modelled stay so.
+    cheap = extrapolate(MODEL, [MeasuredStep(1, 32, 0.1), MeasuredStep(2, 32, 0.102)])
+    dear = extrapolate(MODEL, [MeasuredStep(1, 32, 0.1), MeasuredStep(2, 32, 0.14)])
+    assert dear.model.overhead_factor > cheap.model.overhead_factor
+    assert (dear.step_s([4, 64], 32) > cheap.step_s([4, 64], 32)).all()
+
+
+def test_the_error_grows_with_the_distance_and_where_the_network_is_unknown():
+    drawn = extrapolate(MODEL, [MeasuredStep(1, 32, 0.1)])
+    assert (np.diff(drawn.error_scale([1, 2, 4, 8, 64], 32)) > 0).all()
+    assert float(drawn.error_scale(8, 32)) == pytest.approx(1.5 * float(drawn.error_scale(8, 32, knows_network=True)))
+    for counts, measured in (([1], "one_point"), ([1, 4], "one_node"), ([4, 8], "several_nodes"), ([8], "one_point")):
+        drawn = extrapolate(MODEL, [MeasuredStep(count, 32, 0.1 + 0.01 * count) for count in counts])
+        assert drawn.measured == measured and measured in step_model.load_limits()
+    with pytest.raises(ValueError, match="no points"):
+        extrapolate(MODEL, [])
+
+
+@pytest.mark.parametrize(("points", "reason"), [
+    ("all_reduce,1,nvlink,8,,,1x32=a", "could not convert"), ("ring,1,nvlink,8,,,1x32=10", "sync ring"),
+    ("all_reduce,1,nvlink,8,,,2x32=10 1x32=5", "ascending"), ("all_reduce,1,nvlink,8,,,", "ascending"),
+    ("all_reduce,1,nvlink,,,,1x32=10", "invalid literal"), ("all_reduce,1,nvlink,8,,,1x32=0", "division by zero"),
+])  # fmt: skip
+def test_a_bad_row_is_named_in_one_line(tmp_path, points, reason):
+    file = tmp_path / "series.csv"
+    file.write_text(f"{HEAD}a,b,c,,{points}\n")
+    with pytest.raises(InputError, match=f"series.csv:2 is no scaling curve .*{reason}"):
+        load_series(file)
+    with pytest.raises(InputError, match="cannot be read"):
+        load_series(tmp_path / "none.csv")
+    file.write_text(f"{HEAD}a,b,c,,all_reduce,,nvlink,8,,,1x32=10 2x32=20\n")
+    (series,) = load_series(file)
+    assert series.links.bytes_per_s is None and math.isinf(float(series.links.rate(np.array([1.0]))[0])), "cost nothing"

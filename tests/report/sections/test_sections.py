@@ -10,7 +10,7 @@ from scalebench.analysis import published as studies
 from scalebench.analysis import step_breakdown
 from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
 from scalebench.analysis.prediction import predictions
-from scalebench.analysis.prediction.extrapolation import load_limits
+from scalebench.analysis.prediction.step_model import load_limits
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.result import GpuTime, Profile, ProfiledOperation
 from scalebench.core.stats.estimates import Estimate
