@@ -1,7 +1,7 @@
 """All keys by which finished or planned runs are matched: the one place where a new config key has to be considered.
 
 What is hashed before a run starts, so that `resume` recognizes it, is core.config_fingerprint; `compare` pairs by
-comparison.pairing.pairing_key: all dotted keys that are not in IGNORED_FACTS.
+comparison.facts.pairing_key: all dotted keys that are not in IGNORED_FACTS.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from scalebench.analysis import comparison as analysis
 from scalebench.analysis.comparison import Comparison, Contrast, Pair
 from scalebench.analysis.comparison.drift import MIN_SESSIONS, ConfigurationHistory, SessionLevel
-from scalebench.analysis.comparison.pairing import ComparisonRow
-from scalebench.analysis.comparison.ratio_tests import MIN_UNITS_FOR_TEST
+from scalebench.analysis.comparison.rows import ComparisonRow
+from scalebench.analysis.comparison.sessions import MIN_UNITS_FOR_TEST
 from scalebench.analysis.rows import interval_cells
 from scalebench.core.machine.machine import MachineClass
 from scalebench.core.stats.estimates import Estimate, scale_estimate

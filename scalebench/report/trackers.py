@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scalebench.analysis.columns import COLUMN_KINDS
-from scalebench.analysis.comparison.run_facts import flatten
+from scalebench.analysis.comparison.facts import flatten
 from scalebench.analysis.load import Survey, survey
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.analysis.throughput import merge_rank_blocks

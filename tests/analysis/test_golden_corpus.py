@@ -14,7 +14,7 @@ import pytest
 
 import scalebench
 from scalebench.analysis import comparison, load, ranking, scaling_curves, time_to_target
-from scalebench.analysis.comparison.pairing import load_compared_runs
+from scalebench.analysis.comparison.rows import load_compared_runs
 from scalebench.analysis.load import load_configurations
 from scalebench.analysis.scaling_curves import make_curves, plain_rows
 from scalebench.core.spec import MeasureSpec

@@ -9,7 +9,7 @@ from scalebench.analysis import identity
 from scalebench.analysis.collectives import COLLECTIVE_COLUMNS
 from scalebench.analysis.columns import FRAME_COLUMNS
 from scalebench.analysis.comparison import compare, compare_by
-from scalebench.analysis.comparison.pairing import make_compared_run
+from scalebench.analysis.comparison.rows import make_compared_run
 from scalebench.analysis.identity import Baselines, find_nearest, identify
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core.spec import Config, DatasetSpec, HardwareSpec, TrainSpec

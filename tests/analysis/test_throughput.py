@@ -10,7 +10,7 @@ import scalebench
 from scalebench.analysis import throughput
 from scalebench.analysis.attribution.lost_efficiency import attribute_run
 from scalebench.analysis.attribution.reference_runs import ReferenceRuns
-from scalebench.analysis.comparison.pairing import make_compared_run
+from scalebench.analysis.comparison.rows import make_compared_run
 from scalebench.analysis.rows import compare_runs, divide_throughputs, summarize_run
 from scalebench.analysis.throughput import ROUND_COLUMNS, Measurement
 from scalebench.core.result import write_result

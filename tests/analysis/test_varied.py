@@ -3,7 +3,7 @@
 import pytest
 
 from scalebench.analysis.comparison import compare_by
-from scalebench.analysis.comparison.pairing import load_compared_runs
+from scalebench.analysis.comparison.rows import load_compared_runs
 from scalebench.analysis.load import survey
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.varied import find_contrasts

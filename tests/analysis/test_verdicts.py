@@ -5,7 +5,7 @@ import math
 import pytest
 
 from scalebench.analysis.comparison import compare, compare_by
-from scalebench.analysis.comparison.pairing import load_compared_runs
+from scalebench.analysis.comparison.rows import load_compared_runs
 from scalebench.analysis.load import load_configurations
 from scalebench.analysis.ranking import list_advice
 from scalebench.analysis.scaling_curves import make_curves, plain_rows

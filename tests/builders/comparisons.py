@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from scalebench.analysis.comparison.pairing import make_compared_run
+from scalebench.analysis.comparison.rows import make_compared_run
 from tests.builders.runs import MACHINE, record, simulated_config
 from tests.builders.sweeps import write_results
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import pytest
 
 from scalebench.analysis.comparison import compare
-from scalebench.analysis.comparison.ratio_tests import compare_independent, median_with_interval
-from scalebench.analysis.comparison.run_facts import RunFacts
+from scalebench.analysis.comparison.facts import RunFacts
+from scalebench.analysis.comparison.sessions import compare_independent, median_with_interval
 from tests.builders.comparisons import make_runs
 
 PAIRS = 6

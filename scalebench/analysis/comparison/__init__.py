@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from scalebench.analysis.comparison import labels, pairing, sessions, unmatched
-from scalebench.analysis.comparison.pairing import ComparedRun, ComparisonRow
-from scalebench.analysis.comparison.ratio_tests import (
-    SIGNIFICANCE_LEVEL,
-    RatioTest,
-    adjust_by_holm,
-    median_with_interval,
-)
-from scalebench.analysis.comparison.run_facts import explain_unknown_key, keys_bound_to
-from scalebench.analysis.comparison.unmatched import UnmatchedRow
+from scalebench.analysis.comparison import facts, rows, sessions
+from scalebench.analysis.comparison.rows import ComparedRun, ComparedSide, ComparisonRow
+from scalebench.analysis.comparison.sessions import SIGNIFICANCE_LEVEL, RatioTest, median_with_interval
+from scalebench.analysis.identity import is_under
+from scalebench.analysis.repeats import Configurations
+from scalebench.analysis.rows import compare_runs
 from scalebench.core.errors import InputError
 from scalebench.core.stats.estimates import Estimate
 
@@ -22,6 +18,13 @@ OK, REGRESSION, NOT_COMPARABLE, FAILED_RUN = "ok", "regression", "not comparable
 TOO_LITTLE_DATA = "too little data"  # for a verdict on each pair, which a gate needs
 FASTER, SLOWER, UNRESOLVED = "faster", "slower", "no difference resolved"
 SAME, NO_VERDICT = "the same run", "no verdict"
+FAILED_STATUSES = ("failed", "oom", "timeout", "cancelled")
+MAX_SEARCHED_ROWS = 20  # rows without a partner for which the closest row is looked up
+SAMPLE_FACTS = ("model", "dataset.name", "dataset.image_size", "dataset.dtype", "dataset.path", "dataset.classes")
+DIFFERENT_SAMPLES_NOTE = (
+    "rows of other models or data are compared: a sample is not the same work in both, and the ratio is one of "
+    "samples/s, not of how soon a training ends"
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,17 @@ class Contrast:
     median: float
     median_interval: Estimate | None  # from six pairs on, where all of them ran side by side
     differences: Sequence[tuple[str, str, str, int]]  # key, values of a, values of b, number of pairs
+
+
+@dataclass(frozen=True)
+class UnmatchedRow:
+    """A row without a partner. `failed`: it failed although its partner did not."""
+
+    side: str
+    label: dict[str, str]
+    reason: str
+    failed: bool = False
+    run_id: str = ""
 
 
 @dataclass
@@ -117,7 +131,7 @@ def compare_by(
     InputError for an unknown key, or a base that no row has.
     """
     _check_keys(runs, [key, *ignore])
-    sides = labels.group_by_value(runs, key, base)
+    sides = rows.group_by_value(runs, key, base)
     if len(sides) < 2:
         refusal = f"{key} is {next(iter(sides))} in all rows: nothing to compare"
         return Comparison(key, ignore, threshold, [], [], refusal)
@@ -125,9 +139,9 @@ def compare_by(
 
 
 def _check_keys(runs: Sequence[ComparedRun], keys: Sequence[str]) -> None:
-    names = {name for run in runs for facts in (run.facts.identity, run.facts.other) for name in facts}
+    names = {name for run in runs for facts_of_run in (run.facts.identity, run.facts.other) for name in facts_of_run}
     for key in keys:
-        if (reason := explain_unknown_key(key, names)) is not None:
+        if (reason := facts.explain_unknown_key(key, names)) is not None:
             raise InputError(reason)
 
 
@@ -139,27 +153,30 @@ def _compare_sides(
     same_session: bool,
 ) -> Comparison:
     """Compare each side with the first one."""
-    without = [bound for key in (*ignored, *([] if by is None else [by])) for bound in keys_bound_to(key)]
+    without = [bound for key in (*ignored, *([] if by is None else [by])) for bound in facts.keys_bound_to(key)]
     numbers = {} if same_session else sessions.number_sessions(run.record for runs in runs_of.values() for run in runs)
     base, *others = sides = [
-        pairing.make_side(name, [replace(run, session=numbers.get(run.run_id, 0)) for run in runs], without)
+        rows.make_side(name, [replace(run, session=numbers.get(run.run_id, 0)) for run in runs], without)
         for name, runs in runs_of.items()
     ]
-    rows = [row for side in sides for row in side.rows.values()]
-    configurations = pairing.configure_rows(rows)
+    all_rows = [row for side in sides for row in side.rows.values()]
+    measured = [row for row in all_rows if row.measured]
+    summaries = {run.run_id: run.summary for row in measured for run in row.measured}
+    configurations = Configurations(compare_runs(list(summaries.values())), [row.run_ids for row in measured])
     tested: dict[str, list[tuple[ComparisonRow, ComparisonRow, RatioTest]]] = {side.name: [] for side in others}
     for side in others:
         for key, row in side.rows.items():
             partner = base.rows.get(key)
             if partner is None or not partner.measured or not row.measured:
                 continue
-            if different := pairing.drop_shared_runs(partner, row):
+            if different := rows.drop_shared_runs(partner, row):
                 tested[side.name].append((*different, sessions.compare_rows(*different, configurations)))
             else:
                 tested[side.name].append((partner, row, RatioTest(1.0, test=SAME)))
     ps = [test.p for tests in tested.values() for *_, test in tests if test.p is not None]
-    adjusted, label_keys = iter(adjust_by_holm(ps)), labels.choose_label_keys([row.identity for row in rows], without)
-    contrasts = []
+    adjusted = iter(sessions.adjust_by_holm(ps))
+    label_keys = facts.choose_label_keys([row.identity for row in all_rows], without)
+    contrasts, notes = [], list[str]()
     for name, tests in tested.items():
         pairs = []
         for a, b, test in tests:
@@ -171,12 +188,12 @@ def _compare_sides(
             else:
                 verdict = UNRESOLVED
             regression = threshold is not None and verdict == SLOWER and test.ratio < 1 - threshold
-            notes = list(dict.fromkeys([*a.notes, *b.notes, *filter(None, [test.note])]))
-            pairs.append(Pair(labels.make_label(a.identity, label_keys), a, b, test.ratio, test.interval, test.p,
-                              p_holm, test.test, verdict, regression, notes))  # fmt: skip
+            of_pair = list(dict.fromkeys([*a.notes, *b.notes, *filter(None, [test.note])]))
+            pairs.append(Pair(facts.make_label(a.identity, label_keys), a, b, test.ratio, test.interval, test.p,
+                              p_holm, test.test, verdict, regression, of_pair))  # fmt: skip
         if pairs:
             median, interval = median_with_interval([pair.ratio for pair in pairs])
-            differences = labels.find_differences([(pair.a, pair.b) for pair in pairs], by)
+            differences = rows.find_differences([(pair.a, pair.b) for pair in pairs], by)
             # A change from one side to the other moves all pairs together, which their order does not show, unless
             # runs of both sides lie between each other in the same sessions.
             starts_a, starts_b = ([run.started for row in side for run in row.measured]
@@ -187,12 +204,75 @@ def _compare_sides(
     alone = {
         (row.side, *row.label.items(), row.reason, row.run_id): row
         for side in others
-        for row in unmatched.find_unmatched(base, side, label_keys, without)
+        for row in find_unmatched(base, side, label_keys, without)
     }
-    refusal = None if contrasts else unmatched.explain_no_pairs(sides, without)
-    notes = labels.warn_about_samples((a, b) for tests in tested.values() for a, b, _ in tests)
-    rows_of = {base.name: [a for tests in tested.values() for a, *_ in tests]}
-    rows_of |= {name: [b for _, b, _ in tests] for name, tests in tested.items()}
-    for name, compared in rows_of.items():
-        notes += labels.describe_other_programs(f"{by or 'side'} {name}", compared)
+    of_pairs = [(a, b) for tests in tested.values() for a, b, _ in tests]
+    differing = {key for a, b in of_pairs for key in facts.find_differing_keys(a.identity, b.identity)}
+    notes += [DIFFERENT_SAMPLES_NOTE] if any(is_under(key, SAMPLE_FACTS) for key in differing) else []
+    compared = {base.name: [a for a, _ in of_pairs]} | {name: [b for _, b, _ in ts] for name, ts in tested.items()}
+    for name, of_side in compared.items():
+        notes += rows.describe_other_programs(f"{by or 'side'} {name}", of_side)
+    refusal = None if contrasts else explain_no_pairs(sides, without)
     return Comparison(by, ignored, threshold, contrasts, list(alone.values()), refusal, notes)
+
+
+def find_unmatched(
+    base: ComparedSide, side: ComparedSide, label_keys: Sequence[str], without: Sequence[str]
+) -> list[UnmatchedRow]:
+    """Return the rows without a measured partner, and the runs that failed."""
+    unmatched = [
+        UnmatchedRow(either.name, facts.make_label(identity, label_keys), reason)
+        for either in (base, side)
+        for identity, reason in either.refused
+    ]
+    for this, other in ((base, side), (side, base)):
+        for row in (row for key, row in this.rows.items() if key not in other.rows and row.measured):
+            reason, others = f"not in {other.name}", [each.identity for each in other.rows.values()]
+            if len(unmatched) < MAX_SEARCHED_ROWS:
+                closest, keys = facts.find_closest(row.identity, others, without)
+                differences = facts.describe_differences(row.identity, closest, keys)
+                reason += f"; the closest row there differs in {differences}" if others else ", which has no rows"
+            unmatched.append(UnmatchedRow(this.name, facts.make_label(row.identity, label_keys), reason))
+    for key, row in side.rows.items():
+        before = base.rows.get(key, ComparisonRow(row.identity))
+        label, was_ok = facts.make_label(row.identity, label_keys), bool(before.measured)
+        statuses = {each.record.status for each in before.unmeasured}
+        for failure in row.unmeasured:
+            # It counts as failed unless its configuration had only failed runs in the base, or it is the same run on
+            # both sides; an unsupported run counts only if it was not unsupported in the base.
+            status = failure.record.status
+            is_old = not was_ok and not statuses.isdisjoint({*FAILED_STATUSES, status})
+            is_old = is_old or failure.run_id in {each.run_id for each in before.unmeasured}
+            is_new = (status in FAILED_STATUSES or was_ok) and not is_old
+            reason = f"{status}: {failure.record.reason}" if status != "ok" else "nothing was measured"
+            reason += f" (in {base.name} too)" if is_old else ""
+            unmatched.append(UnmatchedRow(side.name, label, reason, is_new, failure.run_id))
+    for key, row in base.rows.items():
+        if not row.measured and (after := side.rows.get(key)) is not None and after.measured:
+            failed, label = row.unmeasured[0], facts.make_label(row.identity, label_keys)
+            reason = f"{failed.record.status} in {base.name}: {failed.record.reason}"
+            unmatched.append(UnmatchedRow(base.name, label, reason, run_id=failed.run_id))
+    return unmatched
+
+
+def explain_no_pairs(sides: Sequence[ComparedSide], without: Sequence[str]) -> str:
+    """Return why there are no pairs: what failed, or in what the closest rows of two sides differ."""
+    measured = [[row.identity for row in side.rows.values() if row.measured] for side in sides]
+    for side, good in zip(sides, measured, strict=True):
+        if not good and not side.refused:
+            return f"no run of {side.name} went well"
+    of_base, *of_others = measured
+    closest = [
+        (identity, *facts.find_closest(identity, others, without))
+        for others in of_others
+        if others
+        for identity in of_base[:MAX_SEARCHED_ROWS]
+    ]
+    if not closest:
+        reasons = [reason for side in sides for _, reason in side.refused]
+        return reasons[0] if reasons else "nothing was measured"
+    identity, other, keys = min(closest, key=lambda near: len(near[2]))
+    names = sides[0].name, sides[1].name if len(sides) == 2 else "the others"
+    way_out = f"; --ignore {keys[0]} pairs them" if len(keys) == 1 else ""
+    differences = facts.describe_differences(identity, other, keys)
+    return f"nothing in {names[0]} pairs with {names[1]}: closest rows differ in {differences}{way_out}"

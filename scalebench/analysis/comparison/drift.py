@@ -22,11 +22,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple
 
-from scalebench.analysis.comparison import ratio_tests
-from scalebench.analysis.comparison.labels import choose_label_keys, find_differences, make_label
-from scalebench.analysis.comparison.pairing import ComparedRun, ComparisonRow, pairing_key
-from scalebench.analysis.comparison.ratio_tests import MIN_UNITS_FOR_TEST, SIGNIFICANCE_LEVEL, RatioTest
-from scalebench.analysis.comparison.sessions import explain_session_disturbance, number_sessions, session_means
+from scalebench.analysis.comparison import facts, rows, sessions
+from scalebench.analysis.comparison.rows import ComparedRun, ComparisonRow
+from scalebench.analysis.comparison.sessions import MIN_UNITS_FOR_TEST, SIGNIFICANCE_LEVEL, RatioTest
 from scalebench.analysis.identity import group_by
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.stats.log_means import mean_of_repeats
@@ -85,31 +83,29 @@ class _Split(NamedTuple):
 def find_changes(runs: Sequence[ComparedRun]) -> list[ConfigurationHistory]:
     """Return the history of each configuration in these runs, in the order of their first start."""
     # A row for each session of each configuration, of all framework versions: an upgrade is part of a history.
-    numbers = number_sessions(run.record for run in runs)
+    numbers = sessions.number_sessions(run.record for run in runs)
     runs = [replace(run, session=numbers[run.run_id]) for run in sorted(runs, key=lambda run: run.started)]
     histories = []
-    for of_key in group_by(runs, lambda run: pairing_key(run.facts.identity)).values():
+    for of_key in group_by(runs, lambda run: facts.pairing_key(run.facts.identity)).values():
         of_sessions = group_by(sorted(of_key, key=lambda run: run.session), lambda run: run.session).values()
         histories.append([
             ComparisonRow(of_session[0].facts.identity, [run for run in of_session if run.rate is not None],
                           [run for run in of_session if run.rate is None])
             for of_session in of_sessions
         ])  # fmt: skip
-    splits = [_test_splits(sessions) for sessions in histories]
+    splits = list(map(_test_splits, histories))
     ps = [split.ratio.p for of_history in splits for split in of_history if split.ratio.p is not None]
-    adjusted, label_keys = (
-        iter(ratio_tests.adjust_by_holm(ps)),
-        choose_label_keys([h[0].identity for h in histories], ()),
-    )
+    adjusted = iter(sessions.adjust_by_holm(ps))
+    label_keys = facts.choose_label_keys([history[0].identity for history in histories], ())
     results = []
-    for sessions, of_history in zip(histories, splits, strict=True):
+    for history, of_history in zip(histories, splits, strict=True):
         p, change = min((next(adjusted) for _ in of_history), default=1.0), None
         if p <= SIGNIFICANCE_LEVEL:
             best = min(of_history, key=lambda split: split.squares)
-            before = next(each for each in reversed(sessions[: best.first]) if each.measured)
-            change = Change(best.first, best.ratio, p, find_differences([(before, sessions[best.first])], None))
-        label = make_label(sessions[0].identity, label_keys)
-        results.append(ConfigurationHistory(label, list(map(_describe_session, sessions)), change))
+            before = next(each for each in reversed(history[: best.first]) if each.measured)
+            change = Change(best.first, best.ratio, p, rows.find_differences([(before, history[best.first])], None))
+        label = facts.make_label(history[0].identity, label_keys)
+        results.append(ConfigurationHistory(label, list(map(_describe_session, history)), change))
     return results
 
 
@@ -118,25 +114,24 @@ def _describe_session(session: ComparisonRow) -> SessionLevel:
     if not session.measured:
         record = session.unmeasured[0].record
         return SessionLevel(started, None, [], f"{record.status}: {record.reason}")
-    if reason := explain_session_disturbance(session):
+    if reason := sessions.explain_session_disturbance(session):
         return SessionLevel(started, None, session.rates, reason)
     has_limits = len(session.rates) >= MIN_UNITS_FOR_TEST
     rate = mean_of_repeats(session.rates).to_estimate() if has_limits else Estimate(session.rate)
     return SessionLevel(started, rate, session.rates, "")
 
 
-def _test_splits(sessions: Sequence[ComparisonRow]) -> list[_Split]:
+def _test_splits(history: Sequence[ComparisonRow]) -> list[_Split]:
     """Compare the sessions that count after each of them, where one side has MIN_UNITS_FOR_TEST."""
-    places = [k for k, each in enumerate(sessions) if each.measured and not explain_session_disturbance(each)]
-    rates = [sessions[place].rates for place in places]
+    places = [k for k, each in enumerate(history) if each.measured and not sessions.explain_session_disturbance(each)]
+    rates = [history[place].rates for place in places]
     sizes = [size for size in range(1, len(rates)) if max(size, len(rates) - size) >= MIN_UNITS_FOR_TEST]
     confidence = 1 - SIGNIFICANCE_LEVEL / max(1, len(sizes))
     splits = []
     for size in sizes:
         sides = rates[:size], rates[size:]
-        before, after = session_means(*sides)
-        logs = [[math.log(rate) for rate in side] for side in session_means(*sides, False)]
+        logs = [[math.log(rate) for rate in side] for side in sessions.session_means(*sides, False)]
         squares = sum(statistics.pvariance(side) * len(side) for side in logs)
-        tested = ratio_tests.compare_independent(before, after, "sessions", confidence)
+        tested = sessions.compare_independent(*sessions.session_means(*sides), "sessions", confidence)
         splits.append(_Split(places[size], tested, squares))
     return splits

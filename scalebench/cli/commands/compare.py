@@ -11,8 +11,8 @@ from pathlib import Path
 from scalebench.analysis import comparison
 from scalebench.analysis.comparison import NO_VERDICT, TOO_LITTLE_DATA, Comparison, baseline_store
 from scalebench.analysis.comparison.drift import ConfigurationHistory, find_changes
-from scalebench.analysis.comparison.pairing import ComparedRun, drop_copies, load_compared_runs
-from scalebench.analysis.comparison.ratio_tests import MIN_UNITS_FOR_TEST
+from scalebench.analysis.comparison.rows import ComparedRun, drop_copies, load_compared_runs
+from scalebench.analysis.comparison.sessions import MIN_UNITS_FOR_TEST
 from scalebench.cli.commands.arguments import CommandParser, folders_or_newest
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import write_text

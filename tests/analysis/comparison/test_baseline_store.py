@@ -13,7 +13,7 @@ from scalebench.analysis.comparison.baseline_store import (
     save_baseline,
     store_folder,
 )
-from scalebench.analysis.comparison.pairing import load_compared_runs
+from scalebench.analysis.comparison.rows import load_compared_runs
 from scalebench.core.errors import InputError
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.machine.machine import classify_machine

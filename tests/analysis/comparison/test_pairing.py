@@ -6,16 +6,23 @@ from pathlib import Path
 import pytest
 
 from scalebench.analysis.comparison import compare_by
-from scalebench.analysis.comparison.labels import choose_label_keys, find_differences, group_by_value, make_label
-from scalebench.analysis.comparison.pairing import drop_shared_runs, load_compared_runs, make_side
-from scalebench.analysis.comparison.run_facts import (
+from scalebench.analysis.comparison.facts import (
     canonical_value,
+    choose_label_keys,
     collect_facts,
     describe_differences,
     explain_unknown_key,
+    find_closest,
     flatten,
+    make_label,
 )
-from scalebench.analysis.comparison.unmatched import find_closest
+from scalebench.analysis.comparison.rows import (
+    drop_shared_runs,
+    find_differences,
+    group_by_value,
+    load_compared_runs,
+    make_side,
+)
 from scalebench.core.errors import InputError
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.result import MonitorRecord
