@@ -8,8 +8,7 @@ import pytest
 
 import scalebench
 from scalebench.analysis import throughput
-from scalebench.analysis.attribution.lost_efficiency import attribute_run
-from scalebench.analysis.attribution.reference_runs import ReferenceRuns
+from scalebench.analysis.attribution.lost_efficiency import ReferenceRuns, attribute_run
 from scalebench.analysis.comparison.rows import make_compared_run
 from scalebench.analysis.rows import compare_runs, divide_throughputs, summarize_run
 from scalebench.analysis.throughput import ROUND_COLUMNS, Measurement

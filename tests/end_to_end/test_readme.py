@@ -12,7 +12,7 @@ import pytest
 
 import scalebench
 from scalebench.__main__ import main
-from scalebench.analysis.attribution.components import LOSS_PARTS
+from scalebench.analysis.attribution.lost_efficiency import LOSS_PARTS
 from scalebench.core.result import read_result
 from scalebench.core.run_folder import RESULT_FILE
 from tests.conftest import ROOT

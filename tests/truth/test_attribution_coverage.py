@@ -11,9 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scalebench.analysis.attribution.components import LOSS_PARTS
-from scalebench.analysis.attribution.lost_efficiency import attribute_repeats, measure_repeat
-from scalebench.analysis.attribution.reference_runs import ReferenceRuns
+from scalebench.analysis.attribution.lost_efficiency import LOSS_PARTS, ReferenceRuns, attribute_repeats, measure_repeat
 from tests.truth import simulated_group as simulated
 from tests.truth.simulated_group import UPDATES as DRAWN
 

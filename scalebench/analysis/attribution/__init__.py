@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from scalebench.analysis.attribution.components import LOSS_PARTS
 from scalebench.analysis.attribution.lost_efficiency import (
+    LOSS_PARTS,
     Attribution,
     MeasuredRepeat,
+    ReferenceRunFinder,
     attribute_repeats,
     measure_repeat,
 )
-from scalebench.analysis.attribution.reference_runs import ReferenceRunFinder
 from scalebench.analysis.columns import TEXT, make_frame
 from scalebench.analysis.identity import configuration_key, group_by, identify
 from scalebench.analysis.read_runs import PathLike, find_results, list_paths

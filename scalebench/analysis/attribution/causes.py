@@ -5,13 +5,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from scalebench.analysis import step_breakdown, throughput
-from scalebench.analysis.attribution.components import estimate_step_s
-from scalebench.analysis.attribution.lost_efficiency import Attribution, Part
-from scalebench.analysis.attribution.reference_runs import ReferenceRuns, samples_per_device
+from scalebench.analysis.attribution.lost_efficiency import (
+    Attribution,
+    Part,
+    ReferenceRuns,
+    estimate_step_s,
+    samples_per_device,
+)
 from scalebench.analysis.attribution.rules import RULES, Facts
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.repeats import Configurations
@@ -70,20 +75,20 @@ class AttributedRun:
     @property
     def flags(self) -> list[str]:
         """The flags of the record and those that were added when it was loaded."""
-        row = self.row()
-        return list(dict.fromkeys([*self.result.flags, *((row or {}).get("flags") or "").split()]))
+        return list(dict.fromkeys([*self.result.flags, *((self.row or {}).get("flags") or "").split()]))
 
+    @cached_property
     def row(self) -> Mapping[str, Any] | None:
-        """Return this run's row of the frame, if there is one."""
+        """This run's row of the frame, if there is one."""
         return next((row for row in self.rows if row["run_id"] == self.attribution.run_id), None)
 
     def similar_rows(self, *columns: str) -> list[Mapping[str, Any]]:
         """Return other good rows that agree with this run's in these columns; an empty list if it has no row."""
-        run = self.row()
-        if run is None:
-            return []
-        rows = [row for row in self.rows if row["run_id"] != run["run_id"] and row["status"] == "ok"]
-        return [row for row in rows if all(row.get(name) == run.get(name) for name in columns)]
+        own = self.row
+        return [] if own is None else [
+            row for row in self.rows if row["run_id"] != own["run_id"] and row["status"] == "ok"
+            and all(row.get(name) == own.get(name) for name in columns)
+        ]  # fmt: skip
 
 
 def find_causes(run: AttributedRun) -> list[Cause]:
@@ -272,7 +277,7 @@ def collect_transfer_facts(run: AttributedRun) -> Facts:
 def _find_faster_reduction(run: AttributedRun) -> Facts:
     """Find the fastest strategy that reduces on the CPU and surely is faster than NCCL here, where GPUs have no direct
     link."""
-    machine, row = run.result.machine, run.row()
+    machine, row = run.result.machine, run.row
 
     def reduces_on_cpu(other: Mapping[str, Any]) -> bool:
         strategy = read_result(Path(other["path"]) / RESULT_FILE).spec.get("strategy", {})
@@ -296,7 +301,7 @@ def _find_faster_reduction(run: AttributedRun) -> Facts:
 
 def _compare_usage(run: AttributedRun) -> str | None:
     """Compare usage with that of fewer devices; None unless utilization rises while power and speedup do not."""
-    row = run.row()
+    row = run.row
     similar = run.similar_rows(*SHARED_COLUMNS, "strategy", "options")
     for before in sorted(similar, key=lambda other: -int(other["gpus"])):
         values = [either.get(name) for either in (row or {}, before) for name in USAGE_COLUMNS]

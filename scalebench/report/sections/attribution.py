@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.attribution import attribute_configurations
 from scalebench.analysis.attribution.causes import MIN_SHARE, AttributedRun, Cause, find_causes
-from scalebench.analysis.attribution.components import LOSS_PARTS
-from scalebench.analysis.attribution.lost_efficiency import Attribution, Part, attribute_run, measure_repeat
-from scalebench.analysis.attribution.reference_runs import ReferenceRunFinder, samples_per_device
+from scalebench.analysis.attribution.lost_efficiency import (
+    LOSS_PARTS,
+    Attribution,
+    Part,
+    ReferenceRunFinder,
+    attribute_run,
+    measure_repeat,
+    samples_per_device,
+)
 from scalebench.analysis.scaling_curves import Curve, plain_rows
 from scalebench.core import units
 from scalebench.core.result import Result, read_result

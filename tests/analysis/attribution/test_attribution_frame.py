@@ -6,8 +6,7 @@ import pytest
 
 import scalebench
 from scalebench.analysis.attribution import ATTRIBUTION_COLUMNS, attribute_runs
-from scalebench.analysis.attribution.components import LOSS_PARTS
-from scalebench.analysis.attribution.reference_runs import ReferenceRunFinder
+from scalebench.analysis.attribution.lost_efficiency import LOSS_PARTS, ReferenceRunFinder
 from scalebench.core.errors import InputError
 from tests.builders import sweeps
 from tests.builders.attribution_runs import one_device_run, strong_scaling_runs, two_device_run, weak_scaling_runs

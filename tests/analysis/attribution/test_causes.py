@@ -6,8 +6,12 @@ import pytest
 
 from scalebench.analysis.attribution import causes
 from scalebench.analysis.attribution.causes import AttributedRun
-from scalebench.analysis.attribution.lost_efficiency import attribute_repeats, attribute_run, measure_repeat
-from scalebench.analysis.attribution.reference_runs import ReferenceRuns
+from scalebench.analysis.attribution.lost_efficiency import (
+    ReferenceRuns,
+    attribute_repeats,
+    attribute_run,
+    measure_repeat,
+)
 from scalebench.core.result import DeviceMonitorRecord, GpuTime, MonitorRecord, Profile, Sync, write_result
 from tests.builders.attribution_runs import (
     BARE_S,

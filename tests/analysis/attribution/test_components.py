@@ -2,7 +2,7 @@
 
 import pytest
 
-from scalebench.analysis.attribution.components import estimate_from_probes
+from scalebench.analysis.attribution.lost_efficiency import estimate_from_probes
 from tests.builders.attribution_runs import probe_series, two_device_run
 
 

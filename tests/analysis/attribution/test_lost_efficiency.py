@@ -9,16 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t
 
-from scalebench.analysis.attribution.components import (
+from scalebench.analysis.attribution.lost_efficiency import (
     INDEPENDENT_REPLICAS,
     LOSS_PARTS,
     NO_BARE_RUN,
     NO_OTHER_DEVICE,
     NO_WRAPPER,
     SAME_BATCH,
+    ReferenceRuns,
+    attribute_repeats,
+    attribute_run,
+    measure_repeat,
 )
-from scalebench.analysis.attribution.lost_efficiency import attribute_repeats, attribute_run, measure_repeat
-from scalebench.analysis.attribution.reference_runs import ReferenceRuns
 from tests.builders.attribution_runs import (
     BARE_S,
     CONTENTION_S,
