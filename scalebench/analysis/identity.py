@@ -1,7 +1,7 @@
 """All keys by which finished or planned runs are matched: the one place where a new config key has to be considered.
 
 What is hashed before a run starts, so that `resume` recognizes it, is core.config_fingerprint; `compare` pairs by
-comparison.facts.pairing_key: all dotted keys that are not in IGNORED_FACTS.
+comparison.facts.pairing_key: all dotted keys that are not in LEFT_OUT["pair"].
 """
 
 from __future__ import annotations
@@ -29,24 +29,53 @@ if TYPE_CHECKING:
 Key = tuple[Any, ...]
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 
-UNTRAINED_KEYS = (*PROGRAM_KEYS, "measure")  # of the config
-DATASET_PATH_KEYS = ("cache",)
-# Keys of `hardware`: how a run waits for devices, and which ones its ranks get and how these reach each other.
-QUEUE_KEYS = ("max_jobs", "slurm", "node_copy")
-PLACEMENT_KEYS = ("device_ids", "bind", "environment", "layout", "interface")
+# Dotted keys of the config, or groups of them.
+_QUEUE_KEYS = ("hardware.max_jobs", "hardware.slurm", "hardware.node_copy")  # how a run waits for devices
+# Which devices its ranks get, and how these reach each other.
+_PLACEMENT_KEYS = tuple(f"hardware.{key}" for key in ("device_ids", "bind", "environment", "layout", "interface"))
+_UNTRAINED_KEYS = (*PROGRAM_KEYS, "measure", "dataset.cache", *_QUEUE_KEYS)
+_DESCRIPTIVE_KEYS = (
+    "model.description model.sources strategy.description strategy.requires strategy.devices strategy.choices "
+    "strategy.at_least strategy.tolerance strategy.approximate strategy.exact_with strategy.max_gpus strategy.baseline "
+    "strategy.sync strategy.reduces_on strategy.adapter strategy.cannot "
+    "hardware.description hardware.sources hardware.links hardware.unsupported"
+).split()
+# By purpose, what runs need not share: for a speedup at the same batch, however that is configured (`local batch`), as
+# seeds of one training, and as a pair of a comparison, which shows other differences than `hidden` ones.
+_WITHOUT_DEVICES = {*_UNTRAINED_KEYS, *_PLACEMENT_KEYS, "gpus", "strategy"}
+LEFT_OUT: dict[str, set[str]] = {
+    "speedup": _WITHOUT_DEVICES,
+    "local batch": _WITHOUT_DEVICES | {"scaling", "train.batch_per_device", "train.global_batch"},
+    "training": {*_UNTRAINED_KEYS, "gpus", "seed"},
+    "pair": {*_UNTRAINED_KEYS, *_DESCRIPTIVE_KEYS, "model.params", "script.digest", "hardware.this_machine",
+             "hardware.hosts", "hardware.scheduler", "hardware.memory_bytes", "hardware.gpu_memory_bytes"},
+    "hidden": {*PROGRAM_KEYS, *_DESCRIPTIVE_KEYS},
+}  # fmt: skip
+# What runs share: of one sample and the model that trains on it, and of a network.
+SAMPLE_KEYS = tuple("model.name model.options model.input_shape model.outputs dataset.name dataset.image_size".split())
+NETWORK_KEYS = (*SAMPLE_KEYS[:4], "model.torch", "model.keras", "model.code_digest")
 
 
-def _workload(spec: Mapping[str, Any], without: Sequence[str], hardware_without: Sequence[str]) -> dict[str, Any]:
-    """Return what a recorded config trains, and on what."""
-    tree = {key: value for key, value in spec.items() if key not in UNTRAINED_KEYS and key not in without}
+def select_config(spec: Mapping[str, Any], purpose: str) -> dict[str, Any]:
+    """Return what a recorded config trains, and on what, without the keys that LEFT_OUT has for this purpose."""
+    left_out = LEFT_OUT[purpose]
+
+    def prune(tree: Mapping[str, Any], above: str) -> dict[str, Any]:
+        return {name: prune(value, f"{above}{name}.") if isinstance(value, dict) else value
+                for name, value in tree.items() if f"{above}{name}" not in left_out}  # fmt: skip
+
+    tree = prune(spec, "")
     if (tree.get("script") or {}).get("path") is None:
         tree.pop("script", None)
-    for group, left_out in (("dataset", DATASET_PATH_KEYS), ("hardware", hardware_without)):
-        if group in tree:
-            tree[group] = {key: value for key, value in tree[group].items() if key not in left_out}
     if "train" in tree:
         tree["train"] = normalize_train_options(tree["train"])
     return tree
+
+
+def _encode_shared(spec: Mapping[str, Any], keys: Sequence[str], *more: Any) -> str:
+    parts = (key.partition(".") for key in keys)
+    values = [spec.get(group, {}).get(name) for group, _, name in parts]
+    return json.dumps([values, *more], sort_keys=True, default=str)
 
 
 def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
@@ -78,7 +107,6 @@ class RunIdentity:
 
 
 R = TypeVar("R", bound=RunIdentity)
-BATCH_KEYS = ("batch_per_device", "global_batch")
 
 
 def identify(result: Result, local_batch: bool = False) -> RunIdentity:
@@ -89,14 +117,10 @@ def identify(result: Result, local_batch: bool = False) -> RunIdentity:
     find_nearest chooses. With `local_batch` equal keys mean the same batch of a device however it is configured.
     """
     spec, scale, hardware = result.spec, result.scale, result.spec.get("hardware", {})
-    left_out = ("gpus", "strategy", "scaling") if local_batch else ("gpus", "strategy")
-    tree = _workload(spec, left_out, (*PLACEMENT_KEYS, *QUEUE_KEYS))
-    parts: list[Any] = [tree, scale.device, sorted({gpu.name or "" for gpu in result.machine.gpus})]
-    if local_batch:
-        tree["train"] = {key: value for key, value in tree.get("train", {}).items() if key not in BATCH_KEYS}
-        parts.append(scale.samples_per_step / scale.gpus)
-    if scale.device == "cpu":
-        parts.append(result.machine.cpu_model)
+    parts: list[Any] = [select_config(spec, "local batch" if local_batch else "speedup"), scale.device,
+                        sorted({gpu.name or "" for gpu in result.machine.gpus})]  # fmt: skip
+    parts += [scale.samples_per_step / scale.gpus] if local_batch else []
+    parts += [result.machine.cpu_model] if scale.device == "cpu" else []
     if result.quality.max_batch is not None:  # a search for the largest batch measures few steps
         parts.append("max_batch")
     name, options = spec.get("strategy", {}).get("name"), spec.get("strategy", {}).get("options")
@@ -176,13 +200,9 @@ def find_nearest(candidates: Iterable[R], run: RunIdentity, as_bare: bool = Fals
     return min(candidates, key=distance, default=None)
 
 
-SAMPLE_KEYS = {"model": ("name", "options", "input_shape", "outputs"), "dataset": ("name", "image_size")}
-
-
 def sample_key(result: Result) -> str:
     """Return what one sample is and which model trains on it."""
-    groups = [[result.spec.get(group, {}).get(key) for key in keys] for group, keys in SAMPLE_KEYS.items()]
-    return json.dumps(groups, sort_keys=True)
+    return _encode_shared(result.spec, SAMPLE_KEYS)
 
 
 def is_comparable(run: RunSummary, baseline: RunSummary) -> bool:
@@ -198,10 +218,9 @@ def is_comparable(run: RunSummary, baseline: RunSummary) -> bool:
 def training_key(result: Result) -> str:
     """Return 16 hex digits of what is trained, how and where. Runs of unequal schedules, or on unequal machines, are
     never taken for two seeds of one training."""
-    tree = _workload({"dataset": {}, "hardware": {}, "train": {}, **result.spec}, ("gpus", "seed"), QUEUE_KEYS)
     scale, machine = result.scale, classify_machine(result.machine).fingerprint
     place = [scale.gpus, scale.nodes, scale.device, scale.framework_version, machine]
-    text = json.dumps([tree, place], sort_keys=True)
+    text = json.dumps([select_config(result.spec, "training"), place], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -260,7 +279,6 @@ def global_batch_key(row: Mapping[str, Any], group: Mapping[str, str]) -> Key:
     return (*shared, row["global_batch"], row.get("learning_rate"), *(row.get(name) for name in OPTIMIZER_COLUMNS))
 
 
-MODEL_KEYS = ("name", "options", "input_shape", "outputs", "torch", "keras", "code_digest")
 PARALLELISM_COLUMNS = (
     *("dataset", "hardware", "machine", "framework", "precision", "data_format", "feed", "gpus", "nodes"),
     "global_batch",
@@ -270,27 +288,9 @@ PARALLELISM_COLUMNS = (
 def parallelism_key(row: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
     """Return what rows share that train the same network on as many devices of the same machine, by data or model
     parallelism."""
-    network = [spec.get("model", {}).get(name) for name in MODEL_KEYS]
-    return json.dumps([network, *column_key(row, PARALLELISM_COLUMNS)], default=str)
+    return _encode_shared(spec, NETWORK_KEYS, column_key(row, PARALLELISM_COLUMNS))
 
 
-# Dotted keys for `compare` that say nothing about what is trained: they never keep two runs from being a pair.
-_DESCRIPTIVE_FACTS = (
-    "model.description model.sources strategy.description strategy.requires strategy.devices strategy.choices "
-    "strategy.at_least strategy.tolerance strategy.approximate strategy.exact_with strategy.max_gpus strategy.baseline "
-    "strategy.sync strategy.reduces_on strategy.adapter strategy.cannot "
-    "hardware.description hardware.sources hardware.links hardware.unsupported"
-).split()
-IGNORED_FACTS = {
-    *UNTRAINED_KEYS,
-    *(f"dataset.{key}" for key in DATASET_PATH_KEYS),
-    *(f"hardware.{key}" for key in QUEUE_KEYS),
-    *_DESCRIPTIVE_FACTS,
-    *("model.params", "script.digest", "hardware.this_machine", "hardware.hosts"),
-    *("hardware.scheduler", "hardware.memory_bytes", "hardware.gpu_memory_bytes"),
-}
-# The ignored facts whose differences a comparison does not show either.
-HIDDEN_FACTS = {*PROGRAM_KEYS, *_DESCRIPTIVE_FACTS}
 # Facts that change together with a key by which runs are compared: another machine has another processor.
 BOUND_FACTS = {
     "hardware": ("device", "nodes", "machine.cpu_model", "machine.gpus"),
@@ -310,8 +310,3 @@ def planned_curve_key(config: Config) -> str:
     for key in ("gpus", "repeat"):
         del tree[key]
     return json.dumps(tree, sort_keys=True)
-
-
-def duration_key(config: Config, length_unit: str) -> tuple[str, str, str]:
-    """Return what runs of similar duration share; `length_unit` says by what the length of their training is set."""
-    return config.strategy.name, config.model.name, length_unit

@@ -7,7 +7,6 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from scalebench.analysis.identity import duration_key
 from scalebench.core.spec import MeasureSpec, RunSpec, has_stop
 from scalebench.core.stats.steady_state import MIN_BLOCKS
 from scalebench.measure.progress import RankProgress
@@ -230,7 +229,8 @@ def _format_number(seconds: float, size: float, unit: str) -> str:
 
 
 def _duration_key(spec: RunSpec) -> tuple[str, str, str, bool]:
-    return *duration_key(spec.config, _training_length(spec)[0]), spec.repeat_settings.probes
+    config = spec.config
+    return config.strategy.name, config.model.name, _training_length(spec)[0], spec.repeat_settings.probes
 
 
 def _training_length(spec: RunSpec) -> tuple[str, float]:

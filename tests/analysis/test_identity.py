@@ -33,29 +33,14 @@ class Found:
         return getattr(self._baselines.find_bare(identify(result)), "run_id", None)
 
 
-@pytest.mark.parametrize(
-    ("keys", "tree"),
-    [
-        (identity.UNTRAINED_KEYS, CONFIG),
-        (identity.DATASET_PATH_KEYS, CONFIG["dataset"]),
-        ((*identity.QUEUE_KEYS, *identity.PLACEMENT_KEYS), CONFIG["hardware"]),
-        (identity.BATCH_KEYS, CONFIG["train"]),
-        (identity.MODEL_KEYS, CONFIG["model"]),
-        *((keys, CONFIG[group]) for group, keys in identity.SAMPLE_KEYS.items()),
-        ((*identity.CURVE_COLUMNS, *identity.MEMORY_COLUMNS), FRAME_COLUMNS),
-        (identity.PARALLELISM_COLUMNS, FRAME_COLUMNS),
-        (identity.OPERATION_COLUMNS, COLLECTIVE_COLUMNS),
-    ],
-)
-def test_keys_by_which_runs_are_matched_exist(keys, tree):
-    assert [key for key in keys if key not in tree] == []
-
-
-def test_ignored_facts_are_keys_or_groups_of_the_config():
+def test_keys_by_which_runs_are_matched_exist():
     groups = {group: keys for group, keys in CONFIG.items() if isinstance(keys, dict)}
     keys = {*CONFIG, *(f"{group}.{key}" for group in groups for key in groups[group])}
-    assert [key for key in identity.IGNORED_FACTS if key not in keys] == []
-    assert set(identity.HIDDEN_FACTS) < set(identity.IGNORED_FACTS)
+    dotted = {*identity.SAMPLE_KEYS, *identity.NETWORK_KEYS}.union(*identity.LEFT_OUT.values())
+    columns = {*identity.CURVE_COLUMNS, *identity.MEMORY_COLUMNS, *identity.PARALLELISM_COLUMNS}
+    assert (dotted - keys, columns - {*FRAME_COLUMNS}) == (set(), set())
+    assert set(identity.OPERATION_COLUMNS) <= set(COLLECTIVE_COLUMNS)
+    assert identity.LEFT_OUT["hidden"] < identity.LEFT_OUT["pair"]
 
 
 def test_the_nearest_run_has_the_placement_then_the_repeat_and_then_the_time():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from scalebench.analysis.identity import BOUND_FACTS, HIDDEN_FACTS, IGNORED_FACTS, is_under
+from scalebench.analysis.identity import BOUND_FACTS, LEFT_OUT, is_under
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.errors import unknown_name_message
 from scalebench.core.result import Result
@@ -42,7 +42,7 @@ def collect_facts(result: Result) -> RunFacts:
     """Return the facts of one record, with the default of each option of its strategy that it does not set."""
     scale, machine, workload = result.scale, result.machine, result.workload
     settings = flatten(result.spec)
-    identity = {key: value for key, value in settings.items() if not is_under(key, IGNORED_FACTS)}
+    identity = {key: value for key, value in settings.items() if not is_under(key, LEFT_OUT["pair"])}
     for key, value in flatten({"strategy": {"options": strategy_option_defaults(scale.strategy)}}).items():
         identity.setdefault(key, value)
     identity |= {"gpus": scale.gpus, "nodes": scale.nodes, "device": scale.device, "scaling": scale.scaling}
@@ -52,7 +52,7 @@ def collect_facts(result: Result) -> RunFacts:
     if scale.device == "cpu":
         identity["machine.cpu_model"] = machine.cpu_model
     other = {key: value for key, value in settings.items()
-             if is_under(key, IGNORED_FACTS) and not is_under(key, HIDDEN_FACTS)}  # fmt: skip
+             if is_under(key, LEFT_OUT["pair"]) and not is_under(key, LEFT_OUT["hidden"])}  # fmt: skip
 
     def distinct(values: Iterable[Any]) -> Any:
         present = list(dict.fromkeys(value for value in values if value is not None))
