@@ -20,7 +20,7 @@ from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.time_to_target import TrainingOutcome, mean_of_factors
 from scalebench.analysis.verdicts import decide_ratio, estimate_of, explain_no_verdict
-from scalebench.core.stats.estimate_arithmetic import combine, estimate_around, fit_least_squares, rate_to_seconds
+from scalebench.core.stats.estimate_arithmetic import combine, fit_least_squares, rate_to_seconds
 from scalebench.core.stats.estimates import CONFIDENCE, Estimate, scale_estimate, student_t
 from scalebench.core.units import format_count
 
@@ -241,15 +241,10 @@ def list_batch_gains(curve: Curve) -> Iterator[BatchGain]:
 
     def estimate_epoch(row: Row) -> tuple[Estimate | None, Estimate | None]:
         """Return the exposed sync and the time of an epoch."""
-        sync_s, steps, epoch_s = row["sync_exposed_s"], row["steps_per_epoch"], row["epoch_s"]
-        sync = epoch = None
-        if sync_s is not None and steps:
-            per_step = estimate_of(row, "sync_exposed_s")
-            sync = estimate_around(steps * sync_s, None if per_step is None else scale_estimate(per_step, steps))
-        if epoch_s is not None and math.isfinite(epoch_s):
-            limits = None if explain_no_verdict(row) else estimate_of(row, RATE, "throughput")
-            epoch = rate_to_seconds(row[RATE], limits, epoch_s * row[RATE])
-        return sync, epoch
+        sync, steps, epoch_s = estimate_of(row, "sync_exposed_s"), row["steps_per_epoch"], row["epoch_s"]
+        rate = (None if explain_no_verdict(row) else estimate_of(row, RATE)) or Estimate(row[RATE])
+        epoch = None if epoch_s is None or math.isinf(epoch_s) else rate_to_seconds(rate, epoch_s * row[RATE])
+        return scale_estimate(sync, steps) if sync is not None and steps else None, epoch
 
     for before, after in itertools.pairwise(curve.rows if curve.rows[0]["gpus"] > 1 else ()):
         both = zip(estimate_epoch(before), estimate_epoch(after), strict=True)

@@ -33,8 +33,13 @@ class Column:
 
     @property
     def limit_names(self) -> tuple[str, ...]:
-        stem = self.name.removesuffix("_samples_per_s")
-        return (f"{stem}_low", f"{stem}_high") if self.limits else ()
+        return limit_names(self.name) if self.limits else ()
+
+
+def limit_names(name: str) -> tuple[str, str]:
+    """Return the names of the columns with the 95 % interval of a figure."""
+    stem = name.removesuffix("_samples_per_s")
+    return f"{stem}_low", f"{stem}_high"
 
 
 COLUMNS = (

@@ -148,9 +148,9 @@ def resolve_named_baseline(baseline: PathLike, runs: Sequence[RunSummary]) -> Na
             hint = f"did you mean '{near}'?" if near else f"a run_id looks like {next(iter(by_id))}"
             raise InputError(f"no folder or file {baseline}, and no run '{baseline}'; {hint}")
         run = by_id[str(baseline)]
-    if run.throughput[0] is None:
+    if run.rate is None:
         raise InputError(f"baseline {baseline} has no throughput: {run.status}: {run.reason or 'not measured'}")
-    measured = [other for other in runs if other.throughput[0] is not None]
+    measured = [other for other in runs if other.rate is not None]
     same_samples = [other for other in measured if other.sample_key == run.sample_key]
     if measured and not same_samples:
         others = sorted({_format_work(other) for other in measured})

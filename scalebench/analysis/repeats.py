@@ -21,9 +21,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from scalebench.analysis import throughput
-from scalebench.analysis.columns import COLUMNS, COUNT, FRAME_COLUMNS, TEXT, TRUTH, Column, make_frame
+from scalebench.analysis.columns import COLUMNS, COUNT, FRAME_COLUMNS, RATE, TEXT, TRUTH, Column, make_frame
 from scalebench.analysis.identity import configuration_key
-from scalebench.analysis.rows import Cells, ComparedRuns, RunSummary, divide_throughputs, interval_cells, speedup_cells
+from scalebench.analysis.rows import (
+    Cells,
+    ComparedRuns,
+    RunSummary,
+    divide_throughputs,
+    interval_cells,
+    overhead_cells,
+    speedup_cells,
+)
 from scalebench.core.stats.estimates import Estimate, scale_estimate
 from scalebench.core.stats.log_means import LogMean, mean_of_logs, mean_over_repeats
 from scalebench.core.stats.moderated_variance import RepeatTable
@@ -53,7 +61,7 @@ class Configuration:
     @cached_property
     def rates(self) -> dict[str, float]:
         """Samples/s by run_id; empty if nothing was measured."""
-        return {run.run_id: run.throughput[0] for run in self.repeats if run.throughput[0] is not None}
+        return {run.run_id: run.rate for run in self.repeats if run.rate is not None}
 
     @cached_property
     def sweep(self) -> tuple[str, ...]:
@@ -138,7 +146,7 @@ class Configurations:
         is_one_start = len(configuration.repeats) == len(base.repeats) == 1 or None not in in_rounds
         if not pairs or (len(pairs) < 2 and not is_one_start):
             return self._mean(configuration).minus(self._mean(base))
-        logs = [math.log(divide_throughputs(*pair) or math.nan) for pair in pairs]
+        logs = [math.log(ratio.value) if (ratio := divide_throughputs(*pair)) else math.nan for pair in pairs]
         if configuration.sweep == base.sweep and base.sweep in self._tables:
             mean = self._tables[base.sweep].difference(id(configuration), id(base), logs)
         else:
@@ -176,16 +184,15 @@ class Configurations:
         for kind, base in against.items():
             ratio = self.divide(configuration, base).to_estimate() if base is not None and base.rates else None
             devices = first.scale.gpus / (base.repeats[0].scale.gpus if base is not None else 1)
-            cells.update(speedup_cells(kind, devices, None if ratio is None else ratio.value, ratio))
+            cells.update(speedup_cells(kind, devices, ratio))
             if ratio is not None and (kind == "self" or (kind == "bare" and first.scale.gpus > 1)):
                 efficiencies.append(scale_estimate(ratio, 1 / devices))
-        own, bare, lost = against["self"], against["bare"], None
+        own, bare, ratio = against["self"], against["bare"], None
         if own and bare and own.rates and bare.rates and own.repeats[0].strategy_key != bare.repeats[0].strategy_key:
             ratio = self.divide(own, bare).to_estimate()
-            lost = Estimate(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
-        cells.update(interval_cells("overhead_share", "overhead_share", None if lost is None else lost.value, lost))
+        cells.update(overhead_cells(ratio))
         if repeats > 1:
-            cells.update(interval_cells("throughput_samples_per_s", "throughput", rate.value, rate))
+            cells.update(interval_cells(RATE, rate))
             cells["interval_over"] = "repeats"
             for name in ("step_s", "epoch_s", "device_hours_per_epoch", "mfu"):
                 values = [row[name] for row in configuration.rows if row.get(name) is not None]
@@ -222,7 +229,7 @@ def _group_by_configuration(
     if rows is None:
         by_key: dict[tuple[str, ...], list[str]] = {}
         for run, _ in copies.values():
-            is_measured = run.throughput[0] is not None  # others are pooled by their status and reason
+            is_measured = run.rate is not None  # others are pooled by their status and reason
             key = configuration_key(run) if is_measured else (run.fingerprint, run.status, run.reason or "")
             by_key.setdefault(key, []).append(run.run_id)
         rows = by_key.values()
@@ -270,7 +277,7 @@ def _merge_rows(rows: Sequence[Cells]) -> Cells:
             cells |= {limit: present[0].get(limit) for limit in (name, *column.limit_names)}
         elif present:
             mean = mean_over_repeats([row[name] for row in present])
-            cells.update(interval_cells(name, name, mean.value, mean))
+            cells.update(interval_cells(name, mean))
     return cells
 
 

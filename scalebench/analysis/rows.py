@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.analysis import collectives, identity, step_breakdown, throughput, user_program
-from scalebench.analysis.columns import COLUMN_KINDS, COUNT, FRAME_COLUMNS, TEXT
+from scalebench.analysis.columns import COLUMN_KINDS, COUNT, FRAME_COLUMNS, RATE, TEXT, limit_names
 from scalebench.analysis.identity import Baselines, RunIdentity
-from scalebench.analysis.throughput import Figure, RoundRates
+from scalebench.analysis.throughput import RoundRates
 from scalebench.core.errors import InputError
 from scalebench.core.machine import nccl_log
 from scalebench.core.machine.machine import classify_machine
@@ -41,10 +41,15 @@ class RunSummary(RunIdentity):
     reason: str | None
     cohort: str | None  # of the runs that it took turns with
     sample_key: str
-    throughput: Figure
+    throughput: Estimate | None
     round_rates: RoundRates
     cells: Cells  # of its row in the frame, without those that compare it with other runs
     has_requested_probes: bool  # collective operations or bandwidths, which are measured on request
+
+    @property
+    def rate(self) -> float | None:
+        """Samples/s."""
+        return None if self.throughput is None else self.throughput.value
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ def summarize_run(result: Result, folder: Path) -> RunSummary:
 
 def _check(cells: Cells) -> None:
     """Raise ValueError for a value that would otherwise fail in a frame, where its file is no longer known."""
-    rate = cells["throughput_samples_per_s"]
+    rate = cells[RATE]
     if rate is not None and not MIN_RATE < rate < MAX_RATE:
         raise ValueError(f"{rate} samples/s")
     for name, value in cells.items():
@@ -135,50 +140,52 @@ def make_row(run: RunSummary, baselines: Baselines[RunSummary], named: RunSummar
     for kind, baseline in (("self", own), ("bare", bare), ("given", named)):
         devices = baseline.scale.gpus if baseline is not None else 1
         cells[f"baseline_{kind}_id"] = baseline.run_id if baseline is not None else None
-        cells.update(speedup_cells(kind, run.scale.gpus / devices, divide_throughputs(run, baseline), None))
+        cells.update(speedup_cells(kind, run.scale.gpus / devices, divide_throughputs(run, baseline)))
         if kind != "given":
             base_s = None if baseline is None else baseline.cells["time_to_target_s"]
             cells[f"speedup_target_{kind}"] = base_s / seconds if seconds and base_s else None
     if scaling := user_program.scaling_flags(run, own):
         cells["flags"] = " ".join([*filter(None, [cells["flags"]]), *scaling])
-    overhead = None
-    if own is not None and bare is not None and own.strategy_key != bare.strategy_key:
-        ratio = divide_throughputs(own, bare)
-        overhead = None if ratio is None else 1 - ratio
-    return cells | interval_cells("overhead_share", "overhead_share", overhead, None)
+    is_wrapped = own is not None and bare is not None and own.strategy_key != bare.strategy_key
+    return cells | overhead_cells(divide_throughputs(own, bare) if is_wrapped and own is not None else None)
 
 
-def divide_throughputs(run: RunSummary, baseline: RunSummary | None) -> float | None:
+def divide_throughputs(run: RunSummary, baseline: RunSummary | None) -> Estimate | None:
     """Return throughput over the baseline's, formed within rounds if the two runs took turns.
 
-    There is no interval, since two single starts do not show how much starts differ; ratios over repeats have one.
+    There are no limits, since two single starts do not show how much starts differ; ratios over repeats have them.
     """
-    value, base = run.throughput[0], None if baseline is None else baseline.throughput[0]
-    if baseline is None or value is None or base is None:
+    if baseline is None or run.rate is None or baseline.rate is None:
         return None
     if baseline.run_id == run.run_id:
-        return 1.0
-    return throughput.ratio_in_rounds(run.round_rates, baseline.round_rates) or value / base
+        return Estimate(1.0)
+    return Estimate(throughput.ratio_in_rounds(run.round_rates, baseline.round_rates) or run.rate / baseline.rate)
 
 
-def speedup_cells(kind: str, devices: float, speedup: float | None, interval: Estimate | None) -> Cells:
+def speedup_cells(kind: str, devices: float, speedup: Estimate | None) -> Cells:
     """Return the columns of a speedup and its efficiency; `devices` is the ratio to the devices of the baseline."""
-    name, efficiency = f"efficiency_{kind}", speedup / devices if speedup else None
-    limits = None if interval is None else scale_estimate(interval, 1 / devices)
-    cells = interval_cells(f"speedup_{kind}", f"speedup_{kind}", speedup, interval)
-    return cells | interval_cells(name, name, efficiency, limits)
+    efficiency = None if speedup is None else scale_estimate(speedup, 1 / devices)
+    return interval_cells(f"speedup_{kind}", speedup) | interval_cells(f"efficiency_{kind}", efficiency)
 
 
-def interval_cells(name: str, stem: str, value: float | None, interval: Estimate | None) -> Cells:
+def overhead_cells(ratio: Estimate | None) -> Cells:
+    """Return the columns of the cost of a wrapper, for the throughput of the strategy on one device over the bare
+    one."""
+    lost = None if ratio is None else Estimate(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
+    return interval_cells("overhead_share", lost)
+
+
+def interval_cells(name: str, estimate: Estimate | None) -> Cells:
     """Return the columns of a figure and its limits; an infinite one, which the data do not give, is null."""
-    low, high = (None if math.isinf(x) else x for x in (interval.low, interval.high)) if interval else (None, None)
-    return {name: value, f"{stem}_low": low, f"{stem}_high": high}
+    figures = (None,) * 3 if estimate is None else (estimate.value, estimate.low, estimate.high)
+    cells = (None if figure is None or math.isinf(figure) else figure for figure in figures)
+    return dict(zip((name, *limit_names(name)), cells, strict=True))
 
 
 def _make_own_cells(result: Result, folder: Path, measured: throughput.Measurement) -> Cells:
     """Return the columns that need no other run."""
     s, w, p, m, q = result.scale, result.workload, result.phases, result.monitor, result.quality
-    (value, interval), step_s = measured.throughput, measured.step_s
+    rate, step_s = measured.throughput, measured.step_s
     first, job = result.ranks[0] if result.ranks else None, result.scheduler
     model_options = result.spec.get("model", {}).get("options") or {}
     peaks = [peak for rank in result.ranks for peak in rank.peak_memory_bytes if peak is not None]
@@ -187,7 +194,7 @@ def _make_own_cells(result: Result, folder: Path, measured: throughput.Measureme
     # interval: there it is the sum of the ranks' own peaks, unless a rank does not know its own.
     anonymous = [rank.rss_anon_peak_bytes for rank in result.ranks if rank.rss_anon_peak_bytes is not None]
     all_anonymous = sum(anonymous) if anonymous and len(anonymous) == len(result.ranks) else None
-    epoch_s = w.train_samples / value if w.train_samples and value else epoch_s_of_training(result)
+    epoch_s = w.train_samples / rate.value if w.train_samples and rate else epoch_s_of_training(result)
     return {
         "run_id": result.run_id, "started_at": result.started_at, "status": result.status,
         "reason": result.reason, "path": str(folder), "fingerprint": result.fingerprint,
@@ -202,8 +209,8 @@ def _make_own_cells(result: Result, folder: Path, measured: throughput.Measureme
         "model_params": w.model_params, "gradient_bytes": w.gradient_bytes,
         "model_options": " ".join(f"{key}={option}" for key, option in model_options.items()) or None,
         "flops_per_sample": w.flops_per_sample,
-        **interval_cells("throughput_samples_per_s", "throughput", value, interval),
-        "interval_over": "blocks" if interval else None, "in_turns": bool(measured.round_rates),
+        **interval_cells(RATE, rate), "interval_over": "blocks" if rate and math.isfinite(rate.low) else None,
+        "in_turns": bool(measured.round_rates),
         "step_s": step_s, **measured.step_spread(), **step_breakdown.breakdown_cells(result, step_s),
         **step_breakdown.stage_cells(result, step_s),
         "epoch_s": epoch_s,

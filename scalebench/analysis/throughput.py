@@ -28,7 +28,6 @@ MIN_ROUNDS = 8
 MAX_WARMUP_SHARE = 0.25  # of the measured blocks
 MIN_HOST_WAIT_SHARE = 0.5  # of a step, from which on the host is what limits it
 MIN_BUSY_SHARE = 0.5  # of a step, from which on a GPU is what limits it
-Figure = tuple[float | None, Estimate | None]
 RoundRates = dict[tuple[str, int], float]  # samples/s over all devices, by cohort and round
 IntArray = npt.NDArray[np.int64]
 
@@ -66,21 +65,17 @@ class Measurement:
                                   for group, end in zip(self.groups, ends, strict=True)]  # fmt: skip
 
     @cached_property
-    def throughput(self) -> Figure:
-        """Samples/s over all devices, and its 95 % interval over blocks. Too few blocks for an interval still give the
-        figure. The throughputs of replicas that are not synchronous add up."""
-        rates, intervals = [], {}
+    def throughput(self) -> Estimate | None:
+        """Samples/s over all devices with 95 % limits over blocks, without limits where there are too few of them. The
+        throughputs of replicas that are not synchronous add up."""
+        rates = {}
         for number, group in enumerate(self._timed_groups):
             seconds, samples = group.seconds, group.samples
             total_s = sum(seconds.tolist())
             if not total_s or np.minimum.reduce(seconds) < 0 or np.minimum.reduce(samples) < 1:
-                return None, None
-            rates.append(sum(samples.tolist()) / total_s)
-            if (interval := estimate_throughput(seconds, samples)) is not None:
-                intervals[number] = interval
-        if not rates or len(intervals) < len(rates):
-            return (sum(rates) if rates else None), None
-        return sum(rates), intervals[0] if len(rates) == 1 else combine(dict.fromkeys(intervals, 1.0), intervals)
+                return None
+            rates[number] = estimate_throughput(seconds, samples) or Estimate(sum(samples.tolist()) / total_s)
+        return (rates[0] if len(rates) == 1 else combine(dict.fromkeys(rates, 1.0), rates)) if rates else None
 
     @cached_property
     def round_rates(self) -> RoundRates:
@@ -141,20 +136,29 @@ class Measurement:
         Operations that a strategy repeats, such as recomputed activations, do not count. Source: Chowdhery et al. 2022,
         "PaLM", appendix B.
         """
-        rate, flops, peak = self.throughput[0], self.result.workload.flops_per_sample, peak_flops(self.result)
-        return rate * flops / peak if rate is not None and flops and peak else None
+        rate, flops, peak = self.throughput, self.result.workload.flops_per_sample, peak_flops(self.result)
+        return rate.value * flops / peak if rate is not None and flops and peak else None
 
     def list_flags(self) -> list[str]:
         """Return the flags of the record, and those that its figures show without those of other runs."""
-        result, (rate, interval) = self.result, self.throughput
+        result, rate, work = self.result, self.throughput, self.result.workload
         flags = counting_flags(result)
         if result.status == "ok":
-            flags += interval_flags(result, interval)
+            flags += interval_flags(result, rate)
             flags += ["warmup_left"] if any(group.warmup_blocks for group in self.groups) else []
             flags += ["drifts"] if self.steady is False else []
-        flags += [*user_program.program_flags(result), *utilization_flags(result, self.mfu, self.step_s)]
-        read_rate = result.workload.read_samples_per_s  # by one process, from the user's Dataset
-        return flags + (["slow_reading"] if rate is not None and read_rate is not None and read_rate < rate else [])
+        flags += user_program.program_flags(result)
+        host_wait = step_breakdown.gpu_cells(result, self.step_s)["host_wait_share"]
+        flags += ["host_limited"] if host_wait is not None and host_wait >= MIN_HOST_WAIT_SHARE else []
+        flags += ["mfu_above_1"] if (self.mfu or 0.0) > 1 else []
+        gpus = [gpu for machine in (result.machine, *(result.other_machines or [])) for gpu in machine.gpus]
+        is_float32 = result.scale.device == "cuda" and work.precision_used == "float32"
+        if is_float32 and any(has_fast_tensor_cores(gpu.name) for gpu in gpus):
+            busy = busy_share(result, self.step_s)  # faster kernels shorten no step that waits for its host
+            flags += ["no_tensor_cores"] if busy is None or busy >= MIN_BUSY_SHARE else []
+        # One process reads samples of the user's Dataset.
+        reads_slowly = rate is not None and work.read_samples_per_s is not None and work.read_samples_per_s < rate.value
+        return flags + (["slow_reading"] if reads_slowly else [])
 
 
 def _wanted_half_width(result: Result) -> Any:
@@ -258,15 +262,15 @@ def peak_flops(result: Result) -> float | None:
     return sum(present) if present and len(present) == len(used) else None
 
 
-def interval_flags(result: Result, interval: Estimate | None) -> list[str]:
+def interval_flags(result: Result, rate: Estimate | None) -> list[str]:
     """Return the flag of a missing or a wide interval, which no training is for: it goes on to its end."""
     target, repeats = _wanted_half_width(result), result.spec.get("measure", {}).get("repeats") or 1
-    if interval is None or not math.isfinite(interval.high):
+    if rate is None or not rate.has_limits:
         return ["no_interval"]
     if result.quality.curve or not isinstance(target, (int, float)):
         return []
     # Each of several repeats may be wider (RunSpec.repeat_settings).
-    return ["target_missed"] if interval.relative_half_width() > target * math.sqrt(repeats) else []
+    return ["target_missed"] if rate.relative_half_width() > target * math.sqrt(repeats) else []
 
 
 def superlinear_flags(efficiency: Estimate | None, device: str) -> list[str]:
@@ -277,19 +281,6 @@ def superlinear_flags(efficiency: Estimate | None, device: str) -> list[str]:
     if efficiency.low <= 1:
         return ["superlinear_within_noise"]
     return ["superlinear_on_cpu"] if device == "cpu" else ["superlinear"]
-
-
-def utilization_flags(result: Result, mfu: float | None, step_s: float | None) -> list[str]:
-    """Return the flags of GPUs that wait for their host, of an MFU above 1, and of idle tensor cores."""
-    host_wait = step_breakdown.gpu_cells(result, step_s)["host_wait_share"]
-    flags = ["host_limited"] if host_wait is not None and host_wait >= MIN_HOST_WAIT_SHARE else []
-    flags += ["mfu_above_1"] if mfu is not None and mfu > 1 else []
-    gpus = [gpu for machine in (result.machine, *(result.other_machines or [])) for gpu in machine.gpus]
-    is_float32 = result.scale.device == "cuda" and result.workload.precision_used == "float32"
-    if is_float32 and any(has_fast_tensor_cores(gpu.name) for gpu in gpus):
-        busy = busy_share(result, step_s)  # faster kernels shorten no step that waits for its host
-        flags += ["no_tensor_cores"] if busy is None or busy >= MIN_BUSY_SHARE else []
-    return flags
 
 
 def busy_share(result: Result, step_s: float | None) -> float | None:

@@ -107,7 +107,7 @@ def make_training_table(frame: pd.DataFrame) -> pd.DataFrame:
         row |= {"seeds": outcome.seeds, "starts": len(outcome.runs), "reached": outcome.reached,
                 "failed": outcome.failed, "stopped_by": " ".join(outcome.stopped_by) or None}  # fmt: skip
         for name, figure in outcome.figures.items():
-            row |= interval_cells(name, name, None if figure is None else figure.value, figure)
+            row |= interval_cells(name, figure)
         rows.append(row)
     return pd.DataFrame(rows, columns=TRAINING_TABLE_COLUMNS)
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from scalebench.analysis.columns import limit_names
 from scalebench.analysis.repeats import EstimateRatio, holds_over_repeats
 from scalebench.core.spec import SWEEP_REPEATS
 from scalebench.core.stats.estimates import CONFIDENCE, Estimate
@@ -90,14 +91,12 @@ def decide_ratio(row: Row, base: Row, estimate_ratio: EstimateRatio, confidence:
     return (ratio if has_verdict else LogMean(ratio.mean)).to_estimate(confidence)
 
 
-def estimate_of(row: Row, name: str, stem: str | None = None) -> Estimate | None:
-    """Return the figure of a column with its limits, `stem`_low and `stem`_high; None if it has no limits.
-
-    An upper limit that the data do not give is null in a frame and infinite here.
-    """
-    stem = stem or name
-    value, low, high = row[name], row[f"{stem}_low"], row[f"{stem}_high"]
-    return None if value is None or low is None else Estimate(value, low, math.inf if high is None else high)
+def estimate_of(row: Row, name: str) -> Estimate | None:
+    """Return the figure of a column with its limits; one that the data do not give is null in a frame and infinite
+    here."""
+    value, low, high = (row[column] for column in (name, *limit_names(name)))
+    limits = -math.inf if low is None else low, math.inf if high is None else high
+    return None if value is None else Estimate(value, *limits)
 
 
 def count_missing_repeats(*rows: Row) -> int:

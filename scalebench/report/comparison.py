@@ -163,7 +163,7 @@ def make_json(comparison: Comparison, exit_code: int) -> str:
         return {"run_ids": row.run_ids, "sessions": len(row.sessions), "throughput_samples_per_s": row.rate}
 
     def list_pair(pair: Pair) -> dict[str, object]:
-        ratio = interval_cells("ratio", "ratio", pair.ratio, pair.interval)
+        ratio = interval_cells("ratio", pair.interval or Estimate(pair.ratio))
         fields = {name: getattr(pair, name) for name in ("p", "p_holm", "test", "verdict", "regression", "notes")}
         return {"row": pair.label, "a": list_side(pair.a), "b": list_side(pair.b), **ratio, **fields}
 
@@ -171,7 +171,7 @@ def make_json(comparison: Comparison, exit_code: int) -> str:
         {
             "a": contrast.a,
             "b": contrast.b,
-            **interval_cells("median", "median", contrast.median, contrast.median_interval),
+            **interval_cells("median", contrast.median_interval or Estimate(contrast.median)),
             "least": min(pair.ratio for pair in contrast.pairs),
             "most": max(pair.ratio for pair in contrast.pairs),
             "differences": [{"key": key, "a": a, "b": b, "pairs": n} for key, a, b, n in contrast.differences],
@@ -359,7 +359,7 @@ def _format_time(session: SessionLevel) -> str:
 
 def _list_rate_cells(session: SessionLevel) -> dict[str, float | None]:
     rate = session.rate
-    return interval_cells(doc.THROUGHPUT, "throughput", None if rate is None else rate.value, rate)
+    return interval_cells(doc.THROUGHPUT, rate)
 
 
 def make_history_json(name: str, histories: Sequence[MachineHistory], status: str, exit_status: int) -> str:
@@ -374,7 +374,7 @@ def make_history_json(name: str, histories: Sequence[MachineHistory], status: st
         change = configuration.change
         fields = None if change is None else {
             "first_session": change.first + 1,
-            **interval_cells("ratio", "ratio", change.ratio.ratio, change.ratio.interval),
+            **interval_cells("ratio", change.ratio.interval or Estimate(change.ratio.ratio)),
             "p_holm": change.p_holm,
             "differences": [{"key": key, "before": a, "after": b} for key, a, b, _ in change.differences],
         }  # fmt: skip

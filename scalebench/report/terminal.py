@@ -5,6 +5,7 @@ What was not measured is a dash and its reason. docs/explain/measuring.md has th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,7 +109,7 @@ def make_outcome_line(
         quality, wall_s, turns = result.quality, result.phases.wall_s, "" if result.cohort is None else " in turns"
         # A training also has the level that it reached; a search has its largest batch alone.
         level = f"{quality.metric_name} {quality.metric:.3g}" if quality.curve and quality.metric is not None else ""
-        cells = interval_cells(THROUGHPUT, "throughput", *throughput.Measurement(result).throughput)
+        cells = interval_cells(THROUGHPUT, throughput.Measurement(result).throughput)
         figure = format_throughput({**cells, "interval_over": None}, " samples/s")
         if quality.max_batch is not None:
             figure, level = describe_largest_batch(result), ""
@@ -176,8 +177,10 @@ def make_details(result: Result, folder: Path, case: AttributedRun | None = None
     yield f"{folder}: {result.scale.strategy} gpus={result.scale.gpus}"
     remarks = [("model", text) for text in list_model_remarks(result)]
     facts = [*list_headline(result), *list_training_facts(result), *remarks]
-    rate, data = throughput.Measurement(result).throughput[0], result.workload
-    reading = steps.describe_slow_reading(data.dataset, data.read_samples_per_s, "the training", rate)
+    rate, data = throughput.Measurement(result).throughput, result.workload
+    reading = steps.describe_slow_reading(
+        data.dataset, data.read_samples_per_s, "the training", rate.value if rate else None
+    )
     facts += [] if reading is None else [("data", reading)]
     facts += list_program_facts(result)
     yield _make_fact_table([*facts, *list_files(result, folder)])
@@ -220,12 +223,11 @@ def _make_fact_table(rows: FactRows) -> RichTable:
 def list_headline(result: Result) -> FactRows:
     """List throughput, model FLOPs utilization, warm-up, and whether the series was steady."""
     measured = throughput.Measurement(result)
-    value, interval = measured.throughput
-    rows = []
-    if interval is not None:
-        rows.append(("throughput", f"{units.format_rate(interval, 'samples/s')}, 95 % over blocks of this repeat"))
-    elif value is not None:
-        rows.append(("throughput", f"{format_number(value)} samples/s, too few blocks for an interval"))
+    rate, rows = measured.throughput, []
+    if rate is not None and math.isfinite(rate.low):
+        rows.append(("throughput", f"{units.format_rate(rate, 'samples/s')}, 95 % over blocks of this repeat"))
+    elif rate is not None:
+        rows.append(("throughput", f"{format_number(rate.value)} samples/s, too few blocks for an interval"))
     mfu, peak = measured.mfu, throughput.peak_flops(result)
     if mfu is not None and peak is not None:
         peaks = f"{format_number(peak / TERA)} TFLOP/s, the peak of its devices at {result.workload.precision_used}"

@@ -45,7 +45,7 @@ def test_columns_and_types_do_not_depend_on_the_rows(results):
 def test_an_infinite_limit_is_null_and_flagged():
     """Blocks so unlike each other that nothing bounds the throughput from above."""
     wild = record(gpus=2, ranks=[rank(k, [0.01] * 31 + [50.0]) for k in range(2)])
-    assert math.isinf(throughput.Measurement(wild).throughput[1].high)
+    assert math.isinf(throughput.Measurement(wild).throughput.high)
     row, _ = of(wild, record())
     assert row["throughput_low"] is not None and row["throughput_high"] is None and row["flags"] == "no_interval"
     table = frame_of_results([wild, record()], [Path("x"), Path("y")])
@@ -100,7 +100,7 @@ def test_a_folder_or_file_of_one_run_names_the_baseline(name, sweep, other, tmp_
         assert own == {key: value for key, value in alone[run_id].items() if key not in NAMES}
     runs = [summarize_run(result, Path("x")) for result in (sweeps.run("ddp_gloo", 4), other)]
     row = rows["ddp_gloo-4-0"]
-    assert [row[n] for n in SPEEDUP] == [None, divide_throughputs(*runs), None]
+    assert [row[n] for n in SPEEDUP] == [None, divide_throughputs(*runs).value, None]
     assert row["efficiency_given"] == pytest.approx(row["speedup_given"] / 4)
     assert plain_rows(scalebench.pooled(sweep, baseline=tmp_path / name))[0]["baseline_given_id"] == "theirs"
 

@@ -155,7 +155,7 @@ def test_waits_are_null_where_the_profiler_has_not_seen_who_started_a_kernel():
 @pytest.mark.parametrize(("gpu", "is_limited"), [(BUSY, False), (IDLE, True), (None, False)])
 def test_a_host_that_is_the_limit_is_flagged_and_said(gpu, is_limited):
     run = gpu_run(gpu)
-    assert ("host_limited" in throughput.utilization_flags(run, None, throughput.Measurement(run).step_s)) == is_limited
+    assert ("host_limited" in throughput.Measurement(run).list_flags()) == is_limited
     said = describe_gpus(step_breakdown.gpu_cells(run, throughput.Measurement(run).step_s))
     if gpu is None:
         assert said is None

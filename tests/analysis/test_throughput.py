@@ -29,21 +29,20 @@ def summarize(*results):
 def test_a_group_is_as_slow_as_its_slowest_rank_and_replicas_add_up_without_their_last_blocks(is_independent, rate):
     ranks = [rank(0, [1.0, 2.0, 1.0, 9.0], [10, 10, 10, 10]), rank(1, [2.0, 1.0, 2.0], [9, 10, 11])]
     measured = Measurement(record(gpus=2, ranks=ranks, independent=is_independent))
-    assert measured.throughput == (pytest.approx(rate), None)
+    assert measured.throughput == Estimate(rate)
     assert measured.step_s == 6.0 / (3 * 2)
     single = record(gpus=2, ranks=[rank(0, [2.0], [10]), rank(1, [4.0], [10])], independent=True)
-    assert Measurement(single).throughput == (10 / 2.0 + 10 / 4.0, None), "the only block of a replica counts"
+    assert Measurement(single).throughput == Estimate(10 / 2.0 + 10 / 4.0), "the only block of a replica counts"
 
 
 def test_the_interval_is_of_batch_means_and_that_of_replicas_of_their_sum():
     result = record(gpus=2, block_s=0.1)
     seconds = result.ranks[0].block_s
-    value, interval = Measurement(result).throughput
-    assert value == pytest.approx(40 / 0.1)
-    assert interval == estimate_throughput(seconds, [40] * len(seconds))
+    assert Measurement(result).throughput.value == pytest.approx(40 / 0.1)
+    assert Measurement(result).throughput == estimate_throughput(seconds, [40] * len(seconds))
     one = estimate_throughput(seconds[:-1], [20] * 31)
     both = combine({"first": 1.0, "second": 1.0}, {"first": one, "second": one})
-    assert Measurement(record(gpus=2, block_s=0.1, independent=True)).throughput[1] == both
+    assert Measurement(record(gpus=2, block_s=0.1, independent=True)).throughput == both
 
 
 @pytest.mark.parametrize("changes", [
@@ -55,7 +54,7 @@ def test_the_interval_is_of_batch_means_and_that_of_replicas_of_their_sum():
 ])  # fmt: skip
 def test_a_run_that_is_not_ok_or_has_no_complete_blocks_has_no_figures(changes):
     result = record(**changes)
-    assert Measurement(result).throughput == (None, None)
+    assert Measurement(result).throughput is None
     assert "ranks" in changes or Measurement(result).step_s is None
 
 
@@ -129,9 +128,9 @@ def test_the_changes_of_the_machine_cancel_within_the_rounds_of_a_cohort():
     attribution = attribute_run(other, ReferenceRuns(bare, bare, None))
     assert attribution.lost.value == pytest.approx(1 - math.sqrt(2)), "as the efficiency of the frame"
     for swapped.cohort in ("other", None):
-        assert divide_throughputs(*summarize(swapped, bare)) == pytest.approx(1.0)
+        assert divide_throughputs(*summarize(swapped, bare)).value == pytest.approx(1.0)
     once = slots("ddp", {2: [0.1]})
-    assert divide_throughputs(*summarize(once, bare)) == pytest.approx(2.0), "one shared round is not enough"
+    assert divide_throughputs(*summarize(once, bare)).value == pytest.approx(2.0), "one shared round is not enough"
 
 
 def test_leftover_warmup_counts_neither_in_throughput_nor_in_ratios(tmp_path):
@@ -141,7 +140,7 @@ def test_leftover_warmup_counts_neither_in_throughput_nor_in_ratios(tmp_path):
     ddp = slots("ddp", {number: [0.3 if number < 12 else 0.1] for number in range(60)}, **config)
     runs = summarize(bare, ddp)
     assert "warmup_left" in runs[1].cells["flags"]
-    assert runs[0].throughput[0] == pytest.approx(runs[1].throughput[0])
+    assert runs[0].rate == pytest.approx(runs[1].rate)
     assert compare_runs(runs).rows[1]["speedup_bare"] == pytest.approx(1.0)
     assert attribute_run(ddp, ReferenceRuns(bare, bare, None)).lost.value == pytest.approx(0.0)
     write_result(ddp, tmp_path)
@@ -153,13 +152,13 @@ def test_rounds_in_which_other_programs_took_the_cores_do_not_count(tmp_path):
     seconds = {number: [0.2 if number < 3 else 0.05] for number in range(12)}
     ddp = slots("ddp", seconds, disturbed_rounds=[0, 1, 2], flags=["busy_machine", "swapping"])
     runs = summarize(ddp, bare)
-    assert divide_throughputs(*runs) == pytest.approx(2.0) and runs[0].throughput[0] == pytest.approx(20 / 0.05)
+    assert divide_throughputs(*runs).value == pytest.approx(2.0) and runs[0].rate == pytest.approx(20 / 0.05)
     assert "busy_machine" not in runs[0].cells["flags"] and "swapping" in runs[0].cells["flags"]
     assert make_compared_run(ddp, Path("ddp")).record.flags == ["swapping"]
     ddp.disturbed_rounds = list(range(5))
     (run,) = summarize(ddp)
     assert "busy_machine" in run.cells["flags"]
-    assert run.throughput[0] == pytest.approx(12 * 20 / (3 * 0.2 + 9 * 0.05)), "too few would be left"
+    assert run.rate == pytest.approx(12 * 20 / (3 * 0.2 + 9 * 0.05)), "too few would be left"
     write_result(ddp, tmp_path)
     assert scalebench.load_rounds(tmp_path).disturbed.tolist() == [number < 5 for number in range(12)]
 

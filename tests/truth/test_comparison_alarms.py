@@ -13,6 +13,7 @@ import pytest
 from scalebench.analysis.comparison import compare
 from scalebench.analysis.comparison.facts import RunFacts
 from scalebench.analysis.comparison.sessions import compare_independent, median_with_interval
+from scalebench.core.stats.estimates import Estimate
 from tests.builders.comparisons import make_runs
 
 PAIRS = 6
@@ -54,7 +55,7 @@ def trials(world, threshold, number):
         for run, day, mean in templates:
             rate = mean * levels[day] * chance.lognormvariate(0, NOISE)
             cells = {**run.summary.cells, "throughput_samples_per_s": rate}
-            summary = dataclasses.replace(run.summary, throughput=(rate, None), cells=cells)
+            summary = dataclasses.replace(run.summary, throughput=Estimate(rate), cells=cells)
             sides[run.run_id[0]].append(dataclasses.replace(run, summary=summary))
         compared.append(compare(sides["a"], sides["b"], threshold=threshold))
     return compared

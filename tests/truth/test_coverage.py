@@ -19,7 +19,7 @@ QUICK, SLOW = group.Times(), group.Times(step_s=0.05, loading_s=0.01, sync_s=0.0
 
 
 def figure(result, name):
-    return throughput.Measurement(result).throughput[1] if name == "throughput" else step_breakdown.figure(result, name)
+    return throughput.Measurement(result).throughput if name == "throughput" else step_breakdown.figure(result, name)
 
 
 def coverage(case, ranks, noise, times, trials=TRIALS):

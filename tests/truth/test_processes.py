@@ -67,7 +67,7 @@ def draw_truths(slept):
 
 
 def find_figure(result, name):
-    return throughput.Measurement(result).throughput[1] if name == "throughput" else step_breakdown.figure(result, name)
+    return throughput.Measurement(result).throughput if name == "throughput" else step_breakdown.figure(result, name)
 
 
 def test_what_was_slept_lies_in_the_intervals(tmp_path):

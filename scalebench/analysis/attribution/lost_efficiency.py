@@ -119,8 +119,8 @@ class MeasuredRepeat:
 
 def estimate_step_s(result: Result, samples: float) -> Estimate | None:
     """Return the seconds that `samples` take, from throughput; None if that was not measured."""
-    rate, interval = Measurement(result).throughput
-    return None if rate is None else rate_to_seconds(rate, interval, samples)
+    rate = Measurement(result).throughput
+    return None if rate is None else rate_to_seconds(rate, samples)
 
 
 def measure_repeat(result: Result, references: ReferenceRuns) -> MeasuredRepeat | None:

@@ -58,7 +58,7 @@ class ComparedRun:
     @property
     def rate(self) -> float | None:
         """Samples/s."""
-        return self.summary.throughput[0]
+        return self.summary.rate
 
     def facts_under(self, key: str) -> Facts:
         """Return the identity below a key; a key that is not part of it is looked up among the other facts."""

@@ -15,19 +15,11 @@ MIN_INDEPENDENCE = 1e-13  # of two columns that differ by more than rounding
 Coefficients = Mapping[Any, float]  # name of an estimate -> its factor
 
 
-def estimate_around(value: float, limits: Estimate | None) -> Estimate:
-    """Return `value` with the limits of another estimate of the same quantity; without limits if one is infinite."""
-    if limits is None or not limits.has_limits:
-        return Estimate(value)
-    return Estimate(value, min(value, limits.low), max(value, limits.high))  # the two values may differ by rounding
-
-
-def rate_to_seconds(rate: float, limits: Estimate | None, samples: float) -> Estimate:
-    """Return the seconds that `samples` take at a positive rate in samples/s."""
-    seconds = samples / rate
-    if limits is None or not (limits.low > 0 and math.isfinite(limits.high)):
-        return Estimate(seconds)
-    return estimate_around(seconds, Estimate(samples / limits.value, samples / limits.high, samples / limits.low))
+def rate_to_seconds(rate: Estimate, samples: float) -> Estimate:
+    """Return the seconds that `samples` take at a positive rate in samples/s; without limits unless it has both."""
+    seconds = samples / rate.value
+    has_limits = rate.low > 0 and math.isfinite(rate.high)
+    return Estimate(seconds, samples / rate.high, samples / rate.low) if has_limits else Estimate(seconds)
 
 
 def combine(coefficients: Coefficients, estimates: Mapping[Any, Estimate]) -> Estimate:

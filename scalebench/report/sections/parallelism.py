@@ -22,6 +22,7 @@ from scalebench.core import units
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.stats.estimate_arithmetic import rate_to_seconds
+from scalebench.core.stats.estimates import Estimate
 from scalebench.report import document as doc
 from scalebench.report import spec
 from scalebench.report.report_data import ReportData, list_detailed_runs, list_left_out_runs, name_runs
@@ -85,8 +86,8 @@ def make_table(compared: Sequence[ParallelismComparison], limits: bool = True) -
         for kind, result in comparison.results.items():
             took = doc.Cell(str(result.row["status"]))  # of a run that was not successful
             if result.measured_s is not None:
-                estimate = estimate_of(result.row, RATE, "throughput")
-                seconds = rate_to_seconds(result.row[RATE], estimate, result.row["global_batch"])
+                rate = estimate_of(result.row, RATE) or Estimate(result.row[RATE])
+                seconds = rate_to_seconds(rate, result.row["global_batch"])
                 text = doc.format_duration(seconds.value, *(seconds.limits if limits else (None, None)))
                 took = doc.make_cell(text, seconds.value)
             place = "fastest" if kind == comparison.fastest else ""

@@ -141,12 +141,12 @@ def step_interval(result: Result) -> Estimate | None:
     """Return the seconds of a step. Its limits are those of throughput, inverted; devices that do not step together
     have no common step that could have limits."""
     measured = throughput.Measurement(result)
-    step_s, (_, interval) = measured.step_s, measured.throughput
+    step_s, rate = measured.step_s, measured.throughput
     if step_s is None:
         return None
-    if interval is None or result.scale.independent or not interval.low > 0:
+    if rate is None or result.scale.independent or not rate.low > 0:
         return Estimate(step_s, step_s, step_s)
-    return Estimate(step_s, step_s * interval.value / interval.high, step_s * interval.value / interval.low)
+    return Estimate(step_s, step_s * rate.value / rate.high, step_s * rate.value / rate.low)
 
 
 def compute_rest(result: Result, step: Estimate | None) -> tuple[Estimate | None, str]:

@@ -98,7 +98,7 @@ def test_flags_of_a_result_and_blocks_that_are_still_warm_up():
     for measured in (measure([0.1] * 64, status="failed"), measure(), measure([0.1] * 64, target=None)):
         assert measured.steady is None
     slow_first = measure([2.0] * 8 + [0.1] * 56, [0.05] * 64)
-    assert slow_first.step_s == pytest.approx(0.05) and slow_first.throughput[0] == pytest.approx(2 * 20 / 0.1)
+    assert slow_first.step_s == pytest.approx(0.05) and slow_first.throughput.value == pytest.approx(2 * 20 / 0.1)
     assert len(count_blocks(slow_first.result.ranks, None).seconds) == 64
 
 
