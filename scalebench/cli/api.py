@@ -94,8 +94,7 @@ class Results:
 
         from scalebench.report.terminal_table import RunTable
 
-        rows = RunTable(self._survey.pooled).list_summary_rows()
-        frame = pd.DataFrame(rows, columns=SUMMARY_COLUMNS)
+        frame = pd.DataFrame(RunTable(self._survey.pooled).rows, columns=SUMMARY_COLUMNS)
         figures = SUMMARY_COLUMNS[SUMMARY_COLUMNS.index("repeats") + 1 : -1]
         return frame.astype({"gpus": "int64", "repeats": "int64", **dict.fromkeys(figures, "float64")})
 

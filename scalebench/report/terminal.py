@@ -40,8 +40,8 @@ from scalebench.report.sections import (
     steps,
     training,
 )  # fmt: skip
-from scalebench.report.tables import format_throughput
-from scalebench.report.terminal_table import RunTable, get_status_style, make_rich_table, make_text
+from scalebench.report.tables import STATUS_CHIPS, format_throughput
+from scalebench.report.terminal_table import CHIP_STYLES, Part, RunTable, make_rich_table, make_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from scalebench.analysis.load import Survey
 
 FactRows = list[tuple[str, str]]
-Part = RichTable | Text | str  # a table, a line or a text that may be broken between words, a line to be kept whole
 
 
 def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part]:
@@ -62,7 +61,7 @@ def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part
     for advice in list_advice(curves, estimate_ratio):
         pairs = advice.rows if advice.kind in ("take", "tied") else [advice.one_device] if advice.kind == "stay" else []
         winners |= {pair[1]["run_id"] for pair in pairs if pair is not None}
-    yield from table.list_lines(width, winners, wide)
+    yield from table.list_parts(width, winners, wide)
     yield from _make_texts(answer.list_terminal_sentences(curves, estimate_ratio), "bold")
     yield from (make_rich_table(each, each.title) for each in training.make_terminal_tables(runs.frame, wide))
     yield from _make_texts(training.list_terminal_sentences(runs.frame))
@@ -121,7 +120,7 @@ def make_outcome_line(
     symbol = {"ok": "✓", "unsupported": "-"}.get(result.status, "✗")
     parts = [" ".join(filter(None, [symbol, head, clean_line(name)])), *map(clean_line, texts)]
     line = Text("  ".join(filter(None, parts)), "dim" if result.status == "unsupported" else "")
-    line.stylize(get_status_style(result.status), 0, 1)
+    line.stylize(CHIP_STYLES[STATUS_CHIPS.get(result.status, "bad")], 0, 1)
     return line
 
 

@@ -1,6 +1,9 @@
 """Report data of synthetic sweeps, and how tests find and compare the blocks of a section."""
 
+import io
 from html.parser import HTMLParser
+
+from rich.console import Console
 
 from scalebench.report.document import Chart, Table, Verdict
 from scalebench.report.report_data import load_report_data
@@ -43,7 +46,10 @@ def cell_texts(table):
 
 def show_table(frame, width=80, baseline_name=None, wide=False):
     """Return the terminal's table of these runs without colour."""
-    return "".join(f"{line.plain}\n" for line in RunTable(frame, baseline_name).list_lines(width, wide=wide))
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    for part in RunTable(frame, baseline_name).list_parts(width, wide=wide):
+        console.print(part, crop=False)
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
 
 def block_text(block):
