@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -35,7 +34,7 @@ BASELINES = ("bare", "self")  # of speedups, in the order of preference
 CHIP_STYLES = {"good": "green", "bad": "red", "off": "dim", "": ""}
 COLUMNS = ("#", "strategy", "devices", "samples/s", "speedup", "efficiency", "status")
 NUMERIC_COLUMNS = frozenset(COLUMNS) - {"strategy", "status"}
-MAX_WIDTH = 10_000  # of the window in which the least width of a table is measured
+MEASURING = Console(width=10_000)  # in which nothing is too wide to be measured
 LIMITS = re.compile(r" [±\[].*")  # behind a figure
 Cells = dict[str, Any]
 Part = RichTable | Text | str  # a table, a line or a text that may be broken between words, a line to be kept whole
@@ -44,10 +43,7 @@ Part = RichTable | Text | str  # a table, a line or a text that may be broken be
 class UncutTable(RichTable):
     """A table of rich's that is wider than its window, rather than without a column."""
 
-    @property
-    def least_width(self) -> int:
-        console = Console(width=MAX_WIDTH)
-        return self.__rich_measure__(console, console.options).minimum
+    least_width: int  # of its columns
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         return super().__rich_console__(console, options.update(width=max(options.max_width, self.least_width)))
@@ -64,24 +60,23 @@ def make_rich_table(
     rich_table = UncutTable(
         title=make_text(title) if title else None, title_justify="left",
         caption=make_text(caption) if caption else None, caption_justify="left", box=box.SIMPLE_HEAD,
-        collapse_padding=True, **layout,
+        **{"padding": (0, 1, 0, 0), **layout},
     )  # fmt: skip
-    columns: list[list[RenderableType]] = []
+    columns: list[list[Padding]] = []
     for number, name in enumerate(table.columns):
         is_numeric, cells = name in table.numeric, [row.cells[number] for row in table.rows]
         texts = [Text(clean_text(cell.text), CHIP_STYLES[cell.chip]) for cell in cells]
         # Figures without limits stand below those of `1.31 ± 0.17`.
         limits = [len(match[0]) if is_numeric and (match := LIMITS.search(text.plain)) else 0 for text in texts]
         columns.append([Padding(text, (0, max(limits) - size, 0, 0)) for text, size in zip(texts, limits, strict=True)])
-        sizes = [cell_len(text.plain) + max(limits) - size for text, size in zip(texts, limits, strict=True)]
-        words = [*name.split(), *(word for text in texts for word in text.plain.split() if wraps and not is_numeric)]
-        left = int(number == 0 and rich_table.pad_edge)  # space left of the first column
-        least = max([*map(cell_len, words), *([] if wraps and not is_numeric else sizes)], default=0)
-        # rich makes other columns narrower than those that are marked as too narrow already.
+        head, *sizes = map(MEASURING.measure, (make_text(name), *columns[-1]))
+        least = max(head.minimum, *(size.minimum if wraps and not is_numeric else size.maximum for size in sizes))
+        # rich takes space from columns that may be broken, however narrow they are.
+        is_narrow = least == max(head.maximum, *(size.maximum for size in sizes))
         rich_table.add_column(
-            make_text(name), justify="right" if is_numeric else "left", min_width=least + left,
-            no_wrap=least == max([cell_len(name), *sizes]),
-        )  # fmt: skip
+            make_text(name), justify="right" if is_numeric else "left", min_width=least, no_wrap=is_narrow
+        )
+    rich_table.least_width = MEASURING.measure(rich_table).minimum
     for row, style in zip(zip(*columns, strict=True), [*styles, *[""] * (len(table.rows) - len(styles))], strict=True):
         rich_table.add_row(*row, style=style)
     return rich_table
@@ -113,6 +108,7 @@ class RunTable:
             row |= {"number": number, "settings": " ".join(_list_settings(row, varying)), "baseline_kind": kind}
             row |= {name: row[f"{name}_{kind}"] for name in ("speedup", "efficiency")}
             row |= {f"speedup_{end}": row[f"speedup_{kind}_{end}"] for end in ("low", "high")}
+        self._has_bare = any(row["baseline_kind"] == "bare" for row in self.rows)
 
     def list_parts(self, width: int, winners: Collection[str] = (), wide: bool = False) -> Iterator[Part]:
         """Yield a table for each group of rows, at most `width` characters wide if possible, and the footnotes; rows
@@ -167,7 +163,9 @@ class RunTable:
                 for line in lines:
                     line[place] = doc.Cell(line[place].text.partition(" ")[0])
             table = doc.Table("runs", "", COLUMNS, list(map(doc.Row, lines)), NUMERIC_COLUMNS)
-            rich_table = make_rich_table(table, styles=styles, padding=(0, space), show_edge=False, pad_edge=False)
+            rich_table = make_rich_table(
+                table, styles=styles, padding=(0, space, 0, 0), show_edge=False, pad_edge=False
+            )
             if rich_table.least_width <= width:
                 break
         yield rich_table
@@ -180,8 +178,7 @@ class RunTable:
             remarks.append(f"on {row['nodes']} nodes")
         if row["interval_over"] == "blocks" and self._frame["interval_over"].dropna().nunique() > 1:
             remarks.append("its interval is over blocks of one repeat")
-        kinds = {other["baseline_kind"] for other in self.rows}
-        if row["gpus"] > 1 and row["speedup_self"] is not None and row["baseline_kind"] == "self" and "bare" in kinds:
+        if row["gpus"] > 1 and row["baseline_kind"] == "self" and row["speedup"] is not None and self._has_bare:
             remarks.append("speedup over the same strategy on one device")
         return remarks
 

@@ -203,8 +203,10 @@ def test_text_is_no_markup_is_not_cut_and_numbers_stand_to_the_right():
     shown = print_table(60, ["name", "count"], [["[bold]x", "1"], ["y", "1,000"]], "count", "of [red]them").splitlines()
     assert shown[0].rstrip() == "of [red]them"
     assert [line.strip() for line in shown if "x" in line or "y" in line] == ["[bold]x      1", "y        1,000"]
-    shown = print_table(60, ["name", "rate"], [["漢字", "1 ± 0.1"], ["abcde", "22"], ["x", ""]], "rate").splitlines()
-    assert [line.rstrip() for line in shown[3:6]] == ["  漢字    1 ± 0.1", "  abcde  22", "  x"]
+    shown = print_table(
+        9, ["name", "rate"], [["漢字漢字漢", "1 ± 0.1"], ["abcde", "22"], ["x", ""]], "rate", crop=False
+    )
+    assert [line.rstrip() for line in shown.splitlines()[3:6]] == [" 漢字漢字漢   1 ± 0.1", " abcde       22", " x"]
     row = ["gloo:all_reduce", "2,000 samples/s [1,989, 2,011]", "a remark of several words"]
     wide = print_table(30, ["operation", "figure", "remark"], [row], "figure", crop=False)
     assert "gloo:all_reduce  2,000 samples/s [1,989, 2,011]  a" in wide and "…" not in wide
