@@ -8,8 +8,11 @@ import json
 import math
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+from rich.text import Text
 
 from scalebench.analysis import comparison as analysis
 from scalebench.analysis.comparison import Comparison, Contrast, Pair
@@ -17,14 +20,12 @@ from scalebench.analysis.comparison.drift import MIN_SESSIONS, ConfigurationHist
 from scalebench.analysis.comparison.rows import ComparisonRow
 from scalebench.analysis.comparison.sessions import MIN_UNITS_FOR_TEST
 from scalebench.analysis.rows import interval_cells
-from scalebench.core.machine.machine import MachineClass
 from scalebench.core.stats.estimates import Estimate, scale_estimate
 from scalebench.core.stats.log_means import mean_of_repeats
-from scalebench.core.units import format_count, format_number
+from scalebench.core.units import format_count, format_number, format_rate
 from scalebench.core.untrusted import clean_line, clean_text
 from scalebench.report import document as doc
 from scalebench.report import markdown, terminal_table
-from scalebench.report.tables import format_throughput
 
 VERSION = 2
 SUITE = "scalebench.compare"
@@ -34,38 +35,41 @@ MAX_LINES = 20  # of rows without a partner, and of differences
 MAX_DIFFERENCES = 10  # of a change in a history
 WIDTH = 200  # of a file or a pipe
 MAX_PLACES = 40  # of a chart; names of more are not readable
-INTERVALS = f"Intervals: 95 %, over repeats where a side has {MIN_UNITS_FOR_TEST} or more; dots: single repeats"
+INTERVALS = f"Intervals: 95 %, over repeats where a side has {MIN_UNITS_FOR_TEST} or more; dots: single repeats."
+OF_PAIRS = "Intervals: 95 %, of each pair alone."
 DRAWING_WIDTH = 40  # characters between the limits of all sessions
 HISTORY_CAPTION = "Throughput over the mean of the sessions before the change, or of all; limits: 95 %, over repeats"
+HISTORY_HEADS = ("session", "started", "throughput (95 %)", "", "")
 MIN_DRAWN_SPAN = 0.02  # of the throughput: less would draw noise from edge to edge
+Bar = tuple[Estimate, Sequence[float], Mapping[str, str]]  # its figure, the repeats behind it, and its label
 
 
-def format_comparison(comparison: Comparison, width: int = WIDTH) -> str:
-    """Return the tables and sentences as a terminal shows them, without colours."""
+def format_blocks(blocks: Iterable[doc.Table | str], width: int = WIDTH) -> str:
+    """Return tables and sentences as a terminal shows them, without colours; no sentence is broken."""
     import rich.console
 
     out = io.StringIO()
     console = rich.console.Console(file=out, width=width, highlight=False, color_system=None)
-    for contrast in comparison.contrasts:
-        table = make_table(contrast)
-        console.print(terminal_table.make_rich_table(table, table.title), crop=False)
-    for line in list_sentences(comparison):
-        console.print(clean_line(line), markup=False, soft_wrap=True)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    for part in terminal_table.render(blocks):
+        console.print(part, crop=False, soft_wrap=isinstance(part, Text))
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
+def format_comparison(comparison: Comparison, width: int = WIDTH) -> str:
+    """Return a table for each contrast, and the sentences below them."""
+    return format_blocks([*map(_make_table, comparison.contrasts), *map(clean_line, list_sentences(comparison))], width)
 
 
 def make_markdown(comparison: Comparison) -> str:
-    """Return tables for GitHub and GitLab; nothing in a cell is markup."""
-    *sentences, verdict = list_sentences(comparison)
-    parts = [f"**{markdown.escape_paragraph(verdict)}**"]
-    for contrast in comparison.contrasts:
-        table = make_table(contrast)
-        parts += [f"### {markdown.escape(table.title)}", markdown.render_table(table)]
-    parts += ["\n".join(f"- {markdown.escape_paragraph(line)}" for line in sentences)] if sentences else []
+    """Return the verdict, the tables and the other sentences for GitHub and GitLab; nothing in a cell is markup."""
+    *sentences, verdict = map(markdown.escape_paragraph, list_sentences(comparison))
+    parts = [f"**{verdict}**"]
+    parts += [part for contrast in comparison.contrasts for part in markdown.render_block(_make_table(contrast))]
+    parts += ["\n".join(f"- {sentence}" for sentence in sentences)] if sentences else []
     return "\n\n".join(parts) + "\n"
 
 
-def make_table(contrast: Contrast) -> doc.Table:
+def _make_table(contrast: Contrast) -> doc.Table:
     """Make the table of the pairs of a contrast."""
     numeric = (f"{contrast.a} samples/s", f"{contrast.b} samples/s", f"{contrast.b} / {contrast.a} (95 %)", "p (Holm)")
     rows = []
@@ -159,34 +163,39 @@ def format_p(p: float | None) -> str:
 def make_json(comparison: Comparison, exit_code: int) -> str:
     """Return the comparison as JSON. Its schema is in docs/guides/compare.md; only new keys keep `version`."""
 
+    def pick(source: object, names: str) -> dict[str, object]:
+        return {name: getattr(source, name) for name in names.split()}
+
     def list_side(row: ComparisonRow) -> dict[str, object]:
         return {"run_ids": row.run_ids, "sessions": len(row.sessions), "throughput_samples_per_s": row.rate}
 
-    def list_pair(pair: Pair) -> dict[str, object]:
-        ratio = interval_cells("ratio", pair.interval or Estimate(pair.ratio))
-        fields = {name: getattr(pair, name) for name in ("p", "p_holm", "test", "verdict", "regression", "notes")}
-        return {"row": pair.label, "a": list_side(pair.a), "b": list_side(pair.b), **ratio, **fields}
-
     contrasts = [
         {
-            "a": contrast.a,
-            "b": contrast.b,
+            **pick(contrast, "a b"),
             **interval_cells("median", contrast.median_interval or Estimate(contrast.median)),
             "least": min(pair.ratio for pair in contrast.pairs),
             "most": max(pair.ratio for pair in contrast.pairs),
             "differences": [{"key": key, "a": a, "b": b, "pairs": n} for key, a, b, n in contrast.differences],
-            "pairs": list(map(list_pair, contrast.pairs)),
+            "pairs": [
+                {
+                    "row": pair.label,
+                    "a": list_side(pair.a),
+                    "b": list_side(pair.b),
+                    **interval_cells("ratio", pair.interval or Estimate(pair.ratio)),
+                    **pick(pair, "p p_holm test verdict regression notes"),
+                }
+                for pair in contrast.pairs
+            ],
         }
         for contrast in comparison.contrasts
     ]
     unpaired = [
-        {"side": row.side, "row": row.label, "reason": row.reason, "failed": row.failed, "run_id": row.run_id or None}
+        {"side": row.side, "row": row.label, **pick(row, "reason failed"), "run_id": row.run_id or None}
         for row in comparison.unmatched
     ]
-    fields = {name: getattr(comparison, name) for name in ("by", "ignored", "threshold", "refusal")}
-    head = {"version": VERSION, "status": comparison.status, "exit_code": exit_code, **fields}
-    tree = {**head, "contrasts": contrasts, "unpaired": unpaired, "notes": comparison.notes}
-    return json.dumps(tree, indent=1, allow_nan=False) + "\n"
+    head = {"version": VERSION, "status": comparison.status, "exit_code": exit_code}
+    tree = {**head, **pick(comparison, "by ignored threshold refusal"), "contrasts": contrasts, "unpaired": unpaired}
+    return json.dumps({**tree, "notes": comparison.notes}, indent=1, allow_nan=False) + "\n"
 
 
 def make_junit(comparison: Comparison, exit_code: int) -> str:
@@ -195,40 +204,37 @@ def make_junit(comparison: Comparison, exit_code: int) -> str:
     A failure is a regression, an error a failed run or, at a gate, a pair without a verdict; a row without a partner is
     skipped.
     """
-    suite = ET.Element("testsuite", name=SUITE)
-
-    def add_case(name: str, tag: str, message: str, kind: str = "") -> None:
-        case = ET.SubElement(suite, "testcase", classname=SUITE, name=clean_text(name))
-        if tag == "system-out":
-            ET.SubElement(case, tag).text = clean_text(message)
-        else:
-            types = {} if tag == "skipped" else {"type": kind}
-            ET.SubElement(case, tag, {"message": clean_text(message), **types})
-
+    cases: list[tuple[str, str, str, str]] = []  # name, tag, message, type of a failure or an error
     for contrast in comparison.contrasts:
         for pair in contrast.pairs:
             name = f"{format_label(pair.label)}: {contrast.b} over {contrast.a}"
             text = f"{pair.verdict}: {format_times(pair.ratio, pair.interval)}, {pair.test}"
             if pair.regression:
-                add_case(name, "failure", text, "regression")
+                cases.append((name, "failure", text, "regression"))
             elif pair.verdict == analysis.NO_VERDICT:
                 tag = "error" if exit_code == EXIT_STATUS[analysis.TOO_LITTLE_DATA] else "skipped"
-                add_case(name, tag, pair.notes[-1], analysis.TOO_LITTLE_DATA)
+                cases.append((name, tag, pair.notes[-1], analysis.TOO_LITTLE_DATA))
             else:
-                add_case(name, "system-out", text)
+                cases.append((name, "system-out", text, ""))
     for row in comparison.unmatched:
-        failed = row.failed and comparison.threshold is not None
+        tag = "error" if row.failed and comparison.threshold is not None else "skipped"
         name = f"{format_label(row.label)}: {row.side} {row.run_id}".rstrip()
-        add_case(name, "error" if failed else "skipped", row.reason, "failed run")
+        cases.append((name, tag, row.reason, "failed run"))
     if comparison.status == analysis.NOT_COMPARABLE:
-        add_case("pairing", "error" if exit_code else "skipped", comparison.refusal or "", analysis.NOT_COMPARABLE)
-    tags = [child.tag for case in suite for child in case]
-    for name, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-        suite.set(name, str(tags.count(tag)))
-    suite.set("tests", str(len(suite)))
-    ET.SubElement(suite, "system-out").text = clean_text("\n".join(list_sentences(comparison)))
+        tag = "error" if exit_code else "skipped"
+        cases.append(("pairing", tag, comparison.refusal or "", analysis.NOT_COMPARABLE))
+
+    tags = Counter(tag for _, tag, *_ in cases)
+    counts = {"failures": tags["failure"], "errors": tags["error"], "skipped": tags["skipped"], "tests": len(cases)}
     suites = ET.Element("testsuites")
-    suites.append(suite)
+    suite = ET.SubElement(suites, "testsuite", {"name": SUITE, **{name: str(n) for name, n in counts.items()}})
+    for name, tag, message, kind in cases:
+        case = ET.SubElement(suite, "testcase", classname=SUITE, name=clean_text(name))
+        if tag == "system-out":
+            ET.SubElement(case, tag).text = clean_text(message)
+        else:
+            ET.SubElement(case, tag, {"message": clean_text(message), **({} if tag == "skipped" else {"type": kind})})
+    ET.SubElement(suite, "system-out").text = clean_text("\n".join(list_sentences(comparison)))
     ET.indent(suites)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(suites, encoding="unicode") + "\n"
 
@@ -238,86 +244,76 @@ def make_comparison_charts(comparison: Comparison) -> list[doc.Chart]:
 
     Rows without a partner are in neither, as in the tables; without a pair there is no chart.
     """
-    # The pairs of each label, which stand side by side, by value of the compared key; by number of devices.
-    places: dict[int, dict[tuple[str, ...], dict[str, Pair]]] = {}
+    counts: dict[int, list[tuple[Contrast, Pair]]] = {}  # 0 where numbers of devices are what is compared
     for contrast in comparison.contrasts:
         for pair in contrast.pairs:
-            devices = int(gpus) if (gpus := pair.label.get("gpus", "")).isdecimal() else 0  # 0: they are compared
-            places.setdefault(devices, {}).setdefault(tuple(pair.label.values()), {})[contrast.b] = pair
-    return [chart for devices, of_count in sorted(places.items())
-            for chart in _make_charts_of_count(comparison, devices, list(of_count.values()))]  # fmt: skip
+            count = int(gpus) if (gpus := pair.label.get("gpus", "")).isdecimal() else 0
+            counts.setdefault(count, []).append((contrast, pair))
+    charts = []
+    for count, members in sorted(counts.items()):
+        names = list(dict.fromkeys(_name_place(pair) for _, pair in members))
+        rates: dict[str, dict[str, Bar]] = {}  # by value of the compared key and name of the place
+        ratios: dict[str, dict[str, Bar]] = {}
+        for contrast, pair in members:
+            if (name := _name_place(pair)) not in names[:MAX_PLACES]:
+                continue
+            for value, row in ((contrast.a, pair.a), (contrast.b, pair.b)):
+                has_limits = len(row.rates) >= MIN_UNITS_FOR_TEST
+                rate = mean_of_repeats(row.rates).to_estimate() if has_limits else Estimate(row.rate)
+                rates.setdefault(value, {})[name] = (rate, row.rates, pair.label)
+            ratios.setdefault(contrast.b, {})[name] = (pair.interval or Estimate(pair.ratio), [], pair.label)
+        base, key = comparison.contrasts[0].a, comparison.by or "side"
+        on = f" on {format_count(count, 'device')}" if count else ""
+        on += f", the first {MAX_PLACES} of {len(names)} configurations" if len(names) > MAX_PLACES else ""
+        x = doc.Axis(" ".join(name for name in members[0][1].label if name != "gpus"))
+        for figure, title, unit, bars, about in (
+            ("throughput", "Throughput", "samples/s", rates, f"Samples/s in steady state, more is better. {INTERVALS}"),
+            ("ratio", f"Ratio to {base}", f"ratio to {base}", ratios, f"Throughput over that of {base}. {OF_PAIRS}"),
+        ):  # fmt: skip
+            series = [_make_bars(value, of_value) for value, of_value in bars.items()]
+            chart_id = doc.make_id("compare", figure, key, str(count or ""))
+            charts.append(doc.Chart(chart_id, f"{title} by {key}{on}", x, doc.Axis(unit), series, "bars", about))
+    return charts
 
 
-def _make_charts_of_count(comparison: Comparison, count: int, places: Sequence[dict[str, Pair]]) -> Iterator[doc.Chart]:
-    first, base, key = places[:MAX_PLACES], comparison.contrasts[0].a, comparison.by or "side"
-    on = f" on {format_count(count, 'device')}" if count else ""
-    on += f", the first {MAX_PLACES} of {len(places)} configurations" if len(places) > MAX_PLACES else ""
-    labels = [next(iter(pairs.values())).label for pairs in first]
-    others = [name for name in labels[0] if name != "gpus"]
-    # A place is named by what differs between the places, by all of its label but the devices if nothing does.
-    varying = [name for name in labels[0] if len({label[name] for label in labels}) > 1]
-    names = [" ".join(label[name] for name in varying or others) or "all" for label in labels]
-
-    def make_series(value: str, bars: Mapping[int, Estimate], rows: Sequence[ComparisonRow] = ()) -> doc.Series:
-        """Draw a bar at each place of which there is one, with the repeats of its row."""
-        tags = [{name: labels[n][name] for name in doc.TAG_COLUMNS if name in labels[n]} for n in bars]
-        low, high = zip(*(bar.limits for bar in bars.values()), strict=True)
-        repeats = [row.rates for row in rows]
-        x, y = [names[n] for n in bars], [bar.value for bar in bars.values()]
-        return doc.Series(value, x, y, low, high, point_tags=tags, repeats=repeats)
-
-    def draw_rates(value: str, rows: Mapping[int, ComparisonRow]) -> doc.Series:
-        """Draw throughputs, with limits if they have repeats enough to show how they vary."""
-        bars = {
-            n: mean_of_repeats(row.rates).to_estimate() if len(row.rates) >= MIN_UNITS_FOR_TEST else Estimate(row.rate)
-            for n, row in rows.items()
-        }
-        return make_series(value, bars, [*rows.values()])
-
-    rates = [draw_rates(base, {n: next(iter(pairs.values())).a for n, pairs in enumerate(first)})]
-    ratios = []
-    for value in dict.fromkeys(contrast.b for contrast in comparison.contrasts):
-        pairs = {n: of_place[value] for n, of_place in enumerate(first) if value in of_place}
-        rates.append(draw_rates(value, {n: pair.b for n, pair in pairs.items()}))
-        ratios.append(make_series(value, {n: pair.interval or Estimate(pair.ratio) for n, pair in pairs.items()}))
-    for figure, title, axis, series, sentences in (
-        ("throughput", "Throughput", "samples/s", rates, ("samples/s in steady state, more is better", INTERVALS)),
-        ("ratio", f"Ratio to {base}", f"ratio to {base}", ratios,
-         (f"throughput over that of {base}", "intervals: 95 %, of each pair alone")),
-    ):  # fmt: skip
-        axes, caption = (doc.Axis(" ".join(others)), doc.Axis(axis)), doc.join_sentences(*sentences)
-        chart_id = doc.make_id("compare", figure, key, str(count or ""))
-        yield doc.Chart(chart_id, f"{title} by {key}{on}", *axes, series, "bars", caption)
+def _name_place(pair: Pair) -> str:
+    return " ".join(text for key, text in pair.label.items() if key != "gpus") or "all"
 
 
-@dataclass(frozen=True)
-class MachineHistory:
+def _make_bars(value: str, bars: Mapping[str, Bar]) -> doc.Series:
+    estimates, repeats, labels = zip(*bars.values(), strict=True)
+    low, high = zip(*(estimate.limits for estimate in estimates), strict=True)
+    tags = [{name: label[name] for name in doc.TAG_COLUMNS if name in label} for label in labels]
+    return doc.Series(value, [*bars], [each.value for each in estimates], low, high, point_tags=tags, repeats=repeats)
+
+
+class MachineHistory(NamedTuple):
     """The histories of one baseline on machines of one class."""
 
-    kind: MachineClass
+    machine: str
     configurations: Sequence[ConfigurationHistory]
 
 
-def list_history_lines(name: str, histories: Sequence[MachineHistory]) -> Iterator[str]:
-    """Yield the lines that a terminal shows: the sessions of each configuration, and what has changed."""
+def make_history_blocks(name: str, histories: Sequence[MachineHistory]) -> Iterator[doc.Table | str]:
+    """Yield the sessions of each configuration as a table, and what has changed."""
     for history in histories:
-        yield clean_line(f"baseline '{name}' on {history.kind}")
+        yield clean_line(f"baseline '{name}' on {history.machine}")
         for configuration in history.configurations:
-            sessions, change = configuration.sessions, configuration.change
-            yield ""
-            yield clean_line(f"{format_label(configuration.label)}: {describe_change(configuration)}")
+            sessions, change, rows = configuration.sessions, configuration.change, []
             drawings = _draw([session.rate for session in sessions])
             for number, (session, drawing) in enumerate(zip(sessions, drawings, strict=True)):
-                rate = clean_line(session.note)
-                if session.rate is not None:
-                    rate = format_throughput({**_list_rate_cells(session), "interval_over": "repeats"}, " samples/s")
-                mark = "<- first that differs" if change is not None and number == change.first else ""
-                yield f"{number + 1:>4}  {_format_time(session)}  {rate:>26}  {drawing}  {mark}".rstrip()
+                rate = "" if session.rate is None else format_rate(session.rate, "samples/s")
+                note = clean_line(session.note) if session.rate is None else ""
+                mark = "<- first that differs" if change is not None and number == change.first else note
+                texts = (str(number + 1), _format_time(session), rate, drawing, mark)
+                rows.append(doc.Row(list(map(doc.Cell, texts))))
+            title = clean_line(f"{format_label(configuration.label)}: {describe_change(configuration)}")
+            yield doc.Table("history", title, HISTORY_HEADS, rows, frozenset(HISTORY_HEADS[:-1]))
             differences = [] if change is None else change.differences
             for key, before, after, _ in differences[:MAX_DIFFERENCES]:
-                yield f"      changed with it: {clean_line(f'{key}: {before} -> {after}')}"
+                yield clean_line(f"changed with it: {key}: {before} -> {after}")
             if (more := len(differences) - MAX_DIFFERENCES) > 0:
-                yield f"      {more} more differences: --format json lists all"
+                yield f"{more} more differences: --format json lists all"
 
 
 def describe_change(configuration: ConfigurationHistory) -> str:
@@ -357,35 +353,11 @@ def _format_time(session: SessionLevel) -> str:
     return f"{session.started:%Y-%m-%d %H:%M}"
 
 
-def _list_rate_cells(session: SessionLevel) -> dict[str, float | None]:
-    rate = session.rate
-    return interval_cells(doc.THROUGHPUT, rate)
-
-
 def make_history_json(name: str, histories: Sequence[MachineHistory], status: str, exit_status: int) -> str:
-    """Return the histories as JSON; what is unknown is null."""
-
-    def list_fields(configuration: ConfigurationHistory) -> dict[str, object]:
-        sessions = [
-            {"started_at": session.started.isoformat(), **_list_rate_cells(session), "repeats": len(session.repeats),
-             "note": session.note or None}
-            for session in configuration.sessions
-        ]  # fmt: skip
-        change = configuration.change
-        fields = None if change is None else {
-            "first_session": change.first + 1,
-            **interval_cells("ratio", change.ratio.interval or Estimate(change.ratio.ratio)),
-            "p_holm": change.p_holm,
-            "differences": [{"key": key, "before": a, "after": b} for key, a, b, _ in change.differences],
-        }  # fmt: skip
-        return {"label": configuration.label, "sessions": sessions, "change": fields}
-
-    machines = [
-        {"machine": str(history.kind), "configurations": [list_fields(each) for each in history.configurations]}
-        for history in histories
-    ]
+    """Return the histories as JSON, with the names of their fields; what is unknown is null."""
+    machines = [history._asdict() for history in histories]
     tree = {"baseline": name, "status": status, "exit_status": exit_status, "machines": machines}
-    return json.dumps(tree, indent=2, allow_nan=False) + "\n"
+    return msgspec.json.format(msgspec.json.encode(tree), indent=2).decode() + "\n"
 
 
 def make_history_charts(name: str, histories: Sequence[MachineHistory]) -> list[doc.Chart]:
@@ -394,7 +366,7 @@ def make_history_charts(name: str, histories: Sequence[MachineHistory]) -> list[
     for number, history in enumerate(histories, 1):
         configurations = history.configurations[: doc.MAX_CURVES]
         series = [line for configuration in configurations for line in _make_history_series(configuration)]
-        title = f"Sessions of baseline {name}" + (f" on {history.kind}" if len(histories) > 1 else "")
+        title = f"Sessions of baseline {name}" + (f" on {history.machine}" if len(histories) > 1 else "")
         count = max(len(configuration.sessions) for configuration in configurations)
         axes = doc.Axis("session", ticks=range(1, count + 1)), doc.Axis("relative throughput", from_zero=False)
         charts.append(doc.Chart(f"history-{number}", title, *axes, series, "lines", HISTORY_CAPTION))

@@ -42,11 +42,12 @@ def render_document(sections: Sequence[doc.Section], runs: int, home: Path, fold
     parts = [heading]
     for section in sections:
         parts.append(f"## {escape(section.title)}")
-        parts += [part for block in section.blocks for part in _render_block(block, home, folder)]
+        parts += [part for block in section.blocks for part in render_block(block, home, folder)]
     return "\n\n".join(parts) + "\n"
 
 
-def _render_block(block: doc.Block, home: Path, folder: Path) -> Iterator[str]:
+def render_block(block: doc.Block, home: Path = Path(), folder: Path = Path()) -> Iterator[str]:
+    """Yield the paragraphs of a block for a file in `folder`; links of its cells are relative to `home`."""
     if isinstance(block, doc.Paragraph):
         if block.kind in ("heading", "label"):
             yield f"### {escape(block.text)}"

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from scalebench.analysis import step_breakdown, throughput, user_program
@@ -25,7 +23,7 @@ from scalebench.core.result import Result, first_point_at_target
 from scalebench.core.stats.steady_state import MIN_BLOCKS
 from scalebench.core.units import format_bytes, format_count, format_number, format_percent, format_seconds
 from scalebench.core.untrusted import clean_line, clean_text, find_run_file
-from scalebench.report.document import THROUGHPUT, Table
+from scalebench.report.document import THROUGHPUT
 from scalebench.report.flag_text import format_flag
 from scalebench.report.report_data import read_operations
 from scalebench.report.sections import (
@@ -41,7 +39,7 @@ from scalebench.report.sections import (
     training,
 )  # fmt: skip
 from scalebench.report.tables import STATUS_CHIPS, format_throughput
-from scalebench.report.terminal_table import CHIP_STYLES, Part, RunTable, make_rich_table, make_text
+from scalebench.report.terminal_table import CHIP_STYLES, Part, RunTable, make_fact_table, make_rich_table, render
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,43 +54,39 @@ def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part
     parallelism, and the operations that some runs measured on request. `width` is in characters; `wide` asks for all
     columns."""
     curves, estimate_ratio = make_curves(runs.pooled), runs.configurations.estimate_ratio
-    table = RunTable(runs.pooled, runs.baseline_label)
     winners: set[str] = set()  # also the one device to stay on
     for advice in list_advice(curves, estimate_ratio):
         pairs = advice.rows if advice.kind in ("take", "tied") else [advice.one_device] if advice.kind == "stay" else []
         winners |= {pair[1]["run_id"] for pair in pairs if pair is not None}
-    yield from table.list_parts(width, winners, wide)
-    yield from _make_texts(answer.list_terminal_sentences(curves, estimate_ratio), "bold")
-    yield from (make_rich_table(each, each.title) for each in training.make_terminal_tables(runs.frame, wide))
-    yield from _make_texts(training.list_terminal_sentences(runs.frame))
+    yield from RunTable(runs.pooled, runs.baseline_label).list_parts(width, winners, wide)
+    yield from _make_paragraph(answer.list_terminal_sentences(curves, estimate_ratio), "bold")
+    yield from render(training.make_terminal_tables(runs.frame, wide))
+    yield from _make_paragraph(training.list_terminal_sentences(runs.frame))
     if (memory_table := memory.make_terminal_table(runs.pooled)) is not None:
         yield make_rich_table(memory_table)
-        yield from _make_texts(memory.list_terminal_sentences(runs.pooled, estimate_ratio))
-    yield from _make_texts(batches.list_terminal_sentences(curves, estimate_ratio))
-    for part in parallelism.make_terminal_blocks(runs.pooled, estimate_ratio):
-        yield make_text(part) if isinstance(part, str) else make_rich_table(part, part.title)
+        yield from _make_paragraph(memory.list_terminal_sentences(runs.pooled, estimate_ratio))
+    yield from _make_paragraph(batches.list_terminal_sentences(curves, estimate_ratio))
+    yield from render(parallelism.make_terminal_blocks(runs.pooled, estimate_ratio))
     if runs.probe_folders:
         measured, transfers = read_operations(runs.probe_folders)
         yield ""
         if len(measured):
-            yield from (make_rich_table(table, table.title) for table in collectives.make_collective_tables(measured))
+            yield from render(collectives.make_collective_tables(measured))
             yield from collectives.list_comparisons(measured)
         if len(transfers):
-            bandwidths = collectives.make_bandwidth_table(transfers)
-            yield make_rich_table(bandwidths, bandwidths.title)
+            yield from render([collectives.make_bandwidth_table(transfers)])
 
 
-def _make_texts(sentences: Sequence[str], style: str = "") -> Iterator[Part]:
-    """Yield an empty line and these sentences."""
+def _make_paragraph(sentences: Sequence[str], style: str = "") -> Iterator[Part]:
     if sentences:
         yield ""
         yield from (Text(clean_text(sentence), style) for sentence in sentences)
 
 
-def make_references(frame: pd.DataFrame, names: Sequence[str]) -> Iterator[RichTable]:
+def make_references(frame: pd.DataFrame, names: Sequence[str]) -> Iterator[Part]:
     """Yield the tables of published studies. Raises InputError for an unknown study."""
     for table in published.make_terminal_tables(frame, names):
-        yield make_rich_table(table, table.title, table.caption)
+        yield from render([table, table.caption])
 
 
 def make_outcome_line(
@@ -174,49 +168,34 @@ def make_details(result: Result, folder: Path, case: AttributedRun | None = None
     if result.status != "ok":
         return
     yield f"{folder}: {result.scale.strategy} gpus={result.scale.gpus}"
-    remarks = [("model", text) for text in list_model_remarks(result)]
-    facts = [*list_headline(result), *list_training_facts(result), *remarks]
-    rate, data = throughput.Measurement(result).throughput, result.workload
-    reading = steps.describe_slow_reading(
-        data.dataset, data.read_samples_per_s, "the training", rate.value if rate else None
-    )
-    facts += [] if reading is None else [("data", reading)]
-    facts += list_program_facts(result)
-    yield _make_fact_table([*facts, *list_files(result, folder)])
-    yield from _with_titles(parallelism.make_stage_blocks(result))
+    facts = [*list_headline(result), *list_training_facts(result)]
+    facts += [("model", text) for text in list_model_remarks(result)]
+    if (sentence := _describe_reading(result)) is not None:
+        facts.append(("data", sentence))
+    yield make_fact_table([*facts, *list_program_facts(result), *list_files(result, folder)])
+    yield from render(parallelism.make_stage_blocks(result))
     if any(rank.probes is None for rank in result.ranks):
         yield f"where the time of a step goes was not measured: {step_breakdown.explain_missing_probes(result)}"
     else:
         yield "where the time of a step goes"
         yield make_rich_table(steps.make_run_breakdown(result))
-        yield from _with_titles(operations.make_run_blocks(result))
+        yield from render(operations.make_run_blocks(result))
     if case is not None:
         yield "where the lost efficiency went"
         yield make_rich_table(attribution.make_run_table(case.attribution))
         yield from (cause.sentence() for cause in find_causes(case))
     usage = list_usage(result)
-    if result.monitor.reason is not None:
-        usage.append(("not measured", result.monitor.reason))
+    usage += [] if result.monitor.reason is None else [("not measured", result.monitor.reason)]
     if usage:
         yield "what the run used"
-        yield _make_fact_table(usage)
+        yield make_fact_table(usage)
 
 
-def _with_titles(parts: Iterator[Table | str]) -> Iterator[Part]:
-    """Yield the title of each table as a line before it."""
-    for part in parts:
-        if isinstance(part, Table):
-            yield part.title
-        yield part if isinstance(part, str) else make_rich_table(part)
-
-
-def _make_fact_table(rows: FactRows) -> RichTable:
-    table = RichTable(box=box.SIMPLE, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(min_width=max(len(word) for _, text in rows for word in text.split()))
-    for cells in rows:
-        table.add_row(*map(make_text, cells))
-    return table
+def _describe_reading(result: Result) -> str | None:
+    data, rate = result.workload, throughput.Measurement(result).throughput
+    return steps.describe_slow_reading(
+        data.dataset, data.read_samples_per_s, "the training", None if rate is None else rate.value
+    )
 
 
 def list_headline(result: Result) -> FactRows:

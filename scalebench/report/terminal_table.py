@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -49,27 +49,30 @@ class UncutTable(RichTable):
         return super().__rich_console__(console, options.update(width=max(options.max_width, self.least_width)))
 
 
-def make_rich_table(
-    table: doc.Table, title: str = "", caption: str = "", styles: Sequence[str] = (), wraps: bool = True, **layout: Any
-) -> UncutTable:
-    """Make a table for rich; its own caption is for the page, which has more room. `styles` are those of the rows,
-    `layout` settings of rich's.
+def render(blocks: Iterable[doc.Table | str]) -> Iterator[Part]:
+    """Yield each table below its title, and each sentence as a text that may be broken."""
+    for block in blocks:
+        if isinstance(block, str):
+            yield make_text(block)
+        else:
+            yield from [make_text(block.title)] if block.title else []
+            yield make_rich_table(block)
+
+
+def make_rich_table(table: doc.Table, styles: Sequence[str] = (), wraps: bool = True, **layout: Any) -> UncutTable:
+    """Make a table for rich, without title and caption. `styles` are those of its rows, `layout` settings of rich's.
 
     No word and no figure is cut or broken, and without `wraps` no text: a table that does not fit is wider than the
     window."""
-    rich_table = UncutTable(
-        title=make_text(title) if title else None, title_justify="left",
-        caption=make_text(caption) if caption else None, caption_justify="left", box=box.SIMPLE_HEAD,
-        **{"padding": (0, 1, 0, 0), **layout},
-    )  # fmt: skip
-    columns: list[list[Padding]] = []
+    rich_table = UncutTable(box=box.SIMPLE_HEAD, **{"padding": (0, 1, 0, 0), **layout})
+    columns: list[list[RenderableType]] = []
     for number, name in enumerate(table.columns):
         is_numeric, cells = name in table.numeric, [row.cells[number] for row in table.rows]
         texts = [Text(clean_text(cell.text), CHIP_STYLES[cell.chip]) for cell in cells]
         # Figures without limits stand below those of `1.31 ± 0.17`.
         limits = [len(match[0]) if is_numeric and (match := LIMITS.search(text.plain)) else 0 for text in texts]
         columns.append([Padding(text, (0, max(limits) - size, 0, 0)) for text, size in zip(texts, limits, strict=True)])
-        head, *sizes = map(MEASURING.measure, (make_text(name), *columns[-1]))
+        head, sizes = MEASURING.measure(make_text(name)), list(map(MEASURING.measure, columns[-1]))
         least = max(head.minimum, *(size.minimum if wraps and not is_numeric else size.maximum for size in sizes))
         # rich takes space from columns that may be broken, however narrow they are.
         is_narrow = least == max(head.maximum, *(size.maximum for size in sizes))

@@ -214,7 +214,7 @@ class Console:
         from scalebench.report.terminal import make_outcome_line
 
         head = f"[{place[0]}/{place[1]}]" if place[1] > 1 else ""
-        self._print_part(make_outcome_line(result, folder, head, settings, note))
+        self.print_part(make_outcome_line(result, folder, head, settings, note))
 
     def print_left_out(self, record: SweepRecord) -> None:
         """Print which runs a sweep had no time for, and how to continue it."""
@@ -241,7 +241,7 @@ class Console:
         if not self.shows_tables:
             return runs
         for part in make_overview(runs, self.rich.width, wide):
-            self._print_part(part)
+            self.print_part(part)
         for command in commands[:MAX_BASELINE_COMMANDS]:
             self.print_line(f"for the missing baselines: {command}")
         self.print_line(f"results: {', '.join(str(path) for path in paths)}")
@@ -283,9 +283,9 @@ class Console:
         result = read_result(folder / RESULT_FILE)
         case = records.attribute(result) if records is not None and result.status == "ok" else None
         for part in make_details(result, folder, case):
-            self._print_part(part)
+            self.print_part(part)
 
-    def _print_part(self, part: Any) -> None:
+    def print_part(self, part: Any) -> None:
         """Print a line of text, or a renderable of rich, which may be wider than the terminal. Texts are broken
         between words in a terminal only: elsewhere a line is a text."""
         if isinstance(part, str):

@@ -20,7 +20,7 @@ from scalebench.core.result import MonitorRecord, Sync, write_result
 from scalebench.report.document import Cell, Row, Table
 from scalebench.report.sections.parallelism import make_terminal_blocks
 from scalebench.report.terminal import USAGE_ROWS
-from scalebench.report.terminal_table import make_rich_table
+from scalebench.report.terminal_table import render
 from scalebench.sweeps.console import Console
 from tests.builders import sweeps
 from tests.builders.parallelism_runs import make_pairs
@@ -195,7 +195,8 @@ def test_every_row_names_fields_of_the_record():
 def print_table(width, columns, rows, numeric, title="", **options):
     out = RichConsole(file=io.StringIO(), width=width, color_system=None)
     rows = [Row([Cell(text) for text in texts]) for texts in rows]
-    out.print(make_rich_table(Table("id", "", columns, rows, frozenset([numeric])), title), **options)
+    for part in render([Table("id", title, columns, rows, frozenset([numeric]))]):
+        out.print(part, **options)
     return out.file.getvalue()
 
 

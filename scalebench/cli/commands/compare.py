@@ -154,11 +154,11 @@ def _show_history(options: argparse.Namespace) -> int:
         name = folder.name
         newer = [run for run in added if classify_machine(run.record.machine).fingerprint == kind.fingerprint]
         changes = find_changes(drop_copies([*load_compared_runs([str(folder)]), *newer]))
-        histories.append(comparison_report.MachineHistory(kind, changes))
+        histories.append(comparison_report.MachineHistory(str(kind), changes))
     status = _judge_histories([each for history in histories for each in history.configurations], threshold)
     exit_status = comparison_report.EXIT_STATUS[status]
-    verdict = [] if threshold is None else ["", f"verdict: {status}"]
-    text = "\n".join([*comparison_report.list_history_lines(name, histories), *verdict]) + "\n"
+    verdict = [] if threshold is None else [f"verdict: {status}"]
+    text = comparison_report.format_blocks([*comparison_report.make_history_blocks(name, histories), *verdict])
     is_json = options.format == "json"
     content = comparison_report.make_history_json(name, histories, status, exit_status) if is_json else text
     _print_or_write(options.out, content, text)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from scalebench.analysis.prediction.predictions import Check, PredictedGroup
     from scalebench.analysis.scaling_curves import Curve
     from scalebench.core.result import Result
+    from scalebench.report.document import Table
 
 MAX_DEVICES = 10_000_000
 MIN_MOST = 1024  # devices up to which scaling is looked at, where none are named
@@ -75,9 +76,8 @@ def main(options: argparse.Namespace) -> int:
         _print_csv(groups, counts)
         return 0
     for group in groups:
-        _print(section.make_table(group, counts))
-        for part in section.make_paragraphs(group, counts, options.efficiency, most or max(MIN_MOST, counts[-1])):
-            _print(part.text)
+        paragraphs = section.make_paragraphs(group, counts, options.efficiency, most or max(MIN_MOST, counts[-1]))
+        _print([section.make_table(group, counts), *(paragraph.text for paragraph in paragraphs)])
     return 0
 
 
@@ -141,20 +141,17 @@ def _check(checks: Sequence[Check]) -> int:
         raise InputError("nothing to check: no row can be predicted from smaller ones of its curve; measure gpus=1,2,4")
     for _, members in itertools.groupby(checks, lambda check: check.curve.group):
         table = make_check_table(list(members))
-        _print(table)
-        _print(table.caption)
+        _print([table, table.caption])
     return 0
 
 
-def _print(part: Any) -> None:
-    from scalebench.report.terminal_table import make_rich_table
+def _print(blocks: Iterable[Table | str]) -> None:
+    from scalebench.report.terminal_table import render
     from scalebench.sweeps.console import Console
 
-    console = Console().rich
-    if isinstance(part, str):
-        console.print(part, markup=False, highlight=False)
-    else:
-        console.print(make_rich_table(part, part.title), crop=False)
+    console = Console()
+    for part in render(blocks):
+        console.print_part(part)
 
 
 def _print_csv(groups: Iterable[PredictedGroup], counts: Sequence[int]) -> None:

@@ -41,6 +41,6 @@ def main(options: argparse.Namespace) -> int:
     records = make_attribution_records(survey.frame)
     for folder in run_folders if options.details or len(run_folders) == 1 else []:
         console.print_details(folder, records)
-    for table in make_references(survey.frame, names) if names else []:
-        console.rich.print(table, crop=False)
+    for part in make_references(survey.frame, names) if names else []:
+        console.print_part(part)
     return 0
