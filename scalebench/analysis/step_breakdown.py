@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scalebench.core.result import SYNC_PARTS, ProbeRecord, Result, StageRecord
+from scalebench.core.result import ProbeRecord, Result, StageRecord
 from scalebench.core.stats.estimates import Estimate, estimate_mean
 from scalebench.core.stats.gpu_time import mean_gpu_time
 
@@ -28,7 +28,6 @@ PART_BEFORE = {"forward": None, "backward": "forward", "optimizer": "backward"} 
 
 SERIES_COLUMNS = (
     "sync_isolated_s", "sync_exposed_s", "imbalance_s", "data_s", "copy_s", "forward_s", "backward_s", "optimizer_s",
-    *(f"sync_{name}_s" for name in SYNC_PARTS),
 )  # fmt: skip
 # The names of quantities in the recorded reasons, by column.
 REASON_KEYS = {"sync_isolated_s": "isolated", "sync_exposed_s": "exposed", "imbalance_s": "imbalance"}
@@ -51,9 +50,8 @@ def measure_blocks(result: Result, column: str) -> list[float]:
     """Return the seconds of one of SERIES_COLUMNS in each block of the probes, means over ranks; empty if not measured.
 
     Isolated sync ends when the last rank has the gradients. Exposed sync includes the wait for the slowest rank, which
-    that rank itself does not have; its parts, SYNC_PARTS, add up to it block by block. Imbalance is the largest minus
-    the mean of the devices' own times in each step, which all start together. Loading is what it costs beside the
-    device's work.
+    that rank itself does not have. Imbalance is the largest minus the mean of the devices' own times in each step,
+    which all start together. Loading is what it costs beside the device's work.
     """
     probes, part = _probes(result), column.removesuffix("_s").removeprefix("sync_")
     if not probes:
@@ -73,15 +71,6 @@ def measure_blocks(result: Result, column: str) -> list[float]:
     if part == "data" and all(rank.script is None and rank.block_data_s and rank.block_steps for rank in result.ranks):
         # Time in a loader of the user's, whose workers go on while steps use a fixed batch.
         return _divide([rank.block_data_s for rank in result.ranks], result.ranks[0].block_steps)
-    if part in SYNC_PARTS:
-        names = [name for name in SYNC_PARTS if all(name in record.sync_parts_s for record in probes)]
-        if not names or part not in (*names, SYNC_PARTS[-1]):
-            return []
-        series = [_mean_over_ranks(probes, "sync_on_s", "steps")]
-        series += [_divide([record.sync_parts_s[name] for record in probes], probes[0].steps) for name in names]
-        series.append(_mean_over_ranks(probes, "sync_off_s", "steps"))
-        number = names.index(part) if part in names else len(names)
-        return _subtract(*series[number : number + 2])[: min(map(len, series))]
     blocks_of = variant_blocks(result)
     without_sync = "sync_off_s" if "sync_off_s" in blocks_of else "sync_on_s"
     more, less = ("sync_on_s", "sync_off_s") if part == "exposed" else (without_sync, "fixed_batch_s")

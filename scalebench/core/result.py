@@ -93,21 +93,14 @@ class TransferRecord:
     block_s: list[float] = field(default_factory=list)
 
 
-# The parts of gradient synchronization where devices have no weights of their own, in the order in which probes leave
-# them out: slices of a batch and weights to each device, its outputs to where they are merged, its gradients back.
-SYNC_PARTS = ("input", "weights_out", "output", "gradients_in")
-
-
 @dataclass
 class ProbeRecord:
     """The measurements of the probes on one rank: wall seconds of blocks that begin together on all ranks."""
 
     reasons: dict[str, str] = field(default_factory=dict)  # quantity -> why it was not measured
-    steps: int | None = None  # steps in each block of the next four, which were interleaved
+    steps: int | None = None  # steps in each block of the next three, which were interleaved
     sync_on_s: list[float] = field(default_factory=list)  # with gradient synchronization and the real feed
     sync_off_s: list[float] = field(default_factory=list)  # without gradient synchronization
-    # Of SYNC_PARTS: as sync_on_s, without this part and those before it. The last part has none: it is in sync_off_s.
-    sync_parts_s: dict[str, list[float]] = field(default_factory=dict)
     fixed_batch_s: list[float] = field(default_factory=list)  # as sync_off_s (else sync_on_s), on one fixed batch
     local_step_s: list[list[float]] = field(default_factory=list)  # by device: single steps without synchronization
     isolated_sync_repeats: int | None = None

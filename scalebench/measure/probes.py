@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.core.errors import describe_exception
-from scalebench.core.result import SYNC_PARTS, ProbeRecord, RankRecord
+from scalebench.core.result import ProbeRecord, RankRecord
 from scalebench.core.run_folder import rank_trace_name
 from scalebench.core.spec import RunSpec
 from scalebench.measure.bandwidth import measure_bandwidth
@@ -50,13 +50,11 @@ PROFILED_STEP_BOUNDS = (2, 5)
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to train the steps of a block, named as the field of ProbeRecord that its seconds go to, or as the part of
-    synchronization that is the last of those left out."""
+    """A way to train the steps of a block, named as the field of ProbeRecord that its seconds go to."""
 
     name: str
     sync: bool = True
     new_batches: bool = True  # each batch from the feed; else its first one, which is full, over and over
-    without: tuple[str, ...] = ()  # with sync: parts of it that are left out
 
 
 class InterleavedLoop:
@@ -123,11 +121,7 @@ class InterleavedLoop:
     def _begin_block(self, block: int) -> None:
         self._report()
         if self._switches_sync:  # not every strategy can
-            probes, variant = probes_of(self._strategy), self._blocks[block]
-            if variant.without:
-                probes.leave_out_sync_parts(variant.without)
-            else:
-                probes.set_gradient_sync(variant.sync)
+            probes_of(self._strategy).set_gradient_sync(self._blocks[block].sync)
         self._meet(block)
 
     def _meet(self, block: int) -> None:
@@ -219,8 +213,6 @@ class ProbeRunner:
         slow = f"a step takes {self.step_s:.3g} s, longer than measure.probe_s: raise that to have its parts measured"
         reason = self.record.reasons.get("exposed", slow)
         self.record.reasons |= dict.fromkeys(MANY_STEP_PROBES, slow) | {"exposed": reason, "imbalance": reason}
-        if can_switch and self._make_part_variants():
-            self.record.reasons = {f"sync_{part}": slow for part in SYNC_PARTS} | self.record.reasons
 
     def _try(self, quantity: str, probe: Callable[[], object]) -> bool:
         """Return whether the probe succeeded; else its reason is in the record."""
@@ -245,8 +237,9 @@ class ProbeRunner:
             pass
 
     def _probe_variants(self, batches: Iterator[Any], can_switch: bool) -> None:
-        variants, parts = [Variant("sync_on")], self._make_part_variants() if can_switch else []
-        variants += [*parts, Variant("sync_off", sync=False)] if can_switch else []
+        variants = [Variant("sync_on")]
+        if can_switch:
+            variants.append(Variant("sync_off", sync=False))
         if (reason := self.probes.why_new_batches()) is not None:
             self.record.reasons["data"] = reason
         else:
@@ -263,20 +256,7 @@ class ProbeRunner:
                 self.probes.set_gradient_sync(True)
         self.record.steps = steps
         for variant in variants:
-            if variant in parts:
-                self.record.sync_parts_s[variant.name] = loop.seconds[variant.name]
-            else:
-                setattr(self.record, f"{variant.name}_s", loop.seconds[variant.name])
-
-    def _make_part_variants(self) -> list[Variant]:
-        """Return steps that leave out more and more parts of synchronization, up to but without all of them."""
-        try:
-            inseparable = self.probes.inseparable_sync_parts()
-        except NotMeasured:
-            return []
-        self.record.reasons |= {f"sync_{part}": reason for part, reason in inseparable.items()}
-        parts = tuple(part for part in SYNC_PARTS if part not in inseparable)
-        return [Variant(part, without=parts[: number + 1]) for number, part in enumerate(parts[:-1])]
+            setattr(self.record, f"{variant.name}_s", loop.seconds[variant.name])
 
     def _probe_imbalance(self, batches: Iterator[Any], can_switch: bool) -> None:
         """Time single steps without synchronization, which all ranks begin together; the first does not count."""

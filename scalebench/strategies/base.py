@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from scalebench.core.errors import InputError, suggest_names, unknown_name_message
 from scalebench.core.process import LISTEN_ADDRESS
-from scalebench.core.result import SYNC_PARTS, Profile, ScriptRecord, StageRecord
+from scalebench.core.result import Profile, ScriptRecord, StageRecord
 from scalebench.core.spec import RankPlacement, RunSpec, StrategySpec
 
 if TYPE_CHECKING:
     from scalebench.workloads.source import Source
 
 FORWARD, BACKWARD, OPTIMIZER = PARTS = ("forward", "backward", "optimizer")
-INPUT, WEIGHTS_OUT, OUTPUT, GRADIENTS_IN = SYNC_PARTS
 T = TypeVar("T")
 GroupSum = Callable[[list[float]], list[float]]  # sums of the values over all ranks, each of which must call it
 
@@ -190,23 +189,12 @@ class Probes:
         return NotMeasured(f"{self.spec.config.strategy.name} {reason}")
 
     def set_gradient_sync(self, on: bool) -> None:
-        """Switch gradient synchronization off or on again; called between blocks. Where devices have no weights of
-        their own, each computes with a frozen copy of them while it is off."""
+        """Switch gradient synchronization off or on again; called between blocks."""
         raise self.not_measured("cannot train without its exchange")
 
     def why_new_batches(self) -> str | None:
         """Return why each step reads new samples, also where a batch is used again; None where it does not."""
         return None
-
-    def inseparable_sync_parts(self) -> dict[str, str]:
-        """Return the parts of core.result.SYNC_PARTS that leave_out_sync_parts cannot leave out, each with the reason.
-        The last part is never one of them."""
-        raise self.not_measured("synchronizes nothing but gradients")
-
-    def leave_out_sync_parts(self, parts: tuple[str, ...]) -> None:
-        """Leave these parts of gradient synchronization, and no others, out of the next steps, until it is switched on
-        or off; called between blocks."""
-        raise self.not_measured("does not take its synchronization apart")
 
     def model_remarks(self) -> dict[str, str]:
         """Return sentences on a user's model, by flag; empty if there is nothing to say."""

@@ -21,7 +21,6 @@ import pytest
 
 from scalebench.core import config_files
 from scalebench.core.json_files import build_record
-from scalebench.core.result import SYNC_PARTS
 from scalebench.core.spec import StrategySpec
 from scalebench.strategies import registry
 from scalebench.strategies.base import check_values
@@ -258,19 +257,8 @@ class StrategyContract(YamlContract):
         assert outcome is not None
         if outcome.startswith("not measured: "):
             assert len(outcome) > len("not measured: ") + 10, "the reason should be a sentence"
-        elif len(group.unsynchronized) > 1 and group.ranks[0].sync_parts != "done":
+        elif len(group.unsynchronized) > 1 and group.spec.config.strategy.sync != "sharded":
             assert all(_differ(other, group.unsynchronized[0]) for other in group.unsynchronized[1:])
-
-    def test_parts_of_synchronization(self, group: ContractRanks) -> None:
-        """Steps can leave out parts of it one after the other, or all of it; a part that they cannot has a reason."""
-        for rank in group.ranks:
-            assert set(rank.inseparable_parts) < set(SYNC_PARTS[:-1]) and all(rank.inseparable_parts.values())
-            assert np.isfinite(rank.losses_without_parts).all()
-            assert rank.sync_parts is not None
-            if rank.sync_parts != "done":
-                assert len(rank.sync_parts) > len("not measured: ") + 10, "the reason should be a sentence"
-            else:
-                assert rank.sync_off == "done"
 
     def test_messages_carry_the_gradients(self, group: ContractRanks) -> None:
         """If several devices synchronize, their messages add up to at least the bytes of the gradients."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.core.json_files import write_json
-from scalebench.core.result import SYNC_PARTS, RankRecord
+from scalebench.core.result import RankRecord
 from scalebench.core.spec import RunSpec
 from scalebench.measure.progress import ProgressFile
 from scalebench.runner.worker import exit_without_cleanup, run_rank
@@ -49,9 +49,6 @@ class RankChecks:
     user_losses: list[float] = field(default_factory=list)  # of a user's loss, over whole batches and over half ones
     message_bytes: list[int] = field(default_factory=list)
     sync_off: str | None = None  # "done", or why it cannot be
-    sync_parts: str | None = None  # "done" if steps can leave out parts of synchronization, or why they cannot
-    inseparable_parts: dict[str, str] = field(default_factory=dict)  # with reasons
-    losses_without_parts: list[float] = field(default_factory=list)
     run_isolated_sync: str | None = None
     parts: dict[str, str] = field(default_factory=dict)  # "kept" or "changed" the weights, or why not measured
     backend_used: str | None = None
@@ -120,7 +117,6 @@ def examine_strategy(
     checks.run_isolated_sync = _describe_outcome(lambda: probes.run_isolated_sync(checks.message_bytes or [1024]))
     checks.sync_off = _describe_outcome(lambda: _train_without_sync(strategy, batches))
     _save_weights(strategy, folder / f"unsynchronized{record.rank}.npz", checks)
-    checks.sync_parts = _describe_outcome(lambda: _train_without_parts(strategy, batches, checks))
     checks.backend_used = strategy.backend_used()
     _check_partial_steps(strategy, next(batches), checks)
     strategy.close()
@@ -174,20 +170,6 @@ def _train_without_sync(strategy: Strategy, batches: Iterator[Any]) -> None:
     probes_of(strategy).set_gradient_sync(False)
     strategy.train(CountedLoop(batches, LOCAL_STEPS))
     probes_of(strategy).set_gradient_sync(True)
-
-
-def _train_without_parts(strategy: Strategy, batches: Iterator[Any], checks: RankChecks) -> None:
-    """Train steps that leave out more and more parts of gradient synchronization, and switch it on again."""
-    probes = probes_of(strategy)
-    checks.inseparable_parts = probes.inseparable_sync_parts()
-    parts = tuple(part for part in SYNC_PARTS if part not in checks.inseparable_parts)
-    for number in range(1, len(parts)):
-        probes.leave_out_sync_parts(parts[:number])
-        loop = CountedLoop(batches, LOCAL_STEPS)
-        strategy.train(loop)
-        strategy.synchronize()
-        checks.losses_without_parts += [float(part.loss_sum) for part in loop.parts if part is not None]
-    probes.set_gradient_sync(True)
 
 
 def _check_partial_steps(strategy: Strategy, batch: Any, checks: RankChecks) -> None:

@@ -47,25 +47,6 @@ def test_seconds_of_one_step():
     assert value_of("data_s", without) == pytest.approx(0.001)
 
 
-PART_FIGURES = ("sync_input_s", "sync_weights_out_s", "sync_output_s", "sync_gradients_in_s")
-
-
-@pytest.mark.parametrize(("without", "expected"), [
-    ({"input": 0.0195, "weights_out": 0.0175, "output": 0.0170}, (0.00025, 0.001, 0.00025, 0.0015)),
-    ({"weights_out": 0.0180}, (None, 0.001, None, 0.002)), ({}, (None, None, None, None)),
-])  # fmt: skip
-def test_parts_of_sync_add_up_to_exposed_sync(without, expected):
-    ranks = [probes(sync_parts_s={part: [s + own] * BLOCKS for part, s in without.items()}) for own in (-0.001, 0.001)]
-    estimates = [step_breakdown.figure(group(*ranks), name) for name in PART_FIGURES]
-    assert [one and one.value for one in estimates] == [seconds and pytest.approx(seconds) for seconds in expected]
-    if without:
-        exposed = value_of("sync_exposed_s", *ranks)
-        assert sum(one.value for one in estimates if one is not None) == pytest.approx(exposed)
-        assert step_breakdown.figure(group(ranks[0], probes()), "sync_weights_out_s") is None, (
-            "not by half of the ranks"
-        )
-
-
 def test_ranks_wait_for_the_slowest_on_average():
     """The slowest rank loses only the time that it spends on synchronization itself."""
     own = [0.004, 0.006, 0.011]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalebench.core.result import SYNC_PARTS, Profile, RankRecord
+from scalebench.core.result import Profile, RankRecord
 from scalebench.core.spec import StrategySpec
 from scalebench.measure.probes import NO_SYNC, ONE_DEVICE, InterleavedLoop, ProbeRunner, Variant
 from scalebench.strategies.base import PARTS, LossPart, NotMeasured
@@ -144,42 +144,6 @@ def test_a_probe_that_a_strategy_lacks_is_left_out_with_its_reason(lacks, unmeas
     assert strategy.syncing
     if "set_gradient_sync" in lacks:  # the feed is measured with synchronization
         assert record.fixed_batch_s == pytest.approx(record.sync_on_s) and strategy.during["step"] == {True}
-
-
-class InParts(Timed):
-    """Weights out take 1 ms, output 2 ms, gradients in the rest; input is not separable."""
-
-    off: tuple[str, ...] = ()
-
-    def set_gradient_sync(self, on):
-        super().set_gradient_sync(on)
-        self.off = ()
-
-    def inseparable_sync_parts(self):
-        return {"input": "read elsewhere"}
-
-    def leave_out_sync_parts(self, parts):
-        self.syncing, self.off = True, parts
-
-    def step(self, batch):
-        part_s = {"weights_out": 0.001, "output": 0.002}
-        self.now_s -= sum(part_s[part] for part in self.off)
-        return super().step(batch)
-
-
-def test_parts_of_synchronization_are_left_out_one_after_the_other(tmp_path):
-    record, strategy, _ = run_probes(tmp_path, InParts)
-    assert record.reasons == {"sync_input": "read elsewhere"}
-    off_s = {"weights_out": 0.001, "output": 0.003}
-    assert list(record.sync_parts_s) == list(off_s)
-    for part, seconds in off_s.items():
-        blocks = record.sync_parts_s[part]
-        assert blocks == pytest.approx([record.steps * (STEP_S + SYNC_S - seconds)] * len(record.sync_on_s))
-    assert record.sync_off_s == pytest.approx([record.steps * STEP_S] * len(record.sync_off_s))
-    assert strategy.syncing and not strategy.off
-    record, _, _ = run_probes(tmp_path, InParts, measure={"probe_s": 0.01})  # slow steps
-    reasons = [record.reasons[f"sync_{part}"] for part in SYNC_PARTS]
-    assert reasons == ["read elsewhere", *[record.reasons["exposed"]] * 3] and not record.sync_parts_s
 
 
 def test_what_there_is_not_is_not_measured(tmp_path):

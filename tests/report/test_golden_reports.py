@@ -269,14 +269,11 @@ def without_probes():
     return [*runs.values(), sweeps.run("ddp_gloo", 1)]
 
 
-def parts_of_sync():
-    """One run whose synchronization was taken apart, and one with the timeline of its framework."""
-    apart, timed = sweeps.run("mirrored", 2), sweeps.run("horovod_gloo", 2)
-    for each in apart.ranks:
-        blocks = each.probes.sync_off_s
-        each.probes.sync_parts_s = {"weights_out": [seconds + 0.001 for seconds in blocks], "output": blocks}
+def phases_of_sync():
+    """One run has the timeline of its framework."""
+    timed = sweeps.run("horovod_gloo", 2)
     timed.sync.timeline = TimelineRecord("timeline.json", None, 5, 0.001, None, 0.0, 0.002)
-    return [apart, timed, sweeps.run("ddp_gloo", 2)]
+    return [timed, sweeps.run("ddp_gloo", 2)]
 
 
 def busy_run(gpus, share, seconds, strategy):
@@ -394,7 +391,7 @@ SWEEPS = {
     real_input_that_costs_nothing: ("step",),
     real_input_once: ("step",),
     without_probes: ("step",),
-    parts_of_sync: ("step",),
+    phases_of_sync: ("step",),
     busy_devices: ("usage",),
     unfinished: ("unfinished",),
     monitored: ("usage",),

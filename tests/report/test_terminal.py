@@ -109,7 +109,6 @@ PEAKS = {"rss_peak_bytes": 5 * 10**8, "rss_anon_peak_bytes": 2 * 10**8, "peak_me
 LARGER = {"rss_peak_bytes": 6 * 10**8, "rss_anon_peak_bytes": 3 * 10**8, "peak_memory_bytes": [None]}
 ALL_PARTS = ("exposed", "data", "forward", "backward", "optimizer")
 STEP_FIGURES = (*ALL_PARTS, "isolated", "imbalance", "copy")
-PART_REASONS = {"sync_input": "copied before", "sync_output": "stays"}
 HIDDEN_PROFILE = {"profile": None, "reasons": {"profile": "[b]no[/b] " * 40 + "profile"}}
 # The runs, and what each is about. The model has 153,441 parameters.
 RUNS = {
@@ -131,7 +130,6 @@ RUNS = {
     "usage: state of few": used({"state_bytes": [1_227_528]}, {}),
     "dataset: read slowly": read_slowly(30.0), "dataset: read fast": read_slowly(1e5),
     **{f"step: no {name}": without(**{name: "not [b]here[/b]"}) for name in STEP_FIGURES},
-    "step: parts of sync": probed(sync_parts_s={"weights_out": block_times(0.009, 4)}, reasons=PART_REASONS),
     "step: neither data nor forward": without(forward="no", data="no"),
     "step: no part": without(**dict.fromkeys(ALL_PARTS, "no")),
     "step: one device": edit(without(exposed="one device has no other to synchronize with"), scale__gpus=1),

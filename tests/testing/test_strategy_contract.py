@@ -40,7 +40,6 @@ FAULTS = {
     "backend is the requested one": "def backend_used(self): return 'pigeons'",
     "parts of a step": "def partial_step(self, batch, until): raise NotMeasured('no')",
     "sync off synchronizes nothing": "def set_gradient_sync(self, on): raise NotMeasured('no')",
-    "parts of synchronization": "def inseparable_sync_parts(self): return {'gradients_in': 'no'}",
     "peak memory": "def peak_memory_bytes(self): return [0]",
     "parameter count": "def num_params(self): return 7",
     "closes twice": "def close(self): self.closed = self.closed + [1] if hasattr(self, 'closed') else 1",

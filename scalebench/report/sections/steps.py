@@ -51,16 +51,6 @@ STEP_PARTS = {
     StepPart("optimizer_s", "optimizer", ("optimizer", "backward")): "optimizer",
     EXPOSED_SYNC: "sync",
 }
-# The parts of exposed sync, in the order in which they happen.
-SYNC_PARTS = [
-    StepPart(f"sync_{part}_s", part.replace("_", " "), (f"sync_{part}", "exposed"), f"of exposed sync: {about}")
-    for part, about in (
-        ("input", "slices of the batch to the devices"),
-        ("weights_out", "weights to the devices"),
-        ("output", "outputs to where they are merged, their gradients back"),
-        ("gradients_in", "gradients to the weights"),
-    )
-]
 OTHER_FIGURES = [
     StepPart(column, name, (reason,), remark)
     for column, name, reason, remark in (
@@ -120,9 +110,6 @@ def make_run_breakdown(result: Result) -> doc.Table:
         of_epoch, why = f"{messages * steps:,}", f"{messages:,} a step"
     rows.append(("gradient messages per epoch", of_epoch, "", why))
 
-    # Probes took synchronization apart, or have reasons why they could not.
-    if any(part.reasons[0] in reasons or step_breakdown.figure(result, part.column) is not None for part in SYNC_PARTS):
-        add_parts(SYNC_PARTS)
     if (timeline := result.sync.timeline) is not None:
         rows.append(("", "", "", ""))
         phases = {name: s for name, s in step_breakdown.sync_phases(result).items() if s is not None}
@@ -201,25 +188,19 @@ def _stack_parts(section: str, group: doc.CurveGroup, report_data: ReportData) -
     yield doc.Chart(group.make_id(section), "Where the time of a step goes", *axes, series, "stacked", CAPTION)
 
 
-def _explain_missing(
-    report_data: ReportData,
-    row: doc.Cells,
-    parts: Iterable[StepPart] = STEP_PARTS,
-    separable: Iterable[StepPart] = (),
-) -> str:
-    """Say why parts of this row are missing, and why others could not be separated, according to its first repeat: each
-    reason once, after all names that have it."""
+def _explain_missing(report_data: ReportData, row: doc.Cells, parts: Iterable[StepPart] = STEP_PARTS) -> str:
+    """Say why parts of this row are missing, according to its first repeat: each reason once, after all names that have
+    it."""
     if row["run_id"] not in report_data.detailed_run_ids:
         return ""
     result = report_data.result(str(row["run_id"]))
     if all(rank.probes is None for rank in result.ranks):
         return NO_PROBES
     reasons = step_breakdown.unmeasured_reasons(result)
-    missing = [(part.explain(reasons), part.name) for part in parts if row[part.column] is None]
-    missing += [(reasons[part.reasons[0]], part.name) for part in separable if part.reasons[0] in reasons]
     names: dict[str, list[str]] = {}
-    for reason, name in missing:
-        names.setdefault(reason, []).append(name)
+    for part in parts:
+        if row[part.column] is None:
+            names.setdefault(part.explain(reasons), []).append(part.name)
     return "; ".join(f"{', '.join(each)}: {reason}" for reason, each in names.items())
 
 
@@ -248,11 +229,6 @@ PHASE_CAPTION = (
     "Negotiate: until all ranks have announced a tensor, so that waiting for a slower rank is part of it. "
     "Memory copies: in and out of the fusion buffer. The phases overlap each other and the backward pass: their sum "
     "means nothing."
-)
-PART_CAPTION = (
-    "Parts of exposed sync where devices have no weights of their own: what a step saves with frozen copies of its "
-    "slice of a batch and of the weights on each device, a loss on each device, and gradients that stay there, one "
-    "after the other. They add up to exposed sync. Empty: not separable, the remarks above say why."
 )
 NO_PROBES = "no probes were made (measure.probes=true makes them)"
 EPOCH_CAPTION = (
@@ -294,8 +270,7 @@ SYNC_HEADS = {
     "steps_per_epoch": "steps per epoch",
     "syncs_per_epoch": "messages",
 }
-PART_HEADS = {part.column: part.name for part in SYNC_PARTS}
-# Phases are those of a framework's timeline, as Horovod has; parts those of synchronization without own weights.
+# Phases are those of a framework's timeline, as Horovod has.
 sync_section = spec.SectionSpec(
     "sync",
     "Gradient synchronization",
@@ -303,8 +278,7 @@ sync_section = spec.SectionSpec(
         spec.Drawing("sync_exposed_s", "Exposed sync", "time of a step", _describe_exposed_sync),
         _draw_sync_of_epochs,
         spec.Listing("Sync of a step and an epoch", SYNC_HEADS, SYNC_CAPTION, [*SYNC_HEADS],
-                     functools.partial(_explain_missing, parts=PROBED_PARTS, separable=SYNC_PARTS)),
-        spec.Listing("Parts of gradient synchronization", PART_HEADS, PART_CAPTION, [*PART_HEADS], id="part-table"),
+                     functools.partial(_explain_missing, parts=PROBED_PARTS)),
         spec.Listing("Phases of gradient synchronization", PHASES, PHASE_CAPTION, [*PHASES], id="phase-table"),
     ],
     keep=lambda row: row["gpus"] > 1,

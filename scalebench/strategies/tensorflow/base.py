@@ -33,7 +33,7 @@ class TensorFlowStrategy(TensorFlowProbes):
         super().__init__(spec, rank)
         self._has_records = spec.config.dataset.dtype == records.RECORD
         self._loss = optimizer.loss_function(spec.config.model.loss)
-        self._functions: dict[tuple[str, ...], Callable[..., tf.Tensor]] = {}  # by sync_parts_off
+        self._functions: dict[bool, Callable[..., tf.Tensor]] = {}  # by syncs_gradients
 
     def join(self) -> None:
         """Join the other processes, if there are any. `self.devices` is already set."""
@@ -91,11 +91,11 @@ class TensorFlowStrategy(TensorFlowProbes):
 
     def step_function(self) -> Callable[..., tf.Tensor]:
         """Return the compiled step, with or without gradient synchronization: (parts, global samples) -> loss sum."""
-        if self.sync_parts_off not in self._functions:
-            self._functions[self.sync_parts_off] = tf.function(
+        if self.syncs_gradients not in self._functions:
+            self._functions[self.syncs_gradients] = tf.function(
                 self.compute_step, input_signature=self.step_signature(), jit_compile=False, autograph=False
             )
-        return self._functions[self.sync_parts_off]
+        return self._functions[self.syncs_gradients]
 
     def compute_step(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> tf.Tensor:
         """Train one step on the parts of all devices; return the sum of the losses over their samples."""

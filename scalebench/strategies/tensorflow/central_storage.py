@@ -13,13 +13,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from scalebench.core.result import SYNC_PARTS
 from scalebench.strategies import refusals
-from scalebench.strategies.base import GRADIENTS_IN, INPUT, OUTPUT, WEIGHTS_OUT, LossPart
+from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.tensorflow import batches, observed, optimizer
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
-from scalebench.strategies.tensorflow.batches import DevicePart, TfBatch
-from scalebench.strategies.tensorflow.frozen_copies import FrozenCopies
+from scalebench.strategies.tensorflow.batches import DevicePart
 from scalebench.strategies.tensorflow.mirrored import Replicated
 from scalebench.workloads import user_code
 
@@ -102,7 +100,6 @@ class SingleCopyStrategy(TensorFlowStrategy):
     """The base of strategies with one copy of the weights, whose synchronization is part of every step."""
 
     parameter_device: str
-    frozen: FrozenCopies | None = None
     _round_trip: tuple[list[int], SyncRoundTrip] | None = None
 
     def setup(self) -> None:
@@ -112,42 +109,20 @@ class SingleCopyStrategy(TensorFlowStrategy):
         optimizer.set_gradient_reduction(self.optimizer, on=False)
 
     @abstractmethod
-    def compute_step(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> list[tf.Tensor]:
-        """Train one step; return the sum of the losses, and then results that nobody reads: TensorFlow prunes what a
-        step does not return."""
-
-    @abstractmethod
     def reduce_gradients(self, per_device: Sequence[Tensors]) -> list[tf.Tensor]:
         """Sum each gradient over the devices, on the device that has the weights."""
 
-    def update_weights(self, per_device: Sequence[Tensors], variables: Sequence[Any]) -> list[tf.Tensor]:
-        """Update the weights with the sums of these gradients, or with frozen gradients if their exchange is left out,
-        and return the results that the step has to return then; `per_device` may have more results than gradients."""
-        results: list[tf.Tensor] = []
-        if self.frozen is not None and GRADIENTS_IN in self.sync_parts_off:
-            sums, results = self.frozen.replace_gradients(per_device)
-        else:
-            sums = self.reduce_gradients([of_device[: len(variables)] for of_device in per_device])
+    def update_weights(self, per_device: Sequence[Tensors], variables: Sequence[Any]) -> None:
+        """Update the weights with the sums of these gradients."""
+        sums = self.reduce_gradients(per_device)
         with tf.device(self.parameter_device):
             self.optimizer.apply(sums, variables)
-        return results
-
-    def step(self, batch: TfBatch) -> LossPart | None:
-        self.keep_batch(batch)
-        loss_sum, *_ = self.step_function()(batch.parts, batch.global_samples)
-        return LossPart(loss_sum, batch.samples)
 
     def set_gradient_sync(self, on: bool) -> None:
-        self.leave_out_sync_parts(() if on else SYNC_PARTS)
-
-    def leave_out_sync_parts(self, parts: tuple[str, ...]) -> None:
-        if parts and self.frozen is None:
-            self.frozen = self.freeze()
-        self.sync_parts_off = parts
-
-    @abstractmethod
-    def freeze(self) -> FrozenCopies:
-        """Return copies of what devices read of the model."""
+        raise NotMeasured(
+            f"{self.spec.config.strategy.name} has one copy of the weights, with which every step begins and ends: "
+            "none is without its exchange"
+        )
 
     def message_sizes(self) -> list[int]:
         return gradient_message_bytes(self.step_function().get_concrete_function())
@@ -202,16 +177,15 @@ class CentralStorage(SingleCopyStrategy, Replicated):
         with self.strategy.scope(), tf.variable_creator_scope(create_on_least_loaded):
             yield
 
-    def compute_step(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> list[tf.Tensor]:
+    def compute_step(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> tf.Tensor:
         """Compute gradients on the replicas, and apply each once on the device that has its weights.
 
         If the replicas called the optimizer, TensorFlow would sum on the CPU wherever the weights are, and copy the
         sums to the parameter device by way of the first replica's device.
         """
         results = self.compute_per_device(parts, global_samples, backward=True)
-        per_device = [result.gradients for result in results]
-        to_return = self.update_weights(per_device, self.model.trainable_variables)
-        return [tf.add_n([result.loss_sum for result in results]), *to_return]
+        self.update_weights([result.gradients for result in results], self.model.trainable_variables)
+        return tf.add_n([result.loss_sum for result in results])
 
     def compute_gradients(
         self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor
@@ -225,32 +199,16 @@ class CentralStorage(SingleCopyStrategy, Replicated):
 
     @contextmanager
     def _replica_weights(self) -> Iterator[None]:
-        """Have the current replica compute with its frozen weights if their exchange is left out, else with weights
-        that are copied to its device only once for all accumulated parts."""
-        trained = self.model.trainable_variables
-        if WEIGHTS_OUT in self.sync_parts_off:
-            assert self.frozen is not None
-            number = tf.distribute.get_replica_context().replica_id_in_sync_group
-            copies = self.frozen.read_weights(int(tf.get_static_value(number)))
-        elif self.spec.config.train.accumulate > 1:
-            copies = [tf.identity(variable) for variable in trained]
-        else:
+        """Have the current replica copy the weights to its device only once for all accumulated parts."""
+        if self.spec.config.train.accumulate == 1:
             yield
             return
+        trained = self.model.trainable_variables
+        copies = [tf.identity(variable) for variable in trained]
         with keras.StatelessScope(state_mapping=list(zip(trained, copies, strict=True))) as scope:
             yield
-        if GRADIENTS_IN not in self.sync_parts_off:  # the scope has only recorded assignments
-            for variable in self.model.moving_statistics:
-                variable.assign(scope.get_current_value(variable))
-
-    def freeze(self) -> FrozenCopies:
-        return FrozenCopies(self.devices, self.model.trainable_variables)
-
-    def inseparable_sync_parts(self) -> dict[str, str]:
-        return {
-            INPUT: "samples are copied to the devices before a step: data loading, and the host-to-device copy alone",
-            OUTPUT: "each device computes the loss of its own samples, and only its sum leaves the device",
-        }
+        for variable in self.model.moving_statistics:  # the scope has only recorded assignments
+            variable.assign(scope.get_current_value(variable))
 
     def reduce_gradients(self, per_device: Sequence[Tensors]) -> list[tf.Tensor]:
         return sum_gradients(per_device, [variable.value.device for variable in self.model.trainable_variables])

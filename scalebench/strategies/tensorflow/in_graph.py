@@ -13,10 +13,9 @@ import tensorflow as tf
 from scalebench.core.errors import InputError
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
-from scalebench.strategies.base import GRADIENTS_IN, INPUT, OUTPUT, WEIGHTS_OUT, NotMeasured
+from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.tensorflow import batches, central_storage, observed, optimizer
 from scalebench.strategies.tensorflow.batches import DevicePart, TfBatches
-from scalebench.strategies.tensorflow.frozen_copies import FrozenCopies, FrozenSlices
 from scalebench.strategies.tensorflow.probes import DeviceResult
 from scalebench.workloads.prefetch import prefetch
 from scalebench.workloads.source import Source
@@ -33,8 +32,6 @@ class Tower(NamedTuple):
 
 class InGraph(central_storage.SingleCopyStrategy):
     """In-graph replication over all devices of one process, each with a tower of the graph."""
-
-    _frozen_slices: FrozenSlices
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
@@ -84,41 +81,20 @@ class InGraph(central_storage.SingleCopyStrategy):
                 # Copied outside of the function, whose results would all be on one device.
                 yield batch._replace(parts=tuple(batches.copy_to_device(part, device) for part, device in slices))
 
-    def compute_step(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> list[tf.Tensor]:
+    def compute_step(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> tf.Tensor:
         """Train one step, with tf.gradients, which computes each gradient on the device of the forward pass; a gradient
         tape would run the entire backward pass on one device."""
         towers = self._build_towers(parts)
-        if OUTPUT in self.sync_parts_off:
-            losses, per_tower = zip(*self._tower_results(towers, parts, global_samples, backward=True), strict=True)
-            loss_sum = tf.add_n(losses)
-        else:
-            loss_sum = self._loss_sum(towers, parts)
-            with tf.device(self.merge_device):
-                loss = self.optimizer.scale_loss(loss_sum / global_samples)
-            per_tower = self._tower_gradients(loss, towers, self.devices)
-        results = [gradients + tower.statistics for gradients, tower in zip(per_tower, towers, strict=True)]
-        to_return = self.update_weights(results, self.model.trained)
-        if GRADIENTS_IN in self.sync_parts_off:
-            return [loss_sum, *to_return]
+        loss_sum = self._loss_sum(towers, parts)
+        with tf.device(self.merge_device):
+            loss = self.optimizer.scale_loss(loss_sum / global_samples)
+        self.update_weights(self._tower_gradients(loss, towers, self.devices), self.model.trained)
         with tf.device(self.parameter_device):
             for number, variable in enumerate(self.model.moving_statistics):
                 variable.assign(tf.reduce_mean(tf.stack([tower.statistics[number] for tower in towers]), 0))
             for variable, state in zip(self.model.random_states, towers[-1].states, strict=True):
                 variable.assign(state)
-        return [loss_sum]
-
-    def freeze(self) -> FrozenCopies:
-        if not self.options.enqueue:
-            self._frozen_slices = FrozenSlices(self.devices, self.last_batch, self.spec.global_batch)
-        return FrozenCopies(self.devices, self.model.trained, self.model.moving_statistics)
-
-    def inseparable_sync_parts(self) -> dict[str, str]:
-        reasons = {}
-        if self.options.enqueue:
-            reasons[INPUT] = "slices are copied to the devices while the step before runs: data loading"
-        if self.options.loss == "tower":
-            reasons[OUTPUT] = "each tower computes the loss of its own outputs, and only its sum leaves the device"
-        return reasons
+        return loss_sum
 
     @staticmethod
     def _tower_gradients(loss: tf.Tensor, towers: list[Tower], devices: Sequence[str]) -> list[list[tf.Tensor]]:
@@ -163,16 +139,13 @@ class InGraph(central_storage.SingleCopyStrategy):
             states = [tf.convert_to_tensor(variable) for variable in self.model.random_states]
         towers: list[Tower] = []
         for number, part in enumerate(self._slices_of(parts, 0)):
-            if WEIGHTS_OUT in self.sync_parts_off:
-                assert self.frozen is not None
-                values = self.frozen.read_weights(number)
             towers.append(self._build_tower(number, part, values, states))
             states = towers[-1].states  # each tower continues the random states of the previous one
         return towers
 
     def _build_tower(self, number: int, inputs: tf.Tensor, values: list[tf.Tensor], states: list[tf.Tensor]) -> Tower:
         """Build one tower from `values` of the trained weights and moving statistics, and `states` of random layers,
-        which are all on another device unless they are frozen."""
+        which are all on another device."""
         trained, moving, random_states = self.model.trained, self.model.moving_statistics, self.model.random_states
         with tf.device(self.devices[number]), tf.name_scope(f"tower_{number}"):
             copies = [tf.identity(value) for value in values]
@@ -188,8 +161,6 @@ class InGraph(central_storage.SingleCopyStrategy):
         """Return one slice per device of the inputs (column 0) or targets (1) of a batch, staged or not."""
         if self.options.enqueue:
             return [part[column] for part in parts]
-        if INPUT in self.sync_parts_off:
-            return self._frozen_slices.take(tf.shape(parts[0][0])[0], column)
         return self._slice(parts[0][column])
 
     def _slice(self, batch: tf.Tensor) -> list[tf.Tensor]:

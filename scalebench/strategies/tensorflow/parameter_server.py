@@ -206,12 +206,11 @@ class ParameterServer(TensorFlowStrategy):
         return LossPart(PendingLoss(losses), batch.samples)
 
     def step_function(self) -> Callable[..., tf.Tensor]:
-        if self.sync_parts_off not in self._functions:
-            rows = tf.TensorSpec((None,), tf.int64)
-            signature = [rows, tf.TensorSpec((), tf.float32)]
+        if self.syncs_gradients not in self._functions:
+            signature = [tf.TensorSpec((None,), tf.int64), tf.TensorSpec((), tf.float32)]
             step = tf.function(self.rows_step, input_signature=signature, autograph=False)
-            self._functions[self.sync_parts_off] = step
-        return self._functions[self.sync_parts_off]
+            self._functions[self.syncs_gradients] = step
+        return self._functions[self.syncs_gradients]
 
     def rows_step(self, rows: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
         """Train one worker's update on its rows at this learning rate; return the sum of their losses."""

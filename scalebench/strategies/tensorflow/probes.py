@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from scalebench.core.result import SYNC_PARTS, Profile
+from scalebench.core.result import Profile
 from scalebench.strategies.base import BACKWARD, OPTIMIZER, NotMeasured, Probes, Strategy
 from scalebench.strategies.tensorflow import batches, observed, profiling
 from scalebench.strategies.tensorflow.batches import DevicePart, TfBatch
@@ -28,33 +28,29 @@ PerDeviceFunction = Callable[[tuple[DevicePart, ...], tf.Tensor, bool], list[Dev
 
 
 class PerDeviceStep:
-    """Compiled partial steps, traced when first called. All devices work at the same time, as in training.
-
-    `sync_parts_off` of their calls only distinguishes functions: where devices have frozen copies of the weights while
-    synchronization is off, they compute something else.
-    """
+    """Compiled partial steps, traced when first called. All devices work at the same time, as in training."""
 
     def __init__(self, compute: PerDeviceFunction, signature: Sequence[Any], input_devices: Sequence[str]) -> None:
         """Wrap `compute`: (parts, samples of the global batch, backward pass too) -> the result of each device;
         `signature` and `input_devices` are those of the step."""
         self._compute, self._signature, self._input_devices = compute, signature, input_devices
-        self._functions: dict[tuple[str, tuple[str, ...]], Callable[..., Any]] = {}
+        self._functions: dict[str, Callable[..., Any]] = {}
 
-    def run(self, batch: TfBatch, until: str, sync_parts_off: tuple[str, ...] = ()) -> None:
+    def run(self, batch: TfBatch, until: str) -> None:
         """Run the forward pass, or forward and backward pass."""
 
         def partial_step(parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> list[Any]:
             # The gradients are returned, since TensorFlow prunes operations whose results are unused.
             return [tuple(result) for result in self._compute(parts, global_samples, until == BACKWARD)]
 
-        self._call((until, sync_parts_off), partial_step, batch)
+        self._call(until, partial_step, batch)
 
-    def device_seconds(self, batch: TfBatch, sync_parts_off: tuple[str, ...] = ()) -> list[float]:
+    def device_seconds(self, batch: TfBatch) -> list[float]:
         """Return the seconds until each device has its gradients."""
-        seconds, *_ = self._call(("local", sync_parts_off), self._time_devices, batch)
+        seconds, *_ = self._call("local", self._time_devices, batch)
         return [float(duration) for duration in seconds.numpy()]
 
-    def _call(self, key: tuple[str, tuple[str, ...]], function: Callable[..., Any], batch: TfBatch) -> Any:
+    def _call(self, key: str, function: Callable[..., Any], batch: TfBatch) -> Any:
         if key not in self._functions:
             self._functions[key] = tf.function(
                 function, input_signature=self._signature, jit_compile=False, autograph=False
@@ -104,7 +100,7 @@ class TensorFlowProbes(Strategy, Probes):
 
     devices: list[str]
     last_batch: Any = None  # of the training, a full one, as `feed` yielded it
-    sync_parts_off: tuple[str, ...] = ()  # of SYNC_PARTS: left out of the steps
+    syncs_gradients = True
     _host: tuple[Any, list[batches.HostArrays]] | None = None  # a batch, and its parts in host memory
 
     @abstractmethod
@@ -135,14 +131,6 @@ class TensorFlowProbes(Strategy, Probes):
         placed: TfBatch = batch
         return placed
 
-    @property
-    def syncs_gradients(self) -> bool:
-        return not self.sync_parts_off
-
-    @syncs_gradients.setter
-    def syncs_gradients(self, on: bool) -> None:
-        self.sync_parts_off = () if on else SYNC_PARTS
-
     @cached_property
     def _per_device_step(self) -> PerDeviceStep:
         return PerDeviceStep(self.compute_per_device, self.step_signature(), self.input_devices())
@@ -155,14 +143,14 @@ class TensorFlowProbes(Strategy, Probes):
         if until == OPTIMIZER:
             self.step_function()(batch.parts, batch.global_samples)
         else:
-            self._per_device_step.run(batch, until, self.sync_parts_off)
+            self._per_device_step.run(batch, until)
 
     def local_step(self, batch: Any) -> list[float]:
         if len(self.devices) == 1:
             raise NotMeasured(
                 "there is one device in this process: its steps without the exchange measure how long it works"
             )
-        return self._per_device_step.device_seconds(self.to_step_batch(batch), self.sync_parts_off)
+        return self._per_device_step.device_seconds(self.to_step_batch(batch))
 
     def copy_batch(self, batch: Any) -> None:
         if self.spec.device == "cpu":

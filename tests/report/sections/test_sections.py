@@ -175,8 +175,7 @@ def test_the_interval_of_a_step_is_that_of_throughput():
 
 
 def test_every_part_of_the_frame_has_a_row():
-    others = (*steps.SYNC_PARTS, *steps.OTHER_FIGURES)
-    columns = [part.column for part in (*steps.STEP_PARTS, *others)]
+    columns = [part.column for part in (*steps.STEP_PARTS, *steps.OTHER_FIGURES)]
     assert sorted(columns) == sorted(step_breakdown.SERIES_COLUMNS)
 
 

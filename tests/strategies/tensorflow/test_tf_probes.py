@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from scalebench.core.result import SYNC_PARTS
 from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.tensorflow import batches, profiling
-from scalebench.strategies.tensorflow.frozen_copies import FrozenSlices, is_same_device
 from scalebench.workloads.source import Batch
 from tests.builders.runs import simulated_spec
 from tests.strategies.builders import run_training
@@ -53,7 +51,8 @@ def test_a_partial_step_runs_only_its_part(strategy, source, name):
     for now, then in zip(replica_weights(one), before, strict=True):
         np.testing.assert_array_equal(now, then)
     one.keep_batch(first)
-    one.set_gradient_sync(False)
+    if name not in ONE_COPY:
+        one.set_gradient_sync(False)
     one.partial_step(first, "optimizer")
     assert any(np.abs(now - then).max() > 0 for now, then in zip(replica_weights(one), before, strict=True))
 
@@ -104,7 +103,7 @@ def test_the_time_of_a_device_depends_on_all_of_its_gradients_only(strategy, sou
     """And the whole of that device's work on the time of the start."""
     one = made(strategy, name)
     one.local_step(next(iter(one.feed(source()))))
-    operations = one._per_device_step._functions["local", ()].get_concrete_function().graph.get_operations()
+    operations = one._per_device_step._functions["local"].get_concrete_function().graph.get_operations()
     start, *ends = [operation for operation in operations if operation.type == "Timestamp"]
     work = [{op for op in before(end) if op.type == "Conv2DBackpropFilter"} for end in ends]
     assert [{op.device.rpartition("/device:")[2] for op in of_device} for of_device in work] == [{"CPU:0"}, {"CPU:1"}]
@@ -191,17 +190,8 @@ def test_a_batch_copy_sends_each_device_its_part(strategy, source, monkeypatch, 
             np.testing.assert_array_equal(array, tensor)
 
 
-TOWER_LOSS, ENQUEUE = "strategy.options.loss=tower", "strategy.options.enqueue=true"
-CENTRAL = {"input", "output"}
-INSEPARABLE = {
-    "central_storage_spread": CENTRAL,
-    "multi_gpu_model": set(),
-    f"avolkov1_ps_gpu {TOWER_LOSS} {ENQUEUE}": {"input", "output"},
-    "central_storage_cpu": CENTRAL,
-    "avolkov1_ps_cpu": set(),
-}
-QUICK = list(INSEPARABLE)[:2]
-SIGNS_BYTES = 100  # one element of each result
+TOWERS = "avolkov1_ps_gpu strategy.options.loss=tower strategy.options.enqueue=true"
+QUICK, SLOW = ("central_storage_spread", "multi_gpu_model"), (TOWERS, "central_storage_cpu", "avolkov1_ps_cpu")
 
 
 def count_sent_bytes(one):
@@ -218,44 +208,15 @@ def count_sent_bytes(one):
     return sum(sent.values())
 
 
-@pytest.mark.parametrize(
-    "which", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in INSEPARABLE]
-)
-def test_each_part_is_left_out_by_itself(strategy, source, which):
-    """One of two devices has each weight. Without synchronization both still compute all gradients, which nobody uses,
-    and the weights are updated once."""
+@pytest.mark.parametrize("which", [*QUICK, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)])
+def test_one_copy_of_the_weights_is_sent_out_once_and_its_gradients_back(strategy, source, which):
+    """One of two devices has each weight; so no step is without its exchange."""
     name, *options = which.split()
-    words = ("gpus=2", "train.global_batch=8", "scaling=strong")
-    one = strategy(f"strategy={name}", *words, *options)
-    assert set(one.inseparable_sync_parts()) == INSEPARABLE[which]
-    batch = next(iter(one.feed(source(global_batch=8))))
-    one.step(batch)
-    sent = []
-    for count in range(len(SYNC_PARTS) + 1):
-        one.leave_out_sync_parts(SYNC_PARTS[:count])
-        sent.append(count_sent_bytes(one))
-    assert sent[:-1] == [2 * BYTES, 2 * BYTES, BYTES, BYTES]
-    assert sent[-1] <= SIGNS_BYTES
-    before = replica_weights(one)
-    one.step(batch)
-    calls = ran(lambda: float(one.step(batch).loss_sum))
-    assert calls["Conv2D"] + calls["FusedConv2D"] == calls["Conv2DBackpropFilter"] == 2 * CONVOLUTIONS
-    assert calls["AssignSubVariableOp"] == len(before)
-    assert any(np.abs(now - then).max() > 0 for now, then in zip(replica_weights(one), before, strict=True))
-    one.set_gradient_sync(True)
+    one = strategy(f"strategy={name}", "gpus=2", "train.global_batch=8", "scaling=strong", *options)
+    one.step(next(iter(one.feed(source(global_batch=8)))))
     assert count_sent_bytes(one) == 2 * BYTES
-
-
-def test_frozen_slices_are_as_large_as_those_of_the_batch():
-    """Also those of a full batch, made of the smaller last one of an epoch."""
-    inputs, targets = np.arange(10, dtype=np.float32).reshape(5, 2), np.arange(5)
-    frozen = FrozenSlices(DEVICES, batches.place_batch(Batch(inputs, targets, 5), DEVICES[:1]), global_batch=9)
-    assert [part.numpy().tolist() for part in frozen.take(tf.constant(9), 1)] == [[0, 1, 2, 3], [4, 0, 1, 2, 3]]
-    assert [part.shape for part in frozen.take(tf.constant(5), 0)] == [(2, 2), (3, 2)]
-    assert [on(part.device) for part in frozen.take(tf.constant(5), 0)] == [on(device) for device in DEVICES]
-    complete = "/job:localhost/replica:0/task:0/device:GPU:1"
-    assert is_same_device("/GPU:1", complete) and not is_same_device("/GPU:0", complete)
-    assert not is_same_device("/CPU:1", complete)
+    with pytest.raises(NotMeasured, match="has one copy of the weights"):
+        one.set_gradient_sync(False)
 
 
 @pytest.mark.horovod

@@ -12,7 +12,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from scalebench.core.json_files import read_json, write_json
-from scalebench.core.result import SYNC_PARTS
 from scalebench.runner.worker import exit_without_cleanup, run_rank
 from scalebench.strategies.base import FORWARD, OPTIMIZER, PARTS, BatchReplay, NotMeasured
 from scalebench.strategies.torch import profiling
@@ -75,12 +74,11 @@ def shard(spec, strategy, record, progress):
     strategy.train(BatchReplay(batch, 1))
     observations["again"] = gloo_messages(lambda: strategy.train(BatchReplay(batch, 1)))
     observations["messages_again"] = strategy.message_sizes()
-    for parts in (("input", "weights_out"), SYNC_PARTS):
-        with contextlib.suppress(NotMeasured):
-            strategy.leave_out_sync_parts(parts)
-            strategy.train(BatchReplay(batch, 1))  # the frozen copies are filled
-            observations[f"without {parts[-1]}"] = gloo_messages(lambda: strategy.train(BatchReplay(batch, 1)))
-            strategy.set_gradient_sync(True)
+    with contextlib.suppress(NotMeasured):
+        strategy.set_gradient_sync(False)
+        strategy.train(BatchReplay(batch, 1))  # the frozen copies are filled
+        observations["without_sync"] = gloo_messages(lambda: strategy.train(BatchReplay(batch, 1)))
+        strategy.set_gradient_sync(True)
     weights = strategy.parameters()
     observations["weights"] = float(sum(array.sum(dtype="float64") for array in weights.values()))
     observations["sizes"] = {name: array.size for name, array in weights.items()}

@@ -17,14 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from scalebench.core.result import SYNC_PARTS
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
 from scalebench.strategies.base import (
-    GRADIENTS_IN,
-    INPUT,
-    OUTPUT,
-    WEIGHTS_OUT,
     LossPart,
     NotMeasured,
     Unsupported,
@@ -114,25 +109,22 @@ def find_unsharded(model: nn.Module) -> set[nn.Parameter]:
     return {each for each in model.parameters() if each.dim() == 0 or not each.is_floating_point()}
 
 
-KIND_OF_PART = {WEIGHTS_OUT: "all_gather", GRADIENTS_IN: "reduce_scatter"}
-
-
-def log_messages(log: MessageLog, left_out: set[str], unit: Any, has_copies: bool) -> _LoggedAllGather:
+def log_messages(log: MessageLog, sends: Callable[[], bool], unit: Any, has_copies: bool) -> _LoggedAllGather:
     """Log the messages of a module to which fully_shard was applied; with copies of shards, their all-reduces.
 
-    Collectives in `left_out` are logged without being sent. Returns the all-gather, whose result can be frozen.
+    They are logged also while `sends` returns False, and not sent. Returns the all-gather, whose result can be frozen.
     """
-    gather = _LoggedAllGather(log, left_out)
+    gather = _LoggedAllGather(log, sends)
     unit.set_custom_all_gather(gather)
-    unit.set_custom_reduce_scatter(_LoggedReduceScatter(log, left_out))
+    unit.set_custom_reduce_scatter(_LoggedReduceScatter(log, sends))
     if has_copies:
         unit.set_all_reduce_hook(lambda shard: log.add("all_reduce", shard))  # called after the all-reduce
     return gather
 
 
 class _LoggedCollective:
-    def __init__(self, log: MessageLog, left_out: set[str]) -> None:
-        self.log, self.left_out = log, left_out
+    def __init__(self, log: MessageLog, sends: Callable[[], bool]) -> None:
+        self.log, self.sends = log, sends
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -148,10 +140,6 @@ class _LoggedAllGather(_LoggedCollective):
     _is_filled = False
     _allocate: Callable[[], Tensor] | None = None  # as for the last all-gather
 
-    @property
-    def _is_left_out(self) -> bool:
-        return "all_gather" in self.left_out
-
     def allocate_frozen(self) -> Tensor | None:
         """Return the frozen copy, which the next all-gather fills; None before the first step."""
         if self._frozen is None and self._allocate is not None:
@@ -159,7 +147,7 @@ class _LoggedAllGather(_LoggedCollective):
         return self._frozen
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        if self._frozen is not None and self._is_left_out:
+        if self._frozen is not None and not self.sends():
             return self._frozen
         self._allocate = partial(super().allocate, size, dtype=dtype, device=device)
         return self._allocate()
@@ -168,7 +156,7 @@ class _LoggedAllGather(_LoggedCollective):
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
         self.log.add("all_gather", output_tensor)
-        if self._frozen is not None and self._is_left_out:
+        if self._frozen is not None and not self.sends():
             if self._is_filled:
                 return None
             self._is_filled = True
@@ -182,7 +170,7 @@ class _LoggedReduceScatter(_LoggedCollective):
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> dist.Work | None:
         self.log.add("reduce_scatter", input_tensor)
-        if "reduce_scatter" in self.left_out:
+        if not self.sends():
             output_tensor.copy_(input_tensor.view(-1, output_tensor.numel())[dist.get_rank(group)])
             return None
         return reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
@@ -207,6 +195,7 @@ class Fsdp(TorchStrategy):
 
     net: Any
     builds_on_host = True
+    syncs_gradients = True
 
     def group_backend(self) -> str:
         return self.requested_backend()
@@ -214,7 +203,6 @@ class Fsdp(TorchStrategy):
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         self._log = MessageLog()
-        self._left_out: set[str] = set()
         self._all_gathers: list[_LoggedAllGather] = []
 
     def setup(self) -> None:
@@ -239,7 +227,7 @@ class Fsdp(TorchStrategy):
                 reshard_after_forward=self.options.reshard_after_forward and unit is not last,
                 mp_policy=self._choose_precision(unit),
             )  # fmt: skip
-            self._all_gathers.append(log_messages(self._log, self._left_out, unit[0], mesh.ndim > 1))
+            self._all_gathers.append(log_messages(self._log, lambda: self.syncs_gradients, unit[0], mesh.ndim > 1))
             if user is not None:  # its optimizer lets go of the complete weights
                 user.follow_parameters(self.model.module)
         if not isinstance(model, FSDPModule):
@@ -277,29 +265,22 @@ class Fsdp(TorchStrategy):
             self.net.set_requires_gradient_sync(True)
 
     def set_gradient_sync(self, on: bool) -> None:
-        self.leave_out_sync_parts(() if on else SYNC_PARTS)
-
-    def inseparable_sync_parts(self) -> dict[str, str]:
-        return dict.fromkeys((INPUT, OUTPUT), "each process reads its own samples and computes their loss")
-
-    def leave_out_sync_parts(self, parts: tuple[str, ...]) -> None:
-        """Leave out all-gathers, whose results are frozen copies of the weights, or reduce-scatters, in whose place
+        """Leave out all-gathers, whose results are frozen copies of the weights, and reduce-scatters, in whose place
         each process keeps its own gradients of its shard."""
         assert self.group is not None, "setup comes first"
-        if parts and self._mesh.ndim > 1:
+        if not on and self._mesh.ndim > 1:
             raise NotMeasured(
                 f"{self.spec.config.strategy.name} averages gradients between copies of the weights within PyTorch, "
                 "which has no step without that"
             )
-        if parts:
+        if not on:
             create_on_all_ranks(
                 lambda: [gather.allocate_frozen() for gather in self._all_gathers],
                 self.group.sum,
                 (RuntimeError,),
                 "a full copy of the weights does not fit into the memory that training left",
             )
-        self._left_out.clear()
-        self._left_out.update(KIND_OF_PART[part] for part in parts if part in KIND_OF_PART)
+        self.syncs_gradients = on
 
     def partial_step(self, batch: TorchBatch, until: str) -> None:
         raise NotMeasured(f"{self.spec.config.strategy.name} gathers weights within each part of a step")

@@ -59,10 +59,6 @@ class TensorParallel(TorchStrategy):
     def set_gradient_sync(self, on: bool) -> None:
         raise NotMeasured(f"{self.spec.config.strategy.name} has no output of a split layer without communication")
 
-    def inseparable_sync_parts(self) -> dict[str, str]:
-        self.set_gradient_sync(False)  # none can be left out
-        return {}
-
     def partial_step(self, batch: TorchBatch, until: str) -> None:
         raise NotMeasured(
             f"{self.spec.config.strategy.name} communicates within its passes: no part of a step is without"
