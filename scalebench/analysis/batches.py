@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from scalebench.analysis import identity
-from scalebench.analysis.columns import RATE
+from scalebench.analysis.columns import RATE, estimate_of
 from scalebench.analysis.identity import Key, curve_key, group_by, name_curves
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.time_to_target import TrainingOutcome, mean_of_factors
-from scalebench.analysis.verdicts import decide_ratio, estimate_of, explain_no_verdict
+from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict
 from scalebench.core.stats.estimate_arithmetic import combine, fit_least_squares, rate_to_seconds
 from scalebench.core.stats.estimates import CONFIDENCE, Estimate, scale_estimate, student_t
 from scalebench.core.units import format_count

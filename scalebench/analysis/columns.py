@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from scalebench.core.errors import InputError, unknown_name_message
+from scalebench.core.stats.estimates import Estimate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -219,6 +221,20 @@ COLUMNS = (
 )  # fmt: skip
 FRAME_COLUMNS = [name for column in COLUMNS for name in (column.name, *column.limit_names)]
 COLUMN_KINDS = {column.name: column.kind for column in COLUMNS} | {"repeats": COUNT}  # limits are numbers
+
+
+def interval_cells(name: str, estimate: Estimate | None) -> dict[str, Any]:
+    """Return the columns of a figure and its limits; an infinite one, which the data do not give, is null."""
+    figures = (None,) * 3 if estimate is None else (estimate.value, estimate.low, estimate.high)
+    cells = (None if figure is None or math.isinf(figure) else figure for figure in figures)
+    return dict(zip((name, *limit_names(name)), cells, strict=True))
+
+
+def estimate_of(row: Mapping[str, Any], name: str) -> Estimate | None:
+    """Return the figure of such columns; a limit that is null there is infinite."""
+    value, low, high = (row[column] for column in (name, *limit_names(name)))
+    limits = -math.inf if low is None else low, math.inf if high is None else high
+    return None if value is None else Estimate(value, *limits)
 
 
 def make_frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], **more_kinds: str) -> pd.DataFrame:

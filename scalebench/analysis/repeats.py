@@ -21,17 +21,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from scalebench.analysis import throughput
-from scalebench.analysis.columns import COLUMNS, COUNT, FRAME_COLUMNS, RATE, TEXT, TRUTH, Column, make_frame
-from scalebench.analysis.identity import configuration_key
-from scalebench.analysis.rows import (
-    Cells,
-    ComparedRuns,
-    RunSummary,
-    divide_throughputs,
+from scalebench.analysis.columns import (
+    COLUMNS,
+    COUNT,
+    FRAME_COLUMNS,
+    RATE,
+    TEXT,
+    TRUTH,
+    Column,
     interval_cells,
-    overhead_cells,
-    speedup_cells,
+    make_frame,
 )
+from scalebench.analysis.identity import configuration_key
+from scalebench.analysis.rows import Cells, ComparedRuns, RunSummary, divide_throughputs, overhead_cells, speedup_cells
 from scalebench.core.stats.estimates import Estimate, scale_estimate
 from scalebench.core.stats.log_means import LogMean, mean_of_logs, mean_over_repeats
 from scalebench.core.stats.moderated_variance import RepeatTable

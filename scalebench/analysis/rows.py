@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.analysis import collectives, identity, step_breakdown, throughput, user_program
-from scalebench.analysis.columns import COLUMN_KINDS, COUNT, FRAME_COLUMNS, RATE, TEXT, limit_names
+from scalebench.analysis.columns import COLUMN_KINDS, COUNT, FRAME_COLUMNS, RATE, TEXT, interval_cells
 from scalebench.analysis.identity import Baselines, RunIdentity
 from scalebench.analysis.throughput import RoundRates
 from scalebench.core.errors import InputError
@@ -173,13 +173,6 @@ def overhead_cells(ratio: Estimate | None) -> Cells:
     one."""
     lost = None if ratio is None else Estimate(1 - ratio.value, 1 - ratio.high, 1 - ratio.low)
     return interval_cells("overhead_share", lost)
-
-
-def interval_cells(name: str, estimate: Estimate | None) -> Cells:
-    """Return the columns of a figure and its limits; an infinite one, which the data do not give, is null."""
-    figures = (None,) * 3 if estimate is None else (estimate.value, estimate.low, estimate.high)
-    cells = (None if figure is None or math.isinf(figure) else figure for figure in figures)
-    return dict(zip((name, *limit_names(name)), cells, strict=True))
 
 
 def _make_own_cells(result: Result, folder: Path, measured: throughput.Measurement) -> Cells:

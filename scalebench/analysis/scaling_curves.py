@@ -16,9 +16,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis import user_program
+from scalebench.analysis.columns import estimate_of
 from scalebench.analysis.identity import curve_key, group_by, name_curves
 from scalebench.analysis.repeats import EstimateRatio
-from scalebench.analysis.verdicts import decide_ratio, estimate_of, explain_no_verdict
+from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict
 from scalebench.core.stats.estimate_arithmetic import fit_least_squares
 from scalebench.core.stats.estimates import Estimate, scale_estimate
 

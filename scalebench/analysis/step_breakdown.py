@@ -8,12 +8,13 @@ linear: what differences measure adds up, whatever the noise of a rank. A figure
 
 from __future__ import annotations
 
-import itertools
 import operator
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from scalebench.analysis.columns import interval_cells
+from scalebench.analysis.identity import group_by
 from scalebench.core.result import ProbeRecord, Result, StageRecord
 from scalebench.core.stats.estimates import Estimate, estimate_mean
 from scalebench.core.stats.gpu_time import mean_gpu_time
@@ -29,8 +30,6 @@ PART_BEFORE = {"forward": None, "backward": "forward", "optimizer": "backward"} 
 SERIES_COLUMNS = (
     "sync_isolated_s", "sync_exposed_s", "imbalance_s", "data_s", "copy_s", "forward_s", "backward_s", "optimizer_s",
 )  # fmt: skip
-# The names of quantities in the recorded reasons, by column.
-REASON_KEYS = {"sync_isolated_s": "isolated", "sync_exposed_s": "exposed", "imbalance_s": "imbalance"}
 # Columns of the frame, and the phases of the recorded timeline. They overlap: their sum means nothing.
 SYNC_PHASES = {f"sync_{name}": name for name in ("negotiate_s", "queue_s", "memcpy_s", "allreduce_s")}
 
@@ -41,9 +40,10 @@ def variant_blocks(result: Result) -> dict[str, list[float]]:
     All variants have the same number of blocks, so that sums of their differences are exact.
     """
     probes = _probes(result)
-    measured = [name for name in VARIANTS if probes and all(getattr(record, name) for record in probes)]
-    count = min((len(getattr(record, name)) for record in probes for name in measured), default=0)
-    return {name: _mean_over_ranks(probes, name, "steps")[:count] for name in measured}
+    series = {name: _mean_over_ranks(probes, name, "steps") for name in VARIANTS
+              if probes and all(getattr(record, name) for record in probes)}  # fmt: skip
+    count = min(map(len, series.values()), default=0)
+    return {name: blocks[:count] for name, blocks in series.items()}
 
 
 def measure_blocks(result: Result, column: str) -> list[float]:
@@ -93,9 +93,7 @@ def breakdown_cells(result: Result, step_s: float | None) -> dict[str, Any]:
     """Return the columns of a run; `step_s` is the measured time of its step."""
     cells: dict[str, Any] = sync_phases(result) | gpu_cells(result, step_s)
     for name in SERIES_COLUMNS:
-        estimate = figure(result, name)
-        values = (estimate.value, estimate.low, estimate.high) if estimate else (None, None, None)
-        cells[name], cells[f"{name}_low"], cells[f"{name}_high"] = values
+        cells |= interval_cells(name, figure(result, name))
     steps, messages = result.workload.steps_per_epoch, len(result.sync.message_bytes)
     exposed_s, data_s = cells["sync_exposed_s"], cells["data_s"]
     of_kernels, of_steps = collective_shares(result)
@@ -189,7 +187,7 @@ Pipeline = list[StageRecord]
 def group_stages(result: Result) -> list[Pipeline]:
     """Return the stages of each replica, from the input on; empty if every device has the full model."""
     stages = sorted((stage for rank in result.ranks for stage in rank.stages), key=lambda s: (s.replica, s.index))
-    return [list(pipeline) for _, pipeline in itertools.groupby(stages, lambda stage: stage.replica)]
+    return list(group_by(stages, lambda stage: stage.replica).values())
 
 
 def stage_cells(result: Result, step_s: float | None) -> dict[str, Any]:
@@ -205,7 +203,10 @@ def stage_cells(result: Result, step_s: float | None) -> dict[str, Any]:
         "micro_batches": micro_batches,
         "stage_balance": mean_over_pipelines(pipelines, stage_balance),
         "bubble_share": mean_over_pipelines(pipelines, lambda work: bubble_share(work, step_s)),
-        "bubble_share_expected": expected_bubble_share(stages, micro_batches) if stages and micro_batches else None,
+        # Of equal stages with free transfers and nothing but forward and backward: Huang et al. 2019, "GPipe", section
+        # 2.3. 1F1B has the same: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU
+        # Clusters", section 2.2.1, who put it over the work alone, as (p - 1) / m.
+        "bubble_share_expected": (stages - 1) / (micro_batches + stages - 1) if stages and micro_batches else None,
         # The largest over the devices; None unless all devices report theirs.
         "state_bytes": max(reported) if reported and len(reported) == len(states) else None,
     }
@@ -231,16 +232,6 @@ def bubble_share(work: Sequence[float], step_s: float | None) -> float | None:
     stage at a time. It is negative if a stage took longer by itself than in training.
     """
     return 1 - sum(work) / (len(work) * step_s) if step_s else None
-
-
-def expected_bubble_share(stages: int, micro_batches: int) -> float:
-    """Return (p - 1) / (m + p - 1), for p equal stages with free transfers and nothing but forward and backward.
-
-    Huang et al. 2019, "GPipe", section 2.3. 1F1B has the same bubble: Narayanan et al. 2021, "Efficient Large-Scale
-    Language Model Training on GPU Clusters", section 2.2.1, who put it over the work alone, as (p - 1) / m. With one
-    micro-batch the stages work one after the other: (p - 1) / p.
-    """
-    return (stages - 1) / (micro_batches + stages - 1)
 
 
 def expected_bubble_share_of_unequal_stages(work: Sequence[float], micro_batches: int) -> float | None:

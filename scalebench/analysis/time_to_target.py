@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from scalebench.analysis.columns import interval_cells
 from scalebench.analysis.identity import group_by
-from scalebench.analysis.rows import interval_cells
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS, mean_of_repeats, mean_over_repeats

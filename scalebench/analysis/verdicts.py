@@ -8,11 +8,9 @@ forbid it always. `show`, rankings, advice and `compare` have this one rule.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from scalebench.analysis.columns import limit_names
 from scalebench.analysis.repeats import EstimateRatio, holds_over_repeats
 from scalebench.core.spec import SWEEP_REPEATS
 from scalebench.core.stats.estimates import CONFIDENCE, Estimate
@@ -89,14 +87,6 @@ def decide_ratio(row: Row, base: Row, estimate_ratio: EstimateRatio, confidence:
     ratio = estimate_ratio(row, base)
     has_verdict = not explain_no_verdict(row, base, in_rounds=ratio.in_rounds)
     return (ratio if has_verdict else LogMean(ratio.mean)).to_estimate(confidence)
-
-
-def estimate_of(row: Row, name: str) -> Estimate | None:
-    """Return the figure of a column with its limits; one that the data do not give is null in a frame and infinite
-    here."""
-    value, low, high = (row[column] for column in (name, *limit_names(name)))
-    limits = -math.inf if low is None else low, math.inf if high is None else high
-    return None if value is None else Estimate(value, *limits)
 
 
 def count_missing_repeats(*rows: Row) -> int:

@@ -15,11 +15,11 @@ import msgspec
 from rich.text import Text
 
 from scalebench.analysis import comparison as analysis
+from scalebench.analysis.columns import interval_cells
 from scalebench.analysis.comparison import Comparison, Contrast, Pair
 from scalebench.analysis.comparison.drift import MIN_SESSIONS, ConfigurationHistory, SessionLevel
 from scalebench.analysis.comparison.rows import ComparisonRow
 from scalebench.analysis.comparison.sessions import MIN_UNITS_FOR_TEST
-from scalebench.analysis.rows import interval_cells
 from scalebench.core.stats.estimates import Estimate, scale_estimate
 from scalebench.core.stats.log_means import mean_of_repeats
 from scalebench.core.units import format_count, format_number, format_rate

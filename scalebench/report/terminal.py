@@ -14,8 +14,9 @@ from rich.text import Text
 
 from scalebench.analysis import step_breakdown, throughput, user_program
 from scalebench.analysis.attribution.causes import AttributedRun, find_causes
+from scalebench.analysis.columns import interval_cells
 from scalebench.analysis.ranking import join_with_and, list_advice
-from scalebench.analysis.rows import generalisation_gap, interval_cells
+from scalebench.analysis.rows import generalisation_gap
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.core import units
 from scalebench.core.machine.peak_flops import TERA

@@ -81,7 +81,7 @@ def test_the_bubble_of_unequal_stages_is_that_of_the_schedule(work, m, forward):
     step_s = simulated_step_s(work, m, forward)
     share = step_breakdown.expected_bubble_share_of_unequal_stages(work, m)
     assert share == pytest.approx(step_breakdown.bubble_share(work, step_s), abs=1e-9)
-    least = step_breakdown.expected_bubble_share(len(work), m)
+    least = (len(work) - 1) / (m + len(work) - 1)
     assert share is not None and share >= least - 1e-9, "equal ones leave the least"
     equal = step_breakdown.expected_bubble_share_of_unequal_stages(work[:1] * len(work), m)
     assert equal == pytest.approx(least, abs=1e-9)

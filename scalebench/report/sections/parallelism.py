@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalebench.analysis import step_breakdown, throughput
-from scalebench.analysis.columns import RATE
+from scalebench.analysis.columns import RATE, estimate_of
 from scalebench.analysis.data_or_model import MODEL, PIPELINE, ParallelismComparison, compare_parallelism, list_kinds
 from scalebench.analysis.prediction.curve_models import ReadRecord
 from scalebench.analysis.ranking import join_with_and
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import plain_rows
-from scalebench.analysis.verdicts import estimate_of, explain_no_verdict
+from scalebench.analysis.verdicts import explain_no_verdict
 from scalebench.core import units
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
