@@ -20,20 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from scalebench.analysis import rows as run_rows
 from scalebench.analysis import throughput
-from scalebench.analysis.columns import (
-    COLUMNS,
-    COUNT,
-    FRAME_COLUMNS,
-    RATE,
-    TEXT,
-    TRUTH,
-    Column,
-    interval_cells,
-    make_frame,
-)
-from scalebench.analysis.identity import configuration_key
-from scalebench.analysis.rows import Cells, ComparedRuns, RunSummary, divide_throughputs, overhead_cells, speedup_cells
+from scalebench.analysis.columns import COLUMNS, COUNT, FRAME_COLUMNS, RATE, TEXT, TRUTH, interval_cells, make_frame
+from scalebench.analysis.identity import configuration_key, group_by
+from scalebench.analysis.rows import Cells, ComparedRuns, RunSummary
 from scalebench.core.stats.estimates import Estimate, scale_estimate
 from scalebench.core.stats.log_means import LogMean, mean_of_logs, mean_over_repeats
 from scalebench.core.stats.moderated_variance import RepeatTable
@@ -90,14 +81,25 @@ class Configurations:
         self._compared = compared
         pairs = [] if compared is None else zip(compared.runs, compared.rows, strict=True)
         self._copies = {run.run_id: (run, cells) for run, cells in reversed(list(pairs))}  # each run once
-        self._by_run = _group_by_configuration(self._copies, rows)
+
+        def key(run_id: str) -> tuple[str, ...]:
+            run = self._copies[run_id][0]
+            is_measured = run.rate is not None  # others are pooled by their status and reason
+            return configuration_key(run) if is_measured else (run.fingerprint, run.status, run.reason or "")
+
+        self._by_run: dict[str, Configuration] = {}
+        for run_ids in group_by(self._copies, key).values() if rows is None else rows:
+            if self._by_run.keys().isdisjoint(run_ids):  # two sides of a comparison may hold the same run
+                self._by_run |= dict.fromkeys(run_ids, self._configure(run_ids))
         self._ratios: dict[tuple[str, str], LogMean] = {}
         by_sweep: dict[tuple[str, ...], dict[Hashable, dict[Any, float]]] = {}
         for configuration in dict.fromkeys(self._by_run.values()):
             by_sweep.setdefault(configuration.sweep, {})[id(configuration)] = configuration.levels()
-        self._tables: dict[tuple[str, ...], RepeatTable] = {
-            sweep: RepeatTable(levels) for sweep, levels in by_sweep.items()
-        }
+        self._tables = {sweep: RepeatTable(levels) for sweep, levels in by_sweep.items()}
+
+    def _configure(self, run_ids: Iterable[str]) -> Configuration:
+        pairs = sorted((self._copies[run_id] for run_id in run_ids), key=lambda pair: pair[0].started)
+        return Configuration([run for run, _ in pairs], [cells for _, cells in pairs])
 
     def make_frame(self) -> pd.DataFrame:
         """Return the frame of `pooled`, in the order of the runs."""
@@ -118,9 +120,8 @@ class Configurations:
     def select(self, run_ids: Collection[str]) -> Configuration:
         """Return the configuration of these runs, or its part that has only these repeats."""
         first = self._by_run.get(next(iter(run_ids)))
-        if first is not None and {run.run_id for run in first.repeats} == set(run_ids):
-            return first
-        return _make_configuration(run_ids, self._copies)
+        is_complete = first is not None and {run.run_id for run in first.repeats} == set(run_ids)
+        return first if first is not None and is_complete else self._configure(run_ids)
 
     def list_repeats(self, run_id: str) -> list[str]:
         """Return the run_ids of all repeats of the row with this run_id, in the order of their start."""
@@ -148,7 +149,7 @@ class Configurations:
         is_one_start = len(configuration.repeats) == len(base.repeats) == 1 or None not in in_rounds
         if not pairs or (len(pairs) < 2 and not is_one_start):
             return self._mean(configuration).minus(self._mean(base))
-        logs = [math.log(ratio.value) if (ratio := divide_throughputs(*pair)) else math.nan for pair in pairs]
+        logs = [math.log(ratio.value) if (ratio := run_rows.divide_throughputs(*pair)) else math.nan for pair in pairs]
         if configuration.sweep == base.sweep and base.sweep in self._tables:
             mean = self._tables[base.sweep].difference(id(configuration), id(base), logs)
         else:
@@ -186,13 +187,13 @@ class Configurations:
         for kind, base in against.items():
             ratio = self.divide(configuration, base).to_estimate() if base is not None and base.rates else None
             devices = first.scale.gpus / (base.repeats[0].scale.gpus if base is not None else 1)
-            cells.update(speedup_cells(kind, devices, ratio))
+            cells.update(run_rows.speedup_cells(kind, devices, ratio))
             if ratio is not None and (kind == "self" or (kind == "bare" and first.scale.gpus > 1)):
                 efficiencies.append(scale_estimate(ratio, 1 / devices))
         own, bare, ratio = against["self"], against["bare"], None
         if own and bare and own.rates and bare.rates and own.repeats[0].strategy_key != bare.repeats[0].strategy_key:
             ratio = self.divide(own, bare).to_estimate()
-        cells.update(overhead_cells(ratio))
+        cells.update(run_rows.overhead_cells(ratio))
         if repeats > 1:
             cells.update(interval_cells(RATE, rate))
             cells["interval_over"] = "repeats"
@@ -219,29 +220,6 @@ class Configurations:
         return against
 
 
-def _make_configuration(run_ids: Iterable[str], copies: Mapping[str, tuple[RunSummary, Cells]]) -> Configuration:
-    pairs = sorted((copies[run_id] for run_id in run_ids), key=lambda pair: pair[0].started)
-    return Configuration([run for run, _ in pairs], [cells for _, cells in pairs])
-
-
-def _group_by_configuration(
-    copies: Mapping[str, tuple[RunSummary, Cells]], rows: Iterable[Collection[str]] | None = None
-) -> dict[str, Configuration]:
-    """Return the configuration of each run_id, its repeats in the order of time."""
-    if rows is None:
-        by_key: dict[tuple[str, ...], list[str]] = {}
-        for run, _ in copies.values():
-            is_measured = run.rate is not None  # others are pooled by their status and reason
-            key = configuration_key(run) if is_measured else (run.fingerprint, run.status, run.reason or "")
-            by_key.setdefault(key, []).append(run.run_id)
-        rows = by_key.values()
-    by_run: dict[str, Configuration] = {}
-    for run_ids in rows:
-        if by_run.keys().isdisjoint(run_ids):  # two sides of a comparison may hold the same run
-            by_run |= dict.fromkeys(run_ids, _make_configuration(run_ids, copies))
-    return by_run
-
-
 def pair_interleaved(
     runs: Iterable[RunSummary], base_runs: Iterable[RunSummary]
 ) -> list[tuple[RunSummary, RunSummary]]:
@@ -250,11 +228,8 @@ def pair_interleaved(
     in_order = [sorted(side, key=lambda run: run.started) for side in (runs, base_runs)]
 
     def pair_by(key: Callable[[RunSummary], Hashable]) -> list[tuple[RunSummary, RunSummary]]:
-        by_key: dict[Hashable, tuple[list[RunSummary], list[RunSummary]]] = {}
-        for side, of_side in enumerate(in_order):
-            for run in of_side:
-                by_key.setdefault(key(run), ([], []))[side].append(run)
-        return [pair for sides in by_key.values() for pair in zip(*sides, strict=False)]
+        first, second = (group_by(side, key) for side in in_order)
+        return [pair for each, of_key in first.items() for pair in zip(of_key, second.get(each, ()), strict=False)]
 
     pairs = pair_by(lambda run: (run.scale.repeat, run.cohort))
     if len(pairs) < 2 and not any(run.cohort for run, _ in pairs):
@@ -266,39 +241,36 @@ def pair_interleaved(
 
 def _merge_rows(rows: Sequence[Cells]) -> Cells:
     """Return the cells of several repeats as those of one row, without figures that rest on their throughputs."""
-    cells: Cells = dict.fromkeys(FRAME_COLUMNS)
+    cells: Cells = {}
     for column in COLUMNS:
-        name = column.name
-        if column.pool == "ratio":
-            continue
+        name, present = column.name, [row for row in rows if row.get(column.name) is not None]
         if not column.limits:
-            cells[name] = pool_values(column, [row.get(name) for row in rows])
-            continue
-        present = [row for row in rows if row.get(name) is not None]
-        if len(present) == 1:  # such as the probes, which only the first repeat has: over its blocks
+            cells[name] = pool_values(column.kind, column.pool, [row.get(name) for row in rows])
+        elif len(present) == 1 and column.pool != "ratio":
+            # Such as the probes, which only the first repeat has: over its blocks.
             cells |= {limit: present[0].get(limit) for limit in (name, *column.limit_names)}
-        elif present:
-            mean = mean_over_repeats([row[name] for row in present])
-            cells.update(interval_cells(name, mean))
+        else:
+            is_pooled = present and column.pool != "ratio"
+            cells |= interval_cells(name, mean_over_repeats([row[name] for row in present]) if is_pooled else None)
     return cells
 
 
-def pool_values(column: Column, values: Sequence[Any]) -> Any:
+def pool_values(kind: str, pool: str, values: Sequence[Any]) -> Any:
     """Return one cell for the cells of several repeats."""
     present = [value for value in values if value is not None]
     if not present:
         return None
-    if column.pool == "union":
+    if pool == "union":
         return " ".join(dict.fromkeys(" ".join(present).split())) or None
-    if column.kind == TRUTH:  # a steady repeat says nothing about one with too few blocks to decide
+    if kind == TRUTH:  # a steady repeat says nothing about one with too few blocks to decide
         return False if False in present else None if len(present) < len(values) else True
-    if column.pool == "first" or present.count(present[0]) == len(present):
+    if pool == "first" or present.count(present[0]) == len(present):
         return present[0]
-    if column.pool == "only":
+    if pool == "only":
         return None
-    if column.kind == TEXT:
+    if kind == TEXT:
         return " ".join(dict.fromkeys(present))
-    if column.pool in ("min", "max"):
-        return (min if column.pool == "min" else max)(present)
+    if pool in ("min", "max"):
+        return (min if pool == "min" else max)(present)
     mean = math.fsum(present) / len(present)
-    return round(mean) if column.kind == COUNT else mean
+    return round(mean) if kind == COUNT else mean
