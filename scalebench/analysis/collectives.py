@@ -16,7 +16,7 @@ import numpy as np
 
 from scalebench.analysis.columns import COUNT, TEXT, make_frame
 from scalebench.analysis.identity import OPERATION_COLUMNS, VARIANT_COLUMNS, name_curves, settings_cells
-from scalebench.core.result import COLLECTIVES, Result, TransferRecord
+from scalebench.core.result import COLLECTIVES, Result
 from scalebench.core.stats.estimate_arithmetic import combine
 from scalebench.core.stats.estimates import Estimate, estimate_mean
 from scalebench.core.stats.log_means import mean_over_repeats
@@ -170,16 +170,11 @@ def list_transfers(result: Result) -> list[dict[str, Any]]:
     """Return a row for each transfer that this run measured."""
     rows = []
     for transfer, time_s in _time_operations(result, "bandwidth"):
-        moved = count_moved_bytes(transfer, result.scale.processes)
+        # Over all ranks and directions; a copy within host memory counts once.
+        directions = 2 if "both_ways" in transfer.kind else 1
+        moved = transfer.size_bytes * directions * (result.scale.processes if transfer.source is None else 1)
         cells = {name: getattr(transfer, name) for name in ("kind", "source", "target", "size_bytes")}
         high = moved / time_s.low if time_s.low else None
         rates = {"bytes_per_s": moved / time_s.value, "bytes_per_s_low": moved / time_s.high, "bytes_per_s_high": high}
         rows.append(_shared_cells(result) | cells | {"moved_bytes": moved, "time_s": time_s.value} | rates)
     return rows
-
-
-def count_moved_bytes(transfer: TransferRecord, ranks: int) -> int:
-    """Count the bytes of one transfer over all ranks and directions; a copy within host memory counts once."""
-    directions = 2 if "both_ways" in transfer.kind else 1
-    devices = ranks if transfer.source is None else 1
-    return transfer.size_bytes * directions * devices

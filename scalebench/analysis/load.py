@@ -11,9 +11,9 @@ from scalebench.analysis import read_runs
 from scalebench.analysis.collectives import make_bandwidth_table, make_collective_table
 from scalebench.analysis.columns import FRAME_COLUMNS, convert_types, make_frame
 from scalebench.analysis.identity import is_comparable
-from scalebench.analysis.read_runs import PathLike, RunFiles, Unreadable, find_results, list_paths, summarize_files
+from scalebench.analysis.read_runs import PathLike, RunFiles, Unreadable, find_results, list_paths
 from scalebench.analysis.repeats import Configurations
-from scalebench.analysis.rows import NamedBaseline, RunSummary, compare_runs
+from scalebench.analysis.rows import RunSummary
 from scalebench.analysis.throughput import ROUND_COLUMNS, make_round_rows
 from scalebench.core.errors import InputError, nearest_name
 from scalebench.core.result import read_result
@@ -47,9 +47,7 @@ def load(
     what may name it). Columns have nullable pandas types, or with dtypes="numpy" plain numpy types. Raises InputError
     for a file that cannot be read, and for an invalid baseline.
     """
-    runs = summarize_files(find_results(list_paths(path)))
-    named_baseline = None if baseline is None else resolve_named_baseline(baseline, runs)
-    return convert_types(make_frame(compare_runs(runs, named_baseline).rows, FRAME_COLUMNS), dtypes)
+    return convert_types(make_frame(load_configurations(path, baseline).rows, FRAME_COLUMNS), dtypes)
 
 
 def pooled(
@@ -79,9 +77,8 @@ def pooled(
 
 def load_configurations(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None) -> Configurations:
     """Return the configurations behind the frame of `pooled`, which knows the ratios between any two of its rows."""
-    runs = summarize_files(find_results(list_paths(path)))
-    compared = compare_runs(runs, None if baseline is None else resolve_named_baseline(baseline, runs))
-    return Configurations(compared)
+    runs = read_runs.summarize_files(find_results(list_paths(path)))
+    return Configurations(runs, None if baseline is None else resolve_named_baseline(baseline, runs))
 
 
 def load_rounds(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
@@ -114,20 +111,19 @@ def survey(path: PathLike | Sequence[PathLike], baseline: PathLike | None = None
     InputError if no file can be read, and for an invalid baseline."""
     unreadable: Unreadable = []
     files = read_runs.search_results(list_paths(path), unreadable)
-    runs = read_runs.summarize_readable(files.results, unreadable)
+    runs = read_runs.summarize_files(files.results, unreadable)
     if not runs:
         first = unreadable[0][1]
         several = f"not one of {len(unreadable)} files of results can be read; the first: {first}"
         raise InputError(first if len(unreadable) == 1 else several)
-    named_baseline = None if baseline is None else resolve_named_baseline(baseline, runs)
-    compared = compare_runs(runs, named_baseline)
+    named = None if baseline is None else resolve_named_baseline(baseline, runs)
     folders = [Path(run.cells["path"]) for run in runs if run.has_requested_probes]
-    label = None if named_baseline is None else named_baseline.label
-    frame, configurations = make_frame(compared.rows, FRAME_COLUMNS), Configurations(compared)
+    configurations, label = Configurations(runs, named), None if named is None else named.label
+    frame = make_frame(configurations.rows, FRAME_COLUMNS)
     return Survey(frame, configurations.make_frame(), unreadable, label, configurations, folders, files)
 
 
-def resolve_named_baseline(baseline: PathLike, runs: Sequence[RunSummary]) -> NamedBaseline:
+def resolve_named_baseline(baseline: PathLike, runs: Sequence[RunSummary]) -> RunSummary:
     """Return the run that `baseline` names: the folder of a run, its result.json, the folder of a sweep with a single
     run, or the run_id of one of `runs`.
 
@@ -140,7 +136,7 @@ def resolve_named_baseline(baseline: PathLike, runs: Sequence[RunSummary]) -> Na
             names = ", ".join(str(file.parent) for file in files[:MAX_LISTED_RUNS])
             more = f" and {len(files) - MAX_LISTED_RUNS} more" if len(files) > MAX_LISTED_RUNS else ""
             raise InputError(f"baseline {baseline} holds {len(files)} runs; name one of {names}{more}")
-        (run,) = summarize_files(files)
+        (run,) = read_runs.summarize_files(files)
     else:
         by_id = {other.run_id: other for other in runs}
         if str(baseline) not in by_id:
@@ -151,23 +147,19 @@ def resolve_named_baseline(baseline: PathLike, runs: Sequence[RunSummary]) -> Na
     if run.rate is None:
         raise InputError(f"baseline {baseline} has no throughput: {run.status}: {run.reason or 'not measured'}")
     measured = [other for other in runs if other.rate is not None]
-    same_samples = [other for other in measured if other.sample_key == run.sample_key]
-    if measured and not same_samples:
-        others = sorted({_format_work(other) for other in measured})
+    if not measured or any(is_comparable(other, run) for other in measured):
+        return run
+    if not any(other.sample_key == run.sample_key for other in measured):
+        # Runs with equal names may still differ in the rest of their sample_key.
+        own, *others = (f"{each.cells['model']} on {each.cells['dataset']}" for each in (run, *measured))
+        rows = "; ".join(sorted(set(others))[:MAX_LISTED_RUNS])
         raise InputError(
-            f"baseline {baseline} is of {_format_work(run)}, none of the rows is "
-            f"({'; '.join(others[:MAX_LISTED_RUNS])}); speedups are between runs of one model on one data set"
+            f"baseline {baseline} is of {own}, none of the rows is ({rows}); speedups are between runs of one model on "
+            "one data set"
         )
-    if measured and not any(is_comparable(other, run) for other in same_samples):
-        scale = run.scale
-        batch = f"{scale.batch_per_device} samples per device, {scale.global_batch} in all, {scale.scaling} scaling"
-        raise InputError(
-            f"baseline {baseline} has {batch}, none of the rows has the same; speedups are between runs of one batch "
-            "per device in weak scaling, of one global batch in strong scaling"
-        )
-    return NamedBaseline(run)
-
-
-def _format_work(run: RunSummary) -> str:
-    """Return `resnet50 on cifar10`; runs with these names may still differ in the rest of their sample_key."""
-    return f"{run.cells['model']} on {run.cells['dataset']}"
+    scale = run.scale
+    raise InputError(
+        f"baseline {baseline} has {scale.batch_per_device} samples per device, {scale.global_batch} in all, "
+        f"{scale.scaling} scaling, none of the rows has the same; speedups are between runs of one batch per device in "
+        "weak scaling, of one global batch in strong scaling"
+    )

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from scalebench.analysis.identity import INPUT_COLUMNS, group_by
-from scalebench.analysis.load import load_configurations
-from scalebench.analysis.read_runs import PathLike
 from scalebench.analysis.repeats import EstimateRatio, holds_over_repeats
 from scalebench.analysis.scaling_curves import Curve, group_curves, make_curves
 from scalebench.analysis.verdicts import decide_ratio, explain_disturbance, explain_no_verdict, has_other_programs
@@ -103,9 +101,9 @@ class Advice:
         return self.rankings[0].group
 
 
-def rank(path: PathLike | Sequence[PathLike]) -> list[Ranking]:
-    """Return one ranking for each group and number of devices of the runs at or below `path`, in the order of the
-    pooled frame and of devices.
+def rank_curves(all_curves: Iterable[Curve], estimate_ratio: EstimateRatio) -> list[Ranking]:
+    """Return one ranking for each group and number of devices of the curves of a pooled frame, in its order and that of
+    devices.
 
     The best has the largest throughput by the ratios of `load.pooled`, of equal ones the first. The k - 1 intervals
     hold simultaneously (Bonferroni: each at 1 - 0.05 / (k - 1)), and a rival with an interval above 1 is `slower`. So
@@ -116,12 +114,6 @@ def rank(path: PathLike | Sequence[PathLike]) -> list[Ranking]:
     1996, "Multiple Comparisons: Theory and Methods", chapter 4 (comparisons with the best need no more than those with
     one control); Dunn 1961, "Multiple comparisons among means".
     """
-    configurations = load_configurations(path)
-    return rank_curves(make_curves(configurations.make_frame()), configurations.estimate_ratio)
-
-
-def rank_curves(all_curves: Iterable[Curve], estimate_ratio: EstimateRatio) -> list[Ranking]:
-    """Rank the curves of a pooled frame, as `rank` describes."""
     rankings = []
     for group, members in group_curves(all_curves):
         differing = [name for name in INPUT_COLUMNS if len({curve.rows[0][name] for curve in members}) > 1]
@@ -153,7 +145,7 @@ def is_control(strategy: str) -> bool:
 
 
 def rank_rows(group: dict[str, str], gpus: int, rows: Sequence[NamedRow], estimate_ratio: EstimateRatio) -> Ranking:
-    """Rank these (name, cells), at least one, as `rank` describes."""
+    """Rank these (name, cells), at least one, as `rank_curves` does."""
     (name, best), *others = sort_by_ratio(rows, estimate_ratio)
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(others))
     rivals = [Rival(rival, row, decide_ratio(best, row, estimate_ratio, confidence)) for rival, row in others]

@@ -52,8 +52,7 @@ def search_results(paths: Sequence[PathLike], unreadable: Unreadable) -> RunFile
             unreadable.append((Path(error.filename), f"{error.filename}: {error.strerror}"))
 
     files: dict[str, Path] = {}
-    unfinished: list[Path] = []
-    sweeps: list[Path] = []
+    unfinished, sweeps = set[Path](), set[Path]()
     for start in map(Path, paths):
         unreadable_before = len(unreadable)
         below = [start] if start.is_file() else []
@@ -64,27 +63,25 @@ def search_results(paths: Sequence[PathLike], unreadable: Unreadable) -> RunFile
             if RESULT_FILE in entries:
                 below.append(Path(folder, RESULT_FILE))
             elif SPEC_FILE in entries:
-                unfinished.append(Path(folder))
+                unfinished.add(Path(folder))
             if SWEEP_FILE in entries:
-                sweeps.append(Path(folder))
+                sweeps.add(Path(folder))
         if not below and len(unreadable) == unreadable_before:
             raise InputError(f"no {RESULT_FILE} at or below {start}; give the folder of a run or a sweep")
         for path in below:
             files.setdefault(os.path.realpath(path), path)
-    return RunFiles(sorted(files.values(), key=lambda path: path.parts), sorted({*unfinished}), sorted({*sweeps}))
+    return RunFiles(sorted(files.values(), key=lambda path: path.parts), sorted(unfinished), sorted(sweeps))
 
 
-def summarize_files(files: Sequence[Path]) -> list[RunSummary]:
-    """Read and summarize each file; raises InputError for the first that cannot be read."""
-    return [summarize_run(read_result(file), file.parent) for file in files]
-
-
-def summarize_readable(files: Sequence[Path], unreadable: Unreadable) -> list[RunSummary]:
-    """Read and summarize each file that can be read, and add the others to `unreadable`."""
+def summarize_files(files: Sequence[Path], unreadable: Unreadable | None = None) -> list[RunSummary]:
+    """Read and summarize each file, and add those that cannot be read to `unreadable`; without it raise InputError for
+    the first of them."""
     runs = []
     for file in files:
         try:
             runs.append(summarize_run(read_result(file), file.parent))
         except InputError as error:
+            if unreadable is None:
+                raise
             unreadable.append((file, str(error)))
     return runs

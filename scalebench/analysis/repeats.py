@@ -23,8 +23,8 @@ import msgspec
 from scalebench.analysis import rows as run_rows
 from scalebench.analysis import throughput
 from scalebench.analysis.columns import COLUMNS, COUNT, FRAME_COLUMNS, RATE, TEXT, TRUTH, interval_cells, make_frame
-from scalebench.analysis.identity import configuration_key, group_by
-from scalebench.analysis.rows import Cells, ComparedRuns, RunSummary
+from scalebench.analysis.identity import Baselines, configuration_key, group_by, is_comparable
+from scalebench.analysis.rows import Cells, RunSummary
 from scalebench.core.stats.estimates import Estimate, scale_estimate
 from scalebench.core.stats.log_means import LogMean, mean_of_logs, mean_over_repeats
 from scalebench.core.stats.moderated_variance import RepeatTable
@@ -76,10 +76,15 @@ class Configuration:
 class Configurations:
     """The configurations of runs that were loaded together, their rows, and ratios between any two of them."""
 
-    def __init__(self, compared: ComparedRuns | None = None, rows: Iterable[Collection[str]] | None = None) -> None:
-        """`rows`: the run_ids of each configuration; by default all repeats that `pooled` describes as one."""
-        self._compared = compared
-        pairs = [] if compared is None else zip(compared.runs, compared.rows, strict=True)
+    def __init__(
+        self, runs: Sequence[RunSummary] = (), named: RunSummary | None = None,
+        rows: Iterable[Collection[str]] | None = None,
+    ) -> None:  # fmt: skip
+        """`named`: the run that a user names as a baseline; `rows`: the run_ids of each configuration, by default all
+        repeats that `pooled` describes as one."""
+        self._runs, self._named, self._baselines = runs, named, Baselines(runs)
+        self.rows = [run_rows.make_row(run, self._baselines, named) for run in runs]  # of the frame, one for each run
+        pairs = zip(runs, self.rows, strict=True)
         self._copies = {run.run_id: (run, cells) for run, cells in reversed(list(pairs))}  # each run once
 
         def key(run_id: str) -> tuple[str, ...]:
@@ -92,10 +97,12 @@ class Configurations:
             if self._by_run.keys().isdisjoint(run_ids):  # two sides of a comparison may hold the same run
                 self._by_run |= dict.fromkeys(run_ids, self._configure(run_ids))
         self._ratios: dict[tuple[str, str], LogMean] = {}
-        by_sweep: dict[tuple[str, ...], dict[Hashable, dict[Any, float]]] = {}
-        for configuration in dict.fromkeys(self._by_run.values()):
-            by_sweep.setdefault(configuration.sweep, {})[id(configuration)] = configuration.levels()
-        self._tables = {sweep: RepeatTable(levels) for sweep, levels in by_sweep.items()}
+
+    @cached_property
+    def _tables(self) -> dict[tuple[str, ...], RepeatTable]:
+        by_sweep = group_by(dict.fromkeys(self._by_run.values()), lambda configuration: configuration.sweep)
+        return {sweep: RepeatTable({id(each): each.levels() for each in of_sweep})
+                for sweep, of_sweep in by_sweep.items()}  # fmt: skip
 
     def _configure(self, run_ids: Iterable[str]) -> Configuration:
         pairs = sorted((self._copies[run_id] for run_id in run_ids), key=lambda pair: pair[0].started)
@@ -103,8 +110,7 @@ class Configurations:
 
     def make_frame(self) -> pd.DataFrame:
         """Return the frame of `pooled`, in the order of the runs."""
-        runs = () if self._compared is None else self._compared.runs
-        configurations = list(dict.fromkeys(self._by_run[run.run_id] for run in runs))
+        configurations = list(dict.fromkeys(self._by_run[run.run_id] for run in self._runs))
         return make_frame(list(map(self.make_row, configurations)), [*FRAME_COLUMNS, "repeats"])
 
     def estimate_ratio(self, row: Mapping[str, Any], base: Mapping[str, Any]) -> LogMean:
@@ -210,13 +216,10 @@ class Configurations:
         return cells
 
     def _find_baselines(self, run: RunSummary) -> dict[str, Configuration | None]:
-        assert self._compared is not None
-        baselines, named = self._compared.baselines, self._compared.named_baseline
-        runs = {"self": baselines.find_self(run), "bare": baselines.find_bare(run)}
+        runs = {"self": self._baselines.find_self(run), "bare": self._baselines.find_bare(run)}
         against = {kind: None if base is None else self._by_run.get(base.run_id) for kind, base in runs.items()}
-        base = None if named is None else named.for_run(run)
-        if base is not None:
-            against["given"] = self._by_run.get(base.run_id) or Configuration([base], [base.cells])
+        if (named := self._named) is not None and is_comparable(run, named):
+            against["given"] = self._by_run.get(named.run_id) or Configuration([named], [named.cells])
         return against
 
 

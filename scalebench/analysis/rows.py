@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,32 +50,10 @@ class RunSummary(RunIdentity):
         """Samples/s."""
         return None if self.throughput is None else self.throughput.value
 
-
-@dataclass(frozen=True)
-class NamedBaseline:
-    """A run with a throughput that a user names (`--baseline RUN`); the columns `given` are measured against it."""
-
-    run: RunSummary
-
     @property
     def label(self) -> str:
-        """Describe it for the head of a column: `horovod_nccl gpus=1 on alpha`."""
-        scale = self.run.scale
-        return f"{scale.strategy} gpus={scale.gpus} on {scale.hardware}"
-
-    def for_run(self, run: RunSummary) -> RunSummary | None:
-        """Return the baseline if the run may be compared with it."""
-        return self.run if identity.is_comparable(run, self.run) else None
-
-
-@dataclass(frozen=True)
-class ComparedRuns:
-    """Runs that are loaded together, each with its row. Frames, pooled frames and reports are made of these rows."""
-
-    runs: Sequence[RunSummary]
-    rows: list[Cells]  # one for each run
-    baselines: Baselines[RunSummary]
-    named_baseline: NamedBaseline | None
+        """Its name as a baseline that a user names, for the head of a column: `horovod_nccl gpus=1 on alpha`."""
+        return f"{self.scale.strategy} gpus={self.scale.gpus} on {self.scale.hardware}"
 
 
 def summarize_run(result: Result, folder: Path) -> RunSummary:
@@ -126,17 +103,12 @@ def _check(cells: Cells) -> None:
             raise ValueError(f"{name} is {value}")
 
 
-def compare_runs(runs: Sequence[RunSummary], named_baseline: NamedBaseline | None = None) -> ComparedRuns:
-    """Find the baselines of all runs among themselves, and make their rows."""
-    baselines = Baselines(runs)
-    rows = [make_row(run, baselines, None if named_baseline is None else named_baseline.for_run(run)) for run in runs]
-    return ComparedRuns(runs, rows, baselines, named_baseline)
-
-
 def make_row(run: RunSummary, baselines: Baselines[RunSummary], named: RunSummary | None = None) -> Cells:
-    """Return the cells of one run, against its self and bare baseline and the named one (columns `given`)."""
+    """Return the cells of one run, against its self and bare baseline and the one that a user names (columns `given`),
+    if it may be compared with that."""
     cells, seconds = dict(run.cells), run.cells["time_to_target_s"]
     own, bare = baselines.find_self(run), baselines.find_bare(run)
+    named = None if named is None or not identity.is_comparable(run, named) else named
     for kind, baseline in (("self", own), ("bare", bare), ("given", named)):
         devices = baseline.scale.gpus if baseline is not None else 1
         cells[f"baseline_{kind}_id"] = baseline.run_id if baseline is not None else None

@@ -29,7 +29,6 @@ MAX_WARMUP_SHARE = 0.25  # of the measured blocks
 MIN_HOST_WAIT_SHARE = 0.5  # of a step, from which on the host is what limits it
 MIN_BUSY_SHARE = 0.5  # of a step, from which on a GPU is what limits it
 RoundRates = dict[tuple[str, int], float]  # samples/s over all devices, by cohort and round
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class CountedBlocks:
 
     seconds: FloatArray
     samples: FloatArray
-    rounds: IntArray  # of the cohort, for each block; empty without turns
+    rounds: npt.NDArray[np.int64]  # of the cohort, for each block; empty without turns
     warmup_blocks: int = 0  # left out at the beginning
     unsteadiness: list[str] | None = None
 
@@ -115,9 +114,7 @@ class Measurement:
         """Return the columns of how step times vary between blocks: median, interpolated 95th percentile, and standard
         deviation over mean from two blocks on."""
         blocks, mean = self.step_blocks_s, self.step_s
-        if mean is None:
-            return {"step_s_median": None, "step_s_p95": None, "step_cv": None}
-        median, p95 = np.quantile(blocks, (0.5, 0.95)).tolist()
+        median, p95 = np.quantile(blocks, (0.5, 0.95)).tolist() if len(blocks) else (None, None)
         cv = float(np.std(blocks, ddof=1)) / mean if mean and len(blocks) > 1 else None
         return {"step_s_median": median, "step_s_p95": p95, "step_cv": cv}
 
@@ -154,8 +151,12 @@ class Measurement:
         gpus = [gpu for machine in (result.machine, *(result.other_machines or [])) for gpu in machine.gpus]
         is_float32 = result.scale.device == "cuda" and work.precision_used == "float32"
         if is_float32 and any(has_fast_tensor_cores(gpu.name) for gpu in gpus):
-            busy = busy_share(result, self.step_s)  # faster kernels shorten no step that waits for its host
-            flags += ["no_tensor_cores"] if busy is None or busy >= MIN_BUSY_SHARE else []
+            # Faster kernels shorten no step that waits for its host, by the profile or else by NVML.
+            profiles = [rank.probes.profile for rank in result.ranks if rank.probes is not None]
+            kernels_s = [each.kernel_s for each in profiles if each is not None and each.kernel_s is not None]
+            shares = [seconds / self.step_s for seconds in kernels_s if self.step_s]
+            shares = shares or [each.gpu_util_mean for each in result.monitor.devices if each.gpu_util_mean is not None]
+            flags += ["no_tensor_cores"] if not shares or statistics.fmean(shares) >= MIN_BUSY_SHARE else []
         # One process reads samples of the user's Dataset.
         reads_slowly = rate is not None and work.read_samples_per_s is not None and work.read_samples_per_s < rate.value
         return flags + (["slow_reading"] if reads_slowly else [])
@@ -281,13 +282,3 @@ def superlinear_flags(efficiency: Estimate | None, device: str) -> list[str]:
     if efficiency.low <= 1:
         return ["superlinear_within_noise"]
     return ["superlinear_on_cpu"] if device == "cpu" else ["superlinear"]
-
-
-def busy_share(result: Result, step_s: float | None) -> float | None:
-    """Return the share of a step in which its GPUs run kernels: by the profile, else by NVML, else None."""
-    profiles = [rank.probes.profile for rank in result.ranks if rank.probes is not None]
-    kernels_s = [each.kernel_s for each in profiles if each is not None and each.kernel_s is not None]
-    if kernels_s and step_s:
-        return statistics.fmean(kernels_s) / step_s
-    seen = [each.gpu_util_mean for each in result.monitor.devices if each.gpu_util_mean is not None]
-    return statistics.fmean(seen) if seen else None

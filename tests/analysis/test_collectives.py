@@ -167,7 +167,9 @@ def test_a_transfer_of_known_time_has_its_bandwidth():
      ("device_to_host_all", None, 3)],
 )  # fmt: skip
 def test_all_bytes_that_move_at_once_count(kind, source, moved):
-    assert collectives.count_moved_bytes(transfer(kind, source, source, []), 3) == moved * MEBIBYTE
+    probes = ProbeRecord(bandwidth=[transfer(kind, source, source, [0.001] * 2)])
+    (row,) = collectives.list_transfers(record(gpus=3, ranks=[rank(k, probes=probes) for k in range(3)]))
+    assert row["moved_bytes"] == moved * MEBIBYTE
 
 
 def test_transfers_of_all_ranks_have_no_source_and_unknown_limits_are_null(tmp_path):

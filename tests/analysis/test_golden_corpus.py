@@ -34,20 +34,20 @@ RELATIVE_TOLERANCE = 1e-12  # sums of a processor with other vector units end in
 
 def compute(folder):
     """All tables that are read from a recorded sweep: rows of plain values, None for null, by the name of the table."""
-    runs, configurations = scalebench.load(folder), scalebench.pooled(folder)
-    all_curves = make_curves(configurations)
+    runs, pooled, configurations = scalebench.load(folder), scalebench.pooled(folder), load_configurations(folder)
+    all_curves, estimate_ratio = make_curves(pooled), configurations.estimate_ratio
     tables = {
         "frame": rows_of(runs, folder),
-        "pooled": rows_of(configurations, folder),
+        "pooled": rows_of(pooled, folder),
         "named_baseline": against_named_baseline(folder, runs),
         "attribution": rows_of(scalebench.attribution(folder)),
         "collectives": rows_of(scalebench.collectives(folder)),
         "bandwidth": rows_of(scalebench.bandwidth(folder)),
         "time_to_target": rows_of(time_to_target.make_training_table(load.load(folder))),
-        "ranking": list(ranking_rows(folder)),
+        "ranking": list(ranking_rows(all_curves, estimate_ratio)),
         "curves": [row for curve in all_curves for row in curve_rows(curve)],
         "slopes": [row for curve in all_curves for row in slope_rows(curve)],
-        "node_boundaries": [row for curve in all_curves for row in node_boundary_rows(curve, folder)],
+        "node_boundaries": [row for curve in all_curves for row in node_boundary_rows(curve, estimate_ratio)],
     }
     return tables | comparison_tables(folder)
 
@@ -72,9 +72,9 @@ def against_named_baseline(folder, runs):
     return rows_of(table[["run_id", *(name for name in table.columns if "given" in name)]])
 
 
-def ranking_rows(folder):
+def ranking_rows(all_curves, estimate_ratio):
     """A row for the best of each contest, and for each of its rivals in their order."""
-    for contest in ranking.rank(folder):
+    for contest in ranking.rank_curves(all_curves, estimate_ratio):
         group = {f"group.{name}": text for name, text in contest.group.items()}
         common = {**group, "gpus": contest.gpus, "best": contest.best, "certainty": contest.certainty}
         yield {**common, "run_id": contest.row["run_id"], "rival": None}
@@ -105,9 +105,9 @@ def slope_rows(curve):
         yield row | counts | {"most_measured": limit.largest_measured}
 
 
-def node_boundary_rows(curve, folder):
+def node_boundary_rows(curve, estimate_ratio):
     """Yield what a scaling curve loses where it continues on another node."""
-    for jump in scaling_curves.find_node_boundaries(curve, load_configurations(folder).estimate_ratio):
+    for jump in scaling_curves.find_node_boundaries(curve, estimate_ratio):
         before, after = jump.rows
         devices = {"gpus_before": before["gpus"], "gpus_after": after["gpus"], "nodes_after": after["nodes"]}
         (low, high), (efficiency_before, efficiency_after) = jump.ratio.limits, jump.efficiencies

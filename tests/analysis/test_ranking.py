@@ -6,7 +6,8 @@ import pytest
 from scipy.stats import t
 
 from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
-from scalebench.analysis.ranking import list_advice, rank, rank_curves
+from scalebench.analysis.load import load_configurations
+from scalebench.analysis.ranking import list_advice, rank_curves
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.verdicts import explain_no_verdict
 from scalebench.core.result import write_result
@@ -148,7 +149,8 @@ def test_what_the_machine_does_in_a_repeat_moves_no_verdict(tmp_path, together):
             folder = tmp_path / f"{strategy}-{repeat}"
             folder.mkdir()
             write_result(result, folder)
-    (contest,) = rank(tmp_path)
+    configurations = load_configurations(tmp_path)
+    (contest,) = rank_curves(make_curves(configurations.make_frame()), configurations.estimate_ratio)
     assert contest.best == "bare_torch"
     assert contest.certainty == ("best" if together else "tied")
 

@@ -177,6 +177,5 @@ def test_a_baseline_of_the_own_cohort_goes_before_another_of_the_repeat():
 def test_single_repeats_of_different_numbers_have_a_ratio(tmp_path):
     """As where a sweep was stopped, and the folders of others were removed."""
     runs = [record("bare_torch", 1, repeat=0, run_id="a"), record("ddp", 2, repeat=3, run_id="b")]
-    compared = rows.compare_runs([rows.summarize_run(run, tmp_path / run.run_id) for run in runs])
-    bare, ddp = compared.rows
-    assert math.isfinite(Configurations(compared).estimate_ratio(ddp, bare).mean)
+    configurations = Configurations([rows.summarize_run(run, tmp_path / run.run_id) for run in runs])
+    assert math.isfinite(configurations.estimate_ratio(*configurations.rows).mean)

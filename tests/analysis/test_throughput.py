@@ -10,7 +10,8 @@ import scalebench
 from scalebench.analysis import throughput
 from scalebench.analysis.attribution.lost_efficiency import ReferenceRuns, attribute_run
 from scalebench.analysis.comparison.rows import make_compared_run
-from scalebench.analysis.rows import compare_runs, divide_throughputs, summarize_run
+from scalebench.analysis.repeats import Configurations
+from scalebench.analysis.rows import divide_throughputs, summarize_run
 from scalebench.analysis.throughput import ROUND_COLUMNS, Measurement
 from scalebench.core.result import write_result
 from scalebench.core.spec import MeasureSpec
@@ -119,7 +120,7 @@ def test_the_changes_of_the_machine_cancel_within_the_rounds_of_a_cohort():
     level = {1: 1.0, 2: 1.5, 3: 0.7, 4: 1.3}
     bare = slots("bare_torch", {number: [0.1 * factor] for number, factor in level.items()})
     fast = slots("ddp", {number: [0.05 * factor] for number, factor in level.items()})
-    row = compare_runs(summarize(bare, fast)).rows[1]
+    row = Configurations(summarize(bare, fast)).rows[1]
     assert row["speedup_bare"] == pytest.approx(2.0)
     assert row["speedup_bare_low"] is None, "another start may have another ratio"
     bare, other, swapped = (slots(name, {1: [one], 2: [two]}) for name, one, two in (
@@ -141,7 +142,7 @@ def test_leftover_warmup_counts_neither_in_throughput_nor_in_ratios(tmp_path):
     runs = summarize(bare, ddp)
     assert "warmup_left" in runs[1].cells["flags"]
     assert runs[0].rate == pytest.approx(runs[1].rate)
-    assert compare_runs(runs).rows[1]["speedup_bare"] == pytest.approx(1.0)
+    assert Configurations(runs).rows[1]["speedup_bare"] == pytest.approx(1.0)
     assert attribute_run(ddp, ReferenceRuns(bare, bare, None)).lost.value == pytest.approx(0.0)
     write_result(ddp, tmp_path)
     assert scalebench.load_rounds(tmp_path).counts.tolist() == [number >= 12 for number in range(60)]

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from scalebench.analysis import user_program
-from scalebench.analysis.rows import compare_runs, summarize_run
+from scalebench.analysis.repeats import Configurations
+from scalebench.analysis.rows import summarize_run
 from scalebench.core.result import ScriptRecord
 from tests.builders.runs import record
 
@@ -64,5 +65,5 @@ def test_samples_that_do_not_scale_as_declared_are_a_flag(scaling, batches, is_o
             result.scale, gpus=gpus, batch_per_device=batch, global_batch=batch * gpus, scaling=scaling
         )
         runs.append(summarize_run(dataclasses.replace(result, scale=scale, run_id=f"run{gpus}"), tmp_path / str(gpus)))
-    flags = [(row["flags"] or "").split() for row in compare_runs(runs).rows]
+    flags = [(row["flags"] or "").split() for row in Configurations(runs).rows]
     assert ["other_scaling" in each for each in flags] == [False, is_other]

@@ -15,7 +15,7 @@ import random
 from pathlib import Path
 
 from scalebench.analysis.repeats import Configurations
-from scalebench.analysis.rows import compare_runs, summarize_run
+from scalebench.analysis.rows import summarize_run
 from scalebench.core.result import (
     BatchTrial,
     CurvePoint,
@@ -124,7 +124,7 @@ def sweep(folder, strategies=("bare_torch", "ddp_gloo", "horovod_gloo"), gpus=(1
 
 def pool(results):
     """Return the configurations of runs that lie in folders `0`, `1`, ..."""
-    return Configurations(compare_runs([summarize_run(each, Path(str(k))) for k, each in enumerate(results)]))
+    return Configurations([summarize_run(each, Path(str(k))) for k, each in enumerate(results)])
 
 
 def ratio_of_rows(row, base):

@@ -81,8 +81,8 @@ def session_with(status, report=False):
 
 def test_the_end_of_a_sweep_is_its_table_and_its_report(capsys, monkeypatch):
     """Both come of one load: of ten thousand runs it takes seconds."""
-    session, load, loads = session_with("ok", report=True), read_runs.summarize_readable, []
-    monkeypatch.setattr(read_runs, "summarize_readable", lambda *paths: loads.append(paths) or load(*paths))
+    session, load, loads = session_with("ok", report=True), read_runs.summarize_files, []
+    monkeypatch.setattr(read_runs, "summarize_files", lambda *paths: loads.append(paths) or load(*paths))
     session.at_end.append(lambda: print("last line"))
     assert session.finish() == 0
     out = capsys.readouterr().out

@@ -10,7 +10,6 @@ from scalebench.analysis.comparison.rows import ComparedRun, ComparedSide, Compa
 from scalebench.analysis.comparison.sessions import SIGNIFICANCE_LEVEL, RatioTest, median_with_interval
 from scalebench.analysis.identity import is_under
 from scalebench.analysis.repeats import Configurations
-from scalebench.analysis.rows import compare_runs
 from scalebench.core.errors import InputError
 from scalebench.core.stats.estimates import Estimate
 
@@ -162,7 +161,7 @@ def _compare_sides(
     all_rows = [row for side in sides for row in side.rows.values()]
     measured = [row for row in all_rows if row.measured]
     summaries = {run.run_id: run.summary for row in measured for run in row.measured}
-    configurations = Configurations(compare_runs(list(summaries.values())), [row.run_ids for row in measured])
+    configurations = Configurations(list(summaries.values()), rows=[row.run_ids for row in measured])
     tested: dict[str, list[tuple[ComparisonRow, ComparisonRow, RatioTest]]] = {side.name: [] for side in others}
     for side in others:
         for key, row in side.rows.items():
