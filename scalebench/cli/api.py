@@ -110,7 +110,7 @@ class Results:
         return "\n".join(sentences) or "No run was successful: .frame says why in its column reason."
 
     def plot(self, section: str | None = None) -> Figures:
-        """Return the charts of a section of the report, such as "scaling", "attribution" or "usage", as plotly figures.
+        """Return the charts of a section of the report, such as "scaling" or "attribution", as plotly figures.
 
         Raises InputError where there is no such section, where these runs give no chart there, and without plotly.
         """

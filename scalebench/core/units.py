@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from scalebench.core.stats.estimates import Estimate
 
@@ -21,20 +22,14 @@ MIN_DEVICE_HOURS = 0.1  # less is written in seconds
 MIN_SHARE_OF_UNIT = 0.9995  # 999.6 us are written as 1.00 ms
 
 
-def format_duration(seconds: Estimate) -> str:
+def format_seconds(seconds: float | Estimate) -> str:
     """Return `1.35 ms [1.20, 1.51]`: value and limits in one unit, that of the largest of them."""
-    size, unit = choose_unit(_largest(seconds), SECOND_UNITS)
-    return _with_limits(seconds, size, unit)
+    return _format_scaled(seconds, *choose_unit(_largest(seconds), SECOND_UNITS))
 
 
-def format_seconds(value_s: float) -> str:
-    """Return `1.35 ms`."""
-    return format_duration(Estimate(value_s))
-
-
-def format_rate(rate: Estimate, unit: str) -> str:
+def format_rate(rate: float | Estimate, unit: str = "") -> str:
     """Return `1,234 samples/s [1,200, 1,270]`."""
-    return _with_limits(rate, 1.0, unit)
+    return _format_scaled(rate, 1.0, unit)
 
 
 def format_bytes(count: float) -> str:
@@ -52,9 +47,22 @@ def format_binary_bytes(size_bytes: float) -> str:
     return f"{size_bytes:.3g} GiB"
 
 
-def format_percent(share: float) -> str:
-    """Return `12.3 %` for a share of 0.123."""
-    return f"{100 * share:z.1f} %"  # z: no "-0.0"
+def format_percent(share: float | Estimate, decimals: int = 1) -> str:
+    """Return `12.3 %` for a share of 0.123, and `93 % [91, 95]` with limits and without decimals."""
+    return format_limits(share, lambda figure: f"{100 * figure:z.{decimals}f}", "%")  # z: no "-0.0"
+
+
+def format_ratio(ratio: float | Estimate) -> str:
+    """Return `1.86 [1.82, 1.90]`."""
+    return format_limits(ratio, "{:.2f}".format)
+
+
+def format_limits(figure: float | Estimate, show: Callable[[float], str], unit: str = "") -> str:
+    """Return `value unit [low, high]`, each figure as `show` writes it; a figure without both limits stands alone."""
+    value = f"{show(figure.value if isinstance(figure, Estimate) else figure)} {unit}".rstrip()
+    if not isinstance(figure, Estimate) or not figure.has_limits:
+        return value
+    return f"{value} [{show(figure.low)}, {show(figure.high)}]"
 
 
 def format_number(value: float) -> str:
@@ -79,18 +87,17 @@ def choose_unit(largest: float, units: tuple[tuple[float, str], ...]) -> tuple[f
     return next((unit for unit in units if largest >= MIN_SHARE_OF_UNIT * unit[0]), units[0 if largest == 0 else -1])
 
 
-def _with_limits(estimate: Estimate, size: float, unit: str) -> str:
-    """Return the value in a unit of this size, with its limits unless one is infinite or they are equal."""
-    largest = _largest(estimate) / size
-    figures = (estimate.value, estimate.low, estimate.high)
-    value, low, high = (_format_like(figure / size, largest) for figure in figures)
-    if estimate.low == estimate.high or not estimate.has_limits:
-        return f"{value} {unit}"
-    return f"{value} {unit} [{low}, {high}]"
+def _format_scaled(figure: float | Estimate, size: float, unit: str) -> str:
+    """Return the value in a unit of this size, with its limits unless they are equal."""
+    largest = _largest(figure) / size
+    if isinstance(figure, Estimate) and figure.low == figure.high:
+        figure = figure.value
+    return format_limits(figure, lambda each: _format_like(each / size, largest), unit)
 
 
-def _largest(estimate: Estimate) -> float:
-    return max(abs(figure) for figure in (estimate.value, estimate.low, estimate.high) if math.isfinite(figure))
+def _largest(figure: float | Estimate) -> float:
+    figures = (figure.value, figure.low, figure.high) if isinstance(figure, Estimate) else (figure,)
+    return max(abs(each) for each in figures if math.isfinite(each))
 
 
 def _format_like(figure: float, largest: float) -> str:

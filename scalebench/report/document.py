@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from scalebench.analysis.columns import limit_names
 from scalebench.analysis.scaling_curves import Curve, format_group_title
 from scalebench.analysis.scaling_curves import group_curves as group_by_workload
 from scalebench.core import units
@@ -203,36 +204,19 @@ class CurveGroup:
     """Curves that may be drawn in one chart. The paragraphs before it are the group's label, if the report has
     several groups, and which curves were left out."""
 
-    number: int  # in the report
+    section: str
+    number: int  # in the section
     shared: dict[str, str]
     curves: list[Curve]
     paragraphs: list[Paragraph]
 
-    @property
-    def title(self) -> str:
-        return format_group_title(self.shared)
-
     def make_id(self, *words: str) -> str:
-        """Make the id of a block from the section, the figure, the number of the group, which makes it unique, and
-        the group's title."""
-        return make_id(*words, str(self.number), self.title)
+        """Make the id of a block from the section, the words, the number of the group, which makes it unique, and the
+        group's title."""
+        return make_id(self.section, *words, str(self.number), format_group_title(self.shared))
 
-    def list_rows(self) -> list[tuple[CurveRow, Tags]]:
-        """Return each row with its curve, and its tags: the items of a table."""
-        return [((curve, row), curve.tags) for curve in self.curves for row in curve.rows]
-
-    def make_chart(
-        self,
-        section: str,
-        figure: str,
-        title: str,
-        axes: tuple[Axis, Axis],
-        series: Sequence[Series],
-        caption: str,
-        kind: Literal["lines", "bars"] = "lines",
-    ) -> Chart:
-        """Make a chart of these curves; its id says which they are."""
-        return Chart(self.make_id(section, figure), title, *axes, series, kind, caption)
+    def list_rows(self) -> list[CurveRow]:
+        return [(curve, row) for curve in self.curves for row in curve.rows]
 
     @property
     def tags(self) -> dict[str, str]:
@@ -245,27 +229,26 @@ def make_id(*words: str) -> str:
 
 
 def group_curves(
-    curves: Iterable[Curve], keep: Callable[[list[Curve]], bool] = bool
+    section: str, curves: Iterable[Curve], is_shown: Callable[[Curve], bool] = lambda curve: True
 ) -> tuple[list[CurveGroup], list[Paragraph]]:
-    """Group curves that may be drawn together.
+    """Group the curves of a section that may be drawn together.
 
-    Returns the groups for which `keep` is true, at most the MAX_CURVE_GROUPS with the most rows and of each the
-    MAX_CURVES best curves, and a paragraph if groups were left out.
+    Returns the groups with a curve for which `is_shown` is true, at most the MAX_CURVE_GROUPS with the most rows and of
+    each the MAX_CURVES best curves, and a paragraph if groups were left out.
     """
     workloads = group_by_workload(curves)
-    candidates = [group for group in workloads if keep(group[1])]
+    candidates = [group for group in workloads if any(map(is_shown, group[1]))]
     by_size = sorted(range(len(candidates)), key=lambda i: -sum(len(curve.rows) for curve in candidates[i][1]))
     groups = []
     for number, i in enumerate(sorted(by_size[:MAX_CURVE_GROUPS]), 1):
         shared, members = candidates[i]
-        group = CurveGroup(number, shared, *select_best_curves(members))
+        group = CurveGroup(section, number, shared, *select_best_curves(members))
         if len(workloads) > 1:
-            group.paragraphs.insert(0, Paragraph(group.title, "label", group.tags))
+            group.paragraphs.insert(0, Paragraph(format_group_title(shared), "label", group.tags))
         groups.append(group)
-    if len(groups) == len(candidates):
-        return groups, []
     text = f"{len(candidates)} combinations of model, data set, hardware, scaling and batch were measured. The"
-    return groups, [Paragraph(f"{text} {len(groups)} with the most rows are shown; results.csv has all.")]
+    note = Paragraph(f"{text} {len(groups)} with the most rows are shown; results.csv has all.")
+    return groups, [note] if len(groups) < len(candidates) else []
 
 
 def select_best_curves(curves: Sequence[Curve], count: int = MAX_CURVES) -> tuple[list[Curve], list[Paragraph]]:
@@ -291,6 +274,11 @@ def note_left_out(shown: int, count: int, what: str) -> list[Paragraph]:
     return [Paragraph(f"{shown} of {count:,} {what}.")] if count > shown else []
 
 
+def limit_texts(texts: Sequence[str], count: int, rest: str) -> list[str]:
+    """Return the first `count` texts, and `rest` with the number of the others if there are more."""
+    return [*texts[:count], *([rest.format(len(texts) - count)] if len(texts) > count else [])]
+
+
 def get_tags(row: Cells) -> dict[str, str]:
     return {name: to_text(row[name]) for name in TAG_COLUMNS}
 
@@ -300,72 +288,62 @@ def make_cell(text: str, value: Any = None) -> Cell:
     return Cell(text, (text or None) if value is None else to_number(value))
 
 
-def format_cell(value: Any, show: Callable[[Any], str]) -> Cell:
-    """Make a cell for a value, empty if it is None."""
-    return Cell("") if value is None else make_cell(show(value), value)
+def format_cell(figure: Any, show: Callable[[Any], str]) -> Cell:
+    """Make a cell for a figure, with its limits if it is an estimate; empty if it is None."""
+    if figure is None:
+        return Cell("")
+    return make_cell(show(figure), figure.value if isinstance(figure, Estimate) else figure)
 
 
-def make_line_series(
-    curves: Iterable[Curve], column: str, stem: str = "", x: str = "gpus", gaps: bool = True
+def get_estimate(row: Cells, column: str) -> Estimate | None:
+    """Return the figure of a column with its limits, if it has both; None if it was not measured."""
+    value, low, high = (to_number(row.get(name)) for name in (column, *limit_names(column)))
+    if value is None:
+        return None
+    return Estimate(value) if low is None or high is None else Estimate(value, low, high)
+
+
+def make_lines(
+    curves: Iterable[Curve], column: str, x: str = "gpus", note: Callable[[Cells], str] | None = None
 ) -> list[Series]:
-    """Make a series of a column over that of `x`, with the limits from `<stem>_low` and `_high`, for each curve that
-    has a value. A row without a value is a gap of a line; without `gaps` it is left out, as is a bar."""
+    """Make a series of a column over the column `x`, with its limits and the figures of repeats, for each curve that
+    has a value; `note` makes the text beside a point. A row without a value is a gap of a line."""
     lines = []
     for curve in curves:
-        rows = curve.rows if gaps else [row for row in curve.rows if to_number(row.get(column)) is not None]
-        lines.append(make_series(curve.name, curve.tags, rows, x, column, stem or column))
-    return [line for line in lines if line is not None]
+        rows = [row for row in curve.rows if row[x] is not None]
+        values, low, high = ([to_number(row.get(name)) for row in rows] for name in (column, *limit_names(column)))
+        if not (count := sum(value is not None for value in values)):
+            continue
+        if all(limit is None for limit in (*low, *high)):
+            low, high = [], []
+        repeats = [
+            [y for each in row.get(REPEAT_ROWS) or () if (y := to_number(each.get(column))) is not None] for row in rows
+        ]
+        notes = () if note is None else [note(row) for row in rows]
+        style: Literal["points", "line"] = "points" if count == 1 else "line"
+        places = [float(row[x]) for row in rows]
+        tags = dict(curve.tags)
+        lines.append(Series(curve.name, places, values, low or (), high or (), tags, style, notes, repeats=repeats))
+    return lines
 
 
-def make_series(
-    name: str, tags: Tags, rows: Sequence[Cells], x: str, column: str, stem: str, notes: Sequence[str] = ()
-) -> Series | None:
-    """Make a series of `column` over the column `x`, which all rows have; None if no row has a value."""
-    values, low, high = ([to_number(row.get(end)) for row in rows] for end in (column, f"{stem}_low", f"{stem}_high"))
-    count = sum(value is not None for value in values)
-    if not count:
-        return None
-    if all(limit is None for limit in (*low, *high)):
-        low, high = [], []
-    repeats = [
-        [y for each in row.get(REPEAT_ROWS) or () if (y := to_number(each.get(column))) is not None] for row in rows
-    ]
-    style: Literal["points", "line"] = "points" if count == 1 else "line"
-    x_values = [float(row[x]) for row in rows]
-    return Series(name, x_values, values, low or (), high or (), dict(tags), style, notes, repeats=repeats)
+def make_axis(column: str, lines: Sequence[Series]) -> Axis:
+    """Make the axis of a column over which lines are drawn, with a tick at each of their places."""
+    ticks = sorted({float(x) for line in lines for x in line.x})
+    if column == "gpus":
+        return Axis(DEVICES, ticks=ticks, from_zero=False)
+    is_batch = column.startswith(("batch", "global_batch"))
+    return Axis(column.replace("_", " "), log=is_batch, ticks=ticks if is_batch else None)
 
 
-def get_figure(row: Cells, column: str) -> tuple[Number, Number, Number]:
-    """Return a column's value and its limits; None for what was not measured."""
-    value, low, high = (to_number(row[name]) for name in (column, f"{column}_low", f"{column}_high"))
-    return value, low, high
-
-
-def format_duration(value_s: float | None, low_s: float | None = None, high_s: float | None = None) -> str:
-    """Return `1.35 ms [1.20, 1.51]`; empty if it was not measured."""
-    if value_s is None:
-        return ""
-    return units.format_duration(Estimate(value_s, *(() if low_s is None or high_s is None else (low_s, high_s))))
-
-
-def make_devices_axis(lines: Sequence[Series]) -> Axis:
-    return Axis(DEVICES, ticks=_list_ticks(lines), from_zero=False)
-
-
-def make_batch_axis(title: str, lines: Sequence[Series]) -> Axis:
-    return Axis(title, log=True, ticks=_list_ticks(lines))
-
-
-def _list_ticks(lines: Sequence[Series]) -> list[float]:
-    return sorted({float(x) for line in lines for x in line.x})
-
-
-def has_shape(chart: Chart) -> bool:
-    """Return whether a chart shows more than its table: lines and bars over two places or more, not one bar or point.
-
-    Ideal lines have no measured places.
-    """
-    measured = [series for series in chart.series if series.style != "ideal"]
+def has_content(block: Block) -> bool:
+    """Return whether a table has rows, and a chart shows more than its table does, which are lines and bars over two
+    places or more. Ideal lines have no measured places."""
+    if isinstance(block, Table):
+        return bool(block.rows)
+    if not isinstance(block, Chart):
+        return True
+    measured = [series for series in block.series if series.style != "ideal"]
     return len({x for series in measured for x, y in zip(series.x, series.y, strict=True) if y is not None}) > 1
 
 

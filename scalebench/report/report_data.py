@@ -264,7 +264,7 @@ def read_log_tail(path: Path) -> str:
     return "\n".join(line[:MAX_LINE_LENGTH] for line in lines)
 
 
-def describe_unfinished_run(folder: Path) -> tuple[dict[str, str], list[str]]:
+def describe_unfinished_run(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Describe the run in a folder that has a spec, which may be half written or hold anything, and no result: its
     model, strategy and hardware, as far as they are known, and the cells of its row."""
     try:
@@ -280,7 +280,10 @@ def describe_unfinished_run(folder: Path) -> tuple[dict[str, str], list[str]]:
         phase = str(last.phase)
         with contextlib.suppress(OverflowError, ValueError, OSError):
             last_sign = datetime.fromtimestamp(last.at_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    return tags, [str(folder), tags.get("strategy", ""), str(_look_up(tree, "gpus") or ""), phase, last_sign]
+    return tags, {
+        "folder": str(folder), "strategy": tags.get("strategy", ""), "devices": str(_look_up(tree, "gpus") or ""),
+        "phase": phase, "last sign (UTC)": last_sign,
+    }  # fmt: skip
 
 
 def _look_up(tree: Any, *keys: str) -> Any:

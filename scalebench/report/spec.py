@@ -1,64 +1,25 @@
-"""Parts of a section as data: which columns of the frame a chart draws and a table lists.
+"""Parts of a section as data: which columns of the frame a chart draws and a table lists, for each group of curves.
 
-The name of a column says its unit (`_s`, `_bytes`, `_share`) and its limits (`_low`, `_high`), so that `make_cell`
-shows any of them.
+A table is made of rows that map the heads of its columns to values: figures, estimates, texts or cells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.core import units
 from scalebench.core.stats.estimates import Estimate
 from scalebench.report import document as doc
 from scalebench.report import tables
-from scalebench.report.flag_text import to_number
+from scalebench.report.flag_text import describe_curve_intervals
 from scalebench.report.report_data import ReportData
 
-Format = Callable[[Any], str]
-# The ending of a column's name: the unit of its axis, how a figure is written.
-KINDS: dict[str, tuple[str, Format]] = {
-    "_bytes_per_s": ("bytes/s", lambda value: f"{units.format_bytes(value)}/s"),
-    "_bytes_per_step": ("bytes", units.format_bytes),
-    "_bytes": ("bytes", units.format_bytes),
-    "_bytes_max": ("bytes", units.format_bytes),
-    "_mhz_mean": ("", "{:,.0f} MHz".format),
-    "_mhz_min": ("", "{:,.0f} MHz".format),
-    "_w_mean": ("", "{:,.0f} W".format),
-    "_util_mean": ("share", units.format_percent),
-    "_share": ("share", units.format_percent),
-    "_to_target_s": ("s", tables.format_seconds),
-    "_s": ("s", units.format_seconds),
-    "hours_per_epoch": ("device-hours", units.format_device_hours),
-    "hours_to_target": ("device-hours", units.format_device_hours),
-    "_j_per_epoch": ("J", lambda value: f"{units.format_number(value)} J"),
-    "_j_to_target": ("J", lambda value: f"{units.format_number(value)} J"),
-}  # fmt: skip
-# What a caption says, or how it follows from the curves that are shown.
-Caption = str | Callable[[doc.CurveGroup], str]
-# A part makes blocks for a group of curves. It takes the id of the section, the group, and the data of the report.
-Part = Callable[[str, doc.CurveGroup, ReportData], Iterable[doc.Block]]
-
-
-def find_kind(column: str) -> tuple[str, Format]:
-    return next((kind for ending, kind in KINDS.items() if column.endswith(ending)), ("", "{:,}".format))
-
-
-def make_cell(row: doc.Cells, column: str) -> doc.Cell:
-    """Show any column, with limits if it is a throughput or a time; empty where nothing was measured."""
-    if (value := row.get(column)) is None:
-        return doc.Cell("")
-    if isinstance(value, str):
-        return doc.make_cell(value)
-    unit, show = find_kind(column)
-    if column == doc.THROUGHPUT:
-        return doc.make_cell(tables.format_throughput(row), value)
-    low, high = (to_number(row.get(f"{column}_{end}")) for end in ("low", "high"))
-    limited = unit == "s" and low is not None and high is not None
-    return doc.make_cell(doc.format_duration(value, low, high) if limited else show(value), value)
+# A part makes blocks for a group of curves.
+Part = Callable[[doc.CurveGroup, ReportData], Iterable[doc.Block]]
+TableRow = tuple[doc.Tags, Mapping[str, Any]]  # tags, and values by the heads of their columns
 
 
 def to_cell(value: Any) -> doc.Cell:
@@ -66,48 +27,71 @@ def to_cell(value: Any) -> doc.Cell:
     if isinstance(value, doc.Cell):
         return value
     if isinstance(value, Estimate):
-        return doc.make_cell(tables.format_ratio(value.value, *value.limits), value.value)
+        return doc.format_cell(value, units.format_ratio)
     return doc.Cell(f"{value:,}", value) if isinstance(value, int) else doc.make_cell(value or "")
 
 
 def make_table(
     table_id: str,
     title: str,
-    heads: Sequence[str],
-    rows: Iterable[tuple[doc.Tags, Iterable[Any]]],
-    words: Iterable[str] = (),
+    rows: Iterable[TableRow],
+    words: Collection[str] = (),
     caption: str = "",
+    optional: Collection[str] = (),
 ) -> doc.Table:
-    """Make a table of rows, each of tags and of values for `to_cell`; the caption counts those above doc.MAX_ROWS.
-    Columns other than the `words` are numbers, the first one if its values are."""
-    all_rows = list(rows)
-    if len(all_rows) > doc.MAX_ROWS:
-        caption = doc.join_sentences(caption, f"{doc.MAX_ROWS} of {len(all_rows):,} rows")
-    cells = [doc.Row([*map(to_cell, values)], tags) for tags, values in all_rows[: doc.MAX_ROWS]]
-    first = 0 if cells and isinstance(cells[0].cells[0].value, (int, float)) else 1
-    return doc.Table(table_id, title, heads, cells, frozenset(heads[first:]) - {*words}, caption)
+    """Make a table, whose caption counts the rows above doc.MAX_ROWS. Columns other than the `words` are numbers, the
+    first one if its values are; `optional` ones without a value are left out."""
+    pairs = [(tags, {head: to_cell(value) for head, value in values.items()}) for tags, values in rows]
+    if len(pairs) > doc.MAX_ROWS:
+        caption = doc.join_sentences(caption, f"{doc.MAX_ROWS} of {len(pairs):,} rows")
+    all_heads = dict.fromkeys(head for _, cells in pairs for head in cells)
+    heads = [head for head in all_heads if head not in optional or any(cells[head].text for _, cells in pairs)]
+    empty = doc.Cell("")
+    table_rows = [doc.Row([cells.get(head, empty) for head in heads], tags) for tags, cells in pairs[: doc.MAX_ROWS]]
+    first = 0 if table_rows and isinstance(table_rows[0].cells[0].value, (int, float)) else 1
+    return doc.Table(table_id, title, heads, table_rows, frozenset(heads[first:]) - {*words}, caption)
+
+
+def draw_lines(
+    group: doc.CurveGroup,
+    name: str,
+    title: str,
+    lines: Sequence[doc.Series],
+    axis: doc.Axis,
+    *about: str,
+    x: str = "gpus",
+    ideals: Mapping[str, tuple[float, float]] | None = None,
+) -> Iterator[doc.Chart]:
+    """Yield a chart of these lines over the column `x`, with what their intervals are taken over; nothing without a
+    line. `ideals` are more lines, each of a level and a slope."""
+    if lines:
+        x_axis = doc.make_axis(x, lines)
+        places = list(x_axis.ticks or [])
+        ideal_lines = [
+            doc.Series(head, places, [level + slope * place for place in places], tags=group.tags, style="ideal")
+            for head, (level, slope) in (ideals or {}).items()
+        ]
+        intervals = describe_curve_intervals(group.curves) if any(line.low for line in lines) else ""
+        caption = doc.join_sentences(*about, intervals)
+        yield doc.Chart(group.make_id(name), title, x_axis, axis, [*lines, *ideal_lines], caption=caption)
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A chart of a column: lines over the devices, or else bars."""
+    """A chart of a column as lines over another one; `note` makes the text beside a point."""
 
     column: str
     title: str
     axis: str
-    caption: Caption = ""
-    lines: bool = False
+    about: str
+    x: str = "gpus"
+    note: Callable[[doc.Cells], str] | None = None
 
-    def __call__(self, section: str, group: doc.CurveGroup, report_data: ReportData) -> Iterable[doc.Block]:
-        """Yield the chart; nothing without a value, or with bars of 0, which cannot be seen."""
-        series = doc.make_line_series(group.curves, self.column, gaps=self.lines)
-        if any(y for each in series for y in each.y):
-            unit, _ = find_kind(self.column)
-            y = doc.Axis(self.axis, percent=unit == "share", unit="" if unit == "share" else unit)
-            axes = (doc.make_devices_axis(series) if self.lines else doc.Axis(doc.DEVICES)), y
-            caption = _write_caption(self.caption, group)
-            kind: Literal["lines", "bars"] = "lines" if self.lines else "bars"
-            yield group.make_chart(section, self.column, self.title, axes, series, caption, kind)
+    def __call__(self, group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Chart]:
+        unit = tables.find_kind(self.column).unit
+        axis = doc.Axis(self.axis, percent=unit == "share", unit=unit.removeprefix("share"))
+        lines = doc.make_lines(group.curves, self.column, self.x, self.note)
+        return draw_lines(group, self.column, self.title, lines, axis, self.about, x=self.x)
 
 
 @dataclass(frozen=True)
@@ -117,61 +101,53 @@ class Listing:
 
     title: str
     heads: Mapping[str, str]  # of the columns
-    caption: Caption = ""
-    always: Sequence[str] = ()  # columns that stand in the table even if they are empty
+    caption: str = ""
+    always: Collection[str] = ()  # columns that stand in the table even if they are empty
     remark: Callable[[ReportData, doc.Cells], str] | None = None
+    limits: bool = False  # those of throughput: the caption says what they are taken over
     id: str = "table"
     name_heads: tuple[str, str, str] = ("strategy", "gpus", "remarks")  # of the columns that are no figures
 
-    def __call__(self, section: str, group: doc.CurveGroup, report_data: ReportData) -> Iterable[doc.Block]:
-        """Yield the table with the columns that have a value; nothing if none of them has."""
-        items = [
-            (tags, curve, row)
-            for (curve, row), tags in group.list_rows()
-            if self.remark is not None or any(row.get(name) is not None for name in self.heads)
-        ]
-        columns = [name for name in self.heads
-                   if name in self.always or any(row.get(name) is not None for _, _, row in items)]  # fmt: skip
-        if not items or not columns:
-            return
-        rows: list[tuple[doc.Tags, list[Any]]] = []
-        notes = tables.Footnotes()
-        for tags, curve, row in items:
-            rows.append((tags, [curve.name, row["gpus"], *(make_cell(row, name) for name in columns)]))
-            if self.remark is not None:
-                rows[-1][1].append(notes.make_cell([text] if (text := self.remark(report_data, row)) else []))
+    def __call__(self, group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Table]:
         name, gpus, remarks = self.name_heads
-        heads = [name, gpus, *(self.heads[name] for name in columns), *([remarks] if self.remark is not None else [])]
-        table = make_table(group.make_id(section, self.id), self.title, heads, rows, [remarks],
-                           _write_caption(self.caption, group))  # fmt: skip
+        rows: list[tuple[doc.Tags, dict[str, Any]]] = []
+        notes = tables.Footnotes()
+        for curve, row in group.list_rows():
+            if self.remark is None and all(row.get(column) is None for column in self.heads):
+                continue
+            values = {head: tables.make_cell(row, column) for column, head in self.heads.items()}
+            rows.append((curve.tags, {name: curve.name, gpus: row["gpus"], **values}))
+            if self.remark is not None:
+                text = self.remark(report_data, row)
+                rows[-1][1][remarks] = notes.make_cell([text] if text else [])
+        optional = [head for column, head in self.heads.items() if column not in self.always]
+        intervals = describe_curve_intervals(group.curves) if self.limits else ""
+        caption = doc.join_sentences(self.caption, intervals)
+        table = make_table(group.make_id(self.id), self.title, rows, [remarks], caption, optional)
         yield replace(table, footnotes=notes.list_notes())
 
 
-def _write_caption(caption: Caption, group: doc.CurveGroup) -> str:
-    return caption if isinstance(caption, str) else caption(group)
-
-
 @dataclass(frozen=True)
-class SectionSpec:
-    """A section that repeats its parts for each group of curves, of the rows that `keep` selects."""
+class Groups:
+    """Parts that repeat for each group of curves with a curve that `shows`, of the rows that `keep` selects."""
 
-    id: str
-    title: str
+    section: str  # as the ids of its blocks begin
     parts: Sequence[Part]
     keep: Callable[[doc.Cells], bool] = lambda row: True
+    shows: Callable[[Curve, ReportData], bool] = lambda curve, report_data: True
     prepare: Callable[[Sequence[Curve]], Sequence[Curve]] = lambda curves: curves
+    notes: Callable[[ReportData], Sequence[doc.Paragraph]] = lambda report_data: ()  # before the first group
 
-    def __call__(self, report_data: ReportData) -> doc.Section | None:
-        """Make the section; None if no part has anything to show."""
-
-        def has_rows(members: list[Curve]) -> bool:
-            return any(self.keep(row) for curve in members for row in curve.rows)
-
-        groups, notes = doc.group_curves(self.prepare(report_data.curves), has_rows)
-        blocks: list[doc.Block] = []
+    def __call__(self, report_data: ReportData) -> Iterator[doc.Block]:
+        curves = [replace(curve, rows=[row for row in curve.rows if self.keep(row)])
+                  for curve in self.prepare(report_data.curves)]  # fmt: skip
+        groups, notes = doc.group_curves(
+            self.section, curves, lambda curve: bool(curve.rows) and self.shows(curve, report_data)
+        )
+        notes += self.notes(report_data)
         for group in groups:
-            curves = [replace(curve, rows=[row for row in curve.rows if self.keep(row)]) for curve in group.curves]
-            selection = replace(group, curves=[curve for curve in curves if curve.rows])
-            content = [block for part in self.parts for block in part(self.id, selection, report_data)]
-            blocks += [*group.paragraphs, *content] if content else []
-        return doc.Section(self.id, self.title, [*notes, *blocks]) if blocks else None
+            selection = replace(group, curves=[curve for curve in group.curves if curve.rows])
+            content = [block for part in self.parts for block in part(selection, report_data) if doc.has_content(block)]
+            if content:
+                yield from [*notes, *group.paragraphs, *content]
+                notes = []

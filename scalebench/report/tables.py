@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from scalebench.analysis.identity import KEY_VALUE_COLUMNS
 from scalebench.analysis.load import Survey, survey
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.analysis.time_to_target import make_training_table as make_training_frame
 from scalebench.analysis.verdicts import explain_no_verdict
+from scalebench.core import units
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.untrusted import clean_text
 from scalebench.report import document as doc
@@ -34,12 +36,58 @@ CHOICE_COLUMNS = ("model_options", "device_ids", "environment", "train_options")
 
 THROUGHPUT_HEAD = "samples/s (95 %)"
 STATUS_CHIPS: dict[str, Literal["good", "off"]] = {"ok": "good", "unsupported": "off"}  # others are bad
-
 FORMULA_START = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|\s")  # also full-width, which spreadsheets take as well
-
 SETTING_START = re.compile(r"\s+(?=[\w.]+=)")  # of the next `key=value`; a value may have spaces
-
 CellMaker = Callable[[dict[str, Any]], doc.Cell]
+
+
+class Kind(NamedTuple):
+    """How the figures of a column look."""
+
+    unit: str  # of its axis
+    show: Callable[[Any], str]  # of a figure; also of an estimate where the column has limits
+
+
+format_whole_percent = partial(units.format_percent, decimals=0)
+# By the beginning or the ending of a column's name; the first that fits.
+KINDS = {
+    doc.THROUGHPUT: Kind("", "{:,.0f}".format),
+    "speedup_": Kind("", units.format_ratio),
+    "efficiency_": Kind("share", format_whole_percent),
+    "overhead_share": Kind("share", format_whole_percent),
+    "mfu": Kind("share", format_whole_percent),
+    "_bytes_per_s": Kind("bytes/s", lambda value: f"{units.format_bytes(value)}/s"),
+    "_bytes_per_step": Kind("bytes", units.format_bytes),
+    "_bytes": Kind("bytes", units.format_bytes),
+    "_bytes_max": Kind("bytes", units.format_bytes),
+    "_mhz_mean": Kind("", "{:,.0f} MHz".format),
+    "_mhz_min": Kind("", "{:,.0f} MHz".format),
+    "_w_mean": Kind("", "{:,.0f} W".format),
+    "_util_mean": Kind("share", units.format_percent),
+    "_share": Kind("share", units.format_percent),
+    "_s": Kind("s", units.format_seconds),
+    "hours_per_epoch": Kind("device-hours", units.format_device_hours),
+    "hours_to_target": Kind("device-hours", units.format_device_hours),
+    "_j_per_epoch": Kind("J", lambda value: f"{units.format_number(value)} J"),
+    "_j_to_target": Kind("J", lambda value: f"{units.format_number(value)} J"),
+}
+
+
+def find_kind(column: str) -> Kind:
+    kinds = (kind for part, kind in KINDS.items() if column.startswith(part) or column.endswith(part))
+    return next(kinds, Kind("", "{:,}".format))
+
+
+def make_cell(row: Mapping[str, Any], column: str) -> doc.Cell:
+    """Show any column of the frame, with its limits if it has some; empty where nothing was measured."""
+    value = row.get(column)
+    if value is None or isinstance(value, str):
+        return doc.make_cell(value or "")
+    if column == doc.THROUGHPUT:
+        return doc.make_cell(format_throughput(row), value)
+    figure = doc.get_estimate(row, column)
+    has_limits = figure is not None and figure.has_limits
+    return doc.make_cell(find_kind(column).show(figure if has_limits else value), value)
 
 
 class Footnotes:
@@ -77,15 +125,15 @@ def write_tables(folder: Path, runs: Survey | None = None) -> pd.DataFrame:
     row for each training, over its seeds, likewise. `runs` are the runs of the folder if they have been read already.
     """
     runs = runs or survey(folder)
-    frame, pooled = runs.frame, runs.pooled
-    tables = {"results": frame} | ({"pooled": pooled} if (pooled["repeats"] > 1).any() else {})
-    if frame["training_id"].notna().any():
-        tables["trainings"] = make_training_frame(frame)
-    tables |= name_operation_tables(*read_operations(runs.probe_folders))
-    for name, table in tables.items():
+    tables = {"results": runs.frame}
+    if (runs.pooled["repeats"] > 1).any():
+        tables["pooled"] = runs.pooled
+    if runs.frame["training_id"].notna().any():
+        tables["trainings"] = make_training_frame(runs.frame)
+    for name, table in (tables | name_operation_tables(*read_operations(runs.probe_folders))).items():
         table.to_csv(folder / f"{name}.csv", index=False)
         table.to_parquet(folder / f"{name}.parquet", index=False)
-    return frame
+    return runs.frame
 
 
 def name_operation_tables(operations: pd.DataFrame, transfers: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -131,47 +179,34 @@ def make_configuration_table(frame: pd.DataFrame, baseline_name: str | None = No
 
 
 def make_figure_columns(frame: pd.DataFrame, varying: list[str], baseline_name: str | None) -> dict[str, CellMaker]:
-    """Return the columns that hold figures, as far as any row has one."""
-
-    def make_column(name: str, show: Callable[[dict[str, Any], str], str]) -> CellMaker:
-        return lambda row: doc.make_cell(text, row[name]) if (text := show(row, name)) else doc.Cell("")
-
-    def show_overhead(row: dict[str, Any], name: str) -> str:
-        """Show it for the one-device row that it was measured on; other rows would only repeat it."""
-        return format_percent_column(row, name) if row["run_id"] == row["baseline_self_id"] else ""
-
-    def show_data_share(row: dict[str, Any], name: str) -> str:
-        """Return `2.0 % [1.6, 2.4]`: the share of a step that loading its batch adds to the device's work."""
-        if (value := row[name]) is None:
-            return ""
-        limits, step_s = [row[f"data_s_{end}"] for end in ("low", "high")], row["step_s"]
-        shares = [f"{100 * limit / step_s:z.1f}" for limit in limits if limit is not None and step_s]
-        return f"{100 * value:z.1f} % [{', '.join(shares)}]" if len(shares) == 2 else f"{100 * value:z.1f} %"
-
-    def show_text(row: dict[str, Any], name: str) -> str:
-        return to_text(row[name])
-
-    columns: dict[str, CellMaker] = {"gpus": make_column("gpus", show_text)}
-    if (frame["nodes"] > 1).any():
-        columns["nodes"] = make_column("nodes", show_text)
-    if "repeats" in frame and (frame["repeats"] > 1).any():
-        columns["repeats"] = make_column("repeats", show_text)
-    columns[THROUGHPUT_HEAD] = make_throughput_cell
-    if frame["overhead_share"].notna().any():  # a bare strategy alone has none
-        columns["overhead at 1"] = make_column("overhead_share", show_overhead)
-    kinds = {"bare": "bare", "self": "self"}
-    if baseline_name is not None and frame["speedup_given"].notna().any():
-        kinds["given"] = f"over {baseline_name}"
-    for figure, show in (("speedup", format_ratio_column), ("efficiency", format_percent_column)):
-        for kind, text in kinds.items():
-            if f"{figure}_{kind}" in frame:
-                columns[f"{figure} {text}"] = make_column(f"{figure}_{kind}", show)
-    if frame["mfu"].notna().any():
-        columns["MFU"] = make_column("mfu", lambda row, name: format_percent(to_number(row[name])))
-    columns["epoch"] = make_column("epoch_s", lambda row, name: format_seconds(row[name]))
+    """Return the columns that hold figures, as far as any row has one, by their heads."""
+    columns = {"gpus": "gpus"}
+    columns |= {name: name for name in ("nodes", "repeats") if name in frame and (frame[name] > 1).any()}
+    columns |= {THROUGHPUT_HEAD: doc.THROUGHPUT, "overhead at 1": "overhead_share"}
+    kinds = {"bare": "bare", "self": "self", **({"given": f"over {baseline_name}"} if baseline_name else {})}
+    columns |= {f"{figure} {text}": f"{figure}_{kind}" for figure in ("speedup", "efficiency")
+                for kind, text in kinds.items()}  # fmt: skip
+    columns |= {"MFU": "mfu", "epoch": "epoch_s"}
+    optional = [name for head, name in columns.items() if head.startswith(("overhead", "MFU")) or "_given" in name]
+    makers: dict[str, CellMaker] = {
+        head: partial(make_cell, column=name)
+        for head, name in columns.items()
+        if name in frame and (name not in optional or frame[name].notna().any())
+    }
+    if "overhead at 1" in makers:  # other rows than the one that it was measured on would only repeat it
+        makers["overhead at 1"] = lambda row: make_cell(
+            row if row["run_id"] == row["baseline_self_id"] else {}, "overhead_share"
+        )
     if {"feed", "prefetch"} & set(varying) and frame["data_share"].notna().any():
-        columns["data"] = make_column("data_share", show_data_share)
-    return columns
+        makers["data"] = _make_data_cell
+    return makers
+
+
+def _make_data_cell(row: dict[str, Any]) -> doc.Cell:
+    """Show the share of a step that loading its batch adds to the device's work, with limits: `2.0 % [1.6, 2.4]`."""
+    cell, step_s = make_cell(row, "data_share"), row["step_s"]
+    limits = [f"{100 * row[name] / step_s:z.1f}" for name in ("data_s_low", "data_s_high") if row[name] and step_s]
+    return doc.Cell(f"{cell.text} [{', '.join(limits)}]", cell.value) if cell.text and len(limits) == 2 else cell
 
 
 def split_shared_columns(frame: pd.DataFrame) -> tuple[str, list[str]]:
@@ -238,43 +273,11 @@ def format_throughput(row: Mapping[str, Any], unit: str = "", notes_repeat: bool
     return f"{figure} ± {100 * (high - low) / 2 / value:.1f} %{within}"
 
 
-def make_throughput_cell(row: Mapping[str, Any]) -> doc.Cell:
-    return doc.make_cell(format_throughput(row), row[doc.THROUGHPUT])
-
-
-def format_ratio(value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """Return `1.86 [1.82, 1.90]`, empty for None."""
-    if value is None:
-        return ""
-    return f"{value:.2f}" if low is None or high is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
-
-
 def explain_doubt(ratio: Estimate, *rows: Mapping[str, Any]) -> str:
     """Return why the ratio of these rows decides nothing; empty if it does."""
     if not ratio.has_limits:
         return f"not sure: {explain_no_verdict(*rows) or 'no interval'}"
     return "no difference resolved" if ratio.low <= 1 <= ratio.high else ""
-
-
-def format_ratio_column(row: Mapping[str, Any], name: str) -> str:
-    return format_ratio(*doc.get_figure(row, name))
-
-
-def format_percent(value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """Return `93 % [91, 95]`, empty for None."""
-    if value is None:
-        return ""
-    share = f"{100 * value:z.0f} %"  # z: no "-0"
-    return share if low is None or high is None else f"{share} [{100 * low:z.0f}, {100 * high:z.0f}]"
-
-
-def format_percent_column(row: Mapping[str, Any], name: str) -> str:
-    return format_percent(*doc.get_figure(row, name))
-
-
-def format_seconds(value: Any) -> str:
-    value_s = to_number(value)
-    return "" if value_s is None else f"{value_s:,.0f} s" if value_s >= 1000 else f"{value_s:.3g} s"
 
 
 def list_remarks(row: dict[str, Any], explains: bool = False) -> list[str]:

@@ -146,17 +146,14 @@ class RunTable:
 
         lines, styles = [], []
         for row in rows:
-            value, low, high = doc.get_figure(row, "speedup")
-            ratio = tables.format_ratio(value)
-            if value is not None and low is not None and high is not None:
-                ratio += f" ± {max(value - low, high - value):.2f}"  # the distance of the farther limit
+            speedup, share = doc.get_estimate(row, "speedup"), row["efficiency"]
+            ratio = "" if speedup is None else f"{speedup.value:.2f}"
+            if speedup is not None and speedup.has_limits:  # the distance of the farther one
+                ratio += f" ± {max(speedup.value - speedup.low, speedup.high - speedup.value):.2f}"
             status = " ".join([row["status"], *notes.mark(self._list_remarks(row))])
             texts = [row["number"], clean_line(f"{row['strategy']} {row['settings']}"), row["gpus"]]
-            texts += [
-                tables.format_throughput(row, notes_repeat=False),
-                ratio,
-                tables.format_percent(row["efficiency"]),
-            ]
+            texts += [tables.format_throughput(row, notes_repeat=False), ratio]
+            texts += ["" if share is None else tables.format_whole_percent(share)]
             status_cell = doc.Cell(status, chip=tables.STATUS_CHIPS.get(row["status"], "bad"))
             lines.append([*(doc.Cell(str(text)) for text in texts), status_cell])
             styles.append("bold" if row["run_id"] in winners else "dim" if row["status"] == "unsupported" else "")

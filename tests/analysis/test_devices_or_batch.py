@@ -11,11 +11,11 @@ from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.time_to_target import summarize_trainings
 from scalebench.core.stats.estimates import Estimate, student_t
 from scalebench.report.document import Paragraph, Table
-from scalebench.report.sections.batches import devices_or_batch_section
+from scalebench.report.sections.batches import compare_devices_and_batches
 from tests.builders import sweeps
 from tests.builders.batch_runs import STEP_S, aimed, batched
 from tests.builders.frames import frame_of_results
-from tests.report.section_blocks import build_section, get_block, select_blocks
+from tests.report.section_blocks import build_blocks, get_block, select_blocks
 
 
 def chosen(*results):
@@ -110,10 +110,10 @@ def test_one_seed_says_nothing_about_the_time_to_the_target(tmp_path):
     """As with throughput, it takes three; a sentence about it would be one about luck."""
     for seeds, words in ((1, "it takes 3 seeds of both to tell: seed=0,1,2 decides."), (3, "in 0.50 times its time.")):
         pair = [aimed(*each, seed, 6.0 / each[0] + seed / 100) for seed in range(seeds) for each in ((1, 20), (2, 10))]
-        made = build_section(devices_or_batch_section, tmp_path / str(seeds), pair)
+        made = build_blocks(compare_devices_and_batches, tmp_path / str(seeds), pair)
         assert select_blocks(made, Paragraph)[0].text.endswith(words)
     missed = [aimed(1, 20, 0, 6.0, reached=False), aimed(2, 10, 0, 3.0)]
     (row,) = get_block(
-        build_section(devices_or_batch_section, tmp_path / "b", missed), Table, "devices-or-batch-choices"
+        build_blocks(compare_devices_and_batches, tmp_path / "b", missed), Table, "devices-or-batch-choices"
     ).rows
-    assert [cell.text for cell in row.cells[-3:]] == ["3 s", "never", ""]
+    assert [cell.text for cell in row.cells[-3:]] == ["3.00 s", "never", ""]

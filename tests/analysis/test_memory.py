@@ -20,7 +20,7 @@ from tests.builders.sweeps import (
     run_with_batch_search,
     run_with_memory,
 )
-from tests.report.section_blocks import build_section, get_block, select_blocks
+from tests.report.section_blocks import build_blocks, get_block, select_blocks
 
 BARE = run_with_memory("bare_torch", 1, FULL_STATE_BYTES)
 FULL = run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES)
@@ -101,11 +101,11 @@ def test_the_sharding_cost_compares_the_fastest_of_both_kinds():
 
 
 def test_bars_of_one_height_are_no_chart_and_a_long_table_ends(tmp_path, monkeypatch):
-    section = build_section(memory, tmp_path / "oom", [BARE, FULL, out_of_memory("ddp_gloo", 4)])
+    section = build_blocks(memory.list_blocks, tmp_path / "oom", [BARE, FULL, out_of_memory("ddp_gloo", 4)])
     assert select_blocks(section, Chart) == [] and len(select_blocks(section, Table)) == 1
     monkeypatch.setattr(document, "MAX_ROWS", 2)
     many = [BARE, *(run_with_memory("fsdp_gloo", gpus, FULL_STATE_BYTES // 2) for gpus in (2, 3, 4, 5))]
-    table = get_block(build_section(memory, tmp_path / "many", many), Table)
+    table = get_block(build_blocks(memory.list_blocks, tmp_path / "many", many), Table)
     assert len(table.rows) == 2 and "2 of 5 rows" in table.caption
 
 
@@ -115,7 +115,7 @@ def test_bars_of_one_height_are_no_chart_and_a_long_table_ends(tmp_path, monkeyp
 ], ids=["nothing recorded", "nothing had room", "all keep a whole model", "a peak alone"])  # fmt: skip
 def test_nothing_is_shown_where_it_would_say_nothing(results, tmp_path):
     assert make_terminal_table(sweeps.pool(results).make_frame()) is None
-    assert build_section(memory, tmp_path, results) is None or results[1].ranks[0].peak_memory_bytes == [10**6]
+    assert build_blocks(memory.list_blocks, tmp_path, results) == []
     assert BARE in results or of(*results) == []
 
 

@@ -9,7 +9,7 @@ from scalebench.report.document import Paragraph, Table
 from scalebench.report.sections import parallelism as section
 from tests.builders.parallelism_runs import STEP_S, chain, stage, staged_run
 from tests.builders.runs import rank, record
-from tests.report.section_blocks import build_section, get_block, select_blocks
+from tests.report.section_blocks import build_blocks, get_block, select_blocks
 
 SECONDS = st.floats(1e-6, 1e3)
 
@@ -93,11 +93,11 @@ def test_the_bubble_of_unequal_stages_is_that_of_the_schedule(work, m, forward):
 def test_the_section_shows_some_of_many_runs_and_nothing_without_stages(tmp_path, monkeypatch):
     monkeypatch.setattr(section, "MAX_STAGED_RUNS", 1)
     results = [staged_run(chain(0.006, 0.003), run_id="a"), staged_run(chain(0.006, 0.003, 0.003), run_id="b")]
-    made = build_section(section.stages_section, tmp_path / "many", results)
+    made = build_blocks(section.list_stages, tmp_path / "many", results)
     assert len(get_block(made, Table).rows) == 2
     assert select_blocks(made, Paragraph)[-1].text == "1 of 2 runs whose model was cut into stages are shown."
     for name, result in {"a": record(), "b": staged_run(chain(0.006, 0.003), status="failed")}.items():
-        assert build_section(section.stages_section, tmp_path / name, [result]) is None
+        assert build_blocks(section.list_stages, tmp_path / name, [result]) == []
 
 
 EXPECTED = "20.0 % is expected of 4 micro-batches through 2 equal stages"

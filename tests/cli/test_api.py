@@ -214,7 +214,7 @@ def test_figures_have_the_colours_of_the_page(recorded):
     colours = {trace.marker.color for trace in figures[0].data if trace.meta["role"] == "line"}
     page = read_asset("page.css").partition("}")[0]
     assert len(colours) > 1 and all(colour in page for colour in colours)
-    assert all(figure.to_json() for figure in recorded.plot("usage"))
+    assert all(figure.to_json() for figure in recorded.plot("attribution"))
     with pytest.raises(InputError, match="did you mean 'scaling'"):
         recorded.plot("scalin")
     with pytest.raises(InputError, match="these runs give no chart of 'published'"):

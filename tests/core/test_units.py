@@ -21,13 +21,16 @@ def test_figures_with_units():
         ((0.0, 0.0, 0.0), "0.00 s"),
         ((1e-12, 1e-12, 1e-12), "0.00 ns"),
     ):
-        assert units.format_duration(Estimate(*estimate)) == text
+        assert units.format_seconds(Estimate(*estimate)) == text
     assert units.format_seconds(0.00135) == "1.35 ms"
     assert units.format_rate(Estimate(1234.4, 1200.0, 1270.0), "samples/s") == "1,234 samples/s [1,200, 1,270]"
     assert units.format_rate(Estimate(12.34, 12.0, math.inf), "samples/s") == "12.3 samples/s"
     sizes = {0: "0 B", 999: "999 B", 1000: "1.00 kB", 999_960: "1.00 MB", 123456789: "123 MB", 2.5e12: "2.50 TB"}
     assert {count: units.format_bytes(count) for count in sizes} == sizes
     assert [units.format_percent(value) for value in (0.1234, -0.0001, 1.5)] == ["12.3 %", "0.0 %", "150.0 %"]
+    shares = [units.format_percent(Estimate(0.93, 0.91, 0.949), 0), units.format_percent(Estimate(0.5, 0.4))]
+    assert shares == ["93 % [91, 95]", "50.0 %"]
+    assert units.format_ratio(Estimate(1.857, 1.82, 1.9)) == "1.86 [1.82, 1.90]"
     assert [units.format_number(value) for value in (0.5, 12.34, 1410.2)] == ["0.50", "12.3", "1,410"]
 
 

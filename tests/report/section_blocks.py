@@ -7,6 +7,7 @@ from rich.console import Console
 
 from scalebench.report.document import Chart, Table, Verdict
 from scalebench.report.report_data import load_report_data
+from scalebench.report.sections import select_content
 from scalebench.report.terminal_table import RunTable
 from tests.builders import sweeps
 
@@ -25,18 +26,17 @@ def write_report_data(folder, results=(), **changes):
     return report_data
 
 
-def build_section(module, folder, results=()):
-    """Write these runs, or the usual sweep, and make the section of this module, or of this function, from them."""
-    return getattr(module, "section", module)(write_report_data(folder, results))
+def build_blocks(make, folder, results=()):
+    """Write these runs, or the usual sweep, and return the blocks that `make` makes of them."""
+    return select_content(make(write_report_data(folder, results)))
 
 
-def select_blocks(section, kind, id_begins=""):
-    blocks = [block for block in section.blocks if isinstance(block, kind)]
-    return [block for block in blocks if getattr(block, "id", "").startswith(id_begins)]
+def select_blocks(blocks, kind, id_begins=""):
+    return [each for each in blocks if isinstance(each, kind) and getattr(each, "id", "").startswith(id_begins)]
 
 
-def get_block(section, kind, id_begins=""):
-    (block,) = select_blocks(section, kind, id_begins)
+def get_block(blocks, kind, id_begins=""):
+    (block,) = select_blocks(blocks, kind, id_begins)
     return block
 
 

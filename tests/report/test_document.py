@@ -23,12 +23,13 @@ def curve(name, *rows, **shared):
 
 
 def test_ids_are_the_only_ones_and_hold_nothing_but_letters():
-    groups, _ = document.group_curves([curve("a", row(1), hardware=f"{SCRIPT} {'long ' * 40}{n}") for n in range(12)])
-    ids = [group.make_id("usage", "gpu_util") for group in groups]
+    curves = [curve("a", row(1), hardware=f"{SCRIPT} {'long ' * 40}{n}") for n in range(12)]
+    groups, _ = document.group_curves("usage", curves)
+    ids = [group.make_id("gpu_util") for group in groups]
     assert len(set(ids)) == 12 and max(map(len, ids)) <= document.MAX_ID_LENGTH
     assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for name in ids)
     assert (
-        CurveGroup(3, SHARED, [], []).make_id("sync", "epoch")
+        CurveGroup("sync", 3, SHARED, [], []).make_id("epoch")
         == "sync-epoch-3-m-on-d-hardware-h-weak-scaling-batch-10-per-dev"
     )
 
@@ -43,11 +44,11 @@ def test_of_many_curves_and_groups_the_best_are_kept():
     # Of many groups those with most rows are kept.
     small = [curve("a", row(1), hardware=f"h{n}") for n in range(document.MAX_CURVE_GROUPS + 3)]
     large = curve("a", row(1), row(2), hardware="large")
-    groups, (note,) = document.group_curves([*small, large])
+    groups, (note,) = document.group_curves("usage", [*small, large])
     assert [group.shared["hardware"] for group in groups][-1] == "large" and len(groups) == document.MAX_CURVE_GROUPS
     assert note.text.startswith(f"{len(small) + 1} combinations")
     assert [group.number for group in groups] == list(range(1, document.MAX_CURVE_GROUPS + 1))
-    selected, no_notes = document.group_curves([*small, large], lambda members: len(members[0].rows) > 1)
+    selected, no_notes = document.group_curves("usage", [*small, large], lambda curve: len(curve.rows) > 1)
     assert [group.shared["hardware"] for group in selected] == ["large"] and no_notes == []
 
 

@@ -16,7 +16,7 @@ from scalebench.core.result import write_result
 from scalebench.report.document import Paragraph
 from scalebench.report.repeat_commands import make_command, make_recipe
 from scalebench.report.report_data import load_report_data
-from scalebench.report.sections.answer import evidence_section
+from scalebench.report.sections.answer import list_evidence
 from scalebench.strategies.registry import built_in_strategies, missing_packages
 from tests.builders import sweeps
 from tests.builders.frames import pool_results
@@ -55,9 +55,7 @@ def test_a_strategy_without_lines_has_a_page_and_controls_and_plugins_have_neith
 
 def test_the_report_names_the_page_of_a_strategy_without_lines(tmp_path):
     sweeps.sweep(tmp_path, ("bare_torch", "zero1"), (1, 2), repeats=3)
-    texts = [
-        block.text for block in evidence_section(load_report_data([tmp_path])).blocks if isinstance(block, Paragraph)
-    ]
+    texts = [block.text for block in list_evidence(load_report_data([tmp_path])) if isinstance(block, Paragraph)]
     assert f"{RECIPES['zero1'].page} shows how a program of your own uses zero1." in texts
 
 

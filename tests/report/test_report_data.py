@@ -103,17 +103,18 @@ def test_the_last_sign_of_any_rank(tmp_path):
     (folder,) = load_report_data([tmp_path]).files.unfinished_folders
     tags, cells = describe_unfinished_run(folder)
     assert tags == {"model": "materials_cnn", "strategy": "simulated", "hardware": "cpu"}
-    assert cells == [str(tmp_path / "7"), "simulated", "2", "measure", "2027-01-15 08:01:00"]
+    assert [*cells.values()] == [str(tmp_path / "7"), "simulated", "2", "measure", "2027-01-15 08:01:00"]
     assert load_report_data([tmp_path / "0" / "result.json"]).files.unfinished_folders == []
 
 
 @pytest.mark.parametrize("at_s", ["soon", None, 1e300, {}])
 def test_progress_may_say_anything(tmp_path, at_s):
     write_progress(tmp_path / "7", at_s=at_s)
-    assert describe_unfinished_run(tmp_path / "7")[1][-1] == ""
+    assert describe_unfinished_run(tmp_path / "7")[1]["last sign (UTC)"] == ""
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"config": {"model": 3, "strategy": {"name": null}}}'])
 def test_a_spec_may_be_half_written(tmp_path, content):
     (tmp_path / "spec.json").write_text(content)
-    assert describe_unfinished_run(tmp_path) == ({}, [str(tmp_path), "", "", "", ""])
+    tags, cells = describe_unfinished_run(tmp_path)
+    assert (tags, [*cells.values()]) == ({}, [str(tmp_path), "", "", "", ""])

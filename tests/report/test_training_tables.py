@@ -13,7 +13,7 @@ from scalebench.report.tables import write_tables
 from tests.builders.frames import frame_of_results
 from tests.builders.runs import rank, record
 from tests.builders.sweeps import failed_run, falling_metrics, run, training_run, write_results
-from tests.report.section_blocks import get_block, select_blocks, write_report_data
+from tests.report.section_blocks import build_blocks, get_block, select_blocks, write_report_data
 
 
 @pytest.mark.parametrize(("runs", "reached"), [([training_run(seed=seed) for seed in range(3)], [3]),
@@ -88,7 +88,7 @@ def test_points_between_which_no_block_fits_and_a_training_that_was_over_in_its_
 
 
 def make_section(folder, *results):
-    return training.section(write_report_data(folder, results))
+    return build_blocks(training.list_trainings, folder, results)
 
 
 def test_one_seed_is_its_own_curve_and_has_no_band(tmp_path):
@@ -146,15 +146,15 @@ def test_costs_that_were_not_measured_have_no_columns(tmp_path):
     for name in names:
         report_data.pooled[name] = pd.array([pd.NA] * len(report_data.pooled), dtype="Float64")
     report_data.pooled = report_data.pooled.drop(columns=names[0])  # an older frame
-    assert get_block(training.epochs_section(report_data), Table).columns[-1] == "steps per epoch"
+    assert get_block(training.epoch_groups(report_data), Table).columns[-1] == "steps per epoch"
     no_epoch = run("ddp_gloo", 1)
     no_epoch.workload.train_samples = None
     for each in (failed_run(), no_epoch):
-        assert training.epochs_section(write_report_data(tmp_path / each.run_id, [each])) is None
+        assert build_blocks(training.epoch_groups, tmp_path / each.run_id, [each]) == []
 
 
 def make_losses(folder, *results):
-    return training.losses_section(write_report_data(folder, results))
+    return build_blocks(training.list_losses, folder, results)
 
 
 def test_losses_without_the_size_of_the_data_set_and_of_long_series(tmp_path):

@@ -1,90 +1,105 @@
-"""The sections of a report, in the order in which readers ask. Each module has section(report_data) -> Section | None.
-
-Modules with more than one section name them `<section>_section`. SECTIONS joins those that answer one question.
-"""
+"""The sections of a report, in the order in which readers ask, and the functions that make their parts."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.report import document as doc
 from scalebench.report.report_data import HomeFolder, ReportData
+from scalebench.report.sections import (
+    answer,
+    attribution,
+    batches,
+    collectives,
+    machines,
+    memory,
+    operations,
+    parallelism,
+    prediction,
+    problems,
+    published,
+    scaling,
+    steps,
+    training,
+    usage,
+)
 
-
-@dataclass(frozen=True)
-class JoinedSection:
-    """A section of the report, from parts that each have a heading if there are several."""
-
-    id: str
-    title: str  # of several parts; one alone has its own title
-    parts: tuple[str, ...]  # module:function
-
-
-SECTIONS = (
-    JoinedSection("unfinished", "Incomplete sweeps", ("problems:unfinished_section",)),
-    JoinedSection("answer", "Answer", ("answer:section",)),
-    JoinedSection("evidence", "How sure, and how to repeat it", ("answer:evidence_section",)),
-    JoinedSection("scaling", "Scaling", ("scaling:section", "prediction:section")),
-    JoinedSection("strategies", "All configurations", ("scaling:pairs_section", "scaling:strategies_section")),
-    JoinedSection("attribution", "Where the lost efficiency went", ("attribution:section",)),
-    JoinedSection("step", "Where the time of a step goes",
-                  ("operations:section", "steps:real_input_section", "steps:sync_section")),
-    JoinedSection("usage", "Devices: use, memory, clocks", ("usage:section", "memory:section", "usage:clocks_section")),
-    JoinedSection("training", "Epochs and training",
-                  ("training:epochs_section", "training:section", "training:losses_section")),
-    JoinedSection("batch-size", "Batch size", ("batches:batch_size_section", "batches:devices_or_batch_section")),
-    JoinedSection("parallelism", "Data or model parallelism", ("parallelism:section", "parallelism:stages_section")),
-    JoinedSection("published", "Published figures", ("published:section",)),
-    JoinedSection("machines", "Machines", ("machines:section", "collectives:section")),
-    JoinedSection("problems", "Problems and warnings", ("problems:section",)),
-)  # fmt: skip
+Part = Callable[[ReportData], Iterable[doc.Block]]  # nothing if it has nothing to show
+# By id: the title, and the parts by their headings, which they have if there are several.
+SECTIONS: dict[str, tuple[str, Mapping[str, Part]]] = {
+    "unfinished": ("Incomplete sweeps", {"Incomplete sweeps": problems.list_unfinished_sweeps}),
+    "answer": ("Answer", {"Answer": answer.list_verdicts}),
+    "evidence": ("How sure, and how to repeat it", {"How sure, and how to repeat it": answer.list_evidence}),
+    "scaling": ("Scaling", {"Scaling": scaling.scaling_groups, "What more devices would give": prediction.list_blocks}),
+    "strategies": ("All configurations", {"Side by side": scaling.device_choices,
+                                          "All configurations": scaling.list_configurations}),
+    "attribution": (attribution.TITLE, {attribution.TITLE: attribution.loss_groups}),
+    "step": ("Where the time of a step goes", {
+        "Parts of a step, and its operations": operations.list_blocks,
+        "What real input costs": steps.list_real_input,
+        "Gradient synchronization": steps.sync_groups,
+    }),
+    "usage": ("Devices: use, memory, clocks", {
+        "Use of devices, processors and network": usage.usage_groups,
+        "Memory of a device": memory.list_blocks,
+        "Clocks, power and processors over time": usage.draw_clocks,
+    }),
+    "training": ("Epochs and training", {
+        "Epochs: time, devices and energy": training.epoch_groups,
+        "Training: accuracy and time to target": training.list_trainings,
+        "Loss during training": training.list_losses,
+    }),
+    "batch-size": ("Batch size", {"Batch size": batches.batch_groups,
+                                  "More devices or a larger batch": batches.compare_devices_and_batches}),
+    "parallelism": ("Data or model parallelism", {"Data or model parallelism": parallelism.compare_parallelisms,
+                                                  "How models were cut into stages": parallelism.list_stages}),
+    "published": ("Published figures", {"Published figures": published.list_blocks}),
+    "machines": ("Machines", {"Machines": machines.list_blocks,
+                              "Collective operations and bandwidths": collectives.list_blocks}),
+    "problems": ("Problems and warnings", {"Problems and warnings": problems.list_problems}),
+}  # fmt: skip
 
 
 def make_charts(report_data: ReportData, name: str) -> list[doc.Chart]:
     """Return the charts of one section. Raise InputError for an unknown one."""
-    names = [joined.id for joined in SECTIONS]
-    if name not in names:
-        raise InputError(unknown_name_message("section", name, names))
-    sections = make_sections(report_data, [SECTIONS[names.index(name)]])
-    return [block for section in sections for block in section.blocks if isinstance(block, doc.Chart)]
+    if name not in SECTIONS:
+        raise InputError(unknown_name_message("section", name, SECTIONS))
+    blocks = [block for section in make_sections(report_data, [name]) for block in section.blocks]
+    return [block for block in blocks if isinstance(block, doc.Chart)]
 
 
-def make_sections(
-    report_data: ReportData, joined_sections: Sequence[JoinedSection] = SECTIONS
-) -> Iterator[doc.Section]:
-    """Yield the sections that have something to show, without charts that show no more than their table, and with the
-    figures of the others in units of their size."""
-    for joined in joined_sections:
-        parts = [part for name in joined.parts if (part := _make_part(name, report_data)) is not None]
-        if parts:
-            section = _join(joined, parts)
+def make_sections(report_data: ReportData, names: Iterable[str] = ()) -> Iterator[doc.Section]:
+    """Yield the sections (those of these names, if there are any) that have something to show, without empty tables and
+    charts that show no more than their table, and with figures of charts in units of their size."""
+    for name in names or SECTIONS:
+        title, parts = SECTIONS[name]
+        all_contents = {heading: select_content(make(report_data)) for heading, make in parts.items()}
+        contents = {heading: content for heading, content in all_contents.items() if content}
+        blocks: list[doc.Block] = []
+        for heading, content in contents.items():
+            if len(contents) > 1:  # a note that several parts have, as about runs that were left out, is shown once
+                content = [block for block in content if not isinstance(block, doc.Paragraph) or block not in blocks]
+                blocks.append(doc.Paragraph(heading, "heading"))
+            blocks += content
+        if contents:
+            labels = {block.text for block in blocks if isinstance(block, doc.Paragraph) and block.kind == "label"}
+            is_open = name == "answer" or (name == "scaling" and len(labels) > 1)
+            section = doc.Section(name, title if len(contents) > 1 else next(iter(contents)), blocks, not is_open)
             yield section if report_data.full_paths else HomeFolder().hide_in(section)
 
 
-def _make_part(name: str, report_data: ReportData) -> doc.Section | None:
-    module, function = name.split(":")
-    section: doc.Section | None = getattr(importlib.import_module(f"{__name__}.{module}"), function)(report_data)
-    if section is None:
-        return None
-    blocks = [
-        doc.scale_units(block) if isinstance(block, doc.Chart) else block
-        for block in section.blocks
-        if not isinstance(block, doc.Chart) or doc.has_shape(block)
-    ]
-    if all(isinstance(block, doc.Paragraph) and block.kind in ("heading", "label") for block in blocks):
-        return None
-    return replace(section, blocks=blocks)
-
-
-def _join(joined: JoinedSection, parts: Sequence[doc.Section]) -> doc.Section:
-    if len(parts) == 1:
-        return replace(parts[0], id=joined.id)
-    blocks: list[doc.Block] = []
-    for part in parts:
-        # A note that several parts have, as about runs that were left out, is shown once.
-        new = [block for block in part.blocks if not isinstance(block, doc.Paragraph) or block not in blocks]
-        blocks += [doc.Paragraph(part.title, "heading"), *new]
-    return doc.Section(joined.id, joined.title, blocks, parts[0].folded)
+def select_content(blocks: Iterable[doc.Block]) -> list[doc.Block]:
+    """Return the blocks that show something; nothing without one. A caption that several tables have is shown once."""
+    content: list[doc.Block] = []
+    captions: set[str] = set()
+    for block in filter(doc.has_content, blocks):
+        if isinstance(block, doc.Chart):
+            block = doc.scale_units(block)
+        elif isinstance(block, doc.Table):
+            block, caption = replace(block, caption="") if block.caption in captions else block, block.caption
+            captions.add(caption)
+        content.append(block)
+    is_empty = all(isinstance(block, doc.Paragraph) and block.kind in ("heading", "label") for block in content)
+    return [] if is_empty else content

@@ -1,5 +1,5 @@
-"""The sections `answer` of a report (whether more devices pay and with which strategy, in a dozen words and three
-figures) and `evidence` (how sure that is, what is lost, and how to repeat it), whose sentences the terminal shows."""
+"""The answer of a report (whether more devices pay and with which strategy, in a dozen words and three figures) and its
+evidence (how sure that is, what is lost, and how to repeat it), whose sentences the terminal shows."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ from scalebench.analysis.verdicts import (
 from scalebench.core.config_files import read_strategy_config
 from scalebench.core.errors import InputError
 from scalebench.core.stats.estimates import CONFIDENCE, Estimate
-from scalebench.core.units import format_count, format_percent
+from scalebench.core.units import format_count, format_percent, format_ratio
 from scalebench.report import document as doc
 from scalebench.report import spec
 from scalebench.report.repeat_commands import make_command, make_recipe
 from scalebench.report.report_data import ReportData
 from scalebench.report.sections.attribution import attribute_runs, describe_largest_loss, find_largest_loss
-from scalebench.report.tables import format_percent as format_whole_percent
-from scalebench.report.tables import format_percent_column, format_ratio, format_throughput, make_throughput_cell
+from scalebench.report.tables import THROUGHPUT_HEAD, format_throughput, format_whole_percent, make_cell
 
-COLUMNS = ("devices", "fastest", "samples/s (95 %)", "efficiency", "against", "how sure", "tied with")
 CAPTION = (
     "Efficiency is against one device: of the bare baseline, which has no strategy around it, or where there is none, "
     "of the strategy itself. Figures behind a tied strategy: how many times as fast the fastest is."
@@ -46,45 +44,37 @@ HARMLESS_DOUBTS = {"no_interval", "target_missed", "repeats_differ"}
 CERTAINTY = {"best": "the best", "tied": "tied within noise", "not sure": "not sure", "alone": "nothing to compare"}
 
 
-def section(report_data: ReportData) -> doc.Section | None:
-    """Make the verdict on each group of runs that may be compared. Return None if there is no row."""
-    if len(report_data.pooled) == 0:
-        return None
+def list_verdicts(report_data: ReportData) -> Iterator[doc.Block]:
+    """Yield what each varied key does, and the verdict on each group of runs that may be compared."""
     estimate_ratio = report_data.configurations.estimate_ratio
     contrasts = find_contrasts(report_data.curves)[:MAX_CONTRASTS]
-    texts = [describe_contrast(contrast, estimate_ratio) for contrast in contrasts]
-    blocks: list[doc.Block] = [doc.Paragraph(text, "answer") for text in texts]
-    blocks += [_make_contrast_chart(contrast, estimate_ratio) for contrast in contrasts]
+    yield from (doc.Paragraph(describe_contrast(contrast, estimate_ratio), "answer") for contrast in contrasts)
+    yield from (_make_contrast_chart(contrast, estimate_ratio) for contrast in contrasts)
     for advice in report_data.advice[:MAX_ANSWERS]:
         title = format_group_title(advice.group) if len(report_data.advice) > 1 else ""
-        texts = [write_headline(advice, estimate_ratio), _describe_main_loss(report_data, advice)]
+        text, loss = write_headline(advice, estimate_ratio), _describe_main_loss(report_data, advice)
         tags = doc.get_tags(_get_main_row(advice)[1])
-        blocks.append(doc.Verdict(texts[0], list(_make_tiles(advice)), texts[1], list_doubts(advice), title, tags))
-    if not blocks:
-        text = "No run was successful, so there is no answer: the problems say why."
-        blocks.append(doc.Paragraph(text, "warning"))
-    return doc.Section("answer", "Answer", blocks, folded=False)
+        yield doc.Verdict(text, list(_make_tiles(advice)), loss, list_doubts(advice), title, tags)
+    if len(report_data.pooled) and not report_data.advice:
+        yield doc.Paragraph("No run was successful, so there is no answer: the problems say why.", "warning")
 
 
-def evidence_section(report_data: ReportData) -> doc.Section | None:
-    """Make what stands behind each verdict, and how to measure it again. Return None if no run was successful."""
+def list_evidence(report_data: ReportData) -> Iterator[doc.Block]:
+    """Yield what stands behind each verdict, and how to measure it again."""
     curve_of = {row["run_id"]: curve for curve in report_data.curves for row in curve.rows}
     all_advice = report_data.advice
-    blocks: list[doc.Block] = []
     texts = describe_advice(all_advice, report_data.configurations.estimate_ratio)
     for number, (advice, text) in enumerate(zip(all_advice[:MAX_ANSWERS], texts, strict=False)):
         last = advice.rankings[-1]
-        blocks.append(doc.Paragraph(text, "answer", doc.get_tags(_get_main_row(advice)[1])))
-        blocks += _explain_answer(report_data, advice, curve_of[last.row["run_id"]])
+        yield doc.Paragraph(text, "answer", doc.get_tags(_get_main_row(advice)[1]))
+        yield from _explain_answer(report_data, advice, curve_of[last.row["run_id"]])
         if last.gpus > 1 or last.rivals:
-            title = format_group_title(advice.group) if len(all_advice) > 1 else ""
-            blocks.append(_make_table(f"answer-{number}", title, advice.rankings))
-        blocks += _make_repeat_lines(report_data, advice, number < MAX_RECIPES)
-    if others := all_advice[MAX_ANSWERS:]:
-        title = f"{len(others)} more, each at its largest number of devices"
-        rankings = [advice.rankings[-1] for advice in others]
-        blocks.append(_make_table("answer-others", title, rankings, with_group=True))
-    return doc.Section("evidence", "How sure, and how to repeat it", blocks) if blocks else None
+            title = f": {format_group_title(advice.group)}" if len(all_advice) > 1 else ""
+            yield _make_table(f"answer-{number}", title, advice.rankings)
+        yield from _make_repeat_lines(report_data, advice, number < MAX_RECIPES)
+    others = [advice.rankings[-1] for advice in all_advice[MAX_ANSWERS:]]
+    title = f": {len(others)} more, each at its largest number of devices"
+    yield _make_table("answer-others", title, others, with_group=True)
 
 
 def _get_main_row(advice: Advice) -> NamedRow:
@@ -104,7 +94,7 @@ def write_headline(advice: Advice, estimate_ratio: EstimateRatio) -> str:
     if advice.one_device is None:
         return "Unknown whether more devices pay: one device was not measured."
     if advice.kind == "tied":
-        names = _join_names([name for name, _ in advice.rows]) + f" on {_count_devices(row['gpus'])}"
+        names = _join_names([name for name, _ in advice.rows]) + f" on {format_count(row['gpus'], 'device')}"
         if len({row["gpus"] for _, row in advice.rows}) > 1:
             names = _join_names([*map(_on_devices, advice.rows)])
         return f"{names} are equally fast."
@@ -131,8 +121,7 @@ def _needs_quiet(advice: Advice) -> bool:
 
 def _join_names(names: Sequence[str]) -> str:
     """Join up to MAX_HEADLINE_NAMES names, and count the others."""
-    more = len(names) - MAX_HEADLINE_NAMES
-    return join_with_and([*names[:MAX_HEADLINE_NAMES], *([f"{more} more"] if more > 0 else [])])
+    return join_with_and(doc.limit_texts(names, MAX_HEADLINE_NAMES, "{} more"))
 
 
 def _make_tiles(advice: Advice) -> Iterator[doc.Tile]:
@@ -143,19 +132,20 @@ def _make_tiles(advice: Advice) -> Iterator[doc.Tile]:
     yield doc.Tile("Throughput", figure, "samples/s", interval and f"± {interval}", _on_devices(rate_of))
     if advice.kind == "one device":
         return
-    kind = _baseline_kind(pair[1])
-    if kind is None:
+    against = _get_baseline_kind(pair[1])
+    if against is None:
         yield from (doc.Tile(name, "not measured", note="no run on one device") for name in ("Speedup", "Efficiency"))
         return
-    against = "itself" if kind == "self" or single is None else single[0]
+    base = "itself" if against == "self" or single is None else single[0]
     for name, unit, factor, digits, note in (
-        ("Speedup", "times", 1, 2, f"against {against} on one device"),
+        ("Speedup", "times", 1, 2, f"against {base} on one device"),
         ("Efficiency", "%", 100, 0, f"of {_on_devices(pair)}"),
     ):
-        figures = [x for x in doc.get_figure(pair[1], f"{name.lower()}_{kind}") if x is not None]
-        figure, *limits = (f"{factor * x:z.{digits}f}" for x in figures)
-        interval = f"{' to '.join(limits)}{' %' * (unit == '%')}" if len(limits) == 2 else "no interval"
-        yield doc.Tile(name, figure, unit, interval, note)
+        estimate = doc.get_estimate(pair[1], f"{name.lower()}_{against}")
+        if estimate is not None:
+            figure, low, high = (f"{factor * x:z.{digits}f}" for x in (estimate.value, estimate.low, estimate.high))
+            interval = f"{low} to {high}{' %' * (unit == '%')}" if estimate.has_limits else "no interval"
+            yield doc.Tile(name, figure, unit, interval, note)
 
 
 def _describe_main_loss(report_data: ReportData, advice: Advice) -> str:
@@ -163,7 +153,7 @@ def _describe_main_loss(report_data: ReportData, advice: Advice) -> str:
     pair = _get_main_row(advice)
     if advice.kind == "one device":
         return ""
-    loss = _describe_loss(pair[1], _baseline_kind(pair[1]))
+    loss = _describe_loss(pair[1])
     case = attribute_runs(report_data).get(str(pair[1]["run_id"]))
     largest = None if case is None else find_largest_loss(case)
     # A part may exceed the whole where another is a gain, such as drift: then it explains nothing.
@@ -205,9 +195,8 @@ def list_terminal_sentences(curves: Sequence[Curve], estimate_ratio: EstimateRat
         all_advice = [
             each for each in all_advice if each.one_device or len(each.rankings) > 1 or each.rankings[0].rivals
         ]
-    more = len(all_advice) - MAX_TERMINAL_ANSWERS
-    rest = [f"{more} more answers are in the report"] if more > 0 else []
-    return varied[:MAX_CONTRASTS] + describe_advice(all_advice, estimate_ratio)[:MAX_TERMINAL_ANSWERS] + rest
+    answers = describe_advice(all_advice, estimate_ratio)
+    return varied[:MAX_CONTRASTS] + doc.limit_texts(answers, MAX_TERMINAL_ANSWERS, "{} more answers are in the report")
 
 
 def describe_contrast(contrast: Contrast, estimate_ratio: EstimateRatio) -> str:
@@ -215,7 +204,7 @@ def describe_contrast(contrast: Contrast, estimate_ratio: EstimateRatio) -> str:
     (first, _), *others = contrast.rows
     ratios = _estimate_ratios(contrast, estimate_ratio)
     fastest_first = sorted(zip(others, ratios, strict=True), key=lambda pair: -pair[1].value)
-    texts = [f"{value}: {format_ratio(ratio.value, *ratio.limits)}" for (value, _), ratio in fastest_first]
+    texts = [f"{value}: {format_ratio(ratio)}" for (value, _), ratio in fastest_first]
     if len(texts) > MAX_CONTRASTED + 1:  # one more value takes no more room than its count
         texts = [*texts[: MAX_CONTRASTED - 1], f"{len(texts) - MAX_CONTRASTED} others", texts[-1]]
     where = f"{contrast.strategy} on {format_count(contrast.gpus, 'device')}"
@@ -275,7 +264,7 @@ def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
         return f"Whether more devices pay is unknown: {why}. The fastest was {fastest}."
     names = join_with_and([_on_devices(pair) for pair in advice.rows])
     ratios = [decide_ratio(row, single[1], estimate_ratio) for _, row in advice.rows]
-    faster = join_with_and([format_ratio(ratio.value, *ratio.limits) for ratio in ratios])
+    faster = join_with_and([format_ratio(ratio) for ratio in ratios])
     rows = [row for _, row in (single, *advice.rows)]
     times = f"{faster} times as fast as {single[0]} on one device"
     if advice.test and (disturbed := [row for row in rows if has_other_programs(row)]):
@@ -288,10 +277,8 @@ def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
     elif advice.kind == "tied":
         text = f"{names} are equally fast within noise: {times}."
     elif advice.kind == "stay":
-        behind = []
-        for pair, ratio in zip(advice.rows, ratios, strict=True):
-            limits = (1 - ratio.high, 1 - ratio.low) if ratio.has_limits else ()
-            behind.append(f"{_on_devices(pair)} by {format_whole_percent(1 - ratio.value, *limits)}")
+        behind = [f"{_on_devices(pair)} by {format_whole_percent(_subtract_from_1(ratio))}"
+                  for pair, ratio in zip(advice.rows, ratios, strict=True)]  # fmt: skip
         text = f"Stay on one device: {single[0]}. Slower than that: {join_with_and(behind)}."
     else:
         more = f"more repeats narrow the limits: measure.repeats={count_missing_repeats(*rows)}"
@@ -306,7 +293,9 @@ def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
 
 def describe_ranking(ranking: Ranking) -> str:
     """Return `At 2 devices: mirrored, 40,828 samples/s, 1.31 [1.25, 1.37] times as fast as the next (ddp_gloo).`"""
-    parts = [f"At {_count_devices(ranking.gpus)}: {ranking.best}, {format_throughput(ranking.row, ' samples/s')}"]
+    parts = [
+        f"At {format_count(ranking.gpus, 'device')}: {ranking.best}, {format_throughput(ranking.row, ' samples/s')}"
+    ]
     if not ranking.rivals:
         return f"{parts[0]}; nothing else was measured there."
     if ranking.tied:
@@ -323,66 +312,68 @@ def describe_ranking(ranking: Ranking) -> str:
     first = next((rival for rival in ranking.rivals if rival.verdict == "slower"), None)
     if first is not None:
         who = "the next" if first is ranking.rivals[0] else "the first that is slower beyond noise"
-        parts.append(f"{format_ratio(first.ratio.value, *first.ratio.limits)} times as fast as {who} ({first.name})")
+        parts.append(f"{format_ratio(first.ratio)} times as fast as {who} ({first.name})")
     return f"{', '.join(parts)}."
 
 
 def _format_rival(rival: Rival) -> str:
     """Return `ddp_gloo (1.31 [1.25, 1.37])`."""
-    return f"{rival.name} ({format_ratio(rival.ratio.value, *rival.ratio.limits)})"
+    return f"{rival.name} ({format_ratio(rival.ratio)})"
 
 
 def _on_devices(pair: NamedRow) -> str:
     name, row = pair
-    return f"{name} on {_count_devices(row['gpus'])}"
+    return f"{name} on {format_count(row['gpus'], 'device')}"
 
 
 def _explain_answer(report_data: ReportData, advice: Advice, curve: Curve) -> Iterator[doc.Block]:
     """Make the paragraphs about the largest number of devices, the test, and what reduces trust in the figures."""
     last, tags = advice.rankings[-1], dict(curve.tags)
     if last.gpus > 1:
-        against = _baseline_kind(last.row)
-        kept = find_scaling_limit(curve, report_data.min_efficiency, against) if against else None
-        efficiency = "" if kept is None else _describe_kept_efficiency(kept, last.best)
-        parts = [describe_ranking(last), efficiency, _describe_loss(last.row, against)]
-        yield doc.Paragraph(" ".join(part for part in parts if part), tags=tags)
+        against = _get_baseline_kind(last.row)
+        limit = find_scaling_limit(curve, report_data.min_efficiency, against) if against else None
+        reach = "" if limit is None else _describe_scaling_limit(limit, last.best)
+        yield doc.Paragraph(
+            " ".join(filter(None, [describe_ranking(last), reach, _describe_loss(last.row)])), tags=tags
+        )
     if test := advice.test or last.test:
         yield doc.Paragraph(f"How sure: {test}.", tags=tags)
     if doubts := list_doubts(advice):
         yield doc.Paragraph(f"Limits of these figures: {'; '.join(doubts)}.", "warning", tags)
     if missing := _list_missing(report_data, last):
-        yield doc.Paragraph(f"Not measured on {_count_devices(last.gpus)}: {', '.join(missing)}.", tags=tags)
+        yield doc.Paragraph(f"Not measured on {format_count(last.gpus, 'device')}: {', '.join(missing)}.", tags=tags)
 
 
-def _describe_kept_efficiency(kept: ScalingLimit, name: str) -> str:
-    if kept.largest_measured is None or (kept.gpus == 1 and not kept.regained_gpus):  # one device is the baseline
+def _describe_scaling_limit(limit: ScalingLimit, name: str) -> str:
+    if limit.largest_measured is None or (limit.gpus == 1 and not limit.regained_gpus):  # one device is the baseline
         return ""
-    wanted, regained = format_percent(kept.efficiency).replace(".0 ", " "), [str(gpus) for gpus in kept.regained_gpus]
-    again = f", and has it again at {join_with_and(regained)}" if regained else ""
-    if kept.gpus is None:
-        return f"{name} keeps an efficiency of {wanted} at no number of devices{again}."
-    most = ", the most that were measured" if kept.gpus == kept.largest_measured else ""
-    sure = "" if kept.certain_gpus == kept.gpus else f" (with certainty {_count_devices(kept.certain_gpus)})"
-    return f"{name} keeps an efficiency of {wanted} up to {_count_devices(kept.gpus)}{most}{sure}{again}."
+    regained = join_with_and([str(gpus) for gpus in limit.regained_gpus])
+    again = f", and has it again at {regained}" if regained else ""
+    share = f"{name} keeps an efficiency of {format_percent(limit.efficiency).replace('.0 ', ' ')}"
+    if limit.gpus is None:
+        return f"{share} at no number of devices{again}."
+    most = ", the most that were measured" if limit.gpus == limit.largest_measured else ""
+    certain = "at none" if limit.certain_gpus is None else format_count(limit.certain_gpus, "device")
+    sure = "" if limit.certain_gpus == limit.gpus else f" (with certainty {certain})"
+    return f"{share} up to {format_count(limit.gpus, 'device')}{most}{sure}{again}."
 
 
-def _count_devices(gpus: int | None) -> str:
-    return "at none" if gpus is None else format_count(gpus, "device")
-
-
-def _describe_loss(row: dict[str, Any], against: str | None) -> str:
+def _describe_loss(row: dict[str, Any]) -> str:
     """Describe 1 - efficiency, and how much of it the strategy already costs on one device."""
-    if against is None:
+    against = _get_baseline_kind(row)
+    efficiency = doc.get_estimate(row, f"efficiency_{against}")
+    if efficiency is None:
         return "The loss is unknown: no baseline on one device was measured."
-    value, low, high = (row[f"efficiency_{against}{limit}"] for limit in ("", "_low", "_high"))
-    limits = "" if low is None or high is None else f" [{100 * (1 - high):z.0f}, {100 * (1 - low):z.0f}]"
+    if efficiency.value >= 1:
+        return f"Nothing is lost: its efficiency is {format_whole_percent(efficiency)}."
     ideal = "" if against == "bare" else ", in which each device is as fast as one alone,"
-    if value >= 1:
-        return f"Nothing is lost: its efficiency is {format_percent_column(row, f'efficiency_{against}')}."
-    loss = f"{100 * (1 - value):z.0f} %{limits} of ideal throughput{ideal} is lost"
+    loss = f"{format_whole_percent(_subtract_from_1(efficiency))} of ideal throughput{ideal} is lost"
     has_overhead = against == "bare" and (row["overhead_share"] or 0) > 0
-    overhead = format_percent_column(row, "overhead_share") if has_overhead else ""
-    return f"{loss}; on one device it loses {overhead}." if overhead else f"{loss}."
+    return f"{loss}; on one device it loses {make_cell(row, 'overhead_share').text}." if has_overhead else f"{loss}."
+
+
+def _subtract_from_1(share: Estimate) -> Estimate:
+    return Estimate(1 - share.value, 1 - share.high, 1 - share.low)
 
 
 def _list_missing(report_data: ReportData, last: Ranking) -> list[str]:
@@ -405,19 +396,18 @@ def _list_missing(report_data: ReportData, last: Ranking) -> list[str]:
 
 def _make_table(name: str, title: str, rankings: Sequence[Ranking], with_group: bool = False) -> doc.Table:
     """Make the table of the fastest strategies; `with_group` adds a column with the group of each row."""
-    rows: list[tuple[doc.Tags, list[Any]]] = []
+    rows = []
     for ranking in rankings:
-        kind = _baseline_kind(ranking.row)
-        efficiency = f"efficiency_{kind or 'bare'}"
-        rows.append((doc.get_tags(ranking.row), [
-            *([format_group_title(ranking.group)] if with_group else []),
-            ranking.gpus, ranking.best, make_throughput_cell(ranking.row),
-            doc.Cell(format_percent_column(ranking.row, efficiency), ranking.row[efficiency]), kind,
-            doc.Cell(CERTAINTY[ranking.certainty], ranking.certainty), ", ".join(map(_format_rival, ranking.tied)),
-        ]))  # fmt: skip
-    heads, words = ["of", *COLUMNS] if with_group else COLUMNS, ("fastest", "against", "how sure", "tied with")
-    title = f"The fastest for each number of devices{title and f': {title}'}"
-    return spec.make_table(name, title, heads, rows, words, CAPTION)
+        kind = _get_baseline_kind(ranking.row)
+        rows.append((doc.get_tags(ranking.row), {
+            **({"of": format_group_title(ranking.group)} if with_group else {}),
+            "devices": ranking.gpus, "fastest": ranking.best, THROUGHPUT_HEAD: make_cell(ranking.row, doc.THROUGHPUT),
+            "efficiency": make_cell(ranking.row, f"efficiency_{kind}"), "against": kind,
+            "how sure": doc.Cell(CERTAINTY[ranking.certainty], ranking.certainty),
+            "tied with": ", ".join(map(_format_rival, ranking.tied)),
+        }))  # fmt: skip
+    words = ("fastest", "against", "how sure", "tied with")
+    return spec.make_table(name, f"The fastest for each number of devices{title}", rows, words, CAPTION)
 
 
 def _make_repeat_lines(report_data: ReportData, advice: Advice, with_code: bool) -> Iterator[doc.Block]:
@@ -450,5 +440,5 @@ def _make_repeat_lines(report_data: ReportData, advice: Advice, with_code: bool)
         yield doc.Paragraph(f"These lines do not set {join_with_and(recipe.left_out)}.", tags=tags)
 
 
-def _baseline_kind(row: dict[str, Any]) -> str | None:
+def _get_baseline_kind(row: dict[str, Any]) -> str | None:
     return next((kind for kind in ("bare", "self") if row[f"efficiency_{kind}"] is not None), None)

@@ -1,4 +1,4 @@
-"""The section `attribution` of a report, where the lost efficiency went, and the attributed runs behind it."""
+"""Where the lost efficiency went, and the attributed runs behind it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class AttributionRecords:
     def __init__(self, frame: pd.DataFrame, read: Callable[[str], Result]) -> None:
         self._read, self._rows = read, plain_rows(frame)
 
-    def read_baselines(self, results: Iterable[Result]) -> list[Result]:
+    def make_finder(self, results: Iterable[Result]) -> ReferenceRunFinder:
         """Read all rows that may be a baseline of `results`: those that the frame names, and in strong scaling the
         runs of the same model at the local batch."""
         by_id = {result.run_id: result for result in results}
@@ -72,12 +72,14 @@ class AttributionRecords:
                 named |= {row["baseline_bare_id"], row["baseline_self_id"]}
                 local |= {(row["model"], samples_per_device(result))} if result.scale.scaling == "strong" else set()
         rows = [row for row in self._rows if row["gpus"] == 1 and row["status"] == "ok"]
-        return [self._read(str(row["run_id"])) for row in rows
-                if row["run_id"] in named or (row["model"], row["global_batch"]) in local]  # fmt: skip
+        return ReferenceRunFinder(
+            self._read(str(row["run_id"])) for row in rows
+            if row["run_id"] in named or (row["model"], row["global_batch"]) in local
+        )  # fmt: skip
 
     def attribute(self, result: Result) -> AttributedRun | None:
         """Attribute the lost efficiency of a single repeat; None if it has no baseline."""
-        references = ReferenceRunFinder(self.read_baselines([result])).find(result)
+        references = self.make_finder([result]).find(result)
         parts = attribute_run(result, references)
         return None if parts is None else AttributedRun(parts, result, references, self._rows)
 
@@ -99,64 +101,58 @@ def attribute_runs(report_data: ReportData) -> dict[str, AttributedRun]:
     ok = set(report_data.frame.loc[report_data.frame["status"] == "ok", "run_id"])
     results = [report_data.result(run_id) for run_id in report_data.attributed_run_ids if run_id in ok]
     columns = "run_id status gpus model global_batch baseline_bare_id baseline_self_id".split()
-    records = AttributionRecords(report_data.frame[columns], report_data.result)
-    candidates = ReferenceRunFinder(records.read_baselines(results))
+    finder = AttributionRecords(report_data.frame[columns], report_data.result).make_finder(results)
     rows, configurations = plain_rows(report_data.pooled), report_data.configurations
-    measured = [measure_repeat(result, candidates.find(result)) for result in results]
+    measured = [measure_repeat(result, finder.find(result)) for result in results]
     by_id = {repeat.result.run_id: repeat for repeat in measured if repeat is not None}
-    cases = {
+    report_data.attributed_runs = {
         parts.run_id: AttributedRun(parts, first.result, first.references, rows, configurations)
         for parts in attribute_configurations(list(by_id.values()))
         for first in [by_id[parts.run_id]]
     }
-    report_data.attributed_runs = cases
-    return cases
-
-
-def format_share(share: Estimate) -> str:
-    """Return `12.3 % [10.1, 14.4]`, points of efficiency."""
-    if not share.has_limits:
-        return units.format_percent(share.value)
-    return f"{units.format_percent(share.value)} [{100 * share.low:z.1f}, {100 * share.high:z.1f}]"
+    return report_data.attributed_runs
 
 
 def make_run_table(parts: Attribution) -> doc.Table:
     """Make the table of one run's parts for the terminal, with the reasons why some could not be measured apart."""
-    rows: list[list[Any]] = []
+    rows: list[tuple[str, str, str, str]] = []
     for part in parts.parts:
-        step_s = doc.format_duration(part.step_s.value, *part.step_s.limits)
-        rows.append([" + ".join(part.names), step_s, format_share(part.share), ""])
+        rows.append((" + ".join(part.names), units.format_seconds(part.step_s), units.format_percent(part.share), ""))
         reasons = dict.fromkeys(parts.missing[name] for name in part.names if name in parts.missing)
-        rows += [["", "", "", reason] for reason in reasons]
+        rows += [("", "", "", reason) for reason in reasons]
     against = "against the bare baseline" if parts.against == "bare" else "against the strategy itself on one device"
     lost_s = units.format_seconds(parts.step_s - parts.ideal_s)
-    rows += [[""] * 4, ["total loss", lost_s, format_share(parts.lost), against]]
+    rows += [("", "", "", ""), ("total loss", lost_s, units.format_percent(parts.lost), against)]
     heads = ("part", "of a step (95 %)", "of ideal throughput (95 %)", "remark")
-    return spec.make_table("attribution", TITLE, heads, [({}, row) for row in rows], ["remark"])
+    values: list[spec.TableRow] = [({}, dict(zip(heads, row, strict=True))) for row in rows]
+    return spec.make_table("attribution", TITLE, values, ["remark"])
 
 
-def section(report_data: ReportData) -> doc.Section | None:
-    """Return None if no run has a baseline other than itself."""
-    cases = attribute_runs(report_data)
-    groups, notes = doc.group_curves(report_data.curves, lambda members: any(_list_bars(members, cases)))
-    if not groups:
-        return None
-    blocks: list[doc.Block] = [*notes, *list_left_out_configurations(report_data)]
-    for group in groups:
-        bars = list(_list_bars(group.curves, cases))
-        # The first chart can be seen at a glance, since the page has it below the answer: of many bars those of the
-        # most devices of the strategies that lose least.
-        most = {id(curve): gpus for curve, gpus, _ in bars}
-        best = bars
-        if len(bars) > MAX_BEST_BARS and len(most) > 1:
-            largest = [bar for bar in bars if most[id(bar[0])] == bar[1]]
-            best = sorted(largest, key=lambda bar: bar[2].attribution.lost.value)[:MAX_BEST_BARS]
-        of_most = "each strategy on its most devices" if len(best) < len(bars) else ""
-        charts = [_make_chart(group, best, "attribution", of_most)]
-        charts += [_make_chart(group, bars, "attribution every")] if len(best) < len(bars) <= MAX_BARS else []
-        blocks += [*group.paragraphs, *charts, _make_table(group, bars)]
-        blocks += [*_explain_unmeasured(bars), *_describe_causes(bars)]
-    return doc.Section("attribution", TITLE, blocks)
+def _draw_losses(group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Block]:
+    """Yield charts and table of the lost parts, and what is known of them. The first chart can be seen at a glance,
+    since the page has it below the answer: of many bars those of the most devices of the strategies that lose least."""
+    bars = list(_list_bars(group.curves, attribute_runs(report_data)))
+    best, most = bars, {id(curve): gpus for curve, gpus, _ in bars}
+    if len(bars) > MAX_BEST_BARS and len(most) > 1:
+        largest = [bar for bar in bars if most[id(bar[0])] == bar[1]]
+        best = sorted(largest, key=lambda bar: bar[2].attribution.lost.value)[:MAX_BEST_BARS]
+    if len(best) == len(bars):
+        yield _make_chart(group, bars, group.make_id())
+    else:
+        yield _make_chart(group, best, group.make_id(), "each strategy on its most devices")
+        if len(bars) <= MAX_BARS:
+            yield _make_chart(group, bars, group.make_id("every"))
+    yield _make_table(group, bars)
+    yield from _explain_unmeasured(bars)
+    yield from _describe_causes(bars)
+
+
+loss_groups = spec.Groups(
+    "attribution",
+    [_draw_losses],
+    shows=lambda curve, report_data: any(_list_bars([curve], attribute_runs(report_data))),
+    notes=list_left_out_configurations,
+)
 
 
 def find_largest_loss(case: AttributedRun) -> Part | None:
@@ -171,7 +167,7 @@ def describe_largest_loss(part: Part) -> str:
     return f"{100 * part.share.value:.0f} % to {' and '.join(part.names)}: {meaning}"
 
 
-def _list_bars(curves: list[Curve], cases: Mapping[str, AttributedRun]) -> Iterator[Bar]:
+def _list_bars(curves: Sequence[Curve], cases: Mapping[str, AttributedRun]) -> Iterator[Bar]:
     for curve in curves:
         for row in curve.rows:
             case = cases.get(str(row["run_id"]))
@@ -179,7 +175,7 @@ def _list_bars(curves: list[Curve], cases: Mapping[str, AttributedRun]) -> Itera
                 yield curve, int(row["gpus"]), case
 
 
-def _make_chart(group: doc.CurveGroup, bars: list[Bar], name: str, about: str = "") -> doc.Chart:
+def _make_chart(group: doc.CurveGroup, bars: list[Bar], chart_id: str, about: str = "") -> doc.Chart:
     """Make bars of ideal throughput, the best one first: the share that is kept, and the lost parts beside it."""
     bars = sorted(bars, key=lambda bar: bar[2].attribution.lost.value)
     names, tags = [f"{curve.name} x {gpus}" for curve, gpus, _ in bars], [curve.tags for curve, _, _ in bars]
@@ -226,7 +222,7 @@ def _make_chart(group: doc.CurveGroup, bars: list[Bar], name: str, about: str = 
         if part.share.value < MIN_TITLE_SHARE * max(run.lost.value for run in runs):
             title = f"{TITLE}: most of it is within the noise"
     axes = doc.Axis("strategy and devices"), doc.Axis("share of ideal throughput", percent=True)
-    return doc.Chart(group.make_id(name), title, *axes, series, "stacked", caption)
+    return doc.Chart(chart_id, title, *axes, series, "stacked", caption)
 
 
 def _make_table(group: doc.CurveGroup, bars: list[Bar]) -> doc.Table:
@@ -234,20 +230,21 @@ def _make_table(group: doc.CurveGroup, bars: list[Bar]) -> doc.Table:
     rows = []
     for curve, gpus, case in bars:
         run = case.attribution
-        against = "" if run.against == "bare" else f" against {run.against}"
-        values: list[Any] = [curve.name, gpus, run.repeats]
-        values += [doc.make_cell(units.format_seconds(seconds), seconds) for seconds in (run.ideal_s, run.step_s)]
-        values.append(doc.make_cell(format_share(run.lost) + against, run.lost.value))
+        lost, against = units.format_percent(run.lost), "" if run.against == "bare" else f" against {run.against}"
+        values: dict[str, Any] = {
+            "strategy": curve.name, "devices": gpus, "repeats": run.repeats,
+            "ideal step": doc.format_cell(run.ideal_s, units.format_seconds),
+            "step": doc.format_cell(run.step_s, units.format_seconds),
+            "lost": doc.make_cell(lost + against, run.lost.value),
+        }  # fmt: skip
         for name in names:
             part = run.part(name)
-            if part is None or part.names[0] != name:
-                values.append(doc.Cell("" if part is None else f"in {part.names[0]}"))
+            if part is not None and part.names[0] != name:
+                values[name] = doc.Cell(f"in {part.names[0]}")
             else:
-                values.append(doc.make_cell(format_share(part.share), part.share.value))
+                values[name] = doc.format_cell(part and part.share, units.format_percent)
         rows.append((curve.tags, values))
-    heads = ["strategy", "devices", "repeats", "ideal step", "step", "lost", *names]
-    table_id, title = group.make_id("attribution-parts"), "Parts of the lost efficiency"
-    return spec.make_table(table_id, title, heads, rows, caption=TABLE_CAPTION)
+    return spec.make_table(group.make_id("parts"), "Parts of the lost efficiency", rows, caption=TABLE_CAPTION)
 
 
 def _explain_unmeasured(bars: list[Bar]) -> Iterator[doc.Paragraph]:

@@ -1,11 +1,12 @@
-"""The parts of a report about batches: throughput and epoch time over the batch of a device with the saturating batch,
-from which a larger one brings nearly nothing; more devices or a larger batch, and what fewer synchronizations save.
+"""Batches: throughput and epoch time over the batch of a device with the saturating batch, from which a larger one
+brings nearly nothing; more devices or a larger batch, and what fewer synchronizations save.
 
 The terminal shows the sentences about saturating batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from scalebench.analysis import batches
@@ -15,11 +16,13 @@ from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
 from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict
 from scalebench.core import units
+from scalebench.core.stats.estimates import Estimate
 from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS
 from scalebench.report import document as doc
 from scalebench.report import spec, tables
 from scalebench.report.flag_text import describe_curve_intervals
 from scalebench.report.report_data import ReportData
+from scalebench.report.tables import THROUGHPUT_HEAD
 
 MAX_SENTENCES = 8  # curves described one by one
 NEAR_LIMIT = 0.9  # of the fitted limit; a series whose highest throughput is lower has not levelled off
@@ -40,6 +43,7 @@ CHOICES_CAPTION = (
 TO_TARGET_CAPTION = (
     " To target: seconds of training, of several seeds their geometric mean; empty if one of them never reached it."
 )
+FEWER_STEPS = "a larger batch makes fewer steps per epoch, and may learn less in it"
 GAINS_CAPTION = (
     "Predicted: exposed sync of a step times the steps of an epoch, before minus after: what synchronizing less often "
     "saves. Measured: the epoch before minus after. The rest is how much better a device works with a larger batch. "
@@ -47,64 +51,42 @@ GAINS_CAPTION = (
 )
 
 
-def batch_size_section(report_data: ReportData) -> doc.Section | None:
-    """Return None if no configuration was measured with two batches."""
-    groups, notes = doc.group_curves(batches.make_batch_curves(report_data.curves))
-    blocks: list[doc.Block] = [*notes]
-    estimate_ratio = report_data.configurations.estimate_ratio
-    for group in groups:
-        points = [(curve, batches.find_saturating_batch(curve.rows, estimate_ratio)) for curve in group.curves]
-        saturated = [(curve, point) for curve, point in points if point is not None]
-        blocks += group.paragraphs
-        for curve, point in saturated[:MAX_SENTENCES]:
-            blocks.append(doc.Paragraph(doc.join_sentences(_describe_saturation(curve, point)), "answer", curve.tags))
-        certain = [(curve, point) for curve, point in saturated if not (point.first or point.last)]
-        marks = [doc.Series(
-            "saturating batch", [float(point.batch) for _, point in certain], [point.rate for _, point in certain],
-            tags=group.tags, style="points", notes=[curve.name for curve, _ in certain],
-            point_tags=[curve.tags for curve, _ in certain],
-        )] if certain else []  # fmt: skip
-        throughput = "samples/s over all devices; more is better"
-        chart = _make_chart(group, "throughput", "Throughput", doc.Axis("samples/s"), throughput, marks)
-        epoch = _make_chart(
-            group, "epoch_s", "Epoch", doc.Axis("time per epoch", unit="s"), "time of an epoch; less is better"
-        )
-        blocks += [*chart, *epoch, _make_saturation_table(group, saturated), _make_batch_table(group, estimate_ratio)]
-    return doc.Section("batch-size", "Batch size", blocks) if groups else None
-
-
-def _make_chart(
-    group: doc.CurveGroup, stem: str, title: str, axis: doc.Axis, about: str, marks: Sequence[doc.Series] = ()
-) -> Iterator[doc.Chart]:
-    """Draw a column over the batch of a device; `stem` is how the names of its limits begin."""
-    column = doc.THROUGHPUT if stem == "throughput" else stem
-    if lines := doc.make_line_series(group.curves, column, stem, BATCH):
-        lines += marks
-        about = f"{about}. A larger batch makes fewer steps per epoch, and may learn less in it"
-        caption = doc.join_sentences(about, describe_curve_intervals(group.curves))
-        axes = doc.make_batch_axis("batch per device", lines), axis
-        yield group.make_chart("batch_size", title, f"{title} over batch", axes, lines, caption)
-
-
-def _make_saturation_table(group: doc.CurveGroup, saturated: Sequence[tuple[Curve, SaturatingBatch]]) -> doc.Table:
-    heads = ("strategy", "saturating batch", "could be", "of the highest", "highest at", "n_1/2 (95 %)",
-             "limit, samples/s", "R²", "worst")  # fmt: skip
+def _describe_groups(group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Block]:
+    """Yield the saturating batches of a group's curves, the charts that show them, and the table of their fits."""
+    points = [(curve, batches.find_saturating_batch(curve.rows, report_data.configurations.estimate_ratio))
+              for curve in group.curves]  # fmt: skip
+    saturated = [(curve, point) for curve, point in points if point is not None]
+    for curve, point in saturated[:MAX_SENTENCES]:
+        yield doc.Paragraph(doc.join_sentences(_describe_saturation(curve, point)), "answer", curve.tags)
+    certain = [(curve, point) for curve, point in saturated if not (point.first or point.last)]
+    marks = doc.Series(
+        "saturating batch", [float(point.batch) for _, point in certain], [point.rate for _, point in certain],
+        tags=group.tags, style="points", notes=[curve.name for curve, _ in certain],
+        point_tags=[curve.tags for curve, _ in certain],
+    )  # fmt: skip
+    for name, column, axis, about in (
+        ("Throughput", doc.THROUGHPUT, doc.Axis("samples/s"), "samples/s over all devices; more is better"),
+        ("Epoch", "epoch_s", doc.Axis("time per epoch", unit="s"), "time of an epoch; less is better"),
+    ):
+        lines = doc.make_lines(group.curves, column, BATCH)
+        lines += [marks] if certain and lines and name == "Throughput" else []
+        yield from spec.draw_lines(group, name, f"{name} over batch", lines, axis, about, FEWER_STEPS, x=BATCH)
     rows = []
     for curve, point in saturated:
         line = batches.fit_step_time(batches.batch_and_step_s(curve.rows))
-        rows.append((curve.tags, [
-            curve.name,
-            doc.make_cell(format_batch(point), point.batch),
-            ", ".join(f"{batch:,}" for batch in point.candidates or ()),
-            doc.format_cell(point.share, tables.format_percent),
-            point.highest,
-            doc.make_cell(format_half_batch(line), line and line.half_batch),
-            doc.format_cell(_find_limit(curve, line), "{:,.0f}".format),
-            doc.format_cell(line and line.r_squared, "{:.3f}".format),
-            doc.format_cell(line and line.worst, units.format_percent),
-        ]))  # fmt: skip
-    table_id, title = group.make_id("batch_size", "saturation"), "Where a larger batch stops to pay"
-    return spec.make_table(table_id, title, heads, rows, caption=SATURATION_CAPTION)
+        rows.append((curve.tags, {
+            "strategy": curve.name,
+            "saturating batch": doc.make_cell(format_batch(point), point.batch),
+            "could be": ", ".join(f"{batch:,}" for batch in point.candidates or ()),
+            "of the highest": doc.format_cell(point.share, tables.format_whole_percent),
+            "highest at": point.highest,
+            "n_1/2 (95 %)": doc.make_cell(format_half_batch(line), line and line.half_batch),
+            "limit, samples/s": doc.format_cell(_find_limit(curve, line), "{:,.0f}".format),
+            "R²": doc.format_cell(line and line.r_squared, "{:.3f}".format),
+            "worst": doc.format_cell(line and line.worst, units.format_percent),
+        }))  # fmt: skip
+    title = "Where a larger batch stops to pay"
+    yield spec.make_table(group.make_id("saturation"), title, rows, caption=SATURATION_CAPTION)
 
 
 def _find_limit(curve: Curve, line: StepFit | None) -> float | None:
@@ -112,17 +94,22 @@ def _find_limit(curve: Curve, line: StepFit | None) -> float | None:
     return None if line is None or line.limit is None else line.limit * curve.rows[0]["gpus"]
 
 
-def _make_batch_table(group: doc.CurveGroup, estimate_ratio: EstimateRatio) -> doc.Table:
+def _list_batches(group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Table]:
     rows = []
-    for (curve, row), tags in group.list_rows():
-        gain = decide_ratio(row, curve.rows[0], estimate_ratio)
-        over = doc.make_cell("1.00", gain.value) if row is curve.rows[0] else gain
-        rate, epoch = tables.make_throughput_cell(row), spec.make_cell(row, "epoch_s")
-        rows.append((tags, [curve.name, row[BATCH], row["global_batch"], rate, over, epoch]))
-    heads = ("strategy", "batch per device", "global batch", "samples/s (95 %)", "over the smallest", "epoch (95 %)")
+    for curve, row in group.list_rows():
+        gain = decide_ratio(row, curve.rows[0], report_data.configurations.estimate_ratio)
+        rows.append((curve.tags, {
+            "strategy": curve.name, "batch per device": row[BATCH], "global batch": row["global_batch"],
+            THROUGHPUT_HEAD: tables.make_cell(row, doc.THROUGHPUT),
+            "over the smallest": doc.make_cell("1.00", gain.value) if row is curve.rows[0] else gain,
+            "epoch (95 %)": tables.make_cell(row, "epoch_s"),
+        }))  # fmt: skip
     about = "over the smallest: throughput over that with the smallest batch of the same strategy and devices"
     caption = doc.join_sentences(about, describe_curve_intervals(group.curves))
-    return spec.make_table(group.make_id("batch_size", "table"), "Batch size", heads, rows, caption=caption)
+    yield spec.make_table(group.make_id("table"), "Batch size", rows, caption=caption)
+
+
+batch_groups = spec.Groups("batch-size", [_describe_groups, _list_batches], prepare=batches.make_batch_curves)
 
 
 def list_terminal_sentences(curves: Sequence[Curve], estimate_ratio: EstimateRatio) -> list[str]:
@@ -131,9 +118,8 @@ def list_terminal_sentences(curves: Sequence[Curve], estimate_ratio: EstimateRat
     several = len({curve.tags["model"] for curve in batch_curves}) > 1
     texts = [describe_curve(curve, estimate_ratio, curve.tags["model"] if several else "") for curve in batch_curves]
     sentences = [text for text in texts if text is not None]
-    more = len(sentences) - MAX_SENTENCES
-    rest = [f"saturating batches: {more} more are in the report and in scalebench.load"] if more > 0 else []
-    return sentences[:MAX_SENTENCES] + rest
+    rest = "saturating batches: {} more are in the report and in scalebench.load"
+    return doc.limit_texts(sentences, MAX_SENTENCES, rest)
 
 
 def describe_curve(curve: Curve, estimate_ratio: EstimateRatio, model: str = "") -> str | None:
@@ -180,45 +166,54 @@ def format_half_batch(line: StepFit | None) -> str:
     """Return `420 [390, 450]` samples; empty if the line has none."""
     if line is None or line.half_batch is None:
         return ""
-    text = units.format_number(line.half_batch)
     if line.low is None or line.high is None:
-        return text
-    return f"{text} [{units.format_number(line.low)}, {units.format_number(line.high)}]"
+        return units.format_number(line.half_batch)
+    return units.format_limits(Estimate(line.half_batch, line.low, line.high), units.format_number)
 
 
-def devices_or_batch_section(report_data: ReportData) -> doc.Section | None:
-    """Return None if nothing was measured both ways, and no strategy with two batches on several devices."""
+def compare_devices_and_batches(report_data: ReportData) -> Iterator[doc.Block]:
+    """Compare what was measured both ways, and the batches of strategies on several devices."""
     estimate_ratio, outcomes = report_data.configurations.estimate_ratio, summarize_trainings(report_data.frame)
     pairs = batches.compare_devices_with_batch(report_data.curves, estimate_ratio, outcomes)
-    groups, notes = doc.group_curves(batches.make_batch_curves(report_data.curves))
-    blocks: list[doc.Block] = []
+    groups, notes = doc.group_curves(CHOICES, batches.make_batch_curves(report_data.curves))
     # The winner at the largest device count of each strategy counts, against the same strategy if possible.
     largest: dict[tuple[str, ...], DevicesOrBatch] = {}
     for pair in sorted(pairs, key=lambda pair: (-pair.many_devices["gpus"], -pair.many_devices["global_batch"])):
         largest.setdefault((*doc.get_tags(pair.many_devices).values(), str(pair.same_strategy)), pair)
     for key, pair in largest.items():
         if pair.same_strategy or (*key[:-1], "True") not in largest:
-            blocks.append(doc.Paragraph(_describe_choice(pair), "answer", doc.get_tags(pair.many_devices)))
+            yield doc.Paragraph(_describe_choice(pair), "answer", doc.get_tags(pair.many_devices))
     if pairs:
-        charts = (chart for group in groups for chart in _make_choice_chart(group, pairs))
-        blocks += [*notes, *charts, _make_choice_table(pairs)]
-    gains: list[tuple[doc.Tags, list[Any]]] = []
-    curves = [curve for group in groups for curve in group.curves]
-    for curve, gain in [(each, gain) for each in curves for gain in batches.list_batch_gains(each)]:
-        values: list[Any] = [curve.tags["model"], curve.name]
-        for name in (BATCH, "steps_per_epoch"):
-            before, after = gain.before[name], gain.after[name]
-            values.append(None if None in (before, after) else doc.make_cell(f"{before:,} to {after:,}", after))
-        for seconds in (gain.predicted, gain.measured):
-            text = "" if seconds is None else doc.format_duration(seconds.value, *seconds.limits)
-            values.append(doc.make_cell(text, seconds and seconds.value))
-        gains.append((curve.tags, [*values, doc.format_cell(gain.share, units.format_percent)]))
-    if gains:
-        heads = ("model", "strategy", "batch per device", "steps per epoch", "predicted gain (95 %)",
-                 "measured gain (95 %)", "predicted of it")  # fmt: skip
-        title = "Fewer synchronizations: predicted and measured"
-        blocks.append(spec.make_table(f"{CHOICES}-gains", title, heads, gains, ["strategy"], GAINS_CAPTION))
-    return doc.Section(CHOICES, "More devices or a larger batch", blocks) if blocks else None
+        yield from notes
+    run_ids = {row["run_id"] for pair in pairs for row in (pair.many_devices, pair.one_device)}
+    for group in groups:  # throughput over the samples of a step, of the curves that appear in a pair
+        curves = [curve for curve in group.curves if any(row["run_id"] in run_ids for row in curve.rows)]
+        lines = doc.make_lines(curves, doc.THROUGHPUT, "global_batch")
+        about = "samples/s over all devices; more is better. Above each other: the same batch on more or fewer devices"
+        if len(lines) > 1:
+            title, axis, selection = (
+                "Throughput over the global batch",
+                doc.Axis("samples/s"),
+                replace(group, curves=curves),
+            )
+            yield from spec.draw_lines(selection, "throughput", title, lines, axis, about, x="global_batch")
+    yield _make_choice_table(pairs)
+    gains = []
+    for curve in (curve for group in groups for curve in group.curves):
+        for gain in batches.list_batch_gains(curve):
+            values: dict[str, Any] = {"model": curve.tags["model"], "strategy": curve.name}
+            for name in (BATCH, "steps_per_epoch"):
+                before, after = gain.before[name], gain.after[name]
+                is_known = None not in (before, after)
+                values[name.replace("_", " ")] = doc.make_cell(f"{before:,} to {after:,}", after) if is_known else None
+            gains.append((curve.tags, {
+                **values,
+                "predicted gain (95 %)": doc.format_cell(gain.predicted, units.format_seconds),
+                "measured gain (95 %)": doc.format_cell(gain.measured, units.format_seconds),
+                "predicted of it": doc.format_cell(gain.share, units.format_percent),
+            }))  # fmt: skip
+    title = "Fewer synchronizations: predicted and measured"
+    yield spec.make_table(f"{CHOICES}-gains", title, gains, ["strategy"], GAINS_CAPTION)
 
 
 def _describe_choice(pair: DevicesOrBatch) -> str:
@@ -234,33 +229,23 @@ def _describe_choice(pair: DevicesOrBatch) -> str:
     return f"{text}."
 
 
-def _make_choice_chart(group: doc.CurveGroup, pairs: Sequence[DevicesOrBatch]) -> Iterator[doc.Chart]:
-    """Draw throughput over the samples of a step, of the curves that appear in a pair."""
-    run_ids = {row["run_id"] for pair in pairs for row in (pair.many_devices, pair.one_device)}
-    curves = [curve for curve in group.curves if any(row["run_id"] in run_ids for row in curve.rows)]
-    lines = doc.make_line_series(curves, doc.THROUGHPUT, "throughput", "global_batch")
-    if len(lines) > 1:
-        about = "samples/s over all devices; more is better. Above each other: the same batch on more or fewer devices"
-        axes = doc.make_batch_axis("global batch", lines), doc.Axis("samples/s")
-        caption = doc.join_sentences(about, describe_curve_intervals(curves))
-        yield group.make_chart(CHOICES, "throughput", "Throughput over the global batch", axes, lines, caption)
-
-
 def _make_choice_table(pairs: Sequence[DevicesOrBatch]) -> doc.Table:
     with_target = any(pair.trainings is not None for pair in pairs)
-    heads = ["model", "strategy", "gpus", "batch per device", "samples/s", "one device", "its batch", "its samples/s",
-             "ratio (95 %)"]  # fmt: skip
-    heads += ["to target", "one device to target", "time ratio (95 %)"] if with_target else []
     rows = []
     for pair in pairs:
-        many, single = pair.many_devices, pair.one_device
-        values = [many["model"], many["strategy"], many["gpus"], many[BATCH], tables.make_throughput_cell(many)]
-        values += [single["strategy"], single[BATCH], tables.make_throughput_cell(single), pair.throughput]
-        if with_target:
-            values += [*map(_make_target_cell, pair.trainings or (None, None)), pair.time_ratio]
-        rows.append((doc.get_tags(many), values))
+        many, single, trainings = pair.many_devices, pair.one_device, pair.trainings or (None, None)
+        targets = {
+            "to target": _make_target_cell(trainings[0]), "one device to target": _make_target_cell(trainings[1]),
+            "time ratio (95 %)": pair.time_ratio,
+        }  # fmt: skip
+        rows.append((doc.get_tags(many), {
+            "model": many["model"], "strategy": many["strategy"], "gpus": many["gpus"], "batch per device": many[BATCH],
+            "samples/s": tables.make_cell(many, doc.THROUGHPUT), "one device": single["strategy"],
+            "its batch": single[BATCH], "its samples/s": tables.make_cell(single, doc.THROUGHPUT),
+            "ratio (95 %)": pair.throughput, **(targets if with_target else {}),
+        }))  # fmt: skip
     caption, title = CHOICES_CAPTION + TO_TARGET_CAPTION * with_target, "N devices or N times the batch"
-    return spec.make_table(f"{CHOICES}-choices", title, heads, rows, ("strategy", "one device"), caption)
+    return spec.make_table(f"{CHOICES}-choices", title, rows, ("strategy", "one device"), caption)
 
 
 def _make_target_cell(training: TrainingOutcome | None) -> doc.Cell:
@@ -271,4 +256,4 @@ def _make_target_cell(training: TrainingOutcome | None) -> doc.Cell:
     if training.reached < training.seeds or seconds is None:
         return doc.Cell("never" if training.seeds == 1 else f"{training.reached} of {training.seeds} seeds reached it")
     seeds = f" ({training.seeds} seeds)" if training.seeds > 1 else ""
-    return doc.make_cell(tables.format_seconds(seconds.value) + seeds, seconds.value)
+    return doc.make_cell(units.format_seconds(seconds.value) + seeds, seconds.value)

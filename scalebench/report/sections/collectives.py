@@ -1,5 +1,5 @@
-"""The section `collectives` of a report: collective operations by message size, and bandwidths and latencies between
-devices and with host memory; and the terminal's tables of them."""
+"""Collective operations by message size, and bandwidths and latencies between devices and with host memory; the
+terminal shows the same tables."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis import collectives
 from scalebench.core import units
+from scalebench.core.stats.estimates import Estimate
 from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS
 from scalebench.report import document as doc
 from scalebench.report import spec
-from scalebench.report.flag_text import to_number, to_text
+from scalebench.report.flag_text import to_text
 from scalebench.report.report_data import ReportData
 
 if TYPE_CHECKING:
@@ -28,19 +29,19 @@ TIME_CAPTION = f"The slowest rank's; small messages show the latency. Less is be
 RATE_CAPTION = "Bytes that a link carries per second, for any number of ranks. More is better."
 
 
-def section(report_data: ReportData) -> doc.Section | None:
-    """Return None if no run measured collective operations or bandwidths."""
+def list_blocks(report_data: ReportData) -> Iterator[doc.Block]:
+    """Yield what runs measured of collective operations and bandwidths."""
     operations, transfers = report_data.operations
-    blocks: list[doc.Block] = []
-    if len(operations):
-        groups = collectives.group_operations(operations)
-        for number, group in enumerate(groups[:MAX_GROUPS]):
-            blocks += [*_draw_operation(number, *group), _make_collective_table(number, *group)]
-        blocks += [doc.Paragraph(f"{sentence}.") for sentence in list_comparisons(operations)]
-        blocks += doc.note_left_out(MAX_GROUPS, len(groups), "operations are shown; report --csv has all")
+    groups = collectives.group_operations(operations) if len(operations) else []
+    for number, group in enumerate(groups[:MAX_GROUPS]):
+        yield from _draw_operation(number, *group)
+        yield _make_collective_table(number, *group)
+    if groups:
+        yield from (doc.Paragraph(f"{sentence}.") for sentence in list_comparisons(operations))
+        yield from doc.note_left_out(MAX_GROUPS, len(groups), "operations are shown; report --csv has all")
     if len(transfers):
-        blocks += [*_make_matrices(transfers), make_bandwidth_table(transfers)]
-    return doc.Section("collectives", "Collective operations and bandwidths", blocks) if blocks else None
+        yield from _make_matrices(transfers)
+        yield make_bandwidth_table(transfers)
 
 
 def _draw_operation(number: int, key: dict[str, Any], rows: pd.DataFrame) -> Iterator[doc.Chart]:
@@ -48,12 +49,11 @@ def _draw_operation(number: int, key: dict[str, Any], rows: pd.DataFrame) -> Ite
     times, rates = [], []
     for name, own in collectives.split_lines(rows).items():
         tags = {"hardware": key["hardware"], "strategy": str(own["strategy"].iloc[0])}
-        by_size = collectives.times_by_size(own, of_blocks=True)
+        by_size, means = collectives.times_by_size(own, of_blocks=True), _mean_bandwidths(own)
         low, high = zip(*(time_s.limits for time_s in by_size.values()), strict=True)
         seconds = [time_s.value for time_s in by_size.values()]
         times.append(doc.Series(name, [*map(float, by_size)], seconds, low, high, tags))
-        means = own.groupby("size_bytes")["busbw_bytes_per_s"].mean()
-        rates.append(doc.Series(name, [*map(float, means.index)], [*map(float, means)], tags=tags))
+        rates.append(doc.Series(name, [*map(float, means)], [*means.values()], tags=tags))
     for figure, title, unit, lines, caption in (
         ("time", "time of an operation", "s", times, TIME_CAPTION),
         ("busbw", "bus bandwidth", "bytes/s", rates, RATE_CAPTION),
@@ -61,6 +61,12 @@ def _draw_operation(number: int, key: dict[str, Any], rows: pd.DataFrame) -> Ite
         axes = doc.Axis("message size (bytes)", log=True), doc.Axis(title, log=True, unit=unit)
         name = f"{_name_operation(key)}: {title.partition(' of ')[0]}"
         yield doc.Chart(f"collectives-{number}-{figure}", name, *axes, lines, caption=caption)
+
+
+def _mean_bandwidths(rows: pd.DataFrame) -> dict[int, float]:
+    """Return the bus bandwidth by size, means over runs."""
+    means = rows.groupby("size_bytes")["busbw_bytes_per_s"].mean()
+    return dict(zip(map(int, means.index), map(float, means), strict=True))
 
 
 def list_comparisons(frame: pd.DataFrame) -> Iterator[str]:
@@ -93,21 +99,21 @@ def _make_matrices(frame: pd.DataFrame) -> Iterator[doc.Table | doc.Paragraph]:
     """Yield a table for each run and way between devices, with a row for each source and a column for each target:
     bandwidth, or latency."""
     one_way = frame[frame["kind"].str.endswith(("_one_way", collectives.LATENCY_KIND))]
-    groups = list(one_way.groupby(["run_id", "kind"], sort=False))
-    lines = collectives.name_lines(frame)
+    groups, lines = list(one_way.groupby(["run_id", "kind"], sort=False)), collectives.name_lines(frame)
     for number, ((_, kind), rows) in enumerate(groups[:MAX_MATRICES]):
         first, is_latency = rows.iloc[0], str(kind).endswith(collectives.LATENCY_KIND)
         column, factor, unit = ("time_s", 1e6, "us") if is_latency else ("bytes_per_s", 1 / GIGA, "GB/s")
-        ranks = range(int(first["gpus"]))
-        matrix = rows.pivot(index="source", columns="target", values=column).reindex(index=ranks, columns=ranks)
-        tags = {"hardware": str(first["hardware"]), "strategy": str(first["strategy"])}
-        figures = (matrix * factor).to_numpy()
-        cells = [[doc.format_cell(to_number(value), "{:.3g}".format) for value in row] for row in figures]
+        figures = {(row["source"], row["target"]): factor * row[column] for _, row in rows.iterrows()}
+        ranks, tags = range(int(first["gpus"])), {"hardware": first["hardware"], "strategy": first["strategy"]}
+        table_rows = [
+            (tags, {"from rank": str(source), **{
+                f"to {target}": doc.format_cell(figures.get((source, target)), "{:.3g}".format) for target in ranks
+            }})
+            for source in ranks
+        ]  # fmt: skip
         title = f"{kind} ({unit}): {lines[first.name]} on {first['gpus']} devices"
-        heads = ["from rank", *(f"to {target}" for target in ranks)]
         caption = f"Transfers of {units.format_binary_bytes(int(first['size_bytes']))}, one at a time."
-        rows_of_table = [(tags, [str(source), *of_source]) for source, of_source in zip(ranks, cells, strict=True)]
-        yield spec.make_table(f"bandwidth-matrix-{number}", title, heads, rows_of_table, caption=caption)
+        yield spec.make_table(f"bandwidth-matrix-{number}", title, table_rows, caption=caption)
     yield from doc.note_left_out(MAX_MATRICES, len(groups), "matrices are shown; report --csv has all")
 
 
@@ -124,36 +130,37 @@ def _name_operation(key: dict[str, Any]) -> str:
 
 def _make_collective_table(number: int, key: dict[str, Any], rows: pd.DataFrame) -> doc.Table:
     lines = collectives.split_lines(rows)
-    columns = ["size", *(name for line in lines for name in (f"{line} (95 %)", "busbw"))]
-    times = [collectives.times_by_size(own, of_blocks=True) for own in lines.values()]
-    rates = [own.groupby("size_bytes")["busbw_bytes_per_s"].mean() for own in lines.values()]
-    table_rows: list[tuple[doc.Tags, list[doc.Cell]]] = []
+    times = {line: collectives.times_by_size(own, of_blocks=True) for line, own in lines.items()}
+    rates = {line: _mean_bandwidths(own) for line, own in lines.items()}
+    table_rows: list[tuple[doc.Tags, dict[str, Any]]] = []
     for size in sorted(rows["size_bytes"].unique()):
-        values = [doc.make_cell(units.format_binary_bytes(size), size)]
-        for times_s, rate in zip(times, rates, strict=True):
-            if (time_s := times_s.get(size)) is None:
-                values += [doc.Cell("")] * 2
-                continue
-            share = f" ± {50 * (time_s.high - time_s.low) / time_s.value:.0f} %" if time_s.has_limits else ""
-            values.append(doc.make_cell(units.format_seconds(time_s.value) + share, time_s.value))
-            values.append(doc.make_cell(f"{units.format_bytes(rate[size])}/s", rate[size]))
+        values = {"size": doc.make_cell(units.format_binary_bytes(size), size)}
+        for line in lines:
+            values[f"{line} (95 %)"] = doc.format_cell(times[line].get(size), _format_time)
+            values[f"busbw, {line}"] = doc.format_cell(rates[line].get(size), lambda r: f"{units.format_bytes(r)}/s")
         table_rows.append(({}, values))
-    return spec.make_table(f"collectives-{number}", _name_operation(key), columns, table_rows, caption=LIMITS)
+    return spec.make_table(f"collectives-{number}", _name_operation(key), table_rows, caption=LIMITS)
+
+
+def _format_time(time_s: Estimate) -> str:
+    """Return `1.02 ms ± 3 %`."""
+    share = f" ± {50 * (time_s.high - time_s.low) / time_s.value:.0f} %" if time_s.has_limits else ""
+    return units.format_seconds(time_s.value) + share
 
 
 def make_bandwidth_table(frame: pd.DataFrame) -> doc.Table:
     """Make the table of scalebench.bandwidth, with a row for each transfer."""
-    heads = ("strategy", "gpus", "transfer", "ranks", "size", "time", "GB/s (95 %)")
-    rows: list[tuple[doc.Tags, list[Any]]] = []
-    lines = collectives.name_lines(frame)
+    rows, lines = list[spec.TableRow](), collectives.name_lines(frame)
     for index, row in frame.iterrows():
-        rate, low, high = (row[f"bytes_per_s{end}"] for end in ("", "_low", "_high"))
-        limits = "" if not to_text(high) else f" [{low / GIGA:.3g}, {high / GIGA:.3g}]"
-        figure = "" if row["kind"].endswith(collectives.LATENCY_KIND) else f"{rate / GIGA:.3g}{limits}"
-        arrow = "<->" if "both_ways" in row["kind"] else "->"
-        ranks = f"{row['source']} {arrow} {row['target']}" if to_text(row["source"]) else "all"
-        ranks = str(row["source"]) if ranks != "all" and row["source"] == row["target"] else ranks
-        size = doc.format_cell(row["size_bytes"], units.format_binary_bytes)
-        time = doc.format_cell(row["time_s"], units.format_seconds)
-        rows.append(({}, [lines[index], int(row["gpus"]), row["kind"], ranks, size, time, figure]))
-    return spec.make_table("bandwidth", "bandwidth", heads, rows, ("transfer", "ranks"))
+        rate = doc.get_estimate(row, "bytes_per_s")
+        is_latency, ranks = row["kind"].endswith(collectives.LATENCY_KIND), "all"
+        if to_text(row["source"]):
+            arrow = "<->" if "both_ways" in row["kind"] else "->"
+            ranks = f"{row['source']} {arrow} {row['target']}" if row["source"] != row["target"] else str(row["source"])
+        rows.append(({}, {
+            "strategy": lines[index], "gpus": int(row["gpus"]), "transfer": row["kind"], "ranks": ranks,
+            "size": doc.format_cell(row["size_bytes"], units.format_binary_bytes),
+            "time": doc.format_cell(row["time_s"], units.format_seconds),
+            "GB/s (95 %)": "" if rate is None or is_latency else units.format_limits(rate, lambda x: f"{x / GIGA:.3g}"),
+        }))  # fmt: skip
+    return spec.make_table("bandwidth", "bandwidth", rows, ("transfer", "ranks"))

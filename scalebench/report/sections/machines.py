@@ -1,9 +1,10 @@
-"""The section `machines` of a report: what the runs ran on, and in what that differs."""
+"""What the runs ran on, and in what that differs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from scalebench.analysis.identity import group_by
 from scalebench.core.result import Result
 from scalebench.core.units import format_count
 from scalebench.report import document as doc
@@ -16,68 +17,60 @@ MAX_RUN_NAMES = 4  # listed for one value
 NamedResult = tuple[str, Result]
 
 
-def section(report_data: ReportData) -> doc.Section | None:
-    """Return None if there is no run."""
+def list_blocks(report_data: ReportData) -> Iterator[doc.Block]:
     rows = list_detailed_runs(report_data)
-    if not rows:
-        return None
     names = name_runs(rows)
-    by_hardware: dict[str, list[NamedResult]] = {}
-    for row in rows:
-        run = (names[row["run_id"]], report_data.result(row["run_id"]))
-        by_hardware.setdefault(to_text(row["hardware"]), []).append(run)
-    blocks: list[doc.Block] = []
-    for number, (hardware, runs) in enumerate(by_hardware.items()):
-        blocks += _make_difference_table(number, hardware, runs)
-    by_machine: dict[tuple[str, ...], list[NamedResult]] = {}  # by its name and hardware
-    for name, result in (run for members in by_hardware.values() for run in members):
-        machine = result.machine
+    runs = [(names[row["run_id"]], report_data.result(row["run_id"])) for row in rows]
+    hardware = group_by(zip(rows, runs, strict=True), lambda pair: to_text(pair[0]["hardware"]))
+    by_hardware = {name: [run for _, run in pairs] for name, pairs in hardware.items()}
+    for number, (name, members) in enumerate(by_hardware.items()):
+        yield from _list_differences(number, name, members)
+
+    def describe_machine(run: NamedResult) -> tuple[str, ...]:
+        machine = run[1].machine
         facts = machine_text.list_hardware_facts(machine), machine_text.make_link_matrix(machine)
-        by_machine.setdefault((machine.hostname, *map(str, facts)), []).append((name, result))
-    machines = list(by_machine.values())
+        return (machine.hostname, *map(str, facts))
+
+    machines = list(group_by((run for members in by_hardware.values() for run in members), describe_machine).values())
     for number, members in enumerate(machines[:MAX_MACHINES]):
-        blocks += _make_machine_tables(number, members)
-    blocks += doc.note_left_out(MAX_MACHINES, len(machines), "machines are shown")
-    blocks += list_left_out_runs(report_data)
-    return doc.Section("machines", "Machines", blocks)
+        yield from _make_machine_tables(number, members)
+    yield from doc.note_left_out(MAX_MACHINES, len(machines), "machines are shown")
+    if rows:
+        yield from list_left_out_runs(report_data)
 
 
-def _make_difference_table(number: int, hardware: str, runs: list[NamedResult]) -> Iterator[doc.Block]:
+def _list_differences(number: int, hardware: str, runs: list[NamedResult]) -> Iterator[doc.Block]:
     """List the differences within one hardware of the config, whose runs are drawn and compared together."""
-    differences = machine_text.find_differences(runs)
-    if not differences:
-        return
     tags, hosts = {"hardware": hardware}, {result.machine.hostname for _, result in runs}
     where = "one machine" if len(hosts) == 1 else f"{len(hosts)} machines"
-    yield doc.Paragraph(
-        f"The runs of hardware {hardware}, on {where}, differ in machine or software, as listed below. Where that "
-        "affects what was measured, the runs do not compare.",
-        "warning",
-        tags,
-    )
     rows = []
-    for fact, value, names in ((fact, *item) for fact, values in differences.items() for item in values.items()):
-        more = f"; and {len(names) - MAX_RUN_NAMES} more" if len(names) > MAX_RUN_NAMES else ""
-        text = f"{format_count(len(names), 'run')}: {'; '.join(names[:MAX_RUN_NAMES])}{more}"
-        rows.append((tags, [fact, value, doc.Cell(text, len(names))]))
-    heads, title = ("fact", "value", "runs"), f"What differs: hardware {hardware}"
-    yield spec.make_table(f"machine-differences-{number}", title, heads, rows, heads)
+    for fact, values in machine_text.find_differences(runs).items():
+        for value, names in values.items():
+            listed = "; ".join(doc.limit_texts(names, MAX_RUN_NAMES, "and {} more"))
+            text = f"{format_count(len(names), 'run')}: {listed}"
+            rows.append((tags, {"fact": fact, "value": value, "runs": doc.Cell(text, len(names))}))
+    if rows:
+        text = f"The runs of hardware {hardware}, on {where}, differ in machine or software, as listed below."
+        yield doc.Paragraph(f"{text} Where that affects what was measured, the runs do not compare.", "warning", tags)
+    title = f"What differs: hardware {hardware}"
+    yield spec.make_table(f"machine-differences-{number}", title, rows, ("fact", "value", "runs"))
 
 
-def _make_machine_tables(number: int, runs: list[NamedResult]) -> Iterator[doc.Block]:
+def _make_machine_tables(number: int, runs: list[NamedResult]) -> Iterator[doc.Table]:
     machine, hardware = runs[0][1].machine, {result.scale.hardware for _, result in runs}
     tags = {"hardware": next(iter(hardware))} if len(hardware) == 1 else {}
     facts = list(machine_text.list_hardware_facts(machine).items())
     facts += _merge_facts([machine_text.list_software_facts(result) for _, result in runs], None)
     facts += _merge_facts([machine_text.list_variables(result.machine) for _, result in runs], machine_text.NOT_SET)
     caption = f"{format_count(len(runs), 'run')}. Variables and versions are as the runs found them."
-    heads, rows = ["fact", "value"], [(tags, fact) for fact in facts]
-    yield spec.make_table(f"machine-{number}", machine.hostname, heads, rows, heads, caption)
-    if (matrix := machine_text.make_link_matrix(machine)) is not None:
-        heads = ["", *(f"GPU {other}" for other in range(len(matrix)))]
-        padded = [(tags, [f"GPU {gpu}", *links, *[""] * len(matrix)][: len(heads)]) for gpu, links in enumerate(matrix)]
-        title, caption = f"How the GPUs of {machine.hostname} are connected", "In the terms of `nvidia-smi topo -m`."
-        yield spec.make_table(f"machine-{number}-links", title, heads, padded, heads, caption)
+    rows = [(tags, {"fact": fact, "value": value}) for fact, value in facts]
+    yield spec.make_table(f"machine-{number}", machine.hostname, rows, ("fact", "value"), caption)
+    matrix = machine_text.make_link_matrix(machine) or []
+    heads = [f"GPU {gpu}" for gpu in range(len(matrix))]
+    link_rows = [(tags, {"": head, **dict.fromkeys(heads), **dict(zip(heads, links, strict=False))})
+                 for head, links in zip(heads, matrix, strict=True)]  # fmt: skip
+    title, caption = f"How the GPUs of {machine.hostname} are connected", "In the terms of `nvidia-smi topo -m`."
+    yield spec.make_table(f"machine-{number}-links", title, link_rows, heads, caption)
 
 
 def _merge_facts(facts: list[machine_text.Facts], absent: str | None) -> list[tuple[str, str]]:

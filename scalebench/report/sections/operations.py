@@ -1,9 +1,8 @@
-"""The section `operations` of a report: where the time of a step goes, which operations take it, and the traces."""
+"""Which operations take the time of a step, what GPUs do in it, and the traces."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from scalebench.analysis import step_breakdown, throughput
@@ -20,7 +19,6 @@ from scalebench.report.sections import steps
 MAX_PROFILED_RUNS = 6
 MAX_OPERATIONS = 10
 MAX_NAME_LENGTH = 60
-COLUMNS = ("operation", "device", "calls per step", "own time per step", "of all operations", "collective")
 GPU_CAPTION = (
     "By the union of the times of kernels under the profiler, over the step without it; the wait for the host is what "
     "they leave. Means over the ranks."
@@ -28,11 +26,11 @@ GPU_CAPTION = (
 TRACE_CAPTION = "A trace opens in the browser: drop the file into ui.perfetto.dev, or load it in chrome://tracing."
 
 
-def section(report_data: ReportData) -> doc.Section | None:
-    """Return None if no run was successful."""
+def list_blocks(report_data: ReportData) -> Iterator[doc.Block]:
+    """Yield the parts of a step, then the operations of the best and the largest runs, and all traces."""
     curves = report_data.curves
     if not curves:
-        return None
+        return
     rows = list_detailed_runs(report_data)
     names, row_of = name_runs(rows), {row["run_id"]: row for row in rows}
     # The fastest run of each group comes first, then the run on the most devices of each curve.
@@ -41,33 +39,29 @@ def section(report_data: ReportData) -> doc.Section | None:
     selection = dict.fromkeys(map(str, [*best, *(curve.rows[-1]["run_id"] for curve in curves)]))
     run_ids = [run_id for run_id in selection if run_id in row_of]
     text = "Where the time of a step goes was not measured: these runs have no probes (measure.probes)."
-    parts = steps.parts_section(report_data)
-    blocks: list[doc.Block] = [doc.Paragraph(text)] if parts is None else [*parts.blocks]
+    yield from [*steps.step_groups(report_data)] or [doc.Paragraph(text)]
     without: dict[str, list[str]] = {}  # reason -> runs
-    bars: list[tuple[str, doc.Tags, Mapping[str, Any]]] = []
+    gpu_rows: list[tuple[str, doc.Tags, Mapping[str, Any]]] = []
     for number, run_id in enumerate(run_ids[:MAX_PROFILED_RUNS]):
         result, name, tags = report_data.result(run_id), names[run_id], doc.get_tags(row_of[run_id])
         if (profile := _get_profile(result)) is None:
             without.setdefault(_explain_missing_profile(result), []).append(name)
-        else:
-            table = make_operations_table(profile, f"operations-{number}", f"Top operations: {name}", tags)
-            table = replace(table, caption=table.caption if number == 0 else "")  # the same for all
-            blocks += [table, doc.Paragraph(f"{name}: {describe_collectives(result)}.", tags=tags)]
-            cells = step_breakdown.gpu_cells(result, throughput.Measurement(result).step_s)
-            if (sentence := describe_gpus(cells)) is not None:
-                blocks.append(doc.Paragraph(f"{name}: {sentence}.", tags=tags))
-                bars.append((name, tags, cells))
-    if bars:
-        runs, tags_of_runs = [name for name, _, _ in bars], [tags for _, tags, _ in bars]
-        series = [doc.Series(verb, runs, [cells[column] for _, _, cells in bars], point_tags=tags_of_runs)
-                  for column, verb in GPU_PARTS.items()]  # fmt: skip
-        axes, title = (doc.Axis("run"), doc.Axis("share of a step", percent=True)), "What the GPUs do in a step"
-        blocks.append(doc.Chart("gpu-time", title, *axes, series, "stacked", GPU_CAPTION))
-    blocks += [doc.Paragraph(f"No operations of {'; '.join(runs)}: {reason}.") for reason, runs in without.items()]
-    blocks += doc.note_left_out(MAX_PROFILED_RUNS, len(run_ids), "best and largest runs have their operations shown")
-    blocks += _make_trace_table(report_data, rows, names)
-    blocks += list_left_out_runs(report_data)
-    return doc.Section("operations", "Parts of a step, and its operations", blocks)
+            continue
+        yield make_operations_table(profile, f"operations-{number}", f"Top operations: {name}", tags)
+        yield doc.Paragraph(f"{name}: {describe_collectives(result)}.", tags=tags)
+        cells = step_breakdown.gpu_cells(result, throughput.Measurement(result).step_s)
+        if (sentence := describe_gpus(cells)) is not None:
+            yield doc.Paragraph(f"{name}: {sentence}.", tags=tags)
+            gpu_rows.append((name, tags, cells))
+    runs, tags_of_runs = [name for name, _, _ in gpu_rows], [tags for _, tags, _ in gpu_rows]
+    series = [doc.Series(verb, runs, [cells[column] for _, _, cells in gpu_rows], point_tags=tags_of_runs)
+              for column, verb in GPU_PARTS.items()]  # fmt: skip
+    axes, title = (doc.Axis("run"), doc.Axis("share of a step", percent=True)), "What the GPUs do in a step"
+    yield doc.Chart("gpu-time", title, *axes, series, "stacked", GPU_CAPTION)
+    yield from (doc.Paragraph(f"No operations of {'; '.join(runs)}: {reason}.") for reason, runs in without.items())
+    yield from doc.note_left_out(MAX_PROFILED_RUNS, len(run_ids), "best and largest runs have their operations shown")
+    yield _make_trace_table(report_data, rows, names)
+    yield from list_left_out_runs(report_data)
 
 
 def make_run_blocks(result: Result) -> Iterator[doc.Table | str]:
@@ -77,10 +71,7 @@ def make_run_blocks(result: Result) -> Iterator[doc.Table | str]:
         yield f"top operations: - ({_explain_missing_profile(result)})"
         return
     title = f"top operations of rank 0, {profile.steps} steps under the profiler, which slows them down"
-    table = make_operations_table(profile, "operations", title)
-    # The device is left out: it is the same for nearly all of them.
-    rows = [doc.Row([row.cells[0], *row.cells[2:]]) for row in table.rows]
-    yield replace(table, columns=[COLUMNS[0], *COLUMNS[2:5], ""], rows=rows)
+    yield make_operations_table(profile, "operations", title)
     yield describe_collectives(result)
     if (sentence := describe_gpus(step_breakdown.gpu_cells(result, throughput.Measurement(result).step_s))) is not None:
         yield sentence
@@ -100,21 +91,23 @@ def _explain_missing_profile(result: Result) -> str:
 def make_operations_table(profile: Profile, table_id: str, title: str, tags: doc.Tags | None = None) -> doc.Table:
     """Make the table of the operations with the largest own time."""
     rows = []
+    has_devices = len({operation.device for operation in profile.operations[:MAX_OPERATIONS]}) > 1
     for operation in profile.operations[:MAX_OPERATIONS]:
         name = operation.name
         text = name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 3]}..."
         share = operation.self_s / profile.kernel_s if profile.kernel_s else None
-        rows.append((tags or {}, [
-            doc.Cell(text, name), operation.device, doc.Cell(f"{operation.calls:,.4g}", operation.calls),
-            doc.Cell(units.format_seconds(operation.self_s), operation.self_s),
-            doc.Cell("-" if share is None else units.format_percent(share), share),
-            "collective" if operation.collective else "",
-        ]))  # fmt: skip
+        rows.append((tags or {}, {
+            "operation": doc.Cell(text, name), **({"device": operation.device} if has_devices else {}),
+            "calls per step": doc.Cell(f"{operation.calls:,.4g}", operation.calls),
+            "own time per step": doc.format_cell(operation.self_s, units.format_seconds),
+            "of all operations": doc.Cell("-" if share is None else units.format_percent(share), share),
+            "collective": "collective" if operation.collective else "",
+        }))  # fmt: skip
     caption = (
         f"The largest by own time, on rank 0, over {profile.steps} steps under the framework's profiler, which "
         "slows them down: the times compare with each other, but not with the step's own."
     )
-    return spec.make_table(table_id, title, COLUMNS, rows, ("device", "collective"), caption)
+    return spec.make_table(table_id, title, rows, ("device", "collective"), caption)
 
 
 def describe_collectives(result: Result) -> str:
@@ -149,7 +142,7 @@ def describe_gpus(row: Mapping[str, Any]) -> str | None:
     return f"of a step the GPUs {shares}; {row['gpu_kernels_per_step']:,.0f} kernels a step{beside}"
 
 
-def _make_trace_table(report_data: ReportData, rows: Sequence[RunRow], names: dict[str, str]) -> Iterator[doc.Block]:
+def _make_trace_table(report_data: ReportData, rows: Sequence[RunRow], names: dict[str, str]) -> doc.Table:
     """Link the traces, of all ranks or of one."""
     links = []
     for row in rows:
@@ -160,7 +153,6 @@ def _make_trace_table(report_data: ReportData, rows: Sequence[RunRow], names: di
             path = None if file is None else find_run_file(report_data.folder(row["run_id"]), file)
             if path is not None:
                 link = report_data.make_link(path)
-                links.append((doc.get_tags(row), [names[row["run_id"]], ranks, doc.Cell(link, link, link)]))
-    if links:
-        heads = ("run", "of", "file")
-        yield spec.make_table("traces", "Traces", heads, links, heads, TRACE_CAPTION)
+                values = {"run": names[row["run_id"]], "of": ranks, "file": doc.Cell(link, link, link)}
+                links.append((doc.get_tags(row), values))
+    return spec.make_table("traces", "Traces", links, ("run", "of", "file"), TRACE_CAPTION)

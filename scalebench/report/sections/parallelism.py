@@ -1,5 +1,5 @@
-"""The parts of a report about kinds of parallelism: what data and model parallelism send, and which is faster; how
-models were cut into pipeline stages, and how balanced these are.
+"""Kinds of parallelism: what data and model parallelism send, and which is faster; how models were cut into pipeline
+stages, and how balanced these are.
 
 The terminal shows the same tables and sentences.
 """
@@ -41,22 +41,18 @@ CAPTION = (
 )
 
 MAX_STAGED_RUNS = 24
-STAGE_FIGURES = ("parameters", "sends per step", "work per step", "of the work")
-STAGE_COLUMNS = ("run", "replica", "stage", "operations", *STAGE_FIGURES)
 STAGES_CAPTION = (
     "What a stage sends and how long it works are per step; its work was measured in isolation, forward and backward "
     "of all micro-batches. The last stage sends nothing on."
 )
 
 
-def section(report_data: ReportData) -> doc.Section | None:
-    """Return None if no model and batch was tried both ways."""
+def compare_parallelisms(report_data: ReportData) -> Iterator[doc.Block]:
+    """Compare the models and batches that were tried both ways."""
     estimate_ratio = report_data.configurations.estimate_ratio
     compared = compare_kinds(report_data.pooled, lambda row: report_data.result(str(row["run_id"])), estimate_ratio)
-    if not compared:
-        return None
-    answers = [doc.Paragraph(f"{text}.", "answer", get_filter_tags(each)) for text, each in make_answers(compared)]
-    return doc.Section(SECTION_ID, "Data or model parallelism", [*answers, make_table(compared)])
+    yield from (doc.Paragraph(f"{text}.", "answer", get_filter_tags(each)) for text, each in make_answers(compared))
+    yield make_table(compared)
 
 
 def make_terminal_blocks(pooled: pd.DataFrame, estimate_ratio: EstimateRatio) -> Iterator[doc.Table | str]:
@@ -88,18 +84,17 @@ def make_table(compared: Sequence[ParallelismComparison], limits: bool = True) -
             if result.measured_s is not None:
                 rate = estimate_of(result.row, RATE) or Estimate(result.row[RATE])
                 seconds = rate_to_seconds(rate, result.row["global_batch"])
-                text = doc.format_duration(seconds.value, *(seconds.limits if limits else (None, None)))
-                took = doc.make_cell(text, seconds.value)
+                took = doc.format_cell(seconds if limits else seconds.value, units.format_seconds)
             place = "fastest" if kind == comparison.fastest else ""
-            rows.append((get_filter_tags(comparison), [
-                row["model"], row["gpus"], row["global_batch"], f"{kind}: {result.row['strategy']}",
-                doc.format_cell(result.sent_bytes, units.format_bytes),
-                doc.format_cell(result.flops_per_byte, "{:,.0f}".format), took,
-                "tied" if kind in tied or (place and tied) else place,
-            ]))  # fmt: skip
-    heads = ("model", doc.DEVICES, "global batch", "kind", "sends", "FLOP/B", "took", "fastest")
+            rows.append((get_filter_tags(comparison), {
+                "model": row["model"], doc.DEVICES: row["gpus"], "global batch": row["global_batch"],
+                "kind": f"{kind}: {result.row['strategy']}",
+                "sends": doc.format_cell(result.sent_bytes, units.format_bytes),
+                "FLOP/B": doc.format_cell(result.flops_per_byte, "{:,.0f}".format), "took": took,
+                "fastest": "tied" if kind in tied or (place and tied) else place,
+            }))  # fmt: skip
     caption, title = doc.join_sentences(*CAPTION), "Data or model parallelism"
-    return spec.make_table(SECTION_ID, title, heads, rows, ("kind", "fastest"), caption)
+    return spec.make_table(SECTION_ID, title, rows, ("kind", "fastest"), caption)
 
 
 def make_answers(compared: Sequence[ParallelismComparison]) -> Iterator[tuple[str, ParallelismComparison]]:
@@ -129,38 +124,34 @@ def get_filter_tags(comparison: ParallelismComparison) -> dict[str, str]:
     return {name: value for name, value in doc.get_tags(comparison.row).items() if name != "strategy"}
 
 
-def stages_section(report_data: ReportData) -> doc.Section | None:
-    """Return None if every device had all of its model."""
+def list_stages(report_data: ReportData) -> Iterator[doc.Block]:
+    """Yield the stages of the runs whose models were cut into some."""
     run_ids = set(report_data.frame.loc[report_data.frame["stages"].notna(), "run_id"])
     rows = [row for row in list_detailed_runs(report_data) if row["status"] == "ok" and row["run_id"] in run_ids]
-    if not rows:
-        return None
     names, table_rows, paragraphs = name_runs(rows), [], []
     for row in rows[:MAX_STAGED_RUNS]:
         name, result, tags = names[row["run_id"]], report_data.result(row["run_id"]), doc.get_tags(row)
-        table_rows += [(tags, [name, *cells]) for cells in _make_stage_cells(result)]
+        table_rows += [(tags, {"run": name, **values}) for values in _list_stage_values(result)]
         paragraphs.append(doc.Paragraph(f"{name}: {describe_bubble(result)}.", tags=tags))
-    table = spec.make_table("stages", "Stages", STAGE_COLUMNS, table_rows, ["operations"], STAGES_CAPTION)
-    blocks: list[doc.Block] = [table, *paragraphs]
-    blocks += doc.note_left_out(MAX_STAGED_RUNS, len(rows), "runs whose model was cut into stages are shown")
-    blocks += list_left_out_runs(report_data)
-    return doc.Section("stages", "How models were cut into stages", blocks)
+    yield spec.make_table("stages", "Stages", table_rows, ["operations"], STAGES_CAPTION, ["replica"])
+    yield from paragraphs
+    yield from doc.note_left_out(MAX_STAGED_RUNS, len(rows), "runs whose model was cut into stages are shown")
+    if rows:
+        yield from list_left_out_runs(report_data)
 
 
 def make_stage_blocks(result: Result) -> Iterator[doc.Table | str]:
     """Yield the stages of a run for the terminal; nothing if every device had all of the model."""
-    cells = list(_make_stage_cells(result))
-    if not cells:
-        return
-    first = 0 if len({row[0].text for row in cells}) > 1 else 1  # the replica only if there are several
-    yield spec.make_table("stages", "stages of the model", STAGE_COLUMNS[1 + first :],
-                          [({}, row[first:]) for row in cells], ["operations"])  # fmt: skip
-    yield describe_bubble(result)
+    rows: list[spec.TableRow] = [({}, values) for values in _list_stage_values(result)]
+    if rows:
+        yield spec.make_table("stages", "stages of the model", rows, ["operations"], optional=["replica"])
+        yield describe_bubble(result)
 
 
-def _make_stage_cells(result: Result) -> Iterator[list[doc.Cell]]:
-    """Yield the cells of each stage, replica by replica, from the input on."""
-    for pipeline in step_breakdown.group_stages(result):
+def _list_stage_values(result: Result) -> Iterator[dict[str, doc.Cell]]:
+    """Yield the figures of each stage, replica by replica, from the input on."""
+    pipelines = step_breakdown.group_stages(result)
+    for pipeline in pipelines:
         work = step_breakdown.stage_work_s(pipeline)
         total_s = sum(work) if work is not None else 0.0
         for stage in pipeline:
@@ -169,15 +160,16 @@ def _make_stage_cells(result: Result) -> Iterator[list[doc.Cell]]:
             # The last stage sends nothing on.
             sent = units.format_bytes(stage.sent_bytes) if stage.sent_bytes is not None else "-"
             is_last = stage.sent_bytes is None and stage.index == stage.stages - 1
-            yield [
-                doc.Cell(str(stage.replica), stage.replica),
-                doc.Cell(str(stage.index), stage.index),
-                doc.Cell(operations, stage.first),
-                doc.Cell(units.format_bytes(stage.parameter_bytes), stage.parameter_bytes),
-                doc.Cell("" if is_last else sent, stage.sent_bytes),
-                doc.Cell("-" if stage.work_s is None else units.format_seconds(stage.work_s), stage.work_s),
-                doc.Cell("-" if share is None else units.format_percent(share), share),
-            ]
+            yield {
+                "replica": doc.Cell(str(stage.replica) if len(pipelines) > 1 else "", stage.replica),
+                "stage": doc.Cell(str(stage.index), stage.index),
+                "operations": doc.Cell(operations, stage.first),
+                "parameters": doc.Cell(units.format_bytes(stage.parameter_bytes), stage.parameter_bytes),
+                "sends per step": doc.Cell("" if is_last else sent, stage.sent_bytes),
+                "work per step":
+                    doc.Cell("-" if stage.work_s is None else units.format_seconds(stage.work_s), stage.work_s),
+                "of the work": doc.Cell("-" if share is None else units.format_percent(share), share),
+            }  # fmt: skip
 
 
 def describe_bubble(result: Result) -> str:

@@ -1,4 +1,4 @@
-"""The section `prediction` of a report: what more devices would give, as a band beside the measured points.
+"""What more devices would give, as a band beside the measured points.
 
 `scalebench predict` shows the same tables and sentences.
 """
@@ -17,11 +17,11 @@ from scalebench.analysis.ranking import join_with_and
 from scalebench.analysis.scaling_curves import Curve, format_group_title
 from scalebench.core import units
 from scalebench.core.result import Result
-from scalebench.core.stats.estimates import CONFIDENCE, Estimate
+from scalebench.core.stats.estimates import CONFIDENCE
 from scalebench.report import document as doc
 from scalebench.report import spec
 from scalebench.report.report_data import ReportData
-from scalebench.report.tables import format_percent
+from scalebench.report.tables import THROUGHPUT_HEAD, format_whole_percent
 
 SECTION_ID = "prediction"
 DOUBLINGS = 4  # beyond the measured devices, where no numbers are named
@@ -35,26 +35,25 @@ CAPTION = (
 CHECK_CAPTION = "Each measured number of devices, predicted from the smaller ones of its curve alone"
 
 
-def section(report_data: ReportData) -> doc.Section | None:
-    """Return None if no strategy was measured on two numbers of devices."""
-    groups, notes = doc.group_curves(report_data.curves, lambda members: any(len(curve.rows) > 1 for curve in members))
+def list_blocks(report_data: ReportData) -> Iterator[doc.Block]:
+    """Yield what is predicted of the strategies that were measured on two numbers of devices."""
+    groups, notes = doc.group_curves(SECTION_ID, report_data.curves, lambda curve: len(curve.rows) > 1)
+    yield from notes
     predictable = [curve for group in groups for curve in group.curves if len(curve.rows) > 1][:MAX_PREDICTED]
-    if not predictable:
-        return None
-    blocks: list[doc.Block] = [*notes]
 
     def read(row: Mapping[str, Any]) -> Result:
         return report_data.result(str(row["run_id"]))
 
-    for predicted in predict.predict_curves(predictable, read, among=report_data.curves):
+    for predicted in predict.predict_curves(predictable, read, among=report_data.curves) if predictable else ():
         (group,) = (group for group in groups if group.shared == predicted.group)
         curves = [curve for curve in predictable if curve.group == predicted.group]
         counts, checks = choose_counts(curves), predict.check_curves(curves, read)
-        blocks += [*group.paragraphs, *make_paragraphs(predicted, counts, report_data.min_efficiency, counts[-1])]
-        blocks.append(_make_chart(group.make_id(SECTION_ID, "throughput"), curves, predicted, counts))
-        blocks.append(make_table(predicted, counts, group.make_id(SECTION_ID, "table")))
-        blocks += [make_check_table(checks, group.make_id(SECTION_ID, "check"))] if checks else []
-    return doc.Section(SECTION_ID, "What more devices would give", blocks)
+        yield from group.paragraphs
+        yield from make_paragraphs(predicted, counts, report_data.min_efficiency, counts[-1])
+        yield _make_chart(group.make_id("throughput"), curves, predicted, counts)
+        yield make_table(predicted, counts, group.make_id("table"))
+        if checks:
+            yield make_check_table(checks, group.make_id("check"))
 
 
 def choose_counts(curves: Sequence[Curve]) -> list[int]:
@@ -65,53 +64,39 @@ def choose_counts(curves: Sequence[Curve]) -> list[int]:
 
 def _make_chart(chart_id: str, curves: Sequence[Curve], predicted: PredictedGroup, counts: Sequence[int]) -> doc.Chart:
     """Draw the measured points and the predicted lines with their limits."""
-    measured = doc.make_line_series(curves, doc.THROUGHPUT, "throughput")
-    lines = [replace(line, style="points") for line in measured]
+    lines = [replace(line, style="points") for line in doc.make_lines(curves, doc.THROUGHPUT)]
     for prediction in predicted.predictions:
         forecasts = [each for each in map(prediction.forecast, counts) if each.throughput and each.fits is not False]
         rates = [each.throughput for each in forecasts if each.throughput]
         y, low, high = ([getattr(rate, name) for rate in rates] for name in ("value", "low", "high"))
         x = [float(each.devices) for each in forecasts]
         lines.append(doc.Series(f"{prediction.name}, predicted", x, y, low, high, prediction.curve.tags))
-    axes = replace(doc.make_devices_axis(lines), log=True), doc.Axis("samples/s")
+    axes = replace(doc.make_axis("gpus", lines), log=True), doc.Axis("samples/s")
     caption = doc.join_sentences("points: measured; lines: predicted", CAPTION[0])
     return doc.Chart(chart_id, "Measured and predicted throughput", *axes, lines, caption=caption)
 
 
 def make_table(predicted: PredictedGroup, counts: Sequence[int], table_id: str = SECTION_ID) -> doc.Table:
     """Make a row for each strategy and number of devices."""
-    forecasts = [(each, each.forecast(count)) for each in predicted.predictions for count in counts]
-    rows: list[tuple[doc.Tags, list[Any]]] = []
-    for prediction, forecast in forecasts:
-        rate, share, hours = forecast.throughput, forecast.efficiency, forecast.device_hours_per_epoch
-        rate_cell = doc.Cell("fewer samples than devices" if rate is None else "does not fit")
-        if rate is None or forecast.fits is False:
-            share = hours = None
-        else:
-            rate_cell = doc.make_cell(_format_rate(rate), rate.value)
-        limits = "" if share is None else format_percent(share.value, share.low, share.high)
-        rows.append((prediction.curve.tags, [
-            prediction.name, forecast.devices, rate_cell,
-            doc.format_cell(prediction.find_measured(forecast.devices), "{:,.0f}".format),
-            doc.make_cell(limits, share and share.value), forecast.limited_by if rate else "",
-            doc.format_cell(forecast.memory_bytes, units.format_bytes),
-            doc.format_cell(hours, units.format_device_hours),
-        ]))  # fmt: skip
-    heads = ["strategy", doc.DEVICES, "samples/s (95 %)", "measured", "efficiency", "limited by", "memory",
-             "device time per epoch"]  # fmt: skip
-    for place in (7, 6, 3):
-        if not any(spec.to_cell(values[place]).text for _, values in rows):
-            del heads[place]
-            rows = [(tags, values[:place] + values[place + 1 :]) for tags, values in rows]
+    rows = []
+    for prediction, forecast in ((each, each.forecast(count)) for each in predicted.predictions for count in counts):
+        rate, fits = forecast.throughput, forecast.fits is not False
+        missing = doc.Cell("fewer samples than devices" if rate is None else "does not fit")
+        share, hours = (forecast.efficiency, forecast.device_hours_per_epoch) if rate and fits else (None, None)
+        rows.append((prediction.curve.tags, {
+            "strategy": prediction.name, doc.DEVICES: forecast.devices,
+            THROUGHPUT_HEAD: doc.format_cell(rate, units.format_rate) if rate and fits else missing,
+            "measured": doc.format_cell(prediction.find_measured(forecast.devices), "{:,.0f}".format),
+            "efficiency": doc.format_cell(share, format_whole_percent),
+            "limited by": forecast.limited_by if rate else "",
+            "memory": doc.format_cell(forecast.memory_bytes, units.format_bytes),
+            "device time per epoch": doc.format_cell(hours, units.format_device_hours),
+        }))  # fmt: skip
     bases = sorted({prediction.points[0].devices for prediction in predicted.predictions})
     base = f"efficiency: throughput per device over that of the fewest measured devices ({', '.join(map(str, bases))})"
-    caption = doc.join_sentences(CAPTION[0], base, *CAPTION[1:])
-    title = f"Predicted: {format_group_title(predicted.group)}"
-    return spec.make_table(table_id, title, heads, rows, ["limited by"], caption)
-
-
-def _format_rate(rate: Estimate) -> str:
-    return units.format_rate(rate, "").replace("  ", " ").strip()
+    caption, title = doc.join_sentences(CAPTION[0], base, *CAPTION[1:]), format_group_title(predicted.group)
+    optional = ("measured", "memory", "device time per epoch")
+    return spec.make_table(table_id, f"Predicted: {title}", rows, ["limited by"], caption, optional)
 
 
 def make_paragraphs(
@@ -121,7 +106,7 @@ def make_paragraphs(
     held = [prediction for prediction in predicted.predictions if not prediction.list_missed()]
     for prediction in predicted.predictions:
         # A model that is off what was measured says nothing of more devices.
-        parts = [f"{rate:,.0f} samples/s on {devices:,} (predicted {_format_rate(forecast)})"
+        parts = [f"{rate:,.0f} samples/s on {devices:,} (predicted {units.format_rate(forecast)})"
                  for devices, rate, forecast in prediction.list_missed()]  # fmt: skip
         if parts:
             text = f"{prediction.name}: the model misses what was measured, {join_with_and(parts)}: no verdict follows."
@@ -197,16 +182,17 @@ def _describe_next(predictions: Sequence[CurvePrediction], devices: int) -> Iter
 def make_check_table(checks: Sequence[Check], table_id: str = f"{SECTION_ID}-check") -> doc.Table:
     """Make a row for each check; all are of one workload."""
     rows = [
-        (check.curve.tags, [
-            check.curve.name, ", ".join(str(point.devices) for point in check.seen), check.row["gpus"],
-            doc.make_cell(_format_rate(check.predicted), check.predicted.value),
-            doc.make_cell(f"{check.row[RATE]:,.0f}", check.row[RATE]),
-            doc.make_cell(f"{100 * check.error:+.1f} %", check.error), "yes" if check.holds else "no",
-        ])
+        (check.curve.tags, {
+            "strategy": check.curve.name, "from": ", ".join(str(point.devices) for point in check.seen),
+            doc.DEVICES: check.row["gpus"], "predicted (95 %)": doc.format_cell(check.predicted, units.format_rate),
+            "measured": doc.make_cell(f"{check.row[RATE]:,.0f}", check.row[RATE]),
+            "error": doc.make_cell(f"{100 * check.error:+.1f} %", check.error), "holds": "yes" if check.holds else "no",
+        })
         for check in checks
     ]  # fmt: skip
     mean, held = sum(abs(check.error) for check in checks) / len(checks), sum(check.holds for check in checks)
-    about = f"mean error {100 * mean:.1f} %, {held} of {len(checks)} in their interval"
-    heads = ("strategy", "from", doc.DEVICES, "predicted (95 %)", "measured", "error", "holds")
+    caption = doc.join_sentences(
+        CHECK_CAPTION, f"mean error {100 * mean:.1f} %, {held} of {len(checks)} in their interval"
+    )
     title = f"Predictions of what was measured: {format_group_title(checks[0].curve.group)}"
-    return spec.make_table(table_id, title, heads, rows, ["holds"], doc.join_sentences(CHECK_CAPTION, about))
+    return spec.make_table(table_id, title, rows, ["holds"], caption)

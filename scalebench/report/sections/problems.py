@@ -1,5 +1,4 @@
-"""The section `problems` of a report, failed runs, unreadable files, flags and what to do about them, and the section
-`unfinished`, sweeps that are still running or were interrupted."""
+"""Failed runs, unreadable files, flags and what to do about them; sweeps that are still running or were interrupted."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core.errors import InputError
@@ -24,45 +23,42 @@ from scalebench.report.report_data import Row as RunRow
 if TYPE_CHECKING:
     import pandas as pd
 
-TableRows = Sequence[tuple[doc.Tags, Sequence[Any]]]
 MAX_LOGS = 20
 MAX_LABELS = 20
 
 
-def section(report_data: ReportData) -> doc.Section | None:
-    """Return None if all runs were successful and nothing is flagged."""
-    blocks: list[doc.Block] = [*_list_failed(report_data)]
+def list_problems(report_data: ReportData) -> Iterator[doc.Block]:
+    yield from _list_failed(report_data)
     files, folders = report_data.unreadable, report_data.files.unfinished_folders
-    blocks += _make_table("unreadable", "Files that could not be read", ("file", "reason"),
-                          [({}, [str(path), reason]) for path, reason in files])  # fmt: skip
+    rows: list[spec.TableRow] = [({}, {"file": str(path), "reason": reason}) for path, reason in files]
+    yield _make_table("unreadable", "Files that could not be read", rows)
     # Only those that are shown are described, which reads their files.
     running = [*map(data.describe_unfinished_run, folders[: doc.MAX_ROWS])]
-    heads = ("folder", "strategy", "devices", "phase", "last sign (UTC)")
     about = "They have no result: they are still running, or ended before they could write one."
-    blocks += _make_table("running", "Running or interrupted", heads, running, about, "devices")
-    blocks += doc.note_left_out(doc.MAX_ROWS, len(folders), "folders without a result are listed")
-    rows = _select_rows(report_data.frame, lambda status: status == "unsupported")
-    names = name_runs(rows)
-    unsupported = [(doc.get_tags(row), [names[row["run_id"]], row["reason"]]) for row in rows]
-    blocks += _make_table("unsupported", "Unsupported runs", ("run", "reason"), unsupported)
-    blocks += _list_flags(report_data)
-    return doc.Section("problems", "Problems and warnings", blocks) if blocks else None
+    yield _make_table("running", "Running or interrupted", running, about, "devices")
+    yield from doc.note_left_out(doc.MAX_ROWS, len(folders), "folders without a result are listed")
+    unsupported = _select_rows(report_data.frame, lambda status: status == "unsupported")
+    names = name_runs(unsupported)
+    rows = [(doc.get_tags(row), {"run": names[row["run_id"]], "reason": row["reason"]}) for row in unsupported]
+    yield _make_table("unsupported", "Unsupported runs", rows)
+    yield from _list_flags(report_data)
 
 
 def _list_failed(report_data: ReportData) -> Iterator[doc.Block]:
     """List the failed runs with their reasons, and the ends of their logs, one of each reason first."""
-    rows = _select_rows(report_data.frame, lambda status: status not in ("ok", "unsupported"))
-    names, cells, seen = name_runs(rows), [], Counter[str]()
+    failed = _select_rows(report_data.frame, lambda status: status not in ("ok", "unsupported"))
+    names, rows, seen = name_runs(failed), [], Counter[str]()
     turns = []  # (number of earlier runs with the same reason, position)
-    for position, row in enumerate(rows):
+    for position, row in enumerate(failed):
         reason, folder = to_text(row["reason"]), report_data.make_link(Path(to_text(row["path"])))
-        cells.append((doc.get_tags(row), [names[row["run_id"]], row["status"], reason, folder]))
+        values = {"run": names[row["run_id"]], "status": row["status"], "reason": reason, "folder": folder}
+        rows.append((doc.get_tags(row), values))
         turns.append((seen[reason], position))
         seen[reason] += 1
-    yield from _make_table("failed", "Failed runs", ("run", "status", "reason", "folder"), cells)
+    yield _make_table("failed", "Failed runs", rows)
     for _, position in sorted(turns)[:MAX_LOGS]:
-        yield _make_log_block(report_data, rows[position], names[rows[position]["run_id"]])
-    yield from doc.note_left_out(MAX_LOGS, len(rows), "ends of logs are shown, of different reasons first")
+        yield _make_log_block(report_data, failed[position], names[failed[position]["run_id"]])
+    yield from doc.note_left_out(MAX_LOGS, len(failed), "ends of logs are shown, of different reasons first")
 
 
 def _make_log_block(report_data: ReportData, row: RunRow, name: str) -> doc.Block:
@@ -86,20 +82,19 @@ def _list_flags(report_data: ReportData) -> Iterator[doc.Block]:
     pairs = zip(frame["flags"], frame["steady"], strict=True)
     flags = [list_flags(to_text(names), to_text(steady) == "False") for names, steady in pairs]
     counts = Counter(flag for names in flags for flag in names)
-    if not counts:
-        return
     ordered = [flag for flag in read_flags() if flag in counts]
-    rows: TableRows = [
-        ({}, [doc.Cell(format_flag(flag), flag), counts[flag], get_advice(flag)])
+    about = "what it means, and what to do"
+    rows: list[spec.TableRow] = [
+        ({}, {"warning": doc.Cell(format_flag(flag), flag), "rows": counts[flag], about: get_advice(flag)})
         for flag in [*ordered, *sorted(set(counts) - set(ordered))]
     ]
-    about = "what it means, and what to do"
-    yield spec.make_table("warnings", "Warnings", ("warning", "rows", about), rows, [about])
+    yield _make_table("warnings", "Warnings", rows, "", "rows")
     flagged = plain_rows(select_run_columns(frame)[[bool(names) for names in flags]])
     names = name_runs(flagged)
     texts = [", ".join(map(format_flag, each)) for each in flags if each]
-    rows = [(doc.get_tags(row), [names[row["run_id"]], text]) for row, text in zip(flagged, texts, strict=True)]
-    yield from _make_table("flagged", "Rows with warnings", ("run", "warnings"), rows)
+    rows = [(doc.get_tags(row), {"run": names[row["run_id"]], "warnings": text})
+            for row, text in zip(flagged, texts, strict=True)]  # fmt: skip
+    yield _make_table("flagged", "Rows with warnings", rows)
 
 
 def _select_rows(frame: pd.DataFrame, has_status: Callable[[str], bool]) -> list[RunRow]:
@@ -107,18 +102,15 @@ def _select_rows(frame: pd.DataFrame, has_status: Callable[[str], bool]) -> list
     return plain_rows(rows[[has_status(to_text(status)) for status in rows["status"]]])
 
 
-def _make_table(
-    table_id: str, title: str, heads: Sequence[str], rows: TableRows, about: str = "", *numeric: str
-) -> Iterator[doc.Table]:
-    """Yield a table of texts; nothing without rows."""
-    if rows:
-        yield spec.make_table(table_id, title, heads, rows, {*heads} - {*numeric}, about)
+def _make_table(table_id: str, title: str, rows: Sequence[spec.TableRow], about: str = "", *numeric: str) -> doc.Table:
+    """Make a table of texts, but for the `numeric` columns."""
+    words = {head for _, values in rows for head in values} - {*numeric}
+    return spec.make_table(table_id, title, rows, words, about)
 
 
-def unfinished_section(report_data: ReportData) -> doc.Section | None:
-    """Return None if every sweep ended with all of its runs."""
-    blocks = [block for folder in report_data.files.sweep_folders for block in make_sweep_blocks(folder)]
-    return doc.Section("unfinished", "Incomplete sweeps", blocks) if blocks else None
+def list_unfinished_sweeps(report_data: ReportData) -> Iterator[doc.Block]:
+    """Yield the sweeps that did not end with all of their runs."""
+    return (block for folder in report_data.files.sweep_folders for block in make_sweep_blocks(folder))
 
 
 def make_sweep_blocks(folder: Path) -> Iterator[doc.Block]:

@@ -19,7 +19,6 @@ from scalebench.core import units
 from scalebench.core.result import Result
 from scalebench.core.stats.estimate_arithmetic import combine
 from scalebench.core.stats.estimates import Estimate, estimate_mean, scale_estimate
-from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS
 from scalebench.report import document as doc
 from scalebench.report import spec, tables
 from scalebench.report.report_data import ReportData
@@ -69,7 +68,6 @@ PHASES = {
     "sync_memcpy_s": "memory copies",
     "sync_allreduce_s": "all-reduce",
 }
-RUN_COLUMNS = ("part", "time (95 %)", "of a step", "remark")
 CAPTION = (
     "Time of one step. Exposed sync is what gradient synchronization adds to a step, including the wait for the "
     "slowest device but not what overlaps with the backward pass. Unattributed is the step less the parts that "
@@ -80,12 +78,12 @@ CAPTION = (
 def make_run_breakdown(result: Result) -> doc.Table:
     """Make the table of the parts of a step with their shares, and of what was measured beside them."""
     step_s, step = throughput.Measurement(result).step_s, step_interval(result)
-    reasons = step_breakdown.unmeasured_reasons(result)
-    rows: list[tuple[str, str, str, str]] = []
+    reasons, rows = step_breakdown.unmeasured_reasons(result), list[tuple[doc.Tags, dict[str, str]]]()
 
-    def add(name: str, interval: Estimate | None, remark: str) -> None:
-        share = units.format_percent(interval.value / step_s) if interval is not None and step_s else ""
-        rows.append((name, "-" if interval is None else units.format_duration(interval), share, remark))
+    def add(name: str = "", time: Estimate | str | None = "", remark: str = "") -> None:
+        share = units.format_percent(time.value / step_s) if isinstance(time, Estimate) and step_s else ""
+        text = time if isinstance(time, str) else "-" if time is None else units.format_seconds(time)
+        rows.append(({}, {"part": name, "time (95 %)": text, "of a step": share, "remark": remark}))
 
     def add_parts(parts: Iterable[StepPart]) -> None:
         for part in parts:
@@ -95,33 +93,32 @@ def make_run_breakdown(result: Result) -> doc.Table:
     add("a step", step, "as measured, nothing switched off")
     add_parts(STEP_PARTS)
     add(REST, *compute_rest(result, step))
-    rows.append(("", "", "", ""))
+    add()
     add_parts(OTHER_FIGURES)
 
     steps, exposed = result.workload.steps_per_epoch, step_breakdown.figure(result, EXPOSED_SYNC.column)
-    messages = len(result.sync.message_bytes)
-    unknown = "the steps of an epoch are not known"
-    of_epoch, why = "-", EXPOSED_SYNC.explain(reasons) if steps else unknown
+    messages, unknown = len(result.sync.message_bytes), "the steps of an epoch are not known"
     if exposed is not None and steps:
-        of_epoch, why = units.format_duration(scale_estimate(exposed, steps)), f"exposed, of {steps:,} steps"
-    rows.append(("sync per epoch", of_epoch, "", why))
-    of_epoch, why = "-", reasons.get("isolated", "the gradient messages of a step are not known") if steps else unknown
+        of_epoch = units.format_seconds(scale_estimate(exposed, steps))
+        add("sync per epoch", of_epoch, f"exposed, of {steps:,} steps")
+    else:
+        add("sync per epoch", None, EXPOSED_SYNC.explain(reasons) if steps else unknown)
     if messages and steps:
-        of_epoch, why = f"{messages * steps:,}", f"{messages:,} a step"
-    rows.append(("gradient messages per epoch", of_epoch, "", why))
+        add("gradient messages per epoch", f"{messages * steps:,}", f"{messages:,} a step")
+    else:
+        why = reasons.get("isolated", "the gradient messages of a step are not known")
+        add("gradient messages per epoch", None, why if steps else unknown)
 
     if (timeline := result.sync.timeline) is not None:
-        rows.append(("", "", "", ""))
-        phases = {name: s for name, s in step_breakdown.sync_phases(result).items() if s is not None}
+        add()
         remark = f"sync by the framework's timeline, rank 0, {timeline.steps} steps; phases overlap"
+        phases = {name: s for name, s in step_breakdown.sync_phases(result).items() if s is not None}
         for column, seconds in phases.items():
-            share = units.format_percent(seconds / step_s) if step_s else ""
-            rows.append((PHASES[column], units.format_seconds(seconds), share, remark))
+            add(PHASES[column], Estimate(seconds), remark)
             remark = ""
         if not phases:
-            rows.append(("phases of sync", "-", "", timeline.reason or ""))
-    title = "Where the time of a step goes"
-    return spec.make_table("step", title, RUN_COLUMNS, [({}, row) for row in rows], ["remark"])
+            add("phases of sync", None, timeline.reason or "")
+    return spec.make_table("step", "Where the time of a step goes", rows, ["remark"])
 
 
 def step_interval(result: Result) -> Estimate | None:
@@ -174,18 +171,18 @@ def _add_rest(curves: Sequence[Curve]) -> list[Curve]:
     return more
 
 
-def _stack_parts(section: str, group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Chart]:
-    items = group.list_rows()[:MAX_BARS]
-    names, tags = [f"{curve.name} x {row['gpus']}" for (curve, row), _ in items], [tags for _, tags in items]
+def _stack_parts(group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Chart]:
+    rows = group.list_rows()[:MAX_BARS]
+    names, tags = [f"{curve.name} x {row['gpus']}" for curve, row in rows], [curve.tags for curve, _ in rows]
     colours = {**{part.column: colour for part, colour in STEP_PARTS.items()}, REST_COLUMN: "rest"}
     series = []
     for column, colour in colours.items():
-        bars = [None if row[column] is None or row[column] < 0 else row[column] for (_, row), _ in items]
+        bars = [None if row[column] is None or row[column] < 0 else row[column] for _, row in rows]
         if any(value is not None for value in bars):
             name = STEP_HEADS[column]
             series.append(doc.Series(name, names, bars, tags=group.tags, point_tags=tags, part=colour))
     axes = doc.Axis("strategy and devices"), doc.Axis("time of a step", unit="s")
-    yield doc.Chart(group.make_id(section), "Where the time of a step goes", *axes, series, "stacked", CAPTION)
+    yield doc.Chart(group.make_id(), "Where the time of a step goes", *axes, series, "stacked", CAPTION)
 
 
 def _explain_missing(report_data: ReportData, row: doc.Cells, parts: Iterable[StepPart] = STEP_PARTS) -> str:
@@ -205,13 +202,12 @@ def _explain_missing(report_data: ReportData, row: doc.Cells, parts: Iterable[St
 
 
 STEP_HEADS = {"step_s": "a step", **{part.column: part.name for part in STEP_PARTS}, REST_COLUMN: REST}
-parts_section = spec.SectionSpec(
+step_groups = spec.Groups(
     "step",
-    "Parts of a step",
     [
         _stack_parts,
         spec.Listing(
-            "Parts of a step", STEP_HEADS, always=[*STEP_HEADS], remark=_explain_missing, id="parts",
+            "Parts of a step", STEP_HEADS, always=STEP_HEADS, remark=_explain_missing, id="parts",
             name_heads=("run", "devices", "not measured"),
         ),
     ],
@@ -238,31 +234,6 @@ EPOCH_CAPTION = (
 )
 
 
-def _describe_exposed_sync(group: doc.CurveGroup) -> str:
-    """Say also what the intervals of the probes are taken over, which are not those of throughput."""
-    most = max(row["repeats"] for curve in group.curves for row in curve.rows)
-    several = ", over repeats where three and more were probed" if most >= MIN_REPEATS_FOR_LIMITS else ""
-    return doc.join_sentences(
-        "what gradient synchronization adds to a step, imbalance included; less is better",
-        f"intervals: 95 %, over blocks of the probes of one repeat{several}",
-    )
-
-
-def _draw_sync_of_epochs(section: str, group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Chart]:
-    """Show whether fewer steps per epoch save more than the more expensive synchronization of more devices costs."""
-    column, lines = "sync_per_epoch_s", []
-    for curve in group.curves:
-        rows = [row for row in curve.rows if None not in (row["steps_per_epoch"], row[column])]
-        notes = [
-            f"{row['gpus']} devices, {spec.to_cell(row['syncs_per_epoch']).text} messages an epoch" for row in rows
-        ]
-        line = doc.make_series(curve.name, curve.tags, rows, "steps_per_epoch", column, column, notes)
-        lines += [] if line is None else [line]
-    if lines:
-        axes = doc.Axis("steps per epoch"), doc.Axis("time per epoch", unit="s")
-        yield group.make_chart(section, "epoch", "Sync of an epoch", axes, lines, EPOCH_CAPTION)
-
-
 PROBED_PARTS = (EXPOSED_SYNC, ISOLATED_SYNC, IMBALANCE)
 SYNC_HEADS = {
     **{part.column: part.name for part in PROBED_PARTS},
@@ -270,16 +241,22 @@ SYNC_HEADS = {
     "steps_per_epoch": "steps per epoch",
     "syncs_per_epoch": "messages",
 }
-# Phases are those of a framework's timeline, as Horovod has.
-sync_section = spec.SectionSpec(
+
+
+def _describe_messages(row: doc.Cells) -> str:
+    return f"{row['gpus']} devices, {tables.make_cell(row, 'syncs_per_epoch').text} messages an epoch"
+
+
+sync_groups = spec.Groups(
     "sync",
-    "Gradient synchronization",
     [
-        spec.Drawing("sync_exposed_s", "Exposed sync", "time of a step", _describe_exposed_sync),
-        _draw_sync_of_epochs,
-        spec.Listing("Sync of a step and an epoch", SYNC_HEADS, SYNC_CAPTION, [*SYNC_HEADS],
+        # Shows whether fewer steps per epoch save more than the more expensive synchronization of more devices costs.
+        spec.Drawing("sync_per_epoch_s", "Sync of an epoch", "time per epoch", EPOCH_CAPTION, x="steps_per_epoch",
+                     note=_describe_messages),
+        spec.Listing("Sync of a step and an epoch", SYNC_HEADS, SYNC_CAPTION, SYNC_HEADS,
                      functools.partial(_explain_missing, parts=PROBED_PARTS)),
-        spec.Listing("Phases of gradient synchronization", PHASES, PHASE_CAPTION, [*PHASES], id="phase-table"),
+        # Of a framework's timeline, as Horovod has.
+        spec.Listing("Phases of gradient synchronization", PHASES, PHASE_CAPTION, PHASES, id="phase-table"),
     ],
     keep=lambda row: row["gpus"] > 1,
 )  # fmt: skip
@@ -294,13 +271,12 @@ REAL_INPUT_CAPTION = (
 )
 
 
-def real_input_section(report_data: ReportData) -> doc.Section | None:
-    """Return None if no training was measured with real and with generated input, or faster than its Dataset was
-    read."""
-    measured = [row for curve in report_data.curves for row in curve.rows if row[doc.THROUGHPUT]]
+def list_real_input(report_data: ReportData) -> Iterator[doc.Block]:
+    """Compare trainings that were measured with real and with generated input, and yield those that were faster than
+    their Dataset was read."""
+    measured = [row for curve in report_data.curves for row in curve.rows]
     generated = {_input_key(row): row for row in measured if row["dataset"].endswith(GENERATED)}
-    blocks: list[doc.Block] = []
-    rows: list[tuple[doc.Tags, list[Any]]] = []
+    rows = []
     for row in measured:
         other, tags = generated.get(_input_key(row)), doc.get_tags(row)
         if other is None or row["dataset"].endswith(GENERATED):
@@ -309,24 +285,25 @@ def real_input_section(report_data: ReportData) -> doc.Section | None:
         under = f"under {row['strategy']} on {units.format_count(row['gpus'], 'device')}"
         doubt, times = tables.explain_doubt(ratio, row, other), f"{ratio.value:.2f} times the throughput of"
         text = f"{row['dataset']} has {times} {other['dataset']} {under}{doubt and f'; {doubt}'}."
-        blocks.append(doc.Paragraph(text, "answer", tags))
+        yield doc.Paragraph(text, "answer", tags)
         step_s, generated_s = (float(each["global_batch"] / each[doc.THROUGHPUT]) for each in (row, other))
-        values = [row[name] for name in ("model", "strategy", "gpus", "dataset")]
-        values += [*map(tables.make_throughput_cell, (row, other)), ratio]
-        values += [doc.format_cell(step_s - generated_s, tables.format_seconds)]
-        values += [doc.format_cell(each["data_share"], tables.format_percent) for each in (row, other)]
-        rows.append((tags, values))
+        waiting, waiting_generated = (
+            doc.format_cell(each["data_share"], tables.format_whole_percent) for each in (row, other)
+        )
+        rows.append((tags, {
+            **{name: row[name] for name in ("model", "strategy", "gpus")}, "real input": row["dataset"],
+            "samples/s": tables.make_cell(row, doc.THROUGHPUT),
+            "generated samples/s": tables.make_cell(other, doc.THROUGHPUT), "ratio (95 %)": ratio,
+            "longer step": doc.format_cell(step_s - generated_s, units.format_seconds),
+            "waiting": waiting, "waiting, generated": waiting_generated,
+        }))  # fmt: skip
     fastest = {row["dataset"]: row for row in sorted(measured, key=lambda row: row[doc.THROUGHPUT])}
     for row in fastest.values():
         training = f"{row['strategy']} on {units.format_count(row['gpus'], 'device')}"
         if reading := describe_slow_reading(row["dataset"], row["read_samples_per_s"], training, row[doc.THROUGHPUT]):
-            blocks.append(doc.Paragraph(reading, "answer", doc.get_tags(row)))
-    if rows:
-        heads = ("model", "strategy", "gpus", "real input", "samples/s", "generated samples/s", "ratio (95 %)",
-                 "longer step", "waiting", "waiting, generated")  # fmt: skip
-        words, title = ("strategy", "real input"), "Real and generated input"
-        blocks.append(spec.make_table("real-input", title, heads, rows, words, REAL_INPUT_CAPTION))
-    return doc.Section("real-input", "What real input costs", blocks) if blocks else None
+            yield doc.Paragraph(reading, "answer", doc.get_tags(row))
+    words, title = ("strategy", "real input"), "Real and generated input"
+    yield spec.make_table("real-input", title, rows, words, REAL_INPUT_CAPTION)
 
 
 def describe_slow_reading(dataset: str, read_rate: float | None, training: str, rate: float | None) -> str | None:

@@ -1,28 +1,29 @@
-"""The sections about training: `training`, how good models became and when they reached their target; `epochs`, what an
-epoch and the target take of time, devices and energy; `learning`, the loss during training.
+"""Training: how good models became and when they reached their target; what an epoch and the target take of time,
+devices and energy; the loss during training.
 
 The terminal shows the table of trainings, and when those of several seeds reached their target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from scalebench.analysis.identity import group_by
 from scalebench.analysis.rows import generalisation_gap
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.time_to_target import TrainingOutcome, summarize_trainings
 from scalebench.core import units
 from scalebench.core.result import FINAL_LOSS_STEPS, LOWER_IS_BETTER, CurvePoint
+from scalebench.core.stats.estimates import Estimate
 from scalebench.core.stats.log_means import mean_over_repeats
 from scalebench.report import document as doc
 from scalebench.report import report_data as data
 from scalebench.report import spec
-from scalebench.report.flag_text import describe_curve_intervals, to_text
+from scalebench.report.flag_text import to_text
 from scalebench.report.losses import compute_losses
 from scalebench.report.report_data import ReportData
-from scalebench.report.tables import format_ratio
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,19 +76,17 @@ def group_trainings(frame: pd.DataFrame) -> list[tuple[str, list[TrainingOutcome
     return list(zip(labels if len(groups) > 1 else [""], groups.values(), strict=False))
 
 
-def section(report_data: ReportData) -> doc.Section | None:
-    """Return None if no run trained to a stop successfully."""
-    groups, blocks = group_trainings(report_data.frame), list[doc.Block]()
+def list_trainings(report_data: ReportData) -> Iterator[doc.Block]:
+    """Yield the outcome of trainings to a stop, with their curves."""
+    groups = group_trainings(report_data.frame)
     for number, (label, members) in enumerate(groups[:MAX_TRAINING_GROUPS], 1):
         names = name_trainings(members)
-        blocks += _describe_targets(members, names)
-        blocks += _draw_curves(report_data, number, label, members[: doc.MAX_CURVES], names)
-        blocks += doc.note_left_out(doc.MAX_CURVES, len(members), "trainings are drawn")
-        blocks.append(make_table(f"training-{number}-ends", f"Results of training{label}", members))
-    blocks += doc.note_left_out(
-        MAX_TRAINING_GROUPS, len(groups), "groups of a model, a data set and a machine are shown"
-    )
-    return doc.Section("training", "Training: accuracy and time to target", blocks) if groups else None
+        yield from _describe_targets(members, names)
+        yield from _draw_curves(report_data, number, label, members[: doc.MAX_CURVES], names)
+        yield from doc.note_left_out(doc.MAX_CURVES, len(members), "trainings are drawn")
+        yield make_table(f"training-{number}-ends", f"Results of training{label}", members)
+    what = "groups of a model, a data set and a machine are shown"
+    yield from doc.note_left_out(MAX_TRAINING_GROUPS, len(groups), what)
 
 
 def _describe_targets(trainings: Sequence[TrainingOutcome], names: Mapping[str, str]) -> Iterator[doc.Block]:
@@ -180,51 +179,44 @@ def name_trainings(trainings: Sequence[TrainingOutcome]) -> dict[str, str]:
     return {training.first_run["training_id"]: names[training.first_run["run_id"]] for training in trainings}
 
 
-def _format_epochs(value: float, low: float | None, high: float | None) -> str:
-    return f"{value:.3g}"
-
-
-def _format_level(value: float, low: float | None, high: float | None) -> str:
+def _format_level(level: Estimate) -> str:
     """Return `0.00048 [0.00041, 0.00055]`."""
-    return f"{value:.4g}" if low is None or high is None else f"{value:.4g} [{low:.3g}, {high:.3g}]"
+    low, high = level.limits
+    return f"{level.value:.4g}" if low is None or high is None else f"{level.value:.4g} [{low:.3g}, {high:.3g}]"
 
 
 def make_table(table_id: str, title: str, trainings: Sequence[TrainingOutcome]) -> doc.Table:
     """Make a table with a row for each training, over its seeds."""
     names, metric = name_trainings(trainings), to_text(trainings[0].first_run["metric_name"]) or "metric"
-    has_target = any(training.target is not None for training in trainings)
-    figures: dict[str, tuple[str, Callable[..., str]]] = {  # head and format by column
-        "trained_epochs": ("epochs", _format_epochs),
-        "trained_s": ("seconds of training", doc.format_duration),
-        "metric": (f"{metric} (95 %)", _format_level),
-        "generalisation_gap": ("gap", _format_level),
-    }
-    if has_target:
-        figures["epochs_to_target"] = ("epochs to target", _format_epochs)
-        figures["time_to_target_s"] = ("time to target (95 %)", doc.format_duration)
-    for kind in ("bare", "self"):
-        if any(training.figures[f"speedup_{kind}"] is not None for training in trainings):
-            figures |= {f"speedup_target_{kind}": (f"to target over {kind}", format_ratio)} if has_target else {}
-            figures[f"speedup_{kind}"] = (f"samples/s over {kind}", format_ratio)
     rows = []
     for training in trainings:
-        row, rule = training.first_run, to_text(training.first_run["learning_rate_rule"])
+        row, rule, figures = training.first_run, to_text(training.first_run["learning_rate_rule"]), training.figures
         base = f" from {row['base_batch']:,}" if row["base_batch"] is not None and rule != "none" else ""
-        reached = "" if training.target is None else f"{training.reached} of {training.seeds} seeds"
-        target = [doc.format_cell(training.target, "{:g}".format), reached] if has_target else []
-        cells = []
-        for name, (_, show) in figures.items():
-            figure = training.figures[name]
-            missed = name == "time_to_target_s" and training.target is not None and not training.reached
-            empty = doc.Cell("not reached" if missed else "")
-            cells.append(empty if figure is None else doc.Cell(show(figure.value, *figure.limits), figure.value))
-        values = [names[row["training_id"]], row["gpus"], row["batch_per_device"], row["global_batch"], rule + base]
-        values += [doc.format_cell(row["learning_rate"], "{:.4g}".format), *cells[:4], *target, *cells[4:]]
-        rows.append((doc.get_tags(row), [*values, ", ".join(training.stopped_by)]))
-    heads = [head for head, _ in figures.values()]
-    heads = ["run", "gpus", "batch per device", "global batch", "rule", "learning rate", *heads[:4],
-             *(["target", "reached"] if has_target else []), *heads[4:], "stopped by"]  # fmt: skip
-    return spec.make_table(table_id, title, heads, rows, ("rule", "reached", "stopped by"), TABLE_CAPTION)
+        has_missed = training.target is not None and not training.reached
+        time_s = doc.format_cell(figures["time_to_target_s"], units.format_seconds)
+        over = {
+            f"{head} over {kind}": doc.format_cell(figures[f"{name}_{kind}"], units.format_ratio)
+            for kind in ("bare", "self") for head, name in (("to target", "speedup_target"), ("samples/s", "speedup"))
+        }  # fmt: skip
+        rows.append((doc.get_tags(row), {
+            "run": names[row["training_id"]], "gpus": row["gpus"], "batch per device": row["batch_per_device"],
+            "global batch": row["global_batch"], "rule": rule + base,
+            "learning rate": doc.format_cell(row["learning_rate"], "{:.4g}".format),
+            "epochs": doc.format_cell(figures["trained_epochs"], _format_epochs),
+            "seconds of training": doc.format_cell(figures["trained_s"], units.format_seconds),
+            f"{metric} (95 %)": doc.format_cell(figures["metric"], _format_level),
+            "gap": doc.format_cell(figures["generalisation_gap"], _format_level),
+            "target": doc.format_cell(training.target, "{:g}".format),
+            "reached": None if training.target is None else f"{training.reached} of {training.seeds} seeds",
+            "epochs to target": doc.format_cell(figures["epochs_to_target"], _format_epochs),
+            "time to target (95 %)": doc.Cell("not reached") if has_missed and not time_s.text else time_s,
+            **over, "stopped by": ", ".join(training.stopped_by),
+        }))  # fmt: skip
+    return spec.make_table(table_id, title, rows, ("rule", "reached", "stopped by"), TABLE_CAPTION, [*rows[0][1]])
+
+
+def _format_epochs(epochs: Estimate) -> str:
+    return f"{epochs.value:.3g}"
 
 
 def make_terminal_tables(frame: pd.DataFrame, wide: bool = False) -> Iterator[doc.Table]:
@@ -233,10 +225,10 @@ def make_terminal_tables(frame: pd.DataFrame, wide: bool = False) -> Iterator[do
         table = make_table("trainings", f"Results of training{label}", trainings)
         if not wide:
             wide_heads = (*WIDE_HEADS, *(["to target over self"] if "to target over bare" in table.columns else []))
-            places = [n for n, head in enumerate(table.columns) if not head.startswith(wide_heads)]
-            texts = [[row.cells[n].text.partition(" [")[0] for n in places] for row in table.rows]
-            heads = [table.columns[n].removesuffix(" (95 %)") for n in places]
-            table = spec.make_table(table.id, table.title, heads, [({}, row) for row in texts], ["stopped by"])
+            rows: list[spec.TableRow] = [({}, {head.removesuffix(" (95 %)"): cell.text.partition(" [")[0]
+                          for head, cell in zip(table.columns, row.cells, strict=True)
+                          if not head.startswith(wide_heads)}) for row in table.rows]  # fmt: skip
+            table = spec.make_table(table.id, table.title, rows, ["stopped by"])
         yield table
 
 
@@ -246,8 +238,7 @@ def list_terminal_sentences(frame: pd.DataFrame) -> list[str]:
     names = name_trainings(trainings)
     texts = [describe_training(training, names[training.first_run["training_id"]])
              for training in sorted(trainings, key=_time_to_target_key)]  # fmt: skip
-    more = len(texts) - MAX_TERMINAL_SENTENCES
-    return texts[:MAX_TERMINAL_SENTENCES] + ([f"{more} more trainings: see the report"] if more > 0 else [])
+    return doc.limit_texts(texts, MAX_TERMINAL_SENTENCES, "{} more trainings: see the report")
 
 
 def describe_training(training: TrainingOutcome, name: str) -> str:
@@ -260,7 +251,7 @@ def describe_training(training: TrainingOutcome, name: str) -> str:
         seeds = f" with any of {training.seeds} seeds" if several else ""
         return f"{name}: {metric} was not reached{seeds}{failed}"
     time_s, epochs = (training.figures[column] for column in ("time_to_target_s", "epochs_to_target"))
-    text = f"{name}: {metric} after {'' if time_s is None else units.format_duration(time_s)} of training"
+    text = f"{name}: {metric} after {'' if time_s is None else units.format_seconds(time_s)} of training"
     text += "" if epochs is None else f", {epochs.value:.3g} epochs"
     return f"{text}; {training.reached} of {training.seeds} seeds reached it{failed}" if several else text
 
@@ -277,27 +268,16 @@ def _merge_hardware(curves: Sequence[Curve]) -> list[Curve]:
     def key(curve: Curve) -> tuple[str, ...]:
         return tuple(text for name, text in curve.group.items() if name != "hardware")
 
-    hardware: dict[tuple[str, ...], dict[str, None]] = {}
-    for curve in curves:
-        hardware.setdefault(key(curve), {})[curve.group["hardware"]] = None
+    hardware = {group: list(dict.fromkeys(curve.group["hardware"] for curve in members))
+                for group, members in group_by(curves, key).items()}  # fmt: skip
     merged = []
     for curve in curves:
-        machines = list(hardware[key(curve)])
+        machines = hardware[key(curve)]
         name = f"{curve.name} on {curve.group['hardware']}" if len(machines) > 1 else curve.name
         merged.append(replace(curve, name=name, group={**curve.group, "hardware": ", ".join(machines)}))
     return merged
 
 
-def _describe_epoch_chart(group: doc.CurveGroup) -> str:
-    several = len({curve.tags["hardware"] for curve in group.curves}) > 1
-    return doc.join_sentences(
-        "seconds that all samples of the training set take at the measured throughput; less is better",
-        "machines share this chart, since it is in seconds, and each curve names its own" if several else "",
-        describe_curve_intervals(group.curves),
-    )
-
-
-EPOCH_CAPTION = "less is better in all of them, except for steps. Cells without a measurement are empty"
 EPOCH_HEADS = {
     "epoch_s": "epoch (95 %)",
     "steps_per_epoch": "steps per epoch",
@@ -307,37 +287,34 @@ EPOCH_HEADS = {
     "device_hours_to_target": "device time to target",
     "energy_j_to_target": "GPU energy to target",
 }
-epochs_section = spec.SectionSpec(
+epoch_groups = spec.Groups(
     "epochs",
-    "Epochs: time, devices and energy",
     [
-        spec.Drawing("epoch_s", "Epoch", "time per epoch", _describe_epoch_chart, lines=True),
+        spec.Drawing("epoch_s", "Epoch", "time per epoch",
+                     "Seconds that all samples of the training set take at the measured throughput; less is better."),
         spec.Drawing("device_hours_per_epoch", "Device time of an epoch", "per epoch",
-                     "Device time per epoch; less is better.", lines=True),
+                     "Device time per epoch; less is better."),
         spec.Drawing("energy_j_per_epoch", "Energy of the GPUs for an epoch", "per epoch",
-                     "GPU energy per epoch; less is better.", lines=True),
-        spec.Listing("Epochs", EPOCH_HEADS,
-                     lambda group: doc.join_sentences(EPOCH_CAPTION, describe_curve_intervals(group.curves)),
-                     always=("epoch_s", "steps_per_epoch")),
+                     "GPU energy per epoch; less is better."),
+        spec.Listing("Epochs", EPOCH_HEADS, "Less is better in all of them, except for steps.",
+                     always=("epoch_s", "steps_per_epoch"), limits=True),
     ],
     keep=lambda row: row["epoch_s"] is not None,
     prepare=_merge_hardware,
 )  # fmt: skip
 
 
-def losses_section(report_data: ReportData) -> doc.Section | None:
-    """Return None if no run has a loss."""
-    firsts = set(report_data.pooled["run_id"])  # repeats of one configuration and seed learn the same
-    groups: dict[tuple[str, str], list[data.Row]] = {}
-    for row in data.list_detailed_runs(report_data):
-        if row["run_id"] in firsts and row["final_loss"] is not None and row["status"] == "ok":
-            groups.setdefault((to_text(row["model"]), to_text(row["dataset"])), []).append(row)
-    blocks: list[doc.Block] = []
+def list_losses(report_data: ReportData) -> Iterator[doc.Block]:
+    """Draw the losses of the first repeat of each configuration and seed, which all learn the same."""
+    firsts = set(report_data.pooled["run_id"])
+    rows = [row for row in data.list_detailed_runs(report_data)
+            if row["run_id"] in firsts and row["final_loss"] is not None and row["status"] == "ok"]  # fmt: skip
+    groups = group_by(rows, lambda row: f"{to_text(row['model'])} on {to_text(row['dataset'])}")
     for number, (group, members) in enumerate(list(groups.items())[:MAX_TRAINING_GROUPS]):
-        blocks += _make_loss_blocks(report_data, number, f": {' on '.join(group)}" if len(groups) > 1 else "", members)
-    blocks += doc.note_left_out(MAX_TRAINING_GROUPS, len(groups), "pairs of a model and a data set are shown")
-    blocks += data.list_left_out_runs(report_data)
-    return doc.Section("learning", "Loss during training", blocks) if groups else None
+        yield from _make_loss_blocks(report_data, number, f": {group}" if len(groups) > 1 else "", members)
+    yield from doc.note_left_out(MAX_TRAINING_GROUPS, len(groups), "pairs of a model and a data set are shown")
+    if groups:
+        yield from data.list_left_out_runs(report_data)
 
 
 def _make_loss_blocks(report_data: ReportData, number: int, label: str, rows: list[data.Row]) -> Iterator[doc.Block]:
@@ -350,14 +327,13 @@ def _make_loss_blocks(report_data: ReportData, number: int, label: str, rows: li
         points = doc.downsample(run.make_points([count / of_epoch for count in run.samples]), MAX_CURVE_POINTS)
         series.append(doc.Series(name, [x for x, _ in points], [y for _, y in points], tags=tags))
         metric = f"{to_text(row['metric_name'])} {row['metric']:.4g}" if row["metric"] is not None else ""
-        table_rows.append((tags, [
-            name,
-            run.steps[-1],
-            doc.format_cell(run.samples[-1] / samples if samples else None, "{:.3g}".format),
-            doc.format_cell(run.seconds[-1], units.format_seconds),
-            doc.format_cell(row["final_loss"], "{:.4g}".format),
-            doc.Cell(metric, row["metric"]),
-        ]))  # fmt: skip
+        table_rows.append((tags, {
+            "run": name, "steps": run.steps[-1],
+            "epochs": doc.format_cell(run.samples[-1] / samples if samples else None, "{:.3g}".format),
+            "seconds of training": doc.format_cell(run.seconds[-1], units.format_seconds),
+            "training loss at the end": doc.format_cell(row["final_loss"], "{:.4g}".format),
+            "validation": doc.Cell(metric, row["metric"]),
+        }))  # fmt: skip
     kind = "epochs" if epochs_known else "samples"
     axes, title = (doc.Axis(kind), doc.Axis("training loss", from_zero=False)), f"Loss over {kind}{label}"
     yield doc.Chart(f"learning-{number}-{kind}", title, *axes, series, caption=LOSS_CAPTION)
@@ -365,7 +341,5 @@ def _make_loss_blocks(report_data: ReportData, number: int, label: str, rows: li
     caption = f"Runs are {STOPPED_CAPTION if True in to_stop else MEASURED_CAPTION}"
     if len(to_stop) > 1:
         caption = f"Runs that train to a stop are {STOPPED_CAPTION} The others are {MEASURED_CAPTION}"
-    heads = ("run", "steps", "epochs", "seconds of training", "training loss at the end", "validation")
-    title = f"Where training ended{label}"
-    yield spec.make_table(f"learning-{number}-ends", title, heads, table_rows, caption=caption)
+    yield spec.make_table(f"learning-{number}-ends", f"Where training ended{label}", table_rows, caption=caption)
     yield from doc.note_left_out(doc.MAX_CURVES, len(rows), "configurations are drawn")

@@ -1,5 +1,4 @@
-"""The section `usage` of a report, what runs used of devices, processors and network, and the section `clocks`, the
-same over the time of single runs."""
+"""What runs used of devices, processors and network, as means and over the time of single runs."""
 
 from __future__ import annotations
 
@@ -22,23 +21,8 @@ from scalebench.report.flag_text import format_flag, to_text
 from scalebench.report.report_data import ReportData, list_detailed_runs, list_left_out_runs, name_runs
 from scalebench.report.tables import format_throughput
 
-AT_EQUAL_THROUGHPUT = "less is better at equal throughput"
-LINK_CAPTION = f"Of a step, all GPUs; {AT_EQUAL_THROUGHPUT}."
 # The counters of a node's interfaces hold the traffic of all programs, and none of ranks that share the node.
 BETWEEN_NODES = ("net_sent_bytes_per_s", "net_received_bytes_per_s")
-CHARTS = (
-    spec.Drawing("gpu_util_mean", "GPU utilisation", "share of the time", "Share of the time in which some kernel ran, "
-                 "mean of the devices; busier is not faster: a kernel may wait."),
-    spec.Drawing("gpu_power_w_mean", "Power", "watts", f"Of all devices together; {AT_EQUAL_THROUGHPUT}."),
-    spec.Drawing("peak_memory_bytes", "Device memory", "peak of the fullest device",
-                 "Less leaves room for a larger batch."),
-    spec.Drawing("cpu_util_mean", "CPU utilisation", "share of the time", "Of the cores that the run may use, by all "
-                 "programs; busier is not faster: a loop may wait."),
-    spec.Drawing("pcie_received_bytes_per_step", "PCIe, received", "bytes of a step", LINK_CAPTION),
-    spec.Drawing("nvlink_received_bytes_per_step", "NVLink, received", "bytes of a step", LINK_CAPTION),
-    spec.Drawing("net_sent_bytes_per_s", "Network between nodes, sent", "traffic of a node",
-                 f"All interfaces except the loopback; {AT_EQUAL_THROUGHPUT}."),
-)  # fmt: skip
 HEADS = {
     "gpu_util_mean": "GPU utilisation",
     "gpu_power_w_mean": "power",
@@ -56,9 +40,10 @@ HEADS = {
     "net_received_bytes_per_s": "network, received",
 }
 TABLE_CAPTION = (
-    "Utilisation, power and clock: means over time; power: of all devices together; "
-    "memory: of the fullest device, and of the largest rank. Network: of runs on several nodes only, all interfaces "
-    "except the loopback."
+    "Utilisation, power and clock: means over time, by all programs; busier is not faster, since a kernel or a loop "
+    "may wait. Power: of all devices together. Memory: of the fullest device, and of the largest rank. Network: of "
+    "runs on several nodes only, all interfaces except the loopback. Power, memory and traffic: less is better at "
+    "equal throughput."
 )
 UTILISATIONS = {"gpu_util_mean": "GPU", "cpu_util_mean": "CPU"}
 MIN_RISE = 0.05  # of all time, and of a single repeat's throughput; less may be chance
@@ -83,7 +68,7 @@ def _leave_out_traffic_within_nodes(curves: Sequence[Curve]) -> list[Curve]:
     return [replace(curve, rows=[*map(hide, curve.rows)]) for curve in curves]
 
 
-def _warn_of_waits(section: str, group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Paragraph]:
+def _warn_of_waits(group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Paragraph]:
     """Warn if devices or processors are busier with more devices while throughput does not rise."""
     for curve, (column, name) in itertools.product(group.curves, UTILISATIONS.items()):
         for fewer, more in itertools.pairwise(row for row in curve.rows if row[column] is not None):
@@ -104,35 +89,25 @@ def _warn_of_waits(section: str, group: doc.CurveGroup, report_data: ReportData)
             yield doc.Paragraph(text, "warning", curve.tags)
 
 
-section = spec.SectionSpec(
+usage_groups = spec.Groups(
     "usage",
-    "Use of devices, processors and network",
-    [
-        *CHARTS,
-        spec.Listing(
-            "While blocks were timed", HEADS, caption=lambda group: TABLE_CAPTION if group.number == 1 else ""
-        ),
-        _warn_of_waits,
-    ],
-    keep=lambda row: any(row[name] is not None for name in HEADS),
+    [spec.Listing("While blocks were timed", HEADS, TABLE_CAPTION), _warn_of_waits],
     prepare=_leave_out_traffic_within_nodes,
 )
 
 
-def clocks_section(report_data: ReportData) -> doc.Section | None:
-    """Return None if no run was monitored, or could have been."""
+def draw_clocks(report_data: ReportData) -> Iterator[doc.Block]:
+    """Draw the series of some runs that were monitored: first of those with a flag that a series explains, then of the
+    largest run of each curve."""
     rows = {row["run_id"]: row for row in list_detailed_runs(report_data) if row["status"] == "ok"}
     flags = {run_id: [flag for flag in CLOCK_FLAGS if flag in to_text(row["flags"]).split()]
              for run_id, row in rows.items()}  # fmt: skip
-    # Some runs with a flag that a series explains come first, then the largest run of each curve.
     first = sorted((run_id for run_id in rows if flags[run_id]), key=lambda name: CLOCK_FLAGS.index(flags[name][0]))
     largest = [str(curve.rows[-1]["run_id"]) for curve in report_data.curves]
     run_ids = dict.fromkeys([*first[:MAX_FLAGGED_RUNS], *largest, *first[MAX_FLAGGED_RUNS:]])
-    left = [run_id for run_id in run_ids if run_id in rows]
+    left, names = [run_id for run_id in run_ids if run_id in rows], name_runs(list(rows.values()))
     if not left:
-        return None
-    names = name_runs(list(rows.values()))
-    blocks: list[doc.Block] = []
+        return
     without_series: dict[str, list[str]] = {}  # reason -> runs
     count = 0
     while left and count < MAX_MONITORED_RUNS:
@@ -145,14 +120,12 @@ def clocks_section(report_data: ReportData) -> doc.Section | None:
             without_series.setdefault(str(error), []).append(name)
             continue
         count += 1
-        about = ", ".join(map(format_flag, flags[run_id]))
-        blocks += [doc.Paragraph(f"{name}: {about}" if about else name, tags=tags), *charts]
+        yield doc.Paragraph(": ".join(filter(None, [name, ", ".join(map(format_flag, flags[run_id]))])), tags=tags)
+        yield from charts
     for reason, runs in without_series.items():
-        more = f" and {len(runs) - MAX_NAMES} more" if len(runs) > MAX_NAMES else ""
-        blocks.append(doc.Paragraph(f"No series of {'; '.join(runs[:MAX_NAMES])}{more}: {reason}."))
-    blocks += doc.note_left_out(count, count + len(left), "runs with a flag or the most devices are drawn")
-    blocks += list_left_out_runs(report_data)
-    return doc.Section("clocks", "Clocks, power and processors over time", blocks)
+        yield doc.Paragraph(f"No series of {'; '.join(doc.limit_texts(runs, MAX_NAMES, 'and {} more'))}: {reason}.")
+    yield from doc.note_left_out(count, count + len(left), "runs with a flag or the most devices are drawn")
+    yield from list_left_out_runs(report_data)
 
 
 class NoSeries(Exception):

@@ -18,7 +18,7 @@ from scalebench.core.stats.estimates import Estimate
 from scalebench.report.document import Paragraph, Verdict
 from scalebench.report.markdown import render_document
 from scalebench.report.report_data import load_report_data
-from scalebench.report.sections import answer
+from scalebench.report.sections import answer, make_sections
 from tests.builders import sweeps
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "answers.md"
@@ -108,8 +108,7 @@ CASES = {
 
 def get_blocks(report_data):
     """Return the blocks of the answer and of its evidence."""
-    sections = [answer.section(report_data), answer.evidence_section(report_data)]
-    return [block for section in sections if section for block in section.blocks]
+    return [*answer.list_verdicts(report_data), *answer.list_evidence(report_data)]
 
 
 def render_case(name, folder):
@@ -121,7 +120,7 @@ def render_case(name, folder):
         assert len(verdict.text.split()) <= 12
     sections = [
         dataclasses.replace(each, blocks=[block for block in each.blocks if getattr(block, "language", "") != "python"])
-        for each in (answer.section(report_data), answer.evidence_section(report_data)) if each
+        for each in make_sections(report_data, ["answer", "evidence"])
     ]  # fmt: skip
     text = render_document(sections, len(report_data.frame), folder, folder).replace(str(folder), "FOLDER")
     lines = [f"In the terminal: {sentence}\n" for sentence in sentences]
@@ -140,7 +139,7 @@ def test_a_part_above_the_whole_loss_explains_nothing(tmp_path, monkeypatch, sha
     part = Part(("contention",), Estimate(0.001), Estimate(share))
     monkeypatch.setattr(answer, "find_largest_loss", lambda case: part)
     sweeps.write_results(tmp_path, make_runs(["ddp_gloo"]))
-    reason = answer.section(load_report_data([tmp_path])).blocks[0].reason
+    reason = next(answer.list_verdicts(load_report_data([tmp_path]))).reason
     assert reason.startswith("ddp_gloo on 4 devices: 23 % [23, 23] of ideal throughput is lost")
     assert ("20 % to contention" in reason) == named
 

@@ -8,16 +8,16 @@ from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.sections import attribution
 from tests.builders import sweeps
 from tests.builders.attribution_runs import one_device_run, strong_scaling_runs, two_device_run, weak_scaling_runs
+from tests.report.section_blocks import select_blocks
 
 
 def make_section(folder):
-    return attribution.section(report_data.load_report_data([folder]))
+    return list(attribution.loss_groups(report_data.load_report_data([folder])))
 
 
-def split_blocks(section):
-    charts = [block for block in section.blocks if isinstance(block, Chart)]
-    tables = [block for block in section.blocks if isinstance(block, Table)]
-    return charts, tables, [block.text for block in section.blocks if isinstance(block, Paragraph)]
+def split_blocks(blocks):
+    texts = [block.text for block in select_blocks(blocks, Paragraph)]
+    return select_blocks(blocks, Chart), select_blocks(blocks, Table), texts
 
 
 def test_only_parts_that_exceed_their_noise_are_drawn(tmp_path):
@@ -40,7 +40,7 @@ def test_causes_are_listed_once_for_each_curve(tmp_path):
 
 def test_without_a_baseline_there_is_no_attribution(tmp_path, capsys):
     sweeps.write_results(tmp_path, [two_device_run(), sweeps.failed_run()])
-    assert attribution.section(report_data.load_report_data([tmp_path])) is None
+    assert make_section(tmp_path) == []
     assert "lost efficiency" not in show_details(capsys, tmp_path)
 
 

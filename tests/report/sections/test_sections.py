@@ -17,20 +17,29 @@ from scalebench.core.stats.estimates import Estimate
 from scalebench.report import machine_text
 from scalebench.report.document import Chart, Paragraph, Table
 from scalebench.report.report_data import ReportData, load_report_data
-from scalebench.report.sections import make_sections, operations, prediction, problems, published, scaling, steps
+from scalebench.report.sections import (
+    make_sections,
+    operations,
+    prediction,
+    problems,
+    published,
+    scaling,
+    select_content,
+    steps,
+)
 from tests.analysis.prediction.test_predictions import make_runs, make_two_models, predict
 from tests.builders import sweeps
 from tests.builders.runs import MACHINE, record
-from tests.report.section_blocks import build_section, cell_texts, get_block, select_blocks, write_report_data
+from tests.report.section_blocks import build_blocks, cell_texts, get_block, select_blocks, write_report_data
 
 
 def test_self_is_shown_only_where_it_differs_much(tmp_path):
     runs = [sweeps.run("bare_torch", 1), *(sweeps.run("ddp_gloo", n) for n in (1, 2, 4))]
     report_data = write_report_data(tmp_path, runs)
-    assert "slope, self" in get_block(scaling.section(report_data), Table, "scaling-slopes").columns
+    assert "slope, self" in get_block(scaling.scaling_groups(report_data), Table, "scaling-slopes").columns
     report_data.pooled["speedup_self"] = report_data.pooled["speedup_bare"] * 1.04
     report_data.__dict__.pop("curves")  # made of the rows as they were
-    assert "slope, self" not in get_block(scaling.section(report_data), Table, "scaling-slopes").columns
+    assert "slope, self" not in get_block(scaling.scaling_groups(report_data), Table, "scaling-slopes").columns
 
 
 def test_a_named_baseline_with_which_nothing_can_be_compared_is_not_shown(tmp_path):
@@ -38,8 +47,8 @@ def test_a_named_baseline_with_which_nothing_can_be_compared_is_not_shown(tmp_pa
     report_data = load_report_data([tmp_path], baseline="bare_torch-1-0")
     for name in ("speedup_given", "efficiency_given"):
         report_data.pooled[name] = pd.array([pd.NA] * 7, dtype="Float64")
-    assert not select_blocks(scaling.section(report_data), Chart, "scaling-efficiency-given")
-    assert not any(" over " in head for head in get_block(scaling.strategies_section(report_data), Table).columns)
+    assert not select_blocks(scaling.scaling_groups(report_data), Chart, "scaling-efficiency-given")
+    assert not any(" over " in head for head in get_block(scaling.list_configurations(report_data), Table).columns)
 
 
 def test_nothing_at_all_has_no_sections(tmp_path):
@@ -50,7 +59,7 @@ def test_nothing_at_all_has_no_sections(tmp_path):
 def test_an_unsteady_row_without_a_flag_is_a_warning(tmp_path):
     report_data = write_report_data(tmp_path, [sweeps.run("ddp_gloo", n) for n in (1, 2)])
     report_data.pooled["flags"], report_data.pooled["steady"] = ["busy_machine drifts", None], False
-    assert cell_texts(get_block(problems.section(report_data), Table, "flagged")) == [
+    assert cell_texts(get_block(problems.list_problems(report_data), Table, "flagged")) == [
         ["ddp_gloo on 1 device", "busy machine, drifts"], ["ddp_gloo on 2 devices", "not steady"],
     ]  # fmt: skip
 
@@ -60,7 +69,7 @@ def test_the_page_predicts_what_the_command_predicts(tmp_path, monkeypatch):
     monkeypatch.setattr(predictions, "MIN_OWN_RESIDUALS", 1)
     report_data = write_report_data(tmp_path, make_two_models())
     groups = predictions.predict_curves(report_data.curves, lambda row: report_data.result(row["run_id"]))
-    tables = select_blocks(prediction.section(report_data), Table, "prediction-table")
+    tables = select_blocks(prediction.list_blocks(report_data), Table, "prediction-table")
     assert len(tables) == len(groups) == 2 and all(group.predictions[0].limits != load_limits() for group in groups)
     assert groups[1].predictions[0].siblings
     for table, group in zip(tables, groups, strict=True):
@@ -98,7 +107,7 @@ def test_one_number_of_devices_gives_no_confidence_and_names_the_base(tmp_path):
     assert "confidence" not in first
     assert "fewest measured devices (2)" in str(prediction.make_table(group, [4]).caption)
     one_device = [sweeps.run("bare_torch", 1), sweeps.run("ddp_gloo", 1)]
-    assert build_section(prediction, tmp_path, one_device) is None
+    assert build_blocks(prediction.list_blocks, tmp_path, one_device) == []
 
 
 def test_what_an_idle_link_happened_to_be_and_a_package_that_is_not_there_are_no_differences():
@@ -115,18 +124,18 @@ def test_what_an_idle_link_happened_to_be_and_a_package_that_is_not_there_are_no
     assert facts["GPU 0"].endswith("PCIe 4 x16")
 
 
-def paragraph_text(section):
-    return "\n".join(block.text for block in select_blocks(section, Paragraph))
+def paragraph_text(blocks):
+    return "\n".join(block.text for block in select_blocks(blocks, Paragraph))
 
 
 @pytest.mark.gpu
 def test_what_gpus_do_is_a_bar_and_a_sentence(tmp_path):
     run = sweeps.run("ddp_gloo", 2)
-    assert not select_blocks(build_section(operations, tmp_path / "cpu", [run]), Chart, "gpu-time")
+    assert not select_blocks(build_blocks(operations.list_blocks, tmp_path / "cpu", [run]), Chart, "gpu-time")
     for each in run.ranks:
         gpu = GpuTime(0.001, 0.002, 0.0005, 0.0, host_wait_s=0.01, kernel_wait_s=0.0, kernels=50)
         each.probes.profile = Profile(3, 0.02, 0.003, 0.002, [ProfiledOperation("gemm", 1.0, 0.001)], gpu)
-    section = build_section(operations, tmp_path / "gpu", [run])
+    section = [*operations.list_blocks(write_report_data(tmp_path / "gpu", [run]))]
     (chart,) = select_blocks(section, Chart, "gpu-time")
     assert sum(series.y[0] for series in chart.series) == pytest.approx(1)
     assert "of a step the GPUs compute " in paragraph_text(section) and "25.0 % of comm" in paragraph_text(section)
@@ -141,7 +150,7 @@ def test_traces_are_linked_from_where_the_report_is(tmp_path):
         (tmp_path / path).touch()
 
     def find_table():
-        section = operations.section(load_report_data([tmp_path / "a", tmp_path / "b"]))
+        section = operations.list_blocks(load_report_data([tmp_path / "a", tmp_path / "b"]))
         return get_block(section, Table, "traces")
 
     assert cell_texts(find_table()) == [
@@ -157,9 +166,8 @@ def test_traces_are_linked_from_where_the_report_is(tmp_path):
 def test_all_rows_of_a_study_are_shown_with_their_source(tmp_path, study):
     """Beside other models and strategies, with which nothing is compared."""
     sweeps.sweep(tmp_path)
-    section, source = (
-        published.section(load_report_data([tmp_path], references=[study])), studies.load_study(study).source
-    )  # fmt: skip
+    section = select_content(published.list_blocks(load_report_data([tmp_path], references=[study])))
+    source = studies.load_study(study).source
     (table,) = select_blocks(section, Table)
     assert len(table.rows) == len(studies.load_published([study])) and all(row.cells[-1].text for row in table.rows)
     assert source in table.caption and source.rstrip(".") in paragraph_text(section)
@@ -183,4 +191,4 @@ def test_without_probes_a_sentence_says_so(tmp_path):
     result = sweeps.run("ddp_gloo", 2)
     for member in result.ranks:
         member.probes = None
-    assert "measure.probes" in build_section(operations, tmp_path, [result]).blocks[0].text
+    assert "measure.probes" in build_blocks(operations.list_blocks, tmp_path, [result])[0].text
