@@ -155,11 +155,13 @@ BURST_BYTES = 128 * 1024
 
 
 @pytest.fixture(scope="module")
-def frame(shared_program):
+def frame(cluster, tmp_path_factory, data_cache):
+    program = Program(cluster, tmp_path_factory.mktemp("boundary"), data_cache)
     words = f"sweep=node_boundary strategy={','.join(SYNCHRONIZED)} gpus=2,3,4 baseline=none"
-    done = shared_program.run(f"{words} measure.probes=true measure.probe_s=0.5 measure.warmup_max_s=1 measure.max_s=1")
+    done = program.run(f"{words} measure.probes=true measure.probe_s=0.5 measure.warmup_max_s=1 measure.max_s=1")
     assert (done.status, done.err) == (0, "")
-    return scalebench.load(shared_program.sweep)
+    yield scalebench.load(program.sweep)
+    program.clear()
 
 
 def sync_s(frame, strategy, gpus):
@@ -168,7 +170,7 @@ def sync_s(frame, strategy, gpus):
     return float(value)
 
 
-def test_one_job_at_a_time(frame, shared_program):
+def test_one_job_at_a_time(frame):
     """And three devices stand as the study's nine did: the first node is full."""
     assert frame.nodes.tolist() == frame.gpus.map({2: 1, 3: 2, 4: 2}).tolist()
     assert len(set(frame.job_id)) == 9
