@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import chain
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -24,7 +23,6 @@ from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import MessageLog, build_torch_collective
 from scalebench.strategies.torch.precision import Precision
-from scalebench.strategies.torch.user_checks import copy_without_values
 from scalebench.workloads.source import Source
 
 # The methods of DeepSpeed's backend that send: the operation of each, and which of its arguments is the full tensor.
@@ -75,13 +73,18 @@ class DeepSpeedZero(TorchStrategy):
         self.check_optimizer_divisible()
         deepspeed = import_deepspeed(self.device)
         self._parameter_count = super().num_params()
-        self._empty_model = copy_without_values(self.model, torch.device("meta")) if self.stage == 3 else None
         for parameter in self.model.parameters():
             parameter.data = parameter.data.contiguous()  # as it will be as a slice of the engine's flat buffer
         assert self.group is not None
         deepspeed.init_distributed(dist_backend=self.group.backend, auto_mpi_discovery=False, verbose=False)
         position = deepspeed.comm.get_rank(), deepspeed.comm.get_world_size()
         check_group(self.spec, self.place.rank, "DeepSpeed", position)
+        if self.builds_on_host:
+            for buffer in model.buffers():
+                buffer.data = buffer.data.to(self.device)
+            # Moves each parameter to the device, and leaves this process's part of it there.
+            deepspeed.zero.Init(module=model, config_dict_or_path=self.engine_config())
+            self.optimizer = self.build_optimizer()
         engine, self.optimizer, *_ = deepspeed.initialize(
             args=choose_engine_arguments(self.device),
             model=model,
@@ -100,7 +103,7 @@ class DeepSpeedZero(TorchStrategy):
             "stage": self.stage,
             "overlap_comm": self.options.overlap_comm,
             "reduce_bucket_size": bucket,
-            "allgather_bucket_size": bucket + bucket % 2,  # it wants an even number
+            "allgather_bucket_size": bucket + bucket % 2,  # DeepSpeed requires an even number
         }
         if self.stage == 3:
             zero["stage3_param_persistence_threshold"] = self.options.persistent_elements
@@ -157,17 +160,13 @@ class DeepSpeedZero(TorchStrategy):
         return self.observe_backend()
 
     def evaluate(self, source: Source) -> dict[str, float]:
-        """Evaluate; under stage 3 with complete weights, since ranks may have different numbers of batches."""
-        if self._empty_model is None:
+        """Evaluate; under stage 3 with the weights of one layer gathered at a time, as in training."""
+        if self.stage < 3:
             return super().evaluate(source)
         assert self.group is not None, "setup comes first"
-        with self._peak.paused(self.device), self.precision.autocast():
-            model = copy_without_values(self._empty_model, self.device)
-            with torch.no_grad(), self._gathered_weights():
-                pairs = ((model.parameters(), self.model.parameters()), (model.buffers(), self.model.buffers()))
-                for target, value in chain.from_iterable(zip(*pair, strict=True) for pair in pairs):
-                    target.copy_(value)
-            return evaluation.compute_metrics(model, self.spec.config.model, source, self.device, self.group.sum)
+        net, model, device = evaluation.CallForward(self.net), self.spec.config.model, self.device
+        with self._peak.paused(device), self.precision.autocast():
+            return evaluation.compute_metrics(net, model, source, device, self.group.sum, is_sharded=True)
 
     def num_params(self) -> int:
         return self._parameter_count if hasattr(self, "_parameter_count") else super().num_params()
@@ -230,9 +229,11 @@ class DeepSpeedZero2(DeepSpeedZero):
 
 
 class DeepSpeedZero3(DeepSpeedZero):
-    """Each process keeps its part of weights, gradients and optimizer state."""
+    """Each process keeps its part of weights, gradients and optimizer state. A parameter is moved to the device when it
+    is divided, so that no device ever has to hold the complete model."""
 
     stage = 3
+    builds_on_host = True
 
 
 def import_deepspeed(device: torch.device) -> Any:

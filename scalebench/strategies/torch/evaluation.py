@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -98,3 +99,15 @@ def _sum_classification(model: nn.Module, batch: TorchBatch) -> Tensor | None:
     losses = functional.cross_entropy(outputs, labels, reduction="none")
     correct = outputs.argmax(1) == labels
     return torch.stack([each.double().reshape(len(labels), -1).mean(1).sum() for each in (losses, correct)])
+
+
+class CallForward(nn.Module):
+    """Runs `forward` as a call of the module, which runs the hooks that gather shards of its weights."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, *batch: Any) -> Tensor:
+        outputs: Tensor = self.net(*batch)
+        return outputs

@@ -155,6 +155,7 @@ CONTRACTS = {
     OfTorchModule: [
         *slow("ddp_gloo", "lightning_ddp_gloo", "horovod_gloo", "lightning_horovod"),
         *slow("independent_torch", "fsdp_gloo", "zero1"),
+        contract("deepspeed_zero3", "strategy.options.persistent_elements=0", slow=True),
     ],
     OfKerasModel: [
         contract("bare_tensorflow", FIT, gpus=1, baseline="bare_tensorflow", slow=True),

@@ -306,7 +306,7 @@ class Fsdp(TorchStrategy):
     def evaluate(self, source: Source) -> dict[str, float]:
         """Evaluate with one unit gathered at a time, as in training."""
         assert self.group is not None, "setup comes first"
-        net, model, device = _CallForward(self.net), self.spec.config.model, self.device
+        net, model, device = evaluation.CallForward(self.net), self.spec.config.model, self.device
         with self._peak.paused(device), self.precision.autocast():
             metrics = evaluation.compute_metrics(net, model, source, device, self.group.sum, is_sharded=True)
         if hasattr(self.net, "reset_iter_state"):  # or the next backward pass would prefetch as if it followed this one
@@ -413,14 +413,3 @@ def default_shards(processes: int, nodes: int) -> int:
     """
     shards = processes // (nodes if nodes > 1 else 2)
     return shards if shards > 1 and processes % shards == 0 else processes
-
-
-class _CallForward(nn.Module):
-    """Runs `forward` as a call of the module, which runs FSDP's hooks."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, *batch: Any) -> Tensor:
-        return self.net(*batch)
