@@ -17,7 +17,7 @@ from scalebench.analysis import identity
 from scalebench.analysis.columns import RATE, estimate_of
 from scalebench.analysis.identity import Key, curve_key, group_by, name_curves
 from scalebench.analysis.repeats import EstimateRatio
-from scalebench.analysis.scaling_curves import Curve
+from scalebench.analysis.scaling_curves import Curve, split_repeats
 from scalebench.analysis.time_to_target import TrainingOutcome, mean_of_factors
 from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict
 from scalebench.core.stats.estimate_arithmetic import combine, fit_least_squares, rate_to_seconds
@@ -26,6 +26,7 @@ from scalebench.core.units import format_count
 
 BATCH = "batch_per_device"
 SATURATION_SHARE = 0.9  # of the highest throughput, which the saturating batch reaches
+MIN_RISE = 1e-9  # of a line, over its fixed cost; less is rounding
 Row = Mapping[str, Any]
 
 
@@ -38,7 +39,8 @@ def make_batch_curves(curves: Iterable[Curve]) -> list[Curve]:
         points = [(curve, row) for curve in of_group for row in curve.rows]
         members = group_by(points, lambda point: (curve_key(point[1]), point[1]["gpus"]))
         parts = [(key, of_key[0][0], part) for key, of_key in members.items()
-                 for part in _split_by_batch([row for _, row in of_key])]  # fmt: skip
+                 for part in split_repeats(sorted((row for _, row in of_key), key=lambda row: row[BATCH]), BATCH)
+                 if len(part) > 1]  # fmt: skip
         names = name_curves(list(dict.fromkeys(key for (key, _), _, _ in parts)))
         sizes = [row[BATCH] for _, _, rows in parts for row in rows]
         numbers = Counter[tuple[Key, int]]()
@@ -49,18 +51,6 @@ def make_batch_curves(curves: Iterable[Curve]) -> list[Curve]:
             group = {**first.group, "batch": f"{min(sizes):,} to {max(sizes):,} per device"}
             batch_curves.append(Curve(name, group, first.tags, rows))
     return batch_curves
-
-
-def _split_by_batch(rows: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Return lists of rows with two batches or more; rows with one batch, which differ in something that has no column,
-    are in separate lists."""
-    parts: list[list[dict[str, Any]]] = []
-    for row in sorted(rows, key=lambda row: row[BATCH]):
-        free = next((part for part in parts if part[-1][BATCH] != row[BATCH]), None)  # each is in ascending order
-        if free is None:
-            parts.append(free := [])
-        free.append(row)
-    return [part for part in parts if len(part) > 1]
 
 
 @dataclass(frozen=True)
@@ -150,7 +140,8 @@ def fit_step_time(points: Sequence[tuple[float, float]]) -> StepFit | None:
     inverse_s, squares = np.array([1 / seconds for _, seconds in points]), float(fit.deviations @ fit.deviations)
     total = float(len(points) - inverse_s.sum() ** 2 / (inverse_s @ inverse_s))
     r_squared = 1 - squares / total if total > 0 else 0.0
-    if not (alpha > 0 and beta > 0):
+    largest = max(samples for samples, _ in points)
+    if not (alpha > 0 and beta * largest > MIN_RISE * alpha):
         return StepFit(alpha, beta, None, None, None, r_squared, worst, len(points))
     ratio, low, high = alpha / beta, None, None
     if freedom > 0:

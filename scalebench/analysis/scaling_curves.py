@@ -80,24 +80,25 @@ def make_curves(pooled: pd.DataFrame) -> list[Curve]:
             if strategy == user_program.PROGRAM:  # named by its file, as everybody calls it
                 name = name.replace(strategy, group["model"], 1)
             tags = {"model": group["model"], "strategy": strategy, "hardware": group["hardware"]}
-            for part in _split_repeated_counts(members):
+            parts = [members]
+            if len({row["gpus"] for row in members}) < len(members):  # by their self baseline if possible
+                of_baselines = group_by(members, lambda row: row["baseline_self_id"]).values()
+                parts = [part for of_baseline in of_baselines for part in split_repeats(of_baseline, "gpus")]
+            for part in parts:
                 uses[name] += 1
                 number = f" #{uses[name]}" if uses[name] > 1 else ""
                 curves.append(Curve(name + number, group, tags, sorted(part, key=lambda row: row["gpus"])))
     return curves
 
 
-def _split_repeated_counts(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Split rows that share all columns of the curve key (but not, say, the learning rate) into separate curves: by
-    their self baseline if possible, else in their order."""
-    if len({row["gpus"] for row in rows}) == len(rows):
-        return [rows]
-    parts: dict[tuple[str | None, int], list[dict[str, Any]]] = {}
-    for baseline, members in group_by(rows, lambda row: row["baseline_self_id"]).items():
-        counts = Counter[int]()
-        for row in members:  # the first rows of each number of devices, then the second ones, and so on
-            parts.setdefault((baseline, counts[row["gpus"]]), []).append(row)
-            counts[row["gpus"]] += 1
+def split_repeats(rows: Iterable[dict[str, Any]], column: str) -> list[list[dict[str, Any]]]:
+    """Return lists of rows in which no value of a column comes twice: the first row of each value, the second ones, and
+    so on. Such rows differ in something that has no column, or is no part of a curve's name, as the learning rate."""
+    parts: dict[int, list[dict[str, Any]]] = {}
+    counts = Counter[Any]()
+    for row in rows:
+        parts.setdefault(counts[row[column]], []).append(row)
+        counts[row[column]] += 1
     return list(parts.values())
 
 

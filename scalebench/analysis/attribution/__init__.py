@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from scalebench.analysis.attribution.lost_efficiency import (
-    LOSS_PARTS,
-    Attribution,
-    MeasuredRepeat,
-    ReferenceRunFinder,
-    attribute_repeats,
-    measure_repeat,
-)
-from scalebench.analysis.columns import TEXT, make_frame
+from scalebench.analysis.attribution import lost_efficiency as losses
+from scalebench.analysis.attribution.lost_efficiency import Attribution, MeasuredRepeat
+from scalebench.analysis.columns import TEXT, interval_cells, make_frame
 from scalebench.analysis.identity import configuration_key, group_by, identify
 from scalebench.analysis.read_runs import PathLike, find_results, list_paths
 from scalebench.core.result import Result, read_result, start_time
-from scalebench.core.stats.estimates import Estimate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,15 +24,15 @@ ATTRIBUTION_COLUMNS = (
 def attribute_runs(results: Iterable[Result]) -> list[Attribution]:
     """Return one attribution for each configuration with a baseline among `results`, in the order of its first run."""
     by_id = {result.run_id: result for result in results}
-    references = ReferenceRunFinder(by_id.values())
-    measured = (measure_repeat(result, references.find(result)) for result in by_id.values())
+    references = losses.ReferenceRunFinder(by_id.values())
+    measured = (losses.measure_repeat(result, references.find(result)) for result in by_id.values())
     return attribute_configurations([repeat for repeat in measured if repeat is not None])
 
 
 def attribute_configurations(measured: Sequence[MeasuredRepeat]) -> list[Attribution]:
     """Attribute each configuration; its run_id is that of the repeat that started first."""
     groups = group_by(measured, lambda repeat: configuration_key(identify(repeat.result))).values()
-    return [attribute_repeats(sorted(group, key=lambda repeat: start_time(repeat.result))) for group in groups]
+    return [losses.attribute_repeats(sorted(group, key=lambda repeat: start_time(repeat.result))) for group in groups]
 
 
 def attribution(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
@@ -51,24 +44,14 @@ def attribution(path: PathLike | Sequence[PathLike]) -> pd.DataFrame:
     compares processes (batch, wrapper, contention, `lost`). Raises InputError as `load` does.
     """
     results = [read_result(file) for file in find_results(list_paths(path))]
-    strategies = {result.run_id: result.scale.strategy for result in results}
-    rows = [row for run in attribute_runs(results) for row in _make_rows(run, strategies[run.run_id])]
+    strategies, rows = {result.run_id: result.scale.strategy for result in results}, list[dict[str, Any]]()
+    for run in attribute_runs(results):
+        common = {"run_id": run.run_id, "strategy": strategies[run.run_id], "gpus": run.gpus, "repeats": run.repeats,
+                  "against": run.against, **interval_cells("lost", run.lost)}  # fmt: skip
+        for part in run.parts:
+            reasons = list(dict.fromkeys(run.missing[name] for name in part.names if name in run.missing))
+            cells = interval_cells("step_s", part.step_s) | interval_cells("share", part.share)
+            rows.append({**common, "part": " + ".join(part.names), **cells, "missing": "; ".join(reasons) or None})
+        absent = [name for name in losses.LOSS_PARTS if run.part(name) is None]
+        rows += [{**common, "part": name, "missing": run.missing.get(name)} for name in absent]
     return make_frame(rows, ATTRIBUTION_COLUMNS, part=TEXT, missing=TEXT, against=TEXT)
-
-
-def _make_rows(run: Attribution, strategy: str) -> list[dict[str, Any]]:
-    common = {"run_id": run.run_id, "strategy": strategy, "gpus": run.gpus, "repeats": run.repeats,
-              "against": run.against, **_limit_cells("lost", run.lost)}  # fmt: skip
-    present = {name for part in run.parts for name in part.names}
-    rows = []
-    for part in run.parts:
-        reasons = list(dict.fromkeys(run.missing[name] for name in part.names if name in run.missing))
-        cells = _limit_cells("step_s", part.step_s) | _limit_cells("share", part.share)
-        rows.append({**common, "part": " + ".join(part.names), **cells, "missing": "; ".join(reasons) or None})
-    absent = [name for name in LOSS_PARTS if name not in present]
-    return rows + [{**common, "part": name, "missing": run.missing.get(name)} for name in absent]
-
-
-def _limit_cells(name: str, estimate: Estimate) -> dict[str, float | None]:
-    low, high = estimate.limits
-    return {name: estimate.value, f"{name}_low": low, f"{name}_high": high}

@@ -10,15 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from scalebench.analysis import step_breakdown, throughput
-from scalebench.analysis.attribution.lost_efficiency import (
-    Attribution,
-    Part,
-    ReferenceRuns,
-    estimate_step_s,
-    samples_per_device,
-)
+from scalebench.analysis.attribution import lost_efficiency as losses
+from scalebench.analysis.attribution.lost_efficiency import Attribution, Part, ReferenceRuns
 from scalebench.analysis.attribution.rules import RULES, Facts
 from scalebench.analysis.columns import RATE
+from scalebench.analysis.prediction.step_model import ring_bytes
 from scalebench.analysis.repeats import Configurations
 from scalebench.analysis.verdicts import decide_ratio
 from scalebench.core.result import Result, read_result
@@ -126,16 +122,14 @@ def collect_batch_facts(run: AttributedRun) -> Facts:
     full, local = run.references.bare_full, run.references.bare_local
     if full is None or local is None:
         return facts
-    large, small = full.scale.samples_per_step, samples_per_device(run.result)
-    large_s, small_s = estimate_step_s(full, large), estimate_step_s(local, small)
+    large, small = full.scale.samples_per_step, losses.samples_per_device(run.result)
+    large_s, small_s = losses.estimate_step_s(full, large), losses.estimate_step_s(local, small)
     if large_s is not None and small_s is not None and small < large:
         constant_s = (small_s.value - small / large * large_s.value) / (1 - small / large)
-        facts |= {"small": round(small), "large": large, "small_s": small_s.value, "large_s": large_s.value}
-        facts["constant_share"] = constant_s / small_s.value
-    full_s, local_s = _computing_s(full), _computing_s(local)
-    if full_s is not None and local_s is not None:
-        facts["full_sample_s"] = full_s / full.scale.samples_per_step
-        facts["local_sample_s"] = local_s / local.scale.samples_per_step
+        facts |= {"small": round(small), "large": large, "small_s": small_s.value, "large_s": large_s.value,
+                  "constant_share": constant_s / small_s.value}  # fmt: skip
+    if (full_s := _computing_s(full)) is not None and (local_s := _computing_s(local)) is not None:
+        facts |= {"full_sample_s": full_s / large, "local_sample_s": local_s / local.scale.samples_per_step}
     return facts
 
 
@@ -143,7 +137,6 @@ def collect_overhead_facts(run: AttributedRun) -> Facts:
     """The overhead on one device, which does not grow with the batch."""
     part, result = run.significant("wrapper"), run.result
     assert part is not None
-    work = f"{result.scale.strategy} does its work"
     lightning = "pytorch_lightning" in (result.spec.get("strategy", {}).get("requires") or ())
     gpu = step_breakdown.gpu_cells(result, throughput.Measurement(result).step_s)
     host_limits = (gpu["host_wait_share"] or 0.0) >= throughput.MIN_HOST_WAIT_SHARE
@@ -151,8 +144,9 @@ def collect_overhead_facts(run: AttributedRun) -> Facts:
     kernels = f"; a step starts {gpu['gpu_kernels_per_step'] or 0:.0f} kernels, and the GPU computes {compute} of it"
     return {
         "names": part.names, "points": part.share.value, "overhead_s": part.step_s.value,
-        "samples": samples_per_device(result), "ideal_s": run.attribution.ideal_s,
-        "work": "Lightning's Trainer runs its loop and its hooks" if lightning else work,
+        "samples": losses.samples_per_device(result), "ideal_s": run.attribution.ideal_s,
+        "work": "Lightning's Trainer runs its loop and its hooks" if lightning
+                else f"{result.scale.strategy} does its work",
         "limit": ", and the host is the limit: the GPU waits for all that it does" if host_limits else "",
         "fewer_hooks": "fewer callbacks, loggers and progress bars, or " if lightning else "",
         "kernels": kernels if host_limits else "",
@@ -168,20 +162,18 @@ def collect_contention_facts(run: AttributedRun) -> Facts:
     cores = nodes * (machine.cpus if quota is None else quota)
     is_flagged = "oversubscribed" in run.flags
     many = f"{sum(threads)} threads of {len(threads)} processes" if len(threads) == gpus else f"{gpus} devices"
-    clock = result.monitor.sm_clock_mhz_mean
-    alone_clock = None if alone is None else alone.monitor.sm_clock_mhz_mean
-    clocks = []
-    if clock is not None and alone_clock is not None:
-        clocks.append(f"{clock:.0f} MHz here, {alone_clock:.0f} MHz on one device")
-    if reasons := result.monitor.throttle_reasons:
-        clocks.append(f"throttle reasons: {' '.join(reasons)}")
+    clock, alone_clock = (None if each is None else each.monitor.sm_clock_mhz_mean for each in (result, alone))
+    both = None if clock is None or alone_clock is None else (clock, alone_clock)
+    clocks = [] if both is None else ["{:.0f} MHz here, {:.0f} MHz on one device".format(*both)]
+    reasons = result.monitor.throttle_reasons
+    clocks += [f"throttle reasons: {' '.join(reasons)}"] if reasons else []
     return {
         "has_alone": alone is not None, "device": result.scale.device, "cpu_share": result.monitor.cpu_util_mean,
         "is_oversubscribed": bool(threads) and (is_flagged or sum(threads) > cores),
         "flagged": ", flagged oversubscribed" if is_flagged else "",
         "many": many, "quota": quota, "node_cores": machine.cpus, "cores": machine.cpus * nodes,
         "together_s": _computing_s(result), "alone_s": None if alone is None else _computing_s(alone),
-        "is_slower_clock": clock is not None and alone_clock is not None and clock < 0.98 * alone_clock,
+        "is_slower_clock": both is not None and both[0] < 0.98 * both[1],
         "is_throttled": "throttled" in run.flags, "clocks": "; ".join(clocks) or "flagged throttled",
     }  # fmt: skip
 
@@ -193,22 +185,16 @@ def collect_data_facts(run: AttributedRun) -> Facts:
     workload, read_bytes = run.result.workload, run.result.monitor.disk_read_bytes_per_s
     together, one_device = step_breakdown.figure(run.result, "data_s"), run.references.self_local
     alone = None if one_device is None else step_breakdown.figure(one_device, "data_s")
-    is_lazy, reason, is_slower = workload.prefetch == "none", None, False
+    is_lazy, is_slower = workload.prefetch == "none", False
     if together is not None and alone is not None and alone.value > 0:
         is_slower = combine({"together": 1.0, "alone": -1.5}, {"together": together, "alone": alone}).low > 0
-    if workload.feed == "disk":
-        reason = "disk"
-    elif datasets.decodes_in_training(workload.dataset):
-        reason = "decoding"
-    elif is_slower:
-        reason = "company"
-    elif is_lazy:
-        reason = "no prefetch"
+    reasons = {"disk": workload.feed == "disk", "decoding": datasets.decodes_in_training(workload.dataset),
+               "company": is_slower, "no prefetch": is_lazy}  # fmt: skip
     return {
         "together_s": together and together.value,
         "beside": "" if alone is None else f", {format_seconds(alone.value)} on one device",
         "read": "" if read_bytes is None else f", {format_bytes(read_bytes)}/s read from disk",
-        "reason": reason,
+        "reason": next((reason for reason, holds in reasons.items() if holds), None),
         "lazy": ", nothing is prefetched" if is_lazy else "",
         "queue": ", or dataset.prefetch=queue, which draws batches during the steps" if is_lazy else "",
     }  # fmt: skip
@@ -269,8 +255,7 @@ def collect_transfer_facts(run: AttributedRun) -> Facts:
         isolated_s = facts["isolated"].value
         facts |= {"isolated_s": isolated_s, "each_s": isolated_s / (len(sizes) or 1)}
         facts["transfer_s"] = facts["exposed"].value - (facts["wait"].value if facts["wait"] else 0.0)
-        if isolated_s > 0:
-            facts["ring_bytes"] = 2 * (result.scale.gpus - 1) / result.scale.gpus * sum(sizes) / isolated_s
+        facts["ring_bytes"] = ring_bytes(sum(sizes), result.scale.gpus) / isolated_s if isolated_s > 0 else None
     return facts | _find_faster_reduction(run)
 
 
@@ -329,11 +314,7 @@ def _computing_s(result: Result) -> float | None:
 
 
 FACTS_OF_PART: dict[str, Callable[[AttributedRun], Facts]] = {
-    "batch": collect_batch_facts,
-    "wrapper": collect_overhead_facts,
-    "contention": collect_contention_facts,
-    "data": collect_data_facts,
-    "imbalance": collect_imbalance_facts,
-    "drift": collect_drift_facts,
+    "batch": collect_batch_facts, "wrapper": collect_overhead_facts, "contention": collect_contention_facts,
+    "data": collect_data_facts, "imbalance": collect_imbalance_facts, "drift": collect_drift_facts,
     "communication": collect_transfer_facts,
-}
+}  # fmt: skip
