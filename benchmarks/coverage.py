@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from tests.builders.repeat_worlds import BIMODAL, IN_TURNS, WORLDS, World, cover, rank_many
+from tests.builders.repeat_worlds import BIMODAL, IN_TURNS, WORLDS, World, advise_beside, cover, rank_many
 
 TRIALS = int(os.environ.get("BENCHMARK_TRIALS", "2000"))
 LEAD = 0.1
@@ -24,6 +24,14 @@ def main() -> None:
     print(f"| repeats differ by | {' | '.join(f'{count} strategies' for count in counts)} |\n" + 5 * "| --- " + "|")
     for world in (WORLDS[1], World("2 %", 0.02), *WORLDS[2:]):
         print(f"| {world.name} | {' | '.join(format_ranking(world, count) for count in counts)} |")
+    print("\nshare of sweeps beside other programs that advise two devices / one device, by how fast two really are")
+    speedups = (0.97, 1.0, 1.03, 1.2)
+    print(f"| others take up to | {' | '.join(f'{speedup:g} times' for speedup in speedups)} |\n" + 5 * "| --- " + "|")
+    for taken in (0.0, 0.1, 0.3):
+        cells = ["{:.3f} / {:.3f}".format(*advise_beside(TRIALS, speedup, taken)) for speedup in speedups]
+        print(f"| {taken:.0%} | {' | '.join(cells)} |")
+    blind = advise_beside(TRIALS, 1.03, 0.1, flags="")[1]
+    print(f"without a look at other programs, of 10 %: one device wrongly in {blind:.3f}")
 
 
 def format_cover(world: World, repeats: int) -> list[str]:

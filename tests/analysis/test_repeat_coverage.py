@@ -3,7 +3,16 @@ kinds (tests/builders/repeat_worlds.py). `python -m benchmarks coverage` prints 
 
 import pytest
 
-from tests.builders.repeat_worlds import BIMODAL, IN_TURNS, WORLDS, World, cover, cover_further, rank_many
+from tests.builders.repeat_worlds import (
+    BIMODAL,
+    IN_TURNS,
+    WORLDS,
+    World,
+    advise_beside,
+    cover,
+    cover_further,
+    rank_many,
+)
 
 pytestmark = pytest.mark.truth
 QUICK, MANY = 200, 3000
@@ -77,3 +86,9 @@ def test_what_all_share_hides_no_lead(strategies, power):
     """The machine varies by 5 % from repeat to repeat: of independent means 0.28 and 0.04 of these leads were seen."""
     best, _ = rank_many(World("", 0.01, drift=0.05), QUICK, strategies, [0.1])
     assert best >= power
+
+
+@pytest.mark.parametrize(("speedup", "taken"), [(0.97, 0.1), (1.0, 0.0), (1.0, 0.1), (1.03, 0.1)])
+def test_no_wrong_advice_comes_of_other_programs(speedup, taken):
+    take, stay = advise_beside(QUICK, speedup, taken)
+    assert (take if speedup <= 1 else stay) <= 0.025 + NOISE / 2 and (stay == 0 or not taken)

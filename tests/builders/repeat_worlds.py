@@ -1,11 +1,13 @@
 """Made-up sweeps whose truth is known: log throughputs of configurations in repeats, on machines of many kinds."""
 
+from collections import Counter
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from scipy.signal import lfilter
 
-from scalebench.analysis.ranking import rank_rows
+from scalebench.analysis.ranking import advise, rank_rows
 from scalebench.core.stats.log_means import LogMean
 from scalebench.core.stats.moderated_variance import RepeatTable
 
@@ -112,21 +114,44 @@ def cover_further(world, trials, configurations=5, most=6, half_width=0.1):
     return (*(held / trials), float(np.mean(counts)))
 
 
-def rank_levels(levels):
-    """Rank strategies `0`, `1`, ... as a sweep whose configurations these are."""
+def make_rows(levels, **cells):
+    """Return rows `0`, `1`, ... of a sweep whose configurations these are, and what estimates their ratios."""
     table = make_table(levels)
 
     def estimate_ratio(row, base):
         if row is base:
             return LogMean(0.0)
-        return table.difference(row["name"], base["name"], levels[row["name"]] - levels[base["name"]])
+        difference = table.difference(row["name"], base["name"], levels[row["name"]] - levels[base["name"]])
+        return msgspec.structs.replace(difference, in_rounds=bool(cells.get("in_turns")))
 
-    cells = {"interval_over": "repeats", "flags": None, "repeats": levels.shape[1]}
+    cells = {"interval_over": "repeats", "flags": None, "repeats": levels.shape[1], **cells}
     rows = [
-        (str(k), {**cells, "name": k, "throughput_samples_per_s": RATE * float(np.exp(row.mean()))})
+        (str(k), {**cells, "name": k, "run_id": str(k), "throughput_samples_per_s": RATE * float(np.exp(row.mean()))})
         for k, row in enumerate(levels)
     ]
+    return rows, estimate_ratio
+
+
+def rank_levels(levels):
+    """Rank strategies `0`, `1`, ... as a sweep whose configurations these are."""
+    rows, estimate_ratio = make_rows(levels)
     return rank_rows({}, 2, rows, estimate_ratio)
+
+
+def advise_beside(trials, speedup, taken, flags="busy_machine", repeats=3):
+    """Return the shares of sweeps that advise two devices, and one, where two are really so many times as fast, starts
+    differ by 1 %, and other programs take up to this share of the time of two devices in a repeat. They take a quarter
+    of that from one device, which moves to a free core while two wait for the slower one."""
+    rng, said = np.random.default_rng(0), Counter()
+    for levels in sweeps(WORLDS[1], trials, 2, repeats, seed=1):
+        share = taken * rng.random(repeats)
+        levels = levels + np.log([1 - share / 4, speedup * (1 - share)])
+        rows, estimate_ratio = make_rows(levels, flags=flags if taken else None, in_turns=True)
+        for (_, row), gpus in zip(rows, (1, 2), strict=True):
+            row |= {"gpus": gpus, "baseline_bare_id": "0"}
+        rankings = [rank_rows({}, row["gpus"], [(name, row)], estimate_ratio) for name, row in rows]
+        said[advise(rankings, {name: (name, row) for name, row in rows}, estimate_ratio).kind] += 1
+    return said["take"] / trials, said["stay"] / trials
 
 
 def rank_many(world, trials, strategies, leads=(), repeats=3):
