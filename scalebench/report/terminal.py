@@ -124,7 +124,7 @@ def list_model_remarks(result: Result) -> list[str]:
     return list(dict.fromkeys(text for rank in result.ranks for text in rank.model_remarks.values()))
 
 
-def list_program_facts(result: Result) -> list[tuple[str, str]]:
+def list_program_facts(result: Result) -> FactRows:
     """List what was seen of a user's program; nothing of other runs."""
     script = result.ranks[0].script if result.ranks else None
     if script is None:
@@ -134,15 +134,15 @@ def list_program_facts(result: Result) -> list[tuple[str, str]]:
     step = other.get(script.step_kind, "a batch of fit" if script.leader is None else f"a step of {script.leader}{of}")
     facts = [("a step is", f"{step}; {script.steps:,} in all")]
     kinds = join_with_and(user_program.name_pauses(result))
-    shares = {
-        "beside training": (
-            user_program.pause_share(result),
-            "of the measured time" + f", in no rate: {kinds}" * bool(kinds),
-        ),
-        "waits for samples": (user_program.data_wait_share(result), "of a step"),
-        "scalebench's hooks": (user_program.hooks_share(result), "of a step"),
-    }
-    return [*facts, *((name, f"{format_percent(s)} {text}") for name, (s, text) in shares.items() if s is not None)]
+    outside = f"the measured time, in no rate: {kinds}" if kinds else "the measured time"
+    for name, share, text in (
+        ("beside training", user_program.pause_share(result), outside),
+        ("waits for samples", user_program.data_wait_share(result), "a step"),
+        ("scalebench's hooks", user_program.hooks_share(result), "a step"),
+    ):
+        if share is not None:
+            facts.append((name, f"{format_percent(share)} of {text}"))
+    return facts
 
 
 def describe_largest_batch(result: Result) -> str:
@@ -171,8 +171,10 @@ def make_details(result: Result, folder: Path, case: AttributedRun | None = None
     yield f"{folder}: {result.scale.strategy} gpus={result.scale.gpus}"
     facts = [*list_headline(result), *list_training_facts(result)]
     facts += [("model", text) for text in list_model_remarks(result)]
-    if (sentence := _describe_reading(result)) is not None:
-        facts.append(("data", sentence))
+    data, rate = result.workload, throughput.Measurement(result).throughput
+    of_training = None if rate is None else rate.value
+    reading = steps.describe_slow_reading(data.dataset, data.read_samples_per_s, "the training", of_training)
+    facts += [] if reading is None else [("data", reading)]
     yield make_fact_table([*facts, *list_program_facts(result), *list_files(result, folder)])
     yield from render(parallelism.make_stage_blocks(result))
     if any(rank.probes is None for rank in result.ranks):
@@ -185,18 +187,9 @@ def make_details(result: Result, folder: Path, case: AttributedRun | None = None
         yield "where the lost efficiency went"
         yield make_rich_table(attribution.make_run_table(case.attribution))
         yield from (cause.sentence() for cause in find_causes(case))
-    usage = list_usage(result)
-    usage += [] if result.monitor.reason is None else [("not measured", result.monitor.reason)]
-    if usage:
+    if usage := list_usage(result):
         yield "what the run used"
         yield make_fact_table(usage)
-
-
-def _describe_reading(result: Result) -> str | None:
-    data, rate = result.workload, throughput.Measurement(result).throughput
-    return steps.describe_slow_reading(
-        data.dataset, data.read_samples_per_s, "the training", None if rate is None else rate.value
-    )
 
 
 def list_headline(result: Result) -> FactRows:
@@ -323,14 +316,13 @@ def list_usage(result: Result) -> FactRows:
     for gpu in (gpu for rank in ranks for gpu in rank.gpus if gpu is not None):
         name, _, uuid = gpu.rpartition(" ")
         uuids_by_name.setdefault(name, []).append("-".join(uuid.split("-")[:2]))
-    peaks: list[tuple[list[int | None], str]] = [
-        ([rank.rss_peak_bytes for rank in ranks], ""),
-        ([rank.rss_anon_peak_bytes for rank in ranks], " without mapped files"),
-        ([peak for rank in ranks for peak in rank.peak_memory_bytes], " on a device"),
-    ]
-    largest = [(_find_largest(values), what) for values, what in peaks]
-    texts = [f"{format_bytes(peak)}{what}" for peak, what in largest if peak is not None]
     rows.append(("GPUs used", "; ".join(f"{name}: {' '.join(uuids)}" for name, uuids in uuids_by_name.items())))
+    peaks = {
+        "{}": _find_largest([rank.rss_peak_bytes for rank in ranks]),
+        "{} without mapped files": _find_largest([rank.rss_anon_peak_bytes for rank in ranks]),
+        "{} on a device": _find_largest([peak for rank in ranks for peak in rank.peak_memory_bytes]),
+    }
+    texts = [text.format(format_bytes(peak)) for text, peak in peaks.items() if peak is not None]
     rows.append(("memory of a rank at most", ", ".join(texts)))
     if (state := _find_largest([state for rank in ranks for state in rank.state_bytes or [None]])) is not None:
         parameters = result.workload.model_params
@@ -338,6 +330,7 @@ def list_usage(result: Result) -> FactRows:
         text = f"{format_bytes(state)} of weights, gradients and optimizer's state{each}"
         rows.append(("state of a device", text))
     rows.append(("left out", ", ".join(dict.fromkeys(name for rank in ranks for name in rank.left_out or []))))
+    rows.append(("not measured", result.monitor.reason or ""))
     return [(name, text) for name, text in rows if text]
 
 

@@ -7,14 +7,12 @@ same runs replaces them, or skips them.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import math
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +30,7 @@ from scalebench.report.losses import compute_losses
 DEFAULT_PROJECT = "scalebench"
 RUN_ID_TAG = "scalebench.run_id"
 MLFLOW_CONSENT = "MLFLOW_ALLOW_FILE_STORE"
-MLFLOW_BATCH = 100  # params and tags of one call; of metrics it takes ten times as many
+MLFLOW_BATCH, MLFLOW_METRICS = 100, 1000  # params, and metrics, that MLflow takes in one call
 MLFLOW_VALUE_CHARACTERS = 500
 UNSAFE_IN_FILE_NAME = re.compile(r"[^\w.-]", re.ASCII)
 
@@ -43,8 +41,7 @@ class Point(NamedTuple):
     value: float
 
 
-@dataclass(frozen=True)
-class TrackedRun:
+class TrackedRun(NamedTuple):
     """A run in the terms of trackers. Settings, figures and texts that it lacks are left out."""
 
     run_id: str
@@ -103,32 +100,28 @@ def _make_series(result: Result) -> dict[str, list[Point]]:
 
     Steps count from the start of the run, warm-up included, in blocks as in the curve.
     """
-    start_s = start_time(result).timestamp()
-    series: dict[str, list[Point]] = {}
-    losses = compute_losses(result)
+    start_s, losses = start_time(result).timestamp(), compute_losses(result)
+    points: list[tuple[str, int, float, float | None]] = []  # name, step, time, value
     if losses.measured:
         first = result.ranks[0]
         begins = first.block_started_at_s or [start_s] * len(first.block_s)
         ends = [begin + seconds for begin, seconds in zip(begins, first.block_s, strict=False)]
-        steps = [losses.steps[place] for place in losses.measured]
+        blocks = list(zip([losses.steps[place] for place in losses.measured], ends, losses.measured, strict=False))
+        points += [("block/loss", step, end, losses.losses[place]) for step, end, place in blocks]
         if not result.scale.independent:  # replicas that never meet have no common blocks
             seconds, samples = merge_rank_blocks(result.ranks)
-            series["block/throughput_samples_per_s"] = list(map(Point, steps, ends, (samples / seconds).tolist()))
-        series["block/loss"] = [
-            Point(step, end, loss)
-            for step, end, place in zip(steps, ends, losses.measured, strict=False)
-            if (loss := losses.losses[place]) is not None
-        ]
+            rates = zip(blocks, samples / seconds, strict=False)
+            points += [("block/throughput_samples_per_s", step, end, float(rate)) for (step, end, _), rate in rates]
     for point in result.quality.curve:
-        at_s = point.at_s or start_s
         values = {"train/loss": point.loss, "epochs": point.epochs, "train_s": point.train_s}
         values |= {f"validation/{name}": value for name, value in point.metrics.items()}
         values |= {f"train/{name}": value for name, value in point.train_metrics.items()}
-        for name, value in values.items():
-            if value is not None:
-                series.setdefault(f"curve/{name}", []).append(Point(point.step, at_s, value))
-    finite = {name: [point for point in points if math.isfinite(point.value)] for name, points in series.items()}
-    return {name: points for name, points in finite.items() if points}
+        points += [(f"curve/{name}", point.step, point.at_s or start_s, value) for name, value in values.items()]
+    series: dict[str, list[Point]] = {}
+    for name, step, at_s, value in points:
+        if value is not None and math.isfinite(value):
+            series.setdefault(name, []).append(Point(step, at_s, value))
+    return series
 
 
 def _write_tensorboard(runs: Survey, out: Path, project: str) -> list[str]:
@@ -166,54 +159,41 @@ def _write_mlflow(runs: Survey, out: Path, project: str) -> list[str]:
 
     uri = os.environ.get("MLFLOW_TRACKING_URI") or (out.absolute() / "mlruns").as_uri()
     is_file_store, added = uri.startswith("file:"), 0
+    lacks_consent = is_file_store and MLFLOW_CONSENT not in os.environ  # without which versions from 3 on refuse files
+    if lacks_consent:
+        os.environ[MLFLOW_CONSENT] = "true"
     try:
-        # Versions from 3 on refuse a folder of files without consent.
-        with _set_variable(MLFLOW_CONSENT, "true") if is_file_store else contextlib.nullcontext():
-            client = MlflowClient(uri)
-            experiment = client.get_experiment_by_name(project)
-            number = client.create_experiment(project) if experiment is None else experiment.experiment_id
-            for run in list_tracked_runs(runs):
-                if client.search_runs([number], f"tags.`{RUN_ID_TAG}` = '{run.run_id}'", max_results=1):
-                    continue
-                begin_ms = int(run.started_at.timestamp() * 1000)
-                tags = {RUN_ID_TAG: run.run_id, "group": run.group, **run.texts}
-                texts = {name: text[:MLFLOW_VALUE_CHARACTERS] for name, text in tags.items()}
-                run_id = client.create_run(number, begin_ms, run_name=run.name, tags=texts).info.run_id
-                params = [Param(key, str(value)[:MLFLOW_VALUE_CHARACTERS]) for key, value in run.settings.items()]
-                metrics = [Metric(name, value, begin_ms, 0) for name, value in run.figures.items()]
-                metrics += [
-                    Metric(name, value, int(at_s * 1000), step)
-                    for name, points in run.series.items()
-                    for step, at_s, value in points
-                ]
-                for batch in _split(params, MLFLOW_BATCH):
-                    client.log_batch(run_id, params=batch)
-                for batch in _split(metrics, MLFLOW_BATCH * 10):
-                    client.log_batch(run_id, metrics=batch)
-                ended = "FINISHED" if run.is_ok else "FAILED"
-                client.set_terminated(run_id, ended, begin_ms + int(run.wall_s * 1000))
-                added += 1
+        client = MlflowClient(uri)
+        experiment = client.get_experiment_by_name(project)
+        number = client.create_experiment(project) if experiment is None else experiment.experiment_id
+        for run in list_tracked_runs(runs):
+            if client.search_runs([number], f"tags.`{RUN_ID_TAG}` = '{run.run_id}'", max_results=1):
+                continue
+            begin_ms = int(run.started_at.timestamp() * 1000)
+            tags = {RUN_ID_TAG: run.run_id, "group": run.group, **run.texts}
+            texts = {name: text[:MLFLOW_VALUE_CHARACTERS] for name, text in tags.items()}
+            run_id = client.create_run(number, begin_ms, run_name=run.name, tags=texts).info.run_id
+            params = [Param(key, str(value)[:MLFLOW_VALUE_CHARACTERS]) for key, value in run.settings.items()]
+            metrics = [Metric(name, value, begin_ms, 0) for name, value in run.figures.items()]
+            metrics += [
+                Metric(name, value, int(at_s * 1000), step)
+                for name, points in run.series.items()
+                for step, at_s, value in points
+            ]
+            for first in range(0, len(params), MLFLOW_BATCH):
+                client.log_batch(run_id, params=params[first : first + MLFLOW_BATCH])
+            for first in range(0, len(metrics), MLFLOW_METRICS):
+                client.log_batch(run_id, metrics=metrics[first : first + MLFLOW_METRICS])
+            end_ms = begin_ms + int(run.wall_s * 1000)
+            client.set_terminated(run_id, "FINISHED" if run.is_ok else "FAILED", end_ms)
+            added += 1
     except MlflowException as error:
         raise InputError(f"mlflow at {uri}: {str(error).splitlines()[0]}") from error
+    finally:
+        if lacks_consent:
+            del os.environ[MLFLOW_CONSENT]
     way = f"{MLFLOW_CONSENT}=true mlflow ui --backend-store-uri {uri}" if is_file_store else uri
     return [f"{added} runs in experiment '{project}': {way}"]
-
-
-@contextlib.contextmanager
-def _set_variable(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
-def _split(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    return (items[first : first + size] for first in range(0, len(items), size))
 
 
 def _write_wandb(runs: Survey, out: Path, project: str) -> list[str]:
