@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity
 from scalebench.core.errors import InputError
 from scalebench.core.machine import gpus
 from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, NotMeasured, Unsupported
-from scalebench.strategies.deepspeed import DeepSpeedZero3, choose_engine_arguments
+from scalebench.strategies.deepspeed import choose_engine_arguments
 from scalebench.strategies.torch import base, batches
 from scalebench.strategies.torch import batches as feeding
 from scalebench.strategies.torch.base import choose_backend, choose_device
@@ -26,7 +26,6 @@ from scalebench.strategies.torch.group import choose_bound_device
 from scalebench.strategies.torch.lightning.trainer import choose_trainer_devices
 from scalebench.strategies.torch.memory import PeakMemory, count_state_bytes
 from scalebench.strategies.torch.observed import choose_activities
-from scalebench.strategies.torch.user_checks import copy_without_values
 from scalebench.workloads import networks
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
@@ -364,17 +363,6 @@ def test_the_peak_excludes_pauses(monkeypatch):
     assert peak.read_bytes(device) == 120
     with peak.paused(torch.device("cpu")):
         assert peak.read_bytes(torch.device("cpu")) is None
-
-
-def test_zero3_evaluates_a_copy_that_shares_what_the_model_shares(strategy, source):
-    """Without DeepSpeed, whose engine leaves the module as it is; two layers of it have the same weights."""
-    bare = strategy("bare_torch", **user_model("Series"))
-    zero3, empty = DeepSpeedZero3(bare.spec, 0), copy_without_values(bare.model, torch.device("meta"))
-    assert {each.device.type for each in (*empty.parameters(), *empty.buffers())} == {"meta"}
-    assert empty.module.again.weight is empty.module.square.weight
-    zero3.__dict__.update({name: value for name, value in bare.__dict__.items() if name != "net"})
-    zero3._empty_model, zero3.group = empty, SimpleNamespace(sum=lambda values: values)
-    assert zero3.evaluate(source()) == bare.evaluate(source())
 
 
 @pytest.mark.parametrize(("name", "optimizers"), [("bare_torch", 1), ("fsdp_gloo", 1), ("zero1", 2)])
