@@ -15,12 +15,13 @@ from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTI
 from scalebench.analysis.ranking import is_control
 from scalebench.analysis.scaling_curves import Curve, format_batch
 from scalebench.core.config_files import strategy_option_defaults
-from scalebench.core.sweep_file import find_places
+from scalebench.core.sweep_file import find_places, find_question
 
 BATCH = "batch"
 # They differ between sessions or seeds, follow from others, or make another model.
 OTHER_COLUMNS = ("seed", "framework_version", "learning_rate_rule", "model_options")
 COLUMNS = (BATCH, *(name for name in (*INPUT_COLUMNS, *SETTING_COLUMNS) if name not in OTHER_COLUMNS))
+BATCH_KEYS = dict.fromkeys(("train.batch_per_device", "train.global_batch"), BATCH)  # as they are swept
 ABSENT = "default"  # value of a key that a row does not set, where its strategy has no default
 Settings = dict[str, str]
 
@@ -37,7 +38,8 @@ class Contrast:
 
 def find_contrasts(curves: Sequence[Curve]) -> list[Contrast]:
     """Return a contrast for each key that was varied: that of the most values, then of the most devices, then of the
-    fastest strategy. Keys that change together have none, but for a script's own batch size and the batch."""
+    fastest strategy. Keys that change together have none, but for a script's own batch size and the batch; where the
+    sweeps name their question, no other key has one."""
     places_in = cache(find_places)
 
     def find_place(pair: tuple[Curve, dict[str, Any]]) -> float:
@@ -45,6 +47,7 @@ def find_contrasts(curves: Sequence[Curve]) -> list[Contrast]:
         return places_in(folder.parent).get(folder.name, math.inf)
 
     rows = [(curve, row) for curve in curves for row in curve.rows if not is_control(row["strategy"])]
+    questions = set(filter(None, map(find_question, {Path(row["path"]).parent for _, row in rows})))
     rows.sort(key=find_place)  # so that the first value is that of `compare --by`
     settings = _read_settings([row for _, row in rows])
 
@@ -52,9 +55,14 @@ def find_contrasts(curves: Sequence[Curve]) -> list[Contrast]:
         pairs = {(each[key], each[other]) for each in settings}
         return len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
 
+    def is_in_question(key: str) -> bool:
+        columns = {BATCH_KEYS.get(question, question.rpartition(".")[2]) for question in questions}
+        in_columns = (f" {row.get(column)}" for _, row in rows for column in columns & {*KEY_VALUE_COLUMNS})
+        return not columns or key in columns or any(f" {key}=" in text for text in in_columns)
+
     varied = [key for key in (settings[0] if settings else {}) if len({each[key] for each in settings}) > 1]
     contrasts: dict[str, Contrast] = {}
-    for key in varied:
+    for key in filter(is_in_question, varied):
         together = [other for other in varied if change_together(key, other)]
         if set(together) - ({key} if key in COLUMNS else {key, BATCH}):
             continue

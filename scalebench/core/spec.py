@@ -300,11 +300,12 @@ class ScriptSpec:
 
 @dataclass
 class SweepSpec:
-    """Settings of a sweep: its time limit and its report."""
+    """Settings of a sweep: its time limit, its report and its question."""
 
     max_minutes: float | None = number_field(None, positive=True)  # the least informative runs are left out beyond that
     report: bool = True  # write report.html into its folder at the end
     export: str = choice_field("none", *TRACKERS)  # pass its runs on at the end, as scalebench export does
+    question: str | None = None  # the swept key that the answer is about; null: all of them
 
 
 @dataclass

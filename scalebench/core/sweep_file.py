@@ -52,6 +52,7 @@ class SweepRecord:
     max_minutes: float | None = None
     ended: bool = False  # it came to its end, with or without runs that were left out
     stopped: bool = False  # by Ctrl-C or SIGTERM, before its end
+    question: str | None = None  # the swept key that its answer is about
     runs: list[PlannedRun] = field(default_factory=list)
 
     def missing(self, folder: Path) -> list[PlannedRun]:
@@ -114,12 +115,22 @@ def read_sweep(folder: Path) -> SweepRecord | None:
 def find_places(folder: Path) -> dict[str, int]:
     """Return the place of each run that the sweep in this folder was asked for, by the name of the run's folder; none
     where there is no sweep or an older one."""
+    runs = [run for record in _list_sweeps(folder) for run in record.runs]
+    return {str(run.number): run.place for run in runs if run.place is not None}
+
+
+def find_question(folder: Path) -> str | None:
+    """Return the key that the answer of the sweep in this folder is about, if it names one."""
+    return next((record.question for record in _list_sweeps(folder)), None)
+
+
+def _list_sweeps(folder: Path) -> list[SweepRecord]:
+    """Return the record of the sweep in this folder; nothing where there is none that can be read."""
     try:
         record = read_sweep(folder)
     except InputError:
-        return {}
-    runs = [] if record is None else record.runs
-    return {str(run.number): run.place for run in runs if run.place is not None}
+        return []
+    return [] if record is None else [record]
 
 
 def find_newest_sweep(below: Path = Path(RESULTS_FOLDER)) -> Path:

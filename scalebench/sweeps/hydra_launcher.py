@@ -110,6 +110,7 @@ class SweepLauncher(Launcher):
         unused = self._number_runs(planned, initial_job_idx, sweep_dir.absolute(), earlier)
         submitted = [n for n, run in enumerate(planned) if run.earlier is None and cluster_runs.is_submitted(run.spec)]
         settings = self._config.sweep
+        plan.check_question(settings.question, planned)
         if settings.export != "none":
             from scalebench.report.trackers import check_installed
 

@@ -372,6 +372,16 @@ def find_swept_keys(planned: Sequence[SweepRun]) -> set[str]:
     return {key for key, several in values.items() if len(several) > 1} - {"strategy", "gpus", "repeat"}
 
 
+def check_question(question: str | None, planned: Sequence[SweepRun]) -> None:
+    """Raise InputError where the answer is to be about a key of which the planned runs have one value."""
+    swept = {*find_swept_keys(planned), "strategy", "gpus"}
+    if question is not None and question not in swept:
+        raise InputError(
+            f"sweep.question={question}: this sweep has one value of it; name one of {', '.join(sorted(swept))}, or "
+            "sweep.question=null for an answer about each"
+        )
+
+
 def name_settings(overrides: Sequence[str], keys: set[str]) -> list[str]:
     """Return `seed=1` of each of these keys that the overrides of a run set, by the last part of its name."""
     pairs = [override.lstrip("+").partition("=")[::2] for override in overrides]

@@ -237,6 +237,7 @@ class SweepSession:
             self._lock = FolderLock(folder)
             self._planned = 0
             self.sweep = RunningSweep(folder, self.arguments, max_minutes, report, export)
+            self.sweep.record.question = planned[0].spec.config.sweep.question if planned else None
         self._planned += len(planned)
         self._swept_keys |= find_swept_keys(planned)
         self.console.print_open_ports([run.spec for run in planned])

@@ -50,6 +50,22 @@ def test_rows_that_differ_in_one_key_are_a_contrast(settings, expected, tmp_path
     assert all(part[:2] == ("ddp_gloo", 2) for part in found.values())
 
 
+@pytest.mark.parametrize(("question", "keys"), [
+    (None, ["batch", "precision"]), ("train.precision", ["precision"]), ("train.batch_per_device", ["batch"]),
+    ("gpus", []),
+])  # fmt: skip
+def test_a_sweep_may_name_its_question(question, keys, tmp_path):
+    write_sweep(SweepRecord("", [], "", 0, 0.0, question=question), tmp_path)
+    settings = [(16, "float32", None), (32, "float32", None), (16, "bfloat16", None)]
+    assert [*contrasts_of(tmp_path, settings)] == keys
+
+
+def test_a_question_may_be_a_key_of_many_words(tmp_path):
+    """sweep=transport varies variables of the environment."""
+    write_sweep(SweepRecord("", [], "", 0, 0.0, question="strategy.options"), tmp_path)
+    assert [*contrasts_of(tmp_path, [(8, "float32", 8), (64, "float32", 64)])] == ["batch_size"]
+
+
 def test_controls_answer_nothing(tmp_path):
     assert contrasts_of(tmp_path, [(16, "float32", None), (32, "float32", None)], ["independent_torch"]) == {}
 

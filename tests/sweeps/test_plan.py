@@ -112,6 +112,14 @@ def test_a_sweep_starts_what_it_measures_three_times():
             assert run.spec.repeats == repeats
 
 
+def test_the_question_is_a_key_that_is_swept():
+    planned = plan("strategy=ddp_gloo", "gpus=1,2", "train.precision=float32,bfloat16")
+    for question in (None, "gpus", "train.precision"):
+        plan_module.check_question(question, planned)
+    with pytest.raises(InputError, match="=seed: this sweep has one value of it; name one of gpus, str"):
+        plan_module.check_question("seed", planned)
+
+
 def test_a_repeat_is_what_its_overrides_compose_to():
     # Repeats are not composed for the plan, and are when they run; the files of sweeps set repeat=0.
     planned = plan("strategy=ddp_gloo", "repeat=0", "gpus=2", "measure.repeats=2")

@@ -79,6 +79,13 @@ def session_with(status, report=False):
     return session
 
 
+def test_a_sweep_records_its_question(tmp_path):
+    spec = simulated_spec()
+    spec.config.sweep.question = "gpus"
+    sweep = SweepSession([]).begin_sweep([SweepRun([], spec)], tmp_path / "s", None, False)
+    assert sweep.record.question == "gpus"
+
+
 def test_the_end_of_a_sweep_is_its_table_and_its_report(capsys, monkeypatch):
     """Both come of one load: of ten thousand runs it takes seconds."""
     session, load, loads = session_with("ok", report=True), read_runs.summarize_files, []
