@@ -9,7 +9,7 @@ import math
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from rich.text import Text
@@ -32,7 +32,7 @@ SUITE = "scalebench.compare"
 EXIT_STATUS = {analysis.OK: 0, analysis.REGRESSION: 3, analysis.NOT_COMPARABLE: 4, analysis.FAILED_RUN: 5,
                analysis.TOO_LITTLE_DATA: 6}  # fmt: skip
 MAX_LINES = 20  # of rows without a partner, and of differences
-MAX_DIFFERENCES = 10  # of a change in a history
+ALL = "--format json has all"
 WIDTH = 200  # of a file or a pipe
 MAX_PLACES = 40  # of a chart; names of more are not readable
 INTERVALS = f"Intervals: 95 %, over repeats where a side has {MIN_UNITS_FOR_TEST} or more; dots: single repeats."
@@ -90,19 +90,14 @@ def list_sentences(comparison: Comparison) -> list[str]:
         of = f"of {len(contrast.pairs)} pairs"
         differences = [f"also differs, {contrast.b} over {contrast.a}: {key}: {a}, {b} ({pairs} {of})"
                        for key, a, b, pairs in contrast.differences]  # fmt: skip
-        lines += _limit_lines(differences, "differences")
+        lines += doc.limit_texts(differences, MAX_LINES, f"and {{}} more differences ({ALL})")
     verdict = describe_verdict(comparison)
     notes = dict.fromkeys(note for pair in comparison.pairs for note in pair.notes if note not in verdict)
     lines += [f"note: {note}" for note in (*notes, *comparison.notes)]
     if comparison.ignored:
         lines.append(f"note: left out of the pairing: {', '.join(comparison.ignored)}")
     unmatched = [f"{row.side} {format_label(row.label)}: {row.reason}" for row in comparison.unmatched]
-    return [*lines, *_limit_lines(unmatched, "rows"), verdict]
-
-
-def _limit_lines(lines: list[str], what: str) -> list[str]:
-    more = len(lines) - MAX_LINES
-    return lines if more <= 0 else [*lines[:MAX_LINES], f"and {more} more {what} (--format json has all)"]
+    return [*lines, *doc.limit_texts(unmatched, MAX_LINES, f"and {{}} more rows ({ALL})"), verdict]
 
 
 def summarize(contrast: Contrast) -> str:
@@ -270,7 +265,11 @@ def make_comparison_charts(comparison: Comparison) -> list[doc.Chart]:
             ("throughput", "Throughput", "samples/s", rates, f"Samples/s in steady state, more is better. {INTERVALS}"),
             ("ratio", f"Ratio to {base}", f"ratio to {base}", ratios, f"Throughput over that of {base}. {OF_PAIRS}"),
         ):  # fmt: skip
-            series = [_make_bars(value, of_value) for value, of_value in bars.items()]
+            series = []
+            for value, of_value in bars.items():
+                estimates, repeats, labels = zip(*of_value.values(), strict=True)
+                tags = [{name: label[name] for name in doc.TAG_COLUMNS if name in label} for label in labels]
+                series.append(_make_series(value, [*of_value], estimates, repeats, point_tags=tags))
             chart_id = doc.make_id("compare", figure, key, str(count or ""))
             charts.append(doc.Chart(chart_id, f"{title} by {key}{on}", x, doc.Axis(unit), series, "bars", about))
     return charts
@@ -280,11 +279,12 @@ def _name_place(pair: Pair) -> str:
     return " ".join(text for key, text in pair.label.items() if key != "gpus") or "all"
 
 
-def _make_bars(value: str, bars: Mapping[str, Bar]) -> doc.Series:
-    estimates, repeats, labels = zip(*bars.values(), strict=True)
-    low, high = zip(*(estimate.limits for estimate in estimates), strict=True)
-    tags = [{name: label[name] for name in doc.TAG_COLUMNS if name in label} for label in labels]
-    return doc.Series(value, [*bars], [each.value for each in estimates], low, high, point_tags=tags, repeats=repeats)
+def _make_series(
+    name: str, x: Sequence[Any], estimates: Sequence[Estimate | None], repeats: Sequence[Sequence[float]], **more: Any
+) -> doc.Series:
+    y = [None if each is None else each.value for each in estimates]
+    low, high = zip(*((None, None) if each is None else each.limits for each in estimates), strict=True)
+    return doc.Series(name, x, y, low, high, repeats=repeats, **more)
 
 
 class MachineHistory(NamedTuple):
@@ -309,11 +309,9 @@ def make_history_blocks(name: str, histories: Sequence[MachineHistory]) -> Itera
                 rows.append(doc.Row(list(map(doc.Cell, texts))))
             title = clean_line(f"{format_label(configuration.label)}: {describe_change(configuration)}")
             yield doc.Table("history", title, HISTORY_HEADS, rows, frozenset(HISTORY_HEADS[:-1]))
-            differences = [] if change is None else change.differences
-            for key, before, after, _ in differences[:MAX_DIFFERENCES]:
-                yield clean_line(f"changed with it: {key}: {before} -> {after}")
-            if (more := len(differences) - MAX_DIFFERENCES) > 0:
-                yield f"{more} more differences: --format json lists all"
+            changes = [] if change is None else change.differences
+            lines = [f"changed with it: {key}: {before} -> {after}" for key, before, after, _ in changes]
+            yield from map(clean_line, doc.limit_texts(lines, MAX_LINES, f"and {{}} more differences ({ALL})"))
 
 
 def describe_change(configuration: ConfigurationHistory) -> str:
@@ -376,16 +374,14 @@ def make_history_charts(name: str, histories: Sequence[MachineHistory]) -> list[
 def _make_history_series(configuration: ConfigurationHistory) -> Iterator[doc.Series]:
     """Yield the line of a configuration, and the marker of the first session that differs."""
     sessions, change, name = configuration.sessions, configuration.change, format_label(configuration.label)
-    values = [None if session.rate is None else session.rate.value for session in sessions]
-    before = [value for value in values[: None if change is None else change.first] if value is not None]
+    rates = [session.rate for session in sessions[: None if change is None else change.first]]
+    before = [rate.value for rate in rates if rate is not None]
     if not before:
         return
-    mean = math.exp(math.fsum(map(math.log, before)) / len(before))
-    places, shares = [*range(1, len(sessions) + 1)], [None if value is None else value / mean for value in values]
-    scaled = [None if session.rate is None else scale_estimate(session.rate, 1 / mean) for session in sessions]
-    low, high = zip(*((None, None) if rate is None else rate.limits for rate in scaled), strict=True)
+    mean, places = math.exp(mean_of_repeats(before).mean), [*range(1, len(sessions) + 1)]
+    shares = [None if session.rate is None else scale_estimate(session.rate, 1 / mean) for session in sessions]
     repeats = [[rate / mean for rate in session.repeats] for session in sessions]
-    yield doc.Series(name, places, shares, low, high, notes=list(map(_format_time, sessions)), repeats=repeats)
-    if change is not None:
+    yield _make_series(name, places, shares, repeats, notes=list(map(_format_time, sessions)))
+    if change is not None and (share := shares[change.first]) is not None:
         text = f"{name}: first that is {'slower' if change.is_slower else 'faster'}"
-        yield doc.Series(text, [places[change.first]], [shares[change.first]], style="published")
+        yield doc.Series(text, [places[change.first]], [share.value], style="published")

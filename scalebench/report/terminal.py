@@ -35,7 +35,6 @@ from scalebench.report.sections import (
     memory,
     operations,
     parallelism,
-    published,
     steps,
     training,
 )  # fmt: skip
@@ -43,8 +42,6 @@ from scalebench.report.tables import STATUS_CHIPS, format_throughput
 from scalebench.report.terminal_table import CHIP_STYLES, Part, RunTable, make_fact_table, make_rich_table, render
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from scalebench.analysis.load import Survey
 
 FactRows = list[tuple[str, str]]
@@ -82,12 +79,6 @@ def _make_paragraph(sentences: Sequence[str], style: str = "") -> Iterator[Part]
     if sentences:
         yield ""
         yield from (Text(clean_text(sentence), style) for sentence in sentences)
-
-
-def make_references(frame: pd.DataFrame, names: Sequence[str]) -> Iterator[Part]:
-    """Yield the tables of published studies. Raises InputError for an unknown study."""
-    for table in published.make_terminal_tables(frame, names):
-        yield from render([table, table.caption])
 
 
 def make_outcome_line(

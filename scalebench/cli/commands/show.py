@@ -12,7 +12,8 @@ from pathlib import Path
 from scalebench.analysis import published
 from scalebench.cli.commands.arguments import FOLDERS_HELP, CommandParser, folders_or_newest, split_names
 from scalebench.report.sections.attribution import make_attribution_records
-from scalebench.report.terminal import make_references
+from scalebench.report.sections.published import make_terminal_tables
+from scalebench.report.terminal_table import render
 from scalebench.sweeps.console import Console
 
 
@@ -41,6 +42,7 @@ def main(options: argparse.Namespace) -> int:
     records = make_attribution_records(survey.frame)
     for folder in run_folders if options.details or len(run_folders) == 1 else []:
         console.print_details(folder, records)
-    for part in make_references(survey.frame, names) if names else []:
-        console.print_part(part)
+    for table in make_terminal_tables(survey.frame, names) if names else []:
+        for part in render([table, table.caption]):
+            console.print_part(part)
     return 0
