@@ -34,7 +34,6 @@ RECIPES_FILE = Path(__file__).with_name("repeat_commands.yaml")
 AUTO_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # what PyTorch's backend=auto resolves to
 FLOAT32 = "train.precision=float32"
 DEVICE_COUNT = re.compile(r"(?<= gpus=)(\d+)(?= |$)")
-FIRST_PORT = 20010  # of an example
 # Column of the frame, key of the command line, and the default value, which the command leaves out.
 SETTINGS = (
     ("precision", "train.precision", "default"), ("data_format", "train.data_format", "default"),
@@ -61,7 +60,6 @@ def make_command(row: Mapping[str, Any], unreadable: Unreadable | None = None) -
     do not hold everything. A record of Hydra's that cannot be used is added to `unreadable`.
     """
     overrides = _read_overrides(row, unreadable) or _make_overrides(row)
-    overrides = _add_missing(overrides, row)
     if (row.get("repeats") or 1) > 1:
         overrides = [override for override in overrides if not override.startswith(("repeat=", "measure.repeats="))]
         overrides.append(f"measure.repeats={row['repeats']}")
@@ -76,27 +74,29 @@ def make_baseline_commands(frame: pd.DataFrame, unreadable: Unreadable | None = 
     for row in rows:
         overrides = _read_overrides(row, unreadable)
         if any(override.startswith("repeat=") for override in overrides):
-            result = _read_result(row)
-            measure = None if result is None else result.spec.get("measure")
+            measure = (result.spec if (result := _read_result(row)) is not None else {}).get("measure")
             repeats = measure.get("repeats") if isinstance(measure, dict) else None
             if isinstance(repeats, int) and repeats > 1:  # which numbered the run, as it will again
                 overrides = [override for override in overrides if not override.startswith("repeat=")]
         # With these, the same sweep would leave out the same baselines again.
         overrides = [override for override in overrides if override not in ("baseline=bare", "baseline=none")]
-        head, *rest = DEVICE_COUNT.split(_join_command(_add_missing(overrides, row), row), maxsplit=1)
+        head, *rest = DEVICE_COUNT.split(_join_command(overrides, row), maxsplit=1)
         counts.setdefault((head, "".join(rest[1:])), {}).update(dict.fromkeys(rest[:1]))
     # One sweep for all numbers of devices: each of several would run the same baselines again.
     return [f"{head}{','.join(devices)}{tail}" for (head, tail), devices in counts.items()]
 
 
 def _join_command(overrides: list[str], row: Mapping[str, Any]) -> str:
-    """Return the command of a sweep, with the folder of YAML files that the run was started with."""
+    """Return the command of a sweep, with the strategy, the device count and the folder of YAML files that the run was
+    started with."""
+    keys = {override.partition("=")[0].lstrip("+") for override in overrides}
+    missing = [f"{name}={row[name]}" for name in ("strategy", "gpus") if name not in keys]
     try:
         text = read_plain_file(Path(str(row["path"])) / HYDRA_FILE, max_bytes=MAX_LIST_BYTES).decode("utf-8", "replace")
     except (FileRefused, OSError):
         text = ""
     folders = [f"--config-dir={path}" for path in CONFIG_DIR.findall(text)[:1]]
-    return f"scalebench --multirun {shlex.join([*folders, *overrides])}"
+    return f"scalebench --multirun {shlex.join([*folders, *overrides, *missing])}"
 
 
 def _read_overrides(row: Mapping[str, Any], unreadable: Unreadable | None) -> list[str]:
@@ -121,12 +121,6 @@ def _read_result(row: Mapping[str, Any]) -> Result | None:
         return read_result(Path(str(row["path"])) / RESULT_FILE)
     except InputError:
         return None
-
-
-def _add_missing(overrides: list[str], row: Mapping[str, Any]) -> list[str]:
-    """Add the strategy and the device count unless they were typed."""
-    keys = {override.partition("=")[0].lstrip("+") for override in overrides}
-    return overrides + [f"{name}={row[name]}" for name in ("strategy", "gpus") if name not in keys]
 
 
 def _make_overrides(row: Mapping[str, Any]) -> list[str]:
@@ -157,20 +151,17 @@ def make_recipe(strategy: str, gpus: int, device: str, row_options: str | None =
         return Recipe(page=entry["page"])
     changed = dict(word.split("=", 1) for word in (row_options or "").split() if "=" in word)
     settings = {key: str(value) for key, value in strategy_option_defaults(strategy).items()} | changed
-    addresses = [f'"localhost:{FIRST_PORT + number}"' for number in range(gpus)]
     backend = read_strategy_config(strategy)["backend"]
     backend = AUTO_BACKENDS[device] if backend in (None, "auto") else backend
-    values = {"gpus": str(gpus), "kind": device, "addresses": ", ".join(addresses), "backend": backend}
-    values |= entry.get(device) or {}
-    values |= (entry.get("of") or {}).get(strategy, {})
-    values |= {name: settings[name] for name in entry.get("verbatim") or [] if name in settings}
-    choices = (entry.get("choices") or {}).items()
+    values = {"gpus": str(gpus), "backend": backend, **entry.get(device, {}), **entry.get("of", {}).get(strategy, {})}
+    values |= {name: settings[name] for name in entry.get("verbatim", []) if name in settings}
+    choices = entry.get("choices", {}).items()
     values |= {name: texts.get(settings[name], values.get(name, "")) for name, texts in choices}
-    keywords = [f", {name}={changed[name]}" for name in entry.get("keywords") or [] if name in changed]
+    keywords = [f", {name}={changed[name]}" for name in entry.get("keywords", []) if name in changed]
     flags = [{"True": f" {flag}", "False": ""}.get(changed[name], f" {flag} {changed[name]}")
-             for name, flag in (entry.get("flags") or {}).items() if name in changed]  # fmt: skip
+             for name, flag in entry.get("flags", {}).items() if name in changed]  # fmt: skip
     values |= {"keywords": "".join(keywords), "flags": "".join(flags)}
-    covered = {name for part in ("verbatim", "keywords", "flags") for name in entry.get(part) or []}
+    covered = {name for part in ("verbatim", "keywords", "flags") for name in entry.get(part, [])}
     covered |= {name for name, texts in choices if settings[name] in texts}
     left_out = tuple(f"{name}={value}" for name, value in changed.items() if name not in covered)
     return Recipe(_fill_in(entry["start"], values), _fill_in(entry["code"], values).rstrip(), left_out)

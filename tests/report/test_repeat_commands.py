@@ -111,7 +111,7 @@ def test_the_command_repeats_the_recorded_overrides(tmp_path):
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- strategy=ddp_gloo\n- repeat=1\n")
     (tmp_path / ".hydra" / "hydra.yaml").unlink()
     command = make_command(row(tmp_path, repeats=3))
-    assert command == "scalebench --multirun strategy=ddp_gloo gpus=2 measure.repeats=3"
+    assert command == "scalebench --multirun strategy=ddp_gloo measure.repeats=3 gpus=2"
 
 
 def test_without_recorded_overrides_the_command_is_made_from_the_columns(tmp_path):
