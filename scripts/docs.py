@@ -22,9 +22,9 @@ from scalebench.core.config_files import (
     read_strategy_config,
     read_yaml,
 )
-from scalebench.core.json_files import read_json, write_text
+from scalebench.core.json_files import write_text
 from scalebench.core.plugins import API_VERSION
-from scalebench.core.result import SCHEMA_PATH
+from scalebench.core.result import result_schema
 from scalebench.report.flag_text import format_flag, read_flags
 from scalebench.strategies.registry import built_in_strategies
 
@@ -261,7 +261,7 @@ def format_record() -> str:
     module = "scalebench.core.result"
     comments = dict(_field_comments(module, "Result"))
     texts = {node.name: ast.get_docstring(node) or "" for node in _parse(module).body if isinstance(node, ast.ClassDef)}
-    fields = read_json(SCHEMA_PATH)["properties"]
+    fields = result_schema()["properties"]
     rows = []
     for name, field in fields.items():
         kind = next((word for word in re.findall(r"[A-Z]\w+", str(field)) if word in texts), "")

@@ -22,7 +22,6 @@ from scalebench.core.run_folder import RESULT_FILE
 from scalebench.core.untrusted import FileRefused, read_plain_file
 
 SCHEMA_VERSION = 2
-SCHEMA_PATH = Path(__file__).with_name("result.schema.json")
 FINAL_LOSS_STEPS = 10  # a fixed number, so that trainings to the same stop report the loss of the same steps
 STATUSES = ("ok", "failed", "oom", "timeout", "unsupported", "cancelled")
 Status = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(STATUSES)})]
@@ -530,7 +529,7 @@ def _other_version(path: Path, version: Any) -> str:
 
 
 def result_schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of result.json; `python -m scalebench.core.result` rewrites its file."""
+    """Return the JSON Schema (draft 2020-12) of result.json, which `python -m scalebench.core.result` prints."""
     parts: dict[str, Any] = msgspec.json.schema(Result)["$defs"]
     for part in parts.values():
         part.pop("description", None)  # the docstrings are for readers of the code
@@ -539,5 +538,4 @@ def result_schema() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    SCHEMA_PATH.write_text(json.dumps(result_schema(), indent=1) + "\n", encoding="utf-8")
-    print(SCHEMA_PATH)
+    print(json.dumps(result_schema(), indent=1))

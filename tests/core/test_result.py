@@ -143,7 +143,7 @@ def test_merged_points_have_the_seconds_of_the_slowest_rank_and_mean_losses():
     assert merge_curves([[point(1)], []]) == [] and merge_curves([]) == []
 
 
-VALIDATOR = Draft202012Validator(json.loads(results.SCHEMA_PATH.read_text(encoding="utf-8")))
+VALIDATOR = Draft202012Validator(results.result_schema())
 FULL = record(
     gpus=2,
     ranks=[
@@ -165,10 +165,8 @@ def paths(tree, prefix=()):
     return places
 
 
-def test_the_committed_schema_is_the_generated_one_and_has_every_field():
+def test_the_schema_has_every_field():
     schema = results.result_schema()
-    text = results.SCHEMA_PATH.read_text(encoding="utf-8")
-    assert text == json.dumps(schema, indent=1) + "\n", "run python -m scalebench.core.result"
     Draft202012Validator.check_schema(schema)
     assert list(schema["properties"]) == [f.name for f in dataclasses.fields(results.Result)]
     assert schema["properties"]["workload"] == {"$ref": "#/$defs/Workload"}
