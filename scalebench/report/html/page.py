@@ -24,7 +24,7 @@ from scalebench.core.machine.machine import describe_machine
 from scalebench.core.units import format_count
 from scalebench.core.untrusted import clean_text
 from scalebench.report import document as doc
-from scalebench.report.html.render import Renderer, list_filters
+from scalebench.report.html.render import list_filters, make_views
 from scalebench.report.report_data import HomeFolder, ReportData, make_relative_link
 from scalebench.report.sections import make_sections
 
@@ -70,7 +70,7 @@ def render_page(report_data: ReportData, folder: Path, sections: list[doc.Sectio
     return str(
         template.render(
             header=make_header(report_data, home.resolve(), folder.resolve()),
-            sections=Renderer(sections, home.resolve(), folder.resolve()).make_views(),
+            sections=make_views(sections, home.resolve(), folder.resolve()),
             filters=list_filters(sections),
             css=Markup(read_asset("page.css")),
             policy=make_policy(scripts.values()),

@@ -29,79 +29,63 @@ MAIN_CHARTS = ("scaling-throughput", "attribution-", "scaling-efficiency")  # ho
 View = dict[str, Any]
 
 
-class Renderer:
-    """Makes views of sections. Links of blocks are relative to `home`, the page is in `folder`."""
+def make_views(sections: Sequence[doc.Section], home: Path, folder: Path) -> list[View]:
+    """Return the sections, in which consecutive charts are one group, and each other block has one of its own. Links of
+    blocks are relative to `home`, the page is in `folder`."""
+    styles = ChartStyles(block for section in sections for block in section.blocks if isinstance(block, doc.Chart))
+    views = []
+    for section in lift_main_charts(sections):
+        groups: list[list[View]] = []
+        for block in section.blocks:
+            view = {"kind": type(block).__name__.lower(), "block": block}
+            if isinstance(block, doc.Chart):
+                view |= _make_chart(block, styles)
+            elif isinstance(block, doc.Table):
+                view |= _make_table(block, home, folder)
+            else:
+                view["tags"] = select_filter_tags(block.tags)
+            if groups and view["kind"] == "chart" == groups[-1][0]["kind"]:
+                groups[-1].append(view)
+            else:
+                groups.append([view])
+        views.append({"id": section.id, "title": section.title, "folded": section.folded, "groups": groups})
+    return views
 
-    def __init__(self, sections: Sequence[doc.Section], home: Path, folder: Path) -> None:
-        blocks = [block for section in sections for block in section.blocks]
-        self.sections, self.home, self.folder = sections, home, folder
-        self.styles = ChartStyles(block for block in blocks if isinstance(block, doc.Chart))
 
-    def make_views(self) -> list[View]:
-        """Return the sections, in which consecutive charts are one group, and each other block has one of its own."""
-        views = []
-        for section in lift_main_charts(self.sections):
-            groups: list[list[View]] = []
-            for view in map(self._make_view, section.blocks):
-                if groups and view["kind"] == "chart" == groups[-1][0]["kind"]:
-                    groups[-1].append(view)
-                else:
-                    groups.append([view])
-            views.append({"id": section.id, "title": section.title, "folded": section.folded, "groups": groups})
-        return views
+def _make_chart(chart: doc.Chart, styles: ChartStyles) -> View:
+    step = max(1, math.ceil(sum(len(series.x) for series in chart.series) / MAX_TABLE_POINTS))
+    limits, notes = any(series.low for series in chart.series), any(any(series.notes) for series in chart.series)
+    return {
+        "wide": chart.kind == "stacked" and any(len(str(x)) > MAX_NAME_LENGTH for x in chart.series[0].x),
+        "label": make_label(chart), "data": dump_json(make_figure(chart, styles.of(chart))), "step": step,
+        "limits": limits, "notes": notes,
+        "series": [
+            {"name": series.name, "tags": select_filter_tags(series.tags),
+             "rows": _render_points(chart, series, step, limits, notes)}
+            for series in chart.series
+        ],
+    }  # fmt: skip
 
-    def _make_view(self, block: doc.Block) -> View:
-        if isinstance(block, doc.Chart):
-            return self._make_chart(block)
-        if isinstance(block, doc.Table):
-            return self._make_table(block)
-        tags = select_filter_tags(block.tags)
-        if isinstance(block, doc.Verdict):
-            return {"kind": "verdict", "verdict": block, "tags": tags}
-        if isinstance(block, doc.Paragraph):
-            return {"kind": "paragraph", "text": block.text, "style": block.kind, "tags": tags}
-        return {"kind": "code", "text": block.text.rstrip("\n"), "language": block.language, "title": block.title,
-                "tags": tags}  # fmt: skip
 
-    def _make_chart(self, chart: doc.Chart) -> View:
-        points = sum(len(series.x) for series in chart.series)
-        step = max(1, math.ceil(points / MAX_TABLE_POINTS))
-        is_wide = chart.kind == "stacked" and any(len(str(x)) > MAX_NAME_LENGTH for x in chart.series[0].x)
-        limits, notes = any(series.low for series in chart.series), any(any(series.notes) for series in chart.series)
-        return {
-            "kind": "chart", "wide": is_wide, "id": chart.id, "title": chart.title, "caption": chart.caption,
-            "label": make_label(chart), "data": dump_json(make_figure(chart, self.styles.of(chart))), "step": step,
-            "heads": [chart.x.title, chart.y.title], "limits": limits, "notes": notes,
-            "series": [
-                {"name": series.name, "tags": select_filter_tags(series.tags),
-                 "rows": _render_points(chart, series, step, limits, notes)}
-                for series in chart.series
-            ],
-        }  # fmt: skip
+def _make_table(table: doc.Table, home: Path, folder: Path) -> View:
+    numeric = [column in table.numeric for column in table.columns]
 
-    def _make_table(self, table: doc.Table) -> View:
-        numeric = [column in table.numeric for column in table.columns]
-        return {
-            "kind": "table", "id": table.id, "title": table.title, "caption": table.caption,
-            "columns": list(zip(table.columns, numeric, strict=True)), "footnotes": table.footnotes,
-            "rows": Markup("".join(
-                f"<tr{_render_tags(row.tags)}>"
-                f"{''.join(self._render_cell(*pair) for pair in zip(row.cells, numeric, strict=True))}\n"
-                for row in table.rows
-            )),
-        }  # fmt: skip
-
-    def _render_cell(self, cell: doc.Cell, right: bool) -> str:
+    def render_cell(cell: doc.Cell, right: bool) -> str:
         text, start = _escape(cell.text), '<td class="right"' if right else "<td"
         if cell.chip:
             text = f'<span class="chip {cell.chip}">{text}</span>'
         if cell.note:
             start = f'{start} title="{_escape(cell.note)}"'
         if cell.link:
-            text = f'<a href="{_escape(make_relative_link(cell.link, self.home, self.folder))}">{text}</a>'
+            text = f'<a href="{_escape(make_relative_link(cell.link, home, folder))}">{text}</a>'
         if cell.value is None or (value := str(cell.value)) == cell.text:
             return f"{start}>{text}"
         return f'{start} data-value="{_escape(value)}">{text}'
+
+    rows = "".join(
+        f"<tr{_render_tags(row.tags)}>{''.join(map(render_cell, row.cells, numeric))}\n" for row in table.rows
+    )
+    return {"columns": list(zip(table.columns, numeric, strict=True)), "rows": Markup(rows)}
 
 
 def render_table(table: doc.Table) -> str:
