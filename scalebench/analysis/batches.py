@@ -1,27 +1,25 @@
 """Batches: the saturating batch of a device, from which more samples per step bring nearly nothing, and the fixed cost
-of a step; N devices of b samples beside one device of N * b; and how much of a larger batch's gain comes from
-synchronizing gradients less often."""
+of a step; N devices of b samples beside one device of N * b."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from scalebench.analysis import identity
-from scalebench.analysis.columns import RATE, estimate_of
+from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import Key, curve_key, group_by, name_curves
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve, split_repeats
 from scalebench.analysis.time_to_target import TrainingOutcome, mean_of_factors
-from scalebench.analysis.verdicts import decide_ratio, explain_no_verdict
-from scalebench.core.stats.estimate_arithmetic import combine, fit_least_squares, rate_to_seconds
-from scalebench.core.stats.estimates import CONFIDENCE, Estimate, scale_estimate, student_t
+from scalebench.analysis.verdicts import decide_ratio
+from scalebench.core.stats.estimate_arithmetic import fit_least_squares
+from scalebench.core.stats.estimates import CONFIDENCE, Estimate, student_t
 from scalebench.core.units import format_count
 
 BATCH = "batch_per_device"
@@ -168,23 +166,6 @@ class DevicesOrBatch:
     time_ratio: Estimate | None  # of speed to the target, over paired seeds; None unless every seed of both reached it
 
 
-@dataclass(frozen=True)
-class BatchGain:
-    """One batch of a device and the next larger one on as many devices: seconds of an epoch, before minus after."""
-
-    before: Row
-    after: Row
-    predicted: Estimate | None  # the exposed sync of its steps; None without probes
-    measured: Estimate | None  # all of it, with limits over repeats
-
-    @property
-    def share(self) -> float | None:
-        """The share of the gain that less frequent synchronization explains; None if there is surely no gain."""
-        if self.predicted is None or self.measured is None or self.measured.low <= 0:
-            return None
-        return self.predicted.value / self.measured.value
-
-
 def compare_devices_with_batch(
     curves: Iterable[Curve], estimate_ratio: EstimateRatio, outcomes: Iterable[TrainingOutcome] = ()
 ) -> list[DevicesOrBatch]:
@@ -225,19 +206,3 @@ def compare_devices_with_batch(
             time_ratio = mean_of_factors(ratios) if ratios else None
             comparisons.append(DevicesOrBatch(row, single, same_strategy, throughput, trainings, time_ratio))
     return comparisons
-
-
-def list_batch_gains(curve: Curve) -> Iterator[BatchGain]:
-    """Yield the gains along a curve over batches; none on one device, which synchronizes nothing."""
-
-    def estimate_epoch(row: Row) -> tuple[Estimate | None, Estimate | None]:
-        """Return the exposed sync and the time of an epoch."""
-        sync, steps, epoch_s = estimate_of(row, "sync_exposed_s"), row["steps_per_epoch"], row["epoch_s"]
-        rate = (None if explain_no_verdict(row) else estimate_of(row, RATE)) or Estimate(row[RATE])
-        epoch = None if epoch_s is None or math.isinf(epoch_s) else rate_to_seconds(rate, epoch_s * row[RATE])
-        return scale_estimate(sync, steps) if sync is not None and steps else None, epoch
-
-    for before, after in itertools.pairwise(curve.rows if curve.rows[0]["gpus"] > 1 else ()):
-        both = zip(estimate_epoch(before), estimate_epoch(after), strict=True)
-        gains = [combine({"a": 1.0, "b": -1.0}, {"a": a, "b": b}) if a and b else None for a, b in both]
-        yield BatchGain(before, after, *gains)

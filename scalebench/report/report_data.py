@@ -56,12 +56,8 @@ DETAIL_COLUMNS = (
 ).split()
 REPEAT_COLUMNS = ["fingerprint", "machine", "framework_version"]  # equal in all repeats of a configuration
 DOT_COLUMNS = [
-    *("throughput_samples_per_s", "step_s", "epoch_s", "device_hours_per_epoch", "energy_j_per_epoch"),
+    *("throughput_samples_per_s", "epoch_s", "device_hours_per_epoch", "energy_j_per_epoch", "sync_per_epoch_s"),
     *(f"{figure}_{kind}" for figure in ("speedup", "efficiency") for kind in ("self", "bare", "given")),
-    *("sync_exposed_s", "sync_isolated_s", "sync_per_epoch_s", "state_bytes", "peak_memory_bytes", "rss_peak_bytes"),
-    *("gpu_util_mean", "gpu_power_w_mean", "sm_clock_mhz_mean", "sm_clock_mhz_min", "mem_clock_mhz_min"),
-    *("pcie_received_bytes_per_step", "nvlink_received_bytes_per_step"),
-    *("cpu_util_mean", "net_sent_bytes_per_s", "net_received_bytes_per_s"),
 ]
 RUN_COLUMNS = tuple(dict.fromkeys([*DETAIL_COLUMNS, *GLOBAL_NAME_COLUMNS, *NAME_COLUMNS]))
 

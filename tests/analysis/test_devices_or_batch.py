@@ -1,4 +1,4 @@
-"""N devices of b samples beside one of N * b, and what fewer exchanges save, against figures worked out here."""
+"""N devices of b samples beside one of N * b, against figures worked out here."""
 
 import math
 import statistics
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from scalebench.analysis.batches import BatchGain, compare_devices_with_batch, list_batch_gains, make_batch_curves
+from scalebench.analysis.batches import compare_devices_with_batch
 from scalebench.analysis.scaling_curves import make_curves
 from scalebench.analysis.time_to_target import summarize_trainings
-from scalebench.core.stats.estimates import Estimate, student_t
+from scalebench.core.stats.estimates import student_t
 from scalebench.report.document import Paragraph, Table
 from scalebench.report.sections.batches import compare_devices_and_batches
 from tests.builders import sweeps
@@ -22,10 +22,6 @@ def chosen(*results):
     configurations, folders = sweeps.pool(results), [Path(str(number)) for number in range(len(results))]
     curves, outcomes = make_curves(configurations.make_frame()), summarize_trainings(frame_of_results(results, folders))
     return compare_devices_with_batch(curves, configurations.estimate_ratio, outcomes)
-
-
-def over(*results):
-    return make_batch_curves(make_curves(sweeps.pool(results).make_frame()))
 
 
 def test_n_devices_are_compared_with_one_device_at_the_same_global_batch():
@@ -77,33 +73,6 @@ def test_the_time_ratio_is_that_of_all_seeds():
     missed = [aimed(1, 20, seed, 6.0, reached=seed < 2) for seed in range(3)]
     (comparison,) = chosen(*missed, *two)
     assert comparison.time_ratio is None and [part.reached for part in comparison.trainings] == [3, 2]
-
-
-def test_the_predicted_gain_is_the_saved_exposed_sync():
-    (curve,) = over(*(batched("ddp_gloo", 2, batch, None, repeat) for batch in (10, 20, 50) for repeat in range(3)))
-    gains = list(list_batch_gains(curve))
-    assert [(one.before["batch_per_device"], one.after["batch_per_device"]) for one in gains] == [(10, 20), (20, 50)]
-    exposed_s = (STEP_S["ddp_gloo", 2] - STEP_S["ddp_gloo", 1]) / 2  # as tests.builders.sweeps makes its probes
-    for one, steps in zip(gains, (50 - 25, 25 - 10), strict=True):
-        assert one.predicted.value == pytest.approx(exposed_s * steps, rel=0.02)
-        assert one.measured.value == pytest.approx(STEP_S["ddp_gloo", 2] * steps, rel=0.02)
-        assert one.predicted.has_limits and one.measured.has_limits
-        assert one.share == pytest.approx(one.predicted.value / one.measured.value)
-    (alone,) = over(*(batched("ddp_gloo", 1, batch) for batch in (10, 20)))
-    assert list(list_batch_gains(alone)) == []
-    runs = [batched("ddp_gloo", 2, batch) for batch in (10, 20)]
-    for rank in runs[0].ranks:
-        rank.probes = None
-    (gain,) = list_batch_gains(*over(*runs))
-    assert gain.predicted is None and gain.measured is not None and gain.share is None
-
-
-@pytest.mark.parametrize(("measured", "share"), [
-    (Estimate(4.0, 3.0, 5.0), 0.25), (Estimate(4.0), None), (Estimate(-4.0, -5.0, -3.0), None), (None, None),
-    (Estimate(4.0, -1.0, 9.0), None),  # not resolved
-])  # fmt: skip
-def test_there_is_no_share_without_a_gain(measured, share):
-    assert BatchGain({}, {}, Estimate(1.0), measured).share == share
 
 
 def test_one_seed_says_nothing_about_the_time_to_the_target(tmp_path):

@@ -414,7 +414,7 @@ LIMITS = {
                 {"MAX_MONITORED_RUNS": 3, "MAX_MONITOR_POINTS": 20, "MAX_PROCESSES": 2}.items()},
     more_than_fits: {
         "document.MAX_CURVES": 1, "document.MAX_ROWS": 3, "report_data.MAX_DETAILED_RUNS": 16,
-        "sections.answer.MAX_ANSWERS": 1, "sections.answer.MAX_CONTRASTED": 1, "sections.attribution.MAX_BEST_BARS": 2,
+        "sections.answer.MAX_ANSWERS": 1, "sections.answer.MAX_CONTRASTED": 1, "sections.attribution.MAX_BARS": 2,
         "sections.machines.MAX_MACHINES": 3, "sections.operations.MAX_OPERATIONS": 1,
         "sections.operations.MAX_PROFILED_RUNS": 3, "sections.problems.MAX_LOGS": 2,
     },

@@ -37,7 +37,7 @@ def make_views(sections: Sequence[doc.Section], home: Path, folder: Path) -> lis
     for section in lift_main_charts(sections):
         groups: list[list[View]] = []
         for block in section.blocks:
-            view = {"kind": type(block).__name__.lower(), "block": block}
+            view: View = {"kind": type(block).__name__.lower(), "block": block}
             if isinstance(block, doc.Chart):
                 view |= _make_chart(block, styles)
             elif isinstance(block, doc.Table):

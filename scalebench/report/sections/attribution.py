@@ -31,8 +31,7 @@ from scalebench.report.report_data import ReportData, list_left_out_configuratio
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_BARS = 40  # of a chart
-MAX_BEST_BARS = 8  # of the chart below the answer
+MAX_BARS = 8  # of the chart below the answer
 MIN_TITLE_SHARE = 0.25  # of the largest loss, above which a part of it is the title
 MIN_DRAWN_SHARE = 0.005  # points of efficiency; smaller parts cannot be seen in a chart
 Bar = tuple[Curve, int, AttributedRun]  # a configuration at one device count
@@ -129,19 +128,14 @@ def make_run_table(parts: Attribution) -> doc.Table:
 
 
 def _draw_losses(group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Block]:
-    """Yield charts and table of the lost parts, and what is known of them. The first chart can be seen at a glance,
-    since the page has it below the answer: of many bars those of the most devices of the strategies that lose least."""
+    """Yield chart and table of the lost parts, and what is known of them. The chart can be seen at a glance, since the
+    page has it below the answer: of many bars those of the most devices of the strategies that lose least."""
     bars = list(_list_bars(group.curves, attribute_runs(report_data)))
     best, most = bars, {id(curve): gpus for curve, gpus, _ in bars}
-    if len(bars) > MAX_BEST_BARS and len(most) > 1:
+    if len(bars) > MAX_BARS and len(most) > 1:
         largest = [bar for bar in bars if most[id(bar[0])] == bar[1]]
-        best = sorted(largest, key=lambda bar: bar[2].attribution.lost.value)[:MAX_BEST_BARS]
-    if len(best) == len(bars):
-        yield _make_chart(group, bars, group.make_id())
-    else:
-        yield _make_chart(group, best, group.make_id(), "each strategy on its most devices")
-        if len(bars) <= MAX_BARS:
-            yield _make_chart(group, bars, group.make_id("every"))
+        best = sorted(largest, key=lambda bar: bar[2].attribution.lost.value)[:MAX_BARS]
+    yield _make_chart(group, best, "each strategy on its most devices" if len(best) < len(bars) else "")
     yield _make_table(group, bars)
     yield from _explain_unmeasured(bars)
     yield from _describe_causes(bars)
@@ -175,7 +169,7 @@ def _list_bars(curves: Sequence[Curve], cases: Mapping[str, AttributedRun]) -> I
                 yield curve, int(row["gpus"]), case
 
 
-def _make_chart(group: doc.CurveGroup, bars: list[Bar], chart_id: str, about: str = "") -> doc.Chart:
+def _make_chart(group: doc.CurveGroup, bars: list[Bar], about: str) -> doc.Chart:
     """Make bars of ideal throughput, the best one first: the share that is kept, and the lost parts beside it."""
     bars = sorted(bars, key=lambda bar: bar[2].attribution.lost.value)
     names, tags = [f"{curve.name} x {gpus}" for curve, gpus, _ in bars], [curve.tags for curve, _, _ in bars]
@@ -222,7 +216,7 @@ def _make_chart(group: doc.CurveGroup, bars: list[Bar], chart_id: str, about: st
         if part.share.value < MIN_TITLE_SHARE * max(run.lost.value for run in runs):
             title = f"{TITLE}: most of it is within the noise"
     axes = doc.Axis("strategy and devices"), doc.Axis("share of ideal throughput", percent=True)
-    return doc.Chart(chart_id, title, *axes, series, "stacked", caption)
+    return doc.Chart(group.make_id(), title, *axes, series, "stacked", caption)
 
 
 def _make_table(group: doc.CurveGroup, bars: list[Bar]) -> doc.Table:

@@ -1,5 +1,5 @@
 """Batches: throughput and epoch time over the batch of a device with the saturating batch, from which a larger one
-brings nearly nothing; more devices or a larger batch, and what fewer synchronizations save.
+brings nearly nothing; more devices or a larger batch.
 
 The terminal shows the sentences about saturating batches."""
 
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from scalebench.analysis import batches
 from scalebench.analysis.batches import BATCH, SATURATION_SHARE, DevicesOrBatch, SaturatingBatch, StepFit
@@ -44,11 +43,6 @@ TO_TARGET_CAPTION = (
     " To target: seconds of training, of several seeds their geometric mean; empty if one of them never reached it."
 )
 FEWER_STEPS = "a larger batch makes fewer steps per epoch, and may learn less in it"
-GAINS_CAPTION = (
-    "Predicted: exposed sync of a step times the steps of an epoch, before minus after: what synchronizing less often "
-    "saves. Measured: the epoch before minus after. The rest is how much better a device works with a larger batch. "
-    "95 % limits; empty if no probes were made or an epoch is unknown."
-)
 
 
 def _describe_groups(group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Block]:
@@ -172,7 +166,7 @@ def format_half_batch(line: StepFit | None) -> str:
 
 
 def compare_devices_and_batches(report_data: ReportData) -> Iterator[doc.Block]:
-    """Compare what was measured both ways, and the batches of strategies on several devices."""
+    """Compare N devices with one device at N times the batch."""
     estimate_ratio, outcomes = report_data.configurations.estimate_ratio, summarize_trainings(report_data.frame)
     pairs = batches.compare_devices_with_batch(report_data.curves, estimate_ratio, outcomes)
     groups, notes = doc.group_curves(CHOICES, batches.make_batch_curves(report_data.curves))
@@ -198,22 +192,6 @@ def compare_devices_and_batches(report_data: ReportData) -> Iterator[doc.Block]:
             )
             yield from spec.draw_lines(selection, "throughput", title, lines, axis, about, x="global_batch")
     yield _make_choice_table(pairs)
-    gains = []
-    for curve in (curve for group in groups for curve in group.curves):
-        for gain in batches.list_batch_gains(curve):
-            values: dict[str, Any] = {"model": curve.tags["model"], "strategy": curve.name}
-            for name in (BATCH, "steps_per_epoch"):
-                before, after = gain.before[name], gain.after[name]
-                is_known = None not in (before, after)
-                values[name.replace("_", " ")] = doc.make_cell(f"{before:,} to {after:,}", after) if is_known else None
-            gains.append((curve.tags, {
-                **values,
-                "predicted gain (95 %)": doc.format_cell(gain.predicted, units.format_seconds),
-                "measured gain (95 %)": doc.format_cell(gain.measured, units.format_seconds),
-                "predicted of it": doc.format_cell(gain.share, units.format_percent),
-            }))  # fmt: skip
-    title = "Fewer synchronizations: predicted and measured"
-    yield spec.make_table(f"{CHOICES}-gains", title, gains, ["strategy"], GAINS_CAPTION)
 
 
 def _describe_choice(pair: DevicesOrBatch) -> str:

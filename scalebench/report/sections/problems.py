@@ -77,7 +77,8 @@ def _make_log_block(report_data: ReportData, row: RunRow, name: str) -> doc.Bloc
 
 
 def _list_flags(report_data: ReportData) -> Iterator[doc.Block]:
-    """Say what each flag means, and which rows have it; the repeats of a configuration are one row."""
+    """Say what each flag means, and how many rows have it; the repeats of a configuration are one row, and the table of
+    configurations has the flags of each."""
     frame = report_data.pooled
     pairs = zip(frame["flags"], frame["steady"], strict=True)
     flags = [list_flags(to_text(names), to_text(steady) == "False") for names, steady in pairs]
@@ -89,12 +90,6 @@ def _list_flags(report_data: ReportData) -> Iterator[doc.Block]:
         for flag in [*ordered, *sorted(set(counts) - set(ordered))]
     ]
     yield _make_table("warnings", "Warnings", rows, "", "rows")
-    flagged = plain_rows(select_run_columns(frame)[[bool(names) for names in flags]])
-    names = name_runs(flagged)
-    texts = [", ".join(map(format_flag, each)) for each in flags if each]
-    rows = [(doc.get_tags(row), {"run": names[row["run_id"]], "warnings": text})
-            for row, text in zip(flagged, texts, strict=True)]  # fmt: skip
-    yield _make_table("flagged", "Rows with warnings", rows)
 
 
 def _select_rows(frame: pd.DataFrame, has_status: Callable[[str], bool]) -> list[RunRow]:
