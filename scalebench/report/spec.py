@@ -23,11 +23,14 @@ TableRow = tuple[doc.Tags, Mapping[str, Any]]  # tags, and values by the heads o
 
 
 def to_cell(value: Any) -> doc.Cell:
-    """Make a cell of a count, a text, or a ratio with its limits; empty for None."""
+    """Make a cell of a count, a text, a ratio with its limits, or a pair of a figure and the function that writes it;
+    empty for None."""
     if isinstance(value, doc.Cell):
         return value
     if isinstance(value, Estimate):
         return doc.format_cell(value, units.format_ratio)
+    if isinstance(value, tuple):
+        return doc.format_cell(*value)
     return doc.Cell(f"{value:,}", value) if isinstance(value, int) else doc.make_cell(value or "")
 
 

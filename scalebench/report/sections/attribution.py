@@ -227,8 +227,8 @@ def _make_table(group: doc.CurveGroup, bars: list[Bar]) -> doc.Table:
         lost, against = units.format_percent(run.lost), "" if run.against == "bare" else f" against {run.against}"
         values: dict[str, Any] = {
             "strategy": curve.name, "devices": gpus, "repeats": run.repeats,
-            "ideal step": doc.format_cell(run.ideal_s, units.format_seconds),
-            "step": doc.format_cell(run.step_s, units.format_seconds),
+            "ideal step": (run.ideal_s, units.format_seconds),
+            "step": (run.step_s, units.format_seconds),
             "lost": doc.make_cell(lost + against, run.lost.value),
         }  # fmt: skip
         for name in names:
@@ -236,7 +236,7 @@ def _make_table(group: doc.CurveGroup, bars: list[Bar]) -> doc.Table:
             if part is not None and part.names[0] != name:
                 values[name] = doc.Cell(f"in {part.names[0]}")
             else:
-                values[name] = doc.format_cell(part and part.share, units.format_percent)
+                values[name] = (part and part.share, units.format_percent)
         rows.append((curve.tags, values))
     return spec.make_table(group.make_id("parts"), "Parts of the lost efficiency", rows, caption=TABLE_CAPTION)
 

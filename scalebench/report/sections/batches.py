@@ -72,12 +72,12 @@ def _describe_groups(group: doc.CurveGroup, report_data: ReportData) -> Iterator
             "strategy": curve.name,
             "saturating batch": doc.make_cell(format_batch(point), point.batch),
             "could be": ", ".join(f"{batch:,}" for batch in point.candidates or ()),
-            "of the highest": doc.format_cell(point.share, tables.format_whole_percent),
+            "of the highest": (point.share, tables.format_whole_percent),
             "highest at": point.highest,
             "n_1/2 (95 %)": doc.make_cell(format_half_batch(line), line and line.half_batch),
-            "limit, samples/s": doc.format_cell(_find_limit(curve, line), "{:,.0f}".format),
-            "R²": doc.format_cell(line and line.r_squared, "{:.3f}".format),
-            "worst": doc.format_cell(line and line.worst, units.format_percent),
+            "limit, samples/s": (_find_limit(curve, line), "{:,.0f}".format),
+            "R²": (line and line.r_squared, "{:.3f}".format),
+            "worst": (line and line.worst, units.format_percent),
         }))  # fmt: skip
     title = "Where a larger batch stops to pay"
     yield spec.make_table(group.make_id("saturation"), title, rows, caption=SATURATION_CAPTION)

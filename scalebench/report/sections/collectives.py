@@ -107,7 +107,7 @@ def _make_matrices(frame: pd.DataFrame) -> Iterator[doc.Table | doc.Paragraph]:
         ranks, tags = range(int(first["gpus"])), {"hardware": first["hardware"], "strategy": first["strategy"]}
         table_rows = [
             (tags, {"from rank": str(source), **{
-                f"to {target}": doc.format_cell(figures.get((source, target)), "{:.3g}".format) for target in ranks
+                f"to {target}": (figures.get((source, target)), "{:.3g}".format) for target in ranks
             }})
             for source in ranks
         ]  # fmt: skip
@@ -134,10 +134,10 @@ def _make_collective_table(number: int, key: dict[str, Any], rows: pd.DataFrame)
     rates = {line: _mean_bandwidths(own) for line, own in lines.items()}
     table_rows: list[tuple[doc.Tags, dict[str, Any]]] = []
     for size in sorted(rows["size_bytes"].unique()):
-        values = {"size": doc.make_cell(units.format_binary_bytes(size), size)}
+        values: dict[str, Any] = {"size": doc.make_cell(units.format_binary_bytes(size), size)}
         for line in lines:
-            values[f"{line} (95 %)"] = doc.format_cell(times[line].get(size), _format_time)
-            values[f"busbw, {line}"] = doc.format_cell(rates[line].get(size), lambda r: f"{units.format_bytes(r)}/s")
+            values[f"{line} (95 %)"] = (times[line].get(size), _format_time)
+            values[f"busbw, {line}"] = (rates[line].get(size), lambda r: f"{units.format_bytes(r)}/s")
         table_rows.append(({}, values))
     return spec.make_table(f"collectives-{number}", _name_operation(key), table_rows, caption=LIMITS)
 
@@ -159,8 +159,8 @@ def make_bandwidth_table(frame: pd.DataFrame) -> doc.Table:
             ranks = f"{row['source']} {arrow} {row['target']}" if row["source"] != row["target"] else str(row["source"])
         rows.append(({}, {
             "strategy": lines[index], "gpus": int(row["gpus"]), "transfer": row["kind"], "ranks": ranks,
-            "size": doc.format_cell(row["size_bytes"], units.format_binary_bytes),
-            "time": doc.format_cell(row["time_s"], units.format_seconds),
+            "size": (row["size_bytes"], units.format_binary_bytes),
+            "time": (row["time_s"], units.format_seconds),
             "GB/s (95 %)": "" if rate is None or is_latency else units.format_limits(rate, lambda x: f"{x / GIGA:.3g}"),
         }))  # fmt: skip
     return spec.make_table("bandwidth", "bandwidth", rows, ("transfer", "ranks"))

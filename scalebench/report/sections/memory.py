@@ -81,8 +81,8 @@ def make_table(models: Sequence[ModelMemory]) -> doc.Table:
             **{head: row[name] for name, head in settings.items()},
             "strategy": format_strategy(row), "gpus": row["gpus"], "batch per device": row["batch_per_device"],
             THROUGHPUT_HEAD: make_cell(row, RATE), "state of a device": make_cell(row, "state_bytes"),
-            "of a whole model": doc.format_cell(model.share(row), format_whole_percent),
-            "of a parameter": doc.format_cell(bytes_per_parameter(row), "{:.1f} B".format),
+            "of a whole model": (model.share(row), format_whole_percent),
+            "of a parameter": (bytes_per_parameter(row), "{:.1f} B".format),
             **{head: make_cell(row, name) for name, head in FIGURES.items()}, "status": row["status"],
         })
         for model, row in pairs

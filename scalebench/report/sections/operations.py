@@ -99,7 +99,7 @@ def make_operations_table(profile: Profile, table_id: str, title: str, tags: doc
         rows.append((tags or {}, {
             "operation": doc.Cell(text, name), **({"device": operation.device} if has_devices else {}),
             "calls per step": doc.Cell(f"{operation.calls:,.4g}", operation.calls),
-            "own time per step": doc.format_cell(operation.self_s, units.format_seconds),
+            "own time per step": (operation.self_s, units.format_seconds),
             "of all operations": doc.Cell("-" if share is None else units.format_percent(share), share),
             "collective": "collective" if operation.collective else "",
         }))  # fmt: skip

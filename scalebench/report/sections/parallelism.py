@@ -89,8 +89,8 @@ def make_table(compared: Sequence[ParallelismComparison], limits: bool = True) -
             rows.append((get_filter_tags(comparison), {
                 "model": row["model"], doc.DEVICES: row["gpus"], "global batch": row["global_batch"],
                 "kind": f"{kind}: {result.row['strategy']}",
-                "sends": doc.format_cell(result.sent_bytes, units.format_bytes),
-                "FLOP/B": doc.format_cell(result.flops_per_byte, "{:,.0f}".format), "took": took,
+                "sends": (result.sent_bytes, units.format_bytes),
+                "FLOP/B": (result.flops_per_byte, "{:,.0f}".format), "took": took,
                 "fastest": "tied" if kind in tied or (place and tied) else place,
             }))  # fmt: skip
     caption, title = doc.join_sentences(*CAPTION), "Data or model parallelism"

@@ -85,12 +85,12 @@ def make_table(predicted: PredictedGroup, counts: Sequence[int], table_id: str =
         share, hours = (forecast.efficiency, forecast.device_hours_per_epoch) if rate and fits else (None, None)
         rows.append((prediction.curve.tags, {
             "strategy": prediction.name, doc.DEVICES: forecast.devices,
-            THROUGHPUT_HEAD: doc.format_cell(rate, units.format_rate) if rate and fits else missing,
-            "measured": doc.format_cell(prediction.find_measured(forecast.devices), "{:,.0f}".format),
-            "efficiency": doc.format_cell(share, format_whole_percent),
+            THROUGHPUT_HEAD: (rate, units.format_rate) if rate and fits else missing,
+            "measured": (prediction.find_measured(forecast.devices), "{:,.0f}".format),
+            "efficiency": (share, format_whole_percent),
             "limited by": forecast.limited_by if rate else "",
-            "memory": doc.format_cell(forecast.memory_bytes, units.format_bytes),
-            "device time per epoch": doc.format_cell(hours, units.format_device_hours),
+            "memory": (forecast.memory_bytes, units.format_bytes),
+            "device time per epoch": (hours, units.format_device_hours),
         }))  # fmt: skip
     bases = sorted({prediction.points[0].devices for prediction in predicted.predictions})
     base = f"efficiency: throughput per device over that of the fewest measured devices ({', '.join(map(str, bases))})"
@@ -184,7 +184,7 @@ def make_check_table(checks: Sequence[Check], table_id: str = f"{SECTION_ID}-che
     rows = [
         (check.curve.tags, {
             "strategy": check.curve.name, "from": ", ".join(str(point.devices) for point in check.seen),
-            doc.DEVICES: check.row["gpus"], "predicted (95 %)": doc.format_cell(check.predicted, units.format_rate),
+            doc.DEVICES: check.row["gpus"], "predicted (95 %)": (check.predicted, units.format_rate),
             "measured": doc.make_cell(f"{check.row[RATE]:,.0f}", check.row[RATE]),
             "error": doc.make_cell(f"{100 * check.error:+.1f} %", check.error), "holds": "yes" if check.holds else "no",
         })

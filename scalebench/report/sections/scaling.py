@@ -111,7 +111,7 @@ def _list_slopes(group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc
             text = f"{limit.gpus or 'none'} [{limit.certain_gpus or 'none'}]{again}"
             values |= {
                 f"slope, {label}": fitted and fitted.speedup,
-                f"off, {label}": doc.format_cell(fitted and fitted.worst, tables.format_whole_percent),
+                f"off, {label}": (fitted and fitted.worst, tables.format_whole_percent),
                 f"over devices, {label}": fitted and ", ".join(str(count) for count, _ in fitted.points),
                 f"{limit_head}, {label}":
                     None if limit.largest_measured is None else doc.make_cell(text, limit.gpus or 0),
@@ -131,7 +131,7 @@ def _list_node_boundaries(group: doc.CurveGroup, report_data: ReportData) -> Ite
     rows = []
     for curve in group.curves:
         for jump in find_node_boundaries(curve, report_data.configurations.estimate_ratio, kind):
-            before, after = (doc.format_cell(share, tables.format_whole_percent) for share in jump.efficiencies)
+            before, after = ((share, tables.format_whole_percent) for share in jump.efficiencies)
             devices, nodes = (" to ".join(str(row[name]) for row in jump.rows) for name in ("gpus", "nodes"))
             rows.append((curve.tags, {
                 "strategy": curve.name, doc.DEVICES: devices, "nodes": nodes, "efficiency before": before,

@@ -287,14 +287,12 @@ def list_real_input(report_data: ReportData) -> Iterator[doc.Block]:
         text = f"{row['dataset']} has {times} {other['dataset']} {under}{doubt and f'; {doubt}'}."
         yield doc.Paragraph(text, "answer", tags)
         step_s, generated_s = (float(each["global_batch"] / each[doc.THROUGHPUT]) for each in (row, other))
-        waiting, waiting_generated = (
-            doc.format_cell(each["data_share"], tables.format_whole_percent) for each in (row, other)
-        )
+        waiting, waiting_generated = ((each["data_share"], tables.format_whole_percent) for each in (row, other))
         rows.append((tags, {
             **{name: row[name] for name in ("model", "strategy", "gpus")}, "real input": row["dataset"],
             "samples/s": tables.make_cell(row, doc.THROUGHPUT),
             "generated samples/s": tables.make_cell(other, doc.THROUGHPUT), "ratio (95 %)": ratio,
-            "longer step": doc.format_cell(step_s - generated_s, units.format_seconds),
+            "longer step": (step_s - generated_s, units.format_seconds),
             "waiting": waiting, "waiting, generated": waiting_generated,
         }))  # fmt: skip
     fastest = {row["dataset"]: row for row in sorted(measured, key=lambda row: row[doc.THROUGHPUT])}

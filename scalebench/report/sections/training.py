@@ -195,20 +195,20 @@ def make_table(table_id: str, title: str, trainings: Sequence[TrainingOutcome]) 
         has_missed = training.target is not None and not training.reached
         time_s = doc.format_cell(figures["time_to_target_s"], units.format_seconds)
         over = {
-            f"{head} over {kind}": doc.format_cell(figures[f"{name}_{kind}"], units.format_ratio)
+            f"{head} over {kind}": (figures[f"{name}_{kind}"], units.format_ratio)
             for kind in ("bare", "self") for head, name in (("to target", "speedup_target"), ("samples/s", "speedup"))
         }  # fmt: skip
         rows.append((doc.get_tags(row), {
             "run": names[row["training_id"]], "gpus": row["gpus"], "batch per device": row["batch_per_device"],
             "global batch": row["global_batch"], "rule": rule + base,
-            "learning rate": doc.format_cell(row["learning_rate"], "{:.4g}".format),
-            "epochs": doc.format_cell(figures["trained_epochs"], _format_epochs),
-            "seconds of training": doc.format_cell(figures["trained_s"], units.format_seconds),
-            f"{metric} (95 %)": doc.format_cell(figures["metric"], _format_level),
-            "gap": doc.format_cell(figures["generalisation_gap"], _format_level),
-            "target": doc.format_cell(training.target, "{:g}".format),
+            "learning rate": (row["learning_rate"], "{:.4g}".format),
+            "epochs": (figures["trained_epochs"], _format_epochs),
+            "seconds of training": (figures["trained_s"], units.format_seconds),
+            f"{metric} (95 %)": (figures["metric"], _format_level),
+            "gap": (figures["generalisation_gap"], _format_level),
+            "target": (training.target, "{:g}".format),
             "reached": None if training.target is None else f"{training.reached} of {training.seeds} seeds",
-            "epochs to target": doc.format_cell(figures["epochs_to_target"], _format_epochs),
+            "epochs to target": (figures["epochs_to_target"], _format_epochs),
             "time to target (95 %)": doc.Cell("not reached") if has_missed and not time_s.text else time_s,
             **over, "stopped by": ", ".join(training.stopped_by),
         }))  # fmt: skip
@@ -329,9 +329,9 @@ def _make_loss_blocks(report_data: ReportData, number: int, label: str, rows: li
         metric = f"{to_text(row['metric_name'])} {row['metric']:.4g}" if row["metric"] is not None else ""
         table_rows.append((tags, {
             "run": name, "steps": run.steps[-1],
-            "epochs": doc.format_cell(run.samples[-1] / samples if samples else None, "{:.3g}".format),
-            "seconds of training": doc.format_cell(run.seconds[-1], units.format_seconds),
-            "training loss at the end": doc.format_cell(row["final_loss"], "{:.4g}".format),
+            "epochs": (run.samples[-1] / samples if samples else None, "{:.3g}".format),
+            "seconds of training": (run.seconds[-1], units.format_seconds),
+            "training loss at the end": (row["final_loss"], "{:.4g}".format),
             "validation": doc.Cell(metric, row["metric"]),
         }))  # fmt: skip
     kind = "epochs" if epochs_known else "samples"
