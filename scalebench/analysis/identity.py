@@ -78,6 +78,11 @@ def _encode_shared(spec: Mapping[str, Any], keys: Sequence[str], *more: Any) -> 
     return json.dumps([values, *more], sort_keys=True, default=str)
 
 
+def collect(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """Return the second items of these pairs by the first ones, both in order."""
+    return {key: [value for _, value in of_key] for key, of_key in group_by(pairs, lambda pair: pair[0]).items()}
+
+
 def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """Return the items by their key, both in order."""
     groups: dict[K, list[T]] = {}

@@ -6,10 +6,10 @@ Records may come from anybody: core/untrusted says which files that they name ar
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from scalebench.analysis import collectives, load, scaling_curves
-from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTING_COLUMNS, column_key
+from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTING_COLUMNS, column_key, group_by
 from scalebench.analysis.ranking import Advice, list_advice
 from scalebench.analysis.read_runs import RunFiles
 from scalebench.analysis.repeats import Configurations
@@ -93,10 +93,8 @@ class ReportData:
             for end, limit in (("low", row["throughput_high"]), ("high", row["throughput_low"])):
                 row[f"epoch_s_{end}"] = epoch_s * rate / limit if epoch_s and limit else None
         if (self.pooled["repeats"] > 1).any():
-            repeats: dict[Any, list[Row]] = {}
             figures = self.frame.loc[self.frame["status"] == "ok", REPEAT_COLUMNS + DOT_COLUMNS]
-            for row in scaling_curves.plain_rows(figures):
-                repeats.setdefault(column_key(row, REPEAT_COLUMNS), []).append(row)
+            repeats = group_by(scaling_curves.plain_rows(figures), lambda row: column_key(row, REPEAT_COLUMNS))
             for row in (row for curve in curves for row in curve.rows if row["repeats"] > 1):
                 row[doc.REPEAT_ROWS] = repeats.get(column_key(row, REPEAT_COLUMNS), [])
         return curves
@@ -132,33 +130,28 @@ class ReportData:
         """The folder that links are relative to."""
         return self.paths[0].parent if self.paths[0].is_file() else self.paths[0]
 
-    def folder(self, run_id: str) -> Path:
-        """Return the folder of a run. Raises KeyError for an unknown run."""
-        return self._folders[run_id]
+    @cached_property
+    def folders(self) -> dict[str, Path]:
+        """The folder of each run, by its run_id."""
+        return dict(zip(map(str, self.frame["run_id"]), map(Path, self.frame["path"]), strict=True))
 
     @cached_property
     def result(self) -> Callable[[str], Result]:
         """Reads the full record of a run by its run_id, and holds some: 10,000 would not fit into memory."""
-        return lru_cache(MAX_CACHED_RECORDS)(lambda run_id: read_result(self.folder(run_id) / RESULT_FILE))
+        return lru_cache(MAX_CACHED_RECORDS)(lambda run_id: read_result(self.folders[run_id] / RESULT_FILE))
 
     def make_link(self, path: Path) -> str:
         """Return `path` relative to the report's home."""
         return Path(os.path.relpath(path.resolve(), self.home.resolve())).as_posix()
 
-    @cached_property
-    def _folders(self) -> dict[str, Path]:
-        rows = scaling_curves.plain_rows(self.frame[["run_id", "path"]])
-        return {row["run_id"]: Path(row["path"]) for row in rows}
-
 
 def read_operations(folders: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the frames of collective operations and of transfers of the runs in these folders, one record after the
     other: 10,000 of them would not fit into memory."""
-
-    def read() -> Iterator[Result]:
-        return (read_result(folder / RESULT_FILE) for folder in folders)
-
-    return collectives.make_collective_table(read()), collectives.make_bandwidth_table(read())
+    files = [folder / RESULT_FILE for folder in folders]
+    return collectives.make_collective_table(map(read_result, files)), collectives.make_bandwidth_table(
+        map(read_result, files)
+    )
 
 
 def load_report_data(
@@ -208,27 +201,20 @@ def name_runs(rows: Sequence[Row]) -> dict[str, str]:
     def list_differing(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
         return [name for name in names if len({row[name] for row in rows}) > 1]
 
-    everywhere = list_differing(rows, GLOBAL_NAME_COLUMNS)
-    same_size: dict[tuple[str, int], list[Row]] = {}
-    for row in rows:
-        same_size.setdefault((to_text(row["strategy"]), row["gpus"]), []).append(row)
     names: dict[str, str] = {}
-    used: set[str] = set()
-    for (strategy, gpus), members in same_size.items():
-        columns = everywhere + list_differing(members, NAME_COLUMNS)
-        base = f"{strategy} on {format_count(gpus, 'device')}"
+    uses = Counter[str]()
+    for (strategy, gpus), members in group_by(rows, lambda row: (to_text(row["strategy"]), row["gpus"])).items():
+        columns = list_differing(rows, GLOBAL_NAME_COLUMNS) + list_differing(members, NAME_COLUMNS)
         for row in members:
-            parts = [base]
+            parts = [f"{strategy} on {format_count(gpus, 'device')}"]
             for column in columns:
                 value = row[column]
                 if to_text(value) and (column, value) != ("status", "ok"):
                     text = f"{value:.4g}" if isinstance(value, float) else to_text(value)
                     parts.append(text if column in KEY_VALUE_COLUMNS else f"{column.replace('_', ' ')} {text}")
             name = ", ".join(parts)
-            # Two sweeps may both hold runs of the same configuration and repeat.
-            numbered = itertools.chain([name], (f"{name} #{number}" for number in itertools.count(2)))
-            names[row["run_id"]] = next(each for each in numbered if each not in used)
-            used.add(names[row["run_id"]])
+            uses[name] += 1  # two sweeps may both hold runs of the same configuration and repeat
+            names[row["run_id"]] = name if uses[name] == 1 else f"{name} #{uses[name]}"
     return names
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from scalebench.analysis.identity import collect
 from scalebench.analysis.ranking import Advice, NamedRow, Ranking, Rival, is_control, join_with_and, list_advice
 from scalebench.analysis.repeats import EstimateRatio
 from scalebench.analysis.scaling_curves import Curve, ScalingLimit, find_scaling_limit, format_batch, format_group_title
@@ -166,17 +167,16 @@ def list_doubts(advice: Advice) -> list[str]:
     """Return what makes the answer doubtful, with the rows that it is about unless it is about all of them."""
     rows = [*filter(None, [advice.one_device]), *advice.rows]
     rows = list({row["run_id"]: (name, row) for name, row in rows}.values())
-    names: dict[str, list[str]] = {}
+    pairs: list[tuple[str, str]] = []
     for name, row in rows:
         flags = (row["flags"] or "").split()
         reasons = list(filter(None, explain_no_verdict(row).split("; ")))
         reasons += [text for flag, text in DOUBTS.items() if flag in flags and flag not in HARMLESS_DOUBTS]
         reasons += ["it was not steady"] if row["steady"] is False and "drifts" not in flags else []
-        for reason in dict.fromkeys(reasons):
-            names.setdefault(reason, []).append(_on_devices((name, row)))
+        pairs += [(reason, _on_devices((name, row))) for reason in dict.fromkeys(reasons)]
     doubts = [
         reason if len(several) == len(rows) else f"{reason} ({_join_names(several)})"
-        for reason, several in sorted(names.items(), key=lambda item: -len(item[1]))
+        for reason, several in sorted(collect(pairs).items(), key=lambda item: -len(item[1]))
     ]
     if _needs_quiet(advice):
         doubts.append(QUIET)
@@ -285,10 +285,9 @@ def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
         missing = QUIET if _needs_quiet(advice) else more if advice.test else explain_no_verdict(*rows)
         verdict = "Stay on one device for now" if _is_slower(advice) else "Not sure that more devices pay"
         text = f"{verdict}: {names} {'is' if len(advice.rows) == 1 else 'are'} {times}; {missing}."
-    left_out: dict[str, list[str]] = {}
-    for pair in advice.left_out if advice.test else ():
-        left_out.setdefault(explain_no_verdict(pair[1]), []).append(_on_devices(pair))
-    return " ".join([text, *(f"No verdict on {join_with_and(names)}: {reason}." for reason, names in left_out.items())])
+    pairs = [(explain_no_verdict(pair[1]), _on_devices(pair)) for pair in advice.left_out] if advice.test else []
+    texts = [f"No verdict on {join_with_and(several)}: {reason}." for reason, several in collect(pairs).items()]
+    return " ".join([text, *texts])
 
 
 def describe_ranking(ranking: Ranking) -> str:
@@ -302,11 +301,11 @@ def describe_ranking(ranking: Ranking) -> str:
         parts.append(f"tied within noise with {join_with_and([_format_rival(rival) for rival in ranking.tied])}")
     if ranking.undecided:
         against = join_with_and([_format_rival(rival) for rival in ranking.undecided])
-        names: dict[str, list[str]] = {}  # by why rows carry no verdict
         for in_rounds in (None, False):  # rows that took turns may have done so with others
-            for name, row in ranking.rows if not names else ():
-                if reason := explain_no_verdict(row, in_rounds=in_rounds):
-                    names.setdefault(reason, []).append(name)
+            names = collect((explain_no_verdict(row, in_rounds=in_rounds), name) for name, row in ranking.rows)
+            names.pop("", None)
+            if names:
+                break
         why = "; ".join(f"{reason} ({', '.join(members)})" for reason, members in names.items())
         parts.append(f"not sure against {against}: {why or 'no interval'}")
     first = next((rival for rival in ranking.rivals if rival.verdict == "slower"), None)

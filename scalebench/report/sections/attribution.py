@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis.attribution import attribute_configurations
-from scalebench.analysis.attribution.causes import MIN_SHARE, AttributedRun, Cause, find_causes
+from scalebench.analysis.attribution.causes import MIN_SHARE, AttributedRun, find_causes
 from scalebench.analysis.attribution.lost_efficiency import (
     LOSS_PARTS,
     Attribution,
@@ -18,6 +18,7 @@ from scalebench.analysis.attribution.lost_efficiency import (
     measure_repeat,
     samples_per_device,
 )
+from scalebench.analysis.identity import collect
 from scalebench.analysis.scaling_curves import Curve, plain_rows
 from scalebench.core import units
 from scalebench.core.result import Result, read_result
@@ -243,27 +244,24 @@ def _make_table(group: doc.CurveGroup, bars: list[Bar]) -> doc.Table:
 
 def _explain_unmeasured(bars: list[Bar]) -> Iterator[doc.Paragraph]:
     """Say why possible parts have no figure of their own, and which run would give it."""
-    runs_of: dict[tuple[str, str], list[str]] = {}
+    pairs: list[tuple[tuple[str, str], str]] = []
     for curve, gpus, case in bars:
         run = case.attribution
         possible = {name for part in run.parts for name in part.names}
         possible |= {"wrapper"} if run.against != "bare" else set()
-        names_of: dict[str, list[str]] = {}  # by reason
-        for name in LOSS_PARTS:
-            if name in possible and name in run.missing:
-                names_of.setdefault(run.missing[name], []).append(name)
-        for reason, names in names_of.items():
-            runs_of.setdefault((" and ".join(names), reason), []).append(f"{curve.name} x {gpus}")
-    for (parts, reason), runs in runs_of.items():
+        names_of = collect((run.missing[name], name) for name in LOSS_PARTS if name in possible & {*run.missing})
+        pairs += [((" and ".join(names), reason), f"{curve.name} x {gpus}") for reason, names in names_of.items()]
+    for (parts, reason), runs in collect(pairs).items():
         yield doc.Paragraph(f"{parts} of {', '.join(runs)} could not be measured separately: {reason}.", "warning")
 
 
 def _describe_causes(bars: list[Bar]) -> Iterator[doc.Paragraph]:
     """Describe each cause once for each curve, with the figures of its run on the most devices."""
-    causes: dict[tuple[int, str, str], list[tuple[Curve, int, Cause]]] = {}
-    for curve, gpus, case in bars:
-        for cause in find_causes(case):
-            causes.setdefault((id(curve), cause.part, cause.cause), []).append((curve, gpus, cause))
+    causes = collect(
+        ((id(curve), cause.part, cause.cause), (curve, gpus, cause))
+        for curve, gpus, case in bars
+        for cause in find_causes(case)
+    )
     if causes:
         yield doc.Paragraph("Likely causes, with the numbers of these runs that support them; none is proven:")
     for runs in causes.values():

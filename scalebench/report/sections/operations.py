@@ -150,7 +150,7 @@ def _make_trace_table(report_data: ReportData, rows: Sequence[RunRow], names: di
         traces = [("all ranks", result.trace)]
         traces += [(f"rank {rank.rank}", rank.probes.trace) for rank in result.ranks if rank.probes is not None]
         for ranks, file in traces:
-            path = None if file is None else find_run_file(report_data.folder(row["run_id"]), file)
+            path = None if file is None else find_run_file(report_data.folders[row["run_id"]], file)
             if path is not None:
                 link = report_data.make_link(path)
                 values = {"run": names[row["run_id"]], "of": ranks, "file": doc.Cell(link, link, link)}

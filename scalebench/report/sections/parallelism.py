@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from scalebench.analysis import step_breakdown, throughput
 from scalebench.analysis.columns import RATE, estimate_of
 from scalebench.analysis.data_or_model import MODEL, PIPELINE, ParallelismComparison, compare_parallelism, list_kinds
+from scalebench.analysis.identity import group_by
 from scalebench.analysis.prediction.curve_models import ReadRecord
 from scalebench.analysis.ranking import join_with_and
 from scalebench.analysis.repeats import EstimateRatio
@@ -99,10 +100,7 @@ def make_table(compared: Sequence[ParallelismComparison], limits: bool = True) -
 
 def make_answers(compared: Sequence[ParallelismComparison]) -> Iterator[tuple[str, ParallelismComparison]]:
     """Yield a sentence for each model and device count, with one of its comparisons."""
-    groups: dict[tuple[str, int, str], list[ParallelismComparison]] = {}
-    for comparison in compared:
-        row = comparison.row
-        groups.setdefault((str(row["model"]), row["gpus"], str(row["framework"])), []).append(comparison)
+    groups = group_by(compared, lambda each: (str(each.row["model"]), each.row["gpus"], str(each.row["framework"])))
     several = len({framework for *_, framework in groups}) > 1
     for (model, gpus, framework), members in groups.items():
         by = f" with {framework}" if several else ""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from scalebench.analysis.columns import RATE
+from scalebench.analysis.identity import collect
 from scalebench.analysis.prediction import predictions as predict
 from scalebench.analysis.prediction.predictions import Check, CurvePrediction, PredictedGroup
 from scalebench.analysis.ranking import join_with_and
@@ -111,18 +112,12 @@ def make_paragraphs(
         if parts:
             text = f"{prediction.name}: the model misses what was measured, {join_with_and(parts)}: no verdict follows."
             yield doc.Paragraph(text)
-    reaches: dict[str, list[str]] = {}
-    for prediction in held:
-        reaches.setdefault(_describe_reach(prediction, share, most), []).append(prediction.name)
-    for reach, names in reaches.items():
+    for reach, names in collect((_describe_reach(each, share, most), each.name) for each in held).items():
         yield doc.Paragraph(f"{join_with_and(names)} {'keeps' if len(names) == 1 else 'keep'} {reach}", "answer")
     sentences = [*_describe_ranking(held, counts[-1]), *_describe_next(held, counts[-1])]
     sentences += [f"{name} is not predicted: {reason}." for name, reason in predicted.reasons.items()]
-    remarks: dict[str, list[str]] = {}
-    for prediction in predicted.predictions:
-        for remark in prediction.list_remarks(counts[-1]):
-            remarks.setdefault(remark, []).append(prediction.name)
-    for remark, names in remarks.items():
+    remarks = ((text, each.name) for each in predicted.predictions for text in each.list_remarks(counts[-1]))
+    for remark, names in collect(remarks).items():
         about = "All strategies" if 1 < len(names) == len(predicted.predictions) else join_with_and(names)
         sentences.append(f"{about}: {remark}.")
     if max(most, *counts) > predict.MAX_MEASURED_DEVICES:

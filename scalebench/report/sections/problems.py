@@ -63,7 +63,7 @@ def _list_failed(report_data: ReportData) -> Iterator[doc.Block]:
 
 def _make_log_block(report_data: ReportData, row: RunRow, name: str) -> doc.Block:
     log, tags, text = report_data.result(row["run_id"]).log, doc.get_tags(row), ""
-    path = None if log is None else find_run_file(report_data.folder(row["run_id"]), log)
+    path = None if log is None else find_run_file(report_data.folders[row["run_id"]], log)
     if path is None:
         reason = "its record names no log" if log is None else f"its folder has no log {log}"
     else:

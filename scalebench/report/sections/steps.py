@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scalebench.analysis import step_breakdown, throughput
-from scalebench.analysis.identity import CURVE_COLUMNS, column_key
+from scalebench.analysis.identity import CURVE_COLUMNS, collect, column_key
 from scalebench.analysis.scaling_curves import Curve
 from scalebench.analysis.verdicts import Row, decide_ratio
 from scalebench.core import units
@@ -194,10 +194,7 @@ def _explain_missing(report_data: ReportData, row: doc.Cells, parts: Iterable[St
     if all(rank.probes is None for rank in result.ranks):
         return NO_PROBES
     reasons = step_breakdown.unmeasured_reasons(result)
-    names: dict[str, list[str]] = {}
-    for part in parts:
-        if row[part.column] is None:
-            names.setdefault(part.explain(reasons), []).append(part.name)
+    names = collect((part.explain(reasons), part.name) for part in parts if row[part.column] is None)
     return "; ".join(f"{', '.join(each)}: {reason}" for reason, each in names.items())
 
 

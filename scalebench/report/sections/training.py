@@ -65,11 +65,9 @@ WIDE_HEADS = ("gpus", "batch", "global", "rule", "learning", "gap", "epochs to",
 
 def group_trainings(frame: pd.DataFrame) -> list[tuple[str, list[TrainingOutcome]]]:
     """Group the successful trainings whose metric and seconds compare, each with the end of its titles."""
-    groups: dict[tuple[str, ...], list[TrainingOutcome]] = {}
-    for training in summarize_trainings(frame):
-        if training.runs:
-            names = ("model", "dataset", "metric_name", "hardware", "machine")
-            groups.setdefault(tuple(to_text(training.first_run[name]) for name in names), []).append(training)
+    names = ("model", "dataset", "metric_name", "hardware", "machine")
+    trainings = [training for training in summarize_trainings(frame) if training.runs]
+    groups = group_by(trainings, lambda training: tuple(to_text(training.first_run[name]) for name in names))
     has_machines = len({key[3:] for key in groups}) > 1
     labels = [f": {model} on {dataset}" + (f", hardware {hardware} ({machine})" if has_machines else "")
               for model, dataset, _, hardware, machine in groups]  # fmt: skip

@@ -114,7 +114,7 @@ def draw_clocks(report_data: ReportData) -> Iterator[doc.Block]:
         run_id = left.pop(0)
         name, tags = names[run_id], doc.get_tags(rows[run_id])
         try:
-            result, folder = report_data.result(run_id), report_data.folder(run_id)
+            result, folder = report_data.result(run_id), report_data.folders[run_id]
             charts = make_monitor_charts(result, folder, f"clocks-{count}", name, tags)
         except NoSeries as error:
             without_series.setdefault(str(error), []).append(name)
