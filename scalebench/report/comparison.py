@@ -77,10 +77,9 @@ def _make_table(contrast: Contrast) -> doc.Table:
         rates, ratio = [format_number(side.rate) for side in (pair.a, pair.b)], format_times(pair.ratio, pair.interval)
         verdict = "REGRESSION" if pair.regression else pair.verdict
         texts = [*pair.label.values(), *rates, ratio, format_p(pair.p_holm), pair.test, verdict]
-        rows.append(doc.Row([doc.Cell(clean_line(text)) for text in texts]))
-    heads = [clean_line(name) for name in (*contrast.pairs[0].label, *numeric, "test", "verdict")]
-    title = clean_line(f"{contrast.b} over {contrast.a}")
-    return doc.Table("comparison", title, heads, rows, frozenset(map(clean_line, numeric)))
+        rows.append(doc.Row(list(map(doc.Cell, texts))))
+    heads = [*contrast.pairs[0].label, *numeric, "test", "verdict"]
+    return doc.Table("comparison", f"{contrast.b} over {contrast.a}", heads, rows, frozenset(numeric))
 
 
 def list_sentences(comparison: Comparison) -> list[str]:
