@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 
 MAX_DEVICES = 10_000_000
 MIN_MOST = 1024  # devices up to which scaling is looked at, where none are named
-CSV_COLUMNS = (
-    "group strategy devices batch_per_device throughput_samples_per_s throughput_low throughput_high efficiency "
-    "efficiency_low efficiency_high limited_by memory_bytes fits device_hours_per_epoch measured_samples_per_s"
-).split()
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -59,7 +55,10 @@ def main(options: argparse.Namespace) -> int:
     from scalebench.sweeps.console import Console
 
     read = _make_reader()
-    measured = _list_measured(scaling_curves.make_curves(load.survey(folders).pooled), folders, read)
+    curves = scaling_curves.make_curves(load.survey(folders).pooled)
+    measured = [curve for curve in curves if read(curve.rows[0]).spec.get("strategy", {}).get("max_gpus") != 1]
+    if not measured:
+        raise InputError(f"{', '.join(folders)}: no strategy has an ok run; scalebench show says why")
     curves = _choose(measured, options.strategy)
     if options.check:
         return _check(predictions.check_curves(curves, read))
@@ -98,13 +97,6 @@ def _read_hardware(name: str) -> dict[str, Any]:
     if name not in files:
         raise InputError(f"{unknown_name_message('hardware', name, files)} (--hardware)")
     return {"name": name, **read_yaml(files[name])}
-
-
-def _list_measured(curves: Sequence[Curve], folders: Sequence[str], read: Callable[[Any], Result]) -> list[Curve]:
-    kept = [curve for curve in curves if read(curve.rows[0]).spec.get("strategy", {}).get("max_gpus") != 1]
-    if not kept:
-        raise InputError(f"{', '.join(folders)}: no strategy has an ok run; scalebench show says why")
-    return kept
 
 
 def _choose(curves: Sequence[Curve], names: str | None) -> list[Curve]:
@@ -155,19 +147,23 @@ def _print(blocks: Iterable[Table | str]) -> None:
 
 
 def _print_csv(groups: Iterable[PredictedGroup], counts: Sequence[int]) -> None:
-    import csv
+    import pandas as pd
 
+    from scalebench.analysis.columns import interval_cells
     from scalebench.analysis.scaling_curves import format_group_title
 
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for group in groups:
-        title = format_group_title(group.group)
-        for prediction in group.predictions:
-            for count in counts:
-                row, measured = prediction.forecast(count), prediction.find_measured(count)
-                estimates = [None, None] if row.fits is False else [row.throughput, row.efficiency]
-                rates = [x for each in estimates for x in ((each.value, each.low, each.high) if each else [None] * 3)]
-                hours = None if row.fits is False else row.device_hours_per_epoch
-                cells = [*rates, row.limited_by, row.memory_bytes, row.fits, hours, measured]
-                writer.writerow([title, prediction.name, count, row.batch, *cells])
+    rows = []
+    predictions = [(group, prediction) for group in groups for prediction in group.predictions]
+    for (group, prediction), count in itertools.product(predictions, counts):
+        forecast = prediction.forecast(count)
+        fits = forecast.fits is not False  # else it runs nowhere, at no rate
+        rows.append({
+            "group": format_group_title(group.group), "strategy": prediction.name, "devices": count,
+            "batch_per_device": forecast.batch,
+            **interval_cells("throughput_samples_per_s", forecast.throughput if fits else None),
+            **interval_cells("efficiency", forecast.efficiency if fits else None),
+            "limited_by": forecast.limited_by, "memory_bytes": forecast.memory_bytes, "fits": forecast.fits,
+            "device_hours_per_epoch": forecast.device_hours_per_epoch if fits else None,
+            "measured_samples_per_s": prediction.find_measured(count),
+        })  # fmt: skip
+    pd.DataFrame(rows).to_csv(sys.stdout, index=False)
