@@ -1,6 +1,6 @@
 """A Keras model with two inputs, pictures and numbers, under TensorFlow's strategies.
 
-scalebench --multirun strategy=bare_tensorflow,mirrored gpus=1,2 model=custom \\
+scalebench strategy=bare_tensorflow,mirrored gpus=1,2 model=custom \\
     model.keras=keras_two_inputs:build dataset=custom dataset.builder=keras_two_inputs:samples
 """
 

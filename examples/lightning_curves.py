@@ -1,6 +1,6 @@
 """A LightningModule with a loss, an optimizer and a scheduler of its own.
 
-scalebench --multirun strategy=bare_torch,ddp,lightning_ddp,fsdp gpus=1,2 model=custom \\
+scalebench strategy=bare_torch,ddp,lightning_ddp,fsdp gpus=1,2 model=custom \\
     model.torch=lightning_curves:build dataset=custom dataset.builder=lightning_curves:samples
 """
 

@@ -1,6 +1,6 @@
 """A small transformer on tokens: batches are dicts of integers, the loss is a function, the optimizer is its own.
 
-scalebench --multirun strategy=bare_torch,ddp,lightning_ddp,fsdp gpus=1,2 model=custom \\
+scalebench strategy=bare_torch,ddp,lightning_ddp,fsdp gpus=1,2 model=custom \\
     model.torch=token_transformer:build model.loss=token_transformer:loss \\
     dataset=custom dataset.builder=token_transformer:samples
 """

@@ -44,7 +44,7 @@ COMMANDS = {
 # The end of each command's help.
 EXAMPLES = {
     "list": "scalebench list strategies, scalebench list strategies ddp",
-    "check": "scalebench check ddp gpus=2, scalebench check model=custom model.torch=mynet:build, or check --gpu",
+    "check": "scalebench check ddp gpus=2, scalebench check model=mynet:build, or check --gpu",
     "new": "scalebench new strategy my_ring",
     "doctor": "scalebench doctor, scalebench doctor hardware=alpha",
     "show": "scalebench show, scalebench show multirun/A multirun/B --details",
@@ -54,9 +54,20 @@ EXAMPLES = {
     "compare": "scalebench compare A B --threshold 3%, scalebench compare --by train.precision, compare --history",
 }
 
+BRIEF_HELP = """\
+scalebench measures how a training scales under each parallel strategy.
+
+  scalebench script=train.py gpus=1,2               your own program, on one and on two devices
+  scalebench model=mynet.py:build strategy=ddp,fsdp gpus=1,2    your own network, under two strategies
+  scalebench sweep=demo                             a first sweep, which takes minutes
+  scalebench sweep=demo dry_run=true                what that would run
+  scalebench show, scalebench report                its table, its page
+  scalebench doctor                                 what this machine has, and lacks
+
+scalebench --help has the rest, scalebench list the names."""
+
 USAGE = """\
-scalebench [KEY=VALUE ...]                  one run
-       scalebench --multirun gpus=1,2 [...]        a sweep, with its baselines
+scalebench KEY=VALUE [...]                  one run; with several values (gpus=1,2) a sweep, with its baselines
        scalebench sweep=demo                       a sweep from conf/sweep
        scalebench COMMAND [...]                    see below; each has its own --help"""
 
@@ -78,7 +89,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the program and return its exit status."""
     process.replace_unprintable()
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments and "=" not in arguments[0] and not arguments[0].startswith(("-", "~", "+")):
+    if not arguments:
+        print(BRIEF_HELP)
+        return 0
+    if "=" not in arguments[0] and not arguments[0].startswith(("-", "~", "+")):
         return _run_command_to_its_end(arguments[0], arguments[1:])
     if (
         arguments[:1] == ["-sc"]

@@ -38,7 +38,6 @@ OPEN_GROUPS = (
 )  # which take keys of the user
 KEY_NAME = re.compile(r"[\w./@-]+", re.ASCII)  # a part of a key, or several with dots between
 FUNCTION_GROUPS = {"model": ("torch", "keras"), "dataset": ("builder", "loader")}  # and the keys that name functions
-MODEL_KEYS = {"torch": "torch", "tensorflow": "keras"}  # by framework
 # Our defaults for them, which are for the command line, disable the loggers of a caller and close its handlers.
 LOGGING_GROUPS = ("hydra/hydra_logging", "hydra/job_logging")
 _measuring = threading.RLock()
@@ -280,7 +279,10 @@ def make_words(values: Mapping[str, Sequence[Any]], functions: list[Callable[...
         if any(callable(value) for value in flat.get(group, ())):
             if not all(callable(value) for value in flat[group]):
                 raise InputError(f"{group}: names and functions do not go together in one sweep")
-            key = _choose_model_key(flat) if group == "model" else keys[0]
+            from scalebench.config.aliases import choose_model_key
+
+            strategies = map(str, flat.get("strategy", ["ddp"]))
+            key = choose_model_key(strategies) if group == "model" else keys[0]
             flat[f"{group}.{key}"] = flat.pop(group)
         if group not in flat and any(f"{group}.{key}" in flat for key in keys):
             words.append(f"{group}=custom")
@@ -299,20 +301,6 @@ def _flatten(key: str, values: Sequence[Any]) -> Iterator[tuple[str, Sequence[An
             yield from _flatten(f"{key}.{_check_name(name, key)}", [value])
     else:
         yield key, values
-
-
-def _choose_model_key(flat: Mapping[str, Sequence[Any]]) -> str:
-    """Return the key of a function that builds a network, by the framework of the strategies."""
-    from scalebench.core.config_files import read_strategy_config
-
-    names = [str(name) for name in flat.get("strategy", ["ddp"])]
-    keys = {MODEL_KEYS.get(str(read_strategy_config(name).get("framework")), "torch") for name in names}
-    if len(keys) > 1:
-        raise InputError(
-            'model: one function cannot build the network of both frameworks; pass model={"torch": build, "keras": '
-            "build_keras}"
-        )
-    return keys.pop()
 
 
 def _format_value(value: Any, key: str = "") -> str:

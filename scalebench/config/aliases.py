@@ -1,13 +1,18 @@
 """Other programs' names for our settings: spellings that are accepted, and hints for those that are not.
 
-`accept_aliases` rewrites values that can mean only one thing: train.precision=bf16, measure.target=1%. A key of another
-name is refused with a hint and not accepted, since one name for one setting keeps records and command lines readable.
+`accept_aliases` rewrites what can mean only one thing: train.precision=bf16, measure.target=1%, model=mynet.py:Net,
+devices=2. Keys of other names are refused with a hint, since one name for one setting keeps records and command lines
+readable.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from scalebench.core.config_files import read_strategy_config
+from scalebench.core.errors import InputError
 
 
 def _invert(table: dict[str, str]) -> dict[str, str]:
@@ -45,7 +50,7 @@ KEY_ALIASES = _invert(
         "train.data_format": "channels_last memory_format",
         "train.activation_checkpointing": "gradient_checkpointing checkpoint_activations recompute checkpointing",
         "train.compile": "torch_compile xla jit",
-        "gpus": "gpu ngpus n_gpus num_gpus devices num_devices world_size nproc nproc_per_node num_processes np ranks",
+        "gpus": "gpu ngpus n_gpus num_gpus num_devices world_size nproc nproc_per_node num_processes np ranks",
         "model": "network net arch architecture",
         "dataset": "data data_name",
         "strategy": "method distributed_strategy accelerator",
@@ -131,13 +136,12 @@ CHOICE_HINTS = {
         {"SLURM is chosen by the hardware, and each run is a job: hardware=NAME": "submitit_slurm submitit slurm"}
     ),
 }
-# Hints for names of functions, files and folders, which are values of other keys, by group; {name} stands for the name.
-FUNCTION_HINTS = {
-    "model": "a network of your own is model=custom model.torch={name}",
-    "dataset": "samples of your own are dataset=custom dataset.builder={name}",
-}
+FILE_GROUPS = ("model", "dataset")  # whose choice may be a function of the user's, MODULE:FUNCTION
+MODEL_KEYS = {"torch": "torch", "tensorflow": "keras"}  # by framework, under `model`
+REFERENCE_KEYS = ("model.torch", "model.keras", "dataset.builder", "dataset.loader")
+# Hints for names of files and folders, which are values of other keys, by group; {name} stands for the name.
 FILE_HINTS = {
-    "model": "a network of your own is model=custom model.torch=MODULE:FUNCTION",
+    "model": "a network of your own is model={name}:FUNCTION",
     "dataset": "the path of a data set is a key: dataset=NAME dataset.path={name}",
     "hardware": "write --config-dir FOLDER hardware=NAME for FOLDER/hardware/NAME.yaml",
 }
@@ -162,8 +166,55 @@ COMMAND_HINTS = _invert(
 
 
 def accept_aliases(overrides: Iterable[str]) -> list[str]:
-    """Return overrides with the accepted spellings of values as ours; each value of a sweep, too."""
-    return [_accept_alias(override) for override in overrides]
+    """Return overrides with the accepted spellings of values as ours; each value of a sweep, too.
+
+    Raises InputError where one function is to build the network of two frameworks.
+    """
+    accepted = [_accept_alias(override) for override in overrides]
+    values = dict(map(split_override, accepted))
+    return [word for override in accepted for word in _expand_reference(override, values)]
+
+
+def _expand_reference(override: str, values: Mapping[str, str]) -> list[str]:
+    """Return the overrides that `model=mynet:Net` or `dataset=mydata:build` stands for, beside these values by key."""
+    group, value = split_override(override)
+    names = value.split(",")
+    if group not in FILE_GROUPS or not any(":" in name for name in names):
+        return [override]
+    if not all(":" in name for name in names):
+        raise InputError(f"{override}: names and functions do not go together in one sweep")
+    if group == "dataset":
+        key = "builder"
+    elif "model.keras" in values or "model.torch" in values:  # which has the network of the other framework
+        key = "torch" if "model.keras" in values else "keras"
+    else:
+        key = choose_model_key(values.get("strategy", "ddp").split(","))
+    return [f"{group}=custom", f"{group}.{key}={','.join(map(_name_module, names))}"]
+
+
+def choose_model_key(strategies: Iterable[str]) -> str:
+    """Return the key of a function that builds a network, by the framework of these strategies.
+
+    Raises InputError where they are of two frameworks.
+    """
+    keys = {MODEL_KEYS.get(str(read_strategy_config(name).get("framework")), "torch") for name in strategies}
+    if len(keys) > 1:
+        raise InputError(
+            "one function cannot build the network of both frameworks: name the other with model.keras=MODULE:FUNCTION"
+        )
+    return keys.pop()
+
+
+def _name_module(reference: str) -> str:
+    """Return `sub/mynet.py:Net` as `sub.mynet:Net`; another reference, and a file outside of this folder, as it is."""
+    path, _, function = reference.rpartition(":")
+    if not path.endswith(".py"):
+        return reference
+    try:
+        parts = Path(path).resolve().relative_to(Path.cwd().resolve()).with_suffix("").parts
+    except ValueError:
+        return reference
+    return f"{'.'.join(parts)}:{function}" if all(map(str.isidentifier, parts)) else reference
 
 
 def _accept_alias(override: str) -> str:
@@ -171,6 +222,10 @@ def _accept_alias(override: str) -> str:
     if match is None:
         return override
     prefix, key, value = match.groups()
+    if key == "devices":  # as columns, pages and docs call them
+        return f"{prefix}gpus={value}"
+    if key in REFERENCE_KEYS:
+        return f"{prefix}{key}={','.join(map(_name_module, value.split(',')))}"
     if key == "train.precision":
         words = [word.strip() for word in value.split(",")]
         return f"{prefix}{key}={','.join(PRECISION_ALIASES.get(word.lower(), word) for word in words)}"

@@ -323,15 +323,12 @@ class CachingLoader(ConfigLoaderImpl):
 
     def load_command_line(self, config_name: str, overrides: list[str], is_sweep: bool) -> DictConfig:
         """Compose the config of a command line, whose hydra.mode says whether it is a sweep: by an override, by a file,
-        or because of `is_sweep`."""
-        run_mode = RunMode.RUN
+        because of `is_sweep`, or because a key has several values."""
+        if not is_sweep and not any(line.startswith("hydra.mode=") for line in overrides):
+            is_sweep = any(_parse(line).is_sweep_override() for line in overrides)
         if is_sweep:
-            run_mode = RunMode.MULTIRUN
             overrides = [line for line in overrides if not line.startswith("hydra.mode=")] + ["hydra.mode=MULTIRUN"]
-        elif any(_parse(line).is_sweep_override() for line in overrides):  # for a sweep
-            choices, _ = self._divide([_parse(line) for line in overrides])
-            run_mode = self.load_configuration(config_name, choices, RunMode.MULTIRUN).hydra.mode or run_mode
-        return self.load_configuration(config_name, overrides, run_mode)
+        return self.load_configuration(config_name, overrides, RunMode.MULTIRUN if is_sweep else RunMode.RUN)
 
     def load_configuration(
         self,

@@ -259,9 +259,7 @@ def _explain_missing_file(error: MissingConfigException) -> str:
 def explain_unknown_choice(group: str, name: str, names: Sequence[str]) -> str:
     """Return a line such as `no strategy 'mirorred'; did you mean 'mirrored'?`, or where the names are listed."""
     hint = aliases.CHOICE_HINTS.get(group, {}).get(aliases.normalize_name(name))
-    if ":" in name:
-        hint = aliases.FUNCTION_HINTS.get(group)
-    elif "/" in name or Path(name).suffix in FILE_SUFFIXES:
+    if "/" in name or Path(name).suffix in FILE_SUFFIXES:
         hint = aliases.FILE_HINTS.get(group)
     if hint is not None and name not in names:
         return f"no {group} '{name}'; {hint.format(name=name)}"

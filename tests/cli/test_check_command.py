@@ -48,7 +48,7 @@ def test_a_strategy_that_holds(capsys, monkeypatch):
     assert main(["check", "simulated"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split() == "losses equal the baselines holds".split() for line in lines)
-    assert lines[-1] == "simulated: 17 hold, 0 do not hold, 5 skipped"
+    assert lines[-1] == "simulated: 16 hold, 0 do not hold, 5 skipped"
     assert {path.name for path in Path().iterdir()} == {"test_other.py", "conftest.py", "pytest.ini"}
 
 

@@ -34,7 +34,9 @@ def test_help_names_every_command_and_the_way_in(call):
         status, out, err = call(*words)
         assert (status, err) == (0, [])
         assert set(program.COMMANDS) <= {line.split()[0] for line in out if line.strip()}
-        assert "scalebench --multirun gpus=1,2" in "\n".join(out)
+        assert "with several values (gpus=1,2) a sweep" in "\n".join(out)
+    status, out, err = call()
+    assert (status, err) == (0, []) and len(out) <= 12 and "scalebench script=train.py gpus=1,2" in "\n".join(out)
     assert call("--version") == (0, [f"scalebench {scalebench.__version__}"], [])
     assert "gpus: 3" in call("--cfg", "job", "gpus=3")[1]
 
@@ -50,7 +52,7 @@ def test_each_command_has_a_help_of_its_own(call, command):
     ("words", "runs"),
     [
         (["gpus=1"], 1),
-        (["--multirun", "gpus=1,2"], 2),
+        (["gpus=1,2"], 2),
         (["gpus=1,2", "--multirun", "seed=0,1"], 4),
         (["sweep=gpus"], 2),
         (["sweep=gpus", "hardware.gpus_per_node=6", "hardware.cpus_per_node=6"], 4),
@@ -79,7 +81,7 @@ def test_a_dry_run_tells_runs_apart_by_what_the_sweep_varies(call):
 @pytest.mark.parametrize(
     ("arguments", "in_terminal", "announced"),
     [
-        ([], True, True),
+        (["gpus=1"], True, True),
         (["--multirun", "gpus=1,2"], True, True),
         (["gpus=1"], False, False),
         (["--cfg", "job"], True, False),

@@ -75,6 +75,19 @@ def test_spellings_that_can_mean_only_one_thing_are_accepted():
     ):
         config = compose_config(shlex.split(typed))
         assert (config.train.precision, config.measure.target) == (precision, target)
+    assert compose_config(["devices=2", "strategy=simulated"]).gpus == 2
+    own = [
+        "--multirun",
+        "strategy=ddp,mirrored",
+        "model=mynet.py:Net",
+        "model.keras=sub/net.py:build",
+        "dataset=data:a,data:b",
+    ]
+    assert read_arguments(own).overrides[1:] == [
+        *("model=custom", "model.torch=mynet:Net", "model.keras=sub.net:build"),
+        *("dataset=custom", "dataset.builder=data:a,data:b"),
+    ]
+    assert read_arguments(["strategy=mirrored", "model=mynet:Net"]).overrides[-1] == "model.keras=mynet:Net"
     overrides = read_arguments(["-m", "train.precision=fp32,bf16", "measure.target=1%,5%", "seed=1%"]).overrides
     assert overrides == ["train.precision=float32,bfloat16", "measure.target=0.01,0.05", "seed=1%"]
 

@@ -18,7 +18,7 @@ from tests.cluster.processes import until
 from tests.cluster.program import LIMIT_S, PATIENCE_S, Done
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
-TURNS = "measure.slot_s=0.2 measure.block_s=0.004 measure.min_s=0.5 measure.max_s=2 measure.target=0.5 baseline=none"
+TURNS = "measure.slot_s=0.2 measure.block_s=0.004 measure.min_s=0.5 measure.max_s=8 measure.target=0.5 baseline=none"
 LASTING = f"{TURNS} measure.min_s=300 measure.max_s=300 measure.target=0.000001"
 
 

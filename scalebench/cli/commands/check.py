@@ -22,6 +22,7 @@ from rich import box
 from rich.table import Table
 
 from scalebench.cli.commands.arguments import CommandParser, make_console
+from scalebench.config.aliases import accept_aliases
 from scalebench.core import config_files
 from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.spec import RunSpec
@@ -67,7 +68,7 @@ class CheckSubject:
 
 
 def add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("subject", nargs="*", metavar="NAME | KEY=VALUE", help="or model=custom model.torch=MODULE:F")
+    parser.add_argument("subject", nargs="*", metavar="NAME | KEY=VALUE", help="or model=MODULE:FUNCTION")
     parser.add_argument("--traceback", action="store_true", help="print pytest's whole report of each failure")
     parser.add_argument("--faults", action="store_true", help="for a strategy: also let its workers fail and hang")
     parser.add_argument(
@@ -114,8 +115,8 @@ def has_run(results: list[ContractResult]) -> bool:
 
 def read_subject(arguments: list[str], faults: bool = False) -> CheckSubject:
     """Read the subject from arguments. Raise InputError for a name that is unknown or ambiguous."""
-    overrides = [argument for argument in arguments if "=" in argument]
-    names = [argument for argument in arguments if argument not in overrides]
+    names = [argument for argument in arguments if "=" not in argument]
+    overrides = accept_aliases(argument for argument in arguments if "=" in argument)
     if len(names) > 1:
         raise InputError(f"check takes one name, not '{' '.join(names)}'; {CHECK_USAGE}")
     if names:
