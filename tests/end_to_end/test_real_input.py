@@ -43,7 +43,7 @@ def find_decoders(process):
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
         with suppress(psutil.Error):
-            if "picture_reader" in " ".join(child.cmdline()):
+            if "spawn_main" in " ".join(child.cmdline()):
                 found.append(child)
     return found
 

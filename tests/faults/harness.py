@@ -349,7 +349,7 @@ class RunningProgram:
     def _decoder(self):
         """Return one of the processes that decode pictures for the rank."""
         children = self._victim().children()
-        return next(child for child in children if "picture_reader" in " ".join(child.cmdline()))
+        return next(child for child in children if "spawn_main" in " ".join(child.cmdline()))
 
     def _program_of(self, *words):
         """Return the process of the program with these words in its command."""

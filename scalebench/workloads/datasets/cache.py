@@ -6,7 +6,6 @@ Ranks open the arrays memory-mapped, so that they share the page cache and none 
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import math
@@ -17,30 +16,27 @@ import secrets
 import shutil
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing.connection import wait
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError
 from scalebench.core.machine.machine import count_usable_cores
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 INPUTS, TARGETS, META = "inputs.npy", "targets.npy", "meta.json"
 LAYOUT_VERSION = 1
-LOCK_POLL_INTERVAL_S = 0.05
-MAX_LOCK_POLL_INTERVAL_S = 1.0  # after 10 s: the folder may be on a network file system
 NOTICE_AFTER_S = 2.0  # a wait that takes longer prints one line
+POLL_INTERVAL_S = 0.5  # of the lock after that
 MAX_WAIT_S = 4 * 3600.0  # one core decodes all of ImageNet, the largest dataset, in half of it
 # Starting a pool takes 0.3 s, in which one core makes and writes about this many bytes (100,000 material curves).
 MIN_POOL_BYTES = 240_000_000
@@ -88,7 +84,9 @@ def ensure_folder(
                 )
             if locked and not is_complete(folder, key):
                 _remove_leftovers(folder)
-                check_space(folder.parent, size_bytes)
+                free_bytes = shutil.disk_usage(folder.parent).free
+                if free_bytes < size_bytes:
+                    raise OSError(errno.ENOSPC, f"{free_bytes / 1e9:.3g} GB free, {size_bytes / 1e9:.3g} GB needed")
                 _build(folder, {"name": name, **identity}, key, write)
     except OSError as error:
         problem = "is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "cannot be written"
@@ -152,8 +150,9 @@ def _build(folder: Path, identity: Mapping[str, Any], key: str, write: Callable[
             "arrays": {file: _describe(temporary / file) for file in (INPUTS, TARGETS)},
         }
         (temporary / META).write_text(json.dumps(meta) + "\n")
-        for file in (INPUTS, TARGETS, META):
-            _sync(temporary / file)
+        for file in (INPUTS, TARGETS, META):  # to the disk first: after a power cut, a renamed file may hold zeros
+            with (temporary / file).open("rb") as written:
+                os.fsync(written.fileno())
         if folder.exists():  # it is damaged, since a complete one would have been returned
             folder.rename(temporary / "replaced")
         temporary.rename(folder)
@@ -161,12 +160,6 @@ def _build(folder: Path, identity: Mapping[str, Any], key: str, write: Callable[
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     shutil.rmtree(folder / "replaced", ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    """Flush a file to the disk before the rename: after a power cut, a file of the right size may hold zeros."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -185,31 +178,23 @@ def _remove_leftovers(folder: Path) -> None:
 def _lock(folder: Path, wait_s: float) -> Iterator[bool]:
     """Hold the lock file beside `folder`, which the kernel frees if this process dies. Yields False where another
     process has held it for `wait_s`."""
-    with folder.with_name(f"{folder.name}.lock").open("a") as file:
-        begin_s, noticed = time.monotonic(), False
-        while not (locked := _try_lock(file)) and (waited_s := time.monotonic() - begin_s) < wait_s:
-            if waited_s >= NOTICE_AFTER_S and not noticed:
-                noticed = True
-                line = f"waiting up to {wait_s:g} s for the process that makes {folder.name}: it holds {file.name}"
-                print(f"scalebench: {line}", file=sys.stderr, flush=True)
-            time.sleep(min(max(LOCK_POLL_INTERVAL_S, waited_s / 10), MAX_LOCK_POLL_INTERVAL_S))
-        yield locked
+    import filelock  # only programs that make something need it
 
-
-def _try_lock(file: IO[str]) -> bool:
+    lock = filelock.FileLock(f"{folder}.lock")
+    notice_s = min(NOTICE_AFTER_S, wait_s)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def check_space(folder: Path, size_bytes: int) -> None:
-    """Raise OSError (ENOSPC) where the disk of `folder` has less space free."""
-    free_bytes = shutil.disk_usage(folder).free
-    if free_bytes < size_bytes:
-        reason = f"{free_bytes / 1e9:.3g} GB free, {size_bytes / 1e9:.3g} GB needed"
-        raise OSError(errno.ENOSPC, reason)
+        lock.acquire(notice_s)
+    except filelock.Timeout:
+        if wait_s:
+            line = f"waiting up to {wait_s:g} s for the process that makes {folder.name}: it holds {lock.lock_file}"
+            print(f"scalebench: {line}", file=sys.stderr, flush=True)
+        # The folder may be on a network file system.
+        with suppress(filelock.Timeout):
+            lock.acquire(wait_s - notice_s, poll_interval=POLL_INTERVAL_S)
+    try:
+        yield lock.is_locked
+    finally:
+        lock.release()
 
 
 @dataclass(frozen=True)
@@ -278,12 +263,10 @@ class ChunkedDataset:
         inputs[rows], targets[rows] = self.make(start, rows.stop - start)
 
     def _fill_in_pool(self, folder: Path, starts: range, workers: int) -> None:
-        # spawn instead of fork, since the caller may hold threads, locks or a CUDA context
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_set_up_worker, initargs=(self, folder))
+        # The dataset, which may list a million file names, is sent once to each worker and not with every chunk.
+        pool = create_pool(workers, _open_for_filling, self, folder)
         try:
-            jobs: list[Future[None]] = [pool.submit(_fill_chunk_in_worker, start) for start in starts]
-            for job in as_completed(jobs):
+            for job in as_completed([pool.submit(run_in_worker, start) for start in starts]):
                 job.result()
         except BrokenProcessPool:
             raise InputError(
@@ -294,31 +277,29 @@ class ChunkedDataset:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-_worker: dict[str, Callable[[int], None]] = {}  # state of a pool worker: its function from a chunk's start
+def _open_for_filling(dataset: ChunkedDataset, folder: Path) -> Callable[[int], None]:
+    """Return what writes one chunk straight into the files, so that no sample is sent between processes."""
+    return partial(dataset.fill_chunk, *open_arrays(folder, "r+"))
 
 
-def _set_up_worker(dataset: ChunkedDataset, folder: Path) -> None:
-    """Set up a pool worker. The dataset, which may list a million file names, is sent once and not with every chunk."""
-    _exit_with_parent()
-    _worker["fill"] = partial(dataset.fill_chunk, *open_arrays(folder, "r+"))
+_worker: dict[str, Callable[..., None]] = {}  # in a process of a pool: what it does with a task
 
 
-def _fill_chunk_in_worker(start: int) -> None:
-    """Write one chunk straight into the files, so that no sample is sent between processes."""
-    _worker["fill"](start)
+def create_pool(workers: int, prepare: Callable[..., Callable[..., None]], *arguments: Any) -> ProcessPoolExecutor:
+    """Return processes each of which calls `prepare(*arguments)` once, and its result with every task of
+    `submit(run_in_worker, ...)`. They leave Ctrl-C to this process, and the kernel ends them with the thread that
+    submits to them."""
+    # spawn instead of fork, since the caller may hold threads, locks or a CUDA context
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(workers, context, _prepare_worker, (os.getpid(), prepare, arguments))
 
 
-def _exit_with_parent() -> None:
-    """Leave Ctrl-C to the parent, and end when the parent was killed.
+def run_in_worker(*task: Any) -> None:
+    """Do a task in a process of create_pool."""
+    _worker["run"](*task)
 
-    A pool worker holds both ends of its queue, so without this it would wait for ever after its parent's death.
-    """
+
+def _prepare_worker(parent: int, prepare: Callable[..., Callable[..., None]], arguments: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_exit_after, args=(parent.sentinel,), daemon=True).start()
-
-
-def _exit_after(sentinel: int) -> None:
-    wait([sentinel])
-    os._exit(1)
+    exit_with_parent.tie_to_parent(parent, signal.SIGKILL)
+    _worker["run"] = prepare(*arguments)
