@@ -56,12 +56,8 @@ def _read_user_file(config: Config, cache_dir: Path, path: Path) -> Path:
     return user_file.import_npz(cache_dir, path, tuple(config.model.input_shape), tuple(config.model.target_shape))
 
 
-def _define_materials(config: Config) -> ChunkedDataset:
-    return materials.define_materials(config.dataset.size, config.dataset.seed)
-
-
 DATASETS = {
-    "materials": DatasetKind(_define_materials, _read_user_file),
+    "materials": DatasetKind(materials.define_materials, _read_user_file),
     "random": DatasetKind(synthetic.define_random, _read_user_file),
     synthetic.TOKENS: DatasetKind(synthetic.define_tokens, tokens=True),
     "cifar10_synthetic": DatasetKind(synthetic.define_images, images=True, side=32),
@@ -245,68 +241,43 @@ def check(config: Config) -> None:
     if dataset.name != synthetic.TOKENS and dataset.loader is None:
         synthetic.check_model_takes_no_tokens(config)
     if not decodes_in_training(dataset.name):
-        _check_no_decoding(dataset)
+        for key, is_set in (("workers", dataset.workers is not None), ("augment", not dataset.augment)):
+            if is_set:
+                raise InputError(
+                    f"dataset.{key} is of pictures that are decoded during training, and the samples of "
+                    f"dataset={dataset.name} are not: leave it out, or use dataset=imagenet_jpeg"
+                )
     if dataset.loader is not None:
         return  # its batches show in the ranks
     if user_function.has_function(dataset):
         _check_function_samples(config)
         return
     kind = DATASETS[dataset.name]
-    _check_path(dataset, kind)
-    if kind.root is not None:
-        _check_decoding(config)
+    real = dataset.name.removesuffix("_synthetic")
+    problems = {
+        f"dataset={dataset.name} is read from files: {kind.hint}, then set dataset.path or ${kind.variable}": (
+            dataset.path is None and kind.define is None
+        ),
+        f"dataset={dataset.name} is generated, not read: leave out dataset.path"
+        + (f", or use dataset={real}" if real in DATASETS else ""): dataset.path is not None and kind.read is None,
+        f"dataset.feed={dataset.feed} keeps decoded pictures, and dataset={dataset.name} decodes them during training: "
+        "use dataset.feed=host, or dataset=imagenet": kind.root is not None and dataset.feed not in ("host", "fixed"),
+        f"hardware.node_copy copies the cache, and the files of dataset={dataset.name} are not part of it: copy them "
+        "yourself, and set dataset.path": kind.root is not None and config.hardware.node_copy is not None,
+    }
+    for line in (line for line, is_met in problems.items() if is_met):
+        raise InputError(line)
     if kind.images:
         images.check_model_takes_images(config)
-        return
-    if kind.tokens:
+    elif kind.tokens:
         synthetic.check_model_takes_tokens(config)
-        return
-    if dataset.path is None and kind.define is not None:
-        chunked = kind.define(config)
-        _check_shape(config, chunked.input_shape, config.model.input_shape, "samples")
-        _check_shape(config, chunked.target_shape, config.model.target_shape, "targets")
-    _check_quantities(config)
-
-
-def _check_path(dataset: DatasetSpec, kind: DatasetKind) -> None:
-    if dataset.path is None and kind.define is None:
-        raise InputError(
-            f"dataset={dataset.name} is read from files: {kind.hint}, then set dataset.path or ${kind.variable}"
-        )
-    if dataset.path is not None and kind.read is None:
-        real = dataset.name.removesuffix("_synthetic")
-        alternative = f", or use dataset={real}" if real in DATASETS else ""
-        raise InputError(f"dataset={dataset.name} is generated, not read: leave out dataset.path{alternative}")
+    else:
+        _check_quantities(config, kind)
 
 
 def decodes_in_training(name: str) -> bool:
     """Return whether the pictures of the dataset with this name are decoded when a batch needs them."""
     return name in DATASETS and DATASETS[name].root is not None
-
-
-def _check_no_decoding(dataset: DatasetSpec) -> None:
-    """Raise InputError for settings of decoding, of which there is none in training."""
-    if dataset.workers is not None or not dataset.augment:
-        key = "workers" if dataset.workers is not None else "augment"
-        raise InputError(
-            f"dataset.{key} is of pictures that are decoded during training, and the samples of dataset={dataset.name} "
-            "are not: leave it out, or use dataset=imagenet_jpeg"
-        )
-
-
-def _check_decoding(config: Config) -> None:
-    """Raise InputError for a feed and a copy that pictures in files cannot have."""
-    dataset = config.dataset
-    if dataset.feed not in ("host", "fixed"):
-        raise InputError(
-            f"dataset.feed={dataset.feed} keeps decoded pictures, and dataset={dataset.name} decodes them during "
-            "training: use dataset.feed=host, or dataset=imagenet"
-        )
-    if config.hardware.node_copy is not None:
-        raise InputError(
-            f"hardware.node_copy copies the cache, and the files of dataset={dataset.name} are not part of it: copy "
-            "them yourself, and set dataset.path"
-        )
 
 
 def _check_function_samples(config: Config) -> None:
@@ -328,8 +299,12 @@ def _check_function_samples(config: Config) -> None:
         )
 
 
-def _check_quantities(config: Config) -> None:
+def _check_quantities(config: Config, kind: DatasetKind) -> None:
     dataset, model = config.dataset, config.model
+    if dataset.path is None and kind.define is not None:
+        chunked = kind.define(config)
+        _check_shape(config, chunked.input_shape, model.input_shape, "samples")
+        _check_shape(config, chunked.target_shape, model.target_shape, "targets")
     if dataset.classes is not None or dataset.dtype != "float32":
         raise InputError(f"dataset={dataset.name} has float32 quantities: leave out dataset.classes and dataset.dtype")
     if not model.target_shape:

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError
 from scalebench.core.machine.machine import count_usable_cores
+from scalebench.core.spec import Config
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 INPUTS, TARGETS, META = "inputs.npy", "targets.npy", "meta.json"
@@ -219,6 +220,21 @@ class ChunkedDataset:
     target_dtype: str = "float32"
     details: Mapping[str, Any] = field(default_factory=dict)
     min_pool_bytes: int = MIN_POOL_BYTES  # from this size on the dataset is made by several processes
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Config,
+        version: int,
+        input_shape: tuple[int, ...],
+        target_shape: tuple[int, ...],
+        chunk: int,
+        make: Callable[[int, int], Arrays],
+        **more: Any,
+    ) -> ChunkedDataset:
+        """Return the dataset that has the name, size and seed of the config."""
+        dataset = config.dataset
+        return cls(dataset.name, version, dataset.size, dataset.seed, input_shape, target_shape, chunk, make, **more)
 
     @property
     def size_bytes(self) -> int:

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from scalebench.core.spec import Config
 from scalebench.workloads.datasets.cache import ChunkedDataset
 
 Array32 = NDArray[np.float32]
@@ -32,7 +33,7 @@ STRAIN_UNIT = 1e-2
 STRESS_UNIT_MPA = 0.2
 
 
-def generate_curves(count: int, seed: int, start: int = 0) -> tuple[Array32, Array32]:
+def generate_curves(seed: int, start: int, count: int) -> tuple[Array32, Array32]:
     """Return curves start .. start + count - 1 of the endless series that belongs to `seed`.
 
     The result is curves (count, 200, 3) and labels (count, 2), both float32. The columns of a curve are strain / 1e-2,
@@ -56,22 +57,10 @@ def generate_curves(count: int, seed: int, start: int = 0) -> tuple[Array32, Arr
     return curves, labels
 
 
-def define_materials(samples: int, seed: int) -> ChunkedDataset:
-    """Return the dataset of the first `samples` curves of `seed`, 2,408 bytes each in the cache."""
-    return ChunkedDataset(
-        name="materials",
-        version=VERSION,
-        samples=samples,
-        seed=seed,
-        input_shape=INPUT_SHAPE,
-        target_shape=TARGET_SHAPE,
-        chunk=CHUNK,
-        make=partial(_make_curves, seed),
-    )
-
-
-def _make_curves(seed: int, start: int, count: int) -> tuple[Array32, Array32]:
-    return generate_curves(count, seed, start)
+def define_materials(config: Config) -> ChunkedDataset:
+    """Return the dataset of the first `dataset.size` curves of `dataset.seed`, 2,408 bytes each in the cache."""
+    make = partial(generate_curves, config.dataset.seed)
+    return ChunkedDataset.from_config(config, VERSION, INPUT_SHAPE, TARGET_SHAPE, CHUNK, make)
 
 
 def _generate_chunk(seed: int, chunk: int) -> tuple[Array32, Array32]:

@@ -34,16 +34,8 @@ def define_random(config: Config) -> ChunkedDataset:
     """Return the dataset `random`: standard normal samples of the model's shapes, with nothing to learn in them."""
     shapes = tuple(config.model.input_shape), tuple(config.model.target_shape)
     chunk = max(1, RANDOM_CHUNK_VALUES // math.prod(shapes[0]))
-    return ChunkedDataset(
-        name="random",
-        version=RANDOM_VERSION,
-        samples=config.dataset.size,
-        seed=config.dataset.seed,
-        input_shape=shapes[0],
-        target_shape=shapes[1],
-        chunk=chunk,
-        make=partial(_make_random, config.dataset.seed, shapes, chunk),
-    )
+    make = partial(_make_random, config.dataset.seed, shapes, chunk)
+    return ChunkedDataset.from_config(config, RANDOM_VERSION, *shapes, chunk, make)
 
 
 def _make_random(
@@ -57,22 +49,11 @@ def _make_random(
 
 def define_images(config: Config) -> ChunkedDataset:
     """Return the dataset of images of the model's input shape: noise over a color that depends on the class."""
-    dataset = config.dataset
-    shape = tuple(config.model.input_shape)
-    classes = dataset.classes or 1
-    return ChunkedDataset(
-        name=dataset.name,
-        version=IMAGE_VERSION,
-        samples=dataset.size,
-        seed=dataset.seed,
-        input_shape=shape,
-        target_shape=(),
-        chunk=IMAGE_CHUNK,
-        make=partial(_make_images, dataset.seed, shape, classes, dataset.dtype),
-        input_dtype=dataset.dtype,
-        target_dtype=LABEL_DTYPE,
-        details={"classes": classes},
-    )
+    dataset, shape, classes = config.dataset, tuple(config.model.input_shape), config.dataset.classes or 1
+    make = partial(_make_images, dataset.seed, shape, classes, dataset.dtype)
+    types = {"input_dtype": dataset.dtype, "target_dtype": LABEL_DTYPE}
+    details = {"classes": classes}
+    return ChunkedDataset.from_config(config, IMAGE_VERSION, shape, (), IMAGE_CHUNK, make, **types, details=details)
 
 
 def _make_images(
@@ -91,33 +72,23 @@ def _make_images(
     noise = rng.integers(0, 2**64, words, np.uint64).view(np.uint8)  # drawing single bytes takes three times as long
     pixels = noise[: count * height * row_bytes].reshape(count, height, row_bytes)
     pixels >>= 1
-    pixels += np.tile(_class_colors(seed, classes, channels)[labels[:count]], width)[:, None]
+    colors = _dataset_generator(seed).integers(0, 128, (classes, channels), np.uint8)
+    pixels += np.tile(colors[labels[:count]], width)[:, None]
     return to_dtype(pixels.reshape(count, *shape), dtype), labels[:count]
 
 
-def _class_colors(seed: int, classes: int, channels: int) -> NDArray[np.uint8]:
-    """Draw the colors (classes, channels), 0 .. 127, from a random stream that no chunk uses."""
-    rng = np.random.default_rng(np.random.SeedSequence([seed], spawn_key=(0,)))
-    return rng.integers(0, 128, (classes, channels), np.uint8)
+def _dataset_generator(seed: int) -> np.random.Generator:
+    """Return the generator of what all chunks of a dataset share."""
+    return np.random.default_rng(np.random.SeedSequence([seed], spawn_key=(0,)))
 
 
 def define_tokens(config: Config) -> ChunkedDataset:
     """Return the dataset of sequences of a random Markov chain; each token is followed by one of SUCCESSORS others."""
-    dataset, classes = config.dataset, config.dataset.classes or 1
-    (length,) = config.model.input_shape
-    return ChunkedDataset(
-        name=TOKENS,
-        version=TOKEN_VERSION,
-        samples=dataset.size,
-        seed=dataset.seed,
-        input_shape=(length,),
-        target_shape=(length,),
-        chunk=TOKEN_CHUNK,
-        make=partial(_make_tokens, dataset.seed, length, classes),
-        input_dtype=TOKEN_DTYPE,
-        target_dtype=LABEL_DTYPE,
-        details={"classes": classes},
-    )
+    shape, classes = tuple(config.model.input_shape), config.dataset.classes or 1
+    make = partial(_make_tokens, config.dataset.seed, shape[0], classes)
+    types = {"input_dtype": TOKEN_DTYPE, "target_dtype": LABEL_DTYPE}
+    details = {"classes": classes}
+    return ChunkedDataset.from_config(config, TOKEN_VERSION, shape, shape, TOKEN_CHUNK, make, **types, details=details)
 
 
 def _make_tokens(
@@ -125,7 +96,7 @@ def _make_tokens(
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Make a chunk, or the beginning of one: tokens (count, length) and the token that follows each of them."""
     rng = np.random.default_rng(np.random.SeedSequence([seed, start // TOKEN_CHUNK]))
-    successors = _token_successors(seed, classes)
+    successors = _dataset_generator(seed).integers(0, classes, (classes, SUCCESSORS))
     chain = np.empty((TOKEN_CHUNK, length + 1), np.int64)
     chain[:, 0] = rng.integers(0, classes, TOKEN_CHUNK)
     choices = rng.integers(0, SUCCESSORS, (TOKEN_CHUNK, length))
@@ -152,12 +123,6 @@ def make_token_dicts(
         "attention_mask": np.ones_like(tokens),
         "labels": tokens if labels == "tokens" else classes,
     }
-
-
-def _token_successors(seed: int, classes: int) -> NDArray[np.int64]:
-    """Draw the successors (classes, SUCCESSORS) of each token from a random stream that no chunk uses."""
-    rng = np.random.default_rng(np.random.SeedSequence([seed], spawn_key=(0,)))
-    return rng.integers(0, classes, (classes, SUCCESSORS))
 
 
 def check_model_takes_tokens(config: Config) -> None:

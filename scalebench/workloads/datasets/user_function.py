@@ -9,20 +9,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import os
+import pickle
 import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scalebench.core import plugins
 from scalebench.core.errors import InputError, PluginError
@@ -35,7 +34,6 @@ from scalebench.workloads.source import SampleShape
 
 FORMAT_VERSION = 2  # raise it when the same function gives other files than before
 WORKER_MODULE = "scalebench.workloads.datasets.user_function_worker"
-REQUEST_FILE, RESPONSE_FILE, LOG_FILE = "request.json", "response.json", "output.log"
 READING_FILE = "reading.json"  # beside the samples
 MAX_ONE_HOT_ROWS = 1000
 MAX_LOG_BYTES = 20_000  # of the end of its output, kept beside the traceback
@@ -202,7 +200,11 @@ def read_facts(folder: Path) -> SampleFacts:
     """Return the number, shapes and dtype of the samples in a cache folder, their highest class, and how fast they were
     read."""
     inputs, targets = cache.open_arrays(folder)
-    is_record = records.is_record(inputs.dtype)
+    is_record, first = records.is_record(inputs.dtype), targets[:MAX_ONE_HOT_ROWS]
+    try:
+        reading = read_record(folder / READING_FILE, Reading)
+    except (OSError, ValueError):  # an earlier version wrote the samples without this file
+        reading = Reading()
     return SampleFacts(
         samples=len(inputs),
         input_shape=() if is_record else inputs.shape[1:],
@@ -211,23 +213,12 @@ def read_facts(folder: Path) -> SampleFacts:
         max_class=int(targets.max()) if np.issubdtype(targets.dtype, np.integer) else None,
         fields=records.describe_fields(inputs.dtype) if is_record else None,
         needs_loss=records.is_record(targets.dtype),
-        one_hot=_is_one_hot(targets[:MAX_ONE_HOT_ROWS]),
-        reading=_read_reading(folder / READING_FILE),
+        one_hot=first.dtype.kind == "f"
+        and first.ndim == 2
+        and first.shape[1] > 1
+        and bool(((first == 0) | (first == 1)).all() and (first.sum(axis=1) == 1).all()),
+        reading=reading,
     )
-
-
-def _read_reading(path: Path) -> Reading:
-    """Read how samples were read; nothing is known of those that an earlier version kept without this file."""
-    try:
-        return read_record(path, Reading)
-    except (OSError, ValueError):
-        return Reading()
-
-
-def _is_one_hot(targets: NDArray[Any]) -> bool:
-    if targets.dtype.kind != "f" or targets.ndim != 2 or targets.shape[1] < 2:
-        return False
-    return bool(((targets == 0) | (targets == 1)).all() and (targets.sum(axis=1) == 1).all())
 
 
 def _count_classes(dataset: DatasetSpec, facts: SampleFacts) -> int | None:
@@ -250,66 +241,40 @@ def run_function(call: FunctionCall, limit_s: float, folder: Path) -> None:
     than `limit_s`; InputError if the function raised one; and OSError where the disk is full.
     """
     with tempfile.TemporaryDirectory(prefix="scalebench-") as name:
-        exchange = Path(name)
-        (exchange / REQUEST_FILE).write_text(json.dumps({**dataclasses.asdict(call), "folder": str(folder)}))
-        with (exchange / LOG_FILE).open("wb") as log:
-            status = _run_worker(build_python_command("-m", WORKER_MODULE, name), log.fileno(), limit_s, call)
-        response = _read_response(exchange / RESPONSE_FILE) if status == 0 else None
-        if response is None:
-            response = {"problem": _describe_exit(status, limit_s, call)}
-        output = read_tail(exchange / LOG_FILE, MAX_LOG_BYTES)
-    if "errno" in response:
-        raise OSError(response["errno"], os.strerror(response["errno"]))
-    if "input" in response:
-        raise InputError(response["input"])
-    if "remark" in response:
-        print(response["remark"], file=sys.stderr, flush=True)
-    if "problem" in response:
-        raise PluginError(response["problem"], "\n".join(filter(None, [output, response.get("log", "")])))
+        answer_file, log_file = Path(name, "answer"), Path(name, "output.log")
+        with Path(name, "call").open("w+b") as request, log_file.open("wb") as log:
+            pickle.dump((call, folder), request)
+            request.seek(0)
+            command = build_python_command("-m", WORKER_MODULE, str(os.getpid()), str(answer_file))
+            status = _run_worker(command, request, log, limit_s, call)
+        answer = PluginError(_describe_exit(status, limit_s, call))
+        if status == 0 and answer_file.exists():
+            answer = pickle.loads(answer_file.read_bytes())
+        if isinstance(answer, PluginError):
+            answer.log = "\n".join(filter(None, [read_tail(log_file, MAX_LOG_BYTES), answer.log]))
+    if isinstance(answer, Exception):
+        raise answer
+    if answer:
+        print(answer, file=sys.stderr, flush=True)
 
 
-def _run_worker(command: list[str], log: int, limit_s: float, call: FunctionCall) -> int | None:
+def _run_worker(
+    command: list[str], request: IO[bytes], log: IO[bytes], limit_s: float, call: FunctionCall
+) -> int | None:
     """Return the exit status, or None after `limit_s`. The process and all that it started are gone afterwards."""
-    with _lifetime_pipe() as pipe:
-        process = subprocess.Popen(
-            [*command, str(pipe)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[pipe],
-            start_new_session=True,
-        )
+    process = subprocess.Popen(command, stdin=request, stdout=log, stderr=log, start_new_session=True)
+    try:
         try:
-            try:
-                return process.wait(min(cache.NOTICE_AFTER_S, limit_s))
-            except subprocess.TimeoutExpired:
-                print(f"{call.label} is making its samples, {call.size:,} requested", file=sys.stderr, flush=True)
-            return process.wait(max(0.0, limit_s - cache.NOTICE_AFTER_S))
+            return process.wait(min(cache.NOTICE_AFTER_S, limit_s))
         except subprocess.TimeoutExpired:
-            return None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-@contextlib.contextmanager
-def _lifetime_pipe() -> Iterator[int]:
-    """Yield the read end of a pipe, on which the worker sees end-of-file when this process ends in any way."""
-    read_end, write_end = os.pipe()
-    try:
-        yield read_end
-    finally:
-        os.close(write_end)
-        os.close(read_end)
-
-
-def _read_response(path: Path) -> dict[str, Any] | None:
-    try:
-        response: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
+            print(f"{call.label} is making its samples, {call.size:,} requested", file=sys.stderr, flush=True)
+        return process.wait(max(0.0, limit_s - cache.NOTICE_AFTER_S))
+    except subprocess.TimeoutExpired:
         return None
-    return response
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _describe_exit(status: int | None, limit_s: float, call: FunctionCall) -> str:

@@ -1,7 +1,7 @@
 """The process that calls a dataset function.
 
-It is started as `python -m scalebench.workloads.datasets.user_function_worker FOLDER PIPE`. FOLDER contains the
-request and receives the response. When the other end of PIPE closes, the parent has ended.
+It is started as `python -m scalebench.workloads.datasets.user_function_worker PARENT FILE` with a FunctionCall and the
+folder of the samples on its standard input, both pickled. FILE receives a remark, None, or the error to raise.
 """
 
 from __future__ import annotations
@@ -9,26 +9,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import json
-import os
+import pickle
+import signal
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scalebench.core import plugins
+from scalebench.core import exit_with_parent, plugins
 from scalebench.core.errors import InputError, PluginError, describe_exception
 from scalebench.core.json_files import write_json
 from scalebench.workloads import records, user_code
 from scalebench.workloads.datasets import cache
 from scalebench.workloads.datasets.images import LABEL_DTYPE
-from scalebench.workloads.datasets.user_function import READING_FILE, REQUEST_FILE, RESPONSE_FILE, Reading
+from scalebench.workloads.datasets.user_function import READING_FILE, FunctionCall, Reading
 
 BLOCK_BYTES = 2**24
 
@@ -38,59 +37,50 @@ class UnusableSamples(Exception):
 
 
 class WriteFailed(Exception):
-    """The files could not be written, which is not the function's fault."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number  # errno
+    """The files could not be written, which is not the function's fault; the OSError is the cause."""
 
 
-def main(folder: Path, pipe: int) -> None:
-    threading.Thread(target=_exit_with_parent, args=(pipe,), daemon=True).start()
-    request = json.loads((folder / REQUEST_FILE).read_text())
-    (folder / RESPONSE_FILE).write_text(json.dumps(handle_request(request)))
-
-
-def handle_request(request: dict[str, Any]) -> dict[str, Any]:
-    """Call the function and write its samples into the request's folder. Return the problem, or for
-    success a remark where it has more samples than were requested, else {}."""
-    label = request["label"]
+def main(parent: int, answer_file: Path) -> None:
+    exit_with_parent.tie_to_parent(parent, signal.SIGKILL)
+    call, folder = pickle.load(sys.stdin.buffer)
+    answer: str | Exception | None
     try:
-        function = _load(request)
+        answer = make_samples(call, folder)
+    except (InputError, PluginError, OSError) as error:
+        answer = error
+    answer_file.write_bytes(pickle.dumps(answer))
+
+
+def make_samples(call: FunctionCall, folder: Path) -> str | None:
+    """Call the function and write its samples into the folder. Return a remark where it has more than were requested.
+
+    Raises PluginError for whatever is wrong with the function, an InputError of the function itself, and OSError where
+    the files cannot be written.
+    """
+    label = call.label
+    try:
+        if call.from_user:
+            function = user_code.load_function(call.reference, label.partition("=")[0])
+        else:
+            function = plugins.load_object(call.reference, label)
         if not callable(function):
-            return {"problem": f"{label} is not a function"}
-        size = request["size"]
-        count, available = write_samples(
-            function(size, request["seed"], **request["options"]), Path(request["folder"]), size
-        )
-    except PluginError as error:
-        return {"problem": str(error), "log": error.log}
+            raise PluginError(f"{label} is not a function")
+        count, available = write_samples(function(call.size, call.seed, **call.options), folder, call.size)
+    except PluginError:
+        raise
     except InputError as error:
-        return {"input": str(error)}
+        raise InputError(str(error)) from error  # one that the other process can load, too
     except UnusableSamples as error:
-        return {"problem": f"{label} {error}"}
+        raise PluginError(f"{label} {error}") from error
     except WriteFailed as error:
-        return {"errno": error.number}
-    except MemoryError:
-        return {"problem": f"{label} ran out of memory: lower dataset.size", "log": traceback.format_exc()}
+        raise OSError(*error.args) from error
+    except MemoryError as error:
+        raise PluginError(f"{label} ran out of memory: lower dataset.size", traceback.format_exc()) from error
     except (Exception, SystemExit) as error:
-        return {"problem": f"{label} fails: {describe_exception(error)}", "log": traceback.format_exc()}
+        raise PluginError(f"{label} fails: {describe_exception(error)}", traceback.format_exc()) from error
     if available is None or available == count:
-        return {}
-    return {"remark": f"{label} has {available:,} samples, of which dataset.size={size} takes the first {count:,}"}
-
-
-def _load(request: dict[str, Any]) -> Callable[..., Any]:
-    if request["from_user"]:
-        key, _, reference = request["label"].partition("=")
-        return user_code.load_function(reference, key)
-    function: Callable[..., Any] = plugins.load_object(request["reference"], request["label"])
-    return function
-
-
-def _exit_with_parent(pipe: int) -> None:
-    os.read(pipe, 1)
-    os._exit(1)
+        return None
+    return f"{label} has {available:,} samples, of which dataset.size={call.size} takes the first {count:,}"
 
 
 def write_samples(result: Any, folder: Path, size: int) -> tuple[int, int | None]:
@@ -102,19 +92,18 @@ def write_samples(result: Any, folder: Path, size: int) -> tuple[int, int | None
     UnusableSamples and WriteFailed.
     """
     samples: ArraySamples | TableSamples
-    if is_stream(result):
+    is_arrays = isinstance(result, (Mapping, tuple, list, str)) or hasattr(result, "__array__")
+    if any(kind.__name__ == "IterableDataset" for kind in type(result).__mro__):  # torch's, whose __getitem__ raises
         samples = StreamSamples(result, size)
-    elif is_table(result):
+    elif not is_arrays and hasattr(result, "__getitem__"):
         samples = TableSamples(result, size)
     else:
         samples = ArraySamples(*check_arrays(result), size)
     first = samples.block(0, 1)
     with _report_failed_writes():
         columns = [
-            Column(
-                "inputs", folder / cache.INPUTS, first[0], samples.count, choose_input_type(first[0], samples.as_is)
-            ),
-            Column("targets", folder / cache.TARGETS, first[1], samples.count, choose_target_type(first[1])),
+            Column("inputs", folder / cache.INPUTS, first[0], samples),
+            Column("targets", folder / cache.TARGETS, first[1], samples),
         ]
     rows = max(1, BLOCK_BYTES // max(1, sum(array.nbytes for part in first for array in records.list_fields(part))))
     read_s = 0.0
@@ -139,7 +128,7 @@ def _report_failed_writes() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise WriteFailed(error.errno or errno.EIO) from error
+        raise WriteFailed(error.errno or errno.EIO, error.strerror) from error
 
 
 class ArraySamples:
@@ -165,7 +154,9 @@ class TableSamples:
     as_is = True
 
     def __init__(self, table: Any, size: int) -> None:
-        self._table, self.available = table, _find_length(table)
+        self._table, self.available = table, None
+        with contextlib.suppress(TypeError, NotImplementedError, OverflowError):  # unknown, or more than Python counts
+            self.available = len(table)
         self.count = self._count_samples(size)
         if not self.count:
             raise UnusableSamples("returns a Dataset without samples")
@@ -205,14 +196,6 @@ class StreamSamples(TableSamples):
         return items
 
 
-def _find_length(table: Any) -> int | None:
-    """Return how many samples a Dataset says that it has; None where it does not say so, or more than Python counts."""
-    try:
-        return len(table)
-    except (TypeError, NotImplementedError, OverflowError):
-        return None
-
-
 def _stack(values: list[Any], start: int) -> Any:
     """Stack one value of each sample, arrays or several of them; they should all have the first one's shapes."""
     rows = [records.name_fields(value) for value in values]
@@ -232,18 +215,6 @@ def _stack(values: list[Any], start: int) -> Any:
     return tuple(fields.values()) if isinstance(values[0], (tuple, list)) else fields["f0"]
 
 
-def is_table(result: Any) -> bool:
-    """Return whether it gives its samples one by one, as torch's Dataset does."""
-    is_arrays = isinstance(result, (Mapping, tuple, list, str)) or hasattr(result, "__array__")
-    return not is_arrays and hasattr(result, "__getitem__")
-
-
-def is_stream(result: Any) -> bool:
-    """Return whether its samples can only be iterated over, as those of torch's IterableDataset, whose __getitem__
-    raises."""
-    return any(kind.__name__ == "IterableDataset" for kind in type(result).__mro__)
-
-
 def check_arrays(result: Any) -> tuple[Any, Any]:
     """Return inputs and targets, each an array or several (a dict or tuple); targets are None where a dict holds all.
 
@@ -261,15 +232,10 @@ def check_arrays(result: Any) -> tuple[Any, Any]:
             if not hasattr(array, "__array__"):
                 raise UnusableSamples(f"returns {_describe_type(array)} as {name}: it should be a numpy array")
             _check_kind(np.asanyarray(array), name, field)
-    inputs, targets = (records.map_fields(np.asanyarray, _tupled(value)) for value in result)
+    plain = [dict(v) if isinstance(v, Mapping) else tuple(v) if isinstance(v, list) else v for v in result]
+    inputs, targets = (records.map_fields(np.asanyarray, value) for value in plain)
     _check_lengths(inputs, targets)
     return inputs, targets
-
-
-def _tupled(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _check_kind(array: NDArray[Any], name: str, field: str) -> NDArray[Any]:
@@ -305,32 +271,27 @@ def _name(field: str) -> str:
     return f"'{field}'"
 
 
-def choose_input_type(first: Any, as_is: bool) -> np.dtype[Any]:
-    """Return the type in which inputs are kept: float32 or uint8 of one array that is no Dataset's, else records."""
-    if isinstance(first, np.ndarray) and not as_is and (first.dtype.kind == "f" or first.dtype == np.uint8):
-        return np.dtype("uint8" if first.dtype == np.uint8 else "float32")
-    return records.record_type(records.name_fields(first))
-
-
-def choose_target_type(first: Any) -> np.dtype[Any]:
-    """Return the type in which targets are kept: class numbers or quantities of one array, else records."""
-    if first is None:
-        return records.NO_TARGETS
-    if isinstance(first, np.ndarray):
-        return np.dtype("float32" if first.dtype.kind == "f" else LABEL_DTYPE)
-    return records.record_type(records.name_fields(first))
-
-
 class Column:
     """The file of all inputs or of all targets, while it is written. `unusable` says which number, if any, a loss of
     scalebench cannot take; one of the user's may mask it, so only inputs are refused for it."""
 
-    def __init__(self, name: str, path: Path, first: Any, count: int, dtype: np.dtype[Any]) -> None:
+    def __init__(self, name: str, path: Path, first: Any, samples: ArraySamples | TableSamples) -> None:
+        """Create the file in the type that the first sample needs: bytes or float32 for one array of inputs that is no
+        Dataset's, class numbers or float32 for one array of targets, else records."""
+        is_float = isinstance(first, np.ndarray) and first.dtype.kind == "f"
+        if first is None:
+            dtype = records.NO_TARGETS
+        elif isinstance(first, np.ndarray) and name == "targets":
+            dtype = np.dtype("float32" if is_float else LABEL_DTYPE)
+        elif isinstance(first, np.ndarray) and not samples.as_is and (is_float or first.dtype == np.uint8):
+            dtype = np.dtype("float32" if is_float else "uint8")
+        else:
+            dtype = records.record_type(records.name_fields(first))
         self._name, self._dtype = name, dtype
         self.unusable: str | None = None
         shape = () if records.is_record(dtype) else first.shape[1:]
         self._scalar = name == "targets" and dtype == np.float32 and shape == ()  # one quantity is a vector of one
-        self._out = cache.create_array(path, (count, *((1,) if self._scalar else shape)), dtype)
+        self._out = cache.create_array(path, (samples.count, *((1,) if self._scalar else shape)), dtype)
 
     def write(self, start: int, block: Any) -> None:
         """Write the samples from `start` on. Raises UnusableSamples for inputs that cannot be trained on."""
@@ -369,4 +330,4 @@ def _describe_type(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[2]))

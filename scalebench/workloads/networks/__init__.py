@@ -6,7 +6,8 @@ import functools
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from scalebench.core.errors import InputError, unknown_name_message
@@ -24,23 +25,24 @@ TOKENS = ("tokens",)  # integers, for each of which the network looks up a vecto
 class NetworkEntry(NamedTuple):
     """The function that builds a network, and the inputs that it takes."""
 
-    function: str  # "module:function", called as function(network, outputs, **options) with an empty network
+    function: str  # "module:function", called as function(network, outputs, **settings, **options), the network empty
     axes: tuple[str, ...] = IMAGE  # of its inputs
     input_shape: str | None = None  # "module:function" of the options, if these determine the shape of a sample
     target_per_token: bool = False  # a sample's target is a class number for each of its tokens
+    settings: Mapping[str, Any] = MappingProxyType({})  # what makes this network of several alike, and is no option
 
 
 NETWORKS: dict[str, NetworkEntry] = {
     "materials_cnn": NetworkEntry("simple:materials_cnn", CURVE),
     "inception_v3": NetworkEntry("imagenet_cnns:inception_v3"),
-    "resnet50": NetworkEntry("resnet:resnet50"),
-    "resnet50_v1_5": NetworkEntry("resnet:resnet50_v1_5"),
+    "resnet50": NetworkEntry("resnet:v1", settings={"blocks": (3, 4, 6, 3), "as_in_keras": True}),
+    "resnet50_v1_5": NetworkEntry("resnet:v1", settings={"blocks": (3, 4, 6, 3), "as_in_keras": False}),
     "resnet50_v2": NetworkEntry("resnet:resnet50_v2"),
-    "resnet101": NetworkEntry("resnet:resnet101"),
-    "resnet152": NetworkEntry("resnet:resnet152"),
-    "vgg11": NetworkEntry("imagenet_cnns:vgg11"),
-    "vgg16": NetworkEntry("imagenet_cnns:vgg16"),
-    "vgg19": NetworkEntry("imagenet_cnns:vgg19"),
+    "resnet101": NetworkEntry("resnet:v1", settings={"blocks": (3, 4, 23, 3), "as_in_keras": True}),
+    "resnet152": NetworkEntry("resnet:v1", settings={"blocks": (3, 8, 36, 3), "as_in_keras": True}),
+    "vgg11": NetworkEntry("imagenet_cnns:vgg", settings={"convolutions": (1, 1, 2, 2, 2), "dropout": 0.5}),
+    "vgg16": NetworkEntry("imagenet_cnns:vgg", settings={"convolutions": (2, 2, 3, 3, 3), "dropout": 0.0}),
+    "vgg19": NetworkEntry("imagenet_cnns:vgg", settings={"convolutions": (2, 2, 4, 4, 4), "dropout": 0.5}),
     "alexnet": NetworkEntry("imagenet_cnns:alexnet"),
     "googlenet": NetworkEntry("imagenet_cnns:googlenet"),
     "lenet": NetworkEntry("imagenet_cnns:lenet"),
@@ -48,13 +50,13 @@ NETWORKS: dict[str, NetworkEntry] = {
     "trivial": NetworkEntry("imagenet_cnns:trivial"),
     "cifar10_cnn": NetworkEntry("cifar10_cnns:cifar10_cnn"),
     "alexnet_cifar10": NetworkEntry("cifar10_cnns:alexnet_cifar10"),
-    "resnet20_cifar10": NetworkEntry("cifar10_cnns:resnet20"),
-    "resnet32_cifar10": NetworkEntry("cifar10_cnns:resnet32"),
-    "resnet44_cifar10": NetworkEntry("cifar10_cnns:resnet44"),
-    "resnet56_cifar10": NetworkEntry("cifar10_cnns:resnet56"),
-    "resnet110_cifar10": NetworkEntry("cifar10_cnns:resnet110"),
-    "densenet40_k12": NetworkEntry("cifar10_cnns:densenet40_k12"),
-    "densenet100_k12": NetworkEntry("cifar10_cnns:densenet100_k12"),
+    "resnet20_cifar10": NetworkEntry("cifar10_cnns:resnet", settings={"blocks": 3}),
+    "resnet32_cifar10": NetworkEntry("cifar10_cnns:resnet", settings={"blocks": 5}),
+    "resnet44_cifar10": NetworkEntry("cifar10_cnns:resnet", settings={"blocks": 7}),
+    "resnet56_cifar10": NetworkEntry("cifar10_cnns:resnet", settings={"blocks": 9}),
+    "resnet110_cifar10": NetworkEntry("cifar10_cnns:resnet", settings={"blocks": 18}),
+    "densenet40_k12": NetworkEntry("cifar10_cnns:densenet", settings={"layers": 12}),
+    "densenet100_k12": NetworkEntry("cifar10_cnns:densenet", settings={"layers": 32}),
     "mlp": NetworkEntry("simple:mlp", VECTOR),
     "synthetic": NetworkEntry("simple:synthetic", CURVE, "simple:synthetic_input_shape"),
     "gpt_small": NetworkEntry("language_models:gpt", TOKENS, "language_models:gpt_input_shape", True),
@@ -88,8 +90,8 @@ def build_by_name(
 @functools.lru_cache(16)
 def _build_once(name: str, input_shape: tuple[int, ...], outputs: int, options: str) -> Network:
     """Build one of our networks, which nobody changes: the runs of a sweep and their baselines share theirs."""
-    network = Network(name, input_shape)
-    _load(_entry(name).function)(network, outputs, **json.loads(options))
+    network, entry = Network(name, input_shape), _entry(name)
+    _load(entry.function)(network, outputs, **entry.settings, **json.loads(options))
     return network
 
 
@@ -140,8 +142,10 @@ def option_defaults(name: str) -> dict[str, Any]:
     Raises as build_by_name does.
     """
     point = _plugin_point(name)
-    function = _load(_entry(name).function) if point is None else plugin_networks.load_function(point)
-    return _defaults(function, skip=2)
+    if point is not None:
+        return _defaults(plugin_networks.load_function(point), skip=2)
+    entry = _entry(name)
+    return {key: value for key, value in _defaults(_load(entry.function), skip=2).items() if key not in entry.settings}
 
 
 def is_known(name: str) -> bool:

@@ -40,18 +40,8 @@ def _local_norm(net: Network, x: Node) -> Node:
     return net.lrn(x, radius=4, bias=1.0, alpha=0.001 / 9, beta=0.75)
 
 
-def densenet40_k12(net: Network, outputs: int) -> None:
-    """Build DenseNet-40 with growth 12."""
-    _densenet(net, outputs, layers=12)
-
-
-def densenet100_k12(net: Network, outputs: int) -> None:
-    """Build DenseNet-100 with growth 12."""
-    _densenet(net, outputs, layers=32)
-
-
-def _densenet(net: Network, outputs: int, layers: int) -> None:
-    """Build three blocks of `layers` layers each, with transitions between them."""
+def densenet(net: Network, outputs: int, layers: int) -> None:
+    """Build a DenseNet with growth 12: three blocks of `layers` layers each, with transitions between them."""
     x = _dense_conv(net, net.input, 16, 3)
     for block in range(3):
         if block:
@@ -70,46 +60,18 @@ def _dense_conv(net: Network, x: Node, filters: int, kernel: int) -> Node:
     return net.conv(x, f"conv{net.count('conv')}", filters, kernel, init="he_uniform")
 
 
-def resnet20(net: Network, outputs: int) -> None:
-    """Build ResNet-20."""
-    _resnet(net, outputs, blocks=3)
-
-
-def resnet32(net: Network, outputs: int) -> None:
-    """Build ResNet-32."""
-    _resnet(net, outputs, blocks=5)
-
-
-def resnet44(net: Network, outputs: int) -> None:
-    """Build ResNet-44."""
-    _resnet(net, outputs, blocks=7)
-
-
-def resnet56(net: Network, outputs: int) -> None:
-    """Build ResNet-56."""
-    _resnet(net, outputs, blocks=9)
-
-
-def resnet110(net: Network, outputs: int) -> None:
-    """Build ResNet-110."""
-    _resnet(net, outputs, blocks=18)
-
-
-def _resnet(net: Network, outputs: int, blocks: int) -> None:
+def resnet(net: Network, outputs: int, blocks: int) -> None:
     """Build three stacks of `blocks` blocks each, without a relu behind the first convolution, as in the original."""
     x = _conv_bn(net, net.input, 16)
     for filters in (16, 32, 64):
         for block in range(blocks):
-            x = _residual_block(net, x, filters, strides=2 if block == 0 and filters > 16 else 1)
+            strides = 2 if block == 0 and filters > 16 else 1
+            shortcut = x
+            if x.shape[-1] != filters:
+                shortcut = net.pad_channels(net.avg_pool(x, 1, strides), (filters - x.shape[-1]) // 2)
+            x = _conv_bn(net, net.relu(_conv_bn(net, x, filters, strides)), filters)
+            x = net.relu(net.add(shortcut, x))
     net.dense(net.global_avg_pool(x), "affine0", outputs)
-
-
-def _residual_block(net: Network, x: Node, filters: int, strides: int) -> Node:
-    shortcut = x
-    if x.shape[-1] != filters:
-        shortcut = net.pad_channels(net.avg_pool(x, 1, strides), (filters - x.shape[-1]) // 2)
-    x = net.relu(_conv_bn(net, x, filters, strides))
-    return net.relu(net.add(shortcut, _conv_bn(net, x, filters)))
 
 
 def _conv_bn(net: Network, x: Node, filters: int, strides: int = 1) -> Node:

@@ -82,25 +82,13 @@ def trivial(net: Network, outputs: int) -> None:
     _classify(net, net.input, outputs, (1, 4096))
 
 
-def vgg11(net: Network, outputs: int) -> None:
-    """Build VGG11 (Simonyan and Zisserman 2014, configuration A); 132,863,336 parameters with inputs of 224 x 224 and
-    1000 outputs."""
-    _vgg(net, outputs, (1, 1, 2, 2, 2), "he_uniform", dropout=0.5)
+def vgg(net: Network, outputs: int, convolutions: tuple[int, ...], dropout: float) -> None:
+    """Build a VGG (Simonyan and Zisserman 2014) with this number of convolutions in each block.
 
-
-def vgg16(net: Network, outputs: int) -> None:
-    """Build VGG16 (configuration D); 138,357,544 parameters with inputs of 224 x 224 and 1000 outputs. It has no
-    dropout, as in Keras."""
-    _vgg(net, outputs, (2, 2, 3, 3, 3), "glorot_uniform", dropout=0.0)
-
-
-def vgg19(net: Network, outputs: int) -> None:
-    """Build VGG19 (configuration E); 143,667,240 parameters with inputs of 224 x 224 and 1000 outputs."""
-    _vgg(net, outputs, (2, 2, 4, 4, 4), "he_uniform", dropout=0.5)
-
-
-def _vgg(net: Network, outputs: int, convolutions: tuple[int, ...], init: str, dropout: float) -> None:
-    """Build a VGG with this number of convolutions in each block."""
+    With inputs of 224 x 224 and 1000 outputs VGG11 (configuration A) has 132,863,336 parameters, VGG16 (D), which has
+    no dropout in Keras, 138,357,544, and VGG19 (E) 143,667,240.
+    """
+    init = "he_uniform" if dropout else "glorot_uniform"  # as in tf_cnn_benchmarks, or as in Keras
     x = net.input
     for block, (filters, count) in enumerate(zip(VGG_FILTERS, convolutions, strict=True), start=1):
         for number in range(1, count + 1):

@@ -28,26 +28,6 @@ KERAS = _Variant(strided_conv=1, bias=True, epsilon=1.001e-5, momentum=0.99, ini
 V1_5 = _Variant(strided_conv=2, bias=False, epsilon=1e-5, momentum=0.9, init="he_uniform")
 
 
-def resnet50(net: Network, outputs: int) -> None:
-    """Build ResNet-50; 25,583,592 parameters with 1000 outputs."""
-    _v1(net, outputs, (3, 4, 6, 3), KERAS)
-
-
-def resnet50_v1_5(net: Network, outputs: int) -> None:
-    """Build ResNet-50 v1.5; 25,557,032 parameters with 1000 outputs."""
-    _v1(net, outputs, (3, 4, 6, 3), V1_5)
-
-
-def resnet101(net: Network, outputs: int) -> None:
-    """Build ResNet-101; 44,601,832 parameters with 1000 outputs."""
-    _v1(net, outputs, (3, 4, 23, 3), KERAS)
-
-
-def resnet152(net: Network, outputs: int) -> None:
-    """Build ResNet-152; 60,268,520 parameters with 1000 outputs."""
-    _v1(net, outputs, (3, 8, 36, 3), KERAS)
-
-
 def resnet50_v2(net: Network, outputs: int) -> None:
     """Build ResNet-50 v2; 25,568,360 parameters with 1000 outputs.
 
@@ -64,7 +44,13 @@ def resnet50_v2(net: Network, outputs: int) -> None:
     net.dense(net.global_avg_pool(x), "predictions", outputs)
 
 
-def _v1(net: Network, outputs: int, blocks: Sequence[int], variant: _Variant) -> None:
+def v1(net: Network, outputs: int, blocks: Sequence[int], as_in_keras: bool) -> None:
+    """Build a ResNet v1 with these blocks in its stacks, or a v1.5.
+
+    With 1000 outputs ResNet-50 has 25,583,592 parameters, its v1.5 25,557,032, ResNet-101 44,601,832 and ResNet-152
+    60,268,520.
+    """
+    variant = KERAS if as_in_keras else V1_5
     x = net.relu(_conv_bn(net, net.input, "conv1", 64, 7, 2, variant))
     x = net.max_pool(x, 3, strides=2, padding=1)
     for stack, count in enumerate(blocks, start=2):

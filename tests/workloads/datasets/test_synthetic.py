@@ -117,12 +117,12 @@ def test_sizes_of_token_datasets(tmp_path):
 
 @pytest.fixture(scope="module")
 def chunk():
-    return generate_curves(CHUNK, seed=7)
+    return generate_curves(7, 0, CHUNK)
 
 
 def test_the_series_of_a_seed_stays_what_it_was():
     """Another series needs another materials.VERSION, or old caches pass for the new data."""
-    curves, labels = generate_curves(1, seed=0)
+    curves, labels = generate_curves(0, 0, 1)
     assert materials.VERSION == 1
     np.testing.assert_allclose(labels[0], [0.8506242, 0.6369616], rtol=1e-5)
     points = [0.002076634, 0.01750836, 0.1038317, 0.4443559, 0.2055867, 0.590111]
@@ -171,11 +171,11 @@ def test_stress_is_the_modified_hyperbolic_model_with_one_per_cent_noise(chunk):
 @settings(max_examples=15)
 @given(start=st.integers(0, 2 * CHUNK), count=st.integers(0, CHUNK + 50))
 def test_a_curve_depends_on_its_index_only(start, count):
-    curves, labels = generate_curves(count, 3, start)
+    curves, labels = generate_curves(3, start, count)
     assert len(curves) == len(labels) == count
     for index in {0, count - 1} if count else set():
-        one_curve, one_label = generate_curves(1, 3, start + index)
+        one_curve, one_label = generate_curves(3, start + index, 1)
         assert np.array_equal(curves[index], one_curve[0]) and np.array_equal(labels[index], one_label[0])
-    for arguments in ((-1, 0, 0), (1, 0, -1), (1, -1, 0)):
+    for arguments in ((0, 0, -1), (0, -1, 1), (-1, 0, 1)):
         with pytest.raises(ValueError):
             generate_curves(*arguments)

@@ -1,7 +1,6 @@
 """Samples of a function as a dataset: what they determine, where they are kept, what contradicts them, and how the
 worker process ends."""
 
-import dataclasses
 import errno
 import os
 import signal
@@ -65,9 +64,7 @@ def calls(tmp_path, monkeypatch):
 
     def run_function(call, limit_s, folder):
         calls.append((call.size, limit_s))
-        response = user_function_worker.handle_request({**dataclasses.asdict(call), "folder": str(folder)})
-        if "problem" in response:
-            raise PluginError(response["problem"])
+        user_function_worker.make_samples(call, folder)
 
     monkeypatch.setattr(user_function, "run_function", run_function)
     yield calls
@@ -309,9 +306,9 @@ def test_a_worker_ends_with_its_parent(tmp_path):
 
 
 def test_only_the_end_of_a_long_output_is_read(tmp_path, monkeypatch):
-    def print_much(command, log, *_):
-        os.ftruncate(log, 1 << 30)
-        os.pwrite(log, b"the end", (1 << 30) - 7)
+    def print_much(command, request, log, *_):
+        log.truncate(1 << 30)
+        os.pwrite(log.fileno(), b"the end", (1 << 30) - 7)
         return 1
 
     monkeypatch.setattr(user_function, "_run_worker", print_much)

@@ -2,13 +2,16 @@
 reports."""
 
 import errno
+import re
 import sys
 
 import numpy as np
 import pytest
 
+from scalebench.core.errors import InputError, PluginError
 from scalebench.workloads import records
 from scalebench.workloads.datasets import cache, user_function, user_function_worker
+from scalebench.workloads.datasets.user_function import FunctionCall
 from scalebench.workloads.datasets.user_function_worker import UnusableSamples
 
 SMALL_CODE = """\
@@ -38,13 +41,12 @@ def user_module(tmp_path, monkeypatch):
 
 
 def respond(folder, reference="made_here:build", size=5, **options):
-    label = f"dataset.builder={reference}"
-    request = {"reference": reference, "label": label, "from_user": True, "size": size, "seed": 7}
-    return user_function_worker.handle_request({**request, "options": options, "folder": str(folder)})
+    call = FunctionCall(reference, f"dataset.builder={reference}", True, size, 7, options)
+    return user_function_worker.make_samples(call, folder)
 
 
 def test_the_function_is_called_with_size_seed_and_options(tmp_path):
-    assert respond(tmp_path, noise=0.5) == {}
+    assert respond(tmp_path, noise=0.5) is None
     inputs, targets = cache.open_arrays(tmp_path)
     assert np.array_equal(inputs, np.full((5, 3), 7.5, np.float32)) and np.array_equal(inputs, targets)
 
@@ -63,22 +65,23 @@ PROBLEMS = {
 @pytest.mark.parametrize("case", PROBLEMS)
 def test_problems_are_one_line(tmp_path, case):
     arguments, line = PROBLEMS[case]
-    response = respond(tmp_path, **arguments)
-    reference = arguments.get("reference", "made_here:build")
-    assert response["problem"].startswith(f"dataset.builder={reference} {line}")
-    assert "\n" not in response["problem"]
-    assert ("Traceback" in response.get("log", "")) == (case not in ("unusable", "no function"))
+    reference = re.escape(arguments.get("reference", "made_here:build"))
+    with pytest.raises(PluginError, match=f"^dataset.builder={reference} {re.escape(line)}[^\n]*$") as caught:
+        respond(tmp_path, **arguments)
+    assert ("Traceback" in caught.value.log) == (case not in ("unusable", "no function"))
 
 
 def test_input_errors_and_failed_writes_are_not_the_functions_fault(tmp_path, monkeypatch):
-    line = "noise should be positive"
-    assert respond(tmp_path, body=f"raise InputError('{line}')") == {"input": line}
+    with pytest.raises(InputError, match=r"^noise should be positive$"):
+        respond(tmp_path, body="raise InputError('noise should be positive')")
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(cache, "create_array", full)
-    assert respond(tmp_path) == {"errno": errno.ENOSPC}
+    with pytest.raises(OSError) as caught:
+        respond(tmp_path)
+    assert caught.value.errno == errno.ENOSPC
 
 
 def write(inputs, targets, folder):
@@ -243,11 +246,12 @@ def build(size, seed, kind):
 def test_no_more_samples_are_taken_than_were_requested(tmp_path, kind, length, count):
     """A file that a data set cannot read is not blamed on the cache."""
     (tmp_path / "lengths.py").write_text(LENGTHS.replace("{length}", str(length)))
-    response = respond(tmp_path, "lengths:build", 100, kind=kind)
     if count is None:
-        assert "Bad file descriptor" in response["problem"]
+        with pytest.raises(PluginError, match="Bad file descriptor"):
+            respond(tmp_path, "lengths:build", 100, kind=kind)
         return
+    remark = respond(tmp_path, "lengths:build", 100, kind=kind)
     is_known = 100 < length < sys.maxsize and kind in ("Wish", "Counted", "arrays")
-    remark = f"dataset.builder=lengths:build has {length:,} samples, of which dataset.size=100 takes the first 100"
-    assert response == ({"remark": remark} if is_known else {})
+    line = f"dataset.builder=lengths:build has {length:,} samples, of which dataset.size=100 takes the first 100"
+    assert remark == (line if is_known else None)
     assert len(cache.open_arrays(tmp_path)[0]) == count
