@@ -53,7 +53,7 @@ def describe_row(row: dict[str, Any], explains: bool = False) -> list[str]:
     remark is made on a row that is its own baseline, twice if one run is both baselines, or without an interval.
     """
     flags = list_flags(to_text(row["flags"]), to_text(row["steady"]) == "False")
-    remarks = [_explain_flag(flag) if explains else format_flag(flag) for flag in flags]
+    remarks = [explain_flag(flag) if explains else format_flag(flag) for flag in flags]
     bare_id, self_id, run_id = (to_text(row[name]) for name in ("baseline_bare_id", "baseline_self_id", "run_id"))
     if bare_id not in ("", run_id) and _contains_1(row, "speedup_bare"):
         remarks.append("no difference from bare resolved")
@@ -62,7 +62,7 @@ def describe_row(row: dict[str, Any], explains: bool = False) -> list[str]:
     return remarks
 
 
-def _explain_flag(flag: str) -> str:
+def explain_flag(flag: str) -> str:
     """Return `drifts: its level changed while it was measured`."""
     name, meaning = format_flag(flag), DOUBTS.get(flag, "")
     if not meaning and flag in read_flags():

@@ -64,8 +64,10 @@ KINDS = {
     "_mhz_min": Kind("", "{:,.0f} MHz".format),
     "_w_mean": Kind("", "{:,.0f} W".format),
     "_util_mean": Kind("share", units.format_percent),
+    "cpu_util_": Kind("share", units.format_percent),
     "_share": Kind("share", units.format_percent),
     "_s": Kind("s", units.format_seconds),
+    "step_s_": Kind("s", units.format_seconds),
     "hours_per_epoch": Kind("device-hours", units.format_device_hours),
     "hours_to_target": Kind("device-hours", units.format_device_hours),
     "_j_per_epoch": Kind("J", lambda value: f"{units.format_number(value)} J"),
@@ -75,7 +77,14 @@ KINDS = {
 
 def find_kind(column: str) -> Kind:
     kinds = (kind for part, kind in KINDS.items() if column.startswith(part) or column.endswith(part))
-    return next(kinds, Kind("", "{:,}".format))
+    return next(kinds, Kind("", format_plain))
+
+
+def format_plain(value: Any) -> str:
+    """Return `1,234` for a count, `0.0005` for another figure, and `yes` or `no`."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def make_cell(row: Mapping[str, Any], column: str) -> doc.Cell:

@@ -85,12 +85,6 @@ def make_rich_table(table: doc.Table, styles: Sequence[str] = (), wraps: bool = 
     return rich_table
 
 
-def make_fact_table(facts: Sequence[tuple[str, str]], **layout: Any) -> UncutTable:
-    """Make a table without a head of names and what is to say of them; `layout` as of `make_rich_table`."""
-    rows = [doc.Row([doc.Cell(name), doc.Cell(text)]) for name, text in facts]
-    return make_rich_table(doc.Table("facts", "", ["", ""], rows), show_header=False, **layout)
-
-
 def make_text(text: str) -> Text:
     """Return a text that shows as it is: of a str rich would read brackets as markup, and pass on escape sequences."""
     return Text(clean_text(text))
@@ -130,7 +124,9 @@ class RunTable:
             captions, footnotes = [self._describe_speedups(), describe_intervals(self.rows)], notes.list_notes()
         yield ""
         if footnotes:
-            yield make_fact_table(footnotes, show_edge=False, pad_edge=False, padding=0)
+            rows = [doc.Row([doc.Cell(mark), doc.Cell(text)]) for mark, text in footnotes]
+            notes_table = doc.Table("notes", "", ("", ""), rows)
+            yield make_rich_table(notes_table, show_header=False, show_edge=False, pad_edge=False, padding=0)
         yield from (Text(clean_line(caption)) for caption in captions if caption)
 
     def _make_group_parts(

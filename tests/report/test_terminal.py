@@ -5,7 +5,6 @@ run that was measured, and of others what is different from those of a plain one
 """
 
 import contextlib
-import dataclasses
 import difflib
 import io
 import tempfile
@@ -19,7 +18,6 @@ from scalebench.analysis.throughput import Measurement
 from scalebench.core.result import MonitorRecord, Sync, write_result
 from scalebench.report.document import Cell, Row, Table
 from scalebench.report.sections.parallelism import make_terminal_blocks
-from scalebench.report.terminal import USAGE_ROWS
 from scalebench.report.terminal_table import render
 from scalebench.sweeps.console import Console
 from tests.builders import sweeps
@@ -67,12 +65,6 @@ def unprobed(setting):
     return result
 
 
-def endless_warmup():
-    result = make_probed_run(None, None)
-    result.ranks[0].steady_after_steps = None
-    return result
-
-
 def used(*ranks, **figures):
     ranks = [rank(number, [0.1], **changes) for number, changes in enumerate(ranks or [{}])]
     return record(ranks=ranks, monitor=MonitorRecord(**figures))
@@ -81,19 +73,6 @@ def used(*ranks, **figures):
 def read_slowly(read_rate):
     dataset = {"workload__dataset": "mine:build", "workload__read_samples_per_s": read_rate}
     return edit(make_probed_run(None, None), **dataset)
-
-
-def trained(evaluated=("train_metrics", "metrics"), **changes):
-    """A training without probes, of whose points these are known."""
-    result = training_run(**changes)
-    for each in result.ranks:
-        each.probes = None
-    for point in result.quality.curve:
-        for name in {"train_metrics", "metrics"} - set(evaluated):
-            setattr(point, name, {})
-    if not evaluated:
-        result.quality.metric_name = None
-    return result
 
 
 DRIFTING = [0.1 * (1 + block / 50 + 0.001 * (-1) ** block) for block in range(64)]
@@ -105,8 +84,6 @@ ALL_FIGURES = {
     "disk_read_bytes_per_s": 0.0,
 }  # fmt: skip
 GPU_NAMES = [f"Tesla V100-SXM2-16GB GPU-{number}b2c4f5e-0000-4000-8000-000000000000" for number in (3, 1)]
-PEAKS = {"rss_peak_bytes": 5 * 10**8, "rss_anon_peak_bytes": 2 * 10**8, "peak_memory_bytes": [10**9, 2 * 10**9]}
-LARGER = {"rss_peak_bytes": 6 * 10**8, "rss_anon_peak_bytes": 3 * 10**8, "peak_memory_bytes": [None]}
 ALL_PARTS = ("exposed", "data", "forward", "backward", "optimizer")
 STEP_FIGURES = (*ALL_PARTS, "isolated", "imbalance", "copy")
 HIDDEN_PROFILE = {"profile": None, "reasons": {"profile": "[b]no[/b] " * 40 + "profile"}}
@@ -115,19 +92,11 @@ RUNS = {
     **{f"failed: {status}": record(status=status, block_s=None) for status in ("failed", "oom", "unsupported")},
     "probes: not wanted": unprobed(False), "probes: of one rank": unprobed(True),
     "headline: few blocks": record(ranks=[rank(0, [0.1, 0.1])]), "headline: drifts": record(ranks=[rank(0, DRIFTING)]),
-    "headline: no drift, no monitor": record(),
-    "headline: no end of the warm-up": endless_warmup(),
     "headline: Lightning broadcasts": record(ranks=[rank(0, [0.1] * 20, settings_used={"sigterm": "broadcast"})]),
     "trace: not merged": make_probed_run(make_probes(), make_probes(trace="trace1.json.gz"), trace="trace.json.gz"),
     "reasons: markup": edit(probed(**HIDDEN_PROFILE), monitor=MonitorRecord(reason="[red]no[/red] NVML here")),
-    "training: at its target": trained(), "training: target not reached": trained(values=[0.9, 0.2]),
-    "training: accuracy": trained(values=[0.2, 0.9, 0.8], target=0.9, metric="accuracy"),
-    "training: no target": trained(["metrics"], target=None), "training: not evaluated": trained([], target=None),
+    "training: at its target": training_run(),
     "usage: all": used(**ALL_FIGURES), "usage: GPUs": used({"gpus": [GPU_NAMES[0], None]}, {"gpus": GPU_NAMES[1:]}),
-    "usage: peaks": used(PEAKS, LARGER), "usage: one unknown": used(PEAKS, {**LARGER, "rss_anon_peak_bytes": None}),
-    "usage: state": used({"state_bytes": [1_227_528]}, {"state_bytes": [306_882]}),
-    "usage: state of one": used({"state_bytes": [1_227_528]}, {"state_bytes": [None]}),
-    "usage: state of few": used({"state_bytes": [1_227_528]}, {}),
     "dataset: read slowly": read_slowly(30.0), "dataset: read fast": read_slowly(1e5),
     **{f"step: no {name}": without(**{name: "not [b]here[/b]"}) for name in STEP_FIGURES},
     "step: neither data nor forward": without(forward="no", data="no"),
@@ -181,13 +150,6 @@ def test_only_files_in_the_folder_of_a_run_are_named(tmp_path, name):
 def test_a_dataset_that_was_read_more_slowly_than_it_is_trained_on_is_a_flag():
     results = [read_slowly(read_rate) for read_rate in (30.0, 1e5, None)]
     assert ["slow_reading" in Measurement(result).list_flags() for result in results] == [True, False, False]
-
-
-def test_every_row_names_fields_of_the_record():
-    named = [name for parts in USAGE_ROWS.values() for name, *_ in parts]
-    fields = {field.name for field in dataclasses.fields(MonitorRecord)}
-    assert set(named) <= fields and len(named) == len(set(named))
-    assert fields - set(named) == {"file", "reason", "energy_from", "devices"}
 
 
 def print_table(width, columns, rows, numeric, title="", **options):
