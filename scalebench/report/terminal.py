@@ -208,5 +208,5 @@ def list_remarks(result: Result, cells: Mapping[str, Any], folder: Path) -> list
     files = [("trace", result.trace, " (opens in ui.perfetto.dev or chrome://tracing)")]
     files += [(f"trace of rank {rank.rank}", rank.probes.trace, ", not merged") for rank in ranks if rank.probes]
     files.append(("monitor", result.monitor.file, ""))
-    found = [(kind, f"{folder / name}{note}") for kind, name, note in files if name and find_run_file(folder, name)]
-    return [*remarks, *found]
+    files = [each for each in files if each[1] and find_run_file(folder, each[1])]
+    return [*remarks, *((kind, f"{folder / name}{note}") for kind, name, note in files if name)]
