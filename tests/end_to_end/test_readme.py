@@ -32,7 +32,7 @@ def test_a_model_of_ones_own_under_two_strategies_and_after_a_crash(tmp_path, mo
     """The code and the command as they stand there, though not for long; then the call in Python takes up the sweep."""
     ((name, code),) = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", README, re.DOTALL)
     (tmp_path / name).write_text(code)
-    (command,) = re.findall(r"^scalebench (.* model=custom .*)$", README, re.MULTILINE)
+    (command,) = re.findall(r"^scalebench (.* model=mynet.py:build)$", README, re.MULTILINE)
     assert main([*shlex.split(command), *BRIEFLY, "hydra.sweep.dir=out"]) == 0
     assert ANSWER.search(capsys.readouterr().out)
     rows = {("bare_torch", 1), ("ddp", 1), ("ddp", 2), ("fsdp", 1), ("fsdp", 2)}
