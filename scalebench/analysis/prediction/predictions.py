@@ -102,44 +102,39 @@ class CurvePrediction:
 
     def find_measured(self, devices: int) -> float | None:
         """Return the samples/s measured on so many devices with the predicted batch; None: not measured."""
-        for devices_measured, batch, step_s in () if self.other_device else self.points:
-            if devices_measured == devices and batch == self.find_batch(devices):
-                return devices * batch / step_s
-        return None
-
-    def find_batch(self, devices: int) -> float:
-        return float(self._batch_of(np.array([float(devices)]))[0])
+        points = [] if self.other_device else [each for each in self.points if each.devices == devices]
+        return next(
+            (devices * each.batch / each.step_s for each in points if each.batch == self.find_batch(devices)), None
+        )
 
     def list_missed(self) -> list[tuple[int, float, Estimate]]:
         """Return the devices, the measured and the predicted samples/s where the interval lacks what was measured."""
-        rates = [(each.devices, self.find_measured(each.devices), self.predict_rate(each.devices))
-                 for each in self.points]  # fmt: skip
-        return [(devices, rate, predicted) for devices, rate, predicted in rates
+        counts = [point.devices for point in self.points]
+        rates = [(count, self.find_measured(count), self.predict_rate(count)) for count in counts]
+        return [(count, rate, predicted) for count, rate, predicted in rates
                 if rate and predicted and not predicted.low <= rate <= predicted.high]  # fmt: skip
 
     def list_remarks(self, devices: int) -> list[str]:
         """Return what to know of a prediction for this number of devices."""
+        remarks = list(self.remarks)
+        measured, nodes = map(self.extrapolation.model.links.count_nodes, (self.points[-1].devices, devices))
         if devices > self.max_devices:
-            return [*self.remarks, f"one process has all devices, at most the {self.max_devices:,.0f} of a node"]
-        last = self.points[-1].devices
-        measured, nodes = (float(self.extrapolation.model.links.count_nodes(count)) for count in (last, devices))
-        if not nodes > 1 >= measured:
-            return [*self.remarks]
-        where = f"{devices:,} devices on {nodes:,.0f} nodes"
-        return [*self.remarks, f"nothing between nodes was measured, so that the interval is wider: {where}"]
+            remarks.append(f"one process has all devices, at most the {self.max_devices:,.0f} of a node")
+        elif nodes > 1 >= measured:
+            where = f"{devices:,} devices on {nodes:,.0f} nodes"
+            remarks.append(f"nothing between nodes was measured, so that the interval is wider: {where}")
+        return remarks
 
-    def _batch_of(self, devices: FloatArray) -> FloatArray:
-        """Return the samples of a device; nan where a device would have none."""
-        if self.batch is not None:
-            return np.full_like(devices, self.batch)
-        last = self.curve.rows[-1]
-        if last["scaling"] != "strong":
-            return np.full_like(devices, self.points[-1].batch)
-        return np.where(devices <= last["global_batch"], last["global_batch"] / devices, math.nan)
+    def find_batch(self, devices: Any) -> FloatArray:
+        """Return the samples of a device by numbers of devices; nan where a device would have none."""
+        counts, last = np.asarray(devices, float), self.curve.rows[-1]
+        if self.batch is not None or last["scaling"] != "strong":
+            return np.full_like(counts, self.points[-1].batch if self.batch is None else self.batch)
+        return np.where(counts <= last["global_batch"], last["global_batch"] / counts, math.nan)
 
     def predict_rates(self, counts: Any) -> Rates:
         devices = np.asarray(counts, float)
-        batch = self._batch_of(devices)
+        batch = self.find_batch(devices)
         seconds = self.extrapolation.step_s(devices, batch)
         if self.siblings:
             seconds = seconds * np.exp([self.siblings.get(int(count), 0.0) for count in devices])
@@ -158,7 +153,7 @@ class CurvePrediction:
         return None if math.isnan(rate) else Estimate(rate, low, high)
 
     def forecast(self, devices: int) -> Forecast:
-        batch, last = self.find_batch(devices), self.curve.rows[-1]
+        batch, last = float(self.find_batch(devices)), self.curve.rows[-1]
         figures = [float(values[0]) for values in self.predict_rates([devices])]
         if math.isnan(figures[0]):
             return Forecast(devices, None, None, None, "samples", None, False, None)
@@ -168,10 +163,9 @@ class CurvePrediction:
         host_share = parts.host_share(model.computes_on_host)
         losses = [SMALL_LOSS, *map(float, (parts.sync_s / parts.step_s, parts.growth_s / parts.step_s, host_share))]
         limited_by = LIMITS[losses.index(max(losses))]
-        memory = None
-        if peak is not None:  # the state by the strategy, and the rest, which the batch has
-            shares = model.state_share(devices) / model.state_share(self.points[-1].devices)
-            memory = float(state * shares + (peak - state) * batch / self.points[-1].batch)
+        shares = model.state_share(devices) / model.state_share(self.points[-1].devices)
+        # The state by the strategy, and the rest, which the batch has.
+        memory = None if peak is None else state * shares + (peak - state) * batch / self.points[-1].batch
         limit = self.hardware.get("gpu_memory_bytes") or last["memory_limit_bytes"]
         fits = bool(memory <= limit) if memory is not None and limit else None
         if devices > self.max_devices:
@@ -197,15 +191,11 @@ class CurvePrediction:
         sample_s = np.where(devices < last.devices, *(self._step_s(point) / point.batch for point in (first, last)))
         sample_s = np.where(devices < first.devices, 0.0, sample_s)
         perfect = sample_s * batch / self.extrapolation.step_s(devices, batch)
-        fast = np.maximum(
-            np.exp(low * scale), np.minimum(1, perfect) * np.exp(low * step_model.ERROR_FLOOR * (1 + growth))
-        )
-        fast = np.where(scale > 0, np.minimum(fast, 1), 1)
+        most = np.minimum(1, perfect) * np.exp(low * step_model.ERROR_FLOOR * (1 + growth))
+        fast = np.where(scale > 0, np.minimum(np.maximum(np.exp(low * scale), most), 1), 1)
         row = self.curve.rows[-1]
-        below, above = (
-            0.0 if not limit or math.isinf(limit) else math.log(limit / row[RATE])
-            for limit in (row["throughput_low"], row["throughput_high"])
-        )
+        limits = (row["throughput_low"], row["throughput_high"])
+        below, above = (0.0 if not limit or math.isinf(limit) else math.log(limit / row[RATE]) for limit in limits)
         return np.exp(-np.hypot(np.log(fast), above)), np.exp(np.hypot(high * scale, below))
 
     def find_reach(self, share: float, most: int) -> Reach:
@@ -392,8 +382,7 @@ def check_curves(curves: Iterable[Curve], read: ReadRecord) -> list[Check]:
         for count, row in enumerate(curve.rows[1:], 1):
             batch = row["global_batch"] / row["gpus"]
             prediction = _predict_alone(replace(curve, rows=curve.rows[:count]), curve.rows, read, batch)
-            rate = None if prediction is None else prediction.predict_rate(row["gpus"])
-            if prediction is not None and rate is not None:
+            if prediction is not None and (rate := prediction.predict_rate(row["gpus"])) is not None:
                 scale = float(prediction.extrapolation.error_scale(row["gpus"], batch, prediction.knows_network))
                 checks.append(Check(curve, prediction.points, row, rate, scale))
     return checks
@@ -430,7 +419,7 @@ def suggest_measurement(prediction: CurvePrediction, devices: int) -> Suggestion
     best = Suggestion(last, before := _width(prediction, devices), 0.9 * before)
     two_nodes = [] if math.isinf(per_node) else [int(2 * per_node)]
     for count in sorted({2 * last, 4 * last, *two_nodes}):
-        batch = prediction.find_batch(count)
+        batch = float(prediction.find_batch(count))
         if not last < count < devices <= prediction.max_devices or math.isnan(batch):
             continue
         point = MeasuredStep(count, batch, float(prediction.extrapolation.step_s(count, batch)))
