@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ HOUR_S = 3600.0
 MALFORMED_RECORD_ERRORS = (ValueError, TypeError, AttributeError, KeyError, IndexError, ArithmeticError, RecursionError)
 MIN_RATE, MAX_RATE = 1e-100, 1e100  # samples/s: the quotient of any two is a number
 MAX_COUNT = 2**63 - 1  # of a column of integers
-MONITOR_COLUMNS = [f.name for f in dataclasses.fields(MonitorRecord) if f.name in FRAME_COLUMNS and f.name != "reason"]
 LINK_COLUMNS = [name for name in FRAME_COLUMNS if name.endswith("_bytes_per_step")]
 TRAIN_COLUMNS = ("optimizer", "weight_decay", "learning_rate_rule", "base_batch", "accumulate")
 # Settings of `train` that share the column train_options, as a strategy's options do: each rarely has another value
@@ -148,56 +146,39 @@ def overhead_cells(ratio: Estimate | None) -> Cells:
 
 
 def _make_own_cells(result: Result, folder: Path, measured: throughput.Measurement) -> Cells:
-    """Return the columns that need no other run."""
-    s, w, p, m, q = result.scale, result.workload, result.phases, result.monitor, result.quality
-    rate, step_s = measured.throughput, measured.step_s
+    """Return the columns that need no other run. One with the name of a field of the record is that field."""
+    w, m, step_s, rate = result.workload, result.monitor, measured.step_s, measured.throughput
+    parts = (m, result.quality, result.phases, w, result.scale, result)
+    fields = {name: value for part in parts for name, value in vars(part).items() if name in COLUMN_KINDS}
     first, job = result.ranks[0] if result.ranks else None, result.scheduler
     model_options = result.spec.get("model", {}).get("options") or {}
     peaks = [peak for rank in result.ranks for peak in rank.peak_memory_bytes if peak is not None]
-    resident = [rank.rss_peak_bytes for rank in result.ranks if rank.rss_peak_bytes is not None]
     # The monitor sees the most memory that all ranks held at once. The slots of runs in turns are shorter than its
     # interval: there it is the sum of the ranks' own peaks, unless a rank does not know its own.
-    anonymous = [rank.rss_anon_peak_bytes for rank in result.ranks if rank.rss_anon_peak_bytes is not None]
+    resident, anonymous = ([size for rank in result.ranks if (size := getattr(rank, name)) is not None]
+                           for name in ("rss_peak_bytes", "rss_anon_peak_bytes"))  # fmt: skip
     all_anonymous = sum(anonymous) if anonymous and len(anonymous) == len(result.ranks) else None
     epoch_s = w.train_samples / rate.value if w.train_samples and rate else epoch_s_of_training(result)
-    return {
-        "run_id": result.run_id, "started_at": result.started_at, "status": result.status,
-        "reason": result.reason, "path": str(folder), "fingerprint": result.fingerprint,
-        "repeat": s.repeat, "seed": s.seed, "model": w.model, "dataset": w.dataset, "strategy": s.strategy,
-        "framework": s.framework, "framework_version": s.framework_version, "backend_used": s.backend_used,
-        "hardware": s.hardware, "gpus": s.gpus, "nodes": s.nodes, "processes": s.processes,
-        "machine": str(classify_machine(result.machine)), "job_id": job.job_id if job else None,
-        "queued_s": job.queued_s if job else None,
-        "scaling": s.scaling, "batch_per_device": s.batch_per_device, "global_batch": s.global_batch,
-        "precision": w.precision, "data_format": w.data_format, "feed": w.feed,
+    return fields | {
+        "path": str(folder), "machine": str(classify_machine(result.machine)),
+        "job_id": job.job_id if job else None, "queued_s": job.queued_s if job else None,
         "mfu": measured.mfu,
-        "model_params": w.model_params, "gradient_bytes": w.gradient_bytes,
         "model_options": " ".join(f"{key}={option}" for key, option in model_options.items()) or None,
-        "flops_per_sample": w.flops_per_sample,
         **interval_cells(RATE, rate), "interval_over": "blocks" if rate and math.isfinite(rate.low) else None,
         "in_turns": bool(measured.round_rates),
         "step_s": step_s, **measured.step_spread(), **step_breakdown.breakdown_cells(result, step_s),
         **step_breakdown.stage_cells(result, step_s),
-        "epoch_s": epoch_s,
-        "steps_per_epoch": w.steps_per_epoch, "launch_s": p.launch_s, "setup_s": p.setup_s,
-        "warmup_s": p.warmup_s, "measured_s": p.measure_s, "wall_s": p.wall_s,
+        "epoch_s": epoch_s, "measured_s": result.phases.measure_s,
         "warmup_steps": len(first.warmup_block_s) * first.warmup_block_steps
         if first and first.warmup_block_steps is not None else None,
         "measured_steps": len(first.block_s) * first.block_steps
         if first and first.block_steps is not None else None,
-        **{name: getattr(m, name) for name in MONITOR_COLUMNS}, **link_cells(m, step_s),
+        **link_cells(m, step_s), **_cost_cells(result, epoch_s), **training_cells(result),
         "throttle_reasons": " ".join(m.throttle_reasons or []) or None,
         "other_programs": " ".join(name.replace(" ", "_") for name in m.other_programs or []) or None,
-        **_cost_cells(result, epoch_s),
         "rss_anon_bytes_max": all_anonymous if m.rss_anon_bytes_max is None else m.rss_anon_bytes_max,
-        "peak_memory_bytes": max(peaks, default=None),
-        "rss_peak_bytes": max(resident, default=None),
-        "final_loss": q.final_loss, "metric_name": q.metric_name, "metric": q.metric,
-        "time_to_target_s": q.time_to_target_s,
-        "precision_used": w.precision_used, "data_format_used": w.data_format_used,
-        "compiler_used": w.compiler_used, "prefetch": w.prefetch, "read_samples_per_s": w.read_samples_per_s,
+        "peak_memory_bytes": max(peaks, default=None), "rss_peak_bytes": max(resident, default=None),
         **identity.settings_cells(result), "transports": nccl_log.summarize_transports(result.sync.transports),
-        **training_cells(result),
         "pause_share": user_program.pause_share(result), "data_wait_share": user_program.data_wait_share(result),
         "steady": measured.steady, "flags": " ".join(measured.list_flags()) or None,
     }  # fmt: skip
@@ -214,9 +195,8 @@ def training_cells(result: Result) -> Cells:
     metrics = [point.metrics[name] for point in q.curve if name in point.metrics]
     return {
         **{key: train.get(key) for key in TRAIN_COLUMNS}, "train_options": format_train_options(train),
-        "learning_rate": q.learning_rate, "stopped_by": q.stopped_by, "target": stop.get("target"),
-        "trained_s": last.train_s if last else None, "trained_steps": last.step if last else None,
-        "trained_epochs": last.epochs if last else None, "first_step_s": q.first_step_s,
+        "target": stop.get("target"), "trained_s": last.train_s if last else None,
+        "trained_steps": last.step if last else None, "trained_epochs": last.epochs if last else None,
         "train_metric": train_metric, "generalisation_gap": generalisation_gap(name, metric, train_metric),
         "best_metric": (min if name.startswith(LOWER_IS_BETTER) else max)(metrics, default=None),
         "evaluate_s": sum(point.evaluate_s for point in q.curve) if q.curve else result.phases.evaluate_s,
