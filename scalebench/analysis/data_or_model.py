@@ -49,31 +49,13 @@ class ParallelismComparison:
     """One model and global batch; `results` by kind, in the order of KINDS. A missing kind has no row."""
 
     results: Mapping[str, ParallelismResult]
-    estimate_ratio: EstimateRatio
+    fastest: str | None  # the kind with the shortest measured step; None unless at least two were measured
+    tied: list[str]  # measured kinds that are as fast as the fastest within their 95 % limits over repeats
 
     @property
     def row(self) -> Row:
         """The row of data parallelism, for columns that are equal in all."""
         return self.results[DATA].row
-
-    @property
-    def fastest(self) -> str | None:
-        """The kind with the shortest measured step; None unless at least two were measured."""
-        measured = {kind: each.measured_s for kind, each in self.results.items() if each.measured_s is not None}
-        return min(measured, key=lambda kind: measured[kind]) if len(measured) > 1 else None
-
-    @property
-    def tied(self) -> list[str]:
-        """Measured kinds that are as fast as the fastest within their 95 % limits over repeats."""
-        if self.fastest is None:
-            return []
-        first = self.results[self.fastest].row
-        ratios = {
-            kind: decide_ratio(first, result.row, self.estimate_ratio)
-            for kind, result in self.results.items()
-            if result.measured_s is not None and kind != self.fastest
-        }
-        return [kind for kind, ratio in ratios.items() if ratio.has_limits and ratio.low <= 1]
 
 
 def list_kinds(rows: Iterable[Row], read: ReadRecord) -> dict[str, str]:
@@ -102,15 +84,21 @@ def compare_parallelism(
         if kind == OTHER or row["gpus"] == 1:
             continue
         with suppress(InputError):  # its record was deleted
-            fastest = groups.setdefault(parallelism_key(row, read(row).spec), {})
-            fastest[kind] = max(fastest.get(kind, row), row, key=lambda each: each[RATE] or 0.0)
-    return [
-        ParallelismComparison(
-            {kind: ParallelismResult(rivals[kind], _count_sent_bytes(kind, rivals[kind], read(rivals[kind])))
-             for kind in KINDS if kind in rivals}, estimate_ratio)
-        for rivals in groups.values()
-        if set(rivals) > {DATA}
-    ]  # fmt: skip
+            rivals = groups.setdefault(parallelism_key(row, read(row).spec), {})
+            rivals[kind] = max(rivals.get(kind, row), row, key=lambda each: each[RATE] or 0.0)
+    comparisons = []
+    for rivals in groups.values():
+        if not set(rivals) > {DATA}:
+            continue
+        results = {kind: ParallelismResult(rivals[kind], _count_sent_bytes(kind, rivals[kind], read(rivals[kind])))
+                   for kind in KINDS if kind in rivals}  # fmt: skip
+        seconds = {kind: each.measured_s for kind, each in results.items() if each.measured_s is not None}
+        fastest = min(seconds, key=seconds.__getitem__) if len(seconds) > 1 else None
+        ratios = {kind: decide_ratio(rivals[fastest], rivals[kind], estimate_ratio) for kind in seconds
+                  if fastest not in (None, kind)}  # fmt: skip
+        tied = [kind for kind, ratio in ratios.items() if ratio.has_limits and ratio.low <= 1]
+        comparisons.append(ParallelismComparison(results, fastest, tied))
+    return comparisons
 
 
 def _count_sent_bytes(kind: str, row: Row, result: Result) -> float | None:
