@@ -14,7 +14,7 @@ from scalebench.analysis.throughput import RoundRates
 from scalebench.core.errors import InputError
 from scalebench.core.machine import nccl_log
 from scalebench.core.machine.machine import classify_machine
-from scalebench.core.result import LOWER_IS_BETTER, MonitorRecord, Result
+from scalebench.core.result import LOWER_IS_BETTER, Result
 from scalebench.core.run_folder import check_folder_name
 from scalebench.core.spec import StopSpec, has_stop, train_defaults
 from scalebench.core.stats.estimates import Estimate, scale_estimate
@@ -23,7 +23,7 @@ HOUR_S = 3600.0
 MALFORMED_RECORD_ERRORS = (ValueError, TypeError, AttributeError, KeyError, IndexError, ArithmeticError, RecursionError)
 MIN_RATE, MAX_RATE = 1e-100, 1e100  # samples/s: the quotient of any two is a number
 MAX_COUNT = 2**63 - 1  # of a column of integers
-LINK_COLUMNS = [name for name in FRAME_COLUMNS if name.endswith("_bytes_per_step")]
+LINK_NAMES = [name.removesuffix("_per_step") for name in FRAME_COLUMNS if name.endswith("_bytes_per_step")]
 TRAIN_COLUMNS = ("optimizer", "weight_decay", "learning_rate_rule", "base_batch", "accumulate")
 # Settings of `train` that share the column train_options, as a strategy's options do: each rarely has another value
 # than its default.
@@ -158,6 +158,8 @@ def _make_own_cells(result: Result, folder: Path, measured: throughput.Measureme
     resident, anonymous = ([size for rank in result.ranks if (size := getattr(rank, name)) is not None]
                            for name in ("rss_peak_bytes", "rss_anon_peak_bytes"))  # fmt: skip
     all_anonymous = sum(anonymous) if anonymous and len(anonymous) == len(result.ranks) else None
+    # Bytes over PCIe and NVLink are those of all GPUs together, unless one was not measured.
+    links = {name: [getattr(device, f"{name}_per_s") for device in m.devices] for name in LINK_NAMES}
     epoch_s = w.train_samples / rate.value if w.train_samples and rate else epoch_s_of_training(result)
     return fields | {
         "path": str(folder), "machine": str(classify_machine(result.machine)),
@@ -173,7 +175,9 @@ def _make_own_cells(result: Result, folder: Path, measured: throughput.Measureme
         if first and first.warmup_block_steps is not None else None,
         "measured_steps": len(first.block_s) * first.block_steps
         if first and first.block_steps is not None else None,
-        **link_cells(m, step_s), **_cost_cells(result, epoch_s), **training_cells(result),
+        **{f"{name}_per_step": sum(rates) * step_s if step_s and rates and None not in rates else None
+           for name, rates in links.items()},
+        **_cost_cells(result, epoch_s), **training_cells(result),
         "throttle_reasons": " ".join(m.throttle_reasons or []) or None,
         "other_programs": " ".join(name.replace(" ", "_") for name in m.other_programs or []) or None,
         "rss_anon_bytes_max": all_anonymous if m.rss_anon_bytes_max is None else m.rss_anon_bytes_max,
@@ -205,15 +209,6 @@ def training_cells(result: Result) -> Cells:
         "memory_limit_bytes": q.max_batch.limit_bytes if q.max_batch else None,
         "training_id": identity.training_key(result) if has_stop(StopSpec(**stop)) else None,
     }  # fmt: skip
-
-
-def link_cells(monitor: MonitorRecord, step_s: float | None) -> Cells:
-    """Return the bytes over PCIe and NVLink in a step, of all GPUs together; None unless every one was measured."""
-    cells: Cells = {}
-    for column in LINK_COLUMNS:
-        rates = [getattr(device, f"{column.removesuffix('_per_step')}_per_s") for device in monitor.devices]
-        cells[column] = sum(rates) * step_s if step_s and rates and None not in rates else None
-    return cells
 
 
 def _cost_cells(result: Result, epoch_s: float | None) -> Cells:

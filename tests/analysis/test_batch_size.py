@@ -6,15 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.analysis.batches import batch_and_step_s, find_saturating_batch, fit_step_time, make_batch_curves
-from scalebench.analysis.load import load_configurations
 from scalebench.analysis.scaling_curves import Curve, make_curves
-from scalebench.core.spec import TrainSpec
 from scalebench.report.sections.batches import MAX_SENTENCES, describe_curve, list_terminal_sentences
-from scalebench.runner.parent import run_spec
 from scalebench.sweeps.console import Console
 from tests.builders import sweeps
 from tests.builders.batch_runs import make_batch_run
-from tests.builders.runs import simulated_spec
 from tests.builders.sweeps import ratio_of_rows
 
 BATCHES = (75, 150, 350, 700, 1000, 2000, 5000)
@@ -91,23 +87,6 @@ def test_step_times_belong_to_the_mean_batch_of_an_epoch():
     (row,) = rows([3000 / 0.05], batches=[5000])
     assert batch_and_step_s([row | {"step_s": 0.05, "gpus": 2}]) == [(1500, 0.05)]
     assert batch_and_step_s([row | {"step_s": None}]) == []
-
-
-@pytest.mark.slow
-def test_simulated_runs_have_their_true_saturating_batch(tmp_path):
-    """20 ms and 0.1 ms a sample: n_1/2 is 200; 6,400 have 9.7 samples/ms, 3,200 have 9.4 and 800 have 8.0."""
-    options = {"step_s": 0.02, "sample_s": 1e-4}
-    long = {"max_s": 2.0, "block_s": 0.1, "warmup_max_s": 0.5}
-    for batch in (50, 200, 800, 3200, 6400):
-        train = TrainSpec(batch_per_device=batch)
-        spec = simulated_spec(options=options, measure=long, size=17_067, train=train)
-        assert run_spec(spec, tmp_path / str(batch)).status == "ok"
-    configurations = load_configurations(tmp_path)
-    (curve,) = make_batch_curves(make_curves(configurations.make_frame()))
-    saturation = find_saturating_batch(curve.rows, configurations.estimate_ratio)
-    made = fit_step_time(batch_and_step_s(curve.rows))
-    assert (saturation.batch, saturation.highest) == (3200, 6400)
-    assert made.half_batch == pytest.approx(200, rel=0.2) and made.r_squared > 0.99
 
 
 def list_curves(*results):

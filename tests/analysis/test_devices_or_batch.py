@@ -13,7 +13,7 @@ from scalebench.core.stats.estimates import student_t
 from scalebench.report.document import Paragraph, Table
 from scalebench.report.sections.batches import compare_devices_and_batches
 from tests.builders import sweeps
-from tests.builders.batch_runs import STEP_S, aimed, batched
+from tests.builders.batch_runs import aimed, batched
 from tests.builders.frames import frame_of_results
 from tests.report.section_blocks import build_blocks, get_block, select_blocks
 
@@ -22,23 +22,6 @@ def chosen(*results):
     configurations, folders = sweeps.pool(results), [Path(str(number)) for number in range(len(results))]
     curves, outcomes = make_curves(configurations.make_frame()), summarize_trainings(frame_of_results(results, folders))
     return compare_devices_with_batch(curves, configurations.estimate_ratio, outcomes)
-
-
-def test_n_devices_are_compared_with_one_device_at_the_same_global_batch():
-    runs = [batched(*each, batch, None, repeat) for repeat in range(3) for batch in (10, 20, 40) for each in STEP_S]
-    comparisons = chosen(*runs)
-    names = ("strategy", "gpus", "batch_per_device")
-    pairs = [[tuple(row[name] for name in names) for row in (each.many_devices, each.one_device)]
-             for each in comparisons]  # fmt: skip
-    assert pairs == [[("ddp_gloo", 2, batch), (strategy, 1, 2 * batch)] for batch in (10, 20)
-                     for strategy in ("ddp_gloo", "bare_torch")]  # fmt: skip
-    assert [one.same_strategy for one in comparisons] == [True, False, True, False]
-    # As many samples in a step, which takes 1 / 0.9 times as long on two devices: fewer devices win.
-    for one, expected in zip(comparisons, (0.9, 0.9 * 0.95, 0.9, 0.9 * 0.95), strict=True):
-        assert one.throughput.value == pytest.approx(expected, rel=0.01)
-        assert 0 < one.throughput.low < one.throughput.value < one.throughput.high < 1
-        assert one.trainings is None and one.time_ratio is None
-    assert all(one.throughput.limits == (None, None) for one in chosen(*runs[: len(runs) // 3])), "one repeat"
 
 
 def test_different_work_is_not_compared():

@@ -1,5 +1,4 @@
-"""Five recorded sweeps (golden/corpus, see its README) load into the same tables as on the day they were recorded, and
-records made by hand have the figures that they had before reading was made fast.
+"""Five recorded sweeps (golden/corpus, see its README) load into the same tables as on the day they were recorded.
 
 After a wanted change of figures, columns or words, `python -m tests.analysis.test_golden_corpus` writes the expected
 tables anew, and `git diff` shows what changed.
@@ -7,7 +6,6 @@ tables anew, and `git diff` shows what changed.
 
 import json
 import math
-import random
 from pathlib import Path
 
 import pytest
@@ -17,11 +15,7 @@ from scalebench.analysis import comparison, load, ranking, scaling_curves, time_
 from scalebench.analysis.comparison.rows import load_compared_runs
 from scalebench.analysis.load import load_configurations
 from scalebench.analysis.scaling_curves import make_curves, plain_rows
-from scalebench.core.spec import MeasureSpec
 from scalebench.report.comparison import make_json
-from tests.builders import sweeps
-from tests.builders.frames import frame_of_results, pool_results
-from tests.builders.runs import rank, record
 
 CORPUS = Path(__file__).parents[1] / "golden" / "corpus"
 EXPECTED_FILE = "expected.json"
@@ -182,49 +176,6 @@ def test_a_recorded_sweep_reads_as_it_did(sweep):
     assert list(now) == list(expected)
     lines = [f"{sweep}: {table}: {line}" for table in expected for line in differences(now[table], expected[table])]
     assert not lines, "\n".join([f"{len(lines)} cells differ, the first of them:", *lines[:20]])
-
-
-def uneven(count, slope=0.0, slow_first=0):
-    """Block times with neighbours that resemble each other, a drift, a warm-up, and a block that was interrupted."""
-    chance, rows, last = random.Random(f"{count} {slope} {slow_first}"), [], 0.0
-    for number in range(count):
-        last = 0.6 * last + chance.gauss(0, 0.02)
-        rows.append(0.02 * (1 + last + slope * number / count + (0.5 if number < slow_first else 0.0)))
-    return [*rows[:-1], 3 * rows[-1]]
-
-
-def records():
-    """Sweeps with repeats, and one of each kind of trouble."""
-    strategies = [("bare_torch", 1), *((name, n) for name in ("ddp_gloo", "horovod_gloo") for n in (1, 2, 3))]
-    made = [
-        sweeps.run(name, gpus, repeat, noise=0.02 * (repeat + 1), blocks=40 + 10 * gpus, minute=7 * gpus)
-        for repeat in range(3)
-        for name, gpus in strategies
-    ]
-    series = [uneven(16), uneven(31), uneven(64, 0.2), uneven(100, 0.0, 12), uneven(257, -0.1, 5), uneven(15), []]
-    made += [
-        record("simulated", 2, ranks=[rank(0, times), rank(1, times[::-1])], run_id=f"blocks-{len(times)}",
-               baseline="simulated", independent=independent, repeat=number, measure=MeasureSpec(target=0.01))
-        for independent in (False, True)
-        for number, times in enumerate(series)
-    ]  # fmt: skip
-    return [
-        *made,
-        record("simulated", 1, ranks=[rank(0, uneven(64))], baseline="simulated", run_id="one"),
-        sweeps.failed_run(),
-    ]
-
-
-@pytest.mark.parametrize("kind", ["frame", "pooled"])
-def test_figures_match_the_golden_file(kind):
-    make, made = {"frame": frame_of_results, "pooled": pool_results}[kind], records()
-    table = make(made, [Path(str(number)) for number in range(len(made))])
-    now = plain_rows(table.drop(columns=["path", "fingerprint"]))  # which are no figures
-    before = json.loads((CORPUS.parent / "figures.json").read_text(encoding="utf-8"))[kind]
-    # A cell that was null then may have a figure now.
-    chosen = [{name: row[name] for name in other} for row, other in zip(now, before, strict=True)]
-    lines = list(differences(chosen, before))
-    assert len(before) > 10 and not lines, "\n".join(lines[:20])
 
 
 if __name__ == "__main__":

@@ -12,20 +12,12 @@ from scalebench.report.sections import memory
 from scalebench.report.sections.memory import MAX_TERMINAL_SENTENCES, list_terminal_sentences, make_terminal_table
 from tests.builders import sweeps
 from tests.builders.runs import simulated_config
-from tests.builders.sweeps import (
-    FULL_STATE_BYTES,
-    PARAMETERS,
-    out_of_memory,
-    ratio_of_rows,
-    run_with_batch_search,
-    run_with_memory,
-)
 from tests.report.section_blocks import build_blocks, get_block, select_blocks
 
-BARE = run_with_memory("bare_torch", 1, FULL_STATE_BYTES)
-FULL = run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES)
-HALF = run_with_memory("fsdp_gloo", 2, FULL_STATE_BYTES // 2, peak=20_000)
-THREE_QUARTERS = run_with_memory("zero1", 2, 3 * FULL_STATE_BYTES // 4)
+BARE = sweeps.run_with_memory("bare_torch", 1, sweeps.FULL_STATE_BYTES)
+FULL = sweeps.run_with_memory("ddp_gloo", 2, sweeps.FULL_STATE_BYTES)
+HALF = sweeps.run_with_memory("fsdp_gloo", 2, sweeps.FULL_STATE_BYTES // 2, peak=20_000)
+THREE_QUARTERS = sweeps.run_with_memory("zero1", 2, 3 * sweeps.FULL_STATE_BYTES // 4)
 
 
 def of(*results):
@@ -41,8 +33,10 @@ def list_competing(model):
 
 
 def test_state_shares_refer_to_the_bare_baseline():
-    more = run_with_memory("ddp_gloo", 2, FULL_STATE_BYTES + FULL_STATE_BYTES // 5)  # say, with buckets of its own
-    (model,) = of(BARE, more, THREE_QUARTERS, HALF, run_with_memory("horovod_gloo", 2, None))
+    more = sweeps.run_with_memory(
+        "ddp_gloo", 2, sweeps.FULL_STATE_BYTES + sweeps.FULL_STATE_BYTES // 5
+    )  # say, with buckets of its own
+    (model,) = of(BARE, more, THREE_QUARTERS, HALF, sweeps.run_with_memory("horovod_gloo", 2, None))
     assert shares(model) == {
         "bare_torch 1": 1.0, "ddp_gloo 2": 1.2, "zero1 2": 0.75, "fsdp_gloo 2": 0.5, "horovod_gloo 2": None,
     }  # fmt: skip
@@ -52,19 +46,24 @@ def test_state_shares_refer_to_the_bare_baseline():
 
 
 def test_without_a_baseline_state_shares_refer_to_one_device_and_never_to_several():
-    (model,) = of(run_with_memory("ddp_gloo", 1, FULL_STATE_BYTES), HALF)
+    (model,) = of(sweeps.run_with_memory("ddp_gloo", 1, sweeps.FULL_STATE_BYTES), HALF)
     assert shares(model) == {"ddp_gloo 1": 1.0, "fsdp_gloo 2": 0.5}
     for singles in ((("ddp_gloo", 1), ("zero1", 2)), (("zero1", 2), ("ddp_gloo", 1))):  # the one that keeps most
-        (model,) = of(*(run_with_memory(name, 1, FULL_STATE_BYTES // share) for name, share in singles), HALF)
+        (model,) = of(
+            *(sweeps.run_with_memory(name, 1, sweeps.FULL_STATE_BYTES // share) for name, share in singles), HALF
+        )
         assert shares(model)["fsdp_gloo 2"] == 0.5
     (model,) = of(THREE_QUARTERS, HALF)
     assert shares(model) == {"zero1 2": None, "fsdp_gloo 2": None}
     train = dataclasses.replace(simulated_config().train, optimizer="sgd")
-    assert len(of(HALF, run_with_memory("ddp_gloo", 4, 4 * PARAMETERS, train=train))) == 2
-    small, keras = run_with_memory("fsdp_gloo", 2, 100), run_with_memory("mirrored", 2, 3 * PARAMETERS)
+    assert len(of(HALF, sweeps.run_with_memory("ddp_gloo", 4, 4 * sweeps.PARAMETERS, train=train))) == 2
+    small, keras = (
+        sweeps.run_with_memory("fsdp_gloo", 2, 100),
+        sweeps.run_with_memory("mirrored", 2, 3 * sweeps.PARAMETERS),
+    )
     small.workload.model_params = 50
     keras.scale.framework = "tensorflow"
-    unknown = run_with_memory("zero1", 2, FULL_STATE_BYTES // 2)
+    unknown = sweeps.run_with_memory("zero1", 2, sweeps.FULL_STATE_BYTES // 2)
     unknown.ranks[1].state_bytes = [None]  # of one device, which makes the row null
     (model,) = of(BARE, small, keras, unknown)
     assert shares(model) == {"bare_torch 1": 1.0, "fsdp_gloo 2": None, "mirrored 2": None, "zero1 2": None}
@@ -72,46 +71,50 @@ def test_without_a_baseline_state_shares_refer_to_one_device_and_never_to_severa
 
 
 def test_rows_out_of_memory_are_listed_and_searches_do_not_compete():
-    (model,) = of(HALF, out_of_memory("ddp_gloo", 2), sweeps.failed_run("horovod_gloo"))
+    (model,) = of(HALF, sweeps.out_of_memory("ddp_gloo", 2), sweeps.failed_run("horovod_gloo"))
     assert [row["strategy"] for row in model.out_of_memory] == ["ddp_gloo"]
     assert list_competing(model) == [["fsdp_gloo", "ddp_gloo"]]
-    (model,) = of(FULL, run_with_batch_search("fsdp_gloo", 2, 400, 10**9, FULL_STATE_BYTES // 2))
+    (model,) = of(FULL, sweeps.run_with_batch_search("fsdp_gloo", 2, 400, 10**9, sweeps.FULL_STATE_BYTES // 2))
     assert list_competing(model) == [["ddp_gloo"]]
 
 
 def test_the_sharding_cost_compares_the_fastest_of_both_kinds():
     """Two devices have 0.9 (ddp), 0.8 (horovod) and 0.7 (lightning) of one, doubled."""
-    others = [run_with_memory("horovod_gloo", 2, FULL_STATE_BYTES)]
-    others.append(run_with_memory("lightning_ddp_gloo", 2, FULL_STATE_BYTES // 2))
+    others = [sweeps.run_with_memory("horovod_gloo", 2, sweeps.FULL_STATE_BYTES)]
+    others.append(sweeps.run_with_memory("lightning_ddp_gloo", 2, sweeps.FULL_STATE_BYTES // 2))
     (model,) = of(BARE, FULL, *others)
     ((alone,), two) = model.competing_rows()
-    assert model.sharding_cost([alone], ratio_of_rows) is model.sharding_cost(two[:2], ratio_of_rows) is None
-    price = model.sharding_cost(two, ratio_of_rows)
+    assert (
+        model.sharding_cost([alone], sweeps.ratio_of_rows) is model.sharding_cost(two[:2], sweeps.ratio_of_rows) is None
+    )
+    price = model.sharding_cost(two, sweeps.ratio_of_rows)
     assert (price.sharded["strategy"], price.full["strategy"]) == ("lightning_ddp_gloo", "ddp_gloo")
     assert price.ratio.value == pytest.approx(0.7 / 0.9, rel=0.01)
     assert price.ratio.limits == (None, None), "one repeat"
-    states = {"ddp_gloo": FULL_STATE_BYTES, "lightning_ddp_gloo": FULL_STATE_BYTES // 2}
-    repeats = [run_with_memory(name, 2, state, repeat=n) for n in range(3) for name, state in states.items()]
+    states = {"ddp_gloo": sweeps.FULL_STATE_BYTES, "lightning_ddp_gloo": sweeps.FULL_STATE_BYTES // 2}
+    repeats = [sweeps.run_with_memory(name, 2, state, repeat=n) for n in range(3) for name, state in states.items()]
     configurations = sweeps.pool([BARE, *repeats])
     (model,) = group_by_model(configurations.make_frame())
     ratio = model.sharding_cost(model.competing_rows()[1], configurations.estimate_ratio).ratio
     assert ratio.low < 0.7 / 0.9 < ratio.high < 1
-    (model,) = of(BARE, run_with_memory("independent_torch", 2, FULL_STATE_BYTES), HALF)
-    assert model.rows[1][RATE] and model.sharding_cost(model.competing_rows()[1], ratio_of_rows) is None, "a control"
+    (model,) = of(BARE, sweeps.run_with_memory("independent_torch", 2, sweeps.FULL_STATE_BYTES), HALF)
+    assert model.rows[1][RATE] and model.sharding_cost(model.competing_rows()[1], sweeps.ratio_of_rows) is None, (
+        "a control"
+    )
 
 
 def test_bars_of_one_height_are_no_chart_and_a_long_table_ends(tmp_path, monkeypatch):
-    section = build_blocks(memory.list_blocks, tmp_path / "oom", [BARE, FULL, out_of_memory("ddp_gloo", 4)])
+    section = build_blocks(memory.list_blocks, tmp_path / "oom", [BARE, FULL, sweeps.out_of_memory("ddp_gloo", 4)])
     assert select_blocks(section, Chart) == [] and len(select_blocks(section, Table)) == 1
     monkeypatch.setattr(document, "MAX_ROWS", 2)
-    many = [BARE, *(run_with_memory("fsdp_gloo", gpus, FULL_STATE_BYTES // 2) for gpus in (2, 3, 4, 5))]
+    many = [BARE, *(sweeps.run_with_memory("fsdp_gloo", gpus, sweeps.FULL_STATE_BYTES // 2) for gpus in (2, 3, 4, 5))]
     table = get_block(build_blocks(memory.list_blocks, tmp_path / "many", many), Table)
     assert len(table.rows) == 2 and "2 of 5 rows" in table.caption
 
 
 @pytest.mark.parametrize("results", [
-    [sweeps.run("ddp_gloo", 2), sweeps.failed_run()], [out_of_memory("ddp_gloo", 2)], [BARE, FULL],
-    [BARE, run_with_memory("ddp_gloo", 2, None, peak=10**6)],
+    [sweeps.run("ddp_gloo", 2), sweeps.failed_run()], [sweeps.out_of_memory("ddp_gloo", 2)], [BARE, FULL],
+    [BARE, sweeps.run_with_memory("ddp_gloo", 2, None, peak=10**6)],
 ], ids=["nothing recorded", "nothing had room", "all keep a whole model", "a peak alone"])  # fmt: skip
 def test_nothing_is_shown_where_it_would_say_nothing(results, tmp_path):
     assert make_terminal_table(sweeps.pool(results).make_frame()) is None
@@ -130,20 +133,23 @@ def list_sentences(*results):
 ])  # fmt: skip
 def test_the_price_has_its_uncertainty(repeats, noise, ending):
     """0.85 / 0.9."""
-    two = [run_with_memory(name, 2, state, repeat=repeat, noise=noise) for repeat in range(repeats)
-           for name, state in (("ddp_gloo", FULL_STATE_BYTES), ("zero1", 100))]  # fmt: skip
+    two = [sweeps.run_with_memory(name, 2, state, repeat=repeat, noise=noise) for repeat in range(repeats)
+           for name, state in (("ddp_gloo", sweeps.FULL_STATE_BYTES), ("zero1", 100))]  # fmt: skip
     assert list_sentences(BARE, *two)[1].endswith(ending)
 
 
 def test_sentences_name_what_had_no_room_and_models_and_are_not_too_many():
-    full = run_with_memory("ddp_gloo", 1, FULL_STATE_BYTES)
-    sentences = list_sentences(HALF, full, out_of_memory("ddp_gloo", 2))
+    full = sweeps.run_with_memory("ddp_gloo", 1, sweeps.FULL_STATE_BYTES)
+    sentences = list_sentences(HALF, full, sweeps.out_of_memory("ddp_gloo", 2))
     assert sentences[-1] == "on 2 devices out of memory: ddp_gloo; had room: fsdp_gloo"
     results = []
     for number in range(MAX_TERMINAL_SENTENCES + 5):
-        for name, gpus, state in (("bare_torch", 1, FULL_STATE_BYTES), ("fsdp_gloo", 2, FULL_STATE_BYTES // 2)):
+        for name, gpus, state in (
+            ("bare_torch", 1, sweeps.FULL_STATE_BYTES),
+            ("fsdp_gloo", 2, sweeps.FULL_STATE_BYTES // 2),
+        ):
             own_name = f"{name}-{number}"
-            results.append(run_with_memory(name, gpus, state, run_id=own_name, fingerprint=own_name))
+            results.append(sweeps.run_with_memory(name, gpus, state, run_id=own_name, fingerprint=own_name))
             results[-1].workload.model = f"m{number}"
     *sentences, last = list_sentences(*results)
     assert len(sentences) == MAX_TERMINAL_SENTENCES and sentences[0].startswith("m0, ")

@@ -1,6 +1,5 @@
 """Repeats of one configuration as one row: known figures, and intervals that cover the truth as often as promised."""
 
-import dataclasses
 import math
 from pathlib import Path
 
@@ -13,10 +12,9 @@ from scalebench.analysis.columns import FRAME_COLUMNS
 from scalebench.analysis.repeats import Configurations
 from scalebench.analysis.rows import make_row
 from scalebench.core.result import MonitorRecord
-from scalebench.core.spec import MeasureSpec
 from scalebench.core.stats.log_means import mean_of_repeats
 from tests.builders.frames import pool_results
-from tests.builders.runs import MACHINE, rank, record
+from tests.builders.runs import rank, record
 
 
 def run_of(repeat, seconds, minute=None, **changes):
@@ -89,17 +87,6 @@ def test_one_repeat_on_either_side_gives_a_ratio_of_means_without_limits():
         assert two["interval_over"] == ("repeats" if twos > 1 else "blocks")
 
 
-def test_copies_count_once_a_repeat_measured_twice_twice_and_other_settings_are_other_rows():
-    made = [run_of(0, 0.1), run_of(1, 0.1), run_of(1, 0.1), run_of(1, 0.12, minute=40)]
-    (row,) = rows_of(made)
-    assert row["repeats"] == 3
-    other = dataclasses.replace(MACHINE, cpu_model="another")
-    later = run_of(2, 0.1)
-    later.scale.framework_version = "3.0"
-    made = [run_of(0, 0.1), run_of(1, 0.1, machine=other), later, run_of(3, 0.1, measure=MeasureSpec(min_s=0.5))]
-    assert [row["repeats"] for row in rows_of(made)] == [1, 1, 1, 1]
-
-
 def test_other_columns_are_merged_by_their_kind():
     made = [run_of(r, 0.1 + 0.001 * r) for r in range(3)]
     for r, result in enumerate(made):
@@ -111,13 +98,6 @@ def test_other_columns_are_merged_by_their_kind():
     known = {"flags": "oversubscribed hot", "wall_s": 5.0, "backend_used": "gloo nccl", "sm_clock_mhz_min": 800.0}
     known |= {"gpu_util_mean": 0.6, "rss_peak_bytes": 30, "peak_memory_bytes": None, "seed": 0, "steady": True}
     assert {name: row[name] for name in known} == pytest.approx(known)
-
-
-@pytest.mark.parametrize(("blocks", "steady"), [([32, 32, 32], True), ([32, 32, 15], None)])
-def test_a_row_is_steady_if_every_repeat_is(blocks, steady):
-    made = [run_of(r, 0.1, ranks=[rank(0, [0.1] * count)]) for r, count in enumerate(blocks)]
-    (row,) = rows_of(made)
-    assert row["steady"] is steady and row["flags"] is None, "the pooled row has an interval"
 
 
 @pytest.mark.parametrize("repeat_count", [2, 3])
@@ -138,24 +118,6 @@ def test_limits_over_blocks_are_replaced_by_limits_over_repeats(monkeypatch, rep
         assert {pooled_row[name] for name in limits} == {None}
     else:
         assert [low, high] == pytest.approx([0.02 - T[3] * 0.03 / 3**0.5, 0.02 + T[3] * 0.03 / 3**0.5], rel=1e-5)
-
-
-def test_the_other_configurations_of_a_sweep_moderate_the_variance():
-    """Ten times as wide without them: two degrees of freedom of repeats that differ by 10 %."""
-    seconds = {"a": (0.1, 0.101, 0.102), "b": (0.2, 0.203, 0.201), "c": (0.3, 0.302, 0.305), "d": (0.4, 0.402, 0.41)}
-    made = [
-        run_of(r, s, minute=10 * r + n, strategy=name)
-        for n, (name, of_name) in enumerate(seconds.items())
-        for r, s in enumerate(of_name)
-    ]
-    of_sweep, (alone,) = rows_of(made), rows_of(made[:3])
-    assert of_sweep[0]["throughput_samples_per_s"] == pytest.approx(alone["throughput_samples_per_s"])
-    widths = [row["throughput_high"] / row["throughput_low"] - 1 for row in (of_sweep[0], alone)]
-    assert 0.3 < widths[0] / widths[1] < 0.8
-    *_, last = rows_of([run for run in made if run.scale.strategy != "d" or run.scale.repeat < 2])
-    (two_alone,) = rows_of([run for run in made if run.scale.strategy == "d" and run.scale.repeat < 2])
-    widths = [math.log(row["throughput_high"] / row["throughput_low"]) for row in (last, two_alone)]
-    assert last["repeats"] == two_alone["repeats"] == 2 and widths[0] < widths[1] / 2
 
 
 def test_a_baseline_of_the_own_cohort_goes_before_another_of_the_repeat():

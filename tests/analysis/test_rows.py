@@ -6,7 +6,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from scalebench.analysis.rows import link_cells
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.result import DeviceMonitorRecord, MonitorRecord, ProbeRecord, Profile, Quality
 from scalebench.report.flag_text import describe_row
@@ -61,9 +60,9 @@ def test_resident_memory_is_the_sum_of_the_peaks_where_the_monitor_saw_none(seen
 def test_bytes_of_a_step_over_links(second, sent_bytes):
     """They are those of all GPUs, and null unless each was measured."""
     devices = [DeviceMonitorRecord(0, pcie_sent_bytes_per_s=2e9), DeviceMonitorRecord(1, pcie_sent_bytes_per_s=second)]
-    cells = link_cells(MonitorRecord(devices=devices), step_s=0.5)
-    assert cells["pcie_sent_bytes_per_step"] == sent_bytes and cells["nvlink_sent_bytes_per_step"] is None
-    assert set(link_cells(MonitorRecord(), step_s=0.5).values()) == {None}
+    run = record(gpus=2, block_s=1.0, monitor=MonitorRecord(devices=devices))  # blocks of two steps
+    names = ("pcie_sent_bytes_per_step", "nvlink_sent_bytes_per_step")
+    assert read_cells([run, record()], *names) == [(sent_bytes and pytest.approx(sent_bytes), None), (None, None)]
 
 
 A100, V100, P100 = "NVIDIA A100-SXM4-40GB", "Tesla V100-SXM2-16GB", "Tesla P100-SXM2-16GB"

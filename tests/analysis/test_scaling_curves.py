@@ -10,24 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scalebench.analysis import scaling_curves
 from scalebench.analysis.columns import FRAME_COLUMNS, make_frame
 from scalebench.analysis.identity import CURVE_COLUMNS
-from scalebench.analysis.scaling_curves import (
-    Curve,
-    ScalingLimit,
-    find_node_boundaries,
-    find_scaling_limit,
-    fit_slope,
-    format_group_title,
-    group_curves,
-    make_curves,
-)
-from scalebench.core.spec import TrainSpec
-from scalebench.core.stats.estimates import student_t
 from tests.builders import sweeps
 from tests.builders.frames import pool_results
 from tests.builders.runs import MACHINE
-from tests.builders.sweeps import ratio_of_rows
 
 
 def pooled(*results):
@@ -42,60 +30,35 @@ def named(curves):
     return {curve.name: curve.gpus for curve in curves}
 
 
-def test_weak_and_strong_scaling_batches_and_hardware_are_separate_groups():
-    weak = several(["ddp_gloo"])
-    strong = [sweeps.run("ddp_gloo", n, run_id=f"s{n}", **sweeps.strong_scaling(40, n)) for n in (1, 2, 4)]
-    bigger = [sweeps.run("ddp_gloo", n, run_id=f"b{n}", train=TrainSpec(20)) for n in (1, 2)]
-    for runs, batch in ((strong, 40), (bigger, None)):
-        for run in runs:
-            run.scale.global_batch = batch or 20 * run.scale.gpus
-            run.scale.batch_per_device = run.scale.global_batch // run.scale.gpus
-    away = sweeps.run("ddp_gloo", 1, run_id="a", fingerprint="a")
-    away.scale.hardware = "alpha"
-    parts = group_curves(make_curves(pooled(*weak, *strong, *bigger, away)))
-    names = [(group["scaling"], group["batch"], group["hardware"], one[0].gpus) for group, one in parts]
-    assert names == [
-        ("weak", "10 per device", "cpu", [1, 2, 4]), ("strong", "40 in all", "cpu", [1, 2, 4]),
-        ("weak", "20 per device", "cpu", [1, 2]), ("weak", "10 per device", "alpha", [1]),
-    ]  # fmt: skip
-
-
 def test_only_what_differs_is_named_a_feed_everywhere_and_a_format_within_a_strategy():
     frame = pooled(*several(["ddp_gloo", "mirrored"], (1, 2)))
     ddp = frame[frame["strategy"] == "ddp_gloo"]
     common = "find_unused_parameters=True"
     both = pd.concat([ddp.assign(options=options) for options in (common, f"bucket_cap_mb=1 {common}")])
-    assert named(make_curves(both)) == {"ddp_gloo": [1, 2], "ddp_gloo bucket_cap_mb=1": [1, 2]}
+    assert named(scaling_curves.make_curves(both)) == {"ddp_gloo": [1, 2], "ddp_gloo bucket_cap_mb=1": [1, 2]}
     both = pd.concat([ddp.assign(data_format=name) for name in ("nhwc", "nchw")])
-    assert list(named(make_curves(both))) == ["ddp_gloo data_format=nhwc", "ddp_gloo data_format=nchw"]
+    assert list(named(scaling_curves.make_curves(both))) == ["ddp_gloo data_format=nhwc", "ddp_gloo data_format=nchw"]
     frame.loc[frame["strategy"] == "mirrored", ["feed", "data_format"]] = ["device", "nchw"]
-    assert list(named(make_curves(frame))) == ["ddp_gloo feed=host", "mirrored feed=device"]
+    assert list(named(scaling_curves.make_curves(frame))) == ["ddp_gloo feed=host", "mirrored feed=device"]
 
 
 def test_models_of_one_name_are_told_apart_by_their_options_before_their_sizes():
     frame = pooled(*several(["ddp_gloo"], (1, 2)))
-    parts = group_curves(make_curves(pd.concat([frame, frame.assign(model_params=2_000_000)])))
+    parts = scaling_curves.group_curves(
+        scaling_curves.make_curves(pd.concat([frame, frame.assign(model_params=2_000_000)]))
+    )
     assert [group["parameters"] for group, _ in parts] == ["153,441", "2,000,000"]
-    assert format_group_title(parts[1][0]).endswith("batch 10 per device, parameters 2,000,000")
+    assert scaling_curves.format_group_title(parts[1][0]).endswith("batch 10 per device, parameters 2,000,000")
     assert [named(members) for _, members in parts] == [{"ddp_gloo": [1, 2]}] * 2
     options = [f"flops=1000 sample_bytes={size}" for size in (12_288, 602_112)]
     both = pd.concat([frame.assign(model_options=options[0], model_params=10),
                       frame.assign(model_options=options[1], model_params=20)])  # fmt: skip
-    parts = group_curves(make_curves(both))
+    parts = scaling_curves.group_curves(scaling_curves.make_curves(both))
     assert [group["options"] for group, _ in parts] == options and "parameters" not in parts[0][0]
     edited = pd.concat([both, both.assign(model_params=30)])  # the file of a network, not its options
-    assert [group.get("parameters") for group, _ in group_curves(make_curves(edited))] == ["10", "20", "30", "30"]
-
-
-def test_rows_with_equal_columns_are_split_by_baseline_or_in_order():
-    frame = pooled(*several(["ddp_gloo"], (1, 2)))
-    other = frame.assign(baseline_self_id="other", throughput_samples_per_s=7.0)
-    mixed = pd.concat([other.iloc[[1]], frame, other.iloc[[0]]])
-    first, second = make_curves(mixed)
-    assert (first.name, second.name) == ("ddp_gloo", "ddp_gloo #2")
-    assert [row["throughput_samples_per_s"] for row in first.rows] == [7.0, 7.0]
-    lost = pd.concat([frame, frame.iloc[[1]]]).assign(baseline_self_id=pd.NA)
-    assert named(make_curves(lost)) == {"ddp_gloo": [1, 2], "ddp_gloo #2": [2]}
+    assert [
+        group.get("parameters") for group, _ in scaling_curves.group_curves(scaling_curves.make_curves(edited))
+    ] == ["10", "20", "30", "30"]
 
 
 values = st.sampled_from([None, "x", "y"])
@@ -108,7 +71,7 @@ def test_names_are_unique_in_a_group_and_no_row_is_lost(chosen):
     base = dict.fromkeys(FRAME_COLUMNS) | {"status": "ok", "throughput_samples_per_s": 1.0, "scaling": "weak"}
     base |= dict.fromkeys(("model", "dataset", "hardware"), "m") | {"batch_per_device": 1}
     rows = [{**base, **dict(zip(columns, one, strict=True)), "gpus": n} for one in chosen for n in (2, 1)]
-    curves = make_curves(make_frame(rows, [*FRAME_COLUMNS, "repeats"]))
+    curves = scaling_curves.make_curves(make_frame(rows, [*FRAME_COLUMNS, "repeats"]))
     assert len({one.name for one in curves}) == len(curves) == len(chosen)
     assert set(columns) <= set(CURVE_COLUMNS)
     assert sorted(itertools.chain(*(one.gpus for one in curves))) == sorted([1, 2] * len(chosen))
@@ -118,10 +81,16 @@ def test_two_machines_of_one_hardware_are_separate_groups():
     """hardware=local on two computers."""
     own_curves = several(["bare_torch", "ddp_gloo"], (1, 2))
     other = sweeps.run("ddp_gloo", 2, machine=dataclasses.replace(MACHINE, cpu_model="another"), run_id="other")
-    first, second = group_curves(make_curves(pooled(*own_curves, other)))
-    assert format_group_title(first[0]).endswith("machine (cpu a processor, 2 cores, about 8 GiB, no GPU)")
-    assert "machine (cpu another, " in format_group_title(second[0]) and [curve.gpus for curve in second[1]] == [[2]]
-    assert "machine" not in format_group_title(group_curves(make_curves(pooled(*own_curves)))[0][0])
+    first, second = scaling_curves.group_curves(scaling_curves.make_curves(pooled(*own_curves, other)))
+    assert scaling_curves.format_group_title(first[0]).endswith(
+        "machine (cpu a processor, 2 cores, about 8 GiB, no GPU)"
+    )
+    assert "machine (cpu another, " in scaling_curves.format_group_title(second[0]) and [
+        curve.gpus for curve in second[1]
+    ] == [[2]]
+    assert "machine" not in scaling_curves.format_group_title(
+        scaling_curves.group_curves(scaling_curves.make_curves(pooled(*own_curves)))[0][0]
+    )
 
 
 def curve(speedups, nodes=None, width=0.01, against="bare"):
@@ -138,12 +107,12 @@ def curve(speedups, nodes=None, width=0.01, against="bare"):
             for end, sign in (("low", -1), ("high", 1)):
                 row[f"{name}_{end}"] = None if figure is None or width is None else figure * (1 + sign * width)
         rows.append(row)
-    return Curve("ddp", {}, {}, rows)
+    return scaling_curves.Curve("ddp", {}, {}, rows)
 
 
 def test_the_limits_of_a_slope_follow_from_those_of_the_speedups():
     """Factors of the speedups on 1, 2 and 4 devices are those counts less their mean, 7/3, over 14/3."""
-    made = fit_slope(curve({1: 0.9, 2: 1.7, 4: 2.8}, width=0.02))
+    made = scaling_curves.fit_slope(curve({1: 0.9, 2: 1.7, 4: 2.8}, width=0.02))
     distances = [factor * 0.02 * y for factor, y in zip((-2 / 7, -1 / 14, 5 / 14), (0.9, 1.7, 2.8), strict=True)]
     independent = math.hypot(*distances)
     common = math.sqrt(0.5 * independent**2 + 0.5 * sum(distances) ** 2)
@@ -152,43 +121,22 @@ def test_the_limits_of_a_slope_follow_from_those_of_the_speedups():
     assert made.worst == pytest.approx(abs(0.9 - made.intercept - made.speedup.value) / 0.9)
     own = curve({1: 1.0, 2: 1.7, 4: 2.8}, width=0.02, against="self")
     own.rows[0]["baseline_self_id"] = own.rows[0]["run_id"]
-    assert fit_slope(own, "self").speedup.high < fit_slope(curve({1: 1.0, 2: 1.7, 4: 2.8}, width=0.02)).speedup.high, (
-        "1 exactly"
-    )
+    assert (
+        scaling_curves.fit_slope(own, "self").speedup.high
+        < scaling_curves.fit_slope(curve({1: 1.0, 2: 1.7, 4: 2.8}, width=0.02)).speedup.high
+    ), "1 exactly"
 
 
 def test_a_slope_has_no_limits_unless_those_of_all_rows_hold_over_repeats():
     for change in ({"interval_over": "blocks"}, {"flags": "busy_machine"}, {"flags": "drifts oversubscribed"}):
         made = curve({1: 0.9, 2: 1.7, 4: 2.8})
         made.rows[1] |= change
-        assert fit_slope(made).speedup.limits == (None, None)
+        assert scaling_curves.fit_slope(made).speedup.limits == (None, None)
     made.rows[1]["flags"] = "drifts"
-    assert fit_slope(made).speedup.has_limits
+    assert scaling_curves.fit_slope(made).speedup.has_limits
 
 
 counts = st.lists(st.integers(1, 1000), min_size=2, max_size=8, unique=True).map(sorted)
-
-
-def test_a_node_boundary_is_where_the_next_node_begins():
-    made = curve({4: 3.6, 8: 6.4, 9: 3.6, 10: 4.0, 17: 5.1}, nodes=8)
-    first, second = find_node_boundaries(made, ratio_of_rows)
-    assert [row["gpus"] for row in first.rows] == [8, 9] and [row["gpus"] for row in second.rows] == [10, 17]
-    assert first.efficiencies == (pytest.approx(0.8), pytest.approx(0.4))
-    # Two standard errors of 1 % over Student's t with 15 degrees of freedom have 30 together.
-    reach = math.sqrt(2) * math.log(1.01 / 0.99) / 2 * student_t(30, 0.95) / student_t(15, 0.95)
-    assert first.ratio.value == pytest.approx(0.5) and first.ratio.low == pytest.approx(0.5 * math.exp(-reach))
-    assert first.ratio.low < 0.5 < first.ratio.high < 0.51
-    assert find_node_boundaries(curve({1: 1, 2: 1.9, 8: 7}), ratio_of_rows) == []
-
-
-def test_a_node_boundary_has_limits_over_repeats_only():
-    (noisy,) = find_node_boundaries(curve({8: 6.4, 9: 7.19}, nodes=8, width=0.05), ratio_of_rows)
-    assert noisy.ratio.low < 1 < noisy.ratio.high
-    single = curve({8: 6.4, 9: 3.0}, nodes=8)
-    single.rows[1]["interval_over"] = "blocks"
-    for made in (single, curve({8: 6.4, 9: 3.0}, nodes=8, width=None)):
-        (boundary,) = find_node_boundaries(made, ratio_of_rows)
-        assert boundary.ratio.limits == (None, None) and boundary.ratio.value < 0.5
 
 
 @pytest.mark.parametrize(
@@ -204,10 +152,12 @@ def test_a_node_boundary_has_limits_over_repeats_only():
 )
 def test_how_many_devices_keep_an_efficiency(speedups, value, surely, again):
     measured = max((gpus for gpus, speedup in speedups.items() if speedup is not None), default=None)
-    assert find_scaling_limit(curve(speedups), 0.8) == ScalingLimit(0.8, value, surely, again, measured)
+    assert scaling_curves.find_scaling_limit(curve(speedups), 0.8) == scaling_curves.ScalingLimit(
+        0.8, value, surely, again, measured
+    )
 
 
 @pytest.mark.parametrize("wanted", [0.0, -1.0, math.nan])
 def test_a_wanted_efficiency_is_a_share(wanted):
     with pytest.raises(ValueError, match="above 0"):
-        find_scaling_limit(curve({1: 1.0}), wanted)
+        scaling_curves.find_scaling_limit(curve({1: 1.0}), wanted)

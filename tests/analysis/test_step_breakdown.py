@@ -47,19 +47,6 @@ def test_seconds_of_one_step():
     assert value_of("data_s", without) == pytest.approx(0.001)
 
 
-def test_ranks_wait_for_the_slowest_on_average():
-    """The slowest rank loses only the time that it spends on synchronization itself."""
-    own = [0.004, 0.006, 0.011]
-    ranks = [probes(local_step_s=[[s] * BLOCKS], sync_off_s=[2 * s] * BLOCKS, sync_on_s=[0.026] * BLOCKS) for s in own]
-    assert value_of("imbalance_s", *ranks) == pytest.approx(0.011 - 0.007)
-    assert value_of("sync_exposed_s", *ranks) == pytest.approx(0.013 - 0.007)
-    # Ranks that are slow in turn wait as long as one that always is, though their means are equal.
-    turns = [probes(local_step_s=[[0.01, 0.03] * 4]), probes(local_step_s=[[0.03, 0.01] * 4])]
-    assert value_of("imbalance_s", *turns) == pytest.approx(0.01)
-    one_process = probes(local_step_s=[[0.01] * BLOCKS, [0.03] * BLOCKS])
-    assert value_of("imbalance_s", one_process) == pytest.approx(0.01)
-
-
 def test_what_is_exchanged_is_exact_whatever_the_noise_of_the_ranks():
     """Exposed sync less the imbalance: medians over ranks would be 35 % off with rare stalls."""
     random, exchange_s = np.random.default_rng(3), 0.0004

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import statistics
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,10 @@ from scalebench.analysis.rows import summarize_run, training_cells
 from scalebench.analysis.time_to_target import summarize_trainings
 from scalebench.core.result import Quality
 from scalebench.core.spec import DatasetSpec, HardwareSpec, StrategySpec
-from scalebench.core.stats.estimates import T_QUANTILES, Estimate
 from tests.builders.frames import frame_of_results
 from tests.builders.runs import MACHINE, rank, record
 from tests.builders.sweeps import EPOCH_SAMPLES, failed_run, make_curve, training_run
 
-T2 = T_QUANTILES[1]  # two degrees of freedom, 95 %
 METRICS = ("train_metric", "generalisation_gap", "best_metric")
 
 
@@ -95,32 +92,6 @@ def of(*results):
     return summarize_trainings(frame_of_results(results, [Path(str(number)) for number in range(len(results))]))
 
 
-def triple(estimate):
-    return estimate.value, estimate.low, estimate.high
-
-
-def geometric(values):
-    logs = [math.log(value) for value in values]
-    mean, reach = statistics.fmean(logs), T2 * statistics.stdev(logs) / math.sqrt(3)
-    return pytest.approx((math.exp(mean), math.exp(mean - reach), math.exp(mean + reach)))
-
-
-def test_seeds_are_the_observations():
-    epochs, lasts = [2, 3, 4], [0.14, 0.13, 0.11]
-    (outcome,) = of(*(
-        training_run(seed=seed, values=[0.9] * (count - 1) + [last], epoch_s=2.0 + seed)
-        for seed, (count, last) in enumerate(zip(epochs, lasts, strict=True))
-    ))  # fmt: skip
-    assert (outcome.seeds, outcome.reached, outcome.failed, len(outcome.runs)) == (3, 3, 0, 3)
-    assert triple(outcome.figures["time_to_target_s"]) == geometric([2 * 2.0, 3 * 3.0, 4 * 4.0])
-    assert triple(outcome.figures["epochs_to_target"]) == geometric(epochs)
-    assert outcome.figures["trained_epochs"].value == outcome.figures["epochs_to_target"].value
-    reach, mean = T2 * statistics.stdev(lasts) / math.sqrt(3), statistics.fmean(lasts)
-    assert triple(outcome.figures["metric"]) == pytest.approx((mean, mean - reach, mean + reach))
-    assert outcome.figures["generalisation_gap"].value == pytest.approx(mean / 2)
-    assert outcome.stopped_by == ["target"]
-
-
 def test_runs_of_a_seed_are_one_observation():
     made = [training_run(seed=0, repeat=repeat, epoch_s=2.0) for repeat in range(8)]
     made += [training_run(seed=1, epoch_s=4.0), training_run(seed=2, epoch_s=4.0)]
@@ -156,20 +127,3 @@ def test_a_seed_with_a_run_that_misses_the_target_has_not_reached_it():
     assert (outcome.seeds, outcome.reached) == (3, 2)
     seconds = outcome.figures["time_to_target_s"]
     assert seconds.value == pytest.approx((9 * 12) ** 0.5) and not seconds.has_limits
-
-
-def test_speedups_to_the_target_are_of_pairs_of_seeds():
-    """A seed that takes twice the epochs does so on one device too: that cancels in its ratio."""
-    made = []
-    for seed, count in enumerate([2, 4, 8]):
-        values = [0.9] * (count - 1) + [0.1]
-        runs = (("bare_torch", 1, 4.0), ("ddp_gloo", 1, 4.5), ("ddp_gloo", 2, 2.0 * (1 + 0.01 * seed)))
-        made += [training_run(name, gpus, seed, values, epoch_s=epoch_s) for name, gpus, epoch_s in runs]
-    bare, one, two = (outcome.figures for outcome in of(*made))
-    assert triple(two["speedup_target_bare"]) == geometric([2.0, 2.0 / 1.01, 2.0 / 1.02])
-    speedup = two["speedup_target_bare"].value
-    assert two["speedup_target_self"].value == pytest.approx(speedup * 4.5 / 4.0)
-    assert two["speedup_bare"].has_limits and two["speedup_bare"].value != pytest.approx(speedup, rel=1e-3)
-    assert bare["speedup_target_bare"] == one["speedup_target_self"] == Estimate(1.0)  # itself: nothing to estimate
-    (_, outcome) = of(training_run("bare_torch", 1, values=[0.9]), training_run("ddp_gloo", 2))
-    assert outcome.figures["speedup_target_bare"] is None and outcome.figures["speedup_bare"] is not None

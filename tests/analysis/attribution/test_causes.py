@@ -13,18 +13,7 @@ from scalebench.analysis.attribution.lost_efficiency import (
     measure_repeat,
 )
 from scalebench.core.result import DeviceMonitorRecord, GpuTime, MonitorRecord, Profile, Sync, write_result
-from tests.builders.attribution_runs import (
-    BARE_S,
-    BATCH,
-    SELF_S,
-    STEPS,
-    TRANSFER_S,
-    one_device_run,
-    probe_series,
-    strong_scaling_runs,
-    two_device_run,
-    weak_scaling_runs,
-)
+from tests.builders import attribution_runs as sample
 from tests.builders.runs import MACHINE, record
 from tests.builders.sweeps import ratio_of_rows
 
@@ -58,9 +47,9 @@ def find_cause(run, name):
 
 def attributed_weak(rows=(), local_s=None, later_s=0.0, change=lambda result: result, **changes):
     """`local_s`: single updates of each rank; `later_s`: what an update of the headline takes more."""
-    result, bare, own = weak_scaling_runs(**changes)
+    result, bare, own = sample.weak_scaling_runs(**changes)
     for number, one in enumerate(result.ranks):
-        one.block_s = [seconds + STEPS * later_s for seconds in one.block_s]
+        one.block_s = [seconds + sample.STEPS * later_s for seconds in one.block_s]
         if local_s is not None:
             one.probes.local_step_s = [local_s[number]]
     change(result)
@@ -70,11 +59,11 @@ def attributed_weak(rows=(), local_s=None, later_s=0.0, change=lambda result: re
     return run
 
 
-def exchanging(messages=(), isolated_s=TRANSFER_S, backward_s=None, options=None, probes=None, **changes):
+def exchanging(messages=(), isolated_s=sample.TRANSFER_S, backward_s=None, options=None, probes=None, **changes):
     """Exposed without the wait are 1.2 ms; `isolated_s`: the same exchange alone."""
-    parts = {} if backward_s is None else {"part_steps": STEPS, "forward_s": probe_series(0.001),
-                                           "backward_s": probe_series(0.001 + backward_s)}  # fmt: skip
-    probes = {"isolated_sync_s": probe_series(isolated_s, 0.001), **parts, **(probes or {})}
+    parts = {} if backward_s is None else {"part_steps": sample.STEPS, "forward_s": sample.probe_series(0.001),
+                                           "backward_s": sample.probe_series(0.001 + backward_s)}  # fmt: skip
+    probes = {"isolated_sync_s": sample.probe_series(isolated_s, 0.001), **parts, **(probes or {})}
     run = attributed_weak(probes=probes, sync=Sync(message_bytes=list(messages)), **changes)
     run.result.spec["strategy"]["options"] = options or {}
     return run
@@ -85,7 +74,7 @@ def exchanging(messages=(), isolated_s=TRANSFER_S, backward_s=None, options=None
      "1 message of 614 kB, 1.20 ms exposed, 1.20 ms in isolation", "(lower strategy.options.bucket_cap_mb, now 25)"),
     ("single_message", {"messages": [300_000, 314_000]}, None, ""),
     ("single_message", {"messages": [614_000], "isolated_s": 0.002}, None, ""),  # a part of it is hidden
-    ("single_message", {"messages": [614_000], "probes": {"sync_on_s": probe_series(0.0108)}}, None, ""),  # all of it
+    ("single_message", {"messages": [614_000], "probes": {"sync_on_s": sample.probe_series(0.0108)}}, None, ""),  # all
     ("sync_slower_in_training", {"isolated_s": 0.0009},
      "1.20 ms of the step without the imbalance, 900 us in isolation", ""),
     ("sync_slower_in_training", {}, None, ""),
@@ -201,7 +190,7 @@ def test_devices_of_one_process_and_flags_added_on_load():
 
 def attributed(result=None, full=None, bare=None, own=None):
     """Of strong scaling, in three repeats that are equal."""
-    made = strong_scaling_runs()
+    made = sample.strong_scaling_runs()
     result, full, bare, own = (changed or usual for changed, usual in zip((result, full, bare, own), made, strict=True))
     references = ReferenceRuns(full, bare, own)
     return AttributedRun(attribute_repeats([measure_repeat(result, references)] * 3), result, references)
@@ -210,24 +199,24 @@ def attributed(result=None, full=None, bare=None, own=None):
 def with_parts(result, computing_s):
     """Forward and backward of so many seconds in all ranks."""
     for one in result.ranks:
-        passes = {"forward_s": probe_series(computing_s / 3), "backward_s": probe_series(computing_s)}
-        one.probes = dataclasses.replace(one.probes, part_steps=STEPS, **passes)
+        passes = {"forward_s": sample.probe_series(computing_s / 3), "backward_s": sample.probe_series(computing_s)}
+        one.probes = dataclasses.replace(one.probes, part_steps=sample.STEPS, **passes)
     return result
 
 
 def contended(threads=None, **changes):
     """Of whose update a tenth is contention."""
-    result = two_device_run("strong", **changes)
+    result = sample.two_device_run("strong", **changes)
     for one in result.ranks:
         one.threads = threads or one.threads
         for name in ("sync_on_s", "sync_off_s", "fixed_batch_s"):
-            setattr(one.probes, name, [seconds + STEPS * 0.002 for seconds in getattr(one.probes, name)])
-        one.block_s = [seconds + STEPS * 0.002 for seconds in one.block_s]
+            setattr(one.probes, name, [seconds + sample.STEPS * 0.002 for seconds in getattr(one.probes, name)])
+        one.block_s = [seconds + sample.STEPS * 0.002 for seconds in one.block_s]
     return result
 
 
 def full_batch(step_s):
-    return one_device_run("bare_torch", step_s, 2 * BATCH, scaling="strong")
+    return sample.one_device_run("bare_torch", step_s, 2 * sample.BATCH, scaling="strong")
 
 
 def test_launch_latency_and_small_kernels():
@@ -237,7 +226,9 @@ def test_launch_latency_and_small_kernels():
     assert find_cause(attributed(), "launch_latency") is None  # 18 ms: 2 ms whatever the batch
     assert find_cause(attributed(full=full_batch(0.0199)), "launch_latency") is None  # nothing lost
     full = with_parts(full_batch(0.018), 0.016)
-    slower, equal = (with_parts(one_device_run("bare_torch", BARE_S), seconds) for seconds in (0.009, 0.008))
+    slower, equal = (
+        with_parts(sample.one_device_run("bare_torch", sample.BARE_S), seconds) for seconds in (0.009, 0.008)
+    )
     cause = find_cause(attributed(full=full, bare=slower), "small_kernels")
     assert "900 us per sample with the local batch, 800 us with the full one" in cause.evidence
     assert find_cause(attributed(full=full, bare=equal), "small_kernels") is None
@@ -249,13 +240,13 @@ def test_launch_latency_and_small_kernels():
 )
 def test_overhead_of_a_wrapper(strategy, wrapper):
     cause = find_cause(
-        attributed(contended(strategy=strategy), own=one_device_run(strategy, 0.014)), "wrapper_overhead"
+        attributed(contended(strategy=strategy), own=sample.one_device_run(strategy, 0.014)), "wrapper_overhead"
     )
     assert wrapper in cause.cause and "4.00 ms in a step of 10 samples" in cause.evidence
     assert ("loggers" in cause.remedy) is strategy.startswith("lightning")
     assert find_cause(attributed(), "wrapper_overhead") is None  # of half a millisecond, less than a tenth
-    result, full, _, _ = strong_scaling_runs()
-    references = ReferenceRuns(full, None, one_device_run("ddp", 0.02))
+    result, full, _, _ = sample.strong_scaling_runs()
+    references = ReferenceRuns(full, None, sample.one_device_run("ddp", 0.02))
     merged = attribute_run(result, references)
     assert merged.parts[0].names == ("batch", "wrapper")
     assert find_cause(AttributedRun(merged, result, references), "wrapper_overhead") is None
@@ -268,7 +259,7 @@ def test_a_wrapper_on_a_host_that_is_the_limit():
     for each in result.ranks:
         gpu = GpuTime(0.002, 0.0, 0.0, 0.0, host_wait_s=0.03, kernel_wait_s=0.0, kernels=74)
         each.probes.profile = Profile(2, 0.05, 0.002, gpu=gpu)
-    cause = find_cause(attributed(result, own=one_device_run("ddp", 0.014)), "wrapper_overhead")
+    cause = find_cause(attributed(result, own=sample.one_device_run("ddp", 0.014)), "wrapper_overhead")
     assert cause.cause.endswith("the host is the limit: the GPU waits for all that it does")
     assert "a step starts 74 kernels, and the GPU computes 1" in cause.evidence
 
@@ -287,9 +278,9 @@ def test_more_threads_than_cores():
         cause = find_cause(attributed(result), "oversubscription")
         assert (cause and cause.evidence) == evidence
     assert "quota" in cause.cause and "docker --cpus" in cause.remedy
-    few = two_device_run("strong", flags=["oversubscribed"])
+    few = sample.two_device_run("strong", flags=["oversubscribed"])
     for one in few.ranks:
-        one.probes.fixed_batch_s = probe_series(SELF_S - 0.0012)  # less than a device alone
+        one.probes.fixed_batch_s = sample.probe_series(sample.SELF_S - 0.0012)  # less than a device alone
     assert find_cause(attributed(few), "oversubscription") is None
 
 
@@ -298,13 +289,13 @@ def at_clock(mhz, **more):
 
 
 def test_memory_clocks_and_cores_that_devices_share():
-    own = with_parts(one_device_run("ddp", SELF_S), 0.009)
+    own = with_parts(sample.one_device_run("ddp", sample.SELF_S), 0.009)
     cause = find_cause(attributed(with_parts(contended(), 0.0105), own=own), "shared_memory")
     assert cause.evidence == "forward and backward take 10.5 ms here, 9.00 ms on one device alone"
     flagged = with_parts(contended(flags=["oversubscribed"]), 0.0105)
     for result in (with_parts(contended(), 0.0092), flagged, contended()):
         assert find_cause(attributed(result, own=own), "shared_memory") is None
-    own = one_device_run("ddp", SELF_S, **at_clock(1400.0))
+    own = sample.one_device_run("ddp", sample.SELF_S, **at_clock(1400.0))
     for result, evidence in (
         (contended(**at_clock(1300.0, throttle_reasons=["sw_power_cap"])),
          "1300 MHz here, 1400 MHz on one device; throttle reasons: sw_power_cap"),
@@ -323,10 +314,13 @@ def test_memory_clocks_and_cores_that_devices_share():
 
 def loaded(feed, prefetch, loading_s=0.0015, dataset="materials", **monitor):
     """Of whose update `loading_s` more than a device's millisecond is loading."""
-    result = two_device_run("strong", monitor=MonitorRecord(**monitor))
+    result = sample.two_device_run("strong", monitor=MonitorRecord(**monitor))
     for one in result.ranks:
-        one.probes.sync_on_s, one.probes.sync_off_s = probe_series(0.0135), probe_series(0.0115 + loading_s)
-        one.probes.fixed_batch_s = probe_series(0.0105)
+        one.probes.sync_on_s, one.probes.sync_off_s = (
+            sample.probe_series(0.0135),
+            sample.probe_series(0.0115 + loading_s),
+        )
+        one.probes.fixed_batch_s = sample.probe_series(0.0105)
     result.workload = dataclasses.replace(result.workload, feed=feed, prefetch=prefetch, dataset=dataset)
     return find_cause(attributed(result), "loading")
 

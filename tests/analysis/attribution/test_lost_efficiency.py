@@ -9,54 +9,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t
 
-from scalebench.analysis.attribution.lost_efficiency import (
-    INDEPENDENT_REPLICAS,
-    LOSS_PARTS,
-    NO_BARE_RUN,
-    NO_OTHER_DEVICE,
-    NO_WRAPPER,
-    SAME_BATCH,
-    ReferenceRuns,
-    attribute_repeats,
-    attribute_run,
-    measure_repeat,
-)
-from tests.builders.attribution_runs import (
-    BARE_S,
-    CONTENTION_S,
-    DATA_S,
-    DRIFT_S,
-    FULL_BARE_S,
-    IMBALANCE_S,
-    LOADING_S,
-    SELF_S,
-    TRANSFER_S,
-    one_device_run,
-    strong_scaling_runs,
-    two_device_run,
-    weak_scaling_runs,
-)
+from scalebench.analysis.attribution import lost_efficiency as losses
+from tests.builders import attribution_runs as sample
 from tests.builders.runs import record
 
 SUM_TOLERANCE = 1e-12
 TOLERANCE_S = 1e-9
-STEP_S = SELF_S + CONTENTION_S + LOADING_S + IMBALANCE_S + TRANSFER_S + DRIFT_S
+STEP_S = (
+    sample.SELF_S + sample.CONTENTION_S + sample.LOADING_S + sample.IMBALANCE_S + sample.TRANSFER_S + sample.DRIFT_S
+)
 PART_S = {
-    "batch": BARE_S - FULL_BARE_S / 2, "wrapper": SELF_S - BARE_S, "contention": CONTENTION_S, "data": LOADING_S,
-    "imbalance": IMBALANCE_S, "communication": TRANSFER_S, "drift": DRIFT_S,
+    "batch": sample.BARE_S - sample.FULL_BARE_S / 2, "wrapper": sample.SELF_S - sample.BARE_S,
+    "contention": sample.CONTENTION_S, "data": sample.LOADING_S,
+    "imbalance": sample.IMBALANCE_S, "communication": sample.TRANSFER_S, "drift": sample.DRIFT_S,
 }  # fmt: skip
 
 
 def attribute_strong(without="", **changes):
     """Attribute a strong-scaling run; `without`: bare, self: without these runs at the local batch."""
-    result, full, bare, own = strong_scaling_runs(**changes)
-    references = ReferenceRuns(full, None if "bare" in without else bare, None if "self" in without else own)
-    return attribute_run(result, references)
+    result, full, bare, own = sample.strong_scaling_runs(**changes)
+    references = losses.ReferenceRuns(full, None if "bare" in without else bare, None if "self" in without else own)
+    return losses.attribute_run(result, references)
 
 
 def attribute_weak(**changes):
-    result, bare, own = weak_scaling_runs(**changes)
-    return attribute_run(result, ReferenceRuns(bare, bare, own))
+    result, bare, own = sample.weak_scaling_runs(**changes)
+    return losses.attribute_run(result, losses.ReferenceRuns(bare, bare, own))
 
 
 def seconds(attribution):
@@ -70,15 +48,15 @@ def adds_up(run):
 
 def test_each_known_part_comes_back():
     run = attribute_strong()
-    assert seconds(run) == pytest.approx({(name,): PART_S[name] for name in LOSS_PARTS}, abs=TOLERANCE_S)
+    assert seconds(run) == pytest.approx({(name,): PART_S[name] for name in losses.LOSS_PARTS}, abs=TOLERANCE_S)
     shares = {part.names[0]: part.share.value for part in run.parts}
-    assert shares == pytest.approx({name: PART_S[name] / STEP_S for name in LOSS_PARTS}, abs=1e-7)
-    assert run.lost.value == pytest.approx(1 - FULL_BARE_S / 2 / STEP_S)
+    assert shares == pytest.approx({name: PART_S[name] / STEP_S for name in losses.LOSS_PARTS}, abs=1e-7)
+    assert run.lost.value == pytest.approx(1 - sample.FULL_BARE_S / 2 / STEP_S)
     assert (run.missing, run.against, run.repeats) == ({}, "bare", 1) and adds_up(run)
     # Weak scaling has no batch part.
     run = attribute_weak()
-    assert adds_up(run) and run.missing == {"batch": SAME_BATCH}
-    assert seconds(run) == pytest.approx({(name,): PART_S[name] for name in LOSS_PARTS[1:]}, abs=TOLERANCE_S)
+    assert adds_up(run) and run.missing == {"batch": losses.SAME_BATCH}
+    assert seconds(run) == pytest.approx({(name,): PART_S[name] for name in losses.LOSS_PARTS[1:]}, abs=TOLERANCE_S)
 
 
 @pytest.mark.parametrize(("without", "merged", "reason"), [
@@ -89,7 +67,7 @@ def test_each_known_part_comes_back():
 def test_parts_merge_without_a_run_at_the_local_batch(without, merged, reason):
     run = attribute_strong(without)
     assert seconds(run)[merged] == pytest.approx(sum(PART_S[name] for name in merged), abs=TOLERANCE_S)
-    assert seconds(run)["data",] == pytest.approx(LOADING_S, abs=TOLERANCE_S)  # less that of any one-device run
+    assert seconds(run)["data",] == pytest.approx(sample.LOADING_S, abs=TOLERANCE_S)  # less that of any one-device run
     assert reason in " ".join(run.missing.values()) and adds_up(run)
 
 
@@ -105,64 +83,60 @@ def test_parts_that_were_not_probed_merge_with_a_reason(probes, merged):
     assert set((probes or {}).get("reasons", {}).values()) <= set(run.missing.values())
 
 
-def test_data_has_all_loading_if_that_of_one_device_was_not_measured():
-    result, full, bare, _ = strong_scaling_runs()
-    run = attribute_run(result, ReferenceRuns(full, bare, one_device_run("ddp", SELF_S, data_s=None)))
-    assert adds_up(run) and "all loading" in run.missing["data"]
-    assert seconds(run)["data",] == pytest.approx(DATA_S + LOADING_S, abs=TOLERANCE_S)
-    assert seconds(run)["contention",] == pytest.approx(CONTENTION_S - DATA_S, abs=TOLERANCE_S)
-
-
 @pytest.mark.parametrize(("setting", "reason"), [(False, "(measure.probes=false)"), (True, "a rank has no probes")])
 def test_a_run_without_probes_says_why(setting, reason):
-    result, bare, own = weak_scaling_runs(probes=None)
+    result, bare, own = sample.weak_scaling_runs(probes=None)
     result.spec["measure"] = {"probes": setting}
-    run = attribute_run(result, ReferenceRuns(bare, bare, own))
+    run = losses.attribute_run(result, losses.ReferenceRuns(bare, bare, own))
     assert reason in run.missing["drift"]
 
 
 def test_a_run_on_one_device_has_only_overhead_and_a_bare_one_nothing_to_explain():
-    own, bare = one_device_run("ddp", SELF_S), one_device_run("bare_torch", BARE_S)
-    run = attribute_run(own, ReferenceRuns(bare, bare, own))
+    own, bare = sample.one_device_run("ddp", sample.SELF_S), sample.one_device_run("bare_torch", sample.BARE_S)
+    run = losses.attribute_run(own, losses.ReferenceRuns(bare, bare, own))
     assert run is not None and adds_up(run)
-    assert seconds(run) == {("wrapper",): pytest.approx(SELF_S - BARE_S, abs=TOLERANCE_S)}
-    assert run.missing == dict.fromkeys(("batch", *LOSS_PARTS[2:]), NO_OTHER_DEVICE)
-    bare, other = (one_device_run("bare_torch", BARE_S, baseline="bare_torch", run_id=name) for name in ("a", "b"))
+    assert seconds(run) == {("wrapper",): pytest.approx(sample.SELF_S - sample.BARE_S, abs=TOLERANCE_S)}
+    assert run.missing == dict.fromkeys(("batch", *losses.LOSS_PARTS[2:]), losses.NO_OTHER_DEVICE)
+    bare, other = (
+        sample.one_device_run("bare_torch", sample.BARE_S, baseline="bare_torch", run_id=name) for name in ("a", "b")
+    )
     for result, references in (
         (bare, (bare, bare, bare)), (record(status="failed", block_s=None), (bare, bare, bare)),
-        (two_device_run(), (None, None, None)), (other, (bare, bare, other)), (own, (None, None, own, own)),
+        (sample.two_device_run(), (None, None, None)), (other, (bare, bare, other)), (own, (None, None, own, own)),
     ):  # fmt: skip
-        assert attribute_run(result, ReferenceRuns(*references)) is None
+        assert losses.attribute_run(result, losses.ReferenceRuns(*references)) is None
 
 
 def test_the_strategy_itself_is_the_baseline_if_there_is_no_bare_run():
-    result, _, _, own = strong_scaling_runs()
-    full = one_device_run("ddp", FULL_BARE_S, 20, scaling="strong")
-    run = attribute_run(result, ReferenceRuns(None, None, own, full))
+    result, _, _, own = sample.strong_scaling_runs()
+    full = sample.one_device_run("ddp", sample.FULL_BARE_S, 20, scaling="strong")
+    run = losses.attribute_run(result, losses.ReferenceRuns(None, None, own, full))
     assert run is not None and adds_up(run)
-    assert (run.against, run.missing["wrapper"]) == ("self", NO_BARE_RUN)
-    assert seconds(run)["batch",] == pytest.approx(SELF_S - FULL_BARE_S / 2, abs=TOLERANCE_S)
-    assert run.lost.value == pytest.approx(1 - FULL_BARE_S / 2 / STEP_S)
+    assert (run.against, run.missing["wrapper"]) == ("self", losses.NO_BARE_RUN)
+    assert seconds(run)["batch",] == pytest.approx(sample.SELF_S - sample.FULL_BARE_S / 2, abs=TOLERANCE_S)
+    assert run.lost.value == pytest.approx(1 - sample.FULL_BARE_S / 2 / STEP_S)
 
 
 def test_a_strategy_that_is_its_own_baseline_has_no_overhead():
-    own = one_device_run("simulated", SELF_S, baseline="simulated")
-    run = attribute_run(two_device_run(strategy="simulated", baseline="simulated"), ReferenceRuns(own, own, own))
+    own = sample.one_device_run("simulated", sample.SELF_S, baseline="simulated")
+    run = losses.attribute_run(
+        sample.two_device_run(strategy="simulated", baseline="simulated"), losses.ReferenceRuns(own, own, own)
+    )
     assert run is not None and adds_up(run)
-    assert run.missing["wrapper"] == NO_WRAPPER and run.part("wrapper") is None
-    assert seconds(run)["contention",] == pytest.approx(CONTENTION_S, abs=TOLERANCE_S)
+    assert run.missing["wrapper"] == losses.NO_WRAPPER and run.part("wrapper") is None
+    assert seconds(run)["contention",] == pytest.approx(sample.CONTENTION_S, abs=TOLERANCE_S)
     # Independent replicas have no imbalance and no communication.
-    probes = {"sync_off_s": [], "local_step_s": [], "reasons": {"exposed": INDEPENDENT_REPLICAS}}
+    probes = {"sync_off_s": [], "local_step_s": [], "reasons": {"exposed": losses.INDEPENDENT_REPLICAS}}
     run = attribute_weak(independent=True, probes=probes)
     assert adds_up(run)
     assert [part.names for part in run.parts] == [("wrapper",), ("contention",), ("data",), ("drift",)]
-    assert run.missing["imbalance"] == run.missing["communication"] == INDEPENDENT_REPLICAS
+    assert run.missing["imbalance"] == run.missing["communication"] == losses.INDEPENDENT_REPLICAS
 
 
 def test_a_batch_that_no_single_device_can_have_is_named():
-    result, full, _, _ = strong_scaling_runs()
+    result, full, _, _ = sample.strong_scaling_runs()
     result = dataclasses.replace(result, scale=dataclasses.replace(result.scale, global_batch=21))
-    run = attribute_run(result, ReferenceRuns(full, None, None))
+    run = losses.attribute_run(result, losses.ReferenceRuns(full, None, None))
     assert "21 samples on 2 devices are 10.5 each" in run.missing["batch"]
 
 
@@ -180,21 +154,25 @@ def make_repeats(factors, probed):
     """Return repeats of a run in strong scaling whose own steps take these factors longer; some have no probes."""
     repeats = []
     for number, factor in enumerate(factors):
-        result, full, bare, own = strong_scaling_runs(**({} if number in probed else {"probes": None}))
+        result, full, bare, own = sample.strong_scaling_runs(**({} if number in probed else {"probes": None}))
         for rank in result.ranks:
             rank.block_s = [seconds * factor for seconds in rank.block_s]
-        repeats.append(measure_repeat(dataclasses.replace(result, run_id=str(number)), ReferenceRuns(full, bare, own)))
+        repeats.append(
+            losses.measure_repeat(
+                dataclasses.replace(result, run_id=str(number)), losses.ReferenceRuns(full, bare, own)
+            )
+        )
     return repeats
 
 
 def test_each_repeat_is_one_observation():
     """Only the steps of the group differ: what compares them with one device has the spread of three means."""
-    run = attribute_repeats(make_repeats((0.98, 1.0, 1.05), range(3)))
+    run = losses.attribute_repeats(make_repeats((0.98, 1.0, 1.05), range(3)))
     steps_s = [STEP_S * factor for factor in (0.98, 1.0, 1.05)]
     reach = t.ppf(0.975, 2) * statistics.stdev(steps_s) / 3**0.5
     drift, overhead = run.part("drift"), run.part("wrapper")
     assert (run.repeats, run.run_id) == (3, "0") and adds_up(run)
-    assert drift.step_s.value == pytest.approx(statistics.fmean(steps_s) - STEP_S + DRIFT_S, abs=TOLERANCE_S)
+    assert drift.step_s.value == pytest.approx(statistics.fmean(steps_s) - STEP_S + sample.DRIFT_S, abs=TOLERANCE_S)
     assert drift.step_s.high - drift.step_s.value == pytest.approx(reach, rel=1e-4)
     assert overhead.step_s.high - overhead.step_s.low == pytest.approx(0, abs=1e-12), "equal in all repeats"
     assert run.lost.low < run.lost.value < run.lost.high
@@ -202,23 +180,23 @@ def test_each_repeat_is_one_observation():
 
 def test_repeats_without_probes_count_with_those_of_the_first():
     """What their steps take longer is in contention, which compares processes."""
-    run = attribute_repeats(make_repeats((1.0, 1.02, 1.04), [0]))
+    run = losses.attribute_repeats(make_repeats((1.0, 1.02, 1.04), [0]))
     one = attribute_strong()
-    assert adds_up(run) and [part.names for part in run.parts] == [(name,) for name in LOSS_PARTS]
+    assert adds_up(run) and [part.names for part in run.parts] == [(name,) for name in losses.LOSS_PARTS]
     for name in ("data", "imbalance", "communication", "drift"):
         ours, alone = (msgspec.structs.astuple(each.part(name).step_s) for each in (run, one))
         assert ours == pytest.approx(alone, abs=TOLERANCE_S)
     contention = run.part("contention").step_s
-    assert contention.value == pytest.approx(CONTENTION_S + 0.02 * STEP_S, abs=TOLERANCE_S)
+    assert contention.value == pytest.approx(sample.CONTENTION_S + 0.02 * STEP_S, abs=TOLERANCE_S)
     spread = t.ppf(0.975, 2) * 0.02 * STEP_S / 3**0.5
     assert spread < contention.value - contention.low < 1.1 * spread
 
 
 def test_what_one_repeat_lacks_of_one_device_is_missing_in_all():
-    result, full, bare, own = strong_scaling_runs()
-    complete = measure_repeat(result, ReferenceRuns(full, bare, own))
-    lacking = measure_repeat(result, ReferenceRuns(full, bare, None))
-    run = attribute_repeats([complete, lacking, complete])
+    result, full, bare, own = sample.strong_scaling_runs()
+    complete = losses.measure_repeat(result, losses.ReferenceRuns(full, bare, own))
+    lacking = losses.measure_repeat(result, losses.ReferenceRuns(full, bare, None))
+    run = losses.attribute_repeats([complete, lacking, complete])
     assert ("wrapper", "contention") in seconds(run) and adds_up(run) and "strategy=ddp" in run.missing["wrapper"]
 
 
@@ -235,13 +213,13 @@ def test_parts_always_add_up_to_what_is_lost(probes, without, independent, data)
     repeats = []
     for number in range(data.draw(st.integers(1, 4))):
         changes = {"probes": probes if number == 0 or data.draw(st.booleans()) else None, "independent": independent}
-        result, full, bare, own = strong_scaling_runs(**changes)
+        result, full, bare, own = sample.strong_scaling_runs(**changes)
         factor = data.draw(st.floats(0.5, 2))
         for rank in result.ranks:
             rank.block_s = [seconds * factor for seconds in rank.block_s]
-        references = ReferenceRuns(full, None if "bare" in without else bare, None if "self" in without else own)
-        repeats.append(measure_repeat(result, references))
-    run = attribute_repeats(repeats)
+        references = losses.ReferenceRuns(full, None if "bare" in without else bare, None if "self" in without else own)
+        repeats.append(losses.measure_repeat(result, references))
+    run = losses.attribute_repeats(repeats)
     scale = 1 + sum(abs(part.share.value) for part in run.parts)
     assert abs(sum(part.share.value for part in run.parts) - run.lost.value) < 1e-9 * scale
     assert abs(sum(part.step_s.value for part in run.parts) - (run.step_s - run.ideal_s)) < 1e-9 * scale

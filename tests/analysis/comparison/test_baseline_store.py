@@ -6,13 +6,6 @@ from pathlib import Path
 import pytest
 
 from scalebench.analysis.comparison import baseline_store
-from scalebench.analysis.comparison.baseline_store import (
-    explain_missing_baseline,
-    find_baseline_folders,
-    list_saved_baselines,
-    save_baseline,
-    store_folder,
-)
 from scalebench.analysis.comparison.rows import load_compared_runs
 from scalebench.core.errors import InputError
 from scalebench.core.machine.gpus import Gpu
@@ -30,16 +23,16 @@ def kind(**changes):
 
 def save(folder, **options):
     """Save a folder as `main`, and return its numbers of runs and sessions."""
-    (saved,) = save_baseline("main", [folder], **options)
+    (saved,) = baseline_store.save_baseline("main", [folder], **options)
     return saved.runs, saved.sessions
 
 
 def saved_ids():
-    return [one.run_id for one in load_compared_runs(find_baseline_folders("main", [kind()]))]
+    return [one.run_id for one in load_compared_runs(baseline_store.find_baseline_folders("main", [kind()]))]
 
 
 def saved_names():
-    return sorted(path.name for path in (store_folder() / kind().fingerprint).iterdir())
+    return sorted(path.name for path in (baseline_store.store_folder() / kind().fingerprint).iterdir())
 
 
 @pytest.mark.parametrize(("changes", "is_same"), [
@@ -63,23 +56,27 @@ def test_a_kind_has_numbers_of_gpus_without_ids_and_rounded_memory():
 
 def test_saved_records_come_back_as_they_were():
     write_folder("a", [0.1, 0.2])
-    (saved,) = save_baseline("main", ["a", "a/0"])
+    (saved,) = baseline_store.save_baseline("main", ["a", "a/0"])
     folder = Path(f".scalebench/baselines/{kind().fingerprint}/main")
     assert (saved.runs, saved.sessions, saved.folder, saved.kind) == (2, 1, folder, kind())
     assert (folder / "0" / "result.json").read_bytes() == Path("a/0/result.json").read_bytes()
     assert saved_ids() == ["a-ddp-1-0", "a-ddp-1-1"]
-    assert find_baseline_folders("main", [kind(cpus=4)]) == find_baseline_folders("other", [kind()]) == []
+    assert (
+        baseline_store.find_baseline_folders("main", [kind(cpus=4)])
+        == baseline_store.find_baseline_folders("other", [kind()])
+        == []
+    )
     (folder.parent / ".other.123.new" / "0").mkdir(parents=True)  # what a killed save left
-    assert list_saved_baselines() == [(kind(), ["main"])]
+    assert baseline_store.list_saved_baselines() == [(kind(), ["main"])]
 
 
 def test_each_machine_has_its_own():
     write_folder("a", [0.1])
     write_folder("a", [0.1], gpus=2, **machine_settings(cpus=4))
-    assert {one.kind.fingerprint for one in save_baseline("main", ["a"])} == {
+    assert {one.kind.fingerprint for one in baseline_store.save_baseline("main", ["a"])} == {
         kind().fingerprint, kind(cpus=4).fingerprint
     }  # fmt: skip
-    assert len(find_baseline_folders("main", [kind(), kind(cpus=4)])) == 2
+    assert len(baseline_store.find_baseline_folders("main", [kind(), kind(cpus=4)])) == 2
 
 
 def test_a_save_adds_a_session_and_replaces_only_on_request():
@@ -105,7 +102,7 @@ def test_the_last_ten_sessions_are_kept():
 def test_where_the_new_one_cannot_take_its_place_the_old_one_stays(monkeypatch, call):
     write_folder("a", [0.1, 0.2])
     save("a")
-    before = (find_baseline_folders("main", [kind()])[0] / "0" / "result.json").read_bytes()
+    before = (baseline_store.find_baseline_folders("main", [kind()])[0] / "0" / "result.json").read_bytes()
     write_folder("b", [0.3, 0.4])
     module, fails_at = (baseline_store.shutil, "/1/") if call == "copyfile" else (os, ".new")
     real = getattr(module, call)
@@ -118,17 +115,20 @@ def test_where_the_new_one_cannot_take_its_place_the_old_one_stays(monkeypatch, 
     monkeypatch.setattr(module, call, fail)
     with pytest.raises(InputError, match="No space left on device; set SCALEBENCH_BASELINES"):
         save("b", replace=True)
-    assert (find_baseline_folders("main", [kind()])[0] / "0" / "result.json").read_bytes() == before
+    assert (baseline_store.find_baseline_folders("main", [kind()])[0] / "0" / "result.json").read_bytes() == before
     assert len(saved_ids()) == 2 and saved_names() == ["machine.json", "main"]
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "/etc", ".hidden", "a b", "a\n", "x" * 65, "é"])
 def test_names_that_are_no_plain_folder(name):
     write_folder("a", [0.1])
-    for call in (lambda: save_baseline(name, ["a"]), lambda: find_baseline_folders(name, [kind()])):
+    for call in (
+        lambda: baseline_store.save_baseline(name, ["a"]),
+        lambda: baseline_store.find_baseline_folders(name, [kind()]),
+    ):
         with pytest.raises(InputError, match=r"^baseline name "):
             call()
-    assert not store_folder().exists()
+    assert not baseline_store.store_folder().exists()
 
 
 def test_what_is_no_baseline_and_names_no_file():
@@ -137,7 +137,7 @@ def test_what_is_no_baseline_and_names_no_file():
     with pytest.raises(InputError, match=r"^no run of failed went well"):
         save("failed")
     write_folder("a", [0.1], run_id="../../../escaped")
-    (saved,) = save_baseline("main", ["a"])
+    (saved,) = baseline_store.save_baseline("main", ["a"])
     assert [path.name for path in saved.folder.iterdir()] == ["0"]
 
 
@@ -146,7 +146,7 @@ def test_the_store_can_be_elsewhere_and_no_file(tmp_path, monkeypatch):
     Path(".scalebench").write_text("")
     with pytest.raises(InputError, match="set SCALEBENCH_BASELINES to a folder that can be written"):
         save("a")
-    assert list_saved_baselines() == [] and find_baseline_folders("main", [kind()]) == []
+    assert baseline_store.list_saved_baselines() == [] and baseline_store.find_baseline_folders("main", [kind()]) == []
     monkeypatch.setenv("SCALEBENCH_BASELINES", str(tmp_path / "there"))
     save("a")
     assert (tmp_path / "there" / kind().fingerprint / "main").is_dir() and Path(".scalebench").read_text() == ""
@@ -154,19 +154,21 @@ def test_the_store_can_be_elsewhere_and_no_file(tmp_path, monkeypatch):
 
 def test_what_there_is_instead():
     here = "cpu a processor, 2 cores, about 8 GiB, no GPU"
-    assert explain_missing_baseline("main", [kind()]) == (
+    assert baseline_store.explain_missing_baseline("main", [kind()]) == (
         f"no baseline 'main' in .scalebench/baselines ({here}); saved names: none"
     )
     write_folder("a", [0.1], **machine_settings(cpus=4))
     save("a")
-    assert explain_missing_baseline("main", [kind(), kind()]) == (
+    assert baseline_store.explain_missing_baseline("main", [kind(), kind()]) == (
         f"no baseline 'main' for this machine ({here}); saved ones are for {here.replace('2 cores', '4 cores')}"
     )
-    assert explain_missing_baseline("other", [kind()]).endswith("saved names: main")
+    assert baseline_store.explain_missing_baseline("other", [kind()]).endswith("saved names: main")
 
 
 def test_a_machine_file_that_is_broken_is_passed_over():
     write_folder("a", [0.1])
     save("a")
-    (store_folder() / kind().fingerprint / "machine.json").write_text("{")
-    assert list_saved_baselines() == [] and len(find_baseline_folders("main", [kind()])) == 1
+    (baseline_store.store_folder() / kind().fingerprint / "machine.json").write_text("{")
+    assert (
+        baseline_store.list_saved_baselines() == [] and len(baseline_store.find_baseline_folders("main", [kind()])) == 1
+    )

@@ -54,20 +54,6 @@ def test_a_gate_without_enough_data_has_a_status_of_its_own():
         assert compare(a, [*b, *make_runs("b", block_s, gpus=2)], threshold=0.0).status == status
 
 
-def test_verdicts_are_adjusted_for_the_number_of_pairs():
-    """One pair alone is resolved, and is not among eight that are not."""
-    a, b = [0.1, 0.102, 0.098, 0.101, 0.099], [0.1 * 1.025 * w for w in (1, 1.02, 0.98, 1.01, 0.99)]
-    alone = only(compare(make_runs("a", a), make_runs("b", b)))
-    assert alone.verdict == "slower" and 0.01 < alone.p < 0.05 and alone.p_holm == alone.p
-    many = [one for gpus in range(1, 9) for one in make_runs("a", a, gpus=gpus)]
-    others = make_runs("b", b) + [one for gpus in range(2, 9) for one in make_runs("b", a, gpus=gpus)]
-    actual = compare(many, others, threshold=0.0)
-    first = actual.pairs[0]
-    assert (first.verdict, actual.status) == ("no difference resolved", "ok")
-    assert first.p == pytest.approx(alone.p) and first.p_holm == pytest.approx(8 * alone.p)
-    assert first.interval.limits == pytest.approx(alone.interval.limits), "the interval is that of the pair alone"
-
-
 def test_the_way_out_of_a_refusal_is_one():
     a, b = make_runs("a", STEADY), make_runs("b", slower(0.2), **train_settings(batch_per_device=20))
     assert compare(a, b).refusal.endswith("; --ignore train.batch_per_device pairs them")
@@ -91,30 +77,6 @@ def test_nothing_to_compare_has_its_reason():
             compare(make_runs("a", [0.1]), make_runs("b", [0.1]), ignore=[key])
         with pytest.raises(InputError, match=reason):
             compare_by(make_runs("a", [0.1]), key)
-
-
-def formats(share=1.25, side="a"):
-    """Six device counts in two formats, of which the second is faster by about `share`, side by side with the first or
-    after it."""
-    actual = []
-    for gpus in range(1, 7):
-        actual += make_runs("a", [0.1], gpus=gpus, **train_settings(data_format="nhwc"))
-        block_s = 0.1 / (share + 0.01 * (gpus - 3.5))
-        actual += make_runs(side, [block_s], gpus=gpus, run_id=f"nchw-{gpus}", **train_settings(data_format="nchw"))
-    return actual
-
-
-def test_by_a_key_gives_the_median_over_the_pairs():
-    (contrast,) = compare_by(formats(), "train.data_format", base="nhwc").contrasts
-    assert (contrast.a, contrast.b, len(contrast.pairs)) == ("nhwc", "nchw", 6)
-    assert contrast.median == pytest.approx(1.25, rel=1e-3)
-    assert contrast.median_interval.limits == pytest.approx((1.225, 1.275))
-    assert [pair.label for pair in contrast.pairs] == [{"strategy": "ddp", "gpus": str(n)} for n in range(1, 7)]
-    assert contrast.differences == []
-    after = compare_by(formats(side="b"), "train.data_format", base="nhwc").contrasts[0]
-    assert (after.median, after.median_interval) == (contrast.median, None), "the machine may have changed in between"
-    turned = compare_by(formats(), "train.data_format").contrasts[0]
-    assert (turned.a, turned.b) == ("nchw", "nhwc") and turned.median == pytest.approx(1 / 1.25, rel=1e-2)
 
 
 def test_what_differs_with_the_key_is_told():

@@ -6,23 +6,8 @@ from pathlib import Path
 import pytest
 
 from scalebench.analysis.comparison import compare_by
-from scalebench.analysis.comparison.facts import (
-    canonical_value,
-    choose_label_keys,
-    collect_facts,
-    describe_differences,
-    explain_unknown_key,
-    find_closest,
-    flatten,
-    make_label,
-)
-from scalebench.analysis.comparison.rows import (
-    drop_shared_runs,
-    find_differences,
-    group_by_value,
-    load_compared_runs,
-    make_side,
-)
+from scalebench.analysis.comparison import rows as rows_of
+from scalebench.analysis.comparison.facts import canonical_value, collect_facts, explain_unknown_key, flatten
 from scalebench.core.errors import InputError
 from scalebench.core.machine.gpus import Gpu
 from scalebench.core.result import MonitorRecord
@@ -52,7 +37,7 @@ def model(**changes):
 
 
 def rows(*runs, without=()):
-    return list(make_side("A", [run for several in runs for run in several], without).rows.values())
+    return list(rows_of.make_side("A", [run for several in runs for run in several], without).rows.values())
 
 
 def row(side, **changes):
@@ -127,8 +112,8 @@ def test_repeats_of_one_configuration_are_a_row_and_a_copy_of_a_run_counts_once(
     assert actual[0].rate == pytest.approx(100.0, rel=0.01), "the geometric mean"
     write_folder("a", [0.1, 0.1])
     write_results(Path("copies"), make_results("a", [0.1]))
-    assert [one.run_id for one in load_compared_runs(["a", "copies"])] == ["a-ddp-1-0", "a-ddp-1-1"]
-    assert all(one.record.ranks == [] and one.record.spec == {} for one in load_compared_runs(["a"]))
+    assert [one.run_id for one in rows_of.load_compared_runs(["a", "copies"])] == ["a-ddp-1-0", "a-ddp-1-1"]
+    assert all(one.record.ranks == [] and one.record.spec == {} for one in rows_of.load_compared_runs(["a"]))
 
 
 def test_a_row_has_only_its_latest_framework_version():
@@ -137,7 +122,7 @@ def test_a_row_has_only_its_latest_framework_version():
         for result in results:
             result.scale.framework_version = version
         write_results(Path("a"), results)
-    (row,) = rows(load_compared_runs(["a"]))
+    (row,) = rows(rows_of.load_compared_runs(["a"]))
     assert (row.run_ids, row.notes) == (["b-ddp-1-0"], ["repeats of 2.8 are left out beside those of 2.9"])
 
 
@@ -146,24 +131,10 @@ def test_rows_are_merged_only_without_the_seed():
     assert len(row.measured) == 2
     key = "strategy.options.step_s"
     steps = [one for s in (1, 2) for one in make_runs("a", [s], "simulated", run_id=str(s), options={"step_s": s})]
-    side = make_side("A", steps, [key])
+    side = rows_of.make_side("A", steps, [key])
     assert (
         side.rows == {} and [reason for _, reason in side.refused] == [f"without {key} several rows are one: 1, 2"] * 2
     )
-
-
-def test_the_closest_row_has_the_fewest_differing_keys():
-    identity, horovod = row("a").identity, row("b", strategy="horovod_gloo").identity
-    other_settings = (gpus_and_precision, batch) = [
-        row("b", gpus=4, **train_settings(precision="tf32")).identity,
-        row("b", **train_settings(batch_per_device=20)).identity,
-    ]
-    assert find_closest(identity, other_settings, []) == (batch, ["train.batch_per_device"])
-    assert describe_differences(identity, batch, ["train.batch_per_device"]) == "train.batch_per_device: 10 and 20"
-    assert find_closest(identity, [gpus_and_precision], ["train"])[1] == ["gpus"]
-    assert find_closest(identity, [horovod], [])[1] == ["strategy.name"]
-    one, other = dict.fromkeys("abcde", "1"), dict.fromkeys("abcd", "2")
-    assert describe_differences(one, other, [*"abcde"]) == "a: 1 and 2; b: 1 and 2; c: 1 and 2; and 2 more"
 
 
 @pytest.mark.parametrize(
@@ -173,55 +144,26 @@ def test_the_closest_row_has_the_fewest_differing_keys():
 )  # fmt: skip
 def test_shared_runs_are_dropped_from_the_row_with_others(a, b, left):
     (one,), (other,) = (rows(*(make_runs("a", [0.1], run_id=name) for name in names)) for names in (a, b))
-    actual = drop_shared_runs(one, other)
+    actual = rows_of.drop_shared_runs(one, other)
     assert left == (actual and tuple("".join(row.run_ids) for row in actual))
     notes = [note for row in actual or () for note in row.notes]
     assert any("both sides" in note for note in notes) == (left is not None and bool(set(a) & set(b)))
 
 
-def labels(*actual, without=()):
-    keys = choose_label_keys([each.identity for each in actual], without)
-    return [make_label(each.identity, keys) for each in actual]
-
-
-def test_labels_have_the_fewest_keys_that_distinguish_rows():
-    """What goes with the model, its shape and outputs, is not told beside its name."""
-    mlp, tf32 = model(name="mlp", input_shape=[3, 3], outputs=7), train_settings(precision="tf32")
-    assert labels(row("a"), row("a", **mlp), row("a", **tf32)) == [
-        {"model": "materials_cnn", "strategy": "ddp", "gpus": "1", "precision": "float32"},
-        {"model": "mlp", "strategy": "ddp", "gpus": "1", "precision": "float32"},
-        {"model": "materials_cnn", "strategy": "ddp", "gpus": "1", "precision": "tf32"},
-    ]
-    assert labels(row("a"), row("a", gpus=2), without=("gpus",)) == [{"strategy": "ddp"}] * 2
-    options = [row("a", options={"bucket_cap_mb": 1.0}), row("a"), row("a", strategy="bare_torch")]
-    assert [one.get("bucket_cap_mb") for one in labels(*options)] == ["1", "25", "none"]
-    assert "bucket_cap_mb" not in labels(*options[1:])[0]
-
-
 def test_differences_are_counted_over_the_pairs():
     new = machine_settings(driver_version="2")
     pairs = [(row("a"), row("b", **new)), (row("a", gpus=2), row("b", gpus=2, **new)), (row("a"), row("b"))]
-    assert find_differences(pairs, None) == [("machine.driver_version", "none", "2", 2)]
+    assert rows_of.find_differences(pairs, None) == [("machine.driver_version", "none", "2", 2)]
     (both,) = rows(make_runs("a", [0.1]), make_runs("b", [0.1], **machine_settings(git_commit="abc")))
     other = row("c", **machine_settings(git_commit="def"))
-    assert find_differences([(both, other)], None) == [("machine.git_commit", "none or abc", "def", 1)]
+    assert rows_of.find_differences([(both, other)], None) == [("machine.git_commit", "none or abc", "def", 1)]
     for clock, reported in ((1405.0, []), (1300.0, [("sm_clock_mhz_mean", "1400", "1300", 1)]), (None, [])):
         a, b = (row("a", monitor=MonitorRecord(sm_clock_mhz_mean=mhz)) for mhz in (1400.0, clock))
-        assert find_differences([(a, b)], None) == reported, "from one per cent on"
-
-
-def test_the_compared_key_and_options_of_another_strategy_are_no_differences():
-    ddp, bare = row("a"), row("b", strategy="bare_torch")
-    assert find_differences([(ddp, bare)], "strategy") == []
-    bare.identity["strategy.launcher"] = "mpi"
-    assert find_differences([(ddp, bare)], None) == [("strategy.name", "ddp", "bare_torch", 1)], "it follows from that"
-    for key, option, before in (("strategy", "bucket_cap_mb", "25"), (None, "of_a_later_version", "none")):
-        other = row("b", options={option: 1})
-        assert find_differences([(ddp, other)], key) == [(f"strategy.options.{option}", before, "1", 1)]
+        assert rows_of.find_differences([(a, b)], None) == reported, "from one per cent on"
 
 
 def names(runs, key, base=None):
-    return list(group_by_value(runs, key, base))
+    return list(rows_of.group_by_value(runs, key, base))
 
 
 def test_strategies_of_one_name_differ_by_their_options_and_the_base_goes_first():
@@ -229,7 +171,7 @@ def test_strategies_of_one_name_differ_by_their_options_and_the_base_goes_first(
         *make_runs("a", [0.1, 0.1], "horovod_gloo"), *make_runs("a", [0.1]),
         *make_runs("b", [0.1], options={"bucket_cap_mb": 1.0}),
     ]  # fmt: skip
-    values = group_by_value(runs, "strategy", None)
+    values = rows_of.group_by_value(runs, "strategy", None)
     assert list(values) == ["ddp bucket_cap_mb=1", "ddp bucket_cap_mb=25", "horovod_gloo"]
     assert [one.run_id for one in values["horovod_gloo"]] == ["a-horovod_gloo-1-0", "a-horovod_gloo-1-1"]
     for base in values:
@@ -240,13 +182,6 @@ def test_strategies_of_one_name_differ_by_their_options_and_the_base_goes_first(
         names(runs, "strategy", "horovod_glo")
 
 
-def test_numbers_are_in_natural_order_and_the_first_folder_goes_first():
-    runs = [one for gpus in (10, 2, 1) for one in make_runs("a", [0.1], gpus=gpus)]
-    assert names(runs, "gpus") == ["1", "2", "10"] and names(runs, "gpus", "10") == ["10", "1", "2"]
-    later = [dataclasses.replace(one, side=1) for one in make_runs("b", [0.1], **train_settings(precision="bfloat16"))]
-    assert names([*later, *make_runs("a", [0.1])], "train.precision") == ["float32", "bfloat16"]
-
-
 def test_the_base_is_the_first_value_that_the_sweep_was_given():
     """gpus=10,2 was swept, in random order, and gpus=1 was added as their baseline."""
     places = {1: None, 2: 1, 10: 0}
@@ -254,9 +189,11 @@ def test_the_base_is_the_first_value_that_the_sweep_was_given():
     for number, (gpus, place) in enumerate(places.items()):
         write_folder("sweep", [0.1 / gpus], gpus=gpus, side="a")
         sweep.runs.append(PlannedRun(number, "", "", 0, place=place))
-    assert names(load_compared_runs(["sweep"]), "gpus") == ["1", "2", "10"], "the natural order, without a record"
+    assert names(rows_of.load_compared_runs(["sweep"]), "gpus") == ["1", "2", "10"], (
+        "the natural order, without a record"
+    )
     write_sweep(sweep, Path("sweep"))
-    runs = load_compared_runs(["sweep"])
+    runs = rows_of.load_compared_runs(["sweep"])
     assert names(runs, "gpus") == ["10", "2", "1"] and names(runs, "gpus", "2") == ["2", "10", "1"]
     assert [(each.a, each.b) for each in compare_by(runs, "gpus").contrasts] == [("10", "2"), ("10", "1")]
 
