@@ -127,7 +127,8 @@ class RunTable:
             rows = [doc.Row([doc.Cell(mark), doc.Cell(text)]) for mark, text in footnotes]
             notes_table = doc.Table("notes", "", ("", ""), rows)
             yield make_rich_table(notes_table, show_header=False, show_edge=False, pad_edge=False, padding=0)
-        yield from (Text(clean_line(caption)) for caption in captions if caption)
+        for caption in filter(None, captions):
+            yield from Text(clean_line(caption)).wrap(MEASURING, width)
 
     def _make_group_parts(
         self, rows: Sequence[Cells], notes: tables.Footnotes, width: int, winners: Collection[str]
@@ -138,7 +139,8 @@ class RunTable:
         batches = {format_batch(row) for row in rows} - {""}
         if rows[0]["number"] > 1:
             yield ""
-        yield Text(clean_line(f"{heading}, batch {batches.pop()}" if len(batches) == 1 else heading), "bold")
+        heading += f", batch {batches.pop()}" if len(batches) == 1 else ""
+        yield from Text(clean_line(heading), "bold").wrap(MEASURING, width)
 
         lines, styles = [], []
         for row in rows:
