@@ -1,8 +1,8 @@
 """Tables in a terminal, drawn by rich, and the table of runs: seven columns that fit 80 characters, with remarks as
 footnotes; on request the table of the page, which has all figures.
 
-No name, setting or figure is cut, and no figure is broken: a table that does not fit loses the limits of its speedups
-and one of the spaces between columns, then breaks texts between words, and is at last wider than the window.
+No name, setting or figure is cut, and no figure is broken: a table that does not fit has a single space between
+columns, then breaks texts between words, then loses the limits of speedups, and is at last wider than the window.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -43,7 +43,8 @@ Part = RichTable | Text | str  # a table, a line or a text that may be broken be
 class UncutTable(RichTable):
     """A table of rich's that is wider than its window, rather than without a column."""
 
-    least_width: int  # of its columns
+    least_width = 0  # with each text broken at every space
+    extra_width = 0  # that it takes to break none
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         return super().__rich_console__(console, options.update(width=max(options.max_width, self.least_width)))
@@ -73,12 +74,12 @@ def make_rich_table(table: doc.Table, styles: Sequence[str] = (), wraps: bool = 
         limits = [len(match[0]) if is_numeric and (match := LIMITS.search(text.plain)) else 0 for text in texts]
         columns.append([Padding(text, (0, max(limits) - size, 0, 0)) for text, size in zip(texts, limits, strict=True)])
         head, sizes = MEASURING.measure(make_text(name)), list(map(MEASURING.measure, columns[-1]))
-        least = max(head.minimum, *(size.minimum if wraps and not is_numeric else size.maximum for size in sizes))
+        least = max([head.minimum, *(size.minimum if wraps and not is_numeric else size.maximum for size in sizes)])
+        most = max([head.maximum, *(size.maximum for size in sizes)])
+        rich_table.extra_width += most - least
         # rich takes space from columns that may be broken, however narrow they are.
-        is_narrow = least == max(head.maximum, *(size.maximum for size in sizes))
-        rich_table.add_column(
-            make_text(name), justify="right" if is_numeric else "left", min_width=least, no_wrap=is_narrow
-        )
+        justify: Literal["left", "right"] = "right" if is_numeric else "left"
+        rich_table.add_column(make_text(name), justify=justify, min_width=least, no_wrap=least == most)
     rich_table.least_width = MEASURING.measure(rich_table).minimum
     for row, style in zip(zip(*columns, strict=True), [*styles, *[""] * (len(table.rows) - len(styles))], strict=True):
         rich_table.add_row(*row, style=style)
@@ -156,15 +157,14 @@ class RunTable:
             lines.append([*(doc.Cell(str(text)) for text in texts), status_cell])
             styles.append("bold" if row["run_id"] in winners else "dim" if row["status"] == "unsupported" else "")
         place = COLUMNS.index("speedup")
-        for has_limits, space in itertools.product((True, False), (1, 0)):
+        for has_limits, space, may_break in ((True, 1, False), (True, 0, False), (True, 0, True), (False, 0, True)):
             if not has_limits:
                 for line in lines:
                     line[place] = doc.Cell(line[place].text.partition(" ")[0])
             table = doc.Table("runs", "", COLUMNS, list(map(doc.Row, lines)), NUMERIC_COLUMNS)
-            rich_table = make_rich_table(
-                table, styles=styles, padding=(0, space, 0, 0), show_edge=False, pad_edge=False
-            )
-            if rich_table.least_width <= width:
+            layout: dict[str, Any] = {"padding": (0, space, 0, 0), "show_edge": False, "pad_edge": False}
+            rich_table = make_rich_table(table, styles=styles, **layout)
+            if rich_table.least_width + (0 if may_break else rich_table.extra_width) <= width:
                 break
         yield rich_table
 
