@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeVar
 
 from scalebench.core.errors import InputError, suggest_names, unknown_name_message
 from scalebench.core.process import LISTEN_ADDRESS
@@ -304,6 +304,15 @@ class NoProbes(Probes):
 
     def copy_batch(self, batch: Any) -> None:
         raise self.not_measured("copies no batch")
+
+
+def never_measured(reason: str) -> Callable[..., Any]:
+    """Return a method in place of a probe that is impossible with a strategy: it raises NotMeasured."""
+
+    def refuse(self: Probes, *arguments: Any) -> NoReturn:
+        raise self.not_measured(reason)
+
+    return refuse
 
 
 def probes_of(strategy: Strategy) -> Probes:

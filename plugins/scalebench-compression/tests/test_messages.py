@@ -13,7 +13,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
 from scalebench.strategies.torch import TorchBatch
-from scalebench.strategies.torch.ddp import read_bucket_bytes
+from scalebench.strategies.torch.ddp import list_buckets
 
 CURVES = TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 20)
 PICTURES = TorchBatch(torch.rand(4, 32, 32, 3), torch.tensor([1, 2, 3, 4]), 4)
@@ -52,7 +52,7 @@ def trained(made: Any, name: str, *words: str, batch: TorchBatch = CURVES) -> An
 def test_messages_are_those_that_travel(made: Any, name: str, element_bytes: int, words: list[str]) -> None:
     one = trained(made, name, *words)
     told = one.message_sizes()
-    assert (len(read_bucket_bytes(one.net)) > 1) == (words[:1] == SEVERAL)
+    assert (len(list_buckets(one.net)) > 1) == (words[:1] == SEVERAL)
     sent = [size * element_bytes for size in carried(lambda: one.step(CURVES)) if size]
     assert (sent, one.message_sizes()) == (told, told)
     replayed = [size * element_bytes for size in carried(lambda: one.run_isolated_sync(told))]

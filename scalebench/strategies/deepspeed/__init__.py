@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from scalebench.core.spec import RunSpec
-from scalebench.strategies.base import LossPart, NotMeasured, check_group
+from scalebench.strategies.base import LossPart, check_group, never_measured
 from scalebench.strategies.torch import evaluation
-from scalebench.strategies.torch.base import TorchStrategy
+from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import MessageLog, build_torch_collective
+from scalebench.strategies.torch.group import Message, MessageLog
 from scalebench.strategies.torch.precision import Precision
 from scalebench.workloads.source import Source
 
@@ -52,7 +52,7 @@ class EnginePrecision(Precision):
         self._engine.step()
 
 
-class DeepSpeedZero(TorchStrategy):
+class DeepSpeedZero(GroupStrategy):
     """deepspeed.initialize with an optimizer of PyTorch, which then steps each process's part of the weights. Weights
     and gradients are float32.
 
@@ -66,16 +66,12 @@ class DeepSpeedZero(TorchStrategy):
         super().__init__(spec, rank)
         self._log = MessageLog()
 
-    def group_backend(self) -> str:
-        return self.requested_backend()
-
     def wrap(self, model: nn.Module) -> nn.Module:
         self.check_optimizer_divisible()
         deepspeed = import_deepspeed(self.device)
         self._parameter_count = super().num_params()
         for parameter in self.model.parameters():
             parameter.data = parameter.data.contiguous()  # as it will be as a slice of the engine's flat buffer
-        assert self.group is not None
         deepspeed.init_distributed(dist_backend=self.group.backend, auto_mpi_discovery=False, verbose=False)
         position = deepspeed.comm.get_rank(), deepspeed.comm.get_world_size()
         check_group(self.spec, self.place.rank, "DeepSpeed", position)
@@ -137,33 +133,17 @@ class DeepSpeedZero(TorchStrategy):
         finally:
             self.net.set_gradient_accumulation_boundary(True)
 
-    def set_gradient_sync(self, on: bool) -> None:
-        if not on:
-            raise NotMeasured("DeepSpeed divides the optimizer among the processes, each of which needs the others")
+    set_gradient_sync = never_measured("divides the optimizer among the processes, each of which needs the others")
+    partial_step = never_measured("synchronizes in DeepSpeed's engine, within the parts of a step")
 
-    def partial_step(self, batch: TorchBatch, until: str) -> None:
-        raise NotMeasured("DeepSpeed's engine synchronizes within the parts of a step")
-
-    def message_sizes(self) -> list[int]:
-        """Return the logged sizes, of gathered and scattered messages those of the full tensors."""
-        return self._log.sizes()
-
-    def run_isolated_sync(self, sizes: list[int]) -> None:
-        assert self.group is not None, "setup comes first"
-        self._log.replay(sizes, self.group)
-
-    def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
-        assert self.group is not None, "setup comes first"
-        return build_torch_collective(self.group, name, size_bytes)
-
-    def backend_used(self) -> str | None:
-        return self.observe_backend()
+    def messages(self) -> list[Message]:
+        """Return the logged messages, of gathered and scattered ones the full tensors."""
+        return [Message(kind, size) for kind, size in self._log.last_step]
 
     def evaluate(self, source: Source) -> dict[str, float]:
         """Evaluate; under stage 3 with the weights of one layer gathered at a time, as in training."""
         if self.stage < 3:
             return super().evaluate(source)
-        assert self.group is not None, "setup comes first"
         net, model, device = evaluation.CallForward(self.net), self.spec.config.model, self.device
         with self._peak.paused(device), self.precision.autocast():
             return evaluation.compute_metrics(net, model, source, device, self.group.sum, is_sharded=True)
@@ -199,7 +179,6 @@ class DeepSpeedZero(TorchStrategy):
         return {**super().versions(), "deepspeed": deepspeed.__version__}
 
     def close(self) -> None:
-        self._log.close()
         engine = self.__dict__.pop("net", None)
         if engine is not None and hasattr(engine, "destroy"):
             engine.destroy()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from scalebench.core.machine import cuda_builds, gpus
 from scalebench.core.result import Profile
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
@@ -27,12 +26,18 @@ from scalebench.strategies.base import (
     Unsupported,
     check_group,
 )
-from scalebench.strategies.torch import bandwidth, evaluation, optimizer, profiling, user_checks, user_module
+from scalebench.strategies.torch import bandwidth, devices, evaluation, optimizer, profiling, user_checks, user_module
 from scalebench.strategies.torch.batches import PinnedCopies, TorchBatch, feed_batches, to_tensors
 from scalebench.strategies.torch.checkpointing import checkpoint_user_module
-from scalebench.strategies.torch.group import TorchGroup, count_messages
+from scalebench.strategies.torch.group import (
+    Message,
+    TorchCollective,
+    TorchGroup,
+    build_replay,
+    build_torch_collective,
+    count_messages,
+)
 from scalebench.strategies.torch.loader import UserLoader
-from scalebench.strategies.torch.memory import PeakMemory, count_state_bytes, reset_peak
 from scalebench.strategies.torch.model import NetworkModule, build_network_module, read_weights
 from scalebench.strategies.torch.observed import identify_backend, identify_settings
 from scalebench.strategies.torch.precision import CompiledModel, Precision, input_shapes
@@ -66,7 +71,7 @@ class TorchStrategy(Strategy, Probes):
         self.group: TorchGroup | None = None
         self.last_batch: TorchBatch | None = None
         self.accumulate = spec.config.train.accumulate
-        self._peak = PeakMemory()
+        self._peak = devices.PeakMemory()
         self._pinned_copies = PinnedCopies()
         self._profiled: profiling.ProfiledSteps | None = None
         self._has_user_loss = user_code.has_user_loss(spec.config.model)
@@ -79,7 +84,7 @@ class TorchStrategy(Strategy, Probes):
 
     def requested_backend(self) -> str:
         """Return strategy.backend, where auto is that of the kind of device."""
-        return choose_backend(self.spec.config.strategy.backend, self.spec.device)
+        return devices.choose_backend(self.spec.config.strategy.backend, self.spec.device)
 
     def join(self) -> TorchGroup | None:
         """Join the group of processes, if the strategy has one; `device` is set by then."""
@@ -97,14 +102,14 @@ class TorchStrategy(Strategy, Probes):
     def setup(self) -> None:
         train = self.spec.config.train
         refusals.refuse(refusals.training_rule(self.spec))
-        set_threads(self.place.threads)
-        self.device = choose_device(self.spec.device, self.place.devices[0])
+        devices.set_threads(self.place.threads)
+        self.device = devices.choose_device(self.spec.device, self.place.devices[0])
         self.precision = Precision(train.precision, self.device, train.clip_norm)
         self.group = self.join()
         if self.spec.config.dataset.loader is not None:
             self.loader = UserLoader(self.spec, *self.shard())
         self.model = self._build_model()
-        set_threads(self.place.threads)  # again: the user's file may have set another number
+        devices.set_threads(self.place.threads)  # again: the user's file may have set another number
         params, built = self.spec.config.model.params, self.num_params()
         if params not in (None, built):
             raise RuntimeError(f"{self.spec.config.model.name} has {built} parameters here and {params} in its YAML")
@@ -114,7 +119,7 @@ class TorchStrategy(Strategy, Probes):
         with user_module.attribute_errors_to_wrapping(self.spec.config):
             self.net = self.wrap(self.compiled)
         for device in self._devices():  # setup may have had more than a step has: all weights before they were sharded
-            reset_peak(device)
+            devices.reset_peak(device)
 
     def feed(self, source: Source) -> Iterable[TorchBatch]:
         dataset, batches = self.spec.config.dataset, self.loader or source
@@ -216,7 +221,7 @@ class TorchStrategy(Strategy, Probes):
 
     def tune_convolutions(self, is_full: bool) -> None:
         """Switch cuDNN's tuning as `tunes_convolutions` says."""
-        torch.backends.cudnn.benchmark = tunes_convolutions(self.device.type, is_full)
+        torch.backends.cudnn.benchmark = devices.tunes_convolutions(self.device.type, is_full)
 
     def count_parts(self, batch: TorchBatch) -> int:
         """Return the number of parts to split a batch into, some of which may be empty."""
@@ -321,15 +326,15 @@ class TorchStrategy(Strategy, Probes):
         return [torch.cuda.max_memory_reserved(each) if each.type == "cuda" else None for each in self._devices()]
 
     def allocator_retries(self) -> int | None:
-        devices = [device for device in self._devices() if device.type == "cuda"]
-        return sum(torch.cuda.memory_stats(each)["num_alloc_retries"] for each in devices) if devices else None
+        visible = [device for device in self._devices() if device.type == "cuda"]
+        return sum(torch.cuda.memory_stats(each)["num_alloc_retries"] for each in visible) if visible else None
 
     def _devices(self) -> list[torch.device]:
         return [self.device]
 
     def state_bytes(self) -> list[int | None]:
         """Return the bytes that count_state_bytes counts on this process's device."""
-        return [count_state_bytes(self.model, self.optimizer_state(), self.device)]
+        return [devices.count_state_bytes(self.model, self.optimizer_state(), self.device)]
 
     def optimizer_state(self) -> Mapping[Any, Mapping[str, Any]]:
         """Return the optimizer's state in this process, by parameter."""
@@ -396,6 +401,49 @@ class TorchStrategy(Strategy, Probes):
         """Raise Unsupported for a user's module that this strategy cannot train."""
 
 
+class GroupStrategy(TorchStrategy):
+    """The base of strategies whose processes exchange messages within one group of torch.distributed."""
+
+    group: TorchGroup  # from setup until close
+    _messages: Sequence[Message] = ()
+    _replay: tuple[list[int], Callable[[], None]] | None = None
+
+    def group_backend(self) -> str:
+        return self.requested_backend()
+
+    def messages(self) -> list[Message]:
+        """Return the messages of one step, in the order of sending."""
+        raise NotImplementedError
+
+    @property
+    def sends_at_once(self) -> bool:
+        """Return whether messages of one kind are in flight together; else each waits for the one before it."""
+        return False
+
+    def message_sizes(self) -> list[int]:
+        self._messages = self.messages()
+        return [message.size_bytes for message in self._messages]
+
+    def run_isolated_sync(self, sizes: list[int]) -> None:
+        """Send the messages that have these sizes, or all-reduce others."""
+        if self._replay is None or self._replay[0] != sizes:
+            self._replay, messages = None, self._messages  # buffers are freed before there are others
+            if [message.size_bytes for message in messages] != sizes:
+                messages = [Message("all_reduce", size) for size in sizes]
+            self._replay = sizes, build_replay(self.group, messages, self.sends_at_once)
+        self._replay[1]()
+
+    def collective(self, name: str, size_bytes: int) -> TorchCollective:
+        return build_torch_collective(self.group, Message(name, size_bytes))
+
+    def backend_used(self) -> str | None:
+        return self.observe_backend()
+
+    def close(self) -> None:
+        self._replay = None
+        super().close()
+
+
 class BareTorch(TorchStrategy):
     """The `bare` baseline: one device, a plain loop, no wrapper and no group."""
 
@@ -448,49 +496,3 @@ def drop_empty_parts(parts: list[TorchBatch]) -> list[TorchBatch]:
 def count_parameters(model: nn.Module) -> int:
     """Count the trainable parameters of a model."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-
-
-def choose_device(kind: str, index: int) -> torch.device:
-    """Return the CPU, or the GPU with that index on its node as this process's current device.
-
-    Raises Unsupported if PyTorch does not see that GPU, or has no code for it.
-    """
-    if kind == "cpu":
-        return torch.device("cpu")
-    is_available = torch.cuda.is_available()  # with too old a driver it is not, and device_count still counts the GPUs
-    visible = torch.cuda.device_count() if is_available else 0
-    (index,) = gpus.choose_visible_gpus([index], visible)
-    problem = cuda_builds.find_torch_problem(
-        torch.__version__,
-        torch.version.cuda,
-        torch.cuda.get_arch_list(),
-        None if is_available else gpus.read_driver_version(),
-        [torch.cuda.get_device_capability(index)] if index < visible else [],
-    )
-    if problem is not None:
-        raise Unsupported(problem)
-    if index >= visible:
-        raise Unsupported(f"PyTorch {torch.__version__} sees {visible} GPUs and this rank wants number {index}")
-    device = torch.device("cuda", index)
-    torch.cuda.set_device(device)
-    return device
-
-
-def choose_backend(requested: str | None, device: str) -> str:
-    """Return the requested backend; for auto, NCCL on GPUs and Gloo on CPUs (`device` is cuda or cpu)."""
-    if requested in (None, "auto"):
-        return "nccl" if device == "cuda" else "gloo"
-    return str(requested)
-
-
-def tunes_convolutions(device: str, is_full: bool) -> bool:
-    """Return whether cuDNN tries its algorithms on the first batch of a shape and keeps the fastest, as TensorFlow has
-    it do by default. It would try them again for the smaller batch at the end of an epoch, within a timed block."""
-    return device == "cuda" and is_full
-
-
-def set_threads(threads: int) -> None:
-    """Set the number of threads within an operation; operations themselves run one after the other."""
-    torch.set_num_threads(threads)
-    if torch.get_num_interop_threads() != 1:  # can be set once per process only
-        torch.set_num_interop_threads(1)

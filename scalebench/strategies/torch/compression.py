@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch.ddp import Ddp, SendBucket
+from scalebench.strategies.torch.group import Message
 
 HALF_PRECISION_HOOKS = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
 POWERSGD_START_STEP = 2  # DistributedDataParallel rebuilds its buckets after the first step
@@ -32,7 +33,6 @@ class CompressedDdp(Ddp):
         self._step_bytes: list[int] = []  # of the last complete step
         self._current_bytes: list[int] = []
         self._bytes_of_buckets: dict[tuple[int, int, bool], list[int]] = {}  # counted once: steps are timed
-        self._buffers: dict[tuple[int, ...], list[Tensor]] = {}
         super().setup()
 
     def _choose_sender(self) -> SendBucket | None:
@@ -59,27 +59,16 @@ class CompressedDdp(Ddp):
             self._step_bytes, self._current_bytes = self._current_bytes, []
         return self._send(bucket)
 
-    def message_sizes(self) -> list[int]:
-        return super().message_sizes() if self._send is None else list(self._step_bytes)
-
-    def run_isolated_sync(self, sizes: list[int]) -> None:
-        """All-reduce messages in the type that is sent; those of PowerSGD wait for each other."""
+    def messages(self) -> list[Message]:
+        """Return the messages in the type that is sent."""
         if self._send is None:
-            return super().run_isolated_sync(sizes)
+            return super().messages()
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.options.comm_hook, torch.float32)
-        key = tuple(sizes)
-        if key not in self._buffers:
-            self._buffers[key] = [
-                torch.zeros(max(1, size // dtype.itemsize), dtype=dtype, device=self.device) for size in sizes
-            ]
-        overlaps = self.options.comm_hook != "powersgd"
-        pending = [dist.all_reduce(buffer, async_op=overlaps) for buffer in self._buffers[key]]
-        for work in pending if overlaps else ():
-            work.wait()
+        return [Message("all_reduce", size, dtype) for size in self._step_bytes]
 
-    def close(self) -> None:
-        self.__dict__.pop("_buffers", None)
-        super().close()
+    @property
+    def sends_at_once(self) -> bool:
+        return self.options.comm_hook != "powersgd"
 
     def _build_powersgd(self) -> SendBucket:
         if self.spec.device == "cpu" and torch.cuda.is_available():
@@ -98,7 +87,7 @@ class CompressedDdp(Ddp):
 
         def send(bucket: dist.GradBucket) -> Future[Tensor]:
             done = powerSGD_hook(self._state, MatrixBucket(bucket))
-            if self.group is not None and self.group.backend == "gloo":
+            if self.group.backend == "gloo":
                 # A thread of Gloo sends Ps and Qs when the previous message has arrived. With several buckets in
                 # flight, all threads would wait at the same time, and ranks would send in different orders.
                 done.wait()

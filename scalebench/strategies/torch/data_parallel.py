@@ -11,9 +11,9 @@ from torch.nn.parallel import DataParallel
 
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
-from scalebench.strategies.base import NotMeasured, Unsupported
+from scalebench.strategies.base import Unsupported, never_measured
 from scalebench.strategies.torch.base import TorchStrategy
-from scalebench.strategies.torch.memory import PeakMemory
+from scalebench.strategies.torch.devices import PeakMemory
 from scalebench.strategies.torch.observed import DEVICE_COPY_EVENTS, identify_backend
 
 MAX_FUSED_BYTES = 10 << 20  # torch.nn.parallel fuses smaller tensors up to this size (comm.broadcast_coalesced)
@@ -41,9 +41,7 @@ class SingleProcessDataParallel(TorchStrategy):
         for device in self._devices():
             torch.cuda.synchronize(device)
 
-    def set_gradient_sync(self, on: bool) -> None:
-        if not on:
-            raise NotMeasured("data_parallel has one copy of the weights, which goes out to all GPUs in each step")
+    set_gradient_sync = never_measured("has one copy of the weights, which goes out to all GPUs in each step")
 
     def message_sizes(self) -> list[int]:
         """Compute from the model the broadcasts of weights and moving statistics and then the sums of gradients, as

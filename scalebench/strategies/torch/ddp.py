@@ -14,9 +14,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from scalebench.strategies.torch.base import TorchStrategy
+from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import build_torch_collective
+from scalebench.strategies.torch.group import Message
 from scalebench.strategies.torch.observed import ALL_REDUCE
 from scalebench.strategies.torch.user_module import UserProblem, summarize_names
 
@@ -68,12 +68,9 @@ def _completed_future(buffer: Tensor) -> Future[Tensor]:
 ARGUMENTS = ("bucket_cap_mb", "static_graph", "gradient_as_bucket_view", "find_unused_parameters", "broadcast_buffers")
 
 
-class Ddp(TorchStrategy):
+class Ddp(GroupStrategy):
     """One process per device. Gradients are averaged bucket by bucket during the backward pass, or with overlap=false
     after it."""
-
-    def group_backend(self) -> str:
-        return self.requested_backend()
 
     def ddp_arguments(self) -> dict[str, Any]:
         """Return the keyword arguments of DistributedDataParallel except the device; subclasses may have more
@@ -137,16 +134,12 @@ class Ddp(TorchStrategy):
             super().partial_step(batch, until)
         forget_used_parameters(self.net)
 
-    def message_sizes(self) -> list[int]:
-        return read_bucket_bytes(self.net) if self.is_wrapped else []
+    def messages(self) -> list[Message]:
+        return list_buckets(self.net) if self.is_wrapped else []
 
-    def run_isolated_sync(self, sizes: list[int]) -> None:
-        assert self.group is not None, "setup comes first"
-        self.group.all_reduce_buffers(sizes)
-
-    def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
-        assert self.group is not None, "setup comes first"
-        return build_torch_collective(self.group, name, size_bytes)
+    @property
+    def sends_at_once(self) -> bool:
+        return True
 
     def backend_used(self) -> str | None:
         return self.observe_backend(ALL_REDUCE)
@@ -196,12 +189,12 @@ def forget_used_parameters(net: DistributedDataParallel) -> None:
         net.reducer._reset_state()
 
 
-def read_bucket_bytes(net: DistributedDataParallel) -> list[int]:
-    """Read the sizes of the buckets that are sent.
+def list_buckets(net: DistributedDataParallel) -> list[Message]:
+    """Return the buckets that are sent.
 
     They are rebuilt after the first step in the order in which gradients become ready; with
     find_unused_parameters they stay as they were.
     """
     logged = net._get_ddp_logging_data()
     text = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
-    return [int(size) for size in text.split(",") if size.strip()]
+    return [Message("all_reduce", int(size)) for size in text.split(",") if size.strip()]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from itertools import groupby
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,11 +22,9 @@ from scalebench.strategies.base import (
 )
 
 ROOT = 0
-FLOAT_BYTES = 4
 # The first names are those of newer PyTorch, which warns about the old ones.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-ChooseRanks = Callable[[str], dist.ProcessGroup | None]
 OPERATIONS_WITH_PARTS = ("all_gather", "reduce_scatter", "gather", "scatter")
 
 
@@ -37,7 +38,6 @@ class TorchGroup:
         self.backend, self.device = backend, device
         bound_device = choose_bound_device(backend, device)
         self._number_device = bound_device or torch.device("cpu")
-        self._buffers: dict[tuple[int, ...], list[Tensor]] = {}
         timeout = timedelta(seconds=timeout_s)
         dist.init_process_group(
             backend,
@@ -61,18 +61,8 @@ class TorchGroup:
         dist.all_reduce(numbers)
         return [float(number) for number in numbers.cpu()]
 
-    def all_reduce_buffers(self, sizes_bytes: list[int]) -> None:
-        """All-reduce one float32 buffer of each size, all of them in flight at once, as DDP does with its buckets."""
-        key = tuple(sizes_bytes)
-        if key not in self._buffers:
-            self._buffers[key] = [torch.zeros(max(1, size // 4), device=self.device) for size in sizes_bytes]
-        pending = [dist.all_reduce(buffer, async_op=True) for buffer in self._buffers[key]]
-        for work in pending:
-            work.wait()
-
     def leave(self) -> None:
         """Leave the group. May be called twice."""
-        self._buffers.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -99,105 +89,121 @@ def _open_store(rank: int, size: int, timeout: timedelta) -> dist.TCPStore:
     return dist.TCPStore(host, port, size, is_master=True, timeout=timeout, master_listen_fd=descriptor)
 
 
+class Message(NamedTuple):
+    """One message of a step: a collective operation, and the bytes of its full tensor."""
+
+    kind: str
+    size_bytes: int
+    dtype: torch.dtype = torch.float32
+    root: int = ROOT
+    among: dist.ProcessGroup | None = None  # the ranks that take part, by default all; operations with a root need all
+
+
 class TorchCollective:
     """One collective operation, done once per call; in place for all_reduce, reduce and broadcast, as in training.
 
-    Its float32 buffers are `full` with the requested size, this rank's `part` of it, and an `output` of the full size.
+    Its buffers are `full` with the size of the message, this rank's `part` of it, and an `output` of the full size.
     """
 
-    def __init__(
-        self, name: str, size_bytes: int, device: torch.device, among: dist.ProcessGroup | None = None
-    ) -> None:
-        """Operations with parts are of equal ones, at least of one number each. `among` are the ranks that take part,
-        by default all of them; operations with a root need all."""
-        ranks = dist.get_world_size(among)
-        self.name, self._rank, self._ranks, self._among = name, dist.get_rank(among), ranks, among
-        unit = ranks if name in OPERATIONS_WITH_PARTS else 1
-        count = max(size_bytes // (FLOAT_BYTES * unit), 1) * unit
-        self._full = _allocate_floats(count, device)
-        self._part = _allocate_floats(count // ranks if name in OPERATIONS_WITH_PARTS else 0, device)
-        self._output = _allocate_floats(count if name == "all_to_all" else 0, device)
-        # Unbound: a bound method would be a reference cycle, which frees the buffers late.
-        self._run: Callable[[TorchCollective], object] = getattr(TorchCollective, f"_{name}")
+    def __init__(self, message: Message, device: torch.device) -> None:
+        """Operations with parts are of equal ones, at least of one number each."""
+        self.message = message
+        self._rank, self._ranks = dist.get_rank(message.among), dist.get_world_size(message.among)
+        has_parts = message.kind in OPERATIONS_WITH_PARTS
+        unit = self._ranks if has_parts else 1
+        count = max(message.size_bytes // (message.dtype.itemsize * unit), 1) * unit
+        counts = count, count // unit if has_parts else 0, count if message.kind == "all_to_all" else 0
+        self._full, self._part, self._output = (_allocate(each, message.dtype, device) for each in counts)
 
     def __call__(self) -> None:
-        self._run(self)
+        self.start(async_op=False)
+
+    def start(self, async_op: bool = True) -> dist.Work | None:
+        """Start the operation, whose end the result waits for."""
+        full, part, root = self._full, self._part, self.message.root
+        options = {"group": self.message.among, "async_op": async_op}
+        match self.message.kind:
+            case "all_reduce":
+                return dist.all_reduce(full, **options)
+            case "reduce":
+                return dist.reduce(full, dst=root, **options)
+            case "broadcast":
+                return dist.broadcast(full, src=root, **options)
+            case "all_gather":
+                return all_gather(full, part, **options)
+            case "reduce_scatter":
+                return reduce_scatter(part, full, **options)
+            case "gather":
+                return dist.gather(part, self._parts_of(root), dst=root, **options)
+            case "scatter":
+                return dist.scatter(part, self._parts_of(root), src=root, **options)
+            case "all_to_all":
+                return dist.all_to_all_single(self._output, full, **options)
+        raise ValueError(self.message.kind)
 
     def put(self, values: Callable[[int], np.ndarray]) -> None:
         """Fill what this rank sends with `values` of its rank, for a check of the results."""
-        sends_part = self.name in ("all_gather", "gather")
-        target = self._part if sends_part else self._full
+        target = self._part if self.message.kind in ("all_gather", "gather") else self._full
         target.copy_(torch.from_numpy(values(self._rank)))
 
     def results(self) -> dict[int, np.ndarray]:
         """Return the operation's result by this rank; nothing where only the root has one."""
-        if self.name in ("reduce", "gather") and self._rank != ROOT:
+        if self.message.kind in ("reduce", "gather") and self._rank != self.message.root:
             return {}
         outputs = {"reduce_scatter": self._part, "scatter": self._part, "all_to_all": self._output}
-        return {self._rank: outputs.get(self.name, self._full).cpu().numpy().copy()}
+        return {self._rank: outputs.get(self.message.kind, self._full).cpu().numpy().copy()}
 
-    def _parts(self) -> list[Tensor]:
-        return list(self._full.chunk(self._ranks))
-
-    def _all_reduce(self) -> None:
-        dist.all_reduce(self._full, group=self._among)
-
-    def _reduce(self) -> None:
-        dist.reduce(self._full, dst=ROOT)
-
-    def _broadcast(self) -> None:
-        dist.broadcast(self._full, src=ROOT)
-
-    def _all_gather(self) -> None:
-        all_gather(self._full, self._part, group=self._among)
-
-    def _reduce_scatter(self) -> None:
-        reduce_scatter(self._part, self._full, group=self._among)
-
-    def _gather(self) -> None:
-        dist.gather(self._part, self._parts() if self._rank == ROOT else None, dst=ROOT)
-
-    def _scatter(self) -> None:
-        dist.scatter(self._part, self._parts() if self._rank == ROOT else None, src=ROOT)
-
-    def _all_to_all(self) -> None:
-        dist.all_to_all_single(self._output, self._full, group=self._among)
+    def _parts_of(self, root: int) -> list[Tensor] | None:
+        return list(self._full.chunk(self._ranks)) if self._rank == root else None
 
 
-def _allocate_floats(count: int, device: torch.device) -> Tensor:
+def _allocate(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     # Filled, so that it has memory of its own: all pages that were never written map to one zero page.
-    return torch.empty(count, device=device).fill_(0.0)
+    return torch.empty(count, dtype=dtype, device=device).fill_(0.0)
 
 
-def build_torch_collective(group: TorchGroup, name: str, size_bytes: int) -> TorchCollective:
-    """Build a collective operation of all ranks and run it once; raises NotMeasured as build_torch_collectives does."""
-    return build_torch_collectives(group, [(name, size_bytes)])[0]
+def build_torch_collective(group: TorchGroup, message: Message) -> TorchCollective:
+    """Build a collective operation of all ranks and run it once; raises NotMeasured as build_replay does."""
+    return _build_collectives(group, [(0, message)])[0, message]
 
 
-def build_torch_collectives(
-    group: TorchGroup, messages: Sequence[tuple[str, int]], choose_ranks: ChooseRanks = lambda name: None
-) -> list[TorchCollective]:
-    """Build an operation for the name and bytes of each message, the same for equal ones, and run each once.
+def build_replay(group: TorchGroup, messages: Sequence[Message], at_once: bool) -> Callable[[], None]:
+    """Return an action, which was tried, that sends these messages: one after the other, or with `at_once` all in
+    flight that are of one kind and follow each other, as DistributedDataParallel sends its buckets.
 
-    `choose_ranks` returns the ranks that take part in an operation of that name, None for all. Raises NotMeasured on
-    all ranks if the backend lacks an operation or any rank lacks memory on its GPU.
+    Raises NotMeasured on all ranks if the backend lacks an operation or any rank lacks memory on its GPU.
     """
-    distinct = dict.fromkeys(messages)  # in one order on all ranks
-    total = sum(size for _, size in distinct)
-    actions = create_on_all_ranks(
-        lambda: {
-            (name, size): TorchCollective(name, size, group.device, choose_ranks(name)) for name, size in distinct
-        },
+    runs = [list(run) for _, run in groupby(messages, attrgetter("kind"))] if at_once else [[each] for each in messages]
+    places = [list(enumerate(run)) for run in runs]  # what is in flight together has buffers of its own
+    collectives = _build_collectives(group, [place for run in places for place in run])
+
+    def replay() -> None:
+        for run in places:
+            pending = [collectives[place].start(async_op=at_once) for place in run]
+            for work in pending if at_once else ():
+                work.wait()
+
+    return replay
+
+
+def _build_collectives(
+    group: TorchGroup, places: Sequence[tuple[int, Message]]
+) -> dict[tuple[int, Message], TorchCollective]:
+    distinct = dict.fromkeys(places)  # in one order on all ranks
+    collectives = create_on_all_ranks(
+        lambda: {place: TorchCollective(place[1], group.device) for place in distinct},
         group.sum,
         (torch.cuda.OutOfMemoryError,),
-        f"buffers of {total} bytes do not fit into the memory that training left on the GPUs",
+        f"buffers of {sum(message.size_bytes for _, message in distinct)} bytes do not fit into the memory that "
+        "training left on the GPUs",
     )
-    for (name, _), action in actions.items():
+    for (_, message), action in collectives.items():
         try:
             action()
         except (RuntimeError, NotImplementedError) as error:
-            raise not_measured_if_unsupported(error, f"{group.backend} of PyTorch {torch.__version__}", name) from error
-    return [actions[message] for message in messages]
+            library = f"{group.backend} of PyTorch {torch.__version__}"
+            raise not_measured_if_unsupported(error, library, message.kind) from error
+    return collectives
 
 
 class MessageLog:
@@ -207,7 +213,6 @@ class MessageLog:
     def __init__(self) -> None:
         self.last_step: list[tuple[str, int]] = []
         self._current: list[tuple[str, int]] | None = None  # None: no step is running
-        self._replays: dict[tuple[int, ...], list[TorchCollective]] = {}
 
     def begin_step(self) -> None:
         self._current = []
@@ -218,20 +223,3 @@ class MessageLog:
     def add(self, kind: str, *full: Tensor) -> None:
         if self._current is not None:
             self._current.append((kind, sum(tensor.numel() * tensor.element_size() for tensor in full)))
-
-    def sizes(self) -> list[int]:
-        return [size for _, size in self.last_step]
-
-    def replay(self, sizes: list[int], group: TorchGroup, choose_ranks: ChooseRanks = lambda kind: None) -> None:
-        """Send messages of these sizes one after the other, as in a step; as all-gathers if they are not those of the
-        last step. `choose_ranks` returns the ranks of an operation, None for all."""
-        key = tuple(sizes)
-        if key not in self._replays:
-            messages = self.last_step if sizes == self.sizes() else [("all_gather", size) for size in sizes]
-            self._replays[key] = build_torch_collectives(group, messages, choose_ranks)
-        for action in self._replays[key]:
-            action()
-
-    def close(self) -> None:
-        """Free the buffers of replays."""
-        self._replays.clear()

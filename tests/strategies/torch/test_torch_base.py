@@ -16,15 +16,14 @@ from scalebench.core.errors import InputError
 from scalebench.core.machine import gpus
 from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, NotMeasured, Unsupported
 from scalebench.strategies.deepspeed import choose_engine_arguments
-from scalebench.strategies.torch import base, batches
+from scalebench.strategies.torch import base, batches, devices
 from scalebench.strategies.torch import batches as feeding
-from scalebench.strategies.torch.base import choose_backend, choose_device
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.data_parallel import SingleProcessDataParallel
 from scalebench.strategies.torch.ddp import choose_device_ids
+from scalebench.strategies.torch.devices import PeakMemory, choose_backend, choose_device, count_state_bytes
 from scalebench.strategies.torch.group import choose_bound_device
 from scalebench.strategies.torch.lightning.trainer import choose_trainer_devices
-from scalebench.strategies.torch.memory import PeakMemory, count_state_bytes
 from scalebench.strategies.torch.observed import choose_activities
 from scalebench.workloads import networks
 from scalebench.workloads.source import Source
@@ -375,7 +374,7 @@ def test_the_peak_begins_after_setup(strategy, name, optimizers, monkeypatch):
         return made
 
     monkeypatch.setattr(base.optimizer, "build_optimizer", remember)
-    monkeypatch.setattr(base, "reset_peak", lambda device: alive.append([each() is not None for each in built]))
+    monkeypatch.setattr(devices, "reset_peak", lambda device: alive.append([each() is not None for each in built]))
     adapter = strategy(name)
     assert alive == [[False] * (optimizers - 1) + [True]] and adapter.net is not None
 

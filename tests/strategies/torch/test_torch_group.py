@@ -17,8 +17,8 @@ from scalebench.strategies.base import NotMeasured, Unsupported
 from scalebench.strategies.torch import bandwidth
 from scalebench.strategies.torch import group as torch_group
 from scalebench.strategies.torch.bandwidth import TransferRank, build_transfer
-from scalebench.strategies.torch.base import tunes_convolutions
-from scalebench.strategies.torch.group import TorchCollective, TorchGroup
+from scalebench.strategies.torch.devices import tunes_convolutions
+from scalebench.strategies.torch.group import Message, TorchCollective, TorchGroup
 from scalebench.strategies.torch.reference_work import ReferenceWork
 from tests.strategies.builders import run_training
 from tests.strategies.torch.conftest import spec_of
@@ -32,7 +32,7 @@ def test_collectives_of_one_rank_keep_their_values(strategy):
         action.put(lambda rank: np.arange(16, dtype=np.float32))
         action()
         np.testing.assert_array_equal(action.results()[0], np.arange(16))
-    action = TorchCollective("all_to_all", 64, torch.device("cpu"))
+    action = TorchCollective(Message("all_to_all", 64), torch.device("cpu"))
     buffers = [weakref.ref(action._full), weakref.ref(action._output)]
     gc.disable()
     try:
@@ -49,14 +49,14 @@ def test_operations_and_memory_that_are_lacking_are_not_measured(strategy, monke
     monkeypatch.setattr(dist, "reduce", lacks)
     group = strategy("ddp_gloo").group
     with pytest.raises(NotMeasured, match=r"^gloo of PyTorch .* has no reduce: ProcessGroupGloo does not support"):
-        torch_group.build_torch_collective(group, "reduce", 64)
+        torch_group.build_torch_collective(group, Message("reduce", 64))
 
     def full(*words):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(torch_group, "_allocate_floats", full)
+    monkeypatch.setattr(torch_group, "_allocate", full)
     with pytest.raises(NotMeasured, match="buffers of 64 bytes do not fit"):
-        torch_group.build_torch_collective(group, "reduce", 64)
+        torch_group.build_torch_collective(group, Message("reduce", 64))
 
 
 @pytest.mark.gpu
@@ -112,7 +112,6 @@ def test_a_taken_port_is_named(strategy, monkeypatch):
 def test_a_group_of_one_rank_sums_and_leaves(strategy):
     group = strategy("independent_torch").group
     assert group.sum([1.5, 2.0]) == [1.5, 2.0]
-    group.all_reduce_buffers([4096, 10])
     group.leave()
     group.leave()
     assert not dist.is_initialized()

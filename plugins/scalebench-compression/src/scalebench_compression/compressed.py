@@ -37,13 +37,13 @@ class CompressedDdp(Ddp):
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
-        self.messages = MessageLog()
+        self.message_log = MessageLog()
         self._buffers: dict[tuple[int, ...], list[Buffers]] = {}
 
     @abstractmethod
     def send_bucket(self, bucket: dist.GradBucket) -> Future[Tensor]:
         """Compute the mean of a bucket's gradients over the ranks, as far as compression keeps it, in the bucket's own
-        buffer; record in `messages` the bytes that this rank sends."""
+        buffer; record in `message_log` the bytes that this rank sends."""
 
     @abstractmethod
     def empty_message(self, size_bytes: int) -> Buffers:
@@ -60,7 +60,7 @@ class CompressedDdp(Ddp):
         net.register_comm_hook(None, lambda _, bucket: self.send_bucket(bucket))
 
     def message_sizes(self) -> list[int]:
-        return list(self.messages.step_bytes)
+        return list(self.message_log.step_bytes)
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
         """Send all messages concurrently, as far as the strategy itself does."""

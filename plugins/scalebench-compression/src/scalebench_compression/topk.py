@@ -48,7 +48,7 @@ class DdpTopK(CompressedDdp):
         places = sparse.select_largest(residual, count)
         message = sparse.pack(residual, places)
         residual[places] = 0
-        self.messages.record([len(message)], bucket.is_last())
+        self.message_log.record([len(message)], bucket.is_last())
         gathered = message.new_empty(ranks * len(message))
 
         def add_up(done: Future[list[Tensor]]) -> Tensor:

@@ -15,7 +15,8 @@ from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import Loop
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.ddp import Ddp, read_bucket_bytes, skip_sync, switch_sync
+from scalebench.strategies.torch.ddp import Ddp, list_buckets, skip_sync, switch_sync
+from scalebench.strategies.torch.group import Message
 from scalebench.strategies.torch.lightning.trainer import GroupTrainerStrategy
 from scalebench.strategies.torch.user_module import attribute_errors_to_wrapping
 
@@ -26,7 +27,7 @@ class LightningDdp(GroupTrainerStrategy, Ddp):
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         self._wrapper: DistributedDataParallel | None = None  # exists during a fit
-        self._message_sizes: list[int] = []
+        self._fit_messages: list[Message] = []
 
     def wrap(self, model: nn.Module) -> nn.Module:
         return model
@@ -48,8 +49,8 @@ class LightningDdp(GroupTrainerStrategy, Ddp):
         """Train up to one part of a step without Lightning, whose wrapper exists during a fit only."""
         TorchStrategy.partial_step(self, batch, until)
 
-    def message_sizes(self) -> list[int]:
-        return self._message_sizes if self._wrapper is None else read_bucket_bytes(self._wrapper)
+    def messages(self) -> list[Message]:
+        return self._fit_messages if self._wrapper is None else list_buckets(self._wrapper)
 
     def on_fit_start(self, trainer: pl.Trainer) -> None:
         super().on_fit_start(trainer)
@@ -58,7 +59,7 @@ class LightningDdp(GroupTrainerStrategy, Ddp):
         self.register_hook(self._wrapper)
 
     def on_fit_end(self) -> None:
-        self._message_sizes = self.message_sizes()
+        self._fit_messages = self.messages()
 
 
 class _AccumulatingDdp(DDPStrategy):

@@ -13,9 +13,9 @@ from scalebench.core.errors import InputError
 from scalebench.core.result import StageRecord
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
-from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
+from scalebench.strategies.base import LossPart, Unsupported, never_measured
 from scalebench.strategies.torch import evaluation
-from scalebench.strategies.torch.base import TorchStrategy, count_parameters
+from scalebench.strategies.torch.base import GroupStrategy, count_parameters
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import TorchGroup
 from scalebench.strategies.torch.model import NetworkModule, build_network_module, read_weights
@@ -39,7 +39,7 @@ from scalebench.workloads.network import Network
 from scalebench.workloads.source import Source
 
 
-class ModelParallel(TorchStrategy):
+class ModelParallel(GroupStrategy):
     """A whole batch passes through the stages, so that one device works while the others wait.
 
     `net` is this process's stage around `model` with its weights; `network_stages` and `layouts` (of the stages'
@@ -62,9 +62,6 @@ class ModelParallel(TorchStrategy):
         self.stage_count = spec.processes
         self._transfers: StageTransfers | None = None
         self._num_params: int | None = None
-
-    def group_backend(self) -> str:
-        return self.requested_backend()
 
     def shard(self) -> tuple[int, int]:
         return self.place.rank // self.stage_count, self.replicas
@@ -117,8 +114,7 @@ class ModelParallel(TorchStrategy):
         self.precision.step_optimizer(self.optimizer)
         return part
 
-    def partial_step(self, batch: TorchBatch, until: str) -> None:
-        raise NotMeasured(f"{self.spec.config.strategy.name} has no step without what its stages pass on")
+    partial_step = never_measured("has no step without what its stages pass on")
 
     def message_sizes(self) -> list[int]:
         """Return the activations of each micro-batch at each cut of each replica, and their gradients; with several
@@ -137,12 +133,8 @@ class ModelParallel(TorchStrategy):
             self._transfers = StageTransfers(self.stage_group, self.layouts, samples, self.micro_batches, parameters)
         self._transfers()
 
-    def backend_used(self) -> str | None:
-        return self.observe_backend()
-
     def evaluate(self, source: Source) -> dict[str, float]:
         """Evaluate the same samples on every stage; the last one computes the metrics."""
-        assert self.group is not None, "setup comes first"
         model, spec = self.pipeline_forward, self.spec.config.model
         with self._peak.paused(self.device):
             return evaluation.compute_metrics(model, spec, source, self.device, self.group.sum)
@@ -150,7 +142,6 @@ class ModelParallel(TorchStrategy):
     def num_params(self) -> int:
         """Return the sum over the stages, which all of them compute together once."""
         if self._num_params is None:
-            assert self.group is not None, "setup comes first"
             self._num_params = round(self.group.sum([count_parameters(self.model)])[0]) // self.replicas
         return self._num_params
 
@@ -204,7 +195,6 @@ class ModelParallel(TorchStrategy):
             costs = measure_node_costs(
                 network, self.spec.config, samples, self.device, self.precision, self.synchronize
             )
-        assert self.group is not None, "setup comes first"
         return self.group.sum(costs)
 
     @torch.no_grad()

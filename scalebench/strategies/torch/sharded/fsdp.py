@@ -19,16 +19,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
-from scalebench.strategies.base import (
-    LossPart,
-    NotMeasured,
-    Unsupported,
-    create_on_all_ranks,
-)
+from scalebench.strategies.base import LossPart, Unsupported, create_on_all_ranks, never_measured
 from scalebench.strategies.torch import evaluation
-from scalebench.strategies.torch.base import TorchStrategy
+from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import MessageLog, all_gather, build_torch_collective, reduce_scatter
+from scalebench.strategies.torch.group import Message, MessageLog, all_gather, reduce_scatter
 from scalebench.strategies.torch.model import BatchNorm, Lstm, NetworkModule
 from scalebench.strategies.torch.precision import HALF_DTYPES
 from scalebench.strategies.torch.tensor_parallel import TensorParallel
@@ -182,7 +177,7 @@ except ImportError:  # an older PyTorch, for which Fsdp.setup raises Unsupported
     FSDPModule = MixedPrecisionPolicy = fully_shard = None  # type: ignore[assignment,misc]
 
 
-class Fsdp(TorchStrategy):
+class Fsdp(GroupStrategy):
     """torch's fully_shard (FSDP2). A unit's weights are gathered before its forward pass, freed after it, gathered
     again for its backward pass, and its gradients are averaged into shards.
 
@@ -196,9 +191,6 @@ class Fsdp(TorchStrategy):
     net: Any
     builds_on_host = True
     syncs_gradients = True
-
-    def group_backend(self) -> str:
-        return self.requested_backend()
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
@@ -267,11 +259,9 @@ class Fsdp(TorchStrategy):
     def set_gradient_sync(self, on: bool) -> None:
         """Leave out all-gathers, whose results are frozen copies of the weights, and reduce-scatters, in whose place
         each process keeps its own gradients of its shard."""
-        assert self.group is not None, "setup comes first"
         if not on and self._mesh.ndim > 1:
-            raise NotMeasured(
-                f"{self.spec.config.strategy.name} averages gradients between copies of the weights within PyTorch, "
-                "which has no step without that"
+            raise self.not_measured(
+                "averages gradients between copies of the weights within PyTorch, which has no step without that"
             )
         if not on:
             create_on_all_ranks(
@@ -282,30 +272,18 @@ class Fsdp(TorchStrategy):
             )
         self.syncs_gradients = on
 
-    def partial_step(self, batch: TorchBatch, until: str) -> None:
-        raise NotMeasured(f"{self.spec.config.strategy.name} gathers weights within each part of a step")
+    partial_step = never_measured("gathers weights within each part of a step")
 
-    def message_sizes(self) -> list[int]:
-        """Return the logged sizes: of each all-gather the full output, of each reduce-scatter the full input,
+    def messages(self) -> list[Message]:
+        """Return the logged messages: the full output of each all-gather, the full input of each reduce-scatter,
         including padding."""
-        return self._log.sizes()
-
-    def run_isolated_sync(self, sizes: list[int]) -> None:
-        assert self.group is not None, "setup comes first"
-        axes = {"all_reduce": 0}  # along which messages of a kind are sent, if not along the last one
-        self._log.replay(sizes, self.group, lambda kind: self._mesh.get_group(axes.get(kind, self._mesh.ndim - 1)))
-
-    def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
-        assert self.group is not None, "setup comes first"
-        return build_torch_collective(self.group, name, size_bytes)
-
-    def backend_used(self) -> str | None:
-        """Observe the backend in profiled steps; None where one process has all shards."""
-        return self.observe_backend()
+        groups = self._mesh.get_all_groups()  # of the copies of a shard, whose gradients are all-reduced, and of shards
+        return [
+            Message(kind, size, among=groups[0 if kind == "all_reduce" else -1]) for kind, size in self._log.last_step
+        ]
 
     def evaluate(self, source: Source) -> dict[str, float]:
         """Evaluate with one unit gathered at a time, as in training."""
-        assert self.group is not None, "setup comes first"
         net, model, device = evaluation.CallForward(self.net), self.spec.config.model, self.device
         with self._peak.paused(device), self.precision.autocast():
             metrics = evaluation.compute_metrics(net, model, source, device, self.group.sum, is_sharded=True)
@@ -315,10 +293,6 @@ class Fsdp(TorchStrategy):
             if isinstance(module, FSDPModule):
                 module.reshard()  # the last unit, which stays gathered until a backward pass
         return metrics
-
-    def close(self) -> None:
-        self._log.close()
-        super().close()
 
     def _check_supported(self) -> None:
         """Raise Unsupported for settings that fully_shard cannot handle."""
@@ -387,17 +361,12 @@ class FsdpTensorParallel(TensorParallel, Fsdp):
     def build_mesh(self) -> DeviceMesh:
         return self._mesh_of_both["dp"]
 
-    def message_sizes(self) -> list[int]:
-        """Return the sizes of messages with shards of weights and gradients, and then of those with activations."""
-        return Fsdp.message_sizes(self) + TensorParallel.message_sizes(self)
-
-    def run_isolated_sync(self, sizes: list[int]) -> None:
-        shards = len(Fsdp.message_sizes(self))
-        Fsdp.run_isolated_sync(self, sizes[:shards])
-        TensorParallel.run_isolated_sync(self, sizes[shards:])
+    def messages(self) -> list[Message]:
+        """Return the messages with shards of weights and gradients, and then those with activations."""
+        return Fsdp.messages(self) + TensorParallel.messages(self)
 
 
-def build_mesh_of_neighbours(strategy: TorchStrategy, neighbours: int, axes: tuple[str, str]) -> DeviceMesh:
+def build_mesh_of_neighbours(strategy: GroupStrategy, neighbours: int, axes: tuple[str, str]) -> DeviceMesh:
     """Arrange the processes: so many consecutive ranks along the second axis."""
     ranks = torch.arange(strategy.spec.processes).view(-1, neighbours)
     # With the backend of the default group, and not with PyTorch's own limit of ten minutes.

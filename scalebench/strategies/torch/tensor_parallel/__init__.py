@@ -7,10 +7,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from scalebench.core.spec import RunSpec
-from scalebench.strategies.base import LossPart, NotMeasured, Unsupported
-from scalebench.strategies.torch.base import TorchStrategy, drop_empty_parts
+from scalebench.strategies.base import LossPart, Unsupported, never_measured
+from scalebench.strategies.torch.base import GroupStrategy, drop_empty_parts
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import MessageLog, TorchCollective, build_torch_collective
+from scalebench.strategies.torch.group import Message
 from scalebench.strategies.torch.model import NetworkModule
 from scalebench.strategies.torch.precision import HALF_DTYPES
 from scalebench.strategies.torch.tensor_parallel.plan import Split, plan_splits
@@ -19,7 +19,7 @@ from scalebench.strategies.torch.user_module import UserModule
 MIN_TORCH_VERSION = (2, 7)  # from here on parallelize_module takes each shard from the process's own full weights
 
 
-class TensorParallel(TorchStrategy):
+class TensorParallel(GroupStrategy):
     """One process per device, all on the same samples. Activations are communicated within both passes; gradients are
     not synchronized, since all processes compute the same ones for the weights that are not split."""
 
@@ -28,10 +28,6 @@ class TensorParallel(TorchStrategy):
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         self.splits: list[Split] = []
-        self._activations = MessageLog()
-
-    def group_backend(self) -> str:
-        return self.requested_backend()
 
     @property
     def layer_devices(self) -> int:
@@ -56,33 +52,11 @@ class TensorParallel(TorchStrategy):
         loss_part = super().step(batch)
         return loss_part if self.place.rank % self.layer_devices == 0 else None
 
-    def set_gradient_sync(self, on: bool) -> None:
-        raise NotMeasured(f"{self.spec.config.strategy.name} has no output of a split layer without communication")
+    set_gradient_sync = never_measured("has no output of a split layer without communication")
+    partial_step = never_measured("communicates within its passes: no part of a step is without")
 
-    def partial_step(self, batch: TorchBatch, until: str) -> None:
-        raise NotMeasured(
-            f"{self.spec.config.strategy.name} communicates within its passes: no part of a step is without"
-        )
-
-    def message_sizes(self) -> list[int]:
-        """Return the sizes of the communicated activations and their gradients, computed from their shapes."""
-        self._activations.last_step = self._messages()
-        return self._activations.sizes()
-
-    def run_isolated_sync(self, sizes: list[int]) -> None:
-        """Send the messages one after the other, as layers wait for them."""
-        assert self.group is not None, "setup comes first"
-        self._activations.replay(sizes, self.group, lambda kind: self._layer_mesh.get_group())
-
-    def collective(self, name: str, size_bytes: int) -> TorchCollective:
-        assert self.group is not None, "setup comes first"
-        return build_torch_collective(self.group, name, size_bytes)
-
-    def backend_used(self) -> str | None:
-        return self.observe_backend()
-
-    def _messages(self) -> list[tuple[str, int]]:
-        """Return (kind, bytes) of each message of a step, in order.
+    def messages(self) -> list[Message]:
+        """Return the communicated activations and their gradients, computed from their shapes.
 
         Under bfloat16, outputs are bfloat16, and gradients have the type of the inputs that they belong to.
         """
@@ -92,10 +66,11 @@ class TensorParallel(TorchStrategy):
         messages = [(message, output_dtype) for split in self.splits for message in split.forward]
         for split in reversed(self.splits):
             messages += [(message, self._input_dtypes.by_layer[split.layer]) for message in split.backward]
+        parts, group = self.last_batch.split(self.count_parts(self.last_batch)), self._layer_mesh.get_group()
         return [
-            (message.kind, part.samples * message.count_elements(self.layer_devices) * dtype.itemsize)
-            for part in drop_empty_parts(self.last_batch.split(self.count_parts(self.last_batch)))
-            for message, dtype in messages
+            Message(each.kind, part.samples * each.count_elements(self.layer_devices) * dtype.itemsize, among=group)
+            for part in drop_empty_parts(parts)
+            for each, dtype in messages
         ]
 
     def _build_model(self) -> NetworkModule | UserModule:

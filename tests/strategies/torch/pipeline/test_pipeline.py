@@ -11,8 +11,8 @@ from torch import nn
 from scalebench.core.errors import InputError
 from scalebench.strategies import registry
 from scalebench.strategies.base import Unsupported
-from scalebench.strategies.torch import base, pipeline
-from scalebench.strategies.torch.base import tunes_convolutions
+from scalebench.strategies.torch import devices, pipeline
+from scalebench.strategies.torch.devices import tunes_convolutions
 from scalebench.strategies.torch.pipeline.stage import (
     ActivationLayout,
     StageModule,
@@ -101,7 +101,7 @@ def test_one_stage_is_the_complete_model(strategy, name):
 @pytest.fixture
 def as_on_gpus(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # and after the test
-    monkeypatch.setattr(base, "tunes_convolutions", lambda device, is_full: tunes_convolutions("cuda", is_full))
+    monkeypatch.setattr(devices, "tunes_convolutions", lambda device, is_full: tunes_convolutions("cuda", is_full))
 
 
 @pytest.mark.usefixtures("as_on_gpus")
