@@ -129,6 +129,9 @@ def _run_command_to_its_end(name: str, arguments: list[str]) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
         return status
+    except BrokenPipeError:  # `head` has read enough
+        process.drop_output()
+        return 0
     except (InputError, OSError) as error:
         if isinstance(error, InputError):
             process.print_error(str(error))

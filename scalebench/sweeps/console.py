@@ -46,9 +46,10 @@ PLAIN_WIDTH = 80  # characters of a line in a file or a pipe, unless COLUMNS say
 
 class _Output:
     """Standard output, which ends no run when it cannot be written: of a full disk, a pipe whose reader has ended, or a
-    terminal that is gone. What follows is then dropped."""
+    terminal that is gone. What follows is then dropped; silently where no run goes on, and `head` has read enough."""
 
-    def __init__(self) -> None:
+    def __init__(self, are_runs: bool) -> None:
+        self._are_runs = are_runs
         self.is_lost = sys.stdout is None  # a program can be started without one
 
     def __getattr__(self, name: str) -> Any:
@@ -70,9 +71,11 @@ class _Output:
             return act()
         except OSError as error:
             self.is_lost = True
-            process.print_error(
-                f"standard output cannot be written: {error.strerror}; runs go on, and leave their results"
-            )
+            if self._are_runs:
+                line = f"standard output cannot be written: {error.strerror}; runs go on, and leave their results"
+                process.print_error(line)
+            elif not isinstance(error, BrokenPipeError):
+                process.print_error(f"standard output: {error.strerror}")
             process.drop_output()
             return None
 
@@ -105,9 +108,10 @@ class _CellLine:
 class Console:
     """Prints everything that runs and sweeps print. Rich is imported at the first output."""
 
-    def __init__(self, shows_tables: bool = True) -> None:
-        """`shows_tables`: false for a caller that shows results itself; progress, outcomes and errors are printed."""
-        self.shows_tables, self._is_notebook = shows_tables, False
+    def __init__(self, shows_tables: bool = True, are_runs: bool = True) -> None:
+        """`shows_tables`: false for a caller that shows results itself; progress, outcomes and errors are printed.
+        `are_runs`: false for a command that shows what is there."""
+        self.shows_tables, self._are_runs, self._is_notebook = shows_tables, are_runs, False
         self._rich: Any = None
         self._slow_heads: set[str] = set()  # runs whose slow steps were reported
         self._queue_status: Any = None  # the progress line of jobs, while there is one
@@ -119,7 +123,7 @@ class Console:
 
             colours: Any = {"color_system": None} if os.environ.get("NO_COLOR") else {}
             self._is_notebook = rich.console.Console().is_jupyter
-            output: Any = _Output()
+            output: Any = _Output(self._are_runs)
             if self._is_notebook:  # whose output stream says that it is a terminal
                 colours |= {"force_terminal": False}
             self._rich = rich.console.Console(highlight=False, file=output, force_jupyter=False, **colours)

@@ -18,6 +18,7 @@ from scalebench.core.sweep_file import read_sweep
 from scalebench.measure.progress import read_progress
 from scalebench.runner import parent
 from scalebench.sweeps.console import Console
+from tests.builders import sweeps
 from tests.builders.launching import SmallDisk
 from tests.builders.runs import find_run_processes, wait_until
 
@@ -63,6 +64,16 @@ def test_an_output_that_cannot_be_written_ends_no_run(tmp_path, output):
         assert ended.stderr.startswith("scalebench: standard output cannot be written: ")
     assert (ended.returncode, ended.stderr.count("\n")) == (0, int(output != "none"))
     assert read_result(tmp_path / "run/result.json").status == "ok"
+
+
+@pytest.mark.parametrize("words", [["show"], ["list", "strategies", "ddp"]])
+def test_a_command_whose_reader_has_read_enough_is_silent(words, tmp_path):
+    sweeps.sweep(tmp_path / "multirun", ("bare_torch", "ddp_gloo"), (1, 2))
+    end, closed = os.pipe()
+    os.close(end)
+    ended = subprocess.run([*PROGRAM, *words], stdout=closed, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(closed)
+    assert ended.stderr == ""
 
 
 def test_a_command_whose_output_cannot_be_written_is_one_line():

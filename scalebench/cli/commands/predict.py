@@ -141,7 +141,7 @@ def _print(blocks: Iterable[Table | str]) -> None:
     from scalebench.report.terminal_table import render
     from scalebench.sweeps.console import Console
 
-    console = Console()
+    console = Console(are_runs=False)
     for part in render(blocks):
         console.print_part(part)
 

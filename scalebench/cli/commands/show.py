@@ -29,7 +29,7 @@ def add_arguments(parser: CommandParser) -> None:
 def main(options: argparse.Namespace) -> int:
     names = split_names(options.reference)
     published.load_published(names)  # an unknown name is refused before anything is printed
-    console = Console()
+    console = Console(are_runs=False)
     folders = folders_or_newest(options.DIR)
     if options.run is not None:
         console.print_run(folders, options.run)
