@@ -18,7 +18,7 @@ from scalebench.core.stats.estimates import Estimate
 from scalebench.core.untrusted import clean_text
 from scalebench.report import document as doc
 from scalebench.report.flag_text import describe_intervals, describe_row, to_number, to_text
-from scalebench.report.report_data import HomeFolder, read_operations
+from scalebench.report.report_data import HomeFolder, ReportData, read_operations
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,6 +149,13 @@ def name_operation_tables(operations: pd.DataFrame, transfers: pd.DataFrame) -> 
     """Return the frames that have rows, by the names of their files."""
     tables = {"collectives": operations, "bandwidth": transfers}
     return {name: table for name, table in tables.items() if len(table)}
+
+
+def write(report_data: ReportData, path: Path) -> None:
+    """Write the runs of a report to `path`, and what some measured on request beside it: report.collectives.csv."""
+    write_spreadsheet(report_data.frame, path, report_data.full_paths)
+    for name, frame in name_operation_tables(*report_data.operations).items():
+        write_spreadsheet(frame, path.with_name(f"{path.stem}.{name}.csv"), report_data.full_paths)
 
 
 def write_spreadsheet(frame: pd.DataFrame, path: Path, full_paths: bool = False) -> None:

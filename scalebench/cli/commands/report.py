@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from scalebench.report.report_data import ReportData
 
 DEFAULT_PATH = ""  # of a switch without a file name: beside the report
-OUTPUT_FILES = {"markdown": "report.md", "csv": "report.csv", "figures": "figures"}
+# By option: what is written beside the page, and the module that writes it.
+OUTPUTS = {"markdown": ("report.md", "markdown"), "csv": ("report.csv", "tables"), "figures": ("figures", "figures")}
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -31,7 +32,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--reference", metavar="NAME,...", default="", help="published studies to compare with")
     parser.add_argument("--efficiency", metavar="SHARE", type=float, default=0.8, help="lowest useful one; default 0.8")
     parser.add_argument("--full-paths", action="store_true", help="write your home folder out, instead of as ~")
-    for kind, name in OUTPUT_FILES.items():
+    for kind, (name, _) in OUTPUTS.items():
         parser.add_argument(
             f"--{kind}", metavar="PATH", nargs="?", const=DEFAULT_PATH, help=f"default: {name} by the page"
         )
@@ -39,7 +40,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     if not options.paths:
-        for kind in OUTPUT_FILES:  # options that take the argument after them
+        for kind in OUTPUTS:  # options that take the argument after them
             if (path := getattr(options, kind)) and Path(path).is_dir() and kind != "figures":
                 raise InputError(f"--{kind}={path} took a folder as its file; write: report {path} --{kind}")
     check_efficiency(options.efficiency)
@@ -52,12 +53,12 @@ def main(options: argparse.Namespace) -> int:
     names = split_names(options.reference)
     data = load_report_data(paths, options.efficiency, options.baseline, names, options.full_paths)
     page = Path(options.out) if options.out else _folder_of(paths[0]) / "report.html"
-    written = [_write_output(_write_page, data, page)]
-    for kind, name in OUTPUT_FILES.items():
-        path = getattr(options, kind)
-        if path is not None:
-            target = Path(path) if path != DEFAULT_PATH else page.parent / name
-            written.append(_write_output(WRITERS[kind], data, target))
+    if page.is_dir():
+        raise InputError(f"{page} is a folder; --out takes the name of a file, such as {page / 'report.html'}")
+    written = [_write_output("html.page", data, page)]
+    for kind, (name, module) in OUTPUTS.items():
+        if (path := getattr(options, kind)) is not None:
+            written.append(_write_output(module, data, page.parent / name if path == DEFAULT_PATH else Path(path)))
     print("\n".join(clean_line(str(path)) for path in written))
     return 0
 
@@ -66,46 +67,10 @@ def _folder_of(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _write_output(write: Callable[[ReportData, Path], object], data: ReportData, path: Path) -> Path:
+def _write_output(module: str, data: ReportData, path: Path) -> Path:
     """Write to `path` and return it. Raise InputError where the disk is full or the folder is not writable."""
     try:
-        write(data, path)
+        import_module(f"scalebench.report.{module}").write(data, path)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror or error}; --out=FILE writes elsewhere") from error
     return path
-
-
-def _write_page(data: ReportData, path: Path) -> None:
-    if path.is_dir():
-        raise InputError(f"{path} is a folder; --out takes the name of a file, such as {path / 'report.html'}")
-    from scalebench.report.html import page
-
-    page.write(data, path)
-
-
-def _write_markdown(data: ReportData, path: Path) -> None:
-    from scalebench.report import markdown
-
-    markdown.write(data, path)
-
-
-def _write_csv(data: ReportData, path: Path) -> None:
-    """Write the runs to `path`, and what some measured on request beside it: report.collectives.csv."""
-    from scalebench.report import tables
-
-    tables.write_spreadsheet(data.frame, path, data.full_paths)
-    for name, frame in tables.name_operation_tables(*data.operations).items():
-        tables.write_spreadsheet(frame, path.with_name(f"{path.stem}.{name}.csv"), data.full_paths)
-
-
-def _write_figures(data: ReportData, path: Path) -> None:
-    from scalebench.report import figures
-
-    figures.write(data, path)
-
-
-WRITERS: dict[str, Callable[[ReportData, Path], None]] = {
-    "markdown": _write_markdown,
-    "csv": _write_csv,
-    "figures": _write_figures,
-}
