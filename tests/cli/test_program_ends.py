@@ -66,9 +66,9 @@ def test_an_output_that_cannot_be_written_ends_no_run(tmp_path, output):
     assert read_result(tmp_path / "run/result.json").status == "ok"
 
 
-@pytest.mark.parametrize("words", [["show"], ["list", "strategies", "ddp"]])
+@pytest.mark.parametrize("words", [["show", "results"], ["list", "strategies", "ddp"]])
 def test_a_command_whose_reader_has_read_enough_is_silent(words, tmp_path):
-    sweeps.sweep(tmp_path / "multirun", ("bare_torch", "ddp_gloo"), (1, 2))
+    sweeps.sweep(tmp_path / "results", ("bare_torch", "ddp_gloo"), (1, 2))
     end, closed = os.pipe()
     os.close(end)
     ended = subprocess.run([*PROGRAM, *words], stdout=closed, stderr=subprocess.PIPE, text=True, timeout=120)
