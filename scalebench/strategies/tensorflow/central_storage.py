@@ -14,16 +14,16 @@ import keras
 import tensorflow as tf
 
 from scalebench.strategies import refusals
-from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.tensorflow import batches, observed, optimizer
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import DevicePart
+from scalebench.strategies.tensorflow.devices import create_buffer
 from scalebench.strategies.tensorflow.mirrored import Replicated
+from scalebench.strategies.tensorflow.probes import Exchange
 from scalebench.workloads import user_code
 
 SYNC_SCOPE = "sum_of_gradients"  # name scope of the operations that carry gradients between devices
 Tensors = Sequence[tf.Tensor]
-GradientSum = Callable[[Sequence[Tensors]], list[tf.Tensor]]
 
 
 def sum_gradients(per_device: Sequence[Tensors], targets: Sequence[str]) -> list[tf.Tensor]:
@@ -46,61 +46,18 @@ def all_reduce_gradients(per_device: Sequence[Tensors], devices: Sequence[str], 
         results = []
         for device, part in zip(devices, parts, strict=True):
             with tf.device(device), tf.name_scope(SYNC_SCOPE):
-                results.append(_nccl_all_reduce(part, len(devices), f"{SYNC_SCOPE}_{number}"))
+                settings = {"num_devices": len(devices), "shared_name": f"{SYNC_SCOPE}_{number}"}
+                results.append(tf.raw_ops.NcclAllReduce(input=part, reduction="sum", **settings))
         # All of them must run: a pruned one would make the others wait forever.
         with tf.control_dependencies(results), tf.device(target):
             sums.append(tf.identity(results[0]))
     return sums
 
 
-def _nccl_all_reduce(part: tf.Tensor, devices: int, name: str) -> tf.Tensor:
-    return tf.raw_ops.NcclAllReduce(input=part, reduction="sum", num_devices=devices, shared_name=name)
-
-
-def gradient_message_bytes(function: Any) -> list[int]:
-    """Return the bytes of each gradient of a traced step, as one device sends it.
-
-    Every other device sends as many, and the weights return in as many bytes; samples, outputs, losses and moving
-    statistics are not counted.
-    """
-    addends = [
-        operation.inputs[0] for operation in observed.reduction_operations(function) if SYNC_SCOPE in operation.name
-    ]
-    return [addend.shape.num_elements() * addend.dtype.size for addend in addends]
-
-
-class SyncRoundTrip:
-    """The synchronization of one step by itself: buffers of these sizes are sent from every device, and their sums back
-    to all of them."""
-
-    def __init__(self, devices: Sequence[str], sizes_bytes: Sequence[int], reduce: GradientSum) -> None:
-        self._buffers = [self._create_buffers(device, sizes_bytes) for device in devices]
-
-        @tf.function(jit_compile=False)
-        def run(buffers: list[list[tf.Tensor]]) -> list[tf.Tensor]:
-            sums = reduce(buffers)
-            copies = []
-            for device in devices:
-                with tf.device(device):
-                    copies += [tf.identity(total) for total in sums]
-            return copies
-
-        self._run = run
-
-    def __call__(self) -> None:
-        self._run(self._buffers)
-
-    @staticmethod
-    def _create_buffers(device: str, sizes_bytes: Sequence[int]) -> list[tf.Tensor]:
-        with tf.device(device):
-            return [tf.zeros(max(1, size // 4)) for size in sizes_bytes]
-
-
 class SingleCopyStrategy(TensorFlowStrategy):
     """The base of strategies with one copy of the weights, whose synchronization is part of every step."""
 
     parameter_device: str
-    _round_trip: tuple[list[int], SyncRoundTrip] | None = None
 
     def setup(self) -> None:
         super().setup()
@@ -119,23 +76,27 @@ class SingleCopyStrategy(TensorFlowStrategy):
             self.optimizer.apply(sums, variables)
 
     def set_gradient_sync(self, on: bool) -> None:
-        raise NotMeasured(
-            f"{self.spec.config.strategy.name} has one copy of the weights, with which every step begins and ends: "
-            "none is without its exchange"
-        )
+        raise self.not_measured("has one copy of the weights, with which every step begins and ends")
 
     def message_sizes(self) -> list[int]:
-        return gradient_message_bytes(self.step_function().get_concrete_function())
+        """Return the bytes of each gradient, as one device sends it. Every other device sends as many, and the weights
+        return in as many; samples, outputs, losses and moving statistics are not counted."""
+        return observed.reduction_message_bytes(self.step_function().get_concrete_function(), SYNC_SCOPE)
 
     def sync_operations(self) -> set[str]:
         return {name for name in super().sync_operations() if SYNC_SCOPE in name}
 
-    def run_isolated_sync(self, sizes: list[int]) -> None:
-        if len(self.devices) == 1:  # nothing is synchronized
-            return
-        if self._round_trip is None or self._round_trip[0] != sizes:
-            self._round_trip = sizes, SyncRoundTrip(self.devices, sizes, self.reduce_gradients)
-        self._round_trip[1]()
+    def create_exchange(self, sizes: list[int]) -> Exchange:
+        """Send buffers of these sizes from every device, and their sums back to all of them."""
+
+        def run(buffers: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+            sums, copies = self.reduce_gradients(buffers), []
+            for device in self.devices:
+                with tf.device(device):
+                    copies += [tf.identity(total) for total in sums]
+            return copies
+
+        return Exchange(run, [[create_buffer(device, size) for size in sizes] for device in self.devices])
 
 
 class CentralStorage(SingleCopyStrategy, Replicated):

@@ -47,16 +47,19 @@ def configure_devices(kind: str, place: RankPlacement) -> list[str]:
 def synchronize() -> None:
     """Wait for the work issued to the devices of this process. TensorFlow's own sync_devices also addresses the devices
     of the cluster's other processes, which reject the call."""
-    for name in _local_devices():
-        with tf.device(name):
-            tf.raw_ops.SyncDevice()
-
-
-def _local_devices() -> list[str]:
     with tf.device("/CPU:0"):
         local = tf.DeviceSpec.from_string(tf.zeros(()).device)
-    specs = {device.name: tf.DeviceSpec.from_string(device.name) for device in tf.config.list_logical_devices()}
-    return [n for n, spec in specs.items() if spec.job is None or (spec.job, spec.task) == (local.job, local.task)]
+    for device in tf.config.list_logical_devices():
+        spec = tf.DeviceSpec.from_string(device.name)
+        if spec.job is None or (spec.job, spec.task) == (local.job, local.task):
+            with tf.device(device.name):
+                tf.raw_ops.SyncDevice()
+
+
+def create_buffer(device: str, size_bytes: int) -> tf.Tensor:
+    """Return zeros on the device, of this size or the smallest possible one."""
+    with tf.device(device):
+        return tf.zeros(max(1, size_bytes // tf.float32.size))
 
 
 def peak_memory_bytes(device: str) -> int | None:

@@ -3,12 +3,11 @@ MirroredStrategy drives all devices from one process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import cycle
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from scalebench.strategies.base import GroupSum, NotMeasured, create_on_all_ranks
@@ -16,53 +15,33 @@ from scalebench.strategies.tensorflow import observed, optimizer
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import DevicePart
 from scalebench.strategies.tensorflow.keras_fit import FitStrategy
-from scalebench.strategies.tensorflow.probes import DeviceResult
+from scalebench.strategies.tensorflow.probes import DeviceResult, Exchange
 
 FLOAT_BYTES = 4
 REPLICA_COLLECTIVES = ("all_reduce", "all_gather")  # the only ones of a tf.distribute replica context
 CANNOT_GATHER = (tf.distribute.NcclAllReduce, tf.distribute.HierarchicalCopyAllReduce)
 
 
-class ReplicaCollective:
-    """A collective operation between replicas: each call does it once, as a compiled function over all replicas of this
-    process.
+class ReplicaCollective(Exchange):
+    """A collective operation of all replicas of this process, on one buffer or on several at once."""
 
-    The function gets its buffers as arguments, so that they are freed with this object: compiled functions are freed
-    only at some later time.
-    """
-
-    def __init__(self, strategy: tf.distribute.Strategy, name: str, size_bytes: int) -> None:
-        self.name, self._strategy = name, strategy
-        self._results: list[tf.Tensor] = []
+    def __init__(self, strategy: tf.distribute.Strategy, name: str, sizes_bytes: Sequence[int]) -> None:
         parts = strategy.num_replicas_in_sync if name == "all_gather" else 1
-        count = size_bytes // FLOAT_BYTES // parts
-        self._sent = self._distribute(lambda replica: tf.zeros(count))
-        operation = {"all_reduce": _all_reduce, "all_gather": _all_gather}[name]
+        counts = [max(1, size_bytes // FLOAT_BYTES // parts) for size_bytes in sizes_bytes]
 
-        # An argument, since TensorFlow would fold the operation on a constant when it compiles the function.
-        @tf.function(autograph=False)
-        def run(sent: Any) -> Any:
-            return strategy.experimental_local_results(strategy.run(operation, (sent,)))
+        def run_on_replica(buffers: list[tf.Tensor]) -> list[tf.Tensor]:
+            # The identity places a tensor from outside on a device, without which the sum has no destination.
+            local, context = [tf.identity(buffer) for buffer in buffers], tf.distribute.get_replica_context()
+            is_sum = name == "all_reduce"
+            return (
+                context.all_reduce(tf.distribute.ReduceOp.SUM, local) if is_sum else context.all_gather(local, axis=0)
+            )
 
-        self._run = run
+        def run(buffers: list[Any]) -> Any:
+            return [strategy.experimental_local_results(each) for each in strategy.run(run_on_replica, (buffers,))]
 
-    def __call__(self) -> None:
-        self._results = self._run(self._sent)
-
-    def put(self, values: Callable[[int], np.ndarray]) -> None:
-        """Set the values that each replica sends, by its number in the group; for tests."""
-        self._sent = self._distribute(lambda replica: tf.constant(values(replica)))
-
-    def results(self) -> dict[int, np.ndarray]:
-        """Return the result on each replica of this process, by its number in the group."""
-        numbers: list[int] = []
-        self._distribute(lambda replica: tf.constant(numbers.append(replica) or 0))
-        return {number: result.numpy() for number, result in zip(numbers, self._results, strict=True)}
-
-    def _distribute(self, values: Callable[[int], tf.Tensor]) -> Any:
-        return self._strategy.experimental_distribute_values_from_function(
-            lambda context: values(context.replica_id_in_sync_group)
-        )
+        distribute = strategy.experimental_distribute_values_from_function
+        super().__init__(run, [distribute(lambda _, count=count: tf.zeros(count)) for count in counts])
 
 
 def create_collective(
@@ -81,48 +60,11 @@ def create_collective(
     if name == "all_gather" and isinstance(cross_device_ops, CANNOT_GATHER):
         raise NotMeasured(f"{type(cross_device_ops).__name__} of TensorFlow cannot gather, and leaves it to another")
     return create_on_all_ranks(
-        lambda: ReplicaCollective(strategy, name, size_bytes),
+        lambda: ReplicaCollective(strategy, name, [size_bytes]),
         sum_over_group,
         (tf.errors.ResourceExhaustedError,),
         f"buffers of {size_bytes} bytes do not fit into the memory that training left on the GPUs",
     )
-
-
-def _all_reduce(sent: tf.Tensor) -> tf.Tensor:
-    # The identity places a tensor from outside on a device, without which the sum has no destination.
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(sent))
-
-
-def _all_gather(sent: tf.Tensor) -> tf.Tensor:
-    return tf.distribute.get_replica_context().all_gather(tf.identity(sent), axis=0)
-
-
-class GradientAllReduce:
-    """The all-reduce of gradients by itself, on buffers of these sizes on every replica."""
-
-    def __init__(self, strategy: tf.distribute.Strategy, sizes_bytes: list[int]) -> None:
-        # Arguments, since TensorFlow would fold sums of constants when it compiles the function.
-        self._buffers = [
-            strategy.experimental_distribute_values_from_function(
-                lambda context, size=size: tf.zeros(max(1, size // 4))
-            )
-            for size in sizes_bytes
-        ]
-
-        @tf.function
-        def run(buffers: list[Any]) -> Any:
-            return [strategy.experimental_local_results(total) for total in strategy.run(_sum_buffers, (buffers,))]
-
-        self._run = run
-
-    def __call__(self) -> None:
-        self._run(self._buffers)
-
-
-def _sum_buffers(buffers: list[tf.Tensor]) -> list[tf.Tensor]:
-    # As in _all_reduce.
-    local = [tf.identity(buffer) for buffer in buffers]
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, local)
 
 
 class ReductionInTurns(tf.distribute.ReductionToOneDevice):
@@ -158,7 +100,6 @@ class Replicated(TensorFlowStrategy):
     """The base of strategies that run the replicas' steps through a tf.distribute.Strategy, `self.strategy`."""
 
     strategy: tf.distribute.Strategy
-    _all_reduce: tuple[list[int], GradientAllReduce] | None = None
 
     def scope(self) -> AbstractContextManager[Any]:
         return self.strategy.scope()
@@ -198,12 +139,8 @@ class Replicated(TensorFlowStrategy):
     def message_sizes(self) -> list[int]:
         return observed.reduction_message_bytes(self.step_function().get_concrete_function())
 
-    def run_isolated_sync(self, sizes: list[int]) -> None:
-        if self.strategy.num_replicas_in_sync == 1:  # nothing is synchronized
-            return
-        if self._all_reduce is None or self._all_reduce[0] != sizes:
-            self._all_reduce = sizes, GradientAllReduce(self.strategy, sizes)
-        self._all_reduce[1]()
+    def create_exchange(self, sizes: list[int]) -> Exchange:
+        return ReplicaCollective(self.strategy, "all_reduce", sizes)
 
     def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
         return create_collective(self.strategy, self.sum_over_group, name, size_bytes)

@@ -10,7 +10,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 from typing import Any
 
 import keras
@@ -18,12 +18,12 @@ import tensorflow as tf
 
 from scalebench.core.result import StageRecord
 from scalebench.strategies import refusals
-from scalebench.strategies.base import BatchReplay, Loop, NotMeasured
+from scalebench.strategies.base import BatchReplay, NotMeasured
 from scalebench.strategies.tensorflow import devices, observed, optimizer
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import DevicePart
 from scalebench.strategies.tensorflow.model import NetworkModel
-from scalebench.strategies.tensorflow.probes import DeviceResult
+from scalebench.strategies.tensorflow.probes import DeviceResult, Exchange
 from scalebench.strategies.tensorflow.profiling import OBSERVED_STEPS
 from scalebench.workloads import partition
 from scalebench.workloads.network import Network
@@ -41,58 +41,17 @@ def stage_transfers(function: Any) -> list[tf.Tensor]:
     for operation in function.graph.get_operations():
         target = _operation_device(operation)
         for tensor in operation.inputs:
-            if _crosses_devices(tensor, target):
+            source = _operation_device(tensor.op)
+            # An operation without a device is placed with the variable that it reads or the value that it is fed.
+            both_placed = source.device_type is not None and target.device_type is not None
+            if both_placed and source != target and tensor.shape.rank != 0 and tensor.dtype != tf.resource:
                 transfers.setdefault((tensor.name, target), tensor)
     return list(transfers.values())
-
-
-def observe_transfer_backend(train: Callable[[Loop], None], function: Any, batch: Any) -> str | None:
-    """Train two more steps on `batch`; return copy if one of the stage transfers was sent, else None. Spoils the
-    weights."""
-    if batch is None:
-        raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
-    names = {tensor.op.name for tensor in stage_transfers(function)}
-    events = observed.record_event_names(lambda: train(BatchReplay(batch, OBSERVED_STEPS)))
-    return "copy" if names & sent_operations(events) else None
 
 
 def sent_operations(events: set[str]) -> set[str]:
     """Return the names of operations whose output left the device: 'stage/Relu/_29:_Send' belongs to stage/Relu."""
     return {event.partition(":")[0].rpartition("/")[0] for event in events if event.endswith(f":{SEND_OPERATION}")}
-
-
-class TransferChain:
-    """Copies of buffers of these sizes from device to device, one after the other: forward, back, and again."""
-
-    def __init__(self, devices: Sequence[str], sizes_bytes: Sequence[int]) -> None:
-        forward = list(pairwise(devices))
-        hops = [*forward, *((target, source) for source, target in reversed(forward))]
-        self._hops = [hops[number % len(hops)] for number in range(len(sizes_bytes))]
-        self._buffers = []
-        for (source, _), size in zip(self._hops, sizes_bytes, strict=True):
-            with tf.device(source):
-                self._buffers.append(tf.zeros(max(1, size // 4)))
-        self._run = tf.function(self._copy_in_turn, jit_compile=False, autograph=False)
-
-    def __call__(self) -> None:
-        self._run(self._buffers)
-
-    def _copy_in_turn(self, buffers: list[tf.Tensor]) -> list[tf.Tensor]:
-        copies: list[tf.Tensor] = []
-        for buffer, (source, target) in zip(buffers, self._hops, strict=True):
-            with tf.device(source), tf.control_dependencies(copies[-1:]):
-                sent = tf.identity(buffer)
-            with tf.device(target):
-                copies.append(tf.identity(sent))
-        return copies
-
-
-def _crosses_devices(tensor: tf.Tensor, target: tf.DeviceSpec) -> bool:
-    """Return whether a tensor with more than one element is sent to another device. An operation without a device is
-    placed with the variable that it reads or the value that it is fed, so it is left out."""
-    source = _operation_device(tensor.op)
-    both_placed = source.device_type is not None and target.device_type is not None
-    return both_placed and source != target and tensor.shape.rank != 0 and tensor.dtype != tf.resource
 
 
 def _operation_device(operation: tf.Operation) -> tf.DeviceSpec:
@@ -147,10 +106,17 @@ def stage_seconds(
     inputs, targets = part
     with model.device_scope(stages[-1].output):
         targets = tf.identity(targets)
-    return [
-        _median_seconds(_stage_function(model, stage, loss if stage is stages[-1] else None), stage_input, targets)
-        for stage, stage_input in zip(stages, _stage_inputs(model, stages, inputs), strict=True)
-    ]
+    medians_s = []
+    for stage, stage_input in zip(stages, _stage_inputs(model, stages, inputs), strict=True):
+        run, seconds = _stage_function(model, stage, loss if stage is stages[-1] else None), []
+        for _ in range(TIMED_RUNS + 1):
+            devices.synchronize()
+            start_s = time.perf_counter()
+            run(stage_input, targets)
+            devices.synchronize()
+            seconds.append(time.perf_counter() - start_s)
+        medians_s.append(statistics.median(seconds[1:]))
+    return medians_s
 
 
 def _stage_inputs(model: NetworkModel, stages: Sequence[NetworkStage], inputs: tf.Tensor) -> list[tf.Tensor]:
@@ -200,17 +166,6 @@ def first_elements(arrays: Iterable[tf.Tensor]) -> list[tf.Tensor]:
     return elements
 
 
-def _median_seconds(run: Callable[..., Any], stage_input: tf.Tensor, targets: tf.Tensor) -> float:
-    seconds = []
-    for _ in range(TIMED_RUNS + 1):
-        devices.synchronize()
-        start = time.perf_counter()
-        run(stage_input, targets)
-        devices.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[1:])
-
-
 COSTS: dict[str, Callable[[Network], list[float]]] = {
     "flops": partition.node_training_flops,
     "size": partition.node_parameter_bytes,
@@ -223,7 +178,6 @@ class TensorFlowModelParallel(TensorFlowStrategy):
 
     model: NetworkModel
     network_stages: list[NetworkStage]
-    _transfers: tuple[list[int], TransferChain] | None = None
 
     def shard(self) -> tuple[int, int]:
         return 0, 1  # this process reads full batches for the first stage
@@ -277,27 +231,40 @@ class TensorFlowModelParallel(TensorFlowStrategy):
         return [DeviceResult(loss_sum, first_elements(gradients))]
 
     def set_gradient_sync(self, on: bool) -> None:
-        raise NotMeasured(
-            f"{self.spec.config.strategy.name} has one model over all devices, and there is no step without what its "
-            f"stages pass on"
-        )
+        raise self.not_measured("has one model over all devices: no step is without what its stages pass on")
 
     def message_sizes(self) -> list[int]:
         """Return the bytes of the activations between stages for a global batch, then those of their gradients."""
         return [self._batch_bytes(tensor) for tensor in stage_transfers(self._traced())]
 
-    def run_isolated_sync(self, sizes: list[int]) -> None:
-        if len(self.devices) == 1:  # nothing is sent
-            return
-        if self._transfers is None or self._transfers[0] != sizes:
-            self._transfers = sizes, TransferChain(self.devices, sizes)
-        self._transfers[1]()
+    def create_exchange(self, sizes: list[int]) -> Exchange:
+        """Copy buffers of these sizes from device to device, one after the other: forward, back, and again."""
+        forward = list(pairwise(self.devices))
+        back = [(target, source) for source, target in reversed(forward)]
+        hops = list(islice(cycle([*forward, *back]), len(sizes)))
+
+        def run(buffers: list[tf.Tensor]) -> list[tf.Tensor]:
+            copies: list[tf.Tensor] = []
+            for buffer, (source, target) in zip(buffers, hops, strict=True):
+                with tf.device(source), tf.control_dependencies(copies[-1:]):
+                    sent = tf.identity(buffer)
+                with tf.device(target):
+                    copies.append(tf.identity(sent))
+            return copies
+
+        sources = [source for source, _ in hops]
+        return Exchange(run, [devices.create_buffer(*each) for each in zip(sources, sizes, strict=False)])
 
     def local_step(self, batch: Any) -> list[float]:
         raise NotMeasured("each stage waits for the one before it; `stages` of the record has the time of each")
 
     def backend_used(self) -> str | None:
-        return observe_transfer_backend(self.train, self._traced(), self.last_batch)
+        """Train two more steps; return copy if one of the stage transfers was sent. Spoils the weights."""
+        if self.last_batch is None:
+            raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
+        names = {tensor.op.name for tensor in stage_transfers(self._traced())}
+        events = observed.record_event_names(lambda: self.train(BatchReplay(self.last_batch, OBSERVED_STEPS)))
+        return "copy" if names & sent_operations(events) else None
 
     def stages(self) -> list[StageRecord]:
         """Return the stages, with seconds measured on a batch of the training."""

@@ -16,15 +16,16 @@ from scalebench.strategies.tensorflow.profiling import COLLECTIVES, OBSERVED_STE
 NCCL_EVENTS = ("ncclDevKernel", "ncclKernel", "ncclSym", "NcclAllReduce", "ncclAllReduce")
 
 
-def reduction_operations(function: Any) -> list[tf.Operation]:
+def reduction_operations(function: Any, scope: str = "") -> list[tf.Operation]:
     """Return the operations of a traced step that sum gradients over devices, one per message.
 
     A collective has an operation on every device, of which only the first device's are returned; without collectives
     the reduction is an AddN whose addends come from several devices. Scalars are left out: the sum of the losses, and
-    the flag for finite gradients.
+    the flag for finite gradients; so are those whose name lacks `scope`.
     """
     operations = [operation for graph in nested_graphs(function.graph) for operation in graph.get_operations()]
     operations = [operation for operation in operations if operation.inputs and operation.inputs[0].shape.rank != 0]
+    operations = [operation for operation in operations if scope in operation.name]
     collectives = [operation for operation in operations if operation.type in COLLECTIVES]
     if collectives:
         return [operation for operation in collectives if operation.device == collectives[0].device]
@@ -33,22 +34,15 @@ def reduction_operations(function: Any) -> list[tf.Operation]:
 
 def compiler_used(function: Any) -> str:
     """Return 'xla' if XLA compiled a part of the traced step, else 'none'."""
-    calls = (
+    calls = [
         op for graph in nested_graphs(function.graph) for op in graph.get_operations() if "PartitionedCall" in op.type
-    )
-    return "xla" if any(_compiled_by_xla(call) for call in calls) else "none"
+    ]
+    return "xla" if any(call.node_def.attr["_XlaMustCompile"].b for call in calls) else "none"
 
 
-def _compiled_by_xla(call: tf.Operation) -> bool:
-    try:
-        return bool(call.get_attr("_XlaMustCompile"))
-    except ValueError:  # the operation has no such attribute
-        return False
-
-
-def reduction_message_bytes(function: Any) -> list[int]:
+def reduction_message_bytes(function: Any, scope: str = "") -> list[int]:
     """Return the bytes of each message of one step, as one device sends it."""
-    addends = [operation.inputs[0] for operation in reduction_operations(function)]
+    addends = [operation.inputs[0] for operation in reduction_operations(function, scope)]
     return [addend.shape.num_elements() * addend.dtype.size for addend in addends]
 
 
@@ -58,7 +52,8 @@ def observe_backend(train: Callable[[Loop], None], function: Any, batch: Any) ->
     if batch is None:
         raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
     operations = reduction_operations(function.get_concrete_function())
-    lines = record_events(lambda: train(BatchReplay(batch, OBSERVED_STEPS)))
+    with profiling.record_lines() as lines:
+        train(BatchReplay(batch, OBSERVED_STEPS))
     on_gpus = any("GPU" in operation.device for operation in operations)
     return identify_backend({operation.name: operation.type for operation in operations}, lines, on_gpus)
 
@@ -80,19 +75,11 @@ def identify_backend(types: dict[str, str], lines: list[Line], on_gpus: bool) ->
     return "ring"
 
 
-def record_events(action: Callable[[], None]) -> list[Line]:
-    """Profile `action` and return all lines of the profile."""
-    with profiling.record_lines() as lines:
-        action()
-    return lines
-
-
 def record_event_names(action: Callable[[], None]) -> set[str]:
     """Profile `action`; return the names of all events, which are 'name:type' for operations."""
-    return {event.name for line in record_events(action) for event in line.events}
-
-
-COMPUTE_OPERATIONS = ("Conv2D", "MatMul")
+    with profiling.record_lines() as lines:
+        action()
+    return {event.name for line in lines for event in line.events}
 
 
 def precision_and_layout(function: Any, device: str, fixed_layout: bool) -> dict[str, str]:
@@ -102,7 +89,7 @@ def precision_and_layout(function: Any, device: str, fixed_layout: bool) -> dict
     """
     operations = [operation for graph in nested_graphs(function.graph) for operation in graph.get_operations()]
     settings = {}
-    product = next((operation for operation in operations if operation.type in COMPUTE_OPERATIONS), None)
+    product = next((operation for operation in operations if operation.type in ("Conv2D", "MatMul")), None)
     if product is not None:
         settings["precision"] = product.outputs[0].dtype.name
         if settings["precision"] == "float32" and devices.has_tf32(device):

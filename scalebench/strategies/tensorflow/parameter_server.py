@@ -235,14 +235,8 @@ class ParameterServer(TensorFlowStrategy):
         """Return the bytes of the gradients that one worker sends, each as one message; it receives as many weights."""
         return [v.value.dtype.size * v.value.shape.num_elements() for v in self.model.trainable_variables]
 
-    def set_gradient_sync(self, on: bool) -> None:
-        raise NotMeasured(
-            f"workers of {self.spec.config.strategy.name} read weights from the ps processes and update them there "
-            "within one graph: none has a copy of its own to compute with"
-        )
-
     def run_isolated_sync(self, sizes: list[int]) -> None:
-        raise NotMeasured("workers of a parameter server exchange while they compute: it cannot be run alone")
+        raise self.not_measured("exchanges while it computes: that cannot be run alone")
 
     def partial_step(self, batch: Any, until: str) -> None:
         raise self._chief_not_measured()

@@ -95,6 +95,20 @@ def _timestamp_after(tensors: list[tf.Tensor]) -> tf.Tensor:
     return now
 
 
+class Exchange:
+    """An exchange between devices by itself: each call runs a compiled function on the buffers once.
+
+    The buffers are arguments: TensorFlow would compute sums of constants when it compiles the function, which it frees
+    only at some later time.
+    """
+
+    def __init__(self, run: Callable[[Any], Any], buffers: Any) -> None:
+        self.run, self.buffers = tf.function(run, jit_compile=False, autograph=False), buffers
+
+    def __call__(self) -> None:
+        self.run(self.buffers)
+
+
 class TensorFlowProbes(Strategy, Probes):
     """A strategy whose step is a compiled function of the batch parts of all devices of its process."""
 
@@ -102,6 +116,7 @@ class TensorFlowProbes(Strategy, Probes):
     last_batch: Any = None  # of the training, a full one, as `feed` yielded it
     syncs_gradients = True
     _host: tuple[Any, list[batches.HostArrays]] | None = None  # a batch, and its parts in host memory
+    _exchange: tuple[list[int], Exchange] | None = None  # for messages of these bytes
 
     @abstractmethod
     def step_function(self) -> Callable[..., tf.Tensor]:
@@ -134,6 +149,16 @@ class TensorFlowProbes(Strategy, Probes):
     @cached_property
     def _per_device_step(self) -> PerDeviceStep:
         return PerDeviceStep(self.compute_per_device, self.step_signature(), self.input_devices())
+
+    def create_exchange(self, sizes: list[int]) -> Exchange:
+        """Return the synchronization of a step with messages of these bytes."""
+        raise self.not_measured("has no exchange of its own")
+
+    def run_isolated_sync(self, sizes: list[int]) -> None:
+        if self._exchange is None or self._exchange[0] != sizes:
+            self._exchange = sizes, self.create_exchange(sizes)
+        if self.spec.gpus > 1:  # else nothing is exchanged
+            self._exchange[1]()
 
     def partial_step(self, batch: Any, until: str) -> None:
         """Run a separate compiled function on all devices of the process, as the plain loop does even if Keras' fit

@@ -100,7 +100,7 @@ def make_update(strategy, source, _):
         "statistics_moved_by": [float(abs(a).max()) for a in found],
         "message_bytes": strategy.message_sizes(),
         "compiled": [op.name for op in function.graph.get_operations() if "_XlaMustCompile" in op.node_def.attr],
-        "round_trip": round_trip(strategy) if hasattr(strategy, "_round_trip") else None,
+        "round_trip": round_trip(strategy) if hasattr(strategy, "parameter_device") else None,
     }
 
 
@@ -124,12 +124,12 @@ def expected_statistics(strategy, parts):
 def round_trip(strategy):
     """Devices of the sums and of their copies, in the exchange alone; its buffers are on both."""
     strategy.run_isolated_sync([8, 400])
-    _, trip = strategy._round_trip
-    graph = trip._run.get_concrete_function(trip._buffers).graph
+    _, trip = strategy._exchange
+    graph = trip.run.get_concrete_function(trip.buffers).graph
     sums = [op for op in graph.get_operations() if op.type == "AddN"]
     assert [op.outputs[0].shape.num_elements() for op in sums] == [2, 100]
     copies = [op for op in graph.get_operations() if op.type == "Identity" and op.inputs[0].op in sums]
-    assert [{short(buffer.device) for buffer in one} for one in trip._buffers] == [{"CPU:1"}, {"CPU:0"}]
+    assert [{short(buffer.device) for buffer in one} for one in trip.buffers] == [{"CPU:1"}, {"CPU:0"}]
     return [sorted({short(op.device) for op in ops}) for ops in (sums, copies)]
 
 

@@ -156,8 +156,8 @@ def test_messages_are_the_activations_between_stages(strategy, precision, size):
     two = strategy(*TWO, *RESNET, f"train.precision={precision}")
     assert two.message_sizes() == [10 * 16 * 16 * 32 * size] * 2
     two.run_isolated_sync(two.message_sizes())
-    _, trip = two._transfers
-    graph = trip._run.get_concrete_function(trip._buffers).graph
+    _, trip = two._exchange
+    graph = trip.run.get_concrete_function(trip.buffers).graph
     copies = [op for op in graph.get_operations() if op.type == "Identity" and op.inputs[0].op.type == "Identity"]
     ways = [(on(op.inputs[0].device), on(op.device)) for op in copies[:2]]
     assert ways == [(on(DEVICES[0]), on(DEVICES[1])), (on(DEVICES[1]), on(DEVICES[0]))]

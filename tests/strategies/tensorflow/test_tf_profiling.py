@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.tensorflow import observed, profiling
-from scalebench.strategies.tensorflow.mirrored import GradientAllReduce
+from scalebench.strategies.tensorflow.mirrored import ReplicaCollective
 from scalebench.strategies.tensorflow.profiling import Event, Line
 from tests.strategies.builders import run_training
 from tests.strategies.tensorflow.conftest import DEVICES, mirrored
@@ -341,14 +341,14 @@ def test_the_compiler_is_observed():
 @pytest.mark.parametrize("ops", [None, tf.distribute.HierarchicalCopyAllReduce])
 def test_all_reduce_adds_up_over_the_devices(ops):
     strategy = mirrored(DEVICES, ops() if ops else None)
-    alone = GradientAllReduce(strategy, [8, 20])
-    alone._buffers = [
+    alone = ReplicaCollective(strategy, "all_reduce", [8, 20])
+    alone.buffers = [
         strategy.experimental_distribute_values_from_function(
             lambda context, size=size: tf.fill([size], float(context.replica_id_in_sync_group + 1))
         )
         for size in (2, 5)
     ]
-    sums = alone._run(alone._buffers)
+    sums = alone.run(alone.buffers)
     for size, of_devices in zip((2, 5), sums, strict=True):
         assert len(of_devices) == 2
         for one in of_devices:
@@ -357,8 +357,8 @@ def test_all_reduce_adds_up_over_the_devices(ops):
 
 def test_all_reduce_has_the_given_sizes_and_runs_each_time():
     strategy = mirrored(DEVICES)
-    alone = GradientAllReduce(strategy, [4, 4000, 0])
-    shapes = [[one.shape[0] for one in strategy.experimental_local_results(buffer)] for buffer in alone._buffers]
+    alone = ReplicaCollective(strategy, "all_reduce", [4, 4000, 0])
+    shapes = [[one.shape[0] for one in strategy.experimental_local_results(buffer)] for buffer in alone.buffers]
     assert shapes == [[1, 1], [1000, 1000], [1, 1]]
     alone()
     for _ in range(2):
