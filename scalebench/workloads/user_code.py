@@ -12,10 +12,11 @@ import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
+import inspect
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,19 @@ def load_function(reference: str, key: str) -> Callable[..., Any]:
     sys.argv = [reference.partition(":")[0] if path is None else str(path)]
     function: Callable[..., Any] = plugins.load_object(reference, f"{key}={reference}")
     return function
+
+
+def check_call(function: Any, label: str, purpose: str, call: str, options: Mapping[str, Any], *arguments: Any) -> None:
+    """Raise PluginError unless the function takes these arguments. `label` names it in the message, `purpose` says what
+    it is for, `call` how it is called."""
+    if not callable(function):
+        raise PluginError(f"{label} is a {type(function).__name__}: name a function that {purpose}")
+    try:
+        inspect.signature(function).bind(*arguments, **options)
+    except ValueError:  # some builtins have no signature
+        return
+    except TypeError as error:
+        raise PluginError(f"{label} cannot be called with {call}: {error}") from None
 
 
 def _check_defined(content: bytes, path: Path, reference: str, key: str) -> None:

@@ -31,7 +31,6 @@ class TensorFlowStrategy(TensorFlowProbes):
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
-        self._has_records = spec.config.dataset.dtype == records.RECORD
         self._loss = optimizer.loss_function(spec.config.model.loss)
         self._functions: dict[bool, Callable[..., tf.Tensor]] = {}  # by syncs_gradients
 
@@ -171,9 +170,6 @@ class TensorFlowStrategy(TensorFlowProbes):
         """Return the model's outputs, for validation."""
         return self.model(inputs, training=False)
 
-    def _forward_arrays(self, inputs: Any) -> tf.Tensor:
-        return self._forward(batches.to_tensors(inputs) if self._has_records else inputs)
-
     def synchronize(self) -> None:
         devices.synchronize()
 
@@ -188,7 +184,9 @@ class TensorFlowStrategy(TensorFlowProbes):
         return None
 
     def evaluate(self, source: Source) -> dict[str, float]:
-        model, train, forward = self.spec.config.model, self.spec.config.train, self._forward_arrays
+        model, train, forward = self.spec.config.model, self.spec.config.train, self._forward
+        if self.spec.config.dataset.dtype == records.RECORD:
+            forward = lambda inputs: self._forward(batches.to_tensors(inputs))  # noqa: E731
         if train.accumulate > 1:  # a full batch may not fit on the device
             forward = partial(batches.apply_in_slices, forward, -(-self.spec.batch_per_device // train.accumulate))
         with tf.device(self.devices[0]):
@@ -234,24 +232,19 @@ class TensorFlowStrategy(TensorFlowProbes):
             model = user_model.build_user_model(config, compute_dtype, self.place.rank, self.model_class())
             optional_count = model_spec.params is None
         else:
-            model, optional_count = self._build_network_model(compute_dtype), False
+            network, optional_count = networks.build_network(model_spec), False
+            model = self.model_class()(
+                network,
+                initial_weights(((a.name, a.shape, a.init) for a in network.arrays), config.seed),
+                data_format="nhwc" if config.train.data_format == "default" else config.train.data_format,
+                compute_dtype=compute_dtype,
+                dropout=config.train.dropout,
+                node_devices=self.node_devices(network),
+            )
         params = sum(math.prod(variable.shape) for variable in model.trainable_variables)
         if params != model_spec.params and not optional_count:
             raise RuntimeError(f"{model_spec.name} has {params} parameters here and {model_spec.params} in the config")
         return model
-
-    def _build_network_model(self, compute_dtype: str) -> NetworkModel:
-        settings = self.spec.config
-        network = networks.build_network(settings.model)
-        layout = "nhwc" if settings.train.data_format == "default" else settings.train.data_format
-        return self.model_class()(
-            network,
-            initial_weights(((a.name, a.shape, a.init) for a in network.arrays), settings.seed),
-            data_format=layout,
-            compute_dtype=compute_dtype,
-            dropout=settings.train.dropout,
-            node_devices=self.node_devices(network),
-        )
 
     def step_signature(self) -> list[Any]:
         """Return the signature of the compiled step."""

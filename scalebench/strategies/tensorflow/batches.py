@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
+from itertools import count, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from scalebench.core.spec import Config
 from scalebench.strategies.base import GroupSum
@@ -46,11 +45,13 @@ def feed_batches(source: Source, devices: Sequence[str], feed: str, prefetch_mod
     if feed == "device":
         return _pick_resident(source, devices)
     if feed == "fixed":
-        return _repeat_first(source, devices)
+        return (batch for batch in repeat(place_batch(next(iter(source)), devices)))
     if prefetch_mode == "none":
         return _place_each(source, devices)
     # queue: prepared in host memory. device: the thread also copies them, while the current step is running.
-    return prefetch(_place_each(source, devices)) if prefetch_mode == "device" else _place_prefetched(source, devices)
+    return (
+        prefetch(_place_each(source, devices)) if prefetch_mode == "device" else _place_each(prefetch(source), devices)
+    )
 
 
 def split_evenly(samples: int, devices: int) -> list[slice]:
@@ -95,21 +96,14 @@ def copy_to_host(batch: TfBatch) -> list[HostArrays]:
     return [tuple(records.map_fields(np.array, tensors) for tensors in part) for part in batch.parts]
 
 
-def _place_each(source: Source, devices: Sequence[str]) -> TfBatches:
-    for batch in source:
-        yield place_batch(batch, devices)
-
-
-def _place_prefetched(source: Source, devices: Sequence[str]) -> TfBatches:
-    with closing(prefetch(source)) as ready:
-        for batch in ready:
+def _place_each(source: Iterable[Batch], devices: Sequence[str]) -> TfBatches:
+    batches = iter(source)
+    try:
+        for batch in batches:
             yield place_batch(batch, devices)
-
-
-def _repeat_first(source: Source, devices: Sequence[str]) -> TfBatches:
-    batch = place_batch(next(iter(source)), devices)
-    while True:
-        yield batch
+    finally:
+        if isinstance(batches, Generator):  # which may have a thread
+            batches.close()
 
 
 def _pick_resident(source: Source, devices: Sequence[str]) -> TfBatches:
@@ -121,23 +115,14 @@ def _pick_resident(source: Source, devices: Sequence[str]) -> TfBatches:
     for device in devices:
         with tf.device(device):
             resident.append(tuple(to_tensors(np.asarray(array)) for array in source.arrays()))
-    epoch = 0
-    while True:
+    for epoch in count():
         for update in range(source.steps_per_epoch):
-            rows = source.batch_indices(epoch, update) - source.first
-            yield _pick_rows(rows, source.global_samples(update), devices, resident)
-        epoch += 1
-
-
-def _pick_rows(
-    rows: NDArray[Any], global_samples: int, devices: Sequence[str], resident: Sequence[DevicePart]
-) -> TfBatch:
-    parts = []
-    for device, span, arrays in zip(devices, split_evenly(len(rows), len(devices)), resident, strict=True):
-        with tf.device(device):
-            index = tf.identity(rows[span])
-            parts.append(tuple(records.map_fields(partial(tf.gather, indices=index), array) for array in arrays))
-    return TfBatch(tuple(parts), len(rows), tf.constant(global_samples, tf.float32))
+            rows, parts = source.batch_indices(epoch, update) - source.first, []
+            for device, span, arrays in zip(devices, split_evenly(len(rows), len(devices)), resident, strict=True):
+                with tf.device(device):
+                    gather = partial(tf.gather, indices=tf.identity(rows[span]))
+                    parts.append(tuple(records.map_fields(gather, array) for array in arrays))
+            yield TfBatch(tuple(parts), len(rows), tf.constant(source.global_samples(update), tf.float32))
 
 
 Forward = Callable[[Any], tf.Tensor]
@@ -151,14 +136,23 @@ def regression_metrics(
     `forward` maps numpy inputs to the model's outputs. `sum_over_group` sums numbers over the processes; all of them
     must call this function.
     """
+
+    def sum_errors(batch: Batch) -> Any:
+        errors = (forward(batch.inputs).numpy() - batch.targets).reshape(batch.samples, -1)
+        return np.square(errors, dtype=np.float64).sum(0)
+
+    means = _mean_over_samples(sum_errors, source, sum_over_group)
+    per_target = {f"mse_{name}": mean for name, mean in zip(targets, means, strict=True)} if targets else {}
+    return {"mse": sum(means) / len(means), **per_target}
+
+
+def _mean_over_samples(add_up: Callable[[Batch], Any], source: Source, sum_over_group: GroupSum) -> list[float]:
+    """Return sums over the samples of a batch, added up over all batches of all processes, by sample."""
     sums, samples = np.zeros(1), 0
     for batch in read_with_tensorflow(source).in_order():
-        errors = (forward(batch.inputs).numpy() - batch.targets).reshape(batch.samples, -1)
-        sums = sums + np.square(errors, dtype=np.float64).sum(0)
-        samples += batch.samples
+        sums, samples = sums + add_up(batch), samples + batch.samples
     *totals, count = sum_over_group([*sums.tolist(), float(samples)])
-    per_target = {f"mse_{name}": total / count for name, total in zip(targets, totals, strict=True)} if targets else {}
-    return {"mse": sum(totals) / count / len(totals), **per_target}
+    return [total / count for total in totals]
 
 
 def apply_in_slices(forward: Forward, samples: int, inputs: Any) -> tf.Tensor:
@@ -171,13 +165,13 @@ def classification_metrics(forward: Forward, source: Source, sum_over_group: Gro
 
     A sample with several labels counts with its mean over them. Parameters as in `regression_metrics`.
     """
-    sums, samples = np.zeros(2), 0
-    for batch in read_with_tensorflow(source).in_order():
+
+    def add_up(batch: Batch) -> list[float]:
         outputs = forward(batch.inputs)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch.targets, outputs).numpy()
         correct = outputs.numpy().argmax(-1) == batch.targets
         means = [values.reshape(batch.samples, -1).mean(1, dtype=np.float64) for values in (losses, correct)]
-        sums += [mean.sum() for mean in means]
-        samples += batch.samples
-    entropy, correct_count, count = sum_over_group([*sums.tolist(), float(samples)])
-    return {"cross_entropy": entropy / count, "accuracy": correct_count / count}
+        return [mean.sum() for mean in means]
+
+    entropy, accuracy = _mean_over_samples(add_up, source, sum_over_group)
+    return {"cross_entropy": entropy, "accuracy": accuracy}

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from scalebench.strategies.base import GroupSum, NotMeasured, create_on_all_ranks
+from scalebench.strategies.base import NotMeasured, create_on_all_ranks
 from scalebench.strategies.tensorflow import observed, optimizer
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import DevicePart
@@ -42,29 +42,6 @@ class ReplicaCollective(Exchange):
 
         distribute = strategy.experimental_distribute_values_from_function
         super().__init__(run, [distribute(lambda _, count=count: tf.zeros(count)) for count in counts])
-
-
-def create_collective(
-    strategy: tf.distribute.Strategy, sum_over_group: GroupSum, name: str, size_bytes: int
-) -> ReplicaCollective:
-    """Create the collective operation `name` on buffers of this size.
-
-    Raises NotMeasured on all ranks if the strategy lacks the operation, or if a GPU of any rank lacks the memory.
-    """
-    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
-        raise NotMeasured("central storage has no replicas of the weights, between which to exchange anything")
-    if name not in REPLICA_COLLECTIVES:
-        available = " and ".join(REPLICA_COLLECTIVES)
-        raise NotMeasured(f"the replicas of a tf.distribute.Strategy have no {name}, only {available}")
-    cross_device_ops = getattr(strategy.extended, "_cross_device_ops", None)
-    if name == "all_gather" and isinstance(cross_device_ops, CANNOT_GATHER):
-        raise NotMeasured(f"{type(cross_device_ops).__name__} of TensorFlow cannot gather, and leaves it to another")
-    return create_on_all_ranks(
-        lambda: ReplicaCollective(strategy, name, [size_bytes]),
-        sum_over_group,
-        (tf.errors.ResourceExhaustedError,),
-        f"buffers of {size_bytes} bytes do not fit into the memory that training left on the GPUs",
-    )
 
 
 class ReductionInTurns(tf.distribute.ReductionToOneDevice):
@@ -143,7 +120,23 @@ class Replicated(TensorFlowStrategy):
         return ReplicaCollective(self.strategy, "all_reduce", sizes)
 
     def collective(self, name: str, size_bytes: int) -> Callable[[], None]:
-        return create_collective(self.strategy, self.sum_over_group, name, size_bytes)
+        """Create the operation. Raises NotMeasured on all ranks if replicas lack it, or a GPU lacks the memory."""
+        if isinstance(self.strategy, tf.distribute.experimental.CentralStorageStrategy):
+            raise NotMeasured("central storage has no replicas of the weights, between which to exchange anything")
+        if name not in REPLICA_COLLECTIVES:
+            available = " and ".join(REPLICA_COLLECTIVES)
+            raise NotMeasured(f"the replicas of a tf.distribute.Strategy have no {name}, only {available}")
+        cross_device_ops = getattr(self.strategy.extended, "_cross_device_ops", None)
+        if name == "all_gather" and isinstance(cross_device_ops, CANNOT_GATHER):
+            raise NotMeasured(
+                f"{type(cross_device_ops).__name__} of TensorFlow cannot gather, and leaves it to another"
+            )
+        return create_on_all_ranks(
+            lambda: ReplicaCollective(self.strategy, name, [size_bytes]),
+            self.sum_over_group,
+            (tf.errors.ResourceExhaustedError,),
+            f"buffers of {size_bytes} bytes do not fit into the memory that training left on the GPUs",
+        )
 
     def backend_used(self) -> str | None:
         return observed.observe_backend(self.train, self.step_function(), self.last_batch)

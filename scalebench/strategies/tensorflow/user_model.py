@@ -3,7 +3,6 @@ wrapper with the interface that strategies use. Its initial weights are equal on
 
 from __future__ import annotations
 
-import inspect
 import re
 import traceback
 import zlib
@@ -51,7 +50,12 @@ class UserModel(keras.Model):
         self.trained = list(inner.trainable_variables)
         self.moving_statistics = [variable for variable in changed if _is_float(variable)]
         self.random_states = [variable for variable in changed if not _is_float(variable)]  # and counters
-        self.variables_by_name = _name_variables([*self.trained, *self.moving_statistics])
+        self.variables_by_name: dict[str, keras.Variable] = {}
+        for variable in [*self.trained, *self.moving_statistics]:
+            name, number = variable.path, 2
+            while name in self.variables_by_name:  # two layers may have the same name
+                name, number = f"{variable.path}:{number}", number + 1
+            self.variables_by_name[name] = variable
         self.built = True
 
     def call(self, inputs: Any, training: bool = False) -> tf.Tensor:
@@ -102,24 +106,8 @@ def _is_float(variable: keras.Variable) -> bool:
     return bool(tf.as_dtype(variable.dtype).is_floating)
 
 
-def _name_variables(variables: list[keras.Variable]) -> dict[str, keras.Variable]:
-    by_name: dict[str, keras.Variable] = {}
-    for variable in variables:
-        name, number = variable.path, 2
-        while name in by_name:  # two layers may have the same name
-            name, number = f"{variable.path}:{number}", number + 1
-        by_name[name] = variable
-    return by_name
-
-
 class ModelProblem(Exception):
     """A reason why a user's model cannot be trained; reported after the name of its function."""
-
-
-def build_layers(inner: keras.Model, config: Config) -> None:
-    """Build the layers that are not built yet, without computing anything."""
-    specs = batches.input_specs(config, None)
-    inner(records.map_fields(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), specs), training=False)
 
 
 def check_inputs(inner: keras.Model, config: Config) -> None:
@@ -235,17 +223,12 @@ def _check_outputs(outputs: Any, inner: keras.Model, config: Config) -> None:
     if shape[:-1] != (CHECK_SAMPLES, *positions) or shape[-1] is None or shape[-1] < (dataset.classes or 2):
         classes = f"{dataset.classes} classes" if dataset.classes else "classes"
         raise ModelProblem(f"{result}; dataset={dataset.name} has {classes}: give each an output")
-    if _ends_in_softmax(inner):
-        raise ModelProblem("ends in a softmax, and cross_entropy takes what goes into one (logits): leave it out")
-
-
-def _ends_in_softmax(inner: keras.Model) -> bool:
-    """Return whether the model ends in a softmax, as far as its last operation is known."""
-    try:
+    try:  # as far as the last operation is known
         last = inner.outputs[0]._keras_history.operation
     except (AttributeError, TypeError, IndexError):
-        return False
-    return isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) is keras.activations.softmax
+        last = None
+    if isinstance(last, keras.layers.Softmax) or getattr(last, "activation", None) is keras.activations.softmax:
+        raise ModelProblem("ends in a softmax, and cross_entropy takes what goes into one (logits): leave it out")
 
 
 def refuse_unsupported(config: Config) -> None:
@@ -270,9 +253,23 @@ def build_user_model(config: Config, compute_dtype: str, rank: int, model_class:
     keras.config.set_dtype_policy(POLICIES[compute_dtype])
     try:
         with per_replica_variables(), attribute_errors_to_user(config):
-            inner = _call_user_function(config)
+            # The seed is set twice, since a module may create networks when it is imported.
+            keras.utils.set_random_seed(config.seed % 2**32)
+            function, options = user_code.load_function(str(config.model.keras), "model.keras"), config.model.options
+            if isinstance(function, keras.Layer):
+                raise ModelProblem(f"is a {type(function).__name__}: name a function that makes the network")
+            call = f"model.options={options}"
+            user_code.check_call(function, function_label(config), "makes the network", call, options)
+            keras.utils.set_random_seed(config.seed % 2**32)
+            inner = function(**options)
+            if not isinstance(inner, keras.Model):
+                result = f"the class {inner.__name__}" if isinstance(inner, type) else f"a {type(inner).__name__}"
+                raise ModelProblem(f"gives {result}, and no keras.Model")
             check_inputs(inner, config)
-            build_layers(inner, config)
+            # Build the layers that are not built yet, without computing anything.
+            specs = batches.input_specs(config, None)
+            tensors = records.map_fields(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), specs)
+            inner(tensors, training=False)
             if not config.train.dropout:
                 disable_dropout(inner)
             changed, flops_per_sample = check_model(inner, config, compute_dtype)
@@ -323,29 +320,3 @@ def attribute_errors_to_user(config: Config) -> Iterator[None]:
 def _one_line_message(error: BaseException) -> str:
     text = KERAS_CALL_PREFIX.sub("", ANSI_COLOUR.sub("", str(error))).partition("Arguments received by")[0]
     return " ".join(text.split())[:MAX_MESSAGE_CHARS]
-
-
-def _call_user_function(config: Config) -> keras.Model:
-    """Call the user's function and return its model. The seed is set twice, since a module may create networks when it
-    is imported."""
-    keras.utils.set_random_seed(config.seed % 2**32)
-    function = user_code.load_function(str(config.model.keras), "model.keras")
-    if isinstance(function, keras.Layer) or not callable(function):
-        raise ModelProblem(f"is a {type(function).__name__}: name a function that makes the network")
-    _check_call(function, config)
-    keras.utils.set_random_seed(config.seed % 2**32)
-    model = function(**config.model.options)
-    if not isinstance(model, keras.Model):
-        result = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
-        raise ModelProblem(f"gives {result}, and no keras.Model")
-    return model
-
-
-def _check_call(function: Callable[..., Any], config: Config) -> None:
-    options = config.model.options
-    try:
-        inspect.signature(function).bind(**options)
-    except ValueError:  # some builtins have no signature
-        return
-    except TypeError as error:
-        raise ModelProblem(f"cannot be called with model.options={options}: {error}") from None

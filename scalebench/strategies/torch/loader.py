@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import random
 import traceback
 from collections.abc import Callable, Iterator
@@ -50,7 +49,8 @@ class UserLoader:
         with self._attribute_errors():
             function = user_code.load_function(str(config.dataset.loader), "dataset.loader")
             arguments, options = (replica, replicas, batch, config.seed), config.dataset.options
-            _check_call(function, arguments, options, self._label)
+            call = f"(rank, world_size, batch, seed, **{options})"
+            user_code.check_call(function, self._label, "returns the batches", call, options, *arguments)
             random.seed(config.seed + replica)  # a function that shuffles by itself does so in its own way in each rank
             np.random.seed((config.seed + replica) % 2**32)
             torch.manual_seed(config.seed + replica)
@@ -171,17 +171,6 @@ class UserLoader:
             raise
         except (Exception, SystemExit) as error:
             raise PluginError(f"{self._label} fails: {describe_exception(error)}", traceback.format_exc()) from error
-
-
-def _check_call(function: Any, arguments: tuple[Any, ...], options: dict[str, Any], label: str) -> None:
-    if not callable(function):
-        raise PluginError(f"{label} is a {type(function).__name__}: name a function that returns the batches")
-    try:
-        inspect.signature(function).bind(*arguments, **options)
-    except TypeError as error:
-        raise PluginError(
-            f"{label} cannot be called with (rank, world_size, batch, seed, **{options}): {error}"
-        ) from None
 
 
 def _to_tensor(leaf: Any) -> Any:

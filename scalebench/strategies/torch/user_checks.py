@@ -63,7 +63,10 @@ def build_user_module(
     build = user_code.load_function(model.torch, "model.torch")
     _seed_generators(config.seed)
     with attribute_errors_to_user(model, anywhere=True):
-        _check_call(build, model)
+        if isinstance(build, nn.Module):
+            raise UserProblem(f"is a {type(build).__name__}: name a function that makes the module")
+        call = f"model.options={model.options}"
+        user_code.check_call(build, function_label(model), "makes the module", call, model.options)
         module, optimizer = _split_result(build(**model.options))
         is_lightning, progress = find_lightning_class(module) is not None, Progress()
         if is_lightning:  # what a Trainer calls once, in its order; the data are scalebench's
@@ -134,19 +137,6 @@ def _seed_generators(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-def _check_call(build: Callable[..., Any], model: ModelSpec) -> None:
-    if isinstance(build, nn.Module) or not callable(build):
-        raise PluginError(f"{function_label(model)} is a {type(build).__name__}: name a function that makes the module")
-    try:
-        inspect.signature(build).bind(**model.options)
-    except ValueError:  # some builtins have no signature
-        return
-    except TypeError as error:
-        raise PluginError(
-            f"{function_label(model)} cannot be called with model.options={model.options}: {error}"
-        ) from None
 
 
 def _check_module(module: Any, model: ModelSpec) -> None:
