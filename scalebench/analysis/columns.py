@@ -62,8 +62,8 @@ def interval_cells(name: str, estimate: Estimate | None) -> dict[str, Any]:
 
 
 def estimate_of(row: Mapping[str, Any], name: str) -> Estimate | None:
-    """Return the figure of such columns; a limit that is null there is infinite."""
-    value, low, high = (row[column] for column in (name, *limit_names(name)))
+    """Return the figure of such columns; a limit that is null there, or has no column, is infinite."""
+    value, low, high = (row.get(column) for column in (name, *limit_names(name)))
     limits = -math.inf if low is None else low, math.inf if high is None else high
     return None if value is None else Estimate(value, *limits)
 

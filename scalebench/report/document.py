@@ -19,7 +19,6 @@ from scalebench.analysis.scaling_curves import Curve, format_group_title
 from scalebench.analysis.scaling_curves import group_curves as group_by_workload
 from scalebench.core import units
 from scalebench.core.stats.estimates import Estimate
-from scalebench.report.flag_text import to_number, to_text
 
 MAX_CURVES = 24  # of a chart; more are not distinguishable
 MAX_CURVE_GROUPS = 12  # of a section
@@ -280,12 +279,12 @@ def limit_texts(texts: Sequence[str], count: int, rest: str) -> list[str]:
 
 
 def get_tags(row: Cells) -> dict[str, str]:
-    return {name: to_text(row[name]) for name in TAG_COLUMNS}
+    return {name: str(row[name] or "") for name in TAG_COLUMNS}
 
 
 def make_cell(text: str, value: Any = None) -> Cell:
     """Make a cell for a value of the frame, or for a text, by which it is sorted then."""
-    return Cell(text, (text or None) if value is None else to_number(value))
+    return Cell(text, (text or None) if value is None else float(value))
 
 
 def format_cell(figure: Any, show: Callable[[Any], str]) -> Cell:
@@ -293,14 +292,6 @@ def format_cell(figure: Any, show: Callable[[Any], str]) -> Cell:
     if figure is None:
         return Cell("")
     return make_cell(show(figure), figure.value if isinstance(figure, Estimate) else figure)
-
-
-def get_estimate(row: Cells, column: str) -> Estimate | None:
-    """Return the figure of a column with its limits, if it has both; None if it was not measured."""
-    value, low, high = (to_number(row.get(name)) for name in (column, *limit_names(column)))
-    if value is None:
-        return None
-    return Estimate(value) if low is None or high is None else Estimate(value, low, high)
 
 
 def make_lines(
@@ -311,14 +302,12 @@ def make_lines(
     lines = []
     for curve in curves:
         rows = [row for row in curve.rows if row[x] is not None]
-        values, low, high = ([to_number(row.get(name)) for row in rows] for name in (column, *limit_names(column)))
+        values, low, high = ([row.get(name) for row in rows] for name in (column, *limit_names(column)))
         if not (count := sum(value is not None for value in values)):
             continue
         if all(limit is None for limit in (*low, *high)):
             low, high = [], []
-        repeats = [
-            [y for each in row.get(REPEAT_ROWS) or () if (y := to_number(each.get(column))) is not None] for row in rows
-        ]
+        repeats = [[y for each in row.get(REPEAT_ROWS) or () if (y := each.get(column)) is not None] for row in rows]
         notes = () if note is None else [note(row) for row in rows]
         style: Literal["points", "line"] = "points" if count == 1 else "line"
         places = [float(row[x]) for row in rows]

@@ -52,12 +52,12 @@ def describe_row(row: dict[str, Any], explains: bool = False) -> list[str]:
     A difference from a baseline is unresolved if the 95 % interval of the speedup contains 1, its limits included. No
     remark is made on a row that is its own baseline, twice if one run is both baselines, or without an interval.
     """
-    flags = list_flags(to_text(row["flags"]), to_text(row["steady"]) == "False")
+    flags = list_flags(row["flags"] or "", row["steady"] is False)
     remarks = [explain_flag(flag) if explains else format_flag(flag) for flag in flags]
-    bare_id, self_id, run_id = (to_text(row[name]) for name in ("baseline_bare_id", "baseline_self_id", "run_id"))
-    if bare_id not in ("", run_id) and _contains_1(row, "speedup_bare"):
+    bare_id, self_id, run_id = (row[name] for name in ("baseline_bare_id", "baseline_self_id", "run_id"))
+    if bare_id not in (None, run_id) and _contains_1(row, "speedup_bare"):
         remarks.append("no difference from bare resolved")
-    if self_id not in ("", run_id, bare_id) and _contains_1(row, "speedup_self"):
+    if self_id not in (None, run_id, bare_id) and _contains_1(row, "speedup_self"):
         remarks.append("no difference from one device resolved")
     return remarks
 
@@ -73,7 +73,7 @@ def explain_flag(flag: str) -> str:
 
 def _contains_1(row: dict[str, Any], name: str) -> bool:
     """Return whether there is an interval with 1 in it; an upper limit that the data cannot supply is null."""
-    low, high = to_number(row[f"{name}_low"]), to_number(row[f"{name}_high"])
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
     return low is not None and low <= 1 and (high is None or high >= 1)
 
 
@@ -93,13 +93,3 @@ def describe_intervals(rows: Iterable[Mapping[str, Any]]) -> str:
 def describe_curve_intervals(curves: Sequence[Curve]) -> str:
     """Say what the intervals of these curves are taken over; empty if there are none."""
     return describe_intervals(row for curve in curves for row in curve.rows)
-
-
-def to_number(value: Any) -> float | None:
-    """Return a cell of the frame as a float, None for null."""
-    return None if to_text(value) == "" else float(value)
-
-
-def to_text(value: Any) -> str:
-    """Return a cell of the frame as text, empty for null."""
-    return "" if value is None or str(value) in ("<NA>", "nan") else str(value)

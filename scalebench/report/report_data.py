@@ -29,7 +29,6 @@ from scalebench.core.units import format_count
 from scalebench.core.untrusted import MAX_SMALL_FILE_BYTES, clean_text
 from scalebench.measure.progress import read_progress
 from scalebench.report import document as doc
-from scalebench.report.flag_text import to_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -203,14 +202,14 @@ def name_runs(rows: Sequence[Row]) -> dict[str, str]:
 
     names: dict[str, str] = {}
     uses = Counter[str]()
-    for (strategy, gpus), members in group_by(rows, lambda row: (to_text(row["strategy"]), row["gpus"])).items():
+    for (strategy, gpus), members in group_by(rows, lambda row: (row["strategy"], row["gpus"])).items():
         columns = list_differing(rows, GLOBAL_NAME_COLUMNS) + list_differing(members, NAME_COLUMNS)
         for row in members:
             parts = [f"{strategy} on {format_count(gpus, 'device')}"]
             for column in columns:
                 value = row[column]
-                if to_text(value) and (column, value) != ("status", "ok"):
-                    text = f"{value:.4g}" if isinstance(value, float) else to_text(value)
+                if value not in (None, "") and (column, value) != ("status", "ok"):
+                    text = f"{value:.4g}" if isinstance(value, float) else str(value)
                     parts.append(text if column in KEY_VALUE_COLUMNS else f"{column.replace('_', ' ')} {text}")
             name = ", ".join(parts)
             uses[name] += 1  # two sweeps may both hold runs of the same configuration and repeat

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from scalebench.analysis.columns import estimate_of
 from scalebench.analysis.identity import KEY_VALUE_COLUMNS
 from scalebench.analysis.load import Survey, survey
 from scalebench.analysis.scaling_curves import plain_rows
@@ -17,7 +18,7 @@ from scalebench.core import units
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.untrusted import clean_text
 from scalebench.report import document as doc
-from scalebench.report.flag_text import describe_intervals, describe_row, to_number, to_text
+from scalebench.report.flag_text import describe_intervals, describe_row
 from scalebench.report.report_data import HomeFolder, ReportData, read_operations
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def make_cell(row: Mapping[str, Any], column: str) -> doc.Cell:
         return doc.make_cell(value or "")
     if column == doc.THROUGHPUT:
         return doc.make_cell(format_throughput(row), value)
-    figure = doc.get_estimate(row, column)
+    figure = estimate_of(row, column)
     has_limits = figure is not None and figure.has_limits
     return doc.make_cell(find_kind(column).show(figure if has_limits else value), value)
 
@@ -270,7 +271,7 @@ def split_settings(text: str | None) -> list[str]:
 
 def format_setting(value: Any) -> str:
     """Return `0.000473`, not the seventeen digits of a learning rate that a search has drawn."""
-    return f"{value:.4g}" if isinstance(value, float) and value == value else to_text(value)
+    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def format_throughput(row: Mapping[str, Any], unit: str = "", notes_repeat: bool = True) -> str:
@@ -279,7 +280,7 @@ def format_throughput(row: Mapping[str, Any], unit: str = "", notes_repeat: bool
     An interval over blocks misses what differs between starts, so it is `± 0.8 % within this repeat` if
     `notes_repeat`.
     """
-    value, low, high = (to_number(row[name]) for name in (doc.THROUGHPUT, "throughput_low", "throughput_high"))
+    value, low, high = (row[name] for name in (doc.THROUGHPUT, "throughput_low", "throughput_high"))
     if value is None:
         return ""
     figure = f"{value:,.0f}{unit}" if value >= 100 else f"{value:.3g}{unit}"
@@ -299,7 +300,7 @@ def explain_doubt(ratio: Estimate, *rows: Mapping[str, Any]) -> str:
 def list_remarks(row: dict[str, Any], explains: bool = False) -> list[str]:
     """List why a run is not ok, or what to know about one that is; with `explains`, what its flags mean."""
     if row["status"] != "ok":
-        return [to_text(row["reason"])]
+        return [row["reason"] or ""]
     missing = find_missing_baselines(row)
     return [*describe_row(row, explains), *([f"no {' and '.join(missing)} baseline"] if missing else [])]
 
@@ -309,7 +310,7 @@ BASELINE_COLUMNS = ["status", "strategy", "max_batch_per_device", "baseline_bare
 
 def find_missing_baselines(row: dict[str, Any]) -> list[str]:
     """List the baselines, bare and self, that a successful run lacks. A largest-batch search needs none."""
-    if row["status"] != "ok" or to_number(row["max_batch_per_device"]) is not None:
+    if row["status"] != "ok" or row["max_batch_per_device"] is not None:
         return []
     kinds = ("self",) if row["strategy"] == "script" else ("bare", "self")  # a user's program has no other
-    return [kind for kind in kinds if to_text(row[f"baseline_{kind}_id"]) == ""]
+    return [kind for kind in kinds if row[f"baseline_{kind}_id"] is None]

@@ -19,6 +19,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from scalebench.analysis.columns import estimate_of
 from scalebench.analysis.identity import KEY_VALUE_COLUMNS
 from scalebench.analysis.scaling_curves import format_batch, plain_rows
 from scalebench.core.untrusted import clean_line, clean_text
@@ -145,7 +146,7 @@ class RunTable:
 
         lines, styles = [], []
         for row in rows:
-            speedup, share = doc.get_estimate(row, "speedup"), row["efficiency"]
+            speedup, share = estimate_of(row, "speedup"), row["efficiency"]
             ratio = "" if speedup is None else f"{speedup.value:.2f}"
             if speedup is not None and speedup.has_limits:  # the distance of the farther one
                 ratio += f" ± {max(speedup.value - speedup.low, speedup.high - speedup.value):.2f}"

@@ -4,7 +4,6 @@ import ast
 import re
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from scalebench.report import flag_text
@@ -15,7 +14,7 @@ def row(**changes):
     """A row on two devices whose baselines are two other runs, clearly faster than either."""
     usual = {"run_id": "me", "baseline_bare_id": "bare", "baseline_self_id": "self"}
     ratios = {f"speedup_{kind}_{end}": value for kind in ("bare", "self") for end, value in (("low", 1.5), ("high", 2))}
-    return {**usual, **ratios, "flags": pd.NA, "steady": True, **changes}
+    return {**usual, **ratios, "flags": None, "steady": True, **changes}
 
 
 BARE, SELF = "no difference from bare resolved", "no difference from one device resolved"
@@ -25,7 +24,7 @@ NOISY = {"speedup_bare_low": 0.9, "speedup_bare_high": 1.1, "speedup_self_low": 
 @pytest.mark.parametrize(("changes", "remarks"), [
     *(({"speedup_bare_low": low, "speedup_bare_high": high}, [BARE] * is_reported)
       for low, high, is_reported in ((1.0, 1.1, True), (1.0001, 1.1, False), (0.9, 1.0, True), (0.9, 0.9999, False),
-                                     (0.5, pd.NA, True), (1.5, pd.NA, False), (None, None, False))),
+                                     (0.5, None, True), (1.5, None, False), (None, None, False))),
     (NOISY, [BARE, SELF]),
     ({**NOISY, "baseline_self_id": "bare"}, [BARE]),  # one run is both
     ({**NOISY, "baseline_self_id": "me"}, [BARE]),  # its own self baseline, on one device

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from scalebench.analysis.columns import estimate_of
 from scalebench.analysis.identity import collect
 from scalebench.analysis.ranking import Advice, NamedRow, Ranking, Rival, is_control, join_with_and, list_advice
 from scalebench.analysis.repeats import EstimateRatio
@@ -142,7 +143,7 @@ def _make_tiles(advice: Advice) -> Iterator[doc.Tile]:
         ("Speedup", "times", 1, 2, f"against {base} on one device"),
         ("Efficiency", "%", 100, 0, f"of {_on_devices(pair)}"),
     ):
-        estimate = doc.get_estimate(pair[1], f"{name.lower()}_{against}")
+        estimate = estimate_of(pair[1], f"{name.lower()}_{against}")
         if estimate is not None:
             figure, low, high = (f"{factor * x:z.{digits}f}" for x in (estimate.value, estimate.low, estimate.high))
             interval = f"{low} to {high}{' %' * (unit == '%')}" if estimate.has_limits else "no interval"
@@ -360,7 +361,7 @@ def _describe_scaling_limit(limit: ScalingLimit, name: str) -> str:
 def _describe_loss(row: dict[str, Any]) -> str:
     """Describe 1 - efficiency, and how much of it the strategy already costs on one device."""
     against = _get_baseline_kind(row)
-    efficiency = doc.get_estimate(row, f"efficiency_{against}")
+    efficiency = estimate_of(row, f"efficiency_{against}")
     if efficiency is None:
         return "The loss is unknown: no baseline on one device was measured."
     if efficiency.value >= 1:

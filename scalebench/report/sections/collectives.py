@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scalebench.analysis import collectives
+from scalebench.analysis.columns import estimate_of
+from scalebench.analysis.scaling_curves import plain_rows
 from scalebench.core import units
 from scalebench.core.stats.estimates import Estimate
 from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS
 from scalebench.report import document as doc
 from scalebench.report import spec
-from scalebench.report.flag_text import to_text
 from scalebench.report.report_data import ReportData
 
 if TYPE_CHECKING:
@@ -150,15 +151,15 @@ def _format_time(time_s: Estimate) -> str:
 
 def make_bandwidth_table(frame: pd.DataFrame) -> doc.Table:
     """Make the table of scalebench.bandwidth, with a row for each transfer."""
-    rows, lines = list[spec.TableRow](), collectives.name_lines(frame)
-    for index, row in frame.iterrows():
-        rate = doc.get_estimate(row, "bytes_per_s")
+    rows = list[spec.TableRow]()
+    for line, row in zip(collectives.name_lines(frame), plain_rows(frame), strict=True):
+        rate = estimate_of(row, "bytes_per_s")
         is_latency, ranks = row["kind"].endswith(collectives.LATENCY_KIND), "all"
-        if to_text(row["source"]):
+        if row["source"] is not None:
             arrow = "<->" if "both_ways" in row["kind"] else "->"
             ranks = f"{row['source']} {arrow} {row['target']}" if row["source"] != row["target"] else str(row["source"])
         rows.append(({}, {
-            "strategy": lines[index], "gpus": int(row["gpus"]), "transfer": row["kind"], "ranks": ranks,
+            "strategy": line, "gpus": row["gpus"], "transfer": row["kind"], "ranks": ranks,
             "size": (row["size_bytes"], units.format_binary_bytes),
             "time": (row["time_s"], units.format_seconds),
             "GB/s (95 %)": "" if rate is None or is_latency else units.format_limits(rate, lambda x: f"{x / GIGA:.3g}"),

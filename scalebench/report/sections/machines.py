@@ -9,7 +9,6 @@ from scalebench.core.result import Result
 from scalebench.core.units import format_count
 from scalebench.report import document as doc
 from scalebench.report import machine_text, spec
-from scalebench.report.flag_text import to_text
 from scalebench.report.report_data import ReportData, list_detailed_runs, list_left_out_runs, name_runs
 
 MAX_MACHINES = 12
@@ -21,7 +20,7 @@ def list_blocks(report_data: ReportData) -> Iterator[doc.Block]:
     rows = list_detailed_runs(report_data)
     names = name_runs(rows)
     runs = [(names[row["run_id"]], report_data.result(row["run_id"])) for row in rows]
-    hardware = group_by(zip(rows, runs, strict=True), lambda pair: to_text(pair[0]["hardware"]))
+    hardware = group_by(zip(rows, runs, strict=True), lambda pair: str(pair[0]["hardware"]))
     by_hardware = {name: [run for _, run in pairs] for name, pairs in hardware.items()}
     for number, (name, members) in enumerate(by_hardware.items()):
         yield from _list_differences(number, name, members)

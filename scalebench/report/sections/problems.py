@@ -16,7 +16,7 @@ from scalebench.core.untrusted import find_run_file
 from scalebench.report import document as doc
 from scalebench.report import report_data as data
 from scalebench.report import spec
-from scalebench.report.flag_text import format_flag, get_advice, list_flags, read_flags, to_text
+from scalebench.report.flag_text import format_flag, get_advice, list_flags, read_flags
 from scalebench.report.report_data import ReportData, name_runs, select_run_columns
 from scalebench.report.report_data import Row as RunRow
 
@@ -50,7 +50,7 @@ def _list_failed(report_data: ReportData) -> Iterator[doc.Block]:
     names, rows, seen = name_runs(failed), [], Counter[str]()
     turns = []  # (number of earlier runs with the same reason, position)
     for position, row in enumerate(failed):
-        reason, folder = to_text(row["reason"]), report_data.make_link(Path(to_text(row["path"])))
+        reason, folder = row["reason"] or "", report_data.make_link(Path(row["path"]))
         values = {"run": names[row["run_id"]], "status": row["status"], "reason": reason, "folder": folder}
         rows.append((doc.get_tags(row), values))
         turns.append((seen[reason], position))
@@ -79,10 +79,8 @@ def _make_log_block(report_data: ReportData, row: RunRow, name: str) -> doc.Bloc
 def _list_flags(report_data: ReportData) -> Iterator[doc.Block]:
     """Say what each flag means, and how many rows have it; the repeats of a configuration are one row, and the table of
     configurations has the flags of each."""
-    frame = report_data.pooled
-    pairs = zip(frame["flags"], frame["steady"], strict=True)
-    flags = [list_flags(to_text(names), to_text(steady) == "False") for names, steady in pairs]
-    counts = Counter(flag for names in flags for flag in names)
+    rows_of = plain_rows(report_data.pooled[["flags", "steady"]])
+    counts = Counter(flag for row in rows_of for flag in list_flags(row["flags"] or "", row["steady"] is False))
     ordered = [flag for flag in read_flags() if flag in counts]
     about = "what it means, and what to do"
     rows: list[spec.TableRow] = [
@@ -94,7 +92,7 @@ def _list_flags(report_data: ReportData) -> Iterator[doc.Block]:
 
 def _select_rows(frame: pd.DataFrame, has_status: Callable[[str], bool]) -> list[RunRow]:
     rows = select_run_columns(frame).drop_duplicates("run_id")
-    return plain_rows(rows[[has_status(to_text(status)) for status in rows["status"]]])
+    return plain_rows(rows[rows["status"].map(has_status)])
 
 
 def _make_table(table_id: str, title: str, rows: Sequence[spec.TableRow], about: str = "", *numeric: str) -> doc.Table:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from scalebench.analysis.identity import CURVE_COLUMNS, curve_key, name_curves
-from scalebench.analysis.scaling_curves import Curve, find_node_boundaries, find_scaling_limit, fit_slope
+from scalebench.analysis.scaling_curves import Curve, find_node_boundaries, find_scaling_limit, fit_slope, plain_rows
 from scalebench.analysis.verdicts import decide_ratio
 from scalebench.report import document as doc
 from scalebench.report import spec, tables
@@ -200,7 +200,7 @@ def list_configurations(report_data: ReportData) -> Iterator[doc.Block]:
         text = f"{len(pooled):,} configurations are more than a table can show: these are the {len(best)} that"
         yield doc.Paragraph(f"{text} come first in throughput among those of their number of devices.")
     yield tables.make_configuration_table(best, report_data.baseline_name)
-    if count := sum(map(bool, map(tables.find_missing_baselines, best[tables.BASELINE_COLUMNS].to_dict("records")))):
+    if count := sum(map(bool, map(tables.find_missing_baselines, plain_rows(best[tables.BASELINE_COLUMNS])))):
         commands = make_baseline_commands(best, report_data.unreadable)
         text = f"{count} {'row lacks a baseline' if count == 1 else 'rows lack a baseline'} on one device, and with it"
         more = f" {len(commands) - MAX_COMMANDS} more commands are left out." if len(commands) > MAX_COMMANDS else ""

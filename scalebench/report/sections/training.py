@@ -21,7 +21,6 @@ from scalebench.core.stats.log_means import mean_over_repeats
 from scalebench.report import document as doc
 from scalebench.report import report_data as data
 from scalebench.report import spec
-from scalebench.report.flag_text import to_text
 from scalebench.report.losses import compute_losses
 from scalebench.report.report_data import ReportData
 
@@ -67,7 +66,7 @@ def group_trainings(frame: pd.DataFrame) -> list[tuple[str, list[TrainingOutcome
     """Group the successful trainings whose metric and seconds compare, each with the end of its titles."""
     names = ("model", "dataset", "metric_name", "hardware", "machine")
     trainings = [training for training in summarize_trainings(frame) if training.runs]
-    groups = group_by(trainings, lambda training: tuple(to_text(training.first_run[name]) for name in names))
+    groups = group_by(trainings, lambda training: tuple(str(training.first_run[name]) for name in names))
     has_machines = len({key[3:] for key in groups}) > 1
     labels = [f": {model} on {dataset}" + (f", hardware {hardware} ({machine})" if has_machines else "")
               for model, dataset, _, hardware, machine in groups]  # fmt: skip
@@ -89,7 +88,7 @@ def list_trainings(report_data: ReportData) -> Iterator[doc.Block]:
 
 def _describe_targets(trainings: Sequence[TrainingOutcome], names: Mapping[str, str]) -> Iterator[doc.Block]:
     """Name the training that reached each target first, and count those that did not."""
-    metric = to_text(trainings[0].first_run["metric_name"])
+    metric = trainings[0].first_run["metric_name"] or ""
     for target in sorted({training.target for training in trainings if training.target is not None}):
         aimed = [training for training in trainings if training.target == target]
         soonest = min((each for each in aimed if each.reached == each.seeds), key=_time_to_target_key, default=None)
@@ -104,7 +103,7 @@ def _describe_targets(trainings: Sequence[TrainingOutcome], names: Mapping[str, 
 def _draw_curves(
     report_data: ReportData, number: int, label: str, trainings: Sequence[TrainingOutcome], names: Mapping[str, str]
 ) -> Iterator[doc.Chart]:
-    metric = to_text(trainings[0].first_run["metric_name"])
+    metric = trainings[0].first_run["metric_name"] or ""
     curves = [[report_data.result(row["run_id"]).quality.curve for row in training.by_seed[:MAX_SEEDS]]
               for training in trainings]  # fmt: skip
     targets = sorted({training.target for training in trainings if training.target is not None})
@@ -185,10 +184,10 @@ def _format_level(level: Estimate) -> str:
 
 def make_table(table_id: str, title: str, trainings: Sequence[TrainingOutcome]) -> doc.Table:
     """Make a table with a row for each training, over its seeds."""
-    names, metric = name_trainings(trainings), to_text(trainings[0].first_run["metric_name"]) or "metric"
+    names, metric = name_trainings(trainings), trainings[0].first_run["metric_name"] or "metric"
     rows = []
     for training in trainings:
-        row, rule, figures = training.first_run, to_text(training.first_run["learning_rate_rule"]), training.figures
+        row, rule, figures = training.first_run, training.first_run["learning_rate_rule"] or "", training.figures
         base = f" from {row['base_batch']:,}" if row["base_batch"] is not None and rule != "none" else ""
         has_missed = training.target is not None and not training.reached
         time_s = doc.format_cell(figures["time_to_target_s"], units.format_seconds)
@@ -242,7 +241,7 @@ def list_terminal_sentences(frame: pd.DataFrame) -> list[str]:
 def describe_training(training: TrainingOutcome, name: str) -> str:
     """Return `ddp_gloo on 2 devices: mse 0.0005 after 12.3 s of training [11.9, 12.7], 4.2 epochs; 3 of 5 seeds reached
     it`."""
-    metric = f"{to_text(training.first_run['metric_name']) or 'metric'} {training.target:g}"
+    metric = f"{training.first_run['metric_name'] or 'metric'} {training.target:g}"
     failed = f", {training.failed} failed" if training.failed else ""
     several = training.seeds > 1
     if not training.reached:
@@ -307,7 +306,7 @@ def list_losses(report_data: ReportData) -> Iterator[doc.Block]:
     firsts = set(report_data.pooled["run_id"])
     rows = [row for row in data.list_detailed_runs(report_data)
             if row["run_id"] in firsts and row["final_loss"] is not None and row["status"] == "ok"]  # fmt: skip
-    groups = group_by(rows, lambda row: f"{to_text(row['model'])} on {to_text(row['dataset'])}")
+    groups = group_by(rows, lambda row: f"{row['model']} on {row['dataset']}")
     for number, (group, members) in enumerate(list(groups.items())[:MAX_TRAINING_GROUPS]):
         yield from _make_loss_blocks(report_data, number, f": {group}" if len(groups) > 1 else "", members)
     yield from doc.note_left_out(MAX_TRAINING_GROUPS, len(groups), "pairs of a model and a data set are shown")
@@ -324,7 +323,7 @@ def _make_loss_blocks(report_data: ReportData, number: int, label: str, rows: li
         name, of_epoch = names[row["run_id"]], (epochs_known and samples) or 1
         points = doc.downsample(run.make_points([count / of_epoch for count in run.samples]), MAX_CURVE_POINTS)
         series.append(doc.Series(name, [x for x, _ in points], [y for _, y in points], tags=tags))
-        metric = f"{to_text(row['metric_name'])} {row['metric']:.4g}" if row["metric"] is not None else ""
+        metric = f"{row['metric_name']} {row['metric']:.4g}" if row["metric"] is not None else ""
         table_rows.append((tags, {
             "run": name, "steps": run.steps[-1],
             "epochs": (run.samples[-1] / samples if samples else None, "{:.3g}".format),

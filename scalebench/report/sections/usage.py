@@ -17,7 +17,7 @@ from scalebench.measure.monitor.summary import measured_window
 from scalebench.measure.monitor.time_series import TimeWindow, read_series
 from scalebench.report import document as doc
 from scalebench.report import spec
-from scalebench.report.flag_text import format_flag, to_text
+from scalebench.report.flag_text import format_flag
 from scalebench.report.report_data import ReportData, list_detailed_runs, list_left_out_runs, name_runs
 from scalebench.report.tables import format_throughput
 
@@ -100,7 +100,7 @@ def draw_clocks(report_data: ReportData) -> Iterator[doc.Block]:
     """Draw the series of some runs that were monitored: first of those with a flag that a series explains, then of the
     largest run of each curve."""
     rows = {row["run_id"]: row for row in list_detailed_runs(report_data) if row["status"] == "ok"}
-    flags = {run_id: [flag for flag in CLOCK_FLAGS if flag in to_text(row["flags"]).split()]
+    flags = {run_id: [flag for flag in CLOCK_FLAGS if flag in (row["flags"] or "").split()]
              for run_id, row in rows.items()}  # fmt: skip
     first = sorted((run_id for run_id in rows if flags[run_id]), key=lambda name: CLOCK_FLAGS.index(flags[name][0]))
     largest = [str(curve.rows[-1]["run_id"]) for curve in report_data.curves]
