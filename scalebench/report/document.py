@@ -28,7 +28,7 @@ MAX_LABELLED_BARS = 24  # of a chart; the values of more do not fit above them
 TAG_COLUMNS = ("model", "strategy", "hardware")
 THROUGHPUT = "throughput_samples_per_s"
 # The parts that stacked bars consist of: those of a step, those of a loss, and the remainder of either.
-PARTS = ("kept", "data", "forward", "backward", "optimizer", "sync", "imbalance", "contention", "wrapper", "batch",
+PARTS = ("efficiency", "data", "forward", "backward", "optimizer", "sync", "imbalance", "contention", "wrapper", "batch",
          "rest")  # fmt: skip
 DEVICES = "devices"
 REPEAT_ROWS = "repeat_rows"  # key of a curve's row: the rows of its repeats, where there are several
@@ -268,9 +268,9 @@ def select_best_curves(curves: Sequence[Curve], count: int = MAX_CURVES) -> tupl
     return [curves[i] for i in best], [Paragraph(f"{text}; results.csv has all.")]
 
 
-def note_left_out(shown: int, count: int, what: str) -> list[Paragraph]:
-    """Return the paragraph `8 of 20 runs are shown.` if there are more than shown."""
-    return [Paragraph(f"{shown} of {count:,} {what}.")] if count > shown else []
+def note_left_out(limit: int, count: int, what: str) -> list[Paragraph]:
+    """Return the paragraph `8 of 20 runs are shown.` if there are more than the limit."""
+    return [Paragraph(f"{limit} of {count:,} {what}.")] if count > limit else []
 
 
 def limit_texts(texts: Sequence[str], count: int, rest: str) -> list[str]:

@@ -219,9 +219,9 @@ def name_runs(rows: Sequence[Row]) -> dict[str, str]:
 
 def list_left_out_runs(report_data: ReportData) -> list[doc.Paragraph]:
     """Return a paragraph if not all runs are shown in detail."""
-    shown, count = len(report_data.detailed_run_ids), len(report_data.frame)
-    text = f"Single runs are shown for the first repeat of {shown} configurations, out of {count:,} runs."
-    return [doc.Paragraph(text)] if shown < count else []
+    limit, count = len(report_data.detailed_run_ids), len(report_data.frame)
+    text = f"Single runs are shown for the first repeat of {limit} configurations, out of {count:,} runs."
+    return [doc.Paragraph(text)] if limit < count else []
 
 
 def list_left_out_configurations(report_data: ReportData) -> list[doc.Paragraph]:

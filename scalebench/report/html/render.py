@@ -25,7 +25,7 @@ from scalebench.report.report_data import make_relative_link
 MAX_TABLE_POINTS = 400  # of the table below a chart; of more it has each second, third ...
 MAX_LABEL_NAMES = 12
 MAX_NAME_LENGTH = 24  # of a lying bar that has room for itself and its name beside other charts
-MAIN_CHARTS = ("scaling-throughput", "attribution-", "scaling-efficiency")  # how their ids begin, in their order
+MAIN_CHARTS = ("scaling-throughput", "scaling-efficiency", "attribution-")  # how their ids begin, in their order
 View = dict[str, Any]
 
 

@@ -171,7 +171,7 @@ def _list_bars(curves: Sequence[Curve], cases: Mapping[str, AttributedRun]) -> I
 
 
 def _make_chart(group: doc.CurveGroup, bars: list[Bar], about: str) -> doc.Chart:
-    """Make bars of ideal throughput, the best one first: the share that is kept, and the lost parts beside it."""
+    """Make bars of ideal throughput, the best one first: efficiency, and the lost parts beside it."""
     bars = sorted(bars, key=lambda bar: bar[2].attribution.lost.value)
     names, tags = [f"{curve.name} x {gpus}" for curve, gpus, _ in bars], [curve.tags for curve, _, _ in bars]
     runs = [case.attribution for _, _, case in bars]
@@ -190,7 +190,7 @@ def _make_chart(group: doc.CurveGroup, bars: list[Bar], about: str) -> doc.Chart
         low, high = ([None if share is None else share.limits[k] for share in shares] for k in (0, 1))
         return doc.Series(name, names, values, low, high, group.tags, point_tags=tags, part=part)
 
-    series = [make_series("kept", [Estimate(1 - run.lost.value) for run in runs], "kept")]
+    series = [make_series("efficiency", [Estimate(1 - run.lost.value) for run in runs], "efficiency")]
     kinds = {parts for shares in parts_of_runs for parts in shares}
     for parts in sorted(kinds, key=lambda parts: [LOSS_PARTS.index(name) for name in parts]):
         colour = COLOUR_OF_PART.get(parts[0], parts[0])

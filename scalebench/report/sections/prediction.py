@@ -104,7 +104,7 @@ def make_paragraphs(
     predicted: PredictedGroup, counts: Sequence[int], share: float, most: int
 ) -> Iterator[doc.Paragraph]:
     """Yield how far each strategy scales, which are tied, what to measure next, and what is not known."""
-    held = [prediction for prediction in predicted.predictions if not prediction.list_missed()]
+    matching = [prediction for prediction in predicted.predictions if not prediction.list_missed()]
     for prediction in predicted.predictions:
         # A model that is off what was measured says nothing of more devices.
         parts = [f"{rate:,.0f} samples/s on {devices:,} (predicted {units.format_rate(forecast)})"
@@ -112,9 +112,9 @@ def make_paragraphs(
         if parts:
             text = f"{prediction.name}: the model misses what was measured, {join_with_and(parts)}: no verdict follows."
             yield doc.Paragraph(text)
-    for reach, names in collect((_describe_reach(each, share, most), each.name) for each in held).items():
+    for reach, names in collect((_describe_reach(each, share, most), each.name) for each in matching).items():
         yield doc.Paragraph(f"{join_with_and(names)} {'keeps' if len(names) == 1 else 'keep'} {reach}", "answer")
-    sentences = [*_describe_ranking(held, counts[-1]), *_describe_next(held, counts[-1])]
+    sentences = [*_describe_ranking(matching, counts[-1]), *_describe_next(matching, counts[-1])]
     sentences += [f"{name} is not predicted: {reason}." for name, reason in predicted.reasons.items()]
     remarks = ((text, each.name) for each in predicted.predictions for text in each.list_remarks(counts[-1]))
     for remark, names in collect(remarks).items():
@@ -185,9 +185,9 @@ def make_check_table(checks: Sequence[Check], table_id: str = f"{SECTION_ID}-che
         })
         for check in checks
     ]  # fmt: skip
-    mean, held = sum(abs(check.error) for check in checks) / len(checks), sum(check.holds for check in checks)
+    mean, hits = sum(abs(check.error) for check in checks) / len(checks), sum(check.holds for check in checks)
     caption = doc.join_sentences(
-        CHECK_CAPTION, f"mean error {100 * mean:.1f} %, {held} of {len(checks)} in their interval"
+        CHECK_CAPTION, f"mean error {100 * mean:.1f} %, {hits} of {len(checks)} in their interval"
     )
     title = f"Predictions of what was measured: {format_group_title(checks[0].curve.group)}"
     return spec.make_table(table_id, title, rows, ["holds"], caption)

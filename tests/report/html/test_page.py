@@ -101,7 +101,7 @@ def test_the_three_main_charts_stand_below_the_verdict_and_what_was_varied_above
     lifted = lift_main_charts(sections)
     assert lifted[0].blocks[:3] == [*varied, answer.blocks[0]] and isinstance(answer.blocks[0], Verdict)
     charts = [block.id for block in lifted[0].blocks[3:6]]
-    names = ["scaling-throughput", "attribution", "scaling-efficiency-bare"]
+    names = ["scaling-throughput", "scaling-efficiency-bare", "attribution"]
     assert [name.rpartition("-1-")[0] for name in charts] == names
     before, after = ([b for section in each for b in section.blocks] for each in (sections, lifted))
     assert len(after) == len(before) and not any(getattr(block, "id", "") in charts for block in after[6:])

@@ -23,7 +23,7 @@ def split_blocks(blocks):
 def test_only_parts_that_exceed_their_noise_are_drawn(tmp_path):
     sweeps.sweep(tmp_path, repeats=3, noise=0.2)
     (chart,), (table,), _ = split_blocks(make_section(tmp_path))
-    parts = [series for series in chart.series if series.name not in ("kept", "unexplained")]
+    parts = [series for series in chart.series if series.name not in ("efficiency", "unexplained")]
     limits = [pair for series in parts for pair in series.limits if pair[0] is not None]
     assert not any(low <= 0 <= high for low, high in limits)
     assert "unexplained" in [series.name for series in chart.series] and len(table.columns) > 6 + len(parts)
