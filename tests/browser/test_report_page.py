@@ -35,7 +35,7 @@ def page(browser, tmp_path):
 def write_page(folder):
     sweeps.sweep(folder / "sweep")
     report_data = load_report_data([folder / "sweep"])
-    return write(report_data, folder / "sweep" / "report.html", sections(report_data.frame))
+    return write(report_data, folder / "sweep" / "report.html", sections(report_data))
 
 
 def open_page(browser, path, pixels=1280, dark=False, after="", height=900):
@@ -229,7 +229,7 @@ def test_the_first_page_of_paper_has_the_answer_and_its_charts(browser, tmp_path
 def test_charts_are_drawn_when_they_come_near(browser, tmp_path):
     sweeps.sweep(tmp_path / "sweep", gpus=(1, 2))
     report_data = load_report_data([tmp_path / "sweep"])
-    section, copies = sections(report_data.frame)[1], []
+    section, copies = sections(report_data)[1], []
     for number in range(30):
         blocks = [dataclasses.replace(block, id=f"{block.id}-{number}") for block in section.blocks]
         copies.append(dataclasses.replace(section, id=f"{section.id}-{number}", blocks=blocks))

@@ -46,7 +46,7 @@ def nasty_sections(text=NASTY):
 
 
 def test_a_page_requests_nothing_from_elsewhere(report_data, tmp_path):
-    page = write(report_data, tmp_path / "report.html", sections(report_data.frame))
+    page = write(report_data, tmp_path / "report.html", sections(report_data))
     text = page.read_text(encoding="utf-8")
     tags = Tags(text)
     assert not any("src" in attributes for _, attributes in tags.found)
@@ -71,7 +71,7 @@ def test_everything_from_a_result_is_text(report_data, tmp_path):
 
 
 def test_options_of_filters_are_there_once_and_only_where_there_is_a_choice(report_data, tmp_path):
-    tags = Tags(write(report_data, tmp_path / "report.html", sections(report_data.frame)).read_text(encoding="utf-8"))
+    tags = Tags(write(report_data, tmp_path / "report.html", sections(report_data)).read_text(encoding="utf-8"))
     strategies = [("strategy", name) for name in ("bare_torch", "ddp_gloo", "horovod_gloo")]
     boxes = [(box["name"], box["value"]) for box in tags.all("input")]
     assert boxes == [*strategies, ("hardware", "alpha"), ("hardware", "cpu")]
