@@ -28,8 +28,10 @@ MAX_LABELLED_BARS = 24  # of a chart; the values of more do not fit above them
 TAG_COLUMNS = ("model", "strategy", "hardware")
 THROUGHPUT = "throughput_samples_per_s"
 # The parts that stacked bars consist of: those of a step, those of a loss, and the remainder of either.
-PARTS = ("efficiency", "data", "forward", "backward", "optimizer", "sync", "imbalance", "contention", "wrapper", "batch",
-         "rest")  # fmt: skip
+PARTS = (
+    *("efficiency", "data", "forward", "backward", "optimizer", "sync", "imbalance", "contention", "wrapper"),
+    *("batch", "rest"),
+)
 DEVICES = "devices"
 REPEAT_ROWS = "repeat_rows"  # key of a curve's row: the rows of its repeats, where there are several
 

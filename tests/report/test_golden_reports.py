@@ -25,10 +25,10 @@ from scalebench.core.result import (
 )
 from scalebench.core.spec import HardwareSpec, TrainSpec, write_spec
 from scalebench.core.sweep_file import SWEEP_FILE, PlannedRun, new_sweep_record, write_sweep
-from scalebench.report.document import Chart, Paragraph, Table
+from scalebench.report.document import Chart, Table
 from scalebench.report.markdown import render_document
 from scalebench.report.report_data import load_report_data
-from scalebench.report.sections import SECTIONS, make_sections
+from scalebench.report.sections import make_sections
 from tests.builders import sweeps
 from tests.builders.attribution_runs import strong_scaling_runs, weak_scaling_runs
 from tests.builders.batch_runs import STEP_S, aimed, batched, make_saturating_runs
@@ -505,17 +505,6 @@ def test_a_section_is_left_out_where_it_has_nothing_to_say(tmp_path):
     assert set(one) == {*always, "answer", "evidence", "usage", "training", "step"}
     assert set(list_sections(*strategies()[:5])) - set(one) == {"scaling", "attribution"}
     assert "training" not in list_sections(sweeps.training_run(status="failed"))
-
-
-def test_parts_of_a_section_have_headings_and_charts_of_one_device_count_are_left_out(tmp_path):
-    """A report has at most 14 sections, whatever was measured."""
-    sweeps.write_results(tmp_path, [sweeps.run(name, 2) for name in ("ddp_gloo", "horovod_gloo")])
-    made = {section.id: section for section in make_sections(load_report_data([tmp_path]))}
-    headings = [block.text for block in made["step"].blocks if isinstance(block, Paragraph) and block.kind == "heading"]
-    assert headings == ["Parts of a step, and its operations", "Gradient synchronization"]
-    assert not any(isinstance(block, Chart) for block in made["usage"].blocks)
-    (stack,) = [block for block in made["step"].blocks if isinstance(block, Chart)]
-    assert stack.y.title == "time of a step (ms)" and stack.y.unit == "" and len(SECTIONS) == 14
 
 
 if __name__ == "__main__":
