@@ -141,7 +141,13 @@ class Measurement:
         result, rate, work = self.result, self.throughput, self.result.workload
         flags = counting_flags(result)
         if result.status == "ok":
-            flags += interval_flags(result, rate)
+            target, repeats = _wanted_half_width(result), result.spec.get("measure", {}).get("repeats") or 1
+            if rate is None or not rate.has_limits:
+                flags.append("no_interval")
+            # A training goes on to its end, and each of several repeats may be wider (RunSpec.repeat_settings).
+            elif not result.quality.curve and isinstance(target, (int, float)):
+                is_wide = rate.relative_half_width() > target * math.sqrt(repeats)
+                flags += ["target_missed"] if is_wide else []
             flags += ["warmup_left"] if any(group.warmup_blocks for group in self.groups) else []
             flags += ["drifts"] if self.steady is False else []
         flags += user_program.program_flags(result)
@@ -261,17 +267,6 @@ def peak_flops(result: Result) -> float | None:
         used = list(peaks.values())[:1] * scale.gpus if len(set(peaks.values())) == 1 else []
     present = [peak for peak in used if peak is not None]
     return sum(present) if present and len(present) == len(used) else None
-
-
-def interval_flags(result: Result, rate: Estimate | None) -> list[str]:
-    """Return the flag of a missing or a wide interval, which no training is for: it goes on to its end."""
-    target, repeats = _wanted_half_width(result), result.spec.get("measure", {}).get("repeats") or 1
-    if rate is None or not rate.has_limits:
-        return ["no_interval"]
-    if result.quality.curve or not isinstance(target, (int, float)):
-        return []
-    # Each of several repeats may be wider (RunSpec.repeat_settings).
-    return ["target_missed"] if rate.relative_half_width() > target * math.sqrt(repeats) else []
 
 
 def superlinear_flags(efficiency: Estimate | None, device: str) -> list[str]:

@@ -70,7 +70,9 @@ NARROW, WIDE, ENDLESS = Estimate(100, 99.5, 100.5), Estimate(100, 90, 110), Esti
 def test_a_missing_or_wide_interval_is_a_flag(interval, repeats, expected):
     result = record()
     result.spec["measure"] = {"target": 0.01, "repeats": repeats}
-    assert throughput.interval_flags(result, interval) == expected
+    measured = Measurement(result)
+    measured.throughput = interval
+    assert measured.list_flags() == expected
 
 
 @pytest.mark.parametrize(("efficiency", "device", "expected"), [

@@ -127,8 +127,7 @@ def find_history_folders(name: str) -> list[tuple[MachineClass, Path]]:
 
     InputError where there is none, or several and no name.
     """
-    stored = list_saved_baselines()
-    names = sorted({each for _, several in stored for each in several})
+    stored, names = list_saved_baselines(), _list_names()
     if not name and len(names) != 1:
         raise InputError(f"--history NAME: saved baselines in {store_folder()}: {', '.join(names) or 'none'}")
     name = check_baseline_name(name or names[0])
@@ -140,12 +139,13 @@ def find_history_folders(name: str) -> list[tuple[MachineClass, Path]]:
 def explain_missing_baseline(name: str, kinds: Iterable[MachineClass]) -> str:
     """Return the error line for a baseline that was not saved for these machine classes, with what there is instead."""
     wanted = "; ".join(dict.fromkeys(map(str, kinds)))
-    stored = list_saved_baselines()
-    others = [str(kind) for kind, names in stored if name in names]
-    if others:
+    if others := [str(kind) for kind, names in list_saved_baselines() if name in names]:
         return f"no baseline '{name}' for this machine ({wanted}); saved ones are for {'; '.join(others)}"
-    saved = ", ".join(sorted({other for _, names in stored for other in names}))
-    return f"no baseline '{name}' in {store_folder()} ({wanted}); saved names: {saved or 'none'}"
+    return f"no baseline '{name}' in {store_folder()} ({wanted}); saved names: {', '.join(_list_names()) or 'none'}"
+
+
+def _list_names() -> list[str]:
+    return sorted({name for _, names in list_saved_baselines() for name in names})
 
 
 def list_saved_baselines() -> list[tuple[MachineClass, list[str]]]:

@@ -20,7 +20,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import NamedTuple
 
 from scalebench.analysis.comparison import facts, rows, sessions
 from scalebench.analysis.comparison.rows import ComparedRun, ComparisonRow
@@ -72,14 +71,6 @@ class ConfigurationHistory:
         return sum(session.rate is not None for session in self.sessions) >= MIN_SESSIONS
 
 
-class _Split(NamedTuple):
-    """The comparison of the sessions from position `first` on with those before."""
-
-    first: int
-    ratio: RatioTest
-    squares: float  # that the two means leave
-
-
 def find_changes(runs: Sequence[ComparedRun]) -> list[ConfigurationHistory]:
     """Return the history of each configuration in these runs, in the order of their first start."""
     # A row for each session of each configuration, of all framework versions: an upgrade is part of a history.
@@ -94,16 +85,16 @@ def find_changes(runs: Sequence[ComparedRun]) -> list[ConfigurationHistory]:
             for of_session in of_sessions
         ])  # fmt: skip
     splits = list(map(_test_splits, histories))
-    ps = [split.ratio.p for of_history in splits for split in of_history if split.ratio.p is not None]
+    ps = [ratio.p for of_history in splits for _, ratio, _ in of_history if ratio.p is not None]
     adjusted = iter(sessions.adjust_by_holm(ps))
     label_keys = facts.choose_label_keys([history[0].identity for history in histories], ())
     results = []
     for history, of_history in zip(histories, splits, strict=True):
         p, change = min((next(adjusted) for _ in of_history), default=1.0), None
         if p <= SIGNIFICANCE_LEVEL:
-            best = min(of_history, key=lambda split: split.squares)
-            before = next(each for each in reversed(history[: best.first]) if each.measured)
-            change = Change(best.first, best.ratio, p, rows.find_differences([(before, history[best.first])], None))
+            first, ratio, _ = min(of_history, key=lambda split: split[2])
+            before = next(each for each in reversed(history[:first]) if each.measured)
+            change = Change(first, ratio, p, rows.find_differences([(before, history[first])], None))
         label = facts.make_label(history[0].identity, label_keys)
         results.append(ConfigurationHistory(label, list(map(_describe_session, history)), change))
     return results
@@ -121,8 +112,9 @@ def _describe_session(session: ComparisonRow) -> SessionLevel:
     return SessionLevel(started, rate, session.rates, "")
 
 
-def _test_splits(history: Sequence[ComparisonRow]) -> list[_Split]:
-    """Compare the sessions that count after each of them, where one side has MIN_UNITS_FOR_TEST."""
+def _test_splits(history: Sequence[ComparisonRow]) -> list[tuple[int, RatioTest, float]]:
+    """Compare the sessions that count after each of them, where one side has MIN_UNITS_FOR_TEST: the position of the
+    first session after the split, the ratio, and the sum of squares that the two means leave."""
     places = [k for k, each in enumerate(history) if each.measured and not sessions.explain_session_disturbance(each)]
     rates = [history[place].rates for place in places]
     sizes = [size for size in range(1, len(rates)) if max(size, len(rates) - size) >= MIN_UNITS_FOR_TEST]
@@ -133,5 +125,5 @@ def _test_splits(history: Sequence[ComparisonRow]) -> list[_Split]:
         logs = [[math.log(rate) for rate in side] for side in sessions.session_means(*sides, False)]
         squares = sum(statistics.pvariance(side) * len(side) for side in logs)
         tested = sessions.compare_independent(*sessions.session_means(*sides), "sessions", confidence)
-        splits.append(_Split(places[size], tested, squares))
+        splits.append((places[size], tested, squares))
     return splits
