@@ -3,8 +3,6 @@
 import dataclasses
 from pathlib import Path
 
-import pytest
-
 from scalebench.analysis import identity
 from scalebench.analysis.collectives import COLLECTIVE_COLUMNS
 from scalebench.analysis.columns import FRAME_COLUMNS
@@ -12,9 +10,9 @@ from scalebench.analysis.comparison import compare, compare_by
 from scalebench.analysis.comparison.rows import make_compared_run
 from scalebench.analysis.identity import Baselines, find_nearest, identify
 from scalebench.analysis.scaling_curves import make_curves
-from scalebench.core.spec import Config, DatasetSpec, HardwareSpec, TrainSpec
+from scalebench.core.spec import Config, HardwareSpec, TrainSpec
 from tests.builders.frames import frame_of_results, pool_results
-from tests.builders.runs import MACHINE, record
+from tests.builders.runs import record
 from tests.report.section_blocks import show_table
 
 CONFIG = dataclasses.asdict(Config())
@@ -81,19 +79,6 @@ def test_trainings_and_other_batches_have_their_keys():
     small, double, strong = (identify(result, local_batch=True).strategy_key for result in (plain, large, halves))
     assert small == strong != double
     assert plain.spec["train"]["batch_per_device"] == 10
-
-
-@pytest.mark.parametrize("change", [
-    {"train": TrainSpec(batch_per_device=20)}, {"dataset": DatasetSpec("materials", size=128)},
-    {"dataset": DatasetSpec("materials", size=64, feed="fixed")}, {"scaling": "strong"},
-    {"hardware": HardwareSpec("gpu2", devices="cpu", gpus_per_node=2)},
-    {"machine": dataclasses.replace(MACHINE, cpu_model="another processor")},
-    {"train": TrainSpec(batch_per_device=10, learning_rate=0.5)},
-])  # fmt: skip
-def test_runs_that_differ_besides_their_devices_are_not_compared(change):
-    found, run = Found(record(**change), record("bare_torch", **change)), record(gpus=2, **change)
-    assert found.own(record(gpus=2)) is None and found.bare(record(gpus=2)) is None
-    assert found.own(run) is not None and found.bare(run) is not None
 
 
 def with_options(gpus, name, baseline="simulated", **options):

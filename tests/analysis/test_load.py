@@ -118,20 +118,6 @@ def test_a_run_id_among_the_rows_names_the_baseline(sweep):
             assert all(row[name] == row[name.replace("given", "bare")] for name in NAMES)
 
 
-def test_all_repeats_of_the_named_baseline_count(tmp_path):
-    sweeps.sweep(tmp_path / "mine", ("bare_torch", "ddp_gloo"), (1, 2), repeats=3)
-    for row in plain_rows(pooled(tmp_path / "mine", "bare_torch-1-1")):
-        assert row["baseline_given_id"] == "bare_torch-1-0", "the first repeat stands for all"
-        assert [row[n] for n in SPEEDUP] == [row[n.replace("given", "bare")] for n in SPEEDUP]
-    later = [sweeps.run("ddp_gloo", 2, r, run_id=f"later-{r}", **ALPHA) for r in range(3)]
-    write_results(tmp_path / "mine", later)
-    write_results(tmp_path / "one", later[:1])  # a copy of a run among the rows stands for all of them
-    write_results(tmp_path / "alone", [sweeps.run("ddp_gloo", 2, run_id="alone", **ALPHA)])
-    for baseline, has_limits in (("later-0", True), (tmp_path / "one", True), (tmp_path / "alone", False)):
-        row = by_name(pooled(tmp_path / "mine", baseline))["ddp_gloo-2-0"]
-        assert row["speedup_given"] is not None and (row["speedup_given_low"] is not None) == has_limits
-
-
 def weak(batch, gpus, **changes):
     return record("ddp", gpus, train=TrainSpec(batch_per_device=batch), **changes)
 

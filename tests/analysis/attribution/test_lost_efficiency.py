@@ -140,16 +140,6 @@ def test_a_batch_that_no_single_device_can_have_is_named():
     assert "21 samples on 2 devices are 10.5 each" in run.missing["batch"]
 
 
-def test_one_repeat_has_limits_only_of_what_compares_conditions_of_one_process():
-    run = attribute_strong()
-    without = {part.names[0] for part in run.parts if not (part.step_s.has_limits or part.share.has_limits)}
-    assert without == {"batch", "wrapper", "contention"} and not run.lost.has_limits
-    within = [part for part in run.parts if part.names[0] not in without]
-    assert all(part.step_s.has_limits and part.share.has_limits for part in within)
-    merged = attribute_strong(probes={"local_step_s": []}).part("imbalance")
-    assert merged.names == ("imbalance", "communication") and merged.share.has_limits
-
-
 def make_repeats(factors, probed):
     """Return repeats of a run in strong scaling whose own steps take these factors longer; some have no probes."""
     repeats = []

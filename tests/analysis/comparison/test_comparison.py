@@ -106,16 +106,6 @@ def left(a, b):
     return compare(*sides, threshold=0.0).unmatched
 
 
-def test_a_row_of_one_side_names_the_closest_of_the_other():
-    (one,), (other,) = left([OK], []), left([], [OK])
-    assert (one.side, one.label, one.failed) == ("A", {"strategy": "ddp", "gpus": "2"}, False)
-    assert one.reason == "not in B; the closest row there differs in gpus: 2 and 8"
-    assert (other.side, other.reason) == ("B", "not in A; the closest row there differs in gpus: 2 and 8")
-    many = [one for gpus in range(8, 40) for one in make_runs("a", [0.1], gpus=gpus)]
-    reasons = [one.reason for one in compare(many, make_runs("b", [0.1], gpus=8)).unmatched]
-    assert len(reasons) == 31 and reasons.count("not in B") == 11, "it is searched only a few times"
-
-
 @pytest.mark.parametrize(("a", "b", "counts"), [
     *(([OK], [status], True) for status in ("failed", "oom", "timeout", "cancelled", "unsupported")),
     ([OK], [OK, "failed"], True), ([OK, "failed"], ["failed"], True),  # one failed repeat of several counts

@@ -179,17 +179,6 @@ def test_strong_scaling_ends_where_the_samples_do():
     assert strong.predict_rate(32) is None and strong.forecast(32).throughput is None
 
 
-def test_how_far_scaling_goes():
-    prediction = predict_one(make_runs())
-    reach = prediction.find_reach(0.8, 1000)
-    assert reach.surely is not None and reach.by_figures is not None and 2 <= reach.surely <= reach.by_figures < 1000
-    efficiency = prediction.predict_rates([reach.by_figures, reach.by_figures + 1]).efficiency
-    assert efficiency[0] >= 0.8 > efficiency[1]
-    assert prediction.find_reach(0.999, 1000).by_figures == 1 and prediction.find_reach(0.5, 2).by_figures == 2
-    slow = predict_one(make_runs(("lightning_ddp_gloo",))).find_reach(0.8, 1000)
-    assert slow.poor_doubling == 1  # two devices have 1.4 times the throughput of one
-
-
 def test_checks_predict_each_row_from_the_smaller_ones():
     curves, read = make_read(make_runs(gpus=(1, 2, 4)))
     (check,) = predictions.check_curves(curves, read)  # from one device nothing is known of its links
@@ -284,14 +273,6 @@ def test_cores_that_a_job_lacked_are_there_on_a_full_node(cores):
     assert (predict_one(runs).forecast(8).limited_by == "host") == (cores == 48)
 
 
-def test_nothing_superlinear_is_predicted():
-    prediction = predict_one(make_runs())
-    wide = {**prediction.curve.rows[-1], "throughput_high": 2 * prediction.curve.rows[-1]["throughput_samples_per_s"]}
-    curve = replace(prediction.curve, rows=[*prediction.curve.rows[:-1], wide])
-    forecast = replace(prediction, curve=curve).predict_rates([2, 4, 8])
-    assert forecast.efficiency_high[0] > 1.5 and forecast.efficiency_high[1:].tolist() == [1, 1]
-
-
 def make_two_models():
     """Make runs of a model on up to four devices, and of another one on up to two."""
     other = make_runs(gpus=(1, 2))
@@ -307,6 +288,8 @@ def test_siblings_correct_what_all_models_share():
     corrections = predictions.measure_siblings(sibling, curves, read)
     (check,) = predictions.check_curves([curve for curve in curves if curve is not sibling], read)
     assert list(corrections) == [4] and corrections[4] == pytest.approx(math.log1p(check.error) / 2, rel=1e-6)
+    ((prediction,),) = (group.predictions for group in predictions.predict_curves([sibling], read, among=curves))
+    assert prediction.siblings == corrections
     sibling.rows[0]["machine"] = "another"
     assert predictions.measure_siblings(sibling, curves, read) == {}
 
