@@ -21,25 +21,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 from scalebench.core import config_files
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
-from scalebench.strategies.base import NotMeasured, check_group, listen_for_ranks
-
-# Our names of collective operations -> Horovod's; it lacks the others.
-OPERATIONS = {
-    "all_reduce": "allreduce",
-    "broadcast": "broadcast",
-    "all_gather": "allgather",
-    "reduce_scatter": "reducescatter",
-    "all_to_all": "alltoall",
-}
-
-
-def check_operation(library: object, name: str) -> None:
-    """Raise NotMeasured if this Horovod lacks the operation. `library` is horovod.torch or horovod.tensorflow."""
-    if name not in OPERATIONS:
-        raise NotMeasured(f"Horovod has no {name}")
-    if not hasattr(library, OPERATIONS[name]):
-        raise NotMeasured(f"this Horovod has no {name} yet; 0.28 has")
-
+from scalebench.strategies.base import check_group, listen_for_ranks
 
 MEBIBYTE = 2**20
 # A user's environment must not set it: the timeline's writer keeps a core busy between its events, and would slow down
@@ -142,6 +124,10 @@ class HorovodGroup:
         broadcast(0.0)  # appears in the timeline after everything else, and nothing before has its name
         if self._rank == 0:
             _wait_for_event(NUMBER, self.timeline)
+
+    def broadcast_object(self, value: Any) -> Any:
+        """Return rank 0's value on every rank."""
+        return self._hvd.broadcast_object(value, root_rank=0, name="scalebench.object")
 
     def leave(self) -> None:
         """Leave the group. May be called twice."""

@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.strategies import SingleDeviceStrategy
 
 from scalebench.core.spec import RunSpec
-from scalebench.strategies.horovod.torch import COMPRESSORS, HorovodStrategy
+from scalebench.strategies.horovod.torch import HorovodStrategy
 from scalebench.strategies.torch.lightning.trainer import LauncherEnvironment, TrainerStrategy, choose_trainer_devices
 
 
@@ -44,8 +44,7 @@ class _AverageGradients(pl.Callback):
     """Averages all gradients of a step at once after the backward pass of its last part."""
 
     def __init__(self, strategy: LightningHorovod) -> None:
-        self._strategy = strategy
-        self._compressor = COMPRESSORS[strategy.options.compression]
+        self._strategy, self._compressor = strategy, strategy.compressor
 
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not (self._strategy.sync_on and pl_module.is_last_part):

@@ -32,7 +32,6 @@ CARRIER_BACKENDS = {
     "MPI_ADASUM_ALLREDUCE": "mpi",
     "CCL_ALLREDUCE": "ccl",
 }
-BACKENDS = sorted({*CARRIER_BACKENDS.values()})
 FUSION = "MEMCPY_IN_FUSION_BUFFER"  # a phase of messages of more than one tensor
 OBSERVED_STEPS = 5  # ranks negotiate the tensors for the first time in the first one; the last one shows what is fused
 PHASES = {
@@ -173,43 +172,50 @@ def _check_sent(observed: ObservedSync) -> dict[str, float]:
 class SyncObserver:
     """Trains more steps under the timeline and shares rank 0's observations with all ranks."""
 
-    def __init__(self, group: HorovodGroup, spec: RunSpec, rank: int, broadcast: Callable[[float], float]) -> None:
-        """`broadcast` returns rank 0's number."""
-        self._group, self._spec, self._rank, self._broadcast = group, spec, rank, broadcast
+    def __init__(
+        self,
+        group: HorovodGroup,
+        spec: RunSpec,
+        rank: int,
+        broadcast: Callable[[float], float],
+        train: Callable[[int], None],
+    ) -> None:
+        """`broadcast` returns rank 0's number, `train` takes the number of steps."""
+        self._group, self._spec, self._rank, self._broadcast, self._train = group, spec, rank, broadcast, train
         self._steps = OBSERVED_STEPS
         self._observed: ObservedSync | None = None
         if (before := spec.sync_observation) is not None:
             self._steps = before.steps
             self._observed = ObservedSync(before.backend, before.message_bytes, before.phases_s)
 
-    def observe(self, train: Callable[[int], None]) -> ObservedSync:
+    def observe(self) -> ObservedSync:
         """Return what a few steps under the timeline show. They are trained at the first call only, and not at all
         where a launch before this one has observed them."""
         if self._observed is None:
-            self._observed = self._train_with_timeline(train, self._steps, None)
+            self._observed = self._train_with_timeline(self._steps, None)
         return self._observed
 
-    def sync_phases(self, train: Callable[[int], None]) -> tuple[int, dict[str, float]]:
+    def sync_phases(self) -> tuple[int, dict[str, float]]:
         """Return the observed steps, and the seconds of each phase of a step. Raises NotMeasured where nothing was
         sent."""
-        return self._steps, _check_sent(self.observe(train))
+        return self._steps, _check_sent(self.observe())
 
-    def record_timeline(self, train: Callable[[int], None], steps: int, path: Path) -> dict[str, float]:
+    def record_timeline(self, steps: int, path: Path) -> dict[str, float]:
         """Return the seconds of each phase of a step. Rank 0 copies Horovod's file to `path`, unless a launch before
         this one has left it there. Raises NotMeasured where nothing was sent."""
         if self._spec.sync_observation is not None:
-            return _check_sent(self.observe(train))
-        observed = self._train_with_timeline(train, steps, path)
+            return _check_sent(self.observe())
+        observed = self._train_with_timeline(steps, path)
         if self._spec.observes_sync:  # there is one timeline
             self._observed = observed
         return _check_sent(observed)
 
-    def _train_with_timeline(self, train: Callable[[int], None], steps: int, copy_to: Path | None) -> ObservedSync:
+    def _train_with_timeline(self, steps: int, copy_to: Path | None) -> ObservedSync:
         """Train that many steps on every rank under the timeline. Spoils the weights."""
         before, path = int(self._spec.observes_sync), self._group.timeline  # steps since the timeline began
         try:
             with self._group.record_timeline(self._broadcast):
-                train(steps)
+                self._train(steps)
             observed = ObservedSync(None, [], dict.fromkeys(PHASES, 0.0))
             if self._rank == 0:
                 timeline = read_timeline(path)
@@ -217,16 +223,6 @@ class SyncObserver:
                 observed = ObservedSync(timeline.backend(), timeline.message_bytes(), phases_s)
                 if copy_to is not None:
                     shutil.copyfile(path, copy_to)
-            return self._share(observed)
+            return self._group.broadcast_object(observed)
         finally:
             shutil.rmtree(path.parent, ignore_errors=True)
-
-    def _share(self, observed: ObservedSync) -> ObservedSync:
-        """Return rank 0's observations on every rank, sent as single numbers."""
-        seen_backends = (observed.backend or "").split("+")
-        backends = [name for name in BACKENDS if self._broadcast(float(name in seen_backends))]
-        sizes = observed.message_bytes
-        count = int(self._broadcast(float(len(sizes))))
-        shared_sizes = [int(self._broadcast(float(sizes[i]) if i < len(sizes) else 0.0)) for i in range(count)]
-        phases = {name: self._broadcast(observed.phases_s[name]) for name in PHASES}
-        return ObservedSync("+".join(backends) or None, shared_sizes, phases)

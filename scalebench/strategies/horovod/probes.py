@@ -1,0 +1,137 @@
+"""What Horovod's strategies of both frameworks share: collective operations, by themselves and as in a step, and what a
+timeline shows of synchronization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import horovod
+import numpy as np
+
+from scalebench.strategies.base import BatchReplay, NotMeasured, Probes, create_on_all_ranks
+from scalebench.strategies.horovod.timeline import SyncObserver
+
+# Our names of collective operations -> Horovod's; it lacks the others.
+OPERATIONS = {
+    "all_reduce": "allreduce",
+    "broadcast": "broadcast",
+    "all_gather": "allgather",
+    "reduce_scatter": "reducescatter",
+    "all_to_all": "alltoall",
+}
+ROOT = 0
+FLOAT_BYTES = 4
+
+
+class HorovodProbes(Probes):
+    """The probes of a strategy that trains in Horovod's group."""
+
+    library: ClassVar[ModuleType]  # horovod.torch or horovod.tensorflow
+    out_of_memory: ClassVar[type[Exception]]
+    observer: SyncObserver  # since the group was joined
+    options: Any
+    last_batch: Any
+    train: Callable[..., None]
+    sum_over_group: Callable[[list[float]], list[float]]
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._all_reduces: dict[int, HorovodCollective] = {}  # by bytes
+
+    def to_tensor(self, array: np.ndarray) -> Any:
+        """Return a tensor on the device of this process."""
+        raise NotImplementedError
+
+    def to_array(self, tensor: Any) -> np.ndarray:
+        raise NotImplementedError
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Return a context in which operations run on the device of this process."""
+        return nullcontext()
+
+    @property
+    def compressor(self) -> Any:
+        return getattr(self.library.Compression, self.options.compression)
+
+    def train_more(self, steps: int) -> None:
+        """Train more steps on the last batch."""
+        if self.last_batch is None:
+            raise RuntimeError("synchronization is observed on the training's last batch, and there was no training")
+        self.train(BatchReplay(self.last_batch, steps))
+
+    def message_sizes(self) -> list[int]:
+        """Observe the messages of a few more steps under the timeline, which spoil the weights."""
+        return self.observer.observe().message_bytes
+
+    def backend_used(self) -> str | None:
+        return self.observer.observe().backend
+
+    def sync_phases(self) -> tuple[int, dict[str, float]]:
+        return self.observer.sync_phases()
+
+    def record_timeline(self, path: Path, steps: int) -> dict[str, float]:
+        return self.observer.record_timeline(steps, path)
+
+    def run_isolated_sync(self, sizes: list[int]) -> None:
+        """All-reduce one buffer after the other: together they would be fused again."""
+        for size in sizes:
+            if size not in self._all_reduces:
+                self._all_reduces[size] = HorovodCollective(self, "all_reduce", size)
+            self._all_reduces[size]()
+
+    def collective(self, name: str, size_bytes: int) -> HorovodCollective:
+        if name not in OPERATIONS:
+            raise NotMeasured(f"Horovod has no {name}")
+        if not hasattr(self.library, OPERATIONS[name]):
+            raise NotMeasured(f"this Horovod has no {name} yet; 0.28 has")
+        return create_on_all_ranks(
+            lambda: HorovodCollective(self, name, size_bytes),
+            self.sum_over_group,
+            (self.out_of_memory,),
+            f"buffers of {size_bytes} bytes do not fit into the memory that training left on the GPUs",
+        )
+
+    def versions(self) -> dict[str, str]:
+        return {**super().versions(), "horovod": horovod.__version__}
+
+    def close(self) -> None:
+        self._all_reduces.clear()
+        super().close()  # type: ignore[misc]
+
+
+class HorovodCollective:
+    """One collective operation, done once per call: in place where Horovod can do that, which with PyTorch are
+    all-reduce and broadcast, else with a new result in each call, which is part of its time."""
+
+    def __init__(self, strategy: HorovodProbes, name: str, size_bytes: int) -> None:
+        library, operation = strategy.library, OPERATIONS[name]
+        send = getattr(library, f"{operation}_", None) or getattr(library, operation)
+        options = {"root_rank": ROOT} if name == "broadcast" else {}
+        options |= {"op": library.Sum} if name in ("all_reduce", "reduce_scatter") else {}
+        self._send = partial(send, name=f"scalebench.{name}.{size_bytes}", **options)
+        self._strategy, self._result = strategy, None
+        parts = library.size() if name == "all_gather" else 1
+        # Filled, so that it has memory of its own: all pages that were never written map to one zero page.
+        zeros = np.full(max(size_bytes // FLOAT_BYTES // parts, 1), 0, np.float32)
+        with strategy.on_device():
+            self._sent = strategy.to_tensor(zeros)
+
+    def __call__(self) -> None:
+        with self._strategy.on_device():
+            self._result = self._send(self._sent)
+
+    def put(self, values: Callable[[int], np.ndarray]) -> None:
+        """Replace what this rank sends by `values` of its rank, for a check of the results."""
+        with self._strategy.on_device():
+            self._sent = self._strategy.to_tensor(values(self._strategy.library.rank()))
+
+    def results(self) -> dict[int, np.ndarray]:
+        """Return the operation's result by this rank."""
+        if self._result is None:
+            return {}
+        return {self._strategy.library.rank(): self._strategy.to_array(self._result)}
