@@ -73,7 +73,11 @@ def make_rich_table(table: doc.Table, styles: Sequence[str] = (), wraps: bool = 
         texts = [Text(clean_text(cell.text), CHIP_STYLES[cell.chip]) for cell in cells]
         # Figures without limits stand below those of `1.31 ± 0.17`.
         limits = [len(match[0]) if is_numeric and (match := LIMITS.search(text.plain)) else 0 for text in texts]
-        columns.append([Padding(text, (0, max(limits) - size, 0, 0)) for text, size in zip(texts, limits, strict=True)])
+        longest = max(limits, default=0)
+        columns.append([
+            Padding(text, (0, space, 0, 0)) if (space := longest - size) else text
+            for text, size in zip(texts, limits, strict=True)
+        ])  # fmt: skip
         head, sizes = MEASURING.measure(make_text(name)), list(map(MEASURING.measure, columns[-1]))
         least = max([head.minimum, *(size.minimum if wraps and not is_numeric else size.maximum for size in sizes)])
         most = max([head.maximum, *(size.maximum for size in sizes)])
@@ -107,6 +111,7 @@ class RunTable:
             row |= {"number": number, "settings": " ".join(_list_settings(row, varying)), "baseline_kind": kind}
             row |= {name: row[f"{name}_{kind}"] for name in ("speedup", "efficiency")}
             row |= {f"speedup_{end}": row[f"speedup_{kind}_{end}"] for end in ("low", "high")}
+        self._has_mixed_intervals = frame["interval_over"].nunique() > 1
         self._has_bare = any(row["baseline_kind"] == "bare" for row in self.rows)
 
     def list_parts(self, width: int, winners: Collection[str] = (), wide: bool = False) -> Iterator[Part]:
@@ -175,7 +180,7 @@ class RunTable:
             return remarks
         if (row["nodes"] or 1) > 1:
             remarks.append(f"on {row['nodes']} nodes")
-        if row["interval_over"] == "blocks" and self._frame["interval_over"].dropna().nunique() > 1:
+        if row["interval_over"] == "blocks" and self._has_mixed_intervals:
             remarks.append("its interval is over blocks of one repeat")
         if row["gpus"] > 1 and row["baseline_kind"] == "self" and row["speedup"] is not None and self._has_bare:
             remarks.append("speedup over the same strategy on one device")
