@@ -20,7 +20,6 @@ from scalebench.config.resolve import resolve
 from scalebench.core import result as results
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.errors import InputError
-from scalebench.core.result import Result
 from scalebench.core.run_folder import RESULT_FILE, RunKey, is_owned, read_run_key
 from scalebench.core.spec import SWEEP_REPEATS, RunSpec, has_stop
 from scalebench.slurm.commands import in_allocation
@@ -53,6 +52,12 @@ class SweepRun:
     def starts(self) -> bool:
         """Return whether processes are to be started for it."""
         return self.earlier is None and self.spec.can_start
+
+    def expect_status(self) -> str:
+        """Return the status that it will have, as far as a plan shows."""
+        if self.earlier is not None or self.spec.can_start:
+            return "ok"
+        return "unsupported" if self.spec.plugin_error is None else "failed"
 
     def explain_no_start(self) -> str:
         """Return why none are."""
@@ -388,12 +393,11 @@ def name_settings(overrides: Sequence[str], keys: set[str]) -> list[str]:
     return [f"{key.rpartition('.')[2]}={value}" for key, value in pairs if key in keys]
 
 
-def compute_exit_status(done: Sequence[Result], strict: bool = False) -> int:
+def compute_exit_status(statuses: Collection[str], strict: bool = False) -> int:
     """Return 0 where a run is ok and all others are ok or unsupported; with `strict`, only where all are ok.
 
     Unsupported runs are rows of a sweep, but where no run at all could be done, such as a single unsupported one,
     nothing of what was requested is there, and the status is 1.
     """
-    statuses = {result.status for result in done}
     accepted = {"ok"} if strict else {"ok", "unsupported"}
-    return 0 if statuses <= accepted and (not done or "ok" in statuses) else 1
+    return 0 if accepted.issuperset(statuses) and (not statuses or "ok" in statuses) else 1

@@ -202,8 +202,9 @@ class SweepSession:
     def show_plan(
         self, planned: Sequence[SweepRun], jobs: Sequence[Sequence[Sequence[int]]], folder: Path, several: bool
     ) -> None:
-        """Print what would be run in the folder of a sweep (`several`), or in that of a single run; `jobs` have the
-        positions of their runs, in units."""
+        """Print what would be run in the folder of a sweep (`several`), or in that of a single run, and take the exit
+        status that it would have; `jobs` have the positions of their runs, in units."""
+        self._refused_status = compute_exit_status([run.expect_status() for run in planned], self.strict)
         on_cluster = [run for run in planned if cluster_runs.is_for_cluster(run.spec)]
         local = [run for run in planned if not (several and cluster_runs.is_for_cluster(run.spec))]
         if local:
@@ -316,7 +317,7 @@ class SweepSession:
 
     def exit_status(self) -> int:
         """Return 2 where nothing was started, else the status of the runs (`compute_exit_status`)."""
-        return self._refused_status or compute_exit_status(self.done, self.strict)
+        return self._refused_status or compute_exit_status([run.status for run in self.done], self.strict)
 
 
 def prepare_datasets(specs: Sequence[RunSpec], console: Console) -> None:

@@ -94,9 +94,9 @@ def find_problem(tmp_path_factory, monkeypatch, capsys):
         dry = () if "dry_run=true" in arguments else ("dry_run=true",)
         status = main([*dry, *arguments])  # what stands after -- is for the user's program
         printed = capsys.readouterr()
-        if status == 0 and "nothing was " not in printed.out:
+        if status < 2 and "nothing was " not in printed.out:
             return f"no plan: {printed.out}"
-        return None if status == 0 else printed.err or f"exit status {status}"
+        return None if status < 2 else printed.err  # 1: all runs are unsupported on this machine
 
     return plan
 

@@ -311,7 +311,7 @@ def test_the_plan_of_a_sweep_is_one_table_and_the_script_of_the_largest_job(call
     assert "its 2 runs would be submitted with sbatch" in by_size and "s/job1/job.log" in by_size
     # One process drives the devices of one node: a script for two of them would contradict itself.
     status, out, _ = call("hardware=alpha", "strategy=mirrored", "gpus=16", "dry_run=true", "dataset.size=5000")
-    assert status == 0 and "unsupported: mirrored has one process for all devices, which are on 2 nodes" in out
+    assert status == 1 and "unsupported: mirrored has one process for all devices, which are on 2 nodes" in out
     assert "#SBATCH" not in out and table_rows(out) == {}
 
 

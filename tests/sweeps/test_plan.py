@@ -208,6 +208,5 @@ def test_exit_status():
         ("unsupported unsupported", 1, 1),
         *((failed, 1, 1) for failed in ("ok failed", "oom", "timeout", "ok cancelled")),
     ):
-        done = [record(status=name) for name in statuses.split()]
-        assert plan_module.compute_exit_status(done) == status
-        assert plan_module.compute_exit_status(done, strict=True) == if_strict
+        assert plan_module.compute_exit_status(statuses.split()) == status
+        assert plan_module.compute_exit_status(statuses.split(), strict=True) == if_strict
