@@ -42,14 +42,6 @@ class Node:
     macs: int = 0  # multiply-adds of one forward pass over one sample
 
 
-class WindowTooLarge(Exception):
-    """A window is wider than the padded axis that it slides over."""
-
-    def __init__(self, width: int, size: int) -> None:
-        super().__init__(f"a window of {width} over {size}")
-        self.width, self.size = width, size
-
-
 class Network:
     """A network that is built node by node; each method appends one node and returns it. The last node is the output.
 
@@ -253,15 +245,32 @@ class Network:
     def _place_windows(
         self, x: Node, name: str, window: int | Sequence[int], strides: int, padding: str | int
     ) -> tuple[Shape, Pads, Shape]:
-        """Return (window, zeros before and after, positions) along each spatial axis, as place_windows does."""
-        try:
-            return place_windows(x.shape[:-1], window, strides, padding)
-        except WindowTooLarge as error:
-            smallest = "x".join(map(str, self.input.shape[:-1]))
-            raise InputError(
-                f"inputs of {smallest} are too small for {self.name}: {name} slides a window of {error.width} over "
-                f"{error.size}; raise dataset.image_size or leave it out"
-            ) from None
+        """Return (window, zeros before and after, positions) along each of one or two spatial axes.
+
+        Raises InputError for a window that is wider than the padded axis, ValueError for one with other axes.
+        """
+        spatial = x.shape[:-1]
+        windows = (window,) * len(spatial) if isinstance(window, int) else tuple(window)
+        if len(spatial) not in (1, 2) or len(windows) != len(spatial):
+            raise ValueError(f"window {windows} over spatial axes {spatial}")
+        pads, positions = [], []
+        for size, width in zip(spatial, windows, strict=True):
+            if padding == "same":
+                total = max((-(-size // strides) - 1) * strides + width - size, 0)
+                before, after = total // 2, total - total // 2
+            elif isinstance(padding, int) or padding == "valid":
+                before = after = 0 if padding == "valid" else int(padding)
+            else:
+                raise ValueError(f"padding {padding}: same, valid or a number")
+            if size + before + after < width:
+                smallest = "x".join(map(str, self.input.shape[:-1]))
+                raise InputError(
+                    f"inputs of {smallest} are too small for {self.name}: {name} slides a window of {width} over "
+                    f"{size}; raise dataset.image_size or leave it out"
+                )
+            pads.append((before, after))
+            positions.append((size + before + after - width) // strides + 1)
+        return windows, tuple(pads), tuple(positions)
 
     def _add(
         self,
@@ -280,35 +289,3 @@ class Network:
         node = Node(name, op, tuple(x.name for x in inputs), shape, settings or {}, tuple(arrays), macs)
         self.nodes.append(node)
         return node
-
-
-def place_windows(
-    spatial: Shape, window: int | Sequence[int], strides: int, padding: str | int
-) -> tuple[Shape, Pads, Shape]:
-    """Return (window, zeros before and after, number of positions) along each of one or two axes.
-
-    `window` and `padding` are as in Network. Raises WindowTooLarge, and ValueError for a window with another number of
-    axes.
-    """
-    windows = (window,) * len(spatial) if isinstance(window, int) else tuple(window)
-    if len(spatial) not in (1, 2) or len(windows) != len(spatial):
-        raise ValueError(f"window {windows} over spatial axes {spatial}")
-    pads, positions = [], []
-    for size, width in zip(spatial, windows, strict=True):
-        before, after = _padding_of_axis(size, width, strides, padding)
-        if size + before + after < width:
-            raise WindowTooLarge(width, size)
-        pads.append((before, after))
-        positions.append((size + before + after - width) // strides + 1)
-    return windows, tuple(pads), tuple(positions)
-
-
-def _padding_of_axis(size: int, width: int, strides: int, padding: str | int) -> tuple[int, int]:
-    if padding == "same":
-        total = max((-(-size // strides) - 1) * strides + width - size, 0)
-        return total // 2, total - total // 2
-    if padding == "valid":
-        return 0, 0
-    if isinstance(padding, str):
-        raise ValueError(f"padding {padding}: same, valid or a number")
-    return padding, padding

@@ -59,7 +59,8 @@ def _draw(name: str, shape: tuple[int, ...], init: str, seed: int) -> NDArray[np
         return normal
     if len(shape) < 2:
         raise ValueError(f"{name} of shape {shape} has no fan-in: use zeros or ones, not {init}")
-    fan_in, fan_out = _fans(shape)
+    area = math.prod(shape[:-2])  # axes before the last two are the convolution window
+    fan_in, fan_out = area * shape[-2], area * shape[-1]
     if kind == "uniform":
         limit = float(parameter)
     elif init == "he_uniform":
@@ -81,10 +82,3 @@ def _generator(name: str, seed: int) -> np.random.Generator:
     """Return the random generator of one array. The name is hashed with crc32, since Python's hash of a string differs
     from process to process."""
     return np.random.default_rng(np.random.SeedSequence([seed, zlib.crc32(name.encode())]))
-
-
-def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return (fan-in, fan-out) of a kernel in neutral layout; axes before the last two are the convolution window."""
-    *window, inputs, outputs = shape
-    area = math.prod(window)
-    return area * inputs, area * outputs

@@ -72,7 +72,14 @@ class WorkerGroup:
             self.strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
         check_group(spec, rank, "TensorFlow", (resolver.task_id, self.strategy.num_replicas_in_sync))
         self._rank, self._device = rank, devices[0]
-        self._sum = tf.function(self._sum_on_replicas, input_signature=[tf.TensorSpec((None,), tf.float64)])
+
+        def sum_on_replica(values: tf.Tensor) -> tf.Tensor:
+            # The identity places the tensor on a device, without which the all-reduce has no destination.
+            replica = tf.distribute.get_replica_context()
+            return replica.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(values))
+
+        signature = [tf.TensorSpec((None,), tf.float64)]
+        self._sum = tf.function(lambda values: self.strategy.run(sum_on_replica, (values,)), input_signature=signature)
 
     def broadcast(self, value: float) -> float:
         """Return rank 0's value on every rank."""
@@ -83,14 +90,6 @@ class WorkerGroup:
         with tf.device(self._device):
             totals = self._sum(tf.constant(values, tf.float64))
         return [float(total) for total in totals.numpy()]
-
-    def _sum_on_replicas(self, values: tf.Tensor) -> tf.Tensor:
-        return self.strategy.run(_sum_on_replica, (values,))
-
-
-def _sum_on_replica(values: tf.Tensor) -> tf.Tensor:
-    # The identity places the tensor on a device, without which the all-reduce has no destination.
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(values))
 
 
 def _set_group_timeout(limit_s: float, workers: int) -> None:

@@ -94,16 +94,12 @@ class RmsProp(DecayingOptimizer, keras.optimizers.RMSprop):
         self.assign_sub(variable, tf.cast(learning_rate, variable.dtype) * step)
 
 
-def _create_adamw(train: TrainSpec, rate: float) -> DecayingOptimizer:
-    """Create AdamW, which decays the weights before the step at its learning rate (Loshchilov and Hutter 2019,
-    arXiv:1711.05101, algorithm 2, in PyTorch's form). Keras has this decay in every optimizer."""
-    return Adam(rate, weight_decay=train.weight_decay or None)
-
-
-# Epsilon is Keras' default of 1e-7, which scalebench also uses with the other frameworks.
+# Epsilon is Keras' default of 1e-7, which scalebench also uses with the other frameworks. AdamW decays the weights
+# before the step at its learning rate (Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2, in PyTorch's form),
+# as every optimizer of Keras can.
 OPTIMIZERS: dict[str, Callable[[TrainSpec, float], DecayingOptimizer]] = {
     "adam": lambda train, rate: Adam(rate),
-    "adamw": _create_adamw,
+    "adamw": lambda train, rate: Adam(rate, weight_decay=train.weight_decay or None),
     "sgd": lambda train, rate: Sgd(rate),
     "momentum": lambda train, rate: Sgd(rate, momentum=float(train.momentum)),
     "nesterov": lambda train, rate: Sgd(rate, momentum=float(train.momentum), nesterov=True),
@@ -111,19 +107,16 @@ OPTIMIZERS: dict[str, Callable[[TrainSpec, float], DecayingOptimizer]] = {
 }
 
 
-def _squared_error(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_mean(tf.math.squared_difference(outputs, targets), list(range(1, len(targets.shape))))
-
-
-def _cross_entropy(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, outputs)
+def _mean_over_target(losses: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(losses, list(range(1, len(targets.shape))))
 
 
 # Each returns one number per sample, the mean over the elements of its target.
 LOSSES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
-    "mse": _squared_error,
-    "cross_entropy": _cross_entropy,
+    "mse": lambda outputs, targets: _mean_over_target(tf.math.squared_difference(outputs, targets), targets),
+    "cross_entropy": lambda outputs, targets: _mean_over_target(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(targets, outputs), targets
+    ),
 }
 
 

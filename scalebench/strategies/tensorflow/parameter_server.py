@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -25,7 +25,6 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from scalebench.core.result import Profile
 from scalebench.core.spec import RankPlacement, RunSpec
 from scalebench.strategies.base import LossPart, NotMeasured
 from scalebench.strategies.tensorflow import devices, multiworker, observed
@@ -83,15 +82,12 @@ class RowReader:
         self._fixed: dict[bytes, list[NDArray[Any]]] | None = {} if feed == "fixed" else None
 
     def __call__(self, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
-        if self._fixed is None:
-            return self._read(rows)
-        key = rows.tobytes()
-        if key not in self._fixed:
-            self._fixed[key] = self._read(rows)
-        return self._fixed[key]
-
-    def _read(self, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
-        return [a(rows) if isinstance(a, UncachedRows) else np.take(a, rows, axis=0) for a in self._arrays]
+        if self._fixed is not None and (fixed := self._fixed.get(rows.tobytes())) is not None:
+            return fixed
+        values = [a(rows) if isinstance(a, UncachedRows) else np.take(a, rows, axis=0) for a in self._arrays]
+        if self._fixed is not None:
+            self._fixed[rows.tobytes()] = values
+        return values
 
 
 class EventRecorder:
@@ -238,22 +234,11 @@ class ParameterServer(TensorFlowStrategy):
     def run_isolated_sync(self, sizes: list[int]) -> None:
         raise self.not_measured("exchanges while it computes: that cannot be run alone")
 
-    def partial_step(self, batch: Any, until: str) -> None:
-        raise self._chief_not_measured()
+    def _not_on_chief(self, *_: Any) -> Any:
+        name = self.spec.config.strategy.name
+        raise NotMeasured(f"the chief of {name} computes nothing: its workers, which do, measure nothing")
 
-    def local_step(self, batch: Any) -> list[float]:
-        raise self._chief_not_measured()
-
-    def copy_batch(self, batch: Any) -> None:
-        raise self._chief_not_measured()
-
-    def profile(self, steps: int, trace: Path | None) -> Profile:
-        raise self._chief_not_measured()
-
-    def _chief_not_measured(self) -> NotMeasured:
-        return NotMeasured(
-            f"the chief of {self.spec.config.strategy.name} computes nothing: its workers, which do, measure nothing"
-        )
+    partial_step = local_step = copy_batch = profile = _not_on_chief
 
     def backend_used(self) -> str | None:
         """Train two more steps; return grpc, the only transport between TensorFlow's servers, if a ps process executed
@@ -270,10 +255,9 @@ class ParameterServer(TensorFlowStrategy):
         return "grpc" if any(o.name in executed for o in operations if o.type.startswith(WRITE_PREFIXES)) else None
 
     def peak_memory_bytes(self) -> list[int | None]:
-        return [None for _ in self.place.devices]  # other processes have the devices
+        return [None for _ in self.place.devices]  # other processes have the devices, and the weights
 
-    def state_bytes(self) -> list[int | None]:
-        return [None for _ in self.place.devices]  # and the weights
+    state_bytes = peak_memory_bytes
 
 
 class SynchronousParameterServer(ParameterServer):
@@ -324,14 +308,11 @@ class SynchronousParameterServer(ParameterServer):
         self._traced_rate = rate
         for variable, total in zip(self.model.moving_statistics, self._statistic_sums, strict=True):
             variable.assign(total)
-        self.strategy.run(self._apply_sums)
+        apply = partial(self.optimizer.apply, trainable_variables=self.model.trainable_variables)
+        self.strategy.run(lambda: apply([total.read_value() for total in self._gradient_sums]))
         for total in [*self._gradient_sums, *self._statistic_sums]:
             total.assign(tf.zeros_like(total))
         return rate
-
-    def _apply_sums(self) -> None:
-        sums = [total.read_value() for total in self._gradient_sums]
-        self.optimizer.apply(sums, self.model.trainable_variables)
 
     def loss_divisor(self, inputs: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
         return global_samples

@@ -66,17 +66,15 @@ class TfPictureReader:
                         raise self._damage
                     return
                 inputs, labels = (tensor.numpy() for tensor in element)
-                self._check_labels(labels)
+                if self.pictures.records and not 0 <= labels.min() <= labels.max() < self.pictures.classes:
+                    wrong = int(labels.min() if labels.min() < 0 else labels.max()) + 1
+                    raise InputError(
+                        f"{self.pictures.root} has label {wrong}, and those of ImageNet's layout are 1 to "
+                        f"dataset.classes={self.pictures.classes}: raise dataset.classes, or write the files with "
+                        "labels from 1 on"
+                    )
                 batch = sent.popleft()
                 yield Batch(images.to_dtype(inputs, self.pictures.dtype), labels, batch.global_samples)
-
-    def _check_labels(self, labels: NDArray[np.int64]) -> None:
-        if self.pictures.records and not 0 <= labels.min() <= labels.max() < self.pictures.classes:
-            wrong = int(labels.min() if labels.min() < 0 else labels.max()) + 1
-            raise InputError(
-                f"{self.pictures.root} has label {wrong}, and those of ImageNet's layout are 1 to dataset.classes="
-                f"{self.pictures.classes}: raise dataset.classes, or write the files with labels from 1 on"
-            )
 
     def _build_pipeline(
         self, requests: Iterator[BatchRows], sent: deque[BatchRows], is_cropped: bool
@@ -114,14 +112,15 @@ class TfPictureReader:
             if crops is None:
                 crops = np.zeros((len(batch.rows), CROP_NUMBERS))
             try:
-                files = self._paths(batch.rows) if records is None else records.take(batch.rows)
+                files = (
+                    [self.pictures.path(self._names, row) for row in batch.rows.tolist()]
+                    if records is None
+                    else records.take(batch.rows)
+                )
             except InputError as error:  # which the pipeline would wrap in an error of its own
                 self._damage = error
                 return
             yield files, np.take(self._targets, batch.rows), crops.astype(np.float32)  # of records not the classes
-
-    def _paths(self, rows: NDArray[np.int64]) -> list[str]:
-        return [self.pictures.path(self._names, row) for row in rows.tolist()]
 
     def _decode(
         self, file: tf.Tensor, label: tf.Tensor, crop: tf.Tensor, is_cropped: bool

@@ -11,9 +11,8 @@ import re
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,7 +95,13 @@ def parse_xspace(serialized: bytes) -> list[Line]:
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace.FromString(serialized)
-    recording_ns = max((_recording_start_ns(plane) for plane in space.planes), default=0)
+    starts_ns = [
+        int(stat.uint64_value or stat.int64_value)
+        for plane in space.planes
+        for stat in plane.stats
+        if plane.stat_metadata[stat.metadata_id].name == "profile_start_time"
+    ]
+    recording_ns = max(starts_ns, default=0)
     return [
         _parse_line(plane, line, recording_ns)
         for plane in space.planes
@@ -105,44 +110,24 @@ def parse_xspace(serialized: bytes) -> list[Line]:
     ]
 
 
-def _recording_start_ns(plane: Any) -> int:
-    """Return the start of the recording since the epoch; 0 for a plane that does not contain it."""
-    for stat in plane.stats:
-        if plane.stat_metadata[stat.metadata_id].name == "profile_start_time":
-            return int(stat.uint64_value or stat.int64_value)
-    return 0
-
-
 def _parse_line(plane: Any, line: Any, recording_ns: int) -> Line:
     # Times of lines are relative to the start of the recording if it is in the file, else to the epoch.
     from_ns = line.timestamp_ns + (recording_ns if line.timestamp_ns < recording_ns else 0)
     on_gpu = plane.name.startswith(GPU_PLANE)
-    events = [
-        Event(
-            plane.event_metadata[event.metadata_id].name,
-            from_ns * 1000 + event.offset_ps,
-            event.duration_ps,
-            _gpu_operation(plane, event) if on_gpu else _cpu_operation(plane, event),
-        )
-        for event in line.events
-    ]
+    events = []
+    for event in line.events:
+        name = str(plane.event_metadata[event.metadata_id].name)
+        stats = {plane.stat_metadata[stat.metadata_id].name: stat for stat in event.stats}
+        if on_gpu:
+            stat = stats.get(GPU_OPERATION)
+            operation = (stat.str_value or str(plane.stat_metadata[stat.ref_value].name)) if stat is not None else ""
+        elif OPERATION.fullmatch(name):
+            operation = name
+        else:
+            operation = f"{name}:{NUMBER_SUFFIX.sub('', name)}" if XLA_OPERATION in stats else ""
+        events.append(Event(name, from_ns * 1000 + event.offset_ps, event.duration_ps, operation))
     name = f"GPU {plane.name.removeprefix(GPU_PLANE)} {line.name}" if on_gpu else line.name
     return Line(name, "cuda" if on_gpu else "cpu", events)
-
-
-def _cpu_operation(plane: Any, event: Any) -> str:
-    name = str(plane.event_metadata[event.metadata_id].name)
-    if OPERATION.fullmatch(name):
-        return name
-    is_xla = any(plane.stat_metadata[stat.metadata_id].name == XLA_OPERATION for stat in event.stats)
-    return f"{name}:{NUMBER_SUFFIX.sub('', name)}" if is_xla else ""
-
-
-def _gpu_operation(plane: Any, event: Any) -> str:
-    for stat in event.stats:
-        if plane.stat_metadata[stat.metadata_id].name == GPU_OPERATION:
-            return stat.str_value or str(plane.stat_metadata[stat.ref_value].name)
-    return ""
 
 
 def write_chrome_trace(path: Path, lines: list[Line], process: str) -> None:
@@ -207,21 +192,22 @@ def summarize_profile(lines: list[Line], steps: int, step_s: float, sync_operati
     threads (Horovod).
     """
     device = "cuda" if any(line.events for line in lines if line.device == "cuda") else "cpu"
-    sums: dict[OperationKind, OperationTime] = defaultdict(OperationTime)
+    times: dict[OperationKind, list[float]] = defaultdict(list)  # the exclusive seconds of each call
     for line in lines:
         if line.device == device:
             for kind, self_s in exclusive_times(line, sync_operations):
-                sums[kind].add(self_s)
-    largest = sorted(sums.items(), key=lambda item: -item[1].self_s)[:MAX_OPERATIONS]
-    collective_s = [time.self_s for kind, time in sums.items() if kind.collective and kind.name != HOROVOD_ENQUEUE]
+                times[kind].append(self_s)
+    sums = {kind: sum(seconds) for kind, seconds in times.items()}
+    largest = sorted(sums.items(), key=lambda item: -item[1])[:MAX_OPERATIONS]
+    collective_s = [total_s for kind, total_s in sums.items() if kind.collective and kind.name != HOROVOD_ENQUEUE]
     return Profile(
         steps=steps,
         step_s=step_s,
-        kernel_s=sum(time.self_s for time in sums.values()) / steps if sums else None,
+        kernel_s=sum(sums.values()) / steps if sums else None,
         collective_s=sum(collective_s) / steps if collective_s else None,
         operations=[
-            ProfiledOperation(kind.name, time.calls / steps, time.self_s / steps, kind.collective, device)
-            for kind, time in largest
+            ProfiledOperation(kind.name, len(times[kind]) / steps, total_s / steps, kind.collective, device)
+            for kind, total_s in largest
         ],
     )
 
@@ -233,25 +219,13 @@ class OperationKind(NamedTuple):
     collective: bool
 
 
-@dataclass
-class OperationTime:
-    """The number of calls of one kind of operation, and their exclusive time."""
-
-    calls: int = 0
-    self_s: float = 0.0
-
-    def add(self, self_s: float) -> None:
-        self.calls += 1
-        self.self_s += self_s
-
-
 def exclusive_times(line: Line, sync_operations: Collection[str]) -> Iterator[tuple[OperationKind, float]]:
     """Yield the kind and the exclusive seconds of each operation of a line, that is without nested operations."""
-    operations = (
-        _gpu_kernels(line, sync_operations) if line.device == "cuda" else _cpu_operations(line, sync_operations)
-    )
     stack: list[tuple[OperationKind, int, list[int]]] = []  # nested operations: kind, end, exclusive picoseconds
-    for kind, event in sorted(operations, key=lambda pair: (pair[1].start_ps, -pair[1].duration_ps)):
+    for event in sorted(line.events, key=lambda event: (event.start_ps, -event.duration_ps)):
+        kind = _classify(event, line.device == "cuda", sync_operations)
+        if kind is None:
+            continue
         while stack and stack[-1][1] <= event.start_ps:
             ended = stack.pop()
             yield ended[0], ended[2][0] / 1e12
@@ -262,25 +236,17 @@ def exclusive_times(line: Line, sync_operations: Collection[str]) -> Iterator[tu
         yield kind, self_ps[0] / 1e12
 
 
-def _cpu_operations(line: Line, sync_operations: Collection[str]) -> Iterable[tuple[OperationKind, Event]]:
-    for event in line.events:
-        name = REPLACED.sub("", event.operation.rpartition(":")[2])
-        if name and name != SYNCHRONIZE_OPERATION:
-            collective = name in (*COLLECTIVES, HOROVOD_ENQUEUE) or _is_gradient_sync(event.operation, sync_operations)
-            yield OperationKind(name, collective), event
-
-
-def _gpu_kernels(line: Line, sync_operations: Collection[str]) -> Iterable[tuple[OperationKind, Event]]:
-    for event in line.events:
+def _classify(event: Event, on_gpu: bool, sync_operations: Collection[str]) -> OperationKind | None:
+    """Return the kind of a GPU's kernel or of an operation on the CPU; None where it is neither."""
+    if on_gpu:
         name = event.name.removeprefix("void ").partition("<")[0].partition("(")[0]  # without template arguments
-        collective = (
-            bool(NCCL_KERNEL.search(name)) or name == PEER_COPY or _is_gradient_sync(event.operation, sync_operations)
-        )
-        yield OperationKind(name, collective), event
-
-
-def _is_gradient_sync(event: str, sync_operations: Collection[str]) -> bool:
-    return any(is_event_of(event, name) for name in sync_operations)
+        collective = bool(NCCL_KERNEL.search(name)) or name == PEER_COPY
+    else:
+        name = REPLACED.sub("", event.operation.rpartition(":")[2])
+        collective = name in (*COLLECTIVES, HOROVOD_ENQUEUE)
+        if not name or name == SYNCHRONIZE_OPERATION:
+            return None
+    return OperationKind(name, collective or any(is_event_of(event.operation, each) for each in sync_operations))
 
 
 def _count_matrix_product(operation: tf.Operation) -> int:

@@ -360,21 +360,20 @@ def open_sources(
     inputs, targets = open_dataset(spec, on_copied)
     border = count_train_samples(config.dataset, len(inputs))
     feed = "host" if config.dataset.feed == "device" else config.dataset.feed  # the adapter moves it to the device
-    common = _common_arguments(spec, replica, replicas) | _reading_arguments(spec, inputs, targets)
-    if "reader" in common and border < spec.global_batch:
+    arguments = _source_arguments(spec, replica, replicas, inputs, targets)
+    if "reader" in arguments and border < spec.global_batch:
         raise InputError(
             f"dataset.path={config.dataset.path} has {border} pictures for training, fewer than one global batch of "
             f"{spec.global_batch}: lower train.batch_per_device, or add pictures"
         )
     # Modules of users may normalize over a batch (BatchNorm), which one sample of a device, or of a part, has not.
     fewest = 2 * config.train.accumulate if user_code.is_user_model(config.model) else 1
-    train = kind(inputs, targets, feed=feed, last=border, devices=spec.gpus, fewest=fewest, **common)
+    train = kind(inputs, targets, feed=feed, last=border, devices=spec.gpus, fewest=fewest, **arguments)
     count = _evaluation_samples(spec, len(inputs) - border)
     if count < replicas:
         return train, None
-    return train, Source(
-        inputs, targets, first=border, last=border + count, **common | _evaluation_arguments(spec, replica, replicas)
-    )
+    arguments = _source_arguments(spec, replica, replicas, inputs, targets, evaluates=True)
+    return train, Source(inputs, targets, first=border, last=border + count, **arguments)
 
 
 def open_training_subset(spec: RunSpec, replica: int, replicas: int) -> Source | None:
@@ -385,7 +384,7 @@ def open_training_subset(spec: RunSpec, replica: int, replicas: int) -> Source |
     count = min(_evaluation_samples(spec, len(inputs) - border), border)
     if count < replicas:
         return None
-    arguments = _reading_arguments(spec, inputs, targets) | _evaluation_arguments(spec, replica, replicas)
+    arguments = _source_arguments(spec, replica, replicas, inputs, targets, evaluates=True)
     return Source(inputs, targets, last=count, **arguments)
 
 
@@ -428,14 +427,17 @@ def _evaluation_samples(spec: RunSpec, samples: int) -> int:
     return min(samples, train.evaluate_samples or samples) if has_stop(train.stop) else samples
 
 
-def _common_arguments(spec: RunSpec, replica: int, replicas: int) -> dict[str, Any]:
-    return {"global_batch": spec.global_batch, "seed": spec.config.seed, "replica": replica, "replicas": replicas}
+def _source_arguments(
+    spec: RunSpec, replica: int, replicas: int, inputs: NDArray[Any], targets: NDArray[Any], evaluates: bool = False
+) -> dict[str, Any]:
+    """Return the arguments that the sources of a replica share.
 
-
-def _evaluation_arguments(spec: RunSpec, replica: int, replicas: int) -> dict[str, Any]:
-    """Return the arguments of a source for evaluation, whose batches hold several training micro-batches if these are
-    small, since nothing is kept for a backward pass, but never more than one if these are large. A process evaluates on
-    one device, however many it trains on."""
-    micro_batch = -(-spec.batch_per_device // spec.config.train.accumulate)
-    per_device = max(micro_batch, min(EVALUATION_BATCH_FACTOR * micro_batch, MAX_EVALUATION_BATCH))
-    return _common_arguments(spec, replica, replicas) | {"global_batch": per_device * replicas}
+    Batches for evaluation hold several training micro-batches if these are small, since nothing is kept for a backward
+    pass, but never more than one if these are large. A process evaluates on one device, however many it trains on.
+    """
+    global_batch = spec.global_batch
+    if evaluates:
+        micro_batch = -(-spec.batch_per_device // spec.config.train.accumulate)
+        global_batch = replicas * max(micro_batch, min(EVALUATION_BATCH_FACTOR * micro_batch, MAX_EVALUATION_BATCH))
+    common = {"global_batch": global_batch, "seed": spec.config.seed, "replica": replica, "replicas": replicas}
+    return common | _reading_arguments(spec, inputs, targets)

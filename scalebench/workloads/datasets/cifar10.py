@@ -100,7 +100,7 @@ def _unpack(path: Path, side: int, dtype: str, folder: Path) -> None:
     missing, names = set(FILES), list(FILES)
     try:
         for name, content in _read_files(path):
-            pixels, labels = _parse_binary(content) if name.endswith(".bin") else _parse_pickle(name, content)
+            pixels, labels = _parse(name, content)
             if labels.max() >= CLASSES:
                 raise ValueError(f"{name} has labels above {CLASSES - 1}")
             start = names.index(name.removesuffix(".bin")) * IMAGES_PER_FILE
@@ -108,7 +108,12 @@ def _unpack(path: Path, side: int, dtype: str, folder: Path) -> None:
             pictures = pixels.reshape(IMAGES_PER_FILE, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1)
             for block in range(0, IMAGES_PER_FILE, 1000):
                 rows = slice(start + block, min(start + block + 1000, start + IMAGES_PER_FILE))
-                inputs[rows] = images.to_dtype(_resize_all(pictures[block : block + 1000], side), dtype)
+                part = pictures[block : block + 1000]
+                if side != SIDE:
+                    pillow = images.load_pillow("cifar10")
+                    whole = (pillow.fromarray(np.ascontiguousarray(picture)) for picture in part)
+                    part = np.stack([images.resize(picture, side) for picture in whole])
+                inputs[rows] = images.to_dtype(part, dtype)
             missing.discard(name.removesuffix(".bin"))
         if missing:
             raise ValueError(f"it lacks {', '.join(sorted(missing))}")
@@ -117,13 +122,6 @@ def _unpack(path: Path, side: int, dtype: str, folder: Path) -> None:
             raise
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise InputError(f"dataset.path={path} is not a complete CIFAR-10 archive ({reason}): {HINT}") from None
-
-
-def _resize_all(pictures: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    if side == SIDE:
-        return pictures
-    pillow = images.load_pillow("cifar10")
-    return np.stack([images.resize(pillow.fromarray(np.ascontiguousarray(picture)), side) for picture in pictures])
 
 
 def _read_files(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -142,15 +140,13 @@ def _read_files(path: Path) -> Iterator[tuple[str, bytes]]:
                     yield name, archive.extractfile(member).read()  # type: ignore[union-attr]  # of a regular file
 
 
-def _parse_binary(content: bytes) -> LabeledImages:
-    """Parse records of one label and 3,072 bytes. Raises ValueError for a wrong number of them."""
-    if len(content) != IMAGES_PER_FILE * (IMAGE_BYTES + 1):
-        raise ValueError(f"a file of {len(content)} bytes, expected {IMAGES_PER_FILE * (IMAGE_BYTES + 1)}")
-    records: NDArray[Any] = np.frombuffer(content, np.uint8).reshape(IMAGES_PER_FILE, IMAGE_BYTES + 1)
-    return records[:, 1:], records[:, 0]
-
-
-def _parse_pickle(name: str, content: bytes) -> LabeledImages:
+def _parse(name: str, content: bytes) -> LabeledImages:
+    """Parse a file: records of one label and 3,072 bytes, or a pickle. Raises ValueError for another one."""
+    if name.endswith(".bin"):
+        if len(content) != IMAGES_PER_FILE * (IMAGE_BYTES + 1):
+            raise ValueError(f"a file of {len(content)} bytes, expected {IMAGES_PER_FILE * (IMAGE_BYTES + 1)}")
+        records: NDArray[Any] = np.frombuffer(content, np.uint8).reshape(IMAGES_PER_FILE, IMAGE_BYTES + 1)
+        return records[:, 1:], records[:, 0]
     if hashlib.md5(content, usedforsecurity=False).hexdigest() != FILES[name]:
         raise ValueError(f"{name} is not the published one by its MD5")
     batch = ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()

@@ -67,7 +67,14 @@ def _identify(config: Config, path: Path, class_folders: list[Path]) -> dict[str
 def _list_checked_folders(config: Config, path: Path) -> list[Path]:
     """Return the class folders. Raises InputError where the model does not take their pictures or classes."""
     images.check_model_takes_square_rgb(config)
-    class_folders, max_classes = _list_class_folders(path), config.dataset.classes or 0
+    try:
+        entries = sorted(find_root(path).iterdir())
+        class_folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    except OSError as error:
+        raise InputError(f"dataset.path={path} cannot be read ({error.strerror}): {HINT}") from None
+    if not class_folders:
+        raise InputError(f"dataset.path={path} has no class folders: {HINT}")
+    max_classes = config.dataset.classes or 0
     if len(class_folders) > max_classes:
         raise InputError(
             f"dataset.path={path} has {len(class_folders)} class folders, dataset.classes={max_classes} "
@@ -75,19 +82,6 @@ def _list_checked_folders(config: Config, path: Path) -> list[Path]:
             "raise dataset.classes, or choose another model"
         )
     return class_folders
-
-
-def _list_class_folders(path: Path) -> list[Path]:
-    """Return the class folders by name, without hidden ones."""
-    try:
-        folders = sorted(
-            entry for entry in find_root(path).iterdir() if entry.is_dir() and not entry.name.startswith(".")
-        )
-    except OSError as error:
-        raise InputError(f"dataset.path={path} cannot be read ({error.strerror}): {HINT}") from None
-    if not folders:
-        raise InputError(f"dataset.path={path} has no class folders: {HINT}")
-    return folders
 
 
 def _decode_all(class_folders: list[Path], size: int, seed: int, side: int, dtype: str, folder: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,11 @@ def copy_to_node(folder: Path, target: str, wait_s: float, on_copied: Callable[[
     after each chunk. Raises InputError where that disk is full or cannot be written, where the dataset cannot be read,
     and where another process on this node has been copying for `wait_s`.
     """
-    target_dir = _expand_folder(target)
+    target_dir = Path(os.path.expandvars(target)).expanduser()
+    if "$" in str(target_dir):
+        raise InputError(f"hardware.node_copy={target} has a variable that is not set on this node; write it out")
+    if not target_dir.is_absolute():
+        raise InputError(f"hardware.node_copy={target} should be an absolute path, such as /tmp/scalebench")
     try:
         identity = json.loads((folder / cache.META).read_text())["identity"]
         size_bytes = sum((folder / file).stat().st_size for file in (cache.INPUTS, cache.TARGETS))
@@ -36,31 +40,20 @@ def copy_to_node(folder: Path, target: str, wait_s: float, on_copied: Callable[[
     return cache.ensure_folder(target_dir, name, identity, size_bytes, partial(_copy, folder, on_copied), settings)
 
 
-def _expand_folder(target: str) -> Path:
-    folder = Path(os.path.expandvars(target)).expanduser()
-    if "$" in str(folder):
-        raise InputError(f"hardware.node_copy={target} has a variable that is not set on this node; write it out")
-    if not folder.is_absolute():
-        raise InputError(f"hardware.node_copy={target} should be an absolute path, such as /tmp/scalebench")
-    return folder
-
-
 def _copy(source: Path, on_copied: Callable[[], None], folder: Path) -> None:
     for name in (cache.INPUTS, cache.TARGETS):
-        try:
-            source_file = (source / name).open("rb")
-        except OSError as error:
-            raise _unreadable(source, error) from None
-        with source_file, (folder / name).open("wb") as copy:
-            while chunk := _read_chunk(source_file.read, source):
+        with (folder / name).open("wb") as copy:
+            for chunk in _read_chunks(source, name):
                 copy.write(chunk)
                 on_copied()
 
 
-def _read_chunk(read: Callable[[int], bytes], source: Path) -> bytes:
-    """Read the next chunk; an error in reading is another one than an error in writing, which means a full disk."""
+def _read_chunks(source: Path, name: str) -> Iterator[bytes]:
+    """Yield the chunks of a file; an error in reading is another one than an error in writing, such as a full disk."""
     try:
-        return read(COPY_CHUNK_BYTES)
+        with (source / name).open("rb") as file:
+            while chunk := file.read(COPY_CHUNK_BYTES):
+                yield chunk
     except OSError as error:
         raise _unreadable(source, error) from None
 
