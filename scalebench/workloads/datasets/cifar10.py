@@ -111,8 +111,8 @@ def _unpack(path: Path, side: int, dtype: str, folder: Path) -> None:
                 part = pictures[block : block + 1000]
                 if side != SIDE:
                     pillow = images.load_pillow("cifar10")
-                    whole = (pillow.fromarray(np.ascontiguousarray(picture)) for picture in part)
-                    part = np.stack([images.resize(picture, side) for picture in whole])
+                    sources = (pillow.fromarray(np.ascontiguousarray(picture)) for picture in part)
+                    part = np.stack([images.resize(picture, side) for picture in sources])
                 inputs[rows] = images.to_dtype(part, dtype)
             missing.discard(name.removesuffix(".bin"))
         if missing:
