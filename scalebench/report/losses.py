@@ -4,79 +4,62 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
-from scalebench.core.result import CurvePoint, RankRecord, Result
-
-
-@dataclass
-class LossSeries:
-    """The losses of a run, one entry for each block of steps: the totals at its end, and the mean loss over it."""
-
-    steps: list[int] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  # of blocks: what lies between them is not training
-    losses: list[float | None] = field(default_factory=list)  # None: unknown
-    measured: list[int] = field(default_factory=list)  # places of the blocks after warm-up
-    curve: list[CurvePoint] = field(default_factory=list)  # of a training that goes to a stop
-    _passed: int = 0  # points of the curve before the next block
-
-    def make_points(self, x: Sequence[float]) -> list[tuple[float, float]]:
-        """Return (x, loss) for all blocks with a loss."""
-        return [(place, loss) for place, loss in zip(x, self.losses, strict=True) if loss is not None]
-
-    def add_block(self, steps: int, samples: int, seconds: float, loss: float | None) -> None:
-        self.pass_points(steps)
-        self.steps.append(steps + (self.steps[-1] if self.steps else 0))
-        self.samples.append(samples + (self.samples[-1] if self.samples else 0))
-        self.seconds.append(seconds + (self.seconds[-1] if self.seconds else 0.0))
-        self.losses.append(loss)
-
-    def pass_points(self, steps: float) -> None:
-        """Advance to the point of the curve after which a block of `steps` fits before the next one.
-
-        Evaluation cuts blocks short. Such blocks are in no series, and the next block begins at the point.
-        """
-        while self._passed < len(self.curve):
-            point, done = self.curve[self._passed], self.steps[-1] if self.steps else 0
-            if point.step >= done + steps:
-                return
-            self._passed += 1
-            if point.step == done:
-                self.samples[-1] = point.samples  # the last batch of an epoch may be smaller
-                continue
-            self.steps.append(point.step)
-            self.samples.append(point.samples)
-            self.seconds.append(max([point.train_s, *self.seconds[-1:]]))
-            self.losses.append(None)
+from scalebench.core.result import RankRecord, Result
 
 
-def compute_losses(result: Result) -> LossSeries:
+@dataclass(frozen=True)
+class BlockEnd:
+    """The end of a block of steps: the totals of the run up to it, and the mean loss over the block."""
+
+    steps: int = 0
+    samples: int = 0
+    seconds: float = 0.0  # of blocks: what lies between them is not training
+    loss: float | None = None  # None: unknown
+    is_measured: bool = False  # after warm-up
+
+
+def compute_losses(result: Result) -> list[BlockEnd]:
     """Combine the losses of all ranks, warm-up included.
 
     A block takes as long as on the slowest rank, and its loss is the mean weighted by samples. Blocks that not every
     rank finished are left out. The seconds of a training to a stop exclude its first step, which compiles, like those
     of its curve.
+
+    Evaluation cuts blocks short: what is left of a block before a point of the curve ends there, without a loss.
     """
-    series, ranks = LossSeries(curve=result.quality.curve), result.ranks
+    ends, curve, ranks = [BlockEnd()], list(result.quality.curve), result.ranks
+
+    def pass_points(steps: float) -> None:
+        """Advance to the point after which a block of `steps` fits before the next one."""
+        while curve and curve[0].step < ends[-1].steps + steps:
+            point = curve.pop(0)
+            if point.step == ends[-1].steps:
+                ends[-1] = replace(ends[-1], samples=point.samples)  # the last batch of an epoch may be smaller
+            else:
+                ends.append(BlockEnd(point.step, point.samples, max(point.train_s, ends[-1].seconds)))
+
+    def add_block(steps: int, samples: int, seconds: float, loss: float | None, is_measured: bool) -> None:
+        pass_points(steps)
+        last = ends[-1]
+        ends.append(BlockEnd(last.steps + steps, last.samples + samples, last.seconds + seconds, loss, is_measured))
+
     if not ranks:
-        return series
+        return []
     # The record has no sample counts of warm-up blocks: every rank had its share of the batch, as later on.
     shares = [rank.block_samples[0] if rank.block_samples else 1 for rank in ranks]
     steps = ranks[0].warmup_block_steps or 0
-    warmup = _iterate_blocks(ranks, "warmup_block_s", "warmup_losses") if steps else iter(())
-    for seconds, losses in warmup:
-        compiles = bool(series.curve) and not series.steps
-        loss = _compute_mean(losses, shares)
-        series.add_block(steps, steps * result.scale.samples_per_step, 0.0 if compiles else seconds, loss)
+    for seconds, losses in _iterate_blocks(ranks, "warmup_block_s", "warmup_losses") if steps else ():
+        compiles = bool(result.quality.curve) and len(ends) == 1
+        samples = steps * result.scale.samples_per_step
+        add_block(steps, samples, 0.0 if compiles else seconds, _compute_mean(losses, shares), False)
     steps = ranks[0].block_steps or 0
-    measured = _iterate_blocks(ranks, "block_s", "block_losses")
     samples_of = zip(*(rank.block_samples for rank in ranks), strict=False)
-    for (seconds, losses), samples in zip(measured, samples_of, strict=False):
-        series.add_block(steps, sum(samples), seconds, _compute_mean(losses, samples))
-        series.measured.append(len(series.steps) - 1)
-    series.pass_points(math.inf)
-    return series
+    for (seconds, losses), of_ranks in zip(_iterate_blocks(ranks, "block_s", "block_losses"), samples_of, strict=False):
+        add_block(steps, sum(of_ranks), seconds, _compute_mean(losses, of_ranks), True)
+    pass_points(math.inf)
+    return ends[1:]
 
 
 def _iterate_blocks(ranks: list[RankRecord], times: str, losses: str) -> Iterator[tuple[float, list[float | None]]]:

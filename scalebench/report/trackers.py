@@ -100,18 +100,19 @@ def _make_series(result: Result) -> dict[str, list[Point]]:
 
     Steps count from the start of the run, warm-up included, in blocks as in the curve.
     """
-    start_s, losses = start_time(result).timestamp(), compute_losses(result)
+    start_s, measured = start_time(result).timestamp(), [end for end in compute_losses(result) if end.is_measured]
     points: list[tuple[str, int, float, float | None]] = []  # name, step, time, value
-    if losses.measured:
+    if measured:
         first = result.ranks[0]
         begins = first.block_started_at_s or [start_s] * len(first.block_s)
         ends = [begin + seconds for begin, seconds in zip(begins, first.block_s, strict=False)]
-        blocks = list(zip([losses.steps[place] for place in losses.measured], ends, losses.measured, strict=False))
-        points += [("block/loss", step, end, losses.losses[place]) for step, end, place in blocks]
+        blocks = list(zip(measured, ends, strict=False))
+        points += [("block/loss", block.steps, end_s, block.loss) for block, end_s in blocks]
         if not result.scale.independent:  # replicas that never meet have no common blocks
             seconds, samples = merge_rank_blocks(result.ranks)
             rates = zip(blocks, samples / seconds, strict=False)
-            points += [("block/throughput_samples_per_s", step, end, float(rate)) for (step, end, _), rate in rates]
+            points += [("block/throughput_samples_per_s", block.steps, end_s, float(rate))
+                       for (block, end_s), rate in rates]  # fmt: skip
     for point in result.quality.curve:
         values = {"train/loss": point.loss, "epochs": point.epochs, "train_s": point.train_s}
         values |= {f"validation/{name}": value for name, value in point.metrics.items()}

@@ -1,6 +1,7 @@
 """Trainings: their tables and curves, epochs, and the losses of a run."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -36,8 +37,11 @@ def two_ranks(**changes):
 
 
 def losses_of(*ranks, points=()):
+    """Return steps, samples, seconds and losses at the ends of blocks."""
     quality = {"quality": Quality(curve=list(points))} if points else {}
-    return compute_losses(record("ddp", max(1, len(ranks)), ranks=list(ranks), **quality))
+    ends = compute_losses(record("ddp", max(1, len(ranks)), ranks=list(ranks), **quality))
+    names = {"steps": "steps", "samples": "samples", "seconds": "seconds", "losses": "loss"}
+    return SimpleNamespace(**{name: [getattr(end, field) for end in ends] for name, field in names.items()})
 
 
 def test_blocks_of_all_ranks_weighted_by_samples():
@@ -46,7 +50,6 @@ def test_blocks_of_all_ranks_weighted_by_samples():
     assert losses.samples == [60, 120, 160, 200]  # 20 a step over both, then what each block had
     assert losses.seconds == pytest.approx([0.5, 0.7, 1.0, 1.2])
     assert losses.losses == [pytest.approx((9 * 30 + 5 * 10) / 40), None, pytest.approx((2 * 30 + 4 * 10) / 40), 1.0]
-    assert losses.make_points(losses.steps) == [(3, 8.0), (8, 2.5), (10, 1.0)]
 
 
 def test_older_and_incomplete_records():

@@ -319,15 +319,16 @@ def _make_loss_blocks(report_data: ReportData, number: int, label: str, rows: li
     results = [report_data.result(row["run_id"]) for row in selection]
     epochs_known, series, table_rows = all(result.workload.train_samples for result in results), [], []
     for row, result in zip(selection, results, strict=True):
-        run, samples, tags = compute_losses(result), result.workload.train_samples, doc.get_tags(row)
+        ends, samples, tags = compute_losses(result), result.workload.train_samples, doc.get_tags(row)
         name, of_epoch = names[row["run_id"]], (epochs_known and samples) or 1
-        points = doc.downsample(run.make_points([count / of_epoch for count in run.samples]), MAX_CURVE_POINTS)
+        losses = [(end.samples / of_epoch, end.loss) for end in ends if end.loss is not None]
+        points = doc.downsample(losses, MAX_CURVE_POINTS)
         series.append(doc.Series(name, [x for x, _ in points], [y for _, y in points], tags=tags))
         metric = f"{row['metric_name']} {row['metric']:.4g}" if row["metric"] is not None else ""
         table_rows.append((tags, {
-            "run": name, "steps": run.steps[-1],
-            "epochs": (run.samples[-1] / samples if samples else None, "{:.3g}".format),
-            "seconds of training": (run.seconds[-1], units.format_seconds),
+            "run": name, "steps": ends[-1].steps,
+            "epochs": (ends[-1].samples / samples if samples else None, "{:.3g}".format),
+            "seconds of training": (ends[-1].seconds, units.format_seconds),
             "training loss at the end": (row["final_loss"], "{:.4g}".format),
             "validation": doc.Cell(metric, row["metric"]),
         }))  # fmt: skip
