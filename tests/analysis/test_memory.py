@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from scalebench.analysis.columns import RATE
 from scalebench.analysis.memory import bytes_per_parameter, format_strategy, group_by_model
 from scalebench.report import document
 from scalebench.report.document import Chart, Table
@@ -76,31 +75,6 @@ def test_rows_out_of_memory_are_listed_and_searches_do_not_compete():
     assert list_competing(model) == [["fsdp_gloo", "ddp_gloo"]]
     (model,) = of(FULL, sweeps.run_with_batch_search("fsdp_gloo", 2, 400, 10**9, sweeps.FULL_STATE_BYTES // 2))
     assert list_competing(model) == [["ddp_gloo"]]
-
-
-def test_the_sharding_cost_compares_the_fastest_of_both_kinds():
-    """Two devices have 0.9 (ddp), 0.8 (horovod) and 0.7 (lightning) of one, doubled."""
-    others = [sweeps.run_with_memory("horovod_gloo", 2, sweeps.FULL_STATE_BYTES)]
-    others.append(sweeps.run_with_memory("lightning_ddp_gloo", 2, sweeps.FULL_STATE_BYTES // 2))
-    (model,) = of(BARE, FULL, *others)
-    ((alone,), two) = model.competing_rows()
-    assert (
-        model.sharding_cost([alone], sweeps.ratio_of_rows) is model.sharding_cost(two[:2], sweeps.ratio_of_rows) is None
-    )
-    price = model.sharding_cost(two, sweeps.ratio_of_rows)
-    assert (price.sharded["strategy"], price.full["strategy"]) == ("lightning_ddp_gloo", "ddp_gloo")
-    assert price.ratio.value == pytest.approx(0.7 / 0.9, rel=0.01)
-    assert price.ratio.limits == (None, None), "one repeat"
-    states = {"ddp_gloo": sweeps.FULL_STATE_BYTES, "lightning_ddp_gloo": sweeps.FULL_STATE_BYTES // 2}
-    repeats = [sweeps.run_with_memory(name, 2, state, repeat=n) for n in range(3) for name, state in states.items()]
-    configurations = sweeps.pool([BARE, *repeats])
-    (model,) = group_by_model(configurations.make_frame())
-    ratio = model.sharding_cost(model.competing_rows()[1], configurations.estimate_ratio).ratio
-    assert ratio.low < 0.7 / 0.9 < ratio.high < 1
-    (model,) = of(BARE, sweeps.run_with_memory("independent_torch", 2, sweeps.FULL_STATE_BYTES), HALF)
-    assert model.rows[1][RATE] and model.sharding_cost(model.competing_rows()[1], sweeps.ratio_of_rows) is None, (
-        "a control"
-    )
 
 
 def test_bars_of_one_height_are_no_chart_and_a_long_table_ends(tmp_path, monkeypatch):

@@ -30,18 +30,6 @@ def named(curves):
     return {curve.name: curve.gpus for curve in curves}
 
 
-def test_only_what_differs_is_named_a_feed_everywhere_and_a_format_within_a_strategy():
-    frame = pooled(*several(["ddp_gloo", "mirrored"], (1, 2)))
-    ddp = frame[frame["strategy"] == "ddp_gloo"]
-    common = "find_unused_parameters=True"
-    both = pd.concat([ddp.assign(options=options) for options in (common, f"bucket_cap_mb=1 {common}")])
-    assert named(scaling_curves.make_curves(both)) == {"ddp_gloo": [1, 2], "ddp_gloo bucket_cap_mb=1": [1, 2]}
-    both = pd.concat([ddp.assign(data_format=name) for name in ("nhwc", "nchw")])
-    assert list(named(scaling_curves.make_curves(both))) == ["ddp_gloo data_format=nhwc", "ddp_gloo data_format=nchw"]
-    frame.loc[frame["strategy"] == "mirrored", ["feed", "data_format"]] = ["device", "nchw"]
-    assert list(named(scaling_curves.make_curves(frame))) == ["ddp_gloo feed=host", "mirrored feed=device"]
-
-
 def test_models_of_one_name_are_told_apart_by_their_options_before_their_sizes():
     frame = pooled(*several(["ddp_gloo"], (1, 2)))
     parts = scaling_curves.group_curves(

@@ -1,7 +1,6 @@
 """Attribution of one run and of several repeats: known parts come back, and add up to what the frame says is lost."""
 
 import dataclasses
-import statistics
 
 import msgspec
 import pytest
@@ -57,18 +56,6 @@ def test_each_known_part_comes_back():
     run = attribute_weak()
     assert adds_up(run) and run.missing == {"batch": losses.SAME_BATCH}
     assert seconds(run) == pytest.approx({(name,): PART_S[name] for name in losses.LOSS_PARTS[1:]}, abs=TOLERANCE_S)
-
-
-@pytest.mark.parametrize(("without", "merged", "reason"), [
-    ("bare", ("batch", "wrapper"), "=attribution adds it in a sweep, by itself strategy=bare_torch gpus=1"),
-    ("self", ("wrapper", "contention"), "strategy=ddp gpus=1 scaling=weak train.batch_per_device=10"),
-    ("bare self", ("batch", "wrapper", "contention"), "no good run of bare_torch"),
-])  # fmt: skip
-def test_parts_merge_without_a_run_at_the_local_batch(without, merged, reason):
-    run = attribute_strong(without)
-    assert seconds(run)[merged] == pytest.approx(sum(PART_S[name] for name in merged), abs=TOLERANCE_S)
-    assert seconds(run)["data",] == pytest.approx(sample.LOADING_S, abs=TOLERANCE_S)  # less that of any one-device run
-    assert reason in " ".join(run.missing.values()) and adds_up(run)
 
 
 @pytest.mark.parametrize(("probes", "merged"), [
@@ -153,19 +140,6 @@ def make_repeats(factors, probed):
             )
         )
     return repeats
-
-
-def test_each_repeat_is_one_observation():
-    """Only the steps of the group differ: what compares them with one device has the spread of three means."""
-    run = losses.attribute_repeats(make_repeats((0.98, 1.0, 1.05), range(3)))
-    steps_s = [STEP_S * factor for factor in (0.98, 1.0, 1.05)]
-    reach = t.ppf(0.975, 2) * statistics.stdev(steps_s) / 3**0.5
-    drift, overhead = run.part("drift"), run.part("wrapper")
-    assert (run.repeats, run.run_id) == (3, "0") and adds_up(run)
-    assert drift.step_s.value == pytest.approx(statistics.fmean(steps_s) - STEP_S + sample.DRIFT_S, abs=TOLERANCE_S)
-    assert drift.step_s.high - drift.step_s.value == pytest.approx(reach, rel=1e-4)
-    assert overhead.step_s.high - overhead.step_s.low == pytest.approx(0, abs=1e-12), "equal in all repeats"
-    assert run.lost.low < run.lost.value < run.lost.high
 
 
 def test_repeats_without_probes_count_with_those_of_the_first():

@@ -43,17 +43,6 @@ def test_the_same_runs_have_their_own_verdict():
     assert actual.status == "ok" and [one.failed for one in actual.unmatched] == [False]
 
 
-def test_a_gate_without_enough_data_has_a_status_of_its_own():
-    """One that passes would hide that nothing was compared, one that fails would call it a regression."""
-    a, b = make_runs("a", STEADY[:1]), make_runs("b", slower(0.5)[:1])
-    actual = compare(a, b, threshold=0.0)
-    assert (only(actual).verdict, only(actual).interval, actual.status) == ("no verdict", None, "too little data")
-    assert compare(a, b).status == "ok"
-    a += make_runs("a", STEADY, gpus=2)
-    for block_s, status in ((STEADY, "too little data"), (slower(0.5), "regression")):
-        assert compare(a, [*b, *make_runs("b", block_s, gpus=2)], threshold=0.0).status == status
-
-
 def test_the_way_out_of_a_refusal_is_one():
     a, b = make_runs("a", STEADY), make_runs("b", slower(0.2), **train_settings(batch_per_device=20))
     assert compare(a, b).refusal.endswith("; --ignore train.batch_per_device pairs them")
