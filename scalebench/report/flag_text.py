@@ -5,16 +5,13 @@ docs/reference/results.md says what raises each flag.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scalebench.analysis.verdicts import DOUBTS
 from scalebench.core.config_files import read_yaml
-
-if TYPE_CHECKING:
-    from scalebench.analysis.scaling_curves import Curve
 
 UNSTEADY = ("warmup_left", "drifts")  # flags that say why a series is not steady
 NOT_STEADY = "not_steady"  # stands for a series that is unsteady while no flag says why
@@ -88,8 +85,3 @@ def describe_intervals(rows: Iterable[Mapping[str, Any]]) -> str:
     if any(row["interval_over"] == "blocks" for row in rows):
         parts.append("over blocks of one repeat: they miss what differs between repeats (measure.repeats=3 shows it)")
     return f"intervals: 95 %, {'; '.join(parts)}" if parts else ""
-
-
-def describe_curve_intervals(curves: Sequence[Curve]) -> str:
-    """Say what the intervals of these curves are taken over; empty if there are none."""
-    return describe_intervals(row for curve in curves for row in curve.rows)

@@ -14,7 +14,7 @@ from scalebench.core import units
 from scalebench.core.stats.estimates import Estimate
 from scalebench.report import document as doc
 from scalebench.report import tables
-from scalebench.report.flag_text import describe_curve_intervals
+from scalebench.report.flag_text import describe_intervals
 from scalebench.report.report_data import ReportData
 
 # A part makes blocks for a group of curves.
@@ -74,7 +74,7 @@ def draw_lines(
             doc.Series(head, places, [level + slope * place for place in places], tags=group.tags, style="ideal")
             for head, (level, slope) in (ideals or {}).items()
         ]
-        intervals = describe_curve_intervals(group.curves) if any(line.low for line in lines) else ""
+        intervals = describe_intervals(row for _, row in group.list_rows()) if any(line.low for line in lines) else ""
         caption = doc.join_sentences(*about, intervals)
         yield doc.Chart(group.make_id(name), title, x_axis, axis, [*lines, *ideal_lines], caption=caption)
 
@@ -124,7 +124,7 @@ class Listing:
                 text = self.remark(report_data, row)
                 rows[-1][1][remarks] = notes.make_cell([text] if text else [])
         optional = [head for column, head in self.heads.items() if column not in self.always]
-        intervals = describe_curve_intervals(group.curves) if self.limits else ""
+        intervals = describe_intervals(row for _, row in group.list_rows()) if self.limits else ""
         caption = doc.join_sentences(self.caption, intervals)
         table = make_table(group.make_id(self.id), self.title, rows, [remarks], caption, optional)
         yield replace(table, footnotes=notes.list_notes())

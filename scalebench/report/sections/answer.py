@@ -208,7 +208,7 @@ def describe_contrast(contrast: Contrast, estimate_ratio: EstimateRatio) -> str:
     texts = [f"{value}: {format_ratio(ratio)}" for (value, _), ratio in fastest_first]
     if len(texts) > MAX_CONTRASTED + 1:  # one more value takes no more room than its count
         texts = [*texts[: MAX_CONTRASTED - 1], f"{len(texts) - MAX_CONTRASTED} others", texts[-1]]
-    where = f"{contrast.strategy} on {format_count(contrast.gpus, 'device')}"
+    where = _on_devices((contrast.strategy, contrast.rows[0][1]))
     text = f"{contrast.key.replace('_', ' ')} {', '.join(texts)} times the samples/s of {first} ({where})"
     if not all(ratio.has_limits for ratio in ratios):
         return f"{text}; no verdict: {explain_no_verdict(*(row for _, row in contrast.rows))}."
@@ -225,10 +225,10 @@ def _estimate_ratios(contrast: Contrast, estimate_ratio: EstimateRatio) -> list[
 
 def _make_contrast_chart(contrast: Contrast, estimate_ratio: EstimateRatio) -> doc.Chart:
     """Draw what `describe_contrast` says, in the order of the sweep."""
-    key, (first, _) = contrast.key.replace("_", " "), contrast.rows[0]
+    key, (first, base) = contrast.key.replace("_", " "), contrast.rows[0]
     ratios = [Estimate(1.0), *_estimate_ratios(contrast, estimate_ratio)]
     low, high = zip(*(ratio.limits for ratio in ratios), strict=True)
-    where = f"{contrast.strategy} on {format_count(contrast.gpus, 'device')}"
+    where = _on_devices((contrast.strategy, base))
     values, tags = [value for value, _ in contrast.rows], [doc.get_tags(row) for _, row in contrast.rows]
     series = doc.Series(where, values, [ratio.value for ratio in ratios], low, high, point_tags=tags)
     together = ", which hold together" if len(ratios) > 2 else ""
@@ -236,10 +236,8 @@ def _make_contrast_chart(contrast: Contrast, estimate_ratio: EstimateRatio) -> d
         f"throughput of {where} over that with the first value, {first}; more is better",
         f"bars have 95 % intervals over repeats{together}" if any(ratio.has_limits for ratio in ratios[1:]) else "",
     )
-    title = f"Throughput by {key}, over that of {first}"
-    return doc.Chart(
-        doc.make_id("answer-by", contrast.key), title, doc.Axis(key), doc.Axis("times"), [series], "bars", caption
-    )
+    chart_id, title = doc.make_id("answer-by", contrast.key), f"Throughput by {key}, over that of {first}"
+    return doc.Chart(chart_id, title, doc.Axis(key), doc.Axis("times"), [series], "bars", caption)
 
 
 def describe_advice(all_advice: Sequence[Advice], estimate_ratio: EstimateRatio) -> list[str]:

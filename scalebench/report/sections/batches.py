@@ -19,7 +19,7 @@ from scalebench.core.stats.estimates import Estimate
 from scalebench.core.stats.log_means import MIN_REPEATS_FOR_LIMITS
 from scalebench.report import document as doc
 from scalebench.report import spec, tables
-from scalebench.report.flag_text import describe_curve_intervals
+from scalebench.report.flag_text import describe_intervals
 from scalebench.report.report_data import ReportData
 from scalebench.report.tables import THROUGHPUT_HEAD
 
@@ -99,7 +99,7 @@ def _list_batches(group: doc.CurveGroup, report_data: ReportData) -> Iterator[do
             "epoch (95 %)": tables.make_cell(row, "epoch_s"),
         }))  # fmt: skip
     about = "over the smallest: throughput over that with the smallest batch of the same strategy and devices"
-    caption = doc.join_sentences(about, describe_curve_intervals(group.curves))
+    caption = doc.join_sentences(about, describe_intervals(row for _, row in group.list_rows()))
     yield spec.make_table(group.make_id("table"), "Batch size", rows, caption=caption)
 
 
