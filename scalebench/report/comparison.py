@@ -31,17 +31,17 @@ VERSION = 2
 SUITE = "scalebench.compare"
 EXIT_STATUS = {analysis.OK: 0, analysis.REGRESSION: 3, analysis.NOT_COMPARABLE: 4, analysis.FAILED_RUN: 5,
                analysis.TOO_LITTLE_DATA: 6}  # fmt: skip
-MAX_LINES = 20  # of rows without a partner, and of differences
+MAX_LINES = 20  # The most rows without a partner, and the most differences, that are listed.
 ALL = "--format json has all"
-WIDTH = 200  # of a file or a pipe
-MAX_PLACES = 40  # of a chart; names of more are not readable
+WIDTH = 200  # Characters of a line in a file or a pipe.
+MAX_PLACES = 40  # Names of more places on a chart are not readable.
 INTERVALS = f"Intervals: 95 %, over repeats where a side has {MIN_UNITS_FOR_TEST} or more; dots: single repeats."
 OF_PAIRS = "Intervals: 95 %, of each pair alone."
-DRAWING_WIDTH = 40  # characters between the limits of all sessions
+DRAWING_WIDTH = 40  # Characters between the lowest and the highest limit of all sessions.
 HISTORY_CAPTION = "Throughput over the mean of the sessions before the change, or of all; limits: 95 %, over repeats"
 HISTORY_HEADS = ("session", "started", "throughput (95 %)", "", "")
-MIN_DRAWN_SPAN = 0.02  # of the throughput: less would draw noise from edge to edge
-Bar = tuple[Estimate, Sequence[float], Mapping[str, str]]  # its figure, the repeats behind it, and its label
+MIN_DRAWN_SPAN = 0.02  # Share of the throughput; a smaller span would draw noise from edge to edge.
+Bar = tuple[Estimate, Sequence[float], Mapping[str, str]]  # Its figure, the repeats behind it, and its label.
 
 
 def format_blocks(blocks: Iterable[doc.Table | str], width: int = WIDTH) -> str:
@@ -198,7 +198,7 @@ def make_junit(comparison: Comparison, exit_code: int) -> str:
     A failure is a regression, an error a failed run or, at a gate, a pair without a verdict; a row without a partner is
     skipped.
     """
-    cases: list[tuple[str, str, str, str]] = []  # name, tag, message, type of a failure or an error
+    cases: list[tuple[str, str, str, str]] = []  # Name, tag, message, and type of a failure or an error.
     for contrast in comparison.contrasts:
         for pair in contrast.pairs:
             name = f"{format_label(pair.label)}: {contrast.b} over {contrast.a}"
@@ -238,7 +238,7 @@ def make_comparison_charts(comparison: Comparison) -> list[doc.Chart]:
 
     Rows without a partner are in neither, as in the tables; without a pair there is no chart.
     """
-    counts: dict[int, list[tuple[Contrast, Pair]]] = {}  # 0 where numbers of devices are what is compared
+    counts: dict[int, list[tuple[Contrast, Pair]]] = {}  # By number of devices; 0 where these are compared.
     for contrast in comparison.contrasts:
         for pair in contrast.pairs:
             count = int(gpus) if (gpus := pair.label.get("gpus", "")).isdecimal() else 0
@@ -246,7 +246,7 @@ def make_comparison_charts(comparison: Comparison) -> list[doc.Chart]:
     charts = []
     for count, members in sorted(counts.items()):
         names = list(dict.fromkeys(_name_place(pair) for _, pair in members))
-        rates: dict[str, dict[str, Bar]] = {}  # by value of the compared key and name of the place
+        rates: dict[str, dict[str, Bar]] = {}  # By value of the compared key, then by name of the place.
         ratios: dict[str, dict[str, Bar]] = {}
         for contrast, pair in members:
             if (name := _name_place(pair)) not in names[:MAX_PLACES]:

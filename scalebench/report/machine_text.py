@@ -15,13 +15,13 @@ from scalebench.core.machine.machine import Machine, describe_machine
 from scalebench.core.result import Result
 
 GIB = 2**30
-MAX_PAIRS = 8  # shown of each connection; a machine with 16 GPUs has 120
+MAX_PAIRS = 8  # The most pairs that are listed for a connection; a machine with 16 GPUs has 120 pairs.
 NOT_SET = "not set"
 UNKNOWN = "unknown"
 
 FactRow = tuple[str, str]
 Facts = dict[str, str]
-Part = tuple[Any, ...]  # a template, and the values that it takes
+Part = tuple[Any, ...]  # A template, and the values that it takes.
 
 
 def list_facts(machine: Machine) -> list[FactRow]:
@@ -29,7 +29,7 @@ def list_facts(machine: Machine) -> list[FactRow]:
     rows: dict[str, list[Part]] = {
         "machine": [("{}", describe_machine(machine))],
         "processors": [
-            ("{}", machine.cpu_model if machine.gpus else ""),  # otherwise the line above names it
+            ("{}", machine.cpu_model if machine.gpus else ""),  # Otherwise the line above names it.
             ("{} sockets", (machine.cpu_sockets or 0) > 1 and machine.cpu_sockets),
             ("CPUs {}", format_ranges(machine.cpus_allowed or [])),
             ("{}", {True: "two or more threads a core", False: "one thread a core", None: ""}[machine.smt]),
@@ -121,7 +121,7 @@ def suggest_comparison(machine: Machine) -> list[FactRow]:
     if not first_pairs:
         return []
     visible = machine.environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:  # device numbers differ from GPU numbers then
+    if visible is not None:  # Then device numbers differ from GPU numbers.
         return [("", f"CUDA_VISIBLE_DEVICES={visible}: its first one is device 0 of hardware.device_ids")]
     values = ",".join(f"[{a},{b}]" for a, b in first_pairs)
     far = " hardware.bind=numa,far" if len(machine.numa or []) > 1 else ""
@@ -171,7 +171,7 @@ def find_differences(runs: list[tuple[str, Result]]) -> dict[str, dict[str, list
         ([list_variables(result.machine) for _, result in runs], NOT_SET),
     ]
     groups: dict[str, dict[str, list[str]]] = {}
-    for facts_of_runs, absent in kinds:  # what a missing fact counts as
+    for facts_of_runs, absent in kinds:  # `absent` is what a missing fact counts as.
         for fact in dict.fromkeys(fact for facts in facts_of_runs for fact in facts):
             for (name, _), facts in zip(runs, facts_of_runs, strict=True):
                 if (value := facts.get(fact, absent)) is not None:

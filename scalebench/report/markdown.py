@@ -16,13 +16,13 @@ from scalebench.report import document as doc
 from scalebench.report.report_data import ReportData, make_relative_link
 from scalebench.report.sections import make_sections
 
-MAX_CHART_ROWS = 40  # of a chart; nobody reads a longer table
+MAX_CHART_ROWS = 40  # Nobody reads a longer table of a chart.
 LANGUAGES = {"log": "text"}
-ALERTS = {"warning": "> [!WARNING]\n> "}  # GitHub's own markup for them
+ALERTS = {"warning": "> [!WARNING]\n> "}  # GitHub's own markup.
 SPECIAL = re.compile(r"[\\`*\[\]|~$#]")
 EDGE_UNDERSCORES = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")  # within a word, as in ddp_gloo, it is a letter
 LINE_STARTS = re.compile(r"^(\d+)([.)](?:\s|$))|^([-+=:])")  # lists, underlines of headings, rows of tables
-BREAK = "<!-- -->"  # invisible; text that it splits is no address
+BREAK = "<!-- -->"  # It is invisible, and text that it splits is no address.
 ADDRESSES = re.compile(r"(?<=:)(?=//)|(?<=www)(?=\.)|(?<=@)(?=[\w.-])|(?<=mailto)(?=:)|(?<=xmpp)(?=:)", re.IGNORECASE)
 FENCE = re.compile(r"`+")
 
@@ -84,7 +84,7 @@ def _render_verdict(block: doc.Verdict) -> Iterator[str]:
 
 def _render_code(block: doc.Code) -> Iterator[str]:
     code = fence(block.text, LANGUAGES.get(block.language, block.language))
-    if block.language == "log":  # folded away, as on the page
+    if block.language == "log":  # It is folded away, as on the page.
         title = escape_tags(clean_line(block.title or "log"), quote=False)
         yield f"<details><summary>{title}</summary>\n\n{code}\n\n</details>"
         return
@@ -118,7 +118,7 @@ def _render_chart(chart: doc.Chart) -> str:
         rows = []
         for x in places:
             row = [_format_x(x, chart.x)]
-            for series in chart.series:  # several points may be above each other
+            for series in chart.series:  # Several points may be above each other.
                 values = (_format_point(series, k, chart.y) for k, place in enumerate(series.x) if place == x)
                 row.append(", ".join(filter(None, values)))
             rows.append(row)

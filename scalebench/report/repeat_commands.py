@@ -31,7 +31,7 @@ HYDRA_FILE = ".hydra/hydra.yaml"
 CONFIG_DIR = re.compile(r"^ *- path: (/[^'\"\n]+)\n +schema: file\n +provider: command-line$", re.MULTILINE)
 ENVIRONMENT_VALUE = re.compile(r"\$\{\s*oc\.(env|decode)\b")
 RECIPES_FILE = Path(__file__).with_name("repeat_commands.yaml")
-AUTO_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # what PyTorch's backend=auto resolves to
+AUTO_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # What PyTorch's backend=auto resolves to.
 FLOAT32 = "train.precision=float32"
 DEVICE_COUNT = re.compile(r"(?<= gpus=)(\d+)(?= |$)")
 # Column of the frame, key of the command line, and the default value, which the command leaves out.
@@ -70,13 +70,13 @@ def make_baseline_commands(frame: pd.DataFrame, unreadable: Unreadable | None = 
     """Make the sweeps that measure the rows without a baseline together with what they are compared with. `unreadable`
     as for `make_command`."""
     rows = [row for row in plain_rows(frame.sort_values(SORT_COLUMNS)) if find_missing_baselines(row)]
-    counts: dict[tuple[str, str], dict[str, None]] = {}  # of devices, by the text around them
+    counts: dict[tuple[str, str], dict[str, None]] = {}  # Numbers of devices, by the text around them.
     for row in rows:
         overrides = _read_overrides(row, unreadable)
         if any(override.startswith("repeat=") for override in overrides):
             measure = (result.spec if (result := _read_result(row)) is not None else {}).get("measure")
             repeats = measure.get("repeats") if isinstance(measure, dict) else None
-            if isinstance(repeats, int) and repeats > 1:  # which numbered the run, as it will again
+            if isinstance(repeats, int) and repeats > 1:  # This setting numbered the run, and will again.
                 overrides = [override for override in overrides if not override.startswith("repeat=")]
         # With these, the same sweep would leave out the same baselines again.
         overrides = [override for override in overrides if override not in ("baseline=bare", "baseline=none")]
@@ -130,7 +130,7 @@ def _make_overrides(row: Mapping[str, Any]) -> list[str]:
     overrides += [f"strategy.options.{word}" for word in (row["options"] or "").split()]
     overrides += [f"{key}={row[column]}" for column, key, default in SETTINGS if row[column] not in (None, default)]
     result = _read_result(row) if FLOAT32 in overrides else None
-    if result is not None and result.scale.device == "cpu":  # there it is the default
+    if result is not None and result.scale.device == "cpu":  # On a CPU float32 is the default.
         overrides.remove(FLOAT32)
     if row["device_ids"] is not None:
         overrides.append(f"hardware.device_ids=[{row['device_ids'].replace(' ', ',')}]")

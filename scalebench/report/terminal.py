@@ -63,7 +63,7 @@ def make_overview(runs: Survey, width: int, wide: bool = False) -> Iterator[Part
     parallelism, and the operations that some runs measured on request. `width` is in characters; `wide` asks for all
     columns."""
     curves, estimate_ratio = make_curves(runs.pooled), runs.configurations.estimate_ratio
-    winners: set[str] = set()  # also the one device to stay on
+    winners: set[str] = set()  # The one device to stay on is one of them.
     for advice in list_advice(curves, estimate_ratio):
         pairs = advice.rows if advice.kind in ("take", "tied") else [advice.one_device] if advice.kind == "stay" else []
         winners |= {pair[1]["run_id"] for pair in pairs if pair is not None}

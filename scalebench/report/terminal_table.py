@@ -30,22 +30,22 @@ from scalebench.report.flag_text import describe_intervals
 if TYPE_CHECKING:
     import pandas as pd
 
-GROUP_COLUMNS = ("model", "dataset", "hardware", "scaling")  # of the rows of one table
-BASELINES = ("bare", "self")  # of speedups, in the order of preference
+GROUP_COLUMNS = ("model", "dataset", "hardware", "scaling")  # Rows that agree in these share a table.
+BASELINES = ("bare", "self")  # What speedups are over, in the order of preference.
 CHIP_STYLES = {"good": "green", "bad": "red", "off": "dim", "": ""}
 COLUMNS = ("#", "strategy", "devices", "samples/s", "speedup", "efficiency", "status")
 NUMERIC_COLUMNS = frozenset(COLUMNS) - {"strategy", "status"}
-MEASURING = Console(width=10_000)  # in which nothing is too wide to be measured
-LIMITS = re.compile(r" [±\[].*")  # behind a figure
+MEASURING = Console(width=10_000)  # It is wide enough to measure anything.
+LIMITS = re.compile(r" [±\[].*")  # They follow a figure.
 Cells = dict[str, Any]
-Part = RichTable | Text | str  # a table, a line or a text that may be broken between words, a line to be kept whole
+Part = RichTable | Text | str  # A table, a text that may be broken between words, and a line that may not.
 
 
 class UncutTable(RichTable):
     """A table of rich's that is wider than its window, rather than without a column."""
 
-    least_width = 0  # with each text broken at every space
-    extra_width = 0  # that it takes to break none
+    least_width = 0  # Characters, with each text broken at every space.
+    extra_width = 0  # Characters that it takes beyond that to break no text.
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         return super().__rich_console__(console, options.update(width=max(options.max_width, self.least_width)))
@@ -141,7 +141,7 @@ class RunTable:
         self, rows: Sequence[Cells], notes: tables.Footnotes, width: int, winners: Collection[str]
     ) -> Iterator[Part]:
         """Yield the heading and the table of the rows of one workload."""
-        # such as `materials_cnn on materials, hardware cpu, weak scaling, batch 75 per device`
+        # The heading reads `materials_cnn on materials, hardware cpu, weak scaling, batch 75 per device`.
         heading = "{model} on {dataset}, hardware {hardware}, {scaling} scaling".format_map(rows[0])
         batches = {format_batch(row) for row in rows} - {""}
         if rows[0]["number"] > 1:
@@ -153,7 +153,7 @@ class RunTable:
         for row in rows:
             speedup, share = estimate_of(row, "speedup"), row["efficiency"]
             ratio = "" if speedup is None else f"{speedup.value:.2f}"
-            if speedup is not None and speedup.has_limits:  # the distance of the farther one
+            if speedup is not None and speedup.has_limits:  # Shown is the distance of the farther one.
                 ratio += f" ± {max(speedup.value - speedup.low, speedup.high - speedup.value):.2f}"
             status = " ".join([row["status"], *notes.mark(self._list_remarks(row))])
             texts = [row["number"], clean_line(f"{row['strategy']} {row['settings']}"), row["gpus"]]

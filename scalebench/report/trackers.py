@@ -30,14 +30,14 @@ from scalebench.report.losses import compute_losses
 DEFAULT_PROJECT = "scalebench"
 RUN_ID_TAG = "scalebench.run_id"
 MLFLOW_CONSENT = "MLFLOW_ALLOW_FILE_STORE"
-MLFLOW_BATCH, MLFLOW_METRICS = 100, 1000  # params, and metrics, that MLflow takes in one call
+MLFLOW_BATCH, MLFLOW_METRICS = 100, 1000  # The most params, and metrics, that MLflow takes in one call.
 MLFLOW_VALUE_CHARACTERS = 500
 UNSAFE_IN_FILE_NAME = re.compile(r"[^\w.-]", re.ASCII)
 
 
 class Point(NamedTuple):
     step: int
-    at_s: float  # since the epoch
+    at_s: float  # Seconds since the epoch.
     value: float
 
 
@@ -69,7 +69,7 @@ def export(name: str, paths: Sequence[Path], out: Path | None = None, project: s
 
 def check_installed(name: str) -> None:
     """Raise InputError where the packages of a tracker are missing."""
-    writer = [("torch", "torch")] if name == "tensorboard" else []  # which has a writer of TensorBoard's files
+    writer = [("torch", "torch")] if name == "tensorboard" else []  # PyTorch has the writer of TensorBoard's files.
     for package, extra in ((name, "trackers"), *writer):
         if importlib.util.find_spec(package) is None:
             raise InputError(f"{package} is not installed; pip install 'scalebench-train[{extra}]'")
@@ -101,14 +101,14 @@ def _make_series(result: Result) -> dict[str, list[Point]]:
     Steps count from the start of the run, warm-up included, in blocks as in the curve.
     """
     start_s, measured = start_time(result).timestamp(), [end for end in compute_losses(result) if end.is_measured]
-    points: list[tuple[str, int, float, float | None]] = []  # name, step, time, value
+    points: list[tuple[str, int, float, float | None]] = []  # Name, step, time, value.
     if measured:
         first = result.ranks[0]
         begins = first.block_started_at_s or [start_s] * len(first.block_s)
         ends = [begin + seconds for begin, seconds in zip(begins, first.block_s, strict=False)]
         blocks = list(zip(measured, ends, strict=False))
         points += [("block/loss", block.steps, end_s, block.loss) for block, end_s in blocks]
-        if not result.scale.independent:  # replicas that never meet have no common blocks
+        if not result.scale.independent:  # Replicas that never meet have no common blocks
             seconds, samples = merge_rank_blocks(result.ranks)
             rates = zip(blocks, samples / seconds, strict=False)
             points += [("block/throughput_samples_per_s", block.steps, end_s, float(rate))
@@ -160,7 +160,8 @@ def _write_mlflow(runs: Survey, out: Path, project: str) -> list[str]:
 
     uri = os.environ.get("MLFLOW_TRACKING_URI") or (out.absolute() / "mlruns").as_uri()
     is_file_store, added = uri.startswith("file:"), 0
-    lacks_consent = is_file_store and MLFLOW_CONSENT not in os.environ  # without which versions from 3 on refuse files
+    # Versions from 3 on refuse a folder of files without consent.
+    lacks_consent = is_file_store and MLFLOW_CONSENT not in os.environ
     if lacks_consent:
         os.environ[MLFLOW_CONSENT] = "true"
     try:
@@ -204,7 +205,7 @@ def _write_wandb(runs: Survey, out: Path, project: str) -> list[str]:
     out.mkdir(parents=True, exist_ok=True)
     quiet = wandb.Settings(
         console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True, x_disable_meta=True,
-        reinit="create_new",  # a run that the user has open stays open
+        reinit="create_new",  # A run that the user has open stays open.
     )  # fmt: skip
     places: dict[str, None] = {}
     for run in list_tracked_runs(runs):

@@ -20,7 +20,7 @@ from scalebench.core.untrusted import clean_line
 if TYPE_CHECKING:
     from scalebench.report.report_data import ReportData
 
-DEFAULT_PATH = ""  # of a switch without a file name: beside the report
+DEFAULT_PATH = ""  # A switch without a file name writes beside the page.
 # By option: what is written beside the page, and the module that writes it.
 OUTPUTS = {"markdown": ("report.md", "markdown"), "csv": ("report.csv", "tables"), "figures": ("figures", "figures")}
 

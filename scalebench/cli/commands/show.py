@@ -28,7 +28,7 @@ def add_arguments(parser: CommandParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     names = split_names(options.reference)
-    published.load_published(names)  # an unknown name is refused before anything is printed
+    published.load_published(names)  # An unknown name is refused before anything is printed.
     console = Console(are_runs=False)
     folders = folders_or_newest(options.DIR)
     if options.run is not None:
