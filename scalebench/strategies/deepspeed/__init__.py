@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -153,7 +153,11 @@ class DeepSpeedZero(GroupStrategy):
 
     def parameters(self) -> dict[str, Any]:
         """Return the complete weights on every rank; all ranks have to call this."""
-        with self._gathered_weights():
+        if self.stage < 3 or "net" not in self.__dict__:
+            return super().parameters()
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(list(self.model.parameters())):
             return super().parameters()
 
     def state_bytes(self) -> list[int | None]:
@@ -165,7 +169,7 @@ class DeepSpeedZero(GroupStrategy):
         tensors = [
             each
             for each in (*weights, *stepped, *states, *gradients, *self.model.buffers())
-            if _is_tensor(each) and each.device == self.device
+            if isinstance(each, Tensor) and each.numel() and each.device == self.device
         ]
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
         return [sum(storages.values())]
@@ -186,13 +190,6 @@ class DeepSpeedZero(GroupStrategy):
         if deepspeed is not None:
             deepspeed.comm.comm.cdb = None  # its group ends here
         super().close()
-
-    def _gathered_weights(self) -> AbstractContextManager[Any]:
-        if self.stage < 3 or "net" not in self.__dict__:
-            return nullcontext()
-        import deepspeed
-
-        return deepspeed.zero.GatheredParameters(list(self.model.parameters()))
 
 
 class DeepSpeedZero1(DeepSpeedZero):
@@ -241,20 +238,16 @@ def choose_engine_arguments(device: torch.device) -> SimpleNamespace | None:
 
 def log_messages(log: MessageLog, backend: Any) -> None:
     """Log what is sent through DeepSpeed's backend."""
-    for name, (kind, position, keyword) in SENDING_METHODS.items():
+
+    def with_log(send: Callable[..., Any], kind: str, position: int, keyword: str) -> Callable[..., Any]:
+        @functools.wraps(send)
+        def send_logged(*arguments: Any, **keywords: Any) -> Any:
+            full = keywords[keyword] if keyword in keywords else arguments[position]
+            log.add(kind, *([full] if isinstance(full, Tensor) else full))
+            return send(*arguments, **keywords)
+
+        return send_logged
+
+    for name, described in SENDING_METHODS.items():
         if hasattr(backend, name):
-            setattr(backend, name, _logged(log, getattr(backend, name), kind, position, keyword))
-
-
-def _logged(log: MessageLog, send: Callable[..., Any], kind: str, position: int, keyword: str) -> Callable[..., Any]:
-    @functools.wraps(send)
-    def send_logged(*arguments: Any, **keywords: Any) -> Any:
-        full = keywords[keyword] if keyword in keywords else arguments[position]
-        log.add(kind, *([full] if isinstance(full, Tensor) else full))
-        return send(*arguments, **keywords)
-
-    return send_logged
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.numel() > 0
+            setattr(backend, name, with_log(getattr(backend, name), *described))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -59,13 +60,19 @@ def _build_action(rank: TransferRank, kind: str, source: int | None, target: int
         return _build_copy(rank, receiver, size_bytes, staged=method == "staged")
     if source not in (None, rank.rank):
         return _do_nothing
-    return {
-        "memcpy": _memcpy,
-        "device_copy": _copy_within_device,
-        "host_to_device": _host_to_device,
-        "device_to_host": _device_to_host,
-        "host_both_ways": _host_both_ways,
-    }[kind](rank, size_bytes)
+    kinds = ("host_to_device", "device_to_host") if kind == "host_both_ways" else (kind,)
+    copies = [_build_local_copy(rank, each, size_bytes) for each in kinds]
+    if len(copies) == 1:
+        return copies[0]
+    streams = [torch.cuda.Stream(rank.device) for _ in copies]  # on one stream they would run one after the other
+    torch.cuda.synchronize(rank.device)  # the buffers were filled on another stream
+
+    def run() -> None:
+        for copy, stream in zip(copies, streams, strict=True):
+            with torch.cuda.stream(stream):
+                copy()
+
+    return run
 
 
 def _find_peers(
@@ -84,8 +91,11 @@ def _find_peers(
 def _check_possible(rank: TransferRank, kind: str, source: int | None, target: int | None) -> None:
     """Raise NotMeasured if there is no such path. All ranks decide the same: facts of a single rank are summed up."""
     method, _, pattern = kind.partition("_")
-    if method == "send":
-        _check_send(rank)
+    if method == "send" and not isinstance(rank.group, TorchGroup):
+        name = rank.spec.config.strategy.name
+        raise NotMeasured(f"{name} has no group of torch.distributed, which would send from rank to rank")
+    if method == "send" and rank.device.type == "cuda" and rank.group.backend != "nccl":
+        raise NotMeasured(f"{rank.group.backend} sends no buffers of a GPU from rank to rank")
     if method not in ("peer", "staged"):
         return
     ranks = range(rank.spec.processes)
@@ -113,14 +123,6 @@ def is_exclusive(index: int) -> bool:
     modes = {gpu.index: gpu.compute_mode for gpu in detect_gpus().gpus}
     mode = modes.get(visible[index] if index < len(visible) else None)  # type: ignore[arg-type]
     return mode not in (None, "default")
-
-
-def _check_send(rank: TransferRank) -> None:
-    if not isinstance(rank.group, TorchGroup):
-        name = rank.spec.config.strategy.name
-        raise NotMeasured(f"{name} has no group of torch.distributed, which would send from rank to rank")
-    if rank.device.type == "cuda" and rank.group.backend != "nccl":
-        raise NotMeasured(f"{rank.group.backend} sends no buffers of a GPU from rank to rank")
 
 
 def _build_send(rank: TransferRank, receiver: int | None, sender: int | None, size_bytes: int) -> Action:
@@ -160,39 +162,18 @@ def _build_copy(rank: TransferRank, receiver: int | None, size_bytes: int, stage
     return run
 
 
-def _memcpy(rank: TransferRank, size_bytes: int) -> Action:
-    """Copy within host memory with as many threads as this rank trains with."""
-    source, target = (_allocate_bytes(size_bytes, CPU) for _ in range(2))
-    return lambda: _discard(target.copy_(source))
-
-
-def _copy_within_device(rank: TransferRank, size_bytes: int) -> Action:
-    source, target = (_allocate_bytes(size_bytes, rank.device) for _ in range(2))
-    return lambda: _discard(target.copy_(source))
-
-
-def _host_to_device(rank: TransferRank, size_bytes: int) -> Action:
-    host, device = _allocate_pinned(size_bytes), _allocate_bytes(size_bytes, rank.device)
-    return lambda: _discard(device.copy_(host, non_blocking=True))
-
-
-def _device_to_host(rank: TransferRank, size_bytes: int) -> Action:
-    host, device = _allocate_pinned(size_bytes), _allocate_bytes(size_bytes, rank.device)
-    return lambda: _discard(host.copy_(device, non_blocking=True))
-
-
-def _host_both_ways(rank: TransferRank, size_bytes: int) -> Action:
-    """Copy in both directions on a stream each: on one stream they would run one after the other."""
-    copies = [build(rank, size_bytes) for build in (_host_to_device, _device_to_host)]
-    streams = [torch.cuda.Stream(rank.device) for _ in copies]
-    torch.cuda.synchronize(rank.device)  # the buffers were filled on another stream
-
-    def run() -> None:
-        for copy, stream in zip(copies, streams, strict=True):
-            with torch.cuda.stream(stream):
-                copy()
-
-    return run
+def _build_local_copy(rank: TransferRank, kind: str, size_bytes: int) -> Action:
+    """Copy within host memory, with as many threads as this rank trains with, within the device, or between them."""
+    pinned = partial(_allocate_pinned, size_bytes)
+    on_host, on_device = (partial(_allocate_bytes, size_bytes, device) for device in (CPU, rank.device))
+    source, target = {
+        "memcpy": (on_host, on_host),
+        "device_copy": (on_device, on_device),
+        "host_to_device": (pinned, on_device),
+        "device_to_host": (on_device, pinned),
+    }[kind]
+    sent, received = source(), target()
+    return lambda: _discard(received.copy_(sent, non_blocking=True))
 
 
 def _allocate_bytes(size_bytes: int, device: torch.device) -> Tensor:

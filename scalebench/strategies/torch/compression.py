@@ -29,18 +29,14 @@ class CompressedDdp(Ddp):
     """
 
     def setup(self) -> None:
-        self._send: SendBucket | None = self._choose_sender()
+        hook = HALF_PRECISION_HOOKS.get(self.options.comm_hook)
+        self._send: SendBucket | None = None if hook is None else lambda bucket: hook(dist.group.WORLD, bucket)
+        if self.options.comm_hook == "powersgd":
+            self._send = self._build_powersgd()
         self._step_bytes: list[int] = []  # of the last complete step
         self._current_bytes: list[int] = []
         self._bytes_of_buckets: dict[tuple[int, int, bool], list[int]] = {}  # counted once: steps are timed
         super().setup()
-
-    def _choose_sender(self) -> SendBucket | None:
-        name = self.options.comm_hook
-        if name == "powersgd":
-            return self._build_powersgd()
-        hook = HALF_PRECISION_HOOKS.get(name)
-        return None if hook is None else lambda bucket: hook(dist.group.WORLD, bucket)
 
     def register_hook(self, net: DistributedDataParallel) -> None:
         if self._send is None or not self.options.overlap:

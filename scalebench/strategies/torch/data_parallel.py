@@ -46,7 +46,8 @@ class SingleProcessDataParallel(TorchStrategy):
     def message_sizes(self) -> list[int]:
         """Compute from the model the broadcasts of weights and moving statistics and then the sums of gradients, as
         torch fuses them. Parts of the batch and outputs are left out."""
-        return [*self._broadcast_sizes(), *self._gradient_sizes()]
+        gradients = self._fused_sizes(parameter for parameter in self.model.parameters() if parameter.requires_grad)
+        return [*self._broadcast_sizes(), *gradients]
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
         """Broadcast the first messages to all GPUs, and add up the others on the first GPU."""
@@ -82,9 +83,6 @@ class SingleProcessDataParallel(TorchStrategy):
 
     def _broadcast_sizes(self) -> list[int]:
         return [*self._fused_sizes(self.model.parameters()), *self._fused_sizes(self.model.buffers())]
-
-    def _gradient_sizes(self) -> list[int]:
-        return self._fused_sizes(parameter for parameter in self.model.parameters() if parameter.requires_grad)
 
     def _fused_sizes(self, tensors: Iterable[Tensor]) -> list[int]:
         if len(self.place.devices) == 1:

@@ -27,11 +27,6 @@ SENT_TYPES = {
 SendBucket = Callable[[dist.GradBucket], "Future[Tensor]"]
 
 
-def average_bucket(bucket: dist.GradBucket) -> Future[Tensor]:
-    """Start averaging a bucket over the ranks in place, which is what DistributedDataParallel does without a hook."""
-    return allreduce_hook(dist.group.WORLD, bucket)
-
-
 class SyncAfterBackward:
     """A communication hook that holds the buckets of a step until the last one is full, when the backward pass has
     computed its last gradient, and then sends all of them at once, in their order.
@@ -52,14 +47,10 @@ class SyncAfterBackward:
             held, self._held = self._held, []
             for pending in [self._send(each) for each in held]:
                 pending.wait()
-        return _completed_future(bucket.buffer())
-
-
-def _completed_future(buffer: Tensor) -> Future[Tensor]:
-    """Return a future that is done already: the reducer reads no bucket's buffer before the last one's future."""
-    future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
-    future.set_result(buffer)
-    return future
+        buffer = bucket.buffer()  # done already: the reducer reads no bucket's buffer before the last one's future
+        future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
+        future.set_result(buffer)
+        return future
 
 
 # DistributedDataParallel takes these. Its own default of broadcast_buffers is true: rank 0's moving statistics go to
@@ -90,9 +81,9 @@ class Ddp(GroupStrategy):
     def leave_out_unsendable(self, model: nn.Module) -> None:
         """Have DistributedDataParallel leave out what the backend cannot send: all ranks have built the same. Raises
         UserProblem where it would send it in each step."""
-        names = [
-            name for name, each in find_constants(model) if each.layout != torch.strided or each.dtype not in SENT_TYPES
-        ]
+        frozen = [(name, each) for name, each in model.named_parameters() if not each.requires_grad]
+        constants = [*frozen, *model.named_buffers()]
+        names = [name for name, each in constants if each.layout != torch.strided or each.dtype not in SENT_TYPES]
         if names and self.options.broadcast_buffers:
             raise UserProblem(
                 f"has buffers that {self.requested_backend()} cannot broadcast ({summarize_names(names)}): "
@@ -107,8 +98,10 @@ class Ddp(GroupStrategy):
             net.register_comm_hook(None, lambda _, bucket: hook(bucket))  # torch checks a hook's annotations, if any
 
     def send_bucket(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        """Start the synchronization of a bucket for a communication hook; the future holds the bucket's own buffer."""
-        return average_bucket(bucket)
+        """Start the synchronization of a bucket for a communication hook; the future holds the bucket's own buffer.
+
+        It is averaged over the ranks in place, as DistributedDataParallel does without a hook."""
+        return allreduce_hook(dist.group.WORLD, bucket)
 
     @property
     def is_wrapped(self) -> bool:
@@ -149,12 +142,6 @@ class Ddp(GroupStrategy):
         threads, and these for the interpreter lock."""
         self.__dict__.pop("net", None)
         super().close()
-
-
-def find_constants(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return the buffers of a module and the parameters that are not trained, by name."""
-    frozen = [(name, each) for name, each in model.named_parameters() if not each.requires_grad]
-    return [*frozen, *model.named_buffers()]
 
 
 def choose_device_ids(device: torch.device) -> list[int] | None:

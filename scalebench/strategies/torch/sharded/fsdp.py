@@ -198,7 +198,9 @@ class Fsdp(GroupStrategy):
         self._all_gathers: list[_LoggedAllGather] = []
 
     def setup(self) -> None:
-        self._check_supported()
+        if fully_shard is None or not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+            name = self.spec.config.strategy.name
+            raise Unsupported(f"{name} needs PyTorch 2.9 or newer, and here is {torch.__version__}")
         super().setup()
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -293,12 +295,6 @@ class Fsdp(GroupStrategy):
             if isinstance(module, FSDPModule):
                 module.reshard()  # the last unit, which stays gathered until a backward pass
         return metrics
-
-    def _check_supported(self) -> None:
-        """Raise Unsupported for settings that fully_shard cannot handle."""
-        name = self.spec.config.strategy.name
-        if fully_shard is None or not hasattr(FSDPModule, "set_custom_reduce_scatter"):
-            raise Unsupported(f"{name} needs PyTorch 2.9 or newer, and here is {torch.__version__}")
 
     def _choose_precision(self, unit: list[nn.Module]) -> MixedPrecisionPolicy:
         """Return the types of a unit's gathered weights and of its reduced gradients. Autocast, as under every other
