@@ -63,8 +63,8 @@ def summarize_run(result: Result, folder: Path) -> RunSummary:
     try:
         if result.scale.gpus < 1:
             raise ValueError(f"{result.scale.gpus} devices")
-        measured = throughput.Measurement(result)
-        cells = _make_own_cells(result, folder, measured)
+        measurement = throughput.Measurement(result)
+        cells = _make_own_cells(result, folder, measurement)
         _check(cells)
         probes = [rank.probes for rank in result.ranks if rank.probes is not None]
         has_requested_probes = any(record.collectives or record.bandwidth for record in probes)
@@ -73,8 +73,8 @@ def summarize_run(result: Result, folder: Path) -> RunSummary:
             collectives.list_transfers(result)
         return RunSummary(
             **vars(identity.identify(result)), reason=result.reason, cohort=result.cohort,
-            sample_key=identity.sample_key(result), throughput=measured.throughput, round_rates=measured.round_rates,
-            cells=cells, has_requested_probes=has_requested_probes,
+            sample_key=identity.sample_key(result), throughput=measurement.throughput,
+            round_rates=measurement.round_rates, cells=cells, has_requested_probes=has_requested_probes,
         )  # fmt: skip
     except MALFORMED_RECORD_ERRORS as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())
@@ -145,9 +145,9 @@ def overhead_cells(ratio: Estimate | None) -> Cells:
     return interval_cells("overhead_share", lost)
 
 
-def _make_own_cells(result: Result, folder: Path, measured: throughput.Measurement) -> Cells:
+def _make_own_cells(result: Result, folder: Path, measurement: throughput.Measurement) -> Cells:
     """Return the columns that need no other run. One with the name of a field of the record is that field."""
-    w, m, step_s, rate = result.workload, result.monitor, measured.step_s, measured.throughput
+    w, m, step_s, rate = result.workload, result.monitor, measurement.step_s, measurement.throughput
     parts = (m, result.quality, result.phases, w, result.scale, result)
     fields = {name: value for part in parts for name, value in vars(part).items() if name in COLUMN_KINDS}
     first, job = result.ranks[0] if result.ranks else None, result.scheduler
@@ -164,11 +164,11 @@ def _make_own_cells(result: Result, folder: Path, measured: throughput.Measureme
     return fields | {
         "path": str(folder), "machine": str(classify_machine(result.machine)),
         "job_id": job.job_id if job else None, "queued_s": job.queued_s if job else None,
-        "mfu": measured.mfu,
+        "mfu": measurement.mfu,
         "model_options": " ".join(f"{key}={option}" for key, option in model_options.items()) or None,
         **interval_cells(RATE, rate), "interval_over": "blocks" if rate and math.isfinite(rate.low) else None,
-        "in_turns": bool(measured.round_rates),
-        "step_s": step_s, **measured.step_spread(), **step_breakdown.breakdown_cells(result, step_s),
+        "in_turns": bool(measurement.round_rates),
+        "step_s": step_s, **measurement.step_spread(), **step_breakdown.breakdown_cells(result, step_s),
         **step_breakdown.stage_cells(result, step_s),
         "epoch_s": epoch_s, "measured_s": result.phases.measure_s,
         "warmup_steps": len(first.warmup_block_s) * first.warmup_block_steps
@@ -184,7 +184,7 @@ def _make_own_cells(result: Result, folder: Path, measured: throughput.Measureme
         "peak_memory_bytes": max(peaks, default=None), "rss_peak_bytes": max(resident, default=None),
         **identity.settings_cells(result), "transports": nccl_log.summarize_transports(result.sync.transports),
         "pause_share": user_program.pause_share(result), "data_wait_share": user_program.data_wait_share(result),
-        "steady": measured.steady, "flags": " ".join(measured.list_flags()) or None,
+        "steady": measurement.steady, "flags": " ".join(measurement.list_flags()) or None,
     }  # fmt: skip
 
 
@@ -215,8 +215,8 @@ def _cost_cells(result: Result, epoch_s: float | None) -> Cells:
     """Return device-hours and joules; those to the target with the mean power over the measured phase."""
     gpus, target_s, power_w = result.scale.gpus, result.quality.time_to_target_s, result.monitor.gpu_power_w_mean
     samples, energy_j = result.workload.train_samples, result.monitor.energy_j
-    measured = count_measured_samples(result) or sum(sum(rank.block_samples) for rank in result.ranks)
-    per_sample = energy_j / measured if energy_j is not None and measured else None
+    count = count_measured_samples(result) or sum(sum(rank.block_samples) for rank in result.ranks)
+    per_sample = energy_j / count if energy_j is not None and count else None
     return {
         "energy_j_per_sample": per_sample,
         "energy_j_per_epoch": per_sample * samples if per_sample is not None and samples else None,

@@ -237,7 +237,7 @@ def ratio_in_rounds(rates: Mapping[tuple[str, int], float], base: Mapping[tuple[
 def make_round_rows(result: Result, folder: str) -> list[tuple[object, ...]]:
     """Return the values of ROUND_COLUMNS for each round of a run in `folder`, also of those that do not count."""
     scale, disturbed = result.scale, set(result.disturbed_rounds)
-    counted = Measurement(result).round_rates
+    counting_rates = Measurement(result).round_rates
     rows: list[tuple[object, ...]] = []
     for (cohort, number), rate in Measurement(result, counts_all=True).round_rates.items():
         first = result.ranks[0]
@@ -245,7 +245,7 @@ def make_round_rows(result: Result, folder: str) -> list[tuple[object, ...]]:
         step_s = sum(first.block_s[at] for at in slot) / (len(slot) * (first.block_steps or 1))
         rows.append((
             cohort, number, scale.repeat, result.run_id, folder, scale.strategy, scale.gpus, scale.global_batch,
-            first.block_started_at_s[slot[0]], step_s, rate, number in disturbed, (cohort, number) in counted,
+            first.block_started_at_s[slot[0]], step_s, rate, number in disturbed, (cohort, number) in counting_rates,
         ))  # fmt: skip
     return rows
 

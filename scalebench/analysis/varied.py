@@ -74,9 +74,9 @@ def find_contrasts(curves: Sequence[Curve]) -> list[Contrast]:
             part = parts.setdefault((*group, row["strategy"], row["gpus"], *rest), part)
             if values[key] not in dict(part.rows):
                 part.rows.append((values[key], row))
-        chosen = max(parts.values(), key=lambda part: (len(part.rows), part.gpus, max(r[RATE] for _, r in part.rows)))
-        if len(chosen.rows) > 1:
-            contrasts[key] = chosen
+        longest = max(parts.values(), key=lambda part: (len(part.rows), part.gpus, max(r[RATE] for _, r in part.rows)))
+        if len(longest.rows) > 1:
+            contrasts[key] = longest
     return list(contrasts.values())
 
 

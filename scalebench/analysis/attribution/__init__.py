@@ -25,13 +25,13 @@ def attribute_runs(results: Iterable[Result]) -> list[Attribution]:
     """Return one attribution for each configuration with a baseline among `results`, in the order of its first run."""
     by_id = {result.run_id: result for result in results}
     references = losses.ReferenceRunFinder(by_id.values())
-    measured = (losses.measure_repeat(result, references.find(result)) for result in by_id.values())
-    return attribute_configurations([repeat for repeat in measured if repeat is not None])
+    repeats = (losses.measure_repeat(result, references.find(result)) for result in by_id.values())
+    return attribute_configurations([repeat for repeat in repeats if repeat is not None])
 
 
-def attribute_configurations(measured: Sequence[MeasuredRepeat]) -> list[Attribution]:
+def attribute_configurations(repeats: Sequence[MeasuredRepeat]) -> list[Attribution]:
     """Attribute each configuration; its run_id is that of the repeat that started first."""
-    groups = group_by(measured, lambda repeat: configuration_key(identify(repeat.result))).values()
+    groups = group_by(repeats, lambda repeat: configuration_key(identify(repeat.result))).values()
     return [losses.attribute_repeats(sorted(group, key=lambda repeat: start_time(repeat.result))) for group in groups]
 
 

@@ -208,8 +208,8 @@ def _compare_sides(
     of_pairs = [(a, b) for tests in tested.values() for a, b, _ in tests]
     differing = {key for a, b in of_pairs for key in facts.find_differing_keys(a.identity, b.identity)}
     notes += [DIFFERENT_SAMPLES_NOTE] if any(is_under(key, SAMPLE_FACTS) for key in differing) else []
-    compared = {base.name: [a for a, _ in of_pairs]} | {name: [b for _, b, _ in ts] for name, ts in tested.items()}
-    for name, of_side in compared.items():
+    rows_of = {base.name: [a for a, _ in of_pairs]} | {name: [b for _, b, _ in ts] for name, ts in tested.items()}
+    for name, of_side in rows_of.items():
         notes += rows.describe_other_programs(f"{by or 'side'} {name}", of_side)
     refusal = None if contrasts else explain_no_pairs(sides, without)
     return Comparison(by, ignored, threshold, contrasts, list(alone.values()), refusal, notes)

@@ -138,10 +138,10 @@ def find_history_folders(name: str) -> list[tuple[MachineClass, Path]]:
 
 def explain_missing_baseline(name: str, kinds: Iterable[MachineClass]) -> str:
     """Return the error line for a baseline that was not saved for these machine classes, with what there is instead."""
-    wanted = "; ".join(dict.fromkeys(map(str, kinds)))
+    own_kinds = "; ".join(dict.fromkeys(map(str, kinds)))
     if others := [str(kind) for kind, names in list_saved_baselines() if name in names]:
-        return f"no baseline '{name}' for this machine ({wanted}); saved ones are for {'; '.join(others)}"
-    return f"no baseline '{name}' in {store_folder()} ({wanted}); saved names: {', '.join(_list_names()) or 'none'}"
+        return f"no baseline '{name}' for this machine ({own_kinds}); saved ones are for {'; '.join(others)}"
+    return f"no baseline '{name}' in {store_folder()} ({own_kinds}); saved names: {', '.join(_list_names()) or 'none'}"
 
 
 def _list_names() -> list[str]:

@@ -124,6 +124,6 @@ def _test_splits(history: Sequence[ComparisonRow]) -> list[tuple[int, RatioTest,
         sides = rates[:size], rates[size:]
         logs = [[math.log(rate) for rate in side] for side in sessions.session_means(*sides, False)]
         squares = sum(statistics.pvariance(side) * len(side) for side in logs)
-        tested = sessions.compare_independent(*sessions.session_means(*sides), "sessions", confidence)
-        splits.append((places[size], tested, squares))
+        ratio = sessions.compare_independent(*sessions.session_means(*sides), "sessions", confidence)
+        splits.append((places[size], ratio, squares))
     return splits

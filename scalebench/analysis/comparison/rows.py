@@ -63,10 +63,10 @@ class ComparedRun:
     def facts_under(self, key: str) -> Facts:
         """Return the identity below a key; a key that is not part of it is looked up among the other facts."""
         identity, other = self.facts.identity, self.facts.other
-        chosen = {name: value for name, value in identity.items() if is_under(name, facts.keys_bound_to(key))}
+        below = {name: value for name, value in identity.items() if is_under(name, facts.keys_bound_to(key))}
         if not any(is_under(name, [key]) for name in identity):
-            chosen = {name: value for name, value in other.items() if is_under(name, [key])} | chosen
-        return {name: value for name, value in chosen.items() if value != NONE}
+            below = {name: value for name, value in other.items() if is_under(name, [key])} | below
+        return {name: value for name, value in below.items() if value != NONE}
 
 
 @dataclass

@@ -117,10 +117,10 @@ class CurvePrediction:
     def list_remarks(self, devices: int) -> list[str]:
         """Return what to know of a prediction for this number of devices."""
         remarks = list(self.remarks)
-        measured, nodes = map(self.extrapolation.model.links.count_nodes, (self.points[-1].devices, devices))
+        last_nodes, nodes = map(self.extrapolation.model.links.count_nodes, (self.points[-1].devices, devices))
         if devices > self.max_devices:
             remarks.append(f"one process has all devices, at most the {self.max_devices:,.0f} of a node")
-        elif nodes > 1 >= measured:
+        elif nodes > 1 >= last_nodes:
             where = f"{devices:,} devices on {nodes:,.0f} nodes"
             remarks.append(f"nothing between nodes was measured, so that the interval is wider: {where}")
         return remarks
@@ -312,9 +312,9 @@ def _compare_devices(row: Row, hardware: Hardware, result: Result) -> float | No
     """Return the peak FLOP/s of the hardware's GPUs over those of the measured ones; None where one is unknown."""
     precision, model = row["precision_used"] or row["precision"], str(hardware.get("gpu_model"))
     gpus = result.machine.gpus if result.scale.device == "cuda" else []
-    measured = find_peak_flops(gpus[0].name, precision) if gpus else None
+    own_peak = find_peak_flops(gpus[0].name, precision) if gpus else None
     peak = find_peak_flops(model, precision) or find_peak_flops(model.replace(" ", "-"), precision)  # A100 SXM4 40GB
-    return None if measured is None or peak is None else peak / measured
+    return None if own_peak is None or peak is None else peak / own_peak
 
 
 def _predict_alone(
