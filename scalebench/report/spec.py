@@ -92,7 +92,7 @@ class Drawing:
 
     def __call__(self, group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Chart]:
         unit = tables.find_kind(self.column).unit
-        axis = doc.Axis(self.axis, percent=unit == "share", unit=unit.removeprefix("share"))
+        axis = doc.Axis(self.axis, percent=unit == "share", unit="" if unit == "share" else unit)
         lines = doc.make_lines(group.curves, self.column, self.x, self.note)
         return draw_lines(group, self.column, self.title, lines, axis, self.about, x=self.x)
 

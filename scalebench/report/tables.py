@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -76,6 +76,7 @@ KINDS = {
 }
 
 
+@cache
 def find_kind(column: str) -> Kind:
     kinds = (kind for part, kind in KINDS.items() if column.startswith(part) or column.endswith(part))
     return next(kinds, Kind("", format_plain))
