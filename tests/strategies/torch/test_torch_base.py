@@ -14,9 +14,9 @@ from torch.profiler import ProfilerActivity
 
 from scalebench.core.errors import InputError
 from scalebench.core.machine import gpus
-from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, NotMeasured, Unsupported
+from scalebench.strategies.base import NotMeasured, Unsupported
 from scalebench.strategies.deepspeed import choose_engine_arguments
-from scalebench.strategies.torch import base, batches, devices
+from scalebench.strategies.torch import base, devices
 from scalebench.strategies.torch import batches as feeding
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.data_parallel import SingleProcessDataParallel
@@ -108,26 +108,6 @@ def test_loss_is_reported_as_a_lazy_sum(strategy, source, accumulate):
         assert (part.samples, float(part.loss_sum)) == (20, pytest.approx(float(expected), rel=1e-6))
 
 
-def test_weighted_shards_average_to_the_global_batch(strategy, source):
-    """Three replicas have 7, 7 and 6 samples; without weights the average would differ by far more."""
-    bare = strategy("bare_torch")
-
-    def gradients(batch):
-        bare.model.zero_grad()
-        bare.forward(bare.net, batch)[0].backward()
-        return [parameter.grad.clone() for parameter in bare.model.parameters()]
-
-    expected = gradients(batches.to_tensors(next(iter(source()))))
-    shards = [batches.to_tensors(next(iter(source(replica, 3)))) for replica in range(3)]
-    assert [shard.samples for shard in shards] == [7, 7, 6]
-    bare.shard = lambda: (0, 3)
-    unweighted = [shard._replace(global_samples=3 * shard.samples) for shard in shards]
-    for parts, within in ((shards, True), (unweighted, False)):
-        averages = [sum(each) / 3 for each in zip(*map(gradients, parts), strict=True)]
-        apart = max(float((a - b).abs().max()) for a, b in zip(averages, expected, strict=True))
-        assert apart < 1e-6 if within else apart > 1e-4
-
-
 def test_evaluate_is_the_mean_over_all_samples(strategy, source, samples, monkeypatch):
     """Which is no peak of memory of the training."""
     bare, within = strategy("bare_torch"), []
@@ -140,26 +120,6 @@ def test_evaluate_is_the_mean_over_all_samples(strategy, source, samples, monkey
     assert within == [torch.device("cpu")]
     assert bare.model.training
     assert all(parameter.grad is None for parameter in bare.model.parameters())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["bare_torch", "ddp_gloo", "lightning_ddp_gloo", "independent_torch"])
-@pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_parts_of_a_step(strategy, source, name, precision):
-    """Gradients are of one pass, not added up over several."""
-    adapter = strategy(name, train__precision=precision)
-    batch = next(iter(adapter.feed(source())))
-    adapter.step(batch)
-    parameters, before = list(adapter.model.parameters()), adapter.parameters()
-    for part, gradients in ((FORWARD, 0), (BACKWARD, 8), (FORWARD, 0), (BACKWARD, 8), (BACKWARD, 8)):
-        adapter.partial_step(batch, part)
-        assert sum(parameter.grad is not None for parameter in parameters) == gradients
-        assert all((adapter.parameters()[key] == weights).all() for key, weights in before.items())
-    once = [parameter.grad.clone() for parameter in parameters]
-    adapter.partial_step(batch, OPTIMIZER)
-    for parameter, gradient in zip(parameters, once, strict=True):
-        assert torch.equal(parameter.grad, gradient) or precision == "float16"  # whose scaler takes its factor out
-    assert any((adapter.parameters()[key] != weights).any() for key, weights in before.items())
 
 
 def test_batches_are_pinned_once_per_shape(strategy, source, monkeypatch):
