@@ -196,19 +196,6 @@ def test_schedules_go_down_to_their_ends():
     assert found == [1.0] * 12 + [0.5] * 18 + [0.25] * 10
 
 
-@given(
-    st.floats(0.0, 3.0), st.sampled_from(["constant", "linear", "cosine", "step"]),
-    st.integers(1, 100), st.integers(1, 30),
-)  # fmt: skip
-def test_it_is_never_above_the_highest_nor_below_nothing(warmup_epochs, schedule, steps, per_epoch):
-    train = TrainSpec(schedule=schedule, warmup_epochs=warmup_epochs, decay_epochs=[1.0], stop=StopSpec(steps=steps))
-    made = LearningRateSchedule(train, 0.5, per_epoch)
-    found = [made.at_step(number) for number in range(steps)]
-    assert all(0 < rate <= 0.5 for rate in found), "every update of the training has one"
-    warm = round(warmup_epochs * per_epoch)
-    assert found[:warm] == sorted(found[:warm]) and found[warm:] == sorted(found[warm:], reverse=True)
-
-
 def test_ends_that_are_counted_in_updates():
     for stop, ends in (
         (StopSpec(), []), (StopSpec(seconds=1.0, target=0.1), []), (StopSpec(epochs=2.5), [25]),

@@ -97,7 +97,7 @@ def _unpack(path: Path, side: int, dtype: str, folder: Path) -> None:
     samples = len(FILES) * IMAGES_PER_FILE
     inputs = cache.create_array(folder / cache.INPUTS, (samples, side, side, CHANNELS), dtype)
     targets = cache.create_array(folder / cache.TARGETS, (samples,), images.LABEL_DTYPE)
-    missing, names = set(FILES), list(FILES)
+    names = list(FILES)
     try:
         for name, content in _read_files(path):
             pixels, labels = _parse(name, content)
@@ -114,14 +114,10 @@ def _unpack(path: Path, side: int, dtype: str, folder: Path) -> None:
                     sources = (pillow.fromarray(np.ascontiguousarray(picture)) for picture in part)
                     part = np.stack([images.resize(picture, side) for picture in sources])
                 inputs[rows] = images.to_dtype(part, dtype)
-            missing.discard(name.removesuffix(".bin"))
-        if missing:
-            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-    except (ValueError, EOFError, pickle.UnpicklingError, tarfile.TarError) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise InputError(f"dataset.path={path} is not a complete CIFAR-10 archive ({reason}): {HINT}") from None
+    except InputError:
+        raise
+    except (ValueError, pickle.UnpicklingError) as error:
+        raise InputError(f"dataset.path={path} is not a complete CIFAR-10 archive ({error}): {HINT}") from None
 
 
 def _read_files(path: Path) -> Iterator[tuple[str, bytes]]:

@@ -9,26 +9,11 @@ import tensorflow as tf
 
 from scalebench.strategies.tensorflow import observed
 from scalebench.strategies.tensorflow.mirrored import ReductionInTurns, create_cross_device_ops
-from scalebench.strategies.tensorflow.model import read_weights
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Batch
 from tests.strategies.builders import run_training
-from tests.strategies.tensorflow.builders import BYTES, FIT, IMAGES, MIRRORED, apart, replica_weights
+from tests.strategies.tensorflow.builders import BYTES, FIT, MIRRORED, apart, replica_weights
 from tests.strategies.tensorflow.conftest import DEVICES
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", ["mirrored", "mirrored_hierarchical", "mirrored train.precision=float16"])
-def test_replicas_diverge_without_synchronization(strategy, source, words):
-    one = strategy(*f"strategy={words}".split(), "gpus=2", "train.learning_rate=0.1")
-    run_training(one, source(), 2)
-    one.set_gradient_sync(False)
-    run_training(one, source(), 2)
-    away = apart(one)
-    assert away > 1e-4
-    assert one.message_sizes() == [] and one.backend_used() is None
-    one.set_gradient_sync(True)
-    assert sum(one.message_sizes()) == BYTES
 
 
 @pytest.mark.parametrize("words", [MIRRORED, (*MIRRORED, FIT)])
@@ -70,31 +55,6 @@ def test_replicas_are_on_their_devices(strategy):
     assert observed.record_event_names(lambda: single.run_isolated_sync([400])).isdisjoint(
         ["AddN", "CollectiveReduceV2"]
     )
-
-
-@pytest.mark.slow
-def test_moving_statistics_are_kept_per_replica(strategy, pictures):
-    """And the mean of them where they are read from outside: here, and by validation."""
-    one = strategy(*MIRRORED, *IMAGES)
-    batch = next(iter(one.feed(pictures())))
-    wanted = []
-    for images, _ in batch.parts:
-        alone = one._build_model("float32")
-        alone(images, training=True)
-        wanted.append([variable.numpy() for variable in alone.moving_statistics])
-    one.step(batch)
-    found = [one.strategy.experimental_local_results(variable.value) for variable in one.model.moving_statistics]
-    means = read_weights(one.model, statistics=True)
-    names = [array.name for array in one.model.network.arrays if not array.trainable]
-    for name, copies, first, second in zip(names, found, *wanted, strict=True):
-        assert np.abs(first - second).max() > 1e-5
-        for copy, own in zip(copies, (first, second), strict=True):
-            np.testing.assert_allclose(copy.numpy(), own, rtol=1e-3, atol=1e-5, err_msg=name)
-        np.testing.assert_allclose(means[name], (first + second) / 2, rtol=1e-3, atol=1e-5, err_msg=name)
-    bare = strategy("strategy=bare_tensorflow", "gpus=1", *IMAGES)
-    for variable, array in zip(bare.model.variables, one.model.variables, strict=True):
-        variable.assign(array.numpy())
-    assert one.evaluate(pictures(7)) == pytest.approx(bare.evaluate(pictures(7)), rel=1e-4)
 
 
 def test_a_last_batch_of_fewer_samples_than_devices(strategy, tmp_path):

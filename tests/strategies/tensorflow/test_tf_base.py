@@ -32,24 +32,6 @@ def test_batches_of_all_sizes_share_one_trace(strategy, source, words):
         assert function.experimental_get_tracing_count() == 1
 
 
-@pytest.mark.slow
-def test_dropout_is_seeded(strategy, source):
-    """Each rank has its own masks, and the same ones in the next run."""
-    words = (*BARE, "model=cifar10_cnn", "dataset=cifar10_synthetic", "train.learning_rate=1e-30")
-    rng = np.random.default_rng(0)
-    images, labels = rng.integers(0, 256, (20, 32, 32, 3)).astype(np.uint8), rng.integers(0, 10, 20)
-
-    def losses(*others):
-        bare = strategy(*words, *others)
-        batch = next(iter(bare.feed(Source(images, labels, global_batch=20, seed=0, replica=0, replicas=1))))
-        return [float(bare.step(batch).loss_sum) for _ in range(2)]
-
-    first = losses("train.dropout=true")
-    assert first[0] != first[1] and first == losses("train.dropout=true")
-    plain = losses("train.dropout=false")
-    assert plain[0] == pytest.approx(plain[1], rel=1e-6)
-
-
 @pytest.mark.usefixtures("small_network")
 def test_state_bytes_are_weights_statistics_and_optimizer_state(strategy):
     """And two single numbers of the optimizer's: how many updates there were (8 bytes), and the learning rate (4)."""
@@ -180,18 +162,6 @@ def test_prefetches_in_a_thread_that_closing_ends(source, monkeypatch, ahead, in
     batches.close()
     assert not any(thread.name.startswith("prefetch") for thread in threading.enumerate())
     assert {name.startswith("prefetch") for name in names} == {in_thread}
-
-
-def test_copies_in_host_memory(source):
-    """Copies of their own, which put back on the devices are the parts again."""
-    (batch,) = islice(tf_batches.feed_batches(source(first=1), DEVICES, "host", "none"), 1)
-    on_host = tf_batches.copy_to_host(batch)
-    for device, part, arrays in zip(DEVICES, batch.parts, on_host, strict=True):
-        again = tf_batches.copy_to_device(arrays, device)
-        for tensor, array, other in zip(part, arrays, again, strict=True):
-            assert isinstance(array, np.ndarray) and array.flags.owndata
-            assert other.device == tensor.device and other.device.endswith(device.removeprefix("/"))
-            np.testing.assert_array_equal(other, tensor)
 
 
 SAMPLES, REPLICAS = 23, 3

@@ -1,13 +1,9 @@
 """A process's devices, threads, precision and layout, as configured and as observed, and the reasons for unsupported
 ones."""
 
-import os
-import subprocess
-import sys
 from itertools import islice
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -17,7 +13,7 @@ from scalebench.strategies.tensorflow import devices, observed
 from scalebench.strategies.tensorflow.model import NetworkModel
 from scalebench.workloads.network import Network
 from scalebench.workloads.weights import initial_weights
-from tests.strategies.tensorflow.builders import BARE, MIRRORED, SMALL_IMAGES
+from tests.strategies.tensorflow.builders import BARE, SMALL_IMAGES
 from tests.strategies.tensorflow.conftest import CONFIGURED, DEVICES
 
 pytestmark = pytest.mark.usefixtures("settings_kept")
@@ -153,37 +149,6 @@ def test_settings_used(strategy, pictures, name, layout):
         assert float(parts[2].loss_sum) / parts[2].samples < float(parts[0].loss_sum) / parts[0].samples
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [BARE, MIRRORED])
-def test_compiled(strategy, source, words):
-    """The same losses by way of XLA, which is seen; two devices stay two."""
-    one, plain = strategy(*words, "train.compile=true"), strategy(*BARE)
-    batches = {"first": 1}
-    found, wanted = ([float(each.step(b).loss_sum) for b in islice(each.feed(source(**batches)), 3)]
-                     for each in (one, plain))  # fmt: skip
-    np.testing.assert_allclose(found, wanted, rtol=1e-4)
-    assert one.settings_used()["compiler"] == "xla"
-    assert one.backend_used() == ("ring" if "gpus=2" in words else None)
-
-
-def test_float16_scales_and_skips(strategy, source):
-    """An update whose gradients overflow leaves the weights alone and halves the scale; the next one is made. The
-    optimizer of other precisions is not scaled."""
-    one, plain = strategy(*BARE, "train.precision=float16"), keras.optimizers.SGD(0.1)
-    assert all(devices.with_loss_scale(plain, name) is plain for name in ("float32", "bfloat16", "tf32"))
-    assert isinstance(one.optimizer, keras.optimizers.LossScaleOptimizer)
-    batch = next(iter(one.feed(source())))
-    ((inputs, targets),) = batch.parts
-    before, scale = one.parameters(), float(one.optimizer.dynamic_scale)
-    one.step(batch._replace(parts=((inputs, targets + 1e4),)))
-    assert float(one.optimizer.dynamic_scale) == scale / 2
-    assert all((one.parameters()[key] == weights).all() for key, weights in before.items())
-    one.optimizer.dynamic_scale.assign(128.0)
-    one.step(batch)
-    assert float(one.optimizer.dynamic_scale) == 128
-    assert all(np.abs(one.parameters()[key] - weights).max() > 0 for key, weights in before.items())
-
-
 def test_tf32_needs_ampere(strategy, gpu):
     with pytest.raises(Unsupported, match=r"train\.precision=tf32 .*8\.0 or above; use float32"):
         strategy(*BARE, "train.precision=tf32")
@@ -220,25 +185,6 @@ def test_tf32_is_set_and_observed(gpu):
     gpu((7, 0))
     tf.config.experimental.enable_tensor_float_32_execution(True)
     assert observed.precision_and_layout(function, "/GPU:1", True)["precision"] == "float32"
-
-
-@pytest.mark.slow
-@pytest.mark.real
-@pytest.mark.parametrize("onednn", ["0", "1"])
-def test_channels_first_needs_kernels(onednn):
-    """In another process, since TensorFlow looks at it once."""
-    code = (
-        "from scalebench.strategies.tensorflow import devices\n"
-        "from scalebench.strategies.base import Unsupported\n"
-        "try: devices.check_channels_first('/CPU:0', 'float32')\n"
-        "except Unsupported as error: print(error)\n"
-        "else: print('fine')"
-    )
-    environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": onednn}
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    said = ended.stdout.strip()
-    assert said == "fine" if onednn == "1" else "TF_ENABLE_ONEDNN_OPTS=1" in said and said.endswith("use nhwc")
 
 
 def test_gpus_have_channels_first(monkeypatch):

@@ -13,7 +13,6 @@ from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.tensorflow import batches, profiling
 from scalebench.workloads.source import Batch
 from tests.builders.runs import simulated_spec
-from tests.strategies.builders import run_training
 from tests.strategies.tensorflow.builders import BYTES, SMALL_IMAGES, apart, on, replica_weights
 from tests.strategies.tensorflow.conftest import DEVICES
 
@@ -121,14 +120,6 @@ def before(operation):
         found |= new
         left += new
     return found
-
-
-@pytest.mark.parametrize("words", [(), ("strategy.options.loop=fit",)])
-def test_probes_replay_a_full_batch(strategy, source, words):
-    """The last batch of an epoch has one sample here."""
-    one = made(strategy, "bare_tensorflow", *words)
-    run_training(one, source(), 6)
-    assert one.last_batch.samples == 20
 
 
 def test_copies_and_local_steps_that_are_not_measured(strategy, monkeypatch):

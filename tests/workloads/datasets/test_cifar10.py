@@ -207,26 +207,6 @@ def test_bad_files_are_one_line(tmp_path, case):
     check_line(tmp_path, make(tmp_path / "cifar"), message)
 
 
-@pytest.mark.parametrize("case", ["no archive", "a file is missing", "a link"])
-def test_an_archive_with_the_checksum_is_checked_too(tmp_path, publish, case):
-    path = tmp_path / "cifar"
-    if case == "no archive":
-        path.write_bytes(b"hello")
-    elif case == "a file is missing":
-        archive(path, files(False, test_batch=None))
-    else:
-        with tarfile.open(path, "w") as tar:
-            info = tarfile.TarInfo("data_batch_1.bin")
-            info.type, info.linkname = tarfile.SYMTYPE, "missing"
-            tar.addfile(info)
-    lines = {
-        "no archive": "could not be opened",
-        "a file is missing": "it lacks test_batch",
-        "a link": "it lacks data_batch_1",
-    }
-    check_line(tmp_path, publish(path), lines[case])
-
-
 @pytest.mark.parametrize("function", [os.system, eval, getattr, np.memmap, np.load])
 def test_a_pickle_names_arrays_alone(function):
     content = pickle.dumps({"data": function}, 2)

@@ -86,15 +86,6 @@ def test_a_rank_has_a_worker_for_each_of_its_cores(folder, tmp_path):
         assert source.reader.pictures.workers == workers
 
 
-def test_replicas_share_the_batches_of_one(folder, tmp_path):
-    single, _ = open_sources(folder, tmp_path)
-    shares = [open_sources(folder, tmp_path, replica, 2, batch=2)[0] for replica in range(2)]
-    for whole, *parts in zip(take(single, 6), *(take(share, 6) for share in shares), strict=True):
-        assert np.array_equal(whole.inputs, np.concatenate([part.inputs for part in parts]))
-        assert np.array_equal(whole.targets, np.concatenate([part.targets for part in parts]))
-        assert {part.global_samples for part in parts} == {whole.samples}
-
-
 def test_crops_differ_between_epochs_and_seeds_but_not_in_validation(folder, tmp_path):
     """A fixed permutation of one batch shows each picture once in every epoch."""
     source, validation = open_sources(folder, tmp_path, batch=12)

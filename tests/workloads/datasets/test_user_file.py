@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from scalebench.core.errors import InputError
 from scalebench.workloads.datasets import cache, user_file
@@ -125,18 +123,3 @@ def test_what_unpacks_to_more_than_there_is_room_for(tmp_path, monkeypatch, shor
     with pytest.raises(InputError, match=message):
         ensure(tmp_path)
     assert short == "memory" or user_file.read_shapes(tmp_path / "data.npz") == SHAPES
-
-
-@given(data=st.data())
-def test_damage_raises_input_errors_only(tmp_path_factory, data):
-    folder = tmp_path_factory.mktemp("damage")
-    small = {"inputs": np.ones((2, 2), np.float32), "targets": np.ones((2, 1), np.float32)}
-    np.savez_compressed(folder / "data.npz", **small)
-    content = bytearray((folder / "data.npz").read_bytes())
-    for position in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=4)):
-        content[position] = data.draw(st.integers(0, 255))
-    (folder / "data.npz").write_bytes(content[: data.draw(st.integers(len(content) // 2, len(content)))])
-    try:
-        user_file.import_npz(folder / "cache", folder / "data.npz", (2,), (1,))
-    except InputError as error:
-        assert "\n" not in str(error)
