@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -35,50 +33,34 @@ def compute_metrics(
     leaves its samples to another process. Where the model `is_sharded`, all processes compute equally many batches. The
     model is left in training mode.
     """
-    mean = partial(_mean_over_samples, model, source, device, sum_over_group, is_sharded)
     with attribute_errors_to_user(spec):
         if user_code.has_user_loss(spec):
-            (loss,) = mean(_sum_user_losses, 1)
-            return {user_code.LOSS_METRIC: loss}
-        if spec.loss == "cross_entropy":
-            loss, accuracy = mean(_sum_classification, 2)
-            return {"cross_entropy": loss, "accuracy": accuracy}
-        width = math.prod(spec.target_shape)
-        means = mean(_sum_squared_errors, width)
-        per_target = (
-            {f"mse_{name}": mean for name, mean in zip(spec.targets, means, strict=True)} if spec.targets else {}
-        )
-        return {"mse": sum(means) / len(means), **per_target}
+            names, sum_batch = [user_code.LOSS_METRIC], _sum_user_losses
+        elif spec.loss == "cross_entropy":
+            names, sum_batch = ["cross_entropy", "accuracy"], _sum_classification
+        else:
+            names = [f"mse_{name}" for name in spec.targets or range(math.prod(spec.target_shape))]
+            sum_batch = _sum_squared_errors
+        sums, samples = torch.zeros(len(names), dtype=torch.float64, device=device), 0
+        model.eval()
+        # A user's module may be one that inference_mode breaks, as it does scripted ones; and weights gathered in it
+        # would not train afterwards.
+        is_users = any(isinstance(module, UserModule) for module in model.modules())
+        with torch.no_grad() if is_users or is_sharded else torch.inference_mode():
+            for batch in map(to_tensors, source.in_order(even=is_sharded)):
+                batch_sums = sum_batch(model, batch.to(device))
+                if batch_sums is not None and batch.global_samples:
+                    sums += batch_sums
+                    samples += batch.samples
+        model.train()
+        *totals, count = sum_over_group([*sums.tolist(), float(samples)])
+    means = {name: total / count for name, total in zip(names, totals, strict=True)}
+    if sum_batch is not _sum_squared_errors:
+        return means
+    return {"mse": sum(means.values()) / len(means), **(means if spec.targets else {})}
 
 
-def _mean_over_samples(
-    model: nn.Module,
-    source: Source,
-    device: torch.device,
-    sum_over_group: GroupSum,
-    is_sharded: bool,
-    sum_batch: Callable[[nn.Module, TorchBatch], Tensor | None],
-    width: int,
-) -> list[float]:
-    """Average `width` quantities over all samples; `sum_batch` returns their sums over the samples of a batch."""
-    sums = torch.zeros(width, dtype=torch.float64, device=device)
-    samples = 0
-    model.eval()
-    # A user's module may be one that inference_mode breaks, as it does scripted ones; and weights gathered in it would
-    # not train afterwards.
-    is_users = any(isinstance(module, UserModule) for module in model.modules())
-    with torch.no_grad() if is_users or is_sharded else torch.inference_mode():
-        for batch in map(to_tensors, source.in_order(even=is_sharded)):
-            batch_sums = sum_batch(model, batch.to(device))
-            if batch_sums is not None and batch.global_samples:
-                sums += batch_sums
-                samples += batch.samples
-    model.train()
-    *totals, count = sum_over_group([*sums.tolist(), float(samples)])
-    return [total / count for total in totals]
-
-
-def _sum_user_losses(model: nn.Module, batch: TorchBatch) -> Tensor:
+def _sum_user_losses(model: nn.Module, batch: TorchBatch) -> Tensor | None:
     """Return the mean that the user's code computes, times the samples."""
     return model.forward(batch.inputs, batch.targets).double().reshape(1) * batch.samples
 

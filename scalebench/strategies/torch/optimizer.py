@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -42,22 +41,20 @@ def _sgd(parameters: Parameters, train: TrainSpec, rate: float, kernel: dict[str
     )  # fmt: skip
 
 
-def _adam(kind: type[Optimizer], parameters: Parameters, train: TrainSpec, rate: float, _: Any) -> Optimizer:
-    """Build Adam, which adds weight_decay times the weights to the gradients, or AdamW, which decays the weights."""
-    return kind(parameters, lr=rate, eps=EPSILON, weight_decay=train.weight_decay, fused=True)  # type: ignore[call-arg]
-
-
-def _rmsprop(parameters: Parameters, train: TrainSpec, rate: float, _: Any) -> Optimizer:
-    """Build RMSprop over all parameters at once (foreach), since torch has no fused kernel for it."""
-    return RMSprop(parameters, lr=rate, alpha=RMSPROP_DECAY, eps=EPSILON, weight_decay=train.weight_decay, foreach=True)
-
-
-# Momentum as torch has it: gradients are accumulated, and each step scales their sum with its own learning rate.
+# Adam adds weight_decay times the weights to the gradients, AdamW decays the weights. RMSprop is over all parameters at
+# once (foreach), since torch has no fused kernel for it. Momentum as torch has it: gradients are accumulated, and each
+# step scales their sum with its own learning rate.
 OPTIMIZERS: dict[str, Callable[[Parameters, TrainSpec, float, dict[str, bool]], Optimizer]] = {
-    "adam": partial(_adam, Adam),
-    "adamw": partial(_adam, AdamW),
+    "adam": lambda parameters, train, rate, _: Adam(
+        parameters, lr=rate, eps=EPSILON, weight_decay=train.weight_decay, fused=True
+    ),
+    "adamw": lambda parameters, train, rate, _: AdamW(
+        parameters, lr=rate, eps=EPSILON, weight_decay=train.weight_decay, fused=True
+    ),
     **dict.fromkeys(("sgd", "momentum", "nesterov"), _sgd),
-    "rmsprop": _rmsprop,
+    "rmsprop": lambda parameters, train, rate, _: RMSprop(
+        parameters, lr=rate, alpha=RMSPROP_DECAY, eps=EPSILON, weight_decay=train.weight_decay, foreach=True
+    ),
 }
 
 
