@@ -118,7 +118,15 @@ class Source:
             raise ValueError(f"replica {replica} of {replicas}")
         self.samples = last - first
         self.devices = replicas if devices is None else devices
-        _check_sample_count(self.samples, global_batch, self.devices)
+        if self.samples < self.devices:
+            raise InputError(
+                f"the dataset has {self.samples} samples for {self.devices} replicas: raise dataset.size or lower gpus"
+            )
+        if global_batch < self.devices:
+            raise InputError(
+                f"a global batch of {global_batch} samples leaves some of {self.devices} replicas without any: "
+                "raise train.global_batch or lower gpus"
+            )
         self._fewest_samples = self.devices * fewest
         if feed not in FEEDS:
             raise InputError(f"dataset.feed={feed} is unknown: use one of {', '.join(FEEDS)}")
@@ -222,13 +230,3 @@ def _row_reader(array: NDArray[Any], feed: str) -> Callable[[Indices], NDArray[A
     if feed == "disk":
         return UncachedRows(array)
     return partial(np.take, np.asarray(array), axis=0)  # asarray, since taking from a memmap would return memmaps
-
-
-def _check_sample_count(samples: int, global_batch: int, devices: int) -> None:
-    if samples < devices:
-        raise InputError(f"the dataset has {samples} samples for {devices} replicas: raise dataset.size or lower gpus")
-    if global_batch < devices:
-        raise InputError(
-            f"a global batch of {global_batch} samples leaves some of {devices} replicas without any: "
-            "raise train.global_batch or lower gpus"
-        )

@@ -160,7 +160,13 @@ def identify_model(model: ModelSpec) -> ModelSpec:
             "or both"
         )
     if model.torch in LIBRARIES:
-        return _identify_library_model(model)
+        library = LIBRARIES[model.torch]  # in the name, since a network of scalebench may have the same one
+        if model.name in ("hf", library):
+            example = "gpt2" if library == "transformers" else "resnet18"
+            raise InputError(
+                f"model={model.name} is all of {library}: set model.name to one of its networks, such as {example}"
+            )
+        return dataclasses.replace(model, name=f"{library}/{model.name.removeprefix(f'{library}/')}")
     if networks.is_known(model.name):
         key = next(iter(references))
         raise InputError(f"model={model.name} has its network already: model.{key} is for model={CUSTOM}")
@@ -170,18 +176,6 @@ def identify_model(model: ModelSpec) -> ModelSpec:
         raise error if model.name == CUSTOM else PluginError(f"model={model.name}: {error}") from error
     name = next(iter(references.values())) if model.name == CUSTOM else model.name
     return dataclasses.replace(model, name=name, code_digest="-".join(digests))
-
-
-def _identify_library_model(model: ModelSpec) -> ModelSpec:
-    """Return a library's network with the library in its name, since a network of scalebench may have the same one."""
-    library = LIBRARIES[str(model.torch)]
-    if model.name in ("hf", library):
-        example = "gpt2" if library == "transformers" else "resnet18"
-        raise InputError(
-            f"model={model.name} is all of {library}: set model.name to one of its networks, such as {example}"
-        )
-    name = model.name if model.name.startswith(f"{library}/") else f"{library}/{model.name}"
-    return dataclasses.replace(model, name=name)
 
 
 def has_open_shapes(model: ModelSpec) -> bool:

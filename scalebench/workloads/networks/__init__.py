@@ -14,7 +14,7 @@ from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.plugins import PluginEntry
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads.network import Network
-from scalebench.workloads.networks import plugin_networks
+from scalebench.workloads.networks import plugin_networks, simple
 
 NO_DEFAULT = inspect.Parameter.empty
 ANY_OPTION = "**"  # among the options of a function that accepts any keyword
@@ -27,7 +27,7 @@ class NetworkEntry(NamedTuple):
 
     function: str  # "module:function", called as function(network, outputs, **settings, **options), the network empty
     axes: tuple[str, ...] = IMAGE  # of its inputs
-    input_shape: str | None = None  # "module:function" of the options, if these determine the shape of a sample
+    input_shape: Callable[[dict[str, Any]], Sequence[int]] | None = None  # of all options, if these determine it
     target_per_token: bool = False  # a sample's target is a class number for each of its tokens
     settings: Mapping[str, Any] = MappingProxyType({})  # what makes this network of several alike, and is no option
 
@@ -58,9 +58,9 @@ NETWORKS: dict[str, NetworkEntry] = {
     "densenet40_k12": NetworkEntry("cifar10_cnns:densenet", settings={"layers": 12}),
     "densenet100_k12": NetworkEntry("cifar10_cnns:densenet", settings={"layers": 32}),
     "mlp": NetworkEntry("simple:mlp", VECTOR),
-    "synthetic": NetworkEntry("simple:synthetic", CURVE, "simple:synthetic_input_shape"),
-    "gpt_small": NetworkEntry("language_models:gpt", TOKENS, "language_models:gpt_input_shape", True),
-    "lstm_small": NetworkEntry("language_models:lstm", TOKENS, "language_models:lstm_input_shape", True),
+    "synthetic": NetworkEntry("simple:synthetic", CURVE, lambda options: simple.shape_sample(options["sample_bytes"])),
+    "gpt_small": NetworkEntry("language_models:gpt", TOKENS, lambda options: [options["sequence_length"]], True),
+    "lstm_small": NetworkEntry("language_models:lstm", TOKENS, lambda options: [options["sequence_length"]], True),
 }
 
 
@@ -108,9 +108,9 @@ def resolve_input_shape(model: ModelSpec) -> list[int]:
     entry = None if _plugin_point(model.name) is not None else _entry(model.name)
     if entry is None or entry.input_shape is None:
         return model.input_shape
-    _check_options(model.name, model.options, option_defaults(model.name))
-    function = _load(entry.input_shape)
-    return list(function(**{key: model.options[key] for key in _defaults(function) if key in model.options}))
+    defaults = option_defaults(model.name)
+    _check_options(model.name, model.options, defaults)
+    return list(entry.input_shape(defaults | model.options))
 
 
 def resolve_target_shape(model: ModelSpec) -> list[int]:

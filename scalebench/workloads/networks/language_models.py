@@ -37,11 +37,6 @@ def gpt(
     net.dense(net.layer_norm(x, "norm"), "head", outputs, _normal(), bias=False)
 
 
-def gpt_input_shape(sequence_length: int = 64) -> tuple[int]:
-    """Return the shape (tokens,) of a sample."""
-    return (sequence_length,)
-
-
 def lstm(net: Network, outputs: int, layers: int = 2, width: int = 200, sequence_length: int = 20) -> None:
     """Build a recurrent language model; 4,651,600 parameters with 10,000 outputs.
 
@@ -55,11 +50,6 @@ def lstm(net: Network, outputs: int, layers: int = 2, width: int = 200, sequence
     for number in range(1, layers + 1):
         x = net.lstm(x, f"lstm{number}", width, LSTM_INIT)
     net.dense(x, "head", outputs, LSTM_INIT)
-
-
-def lstm_input_shape(sequence_length: int = 20) -> tuple[int]:
-    """Return the shape (tokens,) of a sample."""
-    return (sequence_length,)
 
 
 def _block(net: Network, x: Node, name: str, heads: int, residual_init: str) -> Node:

@@ -36,7 +36,10 @@ def load_function(point: PluginEntry) -> BuildFunction:
     if not callable(function):
         raise PluginError(f"{_label(point)}: {point.target} is not a function")
     try:
-        inspect.signature(function).bind("network", "outputs", **_required_options(function))
+        options = list(inspect.signature(function).parameters.values())[2:]
+        kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        required = [each.name for each in options if each.kind in kinds and each.default is inspect.Parameter.empty]
+        inspect.signature(function).bind("network", "outputs", **dict.fromkeys(required))
     except (TypeError, ValueError) as error:
         raise PluginError(
             f"{_label(point)}: {point.target} should be a function(network, outputs, **options): {error}"
@@ -72,10 +75,3 @@ def add_nodes(point: PluginEntry, network: Network, outputs: int, options: dict[
 
 def _label(point: PluginEntry) -> str:
     return f"model '{point.name}' of {point.origin}"
-
-
-def _required_options(function: BuildFunction) -> dict[str, None]:
-    """Return the keywords without a default that follow `network` and `outputs`."""
-    options = list(inspect.signature(function).parameters.values())[2:]
-    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return {each.name: None for each in options if each.kind in kinds and each.default is inspect.Parameter.empty}

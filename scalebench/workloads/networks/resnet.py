@@ -56,16 +56,14 @@ def v1(net: Network, outputs: int, blocks: Sequence[int], as_in_keras: bool) -> 
     for stack, count in enumerate(blocks, start=2):
         for block in range(1, count + 1):
             strides = 2 if block == 1 and stack > 2 else 1
-            x = _v1_block(net, x, f"conv{stack}_block{block}", 16 * 2**stack, strides, block == 1, variant)
+            name, filters, shortcut = f"conv{stack}_block{block}", 16 * 2**stack, x
+            if block == 1:
+                shortcut = _conv_bn(net, x, f"{name}_0", 4 * filters, 1, strides, variant)
+            for part, (width, kernel) in enumerate([(filters, 1), (filters, 3), (4 * filters, 1)], start=1):
+                stride = strides if part == variant.strided_conv else 1
+                x = _conv_bn(net, x, f"{name}_{part}", width, kernel, stride, variant)
+                x = net.relu(x) if part < 3 else net.relu(net.add(shortcut, x))
     net.dense(net.global_avg_pool(x), "predictions", outputs)
-
-
-def _v1_block(net: Network, x: Node, name: str, filters: int, strides: int, widen: bool, variant: _Variant) -> Node:
-    shortcut = _conv_bn(net, x, f"{name}_0", 4 * filters, 1, strides, variant) if widen else x
-    for part, (width, kernel) in enumerate([(filters, 1), (filters, 3), (4 * filters, 1)], start=1):
-        x = _conv_bn(net, x, f"{name}_{part}", width, kernel, strides if part == variant.strided_conv else 1, variant)
-        x = net.relu(x) if part < 3 else net.relu(net.add(shortcut, x))
-    return x
 
 
 def _conv_bn(net: Network, x: Node, name: str, filters: int, kernel: int, strides: int, variant: _Variant) -> Node:

@@ -51,7 +51,7 @@ def synthetic(
     does.
 
     Raises InputError where this is impossible: fewer than 2 FLOPs per parameter, fewer numbers in a sample than
-    positions, an input of another shape than synthetic_input_shape returns, and so few parameters (below some 50,000)
+    positions, an input of another shape than shape_sample returns, and so few parameters (below some 50,000)
     that integer widths cannot meet them within 1 %.
     """
     _check_synthetic(net, parameters, flops, sample_bytes)
@@ -76,7 +76,7 @@ def synthetic(
         )
 
 
-def synthetic_input_shape(sample_bytes: int = 150_528) -> tuple[int, int]:
+def shape_sample(sample_bytes: int) -> tuple[int, int]:
     """Return the shape (float32 numbers, 1) of a sample of this many bytes."""
     return sample_bytes // FLOAT_BYTES, 1
 
@@ -87,7 +87,7 @@ def _check_synthetic(net: Network, parameters: float, flops: float, sample_bytes
             raise InputError(f"model.options.{key}={value} should be a finite number above 0")
     if sample_bytes % FLOAT_BYTES:
         raise InputError(f"model.options.sample_bytes={sample_bytes} should be a multiple of 4: float32 numbers")
-    shape = synthetic_input_shape(sample_bytes)
+    shape = shape_sample(sample_bytes)
     if net.input.shape != shape:
         raise InputError(
             f"model.options.sample_bytes={sample_bytes} means model.input_shape={list(shape)}, "
