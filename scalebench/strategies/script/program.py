@@ -112,8 +112,9 @@ class Script(Strategy, Probes):
         """Have the program's steps counted by this loop, and wait until it is over; None: wait for the first step."""
         started_s, seen = time.monotonic(), (-1, -1)
         with self._changed:
-            self._job, self._answer = loop or self._job, None
-            self._changed.notify_all()
+            if loop is not None:  # at first the program may have been faster, and have answered already
+                self._job, self._answer = loop, None
+                self._changed.notify_all()
             while self._answer is None and self._ended is None:
                 self._changed.wait(LOOK_INTERVAL_S)
                 now = self.steps, self.hooks.draws
