@@ -47,10 +47,14 @@ class SyncAfterBackward:
             held, self._held = self._held, []
             for pending in [self._send(each) for each in held]:
                 pending.wait()
-        buffer = bucket.buffer()  # done already: the reducer reads no bucket's buffer before the last one's future
-        future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
-        future.set_result(buffer)
-        return future
+        return _completed_future(bucket.buffer())
+
+
+def _completed_future(buffer: Tensor) -> Future[Tensor]:
+    """Return a future that is done already: the reducer reads no bucket's buffer before the last one's future."""
+    future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
+    future.set_result(buffer)
+    return future
 
 
 # DistributedDataParallel takes these. Its own default of broadcast_buffers is true: rank 0's moving statistics go to
