@@ -98,7 +98,10 @@ FAULTS = (
     ),
     Fault(
         "kill decoder", "decoder", "SIGKILL of a process that decodes pictures",
-        _failed("{where}RuntimeError: a process that decodes pictures (dataset.workers=2) was killed (out of memory?)"),
+        _failed(
+            "{where}RuntimeError: a process that decodes pictures (dataset.workers=2) was killed: lower "
+            "dataset.workers if it took too much memory"
+        ),
         (WARMUP, MEASURING, PARKED),
     ),
     Fault("kill launcher", "launcher", "SIGKILL of mpirun", _failed("mpirun was killed by SIGKILL"), (MEASURING,)),

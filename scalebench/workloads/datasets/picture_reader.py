@@ -111,7 +111,8 @@ class PictureReader:
                 yield collect()
         except BrokenProcessPool:
             raise RuntimeError(
-                f"a process that decodes pictures (dataset.workers={workers}) was killed (out of memory?)"
+                f"a process that decodes pictures (dataset.workers={workers}) was killed: "
+                "lower dataset.workers if it took too much memory"
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)
