@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import pickle
 import re
 import signal
 import subprocess
@@ -25,7 +24,7 @@ import numpy as np
 
 from scalebench.core import plugins
 from scalebench.core.errors import InputError, PluginError
-from scalebench.core.json_files import read_record, read_tail
+from scalebench.core.json_files import format_json, read_record, read_tail
 from scalebench.core.process import build_python_command
 from scalebench.core.spec import Config, DatasetSpec
 from scalebench.workloads import records, user_code
@@ -55,6 +54,17 @@ class Reading:
     samples_per_s: float | None = None  # of a Dataset, in one process; None: arrays, or not measured
     available: int | None = None  # how many there are; None: unknown
     unusable_targets: str | None = None  # the first number among them that only a loss of the user may take
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the other process says: a remark, or one of three errors."""
+
+    remark: str | None = None
+    problem: str | None = None  # with the function
+    traceback: str = ""  # of that
+    wrong_input: str | None = None  # an InputError of the function itself
+    errno: int | None = None  # of a file that cannot be written
 
 
 class SampleFacts(NamedTuple):
@@ -241,21 +251,25 @@ def run_function(call: FunctionCall, limit_s: float, folder: Path) -> None:
     than `limit_s`; InputError if the function raised one; and OSError where the disk is full.
     """
     with tempfile.TemporaryDirectory(prefix="scalebench-") as name:
-        answer_file, log_file = Path(name, "answer"), Path(name, "output.log")
-        with Path(name, "call").open("w+b") as request, log_file.open("wb") as log:
-            pickle.dump((call, folder), request)
+        answer_file, log_file = Path(name, "answer.json"), Path(name, "output.log")
+        with Path(name, "call.json").open("w+b") as request, log_file.open("wb") as log:
+            request.write(format_json(call).encode())
             request.seek(0)
-            command = build_python_command("-m", WORKER_MODULE, str(os.getpid()), str(answer_file))
+            command = build_python_command("-m", WORKER_MODULE, str(os.getpid()), str(answer_file), str(folder))
             status = _run_worker(command, request, log, limit_s, call)
-        answer = PluginError(_describe_exit(status, limit_s, call))
-        if status == 0 and answer_file.exists():
-            answer = pickle.loads(answer_file.read_bytes())
-        if isinstance(answer, PluginError):
-            answer.log = "\n".join(filter(None, [read_tail(log_file, MAX_LOG_BYTES), answer.log]))
-    if isinstance(answer, Exception):
-        raise answer
-    if answer:
-        print(answer, file=sys.stderr, flush=True)
+        answer = Answer(problem=_describe_exit(status, limit_s, call))
+        if status == 0:
+            with contextlib.suppress(OSError, ValueError):
+                answer = read_record(answer_file, Answer)
+        output = read_tail(log_file, MAX_LOG_BYTES)
+    if answer.errno is not None:
+        raise OSError(answer.errno, os.strerror(answer.errno))
+    if answer.wrong_input is not None:
+        raise InputError(answer.wrong_input)
+    if answer.problem is not None:
+        raise PluginError(answer.problem, "\n".join(filter(None, [output, answer.traceback])))
+    if answer.remark is not None:
+        print(answer.remark, file=sys.stderr, flush=True)
 
 
 def _run_worker(

@@ -1,7 +1,7 @@
 """The process that calls a dataset function.
 
-It is started as `python -m scalebench.workloads.datasets.user_function_worker PARENT FILE` with a FunctionCall and the
-folder of the samples on its standard input, both pickled. FILE receives a remark, None, or the error to raise.
+It is started as `python -m scalebench.workloads.datasets.user_function_worker PARENT FILE FOLDER`, with a FunctionCall
+as JSON on its standard input. FOLDER receives the samples, FILE an Answer.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import pickle
 import signal
 import sys
 import time
@@ -23,11 +22,11 @@ from numpy.typing import NDArray
 
 from scalebench.core import exit_with_parent, plugins
 from scalebench.core.errors import InputError, PluginError, describe_exception
-from scalebench.core.json_files import write_json
+from scalebench.core.json_files import parse_record, write_json
 from scalebench.workloads import records, user_code
 from scalebench.workloads.datasets import cache
 from scalebench.workloads.datasets.images import LABEL_DTYPE
-from scalebench.workloads.datasets.user_function import READING_FILE, FunctionCall, Reading
+from scalebench.workloads.datasets.user_function import READING_FILE, Answer, FunctionCall, Reading
 
 BLOCK_BYTES = 2**24
 
@@ -40,15 +39,17 @@ class WriteFailed(Exception):
     """The files could not be written, which is not the function's fault; the OSError is the cause."""
 
 
-def main(parent: int, answer_file: Path) -> None:
+def main(parent: int, answer_file: Path, folder: Path) -> None:
     exit_with_parent.tie_to_parent(parent, signal.SIGKILL)
-    call, folder = pickle.load(sys.stdin.buffer)
-    answer: str | Exception | None
     try:
-        answer = make_samples(call, folder)
-    except (InputError, PluginError, OSError) as error:
-        answer = error
-    answer_file.write_bytes(pickle.dumps(answer))
+        answer = Answer(make_samples(parse_record(sys.stdin.buffer.read(), FunctionCall), folder))
+    except PluginError as error:
+        answer = Answer(problem=str(error), traceback=error.log)
+    except InputError as error:
+        answer = Answer(wrong_input=str(error))
+    except OSError as error:
+        answer = Answer(errno=error.errno)
+    write_json(answer_file, answer)
 
 
 def make_samples(call: FunctionCall, folder: Path) -> str | None:
@@ -66,10 +67,8 @@ def make_samples(call: FunctionCall, folder: Path) -> str | None:
         if not callable(function):
             raise PluginError(f"{label} is not a function")
         count, available = write_samples(function(call.size, call.seed, **call.options), folder, call.size)
-    except PluginError:
+    except (PluginError, InputError):
         raise
-    except InputError as error:
-        raise InputError(str(error)) from error  # one that the other process can load, too
     except UnusableSamples as error:
         raise PluginError(f"{label} {error}") from error
     except WriteFailed as error:
@@ -330,4 +329,4 @@ def _describe_type(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))
