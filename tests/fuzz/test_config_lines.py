@@ -106,7 +106,7 @@ def test_random_lines(examples):
 def test_lines_that_are_right_and_the_same_with_one_wrong_word(examples):
     def check(words, wrong, sweep, place):
         words = ["--multirun", *words] if sweep else words
-        assert check_dry(words).status == 0
+        assert check_dry(words).status < 2
         key = wrong.partition("=")[0]
         place = len(words) if any(word.startswith(f"{key}=") for word in words[place:]) else place  # the last one holds
         assert check_dry([*words[:place], wrong, *words[place:]]).status == 2
