@@ -276,6 +276,7 @@ def test_a_job_never_requests_more_cores_than_a_node_has(gpus, per_node, cores, 
     spec = run(gpus, nodes, {"processes": ROLES} if roles else None)
     geometry = job_geometry(spec)
     assert geometry.overcommit or geometry.tasks_per_node * geometry.cpus_per_task <= cores
+    assert geometry.overcommit == (geometry.tasks_per_node > cores)
     assert geometry.nodes * geometry.tasks_per_node >= geometry.tasks == spec.processes
     assert geometry.even == (geometry.nodes * geometry.tasks_per_node == geometry.tasks)
 

@@ -102,6 +102,9 @@ CASES = {
     "what spoils trust": [*make_runs(["ddp_gloo"], flags={4: ["swapping"]}), *FAILED],
     "batches": make_batches(),
     "another precision is slower": make_precisions([("float32", 1.0, 0.01), ("bfloat16", 1.5, 0.01)]),
+    "the fastest precision comes first": make_precisions(
+        [("float32", 1.0, 0.01), ("tf32", 0.8, 0.01), ("bfloat16", 0.5, 0.01)]
+    ),
     "another precision makes no difference": make_precisions([("float32", 1.0, 0.05), ("bfloat16", 1.0, 0.05)]),
 }
 
