@@ -148,6 +148,7 @@ def _is_possible(name):
 
 
 def check_commands(name):
+    name = os.fsdecode(os.fsencode(name))  # bytes that are UTF-8 together are read as that
     Path("in", name, "0").mkdir(parents=True)
     write_result(run("ddp_gloo", 2), Path("in", name, "0"))
     before = set(os.listdir())
