@@ -57,12 +57,12 @@ EXAMPLES = {
 BRIEF_HELP = """\
 scalebench measures how a training scales under each parallel strategy.
 
-  scalebench script=train.py gpus=1,2               your own program, on one and on two devices
-  scalebench model=mynet.py:build strategy=ddp,fsdp gpus=1,2    your own network, under two strategies
-  scalebench sweep=demo                             a first sweep, which takes minutes
-  scalebench sweep=demo dry_run=true                what that would run
-  scalebench show, scalebench report                its table, its page
-  scalebench doctor                                 what this machine has, and lacks
+  scalebench script=train.py gpus=1,2                         your own program, on one and on two devices
+  scalebench model=mynet.py:build strategy=ddp,fsdp gpus=1,2  your own network, under two strategies
+  scalebench sweep=demo                                       a first sweep, which takes minutes
+  scalebench sweep=demo dry_run=true                          what that would run
+  scalebench show, scalebench report                          its table, its page
+  scalebench doctor                                           what this machine has, and lacks
 
 scalebench --help has the rest, scalebench list the names."""
 

@@ -31,7 +31,7 @@ _ENCODER = msgspec.json.Encoder(order="deterministic")
 
 # Dotted keys of the config, or groups of them.
 _QUEUE_KEYS = ("hardware.max_jobs", "hardware.slurm", "hardware.node_copy")  # how a run waits for devices
-# Which devices its ranks get, and how these reach each other.
+# Keys that say which devices the ranks of a run get, and how these reach each other.
 _PLACEMENT_KEYS = tuple(f"hardware.{key}" for key in ("device_ids", "bind", "environment", "layout", "interface"))
 _UNTRAINED_KEYS = (*PROGRAM_KEYS, "measure", "dataset.cache", *_QUEUE_KEYS)
 _DESCRIPTIVE_KEYS = (
@@ -51,7 +51,7 @@ LEFT_OUT: dict[str, set[str]] = {
              "hardware.hosts", "hardware.scheduler", "hardware.memory_bytes", "hardware.gpu_memory_bytes"},
     "hidden": {*PROGRAM_KEYS, *_DESCRIPTIVE_KEYS},
 }  # fmt: skip
-# What runs share: of one sample and the model that trains on it, and of a network.
+# Runs that train the same model on the same kind of sample agree in these keys; runs of one network, in the next ones.
 SAMPLE_KEYS = tuple("model.name model.options model.input_shape model.outputs dataset.name dataset.image_size".split())
 NETWORK_KEYS = (*SAMPLE_KEYS[:4], "model.torch", "model.keras", "model.code_digest")
 

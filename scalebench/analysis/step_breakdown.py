@@ -203,9 +203,9 @@ def stage_cells(result: Result, step_s: float | None) -> dict[str, Any]:
         "micro_batches": micro_batches,
         "stage_balance": mean_over_pipelines(pipelines, stage_balance),
         "bubble_share": mean_over_pipelines(pipelines, lambda work: bubble_share(work, step_s)),
-        # Of equal stages with free transfers and nothing but forward and backward: Huang et al. 2019, "GPipe", section
-        # 2.3. 1F1B has the same: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU
-        # Clusters", section 2.2.1, who put it over the work alone, as (p - 1) / m.
+        # Equal stages with free transfers and nothing but forward and backward have this share: Huang et al. 2019,
+        # "GPipe", section 2.3. 1F1B has the same: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training
+        # on GPU Clusters", section 2.2.1, who put it over the work alone, as (p - 1) / m.
         "bubble_share_expected": (stages - 1) / (micro_batches + stages - 1) if stages and micro_batches else None,
         # The largest over the devices; None unless all devices report theirs.
         "state_bytes": max(reported) if reported and len(reported) == len(states) else None,

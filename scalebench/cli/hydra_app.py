@@ -110,6 +110,11 @@ def _compose(arguments: list[str], is_single: bool) -> Composed | None:
     compose_line = partial(loader.load_command_line, options.config_name or "config")
     config = compose_line(options.overrides, options.multirun)
     if config.hydra.mode == RunMode.MULTIRUN:
+        if is_single:
+            raise InputError("several values, or sweep=NAME, are a sweep: call scalebench.sweep instead of run")
+        as_sweep = make_sweep_overrides(options.overrides)
+        if not options.multirun and as_sweep != options.overrides:
+            config = compose_line(as_sweep, True)
         return Composed(loader, config, None)
     spec = resolve(compose.to_config(config))
     if spec.repeats == 1:

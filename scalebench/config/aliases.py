@@ -7,6 +7,7 @@ readable.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -138,6 +139,7 @@ CHOICE_HINTS = {
 }
 FILE_GROUPS = ("model", "dataset")  # whose choice may be a function of the user's, MODULE:FUNCTION
 MODEL_KEYS = {"torch": "torch", "tensorflow": "keras"}  # by framework, under `model`
+REFERENCE = re.compile(r"[\w./-]+:\w+")  # of a function
 REFERENCE_KEYS = ("model.torch", "model.keras", "dataset.builder", "dataset.loader")
 # Hints for names of files and folders, which are values of other keys, by group; {name} stands for the name.
 FILE_HINTS = {
@@ -179,9 +181,10 @@ def _expand_reference(override: str, values: Mapping[str, str]) -> list[str]:
     """Return the overrides that `model=mynet:Net` or `dataset=mydata:build` stands for, beside these values by key."""
     group, value = split_override(override)
     names = value.split(",")
-    if group not in FILE_GROUPS or not any(":" in name for name in names):
+    are_functions = [REFERENCE.fullmatch(name) is not None for name in names]
+    if group not in FILE_GROUPS or not any(are_functions):
         return [override]
-    if not all(":" in name for name in names):
+    if not all(are_functions):
         raise InputError(f"{override}: names and functions do not go together in one sweep")
     if group == "dataset":
         key = "builder"
@@ -211,7 +214,7 @@ def _name_module(reference: str) -> str:
     if not path.endswith(".py"):
         return reference
     try:
-        parts = Path(path).resolve().relative_to(Path.cwd().resolve()).with_suffix("").parts
+        parts = Path(os.path.abspath(path)).relative_to(Path.cwd()).with_suffix("").parts
     except ValueError:
         return reference
     return f"{'.'.join(parts)}:{function}" if all(map(str.isidentifier, parts)) else reference

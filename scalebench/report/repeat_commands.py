@@ -31,7 +31,7 @@ HYDRA_FILE = ".hydra/hydra.yaml"
 CONFIG_DIR = re.compile(r"^ *- path: (/[^'\"\n]+)\n +schema: file\n +provider: command-line$", re.MULTILINE)
 ENVIRONMENT_VALUE = re.compile(r"\$\{\s*oc\.(env|decode)\b")
 RECIPES_FILE = Path(__file__).with_name("repeat_commands.yaml")
-AUTO_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # What PyTorch's backend=auto resolves to.
+AUTO_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}  # PyTorch's strategies resolve backend=auto to these.
 FLOAT32 = "train.precision=float32"
 DEVICE_COUNT = re.compile(r"(?<= gpus=)(\d+)(?= |$)")
 # Column of the frame, key of the command line, and the default value, which the command leaves out.

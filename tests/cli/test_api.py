@@ -100,6 +100,9 @@ def test_bad_input_is_an_exception_and_starts_nothing():
 
 
 def test_a_sweep_is_checked_before_its_first_run(tmp_path):
+    for words in ("gpus=1,2", "sweep=gpus"):
+        with pytest.raises(InputError, match="instead of run"):
+            scalebench.run(words, strategy="simulated", **QUICK)
     with pytest.raises(InputError, match="did you mean 'zero1'"):
         scalebench.sweep({"strategy": ["simulated", "zero_1"]}, **QUICK)
     with pytest.raises(InputError, match="gpus=0 should be at least 1"):

@@ -88,6 +88,7 @@ def test_spellings_that_can_mean_only_one_thing_are_accepted():
         *("dataset=custom", "dataset.builder=data:a,data:b"),
     ]
     assert read_arguments(["strategy=mirrored", "model=mynet:Net"]).overrides[-1] == "model.keras=mynet:Net"
+    assert read_arguments(["model={name:mlp}"]).overrides == ["model={name:mlp}"], "no function"
     overrides = read_arguments(["-m", "train.precision=fp32,bf16", "measure.target=1%,5%", "seed=1%"]).overrides
     assert overrides == ["train.precision=float32,bfloat16", "measure.target=0.01,0.05", "seed=1%"]
 

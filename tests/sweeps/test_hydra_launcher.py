@@ -117,6 +117,12 @@ def test_a_foreign_sweeper_gets_our_launcher(sweep, monkeypatch):
     assert sweep(f"hydra.sweeper._target_={target}", "seed=x", "dry_run=true")[0] == 2 and os.listdir() == []
 
 
+def test_several_values_are_a_sweep_in_the_folder_that_was_named():
+    words = ["gpus=1", "seed=0,1", "measure.repeats=1", "baseline=none"]
+    assert program.main([*SHORT, *words, "hydra.run.dir=here"]) == 0
+    assert os.listdir() == ["here"] and {"0", "1"} <= {*os.listdir("here")}
+
+
 @pytest.mark.slow
 def test_a_single_run_with_repeats_is_a_sweep_that_can_be_lengthened(capsys, sweep):
     """No pause before the first run, nor before what was kept: it heated nothing."""

@@ -263,7 +263,7 @@ def _predict_curve(
     spec, remarks = read(last).spec, list[str]()
     own: Hardware = spec.get("hardware") or {}
     links = curve_models.find_links(own, measured_rows, syncs)
-    # Of a step shortened by the end of an epoch its samples count.
+    # A step that the end of an epoch shortens counts by its samples.
     points = [MeasuredStep(row["gpus"], row["global_batch"] / row["gpus"], row["global_batch"] / row[RATE])
               for row in curve.rows]  # fmt: skip
 

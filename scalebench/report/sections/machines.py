@@ -1,4 +1,4 @@
-"""What the runs ran on, and in what that differs."""
+"""The section on machines: which ones the runs were on, and in what these differ."""
 
 from __future__ import annotations
 

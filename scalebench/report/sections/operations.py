@@ -1,4 +1,4 @@
-"""Which operations take the time of a step, what GPUs do in it, and the traces."""
+"""The section on operations: those that take the time of a step, what GPUs do in it, and the traces."""
 
 from __future__ import annotations
 

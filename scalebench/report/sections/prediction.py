@@ -1,4 +1,4 @@
-"""What more devices would give, as a band beside the measured points.
+"""The section on more devices: what they would give, as a band beside the measured points.
 
 `scalebench predict` shows the same tables and sentences.
 """

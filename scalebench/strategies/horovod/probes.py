@@ -3,6 +3,7 @@ timeline shows of synchronization."""
 
 from __future__ import annotations
 
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -28,7 +29,7 @@ ROOT = 0
 FLOAT_BYTES = 4
 
 
-class HorovodProbes(Probes):
+class HorovodProbes(Probes, metaclass=ABCMeta):
     """The probes of a strategy that trains in Horovod's group."""
 
     library: ClassVar[ModuleType]  # horovod.torch or horovod.tensorflow
@@ -43,12 +44,13 @@ class HorovodProbes(Probes):
         super().__init__(*arguments)
         self._all_reduces: dict[int, HorovodCollective] = {}  # by bytes
 
+    @abstractmethod
     def to_tensor(self, array: np.ndarray) -> Any:
         """Return a tensor on the device of this process."""
-        raise NotImplementedError
 
+    @abstractmethod
     def to_array(self, tensor: Any) -> np.ndarray:
-        raise NotImplementedError
+        """Return a tensor's values in host memory."""
 
     def on_device(self) -> AbstractContextManager[Any]:
         """Return a context in which operations run on the device of this process."""
