@@ -1,5 +1,7 @@
 """Which CUDA builds of PyTorch and TensorFlow fit a machine, and the check of those that are installed."""
 
+import importlib
+
 import pytest
 
 from scalebench.core.errors import InputError
@@ -110,6 +112,7 @@ def test_two_packages_that_own_the_same_library_are_a_problem(tmp_path, monkeypa
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+        importlib.invalidate_caches()  # A folder that changes twice within a tick of the clock would look unchanged.
 
     nccl, cudnn = "nvidia/nccl/lib/libnccl.so.2", "nvidia/cudnn/lib/libcudnn.so.9"
     put_package("nvidia-nccl-cu13", "2.29.7", nccl, "nvidia/__init__.py")
