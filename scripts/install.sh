@@ -17,13 +17,30 @@ WANTED=$(cat pyproject.toml plugins/scalebench-search/pyproject.toml constraints
 
 is() { [ -f "$1" ] && [ "$(cat "$1")" = "$WANTED" ]; }
 pip() { .venv/bin/python -m pip "$@"; }
-choose() { PYTHONPATH=. .venv/bin/python -m scalebench.core.machine.cuda_builds "$@"; }
+
+# The name of PyTorch's build for this driver and these GPUs: docs/guides/gpu-install.md has the table.
+choose_build() {
+  local rows driver capability build
+  case "${SCALEBENCH_GPU:-}" in
+    no) echo cpu && return ;;
+    '') build=cpu ;;
+    yes) build=cu130 ;;
+    *) echo "SCALEBENCH_GPU=$SCALEBENCH_GPU should be yes or no" >&2 && return 2 ;;
+  esac
+  rows=$(nvidia-smi --query-gpu=driver_version,compute_cap --format=csv,noheader 2>/dev/null) || rows=
+  while IFS=', ' read -r driver capability; do
+    [[ $driver == [0-9]*.* ]] || continue
+    [ "$build" = cu126 ] || build=cu130
+    if [ "${driver%%.*}" -lt 580 ] || [[ $capability == [0-6].* || $capability == 7.[0-4] ]]; then build=cu126; fi
+  done <<<"$rows"
+  echo "$build"
+}
 
 install_torch() {
   local index
   [ -x .venv/bin/python ] || "$PYTHON" -m venv .venv
   if .venv/bin/python -c 'import torch' 2>/dev/null; then return 0; fi
-  index=$(choose index)
+  index=${SCALEBENCH_TORCH_INDEX:-https://download.pytorch.org/whl/$(choose_build)}
   case "$index" in
     */cpu)
       # The default Linux wheels bring gigabytes of CUDA libraries, for nothing here.
@@ -51,9 +68,20 @@ install_with() {
 }
 
 install_everything() {
-  local build
+  local build cuda
   install_torch
-  build=$(choose tensorflow "${TENSORFLOW#*==}")
+  # Packages for another CUDA version than 12 unpack NCCL and cuDNN into the folders in which TensorFlow looks for its own.
+  cuda=$(PYTHONPATH=. .venv/bin/python -c "from scalebench.core.machine import cuda_builds as builds
+print(builds.read_torch_version('cuda') or '')")
+  build=tensorflow-cpu==${TENSORFLOW#*==}
+  case "$cuda" in
+    '') ;;
+    12.*) build="tensorflow[and-cuda]==${TENSORFLOW#*==}" ;;
+    *)
+      echo "$TENSORFLOW is its CPU build here, since its libraries for CUDA 12 would replace PyTorch's for CUDA $cuda;" \
+        "for GPUs, in an environment of its own: pip install 'scalebench-train[tensorflow_cuda]'"
+      ;;
+  esac
   echo "installing scalebench with what it needs, and $build"
   install_with "$build" || install_with "$TENSORFLOW" # there is no such build for every machine
   echo "$WANTED" >"$STAMP"

@@ -13,7 +13,6 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -145,9 +144,7 @@ def describe_horovod(framework: str) -> str:
 def detect_framework_version(framework: str) -> str | None:
     """Return the version that the framework reports, without importing it; None when it is not installed."""
     if framework == "torch":
-        # The package index has a torch 2.13.0 that reports 2.13.0+cu130, which is what Horovod compares.
-        match = re.search(r"^__version__ = ['\"](.+)['\"]", cuda_builds.read_torch_version_file(), re.MULTILINE)
-        return match[1] if match else _installed_version("torch")
+        return cuda_builds.read_torch_version("__version__") or _installed_version("torch")
     versions = map(_installed_version, TENSORFLOW_DISTRIBUTIONS)
     return next((version for version in versions if version is not None), None)
 
@@ -253,7 +250,7 @@ def describe_environment() -> str:
         digest = hashlib.sha256(files.encode()).hexdigest()[:16]
     except importlib.metadata.PackageNotFoundError:
         digest = "none"
-    cuda, nccl = cuda_builds.detect_torch_cuda() or "cpu", find_nccl_package() or "none"
+    cuda, nccl = cuda_builds.read_torch_version("cuda") or "cpu", find_nccl_package() or "none"
     return f"{sys.implementation.cache_tag} {torch} {cuda} {tensorflow} {digest} {nccl}"
 
 

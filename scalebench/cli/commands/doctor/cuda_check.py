@@ -50,17 +50,12 @@ def describe_torch_build(host: Machine) -> str:
         errors = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         return f"PyTorch does not import: {errors[-1] if errors else f'exit status {done.returncode}'}"
     _, version, cuda, is_available, *architectures = lines[0]
-    all_capabilities = [cuda_builds.parse_capability(gpu.compute_capability) for gpu in host.gpus]
-    capabilities = sorted({capability for capability in all_capabilities if capability is not None})
+    texts = {gpu.compute_capability for gpu in host.gpus if gpu.compute_capability is not None}
+    capabilities = sorted((int(major), int(minor)) for major, _, minor in (text.partition(".") for text in texts))
+    driver = None if is_available == "1" else host.driver_version
     problem = cuda_builds.find_torch_problem(
-        version,
-        None if cuda == "none" else cuda,
-        architectures,
-        None if is_available == "1" else host.driver_version,
-        capabilities,
+        version, None if cuda == "none" else cuda, architectures, driver, capabilities
     )
-    if problem is not None:
-        return problem
     cards = ", ".join(map(cuda_builds.format_capability, capabilities)) or "unknown"
     build = f"PyTorch {version} has code for {' '.join(architectures) or 'unknown GPUs'}"
-    return f"{build}; driver {host.driver_version or 'unknown'}, compute capability {cards}"
+    return problem or f"{build}; driver {host.driver_version or 'unknown'}, compute capability {cards}"
