@@ -158,8 +158,7 @@ def _describe_main_loss(report_data: ReportData, advice: Advice) -> str:
     loss = _describe_loss(pair[1])
     case = attribute_runs(report_data).get(str(pair[1]["run_id"]))
     largest = None if case is None else find_largest_loss(case)
-    # A part may exceed the whole where another is a gain, such as drift: then it explains nothing.
-    if case is not None and largest is not None and largest.share.value <= case.attribution.lost.value:
+    if largest is not None:
         loss = f"{loss.partition(';')[0].rstrip('.')}, {describe_largest_loss(largest)}."
     return f"{_on_devices(pair)}: {loss[0].lower()}{loss[1:]}"
 

@@ -151,9 +151,13 @@ loss_groups = spec.Groups(
 
 
 def find_largest_loss(case: AttributedRun) -> Part | None:
-    """Return the largest part that exceeds its noise; None if no part does."""
+    """Return the largest part that exceeds its noise; None if no part does, or where it exceeds the whole loss.
+
+    It may where another part is a gain, such as drift; then it explains nothing.
+    """
     parts = [part for name in PART_MEANINGS if name != "drift" and (part := case.significant(name)) is not None]
-    return max(parts, key=lambda part: part.share.value, default=None)
+    largest = max(parts, key=lambda part: part.share.value, default=None)
+    return largest if largest is not None and largest.share.value <= case.attribution.lost.value else None
 
 
 def describe_largest_loss(part: Part) -> str:

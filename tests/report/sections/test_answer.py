@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from scalebench.analysis.attribution.causes import AttributedRun
 from scalebench.analysis.attribution.lost_efficiency import Part
 from scalebench.analysis.load import survey
 from scalebench.analysis.scaling_curves import make_curves
@@ -18,7 +19,7 @@ from scalebench.core.stats.estimates import Estimate
 from scalebench.report.document import Paragraph, Verdict
 from scalebench.report.markdown import render_document
 from scalebench.report.report_data import load_report_data
-from scalebench.report.sections import answer, make_sections
+from scalebench.report.sections import answer, make_charts, make_sections
 from tests.builders import sweeps
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "answers.md"
@@ -140,11 +141,13 @@ def test_an_answer_reads_as_it_did(name, tmp_path):
 @pytest.mark.parametrize(("share", "named"), [(0.2, True), (0.5, False)])
 def test_a_part_above_the_whole_loss_explains_nothing(tmp_path, monkeypatch, share, named):
     part = Part(("contention",), Estimate(0.001), Estimate(share))
-    monkeypatch.setattr(answer, "find_largest_loss", lambda case: part)
+    monkeypatch.setattr(AttributedRun, "significant", lambda case, name: part if name == "contention" else None)
     sweeps.write_results(tmp_path, make_runs(["ddp_gloo"]))
-    reason = next(answer.list_verdicts(load_report_data([tmp_path]))).reason
+    report_data = load_report_data([tmp_path])
+    reason = next(answer.list_verdicts(report_data)).reason
     assert reason.startswith("ddp_gloo on 4 devices: 23 % [23, 23] of ideal throughput is lost")
-    assert ("20 % to contention" in reason) == named
+    (chart,) = make_charts(report_data, "attribution")
+    assert ["20 % to contention" in text for text in (reason, chart.title)] == [named, named]
 
 
 @pytest.mark.parametrize(
