@@ -52,13 +52,9 @@ class DatasetKind:
     records: bool = False  # likewise: several samples in a file, in an order that is kept
 
 
-def _read_user_file(config: Config, cache_dir: Path, path: Path) -> Path:
-    return user_file.import_npz(cache_dir, path, tuple(config.model.input_shape), tuple(config.model.target_shape))
-
-
 DATASETS = {
-    "materials": DatasetKind(materials.define_materials, _read_user_file),
-    "random": DatasetKind(synthetic.define_random, _read_user_file),
+    "materials": DatasetKind(materials.define_materials, user_file.import_npz),
+    "random": DatasetKind(synthetic.define_random, user_file.import_npz),
     synthetic.TOKENS: DatasetKind(synthetic.define_tokens, tokens=True),
     "cifar10_synthetic": DatasetKind(synthetic.define_images, images=True, side=32),
     "imagenet_synthetic": DatasetKind(synthetic.define_images, images=True, side=224),

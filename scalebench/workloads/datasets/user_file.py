@@ -14,32 +14,26 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from scalebench.core.errors import InputError
-from scalebench.workloads.datasets import cache
+from scalebench.core.spec import Config
+from scalebench.workloads.datasets import cache, sample_writer
 from scalebench.workloads.network import Shape
 
 ARRAY_NAMES = ("inputs", "targets")  # in the user's file
-BLOCK_SAMPLES = 4096  # converted and checked at a time
 T = TypeVar("T")
 
 
-def import_npz(cache_dir: Path, path: Path, input_shape: Shape, target_shape: Shape) -> Path:
+def import_npz(config: Config, cache_dir: Path, path: Path) -> Path:
     """Return the folder under `cache_dir` with the arrays of the .npz file at `path`, as float32.
 
-    The file has to contain `inputs` (n, *input_shape) and `targets` (n, *target_shape) of any float dtype, with finite
-    values. It is read once: a file of the same absolute path, size and modification time is taken from the cache.
-    Raises InputError, in one line, for anything that is wrong with the file.
+    The file has to contain `inputs` (n, *input_shape) and `targets` (n, *target_shape) of the model, of any float
+    dtype, with finite values. It is read once: a file of the same absolute path, size and modification time is taken
+    from the cache. Raises InputError, in one line, for anything that is wrong with the file.
     """
-    path = path.absolute()
+    path, shapes = path.absolute(), (config.model.input_shape, config.model.target_shape)
     status = _check_file(path)
-    identity = {
-        "path": str(path),
-        "bytes": status.st_size,
-        "mtime_ns": status.st_mtime_ns,
-        "inputs": list(input_shape),
-        "targets": list(target_shape),
-    }
-    write = partial(_unpack, path, dict(zip(ARRAY_NAMES, (input_shape, target_shape), strict=True)))
-    return cache.ensure_folder(cache_dir, "user_file", identity, 0, write)
+    identity = {"path": str(path), "bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
+    identity |= {name: list(shape) for name, shape in zip(ARRAY_NAMES, shapes, strict=True)}
+    return cache.ensure_folder(cache_dir, "user_file", identity, 0, partial(_unpack, path, shapes))
 
 
 def read_shapes(path: Path) -> tuple[Shape, Shape]:
@@ -65,22 +59,22 @@ def _check_file(path: Path) -> os.stat_result:
     return status
 
 
-def _unpack(path: Path, shapes: dict[str, Shape], folder: Path) -> None:
-    lengths = {}
-    for name, shape in shapes.items():
+def _unpack(path: Path, shapes: tuple[list[int], list[int]], folder: Path) -> None:
+    arrays = []
+    for name, shape in zip(ARRAY_NAMES, shapes, strict=True):
         array: NDArray[Any] = _read(path, name, lambda file, name: file[name])
-        if array.shape[1:] != shape or not array.shape:
+        if array.shape[1:] != tuple(shape) or not array.shape:
             expected = ", ".join(["n", *map(str, shape)])
             raise InputError(f"dataset.path={path}: {name} has shape {array.shape}, expected ({expected}): reshape it")
-        if len(array) == 0:
-            raise InputError(f"dataset.path={path}: {name} has no samples: give at least one per device")
         if not np.issubdtype(array.dtype, np.floating):
             raise InputError(f"dataset.path={path}: {name} is {array.dtype}, expected floats: cast it to float32")
-        lengths[name] = len(array)
-        _write_float32(path, name, array, folder / f"{name}.npy")  # the cache uses the same names
-    if len(set(lengths.values())) > 1:
-        counts = " and ".join(f"{count} {name}" for name, count in lengths.items())
-        raise InputError(f"dataset.path={path} contains {counts}: give every sample both")
+        arrays.append(array)
+    try:
+        unusable = sample_writer.write_samples(tuple(arrays), folder, len(arrays[0])).unusable_targets
+    except sample_writer.UnusableSamples as error:
+        raise InputError(f"dataset.path={path} has {error}") from None
+    if unusable is not None:
+        raise InputError(f"dataset.path={path} has {unusable}: correct or drop it")
 
 
 def _read(path: Path, name: str, read: Callable[[NpzFile, str], T]) -> T:
@@ -112,22 +106,3 @@ def _read_shape(file: NpzFile, name: str) -> Shape:
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         return tuple(read(stream)[0])
-
-
-def _write_float32(path: Path, name: str, array: NDArray[Any], file: Path) -> None:
-    """Write the array as float32 into `file`. Raises InputError if a value is not finite or overflows in float32."""
-    out = cache.create_array(file, array.shape, "float32")
-    bad_values, first = 0, None
-    for start in range(0, len(array), BLOCK_SAMPLES):
-        with np.errstate(over="ignore"):
-            block = array[start : start + BLOCK_SAMPLES].astype(np.float32)
-        bad = np.argwhere(~np.isfinite(block))
-        if len(bad) and first is None:
-            first = (start + int(bad[0, 0]), *bad[0, 1:].tolist())
-        bad_values += len(bad)
-        out[start : start + BLOCK_SAMPLES] = block
-    if bad_values:
-        raise InputError(
-            f"dataset.path={path}: {name} has {bad_values} NaN or infinite values as float32, the first "
-            f"at {first}: correct or remove those samples"
-        )

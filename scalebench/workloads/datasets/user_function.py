@@ -15,56 +15,50 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from scalebench.core import plugins
 from scalebench.core.errors import InputError, PluginError
-from scalebench.core.json_files import format_json, read_record, read_tail
+from scalebench.core.json_files import format_json, parse_record, read_record, read_tail
 from scalebench.core.process import build_python_command
 from scalebench.core.spec import Config, DatasetSpec
 from scalebench.workloads import records, user_code
 from scalebench.workloads.datasets import cache
+from scalebench.workloads.datasets.sample_writer import READING_FILE, Reading
 from scalebench.workloads.source import SampleShape
 
-FORMAT_VERSION = 2  # raise it when the same function gives other files than before
+FORMAT_VERSION = 3  # raise it when the same function gives other files than before
 WORKER_MODULE = "scalebench.workloads.datasets.user_function_worker"
-READING_FILE = "reading.json"  # beside the samples
 MAX_ONE_HOT_ROWS = 1000
 MAX_LOG_BYTES = 20_000  # of the end of its output, kept beside the traceback
 
 
-class UserFunction(NamedTuple):
-    """The function that makes a dataset."""
+@dataclass(frozen=True)
+class FunctionCall:
+    """The call of the function that makes a dataset: the request to the worker process."""
 
     reference: str  # "module:function"
     label: str  # its name in messages
-    config_key: str | None = None  # that names it; None for a plugin's
+    size: int
+    seed: int
+    options: dict[str, Any]
+    from_user: bool = True  # dataset.builder names it, which may be in the current folder; else a plugin
     plugin_version: str = ""
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How the samples of a function were read while they were written to the cache."""
-
-    samples_per_s: float | None = None  # of a Dataset, in one process; None: arrays, or not measured
-    available: int | None = None  # how many there are; None: unknown
-    unusable_targets: str | None = None  # the first number among them that only a loss of the user may take
-
-
-@dataclass(frozen=True)
 class Answer:
-    """What the other process says: a remark, or one of three errors."""
+    """What came of a call: the samples are `written`, or what went wrong with the `function`, in an InputError of its
+    own (`input`), or with a `file` that cannot be written."""
 
-    remark: str | None = None
-    problem: str | None = None  # with the function
-    traceback: str = ""  # of that
-    wrong_input: str | None = None  # an InputError of the function itself
-    errno: int | None = None  # of a file that cannot be written
+    kind: str
+    problem: str = ""
+    traceback: str = ""
+    errno: int = 0
 
 
 class SampleFacts(NamedTuple):
@@ -81,18 +75,6 @@ class SampleFacts(NamedTuple):
     reading: Reading = Reading()
 
 
-@dataclass(frozen=True)
-class FunctionCall:
-    """The request to the worker process: which function to call with which arguments."""
-
-    reference: str
-    label: str
-    from_user: bool  # the function may be in the current folder
-    size: int
-    seed: int
-    options: dict[str, Any]
-
-
 def has_function(dataset: DatasetSpec) -> bool:
     """Return whether a function of the user or of a plugin makes the dataset."""
     return dataset.builder is not None or dataset.name in plugin_datasets()
@@ -103,34 +85,58 @@ def plugin_datasets() -> list[str]:
     return [point.name for point in plugins.plugin_entries("datasets")]
 
 
-def find_function(dataset: DatasetSpec) -> UserFunction:
-    """Return the function that makes the dataset. Raises InputError if both a plugin and dataset.builder name one."""
+def find_call(dataset: DatasetSpec) -> FunctionCall:
+    """Return the call that makes the dataset. Raises InputError if both a plugin and dataset.builder name one."""
+    arguments = dataset.requested_size or dataset.size, dataset.seed, dataset.options
     point = next((point for point in plugins.plugin_entries("datasets") if point.name == dataset.name), None)
     if point is None:
         assert dataset.builder is not None  # has_function holds
-        return UserFunction(dataset.builder, f"dataset.builder={dataset.builder}", "dataset.builder")
+        return FunctionCall(dataset.builder, f"dataset.builder={dataset.builder}", *arguments)
     if dataset.builder is not None:
         raise InputError(
             f"dataset={dataset.name} has its function already: dataset.builder is for dataset={user_code.CUSTOM}"
         )
-    return UserFunction(point.target, f"data set '{point.name}' of {point.origin}", plugin_version=point.version)
+    label = f"data set '{point.name}' of {point.origin}"
+    return FunctionCall(point.target, label, *arguments, from_user=False, plugin_version=point.version)
 
 
 def fill_from_function(config: Config, cache_dir: Path) -> Config:
-    """Return the config with what only the samples can tell: their number, dtype and classes. They are made if needed.
+    """Return the config with the digest of its function's file and with what only the samples can tell: their number,
+    dtype and classes. They are made if needed.
 
-    A network of scalebench for pictures takes them at the size that they have. Raises InputError for settings that
-    contradict the samples, PluginError where the function fails.
+    A network of scalebench for pictures takes them at the size that they have. Raises InputError for keys of other
+    datasets and for settings that contradict the samples, PluginError where the function fails.
     """
-    dataset, model = add_code_digest(config.dataset), config.model
-    requested = dataset.requested_size or dataset.size
-    facts = read_facts(ensure_samples(dataset, config.measure.timeout_s, cache_dir))
+    dataset, model = config.dataset, config.model
+    if dataset.path is not None:
+        raise InputError(f"dataset={dataset.name} is made by a function, not read: leave out dataset.path")
+    if dataset.image_size is not None:
+        raise InputError(f"dataset={dataset.name} has samples as its function makes them: leave out dataset.image_size")
+    call = find_call(dataset)
+    try:
+        digest = user_code.file_digest(call.reference, "dataset.builder" if call.from_user else call.label)
+    except InputError:
+        if dataset.name == user_code.CUSTOM:
+            raise
+        digest = None  # the process that loads the plugin's function reports the problem with its traceback
+    dataset = dataclasses.replace(dataset, code_digest=digest)
+    facts = find_facts(dataclasses.replace(config, dataset=dataset), cache_dir)
+    classes = dataset.classes
+    if facts.max_class is None and classes is not None:
+        raise InputError(f"dataset={dataset.name} has quantities as targets: leave out dataset.classes")
+    if facts.max_class is not None:
+        min_classes = max(2, facts.max_class + 1)  # a classifier needs two
+        if classes is not None and classes < min_classes:
+            raise InputError(
+                f"dataset.classes={classes}, and dataset={dataset.name} has class {facts.max_class}: raise it"
+            )
+        classes = classes or min_classes
     dataset = dataclasses.replace(
         dataset,
         size=facts.samples,
-        requested_size=None if requested == facts.samples else requested,
+        requested_size=None if call.size == facts.samples else call.size,
         dtype=facts.dtype,
-        classes=_count_classes(dataset, facts),
+        classes=classes,
     )
     shape = list(facts.input_shape)
     if len(shape) == len(model.input_shape) == 3 and shape != model.input_shape:
@@ -138,34 +144,16 @@ def fill_from_function(config: Config, cache_dir: Path) -> Config:
     return dataclasses.replace(config, dataset=dataset, model=model)
 
 
-def add_code_digest(dataset: DatasetSpec) -> DatasetSpec:
-    """Return the dataset with the digest of its function's file. Raises InputError for keys of other datasets."""
-    if dataset.path is not None:
-        raise InputError(f"dataset={dataset.name} is made by a function, not read: leave out dataset.path")
-    if dataset.image_size is not None:
-        raise InputError(f"dataset={dataset.name} has samples as its function makes them: leave out dataset.image_size")
-    function = find_function(dataset)
-    try:
-        digest = user_code.file_digest(function.reference, function.config_key or function.label)
-    except InputError:
-        if dataset.name == user_code.CUSTOM:
-            raise
-        digest = None  # the process that loads the plugin's function reports the problem with its traceback
-    return dataclasses.replace(dataset, code_digest=digest)
-
-
 def find_facts(config: Config, cache_dir: Path) -> SampleFacts:
-    """Return the facts about the samples, for a config that fill_from_function returned."""
+    """Return the facts about the samples, for a config with the digest of the function's file."""
     return read_facts(ensure_samples(config.dataset, config.measure.timeout_s, cache_dir))
 
 
 def sample_shape(config: Config, cache_dir: Path) -> SampleShape:
-    """Return the shapes of the samples, for a config as in find_facts."""
+    """Return the shapes of the samples, for a config that fill_from_function returned."""
     facts = find_facts(config, cache_dir)
-    return SampleShape(
-        facts.input_shape, facts.target_shape, config.dataset.classes, facts.fields, facts.needs_loss,
-        facts.reading.unusable_targets,
-    )  # fmt: skip
+    shapes = facts.input_shape, facts.target_shape, config.dataset.classes
+    return SampleShape(*shapes, facts.fields, facts.needs_loss, facts.reading.unusable_targets)
 
 
 _failed: dict[Path, PluginError] = {}  # of one call of the program, so that a sweep waits only once for a failure
@@ -181,25 +169,22 @@ def ensure_samples(dataset: DatasetSpec, limit_s: float, cache_dir: Path) -> Pat
 
     Raises PluginError where the function fails and InputError where the cache is full.
     """
-    function, size = find_function(dataset), dataset.requested_size or dataset.size
+    call = find_call(dataset)
     identity = {
         "format": FORMAT_VERSION,
-        "function": function.reference,
+        "function": call.reference,
         "code": dataset.code_digest,
-        "version": function.plugin_version,
-        "size": size,
-        "seed": dataset.seed,
-        "options": dataset.options,
+        "version": call.plugin_version,
+        "size": call.size,
+        "seed": call.seed,
+        "options": call.options,
     }
     name = re.sub(r"\W", "_", dataset.name)
     folder = cache_dir.absolute() / f"{name}-{cache.cache_key(name, identity)}"
     if folder in _failed:
         raise _failed[folder]
-    from_user = function.config_key is not None
-    call = FunctionCall(function.reference, function.label, from_user, size, dataset.seed, dataset.options)
-    write: Callable[[Path], None] = functools.partial(run_function, call, limit_s)
-    try:
-        return cache.ensure_folder(cache_dir, name, identity, 0, write)  # the size in bytes is not known in advance
+    try:  # the size in bytes is not known in advance
+        return cache.ensure_folder(cache_dir, name, identity, 0, functools.partial(run_function, call, limit_s))
     except PluginError as error:
         _failed[folder] = error
         raise
@@ -207,14 +192,9 @@ def ensure_samples(dataset: DatasetSpec, limit_s: float, cache_dir: Path) -> Pat
 
 @functools.lru_cache(maxsize=64)  # a complete cache folder never changes
 def read_facts(folder: Path) -> SampleFacts:
-    """Return the number, shapes and dtype of the samples in a cache folder, their highest class, and how fast they were
-    read."""
+    """Return the facts about the samples in a cache folder."""
     inputs, targets = cache.open_arrays(folder)
     is_record, first = records.is_record(inputs.dtype), targets[:MAX_ONE_HOT_ROWS]
-    try:
-        reading = read_record(folder / READING_FILE, Reading)
-    except (OSError, ValueError):  # an earlier version wrote the samples without this file
-        reading = Reading()
     return SampleFacts(
         samples=len(inputs),
         input_shape=() if is_record else inputs.shape[1:],
@@ -227,21 +207,8 @@ def read_facts(folder: Path) -> SampleFacts:
         and first.ndim == 2
         and first.shape[1] > 1
         and bool(((first == 0) | (first == 1)).all() and (first.sum(axis=1) == 1).all()),
-        reading=reading,
+        reading=read_record(folder / READING_FILE, Reading),
     )
-
-
-def _count_classes(dataset: DatasetSpec, facts: SampleFacts) -> int | None:
-    if facts.max_class is None:
-        if dataset.classes is not None:
-            raise InputError(f"dataset={dataset.name} has quantities as targets: leave out dataset.classes")
-        return None
-    min_classes = max(2, facts.max_class + 1)  # a classifier needs two
-    if dataset.classes is not None and dataset.classes < min_classes:
-        raise InputError(
-            f"dataset.classes={dataset.classes}, and dataset={dataset.name} has class {facts.max_class}: raise it"
-        )
-    return dataset.classes or min_classes
 
 
 def run_function(call: FunctionCall, limit_s: float, folder: Path) -> None:
@@ -250,33 +217,35 @@ def run_function(call: FunctionCall, limit_s: float, folder: Path) -> None:
     Raises PluginError, whose log has the function's output and traceback, where the function fails or takes longer
     than `limit_s`; InputError if the function raised one; and OSError where the disk is full.
     """
-    with tempfile.TemporaryDirectory(prefix="scalebench-") as name:
-        answer_file, log_file = Path(name, "answer.json"), Path(name, "output.log")
-        with Path(name, "call.json").open("w+b") as request, log_file.open("wb") as log:
-            request.write(format_json(call).encode())
-            request.seek(0)
-            command = build_python_command("-m", WORKER_MODULE, str(os.getpid()), str(answer_file), str(folder))
-            status = _run_worker(command, request, log, limit_s, call)
-        answer = Answer(problem=_describe_exit(status, limit_s, call))
-        if status == 0:
-            with contextlib.suppress(OSError, ValueError):
-                answer = read_record(answer_file, Answer)
-        output = read_tail(log_file, MAX_LOG_BYTES)
-    if answer.errno is not None:
-        raise OSError(answer.errno, os.strerror(answer.errno))
-    if answer.wrong_input is not None:
-        raise InputError(answer.wrong_input)
-    if answer.problem is not None:
-        raise PluginError(answer.problem, "\n".join(filter(None, [output, answer.traceback])))
-    if answer.remark is not None:
-        print(answer.remark, file=sys.stderr, flush=True)
+    with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as answers, tempfile.NamedTemporaryFile() as log:
+        request.write(format_json(call).encode())
+        request.seek(0)
+        command = build_python_command("-m", WORKER_MODULE, str(os.getpid()), str(folder))
+        process = subprocess.Popen(command, stdin=request, stdout=answers, stderr=log, start_new_session=True)
+        status = _wait_for_end(process, call, limit_s)
+        answers.seek(0)
+        try:
+            answer = parse_record(answers.read(), Answer)
+        except ValueError:
+            answer = Answer("function", _describe_exit(status, limit_s, call))
+        output = read_tail(Path(log.name), MAX_LOG_BYTES)
+    match answer.kind:
+        case "file":
+            raise OSError(answer.errno, os.strerror(answer.errno))
+        case "input":
+            raise InputError(answer.problem)
+        case "function":
+            raise PluginError(answer.problem, "\n".join(filter(None, [output, answer.traceback])))
+    available = read_record(folder / READING_FILE, Reading).available or 0
+    if available > call.size:
+        line = (
+            f"{call.label} has {available:,} samples, of which dataset.size={call.size} takes the first {call.size:,}"
+        )
+        print(line, file=sys.stderr, flush=True)
 
 
-def _run_worker(
-    command: list[str], request: IO[bytes], log: IO[bytes], limit_s: float, call: FunctionCall
-) -> int | None:
+def _wait_for_end(process: subprocess.Popen[bytes], call: FunctionCall, limit_s: float) -> int | None:
     """Return the exit status, or None after `limit_s`. The process and all that it started are gone afterwards."""
-    process = subprocess.Popen(command, stdin=request, stdout=log, stderr=log, start_new_session=True)
     try:
         try:
             return process.wait(min(cache.NOTICE_AFTER_S, limit_s))

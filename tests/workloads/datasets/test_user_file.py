@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from scalebench.core.errors import InputError
-from scalebench.workloads.datasets import cache, user_file
+from scalebench.core.spec import Config, DatasetSpec, ModelSpec
+from scalebench.workloads.datasets import cache, sample_writer, user_file
 
 SHAPES = ((200, 3), (2,))
+CONFIG = Config(model=ModelSpec("mine", input_shape=[200, 3], target_shape=[2]), dataset=DatasetSpec("materials"))
 
 
 def good(samples=5, dtype="float64"):
@@ -24,7 +26,7 @@ def ensure(tmp_path, arrays=None):
     path = tmp_path / "data.npz"
     if arrays is not None:
         np.savez(path, **arrays)
-    return user_file.import_npz(tmp_path / "cache", path, *SHAPES)
+    return user_file.import_npz(CONFIG, tmp_path / "cache", path)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f8", "fortran"])
@@ -45,7 +47,7 @@ def test_read_once_and_again_when_it_changed(tmp_path, monkeypatch):
     monkeypatch.setattr(user_file, "_unpack", lambda *_: pytest.fail("read again"))
     assert ensure(tmp_path) == folder
     monkeypatch.chdir(tmp_path)
-    assert user_file.import_npz(tmp_path / "cache", Path("data.npz"), *SHAPES) == folder
+    assert user_file.import_npz(CONFIG, tmp_path / "cache", Path("data.npz")) == folder
     monkeypatch.undo()
     os.utime(tmp_path / "data.npz", ns=(1, 1))
     assert ensure(tmp_path) != folder
@@ -68,18 +70,24 @@ BAD = {
     "shape": (good() | {"inputs": np.ones((5, 100, 3))}, r"inputs has shape \(5, 100, 3\), expected \(n, 200, 3\)"),
     "axes": (good() | {"targets": np.ones(5)}, r"targets has shape \(5,\), expected \(n, 2\)"),
     "scalar": (good() | {"targets": np.float32(1)}, r"targets has shape \(\), expected \(n, 2\)"),
-    "lengths": (good() | {"targets": good(4)["targets"]}, "contains 5 inputs and 4 targets"),
-    "empty": (good(0), "inputs has no samples"),
+    "lengths": (
+        good() | {"targets": good(4)["targets"]},
+        r"inputs of shape \(5, 200, 3\) and targets of shape \(4, 2\): they should have the same",
+    ),
+    "empty": (good(0), "no samples: inputs of shape"),
     "integers": (good() | {"targets": np.ones((5, 2), int)}, "targets is int64, expected floats"),
     "objects": (good() | {"targets": np.full((5, 2), None)}, r"not a readable \.npz .*Object arrays"),
-    "NaN": (spoiled("inputs", (1, 7, 1), np.nan, -np.inf), r"inputs has 2 NaN or infinite .*first at \(1, 7, 1\)"),
-    "too large": (spoiled("targets", (4, 0), 1e300), r"targets has 1 NaN or infinite .*first at \(4, 0\)"),
+    "NaN": (
+        spoiled("inputs", (1, 7, 1), np.nan, -np.inf),
+        "has NaN or an infinite value in inputs, first at sample 1: ",
+    ),
+    "too large": (spoiled("targets", (4, 0), 1e300), "has NaN or an infinite value in targets, first at sample 4: "),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_content_is_one_line(tmp_path, case, monkeypatch):
-    monkeypatch.setattr(user_file, "BLOCK_SAMPLES", 2)
+    monkeypatch.setattr(sample_writer, "BLOCK_BYTES", 10_000)
     arrays, message = BAD[case]
     with pytest.raises(InputError, match=message) as caught:
         ensure(tmp_path, arrays)
