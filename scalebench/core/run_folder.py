@@ -49,7 +49,7 @@ RUN_ID_VARIABLE = "SCALEBENCH_RUN_ID"  # of the environment of ranks and their a
 ROOM = "room"  # reserved on the disk for result.json
 
 _RANK_TRACE = re.compile(r"trace(\d+)\.json\.gz")
-_TRY_FOLDER = re.compile(r"try_(\d+(_again)?|sync)")
+_TRY_FOLDER = re.compile(r"try_\d+(_again)?")
 _TEMPORARY = re.compile(r"\.(.+)\.\d+")  # of json_files.write_text, left where its program was killed
 
 
@@ -208,11 +208,6 @@ def monitor_path(folder: Path, node: int = 0) -> Path:
 def try_folder(folder: Path, batch: int, more_memory: bool = False) -> Path:
     """Return the folder of one try in the search for the largest batch."""
     return folder / f"try_{batch}{'_again' if more_memory else ''}"
-
-
-def sync_folder(folder: Path) -> Path:
-    """Return the folder of the launch that observes how the ranks of a run synchronize gradients."""
-    return folder / "try_sync"
 
 
 def try_folders(folder: Path) -> list[Path]:

@@ -346,16 +346,6 @@ class RankPlacement:
 
 
 @dataclass
-class SyncObservation:
-    """Gradient synchronization as a launch before the run has observed it (runner.sync_observation)."""
-
-    backend: str | None
-    message_bytes: list[int]
-    steps: int  # of the timeline
-    phases_s: dict[str, float]  # of a step, by the fields of result.TimelineRecord; empty: nothing was sent
-
-
-@dataclass
 class RunSpec:
     """One resolved run, as spec.json holds it."""
 
@@ -374,8 +364,6 @@ class RunSpec:
     read_samples_per_s: float | None = None  # of a user's Dataset, before the run and in one process
     cohort: str | None = None  # the runs that it takes turns with; its ranks park between slots
     held: bool = False  # set up beside others of its cohort; its ranks wait with their first step for WARM_UP_FILE
-    observes_sync: bool = False  # this launch shows how gradients are synchronized, and measures nothing
-    sync_observation: SyncObservation | None = None  # null: the ranks of the run observe it
 
     @property
     def processes(self) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import json
 import os
 from collections.abc import Sequence
@@ -36,7 +35,7 @@ from scalebench.core.spec import RunSpec, read_spec, write_spec
 from scalebench.measure import nodes
 from scalebench.measure.monitor.aggregate import MonitorPart, make_monitor_part
 from scalebench.measure.monitor.monitor_process import MonitorProcess
-from scalebench.runner import launchers, max_batch, sync_observation, trace_merge
+from scalebench.runner import launchers, max_batch, trace_merge
 from scalebench.runner.collect import ResultParts, RunId, RunOutcome, assemble_result, classify_exit, read_ranks
 from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.supervise import WORKER, OnProgress
@@ -135,13 +134,7 @@ class StartedRun:
     turns: Turns | None = None  # of a run that takes turns with others
 
     def launch(self, on_progress: OnProgress, module: str) -> RunOutcome:
-        """Run the ranks, once or for each try of a batch search, where they must after one that observes them."""
-        if sync_observation.needs_own_launch(self.spec):
-            launch = functools.partial(_launch_once, self.id.id, sync_observation.MODULE)
-            self.spec, outcome = sync_observation.observe(self.spec, self.folder, self.id.id, launch, on_progress)
-            if outcome.status != "ok":
-                return outcome
-            write_spec(self.spec, self.folder)
+        """Run the ranks, once or for each try of a batch search."""
         if self.spec.config.measure.search == max_batch.MAX_BATCH_SEARCH:
             self.search = max_batch.BatchSearch(self.spec, self.folder, self.id.id)
             return self.search.run(lambda *trial: _launch_once(self.id.id, module, *trial), on_progress)

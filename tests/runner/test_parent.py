@@ -10,28 +10,25 @@ import signal
 import pytest
 
 from scalebench.analysis import load
-from scalebench.config.resolve import resolve
 from scalebench.core.machine import machine
-from scalebench.core.result import ProbeRecord, RankRecord, TimelineRecord, read_result, write_result
+from scalebench.core.result import ProbeRecord, RankRecord, read_result, write_result
 from scalebench.core.run_folder import (
     LOCK_FILE,
     MPIRUN_LOG,
     RESULT_FILE,
     RUN_ID_VARIABLE,
     rank_record_path,
-    try_folders,
     write_rank_file,
 )
-from scalebench.core.spec import StrategySpec, SyncObservation, read_spec, write_spec
+from scalebench.core.spec import read_spec, write_spec
 from scalebench.measure import nodes
 from scalebench.runner import parent as parent
-from scalebench.runner import sync_observation, trace_merge
-from scalebench.runner.collect import RunOutcome
+from scalebench.runner import trace_merge
 from scalebench.runner.launchers import local
 from scalebench.runner.launchers.supervise import GroupExit
 from scalebench.runner.parent import UnwrittenResult, run_spec
 from tests.builders.launching import FakeInterrupt
-from tests.builders.runs import rank, simulated_config, simulated_spec
+from tests.builders.runs import simulated_spec
 
 
 def test_a_run_leaves_its_files_and_its_result(tmp_path):
@@ -236,38 +233,3 @@ def test_a_result_that_the_job_tracker_wrote_meanwhile_stays(tmp_path, monkeypat
         with pytest.raises(OSError, match=r"another program wrote result.json there while this run went on"):
             run_spec(spec, tmp_path / "run", write)
     assert read_result(tmp_path / "run" / "result.json").run_id == tracked.run_id
-
-
-# The launch that observes how ranks synchronize: when there is one, what the run takes from it, and its failures.
-def with_options(**options):
-    spec = resolve(simulated_config(gpus=2))
-    spec.config.strategy = StrategySpec("horovod_gloo", framework="torch", launcher="local", options=options)
-    return spec
-
-
-def test_only_a_cycle_time_needs_it():
-    specs = simulated_spec(2), with_options(), with_options(cycle_time_ms=1.0, fusion_threshold_mb=1.0)
-    assert not any(map(sync_observation.needs_own_launch, specs))
-    assert sync_observation.needs_own_launch(with_options(cycle_time_ms=2.0))
-
-
-def test_the_run_takes_what_was_observed_and_a_failure_names_the_launch_and_its_log(tmp_path, monkeypatch):
-    monkeypatch.setenv(RUN_ID_VARIABLE, "id")
-
-    def attempt(spec, folder, _):
-        assert spec.observes_sync
-        timeline = TimelineRecord(None, None, 5, 0.1, 0.2, 0.0, 0.4)
-        record = rank(backend_used="gloo", message_bytes=[8, 4], timeline=timeline)
-        write_rank_file(rank_record_path(folder, 0), record)
-        return RunOutcome("ok", None)
-
-    spec, outcome = sync_observation.observe(with_options(), tmp_path, "id", attempt, lambda progress: None)
-    phases_s = {"negotiate_s": 0.1, "queue_s": 0.2, "memcpy_s": 0.0, "allreduce_s": 0.4}
-    assert outcome.status == "ok" and not spec.observes_sync
-    assert spec.sync_observation == SyncObservation("gloo", [8, 4], 5, phases_s)
-    assert [path.name for path in try_folders(tmp_path)] == ["try_sync"]
-    failed = RunOutcome("failed", "rank 1 died", rank=1)
-    spec, outcome = sync_observation.observe(with_options(), tmp_path, "id", lambda *_: failed, lambda progress: None)
-    assert spec.sync_observation is None
-    assert (outcome.status, outcome.rank, outcome.log) == ("failed", None, "try_sync/rank1.log")
-    assert outcome.reason == "while its synchronization was observed: rank 1 died"

@@ -73,7 +73,6 @@ REFUSED = [
     ("strategy=horovod_mpi gpus=2 strategy.options.op=adasum train.precision=float16", "use bfloat16"),
     ("strategy=horovod_mpi gpus=2 strategy.options.hierarchical_allreduce=true", "NCCL within a node"),
     ("strategy=horovod_nccl gpus=2 strategy.options.hierarchical_allreduce=true", "launcher=mpi"),
-    (f"{HOROVOD} gpus=2 strategy.launcher=by_hand strategy.options.cycle_time_ms=5", "starts the ranks twice"),
     ("strategy=horovod_mpi gpus=2 strategy.options.op=adasum train.accumulate=2", "take op=average"),
     ("strategy=lightning_horovod gpus=2 strategy.options.op=adasum", "averages gradients, and Adasum adds up steps"),
 ]

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import re
+import shutil
 import socket
 import tempfile
 import threading
@@ -21,7 +22,7 @@ from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPSer
 from scalebench.core import config_files
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
-from scalebench.strategies.base import check_group, listen_for_ranks
+from scalebench.strategies.base import NotMeasured, check_group, listen_for_ranks
 
 MEBIBYTE = 2**20
 # A user's environment must not set it: the timeline's writer keeps a core busy between its events, and would slow down
@@ -72,62 +73,82 @@ class HorovodGroup:
     MASTER_ADDR:MASTER_PORT, which rank 0 runs meanwhile.
     """
 
-    def __init__(self, hvd: ModuleType, spec: RunSpec, rank: int, options: Any) -> None:
-        """`hvd` is horovod.torch or horovod.tensorflow."""
+    def __init__(
+        self,
+        hvd: ModuleType,
+        spec: RunSpec,
+        rank: int,
+        options: Any,
+        tensor: Callable[[list[float]], Any],
+        scope: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
+        """`hvd` is horovod.torch or horovod.tensorflow, `tensor` makes one of its framework's within `scope`."""
         refusals.refuse(refusals.horovod_rule(spec, options))
-        self._hvd, self._spec, self._rank, self._timeout_s = hvd, spec, rank, spec.group_timeout_s
+        self._hvd, self._spec, self._rank, self._tensor, self._scope = hvd, spec, rank, tensor, scope
         self._mpi = MpiLibrary(hvd) if spec.config.strategy.launcher == "mpi" else None
         if os.environ.pop(TIMELINE_VARIABLE, None) is not None:
             print(
                 f"{TIMELINE_VARIABLE} is left out, its writer would be measured too: use measure.timeline=true",
                 flush=True,
             )
+        variables = {**horovod_variables(spec, options), **_rank_variables(spec, rank, spec.group_timeout_s)}
+        self._restarts_alike = variables["HOROVOD_CYCLE_TIME"] is None
         # The file of all timelines: Horovod writes nothing to another one while an event of the last one is left.
-        self.timeline = Path(tempfile.gettempdir(), f"scalebench-timeline-{uuid.uuid4().hex}", "timeline.json")
-        self._observes = spec.observes_sync
-        variables = {**horovod_variables(spec, options), **_rank_variables(spec, rank, self._timeout_s)}
+        self._timeline = Path(tempfile.gettempdir(), f"scalebench-timeline-{uuid.uuid4().hex}", "timeline.json")
         for name, value in variables.items():
             os.environ.pop(name, None)  # the config's options override the user's environment
             if value is not None:
                 os.environ[name] = value
-        if self._observes:
-            self._request_timeline()
-        port = int(os.environ["MASTER_PORT"])
-        self._join(port, listen_for_ranks(port) if self._serves else None)
+        self._join(int(os.environ["MASTER_PORT"]))
 
-    @contextlib.contextmanager
-    def record_timeline(self, broadcast: Callable[[float], float]) -> Iterator[None]:
-        """Have rank 0's background thread write its timeline to `timeline` within this context.
+    def broadcast(self, value: float) -> float:
+        """Return rank 0's value on every rank."""
+        with self._scope():
+            return float(self._hvd.broadcast(self._tensor([value]), root_rank=0, name="scalebench.number")[0])
 
-        Horovod reads that setting when it starts, so it is restarted before and after, unless this launch only
-        observes: then the timeline begins with the group, and this can be done once. `broadcast` returns rank 0's
-        number.
-        """
-        if self._observes:
-            yield
-            self._complete_timeline(broadcast)
-            return
-        self._request_timeline()
-        try:
-            self._rejoin(broadcast)
-            yield
-            self._complete_timeline(broadcast)
-        finally:
-            del os.environ[TIMELINE_VARIABLE]
-        self._rejoin(broadcast)
-
-    def _request_timeline(self) -> None:
-        self.timeline.parent.mkdir()
-        os.environ[TIMELINE_VARIABLE] = str(self.timeline)
-
-    def _complete_timeline(self, broadcast: Callable[[float], float]) -> None:
-        broadcast(0.0)  # appears in the timeline after everything else, and nothing before has its name
-        if self._rank == 0:
-            _wait_for_event(NUMBER, self.timeline)
+    def sum(self, values: list[float]) -> list[float]:
+        """Return the sums of the values over all ranks."""
+        with self._scope():
+            name = f"scalebench.sum.{len(values)}"
+            return list(self._hvd.allreduce(self._tensor(values), op=self._hvd.Sum, name=name).numpy().tolist())
 
     def broadcast_object(self, value: Any) -> Any:
         """Return rank 0's value on every rank."""
         return self._hvd.broadcast_object(value, root_rank=0, name="scalebench.object")
+
+    @contextlib.contextmanager
+    def record_timeline(self, train: Callable[[], None]) -> Iterator[Path]:
+        """Have rank 0's background thread write a timeline of `train`, and yield its path, where it is within the
+        block. Horovod reads that setting when it starts, so it is restarted before and after.
+        """
+        if not self._restarts_alike:
+            # It then fuses up to 1 MiB, and crashes where a fusion threshold is set too (BayesianParameter::SetValue in
+            # horovod/common/parameter_manager.cc writes to the places of values that have become fixed).
+            raise NotMeasured(
+                "Horovod 0.28 shows what it sends only after a restart, which does not keep "
+                "strategy.options.cycle_time_ms: leave that at its default to see it"
+            )
+        os.environ[TIMELINE_VARIABLE] = str(self._timeline)
+        try:
+            self._timeline.parent.mkdir()
+            self._timeline.touch()
+            self._rejoin()
+            train()
+            self.broadcast(0.0)  # appears in the timeline after everything else, and nothing before has its name
+            deadline_s = time.monotonic() + MAX_TIMELINE_DELAY_S
+            # What is not written when Horovod stops is lost.
+            while self._rank == 0 and not NUMBER.search(self._timeline.read_text(errors="replace")):
+                if time.monotonic() > deadline_s:
+                    raise RuntimeError(
+                        f"Horovod's timeline was not written within {MAX_TIMELINE_DELAY_S:g} s; is the disk full?"
+                    )
+                time.sleep(POLL_INTERVAL_S)
+            del os.environ[TIMELINE_VARIABLE]
+            self._rejoin()
+            yield self._timeline
+        finally:
+            os.environ.pop(TIMELINE_VARIABLE, None)
+            shutil.rmtree(self._timeline.parent, ignore_errors=True)
 
     def leave(self) -> None:
         """Leave the group. May be called twice."""
@@ -135,41 +156,32 @@ class HorovodGroup:
         if self._mpi is not None:
             self._mpi.finalize()
 
-    def _rejoin(self, broadcast: Callable[[float], float]) -> None:
-        listener = listen_for_ranks(0) if self._serves else None
-        port = int(broadcast(0.0 if listener is None else listener.getsockname()[1]))
+    def _rejoin(self) -> None:
+        listener = listen_for_ranks(0) if self._rank == 0 and self._mpi is None else None
+        port = int(self.broadcast(0.0 if listener is None else listener.getsockname()[1]))
         self._hvd.shutdown()
         self._join(port, listener)
 
-    def _join(self, port: int, listener: socket.socket | None) -> None:
-        with contextlib.ExitStack() as stack:
-            if self._mpi is None:
-                os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
-                if listener is not None:
-                    stack.enter_context(_rendezvous_server(listener))
-                else:
-                    _wait_for_server(os.environ["MASTER_ADDR"], port, self._timeout_s)
+    def _join(self, port: int, listener: socket.socket | None = None) -> None:
+        server = None
+        if self._mpi is None:
+            server = open_rendezvous(self._rank, port, self._spec.group_timeout_s, listener)
+        try:
             self._hvd.init()
+        finally:
+            if server is not None:
+                server.shutdown()
+                server.server_close()
         way_out = "" if self._mpi is None else self._mpi.explain_launch()
         check_group(self._spec, self._rank, "Horovod", (self._hvd.rank(), self._hvd.size()), way_out)
-
-    @property
-    def _serves(self) -> bool:
-        """Return whether this rank runs Horovod's rendezvous server, for which there is none over MPI."""
-        return self._rank == 0 and self._mpi is None
 
 
 def prepare_program(spec: RunSpec, rank: int) -> None:
     """Set what Horovod's start needs in a user's program, as horovodrun would: variables, and on rank 0 the server by
     which ranks find each other, for as long as the process lives."""
-    port = int(os.environ["MASTER_PORT"])
-    variables = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", **_rank_variables(spec, rank, JOIN_S)}
-    os.environ.update(variables | {"HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)})
-    if rank == 0:
-        server = _RendezvousServer(listen_for_ranks(port))
-        threading.Thread(target=server.serve_forever, args=(POLL_INTERVAL_S,), daemon=True).start()
-    else:
-        _wait_for_server(os.environ["MASTER_ADDR"], port, JOIN_S)
+    transport = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+    os.environ.update(transport | _rank_variables(spec, rank, JOIN_S))
+    open_rendezvous(rank, int(os.environ["MASTER_PORT"]), JOIN_S)
 
 
 class MpiLibrary:
@@ -238,38 +250,22 @@ class _RendezvousServer(RendezvousHTTPServer):
         """Do nothing: the socket listens."""
 
 
-@contextlib.contextmanager
-def _rendezvous_server(listener: socket.socket) -> Iterator[None]:
-    server = _RendezvousServer(listener)
-    thread = threading.Thread(target=server.serve_forever, args=(POLL_INTERVAL_S,), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def _wait_for_server(host: str, port: int, limit_s: float) -> None:
-    """Wait until rank 0's server accepts connections; Horovod itself gives up after three attempts in two seconds."""
-    deadline_s = time.monotonic() + limit_s
+def open_rendezvous(
+    rank: int, port: int, limit_s: float, listener: socket.socket | None = None
+) -> RendezvousHTTPServer | None:
+    """Start Horovod's rendezvous server on rank 0, on its `listener` if it has one; on others wait until it accepts
+    connections, since Horovod itself gives up after three attempts in two seconds."""
+    os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
+    if rank == 0:
+        server = _RendezvousServer(listener or listen_for_ranks(port))
+        threading.Thread(target=server.serve_forever, args=(POLL_INTERVAL_S,), daemon=True).start()
+        return server
+    host, deadline_s = os.environ["MASTER_ADDR"], time.monotonic() + limit_s
     while True:
         try:
             socket.create_connection((host, port), timeout=limit_s).close()
-            return
+            return None
         except OSError as error:
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"rank 0 did not open its rendezvous at {host}:{port}: {error.strerror}") from error
             time.sleep(POLL_INTERVAL_S)
-
-
-def _wait_for_event(pattern: re.Pattern[str], path: Path) -> None:
-    """Wait until the timeline has such an event; events that are not written when Horovod stops are lost."""
-    deadline_s = time.monotonic() + MAX_TIMELINE_DELAY_S
-    while not (path.exists() and pattern.search(path.read_text(errors="replace"))):
-        if time.monotonic() > deadline_s:
-            raise RuntimeError(
-                f"Horovod's timeline was not written within {MAX_TIMELINE_DELAY_S:g} s; is the disk full?"
-            )
-        time.sleep(POLL_INTERVAL_S)

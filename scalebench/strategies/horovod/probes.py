@@ -14,8 +14,11 @@ from typing import Any, ClassVar
 import horovod
 import numpy as np
 
+from scalebench.core.spec import RankPlacement
 from scalebench.strategies.base import BatchReplay, NotMeasured, Probes, create_on_all_ranks
-from scalebench.strategies.horovod.timeline import SyncObserver
+from scalebench.strategies.horovod import timeline
+from scalebench.strategies.horovod.group import HorovodGroup
+from scalebench.strategies.horovod.timeline import OBSERVED_STEPS, ObservedSync
 
 # Our names of collective operations -> Horovod's; it lacks the others.
 OPERATIONS = {
@@ -34,11 +37,12 @@ class HorovodProbes(Probes, metaclass=ABCMeta):
 
     library: ClassVar[ModuleType]  # horovod.torch or horovod.tensorflow
     out_of_memory: ClassVar[type[Exception]]
-    observer: SyncObserver  # since the group was joined
+    group: HorovodGroup  # from setup until close
     options: Any
+    place: RankPlacement
     last_batch: Any
     train: Callable[..., None]
-    sum_over_group: Callable[[list[float]], list[float]]
+    _observed: ObservedSync | None = None
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -66,18 +70,29 @@ class HorovodProbes(Probes, metaclass=ABCMeta):
             raise RuntimeError("synchronization is observed on the training's last batch, and there was no training")
         self.train(BatchReplay(self.last_batch, steps))
 
+    def broadcast(self, value: float) -> float:
+        return self.group.broadcast(value)
+
+    def sum_over_group(self, values: list[float]) -> list[float]:
+        return self.group.sum(values)
+
+    def observe_sync(self) -> ObservedSync:
+        """Return what a few more steps under the timeline show, which are trained at the first call only."""
+        if self._observed is None:
+            self._observed = timeline.observe_sync(self.group, self.place.rank, self.train_more, OBSERVED_STEPS, None)
+        return self._observed
+
     def message_sizes(self) -> list[int]:
-        """Observe the messages of a few more steps under the timeline, which spoil the weights."""
-        return self.observer.observe().message_bytes
+        return self.observe_sync().message_bytes
 
     def backend_used(self) -> str | None:
-        return self.observer.observe().backend
+        return self.observe_sync().backend
 
     def sync_phases(self) -> tuple[int, dict[str, float]]:
-        return self.observer.sync_phases()
+        return OBSERVED_STEPS, _phases_of(self.observe_sync())
 
     def record_timeline(self, path: Path, steps: int) -> dict[str, float]:
-        return self.observer.record_timeline(steps, path)
+        return _phases_of(timeline.observe_sync(self.group, self.place.rank, self.train_more, steps, path))
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
         """All-reduce one buffer after the other: together they would be fused again."""
@@ -104,6 +119,12 @@ class HorovodProbes(Probes, metaclass=ABCMeta):
     def close(self) -> None:
         self._all_reduces.clear()
         super().close()  # type: ignore[misc]
+
+
+def _phases_of(observed: ObservedSync) -> dict[str, float]:
+    if observed.backend is None:
+        raise NotMeasured("nothing was synchronized, so that there is no timeline of it")
+    return observed.phases_s
 
 
 class HorovodCollective:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -11,7 +12,6 @@ import tensorflow as tf
 
 from scalebench.strategies.horovod.group import HorovodGroup
 from scalebench.strategies.horovod.probes import HorovodProbes
-from scalebench.strategies.horovod.timeline import SyncObserver
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 
 
@@ -24,11 +24,10 @@ class HorovodTensorFlow(HorovodProbes, TensorFlowStrategy):
 
     library = hvd
     out_of_memory = tf.errors.ResourceExhaustedError
-    _group: HorovodGroup | None = None
 
     def join(self) -> None:
-        self._group = HorovodGroup(hvd, self.spec, self.place.rank, self.options)
-        self.observer = SyncObserver(self._group, self.spec, self.place.rank, self.broadcast, self.train_more)
+        tensor, on_cpu = partial(tf.constant, dtype=tf.float64), partial(tf.device, "/CPU:0")
+        self.group = HorovodGroup(hvd, self.spec, self.place.rank, self.options, tensor, on_cpu)
 
     def on_device(self) -> AbstractContextManager[Any]:
         return tf.device(self.devices[0])
@@ -50,13 +49,13 @@ class HorovodTensorFlow(HorovodProbes, TensorFlowStrategy):
         loss_sum, gradients = self.compute_gradients(inputs, targets, global_samples)
         # Horovod's own tape does not reduce gradients of a single process either.
         if self.syncs_gradients and self.spec.processes > 1:
-            gradients = [self._reduce(gradient, f"gradient.{index}") for index, gradient in enumerate(gradients)]
+            op = hvd.Adasum if self.options.op == "adasum" else hvd.Sum
+            gradients = [
+                hvd.allreduce(gradient, op=op, compression=self.compressor, name=f"gradient.{index}")
+                for index, gradient in enumerate(gradients)
+            ]
         self.optimizer.apply(gradients, self.model.trainable_variables)
         return loss_sum
-
-    def _reduce(self, gradient: tf.Tensor, name: str) -> tf.Tensor:
-        op = hvd.Adasum if self.options.op == "adasum" else hvd.Sum
-        return hvd.allreduce(gradient, op=op, compression=self.compressor, name=name)
 
     def loss_divisor(self, inputs: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
         """Return this replica's samples under Adasum, which weights the replicas' own means itself."""
@@ -64,20 +63,10 @@ class HorovodTensorFlow(HorovodProbes, TensorFlowStrategy):
             return tf.cast(tf.shape(tf.nest.flatten(inputs)[0])[0], tf.float32)
         return super().loss_divisor(inputs, global_samples)
 
-    def broadcast(self, value: float) -> float:
-        with tf.device("/CPU:0"):
-            return float(hvd.broadcast(tf.constant(value, tf.float64), root_rank=0, name="scalebench.number"))
-
-    def sum_over_group(self, values: list[float]) -> list[float]:
-        with tf.device("/CPU:0"):
-            numbers = tf.constant(values, tf.float64)
-            return hvd.allreduce(numbers, op=hvd.Sum, name=f"scalebench.sum.{len(values)}").numpy().tolist()
-
     def set_gradient_sync(self, on: bool) -> None:
         self.syncs_gradients = on
 
     def close(self) -> None:
         super().close()
-        if self._group is not None:
-            self._group.leave()
-            self._group = None
+        if hasattr(self, "group"):
+            self.group.leave()

@@ -10,15 +10,13 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scalebench.core.json_files import read_json
-from scalebench.core.spec import RunSpec
-from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.horovod.group import HorovodGroup
 
 # Name of the operation that sends a message -> backend. Adasum has its own operation over the same transport. A
@@ -45,103 +43,69 @@ MICROSECOND_S = 1e-6
 
 
 @dataclass
-class Activity:
-    """One phase of one tensor."""
+class ObservedSync:
+    """Gradient synchronization of several equal steps, as rank 0 sees it."""
 
-    tensor: str
-    name: str
-    step: int  # counted from 0
-    begin_s: float
-    end_s: float = math.nan
-    is_message: bool = False  # the first operation that sends this tensor in this step
+    backend: str | None  # that sent the gradients; None: nothing was sent
+    message_bytes: list[int]  # of each message of the last step, in the order of sending
+    phases_s: dict[str, float]  # of a step: the time in which at least one tensor was in the phase
 
 
-@dataclass
-class HorovodTimeline:
-    """The timeline of several equal steps."""
+def read_timeline(events: Iterable[dict[str, Any]], steps: int) -> ObservedSync:
+    """Read the events of so many steps.
 
-    activities: list[Activity] = field(default_factory=list)
-    messages: list[list[Activity]] = field(default_factory=list)  # the tensors of each, in the order of sending
-    tensor_bytes: dict[str, int] = field(default_factory=dict)
-
-    def backend(self) -> str | None:
-        """Return the backend that sent the gradients; None: nothing was sent."""
-        names = {activity.name for activity in self.activities if activity.is_message}
-        return "+".join(sorted({CARRIER_BACKENDS[name] for name in names})) or None
-
-    def message_bytes(self) -> list[int]:
-        """Return the bytes of each message of the last step.
-
-        By then Horovod has cached the tensors, and fuses those that are ready at the same time.
-        """
-        last_step = max((message[0].step for message in self.messages), default=0)
-        messages = [message for message in self.messages if message[0].step == last_step]
-        return [sum(self.tensor_bytes[activity.tensor] for activity in message) for message in messages]
-
-    def phases_s(self, steps: int) -> dict[str, float]:
-        """Return for each phase the seconds of a step during which at least one tensor was in it, on rank 0.
-
-        Negotiation lasts from the first rank's announcement of a tensor until all ranks have it, so that it includes
-        waiting for a slower rank. Phases overlap: their sum means nothing. The first of the `steps` is left out: ranks
-        start it at different times, and negotiate the tensors for the first time.
-        """
-        sent = {activity.tensor for activity in self.activities if activity.is_message}
-        steady = [activity for activity in self.activities if activity.step > 0 and activity.tensor in sent]
-        seconds = {}
-        for name, pattern in PHASES.items():
-            spans = [(activity.begin_s, activity.end_s) for activity in steady if pattern.match(activity.name)]
-            seconds[name] = union_length(spans) / (steps - 1)
-        return seconds
-
-
-def read_timeline(path: Path) -> HorovodTimeline:
-    """Read a timeline that Horovod has closed. ValueError if the file holds none, OSError if there is no file."""
-    events = read_json(path)
-    if not isinstance(events, list):
-        raise ValueError(f"{path} is no timeline: a list of events is wanted")
-    return parse_timeline(events)
-
-
-def parse_timeline(events: Iterable[dict[str, Any]]) -> HorovodTimeline:
-    """Collect the activities of a timeline's events, and the tensors that were sent in one message."""
-    timeline, names = HorovodTimeline(), {}
-    running: dict[int, list[Activity]] = {}  # by pid, nested
-    negotiations: Counter[int] = Counter()  # one for each tensor in a step
-    sent_steps: dict[int, int] = {}  # by pid, the last step in which it was sent
-    fused_steps: dict[int, int] = {}  # by pid, the last step in which it was copied into a buffer with others
+    Messages are those of the last step: by then Horovod has cached the tensors, and fuses those that are ready at the
+    same time. Phases leave the first step out: ranks start it at different times, and negotiate the tensors for the
+    first time. Negotiation lasts from the first rank's announcement of a tensor until all ranks have it, so that it
+    includes waiting for a slower rank. Phases overlap: their sum means nothing.
+    """
+    running: dict[int, list[tuple[str, int, float, bool]]] = defaultdict(list)  # the phases of each tensor, nested
+    negotiations: Counter[int] = Counter()  # of each tensor, one in a step
+    sent_steps: dict[int, int] = {}  # by tensor, the last step in which it was sent
+    fused_steps: dict[int, int] = {}  # by tensor, the last step in which it was copied into a buffer with others
+    messages: list[tuple[int, list[int]]] = []  # the step and the tensors of each
+    tensor_bytes: dict[int, int] = {}
+    backends, spans = set(), []
     is_sending = False  # fused tensors that begin now belong to the last message
     for event in events:
-        pid, kind = event.get("pid", 0), event["ph"]
-        if kind == "M" and event["name"] == "process_name":
-            names[pid], running[pid] = event["args"].get("name", ""), []
-        elif kind == "B":
-            negotiations[pid] += event["name"].startswith("NEGOTIATE_")
-            activity = Activity(names[pid], event["name"], negotiations[pid] - 1, event["ts"] * MICROSECOND_S)
-            if activity.name == FUSION:
-                fused_steps[pid] = activity.step
-            if activity.name in CARRIER_BACKENDS and sent_steps.get(pid) != activity.step:
-                sent_steps[pid], activity.is_message = activity.step, True
+        tensor, kind = event.get("pid", 0), event["ph"]
+        if kind == "B":
+            phase = event["name"]
+            negotiations[tensor] += phase.startswith("NEGOTIATE_")
+            step = negotiations[tensor] - 1
+            if phase == FUSION:
+                fused_steps[tensor] = step
+            is_message = phase in CARRIER_BACKENDS and sent_steps.get(tensor) != step
+            if is_message:
+                sent_steps[tensor] = step
+                backends.add(CARRIER_BACKENDS[phase])
                 # All tensors of a message begin before the first one ends. With NCCL a thread per message writes its
                 # events, so that the next message may begin before the last one ends; one that is not fused goes alone.
-                is_fused = fused_steps.get(pid) == activity.step
-                timeline.messages += [] if is_sending and is_fused else [[]]
-                timeline.messages[-1].append(activity)
+                is_fused = fused_steps.get(tensor) == step
+                if not (is_sending and is_fused):
+                    messages.append((step, []))
+                messages[-1][1].append(tensor)
                 is_sending = is_fused
-            running[pid].append(activity)
-        elif kind == "E" and running[pid]:
-            activity = running[pid].pop()
-            activity.end_s = event["ts"] * MICROSECOND_S
-            timeline.activities.append(activity)
-            is_sending = is_sending and not activity.is_message
-            if "shape" in event.get("args", {}):
-                timeline.tensor_bytes[activity.tensor] = _parse_bytes(event["args"])
-    return timeline
-
-
-def _parse_bytes(args: dict[str, str]) -> int:
-    """Compute the bytes of a tensor described as `"dtype": "float32", "shape": "[16, 3, 7]"`."""
-    bits = ITEM_BITS.search(args["dtype"])  # none in `bool`
-    return math.prod(map(int, re.findall(r"\d+", args["shape"]))) * (int(bits[0]) // 8 if bits else 1)
+            running[tensor].append((phase, step, event["ts"] * MICROSECOND_S, is_message))
+        elif kind == "E" and running[tensor]:
+            phase, step, begin_s, is_message = running[tensor].pop()
+            is_sending = is_sending and not is_message
+            if step > 0:
+                spans.append((tensor, phase, (begin_s, event["ts"] * MICROSECOND_S)))
+            if "shape" in (described := event.get("args", {})):  # "dtype": "float32", "shape": "[16, 3, 7]"
+                bits = ITEM_BITS.search(described["dtype"])  # none in `bool`
+                items = math.prod(map(int, re.findall(r"\d+", described["shape"])))
+                tensor_bytes[tensor] = items * (int(bits[0]) // 8 if bits else 1)
+    last_step = max((step for step, _ in messages), default=0)
+    phases_s = {}
+    for name, pattern in PHASES.items():
+        in_phase = [span for tensor, phase, span in spans if tensor in sent_steps and pattern.match(phase)]
+        phases_s[name] = union_length(in_phase) / (steps - 1)
+    return ObservedSync(
+        backend="+".join(sorted(backends)) or None,
+        message_bytes=[sum(tensor_bytes[tensor] for tensor in sent) for step, sent in messages if step == last_step],
+        phases_s=phases_s,
+    )
 
 
 def union_length(spans: Iterable[tuple[float, float]]) -> float:
@@ -153,76 +117,16 @@ def union_length(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-@dataclass
-class ObservedSync:
-    """Gradient synchronization as observed on rank 0, with the same values on all ranks."""
-
-    backend: str | None
-    message_bytes: list[int]
-    phases_s: dict[str, float]  # of one step
-
-
-def _check_sent(observed: ObservedSync) -> dict[str, float]:
-    """Return the seconds of the phases."""
-    if observed.backend is None:
-        raise NotMeasured("nothing was synchronized, so that there is no timeline of it")
-    return observed.phases_s
-
-
-class SyncObserver:
-    """Trains more steps under the timeline and shares rank 0's observations with all ranks."""
-
-    def __init__(
-        self,
-        group: HorovodGroup,
-        spec: RunSpec,
-        rank: int,
-        broadcast: Callable[[float], float],
-        train: Callable[[int], None],
-    ) -> None:
-        """`broadcast` returns rank 0's number, `train` takes the number of steps."""
-        self._group, self._spec, self._rank, self._broadcast, self._train = group, spec, rank, broadcast, train
-        self._steps = OBSERVED_STEPS
-        self._observed: ObservedSync | None = None
-        if (before := spec.sync_observation) is not None:
-            self._steps = before.steps
-            self._observed = ObservedSync(before.backend, before.message_bytes, before.phases_s)
-
-    def observe(self) -> ObservedSync:
-        """Return what a few steps under the timeline show. They are trained at the first call only, and not at all
-        where a launch before this one has observed them."""
-        if self._observed is None:
-            self._observed = self._train_with_timeline(self._steps, None)
-        return self._observed
-
-    def sync_phases(self) -> tuple[int, dict[str, float]]:
-        """Return the observed steps, and the seconds of each phase of a step. Raises NotMeasured where nothing was
-        sent."""
-        return self._steps, _check_sent(self.observe())
-
-    def record_timeline(self, steps: int, path: Path) -> dict[str, float]:
-        """Return the seconds of each phase of a step. Rank 0 copies Horovod's file to `path`, unless a launch before
-        this one has left it there. Raises NotMeasured where nothing was sent."""
-        if self._spec.sync_observation is not None:
-            return _check_sent(self.observe())
-        observed = self._train_with_timeline(steps, path)
-        if self._spec.observes_sync:  # there is one timeline
-            self._observed = observed
-        return _check_sent(observed)
-
-    def _train_with_timeline(self, steps: int, copy_to: Path | None) -> ObservedSync:
-        """Train that many steps on every rank under the timeline. Spoils the weights."""
-        before, path = int(self._spec.observes_sync), self._group.timeline  # steps since the timeline began
-        try:
-            with self._group.record_timeline(self._broadcast):
-                self._train(steps)
-            observed = ObservedSync(None, [], dict.fromkeys(PHASES, 0.0))
-            if self._rank == 0:
-                timeline = read_timeline(path)
-                phases_s = timeline.phases_s(before + steps)
-                observed = ObservedSync(timeline.backend(), timeline.message_bytes(), phases_s)
-                if copy_to is not None:
-                    shutil.copyfile(path, copy_to)
-            return self._group.broadcast_object(observed)
-        finally:
-            shutil.rmtree(path.parent, ignore_errors=True)
+def observe_sync(
+    group: HorovodGroup, rank: int, train: Callable[[int], None], steps: int, copy_to: Path | None
+) -> ObservedSync:
+    """Train that many steps on every rank under the timeline, and return on all ranks what rank 0 sees in it, which
+    also copies it to `copy_to`. Spoils the weights. Raises NotMeasured where Horovod cannot be restarted."""
+    observed = None
+    with group.record_timeline(lambda: train(steps)) as path:
+        if rank == 0:
+            observed = read_timeline(read_json(path), steps)
+            if copy_to is not None:
+                shutil.copyfile(path, copy_to)
+    shared: ObservedSync = group.broadcast_object(observed)
+    return shared

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import FORWARD, LossPart, NotMeasured
 from scalebench.strategies.horovod.group import HorovodGroup
 from scalebench.strategies.horovod.probes import HorovodProbes
-from scalebench.strategies.horovod.timeline import SyncObserver
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.profiling import HOROVOD_WAIT
@@ -70,33 +70,14 @@ def keep_attributes(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-class HorovodTorchGroup(HorovodGroup):
-    """The counterpart of TorchGroup for Horovod: it sends numbers."""
-
-    def broadcast(self, value: float) -> float:
-        """Return rank 0's value on every rank."""
-        return float(hvd.broadcast(torch.tensor(value, dtype=torch.float64), root_rank=0, name="scalebench.number"))
-
-    def sum(self, values: list[float]) -> list[float]:
-        """Return the sums of the values over all ranks."""
-        numbers = torch.tensor(values, dtype=torch.float64)
-        return hvd.allreduce(numbers, op=hvd.Sum, name=f"scalebench.sum.{len(values)}").tolist()
-
-
 class HorovodStrategy(HorovodProbes, TorchStrategy):
     """A rank of Horovod's group; subclasses add the synchronization of gradients."""
 
     library = hvd
     out_of_memory = torch.cuda.OutOfMemoryError
-    group: HorovodTorchGroup  # from setup until close
 
-    def join(self) -> HorovodTorchGroup:
-        group = HorovodTorchGroup(hvd, self.spec, self.place.rank, self.options)
-        self.observer = SyncObserver(group, self.spec, self.place.rank, group.broadcast, self.train_more)
-        return group
-
-    def sum_over_group(self, values: list[float]) -> list[float]:
-        return self.group.sum(values)
+    def join(self) -> HorovodGroup:
+        return HorovodGroup(hvd, self.spec, self.place.rank, self.options, partial(torch.tensor, dtype=torch.float64))
 
     def to_tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from scalebench.config.resolve import resolve
 from scalebench.core.config_files import strategy_option_defaults
+from scalebench.core.json_files import read_json
 from scalebench.core.spec import RankPlacement, StrategySpec
 from scalebench.runner.launchers.rank_environment import find_free_ports
 from scalebench.strategies.base import Unsupported, WrongGroup
-from scalebench.strategies.horovod import group, timeline
+from scalebench.strategies.horovod import group
 from scalebench.strategies.horovod.lightning import LightningHorovod
-from scalebench.strategies.horovod.timeline import CARRIER_BACKENDS, PHASES, union_length
+from scalebench.strategies.horovod.timeline import CARRIER_BACKENDS, PHASES, ObservedSync, read_timeline, union_length
 from tests.builders.runs import simulated_config, simulated_spec
 
 pytest.importorskip("horovod", reason="Horovod is not installed; make horovod")
@@ -62,7 +63,7 @@ def test_variables_of_options():
 
 def test_a_strategy_refuses_what_its_plan_does():
     with pytest.raises(Unsupported, match="3 processes are not a power of two"):
-        group.HorovodGroup(None, spec(gpus=3), 0, options(op="adasum"))
+        group.HorovodGroup(None, spec(gpus=3), 0, options(op="adasum"), list)
 
 
 @pytest.mark.gpu
@@ -93,10 +94,10 @@ def test_a_group_of_another_size_or_order_is_refused(rank, position, monkeypatch
     mpi = SimpleNamespace(_basics=SimpleNamespace(MPI_LIB_CTYPES=FakeMpi()))
     hvd = SimpleNamespace(init=lambda: None, rank=lambda: position[0], size=lambda: position[1], mpi_ops=mpi)
     if position == (rank, 2):
-        group.HorovodGroup(hvd, spec(), rank, options())
+        group.HorovodGroup(hvd, spec(), rank, options(), list)
         return
     with pytest.raises(WrongGroup) as caught:
-        group.HorovodGroup(hvd, spec(), rank, options())
+        group.HorovodGroup(hvd, spec(), rank, options(), list)
     assert str(caught.value) == (
         f"Horovod has rank {rank} of 2 as rank {position[0]} of {position[1]}, so that the ranks would not train "
         "together; an mpirun with PMI (MPICH or Intel MPI) started the processes, and Horovod was built with Open MPI "
@@ -105,30 +106,28 @@ def test_a_group_of_another_size_or_order_is_refused(rank, position, monkeypatch
     )
 
 
-def test_waiting_for_a_late_rank_0():
+def test_waiting_for_a_late_or_missing_rank_0(monkeypatch):
+    monkeypatch.setattr(group.os, "environ", {"MASTER_ADDR": "127.0.0.1"})
     port, arrived = find_free_ports(1)[0], []
 
     def wait():
-        group._wait_for_server("127.0.0.1", port, 30.0)
+        group.open_rendezvous(1, port, 30.0)
         arrived.append(time.monotonic())
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     time.sleep(0.2)
     opened = time.monotonic()
-    with group._rendezvous_server(socket.create_server(("127.0.0.1", port))):
-        waiting.join()
-        with pytest.raises(OSError):  # another address of this host, on which Horovod's own server would listen too
-            socket.create_connection(("127.0.0.2", port))
+    server = group.open_rendezvous(0, port, 30.0)
+    waiting.join()
+    with pytest.raises(OSError):  # another address of this host, on which Horovod's own server would listen too
+        socket.create_connection(("127.0.0.2", port))
+    server.shutdown()
+    server.server_close()
     assert arrived[0] >= opened
-
-
-def test_waiting_for_a_missing_rank_0():
-    port = find_free_ports(1)[0]
-    with pytest.raises(
-        RuntimeError, match=f"^rank 0 did not open its rendezvous at 127.0.0.1:{port}: Connection refused"
-    ):
-        group._wait_for_server("127.0.0.1", port, 0.1)
+    reason = f"^rank 0 did not open its rendezvous at 127.0.0.1:{port}: Connection refused"
+    with pytest.raises(RuntimeError, match=reason):
+        group.open_rendezvous(1, port, 0.1)
 
 
 @pytest.mark.parametrize(("rank", "local", "cross"), [(0, (0, 3), (0, 2)), (2, (2, 3), (0, 1)), (4, (1, 2), (1, 2))])
@@ -146,9 +145,6 @@ def test_position_of_each_rank(rank, local, cross, monkeypatch):
     assert numbers["HOSTNAME"] == f"node{rank // 3}"
     assert (numbers["GLOO_RENDEZVOUS_ADDR"], numbers["GLOO_IFACE"]) == ("node1", "ib0")
     assert numbers["GLOO_TIMEOUT_SECONDS"] == "7"
-
-
-pytest.importorskip("horovod", reason="Horovod is not installed; make horovod")
 
 
 SHAPES = {"weight": "[100, 100]", "bias": "[100]"}
@@ -202,11 +198,10 @@ def events(steps, carrier="GLOO_ALLREDUCE", last_fused=True):
 
 def test_the_backend_of_the_messages():
     for carrier, backend in CARRIER_BACKENDS.items():
-        assert timeline.parse_timeline(events(3, carrier)).backend() == backend
+        assert read_timeline(events(3, carrier), 3).backend == backend
     both = events(2, "MPI_ALLREDUCE") + step_events(9.0, "NCCL_ALLREDUCE", True)
-    assert timeline.parse_timeline(both).backend() == "mpi+nccl"
-    none = timeline.parse_timeline(HEAD)
-    assert (none.backend(), none.message_bytes(), none.phases_s(3)) == (None, [], dict.fromkeys(PHASES, 0.0))
+    assert read_timeline(both, 3).backend == "mpi+nccl"
+    assert read_timeline(HEAD, 3) == ObservedSync(None, [], dict.fromkeys(PHASES, 0.0))
 
 
 def test_adasums_inner_all_reduce_is_no_message():
@@ -216,26 +211,7 @@ def test_adasums_inner_all_reduce_is_no_message():
         actual.append(event)
         if event.get("name") == "MPI_ADASUM_ALLREDUCE":
             actual += [{**event, "name": "MPI_ALLREDUCE"}, {"ph": "E", "ts": event["ts"] + 1, "pid": event["pid"]}]
-    assert timeline.parse_timeline(actual).message_bytes() == [40_400]
-
-
-@pytest.mark.gpu
-def test_a_hierarchical_all_reduce_is_one_message():
-    """NCCL within the nodes, then MPI between them: it is NCCL's message, and its seconds reach to the last part."""
-    actual, sending = [], set()
-    for event in events(3, "NCCL_REDUCESCATTER"):
-        actual.append(event)
-        if event["ph"] == "B" and event["name"] == "NCCL_REDUCESCATTER":
-            sending.add(event["pid"])
-        elif event["ph"] == "E" and event["pid"] in sending:
-            sending.remove(event["pid"])
-            begin = event["ts"]
-            for number, name in enumerate(["MPI_ALLREDUCE", "NCCL_ALLGATHER"]):
-                actual.append({**event, "ph": "B", "name": name, "ts": begin + 10_000 * number})
-                actual.append({**event, "ts": begin + 10_000 * (number + 1)})
-    parsed = timeline.parse_timeline(actual)
-    assert (parsed.backend(), parsed.message_bytes()) == ("nccl", [40_400])
-    assert parsed.phases_s(3)["allreduce_s"] == pytest.approx(0.22)
+    assert read_timeline(actual, 3).message_bytes == [40_400]
 
 
 RECORDINGS = Path(__file__).parents[2] / "golden" / "recordings"
@@ -247,24 +223,24 @@ RECORDINGS = Path(__file__).parents[2] / "golden" / "recordings"
     [
         ("horovod_nccl_fused", [2600], {"negotiate_s": 100, "queue_s": 50, "memcpy_s": 30, "allreduce_s": 200}),
         ("horovod_nccl_unfused", [2560, 40], {"negotiate_s": 100, "queue_s": 214, "memcpy_s": 0, "allreduce_s": 251}),
+        # NCCL within the nodes, then MPI between them: it is NCCL's message, and its seconds reach to the last part.
         ("horovod_hierarchical", [2600], {"negotiate_s": 100, "queue_s": 20, "memcpy_s": 90, "allreduce_s": 480}),
     ],
 )
 def test_timelines_of_gpus(name, message_bytes, phases_us):
-    parsed = timeline.read_timeline(RECORDINGS / f"{name}.json")
-    assert (parsed.backend(), parsed.message_bytes()) == ("nccl", message_bytes)
-    assert {key: round(seconds * 1e6) for key, seconds in parsed.phases_s(2).items()} == phases_us
+    observed = read_timeline(read_json(RECORDINGS / f"{name}.json"), 2)
+    assert (observed.backend, observed.message_bytes) == ("nccl", message_bytes)
+    assert {key: round(seconds * 1e6) for key, seconds in observed.phases_s.items()} == phases_us
 
 
 def test_messages_are_those_of_the_last_step():
     """Phases leave out the first step. Events that were pending when Horovod stopped are in the next file."""
-    assert timeline.parse_timeline(events(3)).message_bytes() == [40_400]
-    assert timeline.parse_timeline(events(3, last_fused=False)).message_bytes() == [40_000, 400]
-    assert timeline.parse_timeline(events(1)).message_bytes() == [40_000, 400]
+    assert read_timeline(events(3), 3).message_bytes == [40_400]
+    assert read_timeline(events(3, last_fused=False), 3).message_bytes == [40_000, 400]
     phases = {"negotiate_s": 0.1, "queue_s": 0.0, "memcpy_s": 0.02, "allreduce_s": 0.2}
-    assert timeline.parse_timeline(events(5)).phases_s(5) == pytest.approx(phases)
+    assert read_timeline(events(5), 5).phases_s == pytest.approx(phases)
     left = [{"ph": "E", "ts": 1, "pid": 1}, {"ph": "E", "ts": 2, "pid": 1, "args": {}}]
-    assert timeline.parse_timeline(HEAD + left + events(3)[len(HEAD) :]) == timeline.parse_timeline(events(3))
+    assert read_timeline(HEAD + left + events(3)[len(HEAD) :], 3) == read_timeline(events(3), 3)
 
 
 def test_tensors_of_any_type_have_a_size():
@@ -273,15 +249,7 @@ def test_tensors_of_any_type_have_a_size():
     for dtype, size_bytes in sizes.items():
         args = {"dtype": dtype, "shape": "[2, 5]"}
         sent = [{"ph": "B", "ts": 1, "pid": 1, "name": "GLOO_ALLREDUCE"}, {"ph": "E", "ts": 2, "pid": 1, "args": args}]
-        assert timeline.parse_timeline([*HEAD, *sent]).message_bytes() == [10 * size_bytes]
-
-
-def test_other_files_are_no_timeline(tmp_path):
-    path = tmp_path / "timeline.json"
-    for text in ("", "[", "{}", '[{"ph": "B"'):
-        path.write_text(text)
-        with pytest.raises(ValueError):
-            timeline.read_timeline(path)
+        assert read_timeline([*HEAD, *sent], 2).message_bytes == [10 * size_bytes]
 
 
 spans = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda pair: (min(pair), max(pair))))

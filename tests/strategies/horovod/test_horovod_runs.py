@@ -76,19 +76,14 @@ def test_the_mpirun_of_another_mpi(strategy, spec_of, tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("strategy", [GLOO, MPI, "horovod_tensorflow_gloo", "lightning_horovod"])
-@pytest.mark.parametrize("keeps", [False, True])
-def test_fusion_threshold_with_a_cycle_time(strategy, keeps, spec_of, tmp_path):
-    """A launch of its own observes what a restarted Horovod would do in another way, if it did not crash."""
+@pytest.mark.parametrize("strategy", [GLOO, MPI])
+def test_fusion_threshold_with_a_cycle_time(strategy, spec_of, tmp_path):
+    """Horovod would go on in another way after the restart that shows what it sends, or crash."""
     options = ["strategy.options.cycle_time_ms=5.0", "strategy.options.fusion_threshold_mb=0.2"]
-    spec = spec_of(strategy, *options, f"measure.timeline={str(keeps).lower()}")
-    result = run(spec, tmp_path)
-    assert (result.status, result.reason) == ("ok", None)
-    messages, timeline = result.sync.message_bytes, result.sync.timeline
-    assert sum(messages) == result.workload.gradient_bytes and len(messages) > 1, "0.2 MiB hold no 614 kB"
-    assert timeline is not None and (timeline.steps, timeline.file) == ((20, "timeline.json") if keeps else (5, None))
-    assert timeline.negotiate_s is not None and timeline.allreduce_s is not None and timeline.allreduce_s > 0
-    assert (tmp_path / "run" / "timeline.json").exists() == keeps
+    result = run(spec_of(strategy, *options, "measure.timeline=true"), tmp_path)
+    assert (result.status, result.reason, result.scale.backend_used) == ("ok", None, None)
+    assert result.sync.message_bytes == [] and result.sync.timeline is not None
+    assert result.sync.timeline.allreduce_s is None and "cycle_time_ms" in str(result.sync.timeline.reason)
 
 
 @pytest.mark.parametrize("strategy", [MPI, "horovod_tensorflow_gloo", "lightning_horovod"])
