@@ -92,7 +92,7 @@ class HorovodGroup:
                 flush=True,
             )
         variables = {**horovod_variables(spec, options), **_rank_variables(spec, rank, spec.group_timeout_s)}
-        self._restarts_alike = variables["HOROVOD_CYCLE_TIME"] is None
+        self._can_restart = variables["HOROVOD_CYCLE_TIME"] is None
         # The file of all timelines: Horovod writes nothing to another one while an event of the last one is left.
         self._timeline = Path(tempfile.gettempdir(), f"scalebench-timeline-{uuid.uuid4().hex}", "timeline.json")
         for name, value in variables.items():
@@ -121,7 +121,7 @@ class HorovodGroup:
         """Have rank 0's background thread write a timeline of `train`, and yield its path, where it is within the
         block. Horovod reads that setting when it starts, so it is restarted before and after.
         """
-        if not self._restarts_alike:
+        if not self._can_restart:
             # It then fuses up to 1 MiB, and crashes where a fusion threshold is set too (BayesianParameter::SetValue in
             # horovod/common/parameter_manager.cc writes to the places of values that have become fixed).
             raise NotMeasured(
