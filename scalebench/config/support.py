@@ -50,7 +50,7 @@ def find_unsupported_reasons(config: Config, gpus: int, placement: Placement) ->
     # Last, and only if nothing else prevents the run: inspecting Horovod takes seconds. The MPI and NCCL of a host that
     # only submits say nothing about the nodes; ranks there report what they miss.
     if not reasons and (hardware.this_machine or hardware.hosts):
-        problem = find_launch_problem(strategy, hardware.devices)
+        problem = find_launch_problem(strategy)
         return [] if problem is None else [problem]
     return reasons
 
@@ -174,12 +174,12 @@ def is_reachable(hardware: HardwareSpec) -> bool:
     return bool(hardware.hosts)
 
 
-def find_launch_problem(strategy: StrategySpec, devices: str) -> str | None:
+def find_launch_problem(strategy: StrategySpec) -> str | None:
     """Explain why processes of this strategy, whose packages are all installed, cannot start or connect here."""
     if strategy.launcher == "mpi" and shutil.which("mpirun") is None:
         return f"{strategy.name} is started by mpirun, which is not on the PATH: apt-get install openmpi-bin"
     if "horovod" in strategy.requires:
-        return horovod_build.find_horovod_problem(strategy.framework, strategy.backend, strategy.launcher, devices)
+        return horovod_build.find_horovod_problem(strategy.framework, strategy.backend, strategy.launcher)
     return None
 
 

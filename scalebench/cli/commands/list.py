@@ -209,7 +209,7 @@ def find_strategy_support(name: str) -> Support:
     device = "cuda" if machine.count_gpus() else "cpu"
     if device not in strategy.devices:
         return Support("needs GPUs" if device == "cpu" else f"needs {' or '.join(strategy.devices)}")
-    return Support(reason=support.find_launch_problem(strategy, device) or "")
+    return Support(reason=support.find_launch_problem(strategy) or "")
 
 
 def _print_entry(console: Console, group: str, name: str) -> None:

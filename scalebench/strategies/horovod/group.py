@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import horovod
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 from scalebench.core import config_files
@@ -66,6 +67,40 @@ JOIN_S = 120.0  # that the ranks of a user's program have to find each other
 MAX_TIMELINE_DELAY_S = 60.0
 
 
+REBUILD = "scalebench install horovod builds it anew"
+TRANSPORT_REMEDIES = {
+    "MPI": "apt-get install openmpi-bin libopenmpi-dev, then scalebench install horovod",
+    "Gloo": REBUILD,
+    "NCCL": "HOROVOD_GPU_OPERATIONS=NCCL scalebench install horovod, on a machine with nvcc and NCCL",
+}
+NO_TENSORFLOW_NCCL = "its operations for it do not compile with TensorFlow; use strategy=multiworker_nccl"
+
+
+def build_reasons(hvd: ModuleType, spec: RunSpec) -> refusals.Reasons:
+    """Yield why this build of Horovod cannot carry the gradients of a run, each with the way out."""
+    strategy = spec.config.strategy
+    asked = {"mpi": "MPI", "gloo": "Gloo", "nccl": "NCCL"}.get(strategy.backend or "auto")
+    built = f"Horovod {horovod.__version__} was built"
+    # The processes connect over MPI or Gloo, whatever carries the gradients then.
+    for name in ("MPI" if strategy.launcher == "mpi" else "Gloo", asked):
+        if name is not None and not getattr(hvd, f"{name.lower()}_built")():
+            is_left_out = name == "NCCL" and strategy.framework == "tensorflow"
+            yield f"{built} without {name}: {NO_TENSORFLOW_NCCL if is_left_out else TRANSPORT_REMEDIES[name]}"
+    # Horovod decides when it is built how tensors travel between GPUs (CreateOperationManager in its operations.cc).
+    if spec.device == "cuda" and asked in ("MPI", "Gloo") and hvd.nccl_built():
+        yield (
+            f"{built} with NCCL, which then carries all gradients on GPUs: use strategy=horovod_nccl, or for {asked} "
+            "HOROVOD_GPU_OPERATIONS=none scalebench install horovod"
+        )
+    # Without CUDA the copy of a gradient to host memory is started, and its end is not waited for before the gradient
+    # is sent (DoAllreduceCudaOnCPU in its mpi_ops_v2.cc): ranks would average what was in that memory before.
+    if spec.device == "cuda" and strategy.framework == "torch" and not hvd.cuda_built():
+        yield (
+            f"{built} without CUDA, and would average gradients on GPUs before they are copied: with nvcc of the CUDA "
+            f"version of PyTorch on the PATH, {REBUILD}"
+        )
+
+
 class HorovodGroup:
     """This process's membership in Horovod's group, which it joins on construction, as every process of the run has to.
 
@@ -84,6 +119,7 @@ class HorovodGroup:
     ) -> None:
         """`hvd` is horovod.torch or horovod.tensorflow, `tensor` makes one of its framework's within `scope`."""
         refusals.refuse(refusals.horovod_rule(spec, options))
+        refusals.refuse(build_reasons(hvd, spec))
         self._hvd, self._spec, self._rank, self._tensor, self._scope = hvd, spec, rank, tensor, scope
         self._mpi = MpiLibrary(hvd) if spec.config.strategy.launcher == "mpi" else None
         if os.environ.pop(TIMELINE_VARIABLE, None) is not None:

@@ -17,7 +17,6 @@ from scalebench.__main__ import main
 from scalebench.cli.commands import doctor
 from scalebench.cli.commands.doctor import cuda_check
 from scalebench.config import horovod_build
-from scalebench.config.horovod_build import HorovodBuild
 from scalebench.core.machine import cuda_builds, machine, private_network
 from scalebench.core.machine.cpus import NumaNode
 from scalebench.core.machine.gpus import Gpu
@@ -32,8 +31,8 @@ GPUS = [
     Gpu(1, None, None, None, None, None, None, None, None),
 ]
 BUILDS = {
-    "torch": HorovodBuild("0.28.1", "2.13.0+cpu", ("mpi", "gloo"), None),
-    "tensorflow": HorovodBuild("0.28.1", "2.20.0", (), "it was built for tensorflow 2.20.0"),
+    "torch": ("Horovod 0.28.1 with PyTorch 2.13.0+cpu: MPI, Gloo (no NCCL)", True),
+    "tensorflow": ("Horovod 0.28.1 with TensorFlow: no (it was built for tensorflow 2.20.0)", False),
 }
 
 
@@ -83,7 +82,7 @@ def run_doctor(
         (folder / name).write_text(f"{script}\n")
         (folder / name).chmod(0o755)
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
-        patch.setattr(horovod_build, "inspect_horovod", BUILDS.__getitem__)
+        patch.setattr(horovod_build, "describe_horovod", BUILDS.__getitem__)
         patch.setattr(horovod_build, "detect_framework_version", (frameworks or dict.fromkeys(BUILDS, "1")).get)
         patch.setattr(private_network, "find_kernel_problem", lambda: kernel_problem)
         patch.setattr(machine, "detect_machine", lambda: dataclasses.replace(HERE, **(here or {})))

@@ -66,6 +66,52 @@ def test_a_strategy_refuses_what_its_plan_does():
         group.HorovodGroup(None, spec(gpus=3), 0, options(op="adasum"), list)
 
 
+BUILT = "Horovod 0.28.1 was built "
+NO_MPI = f"{BUILT}without MPI: apt-get install openmpi-bin libopenmpi-dev, then scalebench install horovod"
+NO_GLOO = f"{BUILT}without Gloo: scalebench install horovod builds it anew"
+NO_NCCL = (
+    f"{BUILT}without NCCL: HOROVOD_GPU_OPERATIONS=NCCL scalebench install horovod, on a machine with nvcc and NCCL"
+)
+NO_TENSORFLOW_NCCL = (
+    f"{BUILT}without NCCL: its operations for it do not compile with TensorFlow; use strategy=multiworker_nccl"
+)
+ALL_OVER_NCCL = f"{BUILT}with NCCL, which then carries all gradients on GPUs: use strategy=horovod_nccl, or for"
+NO_CUDA = f"{BUILT}without CUDA, and would average gradients on GPUs before they are copied"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("features", "framework", "backend", "launcher", "device", "reason"),
+    [
+        ("mpi gloo", "torch", "gloo", "local", "cpu", None),
+        ("mpi gloo", "torch", "mpi", "mpi", "cpu", None),
+        ("mpi gloo", "tensorflow", "auto", "local", "cpu", None),
+        ("mpi gloo", "torch", "nccl", "local", "cuda", NO_NCCL),
+        ("mpi gloo", "tensorflow", "nccl", "local", "cuda", NO_TENSORFLOW_NCCL),
+        ("mpi gloo nccl cuda", "torch", "nccl", "mpi", "cuda", None),
+        ("gloo nccl", "torch", "nccl", "mpi", "cuda", NO_MPI),
+        ("gloo", "torch", None, "mpi", "cpu", NO_MPI),
+        ("mpi", "torch", "auto", "local", "cpu", NO_GLOO),
+        ("mpi gloo nccl cuda", "torch", "gloo", "local", "cuda", f"{ALL_OVER_NCCL} Gloo "),
+        ("mpi gloo nccl cuda", "torch", "mpi", "mpi", "cuda", f"{ALL_OVER_NCCL} MPI "),
+        ("mpi gloo nccl cuda", "torch", "gloo", "local", "cpu", None),
+        # One without CUDA does not wait for gradients on GPUs; TensorFlow copies tensors of operations on CPUs itself.
+        ("gloo", "torch", "gloo", "local", "cuda", NO_CUDA),
+        ("gloo cuda", "torch", "gloo", "local", "cuda", None),
+        ("gloo", "tensorflow", "gloo", "local", "cuda", None),
+        ("gloo", "torch", "gloo", "local", "cpu", None),
+    ],
+)
+def test_a_rank_refuses_what_its_build_cannot_carry(features, framework, backend, launcher, device, reason):
+    made = spec("horovod", launcher, backend)
+    made.config.strategy.framework, made.device = framework, device
+    hvd = SimpleNamespace(
+        **{f"{name}_built": lambda name=name: name in features.split() for name in ("mpi", "gloo", "nccl", "cuda")}
+    )
+    first = next(iter(group.build_reasons(hvd, made)), None)
+    assert (first is None) == (reason is None) and (first or "").startswith(reason or "")
+
+
 @pytest.mark.gpu
 def test_lightning_trains_on_the_gpu_by_its_number_in_this_process():
     """Where SLURM shows each rank its own GPU, that is 0, whatever its number on the node."""
@@ -93,6 +139,7 @@ def test_a_group_of_another_size_or_order_is_refused(rank, position, monkeypatch
     monkeypatch.setattr(group.os, "environ", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "PMI_RANK": str(rank)})
     mpi = SimpleNamespace(_basics=SimpleNamespace(MPI_LIB_CTYPES=FakeMpi()))
     hvd = SimpleNamespace(init=lambda: None, rank=lambda: position[0], size=lambda: position[1], mpi_ops=mpi)
+    hvd.mpi_built = lambda: True
     if position == (rank, 2):
         group.HorovodGroup(hvd, spec(), rank, options(), list)
         return

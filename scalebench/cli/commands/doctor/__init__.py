@@ -108,12 +108,12 @@ def list_launchers() -> list[tuple[str, str]]:
 
 
 def list_horovod_builds() -> list[tuple[str, str]]:
-    """List Horovod's build for each installed framework; takes seconds after one of them has changed."""
+    """List Horovod's build for each installed framework; each takes seconds."""
     if registry.missing_packages(["horovod"]):
         return [("Horovod", f"not installed: {registry.install_hint('horovod')}")]
     frameworks = [name for name in horovod_build.FRAMEWORKS if horovod_build.detect_framework_version(name) is not None]
     return [
-        ("Horovod" if number == 0 else "", horovod_build.describe_horovod(name))
+        ("Horovod" if number == 0 else "", horovod_build.describe_horovod(name)[0])
         for number, name in enumerate(frameworks)
     ]
 
