@@ -79,17 +79,17 @@ NO_TENSORFLOW_NCCL = "its operations for it do not compile with TensorFlow; use 
 def build_reasons(hvd: ModuleType, spec: RunSpec) -> refusals.Reasons:
     """Yield why this build of Horovod cannot carry the gradients of a run, each with the way out."""
     strategy = spec.config.strategy
-    asked = {"mpi": "MPI", "gloo": "Gloo", "nccl": "NCCL"}.get(strategy.backend or "auto")
+    carrier = {"mpi": "MPI", "gloo": "Gloo", "nccl": "NCCL"}.get(strategy.backend or "auto")
     built = f"Horovod {horovod.__version__} was built"
     # The processes connect over MPI or Gloo, whatever carries the gradients then.
-    for name in ("MPI" if strategy.launcher == "mpi" else "Gloo", asked):
+    for name in ("MPI" if strategy.launcher == "mpi" else "Gloo", carrier):
         if name is not None and not getattr(hvd, f"{name.lower()}_built")():
             is_left_out = name == "NCCL" and strategy.framework == "tensorflow"
             yield f"{built} without {name}: {NO_TENSORFLOW_NCCL if is_left_out else TRANSPORT_REMEDIES[name]}"
     # Horovod decides when it is built how tensors travel between GPUs (CreateOperationManager in its operations.cc).
-    if spec.device == "cuda" and asked in ("MPI", "Gloo") and hvd.nccl_built():
+    if spec.device == "cuda" and carrier in ("MPI", "Gloo") and hvd.nccl_built():
         yield (
-            f"{built} with NCCL, which then carries all gradients on GPUs: use strategy=horovod_nccl, or for {asked} "
+            f"{built} with NCCL, which then carries all gradients on GPUs: use strategy=horovod_nccl, or for {carrier} "
             "HOROVOD_GPU_OPERATIONS=none scalebench install horovod"
         )
     # Without CUDA the copy of a gradient to host memory is started, and its end is not waited for before the gradient
