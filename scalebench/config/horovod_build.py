@@ -95,9 +95,8 @@ def describe_horovod(framework: str) -> tuple[str, bool]:
         problem = problem and f"Horovod {version} does not import with {framework}: {problem}; {REBUILD}"
     if problem is not None:
         return f"{build}: no ({problem})", False
-    present, missing = (
-        ", ".join(text for name, text in TRANSPORTS.items() if (name in features) == there) for there in (True, False)
-    )
+    present = ", ".join(text for name, text in TRANSPORTS.items() if name in features)
+    missing = ", ".join(text for name, text in TRANSPORTS.items() if name not in features)
     version_built_for = detect_framework_version(framework)
     return f"{build} {version_built_for}: {present}{f' (no {missing})' if missing else ''}", True
 
