@@ -41,7 +41,7 @@ _printed_warnings: set[str] = set()  # of this process
 class Composed(NamedTuple):
     """The composed configuration of a command line."""
 
-    loader: compose.CachingLoader
+    loader: compose.Loader
     config: DictConfig
     single: RunSpec | None  # None: a sweep
 

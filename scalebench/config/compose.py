@@ -1,8 +1,4 @@
-"""Compose YAML files and overrides into one config by Hydra's rules, and turn it into the typed `Config`.
-
-Hydra reads every file anew for every run, which takes 0.1 s. A sweep composes each run twice: `CachingLoader` reads and
-merges a file once, and sets the overrides of a run in a copy of that.
-"""
+"""Compose YAML files and overrides into one config by Hydra's rules, and turn it into the typed `Config`."""
 
 from __future__ import annotations
 
@@ -22,24 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from hydra import version
-from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
-from hydra._internal.config_repository import ConfigRepository, IConfigRepository
+from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import create_automatic_config_search_path
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.config_store import ConfigStore
-from hydra.core.default_element import InputDefault, ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime, setup_globals, validate_config_path
-from hydra.errors import ConfigCompositionException, HydraException
+from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
-from omegaconf import AnyNode, DictConfig, OmegaConf, ValueNode, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
@@ -68,7 +62,6 @@ PATH_KEYS = (
     "hardware.node_copy",
 )
 MAX_CACHED_CONFIGS = 512  # merged configs that a loader keeps; each takes 30 kB
-_File = tuple[str, str | None]  # path in the config groups, and the package that its content is put into
 read_files: dict[str, Any] = {}  # their keys and values, by group/name, for messages on what stands in them
 _stand_ins_in_store: set[tuple[str, str]] = set()  # (group, name) of those in Hydra's store
 
@@ -112,7 +105,7 @@ def _make_typed_config() -> DictConfig:
     return typed
 
 
-def make_loader(config_path: str | None = None, config_dir: str | None = None) -> CachingLoader:
+def make_loader(config_path: str | None = None, config_dir: str | None = None) -> Loader:
     """Return the loader of the YAML files of scalebench and its plugins. The folders are those of Hydra's switches:
     `config_path` replaces ours, `config_dir` is one more."""
     setup_globals()
@@ -127,7 +120,7 @@ def make_loader(config_path: str | None = None, config_dir: str | None = None) -
         if not os.path.isdir(folder):
             raise InputError(f"Additional config directory '{folder}' not found")
         search_path.prepend("command-line", f"file://{folder}", SearchPathQuery(provider="schema"))
-    return CachingLoader(search_path)
+    return Loader(search_path)
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
@@ -306,20 +299,14 @@ def _parse(line: str) -> Override:
     return override
 
 
-class CachingLoader(ConfigLoaderImpl):
-    """Composes as Hydra's loader does, but reads and merges each file once.
-
-    Hydra's own loader handles hydra.searchpath, which adds files.
-    """
+class Loader(ConfigLoaderImpl):
+    """Composes what Hydra's loader composes, which takes 0.1 s. The runs of a sweep differ mostly in plain values, such
+    as gpus=2: these are set in a copy of what Hydra has composed of the other overrides."""
 
     def __init__(self, search_path: ConfigSearchPath) -> None:
         super().__init__(search_path)
-        self.repository = _CachingRepository(search_path)
-        self._merge_choices_once = functools.lru_cache(MAX_CACHED_CONFIGS)(self._merge_choices)
-        self._embedded: dict[_File, Any] = {}
-        # Pickled in memory, since that copies a config in a sixth of deepcopy's time.
-        self._beginnings: dict[tuple[_File, ...], bytes] = {}
-        self._merged: dict[tuple[Any, tuple[_File, ...]], bytes] = {}  # by a top-level key and all files that set it
+        self.repository = _Repository(search_path)
+        self._compose_once = functools.lru_cache(MAX_CACHED_CONFIGS)(self._compose)
 
     def load_command_line(self, config_name: str, overrides: list[str], is_sweep: bool) -> DictConfig:
         """Compose the config of a command line, whose hydra.mode says whether it is a sweep: by an override, by a file,
@@ -338,147 +325,71 @@ class CachingLoader(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
-        overrides = expand_script(overrides)  # also those of a sweep's file, and of any sweeper
+        lines = expand_script(overrides)  # also those of a sweep's file, and of any sweeper
+        switches = run_mode, from_shell, validate_sweep_overrides
+        parsed = [_parse(line) for line in lines]
+        plain = self._select_plain_values(parsed)
+        others = tuple(line for line, override in zip(lines, parsed, strict=True) if override not in plain)
+        composed: DictConfig = pickle.loads(self._compose_once(config_name, others, *switches))
         try:
-            primary = None if config_name is None else self.repository.load_config(config_name)
-            in_primary = primary is not None and OmegaConf.select(primary.config, "hydra.searchpath") is not None
-            if in_primary or not validate_sweep_overrides or any("hydra.searchpath" in line for line in overrides):
-                hydras = ConfigLoaderImpl(self.config_search_path)
-                return hydras.load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
-            parsed = [_parse(line) for line in overrides]
-            self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)
-            choices, values = self._divide(parsed)
-            composed: DictConfig = pickle.loads(self._merge_choices_once(config_name, tuple(choices), run_mode))
-            self._apply_overrides_to_config(values, composed)
-            task = [override for override in parsed if not override.is_hydra_override()]
-            job = composed.hydra.job
-            composed.hydra.overrides.task = [override.input_line for override in task]
-            job.override_dirname = get_overrides_dirname(task, **job.config.override_dirname)
-            composed.hydra.runtime.cwd = os.getcwd()
-        except OmegaConfBaseException as error:
-            raise ConfigCompositionException from error  # as Hydra's loader does
+            for override in plain:
+                OmegaConf.update(composed, override.key_or_group, override.value(), merge=True)
+        except OmegaConfBaseException:  # of which Hydra says more
+            return super().load_configuration(config_name, lines, *switches)
+        task = [override for override in parsed if not override.is_hydra_override()]
+        composed.hydra.overrides.task = [override.input_line for override in task]
+        job = composed.hydra.job
+        job.override_dirname = get_overrides_dirname(task, **job.config.override_dirname)
+        composed.hydra.runtime.cwd = os.getcwd()
         return composed
 
-    def _divide(self, overrides: list[Override]) -> tuple[list[str], list[Override]]:
-        """Return the overrides that choose a file or are for Hydra itself, and those that set a value. Those of several
-        values are set by the runs of a sweep."""
-        choices: list[str] = []
-        values: list[Override] = []
+    def _select_plain_values(self, overrides: Sequence[Override]) -> list[Override]:
+        """Return the overrides that set one value of a key which no other kind of override changes."""
+        values, others = [], []
         for override in overrides:
             is_group = not isinstance(override.value(), dict) and self.repository.group_exists(override.key_or_group)
             if is_group and override.is_add() and override.key_or_group == "strategy":  # else Hydra merges both
                 raise InputError("strategy exists already; leave out the + before it")
-            if is_group or override.is_hydra_override():
-                choices += [] if override.is_sweep_override() else [str(override.input_line)]
-            elif not override.is_sweep_override():
-                values.append(override)
-        return choices, values
+            if not is_group and not override.is_hydra_override():
+                is_plain = override.type == OverrideType.CHANGE and override.package is None
+                (values if is_plain and not override.is_sweep_override() else others).append(override)
+        keys = [f"{override.key_or_group}." for override in others]
+        return [
+            override
+            for override in values
+            if not any(key.startswith(own := f"{override.key_or_group}.") or own.startswith(key) for key in keys)
+        ]
 
-    def _merge_choices(self, config_name: str | None, choices: tuple[str, ...], run_mode: RunMode) -> bytes:
-        defaults_list._create_interpolation_map = _map_choices_of_interpolations
-        try:
-            return pickle.dumps(super().load_configuration(config_name, list(choices), run_mode))
-        finally:
-            defaults_list._create_interpolation_map = _map_choices
-
-    def _compose_config_from_defaults_list(self, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
-        """Merge the files as Hydra does, but what they say about a top-level key once for all choices of others."""
-        files = [(str(default.config_path), default.package) for default in defaults]
-        length = sum(name.startswith("hydra/") for name, _ in files) + 1  # Hydra's own ones and the typed config
-        first = tuple(files[:length])
-        setters: dict[Any, tuple[_File, ...]] = {}
-        for file, default in zip(files[length:], defaults[length:], strict=True):
-            if file not in self._embedded:
-                self._embedded[file] = self._load_single_config(default, repo).config
-            for key in self._embedded[file]:
-                setters[key] = (*setters.get(key, first), file)
-        try:
-            if first not in self._beginnings:
-                beginning = super()._compose_config_from_defaults_list(defaults[:length], repo)
-                self._beginnings[first] = pickle.dumps(beginning)
-            missing = {key for key, of_key in setters.items() if (key, of_key) not in self._merged}
-            merged: Any = pickle.loads(self._beginnings[first]) if missing else None
-            for file in files[length:]:
-                if any(file in setters[key] for key in missing):
-                    _merge(merged, self._embedded[file])
-        except (_DependentError, OmegaConfBaseException):  # of the latter Hydra names the file
-            return super()._compose_config_from_defaults_list(defaults, repo)
-        for key in missing:
-            node = merged._content.pop(key)
-            node._set_parent(None)
-            self._merged[key, setters[key]] = pickle.dumps(node)
-        composed: DictConfig = pickle.loads(self._beginnings[first])
-        content: Any = composed._content
-        for key, of_key in setters.items():
-            content[key] = pickle.loads(self._merged[key, of_key])
-            content[key]._set_parent(composed)
-        return composed
-
-    def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
-        loaded = super()._load_single_config(default, repo)
-        read = repo.load_config(str(default.config_path))
-        if read is not None and loaded.config is read.config:  # merging moves its nodes
-            loaded = copy.copy(loaded)
-            loaded.config = copy.deepcopy(read.config)
-        return loaded
+    def _compose(self, config_name: str | None, lines: tuple[str, ...], *switches: Any) -> bytes:
+        """Return a composed config as bytes, which are copied in a tenth of deepcopy's time."""
+        return pickle.dumps(super().load_configuration(config_name, list(lines), *switches))
 
 
-_map_choices = defaults_list._create_interpolation_map
+class _Repository(ConfigRepository):
+    """Reads each file once; without this, it and Hydra's copies of it are half of the time of composing."""
 
-
-def _map_choices_of_interpolations(
-    overrides: defaults_list.Overrides, defaults_list: list[InputDefault], self_added: bool
-) -> DictConfig:
-    """Map what is chosen, as Hydra does for each file in a third of the time of composing, only where a file asks for
-    it: for a choice such as `${dataset}`."""
-    has_interpolation = any(default.is_interpolation() for default in defaults_list)
-    return _map_choices(overrides, defaults_list, self_added) if has_interpolation else DictConfig({})
-
-
-class _DependentError(Exception):
-    """What a file does to a key depends on other keys, or on what is merged after it."""
-
-
-def _merge(config: DictConfig, file: Any) -> None:
-    """Merge a file into a config of which other top-level keys may differ from those of the run."""
-    if not isinstance(file, DictConfig) or file._is_typed():
-        raise _DependentError  # Hydra removes the defaults list of a dataclass after all is merged
-    _refuse_interpolations(config, file)
-    config.merge_with(file)
-
-
-def _refuse_interpolations(old: Any, new: Any) -> None:
-    """Raise _DependentError where `new` sets what is an interpolation in `old`, since Hydra merges into the dictionary
-    or list that it means. A typed value means neither."""
-    if old._is_interpolation() and (isinstance(old, AnyNode) or not isinstance(old, ValueNode)):
-        raise _DependentError
-    before, after = (node._content if isinstance(node, DictConfig) else None for node in (old, new))
-    if isinstance(before, dict) and isinstance(after, dict):
-        for key in before.keys() & after.keys():
-            _refuse_interpolations(before[key], after[key])
-
-
-class _CachingRepository(ConfigRepository):
-    """Reads each file once. Its configs must not be changed."""
-
-    def __init__(self, search_path: ConfigSearchPath) -> None:
-        super().__init__(search_path)
-        self._load_once = functools.cache(super().load_config)
+    def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
+        super().initialize_sources(config_search_path)
         self._find_group_once = functools.cache(super().group_exists)
+        self._read_once = functools.cache(self._read)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _CachingRepository:
-        return self  # Hydra copies it for each run in case hydra.searchpath changes it, which is excluded here
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Repository:
+        return copy.copy(self)  # for hydra.searchpath, which initializes the sources of the copy
 
     def load_config(self, config_path: str) -> ConfigResult | None:
-        return self._load_once(config_path)
+        result: ConfigResult | None = pickle.loads(self._read_once(config_path))  # merging moves its nodes
+        return result
+
+    def _read(self, config_path: str) -> bytes:
+        return pickle.dumps(super().load_config(config_path))
 
     def group_exists(self, config_path: str) -> bool:
         return self._find_group_once(config_path)
 
 
 @functools.lru_cache(maxsize=1)
-def _keep_loader(files: tuple[Any, ...]) -> CachingLoader:
-    return CachingLoader(_make_search_path(None))
+def _keep_loader(files: tuple[Any, ...]) -> Loader:
+    return Loader(_make_search_path(None))
 
 
 def _make_search_path(config_path: str | None) -> ConfigSearchPath:

@@ -23,7 +23,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from scalebench.config.compose import CachingLoader, to_config
+from scalebench.config.compose import Loader, to_config
 from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import (
@@ -53,7 +53,7 @@ NO_BATCHES = (
 )
 
 
-def run_sweep(session: SweepSession, loader: CachingLoader, config: DictConfig) -> None:
+def run_sweep(session: SweepSession, loader: Loader, config: DictConfig) -> None:
     """Do the sweep of a composed command line, or show its plan. Raise InputError or a composition error where a run or
     a folder is refused; nothing was started then."""
     if config.hydra.launcher._target_ != LAUNCHER:
@@ -74,13 +74,13 @@ def run_sweep(session: SweepSession, loader: CachingLoader, config: DictConfig) 
     context.callbacks.on_multirun_end(config=config, config_name=config.hydra.job.config_name)
 
 
-def make_context(loader: CachingLoader, config: DictConfig) -> HydraContext:
+def make_context(loader: Loader, config: DictConfig) -> HydraContext:
     """Return what Hydra's parts need to know of a program, and set up the log as Hydra does."""
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     return HydraContext(config_loader=loader, callbacks=Callbacks(config))
 
 
-def _list_runs(loader: CachingLoader, config: DictConfig) -> list[list[str]]:
+def _list_runs(loader: Loader, config: DictConfig) -> list[list[str]]:
     """Return the overrides of each run, as the basic sweeper lists them. Raise InputError for a sweep in batches, and
     for one that is too large to be listed."""
     sweeper = config.hydra.sweeper

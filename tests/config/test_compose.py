@@ -1,4 +1,4 @@
-"""Composing gives what Hydra itself would compose, errors included, from files that are read once."""
+"""Composing gives what Hydra itself would compose, errors included."""
 
 import functools
 import itertools
@@ -35,7 +35,7 @@ def loaders():
     version.setbase(composing.HYDRA_VERSION)
     JobRuntime.instance().set("name", "scalebench")
     path = create_config_search_path(str(conf_dir()))
-    return KeepingLoader(path), composing.CachingLoader(path)
+    return KeepingLoader(path), composing.Loader(path)
 
 
 class KeepingLoader(ConfigLoaderImpl):
@@ -149,16 +149,6 @@ def test_files_that_name_each_other_compose_as_in_hydra(lines, tmp_path):
     for line in [*lines, *lines[::-1]]:
         name = "untyped" if line.startswith("--untyped") else "config"
         compare([line.removeprefix("--untyped").split()], loaders, name)
-
-
-def test_each_file_of_a_sweep_is_read_once(monkeypatch, loaders):
-    read = []
-    load = OmegaConf.load
-    monkeypatch.setattr(OmegaConf, "load", lambda file: (read.append(file.name), load(file))[1])
-    ours = composing.CachingLoader(loaders[0].get_search_path())
-    for words in runs_of("variable_update")[:7]:
-        ours.load_configuration("config", words, RunMode.RUN)
-    assert len(read) == len(set(read)) > 10
 
 
 def test_a_changed_file_is_read_again(tmp_path, monkeypatch):
