@@ -345,7 +345,8 @@ class Loader(ConfigLoaderImpl):
 
     def _select_plain_values(self, overrides: Sequence[Override]) -> list[Override]:
         """Return the overrides that set one value of a key which no other kind of override changes."""
-        values, others = [], []
+        values: list[Override] = []
+        others: list[Override] = []
         for override in overrides:
             is_group = not isinstance(override.value(), dict) and self.repository.group_exists(override.key_or_group)
             if is_group and override.is_add() and override.key_or_group == "strategy":  # else Hydra merges both
