@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import json
 import os
 import re
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +17,6 @@ import msgspec
 from scalebench.core.untrusted import MAX_FILE_BYTES, read_plain_file
 
 T = TypeVar("T")
-DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT}
 # msgspec 0.22 crashes where two threads decode into a dataclass for the first time. Reentrant for signal handlers.
 _decoding = threading.RLock()
 # Patterns of msgspec's messages, and what they are replaced by: fields are named as people write them.
@@ -66,51 +63,6 @@ def write_text(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def rewrite_json(path: Path, content: Any) -> None:
-    """Write a file that is written again and again as `write_json` does, in one line; on a full disk in its own place,
-    which takes no room. A reader may then see half of it."""
-    text = format_json(content, indent=None)
-    try:
-        write_text(path, text)
-    except OSError as error:
-        if error.errno not in DISK_FULL_ERRNOS or not path.exists():
-            raise
-        with open(path, "r+", encoding="utf-8") as file:
-            file.write(text)
-            file.truncate()
-
-
-class ReservedRoom:
-    """Room on the disk for a last file, which can then be written though the disk has become full: a file that is
-    removed first. A file system that never writes in place (ZFS, Btrfs) promises nothing by it."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def reserve(self, size_bytes: int) -> None:
-        """Set aside so many bytes; OSError where there are not so many."""
-        with open(self._path, "wb") as file:
-            try:
-                os.posix_fallocate(file.fileno(), 0, size_bytes)
-            except OSError as error:
-                if error.errno in DISK_FULL_ERRNOS:
-                    self.release()
-                    raise
-
-    def use(self, write: Callable[[], Any]) -> None:
-        """Call `write`, a second time with this room where it fails; OSError where it fails again."""
-        try:
-            write()
-        except OSError:
-            self.release()
-            write()
-        self.release()
-
-    def release(self) -> None:
-        with contextlib.suppress(OSError):
-            self._path.unlink()
 
 
 def read_tail(path: Path, limit_bytes: int) -> str:

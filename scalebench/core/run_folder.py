@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,8 +46,6 @@ HYDRA_FOLDER = ".hydra"
 HYDRA_FILES = frozenset({"config.yaml", "hydra.yaml", "overrides.yaml"})  # Hydra writes them before it calls us
 RUN_ID_VARIABLE = "SCALEBENCH_RUN_ID"  # of the environment of ranks and their agents
 
-ROOM = "room"  # reserved on the disk for result.json
-
 _RANK_TRACE = re.compile(r"trace(\d+)\.json\.gz")
 _TRY_FOLDER = re.compile(r"try_\d+(_again)?")
 _TEMPORARY = re.compile(r"\.(.+)\.\d+")  # of json_files.write_text, left where its program was killed
@@ -66,10 +64,10 @@ TRANSIENT_FILES = _match_any(
     TORCHRUN_FILE,
     STOP_FILE,
     SRUN_HOSTS_FILE,
-    numbered=r"(progress|pid|exit|paused|machine)\d+\.json|room\d+",
+    numbered=r"(progress|pid|exit|paused|machine)\d+\.json",
 )
 OUTPUT_FILES = _match_any(
-    MPIRUN_LOG, SRUN_LOG, COMMAND_LOG, PLUGIN_LOG, MONITOR_FILE, MERGED_TRACE_FILE, TIMELINE_FILE, ROOM,
+    MPIRUN_LOG, SRUN_LOG, COMMAND_LOG, PLUGIN_LOG, MONITOR_FILE, MERGED_TRACE_FILE, TIMELINE_FILE,
     numbered=r"rank\d+\.(json|log)|trace\d+\.json\.gz|monitor\d+\.parquet",
 )  # fmt: skip
 RECORD_FILES = _match_any(
@@ -159,11 +157,6 @@ def turn_path(folder: Path) -> Path:
     return folder / TURN_FILE
 
 
-def reserved_room_path(folder: Path, rank: int | None = None) -> Path:
-    """Return the path of the room that a rank reserves for its record, or the parent for its result."""
-    return folder / f"{ROOM}{'' if rank is None else rank}"
-
-
 def rank_log_name(rank: int) -> str:
     """Return the name of the file with the output of a rank."""
     return f"rank{rank}.log"
@@ -227,9 +220,9 @@ def has_rank_files(names: Iterable[str]) -> bool:
     return any(name.startswith(("rank", "progress")) for name in names)
 
 
-def write_rank_file(path: Path, record: Any, write: Callable[[Path, Any], None] = write_json) -> None:
+def write_rank_file(path: Path, record: Any) -> None:
     """Write what a rank or its agent reports to its launcher, with the id of the run that both belong to."""
-    write(path, {"run_id": os.environ.get(RUN_ID_VARIABLE), **vars(record)})
+    write_json(path, {"run_id": os.environ.get(RUN_ID_VARIABLE), **vars(record)})
 
 
 def read_rank_file(

@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalebench.core.json_files import rewrite_json
 from scalebench.core.run_folder import progress_path, read_rank_file, write_rank_file
 from scalebench.core.untrusted import MAX_SMALL_FILE_BYTES
 
@@ -81,7 +80,7 @@ class ProgressFile:
 
     def _write(self) -> None:
         self._next_s = time.monotonic() + WRITE_INTERVAL_S
-        write_rank_file(self._path, self._state, rewrite_json)
+        write_rank_file(self._path, self._state)
         resident_bytes = rss_anon_bytes()
         if resident_bytes is not None:
             self.rss_anon_peak_bytes = max(resident_bytes, self.rss_anon_peak_bytes or 0)

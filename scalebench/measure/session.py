@@ -278,10 +278,7 @@ class Session:
 
 
 def save_headline(record: RankRecord, progress: ProgressFile) -> None:
-    """Write the record as far as it is, with status ok. What is written at the end replaces it, also after a failure.
-
-    A full disk does not stop the run here: room is reserved for the record at the end.
-    """
+    """Write the record as far as it is, with status ok. The one at the end replaces it, also after a failure."""
     headline = dataclasses.replace(record, marks_s=dict(record.marks_s))
     complete_record(headline, progress)
     with contextlib.suppress(OSError):

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -16,7 +17,6 @@ from pathlib import Path
 
 from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import FolderLock, claim_run_folder, read_holder
-from scalebench.core.json_files import ReservedRoom
 from scalebench.core.machine import machine, nccl_log
 from scalebench.core.process import StartError, ignore_signals
 from scalebench.core.result import RankRecord, Result, SchedulerRecord, read_result, write_result
@@ -29,7 +29,6 @@ from scalebench.core.run_folder import (
     rank_log_name,
     remove_leftovers,
     remove_transient_files,
-    reserved_room_path,
 )
 from scalebench.core.spec import RunSpec, read_spec, write_spec
 from scalebench.measure import nodes
@@ -41,7 +40,7 @@ from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.supervise import WORKER, OnProgress
 from scalebench.runner.turns import Turns
 
-RESULT_ROOM_BYTES, RANK_ROOM_BYTES = 64 << 10, 64 << 10  # of result.json: without its ranks, and for each of them
+RANK_RECORD_BYTES = 128 << 10  # a record of some hundred blocks with probes
 
 
 def run_spec(
@@ -74,7 +73,6 @@ def _run_in_claimed_folder(
     if reason is not None:
         return started.finish(RunOutcome("unsupported", reason))
     remove_leftovers(folder)
-    started.room.reserve(RESULT_ROOM_BYTES + spec.processes * RANK_ROOM_BYTES)
     try:
         outcome = started.launch(on_progress, module)
     except KeyboardInterrupt:
@@ -109,7 +107,6 @@ def finish_killed_run(folder: Path) -> None:
             outcome = RunOutcome("failed", "the program that ran it was killed")
             write_result(assemble_result(spec, run, outcome, ResultParts(ranks=ranks, machines=machines)), folder)
             remove_transient_files(folder)
-            ReservedRoom(reserved_room_path(folder)).release()
 
 
 class UnwrittenResult(OSError):
@@ -155,16 +152,10 @@ class StartedRun:
                 remove_transient_files(self.folder)
                 tracked = _result_of_job_tracker(self.spec, self.folder)
                 if tracked is None:
-                    self.room.use(lambda: write_result(result, self.folder))
-                self.room.release()
+                    write_result(result, self.folder)
             except OSError as error:
                 raise UnwrittenResult(result, self.folder, error) from error
             return tracked or result
-
-    @property
-    def room(self) -> ReservedRoom:
-        """Room for the result."""
-        return ReservedRoom(reserved_room_path(self.folder))
 
     def _explain_by_folder(self, outcome: RunOutcome) -> RunOutcome:
         """Return the outcome, with a reason where the run's folder was removed, or has no room: ranks that could not
@@ -175,13 +166,8 @@ class StartedRun:
             with contextlib.suppress(OSError):
                 self.folder.mkdir(parents=True)
                 write_spec(self.spec, self.folder)
-        elif outcome.status in ("failed", "timeout"):
-            probe = ReservedRoom(self.folder / f"{self.id.id}.probe")
-            try:
-                probe.reserve(RANK_ROOM_BYTES)
-            except OSError as error:
-                why = error.strerror
-            probe.release()
+        elif outcome.status in ("failed", "timeout") and shutil.disk_usage(self.folder).free < RANK_RECORD_BYTES:
+            why = os.strerror(errno.ENOSPC)
         return outcome if why is None else replace(outcome, reason="; ".join(filter(None, [outcome.reason, why])))
 
     def _parts(self, spec: RunSpec, outcome: RunOutcome) -> ResultParts:

@@ -13,7 +13,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebench.core.json_files import rewrite_json, write_json
+from scalebench.core.json_files import write_json
 from scalebench.core.machine.cpus import CpuTimes
 from scalebench.core.process import CpuMeter, cancelled, wait_until
 from scalebench.core.run_folder import WARM_UP_FILE, Turn, turn_path
@@ -177,7 +177,7 @@ class Turns:
         """Continue the parked run for a slot of so many seconds or to its end; if that cannot be written, it fails."""
         self._turn = Turn(self._turn.number + 1, slot_s, round)
         try:
-            rewrite_json(turn_path(self._folder), vars(self._turn))
+            write_json(turn_path(self._folder), vars(self._turn))
         except OSError as error:
             self.refuse(f"its turn cannot be written: {error.strerror}")
         with self._changed:

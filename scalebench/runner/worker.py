@@ -21,10 +21,9 @@ from typing import NoReturn
 from scalebench.config import placement
 from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError, describe_exception, find_remote_cause
-from scalebench.core.json_files import ReservedRoom
 from scalebench.core.machine import gpus
 from scalebench.core.result import RankRecord
-from scalebench.core.run_folder import rank_record_path, reserved_room_path, write_rank_file
+from scalebench.core.run_folder import rank_record_path, write_rank_file
 from scalebench.core.spec import RunSpec, read_spec
 from scalebench.measure import turns
 from scalebench.measure.progress import ProgressFile
@@ -37,7 +36,6 @@ from scalebench.runner.launchers.supervise import STACK_SIGNAL
 from scalebench.strategies import registry
 from scalebench.strategies.base import Strategy, Unsupported, WrongGroup
 
-RECORD_ROOM_BYTES = 128 << 10  # a record of some hundred blocks with probes
 CLOSE_LIMIT_S = 5  # for a failed rank to leave its group
 AUTOGRAPH_FILE = "__autograph_generated_file"
 # TensorFlow begins a message with these to show where an operation was created.
@@ -71,13 +69,11 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
         first = place.local_rank * len(place.devices)
         record.gpus = gpus.name_visible_gpus(range(first, first + len(place.devices)) if is_script else place.devices)
     progress = ProgressFile(folder, rank, os.getpid())
-    room = ReservedRoom(reserved_room_path(folder, rank))
     strategy: Strategy | None = None
 
     def measure() -> int:
         nonlocal strategy
         try:
-            room.reserve(RECORD_ROOM_BYTES)
             progress.enter_phase("setup")
             record.marks_s["setup"] = time.time()  # the framework's import is part of it
             strategy = strategy or registry.create_strategy(spec, rank)
@@ -92,10 +88,10 @@ def run_rank(folder: Path, body: Callable[[RunSpec, Strategy, RankRecord, Progre
                 classify_error(error, record)
             with contextlib.suppress(OSError):  # the log of this rank is on the same full disk
                 traceback.print_exc()
-            write_record(record, progress, folder, room)
+            write_record(record, progress, folder)
             _close_quietly(strategy)
             return 1
-        write_record(record, progress, folder, room)
+        write_record(record, progress, folder)
         return 0
 
     if spec.config.script.path is None:
@@ -122,9 +118,9 @@ def serve_rank(spec: RunSpec, rank: int, folder: Path) -> int:
     return 1
 
 
-def write_record(record: RankRecord, progress: ProgressFile, folder: Path, room: ReservedRoom) -> None:
+def write_record(record: RankRecord, progress: ProgressFile, folder: Path) -> None:
     complete_record(record, progress)
-    room.use(lambda: write_rank_file(rank_record_path(folder, record.rank), record))
+    write_rank_file(rank_record_path(folder, record.rank), record)
 
 
 def is_headline_safe(error: BaseException, record: RankRecord) -> bool:

@@ -1,6 +1,5 @@
 """JSON files, sweep.json and files that others wrote: written completely or not at all, read back or refused."""
 
-import errno
 import os
 import platform
 import socket
@@ -173,59 +172,6 @@ def test_a_record_knows_whether_its_program_still_runs_also_one_that_somebody_ha
     assert new_sweep_record(["a=http://me:pw@host"], "", "here", None).arguments == ["a=http://***@host"]
     assert SweepRecord("", [], "here", 1, 0.0).time_limit_text == "sweep.max_minutes"
     assert SweepRecord("", [], "here", 1, 0.0, 30.0).time_limit_text == "sweep.max_minutes=30"
-
-
-def fail_once(write):
-    """Return a function that writes from its second call on: at its first the disk is full."""
-    errors = [OSError(errno.ENOSPC, "full")]
-
-    def fail():
-        if errors:
-            raise errors.pop()
-        write()
-
-    return fail
-
-
-def test_reserved_room_is_used_when_the_disk_is_full(tmp_path, monkeypatch):
-    room = json_files.ReservedRoom(tmp_path / "room")
-    room.reserve(1 << 16)
-    assert (tmp_path / "room").stat().st_size == (tmp_path / "room").stat().st_blocks * 512 == 1 << 16
-
-    def write():
-        assert not (tmp_path / "room").exists()
-        (tmp_path / "a").touch()
-
-    room.use(fail_once(write))
-    assert os.listdir(tmp_path) == ["a"]
-    room.use(lambda: None)  # with nothing reserved
-    with pytest.raises(OSError, match="full"):
-        room.use(fail_once(fail_once(write)))
-    for number in (errno.ENOSPC, errno.EDQUOT):
-
-        def refuse(*_, number=number):
-            raise OSError(number, os.strerror(number))
-
-        monkeypatch.setattr(os, "posix_fallocate", refuse)
-        with pytest.raises(OSError, match=os.strerror(number)):
-            room.reserve(10)
-        assert not (tmp_path / "room").exists()
-    monkeypatch.setattr(os, "posix_fallocate", lambda *_: refuse(number=errno.EOPNOTSUPP))
-    room.reserve(10)  # on a file system that cannot
-
-
-def test_a_file_is_rewritten_in_its_place_on_a_full_disk(tmp_path, monkeypatch):
-    path = tmp_path / "progress.json"
-    json_files.rewrite_json(path, {"steps": 12345, "phase": "measure"})
-
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    json_files.rewrite_json(path, {"steps": 7})
-    assert json_files.read_json(path) == {"steps": 7} and os.listdir(tmp_path) == [path.name]
-    with pytest.raises(OSError, match="full"):
-        json_files.rewrite_json(tmp_path / "new.json", {})
 
 
 DECODE_IN_THREADS = """

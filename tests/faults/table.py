@@ -113,12 +113,12 @@ FAULTS = (
         "kill agent", "launcher", "SIGKILL of a rank's agent", _failed("rank {rank} was killed by SIGKILL"),
         (MEASURING,),
     ),
-    Fault("disk full", "surroundings", "the disk is full", OK, AFTER_LAUNCH),
+    # The row is on the terminal.
+    Fault("disk full", "surroundings", "the disk is full", _failed(""), AFTER_LAUNCH),
     Fault(
         "folder gone", "surroundings", "the run's folder is removed", _failed("its folder was removed while it ran"),
         AFTER_LAUNCH,
     ),
-    # The row is on the terminal.
     Fault("folder read-only", "surroundings", "the run's folder is read-only", _failed(""), AFTER_LAUNCH),
     Fault("stdout full", "surroundings", "stdout is /dev/full from the start", OK, (LAUNCH,), bound_s=60.0),
     Fault("stdout closed", "surroundings", "the reader of stdout has gone", OK, PHASES),

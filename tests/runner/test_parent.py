@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from types import SimpleNamespace
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_nothing_transient_is_left_beside_a_result(tmp_path, monkeypatch):
     beside = []
     monkeypatch.setattr(parent, "write_result", lambda result, folder: beside.extend(os.listdir(folder)))
     run_spec(simulated_spec(), tmp_path / "run")
-    assert sorted(beside) == ["rank0.json", "rank0.log", "room", LOCK_FILE, "spec.json"]
+    assert sorted(beside) == ["rank0.json", "rank0.log", LOCK_FILE, "spec.json"]
 
 
 @pytest.mark.parametrize("instead", ["nothing", "a file"])
@@ -143,15 +144,12 @@ def test_a_failure_on_a_full_disk_names_it(tmp_path, monkeypatch):
     """The rank could neither write its record nor its traceback."""
 
     def fill(*_):
-        def refuse(*_):
-            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-
-        monkeypatch.setattr(os, "posix_fallocate", refuse)
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=4096))
         return GroupExit([1], 0.0, 1.0, [0])
 
     monkeypatch.setattr(local, "launch", fill)
     result = run_spec(simulated_spec(), tmp_path / "run")
-    reason = f"rank 0 ended with exit status 1 and without a reason; {os.strerror(errno.EDQUOT)}"
+    reason = f"rank 0 ended with exit status 1 and without a reason; {os.strerror(errno.ENOSPC)}"
     assert (result.status, result.reason) == ("failed", reason)
     assert sorted(os.listdir(tmp_path / "run")) == ["result.json", "spec.json"]
 
@@ -203,7 +201,7 @@ def test_rank_files_of_an_earlier_run_are_removed(tmp_path, monkeypatch):
         (folder / name).touch()
 
     def stand_in(*args):
-        assert sorted(os.listdir(folder)) == ["room", LOCK_FILE, "spec.json"]
+        assert sorted(os.listdir(folder)) == [LOCK_FILE, "spec.json"]
         for name in left[:-1]:
             (folder / name).touch()
         return GroupExit([0], 0.0, 1.0)
