@@ -50,8 +50,8 @@ def test_every_run_is_done_on_the_nodes_of_its_number_with_its_backend(done, row
 
 def test_the_sweep_leaves_its_table_and_its_files(done, shared_program):
     """The table has nodes in its footnotes."""
-    notes = {mark: int(nodes) for mark, nodes in re.findall(r"^([a-z]+) on (\d+) nodes$", done.out, re.MULTILINE)}
-    rows = re.findall(r"^ *\d+ +(\w+) +(\d+) .* ok((?: [a-z]+)*)$", done.out, re.MULTILINE)
+    notes = {mark: int(nodes) for mark, nodes in re.findall(r"^([a-z]+) on (\d+) nodes *$", done.out, re.MULTILINE)}
+    rows = re.findall(r"^ *\d+ +(\w+) +(\d+) .* ok((?: [a-z]+)*) *$", done.out, re.MULTILINE)
     actual = [
         (name, int(gpus), max((notes.get(mark, 1) for mark in marks.split()), default=1))
         for name, gpus, marks in rows
@@ -144,7 +144,7 @@ def test_layouts_are_rows_of_their_own(program):
     }
     assert [rank.hostname for rank in found["spread", "ddp_gloo"].ranks] == program.cluster.nodes
     table, _, notes = done.out[done.out.index(" scaling, batch ") :].partition("\n\n")
-    assert (table.count("layout=sequence"), table.count("layout=spread")) == (2, 1) and " on 2 nodes\n" in notes
+    assert (table.count("layout=sequence"), table.count("layout=spread")) == (2, 1) and " on 2 nodes " in notes
 
 
 # Gradient synchronization of the materials CNN beyond the first node: the jump is that of the link.
