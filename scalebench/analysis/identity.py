@@ -107,6 +107,7 @@ class RunIdentity:
     started: datetime
     workload_key: str  # without the strategy
     strategy_key: str  # with it and its options
+    measure_key: str  # how it was measured, and over which interface
     placement: Placement
     uses_default_options: bool  # of its strategy
 
@@ -134,6 +135,7 @@ def identify(result: Result, local_batch: bool = False) -> RunIdentity:
     return RunIdentity(
         result.run_id, result.fingerprint, result.status, scale, start_time(result),
         sys.intern(text), sys.intern(f"{text[:-1]},{strategy}]"),  # which the runs of a sweep share
+        sys.intern(json.dumps({"hardware": {"interface": hardware.get("interface")}, "measure": spec.get("measure")})),
         (variables, hardware.get("bind") or "numa", (hardware.get("device_ids") or [0])[0]),
         settings_cells(result)["options"] is None,
     )  # fmt: skip
@@ -230,7 +232,7 @@ def training_key(result: Result) -> str:
 
 
 # Columns of the frame. Texts of the form key=value need no name before them in the name of a curve.
-KEY_VALUE_COLUMNS = ("model_options", "options", "environment", "train_options")
+KEY_VALUE_COLUMNS = ("model_options", "options", "environment", "train_options", "other_settings")
 INPUT_COLUMNS = ("precision", "feed")
 OPTIMIZER_COLUMNS = ("optimizer", "learning_rate_rule", "weight_decay", "accumulate")
 SETTING_COLUMNS = (
@@ -239,6 +241,16 @@ SETTING_COLUMNS = (
 )
 CURVE_COLUMNS = ("strategy", *KEY_VALUE_COLUMNS, *INPUT_COLUMNS, *SETTING_COLUMNS)
 TRAINED_COLUMNS = tuple(name for name in CURVE_COLUMNS if name != "seed")
+# A curve and these tell the rows of a workload apart, unless they differ in a key without a column.
+_ROW_COLUMNS = (
+    *(name for name in CURVE_COLUMNS if name != "other_settings"),
+    "gpus",
+    "scaling",
+    "batch_per_device",
+    "global_batch",
+    "learning_rate",
+    "target",
+)
 # Device ids and the layout over nodes cannot be equal for unequal numbers of devices.
 DEVICES_OR_BATCH_COLUMNS = tuple(name for name in TRAINED_COLUMNS if name not in ("device_ids", "layout"))
 # A bare baseline has options of its own, and may have been measured with another version of the framework.
@@ -256,6 +268,40 @@ def column_key(row: Mapping[str, Any], columns: Sequence[str]) -> Key:
 def curve_key(row: Mapping[str, Any]) -> Key:
     """Return what the rows of one scaling curve share within its group."""
     return column_key(row, CURVE_COLUMNS)
+
+
+def find_other_settings(runs: Iterable[tuple[RunIdentity, Mapping[str, Any]]]) -> dict[str, str]:
+    """Return by fingerprint the keys without a column by which rows of one workload differ that agree in all columns:
+    `cpus_per_device=2`. Of keys that change together the first is enough."""
+    by_fingerprint = {run.fingerprint: (run, cells) for run, cells in runs}
+    texts: dict[str, str] = {}
+    for group in group_by(by_fingerprint.values(), lambda pair: column_key(pair[1], MEMORY_COLUMNS[:3])).values():
+        keys = {run.fingerprint: column_key(cells, _ROW_COLUMNS) for run, cells in group}
+        if len(set(keys.values())) == len(group):
+            continue
+        settings = {run.fingerprint: _flatten(json.loads(run.workload_key)[0]) | _flatten(json.loads(run.measure_key))
+                    for run, _ in group}  # fmt: skip
+        names: list[str] = []
+        for name in dict.fromkeys(name for each in settings.values() for name in each):
+            with_name = {fingerprint: (*key, settings[fingerprint].get(name)) for fingerprint, key in keys.items()}
+            if len(set(with_name.values())) > len(set(keys.values())):
+                keys, names = with_name, [*names, name]
+        for fingerprint, each in settings.items():
+            pairs = ((name.rpartition(".")[2], each[name]) for name in names if name in each)
+            texts[fingerprint] = " ".join(f"{name}={value}" for name, value in pairs)
+    return texts
+
+
+def _flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, str]:
+    """Return the values of a config by their dotted keys, as texts without spaces."""
+    flat: dict[str, str] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat |= _flatten(value, f"{above}{name}.")
+        else:
+            text = str(value).replace(" ", "")
+            flat[f"{above}{name}"] = text.lower() if isinstance(value, bool) else text
+    return flat
 
 
 def name_curves(keys: Sequence[Key], columns: Sequence[str] = CURVE_COLUMNS) -> dict[Key, str]:

@@ -23,7 +23,7 @@ import msgspec
 from scalebench.analysis import rows as run_rows
 from scalebench.analysis import throughput
 from scalebench.analysis.columns import COLUMNS, COUNT, FRAME_COLUMNS, RATE, TEXT, TRUTH, interval_cells, make_frame
-from scalebench.analysis.identity import Baselines, configuration_key, group_by, is_comparable
+from scalebench.analysis.identity import Baselines, configuration_key, find_other_settings, group_by, is_comparable
 from scalebench.analysis.rows import Cells, RunSummary
 from scalebench.core.stats.estimates import Estimate, scale_estimate
 from scalebench.core.stats.log_means import LogMean, mean_of_logs, mean_over_repeats
@@ -83,7 +83,9 @@ class Configurations:
         """`named`: the run that a user names as a baseline; `rows`: the run_ids of each configuration, by default all
         repeats that `pooled` describes as one."""
         self._runs, self._named, self._baselines = runs, named, Baselines(runs)
-        self.rows = [run_rows.make_row(run, self._baselines, named) for run in runs]  # of the frame, one for each run
+        others = find_other_settings((run, run.cells) for run in runs) if rows is None else {}
+        self.rows = [run_rows.make_row(run, self._baselines, named) | {"other_settings": others.get(run.fingerprint)}
+                     for run in runs]  # of the frame, one for each run  # fmt: skip
         pairs = zip(runs, self.rows, strict=True)
         self._copies = {run.run_id: (run, cells) for run, cells in reversed(list(pairs))}  # each run once
 

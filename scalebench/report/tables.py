@@ -33,7 +33,7 @@ DIFFERING_COLUMNS = (
     *("weight_decay", "accumulate", "target", "seed"),
 )
 # Likewise; null, which is no choice, counts as a value.
-CHOICE_COLUMNS = ("model_options", "device_ids", "environment", "train_options")
+CHOICE_COLUMNS = ("model_options", "device_ids", "environment", "train_options", "other_settings")
 
 THROUGHPUT_HEAD = "samples/s (95 %)"
 STATUS_CHIPS: dict[str, Literal["good", "off"]] = {"ok": "good", "unsupported": "off"}  # others are bad

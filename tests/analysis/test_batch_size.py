@@ -110,7 +110,7 @@ def test_other_settings_are_other_curves_and_named():
     # One batch each: neither is a curve, and they are none together.
     assert list_curves(make_batch_run(10, optimizer="sgd"), make_batch_run(100, optimizer="adam")) == []
     again = [make_batch_run(batch, learning_rate=rate) for rate in (0.1, 0.2) for batch in (10, 100)]
-    assert list_curves(*again) == [("ddp_gloo, 1 device", [10, 100]), ("ddp_gloo, 1 device #2", [10, 100])]
+    assert list_curves(*again) == [(f"ddp_gloo learning_rate={rate}, 1 device", [10, 100]) for rate in (0.1, 0.2)]
     assert list_curves(make_batch_run(10), make_batch_run(10, learning_rate=0.2)) == []
 
 

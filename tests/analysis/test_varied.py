@@ -81,3 +81,23 @@ def test_the_first_value_is_that_of_the_sweep_however_its_folders_are_sorted(tmp
     assert [value for value, _ in contrast.rows][:2] == ["32 per device", "16 per device"]
     by = compare_by(load_compared_runs([tmp_path]), "train.batch_per_device")
     assert {each.a for each in by.contrasts} == {"32"}
+
+
+@pytest.mark.parametrize(("key", "values", "words"), [
+    ("hardware.cpus_per_device", (1, 2), ["cpus_per_device=1", "cpus_per_device=2"]),
+    ("hardware.nodes_share_cores", (True, False), ["nodes_share_cores=true", "nodes_share_cores=false"]),
+    ("dataset.size", (600, 1200), ["size=600", "size=1200"]),
+    ("measure.block_s", (0.05, 0.1), ["block_s=0.05", "block_s=0.1"]),
+])  # fmt: skip
+def test_no_two_rows_are_called_the_same(key, values, words, tmp_path):
+    """Keys without a column of their own are named where rows differ in nothing else, and compared."""
+    group, _, name = key.partition(".")
+    runs = [sweeps.run("ddp_gloo", 2, run_id=f"r{value}") for value in values]
+    for run, value in zip(runs, values, strict=True):
+        run.fingerprint = run.run_id
+        run.spec[group] = {**run.spec[group], name: value}
+    sweeps.write_results(tmp_path, runs)
+    pooled = survey(tmp_path).pooled
+    assert pooled["other_settings"].tolist() == words
+    (contrast,) = find_contrasts(make_curves(pooled))
+    assert contrast.key == name and [value for value, _ in contrast.rows] == [text.partition("=")[2] for text in words]
