@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,11 @@ from scalebench.core import config_files, plugins
 from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.machine.machine import cache_folder
 from scalebench.core.spec import Config, DatasetSpec, RunSpec, has_stop
-from scalebench.workloads import records, user_code
+from scalebench.workloads import networks, records, user_code
 from scalebench.workloads.datasets import (
     cache,
     cifar10,
     image_folder,
-    images,
     materials,
     node_copy,
     synthetic,
@@ -41,37 +41,76 @@ MAX_EVALUATION_BATCH = 1024  # samples per device, unless a training micro-batch
 class DatasetKind:
     """A dataset by name, which is generated as `define` says, read from `dataset.path` by `read`, or either."""
 
+    shape: Callable[[Config], SampleShape]  # of its samples, as far as the model leaves that open
     define: Callable[[Config], ChunkedDataset] | None = None
     read: Callable[[Config, Path, Path], Path] | None = None  # (config, cache folder, path) -> folder in the cache
-    images: bool = False
-    tokens: bool = False
-    side: int = 0  # default image size in pixels, where neither the config nor the model sets it
+    dtypes: tuple[str, ...] = ("float32",)  # that its samples may have; the first one alone means quantities as targets
     hint: str = ""  # for a dataset that can only be read: where to get its files
     variable: str = ""  # likewise: the environment variable that its YAML reads
     root: Callable[[Path], Path] | None = None  # the folder of its files, for pictures that are decoded during training
     records: bool = False  # likewise: several samples in a file, in an order that is kept
 
 
+def _shape_quantities(config: Config) -> SampleShape:
+    dataset, model = config.dataset, config.model
+    if dataset.path is not None:
+        if user_code.has_open_shapes(model) and not (model.input_shape and model.target_shape):
+            return SampleShape(*user_file.read_shapes(_expand_path(dataset.path)))
+        return SampleShape(tuple(model.input_shape), tuple(model.target_shape))
+    if dataset.name == "materials":
+        return SampleShape(materials.INPUT_SHAPE, materials.TARGET_SHAPE)
+    if not model.input_shape:
+        raise InputError(
+            f"dataset={dataset.name} makes samples of any shape the model takes: set it, as in "
+            f"model.input_shape=[32,32,3] (and model.target_shape=[2] for two outputs)"
+        )
+    return SampleShape(tuple(model.input_shape), tuple(model.target_shape) or (model.outputs,))
+
+
+def _shape_images(side: int, config: Config) -> SampleShape:
+    """Return the shape that the model takes, if pictures can be made in it, else squares of this many pixels, where
+    the config sets none."""
+    dataset, shape = config.dataset, tuple(config.model.input_shape)
+    is_read = DATASETS[dataset.name].read is not None
+    fits = len(shape) == 3 and (not is_read or (shape[0] == shape[1] and shape[2] == 3))
+    side = dataset.image_size or side
+    return SampleShape(shape if fits else (side, side, 3), (), dataset.classes)
+
+
+def _shape_tokens(config: Config) -> SampleShape:
+    dataset, model = config.dataset, config.model
+    if user_code.is_user_model(model) or not networks.takes_tokens(model):
+        raise InputError(
+            f"dataset={dataset.name} has token numbers, which model={model.name} does not look up: choose another "
+            "dataset, or model=gpt_small"
+        )
+    if model.target_shape != model.input_shape:
+        raise InputError(
+            f"dataset={dataset.name} has a target for each of {model.input_shape} tokens, model={model.name} takes "
+            f"targets of {tuple(model.target_shape)}"
+        )
+    return SampleShape(tuple(model.input_shape), tuple(model.input_shape), dataset.classes)
+
+
+_pictures: Any = {"shape": partial(_shape_images, 224), "dtypes": ("uint8", "float32")}
+_small_pictures: Any = {"shape": partial(_shape_images, 32), "dtypes": ("uint8", "float32")}
+_of_folders: Any = {**_pictures, "hint": image_folder.HINT, "variable": "SCALEBENCH_IMAGENET"}
 DATASETS = {
-    "materials": DatasetKind(materials.define_materials, user_file.import_npz),
-    "random": DatasetKind(synthetic.define_random, user_file.import_npz),
-    synthetic.TOKENS: DatasetKind(synthetic.define_tokens, tokens=True),
-    "cifar10_synthetic": DatasetKind(synthetic.define_images, images=True, side=32),
-    "imagenet_synthetic": DatasetKind(synthetic.define_images, images=True, side=224),
+    "materials": DatasetKind(_shape_quantities, materials.define_materials, user_file.import_npz),
+    "random": DatasetKind(_shape_quantities, synthetic.define_random, user_file.import_npz),
+    synthetic.TOKENS: DatasetKind(_shape_tokens, synthetic.define_tokens, dtypes=(synthetic.TOKEN_DTYPE,)),
+    "cifar10_synthetic": DatasetKind(define=synthetic.define_images, **_small_pictures),
+    "imagenet_synthetic": DatasetKind(define=synthetic.define_images, **_pictures),
     "cifar10": DatasetKind(
-        read=cifar10.import_archive, images=True, side=32, hint=cifar10.HINT, variable="SCALEBENCH_CIFAR10"
+        read=cifar10.import_archive, hint=cifar10.HINT, variable="SCALEBENCH_CIFAR10", **_small_pictures
     ),
-    "imagenet": DatasetKind(
-        read=image_folder.import_image_folders, images=True, side=224, hint=image_folder.HINT,
-        variable="SCALEBENCH_IMAGENET",
-    ),
+    "imagenet": DatasetKind(read=image_folder.import_image_folders, **_of_folders),
     "imagenet_jpeg": DatasetKind(
-        read=image_folder.index_image_folders, images=True, side=224, hint=image_folder.HINT,
-        variable="SCALEBENCH_IMAGENET", root=image_folder.find_root,
+        read=image_folder.index_image_folders, root=image_folder.find_root, **_of_folders
     ),
     "imagenet_tfrecord": DatasetKind(
-        read=tfrecord.index_files, images=True, side=224, hint=tfrecord.HINT, variable="SCALEBENCH_IMAGENET_TFRECORD",
-        root=Path, records=True,
+        read=tfrecord.index_files, hint=tfrecord.HINT, variable="SCALEBENCH_IMAGENET_TFRECORD", root=Path, records=True,
+        **_pictures,
     ),
 }  # fmt: skip
 
@@ -124,7 +163,7 @@ def fill_from_samples(config: Config) -> Config:
         config = _fill_from_loader(config)
     elif user_function.has_function(config.dataset):
         config = user_function.fill_from_function(config, cache_dir(config))
-    model = user_code.complete_model(config.model, _native_shape(config), config.dataset.name)
+    model = user_code.complete_model(config.model, _shape_samples(config), config.dataset.name)
     return dataclasses.replace(config, model=model)
 
 
@@ -133,6 +172,7 @@ def _fill_from_loader(config: Config) -> Config:
     first seen. Raises InputError for settings that have no effect on them."""
     dataset, model, reference = config.dataset, config.model, config.dataset.loader
     assert reference is not None
+    is_users = user_code.is_user_model(model)
     useless = {
         "dataset.builder": dataset.builder is not None,
         "dataset.path": dataset.path is not None,
@@ -140,19 +180,17 @@ def _fill_from_loader(config: Config) -> Config:
         f"dataset.feed={dataset.feed}": dataset.feed not in ("host", "fixed"),
         f"measure.search={config.measure.search}": config.measure.search != "none",
     }
-    for key in (key for key, is_set in useless.items() if is_set):
-        raise InputError(f"{key} has no effect on the batches of dataset.loader={reference}: leave out one of them")
-    if has_stop(config.train.stop):
-        raise InputError(
-            f"a training to train.stop evaluates validation samples, and dataset.loader={reference} gives none: use "
-            "dataset.builder, or your own script (script=FILE)"
-        )
-    is_users = user_code.is_user_model(model)
-    if is_users and model.loss == user_code.AUTO and not user_code.has_training_step(model):
-        raise InputError(
-            f"model.loss={user_code.AUTO} follows from the targets, and those of dataset.loader={reference} are first "
-            "seen in the ranks: set model.loss to cross_entropy, mse or a function of yours"
-        )
+    _refuse({
+        f"{key} has no effect on the batches of dataset.loader={reference}: leave out one of them": is_set
+        for key, is_set in useless.items()
+    })  # fmt: skip
+    _refuse({
+        f"a training to train.stop evaluates validation samples, and dataset.loader={reference} gives none: use "
+        "dataset.builder, or your own script (script=FILE)": has_stop(config.train.stop),
+        f"model.loss={user_code.AUTO} follows from the targets, and those of dataset.loader={reference} are first "
+        "seen in the ranks: set model.loss to cross_entropy, mse or a function of yours":
+        is_users and model.loss == user_code.AUTO and not user_code.has_training_step(model),
+    })  # fmt: skip
     dataset = dataclasses.replace(
         dataset,
         validation_share=0.0,
@@ -162,64 +200,46 @@ def _fill_from_loader(config: Config) -> Config:
     return dataclasses.replace(config, dataset=dataset)
 
 
+def _refuse(problems: dict[str, bool]) -> None:
+    """Raise InputError with the first line that holds."""
+    for line in (line for line, holds in problems.items() if holds):
+        raise InputError(line)
+
+
 def _check_name(dataset: DatasetSpec) -> None:
     """Raise InputError for an unknown name, and for keys of a function beside a dataset of another origin."""
-    built_in = dataset.name in DATASETS
-    if dataset.loader is not None:
-        if dataset.name != CUSTOM:
-            raise InputError(f"dataset={dataset.name} has its samples already: dataset.loader is for dataset={CUSTOM}")
+    name, built_in = dataset.name, dataset.name in DATASETS
+    has_function = user_function.has_function(dataset)
+    _refuse({
+        f"dataset={name} has its samples already: dataset.loader is for dataset={CUSTOM}":
+        dataset.loader is not None and name != CUSTOM,
+        f"dataset={name} has its samples already: dataset.builder is for dataset={CUSTOM}":
+        dataset.builder is not None and built_in,
+        f"dataset.options.{next(iter(dataset.options), '')} is for a function of your own, and dataset={name} has none":
+        bool(dataset.options) and built_in,
+        f"dataset={CUSTOM} has samples of your own: set dataset.builder=MODULE:FUNCTION, which makes them, or "
+        "dataset.loader=MODULE:FUNCTION, which gives batches":
+        name == CUSTOM and dataset.loader is None and not has_function,
+    })  # fmt: skip
+    if built_in or has_function or dataset.loader is not None:
         return
-    if built_in and dataset.builder is not None:
-        raise InputError(f"dataset={dataset.name} has its samples already: dataset.builder is for dataset={CUSTOM}")
-    if built_in and dataset.options:
-        key = next(iter(dataset.options))
-        raise InputError(f"dataset.options.{key} is for a function of your own, and dataset={dataset.name} has none")
-    if built_in or user_function.has_function(dataset):
-        return
-    if dataset.name == CUSTOM:
+    if (origin := config_files.file_origin("dataset", name)) not in (None, plugins.BUILT_IN):
         raise InputError(
-            f"dataset={CUSTOM} has samples of your own: set dataset.builder=MODULE:FUNCTION, which makes them, or "
-            "dataset.loader=MODULE:FUNCTION, which gives batches"
+            f"dataset={name}: {origin} brings dataset/{name}.yaml and no entry point scalebench.datasets of that name"
         )
-    if (origin := config_files.file_origin("dataset", dataset.name)) not in (None, plugins.BUILT_IN):
-        raise InputError(
-            f"dataset={dataset.name}: {origin} brings dataset/{dataset.name}.yaml and no entry point "
-            "scalebench.datasets of that name"
-        )
-    raise InputError(
-        unknown_name_message("dataset", dataset.name, [*DATASETS, *user_function.plugin_datasets(), CUSTOM])
-    )
+    raise InputError(unknown_name_message("dataset", name, [*DATASETS, *user_function.plugin_datasets(), CUSTOM]))
 
 
-def _native_shape(config: Config) -> SampleShape:
-    """Return the shapes that the samples have if the model does not determine them."""
+def _shape_samples(config: Config) -> SampleShape:
+    """Return the shapes that the samples have, as far as the model leaves them open."""
     dataset, model = config.dataset, config.model
-    if dataset.loader is not None:
+    if dataset.loader is not None:  # of the network: each batch is compared with it
         has_classes = model.loss == "cross_entropy" or (model.loss == user_code.AUTO and not model.target_shape)
-        classes = dataset.classes or max(2, model.outputs)
-        return SampleShape(
-            tuple(model.input_shape), tuple(model.target_shape), classes if has_classes else None
-        )  # of the network: each batch is compared with it
+        classes = (dataset.classes or max(2, model.outputs)) if has_classes else None
+        return SampleShape(tuple(model.input_shape), tuple(model.target_shape), classes)
     if user_function.has_function(dataset):
         return user_function.sample_shape(config, cache_dir(config))
-    kind = DATASETS[dataset.name]
-    if kind.images:
-        side = dataset.image_size or kind.side
-        return SampleShape((side, side, 3), (), dataset.classes)
-    if kind.tokens:
-        synthetic.check_model_takes_tokens(config)
-    if not user_code.has_open_shapes(model):
-        return SampleShape(tuple(model.input_shape), tuple(model.target_shape))
-    if dataset.path is not None:
-        return SampleShape(*user_file.read_shapes(Path(dataset.path).expanduser()))
-    if dataset.name == "materials":
-        return SampleShape(materials.INPUT_SHAPE, materials.TARGET_SHAPE)
-    if not model.input_shape:
-        raise InputError(
-            f"dataset={dataset.name} makes samples of any shape the model takes: set it, as in "
-            f"model.input_shape=[32,32,3] (and model.target_shape=[2] for two outputs)"
-        )
-    return SampleShape(tuple(model.input_shape), tuple(model.target_shape) or (model.outputs,))
+    return DATASETS[dataset.name].shape(config)
 
 
 def find_function_facts(config: Config) -> user_function.SampleFacts | None:
@@ -232,90 +252,73 @@ def check(config: Config) -> None:
 
     No files are touched except those that a function has made. `config.model` has the run's shapes.
     """
-    dataset = config.dataset
+    dataset, model = config.dataset, config.model
     _check_name(dataset)
-    if dataset.name != synthetic.TOKENS and dataset.loader is None:
-        synthetic.check_model_takes_no_tokens(config)
-    if not decodes_in_training(dataset.name):
-        for key, is_set in (("workers", dataset.workers is not None), ("augment", not dataset.augment)):
-            if is_set:
-                raise InputError(
-                    f"dataset.{key} is of pictures that are decoded during training, and the samples of "
-                    f"dataset={dataset.name} are not: leave it out, or use dataset=imagenet_jpeg"
-                )
+    name, kind = dataset.name, DATASETS.get(dataset.name)
+    takes_tokens = not user_code.is_user_model(model) and networks.takes_tokens(model)
+    only_decoded = (
+        f" is of pictures that are decoded during training, and the samples of dataset={name} are not: leave it out, "
+        "or use dataset=imagenet_jpeg"
+    )
+    is_decoded = decodes_in_training(name)
+    _refuse({
+        f"model={model.name} takes token numbers, which dataset={name} does not have: choose "
+        f"dataset={synthetic.TOKENS}": takes_tokens and name != synthetic.TOKENS and dataset.loader is None,
+        f"dataset.workers{only_decoded}": dataset.workers is not None and not is_decoded,
+        f"dataset.augment{only_decoded}": not dataset.augment and not is_decoded,
+    })  # fmt: skip
     if dataset.loader is not None:
         return  # its batches show in the ranks
-    if user_function.has_function(dataset):
-        _check_function_samples(config)
-        return
-    kind = DATASETS[dataset.name]
-    real = dataset.name.removesuffix("_synthetic")
-    problems = {
-        f"dataset={dataset.name} is read from files: {kind.hint}, then set dataset.path or ${kind.variable}": (
-            dataset.path is None and kind.define is None
-        ),
-        f"dataset={dataset.name} is generated, not read: leave out dataset.path"
+    if kind is None or user_function.has_function(dataset):
+        return _check_fit(config, dataset.classes is not None)
+    real, has_classes = name.removesuffix("_synthetic"), kind.dtypes != ("float32",)
+    _refuse({
+        f"dataset={name} is read from files: {kind.hint}, then set dataset.path or ${kind.variable}":
+        dataset.path is None and kind.define is None,
+        f"dataset={name} is generated, not read: leave out dataset.path"
         + (f", or use dataset={real}" if real in DATASETS else ""): dataset.path is not None and kind.read is None,
-        f"dataset.feed={dataset.feed} keeps decoded pictures, and dataset={dataset.name} decodes them during training: "
-        "use dataset.feed=host, or dataset=imagenet": kind.root is not None and dataset.feed not in ("host", "fixed"),
-        f"hardware.node_copy copies the cache, and the files of dataset={dataset.name} are not part of it: copy them "
-        "yourself, and set dataset.path": kind.root is not None and config.hardware.node_copy is not None,
-    }
-    for line in (line for line, is_met in problems.items() if is_met):
-        raise InputError(line)
-    if kind.images:
-        images.check_model_takes_images(config)
-    elif kind.tokens:
-        synthetic.check_model_takes_tokens(config)
-    else:
-        _check_quantities(config, kind)
+        f"dataset.feed={dataset.feed} keeps decoded pictures, and dataset={name} decodes them during training: use "
+        "dataset.feed=host, or dataset=imagenet": is_decoded and dataset.feed not in ("host", "fixed"),
+        f"hardware.node_copy copies the cache, and the files of dataset={name} are not part of it: copy them yourself, "
+        "and set dataset.path": is_decoded and config.hardware.node_copy is not None,
+        f"dataset.dtype={dataset.dtype}: use {' or '.join(kind.dtypes)}, which dataset={name} has":
+        dataset.dtype not in kind.dtypes,
+        f"dataset={name} has quantities as targets: leave out dataset.classes":
+        dataset.classes is not None and not has_classes,
+        f"dataset.classes=null: set the number of classes of dataset={name}": dataset.classes is None and has_classes,
+    })  # fmt: skip
+    _check_fit(config, has_classes)
+
+
+def _check_fit(config: Config, has_classes: bool) -> None:
+    """Raise InputError where the model takes other samples than the dataset has."""
+    model, samples, name = config.model, _shape_samples(config), label(config)
+    has_own_loss = samples.fields is not None or user_code.has_user_loss(model)
+    is_function = user_function.has_function(config.dataset)
+    if is_function and user_code.is_user_model(model) and has_own_loss:
+        return  # what the functions make of the samples shows in the ranks
+    takes_classes = not model.target_shape or config.dataset.name == synthetic.TOKENS
+    kinds = "class numbers" if has_classes else "quantities", "class numbers" if takes_classes else "quantities"
+    advice = "choose another dataset or model"
+    resize = ", or set dataset.image_size" if len(samples.input_shape) == len(model.input_shape) == 3 else ""
+    _refuse({
+        f"dataset={name} has samples that are kept as they are ({samples.fields}), model={model.name} takes one array "
+        f"of floats or bytes: choose model={CUSTOM}, or another dataset": samples.fields is not None,
+        f"dataset={name} has samples of {samples.input_shape}, model={model.name} takes {tuple(model.input_shape)}: "
+        f"{advice}{resize}": samples.input_shape != tuple(model.input_shape),
+        f"dataset={name} has {kinds[0]} as targets, model={model.name} takes {kinds[1]}: {advice}":
+        has_classes != takes_classes,
+        f"dataset={name} has targets of {samples.target_shape}, model={model.name} takes {tuple(model.target_shape)}: "
+        f"{advice}": samples.target_shape != tuple(model.target_shape),
+        f"dataset={name} has {samples.classes} classes, model={model.name} has {model.outputs} outputs: choose another "
+        f"model, or set model.outputs{'' if is_function else ' or dataset.classes'}":
+        model.outputs < (samples.classes or 0),
+    })  # fmt: skip
 
 
 def decodes_in_training(name: str) -> bool:
     """Return whether the pictures of the dataset with this name are decoded when a batch needs them."""
     return name in DATASETS and DATASETS[name].root is not None
-
-
-def _check_function_samples(config: Config) -> None:
-    model, samples = config.model, user_function.sample_shape(config, cache_dir(config))
-    if user_code.is_user_model(model) and (samples.fields is not None or user_code.has_user_loss(model)):
-        return  # what the functions make of the samples shows in the ranks
-    if samples.fields is not None:
-        raise InputError(
-            f"dataset={label(config)} has samples that are kept as they are ({samples.fields}), model={model.name} "
-            f"takes one array of floats or bytes: choose model={CUSTOM}, or another dataset"
-        )
-    _check_shape(config, samples.input_shape, model.input_shape, "samples")
-    if samples.classes is None:
-        _check_shape(config, samples.target_shape, model.target_shape, "targets")
-    elif model.target_shape != list(samples.target_shape) or model.outputs < samples.classes:
-        raise InputError(
-            f"dataset={label(config)} has {samples.classes} classes, model={model.name} has {model.outputs} outputs"
-            f"{' that are quantities' if model.target_shape else ''}: choose another model, or set model.outputs"
-        )
-
-
-def _check_quantities(config: Config, kind: DatasetKind) -> None:
-    dataset, model = config.dataset, config.model
-    if dataset.path is None and kind.define is not None:
-        chunked = kind.define(config)
-        _check_shape(config, chunked.input_shape, model.input_shape, "samples")
-        _check_shape(config, chunked.target_shape, model.target_shape, "targets")
-    if dataset.classes is not None or dataset.dtype != "float32":
-        raise InputError(f"dataset={dataset.name} has float32 quantities: leave out dataset.classes and dataset.dtype")
-    if not model.target_shape:
-        raise InputError(
-            f"dataset={dataset.name} has quantities as targets, model={model.name} takes samples of "
-            f"{tuple(model.input_shape)} with class numbers: choose a dataset of images, or another model"
-        )
-
-
-def _check_shape(config: Config, shape: tuple[int, ...], expected: list[int], what: str) -> None:
-    if shape != tuple(expected):
-        raise InputError(
-            f"dataset={label(config)} has {what} of {shape}, model={config.model.name} takes {tuple(expected)}: "
-            "choose another dataset or model"
-        )
 
 
 def count_train_samples(dataset: DatasetSpec, samples: int | None = None) -> int:

@@ -56,7 +56,6 @@ def import_archive(config: Config, cache_dir: Path, path: Path) -> Path:
     line, for anything that is wrong.
     """
     dataset, samples = config.dataset, len(FILES) * IMAGES_PER_FILE
-    images.check_model_takes_square_rgb(config)
     if dataset.size != samples:
         raise InputError(f"dataset.size={dataset.size}: dataset=cifar10 is used complete, leave its size at {samples}")
     if (dataset.classes or 0) < CLASSES:

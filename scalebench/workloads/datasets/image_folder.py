@@ -66,7 +66,6 @@ def _identify(config: Config, path: Path, class_folders: list[Path]) -> dict[str
 
 def _list_checked_folders(config: Config, path: Path) -> list[Path]:
     """Return the class folders. Raises InputError where the model does not take their pictures or classes."""
-    images.check_model_takes_square_rgb(config)
     try:
         entries = sorted(find_root(path).iterdir())
         class_folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.core.errors import InputError
-from scalebench.core.spec import Config
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,35 +40,6 @@ def to_float32(images: NDArray[Any]) -> NDArray[np.float32]:
 def to_dtype(images: NDArray[np.uint8], dtype: str) -> NDArray[Any]:
     """Return the bytes as `dataset.dtype` says: float32 from -1 to 1, or unchanged."""
     return to_float32(images) if dtype == "float32" else images
-
-
-def check_model_takes_images(config: Config) -> None:
-    """Raise InputError unless the model takes images and has at least as many outputs as the dataset has classes."""
-    model, dataset = config.model, config.dataset
-    if len(model.input_shape) != 3:
-        raise InputError(
-            f"dataset={dataset.name} has images, model={model.name} takes samples of {tuple(model.input_shape)}: "
-            "choose a model for images, or another dataset"
-        )
-    if dataset.dtype == "int32":
-        raise InputError(f"dataset.dtype=int32 is for token numbers: dataset={dataset.name} has uint8 or float32")
-    if dataset.classes is None:
-        raise InputError(f"dataset.classes=null: set the number of classes of the images of dataset={dataset.name}")
-    if model.target_shape or model.outputs < dataset.classes:
-        raise InputError(
-            f"dataset={dataset.name} has {dataset.classes} classes, model={model.name} has {model.outputs} outputs"
-            f"{' that are quantities' if model.target_shape else ''}: choose another model, or lower dataset.classes"
-        )
-
-
-def check_model_takes_square_rgb(config: Config) -> None:
-    """Raise InputError unless the model takes square pictures with three channels, as those from files are made."""
-    height, width, channels = config.model.input_shape
-    if height != width or channels != 3:
-        raise InputError(
-            f"dataset={config.dataset.name} has square pictures of 3 channels, "
-            f"model={config.model.name} takes {(height, width, channels)}: set dataset.image_size, or another model"
-        )
 
 
 def load_pillow(dataset: str) -> ModuleType:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from scalebench.core.errors import InputError
 from scalebench.core.spec import Config
-from scalebench.workloads import networks, user_code
 from scalebench.workloads.datasets.cache import ChunkedDataset
 from scalebench.workloads.datasets.images import LABEL_DTYPE, to_dtype
 from scalebench.workloads.network import Shape
@@ -123,37 +122,3 @@ def make_token_dicts(
         "attention_mask": np.ones_like(tokens),
         "labels": tokens if labels == "tokens" else classes,
     }
-
-
-def check_model_takes_tokens(config: Config) -> None:
-    """Raise InputError unless the model takes tokens and has at least as many outputs as there are different tokens."""
-    dataset, model = config.dataset, config.model
-    if user_code.is_user_model(model) or not networks.takes_tokens(model):
-        raise InputError(
-            f"dataset={TOKENS} has token numbers, which model={model.name} does not look up: choose another dataset, "
-            "or model=gpt_small"
-        )
-    if dataset.classes is None or dataset.dtype != TOKEN_DTYPE:
-        raise InputError(
-            f"dataset={TOKENS} has a number of different tokens, which are {TOKEN_DTYPE}: set "
-            f"dataset.dtype={TOKEN_DTYPE} and dataset.classes"
-        )
-    if model.target_shape != model.input_shape:
-        raise InputError(
-            f"dataset={TOKENS} has a target for each of {model.input_shape} tokens, model={model.name} takes targets "
-            f"of {tuple(model.target_shape)}"
-        )
-    if model.outputs < dataset.classes:
-        raise InputError(
-            f"dataset={TOKENS} has {dataset.classes} different tokens, model={model.name} has {model.outputs} outputs: "
-            "lower dataset.classes, or raise model.outputs"
-        )
-
-
-def check_model_takes_no_tokens(config: Config) -> None:
-    """Raise InputError for a model that takes tokens, since the dataset has other samples."""
-    if not user_code.is_user_model(config.model) and networks.takes_tokens(config.model):
-        raise InputError(
-            f"model={config.model.name} takes token numbers, which dataset={config.dataset.name} does not have: choose "
-            f"dataset={TOKENS}"
-        )

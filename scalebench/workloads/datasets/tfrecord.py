@@ -14,7 +14,7 @@ import numpy as np
 
 from scalebench.core.errors import InputError
 from scalebench.core.spec import Config
-from scalebench.workloads.datasets import cache, images
+from scalebench.workloads.datasets import cache
 
 VERSION = 2
 HINT = "have a folder of TFRecord files named train-00000-of-01024, as made of ImageNet (https://image-net.org)"
@@ -30,7 +30,6 @@ def index_files(config: Config, cache_dir: Path, path: Path) -> Path:
     """Return the folder under `cache_dir` with the file name of each record, in the order of names and records, at most
     `dataset.size` of them. In the place of targets is where a record begins in its file, for the classes are in the
     records. Raises InputError, in one line, for anything that is wrong."""
-    images.check_model_takes_square_rgb(config)
     files = _list_files(path)
     stats = [file.stat() for file in files]
     identity = {

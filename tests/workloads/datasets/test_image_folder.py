@@ -162,7 +162,7 @@ def test_another_size_of_pictures_and_more_classes_than_outputs(folder):
         config.model.input_shape = [side, side, 3]
         assert cache.open_arrays(datasets.prepare(config))[0].shape == (12, side, side, 3)
     config.model.input_shape = [16, 20, 3]
-    with pytest.raises(InputError, match="square pictures of 3 channels"):
+    with pytest.raises(InputError, match=r"takes \(16, 20, 3\): .*or set dataset.image_size$"):
         datasets.prepare(config)
 
 
