@@ -1,7 +1,7 @@
 """The names of all files in the folder of a run, how a folder is known as a run's, and which files are removed.
 
-Nothing but plain files with exactly these names is ever removed or copied, and only in a folder that is a run's: a user
-may name any folder for a run, and has files there that no one else can make again.
+A folder with anything else in it is refused: a user may name any folder for a run, and has files there that no one else
+can make again. Nothing but plain files with exactly these names is ever removed or copied.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,6 +44,7 @@ TRY_SPEC_FILE = "try.json"  # the spec of one try of a batch search: as spec.jso
 LOCK_FILE = "scalebench.lock"  # exists while a program uses the folder, of a run or of a sweep
 HYDRA_FOLDER = ".hydra"
 HYDRA_FILES = frozenset({"config.yaml", "hydra.yaml", "overrides.yaml"})  # Hydra writes them before it calls us
+HYDRA_LOG = "scalebench.log"  # which it writes with hydra/job_logging=default
 RUN_ID_VARIABLE = "SCALEBENCH_RUN_ID"  # of the environment of ranks and their agents
 
 _RANK_TRACE = re.compile(r"trace(\d+)\.json\.gz")
@@ -71,7 +72,15 @@ OUTPUT_FILES = _match_any(
     numbered=r"rank\d+\.(json|log)|trace\d+\.json\.gz|monitor\d+\.parquet",
 )  # fmt: skip
 RECORD_FILES = _match_any(
-    SPEC_FILE, TRY_SPEC_FILE, RESULT_FILE, UNREADABLE_RESULT_FILE, JOB_FILE, JOB_RUNS_FILE, JOB_LOG
+    LOCK_FILE,
+    HYDRA_LOG,
+    SPEC_FILE,
+    TRY_SPEC_FILE,
+    RESULT_FILE,
+    UNREADABLE_RESULT_FILE,
+    JOB_FILE,
+    JOB_RUNS_FILE,
+    JOB_LOG,
 )
 
 Record = TypeVar("Record")
@@ -79,25 +88,14 @@ RunKey = tuple[str, int]  # fingerprint and repeat, by which resume=true knows a
 
 
 @dataclass
-class _SpecMarker:
-    """The fields by which spec.json and try.json are known as ours, of whichever version of scalebench."""
+class _Marker:
+    """The fields by which a folder is known as a run's, whichever version of scalebench wrote them: those of spec.json
+    and try.json, and of result.json, which stands alone where the scheduler refused a job."""
 
-    config: dict[str, Any]
-    places: list[Any]
     fingerprint: str
-
-
-@dataclass
-class _ResultMarker:
-    """Likewise of result.json, which stands alone where the scheduler refused a job."""
-
-    run_id: str
-    fingerprint: str
-    spec: dict[str, Any]
+    config: dict[str, Any] | None = None  # of a spec
+    spec: dict[str, Any] | None = None  # the same of a result
     status: str = ""
-
-
-MARKERS = {SPEC_FILE: _SpecMarker, TRY_SPEC_FILE: _SpecMarker, RESULT_FILE: _ResultMarker}
 
 
 @dataclass
@@ -203,13 +201,6 @@ def try_folder(folder: Path, batch: int, more_memory: bool = False) -> Path:
     return folder / f"try_{batch}{'_again' if more_memory else ''}"
 
 
-def try_folders(folder: Path) -> list[Path]:
-    """Return the folders of the launches of a run besides its own, as of a batch search; a folder that only has such
-    a name is none."""
-    paths = [path for path in folder.glob("try_*") if _TRY_FOLDER.fullmatch(path.name)]
-    return [path for path in paths if path.is_dir() and not path.is_symlink() and is_run_folder(path)]
-
-
 def launcher_log_name(folder: Path) -> str | None:
     """Return the name of the log of the program that started the ranks; None where it kept none."""
     return next((name for name in (MPIRUN_LOG, SRUN_LOG, COMMAND_LOG) if (folder / name).exists()), None)
@@ -257,60 +248,54 @@ def has_marker(path: Path, record_type: type) -> bool:
     return True
 
 
-def is_run_folder(folder: Path) -> bool:
-    """Return whether scalebench made a run in this folder, also one that did not come to its end."""
-    return any(has_marker(folder / name, record_type) for name, record_type in MARKERS.items())
+def _read_marker(folder: Path, *names: str) -> _Marker | None:
+    """Return the first marker of a run among these files, also of one that did not come to its end."""
+    for name in names:
+        with contextlib.suppress(OSError, ValueError):
+            marker = read_record(folder / name, _Marker, ignore_unknown=True)
+            if (marker.spec if name == RESULT_FILE else marker.config) is not None:
+                return marker
+    return None
 
 
 def read_run_key(folder: Path) -> RunKey | None:
     """Return the key of the run in `folder`, also of one that did not come to its end; None where there is none."""
-    for name, config in ((RESULT_FILE, "spec"), (SPEC_FILE, "config")):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            marker: Any = read_record(folder / name, MARKERS[name], ignore_unknown=True)
-            return marker.fingerprint, int(getattr(marker, config).get("repeat") or 0)
+    marker = _read_marker(folder, RESULT_FILE, SPEC_FILE)
+    with contextlib.suppress(ValueError, TypeError):
+        return marker and (marker.fingerprint, int((marker.spec or marker.config or {}).get("repeat") or 0))
     return None
 
 
 def has_successful_run(folder: Path) -> bool:
     """Return whether `folder` holds the result of a successful run, of whichever version of scalebench."""
-    with contextlib.suppress(OSError, ValueError):
-        return read_record(folder / RESULT_FILE, _ResultMarker, ignore_unknown=True).status == "ok"
-    return False
+    marker = _read_marker(folder, RESULT_FILE)
+    return marker is not None and marker.status == "ok"
 
 
 def refuse_foreign_folder(folder: Path) -> None:
-    """Raise InputError where `folder` is neither empty nor a run's, so that nothing of it may be touched, and where a
-    folder, link or pipe in it has the name of a file of ours, through which we would write elsewhere."""
+    """Raise InputError where `folder` holds anything but one run: files of a user, or a link, a pipe or a folder with
+    the name of a file of ours, through which we would write elsewhere."""
     if not has_foreign_content(folder, SPEC_FILE):
         return
-    if not is_run_folder(folder):
+    if _read_marker(folder, SPEC_FILE, RESULT_FILE) is None:
         raise InputError(f"{folder} is not empty and holds no run of scalebench; choose an empty or a new folder")
-    for path in sorted(folder.iterdir()):
-        if _TRY_FOLDER.fullmatch(path.name) and not path.is_symlink():
-            refuse_foreign_folder(path)
-        elif _TRY_FOLDER.fullmatch(path.name) or (
-            _is_own_name(path.name, OUTPUT_FILES, TRANSIENT_FILES, RECORD_FILES) and not _is_plain(path)
-        ):
-            raise InputError(f"{path} is a link, or else not a plain file, and scalebench writes there; remove it")
+    for path in _list_files(folder):
+        if not _is_own(path, folder):
+            raise InputError(f"{path} is no plain file of a run of scalebench; move it, or choose another folder")
 
 
 def has_foreign_content(folder: Path, marker: str, *others: str) -> bool:
     """Return whether `folder` holds more than Hydra's own files, a lock, `others`, and the temporary file of a
     `marker`. Raise InputError where it is not a folder, or could not be shown later."""
     check_folder_name(folder)
-    try:
-        with os.scandir(folder) as entries:
-            names = [
-                entry.name
-                for entry in entries
-                if not (entry.is_dir(follow_symlinks=False) and _is_made_by_hydra(Path(entry.path)))
-            ]
-    except FileNotFoundError:
-        return False
-    except NotADirectoryError:
-        raise InputError(f"{folder} is not a folder; choose another one") from None
-    temporaries = {name for name in names if (match := _TEMPORARY.fullmatch(name)) and match[1] == marker}
-    return bool(set(names) - temporaries - {LOCK_FILE, *others})
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is not a folder; choose another one")
+    for path in _list_files(folder):
+        temporary = _TEMPORARY.fullmatch(path.name)
+        is_known = path.name in (LOCK_FILE, *others) or (temporary is not None and temporary[1] == marker)
+        if not (is_known and path.parent == folder) and not _is_of_hydra(path, folder):
+            return True
+    return False
 
 
 def check_folder_name(folder: Path) -> None:
@@ -322,49 +307,33 @@ def check_folder_name(folder: Path) -> None:
         raise InputError(f"{name} is not UTF-8: rename it, or choose another folder") from None
 
 
-def _is_made_by_hydra(folder: Path) -> bool:
-    """Return whether only Hydra has written here; hydra.output_subdir may have given the folder another name."""
-    with contextlib.suppress(OSError):
-        names = set(os.listdir(folder))
-        return names <= HYDRA_FILES and (folder.name == HYDRA_FOLDER or "hydra.yaml" in names)
-    return False
-
-
 def remove_transient_files(folder: Path) -> None:
     """Remove the files by which parent and ranks communicated, also in the folders of tries."""
-    for path in (folder, *try_folders(folder)):
-        _remove(_own_files(path, TRANSIENT_FILES))
+    _remove(folder, lambda path: _has_name(path, TRANSIENT_FILES))
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the files of ranks whose parent was killed before it wrote result.json."""
-    _remove(_own_files(folder, OUTPUT_FILES, TRANSIENT_FILES))
-    for path in try_folders(folder):
-        _remove(_all_own_files(path))
-        _drop_if_empty(path)
+    """Remove the files of ranks whose parent was killed before it wrote result.json, and all of tries."""
+    _remove(
+        folder, lambda path: _TRY_FOLDER.fullmatch(path.parent.name) or _has_name(path, OUTPUT_FILES, TRANSIENT_FILES)
+    )
 
 
 def remove_run(folder: Path) -> None:
     """Remove a run, if it is there, with its folder if nothing else is in it. The caller knows that it is a run's."""
-    if not folder.is_dir():
-        return
-    _remove(path for path in _all_own_files(folder) if path.name != SPEC_FILE or path.parent != folder)
-    for path in [path for path in folder.iterdir() if _TRY_FOLDER.fullmatch(path.name)]:
-        _drop_if_empty(path)
-    for name in (HYDRA_FOLDER, SUBMITIT_FOLDER):
-        _drop_if_empty(folder / name)
-    if set(os.listdir(folder)) <= {SPEC_FILE, LOCK_FILE}:  # else it stays, as the mark of a folder that is ours
-        (folder / SPEC_FILE).unlink(missing_ok=True)
-    _drop_if_empty(folder)
+    _remove(folder, lambda path: path != folder / LOCK_FILE)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def copy_run(source: Path, target: Path) -> None:
     """Copy the files of a run into another folder: plain ones with names of ours. There may be links in `source` to
     files that only this user can read, made by others who can write there."""
-    for path in _all_own_files(source):
-        copy = target / path.relative_to(source)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy, follow_symlinks=False)
+    for path in _list_files(source):
+        if _is_own(path, source) and path.name != LOCK_FILE:
+            copy = target / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy, follow_symlinks=False)
 
 
 def is_owned(path: Path) -> bool:
@@ -375,36 +344,39 @@ def is_owned(path: Path) -> bool:
         return False
 
 
-def _all_own_files(folder: Path) -> Iterator[Path]:
-    """Yield the plain files of a run, with those of its tries, of Hydra and of its job."""
-    yield from list(_own_files(folder, OUTPUT_FILES, TRANSIENT_FILES, RECORD_FILES))
-    for name, files in ((HYDRA_FOLDER, HYDRA_FILES), (SUBMITIT_FOLDER, {JOB_SCRIPT})):
-        if not (folder / name).is_symlink():
-            yield from (path for file in files if _is_plain(path := folder / name / file))
-    for path in try_folders(folder):
-        yield from _all_own_files(path)
+def _list_files(folder: Path) -> Iterator[Path]:
+    """Yield all that lies below a folder but its subfolders; nothing of what a link leads to."""
+    for above, folders, files in os.walk(folder):
+        yield from (Path(above, name) for name in files)
+        yield from (path for name in folders if (path := Path(above, name)).is_symlink())
 
 
-def _own_files(folder: Path, *kinds: re.Pattern[str]) -> list[Path]:
-    return [path for path in sorted(folder.iterdir()) if _is_own_name(path.name, *kinds) and _is_plain(path)]
+def _is_own(path: Path, folder: Path) -> bool:
+    """Return whether `path` is a plain file that scalebench, or Hydra for it, may have written for the run there."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        return False
+    if path.parent == folder or (path.parent.parent == folder and _TRY_FOLDER.fullmatch(path.parent.name)):
+        return _has_name(path, OUTPUT_FILES, TRANSIENT_FILES, RECORD_FILES)
+    return path == folder / SUBMITIT_FOLDER / JOB_SCRIPT or _is_of_hydra(path, folder)
 
 
-def _is_own_name(name: str, *kinds: re.Pattern[str]) -> bool:
-    temporary = _TEMPORARY.fullmatch(name)
-    return any(kind.fullmatch(name if temporary is None else temporary[1]) for kind in kinds)
+def _is_of_hydra(path: Path, folder: Path) -> bool:
+    """Return whether Hydra wrote this file; hydra.output_subdir may have given its folder another name."""
+    is_its = path.parent.name == HYDRA_FOLDER or (path.parent / "hydra.yaml").is_file()
+    return path.parent.parent == folder and path.name in HYDRA_FILES and is_its and not path.is_symlink()
 
 
-def _is_plain(path: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return stat.S_ISREG(path.lstat().st_mode)
-    return False
+def _has_name(path: Path, *kinds: re.Pattern[str]) -> bool:
+    """Return whether a file has such a name, or is the temporary one of such a file."""
+    temporary = _TEMPORARY.fullmatch(path.name)
+    return any(kind.fullmatch(path.name if temporary is None else temporary[1]) for kind in kinds)
 
 
-def _remove(paths: Iterable[Path]) -> None:
-    for path in list(paths):
+def _remove(folder: Path, is_wanted: Callable[[Path], Any]) -> None:
+    """Remove those files of a run, the mark of its folder last, and then its subfolders that are empty."""
+    paths = [path for path in _list_files(folder) if _is_own(path, folder) and is_wanted(path)]
+    for path in sorted(paths, key=lambda path: path == folder / SPEC_FILE):
         path.unlink(missing_ok=True)
-
-
-def _drop_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+    for subfolder in {path.parent for path in paths} - {folder}:
+        with contextlib.suppress(OSError):
+            subfolder.rmdir()

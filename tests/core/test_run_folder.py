@@ -67,8 +67,7 @@ def test_a_run_is_removed_with_its_folder_unless_something_else_is_in_it(tmp_pat
     fill(tmp_path / "a")
     write_files(tmp_path / "a", ".hydra/config.yaml", ".hydra/notes", "slurm/job.sh")
     run_folder.remove_run(tmp_path / "a")
-    assert files_in(tmp_path / "a") == {*FOREIGN, ".hydra/notes", "spec.json"}
-    run_folder.refuse_foreign_folder(tmp_path / "a")  # it is still known as ours
+    assert files_in(tmp_path / "a") == {*FOREIGN, ".hydra/notes"}
     (tmp_path / "b").mkdir()
     write_spec(simulated_spec(), tmp_path / "b")
     write_files(tmp_path / "b", *OUTPUT, ".hydra/hydra.yaml")
@@ -119,34 +118,38 @@ def test_a_folder_is_known_by_its_spec_also_of_another_version_or_by_its_result(
         with pytest.raises(InputError, match=message):
             run_folder.refuse_foreign_folder(folder)
 
-    write_files(tmp_path, "notes.txt")
     for name, marker in {
         "spec.json": {"config": {}, "places": [], "fingerprint": "f", "key_of_tomorrow": 1},
         "result.json": {"run_id": "r", "fingerprint": "f", "spec": {}, "schema_version": 99},
     }.items():
+        write_files(tmp_path, "notes.txt")
         refuse()
         write_json(tmp_path / name, marker)
+        refuse(f"^{tmp_path}/notes.txt is no plain file of a run of scalebench; move it, or")
+        (tmp_path / "notes.txt").unlink()
         run_folder.refuse_foreign_folder(tmp_path)
         os.replace(tmp_path / name, tmp_path / "moved.json")
         (tmp_path / name).symlink_to(tmp_path / "moved.json")
         refuse()
         (tmp_path / name).unlink()
+        (tmp_path / "moved.json").unlink()
     os.mkfifo(tmp_path / "spec.json")
     refuse()
-    refuse(r"notes.txt is not a folder; choose another one", tmp_path / "notes.txt")
+    write_files(tmp_path, "file")
+    refuse(r"file is not a folder; choose another one", tmp_path / "file")
     # A log would be written through a link with a name of ours.
     run = tmp_path / "run"
     run.mkdir()
     write_spec(simulated_spec(), run)
     for name in ("rank0.log", "monitor.parquet", "try_3", ".rank0.json.1"):
         (run / name).symlink_to(tmp_path)
-        refuse(f"^{run}/{name} is a link, or else not a plain file, and scalebench writes", run)
+        refuse(f"^{run}/{name} is no plain file of a run", run)
         (run / name).unlink()
     write_files(run, "try_3/thesis.tex")
-    refuse(f"^{run}/try_3 is not empty and holds no run", run)
+    refuse(f"^{run}/try_3/thesis.tex is no plain file of a run", run)
     run_folder.remove_leftovers(run)
     run_folder.remove_run(run)
-    assert files_in(run) == {"spec.json", "try_3/thesis.tex"}
+    assert files_in(run) == {"try_3/thesis.tex"}
 
 
 def test_a_sweep_is_known_by_its_record_and_files_have_names_by_rank_node_and_batch(tmp_path):

@@ -64,14 +64,16 @@ def test_a_folder_with_files_of_a_user_is_refused_and_nothing_is_touched(call, w
     assert err.startswith("scalebench: . is not empty and holds no ") and files() == before
 
 
-def test_a_run_in_its_own_unfinished_folder_removes_only_files_of_runs(call):
+def test_a_run_in_its_own_unfinished_folder_replaces_files_of_runs_and_refuses_others(call):
     Path("r").mkdir()
     assert call(*SHORT, "hydra.run.dir=r")[0] == 0
     Path("r/result.json").unlink()
-    write_files("r/rank9.json", "r/notes.txt", "r/rank_list.json", "r/monitor.py")
+    before = write_files("r/rank9.json", "r/rank_list.json")
+    line = "scalebench: r/rank_list.json is no plain file of a run of scalebench; move it, or choose another folder\n"
+    assert call(*SHORT, "hydra.run.dir=r") == (2, line) and files() == before
+    Path("r/rank_list.json").unlink()
     assert call(*SHORT, "hydra.run.dir=r")[0] == 0
-    of_the_run = {".hydra", "rank0.json", "rank0.log", "result.json", "spec.json"}
-    assert set(os.listdir("r")) == of_the_run | {"notes.txt", "rank_list.json", "monitor.py"}
+    assert set(os.listdir("r")) == {".hydra", "rank0.json", "rank0.log", "result.json", "spec.json"}
 
 
 def test_hydra_may_write_before_us(call):
@@ -106,12 +108,14 @@ def test_a_sweep_touches_nothing_but_its_own_runs(call, words, line, resume):
     assert line.format(here=here) in err.replace(f"{here}/home", "home") and files() == before
 
 
-def test_resume_repeats_a_failed_run_and_keeps_what_a_user_put_beside_it(call):
+def test_resume_repeats_a_failed_run_unless_a_user_has_put_files_beside_it(call):
     assert call(*SWEEP, "hydra.sweep.dir=s", "strategy.options.fault=raise")[0] == 1
     first = read_result(Path("s/0/result.json"))
     Path("s/0/notes.txt").write_text("mine")
+    status, err = call(*SWEEP, "hydra.sweep.dir=s", "strategy.options.fault=raise", "resume=true")
+    assert status == 2 and "s/0/notes.txt is no plain file of a run" in err
+    Path("s/0/notes.txt").rename("notes.txt")
     assert call(*SWEEP, "hydra.sweep.dir=s", "strategy.options.fault=raise", "resume=true")[0] == 1
-    assert Path("s/0/notes.txt").read_text() == "mine"
     assert read_result(Path("s/0/result.json")).run_id != first.run_id
 
 
