@@ -261,8 +261,10 @@ def _read_marker(folder: Path, *names: str) -> _Marker | None:
 def read_run_key(folder: Path) -> RunKey | None:
     """Return the key of the run in `folder`, also of one that did not come to its end; None where there is none."""
     marker = _read_marker(folder, RESULT_FILE, SPEC_FILE)
+    if marker is None:
+        return None
     with contextlib.suppress(ValueError, TypeError):
-        return marker and (marker.fingerprint, int((marker.spec or marker.config or {}).get("repeat") or 0))
+        return marker.fingerprint, int((marker.spec or marker.config or {}).get("repeat") or 0)
     return None
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scalebench.analysis import load
 from scalebench.core.result import RankRecord, read_result
-from scalebench.core.run_folder import RESULT_FILE, RUN_ID_VARIABLE, rank_record_path, try_folders, write_rank_file
+from scalebench.core.run_folder import RESULT_FILE, RUN_ID_VARIABLE, rank_record_path, write_rank_file
 from scalebench.core.spec import DatasetSpec, StopSpec, TrainSpec, read_spec, write_spec
 from scalebench.measure.progress import RankProgress
 from scalebench.report import terminal
@@ -397,7 +397,7 @@ def test_a_framework_finds_its_largest_batch(strategy, start, limit_bytes, tmp_p
     assert all("out of memory" in str(each.reason) for each in too_large)
     assert f"{strategy} 2 devices  the largest batch is {found.batch_per_device} per device" in said
     assert all(each.rss_anon_bytes_max < limit_bytes for each in found.trials if each.rss_anon_bytes_max is not None)
-    assert all(find_run_processes(each) == [] for each in try_folders(folder))
+    assert all(find_run_processes(each) == [] for each in folder.glob("try_*"))
 
 
 @pytest.mark.slow
