@@ -6,30 +6,65 @@ import functools
 import importlib
 import inspect
 import json
+import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from scalebench.core.errors import InputError, unknown_name_message
+from scalebench.core import plugins
+from scalebench.core.errors import InputError, PluginError, describe_exception, unknown_name_message
 from scalebench.core.plugins import PluginEntry
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads.network import Network
-from scalebench.workloads.networks import plugin_networks, simple
+from scalebench.workloads.networks import simple
 
 NO_DEFAULT = inspect.Parameter.empty
 ANY_OPTION = "**"  # among the options of a function that accepts any keyword
 IMAGE, CURVE, VECTOR = ("height", "width", "channels"), ("positions", "channels"), ("numbers",)
-TOKENS = ("tokens",)  # integers, for each of which the network looks up a vector
+TOKENS = ("tokens",)  # integers, for each of which the network looks up a vector; so many class numbers are the target
 
 
 class NetworkEntry(NamedTuple):
     """The function that builds a network, and the inputs that it takes."""
 
     function: str  # "module:function", called as function(network, outputs, **settings, **options), the network empty
-    axes: tuple[str, ...] = IMAGE  # of its inputs
+    axes: tuple[str, ...] = IMAGE  # of its inputs; empty: the function checks them itself
     input_shape: Callable[[dict[str, Any]], Sequence[int]] | None = None  # of all options, if these determine it
-    target_per_token: bool = False  # a sample's target is a class number for each of its tokens
     settings: Mapping[str, Any] = MappingProxyType({})  # what makes this network of several alike, and is no option
+    plugin: PluginEntry | None = None  # that brings it
+
+    @property
+    def label(self) -> str:
+        return f"model '{self.plugin.name}' of {self.plugin.origin}" if self.plugin is not None else self.function
+
+    def load(self) -> Callable[..., Any]:
+        """Import the function. Raises PluginError where that of a plugin cannot be loaded or called like ours."""
+        if self.plugin is None:
+            module, _, name = self.function.partition(":")
+            function: Callable[..., Any] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+            return function
+        function = plugins.load_object(self.function, self.label)
+        if not callable(function):
+            raise PluginError(f"{self.label}: {self.function} is not a function")
+        try:
+            options = list(inspect.signature(function).parameters.values())[2:]
+            kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            required = [each.name for each in options if each.kind in kinds and each.default is NO_DEFAULT]
+            inspect.signature(function).bind("network", "outputs", **dict.fromkeys(required))
+        except (TypeError, ValueError) as error:
+            raise PluginError(
+                f"{self.label}: {self.function} should be a function(network, outputs, **options): {error}"
+            ) from None
+        return function
+
+    def list_options(self) -> dict[str, Any]:
+        """Return every option with its default, which is NO_DEFAULT for a required one."""
+        parameters = list(inspect.signature(self.load()).parameters.values())[2:]
+        options = [each for each in parameters if each.kind is not each.VAR_POSITIONAL]
+        defaults = {ANY_OPTION if each.kind is each.VAR_KEYWORD else each.name: each.default for each in options}
+        return {name: default for name, default in defaults.items() if name not in self.settings}
 
 
 NETWORKS: dict[str, NetworkEntry] = {
@@ -59,8 +94,8 @@ NETWORKS: dict[str, NetworkEntry] = {
     "densenet100_k12": NetworkEntry("cifar10_cnns:densenet", settings={"layers": 32}),
     "mlp": NetworkEntry("simple:mlp", VECTOR),
     "synthetic": NetworkEntry("simple:synthetic", CURVE, lambda options: simple.shape_sample(options["sample_bytes"])),
-    "gpt_small": NetworkEntry("language_models:gpt", TOKENS, lambda options: [options["sequence_length"]], True),
-    "lstm_small": NetworkEntry("language_models:lstm", TOKENS, lambda options: [options["sequence_length"]], True),
+    "gpt_small": NetworkEntry("language_models:gpt", TOKENS, lambda options: [options["sequence_length"]]),
+    "lstm_small": NetworkEntry("language_models:lstm", TOKENS, lambda options: [options["sequence_length"]]),
 }
 
 
@@ -72,26 +107,48 @@ def build_by_name(
     Raises InputError for an unknown name or option, an option of another type than its default, inputs with other axes
     than the network's, and inputs that are too small; PluginError where the code of a plugin fails.
     """
-    point = _plugin_point(name)
-    axes = () if point is not None else _entry(name).axes  # a plugin's network checks its inputs itself
-    if (axes and len(input_shape) != len(axes)) or not input_shape or min(input_shape) < 1:
-        expected = f" of shape ({', '.join(axes)})" if axes else ""
+    entry = _find_entry(name)
+    if (entry.axes and len(input_shape) != len(entry.axes)) or not input_shape or min(input_shape) < 1:
+        expected = f" of shape ({', '.join(entry.axes)})" if entry.axes else ""
         raise InputError(f"model={name} takes inputs{expected}, not model.input_shape={list(input_shape)}")
     if outputs < 1:
         raise InputError(f"model.outputs={outputs} should be at least 1")
-    _check_options(name, options or {}, option_defaults(name))
-    if point is None:
+    _check_options(name, options or {}, entry.list_options())
+    if entry.plugin is None:
         return _build_once(name, tuple(input_shape), outputs, json.dumps(options or {}))
-    network = Network(name, input_shape)
-    plugin_networks.add_nodes(point, network, outputs, options or {})
-    return network
+    return _build_for_plugin(entry, Network(name, input_shape), outputs, options or {})
 
 
 @functools.lru_cache(16)
 def _build_once(name: str, input_shape: tuple[int, ...], outputs: int, options: str) -> Network:
     """Build one of our networks, which nobody changes: the runs of a sweep and their baselines share theirs."""
-    network, entry = Network(name, input_shape), _entry(name)
-    _load(entry.function)(network, outputs, **entry.settings, **json.loads(options))
+    network, entry = Network(name, input_shape), NETWORKS[name]
+    entry.load()(network, outputs, **entry.settings, **json.loads(options))
+    return network
+
+
+def _build_for_plugin(entry: NetworkEntry, network: Network, outputs: int, options: dict[str, Any]) -> Network:
+    """Have a plugin's function add its nodes to the network, and return it.
+
+    Raises PluginError, with the traceback as its log, where the function fails or does not end in that number of
+    outputs. An InputError of the function passes through, since it is the user's mistake.
+    """
+    function, label = entry.load(), entry.label
+    try:
+        with redirect_stdout(sys.stderr):  # prints of user code are not part of our output
+            function(network, outputs, **options)
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{label} fails: {describe_exception(error)}", traceback.format_exc()) from error
+    per_token = (*network.input.shape, outputs) if network.count("embedding") else (outputs,)
+    if network.output.shape not in ((outputs,), per_token):
+        raise PluginError(
+            f"{label} ends in '{network.output.name}' of shape {network.output.shape}, and model.outputs={outputs} "
+            f"needs ({outputs},)"
+        )
+    if network.parameters == 0:
+        raise PluginError(f"{label} has nothing to train: no convolution, dense layer or normalization")
     return network
 
 
@@ -105,25 +162,28 @@ def resolve_input_shape(model: ModelSpec) -> list[int]:
 
     Raises as build_by_name does.
     """
-    entry = None if _plugin_point(model.name) is not None else _entry(model.name)
-    if entry is None or entry.input_shape is None:
+    entry = _find_entry(model.name)
+    if entry.input_shape is None:
         return model.input_shape
-    defaults = option_defaults(model.name)
+    defaults = entry.list_options()
     _check_options(model.name, model.options, defaults)
     return list(entry.input_shape(defaults | model.options))
 
 
 def resolve_target_shape(model: ModelSpec) -> list[int]:
     """Return the shape of one sample's target: that of the config, unless it follows from that of the sample."""
-    entry = None if _plugin_point(model.name) is not None else _entry(model.name)
-    return resolve_input_shape(model) if entry is not None and entry.target_per_token else model.target_shape
+    return resolve_input_shape(model) if _find_entry(model.name).axes == TOKENS else model.target_shape
 
 
 def takes_tokens(model: ModelSpec) -> bool:
     """Return whether samples are integers that the network looks up; False for an unknown network."""
-    if _plugin_point(model.name) is not None and model.input_shape:
-        return any(node.op == "embedding" for node in build_network(model).nodes)
-    return model.name in NETWORKS and NETWORKS[model.name].axes == TOKENS
+    if model.name in NETWORKS:
+        return NETWORKS[model.name].axes == TOKENS
+    return bool(
+        is_known(model.name)
+        and model.input_shape
+        and any(node.op == "embedding" for node in build_network(model).nodes)
+    )
 
 
 def has_changed_options(model: ModelSpec) -> bool:
@@ -132,7 +192,7 @@ def has_changed_options(model: ModelSpec) -> bool:
     Then `model.params` of the YAML does not hold.
     """
     entry = NETWORKS.get(model.name)
-    defaults = option_defaults(model.name) if entry is not None and entry.input_shape is not None else {}
+    defaults = entry.list_options() if entry is not None and entry.input_shape is not None else {}
     return any(defaults.get(key, value) != value for key, value in model.options.items())
 
 
@@ -141,39 +201,21 @@ def option_defaults(name: str) -> dict[str, Any]:
 
     Raises as build_by_name does.
     """
-    point = _plugin_point(name)
-    if point is not None:
-        return _defaults(plugin_networks.load_function(point), skip=2)
-    entry = _entry(name)
-    return {key: value for key, value in _defaults(_load(entry.function), skip=2).items() if key not in entry.settings}
+    return _find_entry(name).list_options()
 
 
 def is_known(name: str) -> bool:
     """Return whether scalebench or a plugin has a network of that name."""
-    return name in NETWORKS or _plugin_point(name) is not None
+    return name in NETWORKS or any(point.name == name for point in plugins.plugin_entries("models"))
 
 
-def _plugin_point(name: str) -> PluginEntry | None:
-    """Return the entry point of that name, unless it is a built-in network."""
-    return None if name in NETWORKS else plugin_networks.find_point(name)
-
-
-def _entry(name: str) -> NetworkEntry:
-    if name not in NETWORKS:
-        raise InputError(unknown_name_message("model", name, [*NETWORKS, *plugin_networks.names(), "custom"]))
-    return NETWORKS[name]
-
-
-def _load(reference: str) -> Callable[..., Any]:
-    module, _, name = reference.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    return function
-
-
-def _defaults(function: Callable[..., Any], skip: int = 0) -> dict[str, Any]:
-    parameters = list(inspect.signature(function).parameters.values())[skip:]
-    parameters = [each for each in parameters if each.kind is not each.VAR_POSITIONAL]
-    return {ANY_OPTION if each.kind is each.VAR_KEYWORD else each.name: each.default for each in parameters}
+def _find_entry(name: str) -> NetworkEntry:
+    if name in NETWORKS:
+        return NETWORKS[name]
+    points = {point.name: point for point in reversed(plugins.plugin_entries("models"))}
+    if name not in points:
+        raise InputError(unknown_name_message("model", name, [*NETWORKS, *points, "custom"]))
+    return NetworkEntry(points[name].target, axes=(), plugin=points[name])
 
 
 def _check_options(name: str, options: dict[str, Any], defaults: dict[str, Any]) -> None:
