@@ -20,8 +20,7 @@ from scalebench.strategies.base import (
 from scalebench.workloads.datasets.images import PIXEL_SCALE
 from scalebench.workloads.network import Array, Network, Node
 from scalebench.workloads.networks import build_network
-from scalebench.workloads.prefetch import prefetch
-from scalebench.workloads.source import Batch, Source
+from scalebench.workloads.source import Batch, Source, prefetch
 from scalebench.workloads.weights import initial_weights
 
 __all__ = [

@@ -1,22 +1,32 @@
-"""Seeded batches: the same samples in the same order under every framework and strategy."""
+"""Seeded batches: the same samples in the same order under every framework and strategy, read from memory or from the
+disk, and drawn ahead in a thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+import os
+import weakref
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, islice
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.core.errors import InputError
+from scalebench.core.machine.machine import find_file_system
 from scalebench.workloads.network import Shape
-from scalebench.workloads.uncached_rows import UncachedRows
 
 FEEDS = ("host", "fixed", "disk")
+IN_MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 Indices = NDArray[np.int64]
+T = TypeVar("T")
+END: Any = object()  # what the thread of prefetch gives when the iterable is over
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,12 @@ class ArrayReader:
     """Gathers the samples of a batch from arrays, as `feed` says; each batch is a new array."""
 
     def __init__(self, inputs: NDArray[Any], targets: NDArray[Any], feed: str) -> None:
-        self._read_inputs, self._read_targets = _row_reader(inputs, feed), _row_reader(targets, feed)
+        # Without "disk" asarray, since taking from a memmap would return memmaps. Each batch is a new array, since the
+        # previous one may still be in use.
+        self._read_inputs, self._read_targets = (
+            UncachedRows(array) if feed == "disk" else partial(np.take, np.asarray(array), axis=0)
+            for array in (inputs, targets)
+        )
 
     def read(self, batches: Iterable[BatchRows]) -> Iterator[Batch]:
         for rows, global_samples, _ in batches:
@@ -225,8 +240,72 @@ def _replica_slice(start: int, stop: int, replica: int, replicas: int) -> slice:
     return slice(begin, begin + share + (replica < rest))
 
 
-def _row_reader(array: NDArray[Any], feed: str) -> Callable[[Indices], NDArray[Any]]:
-    """Return a function from row indices to a new array each time, since the previous one may still be in use."""
-    if feed == "disk":
-        return UncachedRows(array)
-    return partial(np.take, np.asarray(array), axis=0)  # asarray, since taking from a memmap would return memmaps
+class UncachedRows:
+    """Reads samples of a memory-mapped .npy file with pread, past the page cache: `dataset.feed=disk`.
+
+    Before each batch the complete file is dropped from the page cache, so the kernel has to read from the disk.
+    Calling the object with indices of shape (n,) returns a new array of shape (n, *sample shape). Pages that any
+    process has touched through a memory map stay in memory, so the map itself must not be read meanwhile.
+
+    Raises InputError where the system cannot drop pages or where the file is on an in-memory file system, and
+    ValueError for an array that is not a memory-mapped file in C order.
+    """
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        if not isinstance(array, np.memmap) or array.filename is None or not array.flags.c_contiguous:
+            raise ValueError("reading from disk takes a memory-mapped .npy file in C order")
+        self.path = Path(array.filename)
+        if not hasattr(os, "posix_fadvise"):
+            raise InputError("dataset.feed=disk needs posix_fadvise, which this system lacks: use dataset.feed=host")
+        if (kind := find_file_system(self.path.resolve())) in IN_MEMORY_FILE_SYSTEMS:
+            raise InputError(
+                f"dataset.feed=disk cannot read {self.path} from a disk, since it is in memory ({kind}): "
+                "set dataset.cache (or hardware.node_copy, if it is used) to a folder on a disk, or dataset.feed=host"
+            )
+        self._shape, self._dtype = array.shape[1:], array.dtype
+        self._row_bytes: int = array.dtype.itemsize * math.prod(self._shape)
+        self._data_start: int = array.offset
+        self._file = os.open(self.path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._file)
+        os.fsync(self._file)  # dirty pages, which are not on the disk yet, cannot be dropped
+        # Without this the kernel reads ahead, and much of what it reads is never used.
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def __call__(self, indices: NDArray[np.int64]) -> NDArray[Any]:
+        rows = np.empty((len(indices), *self._shape), self._dtype)
+        # Drop the complete file: for a range the kernel would keep the pages that are only partly inside it.
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
+        flat = rows.reshape(len(indices), math.prod(self._shape))  # so that scalar labels are buffers, too
+        for row, index in zip(flat, indices.tolist(), strict=True):
+            offset = self._data_start + index * self._row_bytes
+            if os.preadv(self._file, [row.data], offset) != self._row_bytes:
+                raise OSError(f"{self.path} ends before sample {index}")
+        return rows
+
+
+def prefetch(iterable: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
+    """Yield the items of `iterable`, which a background thread draws up to `depth` items ahead.
+
+    An error of the iterable is raised here, after the items before it. The thread starts with the first `next` and
+    ends when the iterable does, or when this generator is closed or garbage-collected; closing waits for the item that
+    is being made. Raises ValueError, at the call, if depth is under 1.
+    """
+    if depth < 1:
+        raise ValueError(f"depth={depth} must be at least 1")
+    return _prefetch(iterable, depth)
+
+
+def _prefetch(iterable: Iterable[T], depth: int) -> Generator[T, None, None]:
+    items, ready = iter(iterable), deque[Future[T]]()
+    pool = ThreadPoolExecutor(1, "prefetch")
+    try:
+        ready.extend(pool.submit(next, items, END) for _ in range(depth + 1))  # one of them is in the thread's hand
+        while True:
+            item = ready.popleft().result()
+            if item is END:
+                return
+            ready.append(pool.submit(next, items, END))  # before the item is used
+            yield item
+            del item  # or one more batch would be alive than the queue holds
+    finally:
+        pool.shutdown(cancel_futures=True)

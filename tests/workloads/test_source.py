@@ -14,10 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.core.errors import InputError
-from scalebench.workloads import uncached_rows
-from scalebench.workloads.prefetch import prefetch
-from scalebench.workloads.source import Source
-from scalebench.workloads.uncached_rows import UncachedRows
+from scalebench.core.machine import machine
+from scalebench.workloads.source import Source, UncachedRows, prefetch
 
 
 def arrays(samples):
@@ -213,14 +211,14 @@ def test_every_batch_comes_from_the_disk_again(array):
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.R_OK), reason="needs a file system in memory")
 def test_file_systems_in_memory_are_recognized():
-    assert uncached_rows._file_system(Path("/dev/shm")) == "tmpfs"
-    assert uncached_rows._file_system(Path("/proc/self/status")) == "proc"
+    assert machine.find_file_system(Path("/dev/shm")) == "tmpfs"
+    assert machine.find_file_system(Path("/proc/self/status")) == "proc"
 
 
 def test_arrays_that_cannot_be_read_from_a_disk(array, monkeypatch):
     with pytest.raises(ValueError, match="memory-mapped"):
         UncachedRows(np.ones((3, 2)))
-    monkeypatch.setattr(uncached_rows, "_file_system", lambda path: "tmpfs")
+    monkeypatch.setattr("scalebench.workloads.source.find_file_system", lambda path: "tmpfs")
     message = r"inputs\.npy from a disk, since it is in memory.*dataset\.cache.*dataset\.feed=host"
     with pytest.raises(InputError, match=message):
         UncachedRows(array)

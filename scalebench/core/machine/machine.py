@@ -162,6 +162,13 @@ def cache_folder() -> Path:
     return folder
 
 
+def find_file_system(path: Path) -> str | None:
+    """Return the type of the file system of a path, that of the deepest mount above it, or None if unknown."""
+    parts = importlib.import_module("psutil").disk_partitions(all=True)
+    above = [(len(Path(part.mountpoint).parts), part.fstype) for part in parts if path.is_relative_to(part.mountpoint)]
+    return max(above, key=lambda mount: mount[0])[1] if above else None
+
+
 def oom_kills() -> int | None:
     """Return how many processes the kernel killed for memory since boot, on the host and not only of this run."""
     count = cpus.find_in_system_file(r"^oom_kill (\d+)$", "proc/vmstat")

@@ -16,8 +16,7 @@ from scalebench.strategies.base import GroupSum
 from scalebench.strategies.tensorflow.picture_reader import read_with_tensorflow
 from scalebench.workloads import datasets, records
 from scalebench.workloads.datasets import cache
-from scalebench.workloads.prefetch import prefetch
-from scalebench.workloads.source import Batch, Source
+from scalebench.workloads.source import Batch, Source, prefetch
 
 # Inputs and targets of one device; the inputs may be several tensors, where the user's samples are records.
 DevicePart = tuple[Any, tf.Tensor]

@@ -17,8 +17,7 @@ from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.tensorflow import batches, central_storage, observed, optimizer
 from scalebench.strategies.tensorflow.batches import DevicePart, TfBatches
 from scalebench.strategies.tensorflow.probes import DeviceResult
-from scalebench.workloads.prefetch import prefetch
-from scalebench.workloads.source import Source
+from scalebench.workloads.source import Source, prefetch
 
 
 class Tower(NamedTuple):

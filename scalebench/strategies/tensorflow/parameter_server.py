@@ -32,8 +32,7 @@ from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import split_evenly
 from scalebench.strategies.tensorflow.profiling import OBSERVED_STEPS
 from scalebench.workloads import datasets
-from scalebench.workloads.source import Source
-from scalebench.workloads.uncached_rows import UncachedRows
+from scalebench.workloads.source import Source, UncachedRows
 
 READ_TOKEN, RECORD_TOKEN = "scalebench.read", "scalebench.record"
 WRITE_PREFIXES = ("Assign", "ResourceApply")  # of the types of operations that change a variable

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from scalebench.strategies.script import batches as user_batches
 from scalebench.workloads import records
-from scalebench.workloads.prefetch import prefetch
-from scalebench.workloads.source import Batch, Source
+from scalebench.workloads.source import Batch, Source, prefetch
 
 CHUNK_SAMPLES = 4096
 

@@ -87,8 +87,11 @@ def test_interfaces_and_file_systems(monkeypatch):
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": [], "ib0": []})
     assert verdicts(dataclasses.replace(CLUSTER, interface="ib1"))["interface"] == ("only ib0 lo", DIFFERS)
     # The file system of a path.
-    assert {path: hardware_check.find_file_system(Path(path), MOUNTS) for path in KINDS} == KINDS
-    assert hardware_check.find_file_system(Path("/opt/x"), []) is None
+    parts = [SimpleNamespace(mountpoint=folder, fstype=kind) for folder, kind in MOUNTS]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: parts)
+    assert {path: machine.find_file_system(Path(path)) for path in KINDS} == KINDS
+    parts.clear()
+    assert machine.find_file_system(Path("/opt/x")) is None
 
 
 def test_the_folder_to_copy_to(tmp_path, monkeypatch):

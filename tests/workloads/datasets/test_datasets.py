@@ -11,7 +11,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.spec import Config, DatasetSpec, ModelSpec, StopSpec, TrainSpec
 from scalebench.workloads import datasets, user_code
 from scalebench.workloads.datasets import cache
-from scalebench.workloads.prefetch import prefetch
+from scalebench.workloads.source import prefetch
 from tests.builders.configs import image_config
 from tests.builders.runs import simulated_config, simulated_spec
 

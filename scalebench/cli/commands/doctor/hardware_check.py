@@ -34,7 +34,7 @@ from scalebench.config.compose import compose_config
 from scalebench.config.error_messages import EXPECTED_ERRORS, explain_error
 from scalebench.core.errors import InputError
 from scalebench.core.machine import machine
-from scalebench.core.machine.machine import Machine, cache_folder
+from scalebench.core.machine.machine import Machine, cache_folder, find_file_system
 from scalebench.core.spec import Config, HardwareSpec
 from scalebench.slurm.commands import Slurm, in_allocation
 from scalebench.slurm.partition import PartitionNode
@@ -183,19 +183,12 @@ def check_shared_folders(config: Config) -> list[CheckResult]:
         "scalebench": Path(scalebench.__file__).parent,
     }
     cache = Path(config.dataset.cache).expanduser() if config.dataset.cache else cache_folder()
-    mounts = [(part.mountpoint, part.fstype) for part in psutil.disk_partitions(all=True)]
-    return [_check_shared_folder(name, path, mounts) for name, path in {**stores, "data sets": cache}.items()]
+    return [_check_shared_folder(name, path) for name, path in {**stores, "data sets": cache}.items()]
 
 
-def find_file_system(path: Path, mounts: Sequence[tuple[str, str]]) -> str | None:
-    """Return the type of the file system of a path: that of the deepest mount (folder, type) above it."""
-    above = [(len(Path(folder).parts), kind) for folder, kind in mounts if path.is_relative_to(folder)]
-    return max(above, key=lambda mount: mount[0])[1] if above else None
-
-
-def _check_shared_folder(name: str, path: Path, mounts: Sequence[tuple[str, str]]) -> CheckResult:
+def _check_shared_folder(name: str, path: Path) -> CheckResult:
     """Check that a path is on a network file system. Whether the nodes mount it too, only a job can show."""
-    kind = find_file_system(path.absolute(), mounts)
+    kind = find_file_system(path.absolute())
     shared = kind in NETWORK_FILE_SYSTEMS or (kind or "").startswith("fuse.")
     on = f"{path} on {kind or 'an unknown file system'}"
     note = "" if shared else ": is that a disk of this host only?"
