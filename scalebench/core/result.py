@@ -75,7 +75,7 @@ class CollectiveRecord:
     """Times of one collective operation on one message size."""
 
     name: str  # of COLLECTIVES
-    size_bytes: int  # by the convention of nccl-tests: docs/explain/measuring.md
+    size_bytes: int  # by the convention of nccl-tests: docs/reference/results.md
     repeats: int = 0  # operations in each block
     block_s: list[float] = field(default_factory=list)
 
@@ -84,7 +84,7 @@ class CollectiveRecord:
 class TransferRecord:
     """Times of one kind of transfer between devices, or with host memory; ranks stand for their devices."""
 
-    kind: str  # as in docs/explain/measuring.md: send_one_way, memcpy, ...
+    kind: str  # as in docs/reference/results.md: send_one_way, memcpy, ...
     source: int | None  # rank; null: all of them at once
     target: int | None  # rank; equal to source for a device and its host memory
     size_bytes: int  # of one transfer in one direction

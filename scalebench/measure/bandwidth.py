@@ -1,6 +1,6 @@
 """Bandwidth between devices, and between devices and host memory, on request: bytes per second.
 
-docs/explain/measuring.md defines each kind of transfer.
+docs/reference/results.md defines each kind of transfer.
 """
 
 from __future__ import annotations

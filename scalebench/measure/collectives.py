@@ -1,6 +1,6 @@
 """The strategy's collective operations by message size, on request: latency and bandwidth.
 
-Sizes are those of nccl-tests, powers of four here; docs/explain/measuring.md defines the size of each operation.
+Sizes are those of nccl-tests, powers of four here; docs/reference/results.md defines the size of each operation.
 """
 
 from __future__ import annotations

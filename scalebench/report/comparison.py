@@ -155,7 +155,7 @@ def format_p(p: float | None) -> str:
 
 
 def make_json(comparison: Comparison, exit_code: int) -> str:
-    """Return the comparison as JSON. Its schema is in docs/guides/compare.md; only new keys keep `version`."""
+    """Return the comparison as JSON. Its keys are in docs/reference/results.md; only new keys keep `version`."""
 
     def pick(source: object, names: str) -> dict[str, object]:
         return {name: getattr(source, name) for name in names.split()}

@@ -1,5 +1,5 @@
 """Rules for the usual causes of lost efficiency: the part, the facts that a rule needs, its condition, and three texts
-that are filled in with facts. docs/explain/attribution.md lists conditions and remedies.
+that are filled in with facts. docs/explain/attribution.md lists causes and remedies.
 """
 
 from __future__ import annotations
