@@ -14,14 +14,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import configure_log
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from scalebench.config import compose
 from scalebench.config.error_messages import EXPECTED_ERRORS, explain_bare_word, explain_error, explain_switch
@@ -36,14 +37,6 @@ if TYPE_CHECKING:
     from scalebench.sweeps.task import SweepSession
 
 _printed_warnings: set[str] = set()  # of this process
-
-
-class Composed(NamedTuple):
-    """The composed configuration of a command line."""
-
-    loader: compose.Loader
-    config: DictConfig
-    single: RunSpec | None  # None: a sweep
 
 
 def main(arguments: list[str]) -> int:
@@ -70,61 +63,67 @@ def run(
     session: SweepSession | None = None
     with process.interrupt_at_signals(), _own_hydra():
         try:
-            composed = _compose([*arguments, *more], is_single)
-            if composed is None:
-                return 0, None
-            from scalebench.sweeps.hydra_launcher import make_context, run_sweep
+            options = read_arguments([*arguments, *more])
+            _register_and_warn()
+            shows = options.cfg or options.info or options.help or options.hydra_help or options.shell_completion
+            if shows or options.resolve or (options.run and options.multirun):  # or switches that contradict each other
+                return _call_hydra(options), None
+            loader, config, spec = _compose(options, is_single)
+            for key in ("callbacks", "job.chdir", "job.env_set"):
+                if OmegaConf.select(config.hydra, key):
+                    raise InputError(f"hydra.{key} has no effect on runs of scalebench; leave it out")
+            from scalebench.sweeps.hydra_launcher import run_sweep
             from scalebench.sweeps.task import SweepSession  # their imports take longer than a refusal
 
-            session = SweepSession(arguments, shows_tables)
-            if composed.single is None:
-                run_sweep(session, composed.loader, composed.config)
+            configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+            session = SweepSession(arguments, config, loader, shows_tables)
+            if spec is None:
+                run_sweep(session, loader, config)
             else:
-                context = make_context(composed.loader, composed.config)
-                session.run_single(composed.single, composed.config, context)
+                session.run_single(spec)
             return session.finish(), session.folder
-        except (*EXPECTED_ERRORS, OSError) as error:
-            return _end_early(session, error, arguments)
-        except Exception as error:
-            if _has_started(session) or os.environ.get("SCALEBENCH_TRACEBACK"):
-                raise
-            return _end_early(session, error, arguments)
-        except SystemExit as end:  # raised by Hydra's own switches
-            return int(end.code or 0), None
         except KeyboardInterrupt as interrupt:
-            _stop_sweep(session, str(interrupt) or "cancelled")
+            _stop(session, str(interrupt) or "cancelled")
             raise
+        except Exception as error:
+            is_expected = isinstance(error, (*EXPECTED_ERRORS, OSError))
+            has_started = session is not None and session.has_started()
+            if not is_expected and (has_started or os.environ.get("SCALEBENCH_TRACEBACK")):
+                raise
+            line = explain_error(error, list(arguments))
+            if session is None or not has_started:
+                raise InputError(line) from None
+            line = process.describe_error(error) if isinstance(error, OSError) else line
+            way_out = "" if session.sweep is None else "; the sweep ends here, and resume=true does the rest"
+            _stop(session, f"{line}{way_out}")
+            return 1, session.folder
         finally:
             if session is not None:
                 session.release()
 
 
-def _compose(arguments: list[str], is_single: bool) -> Composed | None:
-    """Compose what the arguments describe, and check a single run. Return None where Hydra has answered."""
-    options = read_arguments(arguments)
-    _register_and_warn()
-    if _is_for_hydra(options):
-        _call_hydra(options)
-        return None
+def _compose(options: argparse.Namespace, is_single: bool) -> tuple[compose.Loader, DictConfig, RunSpec | None]:
+    """Compose what the options describe. Return it with its loader, and the checked spec of a single run; None for a
+    sweep."""
     loader = compose.make_loader(options.config_path, options.config_dir)
     compose_line = partial(loader.load_command_line, options.config_name or "config")
+    as_sweep = options.overrides  # in the folder that is named for a run
+    if not options.multirun and not any(word.startswith("hydra.sweep.dir=") for word in as_sweep):
+        as_sweep = [re.sub(r"^hydra\.run\.dir=", "hydra.sweep.dir=", word) for word in as_sweep]
     config = compose_line(options.overrides, options.multirun)
     if config.hydra.mode == RunMode.MULTIRUN:
         if is_single:
             raise InputError("several values, or sweep=NAME, are a sweep: call scalebench.sweep instead of run")
-        as_sweep = make_sweep_overrides(options.overrides)
-        if not options.multirun and as_sweep != options.overrides:
-            config = compose_line(as_sweep, True)
-        return Composed(loader, config, None)
+        return loader, config if as_sweep == options.overrides else compose_line(as_sweep, True), None
     spec = resolve(compose.to_config(config))
     if spec.repeats == 1:
-        return Composed(loader, config, spec)
+        return loader, config, spec
     if is_single:
         raise InputError(
             'measure.repeats makes a sweep of a run: scalebench.sweep({"strategy": ["ddp"]}, ...), or '
             'measure={"repeats": 1}'
         )
-    return Composed(loader, compose_line(make_sweep_overrides(options.overrides), True), None)
+    return loader, compose_line(as_sweep, True), None
 
 
 def _register_and_warn() -> None:
@@ -177,48 +176,24 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _is_for_hydra(options: argparse.Namespace) -> bool:
-    """Return whether Hydra is to answer: about the config or itself, or that its switches contradict each other."""
-    shows = options.cfg or options.info or options.help or options.hydra_help or options.shell_completion
-    return bool(shows or options.resolve or (options.run and options.multirun))
-
-
-def _call_hydra(options: argparse.Namespace) -> None:
+def _call_hydra(options: argparse.Namespace) -> int:
+    """Have Hydra answer its own switches, and return its exit status."""
     argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = ["scalebench", *options.switches, *options.overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # it raises its errors, which become one line
     try:
         hydra.main(version_base=compose.HYDRA_VERSION, config_path=str(conf_dir()), config_name="config")(main)()
+    except SystemExit as end:
+        return int(end.code or 0)
     finally:
         sys.argv = argv
         del os.environ["HYDRA_FULL_ERROR"]
         if full_error is not None:
             os.environ["HYDRA_FULL_ERROR"] = full_error
+    return 0
 
 
-def make_sweep_overrides(overrides: list[str]) -> list[str]:
-    """Turn the overrides of a single run into those of a sweep, whose folder is that of the run."""
-    if any(override.startswith("hydra.sweep.dir=") for override in overrides):
-        return overrides
-    return [re.sub(r"^hydra\.run\.dir=", "hydra.sweep.dir=", override) for override in overrides]
-
-
-def _has_started(session: SweepSession | None) -> bool:
-    return session is not None and session.has_started()
-
-
-def _end_early(session: SweepSession | None, error: Exception, arguments: Sequence[str]) -> tuple[int, Path | None]:
-    """Report the finished runs after an error outside of any run; raise InputError where nothing was started."""
-    line = explain_error(error, list(arguments))
-    if session is None or not session.has_started():
-        raise InputError(line) from None
-    line = process.describe_error(error) if isinstance(error, OSError) else line
-    way_out = "" if session.sweep is None else "; the sweep ends here, and resume=true does the rest"
-    _stop_sweep(session, f"{line}{way_out}")
-    return 1, session.folder
-
-
-def _stop_sweep(session: SweepSession | None, line: str) -> None:
+def _stop(session: SweepSession | None, line: str) -> None:
     """Report the finished runs of a sweep, which a second Ctrl-C interrupts."""
     process.print_error(line)
     try:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalebench.core import process
 from scalebench.core.errors import InputError
-from scalebench.core.folder_lock import FolderLock
+from scalebench.core.folder_lock import FolderLock, clear_run_folder
 from scalebench.core.result import Result
-from scalebench.core.run_folder import JOB_FILE, RunKey
+from scalebench.core.run_folder import JOB_FILE, RunKey, copy_run
 from scalebench.core.spec import RunSpec
 from scalebench.slurm.commands import Slurm, in_allocation
 from scalebench.slurm.submit import Submission, read_submission, submit_job
@@ -20,6 +22,7 @@ from scalebench.sweeps.time_estimate import estimate_s
 
 if TYPE_CHECKING:
     from scalebench.runner.jobs import JobRequest, PlannedJob
+    from scalebench.sweeps.plan import SweepRun
 
 
 class UserDetached(KeyboardInterrupt):
@@ -31,22 +34,31 @@ def is_submitted(spec: RunSpec) -> bool:
     return spec.can_start and is_for_cluster(spec)
 
 
+def select_submitted(runs: Sequence[SweepRun]) -> list[SweepRun]:
+    """Return those of the runs that become jobs."""
+    return [run for run in runs if run.earlier is None and is_submitted(run.spec)]
+
+
 def is_for_cluster(spec: RunSpec) -> bool:
     """Return whether this run is one for a scheduler, and not within an allocation already."""
     hardware = spec.config.hardware
     return hardware.scheduler == "slurm" and not hardware.this_machine and not in_allocation()
 
 
-def run_single(spec: RunSpec, folder: Path, console: Console, resume: bool) -> Result:
-    """Return the result of a single run, done by the scheduler in `folder`."""
-    from scalebench.runner.jobs import JobRequest, PlannedJob
-
-    request = JobRequest(0, spec, folder)
-    if resume and match_running({0: ((spec.fingerprint, spec.config.repeat), folder)}, find_running([spec], folder)):
-        request.adopted = True
-    jobs = [] if request.adopted else [PlannedJob(folder, [[request]])]
-    ((_, result),) = follow_jobs(jobs, [request] if request.adopted else [], console, resume)
-    return result
+def adopt(submitted: Sequence[SweepRun], planned: Sequence[SweepRun], sweep_dir: Path) -> list[SweepRun]:
+    """Have those of the runs whose jobs still run, since only the program that submitted them was killed, follow these.
+    Return the baselines that such a job does once more."""
+    running = find_running([run.spec for run in submitted], sweep_dir.parent)
+    matched = match_running(submitted, running)
+    for run, folder in matched.items():
+        run.adopted = folder
+    by_key = {run.key: run for run in planned}
+    more = [
+        (by_key[key], folder)
+        for folder, key in running.items()
+        if folder.parent == sweep_dir and folder.name.isdecimal() and key in by_key and folder not in matched.values()
+    ]
+    return [replace(run, added=True, earlier=None, adopted=folder, number=int(folder.name)) for run, folder in more]
 
 
 def find_running(specs: Sequence[RunSpec], root: Path) -> dict[Path, RunKey]:
@@ -57,22 +69,60 @@ def find_running(specs: Sequence[RunSpec], root: Path) -> dict[Path, RunKey]:
     return find_running_jobs(root, Slurm(_find_slurm_bin(specs))) if specs else {}
 
 
-def match_running(runs: Mapping[int, tuple[RunKey, Path]], running: Mapping[Path, RunKey]) -> dict[int, Path]:
+def match_running(runs: Sequence[SweepRun], running: Mapping[Path, RunKey]) -> dict[SweepRun, Path]:
     """Return the folder of the running job of each of these runs that has one: its own folder, else the one that was
     submitted last. Raise InputError where a run's own folder is used by a job of another run."""
-    matched: dict[int, Path] = {}
-    for number, (key, own) in runs.items():
-        folders = [folder for folder, other in running.items() if other == key]
-        if folders:
-            matched[number] = own if own in folders else folders[-1]
-        elif own in running:
-            raise InputError(f"{own} is where a job of another run still runs; choose another hydra.sweep.dir")
-    own_folders = {own for _, own in runs.values()}
-    if any(folder in own_folders and folder != runs[number][1] for number, folder in matched.items()):
+    matched: dict[SweepRun, Path] = {}
+    for run in runs:
+        same = [folder for folder, key in running.items() if key == run.key]
+        if same:
+            matched[run] = run.folder if run.folder in same else same[-1]
+        elif run.folder in running:
+            raise InputError(f"{run.folder} is where a job of another run still runs; choose another hydra.sweep.dir")
+    own_folders = {run.folder for run in runs}
+    if any(folder in own_folders and folder != run.folder for run, folder in matched.items()):
         raise InputError(
             "jobs of this sweep still run under other numbers of it; give its arguments in the order that they had"
         )
     return matched
+
+
+def follow(
+    jobs: Sequence[Sequence[Sequence[SweepRun]]],
+    adopted: Sequence[SweepRun],
+    folder: Path,
+    console: Console,
+    resume: bool,
+) -> Iterator[tuple[SweepRun, Result]]:
+    """Submit these jobs, lists of units, and follow them and the jobs of adopted runs, as `follow_jobs` does. Yield
+    each run when its result is in its folder; `folder` is that of the sweep."""
+    from scalebench.runner.jobs import JobRequest, PlannedJob
+
+    runs = {run.number: run for run in (*itertools.chain(*itertools.chain(*jobs)), *adopted)}
+    requests = {
+        number: JobRequest(number, run.spec, run.adopted or run.folder, run.adopted is not None, run.bare)
+        for number, run in runs.items()
+    }
+    for request in requests.values():
+        if resume and not request.adopted:  # a run that was not successful
+            clear_run_folder(request.folder, of_ended_job=(request.folder / JOB_FILE).exists())
+    planned = []
+    for job in jobs:
+        numbers = [run.number for unit in job for run in unit]
+        of_job = requests[numbers[0]].folder if len(numbers) == 1 else folder.absolute() / f"job{min(numbers)}"
+        planned.append(PlannedJob(of_job, [[requests[run.number] for run in unit] for unit in job]))
+    for request, result in follow_jobs(planned, [requests[run.number] for run in adopted], console, resume):
+        run = runs[request.number]
+        with delay_interrupts():
+            copy_earlier_run(request.folder, run.folder)
+        yield run, result
+
+
+def copy_earlier_run(earlier: Path, folder: Path) -> None:
+    """Copy an earlier run into a sweep, so that the sweep's folder is complete by itself."""
+    if earlier.resolve() != folder.resolve():
+        clear_run_folder(folder)
+        copy_run(earlier, folder)
 
 
 def follow_jobs(

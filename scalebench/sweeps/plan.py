@@ -7,8 +7,7 @@ import functools
 import itertools
 import math
 import random
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,10 +16,9 @@ from omegaconf import DictConfig
 
 from scalebench.config.compose import to_config
 from scalebench.config.resolve import resolve
-from scalebench.core import result as results
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.errors import InputError
-from scalebench.core.run_folder import RESULT_FILE, RunKey, is_owned, read_run_key
+from scalebench.core.run_folder import RunKey
 from scalebench.core.spec import SWEEP_REPEATS, RunSpec, has_stop
 from scalebench.slurm.commands import in_allocation
 
@@ -31,18 +29,21 @@ MAX_COHORT_RUNS = 16  # a round should be short beside the changes of the machin
 KEPT = "done before, kept"  # of a run that resume=true does not repeat
 
 
-@dataclass
+@dataclass(eq=False)
 class SweepRun:
-    """One run of a sweep, by its overrides."""
+    """A single run, or one run of a sweep."""
 
     overrides: list[str]
     spec: RunSpec
     added: bool = False  # a baseline that the user has not named
     earlier: Path | None = None  # folder of an equal run that was successful (resume)
+    adopted: Path | None = None  # folder of an equal run whose job still runs (resume)
     bare: str | None = None  # fingerprint of its baseline without a wrapper
     number: int = 0  # in its sweep, and by default the name of its folder
+    folder: Path = Path()  # its own, once it has a number
     may_go_on: bool = False  # with further repeats: how many there are has been left to the sweep
     place: int | None = None  # among the runs that the user has named
+    tried_turns: bool = False  # beside others, among which there was no room for it
     key: RunKey = field(init=False)
 
     def __post_init__(self) -> None:
@@ -213,57 +214,54 @@ def turns_reason(spec: RunSpec) -> str | None:
 
 
 def find_unit(
-    positions: Sequence[int], planned: list[SweepRun], unused: Iterator[int], alone: Collection[int] = ()
-) -> list[int]:
-    """Return the position in `planned` of the first of these runs and of those that take turns with it, the reference
-    first. `alone` take no turns.
+    rest: Sequence[SweepRun], planned: list[SweepRun], unused: Iterator[int], alone: Collection[SweepRun] = ()
+) -> list[SweepRun]:
+    """Return the first run of `rest` and those that take turns with it, the reference first. `alone` take no turns.
 
     Where the bare baselines of these runs have taken turns with others, they are planned once more, with numbers that
     are `unused`: ratios between the runs of different cohorts rest on baselines in each.
     """
 
-    def key_of(position: int) -> object:
-        run = planned[position]
-        return None if run.earlier is not None or position in alone else cohort_key(run.spec)
+    def key_of(run: SweepRun) -> object:
+        return None if run.earlier is not None or run in alone else cohort_key(run.spec)
 
-    key = key_of(positions[0])
+    key = key_of(rest[0])
     if key is None:
-        return [positions[0]]
+        return [rest[0]]
     bares = {run.bare for run in planned}
-    unit = [position for position in positions if key_of(position) == key]
-    unit = sorted(unit, key=lambda position: planned[position].spec.fingerprint not in bares)[:MAX_COHORT_RUNS]
-    present = {planned[position].spec.fingerprint for position in unit}
+    unit = [run for run in rest if key_of(run) == key]
+    unit = sorted(unit, key=lambda run: run.spec.fingerprint not in bares)[:MAX_COHORT_RUNS]
+    present = {run.spec.fingerprint for run in unit}
     baselines = []
-    for bare in dict.fromkeys(planned[position].bare for position in unit):
+    for bare in dict.fromkeys(run.bare for run in unit):
         same = (run for run in planned if run.spec.fingerprint == bare and cohort_key(run.spec) == key)
         if bare not in present and (run := next(same, None)) is not None:
-            baselines.append(len(planned))
-            planned.append(dataclasses.replace(run, added=True, earlier=None, number=next(unused)))
+            baselines.append(dataclasses.replace(run, added=True, earlier=None, number=next(unused)))
+    planned += baselines
     return [*baselines, *unit]
 
 
-def plan_jobs(positions: Sequence[int], planned: list[SweepRun], unused: Iterator[int]) -> list[list[list[int]]]:
-    """Return the jobs that do the runs at these positions, as lists of units, which follow each other and whose runs
-    take turns. Baselines are added as in `find_unit`. Raise InputError where hardware.slurm differs within a job.
+def plan_jobs(runs: Sequence[SweepRun], planned: list[SweepRun], unused: Iterator[int]) -> list[list[list[SweepRun]]]:
+    """Return the jobs that do these runs, as lists of units, which follow each other and whose runs take turns.
+    Baselines are added as in `find_unit`. Raise InputError where hardware.slurm differs within a job.
 
     Runs of one size share a job. A training to a stop and a search take no turns and may be long: each has its own.
     """
-    groups: dict[object, list[int]] = {}
-    for position in positions:
-        spec = planned[position].spec
-        way = spec.config.hardware.slurm.jobs
-        is_own = way == "per_run" or has_stop(spec.config.train.stop) or spec.config.measure.search != "none"
-        size = (spec.gpus, spec.config.hardware.name, repr(spec.config.hardware.slurm))
-        key = position if is_own else "one job" if way == "one" else size
-        groups.setdefault(key, []).append(position)
-    if len({repr(planned[position].spec.config.hardware.slurm) for position in groups.get("one job", [])}) > 1:
+    groups: dict[object, list[SweepRun]] = {}
+    for run in runs:
+        config = run.spec.config
+        way = config.hardware.slurm.jobs
+        is_own = way == "per_run" or has_stop(config.train.stop) or config.measure.search != "none"
+        size = (run.spec.gpus, config.hardware.name, repr(config.hardware.slurm))
+        groups.setdefault(run if is_own else "one job" if way == "one" else size, []).append(run)
+    if len({repr(run.spec.config.hardware.slurm) for run in groups.get("one job", [])}) > 1:
         raise InputError("hardware.slurm.jobs=one: hardware.slurm differs between the runs of this sweep")
     jobs = []
     for rest in groups.values():
-        units: list[list[int]] = []
+        units: list[list[SweepRun]] = []
         while rest:
             units.append(find_unit(rest, planned, unused))
-            rest = [position for position in rest if position not in units[-1]]
+            rest = [run for run in rest if run not in units[-1]]
         jobs.append(units)
     return jobs
 
@@ -320,50 +318,6 @@ def _make_baselines(run: SweepRun, resolve_cached: Callable[..., RunSpec]) -> li
     for each in (run, *runs):
         each.bare = bare
     return [baseline for baseline in runs if baseline.spec.can_start]
-
-
-def number_runs(
-    planned: Sequence[SweepRun], first: int = 0, present: Mapping[int, RunKey] | None = None
-) -> Iterator[int]:
-    """Number these runs: one that is `present` in the folder of a resumed sweep keeps its number, and the others get
-    those from `first` on that no run has. Return the numbers after these, for baselines that are repeated."""
-    taken = present or {}
-    own = {key: number for number, key in taken.items()}
-    unused = (number for number in itertools.count(first) if number not in taken)
-    for run in planned:
-        run.number = own[run.key] if run.key in own else next(unused)
-    return unused
-
-
-def find_numbers(sweep_dir: Path, earlier: Mapping[RunKey, Path]) -> dict[int, RunKey]:
-    """Map the number of each run in the folder of a sweep, whatever became of it, to its key. Of equal runs the last is
-    that of `earlier`, or the first one."""
-    keys: dict[int, RunKey] = {}
-    for folder in sweep_dir.glob("[0-9]*"):
-        if re.fullmatch(r"0|[1-9]\d*", folder.name, re.ASCII) and (key := read_run_key(folder)) is not None:
-            keys[int(folder.name)] = key
-    last_is_own = sorted(keys, key=lambda number: (earlier.get(keys[number]) == sweep_dir / str(number), -number))
-    return {number: keys[number] for number in last_is_own}
-
-
-def find_earlier_results(sweep_dir: Path) -> dict[RunKey, Path]:
-    """Map (fingerprint, repeat) to the folder of a successful run: the sweep's own, which nothing may replace, else
-    the latest of the sweeps beside it. Unreadable files are skipped, and results of other users, who may write what
-    they like into a shared folder."""
-    latest: dict[RunKey, tuple[bool, str, Path]] = {}
-    paths = {*sweep_dir.parent.rglob(RESULT_FILE), *sweep_dir.rglob(RESULT_FILE)}  # the latter may be a link
-    for path in sorted(paths):
-        if not (is_owned(path) and is_owned(path.parent)):
-            continue
-        try:
-            result = results.read_result(path)
-        except InputError:
-            continue
-        if result.status == "ok":
-            key = (result.fingerprint, result.scale.repeat)
-            candidate = (sweep_dir in path.parents, result.started_at, path.parent)
-            latest[key] = max(latest.get(key, candidate), candidate)
-    return {key: folder for key, (_, _, folder) in latest.items()}
 
 
 def find_swept_keys(planned: Sequence[SweepRun]) -> set[str]:

@@ -1,17 +1,20 @@
-"""One call of the program: its single run or the runs of its sweep, and the state of the call so far."""
+"""One call of the program: its single run or the runs of its sweep, each planned, run, recorded and printed in turn."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from hydra.core.utils import run_job
-from hydra.types import HydraContext
-from omegaconf import DictConfig
+from hydra.core.utils import configure_log
+from omegaconf import DictConfig, OmegaConf, open_dict
 
+from scalebench.config.compose import Loader, to_config
+from scalebench.config.resolve import resolve
 from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import (
@@ -24,9 +27,10 @@ from scalebench.core.folder_lock import (
 from scalebench.core.machine import private_network
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import JOB_FILE, RESULT_FILE, refuse_foreign_folder
-from scalebench.core.spec import RunSpec
+from scalebench.core.spec import SWEEP_REPEATS, RunSpec
+from scalebench.core.sweep_file import MULTIRUN_FILE
 from scalebench.measure.progress import RankProgress
-from scalebench.sweeps import cluster_runs, job_plan
+from scalebench.sweeps import cluster_runs, folders, job_plan, plan
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.execute import RunningSweep
 from scalebench.sweeps.pace import record_pace
@@ -38,9 +42,13 @@ from scalebench.workloads import datasets
 if TYPE_CHECKING:
     from scalebench.analysis.load import Survey
     from scalebench.runner.parent import UnwrittenResult
-    from scalebench.sweeps.cohort import CohortRun
 
 FOREIGN_LAUNCHER = "a sweep of scalebench needs its own launcher: leave out hydra/launcher"
+NO_MAX_MINUTES = (
+    "sweep.max_minutes is for runs on this machine, and how long jobs wait in a queue is unknown; leave it out: "
+    "hardware.slurm.time_minutes limits each job"
+)
+MAX_HALF_WIDTH = 0.1  # of a ratio's limits, as a share of it, where a sweep that may go on ends
 
 
 class SweepSession:
@@ -49,19 +57,26 @@ class SweepSession:
     It is also the task function of Hydra's sweepers, by which our launcher gets it: they pass on nothing else of ours.
     """
 
-    def __init__(self, arguments: Sequence[str], shows_tables: bool = True) -> None:
-        self.arguments = list(arguments)  # of the command line
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        config: DictConfig | None = None,
+        loader: Loader | None = None,
+        shows_tables: bool = True,
+    ) -> None:
+        """`config` is what the `loader` has composed of the `arguments` of the command line."""
+        self.arguments = list(arguments)
+        self.config, self._loader = OmegaConf.create() if config is None else config, loader
         self.console = Console(shows_tables)
         self.folder: Path | None = None  # of the sweep, or of a single run
         self.done: list[Result] = []
-        self._planned = 1  # without the baselines that a sweep repeats
+        self._planned = 1  # runs, without the baselines that a sweep repeats
         self.expected = 0  # runs of a sweeper that plans one batch after the other; 0: those that are planned
         self._launched = False  # the processes of a run, of which nothing may be in `done` yet
+        self._is_warm = False  # a run of this sweep has heated the machine
         self._swept_keys: set[str] = set()  # those in which planned runs differ, but for strategy, devices and repeat
         self.sweep: RunningSweep | None = None  # from begin_sweep to end_sweep
-        self.collected: dict[Path, Result] = {}  # by folder: results of runs that a scheduler has done
         self.at_end: list[Callable[[], None]] = []  # called below the table of the sweep
-        self.strict = False  # as in the config
         self._refusal: str | None = None  # why a single run was not started
         self._refused_status = 0  # exit status of runs that left no result
         self._lock: FolderLock | None = None  # on the folder of the sweep, or of a single run
@@ -69,39 +84,45 @@ class SweepSession:
     def __call__(self, config: DictConfig) -> NoReturn:
         raise InputError(FOREIGN_LAUNCHER)  # only another launcher calls it
 
-    def run_single(self, spec: RunSpec, config: DictConfig, context: HydraContext) -> None:
-        """Do the single run of a config, or show its plan. Raise InputError where it is refused."""
+    @property
+    def _is_resumed(self) -> bool:
+        return bool(self.config.get("resume", False))
+
+    @property
+    def _is_strict(self) -> bool:
+        return bool(self.config.get("strict", False))
+
+    def run_single(self, spec: RunSpec) -> None:
+        """Do a single run, or show its plan. Raise InputError where it is refused."""
         # A row of a sweep, whose other runs go on; of a single run it is for the user to decide.
         if (refusal := private_network.explain_refusal(spec.config)) is not None and spec.unsupported == refusal:
             raise InputError(refusal)
         self.console.print_open_ports([spec])
-        folder = Path(str(config.hydra.run.dir))
-        run = SweepRun([], spec, earlier=folder if config.resume and is_done_before(spec, folder) else None)
-        if config.dry_run:
+        folder = Path(str(self.config.hydra.run.dir))
+        run = SweepRun(list(self.config.hydra.overrides.task), spec, folder=folder.absolute())
+        run.earlier = folder.absolute() if self._is_resumed and is_done_before(spec, folder) else None
+        if self.config.dry_run:
             is_job = run.starts and cluster_runs.is_submitted(spec)
-            self.show_plan([run], [[[0]]] if is_job else [], folder, several=False)
+            self.show_plan([run], [[[run]]] if is_job else [], folder, several=False)
             return
         if run.earlier is None:
-            self._claim(spec, folder, config.resume)
-        self.folder = folder.absolute()
-        context.callbacks.on_run_start(config=config, config_name=config.hydra.job.config_name)
-        job = run_job(
-            task_function=lambda _: self.run_one(run, folder.absolute(), config.resume),
-            config=config,
-            job_dir_key="hydra.run.dir",
-            job_subdir_key=None,
-            hydra_context=context,
-        )
-        context.callbacks.on_run_end(config=config, config_name=config.hydra.job.config_name, job_return=job)
-        _ = job.return_value  # raises what the run raised
+            self._claim(spec, folder)
+        self.folder = run.folder
+        self._configure_job_log(run.folder)
+        self._run_alone(run)
         if self._refusal is not None:
             raise InputError(self._refusal)
         if self.done and self.console.shows_tables:
-            self._print_single(self.folder)
+            try:
+                self.console.print_table([self.folder])
+                self.console.print_details(self.folder)
+            except (MemoryError, ImportError) as error:
+                self._refused_status = 1
+                self.console.print_error(f"{folder}: no table: {process.describe_error(error)}; show prints it")
 
-    def _claim(self, spec: RunSpec, folder: Path, resume: bool) -> None:
-        """Make the folder that of a single run before Hydra writes there. Raise InputError where it is another's."""
-        if not resume:
+    def _claim(self, spec: RunSpec, folder: Path) -> None:
+        """Make the folder that of a single run. Raise InputError where it is another's."""
+        if not self._is_resumed:
             refuse_folder_with_result(folder)
         refuse_foreign_folder(folder)
         prepare_datasets([spec], self.console)
@@ -110,34 +131,183 @@ class SweepSession:
         if not cluster_runs.is_submitted(spec):  # else its job locks the folder
             self._lock = claim_run_folder(spec, folder)
 
-    def run_one(self, run: SweepRun, folder: Path, resume: bool) -> None:
-        """Do one run in its folder. It raises no error of the user or of the file system: other runs may follow."""
+    def run_batch(self, lines: Sequence[Sequence[str]], first: int, is_whole: bool) -> list[SweepRun]:
+        """Plan the runs of these lines of overrides and do them; return those that were planned. `is_whole`: they are a
+        whole sweep, else a batch of one, whose runs are numbered from `first` on.
+
+        Nothing starts before every run has been checked.
+        """
+        planned = plan.plan_sweep(lines, self.compose)
+        sweep_dir = Path(str(self.config.hydra.sweep.dir))
+        earlier = folders.find_earlier_results(sweep_dir.absolute()) if self._is_resumed else {}
+        for run in planned:
+            run.earlier = earlier.get(run.key)
+        # A search numbers its trials itself.
+        present = folders.find_numbers(sweep_dir.absolute(), earlier) if self._is_resumed and is_whole else None
+        unused = folders.number_runs(planned, first, present)
+        settings = self.config.sweep
+        plan.check_question(settings.question, planned)
+        if settings.export != "none":
+            from scalebench.report.trackers import check_installed
+
+            check_installed(settings.export)
+        submitted = cluster_runs.select_submitted(planned)
+        if submitted and settings.max_minutes is not None:
+            raise InputError(NO_MAX_MINUTES)
+        folders.set_folders(planned, self.config, self.compose)
+        if self._is_resumed and not self.config.dry_run:
+            planned += cluster_runs.adopt(submitted, planned, sweep_dir.absolute())
+        jobs = plan.plan_jobs([run for run in submitted if run.adopted is None], planned, unused)
+        folders.set_folders(planned, self.config, self.compose)
+        if self.config.dry_run:
+            self.show_plan(planned, jobs, sweep_dir, several=True)
+            return []
+        self.folder = sweep_dir
+        folders.check_folders(planned, sweep_dir, self._is_resumed)
+        prepare_datasets([run.spec for run in planned if run.earlier is None], self.console)
+        sweep = self.begin_sweep(planned, sweep_dir, settings.max_minutes, settings.report, settings.export)
+        if is_whole:  # another sweeper has written it
+            OmegaConf.save(self.config, sweep_dir / MULTIRUN_FILE)
+        self._run_all(planned, jobs, sweep, unused)
+        repeats = itertools.count(SWEEP_REPEATS) if is_whole else ()
+        for repeat in repeats:
+            more = plan.plan_further_repeat(planned, repeat)
+            if not more or not self._needs_repeat(more, sweep):
+                break
+            for run in more:
+                run.earlier = earlier.get(run.key)
+                name = run.earlier.name if run.earlier and run.earlier.parent == sweep_dir.absolute() else ""
+                run.number = int(name) if name.isdecimal() else next(unused)
+            planned += more
+            jobs = plan.plan_jobs(cluster_runs.select_submitted(more), more, unused)
+            folders.set_folders(more, self.config, self.compose)
+            self._planned += len(more)
+            self._run_all(more, jobs, sweep, unused)
+        return planned
+
+    def _run_all(
+        self,
+        planned: list[SweepRun],
+        jobs: Sequence[Sequence[Sequence[SweepRun]]],
+        sweep: RunningSweep,
+        unused: Iterator[int],
+    ) -> None:
+        """Do these runs: first those of `jobs`, which a scheduler does at once, then the others on this machine."""
+        sweep.add(planned)
+        adopted = [run for run in planned if run.adopted is not None]
+        submitted = {*itertools.chain(*itertools.chain(*jobs)), *adopted}
+        if submitted:
+            for run, result in cluster_runs.follow(jobs, adopted, sweep.folder, self.console, self._is_resumed):
+                with cluster_runs.delay_interrupts():
+                    self._end(run, result)
+        sweep.do([run for run in planned if run not in submitted], planned, unused, self._do_unit)
+
+    def _do_unit(self, unit: list[SweepRun]) -> Sequence[SweepRun]:
+        """Do a run, or several that take turns. Return those that are over; the others have left nothing."""
+        assert self.sweep is not None
+        folders.set_folders(unit, self.config, self.compose)
+        if any(run.starts for run in unit):
+            self.cool_down(max(run.spec.config.measure.cool_down_s for run in unit) if self._is_warm else 0.0)
+            self._is_warm = True
+        if len(unit) == 1:
+            self._run_alone(unit[0])
+            return unit
+        from scalebench.sweeps.cohort import Cohort, CohortRun
+
+        for run in unit:
+            run.tried_turns = True
+            if self._is_resumed:
+                clear_run_folder(run.folder)  # of a run that was not successful
+        self._launched = True
+        place = (len(self.done) + 1, len(unit), self._count_planned())
+        with self.console.show_cohort(*place, self.sweep.format_time_left) as on_progress:
+            runs = [CohortRun(number, run.spec, run.folder, run.bare) for number, run in enumerate(unit)]
+            cohort = Cohort(runs, on_progress)
+            try:
+                results = [(unit[number], result) for number, result in cohort.run()]
+            except KeyboardInterrupt:
+                self._write_hydra_files(unit)
+                raise
+        for error in cohort.unwritten:
+            self._print_unwritten(error)
+        for run, result in results:
+            self._end(run, result)
+        return [run for run, _ in results]
+
+    def _run_alone(self, run: SweepRun) -> None:
+        """Do one run by itself. It raises no error of the user or of the file system: other runs may follow."""
         from scalebench.runner.parent import UnwrittenResult
 
         try:
-            if folder in self.collected:
-                result, note = self.collected[folder], ""
-            elif run.earlier is not None:
-                result, note = read_result(folder / RESULT_FILE), KEPT
+            if run.earlier is not None:
+                cluster_runs.copy_earlier_run(run.earlier, run.folder)
+                self._end(run, read_result(run.folder / RESULT_FILE), KEPT)
             else:
-                result, note = self._measure(run.spec, folder, resume), ""
+                self._end(run, self._measure(run))
         except InputError as error:
             self._refuse(str(error))
         except UnwrittenResult as error:
             self._print_unwritten(error)
+        except KeyboardInterrupt:
+            self._write_hydra_files([run])
+            raise
         except OSError as error:  # before it was started
-            self._refuse(f"{folder} cannot be written: {error.strerror or error}")
-        else:
-            settings = name_settings(run.overrides, self._swept_keys)
-            place = (len(self.done) + 1, self._count_planned())
-            self.console.print_outcome(result, folder, place, settings, note)
-            if not note:
-                record_pace(result)
-            self.done.append(result)
+            if self.sweep is not None:  # the next one would fail as well
+                raise
+            self._refuse(f"{run.folder} cannot be written: {error.strerror or error}")
 
-    def expect_more(self, runs: int) -> None:
-        """Count runs of a further repeat among those that are planned."""
-        self._planned += runs
+    def _measure(self, run: SweepRun) -> Result:
+        from scalebench.runner.parent import run_spec
+
+        sweep, spec = self.sweep, run.spec
+        if cluster_runs.is_submitted(spec):
+            running = cluster_runs.find_running([spec], run.folder) if self._is_resumed else {}
+            run.adopted = cluster_runs.match_running([run], running).get(run)
+            jobs, adopted = ([[[run]]], []) if run.adopted is None else ([], [run])
+            ((_, result),) = cluster_runs.follow(jobs, adopted, run.folder, self.console, self._is_resumed)
+            return result
+        if sweep is not None and self._is_resumed:
+            clear_run_folder(run.folder)  # of a run that was not successful
+        if run.tried_turns:
+            spec = replace(spec, flags=[*spec.flags, "not_in_turns"])
+
+        def look(ranks: list[RankProgress]) -> None:
+            if sweep is not None:
+                sweep.update_time_left(estimate_left_s(spec, ranks, time.time()))
+            on_look(ranks)
+
+        time_left = str if sweep is None else sweep.format_time_left
+        with self.console.show_progress(spec, len(self.done) + 1, self._count_planned(), time_left) as on_look:
+            self._launched = True
+            return run_spec(spec, run.folder, look, lock=self._lock if sweep is None else None)
+
+    def _end(self, run: SweepRun, result: Result, note: str = "") -> None:
+        """Record that a run is over, and print its line."""
+        if not note:
+            self._write_hydra_files([run])
+            record_pace(result)
+        place = (len(self.done) + 1, self._count_planned())
+        self.console.print_outcome(result, run.folder, place, name_settings(run.overrides, self._swept_keys), note)
+        self.done.append(result)
+
+    def _write_hydra_files(self, runs: Sequence[SweepRun]) -> None:
+        """Write what other programs of Hydra write, beside the results of these runs: their config, Hydra's settings,
+        and their overrides. A run is complete without them."""
+        name = OmegaConf.select(self.config, "hydra.output_subdir")
+        for run in runs if name is not None else ():
+            if (run.folder / RESULT_FILE).exists():
+                with contextlib.suppress(OSError):
+                    folder = run.folder / str(name)
+                    folder.mkdir(parents=True, exist_ok=True)
+                    OmegaConf.save(OmegaConf.create(asdict(run.spec.config)), folder / "config.yaml")
+                    OmegaConf.save(OmegaConf.masked_copy(self.config, "hydra"), folder / "hydra.yaml")
+                    OmegaConf.save(OmegaConf.create(run.overrides), folder / "overrides.yaml")
+
+    def _configure_job_log(self, folder: Path) -> None:
+        """Set up the log of hydra/job_logging in the folder of the sweep, or of a single run."""
+        with open_dict(self.config):
+            self.config.hydra.runtime.output_dir = str(folder)
+        configure_log(self.config.hydra.job_logging, self.config.hydra.verbose)
 
     def _refuse(self, line: str) -> None:
         """End a call of a single run that was not started; a sweep continues without the run that was refused."""
@@ -152,47 +322,32 @@ class SweepSession:
         recorded = 0 if self.sweep is None else len(self.sweep.record.runs)
         return max(self._planned, self.expected, recorded)
 
-    def _print_single(self, folder: Path) -> None:
-        try:
-            self.console.print_table([folder])
-            self.console.print_details(folder)
-        except (MemoryError, ImportError) as error:
-            self._refused_status = 1
-            self.console.print_error(f"{folder}: no table: {process.describe_error(error)}; show prints it")
+    def _needs_repeat(self, more: Sequence[SweepRun], sweep: RunningSweep) -> bool:
+        """Return whether a sweep goes on with one more repeat, and say so: the limits of its ratios are too wide for a
+        verdict, whatever the ratios are, and there is time."""
+        from scalebench.analysis.load import survey
+        from scalebench.analysis.ranking import find_widest_ratio
 
-    def _measure(self, spec: RunSpec, folder: Path, resume: bool) -> Result:
-        from scalebench.runner.parent import run_spec
+        if not sweep.has_time_for(more):
+            return False
+        surveyed = survey(sweep.folder)
+        width = find_widest_ratio(surveyed.pooled, surveyed.configurations.estimate_ratio)
+        if width is None or width <= MAX_HALF_WIDTH:
+            return False
+        config = more[0].spec.config
+        self.console.print_line(
+            f"limits of ± {100 * min(width, 9.99):.0f} % are too wide for a verdict: repeat {config.repeat + 1} of at "
+            f"most {config.measure.max_repeats} (measure.repeats={SWEEP_REPEATS} stops after {SWEEP_REPEATS})"
+        )
+        return True
 
-        if cluster_runs.is_submitted(spec):
-            return cluster_runs.run_single(spec, folder.absolute(), self.console, resume)
-        sweep = self.sweep
-        if sweep is None:
-            with self.console.show_progress(spec, len(self.done) + 1, self._count_planned()) as on_look:
-                self._launched = True
-                return run_spec(spec, folder, on_look, lock=self._lock)
-        with self.console.show_progress(
-            spec, len(self.done) + 1, self._count_planned(), sweep.format_time_left
-        ) as on_look:
+    def resolve_run(self, overrides: Sequence[str]) -> RunSpec:
+        """Compose and check one run of a sweep. Raise InputError or a composition error where it is invalid."""
+        return resolve(to_config(self.compose(overrides)))
 
-            def look(ranks: list[RankProgress]) -> None:
-                sweep.update_time_left(estimate_left_s(spec, ranks, time.time()))
-                on_look(ranks)
-
-            self._launched = True
-            return run_spec(spec, folder, look)
-
-    def run_cohort(self, runs: Sequence[CohortRun]) -> Iterator[tuple[int, Result]]:
-        """Yield (number, result) of each of these runs that could be done side by side."""
-        from scalebench.sweeps.cohort import Cohort
-
-        time_left = self.sweep.format_time_left if self.sweep is not None else str
-        self._launched = True
-        number, planned = len(self.done) + 1, self._count_planned()
-        with self.console.show_cohort(number, len(runs), planned, time_left) as on_progress:
-            cohort = Cohort(runs, on_progress)
-            yield from cohort.run()
-        for error in cohort.unwritten:
-            self._print_unwritten(error)
+    def compose(self, overrides: Sequence[str]) -> DictConfig:
+        assert self._loader is not None
+        return self._loader.load_sweep_config(self.config, list(overrides))
 
     def _print_unwritten(self, error: UnwrittenResult) -> None:
         self._refused_status = 1
@@ -200,17 +355,17 @@ class SweepSession:
         self.console.print_line(error.record)
 
     def show_plan(
-        self, planned: Sequence[SweepRun], jobs: Sequence[Sequence[Sequence[int]]], folder: Path, several: bool
+        self, planned: Sequence[SweepRun], jobs: Sequence[Sequence[Sequence[SweepRun]]], folder: Path, several: bool
     ) -> None:
         """Print what would be run in the folder of a sweep (`several`), or in that of a single run, and take the exit
-        status that it would have; `jobs` have the positions of their runs, in units."""
-        self._refused_status = compute_exit_status([run.expect_status() for run in planned], self.strict)
+        status that it would have; `jobs` have their runs in units."""
+        self._refused_status = compute_exit_status([run.expect_status() for run in planned], self._is_strict)
         on_cluster = [run for run in planned if cluster_runs.is_for_cluster(run.spec)]
         local = [run for run in planned if not (several and cluster_runs.is_for_cluster(run.spec))]
         if local:
             keys = find_swept_keys(planned)
             self.console.print_plan(local, [name_settings(run.overrides, keys) for run in local])
-        runs_of_jobs = [[planned[position] for unit in job for position in unit] for job in jobs]
+        runs_of_jobs = [[run for unit in job for run in unit] for job in jobs]
         if jobs or (several and on_cluster):
             job_plan.print_jobs(self.console, runs_of_jobs, [run for run in on_cluster if not run.starts])
         if jobs:
@@ -250,7 +405,7 @@ class SweepSession:
             return self.exit_status()
         folder = self.sweep.folder
         try:
-            self.sweep.mark_ended()
+            self.sweep.mark(ended=True)
             self.end_sweep()
         except Exception as error:
             is_expected = isinstance(error, (InputError, OSError, MemoryError, ImportError))
@@ -263,12 +418,12 @@ class SweepSession:
         """Report the finished runs of a sweep that was cancelled, or that cannot go on."""
         if self.sweep is not None:
             with contextlib.suppress(OSError):  # a full disk: the table can still be printed
-                self.sweep.mark_stopped()
+                self.sweep.mark(stopped=True)
             self.end_sweep()
 
     def has_started(self) -> bool:
-        """Return whether a run was started, or one that a scheduler has done was collected."""
-        return self._launched or bool(self.done or self.collected)
+        """Return whether a run was started, or one that a scheduler has done is over."""
+        return self._launched or bool(self.done)
 
     def end_sweep(self) -> None:
         """Print the sweep's table and the runs that were left out, write its files and its report. Raise InputError
@@ -317,7 +472,7 @@ class SweepSession:
 
     def exit_status(self) -> int:
         """Return 2 where nothing was started, else the status of the runs (`compute_exit_status`)."""
-        return self._refused_status or compute_exit_status([run.status for run in self.done], self.strict)
+        return self._refused_status or compute_exit_status([run.status for run in self.done], self._is_strict)
 
 
 def prepare_datasets(specs: Sequence[RunSpec], console: Console) -> None:

@@ -24,12 +24,6 @@ def test_switches_may_be_anywhere():
         assert (options.multirun, options.cfg) == ("-m" in words, "job" if "job" in words else None)
 
 
-def test_the_words_of_a_run_as_those_of_a_sweep():
-    assert hydra_app.make_sweep_overrides(["gpus=1", "hydra.run.dir=r"]) == ["gpus=1", "hydra.sweep.dir=r"]
-    both = ["hydra.run.dir=r", "hydra.sweep.dir=s"]
-    assert hydra_app.make_sweep_overrides(both) == both
-
-
 @pytest.mark.parametrize("number", process.ENDING_SIGNALS)
 def test_a_signal_ends_a_pause_between_runs(number):
     timer = threading.Timer(0.1, os.kill, (os.getpid(), number))
@@ -62,3 +56,10 @@ def test_an_unexpected_error_is_one_line_too(monkeypatch, capsys):
     monkeypatch.setenv("SCALEBENCH_TRACEBACK", "1")
     with pytest.raises(LookupError):
         hydra_app.main(["gpus=1"])
+
+
+@pytest.mark.parametrize("word", ["+hydra.callbacks.x={_target_: y}", "hydra.job.chdir=true", "+hydra.job.env_set.A=b"])
+def test_what_hydra_would_do_in_a_run_and_we_do_not_is_refused(word, capsys):
+    assert hydra_app.main(["strategy=simulated", word, "dry_run=true"]) == 2
+    key = word.partition("=")[0].lstrip("+").removesuffix(".x").removesuffix(".A")
+    assert capsys.readouterr().err == f"scalebench: {key} has no effect on runs of scalebench; leave it out\n"

@@ -172,10 +172,10 @@ def test_it_takes_no_time_and_no_part_in_a_curve_and_a_dry_run_says_so(capsys, t
     assert not future.has_basis(dataclasses.replace(endless, plugin_error=None))
     stopless = dataclasses.replace(broken(), config=dataclasses.replace(sound.config))
     assert future.total_s([stopless]) == 0.0 < 5.0 < future.total_s([sound])
-    runs = [simulated_spec(gpus=1), simulated_spec(gpus=2), broken(gpus=4)]
-    assert time_budget.select_affordable(runs, runs, [1.0, 1.0, 0.0], 0.0) == [2]
-    curves = {run.fingerprint: "curve" for run in runs}
-    assert time_budget._find_curve_ends(runs, curves) == time_budget._find_curve_ends(runs[:2], curves)
+    runs = [jobs.SweepRun([], spec) for spec in (simulated_spec(gpus=1), simulated_spec(gpus=2), broken(gpus=4))]
+    for left_s, gpus in ((0.0, [4]), (1.0, [1, 4])):  # two are the end of the curve, and of both one device is kept
+        kept = time_budget.select_affordable(runs, runs, lambda run: float(run.spec.can_start), left_s)
+        assert [run.spec.gpus for run in kept] == gpus
     # A dry run says what will fail.
     Console().print_plan([jobs.SweepRun([], broken()), jobs.SweepRun([], simulated_spec())])
     lines = capsys.readouterr().out.splitlines()
@@ -184,8 +184,14 @@ def test_it_takes_no_time_and_no_part_in_a_curve_and_a_dry_run_says_so(capsys, t
     # A sweep does not judge the others by it.
     now_s = [0.0]
     sweep = RunningSweep(tmp_path, [], None, clock=lambda: now_s[0])
-    for _ in sweep.iterate([jobs.SweepRun([], broken()), jobs.SweepRun([], simulated_spec())], iter(())):
+    runs = [jobs.SweepRun([], broken()), jobs.SweepRun([], simulated_spec())]
+
+    def do_unit(unit):
         now_s[0] += 7.0
+        return unit
+
+    sweep.add(runs)
+    sweep.do(runs, runs, iter(()), do_unit)
     assert [(spec.plugin_error, took_s) for spec, took_s in sweep._estimate._durations_s] == [(None, 7.0)]
 
 

@@ -21,9 +21,10 @@ from scalebench.runner.collect import RunOutcome
 from scalebench.runner.jobs import JobRequest, PlannedJob, QueueState, outcome
 from scalebench.runner.parent import run_spec
 from scalebench.slurm.submit import Submission, write_submission
-from scalebench.sweeps import cluster_runs, hydra_launcher
+from scalebench.sweeps import cluster_runs
 from scalebench.sweeps import console as console_module
 from scalebench.sweeps.console import Console
+from scalebench.sweeps.plan import SweepRun
 from tests.builders.configs import SHORT_WORDS
 from tests.builders.runs import simulated_spec
 
@@ -196,14 +197,14 @@ def test_cancelled_at_ctrl_c(call, monkeypatch, while_handled):
     result is handled it takes effect afterwards, and asks as always: no job keeps running unnoticed."""
     questions = answer(monkeypatch, "y")
     LocalCluster.interrupt_after = None if while_handled else 1
-    come, real = iter([while_handled]), hydra_launcher.run_job
+    come, real = iter([while_handled]), Console.print_outcome
 
-    def run_job(**words):
+    def print_outcome(*words):
         if next(come, False):
             os.kill(os.getpid(), signal.SIGINT)
-        return real(**words)
+        return real(*words)
 
-    monkeypatch.setattr(hydra_launcher, "run_job", run_job)
+    monkeypatch.setattr(Console, "print_outcome", print_outcome)
     status, _, err = call("--multirun", "gpus=1,2,4", "hydra.sweep.dir=s", "hardware.slurm.jobs=per_run")
     assert (status, questions, err, LocalCluster.cancelled) == (1, [2], "scalebench: cancelled\n", 1)
     assert sorted(scalebench.load("s").status) == ["cancelled", "cancelled", "ok"]
@@ -335,10 +336,12 @@ def test_a_plan_needs_neither_slurm_nor_the_packages_of_the_cluster(call, words,
 def test_a_running_job_keeps_its_folder(tmp_path):
     """Where two runs of a sweep are swapped, the result of one job would be copied over the other."""
     one, two, elsewhere = tmp_path / "1", tmp_path / "2", tmp_path / "other"
-    runs = {0: (("a", 0), one), 1: (("b", 0), two)}
-    assert cluster_runs.match_running(runs, {two: ("b", 0)}) == {1: two}
-    assert cluster_runs.match_running(runs, {one: ("a", 0), elsewhere: ("a", 0)}) == {0: one}
-    assert cluster_runs.match_running(runs, {elsewhere: ("a", 0)}) == {0: elsewhere}
+    runs = [SweepRun([], simulated_spec(), folder=folder) for folder in (one, two)]
+    for run, name in zip(runs, "ab", strict=True):
+        run.key = (name, 0)
+    assert cluster_runs.match_running(runs, {two: ("b", 0)}) == {runs[1]: two}
+    assert cluster_runs.match_running(runs, {one: ("a", 0), elsewhere: ("a", 0)}) == {runs[0]: one}
+    assert cluster_runs.match_running(runs, {elsewhere: ("a", 0)}) == {runs[0]: elsewhere}
     with pytest.raises(InputError, match=r"/2 is where a job of another run still runs; "):
         cluster_runs.match_running(runs, {two: ("c", 0)})
     with pytest.raises(InputError, match=r"still run under other numbers of it; "):

@@ -1,10 +1,8 @@
 """One call of the program: what is refused before a run, and how a sweep ends."""
 
-import os
 from pathlib import Path
 
 import pytest
-from hydra.core.utils import JobReturn, JobStatus
 
 from scalebench.analysis import read_runs
 from scalebench.config import compose
@@ -12,10 +10,7 @@ from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError
 from scalebench.core.machine import private_network
 from scalebench.core.result import write_result
-from scalebench.core.run_folder import LOCK_FILE
 from scalebench.core.sweep_file import read_sweep
-from scalebench.sweeps import task
-from scalebench.sweeps.hydra_launcher import make_context
 from scalebench.sweeps.plan import SweepRun
 from scalebench.sweeps.task import SweepSession
 from tests.builders.runs import record, simulated_spec
@@ -26,23 +21,7 @@ def run_single(*words):
     compose.register_with_hydra()
     loader = compose.make_loader()
     config = loader.load_command_line("config", list(words), is_sweep=False)
-    session = SweepSession(words)
-    session.run_single(resolve(compose.to_config(config)), config, make_context(loader, config))
-    return session
-
-
-def test_a_folder_is_locked_and_known_as_a_runs_before_hydra_writes_there(monkeypatch):
-    seen = []
-
-    def run_job(**words):
-        seen.extend(sorted(os.listdir("r")))
-        return JobReturn(status=JobStatus.COMPLETED)
-
-    monkeypatch.setattr(task, "run_job", run_job)
-    session = run_single("strategy=simulated", "gpus=1", "hydra.run.dir=r")
-    assert seen == [LOCK_FILE, "spec.json"] and session.folder == Path("r").absolute()
-    session.release()
-    assert os.listdir("r") == ["spec.json"]
+    SweepSession(words, config, loader).run_single(resolve(compose.to_config(config)))
 
 
 def test_a_run_that_would_serve_strangers_needs_consent(capsys, monkeypatch):
@@ -74,7 +53,8 @@ def session_with(status, report=False):
     session.done.append(result)
     job = SweepRun([], simulated_spec())
     sweep = session.begin_sweep([job], Path("s"), None, report)
-    assert list(sweep.iterate([job], iter(())))
+    sweep.add([job])
+    sweep.do([job], [job], iter(()), lambda unit: unit)
     session.release()
     return session
 

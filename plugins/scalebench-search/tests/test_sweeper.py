@@ -178,8 +178,8 @@ def test_a_search_reuses_results_of_an_equal_one(search: Search) -> None:
 def test_no_time_left_ends_a_search(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trial that there was no time for is the first one when it goes on."""
     with monkeypatch.context() as patched:
-        first_only = iter([[0]])
-        patched.setattr(execute, "select_affordable", lambda specs, every, costs, left: next(first_only, []))
+        counts = iter([1])
+        patched.setattr(execute, "select_affordable", lambda rest, every, cost_s, left: rest[: next(counts, 0)])
         status, out, _ = search(RATE, "sweep.max_minutes=1")
     assert status == 0 and "left out 1 of 2 runs" in out
     assert len(trials()) == 1

@@ -57,7 +57,7 @@ class TrialRunner:
         folder = Path(str(self._config.hydra.sweep.dir))
         if (folder / JOURNAL).exists() and not self._config.resume:
             raise InputError(f"{folder} has a search already; resume=true goes on with it, or choose another folder")
-        self._refuse_shared_folder(space, first, folder)
+        self._refuse_shared_folder(space, first)
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self._config, folder / "multirun.yaml")
         limits = self._config.sweep
@@ -94,11 +94,11 @@ class TrialRunner:
                 raise InputError("models of different metrics are no choices of one search")
         return corners[0]
 
-    def _refuse_shared_folder(self, space: SearchSpace, first: RunSpec, folder: Path) -> None:
+    def _refuse_shared_folder(self, space: SearchSpace, first: RunSpec) -> None:
         """Raise InputError where two trials of the same values, which differ in their numbers, would share a folder."""
         words = [*space.fixed, *space.overrides(next(space.corners()))]
         count = min(2, self._settings.n_trials)
-        self._launcher.list_folders([SweepRun(words, first, number=number) for number in range(count)], folder)
+        self._launcher.set_folders([SweepRun(words, first, number=number) for number in range(count)])
 
     def _more_is_better(self, spec: RunSpec) -> bool:
         return objective.more_is_better(self._settings.objective, spec.config.model.metric)
