@@ -2,7 +2,6 @@
 `scalebench.testing` and the packages of the frameworks export; docs/reference/plugin-api.md lists it all."""
 
 from scalebench.core.errors import InputError, unknown_name_message
-from scalebench.core.plugins import API_VERSION
 from scalebench.core.result import CollectiveRecord, Profile, ProfiledOperation, StageRecord, TransferRecord
 from scalebench.core.spec import Config, DatasetSpec, ModelSpec, RankPlacement, RunSpec, StrategySpec, TrainSpec
 from scalebench.strategies.base import (
@@ -24,7 +23,6 @@ from scalebench.workloads.source import Batch, Source, prefetch
 from scalebench.workloads.weights import initial_weights
 
 __all__ = [
-    "API_VERSION",
     "Array",
     "BACKWARD",
     "Batch",

@@ -23,7 +23,6 @@ from scalebench.core.config_files import (
     read_yaml,
 )
 from scalebench.core.json_files import write_text
-from scalebench.core.plugins import API_VERSION
 from scalebench.core.result import result_schema
 from scalebench.report.flag_text import format_flag, read_flags
 from scalebench.strategies.registry import built_in_strategies
@@ -272,10 +271,6 @@ def format_record() -> str:
 # Plugin API
 
 
-def format_api_version() -> str:
-    return f"The version is now **{API_VERSION}** (`API_VERSION`)."
-
-
 def format_api() -> str:
     """Return what plugins may import: a table for each package."""
     parts = []
@@ -369,7 +364,6 @@ FORMATS: dict[str, Callable[[], str]] = {
     "columns": format_columns,
     "flags": format_flags,
     "record": format_record,
-    "api_version": format_api_version,
     "api": format_api,
     "methods": format_methods,
 }

@@ -64,23 +64,18 @@ def find_config_files() -> ConfigFiles:
     for name, candidates in files.items():
         (first, path), (group, _, stem) = candidates[0], name.removesuffix(".yaml").rpartition("/")
         read_error = _read_error(path, group) if first != BUILT_IN else None
-        problem = f"{name} of {first} cannot be read: {read_error}" if read_error else _conflict(name, candidates)
+        problem = None
         if read_error:
+            problem = f"{name} of {first} cannot be read: {read_error}"
             unusable.add((group, stem))
+        elif len(candidates) > 1:
+            both = f"{name} comes from both {first} and {candidates[1][0]}"
+            problem = f"{both}; uninstall one of them or set {PLUGINS_VARIABLE}"
         if problem is not None and group in NAMED_GROUPS and (read_error or read_name(path) == stem):
             problems[group, stem] = problem
         elif problem is not None:
             warnings.append(f"{problem}; until then the one of {first} counts")
     return ConfigFiles(folders, files, problems, unusable, warnings)
-
-
-def _conflict(name: str, candidates: list[tuple[str, Path]]) -> str | None:
-    """Return why this file should not be chosen, judged by its origin alone."""
-    origins = [origin for origin, _ in candidates]
-    if len(origins) > 1:
-        return f"{name} comes from both {origins[0]} and {origins[1]}; uninstall one of them or set {PLUGINS_VARIABLE}"
-    api_problem = None if origins[0] == BUILT_IN else plugins.api_problem(origins[0])
-    return None if api_problem is None else f"{name} of {api_problem}"
 
 
 def _read_error(path: Path, group: str) -> str | None:

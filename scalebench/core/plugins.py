@@ -17,15 +17,10 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 from scalebench.core.errors import PluginError, describe_exception
 
-# The version of what docs/reference/plugin-api.md lists. It goes up when something there changes its meaning or goes
-# away, and stays when something is added. A plugin states the version it was written for as the name of an entry point
-# `scalebench.api`.
-API_VERSION = 1
-API_KIND = "api"  # the kind of that entry point
 KINDS = ("strategies", "models", "datasets", "configs")
 BUILT_IN = "scalebench"
 PLUGINS_VARIABLE = "SCALEBENCH_PLUGINS"
@@ -52,7 +47,7 @@ def plugin_entries(kind: str) -> tuple[PluginEntry, ...]:
 
 def installed_plugins() -> dict[str, str]:
     """Return the version of each distribution with plugins, also of those that SCALEBENCH_PLUGINS disables."""
-    return dict(sorted({entry.origin: entry.version for entry in _all_entries() if entry.kind in KINDS}.items()))
+    return dict(sorted({entry.origin: entry.version for entry in _all_entries()}.items()))
 
 
 def disabled_plugins() -> list[str]:
@@ -66,25 +61,6 @@ def missing_plugins() -> list[str]:
     return [name for name in _enabled_names() or [] if name not in installed]
 
 
-def requested_api_version(origin: str) -> str | None:
-    """Return the version of the plugin API that a distribution states, as it is written; None where it states none."""
-    versions = (entry.name for entry in _all_entries() if entry.kind == API_KIND and entry.origin == origin)
-    return max(versions, key=lambda name: (len(name), name), default=None)
-
-
-def api_problem(origin: str) -> str | None:
-    """Return why a plugin does not fit this scalebench, such as a later version of the API; None where it fits."""
-    version = requested_api_version(origin)
-    if version is None or (version.isdigit() and int(version) <= API_VERSION):
-        return None
-    if not version.isdigit():
-        return f"{origin} says that it is written for version '{version}' of the plugin API, which is not a number"
-    return (
-        f"{origin} is written for version {version} of the plugin API, and this scalebench has "
-        f"{API_VERSION}: upgrade scalebench, or install an earlier {origin}"
-    )
-
-
 def load_object(target: str, label: str, output: TextIO | None = None) -> Any:
     """Import the object "module:name". Raise PluginError, with the traceback as its log, where that fails.
 
@@ -95,7 +71,7 @@ def load_object(target: str, label: str, output: TextIO | None = None) -> Any:
     if not name:
         raise PluginError(f"{label} cannot be loaded from {target}: it should be MODULE:NAME")
     try:
-        with redirect_stdout(output or sys.stderr), _exit_as_exception(), _without_collections():
+        with redirect_stdout(output or sys.stderr), _without_collections():
             return getattr(importlib.import_module(module_name), name)
     except (PluginError, KeyboardInterrupt):
         raise
@@ -109,23 +85,6 @@ def load_object(target: str, label: str, output: TextIO | None = None) -> Any:
     except BaseException as error:  # also SystemExit, and what pytest.skip raises
         reason = f"{label} cannot be loaded from {target}: {describe_exception(error)}"
         raise PluginError(reason, traceback.format_exc()) from error
-
-
-@contextlib.contextmanager
-def _exit_as_exception() -> Iterator[None]:
-    """Make os._exit raise SystemExit in this process, which would else end without a reason."""
-    leave, pid = os._exit, os.getpid()
-
-    def raise_exit(status: int) -> NoReturn:
-        if os.getpid() != pid:  # a child that was forked meanwhile
-            leave(status)
-        raise SystemExit(status)
-
-    os._exit = raise_exit
-    try:
-        yield
-    finally:
-        os._exit = leave
 
 
 @contextlib.contextmanager
@@ -144,8 +103,7 @@ def _without_collections() -> Iterator[None]:
 def _all_entries() -> tuple[PluginEntry, ...]:
     """Return all entry points meant for scalebench, by name and origin."""
     points = entry_points()  # of all packages: each call reads the files of all of them
-    kinds = (*KINDS, API_KIND)
-    entries = [_to_plugin_entry(kind, point) for kind in kinds for point in points.select(group=f"{BUILT_IN}.{kind}")]
+    entries = [_to_plugin_entry(kind, point) for kind in KINDS for point in points.select(group=f"{BUILT_IN}.{kind}")]
     return tuple(sorted(entries, key=lambda entry: (entry.name, entry.origin, entry.target)))
 
 

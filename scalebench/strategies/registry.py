@@ -82,14 +82,12 @@ def _plugin_entry(kind: str, name: str, same_name: list[PluginEntry]) -> Registr
     group, first = CONFIG_GROUPS[kind], same_name[0]
     ours = [BUILT_IN] if config_files.file_origin(group, name) == BUILT_IN else []
     origins = [*ours, *(point.origin for point in same_name)]
-    problem = plugins.api_problem(first.origin)
+    problem = None
     if len(origins) > 1:
         problem = (
             f"{group} '{name}' is registered by both {origins[0]} and {origins[1]}; "
             f"uninstall one of them or set {PLUGINS_VARIABLE}"
         )
-    elif problem is not None:
-        problem = f"{group} '{name}': {problem}"
     elif config_files.file_origin(group, name) is None:
         problem = (
             f"{group} '{name}': {first.origin} registers it and brings no {group}/{name}.yaml: it needs that file, "
@@ -137,8 +135,8 @@ def create_strategy(spec: RunSpec, rank: int) -> Strategy:
 
 
 def refuse_broken_plugins(config: Config) -> None:
-    """Raise PluginError if a name that this run chooses comes from an unusable plugin: a name registered twice, a newer
-    API, no YAML, or a baseline that there is not. Imports nothing."""
+    """Raise PluginError if a name that this run chooses comes from an unusable plugin: a name registered twice,
+    no YAML, or a baseline that there is not. Imports nothing."""
     names = {
         "strategy": config.strategy.name,
         "model": config.model.name,

@@ -45,17 +45,15 @@ class Distributions:
         monkeypatch.setenv("SCALEBENCH_PLUGINS", "")
         clear_plugin_caches()
 
-    def add(self, dist="my-plugin", files=None, points=None, version="1.0", api=None):
+    def add(self, dist="my-plugin", files=None, points=None, version="1.0"):
         """The folder on sys.path and PYTHONPATH that holds one more distribution.
 
         `files`: path below that folder -> its text. `points`: kind (strategies, models, datasets, configs) -> name ->
-        target. `api`: the version of the plugin API that it says it was written for.
+        target.
         """
         root = self.site / dist
         info = root / f"{dist.replace('-', '_')}-{version}.dist-info"
         groups = {f"scalebench.{kind}": named for kind, named in (points or {}).items()}
-        if api is not None:
-            groups["scalebench.api"] = {str(api): dist.replace("-", "_")}
         lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in named.items()) for group, named in groups.items()]
         metadata = f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n"
         told = {info / "METADATA": metadata, info / "entry_points.txt": "\n".join(lines)}
@@ -70,9 +68,7 @@ class Distributions:
         clear_plugin_caches()
         return root
 
-    def strategy(
-        self, name="mine", dist="my-plugin", code=CODE, yaml="", target="{package}.code:Mine", api=None, **keys
-    ):
+    def strategy(self, name="mine", dist="my-plugin", code=CODE, yaml="", target="{package}.code:Mine", **keys):
         """A distribution whose package (my_plugin) has code.py, conf/strategy/<name>.yaml and the entry points of both.
 
         `yaml`: its text; empty: that of CODE's class, with `keys` of a StrategySpec; None: there is none, and no entry
@@ -84,7 +80,7 @@ class Distributions:
         if yaml is not None:
             files |= {f"{package}/conf/strategy/{name}.yaml": yaml or strategy_yaml(name, **keys)}
             points |= {"configs": {package: f"{package}.conf"}}
-        return self.add(dist, files, points, api=api)
+        return self.add(dist, files, points)
 
     def forget_modules(self):
         """Out of sys.modules with what was imported from them: the next test has others of the same names."""

@@ -189,7 +189,7 @@ def test_disabled_plugins_are_named_and_not_loaded(dists, list_plugins, monkeypa
 
 
 def test_each_entry_point_has_a_line(dists, list_plugins):
-    dists.strategy(api=1)
+    dists.strategy()
     dists.add(
         "odd-plugin",
         {"odd/__init__.py": "", "odd/nets.py": ODD, "odd/conf/model/odd_net.yaml": "name: odd_net\n"},
@@ -199,17 +199,17 @@ def test_each_entry_point_has_a_line(dists, list_plugins):
     dists.strategy("broken", "broken-plugin", code=f"1 / 0\n{CODE}")
     status, lines = list_plugins()
     assert status == 1
-    assert lines[0] == ["plugin", "version", "API", "adds", "name", "from", "loads", "import s"]
-    by = {(line[0], line[3]): line for line in lines[1:]}
+    assert lines[0] == ["plugin", "version", "adds", "name", "from", "loads", "import s"]
+    by = {(line[0], line[2]): line for line in lines[1:]}
     assert len(by) == len(lines) - 1 == 6
-    assert by["my-plugin", "strategy"][:7] == ["my-plugin", "1.0", "1", "strategy", "mine", "my_plugin.code:Mine", "ok"]
-    assert by["my-plugin", "YAML files"][4:] == ["my_plugin", "my_plugin.conf", "ok; strategy/mine.yaml"]
-    assert by["odd-plugin", "model"][1:7] == [
-        *("2.5", "1 (not stated)", "model", "odd_net", "odd.nets:build"),
+    assert by["my-plugin", "strategy"][:6] == ["my-plugin", "1.0", "strategy", "mine", "my_plugin.code:Mine", "ok"]
+    assert by["my-plugin", "YAML files"][3:] == ["my_plugin", "my_plugin.conf", "ok; strategy/mine.yaml"]
+    assert by["odd-plugin", "model"][1:6] == [
+        *("2.5", "model", "odd_net", "odd.nets:build"),
         "ok; prints while it is imported: hello world",
     ]
-    assert float(by["odd-plugin", "model"][7]) >= 0
-    assert by["broken-plugin", "strategy"][6] == (
+    assert float(by["odd-plugin", "model"][6]) >= 0
+    assert by["broken-plugin", "strategy"][5] == (
         "strategy 'broken' of broken-plugin cannot be loaded from broken_plugin.code:Mine: "
         "ZeroDivisionError: division by zero"
     )

@@ -17,7 +17,6 @@ from scalebench.cli.commands.doctor.slurm_check import check_partition
 from scalebench.cli.commands.new_hardware import NodeShape, describe_nodes
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
-from scalebench.core import plugins
 from scalebench.core.errors import InputError
 from scalebench.core.spec import SlurmSpec, StrategySpec
 from scalebench.slurm.partition import parse_sinfo
@@ -64,7 +63,6 @@ def test_entry_points_and_yaml_name_what_there_is(texts):
     assert kind in {node.name for node in ast.parse(texts[STRATEGY]).body if isinstance(node, ast.ClassDef)}
     (folder,) = points["scalebench.configs"].values()
     assert YAML.is_relative_to(Path("src", *folder.split(".")))
-    assert points["scalebench.api"] == {str(plugins.API_VERSION): "scalebench_my_ring"}
     assert project["name"] == "scalebench-my-ring"
     # No tool takes the template for code.
     files = [path for path in new.TEMPLATE_FOLDER.rglob("*") if path.is_file()]

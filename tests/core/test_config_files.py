@@ -74,14 +74,6 @@ def test_a_built_in_yaml_cannot_be_shadowed(dists):
     assert config_files.find_config_files().problems["hardware", "h"] == line
 
 
-def test_yaml_files_of_a_plugin_for_a_later_api(dists):
-    dists.add("a", {"a/conf/hardware/h.yaml": "name: h", "a/conf/sweep/s.yaml": ""}, FOLDER, api=9)
-    reason = "of a is written for version 9 of the plugin API, and this scalebench has 1: "
-    files = config_files.find_config_files()
-    assert files.problems["hardware", "h"].startswith(f"hardware/h.yaml {reason}")
-    assert len(files.warnings) == 1 and files.warnings[0].startswith(f"sweep/s.yaml {reason}")
-
-
 def test_a_plugins_yaml_inherits_from_ours_and_states_what_differs(dists):
     yaml = "defaults: [ddp_gloo]\nname: mine\noptions: {share: 0.1}\nat_least: {share: 0}\ndevices: [cpu]\n"
     path = dists.strategy(yaml=yaml) / "my_plugin/conf/strategy/mine.yaml"
@@ -196,23 +188,6 @@ def test_the_variable_enables_plugins(dists, monkeypatch):
         assert {name for origin, name in added.items() if origin not in plugins.disabled_plugins()} == names
     monkeypatch.setenv("SCALEBENCH_PLUGINS", "one_plugin,Other.One")
     assert plugins.missing_plugins() == ["other-one"]
-
-
-def test_the_version_that_a_plugin_is_written_for(dists):
-    now, later = plugins.API_VERSION, plugins.API_VERSION + 1
-    for number, (version, problem) in enumerate({
-        None: None, 0: None, now: None,
-        later: f" is written for version {later} of the plugin API, and this scalebench has {now}: upgrade scalebench, "
-               "or install an earlier ",
-        "one": " says that it is written for version 'one' of the plugin API, which is not a number",
-    }.items()):  # fmt: skip
-        name = f"plugin{number}"
-        points = {"models": {"x": "m:x"}} | ({} if version is None else {"api": {str(version): "m"}})
-        dists.add(name, points=points)
-        assert plugins.requested_api_version(name) == (None if version is None else str(version))
-        expected = problem and f"{name}{problem}" + (name if version == later else "")
-        assert plugins.api_problem(name) == expected
-    assert plugins.api_problem("another-plugin") is None
 
 
 def test_a_failed_import_is_one_line_with_its_traceback(dists, monkeypatch):

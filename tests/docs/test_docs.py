@@ -18,7 +18,7 @@ from scalebench.__main__ import main
 from scalebench.cli.commands import new
 from scalebench.config import resolve
 from scalebench.config.compose import compose_config
-from scalebench.core import plugins, run_folder
+from scalebench.core import run_folder
 from scalebench.core.errors import PluginError
 from scalebench.core.spec import Config, SlurmSpec, StrategySpec
 from scalebench.slurm.job_states import END_STATES, PERMANENT_REASONS
@@ -226,11 +226,8 @@ def page(dists):
     template, reported = new.render("mine"), plugin_page.files()
     project = tomllib.loads(template[PROJECT] + reported[PROJECT])["project"]
     points = {group.removeprefix("scalebench."): named for group, named in project["entry-points"].items()}
-    del points["api"]
     files = {path: text for path, text in {**template, **reported}.items() if path.parts[0] == "src"}
-    dists.add(
-        MINE, {str(path.relative_to("src")): text for path, text in files.items()}, points, api=plugins.API_VERSION
-    )
+    dists.add(MINE, {str(path.relative_to("src")): text for path, text in files.items()}, points)
 
 
 def test_the_model_and_the_data_of_the_page(page):
@@ -265,7 +262,6 @@ MADE = {
     "the YAML names no class": {"target": None},
     "there is no YAML": {"yaml": None},
     "a name is taken by a built-in": {"name": "ddp"},
-    "it is written for a later API": {"api": 99},
 }
 
 

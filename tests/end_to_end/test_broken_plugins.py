@@ -62,11 +62,6 @@ OF_CODE = {
 }  # fmt: skip
 UNINSTALL = "uninstall one of them or set SCALEBENCH_PLUGINS"
 OF_METADATA = {
-    "later": (
-        {"api": 99},
-        ": later-dist is written for version 99 of the plugin API, and this scalebench has 1: "
-        "upgrade scalebench, or install an earlier later-dist", None,
-    ),
     "no_yaml": (
         {"yaml": None},
         ": no-yaml-dist registers it and brings no strategy/no_yaml.yaml: "

@@ -82,7 +82,6 @@ def test_models_and_datasets_follow_the_same_rules(dists, part, kind):
     points = {kind: dict.fromkeys(("fine", "twice", "bare", ours), "p:f"), "configs": {"p": "p.conf"}}
     dists.add("first-plugin", {**files, "p/__init__.py": "raise SystemExit\n"}, points)
     dists.add("second-plugin", points={kind: {"twice": "q:f"}})
-    dists.add("later-plugin", points={kind: {"later": "r:f"}}, api=7)
     assert registry.plugin_entries(kind)["fine"] == registry.RegistryEntry("fine", "first-plugin", "p:f")
     assert refusal(**{part: "fine"}) is None
     assert refusal(**{part: "twice"}) == BOTH.format(f"{part} 'twice'", "first-plugin", "second-plugin")
@@ -90,8 +89,7 @@ def test_models_and_datasets_follow_the_same_rules(dists, part, kind):
     assert (refusal(**{part: "bare"}) or "").startswith(
         f"{part} 'bare': first-plugin registers it and brings no {part}/"
     )
-    assert (refusal(**{part: "later"}) or "").startswith(f"{part} 'later': later-plugin is written for version 7 of ")
-    assert registry.names_without_yaml() == {(part, "bare"), (part, "later")}
+    assert registry.names_without_yaml() == {(part, "bare")}
 
 
 def test_a_yaml_without_a_registered_strategy(dists):

@@ -16,7 +16,7 @@ import jinja2
 
 import scalebench
 from scalebench.cli.commands.arguments import CommandParser
-from scalebench.core import config_files, plugins
+from scalebench.core import config_files
 from scalebench.core.errors import InputError
 from scalebench.strategies import registry
 
@@ -91,7 +91,6 @@ def render(name: str) -> dict[Path, str]:
         "distribution": distribution_name(name),
         "package": f"scalebench_{name}",
         "version": scalebench.__version__,
-        "api": plugins.API_VERSION,
     }
     paths = sorted(environment.list_templates(extensions=[TEMPLATE_SUFFIX.removeprefix(".")]))
     targets = [Path(path.removesuffix(TEMPLATE_SUFFIX).replace(NAME_PLACEHOLDER, name)) for path in paths]

@@ -47,7 +47,7 @@ def add_arguments(parser: CommandParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Print the table. Return 0, or 1 where something is wrong with a plugin."""
     console, has_faults = make_console(), False
-    table = Table("plugin", "version", "API", "adds", "name", "from", "loads", "import s", box=box.SIMPLE_HEAD)
+    table = Table("plugin", "version", "adds", "name", "from", "loads", "import s", box=box.SIMPLE_HEAD)
     for point in list_allowed_points():
         checked = check_entry_point(point)
         has_faults = has_faults or checked.fault is not None
@@ -159,5 +159,4 @@ def _find_missing_code(file: str, group: str, tree: dict[str, Any]) -> str | Non
 def _format_cells(point: PluginEntry, checked: LoadCheck) -> tuple[str, ...]:
     loads = checked.fault or "; ".join(["ok", *checked.notes])
     seconds = "" if checked.import_s is None else f"{checked.import_s:.2f}"
-    version = plugins.requested_api_version(point.origin) or f"{plugins.API_VERSION} (not stated)"
-    return point.origin, point.version, version, KIND_TEXTS[point.kind], point.name, point.target, loads, seconds
+    return point.origin, point.version, KIND_TEXTS[point.kind], point.name, point.target, loads, seconds
