@@ -24,7 +24,7 @@ def folder():
 
 
 PRINTED = {
-    "--gpus 8,64": ["Predicted: materials_cnn", "ddp_gloo keeps 80 %", "64 devices: ", "To know more, measure"],
+    "--gpus 8,64": ["Predicted: materials_cnn", "ddp_gloo keeps 80 %", "64 devices: ", "times one (ddp_gloo)."],
     "--most 100_000 --strategy ddp_gloo --hardware alpha": [
         *("65,536", "100,000", "Beyond 4,320 devices no measurement backs this.", "links and memory of alpha"),
     ],
@@ -37,6 +37,7 @@ def test_tables_and_sentences(capsys):
         assert main(["predict", "a", *words.split()]) == 0
         text = " ".join(capsys.readouterr().out.split())
         assert [part for part in parts if part not in text] == []
+        assert ("To know more, measure" in text) == ("--hardware" in words), "this machine has no further devices"
         assert ("no measurement backs" in text) == ("--most" in words)
         assert ("horovod" in text) == ("--strategy" not in words)
 

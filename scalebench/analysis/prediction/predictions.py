@@ -414,13 +414,16 @@ class Suggestion(NamedTuple):
 
 def suggest_measurement(prediction: CurvePrediction, devices: int) -> Suggestion | None:
     """Return the measurement that narrows the interval at `devices` most, among two and four times the devices measured
-    and two full nodes; None where none narrows it by a tenth."""
+    and two full nodes, as far as the machine has them; None where none narrows it by a tenth."""
+    hardware = prediction.hardware
+    on_machine = (hardware.get("gpus_per_node") or math.inf) * (hardware.get("max_nodes") or math.inf)
+    most = min(prediction.max_devices, on_machine)
     last, per_node = prediction.points[-1].devices, prediction.extrapolation.model.links.devices_per_node
     best = Suggestion(last, before := _width(prediction, devices), 0.9 * before)
     two_nodes = [] if math.isinf(per_node) else [int(2 * per_node)]
     for count in sorted({2 * last, 4 * last, *two_nodes}):
         batch = float(prediction.find_batch(count))
-        if not last < count < devices <= prediction.max_devices or math.isnan(batch):
+        if not last < count < devices <= prediction.max_devices or count > most or math.isnan(batch):
             continue
         point = MeasuredStep(count, batch, float(prediction.extrapolation.step_s(count, batch)))
         extrapolation = replace(prediction.extrapolation, points=(*prediction.points, point))

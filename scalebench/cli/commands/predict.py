@@ -76,7 +76,8 @@ def main(options: argparse.Namespace) -> int:
         return 0
     for group in groups:
         paragraphs = section.make_paragraphs(group, counts, options.efficiency, most or max(MIN_MOST, counts[-1]))
-        _print([section.make_table(group, counts), *(paragraph.text for paragraph in paragraphs)])
+        first, *others = [paragraph.text for paragraph in paragraphs]
+        _print([first, section.make_table(group, counts), *others])
     return 0
 
 

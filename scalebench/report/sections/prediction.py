@@ -18,7 +18,7 @@ from scalebench.analysis.ranking import join_with_and
 from scalebench.analysis.scaling_curves import Curve, format_group_title
 from scalebench.core import units
 from scalebench.core.result import Result
-from scalebench.core.stats.estimates import CONFIDENCE
+from scalebench.core.stats.estimates import CONFIDENCE, scale_estimate
 from scalebench.report import document as doc
 from scalebench.report import spec
 from scalebench.report.report_data import ReportData
@@ -26,6 +26,7 @@ from scalebench.report.tables import THROUGHPUT_HEAD, format_whole_percent
 
 SECTION_ID = "prediction"
 DOUBLINGS = 4  # beyond the measured devices, where no numbers are named
+MAX_MULTIPLES = 4  # numbers of devices in the first sentence
 MAX_PREDICTED = 24  # curves of a page: each one needs its records
 CAPTION = (
     "a step model drawn through the measured points, with 95 % limits from the errors of published scaling curves, or "
@@ -103,8 +104,10 @@ def make_table(predicted: PredictedGroup, counts: Sequence[int], table_id: str =
 def make_paragraphs(
     predicted: PredictedGroup, counts: Sequence[int], share: float, most: int
 ) -> Iterator[doc.Paragraph]:
-    """Yield how far each strategy scales, which are tied, what to measure next, and what is not known."""
+    """Yield what more devices bring, how far each strategy scales, which are tied, what to measure next, and what is
+    not known."""
     matching = [prediction for prediction in predicted.predictions if not prediction.list_missed()]
+    yield from _describe_multiples(matching, counts)
     for prediction in predicted.predictions:
         # A model that is off what was measured says nothing of more devices.
         parts = [f"{rate:,.0f} samples/s on {devices:,} (predicted {units.format_rate(forecast)})"
@@ -123,6 +126,22 @@ def make_paragraphs(
     if max(most, *counts) > predict.MAX_MEASURED_DEVICES:
         sentences.append(f"Beyond {predict.MAX_MEASURED_DEVICES:,} devices no measurement backs this.")
     yield from map(doc.Paragraph, sentences)
+
+
+def _describe_multiples(predictions: Sequence[CurvePrediction], counts: Sequence[int]) -> Iterator[doc.Paragraph]:
+    """Yield `8 devices: 3.90 [1.70, 5.80], 16: 5.10 [1.90, 9.80] times one (ddp).` of the strategy that is the fastest
+    on the most of them."""
+    if not (ranked := predict.rank_predictions(predictions, counts[-1])):
+        return
+    fastest = next(prediction for prediction in predictions if prediction.name == ranked[0][0])
+    first, last, texts = fastest.points[0].devices, fastest.points[-1].devices, list[str]()
+    for forecast in map(fastest.forecast, [count for count in counts if count > last][:MAX_MULTIPLES]):
+        if forecast.efficiency is not None and forecast.fits is not False:
+            ratio = scale_estimate(forecast.efficiency, forecast.devices / first)
+            texts.append(f"{forecast.devices:,}{'' if texts else ' devices'}: {units.format_ratio(ratio)}")
+    if texts:
+        base = "one" if first == 1 else f"{first:,}"
+        yield doc.Paragraph(f"{', '.join(texts)} times {base} ({fastest.name}).", "answer")
 
 
 def _describe_reach(prediction: CurvePrediction, share: float, most: int) -> str:
