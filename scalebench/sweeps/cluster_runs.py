@@ -18,7 +18,7 @@ from scalebench.core.spec import RunSpec
 from scalebench.slurm.commands import Slurm, in_allocation
 from scalebench.slurm.submit import Submission, read_submission, submit_job
 from scalebench.sweeps.console import Console
-from scalebench.sweeps.time_estimate import estimate_s
+from scalebench.sweeps.estimate import estimate_s
 
 if TYPE_CHECKING:
     from scalebench.runner.jobs import JobRequest, PlannedJob

@@ -20,15 +20,14 @@ from scalebench.core.spec import RunSpec
 from scalebench.core.sweep_file import SweepRecord, join_labels
 from scalebench.core.untrusted import clean_text
 from scalebench.measure.progress import RankProgress, read_progress
+from scalebench.sweeps import estimate as estimates
 from scalebench.sweeps.pace import read_pace
-from scalebench.sweeps.time_estimate import TimeEstimate, estimate_left_s, format_about, format_range
 
 if TYPE_CHECKING:
     from scalebench.analysis.load import Survey
     from scalebench.report.sections.attribution import AttributionRecords
     from scalebench.runner.jobs import QueueState
     from scalebench.sweeps.cohort import CohortProgress
-    from scalebench.sweeps.pace import StepEstimate
     from scalebench.sweeps.plan import SweepRun
 
 MAX_BASELINE_COMMANDS = 3  # below a table
@@ -38,7 +37,7 @@ MAX_RUNS_SHOWN = 2  # running jobs whose phase is shown
 MAX_RANKS_READ = 8  # of a running job
 SLOW_STEP_S = 1.0  # from here on the length of a step is shown
 MIN_SHOWN_LEFT_S = 1.0
-GUESSED_STEPS = ", with steps guessed from the FLOPs of the model until a run shows the pace of this machine"
+IF_SLOW = f", longer where steps are slow, which is {estimates.UNKNOWN} of this machine"
 CELL_INTERVAL_S = 0.5  # between two lines of progress in a notebook, which keeps up with no more
 REFRESHES_PER_S = 4  # of the progress line; rich's 12.5 cost as much CPU time as everything else in the parent
 PLAIN_WIDTH = 80  # characters of a line in a file or a pipe, unless COLUMNS says another number
@@ -302,8 +301,8 @@ class Console:
         """Print the runs of a dry run, and how long all that are to be done may take. `settings` tell each from the
         others."""
         low_s = high_s = pause_s = 0.0
-        estimate = TimeEstimate(read_pace())
-        is_warm = False
+        estimate = estimates.TimeEstimate(read_pace())
+        is_warm, is_known = False, True
         for number, (run, own) in enumerate(zip(runs, settings or [()] * len(runs), strict=True), 1):
             spec = run.spec
             note = " ".join([format_repeat(spec), *own])
@@ -323,14 +322,17 @@ class Console:
                 batch = f"the largest batch that fits, from {spec.batch_per_device} per device on"
             if spec.config.script.path is not None:
                 batch = "its own batch" if not spec.global_batch else batch
-            slow = _describe_slow_steps(estimate.step(spec))
-            self.print_line(f"[{number}/{len(runs)}] {spec.label}{note}: {batch}, {slow}{format_range(low, high)}")
+            pace = estimate.pace(spec)
+            is_known = is_known and (pace is not None or spec.config.strategy.framework == "none")
+            slow = ""
+            if pace is not None and pace.step_s >= SLOW_STEP_S:
+                slow = f"a step takes {_format_step_s(pace.step_s)} s, "
+            time = estimates.format_range(low, high)
+            self.print_line(f"[{number}/{len(runs)}] {spec.label}{note}: {batch}, {slow}{time}")
         count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
         pauses = f", {pause_s:.0f} s of them cooling down" if pause_s else ""
-        steps = (estimate.step(run.spec) for run in runs if run.starts)
-        guess = GUESSED_STEPS if any(step is not None and step.is_slow and step.is_guess for step in steps) else ""
-        total = f", about {format_range(low_s + pause_s, high_s + pause_s)}{pauses}{guess}" if is_warm else ""
-        self.print_line(f"{count}{total}; nothing was started")
+        total = f", about {estimates.format_range(low_s + pause_s, high_s + pause_s)}{pauses}" if is_warm else ""
+        self.print_line(f"{count}{total}{'' if is_known else IF_SLOW}; nothing was started")
 
     def print_open_ports(self, specs: Sequence[RunSpec]) -> None:
         """Warn of runs that listen on all interfaces, which their flag says in the record."""
@@ -425,16 +427,11 @@ def describe_progress(ranks: list[RankProgress], spec: RunSpec | None = None, no
 def _describe_pace(ranks: list[RankProgress], spec: RunSpec | None, now_s: float | None = None) -> list[str]:
     """Return `a step takes 12 s` of slow steps, and `about 3 min left`; less where it is unknown or nearly over."""
     step_s = min(ranks, key=lambda progress: progress.rank).step_s if ranks else None
-    left_s = None if spec is None else estimate_left_s(spec, ranks, time.time() if now_s is None else now_s)
+    left_s = None if spec is None else estimates.estimate_left_s(spec, ranks, time.time() if now_s is None else now_s)
     slow = [f"a step takes {_format_step_s(step_s)} s"] if step_s is not None and step_s >= SLOW_STEP_S else []
-    return slow + ([f"{format_about(left_s)} left"] if left_s is not None and left_s >= MIN_SHOWN_LEFT_S else [])
-
-
-def _describe_slow_steps(step: StepEstimate | None) -> str:
-    """Return `a step takes 3 to 12 s, ` of a planned run where that decides how long it takes."""
-    if step is None or not step.is_slow:
-        return ""
-    return f"a step takes {_format_step_s(step.low_s)} to {_format_step_s(step.high_s)} s, "
+    return slow + (
+        [f"{estimates.format_about(left_s)} left"] if left_s is not None and left_s >= MIN_SHOWN_LEFT_S else []
+    )
 
 
 def _format_step_s(seconds: float) -> str:

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from scalebench.core.sweep_file import PlannedRun, SweepRecord, new_sweep_record, write_sweep
 from scalebench.sweeps.console import format_repeat
+from scalebench.sweeps.estimate import TimeEstimate, format_about, select_affordable
 from scalebench.sweeps.pace import read_pace
 from scalebench.sweeps.plan import SweepRun, find_unit
-from scalebench.sweeps.time_budget import select_affordable
-from scalebench.sweeps.time_estimate import TimeEstimate, format_about
 
 FURTHER_TIMES = 2.1  # as long as its planned repeats took a sweep may take with further ones; one repeat is a third
 
@@ -134,7 +133,7 @@ class RunningSweep:
         self._write()
 
     def _cost_s(self, run: SweepRun) -> float:
-        return 0.0 if run.earlier is not None else self._estimate.total_s([run.spec])
+        return 0.0 if run.earlier is not None else self._estimate.expected_s(run.spec)
 
     def _write(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from scalebench.config.support import is_reachable
 from scalebench.core.spec import RunSpec
 from scalebench.core.untrusted import clean_text
 from scalebench.sweeps.console import format_repeat
-from scalebench.sweeps.time_estimate import estimate_s
+from scalebench.sweeps.estimate import estimate_s
 
 if TYPE_CHECKING:
     from rich.table import Table

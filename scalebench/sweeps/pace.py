@@ -7,19 +7,16 @@ Each successful run appends a line to one file of this host under the cache fold
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 from scalebench.core.json_files import write_text
 from scalebench.core.machine.machine import find_cache_folder
-from scalebench.core.result import Phases, RankRecord, Result, Workload
+from scalebench.core.result import Result, Workload
 from scalebench.core.spec import RunSpec, TrainSpec
 from scalebench.runner.collect import count_training_flops
 
@@ -27,17 +24,6 @@ MAX_ENTRIES = 1000  # about 400 kB; the newest are kept
 MAX_BYTES = 2_000_000  # of a file that is read
 LOCK_TIMEOUT_S = 10.0
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, ValueError)
-MAX_MATCHES = 5  # the newest runs of a kind that an estimate is from
-# An estimate's limits are those of the runs that it is from, divided and multiplied by:
-SAME_RUN_FACTOR = 1.25  # for an equal run
-SAME_MODEL_FACTOR = 2.5  # for another strategy, batch or number of devices
-OTHER_MODEL_FACTOR = 2.0  # for a model of as many FLOPs per step; the more they differ the wider, by this power:
-WORK_EXPONENT = 0.25
-MAX_SCALE = 10.0  # beyond that much more work, a small model's pace is held to the limits of the FLOPs
-MAX_OVERHEAD_S = 0.05  # of a step, which a framework and a busy machine may need whatever the model
-# Without an earlier run: FLOP/s of training that a core or a GPU reaches, from a slow one to a fast one.
-CORE_FLOPS_PER_S = (3e9, 60e9)
-GPU_FLOPS_PER_S = (0.5e12, 50e12)
 
 
 class PaceEntry(msgspec.Struct, frozen=True):
@@ -53,30 +39,14 @@ class PaceEntry(msgspec.Struct, frozen=True):
     gpus: int
     global_batch: int
     step_s: float
-    first_step_s: float  # includes compiling
-    start_s: float  # of processes and frameworks, and of their end
-    ended_at: str  # ISO 8601, UTC
+    start_s: float  # of processes and frameworks, of compiling in the first step, and of their end
 
 
-@dataclass(frozen=True)
-class StepEstimate:
-    """The estimated seconds of a step, those of the first one on top of the others, and those of starting up."""
+class Pace(msgspec.Struct, frozen=True):
+    """How long a run starts, and how long one of its steps takes."""
 
-    low_s: float
-    likely_s: float
-    high_s: float
-    first_step_s: float = 0.0  # what it takes longer, for compiling
-    start_s: float | None = None  # None: no such run has been measured here
-
-    @property
-    def is_slow(self) -> bool:
-        """True where steps may be so long that their number, not the time limits, decides how long a run takes."""
-        return self.high_s >= 1.0
-
-    @property
-    def is_guess(self) -> bool:
-        """True where no run on this machine has shown its pace."""
-        return self.start_s is None
+    start_s: float
+    step_s: float
 
 
 def read_pace() -> list[PaceEntry]:
@@ -89,99 +59,54 @@ def read_pace() -> list[PaceEntry]:
 
 
 def record_pace(result: Result) -> None:
-    """Remember the step time of a run that was successful. A file that cannot be written is left out."""
-    entry = _make_entry(result)
-    if entry is not None:
-        with contextlib.suppress(OSError):
-            _append_entry(entry)
+    """Remember the step time of a run that was successful. A file that cannot be read or written stays as it is."""
+    entry, path = _make_entry(result), _pace_file()
+    if entry is None or path is None:
+        return
+    import filelock
+
+    with contextlib.suppress(OSError, *UNREADABLE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S):
+            entries = [*(_read_entries(path) if path.exists() else []), entry]
+            write_text(path, "".join(f"{msgspec.json.encode(each).decode()}\n" for each in entries[-MAX_ENTRIES:]))
 
 
-def estimate_step(spec: RunSpec, entries: Sequence[PaceEntry]) -> StepEstimate | None:
-    """Estimate the step time of a planned run from the nearest earlier runs, else from its FLOPs.
-
-    Returns None where neither is known: of a user's model before its first run.
-    """
-    if spec.config.script.path is not None:  # whose batch is not known before it ran
+def find_pace(spec: RunSpec, entries: Sequence[PaceEntry]) -> Pace | None:
+    """Return the pace of a planned run by the newest run of its model here: an equal one, else one of its strategy,
+    else of another, in proportion to the samples of each device. None where there is none."""
+    config = spec.config
+    if config.script.path is not None:  # whose batch is not known before it ran
         return None
-    config, flops = spec.config, count_training_flops(spec)
-    work = spec.global_batch / spec.gpus
-    comparable = [
-        entry
-        for entry in entries
-        if (entry.hardware, entry.device, entry.framework, entry.settings)
-        == (config.hardware.name, spec.device, config.strategy.framework, _describe_settings(spec.config.train))
-    ]
+    flops, settings = count_training_flops(spec), _describe_settings(config.train)
+    model = _identify_model(config.model.name, config.model.code_digest)
     same_model = [
         entry
-        for entry in comparable
-        # The FLOPs of a user's model are recorded by its runs, and unknown before.
-        if entry.model == _identify_model(config.model.name, config.model.code_digest)
-        and flops in (None, entry.flops_per_sample)
+        for entry in reversed(entries)
+        if (entry.hardware, entry.device, entry.framework)
+        == (config.hardware.name, spec.device, config.strategy.framework)
+        and (entry.model, entry.settings) == (model, settings)
+        and flops in (None, entry.flops_per_sample)  # those of a user's model are unknown before it runs
     ]
-    same_strategy = [entry for entry in same_model if entry.strategy == config.strategy.name]
-    same_run = [e for e in same_strategy if (e.gpus, e.global_batch) == (spec.gpus, spec.global_batch)]
-    if same_run:
-        return _estimate_from(same_run, [1.0] * len(same_run), SAME_RUN_FACTOR)
-    if nearest := same_strategy or same_model:
-        return _estimate_from(nearest, [work * e.gpus / e.global_batch for e in nearest], SAME_MODEL_FACTOR)
-    if flops is None or config.strategy.framework == "none":
+    if not same_model:
         return None
-    sized = [entry for entry in comparable if entry.flops_per_sample]
-    guess = _guess_from_work(spec, work * flops)
-    return _estimate_from_work(sized, work * flops, guess) if sized else guess
-
-
-def _estimate_from(entries: Sequence[PaceEntry], scales: Sequence[float], factor: float) -> StepEstimate:
-    """Return the estimate from runs whose step times, scaled to that of the planned run, are as likely."""
-    steps_s = [entry.step_s * scale for entry, scale in zip(entries, scales, strict=True)][-MAX_MATCHES:]
-    newest = entries[-MAX_MATCHES:]
-    compiling_s = max(0.0, sum(entry.first_step_s - entry.step_s for entry in newest) / len(newest))
-    start_s = sum(entry.start_s for entry in newest) / len(newest)
-    low_s, high_s = min(steps_s) / factor, max(steps_s) * factor
-    return StepEstimate(low_s, math.sqrt(low_s * high_s), high_s, compiling_s, start_s)
-
-
-def _estimate_from_work(entries: Sequence[PaceEntry], work: float, guess: StepEstimate) -> StepEstimate:
-    """Return the estimate from runs of other models, those of the most similar FLOPs per device and step (`work`).
-
-    A step of a small model is mostly overhead, so that its FLOP/s say little of a large one: then limits beyond those
-    of `guess` are left out, unless the machine is slower or faster than any that these know. A short step shows no slow
-    machine: it may be overhead alone.
-    """
-
-    def ratio(entry: PaceEntry) -> float:
-        return work * entry.gpus / (entry.global_batch * (entry.flops_per_sample or math.nan))
-
-    nearest_model = min(entries, key=lambda entry: abs(math.log(ratio(entry)))).model
-    nearest = [entry for entry in entries if entry.model == nearest_model]
-    scales = [ratio(entry) for entry in nearest]
-    distance = max(max(scale, 1 / scale) for scale in scales)
-    estimate = _estimate_from(nearest, scales, OTHER_MODEL_FACTOR * distance**WORK_EXPONENT)
-    low_s, high_s = max(estimate.low_s, guess.low_s), min(estimate.high_s, guess.high_s)
-    if estimate.low_s >= guess.high_s and max(entry.step_s for entry in nearest) < MAX_OVERHEAD_S:
-        low_s, high_s = guess.low_s, guess.high_s
-    if min(scales) < MAX_SCALE or low_s >= high_s:
-        return estimate
-    return replace(estimate, low_s=low_s, likely_s=math.sqrt(low_s * high_s), high_s=high_s)
-
-
-def _guess_from_work(spec: RunSpec, work: float) -> StepEstimate:
-    slow, fast = GPU_FLOPS_PER_S if spec.device == "cuda" else CORE_FLOPS_PER_S
-    cores = 1 if spec.device == "cuda" else spec.config.hardware.cpus_per_device or 1
-    low_s, high_s = work / (fast * cores), work / (slow * cores)
-    return StepEstimate(low_s, math.sqrt(low_s * high_s), high_s)
+    work = (spec.gpus, spec.global_batch)
+    nearest = max(same_model, key=lambda e: (e.strategy == config.strategy.name, (e.gpus, e.global_batch) == work))
+    return Pace(nearest.start_s, nearest.step_s * spec.global_batch / spec.gpus * nearest.gpus / nearest.global_batch)
 
 
 def _make_entry(result: Result) -> PaceEntry | None:
     """Return the entry of a result; None for one without a measured step."""
     first = next((rank for rank in result.ranks if rank.block_s and rank.block_steps), None)
-    if result.status != "ok" or first is None or result.quality.max_batch is not None:
+    scale, workload, phases = result.scale, result.workload, result.phases
+    is_script = result.spec.get("script", {}).get("path") is not None
+    if result.status != "ok" or first is None or result.quality.max_batch is not None or is_script:
         return None
-    step_s = _mean_step_s(first)
-    warmup = first.warmup_block_s[0] / (first.warmup_block_steps or 1) if first.warmup_block_s else step_s
-    scale, workload = result.scale, result.workload
-    if not step_s > 0 or scale.global_batch is None or result.spec.get("script", {}).get("path") is not None:
+    step_s = sum(first.block_s) / (len(first.block_s) * (first.block_steps or 1))
+    if not step_s > 0 or scale.global_batch is None:
         return None
+    first_step_s = first.warmup_block_s[0] / (first.warmup_block_steps or 1) if first.warmup_block_s else step_s
+    start_s = sum(seconds or 0.0 for seconds in (phases.launch_s, phases.setup_s, phases.close_s))
     return PaceEntry(
         hardware=scale.hardware,
         device=scale.device,
@@ -193,23 +118,12 @@ def _make_entry(result: Result) -> PaceEntry | None:
         gpus=scale.gpus,
         global_batch=scale.global_batch,
         step_s=step_s,
-        first_step_s=warmup,
-        start_s=_sum_known(result.phases),
-        ended_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        start_s=start_s + max(0.0, first_step_s - step_s),
     )
 
 
 def _identify_model(name: str, code_digest: str | None) -> str:
     return name if code_digest is None else f"{name} {code_digest}"
-
-
-def _mean_step_s(rank: RankRecord) -> float:
-    return sum(rank.block_s) / (len(rank.block_s) * (rank.block_steps or 1))
-
-
-def _sum_known(phases: Phases) -> float:
-    """Return the seconds of a run outside of its steps, as far as they were measured."""
-    return sum(seconds or 0.0 for seconds in (phases.launch_s, phases.setup_s, phases.close_s))
 
 
 def _describe_settings(train: TrainSpec | Workload) -> str:
@@ -223,23 +137,6 @@ def _pace_file() -> Path | None:
         folder = find_cache_folder()
         return None if folder is None else folder / "pace" / f"{platform.node() or 'unknown'}.jsonl"
     return None if chosen in ("off", "") else Path(chosen).expanduser()
-
-
-def _append_entry(entry: PaceEntry) -> None:
-    """Add an entry, and drop the oldest beyond MAX_ENTRIES. A file that cannot be read stays as it is."""
-    path = _pace_file()
-    if path is None:
-        return
-    import filelock
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(f"{path}.lock", timeout=LOCK_TIMEOUT_S):
-        try:
-            earlier = _read_entries(path) if path.exists() else []
-        except UNREADABLE:
-            return
-        lines = [msgspec.json.encode(each).decode() for each in [*earlier, entry][-MAX_ENTRIES:]]
-        write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def _read_entries(path: Path) -> list[PaceEntry]:

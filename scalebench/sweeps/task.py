@@ -32,10 +32,10 @@ from scalebench.core.sweep_file import MULTIRUN_FILE
 from scalebench.measure.progress import RankProgress
 from scalebench.sweeps import cluster_runs, folders, job_plan, plan
 from scalebench.sweeps.console import Console
+from scalebench.sweeps.estimate import estimate_left_s
 from scalebench.sweeps.execute import RunningSweep
 from scalebench.sweeps.pace import record_pace
 from scalebench.sweeps.plan import KEPT, SweepRun, compute_exit_status, find_swept_keys, name_settings
-from scalebench.sweeps.time_estimate import estimate_left_s
 from scalebench.workloads import datasets
 
 # The imports of what measures and reports take longer than a dry run: each is in the function that needs it.

@@ -13,7 +13,7 @@ from scalebench.config.resolve import resolve
 from scalebench.core.run_folder import PLUGIN_LOG
 from scalebench.core.spec import ModelSpec, StopSpec, TrainSpec, write_spec
 from scalebench.runner import launchers, parent
-from scalebench.sweeps import cluster_runs, task, time_budget, time_estimate
+from scalebench.sweeps import cluster_runs, estimate, task
 from scalebench.sweeps import plan as jobs
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.execute import RunningSweep
@@ -161,15 +161,15 @@ def test_it_is_not_submitted_and_no_data_are_made_for_it(monkeypatch):
 
 
 def test_it_takes_no_time_and_no_part_in_a_curve_and_a_dry_run_says_so(capsys, tmp_path):
-    future, sound = time_estimate.TimeEstimate(), simulated_spec(measure={"cool_down_s": 5.0})
+    future, sound = estimate.TimeEstimate(), simulated_spec(measure={"cool_down_s": 5.0})
     endless = broken(train=TrainSpec(batch_per_device=10, stop=StopSpec(epochs=3)))
     assert future.expected_s(endless) == 0.0 and future.has_basis(endless)
     assert not future.has_basis(dataclasses.replace(endless, plugin_error=None))
     stopless = dataclasses.replace(broken(), config=dataclasses.replace(sound.config))
-    assert future.total_s([stopless]) == 0.0 < 5.0 < future.total_s([sound])
+    assert future.expected_s(stopless) == 0.0 < 5.0 < future.expected_s(sound)
     runs = [jobs.SweepRun([], spec) for spec in (simulated_spec(gpus=1), simulated_spec(gpus=2), broken(gpus=4))]
     for left_s, gpus in ((0.0, [4]), (1.0, [1, 4])):  # two are the end of the curve, and of both one device is kept
-        kept = time_budget.select_affordable(runs, runs, lambda run: float(run.spec.can_start), left_s)
+        kept = estimate.select_affordable(runs, runs, lambda run: float(run.spec.can_start), left_s)
         assert [run.spec.gpus for run in kept] == gpus
     # A dry run says what will fail.
     Console().print_plan([jobs.SweepRun([], broken()), jobs.SweepRun([], simulated_spec())])
@@ -187,7 +187,7 @@ def test_it_takes_no_time_and_no_part_in_a_curve_and_a_dry_run_says_so(capsys, t
 
     sweep.add(runs)
     sweep.do(runs, runs, iter(()), do_unit)
-    assert [(spec.plugin_error, took_s) for spec, took_s in sweep._estimate._durations_s] == [(None, 7.0)]
+    assert [(spec.plugin_error, took_s) for spec, took_s in sweep._estimate._took_s] == [(None, 7.0)]
 
 
 def test_no_baselines_are_added_for_it_and_a_broken_one_is_not_added(monkeypatch):

@@ -14,17 +14,17 @@ from scalebench.core.result import CollectiveRecord, Phases, ProbeRecord, Transf
 from scalebench.core.sweep_file import PlannedRun, new_sweep_record
 from scalebench.measure.progress import ProgressFile, RankProgress
 from scalebench.runner.jobs import JobRequest, QueueState
-from scalebench.sweeps import time_estimate
+from scalebench.sweeps import estimate
 from scalebench.sweeps.cohort import CohortProgress
 from scalebench.sweeps.console import (
-    GUESSED_STEPS,
+    IF_SLOW,
     Console,
     describe_cohort,
     describe_progress,
     describe_queue,
     describe_queue_counts,
 )
-from scalebench.sweeps.pace import StepEstimate
+from scalebench.sweeps.pace import Pace
 from scalebench.sweeps.plan import SweepRun
 from tests.builders import sweeps
 from tests.builders.runs import rank, record, simulated_spec
@@ -69,7 +69,7 @@ def measuring(steps, samples_per_s, elapsed_s, **facts):
 
 
 # 3 of 5 warm-up steps, 3 that fill 30 s and 4 that record how the training ran; 14 s of them have passed.
-WITH_SLOW_STEPS = "warmup, 2.7 samples/s, a step takes 12 s, about 2 min left"
+WITH_SLOW_STEPS = "warmup, 2.7 samples/s, a step takes 12 s, about 1.8 min left"
 
 
 def test_progress_is_described_by_rank_0():
@@ -162,13 +162,14 @@ def test_the_plan_lists_each_run_and_the_time_of_all(monkeypatch, capsys):
     Console().print_plan([SweepRun([], cannot)])
     assert capsys.readouterr().out.splitlines()[-1] == "1 run; nothing was started"
     slow = simulated_spec(measure={**measure, "warmup_max_s": 20.0, "evaluate": False})
-    for start_s, guess in ((None, GUESSED_STEPS), (5.0, "")):
-        step = StepEstimate(3.0, 20.0, 123.0, start_s=start_s)
-        monkeypatch.setattr(time_estimate, "estimate_step", lambda spec, pace, step=step: step)
+    slow.config.strategy.framework = "torch"
+    known = Pace(5.0, 20.0), "a step takes 20 s, 3.4 min", "min"
+    for pace, text, end in ((None, "14 to 44 s", f"14 to 44 s{IF_SLOW}"), known):
+        monkeypatch.setattr(estimate, "find_pace", lambda spec, entries, pace=pace: pace)
         Console().print_plan([SweepRun([], slow)])
         line, last = capsys.readouterr().out.splitlines()
-        assert line.startswith("[1/1] simulated gpus=1: batch 10 per device, 10 global, a step takes 3 to 123 s, ")
-        assert last.endswith(f" min{guess}; nothing was started")
+        assert line == f"[1/1] simulated gpus=1: batch 10 per device, 10 global, {text}"
+        assert last.endswith(f"{end}; nothing was started")
     monkeypatch.undo()
     Console().print_plan([SweepRun([], simulated_spec(gpus=2, measure={"search": "max_batch"}))])
     line = "[1/1] simulated gpus=2: the largest batch that fits, from 10 per device on"

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.core.sweep_file import read_sweep
+from scalebench.sweeps.estimate import select_affordable
 from scalebench.sweeps.execute import RunningSweep
 from scalebench.sweeps.folders import number_runs
 from scalebench.sweeps.plan import SweepRun
-from scalebench.sweeps.time_budget import select_affordable
 from tests.builders.runs import simulated_spec
 
 MEASURE = {"min_s": 10.0, "max_s": 20.0, "warmup_max_s": 0.0, "order": "given"}  # 15.3 s in the middle of the estimate

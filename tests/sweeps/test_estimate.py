@@ -1,6 +1,5 @@
 """Estimates of how long runs will take, and the step times of earlier runs on this machine, from which they come."""
 
-import dataclasses
 import math
 
 import pytest
@@ -8,9 +7,8 @@ import pytest
 from scalebench.core.result import MaxBatch, Phases, Quality
 from scalebench.core.spec import StopSpec, TrainSpec
 from scalebench.measure.progress import RankProgress
-from scalebench.sweeps import pace, time_estimate
-from scalebench.sweeps.pace import PaceEntry, StepEstimate, estimate_step, read_pace, record_pace
-from scalebench.sweeps.time_estimate import (
+from scalebench.sweeps import pace
+from scalebench.sweeps.estimate import (
     PROBE_PHASES,
     SETUP_S,
     TimeEstimate,
@@ -20,6 +18,7 @@ from scalebench.sweeps.time_estimate import (
     format_about,
     format_range,
 )
+from scalebench.sweeps.pace import Pace, PaceEntry, find_pace, read_pace, record_pace
 from tests.builders.configs import make_spec
 from tests.builders.runs import rank, record, simulated_spec
 
@@ -42,26 +41,19 @@ def test_an_estimate_is_start_up_and_measuring(framework):
     assert estimate_s(one)[0] == 1.0 + start_s + PROBE_PHASES * 2.0
 
 
-def test_similar_runs_count_first_then_how_far_estimates_were_off():
-    # Before any run it is the middle of the estimate.
-    assert TimeEstimate().expected_s(spec()) == pytest.approx(15.3)
-    cannot = spec()
+def test_similar_runs_count_before_the_settings():
+    cannot, paused = spec(), spec()
     cannot.unsupported = "not here"
-    assert TimeEstimate().expected_s(cannot) == 0.0
-    # Similar runs count first then how far estimates were off.
+    paused.config.measure.cool_down_s = cannot.config.measure.cool_down_s = 5.0
+    for each, expected_s in ((spec(), 15.3), (paused, 20.3), (cannot, 0.0)):  # the middle of the range, and the pause
+        assert TimeEstimate().expected_s(each) == pytest.approx(expected_s)
     estimate = TimeEstimate()
     estimate.record_duration(spec(1), 10.0)
     estimate.record_duration(spec(2), 20.0)
     estimate.record_duration(spec(2), 30.0)
     assert estimate.expected_s(spec(2)) == 25.0, "the same strategy on as many devices"
     assert estimate.expected_s(spec(4)) == 20.0, "the same strategy"
-    assert estimate.expected_s(spec(2, "other")) == pytest.approx(60 / 3 / 15.3 * 15.3), "what the others took"
-    # The rest is its runs and their pauses.
-    paused = spec()
-    paused.config.measure.cool_down_s = 5.0
-    cannot = spec()
-    cannot.unsupported, cannot.config.measure.cool_down_s = "not here", 5.0
-    assert TimeEstimate().total_s([spec(), paused, cannot]) == pytest.approx(15.3 + 20.3)
+    assert estimate.expected_s(spec(2, "other")) == pytest.approx(15.3)
 
 
 def test_a_repeat_has_its_share_of_the_time_and_the_first_one_the_probes():
@@ -72,19 +64,14 @@ def test_a_repeat_has_its_share_of_the_time_and_the_first_one_the_probes():
     assert estimate_s(second) == pytest.approx((1.3, 2.3))
     estimate = TimeEstimate()
     estimate.record_duration(first, 2 * (1.8 + probes_s))
-    assert estimate.expected_s(second) == pytest.approx(2 * 1.8), "not what the first one took, which had probes"
+    assert estimate.expected_s(second) == pytest.approx(1.8), "not what the first one took, which had probes"
 
 
-def test_durations_are_rounded():
-    words = {0.0: "about 1 s", 89.0: "about 89 s", 90.0: "about 2 min", 5399.0: "about 90 min", 5400.0: "about 1.5 h"}
+def test_durations_have_one_unit():
+    words = {0.0: "about 1 s", 89.0: "about 89 s", 90.0: "about 1.5 min", 5399.0: "about 90 min", 5400.0: "about 1.5 h"}
     assert {seconds: format_about(seconds) for seconds in words} == words
-    assert format_range(1.0, 5.0) == "1 to 5 s" and format_range(95.0, 590.0) == "95 to 590 s"
-    assert format_range(95.0, 900.0) == "95 s to 15 min" and format_range(600.0, 900.0) == "10 to 15 min"
-    assert format_range(900.0, 9000.0) == "15 min to 2.5 h"
-
-
-def step(low_s, high_s=None):
-    return StepEstimate(low_s, low_s, low_s if high_s is None else high_s)
+    assert format_range(1.0, 5.0) == "1 to 5 s" and format_range(2.2, 2.4) == "2 s"
+    assert format_range(30.0, 900.0) == "0.5 to 15 min" and format_range(900.0, 9000.0) == "0.2 to 2.5 h"
 
 
 MEASURED = {"warmup_steps": 20, "warmup_max_steps": 400, "warmup_max_s": 4.0, "min_s": 1.0, "max_s": 8.0}
@@ -110,25 +97,17 @@ def test_the_phases_of_a_run_follow_from_its_steps():
         assert found == {name: pytest.approx(times) for name, times in expected.items()}
 
 
-def test_an_estimate_covers_the_length_of_its_steps():
-    """The probes of steps longer than measure.probe_s are fewer, so that the longest steps need not take longest."""
-    measure = {**MEASURED, "evaluate": False, "probes": True, "probe_s": 1.0}
-    one = simulated_spec(measure=measure)
-    totals = [estimate_s(one, step(step_s)) for step_s in (0.9, 1.0, 1.001, 1.2)]
-    least_s, most_s = estimate_s(one, step(0.9, 1.2))
-    assert totals[2][0] < totals[0][0] and totals[1][1] > totals[3][1]
-    assert (least_s, most_s) == pytest.approx((totals[2][0], totals[1][1]))
-    started = dataclasses.replace(step(0.1), first_step_s=9.0, start_s=20.0)
-    assert estimate_s(one, started)[0] == pytest.approx(estimate_s(one, step(0.1))[0] + 29.0 - SETUP_S["none"])
-
-
 def test_a_planned_run_is_estimated_from_the_pace_of_this_machine(monkeypatch):
+    one = simulated_spec(measure={**MEASURED, "evaluate": False, "probes": True, "probe_s": 1.0})
+    slow = Pace(20.0, 2.0)
+    phases = estimate_phases(one, 2.0).values()
+    range_s = tuple(20.0 + sum(limits) for limits in zip(*phases, strict=True))
+    assert estimate_s(one, slow) == pytest.approx(range_s)
     calls = []
-    monkeypatch.setattr(time_estimate, "estimate_step", lambda spec, pace: calls.append(pace) or step(2.0, 8.0))
-    estimate, one = TimeEstimate(["of the cache"]), spec()
-    assert estimate.range_s(one) == pytest.approx(estimate_s(one, step(2.0, 8.0)))
-    likely_s = sum(estimate_s(one, step(2.0))) / 2
-    assert estimate.expected_s(one) == pytest.approx(likely_s) and calls == [["of the cache"]]
+    monkeypatch.setattr("scalebench.sweeps.estimate.find_pace", lambda spec, entries: calls.append(entries) or slow)
+    estimate = TimeEstimate(["of the cache"])
+    assert estimate.range_s(one) == range_s and estimate.expected_s(one) == pytest.approx(sum(range_s) / 2)
+    assert calls == [["of the cache"]]
 
 
 def test_steps_so_far_tell_how_long_a_run_still_takes():
@@ -152,7 +131,7 @@ def test_a_training_is_over_at_its_stop():
     assert estimate_left_s(training(epochs=20.0), [first], 0.0) == pytest.approx(20 * 4.8 * 0.5 - 20.0 + 2.0)
     assert estimate_left_s(training(seconds=60.0), [first], 0.0) == pytest.approx(42.0)
     assert estimate_left_s(training(seconds=60.0, target=0.1), [first], 0.0) is None
-    assert estimate_s(training(epochs=20.0), step(0.5)) == pytest.approx((50.3, 50.3))
+    assert estimate_s(training(epochs=20.0), Pace(0.3, 0.5)) == pytest.approx((50.3, 50.3))
     assert estimate_left_s(training(epochs=20.0), [], 0.0) is None
 
 
@@ -168,7 +147,7 @@ def test_a_training_lasts_as_long_as_its_stop_says():
         ({"epochs": 2.0}, (0.3, math.inf)),
     ):
         assert estimate_s(training(**stop)) == pytest.approx(estimate)
-        assert format_range(*estimate_s(training(epochs=2.0))) == "0 s and a training of unknown length"
+        assert format_range(*estimate_s(training(epochs=2.0))) == "0 s or more, unknown until a run shows the pace"
 
 
 def test_trainings_are_estimated_from_trainings():
@@ -203,7 +182,7 @@ def entry(step_s=0.1, **changes):
     spec = planned()
     made = PaceEntry(
         spec.config.hardware.name, spec.device, "torch", "ddp", spec.config.model.name, flops(spec),
-        "float32 default", 2, spec.global_batch, step_s, 3 * step_s, 5.0, "2026-01-01T00:00:00+00:00",
+        "float32 default", 2, spec.global_batch, step_s, 5.0,
     )  # fmt: skip
     return type(made)(**{name: changes.get(name, getattr(made, name)) for name in made.__struct_fields__})
 
@@ -219,8 +198,9 @@ def test_a_run_is_recorded_and_read_again():
     result = record("ddp", 2, ranks=ranks, phases=Phases(launch_s=1.0, setup_s=2.0, measure_s=60.0, wall_s=70.0))
     record_pace(result)
     (read,) = read_pace()
-    assert (read.strategy, read.gpus, read.start_s, read.first_step_s) == ("ddp", 2, 3.0, 1.0)
+    assert (read.strategy, read.gpus) == ("ddp", 2)
     assert read.step_s == pytest.approx(0.6 / (2 * (ranks[0].block_steps or 1)))
+    assert read.start_s == pytest.approx(3.0 + 1.0 - read.step_s), "with what the first step took longer"
     for left_out in (
         record("ddp", 2, status="failed", block_s=None),
         record("ddp", 2, ranks=ranks, quality=Quality(max_batch=MaxBatch(8, None, "memory", []))),
@@ -244,71 +224,28 @@ def test_a_file_that_cannot_be_read_or_written_is_left_out(monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("entries", "likely_s", "factor"),
+    ("entries", "step_s"),
     [
-        ([entry(0.1)], 0.1, pace.SAME_RUN_FACTOR),
-        ([entry(9.0), *[entry(0.1)] * pace.MAX_MATCHES], 0.1, pace.SAME_RUN_FACTOR),  # the newest
-        ([entry(0.1), entry(9.0, strategy="zero1"), entry(9.0, gpus=1)], 0.1, pace.SAME_RUN_FACTOR),
-        ([entry(0.1, gpus=1, global_batch=40)], 0.025, pace.SAME_MODEL_FACTOR),  # a quarter of the work on each device
-        ([entry(0.1, strategy="zero1")], 0.1, pace.SAME_MODEL_FACTOR),
-        ([entry(0.1, model="half", flops_per_sample=flops(planned()) / 16)], 1.6, pace.OTHER_MODEL_FACTOR * 2),
-        # The nearest by its work, and none of another device, framework or precision.
-        (
-            [
-                entry(0.1, model="like", flops_per_sample=flops(planned()) * 1.01),
-                entry(9.0, model="tiny", flops_per_sample=100.0),
-            ],
-            0.1,
-            pace.OTHER_MODEL_FACTOR,
-        ),
+        ([entry(9.0), entry(0.1)], 0.1),  # the newest
+        ([entry(0.1), entry(9.0, strategy="zero1"), entry(9.0, gpus=1)], 0.1),
+        ([entry(0.1, gpus=1, global_batch=40)], 0.025),  # a quarter of the work on each device
+        ([entry(0.1, gpus=1, global_batch=40), entry(9.0, strategy="zero1")], 0.025),
+        ([entry(0.1, strategy="zero1")], 0.1),
     ],
 )
-def test_the_nearest_runs_count(entries, likely_s, factor):
-    others = [entry(9.0, device="cuda"), entry(9.0, framework="tensorflow"), entry(9.0, settings="bfloat16 default")]
-    step = estimate_step(planned(), [*others, *entries, *others])
-    assert step.likely_s == pytest.approx(likely_s, rel=0.02)
-    assert (step.low_s, step.high_s) == pytest.approx((likely_s / factor, likely_s * factor), rel=0.03)
-
-
-def test_the_work_of_a_step_and_the_runs_that_differ_span_an_estimate():
-    # An estimate spans runs that differ and has their start.
-    step = estimate_step(planned(), [entry(0.1), entry(0.4, start_s=15.0)])
-    assert (step.start_s, step.first_step_s) == pytest.approx((10.0, 0.5))
-    assert (step.low_s, step.high_s) == pytest.approx((0.08, 0.5))
-    # Without an earlier run the work of a step decides.
-    small, large = (estimate_step(planned(train__batch_per_device=batch), []) for batch in (10, 100))
-    assert small is not None and large is not None and not small.is_slow and small.start_s is None
-    assert (large.low_s, large.high_s) == pytest.approx((10 * small.low_s, 10 * small.high_s))
-    cores = planned().config.hardware.cpus_per_device or 1
-    slow, fast = (flops(planned()) * 10 / (cores * pace_per_s) for pace_per_s in pace.CORE_FLOPS_PER_S)
-    assert (small.low_s, small.high_s) == pytest.approx((fast, slow))
-
-
-@pytest.mark.parametrize(("step_s", "is_clipped"), [(1e-4, True), (0.04, True), (1.0, False)])
-def test_a_small_model_says_little_of_a_large_one(step_s, is_clipped):
-    """The limits are those of the FLOPs where both overlap, which a pace far below any core's does not; a short
-    step may be overhead alone."""
-    guess = estimate_step(planned(), [])
-    step = estimate_step(planned(), [entry(step_s, model="tiny", flops_per_sample=flops(planned()) / 1000)])
-    assert guess is not None and step is not None and step.low_s < step.likely_s < step.high_s
-    assert (step.high_s == guess.high_s, step.start_s) == (is_clipped, 5.0)
+def test_the_nearest_run_counts(entries, step_s):
+    changes = ({"device": "cuda"}, {"framework": "tensorflow"}, {"settings": "bfloat16 default"}, {"hardware": "x"})
+    others = [*(entry(9.0, **change) for change in changes), entry(9.0, model="tiny", flops_per_sample=100.0)]
+    assert find_pace(planned(), [*others, *entries, *others]) == Pace(5.0, pytest.approx(step_s))
+    assert find_pace(planned(), others) is None
 
 
 def test_nothing_is_known_of_a_users_model_before_its_first_run(monkeypatch):
-    # Two users' files may both have a function `build`.
+    """Two users' files may both have a function `build`; its FLOPs are counted by the workers of a run."""
     spec = planned()
     spec.config.model.code_digest = "1234"
-    other, named = (
-        entry(0.1, flops_per_sample=None, model=name)
-        for name in (spec.config.model.name, f"{spec.config.model.name} 1234")
-    )
-    same, simulated = entry(0.1, flops_per_sample=None), planned()
-    counted = entry(0.1, flops_per_sample=5e6)  # by the workers of an earlier run
-    simulated.config.strategy.framework = "none"  # whose steps take no time for their FLOPs
-    assert estimate_step(simulated, [entry(0.1)]) is None
+    counted, other = entry(0.1, flops_per_sample=5e6), entry(0.1, flops_per_sample=None)
+    own = entry(0.1, flops_per_sample=None, model=f"{spec.config.model.name} 1234")
     monkeypatch.setattr(pace, "count_training_flops", lambda spec: None)
-    assert estimate_step(planned(), []) is None
-    for earlier in (same, counted):
-        assert estimate_step(planned(), [earlier]) is not None
-    assert estimate_step(spec, [other]) is None
-    assert estimate_step(spec, [named]) is not None
+    assert find_pace(planned(), [counted]) is not None
+    assert find_pace(spec, [other]) is None and find_pace(spec, [own]) is not None
