@@ -9,6 +9,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # errors only, to keep rank 
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import TfBatch
 from scalebench.strategies.tensorflow.mirrored import Replicated
-from scalebench.strategies.tensorflow.observed import observe_backend
+from scalebench.strategies.tensorflow.profiling import observe_backend
 
 __all__ = ["Replicated", "TensorFlowStrategy", "TfBatch", "observe_backend"]

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import LossPart
-from scalebench.strategies.tensorflow import batches, devices, observed, optimizer, user_model
+from scalebench.strategies.tensorflow import batches, devices, optimizer, profiling, user_model
 from scalebench.strategies.tensorflow.batches import DevicePart, TfBatch
 from scalebench.strategies.tensorflow.model import NetworkModel, read_weights
 from scalebench.strategies.tensorflow.probes import DeviceResult, TensorFlowProbes
@@ -197,8 +197,7 @@ class TensorFlowStrategy(TensorFlowProbes):
     def settings_used(self) -> dict[str, str]:
         function = self.step_function().get_concrete_function()
         fixed_layout = self.spec.config.train.data_format != "default"
-        settings = observed.precision_and_layout(function, self.devices[0], fixed_layout)
-        return settings | {"compiler": observed.compiler_used(function)}
+        return profiling.settings_used(function, self.devices[0], fixed_layout)
 
     def num_params(self) -> int:
         return sum(math.prod(variable.shape) for variable in self.model.trainable_variables)

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from scalebench.strategies import refusals
-from scalebench.strategies.tensorflow import batches, observed, optimizer
+from scalebench.strategies.tensorflow import batches, optimizer, profiling
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import DevicePart
 from scalebench.strategies.tensorflow.devices import create_buffer
@@ -81,7 +81,7 @@ class SingleCopyStrategy(TensorFlowStrategy):
     def message_sizes(self) -> list[int]:
         """Return the bytes of each gradient, as one device sends it. Every other device sends as many, and the weights
         return in as many; samples, outputs, losses and moving statistics are not counted."""
-        return observed.reduction_message_bytes(self.step_function().get_concrete_function(), SYNC_SCOPE)
+        return profiling.reduction_message_bytes(self.step_function().get_concrete_function(), SYNC_SCOPE)
 
     def sync_operations(self) -> set[str]:
         return {name for name in super().sync_operations() if SYNC_SCOPE in name}

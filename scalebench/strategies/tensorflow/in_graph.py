@@ -14,7 +14,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
 from scalebench.strategies.base import NotMeasured
-from scalebench.strategies.tensorflow import batches, central_storage, observed, optimizer
+from scalebench.strategies.tensorflow import batches, central_storage, optimizer, profiling
 from scalebench.strategies.tensorflow.batches import DevicePart, TfBatches
 from scalebench.strategies.tensorflow.probes import DeviceResult
 from scalebench.workloads.source import Source, prefetch
@@ -106,7 +106,7 @@ class InGraph(central_storage.SingleCopyStrategy):
         return per_tower
 
     def backend_used(self) -> str | None:
-        return observed.observe_backend(self.train, self.step_function(), self.last_batch)
+        return profiling.observe_backend(self.train, self.step_function(), self.last_batch)
 
     def compute_per_device(
         self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor, backward: bool

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from scalebench.strategies.base import NotMeasured, create_on_all_ranks
-from scalebench.strategies.tensorflow import observed, optimizer
+from scalebench.strategies.tensorflow import optimizer, profiling
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import DevicePart
 from scalebench.strategies.tensorflow.keras_fit import FitStrategy
@@ -84,7 +84,7 @@ class Replicated(TensorFlowStrategy):
     def compute_step(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> tf.Tensor:
         optimizer.set_gradient_reduction(self.optimizer, self.syncs_gradients)
         sums = self.strategy.run(self.replica_step, (*self.per_replica(parts), global_samples))
-        # Not an AddN over the devices, by which observed.reduction_operations recognizes sums of gradients.
+        # Not an AddN over the devices, by which profiling.reduction_operations recognizes sums of gradients.
         return tf.reduce_sum(tf.stack(self.strategy.experimental_local_results(sums)))
 
     def compute_per_device(
@@ -114,7 +114,7 @@ class Replicated(TensorFlowStrategy):
         self.syncs_gradients = on
 
     def message_sizes(self) -> list[int]:
-        return observed.reduction_message_bytes(self.step_function().get_concrete_function())
+        return profiling.reduction_message_bytes(self.step_function().get_concrete_function())
 
     def create_exchange(self, sizes: list[int]) -> Exchange:
         return ReplicaCollective(self.strategy, "all_reduce", sizes)
@@ -139,7 +139,7 @@ class Replicated(TensorFlowStrategy):
         )
 
     def backend_used(self) -> str | None:
-        return observed.observe_backend(self.train, self.step_function(), self.last_batch)
+        return profiling.observe_backend(self.train, self.step_function(), self.last_batch)
 
 
 class Mirrored(FitStrategy, Replicated):

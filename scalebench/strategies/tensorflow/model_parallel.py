@@ -19,7 +19,7 @@ import tensorflow as tf
 from scalebench.core.result import StageRecord
 from scalebench.strategies import refusals
 from scalebench.strategies.base import BatchReplay, NotMeasured
-from scalebench.strategies.tensorflow import devices, observed, optimizer
+from scalebench.strategies.tensorflow import devices, optimizer, profiling
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import DevicePart
 from scalebench.strategies.tensorflow.model import NetworkModel
@@ -263,7 +263,7 @@ class TensorFlowModelParallel(TensorFlowStrategy):
         if self.last_batch is None:
             raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
         names = {tensor.op.name for tensor in stage_transfers(self._traced())}
-        events = observed.record_event_names(lambda: self.train(BatchReplay(self.last_batch, OBSERVED_STEPS)))
+        events = profiling.record_event_names(lambda: self.train(BatchReplay(self.last_batch, OBSERVED_STEPS)))
         return "copy" if names & sent_operations(events) else None
 
     def stages(self) -> list[StageRecord]:

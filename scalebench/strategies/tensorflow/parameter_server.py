@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from scalebench.core.spec import RankPlacement, RunSpec
 from scalebench.strategies.base import LossPart, NotMeasured
-from scalebench.strategies.tensorflow import devices, multiworker, observed
+from scalebench.strategies.tensorflow import devices, multiworker, profiling
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import split_evenly
 from scalebench.strategies.tensorflow.profiling import OBSERVED_STEPS
@@ -104,7 +104,7 @@ class EventRecorder:
         started = threading.Event()
         self._stop.clear()
         self._events = ThreadPoolExecutor(1).submit(
-            observed.record_event_names, lambda: (started.set(), self._stop.wait())
+            profiling.record_event_names, lambda: (started.set(), self._stop.wait())
         )
         started.wait()
         return np.array([], object)

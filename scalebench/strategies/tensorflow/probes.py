@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from scalebench.core.result import Profile
 from scalebench.strategies.base import BACKWARD, OPTIMIZER, NotMeasured, Probes, Strategy
-from scalebench.strategies.tensorflow import batches, observed, profiling
+from scalebench.strategies.tensorflow import batches, profiling
 from scalebench.strategies.tensorflow.batches import DevicePart, TfBatch
 
 
@@ -188,11 +188,12 @@ class TensorFlowProbes(Strategy, Probes):
     def sync_operations(self) -> set[str]:
         """Return the names of the operations of a step that sum gradients over devices."""
         return {
-            operation.name for operation in observed.reduction_operations(self.step_function().get_concrete_function())
+            operation.name for operation in profiling.reduction_operations(self.step_function().get_concrete_function())
         }
 
     def profile(self, steps: int, trace: Path | None) -> Profile:
         lines, step_s = profiling.profile_steps(self.train, self.last_batch, steps)
         if trace is not None:
             profiling.write_chrome_trace(trace, lines, f"rank {self.place.rank}")
-        return profiling.summarize_profile(lines, steps, step_s, self.sync_operations())
+        on_gpus = "GPU" in self.devices[0]
+        return profiling.summarize_profile(lines, steps, step_s, self.sync_operations(), on_gpus)

@@ -1,5 +1,5 @@
-"""TensorFlow's profiler: recordings of this process as lines of events, Chrome traces of them, and the time of a step
-by operation."""
+"""What TensorFlow's profiler and the traced graph show of a step: the time by operation, a Chrome trace, the backend
+and the messages of synchronization, precision, layout, compiler and FLOPs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from scalebench.core.result import Profile, ProfiledOperation
-from scalebench.strategies.base import BatchReplay, Loop, LossPart
+from scalebench.strategies.base import BatchReplay, Loop, LossPart, NotMeasured
 from scalebench.strategies.tensorflow import devices
 
 COLLECTIVES = ("CollectiveReduceV2", "CollectiveReduceV3", "CollectiveReduce", "NcclAllReduce")
@@ -28,6 +28,8 @@ MAX_OPERATIONS = 20  # in the record of a profile
 # Prefixes before the name of the replaced operation: of oneDNN's operations, and of fused ones without oneDNN.
 REPLACED = re.compile(r"^_(MklNative|Mkl|(?=Fused))")
 SYNCHRONIZE_OPERATION = "SyncDevice"
+# NCCL's kernels, TensorFlow's operation on them, and its own event on the host, which needs no profiler of the GPU.
+NCCL_EVENTS = ("ncclDevKernel", "ncclKernel", "ncclSym", "NcclAllReduce", "ncclAllReduce")
 NCCL_KERNEL = re.compile(r"nccl", re.IGNORECASE)
 PEER_COPY = "MemcpyP2P"
 HOROVOD_ENQUEUE = "HorovodAllreduce"  # only hands a gradient to Horovod's thread, which no profile contains
@@ -36,17 +38,9 @@ GPU_OPERATION = "tf_op"  # the statistic of a GPU kernel that names its operatio
 XLA_OPERATION = "hlo_op"  # a statistic that only operations of XLA programs have
 NUMBER_SUFFIX = re.compile(r"(_\d+)?(\.\d+)?$")  # as in the second MatMul, or the third fusion
 OPERATION = re.compile(r"[^\s:]+:\w+")
-UNTIMED_EVENTS = (
-    "ThreadpoolListener::",
-    "MemoryAllocation",
-    "MemoryDeallocation",
-)  # half of all events, of no duration
-
-
-def is_event_of(event: str, name: str) -> bool:
-    """Return whether an event belongs to the operation `name`; the name of an inlined call may come before it."""
-    operation = event.partition(":")[0]
-    return operation == name or operation.endswith(f"/{name}")
+# Half of all events, of no duration.
+UNTIMED_EVENTS = ("ThreadpoolListener::", "MemoryAllocation", "MemoryDeallocation")
+NO_KERNELS = "TensorFlow's profiler recorded no kernel of the GPUs (CUPTI is missing or forbidden here)"
 
 
 class Event(NamedTuple):
@@ -56,14 +50,6 @@ class Event(NamedTuple):
     start_ps: int  # picoseconds since the epoch: as float seconds, adjacent events would seem to overlap
     duration_ps: int
     operation: str = ""  # 'name:type' of the operation that this event or GPU kernel belongs to; "" if there is none
-
-    @property
-    def start_s(self) -> float:
-        return self.start_ps / 1e12
-
-    @property
-    def duration_s(self) -> float:
-        return self.duration_ps / 1e12
 
 
 class Line(NamedTuple):
@@ -94,40 +80,41 @@ def parse_xspace(serialized: bytes) -> list[Line]:
     """Return the lines of a serialized XSpace."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-    space = xplane_pb2.XSpace.FromString(serialized)
-    starts_ns = [
-        int(stat.uint64_value or stat.int64_value)
-        for plane in space.planes
-        for stat in plane.stats
-        if plane.stat_metadata[stat.metadata_id].name == "profile_start_time"
-    ]
-    recording_ns = max(starts_ns, default=0)
-    return [
-        _parse_line(plane, line, recording_ns)
-        for plane in space.planes
-        for line in plane.lines
-        if not plane.name.startswith(GPU_PLANE) or line.name.startswith(STREAM)
-    ]
+    planes = xplane_pb2.XSpace.FromString(serialized).planes
+    recording_ns = 0
+    for plane in planes:
+        for stat in plane.stats:
+            if plane.stat_metadata[stat.metadata_id].name == "profile_start_time":
+                recording_ns = max(recording_ns, int(stat.uint64_value or stat.int64_value))
+    lines = []
+    for plane in planes:
+        on_gpu = plane.name.startswith(GPU_PLANE)
+        for line in plane.lines:
+            if on_gpu and not line.name.startswith(STREAM):
+                continue
+            # Times of lines are relative to the start of the recording if it is in the file, else to the epoch.
+            from_ns, events = line.timestamp_ns + (recording_ns if line.timestamp_ns < recording_ns else 0), []
+            for event in line.events:
+                name, operation = str(plane.event_metadata[event.metadata_id].name), ""
+                stats = {plane.stat_metadata[stat.metadata_id].name: stat for stat in event.stats}
+                if on_gpu:
+                    if (stat := stats.get(GPU_OPERATION)) is not None:
+                        operation = stat.str_value or str(plane.stat_metadata[stat.ref_value].name)
+                elif OPERATION.fullmatch(name):
+                    operation = name
+                elif XLA_OPERATION in stats:
+                    operation = f"{name}:{NUMBER_SUFFIX.sub('', name)}"
+                events.append(Event(name, from_ns * 1000 + event.offset_ps, event.duration_ps, operation))
+            name = f"GPU {plane.name.removeprefix(GPU_PLANE)} {line.name}" if on_gpu else line.name
+            lines.append(Line(name, "cuda" if on_gpu else "cpu", events))
+    return lines
 
 
-def _parse_line(plane: Any, line: Any, recording_ns: int) -> Line:
-    # Times of lines are relative to the start of the recording if it is in the file, else to the epoch.
-    from_ns = line.timestamp_ns + (recording_ns if line.timestamp_ns < recording_ns else 0)
-    on_gpu = plane.name.startswith(GPU_PLANE)
-    events = []
-    for event in line.events:
-        name = str(plane.event_metadata[event.metadata_id].name)
-        stats = {plane.stat_metadata[stat.metadata_id].name: stat for stat in event.stats}
-        if on_gpu:
-            stat = stats.get(GPU_OPERATION)
-            operation = (stat.str_value or str(plane.stat_metadata[stat.ref_value].name)) if stat is not None else ""
-        elif OPERATION.fullmatch(name):
-            operation = name
-        else:
-            operation = f"{name}:{NUMBER_SUFFIX.sub('', name)}" if XLA_OPERATION in stats else ""
-        events.append(Event(name, from_ns * 1000 + event.offset_ps, event.duration_ps, operation))
-    name = f"GPU {plane.name.removeprefix(GPU_PLANE)} {line.name}" if on_gpu else line.name
-    return Line(name, "cuda" if on_gpu else "cpu", events)
+def record_event_names(action: Callable[[], object]) -> set[str]:
+    """Profile `action`; return the names of all events, which are 'name:type' for operations."""
+    with record_lines() as lines:
+        action()
+    return {event.name for line in lines for event in line.events}
 
 
 def write_chrome_trace(path: Path, lines: list[Line], process: str) -> None:
@@ -137,21 +124,19 @@ def write_chrome_trace(path: Path, lines: list[Line], process: str) -> None:
     https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (Trace Event Format)
     """
     pid = os.getpid()
-    events: list[dict[str, Any]] = [_metadata_event("process_name", process, pid, 0)]
-    used_lines = [line for line in lines if line.events]
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": process}}
+    ]
+    used_lines = sorted((line for line in lines if line.events), key=lambda line: line.device == "cpu")
     base_ns = min((event.start_ps for line in used_lines for event in line.events), default=0) // 1000
-    for tid, line in enumerate(sorted(used_lines, key=lambda line: line.device == "cpu"), start=1):
-        events.append(_metadata_event("thread_name", line.name, pid, tid))
+    for tid, line in enumerate(used_lines, start=1):
+        events.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": line.name}})
         for event in line.events:
             if not event.name.startswith(UNTIMED_EVENTS):
                 times = {"ts": (event.start_ps - base_ns * 1000) / 1e6, "dur": event.duration_ps / 1e6}
                 events.append({"ph": "X", "name": event.name, "pid": pid, "tid": tid, **times})
     content = {"traceEvents": events, "displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns}
     path.write_bytes(gzip.compress(json.dumps(content).encode(), mtime=0))
-
-
-def _metadata_event(kind: str, name: str, pid: int, tid: int) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 class MeasuredReplay(BatchReplay):
@@ -177,21 +162,25 @@ def profile_steps(train: Callable[[Loop], None], batch: Any, steps: int) -> tupl
     with record_lines() as lines:
         train(loop)
     measured = [
-        line._replace(events=[event for event in line.events if loop.start_s <= event.start_s <= loop.end_s])
+        line._replace(events=[event for event in line.events if loop.start_s <= event.start_ps / 1e12 <= loop.end_s])
         for line in lines
     ]
     return measured, (loop.end_s - loop.start_s) / steps
 
 
-def summarize_profile(lines: list[Line], steps: int, step_s: float, sync_operations: Collection[str]) -> Profile:
+def summarize_profile(
+    lines: list[Line], steps: int, step_s: float, sync_operations: Collection[str], on_gpus: bool
+) -> Profile:
     """Sum up the kernels of all GPUs, or without GPUs the operations of all threads.
 
     `sync_operations` are the names of operations that sum gradients over the devices of the process. On the CPU a
     collective runs in a thread in which it also waits for the other devices, as NCCL kernels do on GPUs.
     `collective_s` is None if that time is not visible: nothing is synchronized, or another library does it in its own
-    threads (Horovod).
+    threads (Horovod). Raises NotMeasured where no kernel of the GPUs was recorded.
     """
-    device = "cuda" if any(line.events for line in lines if line.device == "cuda") else "cpu"
+    device = "cuda" if on_gpus else "cpu"
+    if on_gpus and not any(line.events for line in lines if line.device == device):
+        raise NotMeasured(NO_KERNELS)
     times: dict[OperationKind, list[float]] = defaultdict(list)  # the exclusive seconds of each call
     for line in lines:
         if line.device == device:
@@ -223,9 +212,15 @@ def exclusive_times(line: Line, sync_operations: Collection[str]) -> Iterator[tu
     """Yield the kind and the exclusive seconds of each operation of a line, that is without nested operations."""
     stack: list[tuple[OperationKind, int, list[int]]] = []  # nested operations: kind, end, exclusive picoseconds
     for event in sorted(line.events, key=lambda event: (event.start_ps, -event.duration_ps)):
-        kind = _classify(event, line.device == "cuda", sync_operations)
-        if kind is None:
-            continue
+        if line.device == "cuda":
+            name = event.name.removeprefix("void ").partition("<")[0].partition("(")[0]  # without template arguments
+            collective = bool(NCCL_KERNEL.search(name)) or name == PEER_COPY
+        else:
+            name = REPLACED.sub("", event.operation.rpartition(":")[2])
+            collective = name in (*COLLECTIVES, HOROVOD_ENQUEUE)
+            if not name or name == SYNCHRONIZE_OPERATION:
+                continue
+        kind = OperationKind(name, collective or any(is_event_of(event.operation, each) for each in sync_operations))
         while stack and stack[-1][1] <= event.start_ps:
             ended = stack.pop()
             yield ended[0], ended[2][0] / 1e12
@@ -236,45 +231,98 @@ def exclusive_times(line: Line, sync_operations: Collection[str]) -> Iterator[tu
         yield kind, self_ps[0] / 1e12
 
 
-def _classify(event: Event, on_gpu: bool, sync_operations: Collection[str]) -> OperationKind | None:
-    """Return the kind of a GPU's kernel or of an operation on the CPU; None where it is neither."""
-    if on_gpu:
-        name = event.name.removeprefix("void ").partition("<")[0].partition("(")[0]  # without template arguments
-        collective = bool(NCCL_KERNEL.search(name)) or name == PEER_COPY
-    else:
-        name = REPLACED.sub("", event.operation.rpartition(":")[2])
-        collective = name in (*COLLECTIVES, HOROVOD_ENQUEUE)
-        if not name or name == SYNCHRONIZE_OPERATION:
-            return None
-    return OperationKind(name, collective or any(is_event_of(event.operation, each) for each in sync_operations))
+def is_event_of(event: str, name: str) -> bool:
+    """Return whether an event belongs to the operation `name`; the name of an inlined call may come before it."""
+    operation = event.partition(":")[0]
+    return operation == name or operation.endswith(f"/{name}")
 
 
-def _count_matrix_product(operation: tf.Operation) -> int:
-    left, transposed = operation.inputs[0].shape, "transpose_a" if operation.type == "MatMul" else "adj_x"
-    return math.prod(operation.outputs[0].shape) * left[-2 if operation.get_attr(transposed) else -1]
+def nested_operations(graph: Any) -> list[tf.Operation]:
+    """Return the operations of a graph and of the functions and branches that it calls."""
+    operations = list(graph.get_operations())
+    for operation in graph.get_operations():
+        for value in operation.node_def.attr.values():
+            called = graph._get_function(value.func.name) if value.HasField("func") and value.func.name else None
+            if getattr(called, "graph", None) is not None:
+                operations += nested_operations(called.graph)
+    return operations
 
 
-def _count_einsum(operation: tf.Operation) -> int:
-    """Multiply the sizes of all labels, as they are summed over at once."""
-    terms = operation.get_attr("equation").decode().partition("->")[0].split(",")
-    return math.prod({label: size for term, each in zip(terms, operation.inputs, strict=True)
-                      for label, size in zip(term, each.shape, strict=True)}.values())  # fmt: skip
+def reduction_operations(function: Any, scope: str = "") -> list[tf.Operation]:
+    """Return the operations of a traced step that sum gradients over devices, one per message.
+
+    A collective has an operation on every device, of which only the first device's are returned; without collectives
+    the reduction is an AddN whose addends come from several devices. Scalars are left out: the sum of the losses, and
+    the flag for finite gradients; so are those whose name lacks `scope`.
+    """
+    operations = [
+        operation
+        for operation in nested_operations(function.graph)
+        if operation.inputs and operation.inputs[0].shape.rank != 0 and scope in operation.name
+    ]
+    collectives = [operation for operation in operations if operation.type in COLLECTIVES]
+    if collectives:
+        return [operation for operation in collectives if operation.device == collectives[0].device]
+    return [op for op in operations if op.type == "AddN" and len({addend.device for addend in op.inputs}) > 1]
 
 
-def _count_convolution(operation: tf.Operation) -> int:
-    return math.prod(operation.outputs[0].shape) * math.prod(operation.inputs[1].shape[:-1])
+def reduction_message_bytes(function: Any, scope: str = "") -> list[int]:
+    """Return the bytes of each message of one step, as one device sends it."""
+    addends = [operation.inputs[0] for operation in reduction_operations(function, scope)]
+    return [addend.shape.num_elements() * addend.dtype.size for addend in addends]
 
 
-MULTIPLY_ADDS: dict[str, Callable[[tf.Operation], int]] = {
-    "MatMul": _count_matrix_product,
-    "BatchMatMulV2": _count_matrix_product,
-    "Einsum": _count_einsum,
-    "Conv2D": _count_convolution,
-    "Conv3D": _count_convolution,
-    "DepthwiseConv2dNative": lambda operation: (
-        math.prod(operation.outputs[0].shape) * math.prod(operation.inputs[1].shape[:2])
-    ),
-}
+def observe_backend(train: Callable[[Loop], None], function: Any, batch: Any) -> str | None:
+    """Train two more steps on `batch` and return the backend that they used: nccl, ring or copy; None: nothing was
+    sent. Spoils the weights. Raises NotMeasured as identify_backend does."""
+    if batch is None:
+        raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
+    operations = reduction_operations(function.get_concrete_function())
+    with record_lines() as lines:
+        train(BatchReplay(batch, OBSERVED_STEPS))
+    on_gpus = any("GPU" in operation.device for operation in operations)
+    return identify_backend({operation.name: operation.type for operation in operations}, lines, on_gpus)
+
+
+def identify_backend(types: dict[str, str], lines: list[Line], on_gpus: bool) -> str | None:
+    """Return the backend of profiled steps whose operations that sum gradients have these names and types.
+
+    Raises NotMeasured where collectives ran on GPUs and the profiler recorded nothing of these (containers and
+    clusters may forbid CUPTI): without their kernels NCCL looks like TensorFlow's own ring.
+    """
+    events = {event.name for line in lines for event in line.events}
+    if any(sign in event for event in events for sign in NCCL_EVENTS):
+        return "nccl"
+    executed = {types[name] for name in types if any(is_event_of(event, name) for event in events)}
+    if not executed & set(COLLECTIVES):
+        return "copy" if executed else None
+    if on_gpus and not any(line.device == "cuda" for line in lines):
+        raise NotMeasured(NO_KERNELS)
+    return "ring"
+
+
+def settings_used(function: Any, device: str, fixed_layout: bool) -> dict[str, str]:
+    """Return 'compiler' of a traced step, and 'precision' and 'data_format' by its first matrix product and its first
+    convolution over pictures; what cannot be determined is left out.
+
+    Without `fixed_layout` TensorFlow's layout optimizer may change the layout on GPUs, which is then left out.
+    """
+    operations = nested_operations(function.graph)
+    calls = [operation.node_def for operation in operations if "PartitionedCall" in operation.type]
+    settings = {"compiler": "xla" if any(call.attr["_XlaMustCompile"].b for call in calls) else "none"}
+    product = next((operation for operation in operations if operation.type in ("Conv2D", "MatMul")), None)
+    if product is not None:
+        settings["precision"] = product.outputs[0].dtype.name
+        if settings["precision"] == "float32" and devices.has_tf32(device):
+            settings["precision"] = "tf32" if tf.config.experimental.tensor_float_32_execution_enabled() else "float32"
+    conv = next((op for op in operations if op.type == "Conv2D" and op.inputs[0].shape[1:3].rank == 2), None)
+    # A convolution over one axis is one of height 1 for TensorFlow, which expands its inputs.
+    is_flat = conv is not None and any(operand.op.type == "ExpandDims" for operand in conv.inputs)
+    if conv is not None and not is_flat and (fixed_layout or "GPU" not in device):
+        settings["data_format"] = conv.get_attr("data_format").decode().lower()
+    return settings
+
+
 # Operations whose products are not counted: functions, loops of recurrent layers, and transposed convolutions.
 UNCOUNTED = re.compile(r"\w*(?:PartitionedCall|While|If|BackpropInput\w*|MatMul\w*|RNN\w*)|Case|XlaLaunch")
 
@@ -282,15 +330,29 @@ UNCOUNTED = re.compile(r"\w*(?:PartitionedCall|While|If|BackpropInput\w*|MatMul\
 def count_flops(graph: tf.Graph) -> int | None:
     """Count the FLOPs of convolutions, matrix products and attention in a graph of fixed shapes, 2 per multiply-add.
 
-    None where it has operations whose products cannot be seen, or shapes that are not fixed.
+    None where it has operations whose products cannot be seen, or shapes that are not fixed. TensorFlow's own count
+    (float_operation of its profiler) knows neither einsums nor products of batches, and adds up biases and means too.
     """
     multiply_adds = 0
     for operation in graph.get_operations():
-        if count := MULTIPLY_ADDS.get(operation.type):
-            try:
-                multiply_adds += count(operation)
-            except (TypeError, ValueError):  # a size is None, or the ellipsis of an einsum
-                return None
-        elif UNCOUNTED.fullmatch(operation.type):
+        try:
+            match operation.type:
+                case "MatMul" | "BatchMatMulV2" as kind:
+                    transposed = operation.get_attr("transpose_a" if kind == "MatMul" else "adj_x")
+                    summed = operation.inputs[0].shape[-2 if transposed else -1]
+                    multiply_adds += math.prod(operation.outputs[0].shape) * summed
+                case "Einsum":  # the sizes of all labels, as they are summed over at once
+                    terms = operation.get_attr("equation").decode().partition("->")[0].split(",")
+                    sizes: dict[str, int] = {}
+                    for term, tensor in zip(terms, operation.inputs, strict=True):
+                        sizes |= dict(zip(term, tensor.shape, strict=True))
+                    multiply_adds += math.prod(sizes.values())
+                case "Conv2D" | "Conv3D":
+                    multiply_adds += math.prod(operation.outputs[0].shape) * math.prod(operation.inputs[1].shape[:-1])
+                case "DepthwiseConv2dNative":
+                    multiply_adds += math.prod(operation.outputs[0].shape) * math.prod(operation.inputs[1].shape[:2])
+                case other if UNCOUNTED.fullmatch(other):
+                    return None
+        except (TypeError, ValueError):  # a size is None, or the ellipsis of an einsum
             return None
     return 2 * multiply_adds

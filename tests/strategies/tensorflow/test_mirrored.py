@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from scalebench.strategies.tensorflow import observed
+from scalebench.strategies.tensorflow import profiling
 from scalebench.strategies.tensorflow.mirrored import ReductionInTurns, create_cross_device_ops
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Batch
@@ -52,7 +52,7 @@ def test_replicas_are_on_their_devices(strategy):
     one.run_isolated_sync([800])
     assert one._exchange is not made
     single = strategy("strategy=mirrored", "gpus=1")
-    assert observed.record_event_names(lambda: single.run_isolated_sync([400])).isdisjoint(
+    assert profiling.record_event_names(lambda: single.run_isolated_sync([400])).isdisjoint(
         ["AddN", "CollectiveReduceV2"]
     )
 
@@ -84,7 +84,7 @@ def test_cross_device_ops():
 
 def test_messages_are_packed_and_summed_in_turns(strategy):
     function = strategy("strategy=mirrored_reduce_spread", "gpus=2").step_function().get_concrete_function()
-    sums = [operation.device.rpartition("device:")[2] for operation in observed.reduction_operations(function)]
+    sums = [operation.device.rpartition("device:")[2] for operation in profiling.reduction_operations(function)]
     assert len(sums) > 4 and sums == ["CPU:0", "CPU:1"] * (len(sums) // 2) + ["CPU:0"] * (len(sums) % 2)
     one = strategy("strategy=mirrored_hierarchical", "gpus=2", "strategy.options.num_packs=3")
     sizes = one.message_sizes()

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 
 from scalebench.strategies.base import BACKWARD, FORWARD, NotMeasured
-from scalebench.strategies.tensorflow import model_parallel, observed
+from scalebench.strategies.tensorflow import model_parallel, profiling
 from tests.strategies.tensorflow.builders import RESNET, TWO, batches, on
 from tests.strategies.tensorflow.conftest import DEVICES
 
@@ -143,7 +143,7 @@ def test_only_activations_between_stages_leave_their_device(strategy, words):
     two.step(batch)
     function = two.step_function().get_concrete_function()
     outputs = {op.name: op.outputs for op in function.graph.get_operations()}
-    sent = model_parallel.sent_operations(observed.record_event_names(lambda: two.step(batch)))
+    sent = model_parallel.sent_operations(profiling.record_event_names(lambda: two.step(batch)))
     arrays = {name for name in sent if name in outputs and outputs[name] and outputs[name][0].shape.rank != 0}
     forward, back = model_parallel.stage_transfers(function)
     assert arrays == {forward.op.name, back.op.name, "parts_1"}

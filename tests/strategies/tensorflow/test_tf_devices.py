@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from scalebench.core.spec import RankPlacement
 from scalebench.strategies.base import Unsupported
-from scalebench.strategies.tensorflow import devices, observed
+from scalebench.strategies.tensorflow import devices, profiling
 from scalebench.strategies.tensorflow.model import NetworkModel
 from scalebench.workloads.network import Network
 from scalebench.workloads.weights import initial_weights
@@ -115,13 +115,14 @@ def traced(compute_dtype, data_format, axes=2):
 def test_precision_and_layout(compute_dtype, data_format, gpu):
     """One-dimensional convolutions have no layout, and on a GPU TensorFlow may have turned it."""
     gpu((7, 0))
-    wanted, function = {"precision": compute_dtype, "data_format": data_format}, traced(compute_dtype, data_format)
-    assert observed.precision_and_layout(function, "/CPU:0", fixed_layout=False) == wanted
-    assert observed.precision_and_layout(function, GPU, fixed_layout=True)["data_format"] == data_format
-    assert "data_format" not in observed.precision_and_layout(function, GPU, fixed_layout=False)
+    wanted = {"compiler": "none", "precision": compute_dtype, "data_format": data_format}
+    function = traced(compute_dtype, data_format)
+    assert profiling.settings_used(function, "/CPU:0", fixed_layout=False) == wanted
+    assert profiling.settings_used(function, GPU, fixed_layout=True)["data_format"] == data_format
+    assert "data_format" not in profiling.settings_used(function, GPU, fixed_layout=False)
     if data_format == "nhwc":
         curves = traced(compute_dtype, "nhwc", axes=1)
-        assert observed.precision_and_layout(curves, "/CPU:0", True) == {"precision": compute_dtype}
+        assert profiling.settings_used(curves, "/CPU:0", True) == {"compiler": "none", "precision": compute_dtype}
 
 
 @pytest.mark.parametrize(
@@ -181,10 +182,10 @@ def test_tf32_is_set_and_observed(gpu):
     tf.config.experimental.enable_tensor_float_32_execution(True)
     for name, expected in (("default", "tf32"), ("float32", "float32"), ("tf32", "tf32")):
         assert devices.configure_precision(name, "/GPU:1") == "float32"
-        assert observed.precision_and_layout(function, "/GPU:1", True)["precision"] == expected
+        assert profiling.settings_used(function, "/GPU:1", True)["precision"] == expected
     gpu((7, 0))
     tf.config.experimental.enable_tensor_float_32_execution(True)
-    assert observed.precision_and_layout(function, "/GPU:1", True)["precision"] == "float32"
+    assert profiling.settings_used(function, "/GPU:1", True)["precision"] == "float32"
 
 
 def test_gpus_have_channels_first(monkeypatch):
