@@ -143,11 +143,13 @@ def check_inputs(inner: keras.Model, config: Config) -> None:
 
 
 def check_model(inner: keras.Model, config: Config, compute_dtype: str) -> tuple[list[keras.Variable], float | None]:
-    """Check that a built model can be trained as `config.model` says, else raise ModelProblem.
+    """Check by a trial pass that a built model can be trained as `config.model` says, else raise ModelProblem.
 
-    Returns the variables that a training pass changes (moving statistics and states of random layers), and the FLOPs of
+    The pass over two samples is traced in a graph that is never run, so that no variable is read or changed. Returns
+    the variables that a training pass changes (moving statistics and states of random layers), and the FLOPs of
     training on one sample: three times those of a forward pass as for scalebench's networks, or None.
     """
+    train, variables = config.train, inner.variables
     for method in OWN_TRAINING:
         if getattr(type(inner), method) is not getattr(keras.Model, method):
             raise ModelProblem(
@@ -158,7 +160,7 @@ def check_model(inner: keras.Model, config: Config, compute_dtype: str) -> tuple
         if layer.compute_dtype in ("bfloat16", "float16") and layer.compute_dtype != compute_dtype:
             raise ModelProblem(
                 f"computes in {layer.compute_dtype} in '{layer.path}', by a dtype policy of its own, where "
-                f"train.precision={config.train.precision} computes in {compute_dtype}: set train.precision="
+                f"train.precision={train.precision} computes in {compute_dtype}: set train.precision="
                 f"{layer.compute_dtype} and no policy"
             )
     if not inner.trainable_variables:
@@ -171,28 +173,13 @@ def check_model(inner: keras.Model, config: Config, compute_dtype: str) -> tuple
             )
         if variable.regularizer is not None:
             raise ModelProblem(ADDED_LOSS)
-    outputs = _trace_pass(inner, config, training=False)[0]
-    _check_outputs(outputs, inner, config)
-    _, changed = _trace_pass(inner, config, training=True)
-    if not config.train.dropout and not all(tf.as_dtype(variable.dtype).is_floating for variable in changed):
-        raise ModelProblem(
-            "draws numbers in training although train.dropout=false, which turns off dropout layers of Keras alone: "
-            "make a keras.layers.Dropout of it, or take train.dropout=true"
-        )
-    flops = count_flops(outputs.graph)
-    return changed, TRAINING_PASSES * flops / CHECK_SAMPLES if flops else None
-
-
-def _trace_pass(inner: keras.Model, config: Config, training: bool) -> tuple[Any, list[keras.Variable]]:
-    """Trace a pass over two samples in a graph that is never run, so that no variable is read or changed; return
-    (outputs, variables that the pass assigns)."""
-    variables, scopes = inner.variables, []
+    scopes = []
 
     def run(inputs: tf.Tensor) -> Any:
         values = [(variable, tf.zeros(variable.shape, variable.dtype)) for variable in variables]
         with keras.StatelessScope(state_mapping=values, collect_losses=True) as scope:
             before = dict(scope.state_mapping)
-            outputs = inner(inputs, training=training)
+            outputs = inner(inputs, training=True)
         scopes.append((before, scope.state_mapping, scope.losses))
         return outputs
 
@@ -205,7 +192,15 @@ def _trace_pass(inner: keras.Model, config: Config, training: bool) -> tuple[Any
         raise ModelProblem(
             "draws from a generator of Keras' own: give keras.random a keras.random.SeedGenerator of the layer"
         )
-    return outputs, [variable for variable in variables if after[id(variable)] is not before[id(variable)]]
+    _check_outputs(outputs, inner, config)
+    changed = [variable for variable in variables if after[id(variable)] is not before[id(variable)]]
+    if not train.dropout and not all(map(_is_float, changed)):
+        raise ModelProblem(
+            "draws numbers in training although train.dropout=false, which turns off dropout layers of Keras alone: "
+            "make a keras.layers.Dropout of it, or take train.dropout=true"
+        )
+    flops = count_flops(outputs.graph)
+    return changed, TRAINING_PASSES * flops / CHECK_SAMPLES if flops else None
 
 
 def _check_outputs(outputs: Any, inner: keras.Model, config: Config) -> None:
@@ -310,13 +305,8 @@ def attribute_errors_to_user(config: Config) -> Iterator[None]:
         yield
     except (PluginError, MemoryError, tf.errors.ResourceExhaustedError):
         raise
-    except ModelProblem as problem:
-        raise PluginError(f"{function_label(config)} {_one_line_message(problem)}", traceback.format_exc()) from problem
     except (Exception, SystemExit) as error:
-        line = f"{function_label(config)} fails: {type(error).__name__}: {_one_line_message(error)}"
-        raise PluginError(line, traceback.format_exc()) from error
-
-
-def _one_line_message(error: BaseException) -> str:
-    text = KERAS_CALL_PREFIX.sub("", ANSI_COLOUR.sub("", str(error))).partition("Arguments received by")[0]
-    return " ".join(text.split())[:MAX_MESSAGE_CHARS]
+        text = KERAS_CALL_PREFIX.sub("", ANSI_COLOUR.sub("", str(error))).partition("Arguments received by")[0]
+        reason = " ".join(text.split())[:MAX_MESSAGE_CHARS]
+        failure = "" if isinstance(error, ModelProblem) else f"fails: {type(error).__name__}: "
+        raise PluginError(f"{function_label(config)} {failure}{reason}", traceback.format_exc()) from error
