@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from scalebench.strategies import refusals
+from scalebench.strategies.base import never_measured
 from scalebench.strategies.tensorflow import batches, optimizer, profiling
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import DevicePart
@@ -75,13 +76,15 @@ class SingleCopyStrategy(TensorFlowStrategy):
         with tf.device(self.parameter_device):
             self.optimizer.apply(sums, variables)
 
-    def set_gradient_sync(self, on: bool) -> None:
-        raise self.not_measured("has one copy of the weights, with which every step begins and ends")
+    set_gradient_sync = never_measured("has one copy of the weights, with which every step begins and ends")
 
     def message_sizes(self) -> list[int]:
         """Return the bytes of each gradient, as one device sends it. Every other device sends as many, and the weights
         return in as many; samples, outputs, losses and moving statistics are not counted."""
         return profiling.reduction_message_bytes(self.step_function().get_concrete_function(), SYNC_SCOPE)
+
+    def backend_used(self) -> str | None:
+        return profiling.observe_backend(self.train, self.step_function(), self.last_batch)
 
     def sync_operations(self) -> set[str]:
         return {name for name in super().sync_operations() if SYNC_SCOPE in name}

@@ -14,7 +14,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
 from scalebench.strategies.base import NotMeasured
-from scalebench.strategies.tensorflow import batches, central_storage, optimizer, profiling
+from scalebench.strategies.tensorflow import batches, central_storage, optimizer
 from scalebench.strategies.tensorflow.batches import DevicePart, TfBatches
 from scalebench.strategies.tensorflow.probes import DeviceResult
 from scalebench.workloads.source import Source, prefetch
@@ -84,8 +84,15 @@ class InGraph(central_storage.SingleCopyStrategy):
         """Train one step, with tf.gradients, which computes each gradient on the device of the forward pass; a gradient
         tape would run the entire backward pass on one device."""
         towers = self._build_towers(parts)
-        loss_sum = self._loss_sum(towers, parts)
+        sums = [] if self.options.loss == "merged" else self._tower_loss_sums(towers, parts)
         with tf.device(self.merge_device):
+            with tf.name_scope("merge"):
+                if sums:
+                    loss_sum = tf.reduce_sum(tf.stack(sums))
+                else:
+                    outputs = tf.concat([tower.outputs for tower in towers], 0)
+                    targets = tf.concat([part_targets for _, part_targets in parts], 0)
+                    loss_sum = tf.reduce_sum(self._loss(outputs, targets))
             loss = self.optimizer.scale_loss(loss_sum / global_samples)
         self.update_weights(self._tower_gradients(loss, towers, self.devices), self.model.trained)
         with tf.device(self.parameter_device):
@@ -94,6 +101,13 @@ class InGraph(central_storage.SingleCopyStrategy):
             for variable, state in zip(self.model.random_states, towers[-1].states, strict=True):
                 variable.assign(state)
         return loss_sum
+
+    def _tower_loss_sums(self, towers: list[Tower], parts: tuple[DevicePart, ...]) -> list[tf.Tensor]:
+        sums = []
+        for device, tower, tower_targets in zip(self.devices, towers, self._slices_of(parts, 1), strict=True):
+            with tf.device(device):
+                sums.append(tf.reduce_sum(self._loss(tower.outputs, tower_targets)))
+        return sums
 
     @staticmethod
     def _tower_gradients(loss: tf.Tensor, towers: list[Tower], devices: Sequence[str]) -> list[list[tf.Tensor]]:
@@ -105,20 +119,12 @@ class InGraph(central_storage.SingleCopyStrategy):
                 per_tower.append(optimizer.dense_gradients([next(gradients) for _ in tower.weights], tower.weights))
         return per_tower
 
-    def backend_used(self) -> str | None:
-        return profiling.observe_backend(self.train, self.step_function(), self.last_batch)
-
     def compute_per_device(
         self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor, backward: bool
     ) -> list[DeviceResult]:
         """Compute the loss of each tower's own outputs, even if the step merges them first, since a tower would then
         wait for the others between forward and backward pass."""
-        return self._tower_results(self._build_towers(parts), parts, global_samples, backward)
-
-    def _tower_results(
-        self, towers: list[Tower], parts: tuple[DevicePart, ...], global_samples: tf.Tensor, backward: bool
-    ) -> list[DeviceResult]:
-        results = []
+        towers, results = self._build_towers(parts), []
         for device, tower, loss_sum in zip(self.devices, towers, self._tower_loss_sums(towers, parts), strict=True):
             with tf.device(device):
                 loss = self.optimizer.scale_loss(loss_sum / global_samples)
@@ -132,29 +138,24 @@ class InGraph(central_storage.SingleCopyStrategy):
         super().copy_batch(batch)
 
     def _build_towers(self, parts: tuple[DevicePart, ...]) -> list[Tower]:
-        with tf.device(self.parameter_device):
-            variables = [*self.model.trained, *self.model.moving_statistics]
-            values = [tf.convert_to_tensor(variable) for variable in variables]
-            states = [tf.convert_to_tensor(variable) for variable in self.model.random_states]
-        towers: list[Tower] = []
-        for number, part in enumerate(self._slices_of(parts, 0)):
-            towers.append(self._build_tower(number, part, values, states))
-            states = towers[-1].states  # each tower continues the random states of the previous one
-        return towers
-
-    def _build_tower(self, number: int, inputs: tf.Tensor, values: list[tf.Tensor], states: list[tf.Tensor]) -> Tower:
-        """Build one tower from `values` of the trained weights and moving statistics, and `states` of random layers,
-        which are all on another device."""
+        """Build the towers, each on its device. In their scopes the model computes with copies of its variables, and
+        its assignments are only recorded; each tower continues the random states of the previous one."""
         trained, moving, random_states = self.model.trained, self.model.moving_statistics, self.model.random_states
-        with tf.device(self.devices[number]), tf.name_scope(f"tower_{number}"):
-            copies = [tf.identity(value) for value in values]
-            # In this scope the model computes with these values, and its assignments are only recorded.
-            mapping = list(zip([*trained, *moving, *random_states], [*copies, *states], strict=True))
-            with keras.StatelessScope(state_mapping=mapping) as scope:
-                outputs = self.model(inputs, training=True)
-        statistics = [scope.get_current_value(variable) for variable in moving]
-        new_states = [scope.get_current_value(variable) for variable in random_states]
-        return Tower(copies[: len(trained)], outputs, statistics, new_states)
+        with tf.device(self.parameter_device):
+            values = [tf.convert_to_tensor(variable) for variable in [*trained, *moving]]
+            states = [tf.convert_to_tensor(variable) for variable in random_states]
+        towers: list[Tower] = []
+        for number, inputs in enumerate(self._slices_of(parts, 0)):
+            with tf.device(self.devices[number]), tf.name_scope(f"tower_{number}"):
+                copies = [tf.identity(value) for value in values]
+                mapping = list(zip([*trained, *moving, *random_states], [*copies, *states], strict=True))
+                with keras.StatelessScope(state_mapping=mapping) as scope:
+                    outputs = self.model(inputs, training=True)
+            statistics, states = (
+                [scope.get_current_value(variable) for variable in group] for group in (moving, random_states)
+            )
+            towers.append(Tower(copies[: len(trained)], outputs, statistics, states))
+        return towers
 
     def _slices_of(self, parts: tuple[DevicePart, ...], column: int) -> list[tf.Tensor]:
         """Return one slice per device of the inputs (column 0) or targets (1) of a batch, staged or not."""
@@ -172,23 +173,6 @@ class InGraph(central_storage.SingleCopyStrategy):
                 stop = None if number == count - 1 else (number + 1) * size
                 slices.append(batch[number * size : stop])
         return slices
-
-    def _loss_sum(self, towers: list[Tower], parts: tuple[DevicePart, ...]) -> tf.Tensor:
-        if self.options.loss == "merged":
-            with tf.device(self.merge_device), tf.name_scope("merge"):
-                outputs = tf.concat([tower.outputs for tower in towers], 0)
-                targets = tf.concat([part_targets for _, part_targets in parts], 0) if len(parts) > 1 else parts[0][1]
-                return tf.reduce_sum(self._loss(outputs, targets))
-        sums = self._tower_loss_sums(towers, parts)
-        with tf.device(self.merge_device), tf.name_scope("merge"):
-            return tf.reduce_sum(tf.stack(sums))
-
-    def _tower_loss_sums(self, towers: list[Tower], parts: tuple[DevicePart, ...]) -> list[tf.Tensor]:
-        sums = []
-        for device, tower, tower_targets in zip(self.devices, towers, self._slices_of(parts, 1), strict=True):
-            with tf.device(device):
-                sums.append(tf.reduce_sum(self._loss(tower.outputs, tower_targets)))
-        return sums
 
     def reduce_gradients(self, per_device: Sequence[central_storage.Tensors]) -> list[tf.Tensor]:
         if self.options.reduction == "nccl":

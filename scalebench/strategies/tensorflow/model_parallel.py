@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from scalebench.core.result import StageRecord
 from scalebench.strategies import refusals
-from scalebench.strategies.base import BatchReplay, NotMeasured
+from scalebench.strategies.base import BatchReplay, never_measured
 from scalebench.strategies.tensorflow import devices, optimizer, profiling
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import DevicePart
@@ -102,58 +102,50 @@ def stage_seconds(
     model: NetworkModel, stages: Sequence[NetworkStage], part: DevicePart, loss: LossFunction
 ) -> list[float]:
     """Return the median seconds of forward and backward pass of each stage, measured one stage at a time while the
-    other devices are idle. Updates moving statistics."""
-    inputs, targets = part
-    with model.device_scope(stages[-1].output):
-        targets = tf.identity(targets)
-    medians_s = []
-    for stage, stage_input in zip(stages, _stage_inputs(model, stages, inputs), strict=True):
-        run, seconds = _stage_function(model, stage, loss if stage is stages[-1] else None), []
-        for _ in range(TIMED_RUNS + 1):
-            devices.synchronize()
-            start_s = time.perf_counter()
-            run(stage_input, targets)
-            devices.synchronize()
-            seconds.append(time.perf_counter() - start_s)
-        medians_s.append(statistics.median(seconds[1:]))
-    return medians_s
-
-
-def _stage_inputs(model: NetworkModel, stages: Sequence[NetworkStage], inputs: tf.Tensor) -> list[tf.Tensor]:
-    """Return the input of each stage, on the stage's device."""
-
-    def forward(inputs: tf.Tensor) -> list[tf.Tensor]:
-        outputs = model.start_forward(inputs)
-        model.run_nodes(model.network.nodes[1:], outputs, training=True)
-        return [outputs[stage.source.name] for stage in stages]
-
-    placed = []
-    for stage, output in zip(stages, tf.function(forward, jit_compile=False, autograph=False)(inputs), strict=True):
-        with model.device_scope(stage.nodes[0]):
-            placed.append(tf.identity(output))
-    return placed
-
-
-def _stage_function(model: NetworkModel, stage: NetworkStage, loss: LossFunction | None) -> Callable[..., Any]:
-    """Return a function (stage input, targets) -> the first element of each gradient of the stage.
+    other devices are idle. Updates moving statistics.
 
     The last stage starts its backward pass from `loss`, the others from gradients of their outputs, here all ones.
     """
-    arrays = [array for node in stage.nodes for array in node.arrays if array.trainable]
-    weights = [model.variables_by_name[array.name].value for array in arrays]
+    inputs, targets = part
+    with model.device_scope(stages[-1].output):
+        targets = tf.identity(targets)
+    result, medians_s = model.start_forward(inputs)[model.network.input.name], []
+    for stage in stages:
+        with model.device_scope(stage.nodes[0]):
+            stage_input = tf.identity(result)
+        arrays = [array for node in stage.nodes for array in node.arrays if array.trainable]
+        weights = [model.variables_by_name[array.name].value for array in arrays]
 
-    def run(stage_input: tf.Tensor, targets: tf.Tensor) -> list[tf.Tensor]:
-        outputs = {stage.source.name: stage_input}
-        model.run_nodes(stage.nodes, outputs, training=True)
-        with model.device_scope(stage.output):
-            y = outputs[stage.output.name]
-            result = y if loss is None else tf.reduce_sum(loss(tf.cast(y, tf.float32), targets))
-            upstream = tf.ones_like(result)
-        sources = weights if stage.index == 0 else [stage_input, *weights]  # samples need no gradient
-        gradients = tf.gradients(result, sources, grad_ys=upstream)
-        return first_elements(gradient for gradient in gradients if gradient is not None)
+        def forward(stage_input: tf.Tensor, stage: NetworkStage = stage) -> tf.Tensor:
+            outputs = {stage.source.name: stage_input}
+            model.run_nodes(stage.nodes, outputs, training=True)
+            return outputs[stage.output.name]
 
-    return tf.function(run, jit_compile=False, autograph=False)
+        def run(
+            stage_input: tf.Tensor,
+            targets: tf.Tensor,
+            stage: NetworkStage = stage,
+            weights: list[tf.Variable] = weights,
+            forward: Callable[[tf.Tensor], tf.Tensor] = forward,
+        ) -> list[tf.Tensor]:
+            y = forward(stage_input)
+            with model.device_scope(stage.output):
+                result = tf.reduce_sum(loss(tf.cast(y, tf.float32), targets)) if stage is stages[-1] else y
+                upstream = tf.ones_like(result)
+            sources = weights if stage.index == 0 else [stage_input, *weights]  # samples need no gradient
+            gradients = tf.gradients(result, sources, grad_ys=upstream)
+            return first_elements(gradient for gradient in gradients if gradient is not None)
+
+        train, seconds = tf.function(run, jit_compile=False, autograph=False), []
+        for _ in range(TIMED_RUNS + 1):
+            devices.synchronize()
+            start_s = time.perf_counter()
+            train(stage_input, targets)
+            devices.synchronize()
+            seconds.append(time.perf_counter() - start_s)
+        medians_s.append(statistics.median(seconds[1:]))
+        result = tf.function(forward, jit_compile=False, autograph=False)(stage_input)
+    return medians_s
 
 
 def first_elements(arrays: Iterable[tf.Tensor]) -> list[tf.Tensor]:
@@ -164,12 +156,6 @@ def first_elements(arrays: Iterable[tf.Tensor]) -> list[tf.Tensor]:
         with tf.device(array.device):
             elements.append(tf.reshape(array, [-1])[0])
     return elements
-
-
-COSTS: dict[str, Callable[[Network], list[float]]] = {
-    "flops": partition.node_training_flops,
-    "size": partition.node_parameter_bytes,
-}
 
 
 class TensorFlowModelParallel(TensorFlowStrategy):
@@ -187,8 +173,8 @@ class TensorFlowModelParallel(TensorFlowStrategy):
         super().setup()
 
     def node_devices(self, network: Network) -> dict[str, str]:
-        costs = COSTS[self.options.split](network)
-        self.network_stages = partition.split_into_stages(network, len(self.devices), costs)
+        costs = {"flops": partition.node_training_flops, "size": partition.node_parameter_bytes}[self.options.split]
+        self.network_stages = partition.split_into_stages(network, len(self.devices), costs(network))
         pairs = zip(self.network_stages, self.devices, strict=True)
         by_node = {node.name: device for stage, device in pairs for node in stage.nodes}
         return {network.input.name: self.devices[0], **by_node}
@@ -230,12 +216,16 @@ class TensorFlowModelParallel(TensorFlowStrategy):
         ((loss_sum, gradients),) = super().compute_per_device(parts, global_samples, backward)
         return [DeviceResult(loss_sum, first_elements(gradients))]
 
-    def set_gradient_sync(self, on: bool) -> None:
-        raise self.not_measured("has one model over all devices: no step is without what its stages pass on")
+    set_gradient_sync = never_measured("has one model over all devices: no step is without what its stages pass on")
+    local_step = never_measured("has stages that wait for the one before: `stages` of the record has the time of each")
 
     def message_sizes(self) -> list[int]:
         """Return the bytes of the activations between stages for a global batch, then those of their gradients."""
-        return [self._batch_bytes(tensor) for tensor in stage_transfers(self._traced())]
+        batch = self.spec.global_batch
+        return [
+            math.prod(batch if size is None else size for size in tensor.shape) * tensor.dtype.size
+            for tensor in stage_transfers(self.step_function().get_concrete_function())
+        ]
 
     def create_exchange(self, sizes: list[int]) -> Exchange:
         """Copy buffers of these sizes from device to device, one after the other: forward, back, and again."""
@@ -255,14 +245,11 @@ class TensorFlowModelParallel(TensorFlowStrategy):
         sources = [source for source, _ in hops]
         return Exchange(run, [devices.create_buffer(*each) for each in zip(sources, sizes, strict=False)])
 
-    def local_step(self, batch: Any) -> list[float]:
-        raise NotMeasured("each stage waits for the one before it; `stages` of the record has the time of each")
-
     def backend_used(self) -> str | None:
         """Train two more steps; return copy if one of the stage transfers was sent. Spoils the weights."""
         if self.last_batch is None:
             raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
-        names = {tensor.op.name for tensor in stage_transfers(self._traced())}
+        names = {tensor.op.name for tensor in stage_transfers(self.step_function().get_concrete_function())}
         events = profiling.record_event_names(lambda: self.train(BatchReplay(self.last_batch, OBSERVED_STEPS)))
         return "copy" if names & sent_operations(events) else None
 
@@ -273,27 +260,21 @@ class TensorFlowModelParallel(TensorFlowStrategy):
         work_s: list[float] | list[None] = [None] * len(self.network_stages)
         if self.last_batch is not None:
             work_s = stage_seconds(self.model, self.network_stages, self.last_batch.parts[0], self._loss)
-        return [self._record(stage, seconds) for stage, seconds in zip(self.network_stages, work_s, strict=True)]
-
-    def _record(self, stage: NetworkStage, work_s: float | None) -> StageRecord:
-        sent_bytes = math.prod(stage.output.shape) * self.model.activation_dtype.size * self.spec.global_batch
-        weights = [array for node in stage.nodes for array in node.arrays if array.trainable]
-        return StageRecord(
-            index=stage.index,
-            stages=len(self.network_stages),
-            replica=0,
-            first=stage.nodes[0].name,
-            last=stage.output.name,
-            parameter_bytes=sum(4 * math.prod(array.shape) for array in weights),
-            micro_batches=1,
-            sent_bytes=None if stage is self.network_stages[-1] else sent_bytes,
-            work_s=work_s,
-        )
-
-    def _traced(self) -> Any:
-        return self.step_function().get_concrete_function()
-
-    def _batch_bytes(self, tensor: tf.Tensor) -> int:
-        """Return the bytes of a tensor for the samples of a global batch."""
-        shape = [self.spec.global_batch if size is None else size for size in tensor.shape]
-        return math.prod(shape) * tensor.dtype.size
+        records = []
+        for stage, seconds in zip(self.network_stages, work_s, strict=True):
+            weights = [array for node in stage.nodes for array in node.arrays if array.trainable]
+            sent_bytes = math.prod(stage.output.shape) * self.model.activation_dtype.size * self.spec.global_batch
+            records.append(
+                StageRecord(
+                    index=stage.index,
+                    stages=len(self.network_stages),
+                    replica=0,
+                    first=stage.nodes[0].name,
+                    last=stage.output.name,
+                    parameter_bytes=sum(4 * math.prod(array.shape) for array in weights),
+                    micro_batches=1,
+                    sent_bytes=None if stage is self.network_stages[-1] else sent_bytes,
+                    work_s=seconds,
+                )
+            )
+        return records

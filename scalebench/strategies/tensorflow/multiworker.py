@@ -28,6 +28,14 @@ def rank_addresses() -> list[str]:
     return addresses.split(",")
 
 
+def addresses_by_job(spec: RunSpec) -> dict[str, list[str]]:
+    """Return the addresses of the processes of each role."""
+    roles: dict[str, list[str]] = {}
+    for place, address in zip(spec.places, rank_addresses(), strict=True):
+        roles.setdefault(place.role, []).append(address)
+    return roles
+
+
 @contextmanager
 def explain_port_conflict(rank: int) -> Iterator[None]:
     """Name the port if this rank's server cannot start in the block; TensorFlow's error does not name it."""

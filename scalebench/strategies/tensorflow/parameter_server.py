@@ -13,9 +13,7 @@ rows of the dataset, under a name that the chief's graphs call.
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,38 +24,30 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from scalebench.core.spec import RankPlacement, RunSpec
-from scalebench.strategies.base import LossPart, NotMeasured
-from scalebench.strategies.tensorflow import devices, multiworker, profiling
+from scalebench.strategies.base import LossPart, never_measured
+from scalebench.strategies.tensorflow import devices, multiworker
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import split_evenly
-from scalebench.strategies.tensorflow.profiling import OBSERVED_STEPS
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source, UncachedRows
 
-READ_TOKEN, RECORD_TOKEN = "scalebench.read", "scalebench.record"
-WRITE_PREFIXES = ("Assign", "ResourceApply")  # of the types of operations that change a variable
-_python_functions: dict[str, Callable[..., Any]] = {}  # keeps them alive: TensorFlow's table has weak references
-
-
-def addresses_by_job(spec: RunSpec) -> dict[str, list[str]]:
-    """Return the addresses of the processes of each role."""
-    addresses = multiworker.rank_addresses()
-    roles = dict.fromkeys(place.role for place in spec.places)
-    return {role: [addresses[p.rank] for p in spec.places if p.role == role] for role in roles}
+READ_TOKEN = "scalebench.read"
 
 
 def run_server(spec: RunSpec, place: RankPlacement) -> None:
     """Run the server of this process until an exception or a signal ends it."""
     from tensorflow.python.eager import context
+    from tensorflow.python.ops import script_ops
 
     local_devices = devices.configure_devices(spec.device, place)
     configure_threads(spec, place)
     if place.role == "worker":
         devices.configure_precision(spec.config.train.precision, local_devices[0])
-        _register_python_function(READ_TOKEN, RowReader(spec))
-    _register_python_function(RECORD_TOKEN, EventRecorder())
+        reader = RowReader(spec)  # kept here: TensorFlow's table has weak references
+        # tf.numpy_function would choose the token itself and bind the operation to the process that created the graph.
+        script_ops._py_funcs._funcs[READ_TOKEN] = reader
     index = sum(p.role == place.role for p in spec.places[: place.rank])
-    cluster, config = tf.train.ClusterSpec(addresses_by_job(spec)), context.context().config
+    cluster, config = tf.train.ClusterSpec(multiworker.addresses_by_job(spec)), context.context().config
     with multiworker.explain_port_conflict(place.rank):
         server = tf.distribute.Server(cluster, place.role, index, protocol="grpc", config=config)
     while server:  # its join() would block Python's signal handlers
@@ -87,49 +77,6 @@ class RowReader:
         if self._fixed is not None:
             self._fixed[rows.tobytes()] = values
         return values
-
-
-class EventRecorder:
-    """Profiles this process from a call with True until a call with False, which returns the names of all events."""
-
-    def __init__(self) -> None:
-        self._stop = threading.Event()
-        self._events: Future[set[str]] | None = None
-
-    def __call__(self, on: NDArray[np.bool_]) -> NDArray[np.object_]:
-        if not on:
-            assert self._events is not None
-            self._stop.set()
-            return np.array([name.encode() for name in sorted(self._events.result())], object)
-        started = threading.Event()
-        self._stop.clear()
-        self._events = ThreadPoolExecutor(1).submit(
-            profiling.record_event_names, lambda: (started.set(), self._stop.wait())
-        )
-        started.wait()
-        return np.array([], object)
-
-
-def read_rows(rows: tf.Tensor, spec: tuple[tf.TensorSpec, tf.TensorSpec]) -> list[tf.Tensor]:
-    """Return inputs and targets of these rows (int64), read by the worker that executes the traced graph."""
-    tensors = tf.raw_ops.PyFunc(input=[rows], token=READ_TOKEN, Tout=[part.dtype for part in spec])
-    return [tf.ensure_shape(tensor, part.shape) for tensor, part in zip(tensors, spec, strict=True)]
-
-
-def record_remote_events(job: str, index: int, on: bool) -> set[str]:
-    """Start to profile a process, or stop and return the names of its events; called by the chief."""
-    with tf.device(f"/job:{job}/replica:0/task:{index}/device:CPU:0"):
-        (names,) = tf.raw_ops.PyFunc(input=[tf.constant(on)], token=RECORD_TOKEN, Tout=[tf.string])
-    return {name.decode() for name in names.numpy()}
-
-
-def _register_python_function(token: str, function: Callable[..., Any]) -> None:
-    """Let PyFunc operations of that token call `function` in this process. tf.numpy_function would choose the token
-    itself and bind the operation to the process that created the graph."""
-    from tensorflow.python.ops import script_ops
-
-    _python_functions[token] = function
-    script_ops._py_funcs._funcs[token] = function
 
 
 class RowParts(NamedTuple):
@@ -167,7 +114,7 @@ class ParameterServer(TensorFlowStrategy):
 
     def join(self) -> None:
         configure_threads(self.spec, self.place)
-        resolver = multiworker.cluster_resolver(addresses_by_job(self.spec), "chief", 0, self.devices)
+        resolver = multiworker.cluster_resolver(multiworker.addresses_by_job(self.spec), "chief", 0, self.devices)
         with multiworker.explain_port_conflict(self.place.rank):
             self.strategy = tf.distribute.ParameterServerStrategy(resolver)
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
@@ -210,8 +157,13 @@ class ParameterServer(TensorFlowStrategy):
     def rows_step(self, rows: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
         """Train one worker's update on its rows at this learning rate; return the sum of their losses."""
         self._traced_rate = rate
-        inputs, targets = read_rows(rows, self._part_spec())
-        return self.strategy.run(self.replica_step, (inputs, targets, tf.zeros(())))
+        return self.strategy.run(self.replica_step, (*self.read_rows(rows), tf.zeros(())))
+
+    def read_rows(self, rows: tf.Tensor) -> list[tf.Tensor]:
+        """Return inputs and targets of these rows (int64), read by the worker that executes the traced graph."""
+        spec = self._part_spec()
+        tensors = tf.raw_ops.PyFunc(input=[rows], token=READ_TOKEN, Tout=[part.dtype for part in spec])
+        return [tf.ensure_shape(tensor, part.shape) for tensor, part in zip(tensors, spec, strict=True)]
 
     def set_learning_rate(self, rate: float) -> None:
         self._rate = tf.constant(rate, tf.float32)
@@ -230,28 +182,17 @@ class ParameterServer(TensorFlowStrategy):
         """Return the bytes of the gradients that one worker sends, each as one message; it receives as many weights."""
         return [v.value.dtype.size * v.value.shape.num_elements() for v in self.model.trainable_variables]
 
-    def run_isolated_sync(self, sizes: list[int]) -> None:
-        raise self.not_measured("exchanges while it computes: that cannot be run alone")
+    run_isolated_sync = never_measured("exchanges while it computes: that cannot be run alone")
 
-    def _not_on_chief(self, *_: Any) -> Any:
-        name = self.spec.config.strategy.name
-        raise NotMeasured(f"the chief of {name} computes nothing: its workers, which do, measure nothing")
-
-    partial_step = local_step = copy_batch = profile = _not_on_chief
+    partial_step = local_step = copy_batch = profile = never_measured(
+        "has a chief that computes nothing: its workers, which do, measure nothing"
+    )
 
     def backend_used(self) -> str | None:
-        """Train two more steps; return grpc, the only transport between TensorFlow's servers, if a ps process executed
-        operations that write weights. Spoils the weights."""
-        if self.last_batch is None:
-            raise RuntimeError("backend_used replays the last batch of the training, and there was no training")
-        self.synchronize()
-        record_remote_events("ps", 0, on=True)
-        for _ in range(OBSERVED_STEPS):
-            self.step(self.last_batch)
-        self.synchronize()
-        executed = {event.partition(":")[0] for event in record_remote_events("ps", 0, on=False)}
-        operations = self.step_function().get_concrete_function().graph.get_operations()
-        return "grpc" if any(o.name in executed for o in operations if o.type.startswith(WRITE_PREFIXES)) else None
+        """Return grpc, the only transport between TensorFlow's servers, if the weights are in ps processes, where the
+        operations are that write them."""
+        jobs = {tf.DeviceSpec.from_string(variable.value.device).job for variable in self.model.trainable_variables}
+        return "grpc" if jobs == {"ps"} else None
 
     def peak_memory_bytes(self) -> list[int | None]:
         return [None for _ in self.place.devices]  # other processes have the devices, and the weights
@@ -287,7 +228,7 @@ class SynchronousParameterServer(ParameterServer):
 
     def rows_step(self, rows: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
         """Add the gradients of one worker's rows to the sums; return the sum of their losses."""
-        return self.strategy.run(self._add_to_sums, (*read_rows(rows, self._part_spec()), global_samples))
+        return self.strategy.run(self._add_to_sums, (*self.read_rows(rows), global_samples))
 
     def _add_to_sums(self, inputs: tf.Tensor, targets: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
         states = [*self.model.moving_statistics, *self.model.random_states]

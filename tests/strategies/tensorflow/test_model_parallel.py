@@ -82,7 +82,7 @@ def test_partial_steps_and_rates(strategy):
     two.step(batch)
     for name, array in two.parameters().items():
         np.testing.assert_array_equal(array, before[name])
-    with pytest.raises(NotMeasured, match="waits for the one before"):
+    with pytest.raises(NotMeasured, match="wait for the one before"):
         two.local_step(batch)
     with pytest.raises(NotMeasured, match="one model over all devices"):
         two.set_gradient_sync(False)

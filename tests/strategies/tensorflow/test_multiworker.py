@@ -18,9 +18,9 @@ from scalebench.runner.launchers import local
 from scalebench.runner.launchers.rank_environment import find_free_ports
 from scalebench.runner.parent import run_spec
 from scalebench.strategies.base import NotMeasured
-from scalebench.strategies.tensorflow import multiworker, parameter_server
+from scalebench.strategies.tensorflow import multiworker
 from scalebench.strategies.tensorflow.multiworker import WorkerGroup
-from scalebench.strategies.tensorflow.parameter_server import EventRecorder, ParameterServer, RowReader
+from scalebench.strategies.tensorflow.parameter_server import ParameterServer, RowReader
 from scalebench.testing.launch import UNEVEN_WORKLOAD
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
@@ -154,11 +154,8 @@ def test_the_chief_has_no_probes():
     for name, arguments in (
         ("partial_step", (None, "forward")), ("local_step", (None,)), ("copy_batch", (None,)), ("profile", (1, None)),
     ):  # fmt: skip
-        with pytest.raises(NotMeasured, match="the chief of parameter_server computes nothing"):
+        with pytest.raises(NotMeasured, match="parameter_server has a chief that computes nothing"):
             getattr(chief, name)(*arguments)
-
-
-SPEC = (tf.TensorSpec((None, 200, 3), tf.float32), tf.TensorSpec((None, 2), tf.float32))
 
 
 def feed_spec(feed):
@@ -187,27 +184,9 @@ def test_a_fixed_batch_is_read_once(source):
     assert all(parts == first for parts in others)
 
 
-def test_rows_of_a_graph_and_events_of_a_worker(monkeypatch):
-    monkeypatch.setattr(parameter_server, "_python_functions", {})
-    rows = RowReader(feed_spec("host"))
-    parameter_server._register_python_function(parameter_server.READ_TOKEN, rows)
-    read = tf.function(
-        lambda wanted: parameter_server.read_rows(wanted, SPEC), input_signature=[tf.TensorSpec((None,), tf.int64)]
-    )
-    assert [part.shape.as_list() for part in read.get_concrete_function().outputs] == [[None, 200, 3], [None, 2]]
-    for part, wanted in zip(read(tf.constant([9, 1], tf.int64)), rows(np.array([9, 1])), strict=True):
-        np.testing.assert_array_equal(part.numpy(), wanted)
-    recorder = EventRecorder()
-    for _ in range(2):
-        assert len(recorder(np.array(True))) == 0
-        tf.function(lambda x: tf.linalg.matmul(x, x))(tf.ones((3, 3)))
-        events = {name.decode() for name in recorder(np.array(False))}
-        assert any(event.startswith("MatMul:") for event in events)
-
-
 def test_addresses_by_role(monkeypatch):
     spec = simulated_spec(gpus=4)
     for place, role in zip(spec.places, ("chief", "ps", "worker", "worker"), strict=True):
         place.role = role
     monkeypatch.setenv("SCALEBENCH_ADDRESSES", "a:1,b:2,c:3,d:4")
-    assert parameter_server.addresses_by_job(spec) == {"chief": ["a:1"], "ps": ["b:2"], "worker": ["c:3", "d:4"]}
+    assert multiworker.addresses_by_job(spec) == {"chief": ["a:1"], "ps": ["b:2"], "worker": ["c:3", "d:4"]}
