@@ -6,8 +6,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
+from scalebench.strategies.tensorflow.cluster import WorkerGroup
 from scalebench.strategies.tensorflow.keras_fit import FitStrategy
-from scalebench.strategies.tensorflow.multiworker import WorkerGroup
 
 
 class BareTensorFlow(FitStrategy):
@@ -21,8 +21,6 @@ class IndependentTensorFlow(TensorFlowStrategy):
     """Bare replicas that train side by side, each on its own part of the samples. The worker group carries only
     broadcasts and metrics: model and optimizer are created outside its scope and are not synchronized."""
 
-    workers: WorkerGroup
-
     def join(self) -> None:
         # A ring on GPUs as well: only a few numbers are sent, and never within a timed block.
         self.workers = WorkerGroup(self.spec, self.place.rank, self.devices, "ring")
@@ -33,9 +31,3 @@ class IndependentTensorFlow(TensorFlowStrategy):
 
     def set_gradient_sync(self, on: bool) -> None:
         """Do nothing: there is no synchronization to switch off."""
-
-    def broadcast(self, value: float) -> float:
-        return self.workers.broadcast(value)
-
-    def sum_over_group(self, values: list[float]) -> list[float]:
-        return self.workers.sum(values)

@@ -14,6 +14,7 @@ from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import LossPart
 from scalebench.strategies.tensorflow import batches, devices, optimizer, profiling, user_model
 from scalebench.strategies.tensorflow.batches import DevicePart, TfBatch
+from scalebench.strategies.tensorflow.cluster import WorkerGroup
 from scalebench.strategies.tensorflow.model import NetworkModel, read_weights
 from scalebench.strategies.tensorflow.probes import DeviceResult, TensorFlowProbes
 from scalebench.strategies.tensorflow.user_model import UserModel
@@ -28,6 +29,7 @@ class TensorFlowStrategy(TensorFlowProbes):
 
     model: NetworkModel | UserModel
     devices: list[str]
+    workers: WorkerGroup | None = None
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
@@ -35,7 +37,7 @@ class TensorFlowStrategy(TensorFlowProbes):
         self._functions: dict[bool, Callable[..., tf.Tensor]] = {}  # by syncs_gradients
 
     def join(self) -> None:
-        """Join the other processes, if there are any. `self.devices` is already set."""
+        """Join the other processes, if there are any, as by `self.workers`. `self.devices` is already set."""
 
     def scope(self) -> AbstractContextManager[Any]:
         """Return the context in which model and optimizer are created."""
@@ -48,14 +50,17 @@ class TensorFlowStrategy(TensorFlowProbes):
         self.devices = devices.configure_devices(self.spec.device, self.place)
         compute_dtype = devices.configure_precision(settings.train.precision, self.devices[0])
         if settings.train.data_format != "default":
-            devices.disable_layout_optimizer()
+            # Keep the configured memory layout: on GPUs TensorFlow's layout optimizer would change it.
+            tf.config.optimizer.set_experimental_options({"layout_optimizer": False})
         self.join()  # before the first operation, which fixes TensorFlow's set of devices
         if settings.train.data_format == "nchw":
             devices.check_channels_first(self.devices[0], compute_dtype)
         tf.random.set_seed(settings.seed + self.place.rank)  # for dropout; initial weights come from numpy
         with self.scope():
             self.model = self._build_model(compute_dtype)
-            self.optimizer = devices.with_loss_scale(self.create_base_optimizer(), settings.train.precision)
+            self.optimizer = self.create_base_optimizer()
+            if settings.train.precision == "float16":  # dynamic loss scaling keeps small gradients from underflowing
+                self.optimizer = optimizer.SummingLossScaleOptimizer(self.optimizer)
             self.optimizer.build(self.model.trainable_variables)
         if isinstance(self.model, UserModel) and self.spec.processes > 1 and not self.spec.services:
             user_model.check_equal_weights(self.model, settings, self.broadcast, self.sum_over_group)
@@ -174,11 +179,11 @@ class TensorFlowStrategy(TensorFlowProbes):
         devices.synchronize()
 
     def broadcast(self, value: float) -> float:
-        return value
+        return value if self.workers is None else self.workers.sum([value if self.place.rank == 0 else 0.0])[0]
 
     def sum_over_group(self, values: list[float]) -> list[float]:
-        """Return the sums of the values over the processes."""
-        return values
+        """Return the sums of the values over the processes, all of which must call this."""
+        return values if self.workers is None else self.workers.sum(values)
 
     def backend_used(self) -> str | None:
         return None
@@ -190,9 +195,7 @@ class TensorFlowStrategy(TensorFlowProbes):
         if train.accumulate > 1:  # a full batch may not fit on the device
             forward = partial(batches.apply_in_slices, forward, -(-self.spec.batch_per_device // train.accumulate))
         with tf.device(self.devices[0]):
-            if model.loss == "cross_entropy":
-                return batches.classification_metrics(forward, source, self.sum_over_group)
-            return batches.regression_metrics(forward, source, model.targets, self.sum_over_group)
+            return batches.compute_metrics(forward, source, model.loss, model.targets, self.sum_over_group)
 
     def settings_used(self) -> dict[str, str]:
         function = self.step_function().get_concrete_function()

@@ -127,50 +127,35 @@ def _pick_resident(source: Source, devices: Sequence[str]) -> TfBatches:
 Forward = Callable[[Any], tf.Tensor]
 
 
-def regression_metrics(
-    forward: Forward, source: Source, targets: Sequence[str], sum_over_group: GroupSum
+def compute_metrics(
+    forward: Forward, source: Source, loss: str, targets: Sequence[str], sum_over_group: GroupSum
 ) -> dict[str, float]:
-    """Return 'mse' over all outputs, and 'mse_<target>' per output if targets are named, over all processes' samples.
+    """Return means over the samples of all processes, which must all call this function.
 
-    `forward` maps numpy inputs to the model's outputs. `sum_over_group` sums numbers over the processes; all of them
-    must call this function.
+    For classes 'cross_entropy' and the share of samples whose largest output is at the label ('accuracy'), where a
+    sample with several labels counts with its mean over them; otherwise 'mse' over all outputs, and 'mse_<target>' per
+    output if targets are named. `forward` maps numpy inputs to outputs, `sum_over_group` sums numbers over processes.
     """
-
-    def sum_errors(batch: Batch) -> Any:
-        errors = (forward(batch.inputs).numpy() - batch.targets).reshape(batch.samples, -1)
-        return np.square(errors, dtype=np.float64).sum(0)
-
-    means = _mean_over_samples(sum_errors, source, sum_over_group)
-    per_target = {f"mse_{name}": mean for name, mean in zip(targets, means, strict=True)} if targets else {}
-    return {"mse": sum(means) / len(means), **per_target}
-
-
-def _mean_over_samples(add_up: Callable[[Batch], Any], source: Source, sum_over_group: GroupSum) -> list[float]:
-    """Return sums over the samples of a batch, added up over all batches of all processes, by sample."""
     sums, samples = np.zeros(1), 0
     for batch in read_with_tensorflow(source).in_order():
-        sums, samples = sums + add_up(batch), samples + batch.samples
+        outputs = forward(batch.inputs)
+        if loss == "cross_entropy":
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch.targets, outputs).numpy()
+            values = [losses, outputs.numpy().argmax(-1) == batch.targets]
+            means = [each.reshape(batch.samples, -1).mean(1, dtype=np.float64) for each in values]
+            sums = sums + [mean.sum() for mean in means]
+        else:
+            errors = (outputs.numpy() - batch.targets).reshape(batch.samples, -1)
+            sums = sums + np.square(errors, dtype=np.float64).sum(0)
+        samples += batch.samples
     *totals, count = sum_over_group([*sums.tolist(), float(samples)])
-    return [total / count for total in totals]
+    figures = [total / count for total in totals]
+    if loss == "cross_entropy":
+        return dict(zip(("cross_entropy", "accuracy"), figures, strict=True))
+    per_target = {f"mse_{name}": mean for name, mean in zip(targets, figures, strict=True)} if targets else {}
+    return {"mse": sum(figures) / len(figures), **per_target}
 
 
 def apply_in_slices(forward: Forward, samples: int, inputs: Any) -> tf.Tensor:
     """Apply `forward` to at most `samples` samples at a time."""
     return tf.concat([forward(inputs[first : first + samples]) for first in range(0, len(inputs), samples)], 0)
-
-
-def classification_metrics(forward: Forward, source: Source, sum_over_group: GroupSum) -> dict[str, float]:
-    """Return the mean cross entropy and the share of samples whose largest output is at the label ('accuracy').
-
-    A sample with several labels counts with its mean over them. Parameters as in `regression_metrics`.
-    """
-
-    def add_up(batch: Batch) -> list[float]:
-        outputs = forward(batch.inputs)
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch.targets, outputs).numpy()
-        correct = outputs.numpy().argmax(-1) == batch.targets
-        means = [values.reshape(batch.samples, -1).mean(1, dtype=np.float64) for values in (losses, correct)]
-        return [mean.sum() for mean in means]
-
-    entropy, accuracy = _mean_over_samples(add_up, source, sum_over_group)
-    return {"cross_entropy": entropy, "accuracy": accuracy}

@@ -13,7 +13,6 @@ from scalebench.core.machine.cuda_builds import TENSORFLOW_APART
 from scalebench.core.machine.gpus import choose_visible_gpus
 from scalebench.core.spec import RankPlacement
 from scalebench.strategies.base import Unsupported
-from scalebench.strategies.tensorflow.optimizer import SummingLossScaleOptimizer
 
 
 def configure_devices(kind: str, place: RankPlacement) -> list[str]:
@@ -101,11 +100,6 @@ def configure_precision(precision: str, device: str) -> str:
     return precision if precision in HALF_DTYPES else "float32"
 
 
-def with_loss_scale(optimizer: keras.optimizers.Optimizer, precision: str) -> keras.optimizers.Optimizer:
-    """Return the optimizer, for float16 with dynamic loss scaling, which keeps small gradients from underflowing."""
-    return SummingLossScaleOptimizer(optimizer) if precision == "float16" else optimizer
-
-
 def check_channels_first(device: str, compute_dtype: str) -> None:
     """Raise Unsupported if TensorFlow has no channels-first kernels: on the CPU only oneDNN has them, and for float16
     only on some processors."""
@@ -118,11 +112,6 @@ def check_channels_first(device: str, compute_dtype: str) -> None:
             f"train.data_format=nchw has no kernels for {compute_dtype} in this TensorFlow on this CPU: only oneDNN "
             "has them, for some precisions, on newer CPUs or with TF_ENABLE_ONEDNN_OPTS=1; use nhwc"
         ) from None
-
-
-def disable_layout_optimizer() -> None:
-    """Keep the configured memory layout: on GPUs TensorFlow's layout optimizer would change it."""
-    tf.config.optimizer.set_experimental_options({"layout_optimizer": False})
 
 
 def has_tf32(device: str) -> bool:

@@ -55,22 +55,6 @@ class SummedLoss(keras.losses.Loss):
         return self._per_sample(y_pred, tf.cast(y_true, tf.int64) if self._has_labels else y_true)
 
 
-class StepReport:
-    """Reports each step of fit to the loop, and ends fit when the loop is over.
-
-    It is part of the train function. A callback for each batch would make Keras fetch the results of every step in the
-    thread that trains, which waits for the GPU. Without such a callback Keras fetches them there only if it considers
-    the backend not thread-safe (IS_THREAD_SAFE: False for TensorFlow in Keras 3.15, True before), as for every user.
-    """
-
-    def __init__(self, model: keras.Model, loop: Loop, samples: Iterator[int]) -> None:
-        self._model, self._loop, self._samples = model, loop, samples
-
-    def __call__(self, logs: dict[str, tf.Tensor]) -> None:
-        if self._loop.done(LossPart(logs["loss_sum"], next(self._samples))):
-            self._model.stop_training = True
-
-
 class BatchPipeline:
     """The loop's batches as a tf.data pipeline, which reads them in its own thread."""
 
@@ -81,12 +65,7 @@ class BatchPipeline:
         self._reading = threading.Lock()
         self._stopped, self._probe_samples = False, probe_samples
         self._first = next(self._batches)  # read in this thread, since it starts the loop's clock
-        self._sizes: list[int] = []
-
-    def batch_sizes(self) -> Iterator[int]:
-        """Yield the sizes of the batches in the order in which they were read."""
-        for index in itertools.count():
-            yield self._sizes[index]
+        self.sizes: list[int] = []  # of the batches in the order in which they were read
 
     def dataset(self, specs: tuple[tf.TensorSpec, tf.TensorSpec], prefetched: int) -> tf.data.Dataset:
         signature = (*specs, tf.TensorSpec((None,), tf.float32))
@@ -104,30 +83,27 @@ class BatchPipeline:
             pass
 
     def _elements(self) -> Iterator[tuple[Any, Any, Any]]:
-        if self._probe_samples:
-            inputs, targets, weights = _fit_element(self._first)
-            count, self._probe_samples = self._probe_samples, 0
-            yield inputs[:count], targets[:count], weights[:count]
-            return
+        """Yield inputs, targets, and sample weights with which the sum of the losses is the mean over the global
+        batch."""
         batch: Batch | None = self._first
         while batch is not None:
+            weights = np.full(batch.samples, 1 / batch.global_samples, np.float32)
+            if self._probe_samples:
+                count, self._probe_samples = self._probe_samples, 0
+                yield batch.inputs[:count], batch.targets[:count], weights[:count]
+                return
             self._on_batch(batch)
-            self._sizes.append(batch.samples)
-            yield _fit_element(batch)
+            self.sizes.append(batch.samples)
+            yield batch.inputs, batch.targets, weights
             with self._reading:
                 batch = None if self._stopped else next(self._batches, None)
-
-
-def _fit_element(batch: Batch) -> tuple[Any, Any, Any]:
-    """Return inputs, targets, and sample weights with which the sum of the losses is the mean over the global batch."""
-    return batch.inputs, batch.targets, np.full(batch.samples, 1 / batch.global_samples, np.float32)
 
 
 class FitStrategy(TensorFlowStrategy):
     """A strategy whose option `loop` chooses between a plain loop (custom) and Keras' own (fit)."""
 
     _train_functions: dict[bool, Any]  # of fit, by syncs_gradients
-    _report: StepReport  # of the current training
+    _report: Callable[[dict[str, tf.Tensor]], None]  # of each step of the current training
     _placed: tuple[Batch, TfBatch] | None = None
 
     @property
@@ -145,7 +121,13 @@ class FitStrategy(TensorFlowStrategy):
             self._use_train_function(True)
 
     def _use_train_function(self, syncs_gradients: bool) -> None:
-        """Have fit call the train function that was made for this setting; it is traced at its first call."""
+        """Have fit call the train function that was made for this setting, which also reports the step to the loop; it
+        is traced at its first call.
+
+        A callback for each batch would make Keras fetch the results of every step in the thread that trains, which
+        waits for the GPU. Without such a callback Keras fetches them there only if it considers the backend not
+        thread-safe (IS_THREAD_SAFE: False for TensorFlow in Keras 3.15, True before), as for every user.
+        """
         if syncs_gradients not in self._train_functions:
             self.model.make_train_function(force=True)
             run_step = self.model.train_function
@@ -177,7 +159,13 @@ class FitStrategy(TensorFlowStrategy):
         pipeline = BatchPipeline(loop, self.keep_batch, probe_samples)
         prefetched = PREFETCHED_BATCHES if self.spec.config.dataset.prefetch == "queue" else 0
         dataset = pipeline.dataset(self._part_spec(), prefetched)
-        self._report = StepReport(self.model, loop, pipeline.batch_sizes())
+        sizes = (pipeline.sizes[index] for index in itertools.count())
+
+        def report_step(logs: dict[str, tf.Tensor]) -> None:
+            if loop.done(LossPart(logs["loss_sum"], next(sizes))):
+                self.model.stop_training = True
+
+        self._report = report_step
         try:
             self.model.fit(dataset, epochs=1, shuffle=False, verbose=0)
         finally:

@@ -1,5 +1,5 @@
 """Data parallelism with tf.distribute: replicas with a copy of the weights on each device, whose gradients are summed.
-MirroredStrategy drives all devices from one process."""
+MirroredStrategy drives all devices from one process, MultiWorkerMirroredStrategy has a process for each."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from scalebench.strategies.base import NotMeasured, create_on_all_ranks
 from scalebench.strategies.tensorflow import optimizer, profiling
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import DevicePart
+from scalebench.strategies.tensorflow.cluster import WorkerGroup
 from scalebench.strategies.tensorflow.keras_fit import FitStrategy
 from scalebench.strategies.tensorflow.probes import DeviceResult, Exchange
 
@@ -152,3 +153,17 @@ class Mirrored(FitStrategy, Replicated):
         self.strategy = tf.distribute.MirroredStrategy(
             self.devices, create_cross_device_ops(self.options, self.devices)
         )
+
+
+class MultiWorker(Replicated):
+    """MultiWorkerMirroredStrategy; `strategy.backend` chooses what synchronizes the gradients: auto, ring or nccl."""
+
+    def join(self) -> None:
+        backend = self.spec.config.strategy.backend or "auto"
+        self.workers = WorkerGroup(self.spec, self.place.rank, self.devices, backend, self.options.bytes_per_pack)
+        self.strategy = self.workers.strategy
+
+    def forward(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Run the model on this process's replica with its own moving statistics: to read their mean is a collective,
+        and workers may have different numbers of validation batches."""
+        return self.strategy.run(super().forward, (inputs,))

@@ -21,10 +21,6 @@ from scalebench.workloads.datasets.images import PIXEL_SCALE
 from scalebench.workloads.network import Network, Node
 
 
-def _embedding(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
-    return lookup_rows(model.weight(node, "embeddings"), x)
-
-
 @tf.custom_gradient
 def lookup_rows(table: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tuple[tf.Tensor, None]]]:
     """Return rows of a table, with a dense gradient like PyTorch's. The gradient of tf.gather has only the used rows,
@@ -35,10 +31,6 @@ def lookup_rows(table: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, Callable[
         return tf.math.unsorted_segment_sum(gradients, indices, table.shape[0]), None
 
     return tf.gather(table, rows), backward
-
-
-def _positions(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
-    return x + model.weight(node, "embeddings")
 
 
 def _layer_norm(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
@@ -80,15 +72,6 @@ def _lstm(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.T
     return tf.stack(outputs, axis=1)
 
 
-SEQUENCE_OPERATIONS: dict[str, Callable[..., tf.Tensor]] = {
-    "embedding": _embedding,
-    "positions": _positions,
-    "layer_norm": _layer_norm,
-    "gelu": lambda model, node, x, training: tf.nn.gelu(x, approximate=True),
-    "attention": _attention,
-    "lstm": _lstm,
-}
-
 WeightArrays = Mapping[str, NDArray[np.float32]]
 
 
@@ -120,9 +103,17 @@ class NetworkModel(keras.Model):
         self.variables_by_name = {}
         for node in network.nodes:
             with self.device_scope(node):
-                self.variables_by_name |= {
-                    a.name: _create_variable(a.name, arrays[a.name], a.trainable) for a in node.arrays
-                }
+                for array in node.arrays:
+                    # A moving statistic is kept per replica, and averaged only when it is read from outside.
+                    distribution = {} if array.trainable else {"synchronization": "on_read", "aggregation": "mean"}
+                    self.variables_by_name[array.name] = keras.Variable(
+                        lambda shape, dtype, name=array.name: tf.constant(arrays[name], dtype),
+                        shape=array.shape,
+                        dtype="float32",
+                        trainable=array.trainable,
+                        name=array.name.replace("/", "."),
+                        **distribution,
+                    )
         self.trained = [self.variables_by_name[array.name] for array in network.arrays if array.trainable]
         self.moving_statistics = [self.variables_by_name[array.name] for array in network.arrays if not array.trainable]
         self.built = True
@@ -136,7 +127,12 @@ class NetworkModel(keras.Model):
     def start_forward(self, inputs: tf.Tensor) -> dict[str, tf.Tensor]:
         """Return the output of the network's input node, for `run_nodes`."""
         with self.device_scope(self.network.input):
-            return {self.network.input.name: self._prepared(inputs)}
+            if inputs.dtype in (tf.int32, tf.int64):  # to look up
+                return {self.network.input.name: inputs}
+            # Scaled in float32: bytes lose more in bfloat16 than their scaled values near 0.
+            x = tf.cast(inputs, tf.float32) / PIXEL_SCALE - 1 if inputs.dtype == tf.uint8 else inputs
+            x = tf.cast(x, self.activation_dtype)
+            return {self.network.input.name: tf.transpose(x, [0, 3, 1, 2]) if self.channels_first else x}
 
     def run_nodes(self, nodes: Iterable[Node], outputs: dict[str, tf.Tensor], training: bool) -> None:
         """Add the outputs of these nodes to `outputs`, which already contains their inputs."""
@@ -164,30 +160,12 @@ class NetworkModel(keras.Model):
         """Return a list of values for all axes of an activation, in the order of its layout."""
         return [batch, channels, *spatial] if self.channels_first else [batch, *spatial, channels]
 
+    def channels_last(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.transpose(x, [0, 2, 3, 1]) if self.channels_first and len(x.shape) == 4 else x
+
     def pad(self, x: tf.Tensor, pads: Any, value: float = 0.0) -> tf.Tensor:
         paddings = self.per_axis([list(pad) for pad in pads], [0, 0], [0, 0])
         return tf.pad(x, paddings, constant_values=tf.cast(value, x.dtype))
-
-    def _prepared(self, inputs: tf.Tensor) -> tf.Tensor:
-        # Scaled in float32: bytes lose more in bfloat16 than their scaled values near 0.
-        if inputs.dtype in (tf.int32, tf.int64):
-            return inputs
-        x = tf.cast(inputs, tf.float32) / PIXEL_SCALE - 1 if inputs.dtype == tf.uint8 else inputs
-        x = tf.cast(x, self.activation_dtype)
-        return tf.transpose(x, [0, 3, 1, 2]) if self.channels_first else x
-
-
-def _create_variable(name: str, array: NDArray[np.float32], trainable: bool) -> keras.Variable:
-    """Create a variable; a moving statistic is kept per replica, and averaged only when it is read from outside."""
-    distribution = {} if trainable else {"synchronization": "on_read", "aggregation": "mean"}
-    return keras.Variable(
-        lambda shape, dtype: tf.constant(array, dtype),
-        shape=array.shape,
-        dtype="float32",
-        trainable=trainable,
-        name=name.replace("/", "."),
-        **distribution,
-    )
 
 
 def _conv(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
@@ -263,48 +241,43 @@ def padding_name(x: tf.Tensor, node: Node, window: Any, model: NetworkModel) -> 
     return "SAME"
 
 
-def _pad_channels(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
-    return tf.pad(x, model.per_axis([[0, 0]] * (len(node.shape) - 1), list(node.settings["pads"]), [0, 0]))
-
-
 def _lrn(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
     """Normalize in float32 and channels last: the kernel has no other layout, and on the CPU no bfloat16."""
     s = node.settings
-    x = tf.cast(tf.transpose(x, [0, 2, 3, 1]) if model.channels_first else x, tf.float32)
+    x = tf.cast(model.channels_last(x), tf.float32)
     x = tf.nn.local_response_normalization(x, s["radius"], s["bias"], s["alpha"], s["beta"])
     x = tf.cast(x, model.activation_dtype)
     return tf.transpose(x, [0, 3, 1, 2]) if model.channels_first else x
 
 
-def _flatten(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
-    x = tf.transpose(x, [0, 2, 3, 1]) if model.channels_first and len(x.shape) == 4 else x
-    return tf.reshape(x, [-1, *node.shape])
-
-
-def _dropout(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
-    return tf.nn.dropout(x, node.settings["rate"]) if training and model.uses_dropout else x
-
-
-def _global_avg_pool(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.Tensor:
-    return tf.reduce_mean(x, range(2, len(x.shape)) if model.channels_first else range(1, len(x.shape) - 1))
-
-
+# By the names of workloads.network: (model, node, *inputs, training) -> output.
 OPERATIONS: dict[str, Callable[..., tf.Tensor]] = {
     "conv": _conv,
     "dense": _dense,
     "batch_norm": _batch_norm,
     "relu": lambda model, node, x, training: tf.nn.relu(x),
-    "dropout": _dropout,
+    "dropout": lambda model, node, x, training: (
+        tf.nn.dropout(x, node.settings["rate"]) if training and model.uses_dropout else x
+    ),
     "lrn": _lrn,
     "max_pool": _create_pool(tf.nn.max_pool, -np.inf),
     "avg_pool": _create_pool(tf.nn.avg_pool, None),
     "zero_pad": lambda model, node, x, training: model.pad(x, node.settings["pads"]),
-    "pad_channels": _pad_channels,
-    "global_avg_pool": _global_avg_pool,
-    "flatten": _flatten,
+    "pad_channels": lambda model, node, x, training: tf.pad(
+        x, model.per_axis([[0, 0]] * (len(node.shape) - 1), list(node.settings["pads"]), [0, 0])
+    ),
+    "global_avg_pool": lambda model, node, x, training: tf.reduce_mean(
+        x, range(2, len(x.shape)) if model.channels_first else range(1, len(x.shape) - 1)
+    ),
+    "flatten": lambda model, node, x, training: tf.reshape(model.channels_last(x), [-1, *node.shape]),
     "add": lambda model, node, *xs, training: xs[0] + xs[1] if len(xs) == 2 else tf.add_n(xs),
     "concat": lambda model, node, *xs, training: tf.concat(xs, 1 if model.channels_first else -1),
-    **SEQUENCE_OPERATIONS,
+    "embedding": lambda model, node, x, training: lookup_rows(model.weight(node, "embeddings"), x),
+    "positions": lambda model, node, x, training: x + model.weight(node, "embeddings"),
+    "layer_norm": _layer_norm,
+    "gelu": lambda model, node, x, training: tf.nn.gelu(x, approximate=True),
+    "attention": _attention,
+    "lstm": _lstm,
 }
 
 

@@ -84,10 +84,8 @@ class RmsProp(DecayingOptimizer, keras.optimizers.RMSprop):
     """RMSprop that adds epsilon to the square root, as PyTorch does; Keras adds it to the mean square."""
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
-        gradient, mean_square = (
-            self.add_weight_decay(gradient, variable),
-            self._velocities[self._get_variable_index(variable)],
-        )
+        gradient = self.add_weight_decay(gradient, variable)
+        mean_square = self._velocities[self._get_variable_index(variable)]
         new = self.rho * mean_square + (1 - self.rho) * tf.square(gradient)
         self.assign(mean_square, new)
         step = gradient / (tf.sqrt(new) + self.epsilon)
@@ -107,16 +105,10 @@ OPTIMIZERS: dict[str, Callable[[TrainSpec, float], DecayingOptimizer]] = {
 }
 
 
-def _mean_over_target(losses: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_mean(losses, list(range(1, len(targets.shape))))
-
-
-# Each returns one number per sample, the mean over the elements of its target.
+# Each returns a number for each element of a target.
 LOSSES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
-    "mse": lambda outputs, targets: _mean_over_target(tf.math.squared_difference(outputs, targets), targets),
-    "cross_entropy": lambda outputs, targets: _mean_over_target(
-        tf.nn.sparse_softmax_cross_entropy_with_logits(targets, outputs), targets
-    ),
+    "mse": tf.math.squared_difference,
+    "cross_entropy": lambda outputs, targets: tf.nn.sparse_softmax_cross_entropy_with_logits(targets, outputs),
 }
 
 
@@ -139,10 +131,11 @@ def set_learning_rate(optimizer: keras.optimizers.Optimizer, rate: float) -> Non
 
 
 def loss_function(name: str) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """Return the per-sample loss of that name; raise InputError with the nearest name if there is none."""
+    """Return the loss of that name, a mean over the elements of each sample's target; raise InputError with the nearest
+    name if there is none."""
     if name not in LOSSES:
         raise InputError(unknown_name_message("loss", name, LOSSES))
-    return LOSSES[name]
+    return lambda outputs, targets: tf.reduce_mean(LOSSES[name](outputs, targets), list(range(1, len(targets.shape))))
 
 
 def set_gradient_reduction(optimizer: keras.optimizers.Optimizer, on: bool) -> None:
@@ -169,12 +162,12 @@ class SummingLossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         super().apply([gradient for gradient, _ in self._all_reduce_sum_gradients(pairs)], trainable_variables)
 
 
-PartFunction = Callable[[tf.Tensor, tf.Tensor], list[tf.Tensor]]
-Shape = Sequence[int]
-
-
 def accumulate_parts(
-    process_part: PartFunction, inputs: Any, targets: tf.Tensor, parts: int, shapes: Sequence[Shape]
+    process_part: Callable[[Any, tf.Tensor], list[tf.Tensor]],
+    inputs: Any,
+    targets: tf.Tensor,
+    parts: int,
+    shapes: Sequence[Sequence[int]],
 ) -> list[tf.Tensor]:
     """Apply `process_part` to the parts of a batch in turn; return the sums of its results (float32, of these shapes).
 

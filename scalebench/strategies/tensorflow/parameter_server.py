@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from scalebench.core.spec import RankPlacement, RunSpec
 from scalebench.strategies.base import LossPart, never_measured
-from scalebench.strategies.tensorflow import devices, multiworker
+from scalebench.strategies.tensorflow import cluster, devices
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import split_evenly
 from scalebench.workloads import datasets
@@ -47,9 +47,9 @@ def run_server(spec: RunSpec, place: RankPlacement) -> None:
         # tf.numpy_function would choose the token itself and bind the operation to the process that created the graph.
         script_ops._py_funcs._funcs[READ_TOKEN] = reader
     index = sum(p.role == place.role for p in spec.places[: place.rank])
-    cluster, config = tf.train.ClusterSpec(multiworker.addresses_by_job(spec)), context.context().config
-    with multiworker.explain_port_conflict(place.rank):
-        server = tf.distribute.Server(cluster, place.role, index, protocol="grpc", config=config)
+    jobs, config = tf.train.ClusterSpec(cluster.addresses_by_job(spec)), context.context().config
+    with cluster.explain_port_conflict(place.rank):
+        server = tf.distribute.Server(jobs, place.role, index, protocol="grpc", config=config)
     while server:  # its join() would block Python's signal handlers
         signal.pause()
 
@@ -114,8 +114,8 @@ class ParameterServer(TensorFlowStrategy):
 
     def join(self) -> None:
         configure_threads(self.spec, self.place)
-        resolver = multiworker.cluster_resolver(multiworker.addresses_by_job(self.spec), "chief", 0, self.devices)
-        with multiworker.explain_port_conflict(self.place.rank):
+        resolver = cluster.cluster_resolver(cluster.addresses_by_job(self.spec), "chief", 0, self.devices)
+        with cluster.explain_port_conflict(self.place.rank):
             self.strategy = tf.distribute.ParameterServerStrategy(resolver)
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 from tensorflow.python.lib.io.tf_record import tf_record_random_reader  # there is no public reader from a place on
 
 from scalebench.core.errors import InputError
@@ -42,9 +41,9 @@ class TfPictureReader:
 
     def __init__(self, reader: PictureReader) -> None:
         self.pictures: Pictures = reader.pictures
-        self._targets = reader.targets
+        self._targets = reader.targets  # of records the places in their files where they begin
         self._names = self.pictures.load_names()
-        self._damage: InputError | None = None  # in files of records
+        self._open: tuple[str, Any] = "", None  # path and reader of the file of the last record
 
     def read(self, batches: Iterable[BatchRows]) -> Generator[Batch, None, None]:
         """Yield the batches in order. Raises InputError, with the file, for a damaged one."""
@@ -53,17 +52,27 @@ class TfPictureReader:
         if first is None:
             return
         sent: deque[BatchRows] = deque()  # to the pipeline, which is ahead of what it has returned
+        damage: list[InputError] = []  # which the pipeline would wrap in an error of its own
+
+        def elements() -> Iterator[tuple[Any, Any, Any]]:  # runs in a thread of the pipeline
+            try:
+                for batch in chain([first], requests):
+                    sent.append(batch)
+                    yield self._prepare(batch)
+            except InputError as error:
+                damage.append(error)
+
         is_cropped = self.pictures.draw_crops(first.rows[:1], first.epoch) is not None
         with tf.device("/CPU:0"):
-            elements = iter(self._build_pipeline(chain([first], requests), sent, is_cropped))
+            pipeline = iter(self._build_pipeline(elements, is_cropped))
             while True:
                 try:
-                    element = next(elements, None)
+                    element = next(pipeline, None)
                 except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError, tf.errors.DataLossError) as error:
                     raise InputError(self._find_damage(sent) or _first_line(error)) from None
                 if element is None:
-                    if self._damage is not None:
-                        raise self._damage
+                    if damage:
+                        raise damage[0]
                     return
                 inputs, labels = (tensor.numpy() for tensor in element)
                 if self.pictures.records and not 0 <= labels.min() <= labels.max() < self.pictures.classes:
@@ -76,63 +85,58 @@ class TfPictureReader:
                 batch = sent.popleft()
                 yield Batch(images.to_dtype(inputs, self.pictures.dtype), labels, batch.global_samples)
 
+    def _prepare(self, batch: BatchRows) -> tuple[Any, Any, Any]:
+        """Return paths or records, classes and crops of a batch. Raises InputError, with the file, for a damaged
+        record."""
+        crops = self.pictures.draw_crops(batch.rows, batch.epoch)
+        crops = np.zeros((len(batch.rows), CROP_NUMBERS)) if crops is None else crops
+        paths, files = [self.pictures.path(self._names, row) for row in batch.rows.tolist()], []
+        places = np.take(self._targets, batch.rows)
+        for path, place in zip(paths, places, strict=True):
+            if not self.pictures.records:
+                files.append(path)
+                continue
+            try:
+                if path != self._open[0]:
+                    self._open = path, tf_record_random_reader(path)
+                files.append(self._open[1].read(place)[0])
+            except (tf.errors.OpError, IndexError) as error:
+                raise InputError(f"{path} has a damaged record ({_first_line(error)}): copy or make it again") from None
+        return files, places, crops.astype(np.float32)
+
     def _build_pipeline(
-        self, requests: Iterator[BatchRows], sent: deque[BatchRows], is_cropped: bool
+        self, elements: Callable[[], Iterator[tuple[Any, Any, Any]]], is_cropped: bool
     ) -> tf.data.Dataset:
-        """Return a dataset with one element for each batch. Within it each batch is a dataset of its own, of as many
-        samples as it has: batches of unequal sizes fit no other form."""
+        """Return a dataset of the pixels and classes of each batch. Within it each batch is a dataset of its own, of as
+        many samples as it has: batches of unequal sizes fit no other form."""
+        workers, options = self.pictures.workers, tf.data.Options()
+        parallel = {"num_parallel_calls": workers, "deterministic": True} if workers else {}
+
+        def decode(file: tf.Tensor, label: tf.Tensor, crop: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            if self.pictures.records:
+                features = tf.io.parse_single_example(file, RECORD_FEATURES)
+                encoded, label = (features[key.decode()] for key in KEYS)
+                label -= 1
+            else:
+                encoded = tf.io.read_file(file)
+            return decode_picture(encoded, self.pictures.side, crop if is_cropped else None), label
+
+        def decode_batch(files: tf.Tensor, labels: tf.Tensor, crops: tf.Tensor) -> tf.data.Dataset:
+            samples = tf.data.Dataset.from_tensor_slices((files, labels, crops))
+            return samples.map(decode, **parallel).batch(tf.size(labels, tf.int64))
+
         signature = (
             tf.TensorSpec((None,), tf.string),
             tf.TensorSpec((None,), tf.int64),
             tf.TensorSpec((None, CROP_NUMBERS), tf.float32),
         )
-        workers = self.pictures.workers
-        parallel = {"num_parallel_calls": workers, "deterministic": True} if workers else {}
-
-        def decode_batch(files: tf.Tensor, labels: tf.Tensor, crops: tf.Tensor) -> tf.data.Dataset:
-            samples = tf.data.Dataset.from_tensor_slices((files, labels, crops))
-            decoded = samples.map(lambda *sample: self._decode(*sample, is_cropped), **parallel)
-            return decoded.batch(tf.size(labels, tf.int64))
-
-        steps = tf.data.Dataset.from_generator(lambda: self._elements(requests, sent), output_signature=signature)
-        options = tf.data.Options()
+        steps = tf.data.Dataset.from_generator(elements, output_signature=signature)
         if workers:
             options.threading.private_threadpool_size = workers
             at_once = {"cycle_length": BATCHES_AT_ONCE, "num_parallel_calls": BATCHES_AT_ONCE}
             return steps.interleave(decode_batch, **at_once, deterministic=True).prefetch(1).with_options(options)
         options.experimental_optimization.inject_prefetch = False  # on by default
         return steps.flat_map(decode_batch).with_options(options)
-
-    def _elements(self, requests: Iterator[BatchRows], sent: deque[BatchRows]) -> Iterator[tuple[Any, Any, Any]]:
-        """Yield paths or records, classes and crops of each batch. Runs in a thread of the pipeline."""
-        records = RecordFiles(self.pictures.root, self._names, self._targets) if self.pictures.records else None
-        for batch in requests:
-            sent.append(batch)
-            crops = self.pictures.draw_crops(batch.rows, batch.epoch)
-            if crops is None:
-                crops = np.zeros((len(batch.rows), CROP_NUMBERS))
-            try:
-                files = (
-                    [self.pictures.path(self._names, row) for row in batch.rows.tolist()]
-                    if records is None
-                    else records.take(batch.rows)
-                )
-            except InputError as error:  # which the pipeline would wrap in an error of its own
-                self._damage = error
-                return
-            yield files, np.take(self._targets, batch.rows), crops.astype(np.float32)  # of records not the classes
-
-    def _decode(
-        self, file: tf.Tensor, label: tf.Tensor, crop: tf.Tensor, is_cropped: bool
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return pixels and class of one sample."""
-        if self.pictures.records:
-            features = tf.io.parse_single_example(file, RECORD_FEATURES)
-            encoded, label = (features[key.decode()] for key in KEYS)
-            label -= 1
-        else:
-            encoded = tf.io.read_file(file)
-        return decode_picture(encoded, self.pictures.side, crop if is_cropped else None), label
 
     def _find_damage(self, batches: Iterable[BatchRows]) -> str | None:
         """Return the line of an error for the first file that cannot be decoded: TensorFlow names none."""
@@ -147,27 +151,6 @@ class TfPictureReader:
             except tf.errors.OpError as error:
                 return f"{path} is not a complete JPEG file ({_first_line(error)}): repair or remove it"
         return None
-
-
-class RecordFiles:
-    """Records of TFRecord files, of which only those that are taken are read. `offsets` are where they begin."""
-
-    def __init__(self, root: str, names: NDArray[np.bytes_], offsets: NDArray[np.int64]) -> None:
-        self._root, self._names, self._offsets = root, names, offsets
-        self._path, self._reader = "", None
-
-    def take(self, rows: NDArray[np.int64]) -> list[bytes]:
-        """Return the records of these rows. Raises InputError, with the file, for a damaged record."""
-        taken: list[bytes] = []
-        for row in rows.tolist():
-            path = f"{self._root}/{self._names[row].decode()}"
-            try:
-                if path != self._path:
-                    self._path, self._reader = path, tf_record_random_reader(path)
-                taken.append(self._reader.read(self._offsets[row])[0])
-            except (tf.errors.OpError, IndexError) as error:
-                raise InputError(f"{path} has a damaged record ({_first_line(error)}): copy or make it again") from None
-        return taken
 
 
 def decode_picture(encoded: tf.Tensor, side: int, crop: tf.Tensor | None) -> tf.Tensor:

@@ -4,14 +4,14 @@ copies and profiles."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from scalebench.core.result import Profile
+from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import BACKWARD, OPTIMIZER, NotMeasured, Probes, Strategy
 from scalebench.strategies.tensorflow import batches, profiling
 from scalebench.strategies.tensorflow.batches import DevicePart, TfBatch
@@ -22,68 +22,6 @@ class DeviceResult(NamedTuple):
 
     loss_sum: tf.Tensor
     gradients: list[tf.Tensor]  # empty after a forward pass only
-
-
-PerDeviceFunction = Callable[[tuple[DevicePart, ...], tf.Tensor, bool], list[DeviceResult]]
-
-
-class PerDeviceStep:
-    """Compiled partial steps, traced when first called. All devices work at the same time, as in training."""
-
-    def __init__(self, compute: PerDeviceFunction, signature: Sequence[Any], input_devices: Sequence[str]) -> None:
-        """Wrap `compute`: (parts, samples of the global batch, backward pass too) -> the result of each device;
-        `signature` and `input_devices` are those of the step."""
-        self._compute, self._signature, self._input_devices = compute, signature, input_devices
-        self._functions: dict[str, Callable[..., Any]] = {}
-
-    def run(self, batch: TfBatch, until: str) -> None:
-        """Run the forward pass, or forward and backward pass."""
-
-        def partial_step(parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> list[Any]:
-            # The gradients are returned, since TensorFlow prunes operations whose results are unused.
-            return [tuple(result) for result in self._compute(parts, global_samples, until == BACKWARD)]
-
-        self._call(until, partial_step, batch)
-
-    def device_seconds(self, batch: TfBatch) -> list[float]:
-        """Return the seconds until each device has its gradients."""
-        seconds, *_ = self._call("local", self._time_devices, batch)
-        return [float(duration) for duration in seconds.numpy()]
-
-    def _call(self, key: str, function: Callable[..., Any], batch: TfBatch) -> Any:
-        if key not in self._functions:
-            self._functions[key] = tf.function(
-                function, input_signature=self._signature, jit_compile=False, autograph=False
-            )
-        return self._functions[key](batch.parts, batch.global_samples)
-
-    def _time_devices(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> Any:
-        start = _timestamp_after([])
-        inputs = []
-        with tf.control_dependencies([start]):
-            for device, part in zip(self._input_devices, parts, strict=True):
-                with tf.device(device):
-                    inputs.append(tf.nest.map_structure(tf.identity, part))  # one sample may have several tensors
-        results = self._compute(tuple(inputs), global_samples, True)
-        ends = [self._end_time(result, global_samples) for result in results]
-        with tf.device("/CPU:0"):
-            seconds = tf.stack([end for end, _ in ends]) - start
-        return seconds, [marker for _, marker in ends], [tuple(result) for result in results]
-
-    @staticmethod
-    def _end_time(result: DeviceResult, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Return (time when the device had finished, the marker that this time depends on).
-
-        A GPU's kernels are only queued when their operations return. So a marker is computed behind all of them in the
-        device's queue, and the time is taken when the marker has arrived on the host. The marker is returned, like the
-        gradients: TensorFlow prunes a result that is used only as a control dependency. `seed` prevents constant
-        folding.
-        """
-        with tf.device(result.loss_sum.device), tf.control_dependencies(result.gradients):
-            on_device = result.loss_sum + seed
-        with tf.device("/CPU:0"):
-            on_host = on_device * seed
-        return _timestamp_after([on_host]), on_host
 
 
 def _timestamp_after(tensors: list[tf.Tensor]) -> tf.Tensor:
@@ -118,6 +56,10 @@ class TensorFlowProbes(Strategy, Probes):
     _host: tuple[Any, list[batches.HostArrays]] | None = None  # a batch, and its parts in host memory
     _exchange: tuple[list[int], Exchange] | None = None  # for messages of these bytes
 
+    def __init__(self, spec: RunSpec, rank: int) -> None:
+        super().__init__(spec, rank)
+        self.partial_functions: dict[str, Callable[..., Any]] = {}  # traced when first called
+
     @abstractmethod
     def step_function(self) -> Callable[..., tf.Tensor]:
         """Return the compiled step, with or without gradient synchronization: (parts, global samples) -> loss sum."""
@@ -134,7 +76,8 @@ class TensorFlowProbes(Strategy, Probes):
     def compute_per_device(
         self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor, backward: bool
     ) -> list[DeviceResult]:
-        """Compute the loss, and with `backward` the gradients, on every device, without synchronization."""
+        """Compute the loss, and with `backward` the gradients, on every device at the same time, as in training, but
+        without synchronization."""
 
     def keep_batch(self, batch: Any) -> None:
         """Keep a batch of the training for the probes, unless it is smaller than before, as an epoch's last one is."""
@@ -145,10 +88,6 @@ class TensorFlowProbes(Strategy, Probes):
         """Return a batch of `feed` in the form that the step takes."""
         placed: TfBatch = batch
         return placed
-
-    @cached_property
-    def _per_device_step(self) -> PerDeviceStep:
-        return PerDeviceStep(self.compute_per_device, self.step_signature(), self.input_devices())
 
     def create_exchange(self, sizes: list[int]) -> Exchange:
         """Return the synchronization of a step with messages of these bytes."""
@@ -167,15 +106,52 @@ class TensorFlowProbes(Strategy, Probes):
         batch = self.to_step_batch(batch)
         if until == OPTIMIZER:
             self.step_function()(batch.parts, batch.global_samples)
-        else:
-            self._per_device_step.run(batch, until)
+            return
+
+        def run(parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> list[Any]:
+            # The gradients are returned, since TensorFlow prunes operations whose results are unused.
+            return [tuple(result) for result in self.compute_per_device(parts, global_samples, until == BACKWARD)]
+
+        self._run_compiled(until, run, batch)
 
     def local_step(self, batch: Any) -> list[float]:
+        """Return the seconds until each device has its gradients."""
         if len(self.devices) == 1:
             raise NotMeasured(
                 "there is one device in this process: its steps without the exchange measure how long it works"
             )
-        return self._per_device_step.device_seconds(self.to_step_batch(batch))
+        seconds, *_ = self._run_compiled("local", self._time_devices, self.to_step_batch(batch))
+        return [float(duration) for duration in seconds.numpy()]
+
+    def _run_compiled(self, key: str, function: Callable[..., Any], batch: TfBatch) -> Any:
+        if key not in self.partial_functions:
+            settings = {"input_signature": self.step_signature(), "jit_compile": False, "autograph": False}
+            self.partial_functions[key] = tf.function(function, **settings)
+        return self.partial_functions[key](batch.parts, batch.global_samples)
+
+    def _time_devices(self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor) -> Any:
+        """Compute the results of all devices; return the seconds until each had finished, and what they depend on.
+
+        A GPU's kernels are only queued when their operations return. So a marker is computed behind all of them in the
+        device's queue, and the time is taken when the marker has arrived on the host. The markers are returned, like
+        the gradients: TensorFlow prunes a result that is used only as a control dependency. The samples in them prevent
+        constant folding.
+        """
+        start, inputs = _timestamp_after([]), []
+        with tf.control_dependencies([start]):
+            for device, part in zip(self.input_devices(), parts, strict=True):
+                with tf.device(device):
+                    inputs.append(tf.nest.map_structure(tf.identity, part))  # one sample may have several tensors
+        results, ends, markers = self.compute_per_device(tuple(inputs), global_samples, True), [], []
+        for result in results:
+            with tf.device(result.loss_sum.device), tf.control_dependencies(result.gradients):
+                on_device = result.loss_sum + global_samples
+            with tf.device("/CPU:0"):
+                markers.append(on_device * global_samples)
+            ends.append(_timestamp_after(markers[-1:]))
+        with tf.device("/CPU:0"):
+            seconds = tf.stack(ends) - start
+        return seconds, markers, [tuple(result) for result in results]
 
     def copy_batch(self, batch: Any) -> None:
         if self.spec.device == "cpu":
@@ -187,9 +163,8 @@ class TensorFlowProbes(Strategy, Probes):
 
     def sync_operations(self) -> set[str]:
         """Return the names of the operations of a step that sum gradients over devices."""
-        return {
-            operation.name for operation in profiling.reduction_operations(self.step_function().get_concrete_function())
-        }
+        function = self.step_function().get_concrete_function()
+        return {operation.name for operation in profiling.reduction_operations(function)}
 
     def profile(self, steps: int, trace: Path | None) -> Profile:
         lines, step_s = profiling.profile_steps(self.train, self.last_batch, steps)

@@ -4,7 +4,6 @@ import itertools
 import threading
 import time
 from itertools import islice
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from keras.src import backend
 from keras.src.utils import python_utils
 
 from scalebench.measure.timed_loop import LoopPhase, TimedLoop, fixed_length_phase
-from scalebench.strategies.base import LossPart
-from scalebench.strategies.tensorflow.keras_fit import BatchPipeline, FitModel, StepReport
+from scalebench.strategies.tensorflow.keras_fit import BatchPipeline, FitModel
 from scalebench.workloads.source import Batch
 from tests.builders.runs import StepLosses
 from tests.strategies.builders import count_batches
@@ -48,7 +46,7 @@ def test_the_pipeline_yields_each_batch_once():
     for (_, _, weights), one in zip(found, batches, strict=True):
         np.testing.assert_allclose(weights, np.full(one.samples, 1 / one.global_samples))
     assert noted == batches
-    assert list(islice(pipeline.batch_sizes(), 4)) == [3, 4, 5, 6]
+    assert pipeline.sizes == [3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -89,18 +87,6 @@ def test_the_pipeline_reads_nothing_after_stop(ahead):
     assert not stopping.is_alive() and not reader.is_alive()
     time.sleep(0.2)  # in which it could draw more
     assert drawn == [0, 1, 2, 3]
-
-
-def test_fit_ends_when_the_loop_is_over():
-    parts = []
-    loop = SimpleNamespace(done=lambda part: parts.append(part) or len(parts) == 2)
-    model = SimpleNamespace(stop_training=False)
-    report = StepReport(model, loop, iter([5, 4]))
-    report({"loss_sum": 3.0})
-    assert not model.stop_training
-    report({"loss_sum": 4.0})
-    assert model.stop_training
-    assert parts == [LossPart(3.0, 5), LossPart(4.0, 4)]
 
 
 @pytest.mark.gpu

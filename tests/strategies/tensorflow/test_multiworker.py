@@ -18,8 +18,8 @@ from scalebench.runner.launchers import local
 from scalebench.runner.launchers.rank_environment import find_free_ports
 from scalebench.runner.parent import run_spec
 from scalebench.strategies.base import NotMeasured
-from scalebench.strategies.tensorflow import multiworker
-from scalebench.strategies.tensorflow.multiworker import WorkerGroup
+from scalebench.strategies.tensorflow import cluster
+from scalebench.strategies.tensorflow.cluster import WorkerGroup
 from scalebench.strategies.tensorflow.parameter_server import ParameterServer, RowReader
 from scalebench.testing.launch import UNEVEN_WORKLOAD
 from scalebench.workloads import datasets
@@ -36,22 +36,22 @@ def three(monkeypatch):
 
 
 def test_addresses_come_from_the_launcher(three, monkeypatch):
-    assert multiworker.rank_addresses() == three
+    assert cluster.rank_addresses() == three
     monkeypatch.delenv("SCALEBENCH_ADDRESSES")
     with pytest.raises(RuntimeError, match="SCALEBENCH_ADDRESSES is not set"):
-        multiworker.rank_addresses()
-    resolver = multiworker.cluster_resolver({"ps": three[:1], "worker": three[1:]}, "worker", 1, ["/GPU:0"])
+        cluster.rank_addresses()
+    resolver = cluster.cluster_resolver({"ps": three[:1], "worker": three[1:]}, "worker", 1, ["/GPU:0"])
     assert resolver.cluster_spec().as_dict() == {"ps": three[:1], "worker": three[1:]}
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 1, "grpc")
     assert resolver.num_accelerators() == {"GPU": 1}
-    assert multiworker.cluster_resolver({"worker": three}, "worker", 0, ["/CPU:0"]).num_accelerators() == {"GPU": 0}
+    assert cluster.cluster_resolver({"worker": three}, "worker", 0, ["/CPU:0"]).num_accelerators() == {"GPU": 0}
 
 
 def test_a_port_in_use_is_named(three):
     words = r"10\.0\.0\.1:5001 was taken by another program; run it again"
-    with pytest.raises(RuntimeError, match=words), multiworker.explain_port_conflict(1):
+    with pytest.raises(RuntimeError, match=words), cluster.explain_port_conflict(1):
         raise tf.errors.UnknownError(None, None, "Could not start gRPC server")
-    with pytest.raises(tf.errors.UnknownError), multiworker.explain_port_conflict(1):
+    with pytest.raises(tf.errors.UnknownError), cluster.explain_port_conflict(1):
         raise tf.errors.UnknownError(None, None, "something else")
     with pytest.raises(InputError, match=r"no strategy\.backend 'rign'; did you mean 'ring'"):
         WorkerGroup(simulated_spec(), 0, ["/CPU:0"], "rign")
@@ -189,4 +189,4 @@ def test_addresses_by_role(monkeypatch):
     for place, role in zip(spec.places, ("chief", "ps", "worker", "worker"), strict=True):
         place.role = role
     monkeypatch.setenv("SCALEBENCH_ADDRESSES", "a:1,b:2,c:3,d:4")
-    assert multiworker.addresses_by_job(spec) == {"chief": ["a:1"], "ps": ["b:2"], "worker": ["c:3", "d:4"]}
+    assert cluster.addresses_by_job(spec) == {"chief": ["a:1"], "ps": ["b:2"], "worker": ["c:3", "d:4"]}

@@ -194,8 +194,6 @@ def test_gpus_have_channels_first(monkeypatch):
     def refuse(*_):
         raise tf.errors.UnimplementedError(None, None, "no kernel")
 
-    devices.disable_layout_optimizer()
-    assert tf.config.optimizer.get_experimental_options()["layout_optimizer"] is False
     monkeypatch.setattr(devices, "_channels_first_gradient", refuse)
     devices.check_channels_first(GPU, "float16")
     with pytest.raises(Unsupported, match="no kernels for float16"):

@@ -45,7 +45,7 @@ def test_a_partial_step_runs_only_its_part(strategy, source, name):
         assert calls["Conv2D"] + calls["FusedConv2D"] == CONVOLUTIONS * STRATEGIES[name]
         assert calls["Conv2DBackpropFilter"] == CONVOLUTIONS * STRATEGIES[name] * back
         assert calls["CollectiveReduceV2"] == calls["AddN"] == calls["AssignSubVariableOp"] == 0
-    counts = [function.experimental_get_tracing_count() for function in one._per_device_step._functions.values()]
+    counts = [function.experimental_get_tracing_count() for function in one.partial_functions.values()]
     assert counts == [1, 1]
     for now, then in zip(replica_weights(one), before, strict=True):
         np.testing.assert_array_equal(now, then)
@@ -87,7 +87,7 @@ def test_a_slow_device_is_detected(strategy, monkeypatch, name):
             ]
             batch = batches.TfBatch(tuple(parts), 450, tf.constant(450.0))
         else:
-            vars(one).pop("_per_device_step", None)
+            one.partial_functions.clear()
             monkeypatch.setattr(one, "_slice", lambda full, spans=spans: [full[of] for of in spans])
             batch = batches.place_batch(Batch(inputs, targets, 450), one.input_devices())
         one.local_step(batch)
@@ -102,7 +102,7 @@ def test_the_time_of_a_device_depends_on_all_of_its_gradients_only(strategy, sou
     """And the whole of that device's work on the time of the start."""
     one = made(strategy, name)
     one.local_step(next(iter(one.feed(source()))))
-    operations = one._per_device_step._functions["local"].get_concrete_function().graph.get_operations()
+    operations = one.partial_functions["local"].get_concrete_function().graph.get_operations()
     start, *ends = [operation for operation in operations if operation.type == "Timestamp"]
     work = [{op for op in before(end) if op.type == "Conv2DBackpropFilter"} for end in ends]
     assert [{op.device.rpartition("/device:")[2] for op in of_device} for of_device in work] == [{"CPU:0"}, {"CPU:1"}]

@@ -1,5 +1,4 @@
-"""tf.distribute.MultiWorkerMirroredStrategy, with one process and one copy of the weights per device, and TensorFlow's
-cluster of processes."""
+"""TensorFlow's cluster of processes: their addresses, and the group of workers of MultiWorkerMirroredStrategy."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ from scalebench.core.errors import InputError, unknown_name_message
 from scalebench.core.process import RANK_ADDRESSES
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import check_group
-from scalebench.strategies.tensorflow.mirrored import Replicated
 
 IMPLEMENTATIONS = {"auto": "AUTO", "ring": "RING", "nccl": "NCCL"}
 
@@ -66,10 +64,23 @@ class WorkerGroup:
 
     def __init__(self, spec: RunSpec, rank: int, devices: list[str], backend: str, bytes_per_pack: int = 0) -> None:
         """Join the group, as every process of the run must, before any other use of `devices`."""
+        from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
+        from tensorflow.python.eager import context
+
         if backend not in IMPLEMENTATIONS:
             raise InputError(unknown_name_message("strategy.backend", backend, IMPLEMENTATIONS))
         addresses = rank_addresses()
-        _set_group_timeout(spec.group_timeout_s, len(addresses))
+        # TensorFlow's default of 10 s would declare a worker dead that a debugger or SIGSTOP has stopped; the launcher
+        # detects those that are really dead. CommunicationOptions has a timeout too, but that starts a thread for every
+        # collective.
+        limit_ms = int(spec.group_timeout_s * 1000)
+        context.context().configure_coordination_service(
+            service_type="standalone",
+            service_leader="/job:worker/replica:0/task:0",
+            cluster_register_timeout_in_ms=limit_ms,
+            heartbeat_timeout_in_ms=limit_ms,
+            coordinated_jobs=[CoordinatedJob(name="worker", num_tasks=len(addresses))],
+        )
         experimental = tf.distribute.experimental
         options = experimental.CommunicationOptions(
             bytes_per_pack=bytes_per_pack,
@@ -79,7 +90,7 @@ class WorkerGroup:
         with explain_port_conflict(rank):
             self.strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
         check_group(spec, rank, "TensorFlow", (resolver.task_id, self.strategy.num_replicas_in_sync))
-        self._rank, self._device = rank, devices[0]
+        self._device = devices[0]
 
         def sum_on_replica(values: tf.Tensor) -> tf.Tensor:
             # The identity places the tensor on a device, without which the all-reduce has no destination.
@@ -89,54 +100,8 @@ class WorkerGroup:
         signature = [tf.TensorSpec((None,), tf.float64)]
         self._sum = tf.function(lambda values: self.strategy.run(sum_on_replica, (values,)), input_signature=signature)
 
-    def broadcast(self, value: float) -> float:
-        """Return rank 0's value on every rank."""
-        return self.sum([value if self._rank == 0 else 0.0])[0]
-
     def sum(self, values: list[float]) -> list[float]:
         """Return the sums over the workers, all of which must call this."""
         with tf.device(self._device):
             totals = self._sum(tf.constant(values, tf.float64))
         return [float(total) for total in totals.numpy()]
-
-
-def _set_group_timeout(limit_s: float, workers: int) -> None:
-    """Set the timeout of the group's heartbeats and of its start.
-
-    TensorFlow's default of 10 s would declare a worker dead that is stopped by a debugger or SIGSTOP; workers that are
-    really dead are detected by the launcher. CommunicationOptions has a timeout too, but that starts a thread for every
-    collective.
-    """
-    from tensorflow.compiler.xla.tsl.protobuf.coordination_config_pb2 import CoordinatedJob
-    from tensorflow.python.eager import context
-
-    limit_ms = int(limit_s * 1000)
-    context.context().configure_coordination_service(
-        service_type="standalone",
-        service_leader="/job:worker/replica:0/task:0",
-        cluster_register_timeout_in_ms=limit_ms,
-        heartbeat_timeout_in_ms=limit_ms,
-        coordinated_jobs=[CoordinatedJob(name="worker", num_tasks=workers)],
-    )
-
-
-class MultiWorker(Replicated):
-    """MultiWorkerMirroredStrategy; `strategy.backend` chooses what synchronizes the gradients: auto, ring or nccl."""
-
-    workers: WorkerGroup
-
-    def join(self) -> None:
-        backend = self.spec.config.strategy.backend or "auto"
-        self.workers = WorkerGroup(self.spec, self.place.rank, self.devices, backend, self.options.bytes_per_pack)
-        self.strategy = self.workers.strategy
-
-    def forward(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Run the model on this process's replica with its own moving statistics: to read their mean is a collective,
-        and workers may have different numbers of validation batches."""
-        return self.strategy.run(super().forward, (inputs,))
-
-    def broadcast(self, value: float) -> float:
-        return self.workers.broadcast(value)
-
-    def sum_over_group(self, values: list[float]) -> list[float]:
-        return self.workers.sum(values)
