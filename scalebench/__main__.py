@@ -157,11 +157,11 @@ def run_command(name: str, arguments: list[str]) -> int:
 
 def explain_unknown_command(name: str, arguments: list[str]) -> str:
     """Return a line with what to write instead of a word that is no command."""
-    from scalebench.config.aliases import COMMAND_HINTS
+    from scalebench.config.aliases import read_names
     from scalebench.core.errors import nearest_names, unknown_name_message
 
-    if name in COMMAND_HINTS:
-        return f"no command '{name}'; {COMMAND_HINTS[name].format(name=name)}"
+    if (hint := read_names("commands").get(name)) is not None:
+        return f"no command '{name}'; {hint.format(name=name)}"
     if not nearest_names(name, COMMANDS):
         from scalebench.config.error_messages import explain_bare_word
 

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -22,6 +22,12 @@ from scalebench.core.spec import Config
 VALUE_TYPES = {"integer": "a whole number", "float": "a number", "bool": "true or false", "boolean": "true or false"}
 UNITS = {"_s": " of seconds", "_minutes": " of minutes", "_bytes": " of bytes"}  # by the end of a key
 FILE_SUFFIXES = {".py", ".yaml", ".npz", ".npy", ".csv", ".pt"}
+# Hints for names of files and folders, which are values of other keys, by group; {name} stands for the name.
+FILE_HINTS = {
+    "model": "a network of your own is model={name}:FUNCTION",
+    "dataset": "the path of a data set is a key: dataset=NAME dataset.path={name}",
+    "hardware": "write --config-dir FOLDER hardware=NAME for FOLDER/hardware/NAME.yaml",
+}
 MAX_LISTED_NAMES = 12  # of a group, in an error; `scalebench list` shows more
 SEARCH_PACKAGE = "scalebench-search"
 SEARCH_PACKAGE_FILES = {("sweep", "lr_search"), ("hydra/sweeper", "search")}
@@ -29,6 +35,35 @@ GLOBAL_HEADER = "# @package _global_"
 SEARCH_HINT = "add --multirun hydra/sweeper=search, which looks for the best value"
 SWEPT = "hydra.sweeper.params."
 EXPECTED_ERRORS = (InputError, HydraException, OmegaConfBaseException, MarkedYAMLError)
+
+
+MANY_VALUES = "names several values: add --multirun for a sweep over them"
+# What Hydra, OmegaConf and our reader of records say, and the line for it, of the match and the arguments; the first
+# that matches counts.
+RULES: tuple[tuple[str, Callable[[re.Match[str], list[str]], str]], ...] = (
+    (r"Could not (?:override|delete from config\.|find) '([^']+)'", lambda m, words: explain_unknown_key(m[1], words)),
+    (
+        r"already at '([^']+)'|(\S+) appears more than once in the final defaults list",
+        lambda m, _: f"{m[1] or m[2]} exists already; leave out the + before it",
+    ),
+    (r"^(\S+) has an unknown field '([^']+)'$", lambda m, words: explain_unknown_key(f"{m[1]}.{m[2]}", words)),
+    (r"^Key '[^']*' (?:is )?not in.*full_key: (\S+)", lambda m, words: explain_unknown_key(m[1], words)),
+    (
+        r"Interpolation key '([^']+)' not found.*full_key: (\S+)",
+        lambda m, words: f"{m[2]}: {explain_unknown_key(m[1], words)}",
+    ),
+    (
+        r"Missing mandatory value.*full_key: (\S+)",
+        lambda m, _: f"{m[1]} has no value; choose {m[1].partition('.')[0]}=NAME",
+    ),
+    (r"INTERVAL_SWEEP", lambda *_: f"an interval is for a search, not for a sweep: {SEARCH_HINT}"),
+    (
+        r"Sweep parameters '([^=]+)=(.*interval\(.*)' requires --multirun",
+        lambda m, _: f"{m[1]}={m[2]} names several values: {SEARCH_HINT}",
+    ),
+    (r"Sweep parameters '([^=]+)=(.*)' requires --multirun", lambda m, _: f"{m[1]}={m[2]} {MANY_VALUES}"),
+    (r"Ambiguous value for argument '([^']+)'", lambda m, _: f"{m[1]} {MANY_VALUES}, or quote the value"),
+)
 
 
 def explain_error(error: BaseException, arguments: list[str]) -> str:
@@ -72,30 +107,11 @@ def _explain_error(error: BaseException, arguments: list[str]) -> str:
         reason = "" if "Exception:" in _first_line(error) else f": {_first_line(error)}"  # of its parser's internals
         return f"cannot read the override '{error.override}'{reason}{way_out}"
     text = str(error)
-    unknown = re.search(r"Could not (?:override|delete from config\.|find) '([^']+)'", text)
-    if unknown:
-        return explain_unknown_key(unknown[1], arguments)
-    if added := re.search(r"already at '([^']+)'|(\S+) appears more than once in the final defaults list", text):
-        return f"{added[1] or added[2]} exists already; leave out the + before it"
-    if added := re.match(r"(\S+) has an unknown field '([^']+)'$", text):
-        return explain_unknown_key(f"{added[1]}.{added[2]}", arguments)
+    for pattern, explain in RULES:
+        if match := re.search(pattern, text, re.DOTALL):
+            return explain(match, arguments)
     full_key = re.search(r"full_key: (\S+)", text)
-    if full_key and re.match(r"Key '[^']*' (is )?not in", text):
-        return explain_unknown_key(full_key[1], arguments)
-    if full_key and (wanted := re.search(r"Interpolation key '([^']+)' not found", text)):
-        return f"{full_key[1]}: {explain_unknown_key(wanted[1], arguments)}"
-    if full_key and "Missing mandatory value" in text:
-        return f"{full_key[1]} has no value; choose {full_key[1].partition('.')[0]}=NAME"
-    if "INTERVAL_SWEEP" in text:
-        return f"an interval is for a search, not for a sweep: {SEARCH_HINT}"
-    if several := re.search(r"Sweep parameters '([^=]+)=(.*)' requires --multirun", text, re.DOTALL):
-        way_out = SEARCH_HINT if "interval(" in several[2] else "add --multirun for a sweep over them"
-        return f"{several[1]}={several[2]} names several values: {way_out}"
-    ambiguous = re.search(r"Ambiguous value for argument '([^']+)'", text)
-    if ambiguous:
-        return f"{ambiguous[1]} names several values: add --multirun for a sweep over them, or quote the value"
-    merging = re.search(r"Error merging override (.*)", text)
-    if merging:
+    if merging := re.search(r"Error merging override (.*)", text):
         return _explain_value(merging[1], _first_line(error.__cause__ or error))
     return f"{full_key[1]}: {_first_line(error)}" if full_key else _first_line(error)
 
@@ -132,7 +148,7 @@ def explain_unknown_key(key: str, arguments: list[str]) -> str:
         return f"{key} cannot be removed, since it is not there; leave out ~{key}"
     if key in keys:
         return f"{key} cannot be removed; set it instead: {key}=VALUE"
-    if hint := aliases.KEY_HINTS.get(_last_part(key)):
+    if hint := aliases.read_names("key_hints").get(_last_part(key)):
         return f"no key '{key}'; {hint}"
     if (meant := find_meant_key(key, arguments)) is not None:
         return f"no key '{key}'; did you mean '{meant}'?"
@@ -150,14 +166,14 @@ def find_meant_key(name: str, arguments: list[str]) -> str | None:
     inside = [key for key in keys if key.startswith(f"{group}.")] if "." in name else []
     if inside and group == "script":
         return _nearest_key(last, inside) or f"script.args.{name.rpartition('.')[2]}"
-    if last in aliases.KEY_ALIASES:
-        return aliases.KEY_ALIASES[last]
+    if (key := aliases.read_names("keys").get(last)) is not None:
+        return key
     if (nearest := _nearest_key(last, inside)) is not None:
         return nearest
     same = [key for key in keys if _last_part(key) == last and key != name]
     if same:
         return min(same, key=aliases.rank_key)
-    for strategy in _find_choice("strategy", arguments).split(","):
+    for strategy in _find_strategies(arguments):
         if last in config_files.strategy_option_defaults(strategy.strip("'\" \n")):
             return f"strategy.options.{last}"
     return None if inside else _nearest_key(last, keys)
@@ -197,7 +213,7 @@ def explain_switch(message: str, arguments: Sequence[str], switches: Sequence[st
         return f"{message}; --hydra-help lists the switches"
     name, _, value = switch.partition("=")
     word = aliases.normalize_name(name)
-    if (hint := aliases.KEY_HINTS.get(word)) is not None:
+    if (hint := aliases.read_names("key_hints").get(word)) is not None:
         return f"no option '{name}'; {hint}"
     if len(word) > 1 and (near := nearest_name(name, switches)) is not None:
         return f"no option '{name}'; did you mean '{near}'?"
@@ -258,9 +274,9 @@ def _explain_missing_file(error: MissingConfigException) -> str:
 
 def explain_unknown_choice(group: str, name: str, names: Sequence[str]) -> str:
     """Return a line such as `no strategy 'mirorred'; did you mean 'mirrored'?`, or where the names are listed."""
-    hint = aliases.CHOICE_HINTS.get(group, {}).get(aliases.normalize_name(name))
+    hint = aliases.read_names(group).get(aliases.normalize_name(name))
     if "/" in name or Path(name).suffix in FILE_SUFFIXES:
-        hint = aliases.FILE_HINTS.get(group)
+        hint = FILE_HINTS.get(group)
     if hint is not None and name not in names:
         return f"no {group} '{name}'; {hint.format(name=name)}"
     for folder in (".", "conf"):  # where `scalebench new` writes, and where people put files of their own
@@ -280,26 +296,12 @@ def _sweeper_keys() -> list[str]:
     return sorted(f"hydra.sweeper.{key}" for key in keys)
 
 
-def _find_choice(group: str, arguments: list[str]) -> str:
-    """Return what the command line chose for a group, else what its sweep or our default chooses."""
-    for argument in reversed(arguments):
-        if argument.startswith(f"{group}="):
-            return argument.partition("=")[2]
-    if swept := _find_swept_values(group, arguments):
-        return swept
-    for entry in OmegaConf.load(config_files.conf_dir() / "config.yaml").defaults:
-        if OmegaConf.is_dict(entry) and group in entry:
-            return str(entry[group])
-    return ""
-
-
-def _find_swept_values(group: str, arguments: list[str]) -> str:
-    """Return the values that the chosen sweep YAML has for a group, if it has any."""
-    sweeps = [argument.partition("=")[2] for argument in arguments if argument.startswith("sweep=")]
-    path = config_files.list_options("sweep").get(sweeps[-1]) if sweeps else None
-    if path is None:
-        return ""
-    return str(OmegaConf.select(OmegaConf.load(path), f"hydra.sweeper.params.{group}") or "")
+def _find_strategies(arguments: list[str]) -> list[str]:
+    """Return the strategies that the command line chooses, else those of its sweep, else ours by default."""
+    chosen = {group: value for group, _, value in (argument.partition("=") for argument in arguments)}
+    path = config_files.list_options("sweep").get(chosen.get("sweep", ""))
+    swept = None if path is None else OmegaConf.select(OmegaConf.load(path), "hydra.sweeper.params.strategy")
+    return str(chosen.get("strategy") or swept or "ddp").split(",")
 
 
 def list_config_keys(kind: type, prefix: str = "") -> Iterator[str]:

@@ -15,7 +15,7 @@ import pytest
 
 from scalebench import __main__ as program
 from scalebench.cli.hydra_app import read_arguments
-from scalebench.config.aliases import KEY_ALIASES
+from scalebench.config.aliases import read_names
 from scalebench.config.compose import compose_config
 from scalebench.config.error_messages import list_config_keys
 from scalebench.core.spec import Config
@@ -95,8 +95,8 @@ def test_spellings_that_can_mean_only_one_thing_are_accepted():
 
 def test_every_name_of_other_programs_leads_to_a_key_of_ours():
     keys = {*list_config_keys(Config), "model", "dataset", "strategy", "hardware", "hydra.run.dir"}
-    assert set(KEY_ALIASES.values()) <= keys
-    assert not {key for key in keys if "." not in key} & KEY_ALIASES.keys(), "no alias hides a key"
+    assert set(read_names("keys").values()) <= keys
+    assert not {key for key in keys if "." not in key} & read_names("keys").keys(), "no alias hides a key"
 
 
 def write_golden():
