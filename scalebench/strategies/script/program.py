@@ -7,13 +7,15 @@ over the program stands still in its own step until the next loop comes, or unti
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -21,6 +23,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.process import RANK_ADDRESSES
 from scalebench.core.result import Profile, ScriptRecord
 from scalebench.core.spec import RunSpec
+from scalebench.strategies import base
 from scalebench.strategies.base import Loop, LossPart, NotMeasured, Probes, Strategy, WrongGroup
 from scalebench.strategies.rank_channel import Late, RankChannel
 from scalebench.strategies.script import arguments, listeners
@@ -69,10 +72,8 @@ class Script(Strategy, Probes):
         self.steps = 0
         self._channel: RankChannel | None = None
         self._limit_s = script.first_step_s  # of the next broadcast
-        # The hand-over between the session's thread and the program's.
-        self._changed = threading.Condition()
-        self._job: Loop | None = None  # for the program's thread
-        self._answer: bool | BaseException | None = None  # for the session's
+        self._loops: SimpleQueue[Loop] = SimpleQueue()  # from the session's thread to the program's
+        self._answers: SimpleQueue[BaseException | None] = SimpleQueue()  # back: the loop is over, or what has failed
         self._ended: BaseException | None = None
         self._loop: Loop | None = None  # that counts the steps now
         self._batches: Iterator[Any] = iter(())
@@ -87,20 +88,19 @@ class Script(Strategy, Probes):
             port = int(os.environ[RANK_ADDRESSES].rpartition(":")[2])
             self._channel = RankChannel(self.place.rank, self.spec.processes, port)
             os.register_at_fork(after_in_child=self._channel.close)
-        self._hand_over(None)
+        self._wait_for_answer()
         self._check_group()
 
     def feed(self, source: Source) -> Iterable[int]:
         """Yield numbers that stand for the batches that the program draws."""
-        number = 0
-        while True:
-            number += 1
-            yield number
+        return itertools.count(1)
 
     def train(self, loop: Loop) -> None:
         if self._ended is not None:
             raise self.not_measured(ENDED)
-        self._hand_over(loop)
+        self._loops.put(loop)
+        with suppress(ProgramEnded):  # the session decides whether that was enough
+            self._wait_for_answer()
 
     def explain_early_end(self, steps: int) -> Exception:
         return self._ended if isinstance(self._ended, Exception) else super().explain_early_end(steps)
@@ -108,26 +108,23 @@ class Script(Strategy, Probes):
     def step(self, batch: Any) -> LossPart | None:
         raise NotImplementedError("the program steps by itself")
 
-    def _hand_over(self, loop: Loop | None) -> None:
-        """Have the program's steps counted by this loop, and wait until it is over; None: wait for the first step."""
+    def _wait_for_answer(self) -> None:
+        """Wait until the program's steps have ended the loop, or at first for its first step; raise what has failed."""
         started_s, seen = time.monotonic(), (-1, -1)
-        with self._changed:
-            if loop is not None:  # at first the program may have been faster, and have answered already
-                self._job, self._answer = loop, None
-                self._changed.notify_all()
-            while self._answer is None and self._ended is None:
-                self._changed.wait(LOOK_INTERVAL_S)
-                now = self.steps, self.hooks.draws
-                if now[0] == seen[0] and (now != seen or not self.steps):
-                    self.sign_of_life()  # it evaluates, or loads what it needs
-                seen = now
-                if not self.steps and time.monotonic() - started_s > self.spec.config.script.first_step_s:
-                    raise InputError(self._explain_no_step())
-            answer = self._answer if self._answer is not None else self._ended
-        if isinstance(answer, ProgramEnded) and loop is not None:
-            return  # the session decides whether that was enough
-        if isinstance(answer, BaseException):
-            raise answer
+        while True:
+            try:
+                failure = self._answers.get(timeout=LOOK_INTERVAL_S)
+                break
+            except Empty:
+                pass
+            now = self.steps, self.hooks.draws
+            if now[0] == seen[0] and (now != seen or not self.steps):
+                self.sign_of_life()  # it evaluates, or loads what it needs
+            seen = now
+            if not self.steps and time.monotonic() - started_s > self.spec.config.script.first_step_s:
+                raise InputError(self._explain_no_step())
+        if failure is not None:
+            raise failure
 
     def _explain_no_step(self) -> str:
         limit_s, drawn = self.spec.config.script.first_step_s, self.hooks.all_batches
@@ -221,9 +218,8 @@ class Script(Strategy, Probes):
             failure = ProgramEnded(
                 f"{self.name} ended by itself after {self.steps} steps, and measuring needs more: {more}"
             )
-        with self._changed:
-            self._ended = failure
-            self._changed.notify_all()
+        self._ended = failure
+        self._answers.put(failure)
 
     def _prepare_horovod(self, package: ModuleType) -> None:
         from scalebench.strategies.horovod.group import prepare_program
@@ -248,7 +244,7 @@ class Script(Strategy, Probes):
         hooks.data_s = 0.0
         hooks.pauses.clear()
         if self._loop is None:  # the very first step, whose beginning nobody saw
-            return self._stand_still(True)
+            return self._stand_still()
         try:
             is_over = self._loop.done(part)
             if not is_over:
@@ -256,17 +252,13 @@ class Script(Strategy, Probes):
         except BaseException as error:
             traceback.print_exc()
             return self._stand_still(error)
-        return self._stand_still(True)
+        return self._stand_still()
 
-    def _stand_still(self, answer: bool | BaseException) -> None:
-        """Tell the session that its loop is over, and wait for the next one."""
+    def _stand_still(self, failure: BaseException | None = None) -> None:
+        """Tell the session that its loop is over, or what has failed, and wait for the next one."""
         self._loop, self.hooks.replays = None, False
-        with self._changed:
-            self._job, self._answer = None, answer
-            self._changed.notify_all()
-            while self._job is None:
-                self._changed.wait()
-            self._loop = self._job
+        self._answers.put(failure)
+        self._loop = self._loops.get()
         self._batches, self._has_first = iter(self._loop), False
         try:
             self._advance()
@@ -304,11 +296,8 @@ class Script(Strategy, Probes):
     def message_sizes(self) -> list[int]:
         return self.hooks.bucket_bytes()
 
-    def partial_step(self, batch: Any, until: str) -> None:
-        raise self.not_measured("takes its steps as a whole")
-
-    def copy_batch(self, batch: Any) -> None:
-        raise self.not_measured("copies its batches by itself")
+    partial_step = base.never_measured("takes its steps as a whole")
+    copy_batch = base.never_measured("copies its batches by itself")
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
         if not self.hooks.wrappers():

@@ -34,7 +34,7 @@ class Hooks:
         self.script = script
         self.torch: Any = None
         self.calls: dict[int, int] = {}  # of each optimizer's outermost step, by its id, in order of appearance
-        self.optimizers: list[weakref.ref[Any]] = []
+        self.optimizers: dict[int, weakref.ref[Any]] = {}  # by the same keys
         self.leader: int | None = None
         self.wrapped: list[weakref.ref[Any]] = []  # DistributedDataParallel
         self.samples = self.batches = self.tokens = 0  # since the last step; tokens in all
@@ -64,7 +64,14 @@ class Hooks:
         torch.save = self.wrap_pause(torch.save, SAVING)
         torch.nn.Module.eval = self.wrap_pause(torch.nn.Module.eval, EVALUATION, lambda module: module.training)
         ddp = torch.nn.parallel.DistributedDataParallel
-        ddp.__init__ = self._wrap_init(ddp.__init__)
+        init = ddp.__init__
+
+        @wraps(init)
+        def init_and_note(wrapper: Any, /, *args: Any, **kwargs: Any) -> None:
+            init(wrapper, *args, **kwargs)
+            self.wrapped.append(weakref.ref(wrapper))
+
+        ddp.__init__ = init_and_note
         torch.multiprocessing.spawn = self._refuse_spawn
 
     def install_stateful_loader(self, module: Any) -> None:
@@ -103,7 +110,7 @@ class Hooks:
             each._handles.clear()
         if key not in self.calls:
             self.calls[key] = 0
-            self.optimizers.append(weakref.ref(optimizer))
+            self.optimizers[key] = weakref.ref(optimizer)
         self.calls[key] += 1
         if self.leader is None:
             self.leader = key
@@ -155,13 +162,15 @@ class Hooks:
 
     def leading_optimizer(self) -> Any:
         """Return the optimizer whose steps are the steps; None where it is gone, or there is none."""
-        keys = list(self.calls)
-        return self.optimizers[keys.index(self.leader)]() if self.leader is not None else None
+        return self.optimizers[self.leader]() if self.leader is not None else None
+
+    def _living_optimizers(self) -> list[Any]:
+        return [optimizer for each in self.optimizers.values() if (optimizer := each()) is not None]
 
     def parameters(self) -> list[Any]:
         """Return the parameters of all optimizers, each once."""
         seen: dict[int, Any] = {}
-        for optimizer in filter(None, (each() for each in self.optimizers)):
+        for optimizer in self._living_optimizers():
             if hasattr(optimizer, "param_groups"):
                 seen |= {id(p): p for group in optimizer.param_groups for p in group["params"]}
             elif hasattr(optimizer, "module"):  # an engine of DeepSpeed
@@ -225,21 +234,13 @@ class Hooks:
         return pause
 
     # Gradient synchronization.
-    def _wrap_init(self, init: Callable[..., None]) -> Callable[..., None]:
-        @wraps(init)
-        def wrapped_init(wrapper: Any, /, *args: Any, **kwargs: Any) -> None:
-            init(wrapper, *args, **kwargs)
-            self.wrapped.append(weakref.ref(wrapper))
-
-        return wrapped_init
-
     def wrappers(self) -> list[Any]:
         """Return the DistributedDataParallel modules that are alive."""
         return [module for each in self.wrapped if (module := each()) is not None]
 
     def horovods(self) -> list[Any]:
         """Return the optimizers of Horovod that are alive."""
-        return [each for ref in self.optimizers if hasattr(each := ref(), "_allreduce_delay")]
+        return [each for each in self._living_optimizers() if hasattr(each, "_allreduce_delay")]
 
     def set_gradient_sync(self, on: bool) -> bool:
         """Switch synchronization off or on where that is possible; return whether it is."""
@@ -289,10 +290,9 @@ class Hooks:
     def shards(self) -> str | None:
         """Return what exchanges parts of the weights within a step, so that it cannot be left out; None: nothing."""
         names = {type(parameter.data).__name__ for parameter in self.parameters()}
-        modules = {type(each).__name__ for ref in self.optimizers if (each := ref()) is not None}
         if "DTensor" in names:
             return "FSDP2 or tensor parallelism"
-        return "DeepSpeed" if any("DeepSpeed" in name for name in modules) else None
+        return "DeepSpeed" if any("DeepSpeed" in type(each).__name__ for each in self._living_optimizers()) else None
 
     def _refuse_spawn(self, *args: Any, **kwargs: Any) -> None:
         name = self.script.name

@@ -16,7 +16,7 @@ def test_a_program_may_be_at_its_first_step_before_the_session_waits_for_it(tmp_
     (end_step,) = listeners
     users = threading.Thread(target=end_step, args=(8,), daemon=True)
     users.start()
-    wait_until(lambda: script._answer)
+    wait_until(lambda: not script._answers.empty())
     session = threading.Thread(target=script.setup, daemon=True)
     session.start()
     session.join(20.0)
@@ -29,8 +29,6 @@ def test_a_program_may_be_at_its_first_step_before_the_session_waits_for_it(tmp_
     users.start()
     session.join(20.0)
     assert not session.is_alive()
-    with script._changed:  # let go of the program, which stands still at its last step
-        script._job = BatchReplay(0, 1)
-        script._changed.notify_all()
+    script._loops.put(BatchReplay(0, 1))  # let go of the program, which stands still at its last step
     users.join(20.0)
     assert not users.is_alive() and script.steps == 2
