@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
+from scalebench.core import config_fingerprint
 from scalebench.core.config_files import strategy_option_defaults
-from scalebench.core.config_fingerprint import PROGRAM_KEYS, normalize_options, normalize_train_options
+from scalebench.core.config_fingerprint import PROGRAM_KEYS
 from scalebench.core.machine.machine import classify_machine
 from scalebench.core.result import Result, Scale, start_time
 from scalebench.core.spec import Config
@@ -58,18 +59,7 @@ NETWORK_KEYS = (*SAMPLE_KEYS[:4], "model.torch", "model.keras", "model.code_dige
 
 def select_config(spec: Mapping[str, Any], purpose: str) -> dict[str, Any]:
     """Return what a recorded config trains, and on what, without the keys that LEFT_OUT has for this purpose."""
-    left_out = LEFT_OUT[purpose]
-
-    def prune(tree: Mapping[str, Any], above: str) -> dict[str, Any]:
-        return {name: prune(value, f"{above}{name}.") if isinstance(value, dict) else value
-                for name, value in tree.items() if f"{above}{name}" not in left_out}  # fmt: skip
-
-    tree = prune(spec, "")
-    if (tree.get("script") or {}).get("path") is None:
-        tree.pop("script", None)
-    if "train" in tree:
-        tree["train"] = normalize_train_options(tree["train"])
-    return tree
+    return config_fingerprint.drop_keys(spec, LEFT_OUT[purpose])
 
 
 def _encode_shared(spec: Mapping[str, Any], keys: Sequence[str], *more: Any) -> str:
@@ -130,7 +120,8 @@ def identify(result: Result, local_batch: bool = False) -> RunIdentity:
     if result.quality.max_batch is not None:  # a search for the largest batch measures few steps
         parts.append("max_batch")
     name, options = spec.get("strategy", {}).get("name"), spec.get("strategy", {}).get("options")
-    text, strategy = (_ENCODER.encode(key).decode() for key in (parts, [name, options and normalize_options(options)]))
+    options = options and config_fingerprint.drop_keys(options, config_fingerprint.LEFT_OUT, "strategy.options.")
+    text, strategy = (_ENCODER.encode(key).decode() for key in (parts, [name, options]))
     variables = tuple(sorted((name, str(value)) for name, value in (hardware.get("environment") or {}).items()))
     return RunIdentity(
         result.run_id, result.fingerprint, result.status, scale, start_time(result),

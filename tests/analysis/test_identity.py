@@ -87,11 +87,11 @@ def with_options(gpus, name, baseline="simulated", **options):
     return made
 
 
-def test_records_without_an_option_are_compared_with_its_default():
+def test_the_self_baseline_has_the_same_options_but_for_who_can_reach_it():
     """Other options have another self, and the same bare baseline."""
     plain, bare = with_options(1, "ddp", bucket_cap_mb=25.0), with_options(1, "simulated")
     both = Found(plain, bare)
-    assert both.own(with_options(2, "ddp", bucket_cap_mb=25.0, overlap=True)) == plain.run_id
+    assert both.own(with_options(2, "ddp", bucket_cap_mb=25.0, open_port=True)) == plain.run_id
     for other in ({"bucket_cap_mb": 25.0, "overlap": False}, {"bucket_cap_mb": 1.0}):
         run = with_options(2, "ddp", **other)
         assert both.own(run) is None and both.bare(run) == bare.run_id
