@@ -38,6 +38,11 @@ MAX_RANKS_READ = 8  # of a running job
 SLOW_STEP_S = 1.0  # from here on the length of a step is shown
 MIN_SHOWN_LEFT_S = 1.0
 IF_SLOW = f", longer where steps are slow, which is {estimates.UNKNOWN} of this machine"
+FLAG_NOTES = {  # in a plan
+    "oversubscribed": "oversubscribed",
+    "hidden_gpus": "on the CPU: CUDA_VISIBLE_DEVICES hides the GPUs",
+    "one_hot_targets": "loss mse, since the targets are floats; targets.argmax(1) gives cross_entropy",
+}
 CELL_INTERVAL_S = 0.5  # between two lines of progress in a notebook, which keeps up with no more
 REFRESHES_PER_S = 4  # of the progress line; rich's 12.5 cost as much CPU time as everything else in the parent
 PLAIN_WIDTH = 80  # characters of a line in a file or a pipe, unless COLUMNS says another number
@@ -112,7 +117,6 @@ class Console:
         `are_runs`: false for a command that shows what is there."""
         self.shows_tables, self._are_runs, self._is_notebook = shows_tables, are_runs, False
         self._rich: Any = None
-        self._slow_heads: set[str] = set()  # runs whose slow steps were reported
         self._queue_status: Any = None  # the progress line of jobs, while there is one
 
     @property
@@ -164,36 +168,47 @@ class Console:
     def show_progress(
         self, spec: RunSpec, number: int, planned: int, time_left: Callable[[], str] = lambda: ""
     ) -> Iterator[Callable[[list[RankProgress]], None]]:
-        """Show the progress line of one run; the yielded function updates it from the progress of the ranks.
+        """Show the progress line of one run; the yielded function updates it from the progress of the ranks. Where a
+        line cannot be replaced, it says once that steps are slow.
 
         `time_left` formats how long the run's sweep will take from now on."""
         head = f"[{number}/{planned}] {spec.label}{format_repeat(spec)}"
-        if spec.config.debug or not self.is_live:
-            self.print_line(f"{head} ...{_parenthesize(time_left())}")
-            yield lambda ranks: None if spec.config.debug else self._print_slow_steps(spec, head, ranks)
+        if not spec.config.debug and self.is_live:
+            with self._show_status(head) as update:
+                yield lambda ranks: update(f"{head}  {describe_progress(ranks, spec)}{_parenthesize(time_left())}")
             return
-        with self._show_status(head) as update:
-            yield lambda ranks: update(f"{head}  {describe_progress(ranks, spec)}{_parenthesize(time_left())}")
+        self.print_line(f"{head} ...{_parenthesize(time_left())}")
+        slow: list[str] = []
 
-    def _print_slow_steps(self, spec: RunSpec, head: str, ranks: list[RankProgress]) -> None:
-        """Print one line for a run whose steps are slow, where there is no progress line."""
-        parts = _describe_pace(ranks, spec)
-        if len(parts) > 1 and head not in self._slow_heads:
-            self._slow_heads.add(head)
-            self.print_line(f"{head}: {', '.join(parts)}")
+        def print_slow_steps(ranks: list[RankProgress]) -> None:
+            parts = [] if slow or spec.config.debug else _describe_pace(ranks, spec)
+            if len(parts) > 1:
+                slow.extend(parts)
+                self.print_line(f"{head}: {', '.join(parts)}")
+
+        yield print_slow_steps
 
     @contextlib.contextmanager
     def show_cohort(
         self, number: int, runs: int, planned: int, time_left: Callable[[], str] = lambda: ""
     ) -> Iterator[Callable[[CohortProgress], None]]:
-        """Show the progress line of `runs` runs that take turns; the yielded function updates it."""
+        """Show the progress line of `runs` runs that take turns; the yielded function updates it. Where a line cannot
+        be replaced, a second one follows the last round."""
         head = f"[{number}-{number + runs - 1}/{planned}] {runs} runs in turns"
-        if not self.is_live:
-            self.print_line(f"{head} ...{_parenthesize(time_left())}")
-            yield lambda progress: None
+        if self.is_live:
+            with self._show_status(head) as update:
+                yield lambda progress: update(f"{head}  {describe_cohort(progress)}{_parenthesize(time_left())}")
             return
-        with self._show_status(head) as update:
-            yield lambda progress: update(f"{head}  {describe_cohort(progress)}{_parenthesize(time_left())}")
+        self.print_line(f"{head} ...{_parenthesize(time_left())}")
+        is_over = False
+
+        def print_figures(progress: CohortProgress) -> None:
+            nonlocal is_over
+            if progress.round and progress.seconds_left is None and not is_over:
+                is_over = True
+                self.print_line(f"{head}: {progress.round} rounds{describe_leader(progress)}")
+
+        yield print_figures
 
     @contextlib.contextmanager
     def show_pause(self, seconds: float) -> Iterator[None]:
@@ -300,39 +315,36 @@ class Console:
     def print_plan(self, runs: Sequence[SweepRun], settings: Sequence[Sequence[str]] = ()) -> None:
         """Print the runs of a dry run, and how long all that are to be done may take. `settings` tell each from the
         others."""
-        low_s = high_s = pause_s = 0.0
+        total_s, pause_s, is_known = (0.0, 0.0), 0.0, True
         estimate = estimates.TimeEstimate(read_pace())
-        is_warm, is_known = False, True
+        starting = [run for run in runs if run.starts]
         for number, (run, own) in enumerate(zip(runs, settings or [()] * len(runs), strict=True), 1):
-            spec = run.spec
-            note = " ".join([format_repeat(spec), *own])
-            note += " (baseline, added)" if run.added else ""
-            note += " [oversubscribed]" if "oversubscribed" in spec.flags else ""
-            note += " [on the CPU: CUDA_VISIBLE_DEVICES hides the GPUs]" if "hidden_gpus" in spec.flags else ""
-            if "one_hot_targets" in spec.flags:
-                note += " [loss mse, since the targets are floats; targets.argmax(1) gives cross_entropy]"
+            spec, config = run.spec, run.spec.config
+            note = " ".join([format_repeat(spec), *own]) + " (baseline, added)" * run.added
+            note += "".join(f" [{text}]" for flag, text in FLAG_NOTES.items() if flag in spec.flags)
+            head = f"[{number}/{len(runs)}] {spec.label}{note}"
             if not run.starts:
-                self.print_line(f"[{number}/{len(runs)}] {spec.label}{note}: {run.explain_no_start()}")
+                self.print_line(f"{head}: {run.explain_no_start()}")
                 continue
-            low, high = estimate.range_s(spec)
-            low_s, high_s = low_s + low, high_s + high
-            pause_s, is_warm = pause_s + is_warm * spec.config.measure.cool_down_s, True
+            least_s, most_s = estimate.range_s(spec)
+            total_s = (total_s[0] + least_s, total_s[1] + most_s)
+            pause_s += config.measure.cool_down_s * (run is not starting[0])
             batch = f"batch {spec.batch_per_device} per device, {spec.global_batch} global"
-            if spec.config.measure.search == "max_batch":
+            if config.measure.search == "max_batch":
                 batch = f"the largest batch that fits, from {spec.batch_per_device} per device on"
-            if spec.config.script.path is not None:
-                batch = "its own batch" if not spec.global_batch else batch
+            if config.script.path is not None and not spec.global_batch:
+                batch = "its own batch"
             pace = estimate.pace(spec)
-            is_known = is_known and (pace is not None or spec.config.strategy.framework == "none")
-            slow = ""
+            is_known = is_known and (pace is not None or config.strategy.framework == "none")
             if pace is not None and pace.step_s >= SLOW_STEP_S:
-                slow = f"a step takes {_format_step_s(pace.step_s)} s, "
-            time = estimates.format_range(low, high)
-            self.print_line(f"[{number}/{len(runs)}] {spec.label}{note}: {batch}, {slow}{time}")
+                batch += f", a step takes {_format_step_s(pace.step_s)} s"
+            self.print_line(f"{head}: {batch}, {estimates.format_range(least_s, most_s)}")
         count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
         pauses = f", {pause_s:.0f} s of them cooling down" if pause_s else ""
-        total = f", about {estimates.format_range(low_s + pause_s, high_s + pause_s)}{pauses}" if is_warm else ""
-        self.print_line(f"{count}{total}{'' if is_known else IF_SLOW}; nothing was started")
+        time = (
+            f", about {estimates.format_range(total_s[0] + pause_s, total_s[1] + pause_s)}{pauses}" if starting else ""
+        )
+        self.print_line(f"{count}{time}{'' if is_known else IF_SLOW}; nothing was started")
 
     def print_open_ports(self, specs: Sequence[RunSpec]) -> None:
         """Warn of runs that listen on all interfaces, which their flag says in the record."""
@@ -443,12 +455,15 @@ def describe_cohort(progress: CohortProgress) -> str:
     if not progress.round or progress.seconds_left is None:
         warm = "" if progress.round else f"{progress.warm} of {progress.runs} are warm, "
         return f"{warm}{progress.label}: {describe_progress(progress.ranks)}"
-    parts = [f"round {progress.round}"]
-    if progress.leader is not None and progress.ratio is not None:
-        ratio = progress.ratio
-        parts.append(f"{progress.leader} leads: {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]")
-    left = [f"at most {progress.seconds_left:.0f} s left"] if progress.seconds_left >= MIN_SHOWN_LEFT_S else []
-    return ", ".join([*parts, *left])
+    left = f", at most {progress.seconds_left:.0f} s left" if progress.seconds_left >= MIN_SHOWN_LEFT_S else ""
+    return f"round {progress.round}{describe_leader(progress)}{left}"
+
+
+def describe_leader(progress: CohortProgress) -> str:
+    """Return `, ddp_gloo gpus=2 leads: 1.43 [1.40, 1.46]`, once there are ratios."""
+    if progress.leader is None or (ratio := progress.ratio) is None:
+        return ""
+    return f", {progress.leader} leads: {ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
 def describe_queue_counts(queue: QueueState) -> str:

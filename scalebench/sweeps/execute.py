@@ -26,13 +26,10 @@ class RunningSweep:
         folder: Path,
         arguments: Sequence[str],
         max_minutes: float | None,
-        report: bool = True,
-        export: str = "none",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`arguments` are those of the command line; `report` asks for a report at the end, `export` names a
-        tracker that gets the runs then."""
-        self.folder, self.report, self.export = folder, report, export
+        """`arguments` are those of the command line."""
+        self.folder = folder
         self._clock, self._started_s = clock, clock()
         self._planned_took_s: float | None = None  # once all planned runs are over
         self._limit_s = math.inf if max_minutes is None else 60 * max_minutes

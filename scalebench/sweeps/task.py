@@ -40,7 +40,6 @@ from scalebench.workloads import datasets
 
 # The imports of what measures and reports take longer than a dry run: each is in the function that needs it.
 if TYPE_CHECKING:
-    from scalebench.analysis.load import Survey
     from scalebench.runner.parent import UnwrittenResult
 
 FOREIGN_LAUNCHER = "a sweep of scalebench needs its own launcher: leave out hydra/launcher"
@@ -67,6 +66,7 @@ class SweepSession:
         """`config` is what the `loader` has composed of the `arguments` of the command line."""
         self.arguments = list(arguments)
         self.config, self._loader = OmegaConf.create() if config is None else config, loader
+        self._is_resumed, self._is_strict = bool(self.config.get("resume")), bool(self.config.get("strict"))
         self.console = Console(shows_tables)
         self.folder: Path | None = None  # of the sweep, or of a single run
         self.done: list[Result] = []
@@ -77,20 +77,11 @@ class SweepSession:
         self._swept_keys: set[str] = set()  # those in which planned runs differ, but for strategy, devices and repeat
         self.sweep: RunningSweep | None = None  # from begin_sweep to end_sweep
         self.at_end: list[Callable[[], None]] = []  # called below the table of the sweep
-        self._refusal: str | None = None  # why a single run was not started
         self._refused_status = 0  # exit status of runs that left no result
         self._lock: FolderLock | None = None  # on the folder of the sweep, or of a single run
 
     def __call__(self, config: DictConfig) -> NoReturn:
         raise InputError(FOREIGN_LAUNCHER)  # only another launcher calls it
-
-    @property
-    def _is_resumed(self) -> bool:
-        return bool(self.config.get("resume", False))
-
-    @property
-    def _is_strict(self) -> bool:
-        return bool(self.config.get("strict", False))
 
     def run_single(self, spec: RunSpec) -> None:
         """Do a single run, or show its plan. Raise InputError where it is refused."""
@@ -110,8 +101,6 @@ class SweepSession:
         self.folder = run.folder
         self._configure_job_log(run.folder)
         self._run_alone(run)
-        if self._refusal is not None:
-            raise InputError(self._refusal)
         if self.done and self.console.shows_tables:
             try:
                 self.console.print_table([self.folder])
@@ -165,7 +154,8 @@ class SweepSession:
         self.folder = sweep_dir
         folders.check_folders(planned, sweep_dir, self._is_resumed)
         prepare_datasets([run.spec for run in planned if run.earlier is None], self.console)
-        sweep = self.begin_sweep(planned, sweep_dir, settings.max_minutes, settings.report, settings.export)
+        sweep = self.begin_sweep(planned, sweep_dir)
+        self._configure_job_log(sweep_dir.absolute())
         if is_whole:  # another sweeper has written it
             OmegaConf.save(self.config, sweep_dir / MULTIRUN_FILE)
         self._run_all(planned, jobs, sweep, unused)
@@ -235,7 +225,7 @@ class SweepSession:
         return [run for run, _ in results]
 
     def _run_alone(self, run: SweepRun) -> None:
-        """Do one run by itself. It raises no error of the user or of the file system: other runs may follow."""
+        """Do one run by itself. Raise InputError where a single run is refused; a sweep continues with its others."""
         from scalebench.runner.parent import UnwrittenResult
 
         try:
@@ -245,7 +235,11 @@ class SweepSession:
             else:
                 self._end(run, self._measure(run))
         except InputError as error:
-            self._refuse(str(error))
+            if self.sweep is None:
+                self._launched = False
+                raise
+            self._refused_status = 1
+            self.console.print_error(str(error))
         except UnwrittenResult as error:
             self._print_unwritten(error)
         except KeyboardInterrupt:
@@ -254,7 +248,8 @@ class SweepSession:
         except OSError as error:  # before it was started
             if self.sweep is not None:  # the next one would fail as well
                 raise
-            self._refuse(f"{run.folder} cannot be written: {error.strerror or error}")
+            self._launched = False
+            raise InputError(f"{run.folder} cannot be written: {error.strerror or error}") from None
 
     def _measure(self, run: SweepRun) -> Result:
         from scalebench.runner.parent import run_spec
@@ -309,14 +304,6 @@ class SweepSession:
             self.config.hydra.runtime.output_dir = str(folder)
         configure_log(self.config.hydra.job_logging, self.config.hydra.verbose)
 
-    def _refuse(self, line: str) -> None:
-        """End a call of a single run that was not started; a sweep continues without the run that was refused."""
-        if self.sweep is None and not self.done:
-            self._refusal, self._launched = line, False
-        else:
-            self._refused_status = 1
-            self.console.print_error(line)
-
     def _count_planned(self) -> int:
         """Return the number of runs, also of a sweep that has planned its baselines once more."""
         recorded = 0 if self.sweep is None else len(self.sweep.record.runs)
@@ -360,13 +347,12 @@ class SweepSession:
         """Print what would be run in the folder of a sweep (`several`), or in that of a single run, and take the exit
         status that it would have; `jobs` have their runs in units."""
         self._refused_status = compute_exit_status([run.expect_status() for run in planned], self._is_strict)
-        on_cluster = [run for run in planned if cluster_runs.is_for_cluster(run.spec)]
-        local = [run for run in planned if not (several and cluster_runs.is_for_cluster(run.spec))]
-        if local:
+        on_cluster = [run for run in planned if several and cluster_runs.is_for_cluster(run.spec)]
+        if local := [run for run in planned if run not in on_cluster]:
             keys = find_swept_keys(planned)
             self.console.print_plan(local, [name_settings(run.overrides, keys) for run in local])
         runs_of_jobs = [[run for unit in job for run in unit] for job in jobs]
-        if jobs or (several and on_cluster):
+        if jobs or on_cluster:
             job_plan.print_jobs(self.console, runs_of_jobs, [run for run in on_cluster if not run.starts])
         if jobs:
             job_plan.print_remote_note(self.console, [run.spec for runs in runs_of_jobs for run in runs])
@@ -379,100 +365,83 @@ class SweepSession:
                 if process.cancelled.wait(seconds):
                     raise KeyboardInterrupt
 
-    def begin_sweep(
-        self,
-        planned: Sequence[SweepRun],
-        folder: Path,
-        max_minutes: float | None,
-        report: bool,
-        export: str = "none",
-    ) -> RunningSweep:
+    def begin_sweep(self, planned: Sequence[SweepRun], folder: Path) -> RunningSweep:
         """Begin a sweep, or the next batch of a search. Raise InputError while another program uses this folder."""
         if self.sweep is None:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(folder)
             self._planned = 0
-            self.sweep = RunningSweep(folder, self.arguments, max_minutes, report, export)
-            self.sweep.record.question = planned[0].spec.config.sweep.question if planned else None
+            self.sweep = RunningSweep(folder, self.arguments, self.config.sweep.max_minutes)
+            self.sweep.record.question = self.config.sweep.question
         self._planned += len(planned)
         self._swept_keys |= find_swept_keys(planned)
         self.console.print_open_ports([run.spec for run in planned])
         return self.sweep
 
     def finish(self) -> int:
-        """Complete the sweep, if there is one, after its last run. Return the program's exit status."""
-        if self.sweep is None:
-            return self.exit_status()
-        folder = self.sweep.folder
-        try:
-            self.sweep.mark(ended=True)
-            self.end_sweep()
-        except Exception as error:
-            is_expected = isinstance(error, (InputError, OSError, MemoryError, ImportError))
-            reason = process.describe_error(error) if is_expected else repr(error)
-            self.console.print_error(f"{folder}: no report: {reason}")
-            return 1
-        return min(1, self.exit_status())  # 2 means that nothing was started
+        """Complete the sweep, if there is one, after its last run. Return the program's exit status: 2 where nothing
+        was started, else that of its runs (`compute_exit_status`)."""
+        sweep = self.sweep
+        if sweep is not None:
+            try:
+                sweep.mark(ended=True)
+                self._end_sweep()
+            except Exception as error:
+                is_expected = isinstance(error, (InputError, OSError, MemoryError, ImportError))
+                reason = process.describe_error(error) if is_expected else repr(error)
+                self.console.print_error(f"{sweep.folder}: no report: {reason}")
+                return 1
+        return self._refused_status or compute_exit_status([run.status for run in self.done], self._is_strict)
 
     def stop(self) -> None:
         """Report the finished runs of a sweep that was cancelled, or that cannot go on."""
         if self.sweep is not None:
             with contextlib.suppress(OSError):  # a full disk: the table can still be printed
                 self.sweep.mark(stopped=True)
-            self.end_sweep()
+            self._end_sweep()
 
     def has_started(self) -> bool:
         """Return whether a run was started, or one that a scheduler has done is over."""
         return self._launched or bool(self.done)
 
-    def end_sweep(self) -> None:
+    def _end_sweep(self) -> None:
         """Print the sweep's table and the runs that were left out, write its files and its report. Raise InputError
         where there is nothing to report, OSError where the files cannot be written."""
         from scalebench.report.tables import write_tables
 
         sweep, self.sweep = self.sweep, None
         assert sweep is not None
-        record = sweep.record
+        folder, record, settings = sweep.folder, sweep.record, self.config.sweep
         if len(record.left_out) == len(record.runs):
             raise InputError(f"not one run fits into sweep.max_minutes={record.max_minutes:g}")
         if self.console.shows_tables:
             self.console.print_line("")
-        survey = self.console.print_table([sweep.folder])
-        write_tables(sweep.folder, survey)
+        survey = self.console.print_table([folder])
+        write_tables(folder, survey)
         self.console.print_left_out(record)
         try:
-            if sweep.report:
-                self._write_report(sweep.folder, survey)
-            if sweep.export != "none":
-                self._export(sweep)
+            if settings.report:
+                from scalebench.report.html import page
+                from scalebench.report.report_data import make_report_data
+
+                with self.console.show_activity("the report"):
+                    path = page.write(make_report_data([folder], survey), folder / "report.html")
+                self.console.print_line(f"report: {path}")
+            if settings.export != "none":
+                from scalebench.report import trackers
+
+                with self.console.show_activity(f"the export to {settings.export}"):
+                    lines = trackers.export(settings.export, [folder])
+                self.console.print_line(f"exported: {', '.join(lines)}")
         finally:
             for call in self.at_end:
                 call()
-
-    def _write_report(self, folder: Path, survey: Survey) -> None:
-        from scalebench.report.html import page
-        from scalebench.report.report_data import make_report_data
-
-        with self.console.show_activity("the report"):
-            path = page.write(make_report_data([folder], survey), folder / "report.html")
-        self.console.print_line(f"report: {path}")
-
-    def _export(self, sweep: RunningSweep) -> None:
-        from scalebench.report import trackers
-
-        with self.console.show_activity(f"the export to {sweep.export}"):
-            lines = trackers.export(sweep.export, [sweep.folder])
-        self.console.print_line(f"exported: {', '.join(lines)}")
 
     def release(self) -> None:
         """Let other programs use the folder again."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
-
-    def exit_status(self) -> int:
-        """Return 2 where nothing was started, else the status of the runs (`compute_exit_status`)."""
-        return self._refused_status or compute_exit_status([run.status for run in self.done], self._is_strict)
 
 
 def prepare_datasets(specs: Sequence[RunSpec], console: Console) -> None:
@@ -490,15 +459,11 @@ def prepare_datasets(specs: Sequence[RunSpec], console: Console) -> None:
         with console.show_activity(f"data set {d.path or d.name} ({d.size:,} samples)"):
             folder = datasets.prepare(spec.config)
         if d.path is not None:
-            _check_user_data(spec, folder)
+            from scalebench.workloads.datasets import cache
 
-
-def _check_user_data(spec: RunSpec, folder: Path) -> None:
-    from scalebench.workloads.datasets import cache
-
-    samples = datasets.count_train_samples(spec.config.dataset, len(cache.open_arrays(folder)[0]))
-    if samples < spec.global_batch:
-        raise InputError(
-            f"dataset.path={spec.config.dataset.path} gives {samples} training samples, fewer than one global "
-            f"batch of {spec.global_batch}: lower train.batch_per_device or gpus"
-        )
+            count = datasets.count_train_samples(d, len(cache.open_arrays(folder)[0]))
+            if count < spec.global_batch:
+                raise InputError(
+                    f"dataset.path={d.path} gives {count} training samples, fewer than one global batch of "
+                    f"{spec.global_batch}: lower train.batch_per_device or gpus"
+                )

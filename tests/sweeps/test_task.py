@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from scalebench.analysis import read_runs
 from scalebench.config import compose
@@ -49,21 +50,15 @@ def session_with(status, report=False):
     folder.mkdir(parents=True)
     result = record(status=status)
     write_result(result, folder)
-    session = SweepSession([])
+    settings = {"max_minutes": None, "report": report, "export": "none", "question": "gpus"}
+    session = SweepSession([], OmegaConf.create({"sweep": settings}))
     session.done.append(result)
     job = SweepRun([], simulated_spec())
-    sweep = session.begin_sweep([job], Path("s"), None, report)
+    sweep = session.begin_sweep([job], Path("s"))
     sweep.add([job])
     sweep.do([job], [job], iter(()), lambda unit: unit)
     session.release()
     return session
-
-
-def test_a_sweep_records_its_question(tmp_path):
-    spec = simulated_spec()
-    spec.config.sweep.question = "gpus"
-    sweep = SweepSession([]).begin_sweep([SweepRun([], spec)], tmp_path / "s", None, False)
-    assert sweep.record.question == "gpus"
 
 
 def test_the_end_of_a_sweep_is_its_table_and_its_report(capsys, monkeypatch):
@@ -77,7 +72,7 @@ def test_the_end_of_a_sweep_is_its_table_and_its_report(capsys, monkeypatch):
     files = {"report.html", "results.csv", "results.parquet", "sweep.json"}
     assert {path.name for path in Path("s").iterdir()} == {"0", *files}
     sweep = read_sweep(Path("s"))
-    assert sweep.ended
+    assert sweep.ended and sweep.question == "gpus"
     assert len(loads) == 1
 
 

@@ -60,8 +60,7 @@ class TrialRunner:
         self._refuse_shared_folder(space, first)
         folder.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(self._config, folder / "multirun.yaml")
-        limits = self._config.sweep
-        self._session.begin_sweep([], folder, limits.max_minutes, limits.report)  # locks the folder
+        self._session.begin_sweep([], folder)  # locks the folder
         begun = study(journal=folder / JOURNAL)
         self._session.at_end.append(
             lambda: summary.print_summary(begun, folder, self._session.arguments, self._console)
