@@ -209,6 +209,7 @@ def name_runs(rows: Sequence[Row]) -> dict[str, str]:
             for column in columns:
                 value = row[column]
                 if value not in (None, "") and (column, value) != ("status", "ok"):
+                    value = value + 1 if column == "repeat" else value  # people count from one, as progress does
                     text = f"{value:.4g}" if isinstance(value, float) else str(value)
                     parts.append(text if column in KEY_VALUE_COLUMNS else f"{column.replace('_', ' ')} {text}")
             name = ", ".join(parts)

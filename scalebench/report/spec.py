@@ -109,7 +109,7 @@ class Listing:
     remark: Callable[[ReportData, doc.Cells], str] | None = None
     limits: bool = False  # those of throughput: the caption says what they are taken over
     id: str = "table"
-    name_heads: tuple[str, str, str] = ("strategy", "gpus", "remarks")  # of the columns that are no figures
+    name_heads: tuple[str, str, str] = ("strategy", doc.DEVICES, "remarks")  # of the columns that are no figures
 
     def __call__(self, group: doc.CurveGroup, report_data: ReportData) -> Iterator[doc.Table]:
         name, gpus, remarks = self.name_heads

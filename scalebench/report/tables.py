@@ -184,7 +184,7 @@ def make_configuration_table(frame: pd.DataFrame, baseline_name: str | None = No
     heading, varying = split_shared_columns(frame)
     labels, figures, notes = [*varying, "strategy"], make_figure_columns(frame, varying, baseline_name), Footnotes()
     # Status and remarks come before most figures, so that they are visible before the table is scrolled.
-    first = {name: figures.pop(name) for name in ("gpus", THROUGHPUT_HEAD)}
+    first = {name: figures.pop(name) for name in (doc.DEVICES, THROUGHPUT_HEAD)}
     items, rows = drop_common_settings(plain_rows(frame.sort_values(SORT_COLUMNS))), []
     for row in items:
         cells = [doc.make_cell(format_setting(row[name])) for name in labels] + [make(row) for make in first.values()]
@@ -198,7 +198,7 @@ def make_configuration_table(frame: pd.DataFrame, baseline_name: str | None = No
 
 def make_figure_columns(frame: pd.DataFrame, varying: list[str], baseline_name: str | None) -> dict[str, CellMaker]:
     """Return the columns that hold figures, as far as any row has one, by their heads."""
-    columns = {"gpus": "gpus"}
+    columns = {doc.DEVICES: "gpus"}
     columns |= {name: name for name in ("nodes", "repeats") if name in frame and (frame[name] > 1).any()}
     columns |= {THROUGHPUT_HEAD: doc.THROUGHPUT, "overhead at 1": "overhead_share"}
     kinds = {"bare": "bare", "self": "self", **({"given": f"over {baseline_name}"} if baseline_name else {})}

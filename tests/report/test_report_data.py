@@ -27,9 +27,9 @@ def test_names_of_runs_are_unique(tmp_path):
     write_results(tmp_path, [again, copied, run("ddp_gloo", 4, status="failed", run_id="f", reason="r")])
     names = name_detailed_runs(tmp_path)
     assert len(set(names.values())) == len(names) == 8
-    assert names["ddp_gloo-2-0"] == "ddp_gloo on 2 devices, repeat 0"
-    assert names["bare_torch-1-1"] == "bare_torch on 1 device, repeat 1"
-    assert names["again"] == "ddp_gloo on 2 devices, repeat 1 #2" and names["f"] == "ddp_gloo on 4 devices"
+    assert names["ddp_gloo-2-0"] == "ddp_gloo on 2 devices, repeat 1"
+    assert names["bare_torch-1-1"] == "bare_torch on 1 device, repeat 2"
+    assert names["again"] == "ddp_gloo on 2 devices, repeat 2 #2" and names["f"] == "ddp_gloo on 4 devices"
     write_results(tmp_path / "s", [run("ddp_gloo", 2), run("ddp_gloo", 4, run_id="s", **strong_scaling(40, 4))])
     strong, weak = "ddp_gloo on 4 devices, scaling strong", "ddp_gloo on 2 devices, scaling weak"
     assert name_detailed_runs(tmp_path / "s") == {"ddp_gloo-2-0": weak, "s": strong}

@@ -116,12 +116,18 @@ def lift_main_charts(sections: Sequence[doc.Section]) -> list[doc.Section]:
     lifted = [chart for start in MAIN_CHARTS for chart in [each for each in charts if each.id.startswith(start)][:1]]
     moved = []
     for section in sections:
-        blocks: list[doc.Block] = [block for block in section.blocks if block not in lifted]
+        left = [block for block in section.blocks if block not in lifted]
+        blocks = [block for block, after in zip(left, [*left[1:], None], strict=True)
+                  if section is answer or not (_is_heading(block) and (after is None or _is_heading(after)))]  # fmt: skip
         if section is answer:
             place = blocks.index(verdict) + 1
             blocks[place:place] = lifted
         moved += [replace(section, blocks=blocks)] if blocks else []
     return moved
+
+
+def _is_heading(block: doc.Block) -> bool:
+    return isinstance(block, doc.Paragraph) and block.kind == "heading"
 
 
 def dump_json(data: Any) -> Markup:

@@ -159,7 +159,7 @@ def make_bandwidth_table(frame: pd.DataFrame) -> doc.Table:
             arrow = "<->" if "both_ways" in row["kind"] else "->"
             ranks = f"{row['source']} {arrow} {row['target']}" if row["source"] != row["target"] else str(row["source"])
         rows.append(({}, {
-            "strategy": line, "gpus": row["gpus"], "transfer": row["kind"], "ranks": ranks,
+            "strategy": line, doc.DEVICES: row["gpus"], "transfer": row["kind"], "ranks": ranks,
             "size": (row["size_bytes"], units.format_binary_bytes),
             "time": (row["time_s"], units.format_seconds),
             "GB/s (95 %)": "" if rate is None or is_latency else units.format_limits(rate, lambda x: f"{x / GIGA:.3g}"),

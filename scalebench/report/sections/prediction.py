@@ -151,7 +151,7 @@ def _describe_reach(prediction: CurvePrediction, share: float, most: int) -> str
         if count is None:
             return "at no number of devices"
         end = ", all of a node" if count == prediction.max_devices else " or more" if count >= most else ""
-        return f"up to {count:,}{end}"
+        return f"up to {units.format_count(count, 'device')}{end}"
 
     doubling = ""
     if reach.poor_doubling is not None:

@@ -104,8 +104,19 @@ def test_the_three_main_charts_stand_below_the_verdict_and_what_was_varied_above
     names = ["scaling-throughput", "scaling-efficiency-bare", "attribution"]
     assert [name.rpartition("-1-")[0] for name in charts] == names
     before, after = ([b for section in each for b in section.blocks] for each in (sections, lifted))
-    assert len(after) == len(before) and not any(getattr(block, "id", "") in charts for block in after[6:])
+    assert not any(getattr(block, "id", "") in charts for block in after[6:])
+    assert len(after) == len(before)
     assert [section.id for section in sections if not section.folded] == ["answer"]
+
+
+def test_a_heading_whose_charts_were_moved_goes(tmp_path):
+    sweeps.sweep(tmp_path)
+    answer, scaling = make_sections(load_report_data([tmp_path]), ["answer", "scaling"])
+    chart = next(block for block in scaling.blocks if isinstance(block, Chart))
+    headings = [Paragraph(text, "heading") for text in ("Scaling", "More devices")]
+    blocks = [headings[0], chart, headings[1], Paragraph("8 devices: 4.00 times one")]
+    _, lifted = lift_main_charts([answer, dataclasses.replace(scaling, blocks=blocks)])
+    assert lifted.blocks == blocks[2:]
 
 
 def test_charts_of_several_groups_stay_with_their_names(tmp_path):

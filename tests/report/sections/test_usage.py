@@ -17,7 +17,7 @@ from tests.report.section_blocks import build_blocks, get_block
 def test_without_a_monitor_the_memory_of_ranks_is_left(tmp_path):
     runs = [sweeps.run("ddp_gloo", n, monitor=MonitorRecord()) for n in (1, 2)]
     section = build_blocks(usage.usage_groups, tmp_path / "1", runs)
-    assert [block.columns for block in section] == [["strategy", "gpus", "memory of a rank"]]
+    assert [block.columns for block in section] == [["strategy", "devices", "memory of a rank"]]
     for rank in (rank for result in runs for rank in result.ranks):
         rank.rss_peak_bytes = None
     for name, results in (("2", runs), ("3", [sweeps.failed_run()])):

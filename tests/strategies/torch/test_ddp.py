@@ -1,10 +1,12 @@
 """DistributedDataParallel: parts of a step without communication, synchronization after the backward pass, and hooks
 that send as many bytes as they state; groups behind the meshes of FSDP; and activations that are not kept."""
 
+import importlib
 from collections import Counter
 from datetime import timedelta
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,6 +15,8 @@ from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from scalebench.cli.commands import new
+from scalebench.strategies import registry
 from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, Unsupported
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.checkpointing import checkpoint_user_module
@@ -42,6 +46,21 @@ def gloo_events(action):
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         action()
     return {event.name for event in profiler.events() if event.name.startswith("gloo:")}
+
+
+def test_the_strategy_of_a_new_plugin_steps_and_sends_what_it_states(strategy, tmp_path, monkeypatch):
+    """The template of `scalebench new strategy` in one process: what it inherits must be there."""
+    (text,) = [text for path, text in new.render("mine").items() if path.name == "strategy.py"]
+    (tmp_path / "strategy_of_a_new_plugin.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("strategy_of_a_new_plugin")
+    monkeypatch.setattr(registry, "load_strategy", lambda name: module.Mine)
+    adapter = strategy("ddp_gloo", strategy__options={"message_mb": 0.1})
+    assert gloo_events(lambda: adapter.step(BATCH)) == {"gloo:all_reduce"}
+    sizes = adapter.message_sizes()
+    assert len(sizes) > 1 and sum(sizes) == 4 * sum(map(np.size, adapter.parameters().values()))
+    assert gloo_events(lambda: adapter.run_isolated_sync(sizes)) == {"gloo:all_reduce"}
+    assert adapter.backend_used() == "gloo"
 
 
 def test_parts_of_a_step_where_nothing_is_wrapped(strategy, monkeypatch):
