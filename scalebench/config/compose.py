@@ -328,6 +328,8 @@ class Loader(ConfigLoaderImpl):
         lines = expand_script(overrides)  # also those of a sweep's file, and of any sweeper
         switches = run_mode, from_shell, validate_sweep_overrides
         parsed = [_parse(line) for line in lines]
+        if any(override.key_or_group == "hydra.searchpath" for override in parsed):  # files that may change
+            return super().load_configuration(config_name, lines, *switches)
         plain = self._select_plain_values(parsed)
         others = tuple(line for line, override in zip(lines, parsed, strict=True) if override not in plain)
         composed: DictConfig = pickle.loads(self._compose_once(config_name, others, *switches))
