@@ -118,7 +118,7 @@ def lift_main_charts(sections: Sequence[doc.Section]) -> list[doc.Section]:
     for section in sections:
         left = [block for block in section.blocks if block not in lifted]
         blocks = [block for block, after in zip(left, [*left[1:], None], strict=True)
-                  if section is answer or not (_is_heading(block) and (after is None or _is_heading(after)))]  # fmt: skip
+                  if not _is_heading(block) or (after is not None and not _is_heading(after))]  # fmt: skip
         if section is answer:
             place = blocks.index(verdict) + 1
             blocks[place:place] = lifted
