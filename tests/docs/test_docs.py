@@ -67,7 +67,7 @@ def test_a_page_says_whom_it_is_for_and_what_people_write_is_short():
     words = {str(page.relative_to(ROOT)): len(read(page).split()) for page in pages}
     # Pages for people who have GPUs come on top of what everybody reads.
     on_gpus = words.pop("docs/gpu.md") + words.pop("docs/guides/gpu-install.md")
-    assert on_gpus < 1_000 and sum(words.values()) < 18_000, words
+    assert on_gpus < 1_000 and sum(words.values()) < 15_000, words
     assert len(read("README.md").splitlines()) <= 90
 
 
@@ -237,7 +237,6 @@ def test_the_model_and_the_data_of_the_page(page):
     assert spec.config.dataset.name == "ripples" and spec.global_batch == 32
     narrow = resolved("model=one_hidden", "model.options.width=8", "model.params=null")
     assert networks.build_network(narrow.config.model).arrays
-    assert resolved("hardware=our_box", "strategy=ddp_gloo", "gpus=4").config.hardware.gpus_per_node == 4
     spec = resolved("model=one_hidden", "dataset.size=100")
     datasets.prepare(spec.config)
     train, validation = datasets.open_sources(spec, 0, 1)
