@@ -156,6 +156,7 @@ class TensorFlowStrategy(TensorFlowProbes):
     def compute_per_device(
         self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor, backward: bool
     ) -> list[DeviceResult]:
+        """Compute the loss, and with `backward` the gradients, on every device, without synchronization."""
         (part,) = parts
         if backward:
             return [DeviceResult(*self.compute_gradients(*part, global_samples))]

@@ -3,7 +3,6 @@ copies and profiles."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,28 +55,15 @@ class TensorFlowProbes(Strategy, Probes):
     _host: tuple[Any, list[batches.HostArrays]] | None = None  # a batch, and its parts in host memory
     _exchange: tuple[list[int], Exchange] | None = None  # for messages of these bytes
 
+    # Of TensorFlowStrategy, whose `compute_per_device` has all devices work at the same time, as in training.
+    step_function: Callable[[], Any]
+    step_signature: Callable[[], list[Any]]
+    input_devices: Callable[[], list[str]]
+    compute_per_device: Callable[..., list[DeviceResult]]
+
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         self.partial_functions: dict[str, Callable[..., Any]] = {}  # traced when first called
-
-    @abstractmethod
-    def step_function(self) -> Callable[..., tf.Tensor]:
-        """Return the compiled step, with or without gradient synchronization: (parts, global samples) -> loss sum."""
-
-    @abstractmethod
-    def step_signature(self) -> list[Any]:
-        """Return the signature of the compiled step."""
-
-    @abstractmethod
-    def input_devices(self) -> list[str]:
-        """Return the devices that the parts of a batch are copied to, one part to each."""
-
-    @abstractmethod
-    def compute_per_device(
-        self, parts: tuple[DevicePart, ...], global_samples: tf.Tensor, backward: bool
-    ) -> list[DeviceResult]:
-        """Compute the loss, and with `backward` the gradients, on every device at the same time, as in training, but
-        without synchronization."""
 
     def keep_batch(self, batch: Any) -> None:
         """Keep a batch of the training for the probes, unless it is smaller than before, as an epoch's last one is."""

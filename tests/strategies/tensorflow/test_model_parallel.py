@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 
 from scalebench.strategies.base import BACKWARD, FORWARD, NotMeasured
-from scalebench.strategies.tensorflow import model_parallel, profiling
+from scalebench.strategies.tensorflow import model_parallel
 from tests.strategies.tensorflow.builders import RESNET, TWO, batches, on
 from tests.strategies.tensorflow.conftest import DEVICES
 
@@ -112,43 +112,6 @@ def test_an_optimizer_step_runs_on_its_device(strategy, optimizer):
     assert {on(op.device) for op in placed} == {on(device) for device in DEVICES}
     for op in placed:
         assert {on(tensor.device) for tensor in op.inputs if tensor.device} <= {on(op.device)}, op.name
-
-
-@pytest.mark.slow
-def test_a_stage_computes_only_its_own_gradients(strategy):
-    two = strategy(*TWO, *RESNET)
-    inputs, targets = batches(two, (4,))[0].parts[0]
-    read = model_parallel._stage_inputs(two.model, two.network_stages, inputs)
-    assert [on(tensor.device) for tensor in read] == [on(device) for device in DEVICES]
-    assert tuple(read[1].shape) == (4, *two.network_stages[0].output.shape)
-    for stage, device, own in zip(two.network_stages, DEVICES, read, strict=True):
-        alone = model_parallel._stage_function(two.model, stage, two._loss if stage is two.network_stages[-1] else None)
-        trained = sum(array.trainable for node in stage.nodes for array in node.arrays)
-        found = alone(own, targets)
-        assert len(found) == trained + (stage.index > 0)  # and of what it reads, which goes back
-        assert all(number.shape == () for number in found)  # what a function gives back goes to the first device
-        operations = alone.get_concrete_function(own, targets).graph.get_operations()
-        assert {on(op.device) for op in operations if op.device} == {on(device)}
-        nodes = Counter(node.op for node in stage.nodes)
-        here = Counter(op.type for op in operations if on(op.device) == on(device))
-        assert (here["Conv2D"], here["Conv2DBackpropFilter"]) == (nodes["conv"], nodes["conv"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [("train.optimizer=adam",), ("train.optimizer=adamw", "train.weight_decay=0.1")])
-def test_only_activations_between_stages_leave_their_device(strategy, words):
-    """By the profiler, of an update that ran: beside single numbers the targets, an activation and its gradient."""
-    two = strategy(*TWO, *words)
-    batch, *_ = batches(two, (10,))
-    two.step(batch)
-    function = two.step_function().get_concrete_function()
-    outputs = {op.name: op.outputs for op in function.graph.get_operations()}
-    sent = model_parallel.sent_operations(profiling.record_event_names(lambda: two.step(batch)))
-    arrays = {name for name in sent if name in outputs and outputs[name] and outputs[name][0].shape.rank != 0}
-    forward, back = model_parallel.stage_transfers(function)
-    assert arrays == {forward.op.name, back.op.name, "parts_1"}
-    assert (on(forward.device), on(back.device)) == (on(DEVICES[0]), on(DEVICES[1]))
-    assert back.name.startswith("gradients") and not forward.name.startswith("gradients")
 
 
 @pytest.mark.parametrize(("precision", "size"), [("float32", 4), ("bfloat16", 2)])

@@ -1,5 +1,6 @@
 """Strategies with one copy of weights and statistics for all devices: central storage and replication in the graph."""
 
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +12,11 @@ from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError
 from scalebench.strategies import registry
 from scalebench.strategies.base import Unsupported
-from scalebench.strategies.tensorflow import central_storage
+from scalebench.strategies.tensorflow import central_storage, devices
+from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
 from tests.strategies.tensorflow.builders import SMALL_IMAGES, SMALL_PARAMS
-from tests.strategies.tensorflow.single_update import run_updates
+from tests.strategies.tensorflow.conftest import DEVICES
 
 WORDS = (*SMALL_IMAGES, "dataset.size=40", "scaling=strong", "gpus=2", "dataset.validation_share=0.1")
 
@@ -47,49 +49,79 @@ BACKWARD = {"Conv2DBackpropInput", "Conv2DBackpropFilter", "MatMul", "FusedBatch
 QUICK = ("central_storage_device", "multi_gpu_model")
 
 
-def check_placement(which, update):
+def short(device):
+    """CPU:0 of /job:localhost/replica:0/task:0/device:CPU:0."""
+    return device.rpartition("device:")[2].removeprefix("/")
+
+
+def devices_of(operations, scope, *types):
+    """Where the operations of these types are whose names begin with `scope`."""
+    return {short(op.device) for op in operations if op.type in types and re.match(scope, op.name)}
+
+
+def check_placement(which, one, batch):
     """Check that each replica computes on its device, and that weights, sums, slices and outputs are where they
     should be."""
     central, places = which.startswith("central"), PLACES[which]
+    operations = one.step_function().get_concrete_function().graph.get_operations()
     for number, device in enumerate(["CPU:1", "CPU:0"]):
-        ahead, back = f"^tower_{number}/", f"^gradients/tower_{number}/"
+        ahead, back = f"tower_{number}/", f"gradients/tower_{number}/"
         if central:
             replica = "small" if number == 0 else "replica_1/small"
-            ahead, back = f"^{replica}", f"^gradient_tape/{replica}"
+            ahead, back = f"{replica}", f"gradient_tape/{replica}"
         for scope, types in ((ahead, FORWARD), (back, BACKWARD)):
             for type in types:
-                assert update.devices(scope, type) == {device}, f"{type} under {scope}"
-    assert update.facts["weights_on"] == update.facts["slots_on"] == places.weights
-    assert update.devices("^sum_of_gradients/", "AddN") == set(places.weights)
+                assert devices_of(operations, scope, type) == {device}, f"{type} under {scope}"
+    for variables in (one.model.variables, one.optimizer.variables):
+        assert sorted({short(variable.value.device) for variable in variables}) == places.weights
+    assert devices_of(operations, "sum_of_gradients", "AddN") == set(places.weights)
+    fed_on = {short(tensor.device) for part in batch.parts for tensor in part}
     if central:
-        assert update.devices("", "AssignSubVariableOp") == set(places.weights)
-        assert update.facts["fed_on"] == ["CPU:0", "CPU:1"]
+        assert fed_on == {"CPU:0", "CPU:1"}
     else:
-        assert update.devices("^slice", "StridedSlice") == places.slices
-        assert len(update.facts["fed_on"]) == (1 if places.slices else 2)
-        assert update.devices("^merge/", "Pack" if "loss=tower" in which else "ConcatV2") == {places.merged}
+        assert devices_of(operations, ".*slice", "StridedSlice") == places.slices
+        assert len(fed_on) == (1 if places.slices else 2)
+        assert devices_of(operations, "merge/", "Pack" if "loss=tower" in which else "ConcatV2") == {places.merged}
+    assert not any("_XlaMustCompile" in op.node_def.attr for op in operations)
 
 
-@pytest.mark.real
+def round_trip(one):
+    """Devices of the sums and of their copies, in the exchange alone; its buffers are on both."""
+    one.run_isolated_sync([8, 400])
+    _, trip = one._exchange
+    operations = trip.run.get_concrete_function(trip.buffers).graph.get_operations()
+    sums = [op for op in operations if op.type == "AddN"]
+    assert [op.outputs[0].shape.num_elements() for op in sums] == [2, 100]
+    copies = [op for op in operations if op.type == "Identity" and op.inputs[0].op in sums]
+    assert [{short(buffer.device) for buffer in buffers} for buffers in trip.buffers] == [{"CPU:1"}, {"CPU:0"}]
+    return [sorted({short(op.device) for op in ops}) for ops in (sums, copies)]
+
+
+@pytest.mark.usefixtures("small_network")
 @pytest.mark.parametrize(
-    "which", [QUICK, pytest.param([each for each in PLACES if each not in QUICK], marks=pytest.mark.slow)]
+    "which", [pytest.param(each, marks=[] if each in QUICK else pytest.mark.slow) for each in PLACES]
 )
-def test_one_update_over_two_devices(which, tmp_path):
+def test_one_update_over_two_devices(made, monkeypatch, tmp_path, which):
     """Placement, statistics and messages of an update of 5 or 6 samples; 5 are cut into 2 and 3, or 3 and 2."""
-    words = (*WORDS, f"dataset.cache={tmp_path}")
-    sizes = [6 if each.startswith("kuza55") else 5 for each in which]
-    cases = zip(which, sizes, strict=True)
-    updates = run_updates(
-        [[*words, f"train.global_batch={size}", *f"strategy={each}".split()] for each, size in cases], True
-    )
-    for each, update in zip(which, updates, strict=True):
-        check_placement(each, update)
-        # Moving statistics are the mean over the replicas.
-        assert max(update.facts["statistics_off_by"]) < (0.05 if "float16" in each else 1e-6)
-        assert min(update.facts["statistics_moved_by"]) > 1e-5
-        assert sum(update.facts["message_bytes"]) == 4 * SMALL_PARAMS  # of gradients, and neither losses nor statistics
-        assert update.facts["round_trip"] == [PLACES[each].weights, ["CPU:0", "CPU:1"]]
-        assert update.facts["compiled"] == []
+    monkeypatch.setattr(devices, "configure_devices", lambda kind, place: DEVICES[::-1])
+    size = 6 if which.startswith("kuza55") else 5
+    one = made(*WORDS, f"dataset.cache={tmp_path}", f"train.global_batch={size}", *f"strategy={which}".split())
+    one.setup()
+    batch = next(iter(one.feed(datasets.open_sources(one.spec, *one.shard())[0])))
+    inputs, moved = np.concatenate([part[0].numpy() for part in batch.parts]), []
+    cut = len(batch.parts[0][0]) if len(batch.parts) == 2 else len(inputs) // 2
+    for samples in (inputs[:cut], inputs[cut:]):
+        alone = one._build_model("float32")
+        alone(samples, training=True)
+        moved.append([variable.numpy() for variable in alone.moving_statistics])
+    one.step(batch)
+    check_placement(which, one, batch)
+    for variable, *replicas in zip(one.model.moving_statistics, *moved, strict=True):
+        tolerance = 0.05 if "float16" in which else 1e-6
+        np.testing.assert_allclose(variable.numpy(), np.mean(replicas, 0), rtol=0, atol=tolerance)
+        assert np.abs(variable.numpy()).max() > 1e-5
+    assert sum(one.message_sizes()) == 4 * SMALL_PARAMS  # of gradients, and neither losses nor statistics
+    assert round_trip(one) == [PLACES[which].weights, ["CPU:0", "CPU:1"]]
 
 
 def strategy(name, *overrides):

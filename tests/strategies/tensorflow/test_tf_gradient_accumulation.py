@@ -84,26 +84,6 @@ def test_every_part_updates_moving_statistics(strategy, pictures, words):
         np.testing.assert_allclose(variable.numpy(), np.mean(each, 0), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_probes_accumulate_too(strategy, source, monkeypatch):
-    """A batch at once may be more than a device can hold."""
-    sizes = []
-    one = strategy(*MIRRORED, "train.accumulate=5")
-    call = one.model.call
-
-    def watched(inputs, training=False):
-        tf.py_function(lambda x: sizes.append(len(x)), [inputs], [])
-        return call(inputs, training)
-
-    monkeypatch.setattr(one.model, "call", watched)
-    batch = next(iter(one.feed(source())))
-    one.step(batch)
-    for until in ("forward", "backward", "optimizer"):
-        one.partial_step(batch, until)
-    assert sizes == [2] * 40, "four times five parts on each of two devices"
-    assert len(one.local_step(batch)) == 2
-
-
 def test_evaluation_runs_in_slices(strategy, source):
     sizes = []
     one = strategy(*BARE, "train.accumulate=4", "train.batch_per_device=20")

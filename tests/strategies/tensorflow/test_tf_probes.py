@@ -56,47 +56,6 @@ def test_a_partial_step_runs_only_its_part(strategy, source, name):
     assert any(np.abs(now - then).max() > 0 for now, then in zip(replica_weights(one), before, strict=True))
 
 
-def test_synchronized_steps_keep_the_difference_of_replicas(strategy, source):
-    """As they are given the same sum of gradients: by how much they differ is the difference of their own."""
-    one = made(strategy, "mirrored", "train.learning_rate=0.1")
-    batch = next(iter(one.feed(source())))
-    one.step(batch)
-    one.set_gradient_sync(False)
-    assert apart(one) == 0
-    one.partial_step(batch, "optimizer")
-    away = apart(one)
-    assert away > 1e-3
-    one.set_gradient_sync(True)
-    before = replica_weights(one)
-    one.step(batch)
-    assert apart(one) == pytest.approx(away, abs=1e-6)
-    assert max(float(np.abs(a - b).max()) for a, b in zip(replica_weights(one), before, strict=True)) > 1e-3
-
-
-@pytest.mark.parametrize("name", ["mirrored", "multi_gpu_model"])
-def test_a_slow_device_is_detected(strategy, monkeypatch, name):
-    """Also the one in which the clock is read, whose time the others' must not wait for."""
-    one = made(strategy, name)
-    rng = np.random.default_rng(0)
-    inputs, targets = rng.normal(size=(450, 200, 3)).astype(np.float32), np.ones((450, 2), np.float32)
-    for slow, cut in ((0, 400), (1, 50)):
-        spans = slice(0, cut), slice(cut, None)
-        if name == "mirrored":
-            parts = [
-                batches.copy_to_device((inputs[of], targets[of]), on) for of, on in zip(spans, DEVICES, strict=True)
-            ]
-            batch = batches.TfBatch(tuple(parts), 450, tf.constant(450.0))
-        else:
-            one.partial_functions.clear()
-            monkeypatch.setattr(one, "_slice", lambda full, spans=spans: [full[of] for of in spans])
-            batch = batches.place_batch(Batch(inputs, targets, 450), one.input_devices())
-        one.local_step(batch)
-        seconds = [one.local_step(batch) for _ in range(7)]
-        assert len({tuple(of_devices) for of_devices in seconds}) == 7
-        least = [min(of_devices) for of_devices in zip(*seconds, strict=True)]
-        assert least[slow] > 1.25 * least[1 - slow] > 0, f"device {slow} has 8 times the samples"
-
-
 @pytest.mark.parametrize("name", ["mirrored", *ONE_COPY])
 def test_the_time_of_a_device_depends_on_all_of_its_gradients_only(strategy, source, name):
     """And the whole of that device's work on the time of the start."""

@@ -3,11 +3,6 @@
 import numpy as np
 import pytest
 
-from scalebench.config.compose import compose_config
-from scalebench.config.resolve import resolve
-from scalebench.runner.parent import run_spec
-from scalebench.testing.launch import UNEVEN_WORKLOAD
-from scalebench.workloads import datasets
 from tests.strategies.builders import run_training
 from tests.strategies.tensorflow.builders import BARE, BYTES, FIT, MIRRORED
 
@@ -94,46 +89,3 @@ def test_gradient_sums_are_seen_with_weight_decay(strategy, source, name):
     one = strategy(f"strategy={name}", "gpus=2", "train.weight_decay=0.01")
     one.step(next(iter(one.feed(source()))))
     assert (one.backend_used(), sum(one.message_sizes())) == ("copy", BYTES)
-
-
-def trained(folder, words):
-    """The quality of a real training: three epochs of six updates, with warm-up, a schedule and weight decay."""
-    learning = ["train.schedule=cosine", "train.warmup_epochs=0.5", "train.stop.epochs=3", "train.weight_decay=0.01"]
-    measure = ["measure=quick", "measure.probes=false", "measure.monitor=false", "measure.warmup_steps=2"]
-    spec = resolve(compose_config(["hardware=cpu", *UNEVEN_WORKLOAD, *learning, *measure, *words]))
-    datasets.prepare(spec.config)
-    result = run_spec(spec, folder)
-    assert (result.status, result.reason) == ("ok", None)
-    return result.quality
-
-
-@pytest.fixture(scope="module")
-def by_bare(tmp_path_factory):
-    """Evaluated at its end only."""
-    return trained(tmp_path_factory.mktemp("bare") / "run", [*BARE, "train.evaluate_epochs=null"])
-
-
-@pytest.mark.real
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        "strategy=bare_tensorflow gpus=1 train.accumulate=4",
-        f"strategy=bare_tensorflow gpus=1 {FIT}",
-        f"strategy=mirrored gpus=2 {FIT}",
-        "strategy=mirrored gpus=2 train.accumulate=4",
-        "strategy=central_storage_cpu gpus=2 train.accumulate=4",
-        "strategy=multi_gpu_model gpus=2",
-        "strategy=multiworker_ring gpus=2 train.accumulate=4",
-        "strategy=horovod_tensorflow_gloo gpus=2 train.accumulate=4",
-        "strategy=parameter_server gpus=1",
-    ],
-)
-def test_real_trainings_reach_the_same_losses(words, by_bare, tmp_path):
-    """However an update is computed and exchanged, and however often it is looked at."""
-    found = trained(tmp_path / "run", [*words.split(), "train.evaluate_epochs=1"])
-    assert [point.step for point in found.curve] == [6, 12, 18] and found.stopped_by == "epochs"
-    assert [point.step for point in by_bare.curve] == [18]
-    assert found.curve[-1].metrics == pytest.approx(by_bare.curve[-1].metrics, rel=1e-3)
-    assert found.curve[-1].train_metrics == pytest.approx(by_bare.curve[-1].train_metrics, rel=1e-3)
-    assert found.curve[0].metrics["mse"] > 1.05 * found.curve[-1].metrics["mse"]

@@ -135,24 +135,6 @@ def test_a_sample_of_several_tensors(strategy, tmp_path):
     assert all(seconds > 0 for seconds in one.local_step(one.last_batch))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["mirrored", "central_storage_device", "multi_gpu_model"])
-def test_moving_statistics_are_means_over_devices(strategy, source, way):
-    """As each device finds them from its own samples; the strategy begins where one device alone does."""
-    one = strategy(*own("normalised", "train.dropout=false"), f"strategy={way}", "gpus=2")
-    batch = next(iter(source(global_batch=20)))
-    after = []
-    for samples in np.split(batch.inputs, 2):
-        alone = strategy(*own("normalised", "train.dropout=false"), *BARE).model
-        alone(samples, training=True)
-        after.append([variable.numpy() for variable in alone.moving_statistics])
-    run_training(one, source(global_batch=20), 1)
-    assert len(one.model.moving_statistics) == 2
-    for variable, *each in zip(one.model.moving_statistics, *after, strict=True):
-        assert np.abs(each[0] - each[1]).max() > 1e-5
-        np.testing.assert_allclose(variable.numpy(), np.mean(each, 0), atol=1e-6)
-
-
 def test_replicas_and_ranks_draw_different_numbers(strategy, made, source):
     one = strategy(*own("normalised"), "strategy=mirrored", "gpus=2")
     run_training(one, source(), 3)
