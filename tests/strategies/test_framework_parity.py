@@ -15,6 +15,7 @@ from scalebench.strategies.tensorflow.model import NetworkModel, read_weights
 from scalebench.strategies.torch import model as torch_weights
 from scalebench.strategies.torch import optimizer as torch_training
 from scalebench.strategies.torch.model import NetworkModule
+from scalebench.strategies.torch.step_module import select_loss
 from scalebench.workloads import networks
 from scalebench.workloads.weights import initial_weights
 
@@ -125,7 +126,7 @@ def test_parity_of_losses(name):
 def short_rate(net):
     """A learning rate at which the first gradient, followed for all updates, would take a fifth off the loss."""
     model, (inputs, targets, loss) = in_torch(net).train(), data(net)
-    value = torch_training.select_loss(loss)(model(torch.from_numpy(inputs)), torch.from_numpy(targets))
+    value = select_loss(loss).mean(model(torch.from_numpy(inputs)), torch.from_numpy(targets))
     value.backward()
     squares = sum(float(parameter.grad.square().sum()) for parameter in model.parameters())
     return 0.2 * value.item() / UPDATES / squares
@@ -150,7 +151,7 @@ def losses_in_keras(net, rate):
 def losses_in_torch(net, rate):
     model, (inputs, targets, loss) = in_torch(net).train(), data(net)
     optimizer = torch_training.build_optimizer(TrainSpec(optimizer="sgd"), model.parameters(), rate)
-    x, y, of = torch.from_numpy(inputs), torch.from_numpy(targets), torch_training.select_loss(loss)
+    x, y, of = torch.from_numpy(inputs), torch.from_numpy(targets), select_loss(loss).mean
     losses = []
     for _ in range(UPDATES):
         optimizer.zero_grad()

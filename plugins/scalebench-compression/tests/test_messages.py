@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from scalebench.strategies.torch import TorchBatch
 from scalebench.strategies.torch.ddp import list_buckets
+from scalebench.strategies.torch.step_module import StepModule
 
 CURVES = TorchBatch(torch.randn(20, 200, 3), torch.randn(20, 2), 20)
 PICTURES = TorchBatch(torch.rand(4, 32, 32, 3), torch.tensor([1, 2, 3, 4]), 4)
@@ -106,7 +107,7 @@ class Odd(nn.Module):
 def test_odd_parameters(made: Any, name: str, words: list[str]) -> None:
     one = made(name, *words)
     one.setup()
-    one.net = one.wrap(Odd())
+    one.net = one.wrap(StepModule(Odd(), one.model.loss))
     for _ in range(4):
         one.accumulate_gradients(CURVES)
     assert one.message_sizes()

@@ -18,12 +18,10 @@ from torch.optim import Optimizer
 
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import LossPart, check_group, never_measured
-from scalebench.strategies.torch import evaluation
 from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import Message, MessageLog
 from scalebench.strategies.torch.precision import Precision
-from scalebench.workloads.source import Source
 
 # The methods of DeepSpeed's backend that send: the operation of each, and which of its arguments is the full tensor.
 SENDING_METHODS = {
@@ -140,13 +138,9 @@ class DeepSpeedZero(GroupStrategy):
         """Return the logged messages, of gathered and scattered ones the full tensors."""
         return [Message(kind, size) for kind, size in self._log.last_step]
 
-    def evaluate(self, source: Source) -> dict[str, float]:
-        """Evaluate; under stage 3 with the weights of one layer gathered at a time, as in training."""
-        if self.stage < 3:
-            return super().evaluate(source)
-        net, model, device = evaluation.CallForward(self.net), self.spec.config.model, self.device
-        with self._peak.paused(device), self.precision.autocast():
-            return evaluation.compute_metrics(net, model, source, device, self.group.sum, is_sharded=True)
+    def measure(self, batch: TorchBatch) -> Tensor | None:
+        """Measure; under stage 3 with the weights of one layer gathered at a time, as in training."""
+        return self.net(batch.inputs, batch.targets) if self.is_sharded else super().measure(batch)
 
     def num_params(self) -> int:
         return self._parameter_count if hasattr(self, "_parameter_count") else super().num_params()
@@ -209,7 +203,7 @@ class DeepSpeedZero3(DeepSpeedZero):
     is divided, so that no device ever has to hold the complete model."""
 
     stage = 3
-    builds_on_host = True
+    builds_on_host = is_sharded = True
 
 
 def import_deepspeed(device: torch.device) -> Any:

@@ -25,7 +25,7 @@ from scalebench.strategies.horovod.probes import HorovodProbes
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.profiling import HOROVOD_WAIT
-from scalebench.strategies.torch.user_step import copy_attributes
+from scalebench.strategies.torch.user_optimizer import copy_attributes
 
 SENT_TYPES = {
     torch.float16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64,

@@ -26,7 +26,7 @@ from scalebench.strategies.base import (
     Unsupported,
     check_group,
 )
-from scalebench.strategies.torch import bandwidth, devices, evaluation, optimizer, profiling, user_checks, user_module
+from scalebench.strategies.torch import bandwidth, devices, optimizer, profiling, user_checks, user_errors
 from scalebench.strategies.torch.batches import PinnedCopies, TorchBatch, feed_batches, to_tensors
 from scalebench.strategies.torch.checkpointing import checkpoint_user_module
 from scalebench.strategies.torch.group import (
@@ -38,10 +38,12 @@ from scalebench.strategies.torch.group import (
     count_messages,
 )
 from scalebench.strategies.torch.loader import UserLoader
-from scalebench.strategies.torch.model import NetworkModule, build_network_module, read_weights
+from scalebench.strategies.torch.model import NetworkModule, build_network_module
 from scalebench.strategies.torch.observed import identify_backend, identify_settings
 from scalebench.strategies.torch.precision import CompiledModel, Precision, input_shapes
-from scalebench.strategies.torch.user_step import DATA_HOOK, STEP_HOOKS, UserOptimizer, list_overridden
+from scalebench.strategies.torch.step_module import StepModule, compute_metrics, select_loss
+from scalebench.strategies.torch.user_module import DATA_HOOK, STEP_HOOKS, list_overridden
+from scalebench.strategies.torch.user_optimizer import UserOptimizer
 from scalebench.workloads import datasets, networks, user_code
 from scalebench.workloads.source import Source
 
@@ -54,17 +56,18 @@ NO_KERNELS = (
 class TorchStrategy(Strategy, Probes):
     """One replica of the model on one device, without any communication, which subclasses add.
 
-    `model` holds the weights, `compiled` is the model or its compiled form, and `net` is the module that is trained:
-    `compiled` or a wrapper around it.
+    `model` turns a batch into its loss, `compiled` is the model or its compiled form, and `net` is the module that is
+    trained: `compiled` or a wrapper around it.
     """
 
     device: torch.device
-    model: NetworkModule | user_module.UserModule
+    model: StepModule
     compiled: nn.Module
     net: nn.Module
     optimizer: torch.optim.Optimizer
     precision: Precision
     builds_on_host: ClassVar[bool] = False  # true: `wrap` moves the model to its device in parts, and builds optimizer
+    is_sharded: ClassVar[bool] = False  # in evaluation, too, when all processes compute equally many batches
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
@@ -74,9 +77,7 @@ class TorchStrategy(Strategy, Probes):
         self._peak = devices.PeakMemory()
         self._pinned_copies = PinnedCopies()
         self._profiled: profiling.ProfiledSteps | None = None
-        self._has_user_loss = user_code.has_user_loss(spec.config.model)
         self.loader: UserLoader | None = None  # of dataset.loader, from setup on
-        self._loss = None if self._has_user_loss else optimizer.select_loss(spec.config.model.loss)
 
     def group_backend(self) -> str | None:
         """Return the backend of torch.distributed that connects the processes; None: no group is formed."""
@@ -116,15 +117,14 @@ class TorchStrategy(Strategy, Probes):
         if not self.builds_on_host:
             self.optimizer = self.build_optimizer()
         self.compiled = CompiledModel(self.model, self.place.threads, self.device) if train.compile else self.model
-        with user_module.attribute_errors_to_wrapping(self.spec.config):
+        with user_errors.attribute_errors_to_wrapping(self.spec.config):
             self.net = self.wrap(self.compiled)
         for device in self._devices():  # setup may have had more than a step has: all weights before they were sharded
             devices.reset_peak(device)
 
     def feed(self, source: Source) -> Iterable[TorchBatch]:
         dataset, batches = self.spec.config.dataset, self.loader or source
-        if isinstance(self.model, user_module.UserModule):
-            self.model.progress.steps_per_epoch = batches.steps_per_epoch
+        self.model.progress.steps_per_epoch = batches.steps_per_epoch
         return feed_batches(batches, self.device, dataset.feed, dataset.prefetch)
 
     def train(self, loop: Loop) -> None:
@@ -133,10 +133,9 @@ class TorchStrategy(Strategy, Probes):
 
     def attribute_errors_to_user(self) -> AbstractContextManager[None]:
         """Return a context for training in which errors of a user's module name the user's function."""
-        named = self.model.module.named_parameters() if isinstance(self.model, user_module.UserModule) else ()
-        trained = [name for name, parameter in named if parameter.requires_grad]
+        trained = [name for name, each in self.model.module.named_parameters() if each.requires_grad]
         finds_unused = getattr(self.options, "find_unused_parameters", False)
-        return user_module.attribute_errors_to_user(self.spec.config.model, trained=trained, finds_unused=finds_unused)
+        return user_errors.attribute_errors_to_user(self.spec.config.model, trained=trained, finds_unused=finds_unused)
 
     def step(self, batch: TorchBatch) -> LossPart | None:
         self.optimizer.zero_grad()
@@ -155,7 +154,7 @@ class TorchStrategy(Strategy, Probes):
 
     def user_optimizer(self) -> UserOptimizer | None:
         """Return the optimizer that the user's function has made, with its schedulers."""
-        return getattr(self.model, "user_optimizer", None)
+        return self.model.user_optimizer
 
     def check_optimizer_divisible(self) -> None:
         """Raise UserProblem where the user's optimizer cannot step other parameters than those it was made with."""
@@ -164,17 +163,16 @@ class TorchStrategy(Strategy, Probes):
             user.check_divisible()
 
     def advance_schedulers(self, by_step: bool = True) -> None:
-        """Count a step of the user's module, and advance its schedulers; without `by_step` those of epochs alone."""
-        if isinstance(self.model, user_module.UserModule):
-            self.model.progress.steps += 1
-            if self.model.user_optimizer is not None:
-                self.model.user_optimizer.advance_schedulers(self.model.progress, by_step)
+        """Count a step, and advance the user's schedulers; without `by_step` those of epochs alone."""
+        self.model.progress.steps += 1
+        if self.model.user_optimizer is not None:
+            self.model.user_optimizer.advance_schedulers(self.model.progress, by_step)
 
     def attach_trainer(self, module: nn.Module) -> None:
         """Give a LightningModule that was just built the Trainer that it may reach for; here there is none."""
 
     def left_out(self) -> list[str]:
-        return list_overridden(getattr(self.model, "module", None), [*STEP_HOOKS, DATA_HOOK])
+        return list_overridden(self.model.module, [*STEP_HOOKS, DATA_HOOK])
 
     def threads_used(self) -> int:
         return torch.get_num_threads()
@@ -212,8 +210,8 @@ class TorchStrategy(Strategy, Probes):
 
     def begin_batch(self, batch: TorchBatch) -> None:
         """Prepare for the passes of a batch, and keep a full one for probes that train on it."""
-        if isinstance(self.model, user_module.UserModule) and self.model.communicates:
-            user_module.check_parts_even(self.spec.config.model, batch.global_samples, self.shard()[1])
+        if self.model.communicates:
+            user_errors.check_parts_even(self.spec.config.model, batch.global_samples, self.shard()[1])
         is_full = self.last_batch is None or batch.samples >= self.last_batch.samples
         if is_full:
             self.last_batch = batch  # an epoch's last, smaller batch may run through other code
@@ -234,8 +232,7 @@ class TorchStrategy(Strategy, Probes):
     def forward(self, net: Callable[..., Any], batch: TorchBatch) -> tuple[Tensor, LossPart]:
         """Return (loss to differentiate, loss to report) of a batch or a part, without waiting for the device."""
         with self.precision.autocast():
-            outputs = net(batch.inputs, batch.targets) if self._loss is None else net(batch.inputs)
-        mean = outputs if self._loss is None else self._loss(outputs.float(), batch.targets)
+            mean = net(batch.inputs, batch.targets)
         weight = self.loss_weight(batch)
         part = LossPart(mean.detach() * batch.samples, batch.samples)
         return (mean if weight == 1 else mean * weight), part
@@ -303,21 +300,30 @@ class TorchStrategy(Strategy, Probes):
     def evaluate(self, source: Source) -> dict[str, float]:
         """Evaluate each replica's part of the samples with its own model, in the precision of training."""
         sum_over_group = (lambda values: values) if self.group is None else self.group.sum
-        with self._peak.paused(self.device), self.precision.autocast():
-            return evaluation.compute_metrics(self.model, self.spec.config.model, source, self.device, sum_over_group)
+        self.net.eval()
+        with self._peak.paused(self.device), self.precision.autocast(), self.attribute_errors_to_user():
+            metrics = compute_metrics(
+                self.measure, self.spec.config.model, source, self.device, sum_over_group, self.is_sharded
+            )
+        self.net.train()
+        return metrics
+
+    def measure(self, batch: TorchBatch) -> Tensor | None:
+        """Return the means of the metrics over a batch, in evaluation mode; None: another process has them."""
+        return self.model.forward(batch.inputs, batch.targets)  # and no hooks, which wrappers may have put there
 
     def num_params(self) -> int:
         return count_parameters(self.model)
 
     def flops_per_sample(self) -> float | None:
-        return getattr(self.model, "flops_per_sample", None)
+        return self.model.flops_per_sample
 
     def model_remarks(self) -> dict[str, str]:
-        remarks = getattr(self.model, "remarks", {})
-        return remarks if self.loader is None else remarks | self.loader.compare_ranks(self.broadcast, self.place.rank)
+        same = {} if self.loader is None else self.loader.compare_ranks(self.broadcast, self.place.rank)
+        return self.model.remarks | same
 
     def parameters(self) -> dict[str, Any]:
-        return read_weights(self.model)
+        return self.model.arrays()
 
     def peak_memory_bytes(self) -> list[int | None]:
         return [self._peak.read_bytes(self.device)]
@@ -363,37 +369,34 @@ class TorchStrategy(Strategy, Probes):
         if until != FORWARD:
             self.precision.backward(loss)
 
-    def _build_model(self) -> NetworkModule | user_module.UserModule:
+    def _build_model(self) -> StepModule:
         """Build the model, with the weights that every rank and every framework starts from."""
-        config = self.spec.config
-        model: NetworkModule | user_module.UserModule
+        config, device = self.spec.config, torch.device("cpu") if self.builds_on_host else self.device
         if user_code.is_user_model(config.model):
-            model = self._build_user_module(torch.device("cpu") if self.builds_on_host else self.device)
+            model: StepModule = self._build_user_module(device)
         else:
-            model = self._build_network()
-            model = model if self.builds_on_host else model.to(self.device)
+            model = StepModule(self._build_network(), select_loss(config.model.loss)).to(device)
         torch.manual_seed(config.seed + self.shard()[0])  # for dropout: processes that share samples draw the same
         return model
 
     def _build_network(self) -> NetworkModule:
         return build_network_module(networks.build_network(self.spec.config.model), self.spec.config, self.device)
 
-    def _build_user_module(self, device: torch.device) -> user_module.UserModule:
+    def _build_user_module(self, device: torch.device) -> StepModule:
         config = self.spec.config
         model = user_checks.build_user_module(config, device, self.attach_trainer)
         self.refuse_module(model.module)
         if config.train.activation_checkpointing:
             checkpoint_user_module(model.module)
-        trial = user_checks.choose_trial_device(self.device, self.builds_on_host)
         # As many real samples as a device trains on at once: only they fit any loss, any embedding and any state.
         if self.loader is None:
             count = -(-self.spec.batch_per_device // self.accumulate)
-            batch = to_tensors(datasets.read_first_samples(self.spec, count)).to(trial)
+            batch = to_tensors(datasets.read_first_samples(self.spec, count))
         else:
-            batch = self.loader.first.split(self.accumulate)[-1].to(trial)
-            config = self.loader.add_target_shape(config)
-        samples = (batch.inputs, batch.targets) if self._has_user_loss else (batch.inputs,)
-        user_checks.check_user_module(model, config, trial, self.precision, self.group, samples, self.builds_on_host)
+            batch = self.loader.first.split(self.accumulate)[-1]
+        trial = user_checks.choose_trial_device(self.device, self.builds_on_host)
+        autocast = self.precision.autocast(trial.type)
+        user_checks.check_user_module(model, config, autocast, self.group, batch.to(trial), self.builds_on_host)
         user_checks.check_ddp_options(model, config.model, self.options)
         return model
 
@@ -479,7 +482,7 @@ class IndependentTorch(BareTorch):
     def _refuse_communication(self, what: str) -> NoReturn:
         model, strategy = self.spec.config.model, self.spec.config.strategy.name
         raise Unsupported(
-            f"{user_module.function_label(model)} {what}, and strategy={strategy} is the control without "
+            f"{user_errors.function_label(model)} {what}, and strategy={strategy} is the control without "
             "communication: take another strategy"
         )
 

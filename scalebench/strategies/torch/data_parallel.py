@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from scalebench.strategies.base import Unsupported, never_measured
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.devices import PeakMemory
 from scalebench.strategies.torch.observed import DEVICE_COPY_EVENTS, identify_backend
+from scalebench.strategies.torch.step_module import StepModule
 
 MAX_FUSED_BYTES = 10 << 20  # torch.nn.parallel fuses smaller tensors up to this size (comm.broadcast_coalesced)
 
@@ -35,7 +37,8 @@ class SingleProcessDataParallel(TorchStrategy):
         refusals.refuse(refusals.data_parallel_rule(self.spec, self.options))
         if self.device.type != "cuda":  # DataParallel would call the model directly
             raise Unsupported("data_parallel needs GPUs: on CPU torch.nn.DataParallel would silently be one device")
-        return DataParallel(model, device_ids=[each.index for each in self._devices()], output_device=self.device)
+        copies = DataParallel(_Outputs(self.model), [each.index for each in self._devices()], self.device)
+        return StepModule(copies, self.model.loss)
 
     def synchronize(self) -> None:
         for device in self._devices():
@@ -93,6 +96,17 @@ class SingleProcessDataParallel(TorchStrategy):
         if len(self.place.devices) == 1:
             return [self.device]  # the only GPU that a process sees has the number 0 there
         return [torch.device("cuda", index) for index in self.place.devices]
+
+
+class _Outputs(nn.Module):
+    """What the copies compute: the outputs, whose loss is computed where all of them are."""
+
+    def __init__(self, model: StepModule) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Any) -> Tensor:
+        return self.model.compute_outputs(inputs)
 
 
 def fuse_sizes(sizes: list[int], limit: int) -> list[int]:

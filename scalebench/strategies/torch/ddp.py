@@ -18,7 +18,7 @@ from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import Message
 from scalebench.strategies.torch.observed import ALL_REDUCE
-from scalebench.strategies.torch.user_module import UserProblem, summarize_names
+from scalebench.strategies.torch.user_errors import UserProblem, summarize_names
 
 SENT_TYPES = {
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64,

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from scalebench.strategies.torch.user_module import UserProblem
+from scalebench.strategies.torch.user_errors import UserProblem
 
 MAX_NEIGHBOURS = 3
 # Classes of transformers by the value of model.options.task.

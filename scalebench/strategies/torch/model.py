@@ -25,7 +25,6 @@ from torch.nn.utils import skip_init
 from scalebench.core.spec import Config
 from scalebench.strategies.torch.checkpointing import is_recomputing, run_checkpointed, split_steps
 from scalebench.strategies.torch.precision import choose_data_format
-from scalebench.strategies.torch.user_module import UserModule
 from scalebench.workloads.datasets.images import PIXEL_SCALE
 from scalebench.workloads.network import Network, Node, Pads
 from scalebench.workloads.weights import initial_weights
@@ -472,19 +471,20 @@ def load_weights(model: NetworkModule, arrays: Mapping[str, NDArray[np.float32]]
             tensor.copy_(torch.from_numpy(array))
 
 
-def read_weights(model: NetworkModule | UserModule, statistics: bool = False) -> dict[str, NDArray[np.float32]]:
-    """Copy the trained arrays, and with `statistics` the moving ones, by neutral name; a user's by UserModule.arrays.
-
-    Arrays that are split over processes are gathered, so that all processes have to call this.
-    """
-    if isinstance(model, UserModule):
-        return model.arrays(statistics)
+def read_weights(model: Any, statistics: bool = False) -> dict[str, NDArray[np.float32]]:
+    """Copy the trained arrays of a NetworkModule, and with `statistics` the moving ones, by neutral name."""
     arrays = {}
     for name, tensor in _named_tensors(model, statistics).items():
-        full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-        array = full.detach().cpu().clone().numpy()  # cloned: a numpy view pins its memory, which FSDP frees
+        array = copy_to_array(tensor)
         arrays[name] = array.transpose(np.argsort(_torch_axes(name, array.ndim))).copy(order="C")
     return arrays
+
+
+def copy_to_array(tensor: Any) -> NDArray[Any]:
+    """Copy a tensor to host memory; all processes gather one that is split over them."""
+    full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    array: NDArray[Any] = full.detach().cpu().clone().numpy()  # cloned: a view pins its memory, which FSDP frees
+    return array
 
 
 def _named_tensors(model: NetworkModule, statistics: bool) -> dict[str, Tensor]:

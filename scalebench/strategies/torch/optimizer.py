@@ -1,4 +1,4 @@
-"""Optimizers and loss functions by their config names, and how the losses of shards and parts add up."""
+"""Optimizers by their config names, and how the losses of shards and parts add up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from scalebench.core.errors import InputError, unknown_name_message
@@ -55,21 +54,6 @@ OPTIMIZERS: dict[str, Callable[[Parameters, TrainSpec, float, dict[str, bool]], 
     "rmsprop": lambda parameters, train, rate, _: RMSprop(
         parameters, lr=rate, alpha=RMSPROP_DECAY, eps=EPSILON, weight_decay=train.weight_decay, foreach=True
     ),
-}
-
-
-def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Compute the loss of (samples, classes), or of (samples, classes, positions) with one row per position.
-
-    Nothing is copied where classes are contiguous in memory, as in the output of a transformer.
-    """
-    return functional.cross_entropy(outputs.movedim(1, -1).flatten(0, -2), labels.long().flatten())
-
-
-# Each returns the mean over the samples and over the elements of a sample's target.
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "mse": functional.mse_loss,
-    "cross_entropy": _cross_entropy,
 }
 
 
@@ -123,13 +107,6 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> None:
         squares.append(square)
     factor = (max_norm / (torch.stack(squares).sum().sqrt() + CLIP_EPSILON)).clamp(max=1.0)
     torch._foreach_mul_([gradient for gradients in local.values() for gradient in gradients], factor)
-
-
-def select_loss(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the loss function of that name; InputError suggests the nearest name."""
-    if name not in LOSSES:
-        raise InputError(unknown_name_message("loss", name, LOSSES))
-    return LOSSES[name]
 
 
 def compute_loss_weight(samples: int, global_samples: int, replicas: int) -> float:

@@ -1,15 +1,15 @@
-"""Building a user's torch.nn.Module with the user's function, and checking a copy of it on a batch before training."""
+"""Building a user's torch.nn.Module with the user's function, and one trial step of a copy of it before training."""
 
 from __future__ import annotations
 
 import copy
-import inspect
+import pickle
 import random
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,26 +20,20 @@ from torch.nn.parameter import is_lazy
 from scalebench.core.errors import PluginError, describe_exception
 from scalebench.core.spec import Config, ModelSpec, has_stop
 from scalebench.strategies.base import Unsupported
+from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import count_messages
-from scalebench.strategies.torch.precision import Precision
 from scalebench.strategies.torch.profiling import count_flops
-from scalebench.strategies.torch.user_module import (
-    Progress,
-    UserModule,
+from scalebench.strategies.torch.step_module import Progress
+from scalebench.strategies.torch.user_errors import (
     UserProblem,
     attribute_errors_to_user,
     function_label,
     summarize_names,
     unused_parameters_reason,
 )
-from scalebench.strategies.torch.user_step import (
-    UserOptimizer,
-    UserStep,
-    bind_progress,
-    find_lightning_class,
-    find_training_step,
-)
-from scalebench.workloads import records, user_code
+from scalebench.strategies.torch.user_module import UserModule, bind_progress, find_lightning_class
+from scalebench.strategies.torch.user_optimizer import UserOptimizer
+from scalebench.workloads import user_code
 from scalebench.workloads.network import TRAINING_PASSES
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -61,14 +55,20 @@ def build_user_module(
         name = config.strategy.name
         raise Unsupported(f"model={model.name} has no model.torch=MODULE:FUNCTION, which {name} needs")
     build = user_code.load_function(model.torch, "model.torch")
-    _seed_generators(config.seed)
+    # Every generator from which a function may draw weights without seeding it itself.
+    random.seed(config.seed)
+    np.random.seed(config.seed % 2**32)
+    torch.manual_seed(config.seed)
     with attribute_errors_to_user(model, anywhere=True):
         if isinstance(build, nn.Module):
             raise UserProblem(f"is a {type(build).__name__}: name a function that makes the module")
         call = f"model.options={model.options}"
         user_code.check_call(build, function_label(model), "makes the module", call, model.options)
-        module, optimizer = _split_result(build(**model.options))
-        is_lightning, progress = find_lightning_class(module) is not None, Progress()
+        module, optimizer = build(**model.options), None
+        if isinstance(module, tuple) and len(module) == 2 and isinstance(module[0], nn.Module):
+            module, optimizer = module
+        is_lightning = find_lightning_class(module) is not None
+        progress = Progress()
         if is_lightning:  # what a Trainer calls once, in its order; the data are scalebench's
             bind_progress(module, progress)
             attach_trainer(module)
@@ -76,16 +76,16 @@ def build_user_module(
         configure = getattr(module, "configure_model", None)
         if isinstance(module, nn.Module) and callable(configure):
             configure()  # where a LightningModule may make its layers
-        _check_module(module, model)
+        _check_module(module)
         if not config.train.dropout:
             _disable_dropout(module)
         module.to(device)  # by itself, since a LightningModule learns its device from a call of its own method
-        user_module = _wrap_module(module, config).train()
+        user_module = UserModule(module, config).train()
         user_module.progress = progress
         if is_lightning:
             module.on_fit_start()
         make = getattr(module, "configure_optimizers", None)
-        if optimizer is None and callable(make) and isinstance(user_module, UserStep):
+        if optimizer is None and callable(make) and user_module.loss is None:
             optimizer = make()
         if optimizer is not None:
             user_module.user_optimizer = UserOptimizer(optimizer, module, config.train)
@@ -97,77 +97,37 @@ def build_user_module(
         return user_module
 
 
-def _split_result(result: Any) -> tuple[Any, Any]:
-    """Return the module, and the optimizer where the function gives (module, optimizer)."""
-    is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module)
-    return result if is_pair else (result, None)
-
-
-def _wrap_module(module: nn.Module, config: Config) -> UserModule:
-    """Return the module that strategies train: one that gives outputs, or with a loss of the user's one that gives
-    that loss."""
-    data_format, as_is = config.train.data_format, config.dataset.dtype == records.RECORD
-    if user_code.has_user_loss(config.model):
-        if config.model.loss == user_code.MODULE_LOSS and not as_is and not _computes_loss(module):
-            suits = "mse" if config.dataset.classes is None else "cross_entropy"
-            raise UserProblem(
-                f"gives a {type(module).__name__}, which has no training_step and takes no targets, so it computes no "
-                f"loss (model.loss={user_code.MODULE_LOSS}, also by auto where the function names a class with a "
-                f"training_step): set model.loss={suits}"
-            )
-        return UserStep(module, data_format, config.model, as_is)
-    if find_training_step(module) is not None:
-        raise UserProblem(f"has a training_step, which computes its own loss: set model.loss={user_code.MODULE_LOSS}")
-    return UserModule(module, data_format, as_is)
-
-
-def _computes_loss(module: nn.Module) -> bool:
-    """Return whether the module has a training_step, or a forward pass of (inputs, targets)."""
-    if find_training_step(module) is not None:
-        return True
-    try:
-        inspect.signature(module.forward).bind(None, None)
-    except TypeError:
-        return False
-    return True
-
-
-def _seed_generators(seed: int) -> None:
-    """Seed every generator from which a function may draw weights without seeding it itself."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def _check_module(module: Any, model: ModelSpec) -> None:
-    """Raise PluginError if it is not a module, or if its parameters cannot be trained like those of our networks."""
-    problem = None
+def _check_module(module: Any) -> None:
+    """Raise UserProblem if it is not a module, or if its parameters cannot be trained like those of our networks."""
     if not isinstance(module, nn.Module):
         returned = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
-        problem = f"gives {'None' if module is None else returned}, and no torch.nn.Module"
-    elif isinstance(module, (DistributedDataParallel, DataParallel)):
-        problem = f"gives a {type(module).__name__}: leave wrapping to the strategy, and give the module within"
-    else:
-        problem = _parameter_problem(module)
-    if problem is not None:
-        raise PluginError(f"{function_label(model)} {problem}")
-
-
-def _parameter_problem(module: nn.Module) -> str | None:
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    for name, tensor in tensors:
+        raise UserProblem(f"gives {'None' if module is None else returned}, and no torch.nn.Module")
+    if isinstance(module, (DistributedDataParallel, DataParallel)):
+        raise UserProblem(
+            f"gives a {type(module).__name__}: leave wrapping to the strategy, and give the module within"
+        )
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor):
-            return f"has a lazy layer, and '{name}' no shape yet: give the layer its sizes, or call the module once"
+            raise UserProblem(
+                f"has a lazy layer, and '{name}' no shape yet: give the layer its sizes, or call the module once"
+            )
+    trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    if not trained:
+        raise UserProblem("has no parameter to train")
     for name, parameter in trained.items():
         if parameter.dtype != torch.float32:
-            dtype = str(parameter.dtype).removeprefix("torch.")
-            return f"has '{name}' in {dtype}: what is trained is float32, and train.precision says what it computes in"
-    return None if trained else "has no parameter to train"
+            raise UserProblem(
+                f"has '{name}' in {_name_type(parameter)}: what is trained is float32, and train.precision says what "
+                "it computes in"
+            )
+
+
+def _name_type(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _disable_dropout(module: nn.Module) -> None:
-    """Switch off the dropout of torch.nn's layers; check_user_module detects modules that still draw numbers."""
+    """Switch off the dropout of torch.nn's layers; the trial step detects modules that still draw numbers."""
     for layer in module.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd):
             layer.p = 0.0
@@ -175,38 +135,30 @@ def _disable_dropout(module: nn.Module) -> None:
             layer.dropout = 0.0
 
 
-class RankMessages(Protocol):
-    """The part of a TorchGroup that compares the ranks' weights."""
-
-    def broadcast(self, value: float) -> float: ...
-
-    def sum(self, values: list[float]) -> list[float]: ...
-
-
 def check_user_module(
     model: UserModule,
     config: Config,
-    device: torch.device,
-    precision: Precision,
-    ranks: RankMessages | None,
-    samples: tuple[Any, ...],
+    autocast: AbstractContextManager[None],
+    group: Any,
+    batch: TorchBatch,
     is_large: bool = False,
 ) -> None:
     """Raise PluginError if the user's module cannot be trained, else note what it leaves untrained, and its FLOPs.
 
-    `samples` are the arguments of its forward pass for the first batch of a device. A copy on `device` trains on them:
-    its outputs have to fit the targets and depend on the parameters, with train.dropout=false it must not draw random
-    numbers, and all ranks have to start from the same weights. The module and the generators of random numbers stay as
-    they were. Of a model that `is_large` there is no second copy of what is trained.
+    A copy of it makes a step on `batch`, the first one of a device, where the batch is: its outputs have to fit the
+    targets and depend on the parameters, with train.dropout=false it must not draw random numbers, and all ranks of the
+    `group` have to start from the same weights. The module and the generators of random numbers stay as they were. Of a
+    model that `is_large` there is no second copy of what is trained.
     """
-    if ranks is not None and _weights_differ(model, ranks):
+    device = batch.tensors()[0].device
+    if group is not None and _weights_differ(model, group):
         raise PluginError(
             f"{function_label(config.model)} gives other weights on every rank: draw them from torch, numpy.random or "
             "random, which are seeded"
         )
     try:
-        with _kept_generators(device):
-            _check_copy(model, config, device, precision.autocast(device.type), samples, is_large)
+        with _kept_generators(device), attribute_errors_to_user(config.model):
+            _check_copy(model, config, autocast, batch, is_large)
     except (PluginError, torch.OutOfMemoryError) as error:  # the module may yet be trained
         cause = error.__cause__ or error
         if isinstance(cause, torch.OutOfMemoryError):
@@ -228,13 +180,10 @@ def choose_trial_device(device: torch.device, is_large: bool) -> torch.device:
 
 
 def _check_copy(
-    model: UserModule,
-    config: Config,
-    device: torch.device,
-    autocast: AbstractContextManager[None],
-    samples: tuple[Any, ...],
-    is_large: bool,
+    model: UserModule, config: Config, autocast: AbstractContextManager[None], batch: TorchBatch, is_large: bool
 ) -> None:
+    device = batch.tensors()[0].device
+
     def build_again() -> UserModule:
         return build_user_module(config, device, lambda module: setattr(module, "trainer", model.progress.trainer))
 
@@ -243,38 +192,29 @@ def _check_copy(
     except Exception:  # of an attribute: a lock, a generator, a tensor that was computed
         trial = build_again()
     messages = count_messages()
-    problem = _try_step(trial, config, autocast, samples)
+    foreign = _try_step(trial, config, autocast, batch)
     model.communicates = count_messages() > messages
     if any(parameter.grad is not None for parameter in model.parameters()):  # functions of the copy lead back to it
         model.zero_grad()
         trial = build_again()
-        problem = _try_step(trial, config, autocast, samples)
-    if problem is not None:
-        raise PluginError(f"{function_label(config.model)} {problem}")
+        foreign = _try_step(trial, config, autocast, batch)
     model.unused_parameters, model.is_reentrant = trial.unused_parameters, trial.is_reentrant
-    model.remarks = _list_remarks(trial, config.model, autocast, samples)
-    model.flops_per_sample = _count_training_flops(trial, samples, autocast)
-
-
-def _list_remarks(
-    trial: UserModule, model: ModelSpec, autocast: AbstractContextManager[None], samples: tuple[Any, ...]
-) -> dict[str, str]:
-    """Return, by flag, what a copy that has made a step leaves untrained."""
     texts = []
     if trial.unused_parameters:
-        names = summarize_names(trial.unused_parameters)
         texts.append(
-            f"has parameters that get no gradient in the first batch ({names}): not trained unless others use them"
+            f"has parameters that get no gradient in the first batch ({summarize_names(trial.unused_parameters)}): not "
+            "trained unless others use them"
         )
     # A tensor made in the pass, or the inputs, may need a gradient too; those of a second pass are others.
-    if trial.foreign_tensors:
+    if foreign:
         with autocast:
-            _, again = _walk_graph(trial, trial(*copy.deepcopy(samples)))
-        if count := len({id(each) for each in again} & {id(each) for each in trial.foreign_tensors}):
+            _, again = _walk_graph(trial, trial(*copy.deepcopy(batch[:2])))
+        if count := len({id(each) for each in again} & {id(each) for each in foreign}):
             texts.append(
                 f"uses {count} tensors that are no parameters of the module (nn.ModuleList? nn.Parameter?): not trained"
             )
-    return {UNTRAINED_FLAG: f"{function_label(model)} {', and '.join(texts)}"} if texts else {}
+    model.remarks = {UNTRAINED_FLAG: f"{function_label(config.model)} {', and '.join(texts)}"} if texts else {}
+    model.flops_per_sample = _count_training_flops(trial, batch, autocast)
 
 
 def _walk_graph(trial: UserModule, outputs: Tensor) -> tuple[bool, list[Tensor]]:
@@ -338,28 +278,26 @@ def copy_without_values(module: Module, device: torch.device) -> Module:
 
 
 def _try_step(
-    trial: UserModule, config: Config, autocast: AbstractContextManager[None], samples: tuple[Any, ...]
-) -> str | None:
-    """Run the passes of a step on a copy, and of an evaluation if there is one. Return what is wrong, if anything, and
-    note on the copy which tensors it trains."""
-    check = _loss_problem if user_code.has_user_loss(config.model) else _output_problem
-    count = len(records.list_fields(samples[0])[0])
-    with attribute_errors_to_user(config.model):
-        before = _generator_states(next(trial.parameters()).device)
-        with autocast:
-            outputs = trial(*samples)
-        if not config.train.dropout and before != _generator_states(next(trial.parameters()).device):
-            return (
-                "draws random numbers in training although train.dropout=false, which turns off layers of torch.nn "
-                "alone: make an nn.Dropout of it, or take train.dropout=true"
-            )
-        problem = check(outputs, config, count)
-        if problem is None and not outputs.requires_grad:
-            what = "a loss that does" if check is _loss_problem else "outputs that do"
-            problem = f"gives {what} not depend on its parameters: nothing of it can be trained"
-        if problem is not None:
-            return problem
-    trial.is_reentrant, trial.foreign_tensors = _walk_graph(trial, outputs)
+    trial: UserModule, config: Config, autocast: AbstractContextManager[None], batch: TorchBatch
+) -> list[Tensor]:
+    """Run the passes of a step on a copy, and of an evaluation if there is one. Note on the copy which parameters get
+    no gradient, and return the other tensors that do; raise UserProblem where something is wrong."""
+    before = _read_generators(batch)
+    with autocast:
+        loss = _try_pass(trial, config, batch)
+    if not config.train.dropout and before != _read_generators(batch):
+        raise UserProblem(
+            "draws random numbers in training although train.dropout=false, which turns off layers of torch.nn alone: "
+            "make an nn.Dropout of it, or take train.dropout=true"
+        )
+    if trial.loss is None and not loss.is_meta and not torch.isfinite(loss):
+        raise UserProblem(
+            f"gives a loss of {loss.item():g} for the first {batch.samples} samples: correct the loss, or the samples"
+        )
+    if not loss.requires_grad:
+        what = "a loss that does" if trial.loss is None else "outputs that do"
+        raise UserProblem(f"gives {what} not depend on its parameters: nothing of it can be trained")
+    trial.is_reentrant, foreign = _walk_graph(trial, loss)
     unused = {name: each for name, each in trial.module.named_parameters() if each.requires_grad}
 
     def free_gradient(name: str, parameter: Tensor) -> None:  # all gradients would be another copy of the model
@@ -369,30 +307,56 @@ def _try_step(
     for name, parameter in unused.items():
         parameter.register_post_accumulate_grad_hook(partial(free_gradient, name))
     with attribute_errors_to_user(config.model, anywhere=True):
-        outputs.float().sum().backward()
+        loss.backward()
     trial.unused_parameters = list(unused)
-    evaluates = config.dataset.validation_share > 0 and (config.measure.evaluate or has_stop(config.train.stop))
-    return _evaluation_problem(trial, config, autocast, samples) if evaluates else None
-
-
-def _evaluation_problem(
-    trial: UserModule, config: Config, autocast: AbstractContextManager[None], samples: tuple[Any, ...]
-) -> str | None:
-    trial.eval()
-    try:
-        with attribute_errors_to_user(config.model), torch.no_grad(), autocast:
-            outputs = trial(*samples)
-    finally:
+    if config.dataset.validation_share > 0 and (config.measure.evaluate or has_stop(config.train.stop)):
+        trial.eval()
+        with torch.no_grad(), autocast:
+            _try_pass(trial, config, batch)
         trial.train()
-    if user_code.has_user_loss(config.model):
-        return None
-    problem = _output_problem(outputs, config, len(outputs))
-    return None if problem is None else f"in evaluation mode {problem}"
+    return foreign
 
 
-def _count_training_flops(
-    trial: UserModule, samples: tuple[Any, ...], autocast: AbstractContextManager[None]
-) -> float | None:
+def _try_pass(trial: UserModule, config: Config, batch: TorchBatch) -> Tensor:
+    """Return what the copy computes from a batch; raise UserProblem where its outputs do not fit the targets."""
+    if trial.loss is not None:
+        outputs, targets = trial.compute_outputs(batch.inputs), batch.targets
+        where, count = "" if trial.training else "in evaluation mode ", len(targets)
+        gives = f"{where}gives outputs of {tuple(outputs.shape)} for {count} samples"
+        if not outputs.is_floating_point():
+            raise UserProblem(f"{where}gives outputs of {_name_type(outputs)}, which no loss can be made of")
+        if config.model.loss == "cross_entropy":
+            _check_scores(outputs, targets, config, gives)
+        elif outputs.shape != targets.shape:
+            name = config.dataset.name
+            raise UserProblem(f"{gives}; the targets of dataset={name} are {tuple(targets.shape)}")
+        return trial.measure(outputs, targets)
+    loss: Tensor = trial(batch.inputs, batch.targets)
+    return loss
+
+
+def _check_scores(outputs: Tensor, labels: Tensor, config: Config, gives: str) -> None:
+    """Raise UserProblem unless there is a score of each class for each label of a sample."""
+    dataset, shape, count, positions = config.dataset, tuple(outputs.shape), len(labels), tuple(labels.shape[1:])
+    classes = dataset.classes or 2
+    if len(shape) >= 2 and (shape[0], *shape[2:]) == (count, *positions) and shape[1] >= classes:
+        return
+    if positions == (1,) and len(shape) == 2 and len(outputs) == count:
+        reason = f", and the labels of dataset={dataset.name} have the shape (n, 1): return them as (n,)"
+    elif positions and positions == shape[1:] and classes == 2:
+        reason = (
+            f", and dataset={dataset.name} has {positions[0]} labels of 0 or 1 for each: where these mean one class, "
+            "return its number, targets.argmax(1)"
+        )
+    else:
+        has = f"{dataset.classes} classes" if dataset.classes else "classes"
+        form = f", as (samples, classes, {positions[0]})" if positions else ""
+        from_1 = ", or subtract 1 from labels that begin with 1" if shape == (count, classes - 1) else ""
+        reason = f"; dataset={dataset.name} has {has}: give each an output{form}{from_1}"
+    raise UserProblem(gives + reason)
+
+
+def _count_training_flops(trial: UserModule, batch: TorchBatch, autocast: AbstractContextManager[None]) -> float | None:
     """Return the FLOPs of training on one sample, three times those of a forward pass as for our networks.
 
     None where PyTorch counts nothing, fails, or misses a part: it does not look into recurrent layers. Operators of the
@@ -402,50 +366,15 @@ def _count_training_flops(
         return None
     try:
         with autocast:  # with gradients, since transformer layers otherwise take a fused path that is not counted
-            flops = count_flops(lambda: trial(*samples))
+            flops = count_flops(lambda: trial(*batch[:2]))
     except Exception:  # the count is no reason to refuse a module that trains
         return None
-    return TRAINING_PASSES * flops / len(records.list_fields(samples[0])[0]) or None
-
-
-def _loss_problem(loss: Tensor, config: Config, count: int) -> str | None:
-    if loss.is_meta or torch.isfinite(loss):
-        return None
-    return f"gives a loss of {loss.item():g} for the first {count} samples: correct the loss, or the samples"
-
-
-def _output_problem(outputs: Tensor, config: Config, count: int) -> str | None:
-    shape, dataset = tuple(outputs.shape), config.dataset
-    if not outputs.is_floating_point():
-        return f"gives outputs of {str(outputs.dtype).removeprefix('torch.')}, which no loss can be made of"
-    if config.model.loss == "cross_entropy":
-        classes = dataset.classes or 2
-        positions = tuple(config.model.target_shape)  # several labels of a sample, such as the next tokens
-        if len(shape) < 2 or (shape[0], *shape[2:]) != (count, *positions) or shape[1] < classes:
-            if positions == (1,) and len(shape) == 2 and len(outputs) == count:
-                return (
-                    f"gives outputs of {shape} for {count} samples, and the labels of dataset={dataset.name} have the "
-                    "shape (n, 1): return them as (n,)"
-                )
-            if positions and positions == shape[1:] and classes == 2:
-                return (
-                    f"gives outputs of {shape} for {count} samples, and dataset={dataset.name} has {positions[0]} "
-                    "labels of 0 or 1 for each: where these mean one class, return its number, targets.argmax(1)"
-                )
-            labels = f"{dataset.classes} classes" if dataset.classes else "classes"
-            return (
-                f"gives outputs of {shape} for {count} samples; dataset={dataset.name} has {labels}: "
-                f"give each an output{f', as (samples, classes, {positions[0]})' if positions else ''}"
-                f"{', or subtract 1 from labels that begin with 1' if shape == (count, classes - 1) else ''}"
-            )
-    elif shape != (targets := (count, *config.model.target_shape)):
-        return f"gives outputs of {shape} for {count} samples; the targets of dataset={dataset.name} are {targets}"
-    return None
+    return TRAINING_PASSES * flops / batch.samples or None
 
 
 @contextmanager
 def _kept_generators(device: torch.device) -> Iterator[None]:
-    """Put the generators that _seed_generators seeds back into the state that they have now."""
+    """Put the generators of random numbers back into the state that they have now."""
     numbers, python = np.random.get_state(), random.getstate()
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -455,35 +384,19 @@ def _kept_generators(device: torch.device) -> Iterator[None]:
         random.setstate(python)
 
 
-def _generator_states(device: torch.device) -> tuple[object, ...]:
-    """Return the states of the generators that _seed_generators seeds, in a form that can be compared."""
-    tensors = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-    _, keys, *position = np.random.get_state()
-    return *(tensor.numpy().tobytes() for tensor in tensors), random.getstate(), keys.tobytes(), position
+def _read_generators(batch: TorchBatch) -> bytes:
+    """Return the states of the generators of random numbers, in a form that can be compared."""
+    device = batch.tensors()[0].device
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    return pickle.dumps((random.getstate(), np.random.get_state(), [each.numpy().tobytes() for each in states]))
 
 
-def _weights_differ(model: UserModule, ranks: RankMessages) -> bool:
-    """Return True on all ranks if the weights of any rank differ from rank 0's."""
-    checksum = float(_checksum(model.state_dict().values()))
-    return ranks.sum([float(ranks.broadcast(checksum) != checksum)])[0] > 0
-
-
-def _checksum(tensors: Any) -> int:
-    """Compute a checksum of 32 bits, which a float64 represents exactly."""
+def _weights_differ(model: UserModule, group: Any) -> bool:
+    """Return True on all ranks if the weights of any rank differ from rank 0's, by a checksum of 32 bits, which a
+    float64 represents exactly."""
     checksum = 0
-    for tensor in tensors:
-        for part in _dense_parts(tensor) if isinstance(tensor, Tensor) else ():  # a state_dict may hold other values
-            checksum = zlib.crc32(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy(), checksum)
-    return checksum
-
-
-def _dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors that a sparse one consists of; a dense one is its own only part."""
-    if tensor.layout == torch.sparse_coo:
-        tensor = tensor.coalesce()
-        return tensor.indices(), tensor.values()
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
-    return (tensor,)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.layout == torch.strided:
+            values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            checksum = zlib.crc32(values.numpy(), checksum)
+    return bool(group.sum([float(group.broadcast(float(checksum)) != checksum)])[0] > 0)

@@ -1,116 +1,128 @@
-"""A user's torch.nn.Module in the form that strategies train; it is named in every failure that it causes."""
+"""A user's torch.nn.Module in the form that strategies train, with scalebench's loss of its outputs or with its own."""
 
 from __future__ import annotations
 
-import dataclasses
+import importlib
 import inspect
-import re
-import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch import Tensor, distributed, nn
 
-from scalebench.core.errors import InputError, PluginError, describe_exception
-from scalebench.core.spec import Config, ModelSpec
-from scalebench.strategies.base import Unsupported
-from scalebench.workloads import user_code
+from scalebench.core.spec import Config
+from scalebench.strategies.torch.model import copy_to_array
+from scalebench.strategies.torch.step_module import LOSSES, Progress, StepModule
+from scalebench.strategies.torch.user_errors import UserProblem
+from scalebench.workloads import records, user_code
 from scalebench.workloads.datasets.images import PIXEL_SCALE
 
-if TYPE_CHECKING:
-    from scalebench.strategies.torch.user_step import UserOptimizer
-
-# The beginnings of DDP's and of Lightning's message about parameters without a gradient.
-UNUSED_PARAMETERS = re.compile(
-    "Expected to have finished reduction in the prior|has parameters that were not used in producing"
-)
-UNUSED_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")  # among the parameters that are trained
-READY_TWICE = re.compile("Expected to mark a variable ready only once")
-MAX_NAMES = 4  # parameter names in one line
-MAX_ERROR_CHARACTERS = 300  # the log has the complete error
-# Of messages about a group of ranks, which another rank may have broken.
-COMMUNICATION = re.compile(r"gloo|nccl|horovod|process ?group|connect|socket|timed out", re.IGNORECASE)
-NO_MEMORY = re.compile(r"out of memory|allocate|bad_alloc", re.IGNORECASE)
-RUN_BACKWARD = "_engine_run_backward"  # PyTorch's function around every backward pass
-# The beginnings of PyTorch's messages where a function moves a module or a tensor to a GPU that is not there.
-NO_GPU = re.compile("Torch not compiled with CUDA enabled|Found no NVIDIA driver|No CUDA GPUs are available")
-# The beginning of BatchNorm's message about a batch of one sample.
-ONE_SAMPLE = re.compile("Expected more than 1 value per channel")
-SPARSE = re.compile(r"Could not run '\S+' with arguments from the 'Sparse\w+' backend")
-NO_CLOSURE = re.compile("The closure hasn't been executed")
-# The middle of FSDP's message where a module uses the weights of a block that it does not call.
-NOT_GATHERED = re.compile(r"got mixed torch\.Tensor and DTensor")
-# The end of Lightning's message where a module reaches for its Trainer and has none.
-NO_TRAINER = re.compile("is not attached to a `Trainer`")
+# Hooks of a LightningModule that Lightning's loop calls in each step, and no other loop.
+STEP_HOOKS = (
+    "on_train_batch_start on_train_batch_end on_before_zero_grad on_before_backward on_after_backward "
+    "on_before_optimizer_step configure_gradient_clipping optimizer_step optimizer_zero_grad backward lr_scheduler_step"
+).split()
+# Hooks that change a batch, in their order; they run under every strategy.
+BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+DATA_HOOK = "train_dataloader"  # left out everywhere: samples are those of `dataset`
 
 
-class UserProblem(Exception):
-    """A reason why a user's module cannot be trained; reported after the name of its function."""
+class UserModule(StepModule):
+    """The step of a user's module.
 
+    Inputs are float32, or uint8 that becomes -1 .. 1, as for a NetworkModule, with channels first. They are contiguous
+    in memory, which modules may rely on (`view`); with train.data_format=nhwc, images and their kernels are channels
+    last. Records reach the module as the user's function gave them.
 
-@dataclass
-class Progress:
-    """The steps that a run has trained so far, and the Trainer of a LightningModule, where the strategy has one."""
-
-    steps: int = 0
-    steps_per_epoch: int = 0  # 0: not known yet
-    trainer: Any = None
-
-    @property
-    def epoch(self) -> int:
-        """The number of complete epochs."""
-        return self.steps // self.steps_per_epoch if self.steps_per_epoch else 0
-
-    @property
-    def is_epoch_over(self) -> bool:
-        """Whether the last step was the last one of its epoch."""
-        return self.steps > 0 and self.steps == self.epoch * self.steps_per_epoch
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Progress:
-        """Return a copy for a copy of the module, with the same Trainer."""
-        return dataclasses.replace(self)
-
-
-class UserModule(nn.Module):
-    """Turn (samples, *input_shape) into the outputs of the user's `module` for (samples, channels, ...).
-
-    Inputs are float32, or uint8 that becomes -1 .. 1, as for a NetworkModule. They are contiguous in memory, which
-    modules may rely on (`view`); with `data_format` nhwc, images and their kernels are channels last.
+    The loss is one of scalebench's, or that of the module's training_step, of its outputs (as Hugging Face's have it),
+    or of a function, `model.loss=MODULE:FUNCTION`.
     """
 
-    def __init__(self, module: nn.Module, data_format: str = "default", as_is: bool = False) -> None:
-        """`as_is`: samples are records, and reach the module as the user's function gave them."""
-        super().__init__()
-        self.module, self._as_is = module, as_is
-        self.remarks: dict[str, str] = {}  # of the check, by flag
-        self.unused_parameters: list[str] = []  # those to which the check's backward pass gave no gradient
-        self.foreign_tensors: list[Tensor] = []  # of a copy: what it computes with besides its parameters
-        self.is_reentrant = False  # checkpointed with use_reentrant=True, which hides parameters from the graph
-        self.communicates = False  # whether the step of the check sent messages between the ranks
-        self.flops_per_sample: float | None = None  # of training; None: not countable
-        self.user_optimizer: UserOptimizer | None = None
-        self.progress = Progress()
-        self._names_taken: dict[tuple[str, ...], bool] = {}  # whether forward has parameters of these names
-        self.channels_last = data_format == "nhwc"
+    is_reentrant = False  # checkpointed with use_reentrant=True, which hides parameters from the graph
+
+    def __init__(self, module: nn.Module, config: Config) -> None:
+        """Raises UserProblem where nothing computes the loss that the config names."""
+        name, step = config.model.loss, getattr(module, user_code.TRAINING_STEP, None)
+        super().__init__(module, LOSSES.get(name))
+        self._as_is = config.dataset.dtype == records.RECORD
+        self.channels_last = config.train.data_format == "nhwc"
         for parameter in module.parameters() if self.channels_last else ():
             if parameter.dim() == 4:  # Module.to fails on kernels with 5 axes
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        self.training_step: Callable[..., Any] | None = step if callable(step) else None
+        self._user_loss: Callable[..., Any] | None = None
+        self._batch_hooks = list_overridden(module, BATCH_HOOKS)
+        self._batches = {True: 0, False: 0}  # counted in training and in evaluation mode
+        self._takes_names: dict[tuple[str, ...], bool] = {}  # whether forward has parameters of these names
+        if self.loss is None and name != user_code.MODULE_LOSS:
+            self._user_loss = user_code.load_function(name, "model.loss")
+            if not callable(self._user_loss):
+                raise UserProblem(f"has model.loss={name}, which is not a function")
+        if self.training_step is not None:
+            if self.loss is not None:
+                raise UserProblem(
+                    f"has a training_step, which computes its own loss: set model.loss={user_code.MODULE_LOSS}"
+                )
+            if not getattr(module, "automatic_optimization", True):
+                raise UserProblem(
+                    "steps its optimizers by itself (automatic_optimization=False), which every strategy does in "
+                    "another way: return the loss from training_step, or run your own script as it is (script=FILE)"
+                )
+            self._takes_number = _takes(self.training_step, None, 0)
+        elif name == user_code.MODULE_LOSS and not self._as_is and not _takes(module.forward, None, None):
+            suits = "mse" if config.dataset.classes is None else "cross_entropy"
+            raise UserProblem(
+                f"gives a {type(module).__name__}, which has no training_step and takes no targets, so it computes no "
+                f"loss (model.loss={user_code.MODULE_LOSS}, also by auto where the function names a class with a "
+                f"training_step): set model.loss={suits}"
+            )
 
-    def forward(self, inputs: Any) -> Tensor:
-        outputs = self.call_module(self.prepare(inputs))
+    def forward(self, inputs: Any, targets: Any = None, batch: Any = None) -> Tensor:
+        """`batch`: what form_batch made of inputs and targets, as hooks of the user's have left it."""
+        if self.loss is not None:
+            return super().forward(inputs, targets)
+        if batch is None:
+            batch = self.form_batch(inputs, targets)
+            for hook in self._batch_hooks:
+                device = [next(self.module.parameters()).device] if hook == "transfer_batch_to_device" else []
+                batch = getattr(self.module, hook)(batch, *device, 0)
+        if self._user_loss is None and self.training_step is not None:
+            result = self.training_step(batch, *([self._count_batch()] if self._takes_number else []))
+        else:
+            inputs, targets = (batch, None) if targets is None else batch
+            if self._user_loss is not None:
+                result = self._user_loss(self._call_module(inputs), inputs if targets is None else targets)
+            else:
+                result = self._call_module(inputs) if targets is None else self.module(inputs, targets)
+        loss = check_loss(result, self.training)
+        return loss if self.training else loss.double().reshape(1)
+
+    def compute_outputs(self, inputs: Any) -> Tensor:
+        outputs = self._call_module(self._prepare(inputs))
         if not isinstance(outputs, Tensor):  # some modules return more in training than in evaluation
             mode = "training" if self.training else "evaluation mode"
             raise UserProblem(f"gives a {type(outputs).__name__} in {mode}: it should give one tensor")
         return outputs
 
-    def prepare(self, inputs: Any) -> Any:
-        """Return the inputs as the module takes them: channels first, floats for bytes; records stay as they are."""
+    def train(self, mode: bool = True) -> UserModule:
+        """Set the mode; each evaluation counts its batches from 0."""
+        self._batches[False] = 0
+        return super().train(mode)
+
+    def form_batch(self, inputs: Any, targets: Any) -> Any:
+        """Return a batch as a training_step of the user's takes it: the inputs, or (inputs, targets)."""
+        inputs = self._prepare(inputs)
+        return inputs if targets is None else (inputs, targets)
+
+    def arrays(self, statistics: bool = False) -> dict[str, NDArray[Any]]:
+        """Copy the arrays by their names in state_dict."""
+        tensors = [(name, each) for name, each in self.module.named_parameters() if each.requires_grad]
+        tensors += self.module.named_buffers() if statistics else []
+        return {name: copy_to_array(tensor) for name, tensor in tensors}
+
+    def _prepare(self, inputs: Any) -> Any:
+        """Return the inputs as the module takes them."""
         if self._as_is:
             return inputs
         x = inputs.movedim(-1, 1) if inputs.dim() > 2 else inputs
@@ -118,169 +130,91 @@ class UserModule(nn.Module):
             x = x.contiguous()
         return x.div(PIXEL_SCALE).sub(1) if x.dtype == torch.uint8 else x
 
-    def call_module(self, inputs: Any) -> Any:
+    def _call_module(self, inputs: Any) -> Any:
         """Call the module with one tensor, the tensors of a tuple, or a dict, by name where its forward has all the
         names, else as its only argument."""
         if isinstance(inputs, tuple):
             return self.module(*inputs)
-        if isinstance(inputs, dict) and self._takes_names(tuple(inputs)):
-            return self.module(**inputs)
-        return self.module(inputs)
+        names = tuple(inputs) if isinstance(inputs, dict) else ()
+        if names not in self._takes_names:
+            self._takes_names[names] = bool(names) and _takes(self.module.forward, **dict.fromkeys(names))
+        return self.module(**inputs) if self._takes_names[names] else self.module(inputs)
 
-    def _takes_names(self, names: tuple[str, ...]) -> bool:
-        if names not in self._names_taken:
-            try:
-                inspect.signature(self.module.forward).bind(**dict.fromkeys(names))
-                self._names_taken[names] = True
-            except TypeError:
-                self._names_taken[names] = False
-        return self._names_taken[names]
-
-    def arrays(self, statistics: bool = False) -> dict[str, NDArray[Any]]:
-        """Copy the trained parameters, and with `statistics` the buffers, by their names in state_dict; those that are
-        split over processes are gathered."""
-        tensors = [(name, parameter) for name, parameter in self.module.named_parameters() if parameter.requires_grad]
-        tensors += self.module.named_buffers() if statistics else []
-        gathered = {
-            name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in tensors
-        }
-        # Cloned first: a numpy view pins its memory, which FSDP frees.
-        return {name: tensor.detach().cpu().clone().numpy().copy(order="C") for name, tensor in gathered.items()}
+    def _count_batch(self) -> int:
+        """Return the number of the batch among those of training, or of this evaluation; 0 in compiled code, which
+        would be compiled again for each number."""
+        if torch.compiler.is_compiling():
+            return 0
+        self._batches[self.training] += 1
+        return self._batches[self.training] - 1
 
 
-@contextmanager
-def attribute_errors_to_user(
-    model: ModelSpec, anywhere: bool = False, trained: Sequence[str] = (), finds_unused: bool = False
-) -> Iterator[None]:
-    """Turn errors in the user's code into a PluginError that names the user's function.
-
-    With `anywhere` every error counts, without it only those raised during the module's forward or backward pass, or by
-    its optimizer or scheduler. `trained` are the names of the module's parameters that are trained, and with
-    `finds_unused` the wrapper looks for those without a gradient by itself. Lack of memory is raised as it is.
-    """
+def _takes(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
     try:
-        yield
-    except (InputError, Unsupported, MemoryError):
-        raise
-    except UserProblem as problem:
-        raise PluginError(f"{function_label(model)} {problem}", traceback.format_exc()) from problem
-    except (Exception, SystemExit) as error:
-        if model.torch is None:
-            raise
-        if NO_TRAINER.search(str(error)):
-            raise Unsupported(
-                f"{function_label(model)} needs a Trainer (self.trainer, self.all_gather, self.optimizers), which only "
-                "Lightning's strategies have: take lightning_ddp or lightning_fsdp"
-            ) from error
-        if SPARSE.search(str(error)):
-            raise Unsupported(
-                f"{function_label(model)} has sparse gradients, which this strategy cannot exchange: set sparse=False "
-                "in its embeddings, or take strategy=ddp"
-            ) from error
-        if NO_CLOSURE.search(str(error)):
-            raise Unsupported(
-                f"{function_label(model)} has an optimizer whose step does not call the closure that Lightning gives "
-                "it, and which computes the gradients: call it there, or take a strategy without a Trainer, such as ddp"
-            ) from error
-        if UNUSED_PARAMETERS.search(str(error)) and finds_unused:
-            reason = (
-                f"{function_label(model)} leaves DistributedDataParallel without gradients of parameters from which "
-                "its outputs were computed, which strategy.options.find_unused_parameters=true does not find: compute "
-                "the loss from all outputs, and checkpoint with use_reentrant=False"
-            )
-        elif UNUSED_PARAMETERS.search(str(error)):
-            indices = UNUSED_INDICES.search(str(error))  # Lightning's message has none
-            names = [trained[int(index)] for index in indices[1].split()] if indices and trained else []
-            reason = unused_parameters_reason(model, names)
-        elif READY_TWICE.search(str(error)):
-            reason = (
-                f"{function_label(model)} computes parts of itself again in the backward pass, whose gradients "
-                "DistributedDataParallel then takes for unused ones: checkpoint with use_reentrant=False, or set "
-                "strategy.options.static_graph=true"
-            )
-        elif (place := _find_place(error)) is not None or anywhere:
-            reason = f"{function_label(model)} fails{place or ''}: {describe_exception(error)[:MAX_ERROR_CHARACTERS]}"
-            if NO_GPU.search(str(error)):
-                reason += "; this run has no GPU, so leave moving the module and its samples to scalebench"
-            if NOT_GATHERED.search(str(error)):
-                reason += (
-                    "; weights of a block are gathered where the block is called: use it by calling it, or set "
-                    "strategy.options.units=whole"
-                )
-            if ONE_SAMPLE.search(str(error)):
-                reason += (
-                    "; a device has one sample of a step, or of a part of one, which BatchNorm cannot normalize: raise "
-                    "train.batch_per_device or dataset.size, or lower train.accumulate"
-                )
-        else:
-            raise
-        raise PluginError(reason, traceback.format_exc()) from error
+        inspect.signature(function).bind(*arguments, **named)
+    except TypeError:
+        return False
+    return True
 
 
-def _find_place(error: BaseException) -> str | None:
-    """Return which part of a step an error of the user's code comes from, for the reason: nothing for the forward pass.
-    None: it comes from none, as where another rank has broken the group."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    owners = [frame.f_locals.get("self") for frame in frames]
-    if any(isinstance(owner, UserModule) for owner in owners):
-        return ""
-    if COMMUNICATION.search(str(error)) or NO_MEMORY.search(str(error)):
-        return None
-    if any(frame.f_code.co_name == RUN_BACKWARD for frame in frames):
-        return " in its backward pass"
-    # The innermost one, since wrappers of strategies are optimizers, too. PyTorch's own around `step` is `wrapper`.
-    steps = [
-        type(owner).__name__
-        for owner, frame in zip(owners, frames, strict=True)
-        if isinstance(owner, (Optimizer, LRScheduler)) and frame.f_code.co_name in ("step", "wrapper")
-    ]
-    return f" in {steps[-1]}.step" if steps else None
-
-
-@contextmanager
-def attribute_errors_to_wrapping(config: Config) -> Iterator[None]:
-    """Turn errors of a strategy that wraps a user's module into Unsupported: nothing of the user's need be wrong."""
-    model, strategy = config.model, config.strategy.name
-    try:
-        yield
-    except (InputError, Unsupported, MemoryError, ImportError):
-        raise
-    except UserProblem as problem:
-        raise Unsupported(f"{function_label(model)} {problem}") from problem
-    except Exception as error:
-        if model.torch is None or COMMUNICATION.search(str(error)) or NO_MEMORY.search(str(error)):
-            raise
-        what = describe_exception(error)[:MAX_ERROR_CHARACTERS]
-        raise Unsupported(
-            f"{function_label(model)} makes a module that strategy={strategy} cannot take, though others may: {what}"
-        ) from error
-
-
-def function_label(model: ModelSpec) -> str:
-    """Return the beginning of every reason: the key and the function that it names, or a library's network."""
-    return f"model={model.name}" if model.torch in user_code.LIBRARIES else f"model.torch={model.torch}"
-
-
-def unused_parameters_reason(model: ModelSpec, names: Sequence[str], option: str = "find_unused_parameters") -> str:
-    """Return why DistributedDataParallel cannot train these parameters, and the option with which it can."""
-    which = f" ({summarize_names(names)})" if names else ""
-    return (
-        f"{function_label(model)} has parameters that get no gradient{which}, and DistributedDataParallel waits for "
-        f"all: leave them out, or set strategy.options.{option}=true"
-    )
-
-
-def summarize_names(names: Sequence[str]) -> str:
-    """Return the first names of parameters for one line."""
-    return ", ".join([*names[:MAX_NAMES], *(["..."] if len(names) > MAX_NAMES else [])])
-
-
-def check_parts_even(model: ModelSpec, samples: int, replicas: int) -> None:
-    """Raise PluginError where the replicas' parts of a batch differ, for code that exchanges them between the ranks."""
-    fewest, rest = divmod(samples, replicas)
-    if rest:
-        function = f"model.loss={model.loss}" if ":" in model.loss else function_label(model)
-        raise PluginError(
-            f"{function} communicates between ranks, whose parts of the last batch differ ({fewest} and {fewest + 1} "
-            "samples): change dataset.size"
+def check_loss(result: Any, in_training: bool = True) -> Tensor:
+    """Return the loss, which may be an attribute or an entry `loss` of the result. Raises UserProblem where none is."""
+    loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
+    is_loss = isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point()
+    if not is_loss and not in_training:
+        raise UserProblem(
+            "gives no loss in evaluation mode, only what it predicts: set measure.evaluate=false, or have it compute "
+            "the loss where the batch has labels"
         )
+    if not isinstance(loss, Tensor):
+        kind = "None" if loss is None else f"a {type(result).__name__}"
+        raise UserProblem(f"gives {kind}, and should give the mean loss of a batch: return it, or set model.loss")
+    if not is_loss:
+        dtype = str(loss.dtype).removeprefix("torch.")
+        raise UserProblem(
+            f"gives {dtype} of shape {tuple(loss.shape)}, and should give the mean loss of a batch, one number"
+        )
+    return (loss.sum() if loss.dim() else loss).float()  # no view, which FSDP warns of
+
+
+def find_lightning_class(module: Any) -> type | None:
+    """Return the class LightningModule from which a module is derived; None for any other module. Lightning is not
+    imported: it has two packages, and the module's file has imported one of them."""
+    names = ("pytorch_lightning.core.module", "lightning.pytorch.core.module")
+    kinds = (kind for kind in type(module).__mro__ if kind.__name__ == "LightningModule" and kind.__module__ in names)
+    return next(kinds, None)
+
+
+def list_overridden(module: Any, hooks: Sequence[str]) -> list[str]:
+    """Return those of the hooks that a LightningModule defines by itself."""
+    base = find_lightning_class(module)
+    return [hook for hook in hooks if base is not None and getattr(type(module), hook) is not getattr(base, hook)]
+
+
+def bind_progress(module: nn.Module, progress: Progress) -> None:
+    """Have a LightningModule read its step and its epoch from the run, and give it a logger that keeps nothing. A
+    Trainer counts the steps of one fit, and most strategies have none."""
+    base, kind = find_lightning_class(module), type(module)
+    if base is None:
+        return
+    logger = importlib.import_module(base.__module__.replace("core.module", "loggers.logger")).DummyLogger()
+
+    def set_trainer(module: Any, trainer: Any) -> None:
+        module._progress.trainer = trainer
+
+    def log(module: Any, *args: Any, **settings: Any) -> None:
+        if module._trainer is not None and module._trainer._results is not None:  # within a fit
+            kind.log(module, *args, **settings)  # type: ignore[attr-defined]
+
+    names = {
+        "global_step": property(lambda module: module._progress.steps),
+        "current_epoch": property(lambda module: module._progress.epoch),
+        "global_rank": property(lambda module: distributed.get_rank() if distributed.is_initialized() else 0),
+        "logger": property(lambda module: logger),
+        "_trainer": property(lambda module: module._progress.trainer, set_trainer),
+        "log": log,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+    }
+    module._progress = progress  # type: ignore[assignment]
+    module.__class__ = type(kind.__name__, (kind,), names)

@@ -23,6 +23,7 @@ from scalebench.strategies.torch.checkpointing import checkpoint_user_module
 from scalebench.strategies.torch.ddp import Ddp
 from scalebench.strategies.torch.model import NetworkModule, load_weights
 from scalebench.strategies.torch.sharded.fsdp import Fsdp, Hsdp
+from scalebench.strategies.torch.step_module import StepModule
 from scalebench.workloads import networks
 from scalebench.workloads.weights import initial_weights
 from tests.strategies.torch.conftest import model_spec
@@ -186,7 +187,7 @@ def test_messages_are_those_that_are_sent(strategy, hook, changes, monkeypatch):
 @pytest.mark.parametrize("hook", HOOKS)
 def test_odd_parameters_have_finite_gradients(strategy, hook):
     adapter = strategy("ddp_gloo", strategy__options__comm_hook=hook)
-    adapter.net = adapter.wrap(Odd())
+    adapter.net = adapter.wrap(StepModule(Odd(), adapter.model.loss))
     for _ in range(4):
         adapter.accumulate_gradients(CURVES)
     assert all(parameter.grad.isfinite().all() for parameter in adapter.net.parameters())

@@ -83,12 +83,12 @@ def test_a_module_for_gpus_is_checked_without_values(strategy, capsys, name):
     assert meta.type == "meta" and choose_trial_device(torch.device("cpu"), True).type == "cpu"
     fsdp = strategy("fsdp_gloo", **user_model(name))
     config, model = fsdp.spec.config, build_user_module(fsdp.spec.config, torch.device("cpu"))
-    check = (model, config, meta, fsdp.precision, None, (torch.randn(4, 200, 3, device="meta"),), True)
+    batch = TorchBatch(torch.randn(4, 200, 3, device="meta"), torch.randn(4, 2, device="meta"), 4)
+    check = (model, config, fsdp.precision.autocast("meta"), None, batch, True)
     check_user_module(*check)
     assert model.flops_per_sample == pytest.approx(fsdp.model.flops_per_sample) and not model.remarks
-    config.model.target_shape = [3]
     with pytest.raises(PluginError, match=r"gives outputs of \(4, 2\) for 4 samples"):
-        check_user_module(*check)
+        check_user_module(*check[:4], batch._replace(targets=torch.randn(4, 3, device="meta")), True)
     model.module.forward = lambda x: x.sum().item()
     check_user_module(*check)
     assert "the module was not checked, since a copy without values fails" in capsys.readouterr().out

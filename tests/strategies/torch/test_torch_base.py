@@ -102,7 +102,7 @@ def test_loss_is_reported_as_a_lazy_sum(strategy, source, accumulate):
     bare = strategy("bare_torch", train__accumulate=accumulate, train__learning_rate=0.0)
     batch = next(iter(bare.feed(source())))
     with torch.no_grad():
-        expected = (bare.model(batch.inputs) - batch.targets).square().mean(1).sum()
+        expected = (bare.model.module(batch.inputs) - batch.targets).square().mean(1).sum()
     for part in (bare.step(batch), bare.step(batch)):
         assert isinstance(part.loss_sum, torch.Tensor) and not part.loss_sum.requires_grad
         assert (part.samples, float(part.loss_sum)) == (20, pytest.approx(float(expected), rel=1e-6))
@@ -113,7 +113,7 @@ def test_evaluate_is_the_mean_over_all_samples(strategy, source, samples, monkey
     bare, within = strategy("bare_torch"), []
     inputs, targets = (torch.from_numpy(array) for array in samples)
     with torch.no_grad():
-        errors = (bare.model(inputs) - targets).double().square()
+        errors = (bare.model.module(inputs) - targets).double().square()
     expected = {"mse": errors.mean(), "mse_G0": errors[:, 0].mean(), "mse_a": errors[:, 1].mean()}
     monkeypatch.setattr(PeakMemory, "paused", lambda peak, device: within.append(device) or torch.no_grad())
     assert bare.evaluate(source()) == pytest.approx({name: float(mean) for name, mean in expected.items()}, rel=1e-6)
@@ -302,7 +302,7 @@ def test_metrics_are_those_of_the_current_model(strategy):
         other.step(batch)
     inputs, labels = (torch.from_numpy(array[50:]) for array in IMAGES)
     with torch.no_grad():
-        outputs = other.model.eval()(inputs)
+        outputs = other.model.module.eval()(inputs)
     assert actual["cross_entropy"] == pytest.approx(float(torch.nn.functional.cross_entropy(outputs, labels)), rel=1e-5)
     assert actual["accuracy"] == pytest.approx(float((outputs.argmax(1) == labels).float().mean()))
 

@@ -123,7 +123,7 @@ def test_compilation_covers_the_shapes_of_parts(strategy, source):
     compiled, made = CompiledModel.__new__(CompiledModel), []
     torch.nn.Module.__init__(compiled)
     compiled.model, compiled.shapes = bare.model, set()
-    compiled._compiled = lambda inputs: made.append(len(inputs)) or bare.model(inputs)
+    compiled._compiled = lambda *batch: made.append(len(batch[0])) or bare.model(*batch)
     bare.compiled = bare.net = compiled
     run_training(bare, source(), STEPS)
     assert made == [6, 7, 7] * (STEPS - 1)

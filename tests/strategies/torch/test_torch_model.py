@@ -7,10 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from scalebench.strategies.torch import evaluation, optimizer
-from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.model import Lstm, NetworkModule, load_weights, read_weights
 from scalebench.strategies.torch.profiling import count_flops
+from scalebench.strategies.torch.step_module import select_loss
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
 from scalebench.workloads.weights import initial_weights
@@ -303,9 +302,7 @@ def test_the_loss_is_the_mean_over_all_tokens():
     made, _ = module(gpt(), 0.3)
     outputs, labels = made(TOKENS), TOKENS.roll(-1, 1)
     reference = functional.cross_entropy(outputs, labels.long())
-    torch.testing.assert_close(optimizer.select_loss("cross_entropy")(outputs, labels), reference)
-    sums = evaluation._sum_classification(made, TorchBatch(TOKENS, labels, len(TOKENS)))
-    assert sums is not None
-    loss, right = sums.tolist()
-    assert loss / len(TOKENS) == pytest.approx(reference.item(), rel=1e-5)
-    assert right / len(TOKENS) == pytest.approx((outputs.argmax(1) == labels).float().mean().item())
+    torch.testing.assert_close(select_loss("cross_entropy").mean(outputs, labels), reference)
+    loss, right = select_loss("cross_entropy").metrics(outputs, labels).tolist()
+    assert loss == pytest.approx(reference.item(), rel=1e-5)
+    assert right == pytest.approx((outputs.argmax(1) == labels).float().mean().item())

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from scalebench.config.horovod_build import find_horovod_problem
-from scalebench.core.spec import OPTIMIZERS, ModelSpec, TrainSpec
+from scalebench.core.spec import OPTIMIZERS, TrainSpec
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch import batches as feeding
 from scalebench.strategies.torch import ddp, optimizer, precision
@@ -22,11 +22,11 @@ from scalebench.strategies.torch import optimizer as training
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.model import NetworkModule
 from scalebench.strategies.torch.precision import check_compiler
-from scalebench.strategies.torch.user_step import UserStep
+from scalebench.strategies.torch.user_module import UserModule
 from scalebench.workloads.network import Network
 from scalebench.workloads.source import Source
 from tests.strategies.builders import make_images, run_training, scheduled_rates, step_weight
-from tests.strategies.torch.conftest import user_model
+from tests.strategies.torch.conftest import spec_of, user_model
 from tests.strategies.torch.user_steps import Numbered
 
 CPU = torch.device("cpu")
@@ -183,7 +183,7 @@ def test_compilation_keeps_the_losses(strategy, source, name, model):
 def test_a_step_of_ones_own_is_compiled_once():
     """Although its training_step takes the number of the batch, which is 0 then."""
     torch._dynamo.utils.counters.clear()
-    step = UserStep(Numbered(), "default", ModelSpec("custom", loss="module"), as_is=False)
+    step = UserModule(Numbered(), spec_of("bare_torch", model__loss="module").config)
     compiled = torch.compile(step.forward, backend="eager", dynamic=False)
     batch = torch.randn(4, 5), torch.randn(4, 2)
     assert len({float(compiled(*batch).detach()) for _ in range(4)}) == 1
@@ -218,7 +218,7 @@ def reference_losses(bare, batches, rates):
     parameters, losses = list(bare.model.parameters()), []
     states = [{} for _ in parameters]
     for batch, rate in zip(batches, rates, strict=True):
-        loss = (bare.model(batch.inputs) - batch.targets).square().mean()
+        loss = (bare.model.module(batch.inputs) - batch.targets).square().mean()
         gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
             for weight, gradient, state in zip(parameters, gradients, states, strict=True):

@@ -15,12 +15,12 @@ from scalebench.core.errors import InputError, PluginError
 from scalebench.core.spec import ModelSpec
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch import libraries, user_checks
-from scalebench.strategies.torch.evaluation import compute_metrics
-from scalebench.strategies.torch.user_module import UserModule, UserProblem, attribute_errors_to_user, function_label
+from scalebench.strategies.torch.user_errors import UserProblem, attribute_errors_to_user, function_label
+from scalebench.strategies.torch.user_module import UserModule
 from scalebench.workloads.source import Source
 from tests.strategies.builders import make_features, make_images, run_training
 from tests.strategies.torch import user_modules
-from tests.strategies.torch.conftest import USER_MODULES, user_model
+from tests.strategies.torch.conftest import USER_MODULES, spec_of, user_model
 
 LIGHTNING = pytest.param("lightning_ddp_gloo", marks=pytest.mark.slow)
 NAMES = ["bare_torch", "ddp_gloo", "independent_torch", LIGHTNING]
@@ -32,33 +32,37 @@ class RecordedInput(nn.Module):
         return x
 
 
+def user_step(module, **changes):
+    return UserModule(module, spec_of("bare_torch", **changes).config)
+
+
 def test_inputs_have_channels_first_and_bytes_are_around_0():
     observed = RecordedInput()
     for shape in ((5,), (7, 3), (4, 6, 3), (2, 4, 6, 3)):
         inputs = torch.rand(2, *shape)
-        UserModule(observed)(inputs)
+        user_step(observed).compute_outputs(inputs)
         assert torch.equal(observed.x, inputs.movedim(-1, 1) if len(shape) > 1 else inputs)
         assert observed.x.is_contiguous()
-    UserModule(observed)(torch.tensor([[0, 51, 255]], dtype=torch.uint8))
+    user_step(observed).compute_outputs(torch.tensor([[0, 51, 255]], dtype=torch.uint8))
     torch.testing.assert_close(observed.x, torch.tensor([[-1.0, -0.6, 1.0]]))
 
 
-def test_an_error_in_evaluation_names_the_users_function():
-    source = Source(*make_features(20), global_batch=10, seed=0, replica=0, replicas=1)
-    model, spec = UserModule(nn.Linear(4, 2)), ModelSpec("custom", torch="net:make", target_shape=[2])
-    with pytest.raises(PluginError, match=r"net:make fails: RuntimeError: "):
-        compute_metrics(model, spec, source, torch.device("cpu"), lambda values: values)
+def test_an_error_in_evaluation_names_the_users_function(strategy):
+    adapter, (inputs, targets) = strategy("bare_torch", **user_model("Plain")), make_features(20)
+    source = Source(inputs[:, :9], targets, global_batch=10, seed=0, replica=0, replicas=1)
+    with pytest.raises(PluginError, match=r"user_modules:Plain fails: RuntimeError: "):
+        adapter.evaluate(source)
 
 
 def test_channels_last_in_memory_with_nhwc():
     observed = RecordedInput()
     observed.flat, observed.deep = nn.Conv2d(3, 4, 3), nn.Conv3d(3, 4, 3)
-    model = UserModule(observed, "nhwc")
-    model(torch.rand(2, 4, 6, 3))
+    model = user_step(observed, train__data_format="nhwc")
+    model.compute_outputs(torch.rand(2, 4, 6, 3))
     assert observed.x.shape == (2, 3, 4, 6) and observed.x.is_contiguous(memory_format=torch.channels_last)
     assert observed.flat.weight.is_contiguous(memory_format=torch.channels_last)
     assert observed.deep.weight.is_contiguous()
-    model(torch.rand(2, 6, 3))
+    model.compute_outputs(torch.rand(2, 6, 3))
     assert observed.x.is_contiguous()
 
 
@@ -151,7 +155,7 @@ def test_targets_of_two_axes(strategy):
     inputs, targets = make_features(40)[0], np.random.default_rng(1).normal(size=(40, 2, 3)).astype(np.float32)
     source = Source(inputs, targets, global_batch=20, seed=3, replica=0, replicas=1)
     with torch.no_grad():
-        expected = (adapter.model(torch.from_numpy(inputs)) - torch.from_numpy(targets)).square().mean()
+        expected = (adapter.model.compute_outputs(torch.from_numpy(inputs)) - torch.from_numpy(targets)).square().mean()
     assert adapter.evaluate(source) == {"mse": pytest.approx(float(expected), rel=1e-5)}
     assert adapter.step(next(iter(adapter.feed(source)))).samples == 20
 
@@ -344,7 +348,7 @@ def test_dropout_can_be_switched_off(strategy):
         adapter = strategy("bare_torch", **user_model("Noisy"), **changes)
         with torch.no_grad():
             assert adapter.model.training
-            assert torch.equal(adapter.model(batch), adapter.model(batch)) == bool(changes)
+            assert torch.equal(*(adapter.model.compute_outputs(batch) for _ in range(2))) == bool(changes)
 
 
 @pytest.mark.parametrize("how", ["", "lock", "closure"])
@@ -373,14 +377,12 @@ def test_random_numbers_that_cannot_be_switched_off_are_refused(strategy, kind):
 
 def test_different_weights_on_ranks_are_refused(strategy, monkeypatch):
     """They are compared to the last bit."""
-    here, same = UserModule(user_modules.seeded()), UserModule(user_modules.seeded())
-    rank0 = SimpleNamespace(  # which broadcasts the checksum of its module
-        broadcast=lambda _: float(user_checks._checksum(same.module.state_dict().values())), sum=lambda values: values
-    )
-    assert not user_checks._weights_differ(here, rank0)
+    here, sent = user_step(user_modules.seeded()), []
+    ranks = SimpleNamespace(broadcast=lambda value: sent.append(value) or sent[0], sum=lambda values: values)
+    assert [user_checks._weights_differ(here, ranks) for _ in range(2)] == [False, False]
     with torch.no_grad():
-        same.module.first.weight[3, 1] += 1e-6
-    assert user_checks._weights_differ(here, rank0)
+        here.module.first.weight[3, 1] += 1e-6
+    assert user_checks._weights_differ(here, ranks)
     strategy("ddp_gloo", **user_model("Plain")).close()
     monkeypatch.setattr(user_checks, "_weights_differ", lambda model, ranks: True)
     strategy("bare_torch", **user_model("Plain"))  # a single rank has no others to compare with

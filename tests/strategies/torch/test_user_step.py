@@ -9,7 +9,7 @@ from scalebench.core.errors import PluginError
 from scalebench.core.spec import TrainSpec
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch import user_checks
-from scalebench.strategies.torch.user_step import UserOptimizer
+from scalebench.strategies.torch.user_optimizer import UserOptimizer
 from scalebench.workloads import datasets, records
 from scalebench.workloads.source import Source
 from tests.strategies.builders import run_training

@@ -18,7 +18,7 @@ from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.ddp import Ddp, list_buckets, skip_sync, switch_sync
 from scalebench.strategies.torch.group import Message
 from scalebench.strategies.torch.lightning.trainer import GroupTrainerStrategy
-from scalebench.strategies.torch.user_module import attribute_errors_to_wrapping
+from scalebench.strategies.torch.user_errors import attribute_errors_to_wrapping
 
 
 class LightningDdp(GroupTrainerStrategy, Ddp):

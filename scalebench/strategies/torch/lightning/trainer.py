@@ -28,8 +28,8 @@ from scalebench.strategies.base import BatchReplay, Loop, LossPart, Unsupported,
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.optimizer import sum_loss_parts
-from scalebench.strategies.torch.user_module import UserProblem
-from scalebench.strategies.torch.user_step import DATA_HOOK, UserStep
+from scalebench.strategies.torch.user_errors import UserProblem
+from scalebench.strategies.torch.user_module import DATA_HOOK
 
 MIXED_PRECISIONS = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
 # Hooks that user_checks calls once, when it builds the module, whereas there are several fits; and prepare_data.
@@ -75,9 +75,9 @@ class TrainerStrategy(TorchStrategy):
 
     def train(self, loop: Loop) -> None:
         with self.attribute_errors_to_user():
-            trainer, module = self._build_trainer([_LoopReporter(self, loop)]), self._choose_module()
-            trainer.fit(module, train_dataloaders=_LoopParts(self, loop, module.form_batch))
-            module.trainer = self._idle_trainer  # that of the fit would keep its wrapper of the model alive
+            fit = _Fit(self, loop)
+            self._build_trainer([fit]).fit(fit.module, train_dataloaders=fit)
+            fit.module.trainer = self._idle_trainer  # that of the fit would keep its wrapper of the model alive
         # Most of Lightning's strategies leave the model and the optimizer's state on the CPU. Weights that are on the
         # device are left alone: those of FSDP cannot be replaced after a recorded pass.
         if next(self.model.parameters()).device != self.device:
@@ -100,16 +100,12 @@ class TrainerStrategy(TorchStrategy):
 
     def left_out(self) -> list[str]:
         names = super().left_out()
-        return [name for name in names if name == DATA_HOOK] if self._fits_user_module() else names
+        return [name for name in names if name == DATA_HOOK] if self.fits_user_module() else names
 
-    def _fits_user_module(self) -> bool:
+    def fits_user_module(self) -> bool:
+        """Return whether Lightning fits the user's own LightningModule."""
         model = self.model
-        is_lightning = isinstance(model, UserStep) and isinstance(model.module, pl.LightningModule)
-        return is_lightning and self.compiled is model
-
-    def _choose_module(self) -> pl.LightningModule:
-        """Return the user's LightningModule as it is, with all of its hooks; else the strategy's model as one."""
-        return borrow_user_module(self) if self._fits_user_module() else _TrainerModule(self)
+        return model.loss is None and isinstance(model.module, pl.LightningModule) and self.compiled is model
 
     def on_fit_start(self, trainer: pl.Trainer) -> None:
         """Prepare the fit; called between Lightning's set-up and its first step."""
@@ -232,44 +228,20 @@ class LauncherEnvironment(LightningEnvironment):
         """Keep WORLD_SIZE, which Lightning would delete, since the processes outlive a fit."""
 
 
-class _TrainerModule(pl.LightningModule):
-    """The strategy's model, loss and optimizer as a LightningModule."""
+class _PlainModule(pl.LightningModule):
+    """The strategy's model as a LightningModule."""
 
     def __init__(self, strategy: TrainerStrategy) -> None:
         super().__init__()
         self.model = strategy.compiled
-        self._strategy = strategy
-        self._loss_parts: list[LossPart] = []  # of the current step
-        self.is_last_part = True
-
-    def form_batch(self, part: TorchBatch) -> Any:
-        """Return a part of a step as Lightning passes it to hooks and to training_step."""
-        return part
-
-    def training_step(self, batch: TorchBatch, batch_idx: int) -> Tensor:
-        return self.compute_loss(batch, self.model)
-
-    def compute_loss(self, part: TorchBatch, net: Callable[..., Tensor]) -> Tensor:
-        """Return the loss to differentiate, and keep the one to report."""
-        self.is_last_part = part.last
-        if not part.samples:  # Lightning counts parts, and this step has fewer samples than parts
-            return self._strategy.empty_loss()
-        loss, loss_part = self._strategy.forward(net, part)
-        self._loss_parts.append(loss_part)
-        # The losses of parts add up, whereas Lightning averages them.
-        return loss if self._strategy.accumulate == 1 else loss * self._strategy.accumulate
-
-    def take_loss(self) -> LossPart:
-        """Return the loss of the step that has ended, and start with the next one."""
-        parts, self._loss_parts = self._loss_parts, []
-        return sum_loss_parts(parts)
+        self._has_user_optimizer = strategy.user_optimizer() is not None
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
     ) -> None:
         """Compute the gradients first where the optimizer is the user's, which may ignore the closure: Lightning has
         it compute them, and a plain loop gives it none."""
-        if optimizer_closure is not None and self._strategy.user_optimizer() is not None:
+        if optimizer_closure is not None and self._has_user_optimizer:
             loss = optimizer_closure()
             optimizer.step(closure=lambda: loss)
         else:
@@ -278,39 +250,72 @@ class _TrainerModule(pl.LightningModule):
     def configure_model(self) -> None:
         """Leave the model as the strategy has built it; some of Lightning's strategies want this method."""
 
-    def configure_optimizers(self) -> Any:
-        return read_optimizers(self._strategy)
 
+class _Fit(pl.Callback):
+    """One fit. As Lightning's loader it gives the parts of the loop's batches, as its callback it reports each step to
+    the loop, and stops Lightning when the loop is over. It has a length: otherwise Lightning fetches one batch ahead,
+    to detect the last.
 
-def read_optimizers(strategy: TrainerStrategy) -> Any:
-    """Return the optimizer, with the schedulers that the user's function has made for it."""
-    user = strategy.user_optimizer()
-    return strategy.optimizer if user is None else ([user.optimizer], user.by_step)
+    `module` is the user's LightningModule as it is, with all of its hooks, which get its own batches; else the
+    strategy's model as one.
+    """
 
+    def __init__(self, strategy: TrainerStrategy, loop: Loop) -> None:
+        self._strategy, self._loop = strategy, loop
+        self._on_sigterm = signal.getsignal(signal.SIGTERM)
+        self._loss_parts: list[LossPart] = []  # of the current step
+        self._part: TorchBatch | None = None  # that is trained
+        self._is_users = strategy.fits_user_module()
+        self.module: Any = strategy.model.module if self._is_users else _PlainModule(strategy)
+        user = strategy.user_optimizer()  # which schedulers belong to
+        optimizers = strategy.optimizer if user is None else ([user.optimizer], user.by_step)
+        self.module.configure_optimizers, self.module.training_step = lambda: optimizers, self._train_part
+        if self._is_users:
+            self.module.on_train_batch_start = functools.partial(_start_batch, self.module)
+            for hook in BUILD_HOOKS:
+                setattr(self.module, hook, _do_nothing)
 
-def borrow_user_module(strategy: TrainerStrategy) -> pl.LightningModule:
-    """Return the user's LightningModule for a fit. Its hooks and its training_step are called with its own batches and
-    its loss is reported and weighted; its optimizer is that of all fits."""
-    model, steps = strategy.model, _TrainerModule(strategy)
-    module = model.module
+    def __len__(self) -> int:
+        return MAX_PARTS
 
-    def form_batch(part: TorchBatch) -> Any:
-        steps.part = part
-        return model.form_batch(part.inputs, part.targets)
+    def __iter__(self) -> Iterator[Any]:
+        model: Any = self._strategy.model
+        for batch in self._loop:  # a generator, so that the loop begins with the first batch and not before
+            for part in self._strategy.split_batch(batch):
+                self._part, self.module.is_last_part = part, part.last
+                yield model.form_batch(part.inputs, part.targets) if self._is_users else part
 
-    @functools.wraps(model.training_step)
-    def training_step(batch: Any, batch_idx: int) -> Tensor:
-        loss = steps.compute_loss(steps.part, functools.partial(model, batch=batch))
-        module.is_last_part = steps.is_last_part
-        return loss
+    def _train_part(self, batch: Any, batch_idx: int) -> Tensor:
+        """Stand for the training_step: return the loss to differentiate, and keep the one to report."""
+        strategy, part = self._strategy, self._part
+        assert part is not None, "which Lightning has got"
+        if not part.samples:  # Lightning counts parts, and this step has fewer samples than parts
+            return strategy.empty_loss()
+        net = functools.partial(strategy.model, batch=batch) if self._is_users else self.module.model
+        loss, loss_part = strategy.forward(net, part)
+        self._loss_parts.append(loss_part)
+        # The losses of parts add up, whereas Lightning averages them.
+        return loss if strategy.accumulate == 1 else loss * strategy.accumulate
 
-    module.form_batch, module.training_step = form_batch, training_step
-    module.take_loss = steps.take_loss
-    module.configure_optimizers = functools.partial(read_optimizers, strategy)
-    for hook in BUILD_HOOKS:
-        setattr(module, hook, _do_nothing)
-    module.on_train_batch_start = functools.partial(_start_batch, module)
-    return module
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Lightning's handler broadcasts, and would wait for ranks that hang or have ended.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+        self._strategy.on_fit_start(trainer)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not self.module.is_last_part:
+            return
+        self._strategy.on_step_end()
+        self._strategy.advance_schedulers(by_step=False)  # Lightning advances those by step
+        parts, self._loss_parts = self._loss_parts, []
+        if self._loop.done(sum_loss_parts(parts)):
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._strategy.on_fit_end()
 
 
 def _do_nothing(*args: Any, **settings: Any) -> None:
@@ -322,45 +327,3 @@ def _start_batch(module: pl.LightningModule, *batch: Any) -> None:
         raise UserProblem(
             "returns -1 in on_train_batch_start, which ends a training of Lightning's: a measurement needs all batches"
         )
-
-
-class _LoopReporter(pl.Callback):
-    """Reports each step to the loop, and stops Lightning when the loop is over."""
-
-    def __init__(self, strategy: TrainerStrategy, loop: Loop) -> None:
-        self._strategy, self._loop = strategy, loop
-        self._on_sigterm = signal.getsignal(signal.SIGTERM)
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Lightning's handler broadcasts, and would wait for ranks that hang or have ended.
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._on_sigterm)
-        self._strategy.on_fit_start(trainer)
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if not pl_module.is_last_part:
-            return
-        self._strategy.on_step_end()
-        self._strategy.advance_schedulers(by_step=False)  # Lightning advances those by step
-        if self._loop.done(pl_module.take_loss()):
-            trainer.should_stop = True
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._strategy.on_fit_end()
-
-
-class _LoopParts:
-    """The parts of the loop's batches in the form of the module, with a length: otherwise Lightning fetches one batch
-    ahead, to detect the last."""
-
-    def __init__(self, strategy: TrainerStrategy, loop: Loop, form_batch: Callable[[TorchBatch], Any]) -> None:
-        self._strategy, self._loop, self._form_batch = strategy, loop, form_batch
-
-    def __len__(self) -> int:
-        return MAX_PARTS
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self._loop:  # a generator, so that the loop begins with the first batch and not before
-            yield from map(self._form_batch, self._strategy.split_batch(batch))

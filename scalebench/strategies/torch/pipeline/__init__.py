@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.pipelining import ScheduleGPipe
 
 from scalebench.core.errors import InputError
@@ -14,11 +14,10 @@ from scalebench.core.result import StageRecord
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
 from scalebench.strategies.base import LossPart, Unsupported, never_measured
-from scalebench.strategies.torch import evaluation
 from scalebench.strategies.torch.base import GroupStrategy, count_parameters
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import TorchGroup
-from scalebench.strategies.torch.model import NetworkModule, build_network_module, read_weights
+from scalebench.strategies.torch.model import NetworkModule, build_network_module
 from scalebench.strategies.torch.pipeline.schedule import (
     MicroBatchSchedule,
     PipelineForward,
@@ -36,7 +35,6 @@ from scalebench.strategies.torch.pipeline.stage import (
 )
 from scalebench.workloads import networks, partition
 from scalebench.workloads.network import Network
-from scalebench.workloads.source import Source
 
 
 class ModelParallel(GroupStrategy):
@@ -53,7 +51,6 @@ class ModelParallel(GroupStrategy):
     stage_group: StageGroup
     network_stages: list[partition.NetworkStage]
     layouts: list[ActivationLayout]
-    model: NetworkModule
     pipeline_forward: PipelineForward
     _micro_batch_schedule: MicroBatchSchedule
 
@@ -95,10 +92,10 @@ class ModelParallel(GroupStrategy):
             layout = self._determine_layout() if index == group.index else None
             self.layouts.append(group.broadcast_object(layout, index))
         output_layout = None if group.is_last else self.layouts[group.index]
-        module = StageModule(self.model, self.precision.autocast, self._input_layout(), output_layout)
+        module = StageModule(self.model.module, self.precision.autocast, self._input_layout(), output_layout)
         self.pipeline_forward = PipelineForward(module, group)
         self._micro_batch_schedule = MicroBatchSchedule(
-            self.schedule, self.micro_batches, module, group, self.layouts, self.spec.config, self._loss
+            self.schedule, self.micro_batches, module, group, self.layouts, self.spec.config, self.model.loss.mean
         )
         for size in partition.epoch_batch_sizes(self.spec, group.replica, self.replicas):
             self._micro_batch_schedule.prepare(size)
@@ -133,11 +130,10 @@ class ModelParallel(GroupStrategy):
             self._transfers = StageTransfers(self.stage_group, self.layouts, samples, self.micro_batches, parameters)
         self._transfers()
 
-    def evaluate(self, source: Source) -> dict[str, float]:
-        """Evaluate the same samples on every stage; the last one computes the metrics."""
-        model, spec = self.pipeline_forward, self.spec.config.model
-        with self._peak.paused(self.device):
-            return evaluation.compute_metrics(model, spec, source, self.device, self.group.sum)
+    def measure(self, batch: TorchBatch) -> Tensor | None:
+        """Pass the same samples through every stage; the last one measures."""
+        outputs = self.pipeline_forward(batch.inputs)
+        return None if outputs is None else self.model.loss.metrics(outputs.float(), batch.targets)
 
     def num_params(self) -> int:
         """Return the sum over the stages, which all of them compute together once."""
@@ -147,7 +143,7 @@ class ModelParallel(GroupStrategy):
 
     def parameters(self) -> dict[str, Any]:
         """Return the weights of the complete model; every process has to call this."""
-        gathered = self.stage_group.gather_objects(read_weights(self.model))
+        gathered = self.stage_group.gather_objects(self.model.arrays())
         return {name: array for arrays in gathered for name, array in arrays.items()}
 
     def stages(self) -> list[StageRecord]:
@@ -206,7 +202,7 @@ class ModelParallel(GroupStrategy):
         else:
             inputs = layout.empty(samples, self.device).zero_()
         self.model.eval()
-        outputs = StageModule(self.model, self.precision.autocast, layout, None)(inputs)
+        outputs = StageModule(self.model.module, self.precision.autocast, layout, None)(inputs)
         self.model.train()
         return ActivationLayout.from_outputs(outputs)
 

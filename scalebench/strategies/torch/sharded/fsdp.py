@@ -20,15 +20,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
 from scalebench.strategies.base import LossPart, Unsupported, create_on_all_ranks, never_measured
-from scalebench.strategies.torch import evaluation
 from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import Message, MessageLog, all_gather, reduce_scatter
 from scalebench.strategies.torch.model import BatchNorm, Lstm, NetworkModule
 from scalebench.strategies.torch.precision import HALF_DTYPES
 from scalebench.strategies.torch.tensor_parallel import TensorParallel
-from scalebench.strategies.torch.user_module import UserModule, UserProblem
-from scalebench.strategies.torch.user_step import find_lightning_class
+from scalebench.strategies.torch.user_errors import UserProblem
+from scalebench.strategies.torch.user_module import find_lightning_class
 from scalebench.workloads.source import Source
 
 # Their kernels take weights of float32 alone, whatever autocast makes of their inputs.
@@ -189,7 +188,7 @@ class Fsdp(GroupStrategy):
     """
 
     net: Any
-    builds_on_host = True
+    builds_on_host = is_sharded = True
     syncs_gradients = True
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
@@ -209,9 +208,10 @@ class Fsdp(GroupStrategy):
         for tensor in ignored:
             tensor.data = tensor.data.to(self.device)
         self._mesh = mesh = self.build_mesh()
-        if isinstance(self.model, NetworkModule):  # the output of a dense layer over positions is a view
-            nodes = self.model.network.nodes
-            self.model.protect_outputs([node.name for node in nodes if node.op == "dense" and len(node.shape) > 1])
+        module = self.model.module
+        if isinstance(module, NetworkModule):  # the output of a dense layer over positions is a view
+            nodes = module.network.nodes
+            module.protect_outputs([node.name for node in nodes if node.op == "dense" and len(node.shape) > 1])
         *first, last = self._units()
         for unit in [*first, last]:
             for tensor in (each for layer in unit for each in layer.parameters()):
@@ -223,13 +223,13 @@ class Fsdp(GroupStrategy):
             )  # fmt: skip
             self._all_gathers.append(log_messages(self._log, lambda: self.syncs_gradients, unit[0], mesh.ndim > 1))
             if user is not None:  # its optimizer lets go of the complete weights
-                user.follow_parameters(self.model.module)
+                user.follow_parameters(module)
         if not isinstance(model, FSDPModule):
             fully_shard(
                 model, mesh=mesh, reshard_after_forward=False, ignored_params=ignored
             )  # the root, which has no weights left
-        if isinstance(self.model, UserModule) and find_lightning_class(self.model.module) is not None:
-            self.model.module.to(self.device)  # already there; a LightningModule learns its device from the call
+        if find_lightning_class(module) is not None:
+            module.to(self.device)  # already there; a LightningModule learns its device from the call
         self.optimizer = self.build_optimizer()  # of the shards
         return model
 
@@ -286,15 +286,17 @@ class Fsdp(GroupStrategy):
 
     def evaluate(self, source: Source) -> dict[str, float]:
         """Evaluate with one unit gathered at a time, as in training."""
-        net, model, device = evaluation.CallForward(self.net), self.spec.config.model, self.device
-        with self._peak.paused(device), self.precision.autocast():
-            metrics = evaluation.compute_metrics(net, model, source, device, self.group.sum, is_sharded=True)
+        metrics = super().evaluate(source)
         if hasattr(self.net, "reset_iter_state"):  # or the next backward pass would prefetch as if it followed this one
             self.net.reset_iter_state()
         for module in self.net.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()  # the last unit, which stays gathered until a backward pass
         return metrics
+
+    def measure(self, batch: TorchBatch) -> Tensor:
+        means: Tensor = self.net(batch.inputs, batch.targets)
+        return means
 
     def _choose_precision(self, unit: list[nn.Module]) -> MixedPrecisionPolicy:
         """Return the types of a unit's gathered weights and of its reduced gradients. Autocast, as under every other
@@ -309,8 +311,8 @@ class Fsdp(GroupStrategy):
         if self.options.units == "whole":
             return [[self.compiled]]
         min_bytes = self.options.unit_mb * 1e6
-        if isinstance(self.model, NetworkModule):
-            return group_layers(list_layers(self.model), min_bytes)
+        if isinstance(self.model.module, NetworkModule):
+            return group_layers(list_layers(self.model.module), min_bytes)
         blocks = find_blocks(self.model.module)
         within = {parameter for block in blocks for parameter in block.parameters()}
         rest = [] if within.issuperset(self.model.parameters()) else [[self.compiled]]
@@ -318,7 +320,7 @@ class Fsdp(GroupStrategy):
 
     def model_remarks(self) -> dict[str, str]:
         remarks = super().model_remarks()
-        if self.options.units == "whole" or isinstance(self.model, NetworkModule) or len(self._all_gathers) > 1:
+        if self.options.units == "whole" or isinstance(self.model.module, NetworkModule) or len(self._all_gathers) > 1:
             return remarks
         return remarks | {"one_unit": f"{self.model.module.__class__.__name__} has no repeated blocks: it is one unit"}
 

@@ -13,8 +13,8 @@ from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import Message
 from scalebench.strategies.torch.model import NetworkModule
 from scalebench.strategies.torch.precision import HALF_DTYPES
+from scalebench.strategies.torch.step_module import StepModule
 from scalebench.strategies.torch.tensor_parallel.plan import Split, plan_splits
-from scalebench.strategies.torch.user_module import UserModule
 
 MIN_TORCH_VERSION = (2, 7)  # from here on parallelize_module takes each shard from the process's own full weights
 
@@ -73,18 +73,19 @@ class TensorParallel(GroupStrategy):
             for each, dtype in messages
         ]
 
-    def _build_model(self) -> NetworkModule | UserModule:
+    def _build_model(self) -> StepModule:
         from scalebench.strategies.torch.tensor_parallel import layers  # imports DTensor, which takes seconds
 
         model = super()._build_model()
-        assert isinstance(model, NetworkModule), "setup refuses others"
-        self.splits = plan_splits(model.network, self.layer_devices, self.options.layers == "all")
+        module = model.module
+        assert isinstance(module, NetworkModule), "setup refuses others"
+        self.splits = plan_splits(module.network, self.layer_devices, self.options.layers == "all")
         if not self.splits:
             raise Unsupported(
                 f"{self.spec.config.model.name} has no dense layer that {self.layer_devices} devices could share under "
                 f"strategy.options.layers={self.options.layers}, and no others are split"
             )
-        self._input_dtypes = layers.InputDtypes(model, self.splits)
+        self._input_dtypes = layers.InputDtypes(module, self.splits)
         self._layer_mesh = self.build_layer_mesh()
-        layers.split_layers(model, self.splits, self._layer_mesh)
+        layers.split_layers(module, self.splits, self._layer_mesh)
         return model

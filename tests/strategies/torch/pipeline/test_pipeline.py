@@ -118,7 +118,7 @@ def test_costs_are_measured_on_the_samples_of_a_micro_batch(strategy, monkeypatc
     staged = strategy("pipeline_gpipe", **SMALL, strategy__options__micro_batches=4)
     assert measured_samples == []  # one stage has nothing to balance
     staged.stage_count = 2
-    staged._node_costs(staged.model.network)
+    staged._node_costs(staged.model.module.network)
     assert measured_samples == [5]
     staged.close()
     staged = strategy("model_parallel", **SMALL)

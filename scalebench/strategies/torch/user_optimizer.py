@@ -1,177 +1,26 @@
-"""A training step of the user's own: a loss computed by the user's code, and an optimizer of the user's.
-
-The loss is that of a LightningModule's training_step, of the outputs of a module (as Hugging Face's have it), or of a
-function, `model.loss=MODULE:FUNCTION`. Every strategy wraps the same module, whose forward pass returns the loss.
-"""
+"""An optimizer of the user's, with its schedulers, under every strategy."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import MethodType
 from typing import Any
 
-import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from scalebench.core.spec import ModelSpec, TrainSpec
-from scalebench.strategies.torch.user_module import Progress, UserModule, UserProblem, summarize_names
-from scalebench.workloads import user_code
+from scalebench.core.spec import TrainSpec
+from scalebench.strategies.torch.step_module import Progress
+from scalebench.strategies.torch.user_errors import UserProblem, summarize_names
 
 # The beginning of PyTorch's warning where a wrapper steps the optimizer that a scheduler was made for.
 SCHEDULER_FIRST = r"Detected call of `lr_scheduler\.step\(\)` before"
 OWN_ATTRIBUTES = ("param_groups", "state", "defaults")  # of every optimizer
 ADVANCES_BY_STEP = "step"  # Lightning's interval of a scheduler; by epoch is its default
-
-
-# Hooks of a LightningModule that Lightning's loop calls in each step, and no other loop.
-STEP_HOOKS = (
-    "on_train_batch_start on_train_batch_end on_before_zero_grad on_before_backward on_after_backward "
-    "on_before_optimizer_step configure_gradient_clipping optimizer_step optimizer_zero_grad backward lr_scheduler_step"
-).split()
-# Hooks that change a batch, in their order; they run under every strategy.
-BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-DATA_HOOK = "train_dataloader"  # left out everywhere: samples are those of `dataset`
-
-
-def find_lightning_class(module: Any) -> type | None:
-    """Return the class LightningModule from which a module is derived; None for any other module. Lightning is not
-    imported: it has two packages, and the module's file has imported one of them."""
-    names = ("pytorch_lightning.core.module", "lightning.pytorch.core.module")
-    kinds = (kind for kind in type(module).__mro__ if kind.__name__ == "LightningModule" and kind.__module__ in names)
-    return next(kinds, None)
-
-
-def list_overridden(module: Any, hooks: Sequence[str]) -> list[str]:
-    """Return those of the hooks that a LightningModule defines by itself."""
-    base = find_lightning_class(module)
-    return [hook for hook in hooks if base is not None and getattr(type(module), hook) is not getattr(base, hook)]
-
-
-def bind_progress(module: nn.Module, progress: Progress) -> None:
-    """Have a LightningModule read its step and its epoch from the run, and give it a logger that keeps nothing. A
-    Trainer counts the steps of one fit, and most strategies have none."""
-    base, kind = find_lightning_class(module), type(module)
-    if base is None:
-        return
-    logger = importlib.import_module(base.__module__.replace("core.module", "loggers.logger")).DummyLogger()
-
-    def set_trainer(module: Any, trainer: Any) -> None:
-        module._progress.trainer = trainer
-
-    def log(module: Any, *args: Any, **settings: Any) -> None:
-        if module._trainer is not None and module._trainer._results is not None:  # within a fit
-            kind.log(module, *args, **settings)  # type: ignore[attr-defined]
-
-    names = {
-        "global_step": property(lambda module: module._progress.steps),
-        "current_epoch": property(lambda module: module._progress.epoch),
-        "global_rank": property(lambda module: distributed.get_rank() if distributed.is_initialized() else 0),
-        "logger": property(lambda module: logger),
-        "_trainer": property(lambda module: module._progress.trainer, set_trainer),
-        "log": log,
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-    }
-    module._progress = progress  # type: ignore[assignment]
-    module.__class__ = type(kind.__name__, (kind,), names)
-
-
-class UserStep(UserModule):
-    """Turn a batch, (inputs, targets), into the mean of the user's loss over its samples.
-
-    `training_step` is the method of a module that has one.
-    """
-
-    def __init__(self, module: nn.Module, data_format: str, model: ModelSpec, as_is: bool) -> None:
-        super().__init__(module, data_format, as_is)
-        self._batches = {True: 0, False: 0}  # counted in training and in evaluation mode
-        self.training_step = find_training_step(module)
-        self._batch_hooks = list_overridden(module, BATCH_HOOKS)
-        self._loss = None if model.loss == user_code.MODULE_LOSS else user_code.load_function(model.loss, "model.loss")
-        if self._loss is not None and not callable(self._loss):
-            raise UserProblem(f"has model.loss={model.loss}, which is not a function")
-        if self.training_step is not None:
-            if not getattr(module, "automatic_optimization", True):
-                raise UserProblem(
-                    "steps its optimizers by itself (automatic_optimization=False), which every strategy does in "
-                    "another way: return the loss from training_step, or run your own script as it is (script=FILE)"
-                )
-            self._takes_number = _takes_second_argument(self.training_step)
-
-    def forward(self, inputs: Any, targets: Any = None, batch: Any = None) -> Tensor:
-        """Return the loss. `batch`: what form_batch made of inputs and targets, as hooks of the user's have left it."""
-        if batch is None:
-            batch = self.form_batch(inputs, targets)
-            for hook in self._batch_hooks:
-                device = [next(self.module.parameters()).device] if hook == "transfer_batch_to_device" else []
-                batch = getattr(self.module, hook)(batch, *device, 0)
-        if self._loss is None and self.training_step is not None:
-            number = [self._count_batch()] if self._takes_number else []
-            return check_loss(self.training_step(batch, *number), self.training)
-        inputs, targets = (batch, None) if targets is None else batch
-        if self._loss is not None:
-            result = self._loss(self.call_module(inputs), inputs if targets is None else targets)
-        else:
-            result = self.call_module(inputs) if targets is None else self.module(inputs, targets)
-        return check_loss(result, self.training)
-
-    def train(self, mode: bool = True) -> UserStep:
-        """Set the mode; each evaluation counts its batches from 0."""
-        self._batches[False] = 0
-        return super().train(mode)
-
-    def form_batch(self, inputs: Any, targets: Any) -> Any:
-        """Return a batch as a training_step of the user's takes it: the inputs, or (inputs, targets)."""
-        inputs = self.prepare(inputs)
-        return inputs if targets is None else (inputs, targets)
-
-    def _count_batch(self) -> int:
-        """Return the number of the batch among those of training, or of this evaluation; 0 in compiled code, which
-        would be compiled again for each number."""
-        if torch.compiler.is_compiling():
-            return 0
-        self._batches[self.training] += 1
-        return self._batches[self.training] - 1
-
-
-def find_training_step(module: Any) -> Callable[..., Any] | None:
-    """Return the training_step of a module that computes its loss by itself, as a LightningModule does."""
-    step = getattr(module, user_code.TRAINING_STEP, None)
-    return step if callable(step) else None
-
-
-def _takes_second_argument(function: Callable[..., Any]) -> bool:
-    try:
-        inspect.signature(function).bind(None, 0)
-    except TypeError:
-        return False
-    return True
-
-
-def check_loss(result: Any, in_training: bool = True) -> Tensor:
-    """Return the loss, which may be an attribute or an entry `loss` of the result. Raises UserProblem where none is."""
-    loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
-    is_loss = isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point()
-    if not is_loss and not in_training:
-        raise UserProblem(
-            "gives no loss in evaluation mode, only what it predicts: set measure.evaluate=false, or have it compute "
-            "the loss where the batch has labels"
-        )
-    if not isinstance(loss, Tensor):
-        kind = "None" if loss is None else f"a {type(result).__name__}"
-        raise UserProblem(f"gives {kind}, and should give the mean loss of a batch: return it, or set model.loss")
-    if not is_loss:
-        dtype = str(loss.dtype).removeprefix("torch.")
-        raise UserProblem(
-            f"gives {dtype} of shape {tuple(loss.shape)}, and should give the mean loss of a batch, one number"
-        )
-    return (loss.sum() if loss.dim() else loss).float()  # no view, which FSDP warns of
 
 
 class UserOptimizer:
