@@ -12,7 +12,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -20,17 +19,6 @@ from torch.utils.checkpoint import checkpoint
 from scalebench.strategies.base import Unsupported
 
 _thread = threading.local()
-
-
-class Step(Protocol):
-    """A step of a forward pass: the names of the values that it reads, writes, and is the last to read."""
-
-    @property
-    def inputs(self) -> tuple[str, ...]: ...
-    @property
-    def output(self) -> str: ...
-    @property
-    def last_reads(self) -> tuple[str, ...]: ...
 
 
 def is_recomputing() -> bool:
@@ -58,21 +46,14 @@ def run_checkpointed(run: Callable[[Tensor], Tensor], x: Tensor, draws_numbers: 
     return checkpoint(run, x, use_reentrant=False, preserve_rng_state=draws_numbers, context_fn=_contexts)
 
 
-def split_steps(steps: Sequence[Step], sizes: Sequence[int]) -> list[int]:
-    """Return where parts of a forward pass end, as numbers of steps: about the square root of the number of possible
-    ends, the last one the number of all steps, such that the parts hold about equally many activations.
+def choose_ends(cuts: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Return where parts of a forward pass end, but for the last one: about the square root of the number of `cuts`,
+    after which a single value is read, such that the parts hold about equally many activations.
 
-    A part may end where a single value is read later. `sizes` has the elements that each step writes.
+    `sizes` has the elements that each operation writes.
     """
-    cuts, live = [], 1  # the input
-    for number, step in enumerate(steps, 1):
-        live += 1 - len(step.last_reads)
-        if live == 1 and number < len(steps):
-            cuts.append(number)
-    parts = math.isqrt(len(cuts) + 1)
-    sums = list(itertools.accumulate(sizes))
-    ends = {min(cuts, key=lambda cut: abs(sums[cut - 1] - sums[-1] * part / parts)) for part in range(1, parts)}
-    return [*sorted(ends), len(steps)]
+    parts, sums = math.isqrt(len(cuts) + 1), list(itertools.accumulate(sizes))
+    return sorted({min(cuts, key=lambda cut: abs(sums[cut] - sums[-1] * part / parts)) for part in range(1, parts)})
 
 
 def checkpoint_user_module(module: nn.Module) -> None:

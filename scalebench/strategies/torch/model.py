@@ -1,29 +1,31 @@
 """Networks of `workloads.network` as torch modules, and their weights under neutral names.
 
-Operations take (samples, channels, positions) or (samples, channels, height, width), which is torch's order of axes
-in any memory layout. The operations of CHANNELS_LAST, among them all those of transformers, take and return the
-channels after the positions, and those of EITHER_ORDER take both.
+A network is a torch.fx graph, whose code frees each value after its last reader. Operations take (samples, channels,
+positions) or (samples, channels, height, width), which is torch's order of axes in any memory layout. The operations of
+CHANNELS_LAST, among them all those of transformers, take and return the channels after the positions, and those of
+EITHER_ORDER take both.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.utils import skip_init
 
 from scalebench.core.spec import Config
-from scalebench.strategies.torch.checkpointing import is_recomputing, run_checkpointed, split_steps
+from scalebench.strategies.torch.checkpointing import choose_ends, is_recomputing, run_checkpointed
 from scalebench.strategies.torch.precision import choose_data_format
 from scalebench.workloads.datasets.images import PIXEL_SCALE
 from scalebench.workloads.network import Network, Node, Pads
@@ -39,19 +41,6 @@ class PositionEmbedding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.weight
-
-
-class CausalAttention(nn.Module):
-    """PyTorch's scaled dot-product attention. The number of heads follows from the input's width, so that a slice of
-    the width, as in tensor parallelism, holds some of the heads."""
-
-    def __init__(self, head_width: int) -> None:
-        super().__init__()
-        self.head_width = head_width
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        heads = (x.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for x in (query, key, value))
-        return functional.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
 
 
 CUDNN_LSTM = 2  # of cudnnRNNMode_t
@@ -89,7 +78,7 @@ class Lstm(nn.Module):
 
 
 CONV_FUNCTIONS = {1: functional.conv1d, 2: functional.conv2d}
-MAX_POOL = {1: nn.MaxPool1d, 2: nn.MaxPool2d}
+MAX_POOL = {1: torch.max_pool1d, 2: torch.max_pool2d}
 AVG_POOL = {1: functional.avg_pool1d, 2: functional.avg_pool2d}
 
 
@@ -123,17 +112,6 @@ class BatchNorm(nn.Module):
         )  # fmt: skip
 
 
-class Pad(nn.Module):
-    """Pads the last axes with a constant, by (before, after) for each axis."""
-
-    def __init__(self, pads: Pads, value: float = 0.0) -> None:
-        super().__init__()
-        self.flat, self.value = [width for axis in reversed(pads) for width in axis], value
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.pad(x, self.flat, value=self.value)
-
-
 class AvgPool(nn.Module):
     """Averages each window over its data without the padding."""
 
@@ -142,16 +120,15 @@ class AvgPool(nn.Module):
         self.window, self.strides = node.settings["window"], node.settings["strides"]
         pads, self.pool = node.settings["pads"], AVG_POOL[len(spatial)]
         self.padding = _symmetric_padding(pads, self.window)
-        self.pad = None if self.padding is not None else Pad(pads)
+        self.pads = pads
         self.register_buffer("share", None, persistent=False)
-        if self.pad is not None:  # torch would count the zeros of an asymmetric padding
-            data = self.pad(torch.ones(1, 1, *spatial))
-            self.share = self.pool(data, self.window, self.strides)
+        if self.padding is None:  # torch would count the zeros of an asymmetric padding
+            self.share = self.pool(pad(torch.ones(1, 1, *spatial), pads), self.window, self.strides)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.pad is None:
+        if self.padding is not None:
             return self.pool(x, self.window, self.strides, self.padding, count_include_pad=False)
-        return self.pool(self.pad(x), self.window, self.strides) / self.share.to(x.dtype)
+        return self.pool(pad(x, self.pads), self.window, self.strides) / self.share.to(x.dtype)
 
 
 class LocalResponseNorm(nn.Module):
@@ -169,66 +146,9 @@ class LocalResponseNorm(nn.Module):
         return x * (self.bias + self.alpha * CONV_FUNCTIONS[x.dim() - 2](x.square(), self.band)).pow(-self.beta)
 
 
-class GlobalAvgPool(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean(tuple(range(2, x.dim())))
-
-
-class Flatten(nn.Module):
-    """Flattens with channels varying fastest, as in the neutral layout; copies only where memory differs from that."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.movedim(1, -1).flatten(1)
-
-
-class Add(nn.Module):
-    """Adds its inputs, in place to the input with the index `overwrites` unless that is None."""
-
-    def __init__(self, overwrites: int | None) -> None:
-        super().__init__()
-        self.overwrites = overwrites
-
-    def forward(self, *xs: Tensor) -> Tensor:
-        if self.overwrites is None:
-            return sum(xs[1:], xs[0])
-        total = xs[self.overwrites]
-        for i, x in enumerate(xs):
-            if i != self.overwrites:
-                total.add_(x)
-        return total
-
-
-class MoveChannels(nn.Module):
-    """Returns a view with the channels moved to the last axis, or from there to torch's place."""
-
-    def __init__(self, to_last: bool) -> None:
-        super().__init__()
-        self.axes = (1, -1) if to_last else (-1, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.movedim(*self.axes)
-
-
-class Concat(nn.Module):
-    def forward(self, *xs: Tensor) -> Tensor:
-        return torch.cat(xs, 1)
-
-
-def _conv(node: Node, spatial: tuple[int, ...]) -> list[nn.Module]:
-    *window, inputs, outputs = node.arrays[0].shape
-    pads, strides = node.settings["pads"], node.settings["strides"]
-    symmetric = all(before == after for before, after in pads)
-    padding = tuple(before for before, _ in pads) if symmetric else 0
-    kind = CONV_MODULES[len(window)]
-    conv = skip_init(kind, inputs, outputs, tuple(window), strides, padding, bias=len(node.arrays) > 1)
-    return [conv] if symmetric else [Pad(pads), conv]
-
-
-def _max_pool(node: Node, spatial: tuple[int, ...]) -> list[nn.Module]:
-    window, strides, pads = (node.settings[key] for key in ("window", "strides", "pads"))
-    padding = _symmetric_padding(pads, window)
-    pool = MAX_POOL[len(window)](window, strides, 0 if padding is None else padding)
-    return [pool] if padding is not None else [Pad(pads, -math.inf), pool]
+def pad(x: Any, pads: Pads, value: float = 0.0) -> Any:
+    """Pad the last axes with a constant, by (before, after) for each axis."""
+    return functional.pad(x, [width for axis in reversed(pads) for width in axis], value=value)
 
 
 def _symmetric_padding(pads: Pads, window: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -237,48 +157,66 @@ def _symmetric_padding(pads: Pads, window: tuple[int, ...]) -> tuple[int, ...] |
     return tuple(before for before, _ in pads) if supported else None
 
 
+def _conv(node: Node, spatial: tuple[int, ...]) -> nn.Module:
+    *window, inputs, outputs = node.arrays[0].shape
+    padding = tuple(before for before, _ in node.settings["pads"]) if _is_symmetric(node.settings["pads"]) else 0
+    kind, strides = CONV_MODULES[len(window)], node.settings["strides"]
+    return skip_init(kind, inputs, outputs, tuple(window), strides, padding, bias=len(node.arrays) > 1)
+
+
+def _is_symmetric(pads: Pads) -> bool:
+    return all(before == after for before, after in pads)
+
+
+def _max_pool(node: Node, spatial: tuple[int, ...], x: Any) -> Any:
+    window, strides, pads = (node.settings[key] for key in ("window", "strides", "pads"))
+    padding = _symmetric_padding(pads, window)
+    x = pad(x, pads, -math.inf) if padding is None else x
+    return MAX_POOL[len(window)](x, window, strides, padding or 0)
+
+
+def attend(head_width: int, query: Any, key: Any, value: Any) -> Any:
+    """PyTorch's causal scaled dot-product attention. The number of heads follows from the input's width, so that a
+    slice of the width, as in tensor parallelism, holds some of the heads."""
+    heads = (x.unflatten(-1, (-1, head_width)).transpose(1, 2) for x in (query, key, value))
+    return functional.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+
+
 CHANNELS_LAST = ("dense", "embedding", "positions", "layer_norm", "attention", "lstm")
 EITHER_ORDER = ("relu", "gelu", "dropout", "add")
 CONV_MODULES = {1: nn.Conv1d, 2: nn.Conv2d}
 
-# `input` has no module: NetworkModule itself converts the batch.
-MODULE_BUILDERS: dict[str, Callable[[Node, tuple[int, ...]], nn.Module | list[nn.Module]]] = {
+# Operations with arrays, buffers or a mode, as modules; and all others as functions of their inputs.
+MODULES: dict[str, Callable[[Node, tuple[int, ...]], nn.Module]] = {
     "conv": _conv,
     "dense": lambda node, spatial: skip_init(nn.Linear, *node.arrays[0].shape, bias=len(node.arrays) > 1),
     "batch_norm": lambda node, spatial: BatchNorm(
         node.shape[-1], node.settings["epsilon"], node.settings["momentum"], node.settings["scale"]
     ),
-    "relu": lambda node, spatial: nn.ReLU(inplace="overwrites" in node.settings),
     "dropout": lambda node, spatial: nn.Dropout(node.settings["rate"]),
     "lrn": LocalResponseNorm,
-    "max_pool": _max_pool,
     "avg_pool": AvgPool,
-    "zero_pad": lambda node, spatial: Pad(node.settings["pads"]),
-    "pad_channels": lambda node, spatial: Pad((node.settings["pads"], *[(0, 0)] * len(spatial))),
-    "global_avg_pool": lambda node, spatial: GlobalAvgPool(),
-    "flatten": lambda node, spatial: Flatten(),
-    "add": lambda node, spatial: Add(node.settings.get("overwrites")),
-    "concat": lambda node, spatial: Concat(),
     "embedding": lambda node, spatial: skip_init(nn.Embedding, *node.arrays[0].shape),
     "positions": lambda node, spatial: PositionEmbedding(node.shape),
     "layer_norm": lambda node, spatial: nn.LayerNorm(node.shape[-1], node.settings["epsilon"]),
-    "gelu": lambda node, spatial: nn.GELU(approximate="tanh"),
-    "attention": lambda node, spatial: CausalAttention(node.settings["head_width"]),
     "lstm": lambda node, spatial: Lstm(node.arrays[0].shape[0], node.shape[-1]),
 }
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "relu": lambda node, spatial, x: functional.relu(x),
+    "gelu": lambda node, spatial, x: functional.gelu(x, approximate="tanh"),
+    "add": lambda node, spatial, *xs: functools.reduce(operator.add, xs),
+    "concat": lambda node, spatial, *xs: torch.cat(xs, 1),
+    "max_pool": _max_pool,
+    "zero_pad": lambda node, spatial, x: pad(x, node.settings["pads"]),
+    "pad_channels": lambda node, spatial, x: pad(x, (node.settings["pads"], *[(0, 0)] * len(spatial))),
+    "global_avg_pool": lambda node, spatial, x: x.mean(tuple(range(2, 2 + len(spatial)))),
+    # With channels varying fastest, as in the neutral layout; this copies only where memory differs from that.
+    "flatten": lambda node, spatial, x: x.movedim(1, -1).flatten(1),
+    "attention": lambda node, spatial, *xs: attend(node.settings["head_width"], *xs),
+}
 
-# Operations whose output may be overwritten, since their backward pass does not read it.
-OVERWRITABLE = ("conv", "dense", "batch_norm", "add", "concat")
-
-
-@dataclass(frozen=True)
-class ForwardStep:
-    """One module of the forward pass with the names of the values that it reads and writes."""
-
-    module: str
-    inputs: tuple[str, ...]
-    output: str
-    last_reads: tuple[str, ...] = ()  # inputs that no later step reads
+# What may be overwritten, since its backward pass does not read its output.
+OVERWRITABLE = (nn.Conv1d, nn.Conv2d, nn.Linear, BatchNorm, operator.add, "add_", torch.cat)
 
 
 class NetworkModule(nn.Module):
@@ -295,18 +233,11 @@ class NetworkModule(nn.Module):
         self.network = network
         self.images = len(network.input.shape) == 3
         self.channels_first = self.images and data_format == "nchw"
-        self._shapes = {node.name: node.shape for node in network.nodes}
-        self._channels_last: set[str] = set()  # values whose channels come after the positions
-        steps: list[ForwardStep] = []
-        for node in _mark_overwrites(_merge_padding(network.nodes)):
-            if node.op == "dropout" and not dropout:
-                node = dataclasses.replace(node, settings={"rate": 0.0})
-            if node.op != "input":
-                steps += self._add_node(node)
-        steps += self._order_channels([network.output.name], to_last=False)[1]
-        self.plan = _mark_last_reads(steps)
-        self._checkpoint_ends = [len(self.plan)]  # of the parts between which activations are kept
         self._draws_numbers = dropout and network.count("dropout") > 0
+        self.graph = self._build_graph(dropout)
+        self._ends: list[int] = []  # of the parts between which activations are kept, but for the last one
+        self._protected: set[fx.Node] = set()  # that no operation may overwrite
+        self._generate_code()
         if self.images and not self.channels_first:
             self.to(memory_format=torch.channels_last)
 
@@ -315,72 +246,96 @@ class NetworkModule(nn.Module):
         if self.channels_first:
             x = x.contiguous()
         last = [x.div(PIXEL_SCALE).sub(1) if x.dtype == torch.uint8 else x]  # taken out, so that it can be freed
-        first = 0
-        # The last part is not checkpointed: its backward pass comes at once.
-        for end in self._checkpoint_ends[:-1] if torch.is_grad_enabled() else ():
-            last.append(run_checkpointed(partial(self._run_steps, first, end), last.pop(), self._draws_numbers))
-            first = end
-        return self._run_steps(first, len(self.plan), last.pop())
-
-    def _run_steps(self, first: int, end: int, x: Tensor) -> Tensor:
-        """Run these steps of the plan on the only value that they read from before."""
-        values = {self.plan[first].inputs[0]: x}
         del x
-        for step in self.plan[first:end]:
-            values[step.output] = getattr(self, step.module)(*[values[name] for name in step.inputs])
-            for name in step.last_reads:
-                del values[name]
-        return values[self.plan[end - 1].output]
+        for run in self._parts[:-1]:  # the last part is not checkpointed: its backward pass comes at once
+            part = functools.partial(run, self)
+            checkpoints = torch.is_grad_enabled()
+            last.append(run_checkpointed(part, last.pop(), self._draws_numbers) if checkpoints else part(last.pop()))
+        return self._parts[-1](self, last.pop())
 
     def checkpoint_activations(self) -> None:
         """Keep for the backward pass only the values between parts of the network, each of which is one tensor."""
-        sizes = [math.prod(self._shapes.get(step.output, ())) for step in self.plan]
-        self._checkpoint_ends = split_steps(self.plan, sizes)
-        kept = {self.plan[end - 1].output for end in self._checkpoint_ends[:-1]}
-        for step in self.plan:  # a view of a kept value is in the same memory
-            if isinstance(getattr(self, step.module), (MoveChannels, Flatten)) and not kept.isdisjoint(step.inputs):
-                kept.add(step.output)
-        self.protect_outputs(kept)
+        nodes = list(self.graph.nodes)
+        numbers = {node: number for number, node in enumerate(nodes)}
+        last_reads = [max((numbers[reader] for reader in node.users), default=len(nodes)) for node in nodes]
+        read_before = accumulate(last_reads, max)  # the last reader of any value up to here
+        cuts = [number for number, last in enumerate(read_before, 1) if last <= number < len(nodes) - 1]
+        self._ends = choose_ends(cuts, [node.meta.get("elements", 1) for node in nodes])
+        self._protected.update(nodes[end] for end in self._ends)
+        self._generate_code()
 
     def protect_outputs(self, modules: Collection[str]) -> None:
-        """Let no later module overwrite the outputs of these modules.
+        """Let no operation overwrite the outputs of these modules.
 
         This is needed for outputs that are views, which autograd either protects from being overwritten, or whose hooks
         it loses.
         """
-        for step in self.plan:
-            if not set(modules).isdisjoint(step.inputs):
-                reader = getattr(self, step.module)
-                for setting, off in (("inplace", False), ("overwrites", None)):
-                    if hasattr(reader, setting):
-                        setattr(reader, setting, off)
+        self._protected.update(node for node in self.graph.nodes if node.target in modules)
+        self._generate_code()
 
-    def _add_node(self, node: Node) -> list[ForwardStep]:
-        """Register the modules of a node; the last one, which holds its arrays, has the node's name."""
-        to_last = node.inputs[0] in self._channels_last if node.op in EITHER_ORDER else node.op in CHANNELS_LAST
-        read, steps = self._order_channels(node.inputs, to_last)
-        if to_last and len(node.shape) > 1:
-            self._channels_last.add(node.name)
-        built = MODULE_BUILDERS[node.op](node, self._shapes[node.inputs[0]][:-1])
-        modules = built if isinstance(built, list) else [built]
-        names = [f"{node.name}/{i}" for i in range(len(modules) - 1)] + [node.name]
-        for name, module in zip(names, modules, strict=True):
-            self.add_module(name, module)
-        inputs = [tuple(read)] + [(name,) for name in names[:-1]]
-        return steps + [ForwardStep(name, read, name) for name, read in zip(names, inputs, strict=True)]
+    def _build_graph(self, dropout: bool) -> fx.Graph:
+        """Register the modules of the nodes under their names, and return the operations in order."""
+        graph, shapes = fx.Graph(), {node.name: node.shape for node in self.network.nodes}
+        tracer = fx.proxy.GraphAppendingTracer(graph)
+        values: dict[tuple[str, bool], fx.Proxy] = {}  # by node, and whether channels come after the positions
+        channels_last: set[str] = set()  # the nodes whose operation gives them so
 
-    def _order_channels(self, names: Sequence[str], to_last: bool) -> tuple[list[str], list[ForwardStep]]:
-        """Return the names of these values with channels last, or first, and the steps that move the channels."""
-        ordered, steps = [], []
-        for name in names:
-            moved = name
-            if len(self._shapes[name]) > 1 and (name in self._channels_last) != to_last:
-                moved = f"{name}/{'last' if to_last else 'first'}"
-                if moved not in self._modules:
-                    self.add_module(moved, MoveChannels(to_last))
-                    steps.append(ForwardStep(moved, (name,), moved))
-            ordered.append(moved)
-        return ordered, steps
+        def read(name: str, to_last: bool) -> fx.Proxy:
+            if (name, to_last) not in values:
+                value = values[name, not to_last]
+                values[name, to_last] = (
+                    value if len(shapes[name]) == 1 else value.movedim(-1 if to_last else 1, 1 if to_last else -1)
+                )
+            return values[name, to_last]
+
+        for node in _merge_padding(self.network.nodes):
+            if node.op == "input":
+                values[node.name, False] = fx.Proxy(graph.placeholder("inputs"), tracer)
+                continue
+            to_last = node.inputs[0] in channels_last if node.op in EITHER_ORDER else node.op in CHANNELS_LAST
+            if to_last and len(node.shape) > 1:
+                channels_last.add(node.name)
+            inputs, spatial = [read(name, to_last) for name in node.inputs], shapes[node.inputs[0]][:-1]
+            if node.op in MODULES:
+                if node.op == "dropout" and not dropout:
+                    node = dataclasses.replace(node, settings={"rate": 0.0})
+                if node.op == "conv" and not _is_symmetric(node.settings["pads"]):
+                    inputs = [pad(inputs[0], node.settings["pads"])]
+                self.add_module(node.name, MODULES[node.op](node, spatial))
+                output = fx.Proxy(graph.call_module(node.name, tuple(each.node for each in inputs)), tracer)
+            else:
+                output = FUNCTIONS[node.op](node, spatial, *inputs)
+            output.node.meta["elements"] = math.prod(node.shape)
+            values[node.name, to_last] = output
+        read(self.network.output.name, to_last=False)
+        return graph
+
+    def _generate_code(self) -> None:
+        """Generate the functions (self, x) of the parts. A relu or an add overwrites an input whose only reader it
+        is."""
+        for node in self.graph.nodes:
+            if node.target in (operator.add, "add_"):
+                own = next(filter(self._may_overwrite, node.args), None)
+                others = [each for each in node.args if each is not own]
+                if own is None or len(others) != 1:
+                    node.op, node.target = "call_function", operator.add
+                else:
+                    node.op, node.target, node.args = "call_method", "add_", (own, *others)
+            elif node.target is functional.relu:
+                node.kwargs = {"inplace": self._may_overwrite(node.args[0])}
+        nodes = list(self.graph.nodes)
+        self._parts: list[Callable[[nn.Module, Tensor], Tensor]] = []
+        for first, end in pairwise([0, *self._ends, len(nodes) - 1]):
+            part = fx.Graph()
+            values = {nodes[first]: part.placeholder("x")}
+            for node in nodes[first + 1 : end + 1]:
+                values[node] = part.node_copy(node, values.__getitem__)
+            part.output(values[nodes[end]])
+            self._parts.append(type(fx.GraphModule(self, part)).forward)
+
+    def _may_overwrite(self, node: fx.Node) -> bool:
+        kind = type(self.get_submodule(node.target)) if node.op == "call_module" else node.target
+        return kind in OVERWRITABLE and len(node.users) == 1 and node not in self._protected
 
 
 def _merge_padding(nodes: Sequence[Node]) -> list[Node]:
@@ -397,30 +352,6 @@ def _merge_padding(nodes: Sequence[Node]) -> list[Node]:
             removed.add(before.name)
         merged.append(node)
     return [node for node in merged if node.name not in removed]
-
-
-def _mark_overwrites(nodes: Sequence[Node]) -> list[Node]:
-    """Mark for each relu and add an input that it may overwrite, because it is that input's only reader."""
-    readers = Counter(name for node in nodes for name in node.inputs)
-    overwritable = {node.name for node in nodes if node.op in OVERWRITABLE and readers[node.name] == 1}
-    marked = []
-    for node in nodes:
-        index = next((i for i, name in enumerate(node.inputs) if name in overwritable), None)
-        if node.op in ("relu", "add") and index is not None:
-            node = dataclasses.replace(node, settings={**node.settings, "overwrites": index})
-        marked.append(node)
-    return marked
-
-
-def _mark_last_reads(steps: Sequence[ForwardStep]) -> list[ForwardStep]:
-    """Mark in each step the values that it is the last to read, which are freed after it."""
-    read_later = {steps[-1].output}
-    marked = []
-    for step in reversed(steps):
-        last_reads = tuple(dict.fromkeys(name for name in step.inputs if name not in read_later))
-        read_later.update(step.inputs)
-        marked.append(dataclasses.replace(step, last_reads=last_reads))
-    return marked[::-1]
 
 
 # Last part of a neutral name -> torch's name.

@@ -135,9 +135,11 @@ class UserModule(StepModule):
         names, else as its only argument."""
         if isinstance(inputs, tuple):
             return self.module(*inputs)
-        names = tuple(inputs) if isinstance(inputs, dict) else ()
+        if not isinstance(inputs, dict):
+            return self.module(inputs)
+        names = tuple(inputs)
         if names not in self._takes_names:
-            self._takes_names[names] = bool(names) and _takes(self.module.forward, **dict.fromkeys(names))
+            self._takes_names[names] = _takes(self.module.forward, **inputs)
         return self.module(**inputs) if self._takes_names[names] else self.module(inputs)
 
     def _count_batch(self) -> int:

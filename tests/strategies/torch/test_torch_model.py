@@ -1,13 +1,15 @@
 """Networks in torch: the plan of the forward pass, weights, every network of the zoo, and transformers against
 torch.nn's own layer. The operations are in test_network_operations.py."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from scalebench.strategies.torch.model import Lstm, NetworkModule, load_weights, read_weights
+from scalebench.strategies.torch.model import Lstm, NetworkModule, attend, load_weights, read_weights
 from scalebench.strategies.torch.profiling import count_flops
 from scalebench.strategies.torch.step_module import select_loss
 from scalebench.workloads import networks
@@ -68,13 +70,11 @@ def residual():
 def test_plan():
     """Padding moves into a convolution that is its only reader; relu overwrites inputs without other readers."""
     made = module(residual())[0]
-    steps = [step.module for step in made.plan]
+    targets = [node.target for node in made.graph.nodes]
     assert made.conv1.padding == (2, 2) and made.conv2.padding == (1, 1) and made.conv3.padding == (0, 0)
-    assert [name for name in steps if name.startswith("zero_pad")] == ["zero_pad_10"]
-    in_place = {name: made.get_submodule(name).inplace for name in steps if name.startswith("relu")}
-    assert list(in_place.values()) == [True, True, False]
-    spent = [name for step in made.plan for name in step.last_reads]
-    assert sorted(spent) == sorted({"input", *steps} - {"dense"})
+    assert targets.count(functional.pad) == 1
+    relus = [node.kwargs["inplace"] for node in made.graph.nodes if node.target is functional.relu]
+    assert relus == [True, True, False] and targets.count("add_") == 2
 
 
 @pytest.mark.parametrize("before", ["input", "relu"])
@@ -98,7 +98,7 @@ def test_gradients_are_those_without_rewriting(data_format, monkeypatch):
     x = torch.from_numpy(drawn((9, 9, 3)))
     actual = gradients(module(residual(), data_format=data_format)[0], x)
     monkeypatch.setattr("scalebench.strategies.torch.model._merge_padding", list)
-    monkeypatch.setattr("scalebench.strategies.torch.model._mark_overwrites", list)
+    monkeypatch.setattr(NetworkModule, "_may_overwrite", lambda made, node: False)
     expected = gradients(module(residual(), data_format="nchw")[0], x)
     assert actual.keys() == expected.keys() and len(actual) == 14
     for name, gradient in expected.items():
@@ -268,14 +268,14 @@ def test_outputs_and_gradients_are_those_of_torchs_layers():
 def test_channels_stay_contiguous_and_are_not_moved():
     """Tensor parallelism gives each device some of the heads."""
     made, _ = module(gpt(), 0.3)
-    assert [step.module for step in made.plan if "/" in step.module] == ["head/first"]
+    assert [node.target for node in made.graph.nodes].count("movedim") == 1  # of the head's output
     observed = []
     for name, layer in made.named_modules():
         if isinstance(layer, nn.Linear):
             layer.register_forward_pre_hook(lambda _, args, name=name: observed.append((name, args[0].is_contiguous())))
     assert made(TOKENS).stride(1) == 1
     assert len(observed) == 6 * LAYERS + 1 and all(contiguous for _, contiguous in observed)
-    attention = module(gpt(), 0.3)[0].get_submodule("block1_attention")
+    attention = partial(attend, WIDTH // HEADS)
     complete = [torch.randn(2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(i)) for i in range(3)]
     head = WIDTH // HEADS
     parts = [attention(*(x[..., i * head : (i + 1) * head] for x in complete)) for i in range(HEADS)]

@@ -36,8 +36,7 @@ FLOAT32_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.RNNBase, BatchNorm, Lstm)
 
 def list_layers(model: NetworkModule) -> list[nn.Module]:
     """Return the layers of a network that have weights, in forward order."""
-    layers = [getattr(model, step.module) for step in model.plan]
-    return [layer for layer in layers if next(layer.parameters(), None) is not None]
+    return [layer for layer in model.children() if next(layer.parameters(), None) is not None]
 
 
 def find_blocks(module: nn.Module) -> list[nn.Module]:
