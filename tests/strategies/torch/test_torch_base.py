@@ -164,10 +164,10 @@ def gpus_seen(monkeypatch):
 @pytest.mark.parametrize(
     ("cuda", "driver", "available", "index", "reason"),
     [
-        (None, None, False, 0, f"PyTorch {torch.__version__} is a build without CUDA: uv pip install "),
-        ("13.0", "535.183.01", False, 0, "needs NVIDIA driver 580 or newer, and 535.183.01 is installed: uv pip install "),
+        (None, None, False, 0, f"PyTorch {torch.__version__} is a build without CUDA: uv pip"),
+        ("13.0", "535.183.01", False, 0, "needs NVIDIA driver 580 or newer, and 535.183.01 is installed: uv pip"),
         ("13.0", None, False, 0, "sees 0 GPUs and this rank wants number 0"),
-        ("13.0", "535.183.01", True, 1, "has no code for compute capability 7.0, only for sm_75 sm_90: uv pip install "),
+        ("13.0", "535.183.01", True, 1, "has no code for compute capability 7.0, only for sm_75 sm_90: uv pip"),
         ("13.0", "535.183.01", True, 0, None),  # by the compatibility package of a container
         ("13.0", "580.65.06", True, 2, "sees 2 GPUs and this rank wants number 2"),
     ],
