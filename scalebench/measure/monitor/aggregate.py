@@ -21,20 +21,21 @@ from scalebench.measure import clock_sync
 from scalebench.measure.monitor.flags import detect_flags, has_unequal_clocks
 from scalebench.measure.monitor.summary import (
     MAX_OTHER_PROGRAMS,
+    TRAFFIC,
     combine_devices,
     measured_window,
-    smallest_of,
-    sum_of,
+    reduce,
     summarize_monitor,
 )
-from scalebench.measure.monitor.time_series import MONITOR, RESUMED, TimeSeries, read_series
+from scalebench.measure.monitor.time_series import MONITOR, RESUMED, Reduction, TimeSeries, read_series
 from scalebench.measure.nodes import NodeReport
 
-SUMMED_FIELDS = (
-    "cpu_cores_others_mean", "rss_bytes_max", "rss_anon_bytes_max", "swap_in_bytes", "swap_out_bytes",
-    "net_sent_bytes_per_s", "net_received_bytes_per_s", "loopback_bytes_per_s", "infiniband_sent_bytes_per_s",
-    "infiniband_received_bytes_per_s", "disk_read_bytes_per_s", "disk_written_bytes_per_s",
-)  # fmt: skip
+# How figures of nodes are combined.
+REDUCTIONS: dict[str, Reduction] = {
+    **dict.fromkeys(("cpu_cores_others_mean", "rss_bytes_max", "rss_anon_bytes_max", *TRAFFIC), sum),
+    **dict.fromkeys(("swap_in_bytes", "swap_out_bytes"), sum),
+    "memory_available_bytes_min": min,
+}
 CORE_SHARE_FIELDS = ("cpu_util_mean", "cpu_util_ours_mean")  # of the cores of a node
 
 
@@ -74,7 +75,9 @@ def make_monitor_part(
             nodes = [summarize_node(spec, ranks, folder, node, report) for node, report in enumerate(reports)]
             part = MonitorPart(combine_nodes(spec, nodes), combine_flags(nodes))
         elif monitor_path(folder).exists():
-            node = _summarize_this_host(spec, folder, ranks, machine)
+            first = next((rank for rank in ranks if rank.rank == 0), None)
+            series, used = read_series(monitor_path(folder)), list_used_gpus(spec, ranks)
+            node = _summarize_series(series, first, machine, used, monitor_path(folder).name, "nothing was measured")
             part = MonitorPart(node.monitor, node.flags)
         else:
             return MonitorPart(MonitorRecord(reason=reason))
@@ -83,12 +86,6 @@ def make_monitor_part(
         return MonitorPart(MonitorRecord(reason=text))
     part.monitor.reason = reason or part.monitor.reason
     return part
-
-
-def _summarize_this_host(spec: RunSpec, folder: Path, ranks: Sequence[RankRecord], machine: Machine) -> NodeMonitor:
-    first = next((rank for rank in ranks if rank.rank == 0), None)
-    series, used = read_series(monitor_path(folder)), list_used_gpus(spec, ranks)
-    return _summarize_series(series, first, machine, used, monitor_path(folder).name, "nothing was measured")
 
 
 def _summarize_series(
@@ -177,14 +174,15 @@ def combine_nodes(spec: RunSpec, nodes: Sequence[NodeMonitor]) -> MonitorRecord:
     for name, value in combine_devices(devices).items():
         if name == "devices" or not incomplete:
             setattr(run, name, value)
-    for name in SUMMED_FIELDS:
-        setattr(run, name, sum_of([getattr(monitor, name) for monitor in monitors]))
+    for name, reduction in REDUCTIONS.items():
+        setattr(run, name, reduce([getattr(monitor, name) for monitor in monitors], reduction))
     programs = [name for monitor in monitors for name in monitor.other_programs or []]
     run.other_programs = list(dict.fromkeys(programs))[:MAX_OTHER_PROGRAMS] or None
+    cores = [node.cores for node in nodes]
     for name in CORE_SHARE_FIELDS:
-        setattr(run, name, _share([getattr(monitor, name) for monitor in monitors], [node.cores for node in nodes]))
-    least = smallest_of([monitor.memory_available_bytes_min for monitor in monitors])
-    run.memory_available_bytes_min = None if least is None else round(least)
+        shares = zip((getattr(monitor, name) for monitor in monitors), cores, strict=True)
+        used = reduce([None if None in pair else pair[0] * pair[1] for pair in shares], sum)
+        setattr(run, name, None if used is None else used / sum(count or 0.0 for count in cores))
     return run
 
 
@@ -203,10 +201,3 @@ def _reason(monitors: Sequence[MonitorRecord]) -> str | None:
     if len(set(reasons)) == 1:
         return reasons[0]
     return "; ".join(f"node {node}: {reason}" for node, reason in enumerate(reasons) if reason is not None)
-
-
-def _share(shares: Sequence[float | None], cores: Sequence[float | None]) -> float | None:
-    """Return the share of the cores of all nodes, from those of each."""
-    used = sum_of([None if a is None or b is None else a * b for a, b in zip(shares, cores, strict=True)])
-    count = sum_of(cores)
-    return None if used is None or not count else used / count

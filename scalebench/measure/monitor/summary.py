@@ -4,16 +4,51 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from scalebench.core.result import DeviceMonitorRecord, MonitorRecord, RankRecord
 from scalebench.core.run_folder import MONITOR_FILE
 from scalebench.measure.monitor.gpu_sampler import NO_REASON, THROTTLED_PREFIX
 from scalebench.measure.monitor.process_sampler import OTHER
-from scalebench.measure.monitor.time_series import TimeSeries, TimeWindow
+from scalebench.measure.monitor.time_series import Reduction, TimeSeries, TimeWindow, mean
 
 IDLE_REASON = "gpu_idle"
+LOOPBACK = "net:lo"
+# Figures of one GPU: the quantity in its series, and what is taken of it over the window.
+DEVICE_FIGURES: dict[str, tuple[str, Reduction]] = {
+    "gpu_util_mean": ("util_share", mean),
+    "memory_util_mean": ("memory_util_share", mean),
+    "gpu_power_w_mean": ("power_w", mean),
+    "sm_clock_mhz_min": ("sm_clock_mhz", min),
+    "sm_clock_mhz_mean": ("sm_clock_mhz", mean),
+    "mem_clock_mhz_min": ("mem_clock_mhz", min),
+    "mem_clock_mhz_mean": ("mem_clock_mhz", mean),
+    "temperature_c_max": ("temperature_c", max),
+    "pcie_sent_bytes_per_s": ("pcie_sent_bytes_per_s", mean),
+    "pcie_received_bytes_per_s": ("pcie_received_bytes_per_s", mean),
+}
+# Figures of all GPUs together: that of each, and how they are combined.
+COMBINED_FIGURES: dict[str, tuple[str, Reduction]] = {
+    "gpu_util_mean": ("gpu_util_mean", mean),
+    "gpu_power_w_mean": ("gpu_power_w_mean", sum),
+    "energy_j": ("energy_j", sum),
+    "sm_clock_mhz_min": ("sm_clock_mhz_min", min),
+    "sm_clock_mhz_mean": ("sm_clock_mhz_mean", mean),
+    "mem_clock_mhz_min": ("mem_clock_mhz_min", min),
+    "mem_clock_mhz_mean": ("mem_clock_mhz_mean", mean),
+    "gpu_temperature_c_max": ("temperature_c_max", max),
+}
+# Figures of the machine that are counters per second: source, or the beginning of those that are added, and quantity.
+TRAFFIC = {
+    "net_sent_bytes_per_s": ("net:", "sent_bytes"),  # but for the loopback
+    "net_received_bytes_per_s": ("net:", "received_bytes"),
+    "loopback_bytes_per_s": (LOOPBACK, "sent_bytes"),
+    "infiniband_sent_bytes_per_s": ("infiniband:", "sent_bytes"),
+    "infiniband_received_bytes_per_s": ("infiniband:", "received_bytes"),
+    "disk_read_bytes_per_s": ("disk", "read_bytes"),
+    "disk_written_bytes_per_s": ("disk", "written_bytes"),
+}
 MAX_OTHER_PROGRAMS = 3  # that a record names, each with at least a tenth of the time of the first
 
 
@@ -56,30 +91,56 @@ def summarize_monitor(
 ) -> MonitorRecord:
     """Return the figures of the GPUs `used` (by NVML's index) and of the machine in `window`; `node` is its
     number among several."""
+
+    def growth(prefix: str, quantity: str) -> float | None:
+        sources = [
+            name for name in series.sources(prefix) if name == prefix or (prefix[-1] == ":" and name != LOOPBACK)
+        ]
+        return reduce([series.counter_growth(source, quantity, window) for source in sources], sum)
+
+    def share(seconds: float | None) -> float | None:
+        return seconds / (cores * window.seconds) if seconds is not None and cores else None
+
+    cores = next(iter(series.values("cpu", "cores")), None)
+    programs_s, ours_s = growth("cpu", "programs_s"), growth("ours", "cpu_s")
+    by_others_s = None if programs_s is None or ours_s is None else max(0.0, programs_s - ours_s)
+    ranks, swapped = series.sources("process:"), [growth("swap", f"{way}_bytes") for way in ("in", "out")]
+    resident: dict[str, Any] = {
+        f"{memory}_max": _rounded(reduce([series.reduce(rank, memory, window, max) for rank in ranks], sum))
+        for memory in ("rss_bytes", "rss_anon_bytes")
+    }
+    traffic: dict[str, Any] = {
+        name: None if (amount := growth(*counter)) is None else amount / window.seconds
+        for name, counter in TRAFFIC.items()
+    }
     return MonitorRecord(
         **combine_devices([_device(series, window, index, node) for index in used]),
         file=MONITOR_FILE,
-        **_cores(series, window),
-        **_memory(series, window),
-        **_traffic(series, window),
+        cpu_util_mean=share(growth("cpu", "busy_s")),
+        cpu_util_ours_mean=share(growth("process:", "cpu_s")),
+        # Neither of the run nor of the parent nor of the monitor.
+        cpu_cores_others_mean=None if by_others_s is None else by_others_s / window.seconds,
+        other_programs=name_other_programs(series),
+        **resident,
+        memory_available_bytes_min=_rounded(series.reduce("memory", "available_bytes", window, min)),
+        swap_in_bytes=_rounded(_scaled(swapped[0], window)),
+        swap_out_bytes=_rounded(_scaled(swapped[1], window)),
+        **traffic,
     )
 
 
 def combine_devices(devices: list[DeviceMonitorRecord]) -> dict[str, Any]:
     """Return the figures of a MonitorRecord that combine all its devices."""
     sources = {device.energy_from for device in devices}
+    reasons = [device.throttle_reasons for device in devices if device.throttle_reasons is not None]
     return {
         "devices": devices,
-        "gpu_util_mean": mean_of([d.gpu_util_mean for d in devices]),
-        "gpu_power_w_mean": sum_of([d.gpu_power_w_mean for d in devices]),
-        "energy_j": sum_of([d.energy_j for d in devices]),
         "energy_from": None if None in sources else "+".join(sorted(s for s in sources if s)) or None,
-        "sm_clock_mhz_min": smallest_of([d.sm_clock_mhz_min for d in devices]),
-        "sm_clock_mhz_mean": mean_of([d.sm_clock_mhz_mean for d in devices]),
-        "mem_clock_mhz_min": smallest_of([d.mem_clock_mhz_min for d in devices]),
-        "mem_clock_mhz_mean": mean_of([d.mem_clock_mhz_mean for d in devices]),
-        "gpu_temperature_c_max": _largest_of([d.temperature_c_max for d in devices]),
-        "throttle_reasons": _union_of([d.throttle_reasons for d in devices]),
+        "throttle_reasons": sorted({reason for each in reasons for reason in each}) if reasons else None,
+        **{
+            name: reduce([getattr(device, of_device) for device in devices], reduction)
+            for name, (of_device, reduction) in COMBINED_FIGURES.items()
+        },
     }
 
 
@@ -88,47 +149,24 @@ def _device(series: TimeSeries, window: TimeWindow, index: int, node: int | None
     counter_j = _scaled(series.counter_growth(gpu, "energy_j", window), window)
     power_j = _scaled(series.integral(gpu, "power_w", window), window)
     sent, received = (series.counter_growth(gpu, f"nvlink_{way}_bytes", window) for way in ("sent", "received"))
+    # What limited the clocks at any time, other than idling; none of them where NVML did not report it.
+    quantities = [q for source, q in series.names if source == gpu and q.startswith(THROTTLED_PREFIX)]
+    reasons = [q.removeprefix(THROTTLED_PREFIX) for q in quantities if series.values(gpu, q, window)]
+    figures: dict[str, Any] = {
+        name: series.reduce(gpu, quantity, window, reduction) for name, (quantity, reduction) in DEVICE_FIGURES.items()
+    }
     return DeviceMonitorRecord(
+        **figures,
         index=index,
-        gpu_util_mean=series.mean(gpu, "util_share", window),
-        memory_util_mean=series.mean(gpu, "memory_util_share", window),
-        memory_used_bytes_max=_rounded(series.largest(gpu, "memory_used_bytes", window)),
-        gpu_power_w_mean=series.mean(gpu, "power_w", window),
+        memory_used_bytes_max=_rounded(series.reduce(gpu, "memory_used_bytes", window, max)),
         energy_j=power_j if counter_j is None else counter_j,
         energy_from="counter" if counter_j is not None else "power" if power_j is not None else None,
-        sm_clock_mhz_min=series.smallest(gpu, "sm_clock_mhz", window),
-        sm_clock_mhz_mean=series.mean(gpu, "sm_clock_mhz", window),
-        mem_clock_mhz_min=series.smallest(gpu, "mem_clock_mhz", window),
-        mem_clock_mhz_mean=series.mean(gpu, "mem_clock_mhz", window),
-        temperature_c_max=series.largest(gpu, "temperature_c", window),
-        throttle_reasons=list_throttle_reasons(series, gpu, window),
-        pcie_sent_bytes_per_s=series.mean(gpu, "pcie_sent_bytes_per_s", window),
-        pcie_received_bytes_per_s=series.mean(gpu, "pcie_received_bytes_per_s", window),
-        nvlink_sent_bytes_per_s=_per_s(sent, window),
-        nvlink_received_bytes_per_s=_per_s(received, window),
+        throttle_reasons=[name for name in reasons if name not in (NO_REASON, IDLE_REASON)] if reasons else None,
+        nvlink_sent_bytes_per_s=None if sent is None else sent / window.seconds,
+        nvlink_received_bytes_per_s=None if received is None else received / window.seconds,
         lost_at_s=next(iter(series.times_s(gpu, "lost")), None),
         node=node,
     )
-
-
-def list_throttle_reasons(series: TimeSeries, gpu: str, window: TimeWindow) -> list[str] | None:
-    """Return what limited the clocks at any time in `window`, other than idling; None where NVML did not report it."""
-    quantities = [q for source, q in series.names if source == gpu and q.startswith(THROTTLED_PREFIX)]
-    reasons = [q.removeprefix(THROTTLED_PREFIX) for q in quantities if series.values(gpu, q, window)]
-    return [reason for reason in reasons if reason not in (NO_REASON, IDLE_REASON)] if reasons else None
-
-
-def _cores(series: TimeSeries, window: TimeWindow) -> dict[str, Any]:
-    cores = next(iter(series.values("cpu", "cores")), None)
-    busy_s = series.counter_growth("cpu", "busy_s", window)
-    ranks = series.sources("process:")
-    ours_s = sum_of([series.counter_growth(rank, "cpu_s", window) for rank in ranks])
-    return {
-        "cpu_util_mean": _share(busy_s, cores, window),
-        "cpu_util_ours_mean": _share(ours_s, cores, window),
-        "cpu_cores_others_mean": cores_of_other_programs(series, window),
-        "other_programs": name_other_programs(series),
-    }
 
 
 def name_other_programs(series: TimeSeries) -> list[str] | None:
@@ -139,82 +177,11 @@ def name_other_programs(series: TimeSeries) -> list[str] | None:
     return [name for name in names if used_s[name] >= used_s[names[0]] / 10] or None
 
 
-def cores_of_other_programs(series: TimeSeries, window: TimeWindow) -> float | None:
-    """Return how many of the allowed cores other programs used: neither the run nor the parent nor the monitor."""
-    programs_s, ours_s = (
-        series.counter_growth("cpu", "programs_s", window),
-        series.counter_growth("ours", "cpu_s", window),
-    )
-    return None if programs_s is None or ours_s is None else max(0.0, programs_s - ours_s) / window.seconds
-
-
-def _memory(series: TimeSeries, window: TimeWindow) -> dict[str, Any]:
-    ranks = series.sources("process:")
-    available = series.smallest("memory", "available_bytes", window)
-    return {
-        "rss_bytes_max": _rounded(sum_of([series.largest(rank, "rss_bytes", window) for rank in ranks])),
-        "rss_anon_bytes_max": _rounded(sum_of([series.largest(rank, "rss_anon_bytes", window) for rank in ranks])),
-        "memory_available_bytes_min": _rounded(available),
-        "swap_in_bytes": _rounded(_scaled(series.counter_growth("swap", "in_bytes", window), window)),
-        "swap_out_bytes": _rounded(_scaled(series.counter_growth("swap", "out_bytes", window), window)),
-    }
-
-
-def _traffic(series: TimeSeries, window: TimeWindow) -> dict[str, Any]:
-    def rate(sources: Iterable[str], quantity: str) -> float | None:
-        return _per_s(sum_of([series.counter_growth(source, quantity, window) for source in sources]), window)
-
-    wires = [source for source in series.sources("net:") if source != "net:lo"]
-    fabric = series.sources("infiniband:")
-    return {
-        "net_sent_bytes_per_s": rate(wires, "sent_bytes"),
-        "net_received_bytes_per_s": rate(wires, "received_bytes"),
-        "loopback_bytes_per_s": rate(["net:lo"], "sent_bytes"),
-        "infiniband_sent_bytes_per_s": rate(fabric, "sent_bytes"),
-        "infiniband_received_bytes_per_s": rate(fabric, "received_bytes"),
-        "disk_read_bytes_per_s": rate(["disk"], "read_bytes"),
-        "disk_written_bytes_per_s": rate(["disk"], "written_bytes"),
-    }
-
-
-def _all_or_none(values: Sequence[float | None]) -> list[float] | None:
-    """Return all values; None where one is missing or there are none: a partial figure would look
+def reduce(values: Sequence[float | None], reduction: Reduction) -> float | None:
+    """Return the reduction of all values; None where one is missing or there are none: a partial figure would look
     complete."""
     present = [value for value in values if value is not None]
-    return present if present and len(present) == len(values) else None
-
-
-def sum_of(values: Sequence[float | None]) -> float | None:
-    complete = _all_or_none(values)
-    return None if complete is None else sum(complete)
-
-
-def mean_of(values: Sequence[float | None]) -> float | None:
-    complete = _all_or_none(values)
-    return None if complete is None else sum(complete) / len(complete)
-
-
-def smallest_of(values: Sequence[float | None]) -> float | None:
-    complete = _all_or_none(values)
-    return None if complete is None else min(complete)
-
-
-def _largest_of(values: Sequence[float | None]) -> float | None:
-    complete = _all_or_none(values)
-    return None if complete is None else max(complete)
-
-
-def _union_of(lists: Sequence[list[str] | None]) -> list[str] | None:
-    present = [names for names in lists if names is not None]
-    return sorted({name for names in present for name in names}) if present else None
-
-
-def _share(core_s: float | None, cores: float | None, window: TimeWindow) -> float | None:
-    return core_s / (cores * window.seconds) if core_s is not None and cores else None
-
-
-def _per_s(amount: float | None, window: TimeWindow) -> float | None:
-    return None if amount is None else amount / window.seconds
+    return reduction(present) if present and len(present) == len(values) else None
 
 
 def _scaled(amount: float | None, window: TimeWindow) -> float | None:

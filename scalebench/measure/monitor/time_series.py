@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+Reduction = Callable[[list[float]], float]
 MONITOR, RESUMED = "monitor", "resumed"  # a row at the start of each slot that is sampled, of a run that takes turns
 MIN_COVERED_SHARE = 0.9  # of a window: a counter sampled for less of it does not represent it
 
@@ -83,6 +85,10 @@ class SampleRows:
             raise
 
 
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
 @dataclass(frozen=True)
 class TimeWindow:
     """A span of time, in seconds since the epoch, without the `gaps` in it: (begin, end) in their order.
@@ -129,15 +135,10 @@ class TimeSeries:
     def values(self, source: str, quantity: str, window: TimeWindow | None = None) -> list[float]:
         return [value for _, value in self._points(source, quantity, window)]
 
-    def mean(self, source: str, quantity: str, window: TimeWindow) -> float | None:
+    def reduce(self, source: str, quantity: str, window: TimeWindow, reduction: Reduction) -> float | None:
+        """Return the mean, the largest or the smallest value of a figure in `window`."""
         values = self.values(source, quantity, window)
-        return sum(values) / len(values) if values else None
-
-    def largest(self, source: str, quantity: str, window: TimeWindow) -> float | None:
-        return max(self.values(source, quantity, window), default=None)
-
-    def smallest(self, source: str, quantity: str, window: TimeWindow) -> float | None:
-        return min(self.values(source, quantity, window), default=None)
+        return reduction(values) if values else None
 
     def counter_growth(self, source: str, quantity: str, window: TimeWindow) -> float | None:
         """Return the growth of a counter in `window`, linear between its samples; None where it was reset."""

@@ -252,10 +252,10 @@ def test_a_foreign_process_is_flagged():
 
 def test_figures_are_cut_to_the_window():
     samples = series({"gpu0/power_w": lambda t: 100.0 if 10 <= t <= 20 else 900.0})
-    assert samples.mean("gpu0", "power_w", WINDOW) == 100.0
-    assert samples.largest("gpu0", "power_w", WINDOW) == samples.smallest("gpu0", "power_w", WINDOW) == 100.0
-    assert samples.mean("gpu1", "power_w", WINDOW) is None
-    assert samples.mean("gpu0", "power_w", TimeWindow(BEGIN_S + 40, BEGIN_S + 50)) is None
+    assert samples.reduce("gpu0", "power_w", WINDOW, max) == 100.0
+    assert {samples.reduce("gpu0", "power_w", WINDOW, each) for each in (max, min)} == {100.0}
+    assert samples.reduce("gpu1", "power_w", WINDOW, max) is None
+    assert samples.reduce("gpu0", "power_w", TimeWindow(BEGIN_S + 40, BEGIN_S + 50), max) is None
     # Counters and integrals are linear between their samples.
     samples = series({"cpu/busy_s": lambda t: 5 + 3 * t, "gpu0/power_w": lambda t: 2 * t}, every_s=0.7)
     assert samples.counter_growth("cpu", "busy_s", WINDOW) == pytest.approx(30.0)
@@ -283,13 +283,15 @@ def test_gaps_are_no_part_of_a_window_nor_of_figures():
 
     samples = series({"gpu0/power_w": lambda t: 900.0 if within(t) else 100.0}, every_s=0.01)
     window = window_with_gaps()
-    assert samples.largest("gpu0", "power_w", window) == samples.mean("gpu0", "power_w", window) == 100.0
+    assert {samples.reduce("gpu0", "power_w", window, each) for each in (max, min)} == {100.0}
     assert samples.integral("gpu0", "power_w", window) == pytest.approx(600.0)
     counter = series({"cpu/busy_s": lambda t: 3 * t + (7 if t > 15 else 0)}, every_s=0.01)
     assert counter.counter_growth("cpu", "busy_s", window) == pytest.approx(18.0, rel=1e-6)
     assert counter.counter_growth("cpu", "busy_s", WINDOW) == pytest.approx(37.0, rel=1e-6)
     everything = window_with_gaps(((0.0, 30.0),))
-    assert counter.counter_growth("cpu", "busy_s", everything) is counter.mean("cpu", "busy_s", everything) is None
+    assert (
+        counter.counter_growth("cpu", "busy_s", everything) is counter.reduce("cpu", "busy_s", everything, max) is None
+    )
 
 
 def test_a_counter_needs_samples_over_nearly_all_of_the_window():
