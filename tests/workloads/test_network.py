@@ -1,9 +1,8 @@
-"""A network as data: shapes, padding, arrays, parameters and multiply-adds of each operation; its initial weights, with
-limits from the fans and each array from its own name; and the learning rate of every update."""
+"""A network as data: padding, and what is refused (test_published_counts has the nodes); its initial weights; and the
+learning rate of every update."""
 
 import math
-import subprocess
-import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -22,16 +21,6 @@ def image(size=8, channels=3):
     return Network("net", (size, size, channels))
 
 
-def test_arrays_of_layers_and_their_initial_values():
-    net = image()
-    net.batch_norm(net.conv(net.input, "conv", 16, (1, 7)), "bn")
-    assert net.nodes[1].settings == {"strides": 1, "pads": ((0, 0), (3, 3))}
-    arrays = {a.name: (a.shape, a.init) for a in net.arrays}
-    ones = dict.fromkeys(("bn/gamma", "bn/moving_variance"), ((16,), "ones"))
-    zeros = dict.fromkeys(("conv/bias", "bn/beta", "bn/moving_mean"), ((16,), "zeros"))
-    assert arrays == {"conv/kernel": ((1, 7, 3, 16), "glorot_uniform"), **ones, **zeros}
-
-
 @given(st.integers(1, 64), st.integers(1, 11), st.integers(1, 4))
 def test_same_gives_a_position_for_each_stride_and_pads_behind(size, width, strides):
     """https://www.tensorflow.org/api_docs/python/tf/nn#notes_on_padding_2"""
@@ -44,100 +33,51 @@ def test_same_gives_a_position_for_each_stride_and_pads_behind(size, width, stri
     assert used == size + before + after or (before == after == 0 and used <= size)
 
 
-def test_valid_and_numbers_of_zeros():
-    net = image()
-    for padding, strides, pads, size in (("valid", 1, 0, 6), ("valid", 2, 0, 3), (1, 2, 1, 4), (2, 1, 2, 10)):
-        name = f"conv{strides}{padding}"
-        for node in (net.conv(net.input, name, 1, 3, strides, padding), net.max_pool(net.input, 3, strides, padding)):
-            assert node.shape[:2] == (size, size) and node.settings["pads"] == ((pads, pads), (pads, pads))
+MISTAKES = {
+    r"dense: flatten input of shape \(8, 8, 3\) first": lambda net, x: net.dense(x, "dense", 5),
+    "add of input": lambda net, x: net.add(x, net.max_pool(x, 2, 2)),
+    "concat of": lambda net, x: net.concat(x, net.max_pool(x, 2, 2)),
+    "two nodes named conv": lambda net, x: [net.conv(x, "conv", 4, 3) for _ in range(2)],
+    "padding full": lambda net, x: net.conv(x, "conv", 4, 3, padding="full"),
+    r"window \(3,\) over spatial axes": lambda net, x: net.conv(x, "conv", 4, (3,)),
+    r"more: flatten_1 of shape \(192,\) is not an input of numbers":
+    lambda net, x: net.embedding(net.flatten(x), "more", 11, 6),
+    r"other: 4 heads over \(8, 8, 3\)": lambda net, x: net.attention(x, x, x, "other", heads=4),
+    "is not a sequence of vectors": lambda net, x: net.lstm(x, "lstm", 4),
+}  # fmt: skip
 
 
-def test_dense_and_joining_nodes():
-    net = image()
-    with pytest.raises(ValueError, match=r"dense: flatten input of shape \(8, 8, 3\) first"):
-        net.dense(net.input, "dense", 5)
-    node = net.dense(net.flatten(net.input), "dense", 5)
-    assert node.shape == (5,) and node.macs == 192 * 5
-    assert [a.shape for a in node.arrays] == [(192, 5), (5,)]
-    net = image()
-    wide = net.conv(net.input, "wide", 5, 1)
-    assert net.concat(net.input, wide, net.input).shape == (8, 8, 11)
-    assert net.add(wide, wide).inputs == ("wide", "wide")
-    with pytest.raises(ValueError, match="add of input"):
-        net.add(net.input, wide)
-    with pytest.raises(ValueError, match="concat of"):
-        net.concat(net.input, net.max_pool(net.input, 2, 2))
-
-
-def test_counting_and_mistakes():
-    net = image()
-    x = net.relu(net.conv(net.input, "a", 4, 3))
-    assert (net.count("conv"), net.count("dense"), net.output) == (1, 0, x)
-    net.dropout(net.dense(net.flatten(x), "b", 2), 0.5)
-    assert net.parameters == (27 * 4 + 4) + (256 * 2 + 2)
-    assert net.forward_flops == 2 * (64 * 27 * 4 + 256 * 2)
-    assert net.training_flops == 3 * net.forward_flops
-    assert [node.name for node in net.nodes] == ["input", "a", "relu_2", "flatten_3", "b", "dropout_5"]
+def test_mistakes_of_a_programmer_and_of_a_user():
+    for message, make in MISTAKES.items():
+        with pytest.raises(ValueError, match=message):
+            make(net := image(), net.input)
     with pytest.raises(InputError, match=r"^inputs of 2x2 are too small for net: conv slides a window of 3 over 2; "):
-        image(size=2).conv(image(size=2).input, "conv", 4, 3, padding="valid")
-    net = image()
-    net.conv(net.input, "conv", 4, 3)
-    with pytest.raises(ValueError, match="two nodes named conv"):
-        net.conv(net.input, "conv", 4, 3)
-    with pytest.raises(ValueError, match="padding full"):
-        net.conv(net.input, "other", 4, 3, padding="full")
-    with pytest.raises(ValueError, match=r"window \(3,\) over spatial axes"):
-        net.conv(net.input, "other", 4, (3,))
-
-
-def test_tables_positions_and_attention():
-    """Attention multiplies all pairs of positions twice."""
-    net = Network("net", (5,))
-    rows = net.embedding(net.input, "tokens", 11, 6)
-    assert (rows.shape, rows.macs) == ((5, 6), 0)
-    assert [(a.name, a.shape, a.init) for a in rows.arrays] == [("tokens/embeddings", (11, 6), "normal:0.02")]
-    placed = net.positions(rows, "places", "normal:0.01")
-    assert (placed.shape, placed.macs) == ((5, 6), 0)
-    assert [(a.name, a.shape, a.init) for a in placed.arrays] == [("places/embeddings", (5, 6), "normal:0.01")]
-    with pytest.raises(ValueError, match=r"more: tokens of shape \(5, 6\) is not an input of numbers"):
-        net.embedding(rows, "more", 11, 6)
-    net = Network("net", (5, 6))
-    x = net.input
-    node = net.attention(x, x, x, "attention", heads=2)
-    assert (node.shape, node.settings, node.arrays) == ((5, 6), {"heads": 2, "head_width": 3}, ())
-    assert node.macs == 2 * 5 * 5 * 6
-    with pytest.raises(ValueError, match=r"other: 4 heads over \(5, 6\)"):
-        net.attention(x, x, x, "other", heads=4)
+        (small := image(size=2)).conv(small.input, "conv", 4, 3, padding="valid")
+    text = Network("net", (5, 6))
     with pytest.raises(ValueError, match="odd: 1 heads over"):
-        net.attention(x, net.dense(x, "dense", 4), x, "odd", heads=1)
+        text.attention(text.input, text.dense(text.input, "dense", 4), text.input, "odd", heads=1)
 
 
-@pytest.mark.parametrize(
-    ("shape", "fan_in", "fan_out"), [((300, 40), 300, 40), ((7, 16, 24), 112, 168), ((3, 5, 8, 32), 120, 480)]
-)  # by hand
-@pytest.mark.parametrize("init", ["he_uniform", "glorot_uniform"])
-def test_uniform_within_its_limit(shape, fan_in, fan_out, init):
-    limit = math.sqrt(6 / fan_in) if init == "he_uniform" else math.sqrt(6 / (fan_in + fan_out))
-    kernel = initial_weights([("kernel", shape, init)], seed=0)["kernel"]
-    assert kernel.shape == shape and kernel.dtype == np.float32
-    assert 0.98 * limit < np.abs(kernel).max() <= limit * (1 + 1e-6)
-    assert abs(kernel.mean()) < 5 * limit / math.sqrt(3 * kernel.size)
-    assert kernel.std() == pytest.approx(limit / math.sqrt(3), rel=0.05)
+# Of an array named "kernel" and the seed 3: the root of its mean square, by its limit from the fans, and the digest.
+# https://numpy.org/neps/nep-0019-rng-policy.html lets numpy change a stream; then the digests may change, too.
+WEIGHTS = [
+    ("he_uniform", (3, 5, 8, 32), math.sqrt(6 / 120) / math.sqrt(3), "ef849e4f"),
+    ("glorot_uniform", (7, 16, 24), math.sqrt(6 / 280) / math.sqrt(3), "725486cc"),
+    ("glorot_uniform", (300, 40), math.sqrt(6 / 340) / math.sqrt(3), "48cd525e"),
+    ("normal:0.02", (60,), 0.02, "00b92795"),
+    ("uniform:0.1", (4, 5), 0.1 / math.sqrt(3), "389d8bf0"),
+    ("ones", (3,), 1.0, "dc7c4e94"),
+    ("zeros", (3,), 0.0, "7bd5c66f"),
+]
 
 
-@pytest.mark.parametrize("shape", [(300, 200), (60_000,)])
-def test_normal_with_its_deviation(shape):
-    array = initial_weights([("positions", shape, "normal:0.02")], 0)["positions"]
-    assert array.dtype == np.float32 and array.shape == shape
-    assert array.std() == pytest.approx(0.02, rel=0.02) and abs(array.mean()) < 4e-4
-    inside = (np.abs(array) < 0.02).mean()
-    assert inside == pytest.approx(0.6827, abs=0.01)  # of a normal distribution, within one deviation
-
-
-def test_zeros_ones_and_mistakes():
-    weights = initial_weights([("bias", (4,), "zeros"), ("gamma", (3,), "ones")], seed=0)
-    assert weights["bias"].tolist() == [0] * 4 and weights["gamma"].tolist() == [1] * 3
-    assert {array.dtype for array in weights.values()} == {np.dtype(np.float32)}
+def test_weights_are_those_of_their_initializer_name_and_seed():
+    for init, shape, deviation, digest in WEIGHTS:
+        weights = initial_weights([("other", shape, init), ("kernel", shape, init)], seed=3)
+        array = weights["kernel"]
+        assert (list(weights), array.shape, array.dtype) == (["other", "kernel"], shape, np.float32)
+        assert np.sqrt((array.astype(float) ** 2).mean()) == pytest.approx(deviation, rel=0.2), init
+        assert f"{zlib.crc32(array.tobytes()):08x}" == digest
     for layers, message in (
         ([("a", (2, 2), "he_normal")], "unknown init he_normal"),
         ([("a", (2,), "he_uniform")], "no fan-in"),
@@ -145,25 +85,6 @@ def test_zeros_ones_and_mistakes():
     ):
         with pytest.raises(ValueError, match=message):
             dict(initial_weights(layers, 0))
-
-
-@given(st.permutations([("a", (3, 4), "he_uniform"), ("b", (3, 4), "he_uniform"), ("c", (2,), "ones")]))
-def test_order_does_not_matter(layers):
-    weights, sorted_weights = initial_weights(layers, 1), initial_weights(sorted(layers), 1)
-    assert list(weights) == [name for name, _, _ in layers]
-    assert all(np.array_equal(weights[name], sorted_weights[name]) for name in weights)
-    assert not np.array_equal(weights["a"], weights["b"])
-    assert not np.array_equal(weights["a"], initial_weights(layers, 2)["a"])
-
-
-def test_equal_in_every_process():
-    code = (
-        "from scalebench.workloads.weights import initial_weights as w;"
-        "print(w([('dense/kernel', (2, 3), 'glorot_uniform')], 3)['dense/kernel'].tobytes().hex())"
-    )
-    texts = {subprocess.check_output([sys.executable, "-c", code], text=True).strip() for _ in range(2)}
-    here = initial_weights([("dense/kernel", (2, 3), "glorot_uniform")], 3)["dense/kernel"]
-    assert texts == {here.tobytes().hex()}
 
 
 PER_EPOCH = 10

@@ -2,6 +2,7 @@
 The materials curves: the formula, the padding, the ranges, and that a curve depends on seed and index only."""
 
 import dataclasses
+import zlib
 
 import numpy as np
 import pytest
@@ -50,15 +51,6 @@ def test_samples_depend_on_seed_and_index_only(tmp_path, make, size, few, chunk,
     assert not np.array_equal(one[0], make(tmp_path, size=size, seed=1)[0])
 
 
-def test_distributions_of_random_samples(tmp_path):
-    arrays = make_random(tmp_path, shape=(4, 5, 3), targets=(2, 2))
-    assert [array.shape for array in arrays] == [(500, 4, 5, 3), (500, 2, 2)]
-    assert {array.dtype for array in arrays} == {np.dtype("float32")}
-    inputs, targets = make_random(tmp_path, shape=(64,), size=2000)
-    assert inputs.mean() == pytest.approx(0, abs=0.02) and inputs.std() == pytest.approx(1, rel=0.02)
-    assert targets.min() >= 0 and targets.max() < 1 and targets.mean() == pytest.approx(0.5, abs=0.03)
-
-
 def test_images_are_the_same_in_either_dtype(tmp_path):
     (inputs, targets), (floats, labels) = make_images(tmp_path), make_images(tmp_path, dtype="float32")
     assert inputs.shape == (135, 8, 8, 3) and inputs.dtype == np.uint8
@@ -78,82 +70,46 @@ def test_whatever_changes_the_images_changes_the_folder(tmp_path):
     assert cache.open_arrays(synthetic.define_images(narrow).ensure(tmp_path))[0].shape == (3, 5, 3, 1)
 
 
-def test_the_class_is_in_the_color_and_the_rest_is_noise(tmp_path):
-    inputs, targets = make_images(tmp_path, side=32, size=1000)
-    colors = inputs.reshape(1000, -1, 3).mean(1)
-    centers = np.stack([colors[:500][targets[:500] == c].mean(0) for c in range(10)])
-    nearest = np.linalg.norm(colors[500:, None] - centers, axis=2).argmin(1)
-    assert (nearest == targets[500:]).mean() > 0.99
-    # Uniform in 0 .. 127 around the color of its class, and neighbors are independent.
-    noise = inputs - colors[:, None, None]
-    assert noise.std() == pytest.approx(128 / np.sqrt(12), rel=0.01)
-    assert abs((noise[:, 1:] * noise[:, :-1]).mean()) < 10 and abs((noise[:, :, 1:] * noise[:, :, :-1]).mean()) < 10
-
-
-def test_tokens_and_their_successors(tmp_path):
-    """Each target is the next token, which is one of a few, equally likely: the loss of a perfect model is log 4 at
-    most, and a little less since two of the four may be the same."""
-    inputs, targets = make_tokens(tmp_path)
-    assert inputs.shape == targets.shape == (300, 20)
-    assert (inputs.dtype, targets.dtype) == (np.dtype("int32"), np.dtype("int64"))
-    assert np.array_equal(inputs[:, 1:], targets[:, :-1])
-    assert set(np.unique(inputs)) == set(range(50)) and targets.min() >= 0 and targets.max() < 50
-    inputs, targets = make_tokens(tmp_path, size=6000, classes=16)
-    counts = np.zeros((16, 16))
-    np.add.at(counts, (inputs, targets), 1)
-    assert (counts > 0).sum(1).mean() > 1 and (counts > 0).sum(1).max() <= synthetic.SUCCESSORS
-    shares = counts / counts.sum(1, keepdims=True)
-    quarters = shares[shares > 0] * synthetic.SUCCESSORS
-    np.testing.assert_allclose(quarters, np.round(quarters), atol=0.2)
-    entropy = -(counts * np.log(np.where(shares > 0, shares, 1))).sum() / counts.sum()
-    assert 1.0 < entropy <= np.log(synthetic.SUCCESSORS)
-
-
-def test_sizes_of_token_datasets(tmp_path):
-    for size, length, classes in ((3, 1, 2), (1, 9, 20), (64, 9, 20), (65, 9, 20)):
-        inputs, targets = make_tokens(tmp_path, size=size, length=length, classes=classes)
-        assert inputs.shape == targets.shape == (size, length) and inputs.max() < classes
-
-
 @pytest.fixture(scope="module")
 def chunk():
     return generate_curves(7, 0, CHUNK)
 
 
-def test_the_series_of_a_seed_stays_what_it_was():
-    """Another series needs another materials.VERSION, or old caches pass for the new data."""
+# Digests of the inputs and targets of a seed, and their means. https://numpy.org/neps/nep-0019-rng-policy.html lets
+# numpy change a stream; then the digests may change, too.
+SERIES = {
+    "random": (make_random, {"shape": (64,)}, "float32 float32", "02221fcc", "520d87e6", 0.0, 0.5),
+    "images": (make_images, {}, "uint8 int64", "2f82763a", "abf34ce4", 63.5 + 63.5, 4.5),
+    "tokens": (make_tokens, {}, "int32 int64", "e2f94e47", "18cfd6dc", 24.5, 24.5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_the_samples_of_a_seed_stay_what_they_were(tmp_path, name):
+    """Others need another version, or old caches pass for the new data."""
+    make, changes, dtypes, *expected = SERIES[name]
+    arrays = make(tmp_path, **changes)
+    assert " ".join(str(array.dtype) for array in arrays) == dtypes
+    assert [f"{zlib.crc32(array.tobytes()):08x}" for array in arrays] == expected[:2]
+    assert [float(array.mean()) for array in arrays] == pytest.approx(expected[2:], rel=0.1, abs=0.01)
+    assert (synthetic.RANDOM_VERSION, synthetic.IMAGE_VERSION, synthetic.TOKEN_VERSION) == (1, 1, 1)
+
+
+def test_the_curves_of_a_seed_stay_what_they_were(chunk):
+    """In their last digits they depend on the processor, as far as those of exp do."""
+    curves, labels = chunk
+    assert materials.VERSION == 1 and curves.dtype == labels.dtype == np.float32
+    flag = curves[:, :, 2]
+    assert set(np.unique(flag)) == {0.0, 1.0} and not curves[flag == 0].any() and (np.diff(flag, axis=1) <= 0).all()
+    points = flag.sum(axis=1)
+    assert (points.min(), points.max()) == (100, 200)
+    np.testing.assert_allclose(curves.mean((0, 1), float), [0.22344098, 0.30221805, 0.75147461], rtol=1e-5)
+    np.testing.assert_allclose(curves.std((0, 1), float), [0.22053951, 0.28628602, 0.43215798], rtol=1e-5)
+    np.testing.assert_allclose(labels.mean(0, float), [0.50257435, 0.49988598], rtol=1e-6)
     curves, labels = generate_curves(0, 0, 1)
-    assert materials.VERSION == 1
     np.testing.assert_allclose(labels[0], [0.8506242, 0.6369616], rtol=1e-5)
     points = [0.002076634, 0.01750836, 0.1038317, 0.4443559, 0.2055867, 0.590111]
     np.testing.assert_allclose(curves[0, [1, 50, 99], :2].ravel(), points, rtol=1e-4)
-
-
-def test_curves_are_distributed_as_they_should(chunk):
-    curves, labels = chunk
-    assert curves.shape == (CHUNK, 200, 3) and labels.shape == (CHUNK, 2)
-    assert curves.dtype == labels.dtype == np.float32
-    assert np.isfinite(curves).all()
-    assert labels.min() >= 0 and labels.max() <= 1
-    # Uniform: the mean of 4096 draws lies within 5 standard errors of one half.
-    assert np.abs(labels.mean(axis=0) - 0.5).max() < 5 * np.sqrt(1 / 12 / CHUNK)
-    assert abs(np.corrcoef(labels.T)[0, 1]) < 0.08
-    log_max = np.log10(chunk[0][:, :, 0].max(axis=1) * 1e-2)
-    assert log_max.min() >= -2.5001 and log_max.max() <= -1.9999
-    quarters = np.histogram(log_max, bins=4, range=(-2.5, -2.0))[0]
-    assert abs(quarters / CHUNK - 0.25).max() < 0.04
-
-
-def test_points_are_even_and_the_rest_is_padding(chunk):
-    curves, _ = chunk
-    strain, stress, flag = np.moveaxis(curves, 2, 0)
-    points = flag.sum(axis=1).astype(int)
-    assert points.min() == 100 and points.max() == 200
-    assert np.array_equal(flag, np.arange(200) < points[:, None])
-    assert not strain[flag == 0].any() and not stress[flag == 0].any()
-    assert not strain[:, 0].any() and not stress[:, 0].any()
-    for curve, count in zip(strain[:50], points[:50], strict=True):
-        np.testing.assert_allclose(curve[:count], np.linspace(0, curve[count - 1], count), rtol=1e-5)
 
 
 def test_stress_is_the_modified_hyperbolic_model_with_one_per_cent_noise(chunk):
