@@ -169,9 +169,6 @@ class TensorFlowStrategy(TensorFlowProbes):
         """Return the number of samples that the loss is averaged over."""
         return global_samples
 
-    def model_class(self) -> type[NetworkModel] | type[UserModel]:
-        return UserModel if user_code.is_user_model(self.spec.config.model) else NetworkModel
-
     def forward(self, inputs: tf.Tensor) -> tf.Tensor:
         """Return the model's outputs, for validation."""
         return self.model(inputs, training=False)
@@ -187,7 +184,9 @@ class TensorFlowStrategy(TensorFlowProbes):
         return values if self.workers is None else self.workers.sum(values)
 
     def backend_used(self) -> str | None:
-        return None
+        if self.spec.gpus == 1:
+            return None
+        return profiling.observe_backend(self.train, self.step_function(), self.last_batch)
 
     def evaluate(self, source: Source) -> dict[str, float]:
         model, train, forward = self.spec.config.model, self.spec.config.train, self._forward
@@ -232,11 +231,11 @@ class TensorFlowStrategy(TensorFlowProbes):
         all frameworks."""
         model_spec, config = self.spec.config.model, self.spec.config
         if user_code.is_user_model(model_spec):
-            model = user_model.build_user_model(config, compute_dtype, self.place.rank, self.model_class())
+            model = user_model.build_user_model(config, compute_dtype, self.place.rank)
             optional_count = model_spec.params is None
         else:
             network, optional_count = networks.build_network(model_spec), False
-            model = self.model_class()(
+            model = NetworkModel(
                 network,
                 initial_weights(((a.name, a.shape, a.init) for a in network.arrays), config.seed),
                 data_format="nhwc" if config.train.data_format == "default" else config.train.data_format,

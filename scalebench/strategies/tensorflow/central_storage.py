@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from scalebench.strategies import refusals
 from scalebench.strategies.base import never_measured
-from scalebench.strategies.tensorflow import batches, optimizer, profiling
+from scalebench.strategies.tensorflow import batches, optimizer
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import DevicePart
 from scalebench.strategies.tensorflow.devices import create_buffer
@@ -59,6 +59,7 @@ class SingleCopyStrategy(TensorFlowStrategy):
     """The base of strategies with one copy of the weights, whose synchronization is part of every step."""
 
     parameter_device: str
+    sync_scope = SYNC_SCOPE
 
     def setup(self) -> None:
         super().setup()
@@ -77,17 +78,6 @@ class SingleCopyStrategy(TensorFlowStrategy):
             self.optimizer.apply(sums, variables)
 
     set_gradient_sync = never_measured("has one copy of the weights, with which every step begins and ends")
-
-    def message_sizes(self) -> list[int]:
-        """Return the bytes of each gradient, as one device sends it. Every other device sends as many, and the weights
-        return in as many; samples, outputs, losses and moving statistics are not counted."""
-        return profiling.reduction_message_bytes(self.step_function().get_concrete_function(), SYNC_SCOPE)
-
-    def backend_used(self) -> str | None:
-        return profiling.observe_backend(self.train, self.step_function(), self.last_batch)
-
-    def sync_operations(self) -> set[str]:
-        return {name for name in super().sync_operations() if SYNC_SCOPE in name}
 
     def create_exchange(self, sizes: list[int]) -> Exchange:
         """Send buffers of these sizes from every device, and their sums back to all of them."""

@@ -16,32 +16,10 @@ from scalebench.strategies.base import Loop, LossPart
 from scalebench.strategies.tensorflow import batches, optimizer
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import TfBatch
-from scalebench.strategies.tensorflow.model import NetworkModel
 from scalebench.strategies.tensorflow.picture_reader import read_with_tensorflow
-from scalebench.strategies.tensorflow.user_model import UserModel
 from scalebench.workloads.source import Batch, Source
 
 PREFETCHED_BATCHES = 2  # with dataset.prefetch=queue, as many as in the other loops
-
-
-class LossReportingModel(keras.Model):
-    """A model that reports the sum of each batch's losses; Keras itself reports the mean since the start of the epoch.
-
-    Keras then takes the mean over the replicas.
-    """
-
-    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
-        metrics = super().compute_metrics(x, y, y_pred, sample_weight)
-        replicas = self.distribute_strategy.num_replicas_in_sync
-        return metrics | {"loss_sum": tf.reduce_sum(self.loss.call(y, y_pred)) * replicas}
-
-
-class FitModel(LossReportingModel, NetworkModel):
-    """A network of scalebench, for fit."""
-
-
-class UserFitModel(LossReportingModel, UserModel):
-    """A user's model, for fit."""
 
 
 class SummedLoss(keras.losses.Loss):
@@ -139,12 +117,6 @@ class FitStrategy(TensorFlowStrategy):
 
             self._train_functions[syncs_gradients] = run_reported_step
         self.model.train_function = self._train_functions[syncs_gradients]
-
-    def model_class(self) -> type[NetworkModel] | type[UserModel]:
-        plain = super().model_class()
-        if not self.uses_fit:
-            return plain
-        return UserFitModel if plain is UserModel else FitModel
 
     def feed(self, source: Source) -> Iterable[Any]:
         return read_with_tensorflow(source) if self.uses_fit else super().feed(source)

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from scalebench.strategies.base import NotMeasured, create_on_all_ranks
-from scalebench.strategies.tensorflow import optimizer, profiling
+from scalebench.strategies.tensorflow import optimizer
 from scalebench.strategies.tensorflow.base import TensorFlowStrategy
 from scalebench.strategies.tensorflow.batches import DevicePart
 from scalebench.strategies.tensorflow.cluster import WorkerGroup
@@ -114,9 +114,6 @@ class Replicated(TensorFlowStrategy):
     def set_gradient_sync(self, on: bool) -> None:
         self.syncs_gradients = on
 
-    def message_sizes(self) -> list[int]:
-        return profiling.reduction_message_bytes(self.step_function().get_concrete_function())
-
     def create_exchange(self, sizes: list[int]) -> Exchange:
         return ReplicaCollective(self.strategy, "all_reduce", sizes)
 
@@ -138,9 +135,6 @@ class Replicated(TensorFlowStrategy):
             (tf.errors.ResourceExhaustedError,),
             f"buffers of {size_bytes} bytes do not fit into the memory that training left on the GPUs",
         )
-
-    def backend_used(self) -> str | None:
-        return profiling.observe_backend(self.train, self.step_function(), self.last_batch)
 
 
 class Mirrored(FitStrategy, Replicated):

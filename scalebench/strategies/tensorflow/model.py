@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from scalebench.strategies.tensorflow.user_model import UserModel
+from scalebench.strategies.tensorflow.user_model import LossReportingModel, UserModel
 from scalebench.workloads.datasets.images import PIXEL_SCALE
 from scalebench.workloads.network import Network, Node
 
@@ -75,7 +75,7 @@ def _lstm(model: NetworkModel, node: Node, x: tf.Tensor, training: bool) -> tf.T
 WeightArrays = Mapping[str, NDArray[np.float32]]
 
 
-class NetworkModel(keras.Model):
+class NetworkModel(LossReportingModel):
     """A Keras model of `network` with weights from `arrays`; it takes (samples, *input_shape), channels last.
 
     Inputs are floats, bytes that are scaled to floats here, or integers to look up. `data_format` (nhwc or nchw) is the

@@ -52,6 +52,7 @@ class TensorFlowProbes(Strategy, Probes):
     devices: list[str]
     last_batch: Any = None  # of the training, a full one, as `feed` yielded it
     syncs_gradients = True
+    sync_scope = ""  # in the names of the operations that sum gradients over devices
     _host: tuple[Any, list[batches.HostArrays]] | None = None  # a batch, and its parts in host memory
     _exchange: tuple[list[int], Exchange] | None = None  # for messages of these bytes
 
@@ -147,14 +148,15 @@ class TensorFlowProbes(Strategy, Probes):
         for device, arrays in zip(self.input_devices(), self._host[1], strict=True):
             batches.copy_to_device(arrays, device)
 
-    def sync_operations(self) -> set[str]:
-        """Return the names of the operations of a step that sum gradients over devices."""
-        function = self.step_function().get_concrete_function()
-        return {operation.name for operation in profiling.reduction_operations(function)}
+    def message_sizes(self) -> list[int]:
+        """Return the bytes of each gradient or pack of gradients that is summed over devices, as one of them sends it.
+        Where there is one copy of the weights, these return in as many bytes."""
+        return profiling.reduction_message_bytes(self.step_function().get_concrete_function(), self.sync_scope)
 
     def profile(self, steps: int, trace: Path | None) -> Profile:
         lines, step_s = profiling.profile_steps(self.train, self.last_batch, steps)
         if trace is not None:
             profiling.write_chrome_trace(trace, lines, f"rank {self.place.rank}")
         on_gpus = "GPU" in self.devices[0]
-        return profiling.summarize_profile(lines, steps, step_s, self.sync_operations(), on_gpus)
+        sums = profiling.reduction_operations(self.step_function().get_concrete_function(), self.sync_scope)
+        return profiling.summarize_profile(lines, steps, step_s, {operation.name for operation in sums}, on_gpus)

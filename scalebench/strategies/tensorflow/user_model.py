@@ -31,7 +31,17 @@ ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 KERAS_CALL_PREFIX = re.compile(r"Exception encountered when calling [^\n]*\n")  # once per layer around the failing one
 
 
-class UserModel(keras.Model):
+class LossReportingModel(keras.Model):
+    """A model with which Keras' fit reports the sum of each batch's losses; Keras itself reports the mean since the
+    start of the epoch. Keras then takes the mean over the replicas."""
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        metrics = super().compute_metrics(x, y, y_pred, sample_weight)
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        return metrics | {"loss_sum": tf.reduce_sum(self.loss.call(y, y_pred)) * replicas}
+
+
+class UserModel(LossReportingModel):
     """A wrapper of the user's model `inner`, which takes (samples, *input_shape), channels last.
 
     Bytes are scaled to -1..1, outputs are cast to float32. Create it, like `inner`, in the scope of its variables.
@@ -238,7 +248,7 @@ def refuse_unsupported(config: Config) -> None:
         )
 
 
-def build_user_model(config: Config, compute_dtype: str, rank: int, model_class: type[UserModel]) -> UserModel:
+def build_user_model(config: Config, compute_dtype: str, rank: int) -> UserModel:
     """Build the model of `model.keras`, with weights from the seed on every rank; call it in the variables' scope.
 
     If the user's function fails, or returns a model that cannot be trained on the samples, raises PluginError with the
@@ -270,7 +280,7 @@ def build_user_model(config: Config, compute_dtype: str, rank: int, model_class:
             changed, flops_per_sample = check_model(inner, config, compute_dtype)
     finally:
         keras.config.set_dtype_policy(policy)
-    model = model_class(inner, changed, flops_per_sample)
+    model = UserModel(inner, changed, flops_per_sample)
     model.as_is = config.dataset.dtype == records.RECORD
     tf.random.set_seed(config.seed + rank)  # for TensorFlow's own random operations
     seed_replicas_apart(model, rank)

@@ -12,7 +12,8 @@ from keras.src import backend
 from keras.src.utils import python_utils
 
 from scalebench.measure.timed_loop import LoopPhase, TimedLoop, fixed_length_phase
-from scalebench.strategies.tensorflow.keras_fit import BatchPipeline, FitModel
+from scalebench.strategies.tensorflow.keras_fit import BatchPipeline
+from scalebench.strategies.tensorflow.model import NetworkModel
 from scalebench.workloads.source import Batch
 from tests.builders.runs import StepLosses
 from tests.strategies.builders import count_batches
@@ -128,7 +129,6 @@ def test_fit_waits_for_no_result_between_steps(strategy, source, monkeypatch):
 def test_same_losses_as_the_plain_loop(strategy, source, words):
     """Over the end of an epoch, and over the end of a training; each batch is drawn once, but for those ahead."""
     fit, plain = strategy(*words, FIT), strategy(*BARE)
-    assert type(fit.model) is FitModel
     batches = {"first": 8, "global_batch": 31}  # of 93 samples
     for blocks in (3, 1):
         (drawn, losses, _), (_, wanted, _) = (train(one, source(**batches), blocks, 2) for one in (fit, plain))
@@ -164,9 +164,9 @@ def test_an_error_in_the_source_or_in_the_loop_is_raised(strategy, source, after
 @pytest.mark.slow
 def test_synchronization_can_be_switched_while_fit_runs(strategy, source, monkeypatch):
     """Between two updates, any number of times, and each way is traced once, by each of two replicas."""
-    fit, traced, gaps, step = None, [], [], FitModel.train_step
+    fit, traced, gaps, step = None, [], [], NetworkModel.train_step
     monkeypatch.setattr(
-        FitModel, "train_step", lambda model, data: traced.append(fit.syncs_gradients) or step(model, data)
+        NetworkModel, "train_step", lambda model, data: traced.append(fit.syncs_gradients) or step(model, data)
     )
     fit = strategy(*MIRRORED, FIT, "train.learning_rate=0.1")
     plan = iter([True, False, True, True, False, False, True, False, True])
