@@ -55,7 +55,10 @@ def _list_fields(record: Any) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file as `write_json` does."""
+    """Write a file as `write_json` does; a device or a pipe, such as /dev/stdout, is written to and not replaced."""
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(text, encoding="utf-8")

@@ -91,6 +91,17 @@ WRONG = [
 ]
 
 
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    """As /dev/stdout and /dev/null are: root could replace these for the whole machine."""
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        json_files.write_text(tmp_path / "pipe", "page")
+        assert os.read(reader, 10) == b"page" and (tmp_path / "pipe").is_fifo()
+    finally:
+        os.close(reader)
+
+
 def test_a_wrong_field_is_named_and_an_unknown_one_can_be_ignored_at_any_depth(tmp_path):
     for change, line in WRONG:
         with pytest.raises(ValueError) as caught:

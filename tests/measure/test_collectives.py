@@ -267,10 +267,8 @@ def body(spec, strategy, record, progress):
                 action = strategy.collective(name, size)
             except NotMeasured:
                 break
-            action.put(lambda rank, name=name, size=size: sent(name, size, spec.gpus, rank))
-            action()
-            strategy.synchronize()
-            arrays |= {f"{name} {size} {rank}": result for rank, result in action.results().items()}
+            results = exchange(strategy, action, lambda rank, name=name, size=size: sent(name, size, spec.gpus, rank))
+            arrays |= {f"{name} {size} {rank}": result for rank, result in results.items()}
     np.savez(progress.folder / f"results{record.rank}.npz", **arrays)
     settings = spec.config.measure
     collectives.MAX_OPERATION_S = 600.0  # sizes here are far apart, and the machine may be busy
@@ -279,6 +277,23 @@ def body(spec, strategy, record, progress):
     found.bandwidth, reasons = bandwidth.measure_bandwidth(strategy, settings, sizes=TRANSFERS)
     found.reasons |= reasons
     write_json(progress.folder / f"probes{record.rank}.json", found)
+
+
+def exchange(strategy, action, values):
+    """Return the results of an operation by rank, or by replica under tf.distribute, for what each sends."""
+    if hasattr(action, "put"):
+        action.put(values)
+        action()
+        strategy.synchronize()
+        return action.results()
+    replicas = []
+
+    def of_replica(context):
+        replicas.append(context.replica_id_in_sync_group)
+        return values(replicas[-1])
+
+    (result,) = action.run([strategy.strategy.experimental_distribute_values_from_function(of_replica)])
+    return {replica: part.numpy() for replica, part in zip(replicas, result, strict=True)}
 
 
 RANK = "tests.measure.test_collectives"  # this file, at whose end its ranks begin

@@ -133,7 +133,8 @@ class HorovodCollective:
 
     def __init__(self, strategy: HorovodProbes, name: str, size_bytes: int) -> None:
         library, operation = strategy.library, OPERATIONS[name]
-        send = getattr(library, f"{operation}_", None) or getattr(library, operation)
+        in_place = getattr(library, f"{operation}_", None) if library.__name__ == "horovod.torch" else None
+        send = in_place or getattr(library, operation)  # TensorFlow's broadcast_ is for variables alone
         options = {"root_rank": ROOT} if name == "broadcast" else {}
         options |= {"op": library.Sum} if name in ("all_reduce", "reduce_scatter") else {}
         self._send = partial(send, name=f"scalebench.{name}.{size_bytes}", **options)
