@@ -13,7 +13,7 @@ from scalebench.config.resolve import detect_hardware, resolve
 from scalebench.core.errors import InputError
 from scalebench.core.machine import cpus as system_files
 from scalebench.core.machine import gpus, machine, nccl_log
-from scalebench.core.machine.peak_flops import PEAK_TFLOPS, find_peak_flops
+from scalebench.core.machine.peak_flops import find_peak_flops, read_peaks
 from scalebench.core.spec import HardwareSpec
 from tests.conftest import ROOT
 from tests.core.machine.conftest import put
@@ -426,6 +426,6 @@ def test_dense_peaks_by_the_name_of_the_driver():
         assert find_peak_flops("NVIDIA A100-SXM4-40GB", precision) is None
     assert find_peak_flops("NVIDIA A100-SXM4-40GB", "bfloat16+float32") == 312e12, "of several the fastest counts"
     # No pattern shadows another: each alternative without options is the complete name of one entry alone.
-    for pattern in PEAK_TFLOPS:
+    for pattern in read_peaks():
         if re.escape(pattern).replace("\\ ", " ") == pattern:
-            assert [each for each in PEAK_TFLOPS if re.fullmatch(each, pattern)] == [pattern]
+            assert [each for each in read_peaks() if re.fullmatch(each, pattern)] == [pattern]
