@@ -1,7 +1,7 @@
 """Peak FLOP/s of GPUs by the name that NVML reports and by precision: the denominator of model FLOPs utilization.
 
 peak_tflops.csv has the figures with their sources. All are dense, without the factor of 2 that vendors state for sparse
-matrices, and at the vendor's boost clock, which some cards exceed. Products of 16-bit numbers accumulate in float32, as in
+matrices, and at the vendor's boost clock, which some exceed. Products of 16-bit numbers accumulate in float32, as in
 training: GeForce cards run these at half the rate that is advertised, but for the oldest. Precisions that a card has no
 fast unit for, or only emulates, are left out: bfloat16 before Ampere, float16 on GeForce cards before Turing. A card
 has no entry where no public source was found, or where two of them disagree, such as H100 NVL, A10G, A30 and TITAN V.
