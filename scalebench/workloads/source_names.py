@@ -21,7 +21,7 @@ class SourceNames:
     def __init__(self, find_file: Callable[[str, str], Path | None]) -> None:
         """`find_file` returns the file of a reference "module:function", for a key in messages."""
         self._find_file = find_file
-        self._files: dict[str, _SourceFile | None] = {}  # by module
+        self._files: dict[str, SourceFile | None] = {}  # by module
         self._visited: set[tuple[str, str]] = set()
 
     def reach_method(self, reference: str, method: str) -> bool:
@@ -43,7 +43,7 @@ class SourceNames:
         names = {name} if node is None else {each for part in used for each in _list_names(part)}
         return any(self.reach_method(target, method) for each in names for target in file.find_targets(each))
 
-    def _read(self, module: str, own: bool) -> _SourceFile | None:
+    def _read(self, module: str, own: bool) -> SourceFile | None:
         """Return a file of the user's, or one that the config names; None for others, which are not followed."""
         if module.partition(".")[0] in sys.stdlib_module_names:
             return None
@@ -51,21 +51,23 @@ class SourceNames:
             path = self._find_file(f"{module}:_", "model.torch")
             if path is None or path.suffix != ".py" or not (own or INSTALLED.isdisjoint(path.parts)):
                 return None
-            return _SourceFile(module, path)
+            return SourceFile(module, path)
         except (InputError, SyntaxError, ValueError, OSError):
             return None
 
 
-class _SourceFile:
-    """The definitions of a file, and the modules from which its other names are imported."""
+class SourceFile:
+    """The definitions of a file, and the modules from which its other names are imported. Raises SyntaxError or
+    ValueError for a file that is not valid Python."""
 
     def __init__(self, module: str, path: Path) -> None:
         self._module = module
+        self.content = path.read_bytes()
         self.definitions: dict[str, ast.AST] = {}
         self._imports: dict[str, str] = {}  # local name -> "package.module" or "package.module.name"
         self._star_imports: list[str] = []
         package = module if path.stem == "__init__" else module.rpartition(".")[0]
-        for node in ast.walk(ast.parse(path.read_bytes(), path.name)):  # from the outside inwards
+        for node in ast.walk(ast.parse(self.content, path.name)):  # from the outside inwards
             for name in _list_bound_names(node):
                 self.definitions.setdefault(name, node)
             if isinstance(node, ast.Import):
@@ -78,6 +80,10 @@ class _SourceFile:
                 for alias in node.names:
                     self._imports[alias.asname or alias.name] = f"{origin}.{alias.name}"
                 self._star_imports += [origin] if any(alias.name == "*" for alias in node.names) else []
+
+    def list_names(self) -> list[str] | None:
+        """Return all names that the file defines, assigns or imports; None: a star import may define any."""
+        return None if self._star_imports else [*self.definitions, *self._imports]
 
     def find_targets(self, dotted: str) -> Iterator[str]:
         """Yield the references that a name, such as "nets.Net", may stand for."""
@@ -94,8 +100,8 @@ class _SourceFile:
 def _list_bound_names(node: ast.AST) -> list[str]:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    return [target.id for target in targets if isinstance(target, ast.Name)]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+    return [target.id for target in targets if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store)]
 
 
 def _list_names(node: ast.AST) -> Iterator[str]:

@@ -6,7 +6,6 @@ in the process that makes the samples of a dataset.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import hashlib
 import importlib
@@ -25,7 +24,7 @@ from scalebench.core.errors import InputError, PluginError, unknown_name_message
 from scalebench.core.process import USER_FOLDERS
 from scalebench.core.spec import ModelSpec
 from scalebench.workloads import networks
-from scalebench.workloads.source_names import SourceNames
+from scalebench.workloads.source_names import SourceFile, SourceNames
 
 if TYPE_CHECKING:
     from scalebench.workloads.source import SampleShape
@@ -54,9 +53,16 @@ def file_digest(reference: str, key: str) -> str | None:
     path = find_file(reference, key)
     if path is None or path.suffix != ".py":
         return None
-    content = path.read_bytes()
-    _check_defined(content, path, reference, key)
-    return hashlib.sha256(content).hexdigest()[:16]
+    module, _, function = reference.partition(":")
+    try:
+        file = SourceFile(module, path)
+    except (SyntaxError, ValueError) as error:
+        raise InputError(f"{key}={reference}: {path} is not valid Python: {error}") from None
+    names = file.list_names()
+    if names is not None and function not in names:
+        public = [name for name in names if not name.startswith("_")]
+        raise InputError(f"{key}={reference}: {unknown_name_message(f'function in {path}', function, public)}")
+    return hashlib.sha256(file.content).hexdigest()[:16]
 
 
 def load_function(reference: str, key: str) -> Callable[..., Any]:
@@ -85,23 +91,6 @@ def check_call(function: Any, label: str, purpose: str, call: str, options: Mapp
         return
     except TypeError as error:
         raise PluginError(f"{label} cannot be called with {call}: {error}") from None
-
-
-def _check_defined(content: bytes, path: Path, reference: str, key: str) -> None:
-    """Raise InputError if the file cannot be parsed or nowhere defines, imports or assigns that name."""
-    try:
-        nodes = list(ast.walk(ast.parse(content, path.name)))
-    except (SyntaxError, ValueError) as error:
-        raise InputError(f"{key}={reference}: {path} is not valid Python: {error}") from None
-    names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    names |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    for node in nodes:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-    function = reference.partition(":")[2]
-    if function not in names and "*" not in names:
-        public = [name for name in names if not name.startswith("_")]
-        raise InputError(f"{key}={reference}: {unknown_name_message(f'function in {path}', function, public)}")
 
 
 def find_file(reference: str, key: str) -> Path | None:

@@ -22,7 +22,6 @@ from scalebench.workloads.datasets import (
     cifar10,
     image_folder,
     materials,
-    node_copy,
     synthetic,
     tfrecord,
     user_file,
@@ -336,7 +335,7 @@ def open_dataset(spec: RunSpec, on_copied: Callable[[], None] = lambda: None) ->
     """
     folder, target = prepare(spec.config), spec.config.hardware.node_copy
     if target is not None:
-        folder = node_copy.copy_to_node(folder, target, spec.config.measure.timeout_s, on_copied)
+        folder = cache.copy_to_node(folder, target, spec.config.measure.timeout_s, on_copied)
     return cache.open_arrays(folder)
 
 

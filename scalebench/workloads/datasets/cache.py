@@ -38,6 +38,7 @@ INPUTS, TARGETS, META = "inputs.npy", "targets.npy", "meta.json"
 LAYOUT_VERSION = 1
 NOTICE_AFTER_S = 2.0  # a wait that takes longer prints one line
 POLL_INTERVAL_S = 0.5  # of the lock after that
+COPY_CHUNK_BYTES = 2**24
 MAX_WAIT_S = 4 * 3600.0  # one core decodes all of ImageNet, the largest dataset, in half of it
 # Starting a pool takes 0.3 s, in which one core makes and writes about this many bytes (100,000 material curves).
 MIN_POOL_BYTES = 240_000_000
@@ -196,6 +197,54 @@ def _lock(folder: Path, wait_s: float) -> Iterator[bool]:
         yield lock.is_locked
     finally:
         lock.release()
+
+
+def copy_to_node(folder: Path, target: str, wait_s: float, on_copied: Callable[[], None] = lambda: None) -> Path:
+    """Return the copy of a complete cache folder on a disk of this node, and make it first if it is missing or damaged:
+    `hardware.node_copy`. It is a cache folder like any other, kept for later runs.
+
+    `target` may contain environment variables, such as $TMPDIR, which are expanded on this node. `on_copied` is called
+    after each chunk. Raises InputError where that disk is full or cannot be written, where the dataset cannot be read,
+    and where another process on this node has been copying for `wait_s`.
+    """
+    target_dir = Path(os.path.expandvars(target)).expanduser()
+    if "$" in str(target_dir):
+        raise InputError(f"hardware.node_copy={target} has a variable that is not set on this node; write it out")
+    if not target_dir.is_absolute():
+        raise InputError(f"hardware.node_copy={target} should be an absolute path, such as /tmp/scalebench")
+    try:
+        identity = json.loads((folder / META).read_text())["identity"]
+        size_bytes = sum((folder / file).stat().st_size for file in (INPUTS, TARGETS))
+    except OSError as error:
+        raise _unreadable(folder, error) from None
+    name = identity.pop("name")
+    settings = CacheSettings("node copy", "hardware.node_copy", wait_s)
+    return ensure_folder(target_dir, name, identity, size_bytes, partial(_copy, folder, on_copied), settings)
+
+
+def _copy(source: Path, on_copied: Callable[[], None], folder: Path) -> None:
+    for name in (INPUTS, TARGETS):
+        with (folder / name).open("wb") as copy:
+            for chunk in _read_chunks(source, name):
+                copy.write(chunk)
+                on_copied()
+
+
+def _read_chunks(source: Path, name: str) -> Iterator[bytes]:
+    """Yield the chunks of a file; an error in reading is another one than an error in writing, such as a full disk."""
+    try:
+        with (source / name).open("rb") as file:
+            while chunk := file.read(COPY_CHUNK_BYTES):
+                yield chunk
+    except OSError as error:
+        raise _unreadable(source, error) from None
+
+
+def _unreadable(source: Path, error: OSError) -> InputError:
+    return InputError(
+        f"dataset {source} cannot be read on this node ({error.strerror}): set dataset.cache to a folder that all "
+        "nodes share"
+    )
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import pytest
 
 from scalebench.core.errors import InputError
 from scalebench.workloads import datasets
-from scalebench.workloads.datasets import cache, node_copy
+from scalebench.workloads.datasets import cache
 from scalebench.workloads.source import Source
 from tests.builders.runs import find_running, simulated_spec, wait_until
 
@@ -270,7 +270,7 @@ def folder(tmp_path):
 
 
 def copy_to(folder, stage, **more):
-    return node_copy.copy_to_node(folder, str(stage), WAIT_S, **more)
+    return cache.copy_to_node(folder, str(stage), WAIT_S, **more)
 
 
 def is_same(one, other):
@@ -310,7 +310,7 @@ def test_a_stage_that_fills_up_and_a_dataset_that_this_node_cannot_read(folder, 
     with open(tmp_path / "stage" / f"{folder.name}.lock", "a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(InputError, match=r"^node copy .*/stage: another process has held .*lock for 0.1 s"):
-            node_copy.copy_to_node(folder, str(tmp_path / "stage"), 0.1)
+            cache.copy_to_node(folder, str(tmp_path / "stage"), 0.1)
     fails(r"^dataset .*/nowhere cannot be read on this node \(No such file", tmp_path / "nowhere")
     (folder / cache.TARGETS).unlink()
     fails("cannot be read on this node .*: set dataset.cache to a folder that all")
