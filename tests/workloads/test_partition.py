@@ -7,14 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scalebench.core import config_files
 from scalebench.core.errors import InputError
 from scalebench.core.spec import Config, DatasetSpec, RankPlacement, RunSpec
-from scalebench.strategies.torch.model import NetworkModule, load_weights
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
 from scalebench.workloads.partition import (
@@ -30,7 +28,6 @@ from scalebench.workloads.partition import (
     split_into_stages,
 )
 from scalebench.workloads.source import Source
-from scalebench.workloads.weights import initial_weights
 
 CONF = Path(__file__).parents[2] / "conf/model"
 BLOCKS = ("dense", "relu", "residual", "branches", "dead_end")
@@ -133,23 +130,6 @@ def test_every_built_in_network_can_be_cut(name):
             assert sum(one.parameters for one in made) == net.parameters == sum(node_parameter_bytes(net)) / 4
 
 
-def test_balance_of_memory_and_of_work():
-    """Nearly all of VGG16's parameters are in one dense layer, and nearly all its work is in the convolutions."""
-    vgg = load_model("vgg16")
-    by_bytes, by_work = (
-        split_into_stages(vgg, 2, costs) for costs in (node_parameter_bytes(vgg), node_training_flops(vgg))
-    )
-    assert by_bytes[0].output.name == "relu_34" and by_bytes[0].nodes[-2].name == "fc1"
-    assert by_work[0].nodes[-2].name == "block3_conv2"
-    work = node_training_flops(vgg)
-    assert most_expensive(vgg, by_work, work) < 1.1 * sum(work) / 2 < most_expensive(vgg, by_bytes, work)
-    mlp = load_model("mlp")
-    stages = split_into_stages(mlp, 5, node_training_flops(mlp))
-    assert [[node.op for node in stage.nodes] for stage in stages] == [["dense", "relu"]] * 4 + [["dense"]]
-    assert node_training_flops(mlp)[:3] == [0, 6 * 8000 * 4000, 0]
-    assert node_parameter_bytes(mlp)[:3] == [0, 4 * (8000 * 4000 + 4000), 0]
-
-
 def test_equally_good_cuts_send_the_least_data():
     net = Network("net", (8, 8, 1))
     x = net.max_pool(net.relu(net.conv(net.input, "one", 4, 3)), 2, strides=2)
@@ -159,24 +139,6 @@ def test_equally_good_cuts_send_the_least_data():
     first, second = split_into_stages(net, 2, costs)
     assert [node.op for node in first.nodes] == ["conv", "relu", "max_pool", "relu"], "the latest of the smallest"
     assert [node.op for node in second.nodes] == ["zero_pad", "conv", "flatten", "dense"]
-
-
-@pytest.mark.parametrize("name", ["materials_cnn", "resnet20_cifar10", "inception_v3"])
-def test_consecutive_stages_compute_what_the_network_does(name):
-    net = networks.build_by_name(name, (75, 75, 3), 10) if name == "inception_v3" else load_model(name)
-    weights = initial_weights([(a.name, a.shape, a.init) for a in net.arrays], seed=1)
-    inputs = torch.rand(2, *net.input.shape, generator=torch.Generator().manual_seed(1))
-
-    def run(part, x):
-        module = NetworkModule(part, dropout=False)
-        load_weights(module, {array.name: weights[array.name] for array in part.arrays})
-        return module(x).detach()
-
-    x = inputs
-    for stage in split_into_stages(net, 3, node_training_flops(net)):
-        sent = run(stage.network("part"), x)
-        x = sent.movedim(1, -1) if sent.dim() > 2 else sent
-    torch.testing.assert_close(x, run(net, inputs), rtol=1e-5, atol=1e-5)
 
 
 def test_too_many_stages_are_an_input_error():

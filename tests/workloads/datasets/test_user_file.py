@@ -29,7 +29,7 @@ def ensure(tmp_path, arrays=None):
     return user_file.import_npz(CONFIG, tmp_path / "cache", path)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", ">f8", "fortran"])
+@pytest.mark.parametrize("dtype", ["float64", "fortran"])
 def test_unpacked_as_float32(tmp_path, dtype):
     """The file may be compressed, have arrays in Fortran's order, and more of them."""
     arrays = good(dtype="float64" if dtype == "fortran" else dtype)
@@ -70,11 +70,6 @@ BAD = {
     "shape": (good() | {"inputs": np.ones((5, 100, 3))}, r"inputs has shape \(5, 100, 3\), expected \(n, 200, 3\)"),
     "axes": (good() | {"targets": np.ones(5)}, r"targets has shape \(5,\), expected \(n, 2\)"),
     "scalar": (good() | {"targets": np.float32(1)}, r"targets has shape \(\), expected \(n, 2\)"),
-    "lengths": (
-        good() | {"targets": good(4)["targets"]},
-        r"inputs of shape \(5, 200, 3\) and targets of shape \(4, 2\): they should have the same",
-    ),
-    "empty": (good(0), "no samples: inputs of shape"),
     "integers": (good() | {"targets": np.ones((5, 2), int)}, "targets is int64, expected floats"),
     "objects": (good() | {"targets": np.full((5, 2), None)}, r"not a readable \.npz .*Object arrays"),
     "NaN": (

@@ -47,14 +47,7 @@ def respond(folder, reference="made_here:build", size=5, **options):
     return read_record(folder / sample_writer.READING_FILE, sample_writer.Reading)
 
 
-def test_the_function_is_called_with_size_seed_and_options(tmp_path):
-    assert respond(tmp_path, noise=0.5).available == 5
-    inputs, targets = cache.open_arrays(tmp_path)
-    assert np.array_equal(inputs, np.full((5, 3), 7.5, np.float32)) and np.array_equal(inputs, targets)
-
-
 PROBLEMS = {
-    "raises": ({"body": "raise ValueError('bad\\nthings')"}, "fails: ValueError: bad things"),
     "exits": ({"body": "sys.exit(3)"}, "fails: SystemExit: 3"),
     "memory": ({"body": "raise MemoryError"}, "ran out of memory: lower dataset.size"),
     "options": ({"nose": 1}, "fails: TypeError: build() got an unexpected keyword argument"),
