@@ -27,13 +27,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scalebench.core.spec import Config, StrategySpec
+    from scalebench.core.spec import Config
 
 OPEN_PORT = "open_port"  # the option of a strategy
 CLONE_NEWUSER, CLONE_NEWNET = 0x1000_0000, 0x4000_0000  # linux/sched.h
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 0x1  # linux/sockios.h, linux/if.h
 BATCH_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")  # of what Open MPI knows
-READY = b"ready"
+READY = "ready"
+NOT_ALLOWED = {"net": "root may not make one", "user net": "no user namespace"}
 
 
 def is_wanted(config: Config) -> bool:
@@ -49,15 +50,13 @@ def is_wanted(config: Config) -> bool:
 def opens_ports(config: Config) -> bool:
     """Return whether strangers reach the processes of a run in a way that its row is flagged for. Those of Open MPI on
     several hosts have to listen, and are not."""
-    if is_wanted(config):
-        return _find_problem(config.strategy) is not None
-    return OPEN_PORT in config.strategy.options
+    return _find_problem(config) is not None if is_wanted(config) else OPEN_PORT in config.strategy.options
 
 
 def explain_refusal(config: Config) -> str | None:
     """Return why a run is refused that would serve strangers, with the way out; None where it is not."""
     strategy = config.strategy
-    if OPEN_PORT not in strategy.options or not is_wanted(config) or (reason := _find_problem(strategy)) is None:
+    if OPEN_PORT not in strategy.options or not is_wanted(config) or (reason := _find_problem(config)) is None:
         return None
     return (
         f"{strategy.name} would let everybody who reaches this machine read and write files as you: "
@@ -66,10 +65,9 @@ def explain_refusal(config: Config) -> str | None:
     )
 
 
-def _find_problem(strategy: StrategySpec) -> str | None:
-    if strategy.launcher == "by_hand":
-        return "torchrun starts its processes"  # by hand, in the network of a shell
-    return find_kernel_problem()
+def _find_problem(config: Config) -> str | None:
+    is_by_hand = config.strategy.launcher == "by_hand"  # in the network of a shell
+    return "torchrun starts its processes" if is_by_hand else find_kernel_problem()
 
 
 @functools.lru_cache(maxsize=1)
@@ -102,23 +100,16 @@ class PrivateNetwork:
     """
 
     def __init__(self) -> None:
-        self.descriptors: list[int] = []  # of the user namespace, where there is one, and of the network namespace
         command = [sys.executable, "-I", "-S", __file__]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as maker:
-            assert maker.stdin is not None and maker.stdout is not None
-            try:
-                answer = maker.stdout.readline().strip()
-                if not answer.startswith(READY):
-                    raise OSError(0, answer.decode(errors="replace") or "the namespace's maker ended without a word")
-                for kind in answer.split()[1:]:
-                    path = f"/proc/{maker.pid}/ns/{kind.decode()}"
-                    self.descriptors.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-            except BaseException:
-                self.close()
-                raise
-            finally:
-                with contextlib.suppress(BrokenPipeError):
-                    maker.stdin.close()  # it waits for this, and ends
+        # The maker waits for the end of its input, which the block closes, and ends.
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as maker:
+            assert maker.stdout is not None
+            answer = maker.stdout.readline().strip()
+            if not answer.startswith(READY):
+                raise OSError(0, answer or "the namespace's maker ended without a word")
+            # Of the user namespace, where there is one, and of the network namespace.
+            paths = [f"/proc/{maker.pid}/ns/{kind}" for kind in answer.split()[1:]]
+            self.descriptors = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths]
 
     def command(self, command: Sequence[str]) -> list[str]:
         """Return a command that runs `command` in this network, to be started with these descriptors open."""
@@ -136,44 +127,42 @@ class PrivateNetwork:
         self.close()
 
 
-def _make() -> list[str]:
-    """Move this process into a new network namespace. Return the kinds of its new namespaces, outermost first.
+def _call(function: str, *arguments: int) -> None:
+    """Call a function of the C library; OSError with its reason where it fails."""
+    if getattr(ctypes.CDLL(None, use_errno=True), function)(*arguments) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _make() -> str:
+    """Move this process into a new network namespace, with its loopback up. Return the kinds of its new namespaces,
+    outermost first.
 
     A user needs a user namespace around it. Root does without: in one it would lose its rights to the files of others.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(CLONE_NEWNET) == 0:
-        kinds = ["net"]
-    elif os.geteuid() == 0:
-        raise OSError(ctypes.get_errno(), f"root may not make one: {os.strerror(ctypes.get_errno())}")
-    else:
-        user, group = os.geteuid(), os.getegid()
-        if libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:
-            raise OSError(ctypes.get_errno(), f"no user namespace: {os.strerror(ctypes.get_errno())}")
+    import fcntl
+
+    user, group = os.geteuid(), os.getegid()
+    kinds = "net" if user == 0 else "user net"
+    try:
+        _call("unshare", CLONE_NEWNET if kinds == "net" else CLONE_NEWUSER | CLONE_NEWNET)
+    except OSError as error:
+        raise OSError(error.errno, f"{NOT_ALLOWED[kinds]}: {error.strerror}") from error
+    if kinds == "user net":
         # Everybody stays who they are, so that files belong to the user as before. Other groups keep their rights, too.
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
                 file.write(text)
-        kinds = ["user", "net"]
-    _bring_loopback_up()
-    return kinds
-
-
-def _bring_loopback_up() -> None:
-    import fcntl
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = struct.pack("16sh14x", b"lo", 0)
         (flags,) = struct.unpack_from("h", fcntl.ioctl(any_socket, SIOCGIFFLAGS, request), 16)
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | IFF_UP))
+    return kinds
 
 
 def enter_namespaces(descriptors: Iterable[int]) -> None:
     """Move this process, which has one thread, into the namespaces of these descriptors, and close them."""
-    libc = ctypes.CDLL(None, use_errno=True)
     for descriptor in descriptors:
-        if libc.setns(descriptor, 0) != 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        _call("setns", descriptor, 0)
         os.close(descriptor)
 
 
@@ -183,7 +172,7 @@ def main(arguments: list[str]) -> None:
         enter_namespaces([int(number) for number in arguments[0].split(",")])
         os.execvp(arguments[1], arguments[1:])
     try:
-        print(READY.decode(), *_make(), flush=True)
+        print(READY, _make(), flush=True)
     except OSError as error:
         print(error.strerror or error, flush=True)
     sys.stdin.read()
