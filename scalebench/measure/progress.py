@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from scalebench.core.process import read_anonymous_bytes
 from scalebench.core.run_folder import progress_path, read_rank_file, write_rank_file
 from scalebench.core.untrusted import MAX_SMALL_FILE_BYTES
 
@@ -81,7 +83,7 @@ class ProgressFile:
     def _write(self) -> None:
         self._next_s = time.monotonic() + WRITE_INTERVAL_S
         write_rank_file(self._path, self._state)
-        resident_bytes = rss_anon_bytes()
+        resident_bytes = read_anonymous_bytes(os.getpid())
         if resident_bytes is not None:
             self.rss_anon_peak_bytes = max(resident_bytes, self.rss_anon_peak_bytes or 0)
 
@@ -89,18 +91,6 @@ class ProgressFile:
 def read_progress(folder: Path, rank: int, run_id: str | None = None) -> RankProgress | None:
     """Return the last progress of a rank of this run (None: of any run there), or None before its first."""
     return read_rank_file(progress_path(folder, rank), RankProgress, run_id, MAX_SMALL_FILE_BYTES)
-
-
-def rss_anon_bytes() -> int | None:
-    """Return the resident anonymous memory of this process: without mapped files, which the ranks share."""
-    try:
-        with open("/proc/self/status", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("RssAnon:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
 
 
 def rss_peak_bytes() -> int:
