@@ -324,7 +324,7 @@ class Console:
             note += "".join(f" [{text}]" for flag, text in FLAG_NOTES.items() if flag in spec.flags)
             head = f"[{number}/{len(runs)}] {spec.label}{note}"
             if not run.starts:
-                self.print_line(f"{head}: {run.explain_no_start()}")
+                self.print_line(f"{head}: {run.expect()[1]}")
                 continue
             least_s, most_s = estimate.range_s(spec)
             total_s = (total_s[0] + least_s, total_s[1] + most_s)

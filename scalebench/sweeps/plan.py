@@ -54,18 +54,13 @@ class SweepRun:
         """Return whether processes are to be started for it."""
         return self.earlier is None and self.spec.can_start
 
-    def expect_status(self) -> str:
-        """Return the status that it will have, as far as a plan shows."""
-        if self.earlier is not None or self.spec.can_start:
-            return "ok"
-        return "unsupported" if self.spec.plugin_error is None else "failed"
-
-    def explain_no_start(self) -> str:
-        """Return why none are."""
+    def expect(self) -> tuple[str, str]:
+        """Return the status that it will have, as far as a plan shows, and why no processes are started for it."""
         if self.earlier is not None:
-            return KEPT
-        error = self.spec.plugin_error
-        return f"unsupported: {self.spec.unsupported}" if error is None else f"will fail: {error}"
+            return "ok", KEPT
+        if self.spec.plugin_error is not None:
+            return "failed", f"will fail: {self.spec.plugin_error}"
+        return ("ok", "") if self.spec.can_start else ("unsupported", f"unsupported: {self.spec.unsupported}")
 
     def with_repeat(self, repeat: int) -> SweepRun:
         """Return the same run as another repeat. Nothing else differs, so that it need not be composed again."""
@@ -124,7 +119,12 @@ def plan_sweep(overrides: Sequence[Sequence[str]], compose: Compose) -> list[Swe
         requested = list(map(_with_default_repeats, requested))
     for place, run in enumerate(requested):
         run.place = place
-        _check_repeat(run)
+        repeat, repeats = run.spec.config.repeat, run.spec.repeats
+        if repeats > 1 and repeat != 0:  # 0 is the default, also in the files of sweeps
+            raise InputError(
+                f"repeat={repeat} and measure.repeats={repeats}: the latter makes repeats 0 to {repeats - 1} by "
+                "itself; leave one of them out"
+            )
     _refuse_too_many(sum(run.spec.repeats for run in requested))
     groups = [(*_make_baselines(run, resolve_cached), run) for run in requested]
     requested_keys = {run.with_repeat(repeat).key for run in requested for repeat in range(run.spec.repeats)}
@@ -137,8 +137,13 @@ def plan_sweep(overrides: Sequence[Sequence[str]], compose: Compose) -> list[Swe
             missing = [baseline for baseline in repeated if baseline.key not in requested_keys]
             for each in (*missing, run.with_repeat(repeat)):
                 planned.setdefault(each.key, each)
-    runs = _order_runs(list(planned.values()))
-    check_rounds(runs)
+    runs = list(planned.values())
+    # Scripts share ports, folders and GPU memory where they are alive together.
+    is_shuffled = {"random": True, "auto": any(run.spec.config.script.path is not None for run in runs)}
+    if any(is_shuffled.get(run.spec.config.measure.order, False) for run in runs):
+        random.Random(runs[0].spec.config.seed).shuffle(runs)
+        runs.sort(key=lambda run: run.spec.config.repeat)
+    _check_rounds(runs)
     return runs
 
 
@@ -161,29 +166,6 @@ def plan_further_repeat(planned: Sequence[SweepRun], repeat: int) -> list[SweepR
     if repeat >= min((run.spec.config.measure.max_repeats for run in firsts), default=0):
         return []
     return list({run.key: run for run in (first.with_repeat(repeat) for first in firsts)}.values())
-
-
-def _check_repeat(run: SweepRun) -> None:
-    repeat, repeats = run.spec.config.repeat, run.spec.repeats
-    if repeats > 1 and repeat != 0:  # 0 is the default, also in the files of sweeps
-        raise InputError(
-            f"repeat={repeat} and measure.repeats={repeats}: the latter makes repeats 0 to {repeats - 1} by itself; "
-            "leave one of them out"
-        )
-
-
-def _order_runs(runs: list[SweepRun]) -> list[SweepRun]:
-    # Scripts share ports, folders and GPU memory where they are alive together.
-    is_shuffled = {"random": True, "auto": any(map(_is_script, runs))}
-    if not any(is_shuffled.get(run.spec.config.measure.order, False) for run in runs):
-        return runs
-    shuffled = list(runs)
-    random.Random(runs[0].spec.config.seed).shuffle(shuffled)
-    return sorted(shuffled, key=lambda run: run.spec.config.repeat)
-
-
-def _is_script(run: SweepRun) -> bool:
-    return run.spec.config.script.path is not None
 
 
 def cohort_key(spec: RunSpec) -> tuple[int, str, str] | None:
@@ -266,10 +248,10 @@ def plan_jobs(runs: Sequence[SweepRun], planned: list[SweepRun], unused: Iterato
     return jobs
 
 
-def check_rounds(planned: Sequence[SweepRun]) -> None:
+def _check_rounds(planned: Sequence[SweepRun]) -> None:
     """Raise InputError where measure.order=rounds cannot be what happens."""
-    requested = [run.spec for run in planned if run.spec.config.measure.order == "rounds" and run.spec.can_start]
-    for spec in requested:
+    keys = [cohort_key(run.spec) for run in planned]
+    for spec in (run.spec for run in planned if run.spec.config.measure.order == "rounds" and run.spec.can_start):
         settings, reason = spec.config.measure, turns_reason(spec)
         if reason is not None:
             way_out = "set hardware.slurm.jobs=per_size, or leave it out" if reason == OWN_JOBS else "leave it out"
@@ -279,8 +261,6 @@ def check_rounds(planned: Sequence[SweepRun]) -> None:
                 f"measure.slot_s={settings.slot_s:g} is longer than measure.max_s={settings.max_s:g}, the time that "
                 "each run has in all rounds"
             )
-    keys = [cohort_key(run.spec) for run in planned]
-    for spec in requested:
         if keys.count(cohort_key(spec)) == 1:
             raise InputError(f"measure.order=rounds: {spec.label} has no other run to take turns with; leave it out")
 

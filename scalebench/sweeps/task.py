@@ -346,17 +346,15 @@ class SweepSession:
     ) -> None:
         """Print what would be run in the folder of a sweep (`several`), or in that of a single run, and take the exit
         status that it would have; `jobs` have their runs in units."""
-        self._refused_status = compute_exit_status([run.expect_status() for run in planned], self._is_strict)
+        self._refused_status = compute_exit_status([run.expect()[0] for run in planned], self._is_strict)
         on_cluster = [run for run in planned if several and cluster_runs.is_for_cluster(run.spec)]
         if local := [run for run in planned if run not in on_cluster]:
             keys = find_swept_keys(planned)
             self.console.print_plan(local, [name_settings(run.overrides, keys) for run in local])
         runs_of_jobs = [[run for unit in job for run in unit] for job in jobs]
         if jobs or on_cluster:
-            job_plan.print_jobs(self.console, runs_of_jobs, [run for run in on_cluster if not run.starts])
-        if jobs:
-            job_plan.print_remote_note(self.console, [run.spec for runs in runs_of_jobs for run in runs])
-            job_plan.print_largest_script(self.console, runs_of_jobs, folder.absolute(), several)
+            without_job = [run for run in on_cluster if not run.starts]
+            job_plan.print_jobs(self.console, runs_of_jobs, without_job, folder.absolute(), several)
 
     def cool_down(self, seconds: float) -> None:
         """Pause before the next run of a sweep. Ctrl-C and SIGTERM raise KeyboardInterrupt, as in a run."""
