@@ -11,47 +11,44 @@ from scalebench import __version__
 from scalebench.cli.commands.arguments import CommandParser, complete_words
 from scalebench.core import process
 
-# Each module has add_arguments(parser) and main(options) -> exit status. It is imported for its own command only.
+# What each command shows or does, and an example for the end of its help. Its module in cli/commands is imported for
+# it only, and has add_arguments(parser) and main(options) -> exit status.
 COMMANDS = {
-    "list": ("scalebench.cli.commands.list", "the strategies, models, data sets, hardware and sweeps there are"),
-    "plugins": ("scalebench.cli.commands.plugins", "what other packages add, and whether it loads"),
+    "list": (
+        "the strategies, models, data sets, hardware and sweeps there are",
+        "list strategies, scalebench list strategies ddp",
+    ),
+    "plugins": ("what other packages add, and whether it loads", ""),
     "check": (
-        "scalebench.cli.commands.check",
         "check that a strategy, a model or a data set keeps its contract; --gpu: a new GPU machine",
+        "check ddp gpus=2, scalebench check model=mynet:build, or check --gpu",
     ),
-    "new": ("scalebench.cli.commands.new", "a package with a strategy of your own; or the YAML of a SLURM partition"),
-    "install": ("scalebench.cli.commands.install", "build Horovod for the installed frameworks: install horovod"),
+    "new": ("a package with a strategy of your own; or the YAML of a SLURM partition", "new strategy my_ring"),
+    "install": ("build Horovod for the installed frameworks: install horovod", ""),
     "doctor": (
-        "scalebench.cli.commands.doctor",
         "this machine: devices, versions, Horovod, what is missing; hardware=NAME: whether it fits that YAML",
+        "doctor, scalebench doctor hardware=alpha",
     ),
-    "show": ("scalebench.cli.commands.show", "the table of the runs below one or more folders"),
+    "show": (
+        "the table of the runs below one or more folders",
+        "show, scalebench show multirun/A multirun/B --details",
+    ),
     "report": (
-        "scalebench.cli.commands.report",
         "one HTML page of the runs below one or more folders; also for papers",
+        "report, scalebench report multirun/A --markdown --csv",
     ),
     "export": (
-        "scalebench.cli.commands.export",
         "pass finished runs on to Weights & Biases, MLflow or TensorBoard",
+        "export --to mlflow, scalebench export multirun/A --to tensorboard",
     ),
     "compare": (
-        "scalebench.cli.commands.compare",
         "compare two sweeps, or the values of a key: what is faster, how surely; for people and for CI",
+        "compare A B --threshold 3%, scalebench compare --by train.precision, compare --history",
     ),
-    "predict": ("scalebench.cli.commands.predict", "what more devices would give, with intervals, from measured runs"),
-}
-
-# The end of each command's help.
-EXAMPLES = {
-    "list": "scalebench list strategies, scalebench list strategies ddp",
-    "check": "scalebench check ddp gpus=2, scalebench check model=mynet:build, or check --gpu",
-    "new": "scalebench new strategy my_ring",
-    "doctor": "scalebench doctor, scalebench doctor hardware=alpha",
-    "show": "scalebench show, scalebench show multirun/A multirun/B --details",
-    "report": "scalebench report, scalebench report multirun/A --markdown --csv",
-    "predict": "scalebench predict --gpus 16,64, scalebench predict --hardware alpha, scalebench predict --check",
-    "export": "scalebench export --to mlflow, scalebench export multirun/A --to tensorboard",
-    "compare": "scalebench compare A B --threshold 3%, scalebench compare --by train.precision, compare --history",
+    "predict": (
+        "what more devices would give, with intervals, from measured runs",
+        "predict --gpus 16,64, scalebench predict --hardware alpha, scalebench predict --check",
+    ),
 }
 
 BRIEF_HELP = """\
@@ -107,17 +104,13 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments == ["--version"]:
         print(f"scalebench {__version__}")
         return 0
-    _announce_runs(arguments)
+    has_switches = any(word.startswith("-") and word not in ("--multirun", "-m") for word in arguments)
+    if sys.stdout is not None and sys.stdout.isatty() and not has_switches:
+        # At once: the imports and the checks of all runs take seconds on a cold start.
+        print(f"scalebench {__version__}: preparing the runs", flush=True)
     from scalebench.cli import hydra_app
 
     return hydra_app.main(arguments)
-
-
-def _announce_runs(arguments: list[str]) -> None:
-    """Print a line in a terminal at once: the imports and the checks of all runs take seconds on a cold start."""
-    has_switches = any(word.startswith("-") and word not in ("--multirun", "-m") for word in arguments)
-    if sys.stdout is not None and sys.stdout.isatty() and not has_switches:
-        print(f"scalebench {__version__}: preparing the runs", flush=True)
 
 
 def _run_command_to_its_end(name: str, arguments: list[str]) -> int:
@@ -149,7 +142,7 @@ def run_command(name: str, arguments: list[str]) -> int:
 
     if name not in COMMANDS:
         raise InputError(explain_unknown_command(name, arguments))
-    module = importlib.import_module(COMMANDS[name][0])
+    module = importlib.import_module(f"scalebench.cli.commands.{name}")
     parser = build_parsers()[name]
     module.add_arguments(parser)
     return int(module.main(parser.read(arguments)))
@@ -171,17 +164,13 @@ def explain_unknown_command(name: str, arguments: list[str]) -> str:
     return unknown_name_message("command", name, COMMANDS)
 
 
-def _format_example(command: str) -> str | None:
-    return f"example: {EXAMPLES[command]}" if command in EXAMPLES else None
-
-
 def complete_line(line: str) -> list[str] | None:
     """Return what completes a command or its options; None where Hydra completes the line, which is one of settings."""
     words = line.split()[1:]
     parsers = build_parsers()
     del parsers[""]
     if words and words[0] in COMMANDS:
-        importlib.import_module(COMMANDS[words[0]][0]).add_arguments(parsers[words[0]])
+        importlib.import_module(f"scalebench.cli.commands.{words[0]}").add_arguments(parsers[words[0]])
     return complete_words(line, parsers)
 
 
@@ -195,8 +184,10 @@ def build_parsers() -> dict[str, CommandParser]:
     parser.add_argument("--version", action="store_true", help="show the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser, prog="scalebench")
     parsers = {
-        name: commands.add_parser(name, help=text, description=text, epilog=_format_example(name))
-        for name, (_, text) in COMMANDS.items()
+        name: commands.add_parser(
+            name, help=text, description=text, epilog=f"example: scalebench {example}" if example else None
+        )
+        for name, (text, example) in COMMANDS.items()
     }
     return {"": parser, **parsers}
 

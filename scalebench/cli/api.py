@@ -199,7 +199,7 @@ def sweep(
     flat = {key: each for name, value in overrides.items() for key, (each,) in _flatten(name, [_to_plain(value)])}
     axes = {key: value for key, value in flat.items() if _is_several(value) and not _holds_list(key)}
     fixed = {key: value for key, value in flat.items() if key not in axes}
-    if both := sorted(axes.keys() & (space or {}).keys()):
+    if both := sorted(flat.keys() & (space or {}).keys()):
         raise InputError(f"{both[0]} is both a part of the sweep and set beside it: leave one out")
     return Sweep(_execute(["--multirun"], words, {**(space or {}), **axes}, fixed, "hydra.sweep.dir", folder))
 
@@ -223,14 +223,16 @@ def _execute(
     folder: str | os.PathLike[str] | None,
 ) -> Path:
     """Run what these settings describe, and return the folder of the results."""
-    _refuse_in_worker()
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is not None and spec.name.startswith("scalebench."):  # a process of a run, which imports a user's file
+        raise InputError(
+            "a process of a run imports the file that has called scalebench: put the call below if __name__ == "
+            '"__main__":'
+        )
     replace_unprintable()
     from scalebench.cli import hydra_app
     from scalebench.workloads.datasets import user_function
 
-    both = sorted(set(space) & set(overrides))
-    if both:
-        raise InputError(f"{both[0]} is both a part of the sweep and set beside it: leave one out")
     functions: list[Callable[..., Any]] = []
     swept = {key: _to_plain(each) for key, each in space.items()}
     values = {key: list(each) if _is_several(each) else [each] for key, each in swept.items()}
@@ -255,16 +257,6 @@ def _to_plain(value: Any) -> Any:
 
 def _is_several(value: Any) -> bool:
     return isinstance(value, (list, tuple, set, frozenset, range))
-
-
-def _refuse_in_worker() -> None:
-    """Raise InputError in a process of a run, which imports the file of a user's function and with it the call."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if spec is not None and spec.name.startswith("scalebench."):
-        raise InputError(
-            "a process of a run imports the file that has called scalebench: put the call below if __name__ == "
-            '"__main__":'
-        )
 
 
 def make_words(values: Mapping[str, Sequence[Any]], functions: list[Callable[..., Any]]) -> list[str]:

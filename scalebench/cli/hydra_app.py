@@ -17,11 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import hydra
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.core.utils import configure_log
-from hydra.types import RunMode
+from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from scalebench.config import compose
@@ -32,10 +36,17 @@ from scalebench.core import process
 from scalebench.core.config_files import conf_dir
 from scalebench.core.errors import InputError
 from scalebench.core.spec import RunSpec
+from scalebench.core.sweep_file import refuse_foreign_sweep_folder
+from scalebench.sweeps.plan import check_size
 
 if TYPE_CHECKING:
     from scalebench.sweeps.task import SweepSession
 
+BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
+LAUNCHER = "hydra_plugins.scalebench.ScalebenchLauncher"
+NO_BATCHES = (
+    "hydra.sweeper.max_batch_size divides a sweep, which scalebench plans and measures as a whole; leave it out"
+)
 _printed_warnings: set[str] = set()  # of this process
 
 
@@ -72,13 +83,12 @@ def run(
             for key in ("callbacks", "job.chdir", "job.env_set"):
                 if OmegaConf.select(config.hydra, key):
                     raise InputError(f"hydra.{key} has no effect on runs of scalebench; leave it out")
-            from scalebench.sweeps.hydra_launcher import run_sweep
-            from scalebench.sweeps.task import SweepSession  # their imports take longer than a refusal
+            from scalebench.sweeps.task import SweepSession  # whose import takes longer than a refusal
 
             configure_log(config.hydra.hydra_logging, config.hydra.verbose)
             session = SweepSession(arguments, config, loader, shows_tables)
             if spec is None:
-                run_sweep(session, loader, config)
+                _run_sweep(session, loader, config)
             else:
                 session.run_single(spec)
             return session.finish(), session.folder
@@ -124,6 +134,31 @@ def _compose(options: argparse.Namespace, is_single: bool) -> tuple[compose.Load
             'measure={"repeats": 1}'
         )
     return loader, compose_line(as_sweep, True), None
+
+
+def _run_sweep(session: SweepSession, loader: compose.Loader, config: DictConfig) -> None:
+    """Do the sweep of a composed command line, or show its plan. Raise InputError or a composition error where a run or
+    a folder is refused; nothing was started then."""
+    from scalebench.sweeps.task import FOREIGN_LAUNCHER
+
+    if config.hydra.launcher._target_ != LAUNCHER:
+        raise InputError(FOREIGN_LAUNCHER)
+    if not config.dry_run:
+        refuse_foreign_sweep_folder(Path(str(config.hydra.sweep.dir)))
+    sweeper = config.hydra.sweeper
+    if sweeper._target_ != BASIC_SWEEPER:
+        context = HydraContext(config_loader=loader, callbacks=Callbacks(config))
+        other = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=session, config=config)
+        other.sweep(arguments=list(config.hydra.overrides.task))
+        return
+    if sweeper.get("max_batch_size") is not None:
+        raise InputError(NO_BATCHES)
+    # Hydra's basic sweeper lists all runs at once, which is done here.
+    words = [f"{key}={value}" for key, value in (sweeper.params or {}).items()] + config.hydra.overrides.task
+    overrides = OverridesParser.create(loader).parse_overrides(words)
+    check_size(overrides)
+    (runs,) = BasicSweeper.split_arguments(overrides, None)
+    session.run_batch(runs, first=0, is_whole=True)
 
 
 def _register_and_warn() -> None:

@@ -61,6 +61,7 @@ PATH_KEYS = (
     "hydra.sweep.dir",
     "hardware.node_copy",
 )
+OPEN_KEYS = ("hardware.environment", "model.options", "dataset.options", "strategy.options", "script.args")
 MAX_CACHED_CONFIGS = 512  # merged configs that a loader keeps; each takes 30 kB
 read_files: dict[str, Any] = {}  # their keys and values, by group/name, for messages on what stands in them
 _stand_ins_in_store: set[tuple[str, str]] = set()  # (group, name) of those in Hydra's store
@@ -73,7 +74,11 @@ def register_with_hydra() -> list[str]:
         OmegaConf.register_new_resolver(resolver.__name__.removeprefix("list_"), resolver, replace=True)
     store = ConfigStore.instance()
     if "spine.yaml" not in store.repo or store.repo["spine.yaml"].provider != "scalebench":
-        store.store(name="spine", node=_make_typed_config(), provider="scalebench")
+        typed = OmegaConf.structured(Config)  # which every YAML file is merged into
+        # These take keys that nobody can list in advance: Hydra would ask for a + before them.
+        for group, key in (path.split(".") for path in OPEN_KEYS):
+            OmegaConf.set_struct(typed[group][key], False)
+        store.store(name="spine", node=typed, provider="scalebench")
     for group, name in _stand_ins_in_store - registry.names_without_yaml():
         store.repo[group].pop(f"{name}.yaml")
         _stand_ins_in_store.discard((group, name))
@@ -88,21 +93,6 @@ def register_with_hydra() -> list[str]:
     Plugins.instance()  # registers Hydra's own source of files
     SourcesRegistry.instance().types[YamlSource.scheme()] = YamlSource
     return config_files.find_config_files().warnings
-
-
-def _make_typed_config() -> DictConfig:
-    """Return the typed config that every YAML file is merged into."""
-    typed: DictConfig = OmegaConf.structured(Config)
-    # These take keys that nobody can list in advance: Hydra would ask for a + before them.
-    for keys in (
-        typed.hardware.environment,
-        typed.model.options,
-        typed.dataset.options,
-        typed.strategy.options,
-        typed.script.args,
-    ):
-        OmegaConf.set_struct(keys, False)
-    return typed
 
 
 def make_loader(config_path: str | None = None, config_dir: str | None = None) -> Loader:

@@ -12,7 +12,7 @@ import msgspec
 from scalebench.core.spec import Config
 
 # Keys that say which start of the program a run belongs to: no part of what is trained.
-PROGRAM_KEYS = ("repeat", "resume", "strict", "baseline", "dry_run", "debug", "sweep")
+PROGRAM_KEYS = ("repeat", "resume", "strict", "wait", "baseline", "dry_run", "debug", "sweep")
 # Dotted keys that change neither what a run trains nor how it is measured.
 LEFT_OUT = frozenset((
     *PROGRAM_KEYS,

@@ -327,6 +327,7 @@ class Config:
     repeat: int = number_field(0, at_least=0)
     resume: bool = False
     strict: bool = False  # an unsupported run makes the exit status of a sweep 1
+    wait: bool = False  # for the end of another scalebench that measures on this machine
     baseline: str = choice_field("auto", "bare", "none", "attribution")  # which missing one-device runs a sweep adds
     dry_run: bool = False
     debug: bool = False

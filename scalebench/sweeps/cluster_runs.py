@@ -21,7 +21,7 @@ from scalebench.sweeps.console import Console
 from scalebench.sweeps.estimate import estimate_s
 
 if TYPE_CHECKING:
-    from scalebench.runner.jobs import JobRequest, PlannedJob
+    from scalebench.runner.jobs import JobRequest
     from scalebench.sweeps.plan import SweepRun
 
 
@@ -94,28 +94,69 @@ def follow(
     console: Console,
     resume: bool,
 ) -> Iterator[tuple[SweepRun, Result]]:
-    """Submit these jobs, lists of units, and follow them and the jobs of adopted runs, as `follow_jobs` does. Yield
-    each run when its result is in its folder; `folder` is that of the sweep."""
-    from scalebench.runner.jobs import JobRequest, PlannedJob
+    """Submit these jobs, lists of units, at once, and follow them and the jobs of adopted runs. Yield each run when its
+    result is in its folder; `folder` is that of the sweep.
+
+    At Ctrl-C the user decides once whether to cancel the jobs: KeyboardInterrupt follows when their results have been
+    yielded, UserDetached where they keep running. They do when the connection to the user is lost.
+    """
+    from scalebench.runner.jobs import JobFollower, JobRequest, PlannedJob, find_running_jobs
 
     runs = {run.number: run for run in (*itertools.chain(*itertools.chain(*jobs)), *adopted)}
+    slurm = Slurm(_find_slurm_bin([run.spec for run in runs.values()]))
     requests = {
         number: JobRequest(number, run.spec, run.adopted or run.folder, run.adopted is not None, run.bare)
         for number, run in runs.items()
     }
-    for request in requests.values():
-        if resume and not request.adopted:  # a run that was not successful
-            clear_run_folder(request.folder, of_ended_job=(request.folder / JOB_FILE).exists())
+    for run in runs.values():
+        if run.adopted is None:
+            of_ended_job = (run.folder / JOB_FILE).exists()
+            if resume:
+                clear_run_folder(run.folder, of_ended_job)  # of a run that was not successful
+            elif (submission := read_submission(run.folder)) is not None and find_running_jobs(run.folder, slurm):
+                raise InputError(
+                    f"job {submission.job_id} of {run.folder} still runs; resume=true waits for it, or choose another "
+                    "folder"
+                )
+            if run.folder.exists():  # by a program that is no job
+                FolderLock(run.folder, of_ended_job).release()
     planned = []
     for job in jobs:
         numbers = [run.number for unit in job for run in unit]
-        of_job = requests[numbers[0]].folder if len(numbers) == 1 else folder.absolute() / f"job{min(numbers)}"
+        of_job = runs[numbers[0]].folder if len(numbers) == 1 else folder.absolute() / f"job{min(numbers)}"
         planned.append(PlannedJob(of_job, [[requests[run.number] for run in unit] for unit in job]))
-    for request, result in follow_jobs(planned, [requests[run.number] for run in adopted], console, resume):
-        run = runs[request.number]
-        with delay_interrupts():
-            copy_earlier_run(request.folder, run.folder)
-        yield run, result
+
+    def submit(specs: Sequence[RunSpec], folder: Path) -> Submission:
+        return submit_job(specs, folder, [estimate_s(spec)[1] for spec in specs])
+
+    def collect(results: Iterator[tuple[JobRequest, Result]]) -> Iterator[tuple[SweepRun, Result]]:
+        for request, result in results:
+            with delay_interrupts():
+                copy_earlier_run(request.folder, runs[request.number].folder)
+            yield runs[request.number], result
+
+    limits = [run.spec.config.hardware.max_jobs for run in runs.values()]
+    max_jobs = min((limit for limit in limits if limit is not None), default=None)
+    with console.show_queue() as on_change:
+        follower = JobFollower(slurm, max_jobs, on_change, submit=submit)
+        results = follower.follow(planned, [requests[run.number] for run in adopted])
+        try:
+            yield from collect(results)
+            return
+        except KeyboardInterrupt:
+            process.cancelled.clear()  # handled; a user in a hurry presses Ctrl-C again
+            left = follower.unfinished
+            is_lost = process.cancelled.by_hang_up and left
+            if is_lost or not console.confirm_cancel(left, process.cancelled.by_user):
+                keep = "1 job keeps" if left == 1 else f"{left} jobs keep"
+                is_single = [run.folder for run in runs.values()] == [folder]
+                where = f"hydra.run.dir={folder} " if is_single else ""
+                raise UserDetached(
+                    f"{keep} running; the same command with {where}resume=true waits for the rest"
+                ) from None
+            follower.cancel()
+        yield from collect(results)
+    raise KeyboardInterrupt
 
 
 def copy_earlier_run(earlier: Path, folder: Path) -> None:
@@ -123,46 +164,6 @@ def copy_earlier_run(earlier: Path, folder: Path) -> None:
     if earlier.resolve() != folder.resolve():
         clear_run_folder(folder)
         copy_run(earlier, folder)
-
-
-def follow_jobs(
-    jobs: Sequence[PlannedJob], adopted: Sequence[JobRequest], console: Console, resume: bool
-) -> Iterator[tuple[JobRequest, Result]]:
-    """Submit these jobs and yield each of their runs with its result as it ends; those of `adopted` are followed and
-    not submitted again.
-
-    At Ctrl-C the user decides once whether to cancel the jobs: KeyboardInterrupt follows when their results have been
-    yielded, UserDetached where they keep running. They do when the connection to the user is lost.
-    """
-    from scalebench.runner.jobs import JobFollower
-
-    requests = [request for job in jobs for request in job.requests]
-    specs = [request.spec for request in (*requests, *adopted)]
-    slurm = Slurm(_find_slurm_bin(specs))
-    limits = [spec.config.hardware.max_jobs for spec in specs if spec.config.hardware.max_jobs is not None]
-    if not resume:
-        _check_no_running_job([request.folder for request in requests], slurm)
-    for request in requests:
-        if request.folder.exists():  # by a program that is no job
-            FolderLock(request.folder, of_ended_job=(request.folder / JOB_FILE).exists()).release()
-    with console.show_queue() as on_change:
-        follower = JobFollower(slurm, min(limits, default=None), on_change, submit=_submit)
-        results = follower.follow(jobs, adopted)
-        try:
-            yield from results
-            return
-        except KeyboardInterrupt:
-            process.cancelled.clear()  # handled; a user in a hurry presses Ctrl-C again
-            is_lost = process.cancelled.by_hang_up and follower.unfinished
-            if is_lost or not console.confirm_cancel(follower.unfinished, process.cancelled.by_user):
-                raise UserDetached(_describe_resuming([*requests, *adopted], follower.unfinished)) from None
-            follower.cancel()
-        yield from results
-    raise KeyboardInterrupt
-
-
-def _submit(specs: Sequence[RunSpec], folder: Path) -> Submission:
-    return submit_job(specs, folder, [estimate_s(spec)[1] for spec in specs])
 
 
 @contextlib.contextmanager
@@ -174,24 +175,6 @@ def delay_interrupts() -> Iterator[None]:
     except KeyboardInterrupt:
         if not process.cancelled.is_set():
             raise
-
-
-def _describe_resuming(requests: Sequence[JobRequest], left: int) -> str:
-    jobs = "1 job keeps" if left == 1 else f"{left} jobs keep"
-    where = f"hydra.run.dir={requests[0].folder} " if len(requests) == 1 else ""
-    return f"{jobs} running; the same command with {where}resume=true waits for the rest"
-
-
-def _check_no_running_job(folders: Sequence[Path], slurm: Slurm) -> None:
-    """Raise InputError where a job of an earlier program still runs in one of these folders and would be disturbed."""
-    from scalebench.runner.jobs import find_running_jobs
-
-    for folder in folders:
-        submission = read_submission(folder)
-        if submission is not None and find_running_jobs(folder, slurm):
-            raise InputError(
-                f"job {submission.job_id} of {folder} still runs; resume=true waits for it, or choose another folder"
-            )
 
 
 def _find_slurm_bin(specs: Sequence[RunSpec]) -> str | None:

@@ -9,12 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from scalebench.core import process
+from scalebench.core.errors import InputError
+from scalebench.core.folder_lock import FolderLock, read_holder
+from scalebench.core.machine.machine import find_cache_folder
 from scalebench.core.sweep_file import PlannedRun, SweepRecord, new_sweep_record, write_sweep
-from scalebench.sweeps.console import format_repeat
+from scalebench.sweeps.console import Console, format_repeat
 from scalebench.sweeps.estimate import TimeEstimate, format_about, select_affordable
 from scalebench.sweeps.pace import read_pace
 from scalebench.sweeps.plan import SweepRun, find_unit
 
+WAIT_INTERVAL_S = 1.0
 FURTHER_TIMES = 2.1  # as long as its planned repeats took a sweep may take with further ones; one repeat is a third
 
 
@@ -135,3 +140,28 @@ class RunningSweep:
     def _write(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_sweep(self.record, self.folder)
+
+
+def lock_machine(console: Console, waits: bool) -> FolderLock | None:
+    """Return the lock of a program that measures on this machine; None where it is another's, or there is no cache
+    folder. Name the other program of this user that measures, whose end is awaited if this one `waits`."""
+    cache, is_named = find_cache_folder(), False
+    while cache is not None:
+        folder = cache / "measuring" / (platform.node() or "unknown")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return FolderLock(folder)
+        except OSError:
+            return None
+        except InputError:
+            end = (
+                "this one begins after its end" if waits else "each disturbs the other; wait=true begins after its end"
+            )
+            if not is_named:
+                console.print_line(f"{read_holder(folder) or 'another program'} measures on this machine: {end}")
+            is_named = True
+            if not waits:
+                return None
+            if process.cancelled.wait(WAIT_INTERVAL_S):
+                raise KeyboardInterrupt from None
+    return None

@@ -33,7 +33,7 @@ from scalebench.measure.progress import RankProgress
 from scalebench.sweeps import cluster_runs, folders, job_plan, plan
 from scalebench.sweeps.console import Console
 from scalebench.sweeps.estimate import estimate_left_s
-from scalebench.sweeps.execute import RunningSweep
+from scalebench.sweeps.execute import RunningSweep, lock_machine
 from scalebench.sweeps.pace import record_pace
 from scalebench.sweeps.plan import KEPT, SweepRun, compute_exit_status, find_swept_keys, name_settings
 from scalebench.workloads import datasets
@@ -79,6 +79,7 @@ class SweepSession:
         self.at_end: list[Callable[[], None]] = []  # called below the table of the sweep
         self._refused_status = 0  # exit status of runs that left no result
         self._lock: FolderLock | None = None  # on the folder of the sweep, or of a single run
+        self._machine_lock: FolderLock | None = None  # from the first run on this machine on
 
     def __call__(self, config: DictConfig) -> NoReturn:
         raise InputError(FOREIGN_LAUNCHER)  # only another launcher calls it
@@ -100,6 +101,7 @@ class SweepSession:
             self._claim(spec, folder)
         self.folder = run.folder
         self._configure_job_log(run.folder)
+        self._lock_machine([run])
         self._run_alone(run)
         if self.done and self.console.shows_tables:
             try:
@@ -143,11 +145,11 @@ class SweepSession:
         submitted = cluster_runs.select_submitted(planned)
         if submitted and settings.max_minutes is not None:
             raise InputError(NO_MAX_MINUTES)
-        folders.set_folders(planned, self.config, self.compose)
+        self.set_folders(planned)
         if self._is_resumed and not self.config.dry_run:
             planned += cluster_runs.adopt(submitted, planned, sweep_dir.absolute())
         jobs = plan.plan_jobs([run for run in submitted if run.adopted is None], planned, unused)
-        folders.set_folders(planned, self.config, self.compose)
+        self.set_folders(planned)
         if self.config.dry_run:
             self.show_plan(planned, jobs, sweep_dir, several=True)
             return []
@@ -170,7 +172,7 @@ class SweepSession:
                 run.number = int(name) if name.isdecimal() else next(unused)
             planned += more
             jobs = plan.plan_jobs(cluster_runs.select_submitted(more), more, unused)
-            folders.set_folders(more, self.config, self.compose)
+            self.set_folders(more)
             self._planned += len(more)
             self._run_all(more, jobs, sweep, unused)
         return planned
@@ -190,12 +192,18 @@ class SweepSession:
             for run, result in cluster_runs.follow(jobs, adopted, sweep.folder, self.console, self._is_resumed):
                 with cluster_runs.delay_interrupts():
                     self._end(run, result)
-        sweep.do([run for run in planned if run not in submitted], planned, unused, self._do_unit)
+        local = [run for run in planned if run not in submitted]
+        self._lock_machine(local)
+        sweep.do(local, planned, unused, self._do_unit)
+
+    def _lock_machine(self, runs: Sequence[SweepRun]) -> None:
+        if self._machine_lock is None and any(run.starts and not cluster_runs.is_submitted(run.spec) for run in runs):
+            self._machine_lock = lock_machine(self.console, bool(self.config.wait))
 
     def _do_unit(self, unit: list[SweepRun]) -> Sequence[SweepRun]:
         """Do a run, or several that take turns. Return those that are over; the others have left nothing."""
         assert self.sweep is not None
-        folders.set_folders(unit, self.config, self.compose)
+        self.set_folders(unit)
         if any(run.starts for run in unit):
             self.cool_down(max(run.spec.config.measure.cool_down_s for run in unit) if self._is_warm else 0.0)
             self._is_warm = True
@@ -332,6 +340,15 @@ class SweepSession:
         """Compose and check one run of a sweep. Raise InputError or a composition error where it is invalid."""
         return resolve(to_config(self.compose(overrides)))
 
+    def set_folders(self, runs: Sequence[SweepRun]) -> None:
+        """Set the folder of each run by its number. Raise InputError where that is not possible."""
+        folders.set_folders(runs, self.config, self.compose)
+
+    @staticmethod
+    def max_concurrent_runs(spec: RunSpec) -> int:
+        """Return how many runs like this one run side by side: as many jobs as may be in the queue, else 1."""
+        return (spec.config.hardware.max_jobs or 1) if cluster_runs.is_submitted(spec) else 1
+
     def compose(self, overrides: Sequence[str]) -> DictConfig:
         assert self._loader is not None
         return self._loader.load_sweep_config(self.config, list(overrides))
@@ -436,10 +453,11 @@ class SweepSession:
                 call()
 
     def release(self) -> None:
-        """Let other programs use the folder again."""
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            lock.release()
+        """Let other programs use the folder and the machine again."""
+        for lock in (self._lock, self._machine_lock):
+            if lock is not None:
+                lock.release()
+        self._lock = self._machine_lock = None
 
 
 def prepare_datasets(specs: Sequence[RunSpec], console: Console) -> None:

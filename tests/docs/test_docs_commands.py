@@ -141,7 +141,7 @@ def parsing_problem(command):
     if name not in COMMANDS:
         return "no such command"
     parser = build_parsers()[name]
-    importlib.import_module(COMMANDS[name][0]).add_arguments(parser)
+    importlib.import_module(f"scalebench.cli.commands.{name}").add_arguments(parser)
     try:
         parser.read(arguments)
     except InputError as error:

@@ -18,7 +18,7 @@ from scalebench.core import process
 from scalebench.core.errors import InputError
 from scalebench.core.spec import write_spec
 from scalebench.runner.collect import RunOutcome
-from scalebench.runner.jobs import JobRequest, PlannedJob, QueueState, outcome
+from scalebench.runner.jobs import QueueState, outcome
 from scalebench.runner.parent import run_spec
 from scalebench.slurm.submit import Submission, write_submission
 from scalebench.sweeps import cluster_runs
@@ -264,11 +264,10 @@ def test_the_question_is_not_overwritten(monkeypatch, capsys):
 
 
 def test_clusters_are_not_mixed(tmp_path):
-    requests = [JobRequest(number, simulated_spec(), tmp_path / str(number)) for number in range(2)]
-    requests[1].spec.config.hardware.slurm.bin = "/opt/other/bin"
-    jobs = [PlannedJob(request.folder, [[request]]) for request in requests]
+    runs = [SweepRun([], simulated_spec(), number=number, folder=tmp_path / str(number)) for number in range(2)]
+    runs[1].spec.config.hardware.slurm.bin = "/opt/other/bin"
     with pytest.raises(InputError, match=r"hardware.slurm.bin differs between the runs of one sweep; "):
-        list(cluster_runs.follow_jobs(jobs, [], Console(), False))
+        list(cluster_runs.follow([[[run]] for run in runs], [], tmp_path, Console(), False))
 
 
 def test_a_dry_run_prints_the_script_and_submits_nothing(call):

@@ -65,7 +65,7 @@ class TrialRunner:
         self._session.at_end.append(
             lambda: summary.print_summary(begun, folder, self._session.arguments, self._console)
         )
-        return self._run(begun, folder, self._launcher.max_concurrent_runs(first))
+        return self._run(begun, folder, self._session.max_concurrent_runs(first))
 
     def _space(self, arguments: Sequence[str]) -> SearchSpace:
         of_file = [f"{key}={value}" for key, value in (self._settings.params or {}).items()]
@@ -79,7 +79,7 @@ class TrialRunner:
         return space
 
     def _resolve(self, space: SearchSpace, overrides: Sequence[str]) -> RunSpec:
-        spec: RunSpec = self._launcher.resolve_run([*space.fixed, *overrides])
+        spec: RunSpec = self._session.resolve_run([*space.fixed, *overrides])
         return spec
 
     def _check_corners(self, space: SearchSpace) -> RunSpec:
@@ -97,7 +97,7 @@ class TrialRunner:
         """Raise InputError where two trials of the same values, which differ in their numbers, would share a folder."""
         words = [*space.fixed, *space.overrides(next(space.corners()))]
         count = min(2, self._settings.n_trials)
-        self._launcher.set_folders([SweepRun(words, first, number=number) for number in range(count)])
+        self._session.set_folders([SweepRun(words, first, number=number) for number in range(count)])
 
     def _more_is_better(self, spec: RunSpec) -> bool:
         return objective.more_is_better(self._settings.objective, spec.config.model.metric)

@@ -2,9 +2,12 @@
 
 import math
 import os
+import platform
 import re
 import sys
+import threading
 import types
+from datetime import UTC, datetime
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -19,6 +22,8 @@ from scalebench import __main__ as program
 from scalebench.analysis import ranking
 from scalebench.config import compose
 from scalebench.core.errors import InputError
+from scalebench.core.folder_lock import FolderLock
+from scalebench.core.machine.machine import find_cache_folder
 from scalebench.core.result import read_result
 from scalebench.core.sweep_file import read_sweep
 from scalebench.report import trackers
@@ -218,6 +223,26 @@ def test_a_sweep_goes_on_while_its_limits_are_too_wide(sweep, monkeypatch):
     monkeypatch.setattr(execute, "FURTHER_TIMES", 100)
     status, out, _ = sweep("gpus=1,2", "measure.repeats=null", "resume=true", folder="t")
     assert status == 0 and out.count("done before, kept") == 8 and len(rows("t")) == 8
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_another_program_that_measures_is_named_or_awaited(capsys, waits):
+    folder = find_cache_folder() / "measuring" / platform.node()
+    folder.mkdir(parents=True, exist_ok=True)
+    other, released = FolderLock(folder), []
+
+    def release():
+        other.release()
+        released.append(datetime.now(UTC).isoformat(timespec="milliseconds"))
+
+    if waits:
+        threading.Timer(0.5, release).start()
+    assert program.main([*SHORT, "gpus=1", "hydra.run.dir=r", f"wait={str(waits).lower()}"]) == 0
+    other.release()
+    first = capsys.readouterr().out.splitlines()[0]
+    end = "this one begins after its end" if waits else "each disturbs the other; wait=true begins after its end"
+    assert first.startswith(f"process {os.getpid()} on ") and first.endswith(f" measures on this machine: {end}")
+    assert not waits or released[0] <= read_result(Path("r/result.json")).started_at
 
 
 @pytest.mark.slow
