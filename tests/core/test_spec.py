@@ -119,7 +119,7 @@ def test_a_repeat_has_its_share_of_the_time_and_only_the_first_has_probes():
         assert spec.repeat_settings is spec.config.measure
 
 
-OF_THE_PROGRAM = {"repeat", "resume", "strict", "baseline", "dry_run", "debug", "dataset.cache"}
+OF_THE_PROGRAM = {"repeat", "resume", "strict", "wait", "baseline", "dry_run", "debug", "dataset.cache"}
 OF_THE_PROGRAM |= {"sweep.max_minutes", "sweep.report", "sweep.export", "sweep.question"}
 OF_THE_PROGRAM |= {f"measure.{name}" for name in ("repeats", "max_repeats", "order", "slot_s", "cool_down_s")}
 QUEUEING = {"hardware.max_jobs", "hardware.ports"} | {
