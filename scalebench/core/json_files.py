@@ -18,7 +18,7 @@ from scalebench.core.untrusted import MAX_FILE_BYTES, read_plain_file
 
 T = TypeVar("T")
 # msgspec 0.22 crashes where two threads decode into a dataclass for the first time. Reentrant for signal handlers.
-_decoding = threading.RLock()
+decoding = threading.RLock()
 # Patterns of msgspec's messages, and what they are replaced by: fields are named as people write them.
 MESSAGE_REWRITES = (
     (r"^Expected `(.+?)(?: \| null)?`, got `(.+)`$", r"should be \1, not \2"),
@@ -101,7 +101,7 @@ def parse_record(content: bytes, record_type: type[T], ignore_unknown: bool = Fa
     """Parse a dataclass from the content of a JSON file; raises as `read_record`."""
     if ignore_unknown:
         try:
-            with _decoding:
+            with decoding:
                 return msgspec.json.decode(content, type=record_type)
         except (msgspec.DecodeError, RecursionError, MemoryError):
             pass  # parsed again below: for the reason, and since the standard library also takes lone surrogates
@@ -114,7 +114,7 @@ def build_record(record_type: type[T], tree: Any, ignore_unknown: bool = False) 
     Raises ValueError that names the field for a missing or unknown key or a value of a wrong type.
     """
     try:
-        with _decoding:
+        with decoding:
             record = msgspec.convert(tree, record_type)
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at ")

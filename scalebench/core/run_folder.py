@@ -34,11 +34,9 @@ JOB_LOG = "job.log"  # output of the job, besides the logs of its ranks
 JOB_RUNS_FILE = "job_runs.json"  # the runs that a job does
 JOB_SCRIPT = "job.sh"
 SUBMITIT_FOLDER = "slurm"
-TORCHRUN_FILE = "by_hand.json"  # exists while the launcher `by_hand` waits for the ranks
+KEY_FILE = "agent.key"  # exists while a run waits for agents that a person starts
 TURN_FILE = "turn.json"  # the turn that a run of a cohort has, or had last
 WARM_UP_FILE = "warm_up.txt"  # exists once a run of a cohort that was set up beside others may make its first step
-STALE_TURN_LIMIT_S = 5.0  # for a shared file system to show turn.json as it is
-STOP_FILE = "stop.json"  # exists when the ranks under torchrun must end; says whether the run succeeded
 SRUN_HOSTS_FILE = "srun_hosts.txt"  # the node of each rank, where nodes have different numbers of ranks
 TRY_SPEC_FILE = "try.json"  # the spec of one try of a batch search: as spec.json it would look like an unfinished run
 LOCK_FILE = "scalebench.lock"  # exists while a program uses the folder, of a run or of a sweep
@@ -62,10 +60,9 @@ def _match_any(*names: str, numbered: str = "") -> re.Pattern[str]:
 TRANSIENT_FILES = _match_any(
     TURN_FILE,
     WARM_UP_FILE,
-    TORCHRUN_FILE,
-    STOP_FILE,
+    KEY_FILE,
     SRUN_HOSTS_FILE,
-    numbered=r"(progress|pid|exit|paused|machine)\d+\.json",
+    numbered=r"(progress|machine|turn)\d+\.json|warm_up\d+\.txt",
 )
 OUTPUT_FILES = _match_any(
     MPIRUN_LOG, SRUN_LOG, COMMAND_LOG, PLUGIN_LOG, MONITOR_FILE, MERGED_TRACE_FILE, TIMELINE_FILE,
@@ -106,43 +103,12 @@ class _RunMarker:
 
 
 @dataclass
-class RankProcesses:
-    """The host and processes of a rank that mpirun, srun or torchrun started, as pid<k>.json holds them."""
-
-    host: str
-    agent: int  # pid of the process that was started for the rank
-    worker: int  # pid of its child, which trains
-
-
-@dataclass
-class WorkerExit:
-    """The exit of the worker of such a rank, as exit<k>.json holds it."""
-
-    code: int  # negative: the signal
-    terminated_by_launcher: bool  # SIGTERM came before its end
-
-
-@dataclass
 class Turn:
     """The turn of a run that takes turns with others, as turn.json holds it: granted by the parent, then over."""
 
     number: int  # from 1 on
     slot_s: float | None = None  # how long it lasts; None: measuring is over
     round: int = 0  # of the cohort
-    over: bool = False  # the ranks are to be stopped; read by their agents on nodes
-
-
-@dataclass
-class PausedWorker:
-    """The state of a rank that its agent has parked, as paused<k>.json holds it."""
-
-    turn: int  # number of the turn that is over
-    resident_bytes: int | None = None  # its anonymous memory
-
-
-def paused_worker_path(folder: Path, rank: int) -> Path:
-    """Return the path of the file by which the agent of a rank reports that it is parked."""
-    return folder / f"paused{rank}.json"
 
 
 def rank_record_path(folder: Path, rank: int) -> Path:
@@ -150,9 +116,19 @@ def rank_record_path(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.json"
 
 
-def turn_path(folder: Path) -> Path:
-    """Return the path of the turn of a run that takes turns with others."""
-    return folder / TURN_FILE
+def turn_path(folder: Path, node: int = 0) -> Path:
+    """Return the path of the turn of a run that takes turns with others, as one node has it."""
+    return _of_node(folder / TURN_FILE, node)
+
+
+def warm_up_path(folder: Path, node: int = 0) -> Path:
+    """Return the path of the file by which the ranks of one node may make their first step."""
+    return _of_node(folder / WARM_UP_FILE, node)
+
+
+def _of_node(path: Path, node: int) -> Path:
+    """Return the path of one node's file; the first, or only, node has the plain name."""
+    return path.with_stem(f"{path.stem}{node or ''}")
 
 
 def rank_log_name(rank: int) -> str:
@@ -176,24 +152,14 @@ def progress_path(folder: Path, rank: int) -> Path:
     return folder / f"progress{rank}.json"
 
 
-def rank_processes_path(folder: Path, rank: int) -> Path:
-    """Return the path of the RankProcesses of a rank."""
-    return folder / f"pid{rank}.json"
-
-
-def worker_exit_path(folder: Path, rank: int) -> Path:
-    """Return the path of the WorkerExit of a rank."""
-    return folder / f"exit{rank}.json"
-
-
 def node_report_path(folder: Path, node: int) -> Path:
     """Return the path of the machine facts of one node."""
     return folder / f"machine{node}.json"
 
 
 def monitor_path(folder: Path, node: int = 0) -> Path:
-    """Return the path of the monitor's time series of one node; the first, or only, node has the plain name."""
-    return folder / (MONITOR_FILE if node == 0 else MONITOR_FILE.replace(".", f"{node}."))
+    """Return the path of the monitor's time series of one node."""
+    return _of_node(folder / MONITOR_FILE, node)
 
 
 def try_folder(folder: Path, batch: int, more_memory: bool = False) -> Path:
@@ -211,9 +177,10 @@ def has_rank_files(names: Iterable[str]) -> bool:
     return any(name.startswith(("rank", "progress")) for name in names)
 
 
-def write_rank_file(path: Path, record: Any) -> None:
-    """Write what a rank or its agent reports to its launcher, with the id of the run that both belong to."""
-    write_json(path, {"run_id": os.environ.get(RUN_ID_VARIABLE), **vars(record)})
+def write_rank_file(path: Path, record: Any, run_id: str | None = None) -> None:
+    """Write what a rank reports to its launcher, with the id of the run that both belong to (None: that of this
+    process's environment)."""
+    write_json(path, {"run_id": run_id or os.environ.get(RUN_ID_VARIABLE), **vars(record)})
 
 
 def read_rank_file(
@@ -227,16 +194,6 @@ def read_rank_file(
         return parse_record(content, record_type, ignore_unknown=True) if run_id in (None, of_run) else None
     except (OSError, ValueError):
         return None
-
-
-def query_file_server(folder: Path) -> None:
-    """List a folder that other hosts write to, so that its new files are seen.
-
-    An NFS client remembers for as long as the folder's attributes, 30 s and more, that a file was missing when it was
-    looked for; opening the folder has it query the server.
-    """
-    with contextlib.suppress(OSError):
-        os.listdir(folder)
 
 
 def has_marker(path: Path, record_type: type) -> bool:

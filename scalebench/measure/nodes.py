@@ -1,15 +1,13 @@
 """Facts about each node of a run on several hosts: its machine, and a monitor beside its ranks.
 
-The agent of a node's first rank (launchers.rank_agent) records them, for the program that launched the run may be on
-none of the nodes. The agent leaves machine<node>.json and a time series in the run's folder, which all nodes see; the
-program reads them when the run is over.
+The agent of a node (runner.node_agent) reports them, for the program that launched the run may be on none of the nodes.
+Its monitor leaves a time series in the run's folder, which all nodes see.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,27 +15,24 @@ from pathlib import Path
 
 from scalebench.core.machine import gpus, machine
 from scalebench.core.machine.machine import Machine, MachineClass, classify_machine
-from scalebench.core.process import wait_until
 from scalebench.core.result import RankRecord
-from scalebench.core.run_folder import node_report_path, read_rank_file, write_rank_file
+from scalebench.core.run_folder import node_report_path, read_rank_file
 from scalebench.core.spec import RunSpec
 from scalebench.measure import clock_sync
 from scalebench.measure.monitor.monitor_process import MonitorProcess
 
 FACTS_LIMIT_S = 10.0  # for facts that are still missing at the end of the run, where a driver is slow
-REPORT_LIMIT_S = 15.0  # for the nodes of a run that went well to write their series, and for the file system to show it
-FAILED_REPORT_LIMIT_S = 2.0  # the same for a run that failed, whose agents may have been killed
 
 
 @dataclass
 class NodeReport:
-    """machine<node>.json: written at the start, and again at the end with the facts that are known only then."""
+    """What an agent reports at the start, and again at the end with the facts that are known only then; the program
+    writes it as machine<node>.json."""
 
     node: int
-    rank: int  # whose agent writes this
+    rank: int  # the first that the agent started
     machine: Machine
     visible_gpus: list[int | None]  # NVML's numbers of the devices that ranks here call 0, 1, ...; null: part of a GPU
-    over: bool = False
     oom_killed: bool | None = None  # the kernel killed a process for memory during the run; null: unknown
     monitor_reason: str | None = None  # why there is no series, or what is missing from it
 
@@ -63,73 +58,42 @@ def has_node_reports(spec: RunSpec) -> bool:
 
 @contextlib.contextmanager
 def record_node(
-    spec: RunSpec, folder: Path, node: int, rank: int, variables: Mapping[str, str]
+    spec: RunSpec, folder: Path, rank: int, variables: Mapping[str, str], send: Callable[[NodeReport], None]
 ) -> Iterator[MonitorProcess | None]:
-    """Record the facts of `node` while the worker of `rank` runs, if `rank` is the first on its node; yields the
-    monitor of the node then. `variables` are the worker's, which the record has.
+    """Report the facts of a node while its ranks run, if `rank` is the first of them; yields the monitor of the node
+    then. `variables` are the rank's, which the record has.
 
-    To be entered before the worker starts, in the thread that starts it. The worker never waits for it, and whatever
-    goes wrong is a reason in the record and no failed run.
+    The node is examined beside the ranks' start, which takes far longer. They never wait for it, and whatever goes
+    wrong is a reason in the record and no failed run.
     """
-    if not has_node_reports(spec) or spec.places[rank].local_rank != 0:
+    place = spec.places[rank]
+    if not has_node_reports(spec) or place.local_rank != 0:
         yield None
         return
+    reports: list[NodeReport] = []
+
+    def report_start() -> None:
+        with contextlib.suppress(Exception):
+            facts = NodeReport(place.node, rank, machine.detect_machine(variables), gpus.visible_gpus())
+            send(facts)
+            reports.append(facts)
+
     kills_before = machine.oom_kills()
-    with MonitorProcess(spec, folder, node=node) as monitor:
-        path = node_report_path(folder, node)
-        writer = _ReportWriter(
-            lambda: NodeReport(node, rank, machine.detect_machine(variables), gpus.visible_gpus()), path
-        )
+    with MonitorProcess(spec, folder, node=place.node) as monitor:
+        thread = threading.Thread(target=report_start, daemon=True)
+        thread.start()
         yield monitor
+    thread.join(FACTS_LIMIT_S)
     kills = machine.oom_kills()
     oom_killed = None if kills is None or kills_before is None else kills > kills_before
-    writer.end(oom_killed, monitor.reason)
-
-
-class _ReportWriter:
-    """Detects the machine while the worker starts, which takes far longer."""
-
-    def __init__(self, make: Callable[[], NodeReport], path: Path) -> None:
-        self._make, self._path = make, path
-        self._report: NodeReport | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # left to the thread that waits for the worker
-        with contextlib.suppress(Exception):
-            self._report = self._make()
-            write_rank_file(self._path, self._report)
-
-    def end(self, oom_killed: bool | None, monitor_reason: str | None) -> None:
-        self._thread.join(FACTS_LIMIT_S)
-        if self._report is not None and not self._thread.is_alive():
-            report = dataclasses.replace(self._report, over=True, oom_killed=oom_killed, monitor_reason=monitor_reason)
-            with contextlib.suppress(OSError):
-                write_rank_file(self._path, report)
+    for facts in reports:
+        send(dataclasses.replace(facts, oom_killed=oom_killed, monitor_reason=monitor.reason))
 
 
 def read_reports(spec: RunSpec, folder: Path, run_id: str | None = None) -> NodeReports:
     """Return what each node reported in this run (None: in any run there); empty where the nodes do not report."""
-    return [_read(folder, node, run_id) for node in range(spec.nodes)] if has_node_reports(spec) else []
-
-
-def wait_for_reports(spec: RunSpec, folder: Path, succeeded: bool, run_id: str | None = None) -> NodeReports:
-    """Return what the nodes reported when all of them were done, or at the time limit."""
-    reports = read_reports(spec, folder, run_id)
-
-    def done() -> bool:
-        for node, report in enumerate(reports):
-            if report is None or not report.over:
-                reports[node] = _read(folder, node, run_id)
-        return all(report is not None and report.over for report in reports)
-
-    wait_until(done, REPORT_LIMIT_S if succeeded else FAILED_REPORT_LIMIT_S)
-    return reports
-
-
-def _read(folder: Path, node: int, run_id: str | None) -> NodeReport | None:
-    return read_rank_file(node_report_path(folder, node), NodeReport, run_id)
+    nodes = range(spec.nodes) if has_node_reports(spec) else ()
+    return [read_rank_file(node_report_path(folder, node), NodeReport, run_id) for node in nodes]
 
 
 def any_oom_kill(reports: NodeReports) -> bool:

@@ -18,7 +18,7 @@ from typing import TypeVar, cast
 
 from scalebench.core.errors import InputError, describe_exception
 from scalebench.core.result import RankRecord, TimelineRecord
-from scalebench.core.run_folder import TIMELINE_FILE, WARM_UP_FILE, rank_record_path, write_rank_file
+from scalebench.core.run_folder import TIMELINE_FILE, rank_record_path, turn_path, warm_up_path, write_rank_file
 from scalebench.core.spec import NO_VALIDATION_SAMPLES, RunSpec, has_stop
 from scalebench.measure.clock_sync import measure_clock_offset_s
 from scalebench.measure.probes import ProbeRunner
@@ -55,7 +55,8 @@ class Session:
     ) -> None:
         self.spec, self.strategy, self.record, self.progress = spec, strategy, record, progress
         self.probes = probes_of(strategy)
-        self._gate = Gate(progress.folder, progress) if spec.cohort is not None else None
+        self._node = spec.places[record.rank].node
+        self._gate = Gate(turn_path(progress.folder, self._node), progress) if spec.cohort is not None else None
         self._clock = clock  # for measurements; phases are marked by the time of day
 
     def run(self) -> None:
@@ -108,7 +109,7 @@ class Session:
     def _await_warm_up(self) -> None:
         """Wait until the first step, in which libraries load and code is compiled, disturbs no other run."""
         self.progress.enter_phase(READY)
-        while not (self.progress.folder / WARM_UP_FILE).exists():
+        while not warm_up_path(self.progress.folder, self._node).exists():
             time.sleep(READY_INTERVAL_S)
             self._report_setup()
 

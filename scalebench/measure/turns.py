@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import functools
 import os
-import select
 import signal
-import time
 from pathlib import Path
 
 from scalebench.core.json_files import read_record
-from scalebench.core.run_folder import STALE_TURN_LIMIT_S, Turn, turn_path
+from scalebench.core.run_folder import Turn
 from scalebench.core.spec import MeasureSpec
 from scalebench.measure.progress import ProgressFile
 from scalebench.measure.stopping_rule import Report, choose_steps_per_block
@@ -26,7 +24,6 @@ from scalebench.strategies.base import Strategy
 MIN_SLOT_STEPS = 10  # kept ones; fewer where they take longer than MAX_SLOTS slots
 MAX_SLOTS = 10
 DISCARDED_BLOCKS = 1  # after waking: caches, clocks
-STALE_INTERVAL_S = 0.01
 
 
 @functools.cache
@@ -44,8 +41,9 @@ def open_wakeups() -> int:
 class Gate:
     """A rank waits here until the next turn of its run. Create it in the main thread, or after `open_wakeups` there."""
 
-    def __init__(self, folder: Path, progress: ProgressFile) -> None:
-        self._path, self._progress = turn_path(folder), progress
+    def __init__(self, path: Path, progress: ProgressFile) -> None:
+        """`path` is that of the turn, which is written before the process is continued."""
+        self._path, self._progress = path, progress
         self._wakeups = open_wakeups()
         self.turn = Turn(0)
 
@@ -53,26 +51,13 @@ class Gate:
         """Report the steps and seconds of the slot that is over, wait, and return the turn that has been granted."""
         while True:  # the report is written again after a wake-up without a turn: it fails where the folder is gone
             self._progress.park(self.turn.number, steps, seconds)
-            self._wait_for_signal()
-            turn = self._read_newer_turn()
-            if turn is not None:
+            while signal.SIGCONT not in os.read(self._wakeups, 4096):  # other signals are written there, too
+                pass
+            turn = read_record(self._path, Turn) if self._path.exists() else self.turn
+            if turn.number > self.turn.number:  # else somebody else continued this process
                 self.turn = turn
                 self._progress.enter_phase("measure", turn.slot_s)
                 return turn
-
-    def _wait_for_signal(self) -> None:
-        while signal.SIGCONT not in os.read(self._wakeups, 4096):  # other signals are written there, too
-            pass
-
-    def _read_newer_turn(self) -> Turn | None:
-        """Return the turn that has been granted; None where someone else continued this process."""
-        deadline_s = time.monotonic() + STALE_TURN_LIMIT_S
-        while True:
-            turn = read_record(self._path, Turn) if self._path.exists() else self.turn
-            if turn.number > self.turn.number:
-                return turn
-            if time.monotonic() > deadline_s or select.select([self._wakeups], [], [], STALE_INTERVAL_S)[0]:
-                return None
 
 
 class SlotPhase:

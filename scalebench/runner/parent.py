@@ -207,8 +207,7 @@ def _launch_once(
     if ended.outcome is not None or ended.broken is not None:  # these need no other explanation
         return classify_exit(ended, ranks, False, folder, independent)
     oom_kill = kills_before is not None and (machine.oom_kills() or 0) > kills_before
-    succeeded = all(rank is not None and rank.status == "ok" for rank in ranks)
-    reports = nodes.wait_for_reports(spec, folder, succeeded, run_id)
+    reports = nodes.read_reports(spec, folder, run_id)
     return classify_exit(ended, ranks, oom_kill or nodes.any_oom_kill(reports), folder, independent)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import select
+import struct
 import sys
 import threading
 import time
@@ -13,18 +14,18 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalebench.core.json_files import write_json
 from scalebench.core.machine.cpus import CpuTimes
 from scalebench.core.process import CpuMeter, cancelled, wait_until
-from scalebench.core.run_folder import WARM_UP_FILE, Turn, turn_path
+from scalebench.core.run_folder import Turn
 from scalebench.core.spec import RunSpec
 from scalebench.measure.monitor.monitor_process import MonitorProcess
-from scalebench.measure.progress import PARKED, READY, RankProgress, read_progress
+from scalebench.measure.progress import PARKED, READY, RankProgress
 
 if TYPE_CHECKING:
-    from scalebench.runner.launchers.supervise import RankGroup
+    from scalebench.runner.launchers.supervise import RankGroup, Watch
 
 IN_MOVED_TO = 0x80  # of inotify: a file was renamed into the folder
+EVENT = struct.Struct("iIII")  # of inotify: watch, mask, cookie, and the length of the name that follows
 GATE_INTERVAL_S = 0.002  # between two looks for the end of a slot, where the kernel does not report it
 STOP_LIMIT_S = 10.0  # for the processes of a run to stop, and for a shared file system to show that nodes have
 AWAKE_INTERVAL_S, PARKED_INTERVAL_S = 0.1, 0.5  # between two looks at processes, awake and parked
@@ -40,14 +41,12 @@ class Turns:
     that ended, however that came, is `over` for it.
     """
 
-    def __init__(self, spec: RunSpec, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, spec: RunSpec) -> None:
         self._measuring = [place.rank for place in spec.places if place.rank not in spec.services]
         self._group: RankGroup[Any] | None = None
-        self._run_id: str | None = None
         self.monitor: MonitorProcess | None = None  # of this host, which is parked with the run
         self._turn = Turn(0)
-        self._watch: FolderWatch | None = None
+        self._watch: Watch | None = None
         self._granted_at_s = 0.0
         self._changed = threading.Condition()
         self._parked_since_s: float | None = None
@@ -60,9 +59,9 @@ class Turns:
 
     # For the supervisor.
 
-    def attach(self, group: RankGroup[Any], run_id: str) -> None:
+    def attach(self, group: RankGroup[Any]) -> None:
         """Register the processes of the run when they have been started."""
-        self._group, self._run_id, self._watch = group, run_id, FolderWatch(self._folder)
+        self._group, self._watch = group, group.watch()
 
     def awake_s(self) -> float:
         """Return the time of a clock that stands still while the run is parked, in seconds."""
@@ -89,41 +88,39 @@ class Turns:
         while not self.over:
             if cancelled.is_set():
                 raise KeyboardInterrupt
-            if self._run_id is not None:
-                reports = [read_progress(self._folder, rank, self._run_id) for rank in self._measuring]
-                if all(report is not None and report.phase == READY for report in reports):
+            if self._group is not None:
+                reports = self._group.progress()
+                if all((report := reports[rank]) is not None and report.phase == READY for rank in self._measuring):
                     return True
             self._wait(AWAKE_INTERVAL_S)
         return False
 
     def warm_up(self) -> None:
         """Let a run that is ready make its first step; if that cannot be written, it fails."""
+        assert self._group is not None, "a run without processes is not ready"
         try:
-            (self._folder / WARM_UP_FILE).touch()
+            self._group.warm_up()
         except OSError as error:
             self.refuse(f"it cannot be told to go on: {error.strerror}")
 
     def await_gate(self) -> list[RankProgress]:
         """Wait until all ranks that measure are at their gate, and return what they report; an empty list when the run
         is over. Raises KeyboardInterrupt when the program is cancelled."""
-        reports: list[RankProgress] = []
-        while len(reports) < len(self._measuring):
+        while True:
             if self.over:
                 return []
             if cancelled.is_set():
                 raise KeyboardInterrupt
             slot_left_s = self._granted_at_s + (self._turn.slot_s or 0.0) - time.monotonic()
-            if self._watch is None or slot_left_s > 0:
-                self._wait(PARKED_INTERVAL_S if self._watch is None else min(slot_left_s, PARKED_INTERVAL_S))
+            if self._group is None or self._watch is None or slot_left_s > 0:
+                self._wait(PARKED_INTERVAL_S if self._group is None else min(slot_left_s, PARKED_INTERVAL_S))
                 continue
             self._watch.clear()
-            report = read_progress(self._folder, self._measuring[len(reports)], self._run_id)
-            if report is not None and report.phase == PARKED and report.turn == self._turn.number:
-                reports.append(report)
-            else:
-                is_watched = self._meter is not None or self._turn.slot_s is None
-                self._watch.wait(AWAKE_INTERVAL_S if is_watched else GATE_INTERVAL_S)
-        return reports
+            latest, at_gate = self._group.progress(), (PARKED, self._turn.number)
+            reports = [each for rank in self._measuring if (each := latest[rank]) is not None]
+            if [(each.phase, each.turn) for each in reports] == [at_gate] * len(self._measuring):
+                return reports
+            self._watch.wait(AWAKE_INTERVAL_S)
 
     def park(self) -> bool:
         """Stop all processes of the run, which wait at the gate. Return False if they have not stopped in time."""
@@ -133,9 +130,6 @@ class Turns:
             pids = group.local_pids()
             self._meter = None if pids is None else CpuMeter(pids)
             self._own_s = 0.0 if self._meter is None else self._meter.read_s()
-        self._turn.over = True
-        if self._meter is None:  # agents on nodes read it
-            write_json(turn_path(self._folder), self._turn)
         with self._changed:
             group.pause()
             if self.monitor is not None:
@@ -176,10 +170,6 @@ class Turns:
     def grant(self, slot_s: float | None, round: int = 0) -> None:
         """Continue the parked run for a slot of so many seconds or to its end; if that cannot be written, it fails."""
         self._turn = Turn(self._turn.number + 1, slot_s, round)
-        try:
-            write_json(turn_path(self._folder), vars(self._turn))
-        except OSError as error:
-            self.refuse(f"its turn cannot be written: {error.strerror}")
         with self._changed:
             if self._parked_since_s is not None:
                 self._parked_s += time.monotonic() - self._parked_since_s
@@ -187,8 +177,11 @@ class Turns:
             self._granted_at_s = time.monotonic()
             if self.monitor is not None:
                 self.monitor.resume()
-            if self._group is not None:
-                self._group.resume()
+            try:
+                if self._group is not None:
+                    self._group.resume(self._turn)
+            except OSError as error:
+                self.refuse(f"its turn cannot be written: {error.strerror}")
 
     def _wait(self, seconds: float) -> None:
         with self._changed:
@@ -219,8 +212,18 @@ class FolderWatch:
         else:
             self._poll.poll(1e3 * limit_s)
 
-    def clear(self) -> None:
-        """Forget the files that have come so far."""
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def clear(self) -> set[str]:
+        """Forget the files that have come so far, and return their names."""
+        names: set[str] = set()
+        content = b""
         if self._descriptor >= 0:
             with contextlib.suppress(BlockingIOError):
-                os.read(self._descriptor, 1 << 16)
+                content = os.read(self._descriptor, 1 << 16)
+        while content:
+            end = EVENT.size + EVENT.unpack_from(content)[3]
+            names.add(os.fsdecode(content[EVENT.size : end].rstrip(b"\0")))
+            content = content[end:]
+        return names

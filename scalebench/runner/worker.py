@@ -30,7 +30,6 @@ from scalebench.measure.progress import ProgressFile
 from scalebench.measure.session import Session, WrongBackend, complete_record
 from scalebench.measure.train_to_target import Diverged
 from scalebench.runner import memory_limit
-from scalebench.runner.launchers import rank_agent
 from scalebench.runner.launchers.rank_environment import find_interface_in_use
 from scalebench.runner.launchers.supervise import STACK_SIGNAL
 from scalebench.strategies import registry
@@ -44,7 +43,6 @@ TENSORFLOW_ORIGIN = ("Graph execution error", "Detected at node", "File ")
 
 def main(argv: list[str]) -> int:
     """Run one rank in FOLDER; return 0 when it succeeded, 1 otherwise."""
-    rank_agent.become_agent(Path(argv[0]))
     return run_rank(Path(argv[0]), lambda *parts: Session(*parts).run())
 
 

@@ -16,7 +16,8 @@ from scalebench.core.process import build_python_command
 from scalebench.core.spec import RunSpec, SlurmSpec
 from scalebench.core.untrusted import clean_line
 
-RANK_AGENT = "scalebench.runner.launchers.rank_agent"  # the module that srun and mpirun start for each rank
+NODE_AGENT = "scalebench.runner.node_agent"  # the module that srun starts on each node, and mpirun for each rank
+ARBITRARY = "--distribution=arbitrary"  # as the file that SLURM_HOSTFILE names says
 TIME_FACTOR, MIN_LIMIT_S = 1.5, 1800.0  # of the time limit of a job, over the estimate of its runs
 START_ALLOWANCE_S = 120.0  # time of a job besides its run: starting Python on all nodes, and writing the result
 OPTION_PATTERN = re.compile(r"--([a-z][a-z0-9-]*)(?:=(.*))?")
@@ -40,7 +41,6 @@ RESERVED_STEP_OPTIONS = {
 # With these a user says how many threads of a core tasks get; srun and sbatch refuse some of them beside each other.
 THREAD_OPTIONS = {"hint", "threads-per-core", "ntasks-per-core", "extra-node-info"}
 WHOLE_CORES_HINT = "nomultithread"  # it implies --threads-per-core=1
-WHOLE_CORES_OPTION = "--threads-per-core=1"
 
 
 def check_slurm_options(slurm: SlurmSpec) -> None:
@@ -111,17 +111,6 @@ def job_options(slurm: SlurmSpec, gpus_per_node: int | None = None) -> dict[str,
     if not THREAD_OPTIONS & options.keys():
         options["hint"] = WHOLE_CORES_HINT
     return options
-
-
-def _thread_options(slurm: SlurmSpec) -> list[str]:
-    """Return the option by which a step counts threads as its job does. A step does not take the hint itself beside
-    --cpu-bind, and none where hardware.slurm.srun says how threads are counted."""
-    job, step = job_options(slurm), parse_options(slurm.srun, "hardware.slurm.srun", RESERVED_STEP_OPTIONS)
-    if THREAD_OPTIONS & step.keys():
-        return []
-    if job.get("hint") == WHOLE_CORES_HINT:
-        return [WHOLE_CORES_OPTION]
-    return [f"--threads-per-core={job['threads-per-core']}"] if "threads-per-core" in job else []
 
 
 def container_options(spec: RunSpec, folder: Path) -> list[str]:
@@ -254,41 +243,39 @@ def time_limit_minutes(specs: Sequence[RunSpec], estimates_s: Sequence[float]) -
 def srun_command(
     spec: RunSpec,
     folder: Path,
-    module: str = "scalebench.runner.worker",
+    address: str = "HOST:PORT",
     hosts: Sequence[str] | None = None,
     bin: str | None = None,
 ) -> list[str]:
-    """Return the srun that starts, from within the job, the agents of all ranks, each of which runs `module`.
+    """Return the srun that starts, from within the job, an agent on each node, which connects to `address`; one for
+    each rank where srun starts MPI's ranks.
 
-    `hosts` has the node of each rank, in order; None means the job's nodes, which are not known yet. Where nodes have
-    different numbers of ranks, srun reads the hosts from the file that SLURM_HOSTFILE names.
+    `hosts` has the node of each rank, in order; None means the job's nodes, which are not known yet. For the ranks of
+    MPI srun reads them from the file that SLURM_HOSTFILE names.
 
-    Nothing is said about GPUs: a step has those of its job, and each rank sees all that are on its node. With
-    --gpu-bind=none SLURM would not set CUDA_VISIBLE_DEVICES (22.05), and ranks would see GPUs of other jobs where no
-    cgroup hides them; --gpu-bind=closest leaves out GPUs of another socket.
+    Nothing is said about cores and GPUs: a step has those of its job, and each rank takes its own. With a number of
+    cores SLURM would count those that run two threads. With --gpu-bind=none it would not set CUDA_VISIBLE_DEVICES
+    (22.05), and ranks would see GPUs of other jobs where no cgroup hides them; --gpu-bind=closest leaves out GPUs of
+    another socket.
     """
-    geometry, strategy, slurm = job_geometry(spec), spec.config.strategy, spec.config.hardware.slurm
+    geometry, slurm = job_geometry(spec), spec.config.hardware.slurm
+    by_rank = spec.config.strategy.launcher == "mpi" and slurm.mpi != "mpirun"
+    tasks = geometry.tasks if by_rank else geometry.nodes
     command = [
         str(Path(bin).expanduser() / "srun") if bin else "srun",
         f"--nodes={geometry.nodes}",
-        f"--ntasks={geometry.tasks}",
+        f"--ntasks={tasks}",
     ]
-    if not geometry.even:
-        command.append("--distribution=arbitrary")
-    else:
-        command.append(f"--ntasks-per-node={geometry.tasks_per_node}")
-        if hosts is not None:  # an allocation may have more nodes
-            command.append(f"--nodelist={','.join(dict.fromkeys(hosts))}")
-    command += [f"--cpus-per-task={geometry.cpus_per_task}"]  # a step no longer inherits it from its job
-    command += _thread_options(slurm)
-    command += ["--overcommit"] if geometry.overcommit else []
-    command += ["--cpu-bind=none", "--kill-on-bad-exit=0"]  # ranks pin themselves, and report their failures themselves
-    if strategy.launcher == "mpi" and slurm.mpi != "mpirun":
-        command.append(f"--mpi={slurm.mpi}")
+    command.append(ARBITRARY if by_rank else "--ntasks-per-node=1")
+    if hosts is not None and not by_rank:  # an allocation may have more nodes
+        command.append(f"--nodelist={','.join(dict.fromkeys(hosts))}")
+    command += ["--overcommit"] if by_rank and geometry.overcommit else []
+    command += ["--cpu-bind=none", "--kill-on-bad-exit=0"]  # ranks pin themselves, and agents report their failures
+    command += [f"--mpi={slurm.mpi}"] if by_rank else []
     for name, value in parse_options(slurm.srun, "hardware.slurm.srun", RESERVED_STEP_OPTIONS).items():
         command.append(f"--{name}" if value is True else f"--{name}={value}")
-    command += container_options(spec, folder)
-    return [*command, *python_command(spec, folder), "-m", RANK_AGENT, str(folder.absolute()), module]
+    command += [*container_options(spec, folder), *python_command(spec, folder), "-m", NODE_AGENT, address]
+    return [*command, *([] if by_rank else ["--node", "SLURMD_NODENAME"])]
 
 
 def _gpus_per_node(spec: RunSpec) -> int | None:

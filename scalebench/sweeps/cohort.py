@@ -79,7 +79,7 @@ class Member:
         self._samples = run.spec.global_batch or (run.spec.gpus if run.spec.config.scaling == "weak" else 1)
         self.number, self.folder, self.bare, self._module = run.number, run.folder, run.bare, module
         self.spec = replace(run.spec, cohort=cohort, held=held)
-        self.turns = Turns(self.spec, self.folder)
+        self.turns = Turns(self.spec)
         self.rates: dict[int, float] = {}  # samples/s by round
         self.measured_s = 0.0
         self.result: Result | None = None

@@ -1,4 +1,4 @@
-"""Launches of simulated ranks, and a user who starts the torchrun commands that the program prints."""
+"""Launches of simulated ranks, and a user who starts the agents that the program asks for."""
 
 import contextlib
 import re
@@ -15,10 +15,10 @@ from scalebench.core.spec import write_spec
 from scalebench.runner.launchers import local
 from scalebench.runner.launchers.supervise import LaunchRequest
 
-COMMAND = re.compile(r"([\w.-]+): (\S+ -P -m torch\.distributed\.run .*)")
+COMMAND = re.compile(r"([\w.-]+): (\S+ -P -m scalebench\.runner\.node_agent .*)")
 
 
-class TorchrunUser:
+class AgentUser:
     """Runs scalebench and starts the commands that it prints, each on its host; as a context it ends all of them."""
 
     def __init__(self, words, cwd, on=lambda host, command: command, willing=True):
@@ -39,7 +39,7 @@ class TorchrunUser:
             self.said.append(line.rstrip())
             if self._willing and (found := COMMAND.fullmatch(line.strip())):
                 words = self._on(found[1], shlex.split(found[2]))
-                with open(self._cwd / f"torchrun.{found[1]}.log", "wb") as log:
+                with open(self._cwd / f"agent.{found[1]}.log", "wb") as log:
                     self.started.append(
                         subprocess.Popen(words, cwd=self._cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
                     )

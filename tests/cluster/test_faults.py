@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 
 from scalebench.core.result import read_result
@@ -43,12 +44,12 @@ def preempt(program, number):
 
 
 def kill(name):
-    """Of rank 3 or its agent, by its number on its node."""
+    """Of rank 3 or the agent of its node."""
 
     def act(program, number):
         program.working(number, 4)
-        pids = json.loads(program.path(number, "pid3.json").read_text())
-        program.cluster.on("node2", "kill", "-KILL", str(pids[name]))
+        worker = psutil.Process(json.loads(program.path(number, "progress3.json").read_text())["pid"])
+        (worker if name == "worker" else worker.parent()).kill()
 
     return act
 
@@ -62,7 +63,8 @@ def lose(place):
         node = program.cluster.nodes[place]
         program.cluster.cut(node)
         try:
-            program.job(number, "NODE_FAIL")
+            if place == 0:  # the program is on it, and nobody is there to see that its own node is lost
+                program.job(number, "NODE_FAIL")
             until(program.path(number, "result.json").exists, PATIENCE_S, "the row")
         finally:
             program.cluster.mend(node)
@@ -77,6 +79,7 @@ NODE_FAIL = r"SLURM job {job} lost a node \(NODE_FAIL\): node\[1-2\]"
 NO_MEMORY = "StepId={job}.%s exceeded memory limit.*"
 CANCELLED = Case("cancelled", ".*was cancelled.*CANCELLED.*", "CANCELLED", gpus=2, lasts=True)
 KILLED = Case("failed", "rank 3 was killed by SIGKILL", gpus=4, lasts=True)
+LOST = "node2, with rank 2, 3, was lost: the connection to its agent ended"
 PREEMPTED = r"SLURM job {job} was preempted: it had to make room for another job \(PREEMPTED\)"
 # Name -> what happens to the run, and its row. Each fills a node or both, so that they come one by one.
 FAULTS = {
@@ -88,13 +91,13 @@ FAULTS = {
         replace(CANCELLED, slurm='lines: ["--begin=now+600"]'),
     ),
     "worker": (kill("worker"), KILLED),
-    "agent": (kill("agent"), KILLED),
+    "agent": (kill("agent"), replace(KILLED, reason=LOST)),
     "memory": (None, Case("oom", f".*SLURM: {NO_MEMORY % 0}", gpus=4, lasts=True, slurm="memory: 400M")),
     "parent": (
         None,
         Case("oom", ".*" + NO_MEMORY % "batch", gpus=4, lasts=True, slurm="memory: 20M"),
     ),  # it takes more itself
-    "second": (lose(1), Case("failed", NODE_FAIL, "NODE_FAIL", gpus=4, lasts=True)),
+    "second": (lose(1), Case("failed", LOST, gpus=4, lasts=True)),
     "first": (lose(0), Case("failed", NODE_FAIL, "NODE_FAIL", gpus=4, lasts=True)),
     "good": (None, Case(gpus=4)),
 }

@@ -17,14 +17,14 @@ from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import FolderLock
 from scalebench.core.json_files import write_json
 from scalebench.core.process import read_process_stat
-from scalebench.core.run_folder import LOCK_FILE, RUN_ID_VARIABLE, RankProcesses, read_rank_file, write_rank_file
+from scalebench.core.run_folder import LOCK_FILE, RUN_ID_VARIABLE, Turn, read_rank_file, write_rank_file
 from scalebench.core.spec import write_spec
 from scalebench.core.sweep_file import new_sweep_record, refuse_foreign_sweep_folder, write_sweep
 from tests.builders.runs import find_running, simulated_spec, wait_until
 
 RECORDS = ("spec.json", "result.json", "job.json", "job.log")
 OUTPUT = ("rank0.json", "rank11.log", "monitor.parquet", "monitor1.parquet", "trace0.json.gz", "plugin.log", "srun.log")
-TRANSIENT = ("progress0.json", "pid0.json", "exit0.json", "paused2.json", "machine1.json", "by_hand.json", "stop.json")
+TRANSIENT = ("progress0.json", "turn.json", "turn2.json", "warm_up1.txt", "machine1.json", "agent.key")
 # Of a user, who works in the same folder: alike, and not ours.
 FOREIGN = (
     "monitor.py", "monitoring_notes.md", "machine_room.json", "exit_survey.json", "rank_list.json", "rank_all.log",
@@ -171,17 +171,17 @@ def test_a_sweep_is_known_by_its_record_and_files_have_names_by_rank_node_and_ba
 
 def test_reports_of_another_run_are_as_if_absent(tmp_path, monkeypatch):
     """Ranks on other hosts may write for a while after their parent was killed."""
-    path, record = tmp_path / "pid0.json", RankProcesses("here", 1, 2)
+    path, record = tmp_path / "turn0.json", Turn(1, 0.5)
     monkeypatch.setenv(RUN_ID_VARIABLE, "first")
     write_rank_file(path, record)
-    assert read_rank_file(path, RankProcesses, "first") == read_rank_file(path, RankProcesses) == record
-    assert read_rank_file(path, RankProcesses, "second") is None
+    assert read_rank_file(path, Turn, "first") == read_rank_file(path, Turn) == record
+    assert read_rank_file(path, Turn, "second") is None
     write_json(path, record)  # with no id
-    assert read_rank_file(path, RankProcesses, "second") is None
-    for text in ("", "[]", '{"run_id": "first"}', '{"run_id": "first", "host": 1}'):
+    assert read_rank_file(path, Turn, "second") is None
+    for text in ("", "[]", '{"run_id": "first"}', '{"run_id": "first", "number": "x"}'):
         path.write_text(text)
-        assert read_rank_file(path, RankProcesses, "first") is None
-    assert read_rank_file(tmp_path / "pid1.json", RankProcesses, "first") is None
+        assert read_rank_file(path, Turn, "first") is None
+    assert read_rank_file(tmp_path / "turn1.json", Turn, "first") is None
 
 
 HOLDS = """

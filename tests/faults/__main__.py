@@ -34,7 +34,7 @@ def format_table():
 def _column(row):
     """Return the column of the table that a row is part of: its framework, or the launcher of simulated ranks."""
     if not row.family.is_real:
-        return "simulated" if row.launcher == "local" else "mpirun, torchrun"
+        return "simulated" if row.launcher == "local" else "mpirun, by hand"
     return row.family.framework
 
 

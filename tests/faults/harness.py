@@ -18,10 +18,10 @@ from pathlib import Path
 import psutil
 
 from scalebench.core.result import read_result
-from scalebench.core.run_folder import RESULT_FILE, TRANSIENT_FILES
+from scalebench.core.run_folder import KEY_FILE, RESULT_FILE, TRANSIENT_FILES
 from scalebench.runner.parent import finish_killed_run
 from tests.builders.configs import write_pictures
-from tests.builders.launching import TorchrunUser
+from tests.builders.launching import AgentUser
 from tests.builders.runs import find_running, wait_until
 from tests.faults.program import FAULT_VARIABLE, MODULE, PHASE_NAMES, RankFault
 from tests.faults.table import CANCELLED, LAUNCH, PARKED, PROBES
@@ -60,7 +60,7 @@ class Outcome:
 def missing_requirement(row):
     """Return why a row cannot be tried on this machine."""
     package = FRAMEWORK_PACKAGES.get(row.family.strategy.split("_")[0], "torch")
-    if (row.family.is_real or row.launcher == "by_hand") and importlib.util.find_spec(package) is None:
+    if row.family.is_real and importlib.util.find_spec(package) is None:
         return f"{package} is not installed"
     if row.launcher == "mpi" and shutil.which("mpirun") is None:
         return "there is no mpirun"
@@ -219,7 +219,7 @@ class RunningProgram:
         environment = self._environment()
         if self.row.launcher == "by_hand":
             pairs = ["env", *(f"{name}={value}" for name, value in environment.items())]
-            self._user = TorchrunUser(
+            self._user = AgentUser(
                 self.overrides(), self._scratch,
                 lambda host, command: [*pairs, *(MODULE if word == "scalebench" else word for word in command)],
                 willing=self.row.phase != LAUNCH,
@@ -329,7 +329,7 @@ class RunningProgram:
 
     def _reach_phase(self):
         if self.row.phase == LAUNCH:
-            first = {"local": "rank0.log", "mpi": "mpirun.log", "by_hand": "by_hand.json"}[self.row.launcher]
+            first = {"local": "rank0.log", "mpi": "mpirun.log", "by_hand": KEY_FILE}[self.row.launcher]
             self._wait((self.folder / first).exists)
         elif self.row.phase == PARKED:
             self._wait(lambda: self._turn() >= 2)
@@ -365,14 +365,10 @@ class RunningProgram:
         return next(process for process in self.processes() if process.environ().get("RANK") == str(rank))
 
     def _agent(self):
-        return psutil.Process(json.loads((self.folder / "pid1.json").read_text())["agent"])
+        return self._victim().parent()
 
     def _launcher(self):
-        return (
-            self._program_of("torch.distributed.run")
-            if self._user is not None
-            else psutil.Process(self._agent().ppid())
-        )
+        return self._agent() if self._user is not None else self._agent().parent()
 
     def _actions(self):
         send = self.process.send_signal

@@ -106,11 +106,11 @@ FAULTS = (
     ),
     Fault("kill launcher", "launcher", "SIGKILL of mpirun", _failed("mpirun was killed by SIGKILL"), (MEASURING,)),
     Fault(
-        "end launcher", "launcher", "SIGTERM of mpirun or torchrun", _failed("mpirun ended rank "), (MEASURING,),
-        elsewhere={"by_hand": _failed("was terminated on its own host; was its torchrun ended?")},
+        "end launcher", "launcher", "SIGTERM of mpirun, or of an agent", _failed("mpirun ended rank "), (MEASURING,),
+        elsewhere={"by_hand": _failed("was terminated on its own host; was its agent ended?")},
     ),
     Fault(
-        "kill agent", "launcher", "SIGKILL of a rank's agent", _failed("rank {rank} was killed by SIGKILL"),
+        "kill agent", "launcher", "SIGKILL of an agent", _failed("was lost: the connection to its agent ended"),
         (MEASURING,),
     ),
     # The row is on the terminal.
@@ -195,7 +195,7 @@ class Row:
     @property
     def bound_s(self):
         """Return the limit in seconds from the fault to the end of the last process."""
-        is_slow = self.family.is_real or self.launcher == "by_hand"
+        is_slow = self.family.is_real
         # The other run goes on for a while, and one that was out of memory starts anew.
         return self.fault.bound_s + (30.0 if is_slow else 0.0) + (30.0 if self.takes_turns else 0.0)
 
@@ -208,7 +208,7 @@ class Row:
     @property
     def cost(self):
         """Return about the processor seconds that it takes, with its waits."""
-        base = {"local": 4.0, "mpi": 6.0, "by_hand": 16.0}[self.launcher] + (12.0 if self.family.is_real else 0.0)
+        base = {"local": 4.0, "mpi": 6.0, "by_hand": 8.0}[self.launcher] + (12.0 if self.family.is_real else 0.0)
         base *= 2 if self.takes_turns else 1  # a second run, and rounds of both
         return base + (self.hang_s if self.fault.name in ("stop", "hang") else 0.0)
 
@@ -227,7 +227,9 @@ def planned_rows():
     everywhere = [fault.name for fault in FAULTS if fault.name not in (*of_mpi, *of_servers)]
     rows = [*_rows(everywhere, PHASES, SIMULATED, "local")]
     rows += _rows((*of_ranks, "hang", "end worker", "SIGINT", "SIGTERM", "SIGKILL", *of_mpi), PHASES, SIMULATED, "mpi")
-    rows += _rows(("raise", "kill", "SIGINT", "end launcher"), (MEASURING,), SIMULATED, "by_hand")
+    rows += _rows(
+        ("raise", "kill", "SIGINT", "SIGKILL", "end launcher", "kill agent"), (MEASURING,), SIMULATED, "by_hand"
+    )
     rows += _rows(("SIGINT",), (LAUNCH,), SIMULATED, "by_hand")
     for family in FAMILIES[1:]:
         rows += _rows((*of_ranks, "SIGINT", "SIGKILL"), (MEASURING, AWAKE), family, family.launcher)

@@ -35,8 +35,7 @@ NO_ROW = SimpleNamespace(params={})
 
 
 def _marks(row):
-    is_real = row.family.is_real or row.launcher == "by_hand"
-    return [pytest.mark.real] * is_real + [pytest.mark.slow] * (row not in SAMPLE)
+    return [pytest.mark.real] * row.family.is_real + [pytest.mark.slow] * (row not in SAMPLE)
 
 
 @pytest.fixture
@@ -126,7 +125,7 @@ def test_a_forked_rank_that_goes_wrong(tmp_path):
         assert row.fault.name != "stop" or result.reason.endswith(f"; rank {row.rank} is stopped")
 
 
-# SAMPLE exits; test_rank_agent asks for the stacks of a rank that stopped.
+# SAMPLE exits; test_agents asks for the stacks of a rank that stopped.
 SLOW_UNDER_MPI = [pytest.param(fault, marks=pytest.mark.slow) for fault in ("raise", "exit", "oom", "stop")]
 
 

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from scalebench.core.json_files import write_json
 from scalebench.core.machine import machine
 from scalebench.core.machine.gpus import Gpu
-from scalebench.core.run_folder import monitor_path, node_report_path
+from scalebench.core.run_folder import monitor_path, node_report_path, write_rank_file
 from scalebench.core.spec import RankPlacement, write_spec
 from scalebench.measure import clock_sync, nodes
 from scalebench.measure.monitor.time_series import read_series
@@ -41,49 +40,46 @@ def test_nodes_report_under_slurm_on_hosts_and_by_hand():
         assert has_node_reports(dataclasses.replace(spec, config=config))
 
 
-def test_the_second_node_writes_its_report_and_a_machine_that_cannot_be_detected_has_none(tmp_path, monkeypatch):
-    spec = on_nodes(tmp_path)
-    with record_node(spec, tmp_path, 1, 2, {"GLOO_SOCKET_IFNAME": "ib0"}):
+def sent_by(spec, folder, rank, variables):
+    """Return what a node reports while its ranks run."""
+    reports = []
+    with record_node(spec, folder, rank, variables, reports.append):
         pass
-    first, report = nodes.read_reports(spec, tmp_path)
-    assert first is None  # the other node wrote none
-    assert (report.node, report.rank, report.over, report.monitor_reason) == (1, 2, True, None)
-    assert report.machine.environment == {"GLOO_SOCKET_IFNAME": "ib0"}, "the variables of the rank"
-    assert report.machine.hostname == platform.node() and report.oom_killed in (False, None)
+    return reports
+
+
+def test_a_node_reports_twice_and_a_machine_that_cannot_be_detected_never(tmp_path, monkeypatch):
+    first, last = sent_by(on_nodes(tmp_path), tmp_path, 2, {"GLOO_SOCKET_IFNAME": "ib0"})
+    assert (first.node, first.rank, first.oom_killed, first.monitor_reason) == (1, 2, None, None)
+    assert first.machine.environment == {"GLOO_SOCKET_IFNAME": "ib0"}, "the variables of the rank"
+    assert first.machine.hostname == platform.node() and last.oom_killed in (False, None)
+    assert last == dataclasses.replace(first, oom_killed=last.oom_killed)
     assert read_series(monitor_path(tmp_path, 1)).values("memory", "available_bytes")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["machine1.json", "monitor1.parquet", "spec.json"]
 
     def broken(variables):
         raise RuntimeError("no such luck")
 
     monkeypatch.setattr(machine, "detect_machine", broken)
-    with record_node(on_nodes(tmp_path), tmp_path, 0, 0, {}):
-        pass
-    assert not node_report_path(tmp_path, 0).exists() and monitor_path(tmp_path).exists()
+    assert sent_by(on_nodes(tmp_path), tmp_path, 0, {}) == [] and monitor_path(tmp_path).exists()
 
 
 def test_without_a_monitor_the_machine_is_still_reported_and_an_out_of_memory_kill(tmp_path, monkeypatch):
     counts = iter([3, 4])
     monkeypatch.setattr(machine, "oom_kills", lambda: next(counts))
     spec = on_nodes(tmp_path, monitor=False)
-    with record_node(spec, tmp_path, 0, 0, {}):
-        pass
-    reports = nodes.read_reports(spec, tmp_path)
-    assert nodes.any_oom_kill(reports) and reports[0].monitor_reason == "measure.monitor=false"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["machine0.json", "spec.json"]
-    node_report_path(tmp_path, 0).write_text('{"node": 0')
-    assert nodes.read_reports(spec, tmp_path)[0] is None
+    report = sent_by(spec, tmp_path, 0, {})[-1]
+    assert report.oom_killed and report.monitor_reason == "measure.monitor=false"
+    write_rank_file(node_report_path(tmp_path, 0), report, run_id="an id")
+    assert nodes.read_reports(spec, tmp_path, "an id") == [report, None] and nodes.any_oom_kill([report, None])
+    assert nodes.read_reports(spec, tmp_path, "another") == [None, None]
     assert nodes.read_reports(simulated_spec(), tmp_path) == [], "launched on this host, where files do not count"
-    node_report_path(tmp_path, 0).unlink()
     for hosts, number in ((("a:2", "b:1"), 1), ((), 0)):  # the second rank of a node, and one that is launched here
-        with record_node(on_nodes(tmp_path, hosts=hosts), tmp_path, 0, number, {}):
-            pass
-        assert [path.name for path in tmp_path.iterdir()] == ["spec.json"]
+        assert sent_by(on_nodes(tmp_path, hosts=hosts), tmp_path, number, {}) == []
 
 
-def report_of(number, over=True, **machine):
+def report_of(number, **machine):
     of_node = dataclasses.replace(MACHINE, **{"hostname": f"n{number}", **machine})
-    return NodeReport(number, 2 * number, of_node, [], over)
+    return NodeReport(number, 2 * number, of_node, [])
 
 
 def test_the_machines_of_a_run_and_flags_of_unequal_ones(monkeypatch):
@@ -106,29 +102,6 @@ def test_the_machines_of_a_run_and_flags_of_unequal_ones(monkeypatch):
     assert make_machines_part([report_of(0, gpus=[gpu]), report_of(1, gpus=[gpu, gpu])], []).flags == []
     ranks = [rank(0), rank(1, clock_offset_s=0.2)]
     assert make_machines_part([report_of(0), report_of(1)], ranks).flags == ["clocks_differ"]
-
-
-def test_reports_are_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(nodes, "REPORT_LIMIT_S", 0.1)
-    monkeypatch.setattr(nodes, "FAILED_REPORT_LIMIT_S", 0.0)
-    spec = on_nodes(tmp_path)
-    for report in (report_of(0), report_of(1, over=False)):
-        write_json(node_report_path(tmp_path, report.node), report)
-    reports = nodes.wait_for_reports(spec, tmp_path, succeeded=True)
-    assert [report.over for report in reports] == [True, False]  # at the time limit
-    monkeypatch.setattr(nodes, "REPORT_LIMIT_S", 60.0)
-    original, reads = nodes._read, []
-
-    def late(folder, number, run_id):
-        reads.append(number)
-        if len(reads) == 6:
-            write_json(node_report_path(folder, 1), report_of(1))
-        return original(folder, number, run_id)
-
-    monkeypatch.setattr(nodes, "_read", late)
-    reports = nodes.wait_for_reports(spec, tmp_path, succeeded=True)
-    assert [report.over for report in reports] == [True, True]
-    assert reads.count(0) == 1  # a complete report is not read again
 
 
 NOON_S = 1_799_999_937.25  # a float32 misses it by a minute

@@ -22,7 +22,6 @@ from scalebench.core.run_folder import (
     write_rank_file,
 )
 from scalebench.core.spec import read_spec, write_spec
-from scalebench.measure import nodes
 from scalebench.runner import parent as parent
 from scalebench.runner import trace_merge
 from scalebench.runner.launchers import local
@@ -196,7 +195,7 @@ def test_rank_files_of_an_earlier_run_are_removed(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     run_spec(simulated_spec(), folder)
     (folder / RESULT_FILE).unlink()
-    left = ["progress0.json", "pid0.json", "exit0.json", MPIRUN_LOG]
+    left = ["progress0.json", "turn1.json", "agent.key", MPIRUN_LOG]
     for name in left:
         (folder / name).touch()
 
@@ -216,7 +215,6 @@ def test_rank_files_of_an_earlier_run_are_removed(tmp_path, monkeypatch):
 def test_a_result_that_the_job_tracker_wrote_meanwhile_stays(tmp_path, monkeypatch, scheduler):
     """A job tracker writes one where it assumes that a node is dead; the node may come back. Without a scheduler it is
     another program's, and this run has not gone well."""
-    monkeypatch.setattr(nodes, "REPORT_LIMIT_S", 0.0)
     tracked = run_spec(simulated_spec(), tmp_path / "another")
 
     def write(progress):

@@ -114,11 +114,10 @@ def test_no_script_contradicts_itself_or_its_hardware(name, strategy):
         step = options_of(srun_command(spec, FOLDER))
         nodes, tasks = int(script["--nodes"]), int(script["--ntasks-per-node"])
         cores = int(script["--cpus-per-task"])
-        assert nodes * per_node >= gpus and int(step["--ntasks"]) == spec.processes
-        assert nodes * tasks >= spec.processes or "--overcommit" in step  # the service roles of few cores
+        assert nodes * per_node >= gpus and int(step["--ntasks"]) == nodes and step["--ntasks-per-node"] == "1"
+        assert nodes * tasks >= spec.processes or spec.services  # roles on few cores
         assert nodes <= hardware.max_nodes and nodes == int(step["--nodes"])
-        assert tasks * cores <= (hardware.cpus_per_node or tasks * cores) and step["--cpus-per-task"] == str(cores)
-        assert (script["--hint"], step["--threads-per-core"]) == ("nomultithread", "1")
+        assert tasks * cores <= (hardware.cpus_per_node or tasks * cores) and script["--hint"] == "nomultithread"
         assert ("--gres" in script) == (spec.device == "cuda")
         if spec.device == "cuda":
             assert int(script["--gres"].rpartition(":")[2]) == min(gpus, per_node)
@@ -324,27 +323,28 @@ def test_the_folder_of_the_users_code_is_in_the_container(monkeypatch, tmp_path)
 
 def srun(*arguments, **more):
     command = srun_command(*arguments, **more)
-    agent = ["-m", "scalebench.runner.launchers.rank_agent", str(FOLDER), "scalebench.runner.worker"]
-    assert command[-4:] == agent
-    return command[:-4]
+    agent = ["-m", "scalebench.runner.node_agent", "HOST:PORT", "--node", "SLURMD_NODENAME"]
+    by_rank = command[-1] == "HOST:PORT"
+    assert command[-5:] == agent or (by_rank and command[-3:] == agent[:3])
+    return command[: -3 if by_rank else -5]
 
 
 @pytest.mark.usefixtures("cluster_paths")
-def test_how_srun_places_ranks():
+def test_how_srun_places_agents():
     assert srun(run(4), FOLDER) == [
-        "srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=4", "--threads-per-core=1",
-        "--cpu-bind=none", "--kill-on-bad-exit=0", PYTHON, "-P",
+        "srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpu-bind=none", "--kill-on-bad-exit=0", PYTHON,
+        "-P",
     ]  # fmt: skip
-    command = srun(run(4), FOLDER, hosts=["h2", "h2", "h5", "h5"], bin="/opt/slurm/bin")
+    command = srun(run(3), FOLDER, hosts=["h2", "h2", "h5"], bin="/opt/slurm/bin")
     assert command[0] == "/opt/slurm/bin/srun" and "--nodelist=h2,h5" in command, "within a larger allocation"
-    command = srun(run(3), FOLDER, hosts=["h1", "h1", "h2"])
+    mpi = {"strategy": {"launcher": "mpi"}, "mpi": "pmix"}
+    command = srun(run(3, **mpi), FOLDER, hosts=["h1", "h1", "h2"])
     assert command[1:4] == ["--nodes=2", "--ntasks=3", "--distribution=arbitrary"]
     assert not any("nodelist" in option or "per-node" in option for option in command)
     further = srun(run(2, srun=["--overlap", "--label=yes"]), FOLDER)
     assert further[-4:] == ["--overlap", "--label=yes", PYTHON, "-P"], "further options come before the program"
-    assert srun_command(run(1), FOLDER, "other.module")[-1] == "other.module"
-    on_few_cores = run(2, {"cpus_per_node": 3}, {"processes": ROLES})
-    assert "--overcommit" in srun(on_few_cores, FOLDER) and "--overcommit" not in srun(run(2), FOLDER)
+    on_few_cores = run(2, {"cpus_per_node": 3}, {"processes": ROLES, "launcher": "mpi"}, mpi="pmix")
+    assert "--overcommit" in srun(on_few_cores, FOLDER) and "--overcommit" not in srun(run(2, **mpi), FOLDER)
     mpi = {"launcher": "mpi"}
     assert "--mpi=pmix" in srun(run(2, None, mpi, mpi="pmix"), FOLDER), "for strategies with MPI only"
     for spec in (run(2, mpi="pmix"), run(2, None, mpi)):
@@ -362,10 +362,10 @@ def test_each_rank_sees_all_gpus_of_its_node_and_cores_are_counted():
     assert "--gpu-bind=per_task:1" in srun(bound, FOLDER), "a user's choice"
     # srun refuses the hint beside --cpu-bind, and sbatch beside other options about threads.
     for slurm, hint, step in (
-        ({}, "nomultithread", "1"),
-        ({"lines": ["--hint=nomultithread"]}, "nomultithread", "1"),
+        ({}, "nomultithread", None),
+        ({"lines": ["--hint=nomultithread"]}, "nomultithread", None),
         ({"lines": ["--hint=multithread"]}, "multithread", None),
-        ({"lines": ["--threads-per-core=2"]}, None, "2"),
+        ({"lines": ["--threads-per-core=2"]}, None, None),
         ({"lines": ["--ntasks-per-core=1"]}, None, None),
         ({"srun": ["--threads-per-core=2"]}, "nomultithread", "2"),
         ({"srun": ["--ntasks-per-core=2"]}, "nomultithread", None),

@@ -67,7 +67,7 @@ def explain_refusal(config: Config) -> str | None:
 
 def _find_problem(config: Config) -> str | None:
     is_by_hand = config.strategy.launcher == "by_hand"  # in the network of a shell
-    return "torchrun starts its processes" if is_by_hand else find_kernel_problem()
+    return "agents start its processes" if is_by_hand else find_kernel_problem()
 
 
 @functools.lru_cache(maxsize=1)

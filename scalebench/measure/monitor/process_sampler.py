@@ -2,8 +2,8 @@
 
 "Ours" are the program that started the monitor and all processes below it; a rank is its process and all below that.
 Of other programs it keeps the time on the cores by name, so that a record says who disturbed.
-Where an agent started the monitor (launchers.rank_agent), ours are also those of the other ranks of this node, and the
-program that launched the run, if it is on this host.
+Where an agent started the monitor (runner.node_agent), ours are also those of other agents beside it, and the program
+that launched the run, if it is on this host.
 All is read from /proc directly: the list of all processes is long, and psutil opens several files for each of them.
 """
 
@@ -20,10 +20,7 @@ from scalebench.core import exit_with_parent
 from scalebench.core.process import read_process_stat
 from scalebench.core.run_folder import (
     RUN_ID_VARIABLE,
-    RankProcesses,
     progress_path,
-    rank_processes_path,
-    read_rank_file,
 )
 from scalebench.measure.monitor.time_series import SampleRows
 from scalebench.measure.progress import read_progress
@@ -36,15 +33,14 @@ SEARCH_INTERVAL_S = 2.0  # between two scans of all processes, which take 10 ms 
 class ProcessSampler:
     """Samples the process `parent` and all processes below it, among them the `ranks` of the run in `folder`.
 
-    `with_agents`: each rank has an agent that runs beside `parent`, and is followed like it.
+    `with_agents`: `parent` is an agent; what started it may have started others beside it.
     """
 
     def __init__(
         self, rows: SampleRows, folder: Path, parent: int, ranks: Sequence[int], with_agents: bool = False
     ) -> None:
         self._rows, self._folder, self._ranks = rows, folder, ranks
-        self._roots = {parent, *(_launching_program() if with_agents else [])}
-        self._without_agent = set(ranks if with_agents else [])  # ranks whose agent has not written its process id yet
+        self._roots = {parent, *(_launching_programs(parent) if with_agents else [])}
         self._last_s: dict[int, float] = {}  # time on the cores by process, at the last sample
         self._spent_s: dict[str, float] = {"ours": 0.0}
         self._rank_pids: dict[int, int] = {}
@@ -55,7 +51,7 @@ class ProcessSampler:
         self.ours: set[int] = set()
 
     def sample(self) -> None:
-        if self._new_agents() | self._new_ranks() or time.monotonic() >= self._next_search_s:
+        if self._new_ranks() or time.monotonic() >= self._next_search_s:
             self.search()
         at_s = time.time()
         memory: dict[str, dict[str, int]] = {}
@@ -114,12 +110,6 @@ class ProcessSampler:
                     self._rank_pids[rank] = progress.pid
         return len(self._rank_pids) > before
 
-    def _new_agents(self) -> bool:
-        new = {rank: pids for rank in self._without_agent if (pids := _read_rank_pids(self._folder, rank)) is not None}
-        self._without_agent -= set(new)
-        self._roots |= {pids.agent for pids in new.values() if pids.host == socket.gethostname()}
-        return bool(new)
-
     def _spent(self, pid: int) -> float:
         """Return the seconds on the cores since the last sample. A process that ended since then adds none: its last
         moments are lost."""
@@ -132,15 +122,13 @@ class ProcessSampler:
         return max(0.0, now_s - before_s)
 
 
-def _read_rank_pids(folder: Path, rank: int) -> RankProcesses | None:
-    return read_rank_file(rank_processes_path(folder, rank), RankProcesses, os.environ.get(RUN_ID_VARIABLE))
-
-
-def _launching_program() -> list[int]:
-    """Return the process id of the program that launched the run; none where it is on another host."""
+def _launching_programs(agent: int) -> list[int]:
+    """Return the programs of this host that launched the run: the one that started the agent, as mpirun, which may
+    have started others here; and, where it is on this host, ours that started that one."""
     host, _, pid = os.environ.get(exit_with_parent.LAUNCHER_VARIABLE, "").rpartition(":")
     is_local = host == socket.gethostname() and pid.isdigit()
-    return exit_with_parent.ancestors(int(pid))[1:2] if is_local else []
+    programs = exit_with_parent.ancestors(int(pid))[1:2] if is_local else []
+    return [*programs, *(exit_with_parent.ancestors(agent)[1:2] if pid else [])]
 
 
 def _descendants(first: int, children: dict[int, list[int]]) -> set[int]:

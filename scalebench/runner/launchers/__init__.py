@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 LAUNCHER_MODULES = {
     "local": "scalebench.runner.launchers.local",
     "mpi": "scalebench.runner.launchers.mpi",
-    "by_hand": "scalebench.runner.launchers.torchrun",
+    "by_hand": "scalebench.runner.launchers.by_hand",
     "command": "scalebench.runner.launchers.command",  # of the user's, as script.command
     "slurm": "scalebench.runner.launchers.srun",  # for strategies with either of the first two, on the nodes of a job
 }

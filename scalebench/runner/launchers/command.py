@@ -26,6 +26,8 @@ from scalebench.core.process import (
     kill_descendants_of_ranks,
 )
 from scalebench.core.run_folder import COMMAND_LOG, RUN_ID_VARIABLE
+from scalebench.runner.launchers.agents import AgentRanks
+from scalebench.runner.launchers.link import KEY_VARIABLE
 from scalebench.runner.launchers.local import Child, start_program
 from scalebench.runner.launchers.rank_environment import (
     LOOPBACK,
@@ -33,9 +35,8 @@ from scalebench.runner.launchers.rank_environment import (
     find_free_ports,
     list_visible_devices,
 )
-from scalebench.runner.launchers.remote_ranks import RemoteRanks
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
-from scalebench.slurm.resources import RANK_AGENT
+from scalebench.slurm.resources import NODE_AGENT
 from scalebench.strategies.script import arguments
 
 CLAIM_FOLDER = Path(sitecustomize.__file__).parent
@@ -46,9 +47,8 @@ def launch(request: LaunchRequest) -> GroupExit:
     spec, folder = request.spec, request.folder.absolute()
     command = arguments.render_arguments(spec, folder)
     name = command[0]
-    group = RemoteRanks(
-        folder, spec.processes, name, COMMAND_LOG, lambda log: find_failure(name, log), run_id=request.run_id
-    )
+    seats = {str(rank): [rank] for rank in range(spec.processes)}
+    group = AgentRanks(request, seats, name, COMMAND_LOG, lambda log: find_failure(name, log))
 
     def start() -> None:
         # Beside this Python, where its environment has not been activated.
@@ -56,9 +56,10 @@ def launch(request: LaunchRequest) -> GroupExit:
         if path is None:
             raise StartError(f"there is no {name} on the PATH, which script.command begins with")
         addresses = [f"{LOOPBACK}:{port}" for port in find_free_ports(spec.processes)]
-        agent = build_python_command("-m", RANK_AGENT, str(folder), request.module)[1:]
+        agent = build_python_command("-m", NODE_AGENT, group.listen())[1:]
         variables = drop_launch_variables(os.environ) | OUTPUT_VARIABLES | list_visible_devices(spec)
         variables |= {
+            KEY_VARIABLE: group.key,
             RANK_ADDRESSES: ",".join(addresses),
             RUN_ID_VARIABLE: request.run_id,
             sitecustomize.CLAIM_VARIABLE: json.dumps([arguments.main_program(spec.config.script), *agent]),
@@ -68,6 +69,7 @@ def launch(request: LaunchRequest) -> GroupExit:
         with as_start_errors(), private_network(spec.config) as network, defer_signals():
             log, works_in = folder / COMMAND_LOG, arguments.script_folder(spec.config.script)
             group.starter = Child(start_program(tied, variables, log, spec.config.debug, network, works_in))
+        group.gather(addresses)
 
     try:
         return supervise(request, group, start)

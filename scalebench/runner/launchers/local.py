@@ -6,29 +6,48 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from scalebench.config import placement
+from scalebench.core.json_files import write_json
 from scalebench.core.machine.private_network import PrivateNetwork, private_network
-from scalebench.core.process import as_start_errors, build_python_command, defer_signals, kill_descendants_of_ranks
-from scalebench.core.run_folder import RUN_ID_VARIABLE, rank_log_name
+from scalebench.core.process import (
+    as_start_errors,
+    build_python_command,
+    defer_signals,
+    kill_descendants_of_ranks,
+    read_anonymous_bytes,
+    wait_until,
+)
+from scalebench.core.run_folder import RUN_ID_VARIABLE, Turn, rank_log_name, turn_path, warm_up_path
+from scalebench.measure.progress import RankProgress, read_progress
 from scalebench.runner.launchers.rank_environment import LOOPBACK, build_environment, find_free_ports
-from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, Program, RankGroup, supervise
+from scalebench.runner.launchers.supervise import (
+    STACK_SIGNAL,
+    GroupExit,
+    LaunchRequest,
+    Program,
+    RankGroup,
+    find_stopped,
+    is_stopped,
+    supervise,
+)
+from scalebench.runner.turns import FolderWatch
 
+STACK_LIMIT_S = 0.3  # for a rank to write its stack
 REAP_LIMIT_S = 5.0  # for the kernel to end a process that was killed
 
 
 def launch(request: LaunchRequest) -> GroupExit:
     """Run all ranks to their end; see supervise.Launcher."""
     addresses = [f"{LOOPBACK}:{port}" for port in find_free_ports(request.spec.processes)]
-    group = Children()
+    group = Children(request, range(request.spec.processes))
 
     def start() -> None:
         with as_start_errors(), private_network(request.spec.config) as network:
-            # One by one, so that after an exception half-way the started ones are in the group, and are ended.
-            for rank in range(request.spec.processes):
-                with defer_signals():
-                    group.members.append(Child(_start(request, rank, addresses, network)))
+            group.start(addresses, network)
 
     try:
         return supervise(request, group, start)
@@ -37,9 +56,12 @@ def launch(request: LaunchRequest) -> GroupExit:
             kill_descendants_of_ranks(RUN_ID_VARIABLE, request.run_id)
 
 
-def _start(request: LaunchRequest, rank: int, addresses: list[str], network: PrivateNetwork | None) -> Program:
+def _start(
+    request: LaunchRequest, rank: int, addresses: list[str], network: PrivateNetwork | None, by_mpi: bool = False
+) -> Program:
     command = build_python_command("-m", request.module, str(request.folder))
-    variables = build_environment(request.spec, request.run_id, rank, addresses)
+    variables = build_environment(request.spec, request.run_id, rank, addresses, by_mpi)
+    variables |= placement.make_cpus_variable(request.spec, rank)
     in_foreground = request.spec.config.debug and rank == 0  # where a debugger can be used
     start = request.start or start_program
     return start(command, variables, request.folder / rank_log_name(rank), in_foreground, network)
@@ -83,9 +105,6 @@ class Child:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def signal_worker(self, sign: signal.Signals) -> None:
-        self.signal(sign)
-
     def signal(self, sign: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if os.getpgid(0) == _process_group(self.process):
@@ -102,10 +121,59 @@ class Child:
 
 
 class Children(RankGroup[Child]):
-    """Ranks that are children of this process."""
+    """Ranks of one node that are children of this process: of the program, or of an agent."""
+
+    def __init__(self, request: LaunchRequest, ranks: Sequence[int]) -> None:
+        super().__init__()
+        self._request, self._ranks, self._folder = request, ranks, request.folder
+        self._node = request.spec.places[ranks[0]].node
+
+    def start(self, addresses: list[str], network: PrivateNetwork | None = None, by_mpi: bool = False) -> None:
+        # One by one, so that after an exception half-way the started ones are in the group, and are ended.
+        for rank in self._ranks:
+            with defer_signals():
+                self.members.append(Child(_start(self._request, rank, addresses, network, by_mpi)))
+
+    def progress(self) -> list[RankProgress | None]:
+        return [read_progress(self._folder, rank, self._request.run_id) for rank in self._ranks]
+
+    def watch(self) -> FolderWatch:
+        return FolderWatch(self._folder)
+
+    def warm_up(self) -> None:
+        warm_up_path(self._folder, self._node).touch()
+
+    def pause(self) -> None:
+        for child in self.members:
+            child.signal(signal.SIGSTOP)
+
+    def resume(self, turn: Turn) -> None:
+        """Rank 0 comes last: it calls ranks that serve it, which must run then."""
+        write_json(turn_path(self._folder, self._node), vars(turn))
+        for child in reversed(self.members):
+            child.signal(signal.SIGCONT)
+
+    def is_paused(self) -> bool:
+        return all(is_stopped(child.pid) for child in self.members)
+
+    def resident_bytes(self) -> list[int | None]:
+        return [read_anonymous_bytes(child.pid) for child in self.members]
+
+    def request_stacks(self) -> list[int]:
+        stopped = [self._ranks[position] for position in find_stopped(self.members)]
+        for child in self.members:
+            if child.alive():
+                child.signal(STACK_SIGNAL)
+                child.signal(signal.SIGCONT)
+        time.sleep(STACK_LIMIT_S)
+        return stopped
 
     def end(self, grace_s: float) -> None:
-        super().end(grace_s)
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            for child in filter(Child.alive, self.members):
+                child.signal(sign)
+                child.signal(signal.SIGCONT)
+            wait_until(lambda: not any(child.alive() for child in self.members), grace_s)
         for child in self.members:
             child.reap()
 

@@ -1,7 +1,6 @@
 """Starts the ranks of a run with one mpirun, on this machine, on hardware.hosts or on the nodes of a job.
 
-mpirun starts an agent for each rank (rank_agent), which starts the worker. The launcher watches the files that the
-agents leave, and the processes on this machine; mpirun signals those on others.
+mpirun starts an agent for each rank (node_agent), which connects to the launcher and starts the worker.
 """
 
 from __future__ import annotations
@@ -19,15 +18,16 @@ from scalebench.config import placement as host_lists
 from scalebench.core import exit_with_parent
 from scalebench.core.machine.private_network import PrivateNetwork, find_kernel_problem, private_network
 from scalebench.core.machine.variables import FRAMEWORK_VARIABLES, SECRET_VARIABLES, drop_launch_variables
-from scalebench.core.process import RANK_ADDRESSES, StartError, as_start_errors, build_python_command, defer_signals
-from scalebench.core.run_folder import MPIRUN_LOG, RUN_ID_VARIABLE
+from scalebench.core.process import StartError, as_start_errors, build_python_command, defer_signals
+from scalebench.core.run_folder import MPIRUN_LOG
 from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers import srun
+from scalebench.runner.launchers.agents import AgentRanks
+from scalebench.runner.launchers.link import KEY_VARIABLE
 from scalebench.runner.launchers.local import Child, start_program
-from scalebench.runner.launchers.rank_environment import LOOPBACK, assign_rank_addresses
-from scalebench.runner.launchers.remote_ranks import RemoteRanks
+from scalebench.runner.launchers.rank_environment import LOOPBACK, assign_rank_addresses, is_this_host
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
-from scalebench.slurm.resources import RANK_AGENT
+from scalebench.slurm.resources import NODE_AGENT
 
 IGNORED_WARNING = re.compile(
     r"(\[\S+\] plm:rsh: )?Warning: "
@@ -48,27 +48,32 @@ def launch(request: LaunchRequest) -> GroupExit:
     The messages of mpirun itself go to mpirun.log. With `debug`, rank 0 has its standard streams in the foreground, as
     far as mpirun forwards them.
     """
-    spec, folder = request.spec, request.folder
-    on_nodes = srun.uses_allocation(spec)
-    group = RemoteRanks(folder, spec.processes, "mpirun", MPIRUN_LOG, find_mpirun_failure, on_nodes, request.run_id)
+    spec, folder, on_nodes = request.spec, request.folder, srun.uses_allocation(request.spec)
+    seats = {str(rank): [rank] for rank in range(spec.processes)}
+    group = AgentRanks(request, seats, "mpirun", MPIRUN_LOG, find_mpirun_failure)
 
     def start() -> None:
         path = shutil.which("mpirun")
         if path is None:
             raise StartError(NO_MPIRUN)
         hosts = _hosts(spec)
-        ports = spec.config.hardware.ports
-        addresses = ",".join(assign_rank_addresses(hosts or [LOOPBACK] * spec.processes, request.run_id, ports))
+        address = group.listen(hosts if on_nodes or not all(map(is_this_host, hosts)) else None)
+        addresses = assign_rank_addresses(
+            hosts or [LOOPBACK] * spec.processes, request.run_id, spec.config.hardware.ports
+        )
         # On the nodes of a job mpirun starts its daemons by srun: one for each node, which needs all GPUs and cores.
         inherited = srun.step_environment() if on_nodes else drop_launch_variables(os.environ)
-        variables = inherited | {RANK_ADDRESSES: addresses, RUN_ID_VARIABLE: request.run_id}
+        variables = inherited | {KEY_VARIABLE: group.key}
+        program = build_python_command("-m", NODE_AGENT, address)
         names = {*variables, exit_with_parent.LAUNCHER_VARIABLE}
-        command = exit_with_parent.tied_command(os.getpid(), _command(identify_mpirun(path), request, hosts, names))
+        command = _command(identify_mpirun(path), spec.processes, program, hosts, names)
         if on_nodes:
             variables |= srun.task_layout_variables(hosts, spec.config.hardware.slurm.bin)
             variables |= srun.overlap_variables(spec)
+        tied = exit_with_parent.tied_command(os.getpid(), command)
         with as_start_errors(), private_network(spec.config) as network, defer_signals():
-            group.starter = Child(start_program(command, variables, folder / MPIRUN_LOG, spec.config.debug, network))
+            group.starter = Child(start_program(tied, variables, folder / MPIRUN_LOG, spec.config.debug, network))
+        group.gather(addresses)
 
     return supervise(request, group, start)
 
@@ -80,11 +85,10 @@ def _hosts(spec: RunSpec) -> list[str]:
     return host_lists.list_hostnames(spec.config.hardware.hosts, spec.places) if spec.config.hardware.hosts else []
 
 
-def _command(mpirun: Mpirun, request: LaunchRequest, hosts: list[str], names: set[str]) -> list[str]:
-    program = build_python_command("-m", RANK_AGENT, str(request.folder), request.module)
+def _command(mpirun: Mpirun, ranks: int, program: list[str], hosts: list[str], names: set[str]) -> list[str]:
     slots = None if hosts else count_local_slots(mpirun)
     with_slots = [f"{name}:{hosts.count(name)}" for name in dict.fromkeys(hosts)]
-    return mpirun_command(mpirun, request.spec.processes, program, with_slots, slots, names, os.getcwd())
+    return mpirun_command(mpirun, ranks, program, with_slots, slots, names, os.getcwd())
 
 
 def find_mpirun_failure(log: Path) -> str | None:
@@ -205,8 +209,6 @@ def _as_root() -> list[str]:
 
 
 def is_forwarded(name: str) -> bool:
-    """Return whether a variable is passed to other hosts. Passwords and keys are not: a command line is visible to all
-    users."""
-    return bool(FORWARDED_VARIABLES.match(name) or FRAMEWORK_VARIABLES.match(name)) and not SECRET_VARIABLES.search(
-        name
-    )
+    """Return whether a variable is passed to other hosts. Of passwords and keys only that of the agents is."""
+    is_known = FORWARDED_VARIABLES.match(name) or FRAMEWORK_VARIABLES.match(name)
+    return bool(is_known) and (name == KEY_VARIABLE or not SECRET_VARIABLES.search(name))

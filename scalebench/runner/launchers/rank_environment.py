@@ -214,15 +214,27 @@ def find_interface_to(host: str) -> str | None:
     """Return the interface by which packets to `host` leave; None where it cannot be determined."""
     import psutil
 
-    try:
+    local, addresses = find_own_address(host), psutil.net_if_addrs().items()
+    return next((name for name, each in addresses if any(a.address.partition("%")[0] == local for a in each)), None)
+
+
+def find_own_address(host: str) -> str | None:
+    """Return the address of this machine from which packets to `host` leave; None where it cannot be determined."""
+    with contextlib.suppress(OSError):
         family, kind, protocol, _, address = socket.getaddrinfo(host, DISCARD_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)  # chooses the route without sending anything
-            local = probe.getsockname()[0]
-    except OSError:
-        return None
-    addresses = psutil.net_if_addrs().items()
-    return next((name for name, each in addresses if any(a.address.partition("%")[0] == local for a in each)), None)
+            return str(probe.getsockname()[0])
+    return None
+
+
+def find_interface_address(name: str) -> str | None:
+    """Return an address of an interface of this machine, of version 6 only where it has no other; None without one."""
+    import psutil
+
+    addresses = psutil.net_if_addrs().get(name, [])
+    families = (socket.AF_INET, socket.AF_INET6)
+    return next((a.address for family in families for a in addresses if a.family == family), None)
 
 
 def assign_rank_addresses(hosts: Sequence[str], seed: str, ports: str | None = None) -> list[str]:

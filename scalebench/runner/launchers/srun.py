@@ -1,7 +1,6 @@
-"""Starts the ranks of a run as one step of the job that this process is in: by srun, with an agent for each rank.
+"""Starts the ranks of a run as one step of the job that this process is in: by srun, with an agent on each node.
 
-The launcher may be on a node of the job or not: it watches the files that the agents leave, as under mpirun, and
-reads what srun prints about ranks on other nodes.
+The program may be on a node of the job or not: agents connect to it. What srun prints says why SLURM ended a step.
 """
 
 from __future__ import annotations
@@ -9,24 +8,22 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
-import time
 from pathlib import Path
 
 from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError
-from scalebench.core.machine.cpus import parse_cpu_list
-from scalebench.core.process import RANK_ADDRESSES, StartError, as_start_errors, defer_signals
+from scalebench.core.process import StartError, as_start_errors, defer_signals
 from scalebench.core.result import SchedulerRecord
-from scalebench.core.run_folder import RUN_ID_VARIABLE, SRUN_HOSTS_FILE, SRUN_LOG
+from scalebench.core.run_folder import SRUN_HOSTS_FILE, SRUN_LOG
 from scalebench.core.spec import RunSpec
+from scalebench.runner.launchers.agents import AgentRanks
+from scalebench.runner.launchers.link import KEY_VARIABLE
 from scalebench.runner.launchers.local import Child, start_program
 from scalebench.runner.launchers.rank_environment import assign_rank_addresses
-from scalebench.runner.launchers.remote_ranks import FS_DELAY_S, RemoteRanks
-from scalebench.runner.launchers.supervise import STACK_LIMIT_S, GroupExit, LaunchRequest, supervise
+from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
 from scalebench.slurm.commands import Slurm, SlurmError, in_allocation
 from scalebench.slurm.job_states import parse_scontrol
-from scalebench.slurm.resources import WHOLE_CORES_HINT, WHOLE_CORES_OPTION, JobGeometry, job_geometry, srun_command
+from scalebench.slurm.resources import ARBITRARY, srun_command
 from scalebench.slurm.submit import read_submission
 
 JOB_ID, PARTITION = "SLURM_JOB_ID", "SLURM_JOB_PARTITION"
@@ -40,6 +37,7 @@ JOB_VARIABLES = (
     "SLURM_TRES_PER_TASK",
     "SLURM_CPU_BIND",
     "SLURM_CPUS_PER_GPU",
+    "SLURM_CPUS_PER_TASK",  # an agent has the cores of all ranks on its node
     "SLURM_GPU_BIND",  # each rank takes its GPU by number, among all GPUs of its node
     "SLURM_GPUS",  # of all nodes, which a run need not use
     "SLURM_GPUS_PER_NODE",
@@ -63,8 +61,7 @@ MEMORY_EXCEEDED = re.compile(r"exceeded (?:job )?memory limit|oom[-_ ]kill|Out O
 CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+( DUE TO [A-Z ]+[A-Z])?")
 STATUS_BY_CAUSE = {"TIME LIMIT": "timeout", "PREEMPTION": "cancelled", "NODE FAILURE": "failed"}
 NODE_FAILED = re.compile(r"Node failure on (\S+)")
-ENDED_TASKS = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", re.MULTILINE)
-EXITED_BY_ITSELF = re.compile(r"Exited with ")  # rather than by a signal
+ENDED_TASKS = re.compile(r"srun: error: \S+: tasks? [\d,-]+: ")  # which their agents have explained
 MAX_REASON_CHARACTERS = 300
 
 
@@ -73,53 +70,31 @@ def launch(request: LaunchRequest) -> GroupExit:
 
     The output of srun is in srun.log. With `debug`, it goes where the output of this process goes.
     """
-    spec, folder = request.spec, request.folder
-    group, bin = StepRanks(folder, spec.processes, request.run_id), spec.config.hardware.slurm.bin
+    spec, folder, bin = request.spec, request.folder, request.spec.config.hardware.slurm.bin
+    hosts, seats = rank_nodes(spec), dict[str, list[int]]()
+    for rank, host in enumerate(hosts):
+        seats.setdefault(str(rank) if spec.config.strategy.launcher == "mpi" else host, []).append(rank)
+    group = StepRanks(request, seats, "srun", SRUN_LOG, find_srun_failure)
 
     def start() -> None:
         if Slurm(bin).path("srun") is None:
             where = "on the PATH; set hardware.slurm.bin" if bin is None else f"in {bin}"
             raise StartError(f"there is no srun {where}")
-        hosts = rank_nodes(spec)
-        command = _with_layout(srun_command(spec, folder, request.module, hosts, bin), hosts)
-        command = _with_job_threads(command, job_geometry(spec))
+        command = srun_command(spec, folder, group.listen(hosts), hosts, bin)
+        addresses = assign_rank_addresses(hosts, request.run_id, spec.config.hardware.ports)
+        variables = step_environment() | overlap_variables(spec) | {KEY_VARIABLE: group.key}
+        # The nodes' daemons start the agents, which are no descendants of srun.
+        variables[exit_with_parent.LAUNCHER_VARIABLE] = exit_with_parent.REMOTE_LAUNCHER
         with defer_signals(), as_start_errors():
-            (folder / SRUN_HOSTS_FILE).write_text("".join(f"{host}\n" for host in hosts))
-            variables = _variables(hosts, request.run_id, folder, spec.config.hardware.ports) | overlap_variables(spec)
+            if ARBITRARY in command:
+                hosts_file = (folder / SRUN_HOSTS_FILE).absolute()
+                hosts_file.write_text("".join(f"{host}\n" for host in hosts))
+                variables["SLURM_HOSTFILE"] = str(hosts_file)
             command = exit_with_parent.tied_command(os.getpid(), command)
             group.starter = Child(start_program(command, variables, folder / SRUN_LOG, spec.config.debug))
+        group.gather(addresses, os.getcwd())
 
     return supervise(request, group, start)
-
-
-def _with_layout(command: list[str], hosts: list[str]) -> list[str]:
-    """Have srun follow the list of hosts, where the tasks of the job are spread differently over its nodes."""
-    if len(set(hosts)) == 1 or has_task_layout(hosts):
-        return command
-    other = ("--ntasks-per-node=", "--nodelist=", "--distribution=")
-    return [command[0], "--distribution=arbitrary", *(arg for arg in command[1:] if not arg.startswith(other))]
-
-
-def _with_job_threads(command: list[str], geometry: JobGeometry) -> list[str]:
-    """Have a step count threads where the job was requested so: SLURM would refuse whole cores that the job lacks.
-
-    A job of whole cores says so in its variables, and one that has twice the CPUs has the cores in any case.
-    """
-    counts_cores = os.environ.get("SLURM_HINT") == WHOLE_CORES_HINT or os.environ.get("SLURM_THREADS_PER_CORE") == "1"
-    cpus = [int(count) for count in re.findall(r"(\d+)(?:\(x\d+\))?", os.environ.get(CPUS_PER_NODE, ""))]
-    needed = geometry.tasks_per_node * geometry.cpus_per_task
-    if counts_cores or min(cpus, default=0) >= 2 * needed:
-        return command
-    return [argument for argument in command if argument != WHOLE_CORES_OPTION]
-
-
-def _variables(hosts: list[str], run_id: str, folder: Path, ports: str | None) -> dict[str, str]:
-    return step_environment() | {
-        RANK_ADDRESSES: ",".join(assign_rank_addresses(hosts, run_id, ports)),
-        RUN_ID_VARIABLE: run_id,
-        exit_with_parent.LAUNCHER_VARIABLE: exit_with_parent.REMOTE_LAUNCHER,  # the nodes' daemons start the ranks
-        "SLURM_HOSTFILE": str((folder / SRUN_HOSTS_FILE).absolute()),  # read where the distribution is arbitrary
-    }
 
 
 def step_environment() -> dict[str, str]:
@@ -239,78 +214,26 @@ def _queued_s(folder: Path, job_id: str, slurm: Slurm) -> float | None:
     return None
 
 
-class StepRanks(RemoteRanks):
+class StepRanks(AgentRanks):
     """The ranks of one job step."""
 
-    def __init__(self, folder: Path, ranks: int, run_id: str | None = None) -> None:
-        super().__init__(folder, ranks, "srun", SRUN_LOG, find_srun_failure, on_nodes=True, run_id=run_id)
-        self._ending = False
-        self._log_before_end = ""  # the output of srun until then
-        self._read_bytes = 0
-        self._reported_at_s: dict[int, float] = {}  # rank -> when srun's report of its end was first read
-
-    def broken(self) -> str | None:
-        """Return why srun failed, also when it reports that an agent on another node ended without an exit file."""
-        reason = super().broken()
-        if reason is not None:
-            return reason
-        now_s = time.monotonic()
-        for rank, end in self._ended_without_file().items():
-            if now_s - self._reported_at_s.setdefault(rank, now_s) > FS_DELAY_S:
-                return find_srun_failure(self._log) or f"srun: rank {rank}: {end}"
-        return None
-
-    def first_failed(self, failed: list[int]) -> list[int]:
-        """Return the ranks that were killed with their agents, if any: others lost their connections because of
-        them."""
-        self._ended_without_file()
-        return [rank for rank, member in enumerate(self.members) if member.lost] or failed
-
-    def _ended_without_file(self) -> dict[int, str]:
-        """Return the ranks that exited by srun's report without an exit file, and how; mark those killed as lost.
-
-        An agent stays for a while after it wrote the file, which other hosts have seen by then.
-        """
-        ends = {rank: end for rank, end in self._ended_tasks().items() if not self.members[rank].over}
-        for rank in [rank for rank, end in ends.items() if not EXITED_BY_ITSELF.match(end)]:
-            self.members[rank].mark_as_lost()
-            del ends[rank]
-        return ends
-
-    def _ended_tasks(self) -> dict[int, str]:
-        """Return srun's reports by rank. The log is read again only if it has grown, or a reported rank has left no
-        exit file yet."""
-        size = self._log.stat().st_size if self._log.exists() else 0
-        if size == self._read_bytes and all(self.members[rank].over for rank in self._reported_at_s):
-            return {}
-        self._read_bytes = size
-        ends = parse_ended_tasks(read_log(self._log))
-        return {rank: end for rank, end in ends.items() if rank < len(self.members)}
+    _log_before_end: str | None = None  # the output of srun until we ended it
 
     def batch_outcome(self) -> tuple[str, str] | None:
         """Return the outcome by srun's log. Once we have ended the step, only a lack of memory counts, which is
         reported late: that the step was cancelled then follows from our ending it."""
-        text = read_log(self._log)
-        return memory_outcome(text) if self._ending else step_outcome(text)
-
-    def request_stacks(self) -> None:
-        """Request the stacks through srun where ranks are on other nodes: it forwards the signal to all."""
-        if self.starter is None or not any(member.started and member.pid is None for member in self.members):
-            super().request_stacks()
-            return
-        self.starter.signal(signal.SIGUSR1)
-        time.sleep(STACK_LIMIT_S)
+        text = read_log(self.folder / SRUN_LOG)
+        return step_outcome(text) if self._log_before_end is None else memory_outcome(text)
 
     def end(self, grace_s: float) -> None:
-        if not self._ending:
-            self._ending, self._log_before_end = True, read_log(self._log)
+        log = self.folder / SRUN_LOG
+        if self._log_before_end is None:
+            self._log_before_end = read_log(log)
         super().end(grace_s)
-
-    def _drop_empty_log(self) -> None:
-        """Remove also a log of nothing but noise, or of messages that follow from our ending the step."""
-        (self._log.parent / SRUN_HOSTS_FILE).unlink(missing_ok=True)
-        if self._log.exists() and is_only_noise(self._log_before_end) and self.batch_outcome() is None:
-            self._log.unlink()
+        (self.folder / SRUN_HOSTS_FILE).unlink(missing_ok=True)
+        # Also a log of nothing but noise, or of messages that follow from our ending the step.
+        if is_only_noise(self._log_before_end) and self.batch_outcome() is None:
+            log.unlink(missing_ok=True)
 
 
 def find_srun_failure(log: Path) -> str | None:
@@ -362,11 +285,6 @@ def step_outcome(text: str) -> tuple[str, str] | None:
         event = "the job was cancelled" if not cause else f"the job was ended, due to {cause.lower()}"
         return STATUS_BY_CAUSE.get(cause, "cancelled"), f"SLURM: {event}"
     return None
-
-
-def parse_ended_tasks(text: str) -> dict[int, str]:
-    """Return srun's report on each task that failed: Killed, Exited with exit code 1, ..."""
-    return {task: end for _, tasks, end in ENDED_TASKS.findall(text) for task in parse_cpu_list(tasks)}
 
 
 def _without_prefix(line: str) -> str:

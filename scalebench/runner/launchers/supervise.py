@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from scalebench.core.machine.private_network import PrivateNetwork
-from scalebench.core.process import POLL_INTERVAL_S, cancelled, read_anonymous_bytes, wait_until
-from scalebench.core.run_folder import query_file_server
+from scalebench.core.process import POLL_INTERVAL_S, cancelled, wait_until
+from scalebench.core.run_folder import Turn
 from scalebench.core.spec import RunSpec
-from scalebench.measure.progress import RankProgress, read_progress
+from scalebench.measure.progress import RankProgress
 from scalebench.runner.turns import Turns
 
 PROGRESS_INTERVAL_S = 0.5  # between two reads of the progress files
-STACK_LIMIT_S = 0.3  # for a rank to write its stack
 GRACE_PERIOD_S = 5.0  # between SIGTERM and SIGKILL
 FOLLOW_LIMIT_S = 5.0  # for the other ranks to notice a dead one and to record why they fail
 STOPPED_STATES = (b"T", b"t")  # by a signal, by a debugger
@@ -26,7 +26,6 @@ ENDED_STATES = (b"Z", b"X", None)  # None: collected
 WORKER = "scalebench.runner.worker"
 # Has a worker write its stacks into its log. Not SIGUSR1, for which code of the user's may have a handler of its own.
 STACK_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR1)
-TURN_SIGNAL = signal.SIGUSR2  # has agents on nodes park or continue their worker; mpirun and srun forward it
 
 OnProgress = Callable[[list[RankProgress]], None]
 
@@ -101,17 +100,19 @@ class RankProcess(Protocol):
 
     def poll(self) -> int | None: ...  # its exit code, negative: the signal; None while it runs
 
-    def alive(self) -> bool: ...
-
-    def signal_worker(self, sign: signal.Signals) -> None: ...  # to it and to the processes that it started
-
-    def signal(self, sign: signal.Signals) -> None: ...  # likewise, and to the agent that started it
-
 
 P = TypeVar("P", bound=RankProcess)
 
 
-class RankGroup(Generic[P]):
+class Watch(Protocol):
+    """What wakes the conductor of a cohort when a rank has reported."""
+
+    def wait(self, limit_s: float, /) -> object: ...
+
+    def clear(self) -> object: ...
+
+
+class RankGroup(ABC, Generic[P]):
     """The processes of a run. `members` are those ranks that have been started, in order."""
 
     def __init__(self) -> None:
@@ -121,55 +122,50 @@ class RankGroup(Generic[P]):
         """Return why the program that started the ranks failed, if it has and not because of one of them."""
         return None
 
-    def first_failed(self, failed: list[int]) -> list[int]:
-        """Return the ranks that failed first; `failed` are those that had when the first failure was noticed."""
-        return failed
-
     def batch_outcome(self) -> tuple[str, str] | None:
         """Return status and reason where a batch system ended the ranks; called before and after they are ended."""
         return None
 
+    @abstractmethod
+    def progress(self) -> list[RankProgress | None]:
+        """Return the last report of each rank, in order; None before its first."""
+
+    @abstractmethod
+    def watch(self) -> Watch:
+        """Return what wakes a waiting thread when a rank reports."""
+
+    @abstractmethod
+    def warm_up(self) -> None:
+        """Let ranks that are ready make their first step; OSError where that cannot be written."""
+
+    @abstractmethod
     def pause(self) -> None:
-        """Stop the workers and the processes that they started; agents and the program that started them go on."""
-        for member in self.members:
-            member.signal_worker(signal.SIGSTOP)
+        """Stop the workers and the processes that they started."""
 
-    def resume(self) -> None:
-        """Continue workers that `pause` has stopped, rank 0 last: it calls ranks that serve it, which must run then."""
-        for member in reversed(self.members):
-            member.signal_worker(signal.SIGCONT)
+    @abstractmethod
+    def resume(self, turn: Turn) -> None:
+        """Continue workers that `pause` has stopped, for this turn; OSError where that cannot be written."""
 
+    @abstractmethod
     def is_paused(self) -> bool:
         """Return whether all workers are stopped, or have ended."""
-        return all(is_stopped(member.pid) for member in self.members)
 
-    def local_pids(self) -> list[int] | None:
-        """Return the process id of each worker; None where agents on nodes park them."""
-        return [member.pid for member in self.members if member.pid is not None]
-
+    @abstractmethod
     def resident_bytes(self) -> list[int | None]:
         """Return the anonymous memory of each worker that is parked; None where it cannot be read."""
-        return [read_anonymous_bytes(member.pid) for member in self.members]
 
-    def request_stacks(self) -> None:
-        """Have ranks that hang write their stacks into their logs."""
-        for member in self.members:
-            if member.alive():
-                member.signal(STACK_SIGNAL)
-                member.signal(signal.SIGCONT)
-        time.sleep(STACK_LIMIT_S)
+    def local_pids(self) -> list[int] | None:
+        """Return the process id of each worker; None where some are on other hosts."""
+        pids = [member.pid for member in self.members]
+        return None if None in pids else [pid for pid in pids if pid is not None]
 
+    @abstractmethod
+    def request_stacks(self) -> list[int]:
+        """Have ranks that hang write their stacks into their logs; return those that a signal had stopped before."""
+
+    @abstractmethod
     def end(self, grace_s: float) -> None:
         """Send SIGTERM to every rank and its children, and SIGKILL after `grace_s`; stopped ones are continued."""
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            self._end_with(sign, grace_s)
-
-    def _end_with(self, sign: signal.Signals, grace_s: float) -> None:
-        alive = [member for member in self.members if member.alive()]
-        for member in alive:
-            member.signal(sign)
-            member.signal(signal.SIGCONT)
-        wait_until(lambda: not any(member.alive() for member in alive), grace_s)
 
 
 def supervise(
@@ -184,12 +180,10 @@ def supervise(
     try:
         start()
         if request.turns is not None:
-            request.turns.attach(group, request.run_id)
+            request.turns.attach(group)
         died_first, timeout, broken = _watch(request, group)
         timeout_at_s = None if timeout is None else time.time()
-        stopped = [] if timeout is None else find_stopped(group.members)
-        if timeout is not None:
-            group.request_stacks()
+        stopped = [] if timeout is None else group.request_stacks()
         must_end = bool(died_first) or timeout is not None or broken is not None
         outcome = group.batch_outcome() if must_end else None
     finally:
@@ -214,7 +208,7 @@ def _watch(request: LaunchRequest, group: RankGroup[P]) -> tuple[list[int], str 
     """
     members, services = group.members, request.spec.services
     measuring = [member for rank, member in enumerate(members) if rank not in services]
-    limits = _Limits(request)
+    limits = _Limits(request, group)
     while True:
         if cancelled.is_set():
             raise KeyboardInterrupt
@@ -227,7 +221,7 @@ def _watch(request: LaunchRequest, group: RankGroup[P]) -> tuple[list[int], str 
         failed = [rank for rank, code in enumerate(codes) if code is not None and (code != 0 or rank in services)]
         if failed:
             wait_until(lambda: all(member.poll() is not None for member in measuring), FOLLOW_LIMIT_S)
-            return group.first_failed(failed), None, None
+            return failed, None, group.broken()  # by now it may be known that they lost a node
         if request.turns is not None and request.turns.refused is not None:
             return [], None, request.turns.refused
         timeout = limits.exceeded()
@@ -242,8 +236,8 @@ def _watch(request: LaunchRequest, group: RankGroup[P]) -> tuple[list[int], str 
 class _Limits:
     """Reads the progress of the ranks regularly, and checks their time limits."""
 
-    def __init__(self, request: LaunchRequest) -> None:
-        self._request, self._settings = request, request.spec.config.measure
+    def __init__(self, request: LaunchRequest, group: RankGroup[Any]) -> None:
+        self._request, self._group, self._settings = request, group, request.spec.config.measure
         self._limited = not request.spec.config.debug
         self._clock = time.monotonic if request.turns is None else request.turns.awake_s
         self._begin_s = self._changed_s = self._read_s = self._clock()
@@ -254,10 +248,7 @@ class _Limits:
         now_s = self._clock()
         if now_s - self._read_s >= PROGRESS_INTERVAL_S:
             self._read_s = now_s
-            request = self._request
-            query_file_server(request.folder)
-            ranks = [read_progress(request.folder, rank, request.run_id) for rank in range(request.spec.processes)]
-            progress = [p for p in ranks if p is not None]
+            progress = [p for p in self._group.progress() if p is not None]
             times = [(p.rank, p.at_s) for p in progress]
             if times != self._last_progress:
                 self._last_progress, self._changed_s = times, now_s

@@ -107,7 +107,7 @@ def test_who_gets_one_who_is_open_and_who_is_refused(monkeypatch):
         (config_of(), None, True, False, None),
         (config_of(), "not here", True, True, "is not possible here (not here); where"),
         (config_of(open_port=True), "not here", False, True, None),
-        (config_of("by_hand"), None, True, True, "(torchrun starts its processes)"),
+        (config_of("by_hand"), None, True, True, "(agents start its processes)"),
         (config_of("mpi"), None, True, False, None),
         (config_of("mpi", None), None, True, False, None),
         (config_of("mpi", None), "not here", True, True, None),  # flagged only

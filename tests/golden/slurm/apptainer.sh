@@ -17,4 +17,4 @@ export SUBMITIT_EXECUTOR=slurm
 exec /home/user/venv/bin/python -P -u -m submitit.core._submit /scratch/user/sweep/3/slurm
 
 # its ranks are started with
-# srun --nodes=2 --ntasks=9 --distribution=arbitrary --cpus-per-task=6 --threads-per-core=1 --cpu-bind=none --kill-on-bad-exit=0 apptainer exec --nv --bind /scratch/user/sweep/3:/scratch/user/sweep/3,/scratch/user/cache:/scratch/user/cache,/data:/data:ro /img/scalebench.sif python3 -P -m scalebench.runner.launchers.rank_agent /scratch/user/sweep/3 scalebench.runner.worker
+# srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 apptainer exec --nv --bind /scratch/user/sweep/3:/scratch/user/sweep/3,/scratch/user/cache:/scratch/user/cache,/data:/data:ro /img/scalebench.sif python3 -P -m scalebench.runner.node_agent HOST:PORT --node SLURMD_NODENAME

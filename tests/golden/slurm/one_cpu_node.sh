@@ -15,4 +15,4 @@ export SUBMITIT_EXECUTOR=slurm
 exec /home/user/venv/bin/python -P -u -m submitit.core._submit /scratch/user/sweep/3/slurm
 
 # its ranks are started with
-# srun --nodes=1 --ntasks=2 --ntasks-per-node=2 --cpus-per-task=4 --threads-per-core=1 --cpu-bind=none --kill-on-bad-exit=0 /home/user/venv/bin/python -P -m scalebench.runner.launchers.rank_agent /scratch/user/sweep/3 scalebench.runner.worker
+# srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 /home/user/venv/bin/python -P -m scalebench.runner.node_agent HOST:PORT --node SLURMD_NODENAME

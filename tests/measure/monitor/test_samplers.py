@@ -15,7 +15,7 @@ import pytest
 from scalebench.core import exit_with_parent
 from scalebench.core.json_files import write_json
 from scalebench.core.machine import cpus
-from scalebench.core.run_folder import RankProcesses, progress_path, rank_processes_path
+from scalebench.core.run_folder import progress_path
 from scalebench.measure.monitor import host_sampler
 from scalebench.measure.monitor.gpu_sampler import GpuSampler
 from scalebench.measure.monitor.process_sampler import MIN_OTHER_S, OTHER, ProcessSampler
@@ -313,29 +313,23 @@ def test_incomplete_progress_files_and_ranks_of_other_hosts_are_not_sampled(tmp_
     assert series.sources("process:") == ["process:0"] and len(series.values("process:0", "cpu_s")) == 1
 
 
-def test_ranks_with_agents_are_all_ours(tmp_path, monkeypatch):
-    """On a node each rank has an agent; process ids of other hosts, and ranks of other nodes, do not count."""
-    monkeypatch.delenv(exit_with_parent.LAUNCHER_VARIABLE, raising=False)
-    rows = SampleRows()
-    with running(SLEEP) as first, running(SLEEP) as second, running(SLEEP) as stranger:
-        processes = ProcessSampler(rows, tmp_path, first, [0, 1], with_agents=True)
-        processes.sample()
-        assert {first} <= processes.ours and not {second, stranger} & processes.ours
-        for rank, host, pid in ((1, socket.gethostname(), second), (2, socket.gethostname(), stranger)):
-            write_json(rank_processes_path(tmp_path, rank), RankProcesses(host, pid, pid))
-            is_rank(tmp_path, rank, pid)
-        write_json(rank_processes_path(tmp_path, 0), RankProcesses("another", stranger, stranger))
-        processes.sample()
-        assert {first, second} <= processes.ours and stranger not in processes.ours
-        time.sleep(0.1)
-        processes.sample()
-    assert read(rows, tmp_path).sources("process:") == ["process:1"]
+def test_agents_beside_this_one_are_ours(tmp_path, monkeypatch):
+    """mpirun starts one for each rank; a person's shell has started others, which are none of the run."""
+    with running(SLEEP) as agent, running(SLEEP) as beside:
+        for launcher, ours in (("another:1", True), (None, False)):
+            monkeypatch.delenv(exit_with_parent.LAUNCHER_VARIABLE, raising=False)
+            if launcher is not None:
+                monkeypatch.setenv(exit_with_parent.LAUNCHER_VARIABLE, launcher)
+            processes = ProcessSampler(SampleRows(), tmp_path, agent, [0], with_agents=True)
+            processes.sample()
+            assert agent in processes.ours and (beside in processes.ours) == ours
 
 
 def test_the_launching_program_is_ours_if_it_is_on_this_host(tmp_path, monkeypatch):
-    with running(SLEEP) as rank_0, running(SLEEP) as launched:
+    with running(CHILD) as starter, running(SLEEP) as launched:
+        (agent,) = psutil.Process(starter).children()
         for host, ours in ((socket.gethostname(), True), ("another", False)):
             monkeypatch.setenv(exit_with_parent.LAUNCHER_VARIABLE, f"{host}:{launched}")
-            processes = ProcessSampler(SampleRows(), tmp_path, rank_0, [0], with_agents=True)
+            processes = ProcessSampler(SampleRows(), tmp_path, agent.pid, [0], with_agents=True)
             processes.sample()
-            assert (launched in processes.ours) == ours and rank_0 in processes.ours
+            assert (launched in processes.ours) == ours and {starter, agent.pid} <= processes.ours

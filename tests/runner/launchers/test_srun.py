@@ -1,23 +1,20 @@
 """Ranks as one step of a job: placed, watched, and always ended, with a stand-in for srun."""
 
-import json
 import os
-import signal
 
 import psutil
 import pytest
 
 from scalebench.config import placement
 from scalebench.core import exit_with_parent, run_folder
-from scalebench.core.json_files import write_json
 from scalebench.core.process import StartError
 from scalebench.core.result import SchedulerRecord
 from scalebench.core.spec import write_spec
 from scalebench.runner import launchers
-from scalebench.runner.launchers import srun, supervise
+from scalebench.runner.launchers import srun
+from scalebench.runner.launchers.link import KEY_VARIABLE
 from scalebench.runner.parent import run_spec
 from scalebench.slurm.commands import SlurmError
-from scalebench.slurm.resources import JobGeometry
 from scalebench.slurm.submit import Submission, write_submission
 from scalebench.sweeps.cohort import Cohort, CohortRun
 from scalebench.workloads import datasets
@@ -37,16 +34,16 @@ def launched(spec, folder, **options):
 
 
 def test_ranks_run_on_the_nodes_of_their_placement(job, tmp_path, program):
-    names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR SLURMD_NODENAME"
+    names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR"
     module = program(f"print(*(os.environ[n] for n in '{names}'.split())); print(os.environ['SCALEBENCH_ADDRESSES'])")
     ended = launched(job.spec(3), tmp_path, module=module)
     assert (ended.exit_codes, ended.died_first, ended.timeout, ended.broken) == ([0, 0, 0], [], None, None)
     logs = [(tmp_path / run_folder.rank_log_name(k)).read_text().splitlines() for k in range(3)]
-    assert [log[0] for log in logs] == ["0 3 0 2 0 n1 n1", "1 3 1 2 0 n1 n1", "2 3 0 1 1 n1 n2"]
+    assert [log[0] for log in logs] == ["0 3 0 2 0 n1", "1 3 1 2 0 n1", "2 3 0 1 1 n1"]
     assert {log[1] for log in logs} == {logs[0][1]}
     assert [address.partition(":")[0] for address in logs[0][1].split(",")] == ["n1", "n1", "n2"]
     assert not find_running(ended.pids) and len(ended.pids) == 3
-    assert "--distribution=arbitrary" in job.srun_arguments(), "the nodes have different numbers of ranks"
+    assert {"--ntasks=2", "--ntasks-per-node=1", "--nodelist=n1,n2"} <= set(job.srun_arguments()), "one agent on each"
     names = {run_folder.SRUN_LOG, run_folder.SRUN_HOSTS_FILE}
     assert not names & set(os.listdir(tmp_path)), "they are removed where srun reported nothing"
 
@@ -81,41 +78,19 @@ def test_ranks_of_one_node_use_its_loopback_and_its_cores(job, tmp_path, program
     for rank in range(2):
         cpus = placement.make_cpus_variable(spec, rank)[placement.CPUS_VARIABLE]
         assert (tmp_path / run_folder.rank_log_name(rank)).read_text() == f"127.0.0.1 lo {cpus}\n"
-    assert {"--nodes=1", "--ntasks=2", "--nodelist=n1"} <= set(job.srun_arguments())
+    assert {"--nodes=1", "--ntasks=1", "--nodelist=n1"} <= set(job.srun_arguments())
 
 
-def test_variables_of_the_job_are_not_passed_to_the_step(job, tmp_path, monkeypatch):
-    monkeypatch.setenv("SLURM_HOSTFILE", "/of/the/job")
-    of_job = ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_NTASKS_PER_GPU", "SLURM_CPUS_PER_GPU", "SLURM_HINT")
-    for name in of_job:
+def test_variables_of_the_job_are_not_passed_to_the_step(job, tmp_path, monkeypatch, program):
+    of_job = "SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_NTASKS_PER_GPU SLURM_CPUS_PER_TASK SLURM_HINT SLURM_HOSTFILE"
+    for name in of_job.split():
         monkeypatch.setenv(name, "1")
-    variables = srun._variables(["n1", "n2"], "an id", tmp_path, None)
-    assert not variables.keys() & {"SLURM_NTASKS_PER_NODE", *of_job}
-    # Ranks descend from a daemon of SLURM, and not from srun.
+    launched(job.spec(2), tmp_path, module=program(f"print(os.environ.get('{KEY_VARIABLE}'))"))
+    variables = dict(line.split("=", 1) for line in job.step_environment() if "=" in line)
+    assert not variables.keys() & {"SLURM_NTASKS_PER_NODE", *of_job.split()} and variables["SLURM_JOB_ID"] == "12"
+    # Agents descend from a daemon of SLURM, and not from srun. Their ranks do not have the key.
     assert variables[exit_with_parent.LAUNCHER_VARIABLE] == exit_with_parent.REMOTE_LAUNCHER
-    assert (variables["SLURM_HOSTFILE"], variables["SLURM_JOB_ID"]) == (
-        str(tmp_path / run_folder.SRUN_HOSTS_FILE),
-        "12",
-    )
-
-
-@pytest.mark.gpu
-def test_a_step_counts_cores_where_its_job_has_them(monkeypatch):
-    """A job that counts threads would have too few cores, and SLURM would refuse the step."""
-    command = ["srun", "--threads-per-core=1", "python"]
-    geometry = JobGeometry(nodes=2, tasks=4, tasks_per_node=2, even=True, cpus_per_task=2, overcommit=False)
-    names = ("SLURM_HINT", "SLURM_THREADS_PER_CORE", "SLURM_JOB_CPUS_PER_NODE")
-    for *values, is_whole in (
-        ("nomultithread", "", "", True),
-        ("", "1", "", True),
-        ("", "", "24(x2),8", True),  # has the cores, whether they run two threads or one
-        ("", "", "8,4", False),
-        ("", "2", "", False),
-        ("", "", "", False),
-    ):
-        for name, value in zip(names, values, strict=True):
-            monkeypatch.setenv(name, value)
-        assert srun._with_job_threads(command, geometry) == (command if is_whole else ["srun", "python"]), values
+    assert variables[KEY_VARIABLE] and (tmp_path / "rank0.log").read_text() == "None\n"
 
 
 @pytest.mark.gpu
@@ -140,18 +115,12 @@ FAILURES = {
         "echo 'slurmstepd-n2: error: StepId=12.0 exceeded memory limit (2 > 1), being killed' >&2; exit 137",
         ("oom", "SLURM: StepId=12.0 exceeded memory limit (2 > 1), being killed"),
     ),
-    "an agent that exits": (
-        "echo 'srun: error: n2: task 1: Exited with exit code 2' >&2; sleep 600",
-        ("failed", "srun: rank 1: Exited with exit code 2"),
-    ),
 }  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", FAILURES)
 def test_a_failed_step_is_a_failed_run(case, job, tmp_path, monkeypatch):
-    monkeypatch.setattr(srun, "FS_DELAY_S", 0.2)
-    monkeypatch.setattr("scalebench.runner.launchers.remote_ranks.FS_DELAY_S", 0.2)
     monkeypatch.setattr("scalebench.runner.launchers.supervise.FOLLOW_LIMIT_S", 0.2)
     script, expected = FAILURES[case]
     job.script("srun", script)
@@ -167,40 +136,38 @@ def test_a_missing_srun_is_a_failed_run(job, tmp_path):
     assert result.reason == f"the processes could not be started: there is no srun in {job.bin}"
 
 
-def test_a_rank_on_the_wrong_node_is_a_failure(job, tmp_path, program, monkeypatch):
+def test_srun_starts_the_ranks_of_mpi_and_one_on_the_wrong_node_is_a_failure(job, tmp_path, program):
     """Its figures would be those of another layout."""
-    monkeypatch.setattr(srun, "FS_DELAY_S", 0.2)
-    report = '"$@" || echo "srun: error: $node: task $task: Exited with exit code $?" >&2; } &'
-    all_on_one = _body(job).replace('"$((task + 1))p"', "1p")
-    job.script("srun", all_on_one.replace("SLURM_PROCID=", "{ SLURM_PROCID=").replace('"$@" &', report))
-    ended = launched(job.spec(3), tmp_path, module=program("time.sleep(600)"))
+    spec = job.spec(3)
+    spec.config.strategy.launcher, spec.config.hardware.slurm.mpi = "mpi", "pmix"
+    assert launched(spec, tmp_path, module=program("print(os.environ['SLURM_PROCID'])")).exit_codes == [0, 0, 0]
+    assert [(tmp_path / f"rank{k}.log").read_text() for k in range(3)] == ["0\n", "1\n", "2\n"]
+    assert {"--distribution=arbitrary", "--mpi=pmix", "--ntasks=3"} <= set(job.srun_arguments())
+    script = (job.bin / "srun").read_text().removeprefix("#!/bin/sh\n")
+    job.script("srun", script.replace('"$((task + 1))p"', "1p"))
+    ended = launched(spec, tmp_path, module=program("time.sleep(600)"))
     assert ended.broken == "SLURM started rank 2 on n1 and not on n2; ask for as many tasks on each node"
     assert not find_running(ended.pids)
 
 
-def _body(job):
-    return (job.bin / "srun").read_text().removeprefix("#!/bin/sh\n")
-
-
-@pytest.mark.parametrize("victim", ["worker", pytest.param("agent", marks=pytest.mark.slow), "parent's srun"])
+@pytest.mark.parametrize("victim", ["worker", "agent", "srun"])
 def test_after_a_kill_no_process_is_left(victim, job, tmp_path):
     folder, pids = tmp_path / "run", []
 
     def on_progress(progress):
         if not pids and {p.phase for p in progress} == {"measure"} and len(progress) == 2:
-            variables = json.loads((folder / "pid1.json").read_text())
-            srun = psutil.Process(variables["agent"]).parent()
-            assert srun is not None
-            pids.extend(process.pid for process in [*srun.children(recursive=True), srun])
-            os.kill(variables.get(victim, srun.pid), signal.SIGKILL)
+            worker = psutil.Process(progress[1].pid)
+            processes = {"worker": worker, "agent": worker.parent(), "srun": worker.parent().parent()}
+            pids.extend(each.pid for each in [processes["srun"], *processes["srun"].children(recursive=True)])
+            processes[victim].kill()
 
     result = run_spec(job.spec(2, measure=LONG), folder, on_progress)
-    assert len(pids) >= 5, "srun, two agents, two workers"
+    assert len(pids) >= 4, result.reason  # srun, its agent, two workers
     wait_until(lambda: not find_running(pids), 10.0)
-    assert (result.status, result.reason) == (
-        "failed", "srun was killed by SIGKILL" if "srun" in victim else "rank 1 was killed by SIGKILL"
-    )  # fmt: skip
-    assert not list(folder.glob("pid*")) and not list(folder.glob("exit*"))
+    assert (result.status, result.reason) == ("failed", {
+        "worker": "rank 1 was killed by SIGKILL", "srun": "srun was killed by SIGKILL",
+        "agent": "n1, with rank 0, 1, was lost: the connection to its agent ended",
+    }[victim])  # fmt: skip
 
 
 TIME_LIMIT = "slurmstepd-n1: error: *** STEP 12.0 ON n1 CANCELLED AT 2026-01-01T01:00:00 DUE TO TIME LIMIT ***"
@@ -212,11 +179,10 @@ def test_a_step_that_ends_during_the_probes_keeps_its_figures(job, tmp_path):
 
     def on_progress(progress):
         if not ended and {p.phase for p in progress} == {"close"} and len(progress) == 2:
-            srun = psutil.Process(json.loads((folder / "pid1.json").read_text())["agent"]).parent()
-            assert srun is not None
+            srun = psutil.Process(progress[1].pid).parent().parent()
             with (folder / run_folder.SRUN_LOG).open("a") as file:
                 file.write(f"{TIME_LIMIT}\n")
-            os.kill(srun.pid, signal.SIGKILL)
+            srun.kill()
             ended.append(srun.pid)
 
     options = {"fault": "hang", "fault_phase": "close", "fault_rank": 1}
@@ -224,46 +190,6 @@ def test_a_step_that_ends_during_the_probes_keeps_its_figures(job, tmp_path):
     assert ended and (result.status, result.reason) == ("ok", None)
     assert all(rank.block_s for rank in result.ranks) and "probe_failed" in result.flags
     assert result.ranks[0].probe_failures == {"probes": "SLURM: the job was ended, due to time limit"}
-
-
-class Srun:
-    """A stand-in for srun that records the signals that it gets."""
-
-    def __init__(self):
-        self.sent = []
-
-    def signal(self, sign):
-        self.sent.append(sign)
-
-    def poll(self):
-        return None
-
-
-def test_ranks_on_other_nodes_get_the_request_for_stacks_through_srun(tmp_path, monkeypatch):
-    monkeypatch.setattr(srun, "STACK_LIMIT_S", 0.0)
-    group = srun.StepRanks(tmp_path, 2)
-    group.starter = Srun()
-    group.request_stacks()
-    assert group.starter.sent == [], "no rank has started yet, and srun would end them"
-    write_json(run_folder.rank_processes_path(tmp_path, 1), vars(run_folder.RankProcesses("far", 1, 2)))
-    group.request_stacks()
-    assert group.starter.sent == [signal.SIGUSR1]
-
-
-def test_killed_ranks_are_the_cause_of_lost_connections(job, tmp_path, monkeypatch):
-    """A rank may report a lost connection before srun has reported the cause."""
-    group = srun.StepRanks(tmp_path, 3)
-    group.starter = Srun()
-    write_json(run_folder.worker_exit_path(tmp_path, 0), vars(run_folder.WorkerExit(1, False)))
-    assert group.broken() is None
-    assert group.first_failed([0]) == [0]
-    lines = ("task 2: Killed", "task 0: Exited with exit code 1")
-    (tmp_path / run_folder.SRUN_LOG).write_text("".join(f"srun: error: far: {line}\n" for line in lines))
-    assert group.first_failed([0]) == [2]
-    assert [member.poll() for member in group.members] == [1, None, -9]
-    monkeypatch.setattr(supervise, "FOLLOW_LIMIT_S", 0.0)
-    request = supervise.LaunchRequest(job.spec(3), tmp_path, "an id")
-    assert supervise._watch(request, group) == ([2], None, None)
 
 
 def test_node_names_are_read_from_scontrol(job, monkeypatch):
@@ -295,12 +221,8 @@ def test_too_few_nodes_are_an_error(job, monkeypatch):
      ("1(x2)", "aabb", False), ("", "ab", False)],
 )  # fmt: skip
 def test_the_default_distribution_of_slurm_may_fit_the_placement(tasks, hosts, same, monkeypatch):
-    """Where it does not, srun is told the host of each rank."""
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", tasks)
     assert srun.has_task_layout(list(hosts)) == same
-    even = ["srun", "--nodes=2", f"--ntasks={len(hosts)}", "--ntasks-per-node=2", "--nodelist=a,b", "python"]
-    arbitrary = ["srun", "--distribution=arbitrary", "--nodes=2", f"--ntasks={len(hosts)}", "python"]
-    assert srun._with_layout(even, list(hosts)) == (even if same or len(set(hosts)) == 1 else arbitrary)
 
 
 def test_the_task_layout_of_a_job_follows_the_ranks(job, monkeypatch):

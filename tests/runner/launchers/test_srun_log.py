@@ -27,12 +27,3 @@ def test_the_log_of_a_step_gives_its_reason_and_outcome(reason, outcome, memory,
     found = srun.step_outcome(text)
     assert (": ".join(found) if found else "None") == outcome
     assert (srun.memory_outcome(text) is not None) == (memory == "memory")
-
-
-def test_failed_tasks_are_parsed():
-    noise = "srun: cluster configuration lacks support for cpu binding\n"
-    text = noise + "srun: error: h1: tasks 0-1,4: Killed\nsrun: error: h2: task 3: Exited with exit code 2\n"
-    killed = dict.fromkeys((0, 1, 4), "Killed")
-    assert srun.parse_ended_tasks(text) == {**killed, 3: "Exited with exit code 2"}
-    assert srun.parse_ended_tasks(noise) == {}
-    assert [bool(srun.EXITED_BY_ITSELF.match(end)) for end in ("Exited with exit code 2", "Killed")] == [True, False]

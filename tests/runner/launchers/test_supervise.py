@@ -75,7 +75,7 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path, program, monkeypatch):
         if (tmp_path / "ready").exists():
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(supervise, "wait_until", interrupted)
+    monkeypatch.setattr(local, "wait_until", interrupted)
     begin_s = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         launch_run(simulated_spec(), tmp_path, module=module, on_progress=on_progress)

@@ -1,0 +1,263 @@
+"""The agent of a node: `python -m scalebench.runner.node_agent HOST:PORT` starts its ranks, and sees how they end.
+
+It connects to the program that waits for it there, or at a path on this machine, with a key from the environment or a
+file that only its owner can read. The program says which ranks to start, when they are parked, and when they are to
+end; the agent reports their progress and their exits. srun starts one on each node, or a person does; mpirun, `srun
+--mpi` and a command of the user's start one for each rank, whose worker is its child. A program that is gone ends the
+ranks at once. The agent ends last, when the program says so: mpirun and srun would end the others with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import select
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from scalebench.core import exit_with_parent
+from scalebench.core.claim.sitecustomize import PROGRAM_VARIABLE
+from scalebench.core.errors import InputError
+from scalebench.core.process import wait_until
+from scalebench.core.run_folder import RUN_ID_VARIABLE, SPEC_FILE, progress_path
+from scalebench.core.spec import RunSpec, read_spec
+from scalebench.measure.monitor.monitor_process import MonitorProcess
+from scalebench.measure.nodes import record_node
+from scalebench.measure.progress import read_progress
+from scalebench.runner.launchers import link as wire
+from scalebench.runner.launchers.link import Link
+from scalebench.runner.launchers.local import Children
+from scalebench.runner.launchers.rank_environment import build_environment, split_address
+from scalebench.runner.launchers.supervise import LaunchRequest
+
+# SLURM_PROCID last: it is also set for the process that runs mpirun in a job, and for all that follow from it.
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+SLURM_STEP, SLURM_NODE = "SLURM_STEP_ID", "SLURMD_NODENAME"
+# By which a command of the user's says the rank of a process and how many there are.
+COMMAND_VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("HOROVOD_RANK", "HOROVOD_SIZE"),
+)
+COMMAND_PREFIXES = ("TORCHELASTIC_", "TORCH_", "GROUP_", "ROLE_")  # torchrun's, for groups that use its own store
+ENDING = (signal.SIGTERM, signal.SIGINT)
+# Those of a scheduler's warnings are for ranks, and SIGCHLD also says that one was stopped.
+NOTICED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
+SIGTERM_GAP_S = 0.5  # between the effect of SIGTERM on a rank and on its agent, where SLURM sends it to both
+LOOK_INTERVAL_S = 0.1  # between two looks for progress, where the kernel does not report it
+
+
+class NodeAgent:
+    """Starts the ranks that the program named, and does what it says until it says that they are to end."""
+
+    def __init__(self, link: Link, order: wire.Start, spec: RunSpec, by_mpi: bool) -> None:
+        self._link, self._order, self._spec, self._by_mpi = link, order, spec, by_mpi
+        self._folder = Path(order.folder)
+        self._monitor: MonitorProcess | None = None  # of this node
+        self._children = Children(LaunchRequest(spec, self._folder, order.run_id, module=order.module), order.ranks)
+        self._watch = self._children.watch()
+        self._wakeups, writer = os.pipe()
+        os.set_blocking(writer, False)
+        for number in NOTICED:
+            signal.signal(number, lambda number, frame: None)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)  # written in whichever thread a signal arrives
+        self._running = dict[int, int]()  # position in the group by rank
+        self._is_terminated = self._is_parking = self._is_over = False
+
+    def run(self) -> int:
+        """Run the ranks to their end. Return the exit status of the agent."""
+        order, first = self._order, self._order.ranks[0]
+        variables = build_environment(self._spec, order.run_id, first, order.addresses, self._by_mpi)
+        try:
+            with record_node(
+                self._spec, self._folder, first, variables, lambda report: self._link.send(wire.Report(report))
+            ) as self._monitor:
+                self._start()
+                while self._running:
+                    self._follow()
+            self._link.send(wire.Over())
+            while not self._is_over:
+                self._follow()
+        except (EOFError, OSError, ValueError):  # the program is gone, or is none of ours
+            return 1
+        finally:
+            self._children.end(0.0)
+        return 0
+
+    def _start(self) -> None:
+        try:
+            self._children.start(self._order.addresses, by_mpi=self._by_mpi)
+        except OSError as error:
+            self._link.send(wire.Refuse(f"{socket.gethostname()} cannot start a rank: {error.strerror or error}"))
+        pids = {rank: child.pid for rank, child in zip(self._order.ranks, self._children.members, strict=False)}
+        self._running = {rank: position for position, rank in enumerate(pids)}
+        self._link.send(wire.Started(pids))
+
+    def _follow(self) -> None:
+        """Wait for a message, a signal or a report of a rank, and deal with it."""
+        has_events = self._watch.fileno() >= 0
+        sources: list[Any] = [self._link, self._wakeups, *([self._watch] if has_events else [])]
+        ready, _, _ = select.select(sources, [], [], None if has_events else LOOK_INTERVAL_S)
+        if self._wakeups in ready and set(os.read(self._wakeups, 4096)) & set(ENDING):
+            self._is_terminated, self._is_over = True, not self._running
+            for child in self._children.members:
+                child.signal(signal.SIGTERM)
+                child.signal(signal.SIGCONT)  # a parked rank handles it only when it continues
+        if not has_events or self._watch in ready:
+            names = self._watch.clear()
+            for rank in self._order.ranks:
+                if not has_events or progress_path(self._folder, rank).name in names:
+                    self._report_progress(rank)
+        if self._link in ready:
+            self._obey(self._link.receive(wire.ToAgent))
+        if self._is_parking and self._children.is_paused():
+            self._is_parking = False
+            sizes = self._children.resident_bytes()
+            self._link.send(wire.Paused(dict(zip(self._order.ranks, sizes, strict=True))))
+        self._report_exits()
+
+    def _report_progress(self, rank: int) -> None:
+        if (state := read_progress(self._folder, rank, self._order.run_id)) is not None:
+            self._link.send(wire.Progress(state))
+
+    def _report_exits(self) -> None:
+        for rank, position in [*self._running.items()]:
+            child = self._children.members[position]
+            if (code := child.poll()) is None:
+                continue
+            if code == -signal.SIGTERM and not self._is_terminated and SLURM_STEP in os.environ:
+                wait_until(self._was_terminated, SIGTERM_GAP_S)  # SLURM signals all processes of a step, in any order
+            child.signal(signal.SIGKILL)  # its children that are left
+            self._report_progress(rank)
+            self._link.send(wire.Exit(rank, code, self._is_terminated))
+            del self._running[rank]
+
+    def _was_terminated(self) -> bool:
+        ready, _, _ = select.select([self._wakeups], [], [], 0)
+        self._is_terminated |= bool(ready and set(os.read(self._wakeups, 4096)) & set(ENDING))
+        return self._is_terminated
+
+    def _obey(self, message: wire.Message) -> None:
+        match message:
+            case wire.Pause():
+                self._children.pause()
+                self._is_parking = True
+                if self._monitor is not None:
+                    self._monitor.pause()
+            case wire.Resume(turn=turn):
+                if self._monitor is not None:
+                    self._monitor.resume()
+                self._try_to_write(lambda: self._children.resume(turn))
+            case wire.WarmUp():
+                self._try_to_write(self._children.warm_up)
+            case wire.Stacks():
+                self._link.send(wire.Stopped(self._children.request_stacks()))
+            case wire.End(grace_s=grace_s):
+                self._is_over = True
+                self._children.end(grace_s)
+
+    def _try_to_write(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except OSError as error:
+            self._link.send(wire.Refuse(f"its turn cannot be written: {error.strerror}"))
+
+
+def find_seat(variables: Mapping[str, str], node: str | None) -> wire.Hello:
+    """Return the first message: what this agent is for. InputError where nothing says that."""
+    host = socket.gethostname()
+    if node is not None:
+        return wire.Hello(variables.get(node, node), host)
+    if PROGRAM_VARIABLE in variables:
+        pairs = [(variables.get(rank), variables.get(size)) for rank, size in COMMAND_VARIABLES]
+        rank, size = next((pair for pair in pairs if None not in pair), ("0", "1"))
+        return wire.Hello(str(rank), host, int(str(size)))
+    for name in RANK_VARIABLES:
+        if name in variables:
+            return wire.Hello(variables[name], host)
+    raise InputError(f"no rank in {', '.join(RANK_VARIABLES)}: name the node with --node, as the waiting program says")
+
+
+def read_key(path: str | None) -> str:
+    """Return the key of the run, and remove it from the environment, which ranks inherit."""
+    key = os.environ.pop(wire.KEY_VARIABLE, None)
+    if path is None and key is None:
+        raise InputError(
+            f"no key: set {wire.KEY_VARIABLE}, or name a file with --key-file, as the waiting program says"
+        )
+    if path is None:
+        return str(key)
+    try:
+        with open(path, encoding="ascii") as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+                raise InputError(f"{path} can be read by others: chmod 600 it, and let it be yours")
+            return file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path} cannot be read ({getattr(error, 'strerror', None) or error}); is its run over?"
+        ) from error
+
+
+def _misplaced(order: wire.Start) -> str | None:
+    """Return why a rank that SLURM started by itself is not on the node of its placement, which would make its figures
+    misleading; None where it is, and where SLURM does not name the node."""
+    hosts, rank = [split_address(address)[0] for address in order.addresses], order.ranks[0]
+    node = os.environ.get(SLURM_NODE, hosts[rank])
+    if len(set(hosts)) == 1 or node == hosts[rank] or SLURM_STEP not in os.environ:
+        return None
+    return f"SLURM started rank {rank} on {node} and not on {hosts[rank]}; ask for as many tasks on each node"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m scalebench.runner.node_agent", description="Starts the ranks of a node."
+    )
+    parser.add_argument("address", help="HOST:PORT of the program that waits for agents, or a path on this machine")
+    parser.add_argument("--node", help="the name of this node, as hardware.hosts has it, or of the variable with it")
+    parser.add_argument("--key-file", help=f"a file with the key; without it {wire.KEY_VARIABLE} has the key itself")
+    options = parser.parse_args(arguments)
+    if exit_with_parent.LAUNCHER_VARIABLE in os.environ:
+        exit_with_parent.tie_to_launcher()
+    link = None
+    try:
+        hello = find_seat(os.environ, options.node)
+        link = wire.connect(options.address, read_key(options.key_file))
+        link.send(hello)
+        order = link.receive(wire.ToAgent)
+        if not isinstance(order, wire.Start):
+            raise InputError(getattr(order, "reason", "the run ended before it began"))
+        folder = Path(order.folder)
+        if options.node is None and (misplaced := _misplaced(order)) is not None:
+            raise InputError(misplaced)
+        if order.works_in is not None:
+            with contextlib.suppress(OSError):  # code of the user's that is missed then says so
+                os.chdir(order.works_in)
+        try:
+            spec = read_spec(folder)
+        except OSError as error:
+            where = f"{socket.gethostname()} cannot read {folder / SPEC_FILE} ({error.strerror})"
+            raise InputError(f"{where}; a run's folder has to be on a file system that all its hosts share") from error
+    except (InputError, EOFError, OSError, ValueError) as error:
+        if link is not None:
+            with contextlib.suppress(OSError):
+                link.send(wire.Refuse(str(error)))
+        print(f"scalebench: {error}", file=sys.stderr, flush=True)
+        return 2
+    os.environ[RUN_ID_VARIABLE] = order.run_id
+    if PROGRAM_VARIABLE in os.environ:
+        for name in [name for name in os.environ if name.startswith(COMMAND_PREFIXES)]:
+            del os.environ[name]
+    return NodeAgent(link, order, spec, by_mpi=options.node is None).run()
+
+
+if __name__ == "__main__":
+    # At its end the interpreter resets signal handlers, and a signal that comes then would look like a failure.
+    os._exit(main(sys.argv[1:]))
