@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.spread import format_ratios
 from scalebench.workloads.datasets import materials
 
-CURVES = 2 * materials.CHUNK
+CURVES = materials.CHUNK
 TURNS = 10
 
 
@@ -19,7 +19,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     for turn in range(TURNS):
         begin_s = time.process_time()
-        materials.generate_curves(turn, 0, CURVES)
+        materials.make_curves(turn, 0, CURVES)
         generated_s.append(time.process_time() - begin_s)
         begin_s = time.process_time()
         rng.standard_normal((CURVES, *materials.INPUT_SHAPE), np.float32)

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from scalebench.core import exit_with_parent
 from scalebench.core.errors import InputError
 from scalebench.core.machine.machine import count_usable_cores
-from scalebench.core.spec import Config
+from scalebench.core.spec import DatasetSpec
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 INPUTS, TARGETS, META = "inputs.npy", "targets.npy", "meta.json"
@@ -257,10 +257,8 @@ class ChunkedDataset:
     on.
     """
 
-    name: str
+    spec: DatasetSpec  # its name, size and seed
     version: int
-    samples: int
-    seed: int
     input_shape: tuple[int, ...]
     target_shape: tuple[int, ...]
     chunk: int
@@ -270,27 +268,12 @@ class ChunkedDataset:
     details: Mapping[str, Any] = field(default_factory=dict)
     min_pool_bytes: int = MIN_POOL_BYTES  # from this size on the dataset is made by several processes
 
-    @classmethod
-    def from_config(
-        cls,
-        config: Config,
-        version: int,
-        input_shape: tuple[int, ...],
-        target_shape: tuple[int, ...],
-        chunk: int,
-        make: Callable[[int, int], Arrays],
-        **more: Any,
-    ) -> ChunkedDataset:
-        """Return the dataset that has the name, size and seed of the config."""
-        dataset = config.dataset
-        return cls(dataset.name, version, dataset.size, dataset.seed, input_shape, target_shape, chunk, make, **more)
-
     @property
     def size_bytes(self) -> int:
         """Bytes of both arrays without their headers."""
         sample_bytes = np.dtype(self.input_dtype).itemsize * math.prod(self.input_shape)
         sample_bytes += np.dtype(self.target_dtype).itemsize * math.prod(self.target_shape)
-        return self.samples * sample_bytes
+        return self.spec.size * sample_bytes
 
     def ensure(self, cache_dir: Path, workers: int | None = None) -> Path:
         """Return the folder of this dataset under `cache_dir`, and make it first if it is missing or damaged.
@@ -300,20 +283,20 @@ class ChunkedDataset:
         """
         identity = {
             "version": self.version,
-            "samples": self.samples,
-            "seed": self.seed,
+            "samples": self.spec.size,
+            "seed": self.spec.seed,
             "inputs": [list(self.input_shape), self.input_dtype],
             "targets": [list(self.target_shape), self.target_dtype],
             **self.details,
         }
         write = partial(self.write, workers=workers)
-        return ensure_folder(cache_dir, self.name, identity, self.size_bytes, write)
+        return ensure_folder(cache_dir, self.spec.name, identity, self.size_bytes, write)
 
     def write(self, folder: Path, workers: int | None = None) -> None:
         """Make both arrays in `folder`; for `workers` see `ensure`. Raises OSError when the disk is full."""
-        inputs = create_array(folder / INPUTS, (self.samples, *self.input_shape), self.input_dtype)
-        targets = create_array(folder / TARGETS, (self.samples, *self.target_shape), self.target_dtype)
-        starts = range(0, self.samples, self.chunk)
+        inputs = create_array(folder / INPUTS, (self.spec.size, *self.input_shape), self.input_dtype)
+        targets = create_array(folder / TARGETS, (self.spec.size, *self.target_shape), self.target_dtype)
+        starts = range(0, self.spec.size, self.chunk)
         if workers is None:
             workers = count_usable_cores() if self.size_bytes >= self.min_pool_bytes else 1
         if workers == 1:
@@ -324,7 +307,7 @@ class ChunkedDataset:
 
     def fill_chunk(self, inputs: NDArray[Any], targets: NDArray[Any], start: int) -> None:
         """Make the chunk that begins at sample `start` and write it to its place in the arrays."""
-        rows = slice(start, min(start + self.chunk, self.samples))
+        rows = slice(start, min(start + self.chunk, self.spec.size))
         inputs[rows], targets[rows] = self.make(start, rows.stop - start)
 
     def _fill_in_pool(self, folder: Path, starts: range, workers: int) -> None:
@@ -335,7 +318,7 @@ class ChunkedDataset:
                 job.result()
         except BrokenProcessPool:
             raise InputError(
-                f"a process that makes dataset {self.name} in {folder.parent} was killed (out of memory?): "
+                f"a process that makes dataset {self.spec.name} in {folder.parent} was killed (out of memory?): "
                 "lower dataset.size or set dataset.cache=/another/folder"
             ) from None
         finally:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalebench.core.errors import InputError
-from scalebench.core.spec import Config
+from scalebench.core.spec import Config, DatasetSpec
 from scalebench.workloads.datasets import cache, images
 from scalebench.workloads.datasets.cache import Arrays, ChunkedDataset
 
@@ -35,7 +36,7 @@ def import_image_folders(config: Config, cache_dir: Path, path: Path) -> Path:
     images.load_pillow(dataset.name)
     class_folders = _list_checked_folders(config, path)
     identity = _identify(config, path, class_folders) | {"side": side, "dtype": dataset.dtype}
-    write = partial(_decode_all, class_folders, dataset.size, dataset.seed, side, dataset.dtype)
+    write = partial(_decode_all, class_folders, dataset, side)
     # The number of pictures is unknown before the folders are listed; create_array checks the space.
     return cache.ensure_folder(cache_dir, dataset.name, identity, 0, write)
 
@@ -83,20 +84,18 @@ def _list_checked_folders(config: Config, path: Path) -> list[Path]:
     return class_folders
 
 
-def _decode_all(class_folders: list[Path], size: int, seed: int, side: int, dtype: str, folder: Path) -> None:
-    paths, classes = _choose_files(class_folders, size, seed)
+def _decode_all(class_folders: list[Path], dataset: DatasetSpec, side: int, folder: Path) -> None:
+    paths, classes = _choose_files(class_folders, dataset.size, dataset.seed)
     ChunkedDataset(
-        name="imagenet",
-        version=VERSION,
-        samples=len(paths),
-        seed=seed,
-        input_shape=(side, side, 3),
-        target_shape=(),
-        chunk=CHUNK,
-        make=partial(_decode_chunk, paths, classes, side, dtype),
-        input_dtype=dtype,
-        target_dtype=images.LABEL_DTYPE,
-        min_pool_bytes=MIN_POOL_BYTES * np.dtype(dtype).itemsize,
+        dataclasses.replace(dataset, size=len(paths)),
+        VERSION,
+        (side, side, 3),
+        (),
+        CHUNK,
+        partial(_decode_chunk, paths, classes, side, dataset.dtype),
+        dataset.dtype,
+        images.LABEL_DTYPE,
+        min_pool_bytes=MIN_POOL_BYTES * np.dtype(dataset.dtype).itemsize,
     ).write(folder)
 
 

@@ -33,39 +33,21 @@ STRAIN_UNIT = 1e-2
 STRESS_UNIT_MPA = 0.2
 
 
-def generate_curves(seed: int, start: int, count: int) -> tuple[Array32, Array32]:
-    """Return curves start .. start + count - 1 of the endless series that belongs to `seed`.
-
-    The result is curves (count, 200, 3) and labels (count, 2), both float32. The columns of a curve are strain / 1e-2,
-    stress / 0.2 MPa, and a flag that is 1 on the curve's 100 to 200 points; the padding behind them is 0 in all
-    columns. Labels are G0 and a, each mapped from its range to [0, 1]. A curve depends on `seed` and its index only,
-    not on `count` or on how many processes share the work; multiples of `CHUNK` are cheapest. Raises ValueError for a
-    negative count, seed or start.
-    """
-    if count < 0 or start < 0:
-        raise ValueError(f"count={count} and start={start} must not be negative")
-    curves = np.empty((count, *INPUT_SHAPE), np.float32)
-    labels = np.empty((count, *TARGET_SHAPE), np.float32)
-    done = 0
-    while done < count:
-        chunk, offset = divmod(start + done, CHUNK)
-        take = min(CHUNK - offset, count - done)
-        chunk_curves, chunk_labels = _generate_chunk(seed, chunk)
-        curves[done : done + take] = chunk_curves[offset : offset + take]
-        labels[done : done + take] = chunk_labels[offset : offset + take]
-        done += take
-    return curves, labels
-
-
 def define_materials(config: Config) -> ChunkedDataset:
     """Return the dataset of the first `dataset.size` curves of `dataset.seed`, 2,408 bytes each in the cache."""
-    make = partial(generate_curves, config.dataset.seed)
-    return ChunkedDataset.from_config(config, VERSION, INPUT_SHAPE, TARGET_SHAPE, CHUNK, make)
+    make = partial(make_curves, config.dataset.seed)
+    return ChunkedDataset(config.dataset, VERSION, INPUT_SHAPE, TARGET_SHAPE, CHUNK, make)
 
 
-def _generate_chunk(seed: int, chunk: int) -> tuple[Array32, Array32]:
-    """Generate a complete chunk, always, so that its random stream is the same for every count."""
-    rng = np.random.default_rng(np.random.SeedSequence([seed, chunk]))
+def make_curves(seed: int, start: int, count: int) -> tuple[Array32, Array32]:
+    """Make a chunk of the endless series that belongs to `seed`, or the beginning of one: curves (count, 200, 3) and
+    labels (count, 2).
+
+    The columns of a curve are strain / 1e-2, stress / 0.2 MPa, and a flag that is 1 on the curve's 100 to 200 points;
+    the padding behind them is 0 in all columns. Labels are G0 and a, each mapped from its range to [0, 1]. The whole
+    chunk is drawn, so that its random stream is the same for every count.
+    """
+    rng = np.random.default_rng(np.random.SeedSequence([seed, start // CHUNK]))
     labels = rng.random((CHUNK, 2), np.float32)
     g0_mpa = _map_to_range(labels[:, :1], G0_RANGE_MPA)
     exponent = _map_to_range(labels[:, 1:], EXPONENT_RANGE)
@@ -91,7 +73,7 @@ def _generate_chunk(seed: int, chunk: int) -> tuple[Array32, Array32]:
     stress_mpa = g0_mpa * strain / power * noise
     np.multiply(stress_mpa, np.float32(1 / STRESS_UNIT_MPA), out=curves[:, :, 1])
     curves[:, :, 2] = flag
-    return curves, labels
+    return curves[:count], labels[:count]
 
 
 def _map_to_range(share: Array32, limits: tuple[float, float]) -> Array32:

@@ -34,7 +34,7 @@ def define_random(config: Config) -> ChunkedDataset:
     shapes = tuple(config.model.input_shape), tuple(config.model.target_shape)
     chunk = max(1, RANDOM_CHUNK_VALUES // math.prod(shapes[0]))
     make = partial(_make_random, config.dataset.seed, shapes, chunk)
-    return ChunkedDataset.from_config(config, RANDOM_VERSION, *shapes, chunk, make)
+    return ChunkedDataset(config.dataset, RANDOM_VERSION, *shapes, chunk, make)
 
 
 def _make_random(
@@ -50,9 +50,8 @@ def define_images(config: Config) -> ChunkedDataset:
     """Return the dataset of images of the model's input shape: noise over a color that depends on the class."""
     dataset, shape, classes = config.dataset, tuple(config.model.input_shape), config.dataset.classes or 1
     make = partial(_make_images, dataset.seed, shape, classes, dataset.dtype)
-    types = {"input_dtype": dataset.dtype, "target_dtype": LABEL_DTYPE}
-    details = {"classes": classes}
-    return ChunkedDataset.from_config(config, IMAGE_VERSION, shape, (), IMAGE_CHUNK, make, **types, details=details)
+    types, details = (dataset.dtype, LABEL_DTYPE), {"classes": classes}
+    return ChunkedDataset(dataset, IMAGE_VERSION, shape, (), IMAGE_CHUNK, make, *types, details)
 
 
 def _make_images(
@@ -85,9 +84,8 @@ def define_tokens(config: Config) -> ChunkedDataset:
     """Return the dataset of sequences of a random Markov chain; each token is followed by one of SUCCESSORS others."""
     shape, classes = tuple(config.model.input_shape), config.dataset.classes or 1
     make = partial(_make_tokens, config.dataset.seed, shape[0], classes)
-    types = {"input_dtype": TOKEN_DTYPE, "target_dtype": LABEL_DTYPE}
-    details = {"classes": classes}
-    return ChunkedDataset.from_config(config, TOKEN_VERSION, shape, shape, TOKEN_CHUNK, make, **types, details=details)
+    types, details = (TOKEN_DTYPE, LABEL_DTYPE), {"classes": classes}
+    return ChunkedDataset(config.dataset, TOKEN_VERSION, shape, shape, TOKEN_CHUNK, make, *types, details)
 
 
 def _make_tokens(

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from scalebench.core.errors import InputError
+from scalebench.core.spec import DatasetSpec
 from scalebench.workloads import datasets
 from scalebench.workloads.datasets import cache
 from scalebench.workloads.source import Source
@@ -165,13 +166,14 @@ def make(start, count):
     return np.repeat(rows[:, None], 3, axis=1), rows
 
 
-TOY = cache.ChunkedDataset("toy", 1, 10, 0, (3,), (), 4, make, input_dtype="uint8", target_dtype="int64")
+TOY = cache.ChunkedDataset(DatasetSpec("toy", size=10, seed=0), 1, (3,), (), 4, make, "uint8", "int64")
 
 
 def test_changed_files_are_another_folder(tmp_path):
     """Settings that do not change the files keep the folder."""
     folder = TOY.ensure(tmp_path)
-    changes = {"name": "b"}, {"version": 2}, {"samples": 11}, {"seed": 1}, {"input_dtype": "i1"}, {"details": {"a": 3}}
+    specs = [{"spec": dataclasses.replace(TOY.spec, **change)} for change in ({"name": "b"}, {"size": 11}, {"seed": 1})]
+    changes = *specs, {"version": 2}, {"input_dtype": "i1"}, {"details": {"a": 3}}
     folders = {dataclasses.replace(TOY, **change).ensure(tmp_path) for change in changes}
     assert len(folders - {folder}) == len(changes)
     for change in ({"chunk": 3}, {"min_pool_bytes": 0}, {"details": {}}):
@@ -183,7 +185,8 @@ def test_only_large_datasets_start_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(cache.ChunkedDataset, "_fill_in_pool", lambda *arguments: pools.append(arguments[-1]))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
     for missing_bytes, workers in ((1, []), (0, [3])):
-        smaller = dataclasses.replace(TOY, chunk=1, seed=missing_bytes, min_pool_bytes=TOY.size_bytes + missing_bytes)
+        spec = dataclasses.replace(TOY.spec, seed=missing_bytes)
+        smaller = dataclasses.replace(TOY, chunk=1, spec=spec, min_pool_bytes=TOY.size_bytes + missing_bytes)
         smaller.ensure(tmp_path)
         assert pools == workers
 
@@ -214,6 +217,7 @@ POOL_SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
 import numpy as np
+from scalebench.core.spec import DatasetSpec
 from scalebench.workloads.datasets.cache import ChunkedDataset
 
 def make(start, count):
@@ -224,7 +228,7 @@ def make(start, count):
     return np.zeros((count, 1)), np.zeros((count, 1))
 
 if __name__ == "__main__":
-    ChunkedDataset("slow", 1, 100, 0, (1,), (1,), 1, make).ensure(Path(sys.argv[1], "cache"), workers=2)
+    ChunkedDataset(DatasetSpec("slow", size=100), 1, (1,), (1,), 1, make).ensure(Path(sys.argv[1], "cache"), workers=2)
 """
 
 

@@ -6,12 +6,10 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from scalebench.core.spec import Config, DatasetSpec, ModelSpec
 from scalebench.workloads.datasets import cache, images, materials, synthetic
-from scalebench.workloads.datasets.materials import CHUNK, generate_curves
+from scalebench.workloads.datasets.materials import CHUNK, make_curves
 from tests.builders.configs import image_config
 
 
@@ -72,7 +70,7 @@ def test_whatever_changes_the_images_changes_the_folder(tmp_path):
 
 @pytest.fixture(scope="module")
 def chunk():
-    return generate_curves(7, 0, CHUNK)
+    return make_curves(7, 0, CHUNK)
 
 
 # Digests of the inputs and targets of a seed, and their means. https://numpy.org/neps/nep-0019-rng-policy.html lets
@@ -106,8 +104,13 @@ def test_the_curves_of_a_seed_stay_what_they_were(chunk):
     np.testing.assert_allclose(curves.mean((0, 1), float), [0.22344098, 0.30221805, 0.75147461], rtol=1e-5)
     np.testing.assert_allclose(curves.std((0, 1), float), [0.22053951, 0.28628602, 0.43215798], rtol=1e-5)
     np.testing.assert_allclose(labels.mean(0, float), [0.50257435, 0.49988598], rtol=1e-6)
-    curves, labels = generate_curves(0, 0, 1)
+    for start in (0, CHUNK):  # a part of a chunk is its beginning, and each chunk is another one
+        few, whole = make_curves(7, start, 3), make_curves(7, start, CHUNK)
+        for part, array, first in zip(few, whole, chunk, strict=True):
+            assert np.array_equal(part, array[:3]) and np.array_equal(array, first) == (start == 0)
+    curves, labels = make_curves(0, 0, 1)
     np.testing.assert_allclose(labels[0], [0.8506242, 0.6369616], rtol=1e-5)
+    np.testing.assert_allclose(make_curves(0, CHUNK, 1)[1], [[0.5221571, 0.88973874]], rtol=1e-5)
     points = [0.002076634, 0.01750836, 0.1038317, 0.4443559, 0.2055867, 0.590111]
     np.testing.assert_allclose(curves[0, [1, 50, 99], :2].ravel(), points, rtol=1e-4)
 
@@ -122,16 +125,3 @@ def test_stress_is_the_modified_hyperbolic_model_with_one_per_cent_noise(chunk):
     assert abs(noise.mean()) < 1e-4
     assert abs(noise.std() - 0.01) < 1e-4
     assert abs(noise[:-1] @ noise[1:]) / (noise @ noise) < 0.01  # each point has its own
-
-
-@settings(max_examples=15)
-@given(start=st.integers(0, 2 * CHUNK), count=st.integers(0, CHUNK + 50))
-def test_a_curve_depends_on_its_index_only(start, count):
-    curves, labels = generate_curves(3, start, count)
-    assert len(curves) == len(labels) == count
-    for index in {0, count - 1} if count else set():
-        one_curve, one_label = generate_curves(3, start + index, 1)
-        assert np.array_equal(curves[index], one_curve[0]) and np.array_equal(labels[index], one_label[0])
-    for arguments in ((0, 0, -1), (0, -1, 1), (-1, 0, 1)):
-        with pytest.raises(ValueError):
-            generate_curves(*arguments)
