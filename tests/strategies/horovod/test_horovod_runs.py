@@ -1,13 +1,10 @@
 """Complete runs with Horovod's options and with its timeline, from rank 0's weights, and of a rank that ends early."""
 
 import json
-import os
-import re
 
 import numpy as np
 import pytest
 
-from scalebench.core.json_files import write_json
 from scalebench.core.spec import write_spec
 from scalebench.runner import launchers
 from scalebench.runner.parent import run_spec
@@ -48,34 +45,6 @@ def test_options(strategy, word, backend, spec_of, tmp_path):
     assert first is not None and last is not None and last < first
 
 
-STRANGE_MPIRUN = """#!/bin/bash
-# An mpirun that tells its processes their rank, and nothing that Horovod's MPI understands: each is alone.
-[ "$1" = --version ] && { echo "HYDRA build details: Version 4.1"; exit; }
-[ "$1" = -n ] || exit 2
-ranks=$2; shift 2
-for ((rank = 0; rank < ranks; rank++)); do PMI_RANK=$rank PMI_SIZE=$ranks "$@" & done
-wait
-"""
-
-
-@pytest.mark.parametrize("strategy", [MPI, TF_MPI])
-def test_the_mpirun_of_another_mpi(strategy, spec_of, tmp_path, monkeypatch):
-    program = tmp_path / "bin" / "mpirun"
-    program.parent.mkdir()
-    program.write_text(STRANGE_MPIRUN)
-    program.chmod(0o755)
-    spec = spec_of(strategy)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
-    result = run(spec, tmp_path)
-    assert result.status == "failed"
-    assert result.reason is not None and re.match(
-        r"rank [01]: Horovod has rank [01] of 2 as rank 0 of 1, so that the ranks would not train "
-        r"together; an mpirun with PMI \(MPICH or Intel MPI\) started the processes, and Horovod was built with "
-        r"Open MPI .* or use it over Gloo$",
-        result.reason,
-    )
-
-
 @pytest.mark.parametrize("strategy", [GLOO, MPI])
 def test_fusion_threshold_with_a_cycle_time(strategy, spec_of, tmp_path):
     """Horovod would go on in another way after the restart that shows what it sends, or crash."""
@@ -110,7 +79,6 @@ def test_strategies_without_a_timeline_have_a_reason(spec_of, tmp_path):
 def test_all_ranks_start_from_the_weights_of_rank_0(strategy, spec_of, tmp_path):
     spec = spec_of(strategy)
     write_spec(spec, tmp_path)
-    write_json(tmp_path / "start.json", "different weights")
     ended = launchers.launch(spec, tmp_path, "start", module=DIFFERENT_START)
     assert ended.exit_codes == [0, 0], (tmp_path / "rank1.log").read_text()
     with np.load(tmp_path / "weights0.npz") as rank0, np.load(tmp_path / "weights1.npz") as rank1:
@@ -118,13 +86,3 @@ def test_all_ranks_start_from_the_weights_of_rank_0(strategy, spec_of, tmp_path)
         for name in rank0:
             np.testing.assert_array_equal(rank0[name], rank1[name], err_msg=name)
         assert np.abs(rank0["dense1/kernel"]).max() > 0
-
-
-@pytest.mark.parametrize("strategy", ["horovod_gloo", "horovod_mpi", "horovod_tensorflow_gloo"])
-def test_a_rank_that_ends_before_the_broadcast_ends_the_run(strategy, spec_of, tmp_path):
-    spec = spec_of(strategy)
-    (tmp_path / "run").mkdir()
-    write_spec(spec, tmp_path / "run")  # else the folder would be refused as that of somebody else
-    write_json(tmp_path / "run" / "start.json", "ends")
-    result = run(spec, tmp_path, module=DIFFERENT_START)
-    assert (result.status, result.reason) == ("failed", "rank 1 ended with exit status 7 and without a reason")

@@ -1,6 +1,5 @@
 """Keras' fit under scalebench's loop: it trains on each batch once, ends when the loop is over, and raises errors."""
 
-import itertools
 import threading
 import time
 from itertools import islice
@@ -13,7 +12,6 @@ from keras.src.utils import python_utils
 
 from scalebench.measure.timed_loop import LoopPhase, TimedLoop, fixed_length_phase
 from scalebench.strategies.tensorflow.keras_fit import BatchPipeline
-from scalebench.strategies.tensorflow.model import NetworkModel
 from scalebench.workloads.source import Batch
 from tests.builders.runs import StepLosses
 from tests.strategies.builders import count_batches
@@ -159,33 +157,3 @@ def test_an_error_in_the_source_or_in_the_loop_is_raised(strategy, source, after
     stage = LoopPhase("some", lambda before: 1, decide)
     with pytest.raises(RuntimeError, match="failed as configured"):
         fit.train(TimedLoop(fit, fit.feed(source()), [stage]))
-
-
-@pytest.mark.slow
-def test_synchronization_can_be_switched_while_fit_runs(strategy, source, monkeypatch):
-    """Between two updates, any number of times, and each way is traced once, by each of two replicas."""
-    fit, traced, gaps, step = None, [], [], NetworkModel.train_step
-    monkeypatch.setattr(
-        NetworkModel, "train_step", lambda model, data: traced.append(fit.syncs_gradients) or step(model, data)
-    )
-    fit = strategy(*MIRRORED, FIT, "train.learning_rate=0.1")
-    plan = iter([True, False, True, True, False, False, True, False, True])
-
-    class Switching:
-        def __iter__(self):
-            yield from fit.feed(source(first=1))
-
-        def done(self, part):
-            local = fit.strategy.experimental_local_results
-            pairs = [local(variable.value) for variable in fit.model.trained]
-            gaps.append(np.concatenate([(a.numpy() - b.numpy()).ravel() for a, b in pairs]))
-            on = next(plan, None)
-            if on is not None:
-                fit.set_gradient_sync(on)
-            return on is None
-
-    fit.train(Switching())
-    assert traced == [True, True, False, False]
-    # An exchanged update moves both replicas alike: they stay as far apart as they were.
-    moved = [np.abs(now - then).max() > 1e-5 for then, now in itertools.pairwise([np.zeros_like(gaps[0]), *gaps])]
-    assert moved == [not on for on in (True, True, False, True, True, False, False, True, False, True)]

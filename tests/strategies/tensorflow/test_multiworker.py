@@ -3,7 +3,6 @@ parameter server: failures of its processes, rows, and what workers do for the c
 
 import contextlib
 import dataclasses
-import socket
 from itertools import islice
 
 import numpy as np
@@ -14,10 +13,7 @@ import tensorflow as tf
 from scalebench.config.compose import compose_config
 from scalebench.config.resolve import resolve
 from scalebench.core.errors import InputError
-from scalebench.runner.launchers import local
-from scalebench.runner.launchers.rank_environment import find_free_ports
 from scalebench.runner.parent import run_spec
-from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.tensorflow import cluster
 from scalebench.strategies.tensorflow.cluster import WorkerGroup
 from scalebench.strategies.tensorflow.parameter_server import ParameterServer, RowReader
@@ -37,6 +33,10 @@ def three(monkeypatch):
 
 def test_addresses_come_from_the_launcher(three, monkeypatch):
     assert cluster.rank_addresses() == three
+    spec = simulated_spec(gpus=3)
+    for place, role in zip(spec.places, ("chief", "worker", "worker"), strict=True):
+        place.role = role
+    assert cluster.addresses_by_job(spec) == {"chief": three[:1], "worker": three[1:]}
     monkeypatch.delenv("SCALEBENCH_ADDRESSES")
     with pytest.raises(RuntimeError, match="SCALEBENCH_ADDRESSES is not set"):
         cluster.rank_addresses()
@@ -95,20 +95,6 @@ def test_an_overflow_on_one_rank_skips_the_step_of_all(tmp_path):
     assert first == second and np.isfinite(first["mse"])
 
 
-@pytest.mark.real
-@pytest.mark.slow
-def test_a_port_in_use_fails_the_run_with_its_reason(tmp_path, monkeypatch):
-    free = find_free_ports
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        monkeypatch.setattr(local, "find_free_ports", lambda count: [*free(count - 1), port])
-        open_port = "strategy.options.open_port=true"  # in a network of its own the port would be free
-        result = run_spec(ring_spec("dataset.size=400", open_port), tmp_path / "run")
-    words = f"rank 1: RuntimeError: 127.0.0.1:{port} was taken by another program; run it again"
-    assert (result.status, result.reason) == ("failed", words)
-    assert result.phases.wall_s is not None and result.phases.wall_s < 30
-
-
 def spec_of(*words):
     return resolve(compose_config(["strategy=parameter_server", "gpus=2", *UNEVEN_WORKLOAD, *words]))
 
@@ -149,15 +135,6 @@ def test_every_row_of_a_batch_goes_to_one_worker(source):
     assert [len(parts) for parts in batches[-2:]] == [2, 1], "the last batch has one sample, and no part is empty"
 
 
-def test_the_chief_has_no_probes():
-    chief = ParameterServer(spec_of(), 0)
-    for name, arguments in (
-        ("partial_step", (None, "forward")), ("local_step", (None,)), ("copy_batch", (None,)), ("profile", (1, None)),
-    ):  # fmt: skip
-        with pytest.raises(NotMeasured, match="parameter_server has a chief that computes nothing"):
-            getattr(chief, name)(*arguments)
-
-
 def feed_spec(feed):
     spec = simulated_spec(size=64)
     spec.config.dataset = dataclasses.replace(spec.config.dataset, feed=feed)
@@ -182,11 +159,3 @@ def test_a_fixed_batch_is_read_once(source):
     assert host(wanted)[0] is not host(wanted)[0]
     first, *others = dealt(source(feed="fixed"), 8)
     assert all(parts == first for parts in others)
-
-
-def test_addresses_by_role(monkeypatch):
-    spec = simulated_spec(gpus=4)
-    for place, role in zip(spec.places, ("chief", "ps", "worker", "worker"), strict=True):
-        place.role = role
-    monkeypatch.setenv("SCALEBENCH_ADDRESSES", "a:1,b:2,c:3,d:4")
-    assert cluster.addresses_by_job(spec) == {"chief": ["a:1"], "ps": ["b:2"], "worker": ["c:3", "d:4"]}

@@ -185,33 +185,15 @@ def test_optimizers_follow_their_formulas(name):
             assert np.abs(wanted - by_formula(train_spec(name), scale)).max() > 1e-3
 
 
-def test_losses_are_per_sample():
-    rng = np.random.default_rng(0)
-    outputs, targets = rng.normal(size=(5, 3)).astype(np.float32), rng.normal(size=(5, 3)).astype(np.float32)
-    np.testing.assert_allclose(
-        training.loss_function("mse")(outputs, targets), np.square(outputs - targets).mean(1), rtol=1e-6
-    )
-    labels = np.array([0, 2, 1, 1, 0])
-    entropies = np.log(np.exp(outputs).sum(1)) - outputs[np.arange(5), labels]
-    np.testing.assert_allclose(training.loss_function("cross_entropy")(outputs, labels), entropies, rtol=1e-5)
-    of_tokens = training.loss_function("cross_entropy")(outputs[None], labels[None])  # the mean over a sample's tokens
-    np.testing.assert_allclose(of_tokens, entropies.mean(keepdims=True), rtol=1e-5)
-
-
 @pytest.mark.parametrize("scaled", [False, True])
 def test_gradient_reduction_can_be_switched(scaled):
     """Off, gradients go through untouched; on again, as it was. An optimizer that scales the loss sums before the one
-    within it, whose learning rate it has."""
+    within it."""
     inner = training.create_optimizer(train_spec("sgd"), RATE)
     optimizer = training.SummingLossScaleOptimizer(inner) if scaled else inner
-    optimizer.build([keras.Variable(np.zeros(2, np.float32))])
-    training.set_learning_rate(optimizer, 0.25)
-    assert float(optimizer.learning_rate) == 0.25
     pairs, own = [("gradient", "variable")], optimizer._all_reduce_sum_gradients.__func__
-    for _ in range(2):
-        training.set_gradient_reduction(optimizer, False)
-        assert optimizer._all_reduce_sum_gradients(pairs) == pairs
-        assert not hasattr(optimizer._all_reduce_sum_gradients, "__func__")  # Keras' has
-        training.set_gradient_reduction(optimizer, True)
-        assert optimizer._all_reduce_sum_gradients.__func__ is own
-    assert hasattr(inner._all_reduce_sum_gradients, "__func__") != scaled
+    training.set_gradient_reduction(optimizer, False)
+    assert optimizer._all_reduce_sum_gradients(pairs) == pairs
+    training.set_gradient_reduction(optimizer, True)
+    assert optimizer._all_reduce_sum_gradients.__func__ is own
+    assert hasattr(inner._all_reduce_sum_gradients, "__func__") != scaled  # Keras' has
