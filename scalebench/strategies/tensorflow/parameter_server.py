@@ -13,7 +13,7 @@ rows of the dataset, under a name that the chief's graphs call.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
@@ -147,14 +147,10 @@ class ParameterServer(TensorFlowStrategy):
         losses = [self.coordinator.schedule(function, args=(part, self._rate)) for part in batch.parts]
         return LossPart(PendingLoss(losses), batch.samples)
 
-    def step_function(self) -> Callable[..., tf.Tensor]:
-        if self.syncs_gradients not in self._functions:
-            signature = [tf.TensorSpec((None,), tf.int64), tf.TensorSpec((), tf.float32)]
-            step = tf.function(self.rows_step, input_signature=signature, autograph=False)
-            self._functions[self.syncs_gradients] = step
-        return self._functions[self.syncs_gradients]
+    def step_signature(self) -> list[Any]:
+        return [tf.TensorSpec((None,), tf.int64), tf.TensorSpec((), tf.float32)]
 
-    def rows_step(self, rows: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
+    def compute_step(self, rows: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
         """Train one worker's update on its rows at this learning rate; return the sum of their losses."""
         self._traced_rate = rate
         return self.strategy.run(self.replica_step, (*self.read_rows(rows), tf.zeros(())))
@@ -226,7 +222,7 @@ class SynchronousParameterServer(ParameterServer):
         self.coordinator.schedule(self._update_weights, args=(self._rate,))
         return LossPart(PendingLoss(losses), batch.samples)
 
-    def rows_step(self, rows: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
+    def compute_step(self, rows: tf.Tensor, global_samples: tf.Tensor) -> tf.Tensor:
         """Add the gradients of one worker's rows to the sums; return the sum of their losses."""
         return self.strategy.run(self._add_to_sums, (*self.read_rows(rows), global_samples))
 
