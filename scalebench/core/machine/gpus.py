@@ -195,13 +195,6 @@ def visible_gpus() -> list[int | None]:
         return _visible_indices(ask)
 
 
-def read_driver_version() -> str | None:
-    """Return the version of the driver, such as 580.65.06; None where NVML does not answer."""
-    with nvml_queries() as ask:
-        version: str | None = ask("nvmlSystemGetDriverVersion")
-    return version
-
-
 def find_nvml_problem() -> str | None:
     """Return in a clause why NVML does not answer where the driver's device files show GPUs; None where it answers, or
     there are none.
@@ -304,20 +297,15 @@ def count_gpus() -> int:
 
 def gpu_numa_nodes() -> list[int | None]:
     """Return the NUMA node of each GPU that a process started now would see."""
-    with nvml_queries() as ask:
-        handles = _handles(ask)
-        return [
-            None if index is None else _numa_node(_pci_bus_id(ask, handles[index])) for index in _visible_indices(ask)
-        ]
+    gpus = detect_gpus().gpus
+    return [None if index is None else gpus[index].numa_node for index in visible_gpus()]
 
 
 def pair_of_each_link() -> list[tuple[int, int]]:
     """Return a pair of GPUs, as a process numbers them, for each kind of connection; empty where that is unknown."""
-    with nvml_queries() as ask:
-        all_handles = _handles(ask)
-        handles = [all_handles[index] for index in _visible_indices(ask) if index is not None]
-        topology = detect_topology(ask, handles, [_pci_bus_id(ask, handle) for handle in handles])
-    return [] if topology is None else [pairs[0] for pairs in pairs_by_link(topology).values()]
+    matrix, visible = detect_gpus().topology, [index for index in visible_gpus() if index is not None]
+    topology = [] if matrix is None else [[matrix[a][b] for b in visible] for a in visible]
+    return [pairs[0] for pairs in pairs_by_link(topology).values()]
 
 
 def _handles(ask: NvmlQuery) -> list[Any]:

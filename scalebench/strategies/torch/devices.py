@@ -28,7 +28,7 @@ def choose_device(kind: str, index: int) -> torch.device:
         torch.__version__,
         torch.version.cuda,
         torch.cuda.get_arch_list(),
-        None if is_available else gpus.read_driver_version(),
+        None if is_available else gpus.detect_gpus().driver_version,
         [torch.cuda.get_device_capability(index)] if index < visible else [],
     )
     if problem is not None:

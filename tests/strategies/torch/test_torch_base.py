@@ -148,7 +148,7 @@ def gpus_seen(monkeypatch):
 
     def see(count, driver=None, cuda="13.0", available=True, codes=("sm_75", "sm_90"), capabilities=((9, 0),) * 4):
         current, has_gpus = [], available and count > 0
-        monkeypatch.setattr(gpus, "read_driver_version", lambda: driver)
+        monkeypatch.setattr(gpus, "detect_gpus", lambda: gpus.GpuFacts([], None, driver, None))
         monkeypatch.setattr(torch.version, "cuda", cuda)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpus)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
