@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -16,24 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import LossPart, check_group, never_measured
 from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import Message, MessageLog
 from scalebench.strategies.torch.precision import Precision
-
-# The methods of DeepSpeed's backend that send: the operation of each, and which of its arguments is the full tensor.
-SENDING_METHODS = {
-    "all_reduce": ("all_reduce", 0, "tensor"),
-    "reduce": ("reduce", 0, "tensor"),
-    "broadcast": ("broadcast", 0, "tensor"),
-    "all_gather": ("all_gather", 0, "tensor_list"),
-    "all_gather_into_tensor": ("all_gather", 0, "output_tensor"),
-    "all_gather_coalesced": ("all_gather", 0, "output_tensors"),
-    "reduce_scatter": ("reduce_scatter", 1, "input_list"),
-    "reduce_scatter_tensor": ("reduce_scatter", 1, "input_tensor"),
-}
 
 
 class EnginePrecision(Precision):
@@ -60,10 +45,6 @@ class DeepSpeedZero(GroupStrategy):
     stage: ClassVar[int]
     net: Any
 
-    def __init__(self, spec: RunSpec, rank: int) -> None:
-        super().__init__(spec, rank)
-        self._log = MessageLog()
-
     def wrap(self, model: nn.Module) -> nn.Module:
         self.check_optimizer_divisible()
         deepspeed = import_deepspeed(self.device)
@@ -87,7 +68,6 @@ class DeepSpeedZero(GroupStrategy):
             config=self.engine_config(),
         )
         self.precision = EnginePrecision(self.precision, engine)
-        log_messages(self._log, deepspeed.comm.comm.cdb)
         return engine
 
     def engine_config(self) -> dict[str, Any]:
@@ -112,11 +92,9 @@ class DeepSpeedZero(GroupStrategy):
         }
 
     def step(self, batch: TorchBatch) -> LossPart | None:
-        self._log.begin_step()
         part = self.accumulate_gradients(batch)
         self.precision.step_optimizer(self.optimizer)  # which also frees the gradients
         self.advance_schedulers()
-        self._log.end_step()
         return part
 
     def count_parts(self, batch: TorchBatch) -> int:
@@ -133,10 +111,6 @@ class DeepSpeedZero(GroupStrategy):
 
     set_gradient_sync = never_measured("divides the optimizer among the processes, each of which needs the others")
     partial_step = never_measured("synchronizes in DeepSpeed's engine, within the parts of a step")
-
-    def messages(self) -> list[Message]:
-        """Return the logged messages, of gathered and scattered ones the full tensors."""
-        return [Message(kind, size) for kind, size in self._log.last_step]
 
     def measure(self, batch: TorchBatch) -> Tensor | None:
         """Measure; under stage 3 with the weights of one layer gathered at a time, as in training."""
@@ -228,20 +202,3 @@ def choose_engine_arguments(device: torch.device) -> SimpleNamespace | None:
     each process sees a single GPU.
     """
     return SimpleNamespace(device_rank=device.index) if device.type == "cuda" else None
-
-
-def log_messages(log: MessageLog, backend: Any) -> None:
-    """Log what is sent through DeepSpeed's backend."""
-
-    def with_log(send: Callable[..., Any], kind: str, position: int, keyword: str) -> Callable[..., Any]:
-        @functools.wraps(send)
-        def send_logged(*arguments: Any, **keywords: Any) -> Any:
-            full = keywords[keyword] if keyword in keywords else arguments[position]
-            log.add(kind, *([full] if isinstance(full, Tensor) else full))
-            return send(*arguments, **keywords)
-
-        return send_logged
-
-    for name, described in SENDING_METHODS.items():
-        if hasattr(backend, name):
-            setattr(backend, name, with_log(getattr(backend, name), *described))

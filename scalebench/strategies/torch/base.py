@@ -415,8 +415,15 @@ class GroupStrategy(TorchStrategy):
         return self.requested_backend()
 
     def messages(self) -> list[Message]:
-        """Return the messages of one step, in the order of sending."""
-        raise NotImplementedError
+        """Return the messages of one more step in the order of sending, as PyTorch's operators show them."""
+        if self.last_batch is None:
+            return []
+        sent = profiling.observe_messages(self.train, self.last_batch)
+        return [Message(*each[:4], self.group_of(each)) for each in sent]
+
+    def group_of(self, sent: profiling.SentTensor) -> dist.ProcessGroup | None:
+        """Return the group of processes in which a message of a step is sent; None: it is that of all."""
+        return None
 
     @property
     def sends_at_once(self) -> bool:
@@ -424,7 +431,7 @@ class GroupStrategy(TorchStrategy):
         return False
 
     def message_sizes(self) -> list[int]:
-        self._messages = self.messages()
+        self._messages = self._messages or self.messages()
         return [message.size_bytes for message in self._messages]
 
     def run_isolated_sync(self, sizes: list[int]) -> None:

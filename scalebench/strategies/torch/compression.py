@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.torch.ddp import Ddp, SendBucket
-from scalebench.strategies.torch.group import Message
 
 HALF_PRECISION_HOOKS = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
 POWERSGD_START_STEP = 2  # DistributedDataParallel rebuilds its buckets after the first step
@@ -33,9 +32,6 @@ class CompressedDdp(Ddp):
         self._send: SendBucket | None = None if hook is None else lambda bucket: hook(dist.group.WORLD, bucket)
         if self.options.comm_hook == "powersgd":
             self._send = self._build_powersgd()
-        self._step_bytes: list[int] = []  # of the last complete step
-        self._current_bytes: list[int] = []
-        self._bytes_of_buckets: dict[tuple[int, int, bool], list[int]] = {}  # counted once: steps are timed
         super().setup()
 
     def register_hook(self, net: DistributedDataParallel) -> None:
@@ -44,23 +40,7 @@ class CompressedDdp(Ddp):
         net.register_comm_hook(None, lambda _, bucket: self.send_bucket(bucket))
 
     def send_bucket(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        if self._send is None:
-            return super().send_bucket(bucket)
-        has_started = self.options.comm_hook == "powersgd" and self._state.iter >= POWERSGD_START_STEP
-        key = bucket.index(), bucket.buffer().numel(), has_started
-        if key not in self._bytes_of_buckets:
-            self._bytes_of_buckets[key] = [size for size in self._message_bytes(bucket) if size]
-        self._current_bytes += self._bytes_of_buckets[key]
-        if bucket.is_last():
-            self._step_bytes, self._current_bytes = self._current_bytes, []
-        return self._send(bucket)
-
-    def messages(self) -> list[Message]:
-        """Return the messages in the type that is sent."""
-        if self._send is None:
-            return super().messages()
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.options.comm_hook, torch.float32)
-        return [Message("all_reduce", size, dtype) for size in self._step_bytes]
+        return super().send_bucket(bucket) if self._send is None else self._send(bucket)
 
     @property
     def sends_at_once(self) -> bool:
@@ -90,23 +70,6 @@ class CompressedDdp(Ddp):
             return done
 
         return send
-
-    def _message_bytes(self, bucket: dist.GradBucket) -> list[int]:
-        """Return the bytes of a bucket's messages: under PowerSGD [uncompressed gradients, Ps, Qs]."""
-        buffer, options = bucket.buffer(), self.options
-        if options.comm_hook != "powersgd":
-            return [buffer.numel() * 2]
-        if self._state.iter < POWERSGD_START_STEP:
-            return [buffer.numel() * buffer.element_size()]
-        uncompressed = p = q = 0
-        for gradient in MatrixBucket(bucket).gradients():
-            rows, columns = gradient.shape[0], gradient[0].numel()
-            rank = min(rows, columns, options.powersgd_rank)
-            if (rows + columns) * rank * MIN_COMPRESSION_RATE < rows * columns:
-                p, q = p + rows * rank, q + columns * rank
-            else:
-                uncompressed += rows * columns
-        return [count * buffer.element_size() for count in (uncompressed, p, q)]
 
 
 class MatrixBucket:

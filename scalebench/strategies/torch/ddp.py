@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import Message
 from scalebench.strategies.torch.observed import ALL_REDUCE
 from scalebench.strategies.torch.user_errors import UserProblem, summarize_names
 
@@ -131,9 +130,6 @@ class Ddp(GroupStrategy):
             super().partial_step(batch, until)
         forget_used_parameters(self.net)
 
-    def messages(self) -> list[Message]:
-        return list_buckets(self.net) if self.is_wrapped else []
-
     @property
     def sends_at_once(self) -> bool:
         return True
@@ -178,14 +174,3 @@ def forget_used_parameters(net: DistributedDataParallel) -> None:
     """
     if net.find_unused_parameters:
         net.reducer._reset_state()
-
-
-def list_buckets(net: DistributedDataParallel) -> list[Message]:
-    """Return the buckets that are sent.
-
-    They are rebuilt after the first step in the order in which gradients become ready; with
-    find_unused_parameters they stay as they were.
-    """
-    logged = net._get_ddp_logging_data()
-    text = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
-    return [Message("all_reduce", int(size)) for size in text.split(",") if size.strip()]

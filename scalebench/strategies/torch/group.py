@@ -204,22 +204,3 @@ def _build_collectives(
             library = f"{group.backend} of PyTorch {torch.__version__}"
             raise not_measured_if_unsupported(error, library, message.kind) from error
     return collectives
-
-
-class MessageLog:
-    """The messages of one step as (collective operation, bytes of its full tensor), in the order of sending; those
-    outside of a step are not recorded."""
-
-    def __init__(self) -> None:
-        self.last_step: list[tuple[str, int]] = []
-        self._current: list[tuple[str, int]] | None = None  # None: no step is running
-
-    def begin_step(self) -> None:
-        self._current = []
-
-    def end_step(self) -> None:
-        self.last_step, self._current = self._current or [], None
-
-    def add(self, kind: str, *full: Tensor) -> None:
-        if self._current is not None:
-            self._current.append((kind, sum(tensor.numel() * tensor.element_size() for tensor in full)))

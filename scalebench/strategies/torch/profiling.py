@@ -18,13 +18,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import DeviceType
-from torch.profiler import profile, schedule
+from torch.profiler import ExecutionTraceObserver, profile, schedule
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from scalebench.core.json_files import read_json
 from scalebench.core.result import GpuTime, Profile, ProfiledOperation
 from scalebench.core.stats.gpu_time import (
     COMMUNICATION,
@@ -47,6 +48,21 @@ WARMUP_STEPS = 2
 # whose own event (gloo:all_reduce) lasts as long as the communication.
 COMMUNICATION_PREFIXES = ("gloo:", "mpi:", "horovod:", "ncclDevKernel", "ncclKernel", "ncclSym")
 HOROVOD_WAIT = "horovod:synchronize"
+# Operators of torch.distributed, whatever the backend: the operation, and which of the arguments has its full tensor.
+SENDING_OPERATORS = {
+    "c10d::allreduce_": ("all_reduce", 0),
+    "c10d::allreduce_coalesced_": ("all_reduce", 0),
+    "c10d::broadcast_": ("broadcast", 0),
+    "c10d::reduce_": ("reduce", 0),
+    "c10d::_allgather_base_": ("all_gather", 0),
+    "c10d::allgather_into_tensor_coalesced_": ("all_gather", 0),
+    "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
+    "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+}
+# PyTorch's names of types in these files.
+FLOATS = {
+    "float": torch.float32, "double": torch.float64, "c10::Half": torch.float16, "c10::BFloat16": torch.bfloat16,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,6 +139,63 @@ def profile_steps(
     if trace is not None:
         write_trace(replay.profiler, trace)
     return replay.read()
+
+
+class SentTensor(NamedTuple):
+    """What one operator of torch.distributed sent: the complete tensor of a collective operation."""
+
+    kind: str
+    size_bytes: int
+    dtype: torch.dtype
+    root: int
+    is_activation: bool  # of DTensor's functional collectives
+
+
+class MessageObserver(BatchReplay):
+    """A replay of WARMUP_STEPS and of one more, whose operators PyTorch writes to a file, with their arguments.
+
+    This is no session of the profiler, and leaves no hooks behind that later steps on a GPU would feel.
+    """
+
+    def __init__(self, batch: TorchBatch, path: Path) -> None:
+        super().__init__(batch, WARMUP_STEPS + 1)
+        self._observer = ExecutionTraceObserver().register_callback(str(path))
+
+    def done(self, part: LossPart | None) -> bool:
+        is_over = super().done(part)
+        if is_over:
+            self._observer.stop()
+            self._observer.unregister_callback()
+        elif len(self.parts) == WARMUP_STEPS:
+            self._observer.start()
+        return is_over
+
+
+def observe_messages(train: Callable[[Loop], None], batch: TorchBatch) -> list[SentTensor]:
+    """Train a few more steps on a batch, and return what the last one sent, in order. Spoils the weights.
+
+    Flags, bit maps and single numbers, such as the norm of all gradients, are no messages.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "operators.json")
+        train(MessageObserver(batch, path))
+        nodes = {node["id"]: node for node in read_json(path)["nodes"]}
+    sent = []
+    for node in (nodes[number] for number in sorted(nodes)):
+        if node["name"] not in SENDING_OPERATORS:
+            continue
+        kind, position = SENDING_OPERATORS[node["name"]]
+        values, types = node["inputs"]["values"], node["inputs"]["types"]
+        dtype = next((each for name, each in FLOATS.items() if f"Tensor({name})" in types[position]), None)
+        # Of each tensor: numbers of itself and its memory, offset, elements, bytes of one, device.
+        tensors = values[position] if types[position].startswith("GenericList") else [values[position]]
+        elements = sum(tensor[3] for tensor in tensors)
+        if dtype is not None and elements > 1:
+            root = values[2] if kind in ("broadcast", "reduce") else 0
+            caller = nodes.get(node["ctrl_deps"], {"name": ""})["name"]
+            size_bytes = elements * dtype.itemsize
+            sent.append(SentTensor(kind, size_bytes, dtype, root, caller.startswith("_c10d_functional::")))
+    return sent
 
 
 def summarize_operations(events: Iterable[Any], steps: int, cuda: bool) -> list[ProfiledOperation]:

@@ -15,8 +15,7 @@ from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import Loop
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.ddp import Ddp, list_buckets, skip_sync, switch_sync
-from scalebench.strategies.torch.group import Message
+from scalebench.strategies.torch.ddp import Ddp, skip_sync, switch_sync
 from scalebench.strategies.torch.lightning.trainer import GroupTrainerStrategy
 from scalebench.strategies.torch.user_errors import attribute_errors_to_wrapping
 
@@ -27,7 +26,6 @@ class LightningDdp(GroupTrainerStrategy, Ddp):
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         self._wrapper: DistributedDataParallel | None = None  # exists during a fit
-        self._fit_messages: list[Message] = []
 
     def wrap(self, model: nn.Module) -> nn.Module:
         return model
@@ -49,17 +47,11 @@ class LightningDdp(GroupTrainerStrategy, Ddp):
         """Train up to one part of a step without Lightning, whose wrapper exists during a fit only."""
         TorchStrategy.partial_step(self, batch, until)
 
-    def messages(self) -> list[Message]:
-        return self._fit_messages if self._wrapper is None else list_buckets(self._wrapper)
-
     def on_fit_start(self, trainer: pl.Trainer) -> None:
         super().on_fit_start(trainer)
         self._wrapper = trainer.strategy.model
         self._wrapper.require_backward_grad_sync = self._sync_on
         self.register_hook(self._wrapper)
-
-    def on_fit_end(self) -> None:
-        self._fit_messages = self.messages()
 
 
 class _AccumulatingDdp(DDPStrategy):

@@ -25,7 +25,6 @@ class LightningFsdp(GroupTrainerStrategy, Fsdp):
 
     def split_batch(self, batch: TorchBatch) -> list[TorchBatch]:
         """Split a batch; one that stays in one part comes after empty ones, since Lightning counts parts."""
-        self._log.begin_step()
         parts = super().split_batch(batch)
         empty = batch.map(lambda tensor: tensor[:0])._replace(share=0.0, last=False)
         return [empty] * (self.accumulate - len(parts)) + parts
@@ -33,9 +32,6 @@ class LightningFsdp(GroupTrainerStrategy, Fsdp):
     def empty_loss(self) -> Tensor:
         """Return a loss that depends on no weight, since none of them is gathered for an empty part."""
         return torch.zeros((), device=self.device, requires_grad=True)
-
-    def on_step_end(self) -> None:
-        self._log.end_step()
 
 
 class _AccumulatingFsdp(ModelParallelStrategy):

@@ -1,7 +1,6 @@
 """Fully sharded data parallelism: each process keeps its shards of weights, gradients and optimizer state.
 
-Layers are sharded, gathered and freed in groups, and FSDP's collectives are replaced by equal ones that log their
-messages.
+Layers are sharded, gathered and freed in groups. FSDP's collectives are replaced by equal ones that can be left out.
 """
 
 from __future__ import annotations
@@ -19,12 +18,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
-from scalebench.strategies.base import LossPart, Unsupported, create_on_all_ranks, never_measured
+from scalebench.strategies.base import Unsupported, create_on_all_ranks, never_measured
 from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import Message, MessageLog, all_gather, reduce_scatter
+from scalebench.strategies.torch.group import all_gather, reduce_scatter
 from scalebench.strategies.torch.model import BatchNorm, Lstm, NetworkModule
 from scalebench.strategies.torch.precision import HALF_DTYPES
+from scalebench.strategies.torch.profiling import SentTensor
 from scalebench.strategies.torch.tensor_parallel import TensorParallel
 from scalebench.strategies.torch.user_errors import UserProblem
 from scalebench.strategies.torch.user_module import find_lightning_class
@@ -102,29 +102,18 @@ def find_unsharded(model: nn.Module) -> set[nn.Parameter]:
     return {each for each in model.parameters() if each.dim() == 0 or not each.is_floating_point()}
 
 
-def log_messages(log: MessageLog, sends: Callable[[], bool], unit: Any, has_copies: bool) -> _LoggedAllGather:
-    """Log the messages of a module to which fully_shard was applied; with copies of shards, their all-reduces.
+class _Collective:
+    """One of FSDP's, which may be left out."""
 
-    They are logged also while `sends` returns False, and not sent. Returns the all-gather, whose result can be frozen.
-    """
-    gather = _LoggedAllGather(log, sends)
-    unit.set_custom_all_gather(gather)
-    unit.set_custom_reduce_scatter(_LoggedReduceScatter(log, sends))
-    if has_copies:
-        unit.set_all_reduce_hook(lambda shard: log.add("all_reduce", shard))  # called after the all-reduce
-    return gather
-
-
-class _LoggedCollective:
-    def __init__(self, log: MessageLog, sends: Callable[[], bool]) -> None:
-        self.log, self.sends = log, sends
+    def __init__(self, strategy: Fsdp) -> None:
+        self.strategy = strategy
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class _LoggedAllGather(_LoggedCollective):
-    """torch's DefaultAllGather with a log, and a frozen copy of the weights that takes its place when it is left out.
+class _AllGather(_Collective):
+    """torch's DefaultAllGather, and a frozen copy of the weights that takes its place when it is left out.
 
     FSDP copies the weights from its result into the parameters in any case. So the frozen copy is the result itself.
     """
@@ -140,7 +129,7 @@ class _LoggedAllGather(_LoggedCollective):
         return self._frozen
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        if self._frozen is not None and not self.sends():
+        if self._frozen is not None and not self.strategy.syncs_gradients:
             return self._frozen
         self._allocate = partial(super().allocate, size, dtype=dtype, device=device)
         return self._allocate()
@@ -148,22 +137,20 @@ class _LoggedAllGather(_LoggedCollective):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        self.log.add("all_gather", output_tensor)
-        if self._frozen is not None and not self.sends():
+        if self._frozen is not None and not self.strategy.syncs_gradients:
             if self._is_filled:
                 return None
             self._is_filled = True
         return all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
-class _LoggedReduceScatter(_LoggedCollective):
-    """torch's DefaultReduceScatter with a log."""
+class _ReduceScatter(_Collective):
+    """torch's DefaultReduceScatter, in whose place each process keeps its own gradients of its shard."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> dist.Work | None:
-        self.log.add("reduce_scatter", input_tensor)
-        if not self.sends():
+        if not self.strategy.syncs_gradients:
             output_tensor.copy_(input_tensor.view(-1, output_tensor.numel())[dist.get_rank(group)])
             return None
         return reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
@@ -192,8 +179,7 @@ class Fsdp(GroupStrategy):
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
-        self._log = MessageLog()
-        self._all_gathers: list[_LoggedAllGather] = []
+        self._all_gathers: list[_AllGather] = []
 
     def setup(self) -> None:
         if fully_shard is None or not hasattr(FSDPModule, "set_custom_reduce_scatter"):
@@ -220,7 +206,9 @@ class Fsdp(GroupStrategy):
                 reshard_after_forward=self.options.reshard_after_forward and unit is not last,
                 mp_policy=self._choose_precision(unit),
             )  # fmt: skip
-            self._all_gathers.append(log_messages(self._log, lambda: self.syncs_gradients, unit[0], mesh.ndim > 1))
+            self._all_gathers.append(gather := _AllGather(self))
+            unit[0].set_custom_all_gather(gather)
+            unit[0].set_custom_reduce_scatter(_ReduceScatter(self))
             if user is not None:  # its optimizer lets go of the complete weights
                 user.follow_parameters(module)
         if not isinstance(model, FSDPModule):
@@ -236,12 +224,6 @@ class Fsdp(GroupStrategy):
         """Arrange the processes: the last axis has the shards of one copy of the weights."""
         # Of the group itself: where there are GPUs, some versions of PyTorch make another one beside Gloo, over NCCL.
         return DeviceMesh.from_group(dist.group.WORLD, self.device.type)
-
-    def step(self, batch: TorchBatch) -> LossPart | None:
-        self._log.begin_step()
-        part = super().step(batch)
-        self._log.end_step()
-        return part
 
     def count_parts(self, batch: TorchBatch) -> int:
         """Return the same number of parts on all ranks, since each part gathers the weights: one if there are too few
@@ -275,13 +257,9 @@ class Fsdp(GroupStrategy):
 
     partial_step = never_measured("gathers weights within each part of a step")
 
-    def messages(self) -> list[Message]:
-        """Return the logged messages: the full output of each all-gather, the full input of each reduce-scatter,
-        including padding."""
+    def group_of(self, sent: SentTensor) -> dist.ProcessGroup:
         groups = self._mesh.get_all_groups()  # of the copies of a shard, whose gradients are all-reduced, and of shards
-        return [
-            Message(kind, size, among=groups[0 if kind == "all_reduce" else -1]) for kind, size in self._log.last_step
-        ]
+        return groups[0 if sent.kind == "all_reduce" else -1]
 
     def evaluate(self, source: Source) -> dict[str, float]:
         """Evaluate with one unit gathered at a time, as in training."""
@@ -358,9 +336,8 @@ class FsdpTensorParallel(TensorParallel, Fsdp):
     def build_mesh(self) -> DeviceMesh:
         return self._mesh_of_both["dp"]
 
-    def messages(self) -> list[Message]:
-        """Return the messages with shards of weights and gradients, and then those with activations."""
-        return Fsdp.messages(self) + TensorParallel.messages(self)
+    def group_of(self, sent: SentTensor) -> dist.ProcessGroup:
+        return TensorParallel.group_of(self, sent) if sent.is_activation else Fsdp.group_of(self, sent)
 
 
 def build_mesh_of_neighbours(strategy: GroupStrategy, neighbours: int, axes: tuple[str, str]) -> DeviceMesh:

@@ -13,7 +13,6 @@ from scalebench.strategies.base import BACKWARD, FORWARD, never_measured
 from scalebench.strategies.torch import optimizer
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.ddp import Ddp
-from scalebench.strategies.torch.group import Message
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's import here warns about its own other optimizers
@@ -62,13 +61,3 @@ class Zero1(Ddp):
 
     def optimizer_state(self) -> dict[Any, Any]:
         return self.optimizer.optim.state
-
-    def messages(self) -> list[Message]:
-        """Return the buckets of gradients, and then the broadcasts of weights by their owners, of which
-        ZeroRedundancyOptimizer decides."""
-        messages = super().messages()
-        for owner, groups in enumerate(self.optimizer._partition_parameters()):
-            sizes = [each.numel() * each.element_size() for group in groups for each in group["params"]]
-            sent = [sum(sizes)] if self.options.parameters_as_bucket_view else sizes
-            messages += [Message("broadcast", size, root=owner) for size in sent]
-        return messages

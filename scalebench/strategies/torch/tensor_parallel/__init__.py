@@ -8,11 +8,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from scalebench.core.spec import RunSpec
 from scalebench.strategies.base import LossPart, Unsupported, never_measured
-from scalebench.strategies.torch.base import GroupStrategy, drop_empty_parts
+from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import Message
 from scalebench.strategies.torch.model import NetworkModule
-from scalebench.strategies.torch.precision import HALF_DTYPES
+from scalebench.strategies.torch.profiling import SentTensor
 from scalebench.strategies.torch.step_module import StepModule
 from scalebench.strategies.torch.tensor_parallel.plan import Split, plan_splits
 
@@ -55,23 +54,9 @@ class TensorParallel(GroupStrategy):
     set_gradient_sync = never_measured("has no output of a split layer without communication")
     partial_step = never_measured("communicates within its passes: no part of a step is without")
 
-    def messages(self) -> list[Message]:
-        """Return the communicated activations and their gradients, computed from their shapes.
-
-        Under bfloat16, outputs are bfloat16, and gradients have the type of the inputs that they belong to.
-        """
-        if self.last_batch is None or self.layer_devices == 1:
-            return []
-        output_dtype = HALF_DTYPES.get(self.spec.config.train.precision, torch.float32)
-        messages = [(message, output_dtype) for split in self.splits for message in split.forward]
-        for split in reversed(self.splits):
-            messages += [(message, self._input_dtypes.by_layer[split.layer]) for message in split.backward]
-        parts, group = self.last_batch.split(self.count_parts(self.last_batch)), self._layer_mesh.get_group()
-        return [
-            Message(each.kind, part.samples * each.count_elements(self.layer_devices) * dtype.itemsize, among=group)
-            for part in drop_empty_parts(parts)
-            for each, dtype in messages
-        ]
+    def group_of(self, sent: SentTensor) -> dist.ProcessGroup:
+        group: dist.ProcessGroup = self._layer_mesh.get_group()
+        return group
 
     def _build_model(self) -> StepModule:
         from scalebench.strategies.torch.tensor_parallel import layers  # imports DTensor, which takes seconds
@@ -85,7 +70,6 @@ class TensorParallel(GroupStrategy):
                 f"{self.spec.config.model.name} has no dense layer that {self.layer_devices} devices could share under "
                 f"strategy.options.layers={self.options.layers}, and no others are split"
             )
-        self._input_dtypes = layers.InputDtypes(module, self.splits)
         self._layer_mesh = self.build_layer_mesh()
         layers.split_layers(module, self.splits, self._layer_mesh)
         return model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -38,21 +37,6 @@ class ShardedDropout(nn.Module):
             return x
         mask = functional.dropout(torch.ones(x.shape, dtype=x.dtype, device=x.device), self.rate)
         return x * distribute_tensor(mask, self.mesh, x.placements, src_data_rank=None)
-
-
-class InputDtypes:
-    """Types of the split layers' inputs by layer, recorded in the first forward pass."""
-
-    def __init__(self, model: NetworkModule, splits: Sequence[Split]) -> None:
-        self.by_layer: dict[str, torch.dtype] = {}
-        self._hooks = {
-            split.layer: getattr(model, split.layer).register_forward_pre_hook(partial(self._record, split.layer))
-            for split in splits
-        }
-
-    def _record(self, layer: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self.by_layer[layer] = inputs[0].dtype
-        self._hooks.pop(layer).remove()
 
 
 def split_layers(model: NetworkModule, splits: Sequence[Split], mesh: DeviceMesh) -> None:

@@ -30,11 +30,6 @@ class ActivationMessage(NamedTuple):
     positions: int
     width: int
 
-    def count_elements(self, devices: int) -> int:
-        """Count the elements of the complete result; shards are padded to equal size before they are gathered."""
-        width = self.width if self.kind == "all_reduce" else -(-self.width // devices) * devices
-        return self.positions * width
-
 
 @dataclass(frozen=True)
 class Split:
