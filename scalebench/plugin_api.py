@@ -12,7 +12,6 @@ from scalebench.strategies.base import (
     Loop,
     LossPart,
     NotMeasured,
-    Probes,
     Strategy,
     Unsupported,
 )
@@ -40,7 +39,6 @@ __all__ = [
     "OPTIMIZER",
     "PARTS",
     "PIXEL_SCALE",
-    "Probes",
     "Profile",
     "ProfiledOperation",
     "RankPlacement",

@@ -334,10 +334,8 @@ def _import_sources(package: str, name: str) -> list[str]:
 def format_methods() -> str:
     """Return the methods of Strategy and Probes; those that a subclass has to define in bold."""
     parts = []
-    tree = _parse("scalebench.strategies.base")
-    for node in tree.body:
-        if not isinstance(node, ast.ClassDef) or node.name not in ("Strategy", "Probes"):
-            continue
+    classes = {node.name: node for node in _parse("scalebench.strategies.base").body if isinstance(node, ast.ClassDef)}
+    for node in (classes["Strategy"], classes["Probes"]):
         rows = [
             [_method_name(item), first_sentence(ast.get_docstring(item) or "")]
             for item in node.body

@@ -14,7 +14,7 @@ from scalebench.core.result import TransferRecord
 from scalebench.core.spec import MeasureSpec
 from scalebench.core.units import format_binary_bytes
 from scalebench.measure.timing import Clock, check_host_memory, repeats_within, time_blocks, time_on_slowest_rank
-from scalebench.strategies.base import NotMeasured, Strategy, probes_of
+from scalebench.strategies.base import NotMeasured, Strategy
 
 MEBIBYTE = 2**20
 TRANSFER_BYTES = 64 * MEBIBYTE  # so large that neither latency nor a socket's buffers matter
@@ -85,7 +85,7 @@ def measure_bandwidth(
         try:
             what = f"{route.kind} of {format_binary_bytes(size_bytes)}"
             check_host_memory(strategy, TRANSFER_COPIES * size_bytes, what)
-            action = probes_of(strategy).transfer(route.kind, route.source, route.target, size_bytes)
+            action = strategy.transfer(route.kind, route.source, route.target, size_bytes)
         except NotMeasured as reason:
             reasons.setdefault(route.kind, str(reason))
             continue

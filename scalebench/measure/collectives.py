@@ -19,7 +19,7 @@ from scalebench.measure.timing import (
     time_blocks,
     time_on_slowest_rank,
 )
-from scalebench.strategies.base import NotMeasured, Strategy, probes_of
+from scalebench.strategies.base import NotMeasured, Strategy
 from scalebench.workloads.network import FLOAT_BYTES
 
 MESSAGE_SIZES = tuple(4**power for power in range(1, 15))  # 4 B to 256 MB
@@ -78,7 +78,7 @@ class _SizeSweep:
         too long or too much memory."""
         self._refuse_slow(size_bytes)
         check_host_memory(self._strategy, BUFFER_COPIES * size_bytes, "buffers of " + format_binary_bytes(size_bytes))
-        action = probes_of(self._strategy).collective(self._name, size_bytes)
+        action = self._strategy.collective(self._name, size_bytes)
         once_s = time_on_slowest_rank(self._strategy, action, 1, self._clock)
         # Twice: a single short operation is mostly waiting for the other ranks to begin.
         repeats = repeats_within(self._block_s, once_s, 1, MAX_REPEATS)

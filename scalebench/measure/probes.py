@@ -35,7 +35,7 @@ from scalebench.measure.timing import (
     time_blocks,
     time_warm_call,
 )
-from scalebench.strategies.base import PARTS, LossPart, NotMeasured, Strategy, probes_of
+from scalebench.strategies.base import PARTS, LossPart, NotMeasured, Strategy
 from scalebench.workloads.source import Source
 
 NO_SYNC = "replicas that exchange nothing do not wait for each other"
@@ -121,7 +121,7 @@ class InterleavedLoop:
     def _begin_block(self, block: int) -> None:
         self._report()
         if self._switches_sync:  # not every strategy can
-            probes_of(self._strategy).set_gradient_sync(self._blocks[block].sync)
+            self._strategy.set_gradient_sync(self._blocks[block].sync)
         self._meet(block)
 
     def _meet(self, block: int) -> None:
@@ -153,7 +153,7 @@ class ProbeRunner:
         the errors of probes; `report` is called between probes, as a sign of life."""
         self.spec, self.strategy, self.settings, self.clock = spec, strategy, spec.config.measure, clock
         self.step_s = strategy.broadcast(step_s)
-        self.probes, self.message_bytes, self.report = probes_of(strategy), rank.message_bytes, report
+        self.message_bytes, self.report = rank.message_bytes, report
         self._failures = rank.probe_failures
         self.record = ProbeRecord()
         self.batch: Any = None
@@ -200,12 +200,12 @@ class ProbeRunner:
     def _sync_off(self, can_switch: bool) -> Iterator[None]:
         """Switch gradient synchronization off within the context, if the strategy can."""
         if can_switch:
-            self.probes.set_gradient_sync(False)
+            self.strategy.set_gradient_sync(False)
         try:
             yield
         finally:
             if can_switch:
-                self.probes.set_gradient_sync(True)
+                self.strategy.set_gradient_sync(True)
 
     def _skip_many_step_probes(self, batch: Any, can_switch: bool) -> None:
         """Leave out the probes of dozens of steps where steps are slow: they would take many minutes."""
@@ -240,7 +240,7 @@ class ProbeRunner:
         variants = [Variant("sync_on")]
         if can_switch:
             variants.append(Variant("sync_off", sync=False))
-        if (reason := self.probes.why_new_batches()) is not None:
+        if (reason := self.strategy.why_new_batches()) is not None:
             self.record.reasons["data"] = reason
         else:
             variants.append(Variant("fixed_batch", sync=not can_switch, new_batches=False))
@@ -253,7 +253,7 @@ class ProbeRunner:
         finally:
             self.batch = loop.first_batch
             if can_switch:
-                self.probes.set_gradient_sync(True)
+                self.strategy.set_gradient_sync(True)
         self.record.steps = steps
         for variant in variants:
             setattr(self.record, f"{variant.name}_s", loop.seconds[variant.name])
@@ -282,7 +282,7 @@ class ProbeRunner:
         seconds = []
         for _ in range(steps):
             self.strategy.broadcast(0.0)
-            seconds.append(self.probes.local_step(self.batch))
+            seconds.append(self.strategy.local_step(self.batch))
         self.record.local_step_s = [list(of_device) for of_device in zip(*seconds[1:], strict=True)]
 
     def _probe_isolated_sync(self) -> None:
@@ -290,16 +290,16 @@ class ProbeRunner:
         if reason in (ONE_DEVICE, NO_SYNC):
             self.record.reasons["isolated"] = str(reason)
         elif not self.message_bytes:
-            self.record.reasons["isolated"] = str(self.probes.not_measured("does not know the sizes of its messages"))
+            self.record.reasons["isolated"] = str(self.strategy.not_measured("does not know the sizes of its messages"))
         else:
             self._try("isolated", self._time_isolated_sync)
 
     def _time_isolated_sync(self) -> None:
-        sync = partial(self.probes.run_isolated_sync, self.message_bytes)
+        sync = partial(self.strategy.run_isolated_sync, self.message_bytes)
         self.record.isolated_sync_repeats, self.record.isolated_sync_s = self._time_repeated(sync)
 
     def _probe_copy(self) -> None:
-        copy = partial(self.probes.copy_batch, self.batch)
+        copy = partial(self.strategy.copy_batch, self.batch)
         self.record.copy_repeats, self.record.copy_s = self._time_repeated(copy)
 
     def _time_repeated(self, action: Callable[[], None]) -> tuple[int, list[float]]:
@@ -318,7 +318,7 @@ class ProbeRunner:
         """Time the parts of a step, in interleaved blocks; each part includes the ones before it."""
         parts = []
         for part in PARTS:
-            action = partial(self.probes.partial_step, self.batch, part)
+            action = partial(self.strategy.partial_step, self.batch, part)
             if self._try(part, partial(time_warm_call, self.strategy, action, self.clock)):
                 parts.append((part, action))
         steps = self._block_repeats(self.step_s)
@@ -339,5 +339,5 @@ class ProbeRunner:
         steps = repeats_within(self.settings.probe_s, self.step_s, *PROFILED_STEP_BOUNDS)
         trace = rank_trace_name(self.strategy.place.rank) if self.settings.trace else None
         self.strategy.broadcast(0.0)
-        self.record.profile = self.probes.profile(steps, folder / trace if trace else None)
+        self.record.profile = self.strategy.profile(steps, folder / trace if trace else None)
         self.record.trace = trace

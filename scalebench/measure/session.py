@@ -28,7 +28,7 @@ from scalebench.measure.timed_loop import BlockSeries, LoopPhase, TimedLoop, clo
 from scalebench.measure.timing import Clock
 from scalebench.measure.train_to_target import DivergenceCheck, TrainingRun
 from scalebench.measure.turns import Gate, SlotPhase
-from scalebench.strategies.base import NotMeasured, Strategy, WrongGroup, probes_of
+from scalebench.strategies.base import NotMeasured, Strategy, WrongGroup
 from scalebench.workloads import datasets
 from scalebench.workloads.source import Source
 
@@ -54,7 +54,6 @@ class Session:
         clock: Clock = time.perf_counter,
     ) -> None:
         self.spec, self.strategy, self.record, self.progress = spec, strategy, record, progress
-        self.probes = probes_of(strategy)
         self._node = spec.places[record.rank].node
         self._gate = Gate(turn_path(progress.folder, self._node), progress) if spec.cohort is not None else None
         self._clock = clock  # for measurements; phases are marked by the time of day
@@ -73,9 +72,9 @@ class Session:
             self.record.train_samples, self.record.steps_per_epoch = train.samples, train.steps_per_epoch
         self.strategy.setup()
         self._check_group()
-        self.record.left_out = self.probes.left_out()
-        self.record.params, self.record.flops_per_sample = self.probes.num_params(), self.probes.flops_per_sample()
-        self.record.model_remarks = self.probes.model_remarks()
+        self.record.left_out = self.strategy.left_out()
+        self.record.params, self.record.flops_per_sample = self.strategy.num_params(), self.strategy.flops_per_sample()
+        self.record.model_remarks = self.strategy.model_remarks()
         self.record.learning_rate = self.strategy.learning_rate()
         self.record.clock_offset_s = measure_clock_offset_s(self.spec, self.record.rank, self.strategy.broadcast)
         has_end = train is not None and has_stop(self.spec.config.train.stop)
@@ -85,13 +84,13 @@ class Session:
             self._await_warm_up()
         self._measure(train, training, observer)
         if self.strategy.has_program:  # now it has shown what it has
-            self.record.params, self.record.model_remarks = self.probes.num_params(), self.probes.model_remarks()
-            self.record.script, self.record.versions = self.probes.script_record(), self.probes.versions()
-        self.record.threads = self.probes.threads_used() or self.record.threads
+            self.record.params, self.record.model_remarks = self.strategy.num_params(), self.strategy.model_remarks()
+            self.record.script, self.record.versions = self.strategy.script_record(), self.strategy.versions()
+        self.record.threads = self.strategy.threads_used() or self.record.threads
         self.record.peak_memory_bytes = self.strategy.peak_memory_bytes()
         self.record.reserved_memory_bytes = self.strategy.reserved_memory_bytes()
         self.record.allocator_retries = self.strategy.allocator_retries()
-        self.record.state_bytes = self._observe("state_bytes", self.probes.state_bytes) or []
+        self.record.state_bytes = self._observe("state_bytes", self.strategy.state_bytes) or []
         if training is not None:
             self.record.peak_memory_bytes = training.peak_memory_bytes or self.record.peak_memory_bytes
             self.record.metrics = training.curve[-1].metrics
@@ -182,7 +181,7 @@ class Session:
         of a kernel slower. Backend and settings are read from the session of the profile where there is one.
         """
         record, settings = self.record, self.spec.repeat_settings
-        record.message_bytes = self._observe("message_bytes", self.probes.message_sizes) or []
+        record.message_bytes = self._observe("message_bytes", self.strategy.message_sizes) or []
         runner = None
         if settings.probes or settings.collectives or settings.bandwidth:
             runner = self._create_probe_runner()
@@ -190,14 +189,14 @@ class Session:
             if settings.probes:
                 runner.run_step_probes(cast("Source", train))
             runner.run_requested_probes()
-        record.stages = self._observe("stages", self.probes.stages) or []
-        record.versions = self._observe("versions", self.probes.versions) or {}
+        record.stages = self._observe("stages", self.strategy.stages) or []
+        record.versions = self._observe("versions", self.strategy.versions) or {}
         record.timeline = self._observe_phases(settings.timeline)
         if runner is not None and settings.probes:
             runner.run_profile(self.progress.folder)
         record.backend_used = self._observe("backend_used", self.strategy.backend_used)
         self._check_backend()
-        record.settings_used = self._observe("settings_used", self.probes.settings_used) or {}
+        record.settings_used = self._observe("settings_used", self.strategy.settings_used) or {}
 
     def _observe(self, quantity: str, read: Callable[[], T]) -> T | None:
         """Return what `read` returns; None where it raises, with the error in the record."""
@@ -222,9 +221,9 @@ class Session:
         it, a strategy without phases has no record instead of a reason."""
         try:
             if keep:
-                phases_s = self.probes.record_timeline(self.progress.folder / TIMELINE_FILE, TIMELINE_STEPS)
+                phases_s = self.strategy.record_timeline(self.progress.folder / TIMELINE_FILE, TIMELINE_STEPS)
                 return TimelineRecord(TIMELINE_FILE, None, TIMELINE_STEPS, **phases_s)
-            steps, phases_s = self.probes.sync_phases()
+            steps, phases_s = self.strategy.sync_phases()
             return TimelineRecord(None, NO_TIMELINE_FILE, steps, **phases_s)
         except NotMeasured as reason:
             return TimelineRecord(reason=str(reason)) if keep else None

@@ -72,114 +72,11 @@ class BatchReplay:
         return len(self.parts) >= self._steps
 
 
-class Strategy(ABC):
-    """One way of training a workload on several devices. It lives in one worker process.
-
-    It never measures, prints or writes files, and never changes a batch size on its own.
-    """
-
-    has_program: ClassVar[bool] = False  # a program of the user's owns the loop and the main thread: `run_program`
-    sign_of_life: Callable[[], None] = staticmethod(lambda: None)  # set by the session: call it in a long wait
-
-    def __init__(self, spec: RunSpec, rank: int) -> None:
-        """`spec` is the run, `rank` the number of this process in it."""
-        self.spec = spec
-        self.place: RankPlacement = spec.places[rank]
-        self.options = SimpleNamespace(**spec.config.strategy.options)  # all of its YAML, checked
-
-    @abstractmethod
-    def setup(self) -> None:
-        """Join the group; build model and optimizer. Raises Unsupported(reason) if that is impossible here."""
-
-    def shard(self) -> tuple[int, int]:
-        """(replica, replicas): the part of each global batch that this process reads."""
-        return self.place.rank, self.spec.processes
-
-    def feed(self, source: Source) -> Iterable[Any]:
-        """Turn numpy batches into what `step` takes: tensors, pinned, placed, prefetched."""
-        return source
-
-    def train(self, loop: Loop) -> None:
-        """Train until the loop is over. A strategy whose trainer owns the loop reports to `loop` from a callback."""
-        for batch in loop:
-            loop.done(self.step(batch))
-
-    @abstractmethod
-    def step(self, batch: Any) -> LossPart | None:
-        """Train one step of the group. The loss is lazy and fetched at block ends; None: no loss in this process."""
-
-    @abstractmethod
-    def synchronize(self) -> None:
-        """Wait for the device work issued so far; never called inside a timed block."""
-
-    @abstractmethod
-    def broadcast(self, value: float) -> float:
-        """Return rank 0's value on every rank, when every rank has called it, so that all stop at the same step.
-
-        After setup, each rank checks by it that it is in one group with rank 0.
-        """
-
-    @abstractmethod
-    def backend_used(self) -> str | None:
-        """Observe which backend carried the gradients, rather than assume it; None: nothing was sent."""
-
-    @abstractmethod
-    def evaluate(self, source: Source) -> dict[str, float]:
-        """Compute validation metrics over all of `source`, the same on every rank."""
-
-    def peak_memory_bytes(self) -> list[int | None]:
-        """The peak of each device of this process; None where it cannot be determined, never 0."""
-        return [None for _ in self.place.devices]
-
-    def reserved_memory_bytes(self) -> list[int | None]:
-        """Return the peak of what the allocator took from each device, which must fit; None where it is unknown.
-
-        Tensors need `peak_memory_bytes` of it.
-        """
-        return [None for _ in self.place.devices]
-
-    def allocator_retries(self) -> int | None:
-        """Return how often the allocators of this process's devices found the memory full, gave back their cache and
-        tried again, which costs time; None where they do not count it."""
-        return None
-
-    def begin_phase(self, name: str) -> None:
-        """Called at the beginning of each phase of the measured loop, on every rank at the same step."""
-
-    def explain_early_end(self, steps: int) -> Exception:
-        """Return the error of a `train` that came back before its loop was over, after so many steps."""
-        return RuntimeError(
-            f"{self.spec.config.strategy.name} ended the training too early, after {steps} steps: was that a hook, a "
-            "callback or a limit of its trainer?"
-        )
-
-    def run_program(self) -> None:
-        """Run the user's program in the main thread, while the session runs in another one and ends the process. Only
-        of a strategy that `has_program`."""
-
-    def learning_rate(self) -> float | None:
-        """Return the peak of the learning rate; None where parts of the model have different ones. Read after setup."""
-        return self.spec.learning_rate
-
-    def set_learning_rate(self, rate: float) -> None:
-        """Change the rate from the next step on; called between two steps, also within `train`."""
-        raise Unsupported(
-            f"{self.spec.config.strategy.name} keeps its learning rate: leave out train.schedule and warm-up"
-        )
-
-    def serve(self) -> None:
-        """Run a process in another role than chief: it serves the chief until it is ended from outside."""
-        raise Unsupported(f"{self.spec.config.strategy.name} has no process that serves others")
-
-    def close(self) -> None:
-        """Leave the group. May be called twice, also after a failed setup."""
-
-
 class Probes:
-    """The measurements after the headline figures, for a strategy that inherits this class beside Strategy.
+    """The measurements after the headline figures.
 
-    Every method is optional: if one is missing or raises NotMeasured, the result has null and the reason. Each is
-    called on all ranks.
+    Every method is optional: where a strategy has none of its own, the result has null and the reason. Each is called
+    on all ranks.
     """
 
     spec: RunSpec  # set by Strategy
@@ -293,17 +190,107 @@ class Probes:
         return {}
 
 
-class NoProbes(Probes):
-    """The probes of a strategy that does not inherit Probes: all raise NotMeasured with the same reason."""
+class Strategy(Probes, ABC):
+    """One way of training a workload on several devices. It lives in one worker process.
 
-    def __init__(self, spec: RunSpec) -> None:
+    It never measures, prints or writes files, and never changes a batch size on its own.
+    """
+
+    has_program: ClassVar[bool] = False  # a program of the user's owns the loop and the main thread: `run_program`
+    sign_of_life: Callable[[], None] = staticmethod(lambda: None)  # set by the session: call it in a long wait
+
+    def __init__(self, spec: RunSpec, rank: int) -> None:
+        """`spec` is the run, `rank` the number of this process in it."""
         self.spec = spec
+        self.place: RankPlacement = spec.places[rank]
+        self.options = SimpleNamespace(**spec.config.strategy.options)  # all of its YAML, checked
 
-    def not_measured(self, reason: str) -> NotMeasured:
-        return NotMeasured(f"strategy {self.spec.config.strategy.name} has no probes")
+    @abstractmethod
+    def setup(self) -> None:
+        """Join the group; build model and optimizer. Raises Unsupported(reason) if that is impossible here."""
 
-    def copy_batch(self, batch: Any) -> None:
-        raise self.not_measured("copies no batch")
+    def shard(self) -> tuple[int, int]:
+        """(replica, replicas): the part of each global batch that this process reads."""
+        return self.place.rank, self.spec.processes
+
+    def feed(self, source: Source) -> Iterable[Any]:
+        """Turn numpy batches into what `step` takes: tensors, pinned, placed, prefetched."""
+        return source
+
+    def train(self, loop: Loop) -> None:
+        """Train until the loop is over. A strategy whose trainer owns the loop reports to `loop` from a callback."""
+        for batch in loop:
+            loop.done(self.step(batch))
+
+    @abstractmethod
+    def step(self, batch: Any) -> LossPart | None:
+        """Train one step of the group. The loss is lazy and fetched at block ends; None: no loss in this process."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for the device work issued so far; never called inside a timed block."""
+
+    @abstractmethod
+    def broadcast(self, value: float) -> float:
+        """Return rank 0's value on every rank, when every rank has called it, so that all stop at the same step.
+
+        After setup, each rank checks by it that it is in one group with rank 0.
+        """
+
+    @abstractmethod
+    def backend_used(self) -> str | None:
+        """Observe which backend carried the gradients, rather than assume it; None: nothing was sent."""
+
+    @abstractmethod
+    def evaluate(self, source: Source) -> dict[str, float]:
+        """Compute validation metrics over all of `source`, the same on every rank."""
+
+    def peak_memory_bytes(self) -> list[int | None]:
+        """The peak of each device of this process; None where it cannot be determined, never 0."""
+        return [None for _ in self.place.devices]
+
+    def reserved_memory_bytes(self) -> list[int | None]:
+        """Return the peak of what the allocator took from each device, which must fit; None where it is unknown.
+
+        Tensors need `peak_memory_bytes` of it.
+        """
+        return [None for _ in self.place.devices]
+
+    def allocator_retries(self) -> int | None:
+        """Return how often the allocators of this process's devices found the memory full, gave back their cache and
+        tried again, which costs time; None where they do not count it."""
+        return None
+
+    def begin_phase(self, name: str) -> None:
+        """Called at the beginning of each phase of the measured loop, on every rank at the same step."""
+
+    def explain_early_end(self, steps: int) -> Exception:
+        """Return the error of a `train` that came back before its loop was over, after so many steps."""
+        return RuntimeError(
+            f"{self.spec.config.strategy.name} ended the training too early, after {steps} steps: was that a hook, a "
+            "callback or a limit of its trainer?"
+        )
+
+    def run_program(self) -> None:
+        """Run the user's program in the main thread, while the session runs in another one and ends the process. Only
+        of a strategy that `has_program`."""
+
+    def learning_rate(self) -> float | None:
+        """Return the peak of the learning rate; None where parts of the model have different ones. Read after setup."""
+        return self.spec.learning_rate
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Change the rate from the next step on; called between two steps, also within `train`."""
+        raise Unsupported(
+            f"{self.spec.config.strategy.name} keeps its learning rate: leave out train.schedule and warm-up"
+        )
+
+    def serve(self) -> None:
+        """Run a process in another role than chief: it serves the chief until it is ended from outside."""
+        raise Unsupported(f"{self.spec.config.strategy.name} has no process that serves others")
+
+    def close(self) -> None:
+        """Leave the group. May be called twice, also after a failed setup."""
 
 
 def never_measured(reason: str) -> Callable[..., Any]:
@@ -313,11 +300,6 @@ def never_measured(reason: str) -> Callable[..., Any]:
         raise self.not_measured(reason)
 
     return refuse
-
-
-def probes_of(strategy: Strategy) -> Probes:
-    """Return the strategy itself if it has probes, else NoProbes."""
-    return strategy if isinstance(strategy, Probes) else NoProbes(strategy.spec)
 
 
 def create_on_all_ranks(

@@ -16,7 +16,6 @@ from scalebench.strategies.base import (
     FORWARD,
     OPTIMIZER,
     LossPart,
-    Probes,
     Strategy,
     Unsupported,
 )
@@ -24,7 +23,7 @@ from scalebench.strategies.rank_channel import RankChannel
 from scalebench.workloads.source import Source
 
 
-class Simulated(Strategy, Probes):
+class Simulated(Strategy):
     """Sleeps for given times instead of training. Its ranks wait for each other at the end of each step, as they would
     for gradient synchronization; asynchronous ones only between phases of the run."""
 

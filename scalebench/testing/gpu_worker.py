@@ -32,7 +32,7 @@ from scalebench.measure.progress import ProgressFile
 from scalebench.measure.timed_loop import TimedLoop, closable_iterator, fixed_length_phase
 from scalebench.measure.timing import repeats_within, time_blocks, time_on_slowest_rank, time_warm_call
 from scalebench.runner.worker import classify_error, exit_without_cleanup, run_rank
-from scalebench.strategies.base import NotMeasured, Strategy, probes_of
+from scalebench.strategies.base import NotMeasured, Strategy
 from scalebench.workloads import datasets
 
 REFERENCE_WORK = "scalebench.strategies.torch.reference_work"  # imported by name: only a rank has the framework
@@ -91,7 +91,7 @@ class TruthRank:
         """Copy from host memory as measure.bandwidth does, and by itself."""
         kind = "host_to_device" if self.spec.device == "cuda" else "memcpy"
         rank = self.strategy.place.rank
-        action = probes_of(self.strategy).transfer(kind, rank, rank, COPY_BYTES)
+        action = self.strategy.transfer(kind, rank, rank, COPY_BYTES)
         time_on_slowest_rank(self.strategy, action, 1, time.perf_counter)
         measured, expected = [], []
         for _ in range(BLOCKS):  # in turns: the bandwidth of a host changes with what else it does
@@ -136,7 +136,7 @@ class TruthRank:
         """Time steps before and after a profile."""
         steps = self._choose_steps()
         before = self._time_steps(steps, BLOCKS)
-        probes_of(self.strategy).profile(PROFILED_STEPS, None)
+        self.strategy.profile(PROFILED_STEPS, None)
         after_s, before_s = (
             statistics.median(self._time_steps(steps, BLOCKS)) / steps,
             statistics.median(before) / steps,

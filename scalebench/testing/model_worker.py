@@ -24,7 +24,7 @@ from scalebench.core.result import RankRecord
 from scalebench.core.spec import RunSpec
 from scalebench.measure.progress import ProgressFile
 from scalebench.runner.worker import exit_without_cleanup, run_rank
-from scalebench.strategies.base import FORWARD, Strategy, probes_of
+from scalebench.strategies.base import FORWARD, Strategy
 from scalebench.testing.strategy_worker import CountedLoop, has_batch_normalization
 from scalebench.workloads import datasets
 
@@ -82,7 +82,7 @@ def examine_network(
     folder: Path, spec: RunSpec, strategy: Strategy, record: RankRecord, progress: ProgressFile
 ) -> None:
     strategy.setup()
-    checks = NetworkChecks(probes_of(strategy).num_params(), has_batch_normalization(strategy))
+    checks = NetworkChecks(strategy.num_params(), has_batch_normalization(strategy))
     _load_start_weights(strategy, folder / START_WEIGHTS_FILE, checks)
     _save_parameters(strategy, folder / "start.npz")
     if not (folder / ONLY_BUILD_FILE).exists():
@@ -104,7 +104,7 @@ def _train_steps(spec: RunSpec, strategy: Strategy, checks: NetworkChecks, folde
     batch, samples = next(batches), spec.global_batch
     count = _find_flop_counter(spec.config.strategy.framework)
     if count is not None:
-        checks.forward_flops = count(lambda: probes_of(strategy).partial_step(batch, FORWARD)) / samples
+        checks.forward_flops = count(lambda: strategy.partial_step(batch, FORWARD)) / samples
 
 
 def _load_start_weights(strategy: Any, path: Path, checks: NetworkChecks) -> None:
@@ -122,7 +122,7 @@ def _load_start_weights(strategy: Any, path: Path, checks: NetworkChecks) -> Non
 
 
 def _save_parameters(strategy: Strategy, path: Path) -> None:
-    np.savez(path, **probes_of(strategy).parameters())
+    np.savez(path, **strategy.parameters())
 
 
 def _find_flop_counter(framework: str) -> Callable[[Callable[[], None]], float] | None:

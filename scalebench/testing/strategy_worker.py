@@ -21,7 +21,7 @@ from scalebench.core.result import RankRecord
 from scalebench.core.spec import RunSpec
 from scalebench.measure.progress import ProgressFile
 from scalebench.runner.worker import exit_without_cleanup, run_rank
-from scalebench.strategies.base import PARTS, LossPart, NotMeasured, Strategy, probes_of
+from scalebench.strategies.base import PARTS, LossPart, NotMeasured, Strategy
 from scalebench.workloads import datasets, user_code
 from scalebench.workloads.source import Source
 
@@ -96,7 +96,7 @@ def examine_strategy(
     assert isinstance(train, RecordingSource)
     checks = RankChecks(record.rank, [replica, replicas], train.steps_per_epoch, train.samples)
     strategy.setup()
-    checks.params, checks.has_batch_normalization = probes_of(strategy).num_params(), has_batch_normalization(strategy)
+    checks.params, checks.has_batch_normalization = strategy.num_params(), has_batch_normalization(strategy)
     _save_weights(strategy, folder / f"start{record.rank}.npz", checks)
     checks.broadcast = strategy.broadcast(BROADCAST_VALUE if record.rank == 0 else 0.0)
     batches = iter(strategy.feed(train))
@@ -111,10 +111,10 @@ def examine_strategy(
     if validation is not None:
         checks.metrics = strategy.evaluate(validation)
         checks.user_losses = _compare_batch_sizes(spec, strategy)
-    probes = probes_of(strategy)
-    checks.message_bytes = probes.message_sizes()
+
+    checks.message_bytes = strategy.message_sizes()
     checks.peak_memory_bytes, checks.devices = strategy.peak_memory_bytes(), len(strategy.place.devices)
-    checks.run_isolated_sync = _describe_outcome(lambda: probes.run_isolated_sync(checks.message_bytes or [1024]))
+    checks.run_isolated_sync = _describe_outcome(lambda: strategy.run_isolated_sync(checks.message_bytes or [1024]))
     checks.sync_off = _describe_outcome(lambda: _train_without_sync(strategy, batches))
     _save_weights(strategy, folder / f"unsynchronized{record.rank}.npz", checks)
     checks.backend_used = strategy.backend_used()
@@ -167,29 +167,29 @@ def _record_epoch_rows(train: RecordingSource, checks: RankChecks) -> None:
 
 def _train_without_sync(strategy: Strategy, batches: Iterator[Any]) -> None:
     """Train a few steps without gradient synchronization, and switch it on again."""
-    probes_of(strategy).set_gradient_sync(False)
+    strategy.set_gradient_sync(False)
     strategy.train(CountedLoop(batches, LOCAL_STEPS))
-    probes_of(strategy).set_gradient_sync(True)
+    strategy.set_gradient_sync(True)
 
 
 def _check_partial_steps(strategy: Strategy, batch: Any, checks: RankChecks) -> None:
     """Run each part of a step as the probes do, and record whether it changed the weights."""
-    switches = _describe_outcome(lambda: probes_of(strategy).set_gradient_sync(False)) == "done"
+    switches = _describe_outcome(lambda: strategy.set_gradient_sync(False)) == "done"
     for part in PARTS:
         before = _read_weights(strategy)
-        checks.parts[part] = _describe_outcome(partial(probes_of(strategy).partial_step, batch, part))
+        checks.parts[part] = _describe_outcome(partial(strategy.partial_step, batch, part))
         strategy.synchronize()
         if checks.parts[part] == "done" and before is not None:
             after = _read_weights(strategy) or {}
             same = all(np.array_equal(before[name], after[name]) for name in before)
             checks.parts[part] = "kept" if same else "changed"
     if switches:
-        probes_of(strategy).set_gradient_sync(True)
+        strategy.set_gradient_sync(True)
 
 
 def _read_weights(strategy: Strategy) -> dict[str, Any] | None:
     try:
-        return {name: np.array(array) for name, array in probes_of(strategy).parameters().items()}
+        return {name: np.array(array) for name, array in strategy.parameters().items()}
     except NotMeasured:
         return None
 
@@ -204,7 +204,7 @@ def _describe_outcome(action: Any) -> str:
 
 def _save_weights(strategy: Strategy, path: Path, checks: RankChecks) -> None:
     try:
-        np.savez(path, **probes_of(strategy).parameters())
+        np.savez(path, **strategy.parameters())
     except NotMeasured:
         checks.has_weights = False
 

@@ -19,7 +19,7 @@ from scalebench.core.result import RankRecord
 from scalebench.core.spec import MeasureSpec
 from scalebench.core.stats.estimates import FloatArray
 from scalebench.measure.session import Session
-from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, LossPart, Probes, Strategy
+from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, LossPart, Strategy
 from tests.builders.runs import record, simulated_spec
 
 Shape = tuple[int, ...]  # the last axis is time
@@ -99,7 +99,7 @@ def arrays(times, noise, ranks, updates, rng):
     return mean_s[:, None] * drawn[:ranks], times.loading_s * drawn[ranks:-1], times.sync_s * drawn[-1]
 
 
-class Simulated(Strategy, Probes):
+class Simulated(Strategy):
     """One rank of the group; `words` are what rank 0 broadcast, in order."""
 
     def __init__(self, spec, rank, times, draws, arguments):

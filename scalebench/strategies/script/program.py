@@ -24,7 +24,7 @@ from scalebench.core.process import RANK_ADDRESSES
 from scalebench.core.result import Profile, ScriptRecord
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import base
-from scalebench.strategies.base import Loop, LossPart, NotMeasured, Probes, Strategy, WrongGroup
+from scalebench.strategies.base import Loop, LossPart, NotMeasured, Strategy, WrongGroup
 from scalebench.strategies.rank_channel import Late, RankChannel
 from scalebench.strategies.script import arguments, listeners
 from scalebench.strategies.script.batches import remark_same
@@ -54,7 +54,7 @@ class ProgramEnded(InputError):
     """The program came to its end before enough was measured."""
 
 
-class Script(Strategy, Probes):
+class Script(Strategy):
     """A user's program. Its steps are those of its optimizer, or the batches that it draws."""
 
     has_program = True

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from scalebench.core.result import Profile
 from scalebench.core.spec import RunSpec
-from scalebench.strategies.base import BACKWARD, OPTIMIZER, NotMeasured, Probes, Strategy
+from scalebench.strategies.base import BACKWARD, OPTIMIZER, NotMeasured, Strategy
 from scalebench.strategies.tensorflow import batches, profiling
 from scalebench.strategies.tensorflow.batches import DevicePart, TfBatch
 
@@ -46,7 +46,7 @@ class Exchange:
         self.run(self.buffers)
 
 
-class TensorFlowProbes(Strategy, Probes):
+class TensorFlowProbes(Strategy):
     """A strategy whose step is a compiled function of the batch parts of all devices of its process."""
 
     devices: list[str]

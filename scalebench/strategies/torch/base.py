@@ -21,7 +21,6 @@ from scalebench.strategies.base import (
     Loop,
     LossPart,
     NotMeasured,
-    Probes,
     Strategy,
     Unsupported,
     check_group,
@@ -53,7 +52,7 @@ NO_KERNELS = (
 )
 
 
-class TorchStrategy(Strategy, Probes):
+class TorchStrategy(Strategy):
     """One replica of the model on one device, without any communication, which subclasses add.
 
     `model` turns a batch into its loss, `compiled` is the model or its compiled form, and `net` is the module that is

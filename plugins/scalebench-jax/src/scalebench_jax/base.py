@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from scalebench.plugin_api import OPTIMIZER, LossPart, Probes, Profile, RunSpec, Source, Strategy, build_network
+from scalebench.plugin_api import OPTIMIZER, LossPart, Profile, RunSpec, Source, Strategy, build_network
 from scalebench_jax import devices, optimizer, profiling
 from scalebench_jax.batches import BatchFeeder, JaxBatch
 from scalebench_jax.profiling import MeasuredReplay, ProgramBacklog, Recording, device_seconds, record_profile
@@ -30,7 +30,7 @@ class LossTotal:
         return float(np.asarray(self._per_device, np.float64).sum())
 
 
-class JaxStrategy(Strategy, Probes):
+class JaxStrategy(Strategy):
     """One process whose devices each have a copy of the weights: arrays of the state have a first axis of devices."""
 
     devices: list[jax.Device]
