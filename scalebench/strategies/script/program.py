@@ -333,7 +333,7 @@ class Script(Strategy):
             horovod = sys.modules["horovod.torch"]
             built = {"nccl": self.spec.device == "cuda" and horovod.nccl_built(), "mpi": horovod.mpi_enabled()}
             return next((name for name, is_used in built.items() if is_used), "gloo")
-        from scalebench.strategies.torch.observed import identify_backend
+        from scalebench.strategies.torch.profiling import identify_backend
 
         backend = identify_backend(self._profile_steps().names)
         return backend or ("in one process" if self.spec.processes == 1 else None)
@@ -341,7 +341,7 @@ class Script(Strategy):
     def settings_used(self) -> dict[str, str]:
         if self.hooks.torch is None or (self._ended is not None and self._profiled is None):
             return {}
-        from scalebench.strategies.torch.observed import identify_settings
+        from scalebench.strategies.torch.profiling import identify_settings
 
         seen = self._profile_steps()
         return identify_settings(seen.names, seen.calls, seen.sees_kernels)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,7 +55,8 @@ def build_transfer(rank: TransferRank, kind: str, source: int | None, target: in
 def _build_action(rank: TransferRank, kind: str, source: int | None, target: int | None, size_bytes: int) -> Action:
     method, _, pattern = kind.partition("_")
     if method in ("send", "peer", "staged"):
-        receiver, sender = _find_peers(rank, pattern, source, target)
+        pairs = _list_pairs(rank, pattern, source, target)
+        receiver, sender = dict(pairs).get(rank.rank), {second: first for first, second in pairs}.get(rank.rank)
         if method == "send":
             return _build_send(rank, receiver, sender, size_bytes)
         return _build_copy(rank, receiver, size_bytes, staged=method == "staged")
@@ -75,17 +77,12 @@ def _build_action(rank: TransferRank, kind: str, source: int | None, target: int
     return run
 
 
-def _find_peers(
-    rank: TransferRank, pattern: str, source: int | None, target: int | None
-) -> tuple[int | None, int | None]:
-    """Return (the rank to send to, the rank to receive from), each None if there is none."""
-    ranks = rank.spec.processes
+def _list_pairs(rank: TransferRank, pattern: str, source: int | None, target: int | None) -> list[tuple[Any, Any]]:
+    """Return (sender, receiver) of each buffer that is on its way at once."""
     if pattern == "ring":
-        return (rank.rank + 1) % ranks, (rank.rank - 1) % ranks
-    assert source is not None and target is not None
-    receivers = {source: target} if pattern in ONE_WAY else {source: target, target: source}
-    senders = {receiver: sender for sender, receiver in receivers.items()}
-    return receivers.get(rank.rank), senders.get(rank.rank)
+        ranks = rank.spec.processes
+        return [(each, (each + 1) % ranks) for each in range(ranks)]
+    return [(source, target)] if pattern in ONE_WAY else [(source, target), (target, source)]
 
 
 def _check_possible(rank: TransferRank, kind: str, source: int | None, target: int | None) -> None:
@@ -98,10 +95,7 @@ def _check_possible(rank: TransferRank, kind: str, source: int | None, target: i
         raise NotMeasured(f"{rank.group.backend} sends no buffers of a GPU from rank to rank")
     if method not in ("peer", "staged"):
         return
-    ranks = range(rank.spec.processes)
-    pairs = [(r, (r + 1) % len(ranks)) for r in ranks] if pattern == "ring" else [(source, target), (target, source)]
-    pairs = pairs[:1] if pattern in ONE_WAY else pairs
-    for first, second in pairs:
+    for first, second in _list_pairs(rank, pattern, source, target):
         if rank.node_of(first) != rank.node_of(second):
             raise NotMeasured("a process copies between GPUs of its own node only")
         copies, peer = rank.rank == first, rank.device_of(second)

@@ -38,8 +38,8 @@ from scalebench.strategies.torch.group import (
 )
 from scalebench.strategies.torch.loader import UserLoader
 from scalebench.strategies.torch.model import NetworkModule, build_network_module
-from scalebench.strategies.torch.observed import identify_backend, identify_settings
 from scalebench.strategies.torch.precision import CompiledModel, Precision, input_shapes
+from scalebench.strategies.torch.profiling import identify_backend, identify_settings
 from scalebench.strategies.torch.step_module import StepModule, compute_metrics, select_loss
 from scalebench.strategies.torch.user_module import DATA_HOOK, STEP_HOOKS, list_overridden
 from scalebench.strategies.torch.user_optimizer import UserOptimizer

@@ -15,7 +15,7 @@ from scalebench.strategies import refusals
 from scalebench.strategies.base import Unsupported, never_measured
 from scalebench.strategies.torch.base import TorchStrategy
 from scalebench.strategies.torch.devices import PeakMemory
-from scalebench.strategies.torch.observed import DEVICE_COPY_EVENTS, identify_backend
+from scalebench.strategies.torch.profiling import DEVICE_COPY_EVENTS, identify_backend
 from scalebench.strategies.torch.step_module import StepModule
 
 MAX_FUSED_BYTES = 10 << 20  # torch.nn.parallel fuses smaller tensors up to this size (comm.broadcast_coalesced)

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.observed import ALL_REDUCE
+from scalebench.strategies.torch.profiling import ALL_REDUCE
 from scalebench.strategies.torch.user_errors import UserProblem, summarize_names
 
 SENT_TYPES = {

@@ -5,15 +5,14 @@ They are built from their configurations, with weights drawn from the run's seed
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
+from scalebench.core.errors import unknown_name_message
 from scalebench.strategies.torch.user_errors import UserProblem
 
-MAX_NEIGHBOURS = 3
+LIST = "its documentation lists them"
 # Classes of transformers by the value of model.options.task.
 TASKS = {
     "causal_lm": "AutoModelForCausalLM",
@@ -31,7 +30,7 @@ def build_transformers(name: str, task: str = "causal_lm", **settings: Any) -> n
         raise UserProblem(f"has no task '{task}': set model.options.task to {', '.join(TASKS)}")
     types = list(transformers.CONFIG_MAPPING)
     if name not in types:
-        raise UserProblem(_unknown("model type of transformers", name, types))
+        raise UserProblem(f"is {unknown_name_message('model type of transformers', name, types, LIST)}")
     config = transformers.AutoConfig.for_model(name, **settings)
     config.use_cache = False  # of keys and values, which only text generation reads
     module: nn.Module = getattr(transformers, TASKS[task]).from_config(config)
@@ -43,7 +42,7 @@ def build_torchvision(name: str, classes: int, **settings: Any) -> nn.Module:
     from torchvision import models
 
     if name not in models.list_models():
-        raise UserProblem(_unknown("model of torchvision", name, models.list_models()))
+        raise UserProblem(f"is {unknown_name_message('model of torchvision', name, models.list_models(), LIST)}")
     module: nn.Module = models.get_model(name, weights=None, num_classes=classes, **settings)
     return module
 
@@ -53,11 +52,6 @@ def build_timm(name: str, classes: int, **settings: Any) -> nn.Module:
     import timm
 
     if not timm.is_model(name):
-        raise UserProblem(_unknown("model of timm", name, timm.list_models()))
+        raise UserProblem(f"is {unknown_name_message('model of timm', name, timm.list_models(), LIST)}")
     module: nn.Module = timm.create_model(name, pretrained=False, num_classes=classes, **settings)
     return module
-
-
-def _unknown(what: str, name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(names), MAX_NEIGHBOURS)
-    return f"is no {what}" + (f"; did you mean {' or '.join(near)}?" if near else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scalebench.core.errors import InputError, PluginError, describe_exception
-from scalebench.core.spec import Config, ModelSpec, RunSpec
+from scalebench.core.spec import ModelSpec, RunSpec
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.script import batches
 from scalebench.strategies.torch.batches import TorchBatch
@@ -73,13 +72,6 @@ class UserLoader:
         """Return the flag of ranks that draw the same samples; called on all ranks."""
         advice = f"draw the same samples from {self._label}: choose them by rank and world_size (DistributedSampler)"
         return batches.remark_same(self._checksum, broadcast, rank, advice)
-
-    def add_target_shape(self, config: Config) -> Config:
-        """Return the config of a user's model with the shape of the targets, which only batches show."""
-        if not isinstance(self.first.targets, Tensor) or user_code.has_user_loss(config.model):
-            return config
-        model = dataclasses.replace(config.model, target_shape=list(self.first.targets.shape[1:]))
-        return dataclasses.replace(config, model=model)
 
     def close(self) -> None:
         """End the workers of a DataLoader, and a generator."""

@@ -44,8 +44,11 @@ class UserOptimizer:
             for config in configs
             if config not in self.by_step and not isinstance(config["scheduler"], ReduceLROnPlateau)
         ]
-        for config in self.by_step:
-            check_scheduler(config["scheduler"])
+        if any(isinstance(config["scheduler"], ReduceLROnPlateau) for config in self.by_step):
+            raise UserProblem(
+                "has a ReduceLROnPlateau with the interval 'step', and no metric is computed in a step: leave it out, "
+                "or take a scheduler that counts steps"
+            )
         for config in configs:
             hold_last_rate(config["scheduler"])
         if configs:
@@ -150,16 +153,6 @@ def read_optimizers(result: Any) -> tuple[Optimizer, list[dict[str, Any]]]:
         ) from None
     configs = [each if isinstance(each, Mapping) else {"scheduler": each} for each in schedulers]
     return optimizer, [dict(config) for config in configs]
-
-
-def check_scheduler(scheduler: Any) -> Any:
-    """Return a scheduler that advances by step. Raises UserProblem for one that waits for a metric."""
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise UserProblem(
-            "has a ReduceLROnPlateau with the interval 'step', and no metric is computed in a step: leave it out, or "
-            "take a scheduler that counts steps"
-        )
-    return scheduler
 
 
 def hold_last_rate(scheduler: Any) -> None:

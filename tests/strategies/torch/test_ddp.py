@@ -88,6 +88,12 @@ def test_parts_of_a_step_under_every_option(strategy, option):
     assert gloo_events(lambda: adapter.step(BATCH)) == {"gloo:all_reduce"}
 
 
+def test_a_bit_map_of_used_parameters_is_no_message(strategy):
+    adapter = strategy("ddp_gloo", strategy__options__find_unused_parameters=True)
+    adapter.step(BATCH)
+    assert adapter.message_sizes() == [4 * adapter.num_params()]
+
+
 BATCH = TorchBatch(torch.linspace(-1, 1, 20 * 600).reshape(20, 200, 3), torch.linspace(0, 1, 40).reshape(20, 2), 20)
 
 

@@ -24,7 +24,7 @@ from scalebench.strategies.torch.ddp import choose_device_ids
 from scalebench.strategies.torch.devices import PeakMemory, choose_backend, choose_device, count_state_bytes
 from scalebench.strategies.torch.group import choose_bound_device
 from scalebench.strategies.torch.lightning.trainer import choose_trainer_devices
-from scalebench.strategies.torch.observed import choose_activities
+from scalebench.strategies.torch.profiling import choose_activities
 from scalebench.workloads import networks
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights

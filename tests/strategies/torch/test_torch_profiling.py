@@ -18,13 +18,15 @@ from scalebench.measure.session import Session
 from scalebench.strategies.base import NotMeasured
 from scalebench.strategies.torch import profiling
 from scalebench.strategies.torch.base import NO_KERNELS
-from scalebench.strategies.torch.observed import (
+from scalebench.strategies.torch.profiling import (
     ALL_REDUCE,
+    MAX_OPERATIONS,
     OperatorCall,
+    build_profile,
     identify_backend,
     identify_settings,
+    summarize_operations,
 )
-from scalebench.strategies.torch.profiling import MAX_OPERATIONS, build_profile, summarize_operations
 
 STEPS = 3
 

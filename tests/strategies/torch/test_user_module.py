@@ -429,9 +429,9 @@ def test_networks_have_the_classes_of_the_samples_and_no_weights(calls):
 
 def test_unknown_names_have_a_neighbour(calls):
     for library in ("torchvision", "timm"):
-        with pytest.raises(UserProblem, match=rf"^is no model of {library}; did you mean resnet18\?$"):
+        with pytest.raises(UserProblem, match=rf"^is no model of {library} 'resnet19'; did you mean 'resnet18'\?$"):
             getattr(libraries, f"build_{library}")("resnet19", 10)
-    with pytest.raises(UserProblem, match=r"^is no model type of transformers; did you mean gpt2\?$"):
+    with pytest.raises(UserProblem, match=r"^is no model type of transformers 'gpt3'; did you mean 'gpt2'\?$"):
         libraries.build_transformers("gpt3")
     with pytest.raises(UserProblem, match=r"^has no task 'translation': set model.options.task to causal_lm, "):
         libraries.build_transformers("gpt2", task="translation")

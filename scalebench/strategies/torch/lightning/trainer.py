@@ -110,12 +110,6 @@ class TrainerStrategy(TorchStrategy):
     def on_fit_start(self, trainer: pl.Trainer) -> None:
         """Prepare the fit; called between Lightning's set-up and its first step."""
 
-    def on_step_end(self) -> None:
-        """Finish a step; called after the optimizer's step and before the loop counts it."""
-
-    def on_fit_end(self) -> None:
-        """Finish the fit; called after the last step, before Lightning removes its wrapper."""
-
     def empty_loss(self) -> Tensor:
         """Return the loss of a part without samples, which Lightning trains on like any other."""
         return sum(parameter.sum() for parameter in self.model.parameters()) * 0.0
@@ -308,14 +302,10 @@ class _Fit(pl.Callback):
     ) -> None:
         if not self.module.is_last_part:
             return
-        self._strategy.on_step_end()
         self._strategy.advance_schedulers(by_step=False)  # Lightning advances those by step
         parts, self._loss_parts = self._loss_parts, []
         if self._loop.done(sum_loss_parts(parts)):
             trainer.should_stop = True
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._strategy.on_fit_end()
 
 
 def _do_nothing(*args: Any, **settings: Any) -> None:
