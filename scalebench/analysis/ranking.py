@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from scalebench.analysis.identity import INPUT_COLUMNS, group_by
 from scalebench.analysis.repeats import EstimateRatio, holds_over_repeats
 from scalebench.analysis.scaling_curves import Curve, group_curves, make_curves
+from scalebench.analysis.user_program import PROGRAM
 from scalebench.analysis.verdicts import decide_ratio, explain_disturbance, explain_no_verdict, has_other_programs
 from scalebench.core.config_files import read_strategy_config
 from scalebench.core.stats.estimates import CONFIDENCE, Estimate
@@ -139,9 +140,11 @@ def find_widest_ratio(pooled: pd.DataFrame, estimate_ratio: EstimateRatio) -> fl
 
 
 def is_control(strategy: str) -> bool:
-    """Return whether a strategy, by its YAML, trains nothing, or replicas that never synchronize."""
+    """Return whether a strategy, by its YAML, trains nothing, or replicas that never synchronize. A user's program
+    trains, with a framework that only it knows."""
     config = read_strategy_config(strategy)
-    return config.get("framework") == "none" or bool(config.get("independent"))
+    trains_nothing = config.get("framework") == "none" and strategy != PROGRAM
+    return trains_nothing or bool(config.get("independent"))
 
 
 def rank_rows(group: dict[str, str], gpus: int, rows: Sequence[NamedRow], estimate_ratio: EstimateRatio) -> Ranking:

@@ -6,6 +6,7 @@ import importlib.abc
 import importlib.util
 import json
 import os
+import re
 import runpy
 import sys
 import traceback
@@ -16,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from scalebench.core.claim.sitecustomize import PROGRAM_VARIABLE
-from scalebench.core.errors import InputError
+from scalebench.core.errors import InputError, nearest_name
 from scalebench.strategies.script.arguments import MODULE
 
 
@@ -59,7 +60,12 @@ def _describe_exit(end: SystemExit, name: str) -> InputError | None:
         return None
     for frame, _ in traceback.walk_tb(end.__traceback__):
         if frame.f_code.co_name == "error" and frame.f_code.co_filename.endswith("argparse.py"):
-            return InputError(f"{name} refused its arguments: {frame.f_locals.get('message')}")
+            message, parser = str(frame.f_locals.get("message")), frame.f_locals.get("self")
+            unknown = re.findall(r"--[\w-]+", message if message.startswith("unrecognized") else "")
+            known = re.findall(r"--[\w-]+", parser.format_usage() if unknown and parser is not None else "")
+            near = nearest_name(unknown[0], known) if unknown else None
+            hint = f"; did you mean script.args.{near.removeprefix('--')}?" if near else ""
+            return InputError(f"{name} refused its arguments: {message}{hint}")
     reason = end.code if isinstance(end.code, str) else f"ended with exit status {end.code}"
     return InputError(f"{name}: {reason}")
 

@@ -1,6 +1,7 @@
 """The command line of a user's program, and what is refused before it starts."""
 
 import re
+import sys
 
 import pytest
 
@@ -11,6 +12,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.result import write_result
 from scalebench.runner.collect import ResultParts, RunId, RunOutcome, assemble_result
 from scalebench.strategies.script.arguments import render_arguments
+from scalebench.strategies.script.start import run_as_main
 
 
 @pytest.fixture(autouse=True)
@@ -114,3 +116,14 @@ def test_a_run_that_ended_before_its_samples_were_counted_has_no_batch(tmp_path)
     assert (result.scale.batch_per_device, result.scale.global_batch, result.quality.learning_rate) == (None,) * 3
     write_result(result, tmp_path)
     assert load(tmp_path)["batch_per_device"].isna().all()
+
+
+def test_an_argument_that_the_program_spells_otherwise_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    parse = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--batch-size')\np.parse_args()\n"
+    (tmp_path / "train.py").write_text(parse)
+    assert str(run_as_main("train.py", "--batch_size", "32")) == (
+        "train.py refused its arguments: unrecognized arguments: --batch_size 32; did you mean script.args.batch-size?"
+    )
+    assert str(run_as_main("train.py", "--depth", "3")).endswith("unrecognized arguments: --depth 3")
