@@ -62,8 +62,8 @@ def _describe_exit(end: SystemExit, name: str) -> InputError | None:
         if frame.f_code.co_name == "error" and frame.f_code.co_filename.endswith("argparse.py"):
             message, parser = str(frame.f_locals.get("message")), frame.f_locals.get("self")
             unknown = re.findall(r"--[\w-]+", message if message.startswith("unrecognized") else "")
-            known = re.findall(r"--[\w-]+", parser.format_usage() if unknown and parser is not None else "")
-            near = nearest_name(unknown[0], known) if unknown else None
+            spellings = re.findall(r"--[\w-]+", parser.format_usage() if unknown and parser is not None else "")
+            near = nearest_name(unknown[0], spellings) if unknown else None
             hint = f"; did you mean script.args.{near.removeprefix('--')}?" if near else ""
             return InputError(f"{name} refused its arguments: {message}{hint}")
     reason = end.code if isinstance(end.code, str) else f"ended with exit status {end.code}"
