@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,7 +150,8 @@ def _make_own_cells(result: Result, folder: Path, measurement: throughput.Measur
     """Return the columns that need no other run. One with the name of a field of the record is that field."""
     w, m, step_s, rate = result.workload, result.monitor, measurement.step_s, measurement.throughput
     parts = (m, result.quality, result.phases, w, result.scale, result)
-    fields = {name: value for part in parts for name, value in vars(part).items() if name in COLUMN_KINDS}
+    names = ((part, field.name) for part in parts for field in dataclasses.fields(part))
+    fields = {name: getattr(part, name) for part, name in names if name in COLUMN_KINDS}
     first, job = result.ranks[0] if result.ranks else None, result.scheduler
     model_options = result.spec.get("model", {}).get("options") or {}
     peaks = [peak for rank in result.ranks for peak in rank.peak_memory_bytes if peak is not None]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console as RichConsole
 
+from scalebench.__main__ import main
 from scalebench.analysis.load import survey
 from scalebench.analysis.throughput import Measurement
 from scalebench.core.result import MonitorRecord, Sync, write_result
@@ -20,6 +21,7 @@ from scalebench.report.document import Cell, Row, Table
 from scalebench.report.sections.parallelism import make_terminal_blocks
 from scalebench.report.terminal_table import render
 from scalebench.sweeps.console import Console
+from tests.analysis.test_golden_corpus import CORPUS
 from tests.builders import sweeps
 from tests.builders.parallelism_runs import make_pairs
 from tests.builders.runs import rank, record
@@ -187,3 +189,10 @@ def test_a_sweep_that_tried_both_ends_with_the_winners(tmp_path, capsys):
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
         GOLDEN.write_text(make_golden(Path(made)), encoding="utf-8")
+
+
+@pytest.mark.parametrize("sweep", ["attribution", "failures", "repeats", "target", "two_nodes"])
+def test_recorded_runs_show_their_details(sweep, capsys):
+    """Some were recorded before all of today's fields were there."""
+    assert main(["show", str(CORPUS / sweep), "--details"]) == 0
+    assert "what the run used" in capsys.readouterr().out or sweep == "failures"
