@@ -74,7 +74,7 @@ def find_program(script: ScriptSpec) -> str:
 
 def _split_command(script: ScriptSpec) -> list[str]:
     try:
-        return shlex.split(str(script.command))
+        return [] if script.command is None else shlex.split(script.command)
     except ValueError as error:
         raise InputError(f"script.command={script.command}: {str(error).lower()}") from None
 
@@ -95,7 +95,7 @@ def check_script(script: ScriptSpec) -> str | None:
         if any(isinstance(word, dict) for word in words):
             raise InputError(f"script.args.{key} should be a value or a list: {value}")
         _check_words(f"script.args.{key}", key, [str(word) for word in words])
-    typed = [*(_split_command(script) if script.command is not None else []), *script.fixed]
+    typed = [*_split_command(script), *script.fixed]
     for before, word in zip(["", *typed], typed, strict=False):
         name = word.partition("=")[0] if word.startswith("-") else before if before.startswith("-") else ""
         _check_words(f"the argument {word.partition('=')[0]}", name.lstrip("-"), [word])
@@ -124,7 +124,7 @@ def _check_words(label: str, name: str, words: list[str]) -> None:
 def uses_batch(config: Config) -> bool:
     """Return whether the batch that the config says is passed on to the program."""
     script = config.script
-    values = [*(_split_command(script) if script.command is not None else []), *script.fixed, *script.args.values()]
+    values = [*_split_command(script), *script.fixed, *script.args.values()]
     words = [str(word) for value in values for word in (value if _is_list(value) else [value])]
     return any(word.rpartition("=")[2] in BATCH_PLACEHOLDERS for word in words)
 
@@ -152,8 +152,7 @@ def render_arguments(spec: RunSpec, folder: Path) -> list[str]:
         text = str(value).lower() if isinstance(value, bool) else str(value)
         return PLACEHOLDER.sub(lambda placeholder: str(values[placeholder[1]]), text)
 
-    command = _split_command(script) if script.command is not None else []
-    words = [fill(word) for word in [*command, *script.fixed]]
+    words = [fill(word) for word in [*_split_command(script), *script.fixed]]
     for key, value in script.args.items():
         several = [fill(each) for each in value] if _is_list(value) else [fill(value)]
         if script.style == "hydra":
