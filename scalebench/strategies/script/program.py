@@ -23,8 +23,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.process import RANK_ADDRESSES
 from scalebench.core.result import Profile, ScriptRecord
 from scalebench.core.spec import RunSpec
-from scalebench.strategies import base
-from scalebench.strategies.base import Loop, LossPart, NotMeasured, Strategy, WrongGroup
+from scalebench.strategies.base import Loop, LossPart, NotMeasured, Strategy, WrongGroup, never_measured
 from scalebench.strategies.rank_channel import Late, RankChannel
 from scalebench.strategies.script import arguments, listeners
 from scalebench.strategies.script.batches import remark_same
@@ -296,8 +295,8 @@ class Script(Strategy):
     def message_sizes(self) -> list[int]:
         return self.hooks.bucket_bytes()
 
-    partial_step = base.never_measured("takes its steps as a whole")
-    copy_batch = base.never_measured("copies its batches by itself")
+    partial_step = never_measured("takes its steps as a whole")
+    copy_batch = never_measured("copies its batches by itself")
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
         if not self.hooks.wrappers():
