@@ -11,14 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from scalebench.core.spec import RunSpec
-from scalebench.strategies.base import (
-    BACKWARD,
-    FORWARD,
-    OPTIMIZER,
-    LossPart,
-    Strategy,
-    Unsupported,
-)
+from scalebench.strategies.base import BACKWARD, FORWARD, OPTIMIZER, LossPart, Strategy, Unsupported
 from scalebench.strategies.rank_channel import RankChannel
 from scalebench.workloads.source import Source
 

@@ -26,16 +26,10 @@ from scalebench.strategies.base import (
     check_group,
 )
 from scalebench.strategies.torch import bandwidth, devices, optimizer, profiling, user_checks, user_errors
+from scalebench.strategies.torch import group as groups
 from scalebench.strategies.torch.batches import PinnedCopies, TorchBatch, feed_batches, to_tensors
 from scalebench.strategies.torch.checkpointing import checkpoint_user_module
-from scalebench.strategies.torch.group import (
-    Message,
-    TorchCollective,
-    TorchGroup,
-    build_replay,
-    build_torch_collective,
-    count_messages,
-)
+from scalebench.strategies.torch.group import Message, TorchCollective, TorchGroup
 from scalebench.strategies.torch.loader import UserLoader
 from scalebench.strategies.torch.model import NetworkModule, build_network_module
 from scalebench.strategies.torch.precision import CompiledModel, Precision, input_shapes
@@ -312,7 +306,7 @@ class TorchStrategy(Strategy):
         return self.model.forward(batch.inputs, batch.targets)  # and no hooks, which wrappers may have put there
 
     def num_params(self) -> int:
-        return count_parameters(self.model)
+        return self.model.count_parameters()
 
     def flops_per_sample(self) -> float | None:
         return self.model.flops_per_sample
@@ -439,11 +433,11 @@ class GroupStrategy(TorchStrategy):
             self._replay, messages = None, self._messages  # buffers are freed before there are others
             if [message.size_bytes for message in messages] != sizes:
                 messages = [Message("all_reduce", size) for size in sizes]
-            self._replay = sizes, build_replay(self.group, messages, self.sends_at_once)
+            self._replay = sizes, groups.build_replay(self.group, messages, self.sends_at_once)
         self._replay[1]()
 
     def collective(self, name: str, size_bytes: int) -> TorchCollective:
-        return build_torch_collective(self.group, Message(name, size_bytes))
+        return groups.build_torch_collective(self.group, Message(name, size_bytes))
 
     def backend_used(self) -> str | None:
         return self.observe_backend()
@@ -479,9 +473,9 @@ class IndependentTorch(BareTorch):
         """Train one step. Raises Unsupported where code of the user's communicates in the first one."""
         if self._has_stepped:
             return super().step(batch)
-        messages, self._has_stepped = count_messages(), True
+        messages, self._has_stepped = groups.count_messages(), True
         part = super().step(batch)
-        if count_messages() != messages:
+        if groups.count_messages() != messages:
             self._refuse_communication("communicates between ranks within a step")
         return part
 
@@ -500,8 +494,3 @@ class IndependentTorch(BareTorch):
 def drop_empty_parts(parts: list[TorchBatch]) -> list[TorchBatch]:
     """Return the parts that have samples: the last batch of an epoch may have too few for all of them."""
     return [part for part in parts if part.samples]
-
-
-def count_parameters(model: nn.Module) -> int:
-    """Count the trainable parameters of a model."""
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

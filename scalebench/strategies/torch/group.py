@@ -14,12 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from scalebench.strategies.base import (
-    Unsupported,
-    create_on_all_ranks,
-    listen_for_ranks,
-    not_measured_if_unsupported,
-)
+from scalebench.strategies.base import Unsupported, create_on_all_ranks, listen_for_ranks, not_measured_if_unsupported
 
 ROOT = 0
 # The first names are those of newer PyTorch, which warns about the old ones.

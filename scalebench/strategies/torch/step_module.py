@@ -125,6 +125,10 @@ class StepModule(nn.Module):
         outputs: Tensor = self.module(inputs)
         return outputs
 
+    def count_parameters(self) -> int:
+        """Count the trainable parameters."""
+        return sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
+
     def arrays(self, statistics: bool = False) -> dict[str, NDArray[Any]]:
         """Copy the trained parameters, and with `statistics` the buffers, by name. Those that are split over processes
         are gathered, so that all processes have to call this."""

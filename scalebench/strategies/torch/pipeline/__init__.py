@@ -14,7 +14,7 @@ from scalebench.core.result import StageRecord
 from scalebench.core.spec import RunSpec
 from scalebench.strategies import refusals
 from scalebench.strategies.base import LossPart, Unsupported, never_measured
-from scalebench.strategies.torch.base import GroupStrategy, count_parameters
+from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
 from scalebench.strategies.torch.group import TorchGroup
 from scalebench.strategies.torch.model import NetworkModule, build_network_module
@@ -138,7 +138,7 @@ class ModelParallel(GroupStrategy):
     def num_params(self) -> int:
         """Return the sum over the stages, which all of them compute together once."""
         if self._num_params is None:
-            self._num_params = round(self.group.sum([count_parameters(self.model)])[0]) // self.replicas
+            self._num_params = round(self.group.sum([self.model.count_parameters()])[0]) // self.replicas
         return self._num_params
 
     def parameters(self) -> dict[str, Any]:
