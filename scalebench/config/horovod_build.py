@@ -11,13 +11,11 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 from scalebench.core.machine import cuda_builds
-from scalebench.core.process import build_python_command
+from scalebench.core.process import ask_python
 
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 TRANSPORTS = {"mpi": "MPI", "gloo": "Gloo", "nccl": "NCCL"}
@@ -29,7 +27,7 @@ MAX_PROBE_S = 120.0
 PROBE_SCRIPT = """
 import importlib, sys
 horovod = importlib.import_module("horovod." + sys.argv[1])
-print("HOLDS", *[name for name in sys.argv[2:] if getattr(horovod, name + "_built")()])
+print("ANSWER", *[name for name in sys.argv[2:] if getattr(horovod, name + "_built")()])
 """
 METADATA_KEYS = {"torch": "pytorch", "tensorflow": "tensorflow"}  # of Horovod's metadata.json
 EXTENSION_PATTERNS = {"torch": "mpi_lib_v2*.so", "tensorflow": "mpi_lib*.so"}
@@ -76,24 +74,11 @@ def describe_horovod(framework: str) -> tuple[str, bool]:
         return "Horovod is not installed", False
     version, problem = _installed_version("horovod") or "of unknown version", find_build_problem(framework)
     build = f"Horovod {version} with {FRAMEWORKS[framework]}"
-    features: list[str] = []
+    features: list[str] | None = []
     if problem is None:
-        command = build_python_command("-c", PROBE_SCRIPT, framework, *TRANSPORTS)
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        try:
-            done = subprocess.run(
-                command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=MAX_PROBE_S
-            )
-            answers = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("HOLDS")]
-            errors = [line.strip() for line in done.stderr.splitlines() if line.strip()] if done.returncode > 0 else []
-            if done.returncode == 0 and answers:
-                features = answers[0]
-            else:
-                problem = (errors or [f"exit status {done.returncode}"])[-1]
-        except subprocess.TimeoutExpired:
-            problem = f"no answer in {MAX_PROBE_S:.0f} s"
-        problem = problem and f"Horovod {version} does not import with {framework}: {problem}; {REBUILD}"
-    if problem is not None:
+        features, reason = ask_python(PROBE_SCRIPT, framework, *TRANSPORTS, limit_s=MAX_PROBE_S)
+        problem = reason and f"Horovod {version} does not import with {framework}: {reason}; {REBUILD}"
+    if problem or features is None:
         return f"{build}: no ({problem})", False
     present = ", ".join(text for name, text in TRANSPORTS.items() if name in features)
     missing = ", ".join(text for name, text in TRANSPORTS.items() if name not in features)

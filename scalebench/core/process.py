@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -58,6 +59,24 @@ def build_python_command(*arguments: str) -> list[str]:
     """
     is_installed = str(Path(__file__).parents[2]) in map(os.path.realpath, sys.path[1:])
     return [sys.executable, *(["-P"] if is_installed else []), *arguments]
+
+
+def ask_python(script: str, *arguments: str, limit_s: float) -> tuple[list[str] | None, str]:
+    """Run a script in a Python of its own. Return the words that it prints after ANSWER, and "", or None and in a few
+    words why there are none."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    try:
+        done = subprocess.run(
+            build_python_command("-c", script, *arguments), env=environment, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=limit_s,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return None, f"no answer in {limit_s:.0f} s"
+    answers = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("ANSWER")]
+    if done.returncode == 0 and answers:
+        return answers[0], ""
+    errors = [line.strip() for line in done.stderr.splitlines() if line.strip()] if done.returncode > 0 else []
+    return None, (errors or [f"exit status {done.returncode}"])[-1]
 
 
 def replace_unprintable() -> None:

@@ -40,7 +40,7 @@ def test_none_is_installed(monkeypatch, site, capsys):
 
 
 def test_an_unsuitable_build_is_recognized_without_an_import(site, monkeypatch):
-    monkeypatch.setattr(horovod_build, "build_python_command", None)
+    monkeypatch.setattr(horovod_build, "ask_python", None)
     for framework, built_for, message in (
         ("torch", {"pytorch": "2.12.0"}, "for torch 2.12.0, and 2.13.0+cpu is installed: "),
         # Another build of the same version has other libraries.

@@ -39,8 +39,7 @@ BUILDS = {
 TORCH = """
 import sys, types
 __version__, version = "2.13.0+cu130", types.SimpleNamespace(cuda="13.0")
-cuda = types.SimpleNamespace(is_available=lambda: {is_available})
-_C = types.SimpleNamespace(_cuda_getArchFlags=lambda: "sm_75 sm_90")
+cuda = types.SimpleNamespace(is_available=lambda: {is_available}, get_arch_list=lambda: ["sm_75", "sm_90"])
 {code}
 """
 OWNERS = {"nvidia/nccl/lib/libnccl.so.2": ["nccl-cu13 2"], "nvidia/cudnn/lib/libcudnn.so.9": ["cudnn-cu13 9"]}

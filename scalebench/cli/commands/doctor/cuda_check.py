@@ -6,20 +6,18 @@ PyTorch is imported in a process of its own, since only it can list the GPUs tha
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 
 from scalebench.core.machine import cuda_builds
 from scalebench.core.machine.machine import Machine
-from scalebench.core.process import build_python_command
+from scalebench.core.process import ask_python
 
 Row = tuple[str, str]
 MAX_ANSWER_S = 120.0
-# The flags are those of torch.cuda.get_arch_list(), which is empty where the driver is too old.
 TORCH_SCRIPT = """
 import torch, warnings
 warnings.simplefilter("ignore")
-flags = getattr(torch._C, "_cuda_getArchFlags", lambda: "")() or ""
-print("BUILD", torch.__version__, torch.version.cuda or "none", int(torch.cuda.is_available()), flags)
+cuda = torch.cuda
+print("ANSWER", torch.__version__, torch.version.cuda or "none", int(cuda.is_available()), *cuda.get_arch_list())
 """
 
 
@@ -35,21 +33,10 @@ def list_cuda_facts(host: Machine) -> list[Row]:
 
 def describe_torch_build(host: Machine) -> str:
     """Describe PyTorch's build beside the driver and the compute capabilities, or the problem with them."""
-    try:
-        done = subprocess.run(
-            build_python_command("-c", TORCH_SCRIPT),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=MAX_ANSWER_S,
-        )
-    except subprocess.TimeoutExpired:
-        return f"PyTorch does not import: no answer in {MAX_ANSWER_S:.0f} s"
-    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("BUILD ")]
-    if not lines:
-        errors = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        return f"PyTorch does not import: {errors[-1] if errors else f'exit status {done.returncode}'}"
-    _, version, cuda, is_available, *architectures = lines[0]
+    answer, reason = ask_python(TORCH_SCRIPT, limit_s=MAX_ANSWER_S)
+    if answer is None:
+        return f"PyTorch does not import: {reason}"
+    version, cuda, is_available, *architectures = answer
     texts = {gpu.compute_capability for gpu in host.gpus if gpu.compute_capability is not None}
     capabilities = sorted((int(major), int(minor)) for major, _, minor in (text.partition(".") for text in texts))
     driver = None if is_available == "1" else host.driver_version
