@@ -119,7 +119,7 @@ class Forker:
         arguments: Sequence[str],
         variables: Mapping[str, str],
         descriptors: Sequence[int],
-        is_safe: bool = sys.flags.safe_path,
+        is_safe: bool,
         folder: str | None = None,
     ) -> WarmProcess:
         """Fork a process that runs a module, the first of the arguments, on the same cores as this one. The descriptors
@@ -178,7 +178,8 @@ class WarmRanks:
             with contextlib.suppress(NotForked), open(log, "wb") as file, open(os.devnull, "rb") as nothing:
                 forker = self._find_forker(command, variables)
                 streams = [nothing.fileno(), file.fileno(), file.fileno()]
-                return forker.fork(command[command.index("-m") + 1 :], variables, [*streams, *namespaces])
+                at = command.index("-m")
+                return forker.fork(command[at + 1 :], variables, [*streams, *namespaces], "-P" in command[:at])
         return start_program(command, variables, log, in_foreground, network)
 
     def _find_forker(self, command: list[str], variables: dict[str, str]) -> Forker:

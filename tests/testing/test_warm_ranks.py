@@ -57,6 +57,7 @@ def is_forked(start, folder, **variables):
     return isinstance(process, WarmProcess)
 
 
+@pytest.mark.cold  # else both would be forked
 def test_it_sees_what_a_new_process_sees(warm_ranks, tmp_path, monkeypatch):
     """Also a folder and modules' folders that differ from those of the process that forks it."""
     assert is_forked(warm_ranks.start_program, tmp_path / "first")
