@@ -41,7 +41,7 @@ SRUN_HOSTS_FILE = "srun_hosts.txt"  # the node of each rank, where nodes have di
 TRY_SPEC_FILE = "try.json"  # the spec of one try of a batch search: as spec.json it would look like an unfinished run
 LOCK_FILE = "scalebench.lock"  # exists while a program uses the folder, of a run or of a sweep
 HYDRA_FOLDER = ".hydra"
-HYDRA_FILES = frozenset({"config.yaml", "hydra.yaml", "overrides.yaml"})  # Hydra writes them before it calls us
+HYDRA_FILES = frozenset({"config.yaml", "hydra.yaml", "overrides.yaml"})  # as Hydra names them
 HYDRA_LOG = "scalebench.log"  # which it writes with hydra/job_logging=default
 RUN_ID_VARIABLE = "SCALEBENCH_RUN_ID"  # of the environment of ranks and their agents
 

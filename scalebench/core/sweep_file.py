@@ -17,7 +17,7 @@ from scalebench.core.untrusted import FileRefused
 
 SWEEP_FILE = "sweep.json"
 RESULTS_FOLDER = "multirun"  # of the current folder, by default (conf/config.yaml)
-MULTIRUN_FILE = "multirun.yaml"  # Hydra writes it before it calls us
+MULTIRUN_FILE = "multirun.yaml"  # the config of a sweep, as Hydra names it
 
 
 @dataclass

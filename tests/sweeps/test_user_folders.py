@@ -40,7 +40,7 @@ def write_files(*names):
 
 
 def files():
-    """The content of each file; Hydra writes a sweep's multirun.yaml before it calls us."""
+    """The content of each file, but for the config of a sweep."""
     paths = (path for path in Path().rglob("*") if path.is_file() and path.name != MULTIRUN_FILE)
     return {str(path): path.read_bytes() for path in paths}
 
@@ -76,7 +76,7 @@ def test_a_run_in_its_own_unfinished_folder_replaces_files_of_runs_and_refuses_o
     assert set(os.listdir("r")) == {".hydra", "rank0.json", "rank0.log", "result.json", "spec.json"}
 
 
-def test_hydra_may_write_before_us(call):
+def test_files_and_the_log_of_hydra_may_be_elsewhere(call):
     assert call(*SHORT, "hydra.run.dir=r", "hydra/job_logging=default", "hydra.output_subdir=conf")[0] == 0
     words = ["hydra.sweep.dir=s", "hydra/job_logging=default", "hydra.output_subdir=conf", "hydra.sweep.subdir=a/b"]
     assert call(*SWEEP, *words)[0] == 0
