@@ -90,7 +90,7 @@ def test_a_search_finds_the_rate_that_is_best(search: Search) -> None:
 @pytest.mark.slow
 def test_trials_go_to_the_launcher_together_where_jobs_do(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own runs are one after the other here; all three are told once they are over."""
-    monkeypatch.setattr(SweepSession, "max_concurrent_runs", lambda spec: 3)
+    monkeypatch.setattr(SweepSession, "max_concurrent_runs", lambda self, spec: 3)
     status, out, err = search(RATE, trials=4)
     assert (status, err) == (0, "")
     lines = [line[:7] for line in out.splitlines() if line.startswith(("trial ", "["))]
