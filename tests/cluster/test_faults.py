@@ -4,6 +4,7 @@ SLURM refuses or never starts. And folders that nodes cannot access, and a sched
 import json
 import re
 import signal
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -48,8 +49,15 @@ def kill(name):
 
     def act(program, number):
         program.working(number, 4)
-        worker = psutil.Process(json.loads(program.path(number, "progress3.json").read_text())["pid"])
-        (worker if name == "worker" else worker.parent()).kill()
+        if name == "worker":
+            pid = json.loads(program.path(number, "progress3.json").read_text())["pid"]
+            program.cluster.on("node2", "kill", "-KILL", str(pid))
+            return
+        for process in psutil.process_iter(["cmdline"]):
+            if "scalebench.runner.node_agent" in (process.info["cmdline"] or []):
+                with suppress(psutil.NoSuchProcess):
+                    if process.environ().get("SLURMD_NODENAME") == "node2":
+                        process.kill()
 
     return act
 
