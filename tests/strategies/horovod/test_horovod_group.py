@@ -261,6 +261,18 @@ def test_adasums_inner_all_reduce_is_no_message():
     assert read_timeline(actual, 3).message_bytes == [40_400]
 
 
+def test_a_tensor_that_is_not_fused_goes_alone():
+    """With NCCL, whose messages have a thread each, the next one may begin before it ends."""
+    actual = list(HEAD)
+    for pid, phases in ((1, ["NCCL_ALLREDUCE"]), (2, ["MEMCPY_IN_FUSION_BUFFER", "NCCL_ALLREDUCE"])):
+        for name in ("NEGOTIATE_ALLREDUCE", *phases):
+            actual.append({"ph": "B", "ts": 1, "pid": pid, "name": name})
+            actual += [] if name == "NCCL_ALLREDUCE" else [{"ph": "E", "ts": 2, "pid": pid}]
+    for pid, name in NAMES.items():
+        actual.append({"ph": "E", "ts": 3, "pid": pid, "args": {"dtype": "float32", "shape": SHAPES[name]}})
+    assert read_timeline(actual, 2).message_bytes == [40_000, 400]
+
+
 RECORDINGS = Path(__file__).parents[2] / "golden" / "recordings"
 
 
