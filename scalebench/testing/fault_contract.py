@@ -20,7 +20,6 @@ from scalebench.core.json_files import write_json
 from scalebench.core.process import build_python_command
 from scalebench.core.result import Result, read_result
 from scalebench.core.run_folder import RESULT_FILE
-from scalebench.core.spec import write_spec
 from scalebench.measure.progress import read_progress
 from scalebench.runner.parent import run_spec
 from scalebench.testing import zygote
@@ -116,6 +115,5 @@ class FaultContract:
         datasets.prepare(spec.config)
         folder = tmp_path / "run"
         folder.mkdir()
-        write_spec(spec, folder)  # which marks the folder as that of a run: else it would be refused for the next file
-        write_json(folder / FAULT_FILE, {"fault": fault, "rank": self.rank, "batch": 5})
+        write_json(folder.with_name(FAULT_FILE), {"fault": fault, "rank": self.rank, "batch": 5})
         return run_spec(spec, folder, module="scalebench.testing.fault_worker"), folder

@@ -1,4 +1,4 @@
-"""A worker with a fault: `python -m scalebench.testing.fault_worker FOLDER` fails as fault.json in the folder says.
+"""A worker with a fault: `python -m scalebench.testing.fault_worker FOLDER` fails as fault.json beside the folder says.
 
 It fails while a batch is drawn, which every strategy does, whatever owns its loop.
 """
@@ -18,7 +18,7 @@ from scalebench.strategies.base import Strategy
 from scalebench.strategies.simulated import raise_fault
 from scalebench.workloads.source import Source
 
-FAULT_FILE = "fault.json"
+FAULT_FILE = "fault.json"  # beside the run's folder, which holds nothing but files of runs
 
 
 def inject_fault(strategy: Strategy, fault: str, batch: int) -> None:
@@ -39,7 +39,7 @@ def inject_fault(strategy: Strategy, fault: str, batch: int) -> None:
 
 def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
-    settings = read_json(folder / FAULT_FILE)
+    settings = read_json(folder.with_name(FAULT_FILE))
 
     def body(spec: RunSpec, strategy: Strategy, *rest: Any) -> None:
         if strategy.place.rank == settings["rank"]:
