@@ -75,7 +75,8 @@ def test_every_key_is_in_the_config_page():
 
 def test_every_variable_of_a_user_and_every_column_is_described():
     ours = set(
-        "PARENT_PID LAUNCHER ADDRESSES RUN_ID LISTEN_ADDRESS CPUS CXX PYTHON USER_FOLDERS CLAIM PROGRAM HOROVOD".split()
+        "PARENT_PID LAUNCHER ADDRESSES RUN_ID LISTEN_ADDRESS CPUS CXX PYTHON USER_FOLDERS CLAIM PROGRAM HOROVOD "
+        "AGENT_KEY".split()
     )  # processes', and of make
     folders = [ROOT / name for name in ("scalebench", "conf")]
     files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".yaml", ".sh")]
