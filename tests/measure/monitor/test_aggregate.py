@@ -129,7 +129,7 @@ def spec_of(device="cuda"):
 
 
 REPORTS = [
-    NodeReport(node, 2 * node, dataclasses.replace(MACHINE, hostname=f"n{node}", gpus=GPUS), [1, 2], over=True)
+    NodeReport(node, 2 * node, dataclasses.replace(MACHINE, hostname=f"n{node}", gpus=GPUS), [1, 2])
     for node in range(2)
 ]
 
