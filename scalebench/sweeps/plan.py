@@ -251,7 +251,8 @@ def plan_jobs(runs: Sequence[SweepRun], planned: list[SweepRun], unused: Iterato
 def _check_rounds(planned: Sequence[SweepRun]) -> None:
     """Raise InputError where measure.order=rounds cannot be what happens."""
     keys = [cohort_key(run.spec) for run in planned]
-    for spec in (run.spec for run in planned if run.spec.config.measure.order == "rounds" and run.spec.can_start):
+    in_rounds = [run.spec for run in planned if run.spec.config.measure.order == "rounds" and run.spec.can_start]
+    for spec in in_rounds:
         settings, reason = spec.config.measure, turns_reason(spec)
         if reason is not None:
             way_out = "set hardware.slurm.jobs=per_size, or leave it out" if reason == OWN_JOBS else "leave it out"
@@ -261,6 +262,7 @@ def _check_rounds(planned: Sequence[SweepRun]) -> None:
                 f"measure.slot_s={settings.slot_s:g} is longer than measure.max_s={settings.max_s:g}, the time that "
                 "each run has in all rounds"
             )
+    for spec in in_rounds:
         if keys.count(cohort_key(spec)) == 1:
             raise InputError(f"measure.order=rounds: {spec.label} has no other run to take turns with; leave it out")
 

@@ -279,7 +279,7 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(call):
         assert line in out.splitlines()
     folder = next(line for line in out.splitlines() if "--output=" in line).partition("=")[2]
     assert folder.startswith(f"{Path('multirun/single').absolute()}/")
-    assert "srun --nodes=2 --ntasks=4 --ntasks-per-node=2" in out and not Path("multirun").exists()
+    assert "srun --nodes=2 --ntasks=2 --ntasks-per-node=1" in out and not Path("multirun").exists()
 
 
 def table_rows(out):

@@ -125,10 +125,11 @@ def test_a_fault_ends_its_run_alone(fault, tmp_path):
 
 
 def test_a_run_that_cannot_be_stopped_is_left_for_later(tmp_path, monkeypatch):
-    park = Turns.park
+    park, made = Turns.park, list[Turns]()
     specs = [simulated(1), simulated(2), simulated(2)]
     runs = [CohortRun(n, spec, tmp_path / str(n)) for n, spec in enumerate(specs)]
-    monkeypatch.setattr(Turns, "park", lambda self: park(self) and self is not runs[1].turns)
+    monkeypatch.setattr(cohort, "Turns", lambda spec: made.append(Turns(spec)) or made[-1])
+    monkeypatch.setattr(Turns, "park", lambda self: park(self) and self is not made[1])
     results = dict(Cohort(runs, lambda progress: None).run())
     assert {n: result.status for n, result in results.items()} == {0: "ok", 2: "ok"}
     assert not (tmp_path / "1").exists()

@@ -29,8 +29,7 @@ NAME_PATTERN = (
 # Names that YAML or Hydra read as another value, and classes that the template's own class would hide.
 YAML_WORDS = frozenset("null none true false yes no on off y n inf nan".split())
 TEMPLATE_CLASSES = frozenset(
-    "group_strategy message torch_batch input_error run_spec loss_part iterable strategy_contract "
-    "fault_contract".split()
+    "group_strategy torch_batch input_error run_spec loss_part iterable strategy_contract fault_contract".split()
 )
 
 
