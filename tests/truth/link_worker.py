@@ -4,6 +4,7 @@ import ctypes
 import os
 import sys
 
+from scalebench.core.process import LISTEN_ADDRESS
 from scalebench.runner import worker
 
 NAMESPACES = "TRUTH_NAMESPACES"  # path of each rank's, by commas
@@ -21,5 +22,5 @@ def enter(path):
 
 if __name__ == "__main__":
     enter(os.environ[NAMESPACES].split(",")[int(os.environ["RANK"])])
-    os.environ.update(MASTER_ADDR=ADDRESS.format(1), GLOO_SOCKET_IFNAME="eth0")
+    os.environ |= {"MASTER_ADDR": ADDRESS.format(1), LISTEN_ADDRESS: ADDRESS.format(1), "GLOO_SOCKET_IFNAME": "eth0"}
     worker.exit_without_cleanup(worker.main(sys.argv[1:]))
