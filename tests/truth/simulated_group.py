@@ -197,7 +197,9 @@ def run(spec, times, noise, updates, seed):
         actual = RankRecord(rank, "simulated", rank)
         Session(spec, strategy, actual, _NoProgress(), strategy.clock).run()
         ranks.append(actual)
-    return replace(_result(spec.processes), ranks=ranks)
+    result = _result(spec.processes)
+    measure = {**result.spec["measure"], "target": spec.config.measure.target}
+    return replace(result, ranks=ranks, spec={**result.spec, "measure": measure})
 
 
 class _NoProgress(SimpleNamespace):
