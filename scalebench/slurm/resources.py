@@ -34,6 +34,8 @@ RESERVED_OPTIONS = {name: f"hardware.slurm.{name}" for name in (*NAME_KEYS, "exc
 # Likewise for the srun that starts the ranks. An option that both have is inherited from the job.
 RESERVED_STEP_OPTIONS = {
     **dict.fromkeys("nodes ntasks ntasks-per-node distribution overcommit nodelist".split(), GEOMETRY),
+    # An agent needs the GPUs of all ranks on its node.
+    **dict.fromkeys("gpu-bind gpus-per-task ntasks-per-gpu tres-bind tres-per-task".split(), "hardware.device_ids"),
     "cpus-per-task": "hardware.cpus_per_device", "cpu-bind": "hardware.bind", "mpi": "hardware.slurm.mpi",
     "kill-on-bad-exit": "scalebench", "output": "the folder of the run", "error": "the folder of the run",
     "container-image": "hardware.slurm.container", "container-mounts": "hardware.slurm.container_mounts",
@@ -195,7 +197,7 @@ def job_geometry(spec: RunSpec) -> JobGeometry:
         cpus *= max(len(place.devices) for place in spec.places)
     if cores is not None:  # a task for each device, besides those of other roles
         cpus = max(1, min(cpus, cores // fullest))
-    gpus = _gpus_per_node(spec)
+    gpus = count_gpus_per_node(spec)
     return JobGeometry(
         nodes=spec.nodes,
         tasks=spec.processes,
@@ -278,7 +280,7 @@ def srun_command(
     return [*command, *([] if by_rank else ["--node", "SLURMD_NODENAME"])]
 
 
-def _gpus_per_node(spec: RunSpec) -> int | None:
+def count_gpus_per_node(spec: RunSpec) -> int | None:
     """Return the GPUs per node up to the highest index in use: indices count within what SLURM allocates."""
     devices = [device for place in spec.places for device in place.devices]
     return max(devices) + 1 if spec.device == "cuda" and devices else None

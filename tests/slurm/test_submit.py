@@ -358,8 +358,6 @@ def test_each_rank_sees_all_gpus_of_its_node_and_cores_are_counted():
     on_gpus = run(4, GPU_NODES)
     on_gpus.device = "cuda"
     assert not any("gpu" in option or "gres" in option for option in srun(on_gpus, FOLDER))
-    bound = run(4, GPU_NODES, srun=["--gpu-bind=per_task:1"])
-    assert "--gpu-bind=per_task:1" in srun(bound, FOLDER), "a user's choice"
     # srun refuses the hint beside --cpu-bind, and sbatch beside other options about threads.
     for slurm, hint, step in (
         ({}, "nomultithread", None),

@@ -23,9 +23,10 @@ from scalebench.runner.launchers.rank_environment import assign_rank_addresses
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
 from scalebench.slurm.commands import Slurm, SlurmError, in_allocation
 from scalebench.slurm.job_states import parse_scontrol
-from scalebench.slurm.resources import ARBITRARY, srun_command
+from scalebench.slurm.resources import ARBITRARY, count_gpus_per_node, srun_command
 from scalebench.slurm.submit import read_submission
 
+GPUS_PER_TASK = {"SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"}  # of a job that was requested so
 JOB_ID, PARTITION = "SLURM_JOB_ID", "SLURM_JOB_PARTITION"
 TASKS_PER_NODE, CPUS_PER_NODE = "SLURM_TASKS_PER_NODE", "SLURM_JOB_CPUS_PER_NODE"  # 2(x3),1
 NODE_LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")  # the latter in older versions
@@ -81,6 +82,8 @@ def launch(request: LaunchRequest) -> GroupExit:
             where = "on the PATH; set hardware.slurm.bin" if bin is None else f"in {bin}"
             raise StartError(f"there is no srun {where}")
         command = srun_command(spec, folder, group.listen(hosts), hosts, bin)
+        if ARBITRARY not in command and (gpus := count_gpus_per_node(spec)) and os.environ.keys() & GPUS_PER_TASK:
+            command.insert(1, f"--gpus-per-node={gpus}")  # else the agent had those of one task
         addresses = assign_rank_addresses(hosts, request.run_id, spec.config.hardware.ports)
         variables = step_environment() | overlap_variables(spec) | {KEY_VARIABLE: group.key}
         # The nodes' daemons start the agents, which are no descendants of srun.
