@@ -103,8 +103,8 @@ FAULTS = {
     "memory": (None, Case("oom", f".*SLURM: {NO_MEMORY % 0}", gpus=4, lasts=True, slurm="memory: 400M")),
     "parent": (
         None,
-        Case("oom", ".*" + NO_MEMORY % "batch", gpus=4, lasts=True, slurm="memory: 20M"),
-    ),  # it takes more itself
+        Case("oom", ".*" + NO_MEMORY % "(batch|0)", gpus=4, lasts=True, slurm="memory: 20M"),
+    ),  # it takes more itself, and so does an agent
     "second": (lose(1), Case("failed", LOST, gpus=4, lasts=True)),
     "first": (lose(0), Case("failed", NODE_FAIL, "NODE_FAIL", gpus=4, lasts=True)),
     "good": (None, Case(gpus=4)),
