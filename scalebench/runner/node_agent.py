@@ -48,7 +48,7 @@ COMMAND_VARIABLES = (
 )
 COMMAND_PREFIXES = ("TORCHELASTIC_", "TORCH_", "GROUP_", "ROLE_")  # torchrun's, for groups that use its own store
 ENDING = (signal.SIGTERM, signal.SIGINT)
-# Those of a scheduler's warnings are for ranks, and SIGCHLD also says that one was stopped.
+# A scheduler warns ranks with SIGUSR1 or SIGUSR2, which must not end their agent; SIGCHLD also tells of a stopped rank.
 NOTICED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
 SIGTERM_GAP_S = 0.5  # between the effect of SIGTERM on a rank and on its agent, where SLURM sends it to both
 LOOK_INTERVAL_S = 0.1  # between two looks for progress, where the kernel does not report it

@@ -107,7 +107,7 @@ class PrivateNetwork:
             answer = maker.stdout.readline().strip()
             if not answer.startswith(READY):
                 raise OSError(0, answer or "the namespace's maker ended without a word")
-            # Of the user namespace, where there is one, and of the network namespace.
+            # The paths are those of the user namespace, where there is one, and of the network namespace.
             paths = [f"/proc/{maker.pid}/ns/{kind}" for kind in answer.split()[1:]]
             self.descriptors = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths]
 

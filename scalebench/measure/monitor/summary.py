@@ -149,7 +149,7 @@ def _device(series: TimeSeries, window: TimeWindow, index: int, node: int | None
     counter_j = _scaled(series.counter_growth(gpu, "energy_j", window), window)
     power_j = _scaled(series.integral(gpu, "power_w", window), window)
     sent, received = (series.counter_growth(gpu, f"nvlink_{way}_bytes", window) for way in ("sent", "received"))
-    # What limited the clocks at any time, other than idling; none of them where NVML did not report it.
+    # These reasons limited the clocks at some time; idling is none of them, nor is a reason that NVML did not report.
     quantities = [q for source, q in series.names if source == gpu and q.startswith(THROTTLED_PREFIX)]
     reasons = [q.removeprefix(THROTTLED_PREFIX) for q in quantities if series.values(gpu, q, window)]
     figures: dict[str, Any] = {

@@ -105,7 +105,7 @@ P = TypeVar("P", bound=RankProcess)
 
 
 class Watch(Protocol):
-    """What wakes the conductor of a cohort when a rank has reported."""
+    """Wakes the conductor of a cohort when a rank has reported."""
 
     def wait(self, limit_s: float, /) -> object: ...
 
