@@ -354,7 +354,6 @@ class TorchStrategy(Strategy):
             self.loader.close()
         if self.group is not None:
             self.group.leave()
-            self.group = None
 
     def _run_passes(self, part: TorchBatch, until: str) -> None:
         """Run the passes of one part. As a method of its own it keeps no tensor of a part alive during the next."""

@@ -42,6 +42,9 @@ class TorchGroup:
             timeout=timeout,
             device_id=bound_device,  # NCCL creates the one communicator now, not in step 1
         )
+        # Until this object goes: after the last step a thread of Gloo may hold the callback of a hook, and with it the
+        # group, a moment longer than all others. The group would then end in that thread, wait for it, and abort.
+        self._group = dist.group.WORLD
 
     def broadcast(self, value: float) -> float:
         """Return rank 0's value on every rank once all ranks have called this.
@@ -58,7 +61,7 @@ class TorchGroup:
 
     def leave(self) -> None:
         """Leave the group. May be called twice."""
-        if dist.is_initialized():
+        if dist.group.WORLD is self._group:
             dist.destroy_process_group()
 
 

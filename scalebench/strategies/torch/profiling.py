@@ -62,6 +62,7 @@ OBSERVED_STEPS = 2  # where only backend and settings are of interest
 # Steps before the profiled ones. The profiler starts in the first, at a different moment on each rank, so that its
 # synchronization waits for the last rank; DDP rebuilds its buckets in the second, under Lightning in each training.
 WARMUP_STEPS = 2
+GLOO_THREADS_S = 0.1  # after a step: by then Gloo's threads have left the operations that the step waited for
 # Prefixes of event names. c10d:: operators are not among them: they hand the tensors over to a thread of the backend,
 # whose own event (gloo:all_reduce) lasts as long as the communication.
 COMMUNICATION_PREFIXES = ("gloo:", "mpi:", "horovod:", "ncclDevKernel", "ncclKernel", "ncclSym")
@@ -259,21 +260,20 @@ class SentTensor(NamedTuple):
     is_activation: bool  # of DTensor's functional collectives
 
 
-class MessageObserver(BatchReplay):
-    """A replay of WARMUP_STEPS and of one more, whose operators PyTorch writes to a file, with their arguments.
+class MessageReplay(BatchReplay):
+    """A replay of WARMUP_STEPS and of one more, whose operators PyTorch's observer writes down, with their arguments.
 
     This is no session of the profiler, and leaves no hooks behind that later steps on a GPU would feel.
     """
 
-    def __init__(self, batch: TorchBatch, path: Path) -> None:
+    def __init__(self, batch: TorchBatch, observer: ExecutionTraceObserver) -> None:
         super().__init__(batch, WARMUP_STEPS + 1)
-        self._observer = ExecutionTraceObserver().register_callback(str(path))
+        self._observer = observer
 
     def done(self, part: LossPart | None) -> bool:
         is_over = super().done(part)
         if is_over:
             self._observer.stop()
-            self._observer.unregister_callback()
         elif len(self.parts) == WARMUP_STEPS:
             self._observer.start()
         return is_over
@@ -286,7 +286,14 @@ def observe_messages(train: Callable[[Loop], None], batch: TorchBatch) -> list[S
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "operators.json")
-        train(MessageObserver(batch, path))
+        observer = ExecutionTraceObserver().register_callback(str(path))
+        try:
+            train(MessageReplay(batch, observer))
+        finally:
+            # A step ends before Gloo's threads have told the observer that their operations did. What they would tell
+            # it then lies in memory that is free, and the process would crash.
+            time.sleep(GLOO_THREADS_S)
+            observer.unregister_callback()
         nodes = {node["id"]: node for node in read_json(path)["nodes"]}
     sent = []
     for node in (nodes[number] for number in sorted(nodes)):

@@ -111,11 +111,13 @@ def strategy(monkeypatch):
     made = []
 
     def make(name, processes=1, **changes):
+        if made:  # a group listens until its adapter goes
+            monkeypatch.setenv("MASTER_PORT", str(find_free_ports(1)[0]))
         made.append(registry.load_strategy(name)(spec_of(name, processes, **changes), 0))
         try:
             made[-1].setup()
         except Exception:
-            made[-1].close()  # its port is free for the next one
+            made[-1].close()
             raise
         return made[-1]
 

@@ -3,6 +3,7 @@ possible, without real GPUs; and work of known length, with a GPU that only coun
 
 import gc
 import socket
+import threading
 import weakref
 from types import SimpleNamespace
 
@@ -115,6 +116,25 @@ def test_a_group_of_one_rank_sums_and_leaves(strategy):
     group.leave()
     group.leave()
     assert not dist.is_initialized()
+
+
+def test_a_callback_that_outlives_the_group_does_not_abort_the_process(strategy):
+    adapter = strategy("independent_torch")
+    left = threading.Event()
+
+    def reduce_with_callback():  # the callback holds the group, as that of a hook does
+        own = dist.group.WORLD
+
+        def wait(reduced):
+            assert left.wait(60)
+            return own.size()
+
+        return dist.all_reduce(torch.ones(2), group=own, async_op=True).get_future().then(wait)
+
+    size = reduce_with_callback()
+    adapter.close()
+    left.set()
+    assert size.wait() == 1
 
 
 def transfer_rank(rank, ranks=3, kind="cpu", backend="gloo", nodes=()):
