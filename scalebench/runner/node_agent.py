@@ -2,7 +2,8 @@
 
 It connects to the program that waits for it there, or at a path on this machine, with a key from the environment or a
 file that only its owner can read. The program says which ranks to start, when they are parked, and when they are to
-end; the agent reports their progress and their exits. srun starts one on each node, or a person does; mpirun, `srun
+end; the agent reports their progress and their exits. Where it does not see the run's folder, its ranks have one on
+the node, and it sends what they leave there. srun starts one on each node, or a person does; mpirun, `srun
 --mpi` and a command of the user's start one for each rank, whose worker is its child. A program that is gone ends the
 ranks at once. The agent ends last, when the program says so: mpirun and srun would end the others with it.
 """
@@ -13,20 +14,30 @@ import argparse
 import contextlib
 import os
 import select
+import shutil
 import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from scalebench.core import exit_with_parent
 from scalebench.core.claim.sitecustomize import PROGRAM_VARIABLE
 from scalebench.core.errors import InputError
+from scalebench.core.json_files import parse_record
 from scalebench.core.process import wait_until
-from scalebench.core.run_folder import RUN_ID_VARIABLE, SPEC_FILE, progress_path
-from scalebench.core.spec import RunSpec, read_spec
+from scalebench.core.run_folder import (
+    OUTPUT_FILES,
+    RUN_ID_VARIABLE,
+    SPEC_FILE,
+    progress_path,
+    rank_log_name,
+    rank_record_path,
+)
+from scalebench.core.spec import RunSpec
 from scalebench.measure.monitor.monitor_process import MonitorProcess
 from scalebench.measure.nodes import record_node
 from scalebench.measure.progress import read_progress
@@ -57,9 +68,9 @@ LOOK_INTERVAL_S = 0.1  # between two looks for progress, where the kernel does n
 class NodeAgent:
     """Starts the ranks that the program named, and does what it says until it says that they are to end."""
 
-    def __init__(self, link: Link, order: wire.Start, spec: RunSpec, by_mpi: bool) -> None:
+    def __init__(self, link: Link, order: wire.Start, spec: RunSpec, folder: Path, by_mpi: bool) -> None:
         self._link, self._order, self._spec, self._by_mpi = link, order, spec, by_mpi
-        self._folder = Path(order.folder)
+        self._folder, self._is_shared = folder, folder == Path(order.folder)
         self._monitor: MonitorProcess | None = None  # of this node
         self._children = Children(LaunchRequest(spec, self._folder, order.run_id, module=order.module), order.ranks)
         self._watch = self._children.watch()
@@ -82,6 +93,8 @@ class NodeAgent:
                 self._start()
                 while self._running:
                     self._follow()
+            ranks = {name for rank in order.ranks for name in _rank_files(rank)}
+            self._send_files({path.name for path in self._folder.iterdir()} - ranks)
             self._link.send(wire.Over())
             while not self._is_over:
                 self._follow()
@@ -115,6 +128,7 @@ class NodeAgent:
             for rank in self._order.ranks:
                 if not has_events or progress_path(self._folder, rank).name in names:
                     self._report_progress(rank)
+            self._send_files({rank_record_path(self._folder, rank).name for rank in self._order.ranks} & {*names})
         if self._link in ready:
             self._obey(self._link.receive(wire.ToAgent))
         if self._is_parking and self._children.is_paused():
@@ -127,6 +141,20 @@ class NodeAgent:
         if (state := read_progress(self._folder, rank, self._order.run_id)) is not None:
             self._link.send(wire.Progress(state))
 
+    def _send_files(self, names: Iterable[str]) -> None:
+        """Send files to a program that does not see them; of a long log only its end."""
+        for name in [] if self._is_shared else filter(OUTPUT_FILES.fullmatch, names):
+            path = self._folder / name
+            if not path.exists():
+                continue
+            with open(path, "rb") as file:
+                if path.suffix == ".log":
+                    file.seek(max(0, path.stat().st_size - wire.PART_BYTES))
+                is_first = True
+                while (content := file.read(wire.PART_BYTES)) or is_first:
+                    self._link.send(wire.Part(name, is_first, content))
+                    is_first = False
+
     def _report_exits(self) -> None:
         for rank, position in [*self._running.items()]:
             child = self._children.members[position]
@@ -136,6 +164,7 @@ class NodeAgent:
                 wait_until(self._was_terminated, SIGTERM_GAP_S)  # SLURM signals all processes of a step, in any order
             child.signal(signal.SIGKILL)  # its children that are left
             self._report_progress(rank)
+            self._send_files(_rank_files(rank))
             self._link.send(wire.Exit(rank, code, self._is_terminated))
             del self._running[rank]
 
@@ -168,6 +197,26 @@ class NodeAgent:
             action()
         except OSError as error:
             self._link.send(wire.Refuse(f"its turn cannot be written: {error.strerror}"))
+
+
+def _rank_files(rank: int) -> tuple[str, str]:
+    return rank_log_name(rank), rank_record_path(Path(), rank).name
+
+
+def open_folder(order: wire.Start, spec: RunSpec) -> Path:
+    """Return the folder of the ranks: that of the run, or a new one where this node does not see that, and then also
+    not the samples."""
+    folder = Path(order.folder)
+    with contextlib.suppress(OSError):
+        if (folder / SPEC_FILE).stat().st_mtime_ns == order.written_ns:
+            return folder
+    if spec.config.script.path is None and spec.config.dataset.loader is None:
+        from scalebench.workloads import datasets  # whose libraries take a while
+
+        datasets.prepare(spec.config)
+    folder = Path(tempfile.mkdtemp(prefix="scalebench-"))
+    (folder / SPEC_FILE).write_text(order.spec, encoding="utf-8")
+    return folder
 
 
 def find_seat(variables: Mapping[str, str], node: str | None) -> wire.Hello:
@@ -234,17 +283,13 @@ def main(arguments: list[str]) -> int:
         order = link.receive(wire.ToAgent)
         if not isinstance(order, wire.Start):
             raise InputError(getattr(order, "reason", "the run ended before it began"))
-        folder = Path(order.folder)
         if options.node is None and (misplaced := _misplaced(order)) is not None:
             raise InputError(misplaced)
         if order.works_in is not None:
             with contextlib.suppress(OSError):  # code of the user's that is missed then says so
                 os.chdir(order.works_in)
-        try:
-            spec = read_spec(folder)
-        except OSError as error:
-            where = f"{socket.gethostname()} cannot read {folder / SPEC_FILE} ({error.strerror})"
-            raise InputError(f"{where}; a run's folder has to be on a file system that all its hosts share") from error
+        spec = parse_record(order.spec.encode(), RunSpec)
+        folder = open_folder(order, spec)
     except (InputError, EOFError, OSError, ValueError) as error:
         if link is not None:
             with contextlib.suppress(OSError):
@@ -255,7 +300,11 @@ def main(arguments: list[str]) -> int:
     if PROGRAM_VARIABLE in os.environ:
         for name in [name for name in os.environ if name.startswith(COMMAND_PREFIXES)]:
             del os.environ[name]
-    return NodeAgent(link, order, spec, by_mpi=options.node is None).run()
+    try:
+        return NodeAgent(link, order, spec, folder, by_mpi=options.node is None).run()
+    finally:
+        if folder != Path(order.folder):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from scalebench.core.errors import InputError
 from scalebench.core.process import POLL_INTERVAL_S, StartError, as_start_errors, cancelled, wait_until
-from scalebench.core.run_folder import Turn, node_report_path, write_rank_file
+from scalebench.core.run_folder import OUTPUT_FILES, SPEC_FILE, Turn, node_report_path, write_rank_file
 from scalebench.measure.progress import RankProgress
 from scalebench.runner.launchers import link as wire
 from scalebench.runner.launchers.link import Link
@@ -129,9 +129,11 @@ class AgentRanks(RankGroup[AgentRank]):
                 raise StartError(what if self.starter else f"{what}; start there what is printed above")
             self._changed.wait(POLL_INTERVAL_S)
             self._changed.clear()
-        folder, request = str(self._request.folder.absolute()), self._request
+        folder, request = self.folder.absolute(), self._request
+        with as_start_errors():
+            run = (str(folder), (folder / SPEC_FILE).read_text("utf-8"), (folder / SPEC_FILE).stat().st_mtime_ns)
         for agent in self.agents:
-            self._send(agent, wire.Start(folder, works_in, request.run_id, request.module, agent.ranks, addresses))
+            self._send(agent, wire.Start(*run, works_in, request.run_id, request.module, agent.ranks, addresses))
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):  # it was closed
@@ -192,6 +194,9 @@ class AgentRanks(RankGroup[AgentRank]):
                 with contextlib.suppress(OSError):
                     path = node_report_path(self.folder, report.node)
                     write_rank_file(path, report, run_id=self._request.run_id)
+            case wire.Part(name=name, is_first=is_first, content=content) if OUTPUT_FILES.fullmatch(name):
+                with contextlib.suppress(OSError), open(self.folder / name, "wb" if is_first else "ab") as file:
+                    file.write(content)
             case wire.Refuse(reason=reason):
                 self._refusal = self._refusal or reason
             case wire.Over():

@@ -35,6 +35,7 @@ from scalebench.runner.launchers.rank_environment import (
 
 KEY_VARIABLE = "SCALEBENCH_AGENT_KEY"
 MAX_MESSAGE_BYTES = 16 << 20  # the facts of a node with its environment have some 100 KB
+PART_BYTES = 4 << 20  # of a file in one message, where they take a third more
 NONCE_BYTES, PROOF_BYTES = 32, 32
 PROGRAM, AGENT = b"program", b"agent"  # so that neither side can send back the proof that it got
 HANDSHAKE_LIMIT_S = 10.0
@@ -59,6 +60,8 @@ class Start(Message):
     """The answer: which ranks to start, and how."""
 
     folder: str  # of the run
+    spec: str  # what spec.json has there
+    written_ns: int  # when it was written, by which an agent that sees that folder knows it
     works_in: str | None  # None: where the agent is
     run_id: str
     module: str
@@ -90,6 +93,14 @@ class Report(Message):
     """Facts of the node: at the start, and again at the end."""
 
     report: NodeReport
+
+
+class Part(Message):
+    """A part of a file for the run's folder, from a node that does not see it; those of a file come in order."""
+
+    name: str
+    is_first: bool
+    content: bytes
 
 
 class Over(Message):
@@ -127,7 +138,7 @@ class End(Message):
 
 
 ToAgent = Start | Refuse | Pause | Resume | WarmUp | Stacks | End
-ToProgram = Hello | Refuse | Started | Progress | Exit | Report | Over | Paused | Stopped
+ToProgram = Hello | Refuse | Started | Progress | Exit | Report | Part | Over | Paused | Stopped
 
 
 class WrongKey(ValueError):

@@ -3,6 +3,7 @@ program or connection is lost."""
 
 import contextlib
 import io
+import json
 import os
 import secrets
 import shlex
@@ -24,7 +25,9 @@ from scalebench.core.result import read_result
 from scalebench.core.spec import HardwareSpec, write_spec
 from scalebench.runner import launchers, node_agent
 from scalebench.runner.launchers import link, supervise
+from scalebench.runner.launchers import link as wire
 from scalebench.runner.launchers.agents import AgentRanks
+from scalebench.runner.launchers.link import Start
 from scalebench.runner.launchers.supervise import STACK_SIGNAL, LaunchRequest
 from scalebench.runner.parent import run_spec
 from tests.builders.launching import AgentUser
@@ -110,6 +113,37 @@ def test_ranks_have_the_environment_of_torchrun_and_nothing_is_left(hands, progr
         assert log == f"{rank} 0 2 1 {rank} 127.0.0.1 {threads} an id None True\n"
     assert hands.statuses == {FIRST: 0, SECOND: 0} and not find_running(ended.pids)
     assert not (hands.folder / run_folder.KEY_FILE).exists()
+
+
+def test_a_node_that_does_not_see_the_folder_of_the_run_sends_what_ranks_leave(hands, program, monkeypatch):
+    """Records when they are written, since an agent may be lost; logs in parts; what is no file of a run stays there.
+    The samples are made on that node."""
+    monkeypatch.setattr(wire, "Start", lambda folder, *rest: Start(f"{folder}/absent", *rest))
+    monkeypatch.setenv("SCALEBENCH_CACHE", str(hands.folder / "cache"))
+    module = program(
+        """
+        from scalebench.core.spec import read_spec
+        from scalebench.core.json_files import write_json
+        write_json(folder / f"rank{rank}.json", {"places": len(read_spec(folder).places)})
+        (folder / f"trace{rank}.json.gz").write_bytes(bytes(9_000_000))
+        (folder / "evil.txt").touch()
+        print("x" * 5_000_000, folder)
+        """
+    )
+    ended = hands.launch(module)
+    assert (ended.exit_codes, ended.broken) == ([0, 0], None)
+    for rank in range(2):
+        assert json.loads((hands.folder / f"rank{rank}.json").read_text()) == {"places": 2}
+        assert (hands.folder / f"trace{rank}.json.gz").read_bytes() == bytes(9_000_000)
+        log = (hands.folder / run_folder.rank_log_name(rank)).read_text()
+        assert len(log) == wire.PART_BYTES and not os.path.exists(log.split()[-1])
+    assert not (hands.folder / "evil.txt").exists() and os.listdir(hands.folder / "cache")
+
+
+def test_a_part_of_a_file_that_no_run_has_is_not_written(group, tmp_path):
+    for name in ("../rank0.log", "spec.json", "rank0.log.sh", "rank0.log"):
+        group._register(group.agents[0], "a host", wire.Part(name, True, b"x"))
+    assert os.listdir(tmp_path) == ["rank0.log"] and not (tmp_path.parent / "rank0.log").exists()
 
 
 def test_the_line_for_each_host_has_no_key(hands, program):
