@@ -3,10 +3,11 @@
 Three repeats alone know their variance so badly that their limits are 4.3 standard errors off. But the configurations
 of one sweep vary alike, more or less: how alike is estimated too, and each variance is squeezed towards the others' by
 as much. Sources: Smyth 2004, "Linear models and empirical Bayes methods for assessing differential expression in
-microarray experiments" (the prior, fitted by moments of log variances; limma's squeezeVar); Satterthwaite 1946, "An
-approximate distribution of estimates of variance components" (degrees of freedom of the prior, where what the machine
-does in a repeat is common to all); Phipson et al. 2016, "Robust hyperparameter estimation protects against
-hypervariable genes" (a configuration that is wilder than the others is not squeezed).
+microarray experiments" (the prior; limma's squeezeVar. Fitted by maximum likelihood, since moments of log variances
+are thrown off by two repeats that agree by chance); Satterthwaite 1946, "An approximate distribution of estimates of
+variance components" (degrees of freedom of the prior, where what the machine does in a repeat is common to all);
+Phipson et al. 2016, "Robust hyperparameter estimation protects against hypervariable genes" (a configuration that is
+wilder than the others is not squeezed).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ MIN_OTHERS = 2  # configurations with repeats
 MAX_LEFT_OUT = 100  # of more configurations than these one or two do not matter, and are not left out
 WILD_SHARE = 0.1  # a variance that so few have by chance, if it is one of the others, keeps to itself
 MIN_VARIANCE = 1e-14  # of logarithms: rounding
-MIN_RELATIVE_VARIANCE = 1e-5  # of the median: repeats that agree by chance would make the others look unlike
+PRIOR_FREEDOMS: FloatArray = np.append(np.geomspace(0.5, 64, 15), 1e6)  # that are tried; the last: all are alike
+FIT_ITERATIONS = 30
 
 
 class Prior(NamedTuple):
@@ -154,38 +156,23 @@ def moderate(logs: Sequence[float], prior: Prior | None, max_freedom: float = ma
 
 
 def fit_prior(variances: FloatArray, freedoms: FloatArray, max_freedom: float) -> Prior | None:
-    """Fit a scaled inverse chi-squared distribution to variances, by the mean and variance of their logarithms.
+    """Fit a scaled inverse chi-squared distribution to variances, by maximum likelihood.
 
     `freedoms` are their degrees of freedom. No prior is worth more than `max_freedom`. None for fewer than MIN_OTHERS.
     """
     if len(variances) < MIN_OTHERS or max_freedom < 1:
         return None
-    from scipy.special import digamma, zeta
+    from scipy.special import gammaln
 
-    variances = np.maximum(variances, max(MIN_VARIANCE, MIN_RELATIVE_VARIANCE * float(np.median(variances))))
-    logs = np.log(variances) - digamma(freedoms / 2) + np.log(freedoms / 2)
-    # zeta(2, x) is the trigamma function: the variance that logarithms have by their degrees of freedom alone.
-    excess = float(logs.var(ddof=1) - zeta(2, freedoms / 2).mean())
-    if excess <= 0:  # as alike as chance allows
-        return Prior(float(freedoms @ variances / freedoms.sum()), max_freedom)
-    half = _invert_trigamma(excess)
-    variance = math.exp(float(logs.mean() + digamma(half)) - math.log(half))
-    return Prior(variance, min(2 * half, max_freedom))
-
-
-def _invert_trigamma(value: float) -> float:
-    """Return x of trigamma(x) = value by Newton's method, from the right (as limma does)."""
-    from scipy.special import zeta
-
-    if value > 1e7:
-        return 1 / math.sqrt(value)
-    if value < 1e-6:
-        return 1 / value
-    x = 0.5 + 1 / value
-    for _ in range(50):
-        trigamma = float(zeta(2, x))
-        step = trigamma * (1 - trigamma / value) / (-2 * float(zeta(3, x)))
-        x += step
-        if -step < 1e-8 * x:
-            break
-    return x
+    squares, priors = freedoms * np.maximum(variances, MIN_VARIANCE), PRIOR_FREEDOMS[:, None]
+    scales = np.full_like(priors, squares.sum() / freedoms.sum())
+    for _ in range(FIT_ITERATIONS):
+        # Each variance, and with it the scale, is expected from its own squares and the scale before (EM).
+        weights = (freedoms + priors) / (squares + priors * scales)
+        scales = scales * (weights @ squares)[:, None] / freedoms.sum()
+    likelihoods = (
+        gammaln((freedoms + priors) / 2) - gammaln(priors / 2) + priors / 2 * np.log(priors * scales)
+        - (freedoms + priors) / 2 * np.log(squares + priors * scales)
+    ).sum(axis=1)  # fmt: skip
+    best = int(likelihoods.argmax())
+    return Prior(float(scales[best, 0]), min(float(PRIOR_FREEDOMS[best]), max_freedom))
