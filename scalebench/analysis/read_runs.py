@@ -67,7 +67,9 @@ def search_results(paths: Sequence[PathLike], unreadable: Unreadable) -> RunFile
             if SWEEP_FILE in entries:
                 sweeps.add(Path(folder))
         if not below and len(unreadable) == unreadable_before:
-            raise InputError(f"no {RESULT_FILE} at or below {start}; give the folder of a run or a sweep")
+            option, is_setting, value = str(start).partition("=")
+            hint = f" (options are written --{option} {value})" if is_setting and not start.exists() else ""
+            raise InputError(f"no {RESULT_FILE} at or below {start}; give the folder of a run or a sweep{hint}")
         for path in below:
             files.setdefault(os.path.realpath(path), path)
     return RunFiles(sorted(files.values(), key=lambda path: path.parts), sorted(unfinished), sorted(sweeps))

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from scalebench.core.config_files import read_strategy_config, read_yaml
+from scalebench.core.config_files import list_groups, read_strategy_config, read_yaml
 from scalebench.core.errors import InputError
 
 PRECISION_ALIASES = {
@@ -101,6 +101,8 @@ def _accept_alias(override: str) -> str:
     if match is None:
         return override
     prefix, key, value = match.groups()
+    if value.startswith("[") and value.endswith("]") and key in list_groups():
+        return f"{prefix}{key}={value[1:-1]}"  # each group has one choice, so that a list of them is a sweep
     if key == "devices":  # as columns, pages and docs call them
         return f"{prefix}gpus={value}"
     if key in REFERENCE_KEYS:

@@ -197,6 +197,9 @@ def _explain_value(override: str, text: str) -> str:
     typed = typed or re.search(r"Value '(.*)' (is not a valid) (bool)", text)
     if "is not a ListConfig" in text:
         return f"{key} should be a list, such as [1,2]"
+    if re.search("is not a subclass of|Cannot assign .* to Dict", text):
+        inner = next((each for each in list_config_keys(Config) if each.startswith(f"{key}.")), f"{key}.NAME")
+        return f"{override} should be values by name, such as {inner}=VALUE"
     if typed is None:
         return f"{override}: {text}"
     units = next((text for end, text in UNITS.items() if key.endswith(end)), "")
@@ -212,19 +215,21 @@ def explain_switch(message: str, arguments: Sequence[str], switches: Sequence[st
     if not switch:
         return f"{message}; --hydra-help lists the switches"
     name, _, value = switch.partition("=")
+    following = arguments[arguments.index(switch) + 1 :]
+    is_value = following and not following[0].startswith("-") and "=" not in following[0]
+    value = value or (following[0] if is_value else "")
     word = aliases.normalize_name(name)
+    keys = [*list_config_keys(Config), *config_files.list_groups()]
+    if word not in keys and any(argument.startswith("script=") for argument in arguments):
+        return f"no option '{name}'; an argument of the script is script.args.{name.lstrip('-')}={value or 'true'}"
     if (hint := aliases.read_names("key_hints").get(word)) is not None:
         return f"no option '{name}'; {hint}"
     if len(word) > 1 and (near := nearest_name(name, switches)) is not None:
         return f"no option '{name}'; did you mean '{near}'?"
-    keys = [*list_config_keys(Config), *config_files.list_groups()]
     key = word if word in keys else find_meant_key(word, list(arguments)) if len(word) > 1 else None
     if key is None:
         return f"no option '{name}'; settings are written KEY=VALUE, such as gpus=2, and --hydra-help lists the options"
-    following = arguments[arguments.index(switch) + 1 :]
-    is_value = following and not following[0].startswith("-") and "=" not in following[0]
-    value = value or (following[0] if is_value else "true" if key in list_switch_keys() else "VALUE")
-    return f"no option '{name}'; write {key}={value}"
+    return f"no option '{name}'; write {key}={value or ('true' if key in list_switch_keys() else 'VALUE')}"
 
 
 def explain_bare_word(word: str, arguments: Sequence[str]) -> str:

@@ -213,7 +213,7 @@ def _read_device_count(gpus: Any) -> int | None:
         return None
     if type(gpus) is not int:
         which = f"; hardware.device_ids={gpus} chooses devices" if isinstance(gpus, list) else ""
-        raise InputError(f"gpus={gpus} should be a number of devices, or {ALL_DEVICES}{which}")
+        raise InputError(f"gpus={gpus} should be a number of devices, several as in gpus=1,2, or {ALL_DEVICES}{which}")
     return gpus
 
 

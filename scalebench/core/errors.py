@@ -11,6 +11,7 @@ MAX_MESSAGE_CHARACTERS = 300
 MAX_NEAREST_NAMES = 4
 MIN_STEM_CHARACTERS = 3  # of a name that others continue; a shorter one is near to everything
 REMOTE_PLACE = re.compile(r"\bCaught \S+ (in .+)\.$", re.MULTILINE)  # of PyTorch, before the traceback of a worker
+_WORD = re.compile(r"[a-z0-9]+")
 NAME_CUTOFF, SHORT_NAME_CUTOFF = 0.75, 0.6  # of difflib's ratio
 
 
@@ -37,9 +38,11 @@ def nearest_name(name: str, candidates: Iterable[str]) -> str | None:
 
 
 def nearest_names(name: str, candidates: Iterable[str]) -> list[str]:
-    """Return the candidates that `name` may stand for: those of the same name but for its number, those that continue
-    it, or the nearest one. Empty where none is near."""
+    """Return the candidates that `name` may stand for: those of the same words, those of the same name but for its
+    number, those that continue it, or the nearest one. Empty where none is near."""
     names, typed = list(candidates), name.lower()
+    if same := [each for each in names if sorted(_WORD.findall(each.lower())) == sorted(_WORD.findall(typed))]:
+        return same[:MAX_NEAREST_NAMES]
     stem = _without_digits(typed)
     if len(stem) >= MIN_STEM_CHARACTERS and typed not in names:
         family = [each for each in names if _without_digits(each.lower()) == stem]

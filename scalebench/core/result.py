@@ -516,7 +516,8 @@ def _refuse_damaged(path: Path, content: bytes) -> None:
     try:
         tree = parse_json(content)
     except ValueError as error:
-        raise InputError(f"{path} is not a complete JSON file ({error}); run it again, or remove its folder") from error
+        way_out = "run it again, or remove its folder" if path.name == RESULT_FILE else "give a result.json or a folder"
+        raise InputError(f"{path} is not a complete JSON file ({error}); {way_out}") from error
     version = tree.get("schema_version") if isinstance(tree, dict) else None
     if version != SCHEMA_VERSION:
         raise InputError(_other_version(path, version))

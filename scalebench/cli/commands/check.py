@@ -135,9 +135,9 @@ def _find_kind(name: str) -> str:
     choices |= {kind: config_files.list_options(kind).keys() for kind in ("model", "dataset")}
     kinds = [kind for kind, names in choices.items() if name in names]
     if not kinds:
-        raise InputError(
-            unknown_name_message("strategy, model or data set", name, {n for names in choices.values() for n in names})
-        )
+        names = {each for of_kind in choices.values() for each in of_kind}
+        way_out = "scalebench list strategies, models or datasets shows them"
+        raise InputError(unknown_name_message("strategy, model or data set", name, names, way_out))
     if len(kinds) > 1:
         meanings = " and ".join(f"a {SUBJECT_KINDS[kind]}" for kind in kinds)
         raise InputError(f"'{name}' is {meanings}: say {' or '.join(f'{kind}={name}' for kind in kinds)}")
