@@ -15,6 +15,14 @@ from scalebench.strategies.base import (
     Strategy,
     Unsupported,
 )
+from scalebench.strategies.recording import (
+    Event,
+    Line,
+    OperationKind,
+    profile_steps,
+    summarize_lines,
+    write_chrome_trace,
+)
 from scalebench.workloads.datasets.images import PIXEL_SCALE
 from scalebench.workloads.network import Array, Network, Node
 from scalebench.workloads.networks import build_network
@@ -28,8 +36,10 @@ __all__ = [
     "CollectiveRecord",
     "Config",
     "DatasetSpec",
+    "Event",
     "FORWARD",
     "InputError",
+    "Line",
     "Loop",
     "LossPart",
     "ModelSpec",
@@ -37,6 +47,7 @@ __all__ = [
     "Node",
     "NotMeasured",
     "OPTIMIZER",
+    "OperationKind",
     "PARTS",
     "PIXEL_SCALE",
     "Profile",
@@ -53,5 +64,8 @@ __all__ = [
     "build_network",
     "initial_weights",
     "prefetch",
+    "profile_steps",
+    "summarize_lines",
     "unknown_name_message",
+    "write_chrome_trace",
 ]

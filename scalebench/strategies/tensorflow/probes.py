@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from scalebench.core.result import Profile
 from scalebench.core.spec import RunSpec
+from scalebench.strategies import recording
 from scalebench.strategies.base import BACKWARD, OPTIMIZER, NotMeasured, Strategy
-from scalebench.strategies.tensorflow import batches, profiling
+from scalebench.strategies.tensorflow import batches, devices, profiling
 from scalebench.strategies.tensorflow.batches import DevicePart, TfBatch
 
 
@@ -154,9 +155,10 @@ class TensorFlowProbes(Strategy):
         return profiling.reduction_message_bytes(self.step_function().get_concrete_function(), self.sync_scope)
 
     def profile(self, steps: int, trace: Path | None) -> Profile:
-        lines, step_s = profiling.profile_steps(self.train, self.last_batch, steps)
+        record, wait = profiling.record_lines, devices.synchronize
+        lines, step_s = recording.profile_steps(self.train, self.last_batch, steps, record, wait)
         if trace is not None:
-            profiling.write_chrome_trace(trace, lines, f"rank {self.place.rank}")
+            recording.write_chrome_trace(trace, lines, f"rank {self.place.rank}")
         on_gpus = "GPU" in self.devices[0]
         sums = profiling.reduction_operations(self.step_function().get_concrete_function(), self.sync_scope)
         return profiling.summarize_profile(lines, steps, step_s, {operation.name for operation in sums}, on_gpus)

@@ -1,30 +1,26 @@
-"""What TensorFlow's profiler and the traced graph show of a step: the time by operation, a Chrome trace, the backend
-and the messages of synchronization, precision, layout, compiler and FLOPs."""
+"""What TensorFlow's profiler and the traced graph show of a step: the time by operation, the backend and the messages
+of synchronization, precision, layout, compiler and FLOPs."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
-import os
 import re
 import tempfile
-import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
-from scalebench.core.result import Profile, ProfiledOperation
-from scalebench.strategies.base import BatchReplay, Loop, LossPart, NotMeasured
+from scalebench.core.result import Profile
+from scalebench.strategies.base import BatchReplay, Loop, NotMeasured
+from scalebench.strategies.recording import Event, Line, OperationKind, summarize_lines
 from scalebench.strategies.tensorflow import devices
 
 COLLECTIVES = ("CollectiveReduceV2", "CollectiveReduceV3", "CollectiveReduce", "NcclAllReduce")
 OBSERVED_STEPS = 2  # the first step may still initialize something
-MAX_OPERATIONS = 20  # in the record of a profile
 # Prefixes before the name of the replaced operation: of oneDNN's operations, and of fused ones without oneDNN.
 REPLACED = re.compile(r"^_(MklNative|Mkl|(?=Fused))")
 SYNCHRONIZE_OPERATION = "SyncDevice"
@@ -38,26 +34,7 @@ GPU_OPERATION = "tf_op"  # the statistic of a GPU kernel that names its operatio
 XLA_OPERATION = "hlo_op"  # a statistic that only operations of XLA programs have
 NUMBER_SUFFIX = re.compile(r"(_\d+)?(\.\d+)?$")  # as in the second MatMul, or the third fusion
 OPERATION = re.compile(r"[^\s:]+:\w+")
-# Half of all events, of no duration.
-UNTIMED_EVENTS = ("ThreadpoolListener::", "MemoryAllocation", "MemoryDeallocation")
 NO_KERNELS = "TensorFlow's profiler recorded no kernel of the GPUs (CUPTI is missing or forbidden here)"
-
-
-class Event(NamedTuple):
-    """An uninterrupted piece of work on one line; events may be nested."""
-
-    name: str
-    start_ps: int  # picoseconds since the epoch: as float seconds, adjacent events would seem to overlap
-    duration_ps: int
-    operation: str = ""  # 'name:type' of the operation that this event or GPU kernel belongs to; "" if there is none
-
-
-class Line(NamedTuple):
-    """The events of a thread, or of a GPU stream."""
-
-    name: str
-    device: str  # cpu | cuda
-    events: list[Event]
 
 
 @contextmanager
@@ -117,57 +94,6 @@ def record_event_names(action: Callable[[], object]) -> set[str]:
     return {event.name for line in lines for event in line.events}
 
 
-def write_chrome_trace(path: Path, lines: list[Line], process: str) -> None:
-    """Write the lines as threads of one process, as gzipped JSON; `ts` and `dur` are microseconds, `ts` relative to the
-    file's baseTimeNanoseconds, which count from the epoch.
-
-    https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (Trace Event Format)
-    """
-    pid = os.getpid()
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": process}}
-    ]
-    used_lines = sorted((line for line in lines if line.events), key=lambda line: line.device == "cpu")
-    base_ns = min((event.start_ps for line in used_lines for event in line.events), default=0) // 1000
-    for tid, line in enumerate(used_lines, start=1):
-        events.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": line.name}})
-        for event in line.events:
-            if not event.name.startswith(UNTIMED_EVENTS):
-                times = {"ts": (event.start_ps - base_ns * 1000) / 1e6, "dur": event.duration_ps / 1e6}
-                events.append({"ph": "X", "name": event.name, "pid": pid, "tid": tid, **times})
-    content = {"traceEvents": events, "displayTimeUnit": "ms", "baseTimeNanoseconds": base_ns}
-    path.write_bytes(gzip.compress(json.dumps(content).encode(), mtime=0))
-
-
-class MeasuredReplay(BatchReplay):
-    """A warm-up step, in which ranks synchronize and trainers set up their loop, followed by the measured steps."""
-
-    def __init__(self, batch: Any, steps: int) -> None:
-        super().__init__(batch, 1 + steps)
-        self.start_s = self.end_s = 0.0  # since the epoch
-
-    def done(self, part: LossPart | None) -> bool:
-        is_over = super().done(part)
-        if is_over or len(self.parts) == 1:
-            devices.synchronize()
-            self.start_s, self.end_s = self.start_s or time.time(), time.time()
-        return is_over
-
-
-def profile_steps(train: Callable[[Loop], None], batch: Any, steps: int) -> tuple[list[Line], float]:
-    """Train that many steps on `batch`; return (recorded lines, wall seconds per step). Spoils the weights."""
-    if batch is None:
-        raise RuntimeError("profile replays the last batch of the training, and there was no training")
-    loop = MeasuredReplay(batch, steps)
-    with record_lines() as lines:
-        train(loop)
-    measured = [
-        line._replace(events=[event for event in line.events if loop.start_s <= event.start_ps / 1e12 <= loop.end_s])
-        for line in lines
-    ]
-    return measured, (loop.end_s - loop.start_s) / steps
-
-
 def summarize_profile(
     lines: list[Line], steps: int, step_s: float, sync_operations: Collection[str], on_gpus: bool
 ) -> Profile:
@@ -175,60 +101,26 @@ def summarize_profile(
 
     `sync_operations` are the names of operations that sum gradients over the devices of the process. On the CPU a
     collective runs in a thread in which it also waits for the other devices, as NCCL kernels do on GPUs.
-    `collective_s` is None if that time is not visible: nothing is synchronized, or another library does it in its own
-    threads (Horovod). Raises NotMeasured where no kernel of the GPUs was recorded.
+    Raises NotMeasured where no kernel of the GPUs was recorded.
     """
     device = "cuda" if on_gpus else "cpu"
     if on_gpus and not any(line.events for line in lines if line.device == device):
         raise NotMeasured(NO_KERNELS)
-    times: dict[OperationKind, list[float]] = defaultdict(list)  # the exclusive seconds of each call
-    for line in lines:
-        if line.device == device:
-            for kind, self_s in exclusive_times(line, sync_operations):
-                times[kind].append(self_s)
-    sums = {kind: sum(seconds) for kind, seconds in times.items()}
-    largest = sorted(sums.items(), key=lambda item: -item[1])[:MAX_OPERATIONS]
-    collective_s = [total_s for kind, total_s in sums.items() if kind.collective and kind.name != HOROVOD_ENQUEUE]
-    return Profile(
-        steps=steps,
-        step_s=step_s,
-        kernel_s=sum(sums.values()) / steps if sums else None,
-        collective_s=sum(collective_s) / steps if collective_s else None,
-        operations=[
-            ProfiledOperation(kind.name, len(times[kind]) / steps, total_s / steps, kind.collective, device)
-            for kind, total_s in largest
-        ],
-    )
+    classify = partial(classify_event, sync_operations=sync_operations)
+    return summarize_lines(lines, steps, step_s, device, classify, unseen=HOROVOD_ENQUEUE)
 
 
-class OperationKind(NamedTuple):
-    """The type of an operation or name of a kernel, and whether it sums over devices."""
-
-    name: str
-    collective: bool
-
-
-def exclusive_times(line: Line, sync_operations: Collection[str]) -> Iterator[tuple[OperationKind, float]]:
-    """Yield the kind and the exclusive seconds of each operation of a line, that is without nested operations."""
-    stack: list[tuple[OperationKind, int, list[int]]] = []  # nested operations: kind, end, exclusive picoseconds
-    for event in sorted(line.events, key=lambda event: (event.start_ps, -event.duration_ps)):
-        if line.device == "cuda":
-            name = event.name.removeprefix("void ").partition("<")[0].partition("(")[0]  # without template arguments
-            collective = bool(NCCL_KERNEL.search(name)) or name == PEER_COPY
-        else:
-            name = REPLACED.sub("", event.operation.rpartition(":")[2])
-            collective = name in (*COLLECTIVES, HOROVOD_ENQUEUE)
-            if not name or name == SYNCHRONIZE_OPERATION:
-                continue
-        kind = OperationKind(name, collective or any(is_event_of(event.operation, each) for each in sync_operations))
-        while stack and stack[-1][1] <= event.start_ps:
-            ended = stack.pop()
-            yield ended[0], ended[2][0] / 1e12
-        if stack:
-            stack[-1][2][0] -= event.duration_ps
-        stack.append((kind, event.start_ps + event.duration_ps, [event.duration_ps]))
-    for kind, _, self_ps in reversed(stack):
-        yield kind, self_ps[0] / 1e12
+def classify_event(event: Event, device: str, sync_operations: Collection[str] = ()) -> OperationKind | None:
+    """Return the kind of the operation that an event is, None where it is none."""
+    if device == "cuda":
+        name = event.name.removeprefix("void ").partition("<")[0].partition("(")[0]  # without template arguments
+        collective = bool(NCCL_KERNEL.search(name)) or name == PEER_COPY
+    else:
+        name = REPLACED.sub("", event.operation.rpartition(":")[2])
+        collective = name in (*COLLECTIVES, HOROVOD_ENQUEUE)
+        if not name or name == SYNCHRONIZE_OPERATION:
+            return None
+    return OperationKind(name, collective or any(is_event_of(event.operation, each) for each in sync_operations))
 
 
 def is_event_of(event: str, name: str) -> bool:

@@ -5,16 +5,19 @@ import gzip
 import json
 import os
 import time
+from contextlib import nullcontext
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
+from scalebench.strategies import recording
 from scalebench.strategies.base import NotMeasured
+from scalebench.strategies.recording import Event, Line
 from scalebench.strategies.tensorflow import profiling
 from scalebench.strategies.tensorflow.mirrored import ReplicaCollective
-from scalebench.strategies.tensorflow.profiling import Event, Line
 from tests.strategies.builders import run_training
 from tests.strategies.tensorflow.conftest import DEVICES, mirrored
 
@@ -137,7 +140,9 @@ def stream(*events):
 
 def sums(line, *sync_operations):
     found = {}
-    for kind, own_s in profiling.exclusive_times(line, sync_operations):
+    for kind, own_s in recording.exclusive_times(
+        line, partial(profiling.classify_event, sync_operations=sync_operations)
+    ):
         found[tuple(kind)] = found.get(tuple(kind), 0.0) + own_s
     return found
 
@@ -152,7 +157,7 @@ def test_nested_and_adjacent_operations():
     assert sums(line) == {("Call", False): 4 + 2, ("While", False): 3, ("Conv2D", False): 3 + 1 + 2}
     now_ps, length_ps = 1_795_000_000 * SECOND, 123_456
     events = [Event("a:MatMul", now_ps + at * length_ps, length_ps, "a:MatMul") for at in range(1000)]
-    own = [own_s for _, own_s in profiling.exclusive_times(Line("thread", "cpu", events), [])]
+    own = [own_s for _, own_s in recording.exclusive_times(Line("thread", "cpu", events), profiling.classify_event)]
     assert own == [length_ps / SECOND] * 1000
 
 
@@ -195,7 +200,7 @@ def test_profile_of_threads_and_of_kernels():
 )
 def test_a_profile_of_real_steps(strategy, source, tmp_path, monkeypatch, words):
     """Those of the updates, no more and no less; and the trace tells when they were."""
-    monkeypatch.setattr(profiling, "MAX_OPERATIONS", 10**6)
+    monkeypatch.setattr(recording, "MAX_OPERATIONS", 10**6)
     one = strategy(*f"strategy={words}".split(), "gpus=2")
     run_training(one, source(), 1)
     start_s = time.time()
@@ -228,6 +233,22 @@ def check_trace(path, start_s, lasted_s):
     for event in shown:
         assert start_s * 1e6 < base_us + event["ts"]
         assert base_us + event["ts"] + event["dur"] < (start_s + lasted_s) * 1e6
+
+
+def test_measured_steps_begin_after_a_warm_up_step():
+    waits, steps = [], []
+
+    def train(loop):
+        for _ in loop:
+            steps.append(time.time())
+            if loop.done(None):
+                break
+
+    lines = [Line("thread", "cpu", [])]
+    found, step_s = recording.profile_steps(
+        train, "batch", 3, lambda: nullcontext(lines), lambda: waits.append(len(steps))
+    )
+    assert (len(steps), waits, found) == (4, [1, 4], lines) and 0 < step_s < 1
 
 
 def test_bare_has_no_collective_time(strategy, source):

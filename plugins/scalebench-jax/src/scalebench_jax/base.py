@@ -11,10 +11,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from scalebench.plugin_api import OPTIMIZER, LossPart, Profile, RunSpec, Source, Strategy, build_network
+from scalebench.plugin_api import (
+    OPTIMIZER,
+    Line,
+    LossPart,
+    Profile,
+    RunSpec,
+    Source,
+    Strategy,
+    build_network,
+    profile_steps,
+    summarize_lines,
+    write_chrome_trace,
+)
 from scalebench_jax import devices, optimizer, profiling
 from scalebench_jax.batches import BatchFeeder, JaxBatch
-from scalebench_jax.profiling import MeasuredReplay, ProgramBacklog, Recording, device_seconds, record_profile
+from scalebench_jax.profiling import ProgramBacklog, device_seconds
 from scalebench_jax.replica import BACKWARD, FORWARD, STEP, STEP_WITHOUT_SYNC, CompiledPrograms, Replica, State
 
 OBSERVED_STEPS = 2  # the first step may still initialize something
@@ -142,18 +154,19 @@ class JaxStrategy(Strategy):
 
     def backend_used(self) -> str | None:
         """Observe two more steps under the profiler, which spoil the weights."""
-        recording, _ = self._profile_steps(OBSERVED_STEPS)
-        events = (event for line in recording.lines for event in line.events)
+        lines, _ = self._profile_steps(OBSERVED_STEPS)
+        events = (event for line in lines for event in line.events)
         return profiling.observed_backend(
             (name for event in events for name in (event.name, event.operation)), self._all_reduces()
         )
 
     def profile(self, steps: int, trace: Path | None) -> Profile:
-        recording, loop = self._profile_steps(steps)
+        lines, step_s = self._profile_steps(steps)
         if trace is not None:
-            profiling.write_chrome_trace(trace, recording, f"rank {self.place.rank}")
-        step_s = (loop.end_ns - loop.start_ns) / 1e9 / steps
-        return profiling.summarize_profile(recording.lines, steps, step_s, self._all_reduces())
+            write_chrome_trace(trace, lines, f"rank {self.place.rank}")
+        device = "cuda" if any(line.events for line in lines if line.device == "cuda") else "cpu"
+        classify = partial(profiling.classify_event, all_reduces=self._all_reduces())
+        return summarize_lines(lines, steps, step_s, device, classify)
 
     def settings_used(self) -> dict[str, str]:
         if self.last_batch is None:
@@ -193,21 +206,12 @@ class JaxStrategy(Strategy):
 
     def _all_reduces(self) -> dict[str, int]:
         """Return the bytes of each all-reduce of a step on a full batch, by the name of XLA's operation."""
-        return profiling.all_reduce_bytes(self._program(STEP, self._full_batch()).as_text())
-
-    def _full_batch(self) -> JaxBatch:
         if self.last_batch is None:
             raise RuntimeError("what a step does is seen on the last batch of the training, and there was none")
-        return self.last_batch
+        return profiling.all_reduce_bytes(self._program(STEP, self.last_batch).as_text())
 
-    def _profile_steps(self, steps: int) -> tuple[Recording, MeasuredReplay]:
-        """Train that many more steps under the profiler; return the recording and the loop."""
-        loop = MeasuredReplay(self._full_batch(), steps, self.synchronize)
-        with record_profile() as recording:
-            self.train(loop)
-        start, end = loop.start_ns - recording.start_ns, loop.end_ns - recording.start_ns
-        recording.lines = [line.within(start, end) for line in recording.lines]
-        return recording, loop
+    def _profile_steps(self, steps: int) -> tuple[list[Line], float]:
+        return profile_steps(self.train, self.last_batch, steps, profiling.record_lines, self.synchronize)
 
     def _program(self, name: str, batch: JaxBatch) -> Any:
         return self.programs.compiled(name, self.state, batch.part, self._after, batch.global_samples, self._rate)
