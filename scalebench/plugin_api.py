@@ -24,6 +24,7 @@ from scalebench.strategies.recording import (
     write_chrome_trace,
 )
 from scalebench.workloads.datasets.images import PIXEL_SCALE
+from scalebench.workloads.metrics import measure_outputs
 from scalebench.workloads.network import Array, Network, Node
 from scalebench.workloads.networks import build_network
 from scalebench.workloads.source import Batch, Source, prefetch
@@ -63,6 +64,7 @@ __all__ = [
     "Unsupported",
     "build_network",
     "initial_weights",
+    "measure_outputs",
     "prefetch",
     "profile_steps",
     "summarize_lines",

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from scalebench.core.spec import RunSpec
@@ -18,7 +19,7 @@ from scalebench.strategies.tensorflow.cluster import WorkerGroup
 from scalebench.strategies.tensorflow.model import NetworkModel, read_weights
 from scalebench.strategies.tensorflow.probes import DeviceResult, TensorFlowProbes
 from scalebench.strategies.tensorflow.user_model import UserModel
-from scalebench.workloads import networks, records, user_code
+from scalebench.workloads import metrics, networks, records, user_code
 from scalebench.workloads.network import Network
 from scalebench.workloads.source import Source
 from scalebench.workloads.weights import initial_weights
@@ -195,7 +196,10 @@ class TensorFlowStrategy(TensorFlowProbes):
         if train.accumulate > 1:  # a full batch may not fit on the device
             forward = partial(batches.apply_in_slices, forward, -(-self.spec.batch_per_device // train.accumulate))
         with tf.device(self.devices[0]):
-            return batches.compute_metrics(forward, source, model.loss, model.targets, self.sum_over_group)
+            ordered = batches.read_with_tensorflow(source).in_order()
+            return metrics.measure_outputs(
+                model, lambda inputs: np.array(forward(inputs)), ordered, self.sum_over_group
+            )
 
     def settings_used(self) -> dict[str, str]:
         function = self.step_function().get_concrete_function()

@@ -1,5 +1,5 @@
 """Batches of numpy arrays: copied to the devices of this process for training, as `dataset.feed` and
-`dataset.prefetch` say, and evaluated for validation metrics."""
+`dataset.prefetch` say, and in slices for validation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 from scalebench.core.spec import Config
-from scalebench.strategies.base import GroupSum
 from scalebench.strategies.tensorflow.picture_reader import read_with_tensorflow
 from scalebench.workloads import datasets, records
 from scalebench.workloads.datasets import cache
@@ -124,38 +123,6 @@ def _pick_resident(source: Source, devices: Sequence[str]) -> TfBatches:
             yield TfBatch(tuple(parts), len(rows), tf.constant(source.global_samples(update), tf.float32))
 
 
-Forward = Callable[[Any], tf.Tensor]
-
-
-def compute_metrics(
-    forward: Forward, source: Source, loss: str, targets: Sequence[str], sum_over_group: GroupSum
-) -> dict[str, float]:
-    """Return means over the samples of all processes, which must all call this function.
-
-    For classes 'cross_entropy' and the share of samples whose largest output is at the label ('accuracy'), where a
-    sample with several labels counts with its mean over them; otherwise 'mse' over all outputs, and 'mse_<target>' per
-    output if targets are named. `forward` maps numpy inputs to outputs, `sum_over_group` sums numbers over processes.
-    """
-    sums, samples = np.zeros(1), 0
-    for batch in read_with_tensorflow(source).in_order():
-        outputs = forward(batch.inputs)
-        if loss == "cross_entropy":
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch.targets, outputs).numpy()
-            values = [losses, outputs.numpy().argmax(-1) == batch.targets]
-            means = [each.reshape(batch.samples, -1).mean(1, dtype=np.float64) for each in values]
-            sums = sums + [mean.sum() for mean in means]
-        else:
-            errors = (outputs.numpy() - batch.targets).reshape(batch.samples, -1)
-            sums = sums + np.square(errors, dtype=np.float64).sum(0)
-        samples += batch.samples
-    *totals, count = sum_over_group([*sums.tolist(), float(samples)])
-    figures = [total / count for total in totals]
-    if loss == "cross_entropy":
-        return dict(zip(("cross_entropy", "accuracy"), figures, strict=True))
-    per_target = {f"mse_{name}": mean for name, mean in zip(targets, figures, strict=True)} if targets else {}
-    return {"mse": sum(figures) / len(figures), **per_target}
-
-
-def apply_in_slices(forward: Forward, samples: int, inputs: Any) -> tf.Tensor:
+def apply_in_slices(forward: Callable[[Any], tf.Tensor], samples: int, inputs: Any) -> tf.Tensor:
     """Apply `forward` to at most `samples` samples at a time."""
     return tf.concat([forward(inputs[first : first + samples]) for first in range(0, len(inputs), samples)], 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +17,7 @@ from scalebench.core.spec import ModelSpec
 from scalebench.strategies.base import GroupSum
 from scalebench.strategies.torch.batches import TorchBatch, to_tensors
 from scalebench.strategies.torch.model import read_weights
+from scalebench.workloads import metrics
 from scalebench.workloads.source import Source
 
 if TYPE_CHECKING:
@@ -62,14 +62,6 @@ def select_loss(name: str) -> Loss:
     if name not in LOSSES:
         raise InputError(unknown_name_message("loss", name, LOSSES))
     return LOSSES[name]
-
-
-def list_metrics(model: ModelSpec) -> list[str]:
-    """Return the names of a model's metrics: the mean loss and the share of correct answers of a classifier, the mean
-    squared error of each quantity, or the loss that code of the user's computes."""
-    if model.loss == "mse":
-        return [f"mse_{name}" for name in model.targets or range(math.prod(model.target_shape))]
-    return ["cross_entropy", "accuracy"] if model.loss in LOSSES else ["loss"]
 
 
 @dataclass
@@ -145,22 +137,16 @@ def compute_metrics(
 ) -> dict[str, float]:
     """Compute the mean metrics over all samples of all replicas.
 
-    A classifier has {'cross_entropy': mean, 'accuracy': share of correct answers}, a model with a loss of the user's
-    {'loss': mean}, other models {'mse': over all outputs, 'mse_<target>': of one output, where outputs have names}.
     `measure` returns the means of a batch, or None where it leaves its samples to another process. `sum_over_group`
     adds up numbers over the processes, all of which have to call this. Where the model `is_sharded`, all processes
     compute equally many batches.
     """
-    names, samples = list_metrics(model), 0
-    sums = torch.zeros(len(names), dtype=torch.float64, device=device)
+    samples = 0
+    sums = torch.zeros(len(metrics.list_metrics(model)), dtype=torch.float64, device=device)
     with torch.no_grad():  # and no inference_mode, whose tensors a user's module may keep, and FSDP train on
         for batch in map(to_tensors, source.in_order(even=is_sharded)):
             means = measure(batch.to(device))
             if means is not None and batch.global_samples:
                 sums += means * batch.samples
                 samples += batch.samples
-    *totals, count = sum_over_group([*sums.tolist(), float(samples)])
-    means_by_name = {name: total / count for name, total in zip(names, totals, strict=True)}
-    if model.loss != "mse":
-        return means_by_name
-    return {"mse": sum(means_by_name.values()) / len(names), **(means_by_name if model.targets else {})}
+    return metrics.average_metrics(model, sums.tolist(), samples, sum_over_group)

@@ -11,8 +11,10 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalebench.core.spec import ModelSpec
 from scalebench.strategies.base import Unsupported
 from scalebench.strategies.tensorflow import batches as tf_batches
+from scalebench.workloads import metrics
 from scalebench.workloads.source import Source
 from tests.strategies.tensorflow.builders import BARE, FIT, MIRRORED, SMALL_IMAGES
 from tests.strategies.tensorflow.conftest import DEVICES
@@ -161,25 +163,29 @@ KERNEL = RNG.normal(size=(4, 3)).astype(np.float32)
 OUTPUTS = INPUTS @ KERNEL
 
 
-def metrics_of_group(targets, *names):
+def metrics_of_group(targets, model):
     """Return each replica's metrics: a first pass collects their sums, a second one returns the total."""
     share = {"global_batch": 5, "seed": 0, "replicas": REPLICAS}
     sources = [Source(INPUTS, targets, replica=replica, **share) for replica in range(REPLICAS)]
-    sums_of, evaluate = [], tf_batches.compute_metrics
+    sums_of = []
+
+    def evaluate(source, sum_over_group):
+        return metrics.measure_outputs(model, lambda x: x @ KERNEL, source.in_order(), sum_over_group)
+
     for source in sources:
-        evaluate(lambda x: tf.matmul(x, KERNEL), source, *names, lambda sums: sums_of.append(sums) or sums)
+        evaluate(source, lambda sums: sums_of.append(sums) or sums)
     total = np.sum(sums_of, 0).tolist()
-    return [evaluate(lambda x: tf.matmul(x, KERNEL), source, *names, lambda sums: total) for source in sources]
+    return [evaluate(source, lambda sums: total) for source in sources]
 
 
 def test_metrics_are_means_over_the_samples_of_all_replicas():
     targets = RNG.normal(size=(SAMPLES, 3)).astype(np.float32)
     squares = np.square(OUTPUTS - targets, dtype=np.float64)
     wanted = {"mse": squares.mean(), **{f"mse_{name}": squares[:, i].mean() for i, name in enumerate("abc")}}
-    for found in metrics_of_group(targets, "mse", list("abc")):
+    for found in metrics_of_group(targets, ModelSpec(name="m", loss="mse", targets=list("abc"))):
         assert found == pytest.approx(wanted, rel=1e-6)
     labels = OUTPUTS.argmax(1)
     labels[:9] = (labels[:9] + 1) % 3  # nine are wrong
     entropies = np.log(np.exp(OUTPUTS).sum(1)) - OUTPUTS[np.arange(SAMPLES), labels]
-    for found in metrics_of_group(labels, "cross_entropy", []):
+    for found in metrics_of_group(labels, ModelSpec(name="m", loss="cross_entropy")):
         assert found == pytest.approx({"cross_entropy": entropies.mean(), "accuracy": 14 / 23}, rel=1e-5)

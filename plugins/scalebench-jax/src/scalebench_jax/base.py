@@ -20,11 +20,12 @@ from scalebench.plugin_api import (
     Source,
     Strategy,
     build_network,
+    measure_outputs,
     profile_steps,
     summarize_lines,
     write_chrome_trace,
 )
-from scalebench_jax import devices, optimizer, profiling
+from scalebench_jax import devices, profiling
 from scalebench_jax.batches import BatchFeeder, JaxBatch
 from scalebench_jax.profiling import ProgramBacklog, device_seconds
 from scalebench_jax.replica import BACKWARD, FORWARD, STEP, STEP_WITHOUT_SYNC, CompiledPrograms, Replica, State
@@ -185,7 +186,7 @@ class JaxStrategy(Strategy):
             parts = (jax.device_put(inputs[at : at + width], self.devices[0]) for at in range(0, len(inputs), width))
             return np.concatenate([np.asarray(self._infer(weights, moving, part)) for part in parts])
 
-        return optimizer.evaluate_model(forward, self.spec.config.model, source)
+        return measure_outputs(self.spec.config.model, forward, source.in_order())
 
     def num_params(self) -> int:
         return sum(array.size // len(self.devices) for array in self.state.weights.values())
