@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("nullable", "numpy")
 RATE = "throughput_samples_per_s"
+TOKEN_RATES = ("tokens_per_s", "tokens_per_s_per_device")
 TEXT, COUNT, NUMBER, TRUTH = "string", "Int64", "Float64", "boolean"  # kinds of values in pandas
 
 

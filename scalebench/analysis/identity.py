@@ -200,7 +200,10 @@ def find_nearest(candidates: Iterable[R], run: RunIdentity, as_bare: bool = Fals
 
 def sample_key(result: Result) -> str:
     """Return what one sample is and which model trains on it."""
-    return _encode_shared(result.spec, SAMPLE_KEYS)
+    is_program = (result.spec.get("script") or {}).get("path") is not None  # whose lengths are means
+    return _encode_shared(
+        result.spec, SAMPLE_KEYS, *filter(None, [not is_program and result.workload.tokens_per_sample])
+    )
 
 
 def is_comparable(run: RunSummary, baseline: RunSummary) -> bool:
@@ -241,6 +244,7 @@ _ROW_COLUMNS = (
     "global_batch",
     "learning_rate",
     "target",
+    "sequence_length",
 )
 # Device ids and the layout over nodes cannot be equal for unequal numbers of devices.
 DEVICES_OR_BATCH_COLUMNS = tuple(name for name in TRAINED_COLUMNS if name not in ("device_ids", "layout"))

@@ -22,7 +22,17 @@ import msgspec
 
 from scalebench.analysis import rows as run_rows
 from scalebench.analysis import throughput
-from scalebench.analysis.columns import COLUMNS, COUNT, FRAME_COLUMNS, RATE, TEXT, TRUTH, interval_cells, make_frame
+from scalebench.analysis.columns import (
+    COLUMNS,
+    COUNT,
+    FRAME_COLUMNS,
+    RATE,
+    TEXT,
+    TOKEN_RATES,
+    TRUTH,
+    interval_cells,
+    make_frame,
+)
 from scalebench.analysis.identity import Baselines, configuration_key, find_other_settings, group_by, is_comparable
 from scalebench.analysis.rows import Cells, RunSummary
 from scalebench.core.stats.estimates import Estimate, scale_estimate
@@ -205,7 +215,7 @@ class Configurations:
         if repeats > 1:
             cells.update(interval_cells(RATE, rate))
             cells["interval_over"] = "repeats"
-            for name in ("step_s", "epoch_s", "device_hours_per_epoch", "mfu"):
+            for name in ("step_s", "epoch_s", "device_hours_per_epoch", "mfu", *TOKEN_RATES):
                 values = [row[name] for row in configuration.rows if row.get(name) is not None]
                 cells[name] = math.exp(math.fsum(map(math.log, values)) / len(values)) if values else None
         flags = [flag for flag in (cells["flags"] or "").split() if flag not in SINGLE_RUN_FLAGS]

@@ -153,7 +153,9 @@ def _make_own_cells(result: Result, folder: Path, measurement: throughput.Measur
     names = ((part, field.name) for part in parts for field in dataclasses.fields(part))
     fields = {name: getattr(part, name) for part, name in names if name in COLUMN_KINDS}
     first, job = result.ranks[0] if result.ranks else None, result.scheduler
-    model_options = result.spec.get("model", {}).get("options") or {}
+    model_options = dict(result.spec.get("model", {}).get("options") or {})
+    if w.tokens_per_sample is not None:
+        model_options.pop("sequence_length", None)  # a column of its own
     peaks = [peak for rank in result.ranks for peak in rank.peak_memory_bytes if peak is not None]
     # The monitor sees the most memory that all ranks held at once. The slots of runs in turns are shorter than its
     # interval: there it is the sum of the ranks' own peaks, unless a rank does not know its own.
@@ -168,7 +170,8 @@ def _make_own_cells(result: Result, folder: Path, measurement: throughput.Measur
         "job_id": job.job_id if job else None, "queued_s": job.queued_s if job else None,
         "mfu": measurement.mfu,
         "model_options": " ".join(f"{key}={option}" for key, option in model_options.items()) or None,
-        **interval_cells(RATE, rate), "interval_over": "blocks" if rate and math.isfinite(rate.low) else None,
+        **interval_cells(RATE, rate), **throughput.token_cells(result, rate),
+        "interval_over": "blocks" if rate and math.isfinite(rate.low) else None,
         "in_turns": bool(measurement.round_rates),
         "step_s": step_s, **measurement.step_spread(), **step_breakdown.breakdown_cells(result, step_s),
         **step_breakdown.stage_cells(result, step_s),

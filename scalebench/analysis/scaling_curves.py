@@ -30,7 +30,8 @@ GROUP_COLUMNS = ("model", "dataset", "hardware", "scaling", "batch")
 MAX_CORRELATION = 0.5  # of the errors of speedups that share a baseline
 # By these, models of one name differ: their options, else what was counted.
 MODEL_SIZES = {"model_params": "parameters", "flops_per_sample": "flops_per_sample"}
-MODEL_COLUMNS = {"model_options": "options", **MODEL_SIZES}
+LENGTH = "sequence_length"
+MODEL_COLUMNS = {"model_options": "options", LENGTH: LENGTH, **MODEL_SIZES}
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,15 @@ def make_curves(pooled: pd.DataFrame) -> list[Curve]:
         return len({pair[:-1] for pair in pairs}) < len(pairs)
 
     models = ["model_options"] if is_ambiguous("model_options", "model") else []
-    models += [column for column in MODEL_SIZES if is_ambiguous(column, "model", "model_options")]
+    models += [LENGTH] if is_ambiguous(LENGTH, "model", "model_options") else []
+    models += [column for column in MODEL_SIZES if is_ambiguous(column, "model", "model_options", LENGTH)]
     has_other_machines = is_ambiguous("machine", "hardware")
 
     def name_group(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
         group = {name: str(row[name]) for name in GROUP_COLUMNS if name != "batch"} | {"batch": format_batch(row)}
         for column in models:
             if row[column] is not None:
-                text = row[column] if column == "model_options" else f"{row[column]:,.0f}"
+                text = f"{row[column]:,.0f}" if column in MODEL_SIZES else str(row[column])
                 group[MODEL_COLUMNS[column]] = text
         if has_other_machines:
             group["machine"] = f"({row['machine']})"

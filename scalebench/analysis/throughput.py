@@ -168,6 +168,18 @@ class Measurement:
         return flags + (["slow_reading"] if reads_slowly else [])
 
 
+def token_cells(result: Result, rate: Estimate | None) -> dict[str, float | None]:
+    """Return the columns of sequences and of a throughput in their tokens, null where samples are no sequences."""
+    length, tokens = result.workload.tokens_per_sample, None
+    if length is not None and rate is not None:
+        tokens = length * rate.value
+    return {
+        "sequence_length": None if length is None or user_program.has_program(result) else round(length),
+        "tokens_per_s": tokens,
+        "tokens_per_s_per_device": None if tokens is None else tokens / result.scale.gpus,
+    }
+
+
 def _wanted_half_width(result: Result) -> Any:
     """Return the configured relative half-width of the interval; None where a spec has none."""
     return result.spec.get("measure", {}).get("target")

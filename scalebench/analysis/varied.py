@@ -13,14 +13,14 @@ from typing import Any
 from scalebench.analysis.columns import RATE
 from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTING_COLUMNS
 from scalebench.analysis.ranking import is_control
-from scalebench.analysis.scaling_curves import Curve, format_batch
+from scalebench.analysis.scaling_curves import LENGTH, Curve, format_batch
 from scalebench.core.config_files import strategy_option_defaults
 from scalebench.core.sweep_file import find_places, find_question
 
 BATCH = "batch"
 # They differ between sessions or seeds, follow from others, or make another model.
 OTHER_COLUMNS = ("seed", "framework_version", "learning_rate_rule", "model_options")
-COLUMNS = (BATCH, *(name for name in (*INPUT_COLUMNS, *SETTING_COLUMNS) if name not in OTHER_COLUMNS))
+COLUMNS = (BATCH, LENGTH, *(name for name in (*INPUT_COLUMNS, *SETTING_COLUMNS) if name not in OTHER_COLUMNS))
 BATCH_KEYS = dict.fromkeys(("train.batch_per_device", "train.global_batch"), BATCH)  # as they are swept
 ABSENT = "default"  # value of a key that a row does not set, where its strategy has no default
 Settings = dict[str, str]
@@ -68,7 +68,7 @@ def find_contrasts(curves: Sequence[Curve]) -> list[Contrast]:
             continue
         parts: dict[Any, Contrast] = {}
         for (curve, row), values in zip(rows, settings, strict=True):
-            group = [text for name, text in curve.group.items() if name != BATCH]
+            group = [text for name, text in curve.group.items() if name not in (BATCH, LENGTH)]
             rest = [text for name, text in values.items() if name not in together]
             part = Contrast(key, curve.tags["strategy"], row["gpus"], [])
             part = parts.setdefault((*group, row["strategy"], row["gpus"], *rest), part)

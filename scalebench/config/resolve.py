@@ -96,6 +96,7 @@ def resolve(config: Config) -> RunSpec:
         fingerprint=compute_fingerprint(config, draft.gpus, config.hardware.devices),
         flags=[flag for flag, raised in flags.items() if raised],
         read_samples_per_s=None if samples is None else samples.reading.samples_per_s,
+        tokens_per_sample=None if draft.plugin_error is not None else datasets.count_tokens(config),
         unsupported=unsupported,
         plugin_error=None if draft.plugin_error is None else str(draft.plugin_error),
         plugin_traceback="" if draft.plugin_error is None else draft.plugin_error.log,

@@ -322,6 +322,7 @@ class Workload:
     data_format_used: str | None = None
     compiler_used: str | None = None  # inductor | xla | none
     read_samples_per_s: float | None = None  # of a user's Dataset, in one process, before the run read its copy
+    tokens_per_sample: float | None = None  # padding included; null: samples are no sequences of tokens
 
 
 @dataclass

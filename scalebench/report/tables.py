@@ -8,7 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from scalebench.analysis.columns import estimate_of
+from scalebench.analysis.columns import TOKEN_RATES, estimate_of
 from scalebench.analysis.identity import KEY_VALUE_COLUMNS
 from scalebench.analysis.load import Survey, survey
 from scalebench.analysis.scaling_curves import plain_rows
@@ -28,14 +28,14 @@ SORT_COLUMNS = ["model", "dataset", "hardware", "scaling", "strategy", "gpus", "
 SHARED_COLUMNS = ("model", "hardware", "scaling")  # shown once, above the table, if all rows agree
 # Shown as columns if rows differ in them, and otherwise not at all.
 DIFFERING_COLUMNS = (
-    *("dataset", "feed", "prefetch", "batch_per_device", "model_params", "precision", "data_format"),
+    *("dataset", "feed", "prefetch", "batch_per_device", "sequence_length", "model_params", "precision", "data_format"),
     *("bind", "layout", "transports", "optimizer", "learning_rate_rule", "base_batch", "learning_rate"),
     *("weight_decay", "accumulate", "target", "seed"),
 )
 # Likewise; null, which is no choice, counts as a value.
 CHOICE_COLUMNS = ("model_options", "device_ids", "environment", "train_options", "other_settings")
 
-THROUGHPUT_HEAD = "samples/s (95 %)"
+THROUGHPUT_HEAD, TOKENS_HEAD = "samples/s (95 %)", "tokens/s"
 STATUS_CHIPS: dict[str, Literal["good", "off"]] = {"ok": "good", "unsupported": "off"}  # others are bad
 FORMULA_START = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|\s")  # also full-width, which spreadsheets take as well
 SETTING_START = re.compile(r"\s+(?=[\w.]+=)")  # of the next `key=value`; a value may have spaces
@@ -53,6 +53,7 @@ format_whole_percent = partial(units.format_percent, decimals=0)
 # By the beginning or the ending of a column's name; the first that fits.
 KINDS = {
     doc.THROUGHPUT: Kind("", "{:,.0f}".format),
+    "tokens_per_s": Kind("", "{:,.0f}".format),
     "speedup_": Kind("", units.format_ratio),
     "efficiency_": Kind("share", format_whole_percent),
     "overhead_share": Kind("share", format_whole_percent),
@@ -200,12 +201,14 @@ def make_figure_columns(frame: pd.DataFrame, varying: list[str], baseline_name: 
     """Return the columns that hold figures, as far as any row has one, by their heads."""
     columns = {doc.DEVICES: "gpus"}
     columns |= {name: name for name in ("nodes", "repeats") if name in frame and (frame[name] > 1).any()}
-    columns |= {THROUGHPUT_HEAD: doc.THROUGHPUT, "overhead at 1": "overhead_share"}
+    columns |= {THROUGHPUT_HEAD: doc.THROUGHPUT, TOKENS_HEAD: "tokens_per_s", "overhead at 1": "overhead_share"}
     kinds = {"bare": "bare", "self": "self", **({"given": f"over {baseline_name}"} if baseline_name else {})}
     columns |= {f"{figure} {text}": f"{figure}_{kind}" for figure in ("speedup", "efficiency")
                 for kind, text in kinds.items()}  # fmt: skip
     columns |= {"MFU": "mfu", "epoch": "epoch_s"}
-    optional = [name for head, name in columns.items() if head.startswith(("overhead", "MFU")) or "_given" in name]
+    optional = [
+        name for head, name in columns.items() if head.startswith((TOKENS_HEAD, "overhead", "MFU")) or "_given" in name
+    ]
     makers: dict[str, CellMaker] = {
         head: partial(make_cell, column=name)
         for head, name in columns.items()
@@ -242,7 +245,10 @@ def split_shared_columns(frame: pd.DataFrame) -> tuple[str, list[str]]:
         return any(len(of_group) > 1 for of_group in values.values())
 
     names = [name for name in SHARED_COLUMNS if name not in same]
-    names += [name for name in DIFFERING_COLUMNS if differs(name, (*group, "model_options"), null_is_a_value=False)]
+    of_length = {"model_params": ("sequence_length",)}  # position embeddings follow from it
+    for name in DIFFERING_COLUMNS:
+        keys = (*group, "model_options", *of_length.get(name, ()))
+        names += [name] if differs(name, keys, null_is_a_value=False) else []
     names += [name for name in CHOICE_COLUMNS if differs(name, group)]
     # Each strategy has its own options, which say nothing beside another strategy's; null means default options.
     names += ["options"] if differs("options", (*group, "strategy")) else []
@@ -279,16 +285,26 @@ def format_throughput(row: Mapping[str, Any], unit: str = "", notes_repeat: bool
     """Return `12,345 ± 0.8 %`, the figure alone if there is no interval, and nothing if none was measured.
 
     An interval over blocks misses what differs between starts, so it is `± 0.8 % within this repeat` if
-    `notes_repeat`.
+    `notes_repeat`. With a unit tokens/s follow, where samples are sequences of them.
     """
     value, low, high = (row[name] for name in (doc.THROUGHPUT, "throughput_low", "throughput_high"))
     if value is None:
         return ""
     figure = f"{value:,.0f}{unit}" if value >= 100 else f"{value:.3g}{unit}"
+    tokens = f" ({format_tokens(row)})" if unit and row.get("tokens_per_s") is not None else ""
     if low is None or high is None:
-        return figure
+        return f"{figure}{tokens}"
     within = " within this repeat" if notes_repeat and row["interval_over"] == "blocks" else ""
-    return f"{figure} ± {100 * (high - low) / 2 / value:.1f} %{within}"
+    return f"{figure} ± {100 * (high - low) / 2 / value:.1f} %{within}{tokens}"
+
+
+def format_tokens(row: Mapping[str, Any]) -> str:
+    """Return `790,080 tokens/s`, and those of a device where there are several; empty where samples are no
+    sequences."""
+    if row.get("tokens_per_s") is None:
+        return ""
+    total, each = (find_kind(name).show(row[name]) for name in TOKEN_RATES)
+    return f"{total} tokens/s" if total == each else f"{total} tokens/s, {each} per device"
 
 
 def explain_doubt(ratio: Estimate, *rows: Mapping[str, Any]) -> str:

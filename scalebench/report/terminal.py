@@ -42,9 +42,10 @@ if TYPE_CHECKING:
 
 # Columns of the frame; those without a value are left out.
 RUN_COLUMNS = (
-    "throughput_samples_per_s step_s step_s_p95 epoch_s mfu warmup_s warmup_steps steady_after_steps steady "
-    "trained_epochs trained_steps trained_s first_step_s stopped_by metric_name metric train_metric generalisation_gap "
-    "target time_to_target_s evaluate_s points read_samples_per_s pause_share data_wait_share"
+    "throughput_samples_per_s tokens_per_s tokens_per_s_per_device step_s step_s_p95 epoch_s mfu warmup_s warmup_steps "
+    "steady_after_steps steady trained_epochs trained_steps trained_s first_step_s stopped_by metric_name metric "
+    "train_metric generalisation_gap target time_to_target_s evaluate_s points read_samples_per_s pause_share "
+    "data_wait_share"
 ).split()
 USAGE_COLUMNS = (
     "cpu_util_mean cpu_util_ours_mean cpu_cores_others_mean other_programs rss_peak_bytes rss_anon_bytes_max "
@@ -105,7 +106,8 @@ def make_outcome_line(
         quality, wall_s, turns = result.quality, result.phases.wall_s, "" if result.cohort is None else " in turns"
         # A training also has the level that it reached; a search has its largest batch alone.
         level = f"{quality.metric_name} {quality.metric:.3g}" if quality.curve and quality.metric is not None else ""
-        cells = interval_cells(doc.THROUGHPUT, throughput.Measurement(result).throughput)
+        rate = throughput.Measurement(result).throughput
+        cells = interval_cells(doc.THROUGHPUT, rate) | throughput.token_cells(result, rate)
         figure = tables.format_throughput({**cells, "interval_over": None}, " samples/s")
         if quality.max_batch is not None:
             figure, level = describe_largest_batch(result), ""

@@ -34,7 +34,7 @@ GROUP_COLUMNS = ("model", "dataset", "hardware", "scaling")  # Rows that agree i
 BASELINES = ("bare", "self")  # What speedups are over, in the order of preference.
 CHIP_STYLES = {"good": "green", "bad": "red", "off": "dim", "": ""}
 COLUMNS = ("#", "strategy", "devices", "samples/s", "speedup", "efficiency", "status")
-NUMERIC_COLUMNS = frozenset(COLUMNS) - {"strategy", "status"}
+NUMERIC_COLUMNS = frozenset([*COLUMNS, tables.TOKENS_HEAD]) - {"strategy", "status"}
 MEASURING = Console(width=10_000)  # It is wide enough to measure anything.
 LIMITS = re.compile(r" [±\[].*")  # They follow a figure.
 Cells = dict[str, Any]
@@ -162,12 +162,18 @@ class RunTable:
             status_cell = doc.Cell(status, chip=tables.STATUS_CHIPS.get(row["status"], "bad"))
             lines.append([*(doc.Cell(str(text)) for text in texts), status_cell])
             styles.append("bold" if row["run_id"] in winners else "dim" if row["status"] == "unsupported" else "")
-        place = COLUMNS.index("speedup")
+        columns: tuple[str, ...] = COLUMNS
+        if any(row["tokens_per_s"] is not None for row in rows):
+            place = COLUMNS.index("samples/s") + 1
+            columns = (*COLUMNS[:place], tables.TOKENS_HEAD, *COLUMNS[place:])
+            for row, line in zip(rows, lines, strict=True):
+                line.insert(place, doc.Cell(tables.make_cell(row, "tokens_per_s").text))
+        place = columns.index("speedup")
         for has_limits, space, may_break in ((True, 1, False), (True, 0, False), (True, 0, True), (False, 0, True)):
             if not has_limits:
                 for line in lines:
                     line[place] = doc.Cell(line[place].text.partition(" ")[0])
-            table = doc.Table("runs", "", COLUMNS, list(map(doc.Row, lines)), NUMERIC_COLUMNS)
+            table = doc.Table("runs", "", columns, list(map(doc.Row, lines)), NUMERIC_COLUMNS)
             layout: dict[str, Any] = {"padding": (0, space, 0, 0), "show_edge": False, "pad_edge": False}
             rich_table = make_rich_table(table, styles=styles, **layout)
             if rich_table.least_width + (0 if may_break else rich_table.extra_width) <= width:

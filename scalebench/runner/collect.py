@@ -105,7 +105,7 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
             rank.probes.trace = None
     _mark_probe_failure(ranks, outcome)
     flags = [*spec.flags, *_training_flags(outcome, first), *_rank_flags(spec, ranks), *parts.machines.flags]
-    workload = _workload(spec, first)
+    workload = _workload(spec, ranks)
     flags += ["precision_differs"] if differs_in_precision(workload.precision, workload.precision_used) else []
     return Result(
         schema_version=SCHEMA_VERSION,
@@ -325,8 +325,8 @@ def _monitor_flags(parts: ResultParts, ranks: Sequence[RankRecord]) -> list[str]
     return [*flags, "busy_machine"] if is_busy else flags
 
 
-def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:
-    config = spec.config
+def _workload(spec: RunSpec, ranks: Sequence[RankRecord]) -> Workload:
+    config, first = spec.config, ranks[0] if ranks else None
     params = first.params if first else None
     settings = first.settings_used if first else {}
     return Workload(
@@ -347,7 +347,17 @@ def _workload(spec: RunSpec, first: RankRecord | None) -> Workload:
         data_format_used=settings.get("data_format"),
         compiler_used=settings.get("compiler"),
         read_samples_per_s=spec.read_samples_per_s,
+        tokens_per_sample=_count_tokens_of_program(spec, ranks) or spec.tokens_per_sample,
     )
+
+
+def _count_tokens_of_program(spec: RunSpec, ranks: Sequence[RankRecord]) -> float | None:
+    """Return the mean tokens of a sample of a user's program, whose sequences may differ in length."""
+    scripts = [rank.script for rank in ranks if rank.script is not None and rank.script.tokens and rank.script.steps]
+    samples = spec.declared_samples or count_samples_per_step(ranks)
+    if not samples or not scripts or len(scripts) < len(ranks):
+        return None
+    return sum((script.tokens or 0) / script.steps for script in scripts) / samples
 
 
 def differs_in_precision(requested: str, used: str | None) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RECORD = "record"  # a value of dataset.dtype
+TOKEN_KEY = "input_ids"  # the usual name of token numbers, such as in libraries of Hugging Face
 NO_TARGETS = np.dtype([("no_targets", "u1")])  # the type of the targets where a sample has none apart from its inputs
 KINDS = "fiub"  # of numpy: floats, integers and booleans
 
@@ -85,6 +86,12 @@ def map_fields(function: Callable[[Any], T], value: Any) -> Fields[T]:
 def list_fields(value: Any) -> list[Any]:
     """Return the parts of a value of split_fields."""
     return [] if value is None else list(name_fields(value).values())
+
+
+def count_tokens(dtype: np.dtype[Any]) -> int | None:
+    """Return the tokens of a sample of this type; None where it has no field of their usual name."""
+    shape = dtype[TOKEN_KEY].shape if TOKEN_KEY in (dtype.names or ()) else ()
+    return shape[0] if len(shape) == 1 else None
 
 
 def describe_fields(dtype: np.dtype[Any]) -> str:

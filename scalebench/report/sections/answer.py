@@ -10,7 +10,14 @@ from scalebench.analysis.columns import estimate_of
 from scalebench.analysis.identity import collect
 from scalebench.analysis.ranking import Advice, NamedRow, Ranking, Rival, is_control, join_with_and, list_advice
 from scalebench.analysis.repeats import EstimateRatio
-from scalebench.analysis.scaling_curves import Curve, ScalingLimit, find_scaling_limit, format_batch, format_group_title
+from scalebench.analysis.scaling_curves import (
+    LENGTH,
+    Curve,
+    ScalingLimit,
+    find_scaling_limit,
+    format_batch,
+    format_group_title,
+)
 from scalebench.analysis.varied import Contrast, find_contrasts
 from scalebench.analysis.verdicts import (
     DOUBTS,
@@ -21,14 +28,14 @@ from scalebench.analysis.verdicts import (
 )
 from scalebench.core.config_files import read_strategy_config
 from scalebench.core.errors import InputError
-from scalebench.core.stats.estimates import CONFIDENCE, Estimate
+from scalebench.core.stats.estimates import CONFIDENCE, Estimate, scale_estimate
 from scalebench.core.units import format_count, format_percent, format_ratio
 from scalebench.report import document as doc
 from scalebench.report import spec
 from scalebench.report.repeat_commands import make_command, make_recipe
 from scalebench.report.report_data import ReportData
 from scalebench.report.sections.attribution import attribute_runs, describe_largest_loss, find_largest_loss
-from scalebench.report.tables import THROUGHPUT_HEAD, format_throughput, format_whole_percent, make_cell
+from scalebench.report.tables import THROUGHPUT_HEAD, format_throughput, format_tokens, format_whole_percent, make_cell
 
 CAPTION = (
     "Efficiency is against one device: of the bare baseline, which has no strategy around it, or where there is none, "
@@ -131,7 +138,8 @@ def _make_tiles(advice: Advice) -> Iterator[doc.Tile]:
     pair, single = _get_main_row(advice), advice.one_device
     rate_of = single if single is not None and _is_slower(advice) else pair
     figure, _, interval = format_throughput(rate_of[1]).partition(" ± ")
-    yield doc.Tile("Throughput", figure, "samples/s", interval and f"± {interval}", _on_devices(rate_of))
+    note = "; ".join(filter(None, [format_tokens(rate_of[1]), _on_devices(rate_of)]))
+    yield doc.Tile("Throughput", figure, "samples/s", interval and f"± {interval}", note)
     if advice.kind == "one device":
         return
     against = _get_baseline_kind(pair[1])
@@ -208,7 +216,8 @@ def describe_contrast(contrast: Contrast, estimate_ratio: EstimateRatio) -> str:
     if len(texts) > MAX_CONTRASTED + 1:  # one more value takes no more room than its count
         texts = [*texts[: MAX_CONTRASTED - 1], f"{len(texts) - MAX_CONTRASTED} others", texts[-1]]
     where = _on_devices((contrast.strategy, contrast.rows[0][1]))
-    text = f"{contrast.key.replace('_', ' ')} {', '.join(texts)} times the samples/s of {first} ({where})"
+    rate = "tokens/s" if contrast.key == LENGTH else "samples/s"
+    text = f"{contrast.key.replace('_', ' ')} {', '.join(texts)} times the {rate} of {first} ({where})"
     if not all(ratio.has_limits for ratio in ratios):
         return f"{text}; no verdict: {explain_no_verdict(*(row for _, row in contrast.rows))}."
     is_resolved = any(not ratio.low <= 1 <= ratio.high for ratio in ratios)
@@ -216,10 +225,14 @@ def describe_contrast(contrast: Contrast, estimate_ratio: EstimateRatio) -> str:
 
 
 def _estimate_ratios(contrast: Contrast, estimate_ratio: EstimateRatio) -> list[Estimate]:
-    """Return the throughput of each row over that of the first, with intervals that hold together, as in a ranking."""
+    """Return the throughput of each row over that of the first, in tokens where these are what differs, with intervals
+    that hold together, as in a ranking."""
     (_, base), *others = contrast.rows
     confidence = 1 - (1 - CONFIDENCE) / len(others)
-    return [decide_ratio(row, base, estimate_ratio, confidence) for _, row in others]
+    ratios = [decide_ratio(row, base, estimate_ratio, confidence) for _, row in others]
+    if contrast.key != LENGTH:
+        return ratios
+    return [scale_estimate(ratio, row[LENGTH] / base[LENGTH]) for ratio, (_, row) in zip(ratios, others, strict=True)]
 
 
 def _make_contrast_chart(contrast: Contrast, estimate_ratio: EstimateRatio) -> doc.Chart:
@@ -232,7 +245,8 @@ def _make_contrast_chart(contrast: Contrast, estimate_ratio: EstimateRatio) -> d
     series = doc.Series(where, values, [ratio.value for ratio in ratios], low, high, point_tags=tags)
     together = ", which hold together" if len(ratios) > 2 else ""
     caption = doc.join_sentences(
-        f"throughput of {where} over that with the first value, {first}; more is better",
+        f"{'tokens/s' if contrast.key == LENGTH else 'throughput'} of {where} over that with the first value, {first}; "
+        "more is better",
         f"bars have 95 % intervals over repeats{together}" if any(ratio.has_limits for ratio in ratios[1:]) else "",
     )
     chart_id, title = doc.make_id("answer-by", contrast.key), f"Throughput by {key}, over that of {first}"
@@ -260,7 +274,9 @@ def _describe(advice: Advice, estimate_ratio: EstimateRatio) -> str:
             else "nothing was measured on one device (baseline=auto adds it)"
         )
         return f"Whether more devices pay is unknown: {why}. The fastest was {fastest}."
-    names = join_with_and([_on_devices(pair) for pair in advice.rows])
+    names = join_with_and(
+        [f"{_on_devices(pair)}{f' ({tokens})' if (tokens := format_tokens(pair[1])) else ''}" for pair in advice.rows]
+    )
     ratios = [decide_ratio(row, single[1], estimate_ratio) for _, row in advice.rows]
     faster = join_with_and([format_ratio(ratio) for ratio in ratios])
     rows = [row for _, row in (single, *advice.rows)]

@@ -9,9 +9,10 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from scalebench.workloads.records import TOKEN_KEY
+
 MAX_DEPTH = 4  # of containers in a batch
 CHECKED_VALUES = 1 << 16  # of a tensor, for its checksum
-TOKEN_KEY = "input_ids"
 
 
 def count_samples(batch: Any, depth: int = 0) -> int:

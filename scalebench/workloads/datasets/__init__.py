@@ -94,6 +94,7 @@ def _shape_tokens(config: Config) -> SampleShape:
 _pictures: Any = {"shape": partial(_shape_images, 224), "dtypes": ("uint8", "float32")}
 _small_pictures: Any = {"shape": partial(_shape_images, 32), "dtypes": ("uint8", "float32")}
 _of_folders: Any = {**_pictures, "hint": image_folder.HINT, "variable": "SCALEBENCH_IMAGENET"}
+LENGTH = "length"  # an option of data sets of sequences: the tokens of each
 DATASETS = {
     "materials": DatasetKind(_shape_quantities, materials.define_materials, user_file.import_npz),
     "random": DatasetKind(_shape_quantities, synthetic.define_random, user_file.import_npz),
@@ -158,12 +159,36 @@ def fill_from_samples(config: Config) -> Config:
     other, PluginError where a function fails.
     """
     _check_name(config.dataset)
+    if config.dataset.name == synthetic.TOKENS:
+        config = _fit_network_to_length(config)
     if config.dataset.loader is not None:
         config = _fill_from_loader(config)
     elif user_function.has_function(config.dataset):
         config = user_function.fill_from_function(config, cache_dir(config))
     model = user_code.complete_model(config.model, _shape_samples(config), config.dataset.name)
     return dataclasses.replace(config, model=model)
+
+
+def _fit_network_to_length(config: Config) -> Config:
+    """Return the config whose network takes sequences of dataset.options.length tokens, and without that key, which
+    says the same as the network's. Raise InputError where both are set and differ."""
+    model, length = config.model, config.dataset.options.get(LENGTH)
+    config = dataclasses.replace(config, dataset=dataclasses.replace(config.dataset, options={}))
+    if length is None or user_code.is_user_model(model) or not networks.takes_tokens(model):
+        return config
+    if type(length) is not int or length < 1:
+        raise InputError(f"dataset.options.{LENGTH}={length} should be a number of tokens, at least 1")
+    default = networks.option_defaults(model.name).get("sequence_length")
+    if default is None:  # a plugin's network of any length
+        return dataclasses.replace(config, model=dataclasses.replace(model, input_shape=[length], params=None))
+    own = model.options.get("sequence_length", default)
+    if own not in (default, length):
+        raise InputError(
+            f"dataset.options.{LENGTH}={length} and model.options.sequence_length={own} are of the same sequences: "
+            "leave out one of them"
+        )
+    options = model.options | {"sequence_length": length}
+    return dataclasses.replace(config, model=dataclasses.replace(model, options=options))
 
 
 def _fill_from_loader(config: Config) -> Config:
@@ -209,13 +234,14 @@ def _check_name(dataset: DatasetSpec) -> None:
     """Raise InputError for an unknown name, and for keys of a function beside a dataset of another origin."""
     name, built_in = dataset.name, dataset.name in DATASETS
     has_function = user_function.has_function(dataset)
+    options = [key for key in dataset.options if (name, key) != (synthetic.TOKENS, LENGTH)]
     _refuse({
         f"dataset={name} has its samples already: dataset.loader is for dataset={CUSTOM}":
         dataset.loader is not None and name != CUSTOM,
         f"dataset={name} has its samples already: dataset.builder is for dataset={CUSTOM}":
         dataset.builder is not None and built_in,
-        f"dataset.options.{next(iter(dataset.options), '')} is for a function of your own, and dataset={name} has none":
-        bool(dataset.options) and built_in,
+        f"dataset.options.{next(iter(options), '')} is for a function of your own, and dataset={name} has none":
+        bool(options) and built_in,
         f"dataset={CUSTOM} has samples of your own: set dataset.builder=MODULE:FUNCTION, which makes them, or "
         "dataset.loader=MODULE:FUNCTION, which gives batches":
         name == CUSTOM and dataset.loader is None and not has_function,
@@ -244,6 +270,18 @@ def _shape_samples(config: Config) -> SampleShape:
 def find_function_facts(config: Config) -> user_function.SampleFacts | None:
     """Return the facts about a function's samples, None for another dataset; `config` has the shapes."""
     return user_function.find_facts(config, cache_dir(config)) if user_function.has_function(config.dataset) else None
+
+
+def count_tokens(config: Config) -> int | None:
+    """Return the tokens of a sample, padding included; None where samples are no sequences of tokens, or where a
+    user's function gives them in the ranks. `config` has the shapes."""
+    model = config.model
+    if config.script.path is not None:
+        return None
+    if not user_code.is_user_model(model) and networks.takes_tokens(model):
+        return model.input_shape[0]
+    facts = find_function_facts(config)
+    return None if facts is None else facts.tokens
 
 
 def check(config: Config) -> None:

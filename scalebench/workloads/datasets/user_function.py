@@ -73,6 +73,7 @@ class SampleFacts(NamedTuple):
     needs_loss: bool = False  # the targets are records or missing, so that only a loss of the user is for them
     one_hot: bool = False  # the targets are floats, one 1 and else 0 in each of the first rows
     reading: Reading = Reading()
+    tokens: int | None = None  # of a sample, by their usual name; None: it has none of that name
 
 
 def has_function(dataset: DatasetSpec) -> bool:
@@ -208,6 +209,7 @@ def read_facts(folder: Path) -> SampleFacts:
         and first.shape[1] > 1
         and bool(((first == 0) | (first == 1)).all() and (first.sum(axis=1) == 1).all()),
         reading=read_record(folder / READING_FILE, Reading),
+        tokens=records.count_tokens(inputs.dtype),
     )
 
 
