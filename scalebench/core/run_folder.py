@@ -32,8 +32,7 @@ MPIRUN_LOG, SRUN_LOG, COMMAND_LOG = "mpirun.log", "srun.log", "command.log"
 JOB_FILE = "job.json"  # the job number of a run that is a job of SLURM
 JOB_LOG = "job.log"  # output of the job, besides the logs of its ranks
 JOB_RUNS_FILE = "job_runs.json"  # the runs that a job does
-JOB_SCRIPT = "job.sh"
-SUBMITIT_FOLDER = "slurm"
+JOB_SCRIPT = "job.sh"  # what the job was submitted with
 KEY_FILE = "agent.key"  # exists while a run waits for agents that a person starts
 TURN_FILE = "turn.json"  # the turn that a run of a cohort has, or had last
 WARM_UP_FILE = "warm_up.txt"  # exists once a run of a cohort that was set up beside others may make its first step
@@ -78,6 +77,7 @@ RECORD_FILES = _match_any(
     JOB_FILE,
     JOB_RUNS_FILE,
     JOB_LOG,
+    JOB_SCRIPT,
 )
 
 Record = TypeVar("Record")
@@ -316,7 +316,7 @@ def _is_own(path: Path, folder: Path) -> bool:
         return False
     if path.parent == folder or (path.parent.parent == folder and _TRY_FOLDER.fullmatch(path.parent.name)):
         return _has_name(path, OUTPUT_FILES, TRANSIENT_FILES, RECORD_FILES)
-    return path == folder / SUBMITIT_FOLDER / JOB_SCRIPT or _is_of_hydra(path, folder)
+    return _is_of_hydra(path, folder)
 
 
 def _is_of_hydra(path: Path, folder: Path) -> bool:

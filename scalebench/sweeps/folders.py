@@ -69,7 +69,7 @@ def set_folders(runs: Sequence[SweepRun], config: DictConfig, compose: Compose) 
     the same one, or where a name is too long for a folder."""
     settings = OmegaConf.to_container(config.hydra.sweep, resolve=False)
     assert isinstance(settings, dict)
-    key = f"hydra.sweep.subdir={settings['subdir']}"
+    key, sweep_dir = f"hydra.sweep.subdir={settings['subdir']}", Path(str(config.hydra.sweep.dir)).absolute()
     by_folder: dict[Path, SweepRun] = {}
     for run in runs:
         subdir = str(run.number)
@@ -78,7 +78,7 @@ def set_folders(runs: Sequence[SweepRun], config: DictConfig, compose: Compose) 
             with open_dict(composed):
                 composed.hydra.job.id, composed.hydra.job.num = str(run.number), run.number
             subdir = str(composed.hydra.sweep.subdir)
-        run.folder = Path(str(config.hydra.sweep.dir), subdir).absolute()
+        run.folder = sweep_dir / subdir
         label = f"{run.spec.label} repeat={run.spec.config.repeat}"
         if (other := by_folder.setdefault(run.folder, run)) is not run:
             raise InputError(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 from scalebench.core import process
 from scalebench.core.errors import InputError
@@ -16,13 +16,6 @@ from scalebench.runner.jobs.job import JobRuns
 from scalebench.runner.parent import UnwrittenResult, run_spec
 from scalebench.slurm import submit
 from scalebench.sweeps.cohort import Cohort, CohortRun
-
-
-def run_job_and_exit(folder: str) -> NoReturn:
-    """Perform the runs of a job, and end the process, since submitit would otherwise leave another file of its own."""
-    submit.remove_pickles(Path(folder))
-    run_job(folder)
-    raise SystemExit(0)
 
 
 def run_job(folder: str) -> None:
@@ -94,3 +87,7 @@ def print_result(result: Result) -> None:
 def print_unwritten(error: UnwrittenResult) -> None:
     print(f"scalebench: {error}", flush=True)
     print(error.record, flush=True)
+
+
+if __name__ == "__main__":
+    run_job(sys.argv[1])

@@ -325,7 +325,7 @@ def test_a_controller_that_starts_anew_costs_no_run(program, away):
     """It is away when jobs are submitted, and again while they run."""
     words = f"{SHORT} measure.max_s=15 measure.min_s=15 strategy.options.step_s=0.02"
     with program.started(words, without_controller(program, away), several=False) as process:
-        until((program.sweep / "slurm" / "job.sh").exists, PATIENCE_S, "the job's script")
+        until((program.sweep / "job.sh").exists, PATIENCE_S, "the job's script")
         away.unlink()
         program.working()
         away.touch()

@@ -65,7 +65,7 @@ def test_transient_files_and_leftovers_are_removed_also_in_tries(tmp_path):
 
 def test_a_run_is_removed_with_its_folder_unless_something_else_is_in_it(tmp_path):
     fill(tmp_path / "a")
-    write_files(tmp_path / "a", ".hydra/config.yaml", ".hydra/notes", "slurm/job.sh")
+    write_files(tmp_path / "a", ".hydra/config.yaml", ".hydra/notes", "job.sh")
     run_folder.remove_run(tmp_path / "a")
     assert files_in(tmp_path / "a") == {*FOREIGN, ".hydra/notes"}
     (tmp_path / "b").mkdir()
@@ -104,7 +104,7 @@ def test_an_empty_folder_may_be_used_also_with_the_files_of_hydra_and_another_is
         assert files_in(folder) == set(names)
     for number, name in enumerate(
         "thesis.tex .hydra/mine conf/config.yaml try_3/thesis.tex rank0.json spec.json result.json .notes.123 "
-        "slurm/job.sh sweep.json multirun.yaml".split()
+        "job.sh sweep.json multirun.yaml".split()
     ):
         folder = tmp_path / f"of_others{number}"
         write_files(folder, name)

@@ -13,12 +13,10 @@ from scalebench.core.result import read_result
 from scalebench.core.run_folder import JOB_RUNS_FILE, RESULT_FILE, SPEC_FILE, remove_run
 from scalebench.core.spec import write_spec
 from scalebench.runner.jobs.job import JobRun, JobRuns
-from scalebench.slurm.submit import Submission, read_submission, write_submission
+from scalebench.slurm.submit import JOB_MODULE, Submission, read_submission, write_submission
 from scalebench.sweeps import job_main
 from scalebench.workloads import datasets
 from tests.builders.runs import find_run_processes, find_running, record, simulated_spec, wait_until
-
-BATCH = "import sys; from scalebench.sweeps.job_main import run_job; run_job(sys.argv[1])"
 
 
 def write_job(folder, *units):
@@ -59,7 +57,7 @@ def test_a_job_performs_the_run_of_its_folder(tmp_path, monkeypatch, capsys):
 
 
 def test_sigterm_cancels_the_run(tmp_path, monkeypatch, capsys):
-    """Whatever handler stood there before: submitit's passes it by."""
+    """Whatever handler stood there before."""
     write_spec(simulated_spec(), tmp_path)
     write_job(tmp_path)
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -83,7 +81,7 @@ def test_a_cancelled_job_leaves_a_result_and_no_process(tmp_path):
     spec = simulated_spec(gpus=2, measure={"min_s": 600.0, "max_s": 600.0})
     write_spec(spec, tmp_path)
     write_job(tmp_path)
-    job = subprocess.Popen([sys.executable, "-c", BATCH, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    job = subprocess.Popen([sys.executable, "-m", JOB_MODULE, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         pids = wait_until(lambda: found if len(found := find_run_processes(tmp_path)) == 2 else [])
         wait_until(lambda: len(list(tmp_path.glob("progress*.json"))) == 2)

@@ -13,7 +13,6 @@ from scalebench.runner.collect import RunOutcome
 from scalebench.runner.jobs import outcome as job_results
 from scalebench.runner.jobs.job import JobRequest, PlannedJob, QueueState, SubmittedJob, summarize_queue
 from scalebench.runner.jobs.submit import SubmitFunction, Submitter, adopt_job
-from scalebench.slurm import submit
 from scalebench.slurm.commands import Slurm, SlurmError
 from scalebench.slurm.job_states import JobState, JobStatePoller, is_over, why_never_starts
 
@@ -137,7 +136,6 @@ class JobFollower:
             for job in list(self._jobs):
                 result = self._final_result(job)
                 if result is not None:
-                    submit.remove_pickles(job.log.parent)
                     self._jobs.remove(job)
                     self._settle(job.request, result)
 

@@ -156,12 +156,12 @@ def _reason_without_records(job: SubmittedJob, state: JobState, reason: str | No
 
 
 def last_log_line(log: Path) -> str:
-    """Return the last line of a log, without submitit's own messages."""
+    """Return the last line of a log."""
     try:
         lines = read_tail(log, 4096).splitlines()
     except OSError:
         return ""
-    lines = [line.strip() for line in lines if line.strip() and not line.startswith("submitit INFO ")]
+    lines = [line.strip() for line in lines if line.strip()]
     return lines[-1][:MAX_LOG_LINE_CHARACTERS] if lines else ""
 
 

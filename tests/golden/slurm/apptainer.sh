@@ -1,6 +1,5 @@
 #!/bin/bash
 
-# Parameters
 #SBATCH --cpus-per-task=6
 #SBATCH --gres=gpu:8
 #SBATCH --hint=nomultithread
@@ -12,9 +11,7 @@
 #SBATCH --partition=gpu
 #SBATCH --time=4
 
-# command
-export SUBMITIT_EXECUTOR=slurm
-exec /home/user/venv/bin/python -P -u -m submitit.core._submit /scratch/user/sweep/3/slurm
+exec /home/user/venv/bin/python -P -u -m scalebench.sweeps.job_main /scratch/user/sweep/3
 
 # its ranks are started with
 # srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 apptainer exec --nv --bind /scratch/user/sweep/3:/scratch/user/sweep/3,/scratch/user/cache:/scratch/user/cache,/data:/data:ro /img/scalebench.sif python3 -P -m scalebench.runner.node_agent HOST:PORT --node SLURMD_NODENAME

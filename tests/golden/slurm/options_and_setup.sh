@@ -1,6 +1,5 @@
 #!/bin/bash
 
-# Parameters
 #SBATCH --account=p_scaling
 #SBATCH --constraint=fast
 #SBATCH --cpus-per-task=4
@@ -16,13 +15,10 @@
 #SBATCH --reservation=course
 #SBATCH --time=30
 
-# setup
 module load CUDA/12.4
 . ~/it\'s/activate
 
-# command
-export SUBMITIT_EXECUTOR=slurm
-exec /home/user/venv/bin/python -P -u -m submitit.core._submit /scratch/user/sweep/3/slurm
+exec /home/user/venv/bin/python -P -u -m scalebench.sweeps.job_main /scratch/user/sweep/3
 
 # its ranks are started with
 # srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --label /home/user/venv/bin/python -P -m scalebench.runner.node_agent HOST:PORT --node SLURMD_NODENAME

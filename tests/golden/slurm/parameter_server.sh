@@ -1,6 +1,5 @@
 #!/bin/bash
 
-# Parameters
 #SBATCH --cpus-per-task=2
 #SBATCH --hint=nomultithread
 #SBATCH --job-name=scalebench-parameter_server-3
@@ -10,9 +9,7 @@
 #SBATCH --output=/scratch/user/sweep/3/job.log
 #SBATCH --time=4
 
-# command
-export SUBMITIT_EXECUTOR=slurm
-exec /home/user/venv/bin/python -P -u -m submitit.core._submit /scratch/user/sweep/3/slurm
+exec /home/user/venv/bin/python -P -u -m scalebench.sweeps.job_main /scratch/user/sweep/3
 
 # its ranks are started with
 # srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 /home/user/venv/bin/python -P -m scalebench.runner.node_agent HOST:PORT --node SLURMD_NODENAME

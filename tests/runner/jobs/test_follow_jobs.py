@@ -23,9 +23,7 @@ from tests.runner.jobs.fake_scheduler import (
     SUCCESSFUL,
     Scheduler,
     Sweep,
-    end_of,
     forgotten,
-    leaves,
     leaves_result,
     runs,
     state,
@@ -79,13 +77,6 @@ def test_folders_of_running_jobs_are_listed(tmp_path, monkeypatch):
     monkeypatch.setattr(outcome.os.path, "exists", lambda path: False)
     sweep = Sweep(tmp_path, Scheduler([runs((30.0, leaves_result()))]))
     assert [result.status for _, result in sweep.ends()] == ["ok"] and sweep.scheduler.now_s <= 31.0
-
-
-def test_files_of_the_submission_are_removed_with_the_result(tmp_path):
-    hand_over = leaves("slurm/101_submitted.pkl")
-    (tmp_path / "0" / "slurm").mkdir(parents=True)
-    end_of(tmp_path, runs((9.0, hand_over), (30.0, leaves_result())))
-    assert list((tmp_path / "0" / "slurm").iterdir()) == []
 
 
 def test_a_job_that_the_scheduler_does_not_list_yet_is_not_over(tmp_path):

@@ -68,7 +68,7 @@ def test_an_external_end_during_the_probes_keeps_the_figures(leaves_row, measure
 
 
 NO_MODULE = "/usr/bin/python3: No module named scalebench"
-LOG_OF_NO_MODULE = f"first\n{'x' * 9000}\n{NO_MODULE}\nsubmitit INFO (now) - begun\n\n"
+LOG_OF_NO_MODULE = f"first\n{'x' * 9000}\n{NO_MODULE}\n\n"
 NO_MEMORY = "StepId=101.batch exceeded memory limit (2 > 1), being killed"
 LOG_OF_NO_MEMORY = f"slurmstepd-h1: error: {NO_MEMORY}\nslurmstepd-h1: error: *** JOB 101 ON h1 CANCELLED AT x ***\n"
 LAUNCH_FAILURE = "SLURM job 101 failed (FAILED, JobLaunchFailure)"
