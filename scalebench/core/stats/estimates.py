@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 
 import msgspec
 import numpy as np
@@ -104,16 +103,6 @@ def correlate_neighbours(series: FloatArray) -> float | None:
     return float(deviation[:-1] @ deviation[1:] / (deviation @ deviation))
 
 
-def merge_blocks(values: npt.ArrayLike, factor: int) -> FloatArray:
-    """Return the sum of each `factor` consecutive values; an incomplete group at the end is dropped."""
-    if factor < 1:
-        raise ValueError(f"blocks are merged by a factor of 1 or more, not {factor}")
-    series = as_series(values)
-    merged = len(series) // factor
-    sums: FloatArray = series[: merged * factor].reshape(merged, factor).sum(axis=1)
-    return sums
-
-
 def uncorrelated_factor(
     seconds_per_sample: npt.ArrayLike, limit: float = AUTOCORRELATION_LIMIT, min_blocks: int = FIRST_CHECK_BLOCKS
 ) -> int | None:
@@ -127,7 +116,8 @@ def uncorrelated_factor(
     series = as_series(seconds_per_sample)
     factor = 1
     while len(series) // factor >= min_blocks:
-        correlation = correlate_neighbours(merge_blocks(series, factor))
+        merged = len(series) // factor
+        correlation = correlate_neighbours(series[: merged * factor].reshape(merged, factor).sum(axis=1))
         if correlation is not None and correlation < limit:
             return factor
         factor *= 2
@@ -157,7 +147,7 @@ def estimate_throughput(
     blocks = len(block_seconds)
     if blocks < MIN_BLOCKS_FOR_LIMITS:
         return None
-    batches = count_batches(blocks, batches)
+    batches = min(batches, blocks)
     total_seconds, total_samples = float(np.add.reduce(block_seconds)), float(np.add.reduce(block_samples))
     if total_seconds == 0:
         raise ValueError("no time passed in any block")
@@ -165,15 +155,10 @@ def estimate_throughput(
     excess = np.add.reduceat(block_seconds, starts) / total_seconds
     excess -= np.add.reduceat(block_samples, starts) / total_samples
     standard_error = math.sqrt(batches / (batches - 1) * float(excess @ excess))
-    inflation = _inflate_batch_variance(block_seconds / block_samples, batches)
+    inflation = batch_variance_inflation(block_seconds / block_samples, batches)
     half_width = student_t(batches - 1, confidence) * standard_error * math.sqrt(inflation)
     value = total_samples / total_seconds
     return Estimate(value, value / (1 + half_width), value / (1 - half_width) if half_width < 1 else math.inf)
-
-
-def count_batches(blocks: int, batches: int = BATCHES) -> int:
-    """Return how many batches so many blocks make: fewer blocks than batches are a batch each."""
-    return min(batches, blocks)
 
 
 def estimate_mean(values: npt.ArrayLike, batches: int = BATCHES, confidence: float = CONFIDENCE) -> Estimate | None:
@@ -188,34 +173,15 @@ def estimate_mean(values: npt.ArrayLike, batches: int = BATCHES, confidence: flo
     autoregression adjustment).
     """
     series = as_series(values)
-    count = count_batches(len(series), batches)
+    count = min(batches, len(series))
     if count < 2:
         return None
     mean = float(np.add.reduce(series)) / len(series)  # series.mean() takes three times as long
-    means, weights = series.tolist(), [1 / count] * count
-    if count < len(series):  # each batch counts by its size, and the mean is that of all values
-        starts, sizes = batch_bounds(len(series), count)
-        means, weights = (np.add.reduceat(series, starts) / sizes).tolist(), (sizes / len(series)).tolist()
-    deviations = [value - mean for value in means]
-    spread = sum([weight * d * d for weight, d in zip(weights, deviations, strict=True)]) / (count - 1)
-    half_width = student_t(count - 1, confidence) * math.sqrt(spread * _inflate_variance(means))
+    starts, sizes = batch_bounds(len(series), count)
+    means = np.add.reduceat(series, starts) / sizes
+    spread = float(sizes @ (means - mean) ** 2) / len(series) / (count - 1)  # each batch counts by its size
+    half_width = student_t(count - 1, confidence) * math.sqrt(spread * autocorrelation_inflation(means))
     return Estimate(mean, mean - half_width, mean + half_width)
-
-
-def _correlate_few(values: list[float]) -> float | None:
-    """Return what `correlate_neighbours` does, of a few values in half its time: each run has five such series."""
-    if len(values) < 3:
-        return None
-    deviations = [value - values[0] for value in values]
-    largest = max(map(abs, deviations))
-    if largest == 0:
-        return 0.0
-    deviations = [deviation / largest for deviation in deviations]
-    mean = sum(deviations) / len(values)
-    deviations = [deviation - mean for deviation in deviations]
-    covariance: float = sum(map(operator.mul, deviations, deviations[1:]))
-    variance: float = sum(map(operator.mul, deviations, deviations))
-    return covariance / variance
 
 
 @functools.lru_cache(maxsize=1024)
@@ -227,20 +193,16 @@ def batch_bounds(values: int, count: int) -> tuple[npt.NDArray[np.int64], npt.ND
     return starts, sizes
 
 
-def autocorrelation_inflation(means: npt.ArrayLike) -> float:
+def autocorrelation_inflation(means: FloatArray) -> float:
     """Return the factor (1 + r) / (1 - r), at least 1, by which autocorrelation inflates the variance of a mean.
 
     The values count as an autoregressive series of lag-1 correlation r.
     """
-    return _inflate_variance(as_series(means).tolist())
-
-
-def _inflate_variance(means: list[float]) -> float:
-    correlation = _correct_correlation(_correlate_few(means), len(means))
+    correlation = _correct_correlation(correlate_neighbours(means), len(means))
     return (1 + correlation) / (1 - correlation)
 
 
-def batch_variance_inflation(values: npt.ArrayLike, batches: int) -> float:
+def batch_variance_inflation(series: FloatArray, batches: int) -> float:
     """Return the factor, at least 1, by which the variance of the mean exceeds what independent batch means imply.
 
     It holds for an autoregressive series of the lag-1 correlation of these values, which are more and so estimate it
@@ -249,10 +211,6 @@ def batch_variance_inflation(values: npt.ArrayLike, batches: int) -> float:
     Source: Law and Kelton 1991, "Simulation Modeling and Analysis", chapter 4 (variance of the mean of a correlated
     series, and what the variance of its values makes of it).
     """
-    return _inflate_batch_variance(as_series(values), batches)
-
-
-def _inflate_batch_variance(series: FloatArray, batches: int) -> float:
     blocks = len(series)
     correlation = _correct_correlation(correlate_neighbours(series), blocks)
     of_batch, of_series = (_variance_of_mean(correlation, count) for count in (blocks / batches, blocks))

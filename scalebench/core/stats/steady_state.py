@@ -6,7 +6,6 @@ that is not a series of measurements.
 
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
@@ -45,10 +44,7 @@ def find_warmup_length(block_s: npt.ArrayLike) -> int | None:
 
     Source: White 1997, "An effective truncation heuristic for bias reduction in simulation output", Simulation 69.
     """
-    return _find_warmup_length(as_series(block_s))
-
-
-def _find_warmup_length(series: FloatArray) -> int | None:
+    series = as_series(block_s)
     blocks = len(series)
     if blocks < MIN_BLOCKS:
         return None
@@ -104,7 +100,9 @@ def estimate_drift(series: FloatArray, independent: bool = False) -> Estimate | 
     if mean == 0:
         return None
     starts, sizes = batch_bounds(len(series), BATCHES)
-    at, spread = _batch_middles(len(series))
+    at = (starts + sizes / 2) / len(series)  # the middle of each batch
+    at -= at.mean()
+    spread = float(at @ at)
     means = np.add.reduceat(series, starts) / (sizes * mean)
     slope = float(at @ means) / spread
     residuals = means - np.add.reduce(means) / BATCHES - slope * at
@@ -116,30 +114,19 @@ def estimate_drift(series: FloatArray, independent: bool = False) -> Estimate | 
     return Estimate(slope, slope - half_width, slope + half_width)
 
 
-@functools.lru_cache(maxsize=1024)
-def _batch_middles(blocks: int) -> tuple[FloatArray, float]:
-    """Return the middle of each batch, from -0.5 to 0.5, and the sum of their squares."""
-    starts, sizes = batch_bounds(blocks, BATCHES)
-    at = (starts + sizes / 2) / blocks
-    at = at - at.mean()
-    return at, float(at @ at)
-
-
-def find_unsteadiness(block_s: npt.ArrayLike, tolerance: float) -> list[str] | None:
+def find_unsteadiness(block_s: npt.ArrayLike, tolerance: float, independent: bool = False) -> list[str] | None:
     """Return what speaks against a steady series, as flags of a result; None with too few blocks to say.
 
     `warmup_left`: the first blocks are still warm-up, and the mean moves by more than `tolerance` (a share of it)
-    without them. `drifts`: there is a drift larger than that whose interval is on one side of 0.
+    without them. `drifts`: there is a drift larger than that whose interval is on one side of 0, where blocks
+    count as `independent` also one that is due to their resembling their neighbours.
     """
-    return _find_unsteadiness(as_series(block_s), tolerance)
-
-
-def _find_unsteadiness(series: FloatArray, tolerance: float, independent: bool = False) -> list[str] | None:
+    series = as_series(block_s)
     drift = estimate_drift(series, independent=True)  # which takes half the time, and is enough for most series
     if drift is None:
         return None
     flags = []
-    length = _find_warmup_length(series) if _may_move_mean(series, tolerance) else None
+    length = find_warmup_length(series) if _may_move_mean(series, tolerance) else None
     rest = float(series[length:].mean()) if length else 0.0
     if rest > 0 and abs(float(series.mean()) / rest - 1) > tolerance:
         flags.append("warmup_left")
@@ -173,7 +160,7 @@ def find_steady_start(block_s: npt.ArrayLike, tolerance: float) -> int | None:
     """
     series = as_series(block_s)
     start = find_warmup_length(series)
-    if start is None or _find_unsteadiness(series[start:], tolerance, independent=True) != []:
+    if start is None or find_unsteadiness(series[start:], tolerance, independent=True) != []:
         return None
     return start
 

@@ -103,11 +103,11 @@ def test_interval_and_autocorrelation_are_the_textbook_ones():
 
 
 def test_autocorrelation_widens_an_interval():
-    assert all(estimates.autocorrelation_inflation(values) == 1 for values in ([1.0, 2.0], [1.0, 3.0, 1.0, 3.0]))
+    assert all(estimates.autocorrelation_inflation(np.array(values)) == 1 for values in ([1.0, 2.0], [1.0, 3.0, 1.0, 3.0]))
     # Of an autoregressive series of 0.5 the mean varies three times as much as of an independent one.
     runs = autoregressive_s(200, 4096, phi=0.5, seed=9)
     assert np.mean([estimates.autocorrelation_inflation(run) for run in runs]) == pytest.approx(3, rel=0.02)
-    assert estimates.batch_variance_inflation(ALTERNATING * 16, 16) == 1
+    assert estimates.batch_variance_inflation(np.array(ALTERNATING * 16), 16) == 1
     short = autoregressive_s(4000, 64, phi=0.8, seed=10)
     batches = short.reshape(-1, 16, 4).mean(axis=2)
     truth = short.mean(axis=1).var() / np.mean(batches.var(axis=1, ddof=1) / 16)
@@ -124,7 +124,6 @@ def test_blocks_are_merged_until_uncorrelated_or_too_few():
     assert estimates.uncorrelated_factor(series[:128]) is None
     assert estimates.uncorrelated_factor(series, limit=0.45) == 2
     assert estimates.uncorrelated_factor(np.ones(64)) == 1
-    assert estimates.merge_blocks([1.0, 2.0, 3.0, 4.0, 5.0], 2).tolist() == [3.0, 7.0]
     assert estimates.uncorrelated_factor(np.ones(63)) is None
 
 
@@ -161,10 +160,9 @@ def test_missing_limits_are_infinite_not_negative():
         ("not an estimate", lambda: Estimate(1.0, 1.1, 1.2)),
         ("not an estimate", lambda: Estimate(1.0, math.nan, 1.2)),
         ("not an estimate", lambda: Estimate(math.inf, 1.0, math.inf)),
-        ("finite numbers", lambda: estimates.merge_blocks([1.0, math.nan, 2.0], 1)),
-        ("finite numbers", lambda: estimates.merge_blocks([1e301], 1)),
-        ("one dimension", lambda: estimates.merge_blocks([[1.0, 2.0, 3.0]], 1)),
-        ("factor of 1 or more", lambda: estimates.merge_blocks([1.0], 0)),
+        ("finite numbers", lambda: estimates.as_series([1.0, math.nan, 2.0])),
+        ("finite numbers", lambda: estimates.as_series([1e301])),
+        ("one dimension", lambda: estimates.as_series([[1.0, 2.0, 3.0]])),
         ("at least 3 blocks", lambda: estimates.uncorrelated_factor([1.0] * 64, min_blocks=2)),
         ("16 block times, but 15", lambda: estimate_throughput([1.0] * 16, [1] * 15)),
         ("no negative time", lambda: estimate_throughput([-1.0] + [1.0] * 15, [1] * 16)),
