@@ -15,7 +15,7 @@ from scalebench.analysis.identity import INPUT_COLUMNS, KEY_VALUE_COLUMNS, SETTI
 from scalebench.analysis.ranking import is_control
 from scalebench.analysis.scaling_curves import LENGTH, Curve, format_batch
 from scalebench.core.config_files import strategy_option_defaults
-from scalebench.core.sweep_file import find_places, find_question
+from scalebench.core.sweep_file import find_places, find_sweep
 
 BATCH = "batch"
 # They differ between sessions or seeds, follow from others, or make another model.
@@ -47,7 +47,8 @@ def find_contrasts(curves: Sequence[Curve]) -> list[Contrast]:
         return places_in(folder.parent).get(folder.name, math.inf)
 
     rows = [(curve, row) for curve in curves for row in curve.rows if not is_control(row["strategy"])]
-    questions = set(filter(None, map(find_question, {Path(row["path"]).parent for _, row in rows})))
+    sweeps = map(find_sweep, {Path(row["path"]).parent for _, row in rows})
+    questions = {sweep.question for sweep in sweeps if sweep is not None and sweep.question}
     rows.sort(key=find_place)  # so that the first value is that of `compare --by`
     settings = _read_settings([row for _, row in rows])
 

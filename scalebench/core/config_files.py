@@ -167,23 +167,17 @@ def list_parts(group: str, path: Path, above: tuple[Path, ...] = ()) -> list[Pat
 
 def read_composed(group: str, path: Path) -> dict[str, Any]:
     """Read a file of a group with what it inherits by its `defaults`, under which only choices of other groups stay."""
+    from omegaconf import OmegaConf
+
     composed: dict[str, Any] = {}
     chosen: list[Any] = []
     for part in list_parts(group, path):
         tree = read_yaml(part)
         entries = tree.pop("defaults", None)
         chosen += [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-        merged = _merge(composed, tree)
+        merged: Any = OmegaConf.to_container(OmegaConf.merge(composed, tree))
         composed = {key: merged[key] for key in (*tree, *composed)}  # its own come first
     return {"defaults": chosen, **composed} if chosen else composed
-
-
-def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
-    return merged
 
 
 def read_key_comments(group: str, path: Path) -> dict[str, str]:
@@ -241,13 +235,10 @@ def list_groups() -> list[str]:
 
 def read_name(path: Path) -> str | None:
     """Return the `name` in a YAML file; found by a pattern, since each start of the program may need it."""
+    pattern = r"""^(?:\s*\{)?\s*["']?name["']?\s*:\s*["']?([\w.+-]+)"""
     try:
-        match = re.search(
-            r"""^(?:\s*\{)?\s*["']?name["']?\s*:\s*["']?([\w.+-]+)""",
-            path.read_text(encoding="utf-8", errors="replace"),
-            re.MULTILINE,
-        )
-    except (OSError, UnicodeDecodeError):
+        match = re.search(pattern, path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    except OSError:
         return None
     return match[1] if match else None
 
@@ -272,12 +263,9 @@ def _find_plugin_folders() -> tuple[list[tuple[str, Path]], list[str]]:
     folders: dict[Path, str] = {}
     warnings = []
     for entry in plugins.plugin_entries("configs"):
-        folder = package_folder(entry.target)
-        if folder is None:
-            warnings.append(
-                f"plugin {entry.origin} registers the config package '{entry.target}', which is not there: "
-                "its YAML files are left out"
-            )
-        else:
+        if (folder := package_folder(entry.target)) is not None:
             folders.setdefault(folder, entry.origin)
+            continue
+        missing = f"plugin {entry.origin} registers the config package '{entry.target}', which is not there"
+        warnings.append(f"{missing}: its YAML files are left out")
     return [(origin, folder) for folder, origin in folders.items()], warnings

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
+from typing import NoReturn
 
 from scalebench.core.errors import InputError
-from scalebench.core.json_files import read_record
+from scalebench.core.json_files import format_json, read_record
 from scalebench.core.process import is_process_alive
 from scalebench.core.run_folder import (
     LOCK_FILE,
@@ -54,6 +53,7 @@ class FolderLock:
 
     def __init__(self, folder: Path, of_ended_job: bool = False) -> None:
         """Lock `folder`. With `of_ended_job` a holder on another host has ended: it was a job, by the scheduler."""
+        import psutil
         from filelock import FileLock, Timeout  # needed by programs that run something
 
         self.path = folder / LOCK_FILE
@@ -61,18 +61,26 @@ class FolderLock:
         try:
             self._lock.acquire()
         except Timeout:
-            raise _make_refusal(read_holder(self.path.parent) or "another program", self.path) from None
+            self._refuse(read_holder(folder) or "another program")
         except OSError as error:
             if error.errno not in UNSUPPORTED_ERRNOS:
                 raise
         try:
-            if not of_ended_job:
-                self._refuse_unseen(read_holder(self.path.parent))
-            self.path.write_text(json.dumps(asdict(_describe_this_process())), encoding="utf-8")
+            holder = None if of_ended_job else read_holder(folder)
+            if holder is not None and holder.hostname != platform.node():
+                self._refuse(holder, f"if it no longer runs, remove {self.path}")
+            if holder is not None and not self._lock.is_locked and holder.is_alive():
+                self._refuse(holder)
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            own = LockHolder(platform.node(), os.getpid(), psutil.Process().create_time(), now)
+            self.path.write_text(format_json(own), encoding="utf-8")
         except BaseException:
             self._lock.release()
             raise
         self._held = True
+
+    def _refuse(self, holder: LockHolder | str, way_out: str = "choose another folder") -> NoReturn:
+        raise InputError(f"{holder} uses {self.path.parent}; wait for its end, or {way_out}") from None
 
     def release(self) -> None:
         """Release the folder."""
@@ -85,30 +93,8 @@ class FolderLock:
     def __enter__(self) -> FolderLock:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
-
-    def _refuse_unseen(self, holder: LockHolder | None) -> None:
-        """Raise InputError for a holder that may be alive though its lock is not visible here."""
-        if holder is None:
-            return
-        if holder.hostname != platform.node():
-            raise InputError(
-                f"{holder} uses {self.path.parent}; wait for its end, or if it no longer runs, remove {self.path}"
-            )
-        if not self._lock.is_locked and holder.is_alive():
-            raise _make_refusal(holder, self.path)
-
-
-def _make_refusal(holder: LockHolder | str, path: Path) -> InputError:
-    return InputError(f"{holder} uses {path.parent}; wait for its end, or choose another folder")
-
-
-def _describe_this_process() -> LockHolder:
-    import psutil
-
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return LockHolder(platform.node(), os.getpid(), psutil.Process().create_time(), now)
 
 
 def read_holder(folder: Path) -> LockHolder | None:

@@ -57,28 +57,17 @@ def _match_any(*names: str, numbered: str = "") -> re.Pattern[str]:
 # By these the parent and its ranks communicate; they are removed just before result.json is written, so that no parent
 # that is killed leaves them beside it.
 TRANSIENT_FILES = _match_any(
-    TURN_FILE,
-    WARM_UP_FILE,
-    KEY_FILE,
-    SRUN_HOSTS_FILE,
+    TURN_FILE, WARM_UP_FILE, KEY_FILE, SRUN_HOSTS_FILE,
     numbered=r"(progress|machine|turn)\d+\.json|warm_up\d+\.txt",
-)
+)  # fmt: skip
 OUTPUT_FILES = _match_any(
     MPIRUN_LOG, SRUN_LOG, COMMAND_LOG, PLUGIN_LOG, MONITOR_FILE, MERGED_TRACE_FILE, TIMELINE_FILE,
     numbered=r"rank\d+\.(json|log)|trace\d+\.json\.gz|monitor\d+\.parquet",
 )  # fmt: skip
 RECORD_FILES = _match_any(
-    LOCK_FILE,
-    HYDRA_LOG,
-    SPEC_FILE,
-    TRY_SPEC_FILE,
-    RESULT_FILE,
-    UNREADABLE_RESULT_FILE,
-    JOB_FILE,
-    JOB_RUNS_FILE,
-    JOB_LOG,
-    JOB_SCRIPT,
-)
+    LOCK_FILE, HYDRA_LOG, SPEC_FILE, TRY_SPEC_FILE, RESULT_FILE, UNREADABLE_RESULT_FILE, JOB_FILE, JOB_RUNS_FILE,
+    JOB_LOG, JOB_SCRIPT,
+)  # fmt: skip
 
 Record = TypeVar("Record")
 RunKey = tuple[str, int]  # fingerprint and repeat, by which resume=true knows a run
@@ -194,15 +183,6 @@ def read_rank_file(
         return parse_record(content, record_type, ignore_unknown=True) if run_id in (None, of_run) else None
     except (OSError, ValueError):
         return None
-
-
-def has_marker(path: Path, record_type: type) -> bool:
-    """Return whether `path` is a plain file that reads as such a record, which marks its folder as ours."""
-    try:
-        read_record(path, record_type, ignore_unknown=True)
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def _read_marker(folder: Path, *names: str) -> _Marker | None:

@@ -6,26 +6,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_record, write_json
 from scalebench.core.machine.variables import mask_credentials
 from scalebench.core.process import is_process_alive
-from scalebench.core.run_folder import RESULT_FILE, has_foreign_content, has_marker
+from scalebench.core.run_folder import RESULT_FILE, has_foreign_content
 from scalebench.core.untrusted import FileRefused
 
 SWEEP_FILE = "sweep.json"
 RESULTS_FOLDER = "multirun"  # of the current folder, by default (conf/config.yaml)
 MULTIRUN_FILE = "multirun.yaml"  # the config of a sweep, as Hydra names it
-
-
-@dataclass
-class _Marker:
-    """The fields by which sweep.json is known as ours, of whichever version of scalebench."""
-
-    arguments: list[str]
-    runs: list[Any]
 
 
 @dataclass
@@ -82,16 +73,13 @@ def join_labels(runs: Sequence[PlannedRun], max_labels: int) -> str:
     by_configuration: dict[str, list[PlannedRun]] = {}
     for run in runs:
         by_configuration.setdefault(run.fingerprint, []).append(run)
-    labels = list(dict.fromkeys(map(_name_configuration, by_configuration.values())))
+    names = [
+        f"{first.label.removesuffix(f' repeat={first.repeat}')} ({len(others) + 1} repeats)" if others else first.label
+        for first, *others in by_configuration.values()
+    ]
+    labels = list(dict.fromkeys(names))
     more = f" and {len(labels) - max_labels} more" if len(labels) > max_labels else ""
     return ", ".join(labels[:max_labels]) + more
-
-
-def _name_configuration(repeats: Sequence[PlannedRun]) -> str:
-    first = repeats[0]
-    if len(repeats) == 1:
-        return first.label
-    return f"{first.label.removesuffix(f' repeat={first.repeat}')} ({len(repeats)} repeats)"
 
 
 def write_sweep(record: SweepRecord, folder: Path) -> None:
@@ -112,25 +100,19 @@ def read_sweep(folder: Path) -> SweepRecord | None:
         raise InputError(f"{path} is not a record of a sweep: {error}") from error
 
 
+def find_sweep(folder: Path) -> SweepRecord | None:
+    """Return the record of the sweep in this folder; None where there is none that can be read."""
+    try:
+        return read_sweep(folder)
+    except InputError:
+        return None
+
+
 def find_places(folder: Path) -> dict[str, int]:
     """Return the place of each run that the sweep in this folder was asked for, by the name of the run's folder; none
-    where there is no sweep or an older one."""
-    runs = [run for record in _list_sweeps(folder) for run in record.runs]
-    return {str(run.number): run.place for run in runs if run.place is not None}
-
-
-def find_question(folder: Path) -> str | None:
-    """Return the key that the answer of the sweep in this folder is about, if it names one."""
-    return next((record.question for record in _list_sweeps(folder)), None)
-
-
-def _list_sweeps(folder: Path) -> list[SweepRecord]:
-    """Return the record of the sweep in this folder; nothing where there is none that can be read."""
-    try:
-        record = read_sweep(folder)
-    except InputError:
-        return []
-    return [] if record is None else [record]
+    where there is no sweep."""
+    record = find_sweep(folder)
+    return {} if record is None else {str(run.number): run.place for run in record.runs if run.place is not None}
 
 
 def find_newest_sweep(below: Path = Path(RESULTS_FOLDER)) -> Path:
@@ -146,7 +128,7 @@ def find_newest_sweep(below: Path = Path(RESULTS_FOLDER)) -> Path:
 
 def refuse_foreign_sweep_folder(folder: Path) -> None:
     """Raise InputError where `folder` is neither empty nor a sweep's: its tables would be overwritten."""
-    if has_foreign_content(folder, SWEEP_FILE, MULTIRUN_FILE) and not has_marker(folder / SWEEP_FILE, _Marker):
+    if has_foreign_content(folder, SWEEP_FILE, MULTIRUN_FILE) and find_sweep(folder) is None:
         raise InputError(
             f"{folder} is not empty and holds no sweep of scalebench; choose an empty or a new hydra.sweep.dir"
         )

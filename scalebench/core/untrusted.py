@@ -11,10 +11,11 @@ import re
 import stat
 from pathlib import Path
 
+import msgspec
+
 MAX_FILE_BYTES = 256 * 2**20  # the record of a thousand ranks has some ten
 MAX_SMALL_FILE_BYTES = 16 * 2**20  # of one config, or one state
 MAX_LIST_BYTES = 64 * 1024
-MAX_LIST_WORDS = 500
 TERMINAL_COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # and cursor movements
 # Line breaks and tabs stay, and what only joins or separates letters (joiners of scripts and emoji, hard spaces).
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
@@ -69,41 +70,20 @@ def find_run_file(folder: Path, name: str) -> Path | None:
 def read_text_list(folder: Path, name: str) -> list[str]:
     """Return the texts of a YAML file that holds one flat list of them; empty if there is no such file.
 
-    Only the parser runs, so that nothing is constructed, resolved or expanded: ${oc.env:HOME} stays these letters.
-    Raises FileRefused for a file outside the folder and for anything but such a list, OSError.
+    Nothing is resolved or expanded: ${oc.env:HOME} stays these letters. Raises FileRefused for a file outside the
+    folder and for anything but such a list, OSError.
     """
-    import yaml
-
     if not os.path.lexists(folder / name):
         return []
     path = find_run_file(folder, name)
     if path is None:
         raise FileRefused("is not a plain file inside the folder of its run; remove it")
-    text = read_plain_file(path, max_bytes=MAX_LIST_BYTES)
     try:
-        return _parse_text_list(text.decode("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise FileRefused(f"is not YAML ({' '.join(str(error).split())[:200]}); remove it") from error
-
-
-def _parse_text_list(text: str) -> list[str]:
-    import yaml
-
-    words: list[str] = []
-    around = (
-        *(yaml.StreamStartEvent, yaml.StreamEndEvent, yaml.DocumentStartEvent, yaml.DocumentEndEvent),
-        yaml.SequenceEndEvent,
-    )
-    lists = 0
-    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        lists += isinstance(event, yaml.SequenceStartEvent)
-        if isinstance(event, yaml.ScalarEvent) and lists == 1 and event.anchor is None:
-            words.append(event.value)
-        elif not (isinstance(event, around) or (isinstance(event, yaml.SequenceStartEvent) and lists == 1)):
-            raise FileRefused("is not a flat list of texts; remove it")
-        if len(words) > MAX_LIST_WORDS:
-            raise FileRefused(f"has more than {MAX_LIST_WORDS} texts; remove it")
-    return words
+        return msgspec.yaml.decode(read_plain_file(path, max_bytes=MAX_LIST_BYTES), type=list[str])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        if isinstance(error, FileRefused):
+            raise
+        raise FileRefused(f"is not a flat list of texts ({' '.join(str(error).split())[:200]}); remove it") from error
 
 
 def clean_text(text: str) -> str:

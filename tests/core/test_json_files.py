@@ -265,16 +265,15 @@ def test_links_count_only_where_they_are_asked_for(tmp_path):
 def test_a_flat_list_of_texts_is_read_as_it_stands_and_anything_else_is_refused(tmp_path):
     assert untrusted.read_text_list(tmp_path, ".hydra/overrides.yaml") == []
     path = tmp_path / "list"
-    path.write_text('- gpus=2\n- "a=\\"b\\""\n- \'note=${oc.env:HOME}\'\n- 3\n- !!binary x\n- >-\n  a\n  b\n')
-    assert untrusted.read_text_list(tmp_path, "list") == ["gpus=2", 'a="b"', "note=${oc.env:HOME}", "3", "x", "a b"]
+    path.write_text('- gpus=2\n- "a=\\"b\\""\n- \'note=${oc.env:HOME}\'\n- >-\n  a\n  b\n')
+    assert untrusted.read_text_list(tmp_path, "list") == ["gpus=2", 'a="b"', "note=${oc.env:HOME}", "a b"]
     path.write_text("[]\n")
     assert untrusted.read_text_list(tmp_path, "list") == []
-    odd = ("- &a x\n", "- &a x\n- *a\n", "- [x]\n", "- a: b\n", "text\n", "- x\n---\n- y\n", "- [\n")
+    odd = ("- 3\n", "- [x]\n", "- a: b\n", "text\n", "- x\n---\n- y\n", "- [\n")
     for text, reason in (
         *((text, "not a flat list") for text in (BOMB, *odd)),
-        ("- 'x\n", "is not YAML"),
-        ("- \x07\n", "is not YAML"),
-        ("- x\n" * (untrusted.MAX_LIST_WORDS + 1), "more than"),
+        ("- 'x\n", "unexpected end of stream|quoted scalar"),
+        ("- \x07\n", "not allowed"),
         ("#" * (untrusted.MAX_LIST_BYTES + 1), "larger than"),
     ):
         path.write_text(text)

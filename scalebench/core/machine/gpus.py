@@ -14,7 +14,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, TypeVar
 
 from scalebench.core.machine import cpus
@@ -47,7 +48,7 @@ def nvml_queries() -> Iterator[NvmlQuery]:
 
     def ask(name: str, *args: Any) -> Any:
         value = value_or_none(lambda: getattr(opened, name)(*args))
-        return value.decode(errors="replace") if isinstance(value, bytes) else value  # bytes: older pynvml
+        return _to_text(value) if isinstance(value, bytes) else value
 
     try:
         yield ask
@@ -129,38 +130,53 @@ def _count_nvlinks(ask: NvmlQuery, handle: Any) -> Counter[str]:
     return Counter(peer for peer in peers if peer)
 
 
+def _of_query(name: str, *arguments: int, read: Callable[[Any], Any] = lambda answer: answer) -> Any:
+    """Declare a field that `read` takes from the answer of NVML's query nvmlDeviceGet<name>; None where it refuses."""
+    return field(default=None, metadata={"query": (name, arguments, read)})
+
+
+def _watts(milliwatts: float) -> float:
+    return milliwatts / 1000
+
+
+def _first_bool(states: Sequence[int]) -> bool:
+    return bool(states[0])  # what is in force; what is pending comes second
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One GPU as NVML reports it; a field that NVML refuses is None. `index` is NVML's (PCI bus order)."""
 
     index: int
-    name: str | None
-    uuid: str | None
-    memory_bytes: int | None
-    sm_clock_max_mhz: int | None
-    mem_clock_max_mhz: int | None
-    power_limit_w: float | None  # the limit in force, which may be below the card's own
-    numa_node: int | None
-    pci_bus_id: str | None
-    sm_clock_mhz: int | None = None  # at the time of the query
-    mem_clock_mhz: int | None = None
-    sm_clock_application_mhz: int | None = None  # requested for programs
-    mem_clock_application_mhz: int | None = None
-    sm_clock_default_mhz: int | None = None  # for programs, unless another is requested
-    mem_clock_default_mhz: int | None = None
-    power_limit_min_w: float | None = None  # the range in which an administrator can set the limit
-    power_limit_max_w: float | None = None
-    power_limit_default_w: float | None = None
-    slowdown_temperature_c: int | None = None  # the GPU throttles from here on
-    mig: bool | None = None  # split into instances
-    ecc: bool | None = None
-    compute_mode: str | None = None
-    persistence: bool | None = None  # the driver stays loaded without a program
-    pcie_generation: int | None = None  # at the time of the query: an idle link may have slowed down
-    pcie_generation_max: int | None = None
-    pcie_width: int | None = None  # lanes
-    pcie_width_max: int | None = None
-    compute_capability: str | None = None  # such as 9.0
+    name: str | None = _of_query("Name")
+    uuid: str | None = _of_query("UUID")
+    memory_bytes: int | None = _of_query("MemoryInfo", read=lambda memory: memory.total or None)
+    sm_clock_max_mhz: int | None = _of_query("MaxClockInfo", SM_CLOCK)
+    mem_clock_max_mhz: int | None = _of_query("MaxClockInfo", MEM_CLOCK)
+    power_limit_w: float | None = _of_query("EnforcedPowerLimit", read=_watts)  # may be below the card's own
+    numa_node: int | None = None
+    pci_bus_id: str | None = _of_query("PciInfo", read=lambda info: _to_text(info.busId))
+    # These are the clocks at the time of the query, those requested for programs, and theirs unless others are.
+    sm_clock_mhz: int | None = _of_query("ClockInfo", SM_CLOCK)
+    mem_clock_mhz: int | None = _of_query("ClockInfo", MEM_CLOCK)
+    sm_clock_application_mhz: int | None = _of_query("ApplicationsClock", SM_CLOCK)
+    mem_clock_application_mhz: int | None = _of_query("ApplicationsClock", MEM_CLOCK)
+    sm_clock_default_mhz: int | None = _of_query("DefaultApplicationsClock", SM_CLOCK)
+    mem_clock_default_mhz: int | None = _of_query("DefaultApplicationsClock", MEM_CLOCK)
+    # The range in which an administrator can set the limit.
+    power_limit_min_w: float | None = _of_query("PowerManagementLimitConstraints", read=lambda range: _watts(range[0]))
+    power_limit_max_w: float | None = _of_query("PowerManagementLimitConstraints", read=lambda range: _watts(range[1]))
+    power_limit_default_w: float | None = _of_query("PowerManagementDefaultLimit", read=_watts)
+    slowdown_temperature_c: int | None = _of_query("TemperatureThreshold", SLOWDOWN)  # the GPU throttles from here on
+    mig: bool | None = _of_query("MigMode", read=_first_bool)  # split into instances
+    ecc: bool | None = _of_query("EccMode", read=_first_bool)
+    compute_mode: str | None = _of_query("ComputeMode", read=COMPUTE_MODES.get)
+    persistence: bool | None = _of_query("PersistenceMode", read=bool)  # the driver stays loaded without a program
+    pcie_generation: int | None = _of_query("CurrPcieLinkGeneration")  # now: an idle link may have slowed down
+    pcie_generation_max: int | None = _of_query("MaxPcieLinkGeneration")
+    pcie_width: int | None = _of_query("CurrPcieLinkWidth")  # lanes
+    pcie_width_max: int | None = _of_query("MaxPcieLinkWidth")
+    compute_capability: str | None = _of_query("CudaComputeCapability", read=lambda parts: ".".join(map(str, parts)))
 
 
 @dataclass(frozen=True)
@@ -313,52 +329,17 @@ def _handles(ask: NvmlQuery) -> list[Any]:
 
 
 def _detect_gpu(ask: NvmlQuery, index: int, handle: Any) -> Gpu:
-    def query(name: str, *args: Any) -> Any:
-        return ask(f"nvmlDeviceGet{name}", handle, *args)
-
-    def watts(milliwatts: float | None) -> float | None:
-        return None if milliwatts is None else milliwatts / 1000
-
-    def switch(state: int | None) -> bool | None:
-        return None if state is None else bool(state)
-
-    pci_bus_id = _pci_bus_id(ask, handle)
-    lowest, highest = query("PowerManagementLimitConstraints") or (None, None)
-    return Gpu(
-        index=index,
-        name=query("Name"),
-        uuid=query("UUID"),
-        memory_bytes=getattr(query("MemoryInfo"), "total", None) or None,
-        sm_clock_max_mhz=query("MaxClockInfo", SM_CLOCK),
-        mem_clock_max_mhz=query("MaxClockInfo", MEM_CLOCK),
-        power_limit_w=watts(query("EnforcedPowerLimit")),
-        numa_node=_numa_node(pci_bus_id),
-        pci_bus_id=pci_bus_id,
-        sm_clock_mhz=query("ClockInfo", SM_CLOCK),
-        mem_clock_mhz=query("ClockInfo", MEM_CLOCK),
-        sm_clock_application_mhz=query("ApplicationsClock", SM_CLOCK),
-        mem_clock_application_mhz=query("ApplicationsClock", MEM_CLOCK),
-        sm_clock_default_mhz=query("DefaultApplicationsClock", SM_CLOCK),
-        mem_clock_default_mhz=query("DefaultApplicationsClock", MEM_CLOCK),
-        power_limit_min_w=watts(lowest),
-        power_limit_max_w=watts(highest),
-        power_limit_default_w=watts(query("PowerManagementDefaultLimit")),
-        slowdown_temperature_c=query("TemperatureThreshold", SLOWDOWN),
-        mig=switch((query("MigMode") or [None])[0]),  # now; the pending mode comes second
-        ecc=switch((query("EccMode") or [None])[0]),
-        compute_mode=COMPUTE_MODES.get(query("ComputeMode")),
-        persistence=switch(query("PersistenceMode")),
-        pcie_generation=query("CurrPcieLinkGeneration"),
-        pcie_generation_max=query("MaxPcieLinkGeneration"),
-        pcie_width=query("CurrPcieLinkWidth"),
-        pcie_width_max=query("MaxPcieLinkWidth"),
-        compute_capability=".".join(map(str, query("CudaComputeCapability") or [])) or None,
-    )
+    facts: dict[str, Any] = {}
+    for each in fields(Gpu):
+        if "query" in each.metadata:
+            name, arguments, read = each.metadata["query"]
+            answer = ask(f"nvmlDeviceGet{name}", handle, *arguments)
+            facts[each.name] = None if answer is None else value_or_none(partial(read, answer))
+    return Gpu(index, numa_node=_numa_node(facts["pci_bus_id"]), **facts)
 
 
-def _pci_bus_id(ask: NvmlQuery, handle: Any) -> str | None:
-    bus_id = getattr(ask("nvmlDeviceGetPciInfo", handle), "busId", None)
-    return bus_id.decode(errors="replace") if isinstance(bus_id, bytes) else bus_id  # bytes: older pynvml
+def _to_text(text: str | bytes) -> str:
+    return text.decode(errors="replace") if isinstance(text, bytes) else text  # bytes: older pynvml
 
 
 def _numa_node(pci_bus_id: str | None) -> int | None:
