@@ -42,7 +42,7 @@ from scalebench.config.resolve import DEFAULT_CPU_WORKERS, count_all_devices, de
 from scalebench.config.script import expand_script
 from scalebench.core import config_files
 from scalebench.core.config_files import conf_dir
-from scalebench.core.errors import InputError, unknown_name_message
+from scalebench.core.errors import InputError
 from scalebench.core.json_files import build_record
 from scalebench.core.machine import machine
 from scalebench.core.spec import Config, HardwareSpec
@@ -181,18 +181,26 @@ def to_config(composed: DictConfig) -> Config:
     """Turn a composed config into the plain dataclass with every interpolation resolved. Raise InputError for a missing
     value."""
     tree = {}
-    fields = [f.name for f in dataclasses.fields(Config)]
     for key in composed:
-        if key != "hydra" and key not in fields:
-            raise InputError(unknown_name_message("key", str(key), fields))
         if key != "hydra":  # its own interpolations only resolve within a job
             node = composed[key]
             is_tree = OmegaConf.is_config(node)
             tree[key] = OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if is_tree else node
     try:
-        return build_record(Config, tree)
+        config = build_record(Config, tree)
     except ValueError as error:
         raise InputError(str(error)) from error
+    _refuse_unknown_keys(config, tree, "")
+    return config
+
+
+def _refuse_unknown_keys(part: Any, tree: dict[Any, Any], above: str) -> None:
+    """Raise InputError for a key that Hydra has added because of a + before it."""
+    for name, value in tree.items():
+        if not hasattr(part, name):
+            raise InputError(f"{above}{name} is no key")
+        if dataclasses.is_dataclass(inner := getattr(part, name)):
+            _refuse_unknown_keys(inner, value, f"{above}{name}.")
 
 
 def list_each_device() -> str:

@@ -100,7 +100,7 @@ class FolderLock:
 def read_holder(folder: Path) -> LockHolder | None:
     """Return the holder that the lock's file names; None where the file is missing, empty or cut short."""
     try:
-        return read_record(folder / LOCK_FILE, LockHolder, ignore_unknown=True)
+        return read_record(folder / LOCK_FILE, LockHolder)
     except (ValueError, FileNotFoundError):
         return None
 

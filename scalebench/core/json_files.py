@@ -23,6 +23,7 @@ decoding = threading.RLock()
 MESSAGE_REWRITES = (
     (r"^Expected `(.+?)(?: \| null)?`, got `(.+)`$", r"should be \1, not \2"),
     (r"^Object missing required field `(.+)`$", r"lacks the field '\1'"),
+    (r"^Expected `\w+` (?:matching regex '\^\((.+)\)\$'|[<>]= (\d+))$", r"should be \1\2"),
     (r"^.*out of range$", "is too large a number"),
     (r"\bobject\b", "an object"),
     (r"\barray\b", "a list"),
@@ -92,52 +93,32 @@ def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def read_record(path: Path, record_type: type[T], ignore_unknown: bool = False) -> T:
+def read_record(path: Path, record_type: type[T]) -> T:
     """Read a dataclass from a JSON file; ValueError as those of `read_json` and `build_record`."""
-    return parse_record(read_plain_file(path), record_type, ignore_unknown)
+    return parse_record(read_plain_file(path), record_type)
 
 
-def parse_record(content: bytes, record_type: type[T], ignore_unknown: bool = False) -> T:
+def parse_record(content: bytes, record_type: type[T]) -> T:
     """Parse a dataclass from the content of a JSON file; raises as `read_record`."""
-    if ignore_unknown:
-        try:
-            with decoding:
-                return msgspec.json.decode(content, type=record_type)
-        except (msgspec.DecodeError, RecursionError, MemoryError):
-            pass  # parsed again below: for the reason, and since the standard library also takes lone surrogates
-    return build_record(record_type, parse_json(content), ignore_unknown)
+    try:
+        with decoding:
+            return msgspec.json.decode(content, type=record_type)
+    except (msgspec.DecodeError, RecursionError, MemoryError):
+        # Parsed again: for the reason, and since the standard library also takes lone surrogates.
+        return build_record(record_type, parse_json(content))
 
 
-def build_record(record_type: type[T], tree: Any, ignore_unknown: bool = False) -> T:
-    """Build a dataclass from plain JSON content.
+def build_record(record_type: type[T], tree: Any) -> T:
+    """Build a dataclass from plain JSON content. Unknown keys are ignored: another version may have written them.
 
-    Raises ValueError that names the field for a missing or unknown key or a value of a wrong type.
+    Raises ValueError that names the field for a missing key or a value of a wrong type.
     """
     try:
         with decoding:
-            record = msgspec.convert(tree, record_type)
+            return msgspec.convert(tree, record_type)
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at ")
         for pattern, replacement in MESSAGE_REWRITES:
             reason = re.sub(pattern, replacement, reason)
         field = path.strip("`").removeprefix("$").removeprefix(".")
         raise ValueError(f"{field or record_type.__name__} {reason}") from None
-    if not ignore_unknown and (place := _unknown_field(record, tree)):
-        path, _, name = place.rpartition(".")
-        raise ValueError(f"{path.removeprefix('.') or record_type.__name__} has an unknown field '{name}'")
-    return record
-
-
-def _unknown_field(record: Any, tree: Any) -> str | None:
-    """Return the path of a key in `tree` that its dataclass does not have, since msgspec ignores these."""
-    if dataclasses.is_dataclass(record):
-        if unknown := tree.keys() - vars(record).keys():
-            return f".{min(unknown)}"
-        pairs = [(f".{name}", getattr(record, name), value) for name, value in tree.items()]
-    elif isinstance(record, dict):
-        pairs = [(f".{name}", record[name], value) for name, value in tree.items()]
-    elif isinstance(record, list):
-        pairs = [(f"[{n}]", *pair) for n, pair in enumerate(zip(record, tree, strict=True))]
-    else:
-        return None
-    return next((step + rest for step, *pair in pairs if (rest := _unknown_field(*pair))), None)

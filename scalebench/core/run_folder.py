@@ -179,8 +179,8 @@ def read_rank_file(
     still write after their parent was killed; with `run_id` None that of any run counts."""
     try:
         content = read_plain_file(path, max_bytes=max_bytes)
-        of_run = parse_record(content, _RunMarker, ignore_unknown=True).run_id
-        return parse_record(content, record_type, ignore_unknown=True) if run_id in (None, of_run) else None
+        of_run = parse_record(content, _RunMarker).run_id
+        return parse_record(content, record_type) if run_id in (None, of_run) else None
     except (OSError, ValueError):
         return None
 
@@ -189,7 +189,7 @@ def _read_marker(folder: Path, *names: str) -> _Marker | None:
     """Return the first marker of a run among these files, also of one that did not come to its end."""
     for name in names:
         with contextlib.suppress(OSError, ValueError):
-            marker = read_record(folder / name, _Marker, ignore_unknown=True)
+            marker = read_record(folder / name, _Marker)
             if (marker.spec if name == RESULT_FILE else marker.config) is not None:
                 return marker
     return None

@@ -91,7 +91,7 @@ def read_sweep(folder: Path) -> SweepRecord | None:
     """Read sweep.json; None where there is none, InputError for a file that is no such record."""
     path = folder / SWEEP_FILE
     try:
-        return read_record(path, SweepRecord, ignore_unknown=True)
+        return read_record(path, SweepRecord)
     except FileNotFoundError:
         return None
     except FileRefused as error:

@@ -103,7 +103,9 @@ def test_interval_and_autocorrelation_are_the_textbook_ones():
 
 
 def test_autocorrelation_widens_an_interval():
-    assert all(estimates.autocorrelation_inflation(np.array(values)) == 1 for values in ([1.0, 2.0], [1.0, 3.0, 1.0, 3.0]))
+    assert all(
+        estimates.autocorrelation_inflation(np.array(values)) == 1 for values in ([1.0, 2.0], [1.0, 3.0, 1.0, 3.0])
+    )
     # Of an autoregressive series of 0.5 the mean varies three times as much as of an independent one.
     runs = autoregressive_s(200, 4096, phi=0.5, seed=9)
     assert np.mean([estimates.autocorrelation_inflation(run) for run in runs]) == pytest.approx(3, rel=0.02)
