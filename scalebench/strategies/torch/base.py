@@ -401,6 +401,7 @@ class GroupStrategy(TorchStrategy):
 
     group: TorchGroup  # from setup until close
     _messages: Sequence[Message] = ()
+    _sizes: Sequence[int] = ()
     _replay: tuple[list[int], Callable[[], None]] | None = None
 
     def group_backend(self) -> str:
@@ -424,13 +425,18 @@ class GroupStrategy(TorchStrategy):
 
     def message_sizes(self) -> list[int]:
         self._messages = self._messages or self.messages()
+        self._sizes = self.list_sizes()
+        return list(self._sizes)
+
+    def list_sizes(self) -> list[int]:
+        """Return the bytes of each message of a step, the same on every rank, once `messages` are known."""
         return [message.size_bytes for message in self._messages]
 
     def run_isolated_sync(self, sizes: list[int]) -> None:
         """Send the messages that have these sizes, or all-reduce others."""
         if self._replay is None or self._replay[0] != sizes:
             self._replay, messages = None, self._messages  # buffers are freed before there are others
-            if [message.size_bytes for message in messages] != sizes:
+            if list(self._sizes) != sizes:
                 messages = [Message("all_reduce", size) for size in sizes]
             self._replay = sizes, groups.build_replay(self.group, messages, self.sends_at_once)
         self._replay[1]()

@@ -87,14 +87,26 @@ def _open_store(rank: int, size: int, timeout: timedelta) -> dist.TCPStore:
     return dist.TCPStore(host, port, size, is_master=True, timeout=timeout, master_listen_fd=descriptor)
 
 
+def build_axis_groups(processes: int, neighbours: int, timeout_s: float) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Return this process's two groups in a mesh of two axes: that across, and that of so many consecutive ranks. All
+    processes have to form them at the same time."""
+    ranks = torch.arange(processes).view(-1, neighbours)
+    # With the backend of the default group, and not with PyTorch's own limit of ten minutes.
+    timeout = timedelta(seconds=timeout_s)
+    across, within = (
+        dist.new_subgroups_by_enumeration(each.tolist(), timeout=timeout)[0] for each in (ranks.t(), ranks)
+    )
+    return across, within
+
+
 class Message(NamedTuple):
     """One message of a step: a collective operation, and the bytes of its full tensor."""
 
     kind: str
     size_bytes: int
     dtype: torch.dtype = torch.float32
-    root: int = ROOT
-    among: dist.ProcessGroup | None = None  # the ranks that take part, by default all; operations with a root need all
+    root: int = ROOT  # or, of send and receive, the other rank of the two
+    among: dist.ProcessGroup | None = None  # the ranks that take part, by default all; reduce and broadcast need all
 
 
 class TorchCollective:
@@ -114,10 +126,12 @@ class TorchCollective:
         self._full, self._part, self._output = (_allocate(each, message.dtype, device) for each in counts)
 
     def __call__(self) -> None:
-        self.start(async_op=False)
+        work = self.start(async_op=False)
+        if work is not None:
+            work.wait()
 
     def start(self, async_op: bool = True) -> dist.Work | None:
-        """Start the operation, whose end the result waits for."""
+        """Start the operation, whose end the result waits for. A send is always asynchronous, a receive never."""
         full, part, root = self._full, self._part, self.message.root
         options = {"group": self.message.among, "async_op": async_op}
         match self.message.kind:
@@ -137,6 +151,11 @@ class TorchCollective:
                 return dist.scatter(part, self._parts_of(root), src=root, **options)
             case "all_to_all":
                 return dist.all_to_all_single(self._output, full, **options)
+            case "send":
+                return dist.isend(full, group=self.message.among, group_dst=root)
+            case "receive":
+                dist.recv(full, group=self.message.among, group_src=root)
+                return None
         raise ValueError(self.message.kind)
 
     def put(self, values: Callable[[int], np.ndarray]) -> None:
@@ -167,7 +186,8 @@ def build_torch_collective(group: TorchGroup, message: Message) -> TorchCollecti
 
 def build_replay(group: TorchGroup, messages: Sequence[Message], at_once: bool) -> Callable[[], None]:
     """Return an action, which was tried, that sends these messages: one after the other, or with `at_once` all in
-    flight that are of one kind and follow each other, as DistributedDataParallel sends its buckets.
+    flight that are of one kind and follow each other, as DistributedDataParallel sends its buckets. What is sent to one
+    other rank alone is waited for at the end.
 
     Raises NotMeasured on all ranks if the backend lacks an operation or any rank lacks memory on its GPU.
     """
@@ -176,10 +196,16 @@ def build_replay(group: TorchGroup, messages: Sequence[Message], at_once: bool) 
     collectives = _build_collectives(group, [place for run in places for place in run])
 
     def replay() -> None:
+        sending: list[dist.Work | None] = []
         for run in places:
             pending = [collectives[place].start(async_op=at_once) for place in run]
+            if run[0][1].kind == "send":
+                sending += pending
+                continue
             for work in pending if at_once else ():
                 work.wait()
+        for work in sending:
+            work.wait()
 
     return replay
 

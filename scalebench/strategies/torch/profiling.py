@@ -77,6 +77,8 @@ SENDING_OPERATORS = {
     "c10d::allgather_into_tensor_coalesced_": ("all_gather", 0),
     "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
     "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "c10d::send": ("send", 0),
+    "c10d::recv_": ("receive", 0),
 }
 # PyTorch's names of types in these files.
 FLOATS = {
@@ -251,7 +253,7 @@ def profile_steps(
 
 
 class SentTensor(NamedTuple):
-    """What one operator of torch.distributed sent: the complete tensor of a collective operation."""
+    """What one operator of torch.distributed sent or received: the complete tensor of a collective operation."""
 
     kind: str
     size_bytes: int
@@ -306,7 +308,7 @@ def observe_messages(train: Callable[[Loop], None], batch: TorchBatch) -> list[S
         tensors = values[position] if types[position].startswith("GenericList") else [values[position]]
         elements = sum(tensor[3] for tensor in tensors)
         if dtype is not None and elements > 1:
-            root = values[2] if kind in ("broadcast", "reduce") else 0
+            root = values[2] if kind in ("broadcast", "reduce", "send", "receive") else 0
             caller = nodes.get(node["ctrl_deps"], {"name": ""})["name"]
             size_bytes = elements * dtype.itemsize
             sent.append(SentTensor(kind, size_bytes, dtype, root, caller.startswith("_c10d_functional::")))

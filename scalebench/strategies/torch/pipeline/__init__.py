@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import ScheduleGPipe
 
@@ -16,14 +17,9 @@ from scalebench.strategies import refusals
 from scalebench.strategies.base import LossPart, Unsupported, never_measured
 from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import TorchGroup
+from scalebench.strategies.torch.group import Message, TorchGroup
 from scalebench.strategies.torch.model import NetworkModule, build_network_module
-from scalebench.strategies.torch.pipeline.schedule import (
-    MicroBatchSchedule,
-    PipelineForward,
-    StageGroup,
-    StageTransfers,
-)
+from scalebench.strategies.torch.pipeline.schedule import MicroBatchSchedule, StageGroup
 from scalebench.strategies.torch.pipeline.stage import (
     COUNTED_COSTS,
     PASSES_REPEATS,
@@ -33,6 +29,7 @@ from scalebench.strategies.torch.pipeline.stage import (
     measure_median_s,
     measure_node_costs,
 )
+from scalebench.strategies.torch.profiling import SentTensor
 from scalebench.workloads import networks, partition
 from scalebench.workloads.network import Network
 
@@ -51,13 +48,11 @@ class ModelParallel(GroupStrategy):
     stage_group: StageGroup
     network_stages: list[partition.NetworkStage]
     layouts: list[ActivationLayout]
-    pipeline_forward: PipelineForward
     _micro_batch_schedule: MicroBatchSchedule
 
     def __init__(self, spec: RunSpec, rank: int) -> None:
         super().__init__(spec, rank)
         self.stage_count = spec.processes
-        self._transfers: StageTransfers | None = None
         self._num_params: int | None = None
 
     def shard(self) -> tuple[int, int]:
@@ -93,7 +88,6 @@ class ModelParallel(GroupStrategy):
             self.layouts.append(group.broadcast_object(layout, index))
         output_layout = None if group.is_last else self.layouts[group.index]
         module = StageModule(self.model.module, self.precision.autocast, self._input_layout(), output_layout)
-        self.pipeline_forward = PipelineForward(module, group)
         self._micro_batch_schedule = MicroBatchSchedule(
             self.schedule, self.micro_batches, module, group, self.layouts, self.spec.config, self.model.loss.mean
         )
@@ -113,26 +107,30 @@ class ModelParallel(GroupStrategy):
 
     partial_step = never_measured("has no step without what its stages pass on")
 
-    def message_sizes(self) -> list[int]:
-        """Return the activations of each micro-batch at each cut of each replica, and their gradients; with several
-        replicas also the gradients of each stage."""
-        sizes = []
-        for replica in range(self.replicas):
-            for layout in self.layouts[:-1]:
-                sizes += [layout.size_bytes(self._micro_batch_samples(replica))] * (2 * self.micro_batches)
-        summed_stages = range(self.stage_count) if self.replicas > 1 else ()
-        return sizes + [self._parameter_bytes(index) for index in summed_stages]
+    def group_of(self, sent: SentTensor) -> dist.ProcessGroup | None:
+        group = self.stage_group
+        return group.replica_group if sent.kind == "all_reduce" else group.stage_group
 
-    def run_isolated_sync(self, sizes: list[int]) -> None:
-        """Send all messages of one step, whose sizes are those of message_sizes."""
-        if self._transfers is None:
-            samples, parameters = self._micro_batch_samples(self.stage_group.replica), list(self.model.parameters())
-            self._transfers = StageTransfers(self.stage_group, self.layouts, samples, self.micro_batches, parameters)
-        self._transfers()
+    def messages(self) -> list[Message]:
+        """Return what this process sends and receives in a step: activations, then their gradients, and last the sums
+        over replicas. In this order no stage waits for one that waits for it, whatever they compute between."""
+
+        def order(message: Message) -> int:
+            is_forward = (message.kind == "send") == (message.root > self.stage_group.index)
+            return 2 if message.kind == "all_reduce" else 0 if is_forward else 1
+
+        return sorted(super().messages(), key=order)
+
+    def list_sizes(self) -> list[int]:
+        """Return what all processes send, and the sums of gradients of each stage."""
+        kinds = ("send",) if self.stage_group.replica else ("send", "all_reduce")
+        sizes: list[Any] = [None] * self.spec.processes
+        dist.all_gather_object(sizes, [each.size_bytes for each in self._messages if each.kind in kinds])
+        return [size for several in sizes for size in several]
 
     def measure(self, batch: TorchBatch) -> Tensor | None:
         """Pass the same samples through every stage; the last one measures."""
-        outputs = self.pipeline_forward(batch.inputs)
+        outputs = self._micro_batch_schedule.evaluate(batch.inputs)
         return None if outputs is None else self.model.loss.metrics(outputs.float(), batch.targets)
 
     def num_params(self) -> int:

@@ -6,18 +6,17 @@ Schedules are those of torch.distributed.pipelining.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from scalebench.core.spec import Config
 from scalebench.strategies.base import LossPart
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import choose_bound_device
+from scalebench.strategies.torch.group import build_axis_groups, choose_bound_device
 from scalebench.strategies.torch.pipeline.stage import ActivationLayout, StageModule, StagePasses, example_inputs
 from scalebench.workloads.partition import BatchSize
 
@@ -41,13 +40,7 @@ class StageGroup:
         self.stage_group: Any = None
         self.replica_group: Any = None
         if replicas > 1:
-            timeout = timedelta(seconds=timeout_s)
-            for replica in range(replicas):
-                group = dist.new_group(list(range(replica * stages, (replica + 1) * stages)), timeout=timeout)
-                self.stage_group = group if replica == self.replica else self.stage_group
-            for index in range(stages):
-                group = dist.new_group(list(range(index, stages * replicas, stages)), timeout=timeout)
-                self.replica_group = group if index == self.index else self.replica_group
+            self.replica_group, self.stage_group = build_axis_groups(stages * replicas, stages, timeout_s)
 
     def broadcast_object(self, value: Any, stage: int) -> Any:
         """Return the value of that stage on all stages."""
@@ -62,14 +55,6 @@ class StageGroup:
         dist.all_gather_object(values, value, group=self.stage_group)
         return values
 
-    def send(self, tensor: Tensor, forward: bool) -> Any:
-        """Start sending to the next stage, or with `forward` false to the previous one."""
-        return dist.isend(tensor, self._first_rank + self.index + (1 if forward else -1), group=self.stage_group)
-
-    def receive(self, target: Tensor, forward: bool) -> None:
-        """Receive from the previous stage, or with `forward` false from the next one."""
-        dist.recv(target, self._first_rank + self.index + (-1 if forward else 1), group=self.stage_group)
-
     def sum_gradients(self, gradients: list[Tensor]) -> None:
         """Add up all gradients of this stage over the replicas, in place and in one message."""
         flat = torch.cat([gradient.flatten() for gradient in gradients])
@@ -77,66 +62,6 @@ class StageGroup:
         totals = flat.split([gradient.numel() for gradient in gradients])
         for gradient, total in zip(gradients, totals, strict=True):
             gradient.copy_(total.view(gradient.shape))
-
-
-class PipelineForward(nn.Module):
-    """A forward pass through all stages, each of which calls it with the same samples.
-
-    It returns the model's outputs on the last stage and None on the others.
-    """
-
-    def __init__(self, module: StageModule, group: StageGroup) -> None:
-        super().__init__()
-        self.module, self._group = module, group
-        self._sending: tuple[Any, Tensor] | None = None
-
-    def forward(self, inputs: Tensor) -> Tensor | None:
-        layout = self.module.input_layout
-        if layout is not None:
-            received = layout.empty(len(inputs), self._group.device)
-            self._group.receive(received, forward=True)
-            inputs = received
-        outputs = self.module(inputs)
-        if self._group.is_last:
-            return outputs
-        if self._sending is not None:  # the next stage may still work on the previous samples
-            self._sending[0].wait()
-        self._sending = self._group.send(outputs, forward=True), outputs
-        return None
-
-
-class StageTransfers:
-    """All communication of a step without its computation: the activations of each micro-batch from stage to stage,
-    their gradients back, and the sums of gradients over the replicas."""
-
-    def __init__(
-        self,
-        group: StageGroup,
-        layouts: list[ActivationLayout],
-        samples: int,
-        micro_batches: int,
-        parameters: list[nn.Parameter],
-    ) -> None:
-        """`samples` are those of a micro-batch, `layouts` those of all stages' outputs, `parameters` this stage's."""
-        self._group, self._micro_batches = group, micro_batches
-        self._inputs = [] if group.is_first else [layouts[group.index - 1].empty(samples, group.device)]
-        self._outputs = [] if group.is_last else [layouts[group.index].empty(samples, group.device)]
-        self._gradients = [torch.zeros_like(parameter) for parameter in parameters] if group.replicas > 1 else []
-
-    def __call__(self) -> None:
-        self._pass_on(self._inputs, self._outputs, forward=True)
-        self._pass_on(self._outputs, self._inputs, forward=False)
-        if self._gradients:
-            self._group.sum_gradients(self._gradients)
-
-    def _pass_on(self, received: list[Tensor], sent: list[Tensor], forward: bool) -> None:
-        sending = []
-        for _ in range(self._micro_batches):
-            for tensor in received:
-                self._group.receive(tensor, forward)
-            sending += [self._group.send(tensor, forward) for tensor in sent]
-        for work in sending:
-            work.wait()
 
 
 class MicroBatchSchedule:
@@ -162,6 +87,7 @@ class MicroBatchSchedule:
         self._module, self._group, self._layouts = module, group, layouts
         self._config, self._loss = config, loss
         self._schedules: dict[BatchSize, Any] = {}
+        self._evaluations: dict[int, Any] = {}  # by the number of samples
 
     def prepare(self, size: BatchSize) -> Any:
         """Return the schedule for batches of this size. All stages have to make it at the same time."""
@@ -180,6 +106,13 @@ class MicroBatchSchedule:
         schedule.step(*inputs, target=batch.targets, losses=losses, return_outputs=False)
         return LossPart(sum(each.detach() for each in losses) * batch.global_samples, batch.samples)
 
+    def evaluate(self, inputs: Tensor) -> Tensor | None:
+        """Pass samples, the same on each stage, through all of them at once; the last one returns the outputs."""
+        if len(inputs) not in self._evaluations:
+            self._evaluations[len(inputs)] = ScheduleGPipe(self._build_stage(len(inputs)), 1)
+        outputs: Tensor | None = self._evaluations[len(inputs)].eval(*(inputs,) * self._group.is_first)
+        return outputs
+
     def build_local_passes(self, batch: TorchBatch) -> StagePasses:
         """Build this stage's passes of one step without communication; received activations are random numbers."""
         count, group = self.micro_batches, self._group
@@ -195,19 +128,15 @@ class MicroBatchSchedule:
             self._module, inputs, forwards_ahead, lambda number, outputs: weighted(outputs, targets[number])
         )
 
-    def _build_schedule(self, size: BatchSize) -> Any:
-        samples, group, meta = size.samples // self.micro_batches, self._group, torch.device("meta")
+    def _build_stage(self, samples: int) -> PipelineStage:
+        group, meta = self._group, torch.device("meta")
         outputs = [layout.empty(samples, meta).requires_grad_() for layout in self._layouts]
         inputs = example_inputs(self._config, samples, meta) if group.is_first else outputs[group.index - 1]
-        stage = PipelineStage(
-            self._module,
-            group.index,
-            group.stages,
-            group.device,
-            inputs,
-            outputs[group.index],
-            group=group.stage_group,
-        )
+        place = group.index, group.stages, group.device
+        return PipelineStage(self._module, *place, inputs, outputs[group.index], group=group.stage_group)
+
+    def _build_schedule(self, size: BatchSize) -> Any:
+        stage = self._build_stage(size.samples // self.micro_batches)
         weighted = _weight_loss(self._loss, size.global_samples)
         schedule = SCHEDULES[self.name](stage, self.micro_batches, loss_fn=weighted, scale_grads=False)
         # As the first step would begin: the stages agree on what they send, and make buffers for it.

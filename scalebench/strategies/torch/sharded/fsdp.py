@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,7 @@ from scalebench.strategies import refusals
 from scalebench.strategies.base import Unsupported, create_on_all_ranks, never_measured
 from scalebench.strategies.torch.base import GroupStrategy
 from scalebench.strategies.torch.batches import TorchBatch
-from scalebench.strategies.torch.group import all_gather, reduce_scatter
+from scalebench.strategies.torch.group import all_gather, build_axis_groups, reduce_scatter
 from scalebench.strategies.torch.model import BatchNorm, Lstm, NetworkModule
 from scalebench.strategies.torch.precision import HALF_DTYPES
 from scalebench.strategies.torch.profiling import SentTensor
@@ -342,10 +341,9 @@ class FsdpTensorParallel(TensorParallel, Fsdp):
 
 def build_mesh_of_neighbours(strategy: GroupStrategy, neighbours: int, axes: tuple[str, str]) -> DeviceMesh:
     """Arrange the processes: so many consecutive ranks along the second axis."""
-    ranks = torch.arange(strategy.spec.processes).view(-1, neighbours)
-    # With the backend of the default group, and not with PyTorch's own limit of ten minutes.
-    timeout = timedelta(seconds=strategy.spec.group_timeout_s)
-    groups = [dist.new_subgroups_by_enumeration(each.tolist(), timeout=timeout)[0] for each in (ranks.t(), ranks)]
+    processes = strategy.spec.processes
+    groups = list(build_axis_groups(processes, neighbours, strategy.spec.group_timeout_s))
+    ranks = torch.arange(processes).view(-1, neighbours)
     return DeviceMesh.from_group(groups, strategy.device.type, ranks, mesh_dim_names=axes)
 
 
