@@ -9,50 +9,25 @@ of layers the planner takes the one that sends least.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from scalebench.workloads.network import Network, Node
 
 COLUMNS, ROWS = "columns", "rows"
 ELEMENTWISE = ("relu", "gelu", "dropout")
-# How often a ring sends each element of the result, up to a common factor: an all-reduce is a reduce-scatter followed
-# by an all-gather.
-RING_PASSES = {"all_reduce": 2, "all_gather": 1}
 
 
-class ActivationMessage(NamedTuple):
-    """A collective operation on one sample's activation in one pass; `width` is the activation's last axis."""
-
-    kind: str  # "all_reduce" | "all_gather"
-    positions: int
-    width: int
-
-
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """One dense layer split over all devices. Between the layers of a pair the activation stays split."""
 
     layer: str
     by: str  # COLUMNS | ROWS
     paired: bool
-    forward: tuple[ActivationMessage, ...] = ()
-    backward: tuple[ActivationMessage, ...] = ()
     between: tuple[str, ...] = ()  # elementwise nodes after it, up to the other layer of the pair
     shared: str | None = None  # in an attention: the node that only query, key and value read
-
-
-class _SplitChoice(NamedTuple):
-    """One way to split some layers. The smallest tuple is the best: first by the parameters that are not split."""
-
-    unsplit: int  # parameters of which every device has all
-    sent: int  # elements sent for one sample, each counted as often as a ring sends it
-    splits: tuple[Split, ...] = ()
-
-    def then(self, other: _SplitChoice) -> _SplitChoice:
-        return _SplitChoice(self.unsplit + other.unsplit, self.sent + other.sent, self.splits + other.splits)
 
 
 def plan_splits(network: Network, devices: int, include_single: bool = True) -> list[Split]:
@@ -60,10 +35,11 @@ def plan_splits(network: Network, devices: int, include_single: bool = True) -> 
 
     Every device gets a part of a split layer: a layer that is too narrow for that is not split.
     """
-    with_gradient = _nodes_with_gradient(network)
-    splits = [split for node in network.nodes for split in _attention_splits(network, node, devices, with_gradient)]
-    for chain in _dense_chains(network, {split.layer for split in splits}):
-        splits += _choose_splits(chain, devices, include_single, with_gradient).splits
+    readers, with_gradient = _readers(network), _nodes_with_gradient(network)
+    attentions = [node for node in network.nodes if node.op == "attention" and node.settings["heads"] % devices == 0]
+    splits = [split for node in attentions for split in _split_attention(network, node, readers, with_gradient)]
+    for chain in _dense_chains(network, {split.layer for split in splits}, readers):
+        splits += _split_chain(chain, devices, include_single, with_gradient)
     order = [node.name for node in network.nodes]
     return sorted(splits, key=lambda split: order.index(split.layer))
 
@@ -80,93 +56,66 @@ class _DenseLink(NamedTuple):
     between: tuple[str, ...]
 
 
-def _choose_splits(
+def _split_chain(
     chain: Sequence[_DenseLink], devices: int, include_single: bool, with_gradient: set[str]
-) -> _SplitChoice:
-    """Choose the best splits by dynamic programming from the last layer on.
+) -> tuple[Split, ...]:
+    """Return the splits that leave the fewest parameters complete on every device, and of these the ones that send
+    least. Each element counts as often as a ring sends it: an all-reduce is a reduce-scatter and an all-gather.
 
-    The best splits of the rest of a chain do not depend on those of its beginning.
+    By columns, a layer's output is gathered and the gradient of its input, to which all columns add, is summed up; by
+    rows, its output is summed up and that gradient gathered. A pair sends what its first layer does backward, and its
+    second one forward.
     """
-    best = [_SplitChoice(0, 0)]
-    for at in reversed(range(len(chain))):
+
+    @functools.cache
+    def choose(at: int) -> tuple[int, int, tuple[Split, ...]]:
+        """Return the best splits from a layer of the chain on, after what they cost."""
+        if at == len(chain):
+            return 0, 0, ()
         node, between = chain[at]
-        choices = [_SplitChoice(math.prod(node.arrays[0].shape), 0).then(best[0])]
-        if include_single:
-            choices += [_rate_splits(split).then(best[0]) for split in _single_splits(node, devices, with_gradient)]
-        if at + 1 < len(chain) and can_share(node.shape[-1], devices):
-            pair = _pair_splits(node, between, chain[at + 1].node, with_gradient)
-            choices.append(_rate_splits(*pair).then(best[1]))
-        best.insert(0, min(choices, key=lambda choice: choice[:2]))
-    return best[0]
+        inputs, outputs = node.arrays[0].shape
+        output, gradient = math.prod(node.shape), math.prod(node.shape[:-1]) * inputs
+        gradient *= node.inputs[0] in with_gradient
+        ways: list[tuple[int, int, tuple[Split, ...]]] = [(inputs * outputs, 0, ())]
+        if include_single and can_share(outputs, devices):
+            ways.append((0, output + 2 * gradient, (Split(node.name, COLUMNS, False),)))
+        if include_single and can_share(inputs, devices):
+            ways.append((0, 2 * output + gradient, (Split(node.name, ROWS, False),)))
+        if at + 1 < len(chain) and can_share(outputs, devices):
+            second = chain[at + 1].node
+            pair = Split(node.name, COLUMNS, True, between), Split(second.name, ROWS, True)
+            ways.append((0, 2 * gradient + 2 * math.prod(second.shape), pair))
+        totals = []
+        for complete, sent, splits in ways:
+            rest = choose(at + (len(splits) or 1))
+            totals.append((complete + rest[0], sent + rest[1], splits + rest[2]))
+        return min(totals, key=lambda total: total[:2])
+
+    return choose(0)[2]
 
 
-def _single_splits(node: Node, devices: int, with_gradient: set[str]) -> Iterator[Split]:
-    """Yield the possible splits of a layer by itself.
-
-    By columns, its output is gathered and the gradient of its input, to which all columns add, is summed up. By rows,
-    the output is summed up and that gradient gathered.
-    """
-    inputs, outputs = node.arrays[0].shape
-    has_gradient = node.inputs[0] in with_gradient
-    if can_share(outputs, devices):
-        backward = [_message("all_reduce", node, inputs)] if has_gradient else []
-        yield Split(node.name, COLUMNS, False, (_message("all_gather", node, outputs),), tuple(backward))
-    if can_share(inputs, devices):
-        backward = [_message("all_gather", node, inputs)] if has_gradient else []
-        yield Split(node.name, ROWS, False, (_message("all_reduce", node, outputs),), tuple(backward))
-
-
-def _pair_splits(first: Node, between: tuple[str, ...], second: Node, with_gradient: set[str]) -> tuple[Split, Split]:
-    inputs, outputs = first.arrays[0].shape[0], second.shape[-1]
-    backward = [_message("all_reduce", first, inputs)] if first.inputs[0] in with_gradient else []
-    return (
-        Split(first.name, COLUMNS, True, (), tuple(backward), between),
-        Split(second.name, ROWS, True, (_message("all_reduce", second, outputs),)),
-    )
-
-
-def _attention_splits(network: Network, node: Node, devices: int, with_gradient: set[str]) -> list[Split]:
-    """Return the splits of the dense layers around an attention.
-
-    There are none unless the devices can share its heads equally and nothing else is between these layers.
-    """
-    if node.op != "attention" or node.settings["heads"] % devices:
-        return []
-    readers = _readers(network)
-    projections = [other for other in network.nodes if other.name in node.inputs]
-    following = readers[node.name]
+def _split_attention(
+    network: Network, node: Node, readers: dict[str, list[Node]], with_gradient: set[str]
+) -> list[Split]:
+    """Return the splits of the dense layers around an attention; none if anything else is between these layers."""
+    projections, following = [other for other in network.nodes if other.name in node.inputs], readers[node.name]
     sources = {name for projection in projections for name in projection.inputs}
-    layers = [*projections, *following]
-    if {layer.op for layer in layers} != {"dense"} or len(following) != 1 or len(sources) != 1:
+    if {layer.op for layer in [*projections, *following]} != {"dense"} or len(following) != 1 or len(sources) != 1:
         return []
     (output,), (shared,) = following, sources
     read_by_node_only = all(readers[projection.name] == [node] for projection in projections)
     if not read_by_node_only or readers[shared] != projections or shared not in with_gradient:
         return []
-    backward = (_message("all_reduce", projections[0], projections[0].arrays[0].shape[0]),)  # one sum for all three
     splits = [Split(projection.name, COLUMNS, True, shared=shared) for projection in projections]
-    splits[0] = replace(splits[0], backward=backward)
-    forward = (_message("all_reduce", output, output.shape[-1]),)
-    return [*splits, Split(output.name, ROWS, True, forward, shared=shared)]
+    return [*splits, Split(output.name, ROWS, True, shared=shared)]
 
 
-def _message(kind: str, node: Node, width: int) -> ActivationMessage:
-    return ActivationMessage(kind, math.prod(node.shape[:-1]), width)
-
-
-def _rate_splits(*splits: Split) -> _SplitChoice:
-    messages = [message for split in splits for message in (*split.forward, *split.backward)]
-    sent = sum(RING_PASSES[message.kind] * message.positions * message.width for message in messages)
-    return _SplitChoice(0, sent, splits)
-
-
-def _dense_chains(network: Network, excluded: set[str]) -> Iterator[list[_DenseLink]]:
+def _dense_chains(network: Network, excluded: set[str], readers: dict[str, list[Node]]) -> Iterator[list[_DenseLink]]:
     """Yield the chains of dense layers that are connected by elementwise operations only, without other readers.
 
     Layers of `excluded` are in no chain.
     """
     dense = {node.name: node for node in network.nodes if node.op == "dense" and node.name not in excluded}
-    readers = _readers(network)
     links = {name: _next_dense(node, readers) for name, node in dense.items()}
     followers = {following for _, following in links.values()}
     for first in dense.keys() - followers:

@@ -2,7 +2,6 @@
 like complete ones, each case on several ranks and on a single device."""
 
 import itertools
-import math
 
 import pytest
 from hypothesis import given
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from scalebench.core.spec import write_spec
 from scalebench.strategies.base import FORWARD, NotMeasured, Unsupported
-from scalebench.strategies.torch.tensor_parallel.plan import RING_PASSES, can_share, plan_splits
+from scalebench.strategies.torch.tensor_parallel.plan import can_share, plan_splits
 from scalebench.workloads import networks
 from scalebench.workloads.network import Network
 from tests.strategies.torch.conftest import model_spec, run_ranks, spec_of
@@ -113,12 +112,6 @@ def build_network(name):
     return networks.build_network(spec)
 
 
-def list_messages(splits):
-    """List the messages of one step in the order of sending."""
-    forward = [message for split in splits for message in split.forward]
-    return forward + [message for split in reversed(splits) for message in split.backward]
-
-
 def kinds_of(splits):
     return [(split.by, split.paired) for split in splits]
 
@@ -146,22 +139,6 @@ def test_an_attention_is_split_by_heads(devices):
     assert kinds_of(splits) == [*block * 4, ("columns", False)]
     shared = {split.shared for split in splits[:4]}
     assert shared == ({None} if devices == 3 else {"block1_norm1"})
-    if devices != 3:
-        sent = [(message.kind, message.positions, message.width) for message in list_messages(splits)]
-        assert sent == [*[("all_reduce", 64, 256)] * 8, ("all_gather", 64, 512), *[("all_reduce", 64, 256)] * 9]
-
-
-def test_messages_of_vgg16_and_of_a_chain():
-    """The gradient of the first layer's wide input is gathered and not summed up, which halves the traffic; that of the
-    input is not sent."""
-    assert [(message.kind, message.width) for message in list_messages(plan_splits(build_network("vgg16"), 2))] == [
-        ("all_reduce", 4096),
-        ("all_reduce", 1000),
-        ("all_reduce", 4096),
-        ("all_gather", 25088),
-    ]
-    (only,) = plan_splits(chain([64, 8]), 2)
-    assert (only.by, [message.kind for message in only.forward], only.backward) == ("columns", ["all_gather"], ())
 
 
 def test_dropout_and_relu_are_between_the_layers_of_a_pair():
@@ -208,13 +185,17 @@ def test_shares_are_those_of_torch_chunk(width, devices):
 @given(st.lists(st.integers(1, 40), min_size=2, max_size=6), st.integers(1, 4), st.booleans())
 def test_no_other_plan_is_better(widths, devices, include_single):
     """Compare with all possible plans."""
-    actual = plan_splits(chain(widths), devices, include_single)
+    splits = {split.layer: split for split in plan_splits(chain(widths), devices, include_single)}
+    kinds = {("columns", True): "c", ("columns", False): "c", ("rows", False): "r", ("rows", True): "p"}
+    layers = [splits.get(f"dense{at}") for at in range(len(widths) - 1)]
+    actual = ["w" if split is None else kinds[split.by, split.paired] for split in layers]
     ways = [
         way
         for way in itertools.product("crwp", repeat=len(widths) - 1)
         if possible(way, widths, devices, include_single)
     ]
-    assert cost(actual, widths) == min(cost_of(way, widths) for way in ways)
+    assert tuple(actual) in ways
+    assert cost_of(actual, widths) == min(cost_of(way, widths) for way in ways)
 
 
 def possible(way, widths, devices, include_single):
@@ -239,11 +220,3 @@ def cost_of(way, widths):
         complete += widths[at] * out * (kind == "w")
         sent += {"c": (0 if paired else out) + 2 * into, "r": 2 * out + into, "w": 0, "p": 2 * out}[kind]
     return complete, sent
-
-
-def cost(splits, widths):
-    split = {int(split.layer.removeprefix("dense")) for split in splits}
-    complete = sum(math.prod(widths[at : at + 2]) for at in range(len(widths) - 1) if at not in split)
-    return complete, sum(
-        RING_PASSES[message.kind] * message.positions * message.width for message in list_messages(splits)
-    )
