@@ -43,7 +43,7 @@ def split_layers(model: NetworkModule, splits: Sequence[Split], mesh: DeviceMesh
     """Replace the parameters of those layers by shards over the processes of a mesh, which have the same weights."""
     for split in splits:
         for name in split.between:
-            if isinstance(module := getattr(model, name), nn.Dropout):
+            if isinstance(module := getattr(model, name, None), nn.Dropout):  # an activation is none
                 setattr(model, name, ShardedDropout(module.p, mesh))
     # The plain output of a split layer is a view, which autograd does not let later modules overwrite.
     model.protect_outputs({split.layer for split in splits if _has_plain_output(split)})
