@@ -78,11 +78,16 @@ def test_days_that_differ_are_no_regression(world):
 
 @pytest.mark.slow
 @pytest.mark.truth
-@pytest.mark.parametrize("world", [World(), World((5, 5)), World((2, 2)), World((5, 2))], ids=str)
-def test_equal_runs_of_one_session_rarely_differ(world):
+@pytest.mark.parametrize(
+    ("world", "most"),
+    [(World(), 0.065), (World((5, 5)), 0.065), (World((2, 2)), 0.065), (World((5, 2)), 0.08)],
+    ids=str,
+)
+def test_equal_runs_of_one_session_rarely_differ(world, most):
+    """Over 4,000 trials 0.059 of 5 and 2 repeats, for which Welch's degrees of freedom are a little too many."""
     compared = trials(world, 0.0, TRIALS)
     different = sum(any(pair.verdict in ("faster", "slower") for pair in each.pairs) for each in compared)
-    assert different / TRIALS <= ALARMS + 0.015
+    assert different / TRIALS <= most
     assert sum(each.status == "regression" for each in compared) / TRIALS <= ALARMS / 2 + 0.01
     assert count_regressions(world, 0.03, TRIALS) <= 0.01
 
