@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 COMMAND_TIMEOUT_S = 20.0  # a command reports a controller that does not answer after 9 to 18 s
 MAX_MESSAGE_CHARACTERS = 300
@@ -94,21 +95,27 @@ class Slurm:
         if path is None:
             where = "on the PATH; set hardware.slurm.bin" if self._bin is None else f"in {self._bin}"
             raise SlurmUnreachable(f"there is no {name} {where}")
-        env = _query_environment() if environment is None else dict(environment)
+        if environment is None:
+            env = {name: value for name, value in os.environ.items() if not QUERY_VARIABLES.match(name)}
+            environment = env | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+        # In its own session: a Ctrl-C that ends sbatch would lose the number of its job.
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         try:
-            # In its own session: a Ctrl-C that ends sbatch would lose the number of its job.
-            process = subprocess.Popen(
-                [path, *arguments], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                text=True, errors="replace", start_new_session=True,
-            )  # fmt: skip
+            process: subprocess.Popen[str] = subprocess.Popen(
+                [path, *arguments], env=environment, text=True, errors="replace", start_new_session=True, **pipes
+            )
         except OSError as error:
             raise SlurmUnreachable(f"{path} cannot be run: {error.strerror}") from error
-        try:
-            out, err = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            raise SlurmUnreachable(f"{name} did not answer within {timeout_s:g} s") from None
-        finally:
-            _kill_if_running(process)
+        with process:
+            try:
+                out, err = process.communicate(timeout=timeout_s)
+            except BaseException as error:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)  # with its children, which hold the pipes
+                process.kill()
+                if isinstance(error, subprocess.TimeoutExpired):
+                    raise SlurmUnreachable(f"{name} did not answer within {timeout_s:g} s") from None
+                raise
         if process.returncode != 0:
             raise classify_error(name, process.returncode, err or out)
         return out
@@ -140,20 +147,3 @@ def shorten_message(text: str) -> str:
         lines.append(line)
     message = "; ".join(line for line in dict.fromkeys(lines) if line)
     return message if len(message) <= MAX_MESSAGE_CHARACTERS else f"{message[: MAX_MESSAGE_CHARACTERS - 3]}..."
-
-
-def _query_environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not QUERY_VARIABLES.match(name)}
-    return kept | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
-
-
-def _kill_if_running(process: subprocess.Popen[str]) -> None:
-    """Kill a command that did not end, with its children, and close its pipes."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.kill()
-        process.wait()
-    for stream in (process.stdout, process.stderr):
-        if stream is not None:
-            stream.close()

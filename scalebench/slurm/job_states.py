@@ -10,16 +10,19 @@ import os
 import pwd
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from scalebench.slurm.commands import Slurm, SlurmError, SlurmUnreachable
+from scalebench.slurm.partition import parse_limit_minutes
 
-# The reason comes last: it is free text, which may contain the separator.
+# What squeue and sacct print in a line, separated by |, by scontrol's names; the reason is free text, and so the last.
 SQUEUE_FORMAT = "%i|%T|%N|%S|%V|%l|%r"
+SQUEUE_FIELDS = "JobId JobState NodeList StartTime SubmitTime TimeLimit Reason".split()
 SACCT_FORMAT = "JobID,State,ExitCode,NodeList,Start,Submit,Timelimit"
-SCONTROL_FIELDS = "JobId JobState NodeList StartTime SubmitTime TimeLimit Reason ExitCode".split()
+SACCT_FIELDS = "JobId JobState ExitCode NodeList StartTime SubmitTime TimeLimit".split()
+SCONTROL_FIELDS = [*SQUEUE_FIELDS, "ExitCode"]
 WAITING_STATES = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 # Final states of jobs: the status of a run that left no result, and what happened.
 END_STATES = {
@@ -76,34 +79,20 @@ class JobState:
 
 def parse_squeue(text: str) -> dict[str, JobState]:
     """Return the states by job from `squeue --noheader --format=SQUEUE_FORMAT`, ignoring other lines."""
-    states = {}
-    for line in text.splitlines():
-        parts = line.split("|", 6)
-        if len(parts) == 7 and _is_id(parts[0]):
-            job_id, state, nodes, start, submit, limit, reason = parts
-            states[job_id.strip()] = _job_state(job_id, state, nodes, start, submit, limit, reason)
-    return states
+    lines = (line.split("|", len(SQUEUE_FIELDS) - 1) for line in text.splitlines())
+    return _make_states(dict(zip(SQUEUE_FIELDS, parts, strict=False)) for parts in lines if len(parts) > 6)
 
 
 def parse_sacct(text: str) -> dict[str, JobState]:
     """Return the states by job from `sacct --allocations --noheader --parsable2 --format=SACCT_FORMAT`."""
-    states = {}
-    for line in text.splitlines():
-        parts = line.split("|")
-        if len(parts) == 7 and _is_id(parts[0]):
-            job_id, state, code, nodes, start, submit, limit = parts
-            states[job_id.strip()] = _job_state(job_id, state, nodes, start, submit, limit, None, code)
-    return states
+    lines = (line.split("|") for line in text.splitlines())
+    return _make_states(dict(zip(SACCT_FIELDS, parts, strict=False)) for parts in lines if len(parts) > 6)
 
 
 def parse_scontrol(text: str) -> dict[str, JobState]:
     """Return the states by job from `scontrol --oneliner show job`."""
-    states = {}
-    for line in text.splitlines():
-        fields = {key: _field(line, key) for key in SCONTROL_FIELDS}
-        if _is_id(fields["JobId"]) and fields["JobState"]:
-            states[fields["JobId"]] = _job_state(*fields.values())
-    return states
+    lines = (dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", line)) for line in text.splitlines())
+    return _make_states(fields for fields in lines if fields.get("JobState"))
 
 
 def is_over(state: JobState | str) -> bool:
@@ -119,12 +108,19 @@ def classify_end(state: JobState) -> tuple[str, str]:
     where = f": {state.node_list}" if state.node_list else ""
     detail = ""
     if state.state == "TIMEOUT":
-        detail = _format_limit(state.limit)
+        minutes = None if state.limit is None else parse_limit_minutes(state.limit)
+        count = "" if minutes is None else f"{int(minutes)} minute{'' if int(minutes) == 1 else 's'}"
+        detail = f" of {count}" if count else ""
     elif state.state == "CANCELLED" and state.cancelled_by is not None:
-        detail = f" by user {_user_name(state.cancelled_by)}"
+        user = state.cancelled_by
+        with contextlib.suppress(KeyError, ValueError, OverflowError):
+            user = pwd.getpwuid(int(user)).pw_name
+        detail = f" by user {user}"
     reported = state.state if state.cancelled_by is None else f"{state.state} by {state.cancelled_by}"
     if state.state == "FAILED":
-        reported, where = _describe_failure(state)
+        parts = [state.reason, None if state.exit_code in (None, "0:0") else f"exit code {state.exit_code}"]
+        reported, why = ", ".join(["FAILED", *filter(None, parts)]), EXIT_CODE_REASONS.get(state.exit_code or "")
+        where = f": {why}" if why else ""
     elif state.state not in ("NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY"):
         where = ""
     return status, f"SLURM job {state.job_id} {what}{detail} ({reported}){where}"
@@ -145,76 +141,45 @@ def is_script_killed(state: JobState) -> bool:
     return state.state == "FAILED" and (state.reason == "JobLaunchFailure" or signal not in ("", "0"))
 
 
-def _describe_failure(state: JobState) -> tuple[str, str]:
-    """Return what SLURM reports about a failed job, and what its exit code means."""
-    parts = [state.state, *([] if state.reason is None else [state.reason])]
-    parts += [] if state.exit_code in (None, "0:0") else [f"exit code {state.exit_code}"]
-    why = EXIT_CODE_REASONS.get(state.exit_code or "")
-    return ", ".join(parts), f": {why}" if why else ""
+def _make_states(lines: Iterable[Mapping[str, str]]) -> dict[str, JobState]:
+    """Return the states by job; lines without the number of a job (12, 12_3, 12_[1-5], 12+0), such as those of the job
+    step 12.batch, are ignored."""
+    states = {}
+    for fields in lines:
+        job_id, words = fields.get("JobId", "").strip(), fields["JobState"].split()
+        if not re.fullmatch(r"\d+(?:[_+][^\s.]*)?", job_id):
+            continue
+        name = words[0].rstrip("+").upper() if words else "UNKNOWN"
+        values = dict.fromkeys(SCONTROL_FIELDS) | {key: _value_or_none(value) for key, value in fields.items()}
+        # squeue's start time of a pending job is an estimate, and of a job cancelled before its start the cancellation.
+        has_started = values["NodeList"] is not None and name not in WAITING_STATES
+        states[job_id] = JobState(
+            job_id,
+            name,
+            reason=values["Reason"],
+            node_list=values["NodeList"],
+            exit_code=values["ExitCode"],
+            started_at_s=_parse_time(values["StartTime"]) if has_started else None,
+            submitted_at_s=_parse_time(values["SubmitTime"]),
+            limit=values["TimeLimit"],
+            cancelled_by=words[2] if len(words) == 3 and words[1] == "by" else None,
+        )
+    return states
 
 
-def _job_state(
-    job_id: str,
-    state: str,
-    nodes: str,
-    start: str,
-    submit: str,
-    limit: str,
-    reason: str | None,
-    code: str | None = None,
-) -> JobState:
-    parts = state.split()
-    name = parts[0].rstrip("+").upper() if parts else "UNKNOWN"
-    cancelled_by = parts[2] if len(parts) == 3 and parts[1] == "by" else None
-    node_list = _value_or_none(nodes)
-    # squeue's start time of a pending job is an estimate, and of a job cancelled before its start the cancellation.
-    started_at_s = None if node_list is None or name in WAITING_STATES else _parse_time(start)
-    return JobState(
-        job_id.strip(), name, _value_or_none(reason), node_list, _value_or_none(code), started_at_s,
-        _parse_time(submit), _value_or_none(limit), cancelled_by,
-    )  # fmt: skip
-
-
-def _is_id(text: str) -> bool:
-    """Return whether this is the number of a job: 12, 12_3, 12_[1-5], 12+0; not 12.batch, which is a job step."""
-    return re.fullmatch(r"\s*\d+(?:[_+]\S*)?\s*", text) is not None and "." not in text
-
-
-def _field(line: str, key: str) -> str:
-    match = re.search(rf"(?:^|\s){key}=(\S*)", line)
-    return match[1] if match else ""
-
-
-def _value_or_none(text: str | None) -> str | None:
-    text = (text or "").strip()
+def _value_or_none(text: str) -> str | None:
+    text = text.strip()
     return None if text in ("", "None", "(null)", "N/A", "Unknown", "None assigned", "NOT_SET", "INVALID") else text
 
 
-def _parse_time(text: str) -> float | None:
+def _parse_time(text: str | None) -> float | None:
     """Return seconds since the epoch, from such a number or from a local time."""
-    text = text.strip()
+    text = text or ""
     if re.fullmatch(r"\d{1,12}", text, re.ASCII):
         return float(text) or None
     with contextlib.suppress(ValueError, OverflowError, OSError):
         return datetime.fromisoformat(text).timestamp()
     return None
-
-
-def _format_limit(text: str | None) -> str:
-    """Return ` of 5 minutes` for [DAYS-]HOURS:MINUTES:SECONDS, where the hours may be missing."""
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text or "", re.ASCII)
-    if match is None:
-        return ""
-    days, hours, minutes, _ = (int(part or 0) for part in match.groups())
-    total = (days * 24 + hours) * 60 + minutes
-    return f" of {total} minute{'' if total == 1 else 's'}"
-
-
-def _user_name(number: str) -> str:
-    try:
-        return pwd.getpwuid(int(number)).pw_name
-    except (KeyError, ValueError, OverflowError):
-        return number
 
 
 class JobStatePoller:
@@ -264,7 +229,10 @@ class JobStatePoller:
 
     def _query_queue(self, open_ids: Sequence[str]) -> None:
         try:
-            states = self._run_squeue() if self._slurm.has("squeue") else self._run_scontrol(open_ids)
+            # By user rather than by job: the number of a job that has left the queue would be an error.
+            words = ("--noheader", "--all", "--states=all", f"--user={os.getuid()}", f"--format={SQUEUE_FORMAT}")
+            has_queue = self._slurm.has("squeue")
+            states = parse_squeue(self._run("squeue", *words)) if has_queue else self._run_scontrol(open_ids)
         except SlurmError:
             self._failures += 1
             raise
@@ -279,7 +247,9 @@ class JobStatePoller:
     def _query_lost(self, lost: Sequence[str]) -> None:
         """Query the jobs that have left the queue."""
         try:
-            states = self._run_sacct(lost) if self._accounting else self._run_scontrol(lost)
+            jobs = f"--jobs={','.join(lost)}"
+            words = ("--allocations", "--noheader", "--parsable2", f"--format={SACCT_FORMAT}", jobs)
+            states = parse_sacct(self._run("sacct", *words)) if self._accounting else self._run_scontrol(lost)
         except SlurmError as error:
             if self._accounting and NO_ACCOUNTING in str(error):
                 self._accounting = False  # this does not change while a sweep runs
@@ -296,15 +266,6 @@ class JobStatePoller:
 
     def _is_over(self, job_id: str) -> bool:
         return job_id in self._states and is_over(self._states[job_id])
-
-    def _run_squeue(self) -> dict[str, JobState]:
-        # By user rather than by job: the number of a job that has left the queue would be an error.
-        arguments = ["--noheader", "--all", "--states=all", f"--user={os.getuid()}", f"--format={SQUEUE_FORMAT}"]
-        return parse_squeue(self._run("squeue", *arguments))
-
-    def _run_sacct(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        arguments = ["--allocations", "--noheader", "--parsable2", f"--format={SACCT_FORMAT}"]
-        return parse_sacct(self._run("sacct", *arguments, f"--jobs={','.join(job_ids)}"))
 
     def _run_scontrol(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         """Query each job by itself: without a number scontrol lists the jobs of all users of the cluster."""

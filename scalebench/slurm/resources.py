@@ -49,8 +49,23 @@ def check_slurm_options(slurm: SlurmSpec) -> None:
     """Raise InputError for values that no cluster accepts; whether this cluster has them only SLURM can say."""
     parse_options(slurm.lines)
     parse_options(slurm.srun, "hardware.slurm.srun", RESERVED_STEP_OPTIONS)
-    _check_values(slurm)
     parse_mounts(slurm.container_mounts)
+    for key in NAME_KEYS:
+        value = getattr(slurm, key)
+        if value is not None and not (re.fullmatch(r"[^\s-]\S*", value) and value.isprintable()):
+            raise InputError(f"hardware.slurm.{key}='{value}' should be one word")
+    if slurm.memory is not None and not re.fullmatch(r"\d+([KMGT]B?)?", slurm.memory, re.IGNORECASE):
+        raise InputError(f"hardware.slurm.memory={slurm.memory} should be a number and K, M, G or T, such as 64G")
+    if not re.fullmatch(r"(?:[^\s{}]|\{gpus\})*", slurm.gres):
+        raise InputError(f"hardware.slurm.gres={slurm.gres} should be one word such as gpu:{{gpus}}")
+    for option in slurm.container_options:
+        if not option.startswith("-") or not option.isprintable():
+            raise InputError(f"hardware.slurm.container_options: '{clean_line(option)}' should be an option, --name")
+    for key in ("container", "container_python", "python", "bin"):
+        if (value := getattr(slurm, key)) is not None and (not value or not value.isprintable()):
+            raise InputError(f"hardware.slurm.{key}='{value}' should be a path in one line")
+    if slurm.container is not None and slurm.container_runtime != "pyxis" and slurm.container.startswith("-"):
+        raise InputError(f"hardware.slurm.container={slurm.container} should be an image")
 
 
 def parse_options(
@@ -80,25 +95,6 @@ def parse_mounts(texts: Sequence[str]) -> list[tuple[str, str]]:
             )
         mounts.append((match[1], match[2]))
     return mounts
-
-
-def _check_values(slurm: SlurmSpec) -> None:
-    for key in NAME_KEYS:
-        value = getattr(slurm, key)
-        if value is not None and not (re.fullmatch(r"[^\s-]\S*", value) and value.isprintable()):
-            raise InputError(f"hardware.slurm.{key}='{value}' should be one word")
-    if slurm.memory is not None and not re.fullmatch(r"\d+([KMGT]B?)?", slurm.memory, re.IGNORECASE):
-        raise InputError(f"hardware.slurm.memory={slurm.memory} should be a number and K, M, G or T, such as 64G")
-    if not re.fullmatch(r"(?:[^\s{}]|\{gpus\})*", slurm.gres):
-        raise InputError(f"hardware.slurm.gres={slurm.gres} should be one word such as gpu:{{gpus}}")
-    for option in slurm.container_options:
-        if not option.startswith("-") or not option.isprintable():
-            raise InputError(f"hardware.slurm.container_options: '{clean_line(option)}' should be an option, --name")
-    for key in ("container", "container_python", "python", "bin"):
-        if (value := getattr(slurm, key)) is not None and (not value or not value.isprintable()):
-            raise InputError(f"hardware.slurm.{key}='{value}' should be a path in one line")
-    if slurm.container is not None and slurm.container_runtime != "pyxis" and slurm.container.startswith("-"):
-        raise InputError(f"hardware.slurm.container={slurm.container} should be an image")
 
 
 def job_options(slurm: SlurmSpec, gpus_per_node: int | None = None) -> dict[str, str | bool]:
