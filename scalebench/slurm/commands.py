@@ -121,6 +121,11 @@ class Slurm:
         return out
 
 
+def expand_nodes(slurm: Slurm, names: str) -> list[str]:
+    """Return the names of nodes from SLURM's short form, h[1-2]: by a command that needs no controller; SlurmError."""
+    return slurm.run("scontrol", "show", "hostnames", names).split() if set("[,") & set(names) else [names]
+
+
 def classify_error(name: str, code: int, text: str) -> SlurmError:
     """Return the kind of error that the text of a failed command means."""
     line = shorten_message(text)

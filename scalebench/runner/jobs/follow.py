@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from scalebench.core import process
 from scalebench.core.result import Result
 from scalebench.runner.collect import RunOutcome
 from scalebench.runner.jobs import outcome as job_results
-from scalebench.runner.jobs.job import JobRequest, PlannedJob, QueueState, SubmittedJob, summarize_queue
+from scalebench.runner.jobs.job import JobRequest, PlannedJob, QueueState, SubmittedJob
 from scalebench.runner.jobs.submit import SubmitFunction, Submitter, adopt_job
 from scalebench.slurm.commands import Slurm, SlurmError
 from scalebench.slurm.job_states import JobState, JobStatePoller, is_over, why_never_starts
@@ -61,7 +61,6 @@ class JobFollower:
         self._slurm, self._max_jobs, self._on_change = slurm, max_jobs, on_change
         self._watcher = watcher or JobStatePoller(slurm, clock=clock)
         self._clock, self._pause = clock, pause
-        self._expand_names = job_results.create_node_name_expander(slurm)
         self._submitter = Submitter(submit, clock)
         self._jobs: list[SubmittedJob] = []
         self._ready: deque[JobResult] = deque()
@@ -85,7 +84,7 @@ class JobFollower:
         """
         self._submitter.add(jobs)
         for request in adopted:
-            self._take(request, adopt_job(request))
+            self._settle(request, adopt_job(request))
         return iter(self._next, None)
 
     def cancel(self) -> None:
@@ -121,14 +120,8 @@ class JobFollower:
         with process.defer_signals():  # a job whose id was lost would go on unnoticed
             submitted = self._submitter.next()
             for request, job in submitted:
-                self._take(request, job)
+                self._settle(request, job)
         return bool(submitted)
-
-    def _take(self, request: JobRequest, submitted: SubmittedJob | Result) -> None:
-        if isinstance(submitted, SubmittedJob):
-            self._jobs.append(submitted)
-        else:
-            self._settle(request, submitted)
 
     def _check_jobs(self) -> None:
         self._query()
@@ -153,23 +146,19 @@ class JobFollower:
             return
         self._error = None
         for job in self._jobs:
-            self._update(job, states.get(job.id))
+            if (state := states.get(job.id)) is None:
+                job.unknown_count += 1
+                # The watcher itself does not leave out a job too early.
+                has_ended = job.state is not None or job.unknown_count >= MAX_UNKNOWN
+            else:
+                job.state, job.unknown_count, has_ended = state, 0, is_over(state)
+                why = None if has_ended or job.never_starts else why_never_starts(state)
+                if why is not None and self._scancel([job]):
+                    job.never_starts = why
+            if has_ended and job.over_s is None:
+                job.over_s = self._clock()
         if self._cancelled_s is not None:  # the scheduler may have refused an earlier scancel
             self._scancel([job for job in self._jobs if job.over_s is None and not job.cancelled])
-
-    def _update(self, job: SubmittedJob, state: JobState | None) -> None:
-        if state is None:
-            job.unknown_count += 1
-            # The watcher itself does not leave out a job too early.
-            has_ended = job.state is not None or job.unknown_count >= MAX_UNKNOWN
-        else:
-            job.state, job.unknown_count = state, 0
-            has_ended = is_over(state)
-            why = None if has_ended or job.never_starts else why_never_starts(state)
-            if why is not None and self._scancel([job]):
-                job.never_starts = why
-        if has_ended and job.over_s is None:
-            job.over_s = self._clock()
 
     def _final_result(self, job: SubmittedJob) -> Result | None:
         """Return the result of a job, once it will not change any more."""
@@ -183,33 +172,26 @@ class JobFollower:
                 and job.over_s is None
                 and now_s - job.result_s < EXPLAIN_LIMIT_S
             )
-            return None if waits else job_results.amend_result(result, job, self._expand_names)
+            return None if waits else job_results.amend_result(result, job, self._slurm)
         if job.never_starts is not None:
-            return self._write_outcome(job, RunOutcome("unsupported", job.never_starts))
+            return job_results.write_result_for(
+                job.request, RunOutcome("unsupported", job.never_starts), self._slurm, job
+            )
         if job.over_s is not None:  # a job that never ran has left nothing
             may_appear = job.state is None or not is_over(job.state) or job.ran
             if may_appear and now_s - job.over_s < RESULT_LIMIT_S:
                 return None
-            return job_results.write_missing_result(job, self._expand_names)
-        return self._give_up(job, now_s)
-
-    def _give_up(self, job: SubmittedJob, now_s: float) -> Result | None:
-        """Return the result of a job that the scheduler has reported nothing of for too long; None before."""
+            return job_results.write_missing_result(job, self._slurm)
+        # The scheduler has reported nothing of the job for too long.
         if self._cancelled_s is not None and now_s - self._cancelled_s >= CANCEL_LIMIT_S:
             silence = f"after {CANCEL_LIMIT_S:g} s SLURM still did not report job {job.id} as over"
-            reason = f"cancelled; {silence}: scancel {job.id}"
-            outcome = RunOutcome("cancelled", reason)
+            outcome = RunOutcome("cancelled", f"cancelled; {silence}: scancel {job.id}")
         elif self._error is not None and now_s - self._silent_since_s >= SILENCE_LIMIT_S:
             reason = f"no news of job {job.id} for {SILENCE_LIMIT_S / 60:g} min: {self._error}"
             outcome = RunOutcome("failed", reason)
         else:
             return None
-        return self._write_outcome(job, outcome)
-
-    def _write_outcome(self, job: SubmittedJob, outcome: RunOutcome) -> Result:
-        return job_results.write_result_for(
-            job.request, outcome, scheduler=job_results.make_scheduler_record(job, self._expand_names, None)
-        )
+        return job_results.write_result_for(job.request, outcome, self._slurm, job)
 
     def _scancel(self, jobs: Sequence[SubmittedJob]) -> bool:
         """Cancel jobs; return whether the scheduler accepted that."""
@@ -224,13 +206,26 @@ class JobFollower:
             job.cancelled = True
         return True
 
-    def _settle(self, request: JobRequest, result: Result) -> None:
-        self._done += 1
-        self._ready.append((request, result))
+    def _settle(self, request: JobRequest, job: SubmittedJob | Result) -> None:
+        if isinstance(job, SubmittedJob):
+            self._jobs.append(job)
+        else:
+            self._done += 1
+            self._ready.append((request, job))
 
     def _report(self) -> None:
         waiting = sum(len(job.requests) for job in self._submitter.waiting)
-        now = summarize_queue(waiting, self._jobs, self._done, self._error, self._submitter.limit)
+        pending = [job for job in self._jobs if job.pending]
+        reasons = Counter(job.state.reason for job in pending if job.state is not None and job.state.reason)
+        now = QueueState(
+            waiting,
+            len(pending),
+            reason=next((reason for reason, _ in reasons.most_common(1)), None),
+            runs=tuple(job.request for job in self._jobs if not job.pending),
+            over=self._done,
+            error=self._error,
+            limit=self._submitter.limit if waiting else None,
+        )
         if now.runs or now != self._reported:
             self._reported = now
             self._on_change(now)

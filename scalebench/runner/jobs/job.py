@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,14 +99,3 @@ class QueueState:
     @property
     def running(self) -> int:
         return len(self.runs)
-
-
-def summarize_queue(
-    waiting: int, jobs: Collection[SubmittedJob], over: int, error: str | None, limit: str | None = None
-) -> QueueState:
-    """Count the runs by state; `waiting` are not submitted yet, `over` have a result."""
-    pending = [job for job in jobs if job.pending]
-    reasons = Counter(job.state.reason for job in pending if job.state is not None and job.state.reason)
-    reason = reasons.most_common(1)[0][0] if reasons else None
-    running = tuple(job.request for job in jobs if not job.pending)
-    return QueueState(waiting, len(pending), reason, running, over, error, limit if waiting else None)

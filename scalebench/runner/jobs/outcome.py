@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from scalebench.core.errors import InputError
 from scalebench.core.json_files import read_tail
-from scalebench.core.result import RankRecord, Result, SchedulerRecord, read_result, write_result
+from scalebench.core.result import Result, SchedulerRecord, read_result, write_result
 from scalebench.core.run_folder import JOB_LOG, RESULT_FILE, UNREADABLE_RESULT_FILE, has_rank_files
-from scalebench.core.spec import RunSpec
 from scalebench.runner.collect import (
     ResultParts,
     RunId,
@@ -26,13 +24,12 @@ from scalebench.runner.collect import (
 from scalebench.runner.jobs.job import JobRequest, SubmittedJob
 from scalebench.runner.launchers import srun
 from scalebench.runner.parent import StartedRun
-from scalebench.slurm.commands import Slurm, SlurmError
+from scalebench.slurm.commands import Slurm, SlurmError, expand_nodes
 from scalebench.slurm.job_states import END_STATES, JobState, classify_end, is_over, is_script_killed
 
 # Ends from outside the run; failures that ranks report then follow from them.
 EXTERNAL_ENDS = frozenset(END_STATES) - {"COMPLETED", "FAILED"}
 MAX_LOG_LINE_CHARACTERS = 200
-NodeNameExpander = Callable[[str], list[str]]  # the names of nodes, from the scheduler's short form
 
 
 def read_job_result(folder: Path, fresh: bool) -> Result | None:
@@ -52,43 +49,44 @@ def scheduler_may_explain(result: Result) -> bool:
     return result.status in ("failed", "cancelled")
 
 
-def amend_result(result: Result, job: SubmittedJob, expand_names: NodeNameExpander) -> Result:
+def amend_result(result: Result, job: SubmittedJob, slurm: Slurm) -> Result:
     """Add the scheduler's facts to a result that the job left, and rewrite its file if they change it."""
     outcome = None
     if job.state is not None and scheduler_may_explain(result) and job.state.state in EXTERNAL_ENDS:
         ranks = {rank.rank: rank for rank in result.ranks}
-        outcome = _classify_external_end(job.state, job.request.spec, [*map(ranks.get, range(result.scale.processes))])
-    amended = with_job_outcome(result, make_scheduler_record(job, expand_names, result.scheduler), outcome)
+        records = [*map(ranks.get, range(result.scale.processes))]
+        outcome = classify_outside_end(*classify_end(job.state), records, job.request.spec.services)
+    amended = with_job_outcome(result, make_scheduler_record(job, slurm, result.scheduler), outcome)
     if amended != result:
         with contextlib.suppress(OSError):  # a file that cannot be rewritten stays as the job left it
             write_result(amended, job.request.folder)
     return amended
 
 
-def write_missing_result(job: SubmittedJob, expand_names: NodeNameExpander) -> Result:
+def write_missing_result(job: SubmittedJob, slurm: Slurm) -> Result:
     """Write the result of a job that is over and left none."""
     folder = job.request.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)  # a job of several runs may have removed it, to start it once more
-        keep_unreadable_result(folder)
+        if RESULT_FILE in os.listdir(folder):  # an incomplete one
+            os.replace(folder / RESULT_FILE, folder / UNREADABLE_RESULT_FILE)
         outcome = job_outcome(job)
     except OSError as error:
         return make_unwritten_result(job.request, RunOutcome("failed"), error)
     log = JOB_LOG if (folder / JOB_LOG).exists() else None
-    started_at_s = job.state.started_at_s if job.state is not None and job.ran else None
-    return write_result_for(
-        job.request, replace(outcome, log=log), make_scheduler_record(job, expand_names, None), started_at_s
-    )
+    return write_result_for(job.request, replace(outcome, log=log), slurm, job)
 
 
 def write_result_for(
     request: JobRequest,
     outcome: RunOutcome,
-    scheduler: SchedulerRecord | None = None,
-    started_at_s: float | None = None,
+    slurm: Slurm | None = None,
+    job: SubmittedJob | None = None,
 ) -> Result:
-    """Write a result that the run itself did not write, and return it. Where it cannot be written, its reason says
-    so."""
+    """Write a result that the run itself did not write, and return it: with the facts of its `job`, if it has one, from
+    `slurm`. Where it cannot be written, its reason says so."""
+    scheduler = None if job is None or slurm is None else make_scheduler_record(job, slurm)
+    started_at_s = job.state.started_at_s if job is not None and job.state is not None and job.ran else None
     try:
         request.folder.mkdir(parents=True, exist_ok=True)
         return StartedRun(request.spec, request.folder, RunId.new(started_at_s), scheduler).finish(outcome)
@@ -103,12 +101,6 @@ def make_unwritten_result(request: JobRequest, outcome: RunOutcome, error: OSErr
     return assemble_result(request.spec, RunId.new(), RunOutcome("failed", reason), ResultParts())
 
 
-def keep_unreadable_result(folder: Path) -> None:
-    """Rename an incomplete result file, so that it is kept for inspection."""
-    if RESULT_FILE in os.listdir(folder):
-        os.replace(folder / RESULT_FILE, folder / UNREADABLE_RESULT_FILE)
-
-
 def job_outcome(job: SubmittedJob) -> RunOutcome:
     """Return why a job that left no result is over."""
     spec, folder, state = job.request.spec, job.request.folder, job.state
@@ -119,7 +111,7 @@ def job_outcome(job: SubmittedJob) -> RunOutcome:
     status, reason = classify_end(state)
     ranks = read_ranks(folder, spec.processes)
     if state.state in EXTERNAL_ENDS:
-        return _classify_external_end(state, spec, ranks)
+        return classify_outside_end(*classify_end(state), ranks, spec.services)
     if status == "unsupported":
         return RunOutcome(status, reason)
     # Without cgroups SLURM reports a lack of memory only in the log.
@@ -132,10 +124,6 @@ def job_outcome(job: SubmittedJob) -> RunOutcome:
     first = outcome_of_first_failure(failed, spec.processes)
     # Where the batch script was killed, the ranks lose their connections because of that.
     return replace(first, reason=f"{reason}; {first.reason}") if is_script_killed(state) else first
-
-
-def _classify_external_end(state: JobState, spec: RunSpec, ranks: list[RankRecord | None]) -> RunOutcome:
-    return classify_outside_end(*classify_end(state), ranks, spec.services)
 
 
 def _reason_without_records(job: SubmittedJob, state: JobState, reason: str | None) -> str:
@@ -151,47 +139,24 @@ def _reason_without_records(job: SubmittedJob, state: JobState, reason: str | No
         return f"job {state.job_id} left an incomplete {RESULT_FILE}; it is kept as {UNREADABLE_RESULT_FILE}"
     # The last line of a job of several runs may be another run's.
     is_alone = job.submission.job_folder == "."
-    line = last_log_line(job.log) if is_alone else f"{os.path.normpath(job.log)} has its output"
+    line = "" if is_alone else f"{os.path.normpath(job.log)} has its output"
+    if is_alone and job.log.exists():
+        line = next(filter(None, map(str.strip, reversed(read_tail(job.log, 4096).splitlines()))), "")
+        line = line[:MAX_LOG_LINE_CHARACTERS]
     return (reason or f"job {state.job_id} left no {RESULT_FILE}") + (f": {line}" if line else "")
 
 
-def last_log_line(log: Path) -> str:
-    """Return the last line of a log."""
-    try:
-        lines = read_tail(log, 4096).splitlines()
-    except OSError:
-        return ""
-    lines = [line.strip() for line in lines if line.strip()]
-    return lines[-1][:MAX_LOG_LINE_CHARACTERS] if lines else ""
-
-
-def make_scheduler_record(
-    job: SubmittedJob, expand_names: NodeNameExpander, by_job: SchedulerRecord | None
-) -> SchedulerRecord:
+def make_scheduler_record(job: SubmittedJob, slurm: Slurm, by_job: SchedulerRecord | None = None) -> SchedulerRecord:
     """Return the scheduler's facts on a job, and the job's own where the scheduler has none."""
     facts = replace(by_job) if by_job is not None else SchedulerRecord("slurm", job.id, job.submission.partition)
     state = job.state
     if state is None:
         return facts
     if not facts.nodes and state.node_list:
-        facts.nodes = expand_names(state.node_list)
+        with contextlib.suppress(SlurmError):
+            facts.nodes = expand_nodes(slurm, state.node_list)
     if job.ran and state.started_at_s is not None and state.submitted_at_s is not None:  # both by one clock
         facts.queued_s = max(0.0, state.started_at_s - state.submitted_at_s)
     if is_over(state):
         facts.state, facts.reason = state.state, state.reason
     return facts
-
-
-def create_node_name_expander(slurm: Slurm) -> NodeNameExpander:
-    """Return a function that expands `h[1-2]` to h1, h2, by a command of SLURM that needs no controller; it returns
-    nothing where that fails."""
-
-    def expand_names(node_list: str) -> list[str]:
-        if not any(sign in node_list for sign in "[,"):
-            return [node_list]
-        try:
-            return slurm.run("scontrol", "show", "hostnames", node_list).split()
-        except SlurmError:
-            return []
-
-    return expand_names

@@ -12,8 +12,8 @@ from scalebench.runner.jobs import outcome
 from scalebench.runner.jobs.follow import POLL_INTERVAL_S, RESULT_LIMIT_S, JobWatcher, sleep_until_cancelled
 from scalebench.runner.jobs.job import JobRequest, SubmittedJob
 from scalebench.slurm.commands import Slurm, SlurmError
-from scalebench.slurm.job_states import JobState, JobStatePoller, is_over
-from scalebench.slurm.submit import Submission, read_submission
+from scalebench.slurm.job_states import JobStatePoller, is_over
+from scalebench.slurm.submit import read_submission
 
 MAX_CLOCK_OFFSET_S = 600.0  # between hosts of one cluster; job ids are reused, and other clusters have the same
 
@@ -38,25 +38,31 @@ def find_running_jobs(
         states = (watcher or JobStatePoller(slurm, interval_s=0.0)).look(list(dict.fromkeys(job.id for job in jobs)))
     except SlurmError as error:
         first = jobs[0]
-        raise _unknown_state(first.submission, first.request.folder, error) from error
+        raise InputError(
+            f"it is unknown whether job {first.id} of {first.request.folder} still runs ({error}); "
+            f"try again later, or remove its {JOB_FILE}"
+        ) from error
     running, ended = {}, []
     for job in sorted(jobs, key=lambda job: job.submission.submitted_at_s):
         job.state = states.get(job.id)
-        if job.state is None or not _is_listed_job(job.submission, job.state):
+        if job.state is None:
             continue
+        listed_s = job.state.submitted_at_s
+        if listed_s is not None and abs(listed_s - job.submission.submitted_at_s) >= MAX_CLOCK_OFFSET_S:
+            continue  # another job with the same number
         if is_over(job.state):
             ended.append(job)
         else:
             running[job.request.folder.absolute()] = job.request.spec.fingerprint, job.request.spec.config.repeat
-    _write_results(ended, slurm, pause)
+    waited_s = 0.0  # for results that jobs left and that are not visible yet
+    while ended := [job for job in ended if outcome.read_job_result(job.request.folder, fresh=True) is None]:
+        if waited_s >= RESULT_LIMIT_S:
+            break
+        pause(POLL_INTERVAL_S)
+        waited_s += POLL_INTERVAL_S
+    for job in ended:
+        outcome.write_missing_result(job, slurm)
     return running
-
-
-def _unknown_state(submission: Submission, folder: Path, error: SlurmError) -> InputError:
-    return InputError(
-        f"it is unknown whether job {submission.job_id} of {folder} still runs ({error}); "
-        f"try again later, or remove its {JOB_FILE}"
-    )
 
 
 def _without_result(root: Path) -> list[SubmittedJob]:
@@ -73,20 +79,3 @@ def _without_result(root: Path) -> list[SubmittedJob]:
         if submission is not None and not (folder / RESULT_FILE).exists():
             jobs.append(SubmittedJob(JobRequest(-1, spec, folder, adopted=True), submission))
     return jobs
-
-
-def _is_listed_job(submission: Submission, state: JobState) -> bool:
-    listed_s = state.submitted_at_s
-    return listed_s is None or abs(listed_s - submission.submitted_at_s) < MAX_CLOCK_OFFSET_S
-
-
-def _write_results(ended: list[SubmittedJob], slurm: Slurm, pause: Callable[[float], None]) -> None:
-    """Write results for ended jobs, after a short wait for results that jobs left but that are not visible yet."""
-    waited_s = 0.0
-    while ended := [job for job in ended if outcome.read_job_result(job.request.folder, fresh=True) is None]:
-        if waited_s >= RESULT_LIMIT_S:
-            break
-        pause(POLL_INTERVAL_S)
-        waited_s += POLL_INTERVAL_S
-    for job in ended:
-        outcome.write_missing_result(job, outcome.create_node_name_expander(slurm))

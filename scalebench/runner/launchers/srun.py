@@ -21,7 +21,7 @@ from scalebench.runner.launchers.link import KEY_VARIABLE
 from scalebench.runner.launchers.local import Child, start_program
 from scalebench.runner.launchers.rank_environment import assign_rank_addresses
 from scalebench.runner.launchers.supervise import GroupExit, LaunchRequest, supervise
-from scalebench.slurm.commands import Slurm, SlurmError, in_allocation
+from scalebench.slurm.commands import Slurm, SlurmError, expand_nodes, in_allocation
 from scalebench.slurm.job_states import parse_scontrol
 from scalebench.slurm.resources import ARBITRARY, count_gpus_per_node, srun_command
 from scalebench.slurm.submit import read_submission
@@ -63,6 +63,7 @@ CANCELLED = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+( DUE TO
 STATUS_BY_CAUSE = {"TIME LIMIT": "timeout", "PREEMPTION": "cancelled", "NODE FAILURE": "failed"}
 NODE_FAILED = re.compile(r"Node failure on (\S+)")
 ENDED_TASKS = re.compile(r"srun: error: \S+: tasks? [\d,-]+: ")  # which their agents have explained
+ERROR_LINE = re.compile(r"^(srun|slurmstepd)(\S*): (?:error|fatal): ")
 MAX_REASON_CHARACTERS = 300
 
 
@@ -112,38 +113,26 @@ def uses_allocation(spec: RunSpec) -> bool:
 
 
 def job_nodes(bin: str | None = None) -> list[str]:
-    """Return the names of the job's nodes, in SLURM's order; SlurmError where they are unknown."""
+    """Return the names of the job's nodes, in SLURM's order; StartError where they are unknown."""
     names = next((os.environ[name] for name in NODE_LISTS if os.environ.get(name)), None)
     if names is None:
-        raise SlurmError(f"{NODE_LISTS[0]} is not set: this shell is in no allocation")
-    if not set("[,") & set(names):
-        return [names]
-    return Slurm(bin).run("scontrol", "show", "hostnames", names).split()
+        raise StartError(f"{NODE_LISTS[0]} is not set: this shell is in no allocation")
+    try:
+        return expand_nodes(Slurm(bin), names)
+    except SlurmError as error:
+        raise StartError(str(error)) from error
 
 
-def _run_nodes(spec: RunSpec) -> list[str]:
-    """Return the names of the nodes of a run: the first ones of the job. StartError where it has too few."""
-    names = _job_nodes(spec.config.hardware.slurm.bin)
+def rank_nodes(spec: RunSpec) -> list[str]:
+    """Return the name of each rank's node, of the first ones of the job. StartError where it has too few."""
+    names = job_nodes(spec.config.hardware.slurm.bin)
     if len(names) < spec.nodes:
         job = os.environ.get(JOB_ID)
         has = "1 node" if len(names) == 1 else f"{len(names)} nodes"
         raise StartError(
             f"job {job} has {has} and gpus={spec.gpus} wants {spec.nodes}; ask for more nodes, or lower gpus"
         )
-    return names[: spec.nodes]
-
-
-def _job_nodes(bin: str | None) -> list[str]:
-    try:
-        return job_nodes(bin)
-    except SlurmError as error:
-        raise StartError(str(error)) from error
-
-
-def rank_nodes(spec: RunSpec) -> list[str]:
-    """Return the name of each rank's node."""
-    nodes = _run_nodes(spec)
-    return [nodes[place.node] for place in spec.places]
+    return [names[place.node] for place in spec.places]
 
 
 def has_task_layout(hosts: list[str]) -> bool:
@@ -167,7 +156,7 @@ def task_layout_variables(hosts: list[str], bin: str | None = None) -> dict[str,
     """
     if has_task_layout(hosts):
         return {}
-    return {TASKS_PER_NODE: ",".join(str(hosts.count(name) or 1) for name in _job_nodes(bin))}
+    return {TASKS_PER_NODE: ",".join(str(hosts.count(name) or 1) for name in job_nodes(bin))}
 
 
 def overlap_variables(spec: RunSpec) -> dict[str, str]:
@@ -193,28 +182,21 @@ def node_memory_bytes(spec: RunSpec) -> int | None:
 
 
 def describe_current_job(spec: RunSpec, folder: Path) -> SchedulerRecord | None:
-    """Describe the job that this process is in; None outside of one, and for a run that does not use it."""
+    """Describe the job that this process is in; None outside of one, and for a run that does not use it. Its time in
+    the queue, by SLURM's own clock, is known where it was submitted for this run."""
     if not uses_allocation(spec):
         return None
-    try:
-        nodes = job_nodes(spec.config.hardware.slurm.bin)[: spec.nodes]
-    except SlurmError:
-        nodes = []
-    job_id, slurm = os.environ[JOB_ID], Slurm(spec.config.hardware.slurm.bin)
-    return SchedulerRecord("slurm", job_id, os.environ.get(PARTITION), nodes, queued_s=_queued_s(folder, job_id, slurm))
-
-
-def _queued_s(folder: Path, job_id: str, slurm: Slurm) -> float | None:
-    """Return the time from submission to start of this job, by SLURM's own clock; None where it was not submitted for
-    this run only, or SLURM does not report it."""
-    with contextlib.suppress(InputError, SlurmError):  # an optional figure
+    slurm = Slurm(spec.config.hardware.slurm.bin)
+    record = SchedulerRecord("slurm", os.environ[JOB_ID], os.environ.get(PARTITION))
+    with contextlib.suppress(StartError):
+        record.nodes = job_nodes(spec.config.hardware.slurm.bin)[: spec.nodes]
+    with contextlib.suppress(InputError, SlurmError, KeyError):
         submission = read_submission(folder)
-        if submission is None or submission.job_id != job_id:
-            return None
-        state = parse_scontrol(slurm.run("scontrol", "--oneliner", "show", "job", job_id)).get(job_id)
-        if state is not None and state.started_at_s is not None and state.submitted_at_s is not None:
-            return state.started_at_s - state.submitted_at_s
-    return None
+        if submission is not None and submission.job_id == record.job_id:
+            state = parse_scontrol(slurm.run("scontrol", "--oneliner", "show", "job", record.job_id))[record.job_id]
+            if state.started_at_s is not None and state.submitted_at_s is not None:
+                record.queued_s = state.started_at_s - state.submitted_at_s
+    return record
 
 
 class StepRanks(AgentRanks):
@@ -235,27 +217,21 @@ class StepRanks(AgentRanks):
         super().end(grace_s)
         (self.folder / SRUN_HOSTS_FILE).unlink(missing_ok=True)
         # Also a log of nothing but noise, or of messages that follow from our ending the step.
-        if is_only_noise(self._log_before_end) and self.batch_outcome() is None:
+        lines = filter(str.strip, self._log_before_end.splitlines())
+        if all(map(SRUN_NOISE.search, lines)) and self.batch_outcome() is None:
             log.unlink(missing_ok=True)
 
 
 def find_srun_failure(log: Path) -> str | None:
     """Return the line that explains a failure best: of an agent, else the first error, else the last of any."""
-    lines = [
-        line
-        for line in map(str.strip, read_log(log).splitlines())
-        if line and not SRUN_NOISE.search(line) and not ENDED_TASKS.match(line)
-    ]
-    agent_lines = [line for line in lines if line.startswith(AGENT_PREFIX)]
-    if agent_lines:
-        return agent_lines[0].removeprefix(AGENT_PREFIX)[:MAX_REASON_CHARACTERS]
-    errors = [line for line in lines if re.match(r"(srun|slurmstepd\S*): (error|fatal): ", line)]
-    # The last line of a Python traceback has the reason.
-    line = errors[0] if errors else lines[-1] if lines else None
-    if line is None:
-        return None
-    text = re.sub(r"^(srun|slurmstepd)(\S*): (?:error|fatal): ", r"\1\2: ", line)[:MAX_REASON_CHARACTERS]
-    return text if text.startswith(("srun", "slurmstepd")) else f"srun: {text}"
+    lines = [line.strip() for line in read_log(log).splitlines()]
+    lines = [line for line in lines if line and not SRUN_NOISE.search(line) and not ENDED_TASKS.match(line)]
+    of_agents = [line.removeprefix(AGENT_PREFIX) for line in lines if line.startswith(AGENT_PREFIX)]
+    errors = [ERROR_LINE.sub(r"\1\2: ", line) for line in lines if ERROR_LINE.match(line)]
+    if line := next(iter([*of_agents, *errors]), None):
+        return line[:MAX_REASON_CHARACTERS]
+    last = lines[-1][:MAX_REASON_CHARACTERS] if lines else None  # of a Python traceback it has the reason
+    return last if last is None or last.startswith(("srun", "slurmstepd")) else f"srun: {last}"
 
 
 def read_log(log: Path) -> str:
@@ -266,15 +242,10 @@ def read_log(log: Path) -> str:
         return ""
 
 
-def is_only_noise(text: str) -> bool:
-    """Return whether the text has nothing but noise."""
-    return all(SRUN_NOISE.search(line) for line in text.splitlines() if line.strip())
-
-
 def memory_outcome(text: str) -> tuple[str, str] | None:
     """Return status and reason of a step that used too much memory."""
     line = next((line for line in text.splitlines() if MEMORY_EXCEEDED.search(line)), None)
-    return None if line is None else ("oom", f"SLURM: {_without_prefix(line)}")
+    return None if line is None else ("oom", f"SLURM: {ERROR_LINE.sub('', line.strip())[:MAX_REASON_CHARACTERS]}")
 
 
 def step_outcome(text: str) -> tuple[str, str] | None:
@@ -288,7 +259,3 @@ def step_outcome(text: str) -> tuple[str, str] | None:
         event = "the job was cancelled" if not cause else f"the job was ended, due to {cause.lower()}"
         return STATUS_BY_CAUSE.get(cause, "cancelled"), f"SLURM: {event}"
     return None
-
-
-def _without_prefix(line: str) -> str:
-    return re.sub(r"^(srun|slurmstepd\S*): (error|fatal): ", "", line.strip())[:MAX_REASON_CHARACTERS]

@@ -14,7 +14,6 @@ from scalebench.runner import launchers
 from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.link import KEY_VARIABLE
 from scalebench.runner.parent import run_spec
-from scalebench.slurm.commands import SlurmError
 from scalebench.slurm.submit import Submission, write_submission
 from scalebench.sweeps.cohort import Cohort, CohortRun
 from scalebench.workloads import datasets
@@ -200,7 +199,7 @@ def test_node_names_are_read_from_scontrol(job, monkeypatch):
     assert srun.job_nodes("/missing") == ["gpu-07"]
     for name in srun.NODE_LISTS:
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(SlurmError, match="SLURM_JOB_NODELIST is not set"):
+    with pytest.raises(StartError, match="SLURM_JOB_NODELIST is not set"):
         srun.job_nodes()
 
 
