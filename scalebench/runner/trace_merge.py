@@ -11,8 +11,8 @@ import json
 import math
 import os
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -40,17 +40,20 @@ def merge_traces(folder: Path, offsets_s: Mapping[int, float] | None = None) -> 
     begins: dict[int, int | None] = {}
     for rank in paths:
         with contextlib.suppress(*UNREADABLE):
-            begins[rank] = _begin_ns(*_read(paths[rank], offsets_ns.get(rank, 0)))
+            events, base_ns = _read(paths[rank], offsets_ns.get(rank, 0))
+            begins[rank] = min((_ns(event["ts"], base_ns) for event in events if _is_timed(event)), default=None)
     if not begins:
         return []
-    id_mapper = _IdMapper(min((begin for begin in begins.values() if begin is not None), default=0))
+    begin_ns, counts = min((begin for begin in begins.values() if begin is not None), default=0), count(1)
+    numbers: defaultdict[Any, int] = defaultdict(lambda: next(counts))  # for Perfetto process 0 is the idle one
     temporary = folder / f".{MERGED_TRACE_FILE}.{os.getpid()}"
     try:
         with gzip.open(temporary, "wt", encoding="utf-8") as file:
             file.write('{"displayTimeUnit": "ms", "traceEvents": [')
             separator = "\n"
             for rank in begins:  # read again: a trace may be large, and one at a time has to fit into memory
-                for event in id_mapper.renumber(rank, *_read(paths[rank], offsets_ns.get(rank, 0))):
+                events, base_ns = _read(paths[rank], offsets_ns.get(rank, 0))
+                for event in _renumber(rank, events, base_ns, begin_ns, numbers):
                     file.write(separator + json.dumps(event, allow_nan=False))
                     separator = ",\n"
             file.write("\n]}\n")
@@ -79,10 +82,6 @@ def _read(path: Path, offset_ns: int) -> tuple[list[TraceEvent], int]:
     return events, (base if isinstance(base, int) else 0) - offset_ns
 
 
-def _begin_ns(events: list[TraceEvent], base_ns: int) -> int | None:
-    return min((_ns(event["ts"], base_ns) for event in events if _is_timed(event)), default=None)
-
-
 def _is_timed(event: TraceEvent) -> bool:
     return event.get("ph") != "M" and isinstance(event.get("ts"), (int, float))
 
@@ -94,64 +93,44 @@ def _ns(ts_us: float, base_ns: int) -> int:
     return base_ns + integer_us * 1000 + round((ts_us - integer_us) * 1000)
 
 
-@dataclass
-class _IdMapper:
-    """Renumbers processes and events, so that ids of different ranks differ and related ones stay equal."""
+def _renumber(
+    rank: int, events: list[TraceEvent], base_ns: int, begin_ns: int, numbers: defaultdict[Any, int]
+) -> Iterator[TraceEvent]:
+    """Yield the events of one rank, its processes first, with `numbers` for processes and ids, so that those of
+    different ranks differ and related ones stay equal. A process that has nothing but a name is left out."""
+    facts: dict[str, dict[Any, Any]] = {kind: {} for kind in NAMING_EVENTS}
+    for event in events:
+        if event.get("name") in NAMING_EVENTS:
+            args = event.get("args")  # of one value
+            value = next(iter(args.values()), None) if isinstance(args, dict) else None
+            facts[event["name"]][_key(event.get("pid"))] = value
 
-    begin_ns: int
-    _pids: Iterator[int] = field(default_factory=lambda: count(1))  # for Perfetto 0 is the idle process
-    _ids: Iterator[int] = field(default_factory=lambda: count(1))  # Perfetto reads text as hexadecimal
+    def place(key: Any) -> float:
+        index = facts["process_sort_index"].get(key)
+        return float(index) if isinstance(index, (int, float)) else math.inf  # after those that have one
 
-    def renumber(self, rank: int, events: list[TraceEvent], base_ns: int) -> Iterator[TraceEvent]:
-        """Yield the events of one rank, its processes first. A process that has nothing but a name is left out."""
-        facts = {
-            kind: {_key(e.get("pid")): _metadata_value(e) for e in events if e.get("name") == kind}
-            for kind in NAMING_EVENTS
-        }
-        alive = dict.fromkeys(_key(e.get("pid")) for e in events if e.get("ph") != "M")
-        order = facts["process_sort_index"]
-        pids = {key: next(self._pids) for key in sorted(alive, key=lambda key: _sort_index(order.get(key)))}
-        for key, pid in pids.items():
-            label = facts["process_labels"].get(key) or facts["process_name"].get(key) or key[1]
-            name = f"rank {rank}: {label}" if label and len(pids) > 1 else f"rank {rank}"
-            yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
-            yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
-        ids: dict[Any, int] = {}
-        for event in events:
-            key = _key(event.get("pid"))
-            if key in pids and not (event.get("ph") == "M" and event.get("name") in REWRITTEN_EVENTS):
-                yield self._move_event(event, pids[key], ids, base_ns)
-
-    def _move_event(self, event: TraceEvent, pid: int, ids: dict[Any, int], base_ns: int) -> TraceEvent:
-        moved = {**event, "pid": pid}
+    alive = dict.fromkeys(_key(event.get("pid")) for event in events if event.get("ph") != "M")
+    pids = {key: numbers["process", rank, key] for key in sorted(alive, key=place)}
+    for key, pid in pids.items():
+        label = facts["process_labels"].get(key) or facts["process_name"].get(key) or key[1]
+        name = f"rank {rank}: {label}" if label and len(pids) > 1 else f"rank {rank}"
+        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+    for event in events:
+        key = _key(event.get("pid"))
+        if key not in pids or (event.get("ph") == "M" and event.get("name") in REWRITTEN_EVENTS):
+            continue
+        moved = {**event, "pid": pids[key]}
+        moved |= {name: numbers["id", rank, _key(event[name])] for name in ("id", "bind_id") if name in event}
+        if isinstance(event.get("id2"), dict):  # Perfetto reads text as hexadecimal
+            moved["id2"] = {name: hex(numbers["id", rank, _key(value)]) for name, value in event["id2"].items()}
         if _is_timed(event):
-            moved["ts"] = (_ns(event["ts"], base_ns) - self.begin_ns) / 1000
+            moved["ts"] = (_ns(event["ts"], base_ns) - begin_ns) / 1000
         else:
             moved.pop("ts", None)
-        for name in ("id", "bind_id"):
-            if name in event:
-                moved[name] = self._id(event[name], ids)
-        if isinstance(event.get("id2"), dict):
-            moved["id2"] = {scope: hex(self._id(value, ids)) for scope, value in event["id2"].items()}
-        return moved
-
-    def _id(self, value: Any, ids: dict[Any, int]) -> int:
-        key = _key(value)
-        if key not in ids:
-            ids[key] = next(self._ids)
-        return ids[key]
+        yield moved
 
 
 def _key(value: Any) -> tuple[str, str]:
     """Return a dictionary key for an id: 7 and "7" are different ids, and an id may be a list."""
     return type(value).__name__, str(value)
-
-
-def _metadata_value(event: TraceEvent) -> Any:
-    """Return the only value of a metadata event."""
-    args = event.get("args")
-    return next(iter(args.values()), None) if isinstance(args, dict) else None
-
-
-def _sort_index(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else math.inf  # after those that have one
