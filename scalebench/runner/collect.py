@@ -104,9 +104,19 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
         if rank.rank in parts.merged_traces and rank.probes is not None:
             rank.probes.trace = None
     _mark_probe_failure(ranks, outcome)
-    flags = [*spec.flags, *_training_flags(outcome, first), *_rank_flags(spec, ranks), *parts.machines.flags]
+    # A training that was over within warm-up, before the measured steps, has no throughput.
+    ended_early = outcome.status == "ok" and first is not None and first.curve and not first.block_s
+    flags = [*spec.flags, *["over_in_warmup"] * bool(ended_early), *_rank_flags(spec, ranks), *parts.machines.flags]
     workload = _workload(spec, ranks)
     flags += ["precision_differs"] if differs_in_precision(workload.precision, workload.precision_used) else []
+    flags += parts.monitor.flags
+    # Where other programs took the cores in all rounds, which can be shorter than the second that the monitor sees.
+    rounds = set(first.block_rounds) if first is not None else set()
+    is_busy = rounds and rounds <= set(parts.disturbed_rounds) and "busy_machine" not in flags
+    flags += ["busy_machine"] if is_busy else []
+    sync = Sync(transports=parts.transports)
+    if first is not None:
+        sync.message_bytes, sync.timeline = first.message_bytes, first.timeline
     return Result(
         schema_version=SCHEMA_VERSION,
         run_id=run.id,
@@ -120,11 +130,11 @@ def assemble_result(spec: RunSpec, run: RunId, outcome: RunOutcome, parts: Resul
         scale=_scale(spec, ranks),
         phases=_phases(spec, first, outcome),
         ranks=ranks,
-        sync=_sync(first, parts.transports),
+        sync=sync,
         monitor=parts.monitor.monitor,
         quality=_quality(spec, ranks, parts.max_batch),
         machine=parts.machines.machine,
-        flags=[*flags, *_monitor_flags(parts, ranks)],
+        flags=flags,
         scheduler=parts.scheduler,
         other_machines=parts.machines.others,
         cohort=spec.cohort,
@@ -172,20 +182,19 @@ def classify_exit(
 
 def _find_unequal_steps(ranks: Sequence[RankRecord]) -> RunOutcome | None:
     """Return the failure of ranks that have not trained the same number of steps; None where all have."""
-    steps = {rank.rank: _count_steps(rank) for rank in ranks}
-    other = next((rank for rank, count in steps.items() if count != steps[ranks[0].rank]), None)
-    if other is None:
-        return None
-    first = ranks[0].rank
-    counts = f"rank {first} trained {steps[first]} steps and rank {other} {steps[other]}"
-    return RunOutcome("failed", f"{counts}: they did not train together", other)
 
+    def count_steps(rank: RankRecord) -> int:
+        if rank.curve:  # whose points cut blocks short
+            return rank.curve[-1].step
+        series = ((rank.warmup_block_s, rank.warmup_block_steps), (rank.block_s, rank.block_steps))
+        return sum(len(seconds) * (steps or 0) for seconds, steps in series)
 
-def _count_steps(rank: RankRecord) -> int:
-    if rank.curve:  # whose points cut blocks short
-        return rank.curve[-1].step
-    series = ((rank.warmup_block_s, rank.warmup_block_steps), (rank.block_s, rank.block_steps))
-    return sum(len(seconds) * (steps or 0) for seconds, steps in series)
+    (first, steps), *others = [(rank.rank, count_steps(rank)) for rank in ranks]
+    for other, count in others:
+        if count != steps:
+            counts = f"rank {first} trained {steps} steps and rank {other} {count}"
+            return RunOutcome("failed", f"{counts}: they did not train together", other)
+    return None
 
 
 def _classify_ranks(
@@ -295,12 +304,6 @@ def _find_cause(killed_by: signal.Signals, folder: Path | None, rank: int) -> st
     return "".join(f"; {each}" for each in (last and f"the last error in its log: {last}", small) if each)
 
 
-def _training_flags(outcome: RunOutcome, first: RankRecord | None) -> list[str]:
-    """Flag a training that was over within warm-up, before the measured steps: it has no throughput."""
-    ended_early = outcome.status == "ok" and first is not None and first.curve and not first.block_s
-    return ["over_in_warmup"] if ended_early else []
-
-
 def _rank_flags(spec: RunSpec, ranks: Sequence[RankRecord]) -> list[str]:
     """Flag a run that lacks figures beside its throughput because a probe failed, one whose memory was so full that it
     was slower for it, one whose processes shared a GPU, and one of whose module something was left out or changed."""
@@ -315,14 +318,6 @@ def _rank_flags(spec: RunSpec, ranks: Sequence[RankRecord]) -> list[str]:
     }
     remarks = dict.fromkeys(flag for rank in ranks for flag in rank.model_remarks)
     return [*(name for name, is_set in flags.items() if is_set), *remarks]
-
-
-def _monitor_flags(parts: ResultParts, ranks: Sequence[RankRecord]) -> list[str]:
-    """Return the monitor's flags, with `busy_machine` where other programs took the cores in all rounds, which can be
-    shorter than a second, and so than what the monitor sees."""
-    rounds, flags = set(ranks[0].block_rounds) if ranks else set(), parts.monitor.flags
-    is_busy = bool(rounds) and rounds <= set(parts.disturbed_rounds) and "busy_machine" not in flags
-    return [*flags, "busy_machine"] if is_busy else flags
 
 
 def _workload(spec: RunSpec, ranks: Sequence[RankRecord]) -> Workload:
@@ -366,12 +361,6 @@ def differs_in_precision(requested: str, used: str | None) -> bool:
     if used is None or requested == "default":
         return False
     return used != requested if requested == "float32" else requested not in used.split("+")
-
-
-def _sync(first: RankRecord | None, transports: dict[str, str] | None) -> Sync:
-    if first is None:
-        return Sync(transports=transports)
-    return Sync(message_bytes=first.message_bytes, timeline=first.timeline, transports=transports)
 
 
 def count_training_flops(spec: RunSpec) -> float | None:
@@ -451,7 +440,12 @@ def _quality(spec: RunSpec, ranks: list[RankRecord], max_batch: MaxBatch | None)
     if samples := sum(rank.last_loss_samples for rank in ranks):
         quality.final_loss = sum(rank.last_loss_sum for rank in ranks) / samples
     if ranks and ranks[0].curve:
-        _fill_training(quality, spec, ranks)
+        target, metric = spec.config.train.stop.target, spec.config.model.metric
+        quality.curve = merge_curves([rank.curve for rank in ranks])
+        quality.stopped_by = ranks[0].stopped_by
+        quality.first_step_s = max((r.first_step_s for r in ranks if r.first_step_s is not None), default=None)
+        point = None if target is None else first_point_at_target(quality.curve, metric, target)
+        quality.time_to_target_s = None if point is None else point.train_s
     if ranks and ranks[0].metrics:
         quality.metrics = dict(ranks[0].metrics)
         quality.metric_name = spec.config.model.metric
@@ -459,27 +453,13 @@ def _quality(spec: RunSpec, ranks: list[RankRecord], max_batch: MaxBatch | None)
     return quality
 
 
-def _fill_training(quality: Quality, spec: RunSpec, ranks: list[RankRecord]) -> None:
-    first, target, metric = ranks[0], spec.config.train.stop.target, spec.config.model.metric
-    quality.curve = merge_curves([rank.curve for rank in ranks])
-    quality.stopped_by = first.stopped_by
-    quality.first_step_s = max((r.first_step_s for r in ranks if r.first_step_s is not None), default=None)
-    point = None if target is None else first_point_at_target(quality.curve, metric, target)
-    quality.time_to_target_s = None if point is None else point.train_s
-
-
 def merge_curves(curves: list[list[CurvePoint]]) -> list[CurvePoint]:
     """Merge the curves of all ranks: seconds of the slowest, mean loss over all samples; the rest is equal on all."""
-    return [_merge_points(points) for points in zip(*curves, strict=False)]
-
-
-def _merge_points(points: tuple[CurvePoint, ...]) -> CurvePoint:
-    samples = sum(point.loss_samples for point in points)
-    losses = [(point.loss, point.loss_samples) for point in points if point.loss is not None]
-    return dataclasses.replace(
-        points[0],
-        train_s=max(point.train_s for point in points),
-        evaluate_s=max(point.evaluate_s for point in points),
-        loss=sum(loss * n for loss, n in losses) / samples if samples else None,
-        loss_samples=samples,
-    )
+    merged = []
+    for points in zip(*curves, strict=False):
+        samples = sum(point.loss_samples for point in points)
+        losses = [(point.loss, point.loss_samples) for point in points if point.loss is not None]
+        most = {name: max(getattr(point, name) for point in points) for name in ("train_s", "evaluate_s")}
+        loss = sum(loss * n for loss, n in losses) / samples if samples else None
+        merged.append(dataclasses.replace(points[0], **most, loss=loss, loss_samples=samples))
+    return merged

@@ -10,13 +10,14 @@ import dataclasses
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from scalebench.core.result import BatchTrial, MaxBatch, RankRecord
 from scalebench.core.run_folder import MPIRUN_LOG, SPEC_FILE, SRUN_LOG, TRY_SPEC_FILE, rank_log_name, try_folder
 from scalebench.core.spec import Config, RunSpec, StopSpec, write_spec
+from scalebench.measure.progress import RankProgress
 from scalebench.runner import memory_limit
 from scalebench.runner.collect import RunOutcome, read_ranks
 from scalebench.runner.launchers.supervise import OnProgress
@@ -25,10 +26,11 @@ from scalebench.workloads.datasets import cache
 
 MAX_BATCH_SEARCH = "max_batch"
 RESOLUTION = 16  # the answer is exact up to this batch, and above it to within 1/16 of itself
-# A try measures nothing but throughput.
-MEASURED_OFF: dict[str, Any] = dict.fromkeys(
+# A try measures nothing but throughput, in a few steps at a constant learning rate, since neither affects memory.
+MEASURED_OFF: dict[str, Any] = {"search": "none"} | dict.fromkeys(
     "evaluate probes monitor trace collectives bandwidth timeline".split(), False
 )
+CONSTANT_RATE = {"stop": StopSpec(), "schedule": "constant", "warmup_epochs": 0.0, "learning_rate_rule": "none"}
 MAX_REASON_LENGTH = 200
 
 Attempt = Callable[[RunSpec, Path, OnProgress], RunOutcome]
@@ -94,7 +96,11 @@ class BatchSearch:
     def _fits(self, batch: int, attempt: Attempt, on_progress: OnProgress) -> bool:
         if self._left_s <= 0 and not self._requested.config.debug:
             raise _SearchEnded(self._timeout(f"before {batch} was tried"))
-        progress = self._label_progress(batch, on_progress)
+        head = f"try {len(self.answer.trials) + 1}: batch {batch} per device"
+
+        def progress(ranks: list[RankProgress]) -> None:
+            on_progress([dataclasses.replace(each, phase=f"{head}, {each.phase}") for each in ranks])
+
         self._use_batch(batch)
         outcome = self._with_memory_reason(
             self._launch(batch, self.answer.limit_bytes, self.rank_folder, attempt, progress)
@@ -132,7 +138,8 @@ class BatchSearch:
     def _launch(
         self, batch: int, limit_bytes: int | None, folder: Path, attempt: Attempt, on_progress: OnProgress
     ) -> RunOutcome:
-        spec = self._spec_of_try(batch, limit_bytes)
+        limits = {"memory_limit_bytes": limit_bytes, "timeout_s": max(self._left_s, 1.0)}
+        spec = self._spec_with(batch, MEASURED_OFF | limits, **CONSTANT_RATE)
         folder.mkdir(exist_ok=True)
         write_spec(spec, folder)
         try:
@@ -145,28 +152,17 @@ class BatchSearch:
         return self._deadline_s - time.monotonic()
 
     def _use_batch(self, batch: int) -> None:
-        config = self._requested.config
-        config = dataclasses.replace(config, train=dataclasses.replace(config.train, batch_per_device=batch))
-        self.spec = dataclasses.replace(
-            self._requested, config=config, batch_per_device=batch, global_batch=batch * self._requested.gpus
-        )
+        self.spec = self._spec_with(batch)
         self.rank_folder = try_folder(self._folder, batch)
 
-    def _spec_of_try(self, batch: int, limit_bytes: int | None) -> RunSpec:
-        """Return the spec of a try: a few steps at a constant learning rate, since neither affects memory."""
-        config = self._requested.config
-        train = dataclasses.replace(
-            config.train, batch_per_device=batch, stop=StopSpec(), schedule="constant", warmup_epochs=0.0,
-            learning_rate_rule="none",
-        )  # fmt: skip
-        measure = dataclasses.replace(
-            config.measure, search="none", memory_limit_bytes=limit_bytes, timeout_s=max(self._left_s, 1.0),
-            **MEASURED_OFF,
-        )  # fmt: skip
-        config = dataclasses.replace(config, train=train, measure=measure)
-        return dataclasses.replace(
-            self._requested, config=config, batch_per_device=batch, global_batch=batch * self._requested.gpus
+    def _spec_with(self, batch: int, measure: Mapping[str, Any] = {}, **train: Any) -> RunSpec:
+        config, gpus = self._requested.config, self._requested.gpus
+        config = dataclasses.replace(
+            config,
+            train=dataclasses.replace(config.train, batch_per_device=batch, **train),
+            measure=dataclasses.replace(config.measure, **measure),
         )
+        return dataclasses.replace(self._requested, config=config, batch_per_device=batch, global_batch=batch * gpus)
 
     def _with_memory_reason(self, outcome: RunOutcome) -> RunOutcome:
         """Return the outcome as oom where a log mentions a lack of memory: a process without memory may die or hang in
@@ -202,10 +198,6 @@ class BatchSearch:
         answer = "" if fits is None else f"; {fits} per device fits"
         return RunOutcome("timeout", f"the search was not over after {limit_s:g} s (measure.timeout_s), {when}{answer}")
 
-    def _label_progress(self, batch: int, on_progress: OnProgress) -> OnProgress:
-        head = f"try {len(self.answer.trials) + 1}: batch {batch} per device"
-        return lambda ranks: on_progress([dataclasses.replace(p, phase=f"{head}, {p.phase}") for p in ranks])
-
 
 def largest_batch(start: int, maximum: int, minimum: int, fits: Callable[[int], bool]) -> int | None:
     """Return the largest batch from `minimum` to `maximum` that fits, to 1/16 of itself; None where not even
@@ -214,26 +206,19 @@ def largest_batch(start: int, maximum: int, minimum: int, fits: Callable[[int], 
     From `start` on the batch is doubled while it fits, or halved while it does not; then the range is bisected. If one
     batch does not fit, no larger one is assumed to fit.
     """
-    low, high, batch = None, None, max(minimum, min(start, maximum))
+    low, high, batch = 0, maximum + 1, max(minimum, min(start, maximum))  # low fits, high does not
     while True:
-        if fits(batch):
-            low = batch
-        else:
-            high = batch
-        following = _next(low, high, minimum, maximum)
-        if following is None:
+        low, high = (batch, high) if fits(batch) else (low, batch)
+        if low >= maximum or high <= minimum:
+            return low or None
+        if high > maximum:
+            batch = min(2 * low, maximum)
+        elif not low:
+            batch = max(high // 2, minimum)
+        elif high - low <= max(1, low // RESOLUTION):
             return low
-        batch = following
-
-
-def _next(low: int | None, high: int | None, minimum: int, maximum: int) -> int | None:
-    """Return the batch to try next, where `low` fits and `high` does not; None where they are close enough."""
-    if high is None:
-        assert low is not None  # one of them is set
-        return None if low >= maximum else min(2 * low, maximum)
-    if low is None:
-        return None if high <= minimum else max(high // 2, minimum)
-    return None if high - low <= max(1, low // RESOLUTION) else (low + high) // 2
+        else:
+            batch = (low + high) // 2
 
 
 def estimate_try_counts(config: Config, gpus: int) -> tuple[int, int]:

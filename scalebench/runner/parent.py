@@ -19,7 +19,7 @@ from scalebench.core.errors import InputError
 from scalebench.core.folder_lock import FolderLock, claim_run_folder, read_holder
 from scalebench.core.machine import machine, nccl_log
 from scalebench.core.process import StartError, ignore_signals
-from scalebench.core.result import RankRecord, Result, SchedulerRecord, read_result, write_result
+from scalebench.core.result import Result, SchedulerRecord, read_result, write_result
 from scalebench.core.run_folder import (
     LOCK_FILE,
     PLUGIN_LOG,
@@ -59,16 +59,17 @@ def run_spec(
     cancelled.
     """
     with lock or claim_run_folder(spec, folder):
-        return _run_in_claimed_folder(spec, folder, on_progress, module, turns)
+        return _run(StartedRun(spec, folder, turns=turns), on_progress, module)
 
 
-def _run_in_claimed_folder(
-    spec: RunSpec, folder: Path, on_progress: OnProgress, module: str, turns: Turns | None
-) -> Result:
-    started = StartedRun(spec, folder, turns=turns)
+def _run(started: StartedRun, on_progress: OnProgress, module: str) -> Result:
+    spec, folder = started.spec, started.folder
     write_spec(spec, folder)
     if spec.plugin_error is not None:
-        return started.finish(RunOutcome("failed", spec.plugin_error, log=_write_plugin_log(spec, folder)))
+        log = PLUGIN_LOG if spec.plugin_traceback else None  # its code may have raised nothing
+        if log is not None:
+            (folder / log).write_text(spec.plugin_traceback, encoding="utf-8", errors="replace")
+        return started.finish(RunOutcome("failed", spec.plugin_error, log=log))
     reason = spec.unsupported or max_batch.search_unsupported_reason(spec)
     if reason is not None:
         return started.finish(RunOutcome("unsupported", reason))
@@ -181,13 +182,17 @@ class StartedRun:
         if self.search is None and (self.monitor is not None or any(reports)):
             reason = None if self.monitor is None else self.monitor.reason
             monitor = make_monitor_part(spec, self.folder, ranks, machines.machine, reason, reports)
+        traces: Sequence[int] = ()
+        with contextlib.suppress(OSError, ValueError):  # the run is still ok, and the ranks' own traces stay
+            offsets_s = {rank.rank: rank.clock_offset_s for rank in ranks if rank.clock_offset_s is not None}
+            traces = trace_merge.merge_traces(self.folder, offsets_s)
         return ResultParts(
             ranks=records,
             machines=machines,
             monitor=monitor,
             scheduler=self.scheduler or srun.describe_current_job(spec, self.folder),
             transports=nccl_log.read_transports(rank_folder / rank_log_name(rank) for rank in range(spec.processes)),
-            merged_traces=_merge_traces(self.folder, ranks),
+            merged_traces=traces,
             max_batch=None if self.search is None else self.search.answer,
             disturbed_rounds=[] if self.turns is None else self.turns.disturbed_rounds,
             log=_failure_log(self.folder, rank_folder, outcome),
@@ -198,25 +203,16 @@ def _launch_once(
     run_id: str, module: str, spec: RunSpec, folder: Path, on_progress: OnProgress, turns: Turns | None = None
 ) -> RunOutcome:
     """Launch the ranks once, and return how that ended."""
-    kills_before = machine.oom_kills()
+    kills_before, independent = machine.oom_kills(), spec.config.strategy.independent
     try:
         ended = launchers.launch(spec, folder, run_id, on_progress, module, turns)
     except StartError as error:
         return RunOutcome("failed", f"the processes could not be started: {error.strerror or error}")
-    ranks, independent = read_ranks(folder, spec.processes, run_id), spec.config.strategy.independent
-    if ended.outcome is not None or ended.broken is not None:  # these need no other explanation
-        return classify_exit(ended, ranks, False, folder, independent)
-    oom_kill = kills_before is not None and (machine.oom_kills() or 0) > kills_before
-    reports = nodes.read_reports(spec, folder, run_id)
-    return classify_exit(ended, ranks, oom_kill or nodes.any_oom_kill(reports), folder, independent)
-
-
-def _write_plugin_log(spec: RunSpec, folder: Path) -> str | None:
-    """Write the traceback of a plugin's error, and return the name of the file; None where its code raised nothing."""
-    if not spec.plugin_traceback:
-        return None
-    (folder / PLUGIN_LOG).write_text(spec.plugin_traceback, encoding="utf-8", errors="replace")
-    return PLUGIN_LOG
+    oom_kill = False
+    if ended.outcome is None and ended.broken is None:  # which need no other explanation
+        oom_kill = kills_before is not None and (machine.oom_kills() or 0) > kills_before
+        oom_kill = oom_kill or nodes.any_oom_kill(nodes.read_reports(spec, folder, run_id))
+    return classify_exit(ended, read_ranks(folder, spec.processes, run_id), oom_kill, folder, independent)
 
 
 def _failure_log(folder: Path, rank_folder: Path, outcome: RunOutcome) -> str | None:
@@ -241,12 +237,3 @@ def _result_of_job_tracker(spec: RunSpec, folder: Path) -> Result | None:
         return read_result(folder / RESULT_FILE)
     except (OSError, InputError):
         return None
-
-
-def _merge_traces(folder: Path, ranks: Sequence[RankRecord]) -> list[int]:
-    """Merge the ranks' traces, and return the merged ranks. Where the merged trace cannot be written, the run is still
-    ok, and the ranks' own traces stay."""
-    with contextlib.suppress(OSError, ValueError):
-        offsets_s = {rank.rank: rank.clock_offset_s for rank in ranks if rank.clock_offset_s is not None}
-        return trace_merge.merge_traces(folder, offsets_s)
-    return []

@@ -20,7 +20,6 @@ from scalebench.core.machine.private_network import PrivateNetwork, find_kernel_
 from scalebench.core.machine.variables import FRAMEWORK_VARIABLES, SECRET_VARIABLES, drop_launch_variables
 from scalebench.core.process import StartError, as_start_errors, build_python_command, defer_signals
 from scalebench.core.run_folder import MPIRUN_LOG
-from scalebench.core.spec import RunSpec
 from scalebench.runner.launchers import srun
 from scalebench.runner.launchers.agents import AgentRanks
 from scalebench.runner.launchers.link import KEY_VARIABLE
@@ -49,6 +48,7 @@ def launch(request: LaunchRequest) -> GroupExit:
     far as mpirun forwards them.
     """
     spec, folder, on_nodes = request.spec, request.folder, srun.uses_allocation(request.spec)
+    hardware = spec.config.hardware
     seats = {str(rank): [rank] for rank in range(spec.processes)}
     group = AgentRanks(request, seats, "mpirun", MPIRUN_LOG, find_mpirun_failure)
 
@@ -56,39 +56,27 @@ def launch(request: LaunchRequest) -> GroupExit:
         path = shutil.which("mpirun")
         if path is None:
             raise StartError(NO_MPIRUN)
-        hosts = _hosts(spec)
+        named = host_lists.list_hostnames(hardware.hosts, spec.places) if hardware.hosts else []
+        hosts = srun.rank_nodes(spec) if on_nodes else named  # without them mpirun starts all on this machine
         address = group.listen(hosts if on_nodes or not all(map(is_this_host, hosts)) else None)
-        addresses = assign_rank_addresses(
-            hosts or [LOOPBACK] * spec.processes, request.run_id, spec.config.hardware.ports
-        )
+        addresses = assign_rank_addresses(hosts or [LOOPBACK] * spec.processes, request.run_id, hardware.ports)
         # On the nodes of a job mpirun starts its daemons by srun: one for each node, which needs all GPUs and cores.
         inherited = srun.step_environment() if on_nodes else drop_launch_variables(os.environ)
         variables = inherited | {KEY_VARIABLE: group.key}
         program = build_python_command("-m", NODE_AGENT, address)
         names = {*variables, exit_with_parent.LAUNCHER_VARIABLE}
-        command = _command(identify_mpirun(path), spec.processes, program, hosts, names)
+        mpirun = identify_mpirun(path)
+        slots = None if hosts else count_local_slots(mpirun)
+        with_slots = [f"{name}:{hosts.count(name)}" for name in dict.fromkeys(hosts)]
+        command = mpirun_command(mpirun, spec.processes, program, with_slots, slots, names, os.getcwd())
         if on_nodes:
-            variables |= srun.task_layout_variables(hosts, spec.config.hardware.slurm.bin)
-            variables |= srun.overlap_variables(spec)
+            variables |= srun.task_layout_variables(hosts, hardware.slurm.bin) | srun.overlap_variables(spec)
         tied = exit_with_parent.tied_command(os.getpid(), command)
         with as_start_errors(), private_network(spec.config) as network, defer_signals():
             group.starter = Child(start_program(tied, variables, folder / MPIRUN_LOG, spec.config.debug, network))
         group.gather(addresses)
 
     return supervise(request, group, start)
-
-
-def _hosts(spec: RunSpec) -> list[str]:
-    """Return the host of each rank for mpirun; an empty list where mpirun starts all on this machine."""
-    if srun.uses_allocation(spec):
-        return srun.rank_nodes(spec)
-    return host_lists.list_hostnames(spec.config.hardware.hosts, spec.places) if spec.config.hardware.hosts else []
-
-
-def _command(mpirun: Mpirun, ranks: int, program: list[str], hosts: list[str], names: set[str]) -> list[str]:
-    slots = None if hosts else count_local_slots(mpirun)
-    with_slots = [f"{name}:{hosts.count(name)}" for name in dict.fromkeys(hosts)]
-    return mpirun_command(mpirun, ranks, program, with_slots, slots, names, os.getcwd())
 
 
 def find_mpirun_failure(log: Path) -> str | None:

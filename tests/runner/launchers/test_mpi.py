@@ -43,7 +43,6 @@ def test_ranks_run_according_to_their_placement(hosts, tmp_path, program):
 
 
 def test_a_missing_mpirun_is_a_failed_run(tmp_path, monkeypatch):
-    assert [mpi._hosts(spec_of(3, hosts)) for hosts in ([], ["a:2", "b:2"])] == [[], ["a", "a", "b"]]
     monkeypatch.setenv("PATH", str(tmp_path))
     spec = spec_of()
     spec.unsupported = None  # it was there when the run was resolved
